@@ -1,0 +1,63 @@
+"""phasor: rotary position embeddings, exact and in every convention."""
+
+from phasor.axes import Alternating, Axial, Interleaved, OneAxis, Sectioned
+from phasor.errors import (
+    BackendError,
+    ConfigError,
+    PhasorError,
+    PositionError,
+    SpecError,
+    TensorError,
+)
+from phasor.layers import LayerRopes
+from phasor.scaling import (
+    NTK,
+    Cope,
+    DynamicNTK,
+    Hope,
+    Linear,
+    Llama3,
+    LongRope,
+    NTKFixed,
+    NTKMixed,
+    NTKOld,
+    PartNTK,
+    PerPair,
+    Proportional,
+    Resonance,
+    Yarn,
+    YarnPaper,
+)
+from phasor.spec import Rope
+
+__all__ = [
+    "NTK",
+    "Alternating",
+    "Axial",
+    "BackendError",
+    "ConfigError",
+    "Cope",
+    "DynamicNTK",
+    "Hope",
+    "Interleaved",
+    "LayerRopes",
+    "Linear",
+    "Llama3",
+    "LongRope",
+    "NTKFixed",
+    "NTKMixed",
+    "NTKOld",
+    "OneAxis",
+    "PartNTK",
+    "PerPair",
+    "PhasorError",
+    "PositionError",
+    "Proportional",
+    "Resonance",
+    "Rope",
+    "Sectioned",
+    "SpecError",
+    "TensorError",
+    "Yarn",
+    "YarnPaper",
+]

@@ -1,0 +1,78 @@
+"""Argument checks that speak: each names the argument, what was expected and what came."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from numbers import Integral, Real
+from typing import Any, cast
+
+from phasor.errors import PhasorError, SpecError
+
+Kind = Callable[[str], PhasorError]
+
+
+def shown(value: object) -> str:
+    """``value`` as it may stand in a message: its repr, cut when long."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def whole(name: str, value: Any, *, least: int, error: Kind = SpecError) -> int:
+    """``value`` as an int that is at least ``least``; bools and fractions are refused."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < least:
+        raise error(f"{name} must be a whole number >= {least}, got {shown(value)}")
+    return int(value)
+
+
+def number(
+    name: str,
+    value: Any,
+    *,
+    above: float | None = None,
+    least: float | None = None,
+    most: float | None = None,
+    error: Kind = SpecError,
+) -> float:
+    """``value`` as a finite float within the bounds; bools and strings are refused."""
+    wanted = "a finite number"
+    wanted += "" if above is None else f" > {above:g}"
+    wanted += "" if least is None else f" >= {least:g}"
+    wanted += "" if most is None else f" and <= {most:g}"
+    numeric = not isinstance(value, bool) and isinstance(value, Real)
+    try:
+        given = float(value) if numeric else math.nan
+    except OverflowError:
+        given = math.inf
+    if not (
+        math.isfinite(given)
+        and (above is None or given > above)
+        and (least is None or given >= least)
+        and (most is None or given <= most)
+    ):
+        raise error(f"{name} must be {wanted}, got {shown(value)}")
+    return given
+
+
+def numbers(
+    name: str, values: Any, *, above: float | None = None, least: float | None = None
+) -> tuple[float, ...]:
+    """``values`` as a non-empty tuple of finite floats within the bounds."""
+    if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
+        raise SpecError(f"{name} must be a sequence of numbers, got {shown(values)}")
+    items = list(cast(Iterable[Any], values))
+    if not items:
+        raise SpecError(f"{name} must hold at least one number, got none")
+    return tuple(
+        number(f"{name}[{i}]", value, above=above, least=least) for i, value in enumerate(items)
+    )
+
+
+def choice(name: str, value: Any, allowed: Iterable[Any]) -> Any:
+    """``value`` when it is one of ``allowed``."""
+    options = tuple(allowed)
+    for option in options:
+        if type(value) is type(option) and value == option:
+            return option
+    listed = ", ".join(repr(option) for option in options)
+    raise SpecError(f"{name} must be one of {listed}, got {shown(value)}")

@@ -1,0 +1,165 @@
+"""Which position axis drives which pair: text has one axis, images two, videos three.
+
+Sections count *pairs*, one entry per axis, in the order the positions list their axes
+(time, height, width). A layout also says over how many pairs a spectrum of frequencies runs:
+`Axial` gives every axis a spectrum of its own, all others share one over all pairs, so that
+equal coordinates on all axes are exactly the rotation of one axis.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from phasor._checks import whole
+from phasor.errors import SpecError
+
+
+@dataclass(frozen=True)
+class Axes(ABC):
+    """A map from pairs to position axes."""
+
+    @property
+    @abstractmethod
+    def n_axes(self) -> int:
+        """How many coordinates a position has."""
+
+    @abstractmethod
+    def axis_of_pair(self, num_pairs: int) -> tuple[int, ...]:
+        """The axis that drives each of ``num_pairs`` pairs."""
+
+    def spectra(self, num_pairs: int) -> tuple[int, ...]:
+        """How many pairs each run of frequencies spans; each run starts again at 1."""
+        return (num_pairs,)
+
+
+@dataclass(frozen=True)
+class OneAxis(Axes):
+    """Every pair follows the one coordinate: text."""
+
+    @property
+    def n_axes(self) -> int:
+        return 1
+
+    def axis_of_pair(self, num_pairs: int) -> tuple[int, ...]:
+        return (0,) * num_pairs
+
+
+@dataclass(frozen=True)
+class _Sections(Axes):
+    sections: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        given = self.sections
+        if isinstance(given, (str, bytes)) or not hasattr(given, "__iter__"):
+            raise SpecError(f"sections must be a sequence of pair counts, got {given!r}")
+        counts = tuple(whole(f"sections[{i}]", n, least=0) for i, n in enumerate(given))
+        if len(counts) < 2:
+            raise SpecError(
+                f"sections must name at least two axes, got {list(counts)}; "
+                "one axis is OneAxis(), the default"
+            )
+        object.__setattr__(self, "sections", counts)
+
+    @property
+    def n_axes(self) -> int:
+        return len(self.sections)
+
+    def _fit(self, num_pairs: int) -> None:
+        if sum(self.sections) != num_pairs:
+            raise SpecError(
+                f"sections {list(self.sections)} must add up to the number of pairs "
+                f"(rotary_dim / 2 = {num_pairs}), got {sum(self.sections)}"
+            )
+
+    def _blocks(self) -> tuple[int, ...]:
+        return tuple(axis for axis, n in enumerate(self.sections) for _ in range(n))
+
+
+@dataclass(frozen=True)
+class Sectioned(_Sections):
+    """One spectrum cut into consecutive sections, one per axis (Qwen2-VL, 2409.12191).
+
+    >>> Sectioned((1, 2, 1)).axis_of_pair(4)
+    (0, 1, 1, 2)
+    """
+
+    def axis_of_pair(self, num_pairs: int) -> tuple[int, ...]:
+        self._fit(num_pairs)
+        return self._blocks()
+
+
+@dataclass(frozen=True)
+class Axial(_Sections):
+    """Consecutive sections, each with a whole spectrum of its own (RoPE-ViT, 2403.13298).
+
+    In a section of ``n`` pairs, pair ``j`` turns by ``base ** (-j / n)``. FLUX's
+    ``axes_dim = [16, 56, 56]`` counts coordinates and is ``Axial((8, 28, 28))``.
+    """
+
+    def axis_of_pair(self, num_pairs: int) -> tuple[int, ...]:
+        self._fit(num_pairs)
+        return self._blocks()
+
+    def spectra(self, num_pairs: int) -> tuple[int, ...]:
+        self._fit(num_pairs)
+        return tuple(n for n in self.sections if n)
+
+
+@dataclass(frozen=True)
+class Interleaved(_Sections):
+    """Axes dealt out in turn, so that each sees fast and slow pairs alike (Qwen3-VL).
+
+    Pair ``p`` belongs to axis ``a = p % n_axes`` while ``p < n_axes * sections[a]``; what is
+    left over belongs to the first axis.
+
+    >>> Interleaved((4, 2, 2)).axis_of_pair(8)
+    (0, 1, 2, 0, 1, 2, 0, 0)
+    """
+
+    def axis_of_pair(self, num_pairs: int) -> tuple[int, ...]:
+        self._fit(num_pairs)
+        pairs = tuple(
+            p % self.n_axes if p < self.n_axes * self.sections[p % self.n_axes] else 0
+            for p in range(num_pairs)
+        )
+        if any(pairs.count(axis) != n for axis, n in enumerate(self.sections)):
+            raise SpecError(
+                f"sections {list(self.sections)} cannot be dealt out in turn over {num_pairs} "
+                "pairs: the first axis must be the largest and the others must fit before the end"
+            )
+        return pairs
+
+
+@dataclass(frozen=True)
+class Alternating(_Sections):
+    """Height and width take turns on the fast pairs, time has the slow rest.
+
+    The layout of ERNIE-4.5-VL and VideoRoPE (2502.05173): ``sections`` is (time, height,
+    width), height first, and height and width must be equal.
+
+    >>> Alternating((1, 2, 2)).axis_of_pair(5)
+    (1, 2, 1, 2, 0)
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.sections) != 3 or self.sections[1] != self.sections[2]:
+            raise SpecError(
+                "sections must be (time, height, width) with height equal to width, "
+                f"got {list(self.sections)}"
+            )
+
+    def axis_of_pair(self, num_pairs: int) -> tuple[int, ...]:
+        self._fit(num_pairs)
+        slow, height, _ = self.sections
+        return (1, 2) * height + (0,) * slow
+
+
+AXES: dict[str, type[Axes]] = {
+    "one": OneAxis,
+    "axial": Axial,
+    "sectioned": Sectioned,
+    "interleaved": Interleaved,
+    "alternating": Alternating,
+}

@@ -1,0 +1,88 @@
+"""`LayerRopes`: the rope of every layer of a model, and what its reader wants to know beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import overload
+
+from phasor._checks import shown, whole
+from phasor.errors import SpecError
+from phasor.spec import Rope
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LayerRopes(Sequence[Rope | None]):
+    """The rope of each layer: ``ropes[i]`` is layer ``i``'s, or None where it has none.
+
+    Args:
+        name: What the model is called.
+        layer_kinds: The kind of every layer, in order.
+        kinds: The rope of each kind; every kind named by a layer must be here.
+        context: Positions the published model is meant for, if its description says so.
+        query_heads: Attention heads of a layer, if known.
+        key_heads: Key and value heads of a layer, if known.
+        notes: Facts that no Rope holds, and doubts, a sentence each.
+
+    >>> from phasor import Rope
+    >>> rope = Rope(head_dim=64, pairing="half")
+    >>> kinds = {"rope": rope, "nope": None}
+    >>> ropes = LayerRopes(name="toy", layer_kinds=("rope", "nope"), kinds=kinds)
+    >>> ropes[0] == rope, ropes[-1], len(ropes)
+    (True, None, 2)
+    """
+
+    name: str
+    layer_kinds: tuple[str, ...]
+    kinds: Mapping[str, Rope | None]
+    context: int | None = None
+    query_heads: int | None = None
+    key_heads: int | None = None
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.layer_kinds:
+            raise SpecError("layer_kinds must name the kind of at least one layer, got none")
+        strays = sorted(set(self.layer_kinds) - set(self.kinds))
+        if strays:
+            raise SpecError(f"layer_kinds names {shown(strays)}, which kinds does not describe")
+        for name in ("context", "query_heads", "key_heads"):
+            if getattr(self, name) is not None:
+                whole(name, getattr(self, name), least=1)
+        object.__setattr__(self, "kinds", MappingProxyType(dict(self.kinds)))
+
+    @overload
+    def __getitem__(self, index: int) -> Rope | None: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Rope | None, ...]: ...
+    def __getitem__(self, index: int | slice) -> Rope | tuple[Rope | None, ...] | None:
+        if isinstance(index, slice):
+            return tuple(self.kinds[kind] for kind in self.layer_kinds[index])
+        return self.kinds[self.layer_kinds[index]]
+
+    def __len__(self) -> int:
+        return len(self.layer_kinds)
+
+    @property
+    def ropes(self) -> tuple[Rope, ...]:
+        """The different ropes of the model, in the order of `kinds`."""
+        return tuple(dict.fromkeys(rope for rope in self.kinds.values() if rope is not None))
+
+    @property
+    def softmax_factor(self) -> float:
+        """What the model multiplies its softmax scale by, beside any factor on cos and sin.
+
+        DeepSeek's ``mscale_all_dim`` puts YaRN's temperature there; 1 for most models.
+
+        Raises:
+            SpecError: If the layers disagree; each rope's own law then says it.
+        """
+        laws = [rope.law() for rope in self.ropes]
+        factors = {1.0 if law is None else law.temperature().softmax_scale for law in laws}
+        if len(factors) > 1:
+            raise SpecError(
+                f"the layers of {self.name} multiply their softmax scale by different factors "
+                f"({', '.join(f'{factor:g}' for factor in sorted(factors))}); ask each rope's law"
+            )
+        return factors.pop() if factors else 1.0

@@ -1,0 +1,92 @@
+"""Rules: the length of the sequence picks the law, and the caller asks for it by name.
+
+Keys rotated under one law cannot be compared with queries rotated under another. That is why
+nothing here switches behind a caller's back: ``rope.at(seq_len)`` is the only way.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+
+from phasor._checks import number, numbers, whole
+from phasor.errors import SpecError
+from phasor.scaling._law import Rule
+from phasor.scaling._selective import PerPair
+from phasor.scaling._uniform import NTK
+
+
+@dataclass(frozen=True, kw_only=True)
+class DynamicNTK(Rule):
+    """NTK-aware scaling whose factor grows with the sequence (emozilla; "dynamic" elsewhere).
+
+    At ``l > original_max_positions`` tokens the NTK factor is
+    ``factor * l / original_max_positions - (factor - 1)``; up to there it is 1.
+    """
+
+    factor: float
+    original_max_positions: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "factor", number("factor", self.factor, least=1))
+        length = whole("original_max_positions", self.original_max_positions, least=1)
+        object.__setattr__(self, "original_max_positions", length)
+
+    def at(self, seq_len: int) -> NTK:
+        """The NTK-aware law for sequences of ``seq_len`` tokens.
+
+        >>> DynamicNTK(factor=8.0, original_max_positions=8192).at(16384)
+        NTK(factor=9.0)
+        """
+        length = max(whole("seq_len", seq_len, least=1), self.original_max_positions)
+        factor = Fraction(self.factor)
+        return NTK(factor=float(factor * length / self.original_max_positions - (factor - 1)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LongRope(Rule):
+    """One list of divisors up to the original context, another beyond (LongRoPE, 2402.13753).
+
+    Args:
+        short_factors: Divisors for sequences of at most ``original_max_positions`` tokens.
+        long_factors: Divisors for longer ones.
+        original_max_positions: The context before the extension.
+        factor: How many times longer the context became.
+        short_attention_factor: Factor on cos and sin with the short list; by default
+            ``sqrt(1 + ln(factor) / ln(original_max_positions))``.
+        long_attention_factor: The same for the long list.
+    """
+
+    short_factors: tuple[float, ...]
+    long_factors: tuple[float, ...]
+    original_max_positions: int
+    factor: float
+    short_attention_factor: float | None = None
+    long_attention_factor: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("short_factors", "long_factors"):
+            object.__setattr__(self, name, numbers(name, getattr(self, name), above=0))
+        if len(self.short_factors) != len(self.long_factors):
+            raise SpecError(
+                f"long_factors must be as many as short_factors ({len(self.short_factors)}), "
+                f"got {len(self.long_factors)}"
+            )
+        length = whole("original_max_positions", self.original_max_positions, least=2)
+        object.__setattr__(self, "original_max_positions", length)
+        object.__setattr__(self, "factor", number("factor", self.factor, above=0))
+        for name in ("short_attention_factor", "long_attention_factor"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, number(name, getattr(self, name), above=0))
+
+    def at(self, seq_len: int) -> PerPair:
+        """The list of divisors for sequences of ``seq_len`` tokens, with its factor."""
+        if whole("seq_len", seq_len, least=1) > self.original_max_positions:
+            factors, stated = self.long_factors, self.long_attention_factor
+        else:
+            factors, stated = self.short_factors, self.short_attention_factor
+        derived = 1.0
+        if self.factor > 1:
+            derived = math.sqrt(1 + math.log(self.factor) / math.log(self.original_max_positions))
+        return PerPair(factors=factors, attention_factor=derived if stated is None else stated)
