@@ -10,6 +10,7 @@ from phasor.errors import (
     TensorError,
 )
 from phasor.layers import LayerRopes
+from phasor.presets import preset, preset_names
 from phasor.scaling import (
     NTK,
     Cope,
@@ -60,4 +61,6 @@ __all__ = [
     "TensorError",
     "Yarn",
     "YarnPaper",
+    "preset",
+    "preset_names",
 ]

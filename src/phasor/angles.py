@@ -225,34 +225,37 @@ def _rounded_once(
     return rounded
 
 
-def float32_rows(rope: Rope, positions: ArrayLike) -> NDArray[np.float32]:
-    """``(cos, sin)`` in float32 as a kernel makes them: products of digit rows below 2**40.
+def rows(
+    rope: Rope, positions: ArrayLike, dtype: type[np.float32] | type[np.float64]
+) -> NDArray[Any]:
+    """``(cos, sin)`` as a kernel makes them: products of digit rows, for ``|p| < 2**40``.
 
-    Beyond, and at float positions, a row is exact and rounded.
+    Beyond, and at float positions, a row is `cos_sin` rounded to ``dtype``.
 
     Returns:
-        float32 ``[..., num_pairs, 2]``.
+        ``[..., num_pairs, 2]`` of ``dtype``.
 
     Raises:
         PositionError: As `cos_sin`.
 
-    >>> float32_rows(Rope(head_dim=2, pairing="half"), 1)
+    >>> rows(Rope(head_dim=2, pairing="half"), 1, np.float32)
     array([[0.5403023 , 0.84147096]], dtype=float32)
     """
     given = checked_positions(positions)
-    exact = np.stack(cos_sin(rope, given), axis=-1).astype(np.float32)
+    exact = np.stack(cos_sin(rope, given), axis=-1).astype(dtype)
     if given.dtype != np.int64:
         return exact
     if rope.axes.n_axes == 1:
         given = given[..., None]
     places = given[..., np.array(rope.axes.axis_of_pair(rope.num_pairs))]
     size = np.abs(places)
-    tables = digit_tables(rope, np.float32)
+    tables = digit_tables(rope, dtype)
     pairs = np.arange(rope.num_pairs)
     cos, sin = np.moveaxis(tables[0, size & (ROWS - 1), pairs], -1, 0)
     for digit in range(1, DIGITS):
         c, s = np.moveaxis(tables[digit, (size >> (DIGIT_BITS * digit)) & (ROWS - 1), pairs], -1, 0)
         cos, sin = cos * c - sin * s, cos * s + sin * c
-    product = np.stack((cos, np.where(places < 0, -sin, sin)), axis=-1)
+    product: NDArray[Any] = np.stack((cos, np.where(places < 0, -sin, sin)), axis=-1)
     within = (size < POSITION_LIMIT) & (size >= 0)
-    return np.where(within[..., None], product, exact)
+    product[~within] = exact[~within]
+    return product

@@ -9,6 +9,7 @@ from typing import overload
 
 from phasor._checks import shown, whole
 from phasor.errors import SpecError
+from phasor.scaling import Law
 from phasor.spec import Rope
 
 
@@ -78,11 +79,13 @@ class LayerRopes(Sequence[Rope | None]):
         Raises:
             SpecError: If the layers disagree; each rope's own law then says it.
         """
-        laws = [rope.law() for rope in self.ropes]
-        factors = {1.0 if law is None else law.temperature().softmax_scale for law in laws}
+        # no rule picks a law that touches the softmax scale
+        laws = [rope.scaling for rope in self.ropes if isinstance(rope.scaling, Law)]
+        plain = {1.0} if len(laws) < len(self.ropes) or not laws else set[float]()
+        factors = plain | {law.temperature().softmax_scale for law in laws}
         if len(factors) > 1:
             raise SpecError(
                 f"the layers of {self.name} multiply their softmax scale by different factors "
                 f"({', '.join(f'{factor:g}' for factor in sorted(factors))}); ask each rope's law"
             )
-        return factors.pop() if factors else 1.0
+        return factors.pop()

@@ -21,7 +21,14 @@ from phasor.positions import Positions, every_axis, grid, span
 
 @dataclass(frozen=True)
 class Text:
-    """A run of ``length`` text tokens, which stand at ``t = h = w``."""
+    """A run of ``length`` text tokens, which stand at ``t = h = w``.
+
+    Args:
+        length: How many, at least 0.
+
+    Raises:
+        PositionError: If ``length`` is not such a whole number.
+    """
 
     length: int
 
@@ -31,7 +38,15 @@ class Text:
 
 @dataclass(frozen=True, kw_only=True)
 class Image:
-    """An image of ``height * width`` tokens, row by row."""
+    """An image of ``height * width`` tokens, row by row.
+
+    Args:
+        height: Rows of tokens, at least 1.
+        width: Tokens in a row, at least 1.
+
+    Raises:
+        PositionError: If a size is not such a whole number.
+    """
 
     height: int
     width: int
@@ -45,11 +60,21 @@ class Image:
 class Video:
     """A video of ``frames`` grids of ``height * width`` tokens, frame by frame.
 
-    A frame is what the model sees as one step in time, often several frames of the file merged:
-    Qwen2.5-VL merges two, so ``seconds_per_frame`` is 2 over the frames sampled per second.
-
     With neither ``seconds_per_frame`` nor ``tokens_per_second`` frames are one position apart
     (Qwen2-VL); with both they are ``seconds_per_frame * tokens_per_second`` apart (Qwen2.5-VL).
+
+    Args:
+        frames: Steps in time that the model sees, at least 1. One step is often several frames
+            of the file merged: Qwen2.5-VL merges two.
+        height: Rows of tokens in a frame, at least 1.
+        width: Tokens in a row, at least 1.
+        seconds_per_frame: Seconds from one step to the next; for Qwen2.5-VL 2 divided by the
+            frames sampled per second.
+        tokens_per_second: Positions that one second spans.
+
+    Raises:
+        PositionError: If a size is not such a whole number, one of the last two is given without
+            the other or is not positive, or the last frame would stand beyond int64.
     """
 
     frames: int
@@ -71,9 +96,9 @@ class Video:
             )
         longest = float(self.frames)
         for field in ("seconds_per_frame", "tokens_per_second"):
-            value = number(field, getattr(self, field), above=0, error=PositionError)
+            value = number(field, getattr(self, field), above=0, most=1e9, error=PositionError)
             object.__setattr__(self, field, value)
-            longest *= max(value, 1.0)
+            longest *= value
         if longest >= 2.0**63:
             raise PositionError(
                 "frames * seconds_per_frame * tokens_per_second must stay below 2**63, got "

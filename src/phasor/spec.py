@@ -248,15 +248,17 @@ def _named(value: Any, registry: Mapping[str, type], tag: str) -> dict[str, Any]
             f"known: {', '.join(registry)}"
         )
     body = {field.name: getattr(value, field.name) for field in fields(value)}
-    return {tag: names[0]} | {k: list(v) if type(v) is tuple else v for k, v in body.items()}
+    return {tag: names[0]} | {
+        k: list(cast(tuple[Any, ...], v)) if type(v) is tuple else v for k, v in body.items()
+    }
 
 
 def _built(name: str, given: Any, registry: Mapping[str, type], tag: str) -> Any:
     """The registered dataclass that `_named` wrote."""
-    plain: dict[str, Any] = dict(given) if isinstance(given, Mapping) else {}
+    plain = dict(cast(Mapping[str, Any], given)) if isinstance(given, Mapping) else {}
     if tag not in plain:
         what = f'{name} must be an object with the key "{tag}"'
-        raise SpecError(f"{what}, got {shown(plain or given)}")
+        raise SpecError(f"{what}, got {shown(plain or cast(object, given))}")
     called = choice(f"{name}.{tag}", plain.pop(tag), registry)
     values = {k: tuple(cast(list[Any], v)) if type(v) is list else v for k, v in plain.items()}
     known = fields(registry[called])

@@ -1,0 +1,254 @@
+"""Where tokens stand: integer positions for every way a batch is laid out.
+
+In come lengths, boundaries, masks and grid sizes; out come int64 arrays ``[..., seq]``, or
+``[..., seq, n_axes]`` where a token has several coordinates (axis order t, h, w).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from phasor._checks import shown, whole
+from phasor.errors import PositionError
+
+Positions = NDArray[np.int64]
+
+_FIRST, _LAST = -(2**63), 2**63 - 1
+
+
+def span(length: int, start: int = 0) -> Positions:
+    """Consecutive positions ``start, start + 1, ..., start + length - 1`` of one sequence.
+
+    Args:
+        length: How many tokens, at least 0.
+        start: Position of the first one; any int64, negative ones too.
+
+    Returns:
+        int64 array ``[length]``.
+
+    Raises:
+        PositionError: If an argument is not a whole number or the last position leaves int64.
+
+    >>> span(4, start=10)
+    array([10, 11, 12, 13])
+    """
+    length = whole("length", length, least=0, error=PositionError)
+    start = whole("start", start, least=_FIRST, error=PositionError)
+    if start + length - 1 > _LAST:
+        raise PositionError(
+            f"start + length - 1 must be at most 2**63 - 1, got {start} + {length} - 1"
+        )
+    return np.arange(length, dtype=np.int64) + start
+
+
+def packed(cu_seqlens: ArrayLike) -> Positions:
+    """Positions of sequences packed end to end, counted from 0 again in each of them.
+
+    Token ``j`` of the pack stands at ``j - cu_seqlens[i]``, where ``i`` is the sequence it is in.
+
+    Args:
+        cu_seqlens: Boundaries ``[n_sequences + 1]`` as the variable-length kernels take them: 0
+            first, never decreasing, the total number of tokens last.
+
+    Returns:
+        int64 array ``[cu_seqlens[-1]]``.
+
+    Raises:
+        PositionError: If the boundaries are not such a list of whole numbers.
+
+    >>> packed([0, 3, 5])
+    array([0, 1, 2, 0, 1])
+    """
+    bounds = _integers("cu_seqlens", cu_seqlens)
+    if bounds.ndim != 1 or bounds.size == 0:
+        raise PositionError(
+            f"cu_seqlens must have the shape [n_sequences + 1], got {list(bounds.shape)}"
+        )
+    if bounds[0] != 0:
+        raise PositionError(f"cu_seqlens must start with 0, got {bounds[0]}")
+    falls = np.flatnonzero(bounds[1:] < bounds[:-1])
+    if falls.size:
+        at = int(falls[0])
+        raise PositionError(
+            f"cu_seqlens must never decrease, got {bounds[at]} and then {bounds[at + 1]} "
+            f"at index {at + 1}; lengths become boundaries by a cumulative sum"
+        )
+    return np.arange(bounds[-1], dtype=np.int64) - np.repeat(bounds[:-1], np.diff(bounds))
+
+
+def padded(mask: ArrayLike) -> Positions:
+    """Positions of padded rows: the real tokens of each are at 0, 1, 2, ..., padding is at 0.
+
+    Padding may be on the left, on the right or in between. Its position is there to fill the
+    array and means nothing: attention never reads it.
+
+    Args:
+        mask: Attention mask ``[..., seq]``, bools or integers: 1 a token, 0 padding. A mask that
+            is added to scores (0 and -inf, floats) says the opposite and is refused.
+
+    Returns:
+        int64 array of the shape of ``mask``.
+
+    Raises:
+        PositionError: If the mask has no axis or holds anything but 0 and 1.
+
+    >>> padded([[0, 0, 1, 1, 1], [1, 1, 0, 0, 0]])
+    array([[0, 0, 0, 1, 2],
+           [0, 1, 0, 0, 0]])
+    """
+    tokens = _integers("mask", mask, kinds="biu")
+    if tokens.ndim == 0:
+        raise PositionError("mask must have the shape [..., seq], got a single value")
+    strangers = tokens[(tokens != 0) & (tokens != 1)]
+    if strangers.size:
+        raise PositionError(f"mask must hold only 0 (padding) and 1 (token), got {strangers[0]}")
+    return (np.cumsum(tokens, axis=-1) - 1) * tokens
+
+
+def cached(lengths: ArrayLike, new_tokens: int) -> Positions:
+    """Positions of the tokens that follow caches of different lengths.
+
+    New token ``j`` of row ``i`` stands at ``lengths[i] + j``.
+
+    Args:
+        lengths: Tokens already in each row's cache ``[batch]``.
+        new_tokens: How many are added to every row.
+
+    Returns:
+        int64 array ``[batch, new_tokens]``.
+
+    Raises:
+        PositionError: If a length is negative or not whole, or a position leaves int64.
+
+    >>> cached([7, 0], new_tokens=3)
+    array([[7, 8, 9],
+           [0, 1, 2]])
+    """
+    held = _integers("lengths", lengths)
+    new_tokens = whole("new_tokens", new_tokens, least=0, error=PositionError)
+    if held.ndim != 1:
+        raise PositionError(f"lengths must have the shape [batch], got {list(held.shape)}")
+    longest = int(held.max(initial=0))
+    if held.min(initial=0) < 0:
+        at = int(np.argmax(held < 0))
+        raise PositionError(f"lengths[{at}] must be a whole number >= 0, got {held[at]}")
+    if longest + new_tokens - 1 > _LAST:
+        raise PositionError(
+            f"lengths + new_tokens - 1 must be at most 2**63 - 1, got {longest} + {new_tokens} - 1"
+        )
+    return held[:, None] + np.arange(new_tokens, dtype=np.int64)
+
+
+def grid(*sizes: int) -> Positions:
+    """Coordinates of every cell of a grid in row-major order, the last axis running fastest.
+
+    Args:
+        sizes: Cells along each axis: ``grid(h, w)`` of an image, ``grid(t, h, w)`` of a video.
+
+    Returns:
+        int64 array ``[prod(sizes), len(sizes)]``.
+
+    Raises:
+        PositionError: If no size is given, or one is not a whole number >= 0.
+
+    >>> grid(2, 3).T
+    array([[0, 0, 0, 1, 1, 1],
+           [0, 1, 2, 0, 1, 2]])
+    """
+    if not sizes:
+        raise PositionError("sizes must name at least one axis, got none")
+    shape = tuple(
+        whole(f"sizes[{i}]", size, least=0, error=PositionError) for i, size in enumerate(sizes)
+    )
+    cells = np.arange(math.prod(shape), dtype=np.int64)
+    return np.stack(np.unravel_index(cells, shape), axis=-1)
+
+
+def every_axis(positions: ArrayLike, n_axes: int) -> Positions:
+    """The same position on every axis: how a rope of several axes sees text.
+
+    Args:
+        positions: Whole numbers ``[..., seq]``.
+        n_axes: How many axes the rope has, at least 1.
+
+    Returns:
+        int64 array ``[..., seq, n_axes]``.
+
+    Raises:
+        PositionError: If the positions are not whole numbers, or have no axis of tokens.
+
+    >>> every_axis([0, 1, 5], n_axes=2)
+    array([[0, 0],
+           [1, 1],
+           [5, 5]])
+    """
+    along = _integers("positions", positions)
+    if along.ndim == 0:
+        raise PositionError("positions must have the shape [..., seq], got a single value")
+    return np.repeat(
+        along[..., None], whole("n_axes", n_axes, least=1, error=PositionError), axis=-1
+    )
+
+
+def context_parallel(
+    length: int, rank: int, world_size: int, layout: Literal["contiguous", "zigzag"]
+) -> Positions:
+    """Positions of the tokens that one rank holds when a sequence is shared between ranks.
+
+    ``"contiguous"`` cuts the sequence into ``world_size`` chunks and gives rank ``r`` chunk
+    ``r``. ``"zigzag"`` cuts ``2 * world_size`` chunks and gives it chunks ``r`` and
+    ``2 * world_size - 1 - r``, an early one and a late one, so that every rank has the same
+    share of a causal mask (Llama 3, 2407.21783, section 3.3.2).
+
+    The result also indexes the sequence: ``x[positions]`` are the tokens of this rank.
+
+    Args:
+        length: Tokens of the whole sequence, a multiple of the number of chunks.
+        rank: This rank, from 0.
+        world_size: How many ranks share the sequence.
+        layout: ``"contiguous"`` or ``"zigzag"``.
+
+    Returns:
+        int64 array ``[length // world_size]``, increasing.
+
+    Raises:
+        PositionError: If the chunks do not come out even, or there is no such rank or layout.
+
+    >>> context_parallel(8, rank=0, world_size=2, layout="zigzag")
+    array([0, 1, 6, 7])
+    """
+    length = whole("length", length, least=0, error=PositionError)
+    world_size = whole("world_size", world_size, least=1, error=PositionError)
+    rank = whole("rank", rank, least=0, error=PositionError)
+    if rank >= world_size:
+        raise PositionError(f"rank must be below world_size ({world_size}), got {rank}")
+    if layout == "contiguous":
+        n_chunks, held = world_size, [rank]
+    elif layout == "zigzag":
+        n_chunks, held = 2 * world_size, [rank, 2 * world_size - 1 - rank]
+    else:
+        raise PositionError(f"layout must be one of 'contiguous', 'zigzag', got {shown(layout)}")
+    size, over = divmod(length, n_chunks)
+    if over:
+        raise PositionError(
+            f"length must be a multiple of {n_chunks}, the chunks of the {layout} layout on "
+            f"{world_size} ranks, got {length}; pad the sequence to {length - over + n_chunks}"
+        )
+    return np.concatenate([span(size, start=chunk * size) for chunk in held])
+
+
+def _integers(name: str, values: Any, kinds: str = "iu") -> Positions:
+    try:
+        array = np.asarray(values)
+    except ValueError:
+        raise PositionError(f"{name} must be a rectangular array, got {shown(values)}") from None
+    # an empty list has no dtype of its own: NumPy makes it float64
+    if array.size and (array.dtype.kind not in kinds or int(array.max()) > _LAST):
+        raise PositionError(
+            f"{name} must hold whole numbers that fit in int64, got dtype {array.dtype}"
+        )
+    return array.astype(np.int64)

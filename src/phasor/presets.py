@@ -1,0 +1,106 @@
+"""Published models as data: `preset` gives the ropes of a model, `preset_names` lists the models.
+
+The data is ``presets.toml``, whose head says what its keys mean.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Mapping
+from functools import lru_cache
+from importlib import resources
+from itertools import chain, cycle, islice
+from typing import Any
+
+from phasor._checks import shown
+from phasor.errors import SpecError
+from phasor.layers import LayerRopes
+from phasor.spec import Rope
+
+# what holds for one release alone, and so is never taken over from the table it is like
+_OWN = frozenset({"source", "uncertain"})
+_MERGED = frozenset({"rope", "size", "kinds"})
+_KNOWN = _OWN | _MERGED | {"prefix", "pattern", "notes"}
+_SIZES = frozenset({"layers", "heads", "context"})
+
+
+def preset(name: str) -> LayerRopes:
+    """The rope of every layer of a published model, as its Hugging Face checkpoint stores it.
+
+    Names that end in ``-meta`` or ``-mistral`` describe the makers' own files instead.
+    ``notes`` says where the numbers come from ("Source: ..."), facts that no Rope holds, and
+    what no source confirms ("Uncertain: ...").
+
+    Args:
+        name: One of `preset_names`.
+
+    Raises:
+        SpecError: If there is no such preset; the message suggests the nearest names.
+
+    >>> ropes = preset("llama-3.1-8b")
+    >>> len(ropes), ropes[0].base, ropes[0].scaling.factor
+    (32, 500000.0, 8.0)
+    >>> [rope is None for rope in preset("smollm3-3b")[:4]]
+    [False, False, False, True]
+    """
+    if name not in preset_names():
+        near = difflib.get_close_matches(str(name).lower(), preset_names(), n=3, cutoff=0.5)
+        hint = f"did you mean {', '.join(map(repr, near))}? " if near else ""
+        raise SpecError(
+            f"name must be one of the {len(preset_names())} presets, got {shown(name)}; "
+            f"{hint}phasor.preset_names() lists them all"
+        )
+    return _layer_ropes(name, _description(name))
+
+
+@lru_cache(maxsize=1)
+def preset_names() -> tuple[str, ...]:
+    """The names that `preset` knows, sorted.
+
+    >>> "gpt-j-6b" in preset_names()
+    True
+    """
+    return tuple(sorted(_tables()))
+
+
+@lru_cache(maxsize=1)
+def _tables() -> Mapping[str, Mapping[str, Any]]:
+    return tomllib.loads(resources.files("phasor").joinpath("presets.toml").read_text("utf-8"))
+
+
+def _description(name: str) -> dict[str, Any]:
+    """The table of ``name``, completed from the one it is like."""
+    table = dict(_tables()[name])
+    if "like" not in table:
+        return table
+    whole = {key: part for key, part in _description(table.pop("like")).items() if key not in _OWN}
+    for key, part in table.items():
+        whole[key] = whole.get(key, {}) | part if key in _MERGED else part
+    return whole
+
+
+def _layer_ropes(name: str, table: Mapping[str, Any]) -> LayerRopes:
+    shared, size = table.get("rope", {}), table["size"]
+    unknown = sorted((set(table) - _KNOWN) | (set(size) - _SIZES))
+    if unknown:
+        raise SpecError(f"preset {name!r} has unknown keys: {', '.join(map(repr, unknown))}")
+    kinds: Mapping[str, Any] = table.get("kinds", {"rope": {}})
+    order = chain(table.get("prefix", ()), cycle(table.get("pattern", kinds)))
+    query_heads, key_heads = size["heads"]
+    return LayerRopes(
+        name=name,
+        layer_kinds=tuple(islice(order, size["layers"])),
+        kinds={
+            kind: None if own == "none" else Rope.from_dict(shared | own)
+            for kind, own in kinds.items()
+        },
+        context=size.get("context"),
+        query_heads=query_heads,
+        key_heads=key_heads,
+        notes=(
+            f"Source: {table['source']}.",
+            *table.get("notes", ()),
+            *(f"Uncertain: {doubt}" for doubt in table.get("uncertain", ())),
+        ),
+    )

@@ -1,0 +1,151 @@
+"""What the public verbs take, checked before anything is read or written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from phasor.errors import PositionError, SpecError, TensorError
+from phasor.scaling import Rule
+from phasor.spec import Rope
+from phasor.torch._layout import layout_text
+
+_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+_WHY_NOT = {
+    torch.bool: "a bool is a mask; phasor.positions.padded makes positions of one",
+    torch.bfloat16: "bfloat16 cannot tell 256 from 257",
+    torch.float16: "float16 cannot tell 2048 from 2049",
+}
+
+
+def checked_positions(positions: Any, xs: Sequence[Tensor], rope: Rope) -> Tensor:
+    """``positions`` as a tensor that fits ``xs`` and ``rope``, or an error that says why not."""
+    if isinstance(rope.scaling, Rule):
+        rope.law()  # which says that a rule has to pick its law first
+    for name, x in zip(_names(xs), xs, strict=True):
+        _check_tensor(name, x)
+        if x.shape[-1] != rope.head_dim:
+            raise TensorError(
+                f"{name} must end in head_dim ({rope.head_dim}), got shape {list(x.shape)}"
+            )
+    _check_shared_tokens(xs)
+    given = _as_tensor(positions, xs[0].device)
+    n_axes = rope.axes.n_axes
+    if n_axes > 1 and (given.dim() == 0 or given.shape[-1] != n_axes):
+        raise PositionError(
+            f"positions must end in one coordinate per axis ({n_axes}) for "
+            f"{type(rope.axes).__name__} axes, got shape {list(given.shape)}; "
+            "phasor.positions.every_axis repeats text positions"
+        )
+    tokens = given.shape[:-1] if n_axes > 1 else given.shape
+    if not _broadcasts(tokens, xs[0].shape[:-2]):
+        raise PositionError(
+            f"positions must be a scalar or broadcast to the leading dimensions "
+            f"{list(xs[0].shape[:-2])} of x [..., seq, heads, head_dim], got {list(tokens)}"
+        )
+    return given
+
+
+def checked_rows(
+    x: Tensor, cos: Tensor, sin: Tensor, pairing: str, pairing_out: str | None, rotary_start: int
+) -> str:
+    """The operator's text for rows that fit ``x``, or an error that says why not."""
+    _check_tensor("x", x)
+    out = pairing if pairing_out is None else pairing_out
+    for name, value in (("pairing", pairing), ("pairing_out", out)):
+        if value not in ("half", "interleaved"):
+            raise SpecError(f"{name} must be 'half' or 'interleaved', got {value!r}")
+    if cos.shape != sin.shape:
+        raise TensorError(
+            f"sin must have the shape of cos {list(cos.shape)}, got {list(sin.shape)}"
+        )
+    for name, row in (("cos", cos), ("sin", sin)):
+        if row.dtype not in _DTYPES or row.dim() == 0:
+            raise TensorError(
+                f"{name} must be a real floating tensor [..., seq, num_pairs], "
+                f"got {row.dtype} of shape {list(row.shape)}"
+            )
+        if row.device != x.device:
+            raise TensorError(f"{name} must be on the device of x ({x.device}), got {row.device}")
+    if rotary_start < 0 or rotary_start + 2 * cos.shape[-1] > x.shape[-1]:
+        raise TensorError(
+            f"cos must hold one entry per pair: rotary_start + 2 * num_pairs is at most head_dim "
+            f"({x.shape[-1]}), got {rotary_start} + 2 * {cos.shape[-1]}; "
+            "of a full-width table take the first half"
+        )
+    if not _broadcasts(cos.shape[:-1], x.shape[:-2]):
+        raise TensorError(
+            f"cos and sin must broadcast to the leading dimensions {list(x.shape[:-2])} of x "
+            f"[..., seq, heads, head_dim], got {list(cos.shape[:-1])}"
+        )
+    return layout_text(pairing, out, rotary_start)
+
+
+def check_writable(xs: Sequence[Tensor]) -> None:
+    """Refuse to write where one element of memory would be written twice."""
+    for name, x in zip(_names(xs), xs, strict=True):
+        if any(n > 1 and step == 0 for n, step in zip(x.shape, x.stride(), strict=True)):
+            raise TensorError(
+                f"{name} must not share memory with itself to be written in place, got strides "
+                f"{list(x.stride())} for shape {list(x.shape)}; use {name}.contiguous() or the "
+                "verb without the underscore"
+            )
+    if len(xs) == 2 and xs[0] is xs[1]:
+        raise TensorError("q and k must be two tensors to be written in place, got one twice")
+
+
+def _names(xs: Sequence[Tensor]) -> tuple[str, ...]:
+    return ("x",) if len(xs) == 1 else ("q", "k")
+
+
+def _check_tensor(name: str, x: Any) -> None:
+    if not isinstance(x, Tensor):
+        raise TensorError(f"{name} must be a torch.Tensor, got {type(x).__name__}")
+    if x.dtype not in _DTYPES:
+        raise TensorError(f"{name} must be float64, float32, bfloat16 or float16, got {x.dtype}")
+    if x.dim() < 3:
+        raise TensorError(f"{name} must be [..., seq, heads, head_dim], got shape {list(x.shape)}")
+
+
+def _check_shared_tokens(xs: Sequence[Tensor]) -> None:
+    first, last = xs[0], xs[-1]
+    if first.shape[:-2] != last.shape[:-2]:
+        raise TensorError(
+            f"q and k must share their tokens [..., seq], got {list(first.shape[:-2])} and "
+            f"{list(last.shape[:-2])}; rotate them one by one"
+        )
+    if first.device != last.device:
+        raise TensorError(f"q and k must be on one device, got {first.device} and {last.device}")
+
+
+def _as_tensor(positions: Any, device: torch.device) -> Tensor:
+    if not isinstance(positions, Tensor):
+        try:
+            positions = torch.as_tensor(positions, device=device)
+        except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+            raise PositionError(f"positions must be an array of numbers: {error}") from None
+    if positions.dtype in _WHY_NOT or positions.is_complex():
+        why = _WHY_NOT.get(positions.dtype, "a position is a real number")
+        raise PositionError(
+            f"positions must be integers, float32 or float64, got {positions.dtype}: {why}"
+        )
+    if positions.device != device:
+        raise PositionError(
+            f"positions must be on the device of the tensors ({device}), got {positions.device}"
+        )
+    if positions.requires_grad:
+        raise PositionError(
+            "positions must not require a gradient, for none is computed; "
+            "rotate_by differentiates with respect to cos and sin"
+        )
+    return positions
+
+
+def _broadcasts(tokens: Sequence[int], lead: Sequence[int]) -> bool:
+    if len(tokens) > len(lead):
+        return False
+    pairs = zip(reversed(tokens), reversed(lead), strict=False)
+    return all(t == 1 or t == n for t, n in pairs)

@@ -1,0 +1,51 @@
+"""A Rope's digit tables as tensors on a device, cached on the whole Rope."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from phasor import angles
+from phasor.frequencies import inv_freq
+from phasor.torch._layout import constant, read_rope
+
+# no public name exists for it
+_outside_transforms = torch._C._DisableFuncTorch  # pyright: ignore[reportPrivateUsage]
+
+
+def _constant(values: Any, device: torch.device) -> Tensor:
+    """A tensor that outlives whatever was going on when it was first asked for.
+
+    One made in inference mode could not serve training later, and one made inside a ``torch.func``
+    transformation would belong to that transformation.
+    """
+    with torch.inference_mode(mode=False), _outside_transforms():
+        return torch.tensor(values, device=device)
+
+
+@constant
+def digit_tables(text: str, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """``[4, 1024, num_pairs, 2]`` cos and sin of every digit; see `phasor.angles.digit_tables`.
+
+    The cache holds 2 MB for each Rope of 64 pairs in float32, 4 MB in float64.
+    """
+    kind = np.float64 if dtype == torch.float64 else np.float32
+    table = angles.digit_tables(read_rope(text), kind)
+    return _constant(table, device)
+
+
+@constant
+def axis_of_pair(text: str, device: torch.device) -> Tensor:
+    """``[num_pairs]`` index of the position axis that drives each pair."""
+    rope = read_rope(text)
+    return _constant(rope.axes.axis_of_pair(rope.num_pairs), device)
+
+
+@constant
+def steps(text: str, device: torch.device) -> Tensor:
+    """``[num_pairs]`` signed radians per position, float64, for fractions of a position."""
+    rope = read_rope(text)
+    return _constant(rope.direction * inv_freq(rope), device)
