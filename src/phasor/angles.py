@@ -255,7 +255,8 @@ def rows(
     for digit in range(1, DIGITS):
         c, s = np.moveaxis(tables[digit, (size >> (DIGIT_BITS * digit)) & (ROWS - 1), pairs], -1, 0)
         cos, sin = cos * c - sin * s, cos * s + sin * c
-    product: NDArray[Any] = np.stack((cos, np.where(places < 0, -sin, sin)), axis=-1)
+    np.negative(sin, where=places < 0, out=sin)
+    product = np.stack((cos, sin), axis=-1)
     within = (size < POSITION_LIMIT) & (size >= 0)
     product[~within] = exact[~within]
     return product

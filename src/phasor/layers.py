@@ -79,13 +79,15 @@ class LayerRopes(Sequence[Rope | None]):
         Raises:
             SpecError: If the layers disagree; each rope's own law then says it.
         """
-        # no rule picks a law that touches the softmax scale
-        laws = [rope.scaling for rope in self.ropes if isinstance(rope.scaling, Law)]
-        plain = {1.0} if len(laws) < len(self.ropes) or not laws else set[float]()
-        factors = plain | {law.temperature().softmax_scale for law in laws}
+        factors = {_softmax_scale(rope) for rope in self.ropes} or {1.0}
         if len(factors) > 1:
             raise SpecError(
                 f"the layers of {self.name} multiply their softmax scale by different factors "
                 f"({', '.join(f'{factor:g}' for factor in sorted(factors))}); ask each rope's law"
             )
         return factors.pop()
+
+
+def _softmax_scale(rope: Rope) -> float:
+    # no rule picks a law that touches the softmax scale
+    return rope.scaling.temperature().softmax_scale if isinstance(rope.scaling, Law) else 1.0

@@ -1,0 +1,58 @@
+# Each target sets up what it needs in .venv: nothing has to be installed before but Python >= 3.11.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+MADE_BY := pyproject.toml constraints.txt
+
+.PHONY: help demo test test-slow check docs figures clean
+
+help:  ## list the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 20
+
+demo: $(VENV)/demo.done  ## read a real configuration, rotate with it, prove the result
+	$(BIN)/phasor demo
+
+test: $(VENV)/test.done  ## the everyday tests
+	$(BIN)/python -m pytest -q -m "not slow"
+
+test-slow: $(VENV)/test.done  ## the tests too long for every day
+	$(BIN)/python -m pytest -q -m slow
+
+check: $(VENV)/check.done  ## format, lint, types, and the everyday tests
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/python -m pytest -q -m "not slow"
+
+docs: $(VENV)/docs.done  ## build the documentation into site/, strictly
+	$(BIN)/mkdocs build --strict --quiet
+
+figures: $(VENV)/docs.done  ## draw the pictures of the README and the documentation
+	$(BIN)/python docs/draw.py
+
+clean:  ## remove the environment and everything built
+	rm -rf $(VENV) site build dist src/*.egg-info .pytest_cache .ruff_cache .hypothesis
+
+# pip learned dependency groups in 25.1; the one that Python brings may be older
+$(VENV)/python.done:
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("phasor needs Python 3.11 or newer, got " + sys.version.split()[0] + "; say make PYTHON=/path/to/python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) --upgrade 'pip>=25.1'
+	@touch $@
+
+$(VENV)/demo.done: $(MADE_BY) | $(VENV)/python.done
+	$(PIP) --editable '.[torch]'
+	@touch $@
+
+$(VENV)/test.done: $(MADE_BY) | $(VENV)/python.done
+	$(PIP) --editable '.[torch,figures]' --group test
+	@touch $@
+
+$(VENV)/check.done: $(MADE_BY) | $(VENV)/python.done
+	$(PIP) --editable '.[torch,figures]' --group check
+	@touch $@
+
+$(VENV)/docs.done: $(MADE_BY) | $(VENV)/python.done
+	$(PIP) --editable '.[torch,figures]' --group docs
+	@touch $@

@@ -1,0 +1,5 @@
+"""``python -m phasor`` is the command ``phasor``."""
+
+from phasor.cli import run
+
+run()

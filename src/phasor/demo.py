@@ -1,0 +1,187 @@
+"""``phasor demo``: from a model's configuration to a proved rotation, in a few seconds.
+
+The oracle here shares nothing with the library but NumPy: it writes each model's frequencies out
+again, takes float64 angles (right to 1e-10 at these positions) and multiplies complex numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import resources
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from rich import box
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from torch import Tensor
+
+from phasor.angles import ROW_ERROR_20
+from phasor.configs import load
+from phasor.describe import sentences
+from phasor.layers import LayerRopes
+from phasor.presets import preset
+from phasor.torch import rotate_qk
+
+_TOKENS = 512
+
+
+@dataclass(frozen=True)
+class _Case:
+    """A model, and its rotation written out again.
+
+    Attributes:
+        ropes: What phasor read.
+        inv_freq: The frequencies by hand.
+        start: The first position of the test, near the end of the model's context.
+    """
+
+    ropes: LayerRopes
+    inv_freq: NDArray[np.float64]
+    start: int
+
+
+def _geometric(base: float, pairs: int) -> NDArray[np.float64]:
+    return np.array([base ** -(k / pairs) for k in range(pairs)])
+
+
+def _llama_3_1() -> NDArray[np.float64]:
+    """Divide by 8 below one turn in 8192 positions, keep above four, blend between."""
+    plain = _geometric(500_000.0, 64)
+    kept = np.clip((8192 * plain / (2 * np.pi) - 1) / 3, 0, 1)
+    return kept * plain + (1 - kept) * plain / 8
+
+
+def _deepseek_v3() -> NDArray[np.float64]:
+    """Divide by 40, with a ramp over the pairs 10 to 23: those of 32 turns and of one in 4096."""
+    plain = _geometric(10_000.0, 32)
+    slow = np.clip((np.arange(32) - 10) / 13, 0, 1)
+    return plain * (1 - slow) + plain / 40 * slow
+
+
+def _cases() -> list[_Case]:
+    config = resources.files("phasor") / "examples" / "llama-3.1-8b.json"
+    with resources.as_file(config) as path:
+        llama = load(path)
+    return [
+        _Case(llama, _llama_3_1(), 131_072 - _TOKENS),
+        _Case(preset("gpt-j-6b"), _geometric(10_000.0, 32), 2048 - _TOKENS),
+        _Case(preset("deepseek-v3"), _deepseek_v3(), 163_840 - _TOKENS),
+        _Case(preset("qwen3-8b"), _geometric(1e6, 64), 40_960 - _TOKENS),
+    ]
+
+
+def run() -> bool:
+    """Print what phasor reads and does; true if every result is within its bound."""
+    console = Console(highlight=False)
+    cases = _cases()
+    llama = cases[0].ropes
+    console.print("[bold]1. Read a configuration[/] (llama-3.1-8b.json)")
+    rope = llama[0]
+    assert rope is not None, "every layer of Llama has a rope"
+    for sentence in sentences(rope, llama.context):
+        console.print(f"   {sentence}", soft_wrap=True)
+    console.print(
+        f"\n[bold]2. Rotate queries and keys[/] of real shapes ({_TOKENS} tokens at the end of the "
+        "context),\n   forward and backward, and compare with complex128 multiplication"
+    )
+    work = [(case, dtype) for case in cases for dtype in (torch.float32, torch.bfloat16)]
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1))
+    for title in ("model", "q and k", "dtype", "forward", "backward"):
+        table.add_column(title, justify="right" if "ward" in title else "left")
+    worst = 0.0
+    for case, dtype in track(work, "   rotating", console=console, transient=True):
+        forward, backward = _errors(case, dtype)
+        worst = max(worst, forward, backward)
+        shapes = f"{case.ropes.query_heads} + {case.ropes.key_heads} heads of {_width(case)}"
+        cells = (case.ropes.name, shapes, str(dtype).removeprefix("torch."))
+        table.add_row(*cells, f"{forward:.3f}", f"{backward:.3f}")
+    console.print(table)
+    held = worst <= 1.0
+    verdict = "[green]within the bound[/]" if held else "[red]BEYOND THE BOUND[/]"
+    console.print(f"   Largest error, in units of the derived bound: {worst:.3f}, {verdict}.")
+    console.print(
+        f"\n[bold]3. For comparison[/]: near position {cases[0].start} the usual float32 angles are"
+        f" off by\n   up to {_usual_error(cases[0]):.1e} in cos and sin; phasor's rows are within "
+        f"{ROW_ERROR_20:.1e}."
+    )
+    return held
+
+
+def _width(case: _Case) -> int:
+    rope = case.ropes[0]
+    return 0 if rope is None else rope.head_dim
+
+
+def _errors(case: _Case, dtype: torch.dtype) -> tuple[float, float]:
+    """Largest error of the new q and k, and of their gradients, in units of the bound."""
+    rope = case.ropes[0]
+    assert rope is not None, "the demo's models have a rope in layer 0"
+    draw = torch.Generator().manual_seed(0)
+
+    def tensor(heads: int | None) -> Tensor:
+        return torch.randn(1, _TOKENS, heads or 1, rope.head_dim, generator=draw).to(dtype)
+
+    q, k = tensor(case.ropes.query_heads), tensor(case.ropes.key_heads)
+    grads = tensor(case.ropes.query_heads), tensor(case.ropes.key_heads)
+    positions = torch.arange(case.start, case.start + _TOKENS)
+    inputs = q.requires_grad_(), k.requires_grad_()
+    turned = rotate_qk(*inputs, positions, rope)
+    back = torch.autograd.grad(turned, inputs, grads)
+    turns = np.exp(1j * positions.numpy()[:, None] * case.inv_freq)[:, None, :]
+    layouts = rope.pairing, rope.pairing_out
+    span = slice(rope.rotary_start, rope.rotary_start + rope.rotary_dim)
+    compare = _comparer(span)
+    return (
+        max(compare(x, y, turns, layouts) for x, y in zip(inputs, turned, strict=True)),
+        max(compare(g, b, turns.conj(), layouts[::-1]) for g, b in zip(grads, back, strict=True)),
+    )
+
+
+def _comparer(
+    span: slice,
+) -> Callable[[Tensor, Tensor, NDArray[np.complex128], tuple[str, ...]], float]:
+    def compare(
+        x: Tensor, y: Tensor, turns: NDArray[np.complex128], layouts: tuple[str, ...]
+    ) -> float:
+        given = _pairs(x.detach().double().numpy()[..., span], layouts[0])
+        expected = given * turns
+        error = _pairs(y.detach().double().numpy()[..., span], layouts[1]) - expected
+        size = np.abs(given.real) + np.abs(given.imag)
+        products = np.abs(given.real * turns.real) + np.abs(given.imag * turns.imag)
+        crossed = np.abs(given.real * turns.imag) + np.abs(given.imag * turns.real)
+        parts = ((error.real, products, expected.real), (error.imag, crossed, expected.imag))
+        return max(float(np.max(np.abs(e) / _bound(y.dtype, m, size, r))) for e, m, r in parts)
+
+    return compare
+
+
+def _pairs(x: NDArray[np.float64], pairing: str) -> NDArray[np.complex128]:
+    if pairing == "interleaved":
+        return x[..., 0::2] + 1j * x[..., 1::2]
+    half = x.shape[-1] // 2
+    return x[..., :half] + 1j * x[..., half:]
+
+
+def _bound(
+    dtype: torch.dtype,
+    products: NDArray[np.float64],
+    size: NDArray[np.float64],
+    ref: NDArray[np.float64],
+) -> NDArray[np.float64]:
+    """What float32 arithmetic, the tables and one rounding may do: see the precision page."""
+    wide = 2 * 2.0**-23 * products + ROW_ERROR_20 * size
+    if dtype == torch.float32:
+        return wide
+    return wide + torch.finfo(dtype).eps / 2 * (np.abs(ref) + wide)
+
+
+def _usual_error(case: _Case) -> float:
+    """How far a float32 product of position and frequency puts cos and sin off."""
+    positions = np.arange(case.start, case.start + _TOKENS)
+    narrow = positions.astype(np.float32)[:, None] * case.inv_freq.astype(np.float32)
+    exact = positions[:, None] * case.inv_freq
+    return float(np.abs(np.exp(1j * narrow.astype(np.float64)) - np.exp(1j * exact)).max())

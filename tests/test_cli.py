@@ -1,0 +1,189 @@
+"""The command line: what it prints, where it prints it, and how it ends."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import phasor
+
+EXAMPLE = Path(phasor.__file__).parent / "examples" / "llama-3.1-8b.json"
+
+
+def phasor_command(*arguments, **environment):
+    """The command in a process of its own, as a user runs it."""
+    return subprocess.run(
+        [sys.executable, "-m", "phasor", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "COLUMNS": "80", **environment},
+    )
+
+
+def test_show_says_what_a_config_means():
+    """A config file is described in words, with its law and the pairs that never turn."""
+    done = phasor_command("show", EXAMPLE)
+    assert done.returncode == 0
+    assert "All 128 coordinates of a head turn, in 64 pairs (i, i + 64)." in done.stdout
+    assert "Pairs 0-28 kept; 29-34 divided by less; 35-63 divided by 8." in done.stdout
+    assert "Pairs 35-63 never complete a turn within 8192 positions before the extension." in (
+        done.stdout
+    )
+
+
+def test_show_selects_rows_unless_all_are_asked_for():
+    """Every pair is a row with --pairs; without it a reader gets a selection and is told so."""
+    some = phasor_command("show", "llama-3.1-8b").stdout
+    every = phasor_command("show", "llama-3.1-8b", "--pairs").stdout
+
+    def rows(text):
+        return [int(line.split()[0]) for line in text.splitlines() if line[:8].strip().isdigit()]
+
+    assert rows(every) == list(range(64))
+    assert 10 < len(rows(some)) < 25
+    assert "--pairs shows all" in some
+    assert "--pairs shows all" not in every
+
+
+def test_show_json_holds_everything_the_table_shows():
+    """--json gives the rope, its factors and every pair as numbers."""
+    plain = json.loads(phasor_command("show", "gpt-oss-20b", "--json").stdout)
+    kinds = list(plain["kinds"].values())
+    assert plain["layer_kinds"]
+    assert phasor.Rope.from_dict(kinds[0]["rope"]) == phasor.preset("gpt-oss-20b")[0]
+    assert kinds[0]["attention_factor"] == pytest.approx(1.34657359027997, abs=1e-14)
+    assert [row["pair"] for row in kinds[0]["pairs"]] == list(range(32))
+    assert kinds[0]["pairs"][0]["wavelength"] == pytest.approx(6.283185307179586, abs=1e-15)
+
+
+def test_show_json_of_a_stopped_pair_has_no_wavelength():
+    """A pair that stands still has no wavelength and no divisor in JSON, where infinity is none."""
+    plain = json.loads(phasor_command("show", "gemma-4-31b", "--json").stdout)
+    last = plain["kinds"]["full"]["pairs"][-1]
+    assert last["inv_freq"] == 0.0
+    assert last["wavelength"] is None
+    assert last["divided_by"] is None
+
+
+def test_show_picks_a_rules_law_where_it_is_told():
+    """LongRoPE shows its short list at a short length and its long list at a long one."""
+    short = phasor_command("show", "phi-3.5-mini", "--at", 4096).stdout
+    long = phasor_command("show", "phi-3.5-mini", "--at", 4097).stdout
+    assert "here at 4096 tokens" in short
+    assert "/ 64.84" in long
+    assert "/ 64.84" not in short
+
+
+def test_show_names_layers_without_an_embedding():
+    """NoPE layers are listed as what they are."""
+    done = phasor_command("show", "smollm3-3b")
+    assert "No position embedding." in done.stdout
+
+
+def test_diff_of_a_model_with_itself_is_silent_agreement():
+    """Exit code 0 and a sentence when a config and its preset agree."""
+    done = phasor_command("diff", EXAMPLE, "llama-3.1-8b")
+    assert done.returncode == 0
+    assert "They agree within 1e-06 on every pair of every layer." in done.stdout
+
+
+def test_diff_names_the_first_pair_and_position():
+    """Exit code 1 and the first parting when two models differ."""
+    done = phasor_command("diff", "llama-3.1-8b", "llama-3-8b")
+    assert done.returncode == 1
+    assert "Earliest pair: 29 at position 1" in done.stdout
+    assert "35 pairs part within the context." in done.stdout
+
+
+def test_diff_as_json_carries_the_verdict():
+    """Machines read the same difference as people."""
+    done = phasor_command("diff", "llama-2-7b", "llama-2-7b-meta", "--json")
+    plain = json.loads(done.stdout)
+    assert done.returncode == 1
+    assert plain["differ"] is True
+    assert plain["meetings"][0]["difference"]["fields"]["pairing"] == ["half", "interleaved"]
+
+
+def test_diff_tolerance_decides():
+    """What parts by less than the tolerance agrees."""
+    done = phasor_command("diff", "llama-3.1-8b", "llama-3-8b", "--context", 2, "--tolerance", 0.01)
+    assert done.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["show", "lama-3.1-8b"], "did you mean 'llama-3.1-8b'"),
+        (["show", "missing/config.json"], "missing/config.json"),
+        (["show"], "Missing argument 'MODEL'"),
+        (["show", "llama-3-8b", "--at", "0"], "--at"),
+        (["diff", "llama-3-8b"], "Missing argument 'SECOND'"),
+        (["diff", "llama-3-8b", "llama-3-8b", "--tolerance", "0"], "--tolerance"),
+        (["shw"], "No such command 'shw'"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else " ".join(value),
+)
+def test_bad_input_is_one_line_on_stderr_and_exit_code_2(arguments, said):
+    """Nothing on stdout, one line on stderr, exit code 2, no traceback."""
+    done = phasor_command(*arguments)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.startswith("phasor: ")
+    assert said in done.stderr
+
+
+def test_a_broken_config_is_refused_by_key(tmp_path):
+    """A config that makes no sense names the key and leaves no traceback."""
+    path = tmp_path / "config.json"
+    path.write_text(EXAMPLE.read_text().replace('"factor": 8.0', '"factor": -8.0'))
+    done = phasor_command("show", path)
+    assert done.returncode == 2
+    assert "factor" in done.stderr
+    assert "-8" in done.stderr
+
+
+def test_no_colours_go_into_a_pipe():
+    """What is not a terminal gets plain text."""
+    assert "\x1b" not in phasor_command("show", "llama-3.1-8b").stdout
+
+
+def test_a_closed_pipe_is_no_error():
+    """`phasor presets | head -1` ends without a complaint."""
+    done = subprocess.run(
+        f"'{sys.executable}' -m phasor show llama-3.1-8b --json --context 4096 | head -1",
+        shell=True,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == "{\n"
+    assert done.stderr == ""
+
+
+def test_showing_a_model_imports_no_torch():
+    """The commands that only describe start without torch and matplotlib."""
+    program = (
+        "import sys, phasor.cli as cli\n"
+        "sys.argv = ['phasor', 'show', 'llama-3.1-8b']\n"
+        "try:\n    cli.run()\nexcept SystemExit:\n    pass\n"
+        "print(sorted({'torch', 'matplotlib'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_every_preset_can_be_listed():
+    """`phasor presets` prints what `phasor show` takes."""
+    assert phasor_command("presets").stdout.split() == list(phasor.preset_names())
+
+
+def test_version_is_printed():
+    """--version prints the installed version."""
+    assert "0.1.0" in phasor_command("--version").stdout

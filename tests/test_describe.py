@@ -1,0 +1,104 @@
+"""A Rope in words: each sentence states a number that can be checked."""
+
+from dataclasses import replace
+
+import pytest
+
+from phasor import (
+    Cope,
+    Linear,
+    LongRope,
+    Proportional,
+    Resonance,
+    Rope,
+    Sectioned,
+    Yarn,
+    preset,
+)
+from phasor.describe import as_plain, pair_rows, ranges, resolved, sentences
+
+PLAIN = Rope(head_dim=128, pairing="half", base=10_000.0)
+
+
+def test_words_count_the_pairs_that_never_turn():
+    """Pair k turns once in 8192 positions iff 8192 * 10000**(-k/64) >= 2 pi: k <= 49."""
+    assert "Pairs 50-63 never complete a turn within 8192 positions." in sentences(PLAIN, 8192)
+
+
+@pytest.mark.parametrize(
+    ("law", "said"),
+    [
+        (Linear(factor=8.0), "Pairs 0-63 divided by 8."),
+        (Proportional(fraction=0.25), "Pairs 0-15 kept; 16-63 stopped."),
+        (Cope(), "Pairs 0-44 kept; 45-62 divided by 1.00687 to 146.642; 63 stopped."),
+        (
+            Yarn(factor=8.0, original_max_positions=8192),
+            "Pairs 0-25 kept; 26-49 divided by less; 50-63 divided by 8.",
+        ),
+    ],
+    ids=["linear", "proportional", "cope", "yarn"],
+)
+def test_words_say_what_the_law_did(law, said):
+    """Pairs are grouped by what happened to them."""
+    assert said in sentences(replace(PLAIN, scaling=law), None)
+
+
+def test_words_tell_resonance_in_both_directions():
+    """Resonance speeds some pairs up and slows others down."""
+    law = next(s for s in sentences(replace(PLAIN, scaling=Resonance()), None) if "0-63" in s)
+    low, high = (float(number.rstrip(".")) for number in law.split("divided by ")[1].split(" to "))
+    assert low < 1 < high
+
+
+def test_words_give_the_temperature():
+    """GPT-OSS multiplies cos and sin by 1.34657 and so its logits by 1.81326."""
+    said = sentences(preset("gpt-oss-20b")[0], None)[-1]
+    assert "1.34657 on cos and sin" in said
+    assert "multiplied by 1.81326" in said
+
+
+def test_words_place_the_slice_and_the_output():
+    """DeepSeek's rope turns the last 64 of 192 and writes halves."""
+    said = sentences(preset("deepseek-v3")[0], None)[0]
+    assert said == (
+        "Coordinates 128 to 191 of 192 turn, the others pass, in 32 pairs (2i, 2i + 1), "
+        "and are written back as (i, i + 32)."
+    )
+
+
+def test_words_count_the_axes():
+    """Several axes are counted and their layout named."""
+    rope = replace(PLAIN, axes=Sectioned((16, 24, 24)))
+    assert "3 position axes drive 16, 24, 24 pairs, in consecutive sections of one spectrum." in (
+        sentences(rope, None)
+    )
+
+
+def test_rows_hold_what_the_pair_does():
+    """inv_freq, wavelength, turns and divisor of a divided pair."""
+    row = pair_rows(replace(PLAIN, scaling=Linear(factor=4.0)), 1000)[16]
+    assert row.inv_freq == 0.025
+    assert row.wavelength == pytest.approx(251.32741228718345, rel=1e-15)
+    assert row.turns == pytest.approx(1000 / 251.32741228718345, rel=1e-15)
+    assert row.divided_by == 4.0
+
+
+def test_a_rule_is_resolved_at_the_length_or_where_it_starts():
+    """Without a length a rule stands where it was trained."""
+    rule = LongRope(
+        short_factors=(1.0,) * 64, long_factors=(2.0,) * 64, original_max_positions=64, factor=2.0
+    )
+    rope = replace(PLAIN, scaling=rule)
+    assert resolved(rope, None).scaling.factors[0] == 1.0
+    assert resolved(rope, 65).scaling.factors[0] == 2.0
+
+
+def test_plain_values_keep_layers_without_a_rope():
+    """A NoPE layer is null in JSON."""
+    plain = as_plain(preset("smollm3-3b"), None, None)
+    assert None in plain["kinds"].values()
+
+
+def test_ranges_of_nothing_are_empty():
+    """No index, no text."""
+    assert ranges([]) == ""
