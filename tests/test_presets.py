@@ -294,15 +294,21 @@ def test_hunyuan_s_alpha_is_the_base_that_its_next_model_states() -> None:
     np.testing.assert_allclose(inv_freq(alpha), inv_freq(stated), rtol=1e-7)
 
 
-@pytest.mark.parametrize(
-    ("name", "start"),
-    [("deepseek-v2", 128), ("deepseek-v3", 128), ("glm-5.1", 192), ("deepseek-v4-flash", 448)],
-)
-def test_latent_heads_rotate_their_last_64_coordinates(name: str, start: int) -> None:
-    """The rotated slice ends where the head ends."""
-    for rope in preset(name).ropes:
-        assert (rope.rotary_start, rope.rotary_dim) == (start, 64)
-        assert rope.head_dim == start + 64
+@pytest.mark.parametrize("name", ["deepseek-v2", "deepseek-v3", "glm-5.1", "mistral-small-4-119b"])
+def test_latent_attention_describes_its_rotated_slice(name: str) -> None:
+    """The rope is that of the 64 coordinates a model rotates apart; its key is shared."""
+    ropes = preset(name)
+    assert {(rope.head_dim, rope.rotary_dim, rope.rotary_start) for rope in ropes.ropes} == {
+        (64, 64, 0)
+    }
+    assert ropes.key_heads == 1
+    assert any("the last 64 of" in note for note in ropes.notes)
+
+
+def test_deepseek_v4_rotates_the_end_of_its_head() -> None:
+    """Coordinates 448 to 511 of 512 turn."""
+    for rope in preset("deepseek-v4-flash").ropes:
+        assert (rope.head_dim, rope.rotary_start, rope.rotary_dim) == (512, 448, 64)
 
 
 @pytest.mark.parametrize("name", ["deepseek-v3", "kimi-k2", "glm-5.1", "longcat-flash"])

@@ -1,6 +1,8 @@
 """phasor: rotary position embeddings, exact and in every convention."""
 
 from phasor.axes import Alternating, Axial, Interleaved, OneAxis, Sectioned
+from phasor.configs import load
+from phasor.conventions import diff
 from phasor.errors import (
     BackendError,
     ConfigError,
@@ -61,6 +63,8 @@ __all__ = [
     "TensorError",
     "Yarn",
     "YarnPaper",
+    "diff",
+    "load",
     "preset",
     "preset_names",
 ]

@@ -14,7 +14,10 @@ Kind = Callable[[str], PhasorError]
 
 def shown(value: object) -> str:
     """``value`` as it may stand in a message: its repr, cut when long."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except (RecursionError, ValueError):  # nested deeper, or more digits, than Python prints
+        return f"a {type(value).__name__} too deep or too long to print"
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 

@@ -23,7 +23,8 @@ class LayerRopes(Sequence[Rope | None]):
         kinds: The rope of each kind; every kind named by a layer must be here.
         context: Positions the published model is meant for, if its description says so.
         query_heads: Attention heads of a layer, if known.
-        key_heads: Key and value heads of a layer, if known.
+        key_heads: Key heads of a layer that are rotated, if known; 1 where latent attention has one
+            rotated key for all heads.
         notes: Facts that no Rope holds, and doubts, a sentence each.
 
     >>> from phasor import Rope

@@ -1,0 +1,237 @@
+"""GGUF metadata: the rope that llama.cpp runs, with the pairing of its architectures."""
+
+from __future__ import annotations
+
+import math
+
+from phasor._checks import shown
+from phasor.axes import Axes, Interleaved, OneAxis, Sectioned
+from phasor.configs._layers import MOST_LAYERS, has_rope, patterned
+from phasor.configs._model import renamed, required
+from phasor.configs._reading import Block, agreed
+from phasor.configs._table import Architecture, Kind, table
+from phasor.configs._width import WIDEST
+from phasor.errors import ConfigError
+from phasor.layers import LayerRopes
+from phasor.scaling import Law, Linear, LongRope, PerPair, Rule, Yarn
+from phasor.spec import Rope
+
+_FREQS = "rope_freqs.weight"
+_SHORT, _LONG = "rope_factors_short.weight", "rope_factors_long.weight"
+_LATENT = "rope.dimension_count"
+# what llama.cpp takes for a file without a base
+_BASE = 10_000.0
+
+
+def load_gguf(top: Block) -> LayerRopes:
+    """The rope of each layer of a model in GGUF."""
+    name = required(top, "general.architecture", top.text("general.architecture"))
+    known = table().gguf
+    if name not in known:
+        top.refuse(
+            "general.architecture",
+            f"one of {', '.join(sorted(known))} (or describe the embedding with phasor.Rope(...))",
+        )
+    facts, prefix = known[name], f"{name}."
+    config = Block(
+        {k.removeprefix(prefix): v for k, v in top.values.items() if k.startswith(prefix)}, name
+    )
+    count = required(config, "block_count", config.whole("block_count", most=MOST_LAYERS))
+    kinds_in_order = _kinds(config, facts, count)
+    notes = [facts.note] if facts.note else []
+    kinds = {
+        kind: _rope(top, config, facts, facts.kinds.get(kind, Kind()), notes)
+        if has_rope(kind, config, facts)
+        else None
+        for kind in dict.fromkeys(kinds_in_order)
+    }
+    for key in config.not_asked():
+        if key.startswith("rope."):
+            raise ConfigError(
+                f"{config.name(key)} is not a key that phasor understands for this architecture "
+                f"and scaling type, got {shown(config.values[key])}; remove it if nothing "
+                "depends on it"
+            )
+    return LayerRopes(
+        name=top.text("general.name") or name,
+        layer_kinds=kinds_in_order,
+        kinds=kinds,
+        context=config.whole("context_length"),
+        query_heads=_largest(config, "attention.head_count"),
+        # latent attention rotates one key for all heads
+        key_heads=1
+        if facts.head_dim_key == _LATENT
+        else _largest(config, "attention.head_count_kv"),
+        notes=tuple(dict.fromkeys(notes)),
+    )
+
+
+def _key_heads(config: Block, facts: Architecture) -> int | None:
+    given = _largest(config, "attention.head_count_kv")
+    # latent attention rotates one key for all heads
+    return 1 if facts.head_dim_key == _LATENT else given
+
+
+def _counts(config: Block, key: str) -> tuple[int, ...] | None:
+    """Heads of the layers: one number for all, or one for each."""
+    if isinstance(config.values.get(key), (list, tuple)):
+        return config.wholes(key)
+    count = config.whole(key)
+    return None if count is None else (count,)
+
+
+def _largest(config: Block, key: str) -> int | None:
+    return max(_counts(config, key) or (0,)) or None
+
+
+def _kinds(config: Block, facts: Architecture, count: int) -> tuple[str, ...]:
+    """Layers without key heads are no attention, and have no rope."""
+    kinds = patterned(config, facts, count)
+    key = "attention.head_count_kv"
+    heads = _counts(config, key)
+    if heads is None or len(heads) == 1:
+        return kinds
+    if len(heads) != count:
+        config.refuse(key, f"one number, or one for each of the {count} layers")
+    return tuple(kind if n else "nope" for kind, n in zip(kinds, heads, strict=True))
+
+
+def _rope(top: Block, config: Block, facts: Architecture, apart: Kind, notes: list[str]) -> Rope:
+    width = config.whole("rope.dimension_count", least=2, most=WIDEST)
+    head_dim = width if facts.head_dim_key == _LATENT else _head_dim(config)
+    head_dim = required(config, _LATENT, head_dim)
+    width = head_dim if width is None else width
+    if width % 2 or width > head_dim:
+        config.refuse(_LATENT, f"an even number of coordinates, at most {head_dim}")
+    key = apart.base_key or "rope.freq_base"
+    base = config.number(key, above=1)
+    if base is None:
+        base = _BASE if apart.base is None else apart.base
+        notes.append(f"The file has no {config.name(key)}; {base:g} is llama.cpp's default.")
+    # what the other kinds of layer read, this one may leave
+    law = _scaling(top, config, facts, width // 2, notes) if apart.scaled else None
+    names = {"base": key, "rotary_dim": _LATENT, "sections": "rope.dimension_sections"}
+    with renamed(config, names):
+        return Rope(
+            head_dim=head_dim,
+            pairing=facts.pairing,
+            base=base,
+            rotary_dim=width,
+            scaling=law,
+            axes=_axes(config, facts),
+        )
+
+
+def _head_dim(config: Block) -> int:
+    given = config.whole("attention.key_length", least=2, most=WIDEST)
+    if given is not None:
+        return given
+    width = required(config, "embedding_length", config.whole("embedding_length"))
+    heads = required(config, "attention.head_count", _largest(config, "attention.head_count"))
+    if width % heads or not 2 <= width // heads <= WIDEST:
+        raise ConfigError(
+            f"{config.name('attention.key_length')} is absent, and embedding_length / head_count "
+            f"({width} / {heads}) must be a whole number from 2 to {WIDEST}; add it"
+        )
+    return width // heads
+
+
+def _axes(config: Block, facts: Architecture) -> Axes:
+    if facts.axes is None:
+        return OneAxis()
+    key = "rope.dimension_sections"
+    sections = required(config, key, config.wholes(key))
+    while sections and not sections[-1]:
+        # the fourth entry is room for an axis that no text model uses
+        sections = sections[:-1]
+    return Sectioned(sections) if facts.axes == "sectioned" else Interleaved(sections)
+
+
+def _scaling(
+    top: Block, config: Block, facts: Architecture, pairs: int, notes: list[str]
+) -> Law | Rule | None:
+    config.ignore("rope.scaling.finetuned")
+    divisors = _divisors(top, _FREQS, pairs)
+    named = config.text("rope.scaling.type")
+    keys = ("rope.scaling.factor", "rope.scale_linear")
+    factor = agreed((config.name(key), config.number(key, least=0)) for key in keys) or 1.0
+    if divisors is None:
+        notes.append(
+            f"Divisors of the frequencies (Llama 3) are the tensor {_FREQS} of a GGUF file and "
+            "not in its metadata; none were given."
+        )
+    elif named not in (None, "none") or factor != 1:
+        raise ConfigError(f"{_FREQS} and {config.name('rope.scaling.type')} both scale; keep one")
+    else:
+        return PerPair(factors=divisors)
+    if named == "yarn":
+        return _yarn(config, facts, factor)
+    if named == "longrope":
+        return _longrope(top, config, pairs)
+    if named not in (None, "linear", "none"):
+        config.refuse("rope.scaling.type", "one of none, linear, yarn, longrope")
+    if config.number("rope.scaling.attn_factor") not in (None, 1.0):
+        config.refuse("rope.scaling.attn_factor", "1 unless the scaling type is yarn or longrope")
+    if named == "none" and factor != 1:
+        config.refuse("rope.scaling.type", "linear, as there is a factor other than 1")
+    return None if factor == 1 else Linear(factor=factor)
+
+
+def _divisors(top: Block, key: str, pairs: int) -> tuple[float, ...] | None:
+    given = top.numbers(key, above=0)
+    if given is not None and len(given) != pairs:
+        raise ConfigError(f"{key} must hold one number per pair ({pairs}), got {len(given)}")
+    return given
+
+
+def _original(config: Block) -> int:
+    key = "rope.scaling.original_context_length"
+    return required(config, key, config.whole(key) or config.whole("context_length"))
+
+
+def _longrope(top: Block, config: Block, pairs: int) -> LongRope:
+    lists = [_divisors(top, key, pairs) for key in (_SHORT, _LONG)]
+    if lists[0] is None or lists[1] is None:
+        raise ConfigError(
+            f"{_SHORT} and {_LONG} are tensors of the GGUF file, and longrope needs both: add "
+            "them to the dictionary as lists, or load the model's config.json"
+        )
+    original = _original(config)
+    attention = config.number("rope.scaling.attn_factor", above=0) or 1.0
+    context = config.whole("context_length") or original
+    with renamed(config, {"original_max_positions": "rope.scaling.original_context_length"}):
+        return LongRope(
+            short_factors=lists[0],
+            long_factors=lists[1],
+            original_max_positions=original,
+            factor=context / original,
+            short_attention_factor=attention,
+            long_attention_factor=attention,
+        )
+
+
+def _yarn(config: Block, facts: Architecture, factor: float) -> Yarn:
+    """llama.cpp rounds the ends of the ramp, and states ``mscale_all_dim`` as a log multiplier."""
+    betas: dict[str, float] = {}
+    for name in ("beta_fast", "beta_slow"):
+        if (beta := config.number(f"rope.scaling.yarn_{name}", above=0)) is not None:
+            betas[name] = beta
+    multiplier = config.number("rope.scaling.yarn_log_multiplier", least=0) or 0.0
+    all_dim = multiplier / facts.log_multiplier_unit
+    mscale = all_dim if facts.softmax and all_dim else 1.0
+
+    def m(coefficient: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * coefficient * math.log(factor) + 1.0
+
+    extra = config.number("rope.scaling.attn_factor", above=0) or 1.0
+    neutral = extra == 1 and (facts.softmax or not all_dim)
+    with renamed(config, {name: f"rope.scaling.yarn_{name}" for name in betas}):
+        return Yarn(
+            factor=factor,
+            original_max_positions=_original(config),
+            beta_fast=betas.get("beta_fast", 32.0),
+            beta_slow=betas.get("beta_slow", 1.0),
+            mscale=mscale,
+            mscale_all_dim=all_dim if facts.softmax else 0.0,
+            attention_factor=None if neutral else extra * m(mscale) / m(all_dim),
+        )

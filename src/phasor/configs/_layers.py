@@ -1,0 +1,100 @@
+"""The kind of every layer: from the file's own list, or the pattern of its model class."""
+
+from __future__ import annotations
+
+from phasor.configs._reading import Block, agreed
+from phasor.configs._table import Architecture, table
+from phasor.errors import ConfigError
+
+_COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_num_hidden_layers")
+# more layers than any model has; a damaged count must not fill the memory
+MOST_LAYERS = 100_000
+
+
+def layer_kinds(config: Block, facts: Architecture) -> tuple[str, ...]:
+    """One kind per layer: the file's names for them, else ``rope`` and ``nope``."""
+    count = config.first(_COUNTS, lambda block, key: block.whole(key, most=MOST_LAYERS))
+    if count is None:
+        raise ConfigError(f"{config.name(_COUNTS[0])} is absent; add the number of layers")
+    if "no_rope_interval" in facts.layers:
+        return _switched(config, facts, count)
+    key = "layers_block_type" if config.has("layers_block_type") else "layer_types"
+    named = config.texts(key)
+    if named is None:
+        return patterned(config, facts, count)
+    if len(named) != count:
+        raise ConfigError(
+            f"{config.name(key)} must name the kind of each of the {count} layers, got {len(named)}"
+        )
+    return named
+
+
+def has_rope(kind: str, config: Block, facts: Architecture) -> bool:
+    """Whether layers of this kind rotate at all."""
+    if kind in table().without_rope:
+        return False
+    needs = facts.without_rope_needs
+    return kind not in facts.without_rope or not (needs is None or config.has(needs))
+
+
+def _switched(config: Block, facts: Architecture, count: int) -> tuple[str, ...]:
+    """Layers that a list of ones and zeros (1 rotates), or an interval, sets without rope."""
+    # the mask, not the rope, follows layer_types in these models
+    config.ignore("layer_types")
+    switches = config.wholes("no_rope_layers")
+    interval = config.whole("no_rope_layer_interval")
+    if switches:
+        if len(switches) != count or not set(switches) <= {0, 1}:
+            config.refuse("no_rope_layers", f"a list of {count} ones (rope) and zeros (none)")
+        return tuple("rope" if switch else "nope" for switch in switches)
+    every = interval or facts.layers["no_rope_interval"]
+    return tuple("rope" if (i + 1) % every else "nope" for i in range(count))
+
+
+def patterned(config: Block, facts: Architecture, count: int) -> tuple[str, ...]:
+    """One kind per layer where the file has no list of kinds: the rule of the model class."""
+    rule = facts.layers
+    if not rule:
+        return ("rope",) * count
+    hit, miss = rule.get("hit", ""), rule.get("miss", "")
+    if "indices_key" in rule:
+        indices = config.wholes(rule["indices_key"])
+        if indices is None:
+            raise ConfigError(
+                f"{config.name(rule['indices_key'])} is absent; add it, or layer_types"
+            )
+        return tuple(hit if i in indices else miss for i in range(count))
+    if "codes_key" in rule:
+        return _coded(config, rule["codes_key"], rule["codes"], count)
+    if "cycle_key" in rule:
+        cycle = config.texts(rule["cycle_key"]) or rule["cycle"]
+        return tuple(hit if cycle[i % len(cycle)] == rule["word"] else miss for i in range(count))
+    if "needs" in rule and not config.has(rule["needs"]):
+        config.ignore(*rule.get("keys", ()))
+        return (hit,) * count
+    every: int | str = rule["every"]
+    for key in rule.get("keys", ()):
+        if isinstance(config.values.get(key), str):
+            return _lettered(config, key, hit, miss, count)
+        every = agreed([(config.name(key), config.whole(key))]) or every
+    shift = rule.get("shift", 1)
+    kinds = [hit if (i + shift) % int(every) == 0 else miss for i in range(count)]
+    for i in rule.get("also", ()):
+        kinds[i] = hit
+    return tuple(kinds)
+
+
+def _coded(config: Block, key: str, codes: dict[str, str], count: int) -> tuple[str, ...]:
+    """DeepSeek V4 gives each layer a number; entries past the last layer are its drafter's."""
+    given = config.wholes(key)
+    if given is None or len(given) < count or not {str(code) for code in given} <= codes.keys():
+        config.refuse(key, f"a list of one of {', '.join(codes)} for each of {count} layers")
+    return tuple(codes[str(code)] for code in given[:count])
+
+
+def _lettered(config: Block, key: str, hit: str, miss: str, count: int) -> tuple[str, ...]:
+    """EXAONE 4 writes its pattern in letters: L for a local layer, G for a global one."""
+    word = config.text(key) or ""
+    if not word or set(word) - {"L", "G"}:
+        config.refuse(key, 'a number of layers or a word of "L" and "G" such as "LLLG"')
+    return tuple(hit if word[i % len(word)] == "G" else miss for i in range(count))
