@@ -85,8 +85,8 @@ def run() -> bool:
     for sentence in sentences(rope, llama.context):
         console.print(f"   {sentence}", soft_wrap=True)
     console.print(
-        f"\n[bold]2. Rotate queries and keys[/] of real shapes ({_TOKENS} tokens at the end of the "
-        "context),\n   forward and backward, and compare with complex128 multiplication"
+        f"\n[bold]2. Rotate queries and keys[/] of real shapes, {_TOKENS} tokens at the context's "
+        "end,\n   forward and backward, and compare with complex128 multiplication"
     )
     work = [(case, dtype) for case in cases for dtype in (torch.float32, torch.bfloat16)]
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1))

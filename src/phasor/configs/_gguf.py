@@ -58,10 +58,7 @@ def load_gguf(top: Block) -> LayerRopes:
         kinds=kinds,
         context=config.whole("context_length"),
         query_heads=_largest(config, "attention.head_count"),
-        # latent attention rotates one key for all heads
-        key_heads=1
-        if facts.head_dim_key == _LATENT
-        else _largest(config, "attention.head_count_kv"),
+        key_heads=_key_heads(config, facts),
         notes=tuple(dict.fromkeys(notes)),
     )
 
