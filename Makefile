@@ -26,7 +26,7 @@ check: $(VENV)/check.done  ## format, lint, types, and the everyday tests
 	$(BIN)/python -m pytest -q -m "not slow"
 
 docs: $(VENV)/docs.done  ## build the documentation into site/, strictly
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 figures: $(VENV)/docs.done  ## draw the pictures of the README and the documentation
 	$(BIN)/python docs/draw.py

@@ -16,7 +16,7 @@ from phasor.scaling import LAWS, Law, Rule, Temperature
 Pairing = Literal["half", "interleaved"]
 _PAIRINGS = ("half", "interleaved")
 # the default of a field that construction resolves, so that its type is what a reader finds there
-_RESOLVED: Any = None
+_DEFAULT: Any = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,12 +65,12 @@ class Rope:
     head_dim: int
     pairing: Pairing
     base: float | None = None
-    rotary_dim: int = _RESOLVED
+    rotary_dim: int = _DEFAULT
     rotary_start: int = 0
     scaling: Law | Rule | None = None
-    axes: Axes = _RESOLVED
+    axes: Axes = _DEFAULT
     direction: Literal[1, -1] = 1
-    pairing_out: Pairing = _RESOLVED
+    pairing_out: Pairing = _DEFAULT
     inv_freq: tuple[float, ...] | None = None
     inv_freq_dtype: Literal["exact", "float32"] = "exact"
 

@@ -38,8 +38,9 @@ def load(source: str | os.PathLike[str] | Mapping[str, Any]) -> LayerRopes:
 
     Returns:
         The ropes, with the kinds of layers as the file names them, else ``rope`` and ``nope``.
-        ``notes`` says which facts came from the model class and not from the file. In models with
-        latent attention (DeepSeek) a rope describes the ``qk_rope_head_dim`` slice on its own.
+        ``notes`` names numbers that are missing from the file and were taken from the model class.
+        In models with latent attention (DeepSeek) a rope describes the ``qk_rope_head_dim`` slice
+        on its own.
 
     Raises:
         ConfigError: If the file cannot be read, is damaged, contradicts itself, or says something

@@ -27,7 +27,9 @@ def rotate(
 ) -> Tensor:
     """``R(p) x`` for every token (RoFormer 2104.09864, eq. 34), as a new tensor.
 
-    Angles are exact at every position below 2**40 either way; arithmetic is float32 (float64
+    Rows of cos and sin are within `phasor.angles.ROW_ERROR_40` at every position below 2**40
+    either way. Beyond, they are exact on the CPU and NaN elsewhere and inside ``torch.func``
+    transformations, where looking at positions is not possible. Arithmetic is float32 (float64
     for float64 tensors) with one rounding at the end. Differentiable in ``x`` any number of
     times; what is kept for the backward pass is ``positions``.
 
