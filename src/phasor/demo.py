@@ -26,7 +26,7 @@ from phasor.layers import LayerRopes
 from phasor.presets import preset
 from phasor.torch import rotate_qk
 
-_TOKENS = 512
+_TOKENS = 256
 
 
 @dataclass(frozen=True)
