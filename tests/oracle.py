@@ -1,0 +1,224 @@
+"""What is true, computed the slow way: mpmath to 90 digits, formulas written from the papers.
+
+Nothing here is shared with the package: a `Rope` is read for its fields only, and laws and axes
+are recognised by the name of their class. `cos_sin` is exact, `turned` is one complex
+multiplication per pair in complex128.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import mpmath
+import numpy as np
+from mpmath import mpf
+
+Reals = list[mpf]
+
+DIGITS = 90
+GOLDEN: dict[str, Any] = json.loads((Path(__file__).parent / "golden.json").read_text("utf-8"))
+
+
+def _plain(pairs: int, base: mpf) -> Reals:
+    return [base ** (-mpf(2 * k) / (2 * pairs)) for k in range(pairs)]
+
+
+def _clip(value: mpf) -> mpf:
+    return mpf(min(max(value, mpf(0)), mpf(1)))
+
+
+def _by_turns(law: Any, plain: Reals, many: float, few: float) -> Reals:
+    """Kept from ``many`` turns over the original context, divided below ``few``."""
+    scaled = []
+    for f in plain:
+        count = law.original_max_positions * f / (2 * mpmath.pi)
+        if many == few:
+            keep = mpf(1 if count >= many else 0)
+        else:
+            keep = _clip((count - few) / (mpf(many) - few))
+        scaled.append(keep * f + (1 - keep) * f / mpf(law.factor))
+    return scaled
+
+
+def index_of_turns(pairs: int, base: mpf, context: int, turns: float) -> mpf:
+    """The real-valued index of the pair that makes ``turns`` turns over ``context``."""
+    return 2 * pairs * mpmath.log(context / (2 * mpmath.pi * turns)) / (2 * mpmath.log(base))
+
+
+def _slowness(pairs: int, base: mpf, context: int, betas: Any, truncate: bool) -> Reals:
+    """The ramp in indices of the YaRN authors' code: 0 is a kept pair, 1 a divided one."""
+    low, high = (index_of_turns(pairs, base, context, beta) for beta in betas)
+    if truncate:
+        low, high = mpmath.floor(low), mpmath.ceil(high)
+    low, high = max(low, mpf(0)), min(high, mpf(2 * pairs - 1))
+    if low == high:
+        high += mpf("0.001")
+    return [_clip((k - low) / (high - low)) for k in range(pairs)]
+
+
+def _yarn(law: Any, plain: Reals, base: mpf) -> Reals:
+    betas = law.beta_fast, law.beta_slow
+    slow = _slowness(len(plain), base, law.original_max_positions, betas, law.truncate)
+    return [f * (1 - s) + f / mpf(law.factor) * s for f, s in zip(plain, slow, strict=True)]
+
+
+def _part_ntk(law: Any, plain: Reals, base: mpf) -> Reals:
+    pairs, length = len(plain), law.original_max_positions
+    ntk = _ntk(law, plain, base)
+    inner = _slowness(pairs, base, length, (1.25, 0.75), True)
+    outer = _slowness(pairs, base, length, (16, 2), True)
+    mixed = [
+        n * (1 - s) + f / mpf(law.factor) * s for n, f, s in zip(ntk, plain, inner, strict=True)
+    ]
+    return [f * (1 - s) + m * s for f, m, s in zip(plain, mixed, outer, strict=True)]
+
+
+def _ntk(law: Any, plain: Reals, base: mpf) -> Reals:
+    width = 2 * len(plain)
+    return _plain(len(plain), base * mpf(law.factor) ** (mpf(width) / (width - 2)))
+
+
+def _mixed(law: Any, plain: Reals, base: mpf) -> Reals:
+    n, power = len(plain), mpf(law.exponent)
+    a = mpmath.log(law.factor) / mpf(n) ** power
+    return [f * mpmath.exp(-a * mpf(k) ** power) for k, f in enumerate(plain, start=1)]
+
+
+def _cope(law: Any, plain: Reals, base: mpf) -> Reals:
+    fade, first = law.num_pairs, len(plain) - law.num_pairs
+    soft = law.clip == "soft"
+
+    def weight(j: int) -> mpf:
+        if j < 0:
+            return mpf(1)
+        return (1 + mpmath.cos(mpmath.pi * j / (fade - 1))) / 2 if soft else mpf(0)
+
+    # cos(pi) is -1 to 90 digits only; the last pair stands still
+    return [
+        mpf(0) if soft and k - first == fade - 1 else f * weight(k - first)
+        for k, f in enumerate(plain)
+    ]
+
+
+LAWS: dict[str, Callable[[Any, Reals, mpf], Reals]] = {
+    "Linear": lambda law, plain, base: [f / mpf(law.factor) for f in plain],
+    "NTK": _ntk,
+    "NTKOld": lambda law, plain, base: _plain(len(plain), base * mpf(law.factor)),
+    "NTKFixed": lambda law, plain, base: [
+        f / (mpf(law.factor) ** (mpf(2) / (2 * len(plain)))) ** (k + 1) for k, f in enumerate(plain)
+    ],
+    "NTKMixed": _mixed,
+    "PartNTK": _part_ntk,
+    "Yarn": _yarn,
+    "YarnPaper": lambda law, plain, base: _by_turns(law, plain, law.beta_fast, law.beta_slow),
+    "Llama3": lambda law, plain, base: _by_turns(
+        law, plain, law.high_freq_factor, law.low_freq_factor
+    ),
+    "Proportional": lambda law, plain, base: [
+        f / mpf(law.factor) if k < int(law.fraction * 2 * len(plain)) // 2 else mpf(0)
+        for k, f in enumerate(plain)
+    ],
+    "Hope": lambda law, plain, base: [
+        f if 2 * mpmath.pi / f <= law.original_max_positions else mpf(0) for f in plain
+    ],
+    "Cope": _cope,
+    "Resonance": lambda law, plain, base: [
+        2 * mpmath.pi / mpmath.nint(2 * mpmath.pi / f) for f in plain
+    ],
+    "PerPair": lambda law, plain, base: [
+        f / mpf(s) for f, s in zip(plain, law.factors, strict=True)
+    ],
+}
+
+
+def axis_of_pair(axes: Any, pairs: int) -> list[int]:
+    """Which coordinate drives each pair, dealt out one pair at a time."""
+    kind = type(axes).__name__
+    if kind == "OneAxis":
+        return [0] * pairs
+    left = list(axes.sections)
+    if kind in ("Sectioned", "Axial"):
+        return [axis for axis, count in enumerate(left) for _ in range(count)]
+    if kind == "Alternating":
+        return [1 + k % 2 if k < 2 * left[1] else 0 for k in range(pairs)]
+    # Interleaved: each axis takes its turn while it has pairs left, the first takes the others'
+    dealt = []
+    for k in range(pairs):
+        axis = k % len(left)
+        axis = axis if left[axis] > 0 else 0
+        left[axis] -= 1
+        dealt.append(axis)
+    return dealt
+
+
+@mpmath.workdps(DIGITS)
+def float32(value: mpf) -> float:
+    """The nearest float32, ties to even, found with integers."""
+    if value == 0:
+        return 0.0
+    unit = mpf(2) ** max(int(mpmath.floor(mpmath.log(abs(value), 2))) - 23, -149)
+    return float(mpmath.nint(value / unit) * unit)
+
+
+@lru_cache(maxsize=256)
+@mpmath.workdps(DIGITS)
+def frequencies(rope: Any) -> Reals:
+    """Radians per position of every pair of a rope whose rule, if any, has picked its law."""
+    if rope.inv_freq is not None:
+        found = [mpf(f) for f in rope.inv_freq]
+    else:
+        base = mpf(rope.base)
+        axial = type(rope.axes).__name__ == "Axial"
+        widths = rope.axes.sections if axial else [rope.rotary_dim // 2]
+        found = []
+        for width in filter(None, widths):
+            plain = _plain(width, base)
+            law = rope.scaling
+            found += plain if law is None else LAWS[type(law).__name__](law, plain, base)
+    return [mpf(float32(f)) for f in found] if rope.inv_freq_dtype == "float32" else found
+
+
+@mpmath.workdps(DIGITS)
+def cos_sin(rope: Any, position: float | Sequence[float]) -> tuple[Reals, Reals]:
+    """Cosine and sine of every pair at one position, to 60 digits and more."""
+    at = list(position) if isinstance(position, Sequence) else [position]
+    axes = axis_of_pair(rope.axes, rope.rotary_dim // 2)
+    cosines, sines = [], []
+    for f, axis in zip(frequencies(rope), axes, strict=True):
+        exact = Fraction(at[axis])  # a float stands for the rational it is
+        angle = f * exact.numerator / exact.denominator
+        cos, sin = mpmath.cos_sin(angle)
+        cosines.append(cos)
+        sines.append(rope.direction * sin)
+    return cosines, sines
+
+
+def rows(rope: Any, positions: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
+    """`cos_sin` of many positions, each entry rounded to float64."""
+    both = [cos_sin(rope, position) for position in positions]
+    cosines = np.array([[float(value) for value in one] for one, _ in both])
+    sines = np.array([[float(value) for value in one] for _, one in both])
+    return cosines, sines
+
+
+def pair_of(rope: Any, k: int, pairing: str) -> tuple[int, int]:
+    """The two coordinates of a head that are pair ``k``."""
+    half = rope.rotary_dim // 2
+    first, second = (k, k + half) if pairing == "half" else (2 * k, 2 * k + 1)
+    return rope.rotary_start + first, rope.rotary_start + second
+
+
+def turned(x: np.ndarray, position: Any, rope: Any) -> np.ndarray:
+    """One head's vector at one position, by a complex128 multiplication per pair."""
+    y = np.array(x, dtype=np.float64)
+    for k, (c, s) in enumerate(zip(*cos_sin(rope, position), strict=True)):
+        i, j = pair_of(rope, k, rope.pairing)
+        z = complex(x[i], x[j]) * complex(float(c), float(s))
+        i, j = pair_of(rope, k, rope.pairing_out)
+        y[i], y[j] = z.real, z.imag
+    return y

@@ -1,0 +1,205 @@
+"""Hypothesis strategies: positions, and ropes of every law, layout and pairing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import strategies as st
+
+from phasor import (
+    NTK,
+    Alternating,
+    Axial,
+    Cope,
+    DynamicNTK,
+    Hope,
+    Interleaved,
+    Linear,
+    Llama3,
+    LongRope,
+    NTKFixed,
+    NTKMixed,
+    NTKOld,
+    OneAxis,
+    PartNTK,
+    PerPair,
+    Proportional,
+    Resonance,
+    Rope,
+    Sectioned,
+    Yarn,
+    YarnPaper,
+)
+from phasor.axes import Axes
+from phasor.scaling import Law, Rule
+
+# of every law one, fit for a head of 64
+EVERY_LAW: dict[str, Law | None] = {
+    "plain": None,
+    "linear": Linear(factor=8.0),
+    "ntk": NTK(factor=8.0),
+    "ntk_old": NTKOld(factor=8.0),
+    "ntk_fixed": NTKFixed(factor=8.0),
+    "ntk_mixed": NTKMixed(factor=8.0),
+    "part_ntk": PartNTK(factor=8.0, original_max_positions=8192),
+    "yarn": Yarn(factor=32.0, original_max_positions=4096, truncate=False),
+    "yarn_paper": YarnPaper(factor=8.0, original_max_positions=8192),
+    "llama3": Llama3(factor=8.0, original_max_positions=8192),
+    "proportional": Proportional(fraction=0.75, factor=2.0),
+    "hope": Hope(original_max_positions=8192),
+    "cope": Cope(num_pairs=8),
+    "resonance": Resonance(),
+    "per_pair": PerPair(factors=tuple(1 + 0.1 * k for k in range(32))),
+    "dynamic_ntk": DynamicNTK(factor=8.0, original_max_positions=8192).at(65536),
+    "longrope": LongRope(
+        short_factors=(1.0,) * 32,
+        long_factors=tuple(1.5 + k for k in range(32)),
+        original_max_positions=4096,
+        factor=32.0,
+    ).at(8192),
+}
+
+INT64 = st.integers(-(2**63), 2**63 - 1) | st.integers(-5000, 5000)
+FLOAT_POSITIONS = st.floats(-(2.0**62), 2.0**62) | st.floats(-5000, 5000)
+PAIRINGS = st.sampled_from(["half", "interleaved"])
+FACTORS = st.floats(0.25, 64.0)
+LENGTHS = st.integers(2, 2**20)
+
+
+@st.composite
+def axes(draw: st.DrawFn, pairs: int) -> Axes:
+    """A layout that fits ``pairs`` pairs."""
+    kinds = ["one", "sectioned", "axial", "interleaved", "alternating"]
+    kind = draw(st.sampled_from(kinds if pairs >= 3 else kinds[:1]))
+    if kind == "one":
+        return OneAxis()
+    if kind == "alternating":
+        each = draw(st.integers(0, pairs // 2))
+        return Alternating((pairs - 2 * each, each, each))
+    if kind == "interleaved":
+        # the p-th pair is axis p % 3, so an axis past the first finds pairs // 3 turns for certain
+        others = draw(st.lists(st.integers(0, pairs // 3), min_size=2, max_size=2))
+        return Interleaved((pairs - sum(others), *others))
+    # two pairs at least in every section that has any, which is what NTK laws ask for
+    first = draw(st.integers(0, pairs - 2).filter(lambda n: n != 1 and pairs - n != 1))
+    sections = draw(st.permutations([first, pairs - first, 0]))
+    return (Sectioned if kind == "sectioned" else Axial)(tuple(sections))
+
+
+@st.composite
+def betas(draw: st.DrawFn) -> dict[str, float]:
+    """The two ends of a ramp in turns, the fast one above the slow one."""
+    slow = draw(st.floats(0.25, 4.0))
+    return {"beta_slow": slow, "beta_fast": slow + draw(st.floats(0.5, 64.0))}
+
+
+def laws(spectra: tuple[int, ...]) -> st.SearchStrategy[Law]:
+    """A law that fits spectra of these many pairs."""
+    stretch = [st.builds(law, factor=FACTORS) for law in (Linear, NTKOld, NTKFixed)]
+    extend: dict[str, Any] = {"factor": FACTORS, "original_max_positions": LENGTHS}
+    found: list[st.SearchStrategy[Any]] = [
+        *stretch,
+        st.builds(NTKMixed, factor=FACTORS, exponent=st.floats(0.0, 2.0)),
+        st.builds(
+            lambda ends, **rest: Yarn(**ends, **rest), betas(), truncate=st.booleans(), **extend
+        ),
+        st.builds(lambda ends, **rest: YarnPaper(**ends, **rest), betas(), **extend),
+        st.builds(
+            Llama3,
+            low_freq_factor=st.floats(0.5, 2.0),
+            high_freq_factor=st.floats(2.0, 8.0),
+            **extend,
+        ),
+        st.builds(Proportional, fraction=st.floats(0.0, 1.0), factor=FACTORS),
+        st.builds(Hope, original_max_positions=LENGTHS),
+        st.just(Resonance()),
+    ]
+    if min(spectra) >= 2:
+        found += [
+            st.builds(NTK, factor=FACTORS),
+            st.builds(PartNTK, **extend),
+            st.builds(
+                Cope,
+                num_pairs=st.integers(2, min(spectra)),
+                clip=st.sampled_from(["soft", "hard"]),
+            ),
+        ]
+    if len(set(spectra)) == 1:
+        found.append(st.builds(PerPair, factors=divisors(spectra[0]), attention_factor=FACTORS))
+    return st.one_of(found)
+
+
+def divisors(pairs: int) -> st.SearchStrategy[tuple[float, ...]]:
+    """One divisor per pair."""
+    return st.lists(FACTORS, min_size=pairs, max_size=pairs).map(tuple)
+
+
+def rules(spectra: tuple[int, ...]) -> st.SearchStrategy[Rule]:
+    """A rule whose laws fit spectra of these many pairs."""
+    found: list[st.SearchStrategy[Any]] = []
+    if min(spectra) >= 2:
+        found.append(
+            st.builds(DynamicNTK, factor=st.floats(1.0, 16.0), original_max_positions=LENGTHS)
+        )
+    if len(set(spectra)) == 1:
+        found.append(
+            st.builds(
+                LongRope,
+                short_factors=divisors(spectra[0]),
+                long_factors=divisors(spectra[0]),
+                original_max_positions=LENGTHS,
+                factor=FACTORS,
+                short_attention_factor=st.none() | FACTORS,
+                long_attention_factor=st.none() | FACTORS,
+            )
+        )
+    return st.one_of(found)
+
+
+@st.composite
+def descriptions(draw: st.DrawFn) -> dict[str, Any]:
+    """Fields of a rope; its scaling may be a rule that has not picked its law."""
+    pairs = draw(st.integers(1, 12))
+    start = draw(st.integers(0, 3))
+    layout = draw(axes(pairs))
+    fields: dict[str, Any] = {
+        "head_dim": start + 2 * pairs + draw(st.integers(0, 3)),
+        "pairing": draw(PAIRINGS),
+        "pairing_out": draw(PAIRINGS),
+        "rotary_dim": 2 * pairs,
+        "rotary_start": start,
+        "axes": layout,
+        "direction": draw(st.sampled_from([1, -1])),
+        "inv_freq_dtype": draw(st.sampled_from(["exact", "float32"])),
+    }
+    spectra = layout.spectra(pairs)
+    source = draw(st.sampled_from(["plain", "law", "rule", "explicit"]))
+    if source == "explicit":
+        given = st.lists(st.floats(0.0, 8.0).map(abs), min_size=pairs, max_size=pairs)
+        return fields | {"inv_freq": tuple(draw(given))}
+    fields["base"] = draw(st.floats(1.5, 1e9))
+    if source == "law":
+        fields["scaling"] = draw(laws(spectra))
+    if source == "rule" and (min(spectra) >= 2 or len(set(spectra)) == 1):
+        fields["scaling"] = draw(rules(spectra))
+    return fields
+
+
+def ropes() -> st.SearchStrategy[Rope]:
+    """Any rope, rules and all."""
+    return descriptions().map(lambda fields: Rope(**fields))
+
+
+@st.composite
+def resolved_ropes(draw: st.DrawFn) -> Rope:
+    """Any rope that can rotate: a rule has picked its law."""
+    return draw(ropes()).at(draw(LENGTHS))
+
+
+@st.composite
+def placed_ropes(draw: st.DrawFn, coordinates: st.SearchStrategy[Any] = INT64) -> tuple[Rope, Any]:
+    """A rope that can rotate and one position for it: a number, or one per axis."""
+    rope = draw(resolved_ropes())
+    if rope.axes.n_axes == 1:
+        return rope, draw(coordinates)
+    return rope, [draw(coordinates) for _ in range(rope.axes.n_axes)]

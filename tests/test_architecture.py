@@ -1,0 +1,201 @@
+"""The package is a pipeline: a module imports only modules that stand before it.
+
+A new module must be placed in `PIPELINE`; where it goes says what it may use.
+"""
+
+from __future__ import annotations
+
+import ast
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import phasor
+
+SRC = Path(phasor.__file__).parent
+
+# "phasor" is the package itself; packages stand after what they are made of
+PIPELINE = """
+    errors _checks _reals
+    scaling._law scaling._uniform scaling._ramps scaling._selective scaling._rules scaling
+    axes spec layers presets
+    configs._reading configs._table configs._model configs._yarn configs._laws configs._blocks
+    configs._width configs._layers configs._deepseek configs._gguf configs._params
+    configs._huggingface configs
+    frequencies angles positions multimodal rotate
+    analysis heads conventions checkpoint phasor
+    describe comparison figures report
+    torch._layout torch._arguments torch._tables torch._eager torch._cpu torch._triton torch._ops
+    torch.functional torch.linear_attention torch.attention torch.cache torch
+    torch.transformers torch.onnx torch.distributed
+    demo terminal cli __main__
+"""
+ORDER = PIPELINE.split()
+# the demonstration drives phasor.torch and is imported by nothing but its command
+USE_TORCH = ("torch", "demo")
+MOST_LINES = 320
+
+
+def modules(src: Path) -> dict[str, Path]:
+    """Every module of the package at ``src``, by its name within the package."""
+    found = {}
+    for path in src.rglob("*.py"):
+        parts = path.relative_to(src).with_suffix("").parts
+        parts = parts[:-1] if parts[-1] == "__init__" else parts
+        found[".".join(parts) or "phasor"] = path
+    return found
+
+
+def imported(path: Path, package: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    """All that a file imports, wherever in it: dotted names, the imported one included."""
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (tuple(alias.name.split(".")) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else ()
+            origin = (*above, *(node.module.split(".") if node.module else ()))
+            yield from ((*origin, alias.name) for alias in node.names)
+
+
+def uses(src: Path) -> Iterator[tuple[str, str]]:
+    """Pairs of a module and a module of the package, or of torch, that it imports."""
+    known = modules(src)
+    for name, path in known.items():
+        inside = () if name == "phasor" else tuple(name.split("."))
+        package = ("phasor", *(inside if path.stem == "__init__" else inside[:-1]))
+        for target in imported(path, package):
+            if target[0] == "torch":
+                yield name, "<torch>"
+            if target[0] == "phasor":
+                # the longest part of the name that is a module; the rest are names in it
+                ends = range(len(target), 1, -1)
+                found = [".".join(target[1:end]) for end in ends]
+                yield name, next((one for one in found if one in known), "phasor")
+
+
+def back_edges(src: Path) -> set[tuple[str, str]]:
+    """Imports of what stands at or after the importer, and unplaced modules' imports."""
+    place = {name: index for index, name in enumerate(ORDER)}
+    return {
+        (name, target)
+        for name, target in uses(src)
+        if target != "<torch>" and not place.get(target, len(ORDER)) < place.get(name, -1)
+    }
+
+
+def strays_to_torch(src: Path) -> set[str]:
+    """Modules that import torch and may not."""
+    return {
+        name
+        for name, target in uses(src)
+        if target == "<torch>" and name.split(".")[0] not in USE_TORCH
+    }
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """The package, to be spoilt."""
+    return Path(shutil.copytree(SRC, tmp_path / "phasor"))
+
+
+def plant(copy: Path, name: str, line: str) -> None:
+    """Write ``line`` at the end of a module of the copy."""
+    path = modules(copy)[name]
+    path.write_text(f"{path.read_text('utf-8')}\n\n{line}\n", "utf-8")
+
+
+def test_every_module_has_its_place() -> None:
+    """Once each."""
+    assert set(modules(SRC)) <= set(ORDER)
+    assert len(ORDER) == len(set(ORDER))
+
+
+def test_imports_point_one_way() -> None:
+    """Also inside functions and under TYPE_CHECKING."""
+    assert back_edges(SRC) == set()
+
+
+def test_the_walk_sees_the_imports_there_are() -> None:
+    """Edges of every form, so that an empty answer above means something."""
+    seen = set(uses(SRC))
+    assert {
+        ("_checks", "errors"),
+        ("scaling", "scaling._law"),
+        ("scaling._rules", "scaling._selective"),
+        ("angles", "spec"),
+        ("phasor", "spec"),
+        ("torch._ops", "torch._eager"),
+        ("torch._eager", "<torch>"),
+    } <= seen
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "edge"),
+    [
+        ("errors", "from phasor.rotate import rotate", "rotate"),
+        ("errors", "import phasor.rotate", "rotate"),
+        ("errors", "from phasor import rotate", "rotate"),
+        ("errors", "from . import rotate", "rotate"),
+        ("errors", "from .rotate import matrix", "rotate"),
+        ("spec", "def late():\n    from phasor.angles import cos_sin", "angles"),
+        ("axes", "if TYPE_CHECKING:\n    from phasor.spec import Rope", "spec"),
+        ("angles", "from phasor import Rope", "phasor"),
+        ("scaling._law", "from phasor.scaling import Linear", "scaling"),
+        ("scaling._law", "from ._uniform import NTK", "scaling._uniform"),
+        ("scaling._law", "from ..spec import Rope", "spec"),
+        ("rotate", "def late():\n    import phasor.torch.functional", "torch.functional"),
+        ("spec", "from phasor.spec import Rope", "spec"),
+    ],
+    ids=lambda value: str(value).replace("\n", " "),
+)
+def test_a_planted_back_edge_is_found(copy: Path, name: str, line: str, edge: str) -> None:
+    """In every form in which Python can write an import."""
+    plant(copy, name, line)
+    assert back_edges(copy) == {(name, edge)}
+
+
+def test_a_module_without_a_place_is_found(copy: Path) -> None:
+    """A new file is not free to import and be imported."""
+    (copy / "shortcuts.py").write_text("from phasor.spec import Rope\n", "utf-8")
+    plant(copy, "rotate", "from phasor import shortcuts")
+    assert not set(modules(copy)) <= set(ORDER)
+    assert back_edges(copy) == {("shortcuts", "spec"), ("rotate", "shortcuts")}
+
+
+def test_only_the_torch_package_imports_torch() -> None:
+    """The NumPy core runs where there is no torch."""
+    assert strays_to_torch(SRC) == set()
+
+
+@pytest.mark.parametrize(
+    "line", ["import torch", "import torch.nn as nn", "def late():\n    from torch import Tensor"]
+)
+def test_a_planted_import_of_torch_is_found(copy: Path, line: str) -> None:
+    """Late ones too."""
+    plant(copy, "angles", line)
+    assert strays_to_torch(copy) == {"angles"}
+
+
+def test_no_file_is_long() -> None:
+    """What does not fit is two things."""
+    lengths = {str(p.relative_to(SRC)): len(p.read_text("utf-8").splitlines()) for p in
+               SRC.rglob("*.py")}  # fmt: skip
+    assert {name: n for name, n in lengths.items() if n > MOST_LINES} == {}
+
+
+def test_what_the_package_exports_is_what_it_names() -> None:
+    """`__all__` is every public name of phasor that is not a module of it."""
+    own = {name.split(".")[0] for name in modules(SRC)}
+    public = {name for name in vars(phasor) if not name.startswith("_")} - own
+    assert public <= set(phasor.__all__)
+    assert set(phasor.__all__) - public <= own  # a function may be named like its module
+    assert list(phasor.__all__) == sorted(phasor.__all__, key=export_order)
+    assert all(hasattr(phasor, name) for name in phasor.__all__)
+
+
+def export_order(name: str) -> tuple[int, str]:
+    """Constants, classes, functions, as ruff sorts them."""
+    kind = 0 if name.isupper() else 1 if name[0].isupper() else 2
+    return kind, name

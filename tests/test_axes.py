@@ -1,0 +1,205 @@
+"""Which coordinate drives which pair, against the layouts of published models."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from phasor import Alternating, Axial, Interleaved, OneAxis, PositionError, Rope, Sectioned
+from phasor.angles import cos_sin
+from phasor.axes import AXES, Axes
+from phasor.errors import SpecError
+from phasor.frequencies import inv_freq
+
+from . import oracle, strategies
+
+
+def letters(axes: Axes, pairs: int) -> str:
+    """The layout spelled out: T, H, W for axes 0, 1, 2."""
+    return "".join("THW"[axis] for axis in axes.axis_of_pair(pairs))
+
+
+@pytest.mark.parametrize(
+    ("axes", "pairs", "spelled"),
+    [
+        pytest.param(OneAxis(), 64, "T" * 64, id="text"),
+        pytest.param(
+            Sectioned((16, 24, 24)), 64, "T" * 16 + "H" * 24 + "W" * 24, id="qwen2-vl-sectioned"
+        ),
+        pytest.param(Interleaved((24, 20, 20)), 64, "THW" * 20 + "TTTT", id="qwen3-vl-interleaved"),
+        pytest.param(
+            Interleaved((11, 11, 10)), 32, "THW" * 10 + "TH", id="qwen3.5-interleaved-partial"
+        ),
+        pytest.param(Alternating((20, 22, 22)), 64, "HW" * 22 + "T" * 20, id="ernie-4.5-vl"),
+        pytest.param(Alternating((16, 24, 24)), 64, "HW" * 24 + "T" * 16, id="videorope"),
+        pytest.param(Axial((8, 28, 28)), 64, "T" * 8 + "H" * 28 + "W" * 28, id="flux-axial"),
+        pytest.param(Sectioned((0, 2, 2)), 4, "HHWW", id="an-axis-without-pairs"),
+        pytest.param(Interleaved((2, 2)), 4, "THTH", id="two-axes-interleaved"),
+    ],
+)
+def test_each_pair_follows_its_published_axis(axes: Axes, pairs: int, spelled: str) -> None:
+    """As printed by their models, pair by pair."""
+    assert letters(axes, pairs) == spelled
+    assert oracle.axis_of_pair(axes, pairs) == ["THW".index(letter) for letter in spelled]
+
+
+@pytest.mark.parametrize(
+    ("axes", "counts"),
+    [
+        (Interleaved((24, 20, 20)), [24, 20, 20]),
+        (Interleaved((11, 11, 10)), [11, 11, 10]),
+        (Alternating((20, 22, 22)), [20, 22, 22]),
+        (Sectioned((16, 24, 24)), [16, 24, 24]),
+    ],
+    ids=repr,
+)
+def test_each_axis_drives_as_many_pairs_as_its_section_says(axes: Axes, counts: list[int]) -> None:
+    """24/20/20 and 11/11/10 among them, counted in the layout itself."""
+    drawn = axes.axis_of_pair(sum(counts))
+    assert [drawn.count(axis) for axis in range(3)] == counts
+
+
+@given(st.data())
+@settings(deadline=None, max_examples=200)
+def test_any_layout_is_the_one_dealt_out_by_hand(data: st.DataObject) -> None:
+    """Against an independent loop, and every section gets its count."""
+    pairs = data.draw(st.integers(1, 40))
+    axes = data.draw(strategies.axes(pairs))
+    drawn = list(axes.axis_of_pair(pairs))
+    assert drawn == oracle.axis_of_pair(axes, pairs)
+    sections = getattr(axes, "sections", (pairs,))
+    assert [drawn.count(axis) for axis in range(axes.n_axes)] == list(sections)
+
+
+def test_a_pair_turns_by_the_coordinate_of_its_axis() -> None:
+    """Only the pairs of an axis feel its coordinate, and each pair keeps its own frequency."""
+    rope = Rope(head_dim=16, pairing="half", base=100.0, axes=Interleaved((3, 3, 2)))
+    step = 100.0 ** (-np.arange(8) / 8)
+    for axis, letter in enumerate("THW"):
+        position = [0, 0, 0]
+        position[axis] = 5
+        cos, sin = cos_sin(rope, position)
+        mine = np.array(list("THWTHWTH")) == letter
+        np.testing.assert_allclose(cos, np.where(mine, np.cos(5 * step), 1), rtol=0, atol=2e-15)
+        np.testing.assert_allclose(sin, np.where(mine, np.sin(5 * step), 0), rtol=0, atol=2e-15)
+
+
+TEXT_COMPATIBLE = [
+    Sectioned((16, 24, 24)),
+    Interleaved((24, 20, 20)),
+    Alternating((20, 22, 22)),
+    Sectioned((40, 24)),
+]
+
+
+@pytest.mark.parametrize("axes", TEXT_COMPATIBLE, ids=repr)
+@pytest.mark.parametrize("kind", ["integers", "floats"])
+def test_equal_coordinates_are_text_to_the_last_bit(axes: Axes, kind: str) -> None:
+    """A multimodal rope at t = h = w is exactly the rope of one axis."""
+    rng = np.random.default_rng(1)
+    text = np.concatenate(([0, 1, -1, 2**62, -(2**63)], rng.integers(-(2**63), 2**63 - 1, 50)))
+    if kind == "floats":
+        text = rng.uniform(-1e6, 1e6, 50)
+    one = Rope(head_dim=128, pairing="half", base=5e5)
+    several = Rope(head_dim=128, pairing="half", base=5e5, axes=axes)
+    coordinates = np.repeat(text[:, None], axes.n_axes, axis=1)
+    for got, expected in zip(cos_sin(several, coordinates), cos_sin(one, text), strict=True):
+        assert got.tobytes() == expected.tobytes()
+
+
+def test_axial_sections_each_have_a_whole_spectrum() -> None:
+    """FLUX: axes_dim [16, 56, 56] restarts at 1 for every axis, over its own width."""
+    rope = Rope(head_dim=128, pairing="interleaved", axes=Axial((8, 28, 28)))
+    expected = [10000.0 ** (-2 * j / width) for width in (16, 56, 56) for j in range(width // 2)]
+    np.testing.assert_allclose(inv_freq(rope), expected, rtol=4e-15, atol=0)
+    assert rope.axes.spectra(64) == (8, 28, 28)
+
+
+def test_axial_images_turn_by_two_equal_spectra() -> None:
+    """RoPE-ViT: base 100, a quarter of the head for each of two axes."""
+    rope = Rope(head_dim=64, pairing="interleaved", base=100.0, axes=Axial((16, 16)))
+    spectrum = [100.0 ** (-4 * j / 64) for j in range(16)]
+    np.testing.assert_allclose(inv_freq(rope), spectrum * 2, rtol=4e-15, atol=0)
+
+
+@pytest.mark.parametrize("axes", TEXT_COMPATIBLE, ids=repr)
+def test_every_other_layout_has_one_spectrum(axes: Axes) -> None:
+    """The frequencies of text, whatever axis reads them."""
+    assert axes.spectra(64) == (64,)
+    assert OneAxis().spectra(64) == (64,)
+
+
+def test_an_axis_without_pairs_has_no_spectrum() -> None:
+    """Axial leaves an empty section out."""
+    assert Axial((0, 3, 5)).spectra(8) == (3, 5)
+
+
+ALTERNATING = "sections must be (time, height, width) with height equal to width, got "
+
+
+@pytest.mark.parametrize(
+    ("build", "text"),
+    [
+        (lambda: Sectioned("16"), "sections must be a sequence of pair counts, got '16'"),
+        (lambda: Axial(64), "sections must be a sequence of pair counts, got 64"),
+        (
+            lambda: Interleaved([64]),
+            "sections must name at least two axes, got [64]; one axis is OneAxis(), the default",
+        ),
+        (lambda: Sectioned((1, -1)), "sections[1] must be a whole number >= 0, got -1"),
+        (lambda: Sectioned((1, 1.5)), "sections[1] must be a whole number >= 0, got 1.5"),
+        (lambda: Alternating((1, 2, 3)), ALTERNATING + "[1, 2, 3]"),
+        (lambda: Alternating((2, 2)), ALTERNATING + "[2, 2]"),
+    ],
+)
+def test_sections_that_mean_nothing_are_refused(build: Any, text: str) -> None:
+    """At construction, with the entry that is wrong."""
+    with pytest.raises(SpecError) as caught:
+        build()
+    assert str(caught.value) == text
+
+
+@pytest.mark.parametrize("kind", [Sectioned, Axial, Interleaved, Alternating])
+def test_sections_must_add_up_to_the_pairs(kind: Any) -> None:
+    """A section in coordinates instead of pairs is the usual slip."""
+    text = (
+        r"^sections \[4, 2, 2\] must add up to the number of pairs \(rotary_dim / 2 = 16\), got 8$"
+    )
+    with pytest.raises(SpecError, match=text):
+        Rope(head_dim=32, pairing="half", axes=kind((4, 2, 2)))
+    with pytest.raises(SpecError, match=text):
+        kind((4, 2, 2)).spectra(16) if kind is Axial else kind((4, 2, 2)).axis_of_pair(16)
+
+
+@pytest.mark.parametrize("sections", [(2, 3, 3), (2, 1, 5), (0, 4, 4)])
+def test_sections_that_cannot_be_dealt_out_in_turn_are_refused(sections: Any) -> None:
+    """The first axis takes what is left, so it must have the most."""
+    with pytest.raises(SpecError) as caught:
+        Interleaved(sections).axis_of_pair(8)
+    assert str(caught.value) == (
+        f"sections {list(sections)} cannot be dealt out in turn over 8 pairs: the first axis must "
+        "be the largest and the others must fit before the end"
+    )
+
+
+@pytest.mark.parametrize("positions", [5, [0, 1, 2, 3], np.zeros((7, 2), int)], ids=str)
+def test_positions_without_an_axis_dimension_are_refused(positions: Any) -> None:
+    """Text positions are not spread over the axes behind a caller's back."""
+    rope = Rope(head_dim=16, pairing="half", axes=Sectioned((4, 2, 2)))
+    with pytest.raises(PositionError) as caught:
+        cos_sin(rope, positions)
+    assert str(caught.value) == (
+        "positions must end in one coordinate per axis (3) for Sectioned axes, got shape "
+        f"{list(np.shape(positions))}; phasor.positions.every_axis repeats text positions"
+    )
+
+
+def test_layouts_are_values() -> None:
+    """Equal sections make equal, hashable layouts, from lists and tuples alike."""
+    assert Sectioned([1, 2, 1]) == Sectioned((1, 2, 1))
+    assert len({Sectioned((1, 2, 1)), Sectioned([1, 2, 1]), Interleaved((1, 2, 1))}) == 2
+    assert set(AXES.values()) == {OneAxis, Axial, Sectioned, Interleaved, Alternating}

@@ -1,0 +1,271 @@
+"""The identities of rotary embeddings, and RoFormer's figure, to their published digits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from phasor import Linear, Rope
+from phasor.angles import COS_SIN_ERROR, cos_sin
+from phasor.rotate import change_pairing, matrix, pair_indices, rotate, score
+
+from . import oracle, strategies
+
+# an exact rotation applied twice, or compared with another, in vectors of length 1
+ERROR = COS_SIN_ERROR
+BIG = 2**62
+SHIFTS = [(3, 5), (1000, -7), (131_072, 131_071), (-(2**40), 2**40 + 3), (BIG, BIG - 9), (-BIG, 77)]
+
+laws = pytest.mark.parametrize("law", strategies.EVERY_LAW.values(), ids=list(strategies.EVERY_LAW))
+pairings = pytest.mark.parametrize("pairing", ["half", "interleaved"])
+bases = pytest.mark.parametrize("base", [10_000.0, 500_000.0])
+
+
+def unit_vectors(seed: int, count: int, width: int = 64) -> np.ndarray:
+    """Gaussian directions of length 1."""
+    drawn = np.random.default_rng(seed).standard_normal((count, width))
+    return drawn / np.linalg.norm(drawn, axis=-1, keepdims=True)
+
+
+def complex_pairs(x: np.ndarray, rope: Rope) -> np.ndarray:
+    """A head's vectors as complex numbers, pair by pair."""
+    first, second = pair_indices(rope, rope.pairing)
+    return x[..., first] + 1j * x[..., second]
+
+
+def spin(rope: Rope, positions: Any) -> np.ndarray:
+    """exp(i p inv_freq) of every pair."""
+    cos, sin = cos_sin(rope, positions)
+    return cos + 1j * sin
+
+
+def each_law(law: Any, pairing: Any) -> Rope:
+    """A head of 64 under one law."""
+    return Rope(head_dim=64, pairing=pairing, base=5e5, scaling=law)
+
+
+@laws
+@pairings
+def test_i1_a_rotation_is_orthogonal(law: Any, pairing: Any) -> None:
+    """R^T R is the identity, and lengths are kept, up to 2**62 and the ends of int64."""
+    rope = each_law(law, pairing)
+    x = unit_vectors(1, 8)
+    for place in (1, 4095, 2**31 - 1, 2**53 + 1, BIG, -(2**63)):
+        r = matrix(place, rope)
+        assert np.abs(r.T @ r - np.eye(64)).max() <= ERROR
+        assert np.abs(np.linalg.norm(rotate(x, place, rope), axis=-1) - 1).max() <= ERROR
+
+
+@laws
+@pairings
+@pytest.mark.parametrize(("m", "n"), SHIFTS, ids=str)
+def test_i2_a_score_sees_only_the_distance(law: Any, pairing: Any, m: int, n: int) -> None:
+    """(R_m q)^T (R_n k) = q^T R_{n-m} k, as the score and as the matrix between them."""
+    rope = each_law(law, pairing)
+    q, k = unit_vectors(2, 6), unit_vectors(3, 6)
+    absolute = (rotate(q, m, rope) * rotate(k, n, rope)).sum(-1)
+    np.testing.assert_allclose(absolute, score(q, k, n - m, rope), rtol=0, atol=ERROR)
+    between = np.einsum("vi,ij,vj->v", q, matrix(n - m, rope), k)
+    np.testing.assert_allclose(absolute, between, rtol=0, atol=ERROR)
+
+
+@laws
+@pairings
+@pytest.mark.parametrize(("m", "n"), SHIFTS, ids=str)
+def test_i3_a_score_is_the_real_part_of_a_complex_product(
+    law: Any, pairing: Any, m: int, n: int
+) -> None:
+    """Re sum q conj(k) exp(i (m - n) inv_freq): RoFormer eq. 35."""
+    rope = each_law(law, pairing)
+    q, k = unit_vectors(4, 6), unit_vectors(5, 6)
+    product = complex_pairs(q, rope) * complex_pairs(k, rope).conj() * spin(rope, m - n)
+    expected = product.sum(-1).real
+    np.testing.assert_allclose(score(q, k, n - m, rope), expected, rtol=0, atol=ERROR)
+
+
+@laws
+@pairings
+def test_i4_the_elementwise_form_is_the_matrix(law: Any, pairing: Any) -> None:
+    """RoFormer eq. 34 is eq. 15."""
+    rope = each_law(law, pairing)
+    x = unit_vectors(6, 6)
+    for place in (1, -1000, 2**40, BIG):
+        assert np.abs(rotate(x, place, rope) - x @ matrix(place, rope).T).max() <= ERROR
+
+
+@laws
+def test_i5_halves_are_interleaved_pairs_in_another_order(law: Any) -> None:
+    """P = [0, 2, 4, ..., 1, 3, 5, ...] on both sides, with no difference at all."""
+    interleaved, half = each_law(law, "interleaved"), each_law(law, "half")
+    order = [*range(0, 64, 2), *range(1, 64, 2)]
+    q, k = unit_vectors(7, 6), unit_vectors(8, 6)
+    np.testing.assert_array_equal(change_pairing(q, "interleaved", "half"), q[:, order])
+    for place in (1, -1000, 2**40, BIG):
+        expected = rotate(q, place, interleaved)[:, order]
+        np.testing.assert_array_equal(rotate(q[:, order], place, half), expected)
+        scores = score(q[:, order], k[:, order], place, half)
+        np.testing.assert_array_equal(scores, score(q, k, place, interleaved))
+
+
+def test_i5_the_wrong_pairing_keeps_every_other_identity() -> None:
+    """So only a comparison of the two can find it: the scores differ, the laws hold."""
+    right, wrong = (Rope(head_dim=64, pairing=p) for p in ("half", "interleaved"))
+    q, k = unit_vectors(9, 1), unit_vectors(10, 1)
+    assert np.abs(score(q, k, 5, right) - score(q, k, 5, wrong)).max() > 0.01
+
+
+@laws
+@pairings
+@pytest.mark.parametrize(("a", "b"), SHIFTS, ids=str)
+def test_i6_rotations_compose(law: Any, pairing: Any, a: int, b: int) -> None:
+    """R_a R_b = R_{a+b}; two errors of a complex entry, sqrt(2) each, against a third."""
+    rope = each_law(law, pairing)
+    composed = matrix(a, rope) @ matrix(b, rope)
+    assert np.abs(composed - matrix(a + b, rope)).max() <= 3 * 2**0.5 * ERROR
+    np.testing.assert_array_equal(matrix(-a, rope), matrix(a, rope).T)
+
+
+def test_the_sign_is_that_of_roformer() -> None:
+    """A key a quarter turn ahead of the query scores sin(m - n), which is odd in the distance."""
+    rope = Rope(head_dim=2, pairing="half")
+    q, k = [1.0, 0.0], [0.0, 1.0]
+    assert f"{score(q, k, -1, rope):.16f}" == "0.8414709848078965"
+    assert f"{score(q, k, 1, rope):.16f}" == "-0.8414709848078965"
+    assert f"{score(k, q, 1, rope):.16f}" == "0.8414709848078965"
+
+
+def test_positions_divided_are_frequencies_divided() -> None:
+    """Position interpolation by its two names; 2**-3 is exact in both."""
+    x = unit_vectors(11, 4)
+    plain = Rope(head_dim=64, pairing="half")
+    stretched = Rope(head_dim=64, pairing="half", scaling=Linear(factor=8.0))
+    for place in (3, 4097, 2**40 + 1):
+        got, expected = rotate(x, place, stretched), rotate(x, place / 8, plain)
+        np.testing.assert_allclose(got, expected, rtol=0, atol=2 * ERROR)
+
+
+def abel(rope: Rope, q: np.ndarray, k: np.ndarray, r: Any) -> tuple[Any, np.ndarray, np.ndarray]:
+    """The sum of eq. 35, the steps of h with h_{d/2} = 0, and the partial sums |S_{j+1}|."""
+    h = complex_pairs(q, rope) * complex_pairs(k, rope).conj()
+    steps = np.diff(h, axis=-1, append=0)
+    turned = spin(rope, r)
+    return (h * turned).sum(-1), steps, np.cumsum(turned, axis=-1)
+
+
+@bases
+def test_i7_a_score_can_be_summed_by_parts(base: float) -> None:
+    """Abel's transformation (eq. 36) in 2000 Gaussian draws below 4096."""
+    rope = Rope(head_dim=128, pairing="half", base=base)
+    rng = np.random.default_rng(12)
+    q, k = rng.standard_normal((2, 2000, 128))
+    total, steps, partial = abel(rope, q, k, rng.integers(0, 4096, 2000))
+    np.testing.assert_allclose(total, -(partial * steps).sum(-1), rtol=0, atol=1e-10)
+
+
+@bases
+def test_i8_a_score_is_bounded_by_the_partial_sums(base: float) -> None:
+    """|sum| <= max |h_{j+1} - h_j| * sum |S_{j+1}| (eq. 37), and never close to it."""
+    rope = Rope(head_dim=128, pairing="half", base=base)
+    rng = np.random.default_rng(13)
+    q, k = rng.standard_normal((2, 2000, 128))
+    total, steps, partial = abel(rope, q, k, rng.integers(0, 4096, 2000))
+    bound = np.abs(steps).max(-1) * np.abs(partial).sum(-1)
+    assert (np.abs(total) / bound).max() < 0.1
+
+
+def test_i8_needs_the_last_step_to_zero() -> None:
+    """With all ones every h is 2: without h_{d/2} = 0 the bound would be 0, below the score."""
+    rope = Rope(head_dim=128, pairing="half")
+    ones = np.ones(128)
+    total, steps, partial = abel(rope, ones, ones, 5)
+    sums = np.abs(partial).sum()
+    # the values of this example, computed apart
+    assert round(abs(total), 1) == 96.6
+    assert round(np.abs(steps).max() * sums) == 2668
+    assert np.abs(steps[:-1]).max() * sums == 0
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pairings
+def test_i9_linear_attention_has_a_running_state(pairing: Any, causal: bool) -> None:
+    """RoFormer eq. 19: the quadratic sum over scores is the recurrent one over rotated keys."""
+    rope = Rope(head_dim=16, pairing=pairing)
+    rng = np.random.default_rng(14)
+    length = 24
+    q, k = rng.standard_normal((2, length, 16))
+    v = rng.standard_normal((length, 5))
+    q, k = (np.where(x > 0, x + 1, np.exp(x)) for x in (q, k))  # elu + 1
+    distance = np.arange(length) - np.arange(length)[:, None]
+    seen = distance <= 0 if causal else np.ones_like(distance, dtype=bool)
+    weights = score(q[:, None], k[None, :], distance, rope) * seen
+    quadratic = weights @ v / ((q @ k.T) * seen).sum(-1, keepdims=True)
+
+    turned = [rotate(x[:, None], np.arange(length), rope)[:, 0] for x in (q, k)]
+    outer, plain = turned[1][:, :, None] * v[:, None, :], k
+    state = np.cumsum(outer, axis=0) if causal else np.broadcast_to(outer.sum(0), outer.shape)
+    norm = np.cumsum(plain, axis=0) if causal else np.broadcast_to(plain.sum(0), plain.shape)
+    recurrent = np.einsum("nd,nde->ne", turned[0], state) / (q * norm).sum(-1, keepdims=True)
+    np.testing.assert_allclose(recurrent, quadratic, rtol=0, atol=1e-13)
+
+
+# r, Fig. 2 at base 1e4, the same read literally from 1, at base 5e5, |S_64|, C / 64
+FIGURE = [
+    (0, 32.5, 32.5, 32.5, 64, 1),
+    (1, 31.5381661427, 31.7738897474, 31.6468517315, 62.4870634674, 0.9702138095),
+    (2, 28.9559884736, 29.7674900038, 29.4061971810, 58.5423710418, 0.8965915711),
+    (4, 22.6040431214, 24.0971382609, 24.3887195072, 49.9994126039, 0.7591567260),
+    (8, 19.8173951304, 20.2298990147, 22.4998231858, 47.1236898957, 0.7143830323),
+    (16, 15.7749514510, 16.9562883550, 19.1375493702, 41.1910183723, 0.6203383419),
+    (32, 13.3843140395, 13.4402548797, 18.2014538984, 37.4998740273, 0.5574658520),
+    (64, 10.0899415450, 10.5073255682, 14.2638577777, 31.7293606630, 0.4768759220),
+    (128, 9.2729027246, 9.1003637355, 13.6019054572, 24.4061464441, 0.3327943814),
+    (256, 6.5430973230, 7.3989037216, 12.1642032553, 23.4458007187, 0.3207005108),
+    (1024, 4.0241133805, 4.0960364851, 9.9188957942, 15.8722490377, 0.2044414193),
+    (4096, 4.8827921912, 5.2408337531, 7.1645437792, 4.3277533715, -0.0528533426),
+    (8192, 4.9018775731, 4.1911437106, 5.1485779667, 2.3801408053, 0.0249092725),
+]
+
+
+def partial_sums(rope: Rope, r: Any) -> np.ndarray:
+    """S_1 to S_{d/2} at distance ``r``."""
+    return np.cumsum(spin(rope, r), axis=-1)
+
+
+@pytest.mark.parametrize("row", FIGURE, ids=lambda row: f"r={row[0]}")
+def test_roformers_figure_2_comes_out_to_ten_digits(row: Any) -> None:
+    """f(r) = mean over j of |S_j(r)| at width 128, frequencies counted from 0."""
+    r, at_1e4, literal, at_5e5, last, cosines = row
+    rope = Rope(head_dim=128, pairing="half")
+    sums = partial_sums(rope, r)
+    # the column as printed is half a unit of its last digit off at most
+    assert abs(np.abs(sums).mean() - at_1e4) <= 1e-10
+    assert (
+        abs(np.abs(partial_sums(Rope(head_dim=128, pairing="half", base=5e5), r)).mean() - at_5e5)
+        <= 1e-10
+    )
+    assert abs(abs(sums[-1]) - last) <= 1e-10
+    assert abs(cos_sin(rope, r)[0].sum() / 64 - cosines) <= 1e-10
+    shifted = tuple(10_000.0 ** (-2 * i / 128) for i in range(1, 65))
+    one_based = Rope(head_dim=128, pairing="half", inv_freq=shifted)
+    assert abs(np.abs(partial_sums(one_based, r)).mean() - literal) <= 1e-10
+
+
+@pytest.mark.parametrize("base", [10_000, 500_000])
+def test_the_golden_decay_comes_out(base: int) -> None:
+    """Figure 2, the sum of cosines and |S_64| as stored; sums of 64 terms below 64."""
+    rope = Rope(head_dim=128, pairing="half", base=float(base))
+    for r, row in oracle.GOLDEN[f"decay d=128 base={base}"].items():
+        sums = partial_sums(rope, int(r))
+        got = [np.abs(sums).mean(), cos_sin(rope, int(r))[0].sum(), np.abs(sums[-1])]
+        expected = [float(row[name]) for name in ("fig2", "C", "absS64")]
+        np.testing.assert_allclose(got, expected, rtol=0, atol=64 * 2 * ERROR)
+
+
+def test_figure_2_is_not_monotone() -> None:
+    """115 of its first 256 steps go up, and the least value below 257 is 6.41500 at 236."""
+    curve = np.abs(partial_sums(Rope(head_dim=128, pairing="half"), np.arange(257))).mean(-1)
+    assert (np.diff(curve) > 0).sum() == 115
+    assert int(curve.argmin()) == 236
+    assert f"{curve.min():.5f}" == "6.41500"

@@ -1,0 +1,122 @@
+"""`LayerRopes` is a sequence of the ropes of a model's layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from phasor import DynamicNTK, LayerRopes, Linear, Rope, SpecError, Yarn
+
+LOCAL = Rope(head_dim=8, pairing="half")
+GLOBAL = Rope(head_dim=8, pairing="half", base=1e6, scaling=Linear(factor=8.0))
+KINDS = {"local": LOCAL, "global": GLOBAL, "nope": None}
+ORDER = ("local", "local", "global", "nope")
+
+
+def gemma() -> LayerRopes:
+    """Four layers of three kinds."""
+    return LayerRopes(name="toy", layer_kinds=ORDER, kinds=KINDS, context=4096)
+
+
+def test_a_layer_has_the_rope_of_its_kind() -> None:
+    """Indexing from both ends, slices, length and iteration, as of any sequence."""
+    ropes = gemma()
+    assert [ropes[i] for i in range(4)] == [LOCAL, LOCAL, GLOBAL, None]
+    assert (ropes[-1], ropes[-2]) == (None, GLOBAL)
+    assert ropes[1:3] == (LOCAL, GLOBAL)
+    assert ropes[::-1] == (None, GLOBAL, LOCAL, LOCAL)
+    assert list(ropes) == [LOCAL, LOCAL, GLOBAL, None]
+    assert len(ropes) == 4
+    assert GLOBAL in ropes
+    assert ropes.index(GLOBAL) == 2
+
+
+@pytest.mark.parametrize("index", [4, -5])
+def test_a_layer_that_does_not_exist_is_an_index_error(index: int) -> None:
+    """Which is also what ends iteration."""
+    with pytest.raises(IndexError):
+        gemma()[index]
+
+
+def test_the_different_ropes_come_once_each() -> None:
+    """In the order of the kinds, without the layers that have none."""
+    twice = {"a": LOCAL, "b": GLOBAL, "c": Rope(head_dim=8, pairing="half"), "d": None}
+    ropes = LayerRopes(name="toy", layer_kinds=("a", "b", "c", "d"), kinds=twice)
+    assert ropes.ropes == (LOCAL, GLOBAL)
+
+
+def test_kinds_cannot_be_changed() -> None:
+    """Neither through the view nor through the dict it was made of."""
+    kinds: dict[str, Any] = dict(KINDS)
+    ropes = LayerRopes(name="toy", layer_kinds=ORDER, kinds=kinds)
+    kinds["local"] = None
+    assert ropes[0] == LOCAL
+    with pytest.raises(TypeError):
+        ropes.kinds["local"] = None  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"layer_kinds": ()}, "layer_kinds must name the kind of at least one layer, got none"),
+        (
+            {"layer_kinds": ("local", "swa", "mla")},
+            "layer_kinds names ['mla', 'swa'], which kinds does not describe",
+        ),
+        ({"context": 0}, "context must be a whole number >= 1, got 0"),
+        ({"query_heads": 1.5}, "query_heads must be a whole number >= 1, got 1.5"),
+        ({"key_heads": True}, "key_heads must be a whole number >= 1, got True"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_layers_that_mean_nothing_are_refused(change: dict[str, Any], text: str) -> None:
+    """With the field that is wrong."""
+    fields: dict[str, Any] = {"name": "toy", "layer_kinds": ORDER, "kinds": KINDS} | change
+    with pytest.raises(SpecError) as caught:
+        LayerRopes(**fields)
+    assert str(caught.value) == text
+
+
+def yarn(all_dim: float) -> Rope:
+    """DeepSeek's YaRN at 40, with ``all_dim`` of its temperature on the softmax."""
+    law = Yarn(factor=40.0, original_max_positions=4096, mscale_all_dim=all_dim)
+    return Rope(head_dim=8, pairing="half", scaling=law)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "factor"),
+    [
+        pytest.param({"a": yarn(1.0)}, "1.87385420709", id="deepseek-v3"),
+        pytest.param({"a": yarn(0.707)}, "1.58962616512", id="deepseek-v2"),
+        pytest.param({"a": yarn(1.0), "b": None}, "1.87385420709", id="layers-without-rope"),
+        pytest.param({"a": LOCAL, "b": GLOBAL}, "1.00000000000", id="gemma"),
+        pytest.param({"a": None}, "1.00000000000", id="no-rope-at-all"),
+        pytest.param(
+            {
+                "a": Rope(
+                    head_dim=8,
+                    pairing="half",
+                    scaling=DynamicNTK(factor=2.0, original_max_positions=64),
+                )
+            },
+            "1.00000000000",
+            id="a-rule",
+        ),
+    ],
+)
+def test_the_softmax_factor_is_the_models(kinds: dict[str, Rope | None], factor: str) -> None:
+    """What DeepSeek's mscale_all_dim puts there, and 1 elsewhere."""
+    ropes = LayerRopes(name="toy", layer_kinds=tuple(kinds), kinds=kinds)
+    assert f"{ropes.softmax_factor:.11f}" == factor
+
+
+def test_layers_that_disagree_on_the_softmax_have_no_common_factor() -> None:
+    """One number for the model would be wrong for some layer."""
+    kinds = {"a": yarn(1.0), "b": LOCAL}
+    with pytest.raises(SpecError) as caught:
+        _ = LayerRopes(name="toy", layer_kinds=("a", "b"), kinds=kinds).softmax_factor
+    assert str(caught.value) == (
+        "the layers of toy multiply their softmax scale by different factors (1, 1.87385); "
+        "ask each rope's law"
+    )

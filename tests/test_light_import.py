@@ -1,0 +1,78 @@
+"""Importing phasor loads neither torch nor matplotlib nor rich."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+import phasor
+
+SRC = Path(phasor.__file__).parent
+HEAVY = ("torch", "matplotlib", "rich")
+# the modules whose job one of them is; nothing light imports these
+HEAVY_MODULES = {"torch", "figures", "report", "terminal", "demo"}
+# importing `phasor.__main__` runs the command line
+NEVER_IMPORTED = {"__main__"}
+
+PROBE = """
+import importlib, sys
+heavy, names = sys.argv[1].split(), sys.argv[2:]
+for name in names:
+    importlib.import_module(name)
+    loaded = [one for one in heavy if one in sys.modules]
+    if loaded:
+        sys.exit(f"{name} imports {', '.join(loaded)}")
+"""
+
+
+def light_modules() -> list[str]:
+    """Every module of phasor that must stay light, the package first."""
+    found = ["phasor"]
+    for path in sorted(SRC.rglob("*.py")):
+        parts = path.relative_to(SRC).with_suffix("").parts
+        parts = parts[:-1] if parts[-1] == "__init__" else parts
+        if parts and parts[0] not in HEAVY_MODULES | NEVER_IMPORTED:
+            found.append(".".join(("phasor", *parts)))
+    return found
+
+
+def imported_alone(names: Iterable[str], *path: Path) -> str:
+    """What a fresh interpreter says when it imports ``names`` in turn; "" when all are light."""
+    there = os.pathsep.join(str(place) for place in (*path, SRC.parent))
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE, " ".join(HEAVY), *names],
+        env={**os.environ, "PYTHONPATH": there},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    return done.stderr.strip()
+
+
+def test_phasor_and_its_core_are_light() -> None:
+    """Module by module, in one fresh interpreter."""
+    names = light_modules()
+    assert {"phasor", "phasor.rotate", "phasor.scaling._ramps", "phasor.positions"} <= set(names)
+    assert imported_alone(names) == ""
+
+
+@pytest.mark.parametrize("heavy", HEAVY)
+@pytest.mark.parametrize("late", [False, True], ids=["plain", "through-another-module"])
+def test_a_planted_import_is_caught(tmp_path: Path, heavy: str, late: bool) -> None:
+    """A stand-in for the heavy package is enough, so the check itself stays cheap."""
+    (tmp_path / f"{heavy}.py").write_text("", "utf-8")
+    (tmp_path / "spoilt.py").write_text(f"import {heavy}\n", "utf-8")
+    (tmp_path / "around.py").write_text("import spoilt\n", "utf-8")
+    name = "around" if late else "spoilt"
+    assert imported_alone(["json", name], tmp_path) == f"{name} imports {heavy}"
+
+
+def test_a_module_that_cannot_be_imported_is_not_light(tmp_path: Path) -> None:
+    """A broken import must not pass for a light one."""
+    assert "ModuleNotFoundError" in imported_alone(["phasor.no_such_module"], tmp_path)
