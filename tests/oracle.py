@@ -219,6 +219,6 @@ def turned(x: np.ndarray, position: Any, rope: Any) -> np.ndarray:
     for k, (c, s) in enumerate(zip(*cos_sin(rope, position), strict=True)):
         i, j = pair_of(rope, k, rope.pairing)
         z = complex(x[i], x[j]) * complex(float(c), float(s))
-        i, j = pair_of(rope, k, rope.pairing_out)
+        i, j = pair_of(rope, k, rope.output_pairing)
         y[i], y[j] = z.real, z.imag
     return y

@@ -143,7 +143,9 @@ def test_long_sequences_are_no_different() -> None:
 
 
 WANTED = "positions must be integers or float32/float64, got "
-FLOAT16 = "float16 (16-bit floats cannot tell 256 from 257; cast before adding)"
+FLOAT16 = (
+    "float16 (a float16 cannot tell 2048 from 2049, and more digits than float64 are not used)"
+)
 OBJECT = "object (they do not fit 64 bits, or the rows differ in length)"
 MASK = "bool (bools are masks; phasor.positions.padded makes positions of one)"
 

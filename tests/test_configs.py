@@ -102,7 +102,7 @@ def test_a_llama_file_says_everything() -> None:
     assert set(ropes.layer_kinds) == {"rope"}
     rope = ropes[0]
     assert rope is not None
-    assert (rope.head_dim, rope.pairing, rope.pairing_out) == (128, "half", "half")
+    assert (rope.head_dim, rope.pairing, rope.output_pairing) == (128, "half", "half")
     assert (rope.base, rope.axes) == (500000.0, OneAxis())
     assert rope.scaling == Llama3(factor=8.0, original_max_positions=8192)
     assert ropes.notes == ()
@@ -282,14 +282,14 @@ def test_pairing_is_the_class_own(model_type: str) -> None:
     """Pairings as measured with unit vectors on each class's own rotation."""
     rope = load(small(model_type))[0]
     assert rope is not None
-    assert (rope.pairing, rope.pairing_out, rope.direction) == PAIRINGS[model_type]
+    assert (rope.pairing, rope.output_pairing, rope.direction) == PAIRINGS[model_type]
 
 
 def test_rope_interleave_false_means_halves() -> None:
     """DeepSeek-V3's switch for reordered weights."""
     rope = load(small("deepseek_v3", rope_interleave=False))[0]
     assert rope is not None
-    assert (rope.pairing, rope.pairing_out) == ("half", "half")
+    assert (rope.pairing, rope.output_pairing) == ("half", "half")
 
 
 # (config, head_dim, rotary_dim, rotary_start)

@@ -265,3 +265,17 @@ def test_a_rule_has_no_frequencies_until_it_picks_its_law(ask: Any) -> None:
     """Nothing is chosen behind the caller's back."""
     with pytest.raises(SpecError, match=r"rule DynamicNTK, .* use rope\.at\(seq_len\)$"):
         ask(Rope(head_dim=128, pairing="half", scaling=EIGHTFOLD))
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        Rope(head_dim=4, pairing="half", inv_freq=(1e70, 1.0)),
+        Rope(head_dim=4, pairing="half", scaling=Linear(factor=1e-70)),
+    ],
+    ids=["given", "scaled"],
+)
+def test_frequencies_beyond_reason_are_refused(rope: Rope) -> None:
+    """No digits would be left after the point for the fraction of a turn."""
+    with pytest.raises(SpecError, match=r"inv_freq must be at most 1e\+15 radians per position"):
+        inv_freq(rope)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from typing import Any
 
 import pytest
 
-from phasor import DynamicNTK, LayerRopes, Linear, Rope, SpecError, Yarn
+from phasor import DynamicNTK, LayerRopes, Linear, Rope, SpecError, Yarn, preset
 
 LOCAL = Rope(head_dim=8, pairing="half")
 GLOBAL = Rope(head_dim=8, pairing="half", base=1e6, scaling=Linear(factor=8.0))
@@ -120,3 +122,12 @@ def test_layers_that_disagree_on_the_softmax_have_no_common_factor() -> None:
         "the layers of toy multiply their softmax scale by different factors (1, 1.87385); "
         "ask each rope's law"
     )
+
+
+def test_layer_ropes_can_be_copied_and_pickled() -> None:
+    """A module that holds them can be deep-copied, and sent to another process."""
+    ropes = preset("smollm3-3b")
+    for twin in (copy.deepcopy(ropes), pickle.loads(pickle.dumps(ropes))):
+        assert list(twin) == list(ropes)
+        assert twin.kinds == ropes.kinds
+        assert twin.notes == ropes.notes

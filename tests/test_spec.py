@@ -34,11 +34,25 @@ PLAIN: dict[str, Any] = {"head_dim": 8, "pairing": "half"}
 RULE = DynamicNTK(factor=2.0, original_max_positions=64)
 
 
+def test_the_output_follows_the_pairing_unless_told_otherwise() -> None:
+    """Replacing the pairing of a plain rope replaces it on both sides."""
+    rope = dataclasses.replace(Rope(head_dim=8, pairing="half"), pairing="interleaved")
+    assert rope == Rope(head_dim=8, pairing="interleaved", pairing_out="interleaved")
+    assert rope.output_pairing == "interleaved"
+
+
+def test_zero_is_one_number() -> None:
+    """A negative zero is the same frequency, equal and of equal hash."""
+    plus, minus = (Rope(head_dim=4, pairing="half", inv_freq=(1.0, z)) for z in (0.0, -0.0))
+    assert plus == minus
+    assert hash(plus) == hash(minus)
+
+
 def test_what_is_not_said_is_resolved() -> None:
     """A reader finds a value in every field: base, width, output pairing and axes."""
     rope = Rope(head_dim=8, pairing="interleaved")
     assert (rope.base, rope.rotary_dim, rope.rotary_start) == (10_000.0, 8, 0)
-    assert (rope.pairing_out, rope.axes, rope.direction) == ("interleaved", OneAxis(), 1)
+    assert (rope.output_pairing, rope.axes, rope.direction) == ("interleaved", OneAxis(), 1)
     assert (rope.scaling, rope.inv_freq, rope.inv_freq_dtype) == (None, None, "exact")
     assert rope.num_pairs == 4
     assert Rope(head_dim=8, pairing="half", rotary_dim=6).num_pairs == 3
@@ -85,9 +99,9 @@ def test_every_field_tells_ropes_apart(change: dict[str, Any]) -> None:
 
 PAIRINGS = "must be one of 'half', 'interleaved', got"
 REFUSALS: list[tuple[dict[str, Any], str]] = [
-    ({"head_dim": 1}, "head_dim must be a whole number >= 2, got 1"),
-    ({"head_dim": 8.0}, "head_dim must be a whole number >= 2, got 8.0"),
-    ({"head_dim": True}, "head_dim must be a whole number >= 2, got True"),
+    ({"head_dim": 1}, "head_dim must be a whole number from 2 to 65536, got 1"),
+    ({"head_dim": 8.0}, "head_dim must be a whole number from 2 to 65536, got 8.0"),
+    ({"head_dim": True}, "head_dim must be a whole number from 2 to 65536, got True"),
     ({"head_dim": 7}, "rotary_dim must be even, got 7"),
     ({"pairing": "neox"}, f"pairing {PAIRINGS} 'neox'"),
     ({"pairing": None}, f"pairing {PAIRINGS} None"),
@@ -219,7 +233,7 @@ def test_the_json_form_is_what_it_is() -> None:
         "scaling": {"law": "per_pair", "factors": [1.0, 2.0, 3.0, 4.0], "attention_factor": 1.0},
         "axes": {"layout": "sectioned", "sections": [2, 2]},
         "direction": 1,
-        "pairing_out": "half",
+        "pairing_out": None,
         "inv_freq": None,
         "inv_freq_dtype": "exact",
     }
@@ -273,7 +287,10 @@ def test_a_description_must_say_width_and_pairing(missing: str) -> None:
         ("[" * 100_000, r"^text must be JSON as Rope\.to_json writes it: "),
         ("[1]", r"^text must be a JSON object, got '\[1\]'$"),
         ("null", r"^text must be a JSON object, got 'null'$"),
-        ('{"head_dim": NaN, "pairing": "half"}', r"^head_dim must be a whole number >= 2, got nan"),
+        (
+            '{"head_dim": NaN, "pairing": "half"}',
+            "^head_dim must be .*, got nan",
+        ),
     ],
     ids=["broken", "deep", "list", "null", "nan"],
 )

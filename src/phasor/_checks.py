@@ -21,11 +21,15 @@ def shown(value: object) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def whole(name: str, value: Any, *, least: int, error: Kind = SpecError) -> int:
-    """``value`` as an int that is at least ``least``; bools and fractions are refused."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < least:
-        raise error(f"{name} must be a whole number >= {least}, got {shown(value)}")
-    return int(value)
+def whole(
+    name: str, value: Any, *, least: int, most: int | None = None, error: Kind = SpecError
+) -> int:
+    """``value`` as an int within the bounds; bools and fractions are refused."""
+    given = None if isinstance(value, bool) or not isinstance(value, Integral) else int(value)
+    if given is None or given < least or (most is not None and given > most):
+        bounds = f">= {least}" if most is None else f"from {least} to {most}"
+        raise error(f"{name} must be a whole number {bounds}, got {shown(value)}")
+    return given
 
 
 def number(
@@ -54,7 +58,7 @@ def number(
         and (most is None or given <= most)
     ):
         raise error(f"{name} must be {wanted}, got {shown(value)}")
-    return given
+    return given + 0.0  # -0.0 says what 0.0 says, and has to be equal to it in JSON too
 
 
 def numbers(

@@ -55,6 +55,7 @@ def cos_sin_of_turns(turns: Decimal) -> tuple[Decimal, Decimal]:
     return ((cos, sin), (-sin, cos), (-cos, -sin), (sin, -cos))[quarter]
 
 
+@in_reals
 def nearest_float32(value: Decimal) -> np.float32:
     """The float32 closest to ``value``, rounded once (float64 on the way would round twice)."""
     guess = np.float32(float(value))

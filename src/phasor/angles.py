@@ -38,9 +38,10 @@ POSITION_LIMIT = 1 << (DIGIT_BITS * DIGITS)
 COS_SIN_ERROR = 1e-15
 #: Largest error (as a complex number) of a float32 row composed of two digits, |p| < 2**20, and of
 #: four, |p| < 2**40. Derived: an entry is off by sqrt(2) * 2**-25 at most, and a complex product
-#: in float32 adds sqrt(5) * 2**-24 (Brent, Percival & Zimmermann 2007).
-ROW_ERROR_20 = (2**0.5 + 5**0.5) * 2**-24
-ROW_ERROR_40 = (2 * 2**0.5 + 3 * 5**0.5) * 2**-24
+#: in float32 adds sqrt(5) * 2**-24 (Brent, Percival & Zimmermann 2007); the last factor covers
+#: errors of errors.
+ROW_ERROR_20 = (2**0.5 + 5**0.5) * 2**-24 * (1 + 2**-20)
+ROW_ERROR_40 = (2 * 2**0.5 + 3 * 5**0.5) * 2**-24 * (1 + 2**-20)
 
 _CHUNK = 1 << 16  # elements worked on at once, so that the twenty temporaries stay in cache
 _LOW = np.uint64(0xFFFFFFFF)
@@ -105,7 +106,7 @@ def checked_positions(positions: ArrayLike) -> NDArray[Any]:
         if given.dtype == np.uint64 and given.size and given.max() > np.uint64(2**63 - 1):
             raise PositionError(f"positions must be below 2**63, got {given.max()}")
         return given.astype(np.int64)
-    if given.dtype.kind == "f" and given.dtype.itemsize >= 4:
+    if given.dtype.kind == "f" and given.dtype.itemsize in (4, 8):
         finite = np.isfinite(given) & (np.abs(given) < 2.0**63)
         if not finite.all():
             raise PositionError(
@@ -114,7 +115,7 @@ def checked_positions(positions: ArrayLike) -> NDArray[Any]:
         return given.astype(np.float64)
     why = {
         "b": "bools are masks; phasor.positions.padded makes positions of one",
-        "f": "16-bit floats cannot tell 256 from 257; cast before adding",
+        "f": "a float16 cannot tell 2048 from 2049, and more digits than float64 are not used",
         "O": "they do not fit 64 bits, or the rows differ in length",
     }.get(given.dtype.kind, "")
     raise PositionError(

@@ -12,8 +12,6 @@ from phasor.angles import cos_sin
 from phasor.frequencies import real_inv_freq
 from phasor.spec import Rope
 
-_LAYOUT = ("head_dim", "pairing", "rotary_dim", "rotary_start", "direction", "pairing_out", "axes")
-
 
 @dataclass(frozen=True, kw_only=True)
 class Parting:
@@ -80,11 +78,8 @@ def diff(a: Rope, b: Rope, *, context: int = 1 << 20, tolerance: float = 1e-6) -
     """
     whole("context", context, least=1)
     number("tolerance", tolerance, above=0, most=2)
-    fields = {
-        name: (getattr(a, name), getattr(b, name))
-        for name in _LAYOUT
-        if getattr(a, name) != getattr(b, name)
-    }
+    layouts = zip(_layout(a).items(), _layout(b).values(), strict=True)
+    fields = {name: (one, two) for (name, one), two in layouts if one != two}
     partings: list[Parting] = []
     if a.num_pairs == b.num_pairs:
         partings = _partings(a, b, context, tolerance)
@@ -96,6 +91,18 @@ def diff(a: Rope, b: Rope, *, context: int = 1 << 20, tolerance: float = 1e-6) -
         attention_factors=_apart(a.attention_factor, b.attention_factor, tolerance),
         softmax_factors=_apart(a.softmax_factor, b.softmax_factor, tolerance),
     )
+
+
+def _layout(rope: Rope) -> dict[str, object]:
+    return {
+        "head_dim": rope.head_dim,
+        "pairing": rope.pairing,
+        "rotary_dim": rope.rotary_dim,
+        "rotary_start": rope.rotary_start,
+        "direction": rope.direction,
+        "pairing_out": rope.output_pairing,
+        "axes": rope.axes,
+    }
 
 
 def _apart(a: float, b: float, tolerance: float) -> tuple[float, float] | None:

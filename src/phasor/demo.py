@@ -132,7 +132,7 @@ def _errors(case: _Case, dtype: torch.dtype) -> tuple[float, float]:
     turned = rotate_qk(*inputs, positions, rope)
     back = torch.autograd.grad(turned, inputs, grads)
     turns = np.exp(1j * positions.numpy()[:, None] * case.inv_freq)[:, None, :]
-    layouts = rope.pairing, rope.pairing_out
+    layouts = rope.pairing, rope.output_pairing
     span = slice(rope.rotary_start, rope.rotary_start + rope.rotary_dim)
     compare = _comparer(span)
     return (

@@ -111,7 +111,7 @@ def _slice_sentence(rope: Rope) -> str:
         end = rope.rotary_start + rope.rotary_dim - 1
         what = f"Coordinates {rope.rotary_start} to {end} of {rope.head_dim} turn, the others pass"
     text = f"{what}, in {rope.num_pairs} pairs {first[rope.pairing]}"
-    if rope.pairing_out != rope.pairing:
+    if rope.pairing_out is not None:
         text += f", and are written back as {first[rope.pairing_out]}"
     return text + "."
 

@@ -10,7 +10,11 @@ from numpy.typing import NDArray
 
 from phasor._checks import number
 from phasor._reals import PI, in_reals, nearest_float32
+from phasor.errors import SpecError
 from phasor.spec import Rope
+
+# of the 60 digits, those after the point have to hold 128 bits of a turn
+_FASTEST = Decimal(10) ** 15
 
 
 @lru_cache(maxsize=256)
@@ -19,7 +23,8 @@ def real_inv_freq(rope: Rope) -> tuple[Decimal, ...]:
     """The frequency of every pair as a real number to 60 digits.
 
     Raises:
-        SpecError: If ``rope.scaling`` is a rule, or a law that does not fit this spectrum.
+        SpecError: If ``rope.scaling`` is a rule, or a law that does not fit this spectrum, or a
+            frequency is beyond 1e15.
     """
     law = rope.law()
     if rope.inv_freq is not None:
@@ -30,6 +35,11 @@ def real_inv_freq(rope: Rope) -> tuple[Decimal, ...]:
         for pairs in rope.axes.spectra(rope.num_pairs):
             plain = tuple(base ** (-Decimal(k) / pairs) for k in range(pairs))
             scaled += plain if law is None else law.apply(plain, base)
+    if max(scaled) > _FASTEST:
+        raise SpecError(
+            f"inv_freq must be at most {_FASTEST:.0e} radians per position, got {max(scaled):.3e}; "
+            "check inv_freq, or the factors of the scaling law"
+        )
     if rope.inv_freq_dtype == "float32":
         return tuple(Decimal(float(nearest_float32(f))) for f in scaled)
     return scaled

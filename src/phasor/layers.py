@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import partial
 from types import MappingProxyType
-from typing import overload
+from typing import Any, overload
 
 from phasor._checks import shown, whole
 from phasor.errors import SpecError
@@ -53,6 +54,11 @@ class LayerRopes(Sequence[Rope | None]):
             if getattr(self, name) is not None:
                 whole(name, getattr(self, name), least=1)
         object.__setattr__(self, "kinds", MappingProxyType(dict(self.kinds)))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # a mapping proxy can be neither copied nor pickled
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return partial(LayerRopes, **(values | {"kinds": dict(self.kinds)})), ()
 
     @overload
     def __getitem__(self, index: int) -> Rope | None: ...

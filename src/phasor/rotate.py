@@ -43,7 +43,7 @@ def rotate(
         positions: Integers or floats ``[..., seq]``, broadcast against the leading dimensions of
             ``x``; ``[..., seq, n_axes]`` for several axes. A scalar is every token's position.
         rope: What rotates.
-        inverse: Undo it instead: ``R(-p)``, from ``pairing_out`` back to ``pairing``.
+        inverse: Undo it instead: ``R(-p)``, from ``output_pairing`` back to ``pairing``.
 
     Returns:
         float64, the shape of ``x``.
@@ -59,7 +59,7 @@ def rotate(
     """
     vectors = _vectors("x", x, rope)
     cos, sin = _rows(positions, rope, vectors.shape)
-    source, target = rope.pairing, rope.pairing_out
+    source, target = rope.pairing, rope.output_pairing
     if inverse:
         sin, source, target = -sin, target, source
     first, second = pair_indices(rope, source)
@@ -84,7 +84,7 @@ def rotate_complex(x: ArrayLike, positions: ArrayLike, rope: Rope) -> NDArray[np
     vectors = _vectors("x", x, rope)
     cos, sin = _rows(positions, rope, vectors.shape)
     first, second = pair_indices(rope, rope.pairing)
-    to_first, to_second = pair_indices(rope, rope.pairing_out)
+    to_first, to_second = pair_indices(rope, rope.output_pairing)
     turned = (vectors[..., first] + 1j * vectors[..., second]) * (cos + 1j * sin)
     y = vectors.copy()
     y[..., to_first], y[..., to_second] = turned.real, turned.imag
@@ -112,7 +112,7 @@ def blocks(position: ArrayLike, rope: Rope) -> NDArray[np.float64]:
 def matrix(position: ArrayLike, rope: Rope) -> NDArray[np.float64]:
     """``R(p)`` as a matrix that acts on one head's vector (RoFormer eq. 15).
 
-    With ``pairing_out`` equal to ``pairing`` it is orthogonal and ``R(m) R(n) = R(m + n)``.
+    Where the result keeps the pairing it is orthogonal and ``R(m) R(n) = R(m + n)``.
 
     Args:
         position: One position: a number, or ``[n_axes]`` numbers.
@@ -137,7 +137,7 @@ def matrix(position: ArrayLike, rope: Rope) -> NDArray[np.float64]:
     whole_head = np.eye(rope.head_dim)
     rotated = slice(rope.rotary_start, rope.rotary_start + rope.rotary_dim)
     whole_head[rotated, rotated] = 0
-    for i, row in enumerate(pair_indices(rope, rope.pairing_out)):
+    for i, row in enumerate(pair_indices(rope, rope.output_pairing)):
         for j, column in enumerate(pair_indices(rope, rope.pairing)):
             whole_head[row, column] = turned[:, i, j]
     return whole_head
@@ -210,6 +210,8 @@ def change_pairing(
     >>> change_pairing([0, 1, 2, 3, 4, 5], "interleaved", "half")
     array([0, 2, 4, 1, 3, 5])
     """
+    for name, value in (("source", source), ("target", target)):
+        choice(name, value, ("half", "interleaved"))
     array = np.asarray(x)
     if not -array.ndim <= axis < array.ndim:
         raise TensorError(f"axis must be one of the {array.ndim} axes of x, got {axis}")
@@ -217,7 +219,6 @@ def change_pairing(
     width = length if head_dim is None else whole("head_dim", head_dim, least=2)
     rotated = width - rotary_start if rotary_dim is None else rotary_dim
     rope = Rope(head_dim=width, pairing=source, rotary_dim=rotated, rotary_start=rotary_start)
-    choice("target", target, ("half", "interleaved"))
     if length % width:
         raise TensorError(
             f"axis {axis} of x must hold whole heads of head_dim {width}, got length {length}"

@@ -15,6 +15,7 @@ from phasor.scaling import LAWS, Law, Rule, Temperature
 
 Pairing = Literal["half", "interleaved"]
 _PAIRINGS = ("half", "interleaved")
+_WIDEST = 1 << 16  # no head comes near; a number beyond is a mistake, not a model
 # the default of a field that construction resolves, so that its type is what a reader finds there
 _DEFAULT: Any = None
 
@@ -45,7 +46,7 @@ class Rope:
         axes: A layout of `phasor.axes`; one axis unless given.
         direction: -1 for the few models that turn clockwise.
         pairing_out: Pairing of the result where it differs (DeepSeek reads interleaved pairs and
-            writes halves).
+            writes halves); None where it is ``pairing``. `output_pairing` says it either way.
         inv_freq: Explicit frequencies in radians per position, one per pair, in place of base
             and scaling. The floats are taken as exact.
         inv_freq_dtype: ``"exact"`` takes the formula's real numbers; ``"float32"`` rounds each
@@ -70,7 +71,7 @@ class Rope:
     scaling: Law | Rule | None = None
     axes: Axes = _DEFAULT
     direction: Literal[1, -1] = 1
-    pairing_out: Pairing = _DEFAULT
+    pairing_out: Pairing | None = None
     inv_freq: tuple[float, ...] | None = None
     inv_freq_dtype: Literal["exact", "float32"] = "exact"
 
@@ -78,13 +79,12 @@ class Rope:
         def settle(name: str, value: object) -> None:
             object.__setattr__(self, name, value)
 
-        settle("head_dim", whole("head_dim", self.head_dim, least=2))
+        settle("head_dim", whole("head_dim", self.head_dim, least=2, most=_WIDEST))
         settle("pairing", choice("pairing", self.pairing, _PAIRINGS))
-        given = cast(object, self.pairing_out)
-        settle(
-            "pairing_out",
-            self.pairing if given is None else choice("pairing_out", given, _PAIRINGS),
-        )
+        if self.pairing_out is not None:
+            choice("pairing_out", self.pairing_out, _PAIRINGS)
+            if self.pairing_out == self.pairing:
+                settle("pairing_out", None)  # one way to say it, so that equal means equal
         settle("direction", choice("direction", self.direction, (1, -1)))
         choice("inv_freq_dtype", self.inv_freq_dtype, ("exact", "float32"))
         self._settle_slice(settle)
@@ -140,6 +140,11 @@ class Rope:
     def num_pairs(self) -> int:
         """Pairs of coordinates that turn together, ``rotary_dim / 2``."""
         return self.rotary_dim // 2
+
+    @property
+    def output_pairing(self) -> Pairing:
+        """Pairing of the result: ``pairing_out``, or ``pairing`` where that says nothing."""
+        return self.pairing if self.pairing_out is None else self.pairing_out
 
     @property
     def attention_factor(self) -> float:
@@ -230,7 +235,7 @@ class Rope:
         """
         try:
             plain = json.loads(text)
-        except (json.JSONDecodeError, RecursionError, TypeError) as error:
+        except (ValueError, RecursionError, TypeError) as error:
             raise SpecError(f"text must be JSON as Rope.to_json writes it: {error}") from None
         if not isinstance(plain, dict):
             raise SpecError(f"text must be a JSON object, got {text[:80]!r}")

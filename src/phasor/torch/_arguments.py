@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,7 +15,12 @@ from phasor.spec import Rope
 from phasor.torch._layout import layout_text
 
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+_POSITIONS = {
+    *(torch.int64, torch.int32, torch.int16, torch.int8),
+    *(torch.uint8, torch.uint16, torch.uint32, torch.float64, torch.float32),
+}
 _WHY_NOT = {
+    torch.uint64: "those from 2**63 on are not int64; cast with .long()",
     torch.bool: "a bool is a mask; phasor.positions.padded makes positions of one",
     torch.bfloat16: "bfloat16 cannot tell 256 from 257",
     torch.float16: "float16 cannot tell 2048 from 2049",
@@ -23,6 +29,8 @@ _WHY_NOT = {
 
 def checked_positions(positions: Any, xs: Sequence[Tensor], rope: Rope) -> Tensor:
     """``positions`` as a tensor that fits ``xs`` and ``rope``, or an error that says why not."""
+    if not isinstance(cast(object, rope), Rope):
+        raise SpecError(f"rope must be a phasor.Rope, got {type(rope).__name__}")
     if isinstance(rope.scaling, Rule):
         rope.law()  # which says that a rule has to pick its law first
     for name, x in zip(_names(xs), xs, strict=True):
@@ -70,6 +78,8 @@ def checked_rows(
             )
         if row.device != x.device:
             raise TensorError(f"{name} must be on the device of x ({x.device}), got {row.device}")
+    if type(rotary_start) is not int:
+        raise SpecError(f"rotary_start must be a whole number >= 0, got {rotary_start!r}")
     if rotary_start < 0 or rotary_start + 2 * cos.shape[-1] > x.shape[-1]:
         raise TensorError(
             f"cos must hold one entry per pair: rotary_start + 2 * num_pairs is at most head_dim "
@@ -122,26 +132,40 @@ def _check_shared_tokens(xs: Sequence[Tensor]) -> None:
 
 
 def _as_tensor(positions: Any, device: torch.device) -> Tensor:
-    if not isinstance(positions, Tensor):
-        try:
-            positions = torch.as_tensor(positions, device=device)
-        except (TypeError, ValueError, RuntimeError, OverflowError) as error:
-            raise PositionError(f"positions must be an array of numbers: {error}") from None
-    if positions.dtype in _WHY_NOT or positions.is_complex():
-        why = _WHY_NOT.get(positions.dtype, "a position is a real number")
+    given = positions if isinstance(positions, Tensor) else _from_python(positions, device)
+    if given.dtype not in _POSITIONS:
+        why = _WHY_NOT.get(given.dtype, "a position is a real number that int64 or float64 holds")
         raise PositionError(
-            f"positions must be integers, float32 or float64, got {positions.dtype}: {why}"
+            f"positions must be integers, float32 or float64, got {given.dtype}: {why}"
         )
-    if positions.device != device:
+    if given.device != device:
         raise PositionError(
-            f"positions must be on the device of the tensors ({device}), got {positions.device}"
+            f"positions must be on the device of the tensors ({device}), got {given.device}"
         )
-    if positions.requires_grad:
+    if given.requires_grad:
         raise PositionError(
             "positions must not require a gradient, for none is computed; "
             "rotate_by differentiates with respect to cos and sin"
         )
-    return positions
+    # torch computes little with these two
+    return given.long() if given.dtype in (torch.uint16, torch.uint32) else given
+
+
+def _from_python(positions: Any, device: torch.device) -> Tensor:
+    """Numbers, lists and arrays as a tensor of their own precision: a float is a float64."""
+    if type(positions) is int or type(positions) is float:
+        kind = torch.int64 if type(positions) is int else torch.float64
+        try:
+            return torch.tensor(positions, dtype=kind, device=device)
+        except (OverflowError, RuntimeError) as error:
+            raise PositionError(f"positions must fit 64 bits: {error}") from None
+    try:
+        array = np.asarray(positions)
+        # torch reads neither foreign byte order, nor negative strides, nor read-only memory
+        native = array.astype(array.dtype.newbyteorder("="), order="C")
+        return torch.from_numpy(native).to(device)
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise PositionError(f"positions must be an array of numbers: {error}") from None
 
 
 def _broadcasts(tokens: Sequence[int], lead: Sequence[int]) -> bool:

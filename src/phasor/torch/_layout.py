@@ -61,7 +61,8 @@ def layout_text(pairing: str, pairing_out: str, rotary_start: int) -> str:
 def read_layout(text: str) -> Layout:
     """The layout that a Rope's JSON or `layout_text` describes."""
     plain = json.loads(text)
-    return Layout(plain["pairing"], plain["pairing_out"], plain["rotary_start"])
+    pairing = plain["pairing"]
+    return Layout(pairing, plain["pairing_out"] or pairing, plain["rotary_start"])
 
 
 @constant

@@ -78,9 +78,13 @@ def apply_(
 ) -> None:
     """The in-place operator, or a copy of `apply` where a derivative has to be recorded."""
     check_writable(xs)
-    if any(map(_differentiable, (*xs, *angles))) or _in_transform():
-        for x, turned in zip(xs, apply(xs, angles, rope, inverse, gain, backend), strict=True):
-            x.copy_(turned)
+    learned = len(angles) == 2 and any(map(_differentiable, angles))
+    if learned or any(map(_differentiable, xs)) or _in_transform():
+        # a derivative in the rows needs the values that are about to be overwritten
+        given = [x.clone() for x in xs] if learned else xs
+        turned = apply(given, angles, rope, inverse, gain, backend)
+        for x, y in zip(xs, turned, strict=True):
+            x.copy_(y)
     else:
         rotate_(xs, angles, rope, inverse, gain, resolve(backend))
 

@@ -7,34 +7,37 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils import _python_dispatch
 
 from phasor import angles
 from phasor.frequencies import inv_freq
 from phasor.torch._layout import constant, read_rope
 
-# no public name exists for it
+# no public names exist for these two
 _outside_transforms = torch._C._DisableFuncTorch  # pyright: ignore[reportPrivateUsage]
+_outside_modes = _python_dispatch._disable_current_modes  # pyright: ignore[reportPrivateUsage]
 
 
 def _constant(values: Any, device: torch.device) -> Tensor:
     """A tensor that outlives whatever was going on when it was first asked for.
 
-    One made in inference mode could not serve training later, and one made inside a ``torch.func``
-    transformation would belong to that transformation.
+    One made in inference mode could not serve training later, one made inside a ``torch.func``
+    transformation would belong to it, and one made under a fake mode would be fake.
     """
-    with torch.inference_mode(mode=False), _outside_transforms():
+    with torch.inference_mode(mode=False), _outside_transforms(), _outside_modes():
         return torch.tensor(values, device=device)
 
 
 @constant
 def digit_tables(text: str, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """``[4, 1024, num_pairs, 2]`` cos and sin of every digit; see `phasor.angles.digit_tables`.
+    """``[4, 1024, 2, num_pairs]``: the cosines, then the sines, of every value of every digit.
 
-    The cache holds 2 MB for each Rope of 64 pairs in float32, 4 MB in float64.
+    What `phasor.angles.digit_tables` says, laid out so that a row of either is one piece of
+    memory. The cache holds 2 MB for each Rope of 64 pairs in float32, 4 MB in float64.
     """
     kind = np.float64 if dtype == torch.float64 else np.float32
     table = angles.digit_tables(read_rope(text), kind)
-    return _constant(table, device)
+    return _constant(np.ascontiguousarray(table.swapaxes(-1, -2)), device)
 
 
 @constant

@@ -39,7 +39,7 @@ def rotate(
             against the leading dimensions of ``x``; ``[..., seq, n_axes]`` for a Rope of several
             axes. A scalar stands for every token. Tensors, NumPy arrays and numbers are taken.
         rope: What rotates; its scaling must be a law, not a rule.
-        inverse: Undo the rotation instead, from ``pairing_out`` back to ``pairing``.
+        inverse: Undo the rotation instead, from ``rope.output_pairing`` back to ``pairing``.
         gain: Multiplied into cos and sin, for models that want ``rope.attention_factor`` there.
         backend: ``"auto"``, or the name of one implementation, which is then never replaced.
 

@@ -1,0 +1,361 @@
+"""The torch verbs give what the complex numbers say, at every position and in every layout."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from phasor import Alternating, Axial, Interleaved, Linear, Llama3, Rope, Sectioned
+from phasor.torch import rotate, rotate_, rotate_by, rotate_by_, rotate_qk, rotate_qk_
+
+from .torch_oracle import (
+    DTYPES,
+    ROW_ERROR_64,
+    assert_rotated,
+    excess_by,
+    float64,
+    normal,
+    turns,
+)
+
+PLACES = [1_000, 100_000, 1_000_000, 2**24 + 1, 2**31 + 7, 2**39]
+POSITIONS = [0, *PLACES, *(-p for p in PLACES)]
+PAIRINGS = ["half", "interleaved"]
+# a float64 pair after a turn, relative to its length before: `bound` with |x0| + |x1| <= 2 |x|.
+# Two turns, the second of coordinates larger by sqrt(2), are within three of it.
+TURN_ERROR_64 = 2 * ROW_ERROR_64 + 8 * 2**-53
+SLICES = {"whole": {}, "slice": {"rotary_dim": 8, "rotary_start": 6}}
+LLAMA3 = Llama3(factor=8.0, original_max_positions=64, low_freq_factor=1.0, high_freq_factor=4.0)
+HALF = Rope(head_dim=16, pairing="half")
+LAYOUTS = {
+    "sectioned": Sectioned((3, 3, 2)),
+    "interleaved": Interleaved((4, 2, 2)),
+    "alternating": Alternating((2, 3, 3)),
+    "axial": Axial((2, 3, 3)),
+}
+
+
+@pytest.mark.parametrize("direction", [1, -1])
+@pytest.mark.parametrize("width", SLICES)
+@pytest.mark.parametrize("pairing_out", PAIRINGS)
+@pytest.mark.parametrize("pairing", PAIRINGS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_layout_turns_as_complex_numbers_do(
+    dtype: torch.dtype, pairing: Any, pairing_out: Any, width: str, direction: Any
+) -> None:
+    """From 0 to 2**39 both ways, forwards and back, with and without a gain."""
+    rope = Rope(
+        head_dim=16,
+        pairing=pairing,
+        pairing_out=pairing_out,
+        direction=direction,
+        **SLICES[width],
+    )
+    x = normal(len(POSITIONS), 3, 16, dtype=dtype)
+    for inverse in (False, True):
+        for gain in (1.0, 1.3465735902799727):
+            y = rotate(x, POSITIONS, rope, inverse=inverse, gain=gain)
+            assert_rotated(y, x, POSITIONS, rope, inverse=inverse, gain=gain)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "rope",
+    [
+        pytest.param(Rope(head_dim=16, pairing="half", base=500_000.0), id="another base"),
+        pytest.param(Rope(head_dim=16, pairing="half", scaling=Linear(factor=3.0)), id="linear"),
+        pytest.param(Rope(head_dim=16, pairing="half", scaling=LLAMA3), id="llama3"),
+        pytest.param(
+            Rope(head_dim=6, pairing="interleaved", inv_freq=(3.0, 0.1, 0.0)), id="explicit"
+        ),
+        pytest.param(Rope(head_dim=2, pairing="half"), id="one pair"),
+        pytest.param(Rope(head_dim=128, pairing="half"), id="64 pairs"),
+    ],
+)
+def test_every_frequency_turns_at_its_own_rate(dtype: torch.dtype, rope: Rope) -> None:
+    """Laws and explicit frequencies reach every pair, at near and far positions alone."""
+    for places in ([1, 31, 1023, 1024, 1025, 2**20 - 1], [2**20, -(2**30) + 1, 2**40 - 1]):
+        x = normal(len(places), 2, rope.head_dim, dtype=dtype)
+        assert_rotated(rotate(x, places, rope), x, places, rope)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "places",
+    [
+        pytest.param([2**40, 2**40 + 12345, 3, 2**53 + 1, 2**62, 2**63 - 1], id="integers"),
+        pytest.param([-(2**40), -(2**53) - 1, -(2**63)], id="negative integers"),
+        pytest.param([2**40 - 1, -(2**40) + 1], id="the last with a digit row"),
+        pytest.param(np.array([2.0**40 - 0.25, 0.5]), id="a float that rounds to 2**40"),
+        pytest.param(np.array([2.0**40 + 0.25, 0.5, 1e15 + 0.125, -(2.0**62)]), id="floats"),
+    ],
+)
+def test_positions_without_a_digit_row_are_exact_all_the_same(
+    dtype: torch.dtype, places: Any
+) -> None:
+    """From 2**40 on the CPU makes exact rows; their neighbours below do not suffer."""
+    x = normal(len(places), 2, 16, dtype=dtype)
+    assert_rotated(rotate(x, places, HALF), x, places, HALF)
+    written = x.clone()
+    assert torch.equal(rotate_(written, places, HALF), rotate(x, places, HALF))
+
+
+@pytest.mark.parametrize("direction", [1, -1])
+@pytest.mark.parametrize("kind", [torch.float64, torch.float32])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_fractions_of_a_position_turn_a_fraction(
+    dtype: torch.dtype, kind: torch.dtype, direction: Any
+) -> None:
+    """Float positions mean the real number that they hold, in float32 and in float64."""
+    places = torch.tensor([0.0, 0.5, -0.25, 1e-3, 1023.75, -70_000.3, 2.0**31 + 7.5], dtype=kind)
+    x = normal(7, 2, 16, dtype=dtype)
+    rope = Rope(head_dim=16, pairing="half", direction=direction)
+    for inverse in (False, True):
+        y = rotate(x, places, rope, inverse=inverse)
+        assert_rotated(y, x, places, rope, inverse=inverse)
+
+
+@pytest.mark.parametrize("default", [torch.float32, torch.float64, torch.bfloat16])
+def test_python_floats_are_float64(default: torch.dtype) -> None:
+    """A number written down means that number, whatever torch's default dtype is."""
+    x = normal(1, 2, 16, dtype=torch.float64)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(default)
+    try:
+        y, scalar = rotate(x, [70_000.3], HALF), rotate(x, 70_000.3, HALF)
+    finally:
+        torch.set_default_dtype(before)
+    assert_rotated(y, x, [70_000.3], HALF)
+    assert torch.equal(scalar, y)
+
+
+INTEGERS = [
+    torch.int64,
+    torch.int32,
+    torch.int16,
+    torch.int8,
+    torch.uint8,
+    torch.uint16,
+    torch.uint32,
+]
+
+
+@pytest.mark.parametrize(
+    "positions",
+    [
+        pytest.param([5, 0, 97, 3], id="list"),
+        pytest.param((5, 0, 97, 3), id="tuple"),
+        pytest.param(np.array([5, 0, 97, 3]), id="numpy"),
+        pytest.param(np.array([5, 0, 97, 3], dtype=np.int32), id="numpy int32"),
+        pytest.param(np.array([5.0, 0, 97, 3]), id="numpy float64"),
+        pytest.param(np.array([3, 97, 0, 5])[::-1], id="numpy reversed"),
+        pytest.param(np.broadcast_to(np.array([5, 0, 97, 3]), (4,)), id="numpy read-only"),
+        pytest.param(np.array([5, 0, 97, 3]).astype(">i4"), id="numpy big-endian"),
+        *[pytest.param(torch.tensor([5, 0, 97, 3], dtype=t), id=str(t)) for t in INTEGERS],
+        pytest.param(torch.tensor([5.0, 0, 97, 3]), id="float32"),
+        pytest.param(torch.tensor([5.0, 0, 97, 3], dtype=torch.float64), id="float64"),
+        pytest.param(torch.tensor([5, 9, 0, 9, 97, 9, 3, 9])[::2], id="strided"),
+        pytest.param(torch.tensor([[5, 0, 97, 3]]), id="a batch of one"),
+    ],
+)
+def test_positions_of_every_kind_mean_the_same(positions: Any) -> None:
+    """Whole positions give one result to the bit, whatever they came in."""
+    x = normal(2, 4, 2, 16)
+    assert torch.equal(rotate(x, positions, HALF), rotate(x, torch.tensor([5, 0, 97, 3]), HALF))
+
+
+@pytest.mark.parametrize(
+    "positions",
+    [
+        pytest.param(7, id="scalar"),
+        pytest.param(torch.tensor(7), id="scalar tensor"),
+        pytest.param(0.75, id="scalar float"),
+        pytest.param([3, 1, 4, 1], id="seq"),
+        pytest.param([[3, 1, 4, 1]], id="one row for both batches"),
+        pytest.param([[3, 1, 4, 1], [5, 9, 2, 6]], id="batch and seq"),
+        pytest.param([[7], [2000]], id="one position per batch"),
+        pytest.param([[0, 1, 0, 1], [0, 0, 1, 2]], id="packed"),
+        pytest.param([[[3, 1, 4, 1]], [[5, 9, 2, 6]], [[5, 3, 5, 8]]], id="two batch dimensions"),
+    ],
+)
+def test_positions_broadcast_against_the_leading_dimensions(positions: Any) -> None:
+    """Every token turns by its own position: shown token by token."""
+    x = normal(3, 2, 4, 5, 16)
+    y = rotate(x, positions, HALF)
+    given = torch.as_tensor(positions).expand(3, 2, 4)
+    for token in np.ndindex(3, 2, 4):
+        alone = x[token][None]
+        place = [given[token].item()]
+        assert_rotated(y[token][None], alone, place, HALF)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", ["integers", "floats"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_pair_follows_its_own_axis(layout: str, kind: str, dtype: torch.dtype) -> None:
+    """Time, height and width drive the pairs that the layout gives them."""
+    rope = Rope(head_dim=20, rotary_dim=16, pairing="half", axes=LAYOUTS[layout])
+    places = np.array([[[5, 1, 70_000], [6, -3, 2]], [[0, 0, 9], [2**33, 4, 4]]])
+    if kind == "floats":
+        places = places + 0.25
+    x = normal(2, 2, 3, 20, dtype=dtype)
+    assert_rotated(rotate(x, places, rope), x, places, rope)
+
+
+@pytest.mark.parametrize("layout", ["sectioned", "interleaved", "alternating"])
+def test_text_on_several_axes_is_text_on_one(layout: str) -> None:
+    """Equal coordinates give the one-axis result to the bit."""
+    rope = Rope(head_dim=16, pairing="half", axes=LAYOUTS[layout])
+    x, places = normal(5, 2, 16), torch.tensor([0, 1, -77, 5000, 2**35])
+    everywhere = places[:, None].expand(5, 3)
+    assert torch.equal(rotate(x, everywhere, rope), rotate(x, places, HALF))
+    halves = places + 0.5
+    assert torch.equal(rotate(x, halves[:, None].expand(5, 3), rope), rotate(x, halves, HALF))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_query_and_key_together_are_each_alone(dtype: torch.dtype) -> None:
+    """`rotate_qk` is `rotate` twice, to the bit, with different numbers of heads."""
+    q, k = normal(2, 4, 6, 16, dtype=dtype), normal(2, 4, 2, 16, dtype=dtype, seed=1)
+    options: dict[str, Any] = {"inverse": True, "gain": 1.25}
+    alone = [rotate(t, POSITIONS[:4], HALF, **options) for t in (q, k)]
+    together = rotate_qk(q, k, POSITIONS[:4], HALF, **options)
+    assert all(map(torch.equal, alone, together))
+
+
+@pytest.mark.parametrize("far", [2**39 + 3, 2**40 + 3], ids=["digits", "exact rows"])
+def test_query_and_key_may_differ_in_dtype(far: int) -> None:
+    """Each is computed and returned in its own precision, as if it were alone."""
+    q, k = normal(4, 6, 16, dtype=torch.float64), normal(4, 2, 16)
+    places = [0, 1025, -70_001, far]
+    for x, y in zip((q, k), rotate_qk(q, k, places, HALF), strict=True):
+        assert torch.equal(y, rotate(x, places, HALF))
+        assert_rotated(y, x, places, HALF)
+
+
+def test_a_far_neighbour_changes_no_bit() -> None:
+    """A token's result is its own, whoever else is in the batch."""
+    x, near = normal(4, 2, 16), [0, 1025, -70_001]
+    assert torch.equal(rotate(x, [*near, 2**41], HALF)[:3], rotate(x[:3], near, HALF))
+
+
+@pytest.mark.parametrize("inverse", [False, True])
+@pytest.mark.parametrize("pairing_out", PAIRINGS)
+@pytest.mark.parametrize("width", SLICES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_in_place_is_out_of_place(
+    dtype: torch.dtype, width: str, pairing_out: Any, inverse: bool
+) -> None:
+    """The verbs with an underscore write the same bits and return their argument."""
+    rope = Rope(head_dim=16, pairing="half", pairing_out=pairing_out, **SLICES[width])
+    options: dict[str, Any] = {"inverse": inverse, "gain": 1.25}
+    q = normal(len(POSITIONS), 3, 16, dtype=dtype)
+    k = normal(len(POSITIONS), 2, 16, dtype=dtype, seed=1)
+    expected = rotate_qk(q, k, POSITIONS, rope, **options)
+    one, query, key = q.clone(), q.clone(), k.clone()
+    assert rotate_(one, POSITIONS, rope, **options) is one
+    assert torch.equal(one, expected[0])
+    written = rotate_qk_(query, key, POSITIONS, rope, **options)
+    assert written[0] is query
+    assert written[1] is key
+    assert all(map(torch.equal, written, expected))
+
+
+@pytest.mark.parametrize("inverse", [False, True])
+@pytest.mark.parametrize("start", [0, 5])
+@pytest.mark.parametrize("pairing_out", PAIRINGS)
+@pytest.mark.parametrize("pairing", PAIRINGS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_explicit_rows_turn_as_they_say(
+    dtype: torch.dtype, pairing: str, pairing_out: str, start: int, inverse: bool
+) -> None:
+    """Rows are any two numbers per pair: here not even of length one."""
+    rows = float64(normal(2, 1, 4, 4)) + 1j * float64(normal(2, 1, 4, 4, seed=1))
+    cos, sin = torch.tensor(rows.real), torch.tensor(rows.imag)
+    x = normal(2, 3, 4, 2, 16, dtype=dtype)
+    layout: dict[str, Any] = {"pairing_out": pairing_out, "rotary_start": start}
+    y = rotate_by(x, cos, sin, pairing=pairing, inverse=inverse, **layout)
+    ways = (pairing_out, pairing) if inverse else (pairing, pairing_out)
+    assert excess_by(y, x, rows.conj() if inverse else rows, ways, start) <= 1
+    written = x.clone()
+    assert rotate_by_(written, cos, sin, pairing=pairing, inverse=inverse, **layout) is written
+    assert torch.equal(written, y)
+
+
+@pytest.mark.parametrize("pairing", PAIRINGS)
+def test_one_row_serves_every_token(pairing: str) -> None:
+    """Rows without leading dimensions broadcast, and pairing_out follows pairing."""
+    rows = turns(HALF, 12)
+    x = normal(2, 5, 3, 16)
+    y = rotate_by(x, torch.tensor(rows.real), torch.tensor(rows.imag), pairing=pairing)
+    assert excess_by(y, x, rows, (pairing, pairing)) <= 1
+
+
+@pytest.mark.parametrize("pairing_out", PAIRINGS)
+@pytest.mark.parametrize("width", SLICES)
+def test_inverse_undoes(width: str, pairing_out: Any) -> None:
+    """R(-p) R(p) x is x, to the error of two rotations."""
+    rope = Rope(head_dim=16, pairing="interleaved", pairing_out=pairing_out, **SLICES[width])
+    x = normal(len(POSITIONS), 3, 16, dtype=torch.float64)
+    back = rotate(rotate(x, POSITIONS, rope), POSITIONS, rope, inverse=True)
+    limit = 3 * TURN_ERROR_64 * float(x.abs().max())
+    assert float((back - x).abs().max()) <= limit
+
+
+def test_rotations_compose() -> None:
+    """Turning by m and then by n is turning by m + n."""
+    x = normal(3, 2, 16, dtype=torch.float64)
+    m, n = torch.tensor([3, -(2**33), 10**6]), torch.tensor([5, 2**33 + 11, -1])
+    twice = rotate(rotate(x, m, HALF), n, HALF)
+    limit = 4 * TURN_ERROR_64 * float(x.abs().max())
+    assert float((twice - rotate(x, m + n, HALF)).abs().max()) <= limit
+
+
+@pytest.mark.parametrize("shift", [1, -1000, 2**24 + 1, 2**38])
+def test_a_score_sees_only_the_distance(shift: int) -> None:
+    """Moving query and key together changes no score."""
+    q, k = (normal(6, 1, 64, dtype=torch.float64, seed=s) for s in (0, 1))
+    rope = Rope(head_dim=64, pairing="half")
+    m, n = torch.arange(6) * 17, torch.arange(6) * 5
+    near = (rotate(q, m, rope) * rotate(k, n, rope)).sum(-1)
+    far = (rotate(q, m + shift, rope) * rotate(k, n + shift, rope)).sum(-1)
+    # two scores of two encoded vectors each, and two sums of 64 products
+    limit = 4 * (TURN_ERROR_64 + 64 * 2**-53) * (q.norm(dim=-1) * k.norm(dim=-1))
+    assert bool(((near - far).abs() <= limit).all())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_pairing_is_a_permutation(dtype: torch.dtype) -> None:
+    """Permute, turn by halves, permute back is turning by neighbours: to the bit."""
+    x = normal(len(POSITIONS), 3, 16, dtype=dtype)
+    to_half = [*range(0, 16, 2), *range(1, 16, 2)]
+    back = [to_half.index(i) for i in range(16)]
+    neighbours = Rope(head_dim=16, pairing="interleaved")
+    mixed = Rope(head_dim=16, pairing="interleaved", pairing_out="half")
+    expected = rotate(x[..., to_half], POSITIONS, HALF)
+    assert torch.equal(rotate(x, POSITIONS, neighbours), expected[..., back])
+    assert torch.equal(rotate(x, POSITIONS, mixed), expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_is_not_rotated_is_bit_identical(dtype: torch.dtype) -> None:
+    """NaN, infinities and signed zeros outside the slice pass through, gain or not."""
+    rope = Rope(head_dim=12, pairing="half", rotary_dim=4, rotary_start=4)
+    x = normal(3, 2, 12, dtype=dtype)
+    x[..., 0], x[..., 3], x[..., 8], x[..., 11] = torch.nan, -0.0, torch.inf, -torch.inf
+    rest = [0, 1, 2, 3, 8, 9, 10, 11]
+    bits = torch.int64 if dtype == torch.float64 else torch.int32
+    bits = torch.int16 if dtype.itemsize == 2 else bits
+    for y in (rotate(x, 5, rope, gain=3.0), rotate_(x.clone(), 5, rope, gain=3.0)):
+        assert torch.equal(y.view(bits)[..., rest], x.view(bits)[..., rest])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_position_zero_changes_nothing(dtype: torch.dtype) -> None:
+    """R(0) is the identity, to the bit."""
+    x = normal(4, 3, 16, dtype=dtype)
+    assert torch.equal(rotate(x, [0, 0, 0, 0], HALF), x)
+    assert torch.equal(rotate(x, 0.0, HALF, inverse=True), x)
