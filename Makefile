@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
-MADE_BY := pyproject.toml constraints.txt
+MADE_BY := pyproject.toml constraints.txt setup.py $(wildcard csrc/*)
 
 .PHONY: help demo test test-slow check docs figures clean
 

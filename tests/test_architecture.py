@@ -27,7 +27,7 @@ PIPELINE = """
     frequencies angles positions multimodal rotate
     analysis conventions phasor
     describe comparison figures
-    torch._layout torch._arguments torch._tables torch._rows torch._eager torch._ops
+    torch._layout torch._arguments torch._tables torch._rows torch._eager torch._cpu torch._ops
     torch.functional torch
     demo terminal cli __main__
 """

@@ -295,12 +295,20 @@ WAYS = ["rotate", "rotate_", "operator", "mutating operator"]
     [(c, v) for c in BATCHED for v in WAYS if (c, v) != ("over positions", "mutating operator")],
 )
 def test_a_batch_is_its_entries_one_by_one(case: str, verb: str) -> None:
-    """Over x, positions or both: through the verbs and through the operators, bit for bit."""
+    """Over x, positions or both: through the verbs and through the operators, bit for bit.
+
+    With the eager backend, whose operations are what ``torch.func`` sees of every backend.
+    """
     (of_x, of_p), places, rope = BATCHED[case]
     x = normal(2, 3, 4, 2, 8) if of_x is not None else normal(3, 4, 2, 8)
     expected = torch.stack(
         [
-            rotate(x[i] if of_x is not None else x, places[i] if of_p is not None else places, rope)
+            rotate(
+                x[i] if of_x is not None else x,
+                places[i] if of_p is not None else places,
+                rope,
+                backend="eager",
+            )
             for i in range(2)
         ]
     )

@@ -17,7 +17,9 @@ from .torch_oracle import (
     assert_rotated,
     excess_by,
     float64,
+    implementations,
     normal,
+    run_on,
     turns,
 )
 
@@ -36,6 +38,12 @@ LAYOUTS = {
     "alternating": Alternating((2, 3, 3)),
     "axial": Axial((2, 3, 3)),
 }
+
+
+@pytest.fixture(autouse=True, params=implementations())
+def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test here runs on every implementation that this machine has."""
+    run_on(request.param, monkeypatch)
 
 
 @pytest.mark.parametrize("direction", [1, -1])

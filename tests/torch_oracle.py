@@ -1,7 +1,8 @@
 """What a rotation must give and how far off it may be: 60-digit angles and complex numbers.
 
-Of ``phasor`` only the fields of a Rope are read, and the published error of a row. Frequencies,
-axes, pairings, angles and the rotation itself are written again, as plainly as they can be.
+Of ``phasor`` only the fields of a Rope are read, the published error of a row, and the names of
+the implementations. Frequencies, axes, pairings, angles and the rotation itself are written
+again, as plainly as they can be.
 """
 
 from __future__ import annotations
@@ -10,17 +11,33 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from mpmath import mp, mpf
 from torch import Tensor
 
 from phasor import Linear, Llama3, Rope
 from phasor.angles import ROW_ERROR_20, ROW_ERROR_40
+from phasor.torch import _cpu, _ops
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 # one digit more is one more correctly rounded entry and one more complex product
 DIGIT_ERROR = (2**0.5 / 2 + 5**0.5) * 2**-24
 ROW_ERROR_64 = 4e-15
+
+
+def implementations() -> list[str]:
+    """Every way that this machine can run the operator: plain torch, and the CPU's paths."""
+    return ["eager", *_cpu.paths()]
+
+
+def run_on(implementation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make ``backend="auto"`` mean ``implementation``."""
+    if implementation == "eager":
+        monkeypatch.setattr(_ops, "BACKENDS", {"eager": _ops.BACKENDS["eager"]})
+    else:
+        every = [name for name, _ in _cpu._native.paths()]
+        monkeypatch.setattr(_cpu, "_running", every.index(implementation))
 
 
 def normal(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:

@@ -16,6 +16,12 @@ from phasor.torch._layout import Layout, read_layout
 from phasor.torch._rows import reach, rows
 
 
+def refusal(x: Tensor) -> str:
+    """Why this backend cannot rotate ``x``: it always can."""
+    del x
+    return ""
+
+
 def rotate(
     xs: Sequence[Tensor], angles: Sequence[Tensor], rope: str, inverse: bool, gain: float
 ) -> list[Tensor]:

@@ -22,7 +22,7 @@ import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 
 from phasor.errors import BackendError, TensorError
-from phasor.torch import _eager
+from phasor.torch import _cpu, _eager
 from phasor.torch._arguments import check_writable
 from phasor.torch._layout import count_axes
 
@@ -31,8 +31,8 @@ Angles = Sequence[Tensor]
 _below_autograd = torch._C._AutoDispatchBelowAutograd  # pyright: ignore[reportPrivateUsage]
 _in_transform = torch._C._are_functorch_transforms_active  # pyright: ignore[reportPrivateUsage]
 
-#: The implementations by name, best first: the first that can do the work is "auto"'s answer.
-BACKENDS = {"eager": _eager}
+#: The implementations by name, best first: "auto" is the first that does not refuse the tensor.
+BACKENDS = {"cpu": _cpu, "eager": _eager}
 
 _LIBRARY = torch.library.Library("phasor", "DEF")
 _ARGUMENTS = "Tensor[] angles, str rope, bool inverse, float gain, str backend"
@@ -42,17 +42,20 @@ rotate: Callable[..., list[Tensor]] = torch.ops.phasor.rotate.default
 rotate_: Callable[..., None] = torch.ops.phasor.rotate_.default
 
 
-def resolve(backend: str) -> str:
-    """The name of the backend that will run.
+def resolve(backend: str, x: Tensor) -> str:
+    """The name of the backend that rotates ``x``.
 
     Raises:
-        BackendError: If there is none of that name; a named backend is never replaced.
+        BackendError: If the named one does not exist or cannot; it is never replaced by another.
     """
     if backend == "auto":
-        return next(iter(BACKENDS))
+        return next(name for name, module in BACKENDS.items() if not module.refusal(x))
     if backend not in BACKENDS:
         known = ", ".join(repr(name) for name in BACKENDS)
         raise BackendError(f"backend must be 'auto' or one of {known}, got {backend!r}")
+    refusal = BACKENDS[backend].refusal(x)
+    if refusal:
+        raise BackendError(f"backend={backend!r} cannot rotate x: {refusal}")
     return backend
 
 
@@ -64,12 +67,13 @@ def apply(
     ``torch.func`` looks inside what it transforms, and learned rows want a derivative that the
     operator does not have: both go through plain torch operations.
     """
-    name = resolve(backend)
+    name = resolve(backend, xs[0])
     learned = len(angles) == 2 and any(map(_differentiable, angles))
-    if name == "eager" and (learned or _in_transform()):
+    if learned or _in_transform():
+        if backend not in ("auto", "eager"):
+            what = "torch.func transformations" if not learned else "gradients for cos and sin"
+            raise BackendError(f"backend={backend!r} has no {what}; use 'auto' or 'eager'")
         return _eager.composite(xs, angles, rope, inverse, gain)
-    if learned:
-        raise BackendError(f"backend={name!r} has no gradient for cos and sin; use 'eager'")
     return rotate(xs, angles, rope, inverse, gain, name)
 
 
@@ -86,7 +90,7 @@ def apply_(
         for x, y in zip(xs, turned, strict=True):
             x.copy_(y)
     else:
-        rotate_(xs, angles, rope, inverse, gain, resolve(backend))
+        rotate_(xs, angles, rope, inverse, gain, resolve(backend, xs[0]))
 
 
 def _run(
@@ -142,7 +146,8 @@ def _where_given(
     tensors: Sequence[Tensor | None], angles: Angles, *options: Any
 ) -> tuple[Tensor | None, ...]:
     """The operator on those that are there; None stays None."""
-    turned = iter(rotate([t for t in tensors if t is not None], list(angles), *options))
+    given = [t for t in tensors if t is not None]
+    turned = iter(rotate(given, list(angles), *options) if given else ())
     return tuple(None if t is None else next(turned) for t in tensors)
 
 

@@ -215,3 +215,16 @@ def rotate_by_(
     text = checked_rows(x, cos, sin, pairing, pairing_out, rotary_start)
     _ops.apply_([x], [cos, sin], text, inverse, 1.0, backend)
     return x
+
+
+def chosen_backend(x: Tensor) -> str:
+    """The backend that ``backend="auto"`` takes for ``x``.
+
+    ``"cpu"``, the kernel in C++, for tensors in the CPU's memory where its extension was built;
+    else ``"eager"``, plain torch operations.
+
+    >>> import torch
+    >>> chosen_backend(torch.zeros(1, 1, 2, device="meta"))
+    'eager'
+    """
+    return _ops.resolve("auto", x)

@@ -1,0 +1,55 @@
+// Any processor: plain C++, one pair at a time where the compiler finds nothing better.
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <type_traits>
+
+#include "numbers.h"
+#include "rotate.h"
+
+namespace phasor {
+namespace {
+
+constexpr int64_t kAligned = 1;
+inline void fence() {}
+
+template <class C> inline void turn_pair(C x0, C x1, C c, C s, C &y0, C &y1) {
+  y0 = x0 * c - x1 * s;
+  y1 = x0 * s + x1 * c;
+}
+
+template <class T> struct Lane {
+  using V = decltype(widen(T{}));
+  static constexpr int width = 1;
+  static constexpr int held = 0;
+  static T read(const char *p) {
+    T x;
+    std::memcpy(&x, p, sizeof(T));
+    return x;
+  }
+  static void write(char *p, V y) {
+    T x;
+    narrow(y, &x);
+    std::memcpy(p, &x, sizeof(T));
+  }
+  static V half(const char *p) { return widen(read(p)); }
+  static void woven(const char *p, V &x0, V &x1) {
+    x0 = widen(read(p));
+    x1 = widen(read(p + sizeof(T)));
+  }
+  template <bool> static void put_half(char *p, char *q, V y0, V y1) {
+    write(p, y0);
+    write(q, y1);
+  }
+  template <bool> static void put_woven(char *p, V y0, V y1) {
+    write(p, y0);
+    write(p + sizeof(T), y1);
+  }
+  static V row(const V *p) { return *p; }
+  static void turn(V x0, V x1, V c, V s, V &y0, V &y1) { turn_pair(x0, x1, c, s, y0, y1); }
+};
+
+} // namespace
+#include "sweep.inl"
+void run_portable(const Job &job, int64_t first, int64_t last) { run_here(job, first, last); }
+} // namespace phasor

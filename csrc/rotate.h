@@ -1,0 +1,64 @@
+// What one call rotates. The job is filled and checked once, then each instruction set's `run` sweeps
+// a range of tokens of it.
+#pragma once
+#include <cstdint>
+
+namespace phasor {
+
+constexpr int kMaxDims = 6;    // token dimensions, after neighbours that lie evenly are merged
+constexpr int kMaxPairs = 512; // rows live on the stack of the thread that builds them
+constexpr int kMaxTile = 128;  // tokens whose rows are built before heads are swept
+constexpr int kDigitBits = 10;
+constexpr int64_t kRows = int64_t{1} << kDigitBits;
+constexpr int kDigits = 4;
+
+enum class Dtype { f32, f64, bf16, f16 };
+
+// One tensor [tokens..., heads, head_dim]; strides in bytes.
+struct Operand {
+  const char *in;
+  char *out;
+  int64_t heads;
+  int64_t head_in, head_out;
+  int64_t item_in, item_out; // stride of the last dimension
+  int64_t token_in[kMaxDims], token_out[kMaxDims];
+};
+
+struct Job {
+  Dtype dtype;
+  int operands;
+  Operand x[2];
+  int dims;
+  int64_t shape[kMaxDims];
+  int64_t tokens;
+  int64_t head_dim, start, pairs;
+  bool half_in, half_out;
+  bool in_place; // nothing but the rotated slice is written
+  bool prefetch; // more than the caches near a core hold
+  bool stream;   // new output larger than the last-level cache: do not read it in first
+  bool inverse;
+  double gain;
+  // angles, either positions and the digits' tables [4][1024][2][pairs] ...
+  const char *positions;
+  int position_bytes; // 4 or 8
+  int64_t position_stride[kMaxDims];
+  int axes;
+  int64_t axis_stride;
+  const int64_t *axis_of_pair;
+  const void *tables;
+  // ... or rows
+  const char *cos, *sin;
+  int64_t cos_stride[kMaxDims], sin_stride[kMaxDims];
+};
+
+using Run = void (*)(const Job &, int64_t first, int64_t last);
+
+void run_portable(const Job &, int64_t, int64_t);
+#if defined(__x86_64__)
+void run_avx2(const Job &, int64_t, int64_t);
+void run_avx512(const Job &, int64_t, int64_t);
+#elif defined(__aarch64__)
+void run_neon(const Job &, int64_t, int64_t);
+#endif
+
+} // namespace phasor

@@ -1,0 +1,368 @@
+// The sweep over tokens and heads for one instruction set. A file of such a set defines
+// `template <class T> struct Lane` and includes this one inside a namespace of its own.
+//
+// Lane<T> handles `width` pairs at once in registers `V`:
+//   half(p), woven(p, x0, x1)               load firsts or seconds, or both from 2i and 2i + 1
+//   put_half<kStream>(p, q, y0, y1), put_woven<kStream>(p, y0, y1)
+//   row(p)                                   cosines or sines
+//   turn(x0, x1, c, s, y0, y1)               the rotation
+//   held                                     how many registers may hold a row of cosines
+//
+// `turn_pair` is the same rotation of one pair, to the same bit.
+// `kAligned` is the alignment that its streaming stores want, and `fence` ends them.
+
+namespace {
+
+// A head of which not every pair fills a register, or whose items do not lie side by side.
+template <class T, class C>
+inline void turn_one_by_one(const char *in, char *out, int64_t item_in, int64_t item_out,
+                            bool half_in, bool half_out, const C *cos, const C *sin,
+                            int64_t first, int64_t pairs) {
+  for (int64_t k = first; k < pairs; ++k) {
+    const int64_t a = half_in ? k : 2 * k, b = half_in ? pairs + k : 2 * k + 1;
+    const int64_t c = half_out ? k : 2 * k, d = half_out ? pairs + k : 2 * k + 1;
+    T r0, r1;
+    std::memcpy(&r0, in + a * item_in, sizeof(T));
+    std::memcpy(&r1, in + b * item_in, sizeof(T));
+    const C x0 = widen(r0), x1 = widen(r1);
+    C y0, y1;
+    turn_pair(x0, x1, cos[k], sin[k], y0, y1);
+    narrow(y0, &r0);
+    narrow(y1, &r1);
+    std::memcpy(out + c * item_out, &r0, sizeof(T));
+    std::memcpy(out + d * item_out, &r1, sizeof(T));
+  }
+}
+
+// One register's worth of pairs, `at` bytes into the first half (or twice that into woven pairs).
+template <class T, bool kHalfIn, bool kHalfOut, bool kStream, class V>
+inline void turn_block(const char *in, char *out, int64_t bytes, int64_t at, V c, V s) {
+  using L = Lane<T>;
+  V x0, x1, y0, y1;
+  if constexpr (kHalfIn) {
+    x0 = L::half(in + at);
+    x1 = L::half(in + bytes + at);
+  } else {
+    L::woven(in + 2 * at, x0, x1);
+  }
+  L::turn(x0, x1, c, s, y0, y1);
+  if constexpr (kHalfOut) {
+    L::template put_half<kStream>(out + at, out + bytes + at, y0, y1);
+  } else {
+    L::template put_woven<kStream>(out + 2 * at, y0, y1);
+  }
+}
+
+// Vectors that share a row: the heads of a token, or one head of neighbouring tokens at one place.
+struct Walk {
+  const char *in;
+  char *out;
+  int64_t count, step_in, step_out;
+  int64_t ahead; // how far beyond a vector to prefetch; 0 for not at all
+};
+
+template <class T, class C, bool kHalfIn, bool kHalfOut, bool kStream>
+inline void turn_any(const Walk &w, const C *cos, const C *sin, int64_t pairs) {
+  using L = Lane<T>;
+  const int64_t bytes = pairs * int64_t{sizeof(T)};
+  const char *in = w.in;
+  char *out = w.out;
+  for (int64_t i = 0; i < w.count; ++i, in += w.step_in, out += w.step_out) {
+    if (w.ahead)
+      for (int64_t at = 0; at < 2 * bytes; at += 64) __builtin_prefetch(in + w.ahead + at);
+    int64_t k = 0;
+    for (; k + L::width <= pairs; k += L::width)
+      turn_block<T, kHalfIn, kHalfOut, kStream>(in, out, bytes, k * int64_t{sizeof(T)},
+                                                L::row(cos + k), L::row(sin + k));
+    if (k < pairs)
+      turn_one_by_one<T, C>(in, out, sizeof(T), sizeof(T), kHalfIn, kHalfOut, cos, sin, k, pairs);
+  }
+}
+
+// The same with the row kept in registers.
+template <class T, class C, bool kHalfIn, bool kHalfOut, bool kStream, int kBlocks>
+inline void turn_held(const Walk &w, const C *cos, const C *sin) {
+  using L = Lane<T>;
+  constexpr int64_t bytes = int64_t{kBlocks} * L::width * int64_t{sizeof(T)};
+  typename L::V c[kBlocks], s[kBlocks];
+  for (int b = 0; b < kBlocks; ++b) {
+    c[b] = L::row(cos + b * L::width);
+    s[b] = L::row(sin + b * L::width);
+  }
+  const char *in = w.in;
+  char *out = w.out;
+  for (int64_t i = 0; i < w.count; ++i, in += w.step_in, out += w.step_out) {
+    if (w.ahead)
+      for (int64_t at = 0; at < 2 * bytes; at += 64) __builtin_prefetch(in + w.ahead + at);
+    for (int b = 0; b < kBlocks; ++b)
+      turn_block<T, kHalfIn, kHalfOut, kStream>(
+          in, out, bytes, b * int64_t{L::width} * int64_t{sizeof(T)}, c[b], s[b]);
+  }
+}
+
+template <class T, class C, bool kHalfIn, bool kHalfOut, bool kStream>
+inline void turn_walk(const Walk &w, const C *cos, const C *sin, int64_t pairs) {
+  using L = Lane<T>;
+  if (w.count > 1 && L::held >= 4 && pairs == 4 * L::width)
+    return turn_held<T, C, kHalfIn, kHalfOut, kStream, 4>(w, cos, sin);
+  if (w.count > 1 && L::held >= 2 && pairs == 2 * L::width)
+    return turn_held<T, C, kHalfIn, kHalfOut, kStream, 2>(w, cos, sin);
+  turn_any<T, C, kHalfIn, kHalfOut, kStream>(w, cos, sin, pairs);
+}
+
+// Where a token's cosines and sines are, built for a tile of tokens at a time.
+template <class C> struct Rows {
+  static constexpr int64_t kBytes = 32 * 1024;
+  alignas(64) C room[kBytes / sizeof(C)];
+  alignas(64) C spare[2 * kMaxPairs];
+  const C *cos[kMaxTile], *sin[kMaxTile];
+};
+
+template <class C>
+inline void multiply(const C *__restrict a, const C *__restrict b, C *__restrict out, int64_t n) {
+  for (int64_t k = 0; k < n; ++k) {
+    const C re = a[k] * b[k] - a[n + k] * b[n + k], im = a[k] * b[n + k] + a[n + k] * b[k];
+    out[k] = re;
+    out[n + k] = im;
+  }
+}
+
+inline int64_t position_at(const char *p, int bytes) {
+  if (bytes == 8) {
+    int64_t v;
+    std::memcpy(&v, p, 8);
+    return v;
+  }
+  int32_t v;
+  std::memcpy(&v, p, 4);
+  return v;
+}
+
+// The row of one position on one axis: a table's own row where one digit says it all, else the
+// product of the digits' rows, in `out`.
+template <class C>
+inline const C *digit_row(const Job &job, int64_t position, C *out, C *spare) {
+  const C *tables = static_cast<const C *>(job.tables);
+  const int64_t n = job.pairs, row = 2 * n;
+  uint64_t size = position < 0 ? uint64_t(-position) : uint64_t(position);
+  const C *made = tables + int64_t(size & (kRows - 1)) * row;
+  for (int digit = 1; digit < kDigits; ++digit) {
+    const int64_t v = int64_t((size >> (kDigitBits * digit)) & (kRows - 1));
+    if (v == 0) continue; // the identity
+    C *to = made == out ? spare : out;
+    multiply<C>(made, tables + (digit * kRows + v) * row, to, n);
+    made = to;
+  }
+  const bool flip = (position < 0) != job.inverse;
+  if (!flip && job.gain == 1.0) return made;
+  const C gain = C(job.gain), signed_gain = flip ? -gain : gain;
+  for (int64_t k = 0; k < n; ++k) out[k] = made[k] * gain;
+  for (int64_t k = n; k < row; ++k) out[k] = made[k] * signed_gain;
+  return out;
+}
+
+template <class C>
+inline void fill_row(const Job &job, const int64_t *at, Rows<C> &rows, int64_t t, C *out) {
+  const int64_t n = job.pairs;
+  if (job.positions == nullptr) {
+    const char *cos = job.cos, *sin = job.sin;
+    for (int d = 0; d < job.dims; ++d) {
+      cos += at[d] * job.cos_stride[d];
+      sin += at[d] * job.sin_stride[d];
+    }
+    const C *c = reinterpret_cast<const C *>(cos), *s = reinterpret_cast<const C *>(sin);
+    const C gain = C(job.gain), signed_gain = job.inverse ? -gain : gain;
+    const C nan = std::numeric_limits<C>::quiet_NaN(); // with an empty lower half, for `rounded`
+    for (int64_t k = 0; k < n; ++k) {
+      out[k] = c[k] == c[k] ? c[k] * gain : nan;
+      out[n + k] = s[k] == s[k] ? s[k] * signed_gain : nan;
+    }
+    rows.cos[t] = out;
+    rows.sin[t] = out + n;
+    return;
+  }
+  const char *p = job.positions;
+  for (int d = 0; d < job.dims; ++d) p += at[d] * job.position_stride[d];
+  const C *made = digit_row<C>(job, position_at(p, job.position_bytes), out, rows.spare);
+  if (job.axes > 1) {
+    if (made != out) std::memcpy(out, made, 2 * n * sizeof(C));
+    C other[2 * kMaxPairs], more[2 * kMaxPairs];
+    for (int axis = 1; axis < job.axes; ++axis) {
+      const int64_t place = position_at(p + axis * job.axis_stride, job.position_bytes);
+      const C *turned = digit_row<C>(job, place, other, more);
+      for (int64_t k = 0; k < n; ++k) {
+        const bool mine = job.axis_of_pair[k] == axis;
+        out[k] = mine ? turned[k] : out[k];
+        out[n + k] = mine ? turned[n + k] : out[n + k];
+      }
+    }
+    made = out;
+  } else if (made == rows.spare) {
+    std::memcpy(out, made, 2 * n * sizeof(C));
+    made = out;
+  }
+  rows.cos[t] = made;
+  rows.sin[t] = made + n;
+}
+
+inline void copy_rest(const Job &job, const Operand &x, const char *in, char *out, size_t size) {
+  auto copy = [&](int64_t first, int64_t last) {
+    if (x.item_in == int64_t(size) && x.item_out == int64_t(size)) {
+      std::memcpy(out + first * int64_t(size), in + first * int64_t(size),
+                  size_t(last - first) * size);
+      return;
+    }
+    for (int64_t i = first; i < last; ++i)
+      std::memcpy(out + i * x.item_out, in + i * x.item_in, size);
+  };
+  copy(0, job.start);
+  copy(job.start + 2 * job.pairs, job.head_dim);
+}
+
+// How far ahead to prefetch along a walk: rows about 8 KiB on.
+inline int64_t ahead_of(const Job &job, int64_t step) {
+  if (!job.prefetch) return 0;
+  const int64_t size = std::max<int64_t>(1, step < 0 ? -step : step);
+  return step * std::max<int64_t>(1, 8192 / size);
+}
+
+template <class T, class C, bool kHalfIn, bool kHalfOut, bool kStream>
+inline void sweep_tile(const Job &job, const Operand &x, const char *in, char *out, int64_t tokens,
+                       int64_t token_in, int64_t token_out, const Rows<C> &rows) {
+  const int64_t size = sizeof(T), first_in = job.start * x.item_in, first_out = job.start * x.item_out;
+  const bool packed = x.item_in == size && x.item_out == size;
+  // in place, and written in another order than read: nothing may be written before it is read
+  const bool staged = job.in_place && kHalfIn != kHalfOut;
+  if (!job.in_place && 2 * job.pairs != job.head_dim)
+    for (int64_t t = 0; t < tokens; ++t)
+      for (int64_t h = 0; h < x.heads; ++h)
+        copy_rest(job, x, in + t * token_in + h * x.head_in, out + t * token_out + h * x.head_out,
+                  size_t(size));
+  in += first_in;
+  out += first_out;
+  if (!packed || staged) {
+    alignas(64) T stage[2 * kMaxPairs];
+    for (int64_t t = 0; t < tokens; ++t)
+      for (int64_t h = 0; h < x.heads; ++h) {
+        const char *from = in + t * token_in + h * x.head_in;
+        char *to = out + t * token_out + h * x.head_out;
+        if (staged) {
+          for (int64_t i = 0; i < 2 * job.pairs; ++i)
+            std::memcpy(stage + i, from + i * x.item_in, size_t(size));
+          from = reinterpret_cast<const char *>(stage);
+        }
+        const Walk one{from, to, 1, 0, 0, 0};
+        if (packed)
+          turn_any<T, C, kHalfIn, kHalfOut, false>(one, rows.cos[t], rows.sin[t], job.pairs);
+        else
+          turn_one_by_one<T, C>(from, to, staged ? size : x.item_in, x.item_out, kHalfIn, kHalfOut,
+                                rows.cos[t], rows.sin[t], 0, job.pairs);
+      }
+    return;
+  }
+  auto magnitude = [](int64_t v) { return v < 0 ? -v : v; };
+  if (tokens == 1 || x.heads == 1 || magnitude(x.head_in) <= magnitude(token_in)) {
+    const int64_t ahead = ahead_of(job, x.heads > 1 ? x.head_in : token_in);
+    for (int64_t t = 0; t < tokens; ++t) {
+      const Walk heads{in + t * token_in, out + t * token_out, x.heads, x.head_in, x.head_out, ahead};
+      turn_walk<T, C, kHalfIn, kHalfOut, kStream>(heads, rows.cos[t], rows.sin[t], job.pairs);
+    }
+    return;
+  }
+  // heads lie further apart than tokens: follow memory, a tile of tokens for each head
+  const int64_t ahead = ahead_of(job, token_in);
+  for (int64_t h = 0; h < x.heads; ++h)
+    for (int64_t t = 0; t < tokens; ++t) {
+      const Walk one{in + t * token_in + h * x.head_in, out + t * token_out + h * x.head_out, 1, 0, 0,
+                     ahead};
+      turn_any<T, C, kHalfIn, kHalfOut, kStream>(one, rows.cos[t], rows.sin[t], job.pairs);
+    }
+}
+
+template <class T, class C>
+inline void dispatch_tile(const Job &job, const Operand &x, const char *in, char *out,
+                          int64_t tokens, int64_t token_in, int64_t token_out,
+                          const Rows<C> &rows, bool stream) {
+  auto go = [&](auto half_in, auto half_out, auto streaming) {
+    sweep_tile<T, C, half_in.value, half_out.value, streaming.value>(job, x, in, out, tokens,
+                                                                     token_in, token_out, rows);
+  };
+  using Yes = std::true_type;
+  using No = std::false_type;
+  if (stream) {
+    if (job.half_in) job.half_out ? go(Yes{}, Yes{}, Yes{}) : go(Yes{}, No{}, Yes{});
+    else job.half_out ? go(No{}, Yes{}, Yes{}) : go(No{}, No{}, Yes{});
+  } else {
+    if (job.half_in) job.half_out ? go(Yes{}, Yes{}, No{}) : go(Yes{}, No{}, No{});
+    else job.half_out ? go(No{}, Yes{}, No{}) : go(No{}, No{}, No{});
+  }
+}
+
+// Streaming stores want every row of the output aligned.
+inline bool streams(const Job &job, const Operand &x, int64_t size) {
+  if (!job.stream || x.item_out != size) return false;
+  const int64_t unit = kAligned - 1;
+  int64_t all = reinterpret_cast<int64_t>(x.out) | x.head_out | (job.start * size) |
+                (job.pairs * size);
+  for (int d = 0; d < job.dims; ++d) all |= x.token_out[d];
+  return (all & unit) == 0;
+}
+
+template <class T, class C> void sweep(const Job &job, int64_t first, int64_t last) {
+  Rows<C> rows;
+  const int64_t row = 2 * job.pairs;
+  const int64_t fits = Rows<C>::kBytes / int64_t{sizeof(C)} / row;
+  const int64_t most = std::min<int64_t>(kMaxTile, std::max<int64_t>(1, fits));
+  const int inner = job.dims - 1;
+  bool stream[2] = {};
+  for (int i = 0; i < job.operands; ++i) stream[i] = streams(job, job.x[i], sizeof(T));
+  int64_t at[kMaxDims];
+  int64_t left = first;
+  for (int d = inner; d >= 0; --d) {
+    at[d] = left % job.shape[d];
+    left /= job.shape[d];
+  }
+  while (first < last) {
+    const int64_t tokens = std::min({most, last - first, job.shape[inner] - at[inner]});
+    const bool still = job.positions != nullptr && job.position_stride[inner] == 0;
+    int64_t place[kMaxDims];
+    std::copy(at, at + job.dims, place);
+    for (int64_t t = 0; t < tokens; ++t, ++place[inner]) {
+      if (still && t > 0) {
+        rows.cos[t] = rows.cos[0];
+        rows.sin[t] = rows.sin[0];
+      } else {
+        fill_row<C>(job, place, rows, t, rows.room + t * row);
+      }
+    }
+    for (int i = 0; i < job.operands; ++i) {
+      const Operand &x = job.x[i];
+      const char *in = x.in;
+      char *out = x.out;
+      for (int d = 0; d < job.dims; ++d) {
+        in += at[d] * x.token_in[d];
+        out += at[d] * x.token_out[d];
+      }
+      dispatch_tile<T, C>(job, x, in, out, tokens, x.token_in[inner], x.token_out[inner], rows,
+                          stream[i]);
+    }
+    first += tokens;
+    at[inner] += tokens;
+    for (int d = inner; d > 0 && at[d] == job.shape[d]; --d) {
+      at[d] = 0;
+      ++at[d - 1];
+    }
+  }
+  fence();
+}
+
+void run_here(const Job &job, int64_t first, int64_t last) {
+  switch (job.dtype) {
+  case Dtype::f32: return sweep<float, float>(job, first, last);
+  case Dtype::f64: return sweep<double, double>(job, first, last);
+  case Dtype::bf16: return sweep<Bf16, float>(job, first, last);
+  case Dtype::f16: return sweep<F16, float>(job, first, last);
+  }
+}
+
+} // namespace

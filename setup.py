@@ -1,0 +1,29 @@
+"""The CPU kernel's extension. Everything else about the package is in pyproject.toml.
+
+It is optional: where it does not compile, phasor installs without it and runs on plain torch
+operations.
+"""
+
+import sys
+
+from setuptools import Extension, setup
+
+UNIX = ["-std=c++17", "-O3", "-ffp-contract=off", "-fvisibility=hidden"]
+# one OpenMP runtime, torch's own, serves both: it is found by its name because torch loads first
+OPENMP = ["-fopenmp"] if sys.platform == "linux" else []
+
+setup(
+    ext_modules=[
+        Extension(
+            "phasor._native",
+            sources=[
+                f"csrc/{name}.cpp" for name in ("module", "portable", "avx2", "avx512", "neon")
+            ],
+            depends=[f"csrc/{name}" for name in ("rotate.h", "numbers.h", "dlpack.h", "sweep.inl")],
+            extra_compile_args=UNIX + OPENMP,
+            extra_link_args=OPENMP,
+            py_limited_api=True,
+            optional=True,
+        )
+    ]
+)
