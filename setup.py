@@ -19,9 +19,12 @@ setup(
             sources=[
                 f"csrc/{name}.cpp" for name in ("module", "portable", "avx2", "avx512", "neon")
             ],
-            depends=[f"csrc/{name}" for name in ("rotate.h", "numbers.h", "dlpack.h", "sweep.inl")],
+            depends=[
+                f"csrc/{name}"
+                for name in ("rotate.h", "numbers.h", "dlpack.h", "tensors.h", "sweep.inl")
+            ],
             extra_compile_args=UNIX + OPENMP,
-            extra_link_args=OPENMP,
+            extra_link_args=[*OPENMP, "-Wl,-s"] if OPENMP else [],
             py_limited_api=True,
             optional=True,
         )

@@ -14,7 +14,7 @@ typedef struct {
   uint8_t code, bits;
   uint16_t lanes;
 } DLDataType;
-enum { kDLFloat = 2, kDLBfloat = 4 };
+enum { kDLInt = 0, kDLFloat = 2, kDLBfloat = 4, kDLCPU = 1 };
 typedef struct {
   void *data;
   DLDevice device;

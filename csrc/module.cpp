@@ -17,6 +17,7 @@
 
 #include "dlpack.h"
 #include "rotate.h"
+#include "tensors.h"
 
 namespace phasor {
 namespace {
@@ -75,148 +76,10 @@ int64_t last_level_cache() {
   return int64_t{32} << 20;
 }
 
+constexpr int64_t kNearCaches = int64_t{2} << 20; // what the caches next to the cores hold
+
 bool view(PyObject *object, DLTensor *out) {
   return dlpack->dltensor_from_py_object_no_sync(object, out) == 0;
-}
-
-char *start_of(const DLTensor &t) { return static_cast<char *>(t.data) + t.byte_offset; }
-int64_t size_of(const DLTensor &t) { return t.dtype.bits / 8; }
-int64_t stride_of(const DLTensor &t, int d) { return t.strides[d] * size_of(t); }
-
-bool dtype_of(const DLTensor &t, Dtype *out) {
-  const int code = t.dtype.code, bits = t.dtype.bits;
-  if (code == kDLFloat && bits == 32) *out = Dtype::f32;
-  else if (code == kDLFloat && bits == 64) *out = Dtype::f64;
-  else if (code == kDLFloat && bits == 16) *out = Dtype::f16;
-  else if (code == kDLBfloat && bits == 16) *out = Dtype::bf16;
-  else return false;
-  return true;
-}
-
-// Strides of `t` over the token dimensions `lead`, broadcast from the right; `inner` of its own
-// dimensions come after them.
-void broadcast(const DLTensor &t, int inner, int lead, int64_t *strides) {
-  const int own = t.ndim - inner;
-  for (int d = 0; d < lead; ++d) {
-    const int mine = d - (lead - own);
-    strides[d] = mine < 0 || t.shape[mine] == 1 ? 0 : stride_of(t, mine);
-  }
-}
-
-// Whether two elements of a written tensor could be one: conservative, as dense slices are not.
-bool overlaps_itself(const DLTensor &t) {
-  int64_t steps[32], counts[32];
-  int n = 0;
-  for (int d = 0; d < t.ndim && n < 32; ++d) {
-    if (t.shape[d] == 0) return false;
-    if (t.shape[d] > 1) {
-      steps[n] = t.strides[d] < 0 ? -t.strides[d] : t.strides[d];
-      counts[n++] = t.shape[d];
-    }
-  }
-  int order[32];
-  for (int i = 0; i < n; ++i) order[i] = i;
-  std::sort(order, order + n, [&](int a, int b) { return steps[a] < steps[b]; });
-  int64_t reach = 1;
-  for (int i = 0; i < n; ++i) {
-    if (steps[order[i]] < reach) return true;
-    reach += steps[order[i]] * (counts[order[i]] - 1);
-  }
-  return false;
-}
-
-struct Span {
-  int64_t low, high;
-};
-
-Span span_of(const DLTensor &t) {
-  int64_t low = 0, high = 0;
-  for (int d = 0; d < t.ndim; ++d) {
-    if (t.shape[d] == 0) return {0, 0};
-    const int64_t far = stride_of(t, d) * (t.shape[d] - 1);
-    (far < 0 ? low : high) += far;
-  }
-  const int64_t at = reinterpret_cast<int64_t>(start_of(t));
-  return {at + low, at + high + size_of(t)};
-}
-
-// Whether two written tensors could share an element. Slices of one projection lie side by side
-// in every token, at the same token strides.
-bool overlap(const DLTensor &a, const DLTensor &b) {
-  const Span sa = span_of(a), sb = span_of(b);
-  if (sa.low == sa.high || sb.low == sb.high || sa.high <= sb.low || sb.high <= sa.low)
-    return false;
-  if (a.ndim != b.ndim) return true;
-  int64_t token = 0;
-  for (int d = 0; d < a.ndim - 2; ++d) {
-    if (a.shape[d] == 1) continue;
-    const int64_t step = stride_of(a, d);
-    if (step != stride_of(b, d) || step <= 0) return true;
-    token = token == 0 ? step : std::min(token, step);
-  }
-  if (token == 0) return true;
-  for (int d = 0; d < a.ndim - 2; ++d)
-    if (a.shape[d] > 1 && stride_of(a, d) % token) return true;
-  auto inside = [](const DLTensor &t) {
-    int64_t reach = size_of(t);
-    for (int d = t.ndim - 2; d < t.ndim; ++d) {
-      if (stride_of(t, d) < 0) return int64_t{-1};
-      reach += stride_of(t, d) * (t.shape[d] - 1);
-    }
-    return reach;
-  };
-  const int64_t ra = inside(a), rb = inside(b);
-  if (ra < 0 || rb < 0) return true;
-  int64_t apart = (reinterpret_cast<int64_t>(start_of(b)) -
-                   reinterpret_cast<int64_t>(start_of(a))) % token;
-  if (apart < 0) apart += token;
-  return apart < ra || apart + rb > token;
-}
-
-// Merge neighbouring token dimensions that every walk crosses evenly, and drop those of length 1.
-int merge(int dims, int64_t *shape, int64_t *const *strides, int walks) {
-  int kept = 0;
-  for (int d = 0; d < dims; ++d) {
-    if (shape[d] == 1) continue;
-    bool even = kept > 0;
-    for (int i = 0; i < walks && even; ++i)
-      even = strides[i][kept - 1] == strides[i][d] * shape[d];
-    if (even) shape[kept - 1] *= shape[d];
-    else shape[kept++] = shape[d];
-    for (int i = 0; i < walks; ++i) strides[i][kept - 1] = strides[i][d];
-  }
-  if (kept > 0) return kept;
-  shape[0] = 1;
-  for (int i = 0; i < walks; ++i) strides[i][0] = 0;
-  return 1;
-}
-
-// The first position without a digit row, or false.
-bool find_outside(const DLTensor &t, int64_t *found, int64_t *index) {
-  int64_t count = 1;
-  for (int d = 0; d < t.ndim; ++d) count *= t.shape[d];
-  const int64_t limit = int64_t{1} << (kDigitBits * kDigits);
-  for (int64_t i = 0; i < count; ++i) {
-    int64_t offset = 0, left = i;
-    for (int d = t.ndim - 1; d >= 0; --d) {
-      offset += left % t.shape[d] * stride_of(t, d);
-      left /= t.shape[d];
-    }
-    int64_t p;
-    if (size_of(t) == 8) {
-      std::memcpy(&p, start_of(t) + offset, 8);
-    } else {
-      int32_t narrow;
-      std::memcpy(&narrow, start_of(t) + offset, 4);
-      p = narrow;
-    }
-    if (p <= -limit || p >= limit) {
-      *found = p;
-      *index = i;
-      return true;
-    }
-  }
-  return false;
 }
 
 void perform(const Job &job, Run run, int64_t elements) {
@@ -239,10 +102,28 @@ void perform(const Job &job, Run run, int64_t elements) {
   run(job, 0, job.tokens);
 }
 
-// rotate(plan, tables, axis_of_pair, angles0, angles1, inverse, gain, path, x0, y0[, x1, y1])
+// What the caller gets for arguments that do not fit: an error, or False where it would rather try
+// something else. Nothing has been written by then.
+PyObject *refuse(bool raises, PyObject *type, const char *message) {
+  if (!raises) Py_RETURN_FALSE;
+  PyErr_SetString(type, message);
+  return nullptr;
+}
+
+// The same for a tensor that DLPack does not show, such as one without memory.
+PyObject *unread(bool raises) {
+  if (raises) return nullptr;
+  PyErr_Clear();
+  Py_RETURN_FALSE;
+}
+
+// rotate(plan, tables, axis_of_pair, angles0, angles1, inverse, gain, path, raises, x0, y0[, x1, y1])
+//
+// Angles are positions and None, with tables; or cosines and sines, without. An output that is its
+// input is written in place. True, or what `refuse` makes of arguments that do not fit.
 PyObject *rotate(PyObject *, PyObject *const *args, Py_ssize_t count) {
-  if (count != 10 && count != 12) {
-    PyErr_SetString(PyExc_TypeError, "rotate takes 10 or 12 arguments");
+  if (count != 11 && count != 13) {
+    PyErr_SetString(PyExc_TypeError, "rotate takes 11 or 13 arguments");
     return nullptr;
   }
   char *packed;
@@ -264,94 +145,105 @@ PyObject *rotate(PyObject *, PyObject *const *args, Py_ssize_t count) {
   job.half_out = job.inverse ? plan.half_in : plan.half_out;
   job.gain = PyFloat_AsDouble(args[6]);
   const long path = PyLong_AsLong(args[7]);
+  const bool raises = PyObject_IsTrue(args[8]);
   if (PyErr_Occurred()) return nullptr;
-  job.operands = count == 10 ? 1 : 2;
+  job.operands = count == 11 ? 1 : 2;
+  job.in_place = args[9] == args[10]; // not by address: empty tensors all start at null
 
-  DLTensor x[2], y[2], a0, a1, tables, axes;
-  int64_t elements = 0, bytes = 0;
+  DLTensor x[2], y[2], a0, a1{}, tables{}, axes{};
   for (int i = 0; i < job.operands; ++i) {
-    if (!view(args[8 + 2 * i], &x[i]) || !view(args[9 + 2 * i], &y[i])) return nullptr;
-    if (!dtype_of(x[i], &job.dtype)) {
-      PyErr_SetString(tensor_error, "x must be float64, float32, bfloat16 or float16");
+    if (!view(args[9 + 2 * i], &x[i]) || !view(args[10 + 2 * i], &y[i])) return unread(raises);
+    Dtype dtype;
+    const bool sound = x[i].device.device_type == kDLCPU && y[i].device.device_type == kDLCPU &&
+                       x[i].ndim >= 3 && x[i].ndim <= kMaxRank && dtype_of(x[i], &dtype) &&
+                       x[i].shape[x[i].ndim - 1] == job.head_dim && x[i].ndim == y[i].ndim &&
+                       std::equal(x[i].shape, x[i].shape + x[i].ndim, y[i].shape);
+    if (!sound || (i == 1 && (dtype != job.dtype || !same_tokens(x[0], x[1]))))
+      return refuse(raises, tensor_error,
+                    "x must be floating tensors [..., seq, heads, head_dim] of one dtype on the CPU");
+    job.dtype = dtype;
+    if (job.in_place && overlaps_itself(x[i]))
+      return refuse(raises, tensor_error,
+                    "x must not share memory with itself to be written in place; use "
+                    "x.contiguous() or the verb without the underscore");
+  }
+  if (job.in_place && job.operands == 2 && overlap(x[0], x[1]))
+    return refuse(raises, tensor_error,
+                  "q and k must not share memory to be written in place; rotate copies, or use "
+                  "the verb without the underscore");
+
+  const bool from_positions = args[4] == Py_None;
+  const int inner = from_positions && job.axes == 1 ? 0 : 1;
+  if (!view(args[3], &a0) || (!from_positions && !view(args[4], &a1))) return unread(raises);
+  if (from_positions) {
+    if (!view(args[1], &tables) || (job.axes > 1 && !view(args[2], &axes)))
+      return unread(raises);
+    const bool sound = a0.device.device_type == kDLCPU && is_integer(a0) && fits(a0, inner, x[0]) &&
+                       (inner == 0 || a0.shape[a0.ndim - 1] == job.axes);
+    if (!sound)
+      return refuse(raises, position_error,
+                    "positions must be int32 or int64 on the CPU and broadcast to the tokens of x");
+    int64_t found, index;
+    if (find_outside(a0, &found, &index)) {
+      if (!raises) Py_RETURN_FALSE;
+      PyErr_Format(position_error,
+                   "positions must lie within 2**40 either way, got %lld at index %lld; rotate_by "
+                   "takes exact rows of cos and sin",
+                   static_cast<long long>(found), static_cast<long long>(index));
       return nullptr;
     }
+  } else if (!fits(a0, 1, x[0]) || !fits(a1, 1, x[0])) {
+    return refuse(raises, tensor_error, "cos and sin must broadcast to the tokens of x");
   }
-  job.in_place = args[8] == args[9]; // empty tensors all start at null
+
   const int lead = x[0].ndim - 2;
-  int64_t token_shape[32], in[2][32], out[2][32], first[32], second[32];
+  int64_t shape[kMaxRank], in[2][kMaxRank], out[2][kMaxRank], first[kMaxRank], second[kMaxRank];
   int64_t *strides[6];
   int walks = 0;
   job.tokens = 1;
-  for (int d = 0; d < lead; ++d) job.tokens *= token_shape[d] = x[0].shape[d];
+  for (int d = 0; d < lead; ++d) job.tokens *= shape[d] = x[0].shape[d];
+  int64_t elements = 0;
   for (int i = 0; i < job.operands; ++i) {
-    Operand &o = job.x[i];
-    o.in = start_of(x[i]);
-    o.out = start_of(y[i]);
-    o.heads = x[i].shape[lead];
-    o.head_in = stride_of(x[i], lead);
-    o.head_out = stride_of(y[i], lead);
-    o.item_in = stride_of(x[i], lead + 1);
-    o.item_out = stride_of(y[i], lead + 1);
+    job.x[i] = {start_of(x[i]),
+                start_of(y[i]),
+                x[i].shape[lead],
+                stride_of(x[i], lead),
+                stride_of(y[i], lead),
+                stride_of(x[i], lead + 1),
+                stride_of(y[i], lead + 1),
+                {},
+                {}};
     for (int d = 0; d < lead; ++d) {
       in[i][d] = stride_of(x[i], d);
       out[i][d] = stride_of(y[i], d);
     }
     strides[walks++] = in[i];
     strides[walks++] = out[i];
-    elements += job.tokens * o.heads * job.head_dim;
-    bytes += job.tokens * o.heads * job.head_dim * size_of(x[i]);
-    if (job.in_place && overlaps_itself(x[i])) {
-      PyErr_SetString(tensor_error,
-                      "x must not share memory with itself to be written in place; use "
-                      "x.contiguous() or the verb without the underscore");
-      return nullptr;
-    }
+    elements += job.tokens * job.x[i].heads * job.head_dim;
   }
-  if (job.in_place && job.operands == 2 && overlap(x[0], x[1])) {
-    PyErr_SetString(tensor_error, "q and k must not share memory to be written in place; rotate "
-                                  "copies, or use the verb without the underscore");
-    return nullptr;
-  }
-  const bool from_positions = args[4] == Py_None;
-  if (!view(args[3], &a0)) return nullptr;
+  if (elements == 0) Py_RETURN_TRUE;
+  broadcast(a0, inner, lead, first);
+  strides[walks++] = first;
   if (from_positions) {
-    if (!view(args[1], &tables)) return nullptr;
-    int64_t found, index;
-    if (find_outside(a0, &found, &index)) {
-      PyErr_Format(position_error,
-                   "positions must lie within 2**40 either way for backend='cpu', got %lld at "
-                   "index %lld; rotate_by takes exact rows of cos and sin",
-                   static_cast<long long>(found), static_cast<long long>(index));
-      return nullptr;
-    }
     job.positions = start_of(a0);
     job.position_bytes = int(size_of(a0));
     job.tables = start_of(tables);
     if (job.axes > 1) {
-      if (!view(args[2], &axes)) return nullptr;
       job.axis_of_pair = reinterpret_cast<const int64_t *>(start_of(axes));
       job.axis_stride = stride_of(a0, a0.ndim - 1);
     }
-    broadcast(a0, job.axes > 1 ? 1 : 0, lead, first);
   } else {
-    if (!view(args[4], &a1)) return nullptr;
     job.cos = start_of(a0);
     job.sin = start_of(a1);
-    broadcast(a0, 1, lead, first);
     broadcast(a1, 1, lead, second);
     strides[walks++] = second;
   }
-  strides[walks++] = first;
-  if (elements == 0) Py_RETURN_NONE;
-
-  job.dims = merge(lead, token_shape, strides, walks);
-  if (job.dims > kMaxDims) {
-    PyErr_Format(tensor_error, "x must have at most %d token dimensions that do not merge, got %d",
-                 kMaxDims, job.dims);
-    return nullptr;
-  }
+  job.dims = merge(lead, shape, strides, walks);
+  if (job.dims > kMaxDims)
+    return refuse(raises, tensor_error,
+                  "x must have at most 6 token dimensions that do not merge into one another");
   for (int d = 0; d < job.dims; ++d) {
-    job.shape[d] = token_shape[d];
+    job.shape[d] = shape[d];
     for (int i = 0; i < job.operands; ++i) {
       job.x[i].token_in[d] = in[i][d];
       job.x[i].token_out[d] = out[i][d];
@@ -360,10 +252,11 @@ PyObject *rotate(PyObject *, PyObject *const *args, Py_ssize_t count) {
     if (!from_positions) job.sin_stride[d] = second[d];
   }
   static const int64_t cache = last_level_cache();
-  job.prefetch = bytes > (int64_t{2} << 20);
+  const int64_t bytes = elements * size_of(x[0]);
+  job.prefetch = bytes > kNearCaches;
   job.stream = !job.in_place && bytes > cache;
   perform(job, kPaths[path].run, elements);
-  Py_RETURN_NONE;
+  Py_RETURN_TRUE;
 }
 
 PyObject *plan(PyObject *, PyObject *args) {
@@ -372,11 +265,6 @@ PyObject *plan(PyObject *, PyObject *args) {
   int half_in, half_out;
   if (!PyArg_ParseTuple(args, "LLLLpp", &head_dim, &start, &pairs, &axes, &half_in, &half_out))
     return nullptr;
-  if (pairs > kMaxPairs) {
-    PyErr_Format(tensor_error, "backend='cpu' turns at most %d pairs, got %lld; use 'eager'",
-                 kMaxPairs, pairs);
-    return nullptr;
-  }
   p = {head_dim, start, pairs, axes, half_in, half_out};
   return PyBytes_FromStringAndSize(reinterpret_cast<const char *>(&p), sizeof p);
 }

@@ -6,7 +6,7 @@
 namespace phasor {
 
 constexpr int kMaxDims = 6;    // token dimensions, after neighbours that lie evenly are merged
-constexpr int kMaxPairs = 512; // rows live on the stack of the thread that builds them
+constexpr int kMaxPairs = 2048; // rows live on the stack of the thread that builds them
 constexpr int kMaxTile = 128;  // tokens whose rows are built before heads are swept
 constexpr int kDigitBits = 10;
 constexpr int64_t kRows = int64_t{1} << kDigitBits;

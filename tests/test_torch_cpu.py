@@ -249,7 +249,7 @@ def test_the_extension_refuses_positions_that_no_digits_reach() -> None:
     tables = _cpu._tables.digit_tables(rope.to_json(), x.device, torch.float32)
     places = torch.tensor([[0, 1, 2], [3, 2**40, 5]])
     with pytest.raises(PositionError, match="got 1099511627776 at index 4"):
-        _cpu._native.rotate(plan, tables, None, places, None, False, 1.0, 0, x, x)
+        _cpu._native.rotate(plan, tables, None, places, None, False, 1.0, 0, True, x, x)
     assert torch.equal(x, kept)
 
 

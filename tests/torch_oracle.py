@@ -35,6 +35,7 @@ def run_on(implementation: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Make ``backend="auto"`` mean ``implementation``."""
     if implementation == "eager":
         monkeypatch.setattr(_ops, "BACKENDS", {"eager": _ops.BACKENDS["eager"]})
+        monkeypatch.setattr(_cpu, "_native", None)
     else:
         every = [name for name, _ in _cpu._native.paths()]
         monkeypatch.setattr(_cpu, "_running", every.index(implementation))

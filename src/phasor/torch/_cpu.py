@@ -9,18 +9,33 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from importlib import import_module
 from typing import Any
 
 import torch
+import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 
-from phasor.angles import DIGITS
 from phasor.errors import BackendError, PositionError, TensorError
+from phasor.spec import Rope
 from phasor.torch import _tables
 from phasor.torch._layout import constant, count_axes, read_layout, read_rope
-from phasor.torch._rows import TOO_FAR, reach, rows
+from phasor.torch._rows import reach, rows
+
+# no public names exist for these three
+_in_transform: Callable[[], bool] = torch._C._are_functorch_transforms_active  # pyright: ignore[reportPrivateUsage]
+_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack  # pyright: ignore[reportPrivateUsage]
+
+
+def _dual_level() -> int:
+    """The level of forward-mode differentiation; below zero outside."""
+    level: int = forward_ad._current_level  # pyright: ignore
+    return level
+
+
+_WIDEST = 4096  # a row lives on the stack of the thread that builds it
 
 
 def _connected() -> tuple[Any, str]:
@@ -67,6 +82,8 @@ def refusal(x: Tensor) -> str:
     """Why this backend cannot rotate ``x``; nothing if it can."""
     if x.device.type != "cpu":
         return f"it needs a tensor in the CPU's memory, got one on {x.device}"
+    if x.shape[-1] > _WIDEST:
+        return f"its heads are at most {_WIDEST} wide, got {x.shape[-1]}"
     return _missing
 
 
@@ -84,7 +101,81 @@ def rotate_(
 ) -> None:
     """The operator's in-place kernel: only the rotated slice is written."""
     _sweep(xs, xs, angles, rope, inverse, gain)
-    torch.autograd.graph.increment_version([x for x in xs if not x.is_inference()])
+    _count_write(xs)
+
+
+def quick(
+    xs: Sequence[Tensor], positions: Any, rope: Rope, inverse: bool, gain: float, backend: str
+) -> list[Tensor] | None:
+    """`rotate` past the dispatcher; None where anything is out of the ordinary.
+
+    For one token the dispatcher costs ten times the rotation. It is left out only where nothing
+    listens to it; what is refused here, for whatever reason, takes the long way and is explained.
+    """
+    if not _ordinary(xs, positions, rope, backend):
+        return None
+    outs = [torch.empty_like(x) for x in xs]
+    return outs if _swept(xs, outs, positions, rope, inverse, gain) else None
+
+
+def quick_(
+    xs: Sequence[Tensor], positions: Any, rope: Rope, inverse: bool, gain: float, backend: str
+) -> bool:
+    """`rotate_` past the dispatcher, as `quick`; false where nothing was done."""
+    if _ordinary(xs, positions, rope, backend) and _swept(xs, xs, positions, rope, inverse, gain):
+        _count_write(xs)
+        return True
+    return False
+
+
+def _ordinary(xs: Sequence[Tensor], positions: Any, rope: Any, backend: str) -> bool:
+    """Whether these are plain tensors that nobody traces, differentiates or transforms."""
+    if torch.compiler.is_compiling() or _native is None or backend not in ("auto", "cpu"):
+        return False
+    recording = torch.is_grad_enabled()
+    for x in xs:
+        if type(x) is not Tensor or x.is_neg() or (recording and x.requires_grad):
+            return False
+    return (
+        type(positions) is Tensor
+        and type(rope) is Rope
+        and _dual_level() < 0
+        and not _in_transform()
+        and not _modes()
+    )
+
+
+def _swept(
+    xs: Sequence[Tensor],
+    outs: Sequence[Tensor],
+    positions: Tensor,
+    rope: Rope,
+    inverse: bool,
+    gain: float,
+) -> bool:
+    prepared = _prepared(rope.to_json(), xs[0].dtype)
+    operands = (xs[0], outs[0]) if len(xs) == 1 else (xs[0], outs[0], xs[1], outs[1])
+    done: bool = _native.rotate(
+        *prepared, positions, None, inverse, gain, _running, False, *operands
+    )
+    return done
+
+
+@lru_cache(maxsize=64)
+def _prepared(rope: str, dtype: torch.dtype) -> tuple[bytes, Tensor, Tensor]:
+    """A Rope's plan, digit tables and axes, for tensors of ``dtype``."""
+    read = read_rope(rope)
+    here = torch.device("cpu")
+    kind = torch.float64 if dtype == torch.float64 else torch.float32
+    plan = _plan(rope, read.head_dim, read.num_pairs)
+    return plan, _tables.digit_tables(rope, here, kind), _tables.axis_of_pair(rope, here)
+
+
+def _count_write(xs: Sequence[Tensor]) -> None:
+    """Let autograd know, as every write in place does."""
+    for x in xs:
+        if not x.is_inference():
+            torch.autograd.graph.increment_version(x)
 
 
 def _sweep(
@@ -100,22 +191,18 @@ def _sweep(
         for x, out in zip(xs, outs, strict=True):
             _sweep([x], [out], angles, rope, inverse, gain)
         return
-    kind = torch.float64 if xs[0].dtype == torch.float64 else torch.float32
-    positions = angles[0] if len(angles) == 1 else None
     operands = [tensor for pair in zip(xs, outs, strict=True) for tensor in pair]
-    digits = DIGITS if positions is None else reach(angles)
-    if positions is None or positions.is_floating_point() or digits == TOO_FAR:
-        # a row is read from end to end
-        cos, sin = (row.contiguous() for row in rows(angles, rope, kind, digits))
-        plan = _plan(rope, xs[0].shape[-1], cos.shape[-1])
-        _native.rotate(plan, None, None, cos, sin, inverse, gain, _running, *operands)
-        return
-    if positions.dtype not in (torch.int64, torch.int32):
-        positions = positions.long()
-    plan = _plan(rope, xs[0].shape[-1], read_rope(rope).num_pairs)
-    tables = _tables.digit_tables(rope, positions.device, kind)
-    axes = _tables.axis_of_pair(rope, positions.device)
-    _native.rotate(plan, tables, axes, positions, None, inverse, gain, _running, *operands)
+    if len(angles) == 1 and not angles[0].is_floating_point():
+        narrow = angles[0].dtype not in (torch.int64, torch.int32)
+        positions = angles[0].long() if narrow else angles[0]
+        prepared = _prepared(rope, xs[0].dtype)
+        if _native.rotate(*prepared, positions, None, inverse, gain, _running, False, *operands):
+            return
+    # given rows, fractions of positions, or positions that the digits do not reach
+    kind = torch.float64 if xs[0].dtype == torch.float64 else torch.float32
+    cos, sin = (row.contiguous() for row in rows(angles, rope, kind, reach(angles)))
+    plan = _plan(rope, xs[0].shape[-1], cos.shape[-1])
+    _native.rotate(plan, None, None, cos, sin, inverse, gain, _running, True, *operands)
 
 
 @constant

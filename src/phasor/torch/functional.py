@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from phasor.spec import Rope
-from phasor.torch import _ops
+from phasor.torch import _cpu, _ops
 from phasor.torch._arguments import checked_positions, checked_rows
 
 
@@ -61,8 +61,11 @@ def rotate(
     >>> bool(torch.allclose(back.float(), q.float(), atol=0.05))
     True
     """
-    angles = [checked_positions(positions, [x], rope)]
-    return _ops.apply([x], angles, rope.to_json(), inverse, gain, backend)[0]
+    done = _cpu.quick((x,), positions, rope, inverse, gain, backend)
+    if done is None:
+        angles = [checked_positions(positions, [x], rope)]
+        done = _ops.apply([x], angles, rope.to_json(), inverse, gain, backend)
+    return done[0]
 
 
 def rotate_qk(
@@ -99,9 +102,11 @@ def rotate_qk(
     >>> torch.equal(k2, rotate(k, 3, Rope(head_dim=8, pairing="half")))
     True
     """
-    angles = [checked_positions(positions, [q, k], rope)]
-    turned = _ops.apply([q, k], angles, rope.to_json(), inverse, gain, backend)
-    return turned[0], turned[1]
+    done = _cpu.quick((q, k), positions, rope, inverse, gain, backend)
+    if done is None:
+        angles = [checked_positions(positions, [q, k], rope)]
+        done = _ops.apply([q, k], angles, rope.to_json(), inverse, gain, backend)
+    return done[0], done[1]
 
 
 def rotate_(
@@ -128,8 +133,9 @@ def rotate_(
     >>> x.flatten().tolist()  # cos 1/4 - sin 1/4, cos 1/4 + sin 1/4
     [0.7215084624561218, 1.2163163809651676]
     """
-    angles = [checked_positions(positions, [x], rope)]
-    _ops.apply_([x], angles, rope.to_json(), inverse, gain, backend)
+    if not _cpu.quick_((x,), positions, rope, inverse, gain, backend):
+        angles = [checked_positions(positions, [x], rope)]
+        _ops.apply_([x], angles, rope.to_json(), inverse, gain, backend)
     return x
 
 
@@ -148,8 +154,9 @@ def rotate_qk_(
     Raises:
         TensorError: Also if elements of either share memory, or both are one tensor.
     """
-    angles = [checked_positions(positions, [q, k], rope)]
-    _ops.apply_([q, k], angles, rope.to_json(), inverse, gain, backend)
+    if not _cpu.quick_((q, k), positions, rope, inverse, gain, backend):
+        angles = [checked_positions(positions, [q, k], rope)]
+        _ops.apply_([q, k], angles, rope.to_json(), inverse, gain, backend)
     return q, k
 
 

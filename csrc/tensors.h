@@ -1,0 +1,171 @@
+// What is asked of a DLPack tensor before memory is walked: strides, broadcasting, overlap, range.
+#pragma once
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+#include "dlpack.h"
+#include "rotate.h"
+
+namespace phasor {
+
+constexpr int kMaxRank = 32;
+
+inline char *start_of(const DLTensor &t) { return static_cast<char *>(t.data) + t.byte_offset; }
+inline int64_t size_of(const DLTensor &t) { return t.dtype.bits / 8; }
+inline int64_t stride_of(const DLTensor &t, int d) { return t.strides[d] * size_of(t); }
+
+inline bool dtype_of(const DLTensor &t, Dtype *out) {
+  const int code = t.dtype.code, bits = t.dtype.bits;
+  if (code == kDLFloat && bits == 32) *out = Dtype::f32;
+  else if (code == kDLFloat && bits == 64) *out = Dtype::f64;
+  else if (code == kDLFloat && bits == 16) *out = Dtype::f16;
+  else if (code == kDLBfloat && bits == 16) *out = Dtype::bf16;
+  else return false;
+  return true;
+}
+
+// Whether the token dimensions of `t`, which `inner` of its own follow, broadcast to those of `x`.
+inline bool fits(const DLTensor &t, int inner, const DLTensor &x) {
+  const int own = t.ndim - inner, lead = x.ndim - 2;
+  if (own < 0 || own > lead) return false;
+  for (int d = 0; d < own; ++d)
+    if (t.shape[d] != 1 && t.shape[d] != x.shape[lead - own + d]) return false;
+  return true;
+}
+
+inline bool same_tokens(const DLTensor &a, const DLTensor &b) {
+  return a.ndim == b.ndim && std::equal(a.shape, a.shape + a.ndim - 2, b.shape);
+}
+
+inline bool is_integer(const DLTensor &t) {
+  return t.dtype.code == kDLInt && (t.dtype.bits == 32 || t.dtype.bits == 64);
+}
+
+// Strides of `t` over the token dimensions `lead`, broadcast from the right; `inner` of its own
+// dimensions come after them.
+inline void broadcast(const DLTensor &t, int inner, int lead, int64_t *strides) {
+  const int own = t.ndim - inner;
+  for (int d = 0; d < lead; ++d) {
+    const int mine = d - (lead - own);
+    strides[d] = mine < 0 || t.shape[mine] == 1 ? 0 : stride_of(t, mine);
+  }
+}
+
+// Whether two elements of a written tensor could be one: conservative, as dense slices are not.
+inline bool overlaps_itself(const DLTensor &t) {
+  int64_t steps[kMaxRank], counts[kMaxRank];
+  int n = 0;
+  for (int d = 0; d < t.ndim; ++d) {
+    if (t.shape[d] == 0) return false;
+    if (t.shape[d] > 1) {
+      steps[n] = t.strides[d] < 0 ? -t.strides[d] : t.strides[d];
+      counts[n++] = t.shape[d];
+    }
+  }
+  int order[kMaxRank];
+  for (int i = 0; i < n; ++i) order[i] = i;
+  std::sort(order, order + n, [&](int a, int b) { return steps[a] < steps[b]; });
+  int64_t reach = 1;
+  for (int i = 0; i < n; ++i) {
+    if (steps[order[i]] < reach) return true;
+    reach += steps[order[i]] * (counts[order[i]] - 1);
+  }
+  return false;
+}
+
+struct Span {
+  int64_t low, high;
+};
+
+inline Span span_of(const DLTensor &t) {
+  int64_t low = 0, high = 0;
+  for (int d = 0; d < t.ndim; ++d) {
+    if (t.shape[d] == 0) return {0, 0};
+    const int64_t far = stride_of(t, d) * (t.shape[d] - 1);
+    (far < 0 ? low : high) += far;
+  }
+  const int64_t at = reinterpret_cast<int64_t>(start_of(t));
+  return {at + low, at + high + size_of(t)};
+}
+
+// Whether two written tensors could share an element. Slices of one projection lie side by side
+// in every token, at the same token strides.
+inline bool overlap(const DLTensor &a, const DLTensor &b) {
+  const Span sa = span_of(a), sb = span_of(b);
+  if (sa.low == sa.high || sb.low == sb.high || sa.high <= sb.low || sb.high <= sa.low)
+    return false;
+  if (a.ndim != b.ndim) return true;
+  int64_t token = 0;
+  for (int d = 0; d < a.ndim - 2; ++d) {
+    if (a.shape[d] == 1) continue;
+    const int64_t step = stride_of(a, d);
+    if (step != stride_of(b, d) || step <= 0) return true;
+    token = token == 0 ? step : std::min(token, step);
+  }
+  if (token == 0) return true;
+  for (int d = 0; d < a.ndim - 2; ++d)
+    if (a.shape[d] > 1 && stride_of(a, d) % token) return true;
+  auto inside = [](const DLTensor &t) {
+    int64_t reach = size_of(t);
+    for (int d = t.ndim - 2; d < t.ndim; ++d) {
+      if (stride_of(t, d) < 0) return int64_t{-1};
+      reach += stride_of(t, d) * (t.shape[d] - 1);
+    }
+    return reach;
+  };
+  const int64_t ra = inside(a), rb = inside(b);
+  if (ra < 0 || rb < 0) return true;
+  int64_t apart = (reinterpret_cast<int64_t>(start_of(b)) -
+                   reinterpret_cast<int64_t>(start_of(a))) % token;
+  if (apart < 0) apart += token;
+  return apart < ra || apart + rb > token;
+}
+
+// Merge neighbouring token dimensions that every walk crosses evenly, and drop those of length 1.
+inline int merge(int dims, int64_t *shape, int64_t *const *strides, int walks) {
+  int kept = 0;
+  for (int d = 0; d < dims; ++d) {
+    if (shape[d] == 1) continue;
+    bool even = kept > 0;
+    for (int i = 0; i < walks && even; ++i)
+      even = strides[i][kept - 1] == strides[i][d] * shape[d];
+    if (even) shape[kept - 1] *= shape[d];
+    else shape[kept++] = shape[d];
+    for (int i = 0; i < walks; ++i) strides[i][kept - 1] = strides[i][d];
+  }
+  if (kept > 0) return kept;
+  shape[0] = 1;
+  for (int i = 0; i < walks; ++i) strides[i][0] = 0;
+  return 1;
+}
+
+// The first position without a digit row, or false.
+inline bool find_outside(const DLTensor &t, int64_t *found, int64_t *index) {
+  int64_t count = 1;
+  for (int d = 0; d < t.ndim; ++d) count *= t.shape[d];
+  const int64_t limit = int64_t{1} << (kDigitBits * kDigits);
+  for (int64_t i = 0; i < count; ++i) {
+    int64_t offset = 0, left = i;
+    for (int d = t.ndim - 1; d >= 0; --d) {
+      offset += left % t.shape[d] * stride_of(t, d);
+      left /= t.shape[d];
+    }
+    int64_t p;
+    if (size_of(t) == 8) {
+      std::memcpy(&p, start_of(t) + offset, 8);
+    } else {
+      int32_t narrow;
+      std::memcpy(&narrow, start_of(t) + offset, 4);
+      p = narrow;
+    }
+    if (p <= -limit || p >= limit) {
+      *found = p;
+      *index = i;
+      return true;
+    }
+  }
+  return false;
+}
+
+} // namespace phasor

@@ -1,0 +1,386 @@
+// Runs the sweeps of csrc/ without Python, for tools that watch memory and for other processors.
+//
+// Every tensor lies in a heap block that ends with its last byte, so that a tool sees what is read
+// or written beyond; what lies between its elements must come back as it was. Results are compared
+// with plain loops in double precision over angles that are whole fractions of a turn.
+//
+//   driver PATH...    portable, avx2, avx512, neon; prints how many tensors were compared
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "rotate.h"
+
+using namespace phasor;
+
+namespace {
+
+constexpr double kPi = 3.14159265358979323846;
+const char *const kDtypes[] = {"float32", "float64", "bfloat16", "float16"};
+
+uint64_t state = 1;
+uint64_t draw() { // xorshift
+  state ^= state << 13;
+  state ^= state >> 7;
+  return state ^= state << 17;
+}
+int64_t below(int64_t n) { return int64_t(draw() >> 1) % n; }
+bool coin() { return draw() >> 63; }
+
+int64_t size_of(Dtype t) { return t == Dtype::f64 ? 8 : t == Dtype::f32 ? 4 : 2; }
+
+// How the bits of a dtype read: exponent and fraction widths, and the exponent's bias.
+struct Format {
+  int exponent, fraction, bias;
+};
+Format format_of(Dtype t) {
+  if (t == Dtype::f64) return {11, 52, 1023};
+  if (t == Dtype::f32) return {8, 23, 127};
+  if (t == Dtype::bf16) return {8, 7, 127};
+  return {5, 10, 15};
+}
+
+double decode(Dtype t, const char *p) {
+  const Format f = format_of(t);
+  uint64_t bits = 0;
+  std::memcpy(&bits, p, size_t(size_of(t))); // both processors are little-endian
+  const int exponent = int(bits >> f.fraction) & ((1 << f.exponent) - 1);
+  const double fraction = std::ldexp(double(bits & ((uint64_t{1} << f.fraction) - 1)), -f.fraction);
+  const double sign = bits >> (f.fraction + f.exponent) ? -1 : 1;
+  if (exponent == (1 << f.exponent) - 1) return NAN;
+  return sign * (exponent ? std::ldexp(1 + fraction, exponent - f.bias)
+                          : std::ldexp(fraction, 1 - f.bias));
+}
+
+// A number between 1/16 and 8 of either sign.
+void encode_any(Dtype t, char *p) {
+  const Format f = format_of(t);
+  uint64_t bits = draw() & ((uint64_t{1} << f.fraction) - 1);
+  bits |= uint64_t(f.bias - 4 + below(7)) << f.fraction;
+  bits |= uint64_t(coin()) << (f.fraction + f.exponent);
+  std::memcpy(p, &bits, size_t(size_of(t)));
+}
+
+// A heap block that holds strided elements, and knows which of its bytes are theirs.
+struct Block {
+  std::unique_ptr<char[]> memory;
+  std::vector<char> before;
+  std::vector<bool> own;
+  int64_t lead; // bytes in front of the first element
+  char *start() const { return memory.get() + lead; }
+};
+
+// Shape and strides in bytes of [tokens..., heads, head_dim].
+struct Shape {
+  std::vector<int64_t> n, step;
+};
+
+template <class F> void each(const Shape &s, F visit) {
+  std::vector<int64_t> at(s.n.size(), 0);
+  for (int64_t n : s.n)
+    if (n == 0) return;
+  for (;;) {
+    int64_t offset = 0;
+    for (size_t d = 0; d < at.size(); ++d) offset += at[d] * s.step[d];
+    visit(at, offset);
+    size_t d = at.size();
+    while (d > 0 && ++at[d - 1] == s.n[d - 1]) at[--d] = 0;
+    if (d == 0) return;
+  }
+}
+
+Block block_of(const Shape &s, int64_t size, int64_t lead, char fill) {
+  int64_t length = size;
+  for (size_t d = 0; d < s.n.size(); ++d) length += s.n[d] ? s.step[d] * (s.n[d] - 1) : 0;
+  Block b;
+  b.lead = lead;
+  const size_t bytes = size_t(lead + length);
+  b.memory.reset(new char[bytes]);
+  std::memset(b.memory.get(), fill, bytes);
+  b.own.assign(bytes, false);
+  each(s, [&](const auto &, int64_t at) {
+    for (int64_t i = 0; i < size; ++i) b.own[size_t(lead + at + i)] = true;
+  });
+  return b;
+}
+
+// Strides for a shape, its dimensions in any order in memory, with gaps here and there.
+Shape laid_out(std::vector<int64_t> n, int64_t size, bool packed) {
+  Shape s{n, std::vector<int64_t>(n.size())};
+  const size_t last = n.size() - 1;
+  std::vector<size_t> order;
+  for (size_t d = 0; d < last; ++d) order.push_back(d);
+  for (size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[size_t(below(int64_t(i)))]);
+  s.step[last] = packed ? size : size * (2 + below(2));
+  int64_t reach = s.step[last] * n[last];
+  for (size_t d : order) {
+    if (below(3) == 0) reach += size * below(7);
+    s.step[d] = reach;
+    reach *= std::max<int64_t>(n[d], 1);
+  }
+  return s;
+}
+
+[[noreturn]] void fail(const std::string &what, const std::string &where) {
+  std::printf("FAIL: %s: %s\n", what.c_str(), where.c_str());
+  std::exit(1);
+}
+
+// Turns per position are whole multiples of 2**-48, so that a position's angle is a whole number
+// modulo 2**48 whatever its size.
+struct Angles {
+  std::vector<uint64_t> turns;
+  double of(int64_t position, int64_t pair) const {
+    const uint64_t part = (uint64_t(position) * turns[size_t(pair)]) << 16;
+    return double(int64_t(part)) * 0x1p-64 * 2 * kPi;
+  }
+};
+
+template <class C> std::unique_ptr<C[]> tables_of(const Angles &angles) {
+  const int64_t pairs = int64_t(angles.turns.size());
+  std::unique_ptr<C[]> tables(new C[size_t(kDigits * kRows * 2 * pairs)]);
+  for (int64_t digit = 0; digit < kDigits; ++digit)
+    for (int64_t v = 0; v < kRows; ++v)
+      for (int64_t k = 0; k < pairs; ++k) {
+        C *row = tables.get() + (digit * kRows + v) * 2 * pairs;
+        const double angle = angles.of(v << (kDigitBits * digit), k);
+        row[k] = C(std::cos(angle));
+        row[pairs + k] = C(std::sin(angle));
+      }
+  return tables;
+}
+
+int64_t a_position() {
+  const int64_t limit = int64_t{1} << (10 * (1 + below(4)));
+  const int64_t p = below(6) == 0 ? limit - 1 : below(limit);
+  return coin() ? p : -p;
+}
+
+struct Path {
+  const char *name;
+  Run run;
+};
+const Path kPaths[] = {
+#if defined(__x86_64__)
+    {"avx512", run_avx512},
+    {"avx2", run_avx2},
+#elif defined(__aarch64__)
+    {"neon", run_neon},
+#endif
+    {"portable", run_portable},
+};
+
+// How far an output may be off: two products, a sum, a row and a gain are four half-units of the
+// two terms; the row itself is off by `row`; 16-bit results are rounded once more.
+double bound(Dtype t, double value, double terms, double sizes, double row) {
+  double limit = 2 * (t == Dtype::f64 ? 0x1p-52 : 0x1p-23) * terms + row * sizes;
+  if (t == Dtype::bf16) limit += 0x1p-8 * (std::fabs(value) + limit);
+  if (t == Dtype::f16) limit += 0x1p-11 * (std::fabs(value) + limit) + 0x1p-24;
+  return limit;
+}
+
+struct Tables {
+  Angles angles;
+  std::unique_ptr<float[]> single;
+  std::unique_ptr<double[]> twice;
+};
+
+Tables tables_for(int64_t pairs) {
+  Tables t;
+  for (int64_t k = 0; k < pairs; ++k) t.angles.turns.push_back(draw() >> 16);
+  t.single = tables_of<float>(t.angles);
+  t.twice = tables_of<double>(t.angles);
+  return t;
+}
+
+// One job of random layout; returns how many tensors were compared.
+int compare(const Path &path, Dtype dtype, bool half_in, bool half_out, const Tables &tables) {
+  const int64_t size = size_of(dtype), pairs = int64_t(tables.angles.turns.size());
+  Job job{};
+  job.dtype = dtype;
+  job.operands = coin() ? 2 : 1;
+  job.dims = int(1 + below(3));
+  job.pairs = pairs;
+  job.start = coin() ? 0 : below(20);
+  job.head_dim = job.start + 2 * pairs + (coin() ? 0 : below(9));
+  job.half_in = half_in;
+  job.half_out = half_out;
+  job.in_place = coin();
+  job.prefetch = coin();
+  job.stream = !job.in_place && coin();
+  job.inverse = coin();
+  job.gain = coin() ? 1.0 : 1.25;
+  std::vector<int64_t> tokens;
+  job.tokens = 1;
+  for (int d = 0; d < job.dims; ++d) {
+    tokens.push_back(1 + below(d == job.dims - 1 && below(8) == 0 ? 150 : 5));
+    job.shape[d] = tokens.back();
+    job.tokens *= tokens.back();
+  }
+  const bool packed = below(4) != 0;
+  const int64_t shift = job.stream || coin() ? 0 : 1 + below(7);
+  const std::string where = std::string(path.name) + " " + kDtypes[int(dtype)] + " " +
+                            std::to_string(pairs) + " pairs" + (half_in ? " half" : " woven") +
+                            (half_out ? " to half" : " to woven") +
+                            (job.in_place ? " in place" : "") + (packed ? "" : " spread");
+
+  std::vector<Shape> in_shapes, out_shapes;
+  std::vector<Block> ins, outs;
+  for (int i = 0; i < job.operands; ++i) {
+    Operand &x = job.x[i];
+    x.heads = i == 1 && below(10) == 0 ? 0 : 1 + below(below(6) == 0 ? 20 : 4);
+    std::vector<int64_t> n = tokens;
+    n.push_back(x.heads);
+    n.push_back(job.head_dim);
+    in_shapes.push_back(laid_out(n, size, packed));
+    // a stored stream wants rows that begin where its registers do
+    out_shapes.push_back(job.in_place ? in_shapes.back() : laid_out(n, size, packed));
+    ins.push_back(block_of(in_shapes[size_t(i)], size, shift, 0x55));
+    each(in_shapes[size_t(i)], [&](const auto &, int64_t at) {
+      encode_any(dtype, ins[size_t(i)].start() + at);
+    });
+    ins.back().before.assign(ins.back().memory.get(), ins.back().memory.get() + ins.back().own.size());
+    if (!job.in_place) outs.push_back(block_of(out_shapes[size_t(i)], size, shift, 0x7f));
+  }
+  for (int i = 0; i < job.operands; ++i) {
+    Operand &x = job.x[i];
+    const Shape &si = in_shapes[size_t(i)], &so = out_shapes[size_t(i)];
+    x.in = ins[size_t(i)].start();
+    x.out = job.in_place ? ins[size_t(i)].start() : outs[size_t(i)].start();
+    x.item_in = si.step.back();
+    x.item_out = so.step.back();
+    x.head_in = si.step[tokens.size()];
+    x.head_out = so.step[tokens.size()];
+    for (int d = 0; d < job.dims; ++d) {
+      x.token_in[d] = si.step[size_t(d)];
+      x.token_out[d] = so.step[size_t(d)];
+    }
+  }
+
+  // angles of every token: positions, or rows made of them
+  job.axes = below(3) == 0 ? 3 : 1;
+  const bool rows = below(3) == 0;
+  const bool wide = coin(), still = below(5) == 0;
+  job.position_bytes = wide ? 8 : 4;
+  std::vector<int64_t> axis_of_pair;
+  for (int64_t k = 0; k < pairs; ++k) axis_of_pair.push_back(below(job.axes));
+  const int64_t apart = wide ? 8 : 4, placed = still ? 1 : job.tokens;
+  std::vector<int64_t> places;
+  for (int64_t i = 0; i < placed * job.axes; ++i) {
+    const int64_t p = a_position();
+    places.push_back(wide ? p : p % (int64_t{1} << 31));
+  }
+  std::unique_ptr<char[]> positions(new char[size_t(placed * job.axes * apart)]);
+  for (int64_t i = 0; i < placed * job.axes; ++i) {
+    const int32_t narrow = int32_t(places[size_t(i)]);
+    if (wide) std::memcpy(positions.get() + i * 8, &places[size_t(i)], 8);
+    else std::memcpy(positions.get() + i * 4, &narrow, 4);
+  }
+  std::vector<int64_t> token_step(size_t(job.dims), still ? 0 : 1);
+  for (int d = job.dims - 2; d >= 0; --d)
+    token_step[size_t(d)] = token_step[size_t(d) + 1] * job.shape[d + 1];
+  auto angle_of = [&](int64_t token, int64_t k) {
+    const int64_t at = still ? 0 : token;
+    return tables.angles.of(places[size_t(at * job.axes + axis_of_pair[size_t(k)])], k);
+  };
+  const int64_t real = dtype == Dtype::f64 ? 8 : 4;
+  std::unique_ptr<char[]> cos(new char[size_t(placed * pairs * real)]);
+  std::unique_ptr<char[]> sin(new char[size_t(placed * pairs * real)]);
+  if (rows) {
+    for (int64_t t = 0; t < placed; ++t)
+      for (int64_t k = 0; k < pairs; ++k) {
+        const double c = std::cos(angle_of(t, k)), s = std::sin(angle_of(t, k));
+        const float cf = float(c), sf = float(s);
+        const int64_t at = (t * pairs + k) * real;
+        std::memcpy(cos.get() + at, real == 8 ? static_cast<const void *>(&c) : &cf, size_t(real));
+        std::memcpy(sin.get() + at, real == 8 ? static_cast<const void *>(&s) : &sf, size_t(real));
+      }
+    job.cos = cos.get();
+    job.sin = sin.get();
+  } else {
+    job.positions = positions.get();
+    job.tables = dtype == Dtype::f64 ? static_cast<const void *>(tables.twice.get())
+                                     : tables.single.get();
+    job.axis_of_pair = axis_of_pair.data();
+    job.axis_stride = apart;
+  }
+  for (int d = 0; d < job.dims; ++d) {
+    job.position_stride[d] = token_step[size_t(d)] * job.axes * apart;
+    job.cos_stride[d] = job.sin_stride[d] = token_step[size_t(d)] * pairs * real;
+  }
+
+  // as threads would share the work
+  const int64_t parts = 1 + below(3);
+  for (int64_t t = 0; t < parts; ++t)
+    path.run(job, job.tokens * t / parts, job.tokens * (t + 1) / parts);
+
+  const double row_error = dtype == Dtype::f64 ? 0x1p-47 : (2 * 1.41422 + 3 * 2.23607) * 0x1p-24;
+  for (int i = 0; i < job.operands; ++i) {
+    const Block &in = ins[size_t(i)], &out = job.in_place ? in : outs[size_t(i)];
+    const Shape &si = in_shapes[size_t(i)], &so = out_shapes[size_t(i)];
+    for (size_t b = 0; b < in.own.size(); ++b)
+      if ((!job.in_place || !in.own[b]) && in.memory[b] != in.before[b])
+        fail("the input changed, or bytes beside it", where);
+    for (size_t b = 0; !job.in_place && b < out.own.size(); ++b)
+      if (!out.own[b] && out.memory[b] != 0x7f) fail("bytes beside the output changed", where);
+    Shape heads{si.n, si.step};
+    heads.n.pop_back();
+    heads.step.pop_back();
+    each(heads, [&](const std::vector<int64_t> &at, int64_t from) {
+      int64_t to = 0, token = 0;
+      for (size_t d = 0; d < at.size(); ++d) to += at[d] * so.step[d];
+      for (int d = 0; d < job.dims; ++d) token = token * job.shape[d] + at[size_t(d)];
+      const char *given = in.before.data() + in.lead + from;
+      const char *made = out.start() + to;
+      auto x = [&](int64_t j) { return decode(dtype, given + j * si.step.back()); };
+      auto y = [&](int64_t j) { return decode(dtype, made + j * so.step.back()); };
+      for (int64_t j = 0; j < job.head_dim; ++j)
+        if ((j < job.start || j >= job.start + 2 * pairs) && !(x(j) == y(j)))
+          fail("a coordinate outside the slice changed", where);
+      for (int64_t k = 0; k < pairs; ++k) {
+        const double angle = angle_of(token, k) * (job.inverse ? -1 : 1);
+        const double c = job.gain * std::cos(angle), s = job.gain * std::sin(angle);
+        const double x0 = x(job.start + (half_in ? k : 2 * k));
+        const double x1 = x(job.start + (half_in ? pairs + k : 2 * k + 1));
+        const double y0 = x0 * c - x1 * s, y1 = x0 * s + x1 * c;
+        const double off0 = std::fabs(y(job.start + (half_out ? k : 2 * k)) - y0);
+        const double off1 = std::fabs(y(job.start + (half_out ? pairs + k : 2 * k + 1)) - y1);
+        const double sizes = job.gain * (std::fabs(x0) + std::fabs(x1));
+        const double one = std::fabs(x0 * c) + std::fabs(x1 * s);
+        const double two = std::fabs(x0 * s) + std::fabs(x1 * c);
+        if (!(off0 <= bound(dtype, y0, one, sizes, row_error)) ||
+            !(off1 <= bound(dtype, y1, two, sizes, row_error)))
+          fail("pair " + std::to_string(k) + " is off by " + std::to_string(off0) + ", " +
+                   std::to_string(off1), where);
+      }
+    });
+  }
+  return job.operands;
+}
+
+} // namespace
+
+int main(int argc, char **argv) {
+  // widths that fill registers, that do so and leave a tail, and that are all tail
+  const int64_t widths[] = {1, 2, 3, 5, 8, 12, 16, 17, 31, 32, 48, 64, 80, 128};
+  int64_t compared = 0;
+  for (int64_t pairs : widths) {
+    const Tables tables = tables_for(pairs);
+    for (int a = 1; a < argc; ++a) {
+      const auto *path = std::find_if(std::begin(kPaths), std::end(kPaths), [&](const Path &p) {
+        return argv[a] == std::string(p.name);
+      });
+      if (path == std::end(kPaths)) fail("no such path in this build", argv[a]);
+      for (int dtype = 0; dtype < 4; ++dtype)
+        for (int halves = 0; halves < 4; ++halves)
+          for (int time = 0; time < 6; ++time)
+            compared += compare(*path, Dtype(dtype), halves & 1, halves & 2, tables);
+    }
+  }
+  std::printf("%lld tensors compared\n", static_cast<long long>(compared));
+}
