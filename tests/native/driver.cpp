@@ -4,13 +4,14 @@
 // or written beyond; what lies between its elements must come back as it was. Results are compared
 // with plain loops in double precision over angles that are whole fractions of a turn.
 //
-//   driver PATH...    portable, avx2, avx512, neon; prints how many tensors were compared
+//   driver TIMES PATH...    TIMES layouts of every kind on portable, avx2, avx512 or neon
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <new>
 #include <string>
 #include <vector>
 
@@ -66,13 +67,19 @@ void encode_any(Dtype t, char *p) {
   std::memcpy(p, &bits, size_t(size_of(t)));
 }
 
+constexpr std::align_val_t kLine{64};
+struct Free {
+  void operator()(char *p) const { ::operator delete(p, kLine); }
+};
+
 // A heap block that holds strided elements, and knows which of its bytes are theirs.
 struct Block {
-  std::unique_ptr<char[]> memory;
+  std::unique_ptr<char, Free> memory;
   std::vector<char> before;
   std::vector<bool> own;
   int64_t lead; // bytes in front of the first element
   char *start() const { return memory.get() + lead; }
+  char at(size_t byte) const { return memory.get()[byte]; }
 };
 
 // Shape and strides in bytes of [tokens..., heads, head_dim].
@@ -100,7 +107,7 @@ Block block_of(const Shape &s, int64_t size, int64_t lead, char fill) {
   Block b;
   b.lead = lead;
   const size_t bytes = size_t(lead + length);
-  b.memory.reset(new char[bytes]);
+  b.memory.reset(static_cast<char *>(::operator new(bytes, kLine)));
   std::memset(b.memory.get(), fill, bytes);
   b.own.assign(bytes, false);
   each(s, [&](const auto &, int64_t at) {
@@ -109,8 +116,8 @@ Block block_of(const Shape &s, int64_t size, int64_t lead, char fill) {
   return b;
 }
 
-// Strides for a shape, its dimensions in any order in memory, with gaps here and there.
-Shape laid_out(std::vector<int64_t> n, int64_t size, bool packed) {
+// Strides for a shape, its dimensions in any order in memory, with gaps of a few units here and there.
+Shape laid_out(const std::vector<int64_t> &n, int64_t size, int64_t unit, bool packed) {
   Shape s{n, std::vector<int64_t>(n.size())};
   const size_t last = n.size() - 1;
   std::vector<size_t> order;
@@ -119,7 +126,7 @@ Shape laid_out(std::vector<int64_t> n, int64_t size, bool packed) {
   s.step[last] = packed ? size : size * (2 + below(2));
   int64_t reach = s.step[last] * n[last];
   for (size_t d : order) {
-    if (below(3) == 0) reach += size * below(7);
+    if (below(3) == 0) reach += unit * below(7);
     s.step[d] = reach;
     reach *= std::max<int64_t>(n[d], 1);
   }
@@ -206,8 +213,6 @@ int compare(const Path &path, Dtype dtype, bool half_in, bool half_out, const Ta
   job.operands = coin() ? 2 : 1;
   job.dims = int(1 + below(3));
   job.pairs = pairs;
-  job.start = coin() ? 0 : below(20);
-  job.head_dim = job.start + 2 * pairs + (coin() ? 0 : below(9));
   job.half_in = half_in;
   job.half_out = half_out;
   job.in_place = coin();
@@ -215,15 +220,21 @@ int compare(const Path &path, Dtype dtype, bool half_in, bool half_out, const Ta
   job.stream = !job.in_place && coin();
   job.inverse = coin();
   job.gain = coin() ? 1.0 : 1.25;
+  // streaming stores are for rows that begin where cache lines do
+  const bool lines = job.stream && coin() && pairs * size % 64 == 0;
+  const int64_t unit = lines ? 64 : size;
+  job.start = coin() ? 0 : below(20) * unit / size;
+  job.head_dim = job.start + 2 * pairs + (coin() ? 0 : below(9) * unit / size);
   std::vector<int64_t> tokens;
   job.tokens = 1;
+  const bool many = below(8) == 0; // more than the rows of one tile
   for (int d = 0; d < job.dims; ++d) {
-    tokens.push_back(1 + below(d == job.dims - 1 && below(8) == 0 ? 150 : 5));
+    tokens.push_back(1 + below(many ? (d == job.dims - 1 ? 150 : 2) : 4));
     job.shape[d] = tokens.back();
     job.tokens *= tokens.back();
   }
-  const bool packed = below(4) != 0;
-  const int64_t shift = job.stream || coin() ? 0 : 1 + below(7);
+  const bool packed = lines || below(4) != 0;
+  const int64_t shift = lines || coin() ? 0 : 1 + below(7);
   const std::string where = std::string(path.name) + " " + kDtypes[int(dtype)] + " " +
                             std::to_string(pairs) + " pairs" + (half_in ? " half" : " woven") +
                             (half_out ? " to half" : " to woven") +
@@ -233,18 +244,18 @@ int compare(const Path &path, Dtype dtype, bool half_in, bool half_out, const Ta
   std::vector<Block> ins, outs;
   for (int i = 0; i < job.operands; ++i) {
     Operand &x = job.x[i];
-    x.heads = i == 1 && below(10) == 0 ? 0 : 1 + below(below(6) == 0 ? 20 : 4);
+    x.heads = i == 1 && below(10) == 0 ? 0 : 1 + below(many ? 2 : below(6) == 0 ? 12 : 4);
     std::vector<int64_t> n = tokens;
     n.push_back(x.heads);
     n.push_back(job.head_dim);
-    in_shapes.push_back(laid_out(n, size, packed));
-    // a stored stream wants rows that begin where its registers do
-    out_shapes.push_back(job.in_place ? in_shapes.back() : laid_out(n, size, packed));
+    in_shapes.push_back(laid_out(n, size, unit, packed));
+    out_shapes.push_back(job.in_place ? in_shapes.back() : laid_out(n, size, unit, packed));
     ins.push_back(block_of(in_shapes[size_t(i)], size, shift, 0x55));
     each(in_shapes[size_t(i)], [&](const auto &, int64_t at) {
       encode_any(dtype, ins[size_t(i)].start() + at);
     });
-    ins.back().before.assign(ins.back().memory.get(), ins.back().memory.get() + ins.back().own.size());
+    Block &in = ins.back();
+    in.before.assign(in.memory.get(), in.memory.get() + in.own.size());
     if (!job.in_place) outs.push_back(block_of(out_shapes[size_t(i)], size, shift, 0x7f));
   }
   for (int i = 0; i < job.operands; ++i) {
@@ -324,10 +335,10 @@ int compare(const Path &path, Dtype dtype, bool half_in, bool half_out, const Ta
     const Block &in = ins[size_t(i)], &out = job.in_place ? in : outs[size_t(i)];
     const Shape &si = in_shapes[size_t(i)], &so = out_shapes[size_t(i)];
     for (size_t b = 0; b < in.own.size(); ++b)
-      if ((!job.in_place || !in.own[b]) && in.memory[b] != in.before[b])
+      if ((!job.in_place || !in.own[b]) && in.at(b) != in.before[b])
         fail("the input changed, or bytes beside it", where);
     for (size_t b = 0; !job.in_place && b < out.own.size(); ++b)
-      if (!out.own[b] && out.memory[b] != 0x7f) fail("bytes beside the output changed", where);
+      if (!out.own[b] && out.at(b) != 0x7f) fail("bytes beside the output changed", where);
     Shape heads{si.n, si.step};
     heads.n.pop_back();
     heads.step.pop_back();
@@ -368,17 +379,19 @@ int compare(const Path &path, Dtype dtype, bool half_in, bool half_out, const Ta
 int main(int argc, char **argv) {
   // widths that fill registers, that do so and leave a tail, and that are all tail
   const int64_t widths[] = {1, 2, 3, 5, 8, 12, 16, 17, 31, 32, 48, 64, 80, 128};
+  const int times = argc > 2 ? std::atoi(argv[1]) : 0;
+  if (times < 1) fail("usage", "driver TIMES PATH...");
   int64_t compared = 0;
   for (int64_t pairs : widths) {
     const Tables tables = tables_for(pairs);
-    for (int a = 1; a < argc; ++a) {
+    for (int a = 2; a < argc; ++a) {
       const auto *path = std::find_if(std::begin(kPaths), std::end(kPaths), [&](const Path &p) {
         return argv[a] == std::string(p.name);
       });
       if (path == std::end(kPaths)) fail("no such path in this build", argv[a]);
       for (int dtype = 0; dtype < 4; ++dtype)
         for (int halves = 0; halves < 4; ++halves)
-          for (int time = 0; time < 6; ++time)
+          for (int time = 0; time < times; ++time)
             compared += compare(*path, Dtype(dtype), halves & 1, halves & 2, tables);
     }
   }

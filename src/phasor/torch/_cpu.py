@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from importlib import import_module
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.autograd.forward_ad as forward_ad
@@ -24,15 +24,9 @@ from phasor.torch import _tables
 from phasor.torch._layout import constant, count_axes, read_layout, read_rope
 from phasor.torch._rows import reach, rows
 
-# no public names exist for these three
+# no public names exist for these two
 _in_transform: Callable[[], bool] = torch._C._are_functorch_transforms_active  # pyright: ignore[reportPrivateUsage]
 _modes: Callable[[], int] = torch._C._len_torch_dispatch_stack  # pyright: ignore[reportPrivateUsage]
-
-
-def _dual_level() -> int:
-    """The level of forward-mode differentiation; below zero outside."""
-    level: int = forward_ad._current_level  # pyright: ignore
-    return level
 
 
 _WIDEST = 4096  # a row lives on the stack of the thread that builds it
@@ -139,7 +133,7 @@ def _ordinary(xs: Sequence[Tensor], positions: Any, rope: Any, backend: str) -> 
     return (
         type(positions) is Tensor
         and type(rope) is Rope
-        and _dual_level() < 0
+        and cast(int, forward_ad._current_level) < 0  # pyright: ignore
         and not _in_transform()
         and not _modes()
     )
