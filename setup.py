@@ -13,6 +13,8 @@ UNIX = ["-std=c++17", "-O3", "-ffp-contract=off", "-fvisibility=hidden"]
 OPENMP = ["-fopenmp"] if sys.platform == "linux" else []
 
 setup(
+    # one wheel for every Python from 3.11
+    options={"bdist_wheel": {"py_limited_api": "cp311"}},
     ext_modules=[
         Extension(
             "phasor._native",
