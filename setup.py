@@ -30,5 +30,5 @@ setup(
             py_limited_api=True,
             optional=True,
         )
-    ]
+    ],
 )
