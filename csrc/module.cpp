@@ -12,6 +12,7 @@
 #include <omp.h>
 #endif
 #if defined(__unix__)
+#include <sys/mman.h>
 #include <unistd.h>
 #endif
 
@@ -100,6 +101,18 @@ void perform(const Job &job, Run run, int64_t elements) {
   (void)elements;
 #endif
   run(job, 0, job.tokens);
+}
+
+// A new tensor's memory is mapped page by page as it is written, which costs more than writing it.
+void ask_for_huge_pages(const DLTensor &t) {
+#if defined(__linux__)
+  constexpr int64_t kHuge = int64_t{2} << 20;
+  const Span span = span_of(t);
+  const int64_t low = (span.low + kHuge - 1) / kHuge * kHuge, high = span.high / kHuge * kHuge;
+  if (high - low >= 2 * kHuge) madvise(reinterpret_cast<void *>(low), size_t(high - low), MADV_HUGEPAGE);
+#else
+  (void)t;
+#endif
 }
 
 // What the caller gets for arguments that do not fit: an error, or False where it would rather try
@@ -254,6 +267,8 @@ PyObject *rotate(PyObject *, PyObject *const *args, Py_ssize_t count) {
   static const int64_t cache = last_level_cache();
   const int64_t bytes = elements * size_of(x[0]);
   job.prefetch = bytes > kNearCaches;
+  if (!job.in_place)
+    for (int i = 0; i < job.operands; ++i) ask_for_huge_pages(y[i]);
   job.stream = !job.in_place && bytes > cache;
   perform(job, kPaths[path].run, elements);
   Py_RETURN_TRUE;

@@ -269,13 +269,18 @@ inline void sweep_tile(const Job &job, const Operand &x, const char *in, char *o
     }
     return;
   }
-  // heads lie further apart than tokens: follow memory, a tile of tokens for each head
+  // heads lie further apart than tokens: follow memory, a few heads at a time to share each row
+  constexpr int64_t kStreams = 8;
   const int64_t ahead = ahead_of(job, token_in);
-  for (int64_t h = 0; h < x.heads; ++h)
+  for (int64_t h = 0; h < x.heads; h += kStreams)
     for (int64_t t = 0; t < tokens; ++t) {
-      const Walk one{in + t * token_in + h * x.head_in, out + t * token_out + h * x.head_out, 1, 0, 0,
+      const Walk few{in + t * token_in + h * x.head_in,
+                     out + t * token_out + h * x.head_out,
+                     std::min(kStreams, x.heads - h),
+                     x.head_in,
+                     x.head_out,
                      ahead};
-      turn_any<T, C, kHalfIn, kHalfOut, kStream>(one, rows.cos[t], rows.sin[t], job.pairs);
+      turn_walk<T, C, kHalfIn, kHalfOut, kStream>(few, rows.cos[t], rows.sin[t], job.pairs);
     }
 }
 
