@@ -5,6 +5,7 @@ operations.
 """
 
 import sys
+from glob import glob
 
 from setuptools import Extension, setup
 
@@ -21,10 +22,7 @@ setup(
             sources=[
                 f"csrc/{name}.cpp" for name in ("module", "portable", "avx2", "avx512", "neon")
             ],
-            depends=[
-                f"csrc/{name}"
-                for name in ("rotate.h", "numbers.h", "dlpack.h", "tensors.h", "sweep.inl")
-            ],
+            depends=[*glob("csrc/*.h"), *glob("csrc/*.inl")],
             extra_compile_args=UNIX + OPENMP,
             extra_link_args=[*OPENMP, "-Wl,-s"] if OPENMP else [],
             py_limited_api=True,

@@ -11,6 +11,8 @@
 // `turn_pair` is the same rotation of one pair, to the same bit.
 // `kAligned` is the alignment that its streaming stores want, and `fence` ends them.
 
+#include "rows.inl"
+
 namespace {
 
 // A head of which not every pair fills a register, or whose items do not lie side by side.
@@ -108,101 +110,6 @@ inline void turn_walk(const Walk &w, const C *cos, const C *sin, int64_t pairs) 
   if (w.count > 1 && L::held >= 2 && pairs == 2 * L::width)
     return turn_held<T, C, kHalfIn, kHalfOut, kStream, 2>(w, cos, sin);
   turn_any<T, C, kHalfIn, kHalfOut, kStream>(w, cos, sin, pairs);
-}
-
-// Where a token's cosines and sines are, built for a tile of tokens at a time.
-template <class C> struct Rows {
-  static constexpr int64_t kBytes = 32 * 1024;
-  alignas(64) C room[kBytes / sizeof(C)];
-  alignas(64) C spare[2 * kMaxPairs];
-  const C *cos[kMaxTile], *sin[kMaxTile];
-};
-
-template <class C>
-inline void multiply(const C *__restrict a, const C *__restrict b, C *__restrict out, int64_t n) {
-  for (int64_t k = 0; k < n; ++k) {
-    const C re = a[k] * b[k] - a[n + k] * b[n + k], im = a[k] * b[n + k] + a[n + k] * b[k];
-    out[k] = re;
-    out[n + k] = im;
-  }
-}
-
-inline int64_t position_at(const char *p, int bytes) {
-  if (bytes == 8) {
-    int64_t v;
-    std::memcpy(&v, p, 8);
-    return v;
-  }
-  int32_t v;
-  std::memcpy(&v, p, 4);
-  return v;
-}
-
-// The row of one position on one axis: a table's own row where one digit says it all, else the
-// product of the digits' rows, in `out`.
-template <class C>
-inline const C *digit_row(const Job &job, int64_t position, C *out, C *spare) {
-  const C *tables = static_cast<const C *>(job.tables);
-  const int64_t n = job.pairs, row = 2 * n;
-  uint64_t size = position < 0 ? uint64_t(-position) : uint64_t(position);
-  const C *made = tables + int64_t(size & (kRows - 1)) * row;
-  for (int digit = 1; digit < kDigits; ++digit) {
-    const int64_t v = int64_t((size >> (kDigitBits * digit)) & (kRows - 1));
-    if (v == 0) continue; // the identity
-    C *to = made == out ? spare : out;
-    multiply<C>(made, tables + (digit * kRows + v) * row, to, n);
-    made = to;
-  }
-  const bool flip = (position < 0) != job.inverse;
-  if (!flip && job.gain == 1.0) return made;
-  const C gain = C(job.gain), signed_gain = flip ? -gain : gain;
-  for (int64_t k = 0; k < n; ++k) out[k] = made[k] * gain;
-  for (int64_t k = n; k < row; ++k) out[k] = made[k] * signed_gain;
-  return out;
-}
-
-template <class C>
-inline void fill_row(const Job &job, const int64_t *at, Rows<C> &rows, int64_t t, C *out) {
-  const int64_t n = job.pairs;
-  if (job.positions == nullptr) {
-    const char *cos = job.cos, *sin = job.sin;
-    for (int d = 0; d < job.dims; ++d) {
-      cos += at[d] * job.cos_stride[d];
-      sin += at[d] * job.sin_stride[d];
-    }
-    const C *c = reinterpret_cast<const C *>(cos), *s = reinterpret_cast<const C *>(sin);
-    const C gain = C(job.gain), signed_gain = job.inverse ? -gain : gain;
-    const C nan = std::numeric_limits<C>::quiet_NaN(); // with an empty lower half, for `rounded`
-    for (int64_t k = 0; k < n; ++k) {
-      out[k] = c[k] == c[k] ? c[k] * gain : nan;
-      out[n + k] = s[k] == s[k] ? s[k] * signed_gain : nan;
-    }
-    rows.cos[t] = out;
-    rows.sin[t] = out + n;
-    return;
-  }
-  const char *p = job.positions;
-  for (int d = 0; d < job.dims; ++d) p += at[d] * job.position_stride[d];
-  const C *made = digit_row<C>(job, position_at(p, job.position_bytes), out, rows.spare);
-  if (job.axes > 1) {
-    if (made != out) std::memcpy(out, made, 2 * n * sizeof(C));
-    C other[2 * kMaxPairs], more[2 * kMaxPairs];
-    for (int axis = 1; axis < job.axes; ++axis) {
-      const int64_t place = position_at(p + axis * job.axis_stride, job.position_bytes);
-      const C *turned = digit_row<C>(job, place, other, more);
-      for (int64_t k = 0; k < n; ++k) {
-        const bool mine = job.axis_of_pair[k] == axis;
-        out[k] = mine ? turned[k] : out[k];
-        out[n + k] = mine ? turned[n + k] : out[n + k];
-      }
-    }
-    made = out;
-  } else if (made == rows.spare) {
-    std::memcpy(out, made, 2 * n * sizeof(C));
-    made = out;
-  }
-  rows.cos[t] = made;
-  rows.sin[t] = made + n;
 }
 
 inline void copy_rest(const Job &job, const Operand &x, const char *in, char *out, size_t size) {

@@ -9,25 +9,20 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from importlib import import_module
-from typing import Any, cast
+from typing import Any
 
 import torch
-import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 
 from phasor.errors import BackendError, PositionError, TensorError
 from phasor.spec import Rope
 from phasor.torch import _tables
+from phasor.torch._internals import in_forward_mode, in_transform, modes
 from phasor.torch._layout import constant, count_axes, read_layout, read_rope
 from phasor.torch._rows import reach, rows
-
-# no public names exist for these two
-_in_transform: Callable[[], bool] = torch._C._are_functorch_transforms_active  # pyright: ignore[reportPrivateUsage]
-_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack  # pyright: ignore[reportPrivateUsage]
-
 
 _WIDEST = 4096  # a row lives on the stack of the thread that builds it
 
@@ -133,9 +128,9 @@ def _ordinary(xs: Sequence[Tensor], positions: Any, rope: Any, backend: str) -> 
     return (
         type(positions) is Tensor
         and type(rope) is Rope
-        and cast(int, forward_ad._current_level) < 0  # pyright: ignore
-        and not _in_transform()
-        and not _modes()
+        and not in_forward_mode()
+        and not in_transform()
+        and not modes()
     )
 
 

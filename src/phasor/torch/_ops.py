@@ -24,12 +24,10 @@ from torch import Tensor
 from phasor.errors import BackendError, TensorError
 from phasor.torch import _cpu, _eager
 from phasor.torch._arguments import check_writable
+from phasor.torch._internals import below_autograd, in_transform
 from phasor.torch._layout import count_axes
 
 Angles = Sequence[Tensor]
-# no public name exists for these two
-_below_autograd = torch._C._AutoDispatchBelowAutograd  # pyright: ignore[reportPrivateUsage]
-_in_transform = torch._C._are_functorch_transforms_active  # pyright: ignore[reportPrivateUsage]
 
 #: The implementations by name, best first: "auto" is the first that does not refuse the tensor.
 BACKENDS = {"cpu": _cpu, "eager": _eager}
@@ -69,7 +67,7 @@ def apply(
     """
     name = resolve(backend, xs[0])
     learned = len(angles) == 2 and any(map(_differentiable, angles))
-    if learned or _in_transform():
+    if learned or in_transform():
         if backend not in ("auto", "eager"):
             what = "torch.func transformations" if not learned else "gradients for cos and sin"
             raise BackendError(f"backend={backend!r} has no {what}; use 'auto' or 'eager'")
@@ -83,7 +81,7 @@ def apply_(
     """The in-place operator, or a copy of `apply` where a derivative has to be recorded."""
     check_writable(xs)
     learned = len(angles) == 2 and any(map(_differentiable, angles))
-    if learned or any(map(_differentiable, xs)) or _in_transform():
+    if learned or any(map(_differentiable, xs)) or in_transform():
         # a derivative in the rows needs the values that are about to be overwritten
         given = [x.clone() for x in xs] if learned else xs
         turned = apply(given, angles, rope, inverse, gain, backend)
@@ -119,7 +117,7 @@ class _Rotation(torch.autograd.Function):
         options: tuple[Any, ...], active: tuple[bool, ...], *tensors: Tensor
     ) -> tuple[Tensor, ...]:
         xs, angles = tensors[: len(active)], tensors[len(active) :]
-        with _below_autograd():
+        with below_autograd():
             return tuple(rotate(list(xs), list(angles), *options))
 
     @staticmethod
@@ -160,7 +158,7 @@ def _recorded(xs: list[Tensor], angles: list[Tensor], *options: Any) -> list[Ten
     active = tuple(map(_differentiable, xs))
     if any(active):
         return list(cast(tuple[Tensor, ...], _Rotation.apply(options, active, *xs, *angles)))
-    with _below_autograd():
+    with below_autograd():
         return rotate(xs, angles, *options)
 
 
@@ -169,7 +167,7 @@ def _recorded_(xs: list[Tensor], angles: list[Tensor], *options: Any) -> None:
         raise RuntimeError(
             "phasor::rotate_ records no gradient; phasor.torch.rotate_ and rotate_qk_ do"
         )
-    with _below_autograd():
+    with below_autograd():
         rotate_(xs, angles, *options)
 
 

@@ -7,15 +7,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils import _python_dispatch
 
 from phasor import angles
 from phasor.frequencies import inv_freq
+from phasor.torch._internals import outside_modes, outside_transforms
 from phasor.torch._layout import constant, read_rope
-
-# no public names exist for these two
-_outside_transforms = torch._C._DisableFuncTorch  # pyright: ignore[reportPrivateUsage]
-_outside_modes = _python_dispatch._disable_current_modes  # pyright: ignore[reportPrivateUsage]
 
 
 def _constant(values: Any, device: torch.device) -> Tensor:
@@ -24,7 +20,7 @@ def _constant(values: Any, device: torch.device) -> Tensor:
     One made in inference mode could not serve training later, one made inside a ``torch.func``
     transformation would belong to it, and one made under a fake mode would be fake.
     """
-    with torch.inference_mode(mode=False), _outside_transforms(), _outside_modes():
+    with torch.inference_mode(mode=False), outside_transforms(), outside_modes():
         return torch.tensor(values, device=device)
 
 
