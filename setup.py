@@ -5,10 +5,11 @@ operations.
 """
 
 import sys
-from glob import glob
+from pathlib import Path
 
 from setuptools import Extension, setup
 
+SOURCES = ("module", "portable", "avx2", "avx512", "avx512bf16", "neon")
 UNIX = ["-std=c++17", "-O3", "-ffp-contract=off", "-fvisibility=hidden"]
 # one OpenMP runtime, torch's own, serves both: it is found by its name because torch loads first
 OPENMP = ["-fopenmp"] if sys.platform == "linux" else []
@@ -20,9 +21,9 @@ setup(
         Extension(
             "phasor._native",
             sources=[
-                f"csrc/{name}.cpp" for name in ("module", "portable", "avx2", "avx512", "neon")
+                f"csrc/{name}.cpp" for name in SOURCES
             ],
-            depends=[*glob("csrc/*.h"), *glob("csrc/*.inl")],
+            depends=[str(path) for path in Path("csrc").iterdir()],
             extra_compile_args=UNIX + OPENMP,
             extra_link_args=[*OPENMP, "-Wl,-s"] if OPENMP else [],
             py_limited_api=True,

@@ -41,6 +41,7 @@ struct Floats {
   using V = __m256;
   static constexpr int width = 8;
   static constexpr int held = 2;
+  static constexpr bool whole = false;
   static V row(const float *p) { return _mm256_loadu_ps(p); }
   static void turn(V x0, V x1, V c, V s, V &y0, V &y1) {
     y0 = _mm256_fmsub_ps(x0, c, _mm256_mul_ps(x1, s));
@@ -140,6 +141,7 @@ template <> struct Lane<double> {
   using V = __m256d;
   static constexpr int width = 4;
   static constexpr int held = 2;
+  static constexpr bool whole = false;
   static V at(const char *p) { return _mm256_castsi256_pd(load(p)); }
   static V row(const double *p) { return _mm256_loadu_pd(p); }
   static V half(const char *p) { return at(p); }

@@ -45,6 +45,15 @@ bool has_avx512() {
 #endif
 }
 
+bool has_bf16() {
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  return __builtin_cpu_supports("avx512bf16");
+#else
+  return false;
+#endif
+}
+
 bool has_avx2() {
 #if defined(__x86_64__)
   __builtin_cpu_init();
@@ -58,6 +67,7 @@ bool has_avx2() {
 // Best first.
 const Path kPaths[] = {
 #if defined(__x86_64__)
+    {"avx512bf16", run_avx512bf16, has_avx512() && has_bf16()},
     {"avx512", run_avx512, has_avx512()},
     {"avx2", run_avx2, has_avx2()},
 #elif defined(__aarch64__)

@@ -27,6 +27,7 @@ struct Floats {
   using V = float32x4_t;
   static constexpr int width = 4;
   static constexpr int held = 0;
+  static constexpr bool whole = false;
   static V row(const float *p) { return vld1q_f32(p); }
   static void turn(V x0, V x1, V c, V s, V &y0, V &y1) {
     // vfmaq(a, b, c) is a + b c: the sign goes into the rounded product
@@ -100,6 +101,7 @@ template <> struct Lane<double> {
   using V = float64x2_t;
   static constexpr int width = 2;
   static constexpr int held = 0;
+  static constexpr bool whole = false;
   static V row(const double *p) { return vld1q_f64(p); }
   static V half(const char *p) { return vld1q_f64(doubles(p)); }
   static void woven(const char *p, V &x0, V &x1) {

@@ -22,6 +22,7 @@ template <class T> struct Lane {
   using V = decltype(widen(T{}));
   static constexpr int width = 1;
   static constexpr int held = 0;
+  static constexpr bool whole = false;
   static T read(const char *p) {
     T x;
     std::memcpy(&x, p, sizeof(T));

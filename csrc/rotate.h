@@ -57,6 +57,7 @@ void run_portable(const Job &, int64_t, int64_t);
 #if defined(__x86_64__)
 void run_avx2(const Job &, int64_t, int64_t);
 void run_avx512(const Job &, int64_t, int64_t);
+void run_avx512bf16(const Job &, int64_t, int64_t);
 #elif defined(__aarch64__)
 void run_neon(const Job &, int64_t, int64_t);
 #endif

@@ -7,6 +7,7 @@
 //   row(p)                                   cosines or sines
 //   turn(x0, x1, c, s, y0, y1)               the rotation
 //   held                                     how many registers may hold a row of cosines
+//   whole                                    whether it has `turn_whole`, for vectors it holds rows of
 //
 // `turn_pair` is the same rotation of one pair, to the same bit.
 // `kAligned` is the alignment that its streaming stores want, and `fence` ends them.
@@ -96,9 +97,12 @@ inline void turn_held(const Walk &w, const C *cos, const C *sin) {
   for (int64_t i = 0; i < w.count; ++i, in += w.step_in, out += w.step_out) {
     if (w.ahead)
       for (int64_t at = 0; at < 2 * bytes; at += 64) __builtin_prefetch(in + w.ahead + at);
-    for (int b = 0; b < kBlocks; ++b)
-      turn_block<T, kHalfIn, kHalfOut, kStream>(
-          in, out, bytes, b * int64_t{L::width} * int64_t{sizeof(T)}, c[b], s[b]);
+    if constexpr (L::whole)
+      L::template turn_whole<kHalfIn, kHalfOut, kStream, kBlocks>(in, out, c, s);
+    else
+      for (int b = 0; b < kBlocks; ++b)
+        turn_block<T, kHalfIn, kHalfOut, kStream>(
+            in, out, bytes, b * int64_t{L::width} * int64_t{sizeof(T)}, c[b], s[b]);
   }
 }
 

@@ -1,0 +1,80 @@
+// AVX-512 of processors that round to bfloat16 in one instruction.
+#if defined(__x86_64__)
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <immintrin.h>
+#include <type_traits>
+
+#include "numbers.h"
+#include "rotate.h"
+
+#pragma GCC push_options
+#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,fma,f16c")
+#include "avx512.inl"
+
+namespace phasor {
+namespace {
+
+template <class T, bool kHalfIn, bool kHalfOut, bool kStream, class V>
+void turn_block(const char *in, char *out, int64_t bytes, int64_t at, V c, V s);
+
+template <> struct Lane<Bf16> : Bf16ByHand {
+  static constexpr bool whole = true;
+
+  // A whole vector at once, so that one look serves it: the instruction takes subnormal numbers for
+  // zero, so a vector with a zero in it is done again by hand before anything is stored.
+  template <bool kHalfIn, bool kHalfOut, bool kStream, int kBlocks>
+  static void turn_whole(const char *in, char *out, const V *c, const V *s) {
+    constexpr int64_t bytes = int64_t{kBlocks} * width * 2;
+    alignas(64) static constexpr int16_t kWeave[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,
+                                                       21, 6, 22, 7, 23, 8,  24, 9,  25, 10, 26,
+                                                       11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+    __m512i made[kBlocks];
+    __mmask32 zeros = 0;
+    for (int b = 0; b < kBlocks; ++b) {
+      const int64_t at = b * int64_t{width} * 2;
+      V x0, x1, y0, y1;
+      if constexpr (kHalfIn) {
+        x0 = half(in + at);
+        x1 = half(in + bytes + at);
+      } else {
+        woven(in + 2 * at, x0, x1);
+      }
+      turn(x0, x1, c[b], s[b], y0, y1);
+      made[b] = (__m512i)_mm512_cvtne2ps_pbh(y1, y0);
+      zeros |= _mm512_testn_epi16_mask(made[b], _mm512_set1_epi16(0x7fff));
+    }
+    if (__builtin_expect(zeros != 0, 0)) {
+      by_hand<kHalfIn, kHalfOut, kStream, kBlocks>(in, out, c, s);
+      return;
+    }
+    for (int b = 0; b < kBlocks; ++b) {
+      const int64_t at = b * int64_t{width} * 2;
+      if constexpr (kHalfOut) {
+        put<kStream>(out + at, _mm512_castsi512_si256(made[b]));
+        put<kStream>(out + bytes + at, _mm512_extracti64x4_epi64(made[b], 1));
+      } else {
+        put<kStream>(out + 2 * at,
+                     _mm512_permutexvar_epi16(_mm512_load_si512(kWeave), made[b]));
+      }
+    }
+  }
+
+  template <bool kHalfIn, bool kHalfOut, bool kStream, int kBlocks>
+  __attribute__((noinline, cold)) static void by_hand(const char *in, char *out, const V *c,
+                                                      const V *s) {
+    constexpr int64_t bytes = int64_t{kBlocks} * width * 2;
+    for (int b = 0; b < kBlocks; ++b)
+      turn_block<Bf16, kHalfIn, kHalfOut, kStream>(in, out, bytes, b * int64_t{width} * 2, c[b],
+                                                   s[b]);
+  }
+};
+
+} // namespace
+#include "sweep.inl"
+void run_avx512bf16(const Job &job, int64_t first, int64_t last) { run_here(job, first, last); }
+} // namespace phasor
+#pragma GCC pop_options
+#endif
