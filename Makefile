@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 MADE_BY := pyproject.toml constraints.txt setup.py $(wildcard csrc/*)
 
-.PHONY: help demo test test-slow check docs figures clean
+.PHONY: help demo test test-slow check docs bench sanitize valgrind neon figures clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 20
@@ -27,6 +27,18 @@ check: $(VENV)/check.done  ## format, lint, types, and the everyday tests
 
 docs: $(VENV)/docs.done  ## build the documentation into site/, strictly
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+bench: $(VENV)/bench.done  ## measure the CPU kernel against the others, ten minutes
+	$(BIN)/python bench/run.py
+
+sanitize: $(VENV)/test.done  ## the CPU kernel's tests under AddressSanitizer and UBSan
+	$(BIN)/python tests/native/checks.py sanitize
+
+valgrind:  ## the CPU kernel's sweeps under memcheck
+	$(PYTHON) tests/native/checks.py valgrind
+
+neon:  ## the CPU kernel's sweeps for 64-bit Arm, cross-built and emulated
+	$(PYTHON) tests/native/checks.py neon
 
 figures: $(VENV)/docs.done  ## draw the pictures of the README and the documentation
 	$(BIN)/python docs/draw.py
@@ -51,6 +63,10 @@ $(VENV)/test.done: $(MADE_BY) | $(VENV)/python.done
 
 $(VENV)/check.done: $(MADE_BY) | $(VENV)/python.done
 	$(PIP) --editable '.[torch,figures]' --group check
+	@touch $@
+
+$(VENV)/bench.done: $(MADE_BY) | $(VENV)/python.done
+	$(PIP) --editable '.[torch]' --group bench
 	@touch $@
 
 $(VENV)/docs.done: $(MADE_BY) | $(VENV)/python.done

@@ -179,7 +179,8 @@ PyObject *rotate(PyObject *, PyObject *const *args, Py_ssize_t count) {
     Dtype dtype;
     const bool sound = x[i].device.device_type == kDLCPU && y[i].device.device_type == kDLCPU &&
                        x[i].ndim >= 3 && x[i].ndim <= kMaxRank && dtype_of(x[i], &dtype) &&
-                       x[i].shape[x[i].ndim - 1] == job.head_dim && x[i].ndim == y[i].ndim &&
+                       has_memory(x[i]) && x[i].shape[x[i].ndim - 1] == job.head_dim &&
+                       x[i].ndim == y[i].ndim &&
                        std::equal(x[i].shape, x[i].shape + x[i].ndim, y[i].shape);
     if (!sound || (i == 1 && (dtype != job.dtype || !same_tokens(x[0], x[1]))))
       return refuse(raises, tensor_error,
@@ -218,6 +219,10 @@ PyObject *rotate(PyObject *, PyObject *const *args, Py_ssize_t count) {
   } else if (!fits(a0, 1, x[0]) || !fits(a1, 1, x[0])) {
     return refuse(raises, tensor_error, "cos and sin must broadcast to the tokens of x");
   }
+  for (int i = 0; i < job.operands && job.in_place && !from_positions; ++i)
+    if (touch(a0, x[i]) || touch(a1, x[i]))
+      return refuse(raises, tensor_error,
+                    "cos and sin must not share memory with x to be written in place; pass clones");
 
   const int lead = x[0].ndim - 2;
   int64_t shape[kMaxRank], in[2][kMaxRank], out[2][kMaxRank], first[kMaxRank], second[kMaxRank];
@@ -329,7 +334,21 @@ PyObject *connect(PyObject *, PyObject *args) {
   Py_RETURN_NONE;
 }
 
+// alone(x, y): None, or the error of `rotate` in place where an element would be written twice
+PyObject *alone(PyObject *, PyObject *args) {
+  PyObject *one, *other;
+  DLTensor x, y;
+  if (!PyArg_ParseTuple(args, "OO", &one, &other)) return nullptr;
+  if (!view(one, &x) || !view(other, &y)) return nullptr;
+  if (overlaps_itself(x) || overlaps_itself(y) || overlap(x, y))
+    return refuse(true, tensor_error,
+                  "q and k must not share memory, with themselves or each other, to be written in "
+                  "place; rotate copies, or use the verb without the underscore");
+  Py_RETURN_NONE;
+}
+
 PyMethodDef methods[] = {
+    {"alone", alone, METH_VARARGS, nullptr},
     {"rotate", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(rotate)), METH_FASTCALL,
      nullptr},
     {"plan", plan, METH_VARARGS, nullptr},

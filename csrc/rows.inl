@@ -63,12 +63,14 @@ inline void fill_row(const Job &job, const int64_t *at, Rows<C> &rows, int64_t t
       cos += at[d] * job.cos_stride[d];
       sin += at[d] * job.sin_stride[d];
     }
-    const C *c = reinterpret_cast<const C *>(cos), *s = reinterpret_cast<const C *>(sin);
     const C gain = C(job.gain), signed_gain = job.inverse ? -gain : gain;
     const C nan = std::numeric_limits<C>::quiet_NaN(); // with an empty lower half, for `rounded`
     for (int64_t k = 0; k < n; ++k) {
-      out[k] = c[k] == c[k] ? c[k] * gain : nan;
-      out[n + k] = s[k] == s[k] ? s[k] * signed_gain : nan;
+      C c, s; // given rows may lie at any address
+      std::memcpy(&c, cos + k * int64_t{sizeof(C)}, sizeof(C));
+      std::memcpy(&s, sin + k * int64_t{sizeof(C)}, sizeof(C));
+      out[k] = c == c ? c * gain : nan;
+      out[n + k] = s == s ? s * signed_gain : nan;
     }
     rows.cos[t] = out;
     rows.sin[t] = out + n;

@@ -227,7 +227,7 @@ inline bool streams(const Job &job, const Operand &x, int64_t size) {
 template <class T, class C> void sweep(const Job &job, int64_t first, int64_t last) {
   Rows<C> rows;
   const int64_t row = 2 * job.pairs;
-  const int64_t fits = Rows<C>::kBytes / int64_t{sizeof(C)} / row;
+  const int64_t fits = Rows<C>::kBytes / int64_t{sizeof(C)} / std::max<int64_t>(1, row);
   const int64_t most = std::min<int64_t>(kMaxTile, std::max<int64_t>(1, fits));
   const int inner = job.dims - 1;
   bool stream[2] = {};
@@ -253,6 +253,7 @@ template <class T, class C> void sweep(const Job &job, int64_t first, int64_t la
     }
     for (int i = 0; i < job.operands; ++i) {
       const Operand &x = job.x[i];
+      if (x.heads == 0) continue; // which may have no memory to point into
       const char *in = x.in;
       char *out = x.out;
       for (int d = 0; d < job.dims; ++d) {

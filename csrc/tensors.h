@@ -38,6 +38,11 @@ inline bool same_tokens(const DLTensor &a, const DLTensor &b) {
   return a.ndim == b.ndim && std::equal(a.shape, a.shape + a.ndim - 2, b.shape);
 }
 
+// Whether there are elements only where there is memory: torch has zeros that own none.
+inline bool has_memory(const DLTensor &t) {
+  return t.data != nullptr || std::find(t.shape, t.shape + t.ndim, 0) != t.shape + t.ndim;
+}
+
 inline bool is_integer(const DLTensor &t) {
   return t.dtype.code == kDLInt && (t.dtype.bits == 32 || t.dtype.bits == 64);
 }
@@ -87,6 +92,12 @@ inline Span span_of(const DLTensor &t) {
   }
   const int64_t at = reinterpret_cast<int64_t>(start_of(t));
   return {at + low, at + high + size_of(t)};
+}
+
+// Whether the extents of two tensors meet.
+inline bool touch(const DLTensor &a, const DLTensor &b) {
+  const Span sa = span_of(a), sb = span_of(b);
+  return sa.low != sa.high && sb.low != sb.high && sa.low < sb.high && sb.low < sa.high;
 }
 
 // Whether two written tensors could share an element. Slices of one projection lie side by side

@@ -27,13 +27,13 @@ PIPELINE = """
     frequencies angles positions multimodal rotate
     analysis conventions phasor
     describe comparison figures
-    torch._layout torch._arguments torch._tables torch._rows torch._eager torch._cpu torch._ops
-    torch.functional torch
-    demo terminal cli __main__
+    torch._internals torch._layout torch._arguments torch._tables torch._rows
+    torch._eager torch._cpu torch._ops torch.functional torch
+    bench._case bench._timing bench._measure bench._figure bench demo terminal cli __main__
 """
 ORDER = PIPELINE.split()
-# the demonstration drives phasor.torch and is imported by nothing but its command
-USE_TORCH = ("torch", "demo")
+# the benchmark and the demonstration drive phasor.torch; only their commands import them
+USE_TORCH = ("torch", "bench", "demo")
 MOST_LINES = 320
 
 

@@ -1,4 +1,4 @@
-"""The command line: ``phasor show``, ``phasor diff``, ``phasor demo``."""
+"""The command line: ``phasor show``, ``diff``, ``presets``, ``demo`` and ``bench``."""
 
 from __future__ import annotations
 
@@ -130,13 +130,32 @@ def presets() -> None:
 @main.command()
 def demo() -> None:
     """Read a real model's configuration, rotate its queries and keys, and prove the result."""
-    if find_spec("torch") is None:
-        raise BackendError(
-            "the demo rotates with PyTorch, which is not installed: pip install 'phasor[torch]'"
-        )
+    _need_torch("the demo")
     from phasor.demo import run
 
     sys.exit(0 if run() else 1)
+
+
+@main.command()
+@click.option(
+    "--save",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="PICTURE",
+    help="Draw the result as well.",
+)
+def bench(save: Path | None) -> None:
+    """Measure this machine for a minute: phasor against a copy and against plain torch."""
+    _need_torch("the benchmark")
+    from phasor.bench import run
+
+    run(save)
+
+
+def _need_torch(what: str) -> None:
+    if find_spec("torch") is None:
+        raise BackendError(
+            f"{what} rotates with PyTorch, which is not installed: pip install 'phasor[torch]'"
+        )
 
 
 def _read(model: str) -> LayerRopes:

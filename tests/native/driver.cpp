@@ -4,139 +4,13 @@
 // or written beyond; what lies between its elements must come back as it was. Results are compared
 // with plain loops in double precision over angles that are whole fractions of a turn.
 //
-//   driver TIMES PATH...    TIMES layouts of every kind on portable, avx2, avx512 or neon
-#include <algorithm>
-#include <cmath>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <memory>
-#include <new>
-#include <string>
-#include <vector>
-
-#include "rotate.h"
-
-using namespace phasor;
+//   driver TIMES    TIMES layouts of every kind, on each instruction set of the processor
+#include "blocks.h"
 
 namespace {
 
 constexpr double kPi = 3.14159265358979323846;
 const char *const kDtypes[] = {"float32", "float64", "bfloat16", "float16"};
-
-uint64_t state = 1;
-uint64_t draw() { // xorshift
-  state ^= state << 13;
-  state ^= state >> 7;
-  return state ^= state << 17;
-}
-int64_t below(int64_t n) { return int64_t(draw() >> 1) % n; }
-bool coin() { return draw() >> 63; }
-
-int64_t size_of(Dtype t) { return t == Dtype::f64 ? 8 : t == Dtype::f32 ? 4 : 2; }
-
-// How the bits of a dtype read: exponent and fraction widths, and the exponent's bias.
-struct Format {
-  int exponent, fraction, bias;
-};
-Format format_of(Dtype t) {
-  if (t == Dtype::f64) return {11, 52, 1023};
-  if (t == Dtype::f32) return {8, 23, 127};
-  if (t == Dtype::bf16) return {8, 7, 127};
-  return {5, 10, 15};
-}
-
-double decode(Dtype t, const char *p) {
-  const Format f = format_of(t);
-  uint64_t bits = 0;
-  std::memcpy(&bits, p, size_t(size_of(t))); // both processors are little-endian
-  const int exponent = int(bits >> f.fraction) & ((1 << f.exponent) - 1);
-  const double fraction = std::ldexp(double(bits & ((uint64_t{1} << f.fraction) - 1)), -f.fraction);
-  const double sign = bits >> (f.fraction + f.exponent) ? -1 : 1;
-  if (exponent == (1 << f.exponent) - 1) return NAN;
-  return sign * (exponent ? std::ldexp(1 + fraction, exponent - f.bias)
-                          : std::ldexp(fraction, 1 - f.bias));
-}
-
-// A number between 1/16 and 8 of either sign.
-void encode_any(Dtype t, char *p) {
-  const Format f = format_of(t);
-  uint64_t bits = draw() & ((uint64_t{1} << f.fraction) - 1);
-  bits |= uint64_t(f.bias - 4 + below(7)) << f.fraction;
-  bits |= uint64_t(coin()) << (f.fraction + f.exponent);
-  std::memcpy(p, &bits, size_t(size_of(t)));
-}
-
-constexpr std::align_val_t kLine{64};
-struct Free {
-  void operator()(char *p) const { ::operator delete(p, kLine); }
-};
-
-// A heap block that holds strided elements, and knows which of its bytes are theirs.
-struct Block {
-  std::unique_ptr<char, Free> memory;
-  std::vector<char> before;
-  std::vector<bool> own;
-  int64_t lead; // bytes in front of the first element
-  char *start() const { return memory.get() + lead; }
-  char at(size_t byte) const { return memory.get()[byte]; }
-};
-
-// Shape and strides in bytes of [tokens..., heads, head_dim].
-struct Shape {
-  std::vector<int64_t> n, step;
-};
-
-template <class F> void each(const Shape &s, F visit) {
-  std::vector<int64_t> at(s.n.size(), 0);
-  for (int64_t n : s.n)
-    if (n == 0) return;
-  for (;;) {
-    int64_t offset = 0;
-    for (size_t d = 0; d < at.size(); ++d) offset += at[d] * s.step[d];
-    visit(at, offset);
-    size_t d = at.size();
-    while (d > 0 && ++at[d - 1] == s.n[d - 1]) at[--d] = 0;
-    if (d == 0) return;
-  }
-}
-
-Block block_of(const Shape &s, int64_t size, int64_t lead, char fill) {
-  int64_t length = size;
-  for (size_t d = 0; d < s.n.size(); ++d) length += s.n[d] ? s.step[d] * (s.n[d] - 1) : 0;
-  Block b;
-  b.lead = lead;
-  const size_t bytes = size_t(lead + length);
-  b.memory.reset(static_cast<char *>(::operator new(bytes, kLine)));
-  std::memset(b.memory.get(), fill, bytes);
-  b.own.assign(bytes, false);
-  each(s, [&](const auto &, int64_t at) {
-    for (int64_t i = 0; i < size; ++i) b.own[size_t(lead + at + i)] = true;
-  });
-  return b;
-}
-
-// Strides for a shape, its dimensions in any order in memory, with gaps of a few units here and there.
-Shape laid_out(const std::vector<int64_t> &n, int64_t size, int64_t unit, bool packed) {
-  Shape s{n, std::vector<int64_t>(n.size())};
-  const size_t last = n.size() - 1;
-  std::vector<size_t> order;
-  for (size_t d = 0; d < last; ++d) order.push_back(d);
-  for (size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[size_t(below(int64_t(i)))]);
-  s.step[last] = packed ? size : size * (2 + below(2));
-  int64_t reach = s.step[last] * n[last];
-  for (size_t d : order) {
-    if (below(3) == 0) reach += unit * below(7);
-    s.step[d] = reach;
-    reach *= std::max<int64_t>(n[d], 1);
-  }
-  return s;
-}
-
-[[noreturn]] void fail(const std::string &what, const std::string &where) {
-  std::printf("FAIL: %s: %s\n", what.c_str(), where.c_str());
-  std::exit(1);
-}
 
 // Turns per position are whole multiples of 2**-48, so that a position's angle is a whole number
 // modulo 2**48 whatever its size.
@@ -171,22 +45,32 @@ int64_t a_position() {
 struct Path {
   const char *name;
   Run run;
+  bool here;
 };
 const Path kPaths[] = {
 #if defined(__x86_64__)
-    {"avx512", run_avx512},
-    {"avx2", run_avx2},
+    {"avx512bf16", run_avx512bf16,
+     __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")},
+    {"avx512", run_avx512,
+     __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")},
+    {"avx2", run_avx2,
+     __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+         __builtin_cpu_supports("f16c")},
 #elif defined(__aarch64__)
-    {"neon", run_neon},
+    {"neon", run_neon, true},
 #endif
-    {"portable", run_portable},
+    {"portable", run_portable, true},
 };
 
 // How far an output may be off: two products, a sum, a row and a gain are four half-units of the
-// two terms; the row itself is off by `row`; 16-bit results are rounded once more.
+// two terms; the row itself is off by `row`; 16-bit results are rounded once more. Near zero all
+// numbers are equally far apart.
 double bound(Dtype t, double value, double terms, double sizes, double row) {
   double limit = 2 * (t == Dtype::f64 ? 0x1p-52 : 0x1p-23) * terms + row * sizes;
-  if (t == Dtype::bf16) limit += 0x1p-8 * (std::fabs(value) + limit);
+  limit += t == Dtype::f64 ? 0x1p-1073 : 0x1p-148;
+  if (t == Dtype::bf16) limit += 0x1p-8 * (std::fabs(value) + limit) + 0x1p-133;
   if (t == Dtype::f16) limit += 0x1p-11 * (std::fabs(value) + limit) + 0x1p-24;
   return limit;
 }
@@ -379,21 +263,17 @@ int compare(const Path &path, Dtype dtype, bool half_in, bool half_out, const Ta
 int main(int argc, char **argv) {
   // widths that fill registers, that do so and leave a tail, and that are all tail
   const int64_t widths[] = {1, 2, 3, 5, 8, 12, 16, 17, 31, 32, 48, 64, 80, 128};
-  const int times = argc > 2 ? std::atoi(argv[1]) : 0;
-  if (times < 1) fail("usage", "driver TIMES PATH...");
-  int64_t compared = 0;
+  const int times = argc == 2 ? std::atoi(argv[1]) : 0;
+  if (times < 1) fail("usage", "driver TIMES");
+  int64_t compared[sizeof kPaths / sizeof *kPaths] = {};
   for (int64_t pairs : widths) {
     const Tables tables = tables_for(pairs);
-    for (int a = 2; a < argc; ++a) {
-      const auto *path = std::find_if(std::begin(kPaths), std::end(kPaths), [&](const Path &p) {
-        return argv[a] == std::string(p.name);
-      });
-      if (path == std::end(kPaths)) fail("no such path in this build", argv[a]);
-      for (int dtype = 0; dtype < 4; ++dtype)
-        for (int halves = 0; halves < 4; ++halves)
-          for (int time = 0; time < times; ++time)
-            compared += compare(*path, Dtype(dtype), halves & 1, halves & 2, tables);
-    }
+    for (const Path &path : kPaths)
+      for (int kind = 0; path.here && kind < 16 * times; ++kind)
+        compared[&path - kPaths] +=
+            compare(path, Dtype(kind & 3), kind & 4, kind & 8, tables);
   }
-  std::printf("%lld tensors compared\n", static_cast<long long>(compared));
+  for (const Path &path : kPaths)
+    std::printf("%s: %lld tensors compared\n", path.name,
+                static_cast<long long>(compared[&path - kPaths]));
 }

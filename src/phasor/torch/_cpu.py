@@ -177,6 +177,8 @@ def _sweep(
 ) -> None:
     """One call for tensors of one dtype, which share every row; else one for each."""
     if xs[0].dtype != xs[-1].dtype:
+        if outs is xs:
+            _native.alone(*xs)  # every refusal comes before the first write
         for x, out in zip(xs, outs, strict=True):
             _sweep([x], [out], angles, rope, inverse, gain)
         return
