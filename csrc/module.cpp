@@ -79,12 +79,14 @@ const Path kPaths[] = {
 const DLPackExchangeAPI *dlpack = nullptr;
 PyObject *tensor_error = nullptr, *position_error = nullptr;
 
+// A virtual machine may report the cache of a whole host, of which its processors see one part.
 int64_t last_level_cache() {
+  int64_t size = int64_t{32} << 20;
 #if defined(_SC_LEVEL3_CACHE_SIZE)
-  const long size = sysconf(_SC_LEVEL3_CACHE_SIZE);
-  if (size > 0) return size;
+  const long reported = sysconf(_SC_LEVEL3_CACHE_SIZE);
+  if (reported > 0) size = std::min<int64_t>(size, reported);
 #endif
-  return int64_t{32} << 20;
+  return size;
 }
 
 constexpr int64_t kNearCaches = int64_t{2} << 20; // what the caches next to the cores hold

@@ -181,7 +181,7 @@ inline void sweep_tile(const Job &job, const Operand &x, const char *in, char *o
     return;
   }
   // heads lie further apart than tokens: follow memory, a few heads at a time to share each row
-  constexpr int64_t kStreams = 8;
+  constexpr int64_t kStreams = 4;
   const int64_t ahead = ahead_of(job, token_in);
   for (int64_t h = 0; h < x.heads; h += kStreams)
     for (int64_t t = 0; t < tokens; ++t) {
