@@ -20,9 +20,7 @@ setup(
     ext_modules=[
         Extension(
             "phasor._native",
-            sources=[
-                f"csrc/{name}.cpp" for name in SOURCES
-            ],
+            sources=[f"csrc/{name}.cpp" for name in SOURCES],
             depends=[str(path) for path in Path("csrc").iterdir()],
             extra_compile_args=UNIX + OPENMP,
             extra_link_args=[*OPENMP, "-Wl,-s"] if OPENMP else [],
