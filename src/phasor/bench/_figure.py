@@ -38,5 +38,5 @@ def bar_figure(measured: Sequence[Measured], names: Sequence[str]) -> Figure:
     axes.set_yscale("log")
     axes.set_ylabel("time / copy_ of the same tensors")
     axes.set_xticks(range(len(measured)), [f"{m.case.name}\n{m.case.dtype}" for m in measured])
-    axes.legend(frameon=False, fontsize="small")
+    figure.legend(loc="outside upper center", ncols=4, frameon=False, fontsize="small")
     return figure
