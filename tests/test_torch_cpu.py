@@ -6,6 +6,7 @@ import os
 import platform
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -35,9 +36,10 @@ def test_the_paths_of_this_machine_are_all_there() -> None:
     """What the processor says it can is what is tested; portable code always is."""
     names = _cpu.paths()
     assert names[-1] == "portable"
-    if platform.machine() == "x86_64" and os.path.exists("/proc/cpuinfo"):  # noqa: PTH110
-        with open("/proc/cpuinfo") as stream:  # noqa: PTH123
-            flags = next(line for line in stream if line.startswith("flags")).split()
+    processors = Path("/proc/cpuinfo")
+    if platform.machine() == "x86_64" and processors.exists():
+        lines = processors.read_text().splitlines()
+        flags = next(line for line in lines if line.startswith("flags")).split()
         assert ("avx2" in names) == {"avx2", "fma", "f16c"}.issubset(flags)
         wide = {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
         assert ("avx512" in names) == wide.issubset(flags)
