@@ -23,52 +23,87 @@ void turn_block(const char *in, char *out, int64_t bytes, int64_t at, V c, V s);
 template <> struct Lane<Bf16> : Bf16ByHand {
   static constexpr bool whole = true;
 
-  // A whole vector at once, so that one look serves it: the instruction takes subnormal numbers for
-  // zero, so a vector with a zero in it is done again by hand before anything is stored.
-  template <bool kHalfIn, bool kHalfOut, bool kStream, int kBlocks>
-  static void turn_whole(const char *in, char *out, const V *c, const V *s) {
-    constexpr int64_t bytes = int64_t{kBlocks} * width * 2;
+  static __m512i woven_again(__m512i v) {
     alignas(64) static constexpr int16_t kWeave[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,
                                                        21, 6, 22, 7, 23, 8,  24, 9,  25, 10, 26,
                                                        11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
-    __m512i made[kBlocks];
-    __mmask32 zeros = 0;
-    for (int b = 0; b < kBlocks; ++b) {
-      const int64_t at = b * int64_t{width} * 2;
-      V x0, x1, y0, y1;
-      if constexpr (kHalfIn) {
-        x0 = half(in + at);
-        x1 = half(in + bytes + at);
-      } else {
-        woven(in + 2 * at, x0, x1);
+    return _mm512_permutexvar_epi16(_mm512_load_si512(kWeave), v);
+  }
+
+  // Rows as `turn_whole` wants them: those of 32 neighbouring pairs of two halves as the even and the
+  // odd of them, for so one shift and one mask unpack 32 numbers.
+  template <bool kHalfIn, bool kHalfOut, int kBlocks> static void arrange(V *row) {
+    if constexpr (kHalfIn && kHalfOut) {
+      const __m512i even =
+          _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+      const __m512i odd = _mm512_add_epi32(even, _mm512_set1_epi32(1));
+      for (int b = 0; b < kBlocks; b += 2) {
+        const V low = row[b], high = row[b + 1];
+        row[b] = _mm512_permutex2var_ps(low, even, high);
+        row[b + 1] = _mm512_permutex2var_ps(low, odd, high);
       }
-      turn(x0, x1, c[b], s[b], y0, y1);
-      made[b] = (__m512i)_mm512_cvtne2ps_pbh(y1, y0);
-      zeros |= _mm512_testn_epi16_mask(made[b], _mm512_set1_epi16(0x7fff));
     }
+  }
+
+  // A whole vector at once, so that one look serves it: the instruction takes subnormal numbers for
+  // zero, so a vector with a zero in it is done again by hand before anything is stored.
+  template <bool kHalfIn, bool kHalfOut, bool kStream, int kBlocks>
+  static void turn_whole(const char *in, char *out, const V *c, const V *s, const float *cos,
+                         const float *sin) {
+    constexpr int64_t bytes = int64_t{kBlocks} * width * 2;
+    __m512i made[kBlocks];
+    if constexpr (kHalfIn && kHalfOut) {
+      for (int b = 0; b < kBlocks; b += 2) {
+        const int64_t at = b * int64_t{width} * 2;
+        V even0, odd0, even1, odd1, y0, y1, z0, z1;
+        woven(in + at, even0, odd0);
+        woven(in + bytes + at, even1, odd1);
+        turn(even0, even1, c[b], s[b], y0, y1);
+        turn(odd0, odd1, c[b + 1], s[b + 1], z0, z1);
+        made[b] = (__m512i)_mm512_cvtne2ps_pbh(z0, y0);
+        made[b + 1] = (__m512i)_mm512_cvtne2ps_pbh(z1, y1);
+      }
+    } else {
+      for (int b = 0; b < kBlocks; ++b) {
+        const int64_t at = b * int64_t{width} * 2;
+        V x0, x1, y0, y1;
+        if constexpr (kHalfIn) {
+          x0 = half(in + at);
+          x1 = half(in + bytes + at);
+        } else {
+          woven(in + 2 * at, x0, x1);
+        }
+        turn(x0, x1, c[b], s[b], y0, y1);
+        made[b] = (__m512i)_mm512_cvtne2ps_pbh(y1, y0);
+      }
+    }
+    __mmask32 zeros = 0;
+    for (int b = 0; b < kBlocks; ++b)
+      zeros |= _mm512_testn_epi16_mask(made[b], _mm512_set1_epi16(0x7fff));
     if (__builtin_expect(zeros != 0, 0)) {
-      by_hand<kHalfIn, kHalfOut, kStream, kBlocks>(in, out, c, s);
+      by_hand<kHalfIn, kHalfOut, kStream, kBlocks>(in, out, cos, sin);
       return;
     }
     for (int b = 0; b < kBlocks; ++b) {
       const int64_t at = b * int64_t{width} * 2;
-      if constexpr (kHalfOut) {
+      if constexpr (kHalfIn && kHalfOut) {
+        put<kStream>(out + (b % 2 ? bytes + at - 32 : at), woven_again(made[b]));
+      } else if constexpr (kHalfOut) {
         put<kStream>(out + at, _mm512_castsi512_si256(made[b]));
         put<kStream>(out + bytes + at, _mm512_extracti64x4_epi64(made[b], 1));
       } else {
-        put<kStream>(out + 2 * at,
-                     _mm512_permutexvar_epi16(_mm512_load_si512(kWeave), made[b]));
+        put<kStream>(out + 2 * at, woven_again(made[b]));
       }
     }
   }
 
   template <bool kHalfIn, bool kHalfOut, bool kStream, int kBlocks>
-  __attribute__((noinline, cold)) static void by_hand(const char *in, char *out, const V *c,
-                                                      const V *s) {
+  __attribute__((noinline, cold)) static void by_hand(const char *in, char *out,
+                                                      const float *cos, const float *sin) {
     constexpr int64_t bytes = int64_t{kBlocks} * width * 2;
     for (int b = 0; b < kBlocks; ++b)
-      turn_block<Bf16, kHalfIn, kHalfOut, kStream>(in, out, bytes, b * int64_t{width} * 2, c[b],
-                                                   s[b]);
+      turn_block<Bf16, kHalfIn, kHalfOut, kStream>(in, out, bytes, b * int64_t{width} * 2,
+                                                   row(cos + b * width), row(sin + b * width));
   }
 };
 

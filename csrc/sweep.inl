@@ -65,7 +65,7 @@ struct Walk {
 };
 
 template <class T, class C, bool kHalfIn, bool kHalfOut, bool kStream>
-inline void turn_any(const Walk &w, const C *cos, const C *sin, int64_t pairs) {
+__attribute__((always_inline)) inline void turn_any(const Walk &w, const C *cos, const C *sin, int64_t pairs) {
   using L = Lane<T>;
   const int64_t bytes = pairs * int64_t{sizeof(T)};
   const char *in = w.in;
@@ -84,7 +84,7 @@ inline void turn_any(const Walk &w, const C *cos, const C *sin, int64_t pairs) {
 
 // The same with the row kept in registers.
 template <class T, class C, bool kHalfIn, bool kHalfOut, bool kStream, int kBlocks>
-inline void turn_held(const Walk &w, const C *cos, const C *sin) {
+__attribute__((always_inline)) inline void turn_held(const Walk &w, const C *cos, const C *sin) {
   using L = Lane<T>;
   constexpr int64_t bytes = int64_t{kBlocks} * L::width * int64_t{sizeof(T)};
   typename L::V c[kBlocks], s[kBlocks];
@@ -92,13 +92,17 @@ inline void turn_held(const Walk &w, const C *cos, const C *sin) {
     c[b] = L::row(cos + b * L::width);
     s[b] = L::row(sin + b * L::width);
   }
+  if constexpr (L::whole) {
+    L::template arrange<kHalfIn, kHalfOut, kBlocks>(c);
+    L::template arrange<kHalfIn, kHalfOut, kBlocks>(s);
+  }
   const char *in = w.in;
   char *out = w.out;
   for (int64_t i = 0; i < w.count; ++i, in += w.step_in, out += w.step_out) {
     if (w.ahead)
       for (int64_t at = 0; at < 2 * bytes; at += 64) __builtin_prefetch(in + w.ahead + at);
     if constexpr (L::whole)
-      L::template turn_whole<kHalfIn, kHalfOut, kStream, kBlocks>(in, out, c, s);
+      L::template turn_whole<kHalfIn, kHalfOut, kStream, kBlocks>(in, out, c, s, cos, sin);
     else
       for (int b = 0; b < kBlocks; ++b)
         turn_block<T, kHalfIn, kHalfOut, kStream>(
@@ -109,9 +113,9 @@ inline void turn_held(const Walk &w, const C *cos, const C *sin) {
 template <class T, class C, bool kHalfIn, bool kHalfOut, bool kStream>
 inline void turn_walk(const Walk &w, const C *cos, const C *sin, int64_t pairs) {
   using L = Lane<T>;
-  if (w.count > 1 && L::held >= 4 && pairs == 4 * L::width)
+  if ((w.count > 1 || L::whole) && L::held >= 4 && pairs == 4 * L::width)
     return turn_held<T, C, kHalfIn, kHalfOut, kStream, 4>(w, cos, sin);
-  if (w.count > 1 && L::held >= 2 && pairs == 2 * L::width)
+  if ((w.count > 1 || L::whole) && L::held >= 2 && pairs == 2 * L::width)
     return turn_held<T, C, kHalfIn, kHalfOut, kStream, 2>(w, cos, sin);
   turn_any<T, C, kHalfIn, kHalfOut, kStream>(w, cos, sin, pairs);
 }
@@ -181,18 +185,27 @@ inline void sweep_tile(const Job &job, const Operand &x, const char *in, char *o
     return;
   }
   // heads lie further apart than tokens: follow memory, a few heads at a time to share each row
-  constexpr int64_t kStreams = 4;
+  constexpr int64_t kStreams = 2;
   const int64_t ahead = ahead_of(job, token_in);
-  for (int64_t h = 0; h < x.heads; h += kStreams)
-    for (int64_t t = 0; t < tokens; ++t) {
-      const Walk few{in + t * token_in + h * x.head_in,
-                     out + t * token_out + h * x.head_out,
-                     std::min(kStreams, x.heads - h),
-                     x.head_in,
-                     x.head_out,
-                     ahead};
-      turn_walk<T, C, kHalfIn, kHalfOut, kStream>(few, rows.cos[t], rows.sin[t], job.pairs);
-    }
+  auto follow = [&](auto blocks) {
+    for (int64_t h = 0; h < x.heads; h += kStreams)
+      for (int64_t t = 0; t < tokens; ++t) {
+        const Walk few{in + t * token_in + h * x.head_in,
+                       out + t * token_out + h * x.head_out,
+                       std::min(kStreams, x.heads - h),
+                       x.head_in,
+                       x.head_out,
+                       ahead};
+        if constexpr (blocks.value == 0)
+          turn_any<T, C, kHalfIn, kHalfOut, kStream>(few, rows.cos[t], rows.sin[t], job.pairs);
+        else
+          turn_held<T, C, kHalfIn, kHalfOut, kStream, blocks.value>(few, rows.cos[t], rows.sin[t]);
+      }
+  };
+  using L = Lane<T>;
+  if (L::held >= 4 && job.pairs == 4 * L::width) follow(std::integral_constant<int, 4>{});
+  else if (L::held >= 2 && job.pairs == 2 * L::width) follow(std::integral_constant<int, 2>{});
+  else follow(std::integral_constant<int, 0>{});
 }
 
 template <class T, class C>

@@ -200,6 +200,25 @@ def test_threads_make_no_difference(threads: int) -> None:
     assert torch.equal(turned[1, 300:], alone)
 
 
+@pytest.mark.parametrize("threads", [2, 3, 4, 6, 8])
+def test_heads_first_memory_is_cut_by_heads(threads: int) -> None:
+    """Into as many parts as divide the heads of both, each of them cut by tokens."""
+    rope = Rope(head_dim=64, pairing="half")
+    q, k = normal(400, 8, 64), normal(400, 4, 64)
+    expected = rotate_qk(q, k, range(5000, 5400), rope)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        q, k = (x.transpose(0, 1).contiguous().transpose(0, 1) for x in (q, k))
+        made = rotate_qk(q, k, range(5000, 5400), rope)
+        rotate_qk_(q, k, range(5000, 5400), rope)
+    finally:
+        torch.set_num_threads(before)
+    for wanted, new, written in zip(expected, made, (q, k), strict=True):
+        assert torch.equal(new, wanted)
+        assert torch.equal(written, wanted)
+
+
 def test_large_new_outputs_are_written_past_the_cache() -> None:
     """Streaming stores, which only outputs larger than the cache get, change no bit."""
     rope = Rope(head_dim=128, pairing="half")

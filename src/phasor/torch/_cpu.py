@@ -162,9 +162,8 @@ def _prepared(rope: str, dtype: torch.dtype) -> tuple[bytes, Tensor, Tensor]:
 
 def _count_write(xs: Sequence[Tensor]) -> None:
     """Let autograd know, as every write in place does."""
-    for x in xs:
-        if not x.is_inference():
-            torch.autograd.graph.increment_version(x)
+    # inference tensors keep no count; those of one call are counted in one
+    torch.autograd.graph.increment_version([x for x in xs if not x.is_inference()])
 
 
 def _sweep(
