@@ -1,12 +1,19 @@
 """Measured errors of angle recipes, against the published ones."""
 
+import dataclasses
+
 import numpy as np
 import pytest
+import torch
 
 from phasor import Rope, SpecError
 from phasor.analysis import RECIPES, angle_errors
-from phasor.angles import ROW_ERROR_20, ROW_ERROR_40
+from phasor.analysis._precision import _nearest_bfloat16
+from phasor.angles import ROW_ERROR_20, ROW_ERROR_40, cos_sin
 from phasor.figures import precision_figure, wavelength_figure
+from phasor.frequencies import inv_freq
+from phasor.rotate import score
+from phasor.torch import rotate
 
 ROPE = Rope(head_dim=128, pairing="half", base=10_000.0)
 
@@ -38,6 +45,150 @@ def test_an_unknown_recipe_is_refused():
     """The error lists the recipes."""
     with pytest.raises(SpecError, match="recipe must be one of 'float32 angle'"):
         angle_errors(ROPE, 1, "float16 angle")
+
+
+def bfloat16(values: np.ndarray) -> np.ndarray:
+    """The nearest numbers of eight significant bits, ties to even, in plain arithmetic."""
+    fraction, exponent = np.frexp(values)
+    return np.ldexp(np.rint(fraction * 256) / 256, exponent)
+
+
+# positions, then the largest error published for each recipe at base 10000 and 128 dimensions
+PUBLISHED = {
+    1000: (5.2e-5, 6.8e-14),
+    4000: (1.8e-4, 3.4e-13),
+    32_000: (1.4e-3, 2.0e-12),
+    128_000: (6.2e-3, 7.7e-12),
+    1_000_000: (2.7e-2, 9.1e-11),
+    2**24: (0.45, 1.1e-9),
+    2**27: (1.96, 8.4e-9),
+    2**31: (1.99, 1.6e-7),
+    2**40: (2.0, 8.2e-5),
+    2**53: (2.0, 1.25),
+    2**62: (2.0, 2.0),
+}
+
+
+@pytest.mark.parametrize("start", PUBLISHED, ids=str)
+def test_recipes_lose_the_published_orders_of_magnitude(start):
+    """Float32 and complex64 alike, float64 nine digits later; other draws differ threefold.
+
+    Just below each position: from 2**24 on, float32 has no odd ones.
+    """
+    positions = start - np.random.default_rng(0).integers(0, start // 8, 300)
+    single, double = PUBLISHED[start]
+    for recipe, published in (
+        ("float32 angle", single),
+        ("complex64", single),
+        ("float64 angle", double),
+    ):
+        worst = angle_errors(ROPE, positions, recipe).max()
+        assert published / 3 < worst < 3 * published, recipe
+
+
+@pytest.mark.parametrize(
+    ("start", "published"),
+    [(32_000, 2.1e-3), (128_000, 6.9e-3), (1_000_000, 5.3e-2), (2**24, 0.72)],
+)
+def test_a_larger_base_loses_no_less(start, published):
+    """At base 500000, as published for Llama 3."""
+    rope = dataclasses.replace(ROPE, base=500_000.0)
+    positions = start - np.random.default_rng(0).integers(0, start // 8, 300)
+    worst = angle_errors(rope, positions, "float32 angle").max()
+    assert published / 3 < worst < 3 * published
+
+
+@pytest.mark.parametrize(
+    ("start", "published"),
+    [(1000, 2.6e-5), (4000, 1e-4), (32_000, 7.6e-4), (128_000, 3.7e-3), (1_000_000, 2.4e-2)],
+)
+def test_float32_frequencies_alone_lose_half_of_it(start, published):
+    """With perfect angles; the published ones are torch's, which are not all nearest."""
+    positions = start - np.random.default_rng(0).integers(0, start // 8, 300)
+    rounded = dataclasses.replace(ROPE, inv_freq_dtype="float32")
+    cos, sin = cos_sin(ROPE, positions)
+    other_cos, other_sin = cos_sin(rounded, positions)
+    worst = np.hypot(other_cos - cos, other_sin - sin).max()
+    assert published / 3 < worst < 3 * published
+
+
+def test_complex64_is_the_float32_angle_again():
+    """The exponential of an imaginary number is its cosine and sine, so the errors are the same
+    to two roundings of each.
+    """
+    positions = np.random.default_rng(0).integers(0, 2**20, 500)
+    single = angle_errors(ROPE, positions, "float32 angle")
+    np.testing.assert_allclose(
+        angle_errors(ROPE, positions, "complex64"), single, rtol=0, atol=2**0.5 * 2**-23
+    )
+
+
+def test_a_bfloat16_table_is_off_by_half_a_unit_from_the_first_positions_on():
+    """2**-9 in cos and in sin (published: 1.953e-3), and what the float32 angle loses."""
+    worst = angle_errors(ROPE, np.arange(1000), "bfloat16 table").max()
+    assert 2**-9 < worst < 2**0.5 * 2**-9 + 1e-4
+
+
+def test_a_bfloat16_table_is_the_nearest():
+    """Every entry, by arithmetic that looks at no bits."""
+    positions = np.arange(3000)
+    cos, sin = cos_sin(ROPE, positions)
+    angle = positions[:, None].astype(np.float32) * inv_freq(ROPE).astype(np.float32)
+    off = np.hypot(bfloat16(np.cos(angle)) - cos, bfloat16(np.sin(angle)) - sin)
+    np.testing.assert_array_equal(angle_errors(ROPE, positions, "bfloat16 table"), off.max(-1))
+
+
+@pytest.mark.parametrize(
+    ("value", "nearest"),
+    [
+        (1 + 2.0**-8, 1.0),
+        (1 + 3 * 2.0**-8, 1 + 2.0**-6),
+        (1 + 2.0**-8 + 2.0**-23, 1 + 2.0**-7),
+        (1 + 2.0**-8 - 2.0**-23, 1.0),
+        (2 - 2.0**-23, 2.0),
+        (-(1 + 3 * 2.0**-8), -(1 + 2.0**-6)),
+        (2.0**-140, 0.0),
+    ],
+    ids=["tie down", "tie up", "above a tie", "below a tie", "carry", "negative", "subnormal"],
+)
+def test_rounding_to_bfloat16_goes_to_the_nearest(value, nearest):
+    """And a tie to the even one, which is what torch does as well."""
+    found = _nearest_bfloat16(np.array([value], dtype=np.float32))
+    assert found.item() == nearest
+    assert torch.tensor(value).bfloat16().item() == nearest
+
+
+@pytest.mark.parametrize(
+    ("position", "published"), [(256, 0.29), (512, 0.46), (4095, 1.68)], ids=str
+)
+def test_frequencies_in_bfloat16_turn_the_wrong_way_soon(position, published):
+    """What ``model.bfloat16()`` does to a stored ``inv_freq``; published per coordinate."""
+    spoilt = Rope(head_dim=128, pairing="half", inv_freq=tuple(bfloat16(inv_freq(ROPE))))
+    off = np.abs(np.stack(cos_sin(spoilt, position)) - np.stack(cos_sin(ROPE, position)))
+    assert off.max() == pytest.approx(published, abs=0.005)
+
+
+def test_a_position_in_bfloat16_is_another_position():
+    """4095 becomes 4096, which moves a coordinate by 0.87."""
+    assert bfloat16(np.array(4095.0)) == 4096
+    off = np.abs(np.stack(cos_sin(ROPE, 4096)) - np.stack(cos_sin(ROPE, 4095)))
+    assert off.max() == pytest.approx(0.87, abs=0.005)
+
+
+@pytest.mark.parametrize("reach", [1000, 4000, 32_000, 128_000, 1_000_000, 16_000_000])
+@pytest.mark.parametrize(
+    ("dtype", "published"), [(torch.float32, 5.9e-9), (torch.bfloat16, 2.1e-4)], ids=str
+)
+def test_scores_of_exact_rows_lose_only_the_dtype(reach, dtype, published):
+    """At distance 1, relative to the norms, root mean square: the same at every position."""
+    draw = np.random.default_rng(0)
+    q, k = (torch.tensor(draw.standard_normal((200, 1, 128))).to(dtype) for _ in range(2))
+    positions = torch.tensor(draw.integers(0, reach, 200))
+    made = rotate(q, positions, ROPE).double() * rotate(k, positions + 1, ROPE).double()
+    exact = score(q.double().numpy(), k.double().numpy(), np.ones((200, 1), dtype=int), ROPE)
+    norms = q.double().square().sum(-1).sqrt() * k.double().square().sum(-1).sqrt()
+    off = (made.sum(-1).numpy() - exact) / norms.numpy()
+    assert np.sqrt((off**2).mean()) == pytest.approx(published, rel=0.5)
 
 
 def test_the_precision_figure_draws_the_errors_it_names():

@@ -1,0 +1,445 @@
+"""Which phases an extended context shows for the first time, counted one distance at a time."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import mpmath
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from phasor import (
+    NTK,
+    DynamicNTK,
+    Hope,
+    Linear,
+    Llama3,
+    LongRope,
+    PerPair,
+    Proportional,
+    Resonance,
+    Rope,
+    SpecError,
+    Yarn,
+)
+from phasor.analysis import (
+    Coverage,
+    Extension,
+    coverage,
+    extensions,
+    recommend,
+)
+from phasor.scaling import Law
+
+from . import oracle
+
+LLAMA_2 = Rope(head_dim=128, pairing="half", base=10_000.0)
+LLAMA_3 = Rope(head_dim=128, pairing="half", base=500_000.0)
+SMALL = Rope(head_dim=16, pairing="half", base=1000.0)
+
+
+@mpmath.workdps(oracle.DIGITS)
+def new_distances(rope: Rope, context: int, extended: Rope, to: int) -> list[list[int]]:
+    """For every pair the distances below ``to`` whose phase was not met, by looking at each."""
+    turn, tiny = 2 * mpmath.pi, mpmath.mpf(10) ** -25
+    found = []
+    for f, g in zip(oracle.frequencies(rope), oracle.frequencies(extended), strict=True):
+        new = []
+        for r in range(to):
+            phase = (r * g) % turn
+            at_start = phase < tiny or turn - phase < tiny
+            # half open: the angle context * f is the first that was not met
+            if context * f < turn and not at_start and phase > context * f - tiny:
+                new.append(r)
+        found.append(new)
+    return found
+
+
+def assert_counts(found: Coverage, new: list[list[int]]) -> None:
+    """First and share of the new distances are those of the lists."""
+    np.testing.assert_array_equal(found.first_new, [min(some, default=np.inf) for some in new])
+    np.testing.assert_array_equal(found.new_share, [len(some) / found.to for some in new])
+
+
+@pytest.mark.parametrize(
+    "law",
+    [
+        None,
+        Linear(factor=4.0),
+        Linear(factor=2.5),
+        NTK(factor=4.0),
+        DynamicNTK(factor=4.0, original_max_positions=64).at(256),
+        Yarn(factor=4.0, original_max_positions=64),
+        Llama3(factor=4.0, original_max_positions=64),
+        Hope(original_max_positions=64),
+        Proportional(fraction=0.5),
+        Resonance(),
+        PerPair(factors=(1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5)),
+    ],
+    ids=str,
+)
+def test_new_phases_are_those_found_one_by_one(law):
+    """First distance and share of every pair, for a context four and seven times as long."""
+    extended = dataclasses.replace(SMALL, scaling=law)
+    for to in (256, 450):
+        new = new_distances(SMALL, 64, extended, to)
+        assert_counts(coverage(SMALL, 64, extended, to), new)
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_any_frequencies_are_counted_right(data):
+    """Pairs that stand still, barely turn, or step over the arc they met."""
+    frequency = st.sampled_from([0.0, 1e-9, 0.001, 0.01, 0.05, 0.3, 1.0, 5.5, 6.2]) | st.floats(
+        0, 7
+    )
+    both = st.lists(st.tuples(frequency, frequency), min_size=1, max_size=4)
+    before, after = zip(*data.draw(both), strict=True)
+    shape: dict[str, Any] = {"head_dim": 2 * len(before), "pairing": "half"}
+    rope, extended = Rope(inv_freq=before, **shape), Rope(inv_freq=after, **shape)
+    context, to = data.draw(st.integers(1, 40)), data.draw(st.integers(1, 60))
+    found = coverage(rope, context, extended, to)
+    assert_counts(found, new_distances(rope, context, extended, to))
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "base", "context", "pair"),
+    [
+        pytest.param(128, 10_000.0, 4096, 46, id="Llama 2: dimension 92"),
+        pytest.param(128, 10_000.0, 2048, 41, id="Llama 1: dimension 82"),
+        pytest.param(96, 10_000.0, 2048, 31, id="Phi-3-mini: dimension 62"),
+        pytest.param(128, 500_000.0, 8192, 35, id="Llama 3: dimension 70"),
+    ],
+)
+def test_pairs_that_never_turned_begin_at_the_critical_dimension(head_dim, base, context, pair):
+    """2310.05209's published dimensions, in pairs; LongRoPE2 (2502.20082) states 31 and 35 too."""
+    rope = Rope(head_dim=head_dim, pairing="half", base=base)
+    found = coverage(rope, context, rope, 2 * context)
+    assert found.never_turned.tolist() == [k >= pair for k in range(head_dim // 2)]
+    assert found.affected.tolist() == found.never_turned.tolist()
+
+
+@pytest.mark.parametrize(("base", "part"), [(2608, 0.25), (1304, 0.5), (652, 1.0)])
+def test_critical_bases_give_the_slowest_pair_a_quarter_a_half_and_a_whole_turn(base, part):
+    """``2T/pi``, ``T/pi`` and ``T/2pi`` of 2310.05209 at T = 4096.
+
+    They are for a last pair of frequency ``1/base``; in 128 dimensions it is ``base**(2/128)`` up.
+    """
+    rope = Rope(head_dim=128, pairing="half", base=float(base))
+    turned = coverage(rope, 4096, rope, 4096).trained_turns[-1]
+    assert turned / base ** (2 / 128) == pytest.approx(part, rel=0.5 / base)
+
+
+@pytest.mark.parametrize(("head_dim", "slow"), [(64, 2), (128, 4)])
+def test_few_pairs_stay_below_a_turn_at_32000(head_dim, slow):
+    """DroPE's section 4.1 says five or more of 32; there are two, and four of 64."""
+    rope = Rope(head_dim=head_dim, pairing="half", base=10_000.0)
+    assert coverage(rope, 32_000, rope, 32_000).never_turned.sum() == slow
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "to", "slowest"), [(256, 128_000, 2.189), (128, 131_072, 2.409)]
+)
+def test_turns_after_extension_are_the_published_ones(head_dim, to, slowest):
+    """The slowest pair of base 10000 over 128 thousand tokens, to the digits given."""
+    rope = Rope(head_dim=head_dim, pairing="half", base=10_000.0)
+    assert coverage(rope, 8192, rope, to).extended_turns[-1] == pytest.approx(slowest, abs=5e-4)
+
+
+def test_turns_in_training_are_counted_over_the_trained_context():
+    """Context times frequency over 2 pi of the Rope before, not of the one after."""
+    extended = dataclasses.replace(LLAMA_2, scaling=Linear(factor=8.0))
+    found = coverage(LLAMA_2, 4096, extended, 32768)
+    expected = [4096 * 10_000.0 ** (-k / 64) / (2 * np.pi) for k in range(64)]
+    np.testing.assert_allclose(found.trained_turns, expected, rtol=1e-14)
+    np.testing.assert_allclose(found.extended_turns, expected, rtol=1e-14)
+
+
+@pytest.mark.parametrize("context", [4096, 10**9, 2**40])
+def test_an_unchanged_pair_is_new_exactly_at_the_context(context):
+    """However long: no rounded angle decides."""
+    rope = Rope(head_dim=64, pairing="half", base=1e20)
+    found = coverage(rope, context, rope, 4 * context)
+    slow = found.never_turned
+    assert slow.any()
+    np.testing.assert_array_equal(found.first_new, np.where(slow, context, np.inf))
+
+
+@pytest.mark.parametrize("context", [4096, 10**9, 2**40])
+def test_interpolation_shows_nothing_new_up_to_its_context(context):
+    """One distance later every slow pair does, and at that distance only."""
+    rope = Rope(head_dim=64, pairing="half", base=1e20)
+    stretched = dataclasses.replace(rope, scaling=Linear(factor=4.0))
+    assert not coverage(rope, context, stretched, 4 * context).affected.any()
+    beyond = coverage(rope, context, stretched, 4 * context + 1)
+    slow = beyond.never_turned
+    np.testing.assert_array_equal(beyond.first_new, np.where(slow, 4 * context, np.inf))
+    np.testing.assert_array_equal(beyond.new_share, np.where(slow, 1 / (4 * context + 1), 0.0))
+
+
+def test_phases_of_a_long_context_are_equally_spread():
+    """Weyl: the share of new phases tends to the share of the turn that was not met."""
+    found = coverage(LLAMA_2, 4096, LLAMA_2, 10**12)
+    slow = found.never_turned
+    np.testing.assert_allclose(found.new_share[slow], 1 - found.trained_turns[slow], atol=1e-6)
+
+
+def test_a_pair_that_stood_still_has_met_the_angle_zero_only():
+    """It is new as soon as it turns, and never if it goes on standing."""
+    still, turning = (
+        Rope(head_dim=4, pairing="half", inv_freq=f) for f in [(1.0, 0.0), (1.0, 0.5)]
+    )
+    assert coverage(still, 8, turning, 64).first_new.tolist() == [np.inf, 1.0]
+    assert not coverage(still, 8, still, 64).affected.any()
+    assert not coverage(turning, 8, still, 64).affected.any()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((LLAMA_2, 0, LLAMA_2, 8), "context must be a whole number from 1"),
+        ((LLAMA_2, 8, LLAMA_2, 8.5), "to must be a whole number from 1"),
+        ((LLAMA_2, 8, LLAMA_2, 2**49), "to must be a whole number from 1"),
+        ((LLAMA_2, 8, SMALL, 8), r"as many pairs as rope \(64\), got 8"),
+        (
+            (
+                LLAMA_2,
+                8,
+                dataclasses.replace(
+                    LLAMA_2, scaling=DynamicNTK(factor=2.0, original_max_positions=8)
+                ),
+                8,
+            ),
+            r"use rope.at\(seq_len\)",
+        ),
+    ],
+    ids=["no context", "half a token", "too long", "other pairs", "rule"],
+)
+def test_coverage_refuses(arguments, message):
+    """The error names what is wrong."""
+    with pytest.raises(SpecError, match=message):
+        coverage(*arguments)
+
+
+def by_name(ways: tuple[Extension, ...]) -> dict[str, Extension]:
+    """Each extension by its law."""
+    return {way.name: way for way in ways}
+
+
+def first_negative(rope: Rope, to: int) -> int | None:
+    """The first distance with a negative sum of float64 cosines, each angle by itself."""
+    frequencies = np.array([float(f) for f in oracle.frequencies(rope)])
+    total = np.zeros(to)
+    for f in frequencies:
+        total += np.cos(np.arange(to) * f)
+    below = np.flatnonzero(total < 0)
+    return int(below[0]) if len(below) else None
+
+
+@pytest.mark.parametrize(
+    ("rope", "context", "to"),
+    [
+        pytest.param(LLAMA_2, 4096, 32768, id="Llama 2 by 8"),
+        pytest.param(LLAMA_3, 8192, 131072, id="Llama 3 by 16"),
+    ],
+)
+def test_each_law_turns_its_sign_where_a_plain_sum_does(rope, context, to):
+    """Also where the distance lies beyond the first block that is looked at."""
+    for way in extensions(rope, context, to):
+        assert way.sign_change == first_negative(way.rope, to), way.name
+
+
+def test_each_law_of_a_plain_rope_is_compared():
+    """Their parameters are those that reach the wanted context."""
+    ways = by_name(extensions(LLAMA_2, 4096, 32768, factors=[1.0 + 0.1 * k for k in range(64)]))
+    assert {name: way.rope.scaling for name, way in ways.items()} == {
+        "unchanged": None,
+        "linear": Linear(factor=8.0),
+        "ntk": NTK(factor=8.0),
+        "dynamic_ntk": NTK(factor=57.0),  # 8 * 8 - 7
+        "yarn": Yarn(factor=8.0, original_max_positions=4096),
+        "llama3": Llama3(factor=8.0, original_max_positions=4096),
+        "longrope": PerPair(
+            factors=tuple(1.0 + 0.1 * k for k in range(64)),
+            attention_factor=1.118033988749895,  # published for s = 8, L = 4096
+        ),
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "pairs"),
+    [
+        ("unchanged", 18),
+        ("linear", 0),
+        ("ntk", 17),  # of the 18 that never turned, the last matches interpolation
+        ("dynamic_ntk", 0),
+        ("yarn", 0),
+        ("llama3", 0),
+    ],
+)
+def test_pairs_out_of_distribution_of_llama_2_by_8(name, pairs):
+    """From 4096 to 32768 tokens; laws that divide every slow pair by 8 show nothing new."""
+    assert by_name(extensions(LLAMA_2, 4096, 32768))[name].pairs_affected == pairs
+
+
+@pytest.mark.parametrize(
+    ("name", "resolution"),
+    [("unchanged", 1), ("linear", 1 / 8), ("ntk", 1), ("yarn", 1), ("longrope", 1 / 1.25)],
+)
+def test_resolution_is_the_fastest_pair_s_share_of_its_angle(name, resolution):
+    """Interpolation crowds neighbours, laws that keep the fastest pair do not."""
+    ways = extensions(LLAMA_2, 4096, 32768, factors=[1.25] + [8.0] * 63)
+    assert by_name(ways)[name].resolution == pytest.approx(resolution, rel=1e-15)
+
+
+def test_attention_factors_are_the_laws_own():
+    """YaRN's and LongRoPE's published factors; 1 for the others."""
+    ways = by_name(extensions(LLAMA_2, 4096, 32 * 4096, factors=[2.0] * 64))
+    factors = {name: way.attention_factor for name, way in ways.items()}
+    assert factors.pop("yarn") == pytest.approx(1.34657359027997, rel=1e-14)
+    assert factors.pop("longrope") == pytest.approx(1.19023807142381, rel=1e-14)
+    assert set(factors.values()) == {1.0}
+
+
+@pytest.mark.parametrize(("name", "turned"), [("unchanged", 32768), ("linear", 4096)])
+def test_slowest_turns_are_those_of_the_slowest_pair(name, turned):
+    """Over the wanted context, of a published wavelength of 54410.1 tokens, divided or not."""
+    way = by_name(extensions(LLAMA_2, 4096, 32768))[name]
+    assert way.slowest_turns == pytest.approx(turned / 54410.1, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("law", "expected"),
+    [
+        (
+            Llama3(factor=8.0, original_max_positions=8192),
+            Llama3(factor=32.0, original_max_positions=8192),
+        ),
+        (Linear(factor=2.0), Linear(factor=8.0)),
+        (PerPair(factors=(2.0,) * 64), PerPair(factors=(8.0,) * 64)),
+    ],
+    ids=["llama3", "linear", "per_pair"],
+)
+def test_a_rope_with_a_law_is_stretched_by_the_same_law(law: Law, expected: Law):
+    """Laws do not compose, so its factor grows."""
+    rope = dataclasses.replace(LLAMA_3, scaling=law)
+    ways = extensions(rope, 131072, 4 * 131072)
+    assert [way.rope.scaling for way in ways] == [law, expected]
+    assert ways[1].pairs_affected == 0
+
+
+def test_llama_3_1_can_be_stretched_beyond_its_context():
+    """With its own law and twice the factor no phase is new at twice the context."""
+    rope = dataclasses.replace(LLAMA_3, scaling=Llama3(factor=8.0, original_max_positions=8192))
+    ways = by_name(extensions(rope, 131072, 262144))
+    # divided by 8, pairs turn once in 131072 if 16384 * 500000**(-k/64) >= 2 pi: up to 38
+    assert ways["unchanged"].pairs_affected == 25
+    assert ways["llama3"].pairs_affected == 0
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        Rope(head_dim=4, pairing="half", inv_freq=(1.0, 0.01)),
+        Rope(head_dim=4, pairing="half", base=1e4, scaling=Resonance()),
+    ],
+    ids=["explicit", "law without a factor"],
+)
+def test_frequencies_that_no_law_can_stretch_are_divided(rope):
+    """Which is interpolation."""
+    way = by_name(extensions(rope, 64, 256))["linear"]
+    expected = [float(f) / 4 for f in oracle.frequencies(rope)]
+    np.testing.assert_allclose(way.rope.inv_freq, expected, rtol=1e-15)
+
+
+def test_a_single_pair_has_no_ntk_law():
+    """The laws that need two pairs are left out."""
+    ways = extensions(Rope(head_dim=2, pairing="half"), 64, 128)
+    assert [way.name for way in ways] == ["unchanged", "linear", "yarn", "llama3"]
+
+
+@pytest.mark.parametrize(
+    ("rope", "lengths", "factors", "message"),
+    [
+        (LLAMA_2, (4096, 4096), None, "to must be a whole number >= 4097"),
+        (LLAMA_2, (1, 4096), None, "context must be a whole number >= 2"),
+        (LLAMA_2, (4096, 8192), [1.0], r"one number per pair \(64\), got 1"),
+        (
+            dataclasses.replace(LLAMA_2, scaling=Linear(factor=2.0)),
+            (4096, 8192),
+            [1.0] * 64,
+            "factors divide plain frequencies",
+        ),
+        (
+            dataclasses.replace(
+                LLAMA_2,
+                scaling=LongRope(
+                    short_factors=(1.0,) * 64,
+                    long_factors=(2.0,) * 64,
+                    original_max_positions=64,
+                    factor=2.0,
+                ),
+            ),
+            (4096, 8192),
+            None,
+            r"use rope.at\(seq_len\)",
+        ),
+    ],
+    ids=["not longer", "one token", "too few factors", "factors over a law", "rule"],
+)
+def test_extensions_refuse(rope, lengths, factors, message):
+    """The error names what is wrong."""
+    with pytest.raises(SpecError, match=message):
+        extensions(rope, *lengths, factors=factors)
+
+
+def test_nothing_is_recommended_where_nothing_is_new():
+    """At base 500 every pair of Llama 2 comes round within 4096 tokens."""
+    rope = dataclasses.replace(LLAMA_2, base=500.0)
+    found = recommend(extensions(rope, 4096, 65536))
+    assert found.extension.name == "unchanged"
+    assert found.reason == "every phase up to 65536 was met in training; nothing needs to change"
+
+
+def test_the_law_that_changes_least_is_recommended():
+    """YaRN and dynamic NTK show nothing new either, but slow more pairs down further."""
+    found = recommend(extensions(LLAMA_2, 4096, 32768))
+    assert found.extension.name == "llama3"
+    # four turns within 4096, which a pair needs to be kept, are made up to pair 35
+    assert found.reason == (
+        "no pair shows a new phase (18 do unchanged), the fastest pair keeps its whole angle "
+        "between neighbours, 28 pairs slow down; C(r) is first negative at 11089"
+    )
+
+
+def test_fewer_pairs_out_of_distribution_come_before_less_change():
+    """Of interpolation and NTK, the one that shows nothing new, though neighbours crowd."""
+    ways = by_name(extensions(LLAMA_2, 4096, 32768))
+    found = recommend([ways[name] for name in ("unchanged", "ntk", "linear")])
+    assert found.extension.name == "linear"
+    assert "keeps 0.125 of its angle between neighbours, 64 pairs slow down" in found.reason
+
+
+def test_resolution_comes_before_less_change():
+    """Divisors that touch the slow pairs alone, and the fastest a little, lose to Llama 3."""
+    ways = extensions(LLAMA_2, 4096, 32768, factors=[1.01] + [1.0] * 45 + [8.0] * 18)
+    assert by_name(ways)["longrope"].pairs_affected == 0
+    assert recommend(ways).extension.name == "llama3"
+    untouched = extensions(LLAMA_2, 4096, 32768, factors=[1.0] * 46 + [8.0] * 18)
+    assert recommend(untouched).extension.name == "longrope"
+
+
+def test_a_single_pair_out_of_distribution_is_spoken_of_in_the_singular():
+    """Where the unchanged rope is all there is to choose from."""
+    rope = Rope(head_dim=4, pairing="half", inv_freq=(1.0, 0.001))
+    found = recommend(extensions(rope, 64, 256)[:1])
+    assert found.reason.startswith("1 pair shows a new phase (1 do unchanged)")
+
+
+def test_a_recommendation_needs_the_unchanged_rope():
+    """It is what the others are measured against."""
+    with pytest.raises(SpecError, match="the unchanged rope first"):
+        recommend(extensions(LLAMA_2, 4096, 8192)[1:])

@@ -1,0 +1,401 @@
+"""Decay curves, cosines and expected scores: published tables, and loops over real numbers."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import mpmath
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from phasor import Axial, DynamicNTK, Linear, PositionError, Rope, SpecError, TensorError
+from phasor.analysis import (
+    KINDS,
+    abel_bound,
+    cosine,
+    decay,
+    expected_scores,
+    moved,
+    smooth_kernel,
+)
+from phasor.analysis._decay import _CHUNK, _TABLED
+from phasor.angles import COS_SIN_ERROR
+from phasor.rotate import score
+
+from . import oracle, strategies
+
+# a product of two exact factors: two errors and a rounding, for one pair
+PAIR = 4 * COS_SIN_ERROR
+
+
+def head(width: int = 128, base: float = 10_000.0, **fields: Any) -> Rope:
+    """A plain head."""
+    return Rope(head_dim=width, pairing="half", base=base, **fields)
+
+
+def at_0(rope: Rope) -> Any:
+    """The first position, on every axis."""
+    return [0] * rope.axes.n_axes if rope.axes.n_axes > 1 else 0
+
+
+# r, RoFormer's figure 2 at base 1e4, the same with frequencies read from 1, at base 5e5
+FIGURE = [
+    (0, 32.5, 32.5, 32.5),
+    (1, 31.5381661427, 31.7738897474, 31.6468517315),
+    (2, 28.9559884736, 29.7674900038, 29.4061971810),
+    (4, 22.6040431214, 24.0971382609, 24.3887195072),
+    (8, 19.8173951304, 20.2298990147, 22.4998231858),
+    (16, 15.7749514510, 16.9562883550, 19.1375493702),
+    (32, 13.3843140395, 13.4402548797, 18.2014538984),
+    (64, 10.0899415450, 10.5073255682, 14.2638577777),
+    (128, 9.2729027246, 9.1003637355, 13.6019054572),
+    (256, 6.5430973230, 7.3989037216, 12.1642032553),
+    (1024, 4.0241133805, 4.0960364851, 9.9188957942),
+    (4096, 4.8827921912, 5.2408337531, 7.1645437792),
+    (8192, 4.9018775731, 4.1911437106, 5.1485779667),
+]
+
+
+@pytest.mark.parametrize(
+    ("column", "rope"),
+    [
+        (1, head()),
+        (2, head(128, None, inv_freq=tuple(10_000.0 ** (-i / 64) for i in range(1, 65)))),
+        (3, head(base=500_000.0)),
+    ],
+    ids=["the figure", "read from 1", "base 5e5"],
+)
+def test_figure_2_comes_out_to_ten_digits(column: int, rope: Rope) -> None:
+    """The three columns of the table, from the exact generator of the figure."""
+    table = np.array(FIGURE)
+    got = decay(rope, table[:, 0].astype(int))
+    np.testing.assert_allclose(got, table[:, column], rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("base", [10_000, 500_000])
+def test_the_stored_decay_comes_out(base: int) -> None:
+    """16 stored digits, at whole distances and at the same ones as floats."""
+    stored = oracle.GOLDEN[f"decay d=128 base={base}"]
+    distances = [int(r) for r in stored]
+    expected = [float(row["fig2"]) for row in stored.values()]
+    for kind in (np.int64, np.float64):
+        got = decay(head(base=float(base)), np.array(distances, dtype=kind))
+        np.testing.assert_allclose(got, expected, rtol=0, atol=64 * PAIR)
+
+
+def test_figure_2_is_cut_and_bumpy() -> None:
+    """It starts at 32.5 and not at 20, has a minimum of 6.41500 at 236, and rises after 2048."""
+    curve = decay(head(), np.arange(8193))
+    assert f"{curve[0]:.1f} {curve[8]:.1f} {curve[2048]:.2f} {curve[8192]:.2f}" == (
+        "32.5 19.8 3.62 4.90"
+    )
+    assert int(curve[:257].argmin()) == 236
+    assert f"{curve[236]:.5f}" == "6.41500"
+    steps = np.diff(curve[:257])
+    assert (steps > 0).sum() == 115
+    dips = 1 + np.flatnonzero((steps[:-1] < 0) & (steps[1:] > 0))
+    assert dips[:7].tolist() == [18, 23, 29, 35, 41, 48, 55]
+
+
+@given(strategies.placed_ropes() | strategies.placed_ropes(strategies.FLOAT_POSITIONS))
+@settings(deadline=None, max_examples=60)
+def test_decay_is_the_mean_of_partial_sums_for_any_rope(placed: tuple[Rope, Any]) -> None:
+    """Every law, layout, direction and distance, against sums made one pair at a time."""
+    rope, distance = placed
+    partial, lengths = mpmath.mpc(0), []
+    for cos, sin in zip(*oracle.cos_sin(rope, distance), strict=True):
+        partial += mpmath.mpc(cos, sin)
+        lengths.append(abs(partial))
+    rest = 0.5 * float(max(oracle.frequencies(rope)))  # of a float distance, times a rounding
+    expected = float(mpmath.fsum(lengths) / len(lengths))
+    assert abs(decay(rope, distance) - expected) <= rope.num_pairs * (PAIR + rest * 2.0**-50)
+
+
+def test_a_long_scan_is_its_distances_one_by_one() -> None:
+    """Also where chunks and tables of it meet, and in any order."""
+    rope, count = head(16), 2 * _TABLED + _CHUNK + 3
+    curve = decay(rope, np.arange(count))
+    meets = [0, _CHUNK - 1, _CHUNK, _TABLED - 1, _TABLED, 2 * _TABLED, count - 1]
+    np.testing.assert_allclose(curve[meets], [decay(rope, r) for r in meets], rtol=0, atol=8 * PAIR)
+    order = np.random.default_rng(0).permutation(count)
+    np.testing.assert_array_equal(decay(rope, order.reshape(1, -1)), curve[None, order])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "scan",
+    [decay, lambda rope, distances: cosine(rope, distances, "aligned")],
+    ids=["decay", "cosine"],
+)
+def test_a_million_distances_take_under_two_seconds(scan: Any) -> None:
+    """The fastest of three, on a machine that may be doing other things."""
+    taken = []
+    for _ in range(3):
+        begun = time.perf_counter()
+        scan(head(), np.arange(10**6))
+        taken.append(time.perf_counter() - begun)
+    assert min(taken) < 2
+
+
+def test_no_distances_have_no_decay() -> None:
+    """An empty list is not an error."""
+    assert decay(head(), []).shape == (0,)
+    assert decay(head(axes=Axial((32, 32))), np.zeros((3, 0, 2))).shape == (3, 0)
+
+
+@pytest.mark.parametrize("base", [1e4, 5e5])
+@pytest.mark.parametrize("rotary_dim", [128, 32], ids=["whole head", "a quarter"])
+def test_abels_bound_holds_and_is_loose(base: float, rotary_dim: int) -> None:
+    """2000 Gaussian pairs below 4096: none above it, and whole heads under a twentieth of it."""
+    rope = head(base=base, rotary_dim=rotary_dim)
+    draw = np.random.default_rng(1)
+    q, k = draw.standard_normal((2, 2000, 128))
+    distances = draw.integers(0, 4096, 2000)
+    ratio = np.abs(score(q, k, distances, rope)) / abel_bound(q, k, distances, rope)
+    assert ratio.max() <= 1
+    if rotary_dim == 128:
+        assert ratio.max() < 0.05
+
+
+def test_abels_bound_of_ones_rests_on_the_last_step() -> None:
+    """Every product is 2, so only the step to 0 is not 0: 2668 over a score of 94.4."""
+    ones = np.ones(128)
+    assert round(float(abel_bound(ones, ones, 5, head()))) == 2668
+    assert round(float(score(ones, ones, 5, head())), 1) == 94.4
+
+
+@given(strategies.placed_ropes(), st.integers(0, 2**32))
+@settings(deadline=None, max_examples=60)
+def test_abels_bound_holds_for_any_rope(placed: tuple[Rope, Any], seed: int) -> None:
+    """The score by complex products of the oracle, coordinates that stay and all."""
+    rope, distance = placed
+    q, k = np.random.default_rng(seed).standard_normal((2, rope.head_dim))
+    exact = oracle.turned(q, at_0(rope), rope) @ oracle.turned(k, distance, rope)
+    rounding = 1e-14 * np.linalg.norm(q) * np.linalg.norm(k) * rope.num_pairs
+    assert abs(exact) <= abel_bound(q, k, distance, rope) + rounding
+
+
+# r, ones at 1e4, ones at 5e5, random q = k at 1e4 and at 5e5
+COSINES = [
+    (0, 1.0, 1.0, 1.0, 1.0),
+    (1, 0.970214, 0.977909, 0.9821, 0.9869),
+    (2, 0.896592, 0.923873, 0.9382, 0.9553),
+    (5, 0.737266, 0.814592, 0.8431, 0.9047),
+    (10, 0.669063, 0.764205, 0.6842, 0.8670),
+    (20, 0.608344, 0.720080, 0.4938, 0.7338),
+    (50, 0.546172, 0.632554, 0.5392, 0.5800),
+    (100, 0.477241, 0.610989, 0.5857, 0.5000),
+    (200, 0.305688, 0.591715, 0.3236, 0.5612),
+    (500, 0.298480, 0.442127, 0.4648, 0.5945),
+    (1000, 0.159027, 0.492264, 0.3005, 0.4457),
+    (2000, 0.029098, 0.429550, 0.1269, 0.5345),
+    (5000, -0.006956, 0.293053, 0.0629, 0.5256),
+    (10000, -0.027894, 0.186995, 0.0782, 0.3574),
+    (50000, 0.055864, 0.089546, 0.1823, 0.0292),
+    (100000, 0.056119, 0.001479, -0.0123, 0.1729),
+]
+
+
+@pytest.mark.parametrize(("column", "base"), [(1, 1e4), (2, 5e5)], ids=["1e4", "5e5"])
+@pytest.mark.parametrize(("kind", "sign"), [("aligned", 1), ("opposite", -1)])
+def test_ones_turn_away_as_published(column: int, base: float, kind: Any, sign: int) -> None:
+    """To the six digits printed; opposite vectors draw near instead."""
+    table = np.array(COSINES)
+    got = cosine(head(base=base), table[:, 0].astype(int), kind)
+    np.testing.assert_allclose(got, sign * table[:, column], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(("column", "base"), [(3, 1e4), (4, 5e5)], ids=["1e4", "5e5"])
+def test_one_random_vector_turns_away_as_published(column: int, base: float) -> None:
+    """To the four digits printed, from the same draw in interleaved pairs."""
+    table = np.array(COSINES)
+    rope = Rope(head_dim=128, pairing="interleaved", base=base)
+    got = cosine(rope, table[:, 0].astype(int), "random", seed=1)
+    np.testing.assert_allclose(got, table[:, column], rtol=0, atol=5.1e-5)
+
+
+@pytest.mark.parametrize(
+    ("base", "expected"),
+    [
+        (1e4, [0.972128, 0.675466, 0.456183, 0.192524, -0.029469, -0.017876]),
+        (5e5, [0.979873, 0.770261, 0.591909, 0.451239, 0.309237, 0.211133]),
+    ],
+    ids=["1e4", "5e5"],
+)
+def test_ones_of_width_256_turn_away_as_published(base: float, expected: list[float]) -> None:
+    """The width that Barbero et al. draw in their figure 2."""
+    got = cosine(head(256, base), [1, 10, 100, 1000, 5000, 10_000], "aligned")
+    np.testing.assert_allclose(got, expected, rtol=0, atol=1e-6)
+
+
+def test_a_larger_base_is_smoother_but_not_monotone() -> None:
+    """At base 5e5 the cosine of ones is 0.442 at 500 and 0.492 at 1000."""
+    at_500, at_1000 = cosine(head(base=5e5), [500, 1000], "aligned")
+    assert f"{at_500:.3f} {at_1000:.3f}" == "0.442 0.492"
+
+
+def test_independent_vectors_have_no_trend() -> None:
+    """Mean within 4 / sqrt(N d) of 0, deviation within 15 % of 1 / sqrt(d), at every distance.
+
+    The deviation of a deviation over 400 draws is 1 / sqrt(800) = 3.5 %; this allows four.
+    """
+    distances = [row[0] for row in COSINES]
+    drawn = np.array([cosine(head(), distances, "independent", seed=s) for s in range(400)])
+    assert np.abs(drawn.mean(0)).max() < 4 / np.sqrt(400 * 128)
+    np.testing.assert_allclose(drawn.std(0), 128**-0.5, rtol=0.15)
+
+
+@given(strategies.placed_ropes(), st.sampled_from(KINDS))
+@settings(deadline=None, max_examples=60)
+def test_cosines_are_those_of_turned_vectors(placed: tuple[Rope, Any], kind: Any) -> None:
+    """Any rope and kind, in the sign of a key that stands after its query."""
+    rope, distance = placed
+    draw = np.random.default_rng(5)
+    q, k = np.ones((2, rope.head_dim))
+    seed = None
+    if kind in ("random", "independent"):
+        seed = 5
+        q = k = draw.standard_normal(rope.head_dim)
+    if kind == "independent":
+        k = draw.standard_normal(rope.head_dim)
+    if kind == "opposite":
+        k = -q
+    turned = oracle.turned(q, at_0(rope), rope) @ oracle.turned(k, distance, rope)
+    expected = turned / np.linalg.norm(q) / np.linalg.norm(k)
+    assert abs(cosine(rope, distance, kind, seed=seed) - expected) <= 1e-14 * rope.num_pairs
+
+
+@given(strategies.placed_ropes(), st.integers(0, 2**32))
+@settings(deadline=None, max_examples=60)
+def test_expected_scores_are_means_and_traces(placed: tuple[Rope, Any], seed: int) -> None:
+    """mean^T R(r) mean, and deviation^2 times the trace of R(r) more for a similar key."""
+    rope, distance = placed
+    mean = np.random.default_rng(seed).standard_normal(rope.head_dim)
+    similar, unrelated = expected_scores(rope, distance, mean=mean, deviation=0.5)
+    expected = oracle.turned(mean, at_0(rope), rope) @ oracle.turned(mean, distance, rope)
+    cosines = float(mpmath.fsum(oracle.cos_sin(rope, distance)[0]))
+    trace = 2 * cosines + rope.head_dim - rope.rotary_dim
+    error = 1e-14 * rope.head_dim * (1 + mean @ mean)
+    assert abs(unrelated - expected) <= error
+    assert abs(similar - unrelated - 0.25 * trace) <= error
+
+
+def test_expected_scores_are_the_means_of_draws() -> None:
+    """Uniform, not Gaussian, coordinates: within five standard errors of 20000 draws."""
+    rope, draws = head(16, 100.0), 20_000
+    draw = np.random.default_rng(3)
+    mean = draw.standard_normal(16)
+    q, other, noise = mean + np.sqrt(3) * draw.uniform(-1, 1, (3, draws, 16))
+    noise = noise - mean
+    similar, unrelated = expected_scores(rope, 7, mean=mean, deviation=1.0)
+    for keys, expected in ((q + noise, similar), (other, unrelated)):
+        scores = score(q, keys, 7, rope)
+        assert abs(scores.mean() - expected) <= 5 * scores.std() / np.sqrt(draws)
+
+
+def test_unrelated_keys_of_mean_zero_score_nothing_anywhere() -> None:
+    """Proposition 3.2 of Barbero et al., at any distance."""
+    unrelated = expected_scores(head(), [0, 5, 10**6], mean=np.zeros(128), deviation=3.0).unrelated
+    assert unrelated.tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("base", [1e4, 5e5])
+def test_a_pair_has_moved_beyond_its_own_distance(base: float) -> None:
+    """Pair k by a radian after base**(2k/d) positions, either way."""
+    distances = [0, 1, 2, 7, 60, 999, 12_345, -60]
+    got = moved(head(base=base), distances)
+    for r, row in zip(distances, got, strict=True):
+        assert row.tolist() == [
+            abs(r) > mpmath.mpf(base) ** (mpmath.mpf(k) / 64) for k in range(64)
+        ]
+
+
+def test_a_radian_exactly_is_not_beyond_a_radian() -> None:
+    """At base 1e4 pair 16 j turns by one radian in 10**j positions."""
+    assert moved(head(), [1, 10, 100, 1000]).sum(-1).tolist() == [0, 16, 32, 48]
+    assert moved(head(), [2, 11, 101, 1001]).sum(-1).tolist() == [5, 17, 33, 49]
+
+
+def test_laws_move_pairs_later() -> None:
+    """Frequencies divided by 8 take eight times the distance."""
+    slower = head(scaling=Linear(factor=8.0))
+    np.testing.assert_array_equal(moved(slower, [88, 808]), moved(head(), [11, 101]))
+
+
+@pytest.mark.parametrize("base", [1.5, 100.0, 1e4, 5e5])
+def test_the_smooth_kernel_is_made_of_cosine_and_sine_integrals(base: float) -> None:
+    """Against mpmath, across the seam at 4, up to a million, and at 0 and below."""
+    distances = np.concatenate([np.geomspace(1e-5, 1e6, 60), np.linspace(3.9, 4.1, 9)])
+    expected = np.array(
+        [
+            complex(
+                (mpmath.ci(r) - mpmath.ci(r / base)) / mpmath.log(base),
+                (mpmath.si(r) - mpmath.si(r / base)) / mpmath.log(base),
+            )
+            for r in map(mpmath.mpf, distances.tolist())
+        ]
+    )
+    # ln(1.5) divides an error of 2e-15 in each integral
+    np.testing.assert_allclose(smooth_kernel(base, distances), expected, rtol=0, atol=1e-14)
+    np.testing.assert_array_equal(
+        smooth_kernel(base, -distances), smooth_kernel(base, distances).conj()
+    )
+    assert smooth_kernel(base, 0) == 1
+
+
+def test_the_published_examples_of_the_smooth_kernel_come_out() -> None:
+    """Mean cosines and their closed form, and the mean sine that needs its 1 / ln(base)."""
+    at_10, at_1000 = smooth_kernel(1e4, [10, 1000])
+    exact_10, exact_1000 = cosine(head(), [10, 1000], "aligned")
+    got = [at_10.real, exact_10, at_1000.real, exact_1000]
+    assert [f"{value:.5f}" for value in got] == ["0.68239", "0.66906", "0.18769", "0.15903"]
+    sines = [float(s) for s in oracle.cos_sin(head(), 10)[1]]
+    assert f"{np.mean(sines):.5f} {at_10.imag:.5f}" == "0.17405 0.17994"
+    assert f"{at_10.imag * np.log(1e4):.3f}" == "1.657"
+
+
+def test_heads_follow_the_smooth_kernel_for_a_while() -> None:
+    """To 0.02 in cosine and sine up to 33 at width 128, and no further."""
+    rows = [oracle.cos_sin(head(), r) for r in range(35)]
+    means = np.array([complex(mpmath.fsum(c), mpmath.fsum(s)) for c, s in rows]) / 64
+    off = means - smooth_kernel(1e4, np.arange(35))
+    worst = np.maximum(np.abs(off.real), np.abs(off.imag))
+    assert worst[:34].max() <= 0.02
+    assert worst[34] > 0.02
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: cosine(head(), 1, "near"), SpecError, "kind must be one of 'aligned'"),
+        (lambda: cosine(head(), 1, "random"), SpecError, "seed must be a whole number for random"),
+        (lambda: cosine(head(), 1, "random", seed=-1), SpecError, "seed must be a whole number >="),
+        (lambda: cosine(head(), 1, "aligned", seed=1), SpecError, "seed must be left out"),
+        (lambda: decay(head(), "far"), PositionError, "positions must be"),
+        (lambda: decay(head(axes=Axial((32, 32))), 5), PositionError, "one coordinate per axis"),
+        (lambda: moved(head(axes=Axial((32, 32))), 5), SpecError, "rope must have one axis"),
+        (lambda: abel_bound([1.0], np.ones(128), 1, head()), TensorError, "q must be real and end"),
+        (lambda: abel_bound(np.ones(128), 1j, 1, head()), TensorError, "k must be real and end in"),
+        (
+            lambda: expected_scores(head(), 1, mean=np.ones(128), deviation=-1.0),
+            SpecError,
+            "deviation must be a finite number >= 0",
+        ),
+        (lambda: smooth_kernel(1.0, 1), SpecError, "base must be a finite number > 1"),
+        (
+            lambda: decay(
+                head(scaling=DynamicNTK(factor=2.0, original_max_positions=4096)), [1, 2]
+            ),
+            SpecError,
+            r"rope\.at\(seq_len\)",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_makes_no_sense_is_refused(call: Any, error: type, message: str) -> None:
+    """With the argument and the way out in the message."""
+    with pytest.raises(error, match=message):
+        call()
