@@ -1,0 +1,364 @@
+"""`RotaryAttention` as a module: it trains, compiles, moves, and refuses what means nothing."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from phasor import DynamicNTK, PositionError, Rope, Sectioned, SpecError, TensorError
+from phasor.positions import cached, packed, padded, span
+from phasor.torch import _attend, rotate_qk
+from phasor.torch import attention as attention_module
+from phasor.torch.attention import RotaryAttention
+from phasor.torch.key_cache import KeyCache
+
+from .attention_oracle import HALF, HEADS, LAYERS, WIDTH, layer
+from .torch_oracle import normal
+
+BACKEND = "aot_eager"
+
+
+@pytest.fixture(params=[3, 512], ids=["masks of 3 queries", "masks of 512"])
+def chunk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """How many queries share a mask: few enough to need several, and as it is."""
+    monkeypatch.setattr(_attend, "CHUNK", request.param)
+    return request.param
+
+
+@pytest.fixture
+def _forget() -> Iterator[None]:
+    """Compile from nothing."""
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+GAPS = [[False, True, True, False, True]]
+STANDING: dict[str, tuple[dict[str, Any], Any]] = {
+    "plain": ({}, span(5)),
+    "packed": ({"cu_seqlens": [0, 2, 2, 5]}, packed([0, 2, 2, 5])),
+    "padded": (
+        {"mask": torch.tensor([[False, True, True, False, True]])},
+        padded([[0, 1, 1, 0, 1]]),
+    ),
+}
+
+
+def stood(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
+    """A list that the positions of every rotation are added to."""
+    seen: list[Tensor] = []
+
+    def record(q: Tensor, k: Tensor, positions: Tensor, rope: Rope, gain: float) -> Any:
+        seen.append(positions)
+        return rotate_qk(q, k, positions, rope, gain=gain)
+
+    monkeypatch.setattr(attention_module, "rotate_qk", record)
+    return seen
+
+
+@pytest.mark.parametrize("call", STANDING)
+def test_tokens_stand_where_their_sequence_puts_them(
+    call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scores only see distances, so nothing else tells whether each sequence begins at 0."""
+    seen = stood(monkeypatch)
+    options, expected = STANDING[call]
+    layer()(normal(1, 5, WIDTH, dtype=torch.float64), **options)
+    assert [p.expand(expected.shape).tolist() for p in seen] == [expected.tolist()]
+
+
+def test_tokens_stand_behind_those_in_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each row behind its own."""
+    seen = stood(monkeypatch)
+    attention, x = layer(), normal(2, 5, WIDTH, dtype=torch.float64)
+    mask = torch.tensor([[False, True, True], [True, True, True]])
+    with torch.no_grad():
+        cache = attention.cache(batch=2, capacity=5)
+        attention(x[:, :3], mask=mask, cache=cache)
+        attention(x[:, 3:], cache=cache)
+    assert seen[0][mask].tolist() == [0, 1, 0, 1, 2]
+    assert seen[1].tolist() == cached([2, 3], new_tokens=2).tolist()
+
+
+CALLS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "packed": {"cu_seqlens": [0, 2, 5]},
+    "padded": {"mask": torch.tensor([[False, True, True, True, True]])},
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("name", ["causal", "full", "window", "normed"])
+def test_gradients_are_those_of_the_values(name: str, call: str) -> None:
+    """Of tokens and of every weight, against finite differences."""
+    attention = layer(key_heads=2, **{k: v for k, v in LAYERS[name][0].items() if k != "key_heads"})
+    x = normal(1, 5, WIDTH, dtype=torch.float64).requires_grad_()
+    weights = dict(attention.named_parameters())
+
+    def run(x: Tensor, *values: Tensor) -> Tensor:
+        given = dict(zip(weights, values, strict=True))
+        return torch.func.functional_call(attention, given, (x,), CALLS[call])
+
+    assert torch.autograd.gradcheck(run, (x, *weights.values()), fast_mode=True)
+
+
+@pytest.mark.parametrize("rope", [Rope(head_dim=16, pairing="half", base=100.0), None], ids=str)
+def test_only_with_a_rope_it_learns_to_copy_the_token_before(rope: Rope | None) -> None:
+    """Of random tokens, nothing but positions tells which one that is."""
+    torch.manual_seed(0)
+    attention = RotaryAttention(16, 2, rope, head_dim=16, input_bias=True)
+    steps = torch.optim.Adam(attention.parameters(), lr=3e-2)
+    loss = torch.tensor(torch.inf)
+    for _ in range(150):
+        x = torch.randn(8, 16, 16)
+        loss = (attention(x)[:, 1:] - x[:, :-1]).square().mean()
+        steps.zero_grad()
+        loss.backward()
+        steps.step()
+    assert loss < 0.1 if rope else loss > 0.5
+
+
+@pytest.mark.usefixtures("_forget")
+@pytest.mark.parametrize("name", ["causal", "normed"])
+def test_one_graph_serves_every_length(name: str) -> None:
+    """Four lengths, one compilation, the values of eager mode."""
+    attention = layer(torch.float32, **LAYERS[name][0])
+    quick = torch.compile(attention, fullgraph=True, dynamic=True, backend=BACKEND)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for length in (5, 6, 9, 17):
+            x = normal(2, length, WIDTH)
+            assert torch.equal(quick(x), attention(x))
+
+
+@pytest.mark.usefixtures("_forget")
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("name", ["causal", "window"])
+def test_every_mask_compiles_to_one_graph(name: str, call: str, chunk: int) -> None:
+    """Forward and backward, with eager mode's bits."""
+    attention = layer(torch.float32, **LAYERS[name][0])
+    quick = torch.compile(attention, fullgraph=True, backend=BACKEND)
+    results = []
+    for run in (attention, quick):
+        x = normal(1, 5, WIDTH).requires_grad_()
+        y = run(x, **CALLS[call])
+        y.sum().backward()
+        results.append((y, x.grad))
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+class Largest(TorchDispatchMode):
+    """Remembers the largest tensor that any operation made."""
+
+    size = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run it and look."""
+        made = func(*args, **(kwargs or {}))
+        for one in made if isinstance(made, (tuple, list)) else [made]:
+            if isinstance(one, Tensor):
+                self.size = max(self.size, one.untyped_storage().size() // one.element_size())
+        return made
+
+
+@pytest.mark.parametrize("kind", ["causal", "window", "packed", "padded", "cached"])
+def test_no_mask_is_as_large_as_the_scores(kind: str) -> None:
+    """4096 tokens have 16 million scores; nothing made is half as large."""
+    seq = 4096
+    attention = layer(torch.float32, window=64 if kind == "window" else None)
+    x = normal(1, seq, WIDTH)
+    calls: dict[str, dict[str, Any]] = {
+        "packed": {"cu_seqlens": [0, 1000, 1010, seq]},
+        "padded": {"mask": torch.ones(1, seq, dtype=torch.bool)},
+        "cached": {"cache": attention.cache(1, seq + 8)},
+    }
+    with torch.no_grad(), Largest() as largest:
+        if kind == "cached":
+            attention(x[:, :8], cache=calls[kind]["cache"])
+        attention(x, **calls.get(kind, {}))
+    assert seq * HEADS * 8 <= largest.size < seq * seq / 2
+
+
+def test_the_state_is_the_weights() -> None:
+    """Linear maps and norms by their names; no table, no buffer."""
+    attention = layer(qk_norm=1e-6, input_bias=True)
+    maps = [f"{part}.{kind}" for part in ("query", "key", "value") for kind in ("weight", "bias")]
+    norms = ["query_norm.weight", "key_norm.weight"]
+    assert set(attention.state_dict()) == {*maps, *norms, "output.weight"}
+    assert list(attention.buffers()) == []
+
+
+def test_a_copy_computes_the_same() -> None:
+    """Deep copies, and layers that load the state."""
+    attention, x = layer(qk_norm=1e-6), normal(1, 5, WIDTH, dtype=torch.float64)
+    loaded = RotaryAttention(WIDTH, HEADS, HALF, qk_norm=1e-6, dtype=torch.float64)
+    loaded.load_state_dict(attention.state_dict())
+    assert torch.equal(copy.deepcopy(attention)(x), attention(x))
+    assert torch.equal(loaded(x), attention(x))
+
+
+def test_a_layer_may_begin_without_memory() -> None:
+    """On the meta device it has shapes; given memory and weights, it computes the same."""
+    attention, x = layer(qk_norm=1e-6), normal(1, 5, WIDTH, dtype=torch.float64)
+    empty = RotaryAttention(WIDTH, HEADS, HALF, qk_norm=1e-6, device="meta", dtype=torch.float64)
+    assert empty(x.to("meta")).shape == x.shape
+    filled = empty.to_empty(device="cpu")
+    filled.load_state_dict(attention.state_dict())
+    assert torch.equal(filled(x), attention(x))
+
+
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16], ids=str)
+def test_16_bit_layers_know_far_positions(kind: torch.dtype) -> None:
+    """A table or an angle in 16 bits would be a radian off; what is off is a rounding."""
+    attention = layer(torch.float64, rope=Rope(head_dim=8, pairing="half")).to(kind)
+    x = normal(1, 9, WIDTH, dtype=kind)
+    far = torch.arange(9) * 70_001 + 2**30
+    exact = copy.deepcopy(attention).double()
+    right = exact(x.double(), far)
+    off = (attention(x, far).double() - right).abs().max()
+    # a score of size s is off by about 4 roundings of it, and so is, relatively, its weight
+    assert off < 4 * torch.finfo(kind).eps * (1 + 8) * right.abs().max()
+    wrong = exact(x.double(), far.to(kind).double() if kind == torch.bfloat16 else far % 2048)
+    assert (wrong - right).abs().max() > 0.05
+
+
+def test_inputs_are_left_alone() -> None:
+    """Tokens, positions and the mask."""
+    given = [normal(1, 5, WIDTH), torch.arange(5), torch.tensor([[False] + [True] * 4])]
+    before = [(one.clone(), one._version) for one in given]
+    layer(torch.float32, window=2)(given[0], given[1], mask=given[2])
+    assert all(
+        torch.equal(a, b) and a._version == n for a, (b, n) in zip(given, before, strict=True)
+    )
+
+
+BUILDS: dict[str, tuple[dict[str, Any], str]] = {
+    "heads do not divide": (
+        {"key_heads": 3},
+        "key_heads must divide query_heads (4), got 3",
+    ),
+    "no width of heads": (
+        {"rope": None},
+        "head_dim must be given where rope is None",
+    ),
+    "two widths of heads": (
+        {"head_dim": 16},
+        "head_dim must be the Rope's (8), got 16",
+    ),
+    "a window of everything": (
+        {"window": 4, "causal": False},
+        "window is for causal attention, got causal=False and window=4",
+    ),
+    "an empty window": ({"window": 0}, "window must be a whole number >= 1, got 0"),
+    "no heads": ({"query_heads": 0}, "query_heads must be a whole number >= 1, got 0"),
+    "no epsilon": ({"qk_norm": 0.0}, "qk_norm must be a finite number > 0, got 0.0"),
+    "a rule": (
+        {
+            "rope": Rope(
+                head_dim=8,
+                pairing="half",
+                scaling=DynamicNTK(factor=2.0, original_max_positions=64),
+            )
+        },
+        "scaling is the rule DynamicNTK, whose law depends on the length of the sequence; "
+        "use rope.at(seq_len)",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BUILDS)
+def test_layers_that_cannot_be_are_refused(case: str) -> None:
+    """With the argument, what was expected and what came."""
+    options, text = BUILDS[case]
+    with pytest.raises(SpecError) as refused:
+        layer(**options)
+    assert str(refused.value) == text
+
+
+TOKENS = torch.zeros(1, 5, WIDTH)
+REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], type[Exception], str]] = {
+    "x": (
+        {},
+        {"x": TOKENS[0]},
+        TensorError,
+        "x must be [batch, seq, width] with width 12, got shape [5, 12]",
+    ),
+    "mask of numbers": (
+        {},
+        {"mask": torch.ones(1, 5)},
+        TensorError,
+        "mask must be bools of shape [1, 5], true for tokens, got torch.float32 of shape [1, 5]",
+    ),
+    "mask of another shape": (
+        {},
+        {"mask": torch.ones(5, 5, dtype=torch.bool)},
+        TensorError,
+        "mask must be bools of shape [1, 5], true for tokens, got torch.bool of shape [5, 5]",
+    ),
+    "boundaries that fall": (
+        {},
+        {"cu_seqlens": [0, 4, 3, 5]},
+        PositionError,
+        "cu_seqlens must rise from 0 to the number of tokens (5), got [0, 4, 3, 5]; lengths "
+        "become boundaries by a cumulative sum",
+    ),
+    "boundaries that end early": (
+        {},
+        {"cu_seqlens": [0, 4]},
+        PositionError,
+        "cu_seqlens must rise from 0 to the number of tokens (5), got [0, 4]; lengths become "
+        "boundaries by a cumulative sum",
+    ),
+    "packed and padded": (
+        {},
+        {"cu_seqlens": [0, 5], "mask": torch.ones(1, 5, dtype=torch.bool)},
+        SpecError,
+        "cu_seqlens and mask exclude each other; give one of them",
+    ),
+    "packed and cached": (
+        {},
+        {"cu_seqlens": [0, 5], "cache": KeyCache(1, 9, 4, 8)},
+        SpecError,
+        "cu_seqlens and cache exclude each other; give one of them",
+    ),
+    "cached and full": (
+        {"causal": False},
+        {"cache": KeyCache(1, 9, 4, 8)},
+        SpecError,
+        "cache is for causal attention, and this layer has causal=False",
+    ),
+    "cache of another batch": (
+        {},
+        {"cache": KeyCache(3, 9, 4, 8)},
+        TensorError,
+        "cache must have the batch of x (1), got 3",
+    ),
+    "no positions for several axes": (
+        {"rope": Rope(head_dim=8, pairing="half", axes=Sectioned((2, 1, 1)))},
+        {},
+        PositionError,
+        "positions must be given for a Rope of 3 axes, got None; "
+        "phasor.positions.every_axis makes them of text positions",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_calls_that_mean_nothing_are_refused(case: str) -> None:
+    """With the argument, what was expected and what came."""
+    options, call, kind, text = REFUSED[case]
+    with pytest.raises(kind) as refused:
+        layer(torch.float32, **options)(**{"x": TOKENS} | call)
+    assert str(refused.value) == text
+
+
+def test_printing_a_layer_says_what_it_does() -> None:
+    """Heads, mask and rope."""
+    text = layer(window=7, key_heads=2).extra_repr()
+    assert text.startswith("query_heads=4, key_heads=2, causal=True, window=7, rope=Rope(")
+    assert layer(rope=None, head_dim=8).extra_repr().endswith("rope=None")
