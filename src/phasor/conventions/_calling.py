@@ -1,0 +1,305 @@
+"""Calling a rotation that somebody else wrote: which arrays, which layout, where positions go.
+
+`Caller.turn` hides all of that: vectors and positions in, float64 results out.
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from itertools import product
+from typing import Any, Literal, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from phasor._checks import choice
+from phasor.conventions._arrays import ARRAYS, ROUNDING, Arrays, holder
+from phasor.errors import BackendError, SpecError, TensorError
+
+Layout = Literal["bhsd", "bshd", "bsd", "shd", "hsd", "sd"]
+LAYOUTS: tuple[Layout, ...] = ("bhsd", "bshd", "shd", "hsd", "bsd", "sd")
+_PLACES = {False: ("bs", "s"), True: ("bsn", "nbs", "sn", "ns")}
+_VECTORS = ("x", "q", "k")
+_WORDS = (*_VECTORS, "positions", "offset", "cos", "sin", "rows")
+# coprime, so that a layout with tokens and heads exchanged does not broadcast by accident
+_HEADS, _TOKENS = 3, 5
+_LONGEST_IMPLICIT = 1 << 12
+
+
+class RefusedError(Exception):
+    """The function raised; the cause says what."""
+
+
+class Caller:
+    """A foreign rotation behind one interface.
+
+    Attributes:
+        takes: What the function is given, in order.
+        layout: The order of the dimensions of its vectors.
+        place: The order of the dimensions of its positions.
+        wrote: Names of arguments found changed after a call.
+        dtype: The dtype of the vectors.
+        out_dtype: The dtype of its results.
+        outputs: How many arrays it returns.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        head_dim: int,
+        table: Callable[..., Any] | None,
+        n_axes: int,
+        way: tuple[Arrays, str, Layout, str],
+    ) -> None:
+        kind, self.takes, self.layout, self.place = way
+        self.arrays, self.dtype = kind.name, kind.dtype
+        self.head_dim, self.n_axes = head_dim, n_axes
+        self.wrote: set[str] = set()
+        self.out_dtype = kind.dtype
+        self.outputs = 1
+        self._function, self._table, self._kind = function, table, kind
+        self._words = [word.rpartition("=")[::2] for word in self.takes.split()]
+        self._told = {word for _, word in self._words} - set(_VECTORS)
+
+    @property
+    def rounding(self) -> float:
+        """Relative rounding error of the results: of the vectors', or their own if coarser."""
+        return max(ROUNDING[self.dtype], ROUNDING[self.out_dtype])
+
+    @property
+    def longest(self) -> int:
+        """The highest position worth asking for: a function told none makes them all."""
+        return _LONGEST_IMPLICIT if not self._told else 1 << 62
+
+    def turn(
+        self, vectors: NDArray[Any], positions: Sequence[Any] | NDArray[np.integer[Any]]
+    ) -> NDArray[np.float64]:
+        """Every vector at every position.
+
+        Args:
+            vectors: ``[m, head_dim]``.
+            positions: ``P`` whole numbers, or ``P`` tuples of one per axis.
+
+        Returns:
+            ``[outputs, P, m, head_dim]``.
+
+        Raises:
+            RefusedError: If the function raises or returns something of another shape.
+        """
+        at: NDArray[Any] = np.asarray(positions)
+        if not self._told:
+            if at.min(initial=0) < 0 or at.max(initial=0) >= self.longest:
+                raise RefusedError("it takes no positions and counts tokens from 0")
+            return self._turn_tokens(vectors, np.arange(int(at.max()) + 1))[:, at]
+        if "offset" in self._told:
+            return np.concatenate([self._turn_tokens(vectors, at[[i]]) for i in range(len(at))], 1)
+        return self._turn_tokens(vectors, at)
+
+    def _turn_tokens(self, vectors: NDArray[Any], at: NDArray[Any]) -> NDArray[np.float64]:
+        if "h" in self.layout:
+            tokens = np.broadcast_to(vectors, (len(at), *vectors.shape))  # [P, m, d]
+            return self._call(tokens, at)
+        if self._told:
+            every = np.tile(vectors, (len(at), 1))[:, None]
+            found = self._call(every, np.repeat(at, len(vectors), axis=0))
+            return found.reshape(len(found), len(at), len(vectors), -1)
+        one_by_one = [
+            self._call(np.broadcast_to(vector, (len(at), 1, len(vector))), at) for vector in vectors
+        ]
+        return np.concatenate(one_by_one, axis=2)
+
+    def _call(self, tokens: NDArray[Any], at: NDArray[Any]) -> NDArray[np.float64]:
+        """One call with ``tokens`` ``[s, h, d]`` at positions ``[s]`` or ``[s, n_axes]``."""
+        given: dict[str, Any] = {}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                made = self._arguments(tokens, at)
+                before = {name: self._kind.read(value) for name, value in made.items()}
+                given |= made
+                plain = [given[word] for name, word in self._words if not name]
+                named = {name: given[word] for name, word in self._words if name}
+                result = self._kind.quietly(lambda: self._function(*plain, **named))
+                if result is None:  # it wrote its inputs and says no more
+                    result = [made[word] for word in _VECTORS if word in made]
+                several = isinstance(result, (tuple, list))
+                results = cast(Sequence[Any], result if several else [result])
+                shape = tuple(next(made[word] for word in _VECTORS if word in made).shape)
+                found = np.stack([self._unpacked(self._kind.read(one), shape) for one in results])
+                self.out_dtype = self._kind.dtype_of(results[0])
+            except Exception as error:
+                raise RefusedError(f"{type(error).__name__}: {error}") from error
+        self.outputs = len(found)
+        for name, value in before.items():
+            if not np.array_equal(value, self._kind.read(given[name]), equal_nan=True):
+                self.wrote.add(name)
+        return found
+
+    def _arguments(self, tokens: NDArray[Any], at: NDArray[Any]) -> dict[str, Any]:
+        order = ["shd".index(letter) for letter in self.layout if letter != "b"]
+        dense = tokens if "h" in self.layout else tokens[:, 0]
+        laid = np.transpose(dense, order) if "h" in self.layout else dense
+        laid = laid[None] if "b" in self.layout else laid
+        # separate copies: a function may write one of them
+        words = {word for _, word in self._words}
+        made = {word: self._kind.vectors(laid.copy()) for word in _VECTORS if word in words}
+        if "offset" in words:
+            made["offset"] = int(at[0])
+        placed = self._kind.positions(_placed(at, self.place))
+        if "positions" in words:
+            made["positions"] = placed
+        if self._table is not None:
+            rows = self._rows(placed, next(made[w] for w in _VECTORS if w in words))
+            if "rows" in words:
+                made["rows"] = rows
+            else:
+                made["cos"], made["sin"] = rows
+        return made
+
+    def _rows(self, placed: Any, x: Any) -> Any:
+        table = cast(Callable[..., Any], self._table)
+        arguments = (placed,) if required(table) == 1 else (x, placed)
+        return self._kind.quietly(lambda: table(*arguments))
+
+    def _unpacked(self, result: NDArray[np.float64], shape: tuple[int, ...]) -> NDArray[np.float64]:
+        """Back to ``[s, h, d]``."""
+        if result.shape != shape:
+            raise TensorError(f"of {list(shape)} it makes {list(result.shape)}")
+        inner = result[0] if "b" in self.layout else result
+        if "h" not in self.layout:
+            return inner[:, None]
+        letters = self.layout.replace("b", "")
+        return np.transpose(inner, [letters.index(letter) for letter in "shd"])
+
+
+def _placed(at: NDArray[Any], place: str) -> NDArray[Any]:
+    """Positions ``[s]`` or ``[s, n]`` with their dimensions in the order of ``place``."""
+    if place in ("s", "sn"):
+        return at
+    if place == "ns":
+        return at.T
+    if place == "nbs":
+        return at.T[:, None]
+    return at[None]
+
+
+def required(function: Callable[..., Any]) -> int | None:
+    """How many positional arguments a call must give; None where Python cannot say."""
+    places = _parameters(function)
+    if places is None:
+        return None
+    return sum(p.default is p.empty and p.kind in (0, 1) for p in places)
+
+
+def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter] | None:
+    try:
+        # a module's __call__ says *args; what it takes is written at forward
+        return list(inspect.signature(getattr(function, "forward", function)).parameters.values())
+    except (TypeError, ValueError):
+        return None
+
+
+def _guesses(function: Callable[..., Any], table: Callable[..., Any] | None) -> list[str]:
+    """What the function may take, by how many arguments it must be given."""
+    wide = ["q k cos sin", "q k rows", "x cos sin", "x rows"]
+    known = wide if table else ["q k positions", "x positions", "x"]
+    places = _parameters(function)
+    if places is None or any(p.kind is p.VAR_POSITIONAL for p in places):
+        return known
+    least = sum(p.default is p.empty and p.kind in (0, 1) for p in places)
+    if table is None and least == 1:
+        alone = [p.name for p in places if p.kind is p.KEYWORD_ONLY]
+        more = ["x positions"] if sum(p.kind in (0, 1) for p in places) > 1 else []
+        return [*(f"x {name}=positions" for name in alone if len(alone) == 1), *more, "x"]
+    return [guess for guess in known if len(guess.split()) == least]
+
+
+def _checked(takes: str, table: Callable[..., Any] | None) -> list[str]:
+    words = [word.rpartition("=")[2] for word in takes.split()]
+    from_table = {"cos", "sin", "rows"} & set(words)
+    if not set(words) <= set(_WORDS) or not set(words) & set(_VECTORS):
+        listed = ", ".join(_WORDS)
+        raise SpecError(
+            f'takes must list the arguments in order, such as "q k positions" or '
+            f'"x input_pos=positions", of the words {listed}; got {takes!r}'
+        )
+    if bool(from_table) != (table is not None):
+        raise SpecError(
+            f"takes {takes!r} and table must go together: table makes cos and sin, or rows, "
+            f"from positions; got table={table!r}"
+        )
+    return [takes]
+
+
+def find_caller(
+    function: Callable[..., Any],
+    head_dim: int,
+    *,
+    takes: str | None,
+    table: Callable[..., Any] | None,
+    layout: str | None,
+    arrays: str | None,
+    dtype: str,
+    n_axes: int,
+) -> Caller:
+    """The first way of calling ``function`` that works and treats all heads alike.
+
+    Raises:
+        SpecError: For an argument that means nothing.
+        BackendError: If the arrays asked for are not installed.
+        TensorError: If no way works; what was tried and what it said are in the message.
+    """
+    if not callable(function):
+        raise SpecError(f"function must be callable, got {function!r}")
+    kinds = ("numpy", "torch") if arrays is None else (choice("arrays", arrays, ARRAYS),)
+    layouts: Sequence[Layout] = LAYOUTS if layout is None else (choice("layout", layout, LAYOUTS),)
+    forms = _guesses(function, table) if takes is None else _checked(takes, table)
+    refusals: list[str] = []
+    for kind_name in kinds:
+        try:
+            kind = holder(kind_name, dtype)
+        except BackendError:
+            if arrays is not None:
+                raise
+            continue
+        for takes_now, laid, place in product(forms, layouts, _PLACES[n_axes > 1]):
+            way = (kind, takes_now, laid, place)
+            caller = Caller(function, head_dim, table, n_axes, way)
+            try:
+                if _heads_agree(caller):
+                    caller.wrote.clear()
+                    return caller
+                refusals.append(f"{kind_name} {laid} ({takes_now}): heads differ")
+            except RefusedError as error:
+                refusals.append(f"{kind_name} {laid} ({takes_now}): {error}")
+    tried = "; ".join(" ".join(line.split())[:160] for line in _spread(refusals))
+    raise TensorError(
+        f"no way to call function was found for head_dim {head_dim}; wrap it in a lambda of "
+        f"(x, positions) or state takes, layout and arrays. Of {len(refusals)} tried: {tried}"
+    )
+
+
+def _spread(refusals: list[str]) -> Iterator[str]:
+    """A few different refusals, not the same one many times."""
+    seen: set[str] = set()
+    for line in refusals:
+        what = line.partition(": ")[2][:40]
+        if what not in seen and len(seen) < 4:
+            seen.add(what)
+            yield line
+
+
+def _heads_agree(caller: Caller) -> bool:
+    """Whether equal vectors give equal results at every head, and each token follows its own."""
+    vector = np.random.default_rng(0).standard_normal(caller.head_dim)
+    at = np.arange(_TOKENS)
+    if caller.n_axes > 1:
+        # unequal on all axes, so that axes and tokens are not taken for each other
+        at = (at[:, None] + 2 * np.arange(caller.n_axes)) % _TOKENS
+    vectors = np.tile(vector, (_HEADS, 1))
+    heads, turned_round = caller.turn(vectors, at), caller.turn(vectors, at[::-1])
+    room = 16 * caller.rounding * float(np.abs(heads).max())
+    alike = np.allclose(heads, heads[:, :, :1], rtol=0, atol=room)
+    return alike and np.allclose(turned_round[:, ::-1], heads, rtol=0, atol=room)

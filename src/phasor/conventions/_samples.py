@@ -1,0 +1,160 @@
+"""`identify_samples`: which rotation turned these recorded vectors?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from phasor._checks import choice
+from phasor.conventions._arrays import ROUNDING
+from phasor.conventions._match import Evidence, conclude
+from phasor.conventions._reading import Arrangement, every_arrangement
+from phasor.conventions._report import Finding, Identification
+from phasor.conventions._spectrum import find_spectrum
+from phasor.errors import PositionError, TensorError
+
+Floats = NDArray[np.float64]
+Groups = dict[int, tuple[Floats, Floats]]
+_FEW = 8  # samples of one position are enough to tell pairings apart
+_TOGETHER = 24  # positions looked at to tell them apart
+
+
+def identify_samples(
+    before: ArrayLike, after: ArrayLike, positions: ArrayLike, *, dtype: str = "float32"
+) -> Identification:
+    """Which rotation turned ``before`` into ``after``, vectors recorded from a running model.
+
+    With two vectors or more at a position, each pair's turn there is overdetermined, and only the
+    right pairing leaves no residue; the turns then give the frequencies as in `identify`.
+
+    Args:
+        before: ``[N, head_dim]``: any vectors, of any heads.
+        after: ``[N, head_dim]``: the same after the rotation.
+        positions: ``[N]`` whole numbers. Two of them must be one apart, and gaps must grow by no
+            more than a factor of two to be of use; each position wants two vectors or more.
+        dtype: What the vectors were computed in.
+
+    Returns:
+        The report, without what only calls can tell (purity, table end, other lengths).
+
+    Raises:
+        TensorError: If the shapes do not fit.
+        PositionError: If the positions are too few, too far apart or not whole.
+
+    >>> from phasor import Rope
+    >>> from phasor.rotate import rotate
+    >>> rope = Rope(head_dim=8, pairing="half", base=100.0)
+    >>> x = np.random.default_rng(0).standard_normal((64, 3, 8))  # tokens, heads
+    >>> y = rotate(x, np.arange(64), rope)
+    >>> at = np.arange(64).repeat(3)
+    >>> identify_samples(x.reshape(-1, 8), y.reshape(-1, 8), at, dtype="float64").rope == rope
+    True
+    """
+    rounding = ROUNDING[choice("dtype", dtype, ROUNDING)]
+    groups, head_dim = _grouped(before, after, positions)
+    # two products are added and the whole is solved for: a few roundings
+    rounding *= 8
+    blank = Identification(head_dim=head_dim, called=None, linear=True)
+    some = dict(list(groups.items())[:_TOGETHER])
+    arrangement = _fitting(some, head_dim, rounding)
+    if arrangement is None:
+        why = "no pairing of coordinates explains the samples as turns, up to a factor, of pairs"
+        return replace(blank, why_no_rope=why)
+    places = _reachable(list(groups))
+    z = np.array([_turn(groups[p], arrangement)[0] for p in places])
+    spectrum = find_spectrum(places, z, rounding)
+    evidence = Evidence(
+        head_dim=head_dim,
+        n_axes=1,
+        arrangement=arrangement,
+        spectrum=spectrum,
+        drivers=tuple((0,) for _ in range(arrangement.num_pairs)),
+        gain=float(np.median(np.abs(z))),
+        sizes=np.abs(z),
+        rounding=rounding,
+        is_rotation=True,
+    )
+    report = conclude(evidence)
+    if spectrum.reach < places[-1]:
+        beyond = next(p for p in places if p > spectrum.reach)
+        says = f"Up to position {spectrum.reach} the samples turn alike; {beyond} does not."
+        found = Finding(name="samples-part", says=says)
+        report = replace(report, findings=(*report.findings, found))
+    return report
+
+
+def _grouped(before: ArrayLike, after: ArrayLike, positions: ArrayLike) -> tuple[Groups, int]:
+    x, y = (np.asarray(one, dtype=np.float64) for one in (before, after))
+    at = np.asarray(positions)
+    if x.ndim != 2 or x.shape != y.shape:
+        raise TensorError(
+            "before and after must both be [samples, head_dim], got "
+            f"{list(x.shape)} and {list(y.shape)}"
+        )
+    if at.shape != x.shape[:1] or at.dtype.kind not in "iu":
+        raise PositionError(
+            f"positions must be whole numbers [{len(x)}], one per sample, got {at.dtype} "
+            f"{list(at.shape)}"
+        )
+    groups: Groups = {}
+    for p in np.unique(at).tolist():
+        here = np.flatnonzero(at == p)[:_FEW]
+        if len(here) > 1:
+            groups[p] = x[here], y[here]
+    if len(groups) < 2 or 1 not in np.diff(list(groups)):
+        raise PositionError(
+            "positions must hold two that are one apart, with two samples or more at each (of "
+            f"different heads, or batches); got {len(groups)} with two samples"
+        )
+    return groups, x.shape[1]
+
+
+def _turn(
+    group: tuple[Floats, Floats], arrangement: Arrangement
+) -> tuple[NDArray[np.complex128], float]:
+    """The complex factor of each pair that fits best, and the relative residue."""
+    (first, second), (to_first, to_second) = arrangement.read, arrangement.written
+    u = group[0][:, first] + 1j * group[0][:, second]
+    v = group[1][:, to_first] + 1j * group[1][:, to_second]
+    z = (np.conj(u) * v).sum(axis=0) / np.maximum((np.abs(u) ** 2).sum(axis=0), 1e-300)
+    residue = np.abs(v - z * u).max() / max(float(np.abs(v).max()), 1e-300)
+    return z, float(residue)
+
+
+def _fitting(groups: Groups, head_dim: int, rounding: float) -> Arrangement | None:
+    """The narrowest arrangement that leaves no residue, and lets the others pass."""
+    moved = np.zeros(head_dim, dtype=bool)
+    for x, y in groups.values():
+        moved |= (np.abs(x - y) > rounding * np.abs(x)).any(axis=0)
+    if not moved.any():
+        return None
+    lowest, highest = (int(np.flatnonzero(moved)[i]) for i in (0, -1))
+    return next(
+        (
+            arrangement
+            for arrangement in every_arrangement(lowest, highest, head_dim)
+            if all(_turn(group, arrangement)[1] <= 8 * rounding for group in groups.values())
+        ),
+        None,
+    )
+
+
+def _reachable(positions: list[int]) -> list[int]:
+    """Positions from the first two neighbours on, with gaps that at most double."""
+    start = next(i for i in range(len(positions)) if positions[i] + 1 in positions)
+    anchor = positions[start]
+    return [anchor, *_doubling(anchor, positions)]
+
+
+def _doubling(anchor: int, positions: list[int]) -> Iterator[int]:
+    gap = 1
+    yield anchor + 1
+    while True:
+        wider = [p for p in positions if anchor + gap < p <= anchor + 2 * gap]
+        if not wider:
+            return
+        gap = wider[-1] - anchor
+        yield anchor + gap
