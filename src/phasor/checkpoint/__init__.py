@@ -1,0 +1,31 @@
+"""Checkpoints from one pairing to the other: the rows of queries and keys in a new order.
+
+`plan` reads headers and settles what changes, `write` streams the result, `verify` compares both
+sides. Only the safetensors format is read and written, without the safetensors library: nothing
+but rows moves, so every header stays as it is.
+
+>>> import json, struct, tempfile
+>>> from pathlib import Path
+>>> from phasor import Rope
+>>> folder = Path(tempfile.mkdtemp())
+>>> said = {f"layers.0.attention.w{c}.weight": {"dtype": "U8", "shape": [4, 1],
+...         "data_offsets": [4 * i, 4 * i + 4]} for i, c in enumerate("qkv")}
+>>> header = json.dumps(said).encode()
+>>> data = struct.pack("<Q", len(header)) + header + bytes([0, 1, 2, 3] * 3)
+>>> count = (folder / "meta.safetensors").write_bytes(data)
+>>> rope = Rope(head_dim=4, pairing="interleaved")
+>>> conversion = plan(folder / "meta.safetensors", "half", model=rope)
+>>> write(conversion, folder / "half.safetensors")
+>>> list((folder / "half.safetensors").read_bytes()[-12:])
+[0, 2, 1, 3, 0, 2, 1, 3, 0, 1, 2, 3]
+"""
+
+from __future__ import annotations
+
+from phasor.checkpoint._format import CheckpointError
+from phasor.checkpoint._names import Patterns
+from phasor.checkpoint._plan import Change, Plan, plan
+from phasor.checkpoint._verify import verify
+from phasor.checkpoint._write import write
+
+__all__ = ["Change", "CheckpointError", "Patterns", "Plan", "plan", "verify", "write"]

@@ -1,0 +1,111 @@
+"""What a conversion knows of a model beside its tensors: a config's word, or a rope by hand."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+from phasor.checkpoint._format import CheckpointError
+from phasor.checkpoint._names import PLAIN, Part, Projections, projections
+from phasor.configs import load
+from phasor.configs._reading import read_source
+from phasor.configs._table import table
+from phasor.layers import LayerRopes
+from phasor.spec import Pairing, Rope
+
+_NESTED = ("text_config", "llm_config", "language_config", "thinker_config")
+_LATENT = "qk_rope_head_dim"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Model:
+    """A model as a conversion sees it.
+
+    Attributes:
+        ropes: The rope of each layer, or one for all.
+        model_type: Its type, if a config gave one.
+        query_heads: Query heads of a layer, if known.
+        latent: Whether heads are ``[without position | with position]`` and the key that is rotated
+            ends the projection to the latent vector (DeepSeek's multi-head latent attention).
+        table: What `projections` says.
+        block_rows: Rows that share a scale in a quantised weight, if the config says so.
+        switch: Key of the config that, when false, makes the model rotate halves.
+    """
+
+    ropes: LayerRopes | Rope
+    model_type: str | None = None
+    query_heads: int | None = None
+    latent: bool = False
+    table: Projections = PLAIN
+    block_rows: int | None = None
+    switch: str | None = None
+
+    @property
+    def pairing(self) -> Pairing | None:
+        """The pairing that the model's code reads; None where layers differ or none rotates."""
+        if isinstance(self.ropes, Rope):
+            return self.ropes.pairing
+        read: list[Pairing] = [rope.pairing for rope in self.ropes.ropes]
+        return read[0] if len(set(read)) == 1 else None
+
+    def rope_of(self, name: str, part: Part) -> Rope | None:
+        """The rope that turns a tensor; None in a layer that has none.
+
+        Raises:
+            CheckpointError: If the name does not say which of several ropes it is.
+        """
+        if isinstance(self.ropes, Rope):
+            return self.ropes
+        if part.layer is not None and part.layer < len(self.ropes) and not part.extra:
+            return self.ropes[part.layer]
+        # layers for predicting several tokens stand after or beside the others
+        if len(self.ropes.ropes) == 1:
+            return self.ropes.ropes[0]
+        raise CheckpointError(
+            f"{name!r} is in none of the {len(self.ropes)} layers that the config describes, whose "
+            "ropes differ; convert it on its own, with a Rope and patterns"
+        )
+
+
+def describe(model: str | os.PathLike[str] | Mapping[str, Any] | Rope) -> Model:
+    """The model that a config file, its dictionary or a rope describes.
+
+    Raises:
+        ConfigError: If the config cannot be read.
+        CheckpointError: If the order of such a model's tensors cannot be changed.
+    """
+    if isinstance(model, Rope):
+        return Model(ropes=model)
+    top = read_source(model).values
+    ropes = load(top)
+    config, model_type = top, top.get("model_type")
+    while inner := [key for key in _NESTED if config.get(key) is not None]:
+        config = cast(Mapping[str, Any], config[inner[0]])
+        model_type = config.get("model_type") or model_type
+    if config.get("rotary_value"):
+        raise CheckpointError("rotary_value is true, so values are rotated too: not converted")
+    architecture = table().huggingface.get(model_type) if model_type is not None else None
+    is_latent = architecture is not None and architecture.head_dim_key == _LATENT
+    return Model(
+        ropes=ropes,
+        model_type=model_type,
+        query_heads=ropes.query_heads,
+        latent=is_latent or (architecture is None and config.get(_LATENT) is not None),
+        table=projections(model_type),
+        block_rows=_block_rows(top) or _block_rows(config),
+        switch=None if architecture is None else architecture.pairing_key,
+    )
+
+
+def _block_rows(config: Mapping[str, Any]) -> int | None:
+    """Rows of a block of a weight quantised in blocks."""
+    quantised = config.get("quantization_config")
+    if not isinstance(quantised, Mapping):
+        return None
+    size = cast(Mapping[str, Any], quantised).get("weight_block_size")
+    if not isinstance(size, list) or not size:
+        return None
+    rows = cast(list[object], size)[0]
+    return rows if isinstance(rows, int) and rows > 0 else None
