@@ -58,11 +58,11 @@ $(VENV)/demo.done: $(MADE_BY) | $(VENV)/python.done
 	@touch $@
 
 $(VENV)/test.done: $(MADE_BY) | $(VENV)/python.done
-	$(PIP) --editable '.[torch,figures]' --group test
+	$(PIP) --editable '.[torch,figures,report]' --group test
 	@touch $@
 
 $(VENV)/check.done: $(MADE_BY) | $(VENV)/python.done
-	$(PIP) --editable '.[torch,figures]' --group check
+	$(PIP) --editable '.[torch,figures,report]' --group check
 	@touch $@
 
 $(VENV)/bench.done: $(MADE_BY) | $(VENV)/python.done

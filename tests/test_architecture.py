@@ -23,13 +23,30 @@ PIPELINE = """
     axes spec layers presets
     configs._reading configs._table configs._model configs._yarn configs._laws configs._blocks
     configs._width configs._layers configs._deepseek configs._gguf configs._params
-    configs._huggingface configs
-    frequencies angles positions multimodal rotate
-    analysis conventions phasor
-    describe comparison figures
+    configs._huggingface configs._writing configs
+    frequencies angles _scan positions multimodal rotate heads
+    checkpoint._format checkpoint._files checkpoint._names checkpoint._model checkpoint._orders
+    checkpoint._rows checkpoint._plan checkpoint._verify checkpoint._write checkpoint
+    analysis._precision analysis._decay analysis._interpolation analysis._bounds analysis._smooth
+    analysis._coverage analysis._extension analysis._usage analysis._linear analysis
+    describe
+    conventions._arrays conventions._calling conventions._intervals conventions._spectrum
+    conventions._reading conventions._report conventions._ramp_laws conventions._laws
+    conventions._axes conventions._fit conventions._match conventions._limits conventions._rules
+    conventions._slips conventions._identify conventions._samples conventions._measured
+    conventions._difference conventions phasor
+    comparison
+    figures._style figures._precision figures._spectrum figures._rotation figures._decay
+    figures._heads figures._coverage figures._linear figures
+    extending report._numbers report._snippet report._charts report
     torch._internals torch._layout torch._arguments torch._tables torch._rows
-    torch._eager torch._cpu torch._ops torch.functional torch
-    bench._case bench._timing bench._measure bench._figure bench demo terminal cli __main__
+    torch._eager torch._cpu torch._ops torch.functional
+    torch._attend torch.key_cache torch.attention torch.relative
+    torch._feature_maps torch._causal_sum torch.linear_attention torch.heads torch.usage
+    torch.cache torch.splice torch._cache_layers torch.cached_keys torch
+    bench._case bench._timing bench._measure bench._figure bench
+    demo terminal._ropes terminal._extending terminal
+    cli._common cli._show cli._identify cli._diff cli._convert cli._extend cli._try cli __main__
 """
 ORDER = PIPELINE.split()
 # the benchmark and the demonstration drive phasor.torch; only their commands import them

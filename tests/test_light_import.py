@@ -13,9 +13,9 @@ import pytest
 import phasor
 
 SRC = Path(phasor.__file__).parent
-HEAVY = ("torch", "matplotlib", "rich")
+HEAVY = ("torch", "matplotlib", "rich", "altair", "jinja2")
 # the modules whose job one of them is; nothing light imports these
-HEAVY_MODULES = {"torch", "figures", "bench", "terminal", "demo"}
+HEAVY_MODULES = {"torch", "figures", "bench", "terminal", "demo", "report"}
 # importing `phasor.__main__` runs the command line
 NEVER_IMPORTED = {"__main__"}
 

@@ -2,7 +2,7 @@
 
 from phasor.axes import Alternating, Axial, Interleaved, OneAxis, Sectioned
 from phasor.configs import load
-from phasor.conventions import diff
+from phasor.conventions import diff, identify
 from phasor.errors import (
     BackendError,
     ConfigError,
@@ -64,6 +64,7 @@ __all__ = [
     "Yarn",
     "YarnPaper",
     "diff",
+    "identify",
     "load",
     "preset",
     "preset_names",

@@ -1,4 +1,4 @@
-"""Config files of other programs in, the rope of every layer out.
+"""Config files of other programs in, the rope of every layer out; and a rope's block back.
 
 Read are Hugging Face ``config.json`` (transformers 4 and 5), ``params.json`` of Mistral and Meta,
 DeepSeek's inference configs and the metadata of GGUF files. This package is the only place that
@@ -18,10 +18,11 @@ from phasor.configs._huggingface import load_huggingface
 from phasor.configs._params import load_params
 from phasor.configs._reading import Block, read_source
 from phasor.configs._table import table
+from phasor.configs._writing import REPLACED, config_keys, rope_parameters
 from phasor.errors import ConfigError, SpecError
 from phasor.layers import LayerRopes
 
-__all__ = ["load", "model_types"]
+__all__ = ["REPLACED", "config_keys", "load", "model_types", "rope_parameters"]
 
 _PARAMS = ("dim", "n_layers", "n_heads")
 _DEEPSEEK = ("qk_rope_head_dim", "inter_dim")

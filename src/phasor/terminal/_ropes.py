@@ -1,4 +1,4 @@
-"""What the command line prints, drawn with rich: colours on a terminal, plain text elsewhere."""
+"""What ``phasor show`` and ``phasor diff`` print."""
 
 from __future__ import annotations
 

@@ -1,0 +1,141 @@
+"""``phasor convert``: a checkpoint's queries and keys from one pairing to the other."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Literal
+
+import click
+
+from phasor.checkpoint import Patterns, Plan, plan, write
+from phasor.spec import Pairing, Rope
+
+_PAIRING = click.Choice(["half", "interleaved"])
+_REGEX = "REGEX"
+
+
+@click.command()
+@click.argument("source", type=click.Path(path_type=Path))
+@click.argument("out", type=click.Path(path_type=Path), required=False)
+@click.option("--to", "target", type=_PAIRING, required=True, help="The pairing wanted.")
+@click.option(
+    "--from", "origin", type=_PAIRING, help="The pairing of SOURCE, where its config is wrong."
+)
+@click.option(
+    "--config", type=click.Path(path_type=Path), metavar="PATH", help="The model's config."
+)
+@click.option("--head-dim", type=click.IntRange(2), help="Width of a head, instead of a config.")
+@click.option("--rotary-dim", type=click.IntRange(2), help="With --head-dim: how much turns.")
+@click.option("--rotary-start", type=click.IntRange(0), help="With --head-dim: where that begins.")
+@click.option("--query", multiple=True, metavar=_REGEX, help="Names of query projections.")
+@click.option("--key", multiple=True, metavar=_REGEX, help="Names of key projections.")
+@click.option("--qkv-blocks", multiple=True, metavar=_REGEX, help="Fused, [all q | all k | all v].")
+@click.option("--qkv-groups", multiple=True, metavar=_REGEX, help="Fused, [q.. k v] per key head.")
+@click.option("--vectors", multiple=True, metavar=_REGEX, help="QK-norm scales, cached keys.")
+@click.option("--dry-run", is_flag=True, help="Say what would change and write nothing.")
+@click.option("--verify", "verified", is_flag=True, help="Read both sides again and compare them.")
+def convert(
+    source: Path,
+    out: Path | None,
+    target: Pairing,
+    origin: Pairing | None,
+    config: Path | None,
+    head_dim: int | None,
+    rotary_dim: int | None,
+    rotary_start: int | None,
+    query: tuple[str, ...],
+    key: tuple[str, ...],
+    qkv_blocks: tuple[str, ...],
+    qkv_groups: tuple[str, ...],
+    vectors: tuple[str, ...],
+    dry_run: bool,
+    verified: bool,
+) -> None:
+    """Write the checkpoint SOURCE to OUT with queries and keys in the other pairing.
+
+    SOURCE is a safetensors file or a folder with one or with shards and their index; OUT becomes
+    the same and must not exist. Which tensors change follows from the config beside SOURCE, unless
+    patterns say it: regular expressions that match whole names of tensors.
+    """
+    if out is None and not dry_run:
+        raise click.UsageError("Missing argument 'OUT'; only --dry-run goes without.")
+    if dry_run and verified:
+        raise click.UsageError("--verify has nothing to read after --dry-run; give one of them.")
+    patterns = Patterns(query=query, key=key, blocks=qkv_blocks, groups=qkv_groups, vectors=vectors)
+    rope = _rope(target, origin, config, head_dim, rotary_dim, rotary_start)
+    planned = plan(
+        source,
+        target,
+        source=origin,
+        model=config if rope is None else rope,
+        patterns=patterns if patterns.each() else None,
+    )
+    if out is not None and not dry_run:
+        _write(planned, out, verified=verified)
+    _describe(planned)
+    if verified:
+        click.echo("Verified: both sides agree, byte for byte and in their scores.")
+    click.echo(
+        "Nothing was written."
+        if out is None or dry_run
+        else f"Written to {out}. Files beside the weights were not copied."
+    )
+
+
+def _rope(
+    target: Pairing,
+    origin: Pairing | None,
+    config: Path | None,
+    head_dim: int | None,
+    rotary_dim: int | None,
+    rotary_start: int | None,
+) -> Rope | None:
+    """The rope that the options describe, if they do."""
+    if head_dim is None:
+        if rotary_dim is not None or rotary_start is not None:
+            raise click.UsageError("--rotary-dim and --rotary-start need --head-dim.")
+        return None
+    if config is not None:
+        raise click.UsageError("--head-dim stands in place of --config; give one of them.")
+    start = rotary_start or 0
+    other: Literal["half", "interleaved"] = "half" if target == "interleaved" else "interleaved"
+    return Rope(
+        head_dim=head_dim,
+        pairing=origin or other,
+        rotary_dim=head_dim - start if rotary_dim is None else rotary_dim,
+        rotary_start=start,
+    )
+
+
+def _describe(planned: Plan) -> None:
+    """What changes and what stays, by kinds of names."""
+    every = sum(len(header.tensors) for header in planned.checkpoint.files.values())
+    click.echo(
+        f"{planned.checkpoint.path}: {planned.source} to {planned.target}, "
+        f"{len(planned.changes)} of {every} tensors change"
+    )
+    kinds = Counter(
+        (re.sub(r"(?<=\.)\d+(?=\.)", "*", name), change.part.role)
+        for name, change in planned.changes.items()
+    )
+    for (kind, role), count in kinds.items():
+        click.echo(f"  {kind}  {count} x {role}")
+    if planned.alike:
+        click.echo("Named alike and left as they are:")
+        for kind, count in planned.alike.items():
+            click.echo(f"  {kind}  {count}")
+    for note in planned.notes:
+        click.echo(note)
+
+
+def _write(planned: Plan, out: Path, *, verified: bool) -> None:
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns = BarColumn(), DownloadColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        task = progress.add_task("", total=planned.checkpoint.size * (2 if verified else 1))
+        write(planned, out, verified=verified, advance=lambda count: progress.advance(task, count))

@@ -1,0 +1,134 @@
+"""``phasor diff``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+
+import click
+
+from phasor.cli._common import at_option, read
+from phasor.cli._identify import is_function, named
+from phasor.conventions import MeasuredParting, diff_measured, measured
+from phasor.describe import resolved
+from phasor.errors import SpecError
+from phasor.spec import Rope
+
+_EXACT = 1e-6
+_FLOAT32 = 1e-3  # a function rotates float32 with angles of its own precision
+
+
+@click.command()
+@click.argument("first")
+@click.argument("second")
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@click.option(
+    "--tolerance",
+    type=click.FloatRange(0, 2, min_open=True),
+    help=f"How far apart two unit vectors may be: {_EXACT:g}, or {_FLOAT32:g} for functions.",
+)
+@click.option(
+    "--context",
+    type=click.IntRange(1),
+    metavar="TOKENS",
+    help="Positions to compare; the longer of the two models' contexts unless given.",
+)
+@click.option("--head-dim", type=click.IntRange(2), help="Width of a head, for two functions.")
+@click.option("--kind", metavar="NAME", help="Layers to compare a function with.")
+@at_option
+def diff(
+    first: str,
+    second: str,
+    as_json: bool,
+    tolerance: float | None,
+    context: int | None,
+    head_dim: int | None,
+    kind: str | None,
+    seq_len: int | None,
+) -> None:
+    """Show where two rotations part: first pair, first position. Exit code 1 if they do.
+
+    FIRST and SECOND are models, or functions as `identify` takes them (package.module:function).
+    """
+    if is_function(first) or is_function(second):
+        sides = [one if is_function(one) else _rope(one, kind, seq_len) for one in (first, second)]
+        widths = {one.head_dim for one in sides if isinstance(one, Rope)}
+        found = part(
+            *sides,
+            head_dim=_only(widths if head_dim is None else widths | {head_dim}),
+            context=context or 4096,
+            tolerance=tolerance or _FLOAT32,
+        )
+        click.echo(parting_text(found, as_json=as_json))
+        sys.exit(0 if found is None else 1)
+    for option, given in (("--head-dim", head_dim), ("--kind", kind)):
+        if given is not None:
+            raise click.UsageError(f"{option} is for functions; two models say it themselves.")
+    from phasor.comparison import compare
+
+    a, b = read(first), read(second)
+    known = [ropes.context for ropes in (a, b) if ropes.context]
+    length = context or max(known, default=1 << 20)
+    compared = compare(a, b, seq_len or length, length, tolerance or _EXACT)
+    if as_json:
+        click.echo(json.dumps(compared.as_plain(), indent=2))
+    else:
+        from phasor.terminal import print_comparison
+
+        print_comparison(compared)
+    sys.exit(1 if compared.differ else 0)
+
+
+def _rope(model: str, kind: str | None, seq_len: int | None) -> Rope:
+    """The one rope of a model that a function is compared with."""
+    ropes = read(model)
+    found = {name: rope for name, rope in ropes.kinds.items() if rope is not None}
+    name = next(iter(found)) if kind is None and len(found) == 1 else kind
+    if name is None or name not in found:
+        raise SpecError(
+            f"kind must be one of {', '.join(map(repr, found))} to compare {ropes.name} with a "
+            f"function, got {kind!r}: say --kind"
+        )
+    return resolved(found[name], seq_len or ropes.context)
+
+
+def _only(widths: set[int]) -> int:
+    if len(widths) != 1:
+        raise click.UsageError(
+            "functions are called with heads of one width: give --head-dim"
+            + (
+                f", as wide as the model's ({', '.join(map(str, sorted(widths)))})."
+                if widths
+                else "."
+            )
+        )
+    return widths.pop()
+
+
+def part(
+    first: Rope | str, second: Rope | str, *, head_dim: int, context: int, tolerance: float
+) -> MeasuredParting | None:
+    """Where two sides part of which at least one is the name of a function."""
+    sides = [
+        one if isinstance(one, Rope) else measured(named(one), head_dim, n_axes=1)
+        for one in (first, second)
+    ]
+    return diff_measured(sides[0], sides[1], context=context, tolerance=tolerance)
+
+
+def parting_text(parting: MeasuredParting | None, *, as_json: bool) -> str:
+    """What `part` found, for people or as JSON."""
+    if as_json:
+        found = None if parting is None else asdict(parting)
+        return json.dumps({"differ": parting is not None, "parting": found}, indent=2)
+    if parting is None:
+        return "They agree wherever they were compared."
+    if parting.refused is not None:
+        return f"They part at position {parting.position}, which one refuses: {parting.refused}."
+    which = "" if parting.pair is None else f" in pair {parting.pair}"
+    return (
+        f"They part at position {parting.position}{which}: a unit vector comes out "
+        f"{parting.size:.3g} apart, and a score of unit vectors changes by up to "
+        f"{parting.score:.3g}."
+    )

@@ -1,0 +1,38 @@
+"""``phasor show`` and ``phasor presets``."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from phasor.cli._common import at_option, read
+from phasor.describe import as_plain
+from phasor.presets import preset_names
+
+
+@click.command()
+@click.argument("model")
+@click.option("--json", "as_json", is_flag=True, help="Everything, as JSON.")
+@click.option("--pairs", is_flag=True, help="All pairs, not a selection.")
+@click.option(
+    "--context", type=click.IntRange(1), metavar="TOKENS", help="Count turns over this length."
+)
+@at_option
+def show(model: str, as_json: bool, pairs: bool, context: int | None, seq_len: int | None) -> None:
+    """Say which rotation MODEL means, in words and as a table of pairs."""
+    ropes = read(model)
+    length = context or ropes.context
+    if as_json:
+        click.echo(json.dumps(as_plain(ropes, seq_len or length, length), indent=2))
+        return
+    from phasor.terminal import print_model
+
+    print_model(ropes, seq_len or length, length, every_pair=pairs)
+
+
+@click.command()
+def presets() -> None:
+    """List the presets."""
+    for name in preset_names():
+        click.echo(name)

@@ -1,0 +1,267 @@
+"""A Rope as a Hugging Face config states it: the block, and what changes beside it.
+
+Each block is read back before it is given out, so that none says anything but its Rope.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from phasor._checks import shown, whole
+from phasor.axes import Alternating, Axes, Interleaved, OneAxis, Sectioned
+from phasor.configs import _laws
+from phasor.configs._model import Model
+from phasor.configs._reading import Block
+from phasor.configs._table import Architecture, table
+from phasor.errors import ConfigError
+from phasor.scaling import (
+    DynamicNTK,
+    Linear,
+    Llama3,
+    LongRope,
+    PerPair,
+    Proportional,
+    Yarn,
+)
+from phasor.spec import Rope
+
+# what says in older files, or beside the block, what the block says
+REPLACED = (
+    "rope_parameters",
+    "rope_scaling",
+    "rope_theta",
+    "partial_rotary_factor",
+    "original_max_position_embeddings",
+)
+_ORIGINAL = "original_max_position_embeddings"
+_LAYOUTS: Mapping[type[Axes], str] = {
+    Sectioned: "sectioned",
+    Interleaved: "interleaved",
+    Alternating: "alternating",
+}
+
+
+def rope_parameters(rope: Rope, context: int) -> dict[str, Any]:
+    """The block of a Hugging Face ``config.json`` that says ``rope``, as transformers 5 writes it.
+
+    It says the base, how much of a head turns, the law or rule, and the sections of a multimodal
+    rope. Pairing, direction and the place of the slice are the model class's to say.
+    A `PerPair` law, which the format has no name for, is a ``longrope`` whose two lists are its
+    own; it reads back as that rule, whose law is the `PerPair` law at every length. Dynamic NTK
+    starts from the context beside its block, which `config_keys` sets.
+
+    Args:
+        rope: With a base.
+        context: Tokens of the training, which a ``longrope`` block wants to know.
+
+    Returns:
+        JSON values.
+
+    Raises:
+        ConfigError: If the format cannot say this Rope.
+        SpecError: If ``context`` is not a positive whole number.
+
+    >>> from phasor import Rope, Linear
+    >>> rope_parameters(Rope(head_dim=64, pairing="half", scaling=Linear(factor=4.0)), 2048)
+    {'rope_type': 'linear', 'factor': 4.0, 'rope_theta': 10000.0}
+    """
+    whole("context", context, least=1)
+    if rope.inv_freq is not None or rope.inv_freq_dtype != "exact":
+        raise ConfigError(
+            "a config states a base and a law, and this rope has explicit or rounded frequencies; "
+            "keep it as JSON instead (Rope.to_json)"
+        )
+    write = _WRITERS.get(type(rope.scaling))
+    if write is None:
+        raise ConfigError(
+            f"no rope_type says the law {shown(rope.scaling)}; take one of "
+            f"{', '.join(sorted(law.__name__ for law in _WRITERS if law is not type(None)))}"
+        )
+    block = write(rope.scaling, context)
+    block["rope_theta"] = rope.base
+    if rope.rotary_dim != rope.head_dim:
+        block["partial_rotary_factor"] = _fraction(rope.rotary_dim, rope.head_dim)
+    block |= _sections(rope.axes)
+    _read_back(rope, block, context)
+    return block
+
+
+def config_keys(rope: Rope, context: int, to: int) -> dict[str, Any]:
+    """What to set in a ``config.json`` for a rope that is to reach ``to`` tokens.
+
+    The block of `rope_parameters`, and the context beside it: ``to``, but for dynamic NTK, whose
+    readers take ``max_position_embeddings`` for the context before the extension.
+
+    Args:
+        rope: As the config is to state it.
+        context: Tokens of the training.
+        to: Tokens of the wanted context.
+
+    Raises:
+        ConfigError: As `rope_parameters`.
+        SpecError: If a length is not a positive whole number.
+
+    >>> from phasor import DynamicNTK, Rope
+    >>> law = DynamicNTK(factor=4.0, original_max_positions=2048)
+    >>> keys = config_keys(Rope(head_dim=64, pairing="half", scaling=law), 2048, 8192)
+    >>> keys["max_position_embeddings"]
+    2048
+    """
+    block = rope_parameters(rope, context)
+    length = whole("to", to, least=1)
+    if isinstance(rope.scaling, DynamicNTK):
+        length = rope.scaling.original_max_positions
+    return {"max_position_embeddings": length, "rope_parameters": block}
+
+
+def _read_back(rope: Rope, block: dict[str, Any], context: int) -> None:
+    """Refuse a block that the reader takes for another law or other axes than the Rope's."""
+    law = rope.scaling
+    facts = Architecture(
+        pairing=rope.pairing,
+        axes=_LAYOUTS.get(type(rope.axes)),
+        axis_order=_alternating().axis_order if isinstance(rope.axes, Alternating) else (),
+        softmax=isinstance(law, Yarn) and law.mscale_all_dim > 0,
+    )
+    model = Model(
+        architecture=facts,
+        rotary_dim=rope.rotary_dim,
+        context=law.original_max_positions if isinstance(law, DynamicNTK) else None,
+        original=(_ORIGINAL, None),
+    )
+    given = Block(block, "rope_parameters")
+    said = _laws.scaling(given, model), _laws.axes(given, model) or OneAxis()
+    wanted = _as_rule(law, context) if isinstance(law, PerPair) else law
+    partly = isinstance(law, Proportional) and rope.rotary_dim != rope.head_dim
+    if partly or said != (wanted, rope.axes):
+        raise ConfigError(
+            f"a {block['rope_type']!r} block cannot say {shown(law)} of {rope.rotary_dim} in "
+            f"{rope.head_dim} coordinates; keep the rope as JSON instead (Rope.to_json)"
+        )
+
+
+def _fraction(turning: int, width: int) -> float:
+    # the reader multiplies and cuts, where a rounded product may lose a coordinate
+    exact = turning / width
+    return exact if int(width * exact) == turning else (turning + 0.5) / width
+
+
+def _sections(axes: Axes) -> dict[str, Any]:
+    if isinstance(axes, OneAxis):
+        return {}
+    if isinstance(axes, Sectioned):
+        return {"mrope_section": list(axes.sections)}
+    if isinstance(axes, Interleaved):
+        return {"mrope_section": list(axes.sections), "mrope_interleaved": True}
+    if isinstance(axes, Alternating):
+        written = dict(zip(_alternating().axis_order, axes.sections, strict=True))
+        return {"mrope_section": [written[place] for place in sorted(written)]}
+    raise ConfigError(
+        f"no config key says {type(axes).__name__} axes; keep the rope as JSON instead "
+        "(Rope.to_json)"
+    )
+
+
+def _alternating() -> Architecture:
+    """The facts of a class that alternates axes; all order their sections alike."""
+    return next(one for one in table().huggingface.values() if one.axes == "alternating")
+
+
+def _linear(law: Linear, context: int) -> dict[str, Any]:
+    del context
+    return {"rope_type": "linear", "factor": law.factor}
+
+
+def _dynamic(law: DynamicNTK, context: int) -> dict[str, Any]:
+    del context
+    # its original context is the one that stands beside the block
+    return {"rope_type": "dynamic", "factor": law.factor}
+
+
+def _llama3(law: Llama3, context: int) -> dict[str, Any]:
+    del context
+    return {
+        "rope_type": "llama3",
+        "factor": law.factor,
+        "low_freq_factor": law.low_freq_factor,
+        "high_freq_factor": law.high_freq_factor,
+        _ORIGINAL: law.original_max_positions,
+    }
+
+
+def _proportional(law: Proportional, context: int) -> dict[str, Any]:
+    del context
+    block: dict[str, Any] = {
+        "rope_type": "proportional",
+        "partial_rotary_factor": law.fraction,
+    }
+    return block if law.factor == 1 else block | {"factor": law.factor}
+
+
+def _yarn(law: Yarn, context: int) -> dict[str, Any]:
+    del context
+    block: dict[str, Any] = {
+        "rope_type": "yarn",
+        "factor": law.factor,
+        "beta_fast": law.beta_fast,
+        "beta_slow": law.beta_slow,
+        _ORIGINAL: law.original_max_positions,
+    }
+    if not law.truncate:
+        block["truncate"] = False
+    if law.attention_factor is not None:
+        block["attention_factor"] = law.attention_factor
+    elif law.mscale_all_dim:
+        block["mscale"] = law.mscale
+    if law.mscale_all_dim:
+        block["mscale_all_dim"] = law.mscale_all_dim
+    return block
+
+
+def _longrope(law: LongRope, context: int) -> dict[str, Any]:
+    del context
+    block: dict[str, Any] = {
+        "rope_type": "longrope",
+        "factor": law.factor,
+        "short_factor": list(law.short_factors),
+        "long_factor": list(law.long_factors),
+        _ORIGINAL: law.original_max_positions,
+    }
+    short, long = law.short_attention_factor, law.long_attention_factor
+    if short == long and short is not None:
+        return block | {"attention_factor": short}
+    stated = {"short_mscale": short, "long_mscale": long}
+    return block | {key: value for key, value in stated.items() if value is not None}
+
+
+def _per_pair(law: PerPair, context: int) -> dict[str, Any]:
+    return _longrope(_as_rule(law, context), context)
+
+
+def _as_rule(law: PerPair, context: int) -> LongRope:
+    return LongRope(
+        short_factors=law.factors,
+        long_factors=law.factors,
+        original_max_positions=context,
+        factor=1.0,
+        short_attention_factor=law.attention_factor,
+        long_attention_factor=law.attention_factor,
+    )
+
+
+def _plain(law: None, context: int) -> dict[str, Any]:
+    del law, context
+    return {"rope_type": "default"}
+
+
+_WRITERS: Mapping[type, Callable[[Any, int], dict[str, Any]]] = {
+    type(None): _plain,
+    Linear: _linear,
+    DynamicNTK: _dynamic,
+    Llama3: _llama3,
+    Proportional: _proportional,
+    Yarn: _yarn,
+    LongRope: _longrope,
+    PerPair: _per_pair,
+}

@@ -1,0 +1,182 @@
+"""A model taken to a longer context: the laws side by side, and what a config has to say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from typing import Any
+
+from phasor.analysis import Extension, extensions, recommend
+from phasor.axes import Axial
+from phasor.configs import config_keys
+from phasor.describe import resolved
+from phasor.errors import ConfigError, SpecError
+from phasor.layers import LayerRopes
+from phasor.scaling import NTK, DynamicNTK
+from phasor.spec import Rope
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Way:
+    """A law for the longer context.
+
+    Attributes:
+        extension: What the law does.
+        rope: The Rope as a config states it: NTK-aware scaling as a raised base, dynamic NTK as
+            its rule. Its rotation over the longer context is ``extension.rope``'s.
+        config: What to set in a Hugging Face config, where the format can say this Rope.
+        refused: Why it cannot, where it cannot.
+    """
+
+    extension: Extension
+    rope: Rope
+    config: Mapping[str, Any] | None
+    refused: str | None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Plan:
+    """The ways of one kind of layer to a longer context.
+
+    Attributes:
+        model: Name of the model.
+        kind: The kind of its layers.
+        several: Whether other layers of the model turn otherwise, and have a block of their own.
+        context: Tokens of the training.
+        to: Tokens of the wanted context.
+        ways: The unchanged Rope first, by name.
+        recommended: A key of ``ways``.
+        reason: Why that one.
+    """
+
+    model: str
+    kind: str
+    several: bool
+    context: int
+    to: int
+    ways: Mapping[str, Way]
+    recommended: str
+    reason: str
+
+    def way(self, law: str | None) -> Way:
+        """The way of this law; the recommended one without a name.
+
+        Raises:
+            SpecError: If no such law is among the ways.
+        """
+        name = self.recommended if law is None else law
+        if name not in self.ways:
+            raise SpecError(f"law must be one of {', '.join(self.ways)}, got {law!r}")
+        return self.ways[name]
+
+    def as_plain(self, law: str | None) -> dict[str, Any]:
+        """Everything as JSON values, with the config of ``law`` or of the recommended one."""
+        chosen = self.way(law)
+        return {
+            "model": self.model,
+            "kind": self.kind,
+            "context": self.context,
+            "to": self.to,
+            "recommended": self.recommended,
+            "reason": self.reason,
+            "law": chosen.extension.name,
+            "rope": chosen.rope.to_dict(),
+            "config": chosen.config,
+            "refused": chosen.refused,
+            "ways": [
+                {
+                    "law": name,
+                    "pairs_affected": way.extension.pairs_affected,
+                    "slowest_turns": way.extension.slowest_turns,
+                    "sign_change": way.extension.sign_change,
+                    "resolution": way.extension.resolution,
+                    "attention_factor": way.extension.attention_factor,
+                }
+                for name, way in self.ways.items()
+            ],
+        }
+
+
+def plan(ropes: LayerRopes, kind: str | None, context: int | None, to: int) -> Plan:
+    """The ways of a model's layers to ``to`` tokens.
+
+    Args:
+        ropes: The model.
+        kind: The kind of layers to extend; None where all layers that rotate do it alike.
+        context: Tokens of the training; None for the context of the model's description.
+        to: Tokens of the wanted context.
+
+    Raises:
+        SpecError: If the kind must be named or does not rotate, no context is known, or
+            ``to`` is not above it.
+
+    >>> from phasor import preset
+    >>> plan(preset("llama-3-8b"), None, None, 131072).recommended
+    'llama3'
+    """
+    length = ropes.context if context is None else context
+    if length is None:
+        raise SpecError(
+            f"context must be given, since the description of {ropes.name} has none: how many "
+            "tokens was it trained on?"
+        )
+    name = _kind(ropes) if kind is None else kind
+    rope = ropes.kinds.get(name)
+    if rope is None:
+        turning = [one for one, has in ropes.kinds.items() if has is not None]
+        raise SpecError(
+            f"kind must be one of {', '.join(turning) or '(none rotates)'}, got {kind!r}"
+        )
+    found = extensions(resolved(rope, length), length, to)
+    best = recommend(found)
+    return Plan(
+        model=ropes.name,
+        kind=name,
+        several=len(ropes.ropes) > 1,
+        context=length,
+        to=to,
+        ways={one.name: _way(one, rope) for one in found},
+        recommended=best.extension.name,
+        reason=best.reason,
+    )
+
+
+def _kind(ropes: LayerRopes) -> str:
+    """The first kind that rotates, where all that do rotate alike."""
+    turning = [kind for kind, rope in ropes.kinds.items() if rope is not None]
+    if len(ropes.ropes) == 1:
+        return turning[0]
+    if not turning:
+        raise SpecError(f"no layer of {ropes.name} has a rotary embedding to extend")
+    raise SpecError(
+        f"kind must be given, since the layers of {ropes.name} differ: one of {', '.join(turning)}"
+    )
+
+
+def _way(extension: Extension, original: Rope) -> Way:
+    rope = _stated(extension, original)
+    try:
+        keys = config_keys(rope, extension.coverage.context, extension.coverage.to)
+    except ConfigError as error:
+        return Way(extension=extension, rope=rope, config=None, refused=str(error))
+    return Way(extension=extension, rope=rope, config=keys, refused=None)
+
+
+def _stated(extension: Extension, original: Rope) -> Rope:
+    """The extension's Rope as configs state it."""
+    context, to = extension.coverage.context, extension.coverage.to
+    rope = original if extension.name == "unchanged" else extension.rope
+    if extension.name == "dynamic_ntk":
+        rule = DynamicNTK(factor=to / context, original_max_positions=context)
+        return replace(rope, scaling=rule)
+    if isinstance(rope.scaling, NTK) and not isinstance(rope.axes, Axial):
+        return _with_raised_base(rope, rope.scaling.factor)
+    return rope
+
+
+def _with_raised_base(rope: Rope, factor: float) -> Rope:
+    """NTK-aware scaling as a base: ``base * factor ** (n / (n - 1))`` for ``n`` pairs."""
+    assert rope.base is not None, "a law scales the powers of a base"
+    power = Decimal(rope.num_pairs) / (rope.num_pairs - 1)
+    return replace(rope, base=float(Decimal(rope.base) * Decimal(factor) ** power), scaling=None)

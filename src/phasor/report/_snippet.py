@@ -1,0 +1,63 @@
+"""A Rope as the Python that makes it."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+from phasor.axes import OneAxis
+from phasor.scaling import Rule
+from phasor.spec import Rope
+
+_INDENT = "    "
+
+
+def construction(rope: Rope) -> str:
+    """The expression that makes ``rope`` after ``import phasor``, without what is default.
+
+    >>> print(construction(Rope(head_dim=64, pairing="half")))
+    phasor.Rope(
+        head_dim=64,
+        pairing="half",
+        base=10000.0,
+    )
+    """
+    lines = [f"{_INDENT}{name}={value}," for name, value in _arguments(rope).items()]
+    return "\n".join(["phasor.Rope(", *lines, ")"])
+
+
+def _arguments(rope: Rope) -> dict[str, str]:
+    plain = Rope(head_dim=rope.head_dim, pairing=rope.pairing)
+    said: dict[str, str] = {}
+    for field in fields(rope):
+        value = getattr(rope, field.name)
+        always = field.name in ("head_dim", "pairing", "base") and value is not None
+        if not always and value == getattr(plain, field.name):
+            continue
+        if field.name == "base" and value is None:
+            continue  # explicit frequencies stand in its place
+        own_class = field.name == "scaling" or isinstance(value, type(rope.axes))
+        text = f"phasor.{value!r}" if own_class else repr(value)
+        said[field.name] = f'"{value}"' if isinstance(value, str) else text
+    if isinstance(rope.axes, OneAxis):
+        said.pop("axes", None)
+    return said
+
+
+def usage(rope: Rope, context: int) -> str:
+    """Python that rotates queries and keys with ``rope``."""
+    static = rope.at(context)
+    lines = ["import torch", "", "import phasor", "from phasor.torch import rotate_qk", ""]
+    lines.append(f"rope = {construction(rope)}")
+    if isinstance(rope.scaling, Rule):
+        lines.append(f"rope = rope.at({context})  # the law for this many tokens")
+    shape = f"[batch, tokens, heads, {rope.head_dim}]"
+    n_axes = rope.axes.n_axes
+    lines += ["", f"# queries and keys: {shape}", f"q = torch.randn(1, 16, 8, {rope.head_dim})"]
+    lines.append(f"k = torch.randn(1, 16, 2, {rope.head_dim})")
+    if n_axes == 1:
+        lines.append("positions = torch.arange(16)")
+    else:
+        lines.append(f"positions = torch.arange(16)[:, None].expand(16, {n_axes})  # as in text")
+    gain = ", gain=rope.attention_factor" if static.attention_factor != 1 else ""
+    lines.append(f"q, k = rotate_qk(q, k, positions, rope{gain})")
+    return "\n".join(lines)

@@ -1,0 +1,357 @@
+"""A longer context on the command line: the laws compared, and blocks that read back exactly."""
+
+import copy
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from phasor import (
+    NTK,
+    Alternating,
+    Cope,
+    DynamicNTK,
+    Interleaved,
+    Linear,
+    Llama3,
+    LongRope,
+    PerPair,
+    Proportional,
+    Rope,
+    Sectioned,
+    Yarn,
+    load,
+    preset,
+)
+from phasor.configs import REPLACED, config_keys, rope_parameters
+from phasor.errors import ConfigError, SpecError
+from phasor.extending import plan
+from phasor.frequencies import inv_freq
+
+CONFIGS = Path(__file__).parent / "configs"
+PLAIN = Rope(head_dim=128, pairing="half", base=500_000.0)
+LAWS = ("unchanged", "linear", "ntk", "dynamic_ntk", "yarn", "llama3")
+
+
+def llama(**more):
+    """The least that a Llama file says."""
+    return {
+        "model_type": "llama",
+        "num_hidden_layers": 4,
+        "hidden_size": 512,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 8192,
+        "rope_theta": 500000.0,
+    } | more
+
+
+# a file for each thing a block can say, and for each law that a published model has
+FILES = {
+    "plain": llama(),
+    "partial": llama(
+        model_type="gpt_neox", rotary_pct=0.25, max_position_embeddings=2048, rope_theta=10000.0
+    ),
+    "linear": llama(rope_scaling={"type": "linear", "factor": 2.0}),
+    "dynamic": llama(rope_scaling={"type": "dynamic", "factor": 2.0}),
+    "constant ntk": llama(
+        model_type="hunyuan_v1_dense",
+        head_dim=128,
+        rope_scaling={"type": "dynamic", "alpha": 1000.0},
+    ),
+    "sections dealt out": llama(
+        model_type="qwen3_vl_text",
+        head_dim=128,
+        rope_scaling={
+            "rope_type": "default", "mrope_section": [24, 20, 20], "mrope_interleaved": True
+        },
+    ),
+    "axes in turn": llama(
+        model_type="ernie4_5_vl_moe_text",
+        rope_scaling={"rope_type": "default", "mrope_section": [22, 22, 20]},
+    ),
+} | {
+    name: json.loads((CONFIGS / f"{name}.json").read_text("utf-8"))
+    for name in ("llama_3_1_v4", "deepseek_v3", "gpt_oss", "phi_3", "qwen2_vl")
+}  # fmt: skip
+
+
+def extend(*arguments):
+    """`phasor extend` in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "phasor", "extend", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "COLUMNS": "80"},
+    )
+
+
+def with_keys(config, keys):
+    """The file as a user leaves it: what is replaced goes, what is printed comes."""
+    changed = copy.deepcopy(config)
+    inner = changed.get("text_config", changed)
+    for key in (*REPLACED, "rotary_pct"):
+        inner.pop(key, None)
+    return changed | {"text_config": inner | keys} if "text_config" in changed else inner | keys
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_block_reads_back_as_its_rope(name):
+    """The file with the block of any law offered is exactly the rope that was compared."""
+    ropes = load(FILES[name])
+    planned = plan(ropes, None, None, 4 * ropes.context)
+    assert len(planned.ways) > 1
+    for way in planned.ways.values():
+        assert way.config is not None, way.refused
+        keys = json.loads(json.dumps(way.config))
+        again = load(with_keys(FILES[name], keys))[0]
+        law = way.rope.scaling
+        if isinstance(law, PerPair):  # a longrope block whose lists are the law's at every length
+            assert {again.at(n) for n in (1, 10**6)} == {way.rope}
+        else:
+            assert again == way.rope
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_the_stated_rope_turns_as_the_compared_one(name):
+    """A raised base and a dynamic rule give the frequencies that the table is about."""
+    ropes = load(FILES[name])
+    to = 4 * ropes.context
+    for way in plan(ropes, None, None, to).ways.values():
+        if way.extension.name == "unchanged":
+            continue
+        stated = way.rope.at(to)
+        # a base rounded to a float moves each frequency by half a rounding at most
+        assert np.allclose(inv_freq(stated), inv_freq(way.extension.rope), rtol=2.0**-51, atol=0)
+        assert stated.attention_factor == way.extension.attention_factor
+
+
+def test_one_kind_of_several_is_extended_in_its_own_block():
+    """Gemma 3's global layers: the block stands beside that of the sliding ones."""
+    kinds = {"sliding_attention": 10_000.0, "full_attention": 1_000_000.0}
+    blocks = {kind: {"rope_type": "default", "rope_theta": base} for kind, base in kinds.items()}
+    config = llama(
+        model_type="gemma3_text", head_dim=128, rope_parameters=blocks, layer_types=[*kinds] * 2
+    )
+    del config["rope_theta"]
+    planned = plan(load(config), "full_attention", None, 32768)
+    assert planned.several
+    for way in planned.ways.values():
+        changed = blocks | {"full_attention": way.config["rope_parameters"]}
+        length = way.config["max_position_embeddings"]
+        again = load(config | {"rope_parameters": changed, "max_position_embeddings": length})
+        assert again.kinds["full_attention"] == way.rope
+        assert again.kinds["sliding_attention"] == load(config).kinds["sliding_attention"]
+
+
+@pytest.mark.parametrize(
+    ("law", "block"),
+    [
+        (None, {"rope_type": "default"}),
+        (Linear(factor=4.0), {"rope_type": "linear", "factor": 4.0}),
+        (
+            Llama3(factor=8.0, original_max_positions=8192),
+            {
+                "rope_type": "llama3",
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 8192,
+            },
+        ),
+        (
+            Proportional(fraction=0.25),
+            {"rope_type": "proportional", "partial_rotary_factor": 0.25},
+        ),
+        (
+            Yarn(factor=32.0, original_max_positions=4096, truncate=False),
+            {
+                "rope_type": "yarn",
+                "factor": 32.0,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "original_max_position_embeddings": 4096,
+                "truncate": False,
+            },
+        ),
+        (
+            Yarn(factor=40.0, original_max_positions=4096, mscale_all_dim=1.0),
+            {
+                "rope_type": "yarn",
+                "factor": 40.0,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "original_max_position_embeddings": 4096,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+            },
+        ),
+        (
+            LongRope(
+                short_factors=(1.0,) * 64,
+                long_factors=(2.0,) * 64,
+                original_max_positions=4096,
+                factor=32.0,
+                long_attention_factor=1.25,
+            ),
+            {
+                "rope_type": "longrope",
+                "factor": 32.0,
+                "short_factor": [1.0] * 64,
+                "long_factor": [2.0] * 64,
+                "original_max_position_embeddings": 4096,
+                "long_mscale": 1.25,
+            },
+        ),
+    ],
+    ids=["plain", "linear", "llama3", "proportional", "yarn", "deepseek's yarn", "longrope"],
+)
+def test_a_block_says_what_transformers_writes(law, block):
+    """The keys of transformers 5, and the base in every block."""
+    rope = Rope(head_dim=128, pairing="half", base=500_000.0, scaling=law)
+    assert rope_parameters(rope, 4096) == block | {"rope_theta": 500_000.0}
+
+
+@pytest.mark.parametrize(
+    ("axes", "said"),
+    [
+        (Sectioned((16, 24, 24)), {"mrope_section": [16, 24, 24]}),
+        (Interleaved((24, 20, 20)), {"mrope_section": [24, 20, 20], "mrope_interleaved": True}),
+        (Alternating((20, 22, 22)), {"mrope_section": [22, 22, 20]}),
+    ],
+    ids=["sectioned", "interleaved", "alternating"],
+)
+def test_a_block_says_the_sections(axes, said):
+    """In the order of the model's own file: ERNIE puts time last."""
+    block = rope_parameters(Rope(head_dim=128, pairing="half", axes=axes), 4096)
+    assert {key: block[key] for key in said} == said
+
+
+@pytest.mark.parametrize("width", range(2, 130, 8))
+def test_a_part_of_a_head_survives_the_fraction(width):
+    """The reader multiplies and cuts; no width loses a coordinate to a rounding."""
+    for turning in range(2, width, 2):
+        rope = Rope(head_dim=width, pairing="half", rotary_dim=turning)
+        assert int(width * rope_parameters(rope, 2048)["partial_rotary_factor"]) == turning
+
+
+@pytest.mark.parametrize(
+    ("rope", "said"),
+    [
+        (Rope(head_dim=4, pairing="half", inv_freq=(1.0, 0.5)), "explicit"),
+        (Rope(head_dim=4, pairing="half", inv_freq_dtype="float32"), "rounded"),
+        (Rope(head_dim=64, pairing="half", scaling=Cope()), "no rope_type says"),
+        (Rope(head_dim=64, pairing="half", scaling=NTK(factor=2.0)), "no rope_type says"),
+        (
+            Rope(
+                head_dim=64,
+                pairing="half",
+                scaling=Yarn(factor=8.0, original_max_positions=64, mscale=0.5),
+            ),
+            "cannot say",
+        ),
+        (
+            Rope(
+                head_dim=64, rotary_dim=32, pairing="half", scaling=Proportional(fraction=0.5)
+            ),
+            "cannot say",
+        ),
+        (preset("flux.1-dev")[0], "Axial"),
+    ],
+    ids=["explicit", "float32", "cope", "ntk", "lone mscale", "fraction of a part", "axial"],
+)  # fmt: skip
+def test_what_a_config_cannot_say_is_refused(rope, said):
+    """Nothing near is written in its place."""
+    with pytest.raises(ConfigError, match=said):
+        rope_parameters(rope, 4096)
+
+
+def test_dynamic_scaling_keeps_the_context_of_training_beside_it():
+    """Readers of dynamic NTK take max_position_embeddings for the original context."""
+    law = DynamicNTK(factor=4.0, original_max_positions=512)
+    rope = Rope(head_dim=64, pairing="half", scaling=law)
+    assert config_keys(rope, 512, 2048)["max_position_embeddings"] == 512
+    assert config_keys(PLAIN, 512, 2048)["max_position_embeddings"] == 2048
+
+
+def test_the_table_counts_what_a_loop_counts():
+    """Pairs of new phases, slowest turns and the change of sign, from 8192 to 131072 tokens."""
+    plain = json.loads(extend("llama-3-8b", "--to", 131072, "--json").stdout)
+    assert [way["law"] for way in plain["ways"]] == list(LAWS)
+    found = {way["law"]: way for way in plain["ways"]}
+    steps = [500_000.0 ** (-k / 64) for k in range(64)]
+    never = sum(8192 * step < 2 * np.pi for step in steps)
+    assert (found["unchanged"]["pairs_affected"], found["linear"]["pairs_affected"]) == (never, 0)
+    assert found["unchanged"]["slowest_turns"] == pytest.approx(131072 * steps[-1] / (2 * np.pi))
+    assert found["yarn"]["attention_factor"] == pytest.approx(0.1 * np.log(16) + 1, rel=1e-15)
+    sign = found["unchanged"]["sign_change"]
+    sums = [np.cos(r * np.array(steps)).sum() for r in range(sign - 2000, sign + 1)]
+    assert min(sums[:-1]) >= 0 > sums[-1]
+
+
+def test_the_recommended_block_is_printed_and_any_other_on_request():
+    """The JSON at the end of the text is the config's, of the law asked for."""
+    for arguments, law in (([], "llama3"), (["--law", "yarn"], "yarn")):
+        done = extend("llama-3-8b", "--to", 131072, *arguments)
+        assert done.returncode == 0, done.stderr
+        keys = json.loads(done.stdout[done.stdout.index("\n{") :])
+        assert keys["max_position_embeddings"] == 131072
+        assert keys["rope_parameters"]["rope_type"] == law
+        assert "Recommended without training: llama3" in done.stdout
+
+
+def test_json_holds_the_rope_that_the_block_reads_back_as():
+    """`rope` in the JSON is the config's rope."""
+    plain = json.loads(extend("llama-3-8b", "--to", 32768, "--law", "ntk", "--json").stdout)
+    again = load(with_keys(FILES["plain"], plain["config"]))[0]
+    assert Rope.from_dict(plain["rope"]) == again
+    assert again.base == pytest.approx(500_000.0 * 4 ** (64 / 63), rel=1e-15)
+
+
+def test_a_model_of_several_kinds_asks_for_one():
+    """And says where its block stands."""
+    asked = extend("gemma-3-4b", "--to", 262144)
+    assert asked.returncode == 2
+    assert "kind must be given" in asked.stderr
+    done = extend("gemma-3-4b", "--to", 262144, "--kind", "full")
+    assert done.returncode == 0, done.stderr
+    assert "stands under 'full' in rope_parameters" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["llama-3-8b"], "--to"),
+        (["llama-3-8b", "--to", "8192"], "to must be"),
+        (["llama-3-8b", "--to", "16384", "--law", "yarm"], "law must be one of"),
+        (["llama-3-8b", "--to", "16384", "--kind", "full"], "kind must be one of rope"),
+        (["glm-4-9b", "--to", "16384"], "context must be given"),
+    ],
+    ids=["no length", "no longer", "unknown law", "unknown kind", "unknown context"],
+)
+def test_bad_input_is_one_line_and_exit_code_2(arguments, said):
+    """Nothing on stdout, no traceback."""
+    done = extend(*arguments)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert said in done.stderr
+
+
+def test_a_model_without_rope_has_nothing_to_extend():
+    """A sentence, and no search for a kind."""
+    bloom = llama(model_type="esm", position_embedding_type="absolute")
+    with pytest.raises(SpecError, match="no layer of esm has a rotary embedding"):
+        plan(load(bloom), None, 1024, 2048)
+
+
+def test_a_config_is_extended_from_its_own_context(tmp_path):
+    """A path does what a preset does, and --context overrules the file."""
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(FILES["plain"]), "utf-8")
+    plain = json.loads(extend(path, "--to", 16384, "--json").stdout)
+    assert (plain["context"], plain["to"]) == (8192, 16384)
+    told = json.loads(extend(path, "--to", 16384, "--context", 4096, "--json").stdout)
+    assert told["ways"][1]["resolution"] == pytest.approx(0.25)
