@@ -21,8 +21,7 @@ import torch
 from torch import Tensor
 
 from phasor import Rope
-from phasor.torch import _causal_sum, rotate_qk
-from phasor.torch.linear_attention import linear_attention
+from phasor.torch import _causal_sum, linear_attention, rotate_qk
 
 HEADS, WIDTH, THREADS = 8, 64, 2
 LENGTHS = (256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)

@@ -42,7 +42,7 @@ PIPELINE = """
     torch._internals torch._layout torch._arguments torch._tables torch._rows
     torch._eager torch._cpu torch._ops torch.functional
     torch._attend torch.key_cache torch.attention torch.relative
-    torch._feature_maps torch._causal_sum torch.linear_attention torch.heads torch.usage
+    torch._feature_maps torch._causal_sum torch._linear_attention torch.heads torch.usage
     torch.cache torch.splice torch._cache_layers torch.cached_keys torch
     bench._case bench._timing bench._measure bench._figure bench
     demo terminal._ropes terminal._extending terminal

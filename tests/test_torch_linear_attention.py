@@ -23,8 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from phasor import Rope, Sectioned
 from phasor.analysis import expected_linear_sum, linear_weights
 from phasor.errors import PositionError, SpecError, TensorError
-from phasor.torch import _causal_sum
-from phasor.torch.linear_attention import LinearState, RotaryLinearAttention, linear_attention
+from phasor.torch import LinearState, RotaryLinearAttention, _causal_sum, linear_attention
 
 from .torch_oracle import float64, normal, pair_places, turns
 

@@ -1,5 +1,6 @@
 """phasor for PyTorch: one differentiable operator, its verbs, and what is built on them."""
 
+from phasor.torch._linear_attention import LinearState, RotaryLinearAttention, linear_attention
 from phasor.torch.attention import RotaryAttention
 from phasor.torch.cache import retune_, shift_, undo_
 from phasor.torch.cached_keys import CachedKeys
@@ -14,7 +15,6 @@ from phasor.torch.functional import (
 )
 from phasor.torch.heads import PositionalHead
 from phasor.torch.key_cache import KeyCache
-from phasor.torch.linear_attention import LinearState, RotaryLinearAttention, linear_attention
 from phasor.torch.splice import evict, insert
 
 __all__ = [
