@@ -66,9 +66,9 @@ $(VENV)/check.done: $(MADE_BY) | $(VENV)/python.done
 	@touch $@
 
 $(VENV)/bench.done: $(MADE_BY) | $(VENV)/python.done
-	$(PIP) --editable '.[torch]' --group bench
+	$(PIP) --editable '.[torch]' --group peers
 	@touch $@
 
 $(VENV)/docs.done: $(MADE_BY) | $(VENV)/python.done
-	$(PIP) --editable '.[torch,figures]' --group docs
+	$(PIP) --editable '.[torch,figures,report]' --group docs
 	@touch $@

@@ -19,7 +19,8 @@ ROOT = Path(__file__).resolve().parents[2]
 CSRC = ROOT / "csrc"
 DRIVER = Path(__file__).with_name("driver.cpp")
 # GCC 12 takes its own AVX-512 headers for uninitialised
-FLAGS = ["-std=c++17", "-ffp-contract=off", "-Wall", "-Wextra", "-Wno-maybe-uninitialized"]
+QUIET = ["-Wno-maybe-uninitialized", "-Wno-uninitialized"]
+FLAGS = ["-std=c++17", "-ffp-contract=off", "-Wall", "-Wextra", *QUIET]
 SANITIZED = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 TESTS = ["tests/test_torch_cpu.py", "tests/test_torch_cpu_fuzz.py"]
 
