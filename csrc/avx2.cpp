@@ -50,17 +50,19 @@ struct Floats {
 };
 
 template <class T> struct Lane;
+template <class T, bool kHalfIn, bool kHalfOut, bool kStream, class V>
+void turn_block(const char *in, char *out, int64_t bytes, int64_t at, V c, V s);
 
 template <> struct Lane<float> : Floats {
   static V half(const char *p) { return _mm256_castsi256_ps(load(p)); }
   static V ordered(__m256 v) {
     return _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(v), 0xd8));
   }
-  static void woven(const char *p, V &x0, V &x1) {
-    const V a = half(p), b = half(p + 32);
-    x0 = ordered(_mm256_shuffle_ps(a, b, 0x88));
-    x1 = ordered(_mm256_shuffle_ps(a, b, 0xdd));
+  static void apart(V a, V b, V &even, V &odd) {
+    even = ordered(_mm256_shuffle_ps(a, b, 0x88));
+    odd = ordered(_mm256_shuffle_ps(a, b, 0xdd));
   }
+  static void woven(const char *p, V &x0, V &x1) { apart(half(p), half(p + 32), x0, x1); }
   template <bool kStream> static void put_half(char *p, char *q, V y0, V y1) {
     put<kStream>(p, _mm256_castps_si256(y0));
     put<kStream>(q, _mm256_castps_si256(y1));
@@ -72,27 +74,21 @@ template <> struct Lane<float> : Floats {
   }
 };
 
-// bfloat16 in the upper half of each 32-bit lane, rounded to nearest even; NaNs aside
-inline __m256i rounded_up(__m256i u) {
-  const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
-  return _mm256_add_epi32(_mm256_add_epi32(u, _mm256_set1_epi32(0x7fff)), odd);
-}
-
-// Both at once: one comparison sees a NaN in either, and hardly ever has to keep it one.
-inline void round_both(__m256 y0, __m256 y1, __m256i &r0, __m256i &r1) {
+// Sixteen floats rounded to bfloat16 and woven, y0 first: to the nearest, ties to even. A NaN stays
+// one, for those of bfloat16 numbers and of `Rows` have no lower half.
+inline __m256i woven_rounded(__m256 y0, __m256 y1) {
   const __m256i u0 = _mm256_castps_si256(y0), u1 = _mm256_castps_si256(y1);
-  r0 = rounded_up(u0);
-  r1 = rounded_up(u1);
-  if (__builtin_expect(_mm256_movemask_ps(_mm256_cmp_ps(y0, y1, _CMP_UNORD_Q)), 0)) {
-    const __m256i quiet = _mm256_set1_epi32(0x400000);
-    const __m256i nan0 = _mm256_castps_si256(_mm256_cmp_ps(y0, y0, _CMP_UNORD_Q));
-    const __m256i nan1 = _mm256_castps_si256(_mm256_cmp_ps(y1, y1, _CMP_UNORD_Q));
-    r0 = _mm256_blendv_epi8(r0, _mm256_or_si256(u0, quiet), nan0);
-    r1 = _mm256_blendv_epi8(r1, _mm256_or_si256(u1, quiet), nan1);
-  }
+  const __m256i upper = _mm256_blend_epi16(_mm256_srli_epi32(u0, 16), u1, 0xaa);
+  const __m256i lower = _mm256_blend_epi16(u0, _mm256_slli_epi32(u1, 16), 0xaa);
+  const __m256i pushed = _mm256_adds_epu16(lower, _mm256_and_si256(upper, _mm256_set1_epi16(1)));
+  // beyond 0x8000, which is beyond zero once the sign is turned, for there is no unsigned comparison
+  const __m256i turned = _mm256_xor_si256(pushed, _mm256_set1_epi16(int16_t(0x8000)));
+  return _mm256_sub_epi16(upper, _mm256_cmpgt_epi16(turned, _mm256_setzero_si256()));
 }
 
 template <> struct Lane<Bf16> : Floats {
+  static constexpr int held = 8; // not in registers, but arranged and near by
+  static constexpr bool whole = true;
   static V half(const char *p) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(load_short(p)), 16));
   }
@@ -102,17 +98,45 @@ template <> struct Lane<Bf16> : Floats {
     x1 = _mm256_castsi256_ps(_mm256_and_si256(raw, _mm256_set1_epi32(int(0xffff0000u))));
   }
   template <bool kStream> static void put_half(char *p, char *q, V y0, V y1) {
-    __m256i r0, r1;
-    round_both(y0, y1, r0, r1);
-    const __m256i both = _mm256_packus_epi32(_mm256_srli_epi32(r0, 16), _mm256_srli_epi32(r1, 16));
-    const __m256i apart = _mm256_permute4x64_epi64(both, 0xd8);
+    const __m256i firsts_then_seconds =
+        _mm256_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15, 0, 1, 4, 5, 8, 9, 12,
+                         13, 2, 3, 6, 7, 10, 11, 14, 15);
+    const __m256i in_lanes = _mm256_shuffle_epi8(woven_rounded(y0, y1), firsts_then_seconds);
+    const __m256i apart = _mm256_permute4x64_epi64(in_lanes, 0xd8);
     put<kStream>(p, _mm256_castsi256_si128(apart));
     put<kStream>(q, _mm256_extracti128_si256(apart, 1));
   }
   template <bool kStream> static void put_woven(char *p, V y0, V y1) {
-    __m256i r0, r1;
-    round_both(y0, y1, r0, r1);
-    put<kStream>(p, _mm256_blend_epi16(_mm256_srli_epi32(r0, 16), r1, 0xaa));
+    put<kStream>(p, woven_rounded(y0, y1));
+  }
+
+  // Rows as `turn_whole` wants them: those of 16 neighbouring pairs of two halves as the even and the
+  // odd of them, for so one shift and one mask unpack 16 numbers.
+  template <bool kHalfIn, bool kHalfOut, int kBlocks> static void arrange(V *row) {
+    if constexpr (kHalfIn && kHalfOut)
+      for (int b = 0; b < kBlocks; b += 2)
+        Lane<float>::apart(row[b], row[b + 1], row[b], row[b + 1]);
+  }
+  template <bool kHalfIn, bool kHalfOut, bool kStream, int kBlocks>
+  static void turn_whole(const char *in, char *out, const V *c, const V *s, const float *,
+                         const float *) {
+    constexpr int64_t bytes = int64_t{kBlocks} * width * 2;
+    if constexpr (kHalfIn && kHalfOut) {
+      for (int b = 0; b < kBlocks; b += 2) {
+        const int64_t at = b * int64_t{width} * 2;
+        V even0, odd0, even1, odd1, y0, y1, z0, z1;
+        woven(in + at, even0, odd0);
+        woven(in + bytes + at, even1, odd1);
+        turn(even0, even1, c[b], s[b], y0, y1);
+        turn(odd0, odd1, c[b + 1], s[b + 1], z0, z1);
+        put<kStream>(out + at, woven_rounded(y0, z0));
+        put<kStream>(out + bytes + at, woven_rounded(y1, z1));
+      }
+    } else {
+      for (int b = 0; b < kBlocks; ++b)
+        turn_block<Bf16, kHalfIn, kHalfOut, kStream>(in, out, bytes, b * int64_t{width} * 2, c[b],
+                                                     s[b]);
+    }
   }
 };
 

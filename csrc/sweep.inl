@@ -6,7 +6,7 @@
 //   put_half<kStream>(p, q, y0, y1), put_woven<kStream>(p, y0, y1)
 //   row(p)                                   cosines or sines
 //   turn(x0, x1, c, s, y0, y1)               the rotation
-//   held                                     how many registers may hold a row of cosines
+//   held                                     how many registers of a row of cosines are worth keeping
 //   whole                                    whether it has `turn_whole`, for vectors it holds rows of
 //
 // `turn_pair` is the same rotation of one pair, to the same bit.
@@ -113,6 +113,8 @@ __attribute__((always_inline)) inline void turn_held(const Walk &w, const C *cos
 template <class T, class C, bool kHalfIn, bool kHalfOut, bool kStream>
 inline void turn_walk(const Walk &w, const C *cos, const C *sin, int64_t pairs) {
   using L = Lane<T>;
+  if constexpr (L::held >= 8)
+    if (pairs == 8 * L::width) return turn_held<T, C, kHalfIn, kHalfOut, kStream, 8>(w, cos, sin);
   if ((w.count > 1 || L::whole) && L::held >= 4 && pairs == 4 * L::width)
     return turn_held<T, C, kHalfIn, kHalfOut, kStream, 4>(w, cos, sin);
   if ((w.count > 1 || L::whole) && L::held >= 2 && pairs == 2 * L::width)
@@ -203,6 +205,8 @@ inline void sweep_tile(const Job &job, const Operand &x, const char *in, char *o
       }
   };
   using L = Lane<T>;
+  if constexpr (L::held >= 8)
+    if (job.pairs == 8 * L::width) return follow(std::integral_constant<int, 8>{});
   if (L::held >= 4 && job.pairs == 4 * L::width) follow(std::integral_constant<int, 4>{});
   else if (L::held >= 2 && job.pairs == 2 * L::width) follow(std::integral_constant<int, 2>{});
   else follow(std::integral_constant<int, 0>{});
