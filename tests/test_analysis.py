@@ -7,10 +7,9 @@ import pytest
 import torch
 
 from phasor import Rope, SpecError
-from phasor.analysis import RECIPES, angle_errors
+from phasor.analysis import angle_errors, expected_linear_sum, linear_weights
 from phasor.analysis._precision import _nearest_bfloat16
 from phasor.angles import ROW_ERROR_20, ROW_ERROR_40, cos_sin
-from phasor.figures import precision_figure, wavelength_figure
 from phasor.frequencies import inv_freq
 from phasor.rotate import score
 from phasor.torch import rotate
@@ -191,21 +190,20 @@ def test_scores_of_exact_rows_lose_only_the_dtype(reach, dtype, published):
     assert np.sqrt((off**2).mean()) == pytest.approx(published, rel=0.5)
 
 
-def test_the_precision_figure_draws_the_errors_it_names():
-    """Each curve holds the maximum over the draws of its recipe."""
-    figure = precision_figure(ROPE, bits=12, draws=8)
-    lines = figure.axes[0].lines
-    assert len(lines) == len(RECIPES)
-    draw = np.random.default_rng(0)
-    octaves = [draw.integers(2**b, 2 ** (b + 1), 8) for b in range(12)]
-    usual = [angle_errors(ROPE, octave, "float32 angle").max() for octave in octaves]
-    np.testing.assert_array_equal(lines[0].get_ydata(), usual)
+@pytest.mark.parametrize(
+    ("keys", "negative", "total"),
+    [(96, 0.0, 0.491), (1024, 0.097, 0.256), (4096, 0.242, 0.139)],
+    ids=["96", "1024", "4096"],
+)
+def test_weights_of_linear_attention_turn_negative_and_shrink(keys, negative, total):
+    """One published draw is within two deviations of 40, whose sum is the expected one.
 
-
-def test_the_wavelength_figure_draws_wavelengths():
-    """Curves are 2 pi base**(2k/d), and the context is a line."""
-    figure = wavelength_figure({"plain": ROPE}, context=8192)
-    curve, context = figure.axes[0].lines
-    expected = [2 * np.pi * 10_000.0 ** (k / 64) for k in range(64)]
-    np.testing.assert_allclose(curve.get_ydata(), expected, rtol=1e-14)
-    assert list(context.get_ydata()) == [8192, 8192]
+    The standard error of a mean of 40 is a sixth of the deviation; this allows four.
+    """
+    rope = Rope(head_dim=64, pairing="half", base=10_000.0)
+    draws = [np.random.default_rng(seed).standard_normal((keys + 1, 64)) for seed in range(40)]
+    weights = np.array([linear_weights(draw[0], draw[1:], rope) for draw in draws])
+    shares, sums = (weights < 0).mean(-1), weights.sum(-1)
+    assert abs(negative - shares.mean()) <= 2 * shares.std()
+    assert abs(total - sums.mean()) <= 2 * sums.std()
+    assert abs(expected_linear_sum(rope, keys) - sums.mean()) <= 4 / 6 * sums.std()

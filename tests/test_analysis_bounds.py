@@ -282,20 +282,58 @@ def test_a_coarse_grid_calls_bases_safe_that_are_not(
 @pytest.mark.parametrize(
     ("tokens", "base", "passes"),
     [
-        (64, 2.1e6, True),
         (64, 1.02 * 2.1e6, False),
         (64, 1.05 * 2.1e6, False),
         (128, 4.8722e6, True),
+        # table 2 of Men et al.
+        (1, 4.3e3, True),
+        (2, 1.6e4, True),
+        (4, 2.7e4, False),
+        (8, 8.4e4, True),
+        (16, 3.1e5, False),
+        (32, 6.4e5, False),
+        (64, 2.1e6, True),
         (128, 7.8e6, False),
-        (128, 4.9e6, False),
-        (1024, 6.5e7, False),
+        (256, 3.6e7, False),
+        (512, 6.4e7, False),
         (1024, 5.1e8, False),
+        # Su's finer search, where it has another number
+        (2, 1.2e4, False),
+        (16, 2.3e5, False),
+        (32, 6.3e5, True),
+        (128, 4.9e6, False),
+        (256, 2.4e7, False),
+        (512, 5.8e7, False),
+        (1024, 6.5e7, False),
     ],
     ids=lambda value: f"{value:g}",
 )
 def test_two_digits_of_a_base_are_too_few(tokens: int, base: float, passes: bool) -> None:
     """Published lower bounds fail as printed, and larger bases than a feasible one fail."""
     assert (negative_distances(head(base=base), tokens * 1024).size == 0) == passes
+
+
+@pytest.mark.parametrize(("tokens", "passes"), [(2**n, n == 3) for n in range(7)])
+def test_the_printed_fit_gives_bases_that_fail(tokens: int, passes: bool) -> None:
+    """``0.0424 x**1.628`` passes at 8192 tokens, and at no other of the first seven lengths."""
+    rope = head(base=0.0424 * (1024 * tokens) ** 1.628)
+    assert (negative_distances(rope, 1024 * tokens).size == 0) == passes
+
+
+def test_llama_3_stands_just_above_the_safe_base() -> None:
+    """5e5 at 8192 tokens: six times the least feasible base, and 1.27 times the safe one."""
+    assert negative_distances(head(base=5e5), 8192).size == 0
+    assert f"{5e5 / 83_770:.1f} {5e5 / 3.95e5:.2f}" == "6.0 1.27"
+
+
+@pytest.mark.parametrize(
+    ("base", "passes"),
+    [(0.99e5, True), (1e5, False), (1.005e5, True), (1.01e5, False), (1.02e5, True)],
+    ids=lambda value: f"{value:g}",
+)
+def test_the_third_digit_of_a_base_decides(base: float, passes: bool) -> None:
+    """Around 1e5 at 8192 tokens, half a percent turns yes into no and back."""
+    assert (negative_distances(head(base=base), 8192).size == 0) == passes
 
 
 def test_progress_is_told_after_every_base() -> None:

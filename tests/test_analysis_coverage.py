@@ -295,6 +295,22 @@ def test_resolution_is_the_fastest_pair_s_share_of_its_angle(name, resolution):
     assert by_name(ways)[name].resolution == pytest.approx(resolution, rel=1e-15)
 
 
+@pytest.mark.parametrize(
+    "rope",
+    [
+        Rope(head_dim=8, pairing="half", scaling=Proportional(fraction=0.0)),
+        Rope(head_dim=8, pairing="half", base=None, inv_freq=(0.0,) * 4),
+    ],
+    ids=["p=0", "explicit"],
+)
+def test_a_rope_without_a_pair_that_turns_has_no_angle_to_lose(rope: Rope):
+    """It keeps the whole of nothing, meets no new phase, and needs no change."""
+    ways = extensions(rope, 64, 128)
+    assert [way.resolution for way in ways] == [1.0] * len(ways)
+    assert [way.pairs_affected for way in ways] == [0] * len(ways)
+    assert recommend(ways).extension.name == "unchanged"
+
+
 def test_attention_factors_are_the_laws_own():
     """YaRN's and LongRoPE's published factors; 1 for the others."""
     ways = by_name(extensions(LLAMA_2, 4096, 32 * 4096, factors=[2.0] * 64))

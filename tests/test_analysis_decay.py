@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phasor import Axial, DynamicNTK, Linear, PositionError, Rope, SpecError, TensorError
+from phasor._scan import kernel
 from phasor.analysis import (
     KINDS,
     abel_bound,
@@ -365,6 +366,13 @@ def test_heads_follow_the_smooth_kernel_for_a_while() -> None:
     worst = np.maximum(np.abs(off.real), np.abs(off.imag))
     assert worst[:34].max() <= 0.02
     assert worst[34] > 0.02
+
+
+def test_single_distances_leave_the_smooth_kernel_by_a_third() -> None:
+    """Up to 100000, so 0.02 is no tolerance for a whole curve."""
+    means = kernel(head(), 100_000) / 64
+    off = means - smooth_kernel(1e4, np.arange(100_000))
+    assert f"{np.abs(off.real).max():.3f} {np.abs(off.imag).max():.3f}" == "0.285 0.346"
 
 
 @pytest.mark.parametrize(

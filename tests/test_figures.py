@@ -20,7 +20,7 @@ from matplotlib.lines import Line2D
 
 import phasor
 from phasor import NTK, Hope, Linear, Llama3, Rope, Sectioned, Yarn, figures
-from phasor.analysis import coverage
+from phasor.analysis import RECIPES, angle_errors, coverage
 from phasor.errors import SpecError, TensorError
 
 ROPE = Rope(head_dim=128, pairing="half", base=10_000.0)
@@ -315,6 +315,15 @@ def test_the_band_is_one_deviation_of_independent_vectors() -> None:
     assert (band.get_y(), band.get_height()) == pytest.approx((-(128**-0.5), 2 * 128**-0.5))
 
 
+def test_wavelengths_are_drawn_against_the_context() -> None:
+    """Curves are ``2 pi base ** (2k / d)``, and the context is a level line."""
+    figure = figures.wavelength_figure({"plain": ROPE}, context=8192)
+    curve, context = figure.axes[0].lines
+    expected = [2 * math.pi * 10_000.0 ** (k / 64) for k in range(64)]
+    np.testing.assert_allclose(curve.get_ydata(), expected, rtol=1e-14)
+    assert list(context.get_ydata()) == [8192, 8192]
+
+
 def test_pairs_that_do_not_turn_leave_a_gap_in_wavelengths() -> None:
     """Infinity has no place on the axis."""
     rope = Rope(head_dim=4, pairing="half", inv_freq=(1.0, 0.0))
@@ -438,6 +447,17 @@ def test_coverage_of_nothing_is_refused() -> None:
         figures.coverage_figure({})
 
 
+def test_precision_is_the_largest_error_over_the_draws_of_an_octave() -> None:
+    """A curve for each recipe; each point is the worst of what was drawn there."""
+    figure = figures.precision_figure(ROPE, bits=12, draws=8)
+    lines = figure.axes[0].lines
+    assert len(lines) == len(RECIPES)
+    draw = np.random.default_rng(0)
+    octaves = [draw.integers(2**b, 2 ** (b + 1), 8) for b in range(12)]
+    usual = [angle_errors(ROPE, octave, "float32 angle").max() for octave in octaves]
+    np.testing.assert_array_equal(lines[0].get_ydata(), usual)
+
+
 def weights(length: int, seed: int) -> list[float]:
     """RoFormer's eq. 19 for the last of ``length`` tokens, by complex numbers."""
     draw = np.random.default_rng(seed)
@@ -477,7 +497,7 @@ def test_linear_weights_are_means_over_draws() -> None:
 
 def test_the_expected_sum_is_a_mean_of_cosines() -> None:
     """Over distances and pairs."""
-    drawn = curves(DRAWN["linear_figure"], 1)["expected_linear_sum"].get_ydata()
+    drawn = curves(DRAWN["linear_figure"], 1)["expected sum"].get_ydata()
     for length, found in zip((8, 64), drawn, strict=True):
         cosines = [math.cos(r * f) for r in range(length) for f in inv_freq(SMALL)]
         assert found == pytest.approx(sum(cosines) / len(cosines), abs=1e-14)

@@ -136,6 +136,15 @@ def test_the_sign_is_that_of_roformer() -> None:
     assert f"{score(k, q, 1, rope):.16f}" == "0.8414709848078965"
 
 
+def test_a_query_turned_on_its_own_meets_the_key_from_the_other_side() -> None:
+    """(R^w q)^T k = q^T R^{-w} k; with R^w, as Su's ReRoPE post has it, it is another number."""
+    rope = Rope(head_dim=64, pairing="half")
+    q, k = unit_vectors(15, 8), unit_vectors(16, 8)
+    turned = (rotate(q, 7, rope) * k).sum(-1)
+    np.testing.assert_allclose(turned, score(q, k, -7, rope), rtol=0, atol=ERROR)
+    assert np.abs(turned - score(q, k, 7, rope)).max() > 0.1
+
+
 def test_positions_divided_are_frequencies_divided() -> None:
     """Position interpolation by its two names; 2**-3 is exact in both."""
     x = unit_vectors(11, 4)

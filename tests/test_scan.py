@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import mpmath
@@ -10,8 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phasor import DynamicNTK, PositionError, Rope, SpecError
+from phasor import DynamicNTK, PositionError, Rope, SpecError, angles
 from phasor._scan import kernel, phasors
+from phasor.analysis import cosine, decay, expected_linear_sum, extensions, negative_distances
+from phasor.heads import required_alpha, strongest_rival
 
 from . import oracle, strategies
 
@@ -52,6 +55,37 @@ def test_blocks_join_without_a_seam(count: int, start: int) -> None:
     for r in {0, 1, 1023, 1024, 1025, 65_535, 65_536, count - 1} & set(range(count)):
         expected = summed(rope, start + r, np.ones(64))
         assert abs(found[r] - expected) <= allowed(rope, np.ones(64))
+
+
+HEAD = Rope(head_dim=8, pairing="half")
+SLOW = Rope(head_dim=8, pairing="half", base=1e9)
+FAR = 1 << 20
+SCANS: dict[str, Callable[[], object]] = {
+    "decay": lambda: decay(HEAD, np.arange(FAR)),
+    "cosine": lambda: cosine(HEAD, np.arange(FAR), "aligned"),
+    "negative distances": lambda: negative_distances(HEAD, FAR),
+    "six laws' change of sign": lambda: extensions(SLOW, FAR // 8, FAR // 6),
+    "strongest rival": lambda: strongest_rival(HEAD, FAR),
+    "required alpha": lambda: required_alpha(HEAD, FAR, 0.9),
+    "sum of linear weights": lambda: expected_linear_sum(HEAD, FAR),
+}
+
+
+@pytest.mark.parametrize("scan", SCANS.values(), ids=SCANS)
+def test_a_million_distances_are_products_of_few_cosines(
+    scan: Callable[[], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Starts of blocks, and the rests within one: a fiftieth of the distances at most."""
+    asked: list[int] = []
+
+    def counted(rope: Rope, positions: Any) -> Any:
+        asked.append(np.size(positions))
+        return angles.cos_sin(rope, positions)
+
+    for module in ("_scan", "analysis._decay", "analysis._linear", "heads"):
+        monkeypatch.setattr(f"phasor.{module}.cos_sin", counted, raising=False)
+    scan()
+    assert 0 < sum(asked) <= FAR / 50
 
 
 def test_the_weights_given_stay_as_they_are() -> None:

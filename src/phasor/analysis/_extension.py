@@ -43,7 +43,8 @@ class Extension:
         sign_change: The first distance where ``C(r) = sum_k cos(r * inv_freq[k])`` is negative,
             from where on a similar key may score below a random one (Men et al. 2405.14591,
             Theorem 1); None where that is not below ``coverage.to``.
-        resolution: How much of the angle between neighbours the fastest pair keeps, 1 for all.
+        resolution: How much of the angle between neighbours the fastest pair keeps, 1 for all; 1
+            where no pair turns and there is nothing to keep.
     """
 
     name: str
@@ -211,12 +212,13 @@ def _stretched(rope: Rope, context: int, to: int) -> dict[str, Rope]:
 def _extension(name: str, trained: Rope, context: int, rope: Rope, to: int) -> Extension:
     before, after = inv_freq(trained), inv_freq(rope)
     fastest = before.argmax()
+    standing = before[fastest] == 0
     return Extension(
         name=name,
         rope=rope,
         coverage=coverage(trained, context, rope, to),
         sign_change=_sign_change(rope, to),
-        resolution=float(after[fastest] / before[fastest]),
+        resolution=1.0 if standing else float(after[fastest] / before[fastest]),
     )
 
 

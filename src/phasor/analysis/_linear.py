@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from phasor._checks import whole
-from phasor.angles import cos_sin
+from phasor._scan import kernel
 from phasor.errors import TensorError
 from phasor.rotate import rotate
 from phasor.spec import Rope
@@ -62,7 +62,7 @@ def expected_linear_sum(rope: Rope, length: int) -> float:
     features move its sum by a few hundredths.
 
     Args:
-        rope: What rotates.
+        rope: What rotates; with several axes, a distance is along every one, as in text.
         length: Number of keys.
 
     Returns:
@@ -75,5 +75,5 @@ def expected_linear_sum(rope: Rope, length: int) -> float:
     >>> [round(expected_linear_sum(rope, n), 3) for n in (96, 1024, 4096)]
     [0.535, 0.278, 0.125]
     """
-    cos, _ = cos_sin(rope, np.arange(whole("length", length, least=1)))
-    return float((2 * cos.mean(0).sum() + rope.head_dim - rope.rotary_dim) / rope.head_dim)
+    cosines = kernel(rope, whole("length", length, least=1)).real
+    return float((2 * cosines.mean() + rope.head_dim - rope.rotary_dim) / rope.head_dim)

@@ -16,8 +16,8 @@ def smooth_kernel(base: float, distances: ArrayLike) -> NDArray[np.complex128]:
     ``(Ci(r) - Ci(r / base) + i (Si(r) - Si(r / base))) / ln(base)``: the real part smooths
     ``C(r) / n`` (Su, spaces.ac.cn 10122), the imaginary part the mean sine (RoPE++ 2512.07525,
     whose printed curve lacks the ``1 / ln(base)``). A head of 128 at base 10000 follows it to
-    0.02 up to a distance of 33 only: beyond, its fast pairs are too few to cancel, and single
-    distances are off by as much as a quarter.
+    0.02 up to a distance of 33 only: beyond, its fast pairs are too few to cancel, and below
+    100000 single distances are off by up to 0.28 in the cosine and 0.35 in the sine.
 
     Args:
         base: The base of the spectrum.

@@ -14,8 +14,8 @@ from phasor.spec import Rope
 _WHAT: dict[Kind, str] = {
     "aligned": "aligned: q = k = (1, 1, …)",
     "opposite": "opposite: q = (1, 1, …) = −k",
-    "random": "random: q = k, Gaussian",
-    "independent": "independent: q and k Gaussian",
+    "random": "random: q = k, one Gaussian draw",
+    "independent": "independent: q and k, one Gaussian draw each",
 }
 
 
@@ -98,10 +98,11 @@ def cosine_figure(ropes: Mapping[str, Rope], distances: ArrayLike, *, seed: int)
             axes.semilogx(distances, cosine(ropes[name], distances, kind, seed=from_seed), **look)
         axes.axhline(0, color="0.4", linewidth=0.8)
     spread = min(rope.head_dim for rope in ropes.values()) ** -0.5
-    drawn[-1].axhspan(-spread, spread, color="0.88", zorder=0)
+    band = "one deviation of independent vectors"
+    drawn[-1].axhspan(-spread, spread, color="0.88", zorder=0, label=band)
     for axes in drawn[2:]:
         axes.set_xlabel("distance (tokens)")
     for axes in drawn[::2]:
         axes.set_ylabel("cosine")
-    legend(figure, drawn[0])
+    legend(figure, drawn[-1], columns=2)
     return figure

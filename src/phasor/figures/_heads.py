@@ -56,8 +56,8 @@ def attention_figure(rope: Rope, offsets: Sequence[int], *, alpha: float, tokens
     shared: dict[str, Any] = {"cmap": tones, "vmin": 0, "vmax": 1, "interpolation": "nearest"}
     for axes, back in zip(drawn, backs, strict=True):
         axes.imshow(_attention(rope, back, alpha, size), **shared)
-        called = f" ({_CALLED[back]})" if back in _CALLED else ""
-        axes.set_title(f"offset {back}{called}", fontsize="medium")
+        called = _CALLED.get(back, f"{back} tokens back")
+        axes.set_title(f"offset {back} ({called})", fontsize="medium")
         axes.set_xlabel("key (token)")
     drawn[0].set_ylabel("query (token)")
     figure.colorbar(drawn[0].images[0], ax=drawn, label="attention weight", shrink=0.8)

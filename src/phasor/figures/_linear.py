@@ -46,7 +46,7 @@ def linear_figure(rope: Rope, lengths: Sequence[int], *, draws: int) -> Figure:
         for measure in zip(*(_drawn(rope, n, draws) for n in lengths), strict=True)
     )
     expected = [expected_linear_sum(rope, n) for n in lengths]
-    (_, mean), (_, theory) = styled([f"mean of {draws} draws", "expected_linear_sum"])
+    (_, mean), (_, theory) = styled([f"mean of {draws} draws", "expected sum"])
     figure, (left, right) = panels(1, 2, size=(9, 4))
     label(left, "keys (tokens)", "share of weights below 0")
     label(right, "keys (tokens)", "sum of weights")

@@ -75,6 +75,6 @@ def scaling_figure(rope: Rope, laws: Mapping[str, Law]) -> Figure:
     for name, look in styled(laws):
         scaled = dataclasses.replace(plain, scaling=laws[name])
         axes.plot(np.asarray(inv_freq(scaled) / before), **look)
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(bottom=-0.02)  # a curve along 0 is not to lie under the frame
     legend(figure, axes)
     return figure

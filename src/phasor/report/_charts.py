@@ -31,6 +31,7 @@ _CONFIG: dict[str, Any] = {
         "titleFontSize": 12,
         "titleFontWeight": "normal",
         "labelOverlap": True,
+        "labelFlush": False,
     },
     "legend": {
         "labelColor": "currentColor",
@@ -42,6 +43,7 @@ _CONFIG: dict[str, Any] = {
         "columns": 2,
         "symbolStrokeWidth": 2,
         "labelLimit": 220,
+        "offset": 24,
     },
     "text": {"color": "currentColor", "fontSize": 12},
     "rule": {"color": "var(--rule)"},
@@ -75,7 +77,7 @@ def coverage_chart(
         )
     )
     points = chosen.mark_point(size=45, filled=True, opacity=1).encode(
-        x=alt.X("pair:Q", title="pair", axis=alt.Axis(tickMinStep=1, grid=False)),
+        x=_pairs(),
         y=alt.Y(
             "turns:Q",
             title="turns over the context",
@@ -124,7 +126,7 @@ def slowing_chart(rows: Sequence[Row], laws: Sequence[str]) -> dict[str, Any]:
     """What each law divides frequencies by, pair by pair."""
     divisors = [row["divided_by"] for row in rows] or [1.0]
     line = _lines(rows, laws, "law").encode(
-        x=alt.X("pair:Q", title="pair", axis=alt.Axis(tickMinStep=1, grid=False)),
+        x=_pairs(),
         y=alt.Y(
             "divided_by:Q",
             title="frequency divided by",
@@ -149,6 +151,7 @@ def cosine_chart(
             x=_tokens("distance", "distance, tokens"),
             y=alt.Y("cosine:Q", title="C(r) / n"),
             color=_colour("law", laws, _COLOURS[: len(laws)]),
+            strokeDash=_dash("law", laws),
             tooltip=["law:N", alt.Tooltip("distance:Q", format=","), _rounded("cosine")],
         )
     )
@@ -166,7 +169,7 @@ def decay_chart(rows: Sequence[Row], context: int) -> dict[str, Any]:
         .mark_line(color=_COLOURS[1], strokeWidth=2)
         .encode(
             x=_tokens("distance", "distance, tokens"),
-            y=alt.Y("decay:Q", title="mean partial sum"),
+            y=alt.Y("decay:Q", title="mean length of partial sums"),
             tooltip=[alt.Tooltip("distance:Q", format=","), _rounded("decay")],
         )
     )
@@ -205,10 +208,10 @@ def kept_chart(rows: Sequence[Row], laws: Sequence[str], context: int) -> dict[s
 def precision_chart(rows: Sequence[Row], recipes: Sequence[str], context: int) -> dict[str, Any]:
     """The error of cos and sin against position, for each recipe."""
     line = _lines(rows, recipes, "recipe", first=1).encode(
-        x=_tokens("position", "position"),
+        x=_tokens("position", "position, tokens"),
         y=alt.Y(
             "error:Q",
-            title="largest error",
+            title="largest error of cos and sin",
             scale=alt.Scale(type="log"),
             axis=alt.Axis(format=".0e", tickCount=8),
         ),
@@ -248,15 +251,16 @@ def _lines(rows: Sequence[Row], names: Sequence[str], field: str, first: int = 0
         .mark_line(strokeWidth=2)
         .encode(
             color=_colour(field, names, _COLOURS[first : first + len(names)]),
-            strokeDash=alt.StrokeDash(
-                f"{field}:N",
-                sort=list(names),
-                scale=alt.Scale(domain=list(names), range=_DASHES[: len(names)]),
-            ),
+            strokeDash=_dash(field, names),
             opacity=alt.condition(picked, alt.value(1), alt.value(0.15)),
         )
         .add_params(picked)
     )
+
+
+def _dash(field: str, names: Sequence[str]) -> alt.StrokeDash:
+    scale = alt.Scale(domain=list(names), range=_DASHES[: len(names)])
+    return alt.StrokeDash(f"{field}:N", sort=list(names), scale=scale)
 
 
 def _colour(
@@ -269,6 +273,11 @@ def _colour(
         scale=alt.Scale(domain=list(names), range=list(colours)),
         legend=alt.Legend(columns=1 if shapes else 2, symbolSize=90 if shapes else 600),
     )
+
+
+def _pairs() -> alt.X:
+    axis = alt.Axis(tickMinStep=1, grid=False)
+    return alt.X("pair:Q", title="pair", scale=alt.Scale(nice=False), axis=axis)
 
 
 def _tokens(field: str, title: str) -> alt.X:
