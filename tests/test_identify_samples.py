@@ -6,7 +6,15 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 
-from phasor import Llama3, PositionError, Rope, TensorError
+from phasor import (
+    Alternating,
+    Interleaved,
+    Llama3,
+    PositionError,
+    Rope,
+    Sectioned,
+    TensorError,
+)
 from phasor.conventions import identify_samples
 from phasor.rotate import matrix, rotate
 
@@ -19,7 +27,7 @@ def recorded(rope, positions, heads=3, seed=0):
     x = rng.standard_normal((len(positions), heads, rope.head_dim))
     y = rotate(x, np.asarray(positions), rope)
     width = rope.head_dim
-    return x.reshape(-1, width), y.reshape(-1, width), np.repeat(positions, heads)
+    return x.reshape(-1, width), y.reshape(-1, width), np.repeat(positions, heads, axis=0)
 
 
 @settings(max_examples=40)
@@ -101,3 +109,50 @@ def test_samples_that_cannot_tell_are_refused(change, error, says):
     rope = Rope(head_dim=8, pairing="half", base=500.0)
     with pytest.raises(error, match=says):
         identify_samples(*change(*recorded(rope, np.arange(16))))
+
+
+AXES = {
+    "sectioned": Sectioned((3, 2, 3)),
+    "interleaved": Interleaved((4, 2, 2)),
+    "alternating": Alternating((2, 3, 3)),
+}
+
+
+def along_axes(axes):
+    """Equal coordinates, then every axis alone, as `identify_samples` wants them."""
+    steps = np.array([0, 1, 2, 3, 4, 6, 9, 13, 19, 28, 42, 63])
+    alone = [np.where(np.arange(axes) == axis, steps[1:, None], 0) for axis in range(axes)]
+    return np.concatenate([np.repeat(steps[:, None], axes, axis=1), *alone])
+
+
+@pytest.mark.parametrize("axes", AXES.values(), ids=AXES)
+@pytest.mark.parametrize("pairing", ["half", "interleaved"])
+def test_the_axis_of_every_pair_is_found(axes, pairing):
+    """From tokens whose coordinates differ."""
+    rope = Rope(head_dim=16, pairing=pairing, base=100.0, axes=axes)
+    found = identify_samples(*recorded(rope, along_axes(3)), dtype="float64")
+    assert [pair.axis for pair in found.pairs] == list(axes.axis_of_pair(8))
+    assert (found.rope, found.why_no_rope) == (rope, None)
+
+
+def test_members_on_different_axes_are_no_rope():
+    """A pair whose members follow different axes turns at equal coordinates only."""
+    rope = Rope(head_dim=16, pairing="half", base=100.0)
+    places = along_axes(2)
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((len(places), 3, 16))
+    y = np.empty_like(x)
+    for token, (time, height) in enumerate(places):
+        turned = [rotate(x[token], int(p), rope) for p in (time, height)]
+        y[token, :, :8], y[token, :, 8:] = turned[0][:, :8], turned[1][:, 8:]
+    at = np.repeat(places, 3, axis=0)
+    found = identify_samples(x.reshape(-1, 16), y.reshape(-1, 16), at, dtype="float64")
+    assert found.rope is None
+
+
+def test_axes_with_equal_coordinates_everywhere_are_refused():
+    """They could be one axis."""
+    rope = Rope(head_dim=8, pairing="half", base=500.0)
+    before, after, positions = recorded(rope, np.arange(16))
+    with pytest.raises(PositionError, match="tell the axes apart"):
+        identify_samples(before, after, np.stack([positions, positions], axis=1))

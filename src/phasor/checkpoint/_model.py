@@ -9,13 +9,12 @@ from typing import Any, cast
 
 from phasor.checkpoint._format import CheckpointError
 from phasor.checkpoint._names import PLAIN, Part, Projections, projections
-from phasor.configs import load
+from phasor.configs import NESTED, load
 from phasor.configs._reading import read_source
 from phasor.configs._table import table
 from phasor.layers import LayerRopes
 from phasor.spec import Pairing, Rope
 
-_NESTED = ("text_config", "llm_config", "language_config", "thinker_config")
 _LATENT = "qk_rope_head_dim"
 
 
@@ -81,7 +80,7 @@ def describe(model: str | os.PathLike[str] | Mapping[str, Any] | Rope) -> Model:
     top = read_source(model).values
     ropes = load(top)
     config, model_type = top, top.get("model_type")
-    while inner := [key for key in _NESTED if config.get(key) is not None]:
+    while inner := [key for key in NESTED if config.get(key) is not None]:
         config = cast(Mapping[str, Any], config[inner[0]])
         model_type = config.get("model_type") or model_type
     if config.get("rotary_value"):

@@ -16,13 +16,21 @@ from phasor.configs._deepseek import load_deepseek
 from phasor.configs._gguf import load_gguf
 from phasor.configs._huggingface import load_huggingface
 from phasor.configs._params import load_params
-from phasor.configs._reading import Block, read_source
+from phasor.configs._reading import NESTED, Block, read_source
 from phasor.configs._table import table
 from phasor.configs._writing import REPLACED, config_keys, rope_parameters
 from phasor.errors import ConfigError, SpecError
 from phasor.layers import LayerRopes
 
-__all__ = ["REPLACED", "config_keys", "load", "model_types", "rope_parameters"]
+__all__ = [
+    "NESTED",
+    "REPLACED",
+    "config_keys",
+    "load",
+    "model_types",
+    "read_source",
+    "rope_parameters",
+]
 
 _PARAMS = ("dim", "n_layers", "n_heads")
 _DEEPSEEK = ("qk_rope_head_dim", "inter_dim")

@@ -7,6 +7,7 @@ What the file says is read from it; what only the model class says comes from
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import cast
 
 from phasor._checks import shown
@@ -15,15 +16,14 @@ from phasor.configs import _laws
 from phasor.configs._blocks import Blocks, comparable
 from phasor.configs._layers import has_rope, layer_kinds
 from phasor.configs._model import Model, renamed
-from phasor.configs._reading import Block, agreed
+from phasor.configs._reading import NESTED, Block, agreed
 from phasor.configs._table import Architecture, Kind, table
-from phasor.configs._width import HEADS, head_width, rotated_width
+from phasor.configs._width import HEADS, head_width, rotated_width, widths_apart
 from phasor.errors import ConfigError
 from phasor.layers import LayerRopes
 from phasor.scaling import Law, Proportional, Rule
 from phasor.spec import Pairing, Rope
 
-_NESTED = ("text_config", "llm_config", "language_config", "thinker_config")
 _BASES = ("rope_theta", "rotary_emb_base", "rotary_embedding_base")
 _CONTEXTS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 _KEY_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "multi_query_group_num")
@@ -44,9 +44,10 @@ def load_huggingface(top: Block) -> LayerRopes:
     kinds: dict[str, Rope | None] = {}
     if _rotates(config, facts):
         blocks = Blocks(config, facts)
+        widths = widths_apart(config, facts, kinds_in_order)
         for kind in dict.fromkeys(kinds_in_order):
             rotates = has_rope(kind, config, facts)
-            kinds[kind] = _rope(config, facts, blocks, kind, notes) if rotates else None
+            kinds[kind] = _rope(config, facts, blocks, kind, widths, notes) if rotates else None
         if any(kinds.values()):
             _refuse_strays(config, model_type, blocks)
     else:
@@ -72,7 +73,7 @@ def _key_heads(config: Block, facts: Architecture) -> int | None:
 def _text_model(top: Block) -> tuple[Block, str]:
     """The config of the text model, which may lie inside that of a larger one, and its type."""
     config, model_type = top, top.text("model_type")
-    while inner := [key for key in _NESTED if config.has(key)]:
+    while inner := [key for key in NESTED if config.has(key)]:
         if len(inner) > 1:
             raise ConfigError(
                 f"{config.name(inner[0])} and {config.name(inner[1])} both describe a language "
@@ -118,7 +119,12 @@ def _rotates(config: Block, facts: Architecture) -> bool:
 
 
 def _rope(
-    config: Block, facts: Architecture, blocks: Blocks, kind: str, notes: list[str]
+    config: Block,
+    facts: Architecture,
+    blocks: Blocks,
+    kind: str,
+    widths: Mapping[str, int],
+    notes: list[str],
 ) -> Rope | None:
     block = blocks.of(kind)
     if block is None:
@@ -132,7 +138,7 @@ def _rope(
         )
     lawful = block if apart.scaled or not flat else Block({}, block.path)
     name = _laws.rope_type(lawful)
-    head_dim = head_width(config, facts, apart)
+    head_dim = widths[kind] if kind in widths else head_width(config, facts, apart)
     proportional = name == "proportional"
     width = head_dim if proportional else rotated_width(config, block, facts, head_dim)
     model = Model(

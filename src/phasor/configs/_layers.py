@@ -18,6 +18,8 @@ def layer_kinds(config: Block, facts: Architecture) -> tuple[str, ...]:
         raise ConfigError(f"{config.name(_COUNTS[0])} is absent; add the number of layers")
     if "no_rope_interval" in facts.layers:
         return _switched(config, facts, count)
+    if "bases_key" in facts.layers:
+        return _with_bases(config, facts.layers["bases_key"], count)
     key = "layers_block_type" if config.has("layers_block_type") else "layer_types"
     named = config.texts(key)
     if named is None:
@@ -51,14 +53,33 @@ def _switched(config: Block, facts: Architecture, count: int) -> tuple[str, ...]
     return tuple("rope" if (i + 1) % every else "nope" for i in range(count))
 
 
+def _with_bases(config: Block, key: str, count: int) -> tuple[str, ...]:
+    """Layers that a list of bases, 0 for none, gives a rope; one base for all that have any."""
+    # the mask, not the rope, follows layer_types in these models
+    config.ignore("layer_types")
+    bases = config.items(key)
+    if bases is None:
+        raise ConfigError(f"{config.name(key)} is absent; add it, with 0 for layers without rope")
+    used = {base for base in bases if base}
+    if len(bases) != count or len(used) > 1:
+        config.refuse(key, f"one base, or 0 for no rope, for each of {count} layers")
+    stated = (config.block("rope_parameters") or config).number("rope_theta", above=1)
+    agreed([(config.name(key), next(iter(used), None)), (config.name("rope_theta"), stated)])
+    return tuple("rope" if base else "nope" for base in bases)
+
+
 def patterned(config: Block, facts: Architecture, count: int) -> tuple[str, ...]:
     """One kind per layer where the file has no list of kinds: the rule of the model class."""
     rule = facts.layers
     if not rule:
         return ("rope",) * count
+    if "listed" in rule:
+        raise ConfigError(f"{config.name('layer_types')} is absent; add the kind of every layer")
     hit, miss = rule.get("hit", ""), rule.get("miss", "")
     if "indices_key" in rule:
         indices = config.wholes(rule["indices_key"])
+        if indices is None and "absent" in rule:
+            return (rule["absent"],) * count
         if indices is None:
             raise ConfigError(
                 f"{config.name(rule['indices_key'])} is absent; add it, or layer_types"

@@ -18,6 +18,8 @@ from typing import Any, NoReturn, TypeVar, cast
 from phasor._checks import shown
 from phasor.errors import ConfigError
 
+#: Keys under which the config of a larger model holds that of its language model.
+NESTED = ("text_config", "llm_config", "language_config", "thinker_config")
 SIZE_LIMIT = 16 * 2**20
 _NAMES = ("config.json", "params.json")
 _WHOLE_LIMIT = 2**63 - 1

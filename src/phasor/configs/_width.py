@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from phasor.configs._reading import Block, agreed
 from phasor.configs._table import Architecture, Kind
 from phasor.errors import ConfigError
@@ -36,6 +38,45 @@ def head_width(config: Block, facts: Architecture, apart: Kind) -> int:
             f"({hidden} / {heads}) must be a whole number from 2 to {WIDEST}; add it"
         )
     return hidden // heads
+
+
+def widths_apart(config: Block, facts: Architecture, kinds: Sequence[str]) -> dict[str, int]:
+    """Head widths by kind of layer, in files whose ``per_layer_config`` sets single layers apart.
+
+    Raises:
+        ConfigError: If layers of one kind have heads of several widths.
+    """
+    name = "per_layer_config"
+    single = config.block(name)
+    if single is None or not single.values:
+        return {}
+    # "05" is layer 5; a dictionary that was never a file may hold the number itself
+    if any(not str(key).isdecimal() or int(key) >= len(kinds) for key in single.values):
+        config.refuse(name, f"an object from numbers below {len(kinds)} to what those layers say")
+    said: dict[int, int | None] = {}
+    for key in single.values:
+        layer = single.block(key) or Block({}, single.name(key))
+        for stray in layer.values:
+            if ("rope" in stray and stray != facts.head_dim_key) or "rotary" in stray:
+                layer.refuse(stray, "in the block of a kind of layer, not of a single one")
+        said[int(key)] = layer.whole(facts.head_dim_key, least=2, most=WIDEST)
+    # what the class takes for a kind of layer is, in such a file, written at its layers
+    usual = head_width(config, facts, Kind())
+    found: dict[str, int] = {}
+    for kind in dict.fromkeys(kinds):
+        widths = {said.get(i) or usual for i, one in enumerate(kinds) if one == kind}
+        if len(widths) > 1:
+            raise ConfigError(
+                f"{config.name(name)} gives layers of the kind {kind!r} heads of different widths "
+                f"({', '.join(map(str, sorted(widths)))}); give those layers a kind of their own "
+                "in layer_types"
+            )
+        apart = facts.kinds.get(facts.labels.get(kind, kind), Kind()).head_dim_key
+        beside = None if apart is None else config.whole(apart, least=2, most=WIDEST)
+        here = f"{config.name(name)} at layers of the kind {kind!r}"
+        agreed([(here, width := widths.pop()), (str(apart), beside)])
+        found[kind] = width
+    return found
 
 
 def rotated_width(config: Block, block: Block, facts: Architecture, head_dim: int) -> int:
@@ -79,7 +120,8 @@ def _agree_with_latent(
     """In latent attention the rotated part is a slice of its own; a fraction is of the whole."""
     still = config.whole("qk_nope_head_dim", least=0) or 0
     for name, fraction in fractions:
-        if fraction is not None and int((still + rotated) * fraction) != rotated and fraction != 1:
+        whole = {still + rotated, config.whole("head_dim") or 0}
+        if fraction not in (None, 1) and all(int(one * fraction) != rotated for one in whole):
             raise ConfigError(
                 f"{name} says that {fraction:g} of {still + rotated} coordinates turn and "
                 f"{config.name('qk_rope_head_dim')} says {rotated}; remove the wrong one"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -13,11 +13,11 @@ from phasor.conventions._arrays import ROUNDING
 from phasor.conventions._match import Evidence, conclude
 from phasor.conventions._reading import Arrangement, every_arrangement
 from phasor.conventions._report import Finding, Identification
-from phasor.conventions._spectrum import find_spectrum
+from phasor.conventions._spectrum import Spectrum, find_spectrum
 from phasor.errors import PositionError, TensorError
 
 Floats = NDArray[np.float64]
-Groups = dict[int, tuple[Floats, Floats]]
+Group = tuple[Floats, Floats]
 _FEW = 8  # samples of one position are enough to tell pairings apart
 _TOGETHER = 24  # positions looked at to tell them apart
 
@@ -35,6 +35,8 @@ def identify_samples(
         after: ``[N, head_dim]``: the same after the rotation.
         positions: ``[N]`` whole numbers. Two of them must be one apart, and gaps must grow by no
             more than a factor of two to be of use; each position wants two vectors or more.
+            ``[N, n_axes]`` for several axes: the above holds for those with equal coordinates, and
+            those with unequal ones tell which axis drives which pair.
         dtype: What the vectors were computed in.
 
     Returns:
@@ -54,24 +56,24 @@ def identify_samples(
     True
     """
     rounding = ROUNDING[choice("dtype", dtype, ROUNDING)]
-    groups, head_dim = _grouped(before, after, positions)
+    equal, unequal, n_axes = _grouped(before, after, positions)
+    head_dim = next(iter(equal.values()))[0].shape[1]
     # two products are added and the whole is solved for: a few roundings
     rounding *= 8
     blank = Identification(head_dim=head_dim, called=None, linear=True)
-    some = dict(list(groups.items())[:_TOGETHER])
-    arrangement = _fitting(some, head_dim, rounding)
+    arrangement = _fitting(list(equal.values())[:_TOGETHER], head_dim, rounding)
     if arrangement is None:
         why = "no pairing of coordinates explains the samples as turns, up to a factor, of pairs"
         return replace(blank, why_no_rope=why)
-    places = _reachable(list(groups))
-    z = np.array([_turn(groups[p], arrangement)[0] for p in places])
+    places = _reachable(list(equal))
+    z = np.array([_turn(equal[p], arrangement)[0] for p in places])
     spectrum = find_spectrum(places, z, rounding)
     evidence = Evidence(
         head_dim=head_dim,
-        n_axes=1,
+        n_axes=n_axes,
         arrangement=arrangement,
         spectrum=spectrum,
-        drivers=tuple((0,) for _ in range(arrangement.num_pairs)),
+        drivers=_drivers(unequal, n_axes, arrangement, spectrum, rounding),
         gain=float(np.median(np.abs(z))),
         sizes=np.abs(z),
         rounding=rounding,
@@ -86,7 +88,38 @@ def identify_samples(
     return report
 
 
-def _grouped(before: ArrayLike, after: ArrayLike, positions: ArrayLike) -> tuple[Groups, int]:
+def _drivers(
+    groups: Mapping[tuple[int, ...], Group],
+    n_axes: int,
+    arrangement: Arrangement,
+    spectrum: Spectrum,
+    rounding: float,
+) -> tuple[tuple[int, ...], ...]:
+    """The axis that explains each pair's turns at unequal coordinates; none where all would do."""
+    if n_axes == 1:
+        return tuple((0,) for _ in range(arrangement.num_pairs))
+    fits = np.ones((n_axes, arrangement.num_pairs), dtype=bool)
+    for coordinates, group in groups.items():
+        z = _turn(group, arrangement)[0]
+        turned = z / np.maximum(np.abs(z), 1e-300)
+        at = np.array(coordinates, dtype=np.float64)
+        angles = np.abs(at[:, None] * spectrum.inv_freq)
+        # an angle may have been rounded in the dtype of the vectors
+        room = rounding * (8 + angles) + at[:, None] * spectrum.uncertainty
+        room += spectrum.phase_uncertainty
+        fits &= np.abs(spectrum.at(at) - turned) <= room
+    alone = fits.sum(axis=0) == 1
+    everywhere = tuple(range(n_axes))
+    return tuple(
+        (int(np.argmax(fits[:, k])),) if alone[k] else () if fits[:, k].any() else everywhere
+        for k in range(arrangement.num_pairs)
+    )
+
+
+def _grouped(
+    before: ArrayLike, after: ArrayLike, positions: ArrayLike
+) -> tuple[dict[int, Group], dict[tuple[int, ...], Group], int]:
+    """Samples by position, where its coordinates are equal and where they are not; and the axes."""
     x, y = (np.asarray(one, dtype=np.float64) for one in (before, after))
     at = np.asarray(positions)
     if x.ndim != 2 or x.shape != y.shape:
@@ -94,27 +127,36 @@ def _grouped(before: ArrayLike, after: ArrayLike, positions: ArrayLike) -> tuple
             "before and after must both be [samples, head_dim], got "
             f"{list(x.shape)} and {list(y.shape)}"
         )
-    if at.shape != x.shape[:1] or at.dtype.kind not in "iu":
+    if at.ndim not in (1, 2) or at.shape[:1] != x.shape[:1] or at.dtype.kind not in "iu":
         raise PositionError(
-            f"positions must be whole numbers [{len(x)}], one per sample, got {at.dtype} "
-            f"{list(at.shape)}"
+            f"positions must be whole numbers [{len(x)}], one per sample, or one per axis of each, "
+            f"got {at.dtype} {list(at.shape)}"
         )
-    groups: Groups = {}
-    for p in np.unique(at).tolist():
-        here = np.flatnonzero(at == p)[:_FEW]
+    at = at.reshape(len(x), -1)
+    equal: dict[int, Group] = {}
+    unequal: dict[tuple[int, ...], Group] = {}
+    for p in np.unique(at, axis=0):
+        here = np.flatnonzero((at == p).all(axis=1))[:_FEW]
         if len(here) > 1:
-            groups[p] = x[here], y[here]
-    if len(groups) < 2 or 1 not in np.diff(list(groups)):
+            group = x[here], y[here]
+            if (p == p[0]).all():
+                equal[int(p[0])] = group
+            else:
+                unequal[tuple(p.tolist())] = group
+    if len(equal) < 2 or 1 not in np.diff(list(equal)):
         raise PositionError(
             "positions must hold two that are one apart, with two samples or more at each (of "
-            f"different heads, or batches); got {len(groups)} with two samples"
+            f"different heads, or batches); got {len(equal)} with two samples"
         )
-    return groups, x.shape[1]
+    if at.shape[1] > 1 and not unequal:
+        raise PositionError(
+            f"positions have {at.shape[1]} axes and equal coordinates everywhere, which does not "
+            "tell the axes apart; give one column, or some with unequal coordinates"
+        )
+    return equal, unequal, at.shape[1]
 
 
-def _turn(
-    group: tuple[Floats, Floats], arrangement: Arrangement
-) -> tuple[NDArray[np.complex128], float]:
+def _turn(group: Group, arrangement: Arrangement) -> tuple[NDArray[np.complex128], float]:
     """The complex factor of each pair that fits best, and the relative residue."""
     (first, second), (to_first, to_second) = arrangement.read, arrangement.written
     u = group[0][:, first] + 1j * group[0][:, second]
@@ -124,10 +166,10 @@ def _turn(
     return z, float(residue)
 
 
-def _fitting(groups: Groups, head_dim: int, rounding: float) -> Arrangement | None:
+def _fitting(groups: Sequence[Group], head_dim: int, rounding: float) -> Arrangement | None:
     """The narrowest arrangement that leaves no residue, and lets the others pass."""
     moved = np.zeros(head_dim, dtype=bool)
-    for x, y in groups.values():
+    for x, y in groups:
         moved |= (np.abs(x - y) > rounding * np.abs(x)).any(axis=0)
     if not moved.any():
         return None
@@ -136,7 +178,7 @@ def _fitting(groups: Groups, head_dim: int, rounding: float) -> Arrangement | No
         (
             arrangement
             for arrangement in every_arrangement(lowest, highest, head_dim)
-            if all(_turn(group, arrangement)[1] <= 8 * rounding for group in groups.values())
+            if all(_turn(group, arrangement)[1] <= 8 * rounding for group in groups)
         ),
         None,
     )
