@@ -62,12 +62,66 @@ def rotate(
     source, target = rope.pairing, rope.output_pairing
     if inverse:
         sin, source, target = -sin, target, source
-    first, second = pair_indices(rope, source)
-    to_first, to_second = pair_indices(rope, target)
-    x0, x1 = vectors[..., first], vectors[..., second]
+    return _turned(vectors, cos, sin, pair_indices(rope, source), pair_indices(rope, target))
+
+
+def rotate_by(
+    x: ArrayLike, cos: ArrayLike, sin: ArrayLike, *, pairing: Pairing
+) -> NDArray[np.float64]:
+    """``x`` turned by given rows of cos and sin, whatever they are, one entry per pair.
+
+    What a rotation read from a cache does: ``y0 = x0 cos - x1 sin``, ``y1 = x0 sin + x1 cos``.
+    Coordinates from ``2 * num_pairs`` on pass.
+
+    Args:
+        x: ``[..., seq, heads, head_dim]``.
+        cos: ``[..., seq, num_pairs]``, broadcast against the leading dimensions of ``x``.
+        sin: The same shape.
+        pairing: ``"half"`` or ``"interleaved"``.
+
+    Returns:
+        float64, the shape of ``x``.
+
+    Raises:
+        TensorError: If the rows do not fit ``x`` or one another.
+        SpecError: For a pairing that does not exist.
+
+    >>> rotate_by([[[1.0, 0.0, 7.0]]], [[0.6]], [[0.8]], pairing="half")
+    array([[[0.6, 0.8, 7. ]]])
+    """
+    vectors = np.asarray(x)
+    given = np.asarray(cos, dtype=np.float64), np.asarray(sin, dtype=np.float64)
+    lead, width = vectors.shape[:-2], 2 * given[0].shape[-1] if given[0].ndim else 0
+    if vectors.ndim < 3 or not 2 <= width <= vectors.shape[-1]:
+        raise TensorError(
+            "x must be [..., seq, heads, head_dim] with two coordinates for every entry of a row, "
+            f"got shape {list(vectors.shape)} and rows {list(given[0].shape)}"
+        )
+    if given[0].shape != given[1].shape or not _broadcasts(given[0].shape[:-1], lead):
+        raise TensorError(
+            f"cos and sin must both broadcast to the leading dimensions {list(lead)} of x, "
+            f"got {list(given[0].shape)} and {list(given[1].shape)}"
+        )
+    rope = Rope(head_dim=vectors.shape[-1], pairing=pairing, rotary_dim=width)
+    places = pair_indices(rope, pairing)
+    c, s = (row[..., None, :] for row in given)
+    return _turned(_vectors("x", vectors, rope), c, s, places, places)
+
+
+_Places = tuple[NDArray[np.intp], NDArray[np.intp]]
+
+
+def _turned(
+    vectors: NDArray[np.float64],
+    cos: NDArray[np.float64],
+    sin: NDArray[np.float64],
+    read: _Places,
+    written: _Places,
+) -> NDArray[np.float64]:
+    x0, x1 = vectors[..., read[0]], vectors[..., read[1]]
     y = vectors.copy()
-    y[..., to_first] = x0 * cos - x1 * sin
-    y[..., to_second] = x0 * sin + x1 * cos
+    y[..., written[0]] = x0 * cos - x1 * sin
+    y[..., written[1]] = x0 * sin + x1 * cos
     return y
 
 
@@ -249,11 +303,14 @@ def _rows(
     if cos.ndim == 1:
         return cos, sin
     tokens, lead = cos.shape[:-1], tuple(shape[:-2])
-    if len(tokens) > len(lead) or any(
-        t not in (1, n) for t, n in zip(tokens[::-1], lead[::-1], strict=False)
-    ):
+    if not _broadcasts(tokens, lead):
         raise PositionError(
             f"positions must be a scalar or broadcast to the leading dimensions {list(lead)} of x "
             f"[..., seq, heads, head_dim], got {list(tokens)}"
         )
     return cos[..., None, :], sin[..., None, :]
+
+
+def _broadcasts(tokens: Sequence[int], lead: Sequence[int]) -> bool:
+    pairs = zip(tokens[::-1], lead[::-1], strict=False)
+    return len(tokens) <= len(lead) and all(t in (1, n) for t, n in pairs)
