@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 MADE_BY := pyproject.toml constraints.txt setup.py $(wildcard csrc/*)
 
-.PHONY: help demo test test-slow check docs bench sanitize valgrind neon figures clean
+.PHONY: help demo test test-slow check docs bench bench-gpu sanitize valgrind neon figures clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 20
@@ -30,6 +30,9 @@ docs: $(VENV)/docs.done  ## build the documentation into site/, strictly
 
 bench: $(VENV)/bench.done  ## measure the CPU kernel against the others, ten minutes
 	$(BIN)/python bench/run.py
+
+bench-gpu: $(VENV)/bench.done  ## measure the GPU kernels against the others; needs a CUDA device
+	$(BIN)/python bench/gpu.py
 
 sanitize: $(VENV)/test.done  ## the CPU kernel's tests under AddressSanitizer and UBSan
 	$(BIN)/python tests/native/checks.py sanitize

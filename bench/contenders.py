@@ -7,7 +7,7 @@ and makes its rows from the positions within the time.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
@@ -28,10 +28,10 @@ PACKAGES = (
 _FAR = 2**40 - 2**16
 
 
-def versions() -> dict[str, str]:
+def versions(packages: Sequence[str] = PACKAGES) -> dict[str, str]:
     """What is installed of all that takes part."""
     found: dict[str, str] = {}
-    for name in ("phasor", *PACKAGES):
+    for name in ("phasor", *packages):
         try:
             found[name] = version(name)
         except PackageNotFoundError:
@@ -47,21 +47,21 @@ def everyone() -> list[Contender]:
 def others() -> list[Contender]:
     """Everybody but phasor."""
     return [
-        _foreign("transformers", "half", foreign.transformers_half, heads_first=True),
-        _foreign("transformers, compiled", "half", _compiled(foreign.transformers_half),
-                 heads_first=True),
-        _foreign("transformers", "interleaved", foreign.transformers_gptj),
-        _foreign("transformers, compiled", "interleaved", _compiled(foreign.transformers_gptj)),
-        _foreign("transformers DeepSeek", "interleaved", foreign.transformers_deepseek,
-                 heads_first=True, pairing_out="half"),
-        _foreign("transformers DeepSeek, compiled", "interleaved",
-                 _compiled(foreign.transformers_deepseek), heads_first=True, pairing_out="half"),
-        _foreign("Meta, complex", "interleaved", foreign.meta),
-        _foreign("torchtune", "interleaved", foreign.torchtune),
-        _foreign("rotary-embedding-torch", "interleaved", foreign.rotary_embedding_torch,
-                 heads_first=True),
-        _foreign("onnxruntime", "half", partial(foreign.onnxruntime, interleaved=False)),
-        _foreign("onnxruntime", "interleaved", partial(foreign.onnxruntime, interleaved=True)),
+        adapted("transformers", "half", foreign.transformers_half, heads_first=True),
+        adapted("transformers, compiled", "half", compiled(foreign.transformers_half),
+                heads_first=True),
+        adapted("transformers", "interleaved", foreign.transformers_gptj),
+        adapted("transformers, compiled", "interleaved", compiled(foreign.transformers_gptj)),
+        adapted("transformers DeepSeek", "interleaved", foreign.transformers_deepseek,
+                heads_first=True, pairing_out="half"),
+        adapted("transformers DeepSeek, compiled", "interleaved",
+                compiled(foreign.transformers_deepseek), heads_first=True, pairing_out="half"),
+        adapted("Meta, complex", "interleaved", foreign.meta),
+        adapted("torchtune", "interleaved", foreign.torchtune),
+        adapted("rotary-embedding-torch", "interleaved", foreign.rotary_embedding_torch,
+                heads_first=True),
+        adapted("onnxruntime", "half", partial(foreign.onnxruntime, interleaved=False)),
+        adapted("onnxruntime", "interleaved", partial(foreign.onnxruntime, interleaved=True)),
     ]  # fmt: skip
 
 
@@ -77,9 +77,11 @@ def probes(case: Case) -> list[Contender]:
     return found + [_probe(f"phasor, {path}", partial(_on_path, path)) for path in here]
 
 
-def _foreign(
+def adapted(
     name: str, pairing: Pairing, build: Callable[[Case, Tensor], Rotation], **options: Any
 ) -> Contender:
+    """Another package's, left out where it is not installed."""
+
     def checked(case: Case, positions: Tensor) -> Rotation:
         try:
             return build(case, positions)
@@ -89,10 +91,10 @@ def _foreign(
     return Contender(name=name, pairing=pairing, build=checked, **options)
 
 
-def _compiled(build: Callable[[Case, Tensor], Rotation]) -> Callable[[Case, Tensor], Rotation]:
+def compiled(build: Callable[[Case, Tensor], Rotation]) -> Callable[[Case, Tensor], Rotation]:
+    """The same rotation, compiled for its shape when it is called first."""
+
     def built(case: Case, positions: Tensor) -> Rotation:
-        # a shape compiled afresh is a shape compiled for itself
-        torch.compiler.reset()
         return torch.compile(build(case, positions), dynamic=False)
 
     return built

@@ -20,9 +20,10 @@ def rows(case: Case, positions: Tensor) -> tuple[NDArray[np.float64], NDArray[np
     return cos_sin(case.rope("half"), positions.numpy())
 
 
-def _usual_inv_freq(case: Case) -> Tensor:
+def usual_inv_freq(case: Case, device: torch.device) -> Tensor:
     """Frequencies as everybody makes them, in float32."""
-    return 1.0 / case.base ** (torch.arange(0, case.head_dim, 2).float() / case.head_dim)
+    width = case.rotary_dim or case.head_dim
+    return 1.0 / case.base ** (torch.arange(0, width, 2, device=device).float() / width)
 
 
 def _whole_heads_of_one_axis(case: Case) -> None:
@@ -34,9 +35,8 @@ def _whole_heads_of_one_axis(case: Case) -> None:
 
 def _by_sequence(case: Case, positions: Tensor) -> Tensor:
     """Positions ``[batch or 1, seq]``, or ``[axes, 1, seq]``."""
-    if case.sections:
-        return positions.T.unsqueeze(1)
-    return positions if positions.dim() == 2 else positions.unsqueeze(0)
+    batched = positions if positions.dim() == 2 + bool(case.sections) else positions.unsqueeze(0)
+    return batched.movedim(-1, 0) if case.sections else batched
 
 
 def transformers_rows(case: Case, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -54,8 +54,9 @@ def transformers_rows(case: Case, positions: Tensor) -> tuple[Tensor, Tensor]:
         if case.sections
         else (LlamaRotaryEmbedding, LlamaConfig)
     )
-    like = torch.empty(0, dtype=getattr(torch, case.dtype))
+    like = torch.empty(0, dtype=getattr(torch, case.dtype), device=positions.device)
     embedding = kind(config(head_dim=case.head_dim, rope_parameters=settings))
+    embedding = embedding.to(positions.device)
     return embedding(like, _by_sequence(case, positions))
 
 
@@ -79,7 +80,9 @@ def transformers_gptj(case: Case, positions: Tensor) -> Rotation:
     if case.rotary_dim is None or case.sections or case.base != 10_000:
         raise UnableError("GPT-J's function, for its own shape")
     width = case.rotary_dim
-    table = create_sinusoidal_positions(_LONGEST, width)[_by_sequence(case, positions)]
+    longest = max(_LONGEST, int(positions.max()) + 1)
+    table = create_sinusoidal_positions(longest, width).to(positions.device)
+    table = table[_by_sequence(case, positions)]
     sin, cos = table.to(getattr(torch, case.dtype)).split(width // 2, dim=-1)
 
     def partly(x: Tensor) -> Tensor:
@@ -103,7 +106,8 @@ def transformers_deepseek(case: Case, positions: Tensor) -> Rotation:
 
 def meta_turns(case: Case, positions: Tensor) -> Tensor:
     """Meta's table: float32 angles as complex numbers."""
-    angles = _by_sequence(case, positions)[..., None].float() * _usual_inv_freq(case)
+    inv_freq = usual_inv_freq(case, positions.device)
+    angles = _by_sequence(case, positions)[..., None].float() * inv_freq
     return torch.polar(torch.ones_like(angles), angles)
 
 

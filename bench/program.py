@@ -7,7 +7,7 @@ import json
 import os
 import platform
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -60,11 +60,36 @@ def commit() -> str:
     return (git("rev-parse", "--short", "HEAD") or "unknown") + (" (changed)" if changed else "")
 
 
-def selected(pattern: str | None, *, quick: bool) -> list[Case]:
-    """The cases whose "name, dtype" the pattern matches."""
-    known = QUICK if quick else CASES
+def selected(known: Sequence[Case], pattern: str | None) -> list[Case]:
+    """The cases whose "name, dtype" the pattern matches.
+
+    Raises:
+        UsageError: If there are none.
+    """
     wanted = pattern or "*"
-    return [case for case in known if fnmatch.fnmatch(f"{case.name}, {case.dtype}", wanted)]
+    cases = [case for case in known if fnmatch.fnmatch(f"{case.name}, {case.dtype}", wanted)]
+    if not cases:
+        names = "; ".join(dict.fromkeys(case.name for case in known))
+        raise click.UsageError(f"no case matches {pattern!r}; names are: {names}")
+    return cases
+
+
+def take(steps: Sequence[tuple[str, Callable[[], None]]]) -> None:
+    """Take named steps one after another, and show how far it is."""
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    )  # fmt: skip
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        task = progress.add_task("", total=len(steps))
+        for what, step in steps:
+            progress.update(task, description=what)
+            step()
+            progress.advance(task)
+
+
+def now() -> str:
+    """Date and time of a result."""
+    return datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
 @click.command()
@@ -84,10 +109,7 @@ def main(pattern: str | None, quick: bool, peak_of: str | None, system_memory: b
         found = [measure(case, everyone(), seconds=seconds) for case in wanted]
         click.echo(json.dumps([m.as_plain() for m in found]))
         return
-    cases = selected(pattern, quick=quick)
-    if not cases:
-        known = "; ".join(dict.fromkeys(case.name for case in CASES))
-        raise click.UsageError(f"no case matches {pattern!r}; names are: {known}")
+    cases = selected(QUICK if quick else CASES, pattern)
     whole = pattern is None and not quick
     results = _results(cases, seconds=seconds, facts=whole) | {"quick": not whole}
     RESULTS.mkdir(exist_ok=True)
@@ -102,6 +124,8 @@ def _results(cases: list[Case], *, seconds: float, facts: bool) -> dict[str, Any
     found: dict[str, Any] = {"cases": [], "system_memory": [], "tables": [], "far": {}, "peaks": {}}
 
     def time_case(case: Case) -> None:
+        # a shape compiled afresh is a shape compiled for itself
+        torch.compiler.reset()
         measured = measure(case, contenders + probes(case), seconds=seconds)
         found["cases"].append(measured.as_plain())
 
@@ -124,20 +148,12 @@ def _results(cases: list[Case], *, seconds: float, facts: bool) -> dict[str, Any
         steps += [("the system's allocator", time_system_memory), ("tables", build_tables)]
         steps += [(f"exactness: {one.key}", partial(look_far, one)) for one in contenders]
         steps += [(f"memory: {one.key}", partial(find_peak, one)) for one in contenders]
-    columns = (
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    )  # fmt: skip
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        task = progress.add_task("", total=len(steps))
-        for what, step in steps:
-            progress.update(task, description=what)
-            step()
-            progress.advance(task)
+    take(steps)
     return (
         found
         | about
         | {
-            "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+            "date": now(),
             "commit": commit(),
             "threads": THREADS,
             "versions": versions(),

@@ -50,7 +50,7 @@ def markdown(results: Mapping[str, Any]) -> str:
         parts += ["### Position tables", _TABLES, _tables(results["tables"])]
     if results["far"]:
         parts += ["### Exactness far out", _EXACT, _far(results["far"])]
-    parts += ["### Left out", _left_out([*measured, *system])]
+    parts += ["### Left out", left_out([*measured, *system])]
     return "\n\n".join(parts) + "\n"
 
 
@@ -148,7 +148,8 @@ def _far(far: Mapping[str, Mapping[str, float | str]]) -> str:
     return table(["", *places], rows)
 
 
-def _left_out(measured: Sequence[Measured]) -> str:
+def left_out(measured: Sequence[Measured]) -> str:
+    """Who was not measured, why, and in how many cases."""
     reasons: dict[tuple[str, str], list[str]] = {}
     for m in measured:
         for key, reason in m.left_out.items():

@@ -141,10 +141,12 @@ TARGETS = [
 ]  # fmt: skip
 
 
-def target_rows(measured: Sequence[Measured]) -> list[tuple[str, str, str, str]]:
+def target_rows(
+    measured: Sequence[Measured], targets: Sequence[Target] = TARGETS
+) -> list[tuple[str, str, str, str]]:
     """For each target: what it says, its limit, the range measured, and whether it is held."""
     found: list[tuple[str, str, str, str]] = []
-    for target in TARGETS:
+    for target in targets:
         values = target.pick(measured)
         limit = f"≤ {target.limit:.3g}"
         if not values:

@@ -205,7 +205,7 @@ def test_everyone_has_one_turn_in_every_round(warm: bool) -> None:
     costs = {"a": 0.5, "b": 0.25, "c": 1.0}
     samples = bench.interleave(
         {name: call(name, cost) for name, cost in costs.items()},
-        seconds=0.0, warm=warm, rounds=(6, 6), clock=lambda: now,
+        seconds=0.0, warm=warm, rounds=(6, 6), timed=bench.by_clock(lambda: now),
     )  # fmt: skip
     assert samples == {name: [cost] * 6 for name, cost in costs.items()}
     timed = calls[2 * len(costs) :]  # after one call to warm up and one to look at
@@ -227,7 +227,7 @@ def test_a_short_call_is_repeated_and_divided() -> None:
         count += 1
 
     samples = bench.interleave(
-        {"short": call}, seconds=0.0, warm=False, rounds=(2, 2), clock=lambda: now
+        {"short": call}, seconds=0.0, warm=False, rounds=(2, 2), timed=bench.by_clock(lambda: now)
     )
     assert samples["short"] == pytest.approx([1e-6, 1e-6])
     assert 150 < count < 250
@@ -243,7 +243,11 @@ def test_rounds_follow_the_time_there_is(seconds: float, rounds: int) -> None:
         now += 1.0
 
     samples = bench.interleave(
-        {"one": call}, seconds=seconds, warm=False, rounds=(5, 20), clock=lambda: now
+        {"one": call},
+        seconds=seconds,
+        warm=False,
+        rounds=(5, 20),
+        timed=bench.by_clock(lambda: now),
     )
     assert len(samples["one"]) == rounds
 
@@ -324,7 +328,7 @@ def test_contenders_have_their_own_names(modules: dict[str, Any]) -> None:
     def absent(case: Case, positions: Tensor) -> Any:
         raise ImportError("No module named 'somewhere'", name="somewhere")
 
-    one = modules["contenders"]._foreign("somebody", "half", absent)
+    one = modules["contenders"].adapted("somebody", "half", absent)
     assert measured_alone(TINY, one).left_out == {"somebody, half": "not installed (somewhere)"}
 
 

@@ -18,28 +18,35 @@ from rich.progress import track
 from rich.table import Table
 from torch import Tensor
 
-from phasor.bench._case import Case, Contender, Rotation, UnableError
-from phasor.bench._measure import COPY, MULTIPLY, TOLERANCE, Measured, error, measure
-from phasor.bench._timing import Spread, interleave, spread
+from phasor.bench._case import EPSILON, Case, Contender, Rotation, UnableError
+from phasor.bench._gate import TOLERANCE, error, tolerance
+from phasor.bench._measure import COPY, MULTIPLY, Measured, admitted, measure
+from phasor.bench._timing import Call, Spread, Timer, by_clock, interleave, spread
 from phasor.spec import Pairing
 from phasor.torch import rotate_qk, rotate_qk_
 
 __all__ = [
     "COPY",
+    "EPSILON",
     "MULTIPLY",
     "TOLERANCE",
+    "Call",
     "Case",
     "Contender",
     "Measured",
     "Rotation",
     "Spread",
+    "Timer",
     "UnableError",
+    "admitted",
+    "by_clock",
     "error",
     "interleave",
     "measure",
     "ours",
     "run",
     "spread",
+    "tolerance",
 ]
 
 #: A picture's worth of workloads: the shapes of Llama 3.1 8B.
@@ -58,14 +65,22 @@ def ours() -> list[Contender]:
     def in_place(pairing: Pairing) -> Callable[[Case, Tensor], Rotation]:
         def build(case: Case, positions: Tensor) -> Rotation:
             rope = case.rope(pairing)
-            return lambda q, k: rotate_qk_(q, k, positions, rope)
+
+            def rotation(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+                return rotate_qk_(q, k, positions, rope)
+
+            return rotation
 
         return build
 
     def new(pairing: Pairing, backend: str) -> Callable[[Case, Tensor], Rotation]:
         def build(case: Case, positions: Tensor) -> Rotation:
             rope = case.rope(pairing)
-            return lambda q, k: rotate_qk(q, k, positions, rope, backend=backend)
+
+            def rotation(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+                return rotate_qk(q, k, positions, rope, backend=backend)
+
+            return rotation
 
         return build
 

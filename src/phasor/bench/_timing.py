@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 Call = Callable[[], object]
+#: Seconds of one call, of a number of calls made in a row.
+Timer = Callable[[Call, int], float]
 
 
 class Spread(NamedTuple):
@@ -30,13 +32,29 @@ def spread(values: Sequence[float]) -> Spread:
     return Spread(*statistics.quantiles(values, n=4, method="inclusive"))
 
 
+def by_clock(clock: Callable[[], float] = time.perf_counter) -> Timer:
+    """A timer for calls that have done their work when they return."""
+
+    def timed(call: Call, repeats: int) -> float:
+        start = clock()
+        for _ in range(repeats):
+            call()
+        return (clock() - start) / repeats
+
+    return timed
+
+
+#: By the host's clock.
+HOST = by_clock()
+
+
 def interleave(
     calls: Mapping[str, Call],
     *,
     seconds: float,
     warm: bool,
     rounds: tuple[int, int] = (5, 200),
-    clock: Callable[[], float] = time.perf_counter,
+    timed: Timer = HOST,
 ) -> dict[str, list[float]]:
     """Seconds of one call, for each of ``calls``, in each of a number of rounds.
 
@@ -49,15 +67,8 @@ def interleave(
         warm: Make each call once more before its turn, untimed, so that it finds its own tensors
             in the cache and not those of its predecessor.
         rounds: Fewest and most.
-        clock: Where the time is from.
+        timed: How a turn is timed.
     """
-
-    def timed(call: Call, repeats: int) -> float:
-        start = clock()
-        for _ in range(repeats):
-            call()
-        return (clock() - start) / repeats
-
     once: dict[str, float] = {}
     for name, call in calls.items():
         call()
