@@ -280,6 +280,9 @@ PyObject *plan(PyObject *, PyObject *args) {
   int half_in, half_out;
   if (!PyArg_ParseTuple(args, "LLLLpp", &head_dim, &start, &pairs, &axes, &half_in, &half_out))
     return nullptr;
+  if (start < 0 || pairs < 0 || pairs > (head_dim - start) / 2)
+    return PyErr_Format(tensor_error, "%lld pairs from coordinate %lld on do not fit a head of %lld",
+                        pairs, start, head_dim);
   p = {head_dim, start, pairs, axes, half_in, half_out};
   return PyBytes_FromStringAndSize(reinterpret_cast<const char *>(&p), sizeof p);
 }

@@ -35,18 +35,27 @@ PIPELINE = """
     conventions._axes conventions._fit conventions._match conventions._limits conventions._rules
     conventions._slips conventions._identify conventions._samples conventions._measured
     conventions._difference conventions phasor
-    comparison
+    comparison onnx
     figures._style figures._precision figures._spectrum figures._rotation figures._decay
     figures._heads figures._coverage figures._linear figures
     extending report._numbers report._snippet report._charts report
-    torch._internals torch._layout torch._arguments torch._tables torch._rows
+    torch._internals torch._torchscript torch._layout torch._arguments torch._tables torch._rows
+    torch._written torch._triton_rows torch._triton_kernels torch._triton_tiles torch._triton_plan
+    torch._triton
     torch._eager torch._cpu torch._ops torch.functional
+    torch._fused torch._triton_norm torch._triton_cache torch._triton_fused
+    torch._norm torch._cache_write torch.fused
     torch._attend torch.key_cache torch.attention torch.relative
     torch._feature_maps torch._causal_sum torch._linear_attention torch.heads torch.usage
-    torch.cache torch.splice torch._cache_layers torch.cached_keys torch
-    bench._case bench._timing bench._measure bench._figure bench
-    demo terminal._ropes terminal._extending terminal
-    cli._common cli._show cli._identify cli._diff cli._convert cli._extend cli._try cli __main__
+    torch.cache torch.splice torch._cache_layers torch.cached_keys
+    torch._tiny torch._recording torch._compared torch.architectures torch.verdicts
+    torch._onnx_graph torch.onnx torch.distributed
+    torch._carriers torch._forms torch._fresh torch._sines torch._handling torch._methods
+    torch._live torch.transformers torch
+    bench._case bench._gate bench._timing bench._measure bench._figure bench
+    demo terminal._ropes terminal._extending terminal._architectures terminal
+    cli._common cli._show cli._architectures cli._identify cli._diff cli._convert cli._extend
+    cli._try cli __main__
 """
 ORDER = PIPELINE.split()
 # the benchmark and the demonstration drive phasor.torch; only their commands import them

@@ -73,6 +73,12 @@ def test_a_planted_import_is_caught(tmp_path: Path, heavy: str, late: bool) -> N
     assert imported_alone(["json", name], tmp_path) == f"{name} imports {heavy}"
 
 
+def test_the_torch_package_does_not_load_the_compiler() -> None:
+    """torch leaves Dynamo out until it is used, and that takes longer than all the rest."""
+    probe = "import sys, phasor.torch; sys.exit('torch._dynamo' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", probe], check=False, timeout=60).returncode == 0
+
+
 def test_a_module_that_cannot_be_imported_is_not_light(tmp_path: Path) -> None:
     """A broken import must not pass for a light one."""
     assert "ModuleNotFoundError" in imported_alone(["phasor.no_such_module"], tmp_path)

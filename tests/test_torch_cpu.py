@@ -184,6 +184,13 @@ def test_a_nan_in_a_row_is_never_a_number() -> None:
     assert rotate_by(x, full, full, pairing="interleaved").isnan().all()
 
 
+def test_a_rope_wider_than_the_head_is_refused_by_the_operator_itself() -> None:
+    """The verbs look first; who calls the operator must not write beyond the tensor either."""
+    rope, x = Rope(head_dim=64, pairing="half"), normal(3, 2, 32)
+    with pytest.raises(TensorError, match="32 pairs from coordinate 0 on do not fit a head of 32"):
+        torch.ops.phasor.rotate([x], [torch.arange(3)], rope.to_json(), False, 1.0, "cpu")
+
+
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.usefixtures("path")
 def test_threads_make_no_difference(threads: int) -> None:

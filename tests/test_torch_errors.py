@@ -140,7 +140,9 @@ BY_POSITIONS = {
         {"rope": RULE},
     ),
     "backend": Refusal(
-        BackendError, "backend must be 'auto' or one of 'cpu', 'eager'", {"backend": "nonesuch"}
+        BackendError,
+        "backend must be 'auto' or one of 'cpu', 'triton', 'eager'",
+        {"backend": "nonesuch"},
     ),
 }
 ROW = normal(4, 4)
@@ -200,7 +202,9 @@ BY_ROWS = {
         {"cos": normal(5, 4), "sin": normal(5, 4)},
     ),
     "backend": Refusal(
-        BackendError, "backend must be 'auto' or one of 'cpu', 'eager'", {"backend": "nonesuch"}
+        BackendError,
+        "backend must be 'auto' or one of 'cpu', 'triton', 'eager'",
+        {"backend": "nonesuch"},
     ),
 }
 OF_TWO = {
@@ -223,7 +227,9 @@ OF_TWO = {
     ),
     "positions": Refusal(PositionError, "positions must be finite", {"positions": float("nan")}),
     "backend": Refusal(
-        BackendError, "backend must be 'auto' or one of 'cpu', 'eager'", {"backend": "nonesuch"}
+        BackendError,
+        "backend must be 'auto' or one of 'cpu', 'triton', 'eager'",
+        {"backend": "nonesuch"},
     ),
 }
 
@@ -293,7 +299,7 @@ def test_a_named_backend_is_never_replaced(monkeypatch: pytest.MonkeyPatch) -> N
         with pytest.raises(BackendError, match=r"backend='other' has no gradients for cos"):
             verb(tensor, cos, sin, pairing="half", backend="other")
         assert torch.equal(tensor, before)
-    with pytest.raises(BackendError, match="one of 'cpu', 'eager', 'other', got 'third'"):
+    with pytest.raises(BackendError, match="one of 'cpu', 'triton', 'eager', 'other', got 'third'"):
         rotate(normal(4, 2, 8), 1, HALF, backend="third")
     assert rotate_by(normal(4, 2, 8), cos, sin, pairing="half", backend="eager").requires_grad
     assert torch.equal(

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import click
 
+from phasor.cli._architectures import is_architecture, judge, judge_all
 from phasor.conventions import identify as identify_function
 from phasor.errors import SpecError
 
@@ -49,35 +50,74 @@ def named(text: str) -> Callable[..., Any]:
 
 
 @click.command()
-@click.argument("function")
-@click.option("--head-dim", type=click.IntRange(2), required=True, help="Width of a head.")
+@click.argument("function", required=False)
+@click.option("--list", "every", is_flag=True, help="Every architecture of transformers.")
+@click.option(
+    "--config",
+    type=click.Path(exists=True, path_type=Path),
+    metavar="PATH",
+    help="With transformers:NAME, a config.json in place of the class's defaults.",
+)
+@click.option("--head-dim", type=click.IntRange(2), help="Width of a head.")
 @click.option("--table", metavar="FUNCTION", help="Makes cos and sin from positions.")
 @click.option("--takes", metavar="WORDS", help='The arguments, such as "q k positions".')
 @click.option("--layout", metavar="LETTERS", help="Order of dimensions, such as bhsd.")
 @click.option("--arrays", type=click.Choice(["numpy", "torch", "jax"]), help="Whose arrays.")
-@click.option("--dtype", default="float32", show_default=True, help="Of the vectors.")
-@click.option("--axes", "n_axes", type=click.IntRange(1), default=1, help="Position axes.")
+@click.option("--dtype", help="Of the vectors; float32 unless given.")
+@click.option("--axes", "n_axes", type=click.IntRange(1), help="Position axes; 1 unless given.")
 @click.option("--json", "as_json", is_flag=True, help="Everything, as JSON.")
 def identify(
-    function: str,
+    function: str | None,
+    every: bool,
+    config: Path | None,
+    as_json: bool,
+    **about: Any,
+) -> None:
+    """Say which rotation FUNCTION does, and what is wrong with it.
+
+    FUNCTION is package.module:function, and --head-dim is needed. Or it is transformers:NAME, a
+    model class or a model type: then a tiny random model of it runs, its own queries and keys are
+    recorded before and after, and what phasor says about the architecture is compared with them.
+    --list does that for all there are, in a minute or two, and exits with 1 if any is wrong.
+    """
+    given = [f"--{name.removeprefix('n_').replace('_', '-')}" for name in about if about[name]]
+    by_name = every or (function is not None and is_architecture(function))
+    if every == (function is not None):
+        raise click.UsageError("Give a FUNCTION, or --list.")
+    if by_name and given:
+        raise click.UsageError(f"{given[0]} is for functions, not for architectures.")
+    if config is not None and (every or not by_name):
+        raise click.UsageError("--config goes with transformers:NAME.")
+    if every:
+        judge_all(as_json=as_json)
+    elif by_name:
+        judge(cast(str, function), config, as_json=as_json)
+    elif about["head_dim"] is None:
+        raise click.UsageError("Missing option '--head-dim', which a function needs.")
+    else:
+        _function(cast(str, function), as_json=as_json, **about)
+
+
+def _function(
+    text: str,
+    *,
     head_dim: int,
     table: str | None,
     takes: str | None,
     layout: str | None,
     arrays: str | None,
-    dtype: str,
-    n_axes: int,
+    dtype: str | None,
+    n_axes: int | None,
     as_json: bool,
 ) -> None:
-    """Say which rotation FUNCTION (package.module:function) does, and what is wrong with it."""
     found = identify_function(
-        named(function),
+        named(text),
         head_dim,
         table=None if table is None else named(table),
         takes=takes,
         layout=layout,
         arrays=arrays,
-        dtype=dtype,
-        n_axes=n_axes,
+        dtype=dtype or "float32",
+        n_axes=n_axes or 1,
     )
     click.echo(json.dumps(found.as_plain(), indent=2) if as_json else found.explain())

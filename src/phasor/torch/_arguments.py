@@ -13,6 +13,7 @@ from phasor.errors import PositionError, SpecError, TensorError
 from phasor.scaling import Rule
 from phasor.spec import Rope
 from phasor.torch._layout import layout_text
+from phasor.torch._torchscript import refuse_tracing
 
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 _POSITIONS = {
@@ -29,6 +30,7 @@ _WHY_NOT = {
 
 def checked_positions(positions: Any, xs: Sequence[Tensor], rope: Rope) -> Tensor:
     """``positions`` as a tensor that fits ``xs`` and ``rope``, or an error that says why not."""
+    refuse_tracing()
     if not isinstance(cast(object, rope), Rope):
         raise SpecError(f"rope must be a phasor.Rope, got {type(rope).__name__}")
     if isinstance(rope.scaling, Rule):
@@ -61,6 +63,7 @@ def checked_rows(
     x: Tensor, cos: Tensor, sin: Tensor, pairing: str, pairing_out: str | None, rotary_start: int
 ) -> str:
     """The operator's text for rows that fit ``x``, or an error that says why not."""
+    refuse_tracing()
     _check_tensor("x", x)
     out = pairing if pairing_out is None else pairing_out
     for name, value in (("pairing", pairing), ("pairing_out", out)):
@@ -172,4 +175,5 @@ def _broadcasts(tokens: Sequence[int], lead: Sequence[int]) -> bool:
     if len(tokens) > len(lead):
         return False
     pairs = zip(reversed(tokens), reversed(lead), strict=False)
-    return all(t == 1 or t == n for t, n in pairs)
+    # in this order: where a length is unknown, whether it is 1 is not asked
+    return all(t == n or t == 1 for t, n in pairs)

@@ -63,8 +63,9 @@ def attend(
         return _attended(q, k, v, factor, causal=causal)
     places = torch.arange(length, device=q.device)
     done: list[Tensor] = []
-    for start in range(0, length, CHUNK):
-        stop = min(start + CHUNK, length)
+    # a compiler that does not know the length makes one graph for as many chunks, not for a length
+    for chunk in range(-(-length // CHUNK)):
+        start, stop = chunk * CHUNK, min((chunk + 1) * CHUNK, length)
         first = 0 if window is None else max(0, start - window + 1)
         last = stop if causal else length
         own, others = places[start:stop, None], places[first:last]

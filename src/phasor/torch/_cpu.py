@@ -20,7 +20,7 @@ from torch import Tensor
 from phasor.errors import BackendError, PositionError, TensorError
 from phasor.spec import Rope
 from phasor.torch import _tables
-from phasor.torch._internals import in_forward_mode, in_transform, modes
+from phasor.torch._internals import unheard
 from phasor.torch._layout import constant, count_axes, read_layout, read_rope
 from phasor.torch._rows import reach, rows
 
@@ -118,19 +118,14 @@ def quick_(
 
 
 def _ordinary(xs: Sequence[Tensor], positions: Any, rope: Any, backend: str) -> bool:
-    """Whether these are plain tensors that nobody traces, differentiates or transforms."""
-    if torch.compiler.is_compiling() or _native is None or backend not in ("auto", "cpu"):
-        return False
-    recording = torch.is_grad_enabled()
-    for x in xs:
-        if type(x) is not Tensor or x.is_neg() or (recording and x.requires_grad):
-            return False
+    """Whether these are in memory, and nobody listens to what happens to them."""
     return (
-        type(positions) is Tensor
+        _native is not None
+        and backend in ("auto", "cpu")
+        and unheard(xs)
+        and xs[0].is_cpu
+        and type(positions) is Tensor
         and type(rope) is Rope
-        and not in_forward_mode()
-        and not in_transform()
-        and not modes()
     )
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.autograd.forward_ad as forward_ad
+from torch import Tensor
 from torch.utils import _python_dispatch
 
+_F = TypeVar("_F", bound=Callable[..., Any])
 _C = cast(Any, torch)._C
 
 #: Inside, operators skip their derivatives: what comes after those have been taken care of.
@@ -22,10 +24,32 @@ outside_modes = cast(
 )
 #: Whether a ``torch.func`` transformation is looking.
 in_transform: Callable[[], bool] = _C._are_functorch_transforms_active
+#: Whether ``torch.jit.trace`` is recording.
+tracing: Callable[[], bool] = _C._is_tracing
 #: How many dispatch modes are on.
 modes: Callable[[], int] = _C._len_torch_dispatch_stack
+
+
+def constant_to_the_compiler(function: _F) -> _F:
+    """``torch.compiler.assume_constant_result``, which loads the whole compiler to set this mark."""
+    cast(Any, function)._dynamo_marked_constant = True
+    return function
 
 
 def in_forward_mode() -> bool:
     """Whether forward-mode differentiation is on."""
     return cast(int, cast(Any, forward_ad)._current_level) >= 0
+
+
+def unheard(xs: Sequence[Any]) -> bool:
+    """Whether these are plain tensors that nobody traces, differentiates or transforms.
+
+    Only then may a call go past the dispatcher, which costs several times what one token does.
+    """
+    if torch.compiler.is_compiling():
+        return False
+    recording = torch.is_grad_enabled()
+    for x in xs:
+        if type(x) is not Tensor or x.is_neg() or (recording and x.requires_grad):
+            return False
+    return not in_forward_mode() and not in_transform() and not modes() and not tracing()

@@ -12,9 +12,8 @@ from collections.abc import Callable, Hashable
 from functools import lru_cache, wraps
 from typing import NamedTuple, ParamSpec, TypeVar, cast
 
-import torch
-
 from phasor.spec import Pairing, Rope
+from phasor.torch._internals import constant_to_the_compiler
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -25,7 +24,7 @@ def constant(function: Callable[_P, _R]) -> Callable[_P, _R]:
     cached = lru_cache(maxsize=64)(function)
 
     # the compiler looks through lru_cache, so the mark stands on a function of its own
-    @torch.compiler.assume_constant_result
+    @constant_to_the_compiler
     @wraps(function)
     def looked_up(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         return cached(*cast(tuple[Hashable, ...], args), **kwargs)

@@ -22,7 +22,7 @@ import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 
 from phasor.errors import BackendError, TensorError
-from phasor.torch import _cpu, _eager
+from phasor.torch import _cpu, _eager, _triton
 from phasor.torch._arguments import check_writable
 from phasor.torch._internals import below_autograd, in_transform
 from phasor.torch._layout import count_axes
@@ -30,7 +30,7 @@ from phasor.torch._layout import count_axes
 Angles = Sequence[Tensor]
 
 #: The implementations by name, best first: "auto" is the first that does not refuse the tensor.
-BACKENDS = {"cpu": _cpu, "eager": _eager}
+BACKENDS = {"cpu": _cpu, "triton": _triton, "eager": _eager}
 
 _LIBRARY = torch.library.Library("phasor", "DEF")
 _ARGUMENTS = "Tensor[] angles, str rope, bool inverse, float gain, str backend"

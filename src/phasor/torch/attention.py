@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import cast
+from typing import NoReturn, cast
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,7 @@ from phasor._checks import number, whole
 from phasor.errors import PositionError, SpecError, TensorError
 from phasor.spec import Rope
 from phasor.torch._attend import attend, attend_cached, logit_factors
+from phasor.torch._torchscript import refuse
 from phasor.torch.functional import rotate_qk
 from phasor.torch.key_cache import KeyCache
 
@@ -163,6 +164,9 @@ class RotaryAttention(nn.Module):
         like = self.key.weight
         heads, width = self.key_heads, self.head_dim
         return KeyCache(batch, capacity, heads, width, device=like.device, dtype=like.dtype)
+
+    def __prepare_scriptable__(self) -> NoReturn:
+        refuse()
 
     def extra_repr(self) -> str:
         window = "" if self.window is None else f", window={self.window}"

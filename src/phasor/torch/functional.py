@@ -12,10 +12,12 @@ from typing import Any
 from torch import Tensor
 
 from phasor.spec import Rope
-from phasor.torch import _cpu, _ops
+from phasor.torch import _cpu, _ops, _triton
 from phasor.torch._arguments import checked_positions, checked_rows
+from phasor.torch._torchscript import unscriptable
 
 
+@unscriptable
 def rotate(
     x: Tensor,
     positions: Any,
@@ -63,11 +65,14 @@ def rotate(
     """
     done = _cpu.quick((x,), positions, rope, inverse, gain, backend)
     if done is None:
+        done = _triton.quick((x,), positions, rope, inverse, gain, backend)
+    if done is None:
         angles = [checked_positions(positions, [x], rope)]
         done = _ops.apply([x], angles, rope.to_json(), inverse, gain, backend)
     return done[0]
 
 
+@unscriptable
 def rotate_qk(
     q: Tensor,
     k: Tensor,
@@ -104,11 +109,14 @@ def rotate_qk(
     """
     done = _cpu.quick((q, k), positions, rope, inverse, gain, backend)
     if done is None:
+        done = _triton.quick((q, k), positions, rope, inverse, gain, backend)
+    if done is None:
         angles = [checked_positions(positions, [q, k], rope)]
         done = _ops.apply([q, k], angles, rope.to_json(), inverse, gain, backend)
     return done[0], done[1]
 
 
+@unscriptable
 def rotate_(
     x: Tensor,
     positions: Any,
@@ -133,12 +141,16 @@ def rotate_(
     >>> x.flatten().tolist()  # cos 1/4 - sin 1/4, cos 1/4 + sin 1/4
     [0.7215084624561218, 1.2163163809651676]
     """
-    if not _cpu.quick_((x,), positions, rope, inverse, gain, backend):
+    if not (
+        _cpu.quick_((x,), positions, rope, inverse, gain, backend)
+        or _triton.quick_((x,), positions, rope, inverse, gain, backend)
+    ):
         angles = [checked_positions(positions, [x], rope)]
         _ops.apply_([x], angles, rope.to_json(), inverse, gain, backend)
     return x
 
 
+@unscriptable
 def rotate_qk_(
     q: Tensor,
     k: Tensor,
@@ -154,12 +166,16 @@ def rotate_qk_(
     Raises:
         TensorError: Also if elements of either share memory, or both are one tensor.
     """
-    if not _cpu.quick_((q, k), positions, rope, inverse, gain, backend):
+    if not (
+        _cpu.quick_((q, k), positions, rope, inverse, gain, backend)
+        or _triton.quick_((q, k), positions, rope, inverse, gain, backend)
+    ):
         angles = [checked_positions(positions, [q, k], rope)]
         _ops.apply_([q, k], angles, rope.to_json(), inverse, gain, backend)
     return q, k
 
 
+@unscriptable
 def rotate_by(
     x: Tensor,
     cos: Tensor,
@@ -207,6 +223,7 @@ def rotate_by(
     return _ops.apply([x], [cos, sin], text, inverse, 1.0, backend)[0]
 
 
+@unscriptable
 def rotate_by_(
     x: Tensor,
     cos: Tensor,
@@ -228,7 +245,8 @@ def chosen_backend(x: Tensor) -> str:
     """The backend that ``backend="auto"`` takes for ``x``.
 
     ``"cpu"``, the kernel in C++, for tensors in the CPU's memory where its extension was built;
-    else ``"eager"``, plain torch operations.
+    ``"triton"``, one launch a call, for tensors on a GPU where Triton can be imported; else
+    ``"eager"``, plain torch operations.
 
     >>> import torch
     >>> chosen_backend(torch.zeros(1, 1, 2, device="meta"))

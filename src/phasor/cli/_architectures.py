@@ -1,0 +1,93 @@
+"""``phasor identify transformers:NAME`` and ``--list``: architectures, by their own vectors."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import click
+
+from phasor.cli._common import need_torch
+from phasor.configs import NESTED
+from phasor.configs._reading import read_source
+from phasor.errors import ConfigError
+
+if TYPE_CHECKING:
+    from phasor.torch.verdicts import Verdict
+
+_PREFIX = "transformers:"
+
+
+def is_architecture(text: str) -> bool:
+    """Whether ``text`` names an architecture of transformers, by class or by model type."""
+    # a dotted module has the colon later: transformers.models.llama...:function
+    return text.startswith(_PREFIX)
+
+
+def judge(text: str, config: Path | None, *, as_json: bool) -> None:
+    """Print what phasor says of one architecture; exit code 1 if its vectors say otherwise."""
+    need_torch("a recorded model")
+    from phasor.torch.architectures import architecture
+    from phasor.torch.verdicts import verdict
+
+    name = text.removeprefix(_PREFIX)
+    said = None if config is None else text_config(config)
+    if said is not None and said.get("model_type") not in (None, architecture(name).model_type):
+        raise ConfigError(
+            f"{config} describes a {said['model_type']!r}, not {name!r}; give "
+            f"{_PREFIX}{said['model_type']}"
+        )
+    found = verdict(name, said)
+    if as_json:
+        click.echo(json.dumps(found.as_plain(), indent=2))
+    else:
+        from phasor.terminal import print_verdict
+
+        print_verdict(found)
+    sys.exit(0 if found.right else 1)
+
+
+def judge_all(*, as_json: bool) -> None:
+    """Print the table of all architectures; exit code 1 if any is wrong."""
+    need_torch("the table of architectures")
+    from phasor.terminal import print_verdicts, progress_bar
+    from phasor.torch.architectures import model_types, not_built
+
+    found: list[Verdict] = []
+    with progress_bar("Recording transformers") as progress:
+        names = model_types()
+        for done, name in enumerate(names):
+            progress(done, len(names))
+            found.append(_tried(name))
+    found += [_absent(name, why) for name, why in not_built().items()]
+    if as_json:
+        click.echo(json.dumps([one.as_plain() for one in found], indent=2))
+    else:
+        print_verdicts(found)
+    sys.exit(0 if all(one.right or one.not_built for one in found) else 1)
+
+
+def text_config(path: Path) -> Mapping[str, Any]:
+    """The config of the language model in a config file, which may lie inside a larger one."""
+    config = read_source(path).values
+    while inner := next((key for key in NESTED if config.get(key) is not None), None):
+        config = cast("Mapping[str, Any]", config[inner])
+    return config
+
+
+def _tried(name: str) -> Verdict:
+    from phasor.torch.verdicts import verdict
+
+    try:
+        return verdict(name)
+    except ConfigError as error:
+        return _absent(name, str(error))
+
+
+def _absent(name: str, why: str) -> Verdict:
+    from phasor.torch.verdicts import Verdict
+
+    return Verdict(model_type=name, not_built=why)

@@ -1,0 +1,148 @@
+"""What ``phasor identify`` prints about the architectures of transformers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from phasor.describe import ranges, resolved, sentences
+from phasor.spec import Rope
+
+if TYPE_CHECKING:
+    # a table can be printed without torch, and is made with it
+    from phasor.torch.verdicts import KindVerdict, Verdict
+
+_WIDE = 200
+_COLUMNS = ("model type", "class", "layers", "pairs", "slice", "base", "law", "axes")
+
+
+def print_verdict(verdict: Verdict) -> None:
+    """One architecture in words: its ropes, and how its recorded vectors bear them out."""
+    console = Console(highlight=False)
+
+    def say(text: str) -> None:
+        console.print(text, soft_wrap=True, markup=False)
+
+    console.print(f"[bold]{verdict.class_name}[/] ({verdict.model_type})")
+    say(
+        f"A tiny random model turned {verdict.tokens} tokens, up to position {verdict.farthest}, "
+        "with its own code."
+    )
+    for kind in verdict.kinds:
+        console.print(f"\n[bold cyan]{kind.kind}[/] (layers {ranges(list(kind.layers))})")
+        rope = _rope(kind)
+        if rope is None:
+            say("  Nothing is turned.")
+        else:
+            for sentence in sentences(resolved(rope, None), None):
+                say(f"  {sentence}")
+        if kind.place is not None:
+            start, width = kind.place
+            say(f"  The model cuts them out of heads of {width}, from coordinate {start} on.")
+        _say_error(console, "phasor.load", kind.loaded_error)
+        _say_error(console, "identify", kind.found_error)
+        for wrong in kind.wrong:
+            console.print(f"  Wrong: {wrong}.", soft_wrap=True, markup=False, style="bold red")
+    if verdict.beside:
+        say("\nTurned beside attention's own queries and keys:")
+        for beside in verdict.beside:
+            say(f"  {beside}")
+    for note in verdict.notes:
+        say(f"\nNote: {note}")
+    for wrong in verdict.wrong:
+        console.print(f"\nWrong: {wrong}", soft_wrap=True, markup=False, style="bold red")
+    console.print("\n[bold green]right[/]" if verdict.right else "\n[bold red]wrong[/]")
+
+
+def _say_error(console: Console, who: str, error: float | None) -> None:
+    if error is None:
+        return
+    exact = "reproduces every query and key as exactly as float32 angles allow."
+    off = f"is off by {error:.3g} times what float32 angles allow."
+    console.print(f"  {who} {exact if error <= 1 else off}", soft_wrap=True, markup=False)
+
+
+def print_verdicts(verdicts: Sequence[Verdict]) -> None:
+    """A row for each kind of layer of each architecture, and what could not be built."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=_WIDE)
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1))
+    for column in _COLUMNS:
+        table.add_column(column, overflow="fold")
+    table.add_column("load", justify="right")
+    table.add_column("identify", justify="right")
+    for one in verdicts:
+        if one.not_built is None:
+            _add_rows(table, one)
+    console.print(table)
+    for one in verdicts:
+        for wrong in (*one.wrong, *(f"{k.kind}: {w}" for k in one.kinds for w in k.wrong)):
+            console.print(f"{one.model_type}: {wrong}", soft_wrap=True, markup=False, style="red")
+        for note in one.notes:
+            console.print(f"{one.model_type}: {note}", soft_wrap=True, markup=False)
+    absent = [one for one in verdicts if one.not_built is not None]
+    if absent:
+        console.print("\nNot built:")
+        for one in absent:
+            console.print(f"  {one.model_type}: {one.not_built}", soft_wrap=True, markup=False)
+    ran = Counter(one.right for one in verdicts if one.not_built is None)
+    console.print(
+        f"\n{ran.total()} architectures: {ran[True]} right, {ran[False]} wrong; "
+        f"{len(absent)} not built.",
+        soft_wrap=True,
+    )
+    console.print(
+        "load, identify: the error on recorded queries and keys, as a share of what float32 angles "
+        "allow; right is at most 1.",
+        soft_wrap=True,
+    )
+
+
+def _add_rows(table: Table, one: Verdict) -> None:
+    names = (one.model_type, one.class_name or "")
+    for kind in one.kinds:
+        rope = _rope(kind)
+        layers = f"{len(kind.layers)} {kind.kind}"
+        good = not (one.wrong or kind.wrong)
+        said = ("", "nothing turned", "", "", "") if rope is None else _columns(rope, kind.place)
+        table.add_row(
+            *names,
+            layers,
+            *said,
+            _share(kind.loaded_error),
+            _share(kind.found_error),
+            style=None if good else "bold red",
+        )
+        names = ("", "")
+
+
+def _columns(rope: Rope, place: tuple[int, int] | None) -> tuple[str, str, str, str, str]:
+    pairs: str = rope.pairing
+    pairs += "" if rope.output_pairing == rope.pairing else f" to {rope.output_pairing}"
+    start, width = rope.rotary_start, rope.head_dim
+    if place is not None and rope.rotary_dim == width:
+        start, width = place
+    return (
+        pairs + (" backwards" if rope.direction < 0 else ""),
+        f"{start}:{start + rope.rotary_dim} of {width}",
+        "explicit" if rope.base is None else f"{rope.base:.10g}",
+        "" if rope.scaling is None else type(rope.scaling).__name__,
+        "" if rope.axes.n_axes == 1 else f"{type(rope.axes).__name__} {rope.axes.n_axes}",
+    )
+
+
+def _rope(kind: KindVerdict) -> Rope | None:
+    """What phasor says: from the config where it can, else from the vectors."""
+    if kind.loaded is not None or kind.found is None:
+        return kind.loaded
+    return kind.found.rope
+
+
+def _share(error: float | None) -> str:
+    return "" if error is None else f"{error:.2g}" if error <= 1 else f"{error:.2g}, wrong"

@@ -1,0 +1,251 @@
+"""What goes through a foreign model in the place of its cosines and sines, and what meets it.
+
+A carrier holds the positions of the tokens and says which Rope turns them: a few integers, where
+the model would have handed ``[batch, seq, head_dim]`` of cosines and as many sines from layer to
+layer. Only a Rope whose rule picks its law from the length of the sequence is carried as rows,
+half as wide and made once a forward pass: which law it is depends on the data then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from phasor.errors import TensorError
+from phasor.frequencies import inv_freq
+from phasor.scaling import DynamicNTK, LongRope, Rule
+from phasor.spec import Pairing, Rope
+from phasor.torch import _cpu, _ops
+from phasor.torch._arguments import checked_positions
+from phasor.torch._layout import constant, count_axes, layout_text, read_rope
+
+Width = Literal["twice", "repeated", "half", "complex"]
+
+
+class Form(NamedTuple):
+    """The geometry of one foreign rotation function, as it was measured.
+
+    Attributes:
+        pairing: Pairs on the way in.
+        pairing_out: Pairs on the way out.
+        direction: -1 where positive angles turn clockwise.
+        slice: Which coordinates of a head wider than the rotation it turns; ``"exact"`` where it
+            takes no such head.
+        width: ``"twice"`` where it wants all cosines and all of them again, ``"repeated"`` where
+            each comes twice in a row, ``"half"`` where each comes once, ``"complex"`` as one
+            complex number.
+        heads_first: Whether tensors are ``[batch, heads, seq, head_dim]`` unless it is told.
+    """
+
+    pairing: Pairing
+    pairing_out: Pairing
+    direction: int
+    slice: Literal["start", "end", "exact"]
+    width: Width
+    heads_first: bool
+
+
+class Turns(NamedTuple):
+    """How one kind of layer turns: the Rope, counter-clockwise, as text, and its gain."""
+
+    rope: str
+    gain: float
+
+
+@dataclass(frozen=True, eq=False)
+class Carrier:
+    """Stands where a model expects cosines, sines, or both as complex numbers.
+
+    Attributes:
+        angles: ``(positions,)``, or ``(cos, sin)`` rows of half width that hold their gain.
+        turns: Which Rope turns them.
+        inverse: Whether to undo the rotation; the negative of a sine says so.
+    """
+
+    angles: tuple[Tensor, ...]
+    turns: Turns
+    inverse: bool = False
+
+    def __neg__(self) -> Carrier:
+        return Carrier(self.angles, self.turns, not self.inverse)
+
+    def __getitem__(self, key: Any) -> Carrier:
+        """``cos[..., :n]``, where that is all there is."""
+        match key:
+            case (e, slice(start=None, stop=int(stop), step=None)) if e is Ellipsis:
+                if stop >= read_rope(self.turns.rope).rotary_dim:
+                    return self
+            case _:
+                pass
+        raise TensorError(f"cosines of a patched model are positions and cannot be cut, got {key}")
+
+    def to(self, *args: Any, **kwargs: Any) -> Carrier:
+        """Follow a model to another device; a change of dtype is for cosines, not for positions."""
+        device = kwargs.get("device", args[0] if args else None)
+        if isinstance(device, (str, int, torch.device)):
+            return Carrier(tuple(a.to(device) for a in self.angles), self.turns, self.inverse)
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"a model patched by phasor.torch.transformers carries positions here, not cosines "
+            f"and sines, and its code asked for .{name}; unpatch it and report its architecture"
+        )
+
+
+def carried(turns: Turns, position_ids: Tensor, dtype: torch.dtype) -> Carrier:
+    """The carrier for a model's ``position_ids``, whatever was carried before.
+
+    Args:
+        turns: How these layers turn.
+        position_ids: ``[batch, seq]``, or ``[axes, batch, seq]`` where positions have axes.
+        dtype: Of the hidden states.
+    """
+    positions = position_ids
+    n_axes = count_axes(turns.rope)
+    if n_axes > 1:
+        if positions.dim() == 2:
+            positions = positions.unsqueeze(-1).expand(*positions.shape, n_axes)
+        else:
+            positions = positions.movedim(0, -1)
+    if not has_rule(turns.rope):
+        return Carrier((positions,), turns)
+    with torch.no_grad():
+        return Carrier(rule_rows(turns.rope, positions, dtype), turns)
+
+
+@constant
+def has_rule(text: str) -> bool:
+    """Whether that Rope's law depends on the length of the sequence."""
+    return isinstance(read_rope(text).scaling, Rule)
+
+
+def rule_rows(text: str, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Rows of cos and sin ``[..., seq, num_pairs]`` under the law for these positions.
+
+    What ``rope.at(furthest + 1)`` would say, in tensor operations alone, so that a compiler can
+    follow and no device is stopped; the gain is in the rows.
+    """
+    steps, gain = _law_steps(text, positions)
+    places = positions.unsqueeze(-1).double()
+    if count_axes(text) > 1:
+        places = positions.double()[..., list(_axes(text))]
+    angles = places * steps
+    kind = torch.float64 if dtype == torch.float64 else torch.float32
+    return (angles.cos() * gain).to(kind), (angles.sin() * gain).to(kind)
+
+
+def _law_steps(text: str, positions: Tensor) -> tuple[Tensor, Tensor | float]:
+    """Radians per position of every pair, and the gain, under the law for these positions."""
+    length = positions.max() + 1
+    short, long, gains = _ends(text)
+    rule = cast(Rule, read_rope(text).scaling)
+    new = length.new_tensor
+    if isinstance(rule, LongRope):
+        beyond = length > rule.original_max_positions
+        low, high = (new(gain, dtype=torch.float64) for gain in gains)
+        steps = torch.where(beyond, new(long, dtype=torch.float64), new(short, dtype=torch.float64))
+        return steps, torch.where(beyond, high, low)
+    dynamic = cast(DynamicNTK, rule)
+    stretch = length.double().clamp(min=dynamic.original_max_positions)
+    factor = dynamic.factor * stretch / dynamic.original_max_positions - (dynamic.factor - 1)
+    pairs = len(short)
+    power = torch.arange(pairs, dtype=torch.float64, device=positions.device) / (pairs - 1)
+    return new(short, dtype=torch.float64) * factor**-power, 1.0
+
+
+# numbers, not tensors: a compiler takes only one tensor as a constant from one function
+@constant
+def _ends(text: str) -> tuple[tuple[float, ...], tuple[float, ...], tuple[float, float]]:
+    """A rule's frequencies within the original context and just beyond it, and their gains."""
+    rope = read_rope(text)
+    original = cast(LongRope | DynamicNTK, rope.scaling).original_max_positions
+    low, high = rope.at(original), rope.at(original + 1)
+    gains = low.attention_factor, high.attention_factor
+    return tuple(inv_freq(low).tolist()), tuple(inv_freq(high).tolist()), gains
+
+
+@constant
+def _axes(text: str) -> tuple[int, ...]:
+    rope = read_rope(text)
+    return rope.axes.axis_of_pair(rope.num_pairs)
+
+
+def turned(xs: Sequence[Tensor], carrier: Any, form: Form, heads_first: bool) -> list[Tensor]:
+    """``xs`` rotated as a foreign function of that form would have done it.
+
+    Args:
+        xs: Tensors with one batch, ``[batch, heads, seq, head_dim]`` or ``[batch, seq, heads,
+            head_dim]``.
+        carrier: What a patched model hands to it.
+        form: The function's geometry.
+        heads_first: Which of the two.
+    """
+    if not isinstance(carrier, Carrier):
+        raise TensorError(
+            "cos and sin must come from a rotary embedding of the patched model, got "
+            f"{type(carrier).__name__}; unpatch the model before handing it cosines of your own"
+        )
+    given = [x.transpose(1, 2) if heads_first else x for x in xs]
+    inverse = carrier.inverse is (form.direction > 0)
+    if inverse and form.pairing != form.pairing_out:
+        raise TensorError(
+            "a negative sine must go to a function that writes the pairs it reads, got one that "
+            f"reads {form.pairing} and writes {form.pairing_out} pairs"
+        )
+    where = carrier.turns.rope, given[0].shape[-1], form
+    if len(carrier.angles) == 2:
+        done = _ops.apply(given, list(carrier.angles), rows_text(*where), inverse, 1.0, "auto")
+    elif torch.compiler.is_compiling():
+        text, gain = rope_text(*where), carrier.turns.gain
+        done = _ops.apply(given, list(carrier.angles), text, inverse, gain, "auto")
+    else:
+        done = _by_positions(given, carrier, placed(*where), inverse)
+    return [y.transpose(1, 2) if heads_first else y for y in done]
+
+
+def _by_positions(
+    xs: Sequence[Tensor], carrier: Carrier, rope: Rope, inverse: bool
+) -> list[Tensor]:
+    positions, gain = carrier.angles[0], carrier.turns.gain
+    done = _cpu.quick(xs, positions, rope, inverse, gain, "auto")
+    if done is None:
+        checked = [checked_positions(positions, xs, rope)]
+        done = _ops.apply(list(xs), checked, rope.to_json(), inverse, gain, "auto")
+    return done
+
+
+@lru_cache(maxsize=256)
+def placed(text: str, head_dim: int, form: Form) -> Rope:
+    """The Rope that turns heads of that width as the foreign function does."""
+    rope = read_rope(text)
+    spare = head_dim - rope.rotary_dim
+    if spare < 0 or (spare and form.slice == "exact"):
+        raise TensorError(
+            f"the rotated tensors must end in {rope.rotary_dim} coordinates, got {head_dim}"
+        )
+    start = spare if form.slice == "end" else 0
+    return replace(
+        rope,
+        head_dim=head_dim,
+        rotary_start=start,
+        pairing=form.pairing,
+        pairing_out=form.pairing_out,
+    )
+
+
+@constant
+def rope_text(text: str, head_dim: int, form: Form) -> str:
+    """`placed` as the operator's text for positions."""
+    return placed(text, head_dim, form).to_json()
+
+
+@constant
+def rows_text(text: str, head_dim: int, form: Form) -> str:
+    """`placed` as the operator's text for rows."""
+    return layout_text(form.pairing, form.pairing_out, placed(text, head_dim, form).rotary_start)

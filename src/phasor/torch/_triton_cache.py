@@ -1,0 +1,228 @@
+"""Rotation and cache write in Triton: query, key and value in one launch.
+
+The first programs turn heads of the query where they lie, the next turn heads of the key on their
+way into its cache, and the last carry heads of the value into theirs.
+"""
+
+# pyright: basic, reportMissingImports=false, reportInvalidTypeForm=false
+# pyright: reportAssignmentType=false
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from phasor.torch._fused import LARGEST
+
+_LARGEST = tl.constexpr(LARGEST)
+_PLACED = [
+    *(f"{x}_{step}" for x in ("q", "k", "v") for step in ("outer", "inner", "head", "step")),
+    *(f"{x}_{step}" for x in ("kc", "vc") for step in ("block", "row", "head", "step")),
+    *("slot_outer", "slot_inner"),
+    *("outer_step", "inner_step", "step", "more_outer_step", "more_inner_step", "more_step"),
+]
+_FREE = ["inner", "q_heads", "k_heads", "gain", "key_times", "value_times", "blocks", "block"]
+
+
+@triton.jit
+def _stored(x, times, narrow: tl.constexpr, kind: tl.constexpr):
+    """``x`` in the cache's dtype; into 8 bits in its unit, and cut off where those end."""
+    if narrow:
+        x = x.to(tl.float32) * times.to(tl.float64, bitcast=True).to(tl.float32)
+        # not a clamp, which could make a number of NaN
+        x = tl.where(x > _LARGEST, _LARGEST, tl.where(x < -_LARGEST, -_LARGEST, x))
+    return x.to(kind)
+
+
+@triton.jit
+def _carry(
+    x,
+    y,
+    head,
+    kept,
+    n_heads,
+    x_head,
+    x_step,
+    y_head,
+    y_step,
+    times,
+    narrow: tl.constexpr,
+    width: tl.constexpr,
+    packed: tl.constexpr,
+    wide: tl.constexpr,
+):
+    """Heads of values into their cache. A function, for its variables have types of their own."""
+    x += head * x_head
+    y += head * y_head
+    if packed:
+        x, x_step = tl.multiple_of(x, (16, 16, 16)), 1
+        y, y_step = tl.multiple_of(y, (16, 16, 16)), 1
+    mask = kept & (head < n_heads)
+    for first in range(0, width, wide):
+        column = first + tl.arange(0, wide)[None, None, :]
+        here = mask & (column < width)
+        value = tl.load(x + column * x_step, mask=here, other=0.0)
+        tl.store(y + column * y_step, _stored(value, times, narrow, y.dtype.element_ty), mask=here)
+
+
+@triton.jit(
+    do_not_specialize_on_alignment=["q", "k", "v", "key_cache", "value_cache", "slots", "angles"],
+    do_not_specialize=[*_FREE, *_PLACED],
+)
+def rotate_and_cache(
+    q,
+    k,
+    v,
+    key_cache,
+    value_cache,
+    slots,
+    angles,
+    more,
+    axes,
+    inner: tl.int64,
+    q_heads: tl.int64,
+    k_heads: tl.int64,
+    gain: tl.int64,
+    key_times: tl.int64,
+    value_times: tl.int64,
+    blocks: tl.int64,
+    block: tl.int64,
+    q_outer: tl.int64,
+    q_inner: tl.int64,
+    q_head: tl.int64,
+    q_step: tl.int64,
+    k_outer: tl.int64,
+    k_inner: tl.int64,
+    k_head: tl.int64,
+    k_step: tl.int64,
+    v_outer: tl.int64,
+    v_inner: tl.int64,
+    v_head: tl.int64,
+    v_step: tl.int64,
+    kc_block: tl.int64,
+    kc_row: tl.int64,
+    kc_head: tl.int64,
+    kc_step: tl.int64,
+    vc_block: tl.int64,
+    vc_row: tl.int64,
+    vc_head: tl.int64,
+    vc_step: tl.int64,
+    slot_outer: tl.int64,
+    slot_inner: tl.int64,
+    outer_step: tl.int64,
+    inner_step: tl.int64,
+    step: tl.int64,
+    more_outer_step: tl.int64,
+    more_inner_step: tl.int64,
+    more_step: tl.int64,
+    source: tl.constexpr,
+    read: tl.constexpr,
+    write: tl.constexpr,
+    moves: tl.constexpr,
+    narrow_keys: tl.constexpr,
+    narrow_values: tl.constexpr,
+    pairs: tl.constexpr,
+    start: tl.constexpr,
+    width: tl.constexpr,
+    value_width: tl.constexpr,
+    packed: tl.constexpr,
+    wide: tl.constexpr,
+    tokens: tl.constexpr,
+    heads: tl.constexpr,
+):
+    """See `_triton_kernels.rotation`, whose arguments most of these are.
+
+    ``slots`` points to the row of each token in the caches, which have ``blocks`` of ``block``
+    rows, and strides ``kc_`` and ``vc_`` in elements. ``key_times`` and ``value_times``, the bits
+    of a float64, are multiplied in on the way into 8 bits, where ``narrow_keys`` and
+    ``narrow_values`` say so. ``width`` and ``value_width`` are the columns of a head; ``moves``
+    says whether the two pairings differ, and ``packed`` whether heads lie in one piece each, in
+    caches too, on 16-byte boundaries.
+    """
+    kind: tl.constexpr = tl.float64 if q.dtype.element_ty == tl.float64 else tl.float32
+    q_blocks = tl.cdiv(q_heads, heads).to(tl.int32)
+    k_blocks = tl.cdiv(k_heads, heads).to(tl.int32)
+    many = q_blocks + 2 * k_blocks
+    tiles = tl.cdiv(inner, tokens).to(tl.int32)
+    part = tl.program_id(0) % many
+    tile = tl.program_id(0) // many
+    outer = (tile // tiles).to(tl.int64)
+    token = (tile % tiles).to(tl.int64) * tokens + tl.arange(0, tokens)
+    there = token < inner
+    lane = tl.arange(0, heads)
+    slot = tl.load(slots + outer * slot_outer + token * slot_inner, mask=there, other=-1)
+    slot = slot.to(tl.int64)
+    kept = (there & (slot >= 0) & (slot < blocks * block))[None, :, None]
+    # a slot that is not there is not divided either: remainders of negative numbers differ
+    slot = tl.where(slot < 0, 0, slot)
+    page, row = (slot // block)[None, :, None], (slot % block)[None, :, None]
+
+    if part >= q_blocks + k_blocks:
+        _carry(
+            v + outer * v_outer + token[None, :, None] * v_inner,
+            value_cache + page * vc_block + row * vc_row,
+            ((part - q_blocks - k_blocks).to(tl.int64) * heads + lane)[:, None, None],
+            kept,
+            k_heads,
+            v_head,
+            v_step,
+            vc_head,
+            vc_step,
+            value_times,
+            narrow_values,
+            value_width,
+            packed,
+            wide,
+        )
+    else:
+        is_query = part < q_blocks
+        x, n_heads, first = q, q_heads, part
+        x_outer, x_inner, x_head, x_step = q_outer, q_inner, q_head, q_step
+        if part >= q_blocks:
+            x, n_heads, first = k, k_heads, part - q_blocks
+            x_outer, x_inner, x_head, x_step = k_outer, k_inner, k_head, k_step
+        head = (first.to(tl.int64) * heads + lane)[:, None, None]
+        exists = (head < n_heads) & there[None, :, None]
+        x += outer * x_outer + head * x_head + token[None, :, None] * x_inner
+        y, y_step = key_cache + page * kc_block + row * kc_row + head * kc_head, kc_step
+        if packed:
+            x, x_step = tl.multiple_of(x, (16, 16, 16)), 1
+            y, y_step = tl.multiple_of(y, (16, 16, 16)), 1
+        x0, x1 = read(x + start * x_step, x_step, exists, pairs, wide)
+        cos, sin = source(
+            angles,
+            more,
+            axes,
+            outer * outer_step + (token * inner_step)[:, None],
+            outer * more_outer_step + (token * more_inner_step)[:, None],
+            step,
+            more_step,
+            there[:, None],
+            tl.arange(0, wide)[None, :],
+            pairs,
+        )
+        factor = gain.to(tl.float64, bitcast=True).to(kind)
+        cos, sin = (cos.to(kind) * factor)[None, :, :], (sin.to(kind) * factor)[None, :, :]
+        x0, x1 = x0.to(kind), x1.to(kind)
+        y0, y1 = tl.fma(x0, cos, -(x1 * sin)), tl.fma(x1, cos, x0 * sin)
+        if moves:
+            # in place, one thread writes where another still had to read
+            tl.debug_barrier()
+        written = q.dtype.element_ty
+        write(
+            x + start * x_step, x_step, exists & is_query, y0.to(written), y1.to(written),
+            pairs, wide,
+        )  # fmt: skip
+        mask = kept & exists & (part >= q_blocks)
+        stored = key_cache.dtype.element_ty
+        y0 = _stored(y0, key_times, narrow_keys, stored)
+        y1 = _stored(y1, key_times, narrow_keys, stored)
+        write(y + start * y_step, y_step, mask, y0, y1, pairs, wide)
+        if width > 2 * pairs:
+            for begin in range(0, width - 2 * pairs, wide):
+                column = begin + tl.arange(0, wide)[None, None, :]
+                here = mask & (column < width - 2 * pairs)
+                column = tl.where(column < start, column, column + 2 * pairs)
+                value = tl.load(x + column * x_step, mask=here, other=0.0)
+                value = _stored(value.to(kind), key_times, narrow_keys, stored)
+                tl.store(y + column * y_step, value, mask=here)

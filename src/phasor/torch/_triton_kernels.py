@@ -1,0 +1,193 @@
+"""The rotation of a tile of heads and tokens in Triton: one reading and one writing a pairing.
+
+A program takes ``heads`` heads of ``tokens`` tokens of the query or of the key. Heads are the
+outermost dimension of its tile: threads then lie along pairs and tokens, and each keeps its part
+of a row in registers while it walks the heads. Offsets are 64-bit from the first product on.
+"""
+
+# pyright: basic, reportMissingImports=false, reportInvalidTypeForm=false
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def read_half(x, step, exists, pairs: tl.constexpr, wide: tl.constexpr):
+    """Both coordinates of every pair ``(i, i + pairs)``, from the first one on."""
+    pair = tl.arange(0, wide)[None, None, :]
+    mask = exists & (pair < pairs)
+    return tl.load(x + pair * step, mask=mask), tl.load(x + (pairs + pair) * step, mask=mask)
+
+
+@triton.jit
+def write_half(y, step, exists, y0, y1, pairs: tl.constexpr, wide: tl.constexpr):
+    """The places that `read_half` reads."""
+    pair = tl.arange(0, wide)[None, None, :]
+    mask = exists & (pair < pairs)
+    tl.store(y + pair * step, y0, mask=mask)
+    tl.store(y + (pairs + pair) * step, y1, mask=mask)
+
+
+@triton.jit
+def read_interleaved(x, step, exists, pairs: tl.constexpr, wide: tl.constexpr):
+    """Both coordinates of every pair ``(2i, 2i + 1)``, in one piece, parted in registers."""
+    column = tl.arange(0, 2 * wide)[None, None, :]
+    both = tl.load(x + column * step, mask=exists & (column < 2 * pairs))
+    return tl.split(tl.reshape(both, (both.shape[0], both.shape[1], wide, 2)))
+
+
+@triton.jit
+def write_interleaved(y, step, exists, y0, y1, pairs: tl.constexpr, wide: tl.constexpr):
+    """The places that `read_interleaved` reads."""
+    column = tl.arange(0, 2 * wide)[None, None, :]
+    both = tl.reshape(tl.join(y0, y1), (y0.shape[0], y0.shape[1], 2 * wide))
+    tl.store(y + column * step, both, mask=exists & (column < 2 * pairs))
+
+
+@triton.jit
+def _copy(x, x_step, y, y_step, exists, start, end, wide: tl.constexpr):
+    """Columns ``start`` to ``end``, which do not turn."""
+    for first in range(start, end, wide):
+        column = first + tl.arange(0, wide)[None, None, :]
+        mask = exists & (column < end)
+        tl.store(y + column * y_step, tl.load(x + column * x_step, mask=mask), mask=mask)
+
+
+@triton.jit(
+    do_not_specialize_on_alignment=["q", "k", "q_out", "k_out", "angles"],
+    do_not_specialize=[
+        *("inner", "q_heads", "k_heads", "gain", "step", "more_step"),
+        *("q_outer", "q_inner", "q_head", "q_step", "k_outer", "k_inner", "k_head", "k_step"),
+        *("q_out_outer", "q_out_inner", "q_out_head", "q_out_step"),
+        *("k_out_outer", "k_out_inner", "k_out_head", "k_out_step"),
+        *("outer_step", "inner_step", "more_outer_step", "more_inner_step"),
+    ],
+)
+def rotation(
+    q,
+    k,
+    q_out,
+    k_out,
+    angles,
+    more,
+    axes,
+    inner: tl.int64,
+    q_heads: tl.int64,
+    k_heads: tl.int64,
+    gain: tl.int64,
+    q_outer: tl.int64,
+    q_inner: tl.int64,
+    q_head: tl.int64,
+    q_step: tl.int64,
+    k_outer: tl.int64,
+    k_inner: tl.int64,
+    k_head: tl.int64,
+    k_step: tl.int64,
+    q_out_outer: tl.int64,
+    q_out_inner: tl.int64,
+    q_out_head: tl.int64,
+    q_out_step: tl.int64,
+    k_out_outer: tl.int64,
+    k_out_inner: tl.int64,
+    k_out_head: tl.int64,
+    k_out_step: tl.int64,
+    outer_step: tl.int64,
+    inner_step: tl.int64,
+    step: tl.int64,
+    more_outer_step: tl.int64,
+    more_inner_step: tl.int64,
+    more_step: tl.int64,
+    source: tl.constexpr,
+    read: tl.constexpr,
+    write: tl.constexpr,
+    moves: tl.constexpr,
+    inverse: tl.constexpr,
+    pairs: tl.constexpr,
+    start: tl.constexpr,
+    width: tl.constexpr,
+    packed: tl.constexpr,
+    wide: tl.constexpr,
+    tokens: tl.constexpr,
+    heads: tl.constexpr,
+):
+    """Tokens ``[outer, inner]`` of a query and a key, a tile a program.
+
+    Everything that is not a ``constexpr`` may change without another compilation:
+
+        q, k, q_out, k_out    pointers of one dtype; in place, the outputs are the inputs
+        angles, more, axes    where rows come from: see `_triton_rows`
+        inner                 tokens of the inner dimension
+        q_heads, k_heads      how many there are; no key, no heads
+        gain                  the bits of a float64, which no argument could carry
+        q_outer ... more_step strides, in elements
+
+    and these may not:
+
+        source                a function of `_triton_rows`
+        read, write           functions of this module, for the pairings
+        moves                 whether the pairings differ
+        inverse               whether to turn the other way
+        pairs, start          of a head: how many, and the column of the first
+        width                 columns of a head where those that do not turn are copied, else 0
+        packed                whether heads lie in one piece each, on 16-byte boundaries
+        wide, tokens, heads   the tile: pairs or the next power of two, tokens, heads
+    """
+    q_blocks = tl.cdiv(q_heads, heads).to(tl.int32)
+    blocks = q_blocks + tl.cdiv(k_heads, heads).to(tl.int32)
+    tiles = tl.cdiv(inner, tokens).to(tl.int32)
+    block = tl.program_id(0) % blocks
+    tile = tl.program_id(0) // blocks
+    outer = (tile // tiles).to(tl.int64)
+    token = (tile % tiles).to(tl.int64) * tokens + tl.arange(0, tokens)
+
+    x, y, n_heads, first = q, q_out, q_heads, block
+    x_outer, x_inner, x_head, x_step = q_outer, q_inner, q_head, q_step
+    y_outer, y_inner, y_head, y_step = q_out_outer, q_out_inner, q_out_head, q_out_step
+    if block >= q_blocks:
+        x, y, n_heads, first = k, k_out, k_heads, block - q_blocks
+        x_outer, x_inner, x_head, x_step = k_outer, k_inner, k_head, k_step
+        y_outer, y_inner, y_head, y_step = k_out_outer, k_out_inner, k_out_head, k_out_step
+    head = (first.to(tl.int64) * heads + tl.arange(0, heads))[:, None, None]
+    exists = (head < n_heads) & (token < inner)[None, :, None]
+    x += outer * x_outer + head * x_head + token[None, :, None] * x_inner
+    y += outer * y_outer + head * y_head + token[None, :, None] * y_inner
+    if packed:
+        x, x_step = tl.multiple_of(x, (16, 16, 16)), 1
+        y, y_step = tl.multiple_of(y, (16, 16, 16)), 1
+
+    # asked for before the rows, whose addresses wait for positions
+    x0, x1 = read(x + start * x_step, x_step, exists, pairs, wide)
+    cos, sin = source(
+        angles,
+        more,
+        axes,
+        outer * outer_step + (token * inner_step)[:, None],
+        outer * more_outer_step + (token * more_inner_step)[:, None],
+        step,
+        more_step,
+        (token < inner)[:, None],
+        tl.arange(0, wide)[None, :],
+        pairs,
+    )
+    kind: tl.constexpr = tl.float64 if x.dtype.element_ty == tl.float64 else tl.float32
+    factor = gain.to(tl.float64, bitcast=True).to(kind)
+    cos, sin = (cos.to(kind) * factor)[None, :, :], (sin.to(kind) * factor)[None, :, :]
+    if inverse:
+        sin = -sin
+    x0, x1 = x0.to(kind), x1.to(kind)
+    # one product is rounded and one is fused, as on the CPU: no compiler can choose otherwise
+    y0, y1 = tl.fma(x0, cos, -(x1 * sin)), tl.fma(x1, cos, x0 * sin)
+    if moves:
+        # in place, one thread writes where another still had to read
+        tl.debug_barrier()
+    written = y.dtype.element_ty
+    write(y + start * y_step, y_step, exists, y0.to(written), y1.to(written), pairs, wide)
+    if width > 0:
+        _copy(x, x_step, y, y_step, exists, 0, start, wide)
+        _copy(x, x_step, y, y_step, exists, start + 2 * pairs, width, wide)
+
+
+READ = {"half": read_half, "interleaved": read_interleaved}
+WRITE = {"half": write_half, "interleaved": write_interleaved}

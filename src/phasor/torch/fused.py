@@ -1,0 +1,234 @@
+"""What models do next to the rotation, in the same pass over memory.
+
+`norm_rotate_qk` is the RMS norm of query and key that Qwen3, Gemma 3 and others put before the
+rotation. `rotate_and_cache_` rotates a query and a key and writes the key and the value into a
+cache, paged or contiguous, in 8 bits if it is of 8 bits. On a GPU each is one launch in Triton;
+elsewhere each is its definition in plain torch operations, which is also what the kernels are
+checked against.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from phasor._checks import number, shown
+from phasor.errors import SpecError, TensorError
+from phasor.spec import Rope
+from phasor.torch import _cache_write, _norm
+from phasor.torch._arguments import check_writable, checked_positions
+from phasor.torch._fused import FLOAT8, resolve
+from phasor.torch._torchscript import unscriptable
+
+_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+@unscriptable
+def norm_rotate_qk(
+    q: Tensor,
+    k: Tensor,
+    q_weight: Tensor,
+    k_weight: Tensor,
+    positions: Any,
+    rope: Rope,
+    *,
+    epsilon: float,
+    gain: float = 1.0,
+    backend: str = "auto",
+) -> tuple[Tensor, Tensor]:
+    """``R(p) (w x / sqrt(mean(x^2) + epsilon))`` of a query and a key, as new tensors.
+
+    The mean is over a head. Norm (Zhang & Sennrich 1910.07467, eq. 4) and rotation (RoFormer
+    2104.09864, eq. 34) are computed in float32 (float64 for float64 tensors) and rounded once, so
+    that 16-bit results are closer to the exact ones than those of two functions. Differentiable
+    once, in query, key and weights; what is kept for the backward pass is what came in.
+
+    Args:
+        q: ``[..., seq, query_heads, head_dim]``, any strides.
+        k: ``[..., seq, key_heads, head_dim]``, the same leading dimensions.
+        q_weight: ``[head_dim]``, multiplied into the normalised query. Models whose weights count
+            from 1, such as Gemma, pass ``1 + weight``.
+        k_weight: The same of the key.
+        positions: As for `phasor.torch.rotate`.
+        rope: What rotates; the norm is of the whole head, also where only a part of it turns.
+        epsilon: Added to the mean of the squares, as the model's configuration says.
+        gain: Multiplied into cos and sin.
+        backend: ``"auto"``, ``"triton"`` or ``"eager"``; a named one is never replaced.
+
+    Returns:
+        The new query and key, of the dtypes and strides of ``q`` and ``k``.
+
+    Raises:
+        TensorError: If a shape, dtype or device does not fit.
+        PositionError: If the positions do not fit the tokens.
+        SpecError: If ``epsilon`` is negative, or ``rope.scaling`` is a rule.
+        BackendError: If the named backend cannot run here.
+
+    >>> rope = Rope(head_dim=4, pairing="half")
+    >>> q, k = torch.full((1, 2, 4), 3.0), torch.full((1, 1, 4), -5.0)
+    >>> one = torch.ones(4)
+    >>> norm_rotate_qk(q, k, one, one, 0, rope, epsilon=0.0)[1]
+    tensor([[[-1., -1., -1., -1.]]])
+    """
+    angles = [checked_positions(positions, [q, k], rope)]
+    for name, weight, x in (("q_weight", q_weight, q), ("k_weight", k_weight, k)):
+        _check_weight(name, weight, x)
+    least = number("epsilon", epsilon, least=0.0)
+    arguments = [q, k], [q_weight, k_weight], angles, rope.to_json(), least, float(gain)
+    done = _norm.apply(*arguments, backend)
+    return done[0], done[1]
+
+
+@unscriptable
+def rotate_and_cache_(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    positions: Any,
+    rope: Rope,
+    slots: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    *,
+    key_unit: float = 1.0,
+    value_unit: float = 1.0,
+    gain: float = 1.0,
+    backend: str = "auto",
+) -> Tensor:
+    """``q``, rotated in place; the rotated ``k`` and ``v`` are written into caches.
+
+    A cache is ``[blocks, block, key_heads, head_dim]`` with any strides, and slot ``s`` is its row
+    ``[s // block, s % block]``:
+
+    * *paged*: ``blocks`` pages of ``block`` tokens; ``slot = page * block + place in the page``.
+    * *contiguous*: ``[batch, length, key_heads, head_dim]``; ``slot = sequence * length + index``.
+      A cache ``[batch, key_heads, length, head_dim]`` is passed as ``cache.transpose(1, 2)``.
+
+    The key is rounded once, from float32. In a cache of ``torch.float8_e4m3fn`` stands
+    ``x / unit``, cut off at 448, and a reader multiplies by the unit: the float32 nearest to
+    ``1 / unit`` is multiplied in before rounding. No gradient is recorded.
+
+    Args:
+        q: ``[..., seq, query_heads, head_dim]``, any strides; written.
+        k: ``[..., seq, key_heads, head_dim]``; not written.
+        v: ``[..., seq, key_heads, value_dim]``.
+        positions: As for `phasor.torch.rotate`; where tokens stand in their text.
+        rope: What rotates.
+        slots: int64 or int32 ``[..., seq]``, where tokens stand in the caches. A negative slot
+            keeps its token out. Slots beyond the cache are an error on the CPU; a GPU, which
+            nobody waits for, does not write them. Each slot is given at most once.
+        key_cache: ``[blocks, block, key_heads, head_dim]``: a float dtype, or 8 bits.
+        value_cache: ``[blocks, block, key_heads, value_dim]``, of its own dtype.
+        key_unit: What a stored 1 stands for, in 8 bits.
+        value_unit: The same of values.
+        gain: Multiplied into cos and sin.
+        backend: ``"auto"``, ``"triton"`` or ``"eager"``; a named one is never replaced.
+
+    Returns:
+        ``q``.
+
+    Raises:
+        TensorError: If a shape, dtype or device does not fit, or memory would be written twice.
+        PositionError: If positions or slots do not fit the tokens.
+        SpecError: If a unit is not a positive number, or is given for a cache of more than 8 bits.
+        BackendError: If the named backend cannot run here.
+
+    >>> rope = Rope(head_dim=4, pairing="half")
+    >>> q, k, v = (torch.ones(1, 1, 4) for _ in range(3))
+    >>> keys, values = torch.zeros(3, 16, 1, 4), torch.zeros(3, 16, 1, 4)
+    >>> slot = torch.tensor([2 * 16 + 5])  # page 2, place 5
+    >>> rotate_and_cache_(q, k, v, 0, rope, slot, keys, values) is q
+    True
+    >>> keys[2, 5], int(keys.count_nonzero())
+    (tensor([[1., 1., 1., 1.]]), 4)
+    """
+    places = checked_positions(positions, [q, k], rope)
+    _check_value(v, k)
+    _check_slots(slots, k)
+    check_writable([q])
+    caches = (("key", key_cache, key_unit, k), ("value", value_cache, value_unit, v))
+    units = [_checked_cache(name, cache, unit, x) for name, cache, unit, x in caches]
+    name = resolve(backend, q, besides=_not_in_triton(q, k, v, key_cache, value_cache))
+    _cache_write.apply_(
+        q, k, v, places, slots, key_cache, value_cache, rope.to_json(), float(gain), *units, name
+    )
+    return q
+
+
+def _check_weight(name: str, weight: Any, x: Tensor) -> None:
+    if not isinstance(weight, Tensor) or weight.dtype not in _DTYPES:
+        came = weight.dtype if isinstance(weight, Tensor) else type(weight).__name__
+        raise TensorError(f"{name} must be a tensor of floats, got {came}")
+    if weight.shape != x.shape[-1:]:
+        raise TensorError(
+            f"{name} must be [head_dim] ({x.shape[-1]}), got shape {list(weight.shape)}"
+        )
+    if weight.device != x.device:
+        raise TensorError(
+            f"{name} must be on the device of its tensor ({x.device}), got {weight.device}"
+        )
+
+
+def _check_value(v: Any, k: Tensor) -> None:
+    if not isinstance(v, Tensor) or v.dtype not in _DTYPES:
+        came = v.dtype if isinstance(v, Tensor) else type(v).__name__
+        raise TensorError(f"v must be a tensor of floats, got {came}")
+    if v.shape[:-1] != k.shape[:-1]:
+        raise TensorError(
+            f"v must share tokens and heads with k {list(k.shape[:-1])}, got {list(v.shape[:-1])}"
+        )
+    if v.device != k.device:
+        raise TensorError(f"v must be on the device of k ({k.device}), got {v.device}")
+
+
+def _check_slots(slots: Any, k: Tensor) -> None:
+    if not isinstance(slots, Tensor) or slots.dtype not in (torch.int64, torch.int32):
+        came = slots.dtype if isinstance(slots, Tensor) else type(slots).__name__
+        raise TensorError(f"slots must be a tensor of int64 or int32, got {came}")
+    if slots.shape != k.shape[:-2]:
+        raise TensorError(
+            f"slots must be one for each token {list(k.shape[:-2])}, got {list(slots.shape)}"
+        )
+    if slots.device != k.device:
+        raise TensorError(f"slots must be on the device of k ({k.device}), got {slots.device}")
+
+
+def _checked_cache(name: str, cache: Any, unit: Any, x: Tensor) -> float:
+    """The unit of a cache that fits ``x``."""
+    if not isinstance(cache, Tensor) or cache.dtype not in (*_DTYPES, FLOAT8):
+        came = cache.dtype if isinstance(cache, Tensor) else type(cache).__name__
+        raise TensorError(f"{name}_cache must be a tensor of floats or float8_e4m3fn, got {came}")
+    if cache.dim() != 4 or cache.shape[2:] != x.shape[-2:]:
+        raise TensorError(
+            f"{name}_cache must be [blocks, block, {x.shape[-2]}, {x.shape[-1]}], "
+            f"got shape {list(cache.shape)}"
+        )
+    if cache.device != x.device:
+        raise TensorError(
+            f"{name}_cache must be on the device of q ({x.device}), got {cache.device}"
+        )
+    if any(n > 1 and step == 0 for n, step in zip(cache.shape, cache.stride(), strict=True)):
+        raise TensorError(
+            f"{name}_cache must not share memory with itself to be written, got strides "
+            f"{list(cache.stride())} for shape {list(cache.shape)}"
+        )
+    given = number(f"{name}_unit", unit, above=0.0)
+    if given != 1.0 and cache.dtype != FLOAT8:
+        raise SpecError(
+            f"{name}_unit must be 1 for a cache of {cache.dtype}, which stores numbers as they "
+            f"are, got {shown(unit)}"
+        )
+    return given
+
+
+def _not_in_triton(*tensors: Tensor) -> str:
+    """Why the kernel cannot, if it cannot."""
+    q, k, v, *caches = tensors
+    if not q.dtype == k.dtype == v.dtype:
+        return f"q, k and v must be of one dtype, got {q.dtype}, {k.dtype} and {v.dtype}"
+    narrow = any(cache.dtype == FLOAT8 for cache in caches)
+    if narrow and q.is_cuda and torch.cuda.get_device_capability(q.device) < (8, 9):
+        return "a cache of 8-bit floats needs a GPU of compute capability 8.9 or newer"
+    return ""

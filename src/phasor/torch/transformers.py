@@ -1,0 +1,279 @@
+"""The rotation of a transformers model, read off it and replaced by phasor's, in that model alone.
+
+    patch(model)       every layer rotates by positions, with phasor's operator
+    unpatch(model)     the classes that were there before, on the same modules
+    from_model(model)  the rope of every layer of a live model, verified
+
+The modules stay who they are. Those that turn positions into cosines, and those that rotate by
+them, become instances of a subclass of their own class: the first answers with the positions
+themselves, the second meets those with phasor's operator. Parameters, buffers, hooks, names and
+the class of the model are not touched, so that what is saved, wrapped or trained is as before.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, cast
+
+from torch import Tensor, nn
+
+from phasor._checks import whole
+from phasor.errors import ConfigError
+from phasor.layers import LayerRopes
+from phasor.spec import Rope
+from phasor.torch._carriers import Carrier, carried
+from phasor.torch._forms import substitute
+from phasor.torch._live import Live, Part, read
+from phasor.torch._methods import (
+    ORIGINAL,
+    derived,
+    named_modules,
+    original,
+    rotations,
+    with_methods,
+)
+from phasor.torch._sines import TABLE, CarrierTable, holds_table
+
+_TURNS = "_phasor_turns"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replaced:
+    """One module that rotates with phasor now.
+
+    Attributes:
+        path: Its name in the model.
+        class_name: Its class.
+        layer: The layer it belongs to, where it has a number.
+        functions: The functions of transformers that its methods no longer call.
+        rope: What it turns by, or None where its layer has no position embedding, or where it is
+            not known which of the model's ropes its layer has.
+    """
+
+    path: str
+    class_name: str
+    layer: int | None
+    functions: tuple[str, ...]
+    rope: Rope | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patched:
+    """What `patch` replaced; as text, a table.
+
+    Attributes:
+        model: The name of the model's class.
+        embeddings: Paths of the modules that hand out positions in the place of cosines.
+        layers: The modules that rotate, in the model's order.
+        doubt: Why it is not known which layer has which rope; "" where it is.
+    """
+
+    model: str
+    embeddings: tuple[str, ...]
+    layers: tuple[Replaced, ...]
+    doubt: str = ""
+
+    def __str__(self) -> str:
+        rows = [("layer", "module", "was", "turns by")]
+        for one in self.layers:
+            number = "" if one.layer is None else str(one.layer)
+            unknown = "its positions' rope" if self.doubt else "nothing"
+            turns = unknown if one.rope is None else _short(one.rope)
+            rows.append((number, f"{one.path} ({one.class_name})", ", ".join(one.functions), turns))
+        widths = [max(len(row[i]) for row in rows) for i in range(3)]
+        lines = [
+            "  ".join([*(cell.ljust(w) for cell, w in zip(row, widths, strict=False)), row[3]])
+            for row in rows
+        ]
+        head = f"{self.model}: phasor rotates in {len(self.layers)} modules; positions come from "
+        few = ", ".join(self.embeddings[:3]) + (" and others" if self.embeddings[3:] else "")
+        return "\n".join([head + few, *lines])
+
+
+def patch(model: nn.Module, *, seq_len: int | None = None) -> Patched:
+    """Let ``model`` rotate with phasor from now on; prints and returns what was replaced.
+
+    Only this model changes. Rows of cos and sin are correct to float32 at every position, the
+    arithmetic is float32 with one rounding at the end, and positions travel in the place of
+    ``[batch, seq, head_dim]`` of cosines and sines. The law of a rule (dynamic NTK, LongRoPE) is
+    picked by the positions of each call alone, whatever was called before.
+
+    Args:
+        model: A model of transformers, or a part of one.
+        seq_len: Pick the law of a rule once and for all, for sequences of this many tokens. Keys
+            that a cache holds then match all later queries; without it they are as transformers
+            leaves them, under the law of the call that made them.
+
+    Returns:
+        What was replaced, layer by layer.
+
+    Raises:
+        ConfigError: If something in the model rotates in a way that is not understood, or is
+            patched already. It is named, and nothing has been changed.
+
+    >>> from transformers import LlamaConfig, LlamaModel
+    >>> small = LlamaConfig(num_hidden_layers=1, hidden_size=64, num_attention_heads=2,
+    ...     num_key_value_heads=1, intermediate_size=8, vocab_size=16)
+    >>> model = LlamaModel(small)
+    >>> patched = patch(model)  # doctest: +ELLIPSIS
+    LlamaModel: phasor rotates in 1 modules; positions come from rotary_emb
+    layer  module ...
+    0      layers.0.self_attn (LlamaAttention)  ...  half pairs, 32 of 32, base 10000
+    >>> unpatch(model)
+    """
+    if seq_len is not None:
+        whole("seq_len", seq_len, least=1)
+    already = [path for path, module in named_modules(model) if original(module) is not None]
+    if already:
+        raise ConfigError(
+            f"model must not be patched yet, and {already[0] or 'it'} is; call unpatch(model) first"
+        )
+    live = read(model)
+    # every class is made before the first module changes
+    turns = [(one.part.module, one.turns(seq_len)) for one in live.embeddings]
+    classes = [(one.part.module, _carrying(one.part.cls, one.single)) for one in live.embeddings]
+    # a module that is both, with a table of its own, gets the second of its classes
+    classes += [(part.module, _rotating(part)) for part, _ in live.rotating]
+    for module, how in turns:
+        module.__dict__[_TURNS] = how
+    for module, cls in classes:
+        module.__class__ = cls
+    report = _report(model, live, seq_len)
+    print(report)
+    return report
+
+
+def unpatch(model: nn.Module) -> None:
+    """Give every module of ``model`` the class that it had before `patch`.
+
+    Raises:
+        ConfigError: If no module of it is patched, or something else changed a patched module's
+            class since; undo that first.
+    """
+    patched = [module for _, module in named_modules(model) if original(module) is not None]
+    covered = [
+        path
+        for path, module in named_modules(model)
+        if original(module) is None and hasattr(type(module), ORIGINAL)
+    ]
+    if covered:
+        raise ConfigError(
+            f"{covered[0]} has been given another class since it was patched; undo that first"
+        )
+    if not patched:
+        raise ConfigError(f"model must be patched, and no module of {type(model).__name__} is")
+    for module in patched:
+        module.__class__ = cast(type, original(module))
+        module.__dict__.pop(_TURNS, None)
+
+
+def from_model(model: nn.Module) -> LayerRopes:
+    """The rope of every layer of a live model, patched or not.
+
+    They are read from the model's config and verified: the cosines of each embedding module's
+    class, and the functions that rotate by them, are called and must turn as the ropes say.
+
+    Args:
+        model: A model of transformers, or a part of one.
+
+    Raises:
+        ConfigError: If something in the model rotates in a way that is not understood.
+    """
+    layers = read(model).layers
+    if isinstance(layers, str):
+        raise ConfigError(f"model must be one whose layers can be told apart: {layers}")
+    return layers
+
+
+def _rotating(part: Part) -> type:
+    return _with_table(part.cls) if holds_table(part.module) else _without_table(part.cls)
+
+
+@lru_cache(maxsize=512)
+def _without_table(cls: type) -> type:
+    return with_methods(cls, _substitutes(cls), _without_table)
+
+
+@lru_cache(maxsize=512)
+def _with_table(cls: type) -> type:
+    def table(self: Any) -> CarrierTable:
+        return CarrierTable(self._phasor_turns[None], self._buffers[TABLE].device)
+
+    return with_methods(cls, _substitutes(cls), _with_table, {TABLE: property(table)})
+
+
+def _substitutes(cls: type) -> dict[str, Any]:
+    return {name: substitute(function) for name, function in rotations(cls).items()}
+
+
+def _carrying(cls: type, single: bool) -> type:
+    return _carrying_one(cls) if single else _carrying_two(cls)
+
+
+@lru_cache(maxsize=512)
+def _carrying_one(cls: type) -> type:
+    def forward(self: Any, x: Tensor, position_ids: Tensor, layer_type: Any = None) -> Carrier:
+        return carried(self._phasor_turns[layer_type], position_ids, x.dtype)
+
+    return derived(cls, {"forward": forward}, _carrying_one)
+
+
+@lru_cache(maxsize=512)
+def _carrying_two(cls: type) -> type:
+    def forward(
+        self: Any, x: Tensor, position_ids: Tensor, layer_type: Any = None
+    ) -> tuple[Carrier, Carrier]:
+        carrier = carried(self._phasor_turns[layer_type], position_ids, x.dtype)
+        return carrier, carrier
+
+    return derived(cls, {"forward": forward}, _carrying_two)
+
+
+def _report(model: nn.Module, live: Live, seq_len: int | None) -> Patched:
+    layers: list[Replaced] = []
+    for part, functions in live.rotating:
+        layer = _layer(part)
+        rope = _rope_of(layer, live)
+        if rope is not None and seq_len is not None:
+            rope = rope.at(seq_len)
+        layers.append(
+            Replaced(
+                path=part.path,
+                class_name=part.cls.__name__,
+                layer=layer,
+                functions=tuple(sorted(functions)),
+                rope=rope,
+            )
+        )
+    return Patched(
+        model=type(model).__name__,
+        embeddings=tuple(one.part.path for one in live.embeddings),
+        layers=tuple(layers),
+        doubt=live.layers if isinstance(live.layers, str) else "",
+    )
+
+
+def _rope_of(layer: int | None, live: Live) -> Rope | None:
+    if isinstance(live.layers, str) or layer is None or layer >= len(live.layers):
+        return None
+    return live.layers[layer]
+
+
+def _layer(part: Part) -> int | None:
+    given = getattr(part.module, "layer_idx", None)
+    if isinstance(given, int):
+        return given
+    numbers = re.findall(r"(?<=\.)\d+(?=\.|$)", f".{part.path}")
+    return int(numbers[0]) if numbers else None
+
+
+def _short(rope: Rope) -> str:
+    pairs = rope.pairing if rope.pairing_out is None else f"{rope.pairing} to {rope.pairing_out}"
+    words = [f"{pairs} pairs", f"{rope.rotary_dim} of {rope.head_dim}"]
+    if rope.base is not None:
+        words.append(f"base {rope.base:g}")
+    if rope.scaling is not None:
+        words.append(type(rope.scaling).__name__)
+    return ", ".join(words)

@@ -1,0 +1,19 @@
+"""Run a script, then end the process without Python's cleaning up.
+
+A thread of gloo that lets go of a tensor while Python finalizes aborts the process (torch 2.13).
+That says nothing about the script, and on a busy machine happens once in some dozen runs.
+
+torchrun --standalone --nproc-per-node 2 tests/run_and_leave.py script.py arguments
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+sys.stdout.flush()
+sys.stderr.flush()
+os._exit(0)

@@ -1,0 +1,92 @@
+"""Where Triton's kernels run in tests: on a GPU if there is one, else in Triton's interpreter.
+
+Triton decides when it is imported whether it interprets, and interpreted it cannot compile. So a
+test file of kernels runs in a process of its own where there is no GPU; beside its tests stands
+one that starts that process (`run_interpreted`).
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from phasor import Rope
+from phasor.torch import _triton, _triton_tiles
+
+from .torch_oracle import normal
+
+ROOT = Path(__file__).parents[1]
+ON_GPU = torch.cuda.is_available()
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = torch.device("cuda" if ON_GPU and not INTERPRETED else "cpu")
+
+needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+runs_kernels = pytest.mark.skipif(
+    find_spec("triton") is None or not (ON_GPU or INTERPRETED),
+    reason="no GPU: these run in a process that interprets, which another test starts",
+)
+on_gpu = pytest.mark.skipif(DEVICE.type != "cuda", reason="it takes a GPU")
+starts_interpreter = pytest.mark.skipif(
+    find_spec("triton") is None or ON_GPU or INTERPRETED,
+    reason="Triton is not installed, or the kernels run in this process",
+)
+
+
+HALF = Rope(head_dim=16, pairing="half")
+TRITON: dict[str, Any] = {"backend": "triton"}  # by its name, which is never replaced
+
+
+def here(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    """Standard normal numbers where the kernel runs."""
+    return normal(*shape, dtype=dtype, seed=seed).to(DEVICE)
+
+
+def ask_for_many(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make so many tokens many, which have a tile of their own."""
+    monkeypatch.setattr(_triton_tiles, "MANY", tokens)
+    _triton._PLANS.clear()
+
+
+def run_interpreted(file: str, marked: str) -> None:
+    """Run the tests of ``file`` that are ``marked`` in a process where Triton interprets."""
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-x", "-m", marked, file],
+        cwd=ROOT,
+        env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
+    assert " passed" in done.stdout
+
+
+def convert_as_devices_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Round bfloat16 to nearest even: the interpreter drops the bits for which there is no room."""
+    if not INTERPRETED:
+        return
+    import triton.language as tl
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+    theirs = InterpreterBuilder.cast_impl
+
+    def cast(self: Any, source: Any, target: Any) -> Any:
+        kinds = source.dtype.scalar, target.scalar
+        if kinds == (tl.float32, tl.bfloat16):
+            values = torch.from_numpy(np.array(source.data)).to(torch.bfloat16)
+            return TensorHandle(values.view(torch.int16).numpy().view(np.uint16), tl.bfloat16)
+        if kinds == (tl.bfloat16, tl.float32):
+            bits = np.array(source.data).astype(np.uint32) << 16
+            return TensorHandle(bits.view(np.float32), tl.float32)
+        return theirs(self, source, target)
+
+    monkeypatch.setattr(InterpreterBuilder, "cast_impl", cast)
