@@ -10,7 +10,8 @@ from gpu_measure import EMPTY
 from torch import Tensor
 
 from phasor.bench import Call, Case
-from phasor.torch import _triton_kernels, rotate_qk_
+from phasor.torch import rotate_qk_
+from phasor.torch._triton import kernels as triton_kernels
 
 
 @triton.jit
@@ -34,7 +35,7 @@ def empty_kernel(case: Case, positions: Tensor) -> Mapping[str, Call]:
         return {}
     q, k = case.tensors(device=positions.device)
     recorder = _Recorder()
-    with patch.object(_triton_kernels, "rotation", recorder):
+    with patch.object(triton_kernels, "rotation", recorder):
         # with a gain that nobody else has, so that it is not taken from what was compiled before
         rotate_qk_(q, k, positions, case.rope("half"), gain=1.5, backend="triton")
     launch = _nothing[recorder.grid]

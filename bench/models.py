@@ -28,9 +28,9 @@ import transformers
 from rich.progress import Progress
 from torch import Tensor, nn
 
-from phasor.torch._forms import substitute
-from phasor.torch._methods import original, rotations, with_methods
 from phasor.torch.transformers import patch
+from phasor.torch.transformers._forms import substitute
+from phasor.torch.transformers._methods import original, rotations, with_methods
 
 THREADS, LAYERS, PROMPT, STEPS, LONG = 2, 2, 512, 4, 32_768
 ROUNDS = {"prefill": 4, "decode": 9, "prefill, compiled": 5}

@@ -12,8 +12,9 @@ import os
 import runpy
 import sys
 
-sys.argv = sys.argv[1:]
-runpy.run_path(sys.argv[0], run_name="__main__")
-sys.stdout.flush()
-sys.stderr.flush()
-os._exit(0)
+if __name__ == "__main__":
+    sys.argv = sys.argv[1:]
+    runpy.run_path(sys.argv[0], run_name="__main__")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)

@@ -40,18 +40,20 @@ PIPELINE = """
     figures._heads figures._coverage figures._linear figures
     extending report._numbers report._snippet report._charts report
     torch._internals torch._torchscript torch._layout torch._arguments torch._tables torch._rows
-    torch._written torch._triton_rows torch._triton_kernels torch._triton_tiles torch._triton_plan
+    torch._written torch._triton.rows torch._triton.kernels torch._triton.tiles torch._triton.plan
     torch._triton
     torch._eager torch._cpu torch._ops torch.functional
-    torch._fused torch._triton_norm torch._triton_cache torch._triton_fused
+    torch._fused torch._triton.norm torch._triton.cache torch._triton.fused
     torch._norm torch._cache_write torch.fused
     torch._attend torch.key_cache torch.attention torch.relative
     torch._feature_maps torch._causal_sum torch._linear_attention torch.heads torch.usage
     torch.cache torch.splice torch._cache_layers torch.cached_keys
-    torch._tiny torch._recording torch._compared torch.architectures torch.verdicts
-    torch._onnx_graph torch.onnx torch.distributed
-    torch._carriers torch._forms torch._fresh torch._sines torch._handling torch._methods
-    torch._live torch.transformers torch
+    torch.architectures._tiny torch.architectures._recording torch.architectures._compared
+    torch.architectures torch.architectures.verdicts
+    torch.onnx._graph torch.onnx torch.distributed
+    torch.transformers._carriers torch.transformers._forms torch.transformers._fresh
+    torch.transformers._sines torch.transformers._handling torch.transformers._methods
+    torch.transformers._live torch.transformers torch
     bench._case bench._gate bench._timing bench._measure bench._figure bench
     demo terminal._ropes terminal._extending terminal._architectures terminal
     cli._common cli._show cli._architectures cli._identify cli._diff cli._convert cli._extend

@@ -31,10 +31,7 @@ from phasor.configs import load
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from phasor.torch import architectures, verdicts  # noqa: E402
-from phasor.torch._compared import compared  # noqa: E402
-from phasor.torch._recording import Recorded, record  # noqa: E402
-from phasor.torch._tiny import NOT_BUILT, kept_layers, tiny  # noqa: E402
+from phasor.torch import architectures  # noqa: E402
 from phasor.torch.architectures import (  # noqa: E402
     architecture,
     model_types,
@@ -42,8 +39,12 @@ from phasor.torch.architectures import (  # noqa: E402
     tiny_config,
     tiny_inputs,
     tiny_model,
+    verdicts,
 )
-from phasor.torch.verdicts import verdict  # noqa: E402
+from phasor.torch.architectures._compared import compared  # noqa: E402
+from phasor.torch.architectures._recording import Recorded, record  # noqa: E402
+from phasor.torch.architectures._tiny import NOT_BUILT, kept_layers, tiny  # noqa: E402
+from phasor.torch.architectures.verdicts import verdict  # noqa: E402
 
 # by hand from the class's code: pairing read, pairing written, slice, head width, base, axes
 EVERYDAY = {

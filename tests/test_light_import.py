@@ -74,7 +74,7 @@ def test_a_planted_import_is_caught(tmp_path: Path, heavy: str, late: bool) -> N
 
 
 def test_the_torch_package_does_not_load_the_compiler() -> None:
-    """torch leaves Dynamo out until it is used, and that takes longer than all the rest."""
+    """Torch leaves Dynamo out until it is used, and that takes longer than all the rest."""
     probe = "import sys, phasor.torch; sys.exit('torch._dynamo' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", probe], check=False, timeout=60).returncode == 0
 

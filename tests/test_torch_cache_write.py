@@ -14,7 +14,8 @@ from torch import Tensor
 
 from phasor import Rope
 from phasor.errors import BackendError, PhasorError, PositionError, SpecError, TensorError
-from phasor.torch import _triton_tiles, rotate
+from phasor.torch import rotate
+from phasor.torch._triton import tiles as triton_tiles
 from phasor.torch.fused import rotate_and_cache_
 
 from .torch_oracle import float64, normal
@@ -86,7 +87,7 @@ def convert_to_eight_bits(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(params=[1, 2**20], ids=["many tokens", "few tokens"])
 def tile(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both tiles."""
-    monkeypatch.setattr(_triton_tiles, "MANY", request.param)
+    monkeypatch.setattr(triton_tiles, "MANY", request.param)
 
 
 def here(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:

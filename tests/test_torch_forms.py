@@ -10,8 +10,8 @@ from torch import Tensor
 
 from phasor import Rope
 from phasor.errors import TensorError
-from phasor.torch._carriers import Carrier, Form, Turns, carried
-from phasor.torch._forms import measured, substitute
+from phasor.torch.transformers._carriers import Carrier, Form, Turns, carried
+from phasor.torch.transformers._forms import measured, substitute
 
 PAIRS, SPARE, BASE = 3, 4, 50.0
 PLACES = torch.tensor([[0, 1, 7, 30, 99]])

@@ -20,7 +20,8 @@ from torch.autograd import gradcheck
 
 from phasor import DynamicNTK, Rope, Sectioned
 from phasor.errors import BackendError, PhasorError, PositionError, SpecError, TensorError
-from phasor.torch import _triton_fused, _triton_tiles
+from phasor.torch._triton import fused as triton_fused
+from phasor.torch._triton import tiles as triton_tiles
 from phasor.torch.fused import norm_rotate_qk, rotate_and_cache_
 
 from .torch_oracle import bound, float64, normal, pair_places, row_error, turns
@@ -67,13 +68,13 @@ def _as_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter rounds as devices do; a backward pass has more tiles than programs."""
     if find_spec("triton") is not None and (INTERPRETED or ON_GPU):
         convert_as_devices_do(monkeypatch)
-        monkeypatch.setattr(_triton_fused, "_PROGRAMS", 2)
+        monkeypatch.setattr(triton_fused, "_PROGRAMS", 2)
 
 
 @pytest.fixture(params=[1, 2**20], ids=["many tokens", "few tokens"])
 def tile(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both tiles."""
-    monkeypatch.setattr(_triton_tiles, "MANY", request.param)
+    monkeypatch.setattr(triton_tiles, "MANY", request.param)
 
 
 def here(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
@@ -432,9 +433,9 @@ def test_both_can_be_captured_in_a_graph() -> None:
 
 
 KERNELS = {
-    "forward": "_triton_norm",
-    "backward": "_triton_norm",
-    "rotate_and_cache": "_triton_cache",
+    "forward": "norm",
+    "backward": "norm",
+    "rotate_and_cache": "cache",
 }
 
 
@@ -452,20 +453,21 @@ def test_kernels_compile_for_a_gpu_that_is_not_here(
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from phasor.torch import _triton_kernels, _triton_rows
+    from phasor.torch._triton import kernels as triton_kernels
+    from phasor.torch._triton import rows as triton_rows
 
-    kernel = getattr(_triton_tiles.module(KERNELS[name]), name)
-    parts = {"forward": _triton_fused.FORWARD_PARTS, "backward": _triton_fused.BACKWARD_PARTS}
+    kernel = getattr(triton_tiles.module(KERNELS[name]), name)
+    parts = {"forward": triton_fused.FORWARD_PARTS, "backward": triton_fused.BACKWARD_PARTS}
     size = dtype.itemsize
-    wide, tokens, heads = _triton_tiles.tile(64, 8192, size, parts=parts.get(name, 1))
+    wide, tokens, heads = triton_tiles.tile(64, 8192, size, parts=parts.get(name, 1))
     pointer = "*bf16" if dtype == torch.bfloat16 else "*fp32"
     pointers = dict.fromkeys(("q", "k", "v", "q_out", "k_out", "key_cache"), pointer)
     pointers |= dict.fromkeys(("q_weight", "k_weight", "weight"), pointer)
     pointers |= {"angles": "*i64", "more": "*fp32", "parts": "*fp32", "slots": "*i64"}
     pointers["value_cache"] = "*fp8e4nv"
     constants: dict[str, Any] = {
-        "axes": None, "source": _triton_rows.one_axis, "read": _triton_kernels.READ[pairing],
-        "read_grad": _triton_kernels.READ[pairing], "write": _triton_kernels.WRITE[pairing],
+        "axes": None, "source": triton_rows.one_axis, "read": triton_kernels.READ[pairing],
+        "read_grad": triton_kernels.READ[pairing], "write": triton_kernels.WRITE[pairing],
         "moves": False, "narrow_keys": False, "narrow_values": True, "pairs": 64, "start": 0,
         "width": 128, "value_width": 128, "packed": True, "wide": wide, "rest": 0,
         "tokens": tokens, "heads": heads,

@@ -178,7 +178,7 @@ def test_a_trainer_trains_a_patched_model_as_before(small: dict[str, Any], tmp_p
         how = TrainingArguments(
             output_dir=str(tmp_path), max_steps=3, per_device_train_batch_size=4, report_to=[],
             logging_steps=1, use_cpu=True, save_strategy="no", disable_tqdm=True, seed=0,
-            gradient_checkpointing=is_patched,
+            activation_checkpointing=is_patched,
         )  # fmt: skip
         trainer = Trainer(model=model, args=how, train_dataset=rows)  # pyright: ignore[reportArgumentType]
         trainer.train()
@@ -187,10 +187,15 @@ def test_a_trainer_trains_a_patched_model_as_before(small: dict[str, Any], tmp_p
     assert len(losses[True]) == 3
 
 
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # peft's
 @pytest.mark.parametrize("first", ["patch", "adapters"])
-def test_adapters_go_on_before_or_after(first: str, small: dict[str, Any]) -> None:
+def test_adapters_go_on_before_or_after(
+    first: str, small: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """LoRA wraps the projections of a patched model, and a wrapped model is patched."""
     peft = pytest.importorskip("peft")
+    # peft refuses the torchao that torchtune wants; nothing here is quantized
+    monkeypatch.setattr("peft.tuners.lora.torchao.is_torchao_available", lambda: False)
     model, other = copy.deepcopy(small["llama"]), copy.deepcopy(small["llama"])
     how = peft.LoraConfig(target_modules=["q_proj", "k_proj"], r=4, init_lora_weights=False)
     torch.manual_seed(0)

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from phasor import DynamicNTK, LongRope, Rope
-from phasor.torch._carriers import Turns, carried
 from phasor.torch.architectures import tiny_model
 from phasor.torch.transformers import patch
+from phasor.torch.transformers._carriers import Turns, carried
 
 from .live_models import difference, tokens
 

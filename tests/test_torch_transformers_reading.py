@@ -10,9 +10,8 @@ from torch import nn
 
 from phasor import Rope, Sectioned, load
 from phasor.errors import ConfigError
-from phasor.torch import _live
 from phasor.torch.architectures import tiny_model
-from phasor.torch.transformers import from_model, patch
+from phasor.torch.transformers import _live, from_model, patch
 
 from .live_models import difference, prefill, tokens
 

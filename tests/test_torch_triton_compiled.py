@@ -19,8 +19,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from phasor import Rope, Sectioned
 from phasor.torch import _triton, chosen_backend
-from phasor.torch._triton_plan import key_of, plan_of
-from phasor.torch._triton_tiles import module
+from phasor.torch._triton.plan import key_of, plan_of
+from phasor.torch._triton.tiles import module
 
 from .triton_interpreter import INTERPRETED, needs_triton
 
@@ -92,7 +92,7 @@ def hopper(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Hopper:
     """A device to compile for, for which nothing has been compiled yet."""
     import triton.runtime
 
-    driver, kernel = Hopper(), module("_triton_kernels").rotation
+    driver, kernel = Hopper(), module("kernels").rotation
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(triton.runtime.driver, "_active", driver)
     monkeypatch.setattr(kernel, "device_caches", defaultdict(kernel.create_binder))
@@ -103,8 +103,8 @@ def hopper(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Hopper:
 @pytest.fixture
 def compiler(hopper: Hopper, monkeypatch: pytest.MonkeyPatch) -> Compiler:
     """A kernel that is compiled and not launched."""
-    compiler = Compiler(module("_triton_kernels").rotation)
-    monkeypatch.setattr(module("_triton_kernels"), "rotation", compiler)
+    compiler = Compiler(module("kernels").rotation)
+    monkeypatch.setattr(module("kernels"), "rotation", compiler)
     return compiler
 
 
@@ -249,7 +249,7 @@ def test_memory_off_16_byte_boundaries_is_not_read_in_pieces_of_16(
     rope = Rope(head_dim=64, pairing="half").to_json()
     plan = plan_of(tensors, [torch.zeros(2, 3).long()], rope, False, 1.0, True, True)
     assert plan is not None
-    names = module("_triton_kernels").rotation.arg_names[-len(plan.arguments) :]
+    names = module("kernels").rotation.arg_names[-len(plan.arguments) :]
     assert dict(zip(names, plan.arguments, strict=True))["packed"] == packed
     key = key_of(tensors, [torch.zeros(2, 3).long()], rope, False, 1.0, True, True)
     tensors[which] = memory.as_strided(shape, (4096, 512, 128, 1))
@@ -263,7 +263,7 @@ def test_the_stride_of_a_single_head_means_nothing() -> None:
     rope = Rope(head_dim=64, pairing="half").to_json()
     plan = plan_of([x] * 4, [torch.zeros(3).long()], rope, False, 1.0, False, False)
     assert plan is not None
-    names = module("_triton_kernels").rotation.arg_names[-len(plan.arguments) :]
+    names = module("kernels").rotation.arg_names[-len(plan.arguments) :]
     assert dict(zip(names, plan.arguments, strict=True))["packed"]
 
 

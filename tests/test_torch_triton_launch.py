@@ -10,7 +10,6 @@ import torch
 from phasor import BackendError, Rope, TensorError
 from phasor.torch import (
     _ops,
-    _triton_plan,
     rotate,
     rotate_,
     rotate_by,
@@ -18,6 +17,7 @@ from phasor.torch import (
     rotate_qk,
     rotate_qk_,
 )
+from phasor.torch._triton import plan as triton_plan
 
 from .torch_oracle import assert_rotated
 from .triton_interpreter import (
@@ -63,13 +63,13 @@ def test_query_and_key_go_in_one_launch(monkeypatch: pytest.MonkeyPatch) -> None
     options: dict[str, Any] = {"inverse": True, "gain": 1.25, **TRITON}
     alone = [rotate(x, places, HALF, **options) for x in (q, k)]
     launches: list[int] = []
-    launch = _triton_plan.Plan.launch
+    launch = triton_plan.Plan.launch
 
-    def counted(self: _triton_plan.Plan, *given: Any) -> None:
+    def counted(self: triton_plan.Plan, *given: Any) -> None:
         launches.append(1)
         launch(self, *given)
 
-    monkeypatch.setattr(_triton_plan.Plan, "launch", counted)
+    monkeypatch.setattr(triton_plan.Plan, "launch", counted)
     together = rotate_qk(q, k, places, HALF, **options)
     assert all(map(torch.equal, alone, together))
     rotate_qk_(q, k, places, HALF, **options)

@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from phasor import Rope
-from phasor.torch import _triton, _triton_tiles
+from phasor.torch import _triton
+from phasor.torch._triton import tiles as triton_tiles
 
 from .torch_oracle import normal
 
@@ -52,7 +53,7 @@ def here(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tens
 
 def ask_for_many(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Make so many tokens many, which have a tile of their own."""
-    monkeypatch.setattr(_triton_tiles, "MANY", tokens)
+    monkeypatch.setattr(triton_tiles, "MANY", tokens)
     _triton._PLANS.clear()
 
 

@@ -16,7 +16,7 @@ from phasor.configs._reading import read_source
 from phasor.errors import ConfigError
 
 if TYPE_CHECKING:
-    from phasor.torch.verdicts import Verdict
+    from phasor.torch.architectures.verdicts import Verdict
 
 _PREFIX = "transformers:"
 
@@ -31,7 +31,7 @@ def judge(text: str, config: Path | None, *, as_json: bool) -> None:
     """Print what phasor says of one architecture; exit code 1 if its vectors say otherwise."""
     need_torch("a recorded model")
     from phasor.torch.architectures import architecture
-    from phasor.torch.verdicts import verdict
+    from phasor.torch.architectures.verdicts import verdict
 
     name = text.removeprefix(_PREFIX)
     said = None if config is None else text_config(config)
@@ -79,7 +79,7 @@ def text_config(path: Path) -> Mapping[str, Any]:
 
 
 def _tried(name: str) -> Verdict:
-    from phasor.torch.verdicts import verdict
+    from phasor.torch.architectures.verdicts import verdict
 
     try:
         return verdict(name)
@@ -88,6 +88,6 @@ def _tried(name: str) -> Verdict:
 
 
 def _absent(name: str, why: str) -> Verdict:
-    from phasor.torch.verdicts import Verdict
+    from phasor.torch.architectures.verdicts import Verdict
 
     return Verdict(model_type=name, not_built=why)

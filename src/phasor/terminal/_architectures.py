@@ -15,7 +15,7 @@ from phasor.spec import Rope
 
 if TYPE_CHECKING:
     # a table can be printed without torch, and is made with it
-    from phasor.torch.verdicts import KindVerdict, Verdict
+    from phasor.torch.architectures.verdicts import KindVerdict, Verdict
 
 _WIDE = 200
 _COLUMNS = ("model type", "class", "layers", "pairs", "slice", "base", "law", "axes")

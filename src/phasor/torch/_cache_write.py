@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from phasor.errors import PositionError
-from phasor.torch import _eager, _triton_fused
+from phasor.torch import _eager
 from phasor.torch._fused import FLOAT8, LARGEST, inverse_unit
 from phasor.torch._internals import below_autograd
+from phasor.torch._triton import fused as triton_fused
 
 _LIBRARY = torch.library.Library("phasor", "FRAGMENT")
 _LIBRARY.define(
@@ -78,7 +79,7 @@ def _run(*arguments: Any) -> None:
     if backend == "eager":
         eager_(*rest)
         return
-    _triton_fused.rotate_and_cache_(*rest)
+    triton_fused.rotate_and_cache_(*rest)
 
 
 def _recorded(*arguments: Any) -> None:

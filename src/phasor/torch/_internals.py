@@ -31,7 +31,7 @@ modes: Callable[[], int] = _C._len_torch_dispatch_stack
 
 
 def constant_to_the_compiler(function: _F) -> _F:
-    """``torch.compiler.assume_constant_result``, which loads the whole compiler to set this mark."""
+    """What ``torch.compiler.assume_constant_result`` does after loading the whole compiler."""
     cast(Any, function)._dynamo_marked_constant = True
     return function
 

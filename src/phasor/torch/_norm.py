@@ -19,9 +19,10 @@ import torch
 import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 
-from phasor.torch import _eager, _triton_fused
+from phasor.torch import _eager
 from phasor.torch._fused import resolve
 from phasor.torch._internals import below_autograd, in_transform
+from phasor.torch._triton import fused as triton_fused
 
 _LIBRARY = torch.library.Library("phasor", "FRAGMENT")
 _ARGUMENTS = "Tensor[] angles, str rope, float epsilon, float gain, str backend"
@@ -120,7 +121,7 @@ def _run(
     *rest, backend = options
     if backend == "eager":
         return eager(xs, weights, angles, *rest)
-    return _triton_fused.norm_rotate(xs, weights, angles, *rest)
+    return triton_fused.norm_rotate(xs, weights, angles, *rest)
 
 
 def _run_backward(
@@ -133,7 +134,7 @@ def _run_backward(
     *rest, backend = options
     if backend == "eager":
         return eager_backward(grads, xs, weights, angles, *rest)
-    return _triton_fused.norm_rotate_backward(grads, xs, weights, angles, *rest)
+    return triton_fused.norm_rotate_backward(grads, xs, weights, angles, *rest)
 
 
 class _NormRotation(torch.autograd.Function):

@@ -132,8 +132,9 @@ class _Rotation(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         rope, inverse, gain, backend = ctx.options
-        back = _where_given(grads, ctx.saved_tensors, rope, not inverse, gain, backend)
-        return (None, None, *back, *[None] * len(ctx.saved_tensors))
+        angles = ctx.saved_tensors  # once: checkpointing recomputes them, and refuses a second look
+        back = _where_given(grads, angles, rope, not inverse, gain, backend)
+        return (None, None, *back, *[None] * len(angles))
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from phasor.torch._fused import FLOAT8, inverse_unit
 from phasor.torch._layout import count_axes, read_layout
-from phasor.torch._triton_tiles import Rows, broadcast, module, source_of, tile, walk
+from phasor.torch._triton.tiles import Rows, broadcast, module, source_of, tile, walk
 
 #: A norm keeps its tile until the sum over a head is there, and a backward pass keeps two.
 FORWARD_PARTS, BACKWARD_PARTS = 2, 4
@@ -103,7 +103,7 @@ def rotate_and_cache_(
     placed, packed = _placed((q, k, v), tokens)
     packed = packed and all(_in_pieces(cache, cache.stride()[:-1]) for cache in caches)
     with _device(q):
-        module("_triton_cache").rotate_and_cache[(programs,)](
+        module("cache").rotate_and_cache[(programs,)](
             *(q, k, v, *caches, slots),
             *(tokens.source.angles, tokens.source.more, tokens.source.axes),
             *(tokens.inner, q.shape[-2], k.shape[-2], _bits(gain)),
@@ -115,8 +115,8 @@ def rotate_and_cache_(
             *tokens.steps[3],
             *tokens.placed,
             source=tokens.source.function,
-            read=module("_triton_kernels").READ[layout.pairing],
-            write=module("_triton_kernels").WRITE[layout.pairing_out],
+            read=module("kernels").READ[layout.pairing],
+            write=module("kernels").WRITE[layout.pairing_out],
             moves=layout.pairing != layout.pairing_out,
             narrow_keys=key_cache.dtype == FLOAT8,
             narrow_values=value_cache.dtype == FLOAT8,
@@ -163,7 +163,7 @@ def _norm(
         return
     placed, packed = _placed(tensors, tokens)
     with _device(xs[0]):
-        module("_triton_norm").forward[(programs,)](
+        module("norm").forward[(programs,)](
             *tensors,
             *(weights[0].contiguous(), weights[-1].contiguous()),
             *(tokens.source.angles, tokens.source.more, tokens.source.axes),
@@ -171,8 +171,8 @@ def _norm(
             *placed,
             *tokens.placed,
             source=tokens.source.function,
-            read=module("_triton_kernels").READ[layout.pairing],
-            write=module("_triton_kernels").WRITE[layout.pairing_out],
+            read=module("kernels").READ[layout.pairing],
+            write=module("kernels").WRITE[layout.pairing_out],
             pairs=pairs,
             start=layout.rotary_start,
             width=width,
@@ -214,16 +214,16 @@ def _norm_gradient(
         return parts.sum(0).to(weight.dtype)
     placed, packed = _placed((x, grad, out), tokens)
     with _device(x):
-        module("_triton_norm").backward[(len(parts),)](
+        module("norm").backward[(len(parts),)](
             *(x, grad, out, weight.contiguous(), parts),
             *(tokens.source.angles, tokens.source.more, tokens.source.axes),
             *(items, tokens.inner, x.shape[-2], _bits(gain), _bits(epsilon)),
             *placed,
             *tokens.placed,
             source=tokens.source.function,
-            read=module("_triton_kernels").READ[layout.pairing],
-            read_grad=module("_triton_kernels").READ[layout.pairing_out],
-            write=module("_triton_kernels").WRITE[layout.pairing],
+            read=module("kernels").READ[layout.pairing],
+            read_grad=module("kernels").READ[layout.pairing_out],
+            write=module("kernels").WRITE[layout.pairing],
             pairs=pairs,
             start=layout.rotary_start,
             width=width,
@@ -255,7 +255,7 @@ def _tokens(xs: Sequence[Tensor], positions: Tensor, rope: str, *others: Tensor)
     """How the tokens of ``xs``, and ``others`` without heads, are walked; None if they are not."""
     source = source_of(positions, rope, xs[0].dtype)
     lead = xs[0].shape[:-2]
-    given = source.function is module("_triton_rows").given
+    given = source.function is module("rows").given
     last = 1 if given or source.axes is not None else 0
     strides = [x.stride()[:-2] for x in xs] + [x.stride() for x in others]
     angles = (source.angles, source.more) if given else (source.angles,)

@@ -1,7 +1,7 @@
 """The operator on a GPU: one launch for a query and a key, in Triton.
 
 Nothing waits for the device, and after a first call, which compiles and fills the tables, a call
-can be captured in a graph. How few kernels are compiled is said in `_triton_plan`.
+can be captured in a graph. How few kernels are compiled is said in `_triton.plan`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from phasor.spec import Rope
 from phasor.torch._internals import unheard
 from phasor.torch._layout import constant, count_axes
 from phasor.torch._rows import rows
-from phasor.torch._triton_plan import Plan, key_of, plan_of
+from phasor.torch._triton.plan import Plan, key_of, plan_of
 from phasor.torch._written import apart, check_alone, check_rows
 
 _PLANS: dict[tuple[Any, ...], Plan | None] = {}

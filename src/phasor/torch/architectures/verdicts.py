@@ -20,9 +20,6 @@ from phasor.errors import ConfigError, PhasorError
 from phasor.layers import LayerRopes
 from phasor.positions import every_axis
 from phasor.spec import Rope
-from phasor.torch._compared import Positions, compared
-from phasor.torch._recording import Recorded, record
-from phasor.torch._tiny import EQUAL_COORDINATES
 from phasor.torch.architectures import (
     architecture,
     counts_itself,
@@ -31,6 +28,9 @@ from phasor.torch.architectures import (
     tiny_inputs,
     tiny_model,
 )
+from phasor.torch.architectures._compared import Positions, compared
+from phasor.torch.architectures._recording import Recorded, record
+from phasor.torch.architectures._tiny import EQUAL_COORDINATES
 
 # far enough that the slowest pairs move by more than float32 loses
 _FARTHEST = 1 << 14

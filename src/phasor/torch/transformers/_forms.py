@@ -13,7 +13,7 @@ from torch import Tensor
 
 from phasor.errors import TensorError
 from phasor.spec import Pairing
-from phasor.torch._carriers import Form, Width, turned
+from phasor.torch.transformers._carriers import Form, Width, turned
 
 Rotation = Callable[..., Any]
 _WIDTHS: tuple[Width, ...] = ("twice", "repeated", "half", "complex")

@@ -12,7 +12,7 @@ from phasor.frequencies import inv_freq
 from phasor.positions import every_axis
 from phasor.rotate import pair_indices, rotate
 from phasor.spec import Rope
-from phasor.torch._recording import Recorded
+from phasor.torch.architectures._recording import Recorded
 
 Positions = NDArray[np.int64]
 _ROUNDING = 2.0**-24

@@ -21,7 +21,15 @@ from torch import Tensor
 
 from phasor._checks import shown
 from phasor.errors import BackendError, ConfigError
-from phasor.torch._tiny import CUT, HOLDERS, NOT_BUILT, OWN_POSITIONS, STATED, TIMED, tiny
+from phasor.torch.architectures._tiny import (
+    CUT,
+    HOLDERS,
+    NOT_BUILT,
+    OWN_POSITIONS,
+    STATED,
+    TIMED,
+    tiny,
+)
 
 _ROTATES = re.compile(r"^def \w*(rotary|rotate)|Rotary|rotary_emb|sinusoidal_pos", re.MULTILINE)
 # a model of more was not made small

@@ -130,7 +130,7 @@ def rotate_and_cache(
     tokens: tl.constexpr,
     heads: tl.constexpr,
 ):
-    """See `_triton_kernels.rotation`, whose arguments most of these are.
+    """See `_triton.kernels.rotation`, whose arguments most of these are.
 
     ``slots`` points to the row of each token in the caches, which have ``blocks`` of ``block``
     rows, and strides ``kc_`` and ``vc_`` in elements. ``key_times`` and ``value_times``, the bits

@@ -19,8 +19,8 @@ from phasor.conventions import identify
 from phasor.errors import PhasorError
 from phasor.frequencies import inv_freq
 from phasor.spec import Rope
-from phasor.torch._carriers import Form
-from phasor.torch._forms import called_with, measured
+from phasor.torch.transformers._carriers import Form
+from phasor.torch.transformers._forms import called_with, measured
 
 #: Near, and far enough for slow pairs to show.
 _NEAR, _FAR = (0, 1, 2, 3), (1, 64, 4096, 65536)

@@ -23,10 +23,10 @@ from phasor._checks import whole
 from phasor.errors import ConfigError
 from phasor.layers import LayerRopes
 from phasor.spec import Rope
-from phasor.torch._carriers import Carrier, carried
-from phasor.torch._forms import substitute
-from phasor.torch._live import Live, Part, read
-from phasor.torch._methods import (
+from phasor.torch.transformers._carriers import Carrier, carried
+from phasor.torch.transformers._forms import substitute
+from phasor.torch.transformers._live import Live, Part, read
+from phasor.torch.transformers._methods import (
     ORIGINAL,
     derived,
     named_modules,
@@ -34,7 +34,7 @@ from phasor.torch._methods import (
     rotations,
     with_methods,
 )
-from phasor.torch._sines import TABLE, CarrierTable, holds_table
+from phasor.torch.transformers._sines import TABLE, CarrierTable, holds_table
 
 _TURNS = "_phasor_turns"
 

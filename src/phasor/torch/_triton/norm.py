@@ -93,7 +93,7 @@ def forward(
     tokens: tl.constexpr,
     heads: tl.constexpr,
 ):
-    """See `_triton_kernels.rotation`, whose arguments these are.
+    """See `_triton.kernels.rotation`, whose arguments these are.
 
     And: ``q_weight`` and ``k_weight`` point to contiguous weights; ``epsilon`` is the bits of a
     float64, as ``gain``; ``width`` are the columns of a head, and

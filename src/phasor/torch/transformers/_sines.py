@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from phasor.errors import TensorError
-from phasor.torch._carriers import Carrier, Turns, carried
-from phasor.torch._fresh import Fresh
+from phasor.torch.transformers._carriers import Carrier, Turns, carried
+from phasor.torch.transformers._fresh import Fresh
 
 #: Where such a module keeps its table.
 TABLE = "embed_positions"

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from types import FunctionType
 from typing import Any
 
-from phasor.torch._forms import parameters
+from phasor.torch.transformers._forms import parameters
 
 _ROWS = ("cos", "sin", "freqs_cis")
 

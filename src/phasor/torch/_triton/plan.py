@@ -23,7 +23,7 @@ from typing import Any
 from torch import Tensor
 
 from phasor.torch._layout import read_layout
-from phasor.torch._triton_tiles import Rows, broadcast, module, source_of, tile, walk
+from phasor.torch._triton.tiles import Rows, broadcast, module, source_of, tile, walk
 from phasor.torch._written import Apart, apart
 
 _VECTOR = 16
@@ -53,7 +53,7 @@ class Plan:
         more = angles[1] if self.tables is None else self.tables
         # what was compiled is launched at once from the second time on: Triton takes as long to
         # look for it as a small rotation takes
-        kernel = self.compiled or module("_triton_kernels").rotation
+        kernel = self.compiled or module("kernels").rotation
         given = (*tensors, angles[0], more, self.axes, *self.arguments)
         self.compiled = kernel[(self.programs, 1, 1)](*given) or self.compiled
 
@@ -94,7 +94,7 @@ def plan_of(
     given = len(angles) == 2
     if given:
         cos, sin = angles
-        source = Rows(module("_triton_rows").given, cos, sin, None, cos.shape[-1])
+        source = Rows(module("rows").given, cos, sin, None, cos.shape[-1])
     else:
         source = source_of(angles[0], rope, q.dtype)
     last = 1 if given or source.axes is not None else 0
@@ -118,7 +118,7 @@ def plan_of(
         packed = packed and ends % _VECTOR == 0 and t.stride(-1) == 1
     for i, a in enumerate(angles, start=len(tensors)):
         placed += (outer_steps[i], inner_steps[i], a.stride(-1) if last else 0)
-    kernels = module("_triton_kernels")
+    kernels = module("kernels")
     return Plan(
         outer * -(-inner // tokens) * (-(-q_heads // heads) + -(-k_heads // heads)),
         None if given else source.more,

@@ -19,7 +19,8 @@ from torch import nn
 
 from phasor._checks import whole
 from phasor.errors import BackendError, PhasorError
-from phasor.torch import _onnx_graph, _ops
+from phasor.torch import _ops
+from phasor.torch.onnx import _graph
 
 #: The first opset that has the operator.
 OPSET = 23
@@ -135,7 +136,7 @@ def translation_table(longest: int | None = None) -> dict[Callable[..., Any], Ca
     ) -> Sequence[Any]:
         del backend  # that of the machine that exports
         op = import_module("onnxscript").opset23
-        return _onnx_graph.rotated(op, xs, angles, rope, inverse, gain, longest)
+        return _graph.rotated(op, xs, angles, rope, inverse, gain, longest)
 
     return {_ops.rotate: rotation}
 

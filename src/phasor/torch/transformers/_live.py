@@ -16,12 +16,12 @@ from phasor.errors import ConfigError
 from phasor.layers import LayerRopes
 from phasor.scaling import Rule
 from phasor.spec import Rope
-from phasor.torch._carriers import Turns
-from phasor.torch._forms import measured
-from phasor.torch._fresh import Fresh
-from phasor.torch._handling import mishandled
-from phasor.torch._methods import named_modules, original, rotating_methods, rotations
-from phasor.torch._sines import TABLE, FreshTable, holds_table
+from phasor.torch.transformers._carriers import Turns
+from phasor.torch.transformers._forms import measured
+from phasor.torch.transformers._fresh import Fresh
+from phasor.torch.transformers._handling import mishandled
+from phasor.torch.transformers._methods import named_modules, original, rotating_methods, rotations
+from phasor.torch.transformers._sines import TABLE, FreshTable, holds_table
 
 _EMBEDDING = re.compile(r"Rotary")
 _TAKES = (("self", "x", "position_ids"), ("self", "x", "position_ids", "layer_type"))
