@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -129,6 +129,8 @@ PLACEMENT = st.sampled_from([Replicate(), Partial(), Shard(0), Shard(1), Shard(2
     form=st.sampled_from(["[seq]", "[batch, seq]", "[1, seq]", "[batch, 1]", "axes", "placed"]),
     in_place=st.booleans(),
 )
+@example(shape=(3,), placements=(Shard(0), Replicate()), sizes=(1, 1, 1), form="placed",
+         in_place=False)  # fmt: skip
 def test_every_rank_rotates_what_it_holds_and_says_nothing(
     shape: tuple[int, ...],
     placements: tuple[Placement, Placement],

@@ -454,7 +454,7 @@ def test_kernels_compile_for_a_gpu_that_is_not_here(
     from triton.compiler import ASTSource
 
     from phasor.torch._triton import kernels as triton_kernels
-    from phasor.torch._triton import rows as triton_rows
+    from phasor.torch._triton import angles as triton_angles
 
     kernel = getattr(triton_tiles.module(KERNELS[name]), name)
     parts = {"forward": triton_fused.FORWARD_PARTS, "backward": triton_fused.BACKWARD_PARTS}
@@ -466,7 +466,7 @@ def test_kernels_compile_for_a_gpu_that_is_not_here(
     pointers |= {"angles": "*i64", "more": "*fp32", "parts": "*fp32", "slots": "*i64"}
     pointers["value_cache"] = "*fp8e4nv"
     constants: dict[str, Any] = {
-        "axes": None, "source": triton_rows.one_axis, "read": triton_kernels.READ[pairing],
+        "axes": None, "source": triton_angles.one_axis, "read": triton_kernels.READ[pairing],
         "read_grad": triton_kernels.READ[pairing], "write": triton_kernels.WRITE[pairing],
         "moves": False, "narrow_keys": False, "narrow_values": True, "pairs": 64, "start": 0,
         "width": 128, "value_width": 128, "packed": True, "wide": wide, "rest": 0,

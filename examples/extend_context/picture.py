@@ -27,7 +27,7 @@ def write_picture(results: Mapping[str, Any], path: Path) -> None:
     """`picture` as a PNG; 256 colours are plenty for curves, and a third of the bytes."""
     drawn = BytesIO()
     picture(results).savefig(drawn, dpi=150)
-    Image.open(drawn).convert("RGB").quantize(256).save(path, format="PNG", optimize=True)
+    Image.open(drawn).convert("RGB").quantize(128).save(path, format="PNG", optimize=True)
 
 
 def picture(results: Mapping[str, Any]) -> Figure:

@@ -47,7 +47,7 @@ def _rotate_sharded(
         inner = int(len(angles) == 2 or count_axes(rope) > 1)
         names = ("positions",) if len(angles) == 1 else ("cos", "sin")
         held = [
-            _beside(name, a, mesh, cuts, lead - (a.dim() - inner))
+            _beside(name, a, mesh, cuts, xs[0].shape[:lead], lead - (a.dim() - inner))
             for name, a in zip(names, angles, strict=True)
         ]
         turned = op([x.to_local() for x in xs], held, rope, *options)
@@ -101,7 +101,12 @@ def _token_cut(name: str, x: Tensor, placement: Placement) -> int | None:
 
 
 def _beside(
-    name: str, angles: Tensor, mesh: DeviceMesh, cuts: Sequence[int | None], missing: int
+    name: str,
+    angles: Tensor,
+    mesh: DeviceMesh,
+    cuts: Sequence[int | None],
+    tokens: Sequence[int],
+    missing: int,
 ) -> Tensor:
     """This rank's part of positions or rows: those of the tokens that it holds.
 
@@ -110,14 +115,15 @@ def _beside(
         angles: A DTensor, or a plain tensor that says the same on every rank.
         mesh: That of the tensors to be rotated.
         cuts: From `_shared_cuts`.
-        missing: Leading dimensions of those tensors that the angles leave to broadcasting.
+        tokens: Leading dimensions of the tensors to be rotated.
+        missing: How many of these the angles leave to broadcasting.
     """
     if not isinstance(angles, DTensor):
         whole = [Replicate()] * mesh.ndim
         angles = DTensor.from_local(angles, mesh, whole, run_check=False)
     wanted: list[Placement] = []
     for cut in cuts:
-        if cut is None or cut < missing or angles.shape[cut - missing] == 1:
+        if cut is None or cut < missing or angles.shape[cut - missing] != tokens[cut]:
             wanted.append(Replicate())
         else:
             wanted.append(Shard(cut - missing))

@@ -255,7 +255,7 @@ def _tokens(xs: Sequence[Tensor], positions: Tensor, rope: str, *others: Tensor)
     """How the tokens of ``xs``, and ``others`` without heads, are walked; None if they are not."""
     source = source_of(positions, rope, xs[0].dtype)
     lead = xs[0].shape[:-2]
-    given = source.function is module("rows").given
+    given = source.function is module("angles").given
     last = 1 if given or source.axes is not None else 0
     strides = [x.stride()[:-2] for x in xs] + [x.stride() for x in others]
     angles = (source.angles, source.more) if given else (source.angles,)

@@ -117,7 +117,7 @@ def rotation(
     Everything that is not a ``constexpr`` may change without another compilation:
 
         q, k, q_out, k_out    pointers of one dtype; in place, the outputs are the inputs
-        angles, more, axes    where rows come from: see `_triton.rows`
+        angles, more, axes    where rows come from: see `_triton.angles`
         inner                 tokens of the inner dimension
         q_heads, k_heads      how many there are; no key, no heads
         gain                  the bits of a float64, which no argument could carry
@@ -125,7 +125,7 @@ def rotation(
 
     and these may not:
 
-        source                a function of `_triton.rows`
+        source                a function of `_triton.angles`
         read, write           functions of this module, for the pairings
         moves                 whether the pairings differ
         inverse               whether to turn the other way

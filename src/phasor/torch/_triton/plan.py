@@ -94,7 +94,7 @@ def plan_of(
     given = len(angles) == 2
     if given:
         cos, sin = angles
-        source = Rows(module("rows").given, cos, sin, None, cos.shape[-1])
+        source = Rows(module("angles").given, cos, sin, None, cos.shape[-1])
     else:
         source = source_of(angles[0], rope, q.dtype)
     last = 1 if given or source.axes is not None else 0

@@ -20,7 +20,7 @@ _BROAD, _NARROW = 32768, 4096  # bytes of a tile of many tokens, and of few
 
 
 class Rows(NamedTuple):
-    """Where a kernel finds its rows: a function of `_triton.rows`, and what that reads."""
+    """Where a kernel finds its rows: a function of `_triton.angles`, and what that reads."""
 
     function: Any
     angles: Tensor
@@ -37,7 +37,7 @@ def module(name: str) -> Any:
 
 def source_of(positions: Tensor, rope: str, dtype: torch.dtype) -> Rows:
     """The rows of ``positions`` for tensors of ``dtype``; fractions are made into rows first."""
-    sources = module("rows")
+    sources = module("angles")
     kind = torch.float64 if dtype == torch.float64 else torch.float32
     if positions.is_floating_point():
         cos, sin = rows([positions], rope, kind, DIGITS)
