@@ -453,8 +453,8 @@ def test_kernels_compile_for_a_gpu_that_is_not_here(
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from phasor.torch._triton import kernels as triton_kernels
     from phasor.torch._triton import angles as triton_angles
+    from phasor.torch._triton import kernels as triton_kernels
 
     kernel = getattr(triton_tiles.module(KERNELS[name]), name)
     parts = {"forward": triton_fused.FORWARD_PARTS, "backward": triton_fused.BACKWARD_PARTS}
