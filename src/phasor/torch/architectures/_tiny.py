@@ -104,6 +104,8 @@ TIMED = frozenset({"voxtral_realtime_text"})
 EQUAL_COORDINATES: Mapping[str, str] = {
     "hunyuan_vl_text": "For unequal coordinates transformers 5.23 turns the two members of a pair "
     "by different axes, which is no rotation; only equal coordinates, those of text, are compared.",
+    "neomme": "Images give rows to even pairs and columns to odd ones, which no key of the config "
+    "says and the Rope leaves out; only equal coordinates, those of text, are compared.",
 }
 _NO_ROTATION = "its tokens are not rotated"
 _INSIDE = "it is given the hidden states of a larger model, not tokens"
