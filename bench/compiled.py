@@ -1,0 +1,102 @@
+"""Under ``torch.compile``: the rotation as one operator, or as operations that inductor fuses.
+
+``python bench/compiled.py`` takes a layer's work between projections and attention: QK norm,
+rotation, and the key's place in a cache. Compiled whole, the rotation is phasor's operator, which
+inductor cannot look into, or its definition in plain torch operations. Writes
+``bench/results/compiled.md``; a GPU is used where there is one.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+from rich.progress import track
+from torch import Tensor
+
+from phasor import Rope
+from phasor.bench import Call, interleave, spread
+from phasor.torch import _eager, chosen_backend, rotate_qk
+
+RESULT = Path(__file__).with_name("results") / "compiled.md"
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+ROPE = Rope(head_dim=128, pairing="half", base=500_000.0)
+TEXT = ROPE.to_json()
+HEADS = 32, 8
+SHAPES = {
+    "decode 1": (1, 1),
+    "decode 32": (32, 1),
+    "prefill 512": (1, 512),
+    "prefill 4096": (1, 4096),
+}
+DTYPES = torch.bfloat16, torch.float32
+Rotation = Callable[[Tensor, Tensor, Tensor], Sequence[Tensor]]
+
+
+def operator(q: Tensor, k: Tensor, positions: Tensor) -> Sequence[Tensor]:
+    """One node of the graph."""
+    return rotate_qk(q, k, positions, ROPE)
+
+
+def definition(q: Tensor, k: Tensor, positions: Tensor) -> Sequence[Tensor]:
+    """Operations for inductor to fuse with what stands beside them."""
+    return _eager.composite([q, k], [positions], TEXT, False, 1.0)
+
+
+def compiled(rotation: Rotation, batch: int, seq: int, dtype: torch.dtype) -> tuple[Call, Tensor]:
+    """A call of the compiled step on tensors of its own, and the query that it makes."""
+    torch.manual_seed(0)
+    q, k = (torch.randn(batch, seq, n, 128, dtype=dtype, device=DEVICE) for n in HEADS)
+    weight = torch.ones(128, dtype=dtype, device=DEVICE)
+    cache = torch.zeros(batch, seq + 8, HEADS[1], 128, dtype=dtype, device=DEVICE)
+    positions = torch.arange(seq, device=DEVICE) + 1000
+
+    @torch.compile(fullgraph=True, dynamic=False)
+    def step(q: Tensor, k: Tensor) -> Tensor:
+        q, k = (torch.nn.functional.rms_norm(x, (128,), weight, 1e-6) for x in (q, k))
+        q, k = rotation(q, k, positions)
+        cache[:, 4 : 4 + seq] = k
+        return q
+
+    def call() -> None:
+        step(q, k)
+        if DEVICE == "cuda":
+            torch.cuda.synchronize()
+
+    with torch.no_grad():
+        return torch.no_grad()(call), step(q, k)
+
+
+def main() -> None:
+    """Measure, compare what both made, and write the table."""
+    rows = []
+    cases = [(name, shape, dtype) for dtype in DTYPES for name, shape in SHAPES.items()]
+    for name, (batch, seq), dtype in track(cases, "measuring"):
+        torch._dynamo.reset()
+        ours, one = compiled(operator, batch, seq, dtype)
+        plain, other = compiled(definition, batch, seq, dtype)
+        # inductor may keep products in float32 that the norm's own tensor would have rounded
+        assert torch.allclose(one.float(), other.float(), atol=3e-2, rtol=2e-2), name
+        times = interleave({"operator": ours, "definition": plain}, seconds=4, warm=False)
+        ratios = [b / a for a, b in zip(times["operator"], times["definition"], strict=True)]
+        row = f"| {name} | {str(dtype).removeprefix('torch.')} | {spread(ratios)} |"
+        print(row)
+        rows.append(row)
+    when = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
+    device = torch.cuda.get_device_name() if DEVICE == "cuda" else f"CPU, {platform.machine()}"
+    backend = chosen_backend(torch.empty(1, 1, 1, 128, device=DEVICE))
+    head = (
+        f"Measured {when} on {device} with {torch.get_num_threads()} threads, torch "
+        f"{torch.__version__}; the operator runs the {backend!r} implementation. "
+        f"{HEADS[0]} query heads, {HEADS[1]} key heads, 128 wide; new outputs.\n\n"
+        "| step | dtype | definition / operator |\n| --- | --- | ---: |\n"
+    )
+    RESULT.write_text(head + "\n".join(rows) + "\n", "utf-8")
+    print(RESULT)
+
+
+if __name__ == "__main__":
+    main()
