@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import mpmath
@@ -123,22 +122,6 @@ def test_a_long_scan_is_its_distances_one_by_one() -> None:
     np.testing.assert_allclose(curve[meets], [decay(rope, r) for r in meets], rtol=0, atol=8 * PAIR)
     order = np.random.default_rng(0).permutation(count)
     np.testing.assert_array_equal(decay(rope, order.reshape(1, -1)), curve[None, order])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "scan",
-    [decay, lambda rope, distances: cosine(rope, distances, "aligned")],
-    ids=["decay", "cosine"],
-)
-def test_a_million_distances_take_under_two_seconds(scan: Any) -> None:
-    """The fastest of three, on a machine that may be doing other things."""
-    taken = []
-    for _ in range(3):
-        begun = time.perf_counter()
-        scan(head(), np.arange(10**6))
-        taken.append(time.perf_counter() - begun)
-    assert min(taken) < 2
 
 
 def test_no_distances_have_no_decay() -> None:

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from click.testing import CliRunner
 
 from phasor import (
@@ -27,12 +28,8 @@ from phasor import (
 from phasor.cli._architectures import is_architecture
 from phasor.cli._identify import identify
 from phasor.configs import load
-
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
-from phasor.torch import architectures  # noqa: E402
-from phasor.torch.architectures import (  # noqa: E402
+from phasor.torch import architectures
+from phasor.torch.architectures import (
     architecture,
     model_types,
     not_built,
@@ -41,10 +38,10 @@ from phasor.torch.architectures import (  # noqa: E402
     tiny_model,
     verdicts,
 )
-from phasor.torch.architectures._compared import compared  # noqa: E402
-from phasor.torch.architectures._recording import Recorded, record  # noqa: E402
-from phasor.torch.architectures._tiny import NOT_BUILT, kept_layers, tiny  # noqa: E402
-from phasor.torch.architectures.verdicts import verdict  # noqa: E402
+from phasor.torch.architectures._compared import compared
+from phasor.torch.architectures._recording import Recorded, record
+from phasor.torch.architectures._tiny import NOT_BUILT, kept_layers, tiny
+from phasor.torch.architectures.verdicts import verdict
 
 # by hand from the class's code: pairing read, pairing written, slice, head width, base, axes
 EVERYDAY = {

@@ -10,14 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+import transformers
 
 from phasor.checkpoint import plan, write
 
 from .checkpoints import load
-
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-pytest.importorskip("safetensors")
 
 TOKENS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]
 SMALL: dict[str, Any] = {

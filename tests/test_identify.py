@@ -147,7 +147,7 @@ def test_the_factor_of_a_law_is_measured():
 
 def test_frequencies_carry_their_uncertainty():
     """What bfloat16 hides is within it."""
-    torch = pytest.importorskip("torch")
+    import torch
 
     def rounded(x, positions):
         turned = rotate(x.double().numpy(), positions.numpy(), ROPE)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,6 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 def llama(head_dim: int = 128, *, longest: int = 2048, **parameters: Any) -> tuple[Any, Any]:
     """Llama's function in transformers, and the module that makes its rows."""
-    pytest.importorskip("transformers")
     from transformers import LlamaConfig
     from transformers.models.llama.modeling_llama import (
         LlamaRotaryEmbedding,
@@ -32,11 +30,9 @@ def llama(head_dim: int = 128, *, longest: int = 2048, **parameters: Any) -> tup
 
 
 def test_llama_in_transformers() -> None:
-    """Halves of base 500000 with float32 angles, in under two seconds."""
+    """Halves of base 500000 with float32 angles."""
     function, table = llama(rope_theta=500_000.0)
-    start = time.perf_counter()
     found = identify(function, 128, table=table)
-    assert time.perf_counter() - start < 2
     assert found.rope == Rope(head_dim=128, pairing="half", base=500_000.0)
     assert found.names() == {"angles-in-float32"}
     assert found.called == "torch arrays bhsd in float32 as (q k cos sin)"
@@ -79,7 +75,8 @@ def test_yarn_in_transformers(truncate: bool) -> None:
 
 def test_a_cast_module_of_transformers_has_coarse_frequencies() -> None:
     """`.to(bfloat16)` takes the buffer of frequencies along."""
-    torch = pytest.importorskip("torch")
+    import torch
+
     function, table = llama()
     found = identify(function, 128, table=table.to(torch.bfloat16))
     assert "frequencies-in-bfloat16" in found.names()
@@ -109,7 +106,6 @@ def test_deepseek_in_transformers() -> None:
 
 def test_llama_4_in_transformers() -> None:
     """Rows of complex numbers, for queries and keys at once."""
-    pytest.importorskip("transformers")
     from transformers.models.llama4.configuration_llama4 import Llama4TextConfig
     from transformers.models.llama4.modeling_llama4 import (
         Llama4TextRotaryEmbedding,
@@ -125,7 +121,8 @@ def test_llama_4_in_transformers() -> None:
 
 def test_nanochat_in_transformers_turns_the_other_way() -> None:
     """Clockwise."""
-    nanochat = pytest.importorskip("transformers.models.nanochat.modeling_nanochat")
+    import transformers.models.nanochat.modeling_nanochat as nanochat
+
     _, table = llama(64)
     found = identify(nanochat.apply_rotary_pos_emb, 64, table=table)
     assert found.rope == Rope(head_dim=64, pairing="half", direction=-1)
@@ -134,8 +131,7 @@ def test_nanochat_in_transformers_turns_the_other_way() -> None:
 
 def test_hunyuan_vl_in_transformers_mixes_its_axes() -> None:
     """The two members of a pair follow different axes; equal coordinates, as of text, hide it."""
-    pytest.importorskip("transformers")
-    hunyuan = pytest.importorskip("transformers.models.hunyuan_vl.modeling_hunyuan_vl")
+    import transformers.models.hunyuan_vl.modeling_hunyuan_vl as hunyuan
     from transformers.models.hunyuan_vl.configuration_hunyuan_vl import HunYuanVLTextConfig
 
     settings = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [16] * 4}
@@ -149,13 +145,12 @@ def test_hunyuan_vl_in_transformers_mixes_its_axes() -> None:
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_the_axes_of_qwen_vl_in_transformers(interleaved: bool) -> None:
     """Consecutive sections of Qwen2-VL, and those dealt out in turn of Qwen3-VL."""
-    pytest.importorskip("transformers")
     from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
     from transformers.models.qwen3_vl.configuration_qwen3_vl import Qwen3VLTextConfig
     from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextRotaryEmbedding
 
     if not interleaved:
-        qwen2 = pytest.importorskip("transformers.models.qwen2_vl.modeling_qwen2_vl")
+        import transformers.models.qwen2_vl.modeling_qwen2_vl as qwen2
         from transformers.models.qwen2_vl.configuration_qwen2_vl import Qwen2VLTextConfig
 
         settings = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [16, 24, 24]}
@@ -187,7 +182,6 @@ def test_the_axes_of_qwen_vl_in_transformers(interleaved: bool) -> None:
 
 def test_torchtune() -> None:
     """Interleaved, a table of 4096 rows that raises, and -1 is its last."""
-    pytest.importorskip("torchtune")
     from torchtune.modules import RotaryPositionalEmbeddings
 
     found = identify(RotaryPositionalEmbeddings(64, 4096, 10_000), 64)
@@ -200,7 +194,6 @@ def test_torchtune() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_rotary_embedding_torch(dtype: str) -> None:
     """It makes its positions in the dtype of what it turns."""
-    pytest.importorskip("rotary_embedding_torch")
     from rotary_embedding_torch import RotaryEmbedding
 
     found = identify(RotaryEmbedding(64).rotate_queries_or_keys, 64, dtype=dtype)
@@ -210,7 +203,8 @@ def test_rotary_embedding_torch(dtype: str) -> None:
 
 def onnx_model(head_dim: int, *, interleaved: bool, width: int) -> Any:
     """One operator of opset 23."""
-    onnx = pytest.importorskip("onnx")
+    import onnx
+
     helper, kind = onnx.helper, onnx.TensorProto
 
     def value(name: str, dtype: int, rank: int) -> Any:
@@ -233,7 +227,8 @@ def onnx_run(engine: str, model: Any) -> Any:
         from onnx.reference import ReferenceEvaluator
 
         return ReferenceEvaluator(model).run
-    ort = pytest.importorskip("onnxruntime")
+    import onnxruntime as ort
+
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
     options.log_severity_level = 4
@@ -265,7 +260,8 @@ def test_the_operator_of_onnx(engine: str, pairing: str, width: int) -> None:
 @pytest.mark.parametrize("arrays", [None, "jax"])
 def test_a_function_of_jax(arrays: str | None) -> None:
     """Compiled, with a jitted function's signature; NumPy's arrays will do."""
-    jax = pytest.importorskip("jax")
+    import jax
+
     numpy = jax.numpy
 
     @jax.jit
@@ -284,7 +280,8 @@ def test_a_function_of_jax(arrays: str | None) -> None:
 
 def test_jax_in_bfloat16_loses_positions() -> None:
     """A sequence counted in the dtype of the activations."""
-    jax = pytest.importorskip("jax")
+    import jax
+
     numpy = jax.numpy
 
     def turned(x: Any, positions: Any) -> Any:

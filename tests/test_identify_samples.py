@@ -48,7 +48,8 @@ def test_a_random_rope_is_found_again(rope):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_rounded_samples_still_tell_the_law(dtype):
     """Llama 3.1's, from what a model in that dtype would record."""
-    torch = pytest.importorskip("torch")
+    import torch
+
     law = Llama3(factor=8.0, original_max_positions=8192)
     rope = Rope(head_dim=128, pairing="half", base=500_000.0, scaling=law)
     before, after, positions = recorded(rope, np.arange(4096), heads=8)

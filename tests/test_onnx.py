@@ -14,8 +14,6 @@ from phasor.onnx import from_cache, rotary_embedding
 
 from .oracle import frequencies
 
-onnx = pytest.importorskip("onnx")
-
 
 def backend_cases() -> list[Any]:
     """What the standard tests its operator with: a model, its inputs and its outputs each."""

@@ -5,13 +5,10 @@ import shutil
 from pathlib import Path
 
 import pytest
+from playwright import sync_api as playwright
 
 from phasor import preset
 from phasor.report import report
-
-playwright = pytest.importorskip("playwright.sync_api") if not os.environ.get("CI") else None
-if playwright is None:
-    import playwright.sync_api as playwright
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 BROWSER = next(filter(None, map(shutil.which, NAMES)), None)

@@ -18,6 +18,7 @@ from phasor.torch import rotate
 from phasor.torch._triton import tiles as triton_tiles
 from phasor.torch.fused import rotate_and_cache_
 
+from .fused_cases import BACKENDS, HALF, ROPES, once
 from .torch_oracle import float64, normal
 from .triton_interpreter import (
     DEVICE,
@@ -29,22 +30,6 @@ from .triton_interpreter import (
     starts_interpreter,
 )
 
-# the process that interprets is started by one in which these have run
-once = pytest.mark.skipif(INTERPRETED, reason="it has nothing to do with kernels")
-BACKENDS = [
-    pytest.param("eager", marks=once),
-    pytest.param("triton", marks=runs_kernels),
-]
-HALF = Rope(head_dim=8, pairing="half")
-ROPES = {
-    "half": HALF,
-    "interleaved": Rope(head_dim=8, pairing="interleaved"),
-    "slice": Rope(
-        head_dim=10, rotary_dim=4, rotary_start=2, pairing="interleaved", pairing_out="half",
-        direction=-1,
-    ),
-    "odd width": Rope(head_dim=6, pairing="half", pairing_out="interleaved"),
-}  # fmt: skip
 F8 = torch.float8_e4m3fn
 
 

@@ -24,6 +24,7 @@ from phasor.torch._triton import fused as triton_fused
 from phasor.torch._triton import tiles as triton_tiles
 from phasor.torch.fused import norm_rotate_qk, rotate_and_cache_
 
+from .fused_cases import BACKENDS, HALF, ROPES, once
 from .torch_oracle import bound, float64, normal, pair_places, row_error, turns
 from .triton_interpreter import (
     DEVICE,
@@ -36,22 +37,6 @@ from .triton_interpreter import (
     starts_interpreter,
 )
 
-# the process that interprets is started by one in which these have run
-once = pytest.mark.skipif(INTERPRETED, reason="it has nothing to do with kernels")
-BACKENDS = [
-    pytest.param("eager", marks=once),
-    pytest.param("triton", marks=runs_kernels),
-]
-HALF = Rope(head_dim=8, pairing="half")
-ROPES = {
-    "half": HALF,
-    "interleaved": Rope(head_dim=8, pairing="interleaved"),
-    "slice": Rope(
-        head_dim=10, rotary_dim=4, rotary_start=2, pairing="interleaved", pairing_out="half",
-        direction=-1,
-    ),
-    "odd width": Rope(head_dim=6, pairing="half", pairing_out="interleaved"),
-}  # fmt: skip
 THREE = Rope(head_dim=8, pairing="half", axes=Sectioned((2, 1, 1)))
 PLACES = [0, 1023, 70_001, -5, 2**39 + 7]
 DTYPES = [torch.float64, torch.float32, torch.bfloat16]

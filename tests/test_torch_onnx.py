@@ -11,12 +11,6 @@ from phasor import Rope, Sectioned
 from phasor.torch import onnx as bridge
 from phasor.torch import rotate, rotate_by
 
-from .torch_oracle import normal
-
-pytest.importorskip("onnx")
-pytest.importorskip("onnxscript")
-pytest.importorskip("onnxruntime")
-
 from .onnx_engines import (
     PLACES,
     PLAIN,
@@ -29,6 +23,7 @@ from .onnx_engines import (
     room,
     truth,
 )
+from .torch_oracle import normal
 
 ROPES = {
     "half": PLAIN,
@@ -73,7 +68,8 @@ def test_every_layout_becomes_the_standards_operator(name: str, way: str) -> Non
 
 def test_the_file_names_the_operator_of_opset_23_and_its_attributes() -> None:
     """A checker of the standard accepts it."""
-    onnx = pytest.importorskip("onnx")
+    import onnx
+
     rope = ROPES["interleaved part"]
     x, places = normal(2, 5, 3, 12), torch.from_numpy(PLACES)
     program = exported(lambda x, p: rotate(x, p, rope), x, places, longest=64)

@@ -15,12 +15,6 @@ from phasor.errors import BackendError, SpecError, TensorError
 from phasor.torch import RotaryAttention, rotate, rotate_, rotate_qk
 from phasor.torch import onnx as bridge
 
-from .torch_oracle import normal
-
-pytest.importorskip("onnx")
-pytest.importorskip("onnxscript")
-pytest.importorskip("onnxruntime")
-
 from .onnx_engines import (
     CHANGING,
     PLACES,
@@ -33,6 +27,7 @@ from .onnx_engines import (
     operators,
     room,
 )
+from .torch_oracle import normal
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -166,7 +166,6 @@ def test_saved_files_are_the_same(name: str, small: dict[str, Any], tmp_path: Pa
 
 def test_a_trainer_trains_a_patched_model_as_before(small: dict[str, Any], tmp_path: Path) -> None:
     """The same losses in every step, with activations computed again."""
-    pytest.importorskip("accelerate")
     from transformers import Trainer, TrainingArguments
 
     rows = [{"input_ids": row, "labels": row} for row in tokens(8, 32)]
@@ -193,7 +192,8 @@ def test_adapters_go_on_before_or_after(
     first: str, small: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """LoRA wraps the projections of a patched model, and a wrapped model is patched."""
-    peft = pytest.importorskip("peft")
+    import peft
+
     # peft refuses the torchao that torchtune wants; nothing here is quantized
     monkeypatch.setattr("peft.tuners.lora.torchao.is_torchao_available", lambda: False)
     model, other = copy.deepcopy(small["llama"]), copy.deepcopy(small["llama"])
