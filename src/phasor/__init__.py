@@ -5,6 +5,7 @@ from phasor.configs import load
 from phasor.conventions import diff, identify
 from phasor.errors import (
     BackendError,
+    CheckpointError,
     ConfigError,
     PhasorError,
     PositionError,
@@ -38,6 +39,7 @@ __all__ = [
     "Alternating",
     "Axial",
     "BackendError",
+    "CheckpointError",
     "ConfigError",
     "Cope",
     "DynamicNTK",

@@ -21,6 +21,16 @@ def shown(value: object) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
+def twice(pairs: Iterable[tuple[str, object]]) -> str | None:
+    """The first name that stands more than once among the pairs of a JSON object."""
+    seen: set[str] = set()
+    for name, _ in pairs:
+        if name in seen:
+            return name
+        seen.add(name)
+    return None
+
+
 def whole(
     name: str, value: Any, *, least: int, most: int | None = None, error: Kind = SpecError
 ) -> int:

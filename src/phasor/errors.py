@@ -6,7 +6,8 @@
         ├── PositionError     where tokens stand
         ├── TensorError       shapes, dtypes and memory of what is to be rotated
         ├── BackendError      an implementation that cannot run here
-        └── ConfigError       a file or dictionary written by another program
+        ├── ConfigError       a file or dictionary written by another program
+        └── CheckpointError   a file of weights that is damaged, or cannot be converted
 
 Every message names the argument, says what was expected and what came, and gives the way out.
 """
@@ -36,3 +37,7 @@ class BackendError(PhasorError):
 
 class ConfigError(PhasorError):
     """A foreign configuration that is damaged, contradictory or not understood."""
+
+
+class CheckpointError(PhasorError):
+    """A file of weights that is damaged, not understood or cannot be written."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -20,14 +20,7 @@ Recipe = Literal[
     "complex64",
     "bfloat16 table",
 ]
-RECIPES: tuple[Recipe, ...] = (
-    "float32 angle",
-    "float64 angle",
-    "float32 rows",
-    "float64 rows",
-    "complex64",
-    "bfloat16 table",
-)
+RECIPES: tuple[Recipe, ...] = get_args(Recipe)
 
 
 def angle_errors(rope: Rope, positions: ArrayLike, recipe: Recipe) -> NDArray[np.float64]:

@@ -9,7 +9,8 @@ from types import MappingProxyType
 from typing import Any, BinaryIO, cast
 
 from phasor._checks import shown
-from phasor.checkpoint._format import CheckpointError, Entry, Header, parse_json, read_header
+from phasor.checkpoint._format import Entry, Header, parse_json, read_header
+from phasor.errors import CheckpointError
 
 _INDEX = ".safetensors.index.json"
 _INDEX_LIMIT = 100_000_000

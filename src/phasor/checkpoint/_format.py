@@ -16,8 +16,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NoReturn, cast
 
-from phasor._checks import shown
-from phasor.errors import PhasorError
+from phasor._checks import shown, twice
+from phasor.errors import CheckpointError
 
 _HEADER_LIMIT = 100_000_000  # that of the format
 _BITS = {
@@ -34,10 +34,6 @@ _FOREIGN = {
     b"\x80\x04": "a pickle",
     b"GGUF": "a GGUF file",
 }
-
-
-class CheckpointError(PhasorError):
-    """A file of weights that is damaged, not understood or cannot be written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,12 +114,9 @@ def parse_json(data: bytes, where: str) -> dict[str, Any]:
     """
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
-            names = [name for name, _ in pairs]
-            twice = next(name for name in names if names.count(name) > 1)
-            raise CheckpointError(f"{where}: the name {shown(twice)} stands twice; keep one")
-        return found
+        if (name := twice(pairs)) is not None:
+            raise CheckpointError(f"{where}: the name {shown(name)} stands twice; keep one")
+        return dict(pairs)
 
     def refuse(literal: str) -> NoReturn:
         raise CheckpointError(f"{where}: {literal} is no JSON")

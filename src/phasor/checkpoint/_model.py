@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from phasor.checkpoint._format import CheckpointError
 from phasor.checkpoint._names import PLAIN, Part, Projections, projections
 from phasor.configs import NESTED, load
 from phasor.configs._reading import read_source
 from phasor.configs._table import table
+from phasor.errors import CheckpointError
 from phasor.layers import LayerRopes
 from phasor.spec import Pairing, Rope
 

@@ -11,7 +11,7 @@ from importlib import resources
 from typing import Any, Literal
 
 from phasor._checks import shown
-from phasor.checkpoint._format import CheckpointError
+from phasor.errors import CheckpointError
 
 Role = Literal["query", "key", "latent key", "blocks", "groups", "fused", "vectors"]
 

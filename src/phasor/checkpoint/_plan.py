@@ -13,11 +13,11 @@ from typing import Any
 
 from phasor._checks import choice
 from phasor.checkpoint._files import Checkpoint, open_checkpoint
-from phasor.checkpoint._format import CheckpointError
 from phasor.checkpoint._model import Model, describe
 from phasor.checkpoint._names import Part, Patterns, known_part, looks_alike
 from phasor.checkpoint._orders import Reorder
 from phasor.checkpoint._rows import Context, reorder
+from phasor.errors import CheckpointError
 from phasor.spec import Pairing, Rope
 
 _OTHER: dict[Pairing, Pairing] = {"half": "interleaved", "interleaved": "half"}

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from phasor._checks import shown
-from phasor.checkpoint._format import CheckpointError, Entry
+from phasor.checkpoint._format import Entry
 from phasor.checkpoint._model import Model
 from phasor.checkpoint._names import VALUE_OF, Part
 from phasor.checkpoint._orders import Layout, Reorder, period_order
+from phasor.errors import CheckpointError
 from phasor.spec import Pairing, Rope
 
 # what follows the module's name where the first axis is the projection's output

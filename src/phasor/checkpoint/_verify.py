@@ -9,9 +9,10 @@ from typing import BinaryIO
 import numpy as np
 
 from phasor.checkpoint._files import CHUNK, Advance, exactly, no_progress, open_checkpoint
-from phasor.checkpoint._format import CheckpointError, Entry, read_header
+from phasor.checkpoint._format import Entry, read_header
 from phasor.checkpoint._orders import Reorder
 from phasor.checkpoint._plan import Change, Plan
+from phasor.errors import CheckpointError
 from phasor.rotate import score
 from phasor.spec import Rope
 

@@ -14,10 +14,11 @@ from typing import BinaryIO
 import numpy as np
 
 from phasor.checkpoint._files import CHUNK, Advance, Checkpoint, exactly, no_progress
-from phasor.checkpoint._format import CheckpointError, Entry, Header
+from phasor.checkpoint._format import Entry, Header
 from phasor.checkpoint._orders import Reorder
 from phasor.checkpoint._plan import Plan
 from phasor.checkpoint._verify import verify
+from phasor.errors import CheckpointError
 
 
 def write(

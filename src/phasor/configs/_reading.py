@@ -15,7 +15,7 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, cast
 
-from phasor._checks import shown
+from phasor._checks import shown, twice
 from phasor.errors import ConfigError
 
 #: Keys under which the config of a larger model holds that of its language model.
@@ -251,12 +251,9 @@ def _parsed(data: bytes, path: Path) -> dict[str, Any]:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    block = dict(pairs)
-    if len(block) < len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
-        raise ConfigError(f"the key {shown(twice)} stands twice in one object; keep one")
-    return block
+    if (key := twice(pairs)) is not None:
+        raise ConfigError(f"the key {shown(key)} stands twice in one object; keep one")
+    return dict(pairs)
 
 
 def _refuse_constant(literal: str) -> NoReturn:

@@ -54,7 +54,7 @@ def layouts(drivers: Sequence[tuple[int, ...]], n_axes: int) -> list[Axes]:
         for more in _shares(free, n_axes):
             sections = tuple(n + extra for n, extra in zip(counts, more, strict=True))
             try:
-                layout = AXES[name](sections)  # pyright: ignore[reportCallIssue]
+                layout = AXES[name](sections)  # pyright: ignore[reportCallIssue] - not OneAxis
                 follows = layout.axis_of_pair(pairs)
             except SpecError:
                 continue
