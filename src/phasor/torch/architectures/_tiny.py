@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sized
 from typing import Any, cast
 
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
@@ -145,7 +145,7 @@ def kept_layers(config: Mapping[str, Any]) -> list[int]:
 
 
 def _is_per_layer(value: Any, count: int) -> bool:
-    return isinstance(value, (list, tuple)) and len(value) == count  # pyright: ignore[reportUnknownArgumentType]
+    return isinstance(value, (list, tuple)) and len(cast(Sized, value)) == count
 
 
 def tiny(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -184,7 +184,7 @@ def tiny(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _smaller(key: str, value: Any) -> Any:
     if isinstance(value, (list, tuple)):
-        return [_smaller(key, one) for one in value]  # pyright: ignore[reportUnknownVariableType]
+        return [_smaller(key, one) for one in cast(Iterable[Any], value)]
     if isinstance(value, bool) or not isinstance(value, int):
         return value
     most = next((most for name, most in _SMALL.items() if re.fullmatch(name, key)), value)
