@@ -19,7 +19,8 @@ def test_every_error_is_a_value_error_of_one_family() -> None:
     """Catching PhasorError catches them all, and so does catching ValueError."""
     kinds = [kind for _, kind in inspect.getmembers(errors, inspect.isclass)]
     assert {kind.__name__ for kind in kinds} == {
-        *("PhasorError", "SpecError", "PositionError", "TensorError", "BackendError", "ConfigError")
+        *("PhasorError", "SpecError", "PositionError", "TensorError", "BackendError"),
+        *("ConfigError", "CheckpointError"),
     }
     assert all(issubclass(kind, PhasorError) for kind in kinds)
     assert issubclass(PhasorError, ValueError)
