@@ -1,7 +1,7 @@
 """The operator in plain torch operations: every device, every dtype, every transformation.
 
-It is the definition that the other backends are checked against, and what ``torch.func`` and
-double differentiation run through.
+It is the definition that the other backends are checked against, and what ``torch.func``, double
+differentiation and compilers that are told ``backend="eager"`` run through.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from phasor.angles import DIGITS
+from phasor.torch._internals import in_transform
 from phasor.torch._layout import Layout, read_layout
 from phasor.torch._rows import reach, rows
 
@@ -20,6 +21,14 @@ def refusal(x: Tensor) -> str:
     """Why this backend cannot rotate ``x``: it always can."""
     del x
     return ""
+
+
+def is_followed(backend: str) -> bool:
+    """Whether somebody follows each step, and an operator would be in the way.
+
+    ``torch.func`` always does; a compiler does where the caller names this backend to it.
+    """
+    return in_transform() or (backend == "eager" and torch.compiler.is_compiling())
 
 
 def rotate(

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from phasor.torch import _eager
 from phasor.torch._fused import resolve
-from phasor.torch._internals import below_autograd, in_transform
+from phasor.torch._internals import below_autograd
 from phasor.torch._triton import fused as triton_fused
 
 _LIBRARY = torch.library.Library("phasor", "FRAGMENT")
@@ -45,7 +45,9 @@ def apply(
 ) -> list[Tensor]:
     """The operator on checked arguments, or its definition for those who look inside."""
     name = resolve(backend, xs[0])
-    if in_transform() or any(forward_ad.unpack_dual(x).tangent is not None for x in xs + weights):
+    if _eager.is_followed(backend) or any(
+        forward_ad.unpack_dual(x).tangent is not None for x in xs + weights
+    ):
         return composite(xs, weights, angles, rope, epsilon, gain)
     return _forward(xs, weights, angles, rope, epsilon, gain, name)
 

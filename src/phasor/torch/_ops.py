@@ -24,7 +24,7 @@ from torch import Tensor
 from phasor.errors import BackendError, TensorError
 from phasor.torch import _cpu, _eager, _triton
 from phasor.torch._arguments import check_writable
-from phasor.torch._internals import below_autograd, in_transform
+from phasor.torch._internals import below_autograd
 from phasor.torch._layout import count_axes
 
 Angles = Sequence[Tensor]
@@ -62,12 +62,12 @@ def apply(
 ) -> list[Tensor]:
     """The operator on checked arguments, or its definition where that must be followed.
 
-    ``torch.func`` looks inside what it transforms, and learned rows want a derivative that the
-    operator does not have: both go through plain torch operations.
+    Learned rows want a derivative that the operator does not have; they go through plain torch
+    operations, as does what is followed step by step.
     """
     name = resolve(backend, xs[0])
     learned = len(angles) == 2 and any(map(_differentiable, angles))
-    if learned or in_transform():
+    if learned or _eager.is_followed(backend):
         if backend not in ("auto", "eager"):
             what = "torch.func transformations" if not learned else "gradients for cos and sin"
             raise BackendError(f"backend={backend!r} has no {what}; use 'auto' or 'eager'")
@@ -81,7 +81,7 @@ def apply_(
     """The in-place operator, or a copy of `apply` where a derivative has to be recorded."""
     check_writable(xs)
     learned = len(angles) == 2 and any(map(_differentiable, angles))
-    if learned or any(map(_differentiable, xs)) or in_transform():
+    if learned or any(map(_differentiable, xs)) or _eager.is_followed(backend):
         # a derivative in the rows needs the values that are about to be overwritten
         given = [x.clone() for x in xs] if learned else xs
         turned = apply(given, angles, rope, inverse, gain, backend)

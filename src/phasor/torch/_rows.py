@@ -89,7 +89,7 @@ def _looked_up(table: Tensor, digits: Tensor) -> tuple[Tensor, Tensor]:
     if digits.shape[-1] == 1:
         # not table[digits]: a digit without dimensions would be read on the host
         row = table.index_select(0, digits.reshape(-1))
-        cos, sin = row.reshape(*digits.shape[:-1], *table.shape[1:]).unbind(-2)
+        cos, sin = row.reshape(*digits.shape[:-1], 2, table.size(-1)).unbind(-2)
         return cos, sin
-    pairs = torch.arange(table.shape[-1], device=table.device)
+    pairs = torch.arange(table.size(-1), device=table.device)
     return table[digits, 0, pairs], table[digits, 1, pairs]

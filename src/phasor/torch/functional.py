@@ -44,6 +44,8 @@ def rotate(
         inverse: Undo the rotation instead, from ``rope.output_pairing`` back to ``pairing``.
         gain: Multiplied into cos and sin, for models that want ``rope.attention_factor`` there.
         backend: ``"auto"``, or the name of one implementation, which is then never replaced.
+            Named to a compiler or an exporter, ``"eager"`` is plain torch operations in its graph,
+            to be fused with their neighbours; any other is one operator there.
 
     Returns:
         A tensor of the shape, dtype and strides of ``x``.

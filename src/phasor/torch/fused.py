@@ -55,7 +55,8 @@ def norm_rotate_qk(
         rope: What rotates; the norm is of the whole head, also where only a part of it turns.
         epsilon: Added to the mean of the squares, as the model's configuration says.
         gain: Multiplied into cos and sin.
-        backend: ``"auto"``, ``"triton"`` or ``"eager"``; a named one is never replaced.
+        backend: ``"auto"``, ``"triton"`` or ``"eager"``; a named one is never replaced, and what
+            compilers see is as for `phasor.torch.rotate`.
 
     Returns:
         The new query and key, of the dtypes and strides of ``q`` and ``k``.

@@ -1,0 +1,181 @@
+"""``backend="eager"``, named to a compiler: plain operations in its graph, the same rotation."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+
+from phasor import Rope, Sectioned
+from phasor.torch import rotate, rotate_, rotate_by, rotate_by_, rotate_qk, rotate_qk_
+from phasor.torch.fused import norm_rotate_qk
+
+from .torch_oracle import assert_rotated, normal
+
+HALF = Rope(head_dim=8, pairing="half")
+SLICED = Rope(
+    head_dim=8,
+    rotary_dim=4,
+    rotary_start=2,
+    pairing="interleaved",
+    pairing_out="half",
+    direction=-1,
+)
+THREE = Rope(head_dim=8, pairing="half", axes=Sectioned((2, 1, 1)))
+
+
+@pytest.fixture(autouse=True)
+def _forget() -> Iterator[None]:
+    """Every test compiles from nothing, and a second graph for one function is an error."""
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        yield
+    torch._dynamo.reset()
+
+
+class Graphs:
+    """A compiler that runs what it is given, and keeps it."""
+
+    def __init__(self) -> None:
+        self.seen: list[GraphModule] = []
+
+    def __call__(self, graph: GraphModule, inputs: Any) -> Callable[..., Any]:
+        """Keep the graph."""
+        self.seen.append(graph)
+        return graph.forward
+
+    def operators(self) -> set[str]:
+        """Names of everything that was called."""
+        return {str(node.target) for graph in self.seen for node in graph.graph.nodes}
+
+
+def rows(places: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows that no position makes."""
+    steps = torch.tensor([1.0, 0.5, 0.25])
+    return places[:, None] * steps, places[:, None] - steps
+
+
+VERBS: dict[str, Callable[..., Any]] = {
+    "one": lambda x, p, b: rotate(x, p, SLICED, gain=1.5, backend=b),
+    "both": lambda x, p, b: rotate_qk(x, x[:, :, :1] * 2, p, HALF, inverse=True, backend=b),
+    "fractions": lambda x, p, b: rotate(x, p + 0.5, HALF, backend=b),
+    "axes": lambda x, p, b: rotate(x, torch.stack((p, p * 2, p * 3), -1), THREE, backend=b),
+    "in place": lambda x, p, b: rotate_(x * 2, p, SLICED, backend=b),
+    "in place, both": lambda x, p, b: rotate_qk_(x * 2, x[:, :, :1] * 3, p, HALF, backend=b),
+    "rows": lambda x, p, b: rotate_by(x, *rows(p), pairing="half", backend=b),
+    "rows in place": lambda x, p, b: rotate_by_(x * 2, *rows(p), pairing="half", backend=b),
+    "norm": lambda x, p, b: norm_rotate_qk(
+        x, x[:, :, :1], x[0, 0, 0], x[0, 0, 1], p, HALF, epsilon=1e-6, backend=b
+    ),
+}
+
+
+def both(result: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """One result or two, as a tuple."""
+    return (result,) if isinstance(result, Tensor) else result
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_named_to_a_compiler_every_verb_is_plain_operations(verb: str) -> None:
+    """One graph for two lengths, without an operator of phasor, and the definition's values."""
+    graphs = Graphs()
+    quick = torch.compile(VERBS[verb], fullgraph=True, dynamic=True, backend=graphs)
+    for length in (5, 9):
+        x, places = normal(2, length, 3, 8), torch.arange(length) * 70_001
+        for y, expected in zip(
+            both(quick(x, places, "eager")), both(VERBS[verb](x, places, "eager")), strict=True
+        ):
+            torch.testing.assert_close(y, expected, rtol=2e-6, atol=2e-6)
+    assert len(graphs.seen) == 1
+    assert not [name for name in graphs.operators() if "phasor" in name]
+
+
+@pytest.mark.parametrize("rope", [HALF, SLICED], ids=["half", "sliced"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_plain_operations_in_a_graph_rotate(rope: Rope, dtype: torch.dtype) -> None:
+    """Within the bound of every backend, at positions of any size, in any strides."""
+    quick = torch.compile(
+        lambda x, p: rotate(x, p, rope, backend="eager"), fullgraph=True, backend="aot_eager"
+    )
+    x = normal(2, 3, 4, 8, dtype=dtype).transpose(1, 2)
+    places = torch.tensor([3, 70_001, -5, 2**33])
+    assert_rotated(quick(x, places), x, places, rope)
+
+
+def test_automatic_choice_keeps_the_operator() -> None:
+    """Only a caller who says so trades the operator for its definition."""
+    graphs = Graphs()
+    quick = torch.compile(VERBS["one"], fullgraph=True, backend=graphs)
+    quick(normal(2, 5, 3, 8), torch.arange(5), "auto")
+    assert "phasor.rotate.default" in graphs.operators()
+
+
+def test_plain_operations_train() -> None:
+    """Gradients of both verbs through the compiler's own derivative: the turn back."""
+    out, places = normal(2, 5, 3, 8, seed=1), torch.arange(5) * 70_001
+
+    def step(x: Tensor) -> Tensor:
+        return rotate_(
+            rotate(x, places, SLICED, backend="eager") * 2, places, HALF, backend="eager"
+        )
+
+    x = normal(2, 5, 3, 8).requires_grad_()
+    (grad,) = torch.autograd.grad(
+        torch.compile(step, fullgraph=True, backend="aot_eager")(x), x, out
+    )
+    back = rotate(2 * rotate(out, places, HALF, inverse=True), places, SLICED, inverse=True)
+    torch.testing.assert_close(grad, back, rtol=4e-6, atol=4e-6)
+
+
+class Turned(torch.nn.Module):
+    """A module whose exported form shall not need phasor."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Tokens, encoded."""
+        return rotate(x, torch.arange(x.shape[1]), HALF, backend="eager")
+
+
+RUNNER = """
+import sys, torch
+program, package, given, wanted = sys.argv[1:]
+runs = [torch.export.load(program).module()]
+if package:
+    runs.append(torch._inductor.aoti_load_package(package))
+for x, y in zip(torch.load(given), torch.load(wanted), strict=True):
+    for run in runs:
+        torch.testing.assert_close(run(x), y, rtol=2e-6, atol=2e-6)
+assert "phasor" not in sys.modules
+"""
+
+
+# torch's own lowering still calls what torch deprecates
+@pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
+@pytest.mark.parametrize(
+    "package", ["", pytest.param("turned_aot.pt2", marks=pytest.mark.slow)], ids=["export", "aot"]
+)
+def test_an_exported_program_of_plain_operations_needs_no_phasor(
+    package: str, tmp_path: Path
+) -> None:
+    """Another process loads and runs it, and phasor is never imported."""
+    paths = [str(tmp_path / name) for name in ("turned.pt2", package, "x.pt", "y.pt")]
+    if not package:
+        paths[1] = ""
+    changing = {"x": {1: torch.export.Dim.DYNAMIC}}
+    program = torch.export.export(Turned(), (normal(2, 5, 3, 8),), dynamic_shapes=changing)
+    torch.export.save(program, paths[0])
+    if package:
+        torch._inductor.aoti_compile_and_package(program, package_path=paths[1])
+    xs = [normal(2, length, 3, 8, seed=length) for length in (2, 5, 2000)]
+    torch.save(xs, paths[2])
+    torch.save([Turned()(x) for x in xs], paths[3])
+    done = subprocess.run(
+        [sys.executable, "-c", RUNNER, *paths], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
