@@ -17,6 +17,7 @@ namespace phasor {
 namespace {
 
 constexpr int64_t kAligned = 32;
+constexpr bool kFused = true;
 inline void fence() { _mm_sfence(); }
 
 inline __m256i load(const char *p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)); }
@@ -189,11 +190,6 @@ template <> struct Lane<double> {
   }
 };
 
-// to the bit what Lane<T>::turn does
-template <class C> inline void turn_pair(C x0, C x1, C c, C s, C &y0, C &y1) {
-  y0 = std::fma(x0, c, -(x1 * s));
-  y1 = std::fma(x1, c, x0 * s);
-}
 
 } // namespace
 #include "sweep.inl"

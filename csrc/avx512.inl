@@ -4,6 +4,7 @@ namespace phasor {
 namespace {
 
 constexpr int64_t kAligned = 64;
+constexpr bool kFused = true;
 inline void fence() { _mm_sfence(); }
 
 struct Floats {
@@ -141,11 +142,6 @@ template <> struct Lane<double> {
   }
 };
 
-// to the bit what Lane<T>::turn does
-template <class C> inline void turn_pair(C x0, C x1, C c, C s, C &y0, C &y1) {
-  y0 = std::fma(x0, c, -(x1 * s));
-  y1 = std::fma(x1, c, x0 * s);
-}
 
 } // namespace
 } // namespace phasor

@@ -6,20 +6,11 @@
 #include <Python.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
-#include <numeric>
-
-#if defined(_OPENMP)
-#include <omp.h>
-#endif
-#if defined(__unix__)
-#include <sys/mman.h>
-#include <unistd.h>
-#endif
 
 #include "dlpack.h"
 #include "paths.h"
+#include "perform.h"
 #include "rotate.h"
 #include "tensors.h"
 
@@ -35,242 +26,215 @@ struct Plan {
 const DLPackExchangeAPI *dlpack = nullptr;
 PyObject *tensor_error = nullptr, *position_error = nullptr;
 
-// A virtual machine may report the cache of a whole host, of which its processors see one part.
-int64_t last_level_cache() {
-  int64_t size = int64_t{32} << 20;
-#if defined(_SC_LEVEL3_CACHE_SIZE)
-  const long reported = sysconf(_SC_LEVEL3_CACHE_SIZE);
-  if (reported > 0) size = std::min<int64_t>(size, reported);
-#endif
-  return size;
-}
-
-constexpr int64_t kNearCaches = int64_t{2} << 20; // what the caches next to the cores hold
-
 bool view(PyObject *object, DLTensor *out) {
   return dlpack->dltensor_from_py_object_no_sync(object, out) == 0;
 }
 
-// How many parts to cut the heads into before the tokens, so that a part of [batch, heads, seq, dim]
-// memory is one stretch of it: the one that torch's own operators, cutting memory evenly, left in this
-// core's cache.
-int head_parts(const Job &job, int threads) {
-  const int inner = job.dims - 1;
-  const Operand &x = job.x[0];
-  const bool heads_apart = std::abs(x.head_in) > std::abs(x.token_in[inner]);
-  if (!heads_apart || job.tokens / job.shape[inner] >= threads) return 1;
-  int64_t parts = threads;
-  for (int i = 0; i < job.operands; ++i) parts = std::gcd(parts, job.x[i].heads);
-  return int(parts);
-}
+// A call of `rotate` while its arguments are read. Each step below is false where it ends the call:
+// `answer` is then an error, or False where the caller would rather try something else. Nothing has
+// been written by then.
+struct Call {
+  PyObject *const *args;
+  bool raises;
+  bool from_positions;
+  int inner; // dimensions of the angles behind those of the tokens
+  Job job;
+  DLTensor x[2], y[2], first, second, tables, axes;
+  int64_t elements;
+  PyObject *answer;
 
-// One of `parts` equal parts of the heads of a job.
-Job heads_of(const Job &job, int64_t part, int64_t parts) {
-  Job some = job;
-  for (int i = 0; i < job.operands; ++i) {
-    Operand &x = some.x[i];
-    x.heads /= parts;
-    x.in += part * x.heads * x.head_in;
-    x.out += part * x.heads * x.head_out;
+  bool refuse(PyObject *type, const char *message) {
+    if (raises) PyErr_SetString(type, message);
+    else answer = Py_NewRef(Py_False);
+    return false;
   }
-  return some;
-}
 
-void perform(const Job &job, Run run, int64_t elements) {
-#if defined(_OPENMP)
-  const int64_t worth = job.dtype == Dtype::f32 || job.dtype == Dtype::f64 ? 40000 : 80000;
-  const int most = elements < worth ? 1 : omp_get_max_threads();
-  if (most > 1 && job.tokens > 1 && !omp_in_parallel()) {
-    PyThreadState *state = PyEval_SaveThread();
-#pragma omp parallel num_threads(most)
-    {
-      const int threads = omp_get_num_threads(), thread = omp_get_thread_num();
-      const int64_t parts = head_parts(job, threads);
-      const int64_t each = threads / parts, t = thread % each;
-      run(heads_of(job, thread / each, parts), job.tokens * t / each, job.tokens * (t + 1) / each);
-    }
-    PyEval_RestoreThread(state);
-    return;
+  // The same for a tensor that DLPack does not show, such as one without memory.
+  bool unread() {
+    if (raises) return false;
+    PyErr_Clear();
+    answer = Py_NewRef(Py_False);
+    return false;
   }
-#else
-  (void)elements;
-#endif
-  run(job, 0, job.tokens);
-}
+};
 
-// A new tensor's memory is mapped page by page as it is written, which costs more than writing it.
-void ask_for_huge_pages(const DLTensor &t) {
-#if defined(__linux__)
-  constexpr int64_t kHuge = int64_t{2} << 20;
-  const Span span = span_of(t);
-  const int64_t low = (span.low + kHuge - 1) / kHuge * kHuge, high = span.high / kHuge * kHuge;
-  if (high - low >= 2 * kHuge) madvise(reinterpret_cast<void *>(low), size_t(high - low), MADV_HUGEPAGE);
-#else
-  (void)t;
-#endif
-}
-
-// What the caller gets for arguments that do not fit: an error, or False where it would rather try
-// something else. Nothing has been written by then.
-PyObject *refuse(bool raises, PyObject *type, const char *message) {
-  if (!raises) Py_RETURN_FALSE;
-  PyErr_SetString(type, message);
-  return nullptr;
-}
-
-// The same for a tensor that DLPack does not show, such as one without memory.
-PyObject *unread(bool raises) {
-  if (raises) return nullptr;
-  PyErr_Clear();
-  Py_RETURN_FALSE;
-}
-
-// rotate(plan, tables, axis_of_pair, angles0, angles1, inverse, gain, path, raises, x0, y0[, x1, y1])
-//
-// Angles are positions and None, with tables; or cosines and sines, without. An output that is its
-// input is written in place. True, or what `refuse` makes of arguments that do not fit.
-PyObject *rotate(PyObject *, PyObject *const *args, Py_ssize_t count) {
+bool read_options(Call &call, Py_ssize_t count) {
   if (count != 11 && count != 13) {
     PyErr_SetString(PyExc_TypeError, "rotate takes 11 or 13 arguments");
-    return nullptr;
+    return false;
   }
   char *packed;
   Py_ssize_t length;
-  if (PyBytes_AsStringAndSize(args[0], &packed, &length) < 0) return nullptr;
+  if (PyBytes_AsStringAndSize(call.args[0], &packed, &length) < 0) return false;
   Plan plan;
   if (length != sizeof plan) {
     PyErr_SetString(PyExc_ValueError, "plan must come from phasor._native.plan");
-    return nullptr;
+    return false;
   }
   std::memcpy(&plan, packed, sizeof plan);
-  Job job{};
+  Job &job = call.job;
   job.head_dim = plan.head_dim;
   job.start = plan.start;
   job.pairs = plan.pairs;
   job.axes = int(plan.axes);
-  job.inverse = PyObject_IsTrue(args[5]);
+  job.inverse = PyObject_IsTrue(call.args[5]);
   job.half_in = job.inverse ? plan.half_out : plan.half_in;
   job.half_out = job.inverse ? plan.half_in : plan.half_out;
-  job.gain = PyFloat_AsDouble(args[6]);
-  const long path = PyLong_AsLong(args[7]);
-  const bool raises = PyObject_IsTrue(args[8]);
-  if (PyErr_Occurred()) return nullptr;
+  job.gain = PyFloat_AsDouble(call.args[6]);
+  call.raises = PyObject_IsTrue(call.args[8]);
+  if (PyErr_Occurred()) return false;
   job.operands = count == 11 ? 1 : 2;
-  job.in_place = args[9] == args[10]; // not by address: empty tensors all start at null
+  job.in_place = call.args[9] == call.args[10]; // not by address: empty tensors all start at null
+  if (job.head_dim > 2 * kMaxPairs)
+    return call.refuse(tensor_error, "x must have heads at most 4096 wide; use backend='eager'");
+  return true;
+}
 
-  DLTensor x[2], y[2], a0, a1{}, tables{}, axes{};
+bool read_tensors(Call &call) {
+  Job &job = call.job;
   for (int i = 0; i < job.operands; ++i) {
-    if (!view(args[9 + 2 * i], &x[i]) || !view(args[10 + 2 * i], &y[i])) return unread(raises);
+    DLTensor &x = call.x[i], &y = call.y[i];
+    if (!view(call.args[9 + 2 * i], &x) || !view(call.args[10 + 2 * i], &y)) return call.unread();
     Dtype dtype;
-    const bool sound = x[i].device.device_type == kDLCPU && y[i].device.device_type == kDLCPU &&
-                       x[i].ndim >= 3 && x[i].ndim <= kMaxRank && dtype_of(x[i], &dtype) &&
-                       has_memory(x[i]) && x[i].shape[x[i].ndim - 1] == job.head_dim &&
-                       x[i].ndim == y[i].ndim &&
-                       std::equal(x[i].shape, x[i].shape + x[i].ndim, y[i].shape);
-    if (!sound || (i == 1 && (dtype != job.dtype || !same_tokens(x[0], x[1]))))
-      return refuse(raises, tensor_error,
-                    "x must be floating tensors [..., seq, heads, head_dim] of one dtype on the CPU");
+    const bool sound = x.device.device_type == kDLCPU && y.device.device_type == kDLCPU &&
+                       x.ndim >= 3 && x.ndim <= kMaxRank && dtype_of(x, &dtype) &&
+                       has_memory(x) && x.shape[x.ndim - 1] == job.head_dim &&
+                       x.ndim == y.ndim && std::equal(x.shape, x.shape + x.ndim, y.shape);
+    if (!sound || (i == 1 && (dtype != job.dtype || !same_tokens(call.x[0], x))))
+      return call.refuse(tensor_error, "x must be floating tensors [..., seq, heads, head_dim] of "
+                                       "one dtype on the CPU");
     job.dtype = dtype;
-    if (job.in_place && overlaps_itself(x[i]))
-      return refuse(raises, tensor_error,
-                    "x must not share memory with itself to be written in place; use "
-                    "x.contiguous() or the verb without the underscore");
+    if (job.in_place && overlaps_itself(x))
+      return call.refuse(tensor_error,
+                         "x must not share memory with itself to be written in place; use "
+                         "x.contiguous() or the verb without the underscore");
   }
-  if (job.in_place && job.operands == 2 && overlap(x[0], x[1]))
-    return refuse(raises, tensor_error,
-                  "q and k must not share memory to be written in place; rotate copies, or use "
-                  "the verb without the underscore");
+  if (job.in_place && job.operands == 2 && overlap(call.x[0], call.x[1]))
+    return call.refuse(tensor_error,
+                       "q and k must not share memory to be written in place; rotate copies, or "
+                       "use the verb without the underscore");
+  return true;
+}
 
-  const bool from_positions = args[4] == Py_None;
-  const int inner = from_positions && job.axes == 1 ? 0 : 1;
-  if (!view(args[3], &a0) || (!from_positions && !view(args[4], &a1))) return unread(raises);
-  if (from_positions) {
-    if (!view(args[1], &tables) || (job.axes > 1 && !view(args[2], &axes)))
-      return unread(raises);
-    const bool sound = a0.device.device_type == kDLCPU && is_integer(a0) && fits(a0, inner, x[0]) &&
-                       (inner == 0 || a0.shape[a0.ndim - 1] == job.axes);
-    if (!sound)
-      return refuse(raises, position_error,
-                    "positions must be int32 or int64 on the CPU and broadcast to the tokens of x");
-    int64_t found, index;
-    if (find_outside(a0, &found, &index)) {
-      if (!raises) Py_RETURN_FALSE;
-      PyErr_Format(position_error,
-                   "positions must lie within 2**40 either way, got %lld at index %lld; rotate_by "
-                   "takes exact rows of cos and sin",
-                   static_cast<long long>(found), static_cast<long long>(index));
-      return nullptr;
-    }
-  } else if (!fits(a0, 1, x[0]) || !fits(a1, 1, x[0])) {
-    return refuse(raises, tensor_error, "cos and sin must broadcast to the tokens of x");
+bool read_angles(Call &call) {
+  const Job &job = call.job;
+  DLTensor &first = call.first, &second = call.second;
+  call.from_positions = call.args[4] == Py_None;
+  call.inner = call.from_positions && job.axes == 1 ? 0 : 1;
+  if (!view(call.args[3], &first)) return call.unread();
+  if (!call.from_positions) {
+    if (!view(call.args[4], &second)) return call.unread();
+    if (!fits(first, 1, call.x[0]) || !fits(second, 1, call.x[0]))
+      return call.refuse(tensor_error, "cos and sin must broadcast to the tokens of x");
+    for (int i = 0; i < job.operands && job.in_place; ++i)
+      if (touch(first, call.x[i]) || touch(second, call.x[i]))
+        return call.refuse(tensor_error, "cos and sin must not share memory with x to be written "
+                                         "in place; pass clones");
+    return true;
   }
-  for (int i = 0; i < job.operands && job.in_place && !from_positions; ++i)
-    if (touch(a0, x[i]) || touch(a1, x[i]))
-      return refuse(raises, tensor_error,
-                    "cos and sin must not share memory with x to be written in place; pass clones");
+  if (!view(call.args[1], &call.tables) || (job.axes > 1 && !view(call.args[2], &call.axes)))
+    return call.unread();
+  const bool sound = first.device.device_type == kDLCPU && is_integer(first) &&
+                     fits(first, call.inner, call.x[0]) &&
+                     (call.inner == 0 || first.shape[first.ndim - 1] == job.axes);
+  if (!sound)
+    return call.refuse(position_error, "positions must be int32 or int64 on the CPU and broadcast "
+                                       "to the tokens of x");
+  int64_t found, index;
+  if (!find_outside(first, &found, &index)) return true;
+  if (!call.raises) return call.refuse(position_error, "");
+  PyErr_Format(position_error,
+               "positions must lie within 2**40 either way, got %lld at index %lld; rotate_by "
+               "takes exact rows of cos and sin",
+               static_cast<long long>(found), static_cast<long long>(index));
+  return false;
+}
 
-  const int lead = x[0].ndim - 2;
+// Where everything is in memory, with as few token dimensions as the strides allow.
+bool lay_out(Call &call) {
+  Job &job = call.job;
+  const DLTensor &one = call.x[0];
+  const int lead = one.ndim - 2;
   int64_t shape[kMaxRank], in[2][kMaxRank], out[2][kMaxRank], first[kMaxRank], second[kMaxRank];
   int64_t *strides[6];
   int walks = 0;
   job.tokens = 1;
-  for (int d = 0; d < lead; ++d) job.tokens *= shape[d] = x[0].shape[d];
-  int64_t elements = 0;
+  for (int d = 0; d < lead; ++d) job.tokens *= shape[d] = one.shape[d];
   for (int i = 0; i < job.operands; ++i) {
-    job.x[i] = {start_of(x[i]),
-                start_of(y[i]),
-                x[i].shape[lead],
-                stride_of(x[i], lead),
-                stride_of(y[i], lead),
-                stride_of(x[i], lead + 1),
-                stride_of(y[i], lead + 1),
+    const DLTensor &x = call.x[i], &y = call.y[i];
+    job.x[i] = {start_of(x),
+                start_of(y),
+                x.shape[lead],
+                stride_of(x, lead),
+                stride_of(y, lead),
+                stride_of(x, lead + 1),
+                stride_of(y, lead + 1),
                 {},
                 {}};
     for (int d = 0; d < lead; ++d) {
-      in[i][d] = stride_of(x[i], d);
-      out[i][d] = stride_of(y[i], d);
+      in[i][d] = stride_of(x, d);
+      out[i][d] = stride_of(y, d);
     }
     strides[walks++] = in[i];
     strides[walks++] = out[i];
-    elements += job.tokens * job.x[i].heads * job.head_dim;
+    call.elements += job.tokens * job.x[i].heads * job.head_dim;
   }
-  if (elements == 0) Py_RETURN_TRUE;
-  broadcast(a0, inner, lead, first);
+  if (call.elements == 0) return true;
+  broadcast(call.first, call.inner, lead, first);
   strides[walks++] = first;
-  if (from_positions) {
-    job.positions = start_of(a0);
-    job.position_bytes = int(size_of(a0));
-    job.tables = start_of(tables);
+  if (call.from_positions) {
+    job.positions = start_of(call.first);
+    job.position_bytes = int(size_of(call.first));
+    job.tables = start_of(call.tables);
     if (job.axes > 1) {
-      job.axis_of_pair = reinterpret_cast<const int64_t *>(start_of(axes));
-      job.axis_stride = stride_of(a0, a0.ndim - 1);
+      job.axis_of_pair = reinterpret_cast<const int64_t *>(start_of(call.axes));
+      job.axis_stride = stride_of(call.first, call.first.ndim - 1);
     }
   } else {
-    job.cos = start_of(a0);
-    job.sin = start_of(a1);
-    broadcast(a1, 1, lead, second);
+    job.cos = start_of(call.first);
+    job.sin = start_of(call.second);
+    broadcast(call.second, 1, lead, second);
     strides[walks++] = second;
   }
   job.dims = merge(lead, shape, strides, walks);
   if (job.dims > kMaxDims)
-    return refuse(raises, tensor_error,
-                  "x must have at most 6 token dimensions that do not merge into one another");
+    return call.refuse(tensor_error, "x must have at most 6 token dimensions that do not merge "
+                                     "into one another");
   for (int d = 0; d < job.dims; ++d) {
     job.shape[d] = shape[d];
     for (int i = 0; i < job.operands; ++i) {
       job.x[i].token_in[d] = in[i][d];
       job.x[i].token_out[d] = out[i][d];
     }
-    (from_positions ? job.position_stride : job.cos_stride)[d] = first[d];
-    if (!from_positions) job.sin_stride[d] = second[d];
+    (call.from_positions ? job.position_stride : job.cos_stride)[d] = first[d];
+    if (!call.from_positions) job.sin_stride[d] = second[d];
   }
+  return true;
+}
+
+// rotate(plan, tables, axis_of_pair, angles0, angles1, inverse, gain, path, raises, x0, y0[, x1, y1])
+//
+// Angles are positions and None, with tables; or cosines and sines, without. An output that is its
+// input is written in place. True, or what a `Call` answers to arguments that do not fit.
+PyObject *rotate(PyObject *, PyObject *const *args, Py_ssize_t count) {
+  Call call{};
+  call.args = args;
+  if (!read_options(call, count) || !read_tensors(call) || !read_angles(call) || !lay_out(call))
+    return call.answer;
+  const long path = PyLong_AsLong(args[7]);
+  if (path == -1 && PyErr_Occurred()) return nullptr;
+  if (call.elements == 0) Py_RETURN_TRUE;
+  Job &job = call.job;
   static const int64_t cache = last_level_cache();
-  const int64_t bytes = elements * size_of(x[0]);
+  const int64_t bytes = call.elements * size_of(call.x[0]);
   job.prefetch = bytes > kNearCaches;
   if (!job.in_place)
-    for (int i = 0; i < job.operands; ++i) ask_for_huge_pages(y[i]);
+    for (int i = 0; i < job.operands; ++i) ask_for_huge_pages(call.y[i]);
   job.stream = !job.in_place && bytes > cache;
-  perform(job, kPaths[path].run, elements);
+  const bool lengthy = is_long(job, call.elements);
+  PyThreadState *state = lengthy ? PyEval_SaveThread() : nullptr;
+  perform(job, kPaths[path].run, lengthy);
+  if (state != nullptr) PyEval_RestoreThread(state);
   Py_RETURN_TRUE;
 }
 
@@ -328,11 +292,11 @@ PyObject *alone(PyObject *, PyObject *args) {
   DLTensor x, y;
   if (!PyArg_ParseTuple(args, "OO", &one, &other)) return nullptr;
   if (!view(one, &x) || !view(other, &y)) return nullptr;
-  if (overlaps_itself(x) || overlaps_itself(y) || overlap(x, y))
-    return refuse(true, tensor_error,
+  if (!overlaps_itself(x) && !overlaps_itself(y) && !overlap(x, y)) Py_RETURN_NONE;
+  PyErr_SetString(tensor_error,
                   "q and k must not share memory, with themselves or each other, to be written in "
                   "place; rotate copies, or use the verb without the underscore");
-  Py_RETURN_NONE;
+  return nullptr;
 }
 
 PyMethodDef methods[] = {

@@ -14,6 +14,7 @@ namespace phasor {
 namespace {
 
 constexpr int64_t kAligned = 16;
+constexpr bool kFused = true;
 inline void fence() {}
 
 inline const uint16_t *halves(const char *p) { return reinterpret_cast<const uint16_t *>(p); }
@@ -122,11 +123,6 @@ template <> struct Lane<double> {
   }
 };
 
-// to the bit what Lane<T>::turn does
-template <class C> inline void turn_pair(C x0, C x1, C c, C s, C &y0, C &y1) {
-  y0 = std::fma(x0, c, -(x1 * s));
-  y1 = std::fma(x1, c, x0 * s);
-}
 
 } // namespace
 #include "sweep.inl"

@@ -1,5 +1,6 @@
 // Any processor: plain C++, one pair at a time where the compiler finds nothing better.
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <limits>
 #include <type_traits>
@@ -11,12 +12,8 @@ namespace phasor {
 namespace {
 
 constexpr int64_t kAligned = 1;
+constexpr bool kFused = false;
 inline void fence() {}
-
-template <class C> inline void turn_pair(C x0, C x1, C c, C s, C &y0, C &y1) {
-  y0 = x0 * c - x1 * s;
-  y1 = x0 * s + x1 * c;
-}
 
 template <class T> struct Lane {
   using V = decltype(widen(T{}));
@@ -47,7 +44,10 @@ template <class T> struct Lane {
     write(p + sizeof(T), y1);
   }
   static V row(const V *p) { return *p; }
-  static void turn(V x0, V x1, V c, V s, V &y0, V &y1) { turn_pair(x0, x1, c, s, y0, y1); }
+  static void turn(V x0, V x1, V c, V s, V &y0, V &y1) {
+    y0 = x0 * c - x1 * s;
+    y1 = x1 * c + x0 * s;
+  }
 };
 
 } // namespace

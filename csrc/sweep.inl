@@ -9,12 +9,23 @@
 //   held                                     how many registers of a row of cosines are worth keeping
 //   whole                                    whether it has `turn_whole`, for vectors it holds rows of
 //
-// `turn_pair` is the same rotation of one pair, to the same bit.
-// `kAligned` is the alignment that its streaming stores want, and `fence` ends them.
+// `kFused` says whether `turn` rounds a product and a sum once. `kAligned` is the alignment that its
+// streaming stores want, and `fence` ends them.
 
 #include "rows.inl"
 
 namespace {
+
+// One pair, to the bit what Lane<T>::turn does.
+template <class C> inline void turn_pair(C x0, C x1, C c, C s, C &y0, C &y1) {
+  if constexpr (kFused) {
+    y0 = std::fma(x0, c, -(x1 * s));
+    y1 = std::fma(x1, c, x0 * s);
+  } else {
+    y0 = x0 * c - x1 * s;
+    y1 = x1 * c + x0 * s;
+  }
+}
 
 // A head of which not every pair fills a register, or whose items do not lie side by side.
 template <class T, class C>

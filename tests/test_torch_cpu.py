@@ -247,27 +247,6 @@ def test_slices_of_one_projection_are_written_side_by_side() -> None:
     assert torch.equal(k, expected[1])
 
 
-@pytest.mark.parametrize("shift", [0, 1, 3])
-def test_query_and_key_that_share_memory_are_refused(shift: int) -> None:
-    """Heads that both would write; nothing is written."""
-    rope = Rope(head_dim=16, pairing="half")
-    qkv = normal(2, 5, 8, 16)
-    kept = qkv.clone()
-    with pytest.raises(TensorError, match="q and k must not share memory"):
-        rotate_qk_(qkv[:, :, :4], qkv[:, :, shift : shift + 2], torch.arange(5), rope)
-    assert torch.equal(qkv, kept)
-
-
-def test_overlapping_windows_are_refused() -> None:
-    """A view whose tokens overlap would be turned twice; nothing is written."""
-    memory = normal(100)
-    kept = memory.clone()
-    windows = memory.as_strided((5, 1, 16), (8, 16, 1))
-    with pytest.raises(TensorError, match="x must not share memory with itself"):
-        rotate_(windows, torch.arange(5), Rope(head_dim=16, pairing="half"))
-    assert torch.equal(memory, kept)
-
-
 def test_the_extension_refuses_positions_that_no_digits_reach() -> None:
     """It names the token, and writes nothing."""
     rope = Rope(head_dim=16, pairing="half")
@@ -336,3 +315,24 @@ def test_without_its_extension_phasor_rotates_and_says_so_once() -> None:
         "print(len(mine), mine[0][:58], phasor.torch.chosen_backend(torch.ones(1, 1, 2)))"
     )
     assert printed(program) == "1 phasor rotates with plain torch operations on this CPU: it eager"
+
+
+@pytest.mark.parametrize(("width", "dtype"), [(4200, torch.float64), (16_384, torch.float32)])
+def test_heads_wider_than_the_kernels_rows_are_rotated_without_it(
+    width: int, dtype: torch.dtype
+) -> None:
+    """Rows live on its stack; "auto" goes another way, and the operator itself refuses."""
+    rope = Rope(head_dim=width, pairing="half")
+    x, places = normal(1, 1, width, dtype=dtype), torch.tensor([1_049_601])
+    assert_rotated(rotate(x, places, rope), x, places, rope)
+    y = x.clone()
+    assert_rotated(rotate_(y, places, rope), x, places, rope)
+    with pytest.raises(TensorError, match="x must have heads at most 4096 wide"):
+        torch.ops.phasor.rotate([x], [places], rope.to_json(), False, 1.0, "cpu")
+
+
+def test_positions_that_are_negated_views_turn_back() -> None:
+    """Their memory says otherwise."""
+    rope, x = Rope(head_dim=16, pairing="half"), normal(5, 2, 16)
+    places = torch._neg_view(torch.arange(5))
+    assert torch.equal(rotate(x, places, rope), rotate(x, -torch.arange(5), rope))

@@ -20,7 +20,7 @@ from torch import Tensor
 from phasor.errors import BackendError, PositionError, TensorError
 from phasor.spec import Rope
 from phasor.torch import _tables
-from phasor.torch._internals import unheard
+from phasor.torch._internals import frozen, unheard
 from phasor.torch._layout import constant, count_axes, read_layout, read_rope
 from phasor.torch._rows import reach, rows
 
@@ -29,21 +29,21 @@ _WIDEST = 4096  # a row lives on the stack of the thread that builds it
 
 def _connected() -> tuple[Any, str]:
     """The extension and no complaint, or None and what is missing."""
+    exchange = getattr(Tensor, "__dlpack_c_exchange_api__", None)
     try:
         native: Any = import_module("phasor._native")
+        if exchange is not None:
+            native.connect(exchange, TensorError, PositionError)
+            return native, ""
+        missing = f"torch {torch.__version__} lacks the DLPack exchange interface; update it"
     except ImportError as error:
-        missing = f"its extension was not built ({error}); install phasor where a C++ compiler is"
-        warnings.warn(
-            f"phasor rotates with plain torch operations on this CPU: {missing}",
-            RuntimeWarning,
-            stacklevel=2,
-        )
-        return None, missing
-    exchange = getattr(Tensor, "__dlpack_c_exchange_api__", None)
-    if exchange is None:
-        return None, f"torch {torch.__version__} lacks the DLPack exchange interface; update it"
-    native.connect(exchange, TensorError, PositionError)
-    return native, ""
+        missing = f"its extension does not serve ({error}); install phasor where a C++ compiler is"
+    warnings.warn(
+        f"phasor rotates with plain torch operations on this CPU: {missing}",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+    return None, missing
 
 
 def _path(native: Any) -> int:
@@ -101,7 +101,7 @@ def quick(
     For one token the dispatcher costs ten times the rotation. It is left out only where nothing
     listens to it; what is refused here, for whatever reason, takes the long way and is explained.
     """
-    if not _ordinary(xs, positions, rope, backend):
+    if not _ordinary(xs, positions, rope, inverse, gain, backend):
         return None
     outs = [torch.empty_like(x) for x in xs]
     return outs if _swept(xs, outs, positions, rope, inverse, gain) else None
@@ -111,21 +111,26 @@ def quick_(
     xs: Sequence[Tensor], positions: Any, rope: Rope, inverse: bool, gain: float, backend: str
 ) -> bool:
     """`rotate_` past the dispatcher, as `quick`; false where nothing was done."""
-    if _ordinary(xs, positions, rope, backend) and _swept(xs, xs, positions, rope, inverse, gain):
-        _count_write(xs)
-        return True
-    return False
+    if not _ordinary(xs, positions, rope, inverse, gain, backend):
+        return False
+    if frozen(xs) or not _swept(xs, xs, positions, rope, inverse, gain):
+        return False
+    _count_write(xs)
+    return True
 
 
-def _ordinary(xs: Sequence[Tensor], positions: Any, rope: Any, backend: str) -> bool:
+def _ordinary(
+    xs: Sequence[Tensor], positions: Any, rope: Any, inverse: Any, gain: Any, backend: str
+) -> bool:
     """Whether these are in memory, and nobody listens to what happens to them."""
     return (
         _native is not None
         and backend in ("auto", "cpu")
-        and unheard(xs)
+        and unheard((*xs, positions))
         and xs[0].is_cpu
-        and type(positions) is Tensor
         and type(rope) is Rope
+        and type(gain) is float
+        and type(inverse) is bool
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar, cast
 
 import torch
@@ -30,6 +30,13 @@ tracing: Callable[[], bool] = _C._is_tracing
 modes: Callable[[], int] = _C._len_torch_dispatch_stack
 
 
+def outside_autocast(device: torch.device) -> AbstractContextManager[Any]:
+    """Inside, autocast keeps its hands off: what is promised in float32 is computed in it."""
+    if not torch.amp.is_autocast_available(device.type):
+        return nullcontext()
+    return torch.autocast(device.type, enabled=False)
+
+
 def constant_to_the_compiler(function: _F) -> _F:
     """What ``torch.compiler.assume_constant_result`` does after loading the whole compiler."""
     cast(Any, function)._dynamo_marked_constant = True
@@ -39,6 +46,11 @@ def constant_to_the_compiler(function: _F) -> _F:
 def in_forward_mode() -> bool:
     """Whether forward-mode differentiation is on."""
     return cast(int, cast(Any, forward_ad)._current_level) >= 0
+
+
+def frozen(xs: Sequence[Tensor]) -> bool:
+    """Whether some were made in inference mode, which is over: torch writes them no more."""
+    return not torch.is_inference_mode_enabled() and any(x.is_inference() for x in xs)
 
 
 def unheard(xs: Sequence[Any]) -> bool:

@@ -1,0 +1,93 @@
+// How a checked job meets the machine: its caches, its pages, its threads.
+#pragma once
+#if defined(_OPENMP)
+#include <omp.h>
+#endif
+#if defined(__unix__)
+#include <sys/mman.h>
+#include <unistd.h>
+#endif
+#include <algorithm>
+#include <cstdlib>
+#include <numeric>
+
+#include "rotate.h"
+#include "tensors.h"
+
+namespace phasor {
+
+// A virtual machine may report the cache of a whole host, of which its processors see one part.
+inline int64_t last_level_cache() {
+  int64_t size = int64_t{32} << 20;
+#if defined(_SC_LEVEL3_CACHE_SIZE)
+  const long reported = sysconf(_SC_LEVEL3_CACHE_SIZE);
+  if (reported > 0) size = std::min<int64_t>(size, reported);
+#endif
+  return size;
+}
+
+constexpr int64_t kNearCaches = int64_t{2} << 20; // what the caches next to the cores hold
+
+// A new tensor's memory is mapped page by page as it is written, which costs more than writing it.
+inline void ask_for_huge_pages(const DLTensor &t) {
+#if defined(__linux__)
+  constexpr int64_t kHuge = int64_t{2} << 20;
+  const Span span = span_of(t);
+  const int64_t low = (span.low + kHuge - 1) / kHuge * kHuge, high = span.high / kHuge * kHuge;
+  if (high - low >= 2 * kHuge) madvise(reinterpret_cast<void *>(low), size_t(high - low), MADV_HUGEPAGE);
+#else
+  (void)t;
+#endif
+}
+
+// How many parts to cut the heads into before the tokens, so that a part of [batch, heads, seq, dim]
+// memory is one stretch of it: the one that torch's own operators, cutting memory evenly, left in this
+// core's cache.
+inline int head_parts(const Job &job, int threads) {
+  const int inner = job.dims - 1;
+  const Operand &x = job.x[0];
+  const bool heads_apart = std::abs(x.head_in) > std::abs(x.token_in[inner]);
+  if (!heads_apart || job.tokens / job.shape[inner] >= threads) return 1;
+  int64_t parts = threads;
+  for (int i = 0; i < job.operands; ++i) parts = std::gcd(parts, job.x[i].heads);
+  return int(parts);
+}
+
+// One of `parts` equal parts of the heads of a job.
+inline Job heads_of(const Job &job, int64_t part, int64_t parts) {
+  Job some = job;
+  for (int i = 0; i < job.operands; ++i) {
+    Operand &x = some.x[i];
+    x.heads /= parts;
+    x.in += part * x.heads * x.head_in;
+    x.out += part * x.heads * x.head_out;
+  }
+  return some;
+}
+
+// Whether a job takes so long that other threads should not have to wait for it.
+inline bool is_long(const Job &job, int64_t elements) {
+  return elements >= (job.dtype == Dtype::f32 || job.dtype == Dtype::f64 ? 40000 : 80000);
+}
+
+// A long job on as many threads as torch uses, a short one on this one.
+inline void perform(const Job &job, Run run, bool lengthy) {
+#if defined(_OPENMP)
+  const int most = lengthy ? omp_get_max_threads() : 1;
+  if (most > 1 && job.tokens > 1 && !omp_in_parallel()) {
+#pragma omp parallel num_threads(most)
+    {
+      const int threads = omp_get_num_threads(), thread = omp_get_thread_num();
+      const int64_t parts = head_parts(job, threads);
+      const int64_t each = threads / parts, t = thread % each;
+      run(heads_of(job, thread / each, parts), job.tokens * t / each, job.tokens * (t + 1) / each);
+    }
+    return;
+  }
+#else
+  (void)lengthy;
+#endif
+  run(job, 0, job.tokens);
+}
+
+} // namespace phasor
