@@ -271,8 +271,11 @@ WRITE: dict[str, tuple[type[PhasorError], str, dict[str, Any]]] = {
                       "torch.int8", {"key_cache": FEW.to(torch.int8)}),
     "shared": (TensorError, "value_cache must not share memory with itself",
                {"value_cache": torch.zeros(1, 3, 1, 8).expand(2, 3, 1, 8)}),
-    "shared query": (TensorError, "x must not share memory with itself",
+    "shared query": (TensorError, "q must not share memory with itself",
                      {"q": torch.zeros(4, 1, 8).expand(4, 2, 8)}),
+    "other blocks": (TensorError, r"value_cache must have the \[blocks, block\] of key_cache "
+                     r"\[2, 3\], .* got \[3, 2\]", {"value_cache": torch.zeros(3, 2, 1, 8)}),
+    "gain": (SpecError, "gain must be a finite number, got 'two'", {"gain": "two"}),
     "unit": (SpecError, "key_unit must be a finite number > 0, got 0", {"key_unit": 0}),
     "unit of floats": (SpecError, r"value_unit must be 1 for a cache of torch\.float32, which "
                        r"stores numbers as they are, got 0\.5", {"value_unit": 0.5}),
@@ -294,6 +297,65 @@ def test_a_cache_write_refuses_what_it_cannot_use(
     with pytest.raises(kind, match=text):
         rotate_and_cache_(**(arguments | changed))
     assert int(keys.count_nonzero()) == int(values.count_nonzero()) == 0
+
+
+def write(**changed: Tensor) -> tuple[Tensor, ...]:
+    """A query, a key, a value and two caches, apart from what is given."""
+    made = {"q": here(4, 2, 8), "k": here(4, 1, 8), "v": here(4, 1, 8)}
+    made |= {name: torch.zeros(2, 3, 1, 8, device=DEVICE) for name in ("keys", "values")}
+    return tuple((made | changed).values())
+
+
+def shared_with_query() -> dict[str, Tensor]:
+    """A query whose last head is the key."""
+    fused = here(4, 4, 8)
+    return {"q": fused[:, :3], "k": fused[:, 2:3]}
+
+
+def shared_between_caches() -> dict[str, Tensor]:
+    """Values that begin in the middle of the keys."""
+    both = torch.zeros(2, 3, 1, 12, device=DEVICE)
+    return {"keys": both[..., :8], "values": both[..., 4:]}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    ("shared", "text"),
+    [
+        (shared_with_query, "q is written and must not share memory with k; pass a clone of k"),
+        (shared_between_caches, "key_cache is written and must not share memory with value_cache"),
+    ],
+    ids=["query and key", "caches"],
+)
+def test_memory_that_is_written_is_nobody_elses(
+    shared: Callable[[], dict[str, Tensor]], text: str, backend: str
+) -> None:
+    """What is read must not change meanwhile, and no element holds two numbers."""
+    q, k, v, *caches = write(**shared())
+    before = q.clone()
+    slots = torch.arange(4, device=DEVICE)
+    with pytest.raises(TensorError, match=text):
+        rotate_and_cache_(q, k, v, 0, HALF, slots, *caches, backend=backend)
+    assert torch.equal(q, before)
+    assert not any(int(cache.count_nonzero()) for cache in caches)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_slices_of_one_projection_and_of_one_cache_are_apart(backend: str) -> None:
+    """Query, key and value of one matrix, keys and values of one tensor of pages."""
+    fused, pages = here(4, 4, 8), torch.zeros(2, 2, 3, 1, 8, device=DEVICE)
+    plain = fused.clone()
+    q, k, v = fused.split([2, 1, 1], dim=1)
+    caches = pages.unbind(1)
+    rotate_and_cache_(
+        *(q, k, v, torch.arange(4, device=DEVICE), HALF),
+        *(torch.arange(4, device=DEVICE), *caches),
+        backend=backend,
+    )
+    turned = rotate(plain, torch.arange(4, device=DEVICE), HALF, backend="eager")
+    assert torch.allclose(q, turned[:, :2], atol=1e-6)
+    assert torch.allclose(caches[0].reshape(6, 1, 8)[:4], turned[:, 2:3], atol=1e-6)
+    assert torch.equal(caches[1].reshape(6, 1, 8)[:4], plain[:, 3:])
 
 
 @runs_kernels

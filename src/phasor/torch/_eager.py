@@ -15,6 +15,7 @@ from phasor.angles import DIGITS
 from phasor.torch._internals import in_transform
 from phasor.torch._layout import Layout, read_layout
 from phasor.torch._rows import reach, rows
+from phasor.torch._written import check_writable
 
 
 def refusal(x: Tensor) -> str:
@@ -51,6 +52,7 @@ def rotate_(
     xs: Sequence[Tensor], angles: Sequence[Tensor], rope: str, inverse: bool, gain: float
 ) -> None:
     """The operator's in-place kernel: only the rotated slice is written."""
+    check_writable(xs)
     layout = _layout(rope, inverse)
     for x, cos, sin in _with_rows(xs, angles, rope, inverse, gain, reach(angles)):
         _write(x, _turned(x, cos, sin, layout), layout)

@@ -23,9 +23,10 @@ from torch import Tensor
 
 from phasor.errors import BackendError, TensorError
 from phasor.torch import _cpu, _eager, _triton
-from phasor.torch._arguments import check_writable
-from phasor.torch._internals import below_autograd
+from phasor.torch._arguments import check_distinct
+from phasor.torch._internals import below_autograd, frozen, in_transform
 from phasor.torch._layout import count_axes
+from phasor.torch._written import check_writable
 
 Angles = Sequence[Tensor]
 
@@ -79,9 +80,11 @@ def apply_(
     xs: list[Tensor], angles: list[Tensor], rope: str, inverse: bool, gain: float, backend: str
 ) -> None:
     """The in-place operator, or a copy of `apply` where a derivative has to be recorded."""
-    check_writable(xs)
+    check_distinct(xs)
     learned = len(angles) == 2 and any(map(_differentiable, angles))
     if learned or any(map(_differentiable, xs)) or _eager.is_followed(backend):
+        if _addressed(xs):
+            check_writable(xs)
         # a derivative in the rows needs the values that are about to be overwritten
         given = [x.clone() for x in xs] if learned else xs
         turned = apply(given, angles, rope, inverse, gain, backend)
@@ -106,6 +109,11 @@ def _run_plain(
 def _run_(
     xs: list[Tensor], angles: list[Tensor], rope: str, inverse: bool, gain: float, backend: str
 ) -> None:
+    if frozen(xs):
+        raise TensorError(
+            "x must not be an inference tensor to be written in place outside "
+            "torch.inference_mode(); write a clone"
+        )
     BACKENDS[backend].rotate_(xs, angles, rope, inverse, gain)
 
 
@@ -153,6 +161,12 @@ def _where_given(
 def _differentiable(x: Tensor) -> bool:
     recorded = x.requires_grad and torch.is_grad_enabled()
     return recorded or forward_ad.unpack_dual(x).tangent is not None
+
+
+def _addressed(xs: list[Tensor]) -> bool:
+    """Whether these have addresses that can be compared: no wrappers, no tracing."""
+    hidden = torch.compiler.is_compiling() or in_transform()
+    return not hidden and all(type(x) is Tensor and x.device.type != "meta" for x in xs)
 
 
 def _recorded(xs: list[Tensor], angles: list[Tensor], *options: Any) -> list[Tensor]:

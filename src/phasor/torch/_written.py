@@ -1,34 +1,41 @@
 """Whether what a kernel writes in place is written once: no two elements are one.
 
-Conservative: a view that no dense slice looks like is refused, as are rows near what is written.
+A tensor that no nest of dense slices looks like is refused, as are rows near what is written.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from torch import Tensor
 
 from phasor.errors import TensorError
 
+#: ``(count, step)`` in bytes of every dimension, the bytes of an element among them.
+Layout = tuple[tuple[int, int], ...]
+
+_MOST = 8  # branches of the search, at one stride, after which it gives up
+
 
 class Apart(NamedTuple):
-    """How far two tensors reach, in bytes, and the tokens between which they may take turns."""
+    """What there is to know of two tensors but for where they begin."""
 
-    q: int
-    k: int
-    q_token: int
-    k_token: int
-    token: int  # from one token to the next; 0 where query and key differ in that
+    q: Layout
+    k: Layout
+    q_bytes: int
+    k_bytes: int
+
+    def meet(self, q: int, k: int) -> bool:
+        """Whether a query and a key at these addresses have a byte in common, or could."""
+        if q + self.q_bytes <= k or k + self.k_bytes <= q:
+            return False
+        return _meet(self.q, self.k, k - q)
 
     def check(self, q: int, k: int) -> None:
-        """Refuse a query and a key, at these addresses, of which an element is one."""
-        if q + self.q <= k or k + self.k <= q:
-            return
-        # slices of one projection lie side by side in every token
-        behind = (k - q) % self.token if self.token else 0
-        if not self.token or behind < self.q_token or behind + self.k_token > self.token:
+        """Refuse a query and a key that do."""
+        if self.meet(q, k):
             raise TensorError(
                 "q and k must not share memory to be written in place; rotate copies, or use the "
                 "verb without the underscore"
@@ -36,26 +43,37 @@ class Apart(NamedTuple):
 
 
 def apart(q: Tensor, k: Tensor) -> Apart:
-    """What there is to know of two tensors but for where they begin."""
-    strides = [(step, k.stride(d)) for d, step in enumerate(q.stride()[:-2]) if q.shape[d] > 1]
-    token = min((step for step, _ in strides), default=0)
-    alike = q.dtype == k.dtype and all(a == b and a % token == 0 for a, b in strides if token)
-    return Apart(
-        _bytes(q, 0), _bytes(k, 0), _bytes(q, -2), _bytes(k, -2), alike * q.element_size() * token
-    )
+    """How two tensors lie in memory."""
+    return _apart(q.shape, q.stride(), q.element_size(), k.shape, k.stride(), k.element_size())
+
+
+def check_alone_and_apart(written: Mapping[str, Tensor], read: Mapping[str, Tensor]) -> None:
+    """Refuse a written tensor that shares memory with itself or with any other of these."""
+    for name, x in written.items():
+        _check_alone(name, x)
+    others = {**written, **read}
+    memory = {name: x.untyped_storage().data_ptr() for name, x in others.items()}
+    for name, x in written.items():
+        del others[name]
+        for other, y in others.items():
+            if memory[name] == memory[other] and apart(x, y).meet(x.data_ptr(), y.data_ptr()):
+                raise TensorError(
+                    f"{name} is written and must not share memory with {other}; pass a clone of "
+                    f"{other}"
+                )
 
 
 def check_alone(xs: Sequence[Tensor]) -> None:
     """Refuse tensors that share memory with themselves."""
-    for x in xs:
-        reach = 1
-        for step, n in sorted(zip(x.stride(), x.shape, strict=True)):
-            if n > 1 and step < reach and x.numel():
-                raise TensorError(
-                    "x must not share memory with itself to be written in place; use "
-                    "x.contiguous() or the verb without the underscore"
-                )
-            reach += step * (n - 1)
+    for name, x in zip(("x",) if len(xs) == 1 else ("q", "k"), xs, strict=True):
+        _check_alone(name, x)
+
+
+def check_writable(xs: Sequence[Tensor]) -> None:
+    """Refuse a tensor, or a query and a key, of which an element would be written twice."""
+    check_alone(xs)
+    if len(xs) == 2:
+        apart(*xs).check(*[x.data_ptr() for x in xs])
 
 
 def check_rows(xs: Sequence[Tensor], rows: Sequence[Tensor]) -> None:
@@ -63,15 +81,76 @@ def check_rows(xs: Sequence[Tensor], rows: Sequence[Tensor]) -> None:
     for x in xs:
         for row in rows:
             behind = row.data_ptr() - x.data_ptr()
-            if -_bytes(row, 0) < behind < _bytes(x, 0):
+            if -_bytes(row) < behind < _bytes(x):
                 raise TensorError(
                     "cos and sin must not share memory with x to be written in place; pass clones"
                 )
 
 
-def _bytes(t: Tensor, start: int) -> int:
-    """From the first element to the last of the dimensions from ``start`` on."""
-    if t.numel() == 0:
+def _check_alone(name: str, x: Tensor) -> None:
+    reach = 1
+    for step, n in sorted(zip(x.stride(), x.shape, strict=True)):
+        if n > 1 and step < reach and x.numel():
+            raise TensorError(
+                f"{name} must not share memory with itself to be written in place, got strides "
+                f"{list(x.stride())} for shape {list(x.shape)}; use {name}.contiguous() or the "
+                "verb without the underscore"
+            )
+        reach += step * (n - 1)
+
+
+def _bytes(t: Tensor) -> int:
+    return _reach(t.shape, t.stride(), t.element_size())
+
+
+def _reach(shape: Sequence[int], stride: Sequence[int], size: int) -> int:
+    """Bytes from the first element to behind the last."""
+    if 0 in shape:
         return 0
-    sizes = zip(t.stride()[start:], t.shape[start:], strict=True)
-    return t.element_size() * (1 + sum(step * (n - 1) for step, n in sizes))
+    return size * (1 + sum(step * (n - 1) for step, n in zip(stride, shape, strict=True)))
+
+
+@lru_cache(maxsize=256)
+def _apart(
+    shape: Sequence[int],
+    stride: Sequence[int],
+    size: int,
+    k_shape: Sequence[int],
+    k_stride: Sequence[int],
+    k_size: int,
+) -> Apart:
+    q, k = (shape, stride, size), (k_shape, k_stride, k_size)
+    return Apart(_layout(*q), _layout(*k), _reach(*q), _reach(*k))
+
+
+def _layout(shape: Sequence[int], stride: Sequence[int], size: int) -> Layout:
+    dims = [(n, step * size) for n, step in zip(shape, stride, strict=True)]
+    return ((size, 1), *(pair for pair in dims if pair[0] > 1))
+
+
+@lru_cache(maxsize=256)
+def _meet(q: Layout, k: Layout, behind: int) -> bool:
+    """Whether ``sum(i * step) of q == behind + sum(j * step) of k`` for some indices of both."""
+    ranges: dict[int, tuple[int, int]] = {}  # of i - j along every step
+    for sign, layout in ((1, q), (-1, k)):
+        for n, step in layout:
+            low, high = ranges.get(step, (0, 0))
+            far = sign * (n - 1)
+            ranges[step] = low + min(far, 0), high + max(far, 0)
+    steps = sorted(ranges, reverse=True)
+
+    def found(rest: int, depth: int) -> bool:
+        if depth == len(steps):
+            return rest == 0
+        step, (low, high) = steps[depth], ranges[steps[depth]]
+        if step == 0:
+            return found(rest, depth + 1)
+        finer = [(s * ranges[s][0], s * ranges[s][1]) for s in steps[depth + 1 :]]
+        least, most = (sum(ends) for ends in zip((0, 0), *finer, strict=True))
+        first = max(low, -((most - rest) // step))
+        last = min(high, (rest - least) // step)
+        if last - first >= _MOST:
+            return True
+        return any(found(rest - c * step, depth + 1) for c in range(first, last + 1))
+
+    return found(behind, 0)

@@ -18,11 +18,9 @@ from phasor._checks import number, shown
 from phasor.errors import SpecError, TensorError
 from phasor.spec import Rope
 from phasor.torch import _cache_write, _norm
-from phasor.torch._arguments import check_writable, checked_positions
+from phasor.torch._arguments import DTYPES, checked_positions
 from phasor.torch._fused import FLOAT8, resolve
 from phasor.torch._torchscript import unscriptable
-
-_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 @unscriptable
@@ -64,7 +62,7 @@ def norm_rotate_qk(
     Raises:
         TensorError: If a shape, dtype or device does not fit.
         PositionError: If the positions do not fit the tokens.
-        SpecError: If ``epsilon`` is negative, or ``rope.scaling`` is a rule.
+        SpecError: If ``epsilon`` is negative, ``gain`` is no number, or ``rope.scaling`` is a rule.
         BackendError: If the named backend cannot run here.
 
     >>> rope = Rope(head_dim=4, pairing="half")
@@ -76,8 +74,8 @@ def norm_rotate_qk(
     angles = [checked_positions(positions, [q, k], rope)]
     for name, weight, x in (("q_weight", q_weight, q), ("k_weight", k_weight, k)):
         _check_weight(name, weight, x)
-    least = number("epsilon", epsilon, least=0.0)
-    arguments = [q, k], [q_weight, k_weight], angles, rope.to_json(), least, float(gain)
+    least, factor = number("epsilon", epsilon, least=0.0), number("gain", gain)
+    arguments = [q, k], [q_weight, k_weight], angles, rope.to_json(), least, factor
     done = _norm.apply(*arguments, backend)
     return done[0], done[1]
 
@@ -133,7 +131,8 @@ def rotate_and_cache_(
     Raises:
         TensorError: If a shape, dtype or device does not fit, or memory would be written twice.
         PositionError: If positions or slots do not fit the tokens.
-        SpecError: If a unit is not a positive number, or is given for a cache of more than 8 bits.
+        SpecError: If a unit is not a positive number, or is given for a cache of more than 8
+            bits, or ``gain`` is no number.
         BackendError: If the named backend cannot run here.
 
     >>> rope = Rope(head_dim=4, pairing="half")
@@ -148,18 +147,23 @@ def rotate_and_cache_(
     places = checked_positions(positions, [q, k], rope)
     _check_value(v, k)
     _check_slots(slots, k)
-    check_writable([q])
     caches = (("key", key_cache, key_unit, k), ("value", value_cache, value_unit, v))
     units = [_checked_cache(name, cache, unit, x) for name, cache, unit, x in caches]
+    if key_cache.shape[:2] != value_cache.shape[:2]:
+        raise TensorError(
+            f"value_cache must have the [blocks, block] of key_cache {list(key_cache.shape[:2])}, "
+            f"for a slot is one place in both, got {list(value_cache.shape[:2])}"
+        )
     name = resolve(backend, q, besides=_not_in_triton(q, k, v, key_cache, value_cache))
     _cache_write.apply_(
-        q, k, v, places, slots, key_cache, value_cache, rope.to_json(), float(gain), *units, name
+        *(q, k, v, places, slots, key_cache, value_cache),
+        *(rope.to_json(), number("gain", gain), *units, name),
     )
     return q
 
 
 def _check_weight(name: str, weight: Any, x: Tensor) -> None:
-    if not isinstance(weight, Tensor) or weight.dtype not in _DTYPES:
+    if not isinstance(weight, Tensor) or weight.dtype not in DTYPES:
         came = weight.dtype if isinstance(weight, Tensor) else type(weight).__name__
         raise TensorError(f"{name} must be a tensor of floats, got {came}")
     if weight.shape != x.shape[-1:]:
@@ -173,7 +177,7 @@ def _check_weight(name: str, weight: Any, x: Tensor) -> None:
 
 
 def _check_value(v: Any, k: Tensor) -> None:
-    if not isinstance(v, Tensor) or v.dtype not in _DTYPES:
+    if not isinstance(v, Tensor) or v.dtype not in DTYPES:
         came = v.dtype if isinstance(v, Tensor) else type(v).__name__
         raise TensorError(f"v must be a tensor of floats, got {came}")
     if v.shape[:-1] != k.shape[:-1]:
@@ -198,7 +202,7 @@ def _check_slots(slots: Any, k: Tensor) -> None:
 
 def _checked_cache(name: str, cache: Any, unit: Any, x: Tensor) -> float:
     """The unit of a cache that fits ``x``."""
-    if not isinstance(cache, Tensor) or cache.dtype not in (*_DTYPES, FLOAT8):
+    if not isinstance(cache, Tensor) or cache.dtype not in (*DTYPES, FLOAT8):
         came = cache.dtype if isinstance(cache, Tensor) else type(cache).__name__
         raise TensorError(f"{name}_cache must be a tensor of floats or float8_e4m3fn, got {came}")
     if cache.dim() != 4 or cache.shape[2:] != x.shape[-2:]:
@@ -209,11 +213,6 @@ def _checked_cache(name: str, cache: Any, unit: Any, x: Tensor) -> float:
     if cache.device != x.device:
         raise TensorError(
             f"{name}_cache must be on the device of q ({x.device}), got {cache.device}"
-        )
-    if any(n > 1 and step == 0 for n, step in zip(cache.shape, cache.stride(), strict=True)):
-        raise TensorError(
-            f"{name}_cache must not share memory with itself to be written, got strides "
-            f"{list(cache.stride())} for shape {list(cache.shape)}"
         )
     given = number(f"{name}_unit", unit, above=0.0)
     if given != 1.0 and cache.dtype != FLOAT8:

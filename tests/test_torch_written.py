@@ -1,0 +1,94 @@
+"""In place, no element is written twice: whoever rotates, and whether or not a graph records it."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from phasor import Rope
+from phasor.errors import TensorError
+from phasor.torch import rotate_, rotate_qk_
+from phasor.torch._written import apart
+
+from .torch_oracle import normal
+
+ROPE = Rope(head_dim=16, pairing="half")
+PLACES = torch.arange(5)
+BACKENDS = ["auto", "eager"]
+MEMORY = torch.zeros(4096, dtype=torch.uint8)
+
+
+def addresses(x: Tensor) -> set[int]:
+    """Every byte that belongs to an element, one by one."""
+    found = set[int]()
+    for index in product(*map(range, x.shape)):
+        start = x.data_ptr() + x.element_size() * sum(
+            i * step for i, step in zip(index, x.stride(), strict=True)
+        )
+        found |= set(range(start, start + x.element_size()))
+    return found
+
+
+@st.composite
+def nests(draw: st.DrawFn) -> Tensor:
+    """A view of the memory whose dimensions nest, in any order, with gaps between them."""
+    shape = draw(st.lists(st.integers(1, 4), min_size=3, max_size=4))
+    strides, reach = list[int](), 1
+    for n in shape:
+        strides.append(reach)
+        reach *= n * draw(st.sampled_from([1, 1, 1, 2, 3]))
+    order = draw(st.permutations(range(len(shape))))
+    dtype = draw(st.sampled_from([torch.float32, torch.float16]))
+    start = draw(st.integers(0, 40))
+    size = [shape[i] for i in order], [strides[i] for i in order], start
+    room = start + sum((n - 1) * step for n, step in zip(*size[:2], strict=True)) + 1
+    if room * dtype.itemsize > len(MEMORY):
+        return MEMORY.view(dtype).as_strided((1, 1, 1), (1, 1, 1), start)
+    return MEMORY.view(dtype).as_strided(*size)
+
+
+@given(nests(), nests(), st.integers(0, 60))
+def test_two_views_meet_where_a_byte_is_in_both(q: Tensor, k: Tensor, start: int) -> None:
+    """Of layouts that have nothing in common, and of two alike: the sets of addresses decide."""
+    pairs = [(q, k)]
+    if start + q.numel() * 4 < len(MEMORY) // q.element_size():
+        room = q.untyped_storage().nbytes() // q.element_size() - start
+        if sum((n - 1) * s for n, s in zip(q.shape, q.stride(), strict=True)) < room:
+            pairs.append((q, q.as_strided(q.shape, q.stride(), start)))
+    for one, other in pairs:
+        meet = apart(one, other).meet(one.data_ptr(), other.data_ptr())
+        assert meet == bool(addresses(one) & addresses(other))
+
+
+def recorded(x: Tensor, *, gradient: bool) -> Tensor:
+    """``x``, or the same numbers with a history, which in-place verbs copy into."""
+    return x.clone().requires_grad_() * 1 if gradient else x.clone()
+
+
+@pytest.mark.parametrize("gradient", [False, True], ids=["plain", "recorded"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_overlapping_windows_are_refused(backend: str, gradient: bool) -> None:
+    """A view whose tokens overlap would be turned twice; nothing is written."""
+    memory = recorded(normal(100), gradient=gradient)
+    kept = memory.detach().clone()
+    windows = memory.as_strided((5, 1, 16), (8, 16, 1))
+    with pytest.raises(TensorError, match="x must not share memory with itself"):
+        rotate_(windows, PLACES, ROPE, backend=backend)
+    assert torch.equal(memory.detach(), kept)
+
+
+@pytest.mark.parametrize("gradient", [False, True], ids=["plain", "recorded"])
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("shift", [0, 1, 3])
+def test_a_head_of_query_and_key_is_refused(shift: int, backend: str, gradient: bool) -> None:
+    """Both would write it; nothing is written."""
+    qkv = recorded(normal(2, 5, 8, 16), gradient=gradient)
+    kept = qkv.detach().clone()
+    with pytest.raises(TensorError, match="q and k must not share memory"):
+        rotate_qk_(qkv[:, :, :4], qkv[:, :, shift : shift + 2], PLACES, ROPE, backend=backend)
+    assert torch.equal(qkv.detach(), kept)
