@@ -30,7 +30,8 @@ PIPELINE = """
     analysis._precision analysis._decay analysis._interpolation analysis._bounds analysis._smooth
     analysis._coverage analysis._extension analysis._usage analysis._linear analysis
     describe
-    conventions._arrays conventions._calling conventions._intervals conventions._spectrum
+    conventions._arrays conventions._signatures conventions._calling
+    conventions._intervals conventions._spectrum
     conventions._reading conventions._report conventions._ramp_laws conventions._laws
     conventions._axes conventions._fit conventions._match conventions._limits conventions._rules
     conventions._slips conventions._identify conventions._samples conventions._measured
@@ -42,7 +43,7 @@ PIPELINE = """
     torch._internals torch._torchscript torch._layout torch._arguments torch._tables torch._rows
     torch._written torch._triton.angles torch._triton.kernels torch._triton.tiles torch._triton.plan
     torch._triton
-    torch._eager torch._cpu torch._ops torch.functional
+    torch._eager torch._cpu torch._ops torch.functional torch.by_rows
     torch._fused torch._triton.norm torch._triton.cache torch._triton.fused
     torch._norm torch._cache_write torch.fused
     torch._attend torch.key_cache torch.attention torch.relative
@@ -53,7 +54,7 @@ PIPELINE = """
     torch.onnx._graph torch.onnx torch.distributed
     torch.transformers._carriers torch.transformers._forms torch.transformers._fresh
     torch.transformers._sines torch.transformers._handling torch.transformers._methods
-    torch.transformers._live torch.transformers torch
+    torch.transformers._live torch.transformers._classes torch.transformers torch
     bench._case bench._gate bench._timing bench._measure bench._figure bench
     demo terminal._ropes terminal._extending terminal._architectures terminal
     cli._common cli._show cli._architectures cli._identify cli._diff cli._convert cli._extend

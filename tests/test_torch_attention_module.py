@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from phasor import DynamicNTK, PositionError, Rope, Sectioned, SpecError, TensorError
+from phasor import DynamicNTK, PositionError, Rope, Sectioned, SpecError, TensorError, Yarn
 from phasor.positions import cached, packed, padded, span
 from phasor.torch import _attend, rotate_qk
 from phasor.torch import attention as attention_module
@@ -39,7 +39,6 @@ def _forget() -> Iterator[None]:
     torch._dynamo.reset()
 
 
-GAPS = [[False, True, True, False, True]]
 STANDING: dict[str, tuple[dict[str, Any], Any]] = {
     "plain": ({}, span(5)),
     "packed": ({"cu_seqlens": [0, 2, 2, 5]}, packed([0, 2, 2, 5])),
@@ -288,6 +287,21 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], type[Exception], str]] 
         TensorError,
         "x must be [batch, seq, width] with width 12, got shape [5, 12]",
     ),
+    "x is a list": ({}, {"x": [1.0]}, TensorError, "x must be a torch.Tensor, got list"),
+    "mask is a list": ({}, {"mask": [1]}, TensorError, "mask must be a torch.Tensor, got list"),
+    "cache is a number": ({}, {"cache": 3}, TensorError, "cache must be a KeyCache, got int"),
+    "boundaries between tokens": (
+        {},
+        {"cu_seqlens": [0, 2.5, 5]},
+        PositionError,
+        "cu_seqlens must be a whole number >= 0, got 2.5",
+    ),
+    "one boundary": (
+        {},
+        {"cu_seqlens": 5},
+        PositionError,
+        "cu_seqlens must be whole numbers [0, ..., 5], got int",
+    ),
     "mask of numbers": (
         {},
         {"mask": torch.ones(1, 5)},
@@ -362,3 +376,29 @@ def test_printing_a_layer_says_what_it_does() -> None:
     text = layer(window=7, key_heads=2).extra_repr()
     assert text.startswith("query_heads=4, key_heads=2, causal=True, window=7, rope=Rope(")
     assert layer(rope=None, head_dim=8).extra_repr().endswith("rope=None")
+
+
+@pytest.mark.parametrize("rope", [Yarn(factor=4.0, original_max_positions=64), None])
+def test_another_rope_takes_the_place_of_the_first_in_everything(rope: Yarn | None) -> None:
+    """Frequencies, the factor on cos and sin, the factor on scores: as if built with it."""
+    other = Rope(head_dim=8, pairing="half", scaling=rope)
+    built, changed = layer(torch.float32, rope=other), layer(torch.float32)
+    changed.load_state_dict(built.state_dict())
+    changed.rope = other
+    x = normal(1, 9, WIDTH)
+    assert torch.equal(changed(x), built(x))
+    with pytest.raises(SpecError, match=r"rope must have the heads of this layer \(8\), got 16"):
+        changed.rope = Rope(head_dim=16, pairing="half")
+    assert changed.rope is other
+
+
+def test_a_cache_made_under_autocast_takes_what_autocast_makes() -> None:
+    """Named, it takes any dtype; outside, that of the weights."""
+    decoder, x = layer(torch.float32), normal(2, 5, WIDTH)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        cache = decoder.cache(2, 5)
+        steps = [decoder(x[:, i : i + 1], cache=cache) for i in range(5)]
+        # two kernels of attention, whose results and projections are rounded to 8 bits each
+        assert torch.allclose(torch.cat(steps, 1), decoder(x), atol=4 * 2**-8, rtol=4 * 2**-8)
+    assert cache.keys.dtype == decoder.cache(1, 1, dtype=torch.bfloat16).keys.dtype
+    assert decoder.cache(1, 1).keys.dtype == torch.float32

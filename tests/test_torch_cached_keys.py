@@ -14,6 +14,7 @@ from transformers import cache_utils
 from transformers.models.llama import configuration_llama, modeling_llama
 
 from phasor import (
+    Axial,
     DynamicNTK,
     PhasorError,
     PositionError,
@@ -329,7 +330,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[PhasorError], str]] = {
         r"one per layer of the cache \(3\), got 2"),
     "no Ropes": (
         lambda: CachedKeys(filled("dynamic"), [3, HALF, HALF]), SpecError,
-        r"ropes\[0\] must be a Rope, got int"),
+        r"ropes\[0\] must be a phasor.Rope, got int"),
     "heads of another width": (
         lambda: CachedKeys(filled("dynamic"), Rope(head_dim=16, pairing="half")), TensorError,
         r"layer 0 .* \(16\)"),
@@ -410,3 +411,33 @@ print("transformers" in sys.modules)
     refusal, imported = done.stdout.splitlines()
     assert refusal.endswith("got list")
     assert imported == "False"
+
+
+def layered(count: int) -> Any:
+    """A cache of two layers that holds ``count`` tokens."""
+    made = cache_utils.DynamicCache()
+    for index in range(2):
+        made.update(*normal(2, 1, 1, count, 4, seed=index), index)
+    return made
+
+
+def test_layers_without_rope_stand_beside_layers_of_several_axes() -> None:
+    """Their keys stand nowhere: only the others are moved, by one number per axis."""
+    rope = Rope(head_dim=4, pairing="half", axes=Axial((1, 1)))
+    cache = layered(6)
+    before = [layer.keys.clone() for layer in cache.layers]
+    CachedKeys(cache, [None, rope]).evict_(1, 3, gap=(2, 1))
+    still, moved = (layer.keys[0, 0] for layer in cache.layers)
+    assert torch.equal(still, before[0][0, 0, [0, 3, 4, 5]])
+    back = rotate(before[1][0, 0, 3:, None], (-2, -1), rope)[:, 0]
+    assert torch.allclose(moved, torch.cat((before[1][0, 0, :1], back)), atol=1e-6)
+
+
+@pytest.mark.parametrize("verb", ["evict_", "insert_"])
+def test_a_missing_gap_is_found_before_the_first_layer_is_written(verb: str) -> None:
+    """The layer that needs it comes last."""
+    cache = layered(6)
+    keys = CachedKeys(cache, [None, Rope(head_dim=4, pairing="half", axes=Axial((1, 1)))])
+    with pytest.raises(PositionError, match="must be given for a Rope of 2 axes"):
+        keys.evict_(1, 3) if verb == "evict_" else keys.insert_(1, layered(2))
+    assert len(keys) == 6

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 
 from phasor import DynamicNTK, Rope, Sectioned
@@ -50,6 +51,10 @@ TENSORS = {
         x(4, 2, 8, dtype=torch.float8_e4m3fn),
         "{} must be float64, float32, bfloat16 or float16, got torch.float8_e4m3fn",
     ),
+    "sparse": (
+        x(4, 2, 8).to_sparse(),
+        "{} must be a dense tensor, got torch.sparse_coo; pad it, or .to_dense() it",
+    ),
     "no heads": (x(4, 8), "{} must be [..., seq, heads, head_dim], got shape [4, 8]"),
     "another width": (x(4, 2, 6), "{} must end in head_dim (8), got shape [4, 2, 6]"),
 }
@@ -58,6 +63,8 @@ POSITIONS: dict[str, tuple[Any, str]] = {
     "nothing": (None, "positions must be an array of numbers: "),
     "ragged": ([[1], [1, 2]], "positions must be an array of numbers: "),
     "beyond int64": ([2**64, 1, 2, 3], "positions must be an array of numbers: "),
+    "one beyond int64": (2**64, "positions must fit 64 bits, got 18446744073709551616: "),
+    "sparse": (torch.ones(4).to_sparse(), "positions must be a dense tensor"),
     "uint64": (
         torch.ones(4, dtype=torch.uint64),
         "positions must be integers, float32 or float64, got torch.uint64: those from 2**63 on "
@@ -133,6 +140,15 @@ BY_POSITIONS = {
         f"axes: {k}": Refusal(PositionError, text, {"positions": value, "rope": THREE})
         for k, (value, text) in AXES.items()
     },
+    "gain: words": Refusal(SpecError, "gain must be a finite number, got 'two'", {"gain": "two"}),
+    "gain: learned": Refusal(
+        SpecError,
+        "gain must be a finite number, got tensor(2., requires_grad=True)",
+        {"gain": torch.tensor(2.0, requires_grad=True)},
+    ),
+    "inverse: words": Refusal(
+        SpecError, "inverse must be True or False, got 'no'", {"inverse": "no"}
+    ),
     "a rule": Refusal(
         SpecError,
         "scaling is the rule DynamicNTK, whose law depends on the length of the sequence; "
@@ -147,6 +163,13 @@ BY_POSITIONS = {
 }
 ROW = normal(4, 4)
 BY_ROWS = {
+    "cos is a list": Refusal(TensorError, "cos must be a torch.Tensor, got list", {"cos": [1.0]}),
+    "sin is nothing": Refusal(
+        TensorError, "sin must be a torch.Tensor, got NoneType", {"sin": None}
+    ),
+    "inverse: words": Refusal(
+        SpecError, "inverse must be True or False, got 'no'", {"inverse": "no"}
+    ),
     **{
         f"x: {k}": Refusal(TensorError, t.format("x"), {"x": v})
         for k, (v, t) in TENSORS.items()
@@ -242,7 +265,8 @@ def as_bytes(tensor: Tensor) -> Tensor:
 def assert_refused(verb: Any, refusal: Refusal, usual: dict[str, Any]) -> None:
     """The right error with the right text, and not a bit of any argument moved."""
     arguments = usual | refusal.changed
-    given = [t for t in arguments.values() if isinstance(t, Tensor) and t.device.type == "cpu"]
+    tensors = [t for t in arguments.values() if isinstance(t, Tensor)]
+    given = [t for t in tensors if t.device.type == "cpu" and t.layout == torch.strided]
     before = [t.detach().clone() for t in given]
     versions = [t._version for t in given]
     with pytest.raises(refusal.error, match=re.escape(refusal.text)):
@@ -306,3 +330,26 @@ def test_a_named_backend_is_never_replaced(monkeypatch: pytest.MonkeyPatch) -> N
         rotate(normal(4, 2, 8), 1, HALF, backend="other"),
         rotate(normal(4, 2, 8), 1, HALF, backend="eager"),
     )
+
+
+def test_positions_with_a_tangent_are_refused() -> None:
+    """Forward mode would lose it without a word."""
+    with forward_ad.dual_level():
+        places = forward_ad.make_dual(torch.arange(4.0), torch.ones(4))
+        with pytest.raises(PositionError, match="positions must not require a gradient"):
+            rotate(normal(4, 2, 8), places, HALF)
+
+
+@pytest.mark.parametrize("backend", ["auto", "eager"])
+def test_tensors_of_inference_mode_are_written_only_there(backend: str) -> None:
+    """As torch does it, whoever rotates."""
+    with torch.inference_mode():
+        x = normal(4, 2, 8)
+        expected = rotate(x, range(4), HALF)
+    before = x.clone()
+    with pytest.raises(TensorError, match="x must not be an inference tensor to be written"):
+        rotate_(x, torch.arange(4), HALF, backend=backend)
+    assert torch.equal(x, before)
+    with torch.inference_mode():
+        turned = rotate_(x, torch.arange(4), HALF, backend=backend)
+        assert torch.allclose(turned, expected, atol=1e-6)

@@ -414,3 +414,26 @@ def test_weights_refuse_shapes_that_do_not_fit() -> None:
     """The message shows both."""
     with pytest.raises(TensorError, match=r"got shapes \[8\] and \[5, 4\]"):
         linear_weights(np.zeros(8), np.zeros((5, 4)), HALF)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_leaves_the_sums_alone(dtype: torch.dtype) -> None:
+    """They are float32, forward and backward: what enters in float32 comes out as it would."""
+    q, k, v = (normal(64, 2, 8, seed=s).requires_grad_() for s in range(3))
+    made: list[list[Tensor]] = []
+    for on in (False, True):
+        with torch.autocast("cpu", dtype, enabled=on):
+            y = linear_attention(q, k, v, torch.arange(64), HALF, causal=True)
+        made.append([y.detach(), *torch.autograd.grad(y.square().sum(), (q, k, v))])
+    assert all(map(torch.equal, *made))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_layer_trains_under_autocast(dtype: torch.dtype) -> None:
+    """Maps in 16 bits around sums in 32."""
+    layer = RotaryLinearAttention(16, 2, HALF)
+    with torch.autocast("cpu", dtype):
+        y = layer(normal(2, 9, 16))
+    y.float().square().sum().backward()
+    assert y.dtype == dtype
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in layer.parameters())

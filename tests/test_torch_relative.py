@@ -251,7 +251,7 @@ REFUSED: dict[str, tuple[tuple[Any, ...], type[Exception], str]] = {
     "a rope of another width": (
         (Q, K, K, Rope(head_dim=16, pairing="half")),
         TensorError,
-        "x must end in head_dim (16), got shape [1, 3, 4, 8]",
+        "q must end in head_dim (16), got shape [1, 3, 4, 8]",
     ),
     "several axes": (
         (Q, K, K, Rope(head_dim=8, pairing="half", axes=Sectioned((2, 1, 1)))),
@@ -299,3 +299,20 @@ def test_distances_that_mean_nothing_are_refused(case: str) -> None:
     with pytest.raises(SpecError) as refused:
         build()
     assert str(refused.value) == text
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_leaves_the_scores_alone(dtype: torch.dtype) -> None:
+    """Scores and softmax are float32 there too."""
+    q, k, v = normal(3, 1, 40, 2, 8)
+    plain = relative_attention(q, k, v, HALF, ReRope(4))
+    with torch.autocast("cpu", dtype):
+        assert torch.equal(relative_attention(q, k, v, HALF, ReRope(4)), plain)
+
+
+def test_a_distance_that_is_none_is_refused() -> None:
+    """A number is not a distance."""
+    q, k, v = normal(3, 1, 4, 2, 8)
+    wrong: Any = 16
+    with pytest.raises(SpecError, match="distance must be a ReRope, LeakyReRope or SelfExtend"):
+        relative_attention(q, k, v, HALF, wrong)

@@ -7,15 +7,17 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 
+from phasor._checks import number, shown
 from phasor.errors import PositionError, SpecError, TensorError
 from phasor.scaling import Rule
 from phasor.spec import Rope
 from phasor.torch._layout import layout_text
 from phasor.torch._torchscript import refuse_tracing
 
-_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 _POSITIONS = {
     *(torch.int64, torch.int32, torch.int16, torch.int8),
     *(torch.uint8, torch.uint16, torch.uint32, torch.float64, torch.float32),
@@ -31,16 +33,10 @@ _WHY_NOT = {
 def checked_positions(positions: Any, xs: Sequence[Tensor], rope: Rope) -> Tensor:
     """``positions`` as a tensor that fits ``xs`` and ``rope``, or an error that says why not."""
     refuse_tracing()
-    if not isinstance(cast(object, rope), Rope):
-        raise SpecError(f"rope must be a phasor.Rope, got {type(rope).__name__}")
-    if isinstance(rope.scaling, Rule):
-        rope.law()  # which says that a rule has to pick its law first
+    if not isinstance(cast(object, rope), Rope) or isinstance(rope.scaling, Rule):
+        check_rope(rope)
     for name, x in zip(_names(xs), xs, strict=True):
-        _check_tensor(name, x)
-        if x.shape[-1] != rope.head_dim:
-            raise TensorError(
-                f"{name} must end in head_dim ({rope.head_dim}), got shape {list(x.shape)}"
-            )
+        check_heads(name, x, rope)
     _check_shared_tokens(xs)
     given = _as_tensor(positions, xs[0].device)
     n_axes = rope.axes.n_axes
@@ -64,8 +60,17 @@ def checked_rows(
 ) -> str:
     """The operator's text for rows that fit ``x``, or an error that says why not."""
     refuse_tracing()
-    _check_tensor("x", x)
+    _check_kind("x", x)
     out = pairing if pairing_out is None else pairing_out
+    for name, row in (("cos", cos), ("sin", sin)):
+        check_is_tensor(name, row)
+        if row.dtype not in DTYPES or row.dim() == 0:
+            raise TensorError(
+                f"{name} must be a real floating tensor [..., seq, num_pairs], "
+                f"got {row.dtype} of shape {list(row.shape)}"
+            )
+        if row.device != x.device:
+            raise TensorError(f"{name} must be on the device of x ({x.device}), got {row.device}")
     for name, value in (("pairing", pairing), ("pairing_out", out)):
         if value not in ("half", "interleaved"):
             raise SpecError(f"{name} must be 'half' or 'interleaved', got {value!r}")
@@ -73,14 +78,6 @@ def checked_rows(
         raise TensorError(
             f"sin must have the shape of cos {list(cos.shape)}, got {list(sin.shape)}"
         )
-    for name, row in (("cos", cos), ("sin", sin)):
-        if row.dtype not in _DTYPES or row.dim() == 0:
-            raise TensorError(
-                f"{name} must be a real floating tensor [..., seq, num_pairs], "
-                f"got {row.dtype} of shape {list(row.shape)}"
-            )
-        if row.device != x.device:
-            raise TensorError(f"{name} must be on the device of x ({x.device}), got {row.device}")
     if type(rotary_start) is not int:
         raise SpecError(f"rotary_start must be a whole number >= 0, got {rotary_start!r}")
     if rotary_start < 0 or rotary_start + 2 * cos.shape[-1] > x.shape[-1]:
@@ -97,8 +94,40 @@ def checked_rows(
     return layout_text(pairing, out, rotary_start)
 
 
-def check_writable(xs: Sequence[Tensor]) -> None:
-    """Refuse to write where one element of memory would be written twice."""
+def checked_options(inverse: Any, gain: Any) -> tuple[bool, float]:
+    """``inverse`` and ``gain`` as the operator takes them; neither records a gradient."""
+    if type(inverse) is not bool:
+        raise SpecError(f"inverse must be True or False, got {shown(inverse)}")
+    return inverse, gain if type(gain) is float else number("gain", gain)
+
+
+def check_rope(rope: Any, name: str = "rope") -> None:
+    """Refuse anything but a Rope whose law is known."""
+    if not isinstance(rope, Rope):
+        raise SpecError(f"{name} must be a phasor.Rope, got {type(rope).__name__}")
+    rope.law()  # which says that a rule has to pick its law first
+
+
+def check_is_tensor(name: str, x: Any) -> None:
+    """Refuse anything but a tensor with memory to walk over."""
+    if not isinstance(x, Tensor):
+        raise TensorError(f"{name} must be a torch.Tensor, got {type(x).__name__}")
+    if x.is_nested or x.layout != torch.strided:
+        kind = "a nested tensor" if x.is_nested else str(x.layout)
+        raise TensorError(f"{name} must be a dense tensor, got {kind}; pad it, or .to_dense() it")
+
+
+def check_heads(name: str, x: Any, rope: Rope) -> None:
+    """Refuse a tensor that ``rope`` does not rotate."""
+    _check_kind(name, x)
+    if x.shape[-1] != rope.head_dim:
+        raise TensorError(
+            f"{name} must end in head_dim ({rope.head_dim}), got shape {list(x.shape)}"
+        )
+
+
+def check_distinct(xs: Sequence[Tensor]) -> None:
+    """Refuse to write what strides alone show to be written twice, as a compiler sees them."""
     for name, x in zip(_names(xs), xs, strict=True):
         if any(n > 1 and step == 0 for n, step in zip(x.shape, x.stride(), strict=True)):
             raise TensorError(
@@ -114,10 +143,9 @@ def _names(xs: Sequence[Tensor]) -> tuple[str, ...]:
     return ("x",) if len(xs) == 1 else ("q", "k")
 
 
-def _check_tensor(name: str, x: Any) -> None:
-    if not isinstance(x, Tensor):
-        raise TensorError(f"{name} must be a torch.Tensor, got {type(x).__name__}")
-    if x.dtype not in _DTYPES:
+def _check_kind(name: str, x: Any) -> None:
+    check_is_tensor(name, x)
+    if x.dtype not in DTYPES:
         raise TensorError(f"{name} must be float64, float32, bfloat16 or float16, got {x.dtype}")
     if x.dim() < 3:
         raise TensorError(f"{name} must be [..., seq, heads, head_dim], got shape {list(x.shape)}")
@@ -136,6 +164,8 @@ def _check_shared_tokens(xs: Sequence[Tensor]) -> None:
 
 def _as_tensor(positions: Any, device: torch.device) -> Tensor:
     given = positions if isinstance(positions, Tensor) else _from_python(positions, device)
+    if given.is_nested or given.layout != torch.strided:
+        raise PositionError("positions must be a dense tensor, got one that is not strided")
     if given.dtype not in _POSITIONS:
         why = _WHY_NOT.get(given.dtype, "a position is a real number that int64 or float64 holds")
         raise PositionError(
@@ -145,7 +175,7 @@ def _as_tensor(positions: Any, device: torch.device) -> Tensor:
         raise PositionError(
             f"positions must be on the device of the tensors ({device}), got {given.device}"
         )
-    if given.requires_grad:
+    if given.requires_grad or forward_ad.unpack_dual(given).tangent is not None:
         raise PositionError(
             "positions must not require a gradient, for none is computed; "
             "rotate_by differentiates with respect to cos and sin"
@@ -160,8 +190,10 @@ def _from_python(positions: Any, device: torch.device) -> Tensor:
         kind = torch.int64 if type(positions) is int else torch.float64
         try:
             return torch.tensor(positions, dtype=kind, device=device)
-        except (OverflowError, RuntimeError) as error:
-            raise PositionError(f"positions must fit 64 bits: {error}") from None
+        except (OverflowError, RuntimeError, ValueError) as error:
+            raise PositionError(
+                f"positions must fit 64 bits, got {shown(positions)}: {error}"
+            ) from None
     try:
         array = np.asarray(positions)
         # torch reads neither foreign byte order, nor negative strides, nor read-only memory

@@ -6,7 +6,7 @@ Over all tokens, over the tokens so far in chunks, and token by token with a sta
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -14,8 +14,10 @@ from torch import Tensor, nn
 from phasor._checks import whole
 from phasor.errors import PositionError, SpecError, TensorError
 from phasor.spec import Rope
+from phasor.torch._arguments import check_rope
 from phasor.torch._causal_sum import causal_sum
 from phasor.torch._feature_maps import FeatureMaps, check_features, feature_maps
+from phasor.torch._internals import outside_autocast
 from phasor.torch.functional import rotate_qk
 
 
@@ -72,10 +74,11 @@ def linear_attention(
     each other, and there is no mask for padding: of a causal sum, padding at the end changes only
     itself.
 
-    Arithmetic is float32 (float64 for float64 tensors) from the feature map on, with one rounding
-    at the end. The causal sum goes through the tokens in chunks, forward and backward, and keeps
-    features and values for the backward pass, never a matrix of N×N. Differentiable any number of
-    times. ``rope.attention_factor`` would multiply the result as a whole and is not applied.
+    Arithmetic is float32 (float64 for float64 tensors) from the feature map on, under autocast
+    too, with one rounding at the end. The causal sum goes through the tokens in chunks, forward
+    and backward, and keeps features and values for the backward pass, never a matrix of N×N.
+    Differentiable any number of times. ``rope.attention_factor`` would multiply the result as a
+    whole and is not applied.
 
     Args:
         q: ``[..., seq, heads, width]``: float64, float32, bfloat16 or float16, any strides.
@@ -112,30 +115,33 @@ def linear_attention(
     if state is not None and not causal:
         raise SpecError("state must be None with causal=False, for such a sum has no order")
     _check_tensors(q, k, v)
-    exact = torch.float64 if v.dtype == torch.float64 else torch.float32
-    plain_q, plain_k = map_query(q.to(exact)), map_key(k.to(exact))
-    check_features(plain_q, q, rope)
-    check_features(plain_k, k, rope)
-    turned_q, turned_k = rotate_qk(plain_q, plain_k, positions, rope)
-    # [..., heads, seq, features], views
-    plain_q, plain_k, turned_q, turned_k, values = (
-        x.transpose(-3, -2) for x in (plain_q, plain_k, turned_q, turned_k, v.to(exact))
-    )
-    if causal:
-        ones = values.new_ones(()).expand(*values.shape[:-1], 1)
-        above = causal_sum(turned_q, turned_k, values)
-        below = causal_sum(plain_q, plain_k, ones)
-    else:
-        above = turned_q @ (turned_k.mT @ values)
-        below = plain_q @ plain_k.sum(-2).unsqueeze(-1)
-    if state is not None:
-        kept, weights = _kept(state, turned_k, values)
-        above = above + turned_q @ kept
-        below = below + plain_q @ weights.unsqueeze(-1)
-        state.values = kept + turned_k.mT @ values
-        state.weights = weights + plain_k.sum(-2)
-        state.tokens += q.shape[-3]
-    return (above / below).transpose(-3, -2).to(v.dtype).contiguous()
+    if state is not None and not isinstance(cast(object, state), LinearState):
+        raise TensorError(f"state must be a LinearState, got {type(state).__name__}")
+    with outside_autocast(q.device):
+        exact = torch.float64 if v.dtype == torch.float64 else torch.float32
+        plain_q, plain_k = map_query(q.to(exact)), map_key(k.to(exact))
+        check_features(plain_q, q, rope)
+        check_features(plain_k, k, rope)
+        turned_q, turned_k = rotate_qk(plain_q, plain_k, positions, rope)
+        # [..., heads, seq, features], views
+        plain_q, plain_k, turned_q, turned_k, values = (
+            x.transpose(-3, -2) for x in (plain_q, plain_k, turned_q, turned_k, v.to(exact))
+        )
+        if causal:
+            ones = values.new_ones(()).expand(*values.shape[:-1], 1)
+            above = causal_sum(turned_q, turned_k, values)
+            below = causal_sum(plain_q, plain_k, ones)
+        else:
+            above = turned_q @ (turned_k.mT @ values)
+            below = plain_q @ plain_k.sum(-2).unsqueeze(-1)
+        if state is not None:
+            kept, weights = _kept(state, turned_k, values)
+            above = above + turned_q @ kept
+            below = below + plain_q @ weights.unsqueeze(-1)
+            state.values = kept + turned_k.mT @ values
+            state.weights = weights + plain_k.sum(-2)
+            state.tokens += q.shape[-3]
+        return (above / below).transpose(-3, -2).to(v.dtype).contiguous()
 
 
 class RotaryLinearAttention(nn.Module):
@@ -184,6 +190,7 @@ class RotaryLinearAttention(nn.Module):
         super().__init__()
         width = whole("width", width, least=1)
         self.heads = whole("heads", heads, least=1)
+        check_rope(rope)
         feature_maps(feature_map, causal)
         self.rope, self.causal, self.feature_map = rope, causal, feature_map
         held = self.heads * rope.head_dim

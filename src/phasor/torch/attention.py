@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import NoReturn, cast
+from typing import Any, NoReturn, cast
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from phasor._checks import number, whole
 from phasor.errors import PositionError, SpecError, TensorError
 from phasor.spec import Rope
+from phasor.torch._arguments import check_is_tensor, check_rope
 from phasor.torch._attend import attend, attend_cached, logit_factors
 from phasor.torch._torchscript import refuse
 from phasor.torch.functional import rotate_qk
@@ -79,7 +80,6 @@ class RotaryAttention(nn.Module):
     ) -> None:
         super().__init__()
         width = whole("width", width, least=1)
-        self.rope = rope
         self.query_heads = whole("query_heads", query_heads, least=1)
         self.key_heads = self.query_heads
         if key_heads is not None:
@@ -93,7 +93,7 @@ class RotaryAttention(nn.Module):
         self.window = None if window is None else whole("window", window, least=1)
         if window is not None and not causal:
             raise SpecError(f"window is for causal attention, got causal=False and window={window}")
-        self._gain, self._factor = logit_factors(rope, self.head_dim)
+        self.rope = rope
 
         asked, held = self.query_heads * self.head_dim, self.key_heads * self.head_dim
         self.query = nn.Linear(width, asked, input_bias, device, dtype)
@@ -105,6 +105,20 @@ class RotaryAttention(nn.Module):
             epsilon = number("qk_norm", qk_norm, above=0)
             self.query_norm = nn.RMSNorm(self.head_dim, epsilon, device=device, dtype=dtype)
             self.key_norm = nn.RMSNorm(self.head_dim, epsilon, device=device, dtype=dtype)
+
+    @property
+    def rope(self) -> Rope | None:
+        """What rotates. Another can take its place, for a longer context: heads as wide."""
+        return self._rope
+
+    @rope.setter
+    def rope(self, rope: Rope | None) -> None:
+        if rope is not None and _head_dim(rope, None) != self.head_dim:
+            raise SpecError(
+                f"rope must have the heads of this layer ({self.head_dim}), got {rope.head_dim}"
+            )
+        self._rope = rope
+        self._gain, self._factor = logit_factors(rope, self.head_dim)
 
     def forward(
         self,
@@ -154,16 +168,22 @@ class RotaryAttention(nn.Module):
         done = self._attended(q, k, v, mask, bounds, cache)
         return self.output(done.reshape(batch, seq, self.query_heads * self.head_dim))
 
-    def cache(self, batch: int, capacity: int) -> KeyCache:
-        """An empty key cache for this layer, where its weights are and in their dtype.
+    def cache(self, batch: int, capacity: int, *, dtype: torch.dtype | None = None) -> KeyCache:
+        """An empty key cache for this layer, where its weights are.
 
         Args:
             batch: Rows.
             capacity: Columns that can be given to `forward`, at most.
+            dtype: Of keys and values as they will come. If None, autocast's where it is on, else
+                the weights' own; a mixed precision that casts weights has to be named.
         """
         like = self.key.weight
+        kind = like.device.type
+        if dtype is None and torch.amp.is_autocast_available(kind):
+            dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
         heads, width = self.key_heads, self.head_dim
-        return KeyCache(batch, capacity, heads, width, device=like.device, dtype=like.dtype)
+        made = like.dtype if dtype is None else dtype
+        return KeyCache(batch, capacity, heads, width, device=like.device, dtype=made)
 
     def __prepare_scriptable__(self) -> NoReturn:
         refuse()
@@ -178,11 +198,14 @@ class RotaryAttention(nn.Module):
     def _check(
         self, x: Tensor, mask: Tensor | None, cu_seqlens: object, cache: KeyCache | None
     ) -> None:
+        check_is_tensor("x", x)
         if x.dim() != 3 or x.shape[-1] != self.query.in_features:
             raise TensorError(
                 f"x must be [batch, seq, width] with width {self.query.in_features}, "
                 f"got shape {list(x.shape)}"
             )
+        if mask is not None:
+            check_is_tensor("mask", mask)
         if mask is not None and (mask.dtype != torch.bool or mask.shape != x.shape[:2]):
             raise TensorError(
                 f"mask must be bools of shape {list(x.shape[:2])}, true for tokens, "
@@ -191,6 +214,8 @@ class RotaryAttention(nn.Module):
         if cu_seqlens is not None and (mask is not None or cache is not None):
             other = "mask" if mask is not None else "cache"
             raise SpecError(f"cu_seqlens and {other} exclude each other; give one of them")
+        if cache is not None and not isinstance(cast(object, cache), KeyCache):
+            raise TensorError(f"cache must be a KeyCache, got {type(cache).__name__}")
         if cache is not None and not self.causal:
             raise SpecError("cache is for causal attention, and this layer has causal=False")
         if cache is not None and cache.lengths.shape[0] != x.shape[0]:
@@ -228,6 +253,7 @@ def _head_dim(rope: Rope | None, head_dim: int | None) -> int:
         if head_dim is None:
             raise SpecError("head_dim must be given where rope is None")
         return whole("head_dim", head_dim, least=1)
+    check_rope(rope)
     if head_dim not in (None, rope.head_dim):
         raise SpecError(f"head_dim must be the Rope's ({rope.head_dim}), got {head_dim}")
     return rope.head_dim
@@ -235,8 +261,12 @@ def _head_dim(rope: Rope | None, head_dim: int | None) -> int:
 
 def _bounds(cu_seqlens: Sequence[int] | Tensor, seq: int) -> list[int]:
     """The boundaries on the host, once they are known to cut ``seq`` tokens."""
+    if not isinstance(cast(object, cu_seqlens), Tensor | Sequence):
+        came = type(cu_seqlens).__name__
+        raise PositionError(f"cu_seqlens must be whole numbers [0, ..., {seq}], got {came}")
     tensor = isinstance(cu_seqlens, Tensor)
-    given = cast(list[int], cu_seqlens.tolist()) if tensor else list(cu_seqlens)
+    listed = cast(list[Any], cu_seqlens.flatten().tolist()) if tensor else list(cu_seqlens)
+    given = [whole("cu_seqlens", bound, least=0, error=PositionError) for bound in listed]
     rising = all(a <= b for a, b in pairwise(given))
     if not given or given[0] != 0 or given[-1] != seq or not rising:
         raise PositionError(

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,9 +20,10 @@ from torch import Tensor
 from phasor._checks import number
 from phasor.errors import SpecError
 from phasor.spec import Rope
-from phasor.torch._arguments import checked_positions
+from phasor.torch._arguments import check_heads, check_rope, checked_positions
 from phasor.torch._rows import reach, rows
-from phasor.torch.functional import rotate_, rotate_by_
+from phasor.torch.by_rows import rotate_by_
+from phasor.torch.functional import rotate_
 
 _CHUNK = 1 << 20  # rows worked on at once, so that a long cache needs little beside itself
 
@@ -58,6 +59,8 @@ def shift_(keys: Tensor, delta: Any, rope: Rope) -> Tensor:
     >>> bool(torch.allclose(keys, rotate(raw, range(5), rope), atol=1e-14))
     True
     """
+    check_rope(rope)
+    check_heads("keys", keys, rope)
     return rotate_(keys, delta, as_stored(rope))
 
 
@@ -88,6 +91,8 @@ def undo_(keys: Tensor, positions: Any, rope: Rope, *, gain: float = 1.0) -> Ten
     >>> bool(torch.allclose(keys, raw, atol=1e-14))
     True
     """
+    check_rope(rope)
+    check_heads("keys", keys, rope)
     return rotate_(keys, positions, rope, inverse=True, gain=1 / number("gain", gain, above=0))
 
 
@@ -127,6 +132,7 @@ def retune_(keys: Tensor, positions: Any, old: Rope, new: Rope, *, gain: float =
     """
     check_retunable(old, new)
     gain = number("gain", gain, above=0)
+    check_heads("keys", keys, old)
     places = checked_positions(positions, [keys], old)
     digits = reach([places])
     layout: dict[str, Any] = {"pairing": old.output_pairing, "rotary_start": old.rotary_start}
@@ -141,9 +147,7 @@ def retune_(keys: Tensor, positions: Any, old: Rope, new: Rope, *, gain: float =
 def check_retunable(old: Rope, new: Rope) -> None:
     """Refuse two Ropes between which no rotation leads."""
     for name, rope in (("old", old), ("new", new)):
-        if not isinstance(cast(object, rope), Rope):
-            raise SpecError(f"{name} must be a phasor.Rope, got {type(rope).__name__}")
-        rope.law()  # which says that a rule has to pick its law first
+        check_rope(rope, name)
     for name in ("head_dim", "rotary_dim", "rotary_start", "output_pairing", "axes"):
         had, wanted = getattr(old, name), getattr(new, name)
         if had != wanted:
@@ -155,9 +159,9 @@ def check_retunable(old: Rope, new: Rope) -> None:
 
 def as_stored(rope: Rope) -> Rope:
     """The Rope that turns keys where they lie: they have its output pairing already."""
-    if isinstance(cast(object, rope), Rope) and rope.pairing_out is not None:
-        return dataclasses.replace(rope, pairing=rope.pairing_out, pairing_out=None)
-    return rope  # what is no Rope, the verb refuses
+    if rope.pairing_out is None:
+        return rope
+    return dataclasses.replace(rope, pairing=rope.pairing_out, pairing_out=None)
 
 
 def _in_parts(keys: Tensor, places: Tensor, rope: Rope) -> Iterator[tuple[Tensor, Tensor]]:

@@ -7,9 +7,10 @@ from typing import Any, cast
 
 from phasor.errors import SpecError, TensorError
 from phasor.spec import Rope
+from phasor.torch._arguments import check_rope
 from phasor.torch._cache_layers import Layer, layers_of
 from phasor.torch.cache import check_retunable, retune_, shift_
-from phasor.torch.splice import Steps, evict, insert
+from phasor.torch.splice import Steps, checked_places, checked_range, evict, insert
 
 _Ropes = Rope | Sequence[Rope | None]
 
@@ -106,7 +107,11 @@ class CachedKeys:
                 fit.
         """
         _tokens("cache", self._layers)
-        for layer, rope in zip(self._layers, self.ropes, strict=True):
+        both = list(zip(self._layers, self.ropes, strict=True))
+        # every refusal comes before the first write; a long cache has no room for all results
+        for layer, rope in both:
+            checked_range(layer.keys, layer.values, start, stop, rope, gap)
+        for layer, rope in both:
             layer.hold(*evict(layer.keys, layer.values, start, stop, rope, gap=gap), start, stop)
 
     def insert_(
@@ -128,21 +133,28 @@ class CachedKeys:
             raise TensorError(
                 f"other must have the layers of the cache ({len(self._layers)}), got {len(others)}"
             )
-        for layer, new in zip(self._layers, others, strict=True):
+        triples = list(zip(self._layers, others, self.ropes, strict=True))
+        for layer, new, rope in triples:
             new.check_whole()
             layer.check_room(at, count)
             for what in ("keys", "values"):
                 _check_alike(what, getattr(layer, what), getattr(new, what))
-        for layer, new, rope in zip(self._layers, others, self.ropes, strict=True):
             pair = new.keys, new.values
-            both = insert(layer.keys, layer.values, at, *pair, rope, offset=offset, gap=gap)
-            layer.hold(*both, at, at)
+            checked_places(layer.keys, layer.values, at, *pair, rope, offset, gap)
+        for layer, new, rope in triples:
+            pair = new.keys, new.values
+            joined = insert(layer.keys, layer.values, at, *pair, rope, offset=offset, gap=gap)
+            layer.hold(*joined, at, at)
 
     def _one_each(self, ropes: _Ropes) -> tuple[Rope | None, ...]:
         if isinstance(ropes, Rope):
             found: tuple[Rope | None, ...] = (ropes,) * len(self._layers)
-        else:
+        elif isinstance(cast(object, ropes), Sequence):
             found = tuple(ropes)
+        else:
+            raise SpecError(
+                f"ropes must be a phasor.Rope, or one per layer, got {type(ropes).__name__}"
+            )
         if len(found) != len(self._layers):
             raise SpecError(
                 f"ropes must be one Rope, or one per layer of the cache ({len(self._layers)}), "
@@ -151,9 +163,7 @@ class CachedKeys:
         for index, (layer, rope) in enumerate(zip(self._layers, found, strict=True)):
             if rope is None:
                 continue
-            if not isinstance(cast(object, rope), Rope):
-                raise SpecError(f"ropes[{index}] must be a Rope, got {type(rope).__name__}")
-            rope.law()  # which says that a rule has to pick its law first
+            check_rope(rope, f"ropes[{index}]")
             if layer.keys.shape[-1] != rope.head_dim:
                 raise TensorError(
                     f"the keys of layer {index} must be as wide as their Rope's head_dim "
@@ -179,7 +189,7 @@ def _tokens(name: str, layers: Sequence[Layer]) -> tuple[int, int]:
 
 
 def _check_alike(what: str, old: Any, new: Any) -> None:
-    """Refuse before the first layer is written what `insert` would refuse at the last."""
+    """Say of ``other`` what `insert` would say of its own arguments."""
     had, came = ((x.shape[0], *x.shape[2:], x.dtype, x.device) for x in (old, new))
     if had != came:
         raise TensorError(f"{what} of other must be like those of the cache {had}, got {came}")

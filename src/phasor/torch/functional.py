@@ -1,4 +1,4 @@
-"""The public verbs: rotate one tensor, or a query and a key, by positions or by given rows.
+"""The public verbs: rotate one tensor, or a query and a key, by positions.
 
 Tensors are ``[..., seq, heads, head_dim]`` with any strides; a ``[batch, heads, seq, dim]`` caller
 passes ``x.transpose(1, 2)``, a view. Verbs with a trailing underscore write their arguments,
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from phasor.spec import Rope
 from phasor.torch import _cpu, _ops, _triton
-from phasor.torch._arguments import checked_positions, checked_rows
+from phasor.torch._arguments import checked_options, checked_positions
 from phasor.torch._torchscript import unscriptable
 
 
@@ -30,10 +30,11 @@ def rotate(
     """``R(p) x`` for every token (RoFormer 2104.09864, eq. 34), as a new tensor.
 
     Rows of cos and sin are within `phasor.angles.ROW_ERROR_40` at every position below 2**40
-    either way. Beyond, they are exact on the CPU and NaN elsewhere and inside ``torch.func``
-    transformations, where looking at positions is not possible. Arithmetic is float32 (float64
-    for float64 tensors) with one rounding at the end. Differentiable in ``x`` any number of
-    times; what is kept for the backward pass is ``positions``.
+    either way. Beyond, they are exact on the CPU and NaN where nothing can look at positions:
+    elsewhere, inside ``torch.func`` transformations and in a compiler's plain operations.
+    Arithmetic is float32 (float64 for float64 tensors) with one rounding at the end.
+    Differentiable in ``x`` any number of times; what is kept for the backward pass is
+    ``positions``.
 
     Args:
         x: ``[..., seq, heads, head_dim]``: float64, float32, bfloat16 or float16, any strides.
@@ -48,13 +49,16 @@ def rotate(
             to be fused with their neighbours; any other is one operator there.
 
     Returns:
-        A tensor of the shape, dtype and strides of ``x``.
+        A tensor of the shape, dtype and strides of ``x``; contiguous inside ``torch.func``
+        transformations and where a compiler is given plain operations.
 
     Raises:
         TensorError: If ``x`` does not fit the Rope, or has a dtype that cannot be rotated.
-        PositionError: If the positions are bools, 16-bit floats, or do not fit ``x``.
-        SpecError: If ``rope.scaling`` is a rule: use ``rope.at(seq_len)``.
-        BackendError: If the named backend does not exist.
+        PositionError: If the positions are bools, 16-bit floats, want a gradient, or do not fit
+            ``x``.
+        SpecError: If ``rope.scaling`` is a rule: use ``rope.at(seq_len)``; if ``inverse`` is no
+            bool or ``gain`` no number.
+        BackendError: If the named backend does not exist, or cannot rotate ``x``.
 
     >>> import torch
     >>> from phasor import Rope
@@ -70,7 +74,8 @@ def rotate(
         done = _triton.quick((x,), positions, rope, inverse, gain, backend)
     if done is None:
         angles = [checked_positions(positions, [x], rope)]
-        done = _ops.apply([x], angles, rope.to_json(), inverse, gain, backend)
+        options = checked_options(inverse, gain)
+        done = _ops.apply([x], angles, rope.to_json(), *options, backend)
     return done[0]
 
 
@@ -100,7 +105,7 @@ def rotate_qk(
         The new query and the new key.
 
     Raises:
-        TensorError: Also if ``q`` and ``k`` differ in tokens or device.
+        TensorError: As `rotate`, and if ``q`` and ``k`` differ in tokens or device.
 
     >>> import torch
     >>> from phasor import Rope
@@ -114,7 +119,8 @@ def rotate_qk(
         done = _triton.quick((q, k), positions, rope, inverse, gain, backend)
     if done is None:
         angles = [checked_positions(positions, [q, k], rope)]
-        done = _ops.apply([q, k], angles, rope.to_json(), inverse, gain, backend)
+        options = checked_options(inverse, gain)
+        done = _ops.apply([q, k], angles, rope.to_json(), *options, backend)
     return done[0], done[1]
 
 
@@ -132,8 +138,16 @@ def rotate_(
 
     Where a gradient has to be recorded, the new values are made aside and copied in.
 
+    Args:
+        x: As for `rotate`; written. Nothing else of its storage is touched.
+        positions: As for `rotate`.
+        rope: As for `rotate`.
+        inverse: As for `rotate`.
+        gain: As for `rotate`.
+        backend: As for `rotate`.
+
     Raises:
-        TensorError: Also if elements of ``x`` share memory (an expanded view).
+        TensorError: As `rotate`, and if elements of ``x`` share memory (an expanded view).
 
     >>> import torch
     >>> from phasor import Rope
@@ -148,7 +162,8 @@ def rotate_(
         or _triton.quick_((x,), positions, rope, inverse, gain, backend)
     ):
         angles = [checked_positions(positions, [x], rope)]
-        _ops.apply_([x], angles, rope.to_json(), inverse, gain, backend)
+        options = checked_options(inverse, gain)
+        _ops.apply_([x], angles, rope.to_json(), *options, backend)
     return x
 
 
@@ -165,82 +180,37 @@ def rotate_qk_(
 ) -> tuple[Tensor, Tensor]:
     """`rotate_qk`, written into ``q`` and ``k``, which are returned.
 
+    They may be slices of one projection; nothing else of its storage is touched.
+
+    Args:
+        q: ``[..., seq, query_heads, head_dim]``; written.
+        k: ``[..., seq, key_heads, head_dim]``, the same leading dimensions; written.
+        positions: As for `rotate`.
+        rope: As for `rotate`.
+        inverse: As for `rotate`.
+        gain: As for `rotate`.
+        backend: As for `rotate`.
+
     Raises:
-        TensorError: Also if elements of either share memory, or both are one tensor.
+        TensorError: As `rotate_qk`, and if an element of either is another element of them.
+
+    >>> import torch
+    >>> from phasor import Rope
+    >>> rope = Rope(head_dim=8, pairing="half")
+    >>> fused = torch.randn(5, 6, 8)
+    >>> wanted = rotate(fused[:, :4], torch.arange(5), rope)
+    >>> q, k = rotate_qk_(fused[:, :4], fused[:, 4:], torch.arange(5), rope)
+    >>> torch.equal(fused[:, :4], wanted)
+    True
     """
     if not (
         _cpu.quick_((q, k), positions, rope, inverse, gain, backend)
         or _triton.quick_((q, k), positions, rope, inverse, gain, backend)
     ):
         angles = [checked_positions(positions, [q, k], rope)]
-        _ops.apply_([q, k], angles, rope.to_json(), inverse, gain, backend)
+        options = checked_options(inverse, gain)
+        _ops.apply_([q, k], angles, rope.to_json(), *options, backend)
     return q, k
-
-
-@unscriptable
-def rotate_by(
-    x: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    *,
-    pairing: str,
-    pairing_out: str | None = None,
-    rotary_start: int = 0,
-    inverse: bool = False,
-    backend: str = "auto",
-) -> Tensor:
-    """``x`` rotated by given rows of cos and sin, one entry per pair.
-
-    Args:
-        x: ``[..., seq, heads, head_dim]``, as for `rotate`.
-        cos: ``[..., seq, num_pairs]``, broadcast against the leading dimensions of ``x``. Half
-            width: a full-width table that says everything twice is ``cos[..., :num_pairs]``
-            in the half pairing.
-        sin: The same shape.
-        pairing: ``"half"`` or ``"interleaved"``.
-        pairing_out: Pairing of the result where it differs.
-        rotary_start: Where the rotated slice begins inside the head.
-        inverse: Undo it instead: ``sin`` changes sign, and the pairings change places.
-        backend: As for `rotate`.
-
-    Returns:
-        A tensor of the shape, dtype and strides of ``x``. Differentiable in ``x``, and in ``cos``
-        and ``sin`` where they require it.
-
-    Raises:
-        TensorError: If a shape or dtype does not fit.
-        SpecError: For a pairing that does not exist.
-
-    >>> import torch
-    >>> from phasor import Rope
-    >>> from phasor.angles import cos_sin
-    >>> rope = Rope(head_dim=8, pairing="interleaved")
-    >>> cos, sin = (torch.from_numpy(row) for row in cos_sin(rope, range(5)))
-    >>> x = torch.randn(5, 2, 8, dtype=torch.float64)
-    >>> y = rotate_by(x, cos, sin, pairing="interleaved")
-    >>> bool(torch.allclose(y, rotate(x, range(5), rope), atol=1e-14))
-    True
-    """
-    text = checked_rows(x, cos, sin, pairing, pairing_out, rotary_start)
-    return _ops.apply([x], [cos, sin], text, inverse, 1.0, backend)[0]
-
-
-@unscriptable
-def rotate_by_(
-    x: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    *,
-    pairing: str,
-    pairing_out: str | None = None,
-    rotary_start: int = 0,
-    inverse: bool = False,
-    backend: str = "auto",
-) -> Tensor:
-    """`rotate_by`, written into ``x``, which is returned."""
-    text = checked_rows(x, cos, sin, pairing, pairing_out, rotary_start)
-    _ops.apply_([x], [cos, sin], text, inverse, 1.0, backend)
-    return x
 
 
 def chosen_backend(x: Tensor) -> str:

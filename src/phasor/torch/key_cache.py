@@ -7,6 +7,7 @@ from torch import Tensor
 
 from phasor._checks import whole
 from phasor.errors import TensorError
+from phasor.torch._arguments import check_is_tensor
 
 
 class KeyCache:
@@ -102,10 +103,12 @@ class KeyCache:
             TensorError: If the capacity is exceeded, a shape, dtype or device does not fit, or a
                 gradient would have to be recorded.
         """
+        check_is_tensor("k", k)
         batch, _, *head = self._keys.shape
         new = k.shape[1] if k.dim() == 4 else 0
         wanted = [batch, new, *head]
         for name, given, held in (("k", k, self._keys), ("v", v, self._values)):
+            check_is_tensor(name, given)
             if list(given.shape) != wanted:
                 raise TensorError(
                     f"{name} must be [batch, new_tokens, key_heads, head_dim] like the cache "

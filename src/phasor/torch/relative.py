@@ -8,14 +8,17 @@ positions, whose difference is the bent distance.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from phasor._checks import number, whole
-from phasor.errors import TensorError
+from phasor.errors import SpecError, TensorError
 from phasor.spec import Rope
+from phasor.torch._arguments import check_heads, check_is_tensor
 from phasor.torch._attend import CHUNK, logit_factors
+from phasor.torch._internals import outside_autocast
 from phasor.torch.functional import rotate
 
 
@@ -100,7 +103,7 @@ def relative_attention(q: Tensor, k: Tensor, v: Tensor, rope: Rope, distance: Di
 
     Each score is computed once, but for a strip one block of queries wide where both kinds of
     distance occur. What is held is the scores of 512 queries; for training, where autograd keeps
-    them all, checkpoint it. Scores and softmax are float32 at least.
+    them all, checkpoint it. Scores and softmax are float32 at least, under autocast too.
 
     Args:
         q: ``[batch, new, query_heads, head_dim]``, not rotated: the last ``new`` of the tokens.
@@ -116,7 +119,7 @@ def relative_attention(q: Tensor, k: Tensor, v: Tensor, rope: Rope, distance: Di
     Raises:
         TensorError: If a shape does not fit.
         PositionError: If the Rope has several axes, along which distances are not one number.
-        SpecError: If ``rope.scaling`` is a rule.
+        SpecError: If ``rope.scaling`` is a rule, or ``distance`` is none of the three.
 
     >>> import torch
     >>> from phasor import Rope
@@ -128,6 +131,16 @@ def relative_attention(q: Tensor, k: Tensor, v: Tensor, rope: Rope, distance: Di
     True
     """
     _check(q, k, v)
+    check_heads("q", q, rope)
+    if not isinstance(cast(object, distance), Distance):
+        raise SpecError(
+            f"distance must be a ReRope, LeakyReRope or SelfExtend, got {type(distance).__name__}"
+        )
+    with outside_autocast(q.device):
+        return _attended(q, k, v, rope, distance)
+
+
+def _attended(q: Tensor, k: Tensor, v: Tensor, rope: Rope, distance: Distance) -> Tensor:
     gain, factor = logit_factors(rope, q.shape[-1])
     new, seq, width = q.shape[1], k.shape[1], distance.width
     positions = torch.arange(seq, device=q.device)
@@ -167,12 +180,15 @@ def _grouped(x: Tensor, key_heads: int) -> Tensor:
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        check_is_tensor(name, x)
     if q.dim() != 4 or k.dim() != 4 or k.shape != v.shape:
         raise TensorError(
             "q, k and v must be [batch, seq, heads, head_dim], k and v of one shape, "
             f"got {list(q.shape)}, {list(k.shape)} and {list(v.shape)}"
         )
-    if q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3] or q.shape[2] % k.shape[2]:
+    shared = (q.shape[0], q.shape[3]) == (k.shape[0], k.shape[3])
+    if not shared or k.shape[2] == 0 or q.shape[2] % k.shape[2]:
         raise TensorError(
             "q must have the batch and head_dim of k and a multiple of its heads, "
             f"got {list(q.shape)} and {list(k.shape)}"

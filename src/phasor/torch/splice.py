@@ -11,6 +11,7 @@ from torch import Tensor
 from phasor._checks import whole
 from phasor.errors import PositionError, TensorError
 from phasor.spec import Rope
+from phasor.torch._arguments import check_heads, check_is_tensor, check_rope
 from phasor.torch.cache import as_stored
 from phasor.torch.functional import rotate
 
@@ -60,10 +61,8 @@ def evict(
     >>> bool(torch.allclose(keys, rotate(raw[[0, 3, 4, 5]], range(4), rope), atol=1e-14))
     True
     """
-    seq = _tokens(keys, values)
-    stop = whole("stop", stop, least=0, most=seq, error=PositionError)
-    start = whole("start", start, least=0, most=stop, error=PositionError)
-    back = [-step for step in _steps("gap", gap, stop - start, rope)]
+    start, stop, steps = checked_range(keys, values, start, stop, rope, gap)
+    back = [-step for step in steps]
     later = _moved(keys[..., stop:, :, :], back, rope)
     kept = torch.cat([values[..., :start, :, :], values[..., stop:, :, :]], dim=-3)
     return torch.cat([keys[..., :start, :, :], later], dim=-3), kept
@@ -115,6 +114,36 @@ def insert(
     >>> bool(torch.allclose(keys, rotate(raw, range(6), rope), atol=1e-14))
     True
     """
+    at, steps, back = checked_places(keys, values, at, new_keys, new_values, rope, offset, gap)
+    there = _moved(new_keys, steps, rope)
+    later = _moved(keys[..., at:, :, :], back, rope)
+    held = torch.cat([values[..., :at, :, :], new_values, values[..., at:, :, :]], dim=-3)
+    return torch.cat([keys[..., :at, :, :], there, later], dim=-3), held
+
+
+def checked_range(
+    keys: Tensor, values: Tensor, start: int, stop: int, rope: Rope | None, gap: Steps | None
+) -> tuple[int, int, list[int]]:
+    """The range of `evict` and how far later tokens move, or the error that it raises."""
+    _check_rope(keys, rope)
+    seq = _tokens(keys, values)
+    stop = whole("stop", stop, least=0, most=seq, error=PositionError)
+    start = whole("start", start, least=0, most=stop, error=PositionError)
+    return start, stop, _steps("gap", gap, stop - start, rope)
+
+
+def checked_places(
+    keys: Tensor,
+    values: Tensor,
+    at: int,
+    new_keys: Tensor,
+    new_values: Tensor,
+    rope: Rope | None,
+    offset: Steps | None,
+    gap: Steps | None,
+) -> tuple[int, list[int], list[int]]:
+    """The place of `insert` and how far new and later tokens move, or the error that it raises."""
+    _check_rope(keys, rope)
     seq, count = _tokens(keys, values), _tokens(new_keys, new_values)
     for name, old, new in (("new_keys", keys, new_keys), ("new_values", values, new_values)):
         wanted = [*old.shape[:-3], count, *old.shape[-2:]]
@@ -125,14 +154,19 @@ def insert(
                 f"got {list(new.shape)} in {new.dtype} on {new.device}"
             )
     at = whole("at", at, least=0, most=seq, error=PositionError)
-    there = _moved(new_keys, _steps("offset", offset, at, rope), rope)
-    later = _moved(keys[..., at:, :, :], _steps("gap", gap, count, rope), rope)
-    held = torch.cat([values[..., :at, :, :], new_values, values[..., at:, :, :]], dim=-3)
-    return torch.cat([keys[..., :at, :, :], there, later], dim=-3), held
+    return at, _steps("offset", offset, at, rope), _steps("gap", gap, count, rope)
+
+
+def _check_rope(keys: Tensor, rope: Rope | None) -> None:
+    if rope is not None:
+        check_rope(rope)
+        check_heads("keys", keys, rope)
 
 
 def _tokens(keys: Tensor, values: Tensor) -> int:
     """How many tokens keys and values hold, once they are known to hold the same ones."""
+    check_is_tensor("keys", keys)
+    check_is_tensor("values", values)
     if keys.dim() < 3 or keys.shape[:-2] != values.shape[:-2]:
         raise TensorError(
             "keys and values must be [..., seq, heads, width] of the same tokens, "
@@ -143,7 +177,9 @@ def _tokens(keys: Tensor, values: Tensor) -> int:
 
 def _steps(name: str, given: Any, tokens: int, rope: Rope | None) -> list[int]:
     """How far tokens move along each axis."""
-    n_axes = 1 if rope is None else rope.axes.n_axes
+    if rope is None:
+        return []  # its keys stand nowhere
+    n_axes = rope.axes.n_axes
     if given is None and n_axes > 1:
         raise PositionError(
             f"{name} must be given for a Rope of {n_axes} axes, along which tokens do not stand "
