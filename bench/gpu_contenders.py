@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -12,10 +12,10 @@ import torch
 from contenders import adapted, compiled
 from torch import Tensor
 
-from phasor.bench import EPSILON, Case, Contender, Rotation, ours
+from phasor.bench import EPSILON, Call, Case, Contender, Rotation, ours
 from phasor.spec import Pairing
 from phasor.torch import _eager, rotate_qk
-from phasor.torch.fused import norm_rotate_qk
+from phasor.torch.fused import norm_rotate_qk, rotate_and_cache_
 
 PACKAGES = (
     "torch", "triton", "numpy", "transformers", "liger-kernel", "flash-attn", "flashinfer-python",
@@ -23,6 +23,9 @@ PACKAGES = (
 )  # fmt: skip
 #: Forms that the report and the targets speak of.
 NORM, NORM_APART = "phasor, fused norm", "phasor, norm then rotate"
+_QWEN3 = "transformers Qwen3"
+#: How the keys of those begin who do the norm as well.
+NORMED = (NORM, NORM_APART, _QWEN3)
 _PAIRINGS: tuple[Pairing, ...] = ("half", "interleaved")
 
 
@@ -52,9 +55,7 @@ def others(case: Case) -> list[Contender]:
     if case.norm:
         qwen3 = gpu_foreign.transformers_qwen3
         for name, build in (("", qwen3), (", compiled", compiled(qwen3))):
-            found.append(
-                _other(f"transformers Qwen3{name}", "half", build, heads_first=True, norm=True)
-            )
+            found.append(_other(f"{_QWEN3}{name}", "half", build, heads_first=True, norm=True))
     for pairing in _PAIRINGS:
         kind = {"interleaved": pairing == "interleaved"}
         flash = partial(gpu_foreign.flash_attention, **kind)
@@ -69,6 +70,22 @@ def others(case: Case) -> list[Contender]:
             _other("Transformer Engine", pairing, partial(gpu_foreign.transformer_engine, **kind)),
         ]  # fmt: skip
     return found
+
+
+def fused_calls(case: Case, positions: Tensor) -> Mapping[str, Call]:
+    """What phasor does beside the rotation in one call, on the tensors of ``case``."""
+    q, k = case.tensors(device=positions.device)
+    rope, weight = case.rope("half"), q.new_ones(case.head_dim)
+    slots = torch.arange(k.shape[:-2].numel(), device=k.device).view(k.shape[:-2])
+    keys, values = (k.new_zeros(1, slots.numel(), *k.shape[-2:]) for _ in range(2))
+    return {
+        "phasor, norm and rotation": lambda: norm_rotate_qk(
+            q, k, weight, weight, positions, rope, epsilon=EPSILON
+        ),
+        "phasor, rotation and cache write": lambda: rotate_and_cache_(
+            q, k, k, positions, rope, slots, keys, values
+        ),
+    }
 
 
 def _other(

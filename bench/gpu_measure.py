@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
+from gpu_contenders import NORMED
 from gpu_device import Device
 
 from phasor.bench import (
@@ -61,10 +62,16 @@ def measure_on(
 
 
 def launch_times(
-    device: Device, case: Case, contenders: Sequence[Contender], *, seconds: float
+    device: Device,
+    case: Case,
+    contenders: Sequence[Contender],
+    *,
+    seconds: float,
+    references: References,
 ) -> Measured:
     """Seconds of the host for one call of each, from the call to its return."""
     found, calls = admitted(case, contenders, device.where)
+    calls |= references(case, case.positions(device.where))
     timed = device.host_timer()
     return replace(found, seconds=interleave(calls, seconds=seconds, warm=True, timed=timed))
 
@@ -73,12 +80,14 @@ def moved(case: Case, key: str) -> int:
     """Bytes of query and key that one call has to read and write.
 
     What is in place touches the slice that turns, what makes new tensors touches whole heads, and
-    a backward pass does it again. Positions, rows and tables are not counted.
+    a backward pass does it again; that of a norm reads what came in beside the gradient. Positions,
+    rows and tables are not counted.
     """
     in_place = key == MULTIPLY or ", in place" in key
     width = case.rotary_dim if in_place and case.rotary_dim else case.head_dim
-    passes = 2 if case.backward else 1
-    return 2 * passes * case.size * width // case.head_dim
+    backward = 3 if key.startswith(NORMED) else 2
+    passes = 2 + backward if case.backward else 2
+    return passes * case.size * width // case.head_dim
 
 
 def speed(m: Measured, key: str) -> float:

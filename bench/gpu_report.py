@@ -17,7 +17,8 @@ Each cell is a time divided by the time of torch's `copy_` on the same query and
 round (the median over the rounds, and half the interquartile range in per cent of it), and the
 bytes a second that it moved, in GB. What is counted is the least that has to be moved: query and
 key read and written once, in place only the slice that turns, and twice that where gradients are
-asked. A training step is divided by two copies. Bold is the fastest of a column, without the
+asked, with what came in read once more for the gradient of a norm. A training step is divided by
+two copies. Bold is the fastest of a column, without the
 references. A dash: the contender cannot do the case, or is not installed. *Wrong*: it was not
 within the tolerance and was not timed; the number is its error as a part of the pair's length.
 
@@ -55,6 +56,8 @@ def markdown(results: Mapping[str, Any]) -> str:
     parts += ["### Left out", left_out([*measured, *launches])]
     if results["too_large"]:
         parts.append(f"Cases that the device has no memory for: {'; '.join(results['too_large'])}.")
+    for what, reason in results["failed"].items():
+        parts.append(f"{what} failed: {reason}")
     return "\n\n".join(parts) + "\n"
 
 

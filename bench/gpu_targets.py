@@ -10,11 +10,10 @@ from gpu_measure import EMPTY, excess
 from targets import Target, Values, target_rows
 
 from phasor.angles import ROW_ERROR_40
-from phasor.bench import COPY, MULTIPLY, Case, Measured
+from phasor.bench import COPY, Case, Measured
 
 _PAIRINGS = ("half", "interleaved")
 _FORMS = {"in place": "phasor, in place", "new output": "phasor, new output"}
-_REFERENCES = (COPY, MULTIPLY, EMPTY)
 # a float32 row of four digits, and one more complex product in float32
 FAR_BOUND = ROW_ERROR_40 + 5**0.5 * 2**-24
 
@@ -63,17 +62,22 @@ def _rivals(form: str) -> Callable[[Sequence[Measured]], Values]:
     return pick
 
 
-def _norm(measured: Sequence[Measured]) -> Values:
-    return {
-        _label(m, f"{NORM}, {pairing}"): m.ratio(
-            f"{NORM}, {pairing}", f"{_FORMS['new output']}, {pairing}"
-        ).median
-        for m in measured
-        for pairing in _PAIRINGS
-        if f"{NORM}, {pairing}" in m.seconds
-        and f"{_FORMS['new output']}, {pairing}" in m.seconds
-        and _long(m.case)
-    }
+def _norm(*, backward: bool) -> Callable[[Sequence[Measured]], Values]:
+    """Norm and rotation over rotation, in training or in prefill."""
+
+    def pick(measured: Sequence[Measured]) -> Values:
+        return {
+            _label(m, key): m.ratio(key, alone).median
+            for m in measured
+            for key, alone in (
+                (f"{NORM}, {pairing}", f"{_FORMS['new output']}, {pairing}")
+                for pairing in _PAIRINGS
+            )
+            if key in m.seconds and alone in m.seconds
+            if _long(m.case) and m.case.backward == backward
+        }
+
+    return pick
 
 
 def _empty(measured: Sequence[Measured]) -> Values:
@@ -103,7 +107,9 @@ OF_CALLS = [
     Target("prefill and training, in place / the fastest contender", 1.0, _rivals("in place")),
     Target("prefill and training, new output / the fastest contender", 1.0,
            _rivals("new output")),
-    Target("norm and rotation in one / rotation alone", 1.05, _norm),
+    Target("norm and rotation in one / rotation alone", 1.05, _norm(backward=False)),
+    Target("training, norm and rotation in one / rotation alone (five passes to four)",
+           1.05 * 5 / 4, _norm(backward=True)),
 ]  # fmt: skip
 OF_REPLAYS = [Target("decode as a graph, in place / an empty kernel", 1.15, _empty)]
 OF_LAUNCHES = [Target("one call of the host, query and key, µs", 12.0, _host)]

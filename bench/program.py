@@ -26,6 +26,8 @@ from phasor.bench import Case, Contender, measure
 from phasor.torch import _cpu
 
 THREADS = 2
+#: The commit where there is no history, or nothing that reads it.
+UNKNOWN = "unknown"
 RESULTS = Path(__file__).parent / "results"
 _ALLOCATOR = (
     "glibc's malloc keeps the memory it was given back (no mmap, no trim), as allocators of "
@@ -50,14 +52,17 @@ def machine() -> dict[str, Any]:
 
 
 def commit() -> str:
-    """The commit that is checked out, and whether the source differs from it."""
+    """The commit that is checked out, and whether the source differs from it, or `UNKNOWN`."""
 
     def git(*arguments: str) -> str:
-        done = subprocess.run(["git", *arguments], capture_output=True, text=True, check=False)
+        try:
+            done = subprocess.run(["git", *arguments], capture_output=True, text=True, check=False)
+        except FileNotFoundError:
+            return ""
         return done.stdout.strip()
 
     changed = git("status", "--porcelain", "--", "src", "csrc", "bench/*.py")
-    return (git("rev-parse", "--short", "HEAD") or "unknown") + (" (changed)" if changed else "")
+    return (git("rev-parse", "--short", "HEAD") or UNKNOWN) + (" (changed)" if changed else "")
 
 
 def selected(known: Sequence[Case], pattern: str | None) -> list[Case]:

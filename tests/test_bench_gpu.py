@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -284,6 +285,11 @@ def test_who_writes_its_arguments_spoils_them_for_nobody() -> None:
         ({"rotary_dim": 4}, "in-place multiply", 2 * 5 * 4 * 4 * 4),
         ({"rotary_dim": 4}, "phasor, new output, half", 2 * 5 * 4 * 8 * 4),
         ({"backward": True}, "phasor, new output, half", 4 * 5 * 4 * 8 * 4),
+        ({"norm": True}, "phasor, fused norm, half", 2 * 5 * 4 * 8 * 4),
+        ({"norm": True, "backward": True}, "phasor, fused norm, half", 5 * 5 * 4 * 8 * 4),
+        ({"norm": True, "backward": True}, "phasor, norm then rotate, half", 5 * 5 * 4 * 8 * 4),
+        ({"norm": True, "backward": True}, "transformers Qwen3, half", 5 * 5 * 4 * 8 * 4),
+        ({"norm": True, "backward": True}, "phasor, new output, half", 4 * 5 * 4 * 8 * 4),
         ({"rows": (24, 20)}, "phasor, in place, half", 2 * 5 * 4 * 8 * 4),
         ({"batch": 3}, "copy_", 2 * 3 * 5 * 4 * 8 * 4),
     ],
@@ -417,13 +423,18 @@ def test_the_other_promises_have_their_rows(modules: dict[str, Any]) -> None:
     bound = modules["gpu_targets"].FAR_BOUND
     rows = verdicts(
         modules,
-        [result("a, prefill 5", {fused: 1.04, alone: 1.0}, norm=True)],
+        [
+            result("a, prefill 5", {fused: 1.04, alone: 1.0}, norm=True),
+            result("a, training 5", {fused: 1.30, alone: 1.0}, norm=True, backward=True),
+        ],
         launches=[Measured(case=TINY, seconds={"phasor, in place, half": [13e-6] * 5})],
         far={"phasor, in place, half": {"1M, float32": bound / 2, "1M, bfloat16": 1.0}},
         tables=[{"recipe": "phasor", "length": 10**6, "bytes": 2**21},
                 {"recipe": "other", "length": 10**6, "bytes": 2**30}],
     )  # fmt: skip
     assert rows["norm and rotation in one / rotation alone"][1:] == ("1.04", "held")
+    training = "training, norm and rotation in one / rotation alone (five passes to four)"
+    assert rows[training][1:] == ("1.30", "held")
     assert rows["one call of the host, query and key, µs"][1] == "13.00"
     assert rows["tables of phasor / 2 MB"][1:] == ("1.00", "held")
     assert rows["error far out / its bound, float32"][1:] == ("0.50", "held")
@@ -466,6 +477,8 @@ def test_everything_is_measured_written_and_kept(
         "| phasor, in place, half | **1.00 ±0%, 0** | **1.00 ±0%, 0** |",
         "| phasor, new output, half | 1.00 ±0%, 0 | 1.00 ±0%, 0 |",
         "### The host's part",
+        "| phasor, norm and rotation | 1000000.0 |",
+        "| phasor, rotation and cache write | 1000000.0 |",
         "| phasor | 2 MB | 2 MB |",
         "| flash-attention | 244 MB | 2441 MB |",
         "* Liger, in place, half: not installed",
@@ -486,6 +499,56 @@ def test_results_of_another_commit_are_not_kept(modules: dict[str, Any], tmp_pat
     assert modules["gpu"]._kept(path, about) == [1, 2]
     assert modules["gpu"]._kept(path, about | {"commit": "abd"}) == []
     assert modules["gpu"]._kept(path, about | {"versions": {"torch": "3"}}) == []
+
+
+def test_results_of_an_unknown_commit_are_not_kept(
+    modules: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without history, or without git, nobody knows whether two versions are one."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    about = {"machine": {"device": "D"}, "commit": modules["program"].commit(), "versions": {}}
+    assert about["commit"] == "unknown"
+    path = tmp_path / "gpu.json"
+    path.write_text(json.dumps(about | {"cases": [1, 2]}), "utf-8")
+    assert modules["gpu"]._kept(path, about) == []
+
+
+def test_what_breaks_late_leaves_what_was_measured(
+    modules: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The second case, and whatever cuts the third off; both files are there, with the reason."""
+    gpu = modules["gpu"]
+
+    class Breaks(Player):
+        cases = 0
+
+        def forget(self) -> None:
+            self.cases += 1
+            if self.cases == 2:
+                raise RuntimeError("CUDA error: an illegal memory access\nwas encountered")
+            if self.cases == 3:
+                raise KeyboardInterrupt
+
+    machine = dict.fromkeys(("device", "memory", "cache", "cuda", "driver", "python"), "x")
+    about = {"machine": machine, "date": "today", "commit": "abc", "versions": {}}
+    cases = [replace(TINY, name=f"A, prefill {n}", seq=n) for n in (5, 6, 7)]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setitem(sys.modules, "gpu_empty", SimpleNamespace(empty_kernel=lambda c, p: {}))
+    monkeypatch.setattr(gpu, "_about", lambda: about)
+    monkeypatch.setattr(gpu, "Cuda", Breaks)
+    monkeypatch.setattr(gpu, "CASES", cases)
+    monkeypatch.setattr(gpu, "RESULTS", tmp_path)
+    monkeypatch.setattr(gpu, "everyone", lambda case: bench.ours()[:1])
+    assert CliRunner().invoke(gpu.main, ["--seconds", "0"]).exit_code == 1
+    found = json.loads((tmp_path / "gpu-x.json").read_text("utf-8"))
+    assert [plain["case"]["name"] for plain in found["cases"]] == ["A, prefill 5"]
+    assert found["failed"] == {"A, prefill 6, float32": "CUDA error: an illegal memory access"}
+    page = (tmp_path / "gpu-x.md").read_text("utf-8")
+    assert "A, prefill 6, float32 failed: CUDA error: an illegal memory access" in page
+    monkeypatch.setattr(gpu, "CASES", cases[:2])
+    done = CliRunner().invoke(gpu.main, ["--seconds", "0"])
+    assert done.exit_code == 1
+    assert "Failed, as told there: A, prefill 6, float32" in done.stderr
 
 
 def test_a_device_names_its_file(modules: dict[str, Any]) -> None:

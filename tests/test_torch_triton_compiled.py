@@ -19,10 +19,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from phasor import Rope, Sectioned
 from phasor.torch import _triton, chosen_backend
+from phasor.torch._triton import fused as triton_fused
 from phasor.torch._triton.plan import key_of, plan_of
 from phasor.torch._triton.tiles import module
 
-from .triton_interpreter import INTERPRETED, needs_triton
+from .triton_interpreter import INTERPRETED, forget_plans, needs_triton
 
 pytestmark = [
     needs_triton,
@@ -37,6 +38,10 @@ DEEPSEEK = Rope(
 PARTIAL = Rope(head_dim=128, rotary_dim=64, pairing="half")
 THREE = Rope(head_dim=128, pairing="half", axes=Sectioned((16, 24, 24)))
 PREFILL, DECODE = (1, 4096), (64, 1)
+#: Every kernel, and the module it is in.
+KERNELS = {
+    "rotation": "kernels", "forward": "norm", "backward": "norm", "rotate_and_cache": "cache"
+}  # fmt: skip
 
 
 class Hopper:
@@ -92,20 +97,27 @@ def hopper(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Hopper:
     """A device to compile for, for which nothing has been compiled yet."""
     import triton.runtime
 
-    driver, kernel = Hopper(), module("kernels").rotation
+    driver = Hopper()
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(triton.runtime.driver, "_active", driver)
-    monkeypatch.setattr(kernel, "device_caches", defaultdict(kernel.create_binder))
-    monkeypatch.setattr(_triton, "_PLANS", {})
+    for name, file in KERNELS.items():
+        kernel = getattr(module(file), name)
+        monkeypatch.setattr(kernel, "device_caches", defaultdict(kernel.create_binder))
+    forget_plans(monkeypatch)
     return driver
+
+
+def compiler_of(name: str, monkeypatch: pytest.MonkeyPatch) -> Compiler:
+    """A kernel that is compiled and not launched."""
+    compiler = Compiler(getattr(module(KERNELS[name]), name))
+    monkeypatch.setattr(module(KERNELS[name]), name, compiler)
+    return compiler
 
 
 @pytest.fixture
 def compiler(hopper: Hopper, monkeypatch: pytest.MonkeyPatch) -> Compiler:
-    """A kernel that is compiled and not launched."""
-    compiler = Compiler(module("kernels").rotation)
-    monkeypatch.setattr(module("kernels"), "rotation", compiler)
-    return compiler
+    """The rotation, compiled and not launched."""
+    return compiler_of("rotation", monkeypatch)
 
 
 def launch(
@@ -126,6 +138,29 @@ def launch(
     outs = xs if in_place else [torch.empty_like(x) for x in xs]
     angles = [torch.zeros(tokens[-1], dtype=torch.int64) if places is None else places]
     _triton._turn(xs, outs, angles, rope.to_json(), inverse, gain)
+
+
+def call(
+    name: str,
+    rope: Rope,
+    tokens: int,
+    laid: Callable[[Tensor], Tensor],
+    weight: Tensor | None = None,
+) -> None:
+    """What launches that kernel, in bfloat16: in place, if it has the choice."""
+    q, k = (laid(torch.empty(tokens, n, rope.head_dim, dtype=torch.bfloat16)) for n in (8, 2))
+    places, text = torch.zeros(tokens, dtype=torch.int64), rope.to_json()
+    weight = torch.ones(rope.head_dim, dtype=torch.bfloat16) if weight is None else weight
+    normed = [weight, weight], [places], text, 1e-6, 1.0
+    if name == "rotation":
+        _triton._turn([q, k], [q, k], [places], text, False, 1.0)
+    elif name == "forward":
+        triton_fused.norm_rotate([q, k], *normed)
+    elif name == "backward":
+        triton_fused.norm_rotate_backward([q, k], [q, k], *normed)
+    else:
+        caches = [laid(torch.empty(4, 16, 2, rope.head_dim, dtype=q.dtype)) for _ in range(2)]
+        triton_fused.rotate_and_cache_(q, k, k, places, places, *caches, text, 1.0, 1.0, 1.0)
 
 
 def as_it_is(x: Tensor) -> Tensor:
@@ -227,6 +262,48 @@ def test_every_access_is_16_bytes_wide(
     assert ".local" not in assembly
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("head_dim", "rotary_dim", "pairing", "laid"),
+    [
+        pytest.param(128, 128, "half", as_it_is, id="Llama"),
+        pytest.param(128, 64, "half", as_it_is, id="GLM-4.5"),
+        pytest.param(256, 64, "half", as_it_is, id="Qwen3-Next"),
+        pytest.param(256, 256, "half", as_it_is, id="Gemma 3"),
+        pytest.param(128, 128, "half", misaligned, id="off boundaries"),
+        pytest.param(128, 128, "interleaved", misaligned, id="interleaved, off boundaries"),
+        pytest.param(256, 64, "half", misaligned, id="a part, off boundaries"),
+    ],
+)
+@pytest.mark.parametrize("tokens", [8192, 64], ids=["many tokens", "few tokens"])
+@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.usefixtures("hopper")
+def test_registers_hold_what_a_tile_needs(
+    name: str,
+    tokens: int,
+    head_dim: int,
+    rotary_dim: int,
+    pairing: Any,
+    laid: Callable[[Tensor], Tensor],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """Nothing spills, where heads turn in part and where memory is read number by number too."""
+    import triton
+
+    compiler = compiler_of(name, monkeypatch)
+    rope = Rope(head_dim=head_dim, rotary_dim=rotary_dim, pairing=pairing)
+    call(name, rope, tokens, laid)
+    code = tmp_path / "kernel.ptx"
+    code.write_text(compiler.assembly())
+    assembler = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
+    done = subprocess.run(
+        [assembler, "-v", "--gpu-name=sm_90a", code, "-o", tmp_path / "kernel.cubin"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert "0 bytes spill stores, 0 bytes spill loads" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("strides", "offset", "packed"),
     [
@@ -305,6 +382,29 @@ def test_what_is_compiled_is_launched_again_as_triton_launches_it(hopper: Hopper
         assert first[7:9] == second[7:9]
         for one, other in zip(first[9:], second[9:], strict=True):
             assert torch.equal(one, other) if isinstance(one, Tensor) else one == other
+
+
+@pytest.mark.parametrize("name", [name for name in KERNELS if name != "rotation"])
+def test_fused_kernels_are_found_again_without_a_search(
+    name: str, hopper: Hopper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second launch is the first one's; a weight off its boundary is looked for anew."""
+    kernel = getattr(module(KERNELS[name]), name)
+    searched: list[int] = []
+    search = kernel.run
+    monkeypatch.setattr(kernel, "run", lambda *a, **k: searched.append(1) or search(*a, **k))
+    tensors = 1 + (name == "backward")  # of which each has a launch of its own
+    for _ in range(2):
+        call(name, PARTIAL, 3, as_it_is)
+        assert len(searched) == tensors
+    first, second = hopper.launched[0], hopper.launched[tensors]
+    assert first[:6] == second[:6]
+    assert len(first) == len(second)
+    for one, other in zip(first[9:], second[9:], strict=True):
+        assert one.shape == other.shape if isinstance(one, Tensor) else one == other
+    if name != "rotate_and_cache":
+        call(name, PARTIAL, 3, as_it_is, misaligned(torch.ones(128, dtype=torch.bfloat16)))
+        assert len(searched) == 2 * tensors
 
 
 def test_nothing_to_rotate_compiles_nothing(compiler: Compiler) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -10,6 +12,8 @@ import torch
 from phasor import BackendError, Rope, TensorError
 from phasor.torch import (
     _ops,
+    _tables,
+    _triton,
     rotate,
     rotate_,
     rotate_by,
@@ -18,6 +22,7 @@ from phasor.torch import (
     rotate_qk_,
 )
 from phasor.torch._triton import plan as triton_plan
+from phasor.torch.fused import rotate_and_cache_
 
 from .torch_oracle import assert_rotated
 from .triton_interpreter import (
@@ -86,6 +91,17 @@ def test_nothing_is_rotated_to_nothing(shape: tuple[int, ...]) -> None:
     q, k = here(3, 2, 16), here(3, 0, 16)
     assert torch.equal(rotate_qk(q, k, 7, HALF, **TRITON)[0], rotate(q, 7, HALF, **TRITON))
     assert torch.equal(rotate_qk(k, q, 7, HALF, **TRITON)[1], rotate(q, 7, HALF, **TRITON))
+
+
+@runs_kernels
+@pytest.mark.parametrize("cache", [(2, 4, 0, 16), (0, 4, 2, 16), (2, 0, 2, 16)])
+def test_a_query_is_rotated_beside_a_cache_of_nothing(cache: tuple[int, ...]) -> None:
+    """Without heads of the key, or without rows, of which no slot is one."""
+    q, kv = here(3, 2, 16), here(3, cache[2], 16)
+    slots, none = torch.full((3,), -1, device=DEVICE), here(*cache)
+    expected = rotate(q, 7, HALF, **TRITON)
+    rotate_and_cache_(q, kv, kv.clone(), 7, HALF, slots, none, none.clone(), **TRITON)
+    assert torch.equal(q, expected)
 
 
 @runs_kernels
@@ -160,6 +176,38 @@ def test_anything_else_is_checked_first(
     rotate_qk(**usual)
     with pytest.raises((AssertionError, ValueError)):
         rotate_qk(**{**usual, **change})
+
+
+@runs_kernels
+def test_a_plan_is_launched_though_another_thread_forgets_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Between the line that keeps it and the one that launches it."""
+
+    class Cleared(dict[Any, Any]):
+        def __setitem__(self, key: Any, plan: Any) -> None:
+            self.clear()
+
+    monkeypatch.setattr(_triton, "_PLANS", Cleared())
+    x = here(3, 2, 16)
+    assert_rotated(rotate(x, [1, 2, 3], HALF, **TRITON).cpu(), x.cpu(), [1, 2, 3], HALF)
+
+
+def test_tables_on_a_device_outlive_every_other_rope() -> None:
+    """A captured graph has only their addresses; those on the CPU are forgotten in time."""
+    ropes = [Rope(head_dim=2, pairing="half", base=100.0 + i).to_json() for i in range(66)]
+    makers = (
+        lambda *place: _tables.digit_tables(*place, torch.float32),
+        _tables.axis_of_pair,
+        _tables.steps,
+    )
+    for kind, kept in (("meta", True), ("cpu", False)):
+        first = [weakref.ref(make(ropes[0], torch.device(kind))) for make in makers]
+        for rope in ropes[1:]:
+            for make in makers:
+                make(rope, torch.device(kind))
+        gc.collect()
+        assert [table() is not None for table in first] == [kept] * len(makers)
 
 
 @runs_kernels
@@ -277,10 +325,11 @@ def test_a_call_can_be_captured_in_a_graph() -> None:
 
 @on_gpu
 def test_nothing_waits_for_the_device() -> None:
-    """No call synchronises, the first one with a length included."""
+    """No call synchronises after the first with integers and with fractions, of any length."""
     x, places = here(64, 8, 128), torch.arange(64, device=DEVICE)
     rope = Rope(head_dim=128, pairing="half")
     rotate(x, places, rope, **TRITON)
+    rotate(x, places + 0.5, rope, **TRITON)
     torch.cuda.set_sync_debug_mode("error")
     try:
         rotate(x[:33], places[:33], rope, **TRITON)

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from phasor import Rope
 from phasor.torch import _triton
+from phasor.torch._triton import fused as triton_fused
 from phasor.torch._triton import tiles as triton_tiles
 
 from .torch_oracle import normal
@@ -54,7 +55,13 @@ def here(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tens
 def ask_for_many(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Make so many tokens many, which have a tile of their own."""
     monkeypatch.setattr(triton_tiles, "MANY", tokens)
-    _triton._PLANS.clear()
+    forget_plans(monkeypatch)
+
+
+def forget_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make every launch the first of its kind: a plan keeps the tile that it was made with."""
+    for launches in (_triton, triton_fused):
+        monkeypatch.setattr(launches, "_PLANS", {})
 
 
 def run_interpreted(file: str, marked: str) -> None:
@@ -72,7 +79,11 @@ def run_interpreted(file: str, marked: str) -> None:
 
 
 def convert_as_devices_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Round bfloat16 to nearest even: the interpreter drops the bits for which there is no room."""
+    """Round bfloat16 to nearest even: the interpreter drops the bits for which there is no room.
+
+    On a device too, every test has plans of its own.
+    """
+    forget_plans(monkeypatch)
     if not INTERPRETED:
         return
     import triton.language as tl

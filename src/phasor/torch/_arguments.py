@@ -14,6 +14,7 @@ from phasor._checks import number, shown
 from phasor.errors import PositionError, SpecError, TensorError
 from phasor.scaling import Rule
 from phasor.spec import Rope
+from phasor.torch._internals import unheard
 from phasor.torch._layout import layout_text
 from phasor.torch._torchscript import refuse_tracing
 
@@ -28,6 +29,19 @@ _WHY_NOT = {
     torch.bfloat16: "bfloat16 cannot tell 256 from 257",
     torch.float16: "float16 cannot tell 2048 from 2049",
 }
+
+
+def is_plain(xs: Sequence[Any], positions: Any, rope: Any, inverse: Any, gain: Any) -> bool:
+    """Whether a kernel may take these as they are: nobody listens, and nothing is converted.
+
+    Shapes, dtypes and memory are the kernel's own to check.
+    """
+    return (
+        unheard((*xs, positions))
+        and type(rope) is Rope
+        and type(gain) is float
+        and type(inverse) is bool
+    )
 
 
 def checked_positions(positions: Any, xs: Sequence[Tensor], rope: Rope) -> Tensor:

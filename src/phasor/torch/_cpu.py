@@ -20,7 +20,8 @@ from torch import Tensor
 from phasor.errors import BackendError, PositionError, TensorError
 from phasor.spec import Rope
 from phasor.torch import _tables
-from phasor.torch._internals import frozen, unheard
+from phasor.torch._arguments import is_plain
+from phasor.torch._internals import frozen
 from phasor.torch._layout import constant, count_axes, read_layout, read_rope
 from phasor.torch._rows import reach, rows
 
@@ -126,11 +127,8 @@ def _ordinary(
     return (
         _native is not None
         and backend in ("auto", "cpu")
-        and unheard((*xs, positions))
+        and is_plain(xs, positions, rope, inverse, gain)
         and xs[0].is_cpu
-        and type(rope) is Rope
-        and type(gain) is float
-        and type(inverse) is bool
     )
 
 

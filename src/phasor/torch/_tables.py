@@ -1,8 +1,14 @@
-"""A Rope's digit tables as tensors on a device, cached on the whole Rope."""
+"""A Rope's digit tables as tensors on a device, cached on the whole Rope.
+
+Those on the CPU are forgotten in time. Those elsewhere are kept for good: a graph that a device has
+captured holds their addresses, and nothing else would hold their memory.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from functools import cache, lru_cache, wraps
+from typing import Any, Concatenate, ParamSpec
 
 import numpy as np
 import torch
@@ -10,8 +16,25 @@ from torch import Tensor
 
 from phasor import angles
 from phasor.frequencies import inv_freq
-from phasor.torch._internals import outside_modes, outside_transforms
-from phasor.torch._layout import constant, read_rope
+from phasor.torch._internals import constant_to_the_compiler, outside_modes, outside_transforms
+from phasor.torch._layout import read_rope
+
+_P = ParamSpec("_P")
+_Table = Callable[Concatenate[str, torch.device, _P], Tensor]
+
+
+def _kept(function: _Table[_P]) -> _Table[_P]:
+    """``function``, computed once; what it makes for a device is kept for good."""
+    on_cpu, elsewhere = lru_cache(maxsize=64)(function), cache(function)
+
+    # the compiler looks through the caches, so the mark stands on a function of its own
+    @constant_to_the_compiler
+    @wraps(function)
+    def looked_up(text: str, device: torch.device, *rest: _P.args, **named: _P.kwargs) -> Tensor:
+        cached = on_cpu if device.type == "cpu" else elsewhere
+        return cached(text, device, *rest, **named)
+
+    return looked_up
 
 
 def _constant(values: Any, device: torch.device) -> Tensor:
@@ -24,26 +47,26 @@ def _constant(values: Any, device: torch.device) -> Tensor:
         return torch.tensor(values, device=device)
 
 
-@constant
+@_kept
 def digit_tables(text: str, device: torch.device, dtype: torch.dtype) -> Tensor:
     """``[4, 1024, 2, num_pairs]``: the cosines, then the sines, of every value of every digit.
 
     What `phasor.angles.digit_tables` says, laid out so that a row of either is one piece of
-    memory. The cache holds 2 MB for each Rope of 64 pairs in float32, 4 MB in float64.
+    memory: 2 MB for a Rope of 64 pairs in float32, 4 MB in float64.
     """
     kind = np.float64 if dtype == torch.float64 else np.float32
     table = angles.digit_tables(read_rope(text), kind)
     return _constant(np.ascontiguousarray(table.swapaxes(-1, -2)), device)
 
 
-@constant
+@_kept
 def axis_of_pair(text: str, device: torch.device) -> Tensor:
     """``[num_pairs]`` index of the position axis that drives each pair."""
     rope = read_rope(text)
     return _constant(rope.axes.axis_of_pair(rope.num_pairs), device)
 
 
-@constant
+@_kept
 def steps(text: str, device: torch.device) -> Tensor:
     """``[num_pairs]`` signed radians per position, float64, for fractions of a position."""
     rope = read_rope(text)

@@ -15,16 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from phasor.angles import DIGITS
 from phasor.spec import Rope
-from phasor.torch._internals import unheard
-from phasor.torch._layout import constant, count_axes
-from phasor.torch._rows import rows
-from phasor.torch._triton.plan import Plan, key_of, plan_of
-from phasor.torch._written import apart, check_alone, check_rows
+from phasor.torch._arguments import is_plain
+from phasor.torch._internals import frozen
+from phasor.torch._layout import constant
+from phasor.torch._triton.plan import Plan, kept, key_of, plan_of
+from phasor.torch._triton.tiles import of_each, settled
+from phasor.torch._written import check_alone, check_rows, check_writable
 
 _PLANS: dict[tuple[Any, ...], Plan | None] = {}
-_MOST_PLANS = 256
 
 
 def refusal(x: Tensor) -> str:
@@ -57,7 +56,7 @@ def quick(
     xs: Sequence[Tensor], positions: Any, rope: Rope, inverse: bool, gain: float, backend: str
 ) -> list[Tensor] | None:
     """`rotate` past checks and dispatcher, where the same has been launched before; else None."""
-    if not _ordinary(xs, positions, rope, backend):
+    if not _ordinary(xs, positions, rope, inverse, gain, backend):
         return None
     outs = [torch.empty_like(x) for x in xs]
     return outs if _launched_again(xs, outs, positions, rope, inverse, gain) else None
@@ -67,9 +66,11 @@ def quick_(
     xs: Sequence[Tensor], positions: Any, rope: Rope, inverse: bool, gain: float, backend: str
 ) -> bool:
     """`rotate_` past checks and dispatcher, as `quick`; false where nothing was done."""
-    if not _ordinary(xs, positions, rope, backend) or (len(xs) == 2 and xs[0] is xs[1]):
+    if not _ordinary(xs, positions, rope, inverse, gain, backend) or frozen(xs):
         return False
-    if not _launched_again(xs, xs, positions, rope, inverse, gain):
+    if (len(xs) == 2 and xs[0] is xs[1]) or not _launched_again(
+        xs, xs, positions, rope, inverse, gain
+    ):
         return False
     torch.autograd.graph.increment_version([x for x in xs if not x.is_inference()])
     return True
@@ -106,17 +107,12 @@ def _turn(
     if xs[0].dtype != xs[-1].dtype:
         if outs is xs:
             # every refusal comes before the first write
-            check_alone(xs)
-            apart(*xs).check(*[x.data_ptr() for x in xs])
+            check_writable(xs)
         for x, out in zip(xs, outs, strict=True):
             alone = [x]
             _turn(alone, alone if outs is xs else [out], angles, rope, inverse, gain)
         return
-    if len(angles) == 1 and angles[0].is_floating_point():
-        kind = torch.float64 if xs[0].dtype == torch.float64 else torch.float32
-        angles = rows(angles, rope, kind, DIGITS)
-    elif len(angles) == 1 and angles[0].dtype not in (torch.int64, torch.int32):
-        angles = [angles[0].long()]
+    angles = settled(angles, rope, xs[0].dtype)
     if device.type == "cpu" or device.index == torch.cuda.current_device():
         _launch(xs, outs, angles, rope, inverse, gain)
     else:
@@ -134,37 +130,36 @@ def _launch(
 ) -> None:
     tensors = (xs[0], xs[-1], outs[0], outs[-1])
     key = key_of(tensors, angles, rope, inverse, gain, len(xs) == 2, outs is not xs)
-    if key not in _PLANS:
+
+    def made() -> Plan | None:
         if outs is xs:
             check_alone(xs)
-        if len(_PLANS) >= _MOST_PLANS:
-            _PLANS.clear()
-        _PLANS[key] = plan_of(tensors, angles, rope, inverse, gain, len(xs) == 2, outs is not xs)
-    plan = _PLANS[key]
+        return plan_of(tensors, angles, rope, inverse, gain, len(xs) == 2, outs is not xs)
+
+    plan = kept(_PLANS, key, made)
     if plan is not None:
         plan.launch(tensors, angles)
         return
-    if outs is xs and len(xs) == 2:
-        apart(*xs).check(*[x.data_ptr() for x in xs])
+    if outs is xs:
+        check_writable(xs)
     # a launch for every index of the first dimension, where tokens lie too unevenly for one
     lead = xs[0].shape[:-2]
-    last = 1 if len(angles) == 2 or count_axes(rope) > 1 else 0
-    angles = [a.expand(*lead, *a.shape[a.dim() - last :]) for a in angles]
+    angles = of_each(angles, rope, lead)
     for i in range(lead[0]):
         turned = [x[i] for x in xs]
-        kept = turned if outs is xs else [out[i] for out in outs]
-        _launch(turned, kept, [a[i] for a in angles], rope, inverse, gain)
+        into = turned if outs is xs else [out[i] for out in outs]
+        _launch(turned, into, [a[i] for a in angles], rope, inverse, gain)
 
 
-def _ordinary(xs: Sequence[Tensor], positions: Any, rope: Any, backend: str) -> bool:
+def _ordinary(
+    xs: Sequence[Tensor], positions: Any, rope: Any, inverse: Any, gain: Any, backend: str
+) -> bool:
     """Whether something was launched before, and nobody listens to what happens to these."""
     return (
         not torch.compiler.is_compiling()
         and bool(_PLANS)
-        and unheard(xs)
+        and is_plain(xs, positions, rope, inverse, gain)
         and (backend == "triton" or (backend == "auto" and xs[0].is_cuda))
-        and type(positions) is Tensor
-        and type(rope) is Rope
     )
 
 

@@ -1,37 +1,37 @@
 """Launches of the kernels that do more than rotate: norm and rotation, rotation and cache write.
 
-Tokens, tiles and rows are found as for the rotation itself. Where tokens lie too unevenly for one
-launch, these work on contiguous copies.
+Tokens, tiles and rows are found as for the rotation itself, once for tensors of the same shapes and
+strides. Where tokens lie too unevenly for one launch, these work on contiguous copies.
 """
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from phasor.torch._fused import FLOAT8, inverse_unit
-from phasor.torch._layout import count_axes, read_layout
-from phasor.torch._triton.tiles import Rows, broadcast, module, source_of, tile, walk
+from phasor.torch._layout import read_layout
+from phasor.torch._triton.plan import Plan, kept
+from phasor.torch._triton.tiles import (
+    VECTOR,
+    bits_of,
+    in_pieces,
+    module,
+    of_each,
+    settled,
+    strides_of,
+    tile_of,
+    tokens_of,
+)
 
 #: A norm keeps its tile until the sum over a head is there, and a backward pass keeps two.
 FORWARD_PARTS, BACKWARD_PARTS = 2, 4
 _PROGRAMS = 1024  # of a backward pass at most: each leaves a row of the weights' gradient
-_VECTOR = 16
-
-
-class _Tokens(NamedTuple):
-    """Tokens in two dimensions, and the rows that they find there."""
-
-    inner: int
-    outer: int
-    steps: list[tuple[int, int]]  # of every tensor, from one token to the next: outer, inner
-    source: Rows
-    placed: tuple[int, ...]  # where rows are found, as kernels take it
+_PLANS: dict[tuple[Any, ...], Plan | None] = {}
 
 
 def norm_rotate(
@@ -44,9 +44,12 @@ def norm_rotate(
 ) -> list[Tensor]:
     """New tensors with the strides of ``xs``."""
     outs = [torch.empty_like(x) for x in xs]
+    weights = [weight.contiguous() for weight in weights]
     alike = xs[0].dtype == xs[-1].dtype
     for part in [slice(None)] if alike else [slice(i, i + 1) for i in range(len(xs))]:
-        _norm(xs[part], weights[part], outs[part], angles, rope, epsilon, gain)
+        turns = settled(angles, rope, xs[part][0].dtype)
+        with _device(xs[0]):
+            _norm(xs[part], weights[part], outs[part], turns, rope, epsilon, gain)
     return outs
 
 
@@ -61,10 +64,12 @@ def norm_rotate_backward(
 ) -> list[Tensor]:
     """Gradients of ``xs``, then of ``weights``."""
     of_xs = [torch.empty_like(x) for x in xs]
-    of_weights = [
-        _norm_gradient(*each, angles, rope, epsilon, gain)
-        for each in zip(grads, xs, weights, of_xs, strict=True)
-    ]
+    of_weights: list[Tensor] = []
+    for g, x, w, out in zip(grads, xs, weights, of_xs, strict=True):
+        turns = settled(angles, rope, x.dtype)
+        with _device(x):
+            of_weight = _norm_gradient(g, x, w.contiguous(), out, turns, rope, epsilon, gain)
+        of_weights.append(of_weight.to(w.dtype))
     return of_xs + of_weights
 
 
@@ -82,53 +87,10 @@ def rotate_and_cache_(
     value_unit: float,
 ) -> None:
     """The query in place, and key and value into their caches."""
-    tokens = _tokens([q, k, v], positions, rope, slots)
-    caches = key_cache, value_cache
-    if tokens is None:
-        turned = q.contiguous()
-        whole = _of_each(positions, q, rope)
-        rotate_and_cache_(
-            turned, k.contiguous(), v.contiguous(), whole, slots.contiguous(), key_cache,
-            value_cache, rope, gain, key_unit, value_unit,
-        )  # fmt: skip
-        q.copy_(turned)
-        return
-    layout = read_layout(rope)
-    pairs = tokens.source.pairs
-    wide, many, heads = tile(pairs, tokens.inner * tokens.outer, q.element_size())
-    blocks = -(-q.shape[-2] // heads) + 2 * -(-k.shape[-2] // heads)
-    programs = tokens.outer * -(-tokens.inner // many) * blocks
-    if programs == 0 or key_cache.numel() + value_cache.numel() == 0:
-        return
-    placed, packed = _placed((q, k, v), tokens)
-    packed = packed and all(_in_pieces(cache, cache.stride()[:-1]) for cache in caches)
+    tensors = q, k, v, key_cache, value_cache, slots
+    angles = settled([positions], rope, q.dtype)
     with _device(q):
-        module("cache").rotate_and_cache[(programs,)](
-            *(q, k, v, *caches, slots),
-            *(tokens.source.angles, tokens.source.more, tokens.source.axes),
-            *(tokens.inner, q.shape[-2], k.shape[-2], _bits(gain)),
-            *(_bits(inverse_unit(unit)) for unit in (key_unit, value_unit)),
-            *key_cache.shape[:2],
-            *placed,
-            *key_cache.stride(),
-            *value_cache.stride(),
-            *tokens.steps[3],
-            *tokens.placed,
-            source=tokens.source.function,
-            read=module("kernels").READ[layout.pairing],
-            write=module("kernels").WRITE[layout.pairing_out],
-            moves=layout.pairing != layout.pairing_out,
-            narrow_keys=key_cache.dtype == FLOAT8,
-            narrow_values=value_cache.dtype == FLOAT8,
-            pairs=pairs,
-            start=layout.rotary_start,
-            width=q.shape[-1],
-            value_width=v.shape[-1],
-            packed=packed,
-            wide=wide,
-            tokens=many,
-            heads=heads,
-        )
+        _store(tensors, angles, rope, gain, (key_unit, value_unit))
     # autograd counts writes, and does not see these
     written = [x for x in (q, key_cache, value_cache) if not x.is_inference()]
     torch.autograd.graph.increment_version(written)
@@ -143,45 +105,52 @@ def _norm(
     epsilon: float,
     gain: float,
 ) -> None:
-    tensors = xs[0], xs[-1], outs[0], outs[-1]
-    tokens = _tokens(tensors, angles[0], rope)
-    if tokens is None:
-        whole = [_of_each(angles[0], xs[0], rope)]
-        made = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in xs]
-        _norm([x.contiguous() for x in xs], weights, made, whole, rope, epsilon, gain)
-        for out, y in zip(outs, made, strict=True):
-            out.copy_(y)
+    tensors = xs[0], xs[-1], outs[0], outs[-1], weights[0], weights[-1]
+    key = _key(("norm", len(xs), rope, epsilon, gain), tensors, angles)
+    plan = kept(_PLANS, key, lambda: _norm_plan(tensors, angles, rope, epsilon, gain, len(xs) == 2))
+    if plan is not None:
+        plan.launch(tensors, angles)
         return
-    layout = read_layout(rope)
-    q_heads, k_heads = xs[0].shape[-2], xs[1].shape[-2] if len(xs) == 2 else 0
-    pairs, width = tokens.source.pairs, xs[0].shape[-1]
-    size = tokens.inner * tokens.outer
-    wide, many, heads = tile(pairs, size, xs[0].element_size(), parts=FORWARD_PARTS)
+    whole = [a.contiguous() for a in of_each(angles, rope, xs[0].shape[:-2])]
+    made = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in xs]
+    _norm([x.contiguous() for x in xs], weights, made, whole, rope, epsilon, gain)
+    for out, y in zip(outs, made, strict=True):
+        out.copy_(y)
+
+
+def _norm_plan(
+    tensors: Sequence[Tensor],
+    angles: Sequence[Tensor],
+    rope: str,
+    epsilon: float,
+    gain: float,
+    together: bool,
+) -> Plan | None:
+    q, k = tensors[:2]
+    walked = tokens_of(tensors[:4], angles, rope)
+    if walked is None:
+        return None
+    layout, kernels = read_layout(rope), module("kernels")
+    q_heads, k_heads = q.shape[-2], k.shape[-2] if together else 0
+    placed, packed = strides_of(tensors[:4], walked)
+    rest = _power(q.shape[-1] - 2 * walked.source.pairs)
+    wide, many, heads = tile_of(walked, q, packed, parts=FORWARD_PARTS, rest=rest)
     blocks = -(-q_heads // heads) + -(-k_heads // heads)
-    programs = tokens.outer * -(-tokens.inner // many) * blocks
-    if programs == 0:
-        return
-    placed, packed = _placed(tensors, tokens)
-    with _device(xs[0]):
-        module("norm").forward[(programs,)](
-            *tensors,
-            *(weights[0].contiguous(), weights[-1].contiguous()),
-            *(tokens.source.angles, tokens.source.more, tokens.source.axes),
-            *(tokens.inner, q_heads, k_heads, _bits(gain), _bits(epsilon)),
-            *placed,
-            *tokens.placed,
-            source=tokens.source.function,
-            read=module("kernels").READ[layout.pairing],
-            write=module("kernels").WRITE[layout.pairing_out],
-            pairs=pairs,
-            start=layout.rotary_start,
-            width=width,
-            packed=packed,
-            wide=wide,
-            rest=_power(width - 2 * pairs),
-            tokens=many,
-            heads=heads,
-        )
+    return Plan(
+        ("norm", "forward"),
+        walked.outer * -(-walked.inner // many) * blocks,
+        walked.source.tables,
+        walked.source.axes,
+        (
+            *(walked.inner, q_heads, k_heads, bits_of(gain), bits_of(epsilon)),
+            *(*placed, *walked.placed),
+            *(walked.source.function, kernels.READ[layout.pairing]),
+            kernels.WRITE[layout.pairing_out],
+            *(walked.source.pairs, layout.rotary_start, q.shape[-1], packed),
+            *(wide, rest, many, heads),
+        ),
+        None,
+    )
 
 
 def _norm_gradient(
@@ -194,92 +163,122 @@ def _norm_gradient(
     epsilon: float,
     gain: float,
 ) -> Tensor:
-    """Writes ``out``, the gradient of ``x``; returns that of ``weight``."""
-    tokens = _tokens([x, grad, out], angles[0], rope)
-    if tokens is None:
-        whole = [_of_each(angles[0], x, rope)]
-        made = torch.empty_like(x, memory_format=torch.contiguous_format)
-        given_ = grad.contiguous(), x.contiguous(), weight, made
-        of_weight = _norm_gradient(*given_, whole, rope, epsilon, gain)
-        out.copy_(made)
-        return of_weight
-    layout = read_layout(rope)
-    pairs, width = tokens.source.pairs, x.shape[-1]
-    size = tokens.inner * tokens.outer
-    wide, many, heads = tile(pairs, size, x.element_size(), parts=BACKWARD_PARTS)
-    items = tokens.outer * -(-tokens.inner // many) * -(-x.shape[-2] // heads)
-    kind = torch.float64 if x.dtype == torch.float64 else torch.float32
-    parts = torch.zeros(min(items, _PROGRAMS), width, dtype=kind, device=x.device)
-    if items == 0:
-        return parts.sum(0).to(weight.dtype)
-    placed, packed = _placed((x, grad, out), tokens)
-    with _device(x):
-        module("norm").backward[(len(parts),)](
-            *(x, grad, out, weight.contiguous(), parts),
-            *(tokens.source.angles, tokens.source.more, tokens.source.axes),
-            *(items, tokens.inner, x.shape[-2], _bits(gain), _bits(epsilon)),
-            *placed,
-            *tokens.placed,
-            source=tokens.source.function,
-            read=module("kernels").READ[layout.pairing],
-            read_grad=module("kernels").READ[layout.pairing_out],
-            write=module("kernels").WRITE[layout.pairing],
-            pairs=pairs,
-            start=layout.rotary_start,
-            width=width,
-            packed=packed,
-            wide=wide,
-            rest=_power(width - 2 * pairs),
-            tokens=many,
-            heads=heads,
-        )
-    return parts.sum(0).to(weight.dtype)
+    """Writes ``out``, the gradient of ``x``; returns that of ``weight``, as it is computed."""
+    tensors = x, grad, out, weight
+    key = _key(("gradient", rope, epsilon, gain), tensors, angles)
+    plan = kept(_PLANS, key, lambda: _gradient_plan(tensors, angles, rope, epsilon, gain))
+    if plan is not None:
+        kind = torch.float64 if x.dtype == torch.float64 else torch.float32
+        # every program writes all of its row
+        parts = torch.empty(plan.programs, x.shape[-1], dtype=kind, device=x.device)
+        plan.launch((*tensors, parts), angles)
+        return parts.sum(0)
+    whole = [a.contiguous() for a in of_each(angles, rope, x.shape[:-2])]
+    made = torch.empty_like(x, memory_format=torch.contiguous_format)
+    in_pieces = grad.contiguous(), x.contiguous(), weight, made
+    of_weight = _norm_gradient(*in_pieces, whole, rope, epsilon, gain)
+    out.copy_(made)
+    return of_weight
 
 
-def _placed(xs: Sequence[Tensor], tokens: _Tokens) -> tuple[list[int], bool]:
-    """Strides of every tensor, and whether all heads lie in pieces that are moved whole."""
-    placed: list[int] = []
-    packed = True
-    for x, step in zip(xs, tokens.steps, strict=False):
-        placed += (*step, x.stride(-2), x.stride(-1))
-        packed = packed and _in_pieces(x, (*step, x.stride(-2)))
-    return placed, packed
-
-
-def _in_pieces(x: Tensor, strides: Sequence[int]) -> bool:
-    on_boundaries = all(step * x.element_size() % _VECTOR == 0 for step in strides)
-    return on_boundaries and x.data_ptr() % _VECTOR == 0 and x.stride(-1) == 1
-
-
-def _tokens(xs: Sequence[Tensor], positions: Tensor, rope: str, *others: Tensor) -> _Tokens | None:
-    """How the tokens of ``xs``, and ``others`` without heads, are walked; None if they are not."""
-    source = source_of(positions, rope, xs[0].dtype)
-    lead = xs[0].shape[:-2]
-    given = source.function is module("angles").given
-    last = 1 if given or source.axes is not None else 0
-    strides = [x.stride()[:-2] for x in xs] + [x.stride() for x in others]
-    angles = (source.angles, source.more) if given else (source.angles,)
-    strides += [broadcast(a, last, lead) for a in angles]
-    walked = walk(lead, strides)
-    if len(walked) > 2:
+def _gradient_plan(
+    tensors: Sequence[Tensor], angles: Sequence[Tensor], rope: str, epsilon: float, gain: float
+) -> Plan | None:
+    x = tensors[0]
+    walked = tokens_of(tensors[:3], angles, rope)
+    if walked is None:
         return None
-    walked += [(1, (0,) * len(strides))] * (2 - len(walked))
-    (inner, inner_steps), (outer, outer_steps) = walked
-    steps = list(zip(outer_steps, inner_steps, strict=True))
-    known = len(xs) + len(others)
-    placed = (*steps[known], source.angles.stride(-1) if last else 0)
-    more = (*steps[-1], source.more.stride(-1)) if given else (0, 0, 0)
-    return _Tokens(inner, outer, steps[:known], source, (*placed, *more))
+    layout, kernels = read_layout(rope), module("kernels")
+    placed, packed = strides_of(tensors[:3], walked)
+    rest = _power(x.shape[-1] - 2 * walked.source.pairs)
+    wide, many, heads = tile_of(walked, x, packed, parts=BACKWARD_PARTS, rest=rest)
+    items = walked.outer * -(-walked.inner // many) * -(-x.shape[-2] // heads)
+    return Plan(
+        ("norm", "backward"),
+        min(items, _PROGRAMS),
+        walked.source.tables,
+        walked.source.axes,
+        (
+            *(items, walked.inner, x.shape[-2], bits_of(gain), bits_of(epsilon)),
+            *(*placed, *walked.placed),
+            *(walked.source.function, kernels.READ[layout.pairing]),
+            *(kernels.READ[layout.pairing_out], kernels.WRITE[layout.pairing]),
+            *(walked.source.pairs, layout.rotary_start, x.shape[-1], packed),
+            *(wide, rest, many, heads),
+        ),
+        None,
+    )
 
 
-def _of_each(positions: Tensor, x: Tensor, rope: str) -> Tensor:
-    """``positions``, written out for every token of ``x``."""
-    coordinates = [count_axes(rope)] if count_axes(rope) > 1 else []
-    return positions.expand(*x.shape[:-2], *coordinates).contiguous()
+def _store(
+    tensors: Sequence[Tensor],
+    angles: Sequence[Tensor],
+    rope: str,
+    gain: float,
+    units: tuple[float, float],
+) -> None:
+    key = _key(("cache", rope, gain, *units), tensors, angles)
+    plan = kept(_PLANS, key, lambda: _store_plan(tensors, angles, rope, gain, units))
+    if plan is not None:
+        plan.launch(tensors, angles)
+        return
+    q, k, v, *caches, slots = tensors
+    whole = [a.contiguous() for a in of_each(angles, rope, q.shape[:-2])]
+    turned = q.contiguous()
+    in_pieces = turned, k.contiguous(), v.contiguous(), *caches, slots.contiguous()
+    _store(in_pieces, whole, rope, gain, units)
+    q.copy_(turned)
 
 
-def _device(x: Tensor) -> AbstractContextManager[Any]:
-    return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
+def _store_plan(
+    tensors: Sequence[Tensor],
+    angles: Sequence[Tensor],
+    rope: str,
+    gain: float,
+    units: tuple[float, float],
+) -> Plan | None:
+    q, k, v, key_cache, value_cache, slots = tensors
+    walked = tokens_of([q, k, v], angles, rope, slots)
+    if walked is None:
+        return None
+    layout, kernels = read_layout(rope), module("kernels")
+    placed, packed = strides_of((q, k, v), walked)
+    caches = key_cache, value_cache
+    packed = packed and all(in_pieces(cache, cache.stride()[:-1]) for cache in caches)
+    wide, many, heads = tile_of(walked, q, packed)
+    blocks = -(-q.shape[-2] // heads) + 2 * -(-k.shape[-2] // heads)
+    return Plan(
+        ("cache", "rotate_and_cache"),
+        walked.outer * -(-walked.inner // many) * blocks,
+        walked.source.tables,
+        walked.source.axes,
+        (
+            *(walked.inner, q.shape[-2], k.shape[-2], bits_of(gain)),
+            *(bits_of(inverse_unit(unit)) for unit in units),
+            # nothing is kept in a cache without rows, nor divided by their number
+            *(key_cache.shape[:2] if key_cache.numel() else (0, 1)),
+            *(*placed, *key_cache.stride(), *value_cache.stride()),
+            *(*walked.steps[3], *walked.placed),
+            *(walked.source.function, kernels.READ[layout.pairing]),
+            *(kernels.WRITE[layout.pairing_out], layout.pairing != layout.pairing_out),
+            *(cache.dtype == FLOAT8 for cache in caches),
+            *(walked.source.pairs, layout.rotary_start, q.shape[-1], v.shape[-1]),
+            *(packed, wide, many, heads),
+        ),
+        None,
+    )
+
+
+def _key(
+    work: tuple[Any, ...], tensors: Sequence[Tensor], angles: Sequence[Tensor]
+) -> tuple[Any, ...]:
+    """All that a plan depends on. Triton looks at where weights and rows begin, and so on."""
+    return (
+        *work,
+        tensors[0].device,
+        *[(t.shape, t.stride(), t.dtype, t.data_ptr() % VECTOR == 0) for t in tensors],
+        *[(a.shape, a.stride(), a.dtype, a.data_ptr() % VECTOR == 0) for a in angles],
+    )
 
 
 def _power(n: int) -> int:
@@ -287,6 +286,7 @@ def _power(n: int) -> int:
     return 1 << (n - 1).bit_length() if n else 0
 
 
-def _bits(value: float) -> int:
-    """An argument cannot be a float64, but its bits can."""
-    return struct.unpack("q", struct.pack("d", value))[0]
+def _device(x: Tensor) -> AbstractContextManager[Any]:
+    if x.is_cuda and x.device.index != torch.cuda.current_device():
+        return torch.cuda.device(x.device)
+    return nullcontext()

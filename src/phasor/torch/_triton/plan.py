@@ -15,24 +15,24 @@ and for nothing else: not for a size, a stride, a position or a gain.
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
 from phasor.torch._layout import read_layout
-from phasor.torch._triton.tiles import Rows, broadcast, module, source_of, tile, walk
+from phasor.torch._triton.tiles import VECTOR, bits_of, module, strides_of, tile_of, tokens_of
 from phasor.torch._written import Apart, apart
 
-_VECTOR = 16
+_MOST = 256  # plans that are kept at a time
 
 
 @dataclass(slots=True)
 class Plan:
     """A launch without its pointers, but for those of tables and axes, which are its own."""
 
+    kernel: tuple[str, str]  # its module, and its name there
     programs: int
     tables: Tensor | None
     axes: Tensor | None
@@ -41,7 +41,7 @@ class Plan:
     compiled: Any = None
 
     def launch(self, tensors: Sequence[Tensor], angles: Sequence[Tensor]) -> None:
-        """Rotate the query and the key into where they go.
+        """Run the kernel on its tensors, of which the first two are query and key, and angles.
 
         Raises:
             TensorError: If both are written, and share memory.
@@ -53,9 +53,24 @@ class Plan:
         more = angles[1] if self.tables is None else self.tables
         # what was compiled is launched at once from the second time on: Triton takes as long to
         # look for it as a small rotation takes
-        kernel = self.compiled or module("kernels").rotation
+        kernel = self.compiled or getattr(module(self.kernel[0]), self.kernel[1])
         given = (*tensors, angles[0], more, self.axes, *self.arguments)
         self.compiled = kernel[(self.programs, 1, 1)](*given) or self.compiled
+
+
+def kept(
+    plans: dict[tuple[Any, ...], Plan | None],
+    key: tuple[Any, ...],
+    make: Callable[[], Plan | None],
+) -> Plan | None:
+    """The plan of ``key`` in ``plans``, made where there is none yet."""
+    plan: Plan | Literal[False] | None = plans.get(key, False)
+    if plan is False:
+        if len(plans) >= _MOST:
+            plans.clear()
+        # never read back: between two lines another thread may have cleared them
+        plan = plans[key] = make()
+    return plan
 
 
 def key_of(
@@ -72,9 +87,9 @@ def key_of(
     for t in tensors:
         addresses |= t.data_ptr()
     return (
-        *(rope, inverse, gain, together, new, addresses % _VECTOR == 0),
+        *(rope, inverse, gain, together, new, addresses % VECTOR == 0),
         # where sin begins is what Triton looks at
-        angles[-1].data_ptr() % _VECTOR == 0,
+        angles[-1].data_ptr() % VECTOR == 0,
         *[(t.shape, t.stride(), t.dtype, t.device) for t in (*tensors, *angles)],
     )
 
@@ -91,41 +106,23 @@ def plan_of(
     """The launch for tensors like these, or None where they lie too unevenly for one."""
     q, k = tensors[:2]
     layout = read_layout(rope).turned_round() if inverse else read_layout(rope)
-    given = len(angles) == 2
-    if given:
-        cos, sin = angles
-        source = Rows(module("angles").given, cos, sin, None, cos.shape[-1])
-    else:
-        source = source_of(angles[0], rope, q.dtype)
-    last = 1 if given or source.axes is not None else 0
-    lead = q.shape[:-2]
-    strides = [t.stride()[:-2] for t in tensors]
-    strides += [broadcast(a, last, lead) for a in angles]
-    dimensions = walk(lead, strides)
-    if len(dimensions) > 2:
+    walked = tokens_of(tensors, angles, rope)
+    if walked is None:
         return None
-    dimensions += [(1, (0,) * len(strides))] * (2 - len(dimensions))
-    (inner, inner_steps), (outer, outer_steps) = dimensions
-    wide, tokens, heads = tile(source.pairs, inner * outer, q.element_size())
     q_heads, k_heads = q.shape[-2], k.shape[-2] if together else 0
-    placed: list[int] = []
-    packed = True
-    for i, t in enumerate(tensors):
-        # the stride of a single head means nothing, and may be anything
-        steps = outer_steps[i], inner_steps[i], t.stride(-2) if t.shape[-2] > 1 else 0
-        placed += (*steps, t.stride(-1))
-        ends = t.data_ptr() | (steps[0] | steps[1] | steps[2]) * t.element_size()
-        packed = packed and ends % _VECTOR == 0 and t.stride(-1) == 1
-    for i, a in enumerate(angles, start=len(tensors)):
-        placed += (outer_steps[i], inner_steps[i], a.stride(-1) if last else 0)
+    placed, packed = strides_of(tensors, walked)
+    wide, tokens, heads = tile_of(walked, q, packed)
+    blocks = -(-q_heads // heads) + -(-k_heads // heads)
+    source = walked.source
     kernels = module("kernels")
     return Plan(
-        outer * -(-inner // tokens) * (-(-q_heads // heads) + -(-k_heads // heads)),
-        None if given else source.more,
+        ("kernels", "rotation"),
+        walked.outer * -(-walked.inner // tokens) * blocks,
+        source.tables,
         source.axes,
         (
-            *(inner, q_heads, k_heads, struct.unpack("q", struct.pack("d", gain))[0]),
-            *(placed if given else (*placed, 0, 0, 0)),
+            *(walked.inner, q_heads, k_heads, bits_of(gain)),
+            *(*placed, *walked.placed),
             *(source.function, kernels.READ[layout.pairing], kernels.WRITE[layout.pairing_out]),
             *(layout.pairing != layout.pairing_out, inverse, source.pairs, layout.rotary_start),
             q.shape[-1] if new and q.shape[-1] > 2 * source.pairs else 0,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ from phasor.torch._rows import rows
 
 #: From this many tokens on, a program shares its rows among heads; below, there are more programs.
 MANY = 2048
+VECTOR = 16  # bytes that memory is moved by at a time
 _BROAD, _NARROW = 32768, 4096  # bytes of a tile of many tokens, and of few
 
 
@@ -23,10 +25,19 @@ class Rows(NamedTuple):
     """Where a kernel finds its rows: a function of `_triton.angles`, and what that reads."""
 
     function: Any
-    angles: Tensor
-    more: Tensor
+    tables: Tensor | None  # None where rows are given
     axes: Tensor | None
     pairs: int
+
+
+class Tokens(NamedTuple):
+    """Tokens in two dimensions, and the rows that they find there."""
+
+    inner: int
+    outer: int
+    steps: list[tuple[int, int]]  # of every tensor, from one token to the next: outer, inner
+    source: Rows
+    placed: tuple[int, ...]  # where rows are found, as kernels take it
 
 
 def module(name: str) -> Any:
@@ -35,20 +46,37 @@ def module(name: str) -> Any:
     return import_module(f"phasor.torch._triton.{name}")
 
 
-def source_of(positions: Tensor, rope: str, dtype: torch.dtype) -> Rows:
-    """The rows of ``positions`` for tensors of ``dtype``; fractions are made into rows first."""
+def settled(angles: Sequence[Tensor], rope: str, dtype: torch.dtype) -> Sequence[Tensor]:
+    """``angles`` as kernels take them: int32 or int64 positions, or rows, as fractions become."""
+    if len(angles) == 2 or angles[0].dtype in (torch.int64, torch.int32):
+        return angles
+    if angles[0].is_floating_point():
+        return rows(angles, rope, _kind(dtype), DIGITS)
+    return [angles[0].long()]
+
+
+def source_of(angles: Sequence[Tensor], rope: str, dtype: torch.dtype) -> Rows:
+    """The rows of `settled` angles for tensors of ``dtype``."""
     sources = module("angles")
-    kind = torch.float64 if dtype == torch.float64 else torch.float32
-    if positions.is_floating_point():
-        cos, sin = rows([positions], rope, kind, DIGITS)
-        return Rows(sources.given, cos, sin, None, cos.shape[-1])
-    if positions.dtype not in (torch.int64, torch.int32):
-        positions = positions.long()
-    tables = _tables.digit_tables(rope, positions.device, kind)
+    if len(angles) == 2:
+        return Rows(sources.given, None, None, angles[0].shape[-1])
+    positions = angles[0]
+    tables = _tables.digit_tables(rope, positions.device, _kind(dtype))
     if count_axes(rope) == 1:
-        return Rows(sources.one_axis, positions, tables, None, tables.shape[-1])
+        return Rows(sources.one_axis, tables, None, tables.shape[-1])
     axes = _tables.axis_of_pair(rope, positions.device)
-    return Rows(sources.several_axes, positions, tables, axes, tables.shape[-1])
+    return Rows(sources.several_axes, tables, axes, tables.shape[-1])
+
+
+def own_dimensions(angles: Sequence[Tensor], rope: str) -> int:
+    """How many dimensions `settled` angles have that tokens have not: coordinates, or pairs."""
+    return 1 if len(angles) == 2 or count_axes(rope) > 1 else 0
+
+
+def of_each(angles: Sequence[Tensor], rope: str, lead: Sequence[int]) -> list[Tensor]:
+    """Views of `settled` angles with a place for every token of the dimensions ``lead``."""
+    last = own_dimensions(angles, rope)
+    return [a.expand(*lead, *a.shape[a.dim() - last :]) for a in angles]
 
 
 def broadcast(t: Tensor, last: int, lead: Sequence[int]) -> tuple[int, ...]:
@@ -81,7 +109,15 @@ def walk(
     return found
 
 
-def tile(pairs: int, tokens: int, itemsize: int, *, parts: int = 1) -> tuple[int, int, int]:
+def tile(
+    pairs: int,
+    tokens: int,
+    itemsize: int,
+    *,
+    parts: int = 1,
+    rest: int = 0,
+    packed: bool = True,
+) -> tuple[int, int, int]:
     """Pairs, tokens and heads of a program's tile.
 
     Args:
@@ -89,9 +125,71 @@ def tile(pairs: int, tokens: int, itemsize: int, *, parts: int = 1) -> tuple[int
         tokens: Tokens there are.
         itemsize: Bytes of a number.
         parts: What a broad tile is divided by, for kernels that hold more than it in registers.
+        rest: Columns that are held beside the pairs; 0, or a power of two.
+        packed: Whether heads lie in pieces of 16 bytes. If not, every number has an address of its
+            own in registers, and a broad tile is halved.
     """
     wide = 1 << (max(pairs, 1) - 1).bit_length()
     many = tokens >= MANY
-    budget = max(1, (_BROAD // parts if many else _NARROW) // (2 * itemsize * wide))
+    size = _BROAD // (parts if packed else 4 * parts) if many else _NARROW
+    budget = max(1, size // (2 * itemsize * max(wide, rest)))
     heads = min(budget, 8 if many else 32)
     return wide, budget // heads, heads
+
+
+def strides_of(xs: Sequence[Tensor], tokens: Tokens) -> tuple[list[int], bool]:
+    """Strides of every tensor, and whether all heads lie in pieces that are moved whole."""
+    placed: list[int] = []
+    packed = True
+    for x, step in zip(xs, tokens.steps, strict=False):
+        # the stride of a single head means nothing, and may be anything
+        steps = (*step, x.stride(-2) if x.shape[-2] > 1 else 0)
+        placed += (*steps, x.stride(-1))
+        packed = packed and in_pieces(x, steps)
+    return placed, packed
+
+
+def in_pieces(x: Tensor, strides: Sequence[int]) -> bool:
+    """Whether heads of ``x``, which ``strides`` lead to, begin on boundaries and have no gaps."""
+    on_boundaries = all(step * x.element_size() % VECTOR == 0 for step in strides)
+    return on_boundaries and x.data_ptr() % VECTOR == 0 and x.stride(-1) == 1
+
+
+def tokens_of(
+    xs: Sequence[Tensor], angles: Sequence[Tensor], rope: str, *others: Tensor
+) -> Tokens | None:
+    """How the tokens of ``xs``, and ``others`` without heads, are walked; None if they are not."""
+    source = source_of(angles, rope, xs[0].dtype)
+    lead, last = xs[0].shape[:-2], own_dimensions(angles, rope)
+    strides = [x.stride()[:-2] for x in xs] + [x.stride() for x in others]
+    strides += [broadcast(a, last, lead) for a in angles]
+    walked = walk(lead, strides)
+    if len(walked) > 2:
+        return None
+    walked += [(1, (0,) * len(strides))] * (2 - len(walked))
+    (inner, inner_steps), (outer, outer_steps) = walked
+    steps = list(zip(outer_steps, inner_steps, strict=True))
+    known = len(xs) + len(others)
+    placed = [
+        each
+        for a, step in zip(angles, steps[known:], strict=True)
+        for each in (*step, a.stride(-1) if last else 0)
+    ]
+    placed += [0] * (6 - len(placed))
+    return Tokens(inner, outer, steps[:known], source, tuple(placed))
+
+
+def tile_of(walked: Tokens, x: Tensor, packed: bool, **held: int) -> tuple[int, int, int]:
+    """`tile` for the heads of ``x``."""
+    tokens = walked.inner * walked.outer
+    return tile(walked.source.pairs, tokens, x.element_size(), packed=packed, **held)
+
+
+def bits_of(value: float) -> int:
+    """An argument cannot be a float64, but its bits can."""
+    return struct.unpack("q", struct.pack("d", value))[0]
+
+
+def _kind(dtype: torch.dtype) -> torch.dtype:
+    """What tensors of ``dtype`` are computed in."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
