@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from phasor.checkpoint import CheckpointError, _verify, _write, plan, verify, write
+from phasor.checkpoint import CheckpointError, Patterns, _verify, _write, plan, verify, write
 from phasor.checkpoint._names import known_part
 from phasor.checkpoint._verify import compare_scores
 
@@ -349,6 +349,44 @@ def test_the_plan_says_what_the_config_would_get_wrong(
     notes = plan(folder, target).notes
     assert notes[0] == f"The result is in {target} pairing."
     assert last in notes[-1]
+
+
+@pytest.mark.parametrize("matched", ["q", "[qk]"])
+def test_patterns_that_leave_queries_or_keys_do_not_make_a_whole(
+    tmp_path: Path, matched: str
+) -> None:
+    """The result has a pairing where both were matched, and is not said to have one otherwise."""
+    folder = save_folder(tmp_path / "a", llama(), llama_tensors())
+    patterns = Patterns(query=(rf".*{matched}_proj\.(weight|bias)",))
+    found = plan(folder, "interleaved", patterns=patterns)
+    half_done = matched == "q"
+    assert bool(found.alike) is half_done
+    assert ("The result is in interleaved pairing." in found.notes) is not half_done
+    assert ("and nothing else" in found.notes[0]) is half_done
+
+
+@pytest.mark.parametrize("shared", [1, 0])
+def test_a_layer_may_use_the_keys_of_an_earlier_one(tmp_path: Path, shared: int) -> None:
+    """Gemma 3n's last layers have queries alone, as its config says, and then only."""
+    config = llama(
+        model_type="gemma3n_text",
+        head_dim=8,
+        num_kv_shared_layers=shared,
+        layer_types=["full_attention", "full_attention"],
+    )
+    tensors = {
+        name: one
+        for name, one in llama_tensors().items()
+        if not name.startswith(("model.layers.1.self_attn.k", "model.layers.1.self_attn.v"))
+    }
+    folder = save_folder(tmp_path / "a", config, tensors)
+    if shared:
+        changes = plan(folder, "interleaved").changes
+        assert [name for name in changes if "layers.1" in name and "q_proj" not in name] == []
+        assert "model.layers.1.self_attn.q_proj.weight" in changes
+    else:
+        with pytest.raises(CheckpointError, match="got only query"):
+            plan(folder, "interleaved")
 
 
 def test_the_source_may_differ_from_its_config(tmp_path: Path) -> None:

@@ -258,7 +258,22 @@ SHAPES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "queries without keys": (
         {},
         {name: None for name in llama_tensors() if "k_proj" in name},
-        "queries and keys, got only query",
+        r"queries and keys of model\.layers\.0\.self_attn, got only query",
+    ),
+    "a layer without its keys": (
+        {},
+        {"model.layers.1.self_attn.k_proj.weight": None},
+        r"queries and keys of model\.layers\.1\.self_attn, got only query",
+    ),
+    "a layer without its queries": (
+        {},
+        {"model.layers.0.self_attn.q_proj.weight": None},
+        r"queries and keys of model\.layers\.0\.self_attn, got only key",
+    ),
+    "a layer of biases alone": (
+        {},
+        {f"model.layers.0.self_attn.{one}_proj.weight": None for one in "qk"},
+        r"queries and keys of model\.layers\.0\.self_attn, got neither",
     ),
     "nothing to convert": (
         {},

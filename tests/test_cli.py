@@ -4,11 +4,17 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 import phasor
+from phasor.cli._try import bench
+from phasor.comparison import compare
+from phasor.errors import BackendError
+from phasor.terminal import print_comparison, print_model
 
 EXAMPLE = Path(phasor.__file__).parent / "examples" / "llama-3.1-8b.json"
 
@@ -118,6 +124,7 @@ def test_diff_tolerance_decides():
     ("arguments", "said"),
     [
         (["show", "lama-3.1-8b"], "did you mean 'llama-3.1-8b'"),
+        (["show", "nosuch"], "`phasor presets` prints their names"),
         (["show", "missing/config.json"], "missing/config.json"),
         (["show"], "Missing argument 'MODEL'"),
         (["show", "llama-3-8b", "--at", "0"], "--at"),
@@ -145,6 +152,148 @@ def test_a_broken_config_is_refused_by_key(tmp_path):
     assert done.returncode == 2
     assert "factor" in done.stderr
     assert "-8" in done.stderr
+
+
+NAMES = ["tiny [/INST] model", "Mistral [v0.3] 7B", "a\\", "one :smile: two", "[bold]"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("command", ["show", "diff"])
+def test_a_models_name_is_only_ever_text(tmp_path, name, command):
+    """Brackets and colons in it are letters."""
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(EXAMPLE.read_text()) | {"_name_or_path": name}))
+    done = phasor_command(command, path, *([EXAMPLE] if command == "diff" else []))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"{name}: " if command == "show" else f"{name} and ")
+
+
+@pytest.mark.parametrize("kind", ["[/x]", "[a] layers"])
+def test_a_kind_of_layer_is_only_ever_text(kind, capsys):
+    """Whoever made the ropes named it."""
+    rope = phasor.Rope(head_dim=8, pairing="half")
+    first, second = (
+        phasor.LayerRopes(name="m", layer_kinds=(kind,), kinds={kind: one})
+        for one in (rope, replace(rope, base=5.0))
+    )
+    print_model(first, None, None, every_pair=False)
+    print_comparison(compare(first, second, 16, 16, 1e-6))
+    assert capsys.readouterr().out.count(f"\n{kind} (layers 0)") == 2
+
+
+def limited(*arguments, folder):
+    """The command where nothing can be written to a file, its output to one."""
+    import resource
+
+    def limit():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+
+    with (folder / "out").open("wb") as out:
+        return subprocess.run(
+            [sys.executable, "-m", "phasor", *arguments],
+            stdout=out,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            preexec_fn=limit,
+            env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+        )
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["show", "llama-3.1-8b"], ["show", "llama-3.1-8b", "--json"], ["presets"]],
+    ids=" ".join,
+)
+def test_an_output_that_cannot_be_written_is_one_line_and_exit_code_2(tmp_path, arguments):
+    """A full disk is not a difference between models."""
+    done = limited(*arguments, folder=tmp_path)
+    assert done.stderr == "phasor: File too large\n"
+    assert done.returncode == 2
+
+
+def report_command(path, program="from phasor.cli import run; run()"):
+    """``phasor report`` of a small model, in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-c", program, "report", "gpt-j-6b", "-o", str(path)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+def test_a_report_goes_where_a_symlink_leads(tmp_path):
+    """The link stays a link."""
+    (tmp_path / "folder").mkdir()
+    real, link = tmp_path / "folder" / "real.html", tmp_path / "link.html"
+    real.write_text("old")
+    link.symlink_to(real)
+    done = report_command(link)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert link.is_symlink()
+    assert real.read_text("utf-8").endswith("</html>")
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["folder", "link.html", "real.html"]
+
+
+def leading(tmp_path, what):
+    """A path that leads to something that is no file."""
+    path = tmp_path / "page.html"
+    if what == "a pipe":
+        os.mkfifo(path)
+    elif what == "a link to a pipe":
+        os.mkfifo(tmp_path / "pipe")
+        path.symlink_to(tmp_path / "pipe")
+    elif what == "a circle of links":
+        path.symlink_to(tmp_path / "other.html")
+        (tmp_path / "other.html").symlink_to(path)
+    else:
+        return tmp_path / "none" / "page.html"
+    return path
+
+
+OUTPUTS = ["a pipe", "a link to a pipe", "a circle of links", "no folder"]
+
+
+@pytest.mark.parametrize("what", OUTPUTS)
+def test_a_report_replaces_nothing_but_files(tmp_path, what):
+    """What stood there stands there still, and the reason is said before the work."""
+    path = leading(tmp_path, what)
+    before = {one: one.lstat().st_mode for one in tmp_path.iterdir()}
+    never = "import phasor.report as r; r.report = None\nfrom phasor.cli import run; run()"
+    done = report_command(path, never)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.startswith(f"phasor: {path} ")
+    assert {one: one.lstat().st_mode for one in tmp_path.iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("none/x.png", "cannot be written: No such file or directory"),
+        ("x.nothing", "must end with one of"),
+        ("pipe.png", "must be a file or new"),
+    ],
+)
+def test_a_picture_that_cannot_be_saved_is_refused_before_measuring(
+    tmp_path, monkeypatch, name, says
+):
+    """A minute is not spent for nothing."""
+    monkeypatch.setattr("phasor.bench.run", None)
+    os.mkfifo(tmp_path / "pipe.png")
+    done = CliRunner().invoke(bench, ["--save", str(tmp_path / name)])
+    assert isinstance(done.exception, phasor.SpecError)
+    assert says in str(done.exception)
+
+
+def test_a_picture_without_matplotlib_names_the_extra(tmp_path, monkeypatch):
+    """Before measuring too."""
+    monkeypatch.setattr("phasor.bench.run", None)
+    monkeypatch.setattr("phasor.cli._common.find_spec", lambda name: name != "matplotlib" or None)
+    done = CliRunner().invoke(bench, ["--save", str(tmp_path / "x.png")])
+    assert isinstance(done.exception, BackendError)
+    assert "pip install 'phasor[figures]'" in str(done.exception)
 
 
 def test_no_colours_go_into_a_pipe():

@@ -9,8 +9,10 @@ import pytest
 from click.testing import CliRunner
 
 from phasor import Rope, SpecError
+from phasor.cli._architectures import text_config
 from phasor.cli._diff import diff, part, parting_text
 from phasor.cli._identify import identify, is_function, named
+from phasor.errors import ConfigError
 from phasor.rotate import rotate
 
 ROPE = Rope(head_dim=16, pairing="half", base=500.0)
@@ -68,6 +70,32 @@ def test_a_name_of_nothing_is_refused(text, says):
     """With what is missing."""
     with pytest.raises(SpecError, match=says):
         named(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("raise RuntimeError('no licence')", "RuntimeError: no licence"),
+        ("def broken(:", "SyntaxError"),
+        ("raise SystemExit(1)", "SystemExit: 1"),
+        ("import no_such_module", "No module named 'no_such_module'"),
+    ],
+    ids=["raises", "cannot be read", "ends the program", "imports nothing"],
+)
+def test_a_module_that_cannot_be_imported_is_refused(tmp_path, text, says):
+    """With its name and what it said, whatever that is."""
+    name = f"bad_{abs(hash(text))}"
+    (tmp_path / f"{name}.py").write_text(text, "utf-8")
+    with pytest.raises(SpecError, match=f"'{name}' cannot be imported.*{says}"):
+        named(f"{name}:turned")
+
+
+def test_a_config_inside_a_config_must_be_one(tmp_path):
+    """As `show` says it."""
+    path = tmp_path / "config.json"
+    path.write_text('{"model_type": "llama", "text_config": "x"}', "utf-8")
+    with pytest.raises(ConfigError, match="text_config must be an object, got 'x'"):
+        text_config(path)
 
 
 @pytest.mark.parametrize(

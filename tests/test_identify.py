@@ -203,6 +203,21 @@ def test_arguments_out_of_bounds_are_refused(options, error, says):
         identify(reference, 16, **options)
 
 
+@pytest.mark.parametrize(
+    ("arrays", "says"),
+    [("torch", r"pip install 'phasor\[torch\]'"), ("jax", "pip install jax")],
+)
+def test_arrays_of_a_missing_library_name_what_installs_it(monkeypatch, arrays, says):
+    """Phasor's extra where there is one."""
+
+    def missing(name):
+        raise ImportError(name)
+
+    monkeypatch.setattr("phasor.conventions._arrays.import_module", missing)
+    with pytest.raises(BackendError, match=f"needs {arrays}, which is not installed: {says}"):
+        identify(lambda x, positions: x, 16, arrays=arrays)
+
+
 def test_a_function_that_always_raises_is_quoted():
     """Its own words are in the message."""
 

@@ -7,6 +7,7 @@ import pytest
 
 from phasor import Yarn
 from phasor.conventions import identify
+from phasor.errors import TensorError
 
 WIDTH = 32
 PAIRS = WIDTH // 2
@@ -230,6 +231,32 @@ def test_the_rotation_without_a_defect_has_none():
     found = identify(plain, WIDTH)
     assert found.names() == set()
     assert (found.base, found.law, found.known_law) == (BASE, None, True)
+
+
+@pytest.mark.parametrize(
+    ("reflected", "says"),
+    [(PAIRS, f"{PAIRS} of {PAIRS} pairs, such as coordinates"), (1, "Coordinates (0, ")],
+)
+def test_a_reflection_is_given_no_factor_and_no_angle(reflected, says):
+    """It keeps the length of vectors, so nothing is multiplied, and nothing turns either."""
+
+    def mirrored(x, positions):
+        y = plain(x, positions)
+        y[..., :reflected] *= -1
+        return y
+
+    found = identify(mirrored, WIDTH)
+    assert (found.rope, found.attention_factor) == (None, None)
+    assert says in found.explain()
+    assert "multiplied" not in found.explain()
+    assert "per position" not in found.explain()
+
+
+@pytest.mark.parametrize(("value", "name"), [(np.nan, "NaN"), (np.inf, "infinity")])
+def test_what_gives_no_numbers_is_refused_with_that_reason(value, name):
+    """One error and no warning, which here would be an error too."""
+    with pytest.raises(TensorError, match=f"it gives {name}"):
+        identify(lambda x, p: plain(x, p) + value, WIDTH)
 
 
 def test_what_is_not_linear_is_not_taken_for_a_rotation():

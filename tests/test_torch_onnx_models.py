@@ -121,8 +121,21 @@ def test_what_the_operator_cannot_say_is_refused_in_our_words() -> None:
         refused(lambda x, p: rotate(x, p, Rope(head_dim=8, pairing="half", scaling=rule)))
 
 
+def test_what_torch_cannot_export_keeps_torchs_own_reason() -> None:
+    """The error at the bottom is what tells a user which operation it is."""
+
+    class Decomposes(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            turned = rotate(x, torch.arange(4), Rope(head_dim=8, pairing="half"))
+            return torch.linalg.svd(turned[:, 0])[1]
+
+    with pytest.raises(torch.onnx.errors.OnnxExporterError) as raised:
+        bridge.export(Decomposes(), (normal(4, 1, 8),))
+    assert raised.value.__cause__ is not None
+
+
 def test_a_missing_package_is_named_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before anything is done."""
     monkeypatch.setattr(bridge, "find_spec", lambda name: None if name == "onnxscript" else name)
-    with pytest.raises(BackendError, match="pip install onnx onnxscript"):
+    with pytest.raises(BackendError, match=r"pip install 'phasor\[onnx\]'"):
         refused(lambda x, p: rotate(x, p, PLAIN))

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from phasor.checkpoint._names import PLAIN, Part, Projections, projections
-from phasor.configs import NESTED, load
-from phasor.configs._reading import read_source
+from phasor.configs import language_models, load, read_source
 from phasor.configs._table import table
 from phasor.errors import CheckpointError
 from phasor.layers import LayerRopes
@@ -31,6 +30,7 @@ class Model:
         table: What `projections` says.
         block_rows: Rows that share a scale in a quantised weight, if the config says so.
         switch: Key of the config that, when false, makes the model rotate halves.
+        shared: How many of the last layers have no keys of their own and use an earlier layer's.
     """
 
     ropes: LayerRopes | Rope
@@ -40,6 +40,7 @@ class Model:
     table: Projections = PLAIN
     block_rows: int | None = None
     switch: str | None = None
+    shared: int = 0
 
     @property
     def pairing(self) -> Pairing | None:
@@ -48,6 +49,12 @@ class Model:
             return self.ropes.pairing
         read: list[Pairing] = [rope.pairing for rope in self.ropes.ropes]
         return read[0] if len(set(read)) == 1 else None
+
+    def borrows_keys(self, part: Part) -> bool:
+        """Whether a tensor belongs to a layer that uses the keys of an earlier one."""
+        if isinstance(self.ropes, Rope) or part.layer is None or part.extra:
+            return False
+        return part.layer >= len(self.ropes) - self.shared
 
     def rope_of(self, name: str, part: Part) -> Rope | None:
         """The rope that turns a tensor; None in a layer that has none.
@@ -77,12 +84,12 @@ def describe(model: str | os.PathLike[str] | Mapping[str, Any] | Rope) -> Model:
     """
     if isinstance(model, Rope):
         return Model(ropes=model)
-    top = read_source(model).values
+    levels = [block.values for block in language_models(read_source(model))]
+    top, config = levels[0], levels[-1]
     ropes = load(top)
-    config, model_type = top, top.get("model_type")
-    while inner := [key for key in NESTED if config.get(key) is not None]:
-        config = cast(Mapping[str, Any], config[inner[0]])
-        model_type = config.get("model_type") or model_type
+    model_type = next(
+        (one["model_type"] for one in reversed(levels) if one.get("model_type")), None
+    )
     if config.get("rotary_value"):
         raise CheckpointError("rotary_value is true, so values are rotated too: not converted")
     architecture = table().huggingface.get(model_type) if model_type is not None else None
@@ -95,6 +102,7 @@ def describe(model: str | os.PathLike[str] | Mapping[str, Any] | Rope) -> Model:
         table=projections(model_type),
         block_rows=_block_rows(top) or _block_rows(config),
         switch=None if architecture is None else architecture.pairing_key,
+        shared=_positive(config.get("num_kv_shared_layers")) or 0,
     )
 
 
@@ -106,5 +114,8 @@ def _block_rows(config: Mapping[str, Any]) -> int | None:
     size = cast(Mapping[str, Any], quantised).get("weight_block_size")
     if not isinstance(size, list) or not size:
         return None
-    rows = cast(list[object], size)[0]
-    return rows if isinstance(rows, int) and rows > 0 else None
+    return _positive(cast(list[object], size)[0])
+
+
+def _positive(value: object) -> int | None:
+    return value if isinstance(value, int) and value > 0 else None

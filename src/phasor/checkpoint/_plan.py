@@ -117,7 +117,7 @@ def plan(
         target=target,
         changes=MappingProxyType(changes),
         alike=MappingProxyType(_kinds(alike)),
-        notes=tuple(_notes(known, target)),
+        notes=tuple(_notes(known, target, whole=patterns is None or not alike)),
     )
 
 
@@ -169,14 +169,34 @@ def _check(
             f"{checkpoint.path} holds nothing to convert; its tensors are {_listed(names)}. "
             "Say which are queries and keys (--query, --key)"
         )
-    roles = {change.part.role for change in changes.values()}
-    one_sided = roles <= {"query"} or roles <= {"key", "latent key"}
     # a LoRA may well be of queries alone; its keys are in the base model
-    if patterns is None and one_sided and not any("lora_" in name for name in names):
-        raise CheckpointError(
-            f"{checkpoint.path} must hold queries and keys, got only {', '.join(sorted(roles))}; "
-            f"its tensors are {_listed(names)}"
-        )
+    if patterns is None and not any("lora_" in name for name in names):
+        _check_sides(checkpoint, context, changes)
+
+
+def _check_sides(checkpoint: Checkpoint, context: Context, changes: Mapping[str, Change]) -> None:
+    """Refuse attention whose queries would get another order than its keys."""
+    found: dict[str, set[str]] = {}
+    borrowed: set[str] = set()
+    for name, change in changes.items():
+        part = change.part
+        place = name.removesuffix(f".{part.module}.{part.suffix}")
+        roles = found.setdefault(place, set())
+        # biases and norms may well be of one side alone
+        if part.role != "vectors" and not part.suffix.endswith("bias"):
+            roles.add(part.role)
+        if context.model.borrows_keys(part):
+            borrowed.add(place)
+    for place, roles in found.items():
+        if roles == {"query"} and place in borrowed:
+            continue
+        if roles <= {"query"} or roles <= {"key", "latent key"}:
+            beside = [name for name in context.entries if name.startswith(f"{place}.")]
+            raise CheckpointError(
+                f"{checkpoint.path} must hold queries and keys of {place}, got "
+                f"{f'only {roles.pop()}' if roles else 'neither'}; its tensors are "
+                f"{_listed(beside)}"
+            )
 
 
 def _kinds(names: Iterable[str]) -> dict[str, int]:
@@ -190,7 +210,12 @@ def _listed(names: Iterable[str]) -> str:
     return ", ".join(some) + (f" and {more} more" if more else "")
 
 
-def _notes(model: Model, target: Pairing) -> list[str]:
+def _notes(model: Model, target: Pairing, *, whole: bool) -> list[str]:
+    if not whole:
+        return [
+            f"What the patterns matched is in {target} pairing now, and nothing else: scores are "
+            "what they were only where queries and keys were both matched."
+        ]
     notes = [f"The result is in {target} pairing."]
     if model.model_type is None:
         return notes

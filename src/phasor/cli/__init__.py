@@ -28,9 +28,18 @@ def run() -> None:
     except PhasorError as error:
         _refuse(str(error))
     except BrokenPipeError:
-        # the reader of a pipe has gone; Python would complain again when it flushes
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # the reader of a pipe has gone
+        _let_go()
         sys.exit(1)
+    except OSError as error:
+        _let_go()
+        where = f"{error.filename}: " if error.filename else ""
+        _refuse(where + (error.strerror or str(error)))
+
+
+def _let_go() -> None:
+    """Write nowhere: Python would complain again when it flushes at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _refuse(message: str) -> NoReturn:

@@ -6,13 +6,12 @@ import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from phasor.cli._common import need_torch
-from phasor.configs import NESTED
-from phasor.configs._reading import read_source
+from phasor.configs import language_models, read_source
 from phasor.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -72,10 +71,7 @@ def judge_all(*, as_json: bool) -> None:
 
 def text_config(path: Path) -> Mapping[str, Any]:
     """The config of the language model in a config file, which may lie inside a larger one."""
-    config = read_source(path).values
-    while inner := next((key for key in NESTED if config.get(key) is not None), None):
-        config = cast("Mapping[str, Any]", config[inner])
-    return config
+    return language_models(read_source(path))[-1].values
 
 
 def _tried(name: str) -> Verdict:

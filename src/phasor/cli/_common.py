@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -29,6 +31,31 @@ def need_torch(what: str) -> None:
         )
 
 
+def need(what: str, extra: str, *modules: str) -> None:
+    """Say which extra of phasor to install where one of its ``modules`` is missing."""
+    missing = [name for name in modules if find_spec(name) is None]
+    if missing:
+        raise BackendError(
+            f"{what} is made with {', '.join(missing)}, not installed: "
+            f"pip install 'phasor[{extra}]'"
+        )
+
+
+def output_file(path: Path) -> Path:
+    """The file that ``path`` leads to, which can be written or replaced; symlinks are followed."""
+    try:
+        file = path.resolve()
+        if file.is_symlink() or (file.exists() and not file.is_file()):
+            raise SpecError(f"{path} must be a file or new, and is a device, a pipe or a folder")
+        if not os.access(file.parent, os.W_OK):
+            number = errno.EACCES if file.parent.is_dir() else errno.ENOENT
+            raise OSError(number, os.strerror(number))
+    except (OSError, RuntimeError) as error:  # Python says so of symlinks in a circle
+        reason = getattr(error, "strerror", None) or error
+        raise SpecError(f"{path} cannot be written: {reason}") from None
+    return file
+
+
 def read(model: str) -> LayerRopes:
     """The model that a preset's name or a path stands for."""
     is_path = Path(model).exists() or "/" in model or model.endswith(".json")
@@ -38,5 +65,6 @@ def read(model: str) -> LayerRopes:
         return preset(model)
     except SpecError as error:
         raise SpecError(
-            f"no file or folder is called {model!r}, and as a preset: {error}"
+            f"no file or folder is called {model!r}, and as a preset: {error}; `phasor "
+            "presets` prints their names"
         ) from None

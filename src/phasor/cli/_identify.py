@@ -39,6 +39,9 @@ def named(text: str) -> Callable[..., Any]:
         found: Any = import_module(module)
     except ImportError as error:
         raise SpecError(f"{module!r} cannot be imported: {error}") from None
+    except (Exception, SystemExit) as error:  # it runs the code of others
+        what = f"{type(error).__name__}: {error}"
+        raise SpecError(f"{module!r} cannot be imported, it raises {what}") from None
     for name in names.split("."):
         if not hasattr(found, name):
             raise SpecError(f"{text!r}: there is no {name!r} in {found!r}")

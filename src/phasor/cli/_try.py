@@ -7,7 +7,8 @@ from pathlib import Path
 
 import click
 
-from phasor.cli._common import need_torch
+from phasor.cli._common import need, need_torch, output_file
+from phasor.errors import SpecError
 
 
 @click.command()
@@ -29,6 +30,14 @@ def demo() -> None:
 def bench(save: Path | None) -> None:
     """Measure this machine for a minute: phasor against a copy and against plain torch."""
     need_torch("the benchmark")
+    if save is not None:
+        # before a minute of measuring, not after
+        need("a picture", "figures", "matplotlib")
+        from matplotlib.figure import Figure
+
+        known = Figure().canvas.get_supported_filetypes()
+        if output_file(save).suffix[1:].lower() not in known:
+            raise SpecError(f"{save} must end with one of {', '.join(f'.{end}' for end in known)}")
     from phasor.bench import run
 
     run(save)

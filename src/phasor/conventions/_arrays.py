@@ -124,7 +124,10 @@ def _imported(name: str) -> Any:
     try:
         return import_module(name)
     except ImportError:
-        raise BackendError(f'arrays="{name}" needs {name}, which is not installed') from None
+        way_out = "pip install 'phasor[torch]'" if name == "torch" else f"pip install {name}"
+        raise BackendError(
+            f'arrays="{name}" needs {name}, which is not installed: {way_out}'
+        ) from None
 
 
 def holder(name: str, dtype: str) -> Arrays:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import inspect
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from itertools import product
@@ -16,13 +15,12 @@ from numpy.typing import NDArray
 
 from phasor._checks import choice
 from phasor.conventions._arrays import ARRAYS, ROUNDING, Arrays, holder
+from phasor.conventions._signatures import VECTORS, checked, guesses, required
 from phasor.errors import BackendError, SpecError, TensorError
 
 Layout = Literal["bhsd", "bshd", "bsd", "shd", "hsd", "sd"]
 LAYOUTS: tuple[Layout, ...] = ("bhsd", "bshd", "shd", "hsd", "bsd", "sd")
 _PLACES = {False: ("bs", "s"), True: ("bsn", "nbs", "sn", "ns")}
-_VECTORS = ("x", "q", "k")
-_WORDS = (*_VECTORS, "positions", "offset", "cos", "sin", "rows")
 # coprime, so that a layout with tokens and heads exchanged does not broadcast by accident
 _HEADS, _TOKENS = 3, 5
 _LONGEST_IMPLICIT = 1 << 12
@@ -61,7 +59,7 @@ class Caller:
         self.outputs = 1
         self._function, self._table, self._kind = function, table, kind
         self._words = [word.rpartition("=")[::2] for word in self.takes.split()]
-        self._told = {word for _, word in self._words} - set(_VECTORS)
+        self._told = {word for _, word in self._words} - set(VECTORS)
 
     @property
     def rounding(self) -> float:
@@ -123,10 +121,10 @@ class Caller:
                 named = {name: given[word] for name, word in self._words if name}
                 result = self._kind.quietly(lambda: self._function(*plain, **named))
                 if result is None:  # it wrote its inputs and says no more
-                    result = [made[word] for word in _VECTORS if word in made]
+                    result = [made[word] for word in VECTORS if word in made]
                 several = isinstance(result, (tuple, list))
                 results = cast(Sequence[Any], result if several else [result])
-                shape = tuple(next(made[word] for word in _VECTORS if word in made).shape)
+                shape = tuple(next(made[word] for word in VECTORS if word in made).shape)
                 found = np.stack([self._unpacked(self._kind.read(one), shape) for one in results])
                 self.out_dtype = self._kind.dtype_of(results[0])
             except Exception as error:
@@ -144,14 +142,14 @@ class Caller:
         laid = laid[None] if "b" in self.layout else laid
         # separate copies: a function may write one of them
         words = {word for _, word in self._words}
-        made = {word: self._kind.vectors(laid.copy()) for word in _VECTORS if word in words}
+        made = {word: self._kind.vectors(laid.copy()) for word in VECTORS if word in words}
         if "offset" in words:
             made["offset"] = int(at[0])
         placed = self._kind.positions(_placed(at, self.place))
         if "positions" in words:
             made["positions"] = placed
         if self._table is not None:
-            rows = self._rows(placed, next(made[w] for w in _VECTORS if w in words))
+            rows = self._rows(placed, next(made[w] for w in VECTORS if w in words))
             if "rows" in words:
                 made["rows"] = rows
             else:
@@ -185,54 +183,6 @@ def _placed(at: NDArray[Any], place: str) -> NDArray[Any]:
     return at[None]
 
 
-def required(function: Callable[..., Any]) -> int | None:
-    """How many positional arguments a call must give; None where Python cannot say."""
-    places = _parameters(function)
-    if places is None:
-        return None
-    return sum(p.default is p.empty and p.kind in (0, 1) for p in places)
-
-
-def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter] | None:
-    try:
-        # a module's __call__ says *args; what it takes is written at forward
-        return list(inspect.signature(getattr(function, "forward", function)).parameters.values())
-    except (TypeError, ValueError):
-        return None
-
-
-def _guesses(function: Callable[..., Any], table: Callable[..., Any] | None) -> list[str]:
-    """What the function may take, by how many arguments it must be given."""
-    wide = ["q k cos sin", "q k rows", "x cos sin", "x rows"]
-    known = wide if table else ["q k positions", "x positions", "x"]
-    places = _parameters(function)
-    if places is None or any(p.kind is p.VAR_POSITIONAL for p in places):
-        return known
-    least = sum(p.default is p.empty and p.kind in (0, 1) for p in places)
-    if table is None and least == 1:
-        alone = [p.name for p in places if p.kind is p.KEYWORD_ONLY]
-        more = ["x positions"] if sum(p.kind in (0, 1) for p in places) > 1 else []
-        return [*(f"x {name}=positions" for name in alone if len(alone) == 1), *more, "x"]
-    return [guess for guess in known if len(guess.split()) == least]
-
-
-def _checked(takes: str, table: Callable[..., Any] | None) -> list[str]:
-    words = [word.rpartition("=")[2] for word in takes.split()]
-    from_table = {"cos", "sin", "rows"} & set(words)
-    if not set(words) <= set(_WORDS) or not set(words) & set(_VECTORS):
-        listed = ", ".join(_WORDS)
-        raise SpecError(
-            f'takes must list the arguments in order, such as "q k positions" or '
-            f'"x input_pos=positions", of the words {listed}; got {takes!r}'
-        )
-    if bool(from_table) != (table is not None):
-        raise SpecError(
-            f"takes {takes!r} and table must go together: table makes cos and sin, or rows, "
-            f"from positions; got table={table!r}"
-        )
-    return [takes]
-
-
 def find_caller(
     function: Callable[..., Any],
     head_dim: int,
@@ -255,7 +205,7 @@ def find_caller(
         raise SpecError(f"function must be callable, got {function!r}")
     kinds = ("numpy", "torch") if arrays is None else (choice("arrays", arrays, ARRAYS),)
     layouts: Sequence[Layout] = LAYOUTS if layout is None else (choice("layout", layout, LAYOUTS),)
-    forms = _guesses(function, table) if takes is None else _checked(takes, table)
+    forms = guesses(function, table) if takes is None else checked(takes, table)
     refusals: list[str] = []
     for kind_name in kinds:
         try:
@@ -300,6 +250,8 @@ def _heads_agree(caller: Caller) -> bool:
         at = (at[:, None] + 2 * np.arange(caller.n_axes)) % _TOKENS
     vectors = np.tile(vector, (_HEADS, 1))
     heads, turned_round = caller.turn(vectors, at), caller.turn(vectors, at[::-1])
+    if not np.isfinite(heads).all():
+        raise RefusedError(f"it gives {'NaN' if np.isnan(heads).any() else 'infinity'}")
     room = 16 * caller.rounding * float(np.abs(heads).max())
     alike = np.allclose(heads, heads[:, :, :1], rtol=0, atol=room)
     return alike and np.allclose(turned_round[:, ::-1], heads, rtol=0, atol=room)

@@ -72,7 +72,7 @@ def conclude(evidence: Evidence) -> Identification:
         linear=True,
         is_rotation=evidence.is_rotation and one_gain,
         keeps_norms=evidence.is_rotation and one_gain and gain == 1,
-        attention_factor=gain if one_gain else None,
+        attention_factor=gain if evidence.is_rotation and one_gain else None,
         pairing=arrangement.pairing,
         pairing_out=arrangement.pairing_out,
         rotary_start=arrangement.rotary_start,

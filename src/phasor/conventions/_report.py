@@ -117,7 +117,8 @@ class Identification:
             said.append(self._law_sentence())
         else:
             said.append(f"No Rope does this: {self.why_no_rope}.")
-            said += self._pair_sentences()
+            # what is reflected has no angle to speak of
+            said += [] if "reflection" in self.names() else self._pair_sentences()
         if self.attention_factor is not None and self.attention_factor != 1:
             said.append(f"Its result is multiplied by {self.attention_factor:.9g}.")
         if self.position_offset:

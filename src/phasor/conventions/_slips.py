@@ -49,9 +49,12 @@ def member_findings(
             "interleaved pairs: the two members of a pair turn by different angles.",
         )]  # fmt: skip
     if turns.reflected[worst]:
+        count = int(turns.reflected.sum())
+        which = f"{count} of {pairs} pairs, such as coordinates {at}," if count > 1 else (
+            f"Coordinates {at}"
+        )  # fmt: skip
         return [Finding(
-            name="reflection",
-            says=f"Coordinates {at} are reflected, not turned: one sign is wrong.",
+            name="reflection", says=f"{which} are reflected, not turned: one sign is wrong.",
         )]  # fmt: skip
     bad = int((turns.skew > 32 * rounding).sum())
     what = f"The two members of {bad} pairs turn by different angles, such as coordinates {at}"

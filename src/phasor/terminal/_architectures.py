@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from phasor.describe import ranges, resolved, sentences
@@ -23,18 +24,18 @@ _COLUMNS = ("model type", "class", "layers", "pairs", "slice", "base", "law", "a
 
 def print_verdict(verdict: Verdict) -> None:
     """One architecture in words: its ropes, and how its recorded vectors bear them out."""
-    console = Console(highlight=False)
+    console = Console(highlight=False, emoji=False)
 
     def say(text: str) -> None:
         console.print(text, soft_wrap=True, markup=False)
 
-    console.print(f"[bold]{verdict.class_name}[/] ({verdict.model_type})")
+    console.print(f"[bold]{escape(str(verdict.class_name))}[/] ({escape(verdict.model_type)})")
     say(
         f"A tiny random model turned {verdict.tokens} tokens, up to position {verdict.farthest}, "
         "with its own code."
     )
     for kind in verdict.kinds:
-        console.print(f"\n[bold cyan]{kind.kind}[/] (layers {ranges(list(kind.layers))})")
+        console.print(f"\n[bold cyan]{escape(kind.kind)}[/] (layers {ranges(list(kind.layers))})")
         rope = _rope(kind)
         if rope is None:
             say("  Nothing is turned.")
@@ -69,9 +70,9 @@ def _say_error(console: Console, who: str, error: float | None) -> None:
 
 def print_verdicts(verdicts: Sequence[Verdict]) -> None:
     """A row for each kind of layer of each architecture, and what could not be built."""
-    console = Console(highlight=False)
+    console = Console(highlight=False, emoji=False)
     if not console.is_terminal:
-        console = Console(highlight=False, width=_WIDE)
+        console = Console(highlight=False, emoji=False, width=_WIDE)
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1))
     for column in _COLUMNS:
         table.add_column(column, overflow="fold")
@@ -108,7 +109,7 @@ def _add_rows(table: Table, one: Verdict) -> None:
     names = (one.model_type, one.class_name or "")
     for kind in one.kinds:
         rope = _rope(kind)
-        layers = f"{len(kind.layers)} {kind.kind}"
+        layers = f"{len(kind.layers)} {escape(kind.kind)}"
         good = not (one.wrong or kind.wrong)
         said = ("", "nothing turned", "", "", "") if rope is None else _columns(rope, kind.place)
         table.add_row(

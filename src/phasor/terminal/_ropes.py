@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from phasor.comparison import Comparison, Meeting
@@ -21,14 +22,14 @@ def print_model(
     ropes: LayerRopes, seq_len: int | None, context: int | None, *, every_pair: bool
 ) -> None:
     """Each layer kind's rope in words, and its pairs as a table."""
-    console = Console(highlight=False)
+    console = Console(highlight=False, emoji=False)
     heads = f", {ropes.query_heads} query heads" if ropes.query_heads else ""
     heads += f" and {ropes.key_heads} key heads" if ropes.key_heads else ""
     length = f", context {ropes.context}" if ropes.context else ""
-    console.print(f"[bold]{ropes.name}[/]: {len(ropes)} layers{heads}{length}")
+    console.print(f"[bold]{escape(ropes.name)}[/]: {len(ropes)} layers{heads}{length}")
     for kind, rope in ropes.kinds.items():
         layers = [i for i, named in enumerate(ropes.layer_kinds) if named == kind]
-        console.print(f"\n[bold cyan]{kind}[/] (layers {ranges(layers)})")
+        console.print(f"\n[bold cyan]{escape(kind)}[/] (layers {ranges(layers)})")
         if rope is None:
             console.print("  No position embedding.")
             continue
@@ -38,7 +39,7 @@ def print_model(
             rule = type(rope.scaling).__name__
             console.print(f"  The rule {rule} picks the law from the length; here at {at} tokens.")
         for sentence in sentences(static, context):
-            console.print(f"  {sentence}", soft_wrap=True)
+            console.print(f"  {sentence}", soft_wrap=True, markup=False)
         rows = pair_rows(static, context)
         console.print(_pair_table(rows if every_pair else _selected(rows), context))
         if not every_pair and len(rows) > _FEW:
@@ -99,8 +100,8 @@ def _law_cell(divided_by: float | None) -> str:
 
 def print_comparison(compared: Comparison) -> None:
     """Where two models part, or that they do not."""
-    console = Console(highlight=False)
-    a, b = compared.names
+    console = Console(highlight=False, emoji=False)
+    a, b = map(escape, compared.names)
     console.print(f"[bold]{a}[/] and [bold]{b}[/], positions 0 to {compared.context - 1}")
     if not compared.differ:
         console.print(
@@ -118,7 +119,7 @@ def print_comparison(compared: Comparison) -> None:
 
 def _print_meeting(console: Console, meeting: Meeting) -> None:
     kinds = meeting.kinds[0] if len(set(meeting.kinds)) == 1 else " and ".join(meeting.kinds)
-    console.print(f"\n[bold cyan]{kinds}[/] (layers {meeting.layers})")
+    console.print(f"\n[bold cyan]{escape(kinds)}[/] (layers {meeting.layers})")
     found = meeting.difference
     if found is None:
         which = "first" if meeting.has_rope[0] else "second"

@@ -67,7 +67,7 @@ def transformers() -> Any:
     if find_spec("transformers") is None:
         raise BackendError(
             "the architectures of transformers are asked for, and transformers is not installed: "
-            "pip install transformers"
+            "pip install 'phasor[transformers]'"
         )
     return import_module("transformers")
 
@@ -96,6 +96,10 @@ def architecture(name: str) -> Architecture:
     Raises:
         BackendError: If transformers is not installed.
         ConfigError: If it has no such architecture that takes tokens and rotates them.
+
+    >>> found = architecture("LlamaForCausalLM")
+    >>> found.model_type, found.class_name, architecture("llama") == found
+    ('llama', 'LlamaForCausalLM', True)
     """
     named: Any = None
     if name not in _modules() and name.isidentifier():

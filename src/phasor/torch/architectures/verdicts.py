@@ -121,6 +121,10 @@ def verdict(name: str, config: Mapping[str, Any] | None = None) -> Verdict:
     Raises:
         BackendError: If transformers is not installed.
         ConfigError: If it has no such architecture, or no tiny model of it can be built.
+
+    >>> found = verdict("gptj")
+    >>> found.right, found.kinds[0].loaded.rotary_dim, found.kinds[0].found.pairing
+    (True, 64, 'interleaved')
     """
     one = architecture(name)
     model = tiny_model(name, config)

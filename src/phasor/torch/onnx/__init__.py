@@ -82,7 +82,7 @@ def export(
         if find_spec(package) is None:
             raise BackendError(
                 f"ONNX files are written with {package}, which is not installed: "
-                "pip install onnx onnxscript"
+                "pip install 'phasor[onnx]'"
             )
     with warnings.catch_warnings():
         # torch's own lowering still calls what torch deprecates
@@ -102,7 +102,10 @@ def export(
             )
         except Exception as error:
             # torch wraps what a translation raises in reports of its own
-            raise _refusal(error) or error from None
+            found = _refusal(error)
+            if found is None:
+                raise
+            raise found from None
     _share_tables(made.model.graph)
     # layers of one Rope at the same positions then have the same rows
     import_module("onnx_ir.passes.common").CommonSubexpressionEliminationPass()(made.model)

@@ -14,29 +14,17 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any, cast
+from typing import cast
 
-from torch import Tensor, nn
+from torch import nn
 
-from phasor._checks import whole
+from phasor._checks import shown, whole
 from phasor.errors import ConfigError
 from phasor.layers import LayerRopes
 from phasor.spec import Rope
-from phasor.torch.transformers._carriers import Carrier, carried
-from phasor.torch.transformers._forms import substitute
+from phasor.torch.transformers._classes import TURNS, carrying_class, rotating_class
 from phasor.torch.transformers._live import Live, Part, read
-from phasor.torch.transformers._methods import (
-    ORIGINAL,
-    derived,
-    named_modules,
-    original,
-    rotations,
-    with_methods,
-)
-from phasor.torch.transformers._sines import TABLE, CarrierTable, holds_table
-
-_TURNS = "_phasor_turns"
+from phasor.torch.transformers._methods import ORIGINAL, named_modules, original
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,6 +111,7 @@ def patch(model: nn.Module, *, seq_len: int | None = None) -> Patched:
     0      layers.0.self_attn (LlamaAttention)  ...  half pairs, 32 of 32, base 10000
     >>> unpatch(model)
     """
+    _check_model(model)
     if seq_len is not None:
         whole("seq_len", seq_len, least=1)
     already = [path for path, module in named_modules(model) if original(module) is not None]
@@ -133,11 +122,13 @@ def patch(model: nn.Module, *, seq_len: int | None = None) -> Patched:
     live = read(model)
     # every class is made before the first module changes
     turns = [(one.part.module, one.turns(seq_len)) for one in live.embeddings]
-    classes = [(one.part.module, _carrying(one.part.cls, one.single)) for one in live.embeddings]
+    classes = [
+        (one.part.module, carrying_class(one.part.cls, one.single)) for one in live.embeddings
+    ]
     # a module that is both, with a table of its own, gets the second of its classes
-    classes += [(part.module, _rotating(part)) for part, _ in live.rotating]
+    classes += [(part.module, rotating_class(part)) for part, _ in live.rotating]
     for module, how in turns:
-        module.__dict__[_TURNS] = how
+        module.__dict__[TURNS] = how
     for module, cls in classes:
         module.__class__ = cls
     report = _report(model, live, seq_len)
@@ -151,7 +142,21 @@ def unpatch(model: nn.Module) -> None:
     Raises:
         ConfigError: If no module of it is patched, or something else changed a patched module's
             class since; undo that first.
+
+    >>> from transformers import LlamaConfig, LlamaModel
+    >>> small = LlamaConfig(num_hidden_layers=1, hidden_size=64, num_attention_heads=2,
+    ...     num_key_value_heads=1, intermediate_size=8, vocab_size=16)
+    >>> model = LlamaModel(small)
+    >>> before = type(model.rotary_emb)
+    >>> patched = patch(model)  # doctest: +ELLIPSIS
+    LlamaModel: phasor rotates in 1 modules; ...
+    >>> type(model.rotary_emb) is before
+    False
+    >>> unpatch(model)
+    >>> type(model.rotary_emb) is before
+    True
     """
+    _check_model(model)
     patched = [module for _, module in named_modules(model) if original(module) is not None]
     covered = [
         path
@@ -166,7 +171,7 @@ def unpatch(model: nn.Module) -> None:
         raise ConfigError(f"model must be patched, and no module of {type(model).__name__} is")
     for module in patched:
         module.__class__ = cast(type, original(module))
-        module.__dict__.pop(_TURNS, None)
+        module.__dict__.pop(TURNS, None)
 
 
 def from_model(model: nn.Module) -> LayerRopes:
@@ -180,55 +185,27 @@ def from_model(model: nn.Module) -> LayerRopes:
 
     Raises:
         ConfigError: If something in the model rotates in a way that is not understood.
+
+    >>> from transformers import LlamaConfig, LlamaModel
+    >>> small = LlamaConfig(num_hidden_layers=2, hidden_size=64, num_attention_heads=2,
+    ...     num_key_value_heads=1, intermediate_size=8, vocab_size=16)
+    >>> ropes = from_model(LlamaModel(small))
+    >>> len(ropes), ropes[0].head_dim, ropes[0].pairing, ropes[0].base
+    (2, 32, 'half', 10000.0)
     """
+    _check_model(model)
     layers = read(model).layers
     if isinstance(layers, str):
         raise ConfigError(f"model must be one whose layers can be told apart: {layers}")
     return layers
 
 
-def _rotating(part: Part) -> type:
-    return _with_table(part.cls) if holds_table(part.module) else _without_table(part.cls)
-
-
-@lru_cache(maxsize=512)
-def _without_table(cls: type) -> type:
-    return with_methods(cls, _substitutes(cls), _without_table)
-
-
-@lru_cache(maxsize=512)
-def _with_table(cls: type) -> type:
-    def table(self: Any) -> CarrierTable:
-        return CarrierTable(self._phasor_turns[None], self._buffers[TABLE].device)
-
-    return with_methods(cls, _substitutes(cls), _with_table, {TABLE: property(table)})
-
-
-def _substitutes(cls: type) -> dict[str, Any]:
-    return {name: substitute(function) for name, function in rotations(cls).items()}
-
-
-def _carrying(cls: type, single: bool) -> type:
-    return _carrying_one(cls) if single else _carrying_two(cls)
-
-
-@lru_cache(maxsize=512)
-def _carrying_one(cls: type) -> type:
-    def forward(self: Any, x: Tensor, position_ids: Tensor, layer_type: Any = None) -> Carrier:
-        return carried(self._phasor_turns[layer_type], position_ids, x.dtype)
-
-    return derived(cls, {"forward": forward}, _carrying_one)
-
-
-@lru_cache(maxsize=512)
-def _carrying_two(cls: type) -> type:
-    def forward(
-        self: Any, x: Tensor, position_ids: Tensor, layer_type: Any = None
-    ) -> tuple[Carrier, Carrier]:
-        carrier = carried(self._phasor_turns[layer_type], position_ids, x.dtype)
-        return carrier, carrier
-
-    return derived(cls, {"forward": forward}, _carrying_two)
+def _check_model(model: object) -> None:
+    if not isinstance(model, nn.Module):
+        raise ConfigError(
+            f"model must be a torch.nn.Module, such as a model of transformers or a part of one, "
+            f"got {shown(model)}"
+        )
 
 
 def _report(model: nn.Module, live: Live, seq_len: int | None) -> Patched:

@@ -28,6 +28,16 @@ _NEAR, _FAR = (0, 1, 2, 3), (1, 64, 4096, 65536)
 _ANGLE_ERROR, _ROW_ERROR = 4e-7, 2e-6
 
 
+def held(module: torch.nn.Module) -> dict[str, Tensor]:
+    """What a module multiplies positions and cosines by: its buffers and attention factors."""
+    factors = {
+        name: torch.as_tensor(value)
+        for name, value in vars(module).items()
+        if name.endswith("attention_scaling") and isinstance(value, (int, float, Tensor))
+    }
+    return factors | dict(module.named_buffers())
+
+
 class Fresh:
     """What an embedding class makes of positions, for one kind of layer.
 
@@ -39,7 +49,7 @@ class Fresh:
 
     def __init__(self, cls: Any, config: Any, label: str | None) -> None:
         self._cls, self._config, self._label = cls, config, label
-        self.buffers: dict[str, Tensor] = dict(self._built().named_buffers())
+        self.held = held(self._built())
         self.single = isinstance(self(np.array([[0]])), Tensor)
         self.axes = self._axes()
         self.most = 1 << 62

@@ -17,6 +17,7 @@ from typing import Any
 from phasor.torch.transformers._forms import parameters
 
 _ROWS = ("cos", "sin", "freqs_cis")
+_BOTH = "position_embeddings"
 
 
 def mishandled(method: FunctionType, rotations: Mapping[str, Any]) -> str:
@@ -40,6 +41,19 @@ def mishandled(method: FunctionType, rotations: Mapping[str, Any]) -> str:
         elif isinstance(node, ast.Assign) and not _taken_whole(node, names):
             return ast.unparse(node)
     return ""
+
+
+def unpacks(method: FunctionType) -> str:
+    """The parameter for cosines that a method which calls no rotation makes use of; "" if none."""
+    taken = set(inspect.signature(method).parameters) & {_BOTH, *_ROWS}
+    if not taken:
+        return ""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(method)))
+    except (OSError, SyntaxError):
+        return min(taken)
+    loaded = (n for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load))
+    return next((node.id for node in loaded if node.id in taken), "")
 
 
 def _handed(tree: ast.AST, rotations: Mapping[str, Any]) -> Iterator[ast.expr]:

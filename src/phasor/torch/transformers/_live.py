@@ -18,12 +18,20 @@ from phasor.scaling import Rule
 from phasor.spec import Rope
 from phasor.torch.transformers._carriers import Turns
 from phasor.torch.transformers._forms import measured
-from phasor.torch.transformers._fresh import Fresh
-from phasor.torch.transformers._handling import mishandled
-from phasor.torch.transformers._methods import named_modules, original, rotating_methods, rotations
+from phasor.torch.transformers._fresh import Fresh, held
+from phasor.torch.transformers._handling import mishandled, unpacks
+from phasor.torch.transformers._methods import (
+    covering,
+    methods,
+    named_modules,
+    original,
+    rotating_methods,
+    rotations,
+)
 from phasor.torch.transformers._sines import TABLE, FreshTable, holds_table
 
 _EMBEDDING = re.compile(r"Rotary")
+_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 _TAKES = (("self", "x", "position_ids"), ("self", "x", "position_ids", "layer_type"))
 _COUNTS = ("num_hidden_layers", "n_layer", "num_layers")
 
@@ -53,13 +61,13 @@ class Embedding:
         part: The module.
         ropes: The rope of every kind of layer that it can be asked for.
         single: Whether it answers with one complex tensor.
-        buffers: What a new instance of its class holds.
+        held: What a new instance of its class multiplies by.
     """
 
     part: Part
     ropes: dict[str | None, Rope]
     single: bool
-    buffers: dict[str, Tensor]
+    held: dict[str, Tensor]
 
     def turns(self, seq_len: int | None) -> dict[str | None, Turns]:
         """How every kind of layer turns, under the law for ``seq_len`` tokens if one is given."""
@@ -93,6 +101,7 @@ def read(model: nn.Module) -> Live:
             f"model must rotate queries and keys in a way that phasor knows, and no module of "
             f"{type(model).__name__} {what} as those of transformers do"
         )
+    _check_classes(parts, {part.path for part, _ in rotating})
     for part, functions in rotating:
         _check_functions(part, functions)
     for part in [*found, *(part for part, _ in rotating)]:
@@ -105,7 +114,7 @@ def read(model: nn.Module) -> Live:
         if key not in done:
             done[key] = _embedding(part, described, _functions_beside(part, rotating))
         embeddings.append(replace(done[key], part=part))
-        _check_buffers(embeddings[-1])
+        _check_held(embeddings[-1])
     layers = _identified_layers(embeddings) if described is None else described
     return Live(layers=layers, embeddings=tuple(embeddings), rotating=tuple(rotating))
 
@@ -129,6 +138,26 @@ def _refusal(part: Part, why: str) -> ConfigError:
 def _check_forward(part: Part) -> None:
     if "forward" in part.module.__dict__:
         raise _refusal(part, "a hook has taken its forward; patch the model before it is placed")
+
+
+def _check_classes(parts: Sequence[Part], rotating: set[str]) -> None:
+    """Refuse a module that would be handed positions and rotates with code of its own."""
+    places = {_NUMBER.sub("*", path) for path in rotating}
+    for part in parts:
+        name = covering(part.cls)
+        if name:
+            why = f"its {name} overrides one that rotates; a rotation must be in the class itself"
+            raise _refusal(part, why)
+        # a module beside those that rotate, which neither does nor holds one that does
+        if _NUMBER.sub("*", part.path) not in places or any(
+            path == part.path or path.startswith(f"{part.path}.") for path in rotating
+        ):
+            continue
+        for method in methods(part.cls).values():
+            used = unpacks(method)
+            if used:
+                why = f"its {method.__name__} makes use of {used} and calls no rotation"
+                raise _refusal(part, why)
 
 
 def _check_functions(part: Part, functions: dict[str, Any]) -> None:
@@ -161,16 +190,21 @@ def _described(found: Sequence[Part]) -> LayerRopes | None:
 
 
 def _functions_beside(part: Part, rotating: Sequence[tuple[Part, dict[str, Any]]]) -> list[Any]:
-    """The rotation functions that modules from the same file call."""
+    """The rotation functions of the same file, or that modules from it call."""
     found = {
         id(function): function
         for other, functions in rotating
-        if other.cls.__module__ == part.cls.__module__
+        if _files(part.cls) & (_files(other.cls) | {one.__module__ for one in functions.values()})
         for function in functions.values()
     }
     if not found:
         raise _refusal(part, "no module of the model rotates by what it returns")
     return list(found.values())
+
+
+def _files(cls: type) -> set[str]:
+    """Where a class and those that it is made from are written."""
+    return {base.__module__ for base in cls.__mro__ if base not in (object, nn.Module)}
 
 
 def _embedding(part: Part, described: LayerRopes | None, functions: Sequence[Any]) -> Embedding:
@@ -183,7 +217,7 @@ def _embedding(part: Part, described: LayerRopes | None, functions: Sequence[Any
     kinds = getattr(part.module, "rope_type", None)
     labels = list(cast("dict[str, Any]", kinds)) if kinds and isinstance(kinds, dict) else [None]
     ropes: dict[str | None, Rope] = {}
-    single, buffers = False, dict[str, Tensor]()
+    single, says = False, dict[str, Tensor]()
     for label in labels:
         fresh = Fresh(part.cls, part.config, label)
         single = fresh.single
@@ -192,8 +226,8 @@ def _embedding(part: Part, described: LayerRopes | None, functions: Sequence[Any
             kind = "" if label is None else f" for {label} layers"
             raise _refusal(part, f"its cosines{kind} are not those that its config describes")
         ropes[label] = rope
-        buffers = fresh.buffers
-    return Embedding(part=part, ropes=ropes, single=single, buffers=buffers)
+        says = fresh.held
+    return Embedding(part=part, ropes=ropes, single=single, held=says)
 
 
 def _tabled(part: Part, described: LayerRopes | None, functions: Sequence[Any]) -> Embedding:
@@ -202,7 +236,7 @@ def _tabled(part: Part, described: LayerRopes | None, functions: Sequence[Any]) 
     rope = _rope(fresh, None, described, functions)
     if rope is None:
         raise _refusal(part, "its table of sines is not that which its config describes")
-    return Embedding(part=part, ropes={None: rope}, single=False, buffers=fresh.buffers)
+    return Embedding(part=part, ropes={None: rope}, single=False, held=fresh.held)
 
 
 def _rope(
@@ -218,16 +252,20 @@ def _rope(
     return agreed
 
 
-def _check_buffers(one: Embedding) -> None:
-    """Refuse frequencies that somebody has changed in the live module."""
-    if any(isinstance(rope.scaling, Rule) for rope in one.ropes.values()):
-        return  # such a module changes them itself
-    for name, live in one.part.module.named_buffers():
-        if live.is_meta or name not in one.buffers:
+def _check_held(one: Embedding) -> None:
+    """Refuse frequencies or factors that somebody has changed in the live module."""
+    # a rule writes those of the last call here, and what it makes them of is beside them
+    written = {
+        "inv_freq" if kind is None else f"{kind}_inv_freq"
+        for kind, rope in one.ropes.items()
+        if isinstance(rope.scaling, Rule)
+    }
+    for name, live in held(one.part.module).items():
+        if live.is_meta or name not in one.held or name in written:
             continue
         # a cast to 16 bit is no change of mind; float16 steps by 6e-8 near zero
         off, near = (1e-5, 0.0) if live.dtype == torch.float32 else (0.01, 1e-7)
-        exact = one.buffers[name].float()
+        exact = one.held[name].float()
         if not torch.allclose(live.cpu().float(), exact, rtol=off, atol=near):
             raise _refusal(one.part, f"its {name} is not what its config says")
 

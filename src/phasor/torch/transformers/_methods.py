@@ -23,7 +23,7 @@ ORIGINAL = "_phasor_original"
 def rotations(cls: type) -> dict[str, Any]:
     """The rotation functions that methods of ``cls`` call, by the name they call them."""
     found: dict[str, Any] = {}
-    for method in _methods(cls).values():
+    for method in methods(cls).values():
         for function in _inside(method):
             found.update(_called(function))
     return found
@@ -31,8 +31,23 @@ def rotations(cls: type) -> dict[str, Any]:
 
 def rotating_methods(cls: type) -> list[FunctionType]:
     """The methods of ``cls`` that call a rotation function, without their decorators."""
-    inside = (function for method in _methods(cls).values() for function in _inside(method))
+    inside = (function for method in methods(cls).values() for function in _inside(method))
     return [function for function in inside if _called(function)]
+
+
+@lru_cache(maxsize=1024)
+def covering(cls: type) -> str:
+    """The method of ``cls`` over one that rotates, which it may call as it was; "" if none."""
+    effective = methods(cls)
+    for base in cls.__mro__:
+        for name, value in vars(base).items():
+            plain, mine = _plain(value), effective.get(name)
+            if plain is None or plain is mine or not any(map(_called, _inside(plain))):
+                continue
+            inside = [] if mine is None else list(_inside(mine))
+            if not any(map(_called, inside)) or any("super" in _names(f.__code__) for f in inside):
+                return name
+    return ""
 
 
 def with_methods(
@@ -48,7 +63,7 @@ def with_methods(
     """
     remade: dict[str, Any] = {
         name: _remade(method, replaced)
-        for name, method in _methods(cls).items()
+        for name, method in methods(cls).items()
         if any(_called(function) for function in _inside(method))
     }
     return derived(cls, {**remade, **(more or {})}, rebuild)
@@ -83,19 +98,24 @@ def original(module: Any) -> type | None:
 
 
 @lru_cache(maxsize=1024)
-def _methods(cls: type) -> dict[str, FunctionType]:
+def methods(cls: type) -> dict[str, FunctionType]:
     """Every method that an instance of ``cls`` has of its own kind of module."""
     found: dict[str, FunctionType] = {}
     for base in reversed(cls.__mro__):
         if base in (object, torch.nn.Module):
             continue
         for name, value in vars(base).items():
-            plain = value.__func__ if isinstance(value, staticmethod) else value
-            if isinstance(plain, FunctionType):
+            plain = _plain(value)
+            if plain is not None:
                 found[name] = plain
             else:
                 found.pop(name, None)
     return found
+
+
+def _plain(value: object) -> FunctionType | None:
+    plain = value.__func__ if isinstance(value, staticmethod) else value
+    return plain if isinstance(plain, FunctionType) else None
 
 
 def _inside(function: FunctionType) -> Iterator[FunctionType]:

@@ -34,7 +34,7 @@ class FreshTable(Fresh):
         maker = cls.forward.__globals__[_MAKER]
         with torch.device("cpu"), torch.no_grad():
             self._table: Tensor = maker(*table.shape)
-        self.buffers = {TABLE: self._table}
+        self.held = {TABLE: self._table}
         self.single, self.axes = False, 1
         self.most = len(self._table) - 1
 
