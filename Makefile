@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 MADE_BY := pyproject.toml constraints.txt setup.py $(wildcard csrc/*)
 
-.PHONY: help demo test test-slow check docs bench bench-gpu sanitize valgrind neon figures clean
+.PHONY: help demo test test-slow check docs docs-serve bench bench-gpu sanitize valgrind neon figures clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 20
@@ -28,7 +28,10 @@ check: $(VENV)/check.done  ## format, lint, types, and the everyday tests
 docs: $(VENV)/docs.done  ## build the documentation into site/, strictly
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-bench: $(VENV)/bench.done  ## measure the CPU kernel against the others, ten minutes
+docs-serve: $(VENV)/docs.done  ## show the documentation at http://localhost:8000/
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
+
+bench: $(VENV)/bench.done  ## measure the CPU kernel against the others, about five minutes
 	$(BIN)/python bench/run.py
 
 bench-gpu: $(VENV)/bench.done  ## measure the GPU kernels against the others; needs a CUDA device

@@ -33,7 +33,7 @@ SHAPES = {
     "backward": replace(TINY, backward=True),
     "far": replace(TINY, first=10**6),
 }
-MODULES = ("cases", "contenders", "foreign", "report", "targets")
+MODULES = ("cases", "contenders", "foreign", "linear_attention", "report", "targets")
 
 
 @pytest.fixture
@@ -403,6 +403,35 @@ def test_the_page_says_what_was_measured(modules: dict[str, Any]) -> None:
         "This was a quick run",
     ):
         assert line in text
+
+
+def test_columns_of_both_dtypes_say_which_is_which(modules: dict[str, Any]) -> None:
+    """The table of the system's allocator has one case in bfloat16 and in float32."""
+    both = [result("prefill 5", {"x, half": 2.0}, dtype=dtype) for dtype in TOLERANCE]
+    titles = [modules["report"]._ratios(group).splitlines()[0] for group in (both, both[:1])]
+    assert titles == ["|  | prefill 5, float32 | prefill 5, bfloat16 |", "|  | prefill 5 |"]
+
+
+def test_an_odd_call_of_a_short_length_does_not_show(
+    modules: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However slow calls are, short lengths have 15; of long ones a few will do."""
+    timed = modules["linear_attention"]
+    calls: dict[int, list[float]] = {seq: [] for seq in (256, 1024, 2048)}
+
+    def called(attention: Any, inputs: tuple[Tensor, ...], *, training: bool) -> None:
+        (seq,) = inputs[0].shape
+        odd = len(calls[seq]) in range(1, 8)
+        calls[seq].append(100.0 if odd else 1.0)
+
+    monkeypatch.setattr(timed, "LENGTHS", tuple(calls))
+    monkeypatch.setattr(timed, "ATTENTIONS", {"linear": None})
+    monkeypatch.setattr(timed, "drawn", lambda seq, *, training: (torch.empty(seq),))
+    monkeypatch.setattr(timed, "call", called)
+    monkeypatch.setattr(timed.time, "perf_counter", lambda: sum(map(sum, calls.values())))
+    medians = timed.seconds(training=False)["linear"]
+    assert {seq: len(taken) - 1 for seq, taken in calls.items()} == {256: 15, 1024: 15, 2048: 3}
+    assert medians[256] == medians[1024] == 1.0
 
 
 def test_phasor_bench_prints_a_table_and_draws(

@@ -96,6 +96,20 @@ def compare(
         seq_len: The length at which rules pick their law.
         context: Positions to compare.
         tolerance: How far apart two unit vectors may be.
+
+    Returns:
+        One meeting for each pair of kinds that share a layer; layers that one model has more are
+        counted, not compared.
+
+    Raises:
+        SpecError: If ``context`` or ``tolerance`` is out of bounds, or ``seq_len`` where a rule
+            needs it.
+
+    >>> from phasor import preset
+    >>> models = preset("llama-3-8b"), preset("llama-3.1-8b")
+    >>> compared = compare(*models, seq_len=8192, context=8192, tolerance=1e-6)
+    >>> [(one.layers, one.difference.pairs) for one in compared.meetings]
+    [('0-31', 35)]
     """
     met: dict[tuple[str, str], list[int]] = {}
     for layer, kinds in enumerate(zip(a.layer_kinds, b.layer_kinds, strict=False)):
