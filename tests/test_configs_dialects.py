@@ -139,6 +139,34 @@ def test_gguf_longrope_needs_its_tensors() -> None:
     )
 
 
+LISTS = {"rope_factors_short.weight": [3.0] * 64, "rope_factors_long.weight": [2.0] * 64}
+
+
+@pytest.mark.parametrize("named", [None, "none", "linear", "longrope"])
+def test_gguf_divides_by_its_tensors_whatever_the_type_says(named: str | None) -> None:
+    """As llama.cpp does; Phi-3's converter names no type and writes the rest like this."""
+    keys = {"rope__scaling__original_context_length": 4096, "rope__scaling__attn_factor": 1.19}
+    ropes = load(gguf("phi3", **keys, rope__scaling__type=named) | LISTS)
+    assert ropes.notes == ()
+    assert ropes[0] is not None
+    assert ropes[0].scaling == LongRope(
+        short_factors=(3.0,) * 64,
+        long_factors=(2.0,) * 64,
+        original_max_positions=4096,
+        factor=2.0,
+        short_attention_factor=1.19,
+        long_attention_factor=1.19,
+    )
+
+
+def test_gguf_may_state_an_original_context_that_nothing_reads() -> None:
+    """Phi-3's converter writes it for the models of 4096 tokens, too."""
+    ropes = load(gguf("phi3", context_length=4096, rope__scaling__original_context_length=4096))
+    assert ropes.ropes[0].scaling is None
+    (note,) = ropes.notes
+    assert "rope_factors_long.weight" in note
+
+
 def test_gguf_log_multiplier_where_the_softmax_is_left_alone() -> None:
     """Mistral 3: mscale 1 over mscale_all_dim 1 is a factor of 1 on cos and sin."""
     keys = {
@@ -211,6 +239,34 @@ WRONG = {
     "too few divisors": (
         gguf() | {"rope_freqs.weight": [1.0] * 63},
         r"rope_freqs\.weight .*\(64\), got 63",
+    ),
+    "too few long factors": (
+        gguf() | LISTS | {"rope_factors_long.weight": [1.0] * 3},
+        r"rope_factors_long\.weight .*\(64\), got 3",
+    ),
+    "one list of two": (
+        gguf() | {"rope_factors_long.weight": [1.0] * 64},
+        r"rope_factors_short\.weight and rope_factors_long\.weight .* needs both",
+    ),
+    "lists beside yarn": (
+        gguf(rope__scaling__type="yarn", rope__scaling__factor=4.0) | LISTS,
+        r"rope_factors_short\.weight and llama\.rope\.scaling\.type both scale",
+    ),
+    "lists beside a factor": (
+        gguf(rope__scaling__factor=4.0) | LISTS,
+        r"rope_factors_short\.weight and llama\.rope\.scaling\.factor both scale",
+    ),
+    "lists beside divisors": (
+        gguf() | LISTS | {"rope_freqs.weight": [1.0] * 64},
+        r"rope_freqs\.weight and rope_factors_short\.weight both scale",
+    ),
+    "a longrope with divisors": (
+        gguf(rope__scaling__type="longrope") | {"rope_freqs.weight": [1.0] * 64},
+        r"rope_freqs\.weight and llama\.rope\.scaling\.type both scale",
+    ),
+    "an attention factor without lists": (
+        gguf("phi3", rope__scaling__attn_factor=1.19),
+        r"phi3\.rope\.scaling\.attn_factor must be 1 unless .*rope_factors_long\.weight",
     ),
     "params without rope_theta": (
         {k: v for k, v in plain("mistral_params").items() if k != "rope_theta"},

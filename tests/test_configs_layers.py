@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import copy
+import importlib
+import inspect
+import math
 from typing import Any
 
 import pytest
+from huggingface_hub.errors import StrictDataclassFieldValidationError
+from transformers import configuration_utils
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.deepseek_v4.modeling_deepseek_v4 import DeepseekV4RotaryEmbedding
 
 from phasor import ConfigError, Linear
-from phasor.configs import NESTED, load
+from phasor.checkpoint._model import describe
+from phasor.cli._architectures import text_config
+from phasor.configs import NESTED, language_models, load
+from phasor.configs._reading import Block
+from phasor.configs._table import table
 
 KINDS = ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]
 GEMMA = {
@@ -119,6 +131,111 @@ def test_a_list_of_layers_says_which_are_scaled(listed, kinds):
     assert "unscaled" not in ropes.kinds or ropes.kinds["unscaled"].scaling is None
 
 
+COMPRESSED = ["sliding_attention", "compressed_sparse_attention"] * 2
+NESTED_TYPES = sorted(name for name, facts in table().huggingface.items() if facts.nested)
+# frequencies by kind of layer too, but one block does for all
+FLAT_TYPES = ("deepseek_v4", "dots3_note_text")
+
+
+def one_block(factor: float) -> dict[str, Any]:
+    """A block for all layers."""
+    return {"rope_type": "linear", "factor": factor, "rope_theta": 12345.0}
+
+
+def transformers_frequencies(model_type: str, block: Any) -> list[float]:
+    """The slowest frequency of each kind of layer, of transformers' own class."""
+    config = CONFIG_MAPPING[model_type](rope_parameters=block).get_text_config()
+    name = type(config).__module__.replace("configuration_", "modeling_")
+    (turning,) = (
+        one
+        for one in vars(importlib.import_module(name)).values()
+        if getattr(one, "__module__", None) == name
+        and one.__name__.endswith("RotaryEmbedding")
+        and "layer_type" in inspect.signature(one.forward).parameters
+    )
+    buffers = dict(turning(config).named_buffers())
+    own = (found for name, found in buffers.items() if not name.endswith("original_inv_freq"))
+    return [found[-1].item() for found in own]
+
+
+def transformers_heeds(model_type: str) -> bool:
+    """Whether its class turns by one block for all layers."""
+    try:
+        two, four = (transformers_frequencies(model_type, one_block(by)) for by in (2.0, 4.0))
+    except (KeyError, StrictDataclassFieldValidationError):
+        return False
+    return two != four
+
+
+def phasor_heeds(model_type: str) -> bool:
+    """Whether `load` takes one block for all layers."""
+    said = {"layer_types": KINDS, "max_position_embeddings": 64, "qk_rope_head_dim": 64}
+    if model_type == "deepseek_v4":
+        said |= {"layer_types": COMPRESSED, "head_dim": 512}
+    try:
+        ropes = load(small(model_type, rope_parameters=one_block(4.0), **said)).ropes
+    except ConfigError as error:
+        if "rope_parameters must hold a block for each kind" in str(error):
+            return False
+        raise
+    return Linear(factor=4.0) in [rope.scaling for rope in ropes]
+
+
+@pytest.mark.parametrize("model_type", [*NESTED_TYPES, *FLAT_TYPES])
+def test_one_block_for_all_layers_is_read_where_transformers_reads_it(model_type):
+    """Classes that keep a block for each kind of layer ignore it, or cannot be built of it."""
+    heeded = transformers_heeds(model_type)
+    assert heeded == (model_type in FLAT_TYPES)
+    assert phasor_heeds(model_type) == heeded
+
+
+@pytest.mark.parametrize(
+    ("model_type", "word"),
+    [
+        ("cohere2", "full_atention"),
+        ("cohere2", "attention"),
+        ("exaone4", "full"),
+        ("gemma3_text", "sliding"),
+        ("flint", "full"),
+        ("qwen2", "global"),
+    ],
+)
+def test_an_unknown_word_for_a_kind_of_layer_is_refused(model_type, word):
+    """A misspelt kind would lose what sets it apart: its base, or that it does not turn."""
+    kinds = ["sliding_attention", "full_attention", "sliding_attention", word]
+    said = small(model_type, layer_types=kinds, sliding_window=128, head_dim=128)
+    with pytest.raises(ConfigError, match=rf"layer_types\.3 must be one of .*, got '{word}'"):
+        load(said)
+
+
+def test_the_words_of_transformers_are_known():
+    """All that it allows, and the old ones that it renames."""
+    renamed = configuration_utils._LEGACY_LAYER_TYPE_REMAP
+    allowed = {*configuration_utils.ALLOWED_ATTN_LAYER_TYPES, *renamed}
+    assert allowed <= table().layer_words
+
+
+def test_the_base_of_deepseeks_plain_layers_stands_beside_a_block_for_all():
+    """As its class reads it: the block's own is for none."""
+    said = small("deepseek_v4", layer_types=COMPRESSED, qk_rope_head_dim=64, rope_theta=2e4)
+    ropes = load(said | {"head_dim": 512, "rope_parameters": one_block(4.0)})
+    made = transformers_frequencies("deepseek_v4", one_block(4.0))
+    assert [rope.base for rope in ropes.ropes] == [2e4, 1.6e5]
+    assert made == pytest.approx([1e4 ** (-31 / 32), 1.6e5 ** (-31 / 32) / 4])
+
+
+def test_only_one_block_for_all_layers_lacks_deepseeks_yarn_factor():
+    """Its class puts a factor of 1 into that one, and leaves blocks of single kinds alone."""
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+    plain = {"rope_type": "default", "rope_theta": 1e4}
+    said = small("deepseek_v4", layer_types=COMPRESSED, qk_rope_head_dim=64, head_dim=512)
+    for block, factor in ((yarn, 1.0), ({"main": plain, "compress": yarn}, 0.1 * math.log(4) + 1)):
+        config = CONFIG_MAPPING["deepseek_v4"](rope_parameters=copy.deepcopy(block))
+        theirs = DeepseekV4RotaryEmbedding(config).compress_attention_scaling
+        ropes = load(said | {"rope_parameters": block, "rope_theta": 1e4})
+        assert ropes[1].attention_factor == pytest.approx(factor) == theirs
+
+
 def test_a_type_whose_pattern_is_in_its_files_wants_the_list():
     """Rather than a guess at which layers turn."""
     assert load(small("flint", layer_types=KINDS)).kinds["full_attention"] is None
@@ -143,3 +260,15 @@ def test_a_language_model_is_found_inside_a_larger_one(key):
     """Under each of the names it is given."""
     inner = small("llama", rope_theta=5e5)
     assert load({"model_type": "outer", key: inner})[0].base == 5e5
+    levels = language_models(Block({"model_type": "outer", key: inner}))
+    assert [level.path for level in levels] == ["", key]
+    assert describe({"model_type": "outer", key: inner}).model_type == "llama"
+
+
+def test_a_language_model_that_is_no_object_is_refused_by_name(tmp_path):
+    """Wherever one is looked for."""
+    path = tmp_path / "config.json"
+    path.write_text('{"model_type": "llama", "text_config": "x"}', "utf-8")
+    for read in (load, describe, text_config):
+        with pytest.raises(ConfigError, match="text_config must be an object, got 'x'"):
+            read(path)

@@ -27,7 +27,9 @@ from phasor import (
     load,
     preset,
 )
-from phasor.configs import REPLACED, config_keys, rope_parameters
+from phasor.configs import REPLACED, REPLACED_OF_KINDS, config_keys, rope_parameters
+from phasor.configs._huggingface import _BASES
+from phasor.configs._table import table
 from phasor.errors import ConfigError, SpecError
 from phasor.extending import plan
 from phasor.frequencies import inv_freq
@@ -94,7 +96,7 @@ def with_keys(config, keys):
     """The file as a user leaves it: what is replaced goes, what is printed comes."""
     changed = copy.deepcopy(config)
     inner = changed.get("text_config", changed)
-    for key in (*REPLACED, "rotary_pct"):
+    for key in (*REPLACED, *REPLACED_OF_KINDS):
         inner.pop(key, None)
     return changed | {"text_config": inner | keys} if "text_config" in changed else inner | keys
 
@@ -130,22 +132,33 @@ def test_the_stated_rope_turns_as_the_compared_one(name):
         assert stated.attention_factor == way.extension.attention_factor
 
 
-def test_one_kind_of_several_is_extended_in_its_own_block():
-    """Gemma 3's global layers: the block stands beside that of the sliding ones."""
-    kinds = {"sliding_attention": 10_000.0, "full_attention": 1_000_000.0}
-    blocks = {kind: {"rope_type": "default", "rope_theta": base} for kind, base in kinds.items()}
-    config = llama(
-        model_type="gemma3_text", head_dim=128, rope_parameters=blocks, layer_types=[*kinds] * 2
-    )
+def test_every_other_name_of_the_base_is_replaced():
+    """A base left beside the block would contradict it."""
+    facts = table().huggingface.values()
+    units = {one.base_unit for one in facts if one.base_unit is not None}
+    of_kinds = {kind.base_key for one in facts for kind in one.kinds.values() if kind.base_key}
+    assert {*_BASES, *units} <= set(REPLACED)
+    assert of_kinds <= {*REPLACED, *REPLACED_OF_KINDS}
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"model_type": "gpt_neox", "rotary_pct": 0.25, "rotary_emb_base": 10000},
+        {"model_type": "falcon", "rotary_embedding_base": 10000},
+        {"model_type": "chatglm", "rope_ratio": 50, "kv_channels": 128},
+    ],
+    ids=lambda said: said["model_type"],
+)
+def test_a_block_with_another_base_replaces_the_bases_other_names(said):
+    """NTK-aware scaling is another base, and the file had one under its own name."""
+    config = llama(**said)
     del config["rope_theta"]
-    planned = plan(load(config), "full_attention", None, 32768)
-    assert planned.several
-    for way in planned.ways.values():
-        changed = blocks | {"full_attention": way.config["rope_parameters"]}
-        length = way.config["max_position_embeddings"]
-        again = load(config | {"rope_parameters": changed, "max_position_embeddings": length})
-        assert again.kinds["full_attention"] == way.rope
-        assert again.kinds["sliding_attention"] == load(config).kinds["sliding_attention"]
+    planned = plan(load(config), None, None, 32768)
+    for key in planned.replaced:
+        config.pop(key, None)
+    way = planned.way("ntk")
+    assert load(config | way.config)[0] == way.rope
 
 
 @pytest.mark.parametrize(
@@ -319,7 +332,9 @@ def test_a_model_of_several_kinds_asks_for_one():
     assert "kind must be given" in asked.stderr
     done = extend("gemma-3-4b", "--to", 262144, "--kind", "full")
     assert done.returncode == 0, done.stderr
-    assert "stands under 'full' in rope_parameters" in done.stdout
+    assert "'full_attention' is the block of these layers" in done.stdout
+    keys = json.loads(done.stdout[done.stdout.index("\n{") :])
+    assert list(keys["rope_parameters"]) == ["sliding_attention", "full_attention"]
 
 
 @pytest.mark.parametrize(

@@ -66,6 +66,10 @@ def test_kinds_cannot_be_changed() -> None:
             {"layer_kinds": ("local", "swa", "mla")},
             "layer_kinds names ['mla', 'swa'], which kinds does not describe",
         ),
+        (
+            {"kinds": {"local": "a", "global": None}, "layer_kinds": ("local",)},
+            "kinds['local'] must be a Rope or None, got 'a'",
+        ),
         ({"context": 0}, "context must be a whole number >= 1, got 0"),
         ({"query_heads": 1.5}, "query_heads must be a whole number >= 1, got 1.5"),
         ({"key_heads": True}, "key_heads must be a whole number >= 1, got True"),
@@ -126,8 +130,13 @@ def test_layers_that_disagree_on_the_softmax_have_no_common_factor() -> None:
 
 def test_layer_ropes_can_be_copied_and_pickled() -> None:
     """A module that holds them can be deep-copied, and sent to another process."""
-    ropes = preset("smollm3-3b")
+    ropes = preset("gemma-3-4b")
     for twin in (copy.deepcopy(ropes), pickle.loads(pickle.dumps(ropes))):
         assert list(twin) == list(ropes)
         assert twin.kinds == ropes.kinds
         assert twin.notes == ropes.notes
+        assert (
+            twin.labels
+            == ropes.labels
+            == {"sliding": "sliding_attention", "full": "full_attention"}
+        )

@@ -206,6 +206,15 @@ ERRORS = {
     "start + length - 1 must be at most 2**63 - 1, got 9223372036854775806 + 3 - 1": lambda: span(
         3, 2**63 - 2
     ),
+    f"length must be at most {2**60 - 1}, as many positions as an array holds, got {2**62}": (
+        lambda: span(2**62)
+    ),
+    f"cu_seqlens[-1] must be at most {2**60 - 1}, as many positions as an array holds, "
+    f"got {2**60}": lambda: packed([0, 2**60]),
+    f"new_tokens must be at most {2**60 - 1}, as many positions as an array holds, "
+    f"got {2**62}": lambda: cached([1], 2**62),
+    f"the product of sizes must be at most {2**60 - 1}, as many positions as an array holds, "
+    f"got {2**80}": lambda: grid(2**40, 2**40),
     "cu_seqlens must have the shape [n_sequences + 1], got [2, 2]": lambda: packed(
         [[0, 1], [0, 2]]
     ),

@@ -14,6 +14,7 @@ import pytest
 
 import phasor
 from phasor import Linear, LongRope, Proportional, Rope, Sectioned, Yarn, load, preset
+from phasor.configs import rope_parameters
 from phasor.errors import SpecError
 from phasor.report import report
 from phasor.report._snippet import construction, usage
@@ -266,6 +267,32 @@ def test_each_kind_of_layer_has_its_part():
     ]
     assert len(page.scripts) == 14
     assert "none" in Page(report(preset("smollm3-3b"), context=1024, to=2048)).texts["td"]
+
+
+def test_each_kind_of_layer_has_its_block_beside_the_others():
+    """What a section says of a config can be put into one, and leaves the other kind alone."""
+    ropes = preset("gemma-3-4b")
+    page = Page(report(ropes, context=1024, to=2048))
+    said = {"model_type": "gemma3_text", "num_hidden_layers": 2, "head_dim": 256}
+    said["layer_types"] = ["sliding_attention", "full_attention"]
+    blocks = [json.loads(block) for block in page.texts["code"] if block.startswith("{")]
+    assert len(blocks) == 2
+    for changed, kept, keys in zip((0, 1), (1, 0), blocks, strict=True):
+        again = load(said | keys)
+        assert again[kept] == ropes.kinds[["sliding", "full"][kept]]
+        assert again[changed] != ropes.kinds[["sliding", "full"][changed]]
+    assert {"sliding_attention", "full_attention", "rope_local_base_freq"} <= {*page.texts["code"]}
+
+
+def test_kinds_that_turn_alike_share_a_section_and_are_extended_together():
+    """Each has its block in the config all the same."""
+    rope = Rope(head_dim=64, pairing="half")
+    kinds, labels = dict.fromkeys("ab", rope), {"a": "first", "b": "second"}
+    page = Page(report(toy(rope, layer_kinds=("a", "b"), kinds=kinds, labels=labels)))
+    (said,) = (json.loads(block) for block in page.texts["code"] if block.startswith("{"))
+    blocks = said["rope_parameters"]
+    assert list(blocks) == ["first", "second"]
+    assert blocks["first"] == blocks["second"] != rope_parameters(rope, 64)
 
 
 @pytest.mark.parametrize(

@@ -354,6 +354,12 @@ def test_a_rule_wants_a_length(rule: Rule, length: Any) -> None:
         rule.at(length)
 
 
+def test_a_length_beyond_floats_is_refused_by_name() -> None:
+    """A factor that no float holds is about the length, in few words."""
+    with pytest.raises(SpecError, match=r"^seq_len must leave a factor that fits in a float, got "):
+        DynamicNTK(**S8).at(10**400)
+
+
 def test_a_law_scales_a_shared_spectrum_once() -> None:
     """Sections share one spectrum, so the law sees all pairs."""
     sections = Sectioned((16, 24, 24))

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
 
 from phasor.analysis import Extension, extensions, recommend
 from phasor.axes import Axial
-from phasor.configs import config_keys
+from phasor.configs import REPLACED, REPLACED_OF_KINDS, config_keys
 from phasor.describe import resolved
 from phasor.errors import ConfigError, SpecError
 from phasor.layers import LayerRopes
@@ -42,7 +42,7 @@ class Plan:
     Attributes:
         model: Name of the model.
         kind: The kind of its layers.
-        several: Whether other layers of the model turn otherwise, and have a block of their own.
+        label: Name of its block in ``rope_parameters``; None where one block is for all layers.
         context: Tokens of the training.
         to: Tokens of the wanted context.
         ways: The unchanged Rope first, by name.
@@ -52,12 +52,17 @@ class Plan:
 
     model: str
     kind: str
-    several: bool
+    label: str | None
     context: int
     to: int
     ways: Mapping[str, Way]
     recommended: str
     reason: str
+
+    @property
+    def replaced(self) -> tuple[str, ...]:
+        """Keys of other files that say what a way's ``config`` says, and have to go."""
+        return REPLACED if self.label is None else REPLACED + REPLACED_OF_KINDS
 
     def way(self, law: str | None) -> Way:
         """The way of this law; the recommended one without a name.
@@ -76,6 +81,7 @@ class Plan:
         return {
             "model": self.model,
             "kind": self.kind,
+            "label": self.label,
             "context": self.context,
             "to": self.to,
             "recommended": self.recommended,
@@ -83,6 +89,7 @@ class Plan:
             "law": chosen.extension.name,
             "rope": chosen.rope.to_dict(),
             "config": chosen.config,
+            "replaced": list(self.replaced),
             "refused": chosen.refused,
             "ways": [
                 {
@@ -98,12 +105,13 @@ class Plan:
         }
 
 
-def plan(ropes: LayerRopes, kind: str | None, context: int | None, to: int) -> Plan:
+def plan(ropes: LayerRopes, kind: str | Sequence[str] | None, context: int | None, to: int) -> Plan:
     """The ways of a model's layers to ``to`` tokens.
 
     Args:
         ropes: The model.
-        kind: The kind of layers to extend; None where all layers that rotate do it alike.
+        kind: The kind of layers to extend, or several that rotate alike; None where all layers
+            that rotate do it alike.
         context: Tokens of the training; None for the context of the model's description.
         to: Tokens of the wanted context.
 
@@ -121,10 +129,13 @@ def plan(ropes: LayerRopes, kind: str | None, context: int | None, to: int) -> P
             f"context must be given, since the description of {ropes.name} has none: how many "
             "tokens was it trained on?"
         )
-    name = _kind(ropes) if kind is None else kind
-    rope = ropes.kinds.get(name)
-    if rope is None:
-        turning = [one for one, has in ropes.kinds.items() if has is not None]
+    turning = [one for one, has in ropes.kinds.items() if has is not None]
+    if kind is None:
+        names = _all_alike(ropes, turning)
+    else:
+        names = [kind] if isinstance(kind, str) else list(kind)
+    rope = ropes.kinds.get(names[0])
+    if rope is None or any(ropes.kinds.get(name) != rope for name in names):
         raise SpecError(
             f"kind must be one of {', '.join(turning) or '(none rotates)'}, got {kind!r}"
         )
@@ -132,21 +143,20 @@ def plan(ropes: LayerRopes, kind: str | None, context: int | None, to: int) -> P
     best = recommend(found)
     return Plan(
         model=ropes.name,
-        kind=name,
-        several=len(ropes.ropes) > 1,
+        kind=names[0],
+        label=_label(ropes, names[0]) if _nested(ropes) else None,
         context=length,
         to=to,
-        ways={one.name: _way(one, rope) for one in found},
+        ways={one.name: _way(one, rope, ropes, names) for one in found},
         recommended=best.extension.name,
         reason=best.reason,
     )
 
 
-def _kind(ropes: LayerRopes) -> str:
-    """The first kind that rotates, where all that do rotate alike."""
-    turning = [kind for kind, rope in ropes.kinds.items() if rope is not None]
+def _all_alike(ropes: LayerRopes, turning: list[str]) -> list[str]:
+    """The kinds that rotate, where they do it alike."""
     if len(ropes.ropes) == 1:
-        return turning[0]
+        return turning
     if not turning:
         raise SpecError(f"no layer of {ropes.name} has a rotary embedding to extend")
     raise SpecError(
@@ -154,13 +164,37 @@ def _kind(ropes: LayerRopes) -> str:
     )
 
 
-def _way(extension: Extension, original: Rope) -> Way:
+def _nested(ropes: LayerRopes) -> bool:
+    """Whether a config has a block for each kind of layer."""
+    return bool(ropes.labels) or len(ropes.ropes) > 1
+
+
+def _way(extension: Extension, original: Rope, ropes: LayerRopes, names: list[str]) -> Way:
     rope = _stated(extension, original)
     try:
-        keys = config_keys(rope, extension.coverage.context, extension.coverage.to)
+        said = _by_label(ropes, names, rope) if _nested(ropes) else rope
+        keys = config_keys(said, extension.coverage.context, extension.coverage.to)
     except ConfigError as error:
         return Way(extension=extension, rope=rope, config=None, refused=str(error))
     return Way(extension=extension, rope=rope, config=keys, refused=None)
+
+
+def _label(ropes: LayerRopes, kind: str) -> str:
+    return ropes.labels.get(kind, kind)
+
+
+def _by_label(ropes: LayerRopes, names: list[str], rope: Rope) -> dict[str, Rope | None]:
+    """The rope of every block of a config in which those of the kinds ``names`` say ``rope``."""
+    found: dict[str, Rope | None] = {}
+    for kind, own in ropes.kinds.items():
+        label = _label(ropes, kind)
+        if found.setdefault(label, own) != own:
+            sharing = [one for one in ropes.kinds if _label(ropes, one) == label]
+            raise ConfigError(
+                f"layers of the kinds {' and '.join(sharing)} read one block of a config, which "
+                "cannot say one of them alone; keep the rope as JSON instead (Rope.to_json)"
+            )
+    return found | {_label(ropes, name): rope for name in names}
 
 
 def _stated(extension: Extension, original: Rope) -> Rope:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import partial
 from types import MappingProxyType
-from typing import Any, overload
+from typing import Any, cast, overload
 
 from phasor._checks import shown, whole
 from phasor.errors import SpecError
@@ -27,6 +27,8 @@ class LayerRopes(Sequence[Rope | None]):
         key_heads: Key heads of a layer that are rotated, if known; 1 where latent attention has one
             rotated key for all heads.
         notes: Facts that no Rope holds, and doubts, a sentence each.
+        labels: Name of the block that each kind reads in the ``rope_parameters`` of a Hugging Face
+            config; none where one block says the same for all layers.
 
     >>> from phasor import Rope
     >>> rope = Rope(head_dim=64, pairing="half")
@@ -43,6 +45,7 @@ class LayerRopes(Sequence[Rope | None]):
     query_heads: int | None = None
     key_heads: int | None = None
     notes: tuple[str, ...] = ()
+    labels: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def __post_init__(self) -> None:
         if not self.layer_kinds:
@@ -50,15 +53,21 @@ class LayerRopes(Sequence[Rope | None]):
         strays = sorted(set(self.layer_kinds) - set(self.kinds))
         if strays:
             raise SpecError(f"layer_kinds names {shown(strays)}, which kinds does not describe")
+        for kind, rope in self.kinds.items():
+            # a type checker has seen a Rope; who has none may pass anything
+            if rope is not None and not isinstance(cast(object, rope), Rope):
+                raise SpecError(f"kinds[{kind!r}] must be a Rope or None, got {shown(rope)}")
         for name in ("context", "query_heads", "key_heads"):
             if getattr(self, name) is not None:
                 whole(name, getattr(self, name), least=1)
-        object.__setattr__(self, "kinds", MappingProxyType(dict(self.kinds)))
+        for name in ("kinds", "labels"):
+            object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
 
     def __reduce__(self) -> tuple[Any, ...]:
         # a mapping proxy can be neither copied nor pickled
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return partial(LayerRopes, **(values | {"kinds": dict(self.kinds)})), ()
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        plain = {"kinds": dict(self.kinds), "labels": dict(self.labels)}
+        return partial(LayerRopes, **(values | plain)), ()
 
     @overload
     def __getitem__(self, index: int) -> Rope | None: ...

@@ -18,6 +18,8 @@ from phasor.errors import PositionError
 Positions = NDArray[np.int64]
 
 _FIRST, _LAST = -(2**63), 2**63 - 1
+# bytes are counted in int64 too
+_MOST = _LAST // 8
 
 
 def span(length: int, start: int = 0) -> Positions:
@@ -42,7 +44,7 @@ def span(length: int, start: int = 0) -> Positions:
         raise PositionError(
             f"start + length - 1 must be at most 2**63 - 1, got {start} + {length} - 1"
         )
-    return np.arange(length, dtype=np.int64) + start
+    return _counted("length", length) + start
 
 
 def packed(cu_seqlens: ArrayLike) -> Positions:
@@ -77,7 +79,7 @@ def packed(cu_seqlens: ArrayLike) -> Positions:
             f"cu_seqlens must never decrease, got {bounds[at]} and then {bounds[at + 1]} "
             f"at index {at + 1}; lengths become boundaries by a cumulative sum"
         )
-    return np.arange(bounds[-1], dtype=np.int64) - np.repeat(bounds[:-1], np.diff(bounds))
+    return _counted("cu_seqlens[-1]", int(bounds[-1])) - np.repeat(bounds[:-1], np.diff(bounds))
 
 
 def padded(mask: ArrayLike) -> Positions:
@@ -140,7 +142,7 @@ def cached(lengths: ArrayLike, new_tokens: int) -> Positions:
         raise PositionError(
             f"lengths + new_tokens - 1 must be at most 2**63 - 1, got {longest} + {new_tokens} - 1"
         )
-    return held[:, None] + np.arange(new_tokens, dtype=np.int64)
+    return held[:, None] + _counted("new_tokens", new_tokens)
 
 
 def grid(*sizes: int) -> Positions:
@@ -164,7 +166,7 @@ def grid(*sizes: int) -> Positions:
     shape = tuple(
         whole(f"sizes[{i}]", size, least=0, error=PositionError) for i, size in enumerate(sizes)
     )
-    cells = np.arange(math.prod(shape), dtype=np.int64)
+    cells = _counted("the product of sizes", math.prod(shape))
     return np.stack(np.unravel_index(cells, shape), axis=-1)
 
 
@@ -239,6 +241,15 @@ def context_parallel(
             f"{world_size} ranks, got {length}; pad the sequence to {length - over + n_chunks}"
         )
     return np.concatenate([span(size, start=chunk * size) for chunk in held])
+
+
+def _counted(name: str, count: int) -> Positions:
+    """0, 1, ..., count - 1."""
+    if count > _MOST:
+        raise PositionError(
+            f"{name} must be at most {_MOST}, as many positions as an array holds, got {count}"
+        )
+    return np.arange(count, dtype=np.int64)
 
 
 def _integers(name: str, values: Any, kinds: str = "iu") -> Positions:

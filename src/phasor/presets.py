@@ -21,7 +21,7 @@ from phasor.spec import Rope
 # what holds for one release alone, and so is never taken over from the table it is like
 _OWN = frozenset({"source", "uncertain"})
 _MERGED = frozenset({"rope", "size", "kinds"})
-_KNOWN = _OWN | _MERGED | {"prefix", "pattern", "notes"}
+_KNOWN = _OWN | _MERGED | {"prefix", "pattern", "labels", "notes"}
 _SIZES = frozenset({"layers", "heads", "context"})
 
 
@@ -98,6 +98,7 @@ def _layer_ropes(name: str, table: Mapping[str, Any]) -> LayerRopes:
         context=size.get("context"),
         query_heads=query_heads,
         key_heads=key_heads,
+        labels=table.get("labels", {}),
         notes=(
             f"Source: {table['source']}.",
             *table.get("notes", ()),

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-from importlib.util import find_spec
 from pathlib import Path
 
 import click
 
-from phasor.cli._common import read
-from phasor.errors import BackendError, SpecError
+from phasor.cli._common import need, output_file, read
+from phasor.errors import SpecError
 
 _trained = click.option(
     "--context",
@@ -62,19 +61,14 @@ def extend(
 @_trained
 def report(model: str, output: Path, to: int | None, context: int | None) -> None:
     """Write all that can be said about MODEL's rope as one HTML page that needs no network."""
-    missing = [name for name in ("altair", "jinja2", "vl_convert") if find_spec(name) is None]
-    if missing:
-        raise BackendError(
-            f"the report is made with {', '.join(missing)}, not installed: "
-            "pip install 'phasor[report]'"
-        )
+    need("the report", "report", "altair", "jinja2", "vl_convert")
     from phasor.report import report as written
     from phasor.terminal import progress_bar
 
-    ropes = read(model)
+    file, ropes = output_file(output), read(model)
     with progress_bar("writing the report") as progress:
-        _replace_file(output, written(ropes, context=context, to=to, progress=progress))
-    click.echo(f"{output}: {output.stat().st_size / 1e6:.1f} MB")
+        _replace_file(file, written(ropes, context=context, to=to, progress=progress))
+    click.echo(f"{output}: {file.stat().st_size / 1e6:.1f} MB")
 
 
 def _replace_file(path: Path, text: str) -> None:

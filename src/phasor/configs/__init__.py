@@ -16,16 +16,23 @@ from phasor.configs._deepseek import load_deepseek
 from phasor.configs._gguf import load_gguf
 from phasor.configs._huggingface import load_huggingface
 from phasor.configs._params import load_params
-from phasor.configs._reading import NESTED, Block, read_source
+from phasor.configs._reading import NESTED, Block, language_models, read_source
 from phasor.configs._table import table
-from phasor.configs._writing import REPLACED, config_keys, rope_parameters
+from phasor.configs._writing import (
+    REPLACED,
+    REPLACED_OF_KINDS,
+    config_keys,
+    rope_parameters,
+)
 from phasor.errors import ConfigError, SpecError
 from phasor.layers import LayerRopes
 
 __all__ = [
     "NESTED",
     "REPLACED",
+    "REPLACED_OF_KINDS",
     "config_keys",
+    "language_models",
     "load",
     "model_types",
     "read_source",

@@ -31,6 +31,8 @@ class Blocks:
         if new is not None and old is not None:
             _agree(new, old)
             old.ignore(*old.values)
+        if facts.nested and new is not None and new.values:
+            _refuse_flat(new)
         whole = new if new is not None and (new.values or old is None) else old
         self.stated = whole is not None and bool(whole.values)
         self.flat = whole or Block({}, "rope_parameters")
@@ -74,6 +76,16 @@ class Blocks:
         if block is not None:
             self.used.append(block)
         return block
+
+
+def _refuse_flat(block: Block) -> None:
+    """One block for all layers, where transformers reads one for each kind and no other."""
+    if not any(isinstance(value, Mapping) for value in block.values.values()):
+        raise ConfigError(
+            f"{block.path} must hold a block for each kind of layer, as transformers reads no "
+            f"other for this model type, got {', '.join(block.values)}; put the keys into the "
+            "blocks of the kinds they are meant for"
+        )
 
 
 def _agree(new: Block, old: Block) -> None:

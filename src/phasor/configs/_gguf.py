@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from functools import partial
 
 from phasor._checks import shown
 from phasor.axes import Axes, Interleaved, OneAxis, Sectioned
@@ -13,7 +13,7 @@ from phasor.configs._table import Architecture, Kind, table
 from phasor.configs._width import WIDEST
 from phasor.errors import ConfigError
 from phasor.layers import LayerRopes
-from phasor.scaling import Law, Linear, LongRope, PerPair, Rule, Yarn
+from phasor.scaling import Law, Linear, LongRope, PerPair, Rule, Yarn, yarn_multiplier
 from phasor.spec import Rope
 
 _FREQS = "rope_freqs.weight"
@@ -147,28 +147,37 @@ def _axes(config: Block, facts: Architecture) -> Axes:
 def _scaling(
     top: Block, config: Block, facts: Architecture, pairs: int, notes: list[str]
 ) -> Law | Rule | None:
-    config.ignore("rope.scaling.finetuned")
-    divisors = _divisors(top, _FREQS, pairs)
-    named = config.text("rope.scaling.type")
+    # converters write the original context where nothing depends on it, too
+    config.ignore("rope.scaling.finetuned", "rope.scaling.original_context_length")
+    key = "rope.scaling.type"
+    named = config.text(key)
+    if named not in (None, "none", "linear", "yarn", "longrope"):
+        config.refuse(key, "one of none, linear, yarn, longrope")
     keys = ("rope.scaling.factor", "rope.scale_linear")
-    factor = agreed((config.name(key), config.number(key, least=0)) for key in keys) or 1.0
-    if divisors is None:
-        notes.append(
-            f"Divisors of the frequencies (Llama 3) are the tensor {_FREQS} of a GGUF file and "
-            "not in its metadata; none were given."
-        )
-    elif named not in (None, "none") or factor != 1:
-        raise ConfigError(f"{_FREQS} and {config.name('rope.scaling.type')} both scale; keep one")
-    else:
-        return PerPair(factors=divisors)
+    factor = agreed((config.name(one), config.number(one, least=0)) for one in keys) or 1.0
+    given = [tensor for tensor in (_FREQS, _SHORT, _LONG) if top.has(tensor)]
+    # llama.cpp divides by these tensors whatever the metadata name, and by the factor as well
+    if given and (named == "yarn" or factor != 1):
+        stated = config.name(key if named == "yarn" else "rope.scaling.factor")
+        raise ConfigError(f"{given[0]} and {stated} both scale; keep one")
+    if _FREQS in given and (len(given) > 1 or named == "longrope"):
+        other = given[1] if len(given) > 1 else config.name(key)
+        raise ConfigError(f"{_FREQS} and {other} both scale; keep one")
     if named == "yarn":
         return _yarn(config, facts, factor)
-    if named == "longrope":
+    if named == "longrope" or _SHORT in given or _LONG in given:
         return _longrope(top, config, pairs)
-    if named not in (None, "linear", "none"):
-        config.refuse("rope.scaling.type", "one of none, linear, yarn, longrope")
+    if (divisors := _divisors(top, _FREQS, pairs)) is not None:
+        return PerPair(factors=divisors)
+    notes.append(
+        f"Divisors of the frequencies are tensors of a GGUF file and not in its metadata "
+        f"({_FREQS} of Llama 3; {_SHORT} and {_LONG} of LongRoPE); none were given."
+    )
     if config.number("rope.scaling.attn_factor") not in (None, 1.0):
-        config.refuse("rope.scaling.attn_factor", "1 unless the scaling type is yarn or longrope")
+        config.refuse(
+            "rope.scaling.attn_factor",
+            f"1 unless the scaling type is yarn, or {_SHORT} and {_LONG} are given",
+        )
     if named == "none" and factor != 1:
         config.refuse("rope.scaling.type", "linear, as there is a factor other than 1")
     return None if factor == 1 else Linear(factor=factor)
@@ -216,10 +225,7 @@ def _yarn(config: Block, facts: Architecture, factor: float) -> Yarn:
     multiplier = config.number("rope.scaling.yarn_log_multiplier", least=0) or 0.0
     all_dim = multiplier / facts.log_multiplier_unit
     mscale = all_dim if facts.softmax and all_dim else 1.0
-
-    def m(coefficient: float) -> float:
-        return 1.0 if factor <= 1 else 0.1 * coefficient * math.log(factor) + 1.0
-
+    m = partial(yarn_multiplier, factor)
     extra = config.number("rope.scaling.attn_factor", above=0) or 1.0
     neutral = extra == 1 and (facts.softmax or not all_dim)
     with renamed(config, {name: f"rope.scaling.yarn_{name}" for name in betas}):

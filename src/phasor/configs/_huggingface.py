@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import cast
+from dataclasses import replace
+from itertools import pairwise
 
 from phasor._checks import shown
 from phasor.axes import OneAxis
@@ -16,7 +17,7 @@ from phasor.configs import _laws
 from phasor.configs._blocks import Blocks, comparable
 from phasor.configs._layers import has_rope, layer_kinds
 from phasor.configs._model import Model, renamed
-from phasor.configs._reading import NESTED, Block, agreed
+from phasor.configs._reading import Block, agreed, language_models
 from phasor.configs._table import Architecture, Kind, table
 from phasor.configs._width import HEADS, head_width, rotated_width, widths_apart
 from phasor.errors import ConfigError
@@ -42,6 +43,7 @@ def load_huggingface(top: Block) -> LayerRopes:
     config.ignore(*facts.harmless)
     kinds_in_order = layer_kinds(config, facts)
     kinds: dict[str, Rope | None] = {}
+    labels: dict[str, str] = {}
     if _rotates(config, facts):
         blocks = Blocks(config, facts)
         widths = widths_apart(config, facts, kinds_in_order)
@@ -50,6 +52,10 @@ def load_huggingface(top: Block) -> LayerRopes:
             kinds[kind] = _rope(config, facts, blocks, kind, widths, notes) if rotates else None
         if any(kinds.values()):
             _refuse_strays(config, model_type, blocks)
+        if facts.nested or facts.labels or blocks.by_kind:
+            labels = {kind: facts.labels.get(kind, kind) for kind in kinds}
+        elif len({rope for rope in kinds.values() if rope is not None}) > 1:
+            labels = dict.fromkeys(kinds, "rope_parameters")
     else:
         kinds_in_order = ("nope",) * len(kinds_in_order)
         kinds["nope"] = None
@@ -61,6 +67,7 @@ def load_huggingface(top: Block) -> LayerRopes:
         query_heads=config.first(HEADS, Block.whole),
         key_heads=_key_heads(config, facts),
         notes=tuple(dict.fromkeys(notes)),
+        labels=labels,
     )
 
 
@@ -72,16 +79,11 @@ def _key_heads(config: Block, facts: Architecture) -> int | None:
 
 def _text_model(top: Block) -> tuple[Block, str]:
     """The config of the text model, which may lie inside that of a larger one, and its type."""
-    config, model_type = top, top.text("model_type")
-    while inner := [key for key in NESTED if config.has(key)]:
-        if len(inner) > 1:
-            raise ConfigError(
-                f"{config.name(inner[0])} and {config.name(inner[1])} both describe a language "
-                "model; give the one you mean as a dictionary"
-            )
-        outer, config = config, cast(Block, config.block(inner[0]))
-        _agree_with_outer(outer, config)
-        model_type = config.text("model_type") or model_type
+    levels = language_models(top)
+    for outer, inner in pairwise(levels):
+        _agree_with_outer(outer, inner)
+    config = levels[-1]
+    model_type = next((said for one in reversed(levels) if (said := one.text("model_type"))), None)
     known = table().huggingface
     if model_type is None:
         raise ConfigError(
@@ -142,7 +144,8 @@ def _rope(
     proportional = name == "proportional"
     width = head_dim if proportional else rotated_width(config, block, facts, head_dim)
     model = Model(
-        architecture=facts,
+        # what its class puts into one block for all, it leaves out of blocks of single kinds
+        architecture=facts if flat else replace(facts, yarn_attention_factor=None),
         rotary_dim=width,
         context=config.first(_CONTEXTS, Block.whole),
         original=_outer_original(config),

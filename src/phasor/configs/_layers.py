@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from phasor._checks import shown
 from phasor.configs._reading import Block, agreed
 from phasor.configs._table import Architecture, table
 from phasor.errors import ConfigError
@@ -28,7 +29,25 @@ def layer_kinds(config: Block, facts: Architecture) -> tuple[str, ...]:
         raise ConfigError(
             f"{config.name(key)} must name the kind of each of the {count} layers, got {len(named)}"
         )
+    known = _words(facts)
+    for i, word in enumerate(named):
+        if word not in known:
+            raise ConfigError(
+                f"{config.name(key)}.{i} must be one of {', '.join(sorted(known))}, "
+                f"got {shown(word)}"
+            )
     return named
+
+
+def _words(facts: Architecture) -> frozenset[str]:
+    """What a file may call a kind of layer of this class."""
+    rule = facts.layers
+    own = {rule[word] for word in ("hit", "miss", "absent") if word in rule}
+    own |= facts.labels.keys() | set(rule.get("codes", {}).values())
+    if facts.without_rope or facts.kinds:
+        # another word for one of these would leave it without what sets it apart
+        return frozenset(own) | table().without_rope
+    return frozenset(own) | table().without_rope | table().layer_words
 
 
 def has_rope(kind: str, config: Block, facts: Architecture) -> bool:

@@ -11,11 +11,10 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping
-from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, cast
 
-from phasor._checks import shown, twice
+from phasor._checks import number, shown, twice, whole
 from phasor.errors import ConfigError
 
 #: Keys under which the config of a larger model holds that of its language model.
@@ -71,22 +70,7 @@ class Block:
         value = self._get(key)
         if value is None:
             return None
-        wanted = "a finite number"
-        wanted += "" if above is None else f" > {above:g}"
-        wanted += "" if least is None else f" >= {least:g}"
-        if isinstance(value, bool) or not isinstance(value, Real):
-            self.refuse(key, wanted)
-        try:
-            number = float(value)
-        except OverflowError:
-            self.refuse(key, wanted)
-        if (
-            not math.isfinite(number)
-            or (above is not None and number <= above)
-            or (least is not None and number < least)
-        ):
-            self.refuse(key, wanted)
-        return number
+        return number(self.name(key), value, above=above, least=least, error=ConfigError)
 
     def whole(self, key: str, *, least: int = 1, most: int = _WHOLE_LIMIT) -> int | None:
         """The whole number at ``key``; ``64.0`` is one too, as some programs write it."""
@@ -95,11 +79,7 @@ class Block:
             return None
         if isinstance(value, float) and value.is_integer():
             value = int(value)
-        if isinstance(value, bool) or not isinstance(value, Integral):
-            self.refuse(key, f"a whole number >= {least}")
-        if not least <= int(value) <= most:
-            self.refuse(key, f"a whole number from {least} to {most}")
-        return int(value)
+        return whole(self.name(key), value, least=least, most=most, error=ConfigError)
 
     def flag(self, key: str) -> bool | None:
         """The true or false at ``key``."""
@@ -174,6 +154,24 @@ def agreed(said: Iterable[tuple[str, _T | None]]) -> _T | None:
                 "they must agree; remove the wrong one"
             )
     return given[0][1] if given else None
+
+
+def language_models(top: Block) -> list[Block]:
+    """``top`` and each config inside it that describes its language model, the innermost last.
+
+    Raises:
+        ConfigError: If two of one level do, or one is no object.
+    """
+    found = [top]
+    while inner := [key for key in NESTED if found[-1].has(key)]:
+        outer = found[-1]
+        if len(inner) > 1:
+            raise ConfigError(
+                f"{outer.name(inner[0])} and {outer.name(inner[1])} both describe a language "
+                "model; give the one you mean as a dictionary"
+            )
+        found.append(cast(Block, outer.block(inner[0])))
+    return found
 
 
 def read_source(source: object) -> Block:
@@ -261,7 +259,7 @@ def _refuse_constant(literal: str) -> NoReturn:
 
 
 def _finite(literal: str) -> float:
-    number = float(literal)
-    if not math.isfinite(number):
+    value = float(literal)
+    if not math.isfinite(value):
         raise ConfigError(f"{shown(literal)} is too large for a float")
-    return number
+    return value

@@ -61,6 +61,7 @@ class Architecture:
     log_multiplier_unit: float = 1.0
     layers: Mapping[str, Any] = field(default_factory=dict[str, Any])
     labels: Mapping[str, str] = field(default_factory=dict[str, str])
+    nested: bool = False
     without_rope: tuple[str, ...] = ()
     without_rope_needs: str | None = None
     only_if: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -77,6 +78,7 @@ class Table:
     gguf: Mapping[str, Architecture]
     deepseek: Mapping[str, float]
     without_rope: frozenset[str]
+    layer_words: frozenset[str]
 
 
 @lru_cache(maxsize=1)
@@ -89,6 +91,7 @@ def table() -> Table:
         gguf=_architectures(plain["gguf"]),
         deepseek=plain["deepseek"],
         without_rope=frozenset(plain["layers"]["without_rope"]),
+        layer_words=frozenset(plain["layers"]["known"]),
     )
 
 

@@ -26,13 +26,23 @@ from phasor.scaling import (
 )
 from phasor.spec import Rope
 
-# what says in older files, or beside the block, what the block says
+#: What says in older files, or beside ``rope_parameters``, what that block says.
 REPLACED = (
-    "rope_parameters",
     "rope_scaling",
     "rope_theta",
+    "rotary_emb_base",
+    "rotary_embedding_base",
+    "rope_ratio",
     "partial_rotary_factor",
     "original_max_position_embeddings",
+)
+#: What says it too where each kind of layer has a block: the bases of single kinds.
+REPLACED_OF_KINDS = (
+    "rope_local_base_freq",
+    "global_rope_theta",
+    "local_rope_theta",
+    "swa_rope_theta",
+    "compress_rope_theta",
 )
 _ORIGINAL = "original_max_position_embeddings"
 _LAYOUTS: Mapping[type[Axes], str] = {
@@ -87,19 +97,21 @@ def rope_parameters(rope: Rope, context: int) -> dict[str, Any]:
     return block
 
 
-def config_keys(rope: Rope, context: int, to: int) -> dict[str, Any]:
+def config_keys(rope: Rope | Mapping[str, Rope | None], context: int, to: int) -> dict[str, Any]:
     """What to set in a ``config.json`` for a rope that is to reach ``to`` tokens.
 
     The block of `rope_parameters`, and the context beside it: ``to``, but for dynamic NTK, whose
-    readers take ``max_position_embeddings`` for the context before the extension.
+    readers take ``max_position_embeddings`` for the context before the extension. Where kinds of
+    layers have blocks of their own, all of them stand in ``rope_parameters``; a kind that does not
+    turn has a null there.
 
     Args:
-        rope: As the config is to state it.
+        rope: As the config is to state it; or by the labels of the blocks, the rope of each.
         context: Tokens of the training.
         to: Tokens of the wanted context.
 
     Raises:
-        ConfigError: As `rope_parameters`.
+        ConfigError: As `rope_parameters`, or if dynamic ropes start from different contexts.
         SpecError: If a length is not a positive whole number.
 
     >>> from phasor import DynamicNTK, Rope
@@ -108,11 +120,24 @@ def config_keys(rope: Rope, context: int, to: int) -> dict[str, Any]:
     >>> keys["max_position_embeddings"]
     2048
     """
-    block = rope_parameters(rope, context)
+    if isinstance(rope, Rope):
+        ropes: tuple[Rope | None, ...] = (rope,)
+        block = rope_parameters(rope, context)
+    else:
+        ropes = tuple(rope.values())
+        block = {
+            label: None if one is None else rope_parameters(one, context)
+            for label, one in rope.items()
+        }
     length = whole("to", to, least=1)
-    if isinstance(rope.scaling, DynamicNTK):
-        length = rope.scaling.original_max_positions
-    return {"max_position_embeddings": length, "rope_parameters": block}
+    laws = [one.scaling for one in ropes if one is not None]
+    starts = {law.original_max_positions for law in laws if isinstance(law, DynamicNTK)}
+    if len(starts) > 1:
+        raise ConfigError(
+            "dynamic ropes of one config start from max_position_embeddings, and these start from "
+            f"{' and '.join(map(str, sorted(starts)))}; keep them as JSON instead (Rope.to_json)"
+        )
+    return {"max_position_embeddings": min(starts, default=length), "rope_parameters": block}
 
 
 def _read_back(rope: Rope, block: dict[str, Any], context: int) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 from phasor.configs._model import Model, extension_factor, original_length, renamed
 from phasor.configs._reading import Block, agreed
 from phasor.errors import ConfigError
-from phasor.scaling import Yarn
+from phasor.scaling import Yarn, yarn_multiplier
 
 _MAX = "max_position_embeddings"
 
@@ -37,9 +38,7 @@ def yarn(block: Block, model: Model) -> Yarn:
 
 def _temperature(block: Block, model: Model, factor: float) -> dict[str, float]:
     """YaRN's temperature as the model applies it, on cos and sin or on the softmax scale."""
-
-    def m(coefficient: float) -> float:
-        return 1.0 if factor <= 1 else 0.1 * coefficient * math.log(factor) + 1.0
+    m = partial(yarn_multiplier, factor)
 
     mscale = block.number("mscale", least=0)
     all_dim = block.number("mscale_all_dim", least=0)

@@ -11,7 +11,6 @@ import vl_convert
 from jinja2 import Environment, StrictUndefined
 
 from phasor.analysis import RECIPES
-from phasor.configs import REPLACED
 from phasor.describe import pair_rows, ranges, sentences
 from phasor.errors import SpecError
 from phasor.extending import Plan, plan
@@ -44,6 +43,12 @@ def report(
 
     Raises:
         SpecError: If no layer rotates, no context is known, or ``to`` is not above it.
+
+    >>> from phasor import LayerRopes
+    >>> kinds = {"rope": Rope(head_dim=8, pairing="half")}
+    >>> toy = LayerRopes(name="toy", layer_kinds=("rope",), kinds=kinds, context=64)
+    >>> report(toy).startswith("<!doctype html>")
+    True
     """
     if not ropes.ropes:
         raise SpecError(f"no layer of {ropes.name} has a rotary embedding to report on")
@@ -70,7 +75,6 @@ def report(
         to=longest,
         kinds=[_kind(ropes, kind) for kind in ropes.kinds],
         sections=sections,
-        replaced=REPLACED,
         # the program of the charts; nothing in a script may end it
         bundle=vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;").replace(
             "</script", "<\\/script"
@@ -94,7 +98,7 @@ def _kind(ropes: LayerRopes, kind: str) -> dict[str, Any]:
 def _section(ropes: LayerRopes, rope: Rope, context: int, to: int, index: int) -> dict[str, Any]:
     """What the template says about the layers that rotate by ``rope``."""
     kinds = [kind for kind, its in ropes.kinds.items() if its == rope]
-    planned = plan(ropes, kinds[0], context, to)
+    planned = plan(ropes, kinds, context, to)
     trained = planned.ways["unchanged"].extension.rope
     best = planned.way(None)
     heads = _numbers.head_rows(planned)

@@ -8,7 +8,7 @@ JSON and on the command line.
 from __future__ import annotations
 
 from phasor.scaling._law import Frequencies, Law, Rule, Temperature
-from phasor.scaling._ramps import Llama3, PartNTK, Yarn, YarnPaper
+from phasor.scaling._ramps import Llama3, PartNTK, Yarn, YarnPaper, yarn_multiplier
 from phasor.scaling._rules import DynamicNTK, LongRope
 from phasor.scaling._selective import Cope, Hope, PerPair, Proportional, Resonance
 from phasor.scaling._uniform import NTK, Linear, NTKFixed, NTKMixed, NTKOld
@@ -54,4 +54,5 @@ __all__ = [
     "Temperature",
     "Yarn",
     "YarnPaper",
+    "yarn_multiplier",
 ]

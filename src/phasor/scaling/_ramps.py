@@ -69,6 +69,11 @@ class _Extension(Law):
         object.__setattr__(self, "original_max_positions", length)
 
 
+def yarn_multiplier(factor: float, coefficient: float) -> float:
+    """YaRN's ``m(x) = 0.1 x ln(factor) + 1``; 1 where nothing is extended (2309.00071, 3.4)."""
+    return 1.0 if factor <= 1 else 0.1 * coefficient * math.log(factor) + 1.0
+
+
 @dataclass(frozen=True, kw_only=True)
 class _YarnTemperature(_Extension):
     """The two ends of a YaRN ramp and what goes with it on the logits."""
@@ -100,14 +105,11 @@ class _YarnTemperature(_Extension):
         ``m(mscale) / m(mscale_all_dim)`` unless ``attention_factor`` says otherwise, and the
         softmax scale by ``m(mscale_all_dim) ** 2``.
         """
-
-        def m(coefficient: float) -> float:
-            return 1.0 if self.factor <= 1 else 0.1 * coefficient * math.log(self.factor) + 1.0
-
+        below = yarn_multiplier(self.factor, self.mscale_all_dim)
         given = self.attention_factor
         return Temperature(
-            m(self.mscale) / m(self.mscale_all_dim) if given is None else given,
-            m(self.mscale_all_dim) ** 2,
+            yarn_multiplier(self.factor, self.mscale) / below if given is None else given,
+            below**2,
         )
 
 

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from fractions import Fraction
 
-from phasor._checks import number, numbers, whole
+from phasor._checks import number, numbers, shown, whole
 from phasor.errors import SpecError
 from phasor.scaling._law import Rule
 from phasor.scaling._selective import PerPair
@@ -41,7 +41,13 @@ class DynamicNTK(Rule):
         """
         length = max(whole("seq_len", seq_len, least=1), self.original_max_positions)
         factor = Fraction(self.factor)
-        return NTK(factor=float(factor * length / self.original_max_positions - (factor - 1)))
+        try:
+            grown = float(factor * length / self.original_max_positions - (factor - 1))
+        except OverflowError:
+            raise SpecError(
+                f"seq_len must leave a factor that fits in a float, got {shown(seq_len)}"
+            ) from None
+        return NTK(factor=grown)
 
 
 @dataclass(frozen=True, kw_only=True)

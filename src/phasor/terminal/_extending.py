@@ -12,7 +12,6 @@ from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
-from phasor.configs import REPLACED
 from phasor.extending import Plan
 
 
@@ -35,14 +34,16 @@ def print_plan(planned: Plan, law: str | None) -> None:
     if chosen.config is None:
         console.print(f"  {chosen.refused}", soft_wrap=True, markup=False)
         return
-    if planned.several:
+    if planned.label is not None:
         console.print(
-            f"  The block stands under {planned.kind!r} in rope_parameters, beside the blocks of "
-            "the other kinds,",
+            f"  {planned.label!r} is the block of these layers; the others say what they said.",
             soft_wrap=True,
             markup=False,
         )
-    console.print(f"  in place of {', '.join(REPLACED)}:", soft_wrap=True)
+    console.print(
+        f"  Set these keys, and remove {', '.join(planned.replaced)} where they stand:",
+        soft_wrap=True,
+    )
     console.print(json.dumps(chosen.config, indent=2), soft_wrap=True, markup=False)
 
 

@@ -1,0 +1,166 @@
+"""A longer context for one of several kinds of layers: the blocks of all of them are written."""
+
+import copy
+import functools
+import importlib
+import inspect
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from phasor import DynamicNTK, Rope, load, preset, preset_names
+from phasor.configs import config_keys
+from phasor.errors import ConfigError
+from phasor.extending import plan
+from phasor.frequencies import inv_freq
+
+PLAIN = Rope(head_dim=128, pairing="half", base=500_000.0)
+
+
+def small(model_type, **more):
+    """A config of four layers with 128-wide heads."""
+    return {
+        "model_type": model_type,
+        "num_hidden_layers": 4,
+        "hidden_size": 512,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 8192,
+    } | more
+
+
+def test_one_kind_of_several_is_extended_in_its_own_block():
+    """Gemma 3's global layers: the block stands beside that of the sliding ones."""
+    kinds = {"sliding_attention": 10_000.0, "full_attention": 1_000_000.0}
+    blocks = {kind: {"rope_type": "default", "rope_theta": base} for kind, base in kinds.items()}
+    config = small("gemma3_text", head_dim=128, rope_parameters=blocks, layer_types=[*kinds] * 2)
+    planned = plan(load(config), "full_attention", None, 32768)
+    assert planned.label == "full_attention"
+    for way in planned.ways.values():
+        again = load(config | way.config)
+        assert again.kinds["full_attention"] == way.rope
+        assert again.kinds["sliding_attention"] == load(config).kinds["sliding_attention"]
+
+
+ALTERNATING = ["sliding_attention", "full_attention"]
+COMPRESSED = ["sliding_attention", "compressed_sparse_attention"]
+# what the files of these model types say beside their ropes; the rest is the type's own default
+SEVERAL = {
+    "deepseek-v4-flash": {"model_type": "deepseek_v4", "layer_types": COMPRESSED, "head_dim": 512},
+    "gemma-3-12b": {"model_type": "gemma3_text"},
+    "gemma-3-1b": {"model_type": "gemma3_text"},
+    "gemma-3-27b": {"model_type": "gemma3_text", "head_dim": 128},
+    "gemma-3-4b": {"model_type": "gemma3_text"},
+    "gemma-3n-e4b": {"model_type": "gemma3n_text"},
+    "gemma-4-26b-a4b": {"model_type": "gemma4_text"},
+    "gemma-4-31b": {"model_type": "gemma4_text"},
+    "gemma-4-e2b": {"model_type": "gemma4_text"},
+    "mimo-v2-flash": {"model_type": "mimo_v2_flash"},
+    "modernbert-base": {"model_type": "modernbert", "hidden_size": 512},
+    "olmo-3-32b": {"model_type": "olmo3"},
+    "olmo-3-7b": {"model_type": "olmo3"},
+}
+
+
+def minimal(name):
+    """The least that the file of a preset says, and its labels in the order of its layers."""
+    said = {"layer_types": ALTERNATING, "num_hidden_layers": 2}
+    said |= {"hidden_size": 1024, "num_attention_heads": 8} | SEVERAL[name]
+    return said, ["main", "compress"] if said["layer_types"] is COMPRESSED else ALTERNATING
+
+
+KINDS_OF_SEVERAL = [(name, kind) for name in SEVERAL for kind in preset(name).kinds]
+
+
+@functools.cache
+def longer(name, kind):
+    """The ways of one kind of layer of a preset to four times its context."""
+    ropes = preset(name)
+    context = ropes.context or 8192
+    return plan(ropes, kind, context, 4 * context)
+
+
+def test_every_preset_of_several_kinds_has_the_labels_of_its_blocks():
+    """So that none is left out below."""
+    several = {name for name in preset_names() if len(preset(name).ropes) > 1}
+    assert several == set(SEVERAL)
+    for name in several:
+        assert preset(name).labels.keys() == preset(name).kinds.keys()
+
+
+@pytest.mark.parametrize(("name", "kind"), KINDS_OF_SEVERAL)
+def test_the_blocks_of_several_kinds_read_back_as_theirs(name, kind):
+    """By phasor: the kind asked for as planned, the others as they were, for every law."""
+    (said, labels), ropes, planned = minimal(name), preset(name), longer(name, kind)
+    for way in planned.ways.values():
+        assert way.config is not None, way.refused
+        again = dict(zip(labels, load(said | json.loads(json.dumps(way.config))), strict=True))
+        for one, rope in ropes.kinds.items():
+            assert again[ropes.labels[one]] == (way.rope if one == kind else rope)
+
+
+@pytest.mark.parametrize(("name", "kind"), KINDS_OF_SEVERAL)
+def test_the_blocks_of_several_kinds_are_transformers_too(name, kind):
+    """Its own class turns each kind of layer by them, at the context of the training."""
+    (said, _), ropes, planned = minimal(name), preset(name), longer(name, kind)
+    for way in planned.ways.values():
+        config = CONFIG_MAPPING[said["model_type"]](**copy.deepcopy(said | way.config))
+        module = importlib.import_module(
+            type(config).__module__.replace("configuration_", "modeling_")
+        )
+        (turning,) = (
+            found
+            for found in vars(module).values()
+            if getattr(found, "__module__", None) == module.__name__
+            and found.__name__.endswith("RotaryEmbedding")
+            and "layer_type" in inspect.signature(found.forward).parameters
+        )
+        found = turning(config)
+        for one, rope in ropes.kinds.items():
+            wanted = (way.rope if one == kind else rope).at(planned.context)
+            label = ropes.labels[one]
+            theirs = getattr(found, f"{label}_inv_freq").double().numpy()
+            assert np.allclose(inv_freq(wanted), theirs, rtol=1e-5, atol=0)
+            factor = getattr(found, f"{label}_attention_scaling")
+            assert factor == pytest.approx(wanted.attention_factor, rel=1e-12)
+
+
+def test_kinds_that_read_one_block_are_extended_together_or_not_at_all():
+    """DeepSeek V4's two sorts of compressed layers; Molmo 2's block has no room for one kind."""
+    kinds = ["sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"]
+    said = small("deepseek_v4", layer_types=kinds, num_hidden_layers=3, head_dim=512)
+    planned = plan(load(said), kinds[2], None, 16384)
+    assert planned.label == "compress"
+    again = load(said | planned.way(None).config)
+    assert again[1] == again[2] == planned.way(None).rope
+    assert again[0] == load(said)[0]
+    law = {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e4}
+    said = small("molmo2_text", rope_parameters=law, rope_scaling_layers=[0, 2])
+    way = plan(load(said), "scaled", None, 16384).way(None)
+    assert way.config is None
+    assert "kinds scaled and unscaled read one block" in way.refused
+
+
+def test_kinds_that_turn_alike_get_their_own_blocks_all_the_same():
+    """OLMo 3 reads no other; without a kind all of them are extended, with one that one."""
+    block = {"rope_type": "default", "rope_theta": 500_000.0}
+    said = small("olmo3", rope_parameters=dict.fromkeys(ALTERNATING, block))
+    said["layer_types"] = ALTERNATING * 2
+    for kind, changed in ((None, ALTERNATING), ("full_attention", ["full_attention"])):
+        way = plan(load(said), kind, None, 32768).way("linear")
+        again = load(said | way.config)
+        assert {one for one, rope in again.kinds.items() if rope == way.rope} == set(changed)
+
+
+def test_a_dynamic_kind_keeps_the_context_that_it_starts_from():
+    """It stands beside the blocks, so another that starts elsewhere cannot be stated."""
+    law = DynamicNTK(factor=4.0, original_max_positions=512)
+    dynamic = Rope(head_dim=64, pairing="half", scaling=law)
+    keys = config_keys({"a": dynamic, "b": PLAIN, "c": None}, 512, 2048)
+    assert keys["max_position_embeddings"] == 512
+    assert keys["rope_parameters"]["c"] is None
+    other = replace(dynamic, scaling=replace(law, original_max_positions=1024))
+    with pytest.raises(ConfigError, match="512 and 1024"):
+        config_keys({"a": dynamic, "b": other}, 512, 2048)
