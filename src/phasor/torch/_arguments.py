@@ -37,7 +37,9 @@ def is_plain(xs: Sequence[Any], positions: Any, rope: Any, inverse: Any, gain: A
     Shapes, dtypes and memory are the kernel's own to check.
     """
     return (
-        unheard((*xs, positions))
+        unheard(xs)
+        and type(positions) is Tensor
+        and not positions.is_neg()
         and type(rope) is Rope
         and type(gain) is float
         and type(inverse) is bool

@@ -21,7 +21,7 @@ from phasor.errors import BackendError, PositionError, TensorError
 from phasor.spec import Rope
 from phasor.torch import _tables
 from phasor.torch._arguments import is_plain
-from phasor.torch._internals import frozen
+from phasor.torch._internals import count_writes, counted_writes
 from phasor.torch._layout import constant, count_axes, read_layout, read_rope
 from phasor.torch._rows import reach, rows
 
@@ -91,7 +91,7 @@ def rotate_(
 ) -> None:
     """The operator's in-place kernel: only the rotated slice is written."""
     _sweep(xs, xs, angles, rope, inverse, gain)
-    _count_write(xs)
+    count_writes(xs)
 
 
 def quick(
@@ -114,9 +114,10 @@ def quick_(
     """`rotate_` past the dispatcher, as `quick`; false where nothing was done."""
     if not _ordinary(xs, positions, rope, inverse, gain, backend):
         return False
-    if frozen(xs) or not _swept(xs, xs, positions, rope, inverse, gain):
+    counted = counted_writes(xs)
+    if counted is None or not _swept(xs, xs, positions, rope, inverse, gain):
         return False
-    _count_write(xs)
+    torch.autograd.graph.increment_version(counted)
     return True
 
 
@@ -156,12 +157,6 @@ def _prepared(rope: str, dtype: torch.dtype) -> tuple[bytes, Tensor, Tensor]:
     kind = torch.float64 if dtype == torch.float64 else torch.float32
     plan = _plan(rope, read.head_dim, read.num_pairs)
     return plan, _tables.digit_tables(rope, here, kind), _tables.axis_of_pair(rope, here)
-
-
-def _count_write(xs: Sequence[Tensor]) -> None:
-    """Let autograd know, as every write in place does."""
-    # inference tensors keep no count; those of one call are counted in one
-    torch.autograd.graph.increment_version([x for x in xs if not x.is_inference()])
 
 
 def _sweep(

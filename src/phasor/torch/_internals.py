@@ -48,9 +48,18 @@ def in_forward_mode() -> bool:
     return cast(int, cast(Any, forward_ad)._current_level) >= 0
 
 
-def frozen(xs: Sequence[Tensor]) -> bool:
-    """Whether some were made in inference mode, which is over: torch writes them no more."""
-    return not torch.is_inference_mode_enabled() and any(x.is_inference() for x in xs)
+def counted_writes(xs: Sequence[Tensor]) -> list[Tensor] | None:
+    """Those whose writes autograd counts; None where torch would not let these be written.
+
+    Tensors made in inference mode keep no count, and are written in inference mode only.
+    """
+    counted = [x for x in xs if not x.is_inference()]
+    return counted if len(counted) == len(xs) or torch.is_inference_mode_enabled() else None
+
+
+def count_writes(xs: Sequence[Tensor]) -> None:
+    """Let autograd know, as every write in place does; in one call for all."""
+    torch.autograd.graph.increment_version([x for x in xs if not x.is_inference()])
 
 
 def unheard(xs: Sequence[Any]) -> bool:

@@ -24,7 +24,7 @@ from torch import Tensor
 from phasor.errors import BackendError, TensorError
 from phasor.torch import _cpu, _eager, _triton
 from phasor.torch._arguments import check_distinct
-from phasor.torch._internals import below_autograd, frozen, in_transform
+from phasor.torch._internals import below_autograd, counted_writes, in_transform
 from phasor.torch._layout import count_axes
 from phasor.torch._written import check_writable
 
@@ -109,7 +109,7 @@ def _run_plain(
 def _run_(
     xs: list[Tensor], angles: list[Tensor], rope: str, inverse: bool, gain: float, backend: str
 ) -> None:
-    if frozen(xs):
+    if counted_writes(xs) is None:
         raise TensorError(
             "x must not be an inference tensor to be written in place outside "
             "torch.inference_mode(); write a clone"

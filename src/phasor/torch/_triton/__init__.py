@@ -17,7 +17,7 @@ from torch import Tensor
 
 from phasor.spec import Rope
 from phasor.torch._arguments import is_plain
-from phasor.torch._internals import frozen
+from phasor.torch._internals import count_writes, counted_writes
 from phasor.torch._layout import constant
 from phasor.torch._triton.plan import Plan, kept, key_of, plan_of
 from phasor.torch._triton.tiles import of_each, settled
@@ -48,8 +48,7 @@ def rotate_(
 ) -> None:
     """The operator's in-place kernel: only the rotated slice is written."""
     _turn(xs, xs, angles, rope, inverse, gain)
-    # autograd counts writes, and does not see these
-    torch.autograd.graph.increment_version([x for x in xs if not x.is_inference()])
+    count_writes(xs)
 
 
 def quick(
@@ -66,13 +65,12 @@ def quick_(
     xs: Sequence[Tensor], positions: Any, rope: Rope, inverse: bool, gain: float, backend: str
 ) -> bool:
     """`rotate_` past checks and dispatcher, as `quick`; false where nothing was done."""
-    if not _ordinary(xs, positions, rope, inverse, gain, backend) or frozen(xs):
+    if not _ordinary(xs, positions, rope, inverse, gain, backend):
         return False
-    if (len(xs) == 2 and xs[0] is xs[1]) or not _launched_again(
-        xs, xs, positions, rope, inverse, gain
-    ):
+    counted = None if len(xs) == 2 and xs[0] is xs[1] else counted_writes(xs)
+    if counted is None or not _launched_again(xs, xs, positions, rope, inverse, gain):
         return False
-    torch.autograd.graph.increment_version([x for x in xs if not x.is_inference()])
+    torch.autograd.graph.increment_version(counted)
     return True
 
 

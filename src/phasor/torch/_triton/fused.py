@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from phasor.torch._fused import FLOAT8, inverse_unit
+from phasor.torch._internals import count_writes
 from phasor.torch._layout import read_layout
 from phasor.torch._triton.plan import Plan, kept
 from phasor.torch._triton.tiles import (
@@ -91,9 +92,7 @@ def rotate_and_cache_(
     angles = settled([positions], rope, q.dtype)
     with _device(q):
         _store(tensors, angles, rope, gain, (key_unit, value_unit))
-    # autograd counts writes, and does not see these
-    written = [x for x in (q, key_cache, value_cache) if not x.is_inference()]
-    torch.autograd.graph.increment_version(written)
+    count_writes((q, key_cache, value_cache))
 
 
 def _norm(
