@@ -312,6 +312,13 @@ def shared_with_query() -> dict[str, Tensor]:
     return {"q": fused[:, :3], "k": fused[:, 2:3]}
 
 
+def shared_by_address() -> dict[str, Tensor]:
+    """Two tensors that torch takes for two pieces of memory, and NumPy for one."""
+    memory = np.zeros(64, np.float32)
+    keys, values = (torch.from_numpy(memory[i : i + 48]).view(2, 3, 1, 8) for i in (0, 16))
+    return {"keys": keys, "values": values}
+
+
 def shared_between_caches() -> dict[str, Tensor]:
     """Values that begin in the middle of the keys."""
     both = torch.zeros(2, 3, 1, 12, device=DEVICE)
@@ -368,3 +375,26 @@ def test_triton_says_that_it_wants_one_dtype() -> None:
         rotate_and_cache_(*call, backend="triton")
     rotate_and_cache_(*call)
     assert torch.equal(keys.flatten(), k.flatten())
+
+
+@once
+def test_caches_that_numpy_shares_are_refused() -> None:
+    """Two storages at two addresses, one memory."""
+    q, k, v, *caches = write(**shared_by_address())
+    with pytest.raises(TensorError, match="key_cache is written and must not share memory"):
+        rotate_and_cache_(q, k, v, 0, HALF, torch.arange(4), *caches, backend="eager")
+
+
+@once
+def test_caches_of_inference_mode_are_written_only_there() -> None:
+    """And nothing else is written before that is said."""
+    with torch.inference_mode():
+        caches = [torch.zeros(2, 3, 1, 8) for _ in range(2)]
+    q, k, v = normal(4, 2, 8), normal(4, 1, 8), normal(4, 1, 8)
+    before = q.clone()
+    with pytest.raises(TensorError, match="must not be an inference tensor outside"):
+        rotate_and_cache_(q, k, v, 0, HALF, torch.arange(4), *caches)
+    assert torch.equal(q, before)
+    with torch.inference_mode():
+        rotate_and_cache_(q, k, v, 0, HALF, torch.arange(4), *caches)
+    assert int(caches[0].count_nonzero()) == k.numel()

@@ -190,6 +190,19 @@ def test_learned_rows_train_when_compiled() -> None:
     assert all(map(torch.equal, *grads))
 
 
+def test_a_length_that_depends_on_data_is_written_in_place() -> None:
+    """Nobody asks how many tokens there are."""
+
+    def function(x: Tensor, wanted: Tensor) -> Tensor:
+        places = wanted.nonzero().squeeze(-1)
+        return rotate_(x[places], places, HALF)
+
+    x, wanted = normal(6, 2, 8), torch.tensor([True, False, True, True, False, True])
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        quick = torch.compile(function, fullgraph=True, backend="aot_eager")
+        assert torch.equal(quick(x, wanted), function(x, wanted))
+
+
 def targets(graph: torch.fx.Graph) -> list[str]:
     """Names of the operators of phasor in a graph."""
     calls = [str(node.target) for node in graph.nodes if node.op == "call_function"]

@@ -141,6 +141,12 @@ BY_POSITIONS = {
         for k, (value, text) in AXES.items()
     },
     "gain: words": Refusal(SpecError, "gain must be a finite number, got 'two'", {"gain": "two"}),
+    "gain: NaN": Refusal(
+        SpecError, "gain must be a finite number, got nan", {"gain": float("nan")}
+    ),
+    "gain: infinite": Refusal(
+        SpecError, "gain must be a finite number, got inf", {"gain": float("inf")}
+    ),
     "gain: learned": Refusal(
         SpecError,
         "gain must be a finite number, got tensor(2., requires_grad=True)",
@@ -347,7 +353,7 @@ def test_tensors_of_inference_mode_are_written_only_there(backend: str) -> None:
         x = normal(4, 2, 8)
         expected = rotate(x, range(4), HALF)
     before = x.clone()
-    with pytest.raises(TensorError, match="x must not be an inference tensor to be written"):
+    with pytest.raises(TensorError, match="must not be an inference tensor outside"):
         rotate_(x, torch.arange(4), HALF, backend=backend)
     assert torch.equal(x, before)
     with torch.inference_mode():

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from phasor import BackendError, Rope, TensorError
 from phasor.torch import (
@@ -193,21 +194,34 @@ def test_a_plan_is_launched_though_another_thread_forgets_it(
     assert_rotated(rotate(x, [1, 2, 3], HALF, **TRITON).cpu(), x.cpu(), [1, 2, 3], HALF)
 
 
-def test_tables_on_a_device_outlive_every_other_rope() -> None:
-    """A captured graph has only their addresses; those on the CPU are forgotten in time."""
+class OnDevice(Tensor):
+    """A tensor that says it is in a GPU's memory."""
+
+    is_cuda = True
+
+
+@pytest.mark.parametrize("capturing", [False, True])
+def test_tables_of_a_captured_graph_outlive_every_other_rope(
+    capturing: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has only their addresses; a rule's Rope for every length is forgotten in time."""
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
+    monkeypatch.setattr(_tables, "_CAPTURED", {})
+    plain = _tables._constant
+    monkeypatch.setattr(_tables, "_constant", lambda *given: plain(*given).as_subclass(OnDevice))
     ropes = [Rope(head_dim=2, pairing="half", base=100.0 + i).to_json() for i in range(66)]
     makers = (
         lambda *place: _tables.digit_tables(*place, torch.float32),
         _tables.axis_of_pair,
         _tables.steps,
     )
-    for kind, kept in (("meta", True), ("cpu", False)):
-        first = [weakref.ref(make(ropes[0], torch.device(kind))) for make in makers]
-        for rope in ropes[1:]:
-            for make in makers:
-                make(rope, torch.device(kind))
-        gc.collect()
-        assert [table() is not None for table in first] == [kept] * len(makers)
+    first = [weakref.ref(make(ropes[0], torch.device("cpu"))) for make in makers]
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    for rope in ropes[1:]:
+        for make in makers:
+            make(rope, torch.device("cpu"))
+    gc.collect()
+    assert [table() is not None for table in first] == [capturing] * len(makers)
 
 
 @runs_kernels

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from phasor import Rope
 from phasor.errors import TensorError
-from phasor.torch import rotate_, rotate_qk_
+from phasor.torch import rotate, rotate_, rotate_qk_
 from phasor.torch._written import apart
 
 from .torch_oracle import normal
@@ -65,6 +65,17 @@ def test_two_views_meet_where_a_byte_is_in_both(q: Tensor, k: Tensor, start: int
         assert meet == bool(addresses(one) & addresses(other))
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_heads_of_query_key_and_value_in_turn_are_written(backend: str) -> None:
+    """As GPT-NeoX lays one projection out: interwoven, and nothing shared."""
+    qkv = normal(2, 5, 4, 3, 16)
+    q, k, v = qkv.clone().unbind(-2)
+    rotate_qk_(q, k, PLACES, ROPE, backend=backend)
+    for turned, plain in zip((q, k), qkv.unbind(-2), strict=False):
+        assert torch.equal(turned, rotate(plain, PLACES, ROPE, backend=backend))
+    assert torch.equal(v, qkv[..., 2, :])
+
+
 def recorded(x: Tensor, *, gradient: bool) -> Tensor:
     """``x``, or the same numbers with a history, which in-place verbs copy into."""
     return x.clone().requires_grad_() * 1 if gradient else x.clone()
@@ -92,3 +103,18 @@ def test_a_head_of_query_and_key_is_refused(shift: int, backend: str, gradient: 
     with pytest.raises(TensorError, match="q and k must not share memory"):
         rotate_qk_(qkv[:, :, :4], qkv[:, :, shift : shift + 2], PLACES, ROPE, backend=backend)
     assert torch.equal(qkv.detach(), kept)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_nothing_is_written_where_there_is_nothing(backend: str) -> None:
+    """An empty view shares no element, whatever its strides say."""
+    empty = torch.zeros(1, 2, 16).expand(5, 2, 16)[:, :0]
+    assert rotate_(empty, PLACES, ROPE, backend=backend) is empty
+
+
+def test_the_search_ends() -> None:
+    """Strides that nearly agree have too many ways to meet; then they are said to."""
+    memory = torch.zeros(1 << 19)
+    q = memory.as_strided([8] * 4, [8192, 8196, 8200, 8204])
+    k = memory.as_strided([8] * 4, [8194, 8198, 8202, 8206], 1)
+    assert apart(q, k).meet(q.data_ptr(), k.data_ptr())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -41,7 +42,8 @@ def is_plain(xs: Sequence[Any], positions: Any, rope: Any, inverse: Any, gain: A
         and type(positions) is Tensor
         and not positions.is_neg()
         and type(rope) is Rope
-        and type(gain) is float
+        and (type(gain) is float or type(gain) is int)
+        and -math.inf < gain < math.inf
         and type(inverse) is bool
     )
 
@@ -114,7 +116,7 @@ def checked_options(inverse: Any, gain: Any) -> tuple[bool, float]:
     """``inverse`` and ``gain`` as the operator takes them; neither records a gradient."""
     if type(inverse) is not bool:
         raise SpecError(f"inverse must be True or False, got {shown(inverse)}")
-    return inverse, gain if type(gain) is float else number("gain", gain)
+    return inverse, number("gain", gain)
 
 
 def check_rope(rope: Any, name: str = "rope") -> None:
@@ -145,7 +147,9 @@ def check_heads(name: str, x: Any, rope: Rope) -> None:
 def check_distinct(xs: Sequence[Tensor]) -> None:
     """Refuse to write what strides alone show to be written twice, as a compiler sees them."""
     for name, x in zip(_names(xs), xs, strict=True):
-        if any(n > 1 and step == 0 for n, step in zip(x.shape, x.stride(), strict=True)):
+        # strides first: a length may be one that nobody may ask for
+        shared = any(step == 0 and n > 1 for n, step in zip(x.shape, x.stride(), strict=True))
+        if shared and x.numel():
             raise TensorError(
                 f"{name} must not share memory with itself to be written in place, got strides "
                 f"{list(x.stride())} for shape {list(x.shape)}; use {name}.contiguous() or the "

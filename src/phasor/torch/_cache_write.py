@@ -20,7 +20,7 @@ from phasor.torch import _eager
 from phasor.torch._fused import FLOAT8, LARGEST, inverse_unit
 from phasor.torch._internals import below_autograd
 from phasor.torch._triton import fused as triton_fused
-from phasor.torch._written import check_alone_and_apart
+from phasor.torch._written import check_alone_and_apart, check_mutable
 
 _LIBRARY = torch.library.Library("phasor", "FRAGMENT")
 _LIBRARY.define(
@@ -79,6 +79,7 @@ def _run(*arguments: Any) -> None:
     q, k, v, _, _, keys, values, *_, backend = arguments
     rest = arguments[:-1]
     written = {"q": q, "key_cache": keys, "value_cache": values}
+    check_mutable((q, keys, values))
     check_alone_and_apart(written, {"k": k, "v": v})
     if backend == "eager":
         eager_(*rest)

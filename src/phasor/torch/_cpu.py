@@ -24,6 +24,7 @@ from phasor.torch._arguments import is_plain
 from phasor.torch._internals import count_writes, counted_writes
 from phasor.torch._layout import constant, count_axes, read_layout, read_rope
 from phasor.torch._rows import reach, rows
+from phasor.torch._written import check_writable
 
 _WIDEST = 4096  # a row lives on the stack of the thread that builds it
 
@@ -167,10 +168,14 @@ def _sweep(
     inverse: bool,
     gain: float,
 ) -> None:
-    """One call for tensors of one dtype, which share every row; else one for each."""
-    if xs[0].dtype != xs[-1].dtype:
-        if outs is xs:
-            _native.alone(*xs)  # every refusal comes before the first write
+    """One call for tensors of one dtype, which share every row; else one for each.
+
+    One for each, too, where memory is so interwoven that the extension cannot tell it apart.
+    """
+    written = outs is xs and len(xs) == 2
+    if xs[0].dtype != xs[-1].dtype or (written and not _native.apart(*xs)):
+        if written:
+            check_writable(xs)  # every refusal comes before the first write
         for x, out in zip(xs, outs, strict=True):
             _sweep([x], [out], angles, rope, inverse, gain)
         return

@@ -24,12 +24,15 @@ def refusal(x: Tensor) -> str:
     return ""
 
 
-def is_followed(backend: str) -> bool:
+def is_followed(backend: str, tensors: Sequence[Tensor]) -> bool:
     """Whether somebody follows each step, and an operator would be in the way.
 
-    ``torch.func`` always does; a compiler does where the caller names this backend to it.
+    ``torch.func`` always does; a compiler does where the caller names this backend to it, but for
+    sharded tensors, which only the operator knows to lay out.
     """
-    return in_transform() or (backend == "eager" and torch.compiler.is_compiling())
+    named = backend == "eager" and torch.compiler.is_compiling()
+    # a DTensor, told by what only it has: its class is slow to import
+    return in_transform() or (named and not any(hasattr(t, "device_mesh") for t in tensors))
 
 
 def rotate(

@@ -45,7 +45,7 @@ def apply(
 ) -> list[Tensor]:
     """The operator on checked arguments, or its definition for those who look inside."""
     name = resolve(backend, xs[0])
-    if _eager.is_followed(backend) or any(
+    if _eager.is_followed(backend, xs + weights + angles) or any(
         forward_ad.unpack_dual(x).tangent is not None for x in xs + weights
     ):
         return composite(xs, weights, angles, rope, epsilon, gain)

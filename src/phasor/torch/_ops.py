@@ -24,9 +24,9 @@ from torch import Tensor
 from phasor.errors import BackendError, TensorError
 from phasor.torch import _cpu, _eager, _triton
 from phasor.torch._arguments import check_distinct
-from phasor.torch._internals import below_autograd, counted_writes, in_transform
+from phasor.torch._internals import below_autograd, in_transform
 from phasor.torch._layout import count_axes
-from phasor.torch._written import check_writable
+from phasor.torch._written import check_mutable, check_writable
 
 Angles = Sequence[Tensor]
 
@@ -68,7 +68,7 @@ def apply(
     """
     name = resolve(backend, xs[0])
     learned = len(angles) == 2 and any(map(_differentiable, angles))
-    if learned or _eager.is_followed(backend):
+    if learned or _eager.is_followed(backend, [*xs, *angles]):
         if backend not in ("auto", "eager"):
             what = "torch.func transformations" if not learned else "gradients for cos and sin"
             raise BackendError(f"backend={backend!r} has no {what}; use 'auto' or 'eager'")
@@ -82,7 +82,7 @@ def apply_(
     """The in-place operator, or a copy of `apply` where a derivative has to be recorded."""
     check_distinct(xs)
     learned = len(angles) == 2 and any(map(_differentiable, angles))
-    if learned or any(map(_differentiable, xs)) or _eager.is_followed(backend):
+    if learned or any(map(_differentiable, xs)) or _eager.is_followed(backend, [*xs, *angles]):
         if _addressed(xs):
             check_writable(xs)
         # a derivative in the rows needs the values that are about to be overwritten
@@ -109,11 +109,7 @@ def _run_plain(
 def _run_(
     xs: list[Tensor], angles: list[Tensor], rope: str, inverse: bool, gain: float, backend: str
 ) -> None:
-    if counted_writes(xs) is None:
-        raise TensorError(
-            "x must not be an inference tensor to be written in place outside "
-            "torch.inference_mode(); write a clone"
-        )
+    check_mutable(xs)
     BACKENDS[backend].rotate_(xs, angles, rope, inverse, gain)
 
 

@@ -1,13 +1,13 @@
 """A Rope's digit tables as tensors on a device, cached on the whole Rope.
 
-Those on the CPU are forgotten in time. Those elsewhere are kept for good: a graph that a device has
-captured holds their addresses, and nothing else would hold their memory.
+They are forgotten in time, for a rule makes a Rope for every length. Not so those that a CUDA graph
+was captured with: it holds their addresses, and nothing else would hold their memory.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache, lru_cache, wraps
+from functools import lru_cache, wraps
 from typing import Any, Concatenate, ParamSpec
 
 import numpy as np
@@ -22,17 +22,27 @@ from phasor.torch._layout import read_rope
 _P = ParamSpec("_P")
 _Table = Callable[Concatenate[str, torch.device, _P], Tensor]
 
+_CAPTURED: dict[int, Tensor] = {}
+
+
+def hold_in_graph(*tables: Tensor | None) -> None:
+    """Keep these for good if a CUDA graph is being captured."""
+    held = [t for t in tables if t is not None and t.is_cuda]
+    if held and torch.cuda.is_current_stream_capturing():
+        _CAPTURED.update({t.data_ptr(): t for t in held})
+
 
 def _kept(function: _Table[_P]) -> _Table[_P]:
-    """``function``, computed once; what it makes for a device is kept for good."""
-    on_cpu, elsewhere = lru_cache(maxsize=64)(function), cache(function)
+    """``function``, computed once for each of the latest Ropes."""
+    cached = lru_cache(maxsize=64)(function)
 
-    # the compiler looks through the caches, so the mark stands on a function of its own
+    # the compiler looks through the cache, so the mark stands on a function of its own
     @constant_to_the_compiler
     @wraps(function)
     def looked_up(text: str, device: torch.device, *rest: _P.args, **named: _P.kwargs) -> Tensor:
-        cached = on_cpu if device.type == "cpu" else elsewhere
-        return cached(text, device, *rest, **named)
+        table = cached(text, device, *rest, **named)
+        hold_in_graph(table)
+        return table
 
     return looked_up
 

@@ -12,11 +12,12 @@ from typing import NamedTuple
 from torch import Tensor
 
 from phasor.errors import TensorError
+from phasor.torch._internals import counted_writes
 
 #: ``(count, step)`` in bytes of every dimension, the bytes of an element among them.
 Layout = tuple[tuple[int, int], ...]
 
-_MOST = 8  # branches of the search, at one stride, after which it gives up
+_MOST = 1000  # steps of the search, after which it gives up and says that they could meet
 
 
 class Apart(NamedTuple):
@@ -47,16 +48,24 @@ def apart(q: Tensor, k: Tensor) -> Apart:
     return _apart(q.shape, q.stride(), q.element_size(), k.shape, k.stride(), k.element_size())
 
 
+def check_mutable(xs: Sequence[Tensor]) -> None:
+    """Refuse tensors that torch would not let be written here."""
+    if counted_writes(xs) is None:
+        raise TensorError(
+            "what is written in place must not be an inference tensor outside "
+            "torch.inference_mode(); write a clone"
+        )
+
+
 def check_alone_and_apart(written: Mapping[str, Tensor], read: Mapping[str, Tensor]) -> None:
     """Refuse a written tensor that shares memory with itself or with any other of these."""
     for name, x in written.items():
         _check_alone(name, x)
     others = {**written, **read}
-    memory = {name: x.untyped_storage().data_ptr() for name, x in others.items()}
     for name, x in written.items():
         del others[name]
         for other, y in others.items():
-            if memory[name] == memory[other] and apart(x, y).meet(x.data_ptr(), y.data_ptr()):
+            if apart(x, y).meet(x.data_ptr(), y.data_ptr()):
                 raise TensorError(
                     f"{name} is written and must not share memory with {other}; pass a clone of "
                     f"{other}"
@@ -139,9 +148,13 @@ def _meet(q: Layout, k: Layout, behind: int) -> bool:
             ranges[step] = low + min(far, 0), high + max(far, 0)
     steps = sorted(ranges, reverse=True)
 
+    tried = 0
+
     def found(rest: int, depth: int) -> bool:
-        if depth == len(steps):
-            return rest == 0
+        nonlocal tried
+        tried += 1
+        if depth == len(steps) or tried > _MOST:
+            return rest == 0 or tried > _MOST
         step, (low, high) = steps[depth], ranges[steps[depth]]
         if step == 0:
             return found(rest, depth + 1)
@@ -149,8 +162,6 @@ def _meet(q: Layout, k: Layout, behind: int) -> bool:
         least, most = (sum(ends) for ends in zip((0, 0), *finer, strict=True))
         first = max(low, -((most - rest) // step))
         last = min(high, (rest - least) // step)
-        if last - first >= _MOST:
-            return True
         return any(found(rest - c * step, depth + 1) for c in range(first, last + 1))
 
     return found(behind, 0)

@@ -179,8 +179,10 @@ class RotaryAttention(nn.Module):
         """
         like = self.key.weight
         kind = like.device.type
-        if dtype is None and torch.amp.is_autocast_available(kind):
-            dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+        # autocast casts everything but float64
+        casts = like.dtype != torch.float64 and torch.amp.is_autocast_available(kind)
+        if dtype is None and casts and torch.is_autocast_enabled(kind):
+            dtype = torch.get_autocast_dtype(kind)
         heads, width = self.key_heads, self.head_dim
         made = like.dtype if dtype is None else dtype
         return KeyCache(batch, capacity, heads, width, device=like.device, dtype=made)

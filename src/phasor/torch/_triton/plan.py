@@ -22,6 +22,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from phasor.torch._layout import read_layout
+from phasor.torch._tables import hold_in_graph
 from phasor.torch._triton.tiles import VECTOR, bits_of, module, strides_of, tile_of, tokens_of
 from phasor.torch._written import Apart, apart
 
@@ -50,6 +51,7 @@ class Plan:
             self.apart.check(tensors[0].data_ptr(), tensors[1].data_ptr())
         if self.programs == 0:
             return
+        hold_in_graph(self.tables, self.axes)
         more = angles[1] if self.tables is None else self.tables
         # what was compiled is launched at once from the second time on: Triton takes as long to
         # look for it as a small rotation takes
