@@ -99,3 +99,24 @@ def llama_tensors(seed: int = 0, dtype: Any = np.float64) -> Tensors:
             tensors[f"{layer}{name}_proj.bias"] = random(rows)
         tensors[f"{layer}o_proj.weight"] = random(32, 32)
     return tensors
+
+
+def two_shards(tmp_path: Path) -> Path:
+    """A folder with an index and two shards."""
+    tensors = llama_tensors()
+    names = list(tensors)
+    return save_folder(
+        tmp_path / "a",
+        llama(),
+        {n: tensors[n] for n in names[:4]},
+        {n: tensors[n] for n in names[4:]},
+    )
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file below a folder."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }

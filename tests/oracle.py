@@ -206,6 +206,18 @@ def rows(rope: Any, positions: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
     return cosines, sines
 
 
+def cosines(rope: Any, distance: int) -> float:
+    """C(r), from real numbers."""
+    return float(mpmath.fsum(cos_sin(rope, distance)[0]))
+
+
+def exact_gap(rope: Any, distance: int) -> mpf:
+    """``C(0) - C(r)`` with 90 digits, one pair after the other."""
+    at = distance if rope.axes.n_axes == 1 else [distance] * rope.axes.n_axes
+    with mpmath.workdps(DIGITS):
+        return mpmath.fsum(1 - c for c in cos_sin(rope, at)[0])
+
+
 def pair_of(rope: Any, k: int, pairing: str) -> tuple[int, int]:
     """The two coordinates of a head that are pair ``k``."""
     half = rope.rotary_dim // 2

@@ -1,4 +1,4 @@
-"""The GPU's benchmark where there is no GPU: its cases, its gate, its bytes, its turns, its page.
+"""The GPU's benchmark where there is no GPU: its cases, its turns, its files, its page.
 
 A device is played by the CPU with a clock of its own. No test looks at a time.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -20,24 +20,12 @@ from click.testing import CliRunner
 from torch import Tensor
 
 from phasor import bench
-from phasor.bench import COPY, EPSILON, MULTIPLY, Case, Contender, Measured
+from phasor.bench import COPY, MULTIPLY, Case, Contender
 
-ROOT = Path(__file__).parent.parent
-MODULES = (
-    *("cases", "contenders", "facts", "foreign", "program", "report", "targets"),
-    *("gpu_cases", "gpu_device", "gpu_measure", "gpu_foreign", "gpu_contenders", "gpu_facts"),
-    *("gpu_targets", "gpu_report", "gpu"),
-)
-TINY = Case(name="tiny, prefill 5", dtype="float32", seq=5, q_heads=3, k_heads=1, head_dim=8)
+from .bench_files import files_of_bench
+from .gpu_bench import MODULES, TINY, result
 
-
-@pytest.fixture
-def modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
-    """The files of ``bench/``, imported as ``gpu.py`` does and forgotten again."""
-    monkeypatch.syspath_prepend(str(ROOT / "bench"))
-    yield {name: __import__(name) for name in MODULES}
-    for name in MODULES:
-        sys.modules.pop(name, None)
+modules = files_of_bench(*MODULES)
 
 
 class Player:
@@ -74,26 +62,6 @@ class Player:
 
     def forget(self) -> None:
         pass
-
-
-def normed_by_hand(weights_times: float = 1.0) -> Contender:
-    """A norm and the half pairing from plain cosines, in float64."""
-
-    def build(case: Case, positions: Tensor) -> Any:
-        width = case.head_dim
-        inv_freq = case.base ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
-        angles = positions.double()[..., None, None] * inv_freq
-        cos, sin = angles.cos(), angles.sin()
-
-        def turned(x: Tensor, weight: Tensor) -> Tensor:
-            wide = x.double()
-            size = (wide.square().mean(-1, keepdim=True) + EPSILON).sqrt()
-            a, b = (wide / size * weight * weights_times).chunk(2, dim=-1)
-            return torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1).to(x.dtype)
-
-        return lambda q, k, q_weight, k_weight: (turned(q, q_weight), turned(k, k_weight))
-
-    return Contender(name="by hand", pairing="half", build=build, norm=True)
 
 
 def test_without_a_gpu_the_command_says_what_it_needs(
@@ -136,180 +104,6 @@ def test_packed_texts_begin_anew(modules: dict[str, Any]) -> None:
     assert sum(case.documents) == case.seq == len(places)
     assert [i for i, p in enumerate(places) if p == 0][:3] == [0, 3001, 3001 + 1095]
     assert all(b in (0, a + 1) for a, b in pairwise(places))
-
-
-def test_phasor_passes_the_gate_in_every_case(modules: dict[str, Any]) -> None:
-    """On few tokens of each, whatever the model and its work."""
-    of_gpu = modules["gpu_contenders"]
-    for case in modules["gpu_cases"].CASES:
-        small = replace(modules["gpu_cases"].small(case), q_heads=2, k_heads=1)
-        ours = [c for c in of_gpu.everyone(small) if c.name.startswith("phasor")]
-        there = [c for c in ours if "compiled" not in c.name]
-        found, calls = bench.admitted(small, there)
-        assert found.refused == []
-        assert set(found.left_out.values()) <= {"a gradient needs a new output"}
-        assert set(calls) == {COPY, MULTIPLY, *found.errors}
-
-
-def test_contenders_have_their_own_names(modules: dict[str, Any]) -> None:
-    """And those that are not installed say so instead of failing."""
-    cases = [modules["gpu_cases"].small(case) for case in modules["gpu_cases"].CASES]
-    for case in cases:
-        keys = [one.key for one in modules["gpu_contenders"].everyone(case)]
-        assert len(set(keys)) == len(keys)
-
-    def absent(case: Case, positions: Tensor) -> Any:
-        raise ImportError("No module named 'somewhere'", name="somewhere")
-
-    one = modules["gpu_contenders"]._other("somebody", "half", absent)
-    assert bench.admitted(TINY, [one])[0].left_out == {
-        "somebody, half": "not installed (somewhere)"
-    }
-
-
-def test_a_foreign_interface_that_changed_is_left_out_with_what_it_raised(
-    modules: dict[str, Any],
-) -> None:
-    """Also where it raises only when it is called; phasor's own failures are not forgiven."""
-
-    def build(case: Case, positions: Tensor) -> Any:
-        def rotation(q: Tensor, k: Tensor) -> Any:
-            raise TypeError("no such argument\nand a long story")
-
-        return rotation
-
-    other = modules["gpu_contenders"]._other("somebody", "half", build)
-    assert bench.admitted(TINY, [other])[0].left_out == {
-        "somebody, half": "TypeError: no such argument"
-    }
-    own = Contender(name="phasor, broken", pairing="half", build=build)
-    with pytest.raises(TypeError, match="no such argument"):
-        bench.admitted(TINY, [own])
-
-
-@pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_gate_lets_a_right_norm_through_and_no_other(dtype: Any, backward: bool) -> None:
-    """Weights that are a twentieth too large are refused, and so is none of the norm."""
-    case = replace(TINY, dtype=dtype, norm=True, backward=backward, head_dim=16, seq=40)
-    right = bench.admitted(case, [normed_by_hand()])[0]
-    assert right.refused == []
-    assert right.errors["by hand, half"] < (2e-2 if dtype == "bfloat16" else 1e-5)
-    assert bench.admitted(case, [normed_by_hand(1.05)])[0].refused == ["by hand, half"]
-    apart = replace(bench.ours()[1], norm=True)
-
-    def alone(case: Case, positions: Tensor) -> Any:
-        rotation = bench.ours()[1].build(case, positions)
-        return lambda q, k, *_: rotation(q, k)
-
-    found = bench.admitted(replace(case, backward=False), [replace(apart, build=alone)])[0]
-    assert found.refused == [apart.key]
-
-
-def test_the_gate_checks_the_gradient_of_a_norm() -> None:
-    """A right forward pass whose gradient forgets the mean is wrong."""
-
-    class Forgets(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: Tensor) -> Tensor:
-            ctx.save_for_backward(x)
-            return x / (x.square().mean(-1, keepdim=True) + EPSILON).sqrt()
-
-        @staticmethod
-        def backward(ctx: Any, grad: Tensor) -> Tensor:
-            (x,) = ctx.saved_tensors
-            return grad / (x.square().mean(-1, keepdim=True) + EPSILON).sqrt()
-
-    def build(case: Case, positions: Tensor) -> Any:
-        rotation = bench.ours()[1].build(case, positions)
-        return lambda q, k, q_weight, k_weight: rotation(
-            Forgets.apply(q) * q_weight, Forgets.apply(k) * k_weight
-        )
-
-    case = replace(TINY, norm=True, backward=True)
-    one = Contender(name="forgets", pairing="half", build=build, norm=True)
-    assert bench.admitted(replace(case, backward=False), [one])[0].refused == []
-    assert bench.admitted(case, [one])[0].refused == ["forgets, half"]
-
-
-def test_the_gate_forgives_float32_angles_that_stand_far_out() -> None:
-    """At position 2**17 a right float32 angle is off by 2**-6, and that much more is allowed."""
-    near, far = replace(TINY, first=0), replace(TINY, first=2**17 - 5)
-    one = bench.ours()[1]
-    assert bench.tolerance(near, one) == bench.TOLERANCE["float32"]
-    grown = bench.tolerance(far, one) - bench.TOLERANCE["float32"]
-    assert grown == pytest.approx((2**17 - 1 - 2**15) * 2**-23)
-
-
-def test_who_writes_its_arguments_spoils_them_for_nobody() -> None:
-    """A contender that trains in place works on copies, of the gradients too."""
-
-    class InPlace(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: Tensor, turn: Callable[[Tensor, bool], Tensor]) -> Tensor:
-            ctx.turn = turn
-            x.data.copy_(turn(x, False))
-            return x
-
-        @staticmethod
-        def backward(ctx: Any, grad: Tensor) -> Any:
-            grad.copy_(ctx.turn(grad, True))
-            return grad, None
-
-    def build(case: Case, positions: Tensor) -> Any:
-        def turn(x: Tensor, inverse: bool) -> Tensor:
-            from phasor.torch import rotate
-
-            return rotate(x.detach(), positions, case.rope("half"), inverse=inverse)
-
-        return lambda q, k: (InPlace.apply(q, turn), InPlace.apply(k, turn))
-
-    case = replace(TINY, backward=True)
-    writer = Contender(
-        name="writer", pairing="half", build=build, in_place=True, trains_in_place=True
-    )
-    found, calls = bench.admitted(case, [writer, bench.ours()[1]])
-    assert found.refused == []
-    calls["writer, half"]()
-    again, _ = bench.admitted(case, [writer, bench.ours()[1]])
-    assert again.errors == found.errors
-
-
-@pytest.mark.parametrize(
-    ("of_case", "key", "bytes_moved"),
-    [
-        ({}, "copy_", 2 * 5 * 4 * 8 * 4),
-        ({}, "phasor, in place, half", 2 * 5 * 4 * 8 * 4),
-        ({"dtype": "bfloat16"}, "phasor, new output, half", 2 * 5 * 4 * 8 * 2),
-        ({"rotary_dim": 4}, "phasor, in place, half", 2 * 5 * 4 * 4 * 4),
-        ({"rotary_dim": 4}, "in-place multiply", 2 * 5 * 4 * 4 * 4),
-        ({"rotary_dim": 4}, "phasor, new output, half", 2 * 5 * 4 * 8 * 4),
-        ({"backward": True}, "phasor, new output, half", 4 * 5 * 4 * 8 * 4),
-        ({"norm": True}, "phasor, fused norm, half", 2 * 5 * 4 * 8 * 4),
-        ({"norm": True, "backward": True}, "phasor, fused norm, half", 5 * 5 * 4 * 8 * 4),
-        ({"norm": True, "backward": True}, "phasor, norm then rotate, half", 5 * 5 * 4 * 8 * 4),
-        ({"norm": True, "backward": True}, "transformers Qwen3, half", 5 * 5 * 4 * 8 * 4),
-        ({"norm": True, "backward": True}, "phasor, new output, half", 4 * 5 * 4 * 8 * 4),
-        ({"rows": (24, 20)}, "phasor, in place, half", 2 * 5 * 4 * 8 * 4),
-        ({"batch": 3}, "copy_", 2 * 3 * 5 * 4 * 8 * 4),
-    ],
-)
-def test_bytes_are_counted_as_they_have_to_be_moved(
-    modules: dict[str, Any], of_case: dict[str, Any], key: str, bytes_moved: int
-) -> None:
-    """Read once and written once: five tokens of four heads of eight."""
-    assert modules["gpu_measure"].moved(replace(TINY, **of_case), key) == bytes_moved
-
-
-def test_bandwidth_is_bytes_over_the_median_time(modules: dict[str, Any]) -> None:
-    """Half of the bytes in half of the time is the copy's bandwidth."""
-    key = "phasor, in place, half"
-    m = Measured(
-        case=replace(TINY, rotary_dim=4), seconds={COPY: [2.0, 2.0, 2.0], key: [1.0, 1.0, 9.0]}
-    )
-    assert modules["gpu_measure"].speed(m, key) == 2 * 5 * 4 * 4 * 4
-    assert modules["gpu_measure"].speed(m, COPY) == 2 * 5 * 4 * 8 * 4 / 2
-    assert modules["gpu_measure"].excess(m, key) == 1.0
 
 
 def test_calls_and_replays_are_timed_and_told_apart(modules: dict[str, Any]) -> None:
@@ -355,89 +149,6 @@ def test_references_stand_beside_the_contenders(modules: dict[str, Any]) -> None
     assert set(found.seconds) == set(found.replays) == {"empty kernel", COPY, MULTIPLY}
     assert asked[0][0] == TINY
     assert torch.equal(asked[0][1], TINY.positions())
-
-
-def result(name: str, ratios: dict[str, float], **of_case: Any) -> Measured:
-    """A result whose copy took a second each round, by calls; twice that by replays."""
-    case = replace(TINY, name=name, **of_case)
-    times = {key: [ratio] * 5 for key, ratio in ratios.items()}
-    seconds = {COPY: [1.0] * 5} | times
-    return Measured(case=case, seconds=seconds, replays={k: [2 * t for t in ts] for k, ts in
-                                                         seconds.items()})  # fmt: skip
-
-
-def verdicts(modules: dict[str, Any], measured: Sequence[Measured], **others: Any) -> Any:
-    """Rows of the targets, by what they say."""
-    given = {"launches": [], "far": {}, "tables": []} | others
-    rows = modules["gpu_targets"].rows(measured, **given)
-    return {row[0]: row[1:] for row in rows}
-
-
-def test_bandwidth_targets_compare_with_a_copy_of_the_same_bytes(modules: dict[str, Any]) -> None:
-    """A quarter of the head in 0.27 of the time is 93 % of the bandwidth: not enough in place."""
-    found = result(
-        "GPT-J, prefill 4096",
-        {"phasor, in place, half": 0.27, "phasor, new output, half": 1.08},
-        head_dim=16, rotary_dim=4,
-    )  # fmt: skip
-    rows = verdicts(modules, [found])
-    in_place = rows["prefill and training, in place / a copy of its bytes (95 % of the bandwidth)"]
-    assert in_place[1:] == (
-        "1.08", "**short** in 1 of 1: GPT-J, prefill 4096, float32, in place, half: 1.08"
-    )  # fmt: skip
-    assert rows["prefill and training, new output / a copy of its bytes (92 %)"][2] == "held"
-
-
-def test_rivals_do_the_same_work_in_the_same_pairing(modules: dict[str, Any]) -> None:
-    """In place against in place; a norm is no rival; in training all are."""
-    found = [
-        result("a, prefill 5", {
-            "phasor, in place, half": 2.0, "phasor, new output, half": 3.0, "phasor, x, half": 0.1,
-            "Liger, in place, half": 1.0, "transformers, half": 4.0, "x, interleaved": 0.1,
-            "transformers Qwen3, half": 0.1,
-        }),
-        result("a, training 5", {"phasor, new output, half": 3.0, "Liger, in place, half": 2.0},
-               backward=True),
-    ]  # fmt: skip
-    rows = verdicts(modules, found)
-    assert rows["prefill and training, in place / the fastest contender"][1:] == (
-        "2.00", "**short** in 1 of 1: a, prefill 5, float32, in place, half: 2.00"
-    )  # fmt: skip
-    assert rows["prefill and training, new output / the fastest contender"][1] == "0.75 to 1.50"
-
-
-def test_decode_is_judged_by_its_replays(modules: dict[str, Any]) -> None:
-    """Against the empty kernel, one token a sequence."""
-    found = result("a, decode 5", {"phasor, in place, half": 0.6, "empty kernel": 0.5}, seq=1)
-    found.seconds["phasor, in place, half"] = [50.0] * 5  # a slow host does not count
-    rows = verdicts(modules, [found])
-    label = "decode as a graph, in place / an empty kernel"
-    assert rows[label][1:] == (
-        "1.20", "**short** in 1 of 1: a, decode 5, float32, in place, half: 1.20"
-    )  # fmt: skip
-
-
-def test_the_other_promises_have_their_rows(modules: dict[str, Any]) -> None:
-    """Norm, launch, tables and exactness."""
-    fused, alone = "phasor, fused norm, half", "phasor, new output, half"
-    bound = modules["gpu_targets"].FAR_BOUND
-    rows = verdicts(
-        modules,
-        [
-            result("a, prefill 5", {fused: 1.04, alone: 1.0}, norm=True),
-            result("a, training 5", {fused: 1.30, alone: 1.0}, norm=True, backward=True),
-        ],
-        launches=[Measured(case=TINY, seconds={"phasor, in place, half": [13e-6] * 5})],
-        far={"phasor, in place, half": {"1M, float32": bound / 2, "1M, bfloat16": 1.0}},
-        tables=[{"recipe": "phasor", "length": 10**6, "bytes": 2**21},
-                {"recipe": "other", "length": 10**6, "bytes": 2**30}],
-    )  # fmt: skip
-    assert rows["norm and rotation in one / rotation alone"][1:] == ("1.04", "held")
-    training = "training, norm and rotation in one / rotation alone (five passes to four)"
-    assert rows[training][1:] == ("1.30", "held")
-    assert rows["one call of the host, query and key, µs"][1] == "13.00"
-    assert rows["tables of phasor / 2 MB"][1:] == ("1.00", "held")
-    assert rows["error far out / its bound, float32"][1:] == ("0.50", "held")
 
 
 def test_everything_is_measured_written_and_kept(

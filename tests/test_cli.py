@@ -124,7 +124,7 @@ def test_diff_tolerance_decides():
     ("arguments", "said"),
     [
         (["show", "lama-3.1-8b"], "did you mean 'llama-3.1-8b'"),
-        (["show", "nosuch"], "`phasor presets` prints their names"),
+        (["show", "nosuch"], "got 'nosuch'; `phasor presets` lists them all\n"),
         (["show", "missing/config.json"], "missing/config.json"),
         (["show"], "Missing argument 'MODEL'"),
         (["show", "llama-3-8b", "--at", "0"], "--at"),

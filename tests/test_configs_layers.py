@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-import copy
-import importlib
-import inspect
-import math
 from typing import Any
 
 import pytest
-from huggingface_hub.errors import StrictDataclassFieldValidationError
 from transformers import configuration_utils
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-from transformers.models.deepseek_v4.modeling_deepseek_v4 import DeepseekV4RotaryEmbedding
 
 from phasor import ConfigError, Linear
 from phasor.checkpoint._model import describe
@@ -131,64 +124,6 @@ def test_a_list_of_layers_says_which_are_scaled(listed, kinds):
     assert "unscaled" not in ropes.kinds or ropes.kinds["unscaled"].scaling is None
 
 
-COMPRESSED = ["sliding_attention", "compressed_sparse_attention"] * 2
-NESTED_TYPES = sorted(name for name, facts in table().huggingface.items() if facts.nested)
-# frequencies by kind of layer too, but one block does for all
-FLAT_TYPES = ("deepseek_v4", "dots3_note_text")
-
-
-def one_block(factor: float) -> dict[str, Any]:
-    """A block for all layers."""
-    return {"rope_type": "linear", "factor": factor, "rope_theta": 12345.0}
-
-
-def transformers_frequencies(model_type: str, block: Any) -> list[float]:
-    """The slowest frequency of each kind of layer, of transformers' own class."""
-    config = CONFIG_MAPPING[model_type](rope_parameters=block).get_text_config()
-    name = type(config).__module__.replace("configuration_", "modeling_")
-    (turning,) = (
-        one
-        for one in vars(importlib.import_module(name)).values()
-        if getattr(one, "__module__", None) == name
-        and one.__name__.endswith("RotaryEmbedding")
-        and "layer_type" in inspect.signature(one.forward).parameters
-    )
-    buffers = dict(turning(config).named_buffers())
-    own = (found for name, found in buffers.items() if not name.endswith("original_inv_freq"))
-    return [found[-1].item() for found in own]
-
-
-def transformers_heeds(model_type: str) -> bool:
-    """Whether its class turns by one block for all layers."""
-    try:
-        two, four = (transformers_frequencies(model_type, one_block(by)) for by in (2.0, 4.0))
-    except (KeyError, StrictDataclassFieldValidationError):
-        return False
-    return two != four
-
-
-def phasor_heeds(model_type: str) -> bool:
-    """Whether `load` takes one block for all layers."""
-    said = {"layer_types": KINDS, "max_position_embeddings": 64, "qk_rope_head_dim": 64}
-    if model_type == "deepseek_v4":
-        said |= {"layer_types": COMPRESSED, "head_dim": 512}
-    try:
-        ropes = load(small(model_type, rope_parameters=one_block(4.0), **said)).ropes
-    except ConfigError as error:
-        if "rope_parameters must hold a block for each kind" in str(error):
-            return False
-        raise
-    return Linear(factor=4.0) in [rope.scaling for rope in ropes]
-
-
-@pytest.mark.parametrize("model_type", [*NESTED_TYPES, *FLAT_TYPES])
-def test_one_block_for_all_layers_is_read_where_transformers_reads_it(model_type):
-    """Classes that keep a block for each kind of layer ignore it, or cannot be built of it."""
-    heeded = transformers_heeds(model_type)
-    assert heeded == (model_type in FLAT_TYPES)
-    assert phasor_heeds(model_type) == heeded
-
-
 @pytest.mark.parametrize(
     ("model_type", "word"),
     [
@@ -213,27 +148,6 @@ def test_the_words_of_transformers_are_known():
     renamed = configuration_utils._LEGACY_LAYER_TYPE_REMAP
     allowed = {*configuration_utils.ALLOWED_ATTN_LAYER_TYPES, *renamed}
     assert allowed <= table().layer_words
-
-
-def test_the_base_of_deepseeks_plain_layers_stands_beside_a_block_for_all():
-    """As its class reads it: the block's own is for none."""
-    said = small("deepseek_v4", layer_types=COMPRESSED, qk_rope_head_dim=64, rope_theta=2e4)
-    ropes = load(said | {"head_dim": 512, "rope_parameters": one_block(4.0)})
-    made = transformers_frequencies("deepseek_v4", one_block(4.0))
-    assert [rope.base for rope in ropes.ropes] == [2e4, 1.6e5]
-    assert made == pytest.approx([1e4 ** (-31 / 32), 1.6e5 ** (-31 / 32) / 4])
-
-
-def test_only_one_block_for_all_layers_lacks_deepseeks_yarn_factor():
-    """Its class puts a factor of 1 into that one, and leaves blocks of single kinds alone."""
-    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
-    plain = {"rope_type": "default", "rope_theta": 1e4}
-    said = small("deepseek_v4", layer_types=COMPRESSED, qk_rope_head_dim=64, head_dim=512)
-    for block, factor in ((yarn, 1.0), ({"main": plain, "compress": yarn}, 0.1 * math.log(4) + 1)):
-        config = CONFIG_MAPPING["deepseek_v4"](rope_parameters=copy.deepcopy(block))
-        theirs = DeepseekV4RotaryEmbedding(config).compress_attention_scaling
-        ropes = load(said | {"rope_parameters": block, "rope_theta": 1e4})
-        assert ropes[1].attention_factor == pytest.approx(factor) == theirs
 
 
 def test_a_type_whose_pattern_is_in_its_files_wants_the_list():

@@ -16,6 +16,8 @@ from phasor.configs import config_keys
 from phasor.errors import ConfigError
 from phasor.extending import plan
 from phasor.frequencies import inv_freq
+from phasor.report import report
+from phasor.terminal import print_plan
 
 PLAIN = Rope(head_dim=128, pairing="half", base=500_000.0)
 
@@ -37,7 +39,7 @@ def test_one_kind_of_several_is_extended_in_its_own_block():
     blocks = {kind: {"rope_type": "default", "rope_theta": base} for kind, base in kinds.items()}
     config = small("gemma3_text", head_dim=128, rope_parameters=blocks, layer_types=[*kinds] * 2)
     planned = plan(load(config), "full_attention", None, 32768)
-    assert planned.label == "full_attention"
+    assert (planned.kinds, planned.labels) == (("full_attention",), ("full_attention",))
     for way in planned.ways.values():
         again = load(config | way.config)
         assert again.kinds["full_attention"] == way.rope
@@ -46,6 +48,8 @@ def test_one_kind_of_several_is_extended_in_its_own_block():
 
 ALTERNATING = ["sliding_attention", "full_attention"]
 COMPRESSED = ["sliding_attention", "compressed_sparse_attention"]
+HEAVY = ["heavily_compressed_attention"]
+BLOCK = {"rope_type": "default", "rope_theta": 500_000.0}
 # what the files of these model types say beside their ropes; the rest is the type's own default
 SEVERAL = {
     "deepseek-v4-flash": {"model_type": "deepseek_v4", "layer_types": COMPRESSED, "head_dim": 512},
@@ -132,7 +136,8 @@ def test_kinds_that_read_one_block_are_extended_together_or_not_at_all():
     kinds = ["sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"]
     said = small("deepseek_v4", layer_types=kinds, num_hidden_layers=3, head_dim=512)
     planned = plan(load(said), kinds[2], None, 16384)
-    assert planned.label == "compress"
+    assert planned.kinds == tuple(kinds[1:])
+    assert planned.labels == ("compress",)
     again = load(said | planned.way(None).config)
     assert again[1] == again[2] == planned.way(None).rope
     assert again[0] == load(said)[0]
@@ -143,15 +148,81 @@ def test_kinds_that_read_one_block_are_extended_together_or_not_at_all():
     assert "kinds scaled and unscaled read one block" in way.refused
 
 
+CODES = {"main": 0, "compress": 128}
+
+
+@pytest.mark.parametrize("label", CODES)
+def test_a_block_that_no_layer_reads_is_written_where_transformers_insists_on_it(label):
+    """DeepSeek V4's class drops one of its two blocks if the other is absent."""
+    more = {"rope_theta": 1e4, "compress_rope_theta": 1.6e5, "qk_rope_head_dim": 64}
+    said = small("deepseek_v4", head_dim=512, compress_ratios=[CODES[label]] * 4, **more)
+    planned = plan(load(said), load(said).layer_kinds[0], None, 32768)
+    for way in planned.ways.values():
+        assert way.config["rope_parameters"].keys() == {"main", "compress"}
+        kept = {key: value for key, value in said.items() if key not in planned.replaced}
+        assert load(kept | way.config)[0] == way.rope
+        theirs = CONFIG_MAPPING["deepseek_v4"](**copy.deepcopy(kept | way.config))
+        assert (
+            theirs.rope_parameters[label]["rope_type"]
+            == (way.config["rope_parameters"][label]["rope_type"])
+        )
+        other = next(one for one in CODES if one != label)
+        wanted = load(said).unread[other]
+        assert wanted.base == (1e4 if other == "main" else 1.6e5)
+        assert theirs.rope_parameters[other]["rope_theta"] == wanted.base
+
+
 def test_kinds_that_turn_alike_get_their_own_blocks_all_the_same():
     """OLMo 3 reads no other; without a kind all of them are extended, with one that one."""
-    block = {"rope_type": "default", "rope_theta": 500_000.0}
-    said = small("olmo3", rope_parameters=dict.fromkeys(ALTERNATING, block))
+    said = small("olmo3", rope_parameters=dict.fromkeys(ALTERNATING, BLOCK))
     said["layer_types"] = ALTERNATING * 2
     for kind, changed in ((None, ALTERNATING), ("full_attention", ["full_attention"])):
-        way = plan(load(said), kind, None, 32768).way("linear")
+        planned = plan(load(said), kind, None, 32768)
+        assert planned.kinds == planned.labels == tuple(changed)
+        way = planned.way("linear")
         again = load(said | way.config)
         assert {one for one, rope in again.kinds.items() if rope == way.rope} == set(changed)
+
+
+def test_kinds_without_blocks_of_their_own_are_extended_together():
+    """One block is for all of them, whichever is asked for, and all are named."""
+    said = small("qwen2", layer_types=ALTERNATING * 2, rope_theta=1e6)
+    planned = plan(load(said), "full_attention", None, 32768)
+    assert (planned.kinds, planned.labels) == (tuple(ALTERNATING), ())
+    del said["rope_theta"]
+    again = load(said | planned.way("yarn").config)
+    assert set(again) == {planned.way("yarn").rope}
+
+
+@pytest.mark.parametrize(
+    ("said", "kinds", "blocks"),
+    [
+        (
+            small("deepseek_v4", layer_types=COMPRESSED[1:] * 2 + HEAVY * 2, head_dim=512),
+            "compressed_sparse_attention, heavily_compressed_attention layers",
+            "'compress' is the block of these layers",
+        ),
+        (
+            small("olmo3", rope_parameters=dict.fromkeys(ALTERNATING, BLOCK)),
+            "sliding_attention, full_attention layers",
+            "'sliding_attention', 'full_attention' are the blocks of these layers",
+        ),
+    ],
+    ids=["one block", "two blocks"],
+)
+def test_all_kinds_that_a_new_block_changes_are_named(said, kinds, blocks, capsys, monkeypatch):
+    """On a terminal, in the JSON and on the page."""
+    monkeypatch.setenv("COLUMNS", "200")
+    planned = plan(load(said), None, None, 32768)
+    print_plan(planned, "linear")
+    printed = capsys.readouterr().out
+    assert kinds in printed
+    assert f"  {blocks}; any other says what it said.\n" in printed
+    plain = planned.as_plain("linear")
+    assert ", ".join(plain["kinds"]) == kinds.removesuffix(" layers")
+    page = report(load(said), to=32768)
+    named = ", ".join(f"<code>{label}</code>" for label in plain["labels"])
+    assert f"of whose blocks {named} {'are' if len(plain['labels']) > 1 else 'is'} new" in page
 
 
 def test_a_dynamic_kind_keeps_the_context_that_it_starts_from():

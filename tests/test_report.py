@@ -1,15 +1,8 @@
-"""The page of `phasor report`: what it says, that it is right, and that it is whole."""
+"""The page of `phasor report`: what it says of a model, and that it is whole."""
 
-import html.parser
 import itertools
 import json
-import math
-import os
-import subprocess
-import sys
-from dataclasses import replace
 
-import numpy as np
 import pytest
 
 import phasor
@@ -19,64 +12,19 @@ from phasor.errors import SpecError
 from phasor.report import report
 from phasor.report._snippet import construction, usage
 
-BASE, CONTEXT, TO = 500_000.0, 8192, 65_536  # llama-3-8b, looked at up to eight times its context
-STEPS = np.array([BASE ** (-k / 64) for k in range(64)])
-
-
-class Page(html.parser.HTMLParser):
-    """Tags with their attributes in order, the text of each, and the JSON of each script."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.tags, self.texts, self.scripts, self.open = [], {}, {}, []
-        self.feed(text)
-
-    def handle_starttag(self, tag, attributes):
-        self.tags.append((tag, dict(attributes)))
-        if tag not in ("meta", "link", "br", "img", "input"):
-            self.open.append((tag, dict(attributes)))
-
-    def handle_endtag(self, tag):
-        assert self.open.pop()[0] == tag
-
-    def handle_data(self, data):
-        if not self.open:
-            return
-        tag, attributes = self.open[-1]
-        if tag == "script" and attributes.get("type") == "application/json":
-            self.scripts[attributes["id"]] = json.loads(data)
-        elif tag != "script":
-            self.texts.setdefault(tag, []).append(data)
-
-    def all(self, tag):
-        """The attributes of each such tag."""
-        return [attributes for name, attributes in self.tags if name == tag]
-
-    def rows(self, chart):
-        """The largest data set of a chart."""
-        spec = self.scripts[f"rope-0-{chart}"]
-        found = [*spec.get("datasets", {}).values()]
-        found += [part["data"]["values"] for part in [spec, *spec.get("layer", [])]
-                  if "values" in part.get("data", {})]  # fmt: skip
-        return max(found, key=len)
+from .report_page import Page, llama_3, toy
 
 
 @pytest.fixture(scope="module")
 def text():
     """The page of Llama 3."""
-    return report(preset("llama-3-8b"))
+    return llama_3()
 
 
 @pytest.fixture(scope="module")
 def page(text):
     """The same, parsed."""
     return Page(text)
-
-
-def toy(rope, **more):
-    """A model of two layers."""
-    given = {"name": "toy", "layer_kinds": ("rope",) * 2, "kinds": {"rope": rope}, "context": 64}
-    return phasor.LayerRopes(**given | more)
 
 
 def test_the_page_is_a_document(page):
@@ -137,112 +85,6 @@ def test_a_name_is_only_ever_text(name):
     assert page.texts["h1"] == [f"{name}: rotary position embedding"]
     assert name in page.texts["li"]
     assert page.all("img") == page.all("b") == []
-
-
-def test_coverage_is_what_a_loop_finds(page):
-    """Unchanged, a pair is first new where the context ends if it never turned; linear never is."""
-    rows = page.rows("coverage")
-    unchanged = [row for row in rows if row["law"] == "unchanged"]
-    assert [row["pair"] for row in unchanged] == list(range(64))
-    for row, step in zip(unchanged, STEPS, strict=True):
-        assert row["inv_freq"] == pytest.approx(step, rel=1e-14)
-        turned = CONTEXT * step >= 2 * math.pi
-        assert row["turned"] == turned
-        assert row["first_new"] == (None if turned else CONTEXT)
-    assert {row["first_new"] for row in rows if row["law"] == "linear"} == {None}
-
-
-def test_the_first_new_angle_of_a_law_is_what_a_loop_finds(page):
-    """NTK-aware scaling: the first distance whose angle within a turn was never met."""
-    rows = [row for row in page.rows("coverage") if row["law"] == "ntk"]
-    for pair in (34, 35, 40, 62):
-        angle = np.arange(TO) * (STEPS[pair] * 8 ** (-pair / 63)) % (2 * math.pi)
-        new = np.flatnonzero(
-            (angle >= CONTEXT * STEPS[pair]) & (CONTEXT * STEPS[pair] < 2 * math.pi)
-        )
-        assert rows[pair]["first_new"] == (new[0] if len(new) else None)
-
-
-def test_the_slider_compares_what_it_shows(page):
-    """Its expression counts distances below the context, in tokens, from one step to the end."""
-    spec = page.scripts["rope-0-coverage"]
-    (slider,) = [one for one in spec["params"] if one["name"] == "tokens"]
-    assert slider["value"] == CONTEXT
-    assert (slider["bind"]["min"], slider["bind"]["max"], slider["bind"]["step"]) == (
-        1024,
-        TO,
-        1024,
-    )
-    assert "datum.first_new < tokens" in json.dumps(spec)
-    assert f"tokens * datum.inv_freq / {2 * math.pi}" in json.dumps(spec)
-
-
-def test_slowing_is_each_laws_divisor(page):
-    """Linear by 8 everywhere, NTK-aware by a power, unchanged by 1."""
-    for row in page.rows("slowing"):
-        wanted = {"linear": 8.0, "ntk": 8 ** (row["pair"] / 63), "unchanged": 1.0}
-        if row["law"] in wanted:
-            assert row["divided_by"] == pytest.approx(wanted[row["law"]], rel=1e-13)
-
-
-def test_cosines_are_sums_of_cosines(page):
-    """C(r) / n, pair by pair, of the plain and of the interpolated rope."""
-    rows = [row for row in page.rows("cosine") if row["law"] in ("unchanged", "linear")]
-    assert len(rows) > 300
-    for row in rows:
-        slower = 8 if row["law"] == "linear" else 1
-        mean = np.cos(row["distance"] * STEPS / slower).mean()
-        assert row["cosine"] == pytest.approx(mean, abs=1e-11)
-
-
-def test_decay_is_the_mean_length_of_partial_sums(page):
-    """RoFormer's curve, by its definition."""
-    for row in page.rows("decay")[::10]:
-        sums = np.cumsum(np.exp(1j * row["distance"] * STEPS))
-        assert row["decay"] == pytest.approx(np.abs(sums).mean(), abs=1e-9)
-
-
-def test_a_head_keeps_what_a_softmax_gives_it(page):
-    """The previous token's weight, with the alpha the page names, by a softmax over all tokens."""
-    alpha = next(row["alpha"] for row in page.rows("needed")
-                 if (row["weight"], row["context"]) == ("0.99", CONTEXT))  # fmt: skip
-    for row in page.rows("kept"):
-        if row["law"] != "linear" or row["context"] > 4096:
-            continue
-        back = np.arange(row["context"])
-        logits = alpha * np.cos(np.outer(back - 1, STEPS / 8)).sum(1) / math.sqrt(128)
-        weights = np.exp(logits - logits.max())
-        assert row["weight"] == pytest.approx(weights[1] / weights.sum(), rel=1e-9)
-
-
-def test_a_temperature_sharpens_the_head():
-    """YaRN's factor on the logits multiplies the trained head's alpha."""
-    page = Page(report(preset("llama-2-7b"), to=16384))
-    alpha = next(row["alpha"] for row in page.rows("needed")
-                 if (row["weight"], row["context"]) == ("0.99", 4096))  # fmt: skip
-    kept = {row["law"]: row["weight"] for row in page.rows("kept") if row["context"] == 16}
-    rope = replace(preset("llama-2-7b")[0], scaling=Yarn(factor=4.0, original_max_positions=4096))
-    steps = phasor.frequencies.inv_freq(rope)
-    logits = (
-        alpha * (0.1 * math.log(4) + 1) ** 2 * np.cos(np.outer(np.arange(16) - 1, steps)).sum(1)
-    )
-    weights = np.exp((logits - logits.max()) / math.sqrt(128))
-    assert kept["yarn"] == pytest.approx(weights[1] / weights.sum(), rel=1e-9)
-
-
-def test_precision_grows_with_position_where_angles_are_rounded(page):
-    """A float32 angle is off by up to half a unit in its last place; digit rows never are."""
-    rows = page.rows("precision")
-    assert {row["recipe"] for row in rows} == set(phasor.analysis.RECIPES)
-    for row in rows:
-        top = 2 * row["position"]  # the end of the octave
-        if row["recipe"] == "float32 angle":
-            # position and frequency are rounded, and their product: 2**-24 of the angle each
-            assert row["error"] <= 3 * top * 2.0**-24 + 2.0**-23
-        if row["recipe"] == "float32 rows":
-            assert row["error"] <= 2.2e-7
-    last = {row["recipe"]: row["error"] for row in rows if row["position"] == 32768}
-    assert last["float32 angle"] > 1e-3
 
 
 def test_the_words_are_those_of_show(text):
@@ -344,67 +186,6 @@ def test_progress_is_told_to_the_end():
     seen = []
     report(toy(Rope(head_dim=8, pairing="half")), progress=lambda *step: seen.append(step))
     assert seen == [(1, 2), (2, 2)]
-
-
-def command(*arguments, program="from phasor.cli import run; run()"):
-    """`phasor report` in a process of its own."""
-    start = f"import sys; sys.argv = ['phasor', 'report', *sys.argv[1:]]\n{program}"
-    return subprocess.run(
-        [sys.executable, "-c", start, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "COLUMNS": "80"},
-    )
-
-
-def test_the_command_replaces_the_file_and_leaves_nothing_beside_it(tmp_path):
-    """One whole page, its size printed, no part of one."""
-    path = tmp_path / "page.html"
-    path.write_text("old")
-    done = command("gpt-j-6b", "-o", path)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == f"{path}: {path.stat().st_size / 1e6:.1f} MB\n"
-    assert path.read_text("utf-8").endswith("</html>")
-    assert os.listdir(tmp_path) == ["page.html"]  # noqa: PTH208
-
-
-def test_a_page_that_cannot_be_written_leaves_the_old_one(tmp_path):
-    """A disk that fails half-way: exit code 2, the old file, no rest."""
-    path = tmp_path / "page.html"
-    path.write_text("old")
-    broken = (
-        "from pathlib import Path\n"
-        "def fail(self, target): raise OSError(28, 'No space left on device')\n"
-        "Path.replace = fail\n"
-        "from phasor.cli import run; run()"
-    )
-    done = command("gpt-j-6b", "-o", path, program=broken)
-    assert done.returncode == 2
-    assert "cannot be written: No space left on device" in done.stderr
-    assert path.read_text() == "old"
-    assert os.listdir(tmp_path) == ["page.html"]  # noqa: PTH208
-
-
-def test_a_missing_folder_is_said(tmp_path):
-    """One line, exit code 2."""
-    done = command("gpt-j-6b", "-o", tmp_path / "none" / "page.html")
-    assert done.returncode == 2
-    assert done.stderr.count("\n") == 1
-    assert "No such file or directory" in done.stderr
-
-
-def test_the_missing_extra_is_named(tmp_path):
-    """Without the plotting library the command says what to install."""
-    hidden = (
-        "import importlib.util as util\n"
-        "found = util.find_spec\n"
-        "util.find_spec = lambda name: None if name == 'altair' else found(name)\n"
-        "from phasor.cli import run; run()"
-    )
-    done = command("gpt-j-6b", "-o", tmp_path / "page.html", program=hidden)
-    assert done.returncode == 2
-    assert "pip install 'phasor[report]'" in done.stderr
 
 
 def test_a_config_file_is_reported_on_under_its_own_name():

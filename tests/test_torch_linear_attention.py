@@ -1,12 +1,7 @@
-"""Linear attention is RoFormer's eq. 19, whichever way its sums are taken.
-
-The oracle adds up tokens one by one, in NumPy, with turns from 60-digit angles.
-"""
+"""Linear attention is RoFormer's eq. 19, whichever way its sums are taken."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -16,90 +11,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.autograd import gradcheck, gradgradcheck
-from torch.autograd.graph import saved_tensors_hooks
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from phasor import Rope, Sectioned
 from phasor.analysis import expected_linear_sum, linear_weights
 from phasor.errors import PositionError, SpecError, TensorError
 from phasor.torch import LinearState, RotaryLinearAttention, _causal_sum, linear_attention
 
-from .torch_oracle import float64, normal, pair_places, turns
+from .linear_oracle import HALF, elu_plus_one, off, right, three, turned
+from .torch_oracle import float64, normal
 
-HALF = Rope(head_dim=8, pairing="half", base=100.0)
 PARTIAL = Rope(head_dim=8, rotary_dim=4, rotary_start=2, pairing="interleaved", pairing_out="half")
 SECTIONED = Rope(head_dim=8, pairing="half", axes=Sectioned((2, 1, 1)))
 SUMS = [("elu", True), ("softmax", True), ("elu", False), ("softmax", False), ("shen", False)]
-Maps = tuple[Callable[[np.ndarray], np.ndarray], Callable[[np.ndarray], np.ndarray]]
-
-
-def elu_plus_one(x: np.ndarray) -> np.ndarray:
-    """``elu(x) + 1``, by its two cases."""
-    return np.array([y + 1 if y > 0 else math.exp(y) for y in x.flat]).reshape(x.shape)
-
-
-def shares(x: np.ndarray, axis: int) -> np.ndarray:
-    """The softmax."""
-    return np.exp(x) / np.exp(x).sum(axis, keepdims=True)
-
-
-# of [seq, heads, width]
-RIGHT_MAPS: dict[str, Maps] = {
-    "elu": (elu_plus_one, elu_plus_one),
-    "softmax": (lambda x: shares(x, -1), np.exp),
-    "shen": (lambda x: shares(x, -1), lambda x: shares(x, 0)),
-}
-
-
-def turned(x: np.ndarray, positions: Any, rope: Rope) -> np.ndarray:
-    """``x`` ``[seq, heads, head_dim]``, rotated as complex numbers."""
-    rows = turns(rope, positions)
-    first, second = pair_places(rope.pairing, rope.rotary_start, rope.num_pairs)
-    z = (x[..., first] + 1j * x[..., second]) * rows[:, None]
-    made = x.copy()
-    first, second = pair_places(rope.output_pairing, rope.rotary_start, rope.num_pairs)
-    made[..., first], made[..., second] = z.real, z.imag
-    return made
-
-
-def right(
-    qkv: tuple[Tensor, Tensor, Tensor],
-    positions: Any,
-    rope: Rope,
-    *,
-    causal: bool,
-    feature_map: str = "elu",
-) -> np.ndarray:
-    """Eq. 19 of one sequence ``[seq, heads, width]``, a sum for every token and head."""
-    q, k, v = map(float64, qkv)
-    map_query, map_key = RIGHT_MAPS[feature_map]
-    q, k = map_query(q), map_key(k)
-    turned_q, turned_k = turned(q, positions, rope), turned(k, positions, rope)
-    out = np.zeros((*q.shape[:2], v.shape[-1]))
-    for m in range(len(q)):
-        for head in range(q.shape[1]):
-            above, below = np.zeros(v.shape[-1]), 0.0
-            for n in range(m + 1 if causal else len(q)):
-                above = above + (turned_q[m, head] @ turned_k[n, head]) * v[n, head]
-                below += q[m, head] @ k[n, head]
-            out[m, head] = above / below
-    return out
-
-
-def three(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> tuple[Tensor, ...]:
-    """A query, a key and a value of standard normal numbers."""
-    return tuple(normal(*shape, seed=3 * seed + place, dtype=dtype) for place in range(3))
-
-
-def leaves(*shape: int) -> tuple[Tensor, ...]:
-    """`three`, whose gradients are wanted."""
-    return tuple(x.requires_grad_() for x in three(*shape))
-
-
-def off(actual: Tensor, value: np.ndarray) -> float:
-    """Largest difference."""
-    return float(np.abs(float64(actual) - value).max())
 
 
 @pytest.mark.parametrize("rope", [HALF, PARTIAL], ids=["half", "partial, re-paired"])
@@ -239,88 +162,6 @@ def test_features_far_below_zero_stay_positive() -> None:
     assert off(made, float64(v).mean(0, keepdims=True).repeat(9, 0)) < 1e-5
 
 
-@pytest.mark.parametrize("causal", [True, False], ids=["causal", "all tokens"])
-@pytest.mark.parametrize("feature_map", ["elu", "softmax"])
-def test_gradients_are_right(
-    feature_map: str, causal: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Once, twice and batched, with chunks of two tokens."""
-    monkeypatch.setattr(_causal_sum, "CHUNK", 2)
-
-    def attended(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return linear_attention(
-            q, k, v, torch.arange(5), HALF, causal=causal, feature_map=feature_map
-        )
-
-    inputs = leaves(1, 5, 1, 8)
-    assert gradcheck(attended, inputs, check_batched_grad=True)
-    assert gradgradcheck(attended, inputs)
-
-
-def test_gradients_pass_through_the_state() -> None:
-    """What later tokens gather depends on keys and values of earlier parts."""
-
-    def attended(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        state = LinearState()
-        first = (x[:, :3] for x in (q, k, v))
-        linear_attention(*first, torch.arange(3), HALF, causal=True, state=state)
-        rest = (x[:, 3:] for x in (q, k, v))
-        return linear_attention(*rest, torch.arange(3, 5), HALF, causal=True, state=state)
-
-    assert gradcheck(attended, leaves(1, 5, 1, 8))
-
-
-def test_it_maps_over_a_batch_that_torch_func_hides() -> None:
-    """And its gradients are those of each alone."""
-    q, k, v = three(3, 70, 2, 8)
-
-    def total(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return linear_attention(q, k, v, torch.arange(70), HALF, causal=True).square().sum()
-
-    mapped = torch.func.vmap(torch.func.grad(total))(q, k, v)
-    for row in range(3):
-        alone = torch.func.grad(total)(q[row], k[row], v[row])
-        assert off(mapped[row], float64(alone)) < 1e-12
-
-
-class Largest(TorchDispatchMode):
-    """Remembers how many elements the largest tensor had that any operation made."""
-
-    elements = 0
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        made = func(*args, **(kwargs or {}))
-        for x in made if isinstance(made, (tuple, list)) else [made]:
-            if isinstance(x, Tensor):
-                self.elements = max(self.elements, x.untyped_storage().nbytes() // x.itemsize)
-        return made
-
-
-def kept_and_largest(seq: int) -> tuple[int, int]:
-    """Elements saved for the backward pass, and of the largest tensor of both passes."""
-    saved: dict[int, int] = {}
-
-    def keep(x: Tensor) -> Tensor:
-        memory = x.untyped_storage()
-        saved[memory.data_ptr()] = memory.nbytes() // x.itemsize
-        return x
-
-    with Largest() as largest, saved_tensors_hooks(keep, lambda x: x):
-        q, k, v = (x.detach().requires_grad_() for x in three(seq, 1, 8, dtype=torch.float32))
-        linear_attention(q, k, v, torch.arange(seq), HALF, causal=True).sum().backward()
-    return sum(saved.values()), largest.elements
-
-
-def test_training_never_holds_a_matrix_of_tokens_by_tokens() -> None:
-    """None is larger than two inputs, and what is kept grows as they do."""
-    (kept, _), (kept_twice, largest) = kept_and_largest(2048), kept_and_largest(4096)
-    assert largest <= 4096 * 8 * 2
-    assert kept_twice <= 2.01 * kept
-    assert kept_twice <= 20 * 4096 * 8
-
-
 def test_the_module_is_its_projections_around_eq_19() -> None:
     """Weights written out, with biases."""
     torch.manual_seed(0)
@@ -414,26 +255,3 @@ def test_weights_refuse_shapes_that_do_not_fit() -> None:
     """The message shows both."""
     with pytest.raises(TensorError, match=r"got shapes \[8\] and \[5, 4\]"):
         linear_weights(np.zeros(8), np.zeros((5, 4)), HALF)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_autocast_leaves_the_sums_alone(dtype: torch.dtype) -> None:
-    """They are float32, forward and backward: what enters in float32 comes out as it would."""
-    q, k, v = (normal(64, 2, 8, seed=s).requires_grad_() for s in range(3))
-    made: list[list[Tensor]] = []
-    for on in (False, True):
-        with torch.autocast("cpu", dtype, enabled=on):
-            y = linear_attention(q, k, v, torch.arange(64), HALF, causal=True)
-        made.append([y.detach(), *torch.autograd.grad(y.square().sum(), (q, k, v))])
-    assert all(map(torch.equal, *made))
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_a_layer_trains_under_autocast(dtype: torch.dtype) -> None:
-    """Maps in 16 bits around sums in 32."""
-    layer = RotaryLinearAttention(16, 2, HALF)
-    with torch.autocast("cpu", dtype):
-        y = layer(normal(2, 9, 16))
-    y.float().square().sum().backward()
-    assert y.dtype == dtype
-    assert all(p.grad is not None and p.grad.isfinite().all() for p in layer.parameters())

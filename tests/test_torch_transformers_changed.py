@@ -140,6 +140,15 @@ class Still(nn.Module):
         return hidden_states, None
 
 
+class Asking(Still):
+    """A layer without position embedding that insists on being given one."""
+
+    def forward(self, hidden_states: Tensor, position_embeddings: Any = None, **_: Any) -> Any:
+        """Nothing, if it is given them."""
+        assert position_embeddings is not None
+        return (hidden_states if position_embeddings is not None else None), None
+
+
 class Wrapped(nn.Module):
     """Holds attention and hands all on."""
 
@@ -169,6 +178,21 @@ class Alone(nn.Module):
     def forward(self, hidden_states: Tensor, position_embeddings: Any = None, **_: Any) -> Any:
         """Scores of the vectors themselves."""
         cos, sin = position_embeddings
+        x = hidden_states[:, None, :, :128]
+        q, k = apply_rotary_pos_emb(x, x, cos, sin)
+        return (q @ k.mT).tanh().squeeze(1) @ hidden_states, None
+
+
+class Careful(nn.Module):
+    """The same after a look at what it is given."""
+
+    def __init__(self, *_: Any) -> None:
+        super().__init__()
+
+    def forward(self, hidden_states: Tensor, position_embeddings: Any = None, **_: Any) -> Any:
+        """Scores of the vectors themselves."""
+        cos, sin = position_embeddings
+        assert cos is not None
         x = hidden_states[:, None, :, :128]
         q, k = apply_rotary_pos_emb(x, x, cos, sin)
         return (q @ k.mT).tanh().squeeze(1) @ hidden_states, None
@@ -210,7 +234,7 @@ def test_a_list_of_layers_is_looked_through_as_well() -> None:
 
 
 @pytest.mark.parametrize("layers", [(1,), (0, 1)], ids=["one layer", "all layers"])
-@pytest.mark.parametrize("make", [More, Wrapped, Alone])
+@pytest.mark.parametrize("make", [More, Wrapped, Alone, Careful])
 def test_attention_that_rotates_as_its_class_is_served(
     make: Callable[..., Any], layers: tuple[int, ...]
 ) -> None:
@@ -223,9 +247,10 @@ def test_attention_that_rotates_as_its_class_is_served(
     assert classes(model) == kinds
 
 
-def test_a_layer_that_leaves_its_cosines_alone_is_no_obstacle() -> None:
-    """It takes positions as it took cosines."""
-    model = given(Still, (1,))
+@pytest.mark.parametrize("cls", [Still, Asking])
+def test_a_layer_that_leaves_its_cosines_alone_is_no_obstacle(cls: type) -> None:
+    """It takes positions as it took cosines, and may ask whether there are any."""
+    model = given(cls, (1,))
     before = prefill(model)
     assert len(patch(model).layers) == 1
     assert difference(before, prefill(model)) <= 1e-5

@@ -1,0 +1,66 @@
+"""The command that writes a page: one whole file, or the old one."""
+
+import os
+import subprocess
+import sys
+
+
+def command(*arguments, program="from phasor.cli import run; run()"):
+    """`phasor report` in a process of its own."""
+    start = f"import sys; sys.argv = ['phasor', 'report', *sys.argv[1:]]\n{program}"
+    return subprocess.run(
+        [sys.executable, "-c", start, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "COLUMNS": "80"},
+    )
+
+
+def test_the_command_replaces_the_file_and_leaves_nothing_beside_it(tmp_path):
+    """One whole page, its size printed, no part of one."""
+    path = tmp_path / "page.html"
+    path.write_text("old")
+    done = command("gpt-j-6b", "-o", path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"{path}: {path.stat().st_size / 1e6:.1f} MB\n"
+    assert path.read_text("utf-8").endswith("</html>")
+    assert os.listdir(tmp_path) == ["page.html"]  # noqa: PTH208
+
+
+def test_a_page_that_cannot_be_written_leaves_the_old_one(tmp_path):
+    """A disk that fails half-way: exit code 2, the old file, no rest."""
+    path = tmp_path / "page.html"
+    path.write_text("old")
+    broken = (
+        "from pathlib import Path\n"
+        "def fail(self, target): raise OSError(28, 'No space left on device')\n"
+        "Path.replace = fail\n"
+        "from phasor.cli import run; run()"
+    )
+    done = command("gpt-j-6b", "-o", path, program=broken)
+    assert done.returncode == 2
+    assert "cannot be written: No space left on device" in done.stderr
+    assert path.read_text() == "old"
+    assert os.listdir(tmp_path) == ["page.html"]  # noqa: PTH208
+
+
+def test_a_missing_folder_is_said(tmp_path):
+    """One line, exit code 2."""
+    done = command("gpt-j-6b", "-o", tmp_path / "none" / "page.html")
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "No such file or directory" in done.stderr
+
+
+def test_the_missing_extra_is_named(tmp_path):
+    """Without the plotting library the command says what to install."""
+    hidden = (
+        "import importlib.util as util\n"
+        "found = util.find_spec\n"
+        "util.find_spec = lambda name: None if name == 'altair' else found(name)\n"
+        "from phasor.cli import run; run()"
+    )
+    done = command("gpt-j-6b", "-o", tmp_path / "page.html", program=hidden)
+    assert done.returncode == 2
+    assert "pip install 'phasor[report]'" in done.stderr
