@@ -212,62 +212,6 @@ def test_an_output_that_cannot_be_written_is_one_line_and_exit_code_2(tmp_path, 
     assert done.returncode == 2
 
 
-def report_command(path, program="from phasor.cli import run; run()"):
-    """``phasor report`` of a small model, in a process of its own."""
-    return subprocess.run(
-        [sys.executable, "-c", program, "report", "gpt-j-6b", "-o", str(path)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-
-
-def test_a_report_goes_where_a_symlink_leads(tmp_path):
-    """The link stays a link."""
-    (tmp_path / "folder").mkdir()
-    real, link = tmp_path / "folder" / "real.html", tmp_path / "link.html"
-    real.write_text("old")
-    link.symlink_to(real)
-    done = report_command(link)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert link.is_symlink()
-    assert real.read_text("utf-8").endswith("</html>")
-    assert sorted(path.name for path in tmp_path.rglob("*")) == ["folder", "link.html", "real.html"]
-
-
-def leading(tmp_path, what):
-    """A path that leads to something that is no file."""
-    path = tmp_path / "page.html"
-    if what == "a pipe":
-        os.mkfifo(path)
-    elif what == "a link to a pipe":
-        os.mkfifo(tmp_path / "pipe")
-        path.symlink_to(tmp_path / "pipe")
-    elif what == "a circle of links":
-        path.symlink_to(tmp_path / "other.html")
-        (tmp_path / "other.html").symlink_to(path)
-    else:
-        return tmp_path / "none" / "page.html"
-    return path
-
-
-OUTPUTS = ["a pipe", "a link to a pipe", "a circle of links", "no folder"]
-
-
-@pytest.mark.parametrize("what", OUTPUTS)
-def test_a_report_replaces_nothing_but_files(tmp_path, what):
-    """What stood there stands there still, and the reason is said before the work."""
-    path = leading(tmp_path, what)
-    before = {one: one.lstat().st_mode for one in tmp_path.iterdir()}
-    never = "import phasor.report as r; r.report = None\nfrom phasor.cli import run; run()"
-    done = report_command(path, never)
-    assert done.returncode == 2
-    assert done.stderr.count("\n") == 1
-    assert done.stderr.startswith(f"phasor: {path} ")
-    assert {one: one.lstat().st_mode for one in tmp_path.iterdir()} == before
-
-
 @pytest.mark.parametrize(
     ("name", "says"),
     [

@@ -174,8 +174,8 @@ def test_a_class_without_laws_makes_the_same_table_whatever_its_config_says(mode
 @pytest.mark.parametrize(
     ("more", "says"),
     [
-        ({"rope_parameters": LAW}, "rope_parameters asks for a law 'linear'"),
-        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "asks for a law 'linear'"),
+        ({"rope_parameters": LAW}, "rope_parameters asks for the law 'linear'"),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "asks for the law 'linear'"),
         ({"rope_parameters": PLAIN | {"rope_theta": 1e6}}, "asks for the base 1000000"),
         ({"rope_theta": 1e6}, "asks for the base 1000000"),
     ],

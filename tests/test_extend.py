@@ -1,6 +1,7 @@
 """A longer context on the command line: the laws compared, and blocks that read back exactly."""
 
 import copy
+import functools
 import json
 import os
 import subprocess
@@ -17,6 +18,8 @@ from phasor.configs._table import table
 from phasor.errors import SpecError
 from phasor.extending import plan
 from phasor.frequencies import inv_freq
+from phasor.report import report
+from phasor.terminal import print_plan
 
 CONFIGS = Path(__file__).parent / "configs"
 PLAIN = Rope(head_dim=128, pairing="half", base=500_000.0)
@@ -154,6 +157,33 @@ def test_the_context_may_have_had_another_name(key):
     for old in planned.replaced:
         config.pop(old, None)
     assert load(config | planned.way("yarn").config).context == 32768
+
+
+@pytest.mark.parametrize(
+    ("levels", "said"),
+    [
+        ([], "  Set these keys"),
+        (["text_config"], "  In text_config set these keys"),
+        (["thinker_config", "text_config"], "  In thinker_config.text_config set these keys"),
+    ],
+    ids=["none", "one", "two"],
+)
+def test_the_keys_go_where_the_language_model_is_described(levels, said, capsys):
+    """At the top of a larger model's file they would contradict the config inside."""
+    inner = llama()
+    config = functools.reduce(
+        lambda one, key: {"model_type": "llava", key: one}, levels[::-1], inner
+    )
+    planned = plan(load(config), None, None, 32768)
+    print_plan(planned, None)
+    assert f"\n{said}, and remove" in capsys.readouterr().out
+    assert planned.as_plain(None)["inside"] == ".".join(levels)
+    place = f"<code>{'.'.join(levels)}</code> of " if levels else ""
+    page = report(load(config), to=32768)
+    assert f"In {place}a Hugging Face <code>config.json</code> set these keys" in page
+    del inner["rope_theta"]
+    inner.update(planned.way(None).config)
+    assert load(config)[0] == planned.way(None).rope
 
 
 def test_dynamic_scaling_keeps_the_context_of_training_beside_it():

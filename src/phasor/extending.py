@@ -16,6 +16,11 @@ from phasor.layers import LayerRopes
 from phasor.scaling import NTK, DynamicNTK
 from phasor.spec import Rope
 
+_FIXED = (
+    "the class of this model takes no law and no base from its config; rotate with the rope itself "
+    "(Rope.to_json keeps it)"
+)
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Way:
@@ -37,12 +42,13 @@ class Way:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Plan:
-    """The ways of one kind of layer to a longer context.
+    """The ways of the layers that read one rope to a longer context.
 
     Attributes:
         model: Name of the model.
-        kind: The kind of its layers.
-        label: Name of its block in ``rope_parameters``; None where one block is for all layers.
+        kinds: The kinds of its layers that take them.
+        labels: Names of their blocks in ``rope_parameters``; none where one block is for all.
+        inside: Where in the config file the keys go, as keys joined by dots; empty for its top.
         context: Tokens of the training.
         to: Tokens of the wanted context.
         ways: The unchanged Rope first, by name.
@@ -51,8 +57,9 @@ class Plan:
     """
 
     model: str
-    kind: str
-    label: str | None
+    kinds: tuple[str, ...]
+    labels: tuple[str, ...]
+    inside: str
     context: int
     to: int
     ways: Mapping[str, Way]
@@ -62,7 +69,7 @@ class Plan:
     @property
     def replaced(self) -> tuple[str, ...]:
         """Keys of other files that say what a way's ``config`` says, and have to go."""
-        return REPLACED if self.label is None else REPLACED + REPLACED_OF_KINDS
+        return REPLACED + REPLACED_OF_KINDS if self.labels else REPLACED
 
     def way(self, law: str | None) -> Way:
         """The way of this law; the recommended one without a name.
@@ -80,8 +87,9 @@ class Plan:
         chosen = self.way(law)
         return {
             "model": self.model,
-            "kind": self.kind,
-            "label": self.label,
+            "kinds": list(self.kinds),
+            "labels": list(self.labels),
+            "inside": self.inside,
             "context": self.context,
             "to": self.to,
             "recommended": self.recommended,
@@ -110,8 +118,8 @@ def plan(ropes: LayerRopes, kind: str | Sequence[str] | None, context: int | Non
 
     Args:
         ropes: The model.
-        kind: The kind of layers to extend, or several that rotate alike; None where all layers
-            that rotate do it alike.
+        kind: The kind of layers to extend, or several that rotate alike, and with them those that
+            read the same block of a config; None where all layers that rotate do it alike.
         context: Tokens of the training; None for the context of the model's description.
         to: Tokens of the wanted context.
 
@@ -139,12 +147,15 @@ def plan(ropes: LayerRopes, kind: str | Sequence[str] | None, context: int | Non
         raise SpecError(
             f"kind must be one of {', '.join(turning) or '(none rotates)'}, got {kind!r}"
         )
+    names = _together(ropes, names, rope)
+    labels = dict.fromkeys(_label(ropes, name) for name in names) if _nested(ropes) else ()
     found = extensions(resolved(rope, length), length, to)
     best = recommend(found)
     return Plan(
         model=ropes.name,
-        kind=names[0],
-        label=_label(ropes, names[0]) if _nested(ropes) else None,
+        kinds=tuple(names),
+        labels=tuple(labels),
+        inside=ropes.inside,
         context=length,
         to=to,
         ways={one.name: _way(one, rope, ropes, names) for one in found},
@@ -164,6 +175,15 @@ def _all_alike(ropes: LayerRopes, turning: list[str]) -> list[str]:
     )
 
 
+def _together(ropes: LayerRopes, names: list[str], rope: Rope) -> list[str]:
+    """The kinds ``names``, and those that say the same in the same block."""
+    alike = [kind for kind, own in ropes.kinds.items() if own == rope]
+    if not _nested(ropes):
+        return alike
+    read = {_label(ropes, name) for name in names}
+    return [kind for kind in alike if _label(ropes, kind) in read]
+
+
 def _nested(ropes: LayerRopes) -> bool:
     """Whether a config has a block for each kind of layer."""
     return bool(ropes.labels) or len(ropes.ropes) > 1
@@ -171,6 +191,8 @@ def _nested(ropes: LayerRopes) -> bool:
 
 def _way(extension: Extension, original: Rope, ropes: LayerRopes, names: list[str]) -> Way:
     rope = _stated(extension, original)
+    if ropes.fixed:
+        return Way(extension=extension, rope=rope, config=None, refused=_FIXED)
     try:
         said = _by_label(ropes, names, rope) if _nested(ropes) else rope
         keys = config_keys(said, extension.coverage.context, extension.coverage.to)
@@ -185,7 +207,7 @@ def _label(ropes: LayerRopes, kind: str) -> str:
 
 def _by_label(ropes: LayerRopes, names: list[str], rope: Rope) -> dict[str, Rope | None]:
     """The rope of every block of a config in which those of the kinds ``names`` say ``rope``."""
-    found: dict[str, Rope | None] = {}
+    found: dict[str, Rope | None] = dict(ropes.unread)
     for kind, own in ropes.kinds.items():
         label = _label(ropes, kind)
         if found.setdefault(label, own) != own:

@@ -13,6 +13,8 @@ from phasor.errors import SpecError
 from phasor.scaling import Law
 from phasor.spec import Rope
 
+_MAPPINGS = ("kinds", "labels", "unread")
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LayerRopes(Sequence[Rope | None]):
@@ -29,6 +31,11 @@ class LayerRopes(Sequence[Rope | None]):
         notes: Facts that no Rope holds, and doubts, a sentence each.
         labels: Name of the block that each kind reads in the ``rope_parameters`` of a Hugging Face
             config; none where one block says the same for all layers.
+        unread: The rope of blocks that no layer of this model reads and that its config needs all
+            the same, by label.
+        fixed: Whether the model's class takes no law and no other base from its config.
+        inside: Where in the config file of a larger model that of this language model stands, as
+            keys joined by dots; empty where it is the file itself.
 
     >>> from phasor import Rope
     >>> rope = Rope(head_dim=64, pairing="half")
@@ -46,6 +53,9 @@ class LayerRopes(Sequence[Rope | None]):
     key_heads: int | None = None
     notes: tuple[str, ...] = ()
     labels: Mapping[str, str] = field(default_factory=dict[str, str])
+    unread: Mapping[str, Rope] = field(default_factory=dict[str, Rope])
+    fixed: bool = False
+    inside: str = ""
 
     def __post_init__(self) -> None:
         if not self.layer_kinds:
@@ -60,13 +70,13 @@ class LayerRopes(Sequence[Rope | None]):
         for name in ("context", "query_heads", "key_heads"):
             if getattr(self, name) is not None:
                 whole(name, getattr(self, name), least=1)
-        for name in ("kinds", "labels"):
+        for name in _MAPPINGS:
             object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
 
     def __reduce__(self) -> tuple[Any, ...]:
         # a mapping proxy can be neither copied nor pickled
         values = {one.name: getattr(self, one.name) for one in fields(self)}
-        plain = {"kinds": dict(self.kinds), "labels": dict(self.labels)}
+        plain = {name: dict(values[name]) for name in _MAPPINGS}
         return partial(LayerRopes, **(values | plain)), ()
 
     @overload

@@ -21,7 +21,7 @@ from phasor.spec import Rope
 # what holds for one release alone, and so is never taken over from the table it is like
 _OWN = frozenset({"source", "uncertain"})
 _MERGED = frozenset({"rope", "size", "kinds"})
-_KNOWN = _OWN | _MERGED | {"prefix", "pattern", "labels", "notes"}
+_KNOWN = _OWN | _MERGED | {"prefix", "pattern", "labels", "fixed", "notes"}
 _SIZES = frozenset({"layers", "heads", "context"})
 
 
@@ -99,6 +99,7 @@ def _layer_ropes(name: str, table: Mapping[str, Any]) -> LayerRopes:
         query_heads=query_heads,
         key_heads=key_heads,
         labels=table.get("labels", {}),
+        fixed=table.get("fixed", False),
         notes=(
             f"Source: {table['source']}.",
             *table.get("notes", ()),

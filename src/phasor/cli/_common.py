@@ -64,7 +64,6 @@ def read(model: str) -> LayerRopes:
     try:
         return preset(model)
     except SpecError as error:
-        raise SpecError(
-            f"no file or folder is called {model!r}, and as a preset: {error}; `phasor "
-            "presets` prints their names"
-        ) from None
+        # who types a command is told of a command
+        said = str(error).replace("phasor.preset_names()", "`phasor presets`")
+        raise SpecError(f"no file or folder is called {model!r}, and as a preset: {said}") from None

@@ -41,13 +41,24 @@ class Blocks:
         self._labels = facts.labels
         nested = [k for k, v in self.flat.values.items() if isinstance(v, Mapping)]
         if nested:
-            others = [k for k, v in self.flat.values.items() if v is not None and k not in nested]
+            # saved beside the blocks of ZAYA, whose class removes it
+            idle = {"rope_type", "type"} if facts.nested else set[str]()
+            idle = {key for key in idle if self.flat.values.get(key) == "default"}
+            rest = [key for key in self.flat.values if key not in idle]
+            others = [key for key in rest if self.flat.has(key) and key not in nested]
             if others:
                 raise ConfigError(
                     f"{self.flat.name(others[0])} stands beside the blocks of single layer types "
                     f"({', '.join(nested)}); move it into the ones it is meant for"
                 )
-            self.by_kind = {key: self.flat.block(key) for key in self.flat.values}
+            absent = [one for one in facts.labels.values() if one not in nested]
+            if absent:
+                raise ConfigError(
+                    f"{self.flat.name(absent[0])} must be an object, as transformers ignores "
+                    f"{', '.join(nested)} without it, got {shown(self.flat.values.get(absent[0]))}"
+                    "; add it, even if no layer reads it"
+                )
+            self.by_kind = {key: self.flat.block(key) for key in rest}
             self._agree_on_base(config)
 
     def _agree_on_base(self, config: Block) -> None:

@@ -44,12 +44,18 @@ def load_huggingface(top: Block) -> LayerRopes:
     kinds_in_order = layer_kinds(config, facts)
     kinds: dict[str, Rope | None] = {}
     labels: dict[str, str] = {}
+    unread: dict[str, Rope] = {}
     if _rotates(config, facts):
         blocks = Blocks(config, facts)
         widths = widths_apart(config, facts, kinds_in_order)
         for kind in dict.fromkeys(kinds_in_order):
             rotates = has_rope(kind, config, facts)
             kinds[kind] = _rope(config, facts, blocks, kind, widths, notes) if rotates else None
+        for kind, label in facts.labels.items():
+            if label not in {*unread, *map(facts.labels.get, kinds)}:
+                rope = _rope(config, facts, blocks, kind, widths, [])
+                assert rope is not None, "a class with labels has a block for each"
+                unread[label] = rope
         if any(kinds.values()):
             _refuse_strays(config, model_type, blocks)
         if facts.nested or facts.labels or blocks.by_kind:
@@ -68,6 +74,9 @@ def load_huggingface(top: Block) -> LayerRopes:
         key_heads=_key_heads(config, facts),
         notes=tuple(dict.fromkeys(notes)),
         labels=labels,
+        unread=unread,
+        fixed=facts.fixed,
+        inside=config.path,
     )
 
 
@@ -155,6 +164,13 @@ def _rope(
         law = _fraction_beside(config, block, law)
     pairing, pairing_out = _pairing(config, facts)
     base = _base(config, facts, apart, block, flat=flat, notes=notes)
+    if facts.fixed and (law is not None or base != facts.base):
+        raise ConfigError(
+            f"{block.path or 'the config'} asks for the {'base' if law is None else 'law'} "
+            f"{shown(base if law is None else name)}, and transformers turns this model type by "
+            f"the plain powers of {facts.base:g} whatever its config says; remove it, or describe "
+            "the embedding with phasor.Rope(...) directly"
+        )
     with renamed(config, {"rotary_dim": "partial_rotary_factor", "base": "rope_theta"}):
         return Rope(
             head_dim=head_dim,

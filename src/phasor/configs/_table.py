@@ -44,6 +44,7 @@ class Architecture:
     direction: int = 1
     base: float | None = None
     base_unit: str | None = None
+    fixed: bool = False
     scaled_default: bool = False
     partial: bool = False
     fraction: float | None = None

@@ -26,7 +26,8 @@ from phasor.scaling import (
 )
 from phasor.spec import Rope
 
-#: What says in older files, or beside ``rope_parameters``, what that block says.
+#: What says in older files, or beside ``rope_parameters``, what that block says; and the other
+#: names of the context.
 REPLACED = (
     "rope_scaling",
     "rope_theta",
@@ -35,6 +36,9 @@ REPLACED = (
     "rope_ratio",
     "partial_rotary_factor",
     "original_max_position_embeddings",
+    "n_positions",
+    "max_seq_len",
+    "seq_length",
 )
 #: What says it too where each kind of layer has a block: the bases of single kinds.
 REPLACED_OF_KINDS = (

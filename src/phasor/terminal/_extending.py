@@ -19,7 +19,7 @@ def print_plan(planned: Plan, law: str | None) -> None:
     """The laws for a longer context side by side, the recommendation, and what a config says."""
     console, chosen = Console(highlight=False), planned.way(law)
     console.print(
-        f"[bold]{escape(planned.model)}[/], {escape(planned.kind)} layers: "
+        f"[bold]{escape(planned.model)}[/], {escape(', '.join(planned.kinds))} layers: "
         f"from {planned.context} to {planned.to} tokens\n"
     )
     console.print(_plan_table(planned))
@@ -34,15 +34,19 @@ def print_plan(planned: Plan, law: str | None) -> None:
     if chosen.config is None:
         console.print(f"  {chosen.refused}", soft_wrap=True, markup=False)
         return
-    if planned.label is not None:
+    if planned.labels:
+        verb = "is the block" if len(planned.labels) == 1 else "are the blocks"
         console.print(
-            f"  {planned.label!r} is the block of these layers; the others say what they said.",
+            f"  {', '.join(map(repr, planned.labels))} {verb} of these layers; "
+            "any other says what it said.",
             soft_wrap=True,
             markup=False,
         )
+    set_these = f"In {planned.inside} set" if planned.inside else "Set"
     console.print(
-        f"  Set these keys, and remove {', '.join(planned.replaced)} where they stand:",
+        f"  {set_these} these keys, and remove {', '.join(planned.replaced)} where they stand:",
         soft_wrap=True,
+        markup=False,
     )
     console.print(json.dumps(chosen.config, indent=2), soft_wrap=True, markup=False)
 

@@ -12,7 +12,7 @@ import inspect
 import textwrap
 from collections.abc import Iterator, Mapping
 from types import FunctionType
-from typing import Any
+from typing import Any, TypeGuard
 
 from phasor.torch.transformers._forms import parameters
 
@@ -35,12 +35,9 @@ def mishandled(method: FunctionType, rotations: Mapping[str, Any]) -> str:
         names.add(plain.id)
     fine = {id(inner) for node in handed for inner in ast.walk(node)}
     for node in ast.walk(tree):
-        if isinstance(node, ast.Name) and node.id in names and id(node) not in fine:
-            if isinstance(node.ctx, ast.Load):
-                return node.id
-        elif isinstance(node, ast.Assign) and not _taken_whole(node, names):
+        if isinstance(node, ast.Assign) and not _taken_whole(node, names):
             return ast.unparse(node)
-    return ""
+    return next((n.id for n in _used(tree) if n.id in names and id(n) not in fine), "")
 
 
 def unpacks(method: FunctionType) -> str:
@@ -52,8 +49,23 @@ def unpacks(method: FunctionType) -> str:
         tree = ast.parse(textwrap.dedent(inspect.getsource(method)))
     except (OSError, SyntaxError):
         return min(taken)
-    loaded = (n for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load))
-    return next((node.id for node in loaded if node.id in taken), "")
+    return next((node.id for node in _used(tree) if node.id in taken), "")
+
+
+def _used(tree: ast.AST) -> Iterator[ast.Name]:
+    """The names whose values are made use of; to ask whether one is None is not to use it."""
+    asked = {id(node.left) for node in ast.walk(tree) if _asks_for_none(node)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and id(node) not in asked:
+            yield node
+
+
+def _asks_for_none(node: ast.AST) -> TypeGuard[ast.Compare]:
+    return (
+        isinstance(node, ast.Compare)
+        and isinstance(node.ops[0], (ast.Is, ast.IsNot))
+        and [ast.unparse(one) for one in node.comparators] == ["None"]
+    )
 
 
 def _handed(tree: ast.AST, rotations: Mapping[str, Any]) -> Iterator[ast.expr]:
