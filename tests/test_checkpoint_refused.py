@@ -82,11 +82,15 @@ SHAPES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         "no latent attention",
     ),
     "values that are rotated": (
-        {"model_type": "roformer", "rotary_value": True},
+        {"model_type": "roformer", "rotary_value": True, "rope_theta": 10_000.0},
         {},
         "rotary_value",
     ),
-    "four slices": ({"model_type": "codegen", "rotary_dim": 4}, {}, "cut in four slices"),
+    "four slices": (
+        {"model_type": "codegen", "rotary_dim": 4, "rope_theta": 10_000.0},
+        {},
+        "cut in four slices",
+    ),
     "a weight of nothing": (
         {},
         {"model.layers.0.self_attn.q_proj.weight": tensor(np.zeros((32, 0)))},

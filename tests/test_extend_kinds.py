@@ -91,7 +91,7 @@ def test_every_preset_of_several_kinds_has_the_labels_of_its_blocks():
     several = {name for name in preset_names() if len(preset(name).ropes) > 1}
     assert several == set(SEVERAL)
     for name in several:
-        assert preset(name).labels.keys() == preset(name).kinds.keys()
+        assert preset(name).in_config.labels.keys() == preset(name).kinds.keys()
 
 
 @pytest.mark.parametrize(("name", "kind"), KINDS_OF_SEVERAL)
@@ -102,7 +102,7 @@ def test_the_blocks_of_several_kinds_read_back_as_theirs(name, kind):
         assert way.config is not None, way.refused
         again = dict(zip(labels, load(said | json.loads(json.dumps(way.config))), strict=True))
         for one, rope in ropes.kinds.items():
-            assert again[ropes.labels[one]] == (way.rope if one == kind else rope)
+            assert again[ropes.in_config.labels[one]] == (way.rope if one == kind else rope)
 
 
 @pytest.mark.parametrize(("name", "kind"), KINDS_OF_SEVERAL)
@@ -124,7 +124,7 @@ def test_the_blocks_of_several_kinds_are_transformers_too(name, kind):
         found = turning(config)
         for one, rope in ropes.kinds.items():
             wanted = (way.rope if one == kind else rope).at(planned.context)
-            label = ropes.labels[one]
+            label = ropes.in_config.labels[one]
             theirs = getattr(found, f"{label}_inv_freq").double().numpy()
             assert np.allclose(inv_freq(wanted), theirs, rtol=1e-5, atol=0)
             factor = getattr(found, f"{label}_attention_scaling")
@@ -167,7 +167,7 @@ def test_a_block_that_no_layer_reads_is_written_where_transformers_insists_on_it
             == (way.config["rope_parameters"][label]["rope_type"])
         )
         other = next(one for one in CODES if one != label)
-        wanted = load(said).unread[other]
+        wanted = load(said).in_config.unread[other]
         assert wanted.base == (1e4 if other == "main" else 1.6e5)
         assert theirs.rope_parameters[other]["rope_theta"] == wanted.base
 

@@ -135,8 +135,5 @@ def test_layer_ropes_can_be_copied_and_pickled() -> None:
         assert list(twin) == list(ropes)
         assert twin.kinds == ropes.kinds
         assert twin.notes == ropes.notes
-        assert (
-            twin.labels
-            == ropes.labels
-            == {"sliding": "sliding_attention", "full": "full_attention"}
-        )
+        labels = {"sliding": "sliding_attention", "full": "full_attention"}
+        assert twin.in_config.labels == ropes.in_config.labels == labels

@@ -9,6 +9,7 @@ import phasor
 from phasor import Linear, LongRope, Proportional, Rope, Sectioned, Yarn, load, preset
 from phasor.configs import rope_parameters
 from phasor.errors import SpecError
+from phasor.layers import InConfig
 from phasor.report import report
 from phasor.report._snippet import construction, usage
 
@@ -130,7 +131,8 @@ def test_kinds_that_turn_alike_share_a_section_and_are_extended_together():
     """Each has its block in the config all the same."""
     rope = Rope(head_dim=64, pairing="half")
     kinds, labels = dict.fromkeys("ab", rope), {"a": "first", "b": "second"}
-    page = Page(report(toy(rope, layer_kinds=("a", "b"), kinds=kinds, labels=labels)))
+    two = InConfig(labels=labels)
+    page = Page(report(toy(rope, layer_kinds=("a", "b"), kinds=kinds, in_config=two)))
     (said,) = (json.loads(block) for block in page.texts["code"] if block.startswith("{"))
     blocks = said["rope_parameters"]
     assert list(blocks) == ["first", "second"]

@@ -148,14 +148,14 @@ def plan(ropes: LayerRopes, kind: str | Sequence[str] | None, context: int | Non
             f"kind must be one of {', '.join(turning) or '(none rotates)'}, got {kind!r}"
         )
     names = _together(ropes, names, rope)
-    labels = dict.fromkeys(_label(ropes, name) for name in names) if _nested(ropes) else ()
+    labels = map(ropes.in_config.label, names) if _nested(ropes) else ()
     found = extensions(resolved(rope, length), length, to)
     best = recommend(found)
     return Plan(
         model=ropes.name,
         kinds=tuple(names),
-        labels=tuple(labels),
-        inside=ropes.inside,
+        labels=tuple(dict.fromkeys(labels)),
+        inside=ropes.in_config.inside,
         context=length,
         to=to,
         ways={one.name: _way(one, rope, ropes, names) for one in found},
@@ -180,18 +180,19 @@ def _together(ropes: LayerRopes, names: list[str], rope: Rope) -> list[str]:
     alike = [kind for kind, own in ropes.kinds.items() if own == rope]
     if not _nested(ropes):
         return alike
-    read = {_label(ropes, name) for name in names}
-    return [kind for kind in alike if _label(ropes, kind) in read]
+    label = ropes.in_config.label
+    read = {label(name) for name in names}
+    return [kind for kind in alike if label(kind) in read]
 
 
 def _nested(ropes: LayerRopes) -> bool:
     """Whether a config has a block for each kind of layer."""
-    return bool(ropes.labels) or len(ropes.ropes) > 1
+    return bool(ropes.in_config.labels) or len(ropes.ropes) > 1
 
 
 def _way(extension: Extension, original: Rope, ropes: LayerRopes, names: list[str]) -> Way:
     rope = _stated(extension, original)
-    if ropes.fixed:
+    if ropes.in_config.fixed:
         return Way(extension=extension, rope=rope, config=None, refused=_FIXED)
     try:
         said = _by_label(ropes, names, rope) if _nested(ropes) else rope
@@ -201,22 +202,18 @@ def _way(extension: Extension, original: Rope, ropes: LayerRopes, names: list[st
     return Way(extension=extension, rope=rope, config=keys, refused=None)
 
 
-def _label(ropes: LayerRopes, kind: str) -> str:
-    return ropes.labels.get(kind, kind)
-
-
 def _by_label(ropes: LayerRopes, names: list[str], rope: Rope) -> dict[str, Rope | None]:
     """The rope of every block of a config in which those of the kinds ``names`` say ``rope``."""
-    found: dict[str, Rope | None] = dict(ropes.unread)
+    label = ropes.in_config.label
+    found: dict[str, Rope | None] = dict(ropes.in_config.unread)
     for kind, own in ropes.kinds.items():
-        label = _label(ropes, kind)
-        if found.setdefault(label, own) != own:
-            sharing = [one for one in ropes.kinds if _label(ropes, one) == label]
+        if found.setdefault(label(kind), own) != own:
+            sharing = [one for one in ropes.kinds if label(one) == label(kind)]
             raise ConfigError(
                 f"layers of the kinds {' and '.join(sharing)} read one block of a config, which "
                 "cannot say one of them alone; keep the rope as JSON instead (Rope.to_json)"
             )
-    return found | {_label(ropes, name): rope for name in names}
+    return found | {label(name): rope for name in names}
 
 
 def _stated(extension: Extension, original: Rope) -> Rope:

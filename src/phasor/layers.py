@@ -13,7 +13,38 @@ from phasor.errors import SpecError
 from phasor.scaling import Law
 from phasor.spec import Rope
 
-_MAPPINGS = ("kinds", "labels", "unread")
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class InConfig:
+    """How a Hugging Face config of a model says its ropes.
+
+    Attributes:
+        labels: Name of the block that each kind of layer reads in ``rope_parameters``; none where
+            one block says the same for all layers.
+        unread: The rope of blocks that no layer of this model reads and that its config needs all
+            the same, by label.
+        fixed: Whether the model's class takes no law and no other base from its config.
+        inside: Where in the config file of a larger model that of this language model stands, as
+            keys joined by dots; empty where it is the file itself.
+
+    >>> InConfig(labels={"full": "full_attention"}).label("full")
+    'full_attention'
+    """
+
+    labels: Mapping[str, str] = field(default_factory=dict[str, str])
+    unread: Mapping[str, Rope] = field(default_factory=dict[str, Rope])
+    fixed: bool = False
+    inside: str = ""
+
+    def __post_init__(self) -> None:
+        _freeze(self, "labels", "unread")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _thawed(self, "labels", "unread"), ()
+
+    def label(self, kind: str) -> str:
+        """Name of the block of one kind of layer."""
+        return self.labels.get(kind, kind)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -29,13 +60,7 @@ class LayerRopes(Sequence[Rope | None]):
         key_heads: Key heads of a layer that are rotated, if known; 1 where latent attention has one
             rotated key for all heads.
         notes: Facts that no Rope holds, and doubts, a sentence each.
-        labels: Name of the block that each kind reads in the ``rope_parameters`` of a Hugging Face
-            config; none where one block says the same for all layers.
-        unread: The rope of blocks that no layer of this model reads and that its config needs all
-            the same, by label.
-        fixed: Whether the model's class takes no law and no other base from its config.
-        inside: Where in the config file of a larger model that of this language model stands, as
-            keys joined by dots; empty where it is the file itself.
+        in_config: How a Hugging Face config says them.
 
     >>> from phasor import Rope
     >>> rope = Rope(head_dim=64, pairing="half")
@@ -52,10 +77,7 @@ class LayerRopes(Sequence[Rope | None]):
     query_heads: int | None = None
     key_heads: int | None = None
     notes: tuple[str, ...] = ()
-    labels: Mapping[str, str] = field(default_factory=dict[str, str])
-    unread: Mapping[str, Rope] = field(default_factory=dict[str, Rope])
-    fixed: bool = False
-    inside: str = ""
+    in_config: InConfig = field(default_factory=InConfig)
 
     def __post_init__(self) -> None:
         if not self.layer_kinds:
@@ -70,14 +92,10 @@ class LayerRopes(Sequence[Rope | None]):
         for name in ("context", "query_heads", "key_heads"):
             if getattr(self, name) is not None:
                 whole(name, getattr(self, name), least=1)
-        for name in _MAPPINGS:
-            object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
+        _freeze(self, "kinds")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # a mapping proxy can be neither copied nor pickled
-        values = {one.name: getattr(self, one.name) for one in fields(self)}
-        plain = {name: dict(values[name]) for name in _MAPPINGS}
-        return partial(LayerRopes, **(values | plain)), ()
+        return _thawed(self, "kinds"), ()
 
     @overload
     def __getitem__(self, index: int) -> Rope | None: ...
@@ -117,3 +135,15 @@ class LayerRopes(Sequence[Rope | None]):
 def _softmax_scale(rope: Rope) -> float:
     # no rule picks a law that touches the softmax scale
     return rope.scaling.temperature().softmax_scale if isinstance(rope.scaling, Law) else 1.0
+
+
+def _freeze(value: Any, *mappings: str) -> None:
+    for name in mappings:
+        object.__setattr__(value, name, MappingProxyType(dict(getattr(value, name))))
+
+
+def _thawed(value: Any, *mappings: str) -> partial[Any]:
+    """How to make ``value`` again: a mapping proxy can be neither copied nor pickled."""
+    values = {one.name: getattr(value, one.name) for one in fields(value)}
+    plain = {name: dict(values[name]) for name in mappings}
+    return partial(type(value), **(values | plain))

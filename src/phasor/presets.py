@@ -15,7 +15,7 @@ from typing import Any
 
 from phasor._checks import shown
 from phasor.errors import SpecError
-from phasor.layers import LayerRopes
+from phasor.layers import InConfig, LayerRopes
 from phasor.spec import Rope
 
 # what holds for one release alone, and so is never taken over from the table it is like
@@ -98,8 +98,7 @@ def _layer_ropes(name: str, table: Mapping[str, Any]) -> LayerRopes:
         context=size.get("context"),
         query_heads=query_heads,
         key_heads=key_heads,
-        labels=table.get("labels", {}),
-        fixed=table.get("fixed", False),
+        in_config=InConfig(labels=table.get("labels", {}), fixed=table.get("fixed", False)),
         notes=(
             f"Source: {table['source']}.",
             *table.get("notes", ()),

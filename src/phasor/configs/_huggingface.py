@@ -21,7 +21,7 @@ from phasor.configs._reading import Block, agreed, language_models
 from phasor.configs._table import Architecture, Kind, table
 from phasor.configs._width import HEADS, head_width, rotated_width, widths_apart
 from phasor.errors import ConfigError
-from phasor.layers import LayerRopes
+from phasor.layers import InConfig, LayerRopes
 from phasor.scaling import Law, Proportional, Rule
 from phasor.spec import Pairing, Rope
 
@@ -73,10 +73,7 @@ def load_huggingface(top: Block) -> LayerRopes:
         query_heads=config.first(HEADS, Block.whole),
         key_heads=_key_heads(config, facts),
         notes=tuple(dict.fromkeys(notes)),
-        labels=labels,
-        unread=unread,
-        fixed=facts.fixed,
-        inside=config.path,
+        in_config=InConfig(labels=labels, unread=unread, fixed=facts.fixed, inside=config.path),
     )
 
 
