@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parent
-PAGE = (TESTS.parent / "docs" / "papers.md").read_text("utf-8")
+PAGE = (TESTS.parent / "docs" / "seeds.md").read_text("utf-8")
 NAMED = sorted(set(re.findall(r"`(test_\w+)::(test_\w+)`", PAGE)))
 
 
