@@ -12,12 +12,7 @@ import pytest
 from phasor import ConfigError, Interleaved, Linear, LongRope, PerPair, Sectioned, Yarn
 from phasor.configs import load
 
-CONFIGS = Path(__file__).parent / "configs"
-
-
-def plain(name: str) -> dict[str, Any]:
-    """A fixture as the dictionary it holds."""
-    return json.loads((CONFIGS / f"{name}.json").read_text("utf-8"))
+from .config_files import CONFIGS, plain
 
 
 def gguf(architecture: str = "llama", **more: Any) -> dict[str, Any]:

@@ -12,6 +12,8 @@ import pytest
 from phasor import ConfigError
 from phasor.configs import load
 
+from .config_files import small
+
 LLAMA3 = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -26,18 +28,6 @@ LONG = {
     "long_factor": [2.0] * 64,
     "original_max_position_embeddings": 2048,
 }
-
-
-def small(model_type: str = "llama", **more: Any) -> dict[str, Any]:
-    """A config with the least that a llama-like model needs: 128-wide heads, four layers."""
-    return {
-        "model_type": model_type,
-        "num_hidden_layers": 4,
-        "hidden_size": 512,
-        "num_attention_heads": 4,
-        "max_position_embeddings": 8192,
-        "rope_theta": 500000.0,
-    } | more
 
 
 def scaled(block: dict[str, Any], **more: Any) -> dict[str, Any]:

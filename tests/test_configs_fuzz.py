@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from phasor import ConfigError, LayerRopes
 from phasor.configs import load
 
-CONFIGS = Path(__file__).parent / "configs"
+from .config_files import CONFIGS
+
 VALID = {path.stem: json.loads(path.read_text("utf-8")) for path in sorted(CONFIGS.glob("*.json"))}
 
 _NUMBERS = st.sampled_from(

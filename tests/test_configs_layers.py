@@ -14,6 +14,8 @@ from phasor.configs import NESTED, language_models, load
 from phasor.configs._reading import Block
 from phasor.configs._table import table
 
+from .config_files import sized
+
 KINDS = ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]
 GEMMA = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
@@ -25,20 +27,10 @@ GEMMA = {
 }
 
 
-def small(model_type: str, **more: Any) -> dict[str, Any]:
-    """A config of four layers with 128-wide heads."""
-    return {
-        "model_type": model_type,
-        "num_hidden_layers": 4,
-        "hidden_size": 512,
-        "num_attention_heads": 4,
-    } | more
-
-
 def gemma4(apart: Any, **more: Any) -> dict[str, Any]:
     """A Gemma 4 that transformers 5.23 saved: head widths stand at single layers."""
     said = {"layer_types": KINDS, "rope_parameters": GEMMA, "head_dim": 256}
-    return small("gemma4_text", **said, per_layer_config=apart, **more)
+    return sized("gemma4_text", **said, per_layer_config=apart, **more)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +78,7 @@ def test_what_single_layers_may_not_say_is_refused(apart, more, says):
 def test_a_list_of_bases_says_which_layers_turn():
     """0 is none; the mask's kinds of layers play no part."""
     ropes = load(
-        small(
+        sized(
             "muse_spark_text", rope_theta=5e5, layer_rope_theta=[5e5, 0, 5e5, 0], layer_types=KINDS
         )
     )
@@ -107,7 +99,7 @@ def test_a_list_of_bases_says_which_layers_turn():
 def test_bases_that_say_something_else_are_refused(bases, says):
     """A list is as long as the model, and of one base."""
     with pytest.raises(ConfigError, match=says):
-        load(small("granite_swa", rope_theta=1e4, layer_rope_theta=bases))
+        load(sized("granite_swa", rope_theta=1e4, layer_rope_theta=bases))
 
 
 @pytest.mark.parametrize(
@@ -118,7 +110,7 @@ def test_bases_that_say_something_else_are_refused(bases, says):
 def test_a_list_of_layers_says_which_are_scaled(listed, kinds):
     """Molmo 2's; without one, all are."""
     law = {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6}
-    ropes = load(small("molmo2_text", rope_parameters=law, rope_scaling_layers=listed))
+    ropes = load(sized("molmo2_text", rope_parameters=law, rope_scaling_layers=listed))
     assert ropes.layer_kinds == kinds
     assert ropes.kinds["scaled"].scaling == Linear(factor=8.0)
     assert "unscaled" not in ropes.kinds or ropes.kinds["unscaled"].scaling is None
@@ -138,7 +130,7 @@ def test_a_list_of_layers_says_which_are_scaled(listed, kinds):
 def test_an_unknown_word_for_a_kind_of_layer_is_refused(model_type, word):
     """A misspelt kind would lose what sets it apart: its base, or that it does not turn."""
     kinds = ["sliding_attention", "full_attention", "sliding_attention", word]
-    said = small(model_type, layer_types=kinds, sliding_window=128, head_dim=128)
+    said = sized(model_type, layer_types=kinds, sliding_window=128, head_dim=128)
     with pytest.raises(ConfigError, match=rf"layer_types\.3 must be one of .*, got '{word}'"):
         load(said)
 
@@ -152,16 +144,16 @@ def test_the_words_of_transformers_are_known():
 
 def test_a_type_whose_pattern_is_in_its_files_wants_the_list():
     """Rather than a guess at which layers turn."""
-    assert load(small("flint", layer_types=KINDS)).kinds["full_attention"] is None
+    assert load(sized("flint", layer_types=KINDS)).kinds["full_attention"] is None
     with pytest.raises(ConfigError, match="layer_types is absent"):
-        load(small("flint"))
+        load(sized("flint"))
 
 
 def test_a_latent_slice_may_be_stated_as_a_fraction_of_head_dim():
     """64 of 256, as dots3 writes it; of neither width it is a contradiction."""
     latent = {"qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "head_dim": 256}
     block = {"rope_type": "default", "rope_theta": 1e4}
-    said = small("dots3_note_text", layer_types=["sliding_attention"] * 4, **latent)
+    said = sized("dots3_note_text", layer_types=["sliding_attention"] * 4, **latent)
     quarter = {"sliding_attention": block | {"partial_rotary_factor": 0.25}}
     assert load(said | {"rope_parameters": quarter})[0].head_dim == 64
     half = {"sliding_attention": block | {"partial_rotary_factor": 0.5}}
@@ -172,7 +164,7 @@ def test_a_latent_slice_may_be_stated_as_a_fraction_of_head_dim():
 @pytest.mark.parametrize("key", NESTED)
 def test_a_language_model_is_found_inside_a_larger_one(key):
     """Under each of the names it is given."""
-    inner = small("llama", rope_theta=5e5)
+    inner = sized("llama", rope_theta=5e5)
     assert load({"model_type": "outer", key: inner})[0].base == 5e5
     levels = language_models(Block({"model_type": "outer", key: inner}))
     assert [level.path for level in levels] == ["", key]

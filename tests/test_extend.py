@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,44 +20,33 @@ from phasor.frequencies import inv_freq
 from phasor.report import report
 from phasor.terminal import print_plan
 
-CONFIGS = Path(__file__).parent / "configs"
+from .config_files import CONFIGS, small
+
 PLAIN = Rope(head_dim=128, pairing="half", base=500_000.0)
 LAWS = ("unchanged", "linear", "ntk", "dynamic_ntk", "yarn", "llama3")
 
 
-def llama(**more):
-    """The least that a Llama file says."""
-    return {
-        "model_type": "llama",
-        "num_hidden_layers": 4,
-        "hidden_size": 512,
-        "num_attention_heads": 4,
-        "max_position_embeddings": 8192,
-        "rope_theta": 500000.0,
-    } | more
-
-
 # a file for each thing a block can say, and for each law that a published model has
 FILES = {
-    "plain": llama(),
-    "partial": llama(
+    "plain": small(),
+    "partial": small(
         model_type="gpt_neox", rotary_pct=0.25, max_position_embeddings=2048, rope_theta=10000.0
     ),
-    "linear": llama(rope_scaling={"type": "linear", "factor": 2.0}),
-    "dynamic": llama(rope_scaling={"type": "dynamic", "factor": 2.0}),
-    "constant ntk": llama(
+    "linear": small(rope_scaling={"type": "linear", "factor": 2.0}),
+    "dynamic": small(rope_scaling={"type": "dynamic", "factor": 2.0}),
+    "constant ntk": small(
         model_type="hunyuan_v1_dense",
         head_dim=128,
         rope_scaling={"type": "dynamic", "alpha": 1000.0},
     ),
-    "sections dealt out": llama(
+    "sections dealt out": small(
         model_type="qwen3_vl_text",
         head_dim=128,
         rope_scaling={
             "rope_type": "default", "mrope_section": [24, 20, 20], "mrope_interleaved": True
         },
     ),
-    "axes in turn": llama(
+    "axes in turn": small(
         model_type="ernie4_5_vl_moe_text",
         rope_scaling={"rope_type": "default", "mrope_section": [22, 22, 20]},
     ),
@@ -139,7 +127,7 @@ def test_every_other_name_of_the_base_and_of_the_context_is_replaced():
 )
 def test_a_block_with_another_base_replaces_the_bases_other_names(said):
     """NTK-aware scaling is another base, and the file had one under its own name."""
-    config = llama(**said)
+    config = small(**said)
     del config["rope_theta"]
     planned = plan(load(config), None, None, 32768)
     for key in planned.replaced:
@@ -151,7 +139,7 @@ def test_a_block_with_another_base_replaces_the_bases_other_names(said):
 @pytest.mark.parametrize("key", _CONTEXTS)
 def test_the_context_may_have_had_another_name(key):
     """The file with the printed keys says one context, the new one."""
-    config = llama()
+    config = small()
     config[key] = config.pop("max_position_embeddings")
     planned = plan(load(config), None, None, 32768)
     for old in planned.replaced:
@@ -170,7 +158,7 @@ def test_the_context_may_have_had_another_name(key):
 )
 def test_the_keys_go_where_the_language_model_is_described(levels, said, capsys):
     """At the top of a larger model's file they would contradict the config inside."""
-    inner = llama()
+    inner = small()
     config = functools.reduce(
         lambda one, key: {"model_type": "llava", key: one}, levels[::-1], inner
     )
@@ -260,7 +248,7 @@ def test_bad_input_is_one_line_and_exit_code_2(arguments, said):
 
 def test_a_model_without_rope_has_nothing_to_extend():
     """A sentence, and no search for a kind."""
-    bloom = llama(model_type="esm", position_embedding_type="absolute")
+    bloom = small(model_type="esm", position_embedding_type="absolute")
     with pytest.raises(SpecError, match="no layer of esm has a rotary embedding"):
         plan(load(bloom), None, 1024, 2048)
 
@@ -268,7 +256,7 @@ def test_a_model_without_rope_has_nothing_to_extend():
 @pytest.mark.parametrize("name", ["gpt-j-6b", "codegen-350m", "roformer-chinese-base", None])
 def test_a_class_without_laws_is_shown_them_and_given_no_block(name):
     """One would change nothing, whatever law is asked for."""
-    ropes = load(llama(model_type="gptj", rope_theta=1e4)) if name is None else preset(name)
+    ropes = load(small(model_type="gptj", rope_theta=1e4)) if name is None else preset(name)
     for way in plan(ropes, None, None, 4 * ropes.context).ways.values():
         assert way.config is None
         assert "takes no law and no base from its config" in way.refused

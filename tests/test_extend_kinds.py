@@ -19,18 +19,14 @@ from phasor.frequencies import inv_freq
 from phasor.report import report
 from phasor.terminal import print_plan
 
+from .config_files import sized
+
 PLAIN = Rope(head_dim=128, pairing="half", base=500_000.0)
 
 
 def small(model_type, **more):
-    """A config of four layers with 128-wide heads."""
-    return {
-        "model_type": model_type,
-        "num_hidden_layers": 4,
-        "hidden_size": 512,
-        "num_attention_heads": 4,
-        "max_position_embeddings": 8192,
-    } | more
+    """A config that says its size and its context."""
+    return sized(model_type, **({"max_position_embeddings": 8192} | more))
 
 
 def test_one_kind_of_several_is_extended_in_its_own_block():

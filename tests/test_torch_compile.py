@@ -16,22 +16,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import grad
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from phasor import Rope, Sectioned
+from phasor import Rope
 from phasor.torch import rotate, rotate_, rotate_by, rotate_by_, rotate_qk, rotate_qk_
 
+from .torch_cases import HALF, MIXED, PLACES, THREE
 from .torch_oracle import assert_rotated, normal
 
-HALF = Rope(head_dim=8, pairing="half")
-MIXED = Rope(
-    head_dim=8,
-    rotary_dim=4,
-    rotary_start=2,
-    pairing="interleaved",
-    pairing_out="half",
-    direction=-1,
-)
-THREE = Rope(head_dim=8, pairing="half", axes=Sectioned((2, 1, 1)))
-PLACES = torch.tensor([3, 70_001, -5, 2**33])
 SEQUENCES = [5, 6, 9, 17]
 BACKENDS = ["eager", "aot_eager", pytest.param("inductor", marks=pytest.mark.slow)]
 

@@ -11,14 +11,13 @@ import torch
 import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 
-from phasor import DynamicNTK, Rope, Sectioned
+from phasor import DynamicNTK, Rope
 from phasor.errors import BackendError, PhasorError, PositionError, SpecError, TensorError
 from phasor.torch import _eager, _ops, rotate, rotate_, rotate_by, rotate_by_, rotate_qk, rotate_qk_
 
+from .torch_cases import HALF, THREE
 from .torch_oracle import normal
 
-HALF = Rope(head_dim=8, pairing="half")
-THREE = Rope(head_dim=8, pairing="half", axes=Sectioned((2, 1, 1)))
 RULE = Rope(head_dim=8, pairing="half", scaling=DynamicNTK(factor=2.0, original_max_positions=4096))
 META = torch.device("meta")
 

@@ -13,22 +13,12 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from phasor import Rope, Sectioned
+from phasor import Rope
 from phasor.torch import rotate, rotate_, rotate_by, rotate_by_, rotate_qk, rotate_qk_
 from phasor.torch.fused import norm_rotate_qk
 
+from .torch_cases import HALF, MIXED, PLACES, THREE
 from .torch_oracle import assert_rotated, normal
-
-HALF = Rope(head_dim=8, pairing="half")
-SLICED = Rope(
-    head_dim=8,
-    rotary_dim=4,
-    rotary_start=2,
-    pairing="interleaved",
-    pairing_out="half",
-    direction=-1,
-)
-THREE = Rope(head_dim=8, pairing="half", axes=Sectioned((2, 1, 1)))
 
 
 @pytest.fixture(autouse=True)
@@ -63,11 +53,11 @@ def rows(places: Tensor) -> tuple[Tensor, Tensor]:
 
 
 VERBS: dict[str, Callable[..., Any]] = {
-    "one": lambda x, p, b: rotate(x, p, SLICED, gain=1.5, backend=b),
+    "one": lambda x, p, b: rotate(x, p, MIXED, gain=1.5, backend=b),
     "both": lambda x, p, b: rotate_qk(x, x[:, :, :1] * 2, p, HALF, inverse=True, backend=b),
     "fractions": lambda x, p, b: rotate(x, p + 0.5, HALF, backend=b),
     "axes": lambda x, p, b: rotate(x, torch.stack((p, p * 2, p * 3), -1), THREE, backend=b),
-    "in place": lambda x, p, b: rotate_(x * 2, p, SLICED, backend=b),
+    "in place": lambda x, p, b: rotate_(x * 2, p, MIXED, backend=b),
     "in place, both": lambda x, p, b: rotate_qk_(x * 2, x[:, :, :1] * 3, p, HALF, backend=b),
     "rows": lambda x, p, b: rotate_by(x, *rows(p), pairing="half", backend=b),
     "rows in place": lambda x, p, b: rotate_by_(x * 2, *rows(p), pairing="half", backend=b),
@@ -97,7 +87,7 @@ def test_named_to_a_compiler_every_verb_is_plain_operations(verb: str) -> None:
     assert not [name for name in graphs.operators() if "phasor" in name]
 
 
-@pytest.mark.parametrize("rope", [HALF, SLICED], ids=["half", "sliced"])
+@pytest.mark.parametrize("rope", [HALF, MIXED], ids=["half", "mixed"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 def test_plain_operations_in_a_graph_rotate(rope: Rope, dtype: torch.dtype) -> None:
     """Within the bound of every backend, at positions of any size, in any strides."""
@@ -105,8 +95,7 @@ def test_plain_operations_in_a_graph_rotate(rope: Rope, dtype: torch.dtype) -> N
         lambda x, p: rotate(x, p, rope, backend="eager"), fullgraph=True, backend="aot_eager"
     )
     x = normal(2, 3, 4, 8, dtype=dtype).transpose(1, 2)
-    places = torch.tensor([3, 70_001, -5, 2**33])
-    assert_rotated(quick(x, places), x, places, rope)
+    assert_rotated(quick(x, PLACES), x, PLACES, rope)
 
 
 def test_automatic_choice_keeps_the_operator() -> None:
@@ -122,15 +111,13 @@ def test_plain_operations_train() -> None:
     out, places = normal(2, 5, 3, 8, seed=1), torch.arange(5) * 70_001
 
     def step(x: Tensor) -> Tensor:
-        return rotate_(
-            rotate(x, places, SLICED, backend="eager") * 2, places, HALF, backend="eager"
-        )
+        return rotate_(rotate(x, places, MIXED, backend="eager") * 2, places, HALF, backend="eager")
 
     x = normal(2, 5, 3, 8).requires_grad_()
     (grad,) = torch.autograd.grad(
         torch.compile(step, fullgraph=True, backend="aot_eager")(x), x, out
     )
-    back = rotate(2 * rotate(out, places, HALF, inverse=True), places, SLICED, inverse=True)
+    back = rotate(2 * rotate(out, places, HALF, inverse=True), places, MIXED, inverse=True)
     torch.testing.assert_close(grad, back, rtol=4e-6, atol=4e-6)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from phasor import Rope
+from phasor import Rope, Sectioned
 
 HALF = Rope(head_dim=8, pairing="half")
 HALF_16 = Rope(head_dim=16, pairing="half")
@@ -17,4 +17,5 @@ MIXED = Rope(
     pairing_out="half",
     direction=-1,
 )
+THREE = Rope(head_dim=8, pairing="half", axes=Sectioned((2, 1, 1)))
 PLACES = torch.tensor([3, 70_001, -5, 2**33])
