@@ -53,7 +53,7 @@ def checked_positions(positions: Any, xs: Sequence[Tensor], rope: Rope) -> Tenso
     refuse_tracing()
     if not isinstance(cast(object, rope), Rope) or isinstance(rope.scaling, Rule):
         check_rope(rope)
-    for name, x in zip(_names(xs), xs, strict=True):
+    for name, x in zip(names_of(xs), xs, strict=True):
         check_heads(name, x, rope)
     _check_shared_tokens(xs)
     given = _as_tensor(positions, xs[0].device)
@@ -144,22 +144,8 @@ def check_heads(name: str, x: Any, rope: Rope) -> None:
         )
 
 
-def check_distinct(xs: Sequence[Tensor]) -> None:
-    """Refuse to write what strides alone show to be written twice, as a compiler sees them."""
-    for name, x in zip(_names(xs), xs, strict=True):
-        # strides first: a length may be one that nobody may ask for
-        shared = any(step == 0 and n > 1 for n, step in zip(x.shape, x.stride(), strict=True))
-        if shared and x.numel():
-            raise TensorError(
-                f"{name} must not share memory with itself to be written in place, got strides "
-                f"{list(x.stride())} for shape {list(x.shape)}; use {name}.contiguous() or the "
-                "verb without the underscore"
-            )
-    if len(xs) == 2 and xs[0] is xs[1]:
-        raise TensorError("q and k must be two tensors to be written in place, got one twice")
-
-
-def _names(xs: Sequence[Tensor]) -> tuple[str, ...]:
+def names_of(xs: Sequence[Tensor]) -> tuple[str, ...]:
+    """What the verbs call their tensors."""
     return ("x",) if len(xs) == 1 else ("q", "k")
 
 

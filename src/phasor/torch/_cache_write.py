@@ -76,11 +76,10 @@ def _wide(x: Tensor) -> Tensor:
 
 
 def _run(*arguments: Any) -> None:
-    q, k, v, _, _, keys, values, *_, backend = arguments
-    rest = arguments[:-1]
-    written = {"q": q, "key_cache": keys, "value_cache": values}
+    *rest, backend = arguments
+    q, k, v, _, _, keys, values = rest[:7]
     check_mutable((q, keys, values))
-    check_alone_and_apart(written, {"k": k, "v": v})
+    check_alone_and_apart({"q": q, "key_cache": keys, "value_cache": values}, {"k": k, "v": v})
     if backend == "eager":
         eager_(*rest)
         return

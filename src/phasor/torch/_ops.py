@@ -23,10 +23,9 @@ from torch import Tensor
 
 from phasor.errors import BackendError, TensorError
 from phasor.torch import _cpu, _eager, _triton
-from phasor.torch._arguments import check_distinct
 from phasor.torch._internals import below_autograd, in_transform
 from phasor.torch._layout import count_axes
-from phasor.torch._written import check_mutable, check_writable
+from phasor.torch._written import check_distinct, check_mutable, check_writable
 
 Angles = Sequence[Tensor]
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from phasor.errors import TensorError
+from phasor.torch._arguments import names_of
 from phasor.torch._internals import counted_writes
 
 #: ``(count, step)`` in bytes of every dimension, the bytes of an element among them.
@@ -72,9 +73,20 @@ def check_alone_and_apart(written: Mapping[str, Tensor], read: Mapping[str, Tens
                 )
 
 
+def check_distinct(xs: Sequence[Tensor]) -> None:
+    """Refuse to write what strides alone show to be written twice, as a compiler sees them."""
+    for name, x in zip(names_of(xs), xs, strict=True):
+        # strides first: a length may be one that nobody may ask for
+        shared = any(step == 0 and n > 1 for n, step in zip(x.shape, x.stride(), strict=True))
+        if shared and x.numel():
+            raise _not_alone(name, x)
+    if len(xs) == 2 and xs[0] is xs[1]:
+        raise TensorError("q and k must be two tensors to be written in place, got one twice")
+
+
 def check_alone(xs: Sequence[Tensor]) -> None:
     """Refuse tensors that share memory with themselves."""
-    for name, x in zip(("x",) if len(xs) == 1 else ("q", "k"), xs, strict=True):
+    for name, x in zip(names_of(xs), xs, strict=True):
         _check_alone(name, x)
 
 
@@ -100,12 +112,16 @@ def _check_alone(name: str, x: Tensor) -> None:
     reach = 1
     for step, n in sorted(zip(x.stride(), x.shape, strict=True)):
         if n > 1 and step < reach and x.numel():
-            raise TensorError(
-                f"{name} must not share memory with itself to be written in place, got strides "
-                f"{list(x.stride())} for shape {list(x.shape)}; use {name}.contiguous() or the "
-                "verb without the underscore"
-            )
+            raise _not_alone(name, x)
         reach += step * (n - 1)
+
+
+def _not_alone(name: str, x: Tensor) -> TensorError:
+    return TensorError(
+        f"{name} must not share memory with itself to be written in place, got strides "
+        f"{list(x.stride())} for shape {list(x.shape)}; use {name}.contiguous() or the verb "
+        "without the underscore"
+    )
 
 
 def _bytes(t: Tensor) -> int:
