@@ -257,13 +257,16 @@ def test_another_rope_takes_the_place_of_the_first_in_everything(rope: Yarn | No
 
 
 def test_a_cache_made_under_autocast_takes_what_autocast_makes() -> None:
-    """Named, it takes any dtype; outside, that of the weights."""
+    """As one does that was told the dtype; float64, which is never cast, stays float64."""
     decoder, x = layer(torch.float32), normal(2, 5, WIDTH)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        cache = decoder.cache(2, 5)
-        steps = [decoder(x[:, i : i + 1], cache=cache) for i in range(5)]
-        assert layer(torch.float64).cache(1, 1).keys.dtype == torch.float64  # never cast
-        # two kernels of attention, whose results and projections are rounded to 8 bits each
-        assert torch.allclose(torch.cat(steps, 1), decoder(x), atol=4 * 2**-8, rtol=4 * 2**-8)
-    assert cache.keys.dtype == decoder.cache(1, 1, dtype=torch.bfloat16).keys.dtype
+        caches = decoder.cache(2, 5), decoder.cache(2, 5, dtype=torch.bfloat16)
+        decoded = [
+            torch.cat([decoder(x[:, i : i + 1], cache=cache) for i in range(5)], 1)
+            for cache in caches
+        ]
+        assert layer(torch.float64).cache(1, 1).keys.dtype == torch.float64
+    assert torch.equal(*decoded)
+    assert caches[0].keys.dtype == torch.bfloat16
+    assert caches[0].keys.count_nonzero() == caches[0].keys.numel()
     assert decoder.cache(1, 1).keys.dtype == torch.float32
