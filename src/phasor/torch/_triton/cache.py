@@ -9,12 +9,14 @@ way into its cache, and the last carry heads of the value into theirs.
 
 from __future__ import annotations
 
+import struct
+
 import triton
 import triton.language as tl
 
 from phasor.torch._fused import LARGEST
 
-_LARGEST = tl.constexpr(LARGEST)
+_LARGEST_BITS = tl.constexpr(struct.unpack("i", struct.pack("f", LARGEST))[0])
 _PLACED = [
     *(f"{x}_{step}" for x in ("q", "k", "v") for step in ("outer", "inner", "head", "step")),
     *(f"{x}_{step}" for x in ("kc", "vc") for step in ("block", "row", "head", "step")),
@@ -25,12 +27,29 @@ _FREE = ["inner", "q_heads", "k_heads", "gain", "key_times", "value_times", "blo
 
 
 @triton.jit
-def _stored(x, times, narrow: tl.constexpr, kind: tl.constexpr):
-    """``x`` in the cache's dtype; into 8 bits in its unit, and cut off where those end."""
-    if narrow:
-        x = x.to(tl.float32) * times.to(tl.float64, bitcast=True).to(tl.float32)
-        # not a clamp, which could make a number of NaN
-        x = tl.where(x > _LARGEST, _LARGEST, tl.where(x < -_LARGEST, -_LARGEST, x))
+def _eight_bits(x):
+    """The code of the e4m3 number nearest to a float32; of two the even one, and 127 for NaN.
+
+    In integers: only from compute capability 8.9 on does Triton convert, and here a cache holds
+    the same bits on every GPU.
+    """
+    bits = x.to(tl.int32, bitcast=True)
+    # numbers beyond the largest are the largest
+    size = tl.minimum(bits & 0x7FFFFFFF, _LARGEST_BITS)
+    # of 23 bits of fraction 3 are kept, and exponents count from -7 instead of -127
+    code = ((size + 0x7FFFF + ((size >> 20) & 1)) >> 20) - (120 << 3)
+    # below 2**-6 codes count steps of 2**-9, which are the units of float32 at 2**14
+    steps = (tl.abs(x) + 16384.0).to(tl.int32, bitcast=True) - 0x46800000
+    code = tl.where(size < 0x3C800000, steps, code)
+    code = tl.where((bits & 0x7FFFFFFF) > 0x7F800000, 127, code)
+    return (code | ((bits >> 24) & 128)).to(tl.uint8)
+
+
+@triton.jit
+def _stored(x, times, kind: tl.constexpr):
+    """``x`` as a cache of that dtype holds it: uint8 are codes of 8 bits, in their unit."""
+    if kind == tl.uint8:
+        return _eight_bits(x.to(tl.float32) * times.to(tl.float64, bitcast=True).to(tl.float32))
     return x.to(kind)
 
 
@@ -46,7 +65,6 @@ def _carry(
     y_head,
     y_step,
     times,
-    narrow: tl.constexpr,
     width: tl.constexpr,
     packed: tl.constexpr,
     wide: tl.constexpr,
@@ -62,7 +80,7 @@ def _carry(
         column = first + tl.arange(0, wide)[None, None, :]
         here = mask & (column < width)
         value = tl.load(x + column * x_step, mask=here, other=0.0)
-        tl.store(y + column * y_step, _stored(value, times, narrow, y.dtype.element_ty), mask=here)
+        tl.store(y + column * y_step, _stored(value, times, y.dtype.element_ty), mask=here)
 
 
 @triton.jit(
@@ -119,8 +137,6 @@ def rotate_and_cache(
     read: tl.constexpr,
     write: tl.constexpr,
     moves: tl.constexpr,
-    narrow_keys: tl.constexpr,
-    narrow_values: tl.constexpr,
     pairs: tl.constexpr,
     start: tl.constexpr,
     width: tl.constexpr,
@@ -134,10 +150,10 @@ def rotate_and_cache(
 
     ``slots`` points to the row of each token in the caches, which have ``blocks`` of ``block``
     rows, and strides ``kc_`` and ``vc_`` in elements. ``key_times`` and ``value_times``, the bits
-    of a float64, are multiplied in on the way into 8 bits, where ``narrow_keys`` and
-    ``narrow_values`` say so. ``width`` and ``value_width`` are the columns of a head; ``moves``
-    says whether the two pairings differ, and ``packed`` whether heads lie in one piece each, in
-    caches too, on 16-byte boundaries.
+    of a float64, are multiplied in on the way into a cache of uint8, which holds codes of 8-bit
+    floats. ``width`` and ``value_width`` are the columns of a head; ``moves`` says whether the two
+    pairings differ, and ``packed`` whether heads lie in one piece each, in caches too, on 16-byte
+    boundaries.
     """
     kind: tl.constexpr = tl.float64 if q.dtype.element_ty == tl.float64 else tl.float32
     q_blocks = tl.cdiv(q_heads, heads).to(tl.int32)
@@ -169,7 +185,6 @@ def rotate_and_cache(
             vc_head,
             vc_step,
             value_times,
-            narrow_values,
             value_width,
             packed,
             wide,
@@ -215,8 +230,8 @@ def rotate_and_cache(
         )  # fmt: skip
         mask = kept & exists & (part >= q_blocks)
         stored = key_cache.dtype.element_ty
-        y0 = _stored(y0, key_times, narrow_keys, stored)
-        y1 = _stored(y1, key_times, narrow_keys, stored)
+        y0 = _stored(y0, key_times, stored)
+        y1 = _stored(y1, key_times, stored)
         write(y + start * y_step, y_step, mask, y0, y1, pairs, wide)
         if width > 2 * pairs:
             for begin in range(0, width - 2 * pairs, wide):
@@ -224,5 +239,5 @@ def rotate_and_cache(
                 here = mask & (column < width - 2 * pairs)
                 column = tl.where(column < start, column, column + 2 * pairs)
                 value = tl.load(x + column * x_step, mask=here, other=0.0)
-                value = _stored(value.to(kind), key_times, narrow_keys, stored)
+                value = _stored(value.to(kind), key_times, stored)
                 tl.store(y + column * y_step, value, mask=here)

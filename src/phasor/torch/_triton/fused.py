@@ -88,7 +88,8 @@ def rotate_and_cache_(
     value_unit: float,
 ) -> None:
     """The query in place, and key and value into their caches."""
-    tensors = q, k, v, key_cache, value_cache, slots
+    caches = (c.view(torch.uint8) if c.dtype == FLOAT8 else c for c in (key_cache, value_cache))
+    tensors = q, k, v, *caches, slots
     angles = settled([positions], rope, q.dtype)
     with _device(q):
         _store(tensors, angles, rope, gain, (key_unit, value_unit))
@@ -260,7 +261,6 @@ def _store_plan(
             *(*walked.steps[3], *walked.placed),
             *(walked.source.function, kernels.READ[layout.pairing]),
             *(kernels.WRITE[layout.pairing_out], layout.pairing != layout.pairing_out),
-            *(cache.dtype == FLOAT8 for cache in caches),
             *(walked.source.pairs, layout.rotary_start, q.shape[-1], v.shape[-1]),
             *(packed, wide, many, heads),
         ),
