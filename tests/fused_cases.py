@@ -6,10 +6,10 @@ import pytest
 
 from phasor import Rope
 
-from .triton_interpreter import INTERPRETED, runs_kernels
+from .triton_runs import APART, runs_kernels
 
-# the process that interprets is started by one in which these have run
-once = pytest.mark.skipif(INTERPRETED, reason="it has nothing to do with kernels")
+# a process of kernels alone is started by one in which these have run
+once = pytest.mark.skipif(APART, reason="it has nothing to do with kernels")
 BACKENDS = [
     pytest.param("eager", marks=once),
     pytest.param("triton", marks=runs_kernels),

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import subprocess
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +25,15 @@ from phasor.torch.fused import norm_rotate_qk, rotate_and_cache_
 
 from .fused_cases import BACKENDS, HALF, ROPES, once
 from .torch_oracle import bound, float64, normal, pair_places, row_error, turns
-from .triton_interpreter import (
+from .triton_runs import (
+    APART,
     DEVICE,
-    INTERPRETED,
-    ON_GPU,
+    RUN_BY,
     convert_as_devices_do,
     needs_triton,
     run_interpreted,
     runs_kernels,
-    starts_interpreter,
+    starts_another,
 )
 
 THREE = Rope(head_dim=8, pairing="half", axes=Sectioned((2, 1, 1)))
@@ -42,7 +41,7 @@ PLACES = [0, 1023, 70_001, -5, 2**39 + 7]
 DTYPES = [torch.float64, torch.float32, torch.bfloat16]
 
 
-@starts_interpreter
+@starts_another
 def test_the_kernels_are_right_in_the_interpreter() -> None:
     """Every test of this file, in a process of its own."""
     run_interpreted("tests/test_torch_fused.py", "not slow")
@@ -51,7 +50,7 @@ def test_the_kernels_are_right_in_the_interpreter() -> None:
 @pytest.fixture(autouse=True)
 def _as_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter rounds as devices do; a backward pass has more tiles than programs."""
-    if find_spec("triton") is not None and (INTERPRETED or ON_GPU):
+    if RUN_BY:
         convert_as_devices_do(monkeypatch)
         monkeypatch.setattr(triton_fused, "_PROGRAMS", 2)
 
@@ -384,7 +383,7 @@ def test_norm_refuses_what_it_cannot_use(
         norm_rotate_qk(**(arguments | changed))
 
 
-@pytest.mark.skipif(INTERPRETED, reason="interpreted, Triton runs on the CPU")
+@pytest.mark.skipif(APART, reason="there Triton takes tensors on the CPU")
 def test_triton_is_never_replaced_where_it_cannot_run() -> None:
     """On a CPU tensor it is an error by name, and "auto" takes the definition."""
     q, w = normal(1, 1, 8), torch.ones(8)
@@ -393,7 +392,7 @@ def test_triton_is_never_replaced_where_it_cannot_run() -> None:
     norm_rotate_qk(q, q, w, w, 0, HALF, epsilon=1e-6)
 
 
-@pytest.mark.skipif(not ON_GPU, reason="it takes a GPU")
+@pytest.mark.skipif(RUN_BY != "gpu", reason="it takes a GPU")
 def test_both_can_be_captured_in_a_graph() -> None:
     """A replay reads and writes what is there then."""
     q, k, v = (here(2, 1, n, 64, dtype=torch.bfloat16, seed=n) for n in (8, 2, 2))
@@ -426,7 +425,7 @@ KERNELS = {
 
 @pytest.mark.slow
 @needs_triton
-@pytest.mark.skipif(INTERPRETED, reason="what is interpreted is not compiled")
+@pytest.mark.skipif(APART, reason="it compiles by itself")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("pairing", ["half", "interleaved"])
 @pytest.mark.parametrize("name", KERNELS)

@@ -16,9 +16,10 @@ from phasor import Alternating, Interleaved, Rope, Sectioned
 from phasor.torch import _cpu, rotate, rotate_, rotate_by, rotate_by_, rotate_qk
 
 from .torch_oracle import DTYPES, assert_rotated, excess_by, float64, normal
-from .triton_interpreter import (
+from .triton_runs import (
     DEVICE,
     HALF,
+    RUN_BY,
     TRITON,
     ask_for_many,
     convert_as_devices_do,
@@ -26,7 +27,7 @@ from .triton_interpreter import (
     on_gpu,
     run_interpreted,
     runs_kernels,
-    starts_interpreter,
+    starts_another,
 )
 
 PAIRINGS = ["half", "interleaved"]
@@ -51,13 +52,13 @@ AXES = {
 }
 
 
-@starts_interpreter
+@starts_another
 def test_the_kernel_is_right_in_the_interpreter() -> None:
     """Every test of this file, in a process of its own."""
     run_interpreted(__file__, "not slow")
 
 
-@starts_interpreter
+@starts_another
 @pytest.mark.slow
 def test_the_kernel_is_right_in_the_interpreter_at_length() -> None:
     """The slow ones too."""
@@ -168,6 +169,26 @@ def test_memory_makes_no_difference(dtype: torch.dtype, pairing: Any, pairing_ou
         assert y.stride() == torch.empty_like(laid).stride(), name
         rotate_(laid, places, rope, **TRITON)
         assert torch.equal(laid, plain), name
+
+
+@runs_kernels
+@pytest.mark.parametrize("pairing", PAIRINGS)
+@pytest.mark.parametrize("far", ["tokens", "heads", "coordinates"])
+def test_offsets_take_64_bits(far: str, pairing: Any) -> None:
+    """What lies more than 2**31 elements further on is found there."""
+    if far == "coordinates" and RUN_BY == "interpreter":
+        pytest.skip("the interpreter makes 32 bits of an int64 argument that fits in them")
+    step = {"tokens": 2**31, "heads": 2**30 + 8, "coordinates": 2**27 + 2**24}[far]
+    strides = {"tokens": (step, 64, 1), "heads": (64, step, 1), "coordinates": (64, 16, step)}[far]
+    rope, shape = Rope(head_dim=16, pairing=pairing), (2, 3, 16)
+    last = sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
+    # memory that is not touched is not there, on a CPU; on a GPU it is 4 GB, or 5
+    memory = torch.empty(last + 1, dtype=torch.bfloat16, device=DEVICE)
+    assert last >= 2**31
+    laid = memory.as_strided(shape, strides).copy_(here(*shape, dtype=torch.bfloat16))
+    x = laid.clone()
+    assert rotate_(laid, [5, -70_001], rope, **TRITON) is laid
+    assert_right(laid.contiguous(), x, [5, -70_001], rope)
 
 
 @runs_kernels

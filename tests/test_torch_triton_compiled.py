@@ -23,11 +23,11 @@ from phasor.torch._triton import fused as triton_fused
 from phasor.torch._triton.plan import key_of, plan_of
 from phasor.torch._triton.tiles import module
 
-from .triton_interpreter import INTERPRETED, forget_plans, needs_triton
+from .triton_runs import APART, forget_plans, needs_triton
 
 pytestmark = [
     needs_triton,
-    pytest.mark.skipif(INTERPRETED, reason="what is interpreted is not compiled"),
+    pytest.mark.skipif(APART, reason="it compiles by itself"),
 ]
 
 HALF = Rope(head_dim=128, pairing="half")

@@ -26,7 +26,7 @@ from phasor.torch._triton import plan as triton_plan
 from phasor.torch.fused import rotate_and_cache_
 
 from .torch_oracle import assert_rotated
-from .triton_interpreter import (
+from .triton_runs import (
     DEVICE,
     HALF,
     TRITON,
@@ -36,17 +36,17 @@ from .triton_interpreter import (
     on_gpu,
     run_interpreted,
     runs_kernels,
-    starts_interpreter,
+    starts_another,
 )
 
 
-@starts_interpreter
+@starts_another
 def test_a_launch_does_what_it_says_in_the_interpreter() -> None:
     """Every test of this file, in a process of its own."""
     run_interpreted(__file__, "not slow")
 
 
-@starts_interpreter
+@starts_another
 @pytest.mark.slow
 def test_a_launch_does_what_it_says_in_the_interpreter_at_length() -> None:
     """The slow ones too."""

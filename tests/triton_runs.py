@@ -1,8 +1,9 @@
-"""Where Triton's kernels run in tests: on a GPU if there is one, else in Triton's interpreter.
+"""Where Triton's kernels run in tests.
 
-Triton decides when it is imported whether it interprets, and interpreted it cannot compile. So a
-test file of kernels runs in a process of its own where there is no GPU; beside its tests stands
-one that starts that process (`run_interpreted`).
+On a GPU if there is one. Elsewhere a test file of kernels runs in processes of its own: interpreted
+by Triton, and as PTX on the CPU (`tests.ptx`), which stands for a GPU. For Triton decides when it
+is imported whether it interprets, and interpreted it cannot compile. Beside the tests of a file
+stands one that has them interpreted; `test_torch_triton_machine` runs them as PTX.
 """
 
 from __future__ import annotations
@@ -27,18 +28,26 @@ from phasor.torch._triton import tiles as triton_tiles
 from .torch_oracle import normal
 
 ROOT = Path(__file__).parents[1]
-ON_GPU = torch.cuda.is_available()
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = torch.device("cuda" if ON_GPU and not INTERPRETED else "cpu")
+_INSTALLED = find_spec("triton") is not None
+#: What runs kernels in this process: "machine" (`tests.ptx`), "interpreter", "gpu", or "".
+RUN_BY = (
+    "machine" if "tests.ptx.device" in sys.modules
+    else "interpreter" if os.environ.get("TRITON_INTERPRET") == "1"
+    else "gpu" if torch.cuda.is_available() and _INSTALLED
+    else ""
+)  # fmt: skip
+DEVICE = torch.device("cuda" if RUN_BY == "gpu" else "cpu")
+#: A process of kernels alone, which is started by one that runs everything else.
+APART = RUN_BY in ("machine", "interpreter")
 
-needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+needs_triton = pytest.mark.skipif(not _INSTALLED, reason="Triton is not installed")
 runs_kernels = pytest.mark.skipif(
-    find_spec("triton") is None or not (ON_GPU or INTERPRETED),
-    reason="no GPU: these run in a process that interprets, which another test starts",
+    not RUN_BY, reason="no GPU: these run in processes of their own, which other tests start"
 )
-on_gpu = pytest.mark.skipif(DEVICE.type != "cuda", reason="it takes a GPU")
-starts_interpreter = pytest.mark.skipif(
-    find_spec("triton") is None or ON_GPU or INTERPRETED,
+on_gpu = pytest.mark.skipif(RUN_BY != "gpu", reason="it takes a GPU")
+on_machine = pytest.mark.skipif(RUN_BY != "machine", reason="it takes a process with tests.ptx")
+starts_another = pytest.mark.skipif(
+    not _INSTALLED or bool(RUN_BY),
     reason="Triton is not installed, or the kernels run in this process",
 )
 
@@ -66,10 +75,20 @@ def forget_plans(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def run_interpreted(file: str, marked: str) -> None:
     """Run the tests of ``file`` that are ``marked`` in a process where Triton interprets."""
+    _run(["-m", marked, file], TRITON_INTERPRET="1")
+
+
+def run_on_machine(file: str, capability: int, cache: Path) -> None:
+    """Run the everyday tests of ``file`` in a process that compiles for GPUs of ``capability``."""
+    given = {"PTX_CAPABILITY": str(capability), "TRITON_CACHE_DIR": str(cache)}
+    _run(["-p", "tests.ptx.device", "-m", "not slow", file], **given)
+
+
+def _run(arguments: list[str], **environment: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-x", "-m", marked, file],
+        [sys.executable, "-m", "pytest", "-q", "-x", *arguments],
         cwd=ROOT,
-        env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
         capture_output=True,
         text=True,
         check=False,
@@ -84,7 +103,7 @@ def convert_as_devices_do(monkeypatch: pytest.MonkeyPatch) -> None:
     On a device too, every test has plans of its own.
     """
     forget_plans(monkeypatch)
-    if not INTERPRETED:
+    if RUN_BY != "interpreter":
         return
     import triton.language as tl
     from triton.runtime.interpreter import InterpreterBuilder, TensorHandle

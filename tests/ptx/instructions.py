@@ -1,0 +1,241 @@
+"""What instructions do to threads: `PERFORM`, by the beginning of a name, else `compute`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .arithmetic import COMPARED, OPERATIONS, TYPES, convert, pack, shifted, widened
+from .memory import AccessError, check_boundaries
+from .program import Instruction
+from .threads import WARP, Threads
+
+# -- registers ------------------------------------------------------------------------------------
+
+
+def move(t: Threads, given: Instruction, active: NDArray) -> None:
+    """Between registers, or a register and its parts, of which the first is the lowest."""
+    target, source = given.operands
+    kind = given.name[-1]
+    if isinstance(source, tuple):
+        parts = [t.value(each, _part(kind, source)) for each in source]
+        t.keep(target, np.stack(parts, -1).view(TYPES[kind])[:, 0], active)
+    elif isinstance(target, tuple):
+        whole = np.ascontiguousarray(t.value(source, kind))[:, None]
+        parts = whole.view(TYPES[_part(kind, target)])
+        for i, each in enumerate(target):
+            t.keep(each, parts[:, i], active)
+    else:
+        t.keep(target, t.value(source, kind), active)
+
+
+def _part(kind: str, parts: tuple[str, ...]) -> str:
+    return f"b{int(kind[1:]) // len(parts)}"
+
+
+def multiply(t: Threads, given: Instruction, active: NDArray) -> None:
+    """The lower half of a product of integers, or, ``wide``, all of it; ``mad`` adds to that."""
+    kind = given.name[-1]
+    a, b = (t.value(each, kind) for each in given.operands[1:3])
+    if given.name[1] == "wide":
+        kind = f"{kind[0]}{2 * int(kind[1:])}"
+        a, b = a.astype(TYPES[kind]), b.astype(TYPES[kind])
+    value = a * b
+    if given.name[0] == "mad":
+        value = value + t.value(given.operands[3], kind)
+    t.keep(given.operands[0], value, active)
+
+
+def shift(t: Threads, given: Instruction, active: NDArray) -> None:
+    """By a number of 32 bits, whatever is shifted."""
+    target, x, by = given.operands
+    left = given.name[0] == "shl"
+    t.keep(target, shifted(t.value(x, given.name[-1]), t.value(by, "u32"), left=left), active)
+
+
+def extract(t: Threads, given: Instruction, active: NDArray) -> None:
+    """``length`` bits from ``start`` on, of a signed number with their sign."""
+    target, x, start, length = given.operands
+    number, many = t.value(x, given.name[-1]), t.value(length, "u32")
+    above = 8 * number.itemsize - t.value(start, "u32") - many
+    top = shifted(number, above, left=True)
+    t.keep(target, shifted(top, 8 * number.itemsize - many, left=False), active)
+
+
+def select(t: Threads, given: Instruction, active: NDArray) -> None:
+    """One of two, as a predicate says."""
+    target, yes, no, which = given.operands
+    kind = given.name[-1]
+    chosen = np.where(t.value(which, "pred"), t.value(yes, kind), t.value(no, kind))
+    t.keep(target, chosen, active)
+
+
+def compare(t: Threads, given: Instruction, active: NDArray) -> None:
+    """Of two numbers. NaN is neither equal to anything nor unequal; ``nan`` asks for one."""
+    how, kind = given.name[1], given.name[-1]
+    a, b = (t.value(each, kind) for each in given.operands[1:])
+    unordered = (a != a) | (b != b)
+    holds = unordered if how == "nan" else COMPARED[how](a, b) & ~unordered
+    t.keep(given.operands[0], holds, active)
+
+
+def change(t: Threads, given: Instruction, active: NDArray) -> None:
+    """Of one number, or two that share a register."""
+    target, source = given.name[-2:]
+    values = [t.value(each, source) for each in given.operands[1:]]
+    value = convert(target, source, *values) if len(values) == 1 else pack(target, *values)
+    t.keep(given.operands[0], value, active)
+
+
+def compute(t: Threads, given: Instruction, active: NDArray) -> None:
+    """Anything of `OPERATIONS`, on numbers of the kind that the name ends in."""
+    operation = OPERATIONS.get(".".join(given.name[:2])) or OPERATIONS[given.name[0]]
+    target, *sources = given.operands
+    kind = given.name[-1]
+    if kind == "f32x2":
+        pairs = [np.ascontiguousarray(t.value(each, "b64"))[:, None] for each in sources]
+        both = operation(*(pair.view(np.float32) for pair in pairs))
+        t.keep(target, np.ascontiguousarray(both).view(np.uint64)[:, 0], active)
+    elif given.name[-2:] == ("f32", "bf16"):
+        # a product of two, and float32 for the rest
+        wide = [widened(t.value(each, kind)) for each in sources[:2]]
+        t.keep(target, operation(*wide, *(t.value(each, "f32") for each in sources[2:])), active)
+    else:
+        t.keep(target, operation(*(t.value(each, kind) for each in sources)), active)
+
+
+# -- between lanes of a warp ----------------------------------------------------------------------
+
+
+def shuffle(t: Threads, given: Instruction, active: NDArray) -> None:
+    """Every lane of a warp reads another one's register."""
+    _check_whole_warps(active)
+    target, source, lane = given.operands[:3]
+    own, asked = t.lane % WARP, t.value(lane, "u32")
+    other = own ^ asked if given.name[2] == "bfly" else asked % WARP
+    t.keep(target, t.value(source, "b32")[t.lane - own + other], active)
+
+
+def load_matrices(t: Threads, given: Instruction, active: NDArray) -> None:
+    """8 by 8 numbers of 16 bits: lane ``4 r + c`` gets columns 2c and 2c + 1 of row r."""
+    targets, operand = given.operands
+    warps, at = _rows_of_matrices(t, given, operand, active)
+    found = t.shared[warps, at].view(np.uint16).reshape(-1, len(targets), 8, 8)
+    if "trans" in given.name:
+        found = np.ascontiguousarray(found.swapaxes(-1, -2))
+    held = found.view(np.uint32)
+    for i, target in enumerate(targets):
+        value = np.zeros(t.count, np.uint32)
+        value[active] = held[:, i].ravel()
+        t.keep(target, value, active)
+
+
+def store_matrices(t: Threads, given: Instruction, active: NDArray) -> None:
+    """The other way round."""
+    operand, sources = given.operands
+    warps, at = _rows_of_matrices(t, given, operand, active)
+    held = [t.value(each, "b32")[active].reshape(-1, 8, 4) for each in sources]
+    numbers = np.stack(held, 1).view(np.uint16)
+    if "trans" in given.name:
+        numbers = np.ascontiguousarray(numbers.swapaxes(-1, -2))
+    t.shared[warps, at] = numbers.view(np.uint8).reshape(-1, 16)
+
+
+def _rows_of_matrices(
+    t: Threads, given: Instruction, operand: str, active: NDArray
+) -> tuple[NDArray, NDArray]:
+    """The block and the places of 16 bytes; lane ``8 i + r`` has the address of row r of i."""
+    _check_whole_warps(active)
+    many = 8 * int(given.name[4].removeprefix("x"))
+    lanes = np.flatnonzero(active).reshape(-1, WARP)[:, :many].ravel()
+    return _shared(t, lanes, t.address(operand, "u32")[lanes], 16)
+
+
+def _check_whole_warps(active: NDArray) -> None:
+    warps = active.reshape(-1, WARP)
+    if np.any(warps.any(1) != warps.all(1)):
+        raise AccessError("lanes of a warp are missing")
+
+
+# -- where to go next -----------------------------------------------------------------------------
+
+
+def branch(t: Threads, given: Instruction, active: NDArray) -> None:
+    """To a label."""
+    t.at[active] = t.program.labels[given.operands[0]]
+
+
+def leave(t: Threads, given: Instruction, active: NDArray) -> None:
+    """For good."""
+    t.at[active] = len(t.program.instructions)
+
+
+def meet(t: Threads, given: Instruction, active: NDArray) -> None:
+    """Threads wait until all of their block do which have not left."""
+    if given.name[1] == "warp":
+        # what parted has met again before it gets here
+        return
+    t.waits |= active
+    left = t.at == len(t.program.instructions)
+    met = (t.waits | left).reshape(len(t.barriers), -1).all(1)
+    t.barriers[met] += 1
+    t.waits &= ~met[t.block]
+
+
+# -- memory ---------------------------------------------------------------------------------------
+
+
+def load(t: Threads, given: Instruction, active: NDArray) -> None:
+    """One number, or several that lie in a row, of a tensor, of shared memory, or an argument."""
+    targets = given.operands[0]
+    targets = targets if isinstance(targets, tuple) else (targets,)
+    kind, lanes = np.dtype(TYPES[given.name[-1]]), np.flatnonzero(active)
+    size, where = kind.itemsize * len(targets), given.name[1]
+    address = t.address(given.operands[1], "u32" if where == "shared" else "u64")[lanes]
+    if where == "param":
+        found = t.arguments[address.astype(np.int64)[:, None] + np.arange(size)]
+    elif where == "shared":
+        found = t.shared[_shared(t, lanes, address, size)]
+    else:
+        assert where == "global", where
+        found = t.memory.load(address, size, t.thread[lanes], t.epoch(lanes))
+    for target, numbers in zip(targets, found.view(kind).T, strict=True):
+        value = np.zeros(t.count, kind)
+        value[lanes] = numbers
+        t.keep(target, value, active)
+
+
+def store(t: Threads, given: Instruction, active: NDArray) -> None:
+    """The other way round."""
+    sources = given.operands[1]
+    sources = sources if isinstance(sources, tuple) else (sources,)
+    lanes, where = np.flatnonzero(active), given.name[1]
+    numbers = np.stack([t.value(each, given.name[-1])[lanes] for each in sources], -1)
+    values = numbers.view(np.uint8)
+    if where == "shared":
+        address = t.address(given.operands[0], "u32")[lanes]
+        t.shared[_shared(t, lanes, address, values.shape[1])] = values
+    else:
+        assert where == "global", where
+        address = t.address(given.operands[0], "u64")[lanes]
+        t.memory.store(address, values, t.thread[lanes], t.epoch(lanes))
+
+
+def _shared(t: Threads, lanes: NDArray, address: NDArray, size: int) -> tuple[NDArray, NDArray]:
+    """Where ``size`` bytes of every lane lie in the shared memory of all blocks."""
+    check_boundaries(address, size)
+    at = address.astype(np.int64)[:, None] + np.arange(size)
+    if np.any(at >= t.shared.shape[1]):
+        raise AccessError("an address outside the shared memory")
+    return t.block[lanes][:, None], at
+
+
+PERFORM: dict[str, Callable[[Threads, Instruction, NDArray], None]] = {
+    "mov": move, "mad": multiply, "shl": shift, "shr": shift, "bfe": extract,
+    "selp": select, "setp": compare, "cvt": change,
+    "shfl": shuffle, "ldmatrix": load_matrices, "stmatrix": store_matrices,
+    "bra": branch, "ret": leave, "bar": meet, "ld": load, "st": store,
+    "mul.lo": multiply, "mul.wide": multiply,
+}  # fmt: skip
