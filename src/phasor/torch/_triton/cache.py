@@ -28,11 +28,7 @@ _FREE = ["inner", "q_heads", "k_heads", "gain", "key_times", "value_times", "blo
 
 @triton.jit
 def _eight_bits(x):
-    """The code of the e4m3 number nearest to a float32; of two the even one, and 127 for NaN.
-
-    In integers: only from compute capability 8.9 on does Triton convert, and here a cache holds
-    the same bits on every GPU.
-    """
+    """The code of the e4m3 number nearest to a float32; of two the even one, and 127 for NaN."""
     bits = x.to(tl.int32, bitcast=True)
     # numbers beyond the largest are the largest
     size = tl.minimum(bits & 0x7FFFFFFF, _LARGEST_BITS)
@@ -49,7 +45,11 @@ def _eight_bits(x):
 def _stored(x, times, kind: tl.constexpr):
     """``x`` as a cache of that dtype holds it: uint8 are codes of 8 bits, in their unit."""
     if kind == tl.uint8:
-        return _eight_bits(x.to(tl.float32) * times.to(tl.float64, bitcast=True).to(tl.float32))
+        x = x.to(tl.float32) * times.to(tl.float64, bitcast=True).to(tl.float32)
+        if tl.target_info.cuda_capability_geq(8, 9):
+            # these have an instruction for it, which stops at the largest number too
+            return x.to(tl.float8e4nv).to(tl.uint8, bitcast=True)
+        return _eight_bits(x)
     return x.to(kind)
 
 
@@ -190,7 +190,6 @@ def rotate_and_cache(
             wide,
         )
     else:
-        is_query = part < q_blocks
         x, n_heads, first = q, q_heads, part
         x_outer, x_inner, x_head, x_step = q_outer, q_inner, q_head, q_step
         if part >= q_blocks:
@@ -223,17 +222,16 @@ def rotate_and_cache(
         if moves:
             # in place, one thread writes where another still had to read
             tl.debug_barrier()
-        written = q.dtype.element_ty
-        write(
-            x + start * x_step, x_step, exists & is_query, y0.to(written), y1.to(written),
-            pairs, wide,
-        )  # fmt: skip
-        mask = kept & exists & (part >= q_blocks)
-        stored = key_cache.dtype.element_ty
-        y0 = _stored(y0, key_times, stored)
-        y1 = _stored(y1, key_times, stored)
-        write(y + start * y_step, y_step, mask, y0, y1, pairs, wide)
-        if width > 2 * pairs:
+        written: tl.constexpr = q.dtype.element_ty
+        stored: tl.constexpr = key_cache.dtype.element_ty
+        if part < q_blocks:
+            write(
+                x + start * x_step, x_step, exists, y0.to(written), y1.to(written), pairs, wide
+            )  # fmt: skip
+        else:
+            mask = kept & exists
+            c0, c1 = _stored(y0, key_times, stored), _stored(y1, key_times, stored)
+            write(y + start * y_step, y_step, mask, c0, c1, pairs, wide)
             for begin in range(0, width - 2 * pairs, wide):
                 column = begin + tl.arange(0, wide)[None, None, :]
                 here = mask & (column < width - 2 * pairs)

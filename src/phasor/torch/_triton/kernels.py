@@ -15,10 +15,11 @@ import triton.language as tl
 
 @triton.jit
 def read_half(x, step, exists, pairs: tl.constexpr, wide: tl.constexpr):
-    """Both coordinates of every pair ``(i, i + pairs)``, from the first one on."""
+    """Both coordinates of every pair ``(i, i + pairs)``, from the first one on; else zeros."""
     pair = tl.arange(0, wide)[None, None, :]
     mask = exists & (pair < pairs)
-    return tl.load(x + pair * step, mask=mask), tl.load(x + (pairs + pair) * step, mask=mask)
+    x0 = tl.load(x + pair * step, mask=mask, other=0.0)
+    return x0, tl.load(x + (pairs + pair) * step, mask=mask, other=0.0)
 
 
 @triton.jit
@@ -32,9 +33,9 @@ def write_half(y, step, exists, y0, y1, pairs: tl.constexpr, wide: tl.constexpr)
 
 @triton.jit
 def read_interleaved(x, step, exists, pairs: tl.constexpr, wide: tl.constexpr):
-    """Both coordinates of every pair ``(2i, 2i + 1)``, in one piece, parted in registers."""
+    """Both coordinates of every pair ``(2i, 2i + 1)``, parted in registers; else zeros."""
     column = tl.arange(0, 2 * wide)[None, None, :]
-    both = tl.load(x + column * step, mask=exists & (column < 2 * pairs))
+    both = tl.load(x + column * step, mask=exists & (column < 2 * pairs), other=0.0)
     return tl.split(tl.reshape(both, (both.shape[0], both.shape[1], wide, 2)))
 
 

@@ -28,11 +28,16 @@ def _rest_of_head(start: tl.constexpr, pairs: tl.constexpr, rest: tl.constexpr):
 
 
 @triton.jit
-def _where_pairs(x, pairs: tl.constexpr, wide: tl.constexpr):
-    """``x`` with zeros in the lanes that are no pair."""
-    if wide > pairs:
-        x = tl.where(tl.arange(0, wide)[None, None, :] < pairs, x, 0.0)
-    return x
+def _by_warps(x):
+    """Sums of ``[heads, tokens, columns]`` over heads that one thread holds, of 4 warps."""
+    groups: tl.constexpr = 4 if x.shape[0] > 4 else x.shape[0]
+    return tl.sum(x.reshape(x.shape[0] // groups, groups, x.shape[1], x.shape[2]), axis=0)
+
+
+@triton.jit
+def _total(x):
+    """``[1, 1, columns]``: the sum over everything else."""
+    return tl.sum(tl.sum(x, axis=0, keep_dims=True), axis=1, keep_dims=True)
 
 
 @triton.jit
@@ -124,8 +129,7 @@ def forward(
         y, y_step = tl.multiple_of(y, (16, 16, 16)), 1
 
     x0, x1 = read(x + start * x_step, x_step, exists, pairs, wide)
-    x0 = _where_pairs(x0.to(kind), pairs, wide)
-    x1 = _where_pairs(x1.to(kind), pairs, wide)
+    x0, x1 = x0.to(kind), x1.to(kind)
     total = tl.sum(x0 * x0 + x1 * x1, axis=2)
     if rest > 0:
         column = _rest_of_head(start, pairs, rest)
@@ -221,15 +225,17 @@ def backward(
     every = tl.full((1, 1, 1), 1, tl.int1)
     w0, w1 = read(weight + start, 1, every, pairs, wide)
     w0, w1 = w0.to(kind), w1.to(kind)
-    of_w0 = tl.zeros((1, 1, wide), kind)
-    of_w1 = tl.zeros((1, 1, wide), kind)
+    # reduced among threads when all is added up, for that takes barriers
+    groups: tl.constexpr = 4 if heads > 4 else heads
+    of_w0 = tl.zeros((groups, tokens, wide), kind)
+    of_w1 = tl.zeros((groups, tokens, wide), kind)
     factor = _float(gain, kind)
     if packed:
         q_step, k_step, q_out_step = 1, 1, 1
     if rest > 0:
         column = _rest_of_head(start, pairs, rest)
         of_rest = tl.load(weight + column, mask=column < width, other=0.0).to(kind)
-        of_w = tl.zeros((1, 1, rest), kind)
+        of_w = tl.zeros((groups, tokens, rest), kind)
     for item in range(tl.program_id(0), items.to(tl.int32), tl.num_programs(0)):
         tile = item // blocks
         outer = (tile // tiles).to(tl.int64)
@@ -245,10 +251,7 @@ def backward(
             y = tl.multiple_of(y, (16, 16, 16))
         x0, x1 = read(x + start * q_step, q_step, exists, pairs, wide)
         g0, g1 = read_grad(g + start * k_step, k_step, exists, pairs, wide)
-        x0, x1 = tl.where(exists, x0.to(kind), 0.0), tl.where(exists, x1.to(kind), 0.0)
-        g0, g1 = tl.where(exists, g0.to(kind), 0.0), tl.where(exists, g1.to(kind), 0.0)
-        x0, x1 = _where_pairs(x0, pairs, wide), _where_pairs(x1, pairs, wide)
-        g0, g1 = _where_pairs(g0, pairs, wide), _where_pairs(g1, pairs, wide)
+        x0, x1, g0, g1 = x0.to(kind), x1.to(kind), g0.to(kind), g1.to(kind)
         cos, sin = source(
             angles,
             more,
@@ -273,13 +276,13 @@ def backward(
         # what is no token has no size where epsilon is 0, and adds nothing
         size = tl.where(exists, size, 0.0)
         n0, n1 = x0 * size, x1 * size
-        of_w0 += tl.sum(tl.sum(v0 * n0, axis=0, keep_dims=True), axis=1, keep_dims=True)
-        of_w1 += tl.sum(tl.sum(v1 * n1, axis=0, keep_dims=True), axis=1, keep_dims=True)
-        v0, v1 = _where_pairs(v0 * w0, pairs, wide), _where_pairs(v1 * w1, pairs, wide)
+        of_w0 += _by_warps(v0 * n0)
+        of_w1 += _by_warps(v1 * n1)
+        v0, v1 = v0 * w0, v1 * w1
         mean = tl.sum(v0 * n0 + v1 * n1, axis=2)
         if rest > 0:
             n = still * size
-            of_w += tl.sum(tl.sum(back * n, axis=0, keep_dims=True), axis=1, keep_dims=True)
+            of_w += _by_warps(back * n)
             back = back * of_rest
             mean += tl.sum(back * n, axis=2)
         mean = (mean / width)[:, :, None]
@@ -292,6 +295,6 @@ def backward(
             value = ((back - n * mean) * size).to(written)
             tl.store(y + column * q_out_step, value, mask=exists & (column < width))
     parts += tl.program_id(0).to(tl.int64) * width
-    write(parts + start, 1, every, of_w0, of_w1, pairs, wide)
+    write(parts + start, 1, every, _total(of_w0), _total(of_w1), pairs, wide)
     if rest > 0:
-        tl.store(parts + column, of_w, mask=column < width)
+        tl.store(parts + column, _total(of_w), mask=column < width)
