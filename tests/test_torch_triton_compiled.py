@@ -21,7 +21,7 @@ from phasor import Rope, Sectioned
 from phasor.torch import _triton, chosen_backend
 from phasor.torch._triton import fused as triton_fused
 from phasor.torch._triton.plan import key_of, plan_of
-from phasor.torch._triton.tiles import module
+from phasor.torch._triton.tiles import TIMES_BITS, module, reciprocal
 
 from .triton_runs import APART, forget_plans, needs_triton
 
@@ -348,10 +348,47 @@ def test_a_pair_that_moves_in_place_waits_for_every_read(compiler: Compiler) -> 
     """Where a thread writes what another reads, all have read before any writes."""
     launch(DEEPSEEK, in_place=True)
     program = compiler.made[-1].asm["ttir"]
-    assert program.rindex("tt.load") < program.index("barrier") < program.index("tt.store")
+    before, _, after = program.partition("barrier")
+    # a position and heads, and then rows of four digits
+    assert (before.count("tt.load"), after.count("tt.load")) == (2, 8)
+    assert "tt.store" not in before
     assert "bar.sync" in compiler.assembly()
     launch(HALF, in_place=True)
     assert "barrier" not in compiler.made[-1].asm["ttir"]
+
+
+@pytest.mark.parametrize("rope", [HALF, JOINED], ids=["half", "interleaved"])
+def test_few_heads_are_on_their_way_before_rows_are_asked_for(
+    rope: Rope, compiler: Compiler, tmp_path: Path
+) -> None:
+    """In the machine code too: left alone, the assembler asks for heads when all rows are there."""
+    import triton
+
+    launch(rope, DECODE)
+    binary = tmp_path / "kernel.cubin"
+    binary.write_bytes(compiler.made[-1].asm["cubin"])
+    disassembler = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    command = [disassembler, "-sass", binary]
+    code = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    order = re.findall(r"\b(LDG\.E\.64|LDG\.E\.128|BAR|STG)\b", code)
+    barrier = order.index("BAR")
+    assert order[:barrier] == ["LDG.E.64", "LDG.E.128", "LDG.E.128"]
+    assert order[-2:] == ["STG", "STG"]
+
+
+def test_a_reciprocal_divides_every_count() -> None:
+    """Of 31 bits, beside every multiple that could be mistaken."""
+    largest = 2**31 - 1
+    for n in [*range(1, 130), 999, 4097, 65_535, 2**20 + 7, 2**30 - 1, 2**30 + 1, largest]:
+        packed = reciprocal(n)
+        times, bits = packed % 2**TIMES_BITS, packed >> TIMES_BITS
+        assert packed < 2**63
+        assert largest * times < 2**63
+        last = largest // n
+        for quotient in {0, 1, 2, last // 2, last - 1, last}:
+            for count in (quotient * n - 1, quotient * n, quotient * n + 1, largest):
+                if 0 <= count <= largest:
+                    assert count * times >> bits == count // n
 
 
 def test_products_are_fused_where_the_source_says_so(compiler: Compiler) -> None:

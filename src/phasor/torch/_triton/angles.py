@@ -1,14 +1,8 @@
 """Cosines and sines inside a Triton kernel: from digit tables, or as given.
 
-`one_axis`, `several_axes` and `given` share a signature, so that a kernel takes its source of
-rows as an argument. They give ``[T, N]`` rows for ``T`` tokens and ``N`` pairs:
-
-    angles, more   pointers: positions and digit tables, or rows of cos and of sin
-    axes           pointer to the axis of every pair, read by `several_axes`
-    at, more_at    [T, 1] where each token stands in ``angles``, and in ``more`` if those are rows
-    step, more_step  from one axis, or one pair, to the next
-    exists         [T, 1] which tokens there are
-    pair           [1, N] counts of pairs, which may run past ``pairs``
+A kernel asks in two steps, and for its own numbers in between: what rows are made of (`asked`), and
+then rows (`rows`). Their addresses wait for positions, and meanwhile the rest is on its way. There
+are three sources: positions on ``"one axis"`` or on ``"several axes"``, and ``"given"`` rows.
 
 Nothing branches: what must not be read is masked, and what is masked is the identity.
 """
@@ -64,26 +58,54 @@ def digit_row(position, pair, tables, pairs: tl.constexpr):
 
 
 @triton.jit
-def one_axis(angles, more, axes, at, more_at, step, more_step, exists, pair, pairs: tl.constexpr):
-    """Rows of positions that are one number a token."""
-    position = tl.load(angles + at, mask=exists, other=0)
-    return digit_row(position, pair, more, pairs)
+def asked(
+    angles, more, axes, outer, token, exists,
+    outer_step, inner_step, step, more_outer_step, more_inner_step, more_step,
+    pair, pairs: tl.constexpr, source: tl.constexpr,
+):  # fmt: skip
+    """What the rows of ``T`` tokens and ``N`` pairs are made of.
+
+    Args:
+        angles: Pointer to positions, or to rows of cos.
+        more: Pointer to rows of sin.
+        axes: Pointer to the axis of every pair, read for several axes.
+        outer: Index of the tokens in the outer dimension.
+        token: ``[T]`` indices in the inner one.
+        exists: ``[T]`` which of them there are.
+        outer_step: From one outer index to the next, in ``angles``.
+        inner_step: From one token to the next.
+        step: From one axis, or one pair, to the next.
+        more_outer_step: The first in ``more``.
+        more_inner_step: The second in ``more``.
+        more_step: The third in ``more``.
+        pair: ``[1, N]`` counts of pairs, which may run past ``pairs``.
+        pairs: How many pairs the Rope has.
+        source: One of the three.
+
+    Returns:
+        Two blocks: positions of tokens or of pairs, twice; or cos and sin.
+    """
+    angles += outer * outer_step + (token * inner_step)[:, None]
+    there = exists[:, None] & (pair < pairs)
+    if source == "given":
+        more += outer * more_outer_step + (token * more_inner_step)[:, None]
+        first = tl.load(angles + pair * step, mask=there, other=1.0)
+        second = tl.load(more + pair * more_step, mask=there, other=0.0)
+    elif source == "several axes":
+        axis = tl.load(axes + pair, mask=pair < pairs, other=0)
+        first = tl.load(angles + axis * step, mask=there, other=0)
+        second = first
+    else:
+        first = tl.load(angles, mask=exists[:, None], other=0)
+        second = first
+    return first, second
 
 
 @triton.jit
-def several_axes(
-    angles, more, axes, at, more_at, step, more_step, exists, pair, pairs: tl.constexpr
-):
-    """Rows of positions of several coordinates, of which each pair follows its own."""
-    axis = tl.load(axes + pair, mask=pair < pairs, other=0)
-    position = tl.load(angles + at + axis * step, mask=exists & (pair < pairs), other=0)
-    return digit_row(position, pair, more, pairs)
-
-
-@triton.jit
-def given(angles, more, axes, at, more_at, step, more_step, exists, pair, pairs: tl.constexpr):
-    """Rows of cos and sin as they are."""
-    there = exists & (pair < pairs)
-    cos = tl.load(angles + at + pair * step, mask=there, other=1.0)
-    sin = tl.load(more + more_at + pair * more_step, mask=there, other=0.0)
+def rows(first, second, tables, pair, pairs: tl.constexpr, source: tl.constexpr):
+    """``[T, N]`` of cos and of sin, from what was `asked`; ``tables`` as in `digit_row`."""
+    if source == "given":
+        cos, sin = first, second
+    else:
+        cos, sin = digit_row(first, pair, tables, pairs)
     return cos, sin

@@ -15,6 +15,8 @@ import triton
 import triton.language as tl
 
 from phasor.torch._fused import LARGEST
+from phasor.torch._triton.angles import asked, rows
+from phasor.torch._triton.kernels import placed
 
 _LARGEST_BITS = tl.constexpr(struct.unpack("i", struct.pack("f", LARGEST))[0])
 _PLACED = [
@@ -23,7 +25,10 @@ _PLACED = [
     *("slot_outer", "slot_inner"),
     *("outer_step", "inner_step", "step", "more_outer_step", "more_inner_step", "more_step"),
 ]
-_FREE = ["inner", "q_heads", "k_heads", "gain", "key_times", "value_times", "blocks", "block"]
+_FREE = [
+    *("inner", "q_heads", "k_heads", "over_blocks", "over_tiles", "gain"),
+    *("key_times", "value_times", "blocks", "block"),
+]
 
 
 @triton.jit
@@ -100,6 +105,8 @@ def rotate_and_cache(
     inner: tl.int64,
     q_heads: tl.int64,
     k_heads: tl.int64,
+    over_blocks: tl.int64,
+    over_tiles: tl.int64,
     gain: tl.int64,
     key_times: tl.int64,
     value_times: tl.int64,
@@ -136,7 +143,7 @@ def rotate_and_cache(
     source: tl.constexpr,
     read: tl.constexpr,
     write: tl.constexpr,
-    moves: tl.constexpr,
+    barrier: tl.constexpr,
     pairs: tl.constexpr,
     start: tl.constexpr,
     width: tl.constexpr,
@@ -151,19 +158,14 @@ def rotate_and_cache(
     ``slots`` points to the row of each token in the caches, which have ``blocks`` of ``block``
     rows, and strides ``kc_`` and ``vc_`` in elements. ``key_times`` and ``value_times``, the bits
     of a float64, are multiplied in on the way into a cache of uint8, which holds codes of 8-bit
-    floats. ``width`` and ``value_width`` are the columns of a head; ``moves`` says whether the two
-    pairings differ, and ``packed`` whether heads lie in one piece each, in caches too, on 16-byte
-    boundaries.
+    floats. ``width`` and ``value_width`` are the columns of a head, and ``packed`` says whether
+    heads lie in one piece each, in caches too, on 16-byte boundaries.
     """
     kind: tl.constexpr = tl.float64 if q.dtype.element_ty == tl.float64 else tl.float32
-    q_blocks = tl.cdiv(q_heads, heads).to(tl.int32)
-    k_blocks = tl.cdiv(k_heads, heads).to(tl.int32)
-    many = q_blocks + 2 * k_blocks
-    tiles = tl.cdiv(inner, tokens).to(tl.int32)
-    part = tl.program_id(0) % many
-    tile = tl.program_id(0) // many
-    outer = (tile // tiles).to(tl.int64)
-    token = (tile % tiles).to(tl.int64) * tokens + tl.arange(0, tokens)
+    q_blocks, k_blocks = tl.cdiv(q_heads, heads), tl.cdiv(k_heads, heads)
+    part, outer, token = placed(
+        tl.program_id(0), q_blocks + 2 * k_blocks, over_blocks, inner, over_tiles, tokens
+    )
     there = token < inner
     lane = tl.arange(0, heads)
     slot = tl.load(slots + outer * slot_outer + token * slot_inner, mask=there, other=-1)
@@ -177,7 +179,7 @@ def rotate_and_cache(
         _carry(
             v + outer * v_outer + token[None, :, None] * v_inner,
             value_cache + page * vc_block + row * vc_row,
-            ((part - q_blocks - k_blocks).to(tl.int64) * heads + lane)[:, None, None],
+            ((part - q_blocks - k_blocks) * heads + lane)[:, None, None],
             kept,
             k_heads,
             v_head,
@@ -195,33 +197,25 @@ def rotate_and_cache(
         if part >= q_blocks:
             x, n_heads, first = k, k_heads, part - q_blocks
             x_outer, x_inner, x_head, x_step = k_outer, k_inner, k_head, k_step
-        head = (first.to(tl.int64) * heads + lane)[:, None, None]
+        head = (first * heads + lane)[:, None, None]
         exists = (head < n_heads) & there[None, :, None]
         x += outer * x_outer + head * x_head + token[None, :, None] * x_inner
-        y, y_step = key_cache + page * kc_block + row * kc_row + head * kc_head, kc_step
         if packed:
             x, x_step = tl.multiple_of(x, (16, 16, 16)), 1
-            y, y_step = tl.multiple_of(y, (16, 16, 16)), 1
+        pair = tl.arange(0, wide)[None, :]
+        asked0, asked1 = asked(
+            angles, more, axes, outer, token, there,
+            outer_step, inner_step, step, more_outer_step, more_inner_step, more_step,
+            pair, pairs, source,
+        )  # fmt: skip
         x0, x1 = read(x + start * x_step, x_step, exists, pairs, wide)
-        cos, sin = source(
-            angles,
-            more,
-            axes,
-            outer * outer_step + (token * inner_step)[:, None],
-            outer * more_outer_step + (token * more_inner_step)[:, None],
-            step,
-            more_step,
-            there[:, None],
-            tl.arange(0, wide)[None, :],
-            pairs,
-        )
+        if barrier:
+            tl.debug_barrier()
+        cos, sin = rows(asked0, asked1, more, pair, pairs, source)
         factor = gain.to(tl.float64, bitcast=True).to(kind)
         cos, sin = (cos.to(kind) * factor)[None, :, :], (sin.to(kind) * factor)[None, :, :]
         x0, x1 = x0.to(kind), x1.to(kind)
         y0, y1 = tl.fma(x0, cos, -(x1 * sin)), tl.fma(x1, cos, x0 * sin)
-        if moves:
-            # in place, one thread writes where another still had to read
-            tl.debug_barrier()
         written: tl.constexpr = q.dtype.element_ty
         stored: tl.constexpr = key_cache.dtype.element_ty
         if part < q_blocks:
@@ -230,6 +224,9 @@ def rotate_and_cache(
             )  # fmt: skip
         else:
             mask = kept & exists
+            y, y_step = key_cache + page * kc_block + row * kc_row + head * kc_head, kc_step
+            if packed:
+                y, y_step = tl.multiple_of(y, (16, 16, 16)), 1
             c0, c1 = _stored(y0, key_times, stored), _stored(y1, key_times, stored)
             write(y + start * y_step, y_step, mask, c0, c1, pairs, wide)
             for begin in range(0, width - 2 * pairs, wide):

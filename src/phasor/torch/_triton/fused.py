@@ -19,10 +19,12 @@ from phasor.torch._layout import read_layout
 from phasor.torch._triton.plan import Plan, kept
 from phasor.torch._triton.tiles import (
     VECTOR,
+    are_few,
     bits_of,
     in_pieces,
     module,
     of_each,
+    reciprocal,
     settled,
     strides_of,
     tile_of,
@@ -133,20 +135,21 @@ def _norm_plan(
     layout, kernels = read_layout(rope), module("kernels")
     q_heads, k_heads = q.shape[-2], k.shape[-2] if together else 0
     placed, packed = strides_of(tensors[:4], walked)
-    rest = _power(q.shape[-1] - 2 * walked.source.pairs)
+    rest = _power(q.shape[-1] - 2 * walked.rows.pairs)
     wide, many, heads = tile_of(walked, q, packed, parts=FORWARD_PARTS, rest=rest)
-    blocks = -(-q_heads // heads) + -(-k_heads // heads)
+    blocks, tiles = -(-q_heads // heads) + -(-k_heads // heads), -(-walked.inner // many)
     return Plan(
         ("norm", "forward"),
-        walked.outer * -(-walked.inner // many) * blocks,
-        walked.source.tables,
-        walked.source.axes,
+        walked.outer * tiles * blocks,
+        walked.rows.tables,
+        walked.rows.axes,
         (
-            *(walked.inner, q_heads, k_heads, bits_of(gain), bits_of(epsilon)),
+            *(walked.inner, q_heads, k_heads, reciprocal(blocks), reciprocal(tiles)),
+            *(bits_of(gain), bits_of(epsilon)),
             *(*placed, *walked.placed),
-            *(walked.source.function, kernels.READ[layout.pairing]),
+            *(walked.rows.source, kernels.READ[layout.pairing]),
             kernels.WRITE[layout.pairing_out],
-            *(walked.source.pairs, layout.rotary_start, q.shape[-1], packed),
+            *(walked.rows.pairs, layout.rotary_start, q.shape[-1], packed),
             *(wide, rest, many, heads),
         ),
         None,
@@ -190,20 +193,22 @@ def _gradient_plan(
         return None
     layout, kernels = read_layout(rope), module("kernels")
     placed, packed = strides_of(tensors[:3], walked)
-    rest = _power(x.shape[-1] - 2 * walked.source.pairs)
+    rest = _power(x.shape[-1] - 2 * walked.rows.pairs)
     wide, many, heads = tile_of(walked, x, packed, parts=BACKWARD_PARTS, rest=rest)
-    items = walked.outer * -(-walked.inner // many) * -(-x.shape[-2] // heads)
+    blocks, tiles = -(-x.shape[-2] // heads), -(-walked.inner // many)
+    items = walked.outer * tiles * blocks
     return Plan(
         ("norm", "backward"),
         min(items, _PROGRAMS),
-        walked.source.tables,
-        walked.source.axes,
+        walked.rows.tables,
+        walked.rows.axes,
         (
-            *(items, walked.inner, x.shape[-2], bits_of(gain), bits_of(epsilon)),
+            *(items, walked.inner, x.shape[-2], reciprocal(blocks), reciprocal(tiles)),
+            *(bits_of(gain), bits_of(epsilon)),
             *(*placed, *walked.placed),
-            *(walked.source.function, kernels.READ[layout.pairing]),
+            *(walked.rows.source, kernels.READ[layout.pairing]),
             *(kernels.READ[layout.pairing_out], kernels.WRITE[layout.pairing]),
-            *(walked.source.pairs, layout.rotary_start, x.shape[-1], packed),
+            *(walked.rows.pairs, layout.rotary_start, x.shape[-1], packed),
             *(wide, rest, many, heads),
         ),
         None,
@@ -246,22 +251,26 @@ def _store_plan(
     caches = key_cache, value_cache
     packed = packed and all(in_pieces(cache, cache.stride()[:-1]) for cache in caches)
     wide, many, heads = tile_of(walked, q, packed)
-    blocks = -(-q.shape[-2] // heads) + 2 * -(-k.shape[-2] // heads)
+    blocks, tiles = (
+        -(-q.shape[-2] // heads) + 2 * -(-k.shape[-2] // heads),
+        -(-walked.inner // many),
+    )
     return Plan(
         ("cache", "rotate_and_cache"),
-        walked.outer * -(-walked.inner // many) * blocks,
-        walked.source.tables,
-        walked.source.axes,
+        walked.outer * tiles * blocks,
+        walked.rows.tables,
+        walked.rows.axes,
         (
-            *(walked.inner, q.shape[-2], k.shape[-2], bits_of(gain)),
-            *(bits_of(inverse_unit(unit)) for unit in units),
+            *(walked.inner, q.shape[-2], k.shape[-2], reciprocal(blocks), reciprocal(tiles)),
+            *(bits_of(gain), *(bits_of(inverse_unit(unit)) for unit in units)),
             # nothing is kept in a cache without rows, nor divided by their number
             *(key_cache.shape[:2] if key_cache.numel() else (0, 1)),
             *(*placed, *key_cache.stride(), *value_cache.stride()),
             *(*walked.steps[3], *walked.placed),
-            *(walked.source.function, kernels.READ[layout.pairing]),
-            *(kernels.WRITE[layout.pairing_out], layout.pairing != layout.pairing_out),
-            *(walked.source.pairs, layout.rotary_start, q.shape[-1], v.shape[-1]),
+            *(walked.rows.source, kernels.READ[layout.pairing]),
+            kernels.WRITE[layout.pairing_out],
+            layout.pairing != layout.pairing_out or are_few(walked),
+            *(walked.rows.pairs, layout.rotary_start, q.shape[-1], v.shape[-1]),
             *(packed, wide, many, heads),
         ),
         None,

@@ -12,6 +12,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from phasor.torch._triton.angles import asked, rows
+from phasor.torch._triton.tiles import TIMES_BITS
+
+_TIMES_BITS = tl.constexpr(TIMES_BITS)
+_TIMES = tl.constexpr((1 << TIMES_BITS) - 1)
+
 
 @triton.jit
 def read_half(x, step, exists, pairs: tl.constexpr, wide: tl.constexpr):
@@ -56,10 +62,37 @@ def _copy(x, x_step, y, y_step, exists, start, end, wide: tl.constexpr):
         tl.store(y + column * y_step, tl.load(x + column * x_step, mask=mask), mask=mask)
 
 
+@triton.jit
+def _divided(count, over):
+    """``count // n``, where ``over`` is the `_triton.tiles.reciprocal` of ``n``."""
+    return (count * (over & _TIMES)) >> (over >> _TIMES_BITS)
+
+
+@triton.jit
+def placed(item, blocks, over_blocks, inner, over_tiles, tokens: tl.constexpr):
+    """Which heads and tokens a program has: it divides by two numbers, without a division.
+
+    Args:
+        item: Counts blocks of heads, then tiles of tokens, then the outer dimension.
+        blocks: How many blocks there are.
+        over_blocks: `_triton.tiles.reciprocal` of that.
+        inner: Tokens of the inner dimension.
+        over_tiles: `_triton.tiles.reciprocal` of how many tiles those are.
+        tokens: Tokens of a tile.
+
+    Returns:
+        The block, the outer index, and ``[tokens]`` inner ones, of which some may be too large.
+    """
+    tile = _divided(item, over_blocks)
+    outer = _divided(tile, over_tiles)
+    first = (tile - outer * tl.cdiv(inner, tokens)) * tokens
+    return item - tile * blocks, outer, first + tl.arange(0, tokens)
+
+
 @triton.jit(
     do_not_specialize_on_alignment=["q", "k", "q_out", "k_out", "angles"],
     do_not_specialize=[
-        *("inner", "q_heads", "k_heads", "gain", "step", "more_step"),
+        *("inner", "q_heads", "k_heads", "over_blocks", "over_tiles", "gain", "step", "more_step"),
         *("q_outer", "q_inner", "q_head", "q_step", "k_outer", "k_inner", "k_head", "k_step"),
         *("q_out_outer", "q_out_inner", "q_out_head", "q_out_step"),
         *("k_out_outer", "k_out_inner", "k_out_head", "k_out_step"),
@@ -77,6 +110,8 @@ def rotation(
     inner: tl.int64,
     q_heads: tl.int64,
     k_heads: tl.int64,
+    over_blocks: tl.int64,
+    over_tiles: tl.int64,
     gain: tl.int64,
     q_outer: tl.int64,
     q_inner: tl.int64,
@@ -103,7 +138,7 @@ def rotation(
     source: tl.constexpr,
     read: tl.constexpr,
     write: tl.constexpr,
-    moves: tl.constexpr,
+    barrier: tl.constexpr,
     inverse: tl.constexpr,
     pairs: tl.constexpr,
     start: tl.constexpr,
@@ -121,27 +156,28 @@ def rotation(
         angles, more, axes    where rows come from: see `_triton.angles`
         inner                 tokens of the inner dimension
         q_heads, k_heads      how many there are; no key, no heads
+        over_blocks           `_triton.tiles.reciprocal` of the blocks of heads of both
+        over_tiles            the same of the tiles of ``inner``
         gain                  the bits of a float64, which no argument could carry
         q_outer ... more_step strides, in elements
 
     and these may not:
 
-        source                a function of `_triton.angles`
+        source                where rows come from, as `_triton.angles` has it
         read, write           functions of this module, for the pairings
-        moves                 whether the pairings differ
+        barrier               whether everything is read before anything is computed: a compiler
+                              would save registers, and for few tokens nothing else hides the
+                              waiting; and where the pairings differ, in place, one thread writes
+                              where another reads
         inverse               whether to turn the other way
         pairs, start          of a head: how many, and the column of the first
         width                 columns of a head where those that do not turn are copied, else 0
         packed                whether heads lie in one piece each, on 16-byte boundaries
         wide, tokens, heads   the tile: pairs or the next power of two, tokens, heads
     """
-    q_blocks = tl.cdiv(q_heads, heads).to(tl.int32)
-    blocks = q_blocks + tl.cdiv(k_heads, heads).to(tl.int32)
-    tiles = tl.cdiv(inner, tokens).to(tl.int32)
-    block = tl.program_id(0) % blocks
-    tile = tl.program_id(0) // blocks
-    outer = (tile // tiles).to(tl.int64)
-    token = (tile % tiles).to(tl.int64) * tokens + tl.arange(0, tokens)
+    q_blocks = tl.cdiv(q_heads, heads)
+    blocks = q_blocks + tl.cdiv(k_heads, heads)
+    block, outer, token = placed(tl.program_id(0), blocks, over_blocks, inner, over_tiles, tokens)
 
     x, y, n_heads, first = q, q_out, q_heads, block
     x_outer, x_inner, x_head, x_step = q_outer, q_inner, q_head, q_step
@@ -150,28 +186,23 @@ def rotation(
         x, y, n_heads, first = k, k_out, k_heads, block - q_blocks
         x_outer, x_inner, x_head, x_step = k_outer, k_inner, k_head, k_step
         y_outer, y_inner, y_head, y_step = k_out_outer, k_out_inner, k_out_head, k_out_step
-    head = (first.to(tl.int64) * heads + tl.arange(0, heads))[:, None, None]
+    head = (first * heads + tl.arange(0, heads))[:, None, None]
     exists = (head < n_heads) & (token < inner)[None, :, None]
     x += outer * x_outer + head * x_head + token[None, :, None] * x_inner
-    y += outer * y_outer + head * y_head + token[None, :, None] * y_inner
     if packed:
         x, x_step = tl.multiple_of(x, (16, 16, 16)), 1
-        y, y_step = tl.multiple_of(y, (16, 16, 16)), 1
 
-    # asked for before the rows, whose addresses wait for positions
+    # what rows are made of is asked for, then heads, and only then rows, which wait for the first
+    pair = tl.arange(0, wide)[None, :]
+    asked0, asked1 = asked(
+        angles, more, axes, outer, token, token < inner,
+        outer_step, inner_step, step, more_outer_step, more_inner_step, more_step,
+        pair, pairs, source,
+    )  # fmt: skip
     x0, x1 = read(x + start * x_step, x_step, exists, pairs, wide)
-    cos, sin = source(
-        angles,
-        more,
-        axes,
-        outer * outer_step + (token * inner_step)[:, None],
-        outer * more_outer_step + (token * more_inner_step)[:, None],
-        step,
-        more_step,
-        (token < inner)[:, None],
-        tl.arange(0, wide)[None, :],
-        pairs,
-    )
+    if barrier:
+        tl.debug_barrier()
+    cos, sin = rows(asked0, asked1, more, pair, pairs, source)
     kind: tl.constexpr = tl.float64 if x.dtype.element_ty == tl.float64 else tl.float32
     factor = gain.to(tl.float64, bitcast=True).to(kind)
     cos, sin = (cos.to(kind) * factor)[None, :, :], (sin.to(kind) * factor)[None, :, :]
@@ -180,9 +211,9 @@ def rotation(
     x0, x1 = x0.to(kind), x1.to(kind)
     # one product is rounded and one is fused, as on the CPU: no compiler can choose otherwise
     y0, y1 = tl.fma(x0, cos, -(x1 * sin)), tl.fma(x1, cos, x0 * sin)
-    if moves:
-        # in place, one thread writes where another still had to read
-        tl.debug_barrier()
+    y += outer * y_outer + head * y_head + token[None, :, None] * y_inner
+    if packed:
+        y, y_step = tl.multiple_of(y, (16, 16, 16)), 1
     written = y.dtype.element_ty
     write(y + start * y_step, y_step, exists, y0.to(written), y1.to(written), pairs, wide)
     if width > 0:

@@ -14,8 +14,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from phasor.torch._triton.angles import asked, rows
+from phasor.torch._triton.kernels import placed
+
 _STEPS = ("outer", "inner", "head", "step")
 _ROWS = ["outer_step", "inner_step", "step", "more_outer_step", "more_inner_step", "more_step"]
+_FREE = ["inner", "over_blocks", "over_tiles", "gain", "epsilon"]
 _THREE = [f"{x}_{step}" for x in ("q", "k", "q_out") for step in _STEPS]
 _FOUR = [*_THREE, *(f"k_out_{step}" for step in _STEPS)]
 
@@ -47,7 +51,7 @@ def _float(bits, kind: tl.constexpr):
 
 @triton.jit(
     do_not_specialize_on_alignment=["q", "k", "q_out", "k_out", "angles"],
-    do_not_specialize=["inner", "q_heads", "k_heads", "gain", "epsilon", *_FOUR, *_ROWS],
+    do_not_specialize=["q_heads", "k_heads", *_FREE, *_FOUR, *_ROWS],
 )
 def forward(
     q,
@@ -62,6 +66,8 @@ def forward(
     inner: tl.int64,
     q_heads: tl.int64,
     k_heads: tl.int64,
+    over_blocks: tl.int64,
+    over_tiles: tl.int64,
     gain: tl.int64,
     epsilon: tl.int64,
     q_outer: tl.int64,
@@ -105,13 +111,9 @@ def forward(
     ``rest`` those that do not turn, or the next power of two; 0 if there are none.
     """
     kind: tl.constexpr = tl.float64 if q.dtype.element_ty == tl.float64 else tl.float32
-    q_blocks = tl.cdiv(q_heads, heads).to(tl.int32)
-    blocks = q_blocks + tl.cdiv(k_heads, heads).to(tl.int32)
-    tiles = tl.cdiv(inner, tokens).to(tl.int32)
-    block = tl.program_id(0) % blocks
-    tile = tl.program_id(0) // blocks
-    outer = (tile // tiles).to(tl.int64)
-    token = (tile % tiles).to(tl.int64) * tokens + tl.arange(0, tokens)
+    q_blocks = tl.cdiv(q_heads, heads)
+    blocks = q_blocks + tl.cdiv(k_heads, heads)
+    block, outer, token = placed(tl.program_id(0), blocks, over_blocks, inner, over_tiles, tokens)
 
     x, y, weight, n_heads, first = q, q_out, q_weight, q_heads, block
     x_outer, x_inner, x_head, x_step = q_outer, q_inner, q_head, q_step
@@ -120,7 +122,7 @@ def forward(
         x, y, weight, n_heads, first = k, k_out, k_weight, k_heads, block - q_blocks
         x_outer, x_inner, x_head, x_step = k_outer, k_inner, k_head, k_step
         y_outer, y_inner, y_head, y_step = k_out_outer, k_out_inner, k_out_head, k_out_step
-    head = (first.to(tl.int64) * heads + tl.arange(0, heads))[:, None, None]
+    head = (first * heads + tl.arange(0, heads))[:, None, None]
     exists = (head < n_heads) & (token < inner)[None, :, None]
     x += outer * x_outer + head * x_head + token[None, :, None] * x_inner
     y += outer * y_outer + head * y_head + token[None, :, None] * y_inner
@@ -128,27 +130,24 @@ def forward(
         x, x_step = tl.multiple_of(x, (16, 16, 16)), 1
         y, y_step = tl.multiple_of(y, (16, 16, 16)), 1
 
+    pair = tl.arange(0, wide)[None, :]
+    asked0, asked1 = asked(
+        angles, more, axes, outer, token, token < inner,
+        outer_step, inner_step, step, more_outer_step, more_inner_step, more_step,
+        pair, pairs, source,
+    )  # fmt: skip
     x0, x1 = read(x + start * x_step, x_step, exists, pairs, wide)
-    x0, x1 = x0.to(kind), x1.to(kind)
-    total = tl.sum(x0 * x0 + x1 * x1, axis=2)
     if rest > 0:
         column = _rest_of_head(start, pairs, rest)
         still = tl.load(x + column * x_step, mask=exists & (column < width), other=0.0).to(kind)
+    tl.debug_barrier()
+    cos, sin = rows(asked0, asked1, more, pair, pairs, source)
+    x0, x1 = x0.to(kind), x1.to(kind)
+    total = tl.sum(x0 * x0 + x1 * x1, axis=2)
+    if rest > 0:
         total += tl.sum(still * still, axis=2)
     size = (1.0 / tl.sqrt(total / width + _float(epsilon, kind)))[:, :, None]
 
-    cos, sin = source(
-        angles,
-        more,
-        axes,
-        outer * outer_step + (token * inner_step)[:, None],
-        outer * more_outer_step + (token * more_inner_step)[:, None],
-        step,
-        more_step,
-        (token < inner)[:, None],
-        tl.arange(0, wide)[None, :],
-        pairs,
-    )
     factor = _float(gain, kind)
     cos, sin = (cos.to(kind) * factor)[None, :, :], (sin.to(kind) * factor)[None, :, :]
     every = tl.full((1, 1, 1), 1, tl.int1)
@@ -165,7 +164,7 @@ def forward(
 
 @triton.jit(
     do_not_specialize_on_alignment=["q", "k", "q_out", "angles"],
-    do_not_specialize=["items", "inner", "n_heads", "gain", "epsilon", *_THREE, *_ROWS],
+    do_not_specialize=["items", "n_heads", *_FREE, *_THREE, *_ROWS],
 )
 def backward(
     q,
@@ -179,6 +178,8 @@ def backward(
     items: tl.int64,
     inner: tl.int64,
     n_heads: tl.int64,
+    over_blocks: tl.int64,
+    over_tiles: tl.int64,
     gain: tl.int64,
     epsilon: tl.int64,
     q_outer: tl.int64,
@@ -220,8 +221,8 @@ def backward(
     `forward`.
     """
     kind: tl.constexpr = tl.float64 if q.dtype.element_ty == tl.float64 else tl.float32
-    blocks = tl.cdiv(n_heads, heads).to(tl.int32)
-    tiles = tl.cdiv(inner, tokens).to(tl.int32)
+    blocks = tl.cdiv(n_heads, heads)
+    pair = tl.arange(0, wide)[None, :]
     every = tl.full((1, 1, 1), 1, tl.int1)
     w0, w1 = read(weight + start, 1, every, pairs, wide)
     w0, w1 = w0.to(kind), w1.to(kind)
@@ -237,10 +238,8 @@ def backward(
         of_rest = tl.load(weight + column, mask=column < width, other=0.0).to(kind)
         of_w = tl.zeros((groups, tokens, rest), kind)
     for item in range(tl.program_id(0), items.to(tl.int32), tl.num_programs(0)):
-        tile = item // blocks
-        outer = (tile // tiles).to(tl.int64)
-        token = (tile % tiles).to(tl.int64) * tokens + tl.arange(0, tokens)
-        head = ((item % blocks).to(tl.int64) * heads + tl.arange(0, heads))[:, None, None]
+        block, outer, token = placed(item, blocks, over_blocks, inner, over_tiles, tokens)
+        head = (block * heads + tl.arange(0, heads))[:, None, None]
         exists = (head < n_heads) & (token < inner)[None, :, None]
         x = q + outer * q_outer + head * q_head + token[None, :, None] * q_inner
         g = k + outer * k_outer + head * k_head + token[None, :, None] * k_inner
@@ -249,28 +248,24 @@ def backward(
             x = tl.multiple_of(x, (16, 16, 16))
             g = tl.multiple_of(g, (16, 16, 16))
             y = tl.multiple_of(y, (16, 16, 16))
+        asked0, asked1 = asked(
+            angles, more, axes, outer, token, token < inner,
+            outer_step, inner_step, step, more_outer_step, more_inner_step, more_step,
+            pair, pairs, source,
+        )  # fmt: skip
         x0, x1 = read(x + start * q_step, q_step, exists, pairs, wide)
         g0, g1 = read_grad(g + start * k_step, k_step, exists, pairs, wide)
-        x0, x1, g0, g1 = x0.to(kind), x1.to(kind), g0.to(kind), g1.to(kind)
-        cos, sin = source(
-            angles,
-            more,
-            axes,
-            outer * outer_step + (token * inner_step)[:, None],
-            outer * more_outer_step + (token * more_inner_step)[:, None],
-            step,
-            more_step,
-            (token < inner)[:, None],
-            tl.arange(0, wide)[None, :],
-            pairs,
-        )
-        cos, sin = (cos.to(kind) * factor)[None, :, :], (sin.to(kind) * factor)[None, :, :]
-        v0, v1 = tl.fma(g0, cos, g1 * sin), tl.fma(g1, cos, -(g0 * sin))
-        total = tl.sum(x0 * x0 + x1 * x1, axis=2)
         if rest > 0:
             here = exists & (column < width)
             still = tl.load(x + column * q_step, mask=here, other=0.0).to(kind)
             back = tl.load(g + column * k_step, mask=here, other=0.0).to(kind)
+        tl.debug_barrier()
+        cos, sin = rows(asked0, asked1, more, pair, pairs, source)
+        x0, x1, g0, g1 = x0.to(kind), x1.to(kind), g0.to(kind), g1.to(kind)
+        cos, sin = (cos.to(kind) * factor)[None, :, :], (sin.to(kind) * factor)[None, :, :]
+        v0, v1 = tl.fma(g0, cos, g1 * sin), tl.fma(g1, cos, -(g0 * sin))
+        total = tl.sum(x0 * x0 + x1 * x1, axis=2)
+        if rest > 0:
             total += tl.sum(still * still, axis=2)
         size = (1.0 / tl.sqrt(total / width + _float(epsilon, kind)))[:, :, None]
         # what is no token has no size where epsilon is 0, and adds nothing

@@ -23,7 +23,16 @@ from torch import Tensor
 
 from phasor.torch._layout import read_layout
 from phasor.torch._tables import hold_in_graph
-from phasor.torch._triton.tiles import VECTOR, bits_of, module, strides_of, tile_of, tokens_of
+from phasor.torch._triton.tiles import (
+    VECTOR,
+    are_few,
+    bits_of,
+    module,
+    reciprocal,
+    strides_of,
+    tile_of,
+    tokens_of,
+)
 from phasor.torch._written import Apart, apart
 
 _MOST = 256  # plans that are kept at a time
@@ -114,20 +123,22 @@ def plan_of(
     q_heads, k_heads = q.shape[-2], k.shape[-2] if together else 0
     placed, packed = strides_of(tensors, walked)
     wide, tokens, heads = tile_of(walked, q, packed)
-    blocks = -(-q_heads // heads) + -(-k_heads // heads)
-    source = walked.source
+    blocks, tiles = -(-q_heads // heads) + -(-k_heads // heads), -(-walked.inner // tokens)
+    found = walked.rows
     kernels = module("kernels")
     return Plan(
         ("kernels", "rotation"),
-        walked.outer * -(-walked.inner // tokens) * blocks,
-        source.tables,
-        source.axes,
+        walked.outer * tiles * blocks,
+        found.tables,
+        found.axes,
         (
-            *(walked.inner, q_heads, k_heads, bits_of(gain)),
+            *(walked.inner, q_heads, k_heads, reciprocal(blocks), reciprocal(tiles)),
+            bits_of(gain),
             *(*placed, *walked.placed),
-            *(source.function, kernels.READ[layout.pairing], kernels.WRITE[layout.pairing_out]),
-            *(layout.pairing != layout.pairing_out, inverse, source.pairs, layout.rotary_start),
-            q.shape[-1] if new and q.shape[-1] > 2 * source.pairs else 0,
+            *(found.source, kernels.READ[layout.pairing], kernels.WRITE[layout.pairing_out]),
+            *(layout.pairing != layout.pairing_out or are_few(walked), inverse),
+            *(found.pairs, layout.rotary_start),
+            q.shape[-1] if new and q.shape[-1] > 2 * found.pairs else 0,
             *(packed, wide, tokens, heads),
         ),
         apart(q, k) if together and not new else None,

@@ -18,13 +18,14 @@ from phasor.torch._rows import rows
 #: From this many tokens on, a program shares its rows among heads; below, there are more programs.
 MANY = 2048
 VECTOR = 16  # bytes that memory is moved by at a time
+TIMES_BITS = 40  # of a `reciprocal`, before the bits to shift by
 _BROAD, _NARROW = 32768, 4096  # bytes of a tile of many tokens, and of few
 
 
 class Rows(NamedTuple):
-    """Where a kernel finds its rows: a function of `_triton.angles`, and what that reads."""
+    """Where a kernel finds its rows: a source of `_triton.angles`, and what that reads."""
 
-    function: Any
+    source: str
     tables: Tensor | None  # None where rows are given
     axes: Tensor | None
     pairs: int
@@ -36,7 +37,7 @@ class Tokens(NamedTuple):
     inner: int
     outer: int
     steps: list[tuple[int, int]]  # of every tensor, from one token to the next: outer, inner
-    source: Rows
+    rows: Rows
     placed: tuple[int, ...]  # where rows are found, as kernels take it
 
 
@@ -55,17 +56,16 @@ def settled(angles: Sequence[Tensor], rope: str, dtype: torch.dtype) -> Sequence
     return [angles[0].long()]
 
 
-def source_of(angles: Sequence[Tensor], rope: str, dtype: torch.dtype) -> Rows:
+def rows_of(angles: Sequence[Tensor], rope: str, dtype: torch.dtype) -> Rows:
     """The rows of `settled` angles for tensors of ``dtype``."""
-    sources = module("angles")
     if len(angles) == 2:
-        return Rows(sources.given, None, None, angles[0].shape[-1])
+        return Rows("given", None, None, angles[0].shape[-1])
     positions = angles[0]
     tables = _tables.digit_tables(rope, positions.device, _kind(dtype))
     if count_axes(rope) == 1:
-        return Rows(sources.one_axis, tables, None, tables.shape[-1])
+        return Rows("one axis", tables, None, tables.shape[-1])
     axes = _tables.axis_of_pair(rope, positions.device)
-    return Rows(sources.several_axes, tables, axes, tables.shape[-1])
+    return Rows("several axes", tables, axes, tables.shape[-1])
 
 
 def own_dimensions(angles: Sequence[Tensor], rope: str) -> int:
@@ -137,6 +137,11 @@ def tile(
     return wide, budget // heads, heads
 
 
+def are_few(walked: Tokens) -> bool:
+    """Whether the tile is the one of few tokens."""
+    return walked.inner * walked.outer < MANY
+
+
 def strides_of(xs: Sequence[Tensor], tokens: Tokens) -> tuple[list[int], bool]:
     """Strides of every tensor, and whether all heads lie in pieces that are moved whole."""
     placed: list[int] = []
@@ -159,7 +164,7 @@ def tokens_of(
     xs: Sequence[Tensor], angles: Sequence[Tensor], rope: str, *others: Tensor
 ) -> Tokens | None:
     """How the tokens of ``xs``, and ``others`` without heads, are walked; None if they are not."""
-    source = source_of(angles, rope, xs[0].dtype)
+    found = rows_of(angles, rope, xs[0].dtype)
     lead, last = xs[0].shape[:-2], own_dimensions(angles, rope)
     strides = [x.stride()[:-2] for x in xs] + [x.stride() for x in others]
     strides += [broadcast(a, last, lead) for a in angles]
@@ -176,13 +181,24 @@ def tokens_of(
         for each in (*step, a.stride(-1) if last else 0)
     ]
     placed += [0] * (6 - len(placed))
-    return Tokens(inner, outer, steps[:known], source, tuple(placed))
+    return Tokens(inner, outer, steps[:known], found, tuple(placed))
 
 
 def tile_of(walked: Tokens, x: Tensor, packed: bool, **held: int) -> tuple[int, int, int]:
     """`tile` for the heads of ``x``."""
     tokens = walked.inner * walked.outer
-    return tile(walked.source.pairs, tokens, x.element_size(), packed=packed, **held)
+    return tile(walked.rows.pairs, tokens, x.element_size(), packed=packed, **held)
+
+
+def reciprocal(n: int) -> int:
+    """What `_triton.kernels.placed` multiplies by where it would divide counts by ``n``.
+
+    ``count * times >> bits`` is the quotient of every count below 2**31: rounding up makes
+    ``n * times`` larger than ``2**bits`` by less than ``n``, and so by at most ``2**(bits - 31)``
+    (Granlund and Montgomery 1994). ``times`` has 33 bits, and ``bits`` stands above them.
+    """
+    bits = 31 + (max(n, 1) - 1).bit_length()
+    return bits << TIMES_BITS | -(-(2**bits) // max(n, 1))
 
 
 def bits_of(value: float) -> int:
