@@ -6,9 +6,7 @@ With it, what both fused functions share: their operators, compilers and graphs.
 from __future__ import annotations
 
 import math
-import subprocess
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,7 +28,6 @@ from .triton_runs import (
     DEVICE,
     RUN_BY,
     convert_as_devices_do,
-    needs_triton,
     run_interpreted,
     runs_kernels,
     starts_another,
@@ -414,61 +411,3 @@ def test_both_can_be_captured_in_a_graph() -> None:
     torch.cuda.synchronize()
     assert torch.equal(keys[0, 2], keys[0, 1])
     assert torch.equal(out, step())
-
-
-KERNELS = {
-    "forward": "norm",
-    "backward": "norm",
-    "rotate_and_cache": "cache",
-}
-
-
-@pytest.mark.slow
-@needs_triton
-@pytest.mark.skipif(APART, reason="it compiles by itself")
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("pairing", ["half", "interleaved"])
-@pytest.mark.parametrize("name", KERNELS)
-def test_kernels_compile_for_a_gpu_that_is_not_here(
-    name: str, pairing: str, dtype: torch.dtype, tmp_path: Path
-) -> None:
-    """For compute capability 9.0: memory is moved 16 bytes at a time, and nothing spills."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    from phasor.torch._triton import angles as triton_angles
-    from phasor.torch._triton import kernels as triton_kernels
-
-    kernel = getattr(triton_tiles.module(KERNELS[name]), name)
-    parts = {"forward": triton_fused.FORWARD_PARTS, "backward": triton_fused.BACKWARD_PARTS}
-    size = dtype.itemsize
-    wide, tokens, heads = triton_tiles.tile(64, 8192, size, parts=parts.get(name, 1))
-    pointer = "*bf16" if dtype == torch.bfloat16 else "*fp32"
-    pointers = dict.fromkeys(("q", "k", "v", "q_out", "k_out", "key_cache"), pointer)
-    pointers |= dict.fromkeys(("q_weight", "k_weight", "weight"), pointer)
-    pointers |= {"angles": "*i64", "more": "*fp32", "parts": "*fp32", "slots": "*i64"}
-    pointers["value_cache"] = "*fp8e4nv"
-    constants: dict[str, Any] = {
-        "axes": None, "source": triton_angles.one_axis, "read": triton_kernels.READ[pairing],
-        "read_grad": triton_kernels.READ[pairing], "write": triton_kernels.WRITE[pairing],
-        "moves": False, "narrow_keys": False, "narrow_values": True, "pairs": 64, "start": 0,
-        "width": 128, "value_width": 128, "packed": True, "wide": wide, "rest": 0,
-        "tokens": tokens, "heads": heads,
-    }  # fmt: skip
-    names = [p.name for p in kernel.params]
-    signature = {n: "constexpr" if n in constants else pointers.get(n, "i64") for n in names}
-    known = {(i,): constants[n] for i, n in enumerate(names) if n in constants}
-    made = triton.compile(ASTSource(kernel, signature, known, {}), target=GPUTarget("cuda", 90, 32))
-    code = tmp_path / "kernel.ptx"
-    code.write_text(made.asm["ptx"])
-    assert "ld.global.v4.b32" in made.asm["ptx"]
-    assert "st.global.v4.b32" in made.asm["ptx"]
-    if name == "rotate_and_cache":
-        assert "cvt.rn.satfinite.e4m3x2.f32" in made.asm["ptx"]
-    assembler = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
-    done = subprocess.run(
-        [assembler, "-v", "--gpu-name=sm_90a", code, "-o", tmp_path / "kernel.cubin"],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    assert "0 bytes spill stores, 0 bytes spill loads" in done.stderr

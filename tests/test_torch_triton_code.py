@@ -91,6 +91,7 @@ def test_every_access_is_16_bytes_wide(
     ("head_dim", "rotary_dim", "pairing", "laid"),
     [
         pytest.param(128, 128, "half", as_it_is, id="Llama"),
+        pytest.param(128, 128, "interleaved", as_it_is, id="Meta's Llama"),
         pytest.param(128, 64, "half", as_it_is, id="GLM-4.5"),
         pytest.param(256, 64, "half", as_it_is, id="Qwen3-Next"),
         pytest.param(256, 256, "half", as_it_is, id="Gemma 3"),
@@ -100,10 +101,12 @@ def test_every_access_is_16_bytes_wide(
     ],
 )
 @pytest.mark.parametrize("tokens", [8192, 64], ids=["many tokens", "few tokens"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("name", KERNELS)
 @pytest.mark.usefixtures("hopper")
 def test_registers_hold_what_a_tile_needs(
     name: str,
+    dtype: torch.dtype,
     tokens: int,
     head_dim: int,
     rotary_dim: int,
@@ -117,7 +120,7 @@ def test_registers_hold_what_a_tile_needs(
 
     compiler = compiler_of(name, monkeypatch)
     rope = Rope(head_dim=head_dim, rotary_dim=rotary_dim, pairing=pairing)
-    call(name, rope, tokens, laid)
+    call(name, rope, tokens, laid, dtype=dtype)
     code = tmp_path / "kernel.ptx"
     code.write_text(compiler.assembly())
     assembler = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"

@@ -130,11 +130,12 @@ def call(
     tokens: int,
     laid: Callable[[Tensor], Tensor],
     weight: Tensor | None = None,
+    dtype: torch.dtype = torch.bfloat16,
 ) -> None:
-    """What launches that kernel, in bfloat16: in place, if it has the choice."""
-    q, k = (laid(torch.empty(tokens, n, rope.head_dim, dtype=torch.bfloat16)) for n in (8, 2))
+    """What launches that kernel: in place, if it has the choice; keys of 8 bits, in float32."""
+    q, k = (laid(torch.empty(tokens, n, rope.head_dim, dtype=dtype)) for n in (8, 2))
     places, text = torch.zeros(tokens, dtype=torch.int64), rope.to_json()
-    weight = torch.ones(rope.head_dim, dtype=torch.bfloat16) if weight is None else weight
+    weight = torch.ones(rope.head_dim, dtype=dtype) if weight is None else weight
     normed = [weight, weight], [places], text, 1e-6, 1.0
     if name == "rotation":
         _triton._turn([q, k], [q, k], [places], text, False, 1.0)
@@ -143,7 +144,8 @@ def call(
     elif name == "backward":
         triton_fused.norm_rotate_backward([q, k], [q, k], *normed)
     else:
-        caches = [laid(torch.empty(4, 16, 2, rope.head_dim, dtype=q.dtype)) for _ in range(2)]
+        stored = [dtype if dtype.itemsize == 2 else torch.float8_e4m3fn, dtype]
+        caches = [laid(torch.zeros(4, 16, 2, rope.head_dim).to(each)) for each in stored]
         triton_fused.rotate_and_cache_(q, k, k, places, places, *caches, text, 1.0, 1.0, 1.0)
 
 
