@@ -10,7 +10,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from .ptx.arithmetic import bfloat16, float8, fma, pack, shifted, widened
+from .ptx.arithmetic import bfloat16, convert, float8, fma, pack, shifted, widened
 from .ptx.machine import launch
 from .ptx.memory import AccessError
 from .ptx.program import read
@@ -215,6 +215,7 @@ def test_matrices_are_shared_out_among_lanes(trans: bool) -> None:
 REFUSED = {
     "outside every tensor": "ld.global.b32 %r3, [%rd3+4];",
     "outside every": "mov.u64 %rd5, 0; ld.global.b32 %r3, [%rd5];",
+    "an address outside": "mov.u64 %rd5, 0xfffffffffffffffc; ld.global.b32 %r3, [%rd5];",
     "8 bytes that do not begin on a multiple of 8": "ld.global.v2.b32 {%r3, %r4}, [%rd3];",
     "outside the shared memory": "mov.u32 %r3, 16; ld.shared.b32 %r4, [%r3];",
     "writes what another one reads": """
@@ -226,14 +227,52 @@ REFUSED = {
     "two threads write one byte": "st.global.b32 [%rd2], %r1;",
     "lanes of a warp are missing": """
         setp.lt.u32 %p1, %r1, 40; @%p1 shfl.sync.bfly.b32 %r3, %r1, 1, 31, -1;""",
+    "lanes of a warp are": "setp.lt.u32 %p1, %r1, 40; @%p1 bra A; bar.sync 0; A: bar.sync 0;",
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("fault", REFUSED)
 def test_what_a_gpu_would_not_forgive_is_refused(fault: str) -> None:
     """And says which instruction it was."""
-    with pytest.raises(AccessError, match=rf"{fault}.*: .*\b(ld|st|shfl)\."):
+    with pytest.raises(AccessError, match=rf"{fault}.*: .*\b(ld|st|shfl|bar)\."):
         ran(REFUSED[fault], words(), shared=16)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "mul.hi.u32 %r3, %r1, 5;",
+        "shfl.sync.up.b32 %r3, %r1, 1, 31, -1;",
+        "min.NaN.f32 %r3, %r1, %r2;",
+        "add.rz.f32 %r3, %r1, %r2;",
+        "add.ftz.f32 %r3, %r1, %r2;",
+        "cvt.rni.s32.f32 %r3, %r1;",
+        "div.approx.f32 %r3, %r1, %r2;",
+        "atom.add.u32 %r3, [%rd3], 1;",
+    ],
+)
+def test_what_is_not_known_is_not_guessed(code: str) -> None:
+    """A suffix can change everything."""
+    with pytest.raises(KeyError):
+        ran(code, words())
+
+
+def test_a_factor_may_be_narrower_than_what_is_added() -> None:
+    """A product of two numbers of 16 bits, and float32 for the rest."""
+    x = np.float32([1.5, -2.0, 0.0, 3.0] * 16)
+    for kind in ("bf16", "f16"):
+        y, _ = ran(
+            f"""ld.global.b32 %r3, [%rd3]; cvt.rn.{kind}.f32 %rs1, %r3;
+            fma.rn.f32.{kind} %r4, %rs1, %rs1, %r3; st.global.b32 [%rd4], %r4;""",
+            x,
+        )
+        assert y.tolist() == (x * x + x).tolist()
+
+
+def test_float64_becomes_bfloat16_in_one_rounding() -> None:
+    """Which float32 in between would make two of."""
+    x = np.array([1 + 2.0**-8 + 2.0**-40, 1 + 2.0**-8 - 2.0**-40, 1 + 2.0**-8, -3.0, np.inf])
+    assert widened(convert("bf16", "f64", x)).tolist() == [1 + 2.0**-7, 1, 1, -3, np.inf]
 
 
 SWAP = """

@@ -168,7 +168,7 @@ def test_eight_bits_round_to_nearest_and_stop_at_the_largest(backend: str) -> No
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_every_16_bit_number_becomes_the_8_bits_that_torch_makes_of_it(backend: str) -> None:
-    """On a GPU in integers, for older ones have no instruction for it."""
+    """With an instruction for it on a GPU that has one, and in integers on the others."""
     bits = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16)
     for dtype in (torch.bfloat16, torch.float16):
         v = bits.view(dtype).reshape(1, 64, 1024).to(DEVICE)
@@ -202,6 +202,19 @@ def test_a_batch_of_sequences_fills_its_pages(backend: str) -> None:
     for cache, rows in zip(caches, (turned[1], v.cpu()), strict=True):
         flat = cache.cpu().reshape(24, 2, 16)
         assert float((flat[order.flatten()] - rows.reshape(24, 2, 16)).abs().max()) < 1e-5
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("lead", [(3, 0, 2), (2, 0, 3), (0, 4, 5)])
+def test_no_tokens_in_any_number_of_dimensions_write_nothing(
+    lead: tuple[int, ...], backend: str
+) -> None:
+    """They are no error either."""
+    q, k, v = here(*lead, 2, 8), here(*lead, 1, 8), here(*lead, 1, 8)
+    caches = [torch.zeros(3, 2, 1, 8, device=DEVICE) for _ in range(2)]
+    slots = torch.zeros(lead, dtype=torch.int64, device=DEVICE)
+    rotate_and_cache_(q, k, v, torch.arange(lead[-1]), HALF, slots, *caches, backend=backend)
+    assert not any(cache.any() for cache in caches)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

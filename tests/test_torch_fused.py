@@ -27,6 +27,7 @@ from .triton_runs import (
     APART,
     DEVICE,
     RUN_BY,
+    TRITON,
     convert_as_devices_do,
     run_interpreted,
     runs_kernels,
@@ -215,6 +216,43 @@ def test_the_gradient_of_the_definition_is_numerically_right(rope: Rope) -> None
         )
 
     assert gradcheck(function, leaves)
+
+
+@runs_kernels
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_heads_whose_squares_are_subnormal_have_a_norm(dtype: torch.dtype) -> None:
+    """Which they lose where a square root takes such numbers for 0."""
+    # in float32 this is none, and unlike 0.0 its bits are more than 32, to which the interpreter
+    # cuts what fits in them
+    options: dict[str, Any] = {"epsilon": 1e-60}
+    x, w = (here(5, 3, 8, dtype=dtype) * 2.0**-64).requires_grad_(), here(8, dtype=dtype, seed=1)
+    grad = here(5, 3, 8, dtype=dtype, seed=2) * 2.0**-64
+    # the interpreter warns of what it computes for heads that a tile has and a tensor has not
+    with np.errstate(divide="ignore", invalid="ignore"):
+        y, _ = norm_rotate_qk(x, x, w, w, 0, HALF, **options, **TRITON)
+        (came,) = torch.autograd.grad(y, x, grad)
+    # a square of 2**-128 is 2**21 units of 2**-149: 2**-16 leaves room for numbers 5 times smaller
+    exact = x.detach().cpu().double().requires_grad_()
+    w64 = w.cpu().double()
+    right, _ = norm_rotate_qk(exact, exact, w64, w64, 0, HALF, **options, backend="eager")
+    (wanted,) = torch.autograd.grad(right, exact, grad.cpu().double())
+    eps = torch.finfo(dtype).eps + 2.0**-16
+    assert bool(((y.cpu().double() - right).abs() <= eps * right.abs().max()).all())
+    assert bool(((came.cpu().double() - wanted).abs() <= eps * wanted.abs().max()).all())
+
+
+@runs_kernels
+@pytest.mark.parametrize("lead", [(3, 0, 2), (2, 0, 3), (0, 4, 5), (2, 3, 0)])
+def test_no_tokens_in_any_number_of_dimensions(lead: tuple[int, ...]) -> None:
+    """Have no norm, and are a result of their shape; and so are no heads in any order."""
+    q, w = here(*lead, 2, 8), here(8)
+    y, _ = norm_rotate_qk(q, q, w, w, torch.arange(lead[-1]), HALF, epsilon=1e-6, **TRITON)
+    assert y.shape == q.shape
+    none = torch.empty(4, 3, 2, 0, 8, device=DEVICE).permute(1, 0, 2, 3, 4)
+    k = here(3, 4, 2, 2, 8)
+    y, turned = norm_rotate_qk(none, k, w, w, 5, HALF, epsilon=1e-6, **TRITON)
+    assert y.shape == none.shape
+    assert torch.equal(turned, norm_rotate_qk(k, k, w, w, 5, HALF, epsilon=1e-6, **TRITON)[1])
 
 
 @runs_kernels

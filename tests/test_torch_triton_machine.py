@@ -41,7 +41,13 @@ each_dtype = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.skipif(sys.platform != "linux", reason="Triton is not installed")
 @pytest.mark.parametrize(
     ("capability", "name"),
-    [*((90, name) for name in FILES), (80, "fused"), (80, "cache_write"), (100, "fused")],
+    [
+        *((90, name) for name in FILES),
+        (80, "fused"),
+        (80, "cache_write"),
+        (100, "fused"),
+        (100, "cache_write"),
+    ],
 )
 def test_kernels_are_right_as_compiled(capability: int, name: str, tmp_path: Path) -> None:
     """For an H100, and where conversions or packed arithmetic differ: an A100, a B200."""
@@ -69,11 +75,11 @@ def a_batch(model: str, dtype: torch.dtype) -> tuple[Rope, Tensor, Tensor]:
     return rope, q, k
 
 
-def moved(*tensors: Tensor) -> dict[str, list[int]]:
-    """Bytes of each tensor that the last launch moved: see `ptx.memory`."""
+def moved(*tensors: Tensor, launch: int = -1) -> dict[str, list[int]]:
+    """Bytes of each tensor that the last launch moved, or one before: see `ptx.memory`."""
     from .ptx.device import LAUNCHES
 
-    last = LAUNCHES[-1]
+    last = LAUNCHES[launch]
     starts = [x.untyped_storage().data_ptr() for x in tensors]
     return {how: [last[how, at] for at in starts] for how in ("read", "fetched", "written", "sent")}
 
@@ -111,13 +117,15 @@ def test_norm_and_rotation_move_every_byte_once(model: str, dtype: torch.dtype) 
     """Forwards; and backwards, one launch for each, what came in, its gradient and the new one."""
     rope, q, k = a_batch(model, dtype)
     q.requires_grad_()
+    k.requires_grad_()
     weights = [normal(rope.head_dim, dtype=dtype, seed=n).requires_grad_() for n in (3, 4)]
     new = norm_rotate_qk(q, k, *weights, places(rope), rope, epsilon=1e-6, **TRITON)
     assert moved(q, k) == once([q.nbytes, k.nbytes], [0, 0])
     assert moved(*new) == once([0, 0], [q.nbytes, k.nbytes])
-    came = normal(*q.shape, dtype=dtype, seed=5)
-    (gradient,) = torch.autograd.grad(new[0], q, came)
-    assert gradient.shape == q.shape
+    came = [normal(*y.shape, dtype=dtype, seed=5) for y in new]
+    gradients = torch.autograd.grad(new, (q, k), came)
+    for launch, x, g, found in zip((-2, -1), (q, k), came, gradients, strict=True):
+        assert moved(x, g, found, launch=launch) == once([x.nbytes, x.nbytes, 0], [0, 0, x.nbytes])
     eager = norm_rotate_qk(q, k, *weights, places(rope), rope, epsilon=1e-6, backend="eager")
     for x, y in zip(new, eager, strict=True):
         unit = torch.finfo(dtype).eps

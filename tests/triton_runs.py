@@ -79,9 +79,9 @@ def run_interpreted(file: str, marked: str) -> None:
 
 
 def run_on_machine(file: str, capability: int, cache: Path) -> None:
-    """Run the everyday tests of ``file`` in a process that compiles for GPUs of ``capability``."""
+    """Run the tests of ``file`` in a process that compiles for GPUs of ``capability``."""
     given = {"PTX_CAPABILITY": str(capability), "TRITON_CACHE_DIR": str(cache)}
-    _run(["-p", "tests.ptx.device", "-m", "not slow", file], **given)
+    _run(["-p", "tests.ptx.device", file], **given)
 
 
 def _run(arguments: list[str], **environment: str) -> None:

@@ -1,4 +1,4 @@
-"""What instructions do to threads: `PERFORM`, by the beginning of a name, else `compute`."""
+"""What instructions do to threads: `PERFORM`, by their form, else `compute`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from .arithmetic import COMPARED, OPERATIONS, TYPES, convert, pack, shifted, widened
+from .arithmetic import COMPARED, OPERATIONS, TYPES, canonical, convert, pack, shifted
 from .memory import AccessError, check_boundaries
 from .program import Instruction
 from .threads import WARP, Threads
@@ -73,17 +73,22 @@ def select(t: Threads, given: Instruction, active: NDArray) -> None:
 
 
 def compare(t: Threads, given: Instruction, active: NDArray) -> None:
-    """Of two numbers. NaN is neither equal to anything nor unequal; ``nan`` asks for one."""
+    """Of two numbers. With NaN only ``nan`` holds, and what is unordered and ends in u."""
     how, kind = given.name[1], given.name[-1]
     a, b = (t.value(each, kind) for each in given.operands[1:])
     unordered = (a != a) | (b != b)
-    holds = unordered if how == "nan" else COMPARED[how](a, b) & ~unordered
+    if how == "nan":
+        holds = unordered
+    elif how in COMPARED:
+        holds = COMPARED[how](a, b) & ~unordered
+    else:
+        holds = COMPARED[how.removesuffix("u")](a, b) | unordered
     t.keep(given.operands[0], holds, active)
 
 
 def change(t: Threads, given: Instruction, active: NDArray) -> None:
     """Of one number, or two that share a register."""
-    target, source = given.name[-2:]
+    target, source = given.kinds
     values = [t.value(each, source) for each in given.operands[1:]]
     value = convert(target, source, *values) if len(values) == 1 else pack(target, *values)
     t.keep(given.operands[0], value, active)
@@ -91,19 +96,22 @@ def change(t: Threads, given: Instruction, active: NDArray) -> None:
 
 def compute(t: Threads, given: Instruction, active: NDArray) -> None:
     """Anything of `OPERATIONS`, on numbers of the kind that the name ends in."""
-    operation = OPERATIONS.get(".".join(given.name[:2])) or OPERATIONS[given.name[0]]
+    operation = OPERATIONS[given.form]
     target, *sources = given.operands
-    kind = given.name[-1]
-    if kind == "f32x2":
+    if given.kinds == ["f32x2"]:
         pairs = [np.ascontiguousarray(t.value(each, "b64"))[:, None] for each in sources]
-        both = operation(*(pair.view(np.float32) for pair in pairs))
+        both = canonical(operation(*(pair.view(np.float32) for pair in pairs)))
         t.keep(target, np.ascontiguousarray(both).view(np.uint64)[:, 0], active)
-    elif given.name[-2:] == ("f32", "bf16"):
-        # a product of two, and float32 for the rest
-        wide = [widened(t.value(each, kind)) for each in sources[:2]]
-        t.keep(target, operation(*wide, *(t.value(each, "f32") for each in sources[2:])), active)
+        return
+    *wide, kind = given.kinds
+    if wide:
+        # the factors are narrower than the rest
+        assert given.form == "fma.rn", given
+        factors = [convert(wide[0], kind, t.value(each, kind)) for each in sources[:2]]
+        values = [*factors, t.value(sources[2], wide[0])]
     else:
-        t.keep(target, operation(*(t.value(each, kind) for each in sources)), active)
+        values = [t.value(each, kind) for each in sources]
+    t.keep(target, canonical(operation(*values)), active)
 
 
 # -- between lanes of a warp ----------------------------------------------------------------------
@@ -173,12 +181,13 @@ def leave(t: Threads, given: Instruction, active: NDArray) -> None:
 
 
 def meet(t: Threads, given: Instruction, active: NDArray) -> None:
-    """Threads wait until all of their block do which have not left."""
-    if given.name[1] == "warp":
-        # what parted has met again before it gets here
-        return
-    t.waits |= active
+    """Threads wait until all of their block do which have not left: there is one barrier."""
     left = t.at == len(t.program.instructions)
+    _check_whole_warps(active | left)
+    if given.form == "bar.warp.sync":
+        return
+    assert given.operands == ("0",), given
+    t.waits |= active
     met = (t.waits | left).reshape(len(t.barriers), -1).all(1)
     t.barriers[met] += 1
     t.waits &= ~met[t.block]
@@ -199,7 +208,6 @@ def load(t: Threads, given: Instruction, active: NDArray) -> None:
     elif where == "shared":
         found = t.shared[_shared(t, lanes, address, size)]
     else:
-        assert where == "global", where
         found = t.memory.load(address, size, t.thread[lanes], t.epoch(lanes))
     for target, numbers in zip(targets, found.view(kind).T, strict=True):
         value = np.zeros(t.count, kind)
@@ -218,7 +226,6 @@ def store(t: Threads, given: Instruction, active: NDArray) -> None:
         address = t.address(given.operands[0], "u32")[lanes]
         t.shared[_shared(t, lanes, address, values.shape[1])] = values
     else:
-        assert where == "global", where
         address = t.address(given.operands[0], "u64")[lanes]
         t.memory.store(address, values, t.thread[lanes], t.epoch(lanes))
 
@@ -232,10 +239,23 @@ def _shared(t: Threads, lanes: NDArray, address: NDArray, size: int) -> tuple[ND
     return t.block[lanes][:, None], at
 
 
+_MATRICES = "sync.aligned.m8n8"
+#: By form: what is neither here nor in `OPERATIONS` is not known, and a KeyError.
 PERFORM: dict[str, Callable[[Threads, Instruction, NDArray], None]] = {
-    "mov": move, "mad": multiply, "shl": shift, "shr": shift, "bfe": extract,
-    "selp": select, "setp": compare, "cvt": change,
-    "shfl": shuffle, "ldmatrix": load_matrices, "stmatrix": store_matrices,
-    "bra": branch, "ret": leave, "bar": meet, "ld": load, "st": store,
-    "mul.lo": multiply, "mul.wide": multiply,
-}  # fmt: skip
+    "mov": move,
+    **dict.fromkeys(("mul.lo", "mul.wide", "mad.lo", "mad.wide"), multiply),
+    **dict.fromkeys(("shl", "shr"), shift),
+    "bfe": extract,
+    "selp": select,
+    **dict.fromkeys((f"setp.{how}{u}" for how in COMPARED for u in ("", "u")), compare),
+    "setp.nan": compare,
+    **dict.fromkeys(("cvt", "cvt.rn", "cvt.rn.satfinite"), change),
+    **dict.fromkeys(("shfl.sync.bfly", "shfl.sync.idx"), shuffle),
+    **dict.fromkeys((f"ldmatrix.{_MATRICES}{t}.shared" for t in ("", ".trans")), load_matrices),
+    **dict.fromkeys((f"stmatrix.{_MATRICES}{t}.shared" for t in ("", ".trans")), store_matrices),
+    **dict.fromkeys(("bra", "bra.uni"), branch),
+    "ret": leave,
+    **dict.fromkeys(("bar.sync", "bar.warp.sync"), meet),
+    **dict.fromkeys(("ld.param", "ld.global", "ld.shared"), load),
+    **dict.fromkeys(("st.global", "st.shared"), store),
+}

@@ -76,8 +76,7 @@ def _step(threads: Threads, given: Instruction, active: NDArray) -> None:
         active = active & (holds != given.guard.startswith("!"))
         if not active.any():
             return
-    perform = PERFORM.get(".".join(given.name[:2])) or PERFORM.get(given.name[0], compute)
     try:
-        perform(threads, given, active)
+        PERFORM.get(given.form, compute)(threads, given, active)
     except AccessError as fault:
         raise AccessError(f"{fault}: {given}") from None

@@ -1,6 +1,7 @@
 """A device's memory, kept on the host.
 
-Every access lies in a tensor and on its boundary, and no two threads are at odds over a byte.
+Every access lies in the memory of a tensor and on its boundary, and no two threads are at odds over
+a byte.
 """
 
 from __future__ import annotations
@@ -119,7 +120,8 @@ class Memory:
     ) -> None:
         check_boundaries(address, size)
         which = np.searchsorted(self.starts, address, side="right") - 1
-        if np.any(address + np.uint64(size) > self.ends[which]):
+        ends = self.ends[which]
+        if np.any((ends < size) | (address > ends - np.uint64(size))):
             raise AccessError("an address outside every tensor")
         warp, sector = (thread // _WARP).astype(np.uint64), address // np.uint64(_SECTOR)
         fetched = np.unique(np.stack((which.astype(np.uint64), warp, sector)), axis=1)[0]

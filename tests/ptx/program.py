@@ -13,6 +13,12 @@ from typing import Any, NamedTuple
 _SIZES = {"b8": 1, "b16": 2, "b32": 4, "b64": 8, "u8": 1, "u16": 2, "u32": 4, "u64": 8}
 
 
+_MANY = {"v2", "v4", "x1", "x2", "x4"}
+_KINDS = {
+    *_MANY, "pred", "f32x2", "bf16x2", "f16x2", "e4m3x2", "bf16",
+    *(f"{letter}{size}" for letter in "bus" for size in (8, 16, 32, 64)),
+    *(f"f{size}" for size in (16, 32, 64)),
+}  # fmt: skip
 #: A register, a number, a name, what stands in brackets; or several of them, which are a vector.
 Operand = Any
 
@@ -23,6 +29,16 @@ class Instruction(NamedTuple):
     guard: str  # "" for none, "!%p1" for the opposite
     name: tuple[str, ...]
     operands: tuple[Operand, ...]
+
+    @property
+    def form(self) -> str:
+        """The name without kinds of numbers, and how many there are."""
+        return ".".join(part for part in self.name if part not in _KINDS)
+
+    @property
+    def kinds(self) -> list[str]:
+        """Of numbers, in order."""
+        return [part for part in self.name if part in _KINDS and part not in _MANY]
 
     def __str__(self) -> str:
         guard = f"@{self.guard} " if self.guard else ""

@@ -21,13 +21,13 @@ from phasor.torch._triton.kernels import placed
 _LARGEST_BITS = tl.constexpr(struct.unpack("i", struct.pack("f", LARGEST))[0])
 _PLACED = [
     *(f"{x}_{step}" for x in ("q", "k", "v") for step in ("outer", "inner", "head", "step")),
-    *(f"{x}_{step}" for x in ("kc", "vc") for step in ("block", "row", "head", "step")),
+    *(f"{x}_{step}" for x in ("kc", "vc") for step in ("page", "row", "head", "step")),
     *("slot_outer", "slot_inner"),
     *("outer_step", "inner_step", "step", "more_outer_step", "more_inner_step", "more_step"),
 ]
 _FREE = [
     *("inner", "q_heads", "k_heads", "over_blocks", "over_tiles", "gain"),
-    *("key_times", "value_times", "blocks", "block"),
+    *("key_times", "value_times", "pages", "page_rows"),
 ]
 
 
@@ -42,8 +42,8 @@ def _eight_bits(x):
     # below 2**-6 codes count steps of 2**-9, which are the units of float32 at 2**14
     steps = (tl.abs(x) + 16384.0).to(tl.int32, bitcast=True) - 0x46800000
     code = tl.where(size < 0x3C800000, steps, code)
-    code = tl.where((bits & 0x7FFFFFFF) > 0x7F800000, 127, code)
-    return (code | ((bits >> 24) & 128)).to(tl.uint8)
+    code = code | ((bits >> 24) & 128)
+    return tl.where((bits & 0x7FFFFFFF) > 0x7F800000, 127, code).to(tl.uint8)
 
 
 @triton.jit
@@ -110,8 +110,8 @@ def rotate_and_cache(
     gain: tl.int64,
     key_times: tl.int64,
     value_times: tl.int64,
-    blocks: tl.int64,
-    block: tl.int64,
+    pages: tl.int64,
+    page_rows: tl.int64,
     q_outer: tl.int64,
     q_inner: tl.int64,
     q_head: tl.int64,
@@ -124,11 +124,11 @@ def rotate_and_cache(
     v_inner: tl.int64,
     v_head: tl.int64,
     v_step: tl.int64,
-    kc_block: tl.int64,
+    kc_page: tl.int64,
     kc_row: tl.int64,
     kc_head: tl.int64,
     kc_step: tl.int64,
-    vc_block: tl.int64,
+    vc_page: tl.int64,
     vc_row: tl.int64,
     vc_head: tl.int64,
     vc_step: tl.int64,
@@ -155,7 +155,7 @@ def rotate_and_cache(
 ):
     """See `_triton.kernels.rotation`, whose arguments most of these are.
 
-    ``slots`` points to the row of each token in the caches, which have ``blocks`` of ``block``
+    ``slots`` points to the row of each token in the caches, which have ``pages`` of ``page_rows``
     rows, and strides ``kc_`` and ``vc_`` in elements. ``key_times`` and ``value_times``, the bits
     of a float64, are multiplied in on the way into a cache of uint8, which holds codes of 8-bit
     floats. ``width`` and ``value_width`` are the columns of a head, and ``packed`` says whether
@@ -170,15 +170,15 @@ def rotate_and_cache(
     lane = tl.arange(0, heads)
     slot = tl.load(slots + outer * slot_outer + token * slot_inner, mask=there, other=-1)
     slot = slot.to(tl.int64)
-    kept = (there & (slot >= 0) & (slot < blocks * block))[None, :, None]
+    kept = (there & (slot >= 0) & (slot < pages * page_rows))[None, :, None]
     # a slot that is not there is not divided either: remainders of negative numbers differ
     slot = tl.where(slot < 0, 0, slot)
-    page, row = (slot // block)[None, :, None], (slot % block)[None, :, None]
+    page, row = (slot // page_rows)[None, :, None], (slot % page_rows)[None, :, None]
 
     if part >= q_blocks + k_blocks:
         _carry(
             v + outer * v_outer + token[None, :, None] * v_inner,
-            value_cache + page * vc_block + row * vc_row,
+            value_cache + page * vc_page + row * vc_row,
             ((part - q_blocks - k_blocks) * heads + lane)[:, None, None],
             kept,
             k_heads,
@@ -224,7 +224,7 @@ def rotate_and_cache(
             )  # fmt: skip
         else:
             mask = kept & exists
-            y, y_step = key_cache + page * kc_block + row * kc_row + head * kc_head, kc_step
+            y, y_step = key_cache + page * kc_page + row * kc_row + head * kc_head, kc_step
             if packed:
                 y, y_step = tl.multiple_of(y, (16, 16, 16)), 1
             c0, c1 = _stored(y0, key_times, stored), _stored(y1, key_times, stored)

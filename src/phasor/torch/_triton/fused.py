@@ -178,8 +178,8 @@ def _norm_gradient(
         return parts.sum(0)
     whole = [a.contiguous() for a in of_each(angles, rope, x.shape[:-2])]
     made = torch.empty_like(x, memory_format=torch.contiguous_format)
-    in_pieces = grad.contiguous(), x.contiguous(), weight, made
-    of_weight = _norm_gradient(*in_pieces, whole, rope, epsilon, gain)
+    copies = grad.contiguous(), x.contiguous(), weight, made
+    of_weight = _norm_gradient(*copies, whole, rope, epsilon, gain)
     out.copy_(made)
     return of_weight
 
@@ -230,8 +230,8 @@ def _store(
     q, k, v, *caches, slots = tensors
     whole = [a.contiguous() for a in of_each(angles, rope, q.shape[:-2])]
     turned = q.contiguous()
-    in_pieces = turned, k.contiguous(), v.contiguous(), *caches, slots.contiguous()
-    _store(in_pieces, whole, rope, gain, units)
+    copies = turned, k.contiguous(), v.contiguous(), *caches, slots.contiguous()
+    _store(copies, whole, rope, gain, units)
     q.copy_(turned)
 
 

@@ -7,7 +7,7 @@ order of the programs, so that a gradient is the same every time.
 """
 
 # pyright: basic, reportMissingImports=false, reportInvalidTypeForm=false
-# pyright: reportAssignmentType=false
+# pyright: reportAssignmentType=false, reportGeneralTypeIssues=false
 
 from __future__ import annotations
 
@@ -32,8 +32,14 @@ def _rest_of_head(start: tl.constexpr, pairs: tl.constexpr, rest: tl.constexpr):
 
 
 @triton.jit
+def _root(x):
+    """The square root, rounded: in float32 `tl.sqrt` takes what is subnormal for 0."""
+    return tl.sqrt_rn(x) if x.dtype == tl.float32 else tl.sqrt(x)
+
+
+@triton.jit
 def _by_warps(x):
-    """Sums of ``[heads, tokens, columns]`` over heads that one thread holds, of 4 warps."""
+    """``[heads, tokens, columns]`` summed over every fourth head: a thread of 4 warps has those."""
     groups: tl.constexpr = 4 if x.shape[0] > 4 else x.shape[0]
     return tl.sum(x.reshape(x.shape[0] // groups, groups, x.shape[1], x.shape[2]), axis=0)
 
@@ -146,7 +152,7 @@ def forward(
     total = tl.sum(x0 * x0 + x1 * x1, axis=2)
     if rest > 0:
         total += tl.sum(still * still, axis=2)
-    size = (1.0 / tl.sqrt(total / width + _float(epsilon, kind)))[:, :, None]
+    size = (1.0 / _root(total / width + _float(epsilon, kind)))[:, :, None]
 
     factor = _float(gain, kind)
     cos, sin = (cos.to(kind) * factor)[None, :, :], (sin.to(kind) * factor)[None, :, :]
@@ -267,7 +273,7 @@ def backward(
         total = tl.sum(x0 * x0 + x1 * x1, axis=2)
         if rest > 0:
             total += tl.sum(still * still, axis=2)
-        size = (1.0 / tl.sqrt(total / width + _float(epsilon, kind)))[:, :, None]
+        size = (1.0 / _root(total / width + _float(epsilon, kind)))[:, :, None]
         # what is no token has no size where epsilon is 0, and adds nothing
         size = tl.where(exists, size, 0.0)
         n0, n1 = x0 * size, x1 * size

@@ -91,12 +91,15 @@ def walk(
 ) -> list[tuple[int, tuple[int, ...]]]:
     """Sizes and strides of the dimensions to be walked, innermost first.
 
-    Two dimensions are one where every tensor steps over both alike.
+    Two dimensions are one where every tensor steps over both alike, and so are all where one is
+    empty.
 
     Args:
         lead: Sizes of the dimensions.
         strides: Of each tensor over them.
     """
+    if 0 in lead:
+        return [(0, (0,) * len(strides))]
     found: list[tuple[int, tuple[int, ...]]] = []
     for at in reversed(range(len(lead))):
         size, steps = lead[at], tuple(each[at] for each in strides)
@@ -166,7 +169,9 @@ def tokens_of(
     """How the tokens of ``xs``, and ``others`` without heads, are walked; None if they are not."""
     found = rows_of(angles, rope, xs[0].dtype)
     lead, last = xs[0].shape[:-2], own_dimensions(angles, rope)
-    strides = [x.stride()[:-2] for x in xs] + [x.stride() for x in others]
+    # nobody walks what is empty: however it lies, it is in nobody's way
+    strides = [x.stride()[:-2] if x.numel() else (0,) * len(lead) for x in xs]
+    strides += [x.stride() for x in others]
     strides += [broadcast(a, last, lead) for a in angles]
     walked = walk(lead, strides)
     if len(walked) > 2:
@@ -195,7 +200,7 @@ def reciprocal(n: int) -> int:
 
     ``count * times >> bits`` is the quotient of every count below 2**31: rounding up makes
     ``n * times`` larger than ``2**bits`` by less than ``n``, and so by at most ``2**(bits - 31)``
-    (Granlund and Montgomery 1994). ``times`` has 33 bits, and ``bits`` stands above them.
+    (Granlund and Montgomery 1994). ``times`` is at most ``2**32``; ``bits`` stands above it.
     """
     bits = 31 + (max(n, 1) - 1).bit_length()
     return bits << TIMES_BITS | -(-(2**bits) // max(n, 1))
