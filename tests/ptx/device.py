@@ -30,7 +30,7 @@ _KERNELS = ("angles", "kernels", "norm", "cache")
 class Driver(nvidia.CudaDriver):
     """Triton's, of one device that torch knows nothing of."""
 
-    def __init__(self, library: ctypes.CDLL) -> None:
+    def __init__(self, library: ctypes.CDLL, folder: tempfile.TemporaryDirectory[str]) -> None:
         # not what it does by itself: ask torch
         self.utils = nvidia.CudaUtils()
         self.launcher_cls = lambda *made: Launcher(self, *made)
@@ -42,8 +42,8 @@ class Driver(nvidia.CudaDriver):
         self.fault: Exception | None = None
         pointers = ctypes.POINTER(ctypes.c_void_p)
         kind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_ulonglong, *[ctypes.c_uint] * 3, pointers)
-        # kept, for the library calls it
-        self.callback = kind(self.launched)
+        # kept, for the library calls the one, and is in the other
+        self.callback, self.folder = kind(self.launched), folder
         library.on_launch(self.callback)
 
     def loaded(self, _: Any, function: int, name: str, files: dict[str, str], __: str) -> None:
@@ -84,25 +84,22 @@ class Launcher(nvidia.CudaLauncher):
             raise
 
 
-def install() -> None:
+def pytest_configure() -> None:
     """Make it the device of this process, for good."""
     assert os.environ.get("TRITON_INTERPRET") != "1", "what is interpreted is not compiled"
     # Triton's own module is linked with it, here and whenever else
-    folder = Path(tempfile.mkdtemp(prefix="libcuda-"))
-    library = folder / "libcuda.so.1"
+    folder = tempfile.TemporaryDirectory(prefix="libcuda-")
+    library = Path(folder.name) / "libcuda.so.1"
     headers = Path(nvidia.__file__).with_name("include")
     flags = ["-shared", "-fPIC", "-Wall", "-Werror", "-Wl,-soname,libcuda.so.1", f"-I{headers}"]
     subprocess.run(
         ["gcc", *flags, str(Path(__file__).with_name("libcuda.c")), "-o", str(library)], check=True
     )
-    os.environ["TRITON_LIBCUDA_PATH"] = str(folder)
-    driver = Driver(ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL))
+    os.environ["TRITON_LIBCUDA_PATH"] = folder.name
+    driver = Driver(ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL), folder)
     triton.runtime.driver.set_active(driver)
     triton.knobs.runtime.kernel_load_end_hook.add(driver.loaded)
     for name in _KERNELS:
         import_module(f"phasor.torch._triton.{name}")
     # it is too late for Triton to interpret, but phasor now takes tensors on the CPU for its own
     os.environ["TRITON_INTERPRET"] = "1"
-
-
-install()

@@ -1,0 +1,3 @@
+"""Only who asks for the device gets it: it is no place to look for doctests."""
+
+collect_ignore = ["device.py"]
