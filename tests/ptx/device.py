@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import shutil
 import subprocess
 import tempfile
 from collections import Counter
@@ -15,6 +16,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import pytest
 import triton
 from triton.backends.nvidia import driver as nvidia
 
@@ -30,7 +32,7 @@ _KERNELS = ("angles", "kernels", "norm", "cache")
 class Driver(nvidia.CudaDriver):
     """Triton's, of one device that torch knows nothing of."""
 
-    def __init__(self, library: ctypes.CDLL, folder: tempfile.TemporaryDirectory[str]) -> None:
+    def __init__(self, library: ctypes.CDLL) -> None:
         # not what it does by itself: ask torch
         self.utils = nvidia.CudaUtils()
         self.launcher_cls = lambda *made: Launcher(self, *made)
@@ -42,8 +44,8 @@ class Driver(nvidia.CudaDriver):
         self.fault: Exception | None = None
         pointers = ctypes.POINTER(ctypes.c_void_p)
         kind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_ulonglong, *[ctypes.c_uint] * 3, pointers)
-        # kept, for the library calls the one, and is in the other
-        self.callback, self.folder = kind(self.launched), folder
+        # kept, for the library calls it
+        self.callback = kind(self.launched)
         library.on_launch(self.callback)
 
     def loaded(self, _: Any, function: int, name: str, files: dict[str, str], __: str) -> None:
@@ -84,19 +86,20 @@ class Launcher(nvidia.CudaLauncher):
             raise
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Make it the device of this process, for good."""
     assert os.environ.get("TRITON_INTERPRET") != "1", "what is interpreted is not compiled"
     # Triton's own module is linked with it, here and whenever else
-    folder = tempfile.TemporaryDirectory(prefix="libcuda-")
-    library = Path(folder.name) / "libcuda.so.1"
+    folder = Path(tempfile.mkdtemp(prefix="libcuda-"))
+    config.add_cleanup(lambda: shutil.rmtree(folder))
+    library = folder / "libcuda.so.1"
     headers = Path(nvidia.__file__).with_name("include")
     flags = ["-shared", "-fPIC", "-Wall", "-Werror", "-Wl,-soname,libcuda.so.1", f"-I{headers}"]
     subprocess.run(
         ["gcc", *flags, str(Path(__file__).with_name("libcuda.c")), "-o", str(library)], check=True
     )
-    os.environ["TRITON_LIBCUDA_PATH"] = folder.name
-    driver = Driver(ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL), folder)
+    os.environ["TRITON_LIBCUDA_PATH"] = str(folder)
+    driver = Driver(ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL))
     triton.runtime.driver.set_active(driver)
     triton.knobs.runtime.kernel_load_end_hook.add(driver.loaded)
     for name in _KERNELS:
