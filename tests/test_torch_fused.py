@@ -5,7 +5,6 @@ With it, what both fused functions share: their operators, compilers and graphs.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -21,8 +20,8 @@ from phasor.torch._triton import fused as triton_fused
 from phasor.torch._triton import tiles as triton_tiles
 from phasor.torch.fused import norm_rotate_qk, rotate_and_cache_
 
-from .fused_cases import BACKENDS, HALF, ROPES, once
-from .torch_oracle import bound, float64, normal, pair_places, row_error, turns
+from .fused_cases import BACKENDS, HALF, ROPES, assert_normed, once
+from .torch_oracle import normal
 from .triton_runs import (
     APART,
     DEVICE,
@@ -68,53 +67,6 @@ def weights_of(width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Of a query and of a key: neither alike nor all of one sign."""
     ramp = torch.linspace(-0.5, 2.0, width)
     return ramp.to(dtype).to(DEVICE), ramp.flip(0).to(dtype).to(DEVICE)
-
-
-def normed_and_turned(
-    x: np.ndarray, weight: np.ndarray, positions: Any, rope: Rope, epsilon: float, gain: float
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """What is right, its two terms' sizes and its pair's size: head by head, pair by pair."""
-    value = np.empty_like(x)
-    terms, size = np.zeros_like(x), np.zeros_like(x)
-    rows = gain * turns(rope, positions)
-    rows = np.broadcast_to(rows, (*x.shape[:-2], rows.shape[-1]))
-    before = pair_places(rope.pairing, rope.rotary_start, rows.shape[-1])
-    after = pair_places(rope.output_pairing, rope.rotary_start, rows.shape[-1])
-    for at in np.ndindex(*x.shape[:-1]):
-        head = [float(v) for v in x[at]]
-        length = math.sqrt(math.fsum(v * v for v in head) / len(head) + epsilon)
-        normed = [v / length * float(w) for v, w in zip(head, weight, strict=True)]
-        value[at] = normed
-        terms[at] = np.abs(normed)
-        for k, row in enumerate(rows[at[:-1]]):
-            a, b = (normed[places[k]] for places in before)
-            z = complex(a, b) * row
-            i, j = (places[k] for places in after)
-            value[at][i], value[at][j] = z.real, z.imag
-            terms[at][i] = abs(a * row.real) + abs(b * row.imag)
-            terms[at][j] = abs(a * row.imag) + abs(b * row.real)
-            size[at][i] = size[at][j] = abs(gain) * (abs(a) + abs(b))
-    return value, terms, size
-
-
-def assert_normed(
-    y: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    positions: Any,
-    rope: Rope,
-    epsilon: float = 1e-6,
-    gain: float = 1.0,
-) -> None:
-    """To within the rotation's bound, and a sum of squares, a root and two products before it."""
-    given, w = float64(x), float64(weight)
-    value, terms, size = normed_and_turned(given, w, positions, rope, epsilon, gain)
-    limit = bound(x.dtype, value, terms, size, row_error(x.dtype, positions))
-    wide = torch.finfo(torch.float64 if x.dtype == torch.float64 else torch.float32)
-    # half of the sum's relative error enters through the root; 4 units are root and products
-    limit += 2 * (x.shape[-1] / 2 + 4) * wide.eps * terms
-    off = np.abs(float64(y) - value)
-    assert (off <= limit).all(), f"{(off / limit).max():.3g} times the bound"
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -231,12 +183,15 @@ def test_heads_whose_squares_are_subnormal_have_a_norm(dtype: torch.dtype) -> No
     with np.errstate(divide="ignore", invalid="ignore"):
         y, _ = norm_rotate_qk(x, x, w, w, 0, HALF, **options, **TRITON)
         (came,) = torch.autograd.grad(y, x, grad)
-    # a square of 2**-128 is 2**21 units of 2**-149: 2**-16 leaves room for numbers 5 times smaller
     exact = x.detach().cpu().double().requires_grad_()
     w64 = w.cpu().double()
     right, _ = norm_rotate_qk(exact, exact, w64, w64, 0, HALF, **options, backend="eager")
     (wanted,) = torch.autograd.grad(right, exact, grad.cpu().double())
-    eps = torch.finfo(dtype).eps + 2.0**-16
+    # eight squares and their sum are each off by half of 2**-149, of which the root takes half; the
+    # gradient has the root's inverse three times, and there are fewer than 32 other roundings
+    lost = 2.0**-147 / float(exact.detach().square().sum(-1).min())
+    eps = torch.finfo(dtype).eps + 3 * lost + 32 * 2.0**-24
+    assert lost < 2.0**-16
     assert bool(((y.cpu().double() - right).abs() <= eps * right.abs().max()).all())
     assert bool(((came.cpu().double() - wanted).abs() <= eps * wanted.abs().max()).all())
 

@@ -6,7 +6,6 @@ come to in another order, fails the test that it happens in.
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +17,7 @@ from phasor import Rope, Sectioned
 from phasor.torch import rotate_qk, rotate_qk_
 from phasor.torch.fused import norm_rotate_qk, rotate_and_cache_
 
+from .fused_cases import assert_normed
 from .torch_oracle import assert_rotated, normal
 from .triton_runs import TRITON, ask_for_many, on_machine, run_on_machine, starts_another
 
@@ -38,7 +38,6 @@ each_dtype = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 
 @starts_another
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="Triton is not installed")
 @pytest.mark.parametrize(
     ("capability", "name"),
     [
@@ -126,10 +125,8 @@ def test_norm_and_rotation_move_every_byte_once(model: str, dtype: torch.dtype) 
     gradients = torch.autograd.grad(new, (q, k), came)
     for launch, x, g, found in zip((-2, -1), (q, k), came, gradients, strict=True):
         assert moved(x, g, found, launch=launch) == once([x.nbytes, x.nbytes, 0], [0, 0, x.nbytes])
-    eager = norm_rotate_qk(q, k, *weights, places(rope), rope, epsilon=1e-6, backend="eager")
-    for x, y in zip(new, eager, strict=True):
-        unit = torch.finfo(dtype).eps
-        assert bool(((x - y).abs() <= 2 * unit * y.abs() + 64 * 2.0**-24 * y.abs().max()).all())
+    for x, y, weight in zip((q, k), new, weights, strict=True):
+        assert_normed(y, x, weight, places(rope).numpy(), rope)
 
 
 @on_machine

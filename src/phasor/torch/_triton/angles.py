@@ -102,10 +102,22 @@ def asked(
 
 
 @triton.jit
-def rows(first, second, tables, pair, pairs: tl.constexpr, source: tl.constexpr):
-    """``[T, N]`` of cos and of sin, from what was `asked`; ``tables`` as in `digit_row`."""
+def number(bits, kind: tl.constexpr):
+    """A float64 that came as its bits, for no argument can carry one, as a number of ``kind``."""
+    return bits.to(tl.float64, bitcast=True).to(kind)
+
+
+@triton.jit
+def rows(
+    first, second, tables, pair, gain, pairs: tl.constexpr, source: tl.constexpr, kind: tl.constexpr
+):
+    """``[1, T, N]`` of cos and of sin in ``kind``, times the gain, from what was `asked`.
+
+    ``tables`` are those of `digit_row`, and ``gain`` is the bits of a float64.
+    """
     if source == "given":
         cos, sin = first, second
     else:
         cos, sin = digit_row(first, pair, tables, pairs)
-    return cos, sin
+    factor = number(gain, kind)
+    return (cos.to(kind) * factor)[None, :, :], (sin.to(kind) * factor)[None, :, :]

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from phasor.torch._fused import LARGEST
-from phasor.torch._triton.angles import asked, rows
+from phasor.torch._triton.angles import asked, number, rows
 from phasor.torch._triton.kernels import placed
 
 _LARGEST_BITS = tl.constexpr(struct.unpack("i", struct.pack("f", LARGEST))[0])
@@ -50,7 +50,7 @@ def _eight_bits(x):
 def _stored(x, times, kind: tl.constexpr):
     """``x`` as a cache of that dtype holds it: uint8 are codes of 8 bits, in their unit."""
     if kind == tl.uint8:
-        x = x.to(tl.float32) * times.to(tl.float64, bitcast=True).to(tl.float32)
+        x = x.to(tl.float32) * number(times, tl.float32)
         if tl.target_info.cuda_capability_geq(8, 9):
             # these have an instruction for it, which stops at the largest number too
             return x.to(tl.float8e4nv).to(tl.uint8, bitcast=True)
@@ -211,9 +211,7 @@ def rotate_and_cache(
         x0, x1 = read(x + start * x_step, x_step, exists, pairs, wide)
         if barrier:
             tl.debug_barrier()
-        cos, sin = rows(asked0, asked1, more, pair, pairs, source)
-        factor = gain.to(tl.float64, bitcast=True).to(kind)
-        cos, sin = (cos.to(kind) * factor)[None, :, :], (sin.to(kind) * factor)[None, :, :]
+        cos, sin = rows(asked0, asked1, more, pair, gain, pairs, source, kind)
         x0, x1 = x0.to(kind), x1.to(kind)
         y0, y1 = tl.fma(x0, cos, -(x1 * sin)), tl.fma(x1, cos, x0 * sin)
         written: tl.constexpr = q.dtype.element_ty

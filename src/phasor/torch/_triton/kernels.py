@@ -6,6 +6,7 @@ of a row in registers while it walks the heads. Offsets are 64-bit from the firs
 """
 
 # pyright: basic, reportMissingImports=false, reportInvalidTypeForm=false
+# pyright: reportAssignmentType=false
 
 from __future__ import annotations
 
@@ -175,6 +176,7 @@ def rotation(
         packed                whether heads lie in one piece each, on 16-byte boundaries
         wide, tokens, heads   the tile: pairs or the next power of two, tokens, heads
     """
+    kind: tl.constexpr = tl.float64 if q.dtype.element_ty == tl.float64 else tl.float32
     q_blocks = tl.cdiv(q_heads, heads)
     blocks = q_blocks + tl.cdiv(k_heads, heads)
     block, outer, token = placed(tl.program_id(0), blocks, over_blocks, inner, over_tiles, tokens)
@@ -202,10 +204,7 @@ def rotation(
     x0, x1 = read(x + start * x_step, x_step, exists, pairs, wide)
     if barrier:
         tl.debug_barrier()
-    cos, sin = rows(asked0, asked1, more, pair, pairs, source)
-    kind: tl.constexpr = tl.float64 if x.dtype.element_ty == tl.float64 else tl.float32
-    factor = gain.to(tl.float64, bitcast=True).to(kind)
-    cos, sin = (cos.to(kind) * factor)[None, :, :], (sin.to(kind) * factor)[None, :, :]
+    cos, sin = rows(asked0, asked1, more, pair, gain, pairs, source, kind)
     if inverse:
         sin = -sin
     x0, x1 = x0.to(kind), x1.to(kind)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from phasor.torch._triton.angles import asked, rows
+from phasor.torch._triton.angles import asked, number, rows
 from phasor.torch._triton.kernels import placed
 
 _STEPS = ("outer", "inner", "head", "step")
@@ -38,9 +38,8 @@ def _root(x):
 
 
 @triton.jit
-def _by_warps(x):
+def _by_warps(x, groups: tl.constexpr):
     """``[heads, tokens, columns]`` summed over every fourth head: a thread of 4 warps has those."""
-    groups: tl.constexpr = 4 if x.shape[0] > 4 else x.shape[0]
     return tl.sum(x.reshape(x.shape[0] // groups, groups, x.shape[1], x.shape[2]), axis=0)
 
 
@@ -48,11 +47,6 @@ def _by_warps(x):
 def _total(x):
     """``[1, 1, columns]``: the sum over everything else."""
     return tl.sum(tl.sum(x, axis=0, keep_dims=True), axis=1, keep_dims=True)
-
-
-@triton.jit
-def _float(bits, kind: tl.constexpr):
-    return bits.to(tl.float64, bitcast=True).to(kind)
 
 
 @triton.jit(
@@ -147,15 +141,12 @@ def forward(
         column = _rest_of_head(start, pairs, rest)
         still = tl.load(x + column * x_step, mask=exists & (column < width), other=0.0).to(kind)
     tl.debug_barrier()
-    cos, sin = rows(asked0, asked1, more, pair, pairs, source)
+    cos, sin = rows(asked0, asked1, more, pair, gain, pairs, source, kind)
     x0, x1 = x0.to(kind), x1.to(kind)
     total = tl.sum(x0 * x0 + x1 * x1, axis=2)
     if rest > 0:
         total += tl.sum(still * still, axis=2)
-    size = (1.0 / _root(total / width + _float(epsilon, kind)))[:, :, None]
-
-    factor = _float(gain, kind)
-    cos, sin = (cos.to(kind) * factor)[None, :, :], (sin.to(kind) * factor)[None, :, :]
+    size = (1.0 / _root(total / width + number(epsilon, kind)))[:, :, None]
     every = tl.full((1, 1, 1), 1, tl.int1)
     w0, w1 = read(weight + start, 1, every, pairs, wide)
     n0, n1 = x0 * size * w0.to(kind), x1 * size * w1.to(kind)
@@ -236,7 +227,6 @@ def backward(
     groups: tl.constexpr = 4 if heads > 4 else heads
     of_w0 = tl.zeros((groups, tokens, wide), kind)
     of_w1 = tl.zeros((groups, tokens, wide), kind)
-    factor = _float(gain, kind)
     if packed:
         q_step, k_step, q_out_step = 1, 1, 1
     if rest > 0:
@@ -266,24 +256,23 @@ def backward(
             still = tl.load(x + column * q_step, mask=here, other=0.0).to(kind)
             back = tl.load(g + column * k_step, mask=here, other=0.0).to(kind)
         tl.debug_barrier()
-        cos, sin = rows(asked0, asked1, more, pair, pairs, source)
+        cos, sin = rows(asked0, asked1, more, pair, gain, pairs, source, kind)
         x0, x1, g0, g1 = x0.to(kind), x1.to(kind), g0.to(kind), g1.to(kind)
-        cos, sin = (cos.to(kind) * factor)[None, :, :], (sin.to(kind) * factor)[None, :, :]
         v0, v1 = tl.fma(g0, cos, g1 * sin), tl.fma(g1, cos, -(g0 * sin))
         total = tl.sum(x0 * x0 + x1 * x1, axis=2)
         if rest > 0:
             total += tl.sum(still * still, axis=2)
-        size = (1.0 / _root(total / width + _float(epsilon, kind)))[:, :, None]
+        size = (1.0 / _root(total / width + number(epsilon, kind)))[:, :, None]
         # what is no token has no size where epsilon is 0, and adds nothing
         size = tl.where(exists, size, 0.0)
         n0, n1 = x0 * size, x1 * size
-        of_w0 += _by_warps(v0 * n0)
-        of_w1 += _by_warps(v1 * n1)
+        of_w0 += _by_warps(v0 * n0, groups)
+        of_w1 += _by_warps(v1 * n1, groups)
         v0, v1 = v0 * w0, v1 * w1
         mean = tl.sum(v0 * n0 + v1 * n1, axis=2)
         if rest > 0:
             n = still * size
-            of_w += _by_warps(back * n)
+            of_w += _by_warps(back * n, groups)
             back = back * of_rest
             mean += tl.sum(back * n, axis=2)
         mean = (mean / width)[:, :, None]
