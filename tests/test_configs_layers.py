@@ -11,8 +11,8 @@ from phasor import ConfigError, Linear
 from phasor.checkpoint._model import describe
 from phasor.cli._architectures import text_config
 from phasor.configs import NESTED, language_models, load
-from phasor.configs._reading import Block
-from phasor.configs._table import table
+from phasor.configs.block import Block
+from phasor.configs.facts import table
 
 from .config_files import sized
 

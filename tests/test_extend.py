@@ -13,7 +13,7 @@ import pytest
 from phasor import DynamicNTK, PerPair, Rope, load, preset
 from phasor.configs import REPLACED, REPLACED_OF_KINDS, config_keys
 from phasor.configs._huggingface import _BASES, _CONTEXTS
-from phasor.configs._table import table
+from phasor.configs.facts import table
 from phasor.errors import SpecError
 from phasor.extending import plan
 from phasor.frequencies import inv_freq

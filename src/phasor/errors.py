@@ -41,3 +41,7 @@ class ConfigError(PhasorError):
 
 class CheckpointError(PhasorError):
     """A file of weights that is damaged, not understood or cannot be written."""
+
+
+class PhasorWarning(UserWarning):
+    """A number that phasor had to assume, and what it took."""

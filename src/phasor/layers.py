@@ -47,9 +47,11 @@ class InConfig:
         return self.labels.get(kind, kind)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class LayerRopes(Sequence[Rope | None]):
     """The rope of each layer: ``ropes[i]`` is layer ``i``'s, or None where it has none.
+
+    Two are equal where layers, ropes and sizes are; names and notes take no part in that.
 
     Args:
         name: What the model is called.
@@ -70,14 +72,14 @@ class LayerRopes(Sequence[Rope | None]):
     (True, None, 2)
     """
 
-    name: str
+    name: str = field(compare=False)
     layer_kinds: tuple[str, ...]
     kinds: Mapping[str, Rope | None]
     context: int | None = None
     query_heads: int | None = None
     key_heads: int | None = None
-    notes: tuple[str, ...] = ()
-    in_config: InConfig = field(default_factory=InConfig)
+    notes: tuple[str, ...] = field(default=(), compare=False)
+    in_config: InConfig = field(default_factory=InConfig, compare=False)
 
     def __post_init__(self) -> None:
         if not self.layer_kinds:
@@ -96,6 +98,23 @@ class LayerRopes(Sequence[Rope | None]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _thawed(self, "kinds"), ()
+
+    def __hash__(self) -> int:
+        return hash((self.layer_kinds, frozenset(self.kinds.items()), self.context))
+
+    def __repr__(self) -> str:
+        facts = [f"{len(self)} layers"]
+        for number, what in (
+            (self.query_heads, "query heads"),
+            (self.key_heads, "key heads"),
+            (self.context, "positions"),
+        ):
+            facts += [] if number is None else [f"{number} {what}"]
+        lines = [f"{self.name}: {', '.join(facts)}"]
+        for kind, rope in self.kinds.items():
+            what = "no rotation" if rope is None else _in_short(rope)
+            lines.append(f"  {kind} ({self.layer_kinds.count(kind)} layers): {what}")
+        return "\n".join([*lines, *(f"  Note: {note}" for note in self.notes)])
 
     @overload
     def __getitem__(self, index: int) -> Rope | None: ...
@@ -130,6 +149,13 @@ class LayerRopes(Sequence[Rope | None]):
                 f"({', '.join(f'{factor:g}' for factor in sorted(factors))}); ask each rope's law"
             )
         return factors.pop()
+
+
+def _in_short(rope: Rope) -> str:
+    turning = "" if rope.rotary_dim == rope.head_dim else f"{rope.rotary_dim} of "
+    said = f"{rope.pairing} pairs, {turning}{rope.head_dim} coordinates, "
+    said += "explicit frequencies" if rope.base is None else f"base {rope.base:.12g}"
+    return said if rope.scaling is None else f"{said}, {shown(rope.scaling)}"
 
 
 def _softmax_scale(rope: Rope) -> float:

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from phasor.checkpoint._names import PLAIN, Part, Projections, projections
 from phasor.configs import language_models, load, read_source
-from phasor.configs._table import table
+from phasor.configs.facts import table
 from phasor.errors import CheckpointError
 from phasor.layers import LayerRopes
 from phasor.spec import Pairing, Rope
@@ -93,7 +93,7 @@ def describe(model: str | os.PathLike[str] | Mapping[str, Any] | Rope) -> Model:
     if config.get("rotary_value"):
         raise CheckpointError("rotary_value is true, so values are rotated too: not converted")
     architecture = table().huggingface.get(model_type) if model_type is not None else None
-    is_latent = architecture is not None and architecture.head_dim_key == _LATENT
+    is_latent = architecture is not None and architecture.latent
     return Model(
         ropes=ropes,
         model_type=model_type,

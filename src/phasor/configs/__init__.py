@@ -1,9 +1,14 @@
 """Config files of other programs in, the rope of every layer out; and a rope's block back.
 
-Read are Hugging Face ``config.json`` (transformers 4 and 5), ``params.json`` of Mistral and Meta,
-DeepSeek's inference configs and the metadata of GGUF files. This package is the only place that
-knows foreign key names. Nothing is guessed: a key about the rope that is not understood, two keys
-that disagree or a value out of range is a `ConfigError` that names the key.
+Read are Hugging Face ``config.json`` (transformers 4 and 5), ``transformer/config.json`` of
+diffusers, ``params.json`` of Mistral and Meta, DeepSeek's inference configs and GGUF. This package
+is the only place that knows foreign key names. Nothing is guessed: a key that contradicts what the
+model's class does, two keys that disagree or a value out of range is a `ConfigError` that names
+the key.
+
+The way of a file: `sources` finds it, `parts` the config of the part that is meant,
+``huggingface.toml`` (through `facts`) what its class implies, `huggingface` the widths, blocks and
+kinds of layers, `laws` the law, and `strays` settles what nobody read.
 """
 
 from __future__ import annotations
@@ -12,13 +17,14 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from phasor.configs._deepseek import load_deepseek
-from phasor.configs._gguf import load_gguf
-from phasor.configs._huggingface import load_huggingface
-from phasor.configs._params import load_params
-from phasor.configs._reading import NESTED, Block, language_models, read_source
-from phasor.configs._table import table
-from phasor.configs._writing import (
+from phasor.configs.block import Block
+from phasor.configs.facts import table
+from phasor.configs.gguf import load_gguf
+from phasor.configs.huggingface import load_huggingface
+from phasor.configs.params import load_deepseek, load_params
+from phasor.configs.parts import NESTED, language_models
+from phasor.configs.sources import read_source
+from phasor.configs.writing import (
     REPLACED,
     REPLACED_OF_KINDS,
     config_keys,
@@ -43,24 +49,40 @@ _PARAMS = ("dim", "n_layers", "n_heads")
 _DEEPSEEK = ("qk_rope_head_dim", "inter_dim")
 
 
-def load(source: str | os.PathLike[str] | Mapping[str, Any]) -> LayerRopes:
+def load(
+    source: str | os.PathLike[str] | Mapping[str, Any] | object,
+    *,
+    part: str | None = None,
+    like: str | None = None,
+    strict: bool = True,
+) -> LayerRopes:
     """The rope of each layer of the model that a config file describes.
 
     Args:
-        source: Path of a file, of a directory that holds a ``config.json`` or a ``params.json``,
-            or the dictionary that such a file holds. GGUF metadata come as a dictionary from key
-            to value; the tensors ``rope_freqs.weight``, ``rope_factors_short.weight`` and
-            ``rope_factors_long.weight`` may stand among them as lists.
+        source: Path of a file, of a folder that holds a ``config.json`` or a ``params.json``, ``-``
+            for standard input, the dictionary that such a file holds, or a config object of
+            transformers. Of a GGUF file the header is read, with the ``gguf`` package. GGUF
+            metadata may come as a dictionary too, with the tensors ``rope_freqs.weight``,
+            ``rope_factors_short.weight`` and ``rope_factors_long.weight`` among them as lists.
+        part: Key of the config inside the file that is meant, such as ``"vision_config"``; dotted
+            where it lies deeper. By default the language model's.
+        like: A known model type, for a file of a type that is unknown but rotates as that one.
+        strict: Whether keys are refused that ask for something else than the model's class does.
+            With False what the class does not read is left aside, with a note.
 
     Returns:
-        The ropes, with the kinds of layers as the file names them, else ``rope`` and ``nope``.
-        ``notes`` names numbers that are missing from the file and were taken from the model class.
-        In models with latent attention (DeepSeek) a rope describes the ``qk_rope_head_dim`` slice
-        on its own.
+        The ropes, with the kinds of layers as the file names them, else ``rope`` and ``nope``; None
+        for every layer of a model that has no rotary embedding. ``notes`` says what was assumed,
+        left aside, or taken from the model class. In models with latent attention (DeepSeek) a
+        rope describes the ``qk_rope_head_dim`` slice on its own.
 
     Raises:
         ConfigError: If the file cannot be read, is damaged, contradicts itself, or says something
             about its rope that phasor does not understand.
+
+    Warns:
+        PhasorWarning: If a size that the file does not say was taken from the model's class, or
+            the first of several contexts that disagree.
 
     >>> ropes = load({
     ...     "model_type": "llama", "num_hidden_layers": 2, "hidden_size": 4096,
@@ -68,10 +90,20 @@ def load(source: str | os.PathLike[str] | Mapping[str, Any]) -> LayerRopes:
     ... })
     >>> ropes[0].pairing, ropes[0].base, ropes[0].head_dim
     ('half', 500000.0, 128)
+    >>> load({"model_type": "gpt2", "n_layer": 12}).notes[-1]
+    'No layer of gpt2 rotates: it learns a vector for each position.'
     """
     config = read_source(source)
     try:
-        return _dialect(config)(config)
+        if part is None and like is None:
+            if config.has("general.architecture"):
+                return load_gguf(config, strict=strict)
+            if not config.has("model_type"):
+                if all(config.has(key) for key in _DEEPSEEK):
+                    return load_deepseek(config, strict=strict)
+                if all(config.has(key) for key in _PARAMS):
+                    return load_params(config, strict=strict)
+        return load_huggingface(config, part=part, like=like, strict=strict)
     except SpecError as error:
         raise ConfigError(f"the config describes no usable embedding: {error}") from None
 
@@ -83,15 +115,3 @@ def model_types() -> tuple[str, ...]:
     True
     """
     return tuple(sorted(table().huggingface))
-
-
-def _dialect(config: Block) -> Any:
-    if config.has("general.architecture"):
-        return load_gguf
-    if config.has("model_type"):
-        return load_huggingface
-    if all(config.has(key) for key in _DEEPSEEK):
-        return load_deepseek
-    if all(config.has(key) for key in _PARAMS):
-        return load_params
-    return load_huggingface

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from phasor._checks import shown
-from phasor.configs._reading import Block, agreed
-from phasor.configs._table import Architecture, table
+from phasor.configs.block import Block, agreed
+from phasor.configs.facts import Architecture, table
 from phasor.errors import ConfigError
 
-_COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_num_hidden_layers")
 # more layers than any model has; a damaged count must not fill the memory
 MOST_LAYERS = 100_000
 
 
 def layer_kinds(config: Block, facts: Architecture) -> tuple[str, ...]:
     """One kind per layer: the file's names for them, else ``rope`` and ``nope``."""
-    count = config.first(_COUNTS, lambda block, key: block.whole(key, most=MOST_LAYERS))
+    count = config.whole("num_hidden_layers", most=MOST_LAYERS)
     if count is None:
-        raise ConfigError(f"{config.name(_COUNTS[0])} is absent; add the number of layers")
+        raise ConfigError(f"{config.name('num_hidden_layers')} is absent; add the number of layers")
     if "no_rope_interval" in facts.layers:
         return _switched(config, facts, count)
     if "bases_key" in facts.layers:
         return _with_bases(config, facts.layers["bases_key"], count)
+    if "blocks_key" in facts.layers:
+        return _with_attention(config, facts.layers["blocks_key"], count)
     key = "layers_block_type" if config.has("layers_block_type") else "layer_types"
     named = config.texts(key)
     if named is None:
@@ -85,6 +88,20 @@ def _with_bases(config: Block, key: str, count: int) -> tuple[str, ...]:
     stated = (config.block("rope_parameters") or config).number("rope_theta", above=1)
     agreed([(config.name(key), next(iter(used), None)), (config.name("rope_theta"), stated)])
     return tuple("rope" if base else "nope" for base in bases)
+
+
+def _with_attention(config: Block, key: str, count: int) -> tuple[str, ...]:
+    """Layers that a search for a smaller model left their attention (Nemotron-NAS)."""
+    blocks = config.items(key)
+    if blocks is None or len(blocks) != count or not all(isinstance(b, Mapping) for b in blocks):
+        config.refuse(key, f"a list of one object for each of {count} layers")
+    kinds: list[str] = []
+    for i, block in enumerate(blocks):
+        attention = Block(block, f"{config.name(key)}.{i}").block("attention")
+        gone = ("no_op", "replace_with_linear")
+        kept = attention is None or not any(attention.flag(switch) for switch in gone)
+        kinds.append("rope" if kept else "nope")
+    return tuple(kinds)
 
 
 def patterned(config: Block, facts: Architecture, count: int) -> tuple[str, ...]:

@@ -1,23 +1,34 @@
-"""``params.json`` of Mistral and of Meta: both store their weights in interleaved pairs."""
+"""Configs of the makers' own programs: ``params.json`` of Mistral and Meta, DeepSeek's inference.
+
+All three store weights in interleaved pairs and rotate them in place.
+"""
 
 from __future__ import annotations
 
-import re
+from collections.abc import Mapping
 
-from phasor._checks import shown
-from phasor.configs._layers import MOST_LAYERS
-from phasor.configs._model import renamed, required
-from phasor.configs._reading import Block
-from phasor.configs._width import WIDEST
+from phasor.configs.block import Block, agreed, renamed, required
+from phasor.configs.huggingface import WIDEST
+from phasor.configs.layer_kinds import MOST_LAYERS
+from phasor.configs.strays import settle_strays
 from phasor.errors import ConfigError
 from phasor.layers import LayerRopes
 from phasor.scaling import Yarn
 from phasor.spec import Rope
 
-_ABOUT_ROPE = re.compile("rope|rotary|yarn")
+# DeepSeek-V3's inference/model.py
+_DEEPSEEK: Mapping[str, float] = {
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "max_seq_len": 16384,
+    "mscale": 1.0,
+    "original_seq_len": 4096,
+    "rope_factor": 40.0,
+    "rope_theta": 10000.0,
+}
 
 
-def load_params(config: Block) -> LayerRopes:
+def load_params(config: Block, *, strict: bool) -> LayerRopes:
     """The rope of each layer, the same for all."""
     if config.flag("use_scaled_rope"):
         raise ConfigError(
@@ -41,13 +52,10 @@ def load_params(config: Block) -> LayerRopes:
             base=base,
             scaling=None if yarn is None else _yarn(yarn, latent=config.has("qk_rope_head_dim")),
         )
-    for key in config.not_asked():
-        if _ABOUT_ROPE.search(key):
-            raise ConfigError(
-                f"{config.name(key)} is not a key that phasor understands in a params.json, "
-                f"got {shown(config.values[key])}; remove it if nothing depends on it"
-            )
-    context = config.first(("max_position_embeddings", "max_seq_len", "model_max_length"), _whole)
+    blocks = () if yarn is None else (yarn,)
+    notes = settle_strays(config, blocks, (rope,), "of a params.json", strict=strict)
+    lengths = ("max_position_embeddings", "max_seq_len", "model_max_length")
+    context = agreed((config.name(key), config.whole(key)) for key in lengths)
     return LayerRopes(
         name="params.json",
         layer_kinds=("rope",) * layers,
@@ -56,11 +64,56 @@ def load_params(config: Block) -> LayerRopes:
         query_heads=heads,
         # latent attention rotates one key for all heads
         key_heads=1 if config.has("qk_rope_head_dim") else config.whole("n_kv_heads"),
+        notes=tuple(notes),
     )
 
 
-def _whole(config: Block, key: str) -> int | None:
-    return config.whole(key)
+def load_deepseek(config: Block, *, strict: bool) -> LayerRopes:
+    """The rope of each layer, the same for all; of the ``qk_rope_head_dim`` slice of a head."""
+    notes: list[str] = []
+
+    def filled(key: str, above: float) -> float:
+        given = config.number(key, above=above)
+        if given is not None:
+            return given
+        default = _DEEPSEEK[key]
+        notes.append(f"The file has no {key}; {default:g} is the default of DeepSeek's own code.")
+        return default
+
+    layers = required(config, "n_layers", config.whole("n_layers", most=MOST_LAYERS))
+    key = "qk_rope_head_dim"
+    head_dim = required(config, key, config.whole(key, least=2, most=WIDEST))
+    longest = config.whole("max_seq_len") or int(filled("max_seq_len", 0))
+    original = config.whole("original_seq_len") or int(filled("original_seq_len", 0))
+    mscale = filled("mscale", 0)
+    names = {"rotary_dim": key, "beta_fast": "beta_fast", "beta_slow": "beta_slow"}
+    with renamed(config, names):
+        law = Yarn(
+            factor=filled("rope_factor", 0),
+            original_max_positions=original,
+            beta_fast=filled("beta_fast", 0),
+            beta_slow=filled("beta_slow", 0),
+            # cos and sin stay as they are; the softmax scale takes m(mscale) squared
+            mscale=mscale,
+            mscale_all_dim=mscale,
+        )
+        rope = Rope(
+            head_dim=head_dim,
+            pairing="interleaved",
+            base=filled("rope_theta", 1),
+            # their code leaves frequencies and softmax alone up to the original length
+            scaling=law if longest > original else None,
+        )
+    notes += settle_strays(config, (), (rope,), "of DeepSeek's inference", strict=strict)
+    return LayerRopes(
+        name="deepseek",
+        layer_kinds=("rope",) * layers,
+        kinds={"rope": rope},
+        context=longest,
+        query_heads=config.whole("n_heads"),
+        key_heads=1,  # latent attention rotates one key for all heads
+        notes=tuple(notes),
+    )
 
 
 def _head_dim(config: Block, heads: int) -> int:
@@ -88,11 +141,6 @@ def _yarn(block: Block, *, latent: bool) -> Yarn:
     fast = required(block, "beta", block.number("beta", above=0))
     slow = required(block, "alpha", block.number("alpha", above=0))
     factor = required(block, "factor", block.number("factor", above=0))
-    for key in block.not_asked():
-        raise ConfigError(
-            f"{block.name(key)} is not a key that phasor understands in a yarn block, "
-            f"got {shown(block.values[key])}; remove it if nothing depends on it"
-        )
     with renamed(block, {"beta_fast": "beta", "beta_slow": "alpha"}):
         return Yarn(
             factor=factor,

@@ -3,38 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
 
 from phasor._checks import shown
-from phasor.configs._laws import rope_type
-from phasor.configs._reading import Block
-from phasor.configs._table import Architecture
+from phasor.configs.block import Block
+from phasor.configs.facts import Architecture
+from phasor.configs.laws import comparable
 from phasor.errors import ConfigError
 
 
-def comparable(value: Any) -> Any:
-    """A rope block in the spelling of transformers 5, for comparison."""
-    if not isinstance(value, Mapping):
-        return value
-    block = Block(cast(Mapping[str, Any], value))
-    plain = {k: v for k, v in block.values.items() if v is not None and k != "type"}
-    if plain and not any(isinstance(v, Mapping) for v in plain.values()):
-        plain["rope_type"] = rope_type(block)
-    return plain
+# transformers asks a block for "truncate" with a default, which a null is not
+_NULLS = {"truncate": False}
 
 
 class Blocks:
     """The rope blocks of a file: one for all layers, or one per kind of layer."""
 
     def __init__(self, config: Block, facts: Architecture) -> None:
-        new, old = config.block("rope_parameters"), config.block("rope_scaling")
+        new, old = (_block(config, facts, key) for key in ("rope_parameters", "rope_scaling"))
         if new is not None and old is not None:
             _agree(new, old)
             old.ignore(*old.values)
         if facts.nested and new is not None and new.values:
             _refuse_flat(new)
+        if facts.block_key is not None and new is None and old is None:
+            old = _block(config, facts, facts.block_key)
         whole = new if new is not None and (new.values or old is None) else old
-        self.stated = whole is not None and bool(whole.values)
+        self.assumed = bool(facts.block) and not (whole is not None and whole.values)
+        if self.assumed:
+            whole = Block(facts.block, "rope_parameters")
         self.flat = whole or Block({}, "rope_parameters")
         self.by_kind: dict[str, Block | None] = {}
         self.used: list[Block] = []
@@ -87,6 +83,15 @@ class Blocks:
         if block is not None:
             self.used.append(block)
         return block
+
+
+def _block(config: Block, facts: Architecture, key: str) -> Block | None:
+    # left over from programs that hold a factor there; as a number it scales nothing
+    if config.values.get(key) in (False, 1):
+        config.ignore(key)
+        return None
+    given = config.block(key)
+    return given and Block(given.values, given.path, names=facts.block_names, nulls=_NULLS)
 
 
 def _refuse_flat(block: Block) -> None:

@@ -10,10 +10,9 @@ from typing import Any
 
 from phasor._checks import shown, whole
 from phasor.axes import Alternating, Axes, Interleaved, OneAxis, Sectioned
-from phasor.configs import _laws
-from phasor.configs._model import Model
-from phasor.configs._reading import Block
-from phasor.configs._table import Architecture, table
+from phasor.configs import laws
+from phasor.configs.block import Block
+from phasor.configs.facts import Architecture, table
 from phasor.errors import ConfigError
 from phasor.scaling import (
     DynamicNTK,
@@ -33,6 +32,7 @@ REPLACED = (
     "rope_theta",
     "rotary_emb_base",
     "rotary_embedding_base",
+    "rope_embedding_base",
     "rope_ratio",
     "partial_rotary_factor",
     "original_max_position_embeddings",
@@ -134,8 +134,8 @@ def config_keys(rope: Rope | Mapping[str, Rope | None], context: int, to: int) -
             for label, one in rope.items()
         }
     length = whole("to", to, least=1)
-    laws = [one.scaling for one in ropes if one is not None]
-    starts = {law.original_max_positions for law in laws if isinstance(law, DynamicNTK)}
+    scalings = [one.scaling for one in ropes if one is not None]
+    starts = {law.original_max_positions for law in scalings if isinstance(law, DynamicNTK)}
     if len(starts) > 1:
         raise ConfigError(
             "dynamic ropes of one config start from max_position_embeddings, and these start from "
@@ -153,14 +153,18 @@ def _read_back(rope: Rope, block: dict[str, Any], context: int) -> None:
         axis_order=_alternating().axis_order if isinstance(rope.axes, Alternating) else (),
         softmax=isinstance(law, Yarn) and law.mscale_all_dim > 0,
     )
-    model = Model(
+    model = laws.Model(
         architecture=facts,
         rotary_dim=rope.rotary_dim,
-        context=law.original_max_positions if isinstance(law, DynamicNTK) else None,
+        contexts=(
+            (("max_position_embeddings", law.original_max_positions),)
+            if isinstance(law, DynamicNTK)
+            else ()
+        ),
         original=(_ORIGINAL, None),
     )
     given = Block(block, "rope_parameters")
-    said = _laws.scaling(given, model), _laws.axes(given, model) or OneAxis()
+    said = laws.scaling(given, model), laws.axes(given, model) or OneAxis()
     wanted = _as_rule(law, context) if isinstance(law, PerPair) else law
     partly = isinstance(law, Proportional) and rope.rotary_dim != rope.head_dim
     if partly or said != (wanted, rope.axes):

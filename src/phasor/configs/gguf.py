@@ -6,11 +6,10 @@ from functools import partial
 
 from phasor._checks import shown
 from phasor.axes import Axes, Interleaved, OneAxis, Sectioned
-from phasor.configs._layers import MOST_LAYERS, has_rope, patterned
-from phasor.configs._model import renamed, required
-from phasor.configs._reading import Block, agreed
-from phasor.configs._table import Architecture, Kind, table
-from phasor.configs._width import WIDEST
+from phasor.configs.block import Block, agreed, renamed, required
+from phasor.configs.facts import Architecture, Kind, table
+from phasor.configs.huggingface import WIDEST
+from phasor.configs.layer_kinds import MOST_LAYERS, has_rope, patterned
 from phasor.errors import ConfigError
 from phasor.layers import LayerRopes
 from phasor.scaling import Law, Linear, LongRope, PerPair, Rule, Yarn, yarn_multiplier
@@ -23,7 +22,7 @@ _LATENT = "rope.dimension_count"
 _BASE = 10_000.0
 
 
-def load_gguf(top: Block) -> LayerRopes:
+def load_gguf(top: Block, *, strict: bool) -> LayerRopes:
     """The rope of each layer of a model in GGUF."""
     name = required(top, "general.architecture", top.text("general.architecture"))
     known = table().gguf
@@ -45,13 +44,16 @@ def load_gguf(top: Block) -> LayerRopes:
         else None
         for kind in dict.fromkeys(kinds_in_order)
     }
-    for key in config.not_asked():
-        if key.startswith("rope."):
+    strays = [key for key in config.unread() if key.startswith("rope.")]
+    if strays:
+        listed = ", ".join(f"{config.name(key)} = {shown(config.values[key])}" for key in strays)
+        if strict:
             raise ConfigError(
-                f"{config.name(key)} is not a key that phasor understands for this architecture "
-                f"and scaling type, got {shown(config.values[key])}; remove it if nothing "
-                "depends on it"
+                f"{listed}: not understood for this architecture and scaling type; remove what "
+                "nothing depends on, or leave it aside with load(..., strict=False), on the "
+                "command line --lenient"
             )
+        notes.append(f"Left aside: {listed}.")
     return LayerRopes(
         name=top.text("general.name") or name,
         layer_kinds=kinds_in_order,
@@ -66,7 +68,7 @@ def load_gguf(top: Block) -> LayerRopes:
 def _key_heads(config: Block, facts: Architecture) -> int | None:
     given = _largest(config, "attention.head_count_kv")
     # latent attention rotates one key for all heads
-    return 1 if facts.head_dim_key == _LATENT else given
+    return 1 if facts.latent else given
 
 
 def _counts(config: Block, key: str) -> tuple[int, ...] | None:
@@ -95,7 +97,7 @@ def _kinds(config: Block, facts: Architecture, count: int) -> tuple[str, ...]:
 
 def _rope(top: Block, config: Block, facts: Architecture, apart: Kind, notes: list[str]) -> Rope:
     width = config.whole("rope.dimension_count", least=2, most=WIDEST)
-    head_dim = width if facts.head_dim_key == _LATENT else _head_dim(config)
+    head_dim = width if facts.latent else _head_dim(config)
     head_dim = required(config, _LATENT, head_dim)
     width = head_dim if width is None else width
     if width % 2 or width > head_dim:

@@ -1,0 +1,303 @@
+"""The rope block of a Hugging Face config: which law it names, and which axes.
+
+Formulas of the ``rope_type`` names are those of transformers' ``modeling_rope_utils``; YaRN is
+2309.00071, LongRoPE 2402.13753, Llama 3 2407.21783.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
+
+from phasor.axes import Alternating, Axes, Interleaved, Sectioned
+from phasor.configs.block import Block, agreed, renamed, required
+from phasor.configs.facts import Architecture
+from phasor.errors import ConfigError
+from phasor.scaling import (
+    NTK,
+    DynamicNTK,
+    Law,
+    Linear,
+    Llama3,
+    LongRope,
+    NTKFixed,
+    NTKOld,
+    Proportional,
+    Rule,
+    Yarn,
+    yarn_multiplier,
+)
+
+_OLD_NAMES = {"su": "longrope", "mrope": "default", "xdrope": "dynamic"}
+_MAX = "max_position_embeddings"
+_LAYOUTS: Mapping[str, Callable[[tuple[int, ...]], Axes]] = {
+    "sectioned": Sectioned,
+    "interleaved": Interleaved,
+    "alternating": Alternating,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """What a law wants to know from outside its block.
+
+    Attributes:
+        architecture: The facts of the model class.
+        rotary_dim: Rotated coordinates.
+        contexts: What the file says under each name of the context.
+        original: Its top-level ``original_max_position_embeddings``, with the key's name.
+    """
+
+    architecture: Architecture
+    rotary_dim: int
+    contexts: tuple[tuple[str, int], ...]
+    original: tuple[str, int | None]
+
+    @property
+    def context(self) -> int | None:
+        """The context, where a law is computed from it: all names of it must agree."""
+        return agreed(self.contexts)
+
+
+def rope_type(block: Block, facts: Architecture | None = None) -> str:
+    """The name of the block's law, in its present spelling; ``facts`` may have words of its own."""
+    words = _OLD_NAMES if facts is None else {**_OLD_NAMES, **facts.laws}
+    given = [(block.name(key), block.text(key)) for key in ("rope_type", "type")]
+    name = agreed((key, words.get(one, one)) for key, one in given if one is not None) or "default"
+    if name not in {*_STANDARD, *words.values()}:
+        key = "rope_type" if block.has("rope_type") else "type"
+        known = ", ".join(sorted({*_STANDARD, *words}))
+        block.refuse(key, f"one of {known} (or describe the embedding with Rope(...) directly)")
+    return name
+
+
+def comparable(value: Any) -> Any:
+    """A rope block in the spelling of transformers 5, for comparison."""
+    if not isinstance(value, Mapping):
+        return value
+    block = Block(cast(Mapping[str, Any], value))
+    plain = {k: v for k, v in block.values.items() if v is not None and k != "type"}
+    if plain and not any(isinstance(v, Mapping) for v in plain.values()):
+        plain["rope_type"] = rope_type(block)
+    return plain
+
+
+def scaling(block: Block, model: Model) -> Law | Rule | None:
+    """The law or rule that ``block`` names."""
+    return _LAWS[rope_type(block, model.architecture)](block, model)
+
+
+def axes(block: Block, model: Model) -> Axes | None:
+    """The layout of a multimodal rope; None for the one axis of text."""
+    facts = model.architecture
+    if facts.axes is None:
+        return None
+    key = "mrope_section" if not block.has("xdrope_section") else "xdrope_section"
+    given = block.wholes(key)
+    sections = given or facts.sections
+    if not sections:
+        required(block, key, None)
+    if facts.sections and len(sections) != len(facts.sections):
+        block.refuse(key, f"a list of {len(facts.sections)} pair counts, one per axis")
+    if sum(sections) != model.rotary_dim // 2:
+        raise ConfigError(
+            f"{block.name(key)} must add up to the number of pairs ({model.rotary_dim // 2}), "
+            f"got {list(sections)}" + ("" if given else ", which is the class default")
+        )
+    ordered = tuple(sections[i] for i in facts.axis_order) if facts.axis_order else sections
+    with renamed(block, {"sections": key}):
+        made = _LAYOUTS[facts.axes](ordered)
+        # here the error can still name the key
+        made.axis_of_pair(model.rotary_dim // 2)
+        return made
+
+
+def _default(block: Block, model: Model) -> None:
+    del block, model
+
+
+def _linear(block: Block, model: Model) -> Linear:
+    del model
+    return Linear(factor=required(block, "factor", block.number("factor", above=0)))
+
+
+def _dynamic(block: Block, model: Model) -> NTK | DynamicNTK:
+    if model.rotary_dim < 4:
+        raise ConfigError(
+            f"{block.name('rope_type')} needs at least 4 rotated coordinates, the head has "
+            f"{model.rotary_dim}"
+        )
+    if model.architecture.ntk_alpha and block.has("alpha"):
+        block.ignore("factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
+        return NTK(factor=required(block, "alpha", block.number("alpha", above=0)))
+    key, default = "original_max_position_embeddings", model.architecture.factor
+    length = agreed(
+        [(block.name(key), block.whole(key)), ("max_position_embeddings", model.context)]
+    )
+    with renamed(block, {"factor": "factor"}):
+        return DynamicNTK(
+            factor=required(block, "factor", block.number("factor", above=0) or default),
+            original_max_positions=required(block, key, length),
+        )
+
+
+def _ntk_fixed(block: Block, model: Model) -> NTKFixed:
+    """Su's scaling, which some model types call "ntk"."""
+    del model
+    return NTKFixed(factor=required(block, "factor", block.number("factor", above=0)))
+
+
+def _ntk_old(block: Block, model: Model) -> NTKOld:
+    """The base times the factor, which Skywork calls "ntk"."""
+    del model
+    return NTKOld(factor=required(block, "factor", block.number("factor", above=0)))
+
+
+def _llama3(block: Block, model: Model) -> Llama3:
+    names = ("factor", "low_freq_factor", "high_freq_factor")
+    factor, low, high = (required(block, key, block.number(key, above=0)) for key in names)
+    with renamed(block, {name: name for name in names}):
+        return Llama3(
+            factor=factor,
+            low_freq_factor=low,
+            high_freq_factor=high,
+            original_max_positions=_original_length(block, model, or_context=False),
+        )
+
+
+def _proportional(block: Block, model: Model) -> Proportional:
+    del model
+    fraction = block.number("partial_rotary_factor", least=0)
+    factor = block.number("factor", above=0)
+    with renamed(block, {"fraction": "partial_rotary_factor"}):
+        return Proportional(
+            fraction=1.0 if fraction is None else fraction, factor=1.0 if factor is None else factor
+        )
+
+
+def _longrope(block: Block, model: Model) -> LongRope:
+    pairs = model.rotary_dim // 2
+    lists: list[tuple[float, ...]] = []
+    for key in ("short_factor", "long_factor"):
+        given = required(block, key, block.numbers(key, above=0))
+        if len(given) != pairs:
+            raise ConfigError(
+                f"{block.name(key)} must hold one number per pair ({pairs}), got {len(given)}"
+            )
+        lists.append(given)
+    both = block.number("attention_factor", above=0)
+    short = agreed(
+        [
+            (block.name("attention_factor"), both),
+            (block.name("short_mscale"), block.number("short_mscale", above=0)),
+        ]
+    )
+    long = agreed(
+        [
+            (block.name("attention_factor"), both),
+            (block.name("long_mscale"), block.number("long_mscale", above=0)),
+        ]
+    )
+    original = _original_length(block, model, or_context=False)
+    with renamed(block, {"original_max_positions": "original_max_position_embeddings"}):
+        return LongRope(
+            short_factors=lists[0],
+            long_factors=lists[1],
+            original_max_positions=original,
+            factor=_extension_factor(block, model, original),
+            short_attention_factor=short,
+            long_attention_factor=long,
+        )
+
+
+def _yarn(block: Block, model: Model) -> Yarn:
+    """The law of a ``yarn`` block; transformers' defaults where the block is silent."""
+    original = _original_length(block, model, or_context=True)
+    factor = _extension_factor(block, model, original)
+    betas = {
+        key: value
+        for key in ("beta_fast", "beta_slow")
+        if (value := block.number(key, above=0)) is not None
+    }
+    # ministral's blocks repeat the model's context, which its class reads from there as well
+    agreed([(block.name(_MAX), block.whole(_MAX)), (_MAX, model.context)])
+    truncate = block.flag("truncate")
+    names = {"beta_fast": "beta_fast", "beta_slow": "beta_slow"}
+    with renamed(block, names):
+        return Yarn(
+            factor=factor,
+            original_max_positions=original,
+            truncate=True if truncate is None else truncate,
+            **betas,
+            **_temperature(block, model, factor),
+        )
+
+
+def _temperature(block: Block, model: Model, factor: float) -> dict[str, float]:
+    """YaRN's temperature as the model applies it, on cos and sin or on the softmax scale."""
+    m = partial(yarn_multiplier, factor)
+
+    mscale = block.number("mscale", least=0)
+    all_dim = block.number("mscale_all_dim", least=0)
+    stated = block.number("attention_factor", above=0)
+    if stated is None:
+        stated = model.architecture.yarn_attention_factor
+    if stated is None and mscale and all_dim:
+        stated = m(mscale) / m(all_dim)
+        if model.architecture.softmax:
+            # these two stand for the same factor, and for the softmax scale's
+            return {"mscale": mscale, "mscale_all_dim": all_dim}
+    elif stated is None:
+        by_transformers = m(1)
+        by_deepseek = m(1 if mscale is None else mscale) / m(all_dim or 0)
+        if not math.isclose(by_transformers, by_deepseek, rel_tol=1e-12):
+            raise ConfigError(
+                f"{block.name('mscale')} and {block.name('mscale_all_dim')} must both be given and "
+                f"not zero: with one of them transformers multiplies cos and sin by "
+                f"{by_transformers:g}, DeepSeek's own code by {by_deepseek:g}; "
+                "give both, or attention_factor"
+            )
+    temperature = {} if stated is None else {"attention_factor": stated}
+    if model.architecture.softmax and all_dim:
+        temperature["mscale_all_dim"] = all_dim
+    return temperature
+
+
+def _original_length(block: Block, model: Model, *, or_context: bool) -> int:
+    """The context before the extension, from the block or from beside it."""
+    name, outside = model.original
+    key = "original_max_position_embeddings"
+    length = agreed([(block.name(key), block.whole(key)), (name, outside)])
+    if length is None and or_context:
+        length = model.context
+    return required(block, key, length)
+
+
+def _extension_factor(block: Block, model: Model, original: int) -> float:
+    """The block's factor, or the ratio of the two contexts where it gives none."""
+    given = block.number("factor", above=0)
+    if given is not None:
+        return given
+    stated = block.has("original_max_position_embeddings") or model.original[1] is not None
+    if not stated or model.context is None:
+        raise ConfigError(
+            f"{block.name('factor')} is absent and cannot be derived; add it, or both "
+            "original_max_position_embeddings and max_position_embeddings"
+        )
+    return model.context / original
+
+
+_LAWS: dict[str, Callable[[Block, Model], Law | Rule | None]] = {
+    "default": _default,
+    "linear": _linear,
+    "dynamic": _dynamic,
+    "llama3": _llama3,
+    "proportional": _proportional,
+    "longrope": _longrope,
+    "yarn": _yarn,
+}
+_STANDARD = frozenset(_LAWS)
+_LAWS |= {"ntk_fixed": _ntk_fixed, "ntk_old": _ntk_old}

@@ -1,0 +1,74 @@
+"""What the rotary modules of transformers' own classes turn by, for a config as it stands."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import importlib
+import inspect
+import logging
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Without what transformers has to say about a config."""
+    level = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            yield
+        finally:
+            logging.disable(level)
+
+
+def frequencies(config: dict[str, Any]) -> list[tuple[np.ndarray, float]] | None:
+    """Frequencies and factor on cos and sin of each rope that the class makes of ``config``.
+
+    None where transformers has no such class, no module for its frequencies, or cannot build it.
+    """
+    name = config.get("model_type")
+    if name not in CONFIG_MAPPING:
+        return None
+    with quiet():
+        try:
+            made = CONFIG_MAPPING[name].from_dict(copy.deepcopy(config)).get_text_config()
+            module = importlib.import_module(
+                type(made).__module__.replace("configuration_", "modeling_")
+            )
+            turning = _rotary_class(module, made)
+            return None if turning is None else _found(turning(made))
+        except Exception:  # whatever a config that makes no sense ends in, it is no oracle
+            return None
+
+
+def _rotary_class(module: Any, config: Any) -> Any:
+    """The one class of the module whose instances are made of this config alone."""
+    mine = [
+        one
+        for name, one in vars(module).items()
+        if name.endswith("RotaryEmbedding") and getattr(one, "__module__", "") == module.__name__
+    ]
+    taking = [
+        one
+        for one in mine
+        if inspect.signature(one.__init__).parameters.get("config") is not None
+        and inspect.signature(one.__init__).parameters["config"].annotation
+        in (type(config), type(config).__name__, inspect.Parameter.empty)
+    ]
+    return taking[0] if len(taking) == 1 else None
+
+
+def _found(module: Any) -> list[tuple[np.ndarray, float]]:
+    found = []
+    for name, buffer in module.named_buffers():
+        if name.endswith("inv_freq") and "original" not in name:
+            gain = getattr(module, name.replace("inv_freq", "attention_scaling"), 1.0)
+            found.append((buffer.double().numpy(), float(gain)))
+    return found

@@ -1,0 +1,60 @@
+"""Write ``configs/class_sizes.toml``: the sizes that configs of transformers assume.
+
+Usage: python tools/class_sizes.py > src/phasor/configs/class_sizes.toml
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import pkgutil
+import warnings
+
+import transformers
+import transformers.models
+from transformers import PreTrainedConfig
+
+from phasor.configs.facts import SIZES, table
+
+_SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads")
+
+
+def config_classes() -> dict[str, type[PreTrainedConfig]]:
+    """Every config class of transformers by its model type."""
+    found: dict[str, type[PreTrainedConfig]] = {}
+    for package in pkgutil.iter_modules(transformers.models.__path__):
+        name = f"transformers.models.{package.name}.configuration_{package.name}"
+        with contextlib.suppress(ImportError):
+            module = importlib.import_module(name)
+            for one in vars(module).values():
+                if isinstance(one, type) and issubclass(one, PreTrainedConfig):
+                    if one.__module__ == name and one.model_type:
+                        found.setdefault(one.model_type, one)
+    return found
+
+
+def sizes(one: type[PreTrainedConfig], names: dict[str, tuple[str, ...]]) -> list[int]:
+    """What an instance made of nothing says, 0 where it says none."""
+    made = one()
+    said = []
+    for size in _SIZES:
+        given = [getattr(made, name, None) for name in names[size]]
+        said.append(next((n for n in given if isinstance(n, int) and n > 0), 0))
+    return said
+
+
+def main() -> None:
+    """Print the table."""
+    warnings.simplefilter("ignore")
+    classes = config_classes()
+    print("# Layers, width of the model and query heads that a class takes for what a file leaves out.")
+    print(f"# Printed by tools/class_sizes.py from transformers {transformers.__version__}.")
+    for name, facts in sorted(table().huggingface.items()):
+        if facts.uses is None and facts.refused is None and name in classes:
+            with contextlib.suppress(Exception):  # a class that cannot be made of nothing has none
+                found = sizes(classes[name], {**SIZES, **facts.names})
+                if any(found):
+                    print(f"{name} = {found}")
+
+
+main()
