@@ -74,7 +74,7 @@ def _rope(kind: str, rope: Rope, wanted: dict[str, Any]) -> list[str]:
         # readings have seven digits, of float32 frequencies
         if got is None or abs(got - frequency) > 1e-6 * frequency + 1e-9:
             found.append(f"{kind}: inv_freq[{pair}] {got} for {frequency}")
-    if abs(gain - wanted["gain"]) > 1e-6:
+    if abs(gain - wanted["gain"]) > 5e-6 * gain:
         found.append(f"{kind}: gain {gain} for {wanted['gain']}")
     if wanted.get("axes") and rope.axes.n_axes == 1:
         found.append(f"{kind}: one axis for {wanted['axes']}")

@@ -30,6 +30,7 @@ from phasor import (
     Yarn,
     YarnPaper,
 )
+from phasor.scaling import SteppedNTK
 from phasor.axes import Axes
 from phasor.scaling import Law, Rule
 
@@ -51,6 +52,7 @@ EVERY_LAW: dict[str, Law | None] = {
     "resonance": Resonance(),
     "per_pair": PerPair(factors=tuple(1 + 0.1 * k for k in range(32))),
     "dynamic_ntk": DynamicNTK(factor=8.0, original_max_positions=8192).at(65536),
+    "stepped_ntk": SteppedNTK(original_max_positions=2048).at(5000),
     "longrope": LongRope(
         short_factors=(1.0,) * 32,
         long_factors=tuple(1.5 + k for k in range(32)),
@@ -141,6 +143,7 @@ def rules(spectra: tuple[int, ...]) -> st.SearchStrategy[Rule]:
         found.append(
             st.builds(DynamicNTK, factor=st.floats(1.0, 16.0), original_max_positions=LENGTHS)
         )
+        found.append(st.builds(SteppedNTK, original_max_positions=LENGTHS))
     if len(set(spectra)) == 1:
         found.append(
             st.builds(

@@ -190,7 +190,7 @@ CASES: dict[str, tuple[Callable[..., Heads], dict[str, Any], dict[str, Any], Rop
     ),
     "fused head by head": (
         triples,
-        {"model_type": "gpt_neox", "rotary_pct": 0.5},
+        {"model_type": "gpt_neox", "rotary_pct": 0.5, "rotary_emb_base": 100.0, "rope_theta": None},
         {"query_key_value.weight": (96, 32), "query_key_value.bias": (96,)},
         Rope(head_dim=8, pairing="half", base=100.0, rotary_dim=4),
     ),

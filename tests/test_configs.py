@@ -138,8 +138,8 @@ WIDTHS = {
         32,
         0,
     ),
-    "GPT-NeoX's rotary_pct": (small("gpt_neox", rotary_pct=0.5), 128, 64, 0),
-    "GPT-NeoX's class default": (small("gpt_neox"), 128, 32, 0),
+    "GPT-NeoX's rotary_pct": (small("gpt_neox", rope_theta=None, rotary_pct=0.5), 128, 64, 0),
+    "GPT-NeoX's class default": (small("gpt_neox", rope_theta=None), 128, 32, 0),
     "GPT-J's class default": (small("gptj", n_embd=512, rope_theta=10_000.0), 128, 64, 0),
     "MiniMax-M2's rotary_dim": (small("minimax_m2", rotary_dim=64), 128, 64, 0),
     "MiMo's odd fraction": (small("mimo_v2_flash", head_dim=192), 192, 64, 0),
@@ -202,13 +202,6 @@ def test_a_class_default_is_noted() -> None:
 
 AXES = {
     "Qwen2-VL": (plain("qwen2_vl"), Sectioned((16, 24, 24))),
-    "Qwen2-VL, dealt out by its flag": (
-        small(
-            "qwen2_vl_text",
-            rope_scaling={"mrope_section": [24, 20, 20], "mrope_interleaved": True},
-        ),
-        Interleaved((24, 20, 20)),
-    ),
     "Qwen3-VL": (small("qwen3_vl_text"), Interleaved((24, 20, 20))),
     "ERNIE-4.5-VL": (small("ernie4_5_vl_moe_text"), Alternating((20, 22, 22))),
     "HunyuanOCR": (

@@ -272,10 +272,6 @@ WRONG = {
         "use_scaled_rope",
     ),
     "params with an unknown key": (plain("mistral_params") | {"rope_zoom": 2}, "rope_zoom"),
-    "yarn with an unknown key": (
-        plain("mistral_params") | {"yarn": plain("mistral_params")["yarn"] | {"gamma": 1}},
-        r"yarn\.gamma",
-    ),
     "DeepSeek with an unknown key": (plain("deepseek_inference") | {"rope_zoom": 2}, "rope_zoom"),
     "DeepSeek with crossed betas": (
         plain("deepseek_inference") | {"beta_fast": 1, "beta_slow": 2},

@@ -177,7 +177,9 @@ def test_no_changed_key_of_any_published_file_is_silently_another_rotation() -> 
 def test_the_oracle_sees_another_base() -> None:
     """Transformers' frequencies of a config follow its base, or the tests above test nothing."""
     config = cases()["llama-3.1-8b"]["config"] if "llama-3.1-8b" in cases() else None
-    config = config or next(c["config"] for c in cases().values() if c["config"].get("model_type") == "llama")
+    config = config or next(
+        c["config"] for c in cases().values() if c["config"].get("model_type") == "llama"
+    )
     theirs = frequencies(config)
     assert theirs is not None
     other = frequencies(config | {"rope_theta": 77_777.0, "rope_scaling": None})

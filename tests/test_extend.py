@@ -12,8 +12,7 @@ import pytest
 
 from phasor import DynamicNTK, PerPair, Rope, load, preset
 from phasor.configs import REPLACED, REPLACED_OF_KINDS, config_keys
-from phasor.configs._huggingface import _BASES, _CONTEXTS
-from phasor.configs.facts import table
+from phasor.configs.facts import CONTEXTS, table
 from phasor.errors import SpecError
 from phasor.extending import plan
 from phasor.frequencies import inv_freq
@@ -112,7 +111,9 @@ def test_every_other_name_of_the_base_and_of_the_context_is_replaced():
     facts = table().huggingface.values()
     units = {one.base_unit for one in facts if one.base_unit is not None}
     of_kinds = {kind.base_key for one in facts for kind in one.kinds.values() if kind.base_key}
-    assert {*_BASES, *_CONTEXTS, *units} <= {*REPLACED, "max_position_embeddings"}
+    bases = {"rope_theta"} | {name for one in facts for name in one.names.get("rope_theta", ())}
+    flat = {name.partition(".")[0] for name in bases if not name.startswith("attn_config")}
+    assert {*flat, *CONTEXTS, *units} <= {*REPLACED, "max_position_embeddings"}
     assert of_kinds <= {*REPLACED, *REPLACED_OF_KINDS}
 
 
@@ -120,7 +121,7 @@ def test_every_other_name_of_the_base_and_of_the_context_is_replaced():
     "said",
     [
         {"model_type": "gpt_neox", "rotary_pct": 0.25, "rotary_emb_base": 10000},
-        {"model_type": "falcon", "rotary_embedding_base": 10000},
+        {"model_type": "phi3small", "rope_embedding_base": 10000},
         {"model_type": "chatglm", "rope_ratio": 50, "kv_channels": 128},
     ],
     ids=lambda said: said["model_type"],
@@ -136,7 +137,7 @@ def test_a_block_with_another_base_replaces_the_bases_other_names(said):
     assert load(config | way.config)[0] == way.rope
 
 
-@pytest.mark.parametrize("key", _CONTEXTS)
+@pytest.mark.parametrize("key", CONTEXTS)
 def test_the_context_may_have_had_another_name(key):
     """The file with the printed keys says one context, the new one."""
     config = small()

@@ -47,7 +47,9 @@ def main() -> None:
     """Print the table."""
     warnings.simplefilter("ignore")
     classes = config_classes()
-    print("# Layers, width of the model and query heads that a class takes for what a file leaves out.")
+    print(
+        "# Layers, width of the model and query heads that a class takes for what a file leaves out."
+    )
     print(f"# Printed by tools/class_sizes.py from transformers {transformers.__version__}.")
     for name, facts in sorted(table().huggingface.items()):
         if facts.uses is None and facts.refused is None and name in classes:
@@ -57,4 +59,5 @@ def main() -> None:
                     print(f"{name} = {found}")
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -17,7 +17,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from phasor.configs.block import Block
+from phasor.configs.diffusers import load_diffusers
 from phasor.configs.facts import table
 from phasor.configs.gguf import load_gguf
 from phasor.configs.huggingface import load_huggingface
@@ -91,11 +91,13 @@ def load(
     >>> ropes[0].pairing, ropes[0].base, ropes[0].head_dim
     ('half', 500000.0, 128)
     >>> load({"model_type": "gpt2", "n_layer": 12}).notes[-1]
-    'No layer of gpt2 rotates: it learns a vector for each position.'
+    'gpt2 has no rotary embedding; in its place: learned absolute position embeddings.'
     """
     config = read_source(source)
     try:
         if part is None and like is None:
+            if config.has("_class_name"):
+                return load_diffusers(config)
             if config.has("general.architecture"):
                 return load_gguf(config, strict=strict)
             if not config.has("model_type"):

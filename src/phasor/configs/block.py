@@ -50,7 +50,10 @@ class Block:
     def name(self, key: str) -> str:
         """``key`` with its path, as this file calls it."""
         called = self._names.get(key, (key,))
-        key = next((one for one in called if self._at(one) is not None), called[0])
+        return self.place(next((one for one in called if self._at(one) is not None), called[0]))
+
+    def place(self, key: str) -> str:
+        """The key that the file itself calls ``key``, with its path."""
         return f"{self.path}.{key}" if self.path else key
 
     def has(self, key: str) -> bool:
@@ -93,13 +96,10 @@ class Block:
     def _get(self, key: str) -> Any:
         called = self._names.get(key, (key,))
         self._read.update(called, (one.partition(".")[0] for one in called))
-        value = agreed((self._full(one), self._at(one)) for one in called)
+        value = agreed((self.place(one), self._at(one)) for one in called)
         if value is None and key in self._nulls and self.states(key):
             return self._nulls[key]
         return value
-
-    def _full(self, key: str) -> str:
-        return f"{self.path}.{key}" if self.path else key
 
     def number(
         self, key: str, *, above: float | None = None, least: float | None = None

@@ -41,7 +41,9 @@ def load_huggingface(top: Block, *, part: str | None, like: str | None, strict: 
     _assume_sizes(config, facts, model_type, notes)
     blocks = Blocks(config, facts)
     if blocks.assumed:
-        notes.append(f"The file has no rope_parameters; {dict(facts.block)} is what {model_type} assumes.")
+        notes.append(
+            f"The file has no rope_parameters; {dict(facts.block)} is what {model_type} assumes."
+        )
     contexts = _contexts(config, notes)
     kinds: dict[str, Rope | None] = {}
     labels: dict[str, str] = {}
@@ -111,9 +113,7 @@ def _called_for(variant: Variant, config: Block) -> bool:
     return ((variant.default if given is None else given) == variant.value) != variant.unless
 
 
-def _assume_sizes(
-    config: Block, facts: Architecture, model_type: str, notes: list[str]
-) -> None:
+def _assume_sizes(config: Block, facts: Architecture, model_type: str, notes: list[str]) -> None:
     """Put the sizes that the class assumes where the file has none, and say so."""
     wanted = ["num_hidden_layers"]
     width = _width_key(facts)
@@ -258,7 +258,9 @@ def _base(
         raise ConfigError(
             f"{block.name('rope_theta')} is absent and this model type has no default; add it"
         )
-    notes.append(f"The file has no {config.name(key)}; {default:g} is the class default of this model type.")
+    notes.append(
+        f"The file has no {config.name(key)}; {default:g} is the class default of this model type."
+    )
     return default
 
 
@@ -304,6 +306,7 @@ def widths_apart(config: Block, facts: Architecture, kinds: Sequence[str]) -> di
     # "05" is layer 5; a dictionary that was never a file may hold the number itself
     if any(not str(key).isdecimal() or int(key) >= len(kinds) for key in single.values):
         config.refuse(name, f"an object from numbers below {len(kinds)} to what those layers say")
+    single = Block({str(key): value for key, value in single.values.items()}, single.path)
     own = _width_key(facts)
     said: dict[int, int | None] = {}
     for key in single.values:
@@ -337,7 +340,9 @@ def rotated_width(config: Block, block: Block, facts: Architecture, head_dim: in
     if facts.fraction is not None and config.states(key) and not config.has(key):
         # transformers takes a null for no fraction at all, not for the class default
         facts = replace(facts, fraction=None)
-    fractions = [(each.name(key), _fraction(each, key)) for each in (block, config)]
+    # what stands beside blocks of single kinds, no class reads
+    places = (block,) if facts.nested else (block, config)
+    fractions = [(each.name(key), _fraction(each, key)) for each in places]
     if facts.latent:
         _agree_with_latent(config, fractions, head_dim)
         return head_dim

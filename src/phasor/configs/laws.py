@@ -27,6 +27,7 @@ from phasor.scaling import (
     NTKOld,
     Proportional,
     Rule,
+    SteppedNTK,
     Yarn,
     yarn_multiplier,
 )
@@ -154,6 +155,13 @@ def _ntk_old(block: Block, model: Model) -> NTKOld:
     """The base times the factor, which Skywork calls "ntk"."""
     del model
     return NTKOld(factor=required(block, "factor", block.number("factor", above=0)))
+
+
+def _stepped_ntk(block: Block, model: Model) -> SteppedNTK:
+    """Qwen's first code, from the length that the file calls its context."""
+    return SteppedNTK(
+        original_max_positions=required(block, "max_position_embeddings", model.context)
+    )
 
 
 def _llama3(block: Block, model: Model) -> Llama3:
@@ -300,4 +308,4 @@ _LAWS: dict[str, Callable[[Block, Model], Law | Rule | None]] = {
     "yarn": _yarn,
 }
 _STANDARD = frozenset(_LAWS)
-_LAWS |= {"ntk_fixed": _ntk_fixed, "ntk_old": _ntk_old}
+_LAWS |= {"ntk_fixed": _ntk_fixed, "ntk_old": _ntk_old, "stepped_ntk": _stepped_ntk}

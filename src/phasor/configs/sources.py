@@ -51,9 +51,7 @@ def read_source(source: object) -> Block:
         with path.open("rb") as stream:
             data = stream.read(SIZE_LIMIT + 1)
     except FileNotFoundError:
-        raise ConfigError(
-            f"{source} is not a file; give the path of a config.json"
-        ) from None
+        raise ConfigError(f"{source} is not a file; give the path of a config.json") from None
     except (OSError, ValueError, TypeError) as error:
         if isinstance(error, ConfigError):
             raise
@@ -72,6 +70,10 @@ def _inside(folder: Path) -> Path:
             f"{folder} holds both config.json and params.json, which describe differently "
             "paired weights; give the path of the one that belongs to your weights"
         )
+    # a pipeline of diffusers: its transformer is what rotates
+    inner = folder / "transformer" / "config.json"
+    if inner.is_file():
+        return inner
     raise ConfigError(f"{folder} holds neither config.json nor params.json; name the file")
 
 

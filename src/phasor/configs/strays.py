@@ -116,9 +116,9 @@ def settle_strays(
             if _says_nothing(value, meaning, ropes):
                 continue
             if meaning is None:
-                unused.append(block.name(key))
+                unused.append(block.place(key))
             else:
-                _settle(block.name(key), value, meaning, notes, refused)
+                _settle(block.place(key), value, meaning, notes, refused)
     if unused:
         listed = ", ".join(dict.fromkeys(unused))
         notes.append(f"Nothing depends on {listed}: the law of that block does not use it.")
@@ -130,7 +130,7 @@ def settle_strays(
             meaning = meaning or Meaning(means="switch", says="is not a key that phasor knows")
             if not ropes and meaning.means != "rotates":
                 continue
-            _settle(config.name(key), value, meaning, notes, refused)
+            _settle(config.place(key), value, meaning, notes, refused)
     if refused and strict:
         raise ConfigError(
             f"{refused[0].split(' ')[0]} is not a key that phasor understands for the model type "
@@ -147,9 +147,7 @@ def _says_nothing(value: Any, meaning: Meaning | None, ropes: Sequence[Rope]) ->
     return value is False or value == 1.0 and isinstance(value, float)
 
 
-def _settle(
-    name: str, value: Any, meaning: Meaning, notes: list[str], refused: list[str]
-) -> None:
+def _settle(name: str, value: Any, meaning: Meaning, notes: list[str], refused: list[str]) -> None:
     said = f"{name} (got {shown(value)}) {meaning.says}"
     if meaning.means == "note":
         notes.append(f"Not part of the rotation: {said}.")

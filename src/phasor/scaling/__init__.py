@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from phasor.scaling._law import Frequencies, Law, Rule, Temperature
 from phasor.scaling._ramps import Llama3, PartNTK, Yarn, YarnPaper, yarn_multiplier
-from phasor.scaling._rules import DynamicNTK, LongRope
+from phasor.scaling._rules import DynamicNTK, LongRope, SteppedNTK
 from phasor.scaling._selective import Cope, Hope, PerPair, Proportional, Resonance
 from phasor.scaling._uniform import NTK, Linear, NTKFixed, NTKMixed, NTKOld
 
@@ -29,6 +29,7 @@ LAWS: dict[str, type[Law] | type[Rule]] = {
     "resonance": Resonance,
     "per_pair": PerPair,
     "dynamic_ntk": DynamicNTK,
+    "stepped_ntk": SteppedNTK,
     "longrope": LongRope,
 }
 
@@ -51,6 +52,7 @@ __all__ = [
     "Proportional",
     "Resonance",
     "Rule",
+    "SteppedNTK",
     "Temperature",
     "Yarn",
     "YarnPaper",

@@ -51,6 +51,36 @@ class DynamicNTK(Rule):
 
 
 @dataclass(frozen=True, kw_only=True)
+class SteppedNTK(Rule):
+    """NTK-aware scaling in steps: another base at every doubling of the length (Qwen 1).
+
+    At ``l`` tokens the NTK factor is ``2 ** (k + 1) - 1`` for the least ``k`` with
+    ``l <= original_max_positions * 2 ** k``; up to ``original_max_positions`` it is 1.
+    """
+
+    original_max_positions: int
+
+    def __post_init__(self) -> None:
+        length = whole("original_max_positions", self.original_max_positions, least=1)
+        object.__setattr__(self, "original_max_positions", length)
+
+    def at(self, seq_len: int) -> NTK:
+        """The NTK-aware law for sequences of ``seq_len`` tokens.
+
+        >>> [SteppedNTK(original_max_positions=2048).at(n).factor for n in (2048, 2049, 5000)]
+        [1.0, 3.0, 7.0]
+        """
+        # how often the original length fits, rounded up; its doublings are that number's bits
+        fits = -(-whole("seq_len", seq_len, least=1) // self.original_max_positions)
+        try:
+            return NTK(factor=float(2 ** ((fits - 1).bit_length() + 1) - 1) if fits > 1 else 1.0)
+        except OverflowError:
+            raise SpecError(
+                f"seq_len must leave a factor that fits in a float, got {shown(seq_len)}"
+            ) from None
+
+
+@dataclass(frozen=True, kw_only=True)
 class LongRope(Rule):
     """One list of divisors up to the original context, another beyond (LongRoPE, 2402.13753).
 

@@ -1,0 +1,164 @@
+"""``transformer/config.json`` of diffusers, by its ``_class_name``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Any, cast
+
+from phasor._checks import shown
+from phasor.axes import Axes, Axial, OneAxis
+from phasor.configs.block import Block, renamed
+from phasor.configs.facts import read_table, slip
+from phasor.configs.layer_kinds import MOST_LAYERS
+from phasor.configs.strays import settle_strays
+from phasor.errors import ConfigError
+from phasor.layers import LayerRopes
+from phasor.spec import Pairing, Rope
+
+# wider than any head; a damaged width must not fill the memory
+_WIDEST = 65_536
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transformer:
+    """Facts of a class of diffusers; ``diffusers.toml`` explains each where it lists them."""
+
+    pairing: Pairing
+    base: float
+    base_key: str | None = None
+    axes_key: str | None = None
+    dims: tuple[int, ...] = ()
+    split: str | None = None
+    head_dim: int | None = None
+    head_dim_key: str = "attention_head_dim"
+    head_dim_from: tuple[str, ...] = ()
+    heads: str = "num_attention_heads"
+    fraction: float | None = None
+    layers: tuple[str, ...] = ("num_layers",)
+    order: tuple[str, ...] = ()
+    only_if: str | None = None
+    note: str | None = None
+
+
+def load_diffusers(config: Block) -> LayerRopes:
+    """The rope of each layer of a transformer of diffusers, the same for all."""
+    name = config.text("_class_name") or ""
+    rotating, without, refused = _classes()
+    counts = [config.whole(key, least=0, most=MOST_LAYERS) for key in ("num_layers",)]
+    if name in without:
+        return LayerRopes(
+            name=name,
+            layer_kinds=("nope",) * (counts[0] or 1),
+            kinds={"nope": None},
+            notes=(f"{name} has no rotary embedding; in its place: {without[name]}.",),
+        )
+    if name in refused:
+        raise ConfigError(f"{config.name('_class_name')} {name} cannot be read: {refused[name]}")
+    if name not in rotating:
+        raise ConfigError(
+            f"{config.name('_class_name')} must be a transformer that phasor knows, got "
+            f"{shown(name)}; of a pipeline give its transformer/config.json, else describe the "
+            "embedding with phasor.Rope(...)"
+        )
+    facts = rotating[name]
+    notes = [facts.note] if facts.note else []
+    if facts.order:
+        notes.append(f"Axes are ({', '.join(facts.order)}).")
+    layers = sum(config.whole(key, least=0, most=MOST_LAYERS) or 0 for key in facts.layers)
+    if not layers:
+        raise ConfigError(f"{config.name(facts.layers[0])} is absent; add the number of layers")
+    rope: Rope | None = _rope(config, facts)
+    if facts.only_if is not None and config.flag(facts.only_if) is not True:
+        rope = None
+        notes.append(f"{config.name(facts.only_if)} is off: positions are sinusoidal.")
+    kind = "nope" if rope is None else "rope"
+    notes += settle_strays(config, (), () if rope is None else (rope,), name, strict=False)
+    return LayerRopes(
+        name=name,
+        layer_kinds=(kind,) * layers,
+        kinds={kind: rope},
+        query_heads=config.whole(facts.heads),
+        notes=tuple(notes),
+    )
+
+
+def _rope(config: Block, facts: Transformer) -> Rope:
+    head_dim = _head_dim(config, facts)
+    sizes = _dims(config, facts, head_dim)
+    base = None if facts.base_key is None else config.number(facts.base_key, above=1)
+    rotated = sum(sizes) if sizes else int(head_dim * (facts.fraction or 1))
+    with renamed(config, {"sections": facts.axes_key or facts.head_dim_key}):
+        axes: Axes = Axial(tuple(size // 2 for size in sizes)) if sizes else OneAxis()
+        return Rope(
+            head_dim=head_dim,
+            pairing=facts.pairing,
+            base=facts.base if base is None else base,
+            rotary_dim=rotated,
+            axes=axes,
+        )
+
+
+def _head_dim(config: Block, facts: Transformer) -> int:
+    if len(facts.head_dim_from) == 2:
+        width, heads = (config.whole(key, least=1) for key in facts.head_dim_from)
+        if width is not None and heads is not None and 2 <= width // heads <= _WIDEST:
+            return width // heads
+        raise ConfigError(
+            f"{config.name(facts.head_dim_from[0])} and {facts.head_dim_from[1]} must give the "
+            f"width of a head, got {shown(width)} and {shown(heads)}"
+        )
+    if facts.head_dim_from:
+        return sum(config.wholes(facts.head_dim_from[0]) or facts.dims)
+    given = config.whole(facts.head_dim_key, least=2, most=_WIDEST)
+    if given is None and facts.head_dim is None:
+        raise ConfigError(f"{config.name(facts.head_dim_key)} is absent; add the width of a head")
+    return given or cast(int, facts.head_dim)
+
+
+def _dims(config: Block, facts: Transformer, head_dim: int) -> tuple[int, ...]:
+    """Coordinates of every axis."""
+    if facts.split is not None:
+        return _SPLITS[facts.split](head_dim)
+    if facts.axes_key is None:
+        return ()
+    dims = config.wholes(facts.axes_key) or facts.dims
+    if any(size % 2 for size in dims) or sum(dims) > head_dim:
+        config.refuse(facts.axes_key, f"even numbers of coordinates, at most {head_dim} together")
+    return dims
+
+
+def _wan(head_dim: int) -> tuple[int, ...]:
+    space = 2 * (head_dim // 6)
+    return head_dim - 2 * space, space, space
+
+
+_SPLITS = {
+    "wan": _wan,
+    "cogvideox": lambda head_dim: (head_dim // 4, head_dim // 8 * 3, head_dim // 8 * 3),
+    "halves": lambda head_dim: (head_dim // 2, head_dim // 2),
+}
+
+
+@lru_cache(maxsize=1)
+def _classes() -> tuple[Mapping[str, Transformer], Mapping[str, str], Mapping[str, str]]:
+    """``diffusers.toml``, read once: classes that rotate, that do not, and that no Rope describes."""
+    plain = read_table("diffusers.toml")
+    known = {one.name for one in fields(Transformer)}
+
+    def built(name: str) -> Transformer:
+        own: dict[str, Any] = dict(plain["rotating"][name])
+        if "like" in own:
+            own = dict(plain["rotating"][own.pop("like")]) | own
+        for fact in own:
+            if fact not in known:
+                raise slip("diffusers.toml", name, fact, f"has the unknown fact {fact!r}")
+        if own.get("split") not in (None, *_SPLITS):
+            raise slip("diffusers.toml", name, "split", f"has no such split as {own['split']!r}")
+        lists = {key: tuple(value) for key, value in own.items() if isinstance(value, list)}
+        return Transformer(**(own | lists))
+
+    rotating = {name: built(name) for name in plain["rotating"]}
+    return MappingProxyType(rotating), plain["without_rotation"], plain["refused"]
