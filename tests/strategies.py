@@ -30,9 +30,8 @@ from phasor import (
     Yarn,
     YarnPaper,
 )
-from phasor.scaling import SteppedNTK
 from phasor.axes import Axes
-from phasor.scaling import Law, Rule
+from phasor.scaling import Law, Rule, SteppedNTK
 
 # of every law one, fit for a head of 64
 EVERY_LAW: dict[str, Law | None] = {

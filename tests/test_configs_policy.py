@@ -86,6 +86,8 @@ NOTED: dict[str, Any] = {
     "offset_alibi": 100,
     "original_rope": True,
     "rope_full_precision": True,
+    "rope_max_length": 4096,
+    "rope_max_seq_len": 1024,
     "rotary_value": True,
     "use_flash_rotary": True,
     "use_fused_rope": True,

@@ -27,9 +27,9 @@ def config_classes() -> dict[str, type[PreTrainedConfig]]:
         with contextlib.suppress(ImportError):
             module = importlib.import_module(name)
             for one in vars(module).values():
-                if isinstance(one, type) and issubclass(one, PreTrainedConfig):
-                    if one.__module__ == name and one.model_type:
-                        found.setdefault(one.model_type, one)
+                mine = isinstance(one, type) and one.__module__ == name
+                if mine and issubclass(one, PreTrainedConfig) and one.model_type:
+                    found.setdefault(one.model_type, one)
     return found
 
 
@@ -48,7 +48,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     classes = config_classes()
     print(
-        "# Layers, width of the model and query heads that a class takes for what a file leaves out."
+        "# Layers, width of the model and query heads that a class assumes where a file is silent."
     )
     print(f"# Printed by tools/class_sizes.py from transformers {transformers.__version__}.")
     for name, facts in sorted(table().huggingface.items()):

@@ -119,6 +119,12 @@ class Block:
             value = int(value)
         return whole(self.name(key), value, least=least, most=most, error=ConfigError)
 
+    def largest(self, key: str) -> int | None:
+        """The whole number at ``key``, or the largest of a list with one for each layer."""
+        if isinstance(self._get(key), (list, tuple)):
+            return max(self.wholes(key) or (0,)) or None
+        return self.whole(key)
+
     def flag(self, key: str) -> bool | None:
         """The true or false at ``key``."""
         value = self._get(key)

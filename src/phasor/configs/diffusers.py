@@ -47,11 +47,11 @@ def load_diffusers(config: Block) -> LayerRopes:
     """The rope of each layer of a transformer of diffusers, the same for all."""
     name = config.text("_class_name") or ""
     rotating, without, refused = _classes()
-    counts = [config.whole(key, least=0, most=MOST_LAYERS) for key in ("num_layers",)]
     if name in without:
+        count = config.whole("num_layers", least=0, most=MOST_LAYERS) or 1
         return LayerRopes(
             name=name,
-            layer_kinds=("nope",) * (counts[0] or 1),
+            layer_kinds=("nope",) * count,
             kinds={"nope": None},
             notes=(f"{name} has no rotary embedding; in its place: {without[name]}.",),
         )
@@ -135,30 +135,38 @@ def _wan(head_dim: int) -> tuple[int, ...]:
     return head_dim - 2 * space, space, space
 
 
-_SPLITS = {
-    "wan": _wan,
-    "cogvideox": lambda head_dim: (head_dim // 4, head_dim // 8 * 3, head_dim // 8 * 3),
-    "halves": lambda head_dim: (head_dim // 2, head_dim // 2),
-}
+def _cogvideox(head_dim: int) -> tuple[int, ...]:
+    return head_dim // 4, head_dim // 8 * 3, head_dim // 8 * 3
+
+
+def _halves(head_dim: int) -> tuple[int, ...]:
+    return head_dim // 2, head_dim // 2
+
+
+_SPLITS = {"wan": _wan, "cogvideox": _cogvideox, "halves": _halves}
 
 
 @lru_cache(maxsize=1)
 def _classes() -> tuple[Mapping[str, Transformer], Mapping[str, str], Mapping[str, str]]:
-    """``diffusers.toml``, read once: classes that rotate, that do not, and that no Rope describes."""
+    """``diffusers.toml``, read once: what rotates, what does not, and what no Rope describes."""
     plain = read_table("diffusers.toml")
     known = {one.name for one in fields(Transformer)}
 
     def built(name: str) -> Transformer:
         own: dict[str, Any] = dict(plain["rotating"][name])
+        if own.get("split") not in (None, *_SPLITS):
+            raise slip("diffusers.toml", name, "split", f"has no such split as {own['split']!r}")
         if "like" in own:
             own = dict(plain["rotating"][own.pop("like")]) | own
         for fact in own:
             if fact not in known:
                 raise slip("diffusers.toml", name, fact, f"has the unknown fact {fact!r}")
-        if own.get("split") not in (None, *_SPLITS):
-            raise slip("diffusers.toml", name, "split", f"has no such split as {own['split']!r}")
-        lists = {key: tuple(value) for key, value in own.items() if isinstance(value, list)}
-        return Transformer(**(own | lists))
+        for fact in ("dims", "head_dim_from", "layers", "order"):
+            if fact in own:
+                own[fact] = tuple(own[fact])
+        return Transformer(**own)
 
-    rotating = {name: built(name) for name in plain["rotating"]}
+    # an entry before those that are like it, so that a slip is told where it stands
+    order = sorted(plain["rotating"], key=lambda name: "like" in plain["rotating"][name])
+    rotating = {name: built(name) for name in order}
     return MappingProxyType(rotating), plain["without_rotation"], plain["refused"]

@@ -1,4 +1,4 @@
-"""The tables beside this file as Python values: what a model's class implies and its file leaves out.
+"""The tables beside this file as Python values: what a model's class implies.
 
 ``huggingface.toml`` and ``gguf.toml`` hold an entry for each model type, ``class_sizes.toml`` the
 sizes that classes of transformers assume, ``keys.toml`` what keys beside those mean. A slip in one
@@ -232,10 +232,10 @@ def _architectures(file: str, plain: Mapping[str, dict[str, Any]]) -> Mapping[st
         return Variant(**condition, facts=_frozen(different))
 
     def built(name: str) -> Architecture:
+        check(name, {key: said for key, said in plain[name].items() if key != "like"})
         own = completed(name, plain[name])
         if "pairing" not in own and "uses" not in own and "refused" not in own:
             raise slip(file, name, None, "says neither its pairing nor what it uses instead")
-        check(name, own)
         if "kinds" in own:
             try:
                 own["kinds"] = {kind: Kind(**said) for kind, said in own["kinds"].items()}

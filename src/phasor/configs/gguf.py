@@ -59,14 +59,14 @@ def load_gguf(top: Block, *, strict: bool) -> LayerRopes:
         layer_kinds=kinds_in_order,
         kinds=kinds,
         context=config.whole("context_length"),
-        query_heads=_largest(config, "attention.head_count"),
+        query_heads=config.largest("attention.head_count"),
         key_heads=_key_heads(config, facts),
         notes=tuple(dict.fromkeys(notes)),
     )
 
 
 def _key_heads(config: Block, facts: Architecture) -> int | None:
-    given = _largest(config, "attention.head_count_kv")
+    given = config.largest("attention.head_count_kv")
     # latent attention rotates one key for all heads
     return 1 if facts.latent else given
 
@@ -77,10 +77,6 @@ def _counts(config: Block, key: str) -> tuple[int, ...] | None:
         return config.wholes(key)
     count = config.whole(key)
     return None if count is None else (count,)
-
-
-def _largest(config: Block, key: str) -> int | None:
-    return max(_counts(config, key) or (0,)) or None
 
 
 def _kinds(config: Block, facts: Architecture, count: int) -> tuple[str, ...]:
@@ -126,7 +122,7 @@ def _head_dim(config: Block) -> int:
     if given is not None:
         return given
     width = required(config, "embedding_length", config.whole("embedding_length"))
-    heads = required(config, "attention.head_count", _largest(config, "attention.head_count"))
+    heads = required(config, "attention.head_count", config.largest("attention.head_count"))
     if width % heads or not 2 <= width // heads <= WIDEST:
         raise ConfigError(
             f"{config.name('attention.key_length')} is absent, and embedding_length / head_count "

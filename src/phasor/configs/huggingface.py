@@ -22,7 +22,7 @@ from phasor.configs.strays import settle_strays
 from phasor.errors import ConfigError, PhasorWarning
 from phasor.layers import InConfig, LayerRopes
 from phasor.scaling import Law, Proportional, Rule
-from phasor.spec import Pairing, Rope
+from phasor.spec import Rope
 
 # wider than any head; a damaged width must not fill the memory
 WIDEST = 65_536
@@ -73,15 +73,14 @@ def load_huggingface(top: Block, *, part: str | None, like: str | None, strict: 
             labels = dict.fromkeys(kinds, "rope_parameters")
     ropes = tuple(rope for rope in kinds.values() if rope is not None)
     notes += settle_strays(config, blocks.used, ropes, model_type, strict=strict)
-    given = config.whole("num_key_value_heads")
     return LayerRopes(
         name=top.text("_name_or_path") or config.text("_name_or_path") or model_type,
         layer_kinds=kinds_in_order,
         kinds=kinds,
         context=contexts[0][1] if contexts else None,
-        query_heads=config.whole("num_attention_heads"),
+        query_heads=config.largest("num_attention_heads"),
         # latent attention rotates one key for all heads
-        key_heads=1 if facts.latent else given,
+        key_heads=1 if facts.latent else config.largest("num_key_value_heads"),
         notes=tuple(dict.fromkeys(notes)),
         in_config=InConfig(labels=labels, unread=unread, fixed=facts.fixed, inside=config.path),
     )

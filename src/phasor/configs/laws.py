@@ -68,9 +68,9 @@ def rope_type(block: Block, facts: Architecture | None = None) -> str:
     words = _OLD_NAMES if facts is None else {**_OLD_NAMES, **facts.laws}
     given = [(block.name(key), block.text(key)) for key in ("rope_type", "type")]
     name = agreed((key, words.get(one, one)) for key, one in given if one is not None) or "default"
-    if name not in {*_STANDARD, *words.values()}:
+    if name not in {*_LAWS, *words.values()}:
         key = "rope_type" if block.has("rope_type") else "type"
-        known = ", ".join(sorted({*_STANDARD, *words}))
+        known = ", ".join(sorted({*_LAWS, *words}))
         block.refuse(key, f"one of {known} (or describe the embedding with Rope(...) directly)")
     return name
 
@@ -88,7 +88,7 @@ def comparable(value: Any) -> Any:
 
 def scaling(block: Block, model: Model) -> Law | Rule | None:
     """The law or rule that ``block`` names."""
-    return _LAWS[rope_type(block, model.architecture)](block, model)
+    return {**_LAWS, **_OWN}[rope_type(block, model.architecture)](block, model)
 
 
 def axes(block: Block, model: Model) -> Axes | None:
@@ -298,7 +298,7 @@ def _extension_factor(block: Block, model: Model, original: int) -> float:
     return model.context / original
 
 
-_LAWS: dict[str, Callable[[Block, Model], Law | Rule | None]] = {
+_LAWS: Mapping[str, Callable[[Block, Model], Law | Rule | None]] = {
     "default": _default,
     "linear": _linear,
     "dynamic": _dynamic,
@@ -307,5 +307,9 @@ _LAWS: dict[str, Callable[[Block, Model], Law | Rule | None]] = {
     "longrope": _longrope,
     "yarn": _yarn,
 }
-_STANDARD = frozenset(_LAWS)
-_LAWS |= {"ntk_fixed": _ntk_fixed, "ntk_old": _ntk_old, "stepped_ntk": _stepped_ntk}
+# what single model types mean by words of their own; no file says these
+_OWN: Mapping[str, Callable[[Block, Model], Law | Rule | None]] = {
+    "ntk_fixed": _ntk_fixed,
+    "ntk_old": _ntk_old,
+    "stepped_ntk": _stepped_ntk,
+}

@@ -10,7 +10,6 @@ from phasor.configs.facts import Architecture
 from phasor.configs.laws import comparable
 from phasor.errors import ConfigError
 
-
 # transformers asks a block for "truncate" with a default, which a null is not
 _NULLS = {"truncate": False}
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import stat
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 
 from phasor._checks import shown, twice
 from phasor.configs.block import Block
@@ -111,8 +110,6 @@ def _parsed(data: bytes, origin: str) -> dict[str, Any]:
         value = json.loads(
             data.decode("utf-8-sig"),
             object_pairs_hook=_unique,
-            parse_constant=_refuse_constant,
-            parse_float=_finite,
         )
     except UnicodeDecodeError as error:
         raise ConfigError(f"{origin} must be UTF-8 text, got {error}") from None
@@ -131,14 +128,3 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if (key := twice(pairs)) is not None:
         raise ConfigError(f"the key {shown(key)} stands twice in one object; keep one")
     return dict(pairs)
-
-
-def _refuse_constant(literal: str) -> NoReturn:
-    raise ConfigError(f"{literal} is not a number that JSON knows; numbers must be finite")
-
-
-def _finite(literal: str) -> float:
-    value = float(literal)
-    if not math.isfinite(value):
-        raise ConfigError(f"{shown(literal)} is too large for a float")
-    return value

@@ -17,7 +17,7 @@ from functools import lru_cache
 from typing import Any
 
 from phasor._checks import shown
-from phasor.axes import Alternating, Interleaved, Sectioned
+from phasor.axes import Alternating, Axes, Interleaved, Sectioned
 from phasor.configs.block import Block
 from phasor.configs.facts import read_table, slip
 from phasor.errors import ConfigError
@@ -26,7 +26,11 @@ from phasor.spec import Rope
 # not the "rope" in "properties"
 _ABOUT_POSITIONS = re.compile(r"(?<!p)rope|rotary|alibi", re.IGNORECASE)
 _MEANINGS = ("pairing", "rotates", "axes", "base", "fraction", "width", "factor", "switch", "note")
-_LAYOUTS = {Sectioned: "sectioned", Interleaved: "interleaved", Alternating: "alternating"}
+_LAYOUTS: Mapping[type[Axes], str] = {
+    Sectioned: "sectioned",
+    Interleaved: "interleaved",
+    Alternating: "alternating",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +148,7 @@ def settle_strays(
 def _says_nothing(value: Any, meaning: Meaning | None, ropes: Sequence[Rope]) -> bool:
     if meaning is not None:
         return meaning.is_neutral(value, ropes)
-    return value is False or value == 1.0 and isinstance(value, float)
+    return value is False or (value == 1.0 and isinstance(value, float))
 
 
 def _settle(name: str, value: Any, meaning: Meaning, notes: list[str], refused: list[str]) -> None:
