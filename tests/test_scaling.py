@@ -31,7 +31,7 @@ from phasor import (
 )
 from phasor.errors import SpecError
 from phasor.frequencies import inv_freq, real_inv_freq, wavelengths
-from phasor.scaling import LAWS, Law, Rule
+from phasor.scaling import LAWS, Law, Rule, SteppedNTK
 
 from . import oracle
 
@@ -296,3 +296,10 @@ def test_the_registry_names_every_law_once() -> None:
     """A law that is not in it has no JSON form."""
     assert len(set(LAWS.values())) == len(LAWS) == 17
     assert {kind.__name__ for kind in LAWS.values() if issubclass(kind, Law)} == set(oracle.LAWS)
+
+
+@pytest.mark.parametrize("length", [1, 2048, 2049, 4096, 4097, 8192, 8193, 100_000])
+def test_stepped_ntk_is_the_first_qwens_alpha(length: int) -> None:
+    """2 ** ceil(log2(n / L) + 1) - 1, at least 1, as its code computes it in floats."""
+    alpha = max(2 ** math.ceil(math.log(length / 2048, 2) + 1) - 1, 1)
+    assert SteppedNTK(original_max_positions=2048).at(length) == NTK(factor=float(alpha))
