@@ -207,6 +207,26 @@ def test_threads_make_no_difference(threads: int) -> None:
     assert torch.equal(turned[1, 300:], alone)
 
 
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="counts the threads of Linux")
+@pytest.mark.parametrize("threads", [1, 3])
+def test_every_thread_honours_the_number_that_torch_was_told(threads: int) -> None:
+    """OpenMP forgets it in a new thread; the system counts what each rotation has started."""
+    program = (
+        "import os, threading, torch, phasor, phasor.torch\n"
+        "rope, x = phasor.Rope(head_dim=64, pairing='half'), torch.zeros(400, 8, 64)\n"
+        f"torch.set_num_threads({threads})\n"
+        "def started():\n"
+        "    before = len(os.listdir('/proc/self/task'))\n"
+        "    phasor.torch.rotate(x, torch.arange(400), rope)\n"
+        "    print(len(os.listdir('/proc/self/task')) - before)\n"
+        "for _ in range(2):\n"
+        "    one = threading.Thread(target=started)\n"
+        "    one.start()\n"
+        "    one.join()\n"
+    )
+    assert printed(program, OMP_NUM_THREADS="4").split() == 2 * [str(threads - 1)]
+
+
 @pytest.mark.parametrize("threads", [2, 3, 4, 6, 8])
 def test_heads_first_memory_is_cut_by_heads(threads: int) -> None:
     """Into as many parts as divide the heads of both, each of them cut by tokens."""
