@@ -215,16 +215,20 @@ def test_every_thread_honours_the_number_that_torch_was_told(threads: int) -> No
         "import os, threading, torch, phasor, phasor.torch\n"
         "rope, x = phasor.Rope(head_dim=64, pairing='half'), torch.zeros(400, 8, 64)\n"
         f"torch.set_num_threads({threads})\n"
-        "def started():\n"
+        "end = threading.Event()\n"  # a thread takes those that it started with it when it ends
+        "def started(done):\n"
         "    before = len(os.listdir('/proc/self/task'))\n"
-        "    phasor.torch.rotate(x, torch.arange(400), rope)\n"
+        "    phasor.torch.rotate_(x, 1, rope)\n"
         "    print(len(os.listdir('/proc/self/task')) - before)\n"
-        "for _ in range(2):\n"
-        "    one = threading.Thread(target=started)\n"
-        "    one.start()\n"
-        "    one.join()\n"
+        "    done.set()\n"
+        "    end.wait()\n"
+        "for _ in range(3):\n"
+        "    done = threading.Event()\n"
+        "    threading.Thread(target=started, args=(done,)).start()\n"
+        "    done.wait()\n"
+        "end.set()\n"
     )
-    assert printed(program, OMP_NUM_THREADS="4").split() == 2 * [str(threads - 1)]
+    assert printed(program, OMP_NUM_THREADS="4").split() == 3 * [str(threads - 1)]
 
 
 @pytest.mark.parametrize("threads", [2, 3, 4, 6, 8])
