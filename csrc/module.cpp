@@ -2,7 +2,6 @@
 //
 // No torch header is used and only Python's stable ABI is: one build serves every Python from 3.11
 // and every torch that offers the DLPack exchange interface.
-#define Py_LIMITED_API 0x030B0000
 #include <Python.h>
 
 #include <algorithm>
@@ -330,4 +329,11 @@ PyModuleDef module = {PyModuleDef_HEAD_INIT, "phasor._native", nullptr, -1, meth
 } // namespace
 } // namespace phasor
 
-PyMODINIT_FUNC PyInit__native() { return PyModule_Create(&phasor::module); }
+PyMODINIT_FUNC PyInit__native() {
+  PyObject *made = PyModule_Create(&phasor::module);
+#ifdef Py_GIL_DISABLED
+  // a call keeps everything on its own stack; what is global is set once, by `connect`
+  if (made != nullptr) PyUnstable_Module_SetGIL(made, Py_MOD_GIL_NOT_USED);
+#endif
+  return made;
+}

@@ -35,10 +35,15 @@ def rounding(model: nn.Module, way: Callable[[Any], Answer]) -> float:
         model: In float32; it and what it holds stay as they are.
         way: Calls the model; its answer is compared.
     """
-    moved = copy.deepcopy(model)
+    return difference(way(copy.deepcopy(model)), way(moved(model)))
+
+
+@torch.no_grad()
+def moved(model: nn.Module) -> nn.Module:
+    """A copy with every weight moved by what a sum gathers."""
+    twin = copy.deepcopy(model)
     chance = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for weight in moved.parameters():
-            sign = torch.randint(0, 2, weight.shape, generator=chance) * 2 - 1
-            weight *= 1 + GATHERED * UNIT * sign
-    return difference(way(copy.deepcopy(model)), way(moved))
+    for weight in twin.parameters():
+        sign = torch.randint(0, 2, weight.shape, generator=chance) * 2 - 1
+        weight *= 1 + GATHERED * UNIT * sign
+    return twin
