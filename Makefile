@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 MADE_BY := pyproject.toml constraints.txt setup.py $(wildcard csrc/*)
 
-.PHONY: help demo test test-slow check docs docs-serve bench bench-gpu sanitize valgrind neon figures clean
+.PHONY: help demo test test-slow test-machines check docs docs-serve bench bench-gpu sanitize valgrind neon figures clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 20
@@ -18,6 +18,9 @@ test: $(VENV)/test.done  ## the everyday tests
 
 test-slow: $(VENV)/test.done  ## the tests too long for every day
 	$(BIN)/python -m pytest -q -m slow
+
+test-machines: $(VENV)/test.done  ## the everyday tests as on other machines, one by one; an hour or two
+	$(BIN)/python tools/machines.py $(ARGS)
 
 check: $(VENV)/check.done  ## format, lint, types, and the everyday tests
 	$(BIN)/ruff format --check .

@@ -2,7 +2,6 @@
 //
 // No torch header is used and only Python's stable ABI is: one build serves every Python from 3.11
 // and every torch that offers the DLPack exchange interface.
-#define Py_LIMITED_API 0x030B0000
 #include <Python.h>
 
 #include <algorithm>
@@ -25,6 +24,7 @@ struct Plan {
 
 const DLPackExchangeAPI *dlpack = nullptr;
 PyObject *tensor_error = nullptr, *position_error = nullptr;
+PyObject *get_num_threads = nullptr;
 
 bool view(PyObject *object, DLTensor *out) {
   return dlpack->dltensor_from_py_object_no_sync(object, out) == 0;
@@ -212,6 +212,16 @@ bool lay_out(Call &call) {
   return true;
 }
 
+// How many threads torch would use here; -1 and an error set where it does not say. OpenMP's own
+// answer is another one in a thread in which torch has not yet passed on what it was told.
+long threads_of_torch() {
+  PyObject *said = PyObject_CallNoArgs(get_num_threads);
+  if (said == nullptr) return -1;
+  const long threads = PyLong_AsLong(said);
+  Py_DECREF(said);
+  return threads;
+}
+
 // rotate(plan, tables, axis_of_pair, angles0, angles1, inverse, gain, path, raises, x0, y0[, x1, y1])
 //
 // Angles are positions and None, with tables; or cosines and sines, without. An output that is its
@@ -231,10 +241,15 @@ PyObject *rotate(PyObject *, PyObject *const *args, Py_ssize_t count) {
   if (!job.in_place)
     for (int i = 0; i < job.operands; ++i) ask_for_huge_pages(call.y[i]);
   job.stream = !job.in_place && bytes > cache;
-  const bool lengthy = is_long(job, call.elements);
-  PyThreadState *state = lengthy ? PyEval_SaveThread() : nullptr;
-  perform(job, kPaths[path].run, lengthy);
-  if (state != nullptr) PyEval_RestoreThread(state);
+  if (is_long(job, call.elements)) {
+    const long threads = threads_of_torch();
+    if (threads == -1) return nullptr;
+    PyThreadState *state = PyEval_SaveThread();
+    perform(job, kPaths[path].run, int(threads));
+    PyEval_RestoreThread(state);
+  } else {
+    perform(job, kPaths[path].run, 1);
+  }
   Py_RETURN_TRUE;
 }
 
@@ -267,12 +282,15 @@ PyObject *paths(PyObject *, PyObject *) {
   return names;
 }
 
-// connect(capsule, TensorError, PositionError): how tensors are read and what is raised
+// connect(capsule, TensorError, PositionError, get_num_threads): how tensors are read, what is
+// raised, and who knows the number of threads
 PyObject *connect(PyObject *, PyObject *args) {
   PyObject *capsule;
-  if (!PyArg_ParseTuple(args, "OOO", &capsule, &tensor_error, &position_error)) return nullptr;
+  if (!PyArg_ParseTuple(args, "OOOO", &capsule, &tensor_error, &position_error, &get_num_threads))
+    return nullptr;
   Py_INCREF(tensor_error);
   Py_INCREF(position_error);
+  Py_INCREF(get_num_threads);
   const auto *found = static_cast<const DLPackExchangeAPI *>(
       PyCapsule_GetPointer(capsule, "dlpack_exchange_api"));
   if (found == nullptr) return nullptr;
@@ -311,4 +329,11 @@ PyModuleDef module = {PyModuleDef_HEAD_INIT, "phasor._native", nullptr, -1, meth
 } // namespace
 } // namespace phasor
 
-PyMODINIT_FUNC PyInit__native() { return PyModule_Create(&phasor::module); }
+PyMODINIT_FUNC PyInit__native() {
+  PyObject *made = PyModule_Create(&phasor::module);
+#ifdef Py_GIL_DISABLED
+  // a call keeps everything on its own stack; what is global is set once, by `connect`
+  if (made != nullptr) PyUnstable_Module_SetGIL(made, Py_MOD_GIL_NOT_USED);
+#endif
+  return made;
+}

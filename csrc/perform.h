@@ -70,10 +70,9 @@ inline bool is_long(const Job &job, int64_t elements) {
   return elements >= (job.dtype == Dtype::f32 || job.dtype == Dtype::f64 ? 40000 : 80000);
 }
 
-// A long job on as many threads as torch uses, a short one on this one.
-inline void perform(const Job &job, Run run, bool lengthy) {
+// A job on at most that many threads.
+inline void perform(const Job &job, Run run, int most) {
 #if defined(_OPENMP)
-  const int most = lengthy ? omp_get_max_threads() : 1;
   if (most > 1 && job.tokens > 1 && !omp_in_parallel()) {
 #pragma omp parallel num_threads(most)
     {
@@ -85,7 +84,7 @@ inline void perform(const Job &job, Run run, bool lengthy) {
     return;
   }
 #else
-  (void)lengthy;
+  (void)most;
 #endif
   run(job, 0, job.tokens);
 }

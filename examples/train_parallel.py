@@ -116,8 +116,7 @@ def spread(model: Model, mesh: DeviceMesh, *, sequence: bool, bf16: bool) -> Mod
     if mesh["context"].size() > 1:
         layers = {"blocks.*.attention": GatheredKeys("zigzag")}
         parallelize_module(parts, mesh["context"], layers)
-    kind = torch.bfloat16 if bf16 else None
-    policy = MixedPrecisionPolicy(param_dtype=kind, reduce_dtype=torch.float32)
+    policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if bf16 else MixedPrecisionPolicy()
     for module in (*parts.blocks, parts):
         fully_shard(module, mesh=mesh["context", "data"], mp_policy=policy)
     parts.to_empty(device="cpu")

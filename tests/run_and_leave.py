@@ -1,4 +1,7 @@
-"""Run a script, then end the process without Python's cleaning up.
+"""Run a script in float64, then end the process without Python's cleaning up.
+
+What many processes add up in another order than one differs by roundings: in float64 they are too
+small to hide anything else.
 
 A thread of gloo that lets go of a tensor while Python finalizes aborts the process (torch 2.13).
 That says nothing about the script, and on a busy machine happens once in some dozen runs.
@@ -12,7 +15,10 @@ import os
 import runpy
 import sys
 
+import torch
+
 if __name__ == "__main__":
+    torch.set_default_dtype(torch.float64)
     sys.argv = sys.argv[1:]
     runpy.run_path(sys.argv[0], run_name="__main__")
     sys.stdout.flush()

@@ -1,10 +1,13 @@
 """Measured errors of angle recipes, against the published ones."""
 
 import dataclasses
+import math
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from phasor import Rope, SpecError
 from phasor.analysis import angle_errors, expected_linear_sum, linear_weights
@@ -13,6 +16,8 @@ from phasor.angles import ROW_ERROR_20, ROW_ERROR_40, cos_sin
 from phasor.frequencies import inv_freq
 from phasor.rotate import score
 from phasor.torch import rotate
+
+from . import oracle, strategies
 
 ROPE = Rope(head_dim=128, pairing="half", base=10_000.0)
 
@@ -215,14 +220,25 @@ def test_scores_of_exact_rows_lose_only_the_dtype(reach, dtype, published):
     ids=["96", "1024", "4096"],
 )
 def test_weights_of_linear_attention_turn_negative_and_shrink(keys, negative, total):
-    """One published draw is within two deviations of 40, whose sum is the expected one.
-
-    The standard error of a mean of 40 is a sixth of the deviation; this allows four.
-    """
+    """One published draw is within two deviations of 40."""
     rope = Rope(head_dim=64, pairing="half", base=10_000.0)
     draws = [np.random.default_rng(seed).standard_normal((keys + 1, 64)) for seed in range(40)]
     weights = np.array([linear_weights(draw[0], draw[1:], rope) for draw in draws])
     shares, sums = (weights < 0).mean(-1), weights.sum(-1)
     assert abs(negative - shares.mean()) <= 2 * shares.std()
     assert abs(total - sums.mean()) <= 2 * sums.std()
-    assert abs(expected_linear_sum(rope, keys) - sums.mean()) <= 4 / 6 * sums.std()
+
+
+@given(strategies.resolved_ropes(), st.integers(1, 40))
+@settings(max_examples=60)
+def test_the_expected_sum_of_linear_weights_is_that_of_equal_entries(rope, length):
+    """What vectors of one distribution have in common, turned by the oracle.
+
+    A sum of cosines is off by what `kernel` allows, a mean of 40 by as many roundings more.
+    """
+    ones, axes = np.ones(rope.head_dim), rope.axes.n_axes
+    places = [r if axes == 1 else [r] * axes for r in range(length)]
+    exact = math.fsum(ones @ oracle.turned(ones, place, rope) for place in places)
+    found = expected_linear_sum(rope, length)
+    rounding = 4e-15 + (4 * rope.num_pairs + 40 + 2) * 2**-53
+    assert abs(found - exact / length / rope.head_dim) <= rounding

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate, pairwise
 from typing import Any
 
 import mpmath
@@ -134,13 +135,22 @@ def test_abels_bound_of_ones_rests_on_the_last_step() -> None:
 
 @given(strategies.placed_ropes(), st.integers(0, 2**32))
 @settings(deadline=None, max_examples=60)
-def test_abels_bound_holds_for_any_rope(placed: tuple[Rope, Any], seed: int) -> None:
-    """The score by complex products of the oracle, coordinates that stay and all."""
+def test_abels_bound_is_eq_37_and_holds_for_any_rope(placed: tuple[Rope, Any], seed: int) -> None:
+    """Both by complex numbers of the oracle, coordinates that stay and all."""
     rope, distance = placed
     q, k = np.random.default_rng(seed).standard_normal((2, rope.head_dim))
     exact = oracle.turned(q, at_0(rope), rope) @ oracle.turned(k, distance, rope)
     rounding = 1e-14 * np.linalg.norm(q) * np.linalg.norm(k) * rope.num_pairs
-    assert abs(exact) <= abel_bound(q, k, distance, rope) + rounding
+    bound = abel_bound(q, k, distance, rope)
+    assert abs(exact) <= bound + rounding
+    turned = [complex(c, s) for c, s in zip(*oracle.cos_sin(rope, distance), strict=True)]
+    pairs = [oracle.pair_of(rope, i, rope.pairing) for i in range(rope.num_pairs)]
+    products = [complex(q[a], q[b]) * complex(k[a], -k[b]) for a, b in pairs]
+    steps = [abs(y - x) for x, y in pairwise([*products, 0])]
+    sums = sum(map(abs, accumulate(turned)))
+    stays = set(range(rope.head_dim)).difference(*pairs)
+    expected = max(steps) * sums + abs(sum(q[i] * k[i] for i in stays))
+    assert abs(bound - expected) <= rounding * rope.num_pairs
 
 
 @pytest.mark.parametrize("base", [1.5, 100.0, 1e4, 5e5])

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from .example_extend_context import imported, short, sources
+from .live_models import difference
+from .rounding import rounding
 
 
 @pytest.fixture
@@ -184,13 +186,19 @@ def test_gradients_in_parts_are_those_of_the_whole_batch(
     rope = example.ways.ways(micro)["none"].rope
     model = example.model.fresh(micro, rope, 0)
     batch = torch.randint(256, (4, 17), generator=torch.Generator().manual_seed(2))
-    loss, parts = example.training.gradient(pool, model, batch)
+    loss, _ = example.training.gradient(pool, model, batch)
     logits = model(batch[:, :-1]).transpose(1, 2)
     whole = nn.functional.cross_entropy(logits, batch[:, 1:])
     whole.backward()
-    assert loss == pytest.approx(whole.item() / math.log(2), rel=1e-6)
-    for part, weight in zip(parts, model.parameters(), strict=True):
-        torch.testing.assert_close(part, weight.grad, rtol=1e-4, atol=1e-6)
+    # a mean of 64 numbers
+    assert loss == pytest.approx(whole.item() / math.log(2), rel=64 * 2**-24)
+
+    def gradients(model: nn.Module) -> Tensor:
+        parts = example.training.gradient(pool, model, batch)[1]
+        return torch.cat([part.flatten() for part in parts])
+
+    together = torch.cat([weight.grad.flatten() for weight in model.parameters()])
+    assert difference(together, gradients(model)) <= rounding(model, gradients)
 
 
 def test_the_rate_rises_in_a_line_and_falls_to_a_tenth(example: Any) -> None:
@@ -220,5 +228,7 @@ def test_attention_that_is_cut_is_the_plain_one_up_to_the_cut(
     x = torch.randint(256, (2, cut + 8), generator=torch.Generator().manual_seed(3))
     with torch.no_grad():
         one, two = plain(x), other(x)
-    torch.testing.assert_close(one[:, :cut], two[:, :cut], rtol=1e-4, atol=1e-5)
+    with torch.no_grad():
+        room = rounding(plain, lambda model: model(x)[:, :cut])
+    assert difference(one[:, :cut], two[:, :cut]) <= room
     assert float((one[:, -1] - two[:, -1]).abs().max()) > 1e-4

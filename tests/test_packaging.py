@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import runpy
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
+from setuptools.command import bdist_wheel
+from setuptools.dist import Distribution
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ("src", "csrc", "pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE")
@@ -63,3 +68,23 @@ def test_the_wheel_of_the_archive_holds_everything_and_runs(tmp_path: Path) -> N
         cwd=tmp_path,
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+@pytest.mark.parametrize("without_gil", [False, True])
+def test_a_python_without_a_gil_is_not_asked_for_the_stable_interface(
+    without_gil: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has none, and setuptools refuses to name a wheel for it: see its switches."""
+    asked: dict[str, Any] = {}
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setitem(sysconfig.get_config_vars(), "Py_GIL_DISABLED", int(without_gil))
+    monkeypatch.setattr("setuptools.setup", lambda **given: asked.update(given))
+    runpy.run_path("setup.py")
+    (extension,) = asked["ext_modules"]
+    assert extension.py_limited_api is not without_gil
+    assert bool(extension.define_macros) is not without_gil
+    wheel = bdist_wheel.bdist_wheel(Distribution({"name": "phasor", **asked}))
+    for name, value in asked["options"].get("bdist_wheel", {}).items():
+        setattr(wheel, name, value)
+    wheel.finalize_options()
+    assert (wheel.py_limited_api == "cp311") is not without_gil

@@ -19,6 +19,10 @@ from phasor.torch import _cpu, rotate, rotate_, rotate_by, rotate_qk, rotate_qk_
 
 from .torch_oracle import DTYPES, assert_rotated, normal, run_on
 
+# without a compiler there is nothing to test; CI has one
+pytestmark = pytest.mark.skipif(
+    not _cpu.paths() and "CI" not in os.environ, reason="the kernel is not built"
+)
 PAIRINGS = ["half", "interleaved"]
 PLACES = [0, 1, 1023, 1024, 70_001, 2**20, 2**31 + 7, 2**39 + 12_345, -1, -2000, -(2**35)]
 # widths that fill registers exactly, leave a tail, or are all tail
@@ -207,7 +211,32 @@ def test_threads_make_no_difference(threads: int) -> None:
     assert torch.equal(turned[1, 300:], alone)
 
 
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="counts the threads of Linux")
+@pytest.mark.parametrize("threads", [1, 3])
+def test_every_thread_honours_the_number_that_torch_was_told(threads: int) -> None:
+    """OpenMP forgets it in a new thread; the system counts what each rotation has started."""
+    program = (
+        "import os, threading, torch, phasor, phasor.torch\n"
+        "rope, x = phasor.Rope(head_dim=64, pairing='half'), torch.zeros(400, 8, 64)\n"
+        f"torch.set_num_threads({threads})\n"
+        "end = threading.Event()\n"  # a thread takes those that it started with it when it ends
+        "def started(done):\n"
+        "    before = len(os.listdir('/proc/self/task'))\n"
+        "    phasor.torch.rotate_(x, 1, rope)\n"
+        "    print(len(os.listdir('/proc/self/task')) - before)\n"
+        "    done.set()\n"
+        "    end.wait()\n"
+        "for _ in range(3):\n"
+        "    done = threading.Event()\n"
+        "    threading.Thread(target=started, args=(done,)).start()\n"
+        "    done.wait()\n"
+        "end.set()\n"
+    )
+    assert printed(program, OMP_NUM_THREADS="4").split() == 3 * [str(threads - 1)]
+
+
 @pytest.mark.parametrize("threads", [2, 3, 4, 6, 8])
+@pytest.mark.usefixtures("path")
 def test_heads_first_memory_is_cut_by_heads(threads: int) -> None:
     """Into as many parts as divide the heads of both, each of them cut by tokens."""
     rope = Rope(head_dim=64, pairing="half")
@@ -226,6 +255,7 @@ def test_heads_first_memory_is_cut_by_heads(threads: int) -> None:
         assert torch.equal(written, wanted)
 
 
+@pytest.mark.usefixtures("path")
 def test_large_new_outputs_are_written_past_the_cache() -> None:
     """Streaming stores, which only outputs larger than the cache get, change no bit."""
     rope = Rope(head_dim=128, pairing="half")
@@ -236,6 +266,7 @@ def test_large_new_outputs_are_written_past_the_cache() -> None:
     assert torch.equal(whole[:, -3:], rotate(x[:, -3:], places[-3:], rope))
 
 
+@pytest.mark.usefixtures("path")
 def test_slices_of_one_projection_are_written_side_by_side() -> None:
     """Q and k inside one tensor share no element, though their extents overlap."""
     rope = Rope(head_dim=16, pairing="half")
@@ -331,6 +362,7 @@ def test_heads_wider_than_the_kernels_rows_are_rotated_without_it(
         torch.ops.phasor.rotate([x], [places], rope.to_json(), False, 1.0, "cpu")
 
 
+@pytest.mark.usefixtures("path")
 def test_positions_that_are_negated_views_turn_back() -> None:
     """Their memory says otherwise."""
     rope, x = Rope(head_dim=16, pairing="half"), normal(5, 2, 16)

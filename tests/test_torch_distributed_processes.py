@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import runpy
@@ -51,6 +52,12 @@ def losses(printed: str) -> list[float]:
     return [float(found) for found in re.findall(r"loss ([\d.]+)", printed)]
 
 
+#: Twenty steps, each off by what sums of a thousand float64 gather (see `rounding`), of losses that
+#: begin with that of a guess; and what is printed is rounded to nine digits.
+TWENTY_STEPS = 20 * 32 * 2**-53 * math.log(256)
+PRINTED = 1e-9
+
+
 def furthest(some: Sequence[float], others: Sequence[float]) -> float:
     """Largest difference between two runs."""
     assert len(some) == len(others) > 0
@@ -88,7 +95,7 @@ def test_dtensors_through_the_operator_train_alike_without_further_collectives(
     measured = json.loads((tmp_path / "measured.json").read_text())
     assert_measured(measured)
     for name in ("heads", "tokens"):
-        assert measured[name]["error"] <= 1e-6
+        assert measured[name]["error"] <= TWENTY_STEPS
         assert measured[name]["collectives"] == measured[name]["without"] != {}
 
 
@@ -108,7 +115,7 @@ def alone(*options: str) -> list[float]:
     """The example's losses without torchrun."""
     source = str(Path(phasor.__file__).parents[1])
     done = subprocess.run(
-        [sys.executable, str(EXAMPLE), *options],
+        [sys.executable, str(HERE / "run_and_leave.py"), str(EXAMPLE), *options],
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": source},
         capture_output=True,
         text=True,
@@ -144,10 +151,10 @@ def one_process() -> list[float]:
 def test_every_way_of_sharing_out_gives_the_losses_of_one_process(
     one_process: list[float], processes: int, options: str
 ) -> None:
-    """Twenty steps in float32, with weights made on the meta device."""
+    """Twenty steps in float64, with weights made on the meta device."""
     assert len(one_process) == 20
     shared = losses(Launched(processes, EXAMPLE, *options.split()).printed)
-    assert furthest(shared, one_process) <= 1e-6
+    assert furthest(shared, one_process) <= PRINTED + TWENTY_STEPS
 
 
 @pytest.mark.slow

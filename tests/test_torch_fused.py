@@ -151,7 +151,8 @@ def test_norm_reads_memory_however_it_lies(
     exact = norm_rotate_qk(*wide, places.cpu(), HALF, epsilon=1e-6, backend="eager")
     right = torch.autograd.grad(exact, wide, [g.cpu().double() for g in grads])
     for a, b in zip(came, right, strict=True):
-        assert float((a.cpu() - b).abs().max()) <= 1e-5 * float(b.abs().max())
+        # a weight's gradient sums 90 products, each some thirty roundings from exact
+        assert float((a.cpu() - b).abs().max()) <= (90 + 30) * 2**-24 * float(b.abs().max())
 
 
 @once
@@ -275,7 +276,7 @@ def test_a_second_derivative_is_refused_and_torch_func_has_it() -> None:
 
 @once
 def test_norm_batches_under_vmap() -> None:
-    """As a loop does."""
+    """Each is normed and rotated as if it were alone."""
     xs = normal(3, 4, 2, 8)
     w = torch.linspace(0.5, 1.5, 8)
 
@@ -284,8 +285,8 @@ def test_norm_batches_under_vmap() -> None:
 
     batched = torch.func.vmap(both)(xs)
     for i, x in enumerate(xs):
-        for a, b in zip(batched, both(x), strict=True):
-            assert torch.allclose(a[i], b, atol=1e-6)
+        for turned, given in zip(batched, (x, x[:, :1]), strict=True):
+            assert_normed(turned[i], given, w, range(4), HALF)
 
 
 @once

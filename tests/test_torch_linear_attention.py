@@ -159,7 +159,9 @@ def test_features_far_below_zero_stay_positive() -> None:
     v = normal(9, 1, 8)
     low = torch.full((9, 1, 8), -50.0)
     made = linear_attention(low + 50, low, v, 0, HALF, causal=False)
-    assert off(made, float64(v).mean(0, keepdims=True).repeat(9, 0)) < 1e-5
+    # sums of 9 values below 3.1, by weights of some fifty roundings
+    room = (9 + 50) * 2**-24 * 3.1
+    assert off(made, float64(v).mean(0, keepdims=True).repeat(9, 0)) <= room
 
 
 def test_the_module_is_its_projections_around_eq_19() -> None:

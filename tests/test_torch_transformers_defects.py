@@ -16,6 +16,7 @@ from phasor.torch.transformers import patch
 from phasor.torch.transformers._carriers import Turns, carried
 
 from .live_models import difference, tokens
+from .rounding import rounding
 
 ORIGINAL = 64
 DYNAMIC = {
@@ -88,7 +89,8 @@ def test_dynamic_ntk_does_not_depend_on_what_was_called_before() -> None:
         logits(model, 160)
     assert difference(fresh["plain"], logits(plain, 100)) > 1e-3
     assert torch.equal(fresh["ours"], logits(ours, 100))
-    assert difference(fresh["plain"], fresh["ours"]) < 1e-5
+    room = rounding(made("llama", DYNAMIC), lambda model: logits(model, 100))
+    assert difference(fresh["plain"], fresh["ours"]) <= room
 
 
 @pytest.mark.parametrize(("name", "config"), RULES)
@@ -111,8 +113,9 @@ def test_one_law_for_a_whole_sequence_makes_decoding_agree_with_prefill(
     plain = made(name, config)
     ours = patched(plain, seq_len=80)
     assert difference(logits(plain, 80), decoded(plain, 80, prompt=60)) > 1e-3
-    assert difference(logits(ours, 80), decoded(ours, 80, prompt=60)) < 1e-5
-    assert difference(logits(plain, 80), logits(ours, 80)) < 1e-5
+    room = rounding(ours, lambda model: logits(model, 80))
+    assert difference(logits(ours, 80), decoded(ours, 80, prompt=60)) <= room
+    assert difference(logits(plain, 80), logits(ours, 80)) <= room
 
 
 @pytest.mark.parametrize("length", [3, 64, 65, 100, 1000])
@@ -150,7 +153,8 @@ def test_a_rule_compiles_whole(name: str, config: dict[str, Any]) -> None:
     torch._dynamo.reset()
     whole = torch.compile(ours, fullgraph=True, backend="aot_eager")
     for length, said in zip((40, 100), expected, strict=True):
-        assert difference(said, logits(whole, length)) < 1e-5
+        room = rounding(ours, lambda model, length=length: logits(model, length))
+        assert difference(said, logits(whole, length)) <= room
     torch._dynamo.reset()
 
 
@@ -174,7 +178,7 @@ def test_frequencies_survive_a_cast_to_bfloat16() -> None:
 
 @pytest.mark.parametrize("name", ["llama", "qwen3"])
 def test_only_distances_count_far_out(name: str) -> None:
-    """Moving all tokens by 2**22 changes nothing but the rounding of rows, within 1e-4."""
+    """Moving all tokens by 2**22 changes nothing but the rounding of rows."""
     plain = made(name)
     ours = patched(plain)
     near = torch.arange(48)[None]
@@ -186,7 +190,7 @@ def test_only_distances_count_far_out(name: str) -> None:
     }
     print(errors)
     assert errors["transformers"] > 1e-2
-    assert errors["phasor"] < 1e-4
+    assert errors["phasor"] <= rounding(ours, lambda model: logits(model, 48, position_ids=near))
 
 
 def test_a_table_of_sines_has_no_end() -> None:
@@ -197,7 +201,8 @@ def test_a_table_of_sines_has_no_end() -> None:
     with pytest.raises(RuntimeError, match="index"):
         logits(plain, 8, position_ids=places)
     near = logits(ours, 8, position_ids=places - 5000)
-    assert difference(near, logits(ours, 8, position_ids=places)) < 1e-4
+    room = rounding(ours, lambda model: logits(model, 8, position_ids=places))
+    assert difference(near, logits(ours, 8, position_ids=places)) <= room
 
 
 def test_bfloat16_is_no_further_from_float64() -> None:

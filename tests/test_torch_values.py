@@ -152,6 +152,20 @@ def test_explicit_rows_turn_as_they_say(
     assert torch.equal(written, y)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("pairing", PAIRINGS)
+def test_wide_rows_are_rounded_to_float32_first(pairing: str, dtype: torch.dtype) -> None:
+    """The same bits come of rows rounded by hand; but float64 tensors are turned by all of them."""
+    rows = turns(HALF, range(40))
+    x, wide = normal(40, 3, 16, dtype=dtype), [torch.tensor(r) for r in (rows.real, rows.imag)]
+    narrow = [row.float() for row in wide]
+    assert not torch.equal(wide[0], narrow[0].double())
+    y = rotate_by(x, *wide, pairing=pairing)
+    assert torch.equal(y, rotate_by(x, *narrow, pairing=pairing))
+    exact = rotate_by(x.double(), *wide, pairing=pairing)
+    assert not torch.equal(exact, rotate_by(x.double(), *narrow, pairing=pairing))
+
+
 @pytest.mark.parametrize("pairing", PAIRINGS)
 def test_one_row_serves_every_token(pairing: str) -> None:
     """Rows without leading dimensions broadcast, and pairing_out follows pairing."""

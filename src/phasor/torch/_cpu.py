@@ -35,7 +35,7 @@ def _connected() -> tuple[Any, str]:
     try:
         native: Any = import_module("phasor._native")
         if exchange is not None:
-            native.connect(exchange, TensorError, PositionError)
+            native.connect(exchange, TensorError, PositionError, torch.get_num_threads)
             return native, ""
         missing = f"torch {torch.__version__} lacks the DLPack exchange interface; update it"
     except ImportError as error:

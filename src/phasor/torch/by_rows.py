@@ -27,7 +27,8 @@ def rotate_by(
         x: ``[..., seq, heads, head_dim]``, as for `rotate`.
         cos: ``[..., seq, num_pairs]``, broadcast against the leading dimensions of ``x``. Half
             width: a full-width table that says everything twice is ``cos[..., :num_pairs]``
-            in the half pairing.
+            in the half pairing. Of any floating dtype; unless ``x`` is float64, the arithmetic is
+            float32, and wider rows are rounded to it first.
         sin: The same shape.
         pairing: ``"half"`` or ``"interleaved"``.
         pairing_out: Pairing of the result where it differs.

@@ -1,0 +1,161 @@
+"""The everyday suite on every machine that this one can pass for, one line of result each.
+
+    python tools/machines.py [--only WORD] [arguments of pytest]
+
+A processor: the kernel and torch, oneDNN, MKL and NumPy are held to each instruction set that it
+has. Threads: 1, 2 and 4. A place: another time zone, language or home. And a copy of the checkout:
+without its kernel, or that cannot be written, with phasor installed in an environment elsewhere.
+What a failing suite printed is kept in a file that its line names.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+# what torch and its libraries call the instruction sets of the kernel's paths
+LIBRARIES = {
+    "avx512bf16": {},
+    "avx512": {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE"},
+    "avx2": {
+        "ATEN_CPU_CAPABILITY": "avx2",
+        "ONEDNN_MAX_CPU_ISA": "AVX2",
+        "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+    },
+    "portable": {
+        "ATEN_CPU_CAPABILITY": "default",
+        "ONEDNN_MAX_CPU_ISA": "SSE41",
+        "MKL_CBWR": "COMPATIBLE",
+    },
+}
+PLACES = {
+    "a time zone of 5:45": {"TZ": "Asia/Kathmandu"},
+    "a language of ASCII": {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+    "no home": {"HOME": "/nonexistent", "XDG_CACHE_HOME": ""},
+}
+
+
+def main(arguments: list[str]) -> None:
+    """Run the suite as each, and end with 1 if any failed."""
+    only = arguments[1] if arguments[:1] == ["--only"] else ""
+    asked = arguments[2:] if only else arguments
+    kept = Path(tempfile.mkdtemp(prefix="machines-"))
+    failed = 0
+    for name, run in machines(asked, kept).items():
+        if only not in name:
+            continue
+        begun = time.monotonic()
+        done = run()
+        last = (done.stdout.strip().splitlines() or ["nothing was printed"])[-1].strip(" =")
+        where = ""
+        if done.returncode != 0:
+            failed += 1
+            said = kept / f"{name.replace(' ', '-').replace(':', '')}.txt"
+            said.write_text(done.stdout)
+            where = f"; see {said}"
+        ending = "passes" if done.returncode == 0 else "FAILS"
+        print(f"{name:35} {ending} in {time.monotonic() - begun:.0f} s: {last}{where}", flush=True)
+    raise SystemExit(failed > 0)
+
+
+Run = Callable[[], subprocess.CompletedProcess[str]]
+
+
+def machines(asked: list[str], folder: Path) -> dict[str, Run]:
+    """What to run, by name."""
+    named: dict[str, Run] = {}
+
+    def here(**environment: str) -> Run:
+        return lambda: suite(ROOT, asked, {"PYTHONPATH": str(ROOT / "src"), **environment})
+
+    for path in paths():
+        held = LIBRARIES.get(path, {}) | numpy_without(path)
+        named[f"instructions {path}"] = here(PHASOR_CPU=path, **held)
+    for threads in ("1", "2", "4"):
+        named[f"threads {threads}"] = here(OMP_NUM_THREADS=threads)
+    for place, environment in PLACES.items():
+        named[place] = here(**environment)
+    named["no kernel"] = lambda: without_kernel(asked, folder / "unbuilt")
+    named["a checkout that cannot be written"] = lambda: unwritable(asked, folder / "unwritable")
+    return named
+
+
+def paths() -> list[str]:
+    """The instruction sets that this machine has a kernel for."""
+    asked = "from phasor.torch import _cpu; print(*_cpu.paths())"
+    return subprocess.run(
+        [sys.executable, "-c", asked], check=True, capture_output=True, text=True
+    ).stdout.split()
+
+
+def numpy_without(path: str) -> dict[str, str]:
+    """What NumPy must leave alone on a processor that has no more than ``path``."""
+    asked = (
+        "from numpy._core import _multiarray_umath as n\n"
+        "print(*[name for name in n.__cpu_dispatch__ if n.__cpu_features__[name]])"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", asked], check=True, capture_output=True, text=True
+    ).stdout.split()
+    wide = [name for name in found if name.startswith(("AVX512", "X86_V4"))]
+    lacking = {"portable": found, "avx2": wide}.get(path, [])
+    return {"NPY_DISABLE_CPU_FEATURES": " ".join(lacking)} if lacking else {}
+
+
+def suite(
+    root: Path, asked: list[str], environment: dict[str, str], python: str = sys.executable
+) -> subprocess.CompletedProcess[str]:
+    """The suite of the checkout at ``root``, its output in one."""
+    command = [python, "-m", "pytest", "-q", "-m", "not slow", *asked]
+    if os.geteuid() == 0:  # who may otherwise write where nobody may
+        command = ["setpriv", "--bounding-set=-dac_override", "--inh-caps=-all", *command]
+    return subprocess.run(
+        command, cwd=root, env={**os.environ, **environment}, check=False, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+
+
+def copied(to: Path) -> Path:
+    """The files that git knows, and nothing that was built."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True)
+    for name in filter(None, listed.stdout.decode().split("\0")):
+        (to / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, to / name)
+    return to
+
+
+def without_kernel(asked: list[str], root: Path) -> subprocess.CompletedProcess[str]:
+    """As where no C++ compiler is."""
+    return suite(copied(root), asked, {"PYTHONPATH": str(root / "src")})
+
+
+def unwritable(asked: list[str], root: Path) -> subprocess.CompletedProcess[str]:
+    """With phasor installed, and all else is borrowed from this environment."""
+    copied(root)
+    python = str(root.with_name("environment") / "bin" / "python")
+    subprocess.run([sys.executable, "-m", "venv", str(root.with_name("environment"))], check=True)
+    site = subprocess.run(
+        [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
+        check=True, capture_output=True, text=True,
+    ).stdout.strip()  # fmt: skip
+    Path(site, "borrowed.pth").write_text(sysconfig.get_path("purelib"))
+    install = [python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation"]
+    subprocess.run([*install, str(root)], check=True)
+    for built in (root / "build", *root.glob("src/*.egg-info")):
+        shutil.rmtree(built)
+    for path in (root, *root.rglob("*")):
+        path.chmod(path.stat().st_mode & ~0o222)
+    environment = {"PYTHONPATH": "", "PATH": f"{Path(python).parent}:{os.environ['PATH']}"}
+    return suite(root, ["-p", "no:cacheprovider", *asked], environment, python)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
