@@ -20,7 +20,7 @@ SRC = Path(phasor.__file__).parent
 PIPELINE = """
     errors _checks _reals
     scaling._law scaling._uniform scaling._ramps scaling._selective scaling._rules scaling
-    axes spec layers presets
+    axes pairings spec layers presets
     configs._reading configs._table configs._model configs._yarn configs._laws configs._blocks
     configs._width configs._layers configs._deepseek configs._gguf configs._params
     configs._huggingface configs._writing configs

@@ -11,10 +11,9 @@ from typing import Any, Literal, cast
 from phasor._checks import choice, number, numbers, shown, whole
 from phasor.axes import AXES, Axes, OneAxis
 from phasor.errors import SpecError
+from phasor.pairings import PAIRINGS, Pairing
 from phasor.scaling import LAWS, Law, Rule, Temperature
 
-Pairing = Literal["half", "interleaved"]
-_PAIRINGS = ("half", "interleaved")
 _WIDEST = 1 << 16  # no head comes near; a number beyond is a mistake, not a model
 # the default of a field that construction resolves, so that its type is what a reader finds there
 _DEFAULT: Any = None
@@ -80,9 +79,9 @@ class Rope:
             object.__setattr__(self, name, value)
 
         settle("head_dim", whole("head_dim", self.head_dim, least=2, most=_WIDEST))
-        settle("pairing", choice("pairing", self.pairing, _PAIRINGS))
+        settle("pairing", choice("pairing", self.pairing, PAIRINGS))
         if self.pairing_out is not None:
-            choice("pairing_out", self.pairing_out, _PAIRINGS)
+            choice("pairing_out", self.pairing_out, PAIRINGS)
             if self.pairing_out == self.pairing:
                 settle("pairing_out", None)  # one way to say it, so that equal means equal
         settle("direction", choice("direction", self.direction, (1, -1)))

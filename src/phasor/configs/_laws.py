@@ -71,17 +71,18 @@ def axes(block: Block, model: Model) -> Axes | None:
         required(block, key, None)
     if facts.sections and len(sections) != len(facts.sections):
         block.refuse(key, f"a list of {len(facts.sections)} pair counts, one per axis")
-    if sum(sections) != model.rotary_dim // 2:
-        raise ConfigError(
-            f"{block.name(key)} must add up to the number of pairs ({model.rotary_dim // 2}), "
-            f"got {list(sections)}" + ("" if given else ", which is the class default")
-        )
     layout = facts.axes
     flag = block.first(("mrope_interleaved", "interleaved"), Block.flag)
     if flag is False and layout == "interleaved":
         block.refuse("mrope_interleaved", "true, as the model class deals its axes out in turn")
     if flag and layout == "sectioned":
         layout = "interleaved"
+    # axes dealt out in turn take what is there; the first has what is left
+    if layout != "interleaved" and sum(sections) != model.rotary_dim // 2:
+        raise ConfigError(
+            f"{block.name(key)} must add up to the number of pairs ({model.rotary_dim // 2}), "
+            f"got {list(sections)}" + ("" if given else ", which is the class default")
+        )
     ordered = tuple(sections[i] for i in facts.axis_order) if facts.axis_order else sections
     with renamed(block, {"sections": key}):
         made = _LAYOUTS[layout](ordered)

@@ -82,6 +82,8 @@ def diff(a: Rope, b: Rope, *, context: int = 1 << 20, tolerance: float = 1e-6) -
     fields = {name: (one, two) for (name, one), two in layouts if one != two}
     partings: list[Parting] = []
     if a.num_pairs == b.num_pairs:
+        if a.axes.n_axes == b.axes.n_axes and _driven(a) == _driven(b):
+            fields.pop("axes", None)  # sections may be said in several ways
         partings = _partings(a, b, context, tolerance)
     return Difference(
         fields=fields,
@@ -103,6 +105,10 @@ def _layout(rope: Rope) -> dict[str, object]:
         "pairing_out": rope.output_pairing,
         "axes": rope.axes,
     }
+
+
+def _driven(rope: Rope) -> tuple[tuple[int, ...], ...]:
+    return rope.axes.axis_of_pair(rope.num_pairs), rope.axes.spectra(rope.num_pairs)
 
 
 def _apart(a: float, b: float, tolerance: float) -> tuple[float, float] | None:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from phasor.errors import BackendError, PositionError, TensorError
+from phasor.pairings import by_pairing
 from phasor.spec import Rope
 from phasor.torch import _tables
 from phasor.torch._arguments import is_plain
@@ -198,5 +199,8 @@ def _plan(rope: str, head_dim: int, pairs: int) -> bytes:
     """What the extension needs to know of a Rope, packed once."""
     layout = read_layout(rope)
     axes = count_axes(rope) if '"head_dim"' in rope else 1
-    halves = layout.pairing == "half", layout.pairing_out == "half"
+    halves = (
+        by_pairing(pairing, half=True, interleaved=False)
+        for pairing in (layout.pairing, layout.pairing_out)
+    )
     return _native.plan(head_dim, layout.rotary_start, pairs, axes, *halves)
