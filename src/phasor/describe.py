@@ -95,7 +95,7 @@ def sentences(rope: Rope, context: int | None) -> list[str]:
         if length:
             of = without_law(rope) if when else rope
             said.append(f"{_unturned(of, length)} a turn within {length} positions{when}.")
-    temperature = rope.attention_factor, rope.softmax_factor
+    temperature = rope.attention_factor, rope.logit_factor
     if temperature != (1.0, 1.0):
         said.append(
             f"Attention factor {temperature[0]:.6g} on cos and sin; "
@@ -227,6 +227,7 @@ def as_plain(ropes: LayerRopes, seq_len: int | None, context: int | None) -> dic
             "law": static.to_dict()["scaling"],
             "attention_factor": static.attention_factor,
             "softmax_factor": static.softmax_factor,
+            "logit_factor": static.logit_factor,
             "pairs": [asdict(row) for row in pair_rows(static, context)],
         }
     return {

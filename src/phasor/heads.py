@@ -19,7 +19,7 @@ for the weight that grows with the norm. That weight is for a bounded context: `
 to ``C(0)`` as one likes, and over every context no ``alpha`` is enough (theorem 6.1).
 
 Scores here are those of the rotation alone. A model that multiplies them by
-``rope.softmax_factor`` gets what ``alpha * rope.softmax_factor`` gets here.
+``rope.logit_factor`` gets what ``alpha * rope.logit_factor`` gets here.
 """
 
 from __future__ import annotations

@@ -158,12 +158,26 @@ class Rope:
 
     @property
     def softmax_factor(self) -> float:
-        """What the law does to the logits of a fully rotated head.
+        """What the model multiplies its softmax scale by, outside cos and sin; 1 for most.
 
-        The square of `attention_factor`, times DeepSeek's factor on the softmax scale.
+        DeepSeek's ``mscale_all_dim`` puts YaRN's temperature there.
+
+        Raises:
+            SpecError: If ``scaling`` is a rule that has not picked its law.
         """
-        temperature = self._temperature()
-        return temperature.attention_factor**2 * temperature.softmax_scale
+        return self._temperature().softmax_scale
+
+    @property
+    def logit_factor(self) -> float:
+        """All that is done to the logits of a fully rotated head.
+
+        The square of `attention_factor`, for queries and keys both have it, times
+        `softmax_factor`.
+
+        Raises:
+            SpecError: If ``scaling`` is a rule that has not picked its law.
+        """
+        return self.attention_factor**2 * self.softmax_factor
 
     def _temperature(self) -> Temperature:
         law = self.law()

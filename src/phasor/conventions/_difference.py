@@ -41,6 +41,7 @@ class Difference:
         pairs: How many pairs part within the context.
         attention_factors: Both attention factors, if they differ.
         softmax_factors: Both softmax factors, if they differ.
+        logit_factors: Both logit factors, if they differ.
     """
 
     fields: dict[str, tuple[object, object]]
@@ -49,6 +50,7 @@ class Difference:
     pairs: int = 0
     attention_factors: tuple[float, float] | None = None
     softmax_factors: tuple[float, float] | None = None
+    logit_factors: tuple[float, float] | None = None
 
     def __bool__(self) -> bool:
         return bool(self.fields or self.earliest or self.attention_factors or self.softmax_factors)
@@ -92,6 +94,7 @@ def diff(a: Rope, b: Rope, *, context: int = 1 << 20, tolerance: float = 1e-6) -
         pairs=len(partings),
         attention_factors=_apart(a.attention_factor, b.attention_factor, tolerance),
         softmax_factors=_apart(a.softmax_factor, b.softmax_factor, tolerance),
+        logit_factors=_apart(a.logit_factor, b.logit_factor, tolerance),
     )
 
 
