@@ -11,7 +11,7 @@ import torch
 import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 
-from phasor._checks import choice, number, shown
+from phasor._checks import number, shown
 from phasor.errors import PositionError, SpecError, TensorError
 from phasor.pairings import PAIRINGS
 from phasor.scaling import Rule
@@ -91,7 +91,9 @@ def checked_rows(
         if row.device != x.device:
             raise TensorError(f"{name} must be on the device of x ({x.device}), got {row.device}")
     for name, value in (("pairing", pairing), ("pairing_out", out)):
-        choice(name, value, PAIRINGS)
+        if value not in PAIRINGS:
+            known = " or ".join(map(repr, PAIRINGS))
+            raise SpecError(f"{name} must be {known}, got {value!r}")
     if cos.shape != sin.shape:
         raise TensorError(
             f"sin must have the shape of cos {list(cos.shape)}, got {list(sin.shape)}"
