@@ -6,6 +6,7 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from operator import index
 from typing import Any, Literal, cast
 
 from phasor._checks import choice, number, numbers, shown, whole
@@ -94,7 +95,7 @@ class Rope:
         self.axes.axis_of_pair(self.num_pairs)
         self._settle_frequencies(settle)
         # the canonical text is the hash and the operator's key: made once, compared often
-        settle("_json", json.dumps(self.to_dict(), separators=(",", ":"), allow_nan=False))
+        settle("_json", _canonical(_constants(self.to_dict())))
 
     def _settle_slice(self, settle: Any) -> None:
         settle("rotary_start", whole("rotary_start", self.rotary_start, least=0))
@@ -253,6 +254,25 @@ class Rope:
         if not isinstance(plain, dict):
             raise SpecError(f"text must be a JSON object, got {text[:80]!r}")
         return cls.from_dict(cast(dict[str, Any], plain))
+
+
+def _constants(plain: Any) -> Any:
+    """``plain`` as it is; in torch's compiler, with numbers where it may hold symbols for them."""
+    if type(plain) is dict:
+        return {name: _constants(value) for name, value in cast(dict[str, Any], plain).items()}
+    if type(plain) is list:
+        return [_constants(value) for value in cast(list[Any], plain)]
+    if type(plain) is float:
+        return float.fromhex(plain.hex())
+    return index(plain) if type(plain) is int else plain
+
+
+def _canonical(plain: dict[str, Any]) -> str:
+    return json.dumps(plain, separators=(",", ":"), allow_nan=False)
+
+
+# torch's compiler follows how a Rope is made; of this, which it cannot follow, it takes the result
+_canonical._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
 
 
 def _named(value: Any, registry: Mapping[str, type], tag: str) -> dict[str, Any] | None:
