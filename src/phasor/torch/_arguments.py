@@ -27,8 +27,7 @@ _POSITIONS = {
 }
 _WHY_NOT = {
     torch.uint64: "those from 2**63 on are not int64; cast with .long()",
-    torch.bool: "a bool is a mask; phasor.positions.padded makes positions of one, phasor.torch.positions.padded "
-    "of a tensor",
+    torch.bool: "a bool is a mask; phasor.positions.padded makes positions of one",
     torch.bfloat16: "bfloat16 cannot tell 256 from 257",
     torch.float16: "float16 cannot tell 2048 from 2049",
 }
@@ -64,8 +63,7 @@ def checked_positions(positions: Any, xs: Sequence[Tensor], rope: Rope) -> Tenso
         raise PositionError(
             f"positions must end in one coordinate per axis ({n_axes}) for "
             f"{type(rope.axes).__name__} axes, got shape {list(given.shape)}; "
-            "phasor.positions.every_axis repeats text positions, phasor.torch.positions.every_axis "
-            "those of a tensor"
+            "phasor.positions.every_axis repeats text positions"
         )
     tokens = given.shape[:-1] if n_axes > 1 else given.shape
     if not _broadcasts(tokens, xs[0].shape[:-2]):
