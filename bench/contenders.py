@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from phasor.bench import Case, Contender, Rotation, UnableError, ours
-from phasor.spec import Pairing
+from phasor.pairings import Pairing
 from phasor.torch import _cpu, rotate_qk_
 from phasor.torch._layout import layout_text
 

@@ -13,7 +13,7 @@ from contenders import adapted, compiled
 from torch import Tensor
 
 from phasor.bench import EPSILON, Call, Case, Contender, Rotation, ours
-from phasor.spec import Pairing
+from phasor.pairings import PAIRINGS, Pairing
 from phasor.torch import _eager, rotate_qk
 from phasor.torch.fused import norm_rotate_qk, rotate_and_cache_
 
@@ -26,7 +26,6 @@ NORM, NORM_APART = "phasor, fused norm", "phasor, norm then rotate"
 _QWEN3 = "transformers Qwen3"
 #: How the keys of those begin who do the norm as well.
 NORMED = (NORM, NORM_APART, _QWEN3)
-_PAIRINGS: tuple[Pairing, ...] = ("half", "interleaved")
 
 
 def everyone(case: Case) -> list[Contender]:
@@ -56,7 +55,7 @@ def others(case: Case) -> list[Contender]:
         qwen3 = gpu_foreign.transformers_qwen3
         for name, build in (("", qwen3), (", compiled", compiled(qwen3))):
             found.append(_other(f"{_QWEN3}{name}", "half", build, heads_first=True, norm=True))
-    for pairing in _PAIRINGS:
+    for pairing in PAIRINGS:
         kind = {"interleaved": pairing == "interleaved"}
         flash = partial(gpu_foreign.flash_attention, **kind)
         found += [
@@ -106,7 +105,7 @@ def _compiled_ours() -> list[Contender]:
         return build
 
     name = "phasor, plain torch, compiled"
-    return [Contender(name=name, pairing=p, build=compiled(traced(p))) for p in _PAIRINGS]
+    return [Contender(name=name, pairing=p, build=compiled(traced(p))) for p in PAIRINGS]
 
 
 def _normed() -> list[Contender]:
@@ -138,6 +137,6 @@ def _normed() -> list[Contender]:
 
     return [
         Contender(name=name, pairing=p, build=build(p), norm=True)
-        for p in _PAIRINGS
+        for p in PAIRINGS
         for name, build in ((NORM, fused), (NORM_APART, apart))
     ]

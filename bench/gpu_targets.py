@@ -11,8 +11,8 @@ from targets import Target, Values, target_rows
 
 from phasor.angles import ROW_ERROR_40
 from phasor.bench import COPY, Case, Measured
+from phasor.pairings import PAIRINGS
 
-_PAIRINGS = ("half", "interleaved")
 _FORMS = {"in place": "phasor, in place", "new output": "phasor, new output"}
 # a float32 row of four digits, and one more complex product in float32
 FAR_BOUND = ROW_ERROR_40 + 5**0.5 * 2**-24
@@ -33,7 +33,7 @@ def _copies(form: str) -> Callable[[Sequence[Measured]], Values]:
         return {
             _label(m, key): excess(m, key)
             for m in measured
-            for key in (f"{_FORMS[form]}, {pairing}" for pairing in _PAIRINGS)
+            for key in (f"{_FORMS[form]}, {pairing}" for pairing in PAIRINGS)
             if _long(m.case) and key in m.seconds and COPY in m.seconds
         }
 
@@ -46,7 +46,7 @@ def _rivals(form: str) -> Callable[[Sequence[Measured]], Values]:
     def pick(measured: Sequence[Measured]) -> Values:
         found: Values = {}
         for m in measured:
-            for pairing in _PAIRINGS:
+            for pairing in PAIRINGS:
                 key = f"{_FORMS[form]}, {pairing}"
                 others = [
                     other
@@ -70,8 +70,7 @@ def _norm(*, backward: bool) -> Callable[[Sequence[Measured]], Values]:
             _label(m, key): m.ratio(key, alone).median
             for m in measured
             for key, alone in (
-                (f"{NORM}, {pairing}", f"{_FORMS['new output']}, {pairing}")
-                for pairing in _PAIRINGS
+                (f"{NORM}, {pairing}", f"{_FORMS['new output']}, {pairing}") for pairing in PAIRINGS
             )
             if key in m.seconds and alone in m.seconds
             if _long(m.case) and m.case.backward == backward
@@ -84,7 +83,7 @@ def _empty(measured: Sequence[Measured]) -> Values:
     return {
         _label(m, key): m.ratio(key, EMPTY).median
         for m in measured
-        for key in (f"{_FORMS['in place']}, {pairing}" for pairing in _PAIRINGS)
+        for key in (f"{_FORMS['in place']}, {pairing}" for pairing in PAIRINGS)
         if not _long(m.case) and key in m.seconds and EMPTY in m.seconds
     }
 
@@ -94,7 +93,7 @@ def _host(measured: Sequence[Measured]) -> Values:
     return {
         _label(m, key): 1e6 * sorted(m.seconds[key])[len(m.seconds[key]) // 2]
         for m in measured
-        for key in (f"{form}, {pairing}" for form in _FORMS.values() for pairing in _PAIRINGS)
+        for key in (f"{form}, {pairing}" for form in _FORMS.values() for pairing in PAIRINGS)
         if key in m.seconds
     }
 

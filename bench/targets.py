@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 from phasor.angles import ROW_ERROR_40
 from phasor.bench import COPY, MULTIPLY, Measured
+from phasor.pairings import PAIRINGS
 
 _IN_PLACE, _NEW = "phasor, in place", "phasor, new output"
-_PAIRINGS = ("half", "interleaved")
 _FAR, _LOOKED_UP = "phasor, positions near 2^40, half", "phasor, rows of a table, half"
 # a float32 row of four digits, and one more complex product in float32
 _FAR_BOUND = ROW_ERROR_40 + 5**0.5 * 2**-24
@@ -46,7 +46,7 @@ def _where(
 
 
 def _both(form: str, to: str) -> list[tuple[str, str]]:
-    return [(f"{form}, {pairing}", to) for pairing in _PAIRINGS]
+    return [(f"{form}, {pairing}", to) for pairing in PAIRINGS]
 
 
 def _prefill(case: Any) -> bool:
@@ -72,7 +72,7 @@ def _pairings_apart(measured: Sequence[Measured]) -> Values:
     found: Values = {}
     for m in measured:
         for form in (_IN_PLACE, _NEW):
-            one, other = (f"{form}, {pairing}" for pairing in _PAIRINGS)
+            one, other = (f"{form}, {pairing}" for pairing in PAIRINGS)
             if one in m.seconds and other in m.seconds:
                 ratio = m.ratio(one, other).median
                 label = f"{m.case.name}, {m.case.dtype}, {form.removeprefix('phasor, ')}"
@@ -95,7 +95,7 @@ def _against_all(form: str) -> Callable[[Sequence[Measured]], Values]:
         return {
             f"{m.case.name}, {m.case.dtype}, {key}": m.ratio(f"{form}, {pairing}", key).median
             for m in measured
-            for pairing in _PAIRINGS
+            for pairing in PAIRINGS
             if f"{form}, {pairing}" in m.seconds
             for key in m.seconds
             if key.endswith(pairing) and not key.startswith("phasor")

@@ -20,7 +20,7 @@ SRC = Path(phasor.__file__).parent
 PIPELINE = """
     errors _checks _reals
     scaling._law scaling._uniform scaling._ramps scaling._selective scaling._rules scaling
-    axes spec layers presets
+    axes pairings spec layers presets
     configs.block configs.sources configs.facts configs.laws configs.parts configs.rope_blocks
     configs.layer_kinds configs.strays configs.huggingface configs.diffusers configs.gguf
     configs.params configs.writing configs
@@ -40,9 +40,9 @@ PIPELINE = """
     figures._style figures._precision figures._spectrum figures._rotation figures._decay
     figures._heads figures._coverage figures._linear figures
     extending report._numbers report._snippet report._charts report
-    torch._internals torch._torchscript torch._layout torch._arguments torch._tables torch._rows
-    torch._written torch._triton.tiles torch._triton.angles torch._triton.kernels torch._triton.plan
-    torch._triton
+    torch._internals torch.positions torch._torchscript torch._layout torch._arguments
+    torch._tables torch._rows torch._written
+    torch._triton.tiles torch._triton.angles torch._triton.kernels torch._triton.plan torch._triton
     torch._eager torch._cpu torch._ops torch.functional torch.by_rows
     torch._fused torch._triton.norm torch._triton.cache torch._triton.fused
     torch._norm torch._cache_write torch.fused

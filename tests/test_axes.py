@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phasor import Alternating, Axial, Interleaved, OneAxis, PositionError, Rope, Sectioned
+from phasor import Alternating, Axial, Interleaved, OneAxis, PositionError, Rope, Sectioned, diff
 from phasor.angles import cos_sin
 from phasor.axes import AXES, Axes
 from phasor.errors import SpecError
@@ -163,7 +164,7 @@ def test_sections_that_mean_nothing_are_refused(build: Any, text: str) -> None:
     assert str(caught.value) == text
 
 
-@pytest.mark.parametrize("kind", [Sectioned, Axial, Interleaved, Alternating])
+@pytest.mark.parametrize("kind", [Sectioned, Axial, Alternating])
 def test_sections_must_add_up_to_the_pairs(kind: Any) -> None:
     """A section in coordinates instead of pairs is the usual slip."""
     text = (
@@ -175,15 +176,52 @@ def test_sections_must_add_up_to_the_pairs(kind: Any) -> None:
         kind((4, 2, 2)).spectra(16) if kind is Axial else kind((4, 2, 2)).axis_of_pair(16)
 
 
-@pytest.mark.parametrize("sections", [(2, 3, 3), (2, 1, 5), (0, 4, 4)])
-def test_sections_that_cannot_be_dealt_out_in_turn_are_refused(sections: Any) -> None:
-    """The first axis takes what is left, so it must have the most."""
-    with pytest.raises(SpecError) as caught:
-        Interleaved(sections).axis_of_pair(8)
-    assert str(caught.value) == (
-        f"sections {list(sections)} cannot be dealt out in turn over 8 pairs: the first axis must "
-        "be the largest and the others must fit before the end"
+@pytest.mark.parametrize(
+    ("sections", "spelled"),
+    [
+        ((16, 24, 24), "THW" * 21 + "T"),
+        ((16, 16, 16), "THW" * 16 + "T" * 16),
+        ((4, 6, 2), "THW" * 2 + "THT" * 4 + "T" * 46),
+        ((0, 99, 3), "THW" * 3 + "THT" * 18 + "T"),
+    ],
+    ids=str,
+)
+def test_sections_dealt_out_in_turn_need_not_add_up(sections: Any, spelled: str) -> None:
+    """As in Qwen3-VL: height and width take their turns while they may and there are pairs, time
+    has the rest.
+    """
+    assert letters(Interleaved(sections), 64) == spelled
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen3_5"])
+@pytest.mark.parametrize(
+    "sections",
+    [(24, 20, 20), (16, 24, 24), (16, 16, 16), (4, 6, 2), (1, 31, 32), (0, 99, 3)],
+    ids=str,
+)
+def test_transformers_deals_them_out_alike(family: str, sections: tuple[int, ...]) -> None:
+    """Its own function, given the number of the axis in place of every angle."""
+    torch = pytest.importorskip("torch")
+    module = pytest.importorskip(f"transformers.models.{family}.modeling_{family}")
+    kind = next(
+        found for name, found in vars(module).items()
+        if name.endswith("TextRotaryEmbedding")
+    )  # fmt: skip
+    for pairs in (8, 32, 64, 127):
+        axis = torch.arange(3.0).reshape(3, 1, 1, 1).expand(3, 1, 1, pairs)
+        embedding = SimpleNamespace(mrope_section=sections)
+        theirs = kind.recomposition_frequencies(embedding, axis.clone())[0, 0, :pairs]
+        assert theirs.tolist() == list(Interleaved(sections).axis_of_pair(pairs))
+
+
+def test_sections_that_do_the_same_do_not_differ() -> None:
+    """However they are said, `diff` finds no field and no pair apart."""
+    one, two = (
+        Rope(head_dim=128, pairing="half", axes=Interleaved(sections))
+        for sections in ((16, 24, 24), (22, 21, 21))
     )
+    assert not diff(one, two)
+    assert diff(one, Rope(head_dim=128, pairing="half", axes=Interleaved((24, 20, 20))))
 
 
 @pytest.mark.parametrize("positions", [5, [0, 1, 2, 3], np.zeros((7, 2), int)], ids=str)

@@ -62,6 +62,8 @@ def test_show_json_holds_everything_the_table_shows():
     assert plain["layer_kinds"]
     assert phasor.Rope.from_dict(kinds[0]["rope"]) == phasor.preset("gpt-oss-20b")[0]
     assert kinds[0]["attention_factor"] == pytest.approx(1.34657359027997, abs=1e-14)
+    assert kinds[0]["logit_factor"] == pytest.approx(1.34657359027997**2, abs=1e-14)
+    assert kinds[0]["softmax_factor"] == plain["softmax_factor"] == 1.0
     assert [row["pair"] for row in kinds[0]["pairs"]] == list(range(32))
     assert kinds[0]["pairs"][0]["wavelength"] == pytest.approx(6.283185307179586, abs=1e-15)
 
@@ -103,6 +105,25 @@ def test_diff_names_the_first_pair_and_position():
     assert done.returncode == 1
     assert "Earliest pair: 29 at position 1" in done.stdout
     assert "35 pairs part within the context." in done.stdout
+
+
+def test_a_factor_on_cos_and_sin_and_one_on_the_softmax_are_told_apart(capsys):
+    """The same square on the logits, by either way."""
+    law = phasor.Yarn(factor=40.0, original_max_positions=4096)
+    one, other = (
+        phasor.LayerRopes(
+            name=name,
+            layer_kinds=("rope",),
+            kinds={"rope": phasor.Rope(head_dim=64, pairing="half", scaling=scaling)},
+        )
+        for name, scaling in (("cos", law), ("softmax", replace(law, mscale_all_dim=1.0)))
+    )
+    print_comparison(compare(one, other, seq_len=64, context=64, tolerance=1e-6))
+    said = capsys.readouterr().out
+    assert "Softmax scale: times 1 and 1.87385421." in said
+    assert "Attention factor: 1.36888795 and 1." in said
+    assert "Softmax factor: 1 and 1.87385421." in said
+    assert "Logit factor" not in said
 
 
 def test_diff_as_json_carries_the_verdict():

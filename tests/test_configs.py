@@ -203,6 +203,14 @@ def test_a_class_default_is_noted() -> None:
 AXES = {
     "Qwen2-VL": (plain("qwen2_vl"), Sectioned((16, 24, 24))),
     "Qwen3-VL": (small("qwen3_vl_text"), Interleaved((24, 20, 20))),
+    "Qwen3-VL, time with fewer than it gets": (
+        small("qwen3_vl_text", rope_scaling={"mrope_section": [16, 24, 24]}),
+        Interleaved((16, 24, 24)),
+    ),
+    "Qwen3-VL, pairs left over": (
+        small("qwen3_vl_text", rope_scaling={"mrope_section": [16, 16, 16]}),
+        Interleaved((16, 16, 16)),
+    ),
     "ERNIE-4.5-VL": (small("ernie4_5_vl_moe_text"), Alternating((20, 22, 22))),
     "HunyuanOCR": (
         small(

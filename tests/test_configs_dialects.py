@@ -227,6 +227,10 @@ WRONG = {
         r"llama\.rope\.scaling\.factor says 4",
     ),
     "an odd rotated part": (gguf(rope__dimension_count=63), r"llama\.rope\.dimension_count"),
+    "sections that leave pairs to a fourth coordinate": (
+        gguf("qwen3vl", rope__dimension_sections=[16, 24, 24, 0]),
+        r"qwen3vl\.rope\.dimension_sections must be pair counts",
+    ),
     "sections that do not fit": (
         gguf("qwen2vl", rope__dimension_sections=[16, 24, 23, 0]),
         r"qwen2vl\.rope\.dimension_sections",

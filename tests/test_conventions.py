@@ -83,6 +83,8 @@ def test_factors_on_logits_are_compared():
     found = diff(one, two)
     assert found.earliest is None
     assert found.attention_factors == pytest.approx((1 + 0.1 * math.log(4), 1.0))
+    assert found.logit_factors == pytest.approx(((1 + 0.1 * math.log(4)) ** 2, 1.0))
+    assert found.softmax_factors is None
 
 
 def test_yarns_two_ramps_part():

@@ -117,6 +117,25 @@ def test_the_softmax_factor_is_the_models(kinds: dict[str, Rope | None], factor:
     assert f"{ropes.softmax_factor:.11f}" == factor
 
 
+@pytest.mark.parametrize(
+    ("name", "attention", "softmax", "logits"),
+    [
+        # 0.1 ln 32 + 1 = 1.34657359, its square 1.81326043; 0.1 ln 40 + 1 = 1.36888795
+        ("gpt-oss-20b", "1.34657359", "1.00000000", "1.81326043"),
+        ("deepseek-v3", "1.00000000", "1.87385421", "1.87385421"),
+    ],
+)
+def test_a_softmax_factor_means_one_thing(
+    name: str, attention: str, softmax: str, logits: str
+) -> None:
+    """Of a rope and of its layers: the part outside cos and sin."""
+    ropes = preset(name)
+    for rope in ropes.ropes:
+        assert f"{rope.attention_factor:.8f}" == attention
+        assert f"{rope.logit_factor:.8f}" == logits
+        assert f"{rope.softmax_factor:.8f}" == f"{ropes.softmax_factor:.8f}" == softmax
+
+
 def test_layers_that_disagree_on_the_softmax_have_no_common_factor() -> None:
     """One number for the model would be wrong for some layer."""
     kinds = {"a": yarn(1.0), "b": LOCAL}

@@ -100,10 +100,20 @@ def test_real_tokens_of_a_padded_row_stand_as_if_alone(rows: list[list[bool]]) -
         assert not any(p for p, real in zip(row, mask, strict=True) if not real)
 
 
-@given(lengths=st.lists(st.integers(0, 2**63 - 6), max_size=5), new=st.integers(0, 6))
+@given(lengths=st.lists(st.integers(-(2**63), 2**63 - 6), max_size=5), new=st.integers(0, 6))
 def test_new_tokens_follow_each_row_of_the_cache(lengths: list[int], new: int) -> None:
     """Each row goes on where its own cache ends."""
     assert_positions(cached(lengths, new), [[n + j for j in range(new)] for n in lengths])
+
+
+@given(pads=st.integers(0, 9), steps=st.lists(st.integers(1, 4), min_size=1, max_size=5))
+def test_a_row_padded_on_the_left_goes_on_from_less_than_none(pads: int, steps: list[int]) -> None:
+    """Column by column, its first real token stands at 0, however the columns are fed."""
+    columns, held = [], 0
+    for new in steps:
+        columns += cached([held - pads], new)[0].tolist()
+        held += new
+    assert columns == list(range(-pads, held - pads))
 
 
 @given(old=st.integers(0, 30), new=st.integers(0, 10))
@@ -238,7 +248,6 @@ ERRORS = {
         [[0.0, float("-inf")]]
     ),
     "mask must have the shape [..., seq], got a single value": lambda: padded(1),
-    "lengths[1] must be a whole number >= 0, got -2": lambda: cached([4, -2], 1),
     "lengths must have the shape [batch], got []": lambda: cached(4, 1),
     "new_tokens must be a whole number >= 0, got 0.5": lambda: cached([4], 0.5),
     "lengths + new_tokens - 1 must be at most 2**63 - 1, got 9223372036854775807 + 2 - 1": lambda: (

@@ -24,7 +24,8 @@ def test_attention_factors_are_those_of_the_table(row: str) -> None:
         scaling = law(factor=float(factor), original_max_positions=8192)
         rope = Rope(head_dim=128, pairing="half", scaling=scaling)
         assert f"{rope.attention_factor:.14f}" == once
-        assert f"{rope.softmax_factor:.11f}" == squared
+        assert f"{rope.logit_factor:.11f}" == squared
+        assert rope.softmax_factor == 1.0
     for length, expected in ((4096, long4k), (8192, long8k)):
         ones = (1.0,) * 64
         rule = LongRope(

@@ -317,7 +317,7 @@ def test_a_law_of_somebody_else_has_no_json() -> None:
     assert issubclass(Backwards, Axes)
 
 
-@pytest.mark.parametrize("ask", ["attention_factor", "softmax_factor", "law"])
+@pytest.mark.parametrize("ask", ["attention_factor", "softmax_factor", "logit_factor", "law"])
 def test_a_rule_must_pick_its_law_first(ask: str) -> None:
     """The message names the rule and the way out."""
     rope = Rope(**PLAIN, scaling=RULE)
@@ -352,8 +352,10 @@ def test_factors_come_from_the_law() -> None:
     rope = Rope(**PLAIN, scaling=yarn)
     assert rope.attention_factor == 1.0
     assert f"{rope.softmax_factor:.10f}" == "1.8738542071"
+    assert f"{rope.logit_factor:.10f}" == "1.8738542071"
     long = LongRope(
         short_factors=(1,) * 4, long_factors=(2,) * 4, original_max_positions=4096, factor=32
     )
     assert f"{Rope(**PLAIN, scaling=long).at(1).attention_factor:.10f}" == "1.1902380714"
-    assert f"{Rope(**PLAIN, scaling=long).at(1).softmax_factor:.10f}" == "1.4166666667"
+    assert Rope(**PLAIN, scaling=long).at(1).softmax_factor == 1.0
+    assert f"{Rope(**PLAIN, scaling=long).at(1).logit_factor:.10f}" == "1.4166666667"

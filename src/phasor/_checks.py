@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from numbers import Integral, Real
+from operator import index
 from typing import Any, cast
 
 from phasor.errors import PhasorError, SpecError
@@ -35,7 +36,9 @@ def whole(
     name: str, value: Any, *, least: int, most: int | None = None, error: Kind = SpecError
 ) -> int:
     """``value`` as an int within the bounds; bools and fractions are refused."""
-    given = None if isinstance(value, bool) or not isinstance(value, Integral) else int(value)
+    given = None
+    if not isinstance(value, bool) and isinstance(value, Integral):
+        given = index(value)  # in torch's compiler a number, where int() may stay a symbol
     if given is None or given < least or (most is not None and given > most):
         bounds = f">= {least}" if most is None else f"from {least} to {most}"
         raise error(f"{name} must be a whole number {bounds}, got {shown(value)}")

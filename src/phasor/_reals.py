@@ -33,6 +33,23 @@ def in_reals(function: _T) -> _T:
     return wrapped  # pyright: ignore[reportReturnType] - the wrapper keeps the signature
 
 
+def powers(base: Decimal, exponent: Decimal, count: int) -> tuple[Decimal, ...]:
+    """``base ** (exponent * k)`` for ``k`` from 0, one multiplication each.
+
+    Five digits more are carried than are kept, so that thousands of products lose none of them.
+
+    >>> [int(power) for power in powers(Decimal(9), Decimal("0.5"), 4)]
+    [1, 3, 9, 27]
+    """
+    with decimal.localcontext() as context:
+        context.prec += 5
+        step, power, made = base**exponent, Decimal(1), list[Decimal]()
+        for _ in range(count):
+            made.append(power)
+            power *= step
+    return tuple(+power for power in made)
+
+
 @in_reals
 def cos_sin_of_turns(turns: Decimal) -> tuple[Decimal, Decimal]:
     """Cosine and sine of ``2 pi turns``, by their power series.

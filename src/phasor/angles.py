@@ -196,15 +196,30 @@ def digit_tables(rope: Rope, dtype: type[np.float32] | type[np.float64]) -> NDAr
     >>> digit_tables(Rope(head_dim=128, pairing="half"), np.float32).nbytes
     2097152
     """
-    stand = np.arange(ROWS)[None, :] << (DIGIT_BITS * np.arange(DIGITS)[:, None])
-    places = stand.reshape(-1, 1)
+    digits, values = np.divmod(np.arange(DIGITS * ROWS), ROWS)
+    table = digit_rows(rope, digits, values, dtype).reshape(DIGITS, ROWS, rope.num_pairs, 2)
+    table.flags.writeable = False
+    return table
+
+
+def digit_rows(
+    rope: Rope,
+    digits: NDArray[np.int64],
+    values: NDArray[np.int64],
+    dtype: type[np.float32] | type[np.float64],
+) -> NDArray[Any]:
+    """Row ``values[i]`` of table ``digits[i]`` of `digit_tables`: ``[count, num_pairs, 2]``.
+
+    >>> rope = Rope(head_dim=4, pairing="half", base=100.0)
+    >>> row = digit_rows(rope, np.array([0]), np.array([3]), np.float32)
+    >>> bool((row[0] == digit_tables(rope, np.float32)[0, 3]).all())
+    True
+    """
+    places = (values << (DIGIT_BITS * digits)).reshape(-1, 1)
     exact = np.empty((len(places), rope.num_pairs, 2))
     for rows in _chunks(len(places), rope.num_pairs):
         exact[rows, :, 0], exact[rows, :, 1] = _cos_sin(rope, places[rows])
-    table = exact if dtype is np.float64 else _rounded_once(rope, places, exact)
-    table = table.reshape(DIGITS, ROWS, rope.num_pairs, 2)
-    table.flags.writeable = False
-    return table
+    return exact if dtype is np.float64 else _rounded_once(rope, places, exact)
 
 
 @in_reals

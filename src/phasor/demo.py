@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import resources
+from typing import assert_never
 
 import numpy as np
 import torch
@@ -23,6 +24,7 @@ from phasor.angles import ROW_ERROR_20
 from phasor.configs import load
 from phasor.describe import sentences
 from phasor.layers import LayerRopes
+from phasor.pairings import Pairing
 from phasor.presets import preset
 from phasor.torch import rotate_qk
 
@@ -143,9 +145,9 @@ def _errors(case: _Case, dtype: torch.dtype) -> tuple[float, float]:
 
 def _comparer(
     span: slice,
-) -> Callable[[Tensor, Tensor, NDArray[np.complex128], tuple[str, ...]], float]:
+) -> Callable[[Tensor, Tensor, NDArray[np.complex128], tuple[Pairing, ...]], float]:
     def compare(
-        x: Tensor, y: Tensor, turns: NDArray[np.complex128], layouts: tuple[str, ...]
+        x: Tensor, y: Tensor, turns: NDArray[np.complex128], layouts: tuple[Pairing, ...]
     ) -> float:
         given = _pairs(x.detach().double().numpy()[..., span], layouts[0])
         expected = given * turns
@@ -159,11 +161,15 @@ def _comparer(
     return compare
 
 
-def _pairs(x: NDArray[np.float64], pairing: str) -> NDArray[np.complex128]:
-    if pairing == "interleaved":
-        return x[..., 0::2] + 1j * x[..., 1::2]
+def _pairs(x: NDArray[np.float64], pairing: Pairing) -> NDArray[np.complex128]:
     half = x.shape[-1] // 2
-    return x[..., :half] + 1j * x[..., half:]
+    match pairing:
+        case "half":
+            return x[..., :half] + 1j * x[..., half:]
+        case "interleaved":
+            return x[..., 0::2] + 1j * x[..., 1::2]
+        case _:
+            assert_never(pairing)
 
 
 def _bound(

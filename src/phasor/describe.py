@@ -10,6 +10,7 @@ from typing import Any
 from phasor.axes import Alternating, Axes, Axial, Interleaved, OneAxis, Sectioned
 from phasor.frequencies import inv_freq, real_inv_freq, turns, wavelengths
 from phasor.layers import LayerRopes
+from phasor.pairings import Pairing, by_pairing
 from phasor.scaling import Rule
 from phasor.spec import Rope
 
@@ -94,7 +95,7 @@ def sentences(rope: Rope, context: int | None) -> list[str]:
         if length:
             of = without_law(rope) if when else rope
             said.append(f"{_unturned(of, length)} a turn within {length} positions{when}.")
-    temperature = rope.attention_factor, rope.softmax_factor
+    temperature = rope.attention_factor, rope.logit_factor
     if temperature != (1.0, 1.0):
         said.append(
             f"Attention factor {temperature[0]:.6g} on cos and sin; "
@@ -104,16 +105,19 @@ def sentences(rope: Rope, context: int | None) -> list[str]:
 
 
 def _slice_sentence(rope: Rope) -> str:
-    first = {"half": f"(i, i + {rope.num_pairs})", "interleaved": "(2i, 2i + 1)"}
     if rope.rotary_dim == rope.head_dim:
         what = f"All {rope.head_dim} coordinates of a head turn"
     else:
         end = rope.rotary_start + rope.rotary_dim - 1
         what = f"Coordinates {rope.rotary_start} to {end} of {rope.head_dim} turn, the others pass"
-    text = f"{what}, in {rope.num_pairs} pairs {first[rope.pairing]}"
+    text = f"{what}, in {rope.num_pairs} pairs {_formula(rope.pairing, rope.num_pairs)}"
     if rope.pairing_out is not None:
-        text += f", and are written back as {first[rope.pairing_out]}"
+        text += f", and are written back as {_formula(rope.pairing_out, rope.num_pairs)}"
     return text + "."
+
+
+def _formula(pairing: Pairing, num_pairs: int) -> str:
+    return by_pairing(pairing, half=f"(i, i + {num_pairs})", interleaved="(2i, 2i + 1)")
 
 
 def _axes_sentences(rope: Rope) -> list[str]:
@@ -223,6 +227,7 @@ def as_plain(ropes: LayerRopes, seq_len: int | None, context: int | None) -> dic
             "law": static.to_dict()["scaling"],
             "attention_factor": static.attention_factor,
             "softmax_factor": static.softmax_factor,
+            "logit_factor": static.logit_factor,
             "pairs": [asdict(row) for row in pair_rows(static, context)],
         }
     return {

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phasor._checks import number
-from phasor._reals import PI, in_reals, nearest_float32
+from phasor._reals import PI, in_reals, nearest_float32, powers
 from phasor.errors import SpecError
 from phasor.spec import Rope
 
@@ -30,11 +30,11 @@ def real_inv_freq(rope: Rope) -> tuple[Decimal, ...]:
     if rope.inv_freq is not None:
         scaled = tuple(map(Decimal, rope.inv_freq))
     else:
-        base = Decimal(rope.base or 0)
+        base = rope.base or 0.0
         scaled = ()
         for pairs in rope.axes.spectra(rope.num_pairs):
-            plain = tuple(base ** (-Decimal(k) / pairs) for k in range(pairs))
-            scaled += plain if law is None else law.apply(plain, base)
+            plain = _plain(base, pairs)
+            scaled += plain if law is None else law.apply(plain, Decimal(base))
     if max(scaled) > _FASTEST:
         raise SpecError(
             f"inv_freq must be at most {_FASTEST:.0e} radians per position, got {max(scaled):.3e}; "
@@ -43,6 +43,12 @@ def real_inv_freq(rope: Rope) -> tuple[Decimal, ...]:
     if rope.inv_freq_dtype == "float32":
         return tuple(Decimal(float(nearest_float32(f))) for f in scaled)
     return scaled
+
+
+@lru_cache(maxsize=64)
+@in_reals
+def _plain(base: float, pairs: int) -> tuple[Decimal, ...]:
+    return powers(Decimal(base), -1 / Decimal(pairs), pairs)
 
 
 @lru_cache(maxsize=256)

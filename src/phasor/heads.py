@@ -19,7 +19,7 @@ for the weight that grows with the norm. That weight is for a bounded context: `
 to ``C(0)`` as one likes, and over every context no ``alpha`` is enough (theorem 6.1).
 
 Scores here are those of the rotation alone. A model that multiplies them by
-``rope.softmax_factor`` gets what ``alpha * rope.softmax_factor`` gets here.
+``rope.logit_factor`` gets what ``alpha * rope.logit_factor`` gets here.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from phasor._checks import number, shown, whole
 from phasor._scan import kernel, phasors
 from phasor.errors import SpecError
 from phasor.frequencies import real_turns
+from phasor.pairings import slices
 from phasor.rotate import rotate
 from phasor.spec import Rope
 
@@ -93,10 +94,7 @@ def positional_head(
     column = whole("constant", constant, least=0, most=columns - 1)
     # what a layer projects is in the pairing that it rotates from, also where it writes another
     plain = dataclasses.replace(rope, pairing_out=None)
-    start = rope.rotary_start
-    first = slice(start, start + rope.num_pairs)
-    if rope.pairing == "interleaved":
-        first = slice(start, start + rope.rotary_dim, 2)
+    first, _ = slices(rope.pairing, rope.num_pairs, rope.rotary_start)
     head = HeadWeights(np.zeros((rope.head_dim, columns)), np.zeros((rope.head_dim, columns)))
     head.key[first, column] = 1.0
     n_axes = rope.axes.n_axes

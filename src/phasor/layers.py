@@ -10,7 +10,7 @@ from typing import Any, cast, overload
 
 from phasor._checks import shown, whole
 from phasor.errors import SpecError
-from phasor.scaling import Law
+from phasor.scaling import Rule
 from phasor.spec import Rope
 
 
@@ -135,9 +135,7 @@ class LayerRopes(Sequence[Rope | None]):
 
     @property
     def softmax_factor(self) -> float:
-        """What the model multiplies its softmax scale by, beside any factor on cos and sin.
-
-        DeepSeek's ``mscale_all_dim`` puts YaRN's temperature there; 1 for most models.
+        """`Rope.softmax_factor` of every layer: what is done to the logits outside cos and sin.
 
         Raises:
             SpecError: If the layers disagree; each rope's own law then says it.
@@ -160,7 +158,7 @@ def _in_short(rope: Rope) -> str:
 
 def _softmax_scale(rope: Rope) -> float:
     # no rule picks a law that touches the softmax scale
-    return rope.scaling.temperature().softmax_scale if isinstance(rope.scaling, Law) else 1.0
+    return 1.0 if isinstance(rope.scaling, Rule) else rope.softmax_factor
 
 
 def _freeze(value: Any, *mappings: str) -> None:

@@ -20,8 +20,9 @@ from phasor.conventions._reading import Arrangement
 from phasor.conventions._report import Identification
 from phasor.conventions._spectrum import find_spectrum
 from phasor.errors import ConfigError, PositionError, TensorError
+from phasor.pairings import Pairing
 from phasor.rotate import pair_indices, rotate_by
-from phasor.spec import Pairing, Rope
+from phasor.spec import Rope
 
 _NEAR = (1 << 10, 1 << 12, 1 << 15, 1 << 17, 1 << 20)
 

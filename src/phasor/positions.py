@@ -1,7 +1,8 @@
 """Where tokens stand: integer positions for every way a batch is laid out.
 
 In come lengths, boundaries, masks and grid sizes; out come int64 arrays ``[..., seq]``, or
-``[..., seq, n_axes]`` where a token has several coordinates (axis order t, h, w).
+``[..., seq, n_axes]`` where a token has several coordinates (axis order t, h, w). The same names
+for tensors, on their device, are in `phasor.torch.positions`.
 """
 
 from __future__ import annotations
@@ -117,27 +118,28 @@ def cached(lengths: ArrayLike, new_tokens: int) -> Positions:
     New token ``j`` of row ``i`` stands at ``lengths[i] + j``.
 
     Args:
-        lengths: Tokens already in each row's cache ``[batch]``.
+        lengths: Tokens already in each row's cache ``[batch]``. Where a row begins with padding,
+            its first real token stands at 0 if its length is what is cached less the padding,
+            which is negative as long as padding is all there is.
         new_tokens: How many are added to every row.
 
     Returns:
         int64 array ``[batch, new_tokens]``.
 
     Raises:
-        PositionError: If a length is negative or not whole, or a position leaves int64.
+        PositionError: If a length is not a whole number, or a position leaves int64.
 
     >>> cached([7, 0], new_tokens=3)
     array([[7, 8, 9],
            [0, 1, 2]])
+    >>> cached([-2], new_tokens=4)  # the first four columns of a row that two pads begin
+    array([[-2, -1,  0,  1]])
     """
     held = _integers("lengths", lengths)
     new_tokens = whole("new_tokens", new_tokens, least=0, error=PositionError)
     if held.ndim != 1:
         raise PositionError(f"lengths must have the shape [batch], got {list(held.shape)}")
     longest = int(held.max(initial=0))
-    if held.min(initial=0) < 0:
-        at = int(np.argmax(held < 0))
-        raise PositionError(f"lengths[{at}] must be a whole number >= 0, got {held[at]}")
     if longest + new_tokens - 1 > _LAST:
         raise PositionError(
             f"lengths + new_tokens - 1 must be at most 2**63 - 1, got {longest} + {new_tokens} - 1"
@@ -223,6 +225,16 @@ def context_parallel(
     >>> context_parallel(8, rank=0, world_size=2, layout="zigzag")
     array([0, 1, 6, 7])
     """
+    chunks = chunks_of_rank(length, rank, world_size, layout)
+    return np.concatenate([span(len(chunk), chunk.start) for chunk in chunks])
+
+
+def chunks_of_rank(length: int, rank: int, world_size: int, layout: str) -> list[range]:
+    """The pieces of a sequence that `context_parallel` gives to one rank, with its errors.
+
+    >>> chunks_of_rank(8, 0, 2, "zigzag")
+    [range(0, 2), range(6, 8)]
+    """
     length = whole("length", length, least=0, error=PositionError)
     world_size = whole("world_size", world_size, least=1, error=PositionError)
     rank = whole("rank", rank, least=0, error=PositionError)
@@ -240,7 +252,7 @@ def context_parallel(
             f"length must be a multiple of {n_chunks}, the chunks of the {layout} layout on "
             f"{world_size} ranks, got {length}; pad the sequence to {length - over + n_chunks}"
         )
-    return np.concatenate([span(size, start=chunk * size) for chunk in held])
+    return [range(chunk * size, (chunk + 1) * size) for chunk in held]
 
 
 def _counted(name: str, count: int) -> Positions:
@@ -253,6 +265,11 @@ def _counted(name: str, count: int) -> Positions:
 
 
 def _integers(name: str, values: Any, kinds: str = "iu") -> Positions:
+    if any(kind.__module__ == "torch" for kind in type(values).__mro__):
+        raise PositionError(
+            f"{name} must be an array or a list, got a torch tensor; phasor.torch.positions has "
+            "the same functions for tensors, on their device"
+        )
     try:
         array = np.asarray(values)
     except ValueError:

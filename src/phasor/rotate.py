@@ -16,7 +16,8 @@ from numpy.typing import ArrayLike, NDArray
 from phasor._checks import choice, whole
 from phasor.angles import cos_sin
 from phasor.errors import PositionError, TensorError
-from phasor.spec import Pairing, Rope
+from phasor.pairings import PAIRINGS, Pairing, slices
+from phasor.spec import Rope
 
 
 def pair_indices(rope: Rope, pairing: Pairing) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
@@ -25,10 +26,9 @@ def pair_indices(rope: Rope, pairing: Pairing) -> tuple[NDArray[np.intp], NDArra
     >>> pair_indices(Rope(head_dim=6, pairing="half", rotary_dim=4), "half")
     (array([0, 1]), array([2, 3]))
     """
-    k = np.arange(rope.num_pairs)
-    if pairing == "half":
-        return rope.rotary_start + k, rope.rotary_start + rope.num_pairs + k
-    return rope.rotary_start + 2 * k, rope.rotary_start + 2 * k + 1
+    first, second = slices(pairing, rope.num_pairs, rope.rotary_start)
+    coordinates = np.arange(rope.head_dim)
+    return coordinates[first], coordinates[second]
 
 
 def rotate(
@@ -265,7 +265,7 @@ def change_pairing(
     array([0, 2, 4, 1, 3, 5])
     """
     for name, value in (("source", source), ("target", target)):
-        choice(name, value, ("half", "interleaved"))
+        choice(name, value, PAIRINGS)
     array = np.asarray(x)
     if not -array.ndim <= axis < array.ndim:
         raise TensorError(f"axis must be one of the {array.ndim} axes of x, got {axis}")

@@ -6,15 +6,16 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import lru_cache
+from operator import index
 from typing import Any, Literal, cast
 
 from phasor._checks import choice, number, numbers, shown, whole
 from phasor.axes import AXES, Axes, OneAxis
 from phasor.errors import SpecError
+from phasor.pairings import PAIRINGS, Pairing
 from phasor.scaling import LAWS, Law, Rule, Temperature
 
-Pairing = Literal["half", "interleaved"]
-_PAIRINGS = ("half", "interleaved")
 _WIDEST = 1 << 16  # no head comes near; a number beyond is a mistake, not a model
 # the default of a field that construction resolves, so that its type is what a reader finds there
 _DEFAULT: Any = None
@@ -80,9 +81,9 @@ class Rope:
             object.__setattr__(self, name, value)
 
         settle("head_dim", whole("head_dim", self.head_dim, least=2, most=_WIDEST))
-        settle("pairing", choice("pairing", self.pairing, _PAIRINGS))
+        settle("pairing", choice("pairing", self.pairing, PAIRINGS))
         if self.pairing_out is not None:
-            choice("pairing_out", self.pairing_out, _PAIRINGS)
+            choice("pairing_out", self.pairing_out, PAIRINGS)
             if self.pairing_out == self.pairing:
                 settle("pairing_out", None)  # one way to say it, so that equal means equal
         settle("direction", choice("direction", self.direction, (1, -1)))
@@ -95,7 +96,7 @@ class Rope:
         self.axes.axis_of_pair(self.num_pairs)
         self._settle_frequencies(settle)
         # the canonical text is the hash and the operator's key: made once, compared often
-        settle("_json", json.dumps(self.to_dict(), separators=(",", ":"), allow_nan=False))
+        settle("_json", _canonical(_constants(self.to_dict())))
 
     def _settle_slice(self, settle: Any) -> None:
         settle("rotary_start", whole("rotary_start", self.rotary_start, least=0))
@@ -159,12 +160,26 @@ class Rope:
 
     @property
     def softmax_factor(self) -> float:
-        """What the law does to the logits of a fully rotated head.
+        """What the model multiplies its softmax scale by, outside cos and sin; 1 for most.
 
-        The square of `attention_factor`, times DeepSeek's factor on the softmax scale.
+        DeepSeek's ``mscale_all_dim`` puts YaRN's temperature there.
+
+        Raises:
+            SpecError: If ``scaling`` is a rule that has not picked its law.
         """
-        temperature = self._temperature()
-        return temperature.attention_factor**2 * temperature.softmax_scale
+        return self._temperature().softmax_scale
+
+    @property
+    def logit_factor(self) -> float:
+        """All that is done to the logits of a fully rotated head.
+
+        The square of `attention_factor`, for queries and keys both have it, times
+        `softmax_factor`.
+
+        Raises:
+            SpecError: If ``scaling`` is a rule that has not picked its law.
+        """
+        return self.attention_factor**2 * self.softmax_factor
 
     def _temperature(self) -> Temperature:
         law = self.law()
@@ -191,10 +206,8 @@ class Rope:
         >>> Rope(head_dim=64, pairing="half", scaling=rule).at(8192).scaling
         NTK(factor=3.0)
         """
-        whole("seq_len", seq_len, least=1)
-        if isinstance(self.scaling, Rule):
-            return dataclasses.replace(self, scaling=self.scaling.at(seq_len))
-        return self
+        seq_len = whole("seq_len", seq_len, least=1)
+        return _at(self, seq_len) if isinstance(self.scaling, Rule) else self
 
     def to_dict(self) -> dict[str, Any]:
         """Every field as plain JSON values; `from_dict` gives back an equal Rope."""
@@ -240,6 +253,31 @@ class Rope:
         if not isinstance(plain, dict):
             raise SpecError(f"text must be a JSON object, got {text[:80]!r}")
         return cls.from_dict(cast(dict[str, Any], plain))
+
+
+# every layer of a model asks at every step
+@lru_cache(maxsize=256)
+def _at(rope: Rope, seq_len: int) -> Rope:
+    return dataclasses.replace(rope, scaling=cast(Rule, rope.scaling).at(seq_len))
+
+
+def _constants(plain: Any) -> Any:
+    """``plain`` as it is; in torch's compiler, with numbers where it may hold symbols for them."""
+    if type(plain) is dict:
+        return {name: _constants(value) for name, value in cast(dict[str, Any], plain).items()}
+    if type(plain) is list:
+        return [_constants(value) for value in cast(list[Any], plain)]
+    if type(plain) is float:
+        return float.fromhex(plain.hex())
+    return index(plain) if type(plain) is int else plain
+
+
+def _canonical(plain: dict[str, Any]) -> str:
+    return json.dumps(plain, separators=(",", ":"), allow_nan=False)
+
+
+# torch's compiler follows how a Rope is made; of this, which it cannot follow, it takes the result
+_canonical._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
 
 
 def _named(value: Any, registry: Mapping[str, type], tag: str) -> dict[str, Any] | None:

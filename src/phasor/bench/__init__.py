@@ -22,7 +22,7 @@ from phasor.bench._case import EPSILON, Case, Contender, Rotation, UnableError
 from phasor.bench._gate import TOLERANCE, error, tolerance
 from phasor.bench._measure import COPY, MULTIPLY, Measured, admitted, measure
 from phasor.bench._timing import Call, Spread, Timer, by_clock, interleave, spread
-from phasor.spec import Pairing
+from phasor.pairings import PAIRINGS, Pairing
 from phasor.torch import rotate_qk, rotate_qk_
 
 __all__ = [
@@ -55,7 +55,6 @@ _CASES = [
     Case(name="prefill 4096", dtype="float32", seq=4096),
     Case(name="decode 32", dtype="bfloat16", seq=1, batch=32),
 ]
-_PAIRINGS: tuple[Pairing, ...] = ("half", "interleaved")
 _FORMS = ("in place", "new output", "plain torch")
 
 
@@ -86,7 +85,7 @@ def ours() -> list[Contender]:
 
     return [
         contender
-        for p in _PAIRINGS
+        for p in PAIRINGS
         for contender in (
             Contender(name="phasor, in place", pairing=p, build=in_place(p), in_place=True),
             Contender(name="phasor, new output", pairing=p, build=new(p, "auto")),
@@ -128,7 +127,7 @@ def run(save: Path | None = None, *, cases: list[Case] | None = None, seconds: f
     for m in measured:
         copy = f"  {m.case.dtype}, {1e6 * spread(m.seconds[COPY]).median:.1f} µs"
         labels = (m.case.name, copy)
-        for label, pairing in zip(labels, _PAIRINGS, strict=True):
+        for label, pairing in zip(labels, PAIRINGS, strict=True):
             names = (MULTIPLY, *(f"phasor, {form}, {pairing}" for form in _FORMS))
             table.add_row(label, pairing, *(str(m.ratio(name)) for name in names))
     console.print(table)

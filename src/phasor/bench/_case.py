@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from phasor.axes import Interleaved, OneAxis
-from phasor.spec import Pairing, Rope
+from phasor.pairings import Pairing
+from phasor.spec import Rope
 
 #: From a query and a key, and the weights of their norms for those that normalise, to both turned.
 Rotation = Callable[..., Sequence[Tensor]]

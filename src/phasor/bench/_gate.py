@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import assert_never
 
 import numpy as np
 import torch
@@ -11,7 +12,8 @@ from torch import Tensor
 
 from phasor.angles import cos_sin
 from phasor.bench._case import EPSILON, Case, Contender
-from phasor.spec import Pairing, Rope
+from phasor.pairings import Pairing
+from phasor.spec import Rope
 
 _NEAR = 2**15
 _ROUNDING = 2.0**-9  # of a number to bfloat16
@@ -120,15 +122,23 @@ def _turns(places: Tensor, rope: Rope, *, inverse: bool) -> NDArray[np.complex12
 def _pairs(x: Tensor, pairing: Pairing) -> NDArray[np.complex128]:
     wide = _wide(x)
     half = wide.shape[-1] // 2
-    if pairing == "half":
-        return wide[..., :half] + 1j * wide[..., half:]
-    return wide[..., ::2] + 1j * wide[..., 1::2]
+    match pairing:
+        case "half":
+            return wide[..., :half] + 1j * wide[..., half:]
+        case "interleaved":
+            return wide[..., ::2] + 1j * wide[..., 1::2]
+        case _:
+            assert_never(pairing)
 
 
 def _joined(z: NDArray[np.complex128], pairing: Pairing) -> NDArray[np.float64]:
-    if pairing == "half":
-        return np.concatenate([z.real, z.imag], -1)
-    return np.stack([z.real, z.imag], -1).reshape(*z.shape[:-1], -1)
+    match pairing:
+        case "half":
+            return np.concatenate([z.real, z.imag], -1)
+        case "interleaved":
+            return np.stack([z.real, z.imag], -1).reshape(*z.shape[:-1], -1)
+        case _:
+            assert_never(pairing)
 
 
 def _wide(x: Tensor) -> NDArray[np.float64]:

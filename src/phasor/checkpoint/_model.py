@@ -12,7 +12,8 @@ from phasor.configs import language_models, load, read_source
 from phasor.configs.facts import table
 from phasor.errors import CheckpointError
 from phasor.layers import LayerRopes
-from phasor.spec import Pairing, Rope
+from phasor.pairings import Pairing
+from phasor.spec import Rope
 
 _LATENT = "qk_rope_head_dim"
 

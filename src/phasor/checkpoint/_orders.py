@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from phasor.pairings import Pairing
 from phasor.rotate import change_pairing
-from phasor.spec import Pairing, Rope
+from phasor.spec import Rope
 
 
 @dataclass(frozen=True, slots=True)

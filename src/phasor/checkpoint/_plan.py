@@ -18,9 +18,9 @@ from phasor.checkpoint._names import Part, Patterns, known_part, looks_alike
 from phasor.checkpoint._orders import Reorder
 from phasor.checkpoint._rows import Context, reorder
 from phasor.errors import CheckpointError
-from phasor.spec import Pairing, Rope
+from phasor.pairings import PAIRINGS, Pairing, by_pairing, opposite
+from phasor.spec import Rope
 
-_OTHER: dict[Pairing, Pairing] = {"half": "interleaved", "interleaved": "half"}
 _SHOWN = 12  # kinds of names in a message
 
 
@@ -92,9 +92,9 @@ def plan(
         ConfigError: If the config cannot be read.
         SpecError: If a pairing does not exist.
     """
-    choice("target", target, ("half", "interleaved"))
+    choice("target", target, PAIRINGS)
     if source is not None:
-        choice("source", source, ("half", "interleaved"))
+        choice("source", source, PAIRINGS)
     checkpoint = open_checkpoint(Path(path))
     known = describe(_beside(checkpoint) if model is None else model)
     rows = _source(known, source, target)
@@ -140,7 +140,7 @@ def _source(model: Model, source: Pairing | None, target: Pairing) -> Pairing:
             ""
             if source is not None
             else "; if they have the other order, as Meta's do under transformers' names, say that "
-            f"the source is {_OTHER[target]} (--from)"
+            f"the source is {opposite(target)} (--from)"
         )
         raise CheckpointError(f"the weights are in {target} pairing already{way_out}")
     return rows
@@ -222,7 +222,7 @@ def _notes(model: Model, target: Pairing, *, whole: bool) -> list[str]:
     if model.pairing == target:
         return [*notes, "That is what the config describes."]
     if model.switch is not None:
-        value = "false" if target == "half" else "true"
+        value = by_pairing(target, half="false", interleaved="true")
         return [*notes, f"Its config must say {model.switch}: {value}."]
     return [
         *notes,

@@ -13,7 +13,8 @@ from phasor.checkpoint._model import Model
 from phasor.checkpoint._names import VALUE_OF, Part
 from phasor.checkpoint._orders import Layout, Reorder, period_order
 from phasor.errors import CheckpointError
-from phasor.spec import Pairing, Rope
+from phasor.pairings import Pairing
+from phasor.spec import Rope
 
 # what follows the module's name where the first axis is the projection's output
 _ROWS = re.compile(

@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from collections import Counter
 from pathlib import Path
-from typing import Literal
 
 import click
 
 from phasor.checkpoint import Patterns, Plan, plan, write
-from phasor.spec import Pairing, Rope
+from phasor.pairings import PAIRINGS, Pairing, opposite
+from phasor.spec import Rope
 
-_PAIRING = click.Choice(["half", "interleaved"])
+_PAIRING = click.Choice(PAIRINGS)
 _REGEX = "REGEX"
 
 
@@ -100,10 +100,9 @@ def _rope(
     if config is not None:
         raise click.UsageError("--head-dim stands in place of --config; give one of them.")
     start = rotary_start or 0
-    other: Literal["half", "interleaved"] = "half" if target == "interleaved" else "interleaved"
     return Rope(
         head_dim=head_dim,
-        pairing=origin or other,
+        pairing=origin or opposite(target),
         rotary_dim=head_dim - start if rotary_dim is None else rotary_dim,
         rotary_start=start,
     )

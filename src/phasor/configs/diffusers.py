@@ -16,7 +16,8 @@ from phasor.configs.layer_kinds import MOST_LAYERS
 from phasor.configs.strays import settle_strays
 from phasor.errors import ConfigError
 from phasor.layers import LayerRopes
-from phasor.spec import Pairing, Rope
+from phasor.pairings import Pairing
+from phasor.spec import Rope
 
 # wider than any head; a damaged width must not fill the memory
 _WIDEST = 65_536

@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Any, cast
 
 from phasor.errors import ConfigError
-from phasor.spec import Pairing
+from phasor.pairings import Pairing
 
 _TUPLES = ("axis_order", "sections", "without_rope", "positions")
 #: What a size is called by the types that do not say otherwise.

@@ -113,7 +113,7 @@ def _rope(top: Block, config: Block, facts: Architecture, apart: Kind, notes: li
             base=base,
             rotary_dim=width,
             scaling=law,
-            axes=_axes(config, facts),
+            axes=_axes(config, facts, width // 2),
         )
 
 
@@ -131,7 +131,7 @@ def _head_dim(config: Block) -> int:
     return width // heads
 
 
-def _axes(config: Block, facts: Architecture) -> Axes:
+def _axes(config: Block, facts: Architecture, num_pairs: int) -> Axes:
     if facts.axes is None:
         return OneAxis()
     key = "rope.dimension_sections"
@@ -139,7 +139,13 @@ def _axes(config: Block, facts: Architecture) -> Axes:
     while sections and not sections[-1]:
         # the fourth entry is room for an axis that no text model uses
         sections = sections[:-1]
-    return Sectioned(sections) if facts.axes == "sectioned" else Interleaved(sections)
+    if facts.axes == "sectioned":
+        return Sectioned(sections)
+    dealt = Interleaved(sections).axis_of_pair(num_pairs)
+    if any(dealt.count(axis) != n for axis, n in enumerate(sections)):
+        # llama.cpp turns the rest by a fourth coordinate, not by the first as the models do
+        config.refuse(key, f"pair counts that can be dealt out in turn over {num_pairs} pairs")
+    return Interleaved(sections)
 
 
 def _scaling(

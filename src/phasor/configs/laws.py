@@ -103,7 +103,8 @@ def axes(block: Block, model: Model) -> Axes | None:
         required(block, key, None)
     if facts.sections and len(sections) != len(facts.sections):
         block.refuse(key, f"a list of {len(facts.sections)} pair counts, one per axis")
-    if sum(sections) != model.rotary_dim // 2:
+    # axes dealt out in turn take what is there; the first has what is left
+    if facts.axes != "interleaved" and sum(sections) != model.rotary_dim // 2:
         raise ConfigError(
             f"{block.name(key)} must add up to the number of pairs ({model.rotary_dim // 2}), "
             f"got {list(sections)}" + ("" if given else ", which is the class default")

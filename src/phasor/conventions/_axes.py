@@ -58,8 +58,12 @@ def layouts(drivers: Sequence[tuple[int, ...]], n_axes: int) -> list[Axes]:
                 follows = layout.axis_of_pair(pairs)
             except SpecError:
                 continue
-            if layout not in found and all(
-                axes in ((), (axis,)) for axes, axis in zip(drivers, follows, strict=True)
+            # sections that are dealt out in turn may name other counts than they give
+            true = all(follows.count(axis) == n for axis, n in enumerate(sections))
+            if (
+                layout not in found
+                and true
+                and all(axes in ((), (axis,)) for axes, axis in zip(drivers, follows, strict=True))
             ):
                 found.append(layout)
     return found

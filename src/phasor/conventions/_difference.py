@@ -41,6 +41,7 @@ class Difference:
         pairs: How many pairs part within the context.
         attention_factors: Both attention factors, if they differ.
         softmax_factors: Both softmax factors, if they differ.
+        logit_factors: Both logit factors, if they differ.
     """
 
     fields: dict[str, tuple[object, object]]
@@ -49,6 +50,7 @@ class Difference:
     pairs: int = 0
     attention_factors: tuple[float, float] | None = None
     softmax_factors: tuple[float, float] | None = None
+    logit_factors: tuple[float, float] | None = None
 
     def __bool__(self) -> bool:
         return bool(self.fields or self.earliest or self.attention_factors or self.softmax_factors)
@@ -82,6 +84,8 @@ def diff(a: Rope, b: Rope, *, context: int = 1 << 20, tolerance: float = 1e-6) -
     fields = {name: (one, two) for (name, one), two in layouts if one != two}
     partings: list[Parting] = []
     if a.num_pairs == b.num_pairs:
+        if a.axes.n_axes == b.axes.n_axes and _driven(a) == _driven(b):
+            fields.pop("axes", None)  # sections may be said in several ways
         partings = _partings(a, b, context, tolerance)
     return Difference(
         fields=fields,
@@ -90,6 +94,7 @@ def diff(a: Rope, b: Rope, *, context: int = 1 << 20, tolerance: float = 1e-6) -
         pairs=len(partings),
         attention_factors=_apart(a.attention_factor, b.attention_factor, tolerance),
         softmax_factors=_apart(a.softmax_factor, b.softmax_factor, tolerance),
+        logit_factors=_apart(a.logit_factor, b.logit_factor, tolerance),
     )
 
 
@@ -103,6 +108,10 @@ def _layout(rope: Rope) -> dict[str, object]:
         "pairing_out": rope.output_pairing,
         "axes": rope.axes,
     }
+
+
+def _driven(rope: Rope) -> tuple[tuple[int, ...], ...]:
+    return rope.axes.axis_of_pair(rope.num_pairs), rope.axes.spectra(rope.num_pairs)
 
 
 def _apart(a: float, b: float, tolerance: float) -> tuple[float, float] | None:

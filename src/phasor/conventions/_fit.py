@@ -13,6 +13,7 @@ from phasor.conventions._intervals import Floats, log_base
 from phasor.conventions._laws import SLACKS, Explanation, allowed, explanations
 from phasor.conventions._report import Finding
 from phasor.frequencies import inv_freq as frequencies
+from phasor.pairings import by_pairing
 from phasor.scaling import Law
 from phasor.spec import Rope
 
@@ -62,7 +63,10 @@ def placements(
     are named in the slice seen, that one is taken.
     """
     whole = (fields["head_dim"] - fields["rotary_start"]) // 2 * 2
-    unseen = fields["pairing"] == fields["pairing_out"] == "interleaved"
+    unseen = all(
+        by_pairing(fields[name], half=False, interleaved=True)
+        for name in ("pairing", "pairing_out")
+    )
     found: list[dict[str, Any]] = []
     for width in dict.fromkeys([fields["rotary_dim"], whole if unseen else fields["rotary_dim"]]):
         if not found or n_axes == 1:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from phasor._checks import number, whole
 from phasor.conventions._calling import Caller, RefusedError, find_caller
 from phasor.errors import SpecError
+from phasor.pairings import by_pairing
 from phasor.rotate import matrix
 from phasor.spec import Rope
 
@@ -167,4 +168,4 @@ def _pair(rope: Rope, coordinate: int) -> int | None:
     inside = coordinate - rope.rotary_start
     if not 0 <= inside < rope.rotary_dim:
         return None
-    return inside % rope.num_pairs if rope.pairing == "half" else inside // 2
+    return by_pairing(rope.pairing, half=inside % rope.num_pairs, interleaved=inside // 2)

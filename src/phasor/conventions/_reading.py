@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from phasor.pairings import PAIRINGS, Pairing, slices
 from phasor.rotate import pair_indices
-from phasor.spec import Pairing, Rope
+from phasor.spec import Rope
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,24 +120,23 @@ def every_arrangement(
         head_dim: Width of the head.
         pair: If given, only slices in which this is as wide as a pair.
     """
-    ways: list[tuple[Pairing, Pairing]] = [
-        ("half", "half"),
-        ("interleaved", "interleaved"),
-        ("interleaved", "half"),
-        ("half", "interleaved"),
-    ]
     # the first pair is the fastest; where it stands still, the slice most likely begins at 0
     for start in dict.fromkeys([lowest, 0, *range(lowest - 1, 0, -1)]):
         for width in range(2, head_dim - start + 1, 2):
             if start + width <= highest:
                 continue
-            steps = {"half": width // 2, "interleaved": 1}
-            for way in ways:
-                if pair is None or [steps[name] for name in way] == [
+            for pairing, out in itertools.product(PAIRINGS, PAIRINGS):
+                if pair is None or (_step(pairing, width), _step(out, width)) == (
                     pair.read[1] - pair.read[0],
                     pair.written[1] - pair.written[0],
-                ]:
-                    yield _arranged(start, width, *way, head_dim)
+                ):
+                    yield _arranged(start, width, pairing, out, head_dim)
+
+
+def _step(pairing: Pairing, width: int) -> int:
+    """How far apart the two coordinates of a pair are."""
+    first, second = slices(pairing, width // 2)
+    return second.start - first.start
 
 
 def _arranged(start: int, width: int, pairing: Pairing, out: Pairing, head_dim: int) -> Arrangement:

@@ -6,8 +6,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from phasor.describe import ranges, sentences
+from phasor.pairings import Pairing
 from phasor.scaling import Law, Rule
-from phasor.spec import Pairing, Rope
+from phasor.spec import Rope
 
 
 @dataclass(frozen=True, kw_only=True)

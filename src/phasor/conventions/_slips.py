@@ -12,8 +12,19 @@ from phasor.angles import cos_sin
 from phasor.conventions._match import Evidence
 from phasor.conventions._reading import Arrangement, Turns, read_turns
 from phasor.conventions._report import Finding, Identification
+from phasor.pairings import by_pairing
 
 Floats = NDArray[np.float64]
+_ON_HALVES = Finding(
+    name="interleaved-rows-on-halves",
+    says="Rows of cos and sin for interleaved pairs (each angle twice in a row) are used "
+    "on halves: the two members of a pair turn by different angles.",
+)
+_ON_INTERLEAVED = Finding(
+    name="half-rows-on-interleaved",
+    says="Rows of cos and sin for halves (all angles, then all again) are used on "
+    "interleaved pairs: the two members of a pair turn by different angles.",
+)
 _NEAR = (1 << 10, 1 << 12, 1 << 15, 1 << 17, 1 << 20)
 
 
@@ -32,22 +43,12 @@ def member_findings(
     if inside:
         row[:, local[0]], row[:, local[1]] = turns.rows
     pairs = arrangement.num_pairs
-    if inside and arrangement.pairing == "half" and _equal(row[:, ::2], row[:, 1::2], rounding):
-        return [Finding(
-            name="interleaved-rows-on-halves",
-            says="Rows of cos and sin for interleaved pairs (each angle twice in a row) are used "
-            "on halves: the two members of a pair turn by different angles.",
-        )]  # fmt: skip
-    if (
-        inside
-        and arrangement.pairing == "interleaved"
-        and _equal(row[:, :pairs], row[:, pairs:], rounding)
-    ):
-        return [Finding(
-            name="half-rows-on-interleaved",
-            says="Rows of cos and sin for halves (all angles, then all again) are used on "
-            "interleaved pairs: the two members of a pair turn by different angles.",
-        )]  # fmt: skip
+    if inside and arrangement.pairing is not None:
+        halves = row[:, :pairs], row[:, pairs:]
+        neighbours = row[:, ::2], row[:, 1::2]
+        others_rows = by_pairing(arrangement.pairing, half=neighbours, interleaved=halves)
+        if _equal(*others_rows, rounding):
+            return [by_pairing(arrangement.pairing, half=_ON_HALVES, interleaved=_ON_INTERLEAVED)]
     if turns.reflected[worst]:
         count = int(turns.reflected.sum())
         which = f"{count} of {pairs} pairs, such as coordinates {at}," if count > 1 else (

@@ -120,7 +120,7 @@ def head_rows(planned: Plan) -> HeadRows | str:
     for name, way in planned.ways.items():
         rope = way.extension.rope
         # a law's temperature sharpens what the projections were trained to
-        sharpened = alpha * rope.softmax_factor / trained.softmax_factor
+        sharpened = alpha * rope.logit_factor / trained.logit_factor
         kept += [
             {
                 "law": name,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from phasor._checks import number
+from phasor._reals import powers
 from phasor.errors import SpecError
 from phasor.scaling._law import Frequencies, Law
 
@@ -46,7 +47,8 @@ class NTK(_Stretch):
         last = len(plain) - 1
         if last == 0:
             raise SpecError("NTK scaling needs at least two pairs (rotary_dim >= 4), got one")
-        return tuple(f * Decimal(self.factor) ** (-Decimal(k) / last) for k, f in enumerate(plain))
+        slower = powers(Decimal(self.factor), -1 / Decimal(last), len(plain))
+        return tuple(f * by for f, by in zip(plain, slower, strict=True))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -129,7 +129,8 @@ def _print_meeting(console: Console, meeting: Meeting) -> None:
         console.print(f"  {name}: {values[0]} and {values[1]}", markup=False)
     for name, factors in (
         ("Attention factor", found.attention_factors),
-        ("Factor on the logits", found.softmax_factors),
+        ("Softmax factor", found.softmax_factors),
+        ("Logit factor", found.logit_factors),
     ):
         if factors:
             console.print(f"  {name}: {factors[0]:.9g} and {factors[1]:.9g}.")

@@ -1,5 +1,6 @@
 """phasor for PyTorch: one differentiable operator, its verbs, and what is built on them."""
 
+from phasor.torch import positions as positions
 from phasor.torch._linear_attention import LinearState, RotaryLinearAttention, linear_attention
 from phasor.torch.attention import RotaryAttention
 from phasor.torch.by_rows import rotate_by, rotate_by_

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from phasor._checks import number, shown
 from phasor.errors import PositionError, SpecError, TensorError
+from phasor.pairings import PAIRINGS
 from phasor.scaling import Rule
 from phasor.spec import Rope
 from phasor.torch._internals import unheard
@@ -90,8 +91,9 @@ def checked_rows(
         if row.device != x.device:
             raise TensorError(f"{name} must be on the device of x ({x.device}), got {row.device}")
     for name, value in (("pairing", pairing), ("pairing_out", out)):
-        if value not in ("half", "interleaved"):
-            raise SpecError(f"{name} must be 'half' or 'interleaved', got {value!r}")
+        if value not in PAIRINGS:
+            known = " or ".join(map(repr, PAIRINGS))
+            raise SpecError(f"{name} must be {known}, got {value!r}")
     if cos.shape != sin.shape:
         raise TensorError(
             f"sin must have the shape of cos {list(cos.shape)}, got {list(sin.shape)}"

@@ -21,7 +21,7 @@ CHUNK = 512
 def logit_factors(rope: Rope | None, head_dim: int) -> tuple[float, float]:
     """The gain on cos and sin, and the factor on the scores of a head.
 
-    Together they are ``head_dim**-0.5 * rope.softmax_factor`` for a fully rotated head; the gain
+    Together they are ``head_dim**-0.5 * rope.logit_factor`` for a fully rotated head; the gain
     leaves coordinates alone that do not turn, as the models that have it do.
 
     Raises:
@@ -29,8 +29,7 @@ def logit_factors(rope: Rope | None, head_dim: int) -> tuple[float, float]:
     """
     if rope is None:
         return 1.0, head_dim**-0.5
-    gain = rope.attention_factor
-    return gain, head_dim**-0.5 * rope.softmax_factor / gain**2
+    return rope.attention_factor, head_dim**-0.5 * rope.softmax_factor
 
 
 def attend(

@@ -12,6 +12,7 @@ from typing import Any, Protocol, cast
 from torch import Tensor
 
 from phasor.errors import TensorError
+from phasor.torch._written import check_mutable
 from phasor.torch.key_cache import KeyCache
 
 _WANTED = (
@@ -35,6 +36,10 @@ class Layer(Protocol):
 
     def check_room(self, at: int, count: int) -> None:
         """Refuse ``count`` more tokens before token ``at`` where they cannot stand."""
+        ...
+
+    def check_writable(self) -> None:
+        """Refuse where torch would not let `hold` write."""
         ...
 
     def check_whole(self) -> None:
@@ -79,6 +84,9 @@ class _Own:
                 f"{shortest} tokens, got {at}"
             )
 
+    def check_writable(self) -> None:
+        check_mutable((self._cache.lengths, self.keys, self.values))
+
     def check_whole(self) -> None:
         lengths = cast(list[int], self._cache.lengths.tolist())
         if set(lengths) != {self._cache.used}:
@@ -112,6 +120,9 @@ class _Dynamic:
     def check_room(self, at: int, count: int) -> None:
         del at, count
 
+    def check_writable(self) -> None:
+        return None
+
     def check_whole(self) -> None:
         return None
 
@@ -132,6 +143,9 @@ class _Static(_Dynamic):
 
     def check_room(self, at: int, count: int) -> None:
         _check_capacity(self._length + count, self._layer.max_cache_len)
+
+    def check_writable(self) -> None:
+        check_mutable((self._layer.cumulative_length, self.keys, self.values))
 
     def hold(self, keys: Tensor, values: Tensor, start: int, stop: int) -> None:
         # in place, for compiled models remember where these three are

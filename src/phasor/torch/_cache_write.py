@@ -54,14 +54,16 @@ def eager_(
         )
     kept = (places >= 0) & (places < room)
     (wide,) = _eager.rotate([_wide(k)], [positions], rope, False, gain)
+    stored = [
+        _stored(rows.flatten(0, -3)[kept], cache.dtype, unit)
+        for rows, cache, unit in ((wide, key_cache, key_unit), (_wide(v), value_cache, value_unit))
+    ]
     _eager.rotate_([q], [positions], rope, False, gain)
-    for rows, cache, unit in ((wide, key_cache, key_unit), (_wide(v), value_cache, value_unit)):
-        stored = _stored(rows.flatten(0, -3)[kept], cache.dtype, unit)
-        block = cache.shape[1]
-        place = places[kept]
+    block, place = key_cache.shape[1], places[kept]
+    for cache, values in zip((key_cache, value_cache), stored, strict=True):
         # torch indexes no 8-bit floats; their bytes are the same numbers
         target = cache.view(torch.uint8) if cache.dtype == FLOAT8 else cache
-        target[place // block, place % block] = stored.view(target.dtype)
+        target[place // block, place % block] = values.view(target.dtype)
 
 
 def _stored(rows: Tensor, dtype: torch.dtype, unit: float) -> Tensor:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from phasor.errors import BackendError, PositionError, TensorError
+from phasor.pairings import by_pairing
 from phasor.spec import Rope
 from phasor.torch import _tables
 from phasor.torch._arguments import is_plain
@@ -142,22 +143,23 @@ def _swept(
     inverse: bool,
     gain: float,
 ) -> bool:
-    prepared = _prepared(rope.to_json(), xs[0].dtype)
+    plan, tables, axes = _prepared(rope.to_json(), xs[0].dtype)
     operands = (xs[0], outs[0]) if len(xs) == 1 else (xs[0], outs[0], xs[1], outs[1])
     done: bool = _native.rotate(
-        *prepared, positions, None, inverse, gain, _running, False, *operands
+        *(plan, tables.reaching(positions), axes),
+        *(positions, None, inverse, gain, _running, False, *operands),
     )
     return done
 
 
 @lru_cache(maxsize=64)
-def _prepared(rope: str, dtype: torch.dtype) -> tuple[bytes, Tensor, Tensor]:
+def _prepared(rope: str, dtype: torch.dtype) -> tuple[bytes, _tables.GrowingTables, Tensor]:
     """A Rope's plan, digit tables and axes, for tensors of ``dtype``."""
     read = read_rope(rope)
     here = torch.device("cpu")
     kind = torch.float64 if dtype == torch.float64 else torch.float32
     plan = _plan(rope, read.head_dim, read.num_pairs)
-    return plan, _tables.digit_tables(rope, here, kind), _tables.axis_of_pair(rope, here)
+    return plan, _tables.growing_tables(rope, kind), _tables.axis_of_pair(rope, here)
 
 
 def _sweep(
@@ -183,7 +185,8 @@ def _sweep(
     if len(angles) == 1 and not angles[0].is_floating_point():
         narrow = angles[0].dtype not in (torch.int64, torch.int32)
         positions = angles[0].long() if narrow else angles[0]
-        prepared = _prepared(rope, xs[0].dtype)
+        plan, tables, axes = _prepared(rope, xs[0].dtype)
+        prepared = plan, tables.reaching(positions), axes
         if _native.rotate(*prepared, positions, None, inverse, gain, _running, False, *operands):
             return
     # given rows, fractions of positions, or positions that the digits do not reach
@@ -198,5 +201,8 @@ def _plan(rope: str, head_dim: int, pairs: int) -> bytes:
     """What the extension needs to know of a Rope, packed once."""
     layout = read_layout(rope)
     axes = count_axes(rope) if '"head_dim"' in rope else 1
-    halves = layout.pairing == "half", layout.pairing_out == "half"
+    halves = (
+        by_pairing(pairing, half=True, interleaved=False)
+        for pairing in (layout.pairing, layout.pairing_out)
+    )
     return _native.plan(head_dim, layout.rotary_start, pairs, axes, *halves)

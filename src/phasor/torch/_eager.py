@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from phasor.angles import DIGITS
+from phasor.pairings import by_pairing
 from phasor.torch._internals import in_transform
 from phasor.torch._layout import Layout, read_layout
 from phasor.torch._rows import reach, rows
@@ -70,7 +71,7 @@ def composite(
     for x, cos, sin in _with_rows(xs, angles, rope, inverse, gain, DIGITS):
         start, end = layout.rotary_start, layout.rotary_start + 2 * cos.shape[-1]
         # [N, 2] read row by row is interleaved, [2, N] is two halves
-        side = -1 if layout.pairing_out == "interleaved" else -2
+        side = by_pairing(layout.pairing_out, half=-2, interleaved=-1)
         turned = torch.stack(_turned(x, cos, sin, layout), side)
         turned = turned.reshape(*turned.shape[:-2], end - start).to(x.dtype)
         outs.append(torch.cat((x[..., :start], turned, x[..., end:]), -1))

@@ -62,6 +62,14 @@ def count_writes(xs: Sequence[Tensor]) -> None:
     torch.autograd.graph.increment_version([x for x in xs if not x.is_inference()])
 
 
+def is_doubtful(x: Tensor) -> bool:
+    """Whether autograd may refuse that ``x`` is written: a leaf, a view of one, or an odd view."""
+    if not x._is_view():
+        return x.is_leaf
+    meta = _C._autograd
+    return cast(Tensor, x._base).is_leaf or meta._get_creation_meta(x) != meta.CreationMeta.DEFAULT
+
+
 def unheard(xs: Sequence[Any]) -> bool:
     """Whether these are plain tensors that nobody traces, differentiates or transforms.
 

@@ -12,7 +12,8 @@ from collections.abc import Callable, Hashable
 from functools import lru_cache, wraps
 from typing import NamedTuple, ParamSpec, TypeVar, cast
 
-from phasor.spec import Pairing, Rope
+from phasor.pairings import Pairing, slices
+from phasor.spec import Rope
 from phasor.torch._internals import constant_to_the_compiler
 
 _P = ParamSpec("_P")
@@ -45,10 +46,7 @@ class Layout(NamedTuple):
 
     def slices(self, pairing: Pairing, num_pairs: int) -> tuple[slice, slice]:
         """Coordinates of a head that are the first and the second of each pair."""
-        start, end = self.rotary_start, self.rotary_start + 2 * num_pairs
-        if pairing == "half":
-            return slice(start, start + num_pairs), slice(start + num_pairs, end)
-        return slice(start, end, 2), slice(start + 1, end, 2)
+        return slices(pairing, num_pairs, self.rotary_start)
 
 
 def layout_text(pairing: str, pairing_out: str, rotary_start: int) -> str:

@@ -25,7 +25,7 @@ from phasor.errors import BackendError, TensorError
 from phasor.torch import _cpu, _eager, _triton
 from phasor.torch._internals import below_autograd, in_transform
 from phasor.torch._layout import count_axes
-from phasor.torch._written import check_distinct, check_mutable, check_writable
+from phasor.torch._written import check_copies, check_distinct, check_mutable, check_writable
 
 Angles = Sequence[Tensor]
 
@@ -83,10 +83,12 @@ def apply_(
     learned = len(angles) == 2 and any(map(_differentiable, angles))
     if learned or any(map(_differentiable, xs)) or _eager.is_followed(backend, [*xs, *angles]):
         if _addressed(xs):
+            check_mutable(xs)
             check_writable(xs)
         # a derivative in the rows needs the values that are about to be overwritten
         given = [x.clone() for x in xs] if learned else xs
         turned = apply(given, angles, rope, inverse, gain, backend)
+        check_copies(xs, turned)
         for x, y in zip(xs, turned, strict=True):
             x.copy_(y)
     else:

@@ -11,6 +11,7 @@ from torch import Tensor
 from phasor import angles as numpy_angles
 from phasor.angles import DIGIT_BITS, DIGITS, POSITION_LIMIT, ROWS
 from phasor.torch import _tables
+from phasor.torch._internals import unheard
 from phasor.torch._layout import count_axes, read_rope
 
 #: What `reach` answers when four digits are too few.
@@ -70,7 +71,10 @@ def _digit_rows(
     places: Tensor, rope: str, dtype: torch.dtype, digits: int
 ) -> tuple[Tensor, Tensor]:
     """Products of the digits' rows: ``R(p) = R(d3) R(d2) R(d1) R(d0)``, conjugate below zero."""
-    tables = _tables.digit_tables(rope, places.device, dtype)
+    if places.is_cpu and unheard([places]):
+        tables = _tables.growing_tables(rope, dtype).reaching(places)
+    else:
+        tables = _tables.digit_tables(rope, places.device, dtype)
     size = places.abs()
     cos, sin = _looked_up(tables[0], size & (ROWS - 1))
     for digit in range(1, digits):

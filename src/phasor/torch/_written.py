@@ -9,11 +9,12 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from phasor.errors import TensorError
 from phasor.torch._arguments import names_of
-from phasor.torch._internals import counted_writes
+from phasor.torch._internals import counted_writes, in_transform, is_doubtful
 
 #: ``(count, step)`` in bytes of every dimension, the bytes of an element among them.
 Layout = tuple[tuple[int, int], ...]
@@ -56,6 +57,18 @@ def check_mutable(xs: Sequence[Tensor]) -> None:
             "what is written in place must not be an inference tensor outside "
             "torch.inference_mode(); write a clone"
         )
+
+
+def check_copies(xs: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    """Let torch refuse any copy of ``values`` to ``xs`` before the first one is made.
+
+    It looks when it writes: here it writes nothing, for which autograd would keep a node.
+    """
+    if torch.compiler.is_compiling():
+        return  # which traces all copies before it makes one
+    for x, y in zip(xs, values, strict=True):
+        if in_transform() or is_doubtful(x):
+            x[..., :0].copy_(y[..., :0])
 
 
 def check_alone_and_apart(written: Mapping[str, Tensor], read: Mapping[str, Tensor]) -> None:

@@ -18,10 +18,12 @@ import torch
 from torch import Tensor
 
 from phasor._checks import number
+from phasor.angles import checked_positions as numpy_positions
 from phasor.errors import SpecError
 from phasor.spec import Rope
 from phasor.torch._arguments import check_heads, check_rope, checked_positions
-from phasor.torch._rows import reach, rows
+from phasor.torch._rows import TOO_FAR, reach, rows
+from phasor.torch._written import check_alone_and_apart, check_copies, check_mutable
 from phasor.torch.by_rows import rotate_by_
 from phasor.torch.functional import rotate_
 
@@ -59,9 +61,7 @@ def shift_(keys: Tensor, delta: Any, rope: Rope) -> Tensor:
     >>> bool(torch.allclose(keys, rotate(raw, range(5), rope), atol=1e-14))
     True
     """
-    check_rope(rope)
-    check_heads("keys", keys, rope)
-    return rotate_(keys, delta, as_stored(rope))
+    return rotate_(keys, check_shiftable(keys, delta, rope), as_stored(rope))
 
 
 def undo_(keys: Tensor, positions: Any, rope: Rope, *, gain: float = 1.0) -> Tensor:
@@ -130,10 +130,8 @@ def retune_(keys: Tensor, positions: Any, old: Rope, new: Rope, *, gain: float =
     >>> bool(torch.allclose(keys, rotate(raw, range(5), rope.at(6)), atol=1e-14))
     True
     """
-    check_retunable(old, new)
     gain = number("gain", gain, above=0)
-    check_heads("keys", keys, old)
-    places = checked_positions(positions, [keys], old)
+    places = check_retunable(keys, positions, old, new)
     digits = reach([places])
     layout: dict[str, Any] = {"pairing": old.output_pairing, "rotary_start": old.rotary_start}
     for part, where in _in_parts(keys, places, old):
@@ -144,8 +142,20 @@ def retune_(keys: Tensor, positions: Any, old: Rope, new: Rope, *, gain: float =
     return keys
 
 
-def check_retunable(old: Rope, new: Rope) -> None:
-    """Refuse two Ropes between which no rotation leads."""
+def check_shiftable(keys: Tensor, delta: Any, rope: Rope) -> Tensor:
+    """``delta`` as a tensor, or the error that `shift_` raises."""
+    check_rope(rope)
+    check_heads("keys", keys, rope)
+    places = checked_positions(delta, [keys], rope)
+    if not torch.compiler.is_compiling():
+        check_mutable([keys])
+        check_alone_and_apart({"keys": keys}, {})
+        check_copies([keys], [keys])
+    return places
+
+
+def check_retunable(keys: Tensor, positions: Any, old: Rope, new: Rope) -> Tensor:
+    """The positions as a tensor, or the error that `retune_` raises."""
     for name, rope in (("old", old), ("new", new)):
         check_rope(rope, name)
     for name in ("head_dim", "rotary_dim", "rotary_start", "output_pairing", "axes"):
@@ -155,6 +165,10 @@ def check_retunable(old: Rope, new: Rope) -> None:
                 f"new must have the {name} of old ({had}), for only frequencies can change under "
                 f"rotated keys, got {wanted}; undo_ the keys and rotate them again"
             )
+    places = check_shiftable(keys, positions, old)
+    if reach([places]) == TOO_FAR:
+        numpy_positions(places.numpy())  # which refuses what is not finite
+    return places
 
 
 def as_stored(rope: Rope) -> Rope:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, cast
 
+from torch import Tensor
+
 from phasor.errors import SpecError, TensorError
 from phasor.spec import Rope
 from phasor.torch._arguments import check_rope
 from phasor.torch._cache_layers import Layer, layers_of
-from phasor.torch.cache import check_retunable, retune_, shift_
+from phasor.torch.cache import check_retunable, check_shiftable, retune_, shift_
 from phasor.torch.splice import Steps, checked_places, checked_range, evict, insert
 
 _Ropes = Rope | Sequence[Rope | None]
@@ -66,9 +68,15 @@ class CachedKeys:
             PositionError: If ``delta`` does not fit the keys.
         """
         _tokens("cache", self._layers)
-        for layer, rope in zip(self._layers, self.ropes, strict=True):
-            if rope is not None:
-                shift_(layer.keys, delta, rope)
+        turned = [
+            (layer.keys, rope)
+            for layer, rope in zip(self._layers, self.ropes, strict=True)
+            if rope is not None
+        ]
+        for keys, rope in turned:
+            check_shiftable(keys, delta, rope)
+        for keys, rope in turned:
+            shift_(keys, delta, rope)
 
     def retune_(self, positions: Any, ropes: _Ropes) -> None:
         """`phasor.torch.retune_` of the keys of every layer, attention factor included.
@@ -83,6 +91,7 @@ class CachedKeys:
         """
         _tokens("cache", self._layers)
         wanted = self._one_each(ropes)
+        turned: list[tuple[Tensor, Rope, Rope]] = []
         for index, (old, new) in enumerate(zip(self.ropes, wanted, strict=True)):
             if (old is None) != (new is None):
                 raise SpecError(
@@ -90,11 +99,12 @@ class CachedKeys:
                     f"got {new} for layer {index}, whose Rope is {old}"
                 )
             if old is not None and new is not None:
-                check_retunable(old, new)
-        for layer, old, new in zip(self._layers, self.ropes, wanted, strict=True):
-            if old is not None and new is not None:
-                gain = new.attention_factor / old.attention_factor
-                retune_(layer.keys, positions, old, new, gain=gain)
+                turned.append((self._layers[index].keys, old, new))
+        for keys, old, new in turned:
+            check_retunable(keys, positions, old, new)
+        for keys, old, new in turned:
+            gain = new.attention_factor / old.attention_factor
+            retune_(keys, positions, old, new, gain=gain)
         self.ropes = wanted
 
     def evict_(self, start: int, stop: int, *, gap: Steps | None = None) -> None:
@@ -111,6 +121,7 @@ class CachedKeys:
         # every refusal comes before the first write; a long cache has no room for all results
         for layer, rope in both:
             checked_range(layer.keys, layer.values, start, stop, rope, gap)
+            layer.check_writable()
         for layer, rope in both:
             layer.hold(*evict(layer.keys, layer.values, start, stop, rope, gap=gap), start, stop)
 
@@ -137,6 +148,7 @@ class CachedKeys:
         for layer, new, rope in triples:
             new.check_whole()
             layer.check_room(at, count)
+            layer.check_writable()
             for what in ("keys", "values"):
                 _check_alike(what, getattr(layer, what), getattr(new, what))
             pair = new.keys, new.values

@@ -13,6 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from phasor.pairings import by_pairing
 from phasor.torch._triton.angles import asked, rows
 from phasor.torch._triton.tiles import TIMES_BITS
 
@@ -220,5 +221,11 @@ def rotation(
         _copy(x, x_step, y, y_step, exists, start + 2 * pairs, width, wide)
 
 
-READ = {"half": read_half, "interleaved": read_interleaved}
-WRITE = {"half": write_half, "interleaved": write_interleaved}
+def reader(pairing):
+    """The function that reads pairs."""
+    return by_pairing(pairing, half=read_half, interleaved=read_interleaved)
+
+
+def writer(pairing):
+    """The function that writes pairs."""
+    return by_pairing(pairing, half=write_half, interleaved=write_interleaved)

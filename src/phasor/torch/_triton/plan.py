@@ -135,7 +135,7 @@ def plan_of(
             *(walked.inner, q_heads, k_heads, reciprocal(blocks), reciprocal(tiles)),
             bits_of(gain),
             *(*placed, *walked.placed),
-            *(found.source, kernels.READ[layout.pairing], kernels.WRITE[layout.pairing_out]),
+            *(found.source, kernels.reader(layout.pairing), kernels.writer(layout.pairing_out)),
             *(layout.pairing != layout.pairing_out or are_few(walked), inverse),
             *(found.pairs, layout.rotary_start),
             q.shape[-1] if new and q.shape[-1] > 2 * found.pairs else 0,

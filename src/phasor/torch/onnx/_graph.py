@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from phasor.angles import DIGITS, ROWS, cos_sin, digit_tables
 from phasor.errors import SpecError, TensorError
 from phasor.frequencies import inv_freq
+from phasor.pairings import by_pairing
 from phasor.spec import Rope
 from phasor.torch._layout import Layout, read_layout, read_rope
 
@@ -89,7 +90,7 @@ def _turned(op: Any, x: Any, rows: _Rows, layout: Layout) -> Any:
     turned = op.RotaryEmbedding(
         flat,
         *inputs,
-        interleaved=int(layout.pairing == "interleaved"),
+        interleaved=by_pairing(layout.pairing, half=0, interleaved=1),
         num_heads=heads,
         rotary_embedding_dim=2 * rows.num_pairs if 2 * rows.num_pairs < head_dim else 0,
     )

@@ -18,8 +18,9 @@ from torch import Tensor
 
 from phasor.errors import TensorError
 from phasor.frequencies import inv_freq
+from phasor.pairings import Pairing
 from phasor.scaling import DynamicNTK, LongRope, Rule
-from phasor.spec import Pairing, Rope
+from phasor.spec import Rope
 from phasor.torch import _cpu, _ops
 from phasor.torch._arguments import checked_positions
 from phasor.torch._layout import constant, count_axes, layout_text, read_rope

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from phasor.errors import TensorError
-from phasor.spec import Pairing
+from phasor.pairings import PAIRINGS, Pairing, slices
 from phasor.torch.transformers._carriers import Form, Width, turned
 
 Rotation = Callable[..., Any]
@@ -174,15 +174,14 @@ def _seen(
 
 
 def _pairs(x: Tensor, pairing: Pairing) -> Tensor:
-    first, second = x.chunk(2, -1) if pairing == "half" else (x[..., ::2], x[..., 1::2])
-    return torch.complex(first.contiguous(), second.contiguous())
+    first, second = slices(pairing, x.shape[-1] // 2)
+    return torch.complex(x[..., first].contiguous(), x[..., second].contiguous())
 
 
 def _explained(
     x: Tensor, y: Tensor, phases: Tensor, width: Width, heads_first: bool
 ) -> Form | None:
-    sides: tuple[Pairing, ...] = ("half", "interleaved")
-    for source, target, direction in itertools.product(sides, sides, (1, -1)):
+    for source, target, direction in itertools.product(PAIRINGS, PAIRINGS, (1, -1)):
         spin = torch.polar(torch.ones_like(phases), direction * phases).unsqueeze(-2)
         if torch.allclose(_pairs(x, source) * spin, _pairs(y, target), atol=_TOLERANCE, rtol=0):
             if direction < 0 and source != target:

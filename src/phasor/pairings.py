@@ -1,0 +1,52 @@
+"""The pairings: which two coordinates of a head turn together. The only place that lists them.
+
+A new one is a value of `Pairing` and an argument of `by_pairing`. Every place that tells pairings
+apart calls it, and each is then an error of the type checker until it says what the new one does.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypeVar, assert_never, get_args
+
+Pairing = Literal["half", "interleaved"]
+PAIRINGS: tuple[Pairing, ...] = get_args(Pairing)
+
+_T = TypeVar("_T")
+
+
+def by_pairing(pairing: Pairing, *, half: _T, interleaved: _T) -> _T:
+    """The argument that is named like the pairing.
+
+    >>> by_pairing("interleaved", half="(i, i + n)", interleaved="(2i, 2i + 1)")
+    '(2i, 2i + 1)'
+    """
+    match pairing:
+        case "half":
+            return half
+        case "interleaved":
+            return interleaved
+        case _:
+            assert_never(pairing)
+
+
+def slices(pairing: Pairing, num_pairs: int, start: int = 0) -> tuple[slice, slice]:
+    """Coordinates that are the first and the second of each pair, in a slice from ``start`` on.
+
+    >>> slices("half", 2), slices("interleaved", 2, start=4)
+    ((slice(0, 2, None), slice(2, 4, None)), (slice(4, 8, 2), slice(5, 8, 2)))
+    """
+    middle, end = start + num_pairs, start + 2 * num_pairs
+    return by_pairing(
+        pairing,
+        half=(slice(start, middle), slice(middle, end)),
+        interleaved=(slice(start, end, 2), slice(start + 1, end, 2)),
+    )
+
+
+def opposite(pairing: Pairing) -> Pairing:
+    """The pairing that a checkpoint in ``pairing`` is converted to.
+
+    >>> opposite("half")
+    'interleaved'
+    """
+    return by_pairing(pairing, half="interleaved", interleaved="half")

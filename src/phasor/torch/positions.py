@@ -1,0 +1,245 @@
+"""`phasor.positions` for tensors: the same names, made on the device, for which nobody waits.
+
+What only the numbers can say, such as that boundaries never decrease, is checked in the CPU's
+memory. On another device, under a compiler and of fake tensors nothing is looked at. Coordinates
+of images and videos begin on the host: ``torch.from_numpy(phasor.multimodal.multimodal(...))``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from phasor import positions as on_host
+from phasor._checks import whole
+from phasor.errors import PositionError
+from phasor.torch._internals import unheard
+
+_LAST = 2**63 - 1
+_Device = torch.device | str | None
+
+
+def span(length: int, start: int = 0, *, device: _Device = None) -> Tensor:
+    """`phasor.positions.span`: ``start, start + 1, ..., start + length - 1``.
+
+    Args:
+        length: How many tokens, at least 0; a symbol of a compiler too.
+        start: Position of the first one; any int64.
+        device: Where they are made; torch's default if None.
+
+    Returns:
+        int64 ``[length]``.
+
+    Raises:
+        PositionError: If an argument is not a whole number or the last position leaves int64.
+
+    >>> span(4, start=10)
+    tensor([10, 11, 12, 13])
+    """
+    _check_whole("length", length, least=0)
+    _check_whole("start", start, least=-_LAST - 1)
+    if start + length - 1 > _LAST:
+        raise PositionError(
+            f"start + length - 1 must be at most 2**63 - 1, got {start} + {length} - 1"
+        )
+    return torch.arange(length, device=device) + start
+
+
+def packed(cu_seqlens: Tensor, total_tokens: int | None = None) -> Tensor:
+    """`phasor.positions.packed`: sequences end to end, each counted from 0 again.
+
+    Args:
+        cu_seqlens: Boundaries ``[n_sequences + 1]``, int32 as FlashAttention takes them or any
+            integers.
+        total_tokens: How many positions are made: the length of what is packed, which its shape
+            says. Tokens behind the last boundary are padding and count from there. Without it the
+            last boundary is read, in the CPU's memory only.
+
+    Returns:
+        int64 ``[total_tokens]``, on the device of ``cu_seqlens``.
+
+    Raises:
+        PositionError: If ``cu_seqlens`` is no such tensor, or ``total_tokens`` is missing or too
+            small.
+
+    >>> packed(torch.tensor([0, 3, 5], dtype=torch.int32), total_tokens=6)
+    tensor([0, 1, 2, 0, 1, 0])
+    """
+    bounds = _integers("cu_seqlens", cu_seqlens)
+    if bounds.dim() != 1 or bounds.shape[0] == 0:
+        raise PositionError(
+            f"cu_seqlens must have the shape [n_sequences + 1], got {list(bounds.shape)}"
+        )
+    held = _checked_on_host(on_host.packed, cu_seqlens)
+    if held is not None and (total_tokens is None or total_tokens < held.shape[0]):
+        if total_tokens is not None:
+            raise PositionError(
+                f"total_tokens must be at least cu_seqlens[-1] ({held.shape[0]}), "
+                f"got {total_tokens}"
+            )
+        total_tokens = held.shape[0]
+    if total_tokens is None:
+        raise PositionError(
+            f"total_tokens must be given for cu_seqlens on {cu_seqlens.device}, which would have "
+            "to be waited for; it is the length of what is packed, x.shape[0]"
+        )
+    _check_whole("total_tokens", total_tokens, least=0)
+    tokens = torch.arange(total_tokens, device=bounds.device)
+    sequence = torch.searchsorted(bounds, tokens, right=True) - 1
+    return tokens - bounds[sequence]
+
+
+def padded(mask: Tensor) -> Tensor:
+    """`phasor.positions.padded`: real tokens at 0, 1, 2, ... in each row, padding at 0.
+
+    Args:
+        mask: Attention mask ``[..., seq]``, bools or integers: 1 a token, 0 padding.
+
+    Returns:
+        int64, the shape of ``mask``.
+
+    Raises:
+        PositionError: If ``mask`` is no such tensor.
+
+    >>> padded(torch.tensor([[False, True, True], [True, False, False]]))
+    tensor([[0, 0, 1],
+            [0, 0, 0]])
+    """
+    tokens = _integers("mask", mask, bools=True)
+    if tokens.dim() == 0:
+        raise PositionError("mask must have the shape [..., seq], got a single value")
+    _checked_on_host(on_host.padded, mask)
+    return (tokens.cumsum(-1) - 1) * tokens
+
+
+def cached(lengths: Tensor, new_tokens: int) -> Tensor:
+    """`phasor.positions.cached`: the tokens that follow caches of different lengths.
+
+    Args:
+        lengths: Where the next token of each row stands ``[batch]``; negative where a row is
+            padded on the left.
+        new_tokens: How many are added to every row; a symbol of a compiler too.
+
+    Returns:
+        int64 ``[batch, new_tokens]``.
+
+    Raises:
+        PositionError: If ``lengths`` is no such tensor or ``new_tokens`` no whole number >= 0.
+
+    >>> cached(torch.tensor([7, -2], dtype=torch.int32), new_tokens=3)
+    tensor([[ 7,  8,  9],
+            [-2, -1,  0]])
+    """
+    held = _integers("lengths", lengths)
+    _check_whole("new_tokens", new_tokens, least=0)
+    if held.dim() != 1:
+        raise PositionError(f"lengths must have the shape [batch], got {list(held.shape)}")
+    _checked_on_host(on_host.cached, lengths, new_tokens)
+    return held[:, None] + torch.arange(new_tokens, device=held.device)
+
+
+def grid(*sizes: int, device: _Device = None) -> Tensor:
+    """`phasor.positions.grid`: every cell of a grid in row-major order, the last axis fastest.
+
+    Args:
+        sizes: Cells along each axis: ``grid(h, w)`` of an image, ``grid(t, h, w)`` of a video.
+        device: Where they are made; torch's default if None.
+
+    Returns:
+        int64 ``[prod(sizes), len(sizes)]``.
+
+    Raises:
+        PositionError: If no size is given, or one is not a whole number >= 0.
+
+    >>> grid(2, 3).T
+    tensor([[0, 0, 0, 1, 1, 1],
+            [0, 1, 2, 0, 1, 2]])
+    """
+    if not sizes:
+        raise PositionError("sizes must name at least one axis, got none")
+    for i, size in enumerate(sizes):
+        _check_whole(f"sizes[{i}]", size, least=0)
+    axes = torch.meshgrid(*(torch.arange(n, device=device) for n in sizes), indexing="ij")
+    return torch.stack(axes, -1).flatten(0, -2)
+
+
+def every_axis(positions: Tensor, n_axes: int) -> Tensor:
+    """`phasor.positions.every_axis`: the same position on every axis, as text is seen.
+
+    Args:
+        positions: Whole numbers ``[..., seq]``.
+        n_axes: How many axes the rope has, at least 1.
+
+    Returns:
+        int64 ``[..., seq, n_axes]``.
+
+    Raises:
+        PositionError: If the positions are not whole numbers, or have no axis of tokens.
+
+    >>> every_axis(torch.tensor([0, 1, 5]), n_axes=2).T
+    tensor([[0, 1, 5],
+            [0, 1, 5]])
+    """
+    along = _integers("positions", positions)
+    if along.dim() == 0:
+        raise PositionError("positions must have the shape [..., seq], got a single value")
+    return torch.stack([along] * whole("n_axes", n_axes, least=1, error=PositionError), -1)
+
+
+def context_parallel(
+    length: int,
+    rank: int,
+    world_size: int,
+    layout: Literal["contiguous", "zigzag"],
+    *,
+    device: _Device = None,
+) -> Tensor:
+    """`phasor.positions.context_parallel`: the tokens that one rank holds of a sequence.
+
+    Args:
+        length: Tokens of the whole sequence, a multiple of the number of chunks.
+        rank: This rank, from 0.
+        world_size: How many ranks share the sequence.
+        layout: ``"contiguous"`` or ``"zigzag"``.
+        device: Where they are made; torch's default if None.
+
+    Returns:
+        int64 ``[length // world_size]``, increasing.
+
+    Raises:
+        PositionError: If the chunks do not come out even, or there is no such rank or layout.
+
+    >>> context_parallel(8, rank=0, world_size=2, layout="zigzag")
+    tensor([0, 1, 6, 7])
+    """
+    chunks = on_host.chunks_of_rank(length, rank, world_size, layout)
+    return torch.cat([span(len(chunk), chunk.start, device=device) for chunk in chunks])
+
+
+def _check_whole(name: str, value: Any, *, least: int) -> None:
+    """Refuse what is no whole number; a compiler's symbol of one stays a symbol."""
+    if type(value) is not torch.SymInt and not (type(value) is int and least <= value <= _LAST):
+        whole(name, value, least=least, most=_LAST, error=PositionError)
+
+
+def _integers(name: str, values: Any, *, bools: bool = False) -> Tensor:
+    """``values`` as int64, or an error that says why not."""
+    if not isinstance(values, Tensor):
+        raise PositionError(
+            f"{name} must be a torch.Tensor, got {type(values).__name__}; phasor.positions takes "
+            "lists and arrays"
+        )
+    numbers = not values.is_floating_point() and not values.is_complex()
+    if not numbers or (values.dtype == torch.bool and not bools):
+        raise PositionError(f"{name} must hold whole numbers, got dtype {values.dtype}")
+    return values.long()
+
+
+def _checked_on_host(function: Callable[..., Any], values: Tensor, *rest: Any) -> Any:
+    """What ``function`` makes of them, with its refusals; None where they cannot be looked at."""
+    if unheard([values]) and values.is_cpu:
+        return function(values.numpy(), *rest)
+    return None

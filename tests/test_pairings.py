@@ -1,0 +1,108 @@
+"""The pairings are listed once, and one that is added is an error where nothing is said of it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import phasor
+from phasor import Rope
+from phasor.describe import sentences
+from phasor.heads import positional_head
+from phasor.pairings import PAIRINGS, opposite, slices
+from phasor.rotate import change_pairing, matrix, rotate
+from phasor.torch import rotate as rotate_tensor
+from phasor.torch import rotate_, rotate_by
+
+SRC = Path(phasor.__file__).parent
+PLACES = {  # written out: what the words mean
+    "half": ([3, 4, 5, 6], [7, 8, 9, 10]),
+    "interleaved": ([3, 5, 7, 9], [4, 6, 8, 10]),
+}
+
+
+@pytest.mark.parametrize("pairing", PAIRINGS)
+def test_slices_are_the_coordinates_of_each_pair(pairing: str) -> None:
+    """Four pairs that begin at coordinate 3."""
+    coordinates = list(range(16))
+    assert tuple(coordinates[part] for part in slices(pairing, 4, 3)) == PLACES[pairing]
+
+
+def test_the_opposite_is_the_other_one_and_back() -> None:
+    """Of two pairings each is the other's."""
+    assert [opposite(pairing) for pairing in PAIRINGS] == list(PAIRINGS[::-1])
+
+
+@pytest.fixture
+def third(monkeypatch: pytest.MonkeyPatch) -> Rope:
+    """A Rope of a pairing that the spec knows and nothing else does."""
+    for module in ("spec", "rotate", "torch._arguments"):
+        monkeypatch.setattr(f"phasor.{module}.PAIRINGS", (*PAIRINGS, "thirds"))
+    return Rope(head_dim=12, pairing="thirds")
+
+
+@pytest.mark.parametrize("backend", ["auto", "cpu", "eager"])
+def test_no_backend_rotates_a_pairing_that_it_does_not_know(third: Rope, backend: str) -> None:
+    """Neither into new tensors nor in place, by a Rope nor by rows."""
+    x = torch.ones(2, 1, 12)
+    with pytest.raises(AssertionError, match="thirds"):
+        rotate_tensor(x, torch.arange(2), third, backend=backend)
+    with pytest.raises(AssertionError, match="thirds"):
+        rotate_(x, torch.arange(2), third, backend=backend)
+    with pytest.raises(AssertionError, match="thirds"):
+        rotate_by(x, torch.ones(2, 6), torch.ones(2, 6), pairing="thirds", backend=backend)
+    assert torch.equal(x, torch.ones(2, 1, 12))
+
+
+def test_no_function_of_numpy_takes_it_for_another(third: Rope) -> None:
+    """Rotations, matrices, new orders, heads and words."""
+    for function in (
+        lambda: rotate(np.ones(12), 1, third),
+        lambda: matrix(1, third),
+        lambda: change_pairing(np.ones(12), "half", "thirds"),
+        lambda: positional_head(third, 1, alpha=1.0, width=12),
+        lambda: sentences(third, None),
+        lambda: opposite(third.pairing),
+    ):
+        with pytest.raises(AssertionError, match="thirds"):
+            function()
+
+
+@pytest.mark.slow
+def test_the_type_checker_names_every_place_that_has_to_say_something(tmp_path: Path) -> None:
+    """One word more in the list, and pyright complains of `by_pairing`; with one argument more
+    there, of everything that calls it.
+    """
+    pytest.importorskip("pyright")
+    copy = Path(shutil.copytree(SRC, tmp_path / "src" / "phasor"))
+    listed = copy / "pairings.py"
+    text = listed.read_text("utf-8").replace('["half", ', '["thirds", "half", ')
+    listed.write_text(text, "utf-8")
+    assert complaints(copy) >= {"pairings.py", "demo.py", "bench/_gate.py"}
+    text = text.replace("half: _T, ", "half: _T, thirds: _T, ")
+    listed.write_text(text.replace('"half":\n', '"half" | "thirds":\n'), "utf-8")
+    assert complaints(copy) >= {
+        *("describe.py", "pairings.py", "torch/_cpu.py", "torch/_eager.py"),
+        *("checkpoint/_plan.py", "conventions/_slips.py", "torch/onnx/_graph.py"),
+    }
+
+
+def complaints(package: Path) -> set[str]:
+    """The files in which pyright finds errors."""
+    pyright = [sys.executable, "-m", "pyright", "--outputjson", "--pythonpath", sys.executable]
+    done = subprocess.run(
+        [*pyright, "src"], cwd=package.parents[1], capture_output=True, text=True, check=False
+    )
+    found = json.loads(done.stdout)["generalDiagnostics"]
+    return {
+        Path(one["file"]).relative_to(package).as_posix()
+        for one in found
+        if one["severity"] == "error"
+    }
