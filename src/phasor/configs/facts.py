@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Any, cast
 
 from phasor.errors import ConfigError
-from phasor.pairings import Pairing
+from phasor.pairings import PAIRINGS, Pairing
 
 _TUPLES = ("axis_order", "sections", "without_rope", "positions")
 #: What a size is called by the types that do not say otherwise.
@@ -211,7 +211,7 @@ def _architectures(file: str, plain: Mapping[str, dict[str, Any]]) -> Mapping[st
             if fact not in known:
                 raise slip(file, name, fact, f"has the unknown fact {fact!r}")
         for fact in ("pairing", "pairing_out"):
-            if own.get(fact, "half") not in ("half", "interleaved"):
+            if own.get(fact, "half") not in PAIRINGS:
                 raise slip(file, name, fact, f"has no such {fact} as {own[fact]!r}")
 
     def variant(name: str, own: dict[str, Any]) -> Variant:

@@ -100,7 +100,7 @@ def _way(top: Block, part: str) -> list[Block]:
 
 
 def _type_of(levels: list[Block]) -> str | None:
-    """The type of the innermost config: its own, what its outer class puts there, or its outer's."""
+    """The innermost config's type: its own, what its outer class puts there, or the outer one."""
     said: str | None = None
     known = table().huggingface
     for i, level in enumerate(levels):
