@@ -224,6 +224,7 @@ def test_damaged_configs_name_the_key(name: str) -> None:
     assert caught.value.__cause__ is None
 
 
+SIZED = b'{"model_type": "llama", "num_hidden_layers": 1, "head_dim": 64, "rope_theta": %s}'
 # (content of the file, what the message must say)
 FILES: dict[str, tuple[bytes, str]] = {
     "no JSON": (b"model_type = llama", "must be JSON"),
@@ -234,9 +235,9 @@ FILES: dict[str, tuple[bytes, str]] = {
     "UTF-16": ('{"model_type": "llama"}'.encode("utf-16"), "must be UTF-8"),
     "a duplicate key": (b'{"rope_theta": 1, "rope_theta": 2}', "'rope_theta' stands twice"),
     "a duplicate key inside": (b'{"a": {"b": 1, "b": 2}}', "'b' stands twice"),
-    "NaN": (b'{"model_type": "llama", "rope_theta": NaN}', "rope_theta must be a finite"),
-    "-Infinity": (b'{"model_type": "llama", "rope_theta": -Infinity}', "must be a finite"),
-    "a float that overflows": (b'{"model_type": "llama", "rope_theta": 1e999}', "a finite"),
+    "NaN": (SIZED % b"NaN", "rope_theta must be a finite"),
+    "-Infinity": (SIZED % b"-Infinity", "must be a finite"),
+    "a float that overflows": (SIZED % b"1e999", "a finite"),
     "a number of too many digits": (b'{"a": ' + b"9" * 5000 + b"}", "must be JSON"),
     "too deep": (b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nested too deeply"),
     "a damaged GGUF file": (b"GGUF\x03\x00\x00\x00", "damaged GGUF"),

@@ -38,7 +38,11 @@ def frequencies(config: dict[str, Any]) -> list[tuple[np.ndarray, float]] | None
         return None
     with quiet():
         try:
-            made = CONFIG_MAPPING[name].from_dict(copy.deepcopy(config)).get_text_config()
+            whole = CONFIG_MAPPING[name].from_dict(copy.deepcopy(config))
+            made = whole.get_text_config()
+            if made is not whole and not any(isinstance(part, dict) for part in config.values()):
+                # a flat file of code of its own: the class does not look at what stands at its top
+                return None
             module = importlib.import_module(
                 type(made).__module__.replace("configuration_", "modeling_")
             )
