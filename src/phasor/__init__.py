@@ -11,6 +11,7 @@ from phasor.errors import (
     PositionError,
     SpecError,
     TensorError,
+    VerificationError,
 )
 from phasor.layers import LayerRopes
 from phasor.presets import preset, preset_names
@@ -63,6 +64,7 @@ __all__ = [
     "Sectioned",
     "SpecError",
     "TensorError",
+    "VerificationError",
     "Yarn",
     "YarnPaper",
     "diff",
