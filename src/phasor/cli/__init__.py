@@ -25,11 +25,11 @@ _NO, _WRONG, _INTERRUPTED, _PIPE_CLOSED = 1, 2, 130, 141
 
 def run() -> None:
     """The program, which ends with the status that the command line's page in the docs explains."""
-    for name in ("stdout", "stderr"):
-        stream = getattr(sys, name)
-        if stream is None:  # closed by whoever started the program
-            setattr(sys, name, io.StringIO())
-        elif isinstance(stream, io.TextIOWrapper):
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by whoever started the program
+            setattr(sys, name, io.TextIOWrapper(io.BytesIO()))
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
             # what the terminal's encoding lacks is written as an escape, too
             stream.reconfigure(errors="backslashreplace")
     status, message = _end()
@@ -49,7 +49,7 @@ def _end() -> tuple[int, str | None]:
     """How the command that was typed ends: its status, and what there is to say about it."""
     try:
         return main.main(prog_name="phasor", standalone_mode=False) or 0, None
-    except click.exceptions.Abort:
+    except (click.exceptions.Abort, KeyboardInterrupt):
         return _INTERRUPTED, None
     except click.ClickException as error:
         return _WRONG, error.format_message()

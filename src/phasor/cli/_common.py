@@ -34,11 +34,12 @@ class _Model(click.ParamType[str]):
 
 
 MODEL = _Model()
+token_counts = click.IntRange(1, 2**63 - 1)
 head_dims = click.IntRange(2, WIDEST)
 at_option = click.option(
     "--at",
     "seq_len",
-    type=click.IntRange(1),
+    type=token_counts,
     metavar="TOKENS",
     help="Sequence length at which a rule (dynamic NTK, LongRoPE) picks its law.",
 )

@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 import click
 
-from phasor.cli._common import MODEL, STDIN, at_option, head_dims, read, say, say_json
+from phasor.cli._common import MODEL, STDIN, at_option, head_dims, read, say, say_json, token_counts
 from phasor.cli._identify import is_function, named
 from phasor.conventions import MeasuredParting, diff_measured, measured
 from phasor.describe import resolved
@@ -29,7 +29,7 @@ _FLOAT32 = 1e-3  # a function rotates float32 with angles of its own precision
 )
 @click.option(
     "--context",
-    type=click.IntRange(1),
+    type=token_counts,
     metavar="TOKENS",
     help="Positions to compare; the longer of the two models' contexts unless given.",
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from phasor.cli._common import MODEL, at_option, read, say, say_json
+from phasor.cli._common import MODEL, at_option, read, say, say_json, token_counts
 from phasor.describe import as_plain
 from phasor.presets import preset_names
 
@@ -14,7 +14,7 @@ from phasor.presets import preset_names
 @click.option("--json", "as_json", is_flag=True, help="Everything, as JSON.")
 @click.option("--pairs", is_flag=True, help="All pairs, not a selection.")
 @click.option(
-    "--context", type=click.IntRange(1), metavar="TOKENS", help="Count turns over this length."
+    "--context", type=token_counts, metavar="TOKENS", help="Count turns over this length."
 )
 @at_option
 def show(model: str, as_json: bool, pairs: bool, context: int | None, seq_len: int | None) -> None:
