@@ -205,6 +205,29 @@ def test_a_planted_import_of_torch_is_found(copy: Path, line: str) -> None:
     assert strays_to_torch(copy) == {"angles"}
 
 
+def printers(src: Path) -> set[str]:
+    """Modules that print by themselves."""
+    return {
+        name
+        for name, path in modules(src).items()
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func) in ("print", "click.echo", "click.secho", "Console")
+    }
+
+
+def test_what_is_printed_goes_one_way() -> None:
+    """There it is made visible. The help is click's, and `patch` names classes of Python."""
+    assert printers(SRC) == {"cli", "cli._common", "torch.transformers"}
+
+
+@pytest.mark.parametrize("line", ["print(1)", "click.echo(1)", "Console().rule()"])
+def test_a_planted_print_is_found(copy: Path, line: str) -> None:
+    """By whichever way."""
+    plant(copy, "describe", line)
+    assert "describe" in printers(copy)
+
+
 def test_no_file_is_long() -> None:
     """What does not fit is two things."""
     lengths = {str(p.relative_to(SRC)): len(p.read_text("utf-8").splitlines()) for p in

@@ -23,7 +23,7 @@ def is_architecture(text: str) -> bool:
 
 
 def judge(text: str, config: str | None, *, as_json: bool) -> None:
-    """Print what phasor says of one architecture; exit code 1 if its vectors say otherwise."""
+    """Print what phasor says of one architecture; exit status 1 if its vectors say otherwise."""
     need_torch("a recorded model")
     from phasor.torch.architectures import architecture
     from phasor.torch.architectures.verdicts import verdict
@@ -46,7 +46,7 @@ def judge(text: str, config: str | None, *, as_json: bool) -> None:
 
 
 def judge_all(*, as_json: bool) -> None:
-    """Print the table of all architectures; exit code 1 if any is wrong."""
+    """Print the table of all architectures; exit status 1 if any is wrong."""
     need_torch("the table of architectures")
     from phasor.terminal import print_verdicts, progress_bar
     from phasor.torch.architectures import model_types, not_built

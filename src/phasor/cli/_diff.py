@@ -46,7 +46,7 @@ def diff(
     kind: str | None,
     seq_len: int | None,
 ) -> None:
-    """Show where two rotations part: first pair, first position. Exit code 1 if they do.
+    """Show where two rotations part: first pair, first position. Exit status 1 if they do.
 
     FIRST and SECOND are models, or functions as `identify` takes them (package.module:function).
     """
