@@ -55,7 +55,7 @@ PIPELINE = """
     torch.transformers._carriers torch.transformers._forms torch.transformers._fresh
     torch.transformers._sines torch.transformers._handling torch.transformers._methods
     torch.transformers._live torch.transformers._classes torch.transformers torch
-    bench._case bench._gate bench._timing bench._measure bench._figure bench
+    terminal._screen bench._case bench._gate bench._timing bench._measure bench._figure bench
     demo terminal._ropes terminal._extending terminal._architectures terminal
     cli._common cli._show cli._architectures cli._identify cli._diff cli._convert cli._extend
     cli._try cli __main__
@@ -203,6 +203,29 @@ def test_a_planted_import_of_torch_is_found(copy: Path, line: str) -> None:
     """Late ones too."""
     plant(copy, "angles", line)
     assert strays_to_torch(copy) == {"angles"}
+
+
+def printers(src: Path) -> set[str]:
+    """Modules that print by themselves."""
+    return {
+        name
+        for name, path in modules(src).items()
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func) in ("print", "click.echo", "click.secho", "Console")
+    }
+
+
+def test_what_is_printed_goes_one_way() -> None:
+    """There it is made visible. The help is click's, and `patch` names classes of Python."""
+    assert printers(SRC) == {"cli", "cli._common", "torch.transformers"}
+
+
+@pytest.mark.parametrize("line", ["print(1)", "click.echo(1)", "Console().rule()"])
+def test_a_planted_print_is_found(copy: Path, line: str) -> None:
+    """By whichever way."""
+    plant(copy, "describe", line)
+    assert "describe" in printers(copy)
 
 
 def test_no_file_is_long() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from phasor import bench
+from phasor import VerificationError, bench
 from phasor.bench import COPY, MULTIPLY, TOLERANCE, Case, Contender, UnableError
 
 from .bench_cases import SHAPES, TINY, measured_alone, spoilt
@@ -120,5 +120,5 @@ def test_phasor_passes_the_gate(case: Case) -> None:
 def test_phasor_bench_fails_where_phasor_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     """It prints no ratios for a wrong rotation."""
     monkeypatch.setattr(bench, "ours", lambda: [spoilt(lambda x: -x)])
-    with pytest.raises(RuntimeError, match="by hand, half in tiny"):
+    with pytest.raises(VerificationError, match="by hand, half in tiny"):
         bench.run(cases=[TINY], seconds=0.0)

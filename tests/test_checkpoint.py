@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from phasor import VerificationError
 from phasor.checkpoint import CheckpointError, _verify, _write, plan, verify, write
 from phasor.checkpoint._verify import compare_scores
 
@@ -180,7 +181,7 @@ def test_verify_finds_one_wrong_byte(tmp_path: Path, spoil: str) -> None:
     assert (at < begin) == (spoil == "the header")
     data[at] ^= 1
     path.write_bytes(data)
-    with pytest.raises(CheckpointError, match=r"not what|has another"):
+    with pytest.raises(VerificationError, match=r"not what|has another"):
         verify(conversion, tmp_path / "b")
 
 
@@ -203,5 +204,5 @@ def test_verify_finds_an_order_that_changes_scores(tmp_path: Path) -> None:
     write(conversion, tmp_path / "b")
     for change in conversion.changes.values():
         change.reorder.order[[0, 1]] = change.reorder.order[[1, 0]]
-    with pytest.raises(CheckpointError, match="changes its scores"):
+    with pytest.raises(VerificationError, match="changes its scores"):
         compare_scores(conversion)

@@ -20,7 +20,7 @@ def test_every_error_is_a_value_error_of_one_family() -> None:
     kinds = [kind for _, kind in inspect.getmembers(errors, inspect.isclass)]
     assert {kind.__name__ for kind in kinds} == {
         *("PhasorError", "SpecError", "PositionError", "TensorError", "BackendError"),
-        *("ConfigError", "CheckpointError"),
+        *("ConfigError", "CheckpointError", "VerificationError"),
     }
     assert all(issubclass(kind, PhasorError) for kind in kinds)
     assert issubclass(PhasorError, ValueError)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -11,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 import phasor
+from phasor.cli import main, run
 from phasor.cli._try import bench
 from phasor.comparison import compare
 from phasor.errors import BackendError
@@ -175,7 +177,14 @@ def test_a_broken_config_is_refused_by_key(tmp_path):
     assert "-8" in done.stderr
 
 
-NAMES = ["tiny [/INST] model", "Mistral [v0.3] 7B", "a\\", "one :smile: two", "[bold]"]
+NAMES = [
+    "[link=https://x.test]a[/]",
+    "tiny [/INST] model",
+    "Mistral [v0.3] 7B",
+    "a\\",
+    "one :smile: two",
+    "[bold]",
+]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -266,17 +275,101 @@ def test_no_colours_go_into_a_pipe():
     assert "\x1b" not in phasor_command("show", "llama-3.1-8b").stdout
 
 
-def test_a_closed_pipe_is_no_error():
-    """`phasor presets | head -1` ends without a complaint."""
+@pytest.mark.parametrize(
+    "arguments",
+    [[], ["--help"], ["show", "--help"], ["presets"], ["show", "llama-3.1-8b"],
+     ["show", "llama-3.1-8b", "--json", "--context", "4096"], ["diff", "llama-3-8b", "gpt-j-6b"]],
+    ids=" ".join,
+)  # fmt: skip
+def test_a_closed_pipe_ends_it_without_a_word(arguments):
+    """`phasor presets | head -1`: neither a difference nor a refusal, and status 141."""
+    read, write = os.pipe()
+    os.close(read)
     done = subprocess.run(
-        f"'{sys.executable}' -m phasor show llama-3.1-8b --json --context 4096 | head -1",
-        shell=True,
-        capture_output=True,
-        text=True,
+        [sys.executable, "-m", "phasor", *arguments],
+        stdout=write,
+        stderr=subprocess.PIPE,
         check=False,
     )
-    assert done.stdout == "{\n"
-    assert done.stderr == ""
+    os.close(write)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+def test_ctrl_c_ends_it_with_130(monkeypatch, capsys):
+    """In the middle of work; nothing is printed but the end of the terminal's line."""
+
+    def interrupted(model):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("phasor.cli._show.read", interrupted)
+    monkeypatch.setattr(sys, "argv", ["phasor", "show", "llama-3-8b"])
+    with pytest.raises(SystemExit) as leaving:
+        run()
+    assert leaving.value.code == 130
+    assert capsys.readouterr() == ("", "\n")
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize(("model", "status"), [("llama-3.1-8b", 0), ("nosuch", 2), ("-", 2)])
+def test_streams_that_are_closed_are_no_trouble(closed, model, status):
+    """What is said to them is lost, and the exit status is what it was."""
+    stdin = "" if "<" in closed else "</dev/null"
+    command = f"'{sys.executable}' -m phasor show {model} {stdin} {closed}"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, check=False)
+    assert done.returncode == status
+    assert b"Traceback" not in done.stderr
+
+
+def test_phasor_alone_prints_its_help():
+    """A command a line, and exit status 0."""
+    done = phasor_command()
+    assert (done.returncode, done.stderr) == (0, "")
+    listed = done.stdout[done.stdout.index("Commands:") :].splitlines()[1:]
+    assert [line.split()[0] for line in listed] == sorted(main.commands)
+    assert done.stdout == phasor_command("--help").stdout
+
+
+@pytest.mark.parametrize(
+    "arguments", [["show", "-"], ["diff", "-", "llama-3.1-8b"], ["extend", "-", "--to", "262144"]]
+)
+def test_a_dash_is_standard_input(arguments):
+    """What is piped in is read as the file would be."""
+    file = EXAMPLE.read_bytes()
+    words = [sys.executable, "-m", "phasor", *arguments]
+    piped = subprocess.run(words, input=file, capture_output=True, check=False)
+    words = [str(EXAMPLE) if word == "-" else word for word in words]
+    read = subprocess.run(words, capture_output=True, check=False)
+    assert piped.returncode == read.returncode == 0
+    assert piped.stdout == read.stdout
+
+
+def test_a_shell_completes_commands_presets_and_files():
+    """With click's own protocol, which the documentation switches on."""
+
+    def offered(*words):
+        typed = {"COMP_WORDS": " ".join(("phasor", *words)), "COMP_CWORD": str(len(words))}
+        return phasor_command(_PHASOR_COMPLETE="bash_complete", **typed).stdout.split()
+
+    assert offered("sh") == ["plain,show"]
+    llamas = [name for name in phasor.preset_names() if name.startswith("llama-3.1")]
+    assert offered("show", "llama-3.1") == [f"plain,{name}" for name in llamas]
+    assert offered("diff", "llama-3-8b", "configs/") == ["file,configs/"]
+
+
+def test_colours_are_the_only_thing_that_a_terminal_obeys(tmp_path):
+    """No link, no other colour and no other title, where a name asks for them."""
+    name = "[link=https://x.test]a[/link]\x1b]8;;https://x.test\x1b\\\x1b[35m:smile:"
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(EXAMPLE.read_text()) | {"_name_or_path": name}))
+    for command in (["show", path], ["diff", path, EXAMPLE], ["extend", path, "--to", "262144"]):
+        shown = phasor_command(*command, FORCE_COLOR="1", TERM="xterm").stdout
+        colours = set(re.findall("\x1b[^m]*m", shown))
+        assert colours
+        assert "\x1b[35m" not in colours
+        assert "\x1b" not in re.sub(r"\x1b\[[0-9;]*m", "", shown)
+        assert (
+            "[link=https://x.test]a[/link]\\x1b]8;;https://x.test\\x1b\\\\x1b[35m:smile:" in shown
+        )
 
 
 def test_showing_a_model_imports_no_torch():

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from phasor.cli import run
+
 from .checkpoints import Tensors, llama, llama_tensors, load, save, save_folder, tensor
 
 ORDER = [0, 4, 1, 5, 2, 6, 3, 7]  # interleaved rows from halves, of a head of 8
@@ -178,6 +180,23 @@ def test_bad_input_is_one_line_and_exit_code_2(tmp_path: Path, folder: Path, kin
     assert done.stderr.count("\n") == 1
     assert said in done.stderr
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_a_conversion_that_fails_its_check_is_a_failed_check(
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Status 1, and no result; input that cannot be read is 2."""
+    monkeypatch.setattr("phasor.checkpoint._verify._scores_agree", lambda *_: False)
+    words = ["convert", str(folder), str(tmp_path / "b"), "--to", "interleaved", "--verify"]
+    monkeypatch.setattr(sys, "argv", ["phasor", *words])
+    with pytest.raises(SystemExit) as leaving:
+        run()
+    assert leaving.value.code == 1
+    assert "changes its scores" in capsys.readouterr().err
+    assert not (tmp_path / "b").exists()
 
 
 def test_the_command_needs_neither_torch_nor_safetensors(tmp_path: Path, folder: Path) -> None:

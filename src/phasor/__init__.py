@@ -12,6 +12,7 @@ from phasor.errors import (
     PositionError,
     SpecError,
     TensorError,
+    VerificationError,
 )
 from phasor.layers import LayerRopes
 from phasor.presets import preset, preset_names
@@ -65,6 +66,7 @@ __all__ = [
     "Sectioned",
     "SpecError",
     "TensorError",
+    "VerificationError",
     "Yarn",
     "YarnPaper",
     "diff",

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from rich import box
-from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 from torch import Tensor
@@ -26,6 +25,7 @@ from phasor.describe import sentences
 from phasor.layers import LayerRopes
 from phasor.pairings import Pairing
 from phasor.presets import preset
+from phasor.terminal._screen import Screen
 from phasor.torch import rotate_qk
 
 _TOKENS = 256
@@ -78,36 +78,42 @@ def _cases() -> list[_Case]:
 
 def run() -> bool:
     """Print what phasor reads and does; true if every result is within its bound."""
-    console = Console(highlight=False)
+    screen = Screen()
     cases = _cases()
     llama = cases[0].ropes
-    console.print("[bold]1. Read a configuration[/] (llama-3.1-8b.json)")
+    screen.say(("1. Read a configuration", "bold"), " (llama-3.1-8b.json)")
     rope = llama[0]
     assert rope is not None, "every layer of Llama has a rope"
     for sentence in sentences(rope, llama.context):
-        console.print(f"   {sentence}", soft_wrap=True)
-    console.print(
-        f"\n[bold]2. Rotate queries and keys[/] of real shapes, {_TOKENS} tokens at the context's "
-        "end,\n   forward and backward, and compare with complex128 multiplication"
+        screen.say(f"   {sentence}")
+    screen.say()
+    screen.say(
+        ("2. Rotate queries and keys", "bold"),
+        f" of real shapes, {_TOKENS} tokens at the context's end,",
     )
+    screen.say("   forward and backward, and compare with complex128 multiplication")
     work = [(case, dtype) for case in cases for dtype in (torch.float32, torch.bfloat16)]
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1))
     for title in ("model", "q and k", "dtype", "forward", "backward"):
         table.add_column(title, justify="right" if "ward" in title else "left")
     worst = 0.0
-    for case, dtype in track(work, "   rotating", console=console, transient=True):
+    for case, dtype in track(work, "   rotating", console=screen, transient=True):
         forward, backward = _errors(case, dtype)
         worst = max(worst, forward, backward)
         shapes = f"{case.ropes.query_heads} + {case.ropes.key_heads} heads of {_width(case)}"
         cells = (case.ropes.name, shapes, str(dtype).removeprefix("torch."))
         table.add_row(*cells, f"{forward:.3f}", f"{backward:.3f}")
-    console.print(table)
+    screen.print(table)
     held = worst <= 1.0
-    verdict = "[green]within the bound[/]" if held else "[red]BEYOND THE BOUND[/]"
-    console.print(f"   Largest error, in units of the derived bound: {worst:.3f}, {verdict}.")
-    console.print(
-        f"\n[bold]3. For comparison[/]: near position {cases[0].start} the usual float32 angles are"
-        f" off by\n   up to {_usual_error(cases[0]):.1e} in cos and sin; phasor's rows are within "
+    verdict = ("within the bound", "green") if held else ("BEYOND THE BOUND", "red")
+    screen.say(f"   Largest error, in units of the derived bound: {worst:.3f}, ", verdict, ".")
+    screen.say()
+    screen.say(
+        ("3. For comparison", "bold"),
+        f": near position {cases[0].start} the usual float32 angles are off by",
+    )
+    screen.say(
+        f"   up to {_usual_error(cases[0]):.1e} in cos and sin; phasor's rows are within "
         f"{ROW_ERROR_20:.1e}."
     )
     return held

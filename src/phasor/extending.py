@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
 
+from phasor._checks import whole
 from phasor.analysis import Extension, extensions, recommend
 from phasor.axes import Axial
 from phasor.configs import REPLACED, REPLACED_OF_KINDS, config_keys
@@ -16,6 +17,7 @@ from phasor.layers import LayerRopes
 from phasor.scaling import NTK, DynamicNTK
 from phasor.spec import Rope
 
+_COSINES = 1 << 31  # of all pairs at all distances; they are summed while somebody waits
 _FIXED = (
     "the class of this model takes no law and no base from its config; rotate with the rope itself "
     "(Rope.to_json keeps it)"
@@ -124,8 +126,8 @@ def plan(ropes: LayerRopes, kind: str | Sequence[str] | None, context: int | Non
         to: Tokens of the wanted context.
 
     Raises:
-        SpecError: If the kind must be named or does not rotate, no context is known, or
-            ``to`` is not above it.
+        SpecError: If the kind must be named or does not rotate, no context is known, ``to`` is not
+            above it, or so long that looking at every distance would take minutes.
 
     >>> from phasor import preset
     >>> plan(preset("llama-3-8b"), None, None, 131072).recommended
@@ -147,6 +149,7 @@ def plan(ropes: LayerRopes, kind: str | Sequence[str] | None, context: int | Non
         raise SpecError(
             f"kind must be one of {', '.join(turning) or '(none rotates)'}, got {kind!r}"
         )
+    whole("to", to, least=2, most=_COSINES // rope.num_pairs)
     names = _together(ropes, names, rope)
     labels = map(ropes.in_config.label, names) if _nested(ropes) else ()
     found = extensions(resolved(rope, length), length, to)

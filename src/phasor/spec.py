@@ -16,7 +16,7 @@ from phasor.errors import SpecError
 from phasor.pairings import PAIRINGS, Pairing
 from phasor.scaling import LAWS, Law, Rule, Temperature
 
-_WIDEST = 1 << 16  # no head comes near; a number beyond is a mistake, not a model
+WIDEST = 1 << 13  # no head comes near; a number beyond is a mistake, not a model
 # the default of a field that construction resolves, so that its type is what a reader finds there
 _DEFAULT: Any = None
 
@@ -80,7 +80,7 @@ class Rope:
         def settle(name: str, value: object) -> None:
             object.__setattr__(self, name, value)
 
-        settle("head_dim", whole("head_dim", self.head_dim, least=2, most=_WIDEST))
+        settle("head_dim", whole("head_dim", self.head_dim, least=2, most=WIDEST))
         settle("pairing", choice("pairing", self.pairing, PAIRINGS))
         if self.pairing_out is not None:
             choice("pairing_out", self.pairing_out, PAIRINGS)

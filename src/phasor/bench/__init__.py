@@ -13,7 +13,6 @@ from pathlib import Path
 
 import torch
 from rich import box
-from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 from torch import Tensor
@@ -22,7 +21,9 @@ from phasor.bench._case import EPSILON, Case, Contender, Rotation, UnableError
 from phasor.bench._gate import TOLERANCE, error, tolerance
 from phasor.bench._measure import COPY, MULTIPLY, Measured, admitted, measure
 from phasor.bench._timing import Call, Spread, Timer, by_clock, interleave, spread
+from phasor.errors import VerificationError
 from phasor.pairings import PAIRINGS, Pairing
+from phasor.terminal._screen import Screen
 from phasor.torch import rotate_qk, rotate_qk_
 
 __all__ = [
@@ -103,21 +104,25 @@ def run(save: Path | None = None, *, cases: list[Case] | None = None, seconds: f
         seconds: Spent on each case.
 
     Raises:
-        RuntimeError: If one of phasor's own forms is not within the tolerance of the truth.
+        VerificationError: If one of phasor's own forms is not within the tolerance of the truth.
     """
-    console = Console(highlight=False)
+    screen = Screen()
     work = _CASES if cases is None else cases
     measured = [
         measure(case, ours(), seconds=seconds)
-        for case in track(work, "measuring", console=console, transient=True)
+        for case in track(work, "measuring", console=screen, transient=True)
     ]
     wrong = [f"{key} in {m.case.name}" for m in measured for key in m.refused]
     if wrong:
-        raise RuntimeError(f"not within the tolerance of the float64 truth: {'; '.join(wrong)}")
-    console.print(
+        raise VerificationError(
+            f"not within the tolerance of the float64 truth: {'; '.join(wrong)}"
+        )
+    screen.say(
         f"Time / time of copy_ of the same query and key, {torch.get_num_threads()} threads: "
-        "median and half\nthe interquartile range. In place moves fewer bytes than a copy and may "
-        "be below 1."
+        "median and half"
+    )
+    screen.say(
+        "the interquartile range. In place moves fewer bytes than a copy and may be below 1."
     )
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), collapse_padding=True)
     table.add_column("case\n  copy_", no_wrap=True)
@@ -130,11 +135,11 @@ def run(save: Path | None = None, *, cases: list[Case] | None = None, seconds: f
         for label, pairing in zip(labels, PAIRINGS, strict=True):
             names = (MULTIPLY, *(f"phasor, {form}, {pairing}" for form in _FORMS))
             table.add_row(label, pairing, *(str(m.ratio(name)) for name in names))
-    console.print(table)
+    screen.print(table)
     if save is not None:
         from phasor.bench._figure import bar_figure
 
         bar_figure(measured, [MULTIPLY, *(contender.key for contender in ours())]).savefig(
             save, dpi=150
         )
-        console.print(f"Drawn: {save}")
+        screen.say(f"Drawn: {save}")

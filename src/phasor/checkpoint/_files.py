@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any, BinaryIO, cast
 
 from phasor._checks import shown
-from phasor.checkpoint._format import Entry, Header, parse_json, read_header
+from phasor.checkpoint._format import Entry, Header, open_file, parse_json, read_header
 from phasor.errors import CheckpointError
 
 _INDEX = ".safetensors.index.json"
@@ -115,11 +115,12 @@ def _sharded(folder: Path, index: str) -> Checkpoint:
 
 def _weight_map(path: Path) -> dict[str, str]:
     try:
-        if path.stat().st_size > _INDEX_LIMIT:
-            raise CheckpointError(f"{path} is larger than any index")
-        data = path.read_bytes()
+        with open_file(path) as stream:
+            data = stream.read(_INDEX_LIMIT + 1)
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
+    if len(data) > _INDEX_LIMIT:
+        raise CheckpointError(f"{path} is larger than any index")
     found = parse_json(data, str(path)).get("weight_map")
     if not isinstance(found, dict) or not found:
         raise CheckpointError(

@@ -12,6 +12,9 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from io import BufferedReader
+from itertools import accumulate
+from operator import mul
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NoReturn, cast
@@ -20,6 +23,7 @@ from phasor._checks import shown, twice
 from phasor.errors import CheckpointError
 
 _HEADER_LIMIT = 100_000_000  # that of the format
+_LARGEST = 2**63 - 1
 _BITS = {
     "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6,
     "BOOL": 8, "U8": 8, "I8": 8,
@@ -87,7 +91,7 @@ def read_header(path: Path) -> Header:
             that belong to no tensor or to two, an end that is missing.
     """
     try:
-        with path.open("rb") as stream:
+        with open_file(path) as stream:
             size = os.fstat(stream.fileno()).st_size
             start = stream.read(8)
             length = int.from_bytes(start, "little")
@@ -104,6 +108,18 @@ def read_header(path: Path) -> Header:
         raise CheckpointError(f"{path}: the header must begin with '{{', got {shown(text[:8])}")
     described = parse_json(text, str(path))
     return Header(8 + length, size, _tensors(path, described, 8 + length, size))
+
+
+def open_file(path: Path) -> BufferedReader:
+    """A file's bytes; never those of a pipe or a device, which may be waited for without end.
+
+    Raises:
+        CheckpointError: If ``path`` is no file.
+        OSError: If it cannot be opened.
+    """
+    if path.exists() and not path.is_file():
+        raise CheckpointError(f"{path} must be a file, and is a folder, a pipe or a device")
+    return path.open("rb")
 
 
 def parse_json(data: bytes, where: str) -> dict[str, Any]:
@@ -178,7 +194,10 @@ def _entry(path: Path, name: str, said: object, begin: int) -> Entry:
     if not isinstance(dtype, str) or dtype not in _BITS:
         refuse(f"must have a dtype of {', '.join(_BITS)}")
     if not _wholes(shape) or not _wholes(offsets) or len(offsets) != 2:
-        refuse("must have whole numbers >= 0 as shape and as two data_offsets")
+        refuse("must have whole numbers from 0 to 2**63 - 1 as shape and as two data_offsets")
+    # sizes are multiplied one by one: a product of many is not made to be refused
+    if any(count > _LARGEST for count in accumulate(shape, mul)):
+        refuse("must have at most 2**63 - 1 elements")
     bits = math.prod(shape) * _BITS[dtype]
     if bits % 8 or offsets[1] - offsets[0] != bits // 8:
         refuse(f"must have data_offsets that span its {bits / 8:g} bytes")
@@ -188,5 +207,5 @@ def _entry(path: Path, name: str, said: object, begin: int) -> Entry:
 def _wholes(values: object) -> bool:
     # a bool is an int to Python and not to JSON
     return isinstance(values, list) and all(
-        type(value) is int and value >= 0 for value in cast(list[object], values)
+        type(value) is int and 0 <= value <= _LARGEST for value in cast(list[object], values)
     )

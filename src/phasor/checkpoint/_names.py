@@ -29,12 +29,12 @@ _OUTSIDE = (
     "bert|new|esm|roformer|gpt_neox|gpt_neox_japanese"
 )
 _INSIDE = re.compile(
-    rf"(?P<outside>(?:(?:{_OUTSIDE})\.)*)(?:layers|layer|h|blocks)\.(?P<layer>\d+)\."
+    rf"(?P<outside>(?:(?:{_OUTSIDE})\.)*)(?:layers|layer|h|blocks)\.(?P<layer>[0-9]{{1,9}})\."
     r"(?:self_attn|self_attention|attention|attn)(?:\.(?:self|attention|\d+))?\."
     rf"(?P<module>{_ALL_MODULES})\.(?P<suffix>.+)"
 )
 _ALIKE = re.compile(rf"(?:.*\.)?(?:{_ALL_MODULES})\..+")
-_LAYER = re.compile(r"(?:.*\.)?(?:layers|layer|h|blocks)\.(?P<layer>\d+)\..*")
+_LAYER = re.compile(r"(?:.*\.)?(?:layers|layer|h|blocks)\.(?P<layer>[0-9]{1,9})\..*")
 # the value projection beside a key projection
 VALUE_OF = {"k_proj": "v_proj", "wk": "wv", "key": "value"}
 
@@ -81,7 +81,7 @@ class Patterns:
         for role, pattern in self.each():
             try:
                 re.compile(pattern)
-            except re.error as error:
+            except (re.error, OverflowError, RecursionError) as error:
                 raise CheckpointError(
                     f"{role} must be a regular expression, got {shown(pattern)}: {error}"
                 ) from None

@@ -12,7 +12,7 @@ from phasor.checkpoint._files import CHUNK, Advance, exactly, no_progress, open_
 from phasor.checkpoint._format import Entry, read_header
 from phasor.checkpoint._orders import Reorder
 from phasor.checkpoint._plan import Change, Plan
-from phasor.errors import CheckpointError
+from phasor.errors import CheckpointError, VerificationError
 from phasor.rotate import score
 from phasor.spec import Rope
 
@@ -32,7 +32,8 @@ def verify(plan: Plan, target: str | os.PathLike[str], *, advance: Advance = no_
         advance: Called with the number of bytes compared since the last call.
 
     Raises:
-        CheckpointError: Naming the first tensor that is otherwise.
+        VerificationError: Naming the first tensor that is otherwise.
+        CheckpointError: If ``target`` cannot be read.
     """
     there = Path(target)
     if there.is_dir() != plan.checkpoint.is_folder:
@@ -50,7 +51,7 @@ def verify(plan: Plan, target: str | os.PathLike[str], *, advance: Advance = no_
     if plan.checkpoint.index is not None:
         index = plan.checkpoint.index
         if (there / index).read_bytes() != (plan.checkpoint.path / index).read_bytes():
-            raise CheckpointError(f"{there / index} must be that of the source, and is not")
+            raise VerificationError(f"{there / index} must be that of the source, and is not")
     compare_scores(plan)
 
 
@@ -60,12 +61,12 @@ def _compare_files(plan: Plan, name: str, paths: tuple[Path, Path], advance: Adv
     read_header(new)
     with old.open("rb") as before, new.open("rb") as after:
         if exactly(before, header.begin) != exactly(after, header.begin):
-            raise CheckpointError(f"{new} must have the header of {old}, and has another")
+            raise VerificationError(f"{new} must have the header of {old}, and has another")
         advance(header.begin)
         for tensor, entry in header.tensors.items():
             change = plan.changes.get(tensor)
             if not _same(before, after, entry, None if change is None else change.reorder):
-                raise CheckpointError(f"{new}: {tensor!r} is not what the conversion makes of it")
+                raise VerificationError(f"{new}: {tensor!r} is not what the conversion makes of it")
             advance(entry.end - entry.begin)
 
 
@@ -95,13 +96,13 @@ def compare_scores(plan: Plan) -> None:
     """Check with random vectors that every order of rows keeps the scores of its heads.
 
     Raises:
-        CheckpointError: Naming a tensor whose order does not.
+        VerificationError: Naming a tensor whose order does not.
     """
     seen: set[bytes] = set()
     for name, change in plan.changes.items():
         key = repr(change.reorder.layout).encode() + change.reorder.order.tobytes()
         if key not in seen and not _scores_agree(plan, change):
-            raise CheckpointError(f"the new order of {name!r} changes its scores")
+            raise VerificationError(f"the new order of {name!r} changes its scores")
         seen.add(key)
 
 

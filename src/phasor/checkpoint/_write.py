@@ -43,8 +43,9 @@ def write(
         advance: Called with the number of bytes written, and then compared, since the last call.
 
     Raises:
-        CheckpointError: If ``target`` exists, the disk is full or fails, the source changes
-            meanwhile, or the two sides do not compare.
+        CheckpointError: If ``target`` exists, the disk is full or fails, or the source changes
+            meanwhile.
+        VerificationError: If the two sides do not compare.
     """
     final = Path(target)
     _refuse_existing(final)

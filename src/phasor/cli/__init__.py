@@ -2,59 +2,101 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import sys
-from typing import NoReturn
+from collections.abc import Generator
+from typing import Any
 
 import click
 
+from phasor.cli._common import say
 from phasor.cli._convert import convert
 from phasor.cli._diff import diff
 from phasor.cli._extend import extend, report
 from phasor.cli._identify import identify
 from phasor.cli._show import presets, show
 from phasor.cli._try import bench, demo
-from phasor.errors import PhasorError
+from phasor.errors import PhasorError, VerificationError
+
+_NO, _WRONG, _INTERRUPTED, _PIPE_CLOSED = 1, 2, 130, 141
 
 
 def run() -> None:
-    """The program: exit code 0, 1 for "they differ" or "it fell short", 2 for bad input."""
+    """The program, which ends with the status that the command line's page in the docs explains."""
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by whoever started the program
+            setattr(sys, name, io.TextIOWrapper(io.BytesIO()))
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # what the terminal's encoding lacks is written as an escape, too
+            stream.reconfigure(errors="backslashreplace")
+    status, message = _end()
+    if message is not None:
+        with contextlib.suppress(OSError):
+            say(f"phasor: {message}", err=True)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            # Python would try again, and complain, when it ends
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    sys.exit(status)
+
+
+def _end() -> tuple[int, str | None]:
+    """How the command that was typed ends: its status, and what there is to say about it."""
     try:
-        sys.exit(main.main(prog_name="phasor", standalone_mode=False))
-    except click.exceptions.Abort:
-        sys.exit(130)
+        return main.main(prog_name="phasor", standalone_mode=False) or 0, None
+    except (click.exceptions.Abort, KeyboardInterrupt):
+        return _INTERRUPTED, None
     except click.ClickException as error:
-        _refuse(error.format_message())
+        return _WRONG, error.format_message()
     except PhasorError as error:
-        _refuse(str(error))
-    except BrokenPipeError:
-        # the reader of a pipe has gone
-        _let_go()
-        sys.exit(1)
+        return _NO if isinstance(error, VerificationError) else _WRONG, str(error)
+    except MemoryError:
+        return _WRONG, "this takes more memory than there is"
     except OSError as error:
-        _let_go()
         where = f"{error.filename}: " if error.filename else ""
-        _refuse(where + (error.strerror or str(error)))
+        return _WRONG, where + (error.strerror or str(error))
 
 
-def _let_go() -> None:
-    """Write nowhere: Python would complain again when it flushes at its end."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+class _Commands(click.Group):
+    """Commands whose reader may go: click would end with 1, which says that two things differ."""
+
+    def make_context(self, *args: Any, **options: Any) -> click.Context:
+        with _readers_may_go():
+            return super().make_context(*args, **options)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with _readers_may_go():
+            return super().invoke(ctx)
 
 
-def _refuse(message: str) -> NoReturn:
-    click.echo("phasor: " + " ".join(message.split()), err=True)
-    sys.exit(2)
+@contextlib.contextmanager
+def _readers_may_go() -> Generator[None]:
+    try:
+        yield
+    except BrokenPipeError:
+        raise click.exceptions.Exit(_PIPE_CLOSED) from None
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=_Commands,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    invoke_without_command=True,
+)
 @click.version_option(package_name="phasor")
-def main() -> None:
+@click.pass_context
+def main(context: click.Context) -> None:
     """Rotary position embeddings (RoPE): what a model's is, and where two differ.
 
-    A MODEL is the name of a preset (`phasor presets` lists them), or the path of a config.json,
-    params.json, or a folder that holds one.
+    A MODEL is the name of a preset (`phasor presets` lists them), the path of a config.json,
+    params.json, or a folder that holds one, or - for a config on standard input.
     """
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
 
 
 for command in (show, diff, identify, convert, extend, report, presets, demo, bench):

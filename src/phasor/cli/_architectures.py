@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-
-from phasor.cli._common import need_torch
+from phasor.cli._common import need_torch, say_json
 from phasor.configs import language_models, read_source
 from phasor.errors import ConfigError
 
@@ -26,8 +22,8 @@ def is_architecture(text: str) -> bool:
     return text.startswith(_PREFIX)
 
 
-def judge(text: str, config: Path | None, *, as_json: bool) -> None:
-    """Print what phasor says of one architecture; exit code 1 if its vectors say otherwise."""
+def judge(text: str, config: str | None, *, as_json: bool) -> None:
+    """Print what phasor says of one architecture; exit status 1 if its vectors say otherwise."""
     need_torch("a recorded model")
     from phasor.torch.architectures import architecture
     from phasor.torch.architectures.verdicts import verdict
@@ -41,7 +37,7 @@ def judge(text: str, config: Path | None, *, as_json: bool) -> None:
         )
     found = verdict(name, said)
     if as_json:
-        click.echo(json.dumps(found.as_plain(), indent=2))
+        say_json(found.as_plain())
     else:
         from phasor.terminal import print_verdict
 
@@ -50,7 +46,7 @@ def judge(text: str, config: Path | None, *, as_json: bool) -> None:
 
 
 def judge_all(*, as_json: bool) -> None:
-    """Print the table of all architectures; exit code 1 if any is wrong."""
+    """Print the table of all architectures; exit status 1 if any is wrong."""
     need_torch("the table of architectures")
     from phasor.terminal import print_verdicts, progress_bar
     from phasor.torch.architectures import model_types, not_built
@@ -63,13 +59,13 @@ def judge_all(*, as_json: bool) -> None:
             found.append(_tried(name))
     found += [_absent(name, why) for name, why in not_built().items()]
     if as_json:
-        click.echo(json.dumps([one.as_plain() for one in found], indent=2))
+        say_json([one.as_plain() for one in found])
     else:
         print_verdicts(found)
     sys.exit(0 if all(one.right or one.not_built for one in found) else 1)
 
 
-def text_config(path: Path) -> Mapping[str, Any]:
+def text_config(path: str) -> Mapping[str, Any]:
     """The config of the language model in a config file, which may lie inside a larger one."""
     return language_models(read_source(path))[-1].values
 

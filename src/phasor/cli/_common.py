@@ -3,24 +3,56 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from phasor.configs import load
-from phasor.errors import BackendError, SpecError
+from phasor.errors import BackendError, SpecError, visible
 from phasor.layers import LayerRopes
 from phasor.presets import preset, preset_names
+from phasor.spec import WIDEST
 
+STDIN = "-"
+
+
+class _Model(click.ParamType[str]):
+    """A preset's name, a path, or a dash; a shell completes the first two."""
+
+    name = "model"
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        named = [CompletionItem(one) for one in preset_names() if one.startswith(incomplete)]
+        return named or [CompletionItem(incomplete, type="file")]
+
+
+MODEL = _Model()
+token_counts = click.IntRange(1, 2**63 - 1)
+head_dims = click.IntRange(2, WIDEST)
 at_option = click.option(
     "--at",
     "seq_len",
-    type=click.IntRange(1),
+    type=token_counts,
     metavar="TOKENS",
     help="Sequence length at which a rule (dynamic NTK, LongRoPE) picks its law.",
 )
+
+
+def say(text: str = "", *, err: bool = False) -> None:
+    """Print one line, whatever a file had to say in it."""
+    click.echo(visible(text), err=err)
+
+
+def say_json(plain: Any) -> None:
+    """Print JSON values; what is not ASCII is escaped."""
+    click.echo(json.dumps(plain, indent=2))
 
 
 def need_torch(what: str) -> None:
@@ -57,8 +89,8 @@ def output_file(path: Path) -> Path:
 
 
 def read(model: str) -> LayerRopes:
-    """The model that a preset's name or a path stands for."""
-    is_path = Path(model).exists() or "/" in model or model.endswith(".json")
+    """The model that a preset's name, a path or a dash stands for."""
+    is_path = model == STDIN or Path(model).exists() or "/" in model or model.endswith(".json")
     if is_path and model not in preset_names():
         return load(model)
     try:

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from phasor.checkpoint import Patterns, Plan, plan, write
+from phasor.cli._common import head_dims, say
 from phasor.pairings import PAIRINGS, Pairing, opposite
 from phasor.spec import Rope
 
@@ -24,9 +25,9 @@ _REGEX = "REGEX"
     "--from", "origin", type=_PAIRING, help="The pairing of SOURCE, where its config is wrong."
 )
 @click.option(
-    "--config", type=click.Path(path_type=Path), metavar="PATH", help="The model's config."
+    "--config", type=click.Path(allow_dash=True), metavar="PATH", help="The model's config."
 )
-@click.option("--head-dim", type=click.IntRange(2), help="Width of a head, instead of a config.")
+@click.option("--head-dim", type=head_dims, help="Width of a head, instead of a config.")
 @click.option("--rotary-dim", type=click.IntRange(2), help="With --head-dim: how much turns.")
 @click.option("--rotary-start", type=click.IntRange(0), help="With --head-dim: where that begins.")
 @click.option("--query", multiple=True, metavar=_REGEX, help="Names of query projections.")
@@ -41,7 +42,7 @@ def convert(
     out: Path | None,
     target: Pairing,
     origin: Pairing | None,
-    config: Path | None,
+    config: str | None,
     head_dim: int | None,
     rotary_dim: int | None,
     rotary_start: int | None,
@@ -76,8 +77,8 @@ def convert(
         _write(planned, out, verified=verified)
     _describe(planned)
     if verified:
-        click.echo("Verified: both sides agree, byte for byte and in their scores.")
-    click.echo(
+        say("Verified: both sides agree, byte for byte and in their scores.")
+    say(
         "Nothing was written."
         if out is None or dry_run
         else f"Written to {out}. Files beside the weights were not copied."
@@ -87,7 +88,7 @@ def convert(
 def _rope(
     target: Pairing,
     origin: Pairing | None,
-    config: Path | None,
+    config: str | None,
     head_dim: int | None,
     rotary_dim: int | None,
     rotary_start: int | None,
@@ -111,7 +112,7 @@ def _rope(
 def _describe(planned: Plan) -> None:
     """What changes and what stays, by kinds of names."""
     every = sum(len(header.tensors) for header in planned.checkpoint.files.values())
-    click.echo(
+    say(
         f"{planned.checkpoint.path}: {planned.source} to {planned.target}, "
         f"{len(planned.changes)} of {every} tensors change"
     )
@@ -120,21 +121,22 @@ def _describe(planned: Plan) -> None:
         for name, change in planned.changes.items()
     )
     for (kind, role), count in kinds.items():
-        click.echo(f"  {kind}  {count} x {role}")
+        say(f"  {kind}  {count} x {role}")
     if planned.alike:
-        click.echo("Named alike and left as they are:")
+        say("Named alike and left as they are:")
         for kind, count in planned.alike.items():
-            click.echo(f"  {kind}  {count}")
+            say(f"  {kind}  {count}")
     for note in planned.notes:
-        click.echo(note)
+        say(note)
 
 
 def _write(planned: Plan, out: Path, *, verified: bool) -> None:
-    from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
 
-    console = Console(stderr=True)
+    from phasor.terminal import Screen
+
+    screen = Screen(stderr=True)
     columns = BarColumn(), DownloadColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+    with Progress(*columns, console=screen, disable=not screen.is_terminal) as progress:
         task = progress.add_task("", total=planned.checkpoint.size * (2 if verified else 1))
         write(planned, out, verified=verified, advance=lambda count: progress.advance(task, count))

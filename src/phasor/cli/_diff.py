@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import asdict
 
 import click
 
-from phasor.cli._common import at_option, read
+from phasor.cli._common import MODEL, STDIN, at_option, head_dims, read, say, say_json, token_counts
 from phasor.cli._identify import is_function, named
 from phasor.conventions import MeasuredParting, diff_measured, measured
 from phasor.describe import resolved
@@ -20,8 +19,8 @@ _FLOAT32 = 1e-3  # a function rotates float32 with angles of its own precision
 
 
 @click.command()
-@click.argument("first")
-@click.argument("second")
+@click.argument("first", type=MODEL)
+@click.argument("second", type=MODEL)
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 @click.option(
     "--tolerance",
@@ -30,11 +29,11 @@ _FLOAT32 = 1e-3  # a function rotates float32 with angles of its own precision
 )
 @click.option(
     "--context",
-    type=click.IntRange(1),
+    type=token_counts,
     metavar="TOKENS",
     help="Positions to compare; the longer of the two models' contexts unless given.",
 )
-@click.option("--head-dim", type=click.IntRange(2), help="Width of a head, for two functions.")
+@click.option("--head-dim", type=head_dims, help="Width of a head, for two functions.")
 @click.option("--kind", metavar="NAME", help="Layers to compare a function with.")
 @at_option
 def diff(
@@ -47,10 +46,12 @@ def diff(
     kind: str | None,
     seq_len: int | None,
 ) -> None:
-    """Show where two rotations part: first pair, first position. Exit code 1 if they do.
+    """Show where two rotations part: first pair, first position. Exit status 1 if they do.
 
     FIRST and SECOND are models, or functions as `identify` takes them (package.module:function).
     """
+    if first == second == STDIN:
+        raise click.UsageError("standard input is read once; give one of the two as a file.")
     if is_function(first) or is_function(second):
         sides = [one if is_function(one) else _rope(one, kind, seq_len) for one in (first, second)]
         widths = {one.head_dim for one in sides if isinstance(one, Rope)}
@@ -60,7 +61,11 @@ def diff(
             context=context or 4096,
             tolerance=tolerance or _FLOAT32,
         )
-        click.echo(parting_text(found, as_json=as_json))
+        if as_json:
+            parting = None if found is None else asdict(found)
+            say_json({"differ": found is not None, "parting": parting})
+        else:
+            say(parting_text(found))
         sys.exit(0 if found is None else 1)
     for option, given in (("--head-dim", head_dim), ("--kind", kind)):
         if given is not None:
@@ -72,7 +77,7 @@ def diff(
     length = context or max(known, default=1 << 20)
     compared = compare(a, b, seq_len or length, length, tolerance or _EXACT)
     if as_json:
-        click.echo(json.dumps(compared.as_plain(), indent=2))
+        say_json(compared.as_plain())
     else:
         from phasor.terminal import print_comparison
 
@@ -117,11 +122,8 @@ def part(
     return diff_measured(sides[0], sides[1], context=context, tolerance=tolerance)
 
 
-def parting_text(parting: MeasuredParting | None, *, as_json: bool) -> str:
-    """What `part` found, for people or as JSON."""
-    if as_json:
-        found = None if parting is None else asdict(parting)
-        return json.dumps({"differ": parting is not None, "parting": found}, indent=2)
+def parting_text(parting: MeasuredParting | None) -> str:
+    """What `part` found, in a sentence."""
     if parting is None:
         return "They agree wherever they were compared."
     if parting.refused is not None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
 import click
 
-from phasor.cli._common import need, output_file, read
+from phasor.cli._common import MODEL, need, output_file, read, say, say_json
 from phasor.errors import SpecError
 
 _trained = click.option(
@@ -20,7 +19,7 @@ _trained = click.option(
 
 
 @click.command()
-@click.argument("model")
+@click.argument("model", type=MODEL)
 @click.option("--to", type=click.IntRange(3), required=True, metavar="TOKENS", help="Wanted.")
 @click.option("--law", metavar="NAME", help="Write this law's block, not the recommended one's.")
 @click.option("--kind", metavar="NAME", help="Layers to extend, where a model has several kinds.")
@@ -37,13 +36,13 @@ def extend(
     with waiting("comparing the laws"):
         planned = plan(ropes, kind, context, to)
     if as_json:
-        click.echo(json.dumps(planned.as_plain(law), indent=2))
+        say_json(planned.as_plain(law))
     else:
         print_plan(planned, law)
 
 
 @click.command()
-@click.argument("model")
+@click.argument("model", type=MODEL)
 @click.option(
     "-o",
     "--output",
@@ -68,14 +67,14 @@ def report(model: str, output: Path, to: int | None, context: int | None) -> Non
     file, ropes = output_file(output), read(model)
     with progress_bar("writing the report") as progress:
         _replace_file(file, written(ropes, context=context, to=to, progress=progress))
-    click.echo(f"{output}: {file.stat().st_size / 1e6:.1f} MB")
+    say(f"{output}: {file.stat().st_size / 1e6:.1f} MB")
 
 
 def _replace_file(path: Path, text: str) -> None:
     """Write a file whole or not at all."""
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with part.open("x", encoding="utf-8") as stream:
+        with part.open("x", encoding="utf-8", errors="xmlcharrefreplace") as stream:
             stream.write(text)
         part.replace(path)
     except OSError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable
 from importlib import import_module
@@ -12,6 +11,7 @@ from typing import Any, cast
 import click
 
 from phasor.cli._architectures import is_architecture, judge, judge_all
+from phasor.cli._common import head_dims, say, say_json
 from phasor.conventions import identify as identify_function
 from phasor.errors import SpecError
 
@@ -57,11 +57,11 @@ def named(text: str) -> Callable[..., Any]:
 @click.option("--list", "every", is_flag=True, help="Every architecture of transformers.")
 @click.option(
     "--config",
-    type=click.Path(exists=True, path_type=Path),
+    type=click.Path(allow_dash=True),
     metavar="PATH",
     help="With transformers:NAME, a config.json in place of the class's defaults.",
 )
-@click.option("--head-dim", type=click.IntRange(2), help="Width of a head.")
+@click.option("--head-dim", type=head_dims, help="Width of a head.")
 @click.option("--table", metavar="FUNCTION", help="Makes cos and sin from positions.")
 @click.option("--takes", metavar="WORDS", help='The arguments, such as "q k positions".')
 @click.option("--layout", metavar="LETTERS", help="Order of dimensions, such as bhsd.")
@@ -72,7 +72,7 @@ def named(text: str) -> Callable[..., Any]:
 def identify(
     function: str | None,
     every: bool,
-    config: Path | None,
+    config: str | None,
     as_json: bool,
     **about: Any,
 ) -> None:
@@ -123,4 +123,8 @@ def _function(
         dtype=dtype or "float32",
         n_axes=n_axes or 1,
     )
-    click.echo(json.dumps(found.as_plain(), indent=2) if as_json else found.explain())
+    if as_json:
+        say_json(found.as_plain())
+        return
+    for line in found.explain().split("\n"):
+        say(line)

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import json
-
 import click
 
-from phasor.cli._common import at_option, read
+from phasor.cli._common import MODEL, at_option, read, say, say_json, token_counts
 from phasor.describe import as_plain
 from phasor.presets import preset_names
 
 
 @click.command()
-@click.argument("model")
+@click.argument("model", type=MODEL)
 @click.option("--json", "as_json", is_flag=True, help="Everything, as JSON.")
 @click.option("--pairs", is_flag=True, help="All pairs, not a selection.")
 @click.option(
-    "--context", type=click.IntRange(1), metavar="TOKENS", help="Count turns over this length."
+    "--context", type=token_counts, metavar="TOKENS", help="Count turns over this length."
 )
 @at_option
 def show(model: str, as_json: bool, pairs: bool, context: int | None, seq_len: int | None) -> None:
@@ -24,7 +22,7 @@ def show(model: str, as_json: bool, pairs: bool, context: int | None, seq_len: i
     ropes = read(model)
     length = context or ropes.context
     if as_json:
-        click.echo(json.dumps(as_plain(ropes, seq_len or length, length), indent=2))
+        say_json(as_plain(ropes, seq_len or length, length))
         return
     from phasor.terminal import print_model
 
@@ -35,4 +33,4 @@ def show(model: str, as_json: bool, pairs: bool, context: int | None, seq_len: i
 def presets() -> None:
     """List the presets."""
     for name in preset_names():
-        click.echo(name)
+        say(name)

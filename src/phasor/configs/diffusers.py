@@ -17,10 +17,7 @@ from phasor.configs.strays import settle_strays
 from phasor.errors import ConfigError
 from phasor.layers import LayerRopes
 from phasor.pairings import Pairing
-from phasor.spec import Rope
-
-# wider than any head; a damaged width must not fill the memory
-_WIDEST = 65_536
+from phasor.spec import WIDEST, Rope
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +102,7 @@ def _rope(config: Block, facts: Transformer) -> Rope:
 def _head_dim(config: Block, facts: Transformer) -> int:
     if len(facts.head_dim_from) == 2:
         width, heads = (config.whole(key, least=1) for key in facts.head_dim_from)
-        if width is not None and heads is not None and 2 <= width // heads <= _WIDEST:
+        if width is not None and heads is not None and 2 <= width // heads <= WIDEST:
             return width // heads
         raise ConfigError(
             f"{config.name(facts.head_dim_from[0])} and {facts.head_dim_from[1]} must give the "
@@ -113,7 +110,7 @@ def _head_dim(config: Block, facts: Transformer) -> int:
         )
     if facts.head_dim_from:
         return sum(config.wholes(facts.head_dim_from[0]) or facts.dims)
-    given = config.whole(facts.head_dim_key, least=2, most=_WIDEST)
+    given = config.whole(facts.head_dim_key, least=2, most=WIDEST)
     if given is None and facts.head_dim is None:
         raise ConfigError(f"{config.name(facts.head_dim_key)} is absent; add the width of a head")
     return given or cast(int, facts.head_dim)

@@ -8,12 +8,11 @@ from phasor._checks import shown
 from phasor.axes import Axes, Interleaved, OneAxis, Sectioned
 from phasor.configs.block import Block, agreed, renamed, required
 from phasor.configs.facts import Architecture, Kind, table
-from phasor.configs.huggingface import WIDEST
 from phasor.configs.layer_kinds import MOST_LAYERS, has_rope, patterned
 from phasor.errors import ConfigError
 from phasor.layers import LayerRopes
 from phasor.scaling import Law, Linear, LongRope, PerPair, Rule, Yarn, yarn_multiplier
-from phasor.spec import Rope
+from phasor.spec import WIDEST, Rope
 
 _FREQS = "rope_freqs.weight"
 _SHORT, _LONG = "rope_factors_short.weight", "rope_factors_long.weight"

@@ -22,10 +22,7 @@ from phasor.configs.strays import settle_strays
 from phasor.errors import ConfigError, PhasorWarning
 from phasor.layers import InConfig, LayerRopes
 from phasor.scaling import Law, Proportional, Rule
-from phasor.spec import Rope
-
-# wider than any head; a damaged width must not fill the memory
-WIDEST = 65_536
+from phasor.spec import WIDEST, Rope
 
 
 def load_huggingface(top: Block, *, part: str | None, like: str | None, strict: bool) -> LayerRopes:

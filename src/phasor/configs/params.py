@@ -8,13 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from phasor.configs.block import Block, agreed, renamed, required
-from phasor.configs.huggingface import WIDEST
 from phasor.configs.layer_kinds import MOST_LAYERS
 from phasor.configs.strays import settle_strays
 from phasor.errors import ConfigError
 from phasor.layers import LayerRopes
 from phasor.scaling import Yarn
-from phasor.spec import Rope
+from phasor.spec import WIDEST, Rope
 
 # DeepSeek-V3's inference/model.py
 _DEEPSEEK: Mapping[str, float] = {

@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rich import box
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from phasor.describe import ranges, resolved, sentences
 from phasor.spec import Rope
+from phasor.terminal._screen import Screen
 
 if TYPE_CHECKING:
     # a table can be printed without torch, and is made with it
@@ -24,55 +23,58 @@ _COLUMNS = ("model type", "class", "layers", "pairs", "slice", "base", "law", "a
 
 def print_verdict(verdict: Verdict) -> None:
     """One architecture in words: its ropes, and how its recorded vectors bear them out."""
-    console = Console(highlight=False, emoji=False)
-
-    def say(text: str) -> None:
-        console.print(text, soft_wrap=True, markup=False)
-
-    console.print(f"[bold]{escape(str(verdict.class_name))}[/] ({escape(verdict.model_type)})")
-    say(
+    screen = Screen()
+    screen.say((str(verdict.class_name), "bold"), f" ({verdict.model_type})")
+    screen.say(
         f"A tiny random model turned {verdict.tokens} tokens, up to position {verdict.farthest}, "
         "with its own code."
     )
     for kind in verdict.kinds:
-        console.print(f"\n[bold cyan]{escape(kind.kind)}[/] (layers {ranges(list(kind.layers))})")
+        screen.say()
+        screen.say((kind.kind, "bold cyan"), f" (layers {ranges(list(kind.layers))})")
         rope = _rope(kind)
         if rope is None:
-            say("  Nothing is turned.")
+            screen.say("  Nothing is turned.")
         else:
             for sentence in sentences(resolved(rope, None), None):
-                say(f"  {sentence}")
+                screen.say(f"  {sentence}")
         if kind.place is not None:
             start, width = kind.place
-            say(f"  The model cuts them out of heads of {width}, from coordinate {start} on.")
-        _say_error(console, "phasor.load", kind.loaded_error)
-        _say_error(console, "identify", kind.found_error)
+            screen.say(
+                f"  The model cuts them out of heads of {width}, from coordinate {start} on."
+            )
+        _say_error(screen, "phasor.load", kind.loaded_error)
+        _say_error(screen, "identify", kind.found_error)
         for wrong in kind.wrong:
-            console.print(f"  Wrong: {wrong}.", soft_wrap=True, markup=False, style="bold red")
+            screen.say(f"  Wrong: {wrong}.", style="bold red")
     if verdict.beside:
-        say("\nTurned beside attention's own queries and keys:")
+        screen.say()
+        screen.say("Turned beside attention's own queries and keys:")
         for beside in verdict.beside:
-            say(f"  {beside}")
+            screen.say(f"  {beside}")
     for note in verdict.notes:
-        say(f"\nNote: {note}")
+        screen.say()
+        screen.say(f"Note: {note}")
     for wrong in verdict.wrong:
-        console.print(f"\nWrong: {wrong}", soft_wrap=True, markup=False, style="bold red")
-    console.print("\n[bold green]right[/]" if verdict.right else "\n[bold red]wrong[/]")
+        screen.say()
+        screen.say(f"Wrong: {wrong}", style="bold red")
+    screen.say()
+    screen.say(("right", "bold green") if verdict.right else ("wrong", "bold red"))
 
 
-def _say_error(console: Console, who: str, error: float | None) -> None:
+def _say_error(screen: Screen, who: str, error: float | None) -> None:
     if error is None:
         return
     exact = "reproduces every query and key as exactly as float32 angles allow."
     off = f"is off by {error:.3g} times what float32 angles allow."
-    console.print(f"  {who} {exact if error <= 1 else off}", soft_wrap=True, markup=False)
+    screen.say(f"  {who} {exact if error <= 1 else off}")
 
 
 def print_verdicts(verdicts: Sequence[Verdict]) -> None:
     """A row for each kind of layer of each architecture, and what could not be built."""
-    console = Console(highlight=False, emoji=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, emoji=False, width=_WIDE)
+    screen = Screen()
+    if not screen.is_terminal:
+        screen = Screen(width=_WIDE)
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1))
     for column in _COLUMNS:
         table.add_column(column, overflow="fold")
@@ -81,27 +83,27 @@ def print_verdicts(verdicts: Sequence[Verdict]) -> None:
     for one in verdicts:
         if one.not_built is None:
             _add_rows(table, one)
-    console.print(table)
+    screen.print(table)
     for one in verdicts:
         for wrong in (*one.wrong, *(f"{k.kind}: {w}" for k in one.kinds for w in k.wrong)):
-            console.print(f"{one.model_type}: {wrong}", soft_wrap=True, markup=False, style="red")
+            screen.say(f"{one.model_type}: {wrong}", style="red")
         for note in one.notes:
-            console.print(f"{one.model_type}: {note}", soft_wrap=True, markup=False)
+            screen.say(f"{one.model_type}: {note}")
     absent = [one for one in verdicts if one.not_built is not None]
     if absent:
-        console.print("\nNot built:")
+        screen.say()
+        screen.say("Not built:")
         for one in absent:
-            console.print(f"  {one.model_type}: {one.not_built}", soft_wrap=True, markup=False)
+            screen.say(f"  {one.model_type}: {one.not_built}")
     ran = Counter(one.right for one in verdicts if one.not_built is None)
-    console.print(
-        f"\n{ran.total()} architectures: {ran[True]} right, {ran[False]} wrong; "
-        f"{len(absent)} not built.",
-        soft_wrap=True,
+    screen.say()
+    screen.say(
+        f"{ran.total()} architectures: {ran[True]} right, {ran[False]} wrong; "
+        f"{len(absent)} not built."
     )
-    console.print(
+    screen.say(
         "load, identify: the error on recorded queries and keys, as a share of what float32 angles "
-        "allow; right is at most 1.",
-        soft_wrap=True,
+        "allow; right is at most 1."
     )
 
 
@@ -109,7 +111,7 @@ def _add_rows(table: Table, one: Verdict) -> None:
     names = (one.model_type, one.class_name or "")
     for kind in one.kinds:
         rope = _rope(kind)
-        layers = f"{len(kind.layers)} {escape(kind.kind)}"
+        layers = f"{len(kind.layers)} {kind.kind}"
         good = not (one.wrong or kind.wrong)
         said = ("", "nothing turned", "", "", "") if rope is None else _columns(rope, kind.place)
         table.add_row(

@@ -7,48 +7,46 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 from rich import box
-from rich.console import Console
-from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
 from phasor.extending import Plan
+from phasor.terminal._screen import Screen
 
 
 def print_plan(planned: Plan, law: str | None) -> None:
     """The laws for a longer context side by side, the recommendation, and what a config says."""
-    console, chosen = Console(highlight=False), planned.way(law)
-    console.print(
-        f"[bold]{escape(planned.model)}[/], {escape(', '.join(planned.kinds))} layers: "
-        f"from {planned.context} to {planned.to} tokens\n"
+    screen, chosen = Screen(), planned.way(law)
+    screen.say(
+        (planned.model, "bold"),
+        f", {', '.join(planned.kinds)} layers: from {planned.context} to {planned.to} tokens",
     )
-    console.print(_plan_table(planned))
-    console.print("  new phases: pairs that show an angle never met in training")
-    console.print("  slowest: turns of the slowest pair over the context")
-    console.print("  C(r) < 0: distance from where a like key may score below a random one")
-    console.print("  neighbours: how much of the angle between neighbours the fastest pair keeps")
-    console.print(f"\n[bold]Recommended without training: {planned.recommended}[/]")
-    console.print(f"  {planned.reason}.", soft_wrap=True)
-    console.print("  Measure perplexity before you rely on it; fine-tuning improves any law.")
-    console.print(f"\n[bold]{chosen.extension.name}[/] in a Hugging Face config.json")
+    screen.say()
+    screen.print(_plan_table(planned))
+    screen.say("  new phases: pairs that show an angle never met in training")
+    screen.say("  slowest: turns of the slowest pair over the context")
+    screen.say("  C(r) < 0: distance from where a like key may score below a random one")
+    screen.say("  neighbours: how much of the angle between neighbours the fastest pair keeps")
+    screen.say()
+    screen.say(f"Recommended without training: {planned.recommended}", style="bold")
+    screen.say(f"  {planned.reason}.")
+    screen.say("  Measure perplexity before you rely on it; fine-tuning improves any law.")
+    screen.say()
+    screen.say((chosen.extension.name, "bold"), " in a Hugging Face config.json")
     if chosen.config is None:
-        console.print(f"  {chosen.refused}", soft_wrap=True, markup=False)
+        screen.say(f"  {chosen.refused}")
         return
     if planned.labels:
         verb = "is the block" if len(planned.labels) == 1 else "are the blocks"
-        console.print(
+        screen.say(
             f"  {', '.join(map(repr, planned.labels))} {verb} of these layers; "
-            "any other says what it said.",
-            soft_wrap=True,
-            markup=False,
+            "any other says what it said."
         )
     set_these = f"In {planned.inside} set" if planned.inside else "Set"
-    console.print(
-        f"  {set_these} these keys, and remove {', '.join(planned.replaced)} where they stand:",
-        soft_wrap=True,
-        markup=False,
+    screen.say(
+        f"  {set_these} these keys, and remove {', '.join(planned.replaced)} where they stand:"
     )
-    console.print(json.dumps(chosen.config, indent=2), soft_wrap=True, markup=False)
+    screen.print(json.dumps(chosen.config, indent=2), soft_wrap=True)
 
 
 def _plan_table(planned: Plan) -> Table:
@@ -73,14 +71,14 @@ def _plan_table(planned: Plan) -> Table:
 @contextmanager
 def waiting(what: str) -> Generator[None]:
     """A sign of life on a terminal's stderr while something runs."""
-    with Console(stderr=True).status(what):
+    with Screen(stderr=True).status(what):
         yield
 
 
 @contextmanager
 def progress_bar(what: str) -> Generator[Callable[[int, int], None]]:
     """A bar on a terminal's stderr, moved by how much is done, and of how much."""
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+    screen = Screen(stderr=True)
+    with Progress(console=screen, transient=True, disable=not screen.is_terminal) as progress:
         task = progress.add_task(what, total=None)
         yield lambda done, of: progress.update(task, completed=done, total=of)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich import box
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from phasor.comparison import Comparison, Meeting
@@ -14,6 +12,7 @@ from phasor.conventions import Parting
 from phasor.describe import PairRow, original_context, pair_rows, ranges, resolved, sentences
 from phasor.layers import LayerRopes
 from phasor.scaling import Rule
+from phasor.terminal._screen import Screen
 
 _FEW = 20  # rows of a table that a reader takes in at once
 
@@ -22,31 +21,33 @@ def print_model(
     ropes: LayerRopes, seq_len: int | None, context: int | None, *, every_pair: bool
 ) -> None:
     """Each layer kind's rope in words, and its pairs as a table."""
-    console = Console(highlight=False, emoji=False)
+    screen = Screen()
     heads = f", {ropes.query_heads} query heads" if ropes.query_heads else ""
     heads += f" and {ropes.key_heads} key heads" if ropes.key_heads else ""
     length = f", context {ropes.context}" if ropes.context else ""
-    console.print(f"[bold]{escape(ropes.name)}[/]: {len(ropes)} layers{heads}{length}")
+    screen.say((ropes.name, "bold"), f": {len(ropes)} layers{heads}{length}")
     for kind, rope in ropes.kinds.items():
         layers = [i for i, named in enumerate(ropes.layer_kinds) if named == kind]
-        console.print(f"\n[bold cyan]{escape(kind)}[/] (layers {ranges(layers)})")
+        screen.say()
+        screen.say((kind, "bold cyan"), f" (layers {ranges(layers)})")
         if rope is None:
-            console.print("  No position embedding.")
+            screen.say("  No position embedding.")
             continue
         static = resolved(rope, seq_len)
         if isinstance(rope.scaling, Rule):
             at = seq_len or original_context(rope)
             rule = type(rope.scaling).__name__
-            console.print(f"  The rule {rule} picks the law from the length; here at {at} tokens.")
+            screen.say(f"  The rule {rule} picks the law from the length; here at {at} tokens.")
         for sentence in sentences(static, context):
-            console.print(f"  {sentence}", soft_wrap=True, markup=False)
+            screen.say(f"  {sentence}")
         rows = pair_rows(static, context)
-        console.print(_pair_table(rows if every_pair else _selected(rows), context))
+        screen.print(_pair_table(rows if every_pair else _selected(rows), context))
         if not every_pair and len(rows) > _FEW:
-            console.print(f"  A selection of {len(rows)} pairs; --pairs shows all.")
-    console.print(f"\nSoftmax scale: multiplied by {ropes.softmax_factor:.6g}")
+            screen.say(f"  A selection of {len(rows)} pairs; --pairs shows all.")
+    screen.say()
+    screen.say(f"Softmax scale: multiplied by {ropes.softmax_factor:.6g}")
     for note in ropes.notes:
-        console.print(f"Note: {note}", soft_wrap=True, markup=False)
+        screen.say(f"Note: {note}")
 
 
 def _selected(rows: Sequence[PairRow]) -> list[PairRow]:
@@ -100,51 +101,52 @@ def _law_cell(divided_by: float | None) -> str:
 
 def print_comparison(compared: Comparison) -> None:
     """Where two models part, or that they do not."""
-    console = Console(highlight=False, emoji=False)
-    a, b = map(escape, compared.names)
-    console.print(f"[bold]{a}[/] and [bold]{b}[/], positions 0 to {compared.context - 1}")
+    screen = Screen()
+    a, b = compared.names
+    screen.say((a, "bold"), " and ", (b, "bold"), f", positions 0 to {compared.context - 1}")
     if not compared.differ:
-        console.print(
-            f"[green]They agree[/] within {compared.tolerance:g} on every pair of every layer."
+        screen.say(
+            ("They agree", "green"),
+            f" within {compared.tolerance:g} on every pair of every layer.",
         )
         return
     if compared.layer_counts[0] != compared.layer_counts[1]:
-        console.print("  Layers: {} and {}.".format(*compared.layer_counts))
+        screen.say("  Layers: {} and {}.".format(*compared.layer_counts))
     if compared.softmax_factors[0] != compared.softmax_factors[1]:
-        console.print("  Softmax scale: times {:.9g} and {:.9g}.".format(*compared.softmax_factors))
+        screen.say("  Softmax scale: times {:.9g} and {:.9g}.".format(*compared.softmax_factors))
     for meeting in compared.meetings:
         if meeting.differ:
-            _print_meeting(console, meeting)
+            _print_meeting(screen, meeting)
 
 
-def _print_meeting(console: Console, meeting: Meeting) -> None:
+def _print_meeting(screen: Screen, meeting: Meeting) -> None:
     kinds = meeting.kinds[0] if len(set(meeting.kinds)) == 1 else " and ".join(meeting.kinds)
-    console.print(f"\n[bold cyan]{escape(kinds)}[/] (layers {meeting.layers})")
+    screen.say()
+    screen.say((kinds, "bold cyan"), f" (layers {meeting.layers})")
     found = meeting.difference
     if found is None:
         which = "first" if meeting.has_rope[0] else "second"
-        console.print(f"  Only the {which} has a position embedding here.")
+        screen.say(f"  Only the {which} has a position embedding here.")
         return
     for name, values in found.fields.items():
-        console.print(f"  {name}: {values[0]} and {values[1]}", markup=False)
+        screen.say(f"  {name}: {values[0]} and {values[1]}")
     for name, factors in (
         ("Attention factor", found.attention_factors),
         ("Softmax factor", found.softmax_factors),
         ("Logit factor", found.logit_factors),
     ):
         if factors:
-            console.print(f"  {name}: {factors[0]:.9g} and {factors[1]:.9g}.")
+            screen.say(f"  {name}: {factors[0]:.9g} and {factors[1]:.9g}.")
     if found.earliest and found.first_pair:
-        console.print(f"  {found.pairs} pairs part within the context.")
-        _print_parting(console, "Earliest", found.earliest)
+        screen.say(f"  {found.pairs} pairs part within the context.")
+        _print_parting(screen, "Earliest", found.earliest)
         if found.first_pair != found.earliest:
-            _print_parting(console, "First", found.first_pair)
+            _print_parting(screen, "First", found.first_pair)
 
 
-def _print_parting(console: Console, which: str, parting: Parting) -> None:
+def _print_parting(screen: Screen, which: str, parting: Parting) -> None:
     a, b = parting.inv_freq
-    console.print(
+    screen.say(
         f"  {which} pair: {parting.pair} at position {parting.position}, {parting.error:.3g} apart "
-        f"(inv_freq {a:.9g} and {b:.9g})",
-        soft_wrap=True,
+        f"(inv_freq {a:.9g} and {b:.9g})"
     )

@@ -11,18 +11,25 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from phasor._checks import whole
-from phasor.errors import TensorError
+from phasor.errors import SpecError, TensorError
 from phasor.heads import positional_head
 from phasor.spec import Rope
 from phasor.torch.functional import rotate_qk
 
 
 class PositionalHead(nn.Module):
-    """One causal head whose queries and keys are `phasor.heads.positional_head`.
+    """One causal head whose queries and keys are those of `phasor.heads.positional_head`.
 
-    It gives every token the average of the tokens it attends to, which for a sharp head is the
-    token ``offset`` back. A query with fewer tokens before it than that has no such token and
-    attends to what is nearest to it by angle.
+    They are the biases of two projections whose weights are 0, so nothing is asked of the tokens,
+    and a norm before the head changes nothing. It gives every token the average of the tokens it
+    attends to, which for a sharp head is the token ``offset`` back. A query with fewer tokens
+    before it than that has no such token and attends to what is nearest to it by angle.
+
+    16-bit queries and keys are rotated, and their scores made, in float32, so that only the biases
+    are rounded. Where `required_alpha` asks for 0.999 over 512 tokens, with base 10 000 or 500 000,
+    that leaves at least 0.99898 in float32, 0.99896 in float16 and 0.99874 in bfloat16, for heads
+    of 8 to 256 coordinates. Narrower heads are sharper, and lose more: with 4 coordinates bfloat16
+    leaves 0.9971, with 2 it promises nothing, and float16 has no number for the alpha of 274 400.
 
     Args:
         rope: What rotates queries and keys.
@@ -30,16 +37,15 @@ class PositionalHead(nn.Module):
         alpha: Sharpness. `phasor.heads.required_alpha` finds it, with ``scaled=True``: logits are
             divided by ``sqrt(rope.head_dim)`` here.
         width: Width of the input.
-        constant: The input coordinate that is 1 in every token.
-        device: Where the weights are made.
-        dtype: Of the weights; torch's default unless given.
+        device: Where the parameters are made.
+        dtype: Of the parameters; torch's default unless given.
 
     Raises:
-        SpecError: For an argument that is not what it must be.
+        SpecError: For an argument that is not what it must be, or an alpha beyond the dtype.
 
     Attributes:
-        query: ``nn.Linear`` from ``width`` to ``head_dim``, without a bias.
-        key: The same. Both are ordinary parameters: a trained model can start from them.
+        query: ``nn.Linear`` from ``width`` to ``head_dim``.
+        key: The same. Both have ordinary parameters: a trained model can start from them.
 
     >>> from phasor import Rope
     >>> from phasor.heads import required_alpha
@@ -47,7 +53,6 @@ class PositionalHead(nn.Module):
     >>> alpha = required_alpha(rope, 512, 0.999)
     >>> head = PositionalHead(rope, 1, alpha=alpha, width=8)
     >>> x = torch.randn(2, 512, 8)
-    >>> x[..., 0] = 1.0
     >>> seen = head(x, torch.arange(512))
     >>> bool(torch.allclose(seen[:, 1:], x[:, :-1], atol=0.02))
     True
@@ -60,22 +65,23 @@ class PositionalHead(nn.Module):
         *,
         alpha: float,
         width: int,
-        constant: int = 0,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         whole("offset", offset, least=0)  # no causal query sees what comes after it
-        made = positional_head(rope, offset, alpha=alpha, width=width, constant=constant)
+        columns = whole("width", width, least=1)
+        # a bias is the coordinate that is 1 in every token
+        made = positional_head(rope, offset, alpha=alpha, width=1)
         self.rope, self.offset = rope, offset
-        self.query = _linear(made.query, device, dtype)
-        self.key = _linear(made.key, device, dtype)
+        self.query = _constant(made.query[:, 0], columns, device, dtype)
+        self.key = _constant(made.key[:, 0], columns, device, dtype)
 
     def forward(self, x: Tensor, positions: Any) -> Tensor:
         """The average of the tokens that each token attends to.
 
         Args:
-            x: ``[..., seq, width]``, with a 1 at the constant coordinate.
+            x: ``[..., seq, width]``, of the parameters' dtype.
             positions: As for `phasor.torch.rotate`: ``[..., seq]``, or ``[..., seq, n_axes]``.
                 Tokens are causal in the order they are given.
 
@@ -91,21 +97,34 @@ class PositionalHead(nn.Module):
                 f"x must end in [seq, width] with width {self.key.in_features}, "
                 f"got shape {list(x.shape)}"
             )
-        q, k = (projection(x).unsqueeze(-2) for projection in (self.query, self.key))
+        # a sharp head has large scores, and 16 bits would round them by more than they are apart
+        working = torch.promote_types(x.dtype, torch.float32)
+        q, k = (made(x).unsqueeze(-2).to(working) for made in (self.query, self.key))
         q, k = rotate_qk(q, k, positions, self.rope)
-        return functional.scaled_dot_product_attention(
-            q.squeeze(-2), k.squeeze(-2), x, is_causal=True
+        seen = functional.scaled_dot_product_attention(
+            q.squeeze(-2), k.squeeze(-2), x.to(working), is_causal=True
         )
+        return seen.to(x.dtype)
 
     def extra_repr(self) -> str:
         return f"{self.rope}, offset={self.offset}"
 
 
-def _linear(
-    weight: NDArray[np.float64], device: torch.device | str | None, dtype: torch.dtype | None
+def _constant(
+    vector: NDArray[np.float64],
+    width: int,
+    device: torch.device | str | None,
+    dtype: torch.dtype | None,
 ) -> nn.Linear:
-    rows, columns = weight.shape
-    projection = nn.Linear(columns, rows, bias=False, device=device, dtype=dtype)
+    """A projection that makes ``vector`` of every token."""
+    projection = nn.Linear(width, len(vector), device=device, dtype=dtype)
     with torch.no_grad():
-        projection.weight.copy_(torch.from_numpy(weight))
+        projection.weight.zero_()
+        bias = torch.from_numpy(vector).to(projection.bias.dtype)
+        if not bias.isfinite().all():
+            raise SpecError(
+                f"alpha must be within reach of {bias.dtype}, got a coordinate of "
+                f"{np.abs(vector).max():.4g}; take a wider head, or another dtype"
+            )
+        projection.bias.copy_(bias)
     return projection
