@@ -76,8 +76,18 @@ class Model:
         )
 
 
-def describe(model: str | os.PathLike[str] | Mapping[str, Any] | Rope) -> Model:
+def describe(
+    model: str | os.PathLike[str] | Mapping[str, Any] | Rope,
+    *,
+    like: str | None = None,
+    strict: bool = True,
+) -> Model:
     """The model that a config file, its dictionary or a rope describes.
+
+    Args:
+        model: What describes it.
+        like: A known model type to read an unknown one as.
+        strict: Whether keys are refused that ask for something else than the model's class does.
 
     Raises:
         ConfigError: If the config cannot be read.
@@ -87,8 +97,8 @@ def describe(model: str | os.PathLike[str] | Mapping[str, Any] | Rope) -> Model:
         return Model(ropes=model)
     levels = [block.values for block in language_models(read_source(model))]
     top, config = levels[0], levels[-1]
-    ropes = load(top)
-    model_type = next(
+    ropes = load(top, like=like, strict=strict)
+    model_type = like or next(
         (one["model_type"] for one in reversed(levels) if one.get("model_type")), None
     )
     if config.get("rotary_value"):

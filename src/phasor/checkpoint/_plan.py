@@ -68,6 +68,8 @@ def plan(
     source: Pairing | None = None,
     model: str | os.PathLike[str] | Mapping[str, Any] | Rope | None = None,
     patterns: Patterns | None = None,
+    like: str | None = None,
+    strict: bool = True,
 ) -> Plan:
     """The conversion of a checkpoint's queries and keys to another pairing.
 
@@ -82,6 +84,8 @@ def plan(
         model: The model's config (path, folder or dictionary), or a `Rope` for all layers; the
             config beside the weights unless given.
         patterns: Which tensors to convert, in place of the names that phasor knows.
+        like: As for `phasor.load`: a known model type to read an unknown one as.
+        strict: As for `phasor.load`: whether keys are refused that contradict the model's class.
 
     Returns:
         The plan, for `write` and `verify`.
@@ -96,7 +100,8 @@ def plan(
     if source is not None:
         choice("source", source, PAIRINGS)
     checkpoint = open_checkpoint(Path(path))
-    known = describe(_beside(checkpoint) if model is None else model)
+    described = _beside(checkpoint) if model is None else model
+    known = describe(described, like=like, strict=strict)
     rows = _source(known, source, target)
     context = Context(known, rows, target, MappingProxyType(dict(checkpoint.tensors())))
     changes: dict[str, Change] = {}

@@ -5,6 +5,9 @@ from __future__ import annotations
 import errno
 import json
 import os
+import warnings
+from collections.abc import Callable, Mapping
+from functools import wraps
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -13,7 +16,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from phasor.configs import load
-from phasor.errors import BackendError, SpecError, visible
+from phasor.errors import BackendError, PhasorWarning, SpecError, visible
 from phasor.layers import LayerRopes
 from phasor.presets import preset, preset_names
 from phasor.spec import WIDEST
@@ -43,6 +46,30 @@ at_option = click.option(
     metavar="TOKENS",
     help="Sequence length at which a rule (dynamic NTK, LongRoPE) picks its law.",
 )
+
+
+_READING = (
+    click.option(
+        "--part", metavar="KEY", help="Config inside the file that is meant, as vision_config."
+    ),
+    click.option("--like", metavar="TYPE", help="Read an unknown model type as this known one."),
+    click.option(
+        "--lenient", is_flag=True, help="Leave aside keys that the model's class does not read."
+    ),
+)
+
+
+def reading_options(command: Callable[..., None]) -> Callable[..., None]:
+    """The options that say how a config file is read, given as one argument ``reading``."""
+
+    @wraps(command)
+    def take(*args: Any, part: str | None, like: str | None, lenient: bool, **rest: Any) -> None:
+        reading = {"part": part, "like": like, "strict": not lenient}
+        command(*args, reading=reading, **rest)
+
+    for option in reversed(_READING):
+        take = option(take)
+    return take
 
 
 def say(text: str = "", *, err: bool = False) -> None:
@@ -88,11 +115,14 @@ def output_file(path: Path) -> Path:
     return file
 
 
-def read(model: str) -> LayerRopes:
-    """The model that a preset's name, a path or a dash stands for."""
+def read(model: str, reading: Mapping[str, Any]) -> LayerRopes:
+    """The model that a preset's name, a path or a dash stands for; ``reading`` is for files."""
     is_path = model == STDIN or Path(model).exists() or "/" in model or model.endswith(".json")
     if is_path and model not in preset_names():
-        return load(model)
+        with warnings.catch_warnings():
+            # what is assumed stands in the notes, which commands print
+            warnings.simplefilter("ignore", PhasorWarning)
+            return load(model, **reading)
     try:
         return preset(model)
     except SpecError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections import Counter
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import click
 
 from phasor.checkpoint import Patterns, Plan, plan, write
 from phasor.cli._common import head_dims, say
+from phasor.errors import PhasorWarning
 from phasor.pairings import PAIRINGS, Pairing, opposite
 from phasor.spec import Rope
 
@@ -36,6 +38,10 @@ _REGEX = "REGEX"
 @click.option("--qkv-groups", multiple=True, metavar=_REGEX, help="Fused, [q.. k v] per key head.")
 @click.option("--vectors", multiple=True, metavar=_REGEX, help="QK-norm scales, cached keys.")
 @click.option("--dry-run", is_flag=True, help="Say what would change and write nothing.")
+@click.option("--like", metavar="TYPE", help="Read an unknown model type as this known one.")
+@click.option(
+    "--lenient", is_flag=True, help="Leave aside keys that the model's class does not read."
+)
 @click.option("--verify", "verified", is_flag=True, help="Read both sides again and compare them.")
 def convert(
     source: Path,
@@ -52,6 +58,8 @@ def convert(
     qkv_groups: tuple[str, ...],
     vectors: tuple[str, ...],
     dry_run: bool,
+    like: str | None,
+    lenient: bool,
     verified: bool,
 ) -> None:
     """Write the checkpoint SOURCE to OUT with queries and keys in the other pairing.
@@ -66,13 +74,18 @@ def convert(
         raise click.UsageError("--verify has nothing to read after --dry-run; give one of them.")
     patterns = Patterns(query=query, key=key, blocks=qkv_blocks, groups=qkv_groups, vectors=vectors)
     rope = _rope(target, origin, config, head_dim, rotary_dim, rotary_start)
-    planned = plan(
-        source,
-        target,
-        source=origin,
-        model=config if rope is None else rope,
-        patterns=patterns if patterns.each() else None,
-    )
+    with warnings.catch_warnings():
+        # what is assumed of sizes has no part in which rows are paired
+        warnings.simplefilter("ignore", PhasorWarning)
+        planned = plan(
+            source,
+            target,
+            source=origin,
+            model=config if rope is None else rope,
+            patterns=patterns if patterns.each() else None,
+            like=like,
+            strict=not lenient,
+        )
     if out is not None and not dry_run:
         _write(planned, out, verified=verified)
     _describe(planned)

@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict
+from typing import Any
 
 import click
 
-from phasor.cli._common import MODEL, STDIN, at_option, head_dims, read, say, say_json, token_counts
+from phasor.cli._common import (
+    MODEL,
+    STDIN,
+    at_option,
+    head_dims,
+    read,
+    reading_options,
+    say,
+    say_json,
+    token_counts,
+)
 from phasor.cli._identify import is_function, named
 from phasor.conventions import MeasuredParting, diff_measured, measured
 from phasor.describe import resolved
@@ -36,6 +48,7 @@ _FLOAT32 = 1e-3  # a function rotates float32 with angles of its own precision
 @click.option("--head-dim", type=head_dims, help="Width of a head, for two functions.")
 @click.option("--kind", metavar="NAME", help="Layers to compare a function with.")
 @at_option
+@reading_options
 def diff(
     first: str,
     second: str,
@@ -45,6 +58,7 @@ def diff(
     head_dim: int | None,
     kind: str | None,
     seq_len: int | None,
+    reading: Mapping[str, Any],
 ) -> None:
     """Show where two rotations part: first pair, first position. Exit status 1 if they do.
 
@@ -53,7 +67,10 @@ def diff(
     if first == second == STDIN:
         raise click.UsageError("standard input is read once; give one of the two as a file.")
     if is_function(first) or is_function(second):
-        sides = [one if is_function(one) else _rope(one, kind, seq_len) for one in (first, second)]
+        sides = [
+            one if is_function(one) else _rope(one, kind, seq_len, reading)
+            for one in (first, second)
+        ]
         widths = {one.head_dim for one in sides if isinstance(one, Rope)}
         found = part(
             *sides,
@@ -72,7 +89,7 @@ def diff(
             raise click.UsageError(f"{option} is for functions; two models say it themselves.")
     from phasor.comparison import compare
 
-    a, b = read(first), read(second)
+    a, b = read(first, reading), read(second, reading)
     known = [ropes.context for ropes in (a, b) if ropes.context]
     length = context or max(known, default=1 << 20)
     compared = compare(a, b, seq_len or length, length, tolerance or _EXACT)
@@ -85,9 +102,9 @@ def diff(
     sys.exit(1 if compared.differ else 0)
 
 
-def _rope(model: str, kind: str | None, seq_len: int | None) -> Rope:
+def _rope(model: str, kind: str | None, seq_len: int | None, reading: Mapping[str, Any]) -> Rope:
     """The one rope of a model that a function is compared with."""
-    ropes = read(model)
+    ropes = read(model, reading)
     found = {name: rope for name, rope in ropes.kinds.items() if rope is not None}
     name = next(iter(found)) if kind is None and len(found) == 1 else kind
     if name is None or name not in found:

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import click
 
-from phasor.cli._common import MODEL, need, output_file, read, say, say_json
+from phasor.cli._common import (
+    MODEL,
+    need,
+    output_file,
+    read,
+    reading_options,
+    say,
+    say_json,
+)
 from phasor.errors import SpecError
 
 _trained = click.option(
@@ -25,14 +35,21 @@ _trained = click.option(
 @click.option("--kind", metavar="NAME", help="Layers to extend, where a model has several kinds.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 @_trained
+@reading_options
 def extend(
-    model: str, to: int, law: str | None, kind: str | None, as_json: bool, context: int | None
+    model: str,
+    to: int,
+    law: str | None,
+    kind: str | None,
+    as_json: bool,
+    context: int | None,
+    reading: Mapping[str, Any],
 ) -> None:
     """Compare the laws that take MODEL to a longer context, and write the config's block."""
     from phasor.extending import plan
     from phasor.terminal import print_plan, waiting
 
-    ropes = read(model)
+    ropes = read(model, reading)
     with waiting("comparing the laws"):
         planned = plan(ropes, kind, context, to)
     if as_json:
@@ -58,13 +75,16 @@ def extend(
     help="Longest context to look at; eight times the context unless given.",
 )
 @_trained
-def report(model: str, output: Path, to: int | None, context: int | None) -> None:
+@reading_options
+def report(
+    model: str, output: Path, to: int | None, context: int | None, reading: Mapping[str, Any]
+) -> None:
     """Write all that can be said about MODEL's rope as one HTML page that needs no network."""
     need("the report", "report", "altair", "jinja2", "vl_convert")
     from phasor.report import report as written
     from phasor.terminal import progress_bar
 
-    file, ropes = output_file(output), read(model)
+    file, ropes = output_file(output), read(model, reading)
     with progress_bar("writing the report") as progress:
         _replace_file(file, written(ropes, context=context, to=to, progress=progress))
     say(f"{output}: {file.stat().st_size / 1e6:.1f} MB")

@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import click
 
-from phasor.cli._common import MODEL, at_option, read, say, say_json, token_counts
+from phasor.cli._common import (
+    MODEL,
+    at_option,
+    read,
+    reading_options,
+    say,
+    say_json,
+    token_counts,
+)
 from phasor.describe import as_plain
 from phasor.presets import preset_names
 
@@ -17,9 +28,17 @@ from phasor.presets import preset_names
     "--context", type=token_counts, metavar="TOKENS", help="Count turns over this length."
 )
 @at_option
-def show(model: str, as_json: bool, pairs: bool, context: int | None, seq_len: int | None) -> None:
+@reading_options
+def show(
+    model: str,
+    as_json: bool,
+    pairs: bool,
+    context: int | None,
+    seq_len: int | None,
+    reading: Mapping[str, Any],
+) -> None:
     """Say which rotation MODEL means, in words and as a table of pairs."""
-    ropes = read(model)
+    ropes = read(model, reading)
     length = context or ropes.context
     if as_json:
         say_json(as_plain(ropes, seq_len or length, length))
