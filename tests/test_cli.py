@@ -298,7 +298,7 @@ def test_a_closed_pipe_ends_it_without_a_word(arguments):
 def test_ctrl_c_ends_it_with_130(monkeypatch, capsys):
     """In the middle of work; nothing is printed but the end of the terminal's line."""
 
-    def interrupted(model):
+    def interrupted(model, reading):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("phasor.cli._show.read", interrupted)
