@@ -38,7 +38,7 @@ LIBRARIES = {
 }
 PLACES = {
     "a time zone of 5:45": {"TZ": "Asia/Kathmandu"},
-    "a language of ASCII": {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+    "no language": {"LC_ALL": "C", "LANG": ""},
     "no home": {"HOME": "/nonexistent", "XDG_CACHE_HOME": ""},
 }
 
@@ -140,8 +140,9 @@ def without_kernel(asked: list[str], root: Path) -> subprocess.CompletedProcess[
 def unwritable(asked: list[str], root: Path) -> subprocess.CompletedProcess[str]:
     """With phasor installed, and all else is borrowed from this environment."""
     copied(root)
-    python = str(root.with_name("environment") / "bin" / "python")
-    subprocess.run([sys.executable, "-m", "venv", str(root.with_name("environment"))], check=True)
+    environment = root.with_name("environment")
+    python = str(environment / "bin" / "python")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
     site = subprocess.run(
         [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
         check=True, capture_output=True, text=True,
@@ -153,8 +154,7 @@ def unwritable(asked: list[str], root: Path) -> subprocess.CompletedProcess[str]
         shutil.rmtree(built)
     for path in (root, *root.rglob("*")):
         path.chmod(path.stat().st_mode & ~0o222)
-    environment = {"PYTHONPATH": "", "PATH": f"{Path(python).parent}:{os.environ['PATH']}"}
-    return suite(root, ["-p", "no:cacheprovider", *asked], environment, python)
+    return suite(root, ["-p", "no:cacheprovider", *asked], {"PYTHONPATH": ""}, python)
 
 
 if __name__ == "__main__":
