@@ -6,7 +6,6 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from functools import lru_cache
 from operator import index
 from typing import Any, Literal, cast
 
@@ -207,7 +206,9 @@ class Rope:
         NTK(factor=3.0)
         """
         seq_len = whole("seq_len", seq_len, least=1)
-        return _at(self, seq_len) if isinstance(self.scaling, Rule) else self
+        if isinstance(self.scaling, Rule):
+            return dataclasses.replace(self, scaling=self.scaling.at(seq_len))
+        return self
 
     def to_dict(self) -> dict[str, Any]:
         """Every field as plain JSON values; `from_dict` gives back an equal Rope."""
@@ -253,12 +254,6 @@ class Rope:
         if not isinstance(plain, dict):
             raise SpecError(f"text must be a JSON object, got {text[:80]!r}")
         return cls.from_dict(cast(dict[str, Any], plain))
-
-
-# every layer of a model asks at every step
-@lru_cache(maxsize=256)
-def _at(rope: Rope, seq_len: int) -> Rope:
-    return dataclasses.replace(rope, scaling=cast(Rule, rope.scaling).at(seq_len))
 
 
 def _constants(plain: Any) -> Any:
