@@ -275,7 +275,8 @@ def test_a_function_of_jax(arrays: str | None) -> None:
 
     found = identify(turned, 16, arrays=arrays)
     assert (found.pairing, found.base, found.law) == ("interleaved", 500.0, None)
-    assert found.names() == {"angles-in-float32", "frequencies-in-float32"}
+    # frequencies in float64 would give the same float32 angles, so nothing is said of them
+    assert found.names() == {"angles-in-float32"}
 
 
 def test_jax_in_bfloat16_loses_positions() -> None:

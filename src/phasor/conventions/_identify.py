@@ -19,7 +19,7 @@ from phasor.conventions._reading import Arrangement, arrange, find_blocks, read_
 from phasor.conventions._report import Finding, Identification
 from phasor.conventions._rules import find_rule
 from phasor.conventions._slips import member_findings, precision_findings, query_key_findings
-from phasor.conventions._spectrum import find_spectrum
+from phasor.conventions._spectrum import find_spectrum, rounded_angles
 from phasor.errors import TensorError
 from phasor.rotate import matrix
 
@@ -201,7 +201,8 @@ def _turning(
     climbed = climb(probe, longest, rounding)
     turns = read_turns(arrangement.blocks(maps[0]))
     places = sorted(climbed.seen)
-    spectrum = find_spectrum(places, np.array([climbed.seen[p] for p in places]), rounding)
+    z = np.array([climbed.seen[p] for p in places])
+    spectrum = find_spectrum(places, z, rounded_angles(z, rounding))
     sizes = np.abs(turns.z)
     gain = float(np.median(sizes[: len(_SMALL)]))
     members = member_findings(turns, arrangement, rounding, caller.n_axes)

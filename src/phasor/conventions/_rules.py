@@ -7,7 +7,7 @@ import numpy as np
 from phasor.conventions._intervals import around
 from phasor.conventions._limits import Climb, ladder
 from phasor.conventions._report import Identification
-from phasor.conventions._spectrum import find_spectrum
+from phasor.conventions._spectrum import find_spectrum, rounded_angles
 from phasor.scaling import DynamicNTK
 
 
@@ -20,7 +20,7 @@ def find_rule(report: Identification, climbed: Climb, rounding: float) -> Dynami
         return None
     factors: list[tuple[int, float]] = []
     for top, z in climbed.longer.items():
-        spectrum = find_spectrum(ladder(top), z, rounding)
+        spectrum = find_spectrum(ladder(top), z, rounded_angles(z, rounding))
         slowest = abs(float(spectrum.inv_freq[-1]))
         if spectrum.reach == top and slowest > 0:
             factors.append((top + 1, report.base ** (-(pairs - 1) / pairs) / slowest))

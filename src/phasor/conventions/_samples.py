@@ -67,7 +67,7 @@ def identify_samples(
         return replace(blank, why_no_rope=why)
     places = _reachable(list(equal))
     z = np.array([_turn(equal[p], arrangement)[0] for p in places])
-    spectrum = find_spectrum(places, z, rounding)
+    spectrum = find_spectrum(places, z, np.full(z.shape, rounding))
     evidence = Evidence(
         head_dim=head_dim,
         n_axes=n_axes,
