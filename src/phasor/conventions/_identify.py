@@ -83,17 +83,18 @@ def identify(
         n_axes=n_axes,
     )  # fmt: skip
     called = f"{caller.arrays} arrays {caller.layout} in {dtype} as ({caller.takes})"
-    return replace(_look(caller, min(longest, caller.longest // 2)), called=called)
+    try:
+        return replace(_look(caller, min(longest, caller.longest // 2)), called=called)
+    except RefusedError as error:
+        raise TensorError(
+            f"function must turn positions 0 to {max(_SMALL)}, whenever it is asked to, and says "
+            f"of some of them: {error}"
+        ) from error
 
 
 def _look(caller: Caller, longest: int) -> Identification:
     head_dim = caller.head_dim
-    try:
-        maps = _maps(caller)
-    except RefusedError as error:
-        raise TensorError(
-            f"function must turn positions 0 to {max(_SMALL)}, but it says: {error}"
-        ) from error
+    maps = _maps(caller)
     rounding, coarse = table_dtype(maps, caller.rounding, caller.out_dtype)
     findings = [] if coarse is None else [coarse]
     written = Finding(
@@ -127,7 +128,10 @@ def _maps(caller: Caller) -> Floats:
     positions: Sequence[Any] = _SMALL
     if caller.n_axes > 1:
         positions = [(p,) * caller.n_axes for p in _SMALL] + unequal_positions(caller.n_axes)
-    return np.swapaxes(caller.turn(eye, positions), 2, 3)
+    maps = np.swapaxes(caller.turn(eye, positions), 2, 3)
+    if not np.isfinite(maps).all():
+        raise RefusedError("it gives numbers that are not finite")
+    return maps
 
 
 def _is_linear(caller: Caller, maps: Floats, rounding: float) -> bool:
@@ -212,8 +216,8 @@ def _turning(
         findings.append(
             Finding(
                 name="remembers",
-                says=f"The result depends on earlier calls: positions up to {climbed.remembers} "
-                "are turned otherwise after a longer call.",
+                says="The result depends on earlier calls, or on chance: positions up to "
+                f"{climbed.remembers} are turned otherwise when they are asked for again.",
             )
         )
     keys = None

@@ -283,3 +283,4 @@ def _stopped(f: Floats, relative: Floats, turning: int) -> Iterator[Proposal]:
         short = bare.simplest()
         if kept > 1 and short is not None and bare.high / bare.low < 1.1:
             yield short, Cope(num_pairs=faded), None
+            return  # whoever fades earlier changes a pair that has just been seen to be kept

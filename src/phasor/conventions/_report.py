@@ -137,7 +137,9 @@ class Identification:
 
     def _law_sentence(self) -> str:
         if not self.known_law:
-            return "No known law gives these frequencies."
+            alone = sum(pair.inv_freq != 0 for pair in self.pairs) == 1
+            said = "One frequency fits any base" if alone else "No known law gives these frequencies"
+            return f"{said}."
         if not self.alternatives:
             return "No other law known here gives the same frequencies."
         return f"The same frequencies come from {'; or '.join(self.alternatives)}."
