@@ -254,11 +254,9 @@ def _turning(
 
 def _with_rule(report: Identification, climbed: Climb, rounding: float) -> Identification:
     changes = cast(int, climbed.changes_at)
-    rule = find_rule(report, climbed, rounding)
     says = f"The result depends on the length of the call: it changes when one reaches {changes}."
-    if rule is not None:
-        says += f" The rule is {rule}."
-    found = Finding(name="depends-on-length", says=says)
+    rule, sentence = find_rule(report, climbed, rounding) or (None, "")
+    found = Finding(name="depends-on-length", says=f"{says} {sentence}".rstrip())
     return replace(report, rule=rule, findings=(*report.findings, found))
 
 
