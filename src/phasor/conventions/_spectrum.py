@@ -49,7 +49,10 @@ def rounded_angles(z: NDArray[np.complex128], rounding: float) -> NDArray[np.flo
 
 
 def find_spectrum(
-    positions: Sequence[int], z: NDArray[np.complex128], moved: NDArray[np.float64]
+    positions: Sequence[int],
+    z: NDArray[np.complex128],
+    moved: NDArray[np.float64],
+    angle_rounding: float = 2.0**-52,
 ) -> Spectrum:
     """The frequencies behind turned unit vectors.
 
@@ -64,7 +67,8 @@ def find_spectrum(
     Args:
         positions: ``P`` ascending positions; the first two one apart.
         z: ``[P, pairs]``, of any size.
-        moved: ``[P, pairs]``: how far each angle may be off.
+        moved: ``[P, pairs]``: how far rounded cosines and sines may move each angle.
+        angle_rounding: How far, relatively, the angle itself may have been off.
     """
     finite = np.isfinite(z).all(axis=1)
     usable = len(z) if finite.all() else int(np.argmin(finite))
@@ -85,7 +89,7 @@ def find_spectrum(
     gaps, totals = gaps[1:used, None], totals[1:used]
     weights = gaps / (gaps**2).sum(axis=0)
     inv_freq = (weights * totals).sum(axis=0)
-    noise = moved[1:used] + moved[0] + 2.0**-52 * np.abs(totals)
+    noise = moved[1:used] + moved[0] + angle_rounding * np.abs(totals)
     residues = np.abs(totals - gaps * inv_freq)
     uncertainty = (weights * (noise + residues)).sum(axis=0)
     phase = np.angle(turned[0] * np.exp(-1j * at[0] * inv_freq))
