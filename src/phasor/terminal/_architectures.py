@@ -11,7 +11,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from phasor.describe import ranges, resolved, sentences
+from phasor.describe import original_context, ranges, resolved, sentences
+from phasor.scaling import Rule
 from phasor.spec import Rope
 
 if TYPE_CHECKING:
@@ -40,7 +41,13 @@ def print_verdict(verdict: Verdict) -> None:
         if rope is None:
             say("  Nothing is turned.")
         else:
-            for sentence in sentences(resolved(rope, None), None):
+            within = sentences(resolved(rope, None), None)
+            if isinstance(rope.scaling, Rule):
+                name, length = type(rope.scaling).__name__, original_context(rope)
+                within.insert(0, f"The rule {name} picks the law from the length.")
+                beyond = sentences(rope.at(verdict.farthest + 1), None)
+                within += [f"Beyond {length} tokens: {one}" for one in beyond if one not in within]
+            for sentence in within:
                 say(f"  {sentence}")
         if kind.place is not None:
             start, width = kind.place
