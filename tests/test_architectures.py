@@ -243,7 +243,10 @@ def test_a_rule_and_its_factor_are_compared_within_and_beyond_its_context():
     assert found.farthest > 4096
     # sqrt(1 + ln(32) / ln(4096)), the paper's
     expected = math.sqrt(1 + math.log(32) / math.log(4096))
-    for one, divisors in ((kind.found, [1.0] * 48), (kind.beyond, [1 + 1.25 * k for k in range(48)])):
+    for one, divisors in (
+        (kind.found, [1.0] * 48),
+        (kind.beyond, [1 + 1.25 * k for k in range(48)]),
+    ):
         assert one.attention_factor == pytest.approx(expected, rel=2e-6)
         for k, (pair, divisor) in enumerate(zip(one.pairs, divisors, strict=True)):
             assert abs(pair.inv_freq - 10_000 ** (-k / 48) / divisor) <= pair.uncertainty
@@ -288,7 +291,11 @@ DAMAGED = {
 def test_a_damaged_config_is_refused_before_anything_is_built_of_it(monkeypatch, damage):
     """By a ConfigError that names it; nothing larger than a tiny model is ever made."""
     model_type, wrong, says = DAMAGED[damage]
-    usual = {"n_layer": 2, "n_embd": 64, "n_head": 4, "rotary_dim": 8} if model_type == "gptj" else LAYERS
+    usual = (
+        {"n_layer": 2, "n_embd": 64, "n_head": 4, "rotary_dim": 8}
+        if model_type == "gptj"
+        else LAYERS
+    )
 
     def forward(*_):
         raise AssertionError("it ran")

@@ -141,9 +141,9 @@ def _rotation(function: Callable[..., Any], tape: _Tape, layer: int) -> Callable
             for name, value in given.items()
             if isinstance(value, Tensor) and name not in _ROWS
         }
-        returned = function(*args, **kwargs)
+        returned: Any = function(*args, **kwargs)
         tape.calls += 1
-        results = list(cast(Any, returned)) if isinstance(returned, (tuple, list)) else [returned]
+        results = [returned] if isinstance(returned, Tensor) else list(returned)
         turned = [one for one in results if isinstance(one, Tensor)]
         for (name, was), after in zip(before.items(), turned, strict=False):
             if was.shape != after.shape:

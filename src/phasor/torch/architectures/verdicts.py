@@ -139,34 +139,28 @@ def verdict(name: str, config: Mapping[str, Any] | None = None) -> Verdict:
     # read before anything is built of it: a damaged number must not fill the memory
     whole = None if config is None else load({"model_type": one.model_type, **config})
     model = tiny_model(name, config)
-    wrong: list[str] = []
-    ropes: LayerRopes | None = None
+    nothing = Verdict(model_type=one.model_type, class_name=one.class_name)
     try:
         ropes = load(json.loads(model.config.to_json_string(use_diff=False)))
     except ConfigError as error:
-        wrong.append(f"phasor.load: {error}")
-    if ropes is not None and whole is not None:
-        # transformers writes kinds of layers that the file may not have named
-        wrong += [
-            f"phasor.load says otherwise of {kind} layers before they are cut to a few"
-            for kind, rope in ropes.kinds.items()
-            if rope not in whole.kinds.values()
-        ]
+        return replace(nothing, wrong=(f"phasor.load: {error}",))
+    # transformers writes kinds of layers that the file may not have named
+    wrong = [
+        f"phasor.load says otherwise of {kind} layers before they are cut to a few"
+        for kind, rope in ropes.kinds.items()
+        if whole is not None and rope not in whole.kinds.values()
+    ]
     runs: list[Run] = []
     for positions in _positions(model, ropes):
         with attempting(f"no tiny {one.class_name} can run"):
             runs.append((positions, *_parted(record(model, tiny_inputs(model, positions)))))
     if not runs[0][1]:
         wrong.append("its rotation was not called, or not by a name that is watched")
-    layers: dict[str, list[int]] = {}
-    for layer, kind in enumerate(_layer_kinds(model, ropes)):
-        layers.setdefault(kind, []).append(layer)
     beside = [_said(one, positions) for positions, _, others in runs for one in others]
     equal = EQUAL_COORDINATES.get(one.model_type)
-    return Verdict(
-        model_type=one.model_type,
-        class_name=one.class_name,
-        kinds=tuple(_judged(kind, tuple(of), runs, ropes) for kind, of in layers.items()),
+    return replace(
+        nothing,
+        kinds=tuple(_judged(kind, ropes, runs) for kind in dict.fromkeys(ropes.layer_kinds)),
         beside=tuple(dict.fromkeys(beside)),
         notes=() if equal is None else (equal,),
         wrong=tuple(wrong),
@@ -175,7 +169,7 @@ def verdict(name: str, config: Mapping[str, Any] | None = None) -> Verdict:
     )
 
 
-def _positions(model: Any, ropes: LayerRopes | None) -> list[Positions]:
+def _positions(model: Any, ropes: LayerRopes) -> list[Positions]:
     """Positions that show both the fastest and the slowest pair, for every run.
 
     One run within the model's context; where a rule picks the law, one within the original context
@@ -184,13 +178,12 @@ def _positions(model: Any, ropes: LayerRopes | None) -> list[Positions]:
     """
     config = model.config.get_text_config()
     context = getattr(config, "max_position_embeddings", None) or _FARTHEST
-    kinds = () if ropes is None else filter(None, ropes.kinds.values())
-    original = {original_context(rope) for rope in kinds if isinstance(rope.scaling, Rule)}
-    ends = [min(context, *filter(None, original), _FARTHEST)]
+    rules = [rope for rope in ropes.kinds.values() if rope and isinstance(rope.scaling, Rule)]
+    original = {length for rope in rules if (length := original_context(rope))}
+    end = min(context, _FARTHEST, *original)
     if counts_itself(model):
-        return [np.arange(min(ends[0], _IN_A_ROW))]
-    ends += [2 * end for end in original if end is not None]
-    return [_reaching(model, end) for end in ends]
+        return [np.arange(min(end, _IN_A_ROW))]
+    return [_reaching(model, end) for end in (end, *(2 * length for length in original))]
 
 
 def _reaching(model: Any, end: int) -> Positions:
@@ -220,20 +213,11 @@ def _parted(records: list[Recorded]) -> tuple[dict[int, list[Recorded]], list[Re
     return by_layer, others
 
 
-def _layer_kinds(model: Any, ropes: LayerRopes | None) -> Sequence[str]:
-    if ropes is not None:
-        return ropes.layer_kinds
-    config = model.config
-    return getattr(config, "layer_types", None) or ["rope"] * config.num_hidden_layers
-
-
-def _judged(
-    kind: str, layers: tuple[int, ...], runs: Sequence[Run], ropes: LayerRopes | None
-) -> KindVerdict:
-    loaded = None if ropes is None else ropes.kinds[kind]
+def _judged(kind: str, ropes: LayerRopes, runs: Sequence[Run]) -> KindVerdict:
+    layers = tuple(layer for layer, one in enumerate(ropes.layer_kinds) if one == kind)
+    loaded = ropes.kinds[kind]
     said = KindVerdict(kind=kind, layers=layers, loaded=loaded)
-    loaded_errors: list[float] = []
-    found_errors: list[float] = []
+    errors: dict[str, list[float]] = {"loaded": [], "found": []}
     identified: list[Identification] = []
     wrongs: list[str] = []
     for positions, own, _ in runs:
@@ -241,27 +225,27 @@ def _judged(
         if not seen:
             wrong = () if loaded is None else ("phasor.load states a rope, and nothing was turned",)
             return replace(said, wrong=wrong)
-        if loaded is not None:
-            share, why = compared(loaded.at(int(positions.max()) + 1), seen, positions)
-            loaded_errors.append(share)
-            wrongs += [f"phasor.load: {one}" for one in why]
-        elif ropes is not None:
-            wrongs.append("phasor.load states no rope, and vectors were turned")
+        said = replace(said, place=said.place or _place(seen))
         found = _identified(seen[0], positions)
         identified.append(found)
+        if loaded is None:
+            wrongs.append("phasor.load states no rope, and vectors were turned")
+        else:
+            share, why = compared(loaded.at(int(positions.max()) + 1), seen, positions)
+            errors["loaded"].append(share)
+            wrongs += [f"phasor.load: {one}" for one in why]
         if found.rope is None:
             wrongs.append(f"identify: {found.why_no_rope}")
         else:
             share, why = compared(found.rope, seen, positions, found.attention_factor)
-            found_errors.append(share)
+            errors["found"].append(share)
             wrongs += [f"identify: {one}" for one in why]
-        said = replace(said, place=said.place or _place(seen))
     return replace(
         said,
         found=identified[0],
         beyond=identified[1] if len(identified) > 1 else None,
-        loaded_error=max(loaded_errors, default=None),
-        found_error=max(found_errors, default=None),
+        loaded_error=max(errors["loaded"], default=None),
+        found_error=max(errors["found"], default=None),
         wrong=tuple(dict.fromkeys(wrongs)),
     )
 
