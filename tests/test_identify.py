@@ -175,6 +175,13 @@ def test_laws_that_say_the_same_are_all_named():
     assert "same frequencies" in found.explain()
 
 
+def test_a_report_prints_as_its_note():
+    """A few lines, however many pairs there are."""
+    found = identify(lambda x, p: reference(x, p), 16, dtype="float64")
+    assert str(found) == found.explain()
+    assert len(str(found).splitlines()) < 10
+
+
 def test_the_report_is_json():
     """All of it, findings by name, the Rope as it describes itself."""
     found = identify(lambda x, p: reference(x, np.minimum(p, 99)), 16)
