@@ -152,6 +152,6 @@ def grid_finding(grid: Grid) -> Finding:
     base = log_base(f, loose, len(f), index).exp().simplest()
     says = f"Frequencies are held in {grid.dtype}: each is a {grid.dtype} number"
     if grid.dtype != "float32":
-        says += f", near the powers of base {base:g}" if base else ""
+        says += f", near the powers of base {base:.15g}" if base else ""
         says += ". A buffer of frequencies followed the model's cast, most likely"
     return Finding(name=f"frequencies-in-{grid.dtype}", says=f"{says}.")

@@ -155,7 +155,7 @@ def _proposals(f: Floats, room: Floats, relative: Floats, head_dim: int) -> Iter
     for base, factor in inverted_ramp(f, relative):
         yield base, None, Slip(
             name=RAMP_INVERTED,
-            says=f"YaRN's ramp runs the wrong way: fast pairs are divided by {factor:g} and "
+            says=f"YaRN's ramp runs the wrong way: fast pairs are divided by {factor:.15g} and "
             "slow ones kept, where it should be the other way round",
             digits=digits(base) + digits(factor) + 1,
         )  # fmt: skip
@@ -173,8 +173,8 @@ def _powers(base: Interval, pairs: int, head_dim: int) -> Iterator[Proposal]:
             yield short, None, Slip(
                 name="exponent-width",
                 says=f"The exponents run over {width}, not over the {2 * pairs} coordinates that "
-                f"turn: frequencies are {meant:g}^(-2k/{width}). Where pairs were meant to stand "
-                "still (p-RoPE) that is right, in a partial rotation it is not",
+                f"turn: frequencies are {meant:.15g}^(-2k/{width}). Where pairs were meant to "
+                "stand still (p-RoPE) that is right, in a partial rotation it is not",
                 digits=digits(meant) + 1,
             )  # fmt: skip
     if digits(short) <= 2:
@@ -208,7 +208,7 @@ def _slowed(f: Floats, relative: Floats) -> Iterator[Proposal]:
     if shifted is not None:
         yield shifted, Linear(factor=shifted ** (1 / pairs)), Slip(
             name="index-from-one",
-            says=f"Pairs are counted from 1: frequencies are {shifted:g}^(-2(k+1)/{2 * pairs}), "
+            says=f"Pairs are counted from 1: frequencies are {shifted:.15g}^(-2(k+1)/{2 * pairs}), "
             "so that every one is one step too slow",
             digits=digits(shifted) + 1,
         )  # fmt: skip
@@ -221,7 +221,7 @@ def _slowed(f: Floats, relative: Floats) -> Iterator[Proposal]:
         if meant is not None:
             yield base, Linear(factor=short), Slip(
                 name="stretch-on-frequencies",
-                says=f"Every frequency is divided by {meant:g}^(d/(d-2)), the number by which "
+                says=f"Every frequency is divided by {meant:.15g}^(d/(d-2)), the number by which "
                 "NTK-aware scaling multiplies the base",
                 digits=digits(base) + digits(meant) + 1,
             )  # fmt: skip

@@ -198,7 +198,7 @@ def _explained(
         return replace(report, rope=Rope(**fit.fields, inv_freq=tuple(fit.inv_freq.tolist())))
     law = _tempered(best.law, report.attention_factor or 1.0)
     others = [
-        f"base {one.base:g}" + ("" if one.law is None else f" with {spoken(one.law)}")
+        f"base {one.base:.15g}" + ("" if one.law is None else f" with {spoken(one.law)}")
         for one in fit.explanations[1:]
         if (one.base, one.law) != (best.base, best.law)
     ]

@@ -96,9 +96,10 @@ def _longrope(
             factor=1.0, short_attention_factor=gains[0], long_attention_factor=gains[1],
         )  # fmt: skip
     spans = " and ".join(f"by {min(one):g} to {max(one):g}" for one in lists)
+    any_base = "" if known else " (any would do)"
     return rule, (
-        f"The rule is LongRoPE's: the powers of base {base:g}{'' if known else ' (any would do)'} "
-        f"are divided by one list up to {original} tokens and by another beyond, {spans}."
+        f"The rule is LongRoPE's: the powers of base {base:.15g}{any_base} are "
+        f"divided by one list up to {original} tokens and by another beyond, {spans}."
     )
 
 

@@ -139,7 +139,7 @@ def _columns(rope: Rope, place: tuple[int, int] | None) -> tuple[str, str, str, 
     return (
         pairs + (" backwards" if rope.direction < 0 else ""),
         f"{start}:{start + rope.rotary_dim} of {width}",
-        "explicit" if rope.base is None else f"{rope.base:.10g}",
+        "explicit" if rope.base is None else f"{rope.base:.15g}",
         "" if rope.scaling is None else type(rope.scaling).__name__,
         "" if rope.axes.n_axes == 1 else f"{type(rope.axes).__name__} {rope.axes.n_axes}",
     )

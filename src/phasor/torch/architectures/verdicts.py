@@ -276,5 +276,5 @@ def _said(one: Recorded, positions: Positions) -> str:
     if rope is None:
         return f"{what}: not identified"
     back = " backwards" if rope.direction < 0 else ""
-    base = "frequencies of their own" if rope.base is None else f"base {rope.base:g}"
+    base = "frequencies of their own" if rope.base is None else f"base {rope.base:.15g}"
     return f"{what}: {rope.pairing} pairs{back}, {rope.rotary_dim} turned, {base}"
