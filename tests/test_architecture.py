@@ -53,9 +53,9 @@ PIPELINE = """
     torch.transformers._carriers torch.transformers._forms torch.transformers._fresh
     torch.transformers._sines torch.transformers._handling torch.transformers._methods
     torch.transformers._live torch.transformers._classes torch.transformers torch
+    bench._case bench._gate bench._timing bench._measure bench._figure bench
     torch.architectures._tiny torch.architectures._recording torch.architectures._compared
     torch.architectures torch.architectures.verdicts
-    bench._case bench._gate bench._timing bench._measure bench._figure bench
     demo terminal._ropes terminal._extending terminal._architectures terminal
     cli._common cli._show cli._architectures cli._identify cli._diff cli._convert cli._extend
     cli._try cli __main__

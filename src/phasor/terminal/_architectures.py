@@ -41,13 +41,7 @@ def print_verdict(verdict: Verdict) -> None:
         if rope is None:
             say("  Nothing is turned.")
         else:
-            within = sentences(resolved(rope, None), None)
-            if isinstance(rope.scaling, Rule):
-                name, length = type(rope.scaling).__name__, original_context(rope)
-                within.insert(0, f"The rule {name} picks the law from the length.")
-                beyond = sentences(rope.at(verdict.farthest + 1), None)
-                within += [f"Beyond {length} tokens: {one}" for one in beyond if one not in within]
-            for sentence in within:
+            for sentence in _rope_sentences(rope, verdict.farthest + 1):
                 say(f"  {sentence}")
         if kind.place is not None:
             start, width = kind.place
@@ -150,6 +144,19 @@ def _rope(kind: KindVerdict) -> Rope | None:
     if kind.loaded is not None or kind.found is None:
         return kind.loaded
     return kind.found.rope
+
+
+def _rope_sentences(rope: Rope, tokens: int) -> list[str]:
+    """What the rope is; a rule's, within the original context and at a length beyond."""
+    within = sentences(resolved(rope, None), None)
+    if not isinstance(rope.scaling, Rule):
+        return within
+    beyond = [one for one in sentences(rope.at(tokens), None) if one not in within]
+    return [
+        f"The rule {type(rope.scaling).__name__} picks the law from the length.",
+        *within,
+        *(f"Beyond {original_context(rope)} tokens: {one}" for one in beyond),
+    ]
 
 
 def _share(error: float | None) -> str:
