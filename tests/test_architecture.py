@@ -49,13 +49,13 @@ PIPELINE = """
     torch._attend torch.key_cache torch.attention torch.relative
     torch._feature_maps torch._causal_sum torch._linear_attention torch.heads torch.usage
     torch.cache torch.splice torch._cache_layers torch.cached_keys
-    torch.architectures._tiny torch.architectures._recording torch.architectures._compared
-    torch.architectures torch.architectures.verdicts
     torch.onnx._graph torch.onnx torch.distributed
     torch.transformers._carriers torch.transformers._forms torch.transformers._fresh
     torch.transformers._sines torch.transformers._handling torch.transformers._methods
     torch.transformers._live torch.transformers._classes torch.transformers torch
     terminal._screen bench._case bench._gate bench._timing bench._measure bench._figure bench
+    torch.architectures._tiny torch.architectures._recording torch.architectures._compared
+    torch.architectures torch.architectures.verdicts
     demo terminal._ropes terminal._extending terminal._architectures terminal
     cli._common cli._show cli._architectures cli._identify cli._diff cli._convert cli._extend
     cli._try cli __main__

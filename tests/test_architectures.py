@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from phasor import Linear, Llama3, LongRope, Proportional, Rope, Yarn
+from phasor import ConfigError, Linear, Llama3, LongRope, Proportional, Rope, Yarn
 from phasor.configs import load
 from phasor.torch.architectures import architecture, model_types, tiny_config, verdicts
 from phasor.torch.architectures._compared import compared
@@ -223,20 +223,94 @@ def test_a_config_read_otherwise_before_the_cut_is_found_out(monkeypatch):
     assert "before they are cut" in str(found.wrong)
 
 
-def test_a_rule_and_its_factor_are_compared_at_the_length_that_ran():
-    """LongRoPE beyond its training: divisors of no law, and a factor on cos and sin."""
-    rng = np.random.default_rng(0)
-    lists = {"short_factor": [1.0] * 48, "long_factor": sorted(rng.uniform(1, 60, 48).tolist())}
-    law = {"type": "longrope", **lists}
-    config = {"num_hidden_layers": 32, "hidden_size": 3072, "num_attention_heads": 32,
-              "num_key_value_heads": 32, "max_position_embeddings": 131072, "rope_scaling": law,
-              "original_max_position_embeddings": 4096, "rope_theta": 1e4}  # fmt: skip
-    found = verdict("phi3", config)
+LONGROPE = {
+    "num_hidden_layers": 32, "hidden_size": 3072, "num_attention_heads": 32,
+    "num_key_value_heads": 32, "max_position_embeddings": 131072, "rope_theta": 1e4,
+    "original_max_position_embeddings": 4096,
+    "rope_scaling": {
+        "type": "longrope", "short_factor": [1.0] * 48,
+        "long_factor": [1 + 1.25 * k for k in range(48)],
+    },
+}  # fmt: skip
+
+
+def test_a_rule_and_its_factor_are_compared_within_and_beyond_its_context():
+    """LongRoPE's two lists, of which only the long one is no law, and its factor on cos and sin."""
+    found = verdict("phi3", LONGROPE)
     assert found.right, (found.wrong, found.kinds[0].wrong)
-    assert isinstance(found.kinds[0].loaded.scaling, LongRope)
+    (kind,) = found.kinds
+    assert isinstance(kind.loaded.scaling, LongRope)
+    assert found.farthest > 4096
     # sqrt(1 + ln(32) / ln(4096)), the paper's
     expected = math.sqrt(1 + math.log(32) / math.log(4096))
-    assert found.kinds[0].found.attention_factor == pytest.approx(expected, rel=2e-6)
+    for one, divisors in (
+        (kind.found, [1.0] * 48),
+        (kind.beyond, [1 + 1.25 * k for k in range(48)]),
+    ):
+        assert one.attention_factor == pytest.approx(expected, rel=2e-6)
+        for k, (pair, divisor) in enumerate(zip(one.pairs, divisors, strict=True)):
+            assert abs(pair.inv_freq - 10_000 ** (-k / 48) / divisor) <= pair.uncertainty
+    assert kind.found.base == 10_000
+    assert kind.beyond.law is None
+
+
+@pytest.mark.parametrize("which", ["short_factors", "long_factors"])
+def test_either_list_of_a_rule_that_is_misread_is_found_out(monkeypatch, which):
+    """The model runs within its original context and beyond."""
+    load = verdicts.load
+
+    def misread(config):
+        ropes = load(config)
+        rule = ropes[0].scaling
+        rule = replace(rule, **{which: tuple(1.001 * one for one in getattr(rule, which))})
+        wrong = {kind: replace(one, scaling=rule) for kind, one in ropes.kinds.items()}
+        return replace(ropes, kinds=wrong)
+
+    monkeypatch.setattr(verdicts, "load", misread)
+    assert "off by" in str(verdict("phi3", LONGROPE).kinds[0].wrong)
+
+
+LAYERS = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4}
+DAMAGED = {
+    "a billion layers": ("llama", {"num_hidden_layers": 10**9}, "num_hidden_layers must be"),
+    "no layers": ("llama", {"num_hidden_layers": 0}, "num_hidden_layers must be"),
+    "half a layer": ("llama", {"num_hidden_layers": 2.5}, "num_hidden_layers must be"),
+    "a width in words": ("llama", {"hidden_size": "wide"}, "hidden_size"),
+    "a block that is a list": ("llama", {"rope_parameters": [1]}, "rope_parameters"),
+    "no head": ("llama", {"head_dim": 0}, "head_dim"),
+    "a billion heads": ("llama", {"num_attention_heads": 10**9}, "num_attention_heads|hidden_size"),
+    "a wide head": ("llama", {"head_dim": 1 << 16}, "even when made small"),
+    "a billion positions in a table": ("gptj", {"n_positions": 10**9}, "even when made small"),
+    "words in words": ("llama", {"vocab_size": "many"}, "no config of LlamaForCausalLM"),
+    "a dtype of nothing": ("llama", {"torch_dtype": "float7"}, "no config of LlamaForCausalLM"),
+    "a billion of something": ("llama", {"num_wings": 10**9}, "num_wings must be at most 100000"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGED)
+def test_a_damaged_config_is_refused_before_anything_is_built_of_it(monkeypatch, damage):
+    """By a ConfigError that names it; nothing larger than a tiny model is ever made."""
+    model_type, wrong, says = DAMAGED[damage]
+    usual = (
+        {"n_layer": 2, "n_embd": 64, "n_head": 4, "rotary_dim": 8}
+        if model_type == "gptj"
+        else LAYERS
+    )
+
+    def forward(*_):
+        raise AssertionError("it ran")
+
+    monkeypatch.setattr(verdicts, "record", forward)
+    with pytest.raises(ConfigError, match=says):
+        verdict(model_type, {**usual, **wrong})
+
+
+def test_a_class_without_rotation_is_told_from_no_class():
+    """Both are refused; one of them is there."""
+    with pytest.raises(ConfigError, match="BertModel is there, and its code has none"):
+        verdict("BertModel")
+    with pytest.raises(ConfigError, match="rotates them; `phasor identify --list`"):
+        verdict("NoSuchModel")
 
 
 def test_any_order_of_questions_has_the_same_answers():

@@ -61,6 +61,21 @@ def test_the_command_takes_a_config_and_speaks_json(tmp_path):
         )
 
 
+def test_longrope_is_named_as_the_rule_it_is(tmp_path):
+    """With what it does up to the original context, and beyond."""
+    config = {"model_type": "phi3", "num_hidden_layers": 2, "hidden_size": 64,
+              "num_attention_heads": 4, "num_key_value_heads": 4, "rope_theta": 1e4,
+              "max_position_embeddings": 4096, "original_max_position_embeddings": 512,
+              "rope_scaling": {"type": "longrope", "short_factor": [1.0] * 8,
+                               "long_factor": [2.0 + k for k in range(8)]}}  # fmt: skip
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config), "utf-8")
+    code, said = run("transformers:phi3", "--config", str(path))
+    assert code == 0
+    assert "The rule LongRope picks the law from the length." in said
+    assert "Beyond 512 tokens: Pairs 0-7 divided by 2 to 9." in said
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

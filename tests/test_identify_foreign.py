@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from phasor import DynamicNTK, Interleaved, Llama3, Rope, Sectioned, Yarn
+from phasor import DynamicNTK, Interleaved, Llama3, LongRope, Rope, Sectioned, Yarn
 from phasor.conventions import identify
 
 # other people's imports warn
@@ -91,6 +91,29 @@ def test_dynamic_scaling_of_transformers_remembers() -> None:
     found = identify(function, 128, table=table)
     assert {"depends-on-length", "remembers"} <= found.names()
     assert found.rule == DynamicNTK(factor=4.0, original_max_positions=64)
+
+
+def test_longrope_of_transformers_is_a_rule() -> None:
+    """Phi 3's two lists, the length between them to the token, and the factor on cos and sin."""
+    from transformers import Phi3Config
+    from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding, apply_rotary_pos_emb
+
+    rng = np.random.default_rng(0)
+    short, long = (np.sort(rng.uniform(1, most, 48)).round(2).tolist() for most in (1.4, 60))
+    settings = {"rope_type": "longrope", "rope_theta": 10_000.0, "short_factor": short,
+                "long_factor": long, "original_max_position_embeddings": 600}  # fmt: skip
+    config = Phi3Config(
+        hidden_size=192, num_attention_heads=2, rope_parameters=settings,
+        max_position_embeddings=600 * 32, original_max_position_embeddings=600,
+    )  # fmt: skip
+    found = identify(apply_rotary_pos_emb, 96, table=Phi3RotaryEmbedding(config))
+    assert found.rule == LongRope(
+        short_factors=tuple(short), long_factors=tuple(long), original_max_positions=600,
+        factor=32.0,
+    )  # fmt: skip
+    assert "depends-on-length" in found.names()
+    assert "remembers" not in found.names()
+    assert "The rule is LongRoPE's" in found.explain()
 
 
 def test_deepseek_in_transformers() -> None:
@@ -275,7 +298,8 @@ def test_a_function_of_jax(arrays: str | None) -> None:
 
     found = identify(turned, 16, arrays=arrays)
     assert (found.pairing, found.base, found.law) == ("interleaved", 500.0, None)
-    assert found.names() == {"angles-in-float32", "frequencies-in-float32"}
+    # frequencies in float64 would give the same float32 angles, so nothing is said of them
+    assert found.names() == {"angles-in-float32"}
 
 
 def test_jax_in_bfloat16_loses_positions() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
@@ -113,16 +114,17 @@ def _function(
     n_axes: int | None,
     as_json: bool,
 ) -> None:
-    found = identify_function(
-        named(text),
-        head_dim,
-        table=None if table is None else named(table),
-        takes=takes,
-        layout=layout,
-        arrays=arrays,
-        dtype=dtype or "float32",
-        n_axes=n_axes or 1,
-    )
+    with redirect_stdout(sys.stderr):  # what somebody's code prints is not the answer
+        found = identify_function(
+            named(text),
+            head_dim,
+            table=None if table is None else named(table),
+            takes=takes,
+            layout=layout,
+            arrays=arrays,
+            dtype=dtype or "float32",
+            n_axes=n_axes or 1,
+        )
     if as_json:
         say_json(found.as_plain())
         return

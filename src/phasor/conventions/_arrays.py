@@ -62,7 +62,8 @@ class _NumPy:
         return np.array(value).astype(np.float64)
 
     def dtype_of(self, value: Any) -> str:
-        return str(np.asarray(value).dtype)
+        dtype = np.asarray(value).dtype
+        return "float64" if dtype == np.longdouble else str(dtype)
 
     def quietly(self, call: Callable[[], Any]) -> Any:
         with np.errstate(all="ignore"):

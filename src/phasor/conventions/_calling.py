@@ -27,7 +27,7 @@ _LONGEST_IMPLICIT = 1 << 12
 
 
 class RefusedError(Exception):
-    """The function raised; the cause says what."""
+    """The function raised, which is the cause, or returned what can be no rotation."""
 
 
 class Caller:
@@ -125,9 +125,15 @@ class Caller:
                 several = isinstance(result, (tuple, list))
                 results = cast(Sequence[Any], result if several else [result])
                 shape = tuple(next(made[word] for word in VECTORS if word in made).shape)
+                dtypes = [self._kind.dtype_of(one) for one in results]
+                if not set(dtypes) <= set(ROUNDING):
+                    raise RefusedError(f"it returns {dtypes[0]}, and not {', '.join(ROUNDING)}")
                 found = np.stack([self._unpacked(self._kind.read(one), shape) for one in results])
-                self.out_dtype = self._kind.dtype_of(results[0])
-            except Exception as error:
+                self.out_dtype = dtypes[0]
+            except RefusedError:
+                raise
+            # sys.exit too: what somebody's code does is no end of this program
+            except (Exception, SystemExit) as error:
                 raise RefusedError(f"{type(error).__name__}: {error}") from error
         self.outputs = len(found)
         for name, value in before.items():
@@ -206,7 +212,7 @@ def find_caller(
     kinds = ("numpy", "torch") if arrays is None else (choice("arrays", arrays, ARRAYS),)
     layouts: Sequence[Layout] = LAYOUTS if layout is None else (choice("layout", layout, LAYOUTS),)
     forms = guesses(function, table) if takes is None else checked(takes, table)
-    refusals: list[str] = []
+    refusals: list[tuple[bool, str]] = []
     for kind_name in kinds:
         try:
             kind = holder(kind_name, dtype)
@@ -218,13 +224,15 @@ def find_caller(
             way = (kind, takes_now, laid, place)
             caller = Caller(function, head_dim, table, n_axes, way)
             try:
-                if _heads_agree(caller):
-                    caller.wrote.clear()
-                    return caller
-                refusals.append(f"{kind_name} {laid} ({takes_now}): heads differ")
+                _check_way(caller)
+                caller.wrote.clear()
+                return caller
             except RefusedError as error:
-                refusals.append(f"{kind_name} {laid} ({takes_now}): {error}")
-    tried = "; ".join(" ".join(line.split())[:160] for line in _spread(refusals))
+                raised = error.__cause__ is not None
+                refusals.append((raised, f"{kind_name} {laid} ({takes_now}): {error}"))
+    # what came back says more than that nothing did
+    lines = [line for _, line in sorted(refusals, key=lambda one: one[0])]
+    tried = "; ".join(" ".join(line.split())[:160] for line in _spread(lines))
     raise TensorError(
         f"no way to call function was found for head_dim {head_dim}; wrap it in a lambda of "
         f"(x, positions) or state takes, layout and arrays. Of {len(refusals)} tried: {tried}"
@@ -241,17 +249,27 @@ def _spread(refusals: list[str]) -> Iterator[str]:
             yield line
 
 
-def _heads_agree(caller: Caller) -> bool:
-    """Whether equal vectors give equal results at every head, and each token follows its own."""
+def _check_way(caller: Caller) -> None:
+    """Refuse a way in which heads differ, calls do, or tokens do not follow their positions."""
     vector = np.random.default_rng(0).standard_normal(caller.head_dim)
     at = np.arange(_TOKENS)
     if caller.n_axes > 1:
         # unequal on all axes, so that axes and tokens are not taken for each other
         at = (at[:, None] + 2 * np.arange(caller.n_axes)) % _TOKENS
     vectors = np.tile(vector, (_HEADS, 1))
-    heads, turned_round = caller.turn(vectors, at), caller.turn(vectors, at[::-1])
+    heads, backwards, again = (caller.turn(vectors, p) for p in (at, at[::-1], at))
     if not np.isfinite(heads).all():
         raise RefusedError(f"it gives {'NaN' if np.isnan(heads).any() else 'infinity'}")
     room = 16 * caller.rounding * float(np.abs(heads).max())
-    alike = np.allclose(heads, heads[:, :, :1], rtol=0, atol=room)
-    return alike and np.allclose(turned_round[:, ::-1], heads, rtol=0, atol=room)
+
+    def alike(a: NDArray[np.float64], b: NDArray[np.float64]) -> bool:
+        return np.allclose(a, b, rtol=0, atol=room)
+
+    if not alike(again, heads):
+        raise RefusedError("equal calls differ: it is random, or remembers earlier calls")
+    if not alike(heads, heads[:, :, :1]):
+        raise RefusedError("heads differ")
+    if not alike(backwards[:, ::-1], heads):
+        same = alike(backwards, heads)
+        why = "positions are not looked at, or those of an earlier call are remembered"
+        raise RefusedError(why if same else "tokens do not follow their positions")

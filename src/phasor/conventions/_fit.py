@@ -10,18 +10,34 @@ import numpy as np
 from phasor.axes import Axes
 from phasor.conventions._axes import layouts
 from phasor.conventions._intervals import Floats, log_base
-from phasor.conventions._laws import SLACKS, Explanation, allowed, explanations
+from phasor.conventions._laws import Explanation, explanations
 from phasor.conventions._report import Finding
 from phasor.frequencies import inv_freq as frequencies
 from phasor.pairings import by_pairing
 from phasor.scaling import Law
 from phasor.spec import Rope
 
-# few pairs fit any base to all its digits; as many as this that do so leave no doubt
-_MANY = 4
-# numbers of no more digits are what somebody chose
-_ROUND = 4
-_BITS = {"bfloat16": 8, "float16": 11}
+#: How far float64 arithmetic leaves a program's frequencies from the real ones.
+EXACT = 1e-14
+# and float32's: one rounding, a power with its roundings, and one by way of logarithms
+_FLOAT32 = (2.0**-24, 2e-7, 1e-6)
+# significant bits, and the exponent of the smallest number
+_HELD = {"bfloat16": (8, -133), "float16": (11, -24), "float32": (24, -149)}
+# that real numbers are all as near to a dtype's by chance has a probability of one to 2 to this
+_SURE = 24
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grid:
+    """A dtype of which all frequencies are numbers, more surely than chance allows.
+
+    Attributes:
+        dtype: Its name.
+        inv_freq: The numbers.
+    """
+
+    dtype: str
+    inv_freq: Floats
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,15 +57,32 @@ class Fit:
     uncertainty: Floats
 
 
-def best_fit(options: list[dict[str, Any]], f: Floats, uncertainty: Floats) -> Fit | None:
+def best_fit(
+    options: list[dict[str, Any]], f: Floats, uncertainty: Floats, held: str | None
+) -> Fit | None:
     """The shortest explanation of frequencies ``f``, if there is any.
+
+    An explanation is as exact as the measurement. Only frequencies that may be float32 numbers may
+    be off by what float32 loses, and where they certainly are, fewer digits are likelier.
 
     Args:
         options: Fields of the `Rope`, but for base and scaling, one of which is right.
         f: Frequencies found, none negative.
         uncertainty: How far off each may be.
+        held: The dtype that they certainly are numbers of, if any.
     """
-    fits = [_fit(one, f, uncertainty) for one in options]
+    fit = _shortest([_fit(one, f, uncertainty, EXACT) for one in options])
+    near, _ = _nearest(f, "float32")
+    if (fit and held is None) or np.any(np.abs(near - f) > uncertainty):
+        return fit
+    for slack in _FLOAT32:
+        loose = _shortest([_fit(one, f, uncertainty, slack) for one in options])
+        if loose is not None:
+            return _shortest([loose] if fit is None else [fit, loose])
+    return fit
+
+
+def _shortest(fits: list[Fit]) -> Fit | None:
     found = [fit for fit in fits if fit.explanations]
     return min(found, key=lambda fit: fit.explanations[0].digits, default=None)
 
@@ -78,7 +111,7 @@ def placements(
     return found
 
 
-def _fit(fields: dict[str, Any], f: Floats, uncertainty: Floats) -> Fit:
+def _fit(fields: dict[str, Any], f: Floats, uncertainty: Floats, slack: float) -> Fit:
     axes: Axes = fields["axes"]
     pairs = fields["rotary_dim"] // 2
     more = (0, pairs - len(f))
@@ -86,47 +119,43 @@ def _fit(fields: dict[str, Any], f: Floats, uncertainty: Floats) -> Fit:
     spectra = axes.spectra(pairs)
     widest = int(np.argmax(spectra))
     part = slice(sum(spectra[:widest]), sum(spectra[: widest + 1]))
-    found: list[Explanation] = []
-    tight: list[Explanation] = []
-    for slack in SLACKS:
-        room = allowed(f, uncertainty, slack)
+    room = uncertainty + slack * f
 
-        def check(base: float, law: Law | None, room: Floats = room) -> bool:
-            rope = Rope(**fields, base=base, scaling=law)
-            return bool(np.all(np.abs(frequencies(rope) - f) <= room))
+    def check(base: float, law: Law | None) -> bool:
+        rope = Rope(**fields, base=base, scaling=law)
+        # logarithms were rounded on the way to the base
+        return bool(np.all(np.abs(frequencies(rope) - f) <= room + EXACT * f))
 
-        found += [
-            one
-            for one in explanations(f[part], room[part], head_dim=fields["head_dim"], check=check)
-            if one not in found
-        ]
-        if found and pairs >= _MANY:
-            break
-        tight = tight or list(found)
-    found.sort(key=lambda one: one.digits)
-    if found and found[0].digits > _ROUND:
-        found = tight or found
+    found = explanations(f[part], room[part], head_dim=fields["head_dim"], check=check)
     return Fit(fields=fields, explanations=found, inv_freq=f, uncertainty=uncertainty)
 
 
-def coarse_frequencies(f: Floats, uncertainty: Floats) -> tuple[Floats, Finding] | None:
-    """Frequencies that are all numbers of a 16-bit dtype, and what that means."""
-    turning = f > 0
-    for name, bits in _BITS.items():
-        unit = 2.0 ** (np.floor(np.log2(np.where(turning, f, 1.0))) - bits + 1)
-        if name == "float16":
-            unit = np.maximum(unit, 2.0**-24)  # its subnormal numbers
-        near = np.rint(f / unit) * unit
-        room = 4 * uncertainty + 2e-7 * f
-        sharp = turning & (room < unit / 16)
-        if sharp.sum() >= _MANY and np.all(np.abs(near - f)[sharp] <= room[sharp]):
-            index = np.arange(len(f), dtype=np.float64)
-            loose = unit / np.maximum(f, 1e-300)
-            base = log_base(f, loose, len(f), index).exp().simplest()
-            return near, Finding(
-                name=f"frequencies-in-{name}",
-                says=f"Frequencies are held in {name}: each is a {name} number"
-                + (f", near the powers of base {base:g}" if base else "")
-                + ". A buffer of frequencies followed the model's cast, most likely.",
-            )
+def held_in(f: Floats, uncertainty: Floats) -> Grid | None:
+    """The dtype whose numbers all frequencies are, where real numbers would not be by chance."""
+    for dtype, (bits, _) in _HELD.items():
+        near, unit = _nearest(f, dtype)
+        # a number of few bits may be meant, as the powers of two are
+        long = np.ldexp(np.frexp(near)[0], bits // 3) % 1 != 0
+        evidence = -np.log2(np.clip(2 * uncertainty[long] / unit[long], 1e-300, 1)).sum()
+        if evidence >= _SURE and np.all(np.abs(near - f) <= uncertainty):
+            return Grid(dtype=dtype, inv_freq=near)
     return None
+
+
+def _nearest(f: Floats, dtype: str) -> tuple[Floats, Floats]:
+    """The nearest numbers of a dtype, and how far apart those are there."""
+    bits, least = _HELD[dtype]
+    unit = np.ldexp(1.0, np.maximum(np.frexp(f)[1] - bits, least))
+    return np.rint(f / unit) * unit, unit
+
+
+def grid_finding(grid: Grid) -> Finding:
+    """What it means that all frequencies are numbers of a dtype."""
+    f, (bits, _) = grid.inv_freq, _HELD[grid.dtype]
+    index, loose = np.arange(len(f), dtype=np.float64), np.full(len(f), 2.0 ** (1 - bits))
+    base = log_base(f, loose, len(f), index).exp().simplest()
+    says = f"Frequencies are held in {grid.dtype}: each is a {grid.dtype} number"
+    if grid.dtype != "float32":
+        says += f", near the powers of base {base:.15g}" if base else ""
+        says += ". A buffer of frequencies followed the model's cast, most likely"
+    return Finding(name=f"frequencies-in-{grid.dtype}", says=f"{says}.")

@@ -19,7 +19,7 @@ from phasor.conventions._reading import Arrangement, arrange, find_blocks, read_
 from phasor.conventions._report import Finding, Identification
 from phasor.conventions._rules import find_rule
 from phasor.conventions._slips import member_findings, precision_findings, query_key_findings
-from phasor.conventions._spectrum import find_spectrum
+from phasor.conventions._spectrum import find_spectrum, rounded_angles
 from phasor.errors import TensorError
 from phasor.rotate import matrix
 
@@ -83,17 +83,18 @@ def identify(
         n_axes=n_axes,
     )  # fmt: skip
     called = f"{caller.arrays} arrays {caller.layout} in {dtype} as ({caller.takes})"
-    return replace(_look(caller, min(longest, caller.longest // 2)), called=called)
+    try:
+        return replace(_look(caller, min(longest, caller.longest // 2)), called=called)
+    except RefusedError as error:
+        raise TensorError(
+            f"function must turn positions 0 to {max(_SMALL)}, whenever it is asked to, and says "
+            f"of some of them: {error}"
+        ) from error
 
 
 def _look(caller: Caller, longest: int) -> Identification:
     head_dim = caller.head_dim
-    try:
-        maps = _maps(caller)
-    except RefusedError as error:
-        raise TensorError(
-            f"function must turn positions 0 to {max(_SMALL)}, but it says: {error}"
-        ) from error
+    maps = _maps(caller)
     rounding, coarse = table_dtype(maps, caller.rounding, caller.out_dtype)
     findings = [] if coarse is None else [coarse]
     written = Finding(
@@ -127,7 +128,10 @@ def _maps(caller: Caller) -> Floats:
     positions: Sequence[Any] = _SMALL
     if caller.n_axes > 1:
         positions = [(p,) * caller.n_axes for p in _SMALL] + unequal_positions(caller.n_axes)
-    return np.swapaxes(caller.turn(eye, positions), 2, 3)
+    maps = np.swapaxes(caller.turn(eye, positions), 2, 3)
+    if not np.isfinite(maps).all():
+        raise RefusedError("it gives numbers that are not finite")
+    return maps
 
 
 def _is_linear(caller: Caller, maps: Floats, rounding: float) -> bool:
@@ -201,7 +205,8 @@ def _turning(
     climbed = climb(probe, longest, rounding)
     turns = read_turns(arrangement.blocks(maps[0]))
     places = sorted(climbed.seen)
-    spectrum = find_spectrum(places, np.array([climbed.seen[p] for p in places]), rounding)
+    z = np.array([climbed.seen[p] for p in places])
+    spectrum = find_spectrum(places, z, rounded_angles(z, rounding))
     sizes = np.abs(turns.z)
     gain = float(np.median(sizes[: len(_SMALL)]))
     members = member_findings(turns, arrangement, rounding, caller.n_axes)
@@ -211,8 +216,8 @@ def _turning(
         findings.append(
             Finding(
                 name="remembers",
-                says=f"The result depends on earlier calls: positions up to {climbed.remembers} "
-                "are turned otherwise after a longer call.",
+                says="The result depends on earlier calls, or on chance: positions up to "
+                f"{climbed.remembers} are turned otherwise when they are asked for again.",
             )
         )
     keys = None
@@ -249,11 +254,9 @@ def _turning(
 
 def _with_rule(report: Identification, climbed: Climb, rounding: float) -> Identification:
     changes = cast(int, climbed.changes_at)
-    rule = find_rule(report, climbed, rounding)
     says = f"The result depends on the length of the call: it changes when one reaches {changes}."
-    if rule is not None:
-        says += f" The rule is {rule}."
-    found = Finding(name="depends-on-length", says=says)
+    rule, sentence = find_rule(report, climbed, rounding) or (None, "")
+    found = Finding(name="depends-on-length", says=f"{says} {sentence}".rstrip())
     return replace(report, rule=rule, findings=(*report.findings, found))
 
 

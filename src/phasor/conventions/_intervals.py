@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,18 +42,22 @@ class Interval:
         candidate = 1 << max(0, math.ceil(math.log2(max(self.low, 1.0)) - 1e-12))
         return candidate if self.low <= candidate <= self.high else None
 
-    def simplest(self) -> float | None:
-        """The number among them with the fewest decimal digits."""
-        if not self:
-            return None
+    def decimals(self) -> Iterator[float]:
+        """Numbers among them with ever more decimal digits, and at last the middle."""
         middle = (self.low + self.high) / 2
-        if middle == 0 or not math.isfinite(middle):
-            return middle if middle == 0 else None
+        if not self or not math.isfinite(middle):
+            return
+        last = None
         for digits in range(1, 17):
             short = float(f"{middle:.{digits - 1}e}")
-            if self.low <= short <= self.high:
-                return short
-        return middle
+            if self.low <= short <= self.high and short != last:
+                yield (last := short)
+        if middle != last:
+            yield middle
+
+    def simplest(self) -> float | None:
+        """The number among them with the fewest decimal digits."""
+        return next(self.decimals(), None)
 
 
 def digits(value: float) -> int:
@@ -71,10 +76,9 @@ def log_base(inv_freq: Floats, relative: Floats, pairs: int, places: Floats) -> 
     known = (places > 0) & (inv_freq > 0) & (relative < 0.5)
     if not known.any():
         return Interval(1e-9, 600.0)
-    # log(1 + r) <= r and -log(1 - r) <= 2 r for the r admitted
-    slopes, room = pairs / places[known], np.log(inv_freq[known])
-    low = (-slopes * (room + relative[known])).max()
-    high = (-slopes * (room - 2 * relative[known])).min()
+    slopes, room, off = pairs / places[known], np.log(inv_freq[known]), relative[known]
+    low = (-slopes * (room + np.log1p(off))).max()
+    high = (-slopes * (room + np.log1p(-off))).min()
     return Interval(max(float(low), 1e-9), float(high))
 
 

@@ -33,13 +33,10 @@ from phasor.scaling import (
 _USUAL_BASES = (1e4, 5e5, 1e6, 1e5, 5e6, 1e7, 1.5e5, 1.6e5)
 # a pair whose frequency may be this large was not seen to stand still
 _UNSEEN = 1e-9
-# a slip is likelier than a law with more digits than this
-_SLIP_DIGITS = 3
+# a slip is likelier than a law that takes this many digits more
+_SLIP_DIGITS = 6
 # the exponents of a mixed NTK law that are in use
 _MIXED = (0.625, 0.75, 0.5, 1.5, 2.0)
-# how far a program's frequencies may be from the real ones: as good as exact, float32, and
-# float32 by way of logarithms
-SLACKS = (1e-14, 2e-7, 1e-6)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,10 +46,12 @@ class Slip:
     Attributes:
         name: Its name.
         says: What happened.
+        digits: How much there is to say.
     """
 
     name: str
     says: str
+    digits: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +61,7 @@ class Explanation:
     Attributes:
         base: The base.
         law: The law, None for plain powers of the base.
-        slip: The known mistake that gives them, where no law does or one only happens to.
+        slip: The known mistake that gives them in far fewer digits than any law does.
         digits: How much there is to say; the least is the likeliest.
     """
 
@@ -98,12 +97,13 @@ def explanations(
         values = [] if law is None else list(vars_of(law).values())
         length = digits(base) + (law is not None)
         length += sum(1 + digits(v) for v in values if type(v) in (int, float))
-        if slip is not None:  # it says all there is, and a chance meeting is unlikely
-            length = min(length, _SLIP_DIGITS)
+        length = length if slip is None else slip.digits
         one = Explanation(base=base, law=law, slip=slip, digits=length)
         if one not in found:
             found.append(one)
-    return sorted(found, key=lambda one: one.digits)
+    lawful = min((one.digits for one in found if one.slip is None), default=1000)
+    likely = [one for one in found if one.slip is None or one.digits + _SLIP_DIGITS <= lawful]
+    return sorted(likely, key=lambda one: one.digits)
 
 
 def vars_of(law: Law) -> dict[str, Any]:
@@ -119,11 +119,6 @@ def spoken(law: Law) -> str:
     return f"{type(law).__name__}({listed})"
 
 
-def allowed(inv_freq: Floats, uncertainty: Floats, slack: float) -> Floats:
-    """How far a law's frequencies may be from those found."""
-    return 3 * uncertainty + slack * inv_freq + 1e-15
-
-
 def _confirmed(check: Check, base: float, law: Law | None) -> bool:
     try:
         return check(base, law)
@@ -136,33 +131,34 @@ Proposal = tuple[float, Law | None, Slip | None]
 
 def _proposals(f: Floats, room: Floats, relative: Floats, head_dim: int) -> Iterator[Proposal]:
     pairs = len(f)
-    index = np.arange(pairs, dtype=np.float64)
     turning = int(np.count_nonzero(f))
-    if turning == 0 or relative[0] >= 0.5:
+    # one frequency is a power of any base
+    if turning == 0 or pairs == 1 or relative[0] >= 0.5:
         return
     if not f[:turning].all():  # gaps in the middle are no law's
         return
-    plain = log_base(f, relative, pairs, index)
-    first_is_one = abs(f[0] - 1) <= relative[0]
+    plain = log_base(f, relative, pairs, np.arange(pairs, dtype=np.float64))
+    are_powers = abs(f[0] - 1) <= relative[0] and bool(plain)
     if np.any((f == 0) & (room > _UNSEEN)):  # too slow to be told from rest: says nothing
-        if first_is_one and plain:
+        if are_powers:
             yield from _powers(plain.exp(), pairs, head_dim)
         return
     if turning < pairs:
         yield from _stopped(f, relative, turning)
-    elif first_is_one and plain:
+        return
+    if are_powers:
         yield from _powers(plain.exp(), pairs, head_dim)
-    else:
-        yield from _slowed(f, relative)
-    if turning == pairs and not (first_is_one and plain):
-        for base, law in ramp_laws(f, relative):
-            yield base, law, None
-        for base, factor in inverted_ramp(f, relative):
-            yield base, None, Slip(
-                name=RAMP_INVERTED,
-                says=f"YaRN's ramp runs the wrong way: fast pairs are divided by {factor:g} and "
-                "slow ones kept, where it should be the other way round",
-            )  # fmt: skip
+        return
+    yield from _slowed(f, relative)
+    for base, law in ramp_laws(f, relative):
+        yield base, law, None
+    for base, factor in inverted_ramp(f, relative):
+        yield base, None, Slip(
+            name=RAMP_INVERTED,
+            says=f"YaRN's ramp runs the wrong way: fast pairs are divided by {factor:.15g} and "
+            "slow ones kept, where it should be the other way round",
+            digits=digits(base) + digits(factor) + 1,
+        )  # fmt: skip
 
 
 def _powers(base: Interval, pairs: int, head_dim: int) -> Iterator[Proposal]:
@@ -171,20 +167,15 @@ def _powers(base: Interval, pairs: int, head_dim: int) -> Iterator[Proposal]:
     if short is None:
         return
     yield short, None, None
-    if pairs == 1:
-        return
     for width in {head_dim, pairs, 4 * pairs} - {2 * pairs}:
         meant = base.power(width / (2 * pairs)).simplest()
-        if (
-            meant in _USUAL_BASES
-            and short not in _USUAL_BASES
-            and (digits(short) > 4 or width == head_dim)
-        ):
+        if meant in _USUAL_BASES and short not in _USUAL_BASES:
             yield short, None, Slip(
                 name="exponent-width",
                 says=f"The exponents run over {width}, not over the {2 * pairs} coordinates that "
-                f"turn: frequencies are {meant:g}^(-2k/{width}). Where pairs were meant to stand "
-                "still (p-RoPE) that is right, in a partial rotation it is not",
+                f"turn: frequencies are {meant:.15g}^(-2k/{width}). Where pairs were meant to "
+                "stand still (p-RoPE) that is right, in a partial rotation it is not",
+                digits=digits(meant) + 1,
             )  # fmt: skip
     if digits(short) <= 2:
         return
@@ -199,6 +190,16 @@ def _powers(base: Interval, pairs: int, head_dim: int) -> Iterator[Proposal]:
                 yield usual, law(factor=stretch), None
 
 
+def _divided(f: Floats, relative: Floats, pairs: int) -> tuple[float, float] | None:
+    """The base and the factor of powers that are all divided by one factor."""
+    index = np.arange(len(f), dtype=np.float64)
+    for factor in around(1 / float(f[0]), float(relative[0])).decimals():
+        base = log_base(f * factor, relative, pairs, index).exp().simplest()
+        if base is not None:
+            return base, factor
+    return None
+
+
 def _slowed(f: Floats, relative: Floats) -> Iterator[Proposal]:
     """Powers of a base whose first frequency is not 1, and other laws that reach every pair."""
     pairs = len(f)
@@ -207,26 +208,29 @@ def _slowed(f: Floats, relative: Floats) -> Iterator[Proposal]:
     if shifted is not None:
         yield shifted, Linear(factor=shifted ** (1 / pairs)), Slip(
             name="index-from-one",
-            says=f"Pairs are counted from 1: frequencies are {shifted:g}^(-2(k+1)/{2 * pairs}), "
+            says=f"Pairs are counted from 1: frequencies are {shifted:.15g}^(-2(k+1)/{2 * pairs}), "
             "so that every one is one step too slow",
+            digits=digits(shifted) + 1,
         )  # fmt: skip
-    base = log_base(f / f[0], relative + relative[0], pairs, index).exp()
-    factor = around(1 / float(f[0]), 2 * float(relative[0]))
-    short_base, short = base.simplest(), factor.simplest()
-    if short_base is not None and short is not None:
-        yield short_base, Linear(factor=short), None
+    factor = around(1 / float(f[0]), float(relative[0]))
+    divided = _divided(f, relative, pairs)
+    if divided is not None:
+        base, short = divided
+        yield base, Linear(factor=short), None
         meant = factor.power((pairs - 1) / pairs).simplest()
-        if meant is not None and digits(short) > 3 >= digits(meant):
-            yield short_base, Linear(factor=short), Slip(
+        if meant is not None:
+            yield base, Linear(factor=short), Slip(
                 name="stretch-on-frequencies",
-                says=f"Every frequency is divided by {meant:g}^(d/(d-2)), the number by which "
+                says=f"Every frequency is divided by {meant:.15g}^(d/(d-2)), the number by which "
                 "NTK-aware scaling multiplies the base",
+                digits=digits(base) + digits(meant) + 1,
             )  # fmt: skip
-        stretch = factor.power(pairs).simplest()
-        if stretch is not None:
-            bare = around((base.low + base.high) / 2 / stretch, 2e-4).simplest()
-            if bare is not None:
-                yield bare, NTKFixed(factor=stretch), None
+    for stretch in factor.power(pairs).decimals():
+        bare = log_base(f * stretch ** ((index + 1) / pairs), relative, pairs, index)
+        base = bare.exp().simplest()
+        if base is not None:
+            yield base, NTKFixed(factor=stretch), None
+            break
     lengths = 2 * np.pi / f
     if np.all(np.abs(lengths - np.rint(lengths)) <= 2 * relative * lengths):
         # rounding wavelengths hides the base behind half a position either way
@@ -258,20 +262,19 @@ def _stopped(f: Floats, relative: Floats, turning: int) -> Iterator[Proposal]:
     """The last pairs stand still."""
     pairs = len(f)
     index = np.arange(pairs, dtype=np.float64)
-    base = log_base((f / f[0])[:turning], relative[:turning], pairs, index[:turning]).exp()
-    short = base.simplest()
-    factor = around(1 / f[0], relative[0]).simplest()
-    if short is not None and factor is not None and base.high / base.low < 10:
+    divided = _divided(f[:turning], relative[:turning], pairs) if turning > 1 else None
+    if divided is not None:
+        base, factor = divided
         exact = turning / pairs
         within = Interval(exact, (turning + 1) / pairs * (1 - 1e-12))
         share = exact if digits(exact) <= 4 else within.simplest()
         if share is not None:
-            yield short, Proportional(fraction=share, factor=factor), None
+            yield base, Proportional(fraction=share, factor=factor), None
         if factor == 1:
-            slowest = short ** (-np.array([turning - 1, turning]) / pairs)
+            slowest = base ** (-np.array([turning - 1, turning]) / pairs)
             length = Interval(*(2 * np.pi / slowest)).power_of_two()
             if length is not None:
-                yield short, Hope(original_max_positions=length), None
+                yield base, Hope(original_max_positions=length), None
     if turning != pairs - 1:
         return
     for faded in range(2, pairs):  # the first of the faded is multiplied by 1
@@ -280,3 +283,4 @@ def _stopped(f: Floats, relative: Floats, turning: int) -> Iterator[Proposal]:
         short = bare.simplest()
         if kept > 1 and short is not None and bare.high / bare.low < 1.1:
             yield short, Cope(num_pairs=faded), None
+            return  # whoever fades earlier changes a pair that has just been seen to be kept

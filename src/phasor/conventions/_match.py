@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from phasor.conventions._fit import Fit, best_fit, coarse_frequencies, placements
+from phasor.conventions._fit import EXACT, Fit, Grid, best_fit, grid_finding, held_in, placements
 from phasor.conventions._intervals import around
 from phasor.conventions._laws import RAMP_INVERTED, spoken
 from phasor.conventions._reading import Arrangement
@@ -131,13 +131,13 @@ def _with_rope(report: Identification, evidence: Evidence) -> Identification:
         why = "the axes are dealt to the pairs in an order that has no name here"
         return replace(report, why_no_rope=why, findings=tuple(findings))
     uncertainty = evidence.spectrum.uncertainty
-    fit = best_fit(options, f, uncertainty)
+    grid = held_in(f, uncertainty)
+    fit = best_fit(options, f, uncertainty, None if grid is None else grid.dtype)
     if fit is not None:
-        return _explained(report, fit, findings)
-    coarse = coarse_frequencies(f, uncertainty)
-    if coarse is not None:
-        f, finding = coarse
-        findings.append(finding)
+        return _explained(report, fit, grid, findings)
+    if grid is not None:
+        f = grid.inv_freq
+        findings.append(grid_finding(grid))
     resting = np.zeros(options[0]["rotary_dim"] // 2 - len(f))
     rope = Rope(**options[0], inv_freq=(*f.tolist(), *resting.tolist()))
     return replace(report, rope=rope, findings=tuple(findings))
@@ -187,7 +187,9 @@ def _offset(evidence: Evidence) -> tuple[float, list[Finding]]:
     return 0.0, [Finding(name="constant-phase", says="Position 0 is turned by a constant angle.")]
 
 
-def _explained(report: Identification, fit: Fit, findings: list[Finding]) -> Identification:
+def _explained(
+    report: Identification, fit: Fit, grid: Grid | None, findings: list[Finding]
+) -> Identification:
     best = fit.explanations[0]
     if best.slip is not None:
         findings.append(Finding(name=best.slip.name, says=f"{best.slip.says}."))
@@ -196,23 +198,17 @@ def _explained(report: Identification, fit: Fit, findings: list[Finding]) -> Ide
         return replace(report, rope=Rope(**fit.fields, inv_freq=tuple(fit.inv_freq.tolist())))
     law = _tempered(best.law, report.attention_factor or 1.0)
     others = [
-        f"base {one.base:g}" + ("" if one.law is None else f" with {spoken(one.law)}")
+        f"base {one.base:.15g}" + ("" if one.law is None else f" with {spoken(one.law)}")
         for one in fit.explanations[1:]
         if (one.base, one.law) != (best.base, best.law)
     ]
     rope = Rope(**fit.fields, base=best.base, scaling=law)
-    rounded = replace(rope, inv_freq_dtype="float32")
-    room = 2 * fit.uncertainty
-    sharp = np.all(room <= 2.0**-26 * fit.inv_freq)  # finer than float32 is
-    if (
-        sharp
-        and np.any(np.abs(frequencies(rope) - fit.inv_freq) > room)
-        and np.all(np.abs(frequencies(rounded) - fit.inv_freq) <= room)
-    ):
-        rope = rounded
-        says = "Frequencies are rounded to float32, and angles are exact beyond that."
-        findings.append(Finding(name="frequencies-in-float32", says=says))
-        report = replace(report, findings=tuple(findings))
+    room = fit.uncertainty + EXACT * fit.inv_freq
+    if grid is not None and np.any(np.abs(frequencies(rope) - fit.inv_freq) > room):
+        rounded = replace(rope, inv_freq_dtype="float32")
+        if np.all(np.abs(frequencies(rounded) - fit.inv_freq) <= room):
+            rope = rounded
+        report = replace(report, findings=(*report.findings, grid_finding(grid)))
     return replace(report, rope=rope, law=law, known_law=True, alternatives=tuple(others[:4]))
 
 

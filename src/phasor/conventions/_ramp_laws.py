@@ -195,6 +195,12 @@ def inverted_ramp(f: Floats, relative: Floats) -> Iterator[tuple[float, float]]:
         return
     left = (f * base ** (index / pairs) - 1 / factor) / (1 - 1 / factor)
     inside = _ramp(left)
-    spread = np.diff(left[inside], 2) if len(inside) > 2 else np.zeros(1)
-    if left[-1] > 1 - 1e-4 and np.all(np.diff(left) > -1e-4) and np.abs(spread).max() < 1e-4:
+    # a base, a factor and two ends are four numbers that four pairs would always have
+    if len(inside) < 2 or pairs < 8:
+        return
+    first, last = int(inside[0]), int(inside[-1])
+    slope = (left[last] - left[first]) / (last - first)
+    ramp = np.clip(left[first] + slope * (index - first), 0, 1)
+    exact = base ** (-index / pairs) * (ramp + (1 - ramp) / factor)
+    if slope > 0 and ramp[-1] == 1 and np.all(np.abs(exact - f) <= (2 * relative + 1e-9) * f):
         yield base, factor

@@ -110,6 +110,9 @@ class Identification:
         """The names of the findings."""
         return {finding.name for finding in self.findings}
 
+    def __str__(self) -> str:
+        return self.explain()
+
     def explain(self) -> str:
         """The report as a colleague's note."""
         said = [] if self.called is None else [f"Called with {self.called}."]
@@ -138,7 +141,11 @@ class Identification:
 
     def _law_sentence(self) -> str:
         if not self.known_law:
-            return "No known law gives these frequencies."
+            alone = sum(pair.inv_freq != 0 for pair in self.pairs) == 1
+            said = (
+                "One frequency fits any base" if alone else "No known law gives these frequencies"
+            )
+            return f"{said}."
         if not self.alternatives:
             return "No other law known here gives the same frequencies."
         return f"The same frequencies come from {'; or '.join(self.alternatives)}."

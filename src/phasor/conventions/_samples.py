@@ -19,6 +19,7 @@ from phasor.errors import PositionError, TensorError
 Floats = NDArray[np.float64]
 Group = tuple[Floats, Floats]
 _FEW = 8  # samples of one position are enough to tell pairings apart
+_ANGLES = 2.0**-21  # float32: a power by way of logarithms, a division, and the product
 _TOGETHER = 24  # positions looked at to tell them apart
 
 
@@ -67,7 +68,9 @@ def identify_samples(
         return replace(blank, why_no_rope=why)
     places = _reachable(list(equal))
     z = np.array([_turn(equal[p], arrangement)[0] for p in places])
-    spectrum = find_spectrum(places, z, rounding)
+    # few programs make angles of more digits than float32's, and at these positions that shows
+    angle_rounding = 2.0**-52 if dtype == "float64" else _ANGLES
+    spectrum = find_spectrum(places, z, np.full(z.shape, rounding), angle_rounding)
     evidence = Evidence(
         head_dim=head_dim,
         n_axes=n_axes,

@@ -12,6 +12,7 @@ from phasor.angles import cos_sin
 from phasor.conventions._match import Evidence
 from phasor.conventions._reading import Arrangement, Turns, read_turns
 from phasor.conventions._report import Finding, Identification
+from phasor.conventions._spectrum import rounded_angles
 from phasor.pairings import by_pairing
 
 Floats = NDArray[np.float64]
@@ -110,8 +111,8 @@ def precision_findings(
     if report.rope is None or not report.attention_factor:
         return report
     found: list[tuple[int, float]] = []
-    drift = 0.0
     rope, spectrum = report.rope, evidence.spectrum
+    drifts, like_float32 = False, True
     for near in _NEAR:
         if near + 12 >= end:
             break
@@ -122,24 +123,25 @@ def precision_findings(
         whole = places.astype(np.int64)
         cos, sin = cos_sin(rope, whole if np.array_equal(whole, places) else places)
         # a Rope wider than what was seen adds pairs that stand still
-        exact = (cos + 1j * sin)[:, : z.shape[1]]
-        error = float(np.abs(z - exact).max())
-        drift = float(np.abs(z - spectrum.at(at.astype(np.float64))).max())
-        found.append((near, error))
+        found.append((near, float(np.abs(z - (cos + 1j * sin)[:, : z.shape[1]]).max())))
+        # at powers of two, where frequencies are read, the rounding of an angle is not seen
+        drift = np.abs(np.angle(z * np.conj(spectrum.at(at.astype(np.float64)))))
+        turned = at[:, None] * np.abs(spectrum.inv_freq)
+        known = at[:, None] * spectrum.uncertainty + spectrum.phase_uncertainty
+        exact = 2 * (known + rounded_angles(z, evidence.rounding) + 2.0**-51 * turned)
+        drifts |= bool(np.any(drift > exact))
+        like_float32 &= bool(np.all(drift <= exact + 2.0**-20 * turned))
     report = replace(report, precision=tuple(found))
-    if not found or evidence.rounding > 2.0**-20 or "positions-in" in str(report.names()):
+    if not (drifts and like_float32) or "positions-in" in str(report.names()):
         return report
     near, error = found[-1]
-    fastest = float(np.abs(spectrum.inv_freq).max())
-    # the last rounding of a float32 angle is 2**-25 of it on the average, and never 2**-20
-    if near * fastest * 2.0**-28 < error <= near * fastest * 2.0**-20:
-        angles = drift > error / 4
-        what = "Angles are computed in float32" if angles else "Frequencies are held in float32"
-        threshold = next((p for p, e in found if e > 1e-4), near)
-        finding = Finding(
-            name="angles-in-float32" if angles else "frequencies-in-float32",
-            says=f"{what}: the error grows with the position, and is {error:.1e} near {near}"
-            + (f" (above 1e-4 from about {threshold})." if error > 1e-4 else "."),
-        )
-        report = replace(report, findings=(*report.findings, finding))
-    return report
+    threshold = next((p for p, e in found if e > 1e-4), near)
+    finding = Finding(
+        name="angles-in-float32",
+        says="Angles are computed in float32: the error grows with the position, and is "
+        f"{error:.1e} near {near}"
+        + (f" (above 1e-4 from about {threshold})." if error > 1e-4 else "."),
+    )
+    # an angle that is a float32 number makes its frequency look like one
+    others = [one for one in report.findings if one.name != "frequencies-in-float32"]
+    return replace(report, findings=(*others, finding))

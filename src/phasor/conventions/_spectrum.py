@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 
 # beyond this the estimate so far did not foresee the next angle: the table ended, or digits did
 _SURPRISE = 0.5
+# float16's smallest number: below it there is nothing, and above it steps of as much
+_LEAST = 2.0**-24
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,17 +37,38 @@ class Spectrum:
         return np.exp(1j * (self.phase + positions[:, None] * self.inv_freq))
 
 
-def find_spectrum(positions: Sequence[int], z: NDArray[np.complex128], rounding: float) -> Spectrum:
+def rounded_angles(z: NDArray[np.complex128], rounding: float) -> NDArray[np.float64]:
+    """How far the angles of ``z`` may be off where its cosines and sines are off by an ulp each.
+
+    Args:
+        z: ``[P, pairs]``.
+        rounding: The largest relative error of rounding to their dtype.
+    """
+    off = 2 * rounding * np.abs(np.sin(2 * np.angle(z)))
+    return off + (_LEAST if rounding > 2.0**-12 else 0)
+
+
+def find_spectrum(
+    positions: Sequence[int],
+    z: NDArray[np.complex128],
+    moved: NDArray[np.float64],
+    angle_rounding: float = 2.0**-52,
+) -> Spectrum:
     """The frequencies behind turned unit vectors.
 
     The angle between the first two positions gives each frequency modulo a full turn; every
     later angle is known modulo a full turn too, and the estimate so far says which. So the
     uncertainty falls as the positions grow, if they grow by no more than a factor of about two.
 
+    The frequency is the slope that fits the angles best. It is off by no more than the weighted sum
+    of what rounding moves each angle by; what the angles are off by beyond that is added, for a
+    function whose arithmetic is coarser than its results.
+
     Args:
         positions: ``P`` ascending positions; the first two one apart.
         z: ``[P, pairs]``, of any size.
-        rounding: Relative rounding error of the values read.
+        moved: ``[P, pairs]``: how far rounded cosines and sines may move each angle.
+        angle_rounding: How far, relatively, the angle itself may have been off.
     """
     finite = np.isfinite(z).all(axis=1)
     usable = len(z) if finite.all() else int(np.argmin(finite))
@@ -64,19 +87,16 @@ def find_spectrum(positions: Sequence[int], z: NDArray[np.complex128], rounding:
         estimate = totals[i] / gaps[i]
         used = i + 1
     gaps, totals = gaps[1:used, None], totals[1:used]
-    inv_freq = (gaps * totals).sum(axis=0) / (gaps**2).sum(axis=0)
-    half = slice(len(gaps) // 2, None)
-    scatter = (np.abs(totals - gaps * inv_freq) / gaps)[half].max(axis=0)
-    # cos and sin rounded relatively move the angle by at most this
-    angles = np.angle(turned)
-    moved = rounding * (np.abs(np.sin(2 * angles[used - 1])) + np.abs(np.sin(2 * angles[0])))
-    floor = moved / gaps[-1] + 2.0**-52 * np.abs(inv_freq)
+    weights = gaps / (gaps**2).sum(axis=0)
+    inv_freq = (weights * totals).sum(axis=0)
+    noise = moved[1:used] + moved[0] + angle_rounding * np.abs(totals)
+    residues = np.abs(totals - gaps * inv_freq)
+    uncertainty = (weights * (noise + residues)).sum(axis=0)
     phase = np.angle(turned[0] * np.exp(-1j * at[0] * inv_freq))
-    uncertainty = np.maximum(scatter, floor)
     return Spectrum(
         inv_freq=inv_freq,
         uncertainty=uncertainty,
         phase=phase,
-        phase_uncertainty=2 * rounding + at[0] * uncertainty,
+        phase_uncertainty=moved[:used].max(axis=0) + at[0] * uncertainty,
         reach=int(at[used - 1]),
     )

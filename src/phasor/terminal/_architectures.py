@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from rich import box
 from rich.table import Table
 
-from phasor.describe import ranges, resolved, sentences
+from phasor.describe import original_context, ranges, resolved, sentences
+from phasor.scaling import Rule
 from phasor.spec import Rope
 from phasor.terminal._screen import Screen
 
@@ -36,7 +37,7 @@ def print_verdict(verdict: Verdict) -> None:
         if rope is None:
             screen.say("  Nothing is turned.")
         else:
-            for sentence in sentences(resolved(rope, None), None):
+            for sentence in _rope_sentences(rope, verdict.farthest + 1):
                 screen.say(f"  {sentence}")
         if kind.place is not None:
             start, width = kind.place
@@ -134,7 +135,7 @@ def _columns(rope: Rope, place: tuple[int, int] | None) -> tuple[str, str, str, 
     return (
         pairs + (" backwards" if rope.direction < 0 else ""),
         f"{start}:{start + rope.rotary_dim} of {width}",
-        "explicit" if rope.base is None else f"{rope.base:.10g}",
+        "explicit" if rope.base is None else f"{rope.base:.15g}",
         "" if rope.scaling is None else type(rope.scaling).__name__,
         "" if rope.axes.n_axes == 1 else f"{type(rope.axes).__name__} {rope.axes.n_axes}",
     )
@@ -145,6 +146,19 @@ def _rope(kind: KindVerdict) -> Rope | None:
     if kind.loaded is not None or kind.found is None:
         return kind.loaded
     return kind.found.rope
+
+
+def _rope_sentences(rope: Rope, tokens: int) -> list[str]:
+    """What the rope is; a rule's, within the original context and at a length beyond."""
+    within = sentences(resolved(rope, None), None)
+    if not isinstance(rope.scaling, Rule):
+        return within
+    beyond = [one for one in sentences(rope.at(tokens), None) if one not in within]
+    return [
+        f"The rule {type(rope.scaling).__name__} picks the law from the length.",
+        *within,
+        *(f"Beyond {original_context(rope)} tokens: {one}" for one in beyond),
+    ]
 
 
 def _share(error: float | None) -> str:

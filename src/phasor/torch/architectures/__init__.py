@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from phasor._checks import shown
-from phasor.errors import BackendError, ConfigError
+from phasor.errors import BackendError, ConfigError, PhasorError
 from phasor.torch.architectures._tiny import (
     CUT,
     HOLDERS,
@@ -32,10 +32,11 @@ from phasor.torch.architectures._tiny import (
 )
 
 _ROTATES = re.compile(r"^def \w*(rotary|rotate)|Rotary|rotary_emb|sinusoidal_pos", re.MULTILINE)
-# a model of more was not made small
-_MOST_PARAMETERS = 60_000_000
-# what building a model of an odd config raises, by whichever class
-_REFUSALS = (TypeError, ValueError, RuntimeError, AttributeError, LookupError, ImportError)
+# a model that holds more was not made small
+_MOST_NUMBERS = 60_000_000
+# more than any model has, of whatever
+_MOST_PARTS = 100_000
+_COUNTS = re.compile(r"(num|n)_(?!positions|ctx)\w+")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,9 +111,10 @@ def architecture(name: str) -> Architecture:
         raise ConfigError(f"{shown(name)} is not built here: {NOT_BUILT[model_type]}")
     found = _found(model_type)
     if found is None:
+        known = "" if named is None else f": {name} is there, and its code has none"
         raise ConfigError(
             f"{shown(name)} must be a model type or a model class of the installed transformers "
-            "that takes tokens and rotates them; `phasor identify --list` shows them all"
+            f"that takes tokens and rotates them{known}; `phasor identify --list` shows them all"
         )
     return found
 
@@ -184,7 +186,10 @@ def tiny_config(model_type: str, config: Mapping[str, Any] | None = None) -> Any
     one = architecture(model_type)
     kind = one.model_class.config_class
     given = STATED.get(one.model_type, {}) if config is None else config
-    with _refusing(f"no config of {one.class_name}"):
+    for key, value in given.items():
+        if isinstance(value, int) and value > _MOST_PARTS and _COUNTS.fullmatch(key):
+            raise ConfigError(f"{key} must be at most {_MOST_PARTS}, got {shown(value)}")
+    with attempting(f"no config of {one.class_name} can be built"):
         whole = kind.from_dict(dict(given)).to_dict()
         cut = CUT.get(one.model_type, {})
         small = kind.from_dict({**whole, **tiny(whole), **cut})
@@ -211,11 +216,12 @@ def tiny_model(model_type: str, config: Mapping[str, Any] | None = None, *, seed
     """
     small = tiny_config(model_type, config)
     one = architecture(model_type)
-    with _refusing(f"no tiny {one.class_name}"):
+    with attempting(f"no tiny {one.class_name} can be built"):
         with torch.device("meta"):
-            size = sum(p.numel() for p in one.model_class(small).parameters())
-        if size > _MOST_PARAMETERS:
-            raise ConfigError(f"{one.class_name} has {size:,} parameters even when made small")
+            planned = one.model_class(small)
+        size = sum(x.numel() for x in (*planned.parameters(), *planned.buffers()))
+        if size > _MOST_NUMBERS:
+            raise ConfigError(f"{one.class_name} holds {size:,} numbers even when made small")
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             return one.model_class(small).eval()
@@ -274,8 +280,8 @@ def counts_itself(model: Any) -> bool:
 
 
 @contextmanager
-def quietly() -> Generator[None]:
-    """Without the warnings and the log of transformers, which are about its defaults."""
+def attempting(what: str) -> Generator[None]:
+    """One kind of error, whatever somebody's class raises, and none of its talk about defaults."""
     logging = transformers().logging
     usual = logging.get_verbosity()
     logging.set_verbosity_error()
@@ -283,17 +289,10 @@ def quietly() -> Generator[None]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
+    except PhasorError:
+        raise
+    except Exception as error:
+        why = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ConfigError(f"{what}: {why[:300]}") from error
     finally:
         logging.set_verbosity(usual)
-
-
-@contextmanager
-def _refusing(what: str) -> Generator[None]:
-    """One kind of error, whatever a class raises."""
-    try:
-        with quietly():
-            yield
-    except ConfigError:
-        raise
-    except _REFUSALS as error:
-        raise ConfigError(f"{what} can be built: {' '.join(str(error).split())}") from error

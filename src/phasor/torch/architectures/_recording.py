@@ -1,6 +1,7 @@
 """Queries and keys as a model of transformers rotates them, recorded during one forward pass.
 
-What is recorded is what the model's own function was given and returned; phasor has no part in it.
+A recorder stands where `patch` would put phasor's operator. What is recorded is what the model's
+own function was given and returned; phasor has no part in it.
 """
 
 from __future__ import annotations
@@ -8,11 +9,10 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,10 +20,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from phasor.errors import TensorError
+from phasor.torch.transformers._methods import named_modules, rotations, with_methods
 
-_ROTATION = re.compile(r"_?(vision_)?apply_(\w*rotary|rope)\w*|apply_multidimensional_rope")
 _ATTENTION = "eager_attention_forward"
-_LAYER = re.compile(r"(?:^|\.)(?:layers|h|layer|blocks)\.(\d+)$")
+_LAYER = re.compile(r"(?:^|\.)(?:layers|h|layer|blocks)\.(\d+)(?=\.|$)")
+_ROWS = ("cos", "sin", "freqs_cis", "sinusoidal_pos")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,8 +56,6 @@ class Recorded:
 @dataclass(slots=True)
 class _Tape:
     seq: int
-    layer: int = 0
-    depth: int = 0
     calls: int = 0
     records: list[Recorded] = field(default_factory=list[Recorded])
     heads: dict[int, list[NDArray[np.float64]]] = field(
@@ -94,100 +93,84 @@ def _placed(one: Recorded, heads: list[NDArray[np.float64]]) -> Recorded:
 
 @contextmanager
 def _watched(model: Any, tape: _Tape) -> Generator[None]:
-    """The model with its rotation, its attention and its layers telling the tape."""
-    code = sys.modules[type(model).__module__]
-    undo: list[Callable[[], object]] = []
-    own = [
-        one
-        for one in vars(code).values()
-        if isinstance(one, type) and one.__module__ == code.__name__
-    ]
-    for holder in (code, *own):
-        for name, function in list(vars(holder).items()):
-            plain = function.__func__ if isinstance(function, staticmethod) else function
-            if not inspect.isfunction(plain):
-                continue
-            if _ROTATION.fullmatch(name):
-                seen: Any = _rotation(plain, tape)
-            elif name == _ATTENTION:
-                seen = _attention(plain, tape)
-            else:
-                continue
-            undo.append(functools.partial(setattr, holder, name, function))
-            setattr(holder, name, staticmethod(seen) if plain is not function else seen)
-    for name, module in model.named_modules():
-        found = _LAYER.search(name)
-        if found is not None:
-            handle = module.register_forward_pre_hook(_enters(tape, int(found[1])))
-            undo.append(handle.remove)
+    """The model with recorders in the modules that rotate."""
+    born: list[tuple[Any, type]] = []
+    for path, module in named_modules(model):
+        cls: Any = type(module)
+        called, own = rotations(cls), _own_rotations(cls)
+        if not called and not own:
+            continue
+        layer = next((int(number) for number in _LAYER.findall(path)[-1:]), 0)
+        seen = {name: _rotation(function, tape, layer) for name, function in called.items()}
+        attention = cls.forward.__globals__.get(_ATTENTION)
+        if attention is not None:
+            seen[_ATTENTION] = _attention(attention, tape, layer)
+        more = {name: staticmethod(_rotation(one, tape, layer)) for name, one in own.items()}
+        born.append((module, cls))
+        module.__class__ = with_methods(cls, seen, _itself, more)
     try:
         yield
     finally:
-        for one in reversed(undo):
-            one()
+        for module, cls in born:
+            module.__class__ = cls
 
 
-def _enters(tape: _Tape, layer: int) -> Callable[..., None]:
-    def entered(*_: Any) -> None:
-        tape.layer = layer
+def _own_rotations(cls: type) -> dict[str, Any]:
+    """Static methods that rotate."""
+    return {
+        name: value.__func__
+        for base in reversed(cls.__mro__)
+        for name, value in vars(base).items()
+        if isinstance(value, staticmethod) and name.startswith("apply_rotary")
+    }
 
-    return entered
+
+def _itself(cls: type) -> type:
+    return cls
 
 
-def _rotation(function: Callable[..., Any], tape: _Tape) -> Callable[..., Any]:
+def _rotation(function: Callable[..., Any], tape: _Tape, layer: int) -> Callable[..., Any]:
     parameters = inspect.signature(function)
 
     @functools.wraps(function)
     def seen(*args: Any, **kwargs: Any) -> Any:
         given = parameters.bind(*args, **kwargs).arguments
         # a function may write what it was given
-        before = {name: v.clone() for name, v in given.items() if isinstance(v, Tensor)}
-        tape.depth += 1
-        try:
-            returned = function(*args, **kwargs)
-        finally:
-            tape.depth -= 1
-        if tape.depth == 0:
-            tape.calls += 1
-            _keep(tape, function.__name__, before, returned)
+        before = {
+            name: value.clone()
+            for name, value in given.items()
+            if isinstance(value, Tensor) and name not in _ROWS
+        }
+        returned: Any = function(*args, **kwargs)
+        tape.calls += 1
+        results = [returned] if isinstance(returned, Tensor) else list(returned)
+        turned = [one for one in results if isinstance(one, Tensor)]
+        for (name, was), after in zip(before.items(), turned, strict=False):
+            if was.shape != after.shape:
+                raise TensorError(
+                    f"{function.__name__} must return {name} in the shape it was given, "
+                    f"{list(was.shape)}, got {list(after.shape)}"
+                )
+            both = (_tokens_first(one, tape.seq) for one in (was, after))
+            tape.records.append(
+                Recorded(
+                    layer=layer, function=function.__name__, argument=name, call=tape.calls,
+                    before=next(both), after=next(both),
+                )
+            )  # fmt: skip
         return returned
 
     return seen
 
 
-def _keep(tape: _Tape, function: str, before: dict[str, Tensor], returned: Any) -> None:
-    results = [one for one in _listed(returned) if isinstance(one, Tensor)]
-    names = [name for name in before if name not in ("cos", "sin", "freqs_cis", "sinusoidal_pos")]
-    for name, after in zip(names, results, strict=False):
-        if before[name].shape != after.shape:
-            raise TensorError(
-                f"{function} must return {name} in the shape it was given, "
-                f"{list(before[name].shape)}, got {list(after.shape)}"
-            )
-        tape.records.append(
-            Recorded(
-                layer=tape.layer,
-                function=function,
-                argument=name,
-                call=tape.calls,
-                before=_tokens_first(before[name], tape.seq),
-                after=_tokens_first(after, tape.seq),
-            )
-        )
-
-
-def _attention(function: Callable[..., Any], tape: _Tape) -> Callable[..., Any]:
+def _attention(function: Callable[..., Any], tape: _Tape, layer: int) -> Callable[..., Any]:
     @functools.wraps(function)
     def seen(module: Any, query: Tensor, key: Tensor, *args: Any, **kwargs: Any) -> Any:
-        ours = tape.heads.setdefault(tape.layer, [])
+        ours = tape.heads.setdefault(layer, [])
         ours += [_tokens_first(one, tape.seq) for one in (query, key) if one.shape[2] == tape.seq]
         return function(module, query, key, *args, **kwargs)
 
     return seen
-
-
-def _listed(returned: Any) -> list[Any]:
-    return list(cast(Any, returned)) if isinstance(returned, (tuple, list)) else [returned]
 
 
 def _tokens_first(x: Tensor, seq: int) -> NDArray[np.float64]:

@@ -57,7 +57,8 @@ def with_methods(
 
     Args:
         cls: A class of modules.
-        replaced: What stands in for the functions that `rotations` named.
+        replaced: What stands in for the functions that `rotations` named, and for other globals of
+            the methods that call one.
         rebuild: Called with ``cls`` where an instance is unpickled; gives the instance's class.
         more: What else the subclass has.
     """
@@ -140,7 +141,7 @@ def _names(code: CodeType) -> Iterator[str]:
 
 
 def _remade(function: FunctionType, replaced: Mapping[str, Any]) -> FunctionType:
-    scope = {**function.__globals__, **{name: replaced[name] for name in _called(function)}}
+    scope = {**function.__globals__, **replaced}
     # a compiler looks a function's globals up in the module that they name, unless they name none
     scope.pop("__name__", None)
     own = dict(function.__dict__)
