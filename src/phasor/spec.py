@@ -15,7 +15,7 @@ from phasor.scaling import LAWS, Law, Rule, Temperature
 
 Pairing = Literal["half", "interleaved"]
 _PAIRINGS = ("half", "interleaved")
-WIDEST = 1 << 13  # no head comes near; a number beyond is a mistake, not a model
+_WIDEST = 1 << 16  # no head comes near; a number beyond is a mistake, not a model
 # the default of a field that construction resolves, so that its type is what a reader finds there
 _DEFAULT: Any = None
 
@@ -79,7 +79,7 @@ class Rope:
         def settle(name: str, value: object) -> None:
             object.__setattr__(self, name, value)
 
-        settle("head_dim", whole("head_dim", self.head_dim, least=2, most=WIDEST))
+        settle("head_dim", whole("head_dim", self.head_dim, least=2, most=_WIDEST))
         settle("pairing", choice("pairing", self.pairing, _PAIRINGS))
         if self.pairing_out is not None:
             choice("pairing_out", self.pairing_out, _PAIRINGS)

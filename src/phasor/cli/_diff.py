@@ -7,7 +7,16 @@ from dataclasses import asdict
 
 import click
 
-from phasor.cli._common import MODEL, STDIN, at_option, head_dims, read, say, say_json, token_counts
+from phasor.cli._common import (
+    MODEL,
+    STDIN,
+    at_option,
+    function_widths,
+    read,
+    say,
+    say_json,
+    token_counts,
+)
 from phasor.cli._identify import is_function, named
 from phasor.conventions import MeasuredParting, diff_measured, measured
 from phasor.describe import resolved
@@ -33,7 +42,7 @@ _FLOAT32 = 1e-3  # a function rotates float32 with angles of its own precision
     metavar="TOKENS",
     help="Positions to compare; the longer of the two models' contexts unless given.",
 )
-@click.option("--head-dim", type=head_dims, help="Width of a head, for two functions.")
+@click.option("--head-dim", type=function_widths, help="Width of a head, for two functions.")
 @click.option("--kind", metavar="NAME", help="Layers to compare a function with.")
 @at_option
 def diff(
