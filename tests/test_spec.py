@@ -99,9 +99,9 @@ def test_every_field_tells_ropes_apart(change: dict[str, Any]) -> None:
 
 PAIRINGS = "must be one of 'half', 'interleaved', got"
 REFUSALS: list[tuple[dict[str, Any], str]] = [
-    ({"head_dim": 1}, "head_dim must be a whole number from 2 to 8192, got 1"),
-    ({"head_dim": 8.0}, "head_dim must be a whole number from 2 to 8192, got 8.0"),
-    ({"head_dim": True}, "head_dim must be a whole number from 2 to 8192, got True"),
+    ({"head_dim": 1}, "head_dim must be a whole number from 2 to 65536, got 1"),
+    ({"head_dim": 8.0}, "head_dim must be a whole number from 2 to 65536, got 8.0"),
+    ({"head_dim": True}, "head_dim must be a whole number from 2 to 65536, got True"),
     ({"head_dim": 7}, "rotary_dim must be even, got 7"),
     ({"pairing": "neox"}, f"pairing {PAIRINGS} 'neox'"),
     ({"pairing": None}, f"pairing {PAIRINGS} None"),

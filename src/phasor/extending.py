@@ -17,7 +17,8 @@ from phasor.layers import LayerRopes
 from phasor.scaling import NTK, DynamicNTK
 from phasor.spec import Rope
 
-_COSINES = 1 << 31  # of all pairs at all distances; they are summed while somebody waits
+# laws are compared while somebody waits: in 60 digits for each pair, and at every distance
+_PAIRS, _COSINES = 1 << 11, 1 << 31
 _FIXED = (
     "the class of this model takes no law and no base from its config; rotate with the rope itself "
     "(Rope.to_json keeps it)"
@@ -127,7 +128,7 @@ def plan(ropes: LayerRopes, kind: str | Sequence[str] | None, context: int | Non
 
     Raises:
         SpecError: If the kind must be named or does not rotate, no context is known, ``to`` is not
-            above it, or so long that looking at every distance would take minutes.
+            above it, or there are so many pairs or distances that it would take minutes.
 
     >>> from phasor import preset
     >>> plan(preset("llama-3-8b"), None, None, 131072).recommended
@@ -148,6 +149,11 @@ def plan(ropes: LayerRopes, kind: str | Sequence[str] | None, context: int | Non
     if rope is None or any(ropes.kinds.get(name) != rope for name in names):
         raise SpecError(
             f"kind must be one of {', '.join(turning) or '(none rotates)'}, got {kind!r}"
+        )
+    if rope.num_pairs > _PAIRS:
+        raise SpecError(
+            f"laws are compared for at most {_PAIRS} pairs, got {rope.num_pairs}; is the width of "
+            "a head that of the model?"
         )
     whole("to", to, least=2, most=_COSINES // rope.num_pairs)
     names = _together(ropes, names, rope)

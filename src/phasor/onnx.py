@@ -18,7 +18,7 @@ from phasor.conventions._limits import ladder
 from phasor.conventions._match import Evidence, conclude
 from phasor.conventions._reading import Arrangement
 from phasor.conventions._report import Identification
-from phasor.conventions._spectrum import find_spectrum
+from phasor.conventions._spectrum import find_spectrum, rounded_angles
 from phasor.errors import ConfigError, PositionError, TensorError
 from phasor.pairings import Pairing
 from phasor.rotate import pair_indices, rotate_by
@@ -126,7 +126,8 @@ def from_cache(
     layout = Rope(head_dim=width, pairing=pairing, rotary_dim=rotary_dim, rotary_start=rotary_start)
     rounding, coarse = table_dtype(np.stack((z.real, z.imag)), ROUNDING[dtype], dtype)
     places = ladder(len(z) - 1)
-    spectrum = find_spectrum(places, z[places], rounding)
+    turned = z[places]
+    spectrum = find_spectrum(places, turned, rounded_angles(turned, rounding))
     if spectrum.reach < places[-1]:
         beyond = next(p for p in places if p > spectrum.reach)
         raise ConfigError(

@@ -15,7 +15,7 @@ from phasor.errors import SpecError
 from phasor.pairings import PAIRINGS, Pairing
 from phasor.scaling import LAWS, Law, Rule, Temperature
 
-WIDEST = 1 << 13  # no head comes near; a number beyond is a mistake, not a model
+WIDEST = 1 << 16  # no head comes near; a number beyond is a mistake, not a model
 # the default of a field that construction resolves, so that its type is what a reader finds there
 _DEFAULT: Any = None
 

@@ -19,7 +19,6 @@ from phasor.configs import load
 from phasor.errors import BackendError, PhasorWarning, SpecError, visible
 from phasor.layers import LayerRopes
 from phasor.presets import preset, preset_names
-from phasor.spec import WIDEST
 
 STDIN = "-"
 
@@ -38,7 +37,8 @@ class _Model(click.ParamType[str]):
 
 MODEL = _Model()
 token_counts = click.IntRange(1, 2**63 - 1)
-head_dims = click.IntRange(2, WIDEST)
+# a function is asked about a matrix of this width at many positions: here, some gigabytes
+function_widths = click.IntRange(2, 4096)
 at_option = click.option(
     "--at",
     "seq_len",

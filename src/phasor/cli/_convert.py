@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from phasor.checkpoint import Patterns, Plan, plan, write
-from phasor.cli._common import head_dims, say
+from phasor.cli._common import say
 from phasor.errors import PhasorWarning
 from phasor.pairings import PAIRINGS, Pairing, opposite
 from phasor.spec import Rope
@@ -29,7 +29,7 @@ _REGEX = "REGEX"
 @click.option(
     "--config", type=click.Path(allow_dash=True), metavar="PATH", help="The model's config."
 )
-@click.option("--head-dim", type=head_dims, help="Width of a head, instead of a config.")
+@click.option("--head-dim", type=click.IntRange(2), help="Width of a head, instead of a config.")
 @click.option("--rotary-dim", type=click.IntRange(2), help="With --head-dim: how much turns.")
 @click.option("--rotary-start", type=click.IntRange(0), help="With --head-dim: where that begins.")
 @click.option("--query", multiple=True, metavar=_REGEX, help="Names of query projections.")

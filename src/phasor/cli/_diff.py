@@ -14,7 +14,7 @@ from phasor.cli._common import (
     MODEL,
     STDIN,
     at_option,
-    head_dims,
+    function_widths,
     read,
     reading_options,
     say,
@@ -46,7 +46,7 @@ _FLOAT32 = 1e-3  # a function rotates float32 with angles of its own precision
     metavar="TOKENS",
     help="Positions to compare; the longer of the two models' contexts unless given.",
 )
-@click.option("--head-dim", type=head_dims, help="Width of a head, for two functions.")
+@click.option("--head-dim", type=function_widths, help="Width of a head, for two functions.")
 @click.option("--kind", metavar="NAME", help="Layers to compare a function with.")
 @at_option
 @reading_options

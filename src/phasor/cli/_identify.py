@@ -12,7 +12,7 @@ from typing import Any, cast
 import click
 
 from phasor.cli._architectures import is_architecture, judge, judge_all
-from phasor.cli._common import head_dims, say, say_json
+from phasor.cli._common import function_widths, say, say_json
 from phasor.conventions import identify as identify_function
 from phasor.errors import SpecError
 
@@ -62,7 +62,7 @@ def named(text: str) -> Callable[..., Any]:
     metavar="PATH",
     help="With transformers:NAME, a config.json in place of the class's defaults.",
 )
-@click.option("--head-dim", type=head_dims, help="Width of a head.")
+@click.option("--head-dim", type=function_widths, help="Width of a head.")
 @click.option("--table", metavar="FUNCTION", help="Makes cos and sin from positions.")
 @click.option("--takes", metavar="WORDS", help='The arguments, such as "q k positions".')
 @click.option("--layout", metavar="LETTERS", help="Order of dimensions, such as bhsd.")
