@@ -94,6 +94,35 @@ def test_towers_that_deal_or_split_one_spectrum_keep_their_frequencies() -> None
     assert np.allclose(pixtral.inv_freq or (), 1e4 ** -(order / 32), rtol=1e-15)
 
 
+_TOWER = {"model_type": "sam3_vit_model", "hidden_size": 64, "num_attention_heads": 4,
+          "num_hidden_layers": 2}  # fmt: skip
+
+
+def test_axial_is_how_transformers_5_says_that_a_tower_has_no_law() -> None:
+    """And no law of text that a tower could have; a model of text has no such word."""
+    block = {"rope_type": "axial", "rope_theta": 500.0}
+    for said in ({"rope_parameters": block}, {"rope_parameters": block, "rope_scaling": block}):
+        assert load(_TOWER | said) == load(_TOWER | {"rope_theta": 500.0})
+    with pytest.raises(ConfigError, match=r"rope_type must be one of .* got 'axial'"):
+        load(small(rope_parameters=block))
+    with pytest.raises(ConfigError, match="no rope of patches takes the law"):
+        load(_TOWER | {"rope_parameters": {"rope_type": "linear", "factor": 2.0}})
+
+
+def test_the_memory_of_a_video_tracker_has_keys_of_its_own() -> None:
+    """The base under its first name; heads narrower than the config's sizes are refused."""
+    tracker = {
+        "model_type": "sam2_video", "memory_attention_hidden_size": 128,
+        "memory_attention_num_attention_heads": 2, "memory_attention_num_layers": 3,
+        "memory_attention_rope_theta": 5000.0,
+    }  # fmt: skip
+    ropes = load(tracker)
+    assert ropes[0] is not None
+    assert (len(ropes), ropes[0].head_dim, ropes[0].base) == (3, 64, 5000.0)
+    with pytest.raises(ConfigError, match="memory_attention_downsample_rate"):
+        load(tracker | {"memory_attention_downsample_rate": 2})
+
+
 def gguf(path: Path, divisors: np.ndarray | None) -> Path:
     """A GGUF file of a small Llama, with a vocabulary and a weight."""
     writer = GGUFWriter(path, "llama")

@@ -197,10 +197,10 @@ def _over_patches(rope: Rope, facts: Architecture, notes: list[str]) -> Rope:
     axes, each = len(facts.positions), rope.num_pairs // len(facts.positions)
     where = f", counted from {facts.origin}" if facts.origin else ""
     notes.append(f"Positions are ({', '.join(facts.positions)}) of a patch{where}.")
-    if facts.axes == "axial":
-        return replace(rope, axes=Axial((each,) * axes))
     if rope.scaling is not None:
         raise ConfigError(f"no rope of patches takes the law {shown(rope.scaling)}; remove it")
+    if facts.axes == "axial":
+        return replace(rope, axes=Axial((each,) * axes))
     base, pairs = rope.base or 1.0, range(rope.num_pairs)
     if facts.axes == "dealt":
         inv_freq = tuple(base ** -(pair // axes / each) for pair in pairs)

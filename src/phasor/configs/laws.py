@@ -65,7 +65,10 @@ class Model:
 
 def rope_type(block: Block, facts: Architecture | None = None) -> str:
     """The name of the block's law, in its present spelling; ``facts`` may have words of its own."""
-    words = _OLD_NAMES if facts is None else {**_OLD_NAMES, **facts.laws}
+    words = {**_OLD_NAMES, **({} if facts is None else facts.laws)}
+    if facts is None or facts.positions:
+        # how transformers 5 says that a tower turns patches, and says no law
+        words["axial"] = "default"
     given = [(block.name(key), block.text(key)) for key in ("rope_type", "type")]
     name = agreed((key, words.get(one, one)) for key, one in given if one is not None) or "default"
     if name not in {*_LAWS, *words.values()}:
