@@ -52,9 +52,11 @@ PIPELINE = """
     torch.architectures._tiny torch.architectures._recording torch.architectures._compared
     torch.architectures torch.architectures.verdicts
     torch.onnx._graph torch.onnx torch.distributed
-    torch.transformers._carriers torch.transformers._forms torch.transformers._fresh
-    torch.transformers._sines torch.transformers._handling torch.transformers._methods
-    torch.transformers._live torch.transformers._classes torch.transformers torch
+    torch.transformers._rules torch.transformers._carriers torch.transformers._forms
+    torch.transformers._axial torch.transformers._fresh torch.transformers._sines
+    torch.transformers._handling torch.transformers._methods torch.transformers._members
+    torch.transformers._live torch.transformers._classes torch.transformers._parts
+    torch.transformers._check torch.transformers torch
     bench._case bench._gate bench._timing bench._measure bench._figure bench
     demo terminal._ropes terminal._extending terminal._architectures terminal
     cli._common cli._show cli._architectures cli._identify cli._diff cli._convert cli._extend

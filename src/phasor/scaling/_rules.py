@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
 from phasor._checks import number, numbers, shown, whole
 from phasor.errors import SpecError
@@ -49,6 +50,14 @@ class DynamicNTK(Rule):
             ) from None
         return NTK(factor=grown)
 
+    def at_lengths(self, lengths: Any, plain: Any, xp: Any) -> tuple[Any, Any]:
+        """The same for lengths on a device: pair ``k`` of ``n`` by ``factor ** (-k / (n - 1))``."""
+        start = self.original_max_positions
+        grown = self.factor * xp.where(lengths > start, lengths, start) / start - (self.factor - 1)
+        last = len(plain) - 1
+        powers = _like(plain, [-k / last for k in range(last + 1)], xp)
+        return plain * grown[..., None] ** powers, 1.0
+
 
 @dataclass(frozen=True, kw_only=True)
 class LongRope(Rule):
@@ -88,7 +97,18 @@ class LongRope(Rule):
 
     def at(self, seq_len: int) -> PerPair:
         """The list of divisors for sequences of ``seq_len`` tokens, with its factor."""
-        if whole("seq_len", seq_len, least=1) > self.original_max_positions:
+        return self._law(whole("seq_len", seq_len, least=1) > self.original_max_positions)
+
+    def at_lengths(self, lengths: Any, plain: Any, xp: Any) -> tuple[Any, Any]:
+        """The same for lengths on a device: one list or the other."""
+        beyond = lengths > self.original_max_positions
+        short, long = self._law(False), self._law(True)
+        lists = [_like(plain, law.factors, xp) for law in (long, short)]
+        gains = [_like(plain, law.attention_factor, xp) for law in (long, short)]
+        return plain / xp.where(beyond[..., None], *lists), xp.where(beyond, *gains)
+
+    def _law(self, beyond: bool) -> PerPair:
+        if beyond:
             factors, stated = self.long_factors, self.long_attention_factor
         else:
             factors, stated = self.short_factors, self.short_attention_factor
@@ -96,3 +116,8 @@ class LongRope(Rule):
         if self.factor > 1:
             derived = math.sqrt(1 + math.log(self.factor) / math.log(self.original_max_positions))
         return PerPair(factors=factors, attention_factor=derived if stated is None else stated)
+
+
+def _like(plain: Any, values: Any, xp: Any) -> Any:
+    """Constants in the dtype of ``plain``, where it is."""
+    return xp.asarray(values, dtype=plain.dtype, device=plain.device)

@@ -14,9 +14,9 @@ from collections.abc import Iterator, Mapping
 from types import FunctionType
 from typing import Any, TypeGuard
 
-from phasor.torch.transformers._forms import parameters
+from phasor.torch.transformers._forms import COMPLEX, parameters
 
-_ROWS = ("cos", "sin", "freqs_cis")
+_ROWS = ("cos", "sin", *COMPLEX)
 _BOTH = "position_embeddings"
 
 

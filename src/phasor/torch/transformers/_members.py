@@ -1,0 +1,113 @@
+"""The modules of a model, and which part of it each belongs to.
+
+A model of pictures and text holds a config for each, and its modules carry theirs. A part is named
+by the key under which its config stands in the config file: ``text_config``, ``vision_config``,
+or several keys joined by dots; by nothing where it is that of the whole model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import FunctionType, MethodType
+from typing import Any, cast
+
+from torch import nn
+
+from phasor.torch.transformers._methods import named_modules, original
+
+
+@dataclass(frozen=True, kw_only=True)
+class Member:
+    """One module of a model.
+
+    Attributes:
+        path: Its name in the model.
+        module: The module.
+        cls: The class it was born with.
+        config: Its config, or that of the nearest module around it that has one.
+        part: The key of that config in the model's; the module's path where it has none.
+    """
+
+    path: str
+    module: nn.Module
+    cls: type
+    config: Any
+    part: str
+
+
+def members(model: nn.Module) -> Iterator[Member]:
+    """Every module of ``model``."""
+    around: dict[str, tuple[Any, str]] = {"": (None, "")}
+    outermost: list[tuple[Any, str]] = []
+    for path, module in named_modules(model):
+        config, part = around[path.rpartition(".")[0]]
+        own = getattr(module, "config", None)
+        if own is not config and hasattr(own, "to_dict"):
+            if config is None:
+                # parts of a list of modules, of one model or of several
+                found = (part for other, part in outermost if _equal(own, other))
+                config, part = own, next(found, path if outermost else "")
+                outermost.append((config, part))
+            else:
+                config, part = own, _part(own, config, part, path)
+        around[path] = config, part
+        cls = original(module) or type(module)
+        yield Member(path=path or cls.__name__, module=module, cls=cls, config=config, part=part)
+
+
+def _part(own: Any, outer: Any, part: str, path: str) -> str:
+    """The key of a module's config, given that of the modules around it and its key."""
+    if _equal(own, outer):
+        return part
+    inside = dict(_configs(outer))
+    for alike in (
+        lambda one: one is own,
+        lambda one: _equal(one, own),
+        lambda one: type(one) is type(own),
+    ):
+        found = [key for key, one in inside.items() if alike(one)]
+        if found:
+            return f"{part}.{found[0]}" if part else found[0]
+    return path
+
+
+def _configs(config: Any, depth: int = 3) -> Iterator[tuple[str, Any]]:
+    """The configs inside one, with their keys joined by dots, the outer ones first."""
+    found = {key: one for key, one in vars(config).items() if hasattr(one, "to_dict")}
+    yield from found.items()
+    for key, one in found.items() if depth else ():
+        yield from ((f"{key}.{inner}", deep) for inner, deep in _configs(one, depth - 1))
+
+
+def _equal(one: Any, other: Any) -> bool:
+    return type(one) is type(other) and one.to_dict() == other.to_dict()
+
+
+def own_methods(module: nn.Module) -> Mapping[str, str]:
+    """Methods of its own class that a module keeps in itself, bound, each with its name there.
+
+    accelerate keeps the ``forward`` that it wraps so when it spreads a model over devices.
+    """
+    return {
+        name: value.__name__
+        for name, value in vars(module).items()
+        if isinstance(value, MethodType)
+        and value.__self__ is module
+        and isinstance(value.__func__, FunctionType)
+        and getattr(type(module), value.__name__, None) is value.__func__
+    }
+
+
+def become(module: nn.Module, cls: type) -> None:
+    """Give a module another class, and the methods that it keeps in itself with it."""
+    kept = own_methods(module)
+    module.__class__ = cls
+    for name, method in kept.items():
+        module.__dict__[name] = MethodType(getattr(cls, method), module)
+
+
+def is_hooked(member: Member) -> bool:
+    """Whether somebody's ``forward`` stands before the class's, and does not say what it calls."""
+    module = member.module
+    return "forward" in module.__dict__ and "forward" not in cast(Any, own_methods(module)).values()
