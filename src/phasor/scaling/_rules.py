@@ -97,25 +97,30 @@ class LongRope(Rule):
 
     def at(self, seq_len: int) -> PerPair:
         """The list of divisors for sequences of ``seq_len`` tokens, with its factor."""
-        return self._law(whole("seq_len", seq_len, least=1) > self.original_max_positions)
+        beyond = whole("seq_len", seq_len, least=1) > self.original_max_positions
+        factors, attention_factor = self._beyond() if beyond else self._within()
+        return PerPair(factors=factors, attention_factor=attention_factor)
 
     def at_lengths(self, lengths: Any, plain: Any, xp: Any) -> tuple[Any, Any]:
         """The same for lengths on a device: one list or the other."""
         beyond = lengths > self.original_max_positions
-        short, long = self._law(False), self._law(True)
-        lists = [_like(plain, law.factors, xp) for law in (long, short)]
-        gains = [_like(plain, law.attention_factor, xp) for law in (long, short)]
+        both = self._beyond(), self._within()
+        lists = [_like(plain, factors, xp) for factors, _ in both]
+        gains = [_like(plain, attention_factor, xp) for _, attention_factor in both]
         return plain / xp.where(beyond[..., None], *lists), xp.where(beyond, *gains)
 
-    def _law(self, beyond: bool) -> PerPair:
-        if beyond:
-            factors, stated = self.long_factors, self.long_attention_factor
-        else:
-            factors, stated = self.short_factors, self.short_attention_factor
-        derived = 1.0
-        if self.factor > 1:
-            derived = math.sqrt(1 + math.log(self.factor) / math.log(self.original_max_positions))
-        return PerPair(factors=factors, attention_factor=derived if stated is None else stated)
+    def _within(self) -> tuple[tuple[float, ...], float]:
+        return self.short_factors, self._or_derived(self.short_attention_factor)
+
+    def _beyond(self) -> tuple[tuple[float, ...], float]:
+        return self.long_factors, self._or_derived(self.long_attention_factor)
+
+    def _or_derived(self, stated: float | None) -> float:
+        if stated is not None:
+            return stated
+        if self.factor <= 1:
+            return 1.0
+        return math.sqrt(1 + math.log(self.factor) / math.log(self.original_max_positions))
 
 
 def _like(plain: Any, values: Any, xp: Any) -> Any:

@@ -9,7 +9,7 @@ half as wide and made once a forward pass: which law it is depends on the data t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
@@ -17,11 +17,12 @@ import torch
 from torch import Tensor
 
 from phasor.errors import TensorError
+from phasor.scaling import Rule
 from phasor.spec import Pairing, Rope
 from phasor.torch import _cpu, _ops
 from phasor.torch._arguments import checked_positions
 from phasor.torch._layout import constant, count_axes, layout_text, read_rope
-from phasor.torch.transformers._rules import has_rule, rule_rows
+from phasor.torch.transformers._rules import rule_rows
 
 Width = Literal["twice", "repeated", "half", "complex"]
 
@@ -66,18 +67,26 @@ class Ids(NamedTuple):
     fixed: tuple[tuple[int, ...], ...] = ()
 
 
-class Turns(NamedTuple):
+@dataclass(frozen=True)
+class Turns:
     """How one kind of layer turns.
 
     Attributes:
         rope: The Rope, counter-clockwise, as text.
         gain: Of its cosines and sines.
         ids: How positions come to it.
+        rule: What picks the Rope's law, if anything; here because a compiler follows the methods
+            of what a module holds, and not of what a text describes.
     """
 
     rope: str
     gain: float
     ids: Ids = Ids()
+    rule: Rule | None = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        scaling = read_rope(self.rope).scaling
+        object.__setattr__(self, "rule", scaling if isinstance(scaling, Rule) else None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,10 +167,10 @@ def carried(turns: Turns, position_ids: Tensor, dtype: torch.dtype) -> Carrier:
             positions = positions.expand(*positions.shape[:-1], n_axes)
     if ids.order:
         positions = positions[..., list(ids.order)]
-    if not has_rule(turns.rope):
+    if turns.rule is None:
         return Carrier((positions,), turns)
     with torch.no_grad():
-        return Carrier(rule_rows(turns.rope, positions, dtype), turns)
+        return Carrier(rule_rows(turns.rule, turns.rope, positions, dtype), turns)
 
 
 def turned(xs: Sequence[Tensor], carrier: Any, form: Form, heads_first: bool) -> list[Tensor]:

@@ -160,7 +160,7 @@ def measured(function: Any, batched: bool = True) -> Form | None:
 def called_with(function: Any, x: Tensor, rows: Any) -> Tensor:
     """What ``function`` makes of ``x``, given ``(cos, sin)`` or one complex tensor."""
     names = parameters(function)
-    rest = {name: rows for name in COMPLEX}
+    rest = dict.fromkeys(COMPLEX, rows)
     if not isinstance(rows, Tensor):
         rest = {"cos": rows[0], "sin": rows[1]}
     given = [rest.get(name, x) for name in names if name not in _OPTIONS]

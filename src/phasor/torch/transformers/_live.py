@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -20,11 +20,10 @@ from phasor.torch.transformers._carriers import Form, Ids, Turns
 from phasor.torch.transformers._forms import measured
 from phasor.torch.transformers._fresh import FOREIGN, Fresh, held, undisturbed
 from phasor.torch.transformers._handling import mishandled, unpacks
-from phasor.torch.transformers._members import Member, is_hooked, members
+from phasor.torch.transformers._members import Member, is_hooked, makes_cosines
 from phasor.torch.transformers._methods import covering, methods, rotating_methods, rotations
 from phasor.torch.transformers._sines import TABLE, FreshGrid, FreshTable, holds_table
 
-_EMBEDDING = re.compile(r"Rotary")
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 _TAKES = (("self", "x", "position_ids"), ("self", "x", "position_ids", "layer_type"))
 _COUNTS = ("num_hidden_layers", "n_layer", "num_layers", "depth")
@@ -82,27 +81,6 @@ class Live:
         return (*(one.member for one in self.embeddings), *(one for one, _ in self.rotating))
 
 
-def parts(model: nn.Module) -> dict[str, list[Member]]:
-    """The modules of each part of ``model`` in which something rotates or makes cosines.
-
-    Raises:
-        ConfigError: If there is no such part.
-    """
-    found: dict[str, list[Member]] = {}
-    for member in members(model):
-        found.setdefault(member.part, []).append(member)
-    rotating = [one for ones in found.values() for one in ones if rotations(one.cls)]
-    making = [one for ones in found.values() for one in ones if _makes_cosines(one)]
-    if not rotating or not making:
-        what = "calls a rotation" if not rotating else "makes cosines and sines of positions"
-        raise ConfigError(
-            f"model must rotate queries and keys in a way that phasor knows, and no module of "
-            f"{type(model).__name__} {what} as those of transformers do"
-        )
-    busy = {one.part for one in (*rotating, *making)}
-    return {part: ones for part, ones in found.items() if part in busy}
-
-
 def read(part: str, ones: Sequence[Member]) -> Live:
     """Everything that rotates in one of `parts`, understood, or an error that names what is not."""
     with undisturbed():
@@ -111,7 +89,7 @@ def read(part: str, ones: Sequence[Member]) -> Live:
 
 def _read(part: str, ones: Sequence[Member]) -> Live:
     rotating = [(one, functions) for one in ones if (functions := rotations(one.cls))]
-    making = [one for one in ones if _makes_cosines(one)]
+    making = [one for one in ones if makes_cosines(one)]
     if not making:
         raise _refusal(rotating[0][0], "no module of its part of the model makes cosines for it")
     _check_classes(ones, {one.path for one, _ in rotating})
@@ -133,12 +111,6 @@ def _read(part: str, ones: Sequence[Member]) -> Live:
         raise _refusal(embeddings[-1].member, "others beside it answer with a batch, it without")
     layers = _identified_layers(embeddings) if described is None else described
     return Live(part=part, layers=layers, embeddings=tuple(embeddings), rotating=tuple(rotating))
-
-
-def _makes_cosines(member: Member) -> bool:
-    return bool(_EMBEDDING.search(member.cls.__name__)) or (
-        holds_table(member.module) and bool(rotations(member.cls))
-    )
 
 
 def _refusal(member: Member, why: str) -> ConfigError:

@@ -7,14 +7,19 @@ or several keys joined by dots; by nothing where it is that of the whole model.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FunctionType, MethodType
 from typing import Any, cast
 
 from torch import nn
 
-from phasor.torch.transformers._methods import named_modules, original
+from phasor.errors import ConfigError
+from phasor.torch.transformers._methods import named_modules, original, rotations
+from phasor.torch.transformers._sines import holds_table
+
+_EMBEDDING = re.compile(r"Rotary")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +59,42 @@ def members(model: nn.Module) -> Iterator[Member]:
         around[path] = config, part
         cls = original(module) or type(module)
         yield Member(path=path or cls.__name__, module=module, cls=cls, config=config, part=part)
+
+
+def parts(model: nn.Module) -> dict[str, list[Member]]:
+    """The modules of each part of ``model`` in which something rotates or makes cosines.
+
+    A module with a config of its own that rotates by the cosines of a part around it is of that.
+
+    Raises:
+        ConfigError: If there is no such part.
+    """
+    ones = list(members(model))
+    rotating = [one for one in ones if rotations(one.cls)]
+    making = {one.part for one in ones if makes_cosines(one)}
+    if not rotating or not making:
+        what = "calls a rotation" if not rotating else "makes cosines and sines of positions"
+        raise ConfigError(
+            f"model must rotate queries and keys in a way that phasor knows, and no module of "
+            f"{type(model).__name__} {what} as those of transformers do"
+        )
+    at = {one.path: one.part for one in ones}
+    without = {one.part for one in rotating} - making
+    found: dict[str, list[Member]] = {}
+    for one in ones:
+        outer = one.path
+        while at.get(outer) in without and "." in outer:
+            outer = outer.rpartition(".")[0]
+        part = at[outer] if at.get(outer) in making else one.part
+        found.setdefault(part, []).append(replace(one, part=part))
+    return {part: found[part] for part in found if part in making | without}
+
+
+def makes_cosines(member: Member) -> bool:
+    """Whether a module turns positions into cosines and sines, or keeps a table of them."""
+    return bool(_EMBEDDING.search(member.cls.__name__)) or (
+        holds_table(member.module) and bool(rotations(member.cls))
+    )
 
 
 def _part(own: Any, outer: Any, part: str, path: str) -> str:

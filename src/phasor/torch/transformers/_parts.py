@@ -9,7 +9,8 @@ from torch import nn
 from phasor._checks import shown
 from phasor.configs import NESTED
 from phasor.errors import ConfigError
-from phasor.torch.transformers._live import Live, parts, read
+from phasor.torch.transformers._live import Live, read
+from phasor.torch.transformers._members import parts
 
 
 def check_model(model: object) -> None:

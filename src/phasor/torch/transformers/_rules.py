@@ -7,7 +7,7 @@ then a compiler can follow, and no device is stopped.
 from __future__ import annotations
 
 import math
-from typing import cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,18 +19,21 @@ from phasor.torch._internals import hidden_from_the_compiler
 from phasor.torch._layout import constant, count_axes, read_rope
 
 
-@constant
-def has_rule(text: str) -> bool:
-    """Whether that Rope's law depends on the length of the sequence."""
-    return isinstance(read_rope(text).scaling, Rule)
-
-
-def rule_rows(text: str, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def rule_rows(
+    rule: Rule, text: str, positions: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
     """Rows of cos and sin ``[..., seq, num_pairs]`` under the law for these positions.
 
-    The gain is in the rows.
+    Args:
+        rule: Picks the law.
+        text: The Rope, whose scaling is that rule.
+        positions: ``[..., seq]``, or ``[..., seq, axes]``.
+        dtype: Of the tensors that will be rotated.
+
+    Returns:
+        Cosines and sines that hold their gain.
     """
-    steps, gain = _steps(text, positions)
+    steps, gain = _steps(rule, text, positions)
     places = positions.unsqueeze(-1).double()
     if count_axes(text) > 1:
         places = positions.double()[..., list(_axes(text))]
@@ -39,9 +42,8 @@ def rule_rows(text: str, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor,
     return (angles.cos() * gain).to(kind), (angles.sin() * gain).to(kind)
 
 
-def _steps(text: str, positions: Tensor) -> tuple[Tensor, Tensor | float]:
+def _steps(rule: Rule, text: str, positions: Tensor) -> tuple[Tensor, Any]:
     """Radians per position of every pair, and the gain."""
-    rule = cast(Rule, read_rope(text).scaling)
     length = (positions.max() + 1).double()
     # numbers, not tensors: a compiler takes only one tensor as a constant from one function
     spectra = [length.new_tensor(one) for one in _plain(text)]
