@@ -118,7 +118,8 @@ def _checked(one: Embedding, kind: str | None, live: Live, hidden: Tensor) -> Ch
     rope = one.ropes[kind]
     law = replace(rope.at(int(grid.max()) + 1), direction=1)
     values = held(one.member.module)
-    lost = [name for name in one.held if name in values and is_lost(values[name], one.held[name])]
+    mine = [name for name in one.held if name in values and name.startswith(kind or "")]
+    lost = [name for name in mine if is_lost(values[name], one.held[name])]
     is_patched = original(one.member.module) is not None
     error, dtype = np.full(1, np.nan), hidden.dtype
     if is_patched:
@@ -143,7 +144,7 @@ def _checked(one: Embedding, kind: str | None, live: Live, hidden: Tensor) -> Ch
         dtype=dtype,
         rounding=rounding,
         beyond=int(grid[:, beyond[0]].max()) if len(beyond) else None,
-        lost="" if is_patched else ", ".join(lost),
+        lost=lost[0] if lost and not is_patched else "",
     )
 
 

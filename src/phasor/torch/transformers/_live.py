@@ -19,7 +19,7 @@ from phasor.spec import Rope
 from phasor.torch.transformers._carriers import Form, Ids, Turns
 from phasor.torch.transformers._forms import measured
 from phasor.torch.transformers._fresh import FOREIGN, Fresh, held, undisturbed
-from phasor.torch.transformers._handling import mishandled, unpacks
+from phasor.torch.transformers._handling import hands_on, mishandled, unpacks
 from phasor.torch.transformers._members import Member, is_hooked, makes_cosines
 from phasor.torch.transformers._methods import covering, methods, rotating_methods, rotations
 from phasor.torch.transformers._sines import TABLE, FreshGrid, FreshTable, holds_table
@@ -81,13 +81,9 @@ class Live:
         return (*(one.member for one in self.embeddings), *(one for one, _ in self.rotating))
 
 
+@undisturbed()
 def read(part: str, ones: Sequence[Member]) -> Live:
     """Everything that rotates in one of `parts`, understood, or an error that names what is not."""
-    with undisturbed():
-        return _read(part, ones)
-
-
-def _read(part: str, ones: Sequence[Member]) -> Live:
     rotating = [(one, functions) for one in ones if (functions := rotations(one.cls))]
     making = [one for one in ones if makes_cosines(one)]
     if not making:
@@ -125,16 +121,20 @@ def _check_classes(ones: Sequence[Member], rotating: set[str]) -> None:
         if name:
             why = f"its {name} overrides one that rotates; a rotation must be in the class itself"
             raise _refusal(member, why)
-        # a module beside those that rotate, which neither does nor holds one that does
-        if _NUMBER.sub("*", member.path) not in places or any(
-            path == member.path or path.startswith(f"{member.path}.") for path in rotating
-        ):
+        if member.path in rotating:
             continue
+        inside = [path for path in rotating if path.startswith(f"{member.path}.")]
         for method in methods(member.cls).values():
-            used = unpacks(method)
-            if used:
-                why = f"its {method.__name__} makes use of {used} and calls no rotation"
-                raise _refusal(member, why)
+            if any(path.rpartition(".")[0] == member.path for path in inside):
+                other = hands_on(method)
+                if other:
+                    why = f"its {method.__name__} hands cosines to {other}, which is no rotation"
+                    raise _refusal(member, why)
+            elif not inside and _NUMBER.sub("*", member.path) in places:
+                used = unpacks(method)
+                if used:
+                    why = f"its {method.__name__} makes use of {used} and calls no rotation"
+                    raise _refusal(member, why)
 
 
 def _check_functions(member: Member, functions: dict[str, Any]) -> None:
@@ -239,6 +239,7 @@ def _rope(
     return agreed
 
 
+@undisturbed()
 def check_held(live: Live) -> None:
     """Refuse frequencies or factors that somebody has changed in a live module.
 
