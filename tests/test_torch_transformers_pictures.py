@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from phasor import Axial, Rope
+from phasor import Axial
 from phasor.errors import ConfigError
 from phasor.torch.transformers import check, from_model, patch, unpatch
 
@@ -182,6 +182,7 @@ def test_a_tower_compiles_whole() -> None:
     torch._dynamo.reset()
 
 
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # peft's
 def test_adapters_around_a_model_of_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     """The parts keep their names inside."""
     import peft

@@ -43,12 +43,6 @@ def constant_to_the_compiler(function: _F) -> _F:
     return function
 
 
-def hidden_from_the_compiler(function: _F) -> _F:
-    """What ``torch.compiler.disable`` does after loading the whole compiler: it breaks the graph."""
-    cast(Any, function)._torchdynamo_disable = True
-    return function
-
-
 def in_forward_mode() -> bool:
     """Whether forward-mode differentiation is on."""
     return cast(int, cast(Any, forward_ad)._current_level) >= 0

@@ -67,6 +67,9 @@ class Ids(NamedTuple):
     fixed: tuple[tuple[int, ...], ...] = ()
 
 
+_PLAIN = Ids()
+
+
 @dataclass(frozen=True)
 class Turns:
     """How one kind of layer turns.
@@ -81,7 +84,7 @@ class Turns:
 
     rope: str
     gain: float
-    ids: Ids = Ids()
+    ids: Ids = _PLAIN
     rule: Rule | None = field(init=False, repr=False)
 
     def __post_init__(self) -> None:

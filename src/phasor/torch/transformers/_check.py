@@ -115,25 +115,22 @@ def check(model: nn.Module, *, part: str | None = None) -> Checked:
 def _checked(one: Embedding, kind: str | None, live: Live, hidden: Tensor) -> CheckedModule:
     context = live.layers.context if isinstance(live.layers, LayerRopes) else None
     grid = _grid(one, context or _CONTEXT)
-    rope = one.ropes[kind]
-    law = replace(rope.at(int(grid.max()) + 1), direction=1)
+    law = replace(one.ropes[kind].at(int(grid.max()) + 1), direction=1)
     values = held(one.member.module)
     mine = [name for name in one.held if name in values and name.startswith(kind or "")]
     lost = [name for name in mine if is_lost(values[name], one.held[name])]
-    is_patched = original(one.member.module) is not None
-    error, dtype = np.full(1, np.nan), hidden.dtype
-    if is_patched:
-        rows, dtype = _ours(law, grid), torch.float32
-    elif not lost:
+    if original(one.member.module) is not None:
+        rows, dtype, lost = _ours(law, grid), torch.float32, []
+    elif lost:
+        nothing = np.full((grid.shape[1], law.num_pairs), np.nan)
+        rows, dtype = (nothing, nothing), hidden.dtype
+    else:
         answer = _theirs(one, kind, grid, hidden)
-        dtype = _rows_dtype(answer)
-        rows = halved(answer, one.form)
-    if is_patched or not lost:
-        gain = law.attention_factor
-        places = grid.T if law.axes.n_axes > 1 else grid[0]
-        exact = cos_sin(law, places)
-        error = np.max([np.abs(a - gain * b).max(-1) for a, b in zip(rows, exact, strict=True)], 0)
-    rounding = torch.finfo(dtype).eps / 2 * law.attention_factor
+        rows, dtype = halved(answer, one.form), _rows_dtype(answer)
+    gain = law.attention_factor
+    exact = cos_sin(law, grid.T if law.axes.n_axes > 1 else grid[0])
+    error = np.max([np.abs(a - gain * b).max(-1) for a, b in zip(rows, exact, strict=True)], 0)
+    rounding = torch.finfo(dtype).eps / 2 * gain
     beyond = np.flatnonzero(~(error <= rounding))
     return CheckedModule(
         path=one.member.path,
@@ -144,7 +141,7 @@ def _checked(one: Embedding, kind: str | None, live: Live, hidden: Tensor) -> Ch
         dtype=dtype,
         rounding=rounding,
         beyond=int(grid[:, beyond[0]].max()) if len(beyond) else None,
-        lost=lost[0] if lost and not is_patched else "",
+        lost=lost[0] if lost else "",
     )
 
 

@@ -7,7 +7,7 @@ called with. What its class computes from its config has no such past.
 from __future__ import annotations
 
 import copy
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -114,7 +114,7 @@ class Fresh:
         self.form: Form | None = None
 
     def __call__(self, grid: NDArray[np.int64]) -> Any:
-        """Cosines and sines ``[seq, width]``, or one complex tensor, at positions ``[axes, seq]``."""
+        """Cosines and sines ``[seq, width]``, or complex numbers, at positions ``[axes, seq]``."""
         return unbatched(self._answer(grid, self.ids), self.ids)
 
     def _answer(self, grid: NDArray[np.int64], ids: Ids) -> Any:
@@ -230,10 +230,10 @@ class Fresh:
 
 
 def base_of(config: Any) -> float | None:
-    """The base that a config states, whichever way."""
-    block = getattr(config, "rope_parameters", None)
-    stated = block.get("rope_theta") if isinstance(block, dict) else None
-    return cast("float | None", stated or getattr(config, "rope_theta", None))
+    """The base that a config states, in its block or beside."""
+    block: Any = getattr(config, "rope_parameters", None)
+    inside = cast(Any, block).get("rope_theta") if isinstance(block, Mapping) else None
+    return cast("float | None", inside or getattr(config, "rope_theta", None))
 
 
 def halved(rows: Any, form: Form) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

@@ -192,26 +192,35 @@ def _embedding(member: Member, described: LayerRopes | None, functions: Sequence
     """How every kind of layer turns, verified against the class's own arithmetic."""
     kinds = getattr(member.module, "rope_type", None)
     labels = list(cast("dict[str, Any]", kinds)) if kinds and isinstance(kinds, dict) else [None]
-    ropes: dict[str | None, Rope] = {}
-    for label in labels:
-        try:
-            fresh = _fresh(member, label)
-            rope = _rope(fresh, label, described, functions)
-        except PhasorError:
-            raise
-        except FOREIGN as error:
-            why = f"a new one, asked for cosines, says {' '.join(str(error).split()) or error!r}"
-            raise _refusal(member, why) from None
-        if rope is None:
-            kind = "" if label is None else f" for {label} layers"
-            what = "table of sines is" if holds_table(member.module) else f"cosines{kind} are"
-            source = "that which" if holds_table(member.module) else "those that"
-            raise _refusal(member, f"its {what} not {source} its config describes")
-        ropes[label] = rope
+    try:
+        found = {label: _verified(member, label, described, functions) for label in labels}
+    except PhasorError:
+        raise
+    except FOREIGN as error:
+        why = f"a new one, asked for cosines, says {' '.join(str(error).split()) or error!r}"
+        raise _refusal(member, why) from None
+    fresh = found[labels[0]][0]
     return Embedding(
-        member=member, ropes=ropes, single=fresh.single, held=fresh.held, ids=fresh.ids,
+        member=member,
+        ropes={label: rope for label, (_, rope) in found.items()},
+        single=fresh.single,
+        held=fresh.held,
+        ids=fresh.ids,
         form=cast(Form, fresh.form),
-    )  # fmt: skip
+    )
+
+
+def _verified(
+    member: Member, label: str | None, described: LayerRopes | None, functions: Sequence[Any]
+) -> tuple[Fresh, Rope]:
+    fresh = _fresh(member, label)
+    rope = _rope(fresh, label, described, functions)
+    if rope is None:
+        kind = "" if label is None else f" for {label} layers"
+        what = "table of sines is" if holds_table(member.module) else f"cosines{kind} are"
+        source = "that which" if holds_table(member.module) else "those that"
+        raise _refusal(member, f"its {what} not {source} its config describes")
+    return fresh, rope
 
 
 def _fresh(member: Member, label: str | None) -> Fresh:

@@ -101,21 +101,20 @@ def _part(own: Any, outer: Any, part: str, path: str) -> str:
     """The key of a module's config, given that of the modules around it and its key."""
     if _equal(own, outer):
         return part
-    inside = dict(_configs(outer))
-    for alike in (
-        lambda one: one is own,
-        lambda one: _equal(one, own),
-        lambda one: type(one) is type(own),
-    ):
-        found = [key for key, one in inside.items() if alike(one)]
-        if found:
-            return f"{part}.{found[0]}" if part else found[0]
-    return path
+    inside = list(_configs(outer))
+    # a model of parts may have copied their configs, and changed the copies since
+    named = (
+        [key for key, one in inside if one is own]
+        or [key for key, one in inside if _equal(one, own)]
+        or [key for key, one in inside if type(one) is type(own)]
+    )
+    return f"{part}.{named[0]}".lstrip(".") if named else path
 
 
 def _configs(config: Any, depth: int = 3) -> Iterator[tuple[str, Any]]:
     """The configs inside one, with their keys joined by dots, the outer ones first."""
-    found = {key: one for key, one in vars(config).items() if hasattr(one, "to_dict")}
+    held = cast("dict[str, Any]", vars(config))
+    found = {key: one for key, one in held.items() if hasattr(one, "to_dict")}
     yield from found.items()
     for key, one in found.items() if depth else ():
         yield from ((f"{key}.{inner}", deep) for inner, deep in _configs(one, depth - 1))
@@ -151,4 +150,4 @@ def become(module: nn.Module, cls: type) -> None:
 def is_hooked(member: Member) -> bool:
     """Whether somebody's ``forward`` stands before the class's, and does not say what it calls."""
     module = member.module
-    return "forward" in module.__dict__ and "forward" not in cast(Any, own_methods(module)).values()
+    return "forward" in module.__dict__ and "forward" not in own_methods(module).values()

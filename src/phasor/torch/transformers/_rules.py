@@ -7,7 +7,8 @@ then a compiler can follow, and no device is stopped.
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -15,7 +16,6 @@ from torch import Tensor
 from phasor.frequencies import inv_freq
 from phasor.scaling import Rule
 from phasor.spec import Rope
-from phasor.torch._internals import hidden_from_the_compiler
 from phasor.torch._layout import constant, count_axes, read_rope
 
 
@@ -57,11 +57,16 @@ def _steps(rule: Rule, text: str, positions: Tensor) -> tuple[Tensor, Any]:
     return steps, scaled[0][1]
 
 
-# a rule that cannot say it in tensor operations has its length read, which no graph can hold
-@hidden_from_the_compiler
-def _read_steps(text: str, length: Tensor) -> tuple[Tensor, float]:
+def _steps_read(text: str, length: Tensor) -> tuple[Tensor, float]:
     rope = read_rope(text).at(max(1, math.ceil(length)))
     return length.new_tensor(inv_freq(rope).tolist()), rope.attention_factor
+
+
+# a rule without at_lengths has its length read, which no graph can hold
+_read_steps = cast(
+    Callable[[str, Tensor], tuple[Tensor, float]],
+    torch.compiler.disable(_steps_read, reason="the rule has no at_lengths: its length is read"),
+)
 
 
 @constant

@@ -83,7 +83,7 @@ class FreshGrid(Fresh):
             places = np.arctan2(sin, cos)[:, slow] / inv_freq(rope)[slow]
             grid = places.round().astype(np.int64).T
             if self.explains(self._table, rope, grid, function):
-                self.ids = self.ids._replace(fixed=tuple(map(tuple, grid.T.tolist())))
+                self.ids = self.ids._replace(fixed=tuple((int(y), int(x)) for y, x in grid.T))
                 return rope
         return None
 
