@@ -160,9 +160,8 @@ def measured(function: Any, batched: bool = True) -> Form | None:
 def called_with(function: Any, x: Tensor, rows: Any) -> Tensor:
     """What ``function`` makes of ``x``, given ``(cos, sin)`` or one complex tensor."""
     names = parameters(function)
-    rest = dict.fromkeys(COMPLEX, rows)
-    if not isinstance(rows, Tensor):
-        rest = {"cos": rows[0], "sin": rows[1]}
+    cos, sin = (rows, rows) if isinstance(rows, Tensor) else rows
+    rest: dict[str, Any] = {"cos": cos, "sin": sin} | {str(name): cos for name in COMPLEX}
     given = [rest.get(name, x) for name in names if name not in _OPTIONS]
     done = function(*given)
     return cast(Tensor, done[0] if isinstance(done, tuple) else done)
