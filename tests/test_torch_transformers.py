@@ -326,6 +326,7 @@ PARTS_REFUSED = {
     "clvp": "makes cosines for it",
     "edgetam_video": "turns no pairs",
     "gemma4": "turns no pairs",
+    "minimax_m3_vl": "are not those that its config describes",  # no default states its width
     "musicflamingo": "turns no pairs",
     "sam2_video": "turns no pairs",
     "sam3": "asked for cosines",
