@@ -246,9 +246,12 @@ def test_a_hook_that_keeps_forward_in_the_module_is_followed(
         return module.kept(*given, **words)
 
     module.kept, module.forward = module.forward, forward
+    usual = type(module)
     patch(model)
+    assert module.kept.__func__ is type(module).forward is not usual.forward
     assert difference(prefill(small["llama"]), prefill(model)) <= EQUAL
     unpatch(model)
+    assert module.kept.__func__ is usual.forward
     assert difference(prefill(small["llama"]), prefill(model)) == 0
     assert seen == [path, path]
 

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from phasor.errors import ConfigError
 from phasor.torch.architectures import tiny_model
-from phasor.torch.transformers import CheckedModule, check, patch, unpatch
+from phasor.torch.transformers import CheckedModule, _forms, check, patch, unpatch
+from phasor.torch.transformers._carriers import turned
 from phasor.torch.transformers._forms import measured
 
 from .live_models import difference, generated, prefill, tokens
@@ -156,9 +157,16 @@ def test_rounded_frequencies_are_mended(name: str) -> None:
 @pytest.mark.filterwarnings("ignore:.*offloaded")
 @pytest.mark.parametrize("name", NAMES)
 def test_a_model_that_accelerate_spread_is_patched(
-    name: str, small: dict[str, Any], tmp_path: Path
+    name: str, small: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Over a disk: its hooks go on loading weights, and unpatching leaves them in place."""
+    rotated: list[int] = []
+
+    def counted(*given: Any) -> Any:
+        rotated.append(len(given))
+        return turned(*given)
+
+    monkeypatch.setattr(_forms, "turned", counted)
     from accelerate import dispatch_model
 
     model = copy.deepcopy(small[name])
@@ -173,8 +181,10 @@ def test_a_model_that_accelerate_spread_is_patched(
         force_hooks=True, offload_buffers=True,
     )  # fmt: skip
     assert any("_hf_hook" in module.__dict__ for module in model.modules())
-    patch(model)
+    report = patch(model)
     assert difference(prefill(small[name]), prefill(model)) <= EQUAL
+    each = {"gptj": 2}.get(name, 1)  # a call for queries, and one for keys
+    assert len(rotated) == each * sum(one.rope is not None for one in report.layers)
     assert torch.equal(_told(generated(small[name])), _told(generated(model)))
     unpatch(model)
     assert torch.equal(_told(prefill(small[name])), _told(prefill(model)))

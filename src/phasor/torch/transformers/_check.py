@@ -163,9 +163,7 @@ def _theirs(one: Embedding, kind: str | None, grid: NDArray[np.int64], hidden: T
     if holds_table(module):
         sin, cos = module.get_buffer(TABLE)[torch.as_tensor(grid[0])].chunk(2, -1)
         return cos, sin
-    like = torch.as_tensor(
-        np.zeros((1, grid.shape[1], 1)), dtype=hidden.dtype, device=hidden.device
-    )
+    like = hidden.new_zeros(1, grid.shape[1], 1)
     if one.ids.fixed:
         return copy.deepcopy(module)(like).flatten(0, -2)
     return unbatched(asked(copy.deepcopy(module), grid, one.ids, kind, like), one.ids)

@@ -63,16 +63,8 @@ def held(module: nn.Module) -> dict[str, Tensor]:
 
 
 def built(cls: Any, config: Any) -> Any:
-    """A new instance, whose buffers hold what its class computes.
-
-    accelerate's ``init_empty_weights`` replaces what `torch.nn.Module` does with them.
-    """
-
-    def register_buffer(self: Any, name: str, tensor: Any, persistent: bool = True) -> None:
-        del persistent
-        self._buffers[name] = tensor
-
-    return type(cls.__name__, (cls,), {"register_buffer": register_buffer})(copy.deepcopy(config))
+    """A new instance, which may write into its config."""
+    return cls(copy.deepcopy(config))
 
 
 def asked(module: Any, grid: NDArray[np.int64], ids: Ids, label: str | None, like: Tensor) -> Any:
@@ -118,8 +110,7 @@ class Fresh:
         return unbatched(self._answer(grid, self.ids), self.ids)
 
     def _answer(self, grid: NDArray[np.int64], ids: Ids) -> Any:
-        # not torch.zeros, which others replace
-        like = torch.as_tensor(np.zeros((1, grid.shape[1], 1), np.float32))
+        like = torch.zeros(1, grid.shape[1], 1)
         return asked(built(self._cls, self._config), grid, ids, self._label, like)
 
     def is_by(self, rope: Rope, functions: Sequence[Any]) -> bool:

@@ -58,7 +58,7 @@ class FreshGrid(Fresh):
 
     def __init__(self, cls: Any, config: Any) -> None:
         made = built(cls, config)
-        answers = [made(torch.as_tensor(np.zeros(shape))) for shape in ((1, 1, 1), (2, 7, 3))]
+        answers = [made(torch.zeros(shape)) for shape in ((1, 1, 1), (2, 7, 3))]
         if not torch.equal(*answers) or not answers[0].is_complex():
             raise TypeError("what it answers is no table of complex rows")
         self._table = answers[0].flatten(0, -2)
