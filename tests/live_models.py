@@ -6,7 +6,7 @@ import contextlib
 import inspect
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -118,6 +118,31 @@ WAYS: dict[str, Callable[[Any], Answer]] = {
     "checkpointing": checkpointed,
     "generation": generated,
 }
+
+
+def whole_models() -> Iterator[tuple[str, Any]]:
+    """Every model of several parts that its config's defaults make, on the meta device."""
+    import transformers
+    from transformers.models.auto import configuration_auto, modeling_auto
+
+    tables = (
+        modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+        modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        modeling_auto.MODEL_MAPPING_NAMES,
+    )
+    for name, config_name in configuration_auto.CONFIG_MAPPING_NAMES.items():
+        named = next((table[name] for table in tables if name in table), None)
+        if not isinstance(named, str):
+            continue
+        # defaults that do not go together, and libraries that are not installed
+        with contextlib.suppress(Exception), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            config = getattr(transformers, config_name)
+            if config.sub_configs:
+                with torch.device("meta"):
+                    model = getattr(transformers, named)(config())
+                if any("Rotary" in type(module).__name__ for module in model.modules()):
+                    yield name, model
 
 
 def answers(model: Any) -> dict[str, Answer]:

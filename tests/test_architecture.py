@@ -50,9 +50,11 @@ PIPELINE = """
     torch._feature_maps torch._causal_sum torch._linear_attention torch.heads torch.usage
     torch.cache torch.splice torch._cache_layers torch.cached_keys
     torch.onnx._graph torch.onnx torch.distributed
-    torch.transformers._carriers torch.transformers._forms torch.transformers._fresh
-    torch.transformers._sines torch.transformers._handling torch.transformers._methods
-    torch.transformers._live torch.transformers._classes torch.transformers torch
+    torch.transformers._rules torch.transformers._carriers torch.transformers._forms
+    torch.transformers._axial torch.transformers._fresh torch.transformers._sines
+    torch.transformers._handling torch.transformers._methods torch.transformers._members
+    torch.transformers._live torch.transformers._classes torch.transformers._parts
+    torch.transformers._check torch.transformers torch
     terminal._screen bench._case bench._gate bench._timing bench._measure bench._figure bench
     torch.architectures._tiny torch.architectures._recording torch.architectures._compared
     torch.architectures torch.architectures.verdicts

@@ -279,6 +279,48 @@ def test_a_rule_wants_a_length(rule: Rule, length: Any) -> None:
         rule.at(length)
 
 
+RULES: dict[str, Rule] = {
+    "dynamic": DynamicNTK(factor=4.0, original_max_positions=64),
+    "longrope": LongRope(
+        short_factors=(1, 1, 1, 2), long_factors=(1, 2, 3, 4), original_max_positions=64, factor=16
+    ),
+    "stated": LongRope(
+        short_factors=(1, 1, 1, 2), long_factors=(1, 2, 3, 4), original_max_positions=64,
+        factor=16, long_attention_factor=1.5,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+def test_a_rule_says_of_arrays_of_lengths_what_it_says_of_each(rule: Rule) -> None:
+    """To a few roundings of float64: the power, the product, and the factor that grows."""
+    lengths = [1, 3, 64, 65, 100, 1000, 10**7]
+    plain = np.array([10_000.0 ** (-k / 4) for k in range(4)])
+    found = rule.at_lengths(np.array(lengths, dtype=float), plain, np)
+    assert found is not None
+    scaled, gains = found
+    for length, row, gain in zip(lengths, scaled, np.broadcast_to(gains, 7), strict=True):
+        law = Rope(head_dim=8, pairing="half", scaling=rule.at(length))
+        assert row == pytest.approx(inv_freq(law), rel=8 * 2**-52)
+        assert gain == law.attention_factor
+
+
+def test_a_rule_of_other_laws_does_not_inherit_the_arithmetic_of_its_parents() -> None:
+    """Unless it says how its own laws act on lengths."""
+
+    class Late(DynamicNTK):
+        def at(self, seq_len: int) -> NTK:
+            return super().at(max(1, seq_len - 10))
+
+    class Later(Late):
+        pass
+
+    plain = np.array([1.0, 0.1])
+    for kind in (Late, Later):
+        assert kind(factor=2.0, original_max_positions=4).at_lengths(np.ones(2), plain, np) is None
+    assert DynamicNTK(factor=2.0, original_max_positions=4).at_lengths(np.ones(2), plain, np)
+
+
 def test_a_length_beyond_floats_is_refused_by_name() -> None:
     """A factor that no float holds is about the length, in few words."""
     with pytest.raises(SpecError, match=r"^seq_len must leave a factor that fits in a float, got "):

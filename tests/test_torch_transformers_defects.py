@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import copy
 import math
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from phasor import DynamicNTK, LongRope, Rope
+from phasor import NTK, DynamicNTK, LayerRopes, LongRope, PerPair, Rope
+from phasor.scaling import LAWS, Law, Rule
 from phasor.torch.architectures import tiny_model
-from phasor.torch.transformers import patch
+from phasor.torch.transformers import _live, patch
 from phasor.torch.transformers._carriers import Turns, carried
 
 from .live_models import difference, tokens
@@ -143,6 +145,89 @@ def test_the_rows_of_a_rule_are_those_of_its_law(length: int) -> None:
         assert abs(float(sin[0, p, k]) - math.sin(angle)) < 1e-12
         angle = p * 100.0 ** (-k / 4) / factors[k]
         assert abs(float(cos2[0, p, k]) - gain * math.cos(angle)) < 1e-12
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stepped(Rule):
+    """Interpolation by how many hundreds of tokens there are: a rule that phasor does not have."""
+
+    gain: float = 1.0
+
+    def at(self, seq_len: int) -> Law:
+        """Position interpolation by whole numbers."""
+        return PerPair(factors=(1.0 + seq_len // 100,) * 4, attention_factor=self.gain)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Told(Stepped):
+    """The same, which says how it acts on lengths that only a device knows."""
+
+    def at(self, seq_len: int) -> Law:
+        """As above."""
+        return super().at(seq_len)
+
+    def at_lengths(self, lengths: Any, plain: Any, xp: Any) -> tuple[Any, Any]:
+        """By the same number."""
+        return plain / (1 + xp.floor(lengths / 100)[..., None]), self.gain
+
+
+@dataclass(frozen=True, kw_only=True)
+class Late(DynamicNTK):
+    """Dynamic NTK that looks at ten tokens fewer."""
+
+    def at(self, seq_len: int) -> NTK:
+        """The law for a shorter sequence."""
+        return super().at(max(1, seq_len - 10))
+
+
+@pytest.mark.parametrize("length", [3, 64, 100, 250])
+@pytest.mark.parametrize("kind", [Stepped, Told, Late])
+def test_a_rule_that_phasor_does_not_have_turns_by_its_own_laws(
+    kind: type[Rule], length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether it says how it acts on lengths or has them read."""
+    monkeypatch.setitem(LAWS, kind.__name__, kind)
+    more = {"factor": 4.0, "original_max_positions": 64} if kind is Late else {"gain": 1.25}
+    rope = Rope(head_dim=8, pairing="half", base=100.0, scaling=kind(**more))
+    cos, sin = carried(Turns(rope.to_json(), 1.0), torch.arange(length)[None], torch.float64).angles
+    gain, p = more.get("gain", 1.0), length - 1
+    for k in range(4):
+        if kind is Late:
+            step = (100.0 * (4.0 * max(length - 10, 64) / 64 - 3.0) ** (8 / 6)) ** (-k / 4)
+        else:
+            step = 100.0 ** (-k / 4) / (1 + length // 100)
+        assert abs(float(cos[0, p, k]) - gain * math.cos(p * step)) < 1e-12
+        assert abs(float(sin[0, p, k]) - gain * math.sin(p * step)) < 1e-12
+
+
+def test_a_whole_model_turns_by_a_rule_that_phasor_does_not_have(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Compiled too; with a break in the graph where its length has to be read."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Mine(Rule):
+        def at(self, seq_len: int) -> Law:
+            return NTK(factor=4.0 * max(seq_len, ORIGINAL) / ORIGINAL - 3.0)
+
+    monkeypatch.setitem(LAWS, "mine", Mine)
+    read = _live.load
+
+    def load(config: Any) -> LayerRopes:
+        ropes = read(config)
+        mine = {k: rope and replace(rope, scaling=Mine()) for k, rope in ropes.kinds.items()}
+        return replace(ropes, kinds=mine)
+
+    monkeypatch.setattr(_live, "load", load)
+    plain = made("llama", DYNAMIC)
+    ours = patched(plain)
+    for length in (40, 100, 160):
+        # transformers' own arithmetic in float32 is as far from exact
+        assert difference(logits(plain, length), logits(ours, length)) < 2e-5
+    said = logits(ours, 100)
+    torch._dynamo.reset()
+    assert difference(said, logits(torch.compile(ours, backend="aot_eager"), 100)) < 1e-5
+    torch._dynamo.reset()
 
 
 @pytest.mark.parametrize(("name", "config"), RULES)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+import copy
 
 import pytest
 import torch
@@ -14,40 +14,13 @@ from phasor.torch.architectures import tiny_model
 from phasor.torch.transformers import _live, from_model, patch
 
 from .live_models import difference, prefill, tokens
+from .pictured_models import pictured
 from .rounding import rounding
-
-
-def pictured() -> Any:
-    """A tiny Qwen2-VL: a tower for pictures and a language model with three axes."""
-    from transformers import Qwen2VLConfig, Qwen2VLForConditionalGeneration
-
-    text = {
-        "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2,
-        "num_key_value_heads": 1, "intermediate_size": 64, "vocab_size": 200,
-        "rope_parameters": {
-            "rope_type": "default", "rope_theta": 1e6, "mrope_section": [8, 12, 12],
-        },
-    }  # fmt: skip
-    tower = {"depth": 1, "embed_dim": 32, "hidden_size": 128, "num_heads": 2}
-    config = Qwen2VLConfig(text_config=text, vision_config=tower)
-    torch.manual_seed(0)
-    return Qwen2VLForConditionalGeneration(config).eval()
-
-
-def test_a_tower_that_is_not_understood_is_named_and_the_rest_can_be_patched() -> None:
-    """Nothing is changed until the language model is handed over on its own."""
-    model = pictured()
-    classes = [type(module) for module in model.modules()]
-    with pytest.raises(ConfigError, match=r"model\.visual\.blocks\.0\.attn .*hand over that sub"):
-        patch(model)
-    assert [type(module) for module in model.modules()] == classes
-    report = patch(model.model.language_model)
-    assert [one.path for one in report.layers] == ["layers.0.self_attn", "layers.1.self_attn"]
 
 
 def test_positions_of_three_axes_reach_the_layers() -> None:
     """Time, height and width of a picture's tokens, not three times the same."""
-    model = pictured().model.language_model
+    model = pictured("qwen2_vl")[0].model.language_model
     rope = from_model(model)[0]
     assert rope is not None
     assert rope.axes == Sectioned((8, 12, 12))
@@ -86,14 +59,26 @@ def test_an_unknown_model_type_is_identified_from_its_code(
 
 
 def test_the_config_of_one_model_is_asked_not_another() -> None:
-    """Embeddings of two configs in one model are two models."""
+    """Two models in a list are two parts, each turned by its own config, and named by its path."""
     first, second = tiny_model("llama"), tiny_model("llama")
     second.config.rope_parameters = {"rope_type": "default", "rope_theta": 500.0}
-    rotary = second.model.rotary_emb
-    rotary.__init__(second.config)
+    second.model.rotary_emb.__init__(second.config)
+    before = [prefill(model) for model in (first, second)]
     pair = nn.ModuleList([first, second])
-    with pytest.raises(ConfigError, match=r"1\.model\.rotary_emb .*is not that of 0\.model"):
-        patch(pair)
+    assert [rope.base for rope in from_model(pair, part="1") if rope] == [500.0, 500.0]
+    report = patch(pair)
+    bases = [one.rope.base for one in report.layers if one.rope]
+    assert bases == [10_000.0, 10_000.0, 500.0, 500.0]
+    for said, model in zip(before, (first, second), strict=True):
+        assert difference(said, prefill(model)) <= 1e-5
+
+
+def test_the_same_config_behind_two_embeddings_is_one_part() -> None:
+    """A list of a model's layers has a config in each of them."""
+    model = tiny_model("llama")
+    layers = nn.ModuleList([*model.model.layers, model.model.rotary_emb])
+    layers[-1].config = copy.deepcopy(model.config)
+    assert len(patch(layers).layers) == 2
 
 
 def test_the_layers_take_the_pairing_that_their_config_says() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 Frequencies = tuple[Decimal, ...]
 
@@ -50,6 +50,27 @@ class Law(ABC):
 class Rule(ABC):
     """A rule that picks a law from the length of the sequence."""
 
+    def __init_subclass__(cls) -> None:
+        # who picks other laws does not inherit the arithmetic of the laws that were picked before
+        if "at" in vars(cls) and "at_lengths" not in vars(cls):
+            cls.at_lengths = Rule.at_lengths
+
     @abstractmethod
     def at(self, seq_len: int) -> Law:
         """The law for sequences of ``seq_len`` tokens."""
+
+    def at_lengths(self, lengths: Any, plain: Any, xp: Any) -> tuple[Any, Any] | None:
+        """What the laws of ``at`` make of frequencies, for lengths that only a device knows.
+
+        Args:
+            lengths: Any number of lengths, a float64 array.
+            plain: One frequency per pair of a whole spectrum, float64, of the same library.
+            xp: That library: ``torch``, NumPy from 2.0, or another with the names of the array API.
+
+        Returns:
+            The scaled frequencies ``[..., num_pairs]`` and the attention factor, a number or
+            ``[...]``. None where the rule has no arithmetic of its own: whoever asked has to read
+            the length, and call `at`.
+        """
+        del lengths, plain, xp
+        return None

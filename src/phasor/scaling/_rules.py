@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
 from phasor._checks import number, numbers, shown, whole
 from phasor.errors import SpecError
@@ -48,6 +49,14 @@ class DynamicNTK(Rule):
                 f"seq_len must leave a factor that fits in a float, got {shown(seq_len)}"
             ) from None
         return NTK(factor=grown)
+
+    def at_lengths(self, lengths: Any, plain: Any, xp: Any) -> tuple[Any, Any]:
+        """The same for lengths on a device: pair ``k`` of ``n`` by ``factor ** (-k / (n - 1))``."""
+        start = self.original_max_positions
+        grown = self.factor * xp.where(lengths > start, lengths, start) / start - (self.factor - 1)
+        last = len(plain) - 1
+        powers = _like(plain, [-k / last for k in range(last + 1)], xp)
+        return plain * grown[..., None] ** powers, 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,11 +127,32 @@ class LongRope(Rule):
 
     def at(self, seq_len: int) -> PerPair:
         """The list of divisors for sequences of ``seq_len`` tokens, with its factor."""
-        if whole("seq_len", seq_len, least=1) > self.original_max_positions:
-            factors, stated = self.long_factors, self.long_attention_factor
-        else:
-            factors, stated = self.short_factors, self.short_attention_factor
-        derived = 1.0
-        if self.factor > 1:
-            derived = math.sqrt(1 + math.log(self.factor) / math.log(self.original_max_positions))
-        return PerPair(factors=factors, attention_factor=derived if stated is None else stated)
+        beyond = whole("seq_len", seq_len, least=1) > self.original_max_positions
+        factors, attention_factor = self._beyond() if beyond else self._within()
+        return PerPair(factors=factors, attention_factor=attention_factor)
+
+    def at_lengths(self, lengths: Any, plain: Any, xp: Any) -> tuple[Any, Any]:
+        """The same for lengths on a device: one list or the other."""
+        beyond = lengths > self.original_max_positions
+        both = self._beyond(), self._within()
+        lists = [_like(plain, factors, xp) for factors, _ in both]
+        gains = [_like(plain, attention_factor, xp) for _, attention_factor in both]
+        return plain / xp.where(beyond[..., None], *lists), xp.where(beyond, *gains)
+
+    def _within(self) -> tuple[tuple[float, ...], float]:
+        return self.short_factors, self._or_derived(self.short_attention_factor)
+
+    def _beyond(self) -> tuple[tuple[float, ...], float]:
+        return self.long_factors, self._or_derived(self.long_attention_factor)
+
+    def _or_derived(self, stated: float | None) -> float:
+        if stated is not None:
+            return stated
+        if self.factor <= 1:
+            return 1.0
+        return math.sqrt(1 + math.log(self.factor) / math.log(self.original_max_positions))
+
+
+def _like(plain: Any, values: Any, xp: Any) -> Any:
+    """Constants in the dtype of ``plain``, where it is."""
+    return xp.asarray(values, dtype=plain.dtype, device=plain.device)

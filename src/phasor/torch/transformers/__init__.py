@@ -3,6 +3,10 @@
     patch(model)       every layer rotates by positions, with phasor's operator
     unpatch(model)     the classes that were there before, on the same modules
     from_model(model)  the rope of every layer of a live model, verified
+    check(model)       how far its live cosines are from exact
+
+A model of pictures and text has a part for each, named by the key of its config in the config file,
+as in ``patch(model, part="text_config")``.
 
 The modules stay who they are. Those that turn positions into cosines, and those that rotate by
 them, become instances of a subclass of their own class: the first answers with the positions
@@ -13,18 +17,33 @@ the class of the model are not touched, so that what is saved, wrapped or traine
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 from torch import nn
 
-from phasor._checks import shown, whole
+from phasor._checks import whole
 from phasor.errors import ConfigError
 from phasor.layers import LayerRopes
 from phasor.spec import Rope
+from phasor.torch.transformers._check import Checked, CheckedModule, check
 from phasor.torch.transformers._classes import TURNS, carrying_class, rotating_class
-from phasor.torch.transformers._live import Live, Part, read
+from phasor.torch.transformers._live import Live, check_held
+from phasor.torch.transformers._members import Member, become
 from phasor.torch.transformers._methods import ORIGINAL, named_modules, original
+from phasor.torch.transformers._parts import check_model, language_part, read_parts
+
+__all__ = [
+    "Checked",
+    "CheckedModule",
+    "Patched",
+    "Replaced",
+    "check",
+    "from_model",
+    "patch",
+    "unpatch",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +57,7 @@ class Replaced:
         functions: The functions of transformers that its methods no longer call.
         rope: What it turns by, or None where its layer has no position embedding, or where it is
             not known which of the model's ropes its layer has.
+        doubt: Why that is not known; "" where it is.
     """
 
     path: str
@@ -45,6 +65,7 @@ class Replaced:
     layer: int | None
     functions: tuple[str, ...]
     rope: Rope | None
+    doubt: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,20 +75,18 @@ class Patched:
     Attributes:
         model: The name of the model's class.
         embeddings: Paths of the modules that hand out positions in the place of cosines.
-        layers: The modules that rotate, in the model's order.
-        doubt: Why it is not known which layer has which rope; "" where it is.
+        layers: The modules that rotate, part by part, in the model's order.
     """
 
     model: str
     embeddings: tuple[str, ...]
     layers: tuple[Replaced, ...]
-    doubt: str = ""
 
     def __str__(self) -> str:
         rows = [("layer", "module", "was", "turns by")]
         for one in self.layers:
             number = "" if one.layer is None else str(one.layer)
-            unknown = "its positions' rope" if self.doubt else "nothing"
+            unknown = "its positions' rope" if one.doubt else "nothing"
             turns = unknown if one.rope is None else _short(one.rope)
             rows.append((number, f"{one.path} ({one.class_name})", ", ".join(one.functions), turns))
         widths = [max(len(row[i]) for row in rows) for i in range(3)]
@@ -80,7 +99,7 @@ class Patched:
         return "\n".join([head + few, *lines])
 
 
-def patch(model: nn.Module, *, seq_len: int | None = None) -> Patched:
+def patch(model: nn.Module, *, part: str | None = None, seq_len: int | None = None) -> Patched:
     """Let ``model`` rotate with phasor from now on; prints and returns what was replaced.
 
     Only this model changes. Rows of cos and sin are correct to float32 at every position, the
@@ -90,6 +109,9 @@ def patch(model: nn.Module, *, seq_len: int | None = None) -> Patched:
 
     Args:
         model: A model of transformers, or a part of one.
+        part: Replace only this part of a model that has several, by the key of its config in the
+            model's: ``"text_config"``, ``"vision_config"``, ``"thinker_config.text_config"``. All
+            of them if None.
         seq_len: Pick the law of a rule once and for all, for sequences of this many tokens. Keys
             that a cache holds then match all later queries; without it they are as transformers
             leaves them, under the law of the call that made them.
@@ -98,8 +120,9 @@ def patch(model: nn.Module, *, seq_len: int | None = None) -> Patched:
         What was replaced, layer by layer.
 
     Raises:
-        ConfigError: If something in the model rotates in a way that is not understood, or is
-            patched already. It is named, and nothing has been changed.
+        ConfigError: If something in the model, or in the part of it that was asked for, rotates in
+            a way that is not understood, or is patched already. It is named, with the call that
+            works for the other parts, and nothing has been changed.
 
     >>> from transformers import LlamaConfig, LlamaModel
     >>> small = LlamaConfig(num_hidden_layers=1, hidden_size=64, num_attention_heads=2,
@@ -111,27 +134,30 @@ def patch(model: nn.Module, *, seq_len: int | None = None) -> Patched:
     0      layers.0.self_attn (LlamaAttention)  ...  half pairs, 32 of 32, base 10000
     >>> unpatch(model)
     """
-    _check_model(model)
+    check_model(model)
     if seq_len is not None:
         whole("seq_len", seq_len, least=1)
-    already = [path for path, module in named_modules(model) if original(module) is not None]
+    lives = read_parts(model, part, "patch")
+    taking = [one for live in lives for one in live.members]
+    already = [one.path for one in taking if original(one.module) is not None]
     if already:
         raise ConfigError(
-            f"model must not be patched yet, and {already[0] or 'it'} is; call unpatch(model) first"
+            f"model must not be patched yet, and {already[0]} is; call unpatch(model) first"
         )
-    live = read(model)
+    turns: list[tuple[nn.Module, Any]] = []
+    classes: list[tuple[nn.Module, type]] = []
     # every class is made before the first module changes
-    turns = [(one.part.module, one.turns(seq_len)) for one in live.embeddings]
-    classes = [
-        (one.part.module, carrying_class(one.part.cls, one.single)) for one in live.embeddings
-    ]
-    # a module that is both, with a table of its own, gets the second of its classes
-    classes += [(part.module, rotating_class(part)) for part, _ in live.rotating]
+    for live in lives:
+        check_held(live)
+        turns += [(one.member.module, one.turns(seq_len)) for one in live.embeddings]
+        classes += [(one.member.module, carrying_class(one)) for one in live.embeddings]
+        # a module that is both, with a table of its own, gets the second of its classes
+        classes += [(one.module, rotating_class(one, live.batched)) for one, _ in live.rotating]
     for module, how in turns:
         module.__dict__[TURNS] = how
     for module, cls in classes:
-        module.__class__ = cls
-    report = _report(model, live, seq_len)
+        become(module, cls)
+    report = _report(model, lives, seq_len)
     print(report)
     return report
 
@@ -156,7 +182,7 @@ def unpatch(model: nn.Module) -> None:
     >>> type(model.rotary_emb) is before
     True
     """
-    _check_model(model)
+    check_model(model)
     patched = [module for _, module in named_modules(model) if original(module) is not None]
     covered = [
         path
@@ -170,11 +196,11 @@ def unpatch(model: nn.Module) -> None:
     if not patched:
         raise ConfigError(f"model must be patched, and no module of {type(model).__name__} is")
     for module in patched:
-        module.__class__ = cast(type, original(module))
+        become(module, cast(type, original(module)))
         module.__dict__.pop(TURNS, None)
 
 
-def from_model(model: nn.Module) -> LayerRopes:
+def from_model(model: nn.Module, *, part: str | None = None) -> LayerRopes:
     """The rope of every layer of a live model, patched or not.
 
     They are read from the model's config and verified: the cosines of each embedding module's
@@ -182,9 +208,10 @@ def from_model(model: nn.Module) -> LayerRopes:
 
     Args:
         model: A model of transformers, or a part of one.
+        part: Which part of a model that has several, as in `patch`; its language model if None.
 
     Raises:
-        ConfigError: If something in the model rotates in a way that is not understood.
+        ConfigError: If something in that part rotates in a way that is not understood.
 
     >>> from transformers import LlamaConfig, LlamaModel
     >>> small = LlamaConfig(num_hidden_layers=2, hidden_size=64, num_attention_heads=2,
@@ -193,42 +220,36 @@ def from_model(model: nn.Module) -> LayerRopes:
     >>> len(ropes), ropes[0].head_dim, ropes[0].pairing, ropes[0].base
     (2, 32, 'half', 10000.0)
     """
-    _check_model(model)
-    layers = read(model).layers
-    if isinstance(layers, str):
-        raise ConfigError(f"model must be one whose layers can be told apart: {layers}")
-    return layers
+    check_model(model)
+    (live,) = read_parts(model, language_part(model) if part is None else part, "from_model")
+    check_held(live)
+    if isinstance(live.layers, str):
+        raise ConfigError(f"model must be one whose layers can be told apart: {live.layers}")
+    return live.layers
 
 
-def _check_model(model: object) -> None:
-    if not isinstance(model, nn.Module):
-        raise ConfigError(
-            f"model must be a torch.nn.Module, such as a model of transformers or a part of one, "
-            f"got {shown(model)}"
-        )
-
-
-def _report(model: nn.Module, live: Live, seq_len: int | None) -> Patched:
+def _report(model: nn.Module, lives: Sequence[Live], seq_len: int | None) -> Patched:
     layers: list[Replaced] = []
-    for part, functions in live.rotating:
-        layer = _layer(part)
-        rope = _rope_of(layer, live)
-        if rope is not None and seq_len is not None:
-            rope = rope.at(seq_len)
-        layers.append(
-            Replaced(
-                path=part.path,
-                class_name=part.cls.__name__,
-                layer=layer,
-                functions=tuple(sorted(functions)),
-                rope=rope,
+    for live in lives:
+        for member, functions in live.rotating:
+            layer = _layer(member)
+            rope = _rope_of(layer, live)
+            if rope is not None and seq_len is not None:
+                rope = rope.at(seq_len)
+            layers.append(
+                Replaced(
+                    path=member.path,
+                    class_name=member.cls.__name__,
+                    layer=layer,
+                    functions=tuple(sorted(functions)),
+                    rope=rope,
+                    doubt=live.layers if isinstance(live.layers, str) else "",
+                )
             )
-        )
     return Patched(
         model=type(model).__name__,
-        embeddings=tuple(one.part.path for one in live.embeddings),
+        embeddings=tuple(one.member.path for live in lives for one in live.embeddings),
         layers=tuple(layers),
-        doubt=live.layers if isinstance(live.layers, str) else "",
     )
 
 
@@ -238,11 +259,11 @@ def _rope_of(layer: int | None, live: Live) -> Rope | None:
     return live.layers[layer]
 
 
-def _layer(part: Part) -> int | None:
-    given = getattr(part.module, "layer_idx", None)
+def _layer(member: Member) -> int | None:
+    given = getattr(member.module, "layer_idx", None)
     if isinstance(given, int):
         return given
-    numbers = re.findall(r"(?<=\.)\d+(?=\.|$)", f".{part.path}")
+    numbers = re.findall(r"(?<=\.)\d+(?=\.|$)", f".{member.path}")
     return int(numbers[0]) if numbers else None
 
 

@@ -8,22 +8,22 @@ half as wide and made once a forward pass: which law it is depends on the data t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from phasor.errors import TensorError
-from phasor.frequencies import inv_freq
 from phasor.pairings import Pairing
-from phasor.scaling import DynamicNTK, LongRope, Rule
+from phasor.scaling import Rule
 from phasor.spec import Rope
 from phasor.torch import _cpu, _ops
 from phasor.torch._arguments import checked_positions
 from phasor.torch._layout import constant, count_axes, layout_text, read_rope
+from phasor.torch.transformers._rules import rule_rows
 
 Width = Literal["twice", "repeated", "half", "complex"]
 
@@ -40,7 +40,7 @@ class Form(NamedTuple):
         width: ``"twice"`` where it wants all cosines and all of them again, ``"repeated"`` where
             each comes twice in a row, ``"half"`` where each comes once, ``"complex"`` as one
             complex number.
-        heads_first: Whether tensors are ``[batch, heads, seq, head_dim]`` unless it is told.
+        heads_first: Whether tensors are ``[..., heads, seq, head_dim]`` unless it is told.
     """
 
     pairing: Pairing
@@ -51,11 +51,46 @@ class Form(NamedTuple):
     heads_first: bool
 
 
-class Turns(NamedTuple):
-    """How one kind of layer turns: the Rope, counter-clockwise, as text, and its gain."""
+class Ids(NamedTuple):
+    """How a foreign module is told where tokens stand.
+
+    Attributes:
+        last: Whether coordinates stand last, ``[..., seq, axes]``, and not first, ``[axes, batch,
+            seq]``.
+        batched: Whether there is a batch, ``[batch, seq]``, in what it is given and answers.
+        order: Which coordinate each axis of the Rope is, where they stand in another order.
+        fixed: The positions of all tokens, where it is told nothing.
+    """
+
+    last: bool = False
+    batched: bool = True
+    order: tuple[int, ...] = ()
+    fixed: tuple[tuple[int, ...], ...] = ()
+
+
+_PLAIN = Ids()
+
+
+@dataclass(frozen=True)
+class Turns:
+    """How one kind of layer turns.
+
+    Attributes:
+        rope: The Rope, counter-clockwise, as text.
+        gain: Of its cosines and sines.
+        ids: How positions come to it.
+        rule: What picks the Rope's law, if anything; here because a compiler follows the methods
+            of what a module holds, and not of what a text describes.
+    """
 
     rope: str
     gain: float
+    ids: Ids = _PLAIN
+    rule: Rule | None = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        scaling = read_rope(self.rope).scaling
+        object.__setattr__(self, "rule", scaling if isinstance(scaling, Rule) else None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,21 +110,41 @@ class Carrier:
     def __neg__(self) -> Carrier:
         return Carrier(self.angles, self.turns, not self.inverse)
 
+    @property
+    def rank(self) -> int:
+        """Dimensions of the cosines that it stands for: those of the tokens, and the width."""
+        first = self.angles[0].dim()
+        return first + (len(self.angles) == 1 and count_axes(self.turns.rope) == 1)
+
+    def _over_tokens(self, change: Callable[[Tensor], Tensor]) -> Carrier:
+        return Carrier(tuple(map(change, self.angles)), self.turns, self.inverse)
+
     def __getitem__(self, key: Any) -> Carrier:
-        """``cos[..., :n]``, where that is all there is."""
+        """``cos[..., :n]`` where that is all there is, or ``cos[tokens, :]``."""
         match key:
             case (e, slice(start=None, stop=int(stop), step=None)) if e is Ellipsis:
                 if stop >= read_rope(self.turns.rope).rotary_dim:
                     return self
+            case (*tokens, slice(start=None, stop=None, step=None)) if len(key) == self.rank:
+                return self._over_tokens(lambda a: a[tuple(tokens)])
             case _:
                 pass
         raise TensorError(f"cosines of a patched model are positions and cannot be cut, got {key}")
+
+    def reshape(self, *shape: int) -> Carrier:
+        """Tokens in other dimensions, ``cos.reshape(groups, -1, width)``."""
+        if shape[-1] not in (-1, read_rope(self.turns.rope).rotary_dim):
+            raise TensorError(
+                f"cosines of a patched model are positions and keep their width, got {shape}"
+            )
+        one = len(self.angles) == 1 and count_axes(self.turns.rope) == 1
+        return self._over_tokens(lambda a: a.reshape(shape[:-1] + (() if one else a.shape[-1:])))
 
     def to(self, *args: Any, **kwargs: Any) -> Carrier:
         """Follow a model to another device; a change of dtype is for cosines, not for positions."""
         device = kwargs.get("device", args[0] if args else None)
         if isinstance(device, (str, int, torch.device)):
-            return Carrier(tuple(a.to(device) for a in self.angles), self.turns, self.inverse)
+            return self._over_tokens(lambda a: a.to(device))
         return self
 
     def __getattr__(self, name: str) -> Any:
@@ -104,85 +159,29 @@ def carried(turns: Turns, position_ids: Tensor, dtype: torch.dtype) -> Carrier:
 
     Args:
         turns: How these layers turn.
-        position_ids: ``[batch, seq]``, or ``[axes, batch, seq]`` where positions have axes.
+        position_ids: ``[batch, seq]``, or as ``turns.ids`` says where positions have axes; one
+            coordinate stands for all of them.
         dtype: Of the hidden states.
     """
-    positions = position_ids
+    positions, ids = position_ids, turns.ids
     n_axes = count_axes(turns.rope)
-    if n_axes > 1:
-        if positions.dim() == 2:
-            positions = positions.unsqueeze(-1).expand(*positions.shape, n_axes)
-        else:
-            positions = positions.movedim(0, -1)
-    if not has_rule(turns.rope):
+    if n_axes > 1 and not ids.last:
+        positions = (positions[None] if positions.dim() == 2 else positions).movedim(0, -1)
+        if positions.shape[-1] == 1:
+            positions = positions.expand(*positions.shape[:-1], n_axes)
+    if ids.order:
+        positions = positions[..., list(ids.order)]
+    if turns.rule is None:
         return Carrier((positions,), turns)
     with torch.no_grad():
-        return Carrier(rule_rows(turns.rope, positions, dtype), turns)
-
-
-@constant
-def has_rule(text: str) -> bool:
-    """Whether that Rope's law depends on the length of the sequence."""
-    return isinstance(read_rope(text).scaling, Rule)
-
-
-def rule_rows(text: str, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Rows of cos and sin ``[..., seq, num_pairs]`` under the law for these positions.
-
-    What ``rope.at(furthest + 1)`` would say, in tensor operations alone, so that a compiler can
-    follow and no device is stopped; the gain is in the rows.
-    """
-    steps, gain = _law_steps(text, positions)
-    places = positions.unsqueeze(-1).double()
-    if count_axes(text) > 1:
-        places = positions.double()[..., list(_axes(text))]
-    angles = places * steps
-    kind = torch.float64 if dtype == torch.float64 else torch.float32
-    return (angles.cos() * gain).to(kind), (angles.sin() * gain).to(kind)
-
-
-def _law_steps(text: str, positions: Tensor) -> tuple[Tensor, Tensor | float]:
-    """Radians per position of every pair, and the gain, under the law for these positions."""
-    length = positions.max() + 1
-    short, long, gains = _ends(text)
-    rule = cast(Rule, read_rope(text).scaling)
-    new = length.new_tensor
-    if isinstance(rule, LongRope):
-        beyond = length > rule.original_max_positions
-        low, high = (new(gain, dtype=torch.float64) for gain in gains)
-        steps = torch.where(beyond, new(long, dtype=torch.float64), new(short, dtype=torch.float64))
-        return steps, torch.where(beyond, high, low)
-    dynamic = cast(DynamicNTK, rule)
-    stretch = length.double().clamp(min=dynamic.original_max_positions)
-    factor = dynamic.factor * stretch / dynamic.original_max_positions - (dynamic.factor - 1)
-    pairs = len(short)
-    power = torch.arange(pairs, dtype=torch.float64, device=positions.device) / (pairs - 1)
-    return new(short, dtype=torch.float64) * factor**-power, 1.0
-
-
-# numbers, not tensors: a compiler takes only one tensor as a constant from one function
-@constant
-def _ends(text: str) -> tuple[tuple[float, ...], tuple[float, ...], tuple[float, float]]:
-    """A rule's frequencies within the original context and just beyond it, and their gains."""
-    rope = read_rope(text)
-    original = cast(LongRope | DynamicNTK, rope.scaling).original_max_positions
-    low, high = rope.at(original), rope.at(original + 1)
-    gains = low.attention_factor, high.attention_factor
-    return tuple(inv_freq(low).tolist()), tuple(inv_freq(high).tolist()), gains
-
-
-@constant
-def _axes(text: str) -> tuple[int, ...]:
-    rope = read_rope(text)
-    return rope.axes.axis_of_pair(rope.num_pairs)
+        return Carrier(rule_rows(turns.rule, turns.rope, positions, dtype), turns)
 
 
 def turned(xs: Sequence[Tensor], carrier: Any, form: Form, heads_first: bool) -> list[Tensor]:
     """``xs`` rotated as a foreign function of that form would have done it.
 
     Args:
-        xs: Tensors with one batch, ``[batch, heads, seq, head_dim]`` or ``[batch, seq, heads,
-            head_dim]``.
+        xs: Tensors ``[..., heads, seq, head_dim]`` or ``[..., seq, heads, head_dim]``.
         carrier: What a patched model hands to it.
         form: The function's geometry.
         heads_first: Which of the two.
@@ -192,7 +191,7 @@ def turned(xs: Sequence[Tensor], carrier: Any, form: Form, heads_first: bool) ->
             "cos and sin must come from a rotary embedding of the patched model, got "
             f"{type(carrier).__name__}; unpatch the model before handing it cosines of your own"
         )
-    given = [x.transpose(1, 2) if heads_first else x for x in xs]
+    given = [x.transpose(-3, -2) if heads_first else x for x in xs]
     inverse = carrier.inverse is (form.direction > 0)
     if inverse and form.pairing != form.pairing_out:
         raise TensorError(
@@ -207,7 +206,7 @@ def turned(xs: Sequence[Tensor], carrier: Any, form: Form, heads_first: bool) ->
         done = _ops.apply(given, list(carrier.angles), text, inverse, gain, "auto")
     else:
         done = _by_positions(given, carrier, placed(*where), inverse)
-    return [y.transpose(1, 2) if heads_first else y for y in done]
+    return [y.transpose(-3, -2) if heads_first else y for y in done]
 
 
 def _by_positions(

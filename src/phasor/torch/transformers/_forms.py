@@ -13,10 +13,13 @@ from torch import Tensor
 
 from phasor.errors import TensorError
 from phasor.pairings import PAIRINGS, Pairing, slices
-from phasor.torch.transformers._carriers import Form, Width, turned
+from phasor.torch.transformers._carriers import Carrier, Form, Width, turned
 
 Rotation = Callable[..., Any]
 _WIDTHS: tuple[Width, ...] = ("twice", "repeated", "half", "complex")
+#: What functions call cosines and sines as complex numbers.
+COMPLEX = ("freqs_cis", "freqs_ci")
+_OPTIONS = ("position_ids", "unsqueeze_dim")
 _PAIRS = 4
 _SPARE = 6
 _TOLERANCE = 1e-6
@@ -24,9 +27,9 @@ _TOLERANCE = 1e-6
 
 def _together(form: Form) -> Rotation:
     def rotation(
-        q: Tensor, k: Tensor | None, cos: Any, sin: Any, unsqueeze_dim: int = 2 - form.heads_first
+        q: Tensor, k: Tensor | None, cos: Any, sin: Any, unsqueeze_dim: int | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        heads_first = heads_come_first(unsqueeze_dim)
+        heads_first = _heads_first(form, sin, unsqueeze_dim)
         if k is None:
             return turned([q], sin, form, heads_first)[0], None
         done = turned([q, k], sin, form, heads_first)
@@ -44,7 +47,7 @@ def _with_ids(form: Form) -> Rotation:
         cos: Any,
         sin: Any,
         position_ids: Any = None,
-        unsqueeze_dim: int = 2 - form.heads_first,
+        unsqueeze_dim: int | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         return together(q, k, cos, sin, unsqueeze_dim)
 
@@ -52,10 +55,8 @@ def _with_ids(form: Form) -> Rotation:
 
 
 def _alone(form: Form) -> Rotation:
-    def rotation(
-        x: Tensor, cos: Any, sin: Any, unsqueeze_dim: int = 2 - form.heads_first
-    ) -> Tensor:
-        return turned([x], sin, form, heads_come_first(unsqueeze_dim))[0]
+    def rotation(x: Tensor, cos: Any, sin: Any, unsqueeze_dim: int | None = None) -> Tensor:
+        return turned([x], sin, form, _heads_first(form, sin, unsqueeze_dim))[0]
 
     return rotation
 
@@ -75,21 +76,42 @@ def _complex(form: Form) -> Rotation:
     return rotation
 
 
+def _complex_grid(form: Form) -> Rotation:
+    def rotation(query: Tensor, key: Tensor, freqs_ci: Any) -> tuple[Tensor, Tensor]:
+        done = turned([query, key], freqs_ci, form, form.heads_first)
+        return done[0], done[1]
+
+    return rotation
+
+
 #: What may stand in for a function with parameters of these names.
 _BY_PARAMETERS: dict[tuple[str, ...], Callable[[Form], Rotation]] = {
+    ("q", "k", "cos", "sin"): _together,
     ("q", "k", "cos", "sin", "unsqueeze_dim"): _together,
     ("q", "k", "cos", "sin", "position_ids", "unsqueeze_dim"): _with_ids,
     ("x", "cos", "sin", "unsqueeze_dim"): _alone,
     ("tensor", "sin", "cos"): _sine_first,
     ("xq", "xk", "freqs_cis"): _complex,
+    ("query", "key", "freqs_ci"): _complex_grid,
 }
 
 
-def heads_come_first(unsqueeze_dim: int) -> bool:
-    """Whether cosines ``[batch, seq, width]`` get their axis of heads before that of tokens."""
-    if unsqueeze_dim not in (1, 2):
-        raise TensorError(f"unsqueeze_dim must be 1 or 2 in a patched model, got {unsqueeze_dim}")
-    return unsqueeze_dim == 1
+def _heads_first(form: Form, carrier: Any, unsqueeze_dim: int | None) -> bool:
+    """Whether the cosines get their axis of heads before that of tokens."""
+    if unsqueeze_dim is None:
+        return form.heads_first
+    return heads_come_first(unsqueeze_dim, carrier.rank if isinstance(carrier, Carrier) else 3)
+
+
+def heads_come_first(unsqueeze_dim: int, rank: int) -> bool:
+    """Whether cosines ``[..., seq, width]`` get their axis of heads before that of tokens."""
+    place = unsqueeze_dim % (rank + 1)
+    if place not in (rank - 2, rank - 1):
+        raise TensorError(
+            f"unsqueeze_dim must be {rank - 2} or {rank - 1} in a patched model, "
+            f"got {unsqueeze_dim}"
+        )
+    return place == rank - 2
 
 
 def parameters(function: Any) -> tuple[str, ...]:
@@ -103,26 +125,30 @@ def _signature(function: Any) -> Mapping[str, inspect.Parameter]:
     return inspect.signature(plain).parameters
 
 
-def substitute(function: Any) -> Rotation:
+def substitute(function: Any, batched: bool = True) -> Rotation:
     """What takes the place of ``function`` in a patched model: the same call, given carriers."""
-    form = measured(function)
+    form = measured(function, batched)
     if form is None:
         raise TensorError(f"{function} must be a rotation that phasor understands")
     return _BY_PARAMETERS[parameters(function)](form)
 
 
 @lru_cache(maxsize=256)
-def measured(function: Any) -> Form | None:
+def measured(function: Any, batched: bool = True) -> Form | None:
     """The geometry of a rotation function, or None where it is none that is understood.
 
     It is called with tensors and angles of its own, on the CPU, and one form of all that there
     are must explain what it returns.
+
+    Args:
+        function: Of queries and keys, cosines and sines.
+        batched: Whether it is given cosines ``[batch, seq, width]``, and not ``[seq, width]``.
     """
     if parameters(function) not in _BY_PARAMETERS:
         return None
     with torch.device("cpu"), torch.no_grad():
         generator = torch.Generator().manual_seed(0)
-        phases = torch.rand(1, 3, _PAIRS, generator=generator) * 6
+        phases = torch.rand((1, 3, _PAIRS) if batched else (3, _PAIRS), generator=generator) * 6
         for width, heads_first in itertools.product(_WIDTHS, (True, False)):
             seen = _seen(function, phases, width, heads_first, spare=0)
             form = None if seen is None else _explained(*seen, phases, width, heads_first)
@@ -134,12 +160,9 @@ def measured(function: Any) -> Form | None:
 def called_with(function: Any, x: Tensor, rows: Any) -> Tensor:
     """What ``function`` makes of ``x``, given ``(cos, sin)`` or one complex tensor."""
     names = parameters(function)
-    if "freqs_cis" in names:
-        given: tuple[Any, ...] = (x, x, rows)
-    elif names[0] == "tensor":
-        given = (x, rows[1], rows[0])
-    else:
-        given = (x, *rows) if names[0] == "x" else (x, x, *rows)
+    cos, sin = (rows, rows) if isinstance(rows, Tensor) else rows
+    rest: dict[str, Any] = {"cos": cos, "sin": sin} | {str(name): cos for name in COMPLEX}
+    given = [rest.get(name, x) for name in names if name not in _OPTIONS]
     done = function(*given)
     return cast(Tensor, done[0] if isinstance(done, tuple) else done)
 
@@ -156,20 +179,20 @@ def _rows(phases: Tensor, width: Width) -> Any:
 def _seen(
     function: Any, phases: Tensor, width: Width, heads_first: bool, spare: int
 ) -> tuple[Tensor, Tensor] | None:
-    """A tensor and what the function makes of it, both ``[1, seq, heads, head_dim]``."""
+    """A tensor and what the function makes of it, both ``[..., seq, heads, head_dim]``."""
     names = parameters(function)
-    if (width == "complex") is not ("freqs_cis" in names):
+    if (width == "complex") is not any(name in names for name in COMPLEX):
         return None
     default = _signature(function).get("unsqueeze_dim")
-    if default is not None and heads_first is not (default.default == 1):
+    if default is not None and heads_first is not heads_come_first(default.default, phases.dim()):
         return None
     generator = torch.Generator().manual_seed(1)
-    x = torch.randn(1, 3, 2, 2 * _PAIRS + spare, generator=generator)
+    x = torch.randn(*phases.shape[:-1], 2, 2 * _PAIRS + spare, generator=generator)
     try:
-        y = called_with(function, x.transpose(1, 2) if heads_first else x, _rows(phases, width))
+        y = called_with(function, x.transpose(-3, -2) if heads_first else x, _rows(phases, width))
     except (RuntimeError, ValueError, IndexError):
         return None  # tensors of these shapes do not go together in it
-    y = y.transpose(1, 2) if heads_first else y
+    y = y.transpose(-3, -2) if heads_first else y
     return (x, y) if y.shape == x.shape else None
 
 

@@ -8,15 +8,16 @@ with them, has to be seen before it runs, for a model is changed entirely or not
 from __future__ import annotations
 
 import ast
+import builtins
 import inspect
 import textwrap
 from collections.abc import Iterator, Mapping
 from types import FunctionType
 from typing import Any, TypeGuard
 
-from phasor.torch.transformers._forms import parameters
+from phasor.torch.transformers._forms import COMPLEX, parameters
 
-_ROWS = ("cos", "sin", "freqs_cis")
+_ROWS = ("cos", "sin", *COMPLEX)
 _BOTH = "position_embeddings"
 
 
@@ -50,6 +51,28 @@ def unpacks(method: FunctionType) -> str:
     except (OSError, SyntaxError):
         return min(taken)
     return next((node.id for node in _used(tree) if node.id in taken), "")
+
+
+def hands_on(method: FunctionType) -> str:
+    """What a method hands its cosines to that is neither a module nor a method; "" if nothing."""
+    taken = set(inspect.signature(method).parameters) & {_BOTH, *_ROWS}
+    taken |= {
+        one.name
+        for one in inspect.signature(method).parameters.values()
+        if one.kind is inspect.Parameter.VAR_KEYWORD
+    }
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(method)))
+    except (OSError, SyntaxError):
+        return ""
+    for node in ast.walk(tree):
+        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
+            continue
+        starred = [word.value for word in node.keywords if word.arg in (None, _BOTH, *_ROWS)]
+        names = {n.id for n in (*node.args, *starred) if isinstance(n, ast.Name)}
+        if names & taken and not hasattr(builtins, node.func.id):
+            return node.func.id
+    return ""
 
 
 def _used(tree: ast.AST) -> Iterator[ast.Name]:

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import torch
 
-_ROTATION = re.compile(r"_?apply_\w*(rotary|rope)\w*")
+_ROTATION = re.compile(r"\w*apply_\w*(rotary|rope)\w*")
 #: Where a class that was made here keeps the one it was made from.
 ORIGINAL = "_phasor_original"
 
@@ -71,20 +71,28 @@ def with_methods(
 
 
 def derived(cls: type, body: Mapping[str, Any], rebuild: Callable[[type], type]) -> type:
-    """A subclass with the name of ``cls``, for code that goes by names; it can be pickled."""
+    """A subclass with the name of ``cls``, for code that goes by names; it can be pickled.
+
+    Only modules that are there become one. A new instance is one of ``cls``: nobody has told it
+    which Rope it turns by.
+    """
+
+    def new(made: type, *args: Any, **words: Any) -> Any:
+        del made
+        return cls(*args, **words)
 
     def reduced(self: Any, protocol: Any) -> Any:
         del protocol
         return _blank, (rebuild, cls), self.__dict__
 
-    full = {**body, ORIGINAL: cls, "__reduce_ex__": reduced}
+    full = {**body, ORIGINAL: cls, "__new__": new, "__reduce_ex__": reduced}
     full["__module__"], full["__qualname__"] = cls.__module__, cls.__qualname__
     return type(cls.__name__, (cls,), full)
 
 
 def _blank(rebuild: Callable[[type], type], cls: type) -> Any:
     made: Any = rebuild(cls)
-    return made.__new__(made)
+    return object.__new__(made)
 
 
 def named_modules(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:

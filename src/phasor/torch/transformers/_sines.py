@@ -1,11 +1,13 @@
-"""Models that keep a table of sines in every attention module: GPT-J and CodeGen.
+"""Models that keep a table of sines: GPT-J and CodeGen in attention, Llama 4 for its pictures.
 
-They look positions up in it and split what they find into sines and cosines. What stands in for
-the table finds carriers instead, however far the positions reach.
+The first look positions up in it and split what they find into sines and cosines. What stands in
+for the table finds carriers instead, however far the positions reach. The second has a row for
+each patch of its one size of picture, and positions are what explains the rows.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -13,9 +15,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from phasor.axes import Axial
 from phasor.errors import TensorError
-from phasor.torch.transformers._carriers import Carrier, Turns, carried
-from phasor.torch.transformers._fresh import Fresh
+from phasor.frequencies import inv_freq
+from phasor.spec import Rope
+from phasor.torch.transformers._carriers import Carrier, Ids, Turns, carried
+from phasor.torch.transformers._forms import measured
+from phasor.torch.transformers._fresh import Fresh, base_of, built, halved, held
 
 #: Where such a module keeps its table.
 TABLE = "embed_positions"
@@ -32,15 +38,54 @@ class FreshTable(Fresh):
 
     def __init__(self, cls: Any, table: Tensor) -> None:
         maker = cls.forward.__globals__[_MAKER]
-        with torch.device("cpu"), torch.no_grad():
-            self._table: Tensor = maker(*table.shape)
+        self._table: Tensor = maker(*table.shape)
         self.held = {TABLE: self._table}
-        self.single, self.axes = False, 1
+        self.single, self.axes, self.ids, self.form = False, 1, Ids(), None
         self.most = len(self._table) - 1
 
     def __call__(self, grid: NDArray[np.int64]) -> Any:
-        sin, cos = self._table[torch.as_tensor(grid)].chunk(2, -1)
+        sin, cos = self._table[torch.as_tensor(grid[0])].chunk(2, -1)
         return cos, sin
+
+
+class FreshGrid(Fresh):
+    """What a module says that answers with one table of complex rows, whatever it is given.
+
+    Args:
+        cls: The class, built from a config alone.
+        config: Its config.
+    """
+
+    def __init__(self, cls: Any, config: Any) -> None:
+        made = built(cls, config)
+        answers = [made(torch.zeros(shape)) for shape in ((1, 1, 1), (2, 7, 3))]
+        if not torch.equal(*answers) or not answers[0].is_complex():
+            raise TypeError("what it answers is no table of complex rows")
+        self._table = answers[0].flatten(0, -2)
+        self._config = config
+        self.held = held(made)
+        self.single, self.axes, self.ids, self.form = True, 2, Ids(last=True), None
+
+    def identified(self, functions: Sequence[Any]) -> Rope | None:
+        """Height and width with a spectrum each, if whole positions explain every row."""
+        base, pairs = base_of(self._config), self._table.shape[-1]
+        for function in functions:
+            form = measured(function, self.ids.batched)
+            if form is None or form.width != "complex" or base is None or pairs % 2:
+                continue
+            rope = Rope(
+                head_dim=2 * pairs, pairing=form.pairing, pairing_out=form.pairing_out, base=base,
+                direction=1 if form.direction > 0 else -1, axes=Axial((pairs // 2, pairs // 2)),
+            )  # fmt: skip
+            cos, sin = halved(self._table, form)
+            # the slowest pair of each axis is the last to come round
+            slow = [pairs // 2 - 1, pairs - 1]
+            places = np.arctan2(sin, cos)[:, slow] / inv_freq(rope)[slow]
+            grid = places.round().astype(np.int64).T
+            if self.explains(self._table, rope, grid, function):
+                self.ids = self.ids._replace(fixed=tuple((int(y), int(x)) for y, x in grid.T))
+                return rope
+        return None
 
 
 class CarrierTable:
