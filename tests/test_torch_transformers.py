@@ -250,7 +250,7 @@ def test_a_hook_that_keeps_forward_in_the_module_is_followed(
     usual = type(module)
     patch(model)
     assert module.kept.__func__ is type(module).forward is not usual.forward
-    assert difference(prefill(small["llama"]), prefill(model)) <= EQUAL
+    assert difference(prefill(small["llama"]), prefill(model)) <= rounding(small["llama"], prefill)
     unpatch(model)
     assert module.kept.__func__ is usual.forward
     assert difference(prefill(small["llama"]), prefill(model)) == 0

@@ -213,8 +213,8 @@ def test_a_whole_model_turns_by_a_rule_that_phasor_does_not_have(
     monkeypatch.setitem(LAWS, "mine", Mine)
     read = _live.load
 
-    def load(config: Any) -> LayerRopes:
-        ropes = read(config)
+    def load(config: Any, strict: bool) -> LayerRopes:
+        ropes = read(config, strict=strict)
         mine = {k: rope and replace(rope, scaling=Mine()) for k, rope in ropes.kinds.items()}
         return replace(ropes, kinds=mine)
 
@@ -222,11 +222,11 @@ def test_a_whole_model_turns_by_a_rule_that_phasor_does_not_have(
     plain = made("llama", DYNAMIC)
     ours = patched(plain)
     for length in (40, 100, 160):
-        # transformers' own arithmetic in float32 is as far from exact
-        assert difference(logits(plain, length), logits(ours, length)) < 2e-5
+        bound = rounding(plain, lambda one, n=length: logits(one, n))
+        assert difference(logits(plain, length), logits(ours, length)) <= bound
     said = logits(ours, 100)
     torch._dynamo.reset()
-    assert difference(said, logits(torch.compile(ours, backend="aot_eager"), 100)) < 1e-5
+    assert difference(said, logits(torch.compile(ours, backend="aot_eager"), 100)) <= bound
     torch._dynamo.reset()
 
 

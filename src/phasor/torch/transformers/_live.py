@@ -163,7 +163,8 @@ def _described(found: Sequence[Member]) -> LayerRopes | None:
         if member.config is not found[0].config and member.config.to_dict() != first:
             raise _refusal(member, f"its config is not that of {found[0].path}")
     try:
-        return load(first)
+        # what the class does not read is a note: the rotation is proved on the modules themselves
+        return load(first, strict=False)
     except ConfigError as error:
         raise _refusal(found[0], f"its config cannot be read ({error})") from None
 
