@@ -41,7 +41,10 @@ FILES: dict[str, tuple[bytes, str]] = {
         "overlaps the tensor before it",
     ),
     "a wrong shape": (in_file({"a": ONE | {"shape": [5]}}, b"1234"), "span its 5 bytes"),
-    "a negative shape": (in_file({"a": ONE | {"shape": [-2, -2]}}, b"1234"), "whole numbers >= 0"),
+    "a negative shape": (
+        in_file({"a": ONE | {"shape": [-2, -2]}}, b"1234"),
+        "whole numbers from 0",
+    ),
     "a shape of bools": (in_file({"a": ONE | {"shape": [True, 4]}}, b"1234"), "whole numbers"),
     "offsets in reverse": (in_file({"a": ONE | {"data_offsets": [4, 0]}}, b"1234"), "span its 4"),
     "an unknown dtype": (in_file({"a": ONE | {"dtype": "F7"}}, b"1234"), "a dtype of F4"),

@@ -144,7 +144,7 @@ def silently_wrong(config: dict[str, Any]) -> str | None:
     strange = [mine for mine in turning(ropes) if not any(alike(mine, one) for one in theirs)]
     if not strange or any("class default" not in note for note in ropes.notes):
         return None
-    return f"{ropes!r} turns by {strange[0][0][:3]}, transformers by {theirs[0][0][:3]}"
+    return f"{ropes} turns by {strange[0][0][:3]}, transformers by {theirs[0][0][:3]}"
 
 
 def found(names: list[str]) -> list[str]:

@@ -103,6 +103,9 @@ class LayerRopes(Sequence[Rope | None]):
         return hash((self.layer_kinds, frozenset(self.kinds.items()), self.context))
 
     def __repr__(self) -> str:
+        return f"LayerRopes({self.name!r}, {len(self)} layers)"
+
+    def __str__(self) -> str:
         facts = [f"{len(self)} layers"]
         for number, what in (
             (self.query_heads, "query heads"),
