@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# a worker for every core, a file to each: the blocks of a page share their names
+PYTEST := $(BIN)/python -m pytest -q -n auto --dist loadfile
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 MADE_BY := pyproject.toml constraints.txt setup.py $(wildcard csrc/*)
 
@@ -14,10 +16,10 @@ demo: $(VENV)/demo.done  ## read a real configuration, rotate with it, prove the
 	$(BIN)/phasor demo
 
 test: $(VENV)/test.done  ## the everyday tests
-	$(BIN)/python -m pytest -q -m "not slow"
+	$(PYTEST) -m "not slow"
 
 test-slow: $(VENV)/test.done  ## the tests too long for every day
-	$(BIN)/python -m pytest -q -m slow
+	$(PYTEST) -m slow
 
 test-machines: $(VENV)/test.done  ## the everyday tests as on other machines, one by one; an hour or two
 	$(BIN)/python tools/machines.py $(ARGS)
@@ -26,7 +28,7 @@ check: $(VENV)/check.done  ## format, lint, types, and the everyday tests
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
-	$(BIN)/python -m pytest -q -m "not slow"
+	$(PYTEST) -m "not slow"
 
 docs: $(VENV)/docs.done  ## build the documentation into site/, strictly
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -147,11 +147,15 @@ def silently_wrong(config: dict[str, Any]) -> str | None:
     return f"{ropes} turns by {strange[0][0][:3]}, transformers by {theirs[0][0][:3]}"
 
 
+#: Files of code of their own, whose inner configs transformers' class does not look at.
+OTHER_CODE = ("tpu-qwen3_asr",)
+
+
 def found(names: list[str]) -> list[str]:
     """Every mutant of these cases that is silently wrong."""
     wrong = []
     for name in names:
-        if silently_wrong(cases()[name]["config"]):
+        if name in OTHER_CODE or silently_wrong(cases()[name]["config"]):
             # transformers itself does not read this file as its model is: no oracle
             continue
         for what, mutant in mutants(cases()[name]["config"]):

@@ -333,7 +333,8 @@ def widths_apart(config: Block, facts: Architecture, kinds: Sequence[str]) -> di
 def rotated_width(config: Block, block: Block, facts: Architecture, head_dim: int) -> int:
     """Coordinates that turn, on which every key about them must agree."""
     key = "partial_rotary_factor"
-    if facts.fraction is not None and config.states(key) and not config.has(key):
+    stated_null = config.states(key) and not config.has(key) and not facts.nested
+    if facts.fraction is not None and stated_null:
         # transformers takes a null for no fraction at all, not for the class default
         facts = replace(facts, fraction=None)
     # what stands beside blocks of single kinds, no class reads

@@ -11,6 +11,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from phasor.axes import Axial
 from phasor.configs import load, model_types
 from phasor.errors import ConfigError, PhasorError
 from phasor.layers import LayerRopes
@@ -164,9 +165,12 @@ def _described(found: Sequence[Member]) -> LayerRopes | None:
             raise _refusal(member, f"its config is not that of {found[0].path}")
     try:
         # what the class does not read is a note: the rotation is proved on the modules themselves
-        return load(first, strict=False)
+        ropes = load(first, strict=False)
     except ConfigError as error:
         raise _refusal(found[0], f"its config cannot be read ({error})") from None
+    # which coordinate a tower asks for first is its modules' own matter, and measured on them
+    over_patches = any(isinstance(one.axes, Axial) or one.base is None for one in ropes.ropes)
+    return None if over_patches else ropes
 
 
 def _functions_beside(

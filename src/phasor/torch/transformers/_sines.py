@@ -66,10 +66,6 @@ class FreshGrid(Fresh):
         self.held = held(made)
         self.single, self.axes, self.ids, self.form = True, 2, Ids(last=True), None
 
-    def is_by(self, rope: Rope, functions: Sequence[Any]) -> bool:
-        """Whether the rows, which cannot be asked for at positions, are those of ``rope``."""
-        return self.identified(functions) == rope
-
     def identified(self, functions: Sequence[Any]) -> Rope | None:
         """Height and width with a spectrum each, if whole positions explain every row."""
         base, pairs = base_of(self._config), self._table.shape[-1]
