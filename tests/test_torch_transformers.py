@@ -379,7 +379,7 @@ def test_every_architecture_of_the_installed_transformers() -> None:
                 wrong[name] = str(error)
             continue
         apart = {way: difference(said, WAYS[way](model)) for way, said in before.items()}
-        # the last product alone gathers so much; the model is asked for more where that is too little
+        # the last product alone gathers so much; the model is asked where that is too little
         close = {way: 0.0 if way == "generation" else GATHERED * UNIT for way in before}
         beyond = {way: d for way, d in apart.items() if d > close[way]}
         for way in beyond.keys() - {"generation"}:
