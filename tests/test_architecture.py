@@ -21,9 +21,8 @@ PIPELINE = """
     errors _checks _reals
     scaling._law scaling._uniform scaling._ramps scaling._selective scaling._rules scaling
     axes pairings spec layers presets
-    configs.block configs.sources configs.facts configs.laws configs.parts configs.rope_blocks
-    configs.layer_kinds configs.strays configs.huggingface configs.diffusers configs.gguf
-    configs.params configs.writing configs
+    configs.block configs.facts configs.laws configs.sources configs.layer_kinds configs.strays
+    configs.huggingface configs.diffusers configs.gguf configs.params configs.writing configs
     frequencies angles _scan positions multimodal rotate heads
     checkpoint._format checkpoint._files checkpoint._names checkpoint._model checkpoint._orders
     checkpoint._rows checkpoint._plan checkpoint._verify checkpoint._write checkpoint

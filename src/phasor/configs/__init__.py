@@ -6,9 +6,11 @@ is the only place that knows foreign key names. Nothing is guessed: a key that c
 model's class does, two keys that disagree or a value out of range is a `ConfigError` that names
 the key.
 
-The way of a file: `sources` finds it, `parts` the config of the part that is meant,
-``huggingface.toml`` (through `facts`) what its class implies, `huggingface` the widths, blocks and
-kinds of layers, `laws` the law, and `strays` settles what nobody read.
+The way of a file: `sources` finds it, and the config in it of the part that is meant;
+``huggingface.toml`` (through `facts`) says what its class implies; `layer_kinds` which layers read
+which block, `huggingface` how wide heads are and what turns, `laws` by which law; and `strays`
+settles what nobody read. `diffusers`, `gguf` and `params` read the other dialects, `writing` is the
+way back.
 """
 
 from __future__ import annotations
@@ -22,8 +24,7 @@ from phasor.configs.facts import table
 from phasor.configs.gguf import load_gguf
 from phasor.configs.huggingface import load_huggingface
 from phasor.configs.params import load_deepseek, load_params
-from phasor.configs.parts import NESTED, language_models
-from phasor.configs.sources import read_source
+from phasor.configs.sources import NESTED, language_models, read_source
 from phasor.configs.writing import (
     REPLACED,
     REPLACED_OF_KINDS,

@@ -15,9 +15,8 @@ from phasor.axes import Axes, Axial, Interleaved, OneAxis, Sectioned
 from phasor.configs import laws
 from phasor.configs.block import Block, agreed, renamed
 from phasor.configs.facts import CONTEXTS, SIZES, Architecture, Kind, Variant, table
-from phasor.configs.layer_kinds import MOST_LAYERS, has_rope, layer_kinds
-from phasor.configs.parts import described
-from phasor.configs.rope_blocks import Blocks
+from phasor.configs.layer_kinds import MOST_LAYERS, Blocks, has_rope, layer_kinds
+from phasor.configs.sources import described
 from phasor.configs.strays import settle_strays
 from phasor.errors import ConfigError, PhasorWarning
 from phasor.layers import InConfig, LayerRopes
