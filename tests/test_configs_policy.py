@@ -80,7 +80,7 @@ NOTED: dict[str, Any] = {
     "alibi_bias_max": 8.0,
     "dual_chunk_attention_config": {"chunk_size": 262144},
     "flash_rotary": True,
-    "indexer_rope_interleave": True,
+    "indexer_rope_interleave": False,
     "llama_4_scaling_beta": 0.1,
     "logn": True,
     "memory_attention_rope_dropout": 0.1,
@@ -147,6 +147,12 @@ def test_what_is_about_something_else_is_noted(key: str) -> None:
     assert ropes == load(small())
     (note,) = ropes.notes
     assert key in note
+
+
+def test_what_glm_5_says_of_its_indexer_passes_in_silence() -> None:
+    """Every file of it has the key, with what its class does."""
+    config = small("glm_moe_dsa", qk_rope_head_dim=64)
+    assert load(config | {"indexer_rope_interleave": True}).notes == load(config).notes
 
 
 def test_all_strays_of_a_file_are_in_one_error() -> None:
