@@ -272,6 +272,7 @@ def test_a_model_without_rotation_is_answered_with_what_it_has_instead() -> None
     for model_type, instead in (
         ("gpt2", "learned"),
         ("bert", "learned"),
+        ("clip", "learned"),
         ("whisper", "sinusoidal"),
         ("mpt", "ALiBi"),
         ("t5", "bias"),

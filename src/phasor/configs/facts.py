@@ -162,7 +162,9 @@ def table() -> Table:
     for uses, names in huggingface["without_rotation"].items():
         types |= {name: {"uses": uses} for name in names}
     for name, parts in huggingface["parts"].items():
-        types[name] = types.get(name, {"refused": _NO_PART}) | {"parts": parts}
+        instead = [types.get(part, {}).get("uses") for part in parts.values()]
+        whole = {"uses": instead[0]} if all(instead) else {"refused": _NO_PART}
+        types[name] = types.get(name, whole) | {"parts": parts}
     sizes: dict[str, list[int]] = read_table("class_sizes.toml")
     for name in sizes.keys() & types.keys():
         keys = ("num_hidden_layers", "hidden_size", "num_attention_heads")
