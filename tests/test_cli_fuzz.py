@@ -186,7 +186,6 @@ def test_no_config_does_harm(phasor: Phasor, kind: str, command: str) -> None:
 @pytest.mark.parametrize("kind", ["good", "a name", "a kind of layer", "a long context"])
 def test_no_config_does_harm_in_a_report(phasor: Phasor, kind: str) -> None:
     """Nor does a page that is written as UTF-8."""
-    pytest.importorskip("vl_convert")
     Path("config.json").write_bytes(CONFIGS[kind])
     check(phasor("report", "config.json", "-o", "page.html"))
 
@@ -194,7 +193,6 @@ def test_no_config_does_harm_in_a_report(phasor: Phasor, kind: str) -> None:
 @pytest.mark.parametrize("kind", ["a name", "a model type", "a wide head", "depth"])
 def test_no_config_does_harm_to_an_architecture(phasor: Phasor, kind: str) -> None:
     """Where its class is run."""
-    pytest.importorskip("transformers")
     Path("config.json").write_bytes(CONFIGS[kind])
     check(phasor("identify", "transformers:llama", "--config", "config.json"))
 

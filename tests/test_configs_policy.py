@@ -88,9 +88,11 @@ NOTED: dict[str, Any] = {
     "memory_attention_rope_k_sizes": [16, 16],
     "offset_alibi": 100,
     "original_rope": True,
+    "rope_axes_dim": [256, 256],
     "rope_full_precision": True,
     "rope_max_length": 4096,
     "rope_max_seq_len": 1024,
+    "rope_temporal_skip_len": 8,
     "rotary_value": True,
     "use_flash_rotary": True,
     "use_fused_rope": True,
@@ -153,6 +155,18 @@ def test_what_glm_5_says_of_its_indexer_passes_in_silence() -> None:
     """Every file of it has the key, with what its class does."""
     config = small("glm_moe_dsa", qk_rope_head_dim=64)
     assert load(config | {"indexer_rope_interleave": True}).notes == load(config).notes
+
+
+def test_the_rule_holds_for_diffusers_too() -> None:
+    """Flux's code turns by 10000 whatever its file says."""
+    config = {"_class_name": "FluxTransformer2DModel", "num_layers": 19, "num_single_layers": 38}
+    plain = load(config)
+    assert load(config | {"rope_theta": 10000}) == plain
+    with pytest.raises(ConfigError, match=r"rope_theta \(got 256.* gives the base"):
+        load(config | {"rope_theta": 256.0})
+    assert load(config | {"rope_theta": 256.0}, strict=False) == plain
+    cogview = {"_class_name": "CogView4Transformer2DModel", "num_layers": 28}
+    assert load(cogview | {"rope_axes_dim": [256, 256]}).ropes == load(cogview).ropes
 
 
 def test_all_strays_of_a_file_are_in_one_error() -> None:

@@ -98,7 +98,7 @@ def load(
     try:
         if part is None and like is None:
             if config.has("_class_name"):
-                return load_diffusers(config)
+                return load_diffusers(config, strict=strict)
             if config.has("general.architecture"):
                 return load_gguf(config, strict=strict)
             if not config.has("model_type"):

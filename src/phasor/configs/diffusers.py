@@ -41,7 +41,7 @@ class Transformer:
     note: str | None = None
 
 
-def load_diffusers(config: Block) -> LayerRopes:
+def load_diffusers(config: Block, *, strict: bool) -> LayerRopes:
     """The rope of each layer of a transformer of diffusers, the same for all."""
     name = config.text("_class_name") or ""
     rotating, without, refused = _classes()
@@ -73,7 +73,7 @@ def load_diffusers(config: Block) -> LayerRopes:
         rope = None
         notes.append(f"{config.name(facts.only_if)} is off: positions are sinusoidal.")
     kind = "nope" if rope is None else "rope"
-    notes += settle_strays(config, (), () if rope is None else (rope,), name, strict=False)
+    notes += settle_strays(config, (), () if rope is None else (rope,), name, strict=strict)
     return LayerRopes(
         name=name,
         layer_kinds=(kind,) * layers,

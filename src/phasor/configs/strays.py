@@ -40,7 +40,7 @@ class Meaning:
     Attributes:
         means: What of a rope it speaks of; a ``switch`` is neutral at false alone, a
             ``note`` is about something else than the rotation.
-        says: What is known about it, the rest of a sentence that begins with "it".
+        says: What is known about it, the rest of a sentence that begins with the key and its value.
         values: What its values stand for, by their JSON text.
         neutral: Values that change nothing whatever the model is, beside null.
     """
