@@ -17,7 +17,7 @@ from phasor.axes import Axial
 from phasor.numpy import score
 from phasor.papers import abel_bound, cosine, decay, expected_scores, moved, smooth_kernel
 from phasor.papers.decay import _CHUNK, _TABLED
-from phasor.papers.kernels import kernel
+from phasor.papers.decay import kernel
 from phasor.scaling import DynamicNTK
 
 from . import oracle, strategies

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from phasor import PositionError, Rope, SpecError, angles
 from phasor.papers import cosine, decay, expected_linear_sum, extensions, negative_distances
 from phasor.papers.heads import required_alpha, strongest_rival
-from phasor.papers.kernels import kernel, phasors
+from phasor.papers.decay import kernel, phasors
 from phasor.scaling import DynamicNTK
 
 from . import oracle, strategies

@@ -21,8 +21,8 @@ from phasor.papers.decay import (
     expected_scores,
     moved,
 )
-from phasor.papers.extension import Extension, Recommendation, extensions, recommend
-from phasor.papers.interpolation import (
+from phasor.extending import Extension, Recommendation, extensions, recommend
+from phasor.papers.bounds import (
     extrapolation_ratio,
     interpolation_bound,
     interpolation_error,
@@ -30,7 +30,7 @@ from phasor.papers.interpolation import (
 )
 from phasor.papers.linear import expected_linear_sum, linear_weights
 from phasor.papers.precision import RECIPES, Recipe, angle_errors
-from phasor.papers.smooth import smooth_kernel
+from phasor.papers.decay import smooth_kernel
 from phasor.papers.usage import pair_norms, positional_score, semantic_score
 
 __all__ = [
