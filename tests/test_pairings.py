@@ -90,7 +90,7 @@ def test_the_type_checker_names_every_place_that_has_to_say_something(tmp_path: 
     listed.write_text(text.replace('"half":\n', '"half" | "thirds":\n'), "utf-8")
     assert complaints(copy) >= {
         *("describe.py", "pairings.py", "torch/backends/cpu.py", "torch/backends/eager.py"),
-        *("checkpoint/_plan.py", "conventions/_slips.py", "torch/onnx/_graph.py"),
+        *("checkpoint/planning.py", "identification/slips.py", "torch/export/_graph.py"),
     }
 
 
