@@ -23,11 +23,11 @@ PIPELINE = """
     axes pairings rope layers presets
     configs.block configs.facts configs.laws configs.sources configs.layer_kinds configs.strays
     configs.huggingface configs.diffusers configs.gguf configs.params configs.writing configs
-    frequencies angles positions multimodal numpy papers.kernels papers.heads
+    frequencies angles positions numpy
     checkpoint.format checkpoint.files checkpoint.names checkpoint.model checkpoint.orders
     checkpoint.rows checkpoint.planning checkpoint.verifying checkpoint.writing checkpoint
-    papers.precision papers.decay papers.interpolation papers.bounds papers.smooth
-    papers.coverage papers.extension papers.usage papers.linear papers
+    papers.precision papers.decay papers.heads papers.bounds
+    papers.coverage papers.usage papers.linear papers
     describe
     identification.arrays identification.signatures identification.calling
     identification.intervals identification.spectrum

@@ -3,22 +3,24 @@
 In come lengths, boundaries, masks and grid sizes; out come int64 arrays ``[..., seq]``, or
 ``[..., seq, n_axes]`` where a token has several coordinates (axis order t, h, w). The same names
 for tensors, on their device, are in `phasor.torch.positions`.
+
+A sequence of text, images and videos is a list of `Text`, `Image` and `Video`, whose grid sizes
+count the tokens that the language model sees, so after the vision tower has merged patches;
+markers around an image are tokens of text.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
-import numpy as np
-from numpy.typing import ArrayLike, NDArray
-from phasor._checks import shown, whole
-from phasor.errors import PositionError
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
-from numpy.typing import NDArray
-from phasor._checks import number, shown, whole
+from typing import Any, Literal
 
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from phasor._checks import number, shown, whole
+from phasor.errors import PositionError
 
 Positions = NDArray[np.int64]
 
@@ -259,33 +261,6 @@ def chunks_of_rank(length: int, rank: int, world_size: int, layout: str) -> list
     return [range(chunk * size, (chunk + 1) * size) for chunk in held]
 
 
-def _counted(name: str, count: int) -> Positions:
-    """0, 1, ..., count - 1."""
-    if count > _MOST:
-        raise PositionError(
-            f"{name} must be at most {_MOST}, as many positions as an array holds, got {count}"
-        )
-    return np.arange(count, dtype=np.int64)
-
-
-def _integers(name: str, values: Any, kinds: str = "iu") -> Positions:
-    if any(kind.__module__ == "torch" for kind in type(values).__mro__):
-        raise PositionError(
-            f"{name} must be an array or a list, got a torch tensor; phasor.torch.positions has "
-            "the same functions for tensors, on their device"
-        )
-    try:
-        array = np.asarray(values)
-    except ValueError:
-        raise PositionError(f"{name} must be a rectangular array, got {shown(values)}") from None
-    # an empty list has no dtype of its own: NumPy makes it float64
-    if array.size and (array.dtype.kind not in kinds or int(array.max()) > _LAST):
-        raise PositionError(
-            f"{name} must hold whole numbers that fit in int64, got dtype {array.dtype}"
-        )
-    return array.astype(np.int64)
-
-
 @dataclass(frozen=True)
 class Text:
     """A run of ``length`` text tokens, which stand at ``t = h = w``.
@@ -411,17 +386,18 @@ def multimodal(segments: Iterable[Segment]) -> Positions:
            [0, 1, 2, 2, 3, 3, 4],
            [0, 1, 2, 3, 2, 3, 4]])
     """
-    placed, start = [np.empty((0, 3), dtype=np.int64)], 0
+    blocks, start = [np.empty((0, 3), dtype=np.int64)], 0
     for segment in _checked(segments):
         if isinstance(segment, Text):
             block = every_axis(span(segment.length), 3)
         else:
             block = _cells(segment)
-            if isinstance(segment, Video):
-                block[:, 0] = _times(segment)[block[:, 0]]
-        placed.append(start + block)
+            if isinstance(segment, Video) and segment.seconds_per_frame is not None:
+                step = np.float32(segment.tokens_per_second) * np.float32(segment.seconds_per_frame)
+                block[:, 0] = (block[:, 0].astype(np.float32) * step).astype(np.int64)
+        blocks.append(start + block)
         start += int(block.max(initial=-1)) + 1
-    return np.concatenate(placed)
+    return np.concatenate(blocks)
 
 
 def videorope(segments: Iterable[Segment], *, delta: float = 2.0) -> NDArray[np.float64]:
@@ -459,7 +435,7 @@ def videorope(segments: Iterable[Segment], *, delta: float = 2.0) -> NDArray[np.
            [0., 0., 1., 2., 2., 3., 4., 4.]])
     """
     delta = number("delta", delta, above=0, error=PositionError)
-    placed, start = [np.empty((0, 3))], 0.0
+    blocks, start = [np.empty((0, 3))], 0.0
     for i, segment in enumerate(_checked(segments)):
         if isinstance(segment, Text):
             block = every_axis(span(segment.length), 3).astype(np.float64)
@@ -475,9 +451,9 @@ def videorope(segments: Iterable[Segment], *, delta: float = 2.0) -> NDArray[np.
             block = np.stack(
                 [time, time + row - middle_row, time + column - middle_column], axis=-1
             )
-        placed.append(start + block)
+        blocks.append(start + block)
         start += float(block[:, 0].max(initial=-1.0)) + 1.0
-    return np.concatenate(placed)
+    return np.concatenate(blocks)
 
 
 def _set_whole(segment: Segment, field: str, *, least: int) -> None:
@@ -493,20 +469,39 @@ def _checked(segments: Any) -> list[Segment]:
     items: list[Any] = list(segments)
     for i, item in enumerate(items):
         if not isinstance(item, Segment):
-            raise PositionError(
-                f"segments[{i}] must be a Text, an Image or a Video, got {shown(item)}"
-            )
+            what = f"segments[{i}] must be a Text, an Image or a Video"
+            raise PositionError(f"{what}, got {shown(item)}")
     return items
 
 
 def _cells(segment: Image | Video) -> Positions:
+    """(frame, row, column) of every token, ``[frames * height * width, 3]``."""
     frames = segment.frames if isinstance(segment, Video) else 1
     return grid(frames, segment.height, segment.width)
 
 
-def _times(video: Video) -> Positions:
-    frames = span(video.frames)
-    if video.seconds_per_frame is None or video.tokens_per_second is None:
-        return frames
-    step = np.float32(video.tokens_per_second) * np.float32(video.seconds_per_frame)
-    return (frames.astype(np.float32) * step).astype(np.int64)
+def _counted(name: str, count: int) -> Positions:
+    """0, 1, ..., count - 1."""
+    if count > _MOST:
+        raise PositionError(
+            f"{name} must be at most {_MOST}, as many positions as an array holds, got {count}"
+        )
+    return np.arange(count, dtype=np.int64)
+
+
+def _integers(name: str, values: Any, kinds: str = "iu") -> Positions:
+    if any(kind.__module__ == "torch" for kind in type(values).__mro__):
+        raise PositionError(
+            f"{name} must be an array or a list, got a torch tensor; phasor.torch.positions has "
+            "the same functions for tensors, on their device"
+        )
+    try:
+        array = np.asarray(values)
+    except ValueError:
+        raise PositionError(f"{name} must be a rectangular array, got {shown(values)}") from None
+    # an empty list has no dtype of its own: NumPy makes it float64
+    if array.size and (array.dtype.kind not in kinds or int(array.max()) > _LAST):
+        raise PositionError(
+            f"{name} must hold whole numbers that fit in int64, got dtype {array.dtype}"
+        )
+    return array.astype(np.int64)

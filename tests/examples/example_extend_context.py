@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
 import torch
 
 ROOT = Path(__file__).parent.parent

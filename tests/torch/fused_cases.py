@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from torch import Tensor
 
+import torch
 from phasor import Rope
+from torch import Tensor
 
 from .torch_oracle import bound, float64, pair_places, row_error, turns
 from .triton_runs import APART, runs_kernels

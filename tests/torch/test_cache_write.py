@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from torch import Tensor
 
+import torch
 from phasor import Rope
 from phasor.errors import BackendError, PhasorError, PositionError, SpecError, TensorError
 from phasor.torch import rotate
 from phasor.torch.backends.triton import tiles as triton_tiles
 from phasor.torch.fused import rotate_and_cache_
+from torch import Tensor
 
 from .fused_cases import BACKENDS, HALF, ROPES, once
 from .torch_oracle import assert_rotated, float64, normal

@@ -6,18 +6,17 @@ import itertools
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
+
 from phasor._checks import number, numbers, whole
+from phasor.angles import checked_positions
 from phasor.errors import SpecError
 from phasor.frequencies import turns, wavelengths
-from phasor.papers.decay import kernel
-from phasor.rope import Rope
-from numpy.typing import ArrayLike, NDArray
-from phasor.angles import checked_positions
 from phasor.numpy import score
-from phasor.papers.decay import decay, one_axis, pair_products
-
+from phasor.papers.decay import decay, kernel, one_axis, pair_products
+from phasor.rope import Rope
 
 _PART = 1 << 16  # distances looked at before asking whether to go on
 _EDGE = 1 + 1e-6  # how closely the edge of a feasible interval is found, as a ratio

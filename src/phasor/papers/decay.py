@@ -5,19 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple, cast
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+
 from phasor._checks import choice, number, whole
 from phasor.angles import checked_positions, cos_sin
 from phasor.errors import SpecError, TensorError
 from phasor.numpy import pair_indices, score
 from phasor.rope import Rope
-from typing import Any
-from numpy.typing import NDArray
-from phasor.angles import cos_sin
-from phasor._checks import number
-from phasor.angles import checked_positions
-
 
 Kind = Literal["aligned", "opposite", "random", "independent"]
 KINDS: tuple[Kind, ...] = ("aligned", "opposite", "random", "independent")
@@ -254,14 +250,18 @@ def _heads(name: str, x: ArrayLike, rope: Rope) -> NDArray[np.float64]:
     return given.astype(np.float64)
 
 
-def _checked_distances(rope: Rope, distances: ArrayLike) -> tuple[NDArray[Any], NDArray[np.float64]]:
+def _checked_distances(
+    rope: Rope, distances: ArrayLike
+) -> tuple[NDArray[Any], NDArray[np.float64]]:
     """Checked distances in one row, and a place for one number at each."""
     given = checked_positions(distances)
     lead = given.shape if rope.axes.n_axes == 1 else given.shape[:-1]
     return given.reshape(math.prod(lead), *given.shape[len(lead) :]), np.empty(lead)
 
 
-def _phasors_in_chunks(rope: Rope, given: NDArray[Any]) -> Iterator[tuple[slice, NDArray[np.complex128]]]:
+def _phasors_in_chunks(
+    rope: Rope, given: NDArray[Any]
+) -> Iterator[tuple[slice, NDArray[np.complex128]]]:
     """``exp(i r inv_freq)`` of every pair, ``[distances, num_pairs]``, some distances at a time."""
     if rope.axes.n_axes > 1 or given.dtype != np.int64:
         for at in range(0, max(len(given), 1), _CHUNK):
@@ -278,7 +278,6 @@ def _phasors_in_chunks(rope: Rope, given: NDArray[Any]) -> Iterator[tuple[slice,
             rows = slice(at, at + _CHUNK)
             turned = by_top[top[rows]] * by_rest[rest[rows]]
             yield slice(start + at, start + at + len(turned)), turned
-
 
 
 def kernel(

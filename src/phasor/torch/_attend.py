@@ -8,11 +8,11 @@ backward pass on a CPU.
 
 from __future__ import annotations
 
-import torch
 import torch.nn.functional as nnf
-from torch import Tensor
 
+import torch
 from phasor.rope import Rope
+from torch import Tensor
 
 #: Queries that share one mask.
 CHUNK = 512

@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar, cast
 
-import torch
 import torch.autograd.forward_ad as forward_ad
-from torch import Tensor
 from torch.utils import _python_dispatch
+
+import torch
+from torch import Tensor
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _C = cast(Any, torch)._C

@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-import torch
 from numpy.typing import ArrayLike
-from torch import Tensor
 
+import torch
 from phasor._checks import shown
 from phasor.errors import BackendError, ConfigError, PhasorError
 from phasor.torch.architectures._tiny import (
@@ -30,6 +29,7 @@ from phasor.torch.architectures._tiny import (
     TIMED,
     tiny,
 )
+from torch import Tensor
 
 _ROTATES = re.compile(r"^def \w*(rotary|rotate)|Rotary|rotary_emb|sinusoidal_pos", re.MULTILINE)
 # a model that holds more was not made small

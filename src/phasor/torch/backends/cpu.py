@@ -15,8 +15,6 @@ from importlib import import_module
 from typing import Any
 
 import torch
-from torch import Tensor
-
 from phasor.errors import BackendError, PositionError, TensorError
 from phasor.pairings import by_pairing
 from phasor.rope import Rope
@@ -26,6 +24,7 @@ from phasor.torch._internals import count_writes, counted_writes
 from phasor.torch._layout import constant, count_axes, read_layout, read_rope
 from phasor.torch._rows import reach, rows
 from phasor.torch._written import check_writable
+from torch import Tensor
 
 _WIDEST = 4096  # a row lives on the stack of the thread that builds it
 

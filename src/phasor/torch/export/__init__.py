@@ -13,15 +13,15 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-import torch.export
 import torch.fx
 import torch.onnx
-from torch import nn
 
+import torch.export
 from phasor._checks import whole
 from phasor.errors import BackendError, PhasorError
 from phasor.torch import ops
 from phasor.torch.export import _graph
+from torch import nn
 
 #: The first opset that has the operator.
 OPSET = 23

@@ -12,10 +12,9 @@ from contextlib import contextmanager
 from typing import Any, cast
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
 
+import torch
 from phasor.errors import PhasorError
 from phasor.identification import identify
 from phasor.rope import Rope
@@ -23,6 +22,7 @@ from phasor.torch._internals import outside_modes, outside_transforms
 from phasor.torch.transformers._axial import axial_rope
 from phasor.torch.transformers._carriers import Form, Ids
 from phasor.torch.transformers._forms import called_with, measured
+from torch import Tensor, nn
 
 #: What foreign code may raise that is built and called as it was not meant to be.
 FOREIGN = (

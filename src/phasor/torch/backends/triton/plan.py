@@ -19,8 +19,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from torch import Tensor
-
 from phasor.torch._layout import read_layout
 from phasor.torch._tables import hold_in_graph
 from phasor.torch._written import Apart, apart
@@ -34,6 +32,7 @@ from phasor.torch.backends.triton.tiles import (
     tile_of,
     tokens_of,
 )
+from torch import Tensor
 
 _MOST = 256  # plans that are kept at a time
 
