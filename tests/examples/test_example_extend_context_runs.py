@@ -16,8 +16,9 @@ from typing import Any
 
 import click
 import pytest
-import torch
 from click.testing import CliRunner
+
+import torch
 
 from .example_extend_context import EXAMPLE, ROOT, imported, short, sources
 
