@@ -19,8 +19,8 @@ from phasor.papers import abel_bound, cosine, decay, expected_scores, smooth_ker
 from phasor.papers.decay import _CHUNK, _TABLED, kernel
 from phasor.scaling import DynamicNTK
 
-from . import oracle, strategies
-from .ropes import at_0, head
+from .. import oracle, strategies
+from ..ropes import at_0, head
 
 # a product of two exact factors: two errors and a rounding, for one pair
 PAIR = 4 * COS_SIN_ERROR

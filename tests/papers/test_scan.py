@@ -18,7 +18,7 @@ from phasor.papers.decay import kernel, phasors
 from phasor.papers.heads import required_alpha, strongest_rival
 from phasor.scaling import DynamicNTK
 
-from . import oracle, strategies
+from .. import oracle, strategies
 
 
 def summed(rope: Rope, distance: int, weights: Any) -> complex:

@@ -19,7 +19,7 @@ from phasor.torch import rotate, rotate_, rotate_by, rotate_qk, rotate_qk_
 from phasor.torch.backends import cpu
 from torch import Tensor
 
-from .torch_oracle import DTYPES, assert_rotated, normal, run_on
+from ..torch_oracle import DTYPES, assert_rotated, normal, run_on
 
 # without a compiler there is nothing to test; CI has one
 pytestmark = pytest.mark.skipif(

@@ -14,7 +14,7 @@ from phasor.scaling import DynamicNTK, Linear, Llama3, LongRope, PerPair, Yarn
 from phasor.torch import rotate
 from torch import Tensor
 
-from .torch_oracle import normal
+from ..torch_oracle import normal
 
 NTK = DynamicNTK(factor=2.0, original_max_positions=8)
 LONG = LongRope(

@@ -18,8 +18,8 @@ from phasor.torch import rotate, rotate_, rotate_by, rotate_by_, rotate_qk, rota
 from phasor.torch.fused import norm_rotate_qk
 from torch import Tensor
 
-from .torch_cases import HALF, MIXED, PLACES, THREE
-from .torch_oracle import assert_rotated, normal
+from ..torch_cases import HALF, MIXED, PLACES, THREE
+from ..torch_oracle import assert_rotated, normal
 
 
 @pytest.fixture(autouse=True)

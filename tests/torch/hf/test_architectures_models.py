@@ -16,7 +16,7 @@ from phasor.torch.architectures._recording import record
 from phasor.torch.architectures._tiny import NOT_BUILT, kept_layers, tiny
 from phasor.torch.architectures.verdicts import verdict
 
-from .offline import refuse_connections
+from ...offline import refuse_connections
 
 
 @pytest.fixture(autouse=True)

@@ -17,8 +17,8 @@ from phasor.torch.transformers import _live, patch
 from phasor.torch.transformers._carriers import Turns, carried
 from torch import Tensor
 
+from ...rounding import rounding
 from .live_models import difference, tokens
-from .rounding import rounding
 
 ORIGINAL = 64
 DYNAMIC = {

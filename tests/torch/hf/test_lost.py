@@ -20,9 +20,9 @@ from phasor.torch.transformers._carriers import turned
 from phasor.torch.transformers._forms import measured
 from torch import Tensor
 
+from ...rounding import rounding
 from .live_models import difference, generated, prefill, tokens
 from .pictured_models import pictured
-from .rounding import rounding
 
 NAMES = ["llama", "gptj", "llama4_text"]
 

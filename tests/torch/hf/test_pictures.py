@@ -14,9 +14,9 @@ from phasor.errors import ConfigError
 from phasor.torch.transformers import check, from_model, patch, unpatch
 from torch import Tensor, nn
 
+from ...rounding import rounding
 from .live_models import difference
 from .pictured_models import BUILT, pictured, without_picture
-from .rounding import rounding
 
 LENGTH = 24
 #: Layers that turn: two of the language model, and two of the tower where it turns.

@@ -14,9 +14,9 @@ from phasor.torch.architectures import tiny_model
 from phasor.torch.transformers import _live, from_model, patch
 from torch import nn
 
+from ...rounding import rounding
 from .live_models import difference, prefill, tokens
 from .pictured_models import pictured
-from .rounding import rounding
 
 
 def test_positions_of_three_axes_reach_the_layers() -> None:
