@@ -26,8 +26,8 @@ PIPELINE = """
     frequencies angles positions numpy
     checkpoint.format checkpoint.files checkpoint.names checkpoint.model checkpoint.orders
     checkpoint.rows checkpoint.planning checkpoint.verifying checkpoint.writing checkpoint
-    papers.precision papers.decay papers.heads papers.bounds
-    papers.coverage papers.usage papers.linear papers
+    papers.precision papers.distances papers.heads papers.bounds
+    papers.phases papers.usage papers.linear papers
     describe
     identification.arrays identification.signatures identification.calling
     identification.intervals identification.spectrum
@@ -253,3 +253,25 @@ def export_order(name: str) -> tuple[int, str]:
     """Constants, classes, functions, as ruff sorts them."""
     kind = 0 if name.isupper() else 1 if name[0].isupper() else 2
     return kind, name
+
+
+def hidden_modules(src: Path) -> set[str]:
+    """Modules whose package has something else of the same name: no dotted path reaches them."""
+    known = modules(src)
+    return {
+        f"{package}.{alias.name}".removeprefix("phasor.")
+        for package, path in known.items()
+        if path.name == "__init__.py"
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+        if f"{package}.{alias.name}".removeprefix("phasor.") in known
+        and not f"phasor.{package}".removesuffix(".phasor").endswith(node.module or "")
+    }
+
+
+def test_no_module_hides_behind_a_name_of_its_package(copy: Path) -> None:
+    """``phasor.papers.decay`` would be the function, and the file of that name out of reach."""
+    assert hidden_modules(SRC) == set()
+    plant(copy, "papers", "from phasor.papers.distances import bounds")
+    assert hidden_modules(copy) == {"papers.bounds"}

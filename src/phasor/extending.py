@@ -16,8 +16,8 @@ from phasor.configs import REPLACED, REPLACED_OF_KINDS, config_keys
 from phasor.describe import resolved
 from phasor.errors import ConfigError, SpecError
 from phasor.layers import LayerRopes
-from phasor.papers.coverage import Coverage, coverage
-from phasor.papers.decay import kernel
+from phasor.papers.distances import kernel
+from phasor.papers.phases import Coverage, coverage
 from phasor.rope import Rope
 from phasor.scaling import (
     LAWS,

@@ -48,9 +48,8 @@ def span(length: int, start: int = 0) -> Positions:
     length = whole("length", length, least=0, error=PositionError)
     start = whole("start", start, least=_FIRST, error=PositionError)
     if start + length - 1 > _LAST:
-        raise PositionError(
-            f"start + length - 1 must be at most 2**63 - 1, got {start} + {length} - 1"
-        )
+        what = "start + length - 1 must be at most 2**63 - 1"
+        raise PositionError(f"{what}, got {start} + {length} - 1")
     return _counted("length", length) + start
 
 
@@ -74,9 +73,8 @@ def packed(cu_seqlens: ArrayLike) -> Positions:
     """
     bounds = _integers("cu_seqlens", cu_seqlens)
     if bounds.ndim != 1 or bounds.size == 0:
-        raise PositionError(
-            f"cu_seqlens must have the shape [n_sequences + 1], got {list(bounds.shape)}"
-        )
+        what = "cu_seqlens must have the shape [n_sequences + 1]"
+        raise PositionError(f"{what}, got {list(bounds.shape)}")
     if bounds[0] != 0:
         raise PositionError(f"cu_seqlens must start with 0, got {bounds[0]}")
     falls = np.flatnonzero(bounds[1:] < bounds[:-1])
@@ -147,9 +145,8 @@ def cached(lengths: ArrayLike, new_tokens: int) -> Positions:
         raise PositionError(f"lengths must have the shape [batch], got {list(held.shape)}")
     longest = int(held.max(initial=0))
     if longest + new_tokens - 1 > _LAST:
-        raise PositionError(
-            f"lengths + new_tokens - 1 must be at most 2**63 - 1, got {longest} + {new_tokens} - 1"
-        )
+        what = "lengths + new_tokens - 1 must be at most 2**63 - 1"
+        raise PositionError(f"{what}, got {longest} + {new_tokens} - 1")
     return held[:, None] + _counted("new_tokens", new_tokens)
 
 
@@ -171,9 +168,7 @@ def grid(*sizes: int) -> Positions:
     """
     if not sizes:
         raise PositionError("sizes must name at least one axis, got none")
-    shape = tuple(
-        whole(f"sizes[{i}]", size, least=0, error=PositionError) for i, size in enumerate(sizes)
-    )
+    shape = [whole(f"sizes[{i}]", n, least=0, error=PositionError) for i, n in enumerate(sizes)]
     cells = _counted("the product of sizes", math.prod(shape))
     return np.stack(np.unravel_index(cells, shape), axis=-1)
 
@@ -328,13 +323,13 @@ class Video:
     def __post_init__(self) -> None:
         for field in ("frames", "height", "width"):
             _set_whole(self, field, least=1)
-        if self.seconds_per_frame is None and self.tokens_per_second is None:
+        pace = (self.seconds_per_frame, self.tokens_per_second)
+        if pace == (None, None):
             return
-        if self.seconds_per_frame is None or self.tokens_per_second is None:
+        if None in pace:
             raise PositionError(
-                "seconds_per_frame and tokens_per_second go together, got "
-                f"{self.seconds_per_frame} and {self.tokens_per_second}; give both, or neither "
-                "for frames one position apart"
+                f"seconds_per_frame and tokens_per_second go together, got {pace[0]} and "
+                f"{pace[1]}; give both, or neither for frames one position apart"
             )
         longest = float(self.frames)
         for field in ("seconds_per_frame", "tokens_per_second"):
@@ -463,9 +458,8 @@ def _set_whole(segment: Segment, field: str, *, least: int) -> None:
 
 def _checked(segments: Any) -> list[Segment]:
     if not hasattr(segments, "__iter__"):
-        raise PositionError(
-            f"segments must be a list of Text, Image and Video, got {shown(segments)}"
-        )
+        what = "segments must be a list of Text, Image and Video"
+        raise PositionError(f"{what}, got {shown(segments)}")
     items: list[Any] = list(segments)
     for i, item in enumerate(items):
         if not isinstance(item, Segment):

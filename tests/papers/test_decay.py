@@ -16,7 +16,7 @@ from phasor.angles import COS_SIN_ERROR
 from phasor.axes import Axial
 from phasor.numpy import score
 from phasor.papers import abel_bound, cosine, decay, expected_scores, smooth_kernel, turning_pairs
-from phasor.papers.decay import _CHUNK, _TABLED, kernel
+from phasor.papers.distances import _CHUNK, _TABLED, kernel
 from phasor.scaling import DynamicNTK
 
 from .. import oracle, strategies

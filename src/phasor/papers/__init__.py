@@ -15,8 +15,7 @@ from phasor.papers.bounds import (
     negative_distances,
     printed_interpolation_bound,
 )
-from phasor.papers.coverage import Coverage, coverage
-from phasor.papers.decay import (
+from phasor.papers.distances import (
     KINDS,
     Kind,
     abel_bound,
@@ -33,6 +32,7 @@ from phasor.papers.heads import (
     strongest_rival,
 )
 from phasor.papers.linear import expected_linear_sum, linear_weights
+from phasor.papers.phases import Coverage, coverage
 from phasor.papers.precision import RECIPES, Recipe, angle_errors
 from phasor.papers.usage import pair_norms, positional_score
 

@@ -15,7 +15,7 @@ from phasor.angles import checked_positions
 from phasor.errors import SpecError
 from phasor.frequencies import turns, wavelengths
 from phasor.numpy import score
-from phasor.papers.decay import decay, kernel, one_axis, pair_products
+from phasor.papers.distances import decay, kernel, one_axis, pair_products
 from phasor.rope import Rope
 
 _PART = 1 << 16  # distances looked at before asking whether to go on

@@ -13,6 +13,7 @@ from phasor._checks import choice, number, whole
 from phasor.angles import checked_positions, cos_sin
 from phasor.errors import SpecError, TensorError
 from phasor.numpy import pair_indices, score
+from phasor.positions import every_axis
 from phasor.rope import Rope
 
 Kind = Literal["aligned", "opposite", "random", "independent"]
@@ -266,14 +267,14 @@ def _phasors_in_chunks(
     if rope.axes.n_axes > 1 or given.dtype != np.int64:
         for at in range(0, max(len(given), 1), _CHUNK):
             rows = slice(at, at + _CHUNK)
-            yield rows, phasors(rope, given[rows])
+            yield rows, _unit_phasors(rope, given[rows])
         return
     for start in range(0, len(given), _TABLED):
         some = given[start : start + _TABLED]
         # R(a + b) = R(a) R(b), and distances that differ little have one a
         tops, top = np.unique(some >> _SHARED << _SHARED, return_inverse=True)
         rests, rest = np.unique(some & ((1 << _SHARED) - 1), return_inverse=True)
-        by_top, by_rest = phasors(rope, tops), phasors(rope, rests)
+        by_top, by_rest = _unit_phasors(rope, tops), _unit_phasors(rope, rests)
         for at in range(0, len(some), _CHUNK):
             rows = slice(at, at + _CHUNK)
             turned = by_top[top[rows]] * by_rest[rest[rows]]
@@ -322,11 +323,7 @@ def kernel(
 
 
 def phasors(rope: Rope, distances: NDArray[Any]) -> NDArray[np.complex128]:
-    """``exp(1j * direction * r * inv_freq[k])`` of every pair at any distances.
-
-    Args:
-        rope: What rotates.
-        distances: ``[P]``, along every axis where the rope has several, or ``[P, n_axes]``.
+    """``exp(1j * direction * r * inv_freq[k])`` at any ``distances`` ``[P]``, along every axis.
 
     Returns:
         complex128 ``[P, num_pairs]``, both parts within `phasor.angles.COS_SIN_ERROR`.
@@ -335,9 +332,11 @@ def phasors(rope: Rope, distances: NDArray[Any]) -> NDArray[np.complex128]:
     [[0.5403+0.8415j]]
     """
     n_axes = rope.axes.n_axes
-    if n_axes > 1 and distances.ndim == 1:
-        distances = np.repeat(distances[:, None], n_axes, axis=1)
-    cos, sin = cos_sin(rope, distances)
+    return _unit_phasors(rope, distances if n_axes == 1 else every_axis(distances, n_axes))
+
+
+def _unit_phasors(rope: Rope, positions: NDArray[Any]) -> NDArray[np.complex128]:
+    cos, sin = cos_sin(rope, positions)
     return cos + 1j * sin
 
 
