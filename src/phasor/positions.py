@@ -25,8 +25,7 @@ from phasor.errors import PositionError
 Positions = NDArray[np.int64]
 
 _FIRST, _LAST = -(2**63), 2**63 - 1
-# bytes are counted in int64 too
-_MOST = _LAST // 8
+_MOST = _LAST // 8  # bytes are counted in int64 too
 
 
 def span(length: int, start: int = 0) -> Positions:
