@@ -267,7 +267,7 @@ def test_a_picture_without_matplotlib_names_the_extra(tmp_path, monkeypatch):
     monkeypatch.setattr("phasor.cli._common.find_spec", lambda name: name != "matplotlib" or None)
     done = CliRunner().invoke(bench, ["--save", str(tmp_path / "x.png")])
     assert isinstance(done.exception, BackendError)
-    assert "pip install 'phasor[figures]'" in str(done.exception)
+    assert "pip install 'phasor-rope[figures]'" in str(done.exception)
 
 
 def test_no_colours_go_into_a_pipe():

@@ -18,7 +18,7 @@ from phasor.cli._extend import extend, report
 from phasor.cli._identify import identify
 from phasor.cli._show import presets, show
 from phasor.cli._try import bench, demo
-from phasor.errors import PhasorError, VerificationError
+from phasor.errors import DISTRIBUTION, PhasorError, VerificationError
 
 _NO, _WRONG, _INTERRUPTED, _PIPE_CLOSED = 1, 2, 130, 141
 
@@ -87,7 +87,7 @@ def _readers_may_go() -> Generator[None]:
     context_settings={"help_option_names": ["-h", "--help"]},
     invoke_without_command=True,
 )
-@click.version_option(package_name="phasor")
+@click.version_option(package_name=DISTRIBUTION)
 @click.pass_context
 def main(context: click.Context) -> None:
     """Rotary position embeddings (RoPE): what a model's is, and where two differ.

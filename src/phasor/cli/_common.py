@@ -16,7 +16,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from phasor.configs import load
-from phasor.errors import BackendError, PhasorWarning, SpecError, visible
+from phasor.errors import BackendError, PhasorWarning, SpecError, install_hint, visible
 from phasor.layers import LayerRopes
 from phasor.presets import preset, preset_names
 
@@ -86,7 +86,7 @@ def need_torch(what: str) -> None:
     """Say what to install where there is no PyTorch."""
     if find_spec("torch") is None:
         raise BackendError(
-            f"{what} rotates with PyTorch, which is not installed: pip install 'phasor[torch]'"
+            f"{what} rotates with PyTorch, which is not installed: {install_hint('torch')}"
         )
 
 
@@ -96,7 +96,7 @@ def need(what: str, extra: str, *modules: str) -> None:
     if missing:
         raise BackendError(
             f"{what} is made with {', '.join(missing)}, not installed: "
-            f"pip install 'phasor[{extra}]'"
+            f"{install_hint(extra)}"
         )
 
 

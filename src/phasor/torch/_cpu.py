@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from phasor.errors import BackendError, PositionError, TensorError
+from phasor.errors import DISTRIBUTION, BackendError, PositionError, TensorError
 from phasor.pairings import by_pairing
 from phasor.spec import Rope
 from phasor.torch import _tables
@@ -40,7 +40,12 @@ def _connected() -> tuple[Any, str]:
             return native, ""
         missing = f"torch {torch.__version__} lacks the DLPack exchange interface; update it"
     except ImportError as error:
-        missing = f"its extension does not serve ({error}); install phasor where a C++ compiler is"
+        # pip would take a wheel that it built before there was a compiler from its cache
+        missing = (
+            f"its kernel cannot be loaded ({error}); with GCC or Clang installed, this builds it: "
+            "pip install --force-reinstall --no-deps --no-cache-dir "
+            f"--no-binary {DISTRIBUTION} {DISTRIBUTION}"
+        )
     warnings.warn(
         f"phasor rotates with plain torch operations on this CPU: {missing}",
         RuntimeWarning,

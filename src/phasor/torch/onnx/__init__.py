@@ -18,7 +18,7 @@ import torch.onnx
 from torch import nn
 
 from phasor._checks import whole
-from phasor.errors import BackendError, PhasorError
+from phasor.errors import BackendError, PhasorError, install_hint
 from phasor.torch import _ops
 from phasor.torch.onnx import _graph
 
@@ -82,7 +82,7 @@ def export(
         if find_spec(package) is None:
             raise BackendError(
                 f"ONNX files are written with {package}, which is not installed: "
-                "pip install 'phasor[onnx]'"
+                f"{install_hint('onnx')}"
             )
     with warnings.catch_warnings():
         # torch's own lowering still calls what torch deprecates
