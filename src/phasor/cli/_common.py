@@ -95,8 +95,7 @@ def need(what: str, extra: str, *modules: str) -> None:
     missing = [name for name in modules if find_spec(name) is None]
     if missing:
         raise BackendError(
-            f"{what} is made with {', '.join(missing)}, not installed: "
-            f"{install_hint(extra)}"
+            f"{what} is made with {', '.join(missing)}, not installed: {install_hint(extra)}"
         )
 
 
