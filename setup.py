@@ -1,7 +1,7 @@
-"""The CPU kernel's extension, and the README as a package index shows it; the rest is pyproject.toml.
+"""The CPU kernel's extension, and the README for a package index; the rest is in pyproject.toml.
 
-The kernel is optional: where it does not compile, phasor installs without it and runs on plain torch
-operations. With PHASOR_NO_KERNEL set it is not tried, which makes the wheel for every system.
+The kernel is optional: where it does not compile, phasor installs without it and runs on plain
+torch operations. With PHASOR_NO_KERNEL set nothing is compiled: the wheel for every system.
 """
 
 import os

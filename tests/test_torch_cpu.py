@@ -344,7 +344,8 @@ def test_without_its_extension_phasor_rotates_and_says_so_once() -> None:
         "    for _ in range(3):\n"
         "        phasor.torch.rotate(torch.ones(1, 1, 2), 1, rope)\n"
         "mine = [str(one.message) for one in said if 'phasor' in str(one.message)]\n"
-        "print(len(mine), mine[0][:58], mine[0].split()[-1], phasor.torch.chosen_backend(torch.ones(1, 1, 2)))"
+        "backend = phasor.torch.chosen_backend(torch.ones(1, 1, 2))\n"
+        "print(len(mine), mine[0][:58], mine[0].split()[-1], backend)"
     )
     expected = "1 phasor rotates with plain torch operations on this CPU: it phasor-rope eager"
     assert printed(program) == expected

@@ -1,8 +1,8 @@
 """The operator on the CPU: one pass over memory, in C++ (see ``csrc``).
 
 The extension reads tensors through DLPack, so it is built without torch's headers and serves every
-torch that offers that interface. Where it is missing, as in the wheel for every system, this backend
-does not serve, and a warning says so at the first rotation.
+torch that offers that interface. Where it is missing, as in the wheel for every system, this
+backend does not serve, and a warning says so at the first rotation.
 """
 
 from __future__ import annotations
