@@ -9,8 +9,9 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from phasor import NTK, Hope, Linear, Llama3, Rope, Yarn, figures
-from phasor.analysis import coverage
+from phasor import Rope, figures
+from phasor.papers import coverage
+from phasor.scaling import NTK, Hope, Linear, Llama3, Yarn
 
 ROPE = Rope(head_dim=128, pairing="half", base=10_000.0)
 SMALL = Rope(head_dim=8, pairing="half", base=100.0)

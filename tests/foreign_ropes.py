@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from phasor import (
+from phasor import Rope
+from phasor.scaling import (
     NTK,
     Cope,
     Hope,
@@ -26,7 +27,6 @@ from phasor import (
     PerPair,
     Proportional,
     Resonance,
-    Rope,
     Yarn,
     YarnPaper,
 )

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from phasor import Rope
 from phasor.angles import ROW_ERROR_40
-from phasor.torch import onnx as bridge
+from phasor.torch import export as bridge
 
 from .torch_oracle import turns
 

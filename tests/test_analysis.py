@@ -10,11 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phasor import Rope, SpecError
-from phasor.analysis import angle_errors, expected_linear_sum, linear_weights
-from phasor.analysis._precision import _nearest_bfloat16
 from phasor.angles import ROW_ERROR_20, ROW_ERROR_40, cos_sin
-from phasor.frequencies import inv_freq
-from phasor.rotate import score
+from phasor.numpy import score
+from phasor.papers import angle_errors, expected_linear_sum, linear_weights
+from phasor.papers.precision import _nearest_bfloat16
 from phasor.torch import rotate
 
 from . import oracle, strategies
@@ -137,7 +136,7 @@ def test_a_bfloat16_table_is_the_nearest():
     """Every entry, by arithmetic that looks at no bits."""
     positions = np.arange(3000)
     cos, sin = cos_sin(ROPE, positions)
-    angle = positions[:, None].astype(np.float32) * inv_freq(ROPE).astype(np.float32)
+    angle = positions[:, None].astype(np.float32) * ROPE.inv_freq.astype(np.float32)
     off = np.hypot(bfloat16(np.cos(angle)) - cos, bfloat16(np.sin(angle)) - sin)
     np.testing.assert_array_equal(angle_errors(ROPE, positions, "bfloat16 table"), off.max(-1))
 
@@ -167,7 +166,7 @@ def test_rounding_to_bfloat16_goes_to_the_nearest(value, nearest):
 )
 def test_frequencies_in_bfloat16_turn_the_wrong_way_soon(position, published):
     """What ``model.bfloat16()`` does to a stored ``inv_freq``; published per coordinate."""
-    spoilt = Rope(head_dim=128, pairing="half", inv_freq=tuple(bfloat16(inv_freq(ROPE))))
+    spoilt = Rope(head_dim=128, pairing="half", explicit_inv_freq=tuple(bfloat16(ROPE.inv_freq)))
     off = np.abs(np.stack(cos_sin(spoilt, position)) - np.stack(cos_sin(ROPE, position)))
     assert off.max() == pytest.approx(published, abs=0.005)
 

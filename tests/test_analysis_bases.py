@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from phasor import Linear, Rope
-from phasor.analysis import feasible_bases, negative_distances
+from phasor import Rope
+from phasor.papers import feasible_bases, negative_distances
+from phasor.scaling import Linear
 
 from . import strategies
 from .oracle import cosines
@@ -49,8 +50,8 @@ def test_the_first_negative_distance_is_the_known_one(width: int, base: float, f
     [
         (head(base=5e6), 15, 0),
         (head(base=5e6), 30, 0),
-        (head(base=None, inv_freq=METHOD_2), 15, 97),
-        (head(base=None, inv_freq=METHOD_2), 30, 2554),
+        (head(base=None, explicit_inv_freq=METHOD_2), 15, 97),
+        (head(base=None, explicit_inv_freq=METHOD_2), 30, 2554),
     ],
     ids=["1 at 15k", "1 at 30k", "2 at 15k", "2 at 30k"],
 )
@@ -81,7 +82,7 @@ def test_distances_beyond_one_block_are_counted_on() -> None:
 
 def test_the_last_distance_is_the_context_itself() -> None:
     """Where a block of the scan begins with it too: half a turn by 65536, none by 0."""
-    rope = head(2, None, inv_freq=(math.pi / 65_536,))
+    rope = head(2, None, explicit_inv_freq=(math.pi / 65_536,))
     assert negative_distances(rope, 65_536).tolist() == list(range(32_769, 65_537))
     assert negative_distances(rope, 0).size == 0
 

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phasor import Axial, DynamicNTK, Linear, Rope, SpecError, TensorError
-from phasor.analysis import (
+from phasor import Rope, SpecError, TensorError
+from phasor.axes import Axial
+from phasor.papers import (
     critical_base,
     critical_bases,
     critical_dimension,
@@ -26,6 +27,7 @@ from phasor.analysis import (
     phase_bounds,
     printed_interpolation_bound,
 )
+from phasor.scaling import DynamicNTK, Linear
 
 from . import oracle, strategies
 from .oracle import cosines
@@ -207,7 +209,7 @@ def test_600_times_is_571_and_309() -> None:
         (lambda: feasible_bases(head(), 10, [3.0, 2.0]), SpecError, "bases must ascend"),
         (lambda: feasible_bases(head(), 10, [1.0]), SpecError, r"bases\[0\] must be"),
         (
-            lambda: feasible_bases(head(base=None, inv_freq=METHOD_2), 10, [2.0]),
+            lambda: feasible_bases(head(base=None, explicit_inv_freq=METHOD_2), 10, [2.0]),
             SpecError,
             "rope must have a base to be swept",
         ),
@@ -227,7 +229,9 @@ def test_600_times_is_571_and_309() -> None:
             "rope must have plain frequencies",
         ),
         (
-            lambda: printed_interpolation_bound(ONES, ONES, 1, head(base=None, inv_freq=METHOD_2)),
+            lambda: printed_interpolation_bound(
+                ONES, ONES, 1, head(base=None, explicit_inv_freq=METHOD_2)
+            ),
             SpecError,
             "got explicit inv_freq",
         ),
@@ -238,7 +242,7 @@ def test_600_times_is_571_and_309() -> None:
         ),
         (lambda: interpolation_bound([1.0], ONES, 1, head()), TensorError, "q must be real"),
         (
-            lambda: extrapolation_ratio(head(2, None, inv_freq=(0.0,)), 1),
+            lambda: extrapolation_ratio(head(2, None, explicit_inv_freq=(0.0,)), 1),
             SpecError,
             "rope must have a pair that turns",
         ),

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phasor import Linear, Rope
-from phasor.analysis import KINDS, cosine, expected_scores, moved
-from phasor.rotate import score
+from phasor import Rope
+from phasor.numpy import score
+from phasor.papers import KINDS, cosine, expected_scores, moved
+from phasor.scaling import Linear
 
 from . import oracle, strategies
 from .ropes import at_0, head

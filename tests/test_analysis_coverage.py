@@ -11,7 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phasor import (
+from phasor import Rope, SpecError
+from phasor.papers import Coverage, coverage
+from phasor.scaling import (
     NTK,
     DynamicNTK,
     Hope,
@@ -20,11 +22,8 @@ from phasor import (
     PerPair,
     Proportional,
     Resonance,
-    Rope,
-    SpecError,
     Yarn,
 )
-from phasor.analysis import Coverage, coverage
 
 from . import oracle
 from .ropes import LLAMA_2
@@ -90,7 +89,7 @@ def test_any_frequencies_are_counted_right(data):
     both = st.lists(st.tuples(frequency, frequency), min_size=1, max_size=4)
     before, after = zip(*data.draw(both), strict=True)
     shape: dict[str, Any] = {"head_dim": 2 * len(before), "pairing": "half"}
-    rope, extended = Rope(inv_freq=before, **shape), Rope(inv_freq=after, **shape)
+    rope, extended = Rope(explicit_inv_freq=before, **shape), Rope(explicit_inv_freq=after, **shape)
     context, to = data.draw(st.integers(1, 40)), data.draw(st.integers(1, 60))
     found = coverage(rope, context, extended, to)
     assert_counts(found, new_distances(rope, context, extended, to))
@@ -181,7 +180,7 @@ def test_phases_of_a_long_context_are_equally_spread():
 def test_a_pair_that_stood_still_has_met_the_angle_zero_only():
     """It is new as soon as it turns, and never if it goes on standing."""
     still, turning = (
-        Rope(head_dim=4, pairing="half", inv_freq=f) for f in [(1.0, 0.0), (1.0, 0.5)]
+        Rope(head_dim=4, pairing="half", explicit_inv_freq=f) for f in [(1.0, 0.0), (1.0, 0.5)]
     )
     assert coverage(still, 8, turning, 64).first_new.tolist() == [np.inf, 1.0]
     assert not coverage(still, 8, still, 64).affected.any()

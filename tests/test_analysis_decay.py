@@ -11,12 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phasor import Axial, DynamicNTK, PositionError, Rope, SpecError, TensorError
-from phasor._scan import kernel
-from phasor.analysis import abel_bound, cosine, decay, expected_scores, moved, smooth_kernel
-from phasor.analysis._decay import _CHUNK, _TABLED
+from phasor import PositionError, Rope, SpecError, TensorError
 from phasor.angles import COS_SIN_ERROR
-from phasor.rotate import score
+from phasor.axes import Axial
+from phasor.numpy import score
+from phasor.papers import abel_bound, cosine, decay, expected_scores, moved, smooth_kernel
+from phasor.papers.decay import _CHUNK, _TABLED
+from phasor.papers.kernels import kernel
+from phasor.scaling import DynamicNTK
 
 from . import oracle, strategies
 from .ropes import at_0, head
@@ -45,7 +47,7 @@ FIGURE = [
     ("column", "rope"),
     [
         (1, head()),
-        (2, head(128, None, inv_freq=tuple(10_000.0 ** (-i / 64) for i in range(1, 65)))),
+        (2, head(128, None, explicit_inv_freq=tuple(10_000.0 ** (-i / 64) for i in range(1, 65)))),
         (3, head(base=500_000.0)),
     ],
     ids=["the figure", "read from 1", "base 5e5"],

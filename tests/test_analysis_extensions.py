@@ -7,20 +7,19 @@ import dataclasses
 import numpy as np
 import pytest
 
-from phasor import (
+from phasor import Rope, SpecError
+from phasor.papers import Extension, extensions, recommend
+from phasor.scaling import (
     NTK,
+    Law,
     Linear,
     Llama3,
     LongRope,
     PerPair,
     Proportional,
     Resonance,
-    Rope,
-    SpecError,
     Yarn,
 )
-from phasor.analysis import Extension, extensions, recommend
-from phasor.scaling import Law
 
 from . import oracle
 from .ropes import LLAMA_2
@@ -103,7 +102,7 @@ def test_resolution_is_the_fastest_pair_s_share_of_its_angle(name, resolution):
     "rope",
     [
         Rope(head_dim=8, pairing="half", scaling=Proportional(fraction=0.0)),
-        Rope(head_dim=8, pairing="half", base=None, inv_freq=(0.0,) * 4),
+        Rope(head_dim=8, pairing="half", base=None, explicit_inv_freq=(0.0,) * 4),
     ],
     ids=["p=0", "explicit"],
 )
@@ -163,7 +162,7 @@ def test_llama_3_1_can_be_stretched_beyond_its_context():
 @pytest.mark.parametrize(
     "rope",
     [
-        Rope(head_dim=4, pairing="half", inv_freq=(1.0, 0.01)),
+        Rope(head_dim=4, pairing="half", explicit_inv_freq=(1.0, 0.01)),
         Rope(head_dim=4, pairing="half", base=1e4, scaling=Resonance()),
     ],
     ids=["explicit", "law without a factor"],
@@ -172,7 +171,7 @@ def test_frequencies_that_no_law_can_stretch_are_divided(rope):
     """Which is interpolation."""
     way = by_name(extensions(rope, 64, 256))["linear"]
     expected = [float(f) / 4 for f in oracle.frequencies(rope)]
-    np.testing.assert_allclose(way.rope.inv_freq, expected, rtol=1e-15)
+    np.testing.assert_allclose(way.rope.explicit_inv_freq, expected, rtol=1e-15)
 
 
 def test_a_single_pair_has_no_ntk_law():
@@ -254,7 +253,7 @@ def test_resolution_comes_before_less_change():
 
 def test_a_single_pair_out_of_distribution_is_spoken_of_in_the_singular():
     """Where the unchanged rope is all there is to choose from."""
-    rope = Rope(head_dim=4, pairing="half", inv_freq=(1.0, 0.001))
+    rope = Rope(head_dim=4, pairing="half", explicit_inv_freq=(1.0, 0.001))
     found = recommend(extensions(rope, 64, 256)[:1])
     assert found.reason.startswith("1 pair shows a new phase (1 do unchanged)")
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from phasor import Rope, SpecError, TensorError
-from phasor.analysis import pair_norms, positional_score, semantic_score
-from phasor.rotate import rotate
+from phasor.numpy import rotate
+from phasor.papers import pair_norms, positional_score, semantic_score
 
 from . import oracle
 

@@ -10,8 +10,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from phasor import ConfigError, Linear, Llama3, LongRope, Proportional, Rope, Yarn
+from phasor import ConfigError, Rope
 from phasor.configs import load
+from phasor.scaling import Linear, Llama3, LongRope, Proportional, Yarn
 from phasor.torch.architectures import architecture, model_types, tiny_config, verdicts
 from phasor.torch.architectures._compared import compared
 from phasor.torch.architectures._recording import Recorded

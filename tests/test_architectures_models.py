@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from phasor import BackendError, ConfigError, Llama3, TensorError
+from phasor import BackendError, ConfigError, TensorError
+from phasor.scaling import Llama3
 from phasor.torch import architectures
 from phasor.torch.architectures import architecture, not_built, tiny_config, tiny_inputs, tiny_model
 from phasor.torch.architectures._recording import record

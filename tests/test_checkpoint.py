@@ -10,7 +10,7 @@ import pytest
 
 from phasor import VerificationError
 from phasor.checkpoint import CheckpointError, _verify, _write, plan, verify, write
-from phasor.checkpoint._verify import compare_scores
+from phasor.checkpoint.verifying import compare_scores
 
 from .checkpoints import (
     Tensors,

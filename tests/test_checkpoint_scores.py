@@ -147,7 +147,7 @@ CASES: dict[str, tuple[Callable[..., Heads], dict[str, Any], dict[str, Any], Rop
             },
         },
         GROUPED | {"q_norm.weight": (8,), "k_norm.weight": (8,)},
-        Rope(head_dim=8, pairing="half", inv_freq=(1.0, 100 ** (-1 / 4), 0.0, 0.0)),
+        Rope(head_dim=8, pairing="half", explicit_inv_freq=(1.0, 100 ** (-1 / 4), 0.0, 0.0)),
     ),
     "scales of a head": (
         normed,

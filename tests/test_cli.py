@@ -14,8 +14,8 @@ from click.testing import CliRunner
 import phasor
 from phasor.cli import main, run
 from phasor.cli._try import bench
-from phasor.comparison import compare
 from phasor.errors import BackendError
+from phasor.identification.comparison import compare
 from phasor.terminal import print_comparison, print_model
 
 EXAMPLE = Path(phasor.__file__).parent / "examples" / "llama-3.1-8b.json"
@@ -111,7 +111,7 @@ def test_diff_names_the_first_pair_and_position():
 
 def test_a_factor_on_cos_and_sin_and_one_on_the_softmax_are_told_apart(capsys):
     """The same square on the logits, by either way."""
-    law = phasor.Yarn(factor=40.0, original_max_positions=4096)
+    law = phasor.scaling.Yarn(factor=40.0, original_max_positions=4096)
     one, other = (
         phasor.LayerRopes(
             name=name,

@@ -8,9 +8,10 @@ from dataclasses import replace
 import pytest
 from click.testing import CliRunner
 
-from phasor import ConfigError, Rope, Yarn
+from phasor import ConfigError, Rope
 from phasor.cli._architectures import is_architecture
 from phasor.cli._identify import identify
+from phasor.scaling import Yarn
 from phasor.torch import architectures
 from phasor.torch.architectures import verdicts
 from phasor.torch.architectures._tiny import NOT_BUILT

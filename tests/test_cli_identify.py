@@ -13,7 +13,7 @@ from phasor.cli._architectures import text_config
 from phasor.cli._diff import diff, part, parting_text
 from phasor.cli._identify import identify, is_function, named
 from phasor.errors import ConfigError
-from phasor.rotate import rotate
+from phasor.numpy import rotate
 
 ROPE = Rope(head_dim=16, pairing="half", base=500.0)
 
@@ -24,7 +24,7 @@ def module(tmp_path, monkeypatch):
     text = """
 import numpy as np
 from phasor import Rope
-from phasor.rotate import rotate
+from phasor.numpy import rotate
 rope = Rope(head_dim=16, pairing="half", base=500.0)
 def turned(x, positions):
     return rotate(x, positions, rope)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from phasor import Alternating, Interleaved, Llama3, OneAxis, Sectioned
+from phasor.axes import Alternating, InterleavedSections, OneAxis, Sectioned
 from phasor.configs import load, model_types
-from phasor.frequencies import inv_freq
+from phasor.scaling import Llama3
 
 from .config_files import CONFIGS, plain, small
 
@@ -46,7 +46,7 @@ def test_gemma_4_has_a_block_per_kind_of_layer() -> None:
     assert local is not None
     assert whole is not None
     assert (local.head_dim, local.base, local.scaling) == (256, 1e4, None)
-    steps = inv_freq(whole)
+    steps = whole.inv_freq
     assert (whole.head_dim, whole.rotary_dim, len(steps)) == (512, 512, 256)
     assert steps[63] == pytest.approx(1e6 ** (-126 / 512))
     assert not steps[64:].any()
@@ -202,14 +202,14 @@ def test_a_class_default_is_noted() -> None:
 
 AXES = {
     "Qwen2-VL": (plain("qwen2_vl"), Sectioned((16, 24, 24))),
-    "Qwen3-VL": (small("qwen3_vl_text"), Interleaved((24, 20, 20))),
+    "Qwen3-VL": (small("qwen3_vl_text"), InterleavedSections((24, 20, 20))),
     "Qwen3-VL, time with fewer than it gets": (
         small("qwen3_vl_text", rope_scaling={"mrope_section": [16, 24, 24]}),
-        Interleaved((16, 24, 24)),
+        InterleavedSections((16, 24, 24)),
     ),
     "Qwen3-VL, pairs left over": (
         small("qwen3_vl_text", rope_scaling={"mrope_section": [16, 16, 16]}),
-        Interleaved((16, 16, 16)),
+        InterleavedSections((16, 16, 16)),
     ),
     "ERNIE-4.5-VL": (small("ernie4_5_vl_moe_text"), Alternating((20, 22, 22))),
     "HunyuanOCR": (

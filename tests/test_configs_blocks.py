@@ -13,9 +13,10 @@ from huggingface_hub.errors import StrictDataclassFieldValidationError
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.deepseek_v4.modeling_deepseek_v4 import DeepseekV4RotaryEmbedding
 
-from phasor import ConfigError, Linear
+from phasor import ConfigError
 from phasor.configs import load
 from phasor.configs.facts import table
+from phasor.scaling import Linear
 from phasor.torch.architectures import tiny_model
 
 from .config_files import sized

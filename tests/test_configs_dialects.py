@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
-from phasor import ConfigError, Interleaved, Linear, LongRope, PerPair, Sectioned, Yarn
+from phasor import ConfigError
+from phasor.axes import InterleavedSections, Sectioned
 from phasor.configs import load
+from phasor.scaling import Linear, LongRope, PerPair, Yarn
 
 from .config_files import CONFIGS, plain
 
@@ -177,7 +179,7 @@ def test_gguf_log_multiplier_where_the_softmax_is_left_alone() -> None:
 
 GGUF_AXES = {
     "qwen2vl": ([16, 24, 24, 0], Sectioned((16, 24, 24))),
-    "qwen3vl": ([24, 20, 20, 0], Interleaved((24, 20, 20))),
+    "qwen3vl": ([24, 20, 20, 0], InterleavedSections((24, 20, 20))),
 }
 
 

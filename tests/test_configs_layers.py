@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 from transformers import configuration_utils
 
-from phasor import ConfigError, Linear
-from phasor.checkpoint._model import describe
+from phasor import ConfigError
+from phasor.checkpoint.model import describe
 from phasor.cli._architectures import text_config
 from phasor.configs import NESTED, language_models, load
 from phasor.configs.block import Block
 from phasor.configs.facts import table
+from phasor.scaling import Linear
 
 from .config_files import sized
 

@@ -26,7 +26,6 @@ from torch import Tensor
 
 from phasor import Rope, load
 from phasor.configs.facts import table
-from phasor.frequencies import inv_freq
 from phasor.torch.architectures import model_types
 
 from .offline import refuse_connections
@@ -215,7 +214,7 @@ def share(rope: Rope, seen: Turned) -> float:
     outside = np.r_[:start, start + 2 * pairs : rope.head_dim]
     if not np.array_equal(before[..., outside], after[..., outside]):
         return math.inf
-    frequencies, axes = inv_freq(rope), rope.axes.axis_of_pair(pairs)
+    frequencies, axes = rope.inv_freq, rope.axes.axis_of_pair(pairs)
     worst = 0.0
     for pair in range(pairs):
         angle = rope.direction * seen.positions[:, axes[pair], None] * frequencies[pair]
@@ -340,7 +339,7 @@ def test_what_a_file_leaves_out_is_what_its_class_takes() -> None:
 def _slips(rope: Rope, turned: Turned) -> dict[str, float]:
     """The shares of what a slip in the table would make of a rope."""
     other = "half" if rope.pairing == "interleaved" else "interleaved"
-    faster = replace(rope, base=None, scaling=None, inv_freq=tuple(1.01 * inv_freq(rope)))
+    faster = replace(rope, base=None, scaling=None, explicit_inv_freq=tuple(1.01 * rope.inv_freq))
     shares = {
         "pairing": share(replace(rope, pairing=other, pairing_out=other), turned),
         "base": share(faster, turned),

@@ -6,9 +6,8 @@ import math
 
 import pytest
 
-from phasor import NTK, DynamicNTK, Linear, Yarn
 from phasor.configs import load
-from phasor.frequencies import inv_freq
+from phasor.scaling import NTK, DynamicNTK, Linear, Yarn
 
 from .config_files import CONFIGS, plain, small
 
@@ -53,14 +52,14 @@ def test_scaled_frequencies_are_the_published_ones(name: str, key: str) -> None:
     """Both spellings of a rope block give the law's reference frequencies."""
     block, *expected = PUBLISHED[name]
     (rope,) = load(small(**{key: block})).ropes
-    assert inv_freq(rope)[[1, 32, 63]] == pytest.approx(expected, rel=1e-9)
+    assert rope.inv_freq[[1, 32, 63]] == pytest.approx(expected, rel=1e-9)
 
 
 def test_dynamic_scaling_is_a_rule_over_the_context() -> None:
     """Dynamic NTK takes max_position_embeddings as its original length."""
     (rope,) = load(small(rope_scaling={"type": "dynamic", "factor": 8.0})).ropes
     assert rope.scaling == DynamicNTK(factor=8.0, original_max_positions=8192)
-    assert inv_freq(rope.at(16384))[32] == pytest.approx(4.632552927e-4, rel=1e-9)
+    assert rope.at(16384).inv_freq[32] == pytest.approx(4.632552927e-4, rel=1e-9)
 
 
 # factors on cos and sin, and on the softmax scale, as derived from the published formulas
@@ -103,7 +102,7 @@ def test_gpt_oss_ramp_is_not_rounded() -> None:
     (rope,) = load(plain("gpt_oss")).ropes
     base = 150000.0 ** (-17 / 32)
     keep = 1 - (17 - 8.0927791) / (17.398025 - 8.0927791)
-    assert inv_freq(rope)[17] == pytest.approx(base * (keep + (1 - keep) / 32), rel=1e-6)
+    assert rope.inv_freq[17] == pytest.approx(base * (keep + (1 - keep) / 32), rel=1e-6)
 
 
 def test_a_missing_yarn_factor_is_the_ratio_of_contexts() -> None:
@@ -128,8 +127,8 @@ def test_phi_3_longrope_with_its_lengths_at_top_level() -> None:
     short, long = rope.at(4096), rope.at(4097)
     assert short.attention_factor == pytest.approx(1.190238, rel=1e-6)
     plain_step = 10000.0 ** (-3 / 8)
-    assert inv_freq(short)[3] == pytest.approx(plain_step)
-    assert inv_freq(long)[3] == pytest.approx(plain_step / 4)
+    assert short.inv_freq[3] == pytest.approx(plain_step)
+    assert long.inv_freq[3] == pytest.approx(plain_step / 4)
 
 
 def test_phi_moe_states_its_factors() -> None:

@@ -13,9 +13,11 @@ import pytest
 from gguf import GGUFWriter
 from transformers import LlamaConfig, Qwen2VLConfig
 
-from phasor import ConfigError, Interleaved, Llama3, PerPair
+from phasor import ConfigError
+from phasor.axes import InterleavedSections
 from phasor.configs import load
 from phasor.configs.facts import table
+from phasor.scaling import Llama3, PerPair
 
 from .config_files import small
 
@@ -87,11 +89,11 @@ def test_towers_that_deal_or_split_one_spectrum_keep_their_frequencies() -> None
     pixtral = load({"model_type": "pixtral"} | size)[0]
     assert kimi is not None
     assert pixtral is not None
-    assert kimi.axes == Interleaved((16, 16))
+    assert kimi.axes == InterleavedSections((16, 16))
     pairs = np.arange(32)
-    assert np.allclose(kimi.inv_freq or (), 1e4 ** -(pairs // 2 / 16), rtol=1e-15)
+    assert np.allclose(kimi.explicit_inv_freq or (), 1e4 ** -(pairs // 2 / 16), rtol=1e-15)
     order = np.concatenate([pairs[::2], pairs[1::2]])
-    assert np.allclose(pixtral.inv_freq or (), 1e4 ** -(order / 32), rtol=1e-15)
+    assert np.allclose(pixtral.explicit_inv_freq or (), 1e4 ** -(order / 32), rtol=1e-15)
 
 
 _TOWER = {"model_type": "sam3_vit_model", "hidden_size": 64, "num_attention_heads": 4,

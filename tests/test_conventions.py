@@ -6,8 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from phasor import NTK, Linear, Rope, Sectioned, SpecError, Yarn, YarnPaper
-from phasor.conventions import diff
+from phasor import Rope, SpecError
+from phasor.axes import Sectioned
+from phasor.identification import diff
+from phasor.scaling import NTK, Linear, Yarn, YarnPaper
 
 PLAIN = Rope(head_dim=64, pairing="half", base=10_000.0)
 

@@ -4,32 +4,34 @@ from dataclasses import replace
 
 import pytest
 
-import phasor.demo
+import phasor.cli.demo
 
 
 def test_the_demo_holds(capsys):
     """Every result is within its bound, and the largest error is printed."""
-    assert phasor.demo.run()
+    assert phasor.cli.demo.run()
     assert "within the bound" in capsys.readouterr().out
 
 
 def test_the_demo_fails_on_a_wrong_rotation(monkeypatch, capsys):
     """A sign that is wrong makes the demo return false and print it."""
-    right = phasor.demo.rotate_qk
+    right = phasor.cli.demo.rotate_qk
     monkeypatch.setattr(
-        phasor.demo, "rotate_qk", lambda q, k, p, rope: right(q, k, p, replace(rope, direction=-1))
+        phasor.cli.demo,
+        "rotate_qk",
+        lambda q, k, p, rope: right(q, k, p, replace(rope, direction=-1)),
     )
-    assert not phasor.demo.run()
+    assert not phasor.cli.demo.run()
     assert "BEYOND THE BOUND" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("error", [1e-4, 1e-5])
 def test_the_demo_sees_a_frequency_that_is_slightly_off(monkeypatch, error):
     """A base that is off by a part in 1e4 is caught."""
-    right = phasor.demo.rotate_qk
+    right = phasor.cli.demo.rotate_qk
 
     def wrong(q, k, p, rope):
         return right(q, k, p, replace(rope, base=rope.base * (1 + error)))
 
-    monkeypatch.setattr(phasor.demo, "rotate_qk", wrong)
-    assert not phasor.demo.run()
+    monkeypatch.setattr(phasor.cli.demo, "rotate_qk", wrong)
+    assert not phasor.cli.demo.run()

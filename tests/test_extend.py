@@ -10,13 +10,13 @@ import sys
 import numpy as np
 import pytest
 
-from phasor import DynamicNTK, PerPair, Rope, load, preset
+from phasor import Rope, load, preset
 from phasor.configs import REPLACED, REPLACED_OF_KINDS, config_keys
 from phasor.configs.facts import CONTEXTS, table
 from phasor.errors import SpecError
 from phasor.extending import plan
-from phasor.frequencies import inv_freq
 from phasor.report import report
+from phasor.scaling import DynamicNTK, PerPair
 from phasor.terminal import print_plan
 
 from .config_files import CONFIGS, small
@@ -102,7 +102,7 @@ def test_the_stated_rope_turns_as_the_compared_one(name):
             continue
         stated = way.rope.at(to)
         # a base rounded to a float moves each frequency by half a rounding at most
-        assert np.allclose(inv_freq(stated), inv_freq(way.extension.rope), rtol=2.0**-51, atol=0)
+        assert np.allclose(stated.inv_freq, way.extension.rope.inv_freq, rtol=2.0**-51, atol=0)
         assert stated.attention_factor == way.extension.attention_factor
 
 

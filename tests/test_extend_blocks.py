@@ -2,22 +2,11 @@
 
 import pytest
 
-from phasor import (
-    NTK,
-    Alternating,
-    Cope,
-    Interleaved,
-    Linear,
-    Llama3,
-    LongRope,
-    Proportional,
-    Rope,
-    Sectioned,
-    Yarn,
-    preset,
-)
+from phasor import Rope, preset
+from phasor.axes import Alternating, InterleavedSections, Sectioned
 from phasor.configs import rope_parameters
 from phasor.errors import ConfigError
+from phasor.scaling import NTK, Cope, Linear, Llama3, LongRope, Proportional, Yarn
 
 
 @pytest.mark.parametrize(
@@ -92,7 +81,10 @@ def test_a_block_says_what_transformers_writes(law, block):
     ("axes", "said"),
     [
         (Sectioned((16, 24, 24)), {"mrope_section": [16, 24, 24]}),
-        (Interleaved((24, 20, 20)), {"mrope_section": [24, 20, 20], "mrope_interleaved": True}),
+        (
+            InterleavedSections((24, 20, 20)),
+            {"mrope_section": [24, 20, 20], "mrope_interleaved": True},
+        ),
         (Alternating((20, 22, 22)), {"mrope_section": [22, 22, 20]}),
     ],
     ids=["sectioned", "interleaved", "alternating"],
@@ -114,7 +106,7 @@ def test_a_part_of_a_head_survives_the_fraction(width):
 @pytest.mark.parametrize(
     ("rope", "said"),
     [
-        (Rope(head_dim=4, pairing="half", inv_freq=(1.0, 0.5)), "explicit"),
+        (Rope(head_dim=4, pairing="half", explicit_inv_freq=(1.0, 0.5)), "explicit"),
         (Rope(head_dim=4, pairing="half", inv_freq_dtype="float32"), "rounded"),
         (Rope(head_dim=64, pairing="half", scaling=Cope()), "no rope_type says"),
         (Rope(head_dim=64, pairing="half", scaling=NTK(factor=2.0)), "no rope_type says"),

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from phasor import DynamicNTK, Rope, load, preset, preset_names
+from phasor import Rope, load, preset, preset_names
 from phasor.configs import config_keys
 from phasor.errors import ConfigError
 from phasor.extending import plan
-from phasor.frequencies import inv_freq
 from phasor.report import report
+from phasor.scaling import DynamicNTK
 from phasor.terminal import print_plan
 
 from .config_files import sized
@@ -122,7 +122,7 @@ def test_the_blocks_of_several_kinds_are_transformers_too(name, kind):
             wanted = (way.rope if one == kind else rope).at(planned.context)
             label = ropes.in_config.labels[one]
             theirs = getattr(found, f"{label}_inv_freq").double().numpy()
-            assert np.allclose(inv_freq(wanted), theirs, rtol=1e-5, atol=0)
+            assert np.allclose(wanted.inv_freq, theirs, rtol=1e-5, atol=0)
             factor = getattr(found, f"{label}_attention_scaling")
             assert factor == pytest.approx(wanted.attention_factor, rel=1e-12)
 

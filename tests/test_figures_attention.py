@@ -12,7 +12,7 @@ import pytest
 from phasor import Rope, figures
 from phasor.errors import SpecError, TensorError
 
-from .drawn import DRAWN, ROPE, SMALL, curves, heat, inv_freq
+from .drawn import DRAWN, ROPE, SMALL, curves, heat
 
 
 def test_attention_is_the_softmax_of_summed_cosines() -> None:
@@ -22,7 +22,7 @@ def test_attention_is_the_softmax_of_summed_cosines() -> None:
         drawn = np.asarray(heat(figure, panel).filled(-1.0))
         for m in range(9):
             scores = [
-                12 * sum(math.cos((n - m + offset) * f) for f in inv_freq(ROPE)) / math.sqrt(128)
+                12 * sum(math.cos((n - m + offset) * f) for f in ROPE.inv_freq) / math.sqrt(128)
                 for n in range(m + 1)
             ]
             shares = [math.exp(score - max(scores)) for score in scores]
@@ -85,7 +85,7 @@ def weights(length: int, seed: int) -> list[float]:
             sum(
                 (complex(fq[j], fq[j + 4]) * complex(fk[j], -fk[j + 4])
                  * cmath.exp(1j * back * f)).real
-                for j, f in enumerate(inv_freq(SMALL))
+                for j, f in enumerate(SMALL.inv_freq)
             ) / total
         )  # fmt: skip
     return found
@@ -109,7 +109,7 @@ def test_the_expected_sum_is_a_mean_of_cosines() -> None:
     """Over distances and pairs."""
     drawn = curves(DRAWN["linear_figure"], 1)["expected sum"].get_ydata()
     for length, found in zip((8, 64), drawn, strict=True):
-        cosines = [math.cos(r * f) for r in range(length) for f in inv_freq(SMALL)]
+        cosines = [math.cos(r * f) for r in range(length) for f in SMALL.inv_freq]
         assert found == pytest.approx(sum(cosines) / len(cosines), abs=1e-14)
 
 

@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from phasor import Linear, Rope, Sectioned, figures
-from phasor.analysis import RECIPES, angle_errors, coverage
+from phasor import Rope, figures
+from phasor.axes import Sectioned
 from phasor.errors import SpecError
+from phasor.papers import RECIPES, angle_errors, coverage
+from phasor.scaling import Linear
 
-from .drawn import DRAWN, ROPE, SMALL, WAYS, curves, heat, inv_freq
+from .drawn import DRAWN, ROPE, SMALL, WAYS, curves, heat
 
 
 @pytest.mark.parametrize("direction", [1, -1])
@@ -25,7 +27,7 @@ def test_rotation_shows_where_each_pair_points(direction: int) -> None:
     for axes, pair in zip(figure.axes, (0, 20), strict=False):
         arms, tips = axes.collections
         points = [complex(*tip) for tip in tips.get_offsets()]
-        turned = [cmath.exp(1j * direction * p * inv_freq(ROPE)[pair]) for p in range(7)]
+        turned = [cmath.exp(1j * direction * p * ROPE.inv_freq[pair]) for p in range(7)]
         np.testing.assert_allclose(points, turned, atol=1e-15)
         assert list(tips.get_array()) == list(range(7))
         ends = [arm.tolist() for arm in arms.get_segments()]
@@ -34,7 +36,7 @@ def test_rotation_shows_where_each_pair_points(direction: int) -> None:
 
 def test_rotation_titles_say_how_fast() -> None:
     """Tokens per turn, and a word where nothing turns."""
-    rope = Rope(head_dim=4, pairing="half", inv_freq=(math.pi / 2, 0.0))
+    rope = Rope(head_dim=4, pairing="half", explicit_inv_freq=(math.pi / 2, 0.0))
     figure = figures.rotation_figure(rope, pairs=[0, 1], tokens=2)
     titles = [axes.get_title() for axes in figure.axes[:2]]
     assert titles == ["pair 0\n4 tokens per turn", "pair 1\ndoes not turn"]
@@ -105,7 +107,7 @@ def test_drawn_cosines_come_from_the_seed(panel: int, same: bool) -> None:
     k = q if same else draw.standard_normal(8)
     expected = []
     for r in (1, 3, 50):
-        pairs = zip(q[:4] + 1j * q[4:], k[:4] + 1j * k[4:], inv_freq(SMALL), strict=True)
+        pairs = zip(q[:4] + 1j * q[4:], k[:4] + 1j * k[4:], SMALL.inv_freq, strict=True)
         dot = sum((a * (b * cmath.exp(1j * r * f)).conjugate()).real for a, b, f in pairs)
         expected.append(dot / math.sqrt(sum(q * q) * sum(k * k)))
     figure = figures.cosine_figure({"one": SMALL}, [1, 3, 50], seed=5)
@@ -132,7 +134,7 @@ def test_wavelengths_are_drawn_against_the_context() -> None:
 
 def test_pairs_that_do_not_turn_leave_a_gap_in_wavelengths() -> None:
     """Infinity has no place on the axis."""
-    rope = Rope(head_dim=4, pairing="half", inv_freq=(1.0, 0.0))
+    rope = Rope(head_dim=4, pairing="half", explicit_inv_freq=(1.0, 0.0))
     drawn = curves(figures.wavelength_figure({"one": rope}))["one"].get_ydata()
     np.testing.assert_array_equal(drawn, [2 * math.pi, math.nan])
 
@@ -142,7 +144,7 @@ def test_scaling_is_the_share_of_the_frequency_that_is_left() -> None:
     drawn = {name: line.get_ydata() for name, line in curves(DRAWN["scaling_figure"]).items()}
     np.testing.assert_allclose(drawn["linear"], 0.125, rtol=1e-15)
     np.testing.assert_allclose(drawn["NTK"], [8 ** (-2 * k / 126) for k in range(64)], rtol=1e-14)
-    turned = [4096 * f / (2 * math.pi) >= 1 for f in inv_freq(ROPE)]
+    turned = [4096 * f / (2 * math.pi) >= 1 for f in ROPE.inv_freq]
     np.testing.assert_array_equal(drawn["HoPE"], np.array(turned, dtype=float))
 
 
@@ -158,7 +160,7 @@ def test_coverage_shows_turns_and_new_phases() -> None:
     figure = DRAWN["coverage_figure"]
     drawn = {name: line.get_ydata() for name, line in curves(figure).items()}
     assert list(drawn) == ["in training", *WAYS]
-    turn = np.array(inv_freq(ROPE)) / (2 * math.pi)
+    turn = np.array(ROPE.inv_freq) / (2 * math.pi)
     np.testing.assert_allclose(drawn["in training"], 4096 * turn, rtol=1e-14)
     np.testing.assert_allclose(drawn["unchanged"], 16384 * turn, rtol=1e-14)
     np.testing.assert_allclose(drawn["linear"], 4096 * turn, rtol=1e-14)

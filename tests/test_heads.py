@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phasor import DynamicNTK, LayerRopes, Proportional, Resonance, Rope, SpecError, preset
-from phasor.heads import attention_weight, positional_head, required_alpha, strongest_rival
-from phasor.rotate import rotate, score
+from phasor import LayerRopes, Rope, SpecError, preset
+from phasor.numpy import rotate, score
+from phasor.papers.heads import attention_weight, positional_head, required_alpha, strongest_rival
+from phasor.scaling import DynamicNTK, Proportional, Resonance
 
 from . import oracle, strategies
 from .oracle import exact_gap
@@ -141,7 +142,7 @@ def test_exchanging_two_tokens_changes_what_a_head_means(
     "rope",
     [
         plain(8, scaling=Proportional(fraction=0.0)),
-        Rope(head_dim=4, pairing="half", inv_freq=(0.0, 0.0)),
+        Rope(head_dim=4, pairing="half", explicit_inv_freq=(0.0, 0.0)),
     ],
     ids=["p=0", "NoPE"],
 )

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phasor import Rope, preset
-from phasor.heads import attention_weight, positional_head, required_alpha, strongest_rival
+from phasor.papers.heads import attention_weight, positional_head, required_alpha, strongest_rival
 
 from . import oracle, strategies
 from .oracle import exact_gap
@@ -88,7 +88,7 @@ def exact_weight(rope: Rope, alpha: float, context: int, offset: int, scaled: bo
 
 
 def slack(rope: Rope, alpha: float) -> float:
-    """Relative error of a weight: alpha times the bound of `phasor._scan.kernel`, and roundings."""
+    """Relative error of a weight: alpha times the bound of `kernels.kernel`, and roundings."""
     pairs = rope.num_pairs
     return alpha * pairs * (4e-15 + pairs * 4 * 2**-53) + 1e-14
 

@@ -7,9 +7,10 @@ import json
 import numpy as np
 import pytest
 
-from phasor import NTK, BackendError, Rope, SpecError, TensorError
-from phasor.conventions import diff_measured, identify, measured
-from phasor.rotate import matrix, rotate
+from phasor import BackendError, Rope, SpecError, TensorError
+from phasor.identification import diff_measured, identify, measured
+from phasor.numpy import matrix, rotate
+from phasor.scaling import NTK
 
 ROPE = Rope(head_dim=16, pairing="half", base=500.0)
 
@@ -160,7 +161,7 @@ def test_frequencies_carry_their_uncertainty():
 
 def test_faster_than_half_a_turn_is_admitted():
     """Whole positions cannot tell 4 radians from 4 - 2 pi, and the report says so."""
-    fast = Rope(head_dim=4, pairing="half", inv_freq=(4.0, 0.5))
+    fast = Rope(head_dim=4, pairing="half", explicit_inv_freq=(4.0, 0.5))
     found = identify(lambda x, p: rotate(x, p, fast), 4, dtype="float64")
     assert found.names() == {"beyond-half-a-turn"}
     np.testing.assert_allclose(matrix(9, found.rope), matrix(9, fast), rtol=0, atol=1e-12)
@@ -221,7 +222,7 @@ def test_arrays_of_a_missing_library_name_what_installs_it(monkeypatch, arrays, 
     def missing(name):
         raise ImportError(name)
 
-    monkeypatch.setattr("phasor.conventions._arrays.import_module", missing)
+    monkeypatch.setattr("phasor.identification.arrays.import_module", missing)
     with pytest.raises(BackendError, match=f"needs {arrays}, which is not installed: {says}"):
         identify(lambda x, positions: x, 16, arrays=arrays)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from phasor import Yarn
-from phasor.conventions import identify
 from phasor.errors import TensorError
+from phasor.identification import identify
+from phasor.scaling import Yarn
 
 from .defects import (
     BASE,

@@ -7,8 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from phasor import DynamicNTK, Interleaved, Llama3, LongRope, Rope, Sectioned, Yarn
-from phasor.conventions import identify
+from phasor import Rope
+from phasor.axes import InterleavedSections, Sectioned
+from phasor.identification import identify
+from phasor.scaling import DynamicNTK, Llama3, LongRope, Yarn
 
 # other people's imports warn
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -199,7 +201,7 @@ def test_the_axes_of_qwen_vl_in_transformers(interleaved: bool) -> None:
     table = Qwen3VLTextRotaryEmbedding(Qwen3VLTextConfig(head_dim=128, rope_parameters=settings))
     found = identify(apply_rotary_pos_emb, 128, table=table, n_axes=3)
     assert found.rope == Rope(
-        head_dim=128, pairing="half", base=5e6, axes=Interleaved((24, 20, 20))
+        head_dim=128, pairing="half", base=5e6, axes=InterleavedSections((24, 20, 20))
     )
 
 

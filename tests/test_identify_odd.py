@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from phasor import TensorError
 from phasor.cli._identify import identify as command
-from phasor.conventions import identify
+from phasor.identification import identify
 
 from .defects import WIDTH, plain
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from phasor import Rope
-from phasor.conventions import identify
+from phasor.identification import identify
 
 from . import oracle
 from .foreign_ropes import Hidden, hidden, turning
@@ -108,7 +108,7 @@ def test_one_frequency_names_no_base() -> None:
     rope = Rope(head_dim=2, pairing="half", base=500.0)
     found = identify(turning(rope), 2, dtype="float64")
     assert (found.known_law, found.base) == (False, None)
-    assert found.rope.inv_freq == (1.0,)  # pyright: ignore[reportOptionalMemberAccess]
+    assert found.rope.explicit_inv_freq == (1.0,)  # pyright: ignore[reportOptionalMemberAccess]
     assert "fits any base" in found.explain()
 
 

@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 
-from phasor import Alternating, Hope, Rope
-from phasor.conventions import identify
-from phasor.rotate import matrix, rotate
+from phasor import Rope
+from phasor.axes import Alternating
+from phasor.identification import identify
+from phasor.numpy import matrix, rotate
+from phasor.scaling import Hope
 
 from . import oracle, strategies
 

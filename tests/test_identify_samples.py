@@ -6,17 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 
-from phasor import (
-    Alternating,
-    Interleaved,
-    Llama3,
-    PositionError,
-    Rope,
-    Sectioned,
-    TensorError,
-)
-from phasor.conventions import identify_samples
-from phasor.rotate import matrix, rotate
+from phasor import PositionError, Rope, TensorError
+from phasor.axes import Alternating, InterleavedSections, Sectioned
+from phasor.identification import identify_samples
+from phasor.numpy import matrix, rotate
+from phasor.scaling import Llama3
 
 from . import oracle, strategies
 
@@ -114,7 +108,7 @@ def test_samples_that_cannot_tell_are_refused(change, error, says):
 
 AXES = {
     "sectioned": Sectioned((3, 2, 3)),
-    "interleaved": Interleaved((4, 2, 2)),
+    "interleaved": InterleavedSections((4, 2, 2)),
     "alternating": Alternating((2, 3, 3)),
 }
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from phasor import Rope
-from phasor.analysis import angle_errors
 from phasor.cli import main
+from phasor.papers import angle_errors
 
 ROOT = Path(__file__).parent.parent
 

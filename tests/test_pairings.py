@@ -15,9 +15,9 @@ import torch
 import phasor
 from phasor import Rope
 from phasor.describe import sentences
-from phasor.heads import positional_head
+from phasor.numpy import change_pairing, matrix, rotate
 from phasor.pairings import PAIRINGS, opposite, slices
-from phasor.rotate import change_pairing, matrix, rotate
+from phasor.papers.heads import positional_head
 from phasor.torch import rotate as rotate_tensor
 from phasor.torch import rotate_, rotate_by
 
@@ -89,7 +89,7 @@ def test_the_type_checker_names_every_place_that_has_to_say_something(tmp_path: 
     text = text.replace("half: _T, ", "half: _T, thirds: _T, ")
     listed.write_text(text.replace('"half":\n', '"half" | "thirds":\n'), "utf-8")
     assert complaints(copy) >= {
-        *("describe.py", "pairings.py", "torch/_cpu.py", "torch/_eager.py"),
+        *("describe.py", "pairings.py", "torch/backends/cpu.py", "torch/backends/eager.py"),
         *("checkpoint/_plan.py", "conventions/_slips.py", "torch/onnx/_graph.py"),
     }
 

@@ -7,7 +7,6 @@ import pytest
 
 from phasor import Rope
 from phasor.errors import PhasorError, SpecError
-from phasor.frequencies import inv_freq
 from phasor.presets import preset, preset_names
 
 NAMES = preset_names()
@@ -48,7 +47,7 @@ def test_every_rope_has_frequencies_at_its_context(name: str) -> None:
     """Laws and sections fit their spectra, and no pair turns faster than one radian a position."""
     ropes = preset(name)
     for rope in ropes.ropes:
-        turning = inv_freq(rope.at(ropes.context or 1))
+        turning = rope.at(ropes.context or 1).inv_freq
         assert turning.shape == (rope.num_pairs,)
         assert turning[0] > 0
         assert np.all((turning >= 0) & (turning <= 1))
@@ -196,7 +195,7 @@ def test_the_makers_own_files_differ_from_hugging_face_in_pairing_alone() -> Non
     for name in ("llama-2-7b", "llama-3.1-8b"):
         (theirs,), (stored,) = preset(f"{name}-meta").ropes, preset(name).ropes
         assert (theirs.pairing, stored.pairing) == ("interleaved", "half")
-        assert np.array_equal(inv_freq(theirs), inv_freq(stored))
+        assert np.array_equal(theirs.inv_freq, stored.inv_freq)
 
 
 DOUBTED = """

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from mpmath import mp, mpf
 
-from phasor.frequencies import inv_freq
 from phasor.presets import preset
 
 # six decimals are printed in the survey, so half a unit of the last one
@@ -74,7 +73,7 @@ def test_gpt_oss_ramps_between_its_two_real_valued_indices() -> None:
     rope = preset("gpt-oss-20b")[0]
     assert rope is not None
     whole, low, high = plain(150_000.0, 32), 8.0927791, 17.398025
-    kept = (inv_freq(rope) / whole - 1 / 32) / (1 - 1 / 32)
+    kept = (rope.inv_freq / whole - 1 / 32) / (1 - 1 / 32)
     expected = np.array([1 - min(max((k - low) / (high - low), 0.0), 1.0) for k in range(32)])
     # the ends are printed to 8 digits and divided by a ramp nine pairs long
     np.testing.assert_allclose(kept, expected, atol=1e-7)
@@ -83,7 +82,7 @@ def test_gpt_oss_ramps_between_its_two_real_valued_indices() -> None:
 def test_kimi_steps_where_others_ramp() -> None:
     """Both ends of its ramp are one turn, pair 19.16 of 32, rounded outwards to 19 and 20."""
     (rope,) = preset("kimi-k2").ropes
-    ratio = plain(50_000.0, 32) / inv_freq(rope)
+    ratio = plain(50_000.0, 32) / rope.inv_freq
     assert close(ratio, np.where(np.arange(32) < 20, 1.0, 32.0))
 
 
@@ -92,7 +91,7 @@ def test_llama_3_keeps_29_pairs_and_divides_29(name: str, factor: int) -> None:
     """Of 64 pairs, 0 to 28 are untouched and 35 to 63 are divided."""
     rope = preset(name)[0]
     assert rope is not None
-    ratio = plain(500_000.0, 64) / inv_freq(rope)
+    ratio = plain(500_000.0, 64) / rope.inv_freq
     assert close(ratio[:29], np.ones(29))
     assert close(ratio[35:], np.full(29, float(factor)))
     assert np.all((ratio[29:35] > 1) & (ratio[29:35] < factor))
@@ -104,7 +103,7 @@ def test_llama_4_scout_divides_in_one_step() -> None:
     assert rope is not None
     whole = plain(500_000.0, 64)
     expected = np.where(8192 * whole >= 2 * math.pi, whole, whole / 16)
-    assert close(inv_freq(rope), expected)
+    assert close(rope.inv_freq, expected)
 
 
 @pytest.mark.parametrize(("name", "factor"), [("gemma-3-1b", 1), ("gemma-3-4b", 8)])
@@ -114,15 +113,15 @@ def test_gemma_3_has_a_base_for_each_kind_of_layer(name: str, factor: int) -> No
     sliding, full = kinds["sliding"], kinds["full"]
     assert sliding is not None
     assert full is not None
-    assert close(inv_freq(sliding), plain(1e4, 128))
-    assert close(inv_freq(full), plain(1e6, 128) / factor)
+    assert close(sliding.inv_freq, plain(1e4, 128))
+    assert close(full.inv_freq, plain(1e6, 128) / factor)
 
 
 def test_gemma_4_turns_a_quarter_of_its_widest_heads() -> None:
     """Full layers turn 64 of 256 pairs, with exponents over all 512 coordinates."""
     full = preset("gemma-4-31b").kinds["full"]
     assert full is not None
-    turning = inv_freq(full)
+    turning = full.inv_freq
     assert turning.shape == (256,)
     assert close(turning[:64], plain(1e6, 256)[:64])
     assert not turning[64:].any()
@@ -132,11 +131,11 @@ def test_pixtral_s_image_axes_take_turns_on_one_spectrum() -> None:
     """Rows have the even members of the spectrum and columns the odd ones."""
     (rope,) = preset("pixtral-vision").ropes
     whole = plain(1e4, 32)
-    assert close(inv_freq(rope), np.concatenate([whole[0::2], whole[1::2]]))
+    assert close(rope.inv_freq, np.concatenate([whole[0::2], whole[1::2]]))
 
 
 def test_hunyuan_s_alpha_is_the_base_that_its_next_model_states() -> None:
     """10000 raised by a constant alpha of 1000 is the 11158840 of HY-V3, to its digits."""
     (alpha,), (stated,) = preset("hunyuan-7b").ropes, preset("hy-v3").ropes
     # the stated base is rounded to a whole number, 4e-8 of it; frequencies move no more than that
-    np.testing.assert_allclose(inv_freq(alpha), inv_freq(stated), rtol=1e-7)
+    np.testing.assert_allclose(alpha.inv_freq, stated.inv_freq, rtol=1e-7)

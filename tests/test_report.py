@@ -6,12 +6,14 @@ import json
 import pytest
 
 import phasor
-from phasor import Linear, LongRope, Proportional, Rope, Sectioned, Yarn, load, preset
+from phasor import Rope, load, preset
+from phasor.axes import Sectioned
 from phasor.configs import rope_parameters
 from phasor.errors import SpecError
 from phasor.layers import InConfig
 from phasor.report import report
 from phasor.report._snippet import construction, usage
+from phasor.scaling import Linear, LongRope, Proportional, Yarn
 
 from .report_page import Page, llama_3, toy
 
@@ -146,7 +148,7 @@ def test_kinds_that_turn_alike_share_a_section_and_are_extended_together():
         Rope(head_dim=64, pairing="interleaved", base=5e5, rotary_dim=32, rotary_start=32),
         Rope(head_dim=16, pairing="half", axes=Sectioned((2, 3, 3)), direction=-1),
         Rope(head_dim=64, pairing="half", scaling=Yarn(factor=4.0, original_max_positions=16)),
-        Rope(head_dim=4, pairing="half", inv_freq=(1.0, 0.25)),
+        Rope(head_dim=4, pairing="half", explicit_inv_freq=(1.0, 0.25)),
         Rope(
             head_dim=4,
             pairing="half",

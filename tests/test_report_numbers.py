@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 import phasor
-from phasor import Yarn, preset
+from phasor import preset
 from phasor.report import report
+from phasor.scaling import Yarn
 
 from .report_page import Page, llama_3
 
@@ -106,7 +107,7 @@ def test_a_temperature_sharpens_the_head():
                  if (row["weight"], row["context"]) == ("0.99", 4096))  # fmt: skip
     kept = {row["law"]: row["weight"] for row in page.rows("kept") if row["context"] == 16}
     rope = replace(preset("llama-2-7b")[0], scaling=Yarn(factor=4.0, original_max_positions=4096))
-    steps = phasor.frequencies.inv_freq(rope)
+    steps = rope.inv_freq
     logits = (
         alpha * (0.1 * math.log(4) + 1) ** 2 * np.cos(np.outer(np.arange(16) - 1, steps)).sum(1)
     )
@@ -117,7 +118,7 @@ def test_a_temperature_sharpens_the_head():
 def test_precision_grows_with_position_where_angles_are_rounded(page):
     """A float32 angle is off by up to half a unit in its last place; digit rows never are."""
     rows = page.rows("precision")
-    assert {row["recipe"] for row in rows} == set(phasor.analysis.RECIPES)
+    assert {row["recipe"] for row in rows} == set(phasor.papers.RECIPES)
     for row in rows:
         top = 2 * row["position"]  # the end of the octave
         if row["recipe"] == "float32 angle":

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phasor import Interleaved, PositionError, Rope, SpecError, TensorError
-from phasor.rotate import (
+from phasor import PositionError, Rope, SpecError, TensorError
+from phasor.axes import InterleavedSections
+from phasor.numpy import (
     blocks,
     change_pairing,
     matrix,
@@ -186,7 +187,7 @@ def test_every_token_of_every_head_turns_by_its_own_position(shape: Any, places:
 
 def test_several_axes_turn_by_several_coordinates() -> None:
     """Tokens of a video, against the oracle."""
-    rope = Rope(head_dim=16, pairing="half", axes=Interleaved((3, 3, 2)))
+    rope = Rope(head_dim=16, pairing="half", axes=InterleavedSections((3, 3, 2)))
     x = draws(5, 3, 2, 16)
     places = [[0, 1, 2], [5, 0, -7], [2**40, 3, 2**62]]
     y = rotate(x, places, rope)

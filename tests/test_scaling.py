@@ -9,11 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from phasor import (
+from phasor import Rope
+from phasor.axes import Sectioned
+from phasor.errors import SpecError
+from phasor.frequencies import wavelengths
+from phasor.rope import real_inv_freq
+from phasor.scaling import (
+    LAWS,
     NTK,
     Cope,
     DynamicNTK,
     Hope,
+    Law,
     Linear,
     Llama3,
     LongRope,
@@ -24,14 +31,11 @@ from phasor import (
     PerPair,
     Proportional,
     Resonance,
-    Rope,
-    Sectioned,
+    Rule,
+    SteppedNTK,
     Yarn,
     YarnPaper,
 )
-from phasor.errors import SpecError
-from phasor.frequencies import inv_freq, real_inv_freq, wavelengths
-from phasor.scaling import LAWS, Law, Rule, SteppedNTK
 
 from . import oracle
 
@@ -107,7 +111,7 @@ def test_llama_3_with_equal_ends_is_a_step() -> None:
     law = Llama3(factor=16.0, original_max_positions=8192, low_freq_factor=1, high_freq_factor=1)
     rope = Rope(head_dim=128, pairing="half", base=5e5)
     kept = wavelengths(rope) <= 8192
-    expected = inv_freq(rope) / np.where(kept, 1, 16)
+    expected = rope.inv_freq / np.where(kept, 1, 16)
     assert 0 < kept.sum() < 64
     np.testing.assert_array_equal([float(f) for f in scaled(law, 5e5)], expected)
 
@@ -173,9 +177,9 @@ def test_yarns_clamps_are_those_of_the_checkpoints(context: int, kept: list[bool
     law = Yarn(factor=2.0, original_max_positions=context)
     rope = Rope(head_dim=8, pairing="half", base=10.0, scaling=law)
     expected = [float(f) for f in oracle.frequencies(rope)]
-    np.testing.assert_array_equal(inv_freq(rope), expected)
+    np.testing.assert_array_equal(rope.inv_freq, expected)
     plain = 10.0 ** (-np.arange(4) / 4)
-    assert (np.abs(inv_freq(rope) / plain - 1) < 1e-12).tolist() == kept
+    assert (np.abs(rope.inv_freq / plain - 1) < 1e-12).tolist() == kept
 
 
 @pytest.mark.parametrize(
@@ -301,7 +305,7 @@ def test_a_rule_says_of_arrays_of_lengths_what_it_says_of_each(rule: Rule) -> No
     scaled, gains = found
     for length, row, gain in zip(lengths, scaled, np.broadcast_to(gains, 7), strict=True):
         law = Rope(head_dim=8, pairing="half", scaling=rule.at(length))
-        assert row == pytest.approx(inv_freq(law), rel=8 * 2**-52)
+        assert row == pytest.approx(law.inv_freq, rel=8 * 2**-52)
         assert gain == law.attention_factor
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from phasor import LongRope, PerPair, Rope, Yarn, YarnPaper
+from phasor import Rope
+from phasor.scaling import LongRope, PerPair, Yarn, YarnPaper
 
 MSCALES = """
     2  1.06931471805599 1.14343396625  1.04083299973307 1.03774904332554

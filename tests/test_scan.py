@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phasor import DynamicNTK, PositionError, Rope, SpecError, angles
-from phasor._scan import kernel, phasors
-from phasor.analysis import cosine, decay, expected_linear_sum, extensions, negative_distances
-from phasor.heads import required_alpha, strongest_rival
+from phasor import PositionError, Rope, SpecError, angles
+from phasor.papers import cosine, decay, expected_linear_sum, extensions, negative_distances
+from phasor.papers.heads import required_alpha, strongest_rival
+from phasor.papers.kernels import kernel, phasors
+from phasor.scaling import DynamicNTK
 
 from . import oracle, strategies
 

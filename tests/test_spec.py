@@ -12,21 +12,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from phasor import (
-    NTK,
-    DynamicNTK,
-    Linear,
-    LongRope,
-    OneAxis,
-    PerPair,
-    Rope,
-    Sectioned,
-    SpecError,
-    Yarn,
-)
-from phasor.axes import AXES, Axes
-from phasor.frequencies import inv_freq
-from phasor.scaling import LAWS, Law
+from phasor import Rope, SpecError
+from phasor.axes import AXES, Axes, OneAxis, Sectioned
+from phasor.scaling import LAWS, NTK, DynamicNTK, Law, Linear, LongRope, PerPair, Yarn
 
 from . import strategies
 
@@ -43,7 +31,9 @@ def test_the_output_follows_the_pairing_unless_told_otherwise() -> None:
 
 def test_zero_is_one_number() -> None:
     """A negative zero is the same frequency, equal and of equal hash."""
-    plus, minus = (Rope(head_dim=4, pairing="half", inv_freq=(1.0, z)) for z in (0.0, -0.0))
+    plus, minus = (
+        Rope(head_dim=4, pairing="half", explicit_inv_freq=(1.0, z)) for z in (0.0, -0.0)
+    )
     assert plus == minus
     assert hash(plus) == hash(minus)
 
@@ -53,7 +43,7 @@ def test_what_is_not_said_is_resolved() -> None:
     rope = Rope(head_dim=8, pairing="interleaved")
     assert (rope.base, rope.rotary_dim, rope.rotary_start) == (10_000.0, 8, 0)
     assert (rope.output_pairing, rope.axes, rope.direction) == ("interleaved", OneAxis(), 1)
-    assert (rope.scaling, rope.inv_freq, rope.inv_freq_dtype) == (None, None, "exact")
+    assert (rope.scaling, rope.explicit_inv_freq, rope.inv_freq_dtype) == (None, None, "exact")
     assert rope.num_pairs == 4
     assert Rope(head_dim=8, pairing="half", rotary_dim=6).num_pairs == 3
 
@@ -85,7 +75,7 @@ def test_numbers_of_any_kind_make_the_same_rope() -> None:
         {"axes": Sectioned((2, 2))},
         {"direction": -1},
         {"pairing_out": "interleaved"},
-        {"inv_freq": (1.0, 0.1, 0.01, 0.001)},
+        {"explicit_inv_freq": (1.0, 0.1, 0.01, 0.001)},
         {"inv_freq_dtype": "float32"},
     ],
     ids=lambda change: "-".join(change),
@@ -146,17 +136,20 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
         "inv_freq_dtype must be one of 'exact', 'float32', got 'bfloat16'",
     ),
     (
-        {"inv_freq": (1.0, 0.5)},
-        "inv_freq must hold one number per pair (rotary_dim / 2 = 4), got 2",
+        {"explicit_inv_freq": (1.0, 0.5)},
+        "explicit_inv_freq must hold one number per pair (rotary_dim / 2 = 4), got 2",
     ),
-    ({"inv_freq": (1, 1, 1, -1)}, "inv_freq[3] must be a finite number >= 0, got -1"),
-    ({"inv_freq": 1.0}, "inv_freq must be a sequence of numbers, got 1.0"),
     (
-        {"inv_freq": (1,) * 4, "base": 1e4},
+        {"explicit_inv_freq": (1, 1, 1, -1)},
+        "explicit_inv_freq[3] must be a finite number >= 0, got -1",
+    ),
+    ({"explicit_inv_freq": 1.0}, "explicit_inv_freq must be a sequence of numbers, got 1.0"),
+    (
+        {"explicit_inv_freq": (1,) * 4, "base": 1e4},
         "inv_freq stands in place of base and scaling; drop base or inv_freq",
     ),
     (
-        {"inv_freq": (1,) * 4, "scaling": RULE},
+        {"explicit_inv_freq": (1,) * 4, "scaling": RULE},
         "inv_freq stands in place of base and scaling; drop scaling or inv_freq",
     ),
 ]
@@ -178,9 +171,9 @@ def test_pairing_is_never_defaulted() -> None:
 
 def test_explicit_frequencies_replace_base_and_scaling() -> None:
     """No base is left to read, and the frequencies are the given floats."""
-    rope = Rope(**PLAIN, inv_freq=[1, 0.5, 0.25, 0])
-    assert (rope.base, rope.scaling, rope.inv_freq) == (None, None, (1.0, 0.5, 0.25, 0.0))
-    assert inv_freq(rope).tolist() == [1.0, 0.5, 0.25, 0.0]
+    rope = Rope(**PLAIN, explicit_inv_freq=[1, 0.5, 0.25, 0])
+    assert (rope.base, rope.scaling, rope.explicit_inv_freq) == (None, None, (1.0, 0.5, 0.25, 0.0))
+    assert rope.inv_freq.tolist() == [1.0, 0.5, 0.25, 0.0]
     assert rope.attention_factor == 1.0
 
 
@@ -234,7 +227,7 @@ def test_the_json_form_is_what_it_is() -> None:
         "axes": {"layout": "sectioned", "sections": [2, 2]},
         "direction": 1,
         "pairing_out": None,
-        "inv_freq": None,
+        "explicit_inv_freq": None,
         "inv_freq_dtype": "exact",
     }
     assert Rope.from_dict({"head_dim": 8, "pairing": "half"}) == Rope(**PLAIN)

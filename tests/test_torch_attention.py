@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from phasor import Llama3, Rope, Sectioned, Yarn
+from phasor import Rope
+from phasor.axes import Sectioned
+from phasor.scaling import Llama3, Yarn
 from phasor.torch import _attend
 
 from .attention_oracle import HEADS, LAYERS, WIDTH, assert_attends, causal, last, layer

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from phasor import DynamicNTK, PositionError, Rope, Sectioned, SpecError, TensorError
+from phasor import PositionError, Rope, SpecError, TensorError
+from phasor.axes import Sectioned
+from phasor.scaling import DynamicNTK
 from phasor.torch.key_cache import KeyCache
 
 from .attention_oracle import WIDTH, layer

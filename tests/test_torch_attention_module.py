@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from phasor import Rope, SpecError, Yarn
+from phasor import Rope, SpecError
 from phasor.positions import cached, packed, padded, span
+from phasor.scaling import Yarn
 from phasor.torch import _attend, rotate_qk
 from phasor.torch import attention as attention_module
 from phasor.torch.attention import RotaryAttention

@@ -147,7 +147,7 @@ def test_long_shifts_in_bfloat16_are_a_random_walk(steps: int) -> None:
 
 def test_bfloat16_keys_do_not_turn_by_less_than_they_can_show() -> None:
     """A pair (x, x) is stuck below 2**-9 radians a step, however many there are."""
-    rope = Rope(head_dim=4, pairing="half", inv_freq=(2**-9.1, 2**-7))
+    rope = Rope(head_dim=4, pairing="half", explicit_inv_freq=(2**-9.1, 2**-7))
     stored = torch.full((1, 1, 4), 1.7).bfloat16()
     keys = stored.clone()
     for _ in range(1000):

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from phasor import NTK, DynamicNTK, Linear, Rope
+from phasor import Rope
+from phasor.scaling import NTK, DynamicNTK, Linear
 from phasor.torch import cache, rotate
 from phasor.torch.cache import retune_
 
@@ -127,7 +128,7 @@ def test_a_cache_without_tokens_is_retuned_into_itself() -> None:
 def test_laws_of_explicit_frequencies_are_retuned_too() -> None:
     """A Rope may state its frequencies; NTK's and theirs are then one law."""
     ntk = Rope(head_dim=8, pairing="half", scaling=NTK(factor=4.0))
-    stated = Rope(head_dim=8, pairing="half", inv_freq=(1.0, 0.5, 0.0, 0.001))
+    stated = Rope(head_dim=8, pairing="half", explicit_inv_freq=(1.0, 0.5, 0.0, 0.001))
     halved = Rope(head_dim=8, pairing="half", scaling=Linear(factor=2.0))
     stored, at = normal(6, 2, 8, dtype=torch.float64), torch.arange(6)
     step = retune_(stored.clone(), at, ntk, stated)

@@ -14,7 +14,7 @@ from torch import Tensor
 from phasor import Rope
 from phasor.errors import BackendError, PhasorError, PositionError, SpecError, TensorError
 from phasor.torch import rotate
-from phasor.torch._triton import tiles as triton_tiles
+from phasor.torch.backends.triton import tiles as triton_tiles
 from phasor.torch.fused import rotate_and_cache_
 
 from .fused_cases import BACKENDS, HALF, ROPES, once

@@ -10,7 +10,9 @@ from torch import Tensor
 from transformers import cache_utils
 from transformers.models.llama import modeling_llama
 
-from phasor import Axial, Rope, Sectioned, Yarn
+from phasor import Rope
+from phasor.axes import Axial, Sectioned
+from phasor.scaling import Yarn
 from phasor.torch import rotate
 from phasor.torch.cached_keys import CachedKeys
 

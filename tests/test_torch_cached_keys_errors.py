@@ -11,16 +11,9 @@ import pytest
 import torch
 from transformers import cache_utils
 
-from phasor import (
-    Axial,
-    DynamicNTK,
-    PhasorError,
-    PositionError,
-    Rope,
-    Sectioned,
-    SpecError,
-    TensorError,
-)
+from phasor import PhasorError, PositionError, Rope, SpecError, TensorError
+from phasor.axes import Axial, Sectioned
+from phasor.scaling import DynamicNTK
 from phasor.torch.cached_keys import CachedKeys
 from phasor.torch.key_cache import KeyCache
 

@@ -9,7 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from phasor import Axial, DynamicNTK, Linear, Llama3, LongRope, PerPair, Rope, Yarn
+from phasor import Rope
+from phasor.axes import Axial
+from phasor.scaling import DynamicNTK, Linear, Llama3, LongRope, PerPair, Yarn
 from phasor.torch import rotate
 
 from .torch_oracle import normal
@@ -42,7 +44,9 @@ MADE: dict[str, Callable[[Tensor], Rope]] = {
     "with a law made inside": lambda x: Rope(
         head_dim=8, pairing="half", scaling=Linear(factor=2.0 * x.shape[0])
     ),
-    "with frequencies": lambda x: Rope(head_dim=8, pairing="half", inv_freq=(1.0, 0.3, 0.1, 0.0)),
+    "with frequencies": lambda x: Rope(
+        head_dim=8, pairing="half", explicit_inv_freq=(1.0, 0.3, 0.1, 0.0)
+    ),
     "a part of the head": lambda x: Rope(
         head_dim=8, pairing="half", pairing_out="interleaved", rotary_dim=4, rotary_start=2
     ),

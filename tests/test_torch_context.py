@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from phasor import Linear, Rope, Sectioned
+from phasor import Rope
+from phasor.axes import Sectioned
+from phasor.scaling import Linear
 from phasor.torch import _tables, rotate, rotate_, rotate_by
 
 from .torch_cases import HALF, PART, PLACES
@@ -32,8 +34,8 @@ NEIGHBOURS = [
     Rope(head_dim=8, pairing="half", base=77.0, rotary_dim=4, rotary_start=4),
     Rope(head_dim=8, pairing="interleaved", base=77.0),
     Rope(head_dim=8, pairing="half", base=77.0, pairing_out="interleaved"),
-    Rope(head_dim=8, pairing="half", inv_freq=(1.0, 0.5, 0.25, 0.125)),
-    Rope(head_dim=8, pairing="half", inv_freq=(1.0, 0.5, 0.25, 0.0625)),
+    Rope(head_dim=8, pairing="half", explicit_inv_freq=(1.0, 0.5, 0.25, 0.125)),
+    Rope(head_dim=8, pairing="half", explicit_inv_freq=(1.0, 0.5, 0.25, 0.0625)),
 ]
 
 

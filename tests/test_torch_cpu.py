@@ -14,14 +14,16 @@ import torch
 from torch import Tensor
 
 import phasor.torch
-from phasor import BackendError, Interleaved, PositionError, Rope, TensorError
-from phasor.torch import _cpu, rotate, rotate_, rotate_by, rotate_qk, rotate_qk_
+from phasor import BackendError, PositionError, Rope, TensorError
+from phasor.axes import InterleavedSections
+from phasor.torch import rotate, rotate_, rotate_by, rotate_qk, rotate_qk_
+from phasor.torch.backends import cpu
 
 from .torch_oracle import DTYPES, assert_rotated, normal, run_on
 
 # without a compiler there is nothing to test; CI has one
 pytestmark = pytest.mark.skipif(
-    not _cpu.paths() and "CI" not in os.environ, reason="the kernel is not built"
+    not cpu.paths() and "CI" not in os.environ, reason="the kernel is not built"
 )
 PAIRINGS = ["half", "interleaved"]
 PLACES = [0, 1, 1023, 1024, 70_001, 2**20, 2**31 + 7, 2**39 + 12_345, -1, -2000, -(2**35)]
@@ -29,7 +31,7 @@ PLACES = [0, 1, 1023, 1024, 70_001, 2**20, 2**31 + 7, 2**39 + 12_345, -1, -2000,
 WIDTHS = {"64": 64, "128": 128, "160": 160, "24": 24, "10": 10, "2": 2}
 
 
-@pytest.fixture(params=_cpu.paths())
+@pytest.fixture(params=cpu.paths())
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Every instruction set that this machine has, one after the other."""
     run_on(request.param, monkeypatch)
@@ -38,7 +40,7 @@ def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
 
 def test_the_paths_of_this_machine_are_all_there() -> None:
     """What the processor says it can is what is tested; portable code always is."""
-    names = _cpu.paths()
+    names = cpu.paths()
     assert names[-1] == "portable"
     processors = Path("/proc/cpuinfo")
     if platform.machine() == "x86_64" and processors.exists():
@@ -112,7 +114,7 @@ def test_instruction_sets_agree(dtype: torch.dtype, monkeypatch: pytest.MonkeyPa
     """Those with a fused multiplication give the same bits."""
     x = normal(9, 4, 64, dtype=dtype)
     made = []
-    for name in [name for name in _cpu.paths() if name != "portable"]:
+    for name in [name for name in cpu.paths() if name != "portable"]:
         run_on(name, monkeypatch)
         ropes = [Rope(head_dim=64, pairing=pairing) for pairing in PAIRINGS]
         made += [[rotate(x, PLACES[:9], rope) for rope in ropes]]
@@ -123,7 +125,7 @@ def test_instruction_sets_agree(dtype: torch.dtype, monkeypatch: pytest.MonkeyPa
 @pytest.mark.usefixtures("path")
 def test_axes_are_blended_pair_by_pair() -> None:
     """Three coordinates, of which each pair follows one."""
-    rope = Rope(head_dim=64, pairing="half", axes=Interleaved((12, 10, 10)))
+    rope = Rope(head_dim=64, pairing="half", axes=InterleavedSections((12, 10, 10)))
     places = torch.tensor([[5, -70_000, 2**33], [2**20, 3, 0], [1, 1, 1]])
     x = normal(3, 2, 64)
     assert_rotated(rotate(x, places, rope), x, places, rope)
@@ -283,11 +285,11 @@ def test_the_extension_refuses_positions_that_no_digits_reach() -> None:
     rope = Rope(head_dim=16, pairing="half")
     x = normal(2, 3, 1, 16)
     kept = x.clone()
-    plan = _cpu._plan(rope.to_json(), 16, 8)
-    tables = _cpu._tables.digit_tables(rope.to_json(), x.device, torch.float32)
+    plan = cpu._plan(rope.to_json(), 16, 8)
+    tables = cpu._tables.digit_tables(rope.to_json(), x.device, torch.float32)
     places = torch.tensor([[0, 1, 2], [3, 2**40, 5]])
     with pytest.raises(PositionError, match="got 1099511627776 at index 4"):
-        _cpu._native.rotate(plan, tables, None, places, None, False, 1.0, 0, True, x, x)
+        cpu._native.rotate(plan, tables, None, places, None, False, 1.0, 0, True, x, x)
     assert torch.equal(x, kept)
 
 
@@ -311,12 +313,12 @@ def printed(program: str, **environment: str) -> str:
     return done.stdout.strip()
 
 
-@pytest.mark.parametrize("name", _cpu.paths())
+@pytest.mark.parametrize("name", cpu.paths())
 def test_the_environment_forces_a_path(name: str) -> None:
     """PHASOR_CPU names the instruction set to run."""
     program = (
-        "from phasor.torch import _cpu\n"
-        "print([name for name, _ in _cpu._native.paths()][_cpu._running])"
+        "from phasor.torch.backends import cpu\n"
+        "print([name for name, _ in cpu._native.paths()][cpu._running])"
     )
     assert printed(program, PHASOR_CPU=name) == name
 

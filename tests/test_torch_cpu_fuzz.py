@@ -20,8 +20,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from phasor import Alternating, Axial, Interleaved, Linear, Rope, Sectioned, TensorError
+from phasor import Rope, TensorError
 from phasor.angles import cos_sin
+from phasor.axes import Alternating, Axial, InterleavedSections, Sectioned
+from phasor.scaling import Linear
 from phasor.torch import rotate, rotate_, rotate_by, rotate_by_, rotate_qk, rotate_qk_
 
 from .native.watched import Memory, duplicated, in_memory, placed, reach
@@ -45,7 +47,7 @@ def rope_of(seed: int) -> Rope:
     axes: Any = None
     if pairs >= 3 and rng.random() < 0.4:
         each = pairs // 3
-        axes = rng.choice([Sectioned, Interleaved, Alternating, Axial])(
+        axes = rng.choice([Sectioned, InterleavedSections, Alternating, Axial])(
             (pairs - 2 * each, each, each)
         )
     return Rope(

@@ -25,8 +25,9 @@ from torch.distributed.tensor.experimental import context_parallel as torch_cont
 from torch.distributed.tensor.parallel import parallelize_module
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from phasor import PositionError, Rope, Sectioned, SpecError, TensorError
+from phasor import PositionError, Rope, SpecError, TensorError
 from phasor.angles import cos_sin
+from phasor.axes import Sectioned
 from phasor.positions import context_parallel
 from phasor.torch import RotaryAttention, rotate, rotate_, rotate_by, rotate_qk
 from phasor.torch.distributed import GatheredKeys

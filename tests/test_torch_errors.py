@@ -11,9 +11,11 @@ import torch
 import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 
-from phasor import DynamicNTK, Rope
+from phasor import Rope
 from phasor.errors import BackendError, PhasorError, PositionError, SpecError, TensorError
-from phasor.torch import _eager, _ops, rotate, rotate_, rotate_by, rotate_by_, rotate_qk, rotate_qk_
+from phasor.scaling import DynamicNTK
+from phasor.torch import ops, rotate, rotate_, rotate_by, rotate_by_, rotate_qk, rotate_qk_
+from phasor.torch.backends import eager
 
 from .torch_cases import HALF, THREE
 from .torch_oracle import assert_rotated, normal
@@ -320,7 +322,7 @@ def test_tokens_that_do_not_fit_are_named_in_full() -> None:
 
 def test_a_named_backend_is_never_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that cannot differentiate rows says so; the one that can is asked by its name."""
-    monkeypatch.setitem(_ops.BACKENDS, "other", _eager)
+    monkeypatch.setitem(ops.BACKENDS, "other", eager)
     cos, sin = normal(4, 4).requires_grad_(), normal(4, 4)
     for verb in (rotate_by, rotate_by_):
         tensor = normal(4, 2, 8)

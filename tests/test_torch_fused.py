@@ -14,10 +14,12 @@ import torch
 from torch import Tensor
 from torch.autograd import gradcheck
 
-from phasor import DynamicNTK, Rope, Sectioned
+from phasor import Rope
+from phasor.axes import Sectioned
 from phasor.errors import BackendError, PhasorError, PositionError, SpecError, TensorError
-from phasor.torch._triton import fused as triton_fused
-from phasor.torch._triton import tiles as triton_tiles
+from phasor.scaling import DynamicNTK
+from phasor.torch.backends.triton import fused as triton_fused
+from phasor.torch.backends.triton import tiles as triton_tiles
 from phasor.torch.fused import norm_rotate_qk, rotate_and_cache_
 
 from .fused_cases import BACKENDS, HALF, ROPES, assert_normed, once

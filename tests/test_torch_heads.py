@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from phasor import Interleaved, PositionError, Rope, Sectioned, SpecError, TensorError
-from phasor.heads import attention_weight, positional_head, required_alpha
-from phasor.torch.heads import PositionalHead
+from phasor import PositionError, Rope, SpecError, TensorError
+from phasor.axes import InterleavedSections, Sectioned
+from phasor.papers.heads import attention_weight, positional_head, required_alpha
+from phasor.torch.papers.heads import PositionalHead
 
 from . import oracle
 from .torch_oracle import DTYPES, implementations, normal, run_on
@@ -24,7 +25,7 @@ ROPES = {
     "partial": Rope(head_dim=20, pairing="half", rotary_dim=12, rotary_start=3),
     "re-paired": Rope(head_dim=16, pairing="interleaved", pairing_out="half"),
     "sectioned": Rope(head_dim=16, pairing="half", axes=Sectioned((4, 2, 2))),
-    "interleaved axes": Rope(head_dim=16, pairing="half", axes=Interleaved((4, 2, 2))),
+    "interleaved axes": Rope(head_dim=16, pairing="half", axes=InterleavedSections((4, 2, 2))),
 }
 
 

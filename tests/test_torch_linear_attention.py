@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from phasor import Rope, Sectioned
-from phasor.analysis import expected_linear_sum, linear_weights
+from phasor import Rope
+from phasor.axes import Sectioned
 from phasor.errors import PositionError, SpecError, TensorError
+from phasor.papers import expected_linear_sum, linear_weights
 from phasor.torch import LinearState, RotaryLinearAttention, _causal_sum, linear_attention
 
 from .linear_oracle import HALF, elu_plus_one, off, right, three, turned

@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from phasor import Rope, Sectioned
-from phasor.torch import onnx as bridge
+from phasor import Rope
+from phasor.axes import Sectioned
+from phasor.torch import export as bridge
 from phasor.torch import rotate, rotate_by
 
 from .onnx_engines import (

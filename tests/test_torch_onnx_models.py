@@ -10,10 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from phasor import DynamicNTK, Rope, Sectioned
+from phasor import Rope
+from phasor.axes import Sectioned
 from phasor.errors import BackendError, SpecError, TensorError
+from phasor.scaling import DynamicNTK
 from phasor.torch import RotaryAttention, rotate, rotate_, rotate_qk
-from phasor.torch import onnx as bridge
+from phasor.torch import export as bridge
 
 from .live_models import difference
 from .onnx_engines import (

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from phasor import Alternating, Axial, Interleaved, Rope, Sectioned
+from phasor import Rope
+from phasor.axes import Alternating, Axial, InterleavedSections, Sectioned
 from phasor.torch import rotate, rotate_
 
 from .torch_cases import HALF_16 as HALF
@@ -23,7 +24,7 @@ def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
 
 LAYOUTS = {
     "sectioned": Sectioned((3, 3, 2)),
-    "interleaved": Interleaved((4, 2, 2)),
+    "interleaved": InterleavedSections((4, 2, 2)),
     "alternating": Alternating((2, 3, 3)),
     "axial": Axial((2, 3, 3)),
 }

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.func import vmap
 
-from phasor import Alternating, Axial, Interleaved, Linear, Rope, Sectioned
+from phasor import Rope
+from phasor.axes import Alternating, Axial, InterleavedSections, Sectioned
+from phasor.scaling import Linear
 from phasor.torch import rotate, rotate_, rotate_by, rotate_by_, rotate_qk, rotate_qk_
 
 from .torch_oracle import DTYPES, assert_rotated, excess_by, float64, normal
@@ -20,9 +22,9 @@ often = settings(max_examples=150, deadline=None)
 
 PAIRING = st.sampled_from(["half", "interleaved"])
 AXES = {
-    2: [None, Axial((1, 1)), Sectioned((0, 2)), Interleaved((1, 1))],
+    2: [None, Axial((1, 1)), Sectioned((0, 2)), InterleavedSections((1, 1))],
     3: [None, Axial((1, 0, 2)), Sectioned((1, 1, 1)), Alternating((1, 1, 1))],
-    4: [None, Sectioned((2, 1, 1)), Interleaved((2, 1, 1)), Alternating((0, 2, 2))],
+    4: [None, Sectioned((2, 1, 1)), InterleavedSections((2, 1, 1)), Alternating((0, 2, 2))],
 }
 WHOLE = st.one_of(
     st.integers(-(2**11), 2**11),
@@ -61,7 +63,7 @@ def ropes(draw: st.DrawFn) -> Rope:
         fields["scaling"] = draw(st.none() | st.builds(Linear, factor=st.floats(0.25, 64.0)))
     else:
         frequency = st.floats(1e-9, 6.25) | st.just(0.0)
-        fields["inv_freq"] = tuple(
+        fields["explicit_inv_freq"] = tuple(
             draw(st.lists(frequency, min_size=pairs, max_size=pairs)),
         )
     return Rope(

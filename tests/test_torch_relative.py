@@ -12,7 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from phasor import DynamicNTK, PositionError, Rope, Sectioned, SpecError, TensorError, Yarn
+from phasor import PositionError, Rope, SpecError, TensorError
+from phasor.axes import Sectioned
+from phasor.scaling import DynamicNTK, Yarn
 from phasor.torch import relative, rotate_qk
 from phasor.torch.relative import LeakyReRope, ReRope, SelfExtend, relative_attention
 

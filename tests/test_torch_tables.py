@@ -10,8 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phasor import Axial, DynamicNTK, Rope, angles
-from phasor.torch import _cpu, _tables, rotate, rotate_qk
+from phasor import Rope, angles
+from phasor.axes import Axial
+from phasor.scaling import DynamicNTK
+from phasor.torch import _tables, rotate, rotate_qk
+from phasor.torch.backends import cpu
 
 from .torch_oracle import assert_rotated, normal
 
@@ -25,10 +28,10 @@ CPU = torch.device("cpu")
 @pytest.fixture(autouse=True)
 def _forget() -> Iterator[None]:
     """No table from another test, and none for another one."""
-    for cache in (_tables.growing_tables, _cpu._prepared):
+    for cache in (_tables.growing_tables, cpu._prepared):
         cache.cache_clear()
     yield
-    for cache in (_tables.growing_tables, _cpu._prepared):
+    for cache in (_tables.growing_tables, cpu._prepared):
         cache.cache_clear()
 
 
@@ -65,7 +68,7 @@ def test_tables_are_kept_for_the_latest_ropes_only() -> None:
     x = normal(1, 1, 1, 16, dtype=torch.float32)
     for length in range(1, 301):
         rotate(x, torch.tensor([length - 1]), GROWING.at(length))
-    for cache in (_tables.growing_tables, _cpu._prepared):
+    for cache in (_tables.growing_tables, cpu._prepared):
         assert cache.cache_info().currsize <= 64
 
 

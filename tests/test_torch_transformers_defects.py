@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from phasor import NTK, DynamicNTK, LayerRopes, LongRope, PerPair, Rope
-from phasor.scaling import LAWS, Law, Rule
+from phasor import LayerRopes, Rope
+from phasor.scaling import LAWS, NTK, DynamicNTK, Law, LongRope, PerPair, Rule
 from phasor.torch.architectures import tiny_model
 from phasor.torch.transformers import _live, patch
 from phasor.torch.transformers._carriers import Turns, carried

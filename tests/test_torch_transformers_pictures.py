@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from phasor import Axial
+from phasor.axes import Axial
 from phasor.errors import ConfigError
 from phasor.torch.transformers import check, from_model, patch, unpatch
 
@@ -95,10 +95,10 @@ def test_a_towers_rope_has_two_axes(name: str) -> None:
     assert rope.head_dim == 32
     assert rope.axes.axis_of_pair(16) == (0,) * 8 + (1,) * 8
     exact = exact_frequencies(name)
-    if rope.inv_freq is None:
+    if rope.explicit_inv_freq is None:
         assert (rope.base, rope.axes) == (10_000.0, Axial((8, 8)))
     else:
-        assert rope.inv_freq == pytest.approx(exact, rel=1e-15)
+        assert rope.explicit_inv_freq == pytest.approx(exact, rel=1e-15)
     text = from_model(model)
     assert text.kinds == from_model(model, part="text_config").kinds
     assert all(one.head_dim == 64 for one in text.ropes)

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from phasor import Rope, Sectioned, load
+from phasor import Rope, load
+from phasor.axes import Sectioned
 from phasor.errors import ConfigError
 from phasor.torch.architectures import tiny_model
 from phasor.torch.transformers import _live, from_model, patch

@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 
-from phasor import Rope, Sectioned
+from phasor import Rope
+from phasor.axes import Sectioned
 from phasor.torch import rotate, rotate_, rotate_qk
 
 from .torch_cases import HALF, MIXED, PLACES

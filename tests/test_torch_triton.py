@@ -12,8 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from phasor import Alternating, Interleaved, Rope, Sectioned
-from phasor.torch import _cpu, rotate, rotate_, rotate_by, rotate_by_, rotate_qk
+from phasor import Rope
+from phasor.axes import Alternating, InterleavedSections, Sectioned
+from phasor.torch import rotate, rotate_, rotate_by, rotate_by_, rotate_qk
+from phasor.torch.backends import cpu
 
 from .torch_oracle import DTYPES, assert_rotated, excess_by, float64, normal
 from .triton_runs import (
@@ -47,7 +49,7 @@ KINDS = [
 WIDTHS = {"64": 64, "128": 128, "160": 160, "24": 24, "10": 10, "2": 2}
 AXES = {
     "sectioned": Sectioned((3, 3, 2)),
-    "interleaved": Interleaved((4, 2, 2)),
+    "interleaved": InterleavedSections((4, 2, 2)),
     "alternating": Alternating((2, 3, 3)),
 }
 
@@ -365,7 +367,7 @@ def test_every_16_bit_number_survives_the_identity() -> None:
 
 
 @on_gpu
-@pytest.mark.skipif(_cpu.paths()[:1] in ((), ("portable",)), reason="this CPU fuses no product")
+@pytest.mark.skipif(cpu.paths()[:1] in ((), ("portable",)), reason="this CPU fuses no product")
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_one_digit_gives_the_bits_of_the_cpu_kernel(dtype: torch.dtype) -> None:
     """Below 1024 a row is a table's own, and both kernels fuse the same product."""

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from phasor import Rope
-from phasor.torch._triton.plan import key_of, plan_of
-from phasor.torch._triton.tiles import module
+from phasor.torch.backends.triton.plan import key_of, plan_of
+from phasor.torch.backends.triton.tiles import module
 
 from .triton_compiler import (
     DECODE,

@@ -14,9 +14,10 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from phasor import Rope
-from phasor.torch import _triton, chosen_backend
-from phasor.torch._triton.plan import plan_of
-from phasor.torch._triton.tiles import TIMES_BITS, module, reciprocal
+from phasor.torch import chosen_backend
+from phasor.torch.backends import triton as triton_backend
+from phasor.torch.backends.triton.plan import plan_of
+from phasor.torch.backends.triton.tiles import TIMES_BITS, module, reciprocal
 
 from .triton_compiler import (
     HALF,
@@ -128,7 +129,7 @@ def test_what_is_compiled_is_launched_again_as_triton_launches_it(hopper: Hopper
     places = torch.zeros(3, dtype=torch.int64)
     for dtype in (torch.int64, torch.float64):
         for _ in range(2):
-            _triton._turn([x], [x], [places.to(dtype)], HALF.to_json(), False, 1.0)
+            triton_backend._turn([x], [x], [places.to(dtype)], HALF.to_json(), False, 1.0)
         first, second = hopper.launched[-2:]
         assert len(first) == len(second)
         # but for what profilers are told of it, which is a new object

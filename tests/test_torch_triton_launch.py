@@ -22,7 +22,7 @@ from phasor.torch import (
     rotate_qk,
     rotate_qk_,
 )
-from phasor.torch._triton import plan as triton_plan
+from phasor.torch.backends.triton import plan as triton_plan
 from phasor.torch.fused import rotate_and_cache_
 
 from .torch_oracle import assert_rotated

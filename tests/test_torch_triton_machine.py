@@ -13,7 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from phasor import Rope, Sectioned
+from phasor import Rope
+from phasor.axes import Sectioned
 from phasor.torch import rotate_qk, rotate_qk_
 from phasor.torch.fused import norm_rotate_qk, rotate_and_cache_
 

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from phasor import LayerRopes, Rope, SpecError, TensorError
-from phasor.analysis import pair_norms
+from phasor.papers import pair_norms
 from phasor.torch import rotate_qk
 from phasor.torch.attention import RotaryAttention
-from phasor.torch.usage import watch_usage
+from phasor.torch.papers.usage import watch_usage
 
 ROPE = Rope(head_dim=8, pairing="half")
 WIDTH, HEADS, KEY_HEADS = 24, 4, 2

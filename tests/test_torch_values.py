@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from phasor import Linear, Llama3, Rope
+from phasor import Rope
+from phasor.scaling import Linear, Llama3
 from phasor.torch import rotate, rotate_, rotate_by, rotate_by_, rotate_qk, rotate_qk_
 
 from .torch_cases import HALF_16 as HALF
@@ -70,7 +71,8 @@ def test_every_layout_turns_as_complex_numbers_do(
         pytest.param(Rope(head_dim=16, pairing="half", scaling=Linear(factor=3.0)), id="linear"),
         pytest.param(Rope(head_dim=16, pairing="half", scaling=LLAMA3), id="llama3"),
         pytest.param(
-            Rope(head_dim=6, pairing="interleaved", inv_freq=(3.0, 0.1, 0.0)), id="explicit"
+            Rope(head_dim=6, pairing="interleaved", explicit_inv_freq=(3.0, 0.1, 0.0)),
+            id="explicit",
         ),
         pytest.param(Rope(head_dim=2, pairing="half"), id="one pair"),
         pytest.param(Rope(head_dim=128, pairing="half"), id="64 pairs"),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from phasor import Rope, Sectioned
+from phasor import Rope
+from phasor.axes import Sectioned
 
 HALF = Rope(head_dim=8, pairing="half")
 HALF_16 = Rope(head_dim=16, pairing="half")

@@ -16,9 +16,11 @@ import torch
 from mpmath import mp, mpf
 from torch import Tensor
 
-from phasor import Linear, Llama3, Rope
+from phasor import Rope
 from phasor.angles import ROW_ERROR_20, ROW_ERROR_40
-from phasor.torch import _cpu, _ops
+from phasor.scaling import Linear, Llama3
+from phasor.torch import ops
+from phasor.torch.backends import cpu
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 # one digit more is one more correctly rounded entry and one more complex product
@@ -28,17 +30,17 @@ ROW_ERROR_64 = 4e-15
 
 def implementations() -> list[str]:
     """Every way that this machine can run the operator: plain torch, and the CPU's paths."""
-    return ["eager", *_cpu.paths()]
+    return ["eager", *cpu.paths()]
 
 
 def run_on(implementation: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Make ``backend="auto"`` mean ``implementation``."""
     if implementation == "eager":
-        monkeypatch.setattr(_ops, "BACKENDS", {"eager": _ops.BACKENDS["eager"]})
-        monkeypatch.setattr(_cpu, "_native", None)
+        monkeypatch.setattr(ops, "BACKENDS", {"eager": ops.BACKENDS["eager"]})
+        monkeypatch.setattr(cpu, "_native", None)
     else:
-        every = [name for name, _ in _cpu._native.paths()]
-        monkeypatch.setattr(_cpu, "_running", every.index(implementation))
+        every = [name for name, _ in cpu._native.paths()]
+        monkeypatch.setattr(cpu, "_running", every.index(implementation))
 
 
 def normal(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
@@ -57,8 +59,8 @@ def float64(x: Tensor) -> np.ndarray:
 def frequencies(rope: Rope) -> list[mpf]:
     """Radians per position of every pair, from the formulas of the papers."""
     with mp.workdps(60):
-        if rope.inv_freq is not None:
-            return [mpf(f) for f in rope.inv_freq]
+        if rope.explicit_inv_freq is not None:
+            return [mpf(f) for f in rope.explicit_inv_freq]
         own_spectrum = type(rope.axes).__name__ == "Axial"
         widths = rope.axes.sections if own_spectrum else [rope.rotary_dim // 2]
         plain = [mpf(rope.base) ** (-mpf(2 * k) / (2 * n)) for n in widths for k in range(n)]
@@ -89,7 +91,7 @@ def axis_of_pair(rope: Rope) -> list[int]:
     if kind == "OneAxis":
         return [0] * pairs
     sections = rope.axes.sections
-    if kind == "Interleaved":
+    if kind == "InterleavedSections":
         dealt = [0] * pairs
         for axis in range(1, len(sections)):
             for pair in range(axis, len(sections) * sections[axis], len(sections)):

@@ -12,10 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from phasor import Rope, Sectioned
-from phasor.torch import _triton
-from phasor.torch._triton import fused as triton_fused
-from phasor.torch._triton.tiles import module
+from phasor import Rope
+from phasor.axes import Sectioned
+from phasor.torch.backends import triton as triton_backend
+from phasor.torch.backends.triton import fused as triton_fused
+from phasor.torch.backends.triton.tiles import module
 
 from .triton_runs import APART, forget_plans, needs_triton
 
@@ -121,7 +122,7 @@ def launch(
     xs = xs if laid is None else [laid(x) for x in xs]
     outs = xs if in_place else [torch.empty_like(x) for x in xs]
     angles = [torch.zeros(tokens[-1], dtype=torch.int64) if places is None else places]
-    _triton._turn(xs, outs, angles, rope.to_json(), inverse, gain)
+    triton_backend._turn(xs, outs, angles, rope.to_json(), inverse, gain)
 
 
 def call(
@@ -138,7 +139,7 @@ def call(
     weight = torch.ones(rope.head_dim, dtype=dtype) if weight is None else weight
     normed = [weight, weight], [places], text, 1e-6, 1.0
     if name == "rotation":
-        _triton._turn([q, k], [q, k], [places], text, False, 1.0)
+        triton_backend._turn([q, k], [q, k], [places], text, False, 1.0)
     elif name == "forward":
         triton_fused.norm_rotate([q, k], *normed)
     elif name == "backward":

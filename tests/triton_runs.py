@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 from phasor import Rope
-from phasor.torch import _triton
-from phasor.torch._triton import fused as triton_fused
-from phasor.torch._triton import tiles as triton_tiles
+from phasor.torch.backends import triton as triton_backend
+from phasor.torch.backends.triton import fused as triton_fused
+from phasor.torch.backends.triton import tiles as triton_tiles
 
 from .torch_oracle import normal
 
@@ -69,7 +69,7 @@ def ask_for_many(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def forget_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make every launch the first of its kind: a plan keeps the tile that it was made with."""
-    for launches in (_triton, triton_fused):
+    for launches in (triton_backend, triton_fused):
         monkeypatch.setattr(launches, "_PLANS", {})
 
 

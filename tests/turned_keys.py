@@ -9,8 +9,10 @@ import torch
 from mpmath import mp, mpf
 from torch import Tensor
 
-from phasor import Alternating, Axial, Interleaved, LongRope, Rope, Sectioned
-from phasor.frequencies import real_inv_freq
+from phasor import Rope
+from phasor.axes import Alternating, Axial, InterleavedSections, Sectioned
+from phasor.rope import real_inv_freq
+from phasor.scaling import LongRope
 
 from .torch_oracle import axis_of_pair, excess_by, turn
 
@@ -31,7 +33,7 @@ LAYOUTS: dict[str, Rope] = {
     "clockwise": Rope(head_dim=8, pairing="half", direction=-1),
     "sectioned": Rope(head_dim=8, pairing="half", axes=Sectioned((2, 1, 1))),
     "axial": Rope(head_dim=8, pairing="half", axes=Axial((1, 3))),
-    "interleaved sections": Rope(head_dim=8, pairing="half", axes=Interleaved((2, 1, 1))),
+    "interleaved sections": Rope(head_dim=8, pairing="half", axes=InterleavedSections((2, 1, 1))),
     "alternating": Rope(head_dim=8, pairing="half", axes=Alternating((2, 1, 1))),
 }
 HALF, SECTIONED = LAYOUTS["half"], LAYOUTS["sectioned"]

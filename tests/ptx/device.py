@@ -103,6 +103,6 @@ def pytest_configure(config: pytest.Config) -> None:
     triton.runtime.driver.set_active(driver)
     triton.knobs.runtime.kernel_load_end_hook.add(driver.loaded)
     for name in _KERNELS:
-        import_module(f"phasor.torch._triton.{name}")
+        import_module(f"phasor.torch.backends.triton.{name}")
     # it is too late for Triton to interpret, but phasor now takes tensors on the CPU for its own
     os.environ["TRITON_INTERPRET"] = "1"

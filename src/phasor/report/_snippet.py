@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import fields
 
 from phasor.axes import OneAxis
+from phasor.rope import Rope
 from phasor.scaling import Rule
-from phasor.spec import Rope
 
 _INDENT = "    "
 
