@@ -15,7 +15,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from phasor.configs import load
+import phasor
 from phasor.errors import BackendError, PhasorWarning, SpecError, install_hint, visible
 from phasor.layers import LayerRopes
 from phasor.presets import preset, preset_names
@@ -121,7 +121,7 @@ def read(model: str, reading: Mapping[str, Any]) -> LayerRopes:
         with warnings.catch_warnings():
             # what is assumed stands in the notes, which commands print
             warnings.simplefilter("ignore", PhasorWarning)
-            return load(model, **reading)
+            return phasor.load(model, **reading)  # imports the readers of files only now
     try:
         return preset(model)
     except SpecError as error:
