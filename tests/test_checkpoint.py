@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from phasor import VerificationError
-from phasor.checkpoint import CheckpointError, _verify, _write, plan, verify, write
+from phasor.checkpoint import CheckpointError, plan, verify, verifying, write, writing
 from phasor.checkpoint.verifying import compare_scores
 
 from .checkpoints import (
@@ -56,7 +56,7 @@ def test_the_size_of_what_is_read_at_a_time_changes_nothing(
     """Not even where it is smaller than a row."""
     folder = save_folder(tmp_path / "a", llama(), llama_tensors())
     write(plan(folder, "interleaved"), tmp_path / "whole")
-    for module in (_write, _verify):
+    for module in (writing, verifying):
         monkeypatch.setattr(module, "CHUNK", chunk)
     write(plan(folder, "interleaved"), tmp_path / "b", verified=True)
     whole, b = (tmp_path / side / "model.safetensors" for side in ("whole", "b"))

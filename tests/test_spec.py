@@ -146,11 +146,11 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
     ({"explicit_inv_freq": 1.0}, "explicit_inv_freq must be a sequence of numbers, got 1.0"),
     (
         {"explicit_inv_freq": (1,) * 4, "base": 1e4},
-        "inv_freq stands in place of base and scaling; drop base or inv_freq",
+        "explicit_inv_freq stands in place of base and scaling; drop base or explicit_inv_freq",
     ),
     (
         {"explicit_inv_freq": (1,) * 4, "scaling": RULE},
-        "inv_freq stands in place of base and scaling; drop scaling or inv_freq",
+        "explicit_inv_freq stands in place of base and scaling; drop scaling or explicit_inv_freq",
     ),
 ]
 
@@ -192,7 +192,7 @@ def test_json_is_an_exact_round_trip(rope: Rope) -> None:
     assert hash(again) == hash(rope)
     assert again.to_json() == rope.to_json()
     assert Rope.from_dict(rope.to_dict()) == rope
-    assert json.loads(rope.to_json()) == json.loads(json.dumps(rope.to_dict()))
+    assert json.loads(rope.to_json()) == {"format": 1} | json.loads(json.dumps(rope.to_dict()))
 
 
 @given(strategies.descriptions(), strategies.descriptions())
@@ -281,11 +281,16 @@ def test_a_description_must_say_width_and_pairing(missing: str) -> None:
         ("[1]", r"^text must be a JSON object, got '\[1\]'$"),
         ("null", r"^text must be a JSON object, got 'null'$"),
         (
-            '{"head_dim": NaN, "pairing": "half"}',
+            '{"format": 1, "head_dim": NaN, "pairing": "half"}',
             "^head_dim must be .*, got nan",
         ),
+        (
+            '{"head_dim": 8, "pairing": "half", "inv_freq": null}',
+            "^text must be a Rope in format 1 of phasor's JSON, got none; write it anew ",
+        ),
+        ('{"format": 2}', "^text must be a Rope in format 1 of phasor's JSON, got format 2; "),
     ],
-    ids=["broken", "deep", "list", "null", "nan"],
+    ids=["broken", "deep", "list", "null", "nan", "without", "later"],
 )
 def test_text_that_is_no_rope_is_refused(text: str, message: str) -> None:
     """Always a SpecError, whatever the text."""
@@ -352,3 +357,18 @@ def test_factors_come_from_the_law() -> None:
     assert f"{Rope(**PLAIN, scaling=long).at(1).attention_factor:.10f}" == "1.1902380714"
     assert Rope(**PLAIN, scaling=long).at(1).softmax_factor == 1.0
     assert f"{Rope(**PLAIN, scaling=long).at(1).logit_factor:.10f}" == "1.4166666667"
+
+
+def test_frequencies_of_ones_own_have_a_name_of_their_own() -> None:
+    """What a Rope's frequencies are is read, not given."""
+    way_out = "give frequencies of your own as explicit_inv_freq"
+    with pytest.raises(SpecError, match=way_out):
+        Rope(**PLAIN, inv_freq=(1.0, 0.5, 0.25, 0.0))
+    with pytest.raises(SpecError, match=way_out):
+        Rope.from_dict(PLAIN | {"inv_freq": [1.0, 0.5, 0.25, 0.0]})
+
+
+def test_the_frequencies_are_read_only() -> None:
+    """All readers of a rope have one array."""
+    with pytest.raises(ValueError, match="read-only"):
+        Rope(**PLAIN).inv_freq[0] = 2.0
