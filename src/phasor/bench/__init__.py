@@ -11,11 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
 from rich import box
 from rich.progress import track
 from rich.table import Table
+from torch import Tensor
 
-import torch
 from phasor.bench._case import EPSILON, Case, Contender, Rotation, UnableError
 from phasor.bench._gate import TOLERANCE, error, tolerance
 from phasor.bench._measure import COPY, MULTIPLY, Measured, admitted, measure
@@ -24,7 +25,6 @@ from phasor.errors import VerificationError
 from phasor.pairings import PAIRINGS, Pairing
 from phasor.terminal._screen import Screen
 from phasor.torch import rotate_qk, rotate_qk_
-from torch import Tensor
 
 __all__ = [
     "COPY",

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from torch import Tensor
+
 from phasor.axes import InterleavedSections, OneAxis
 from phasor.pairings import Pairing
 from phasor.rope import Rope
-from torch import Tensor
 
 #: From a query and a key, and the weights of their norms for those that normalise, to both turned.
 Rotation = Callable[..., Sequence[Tensor]]

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from typing import assert_never
 
 import numpy as np
-from numpy.typing import NDArray
-
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
 from phasor.angles import cos_sin
 from phasor.bench._case import EPSILON, Case, Contender
 from phasor.pairings import Pairing
 from phasor.rope import Rope
-from torch import Tensor
 
 _NEAR = 2**15
 _ROUNDING = 2.0**-9  # of a number to bfloat16

@@ -7,10 +7,11 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
+from torch import Tensor
+
 from phasor.bench._case import Case, Contender, UnableError
 from phasor.bench._gate import tolerance, worst
 from phasor.bench._timing import Call, Spread, interleave, spread
-from torch import Tensor
 
 #: What contenders are compared with: both move the case's bytes and compute next to nothing.
 COPY, MULTIPLY = "copy_", "in-place multiply"

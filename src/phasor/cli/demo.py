@@ -12,12 +12,13 @@ from importlib import resources
 from typing import assert_never
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from rich import box
 from rich.progress import track
 from rich.table import Table
+from torch import Tensor
 
-import torch
 from phasor.angles import ROW_ERROR_20
 from phasor.configs import load
 from phasor.describe import sentences
@@ -26,7 +27,6 @@ from phasor.pairings import Pairing
 from phasor.presets import preset
 from phasor.terminal._screen import Screen
 from phasor.torch import rotate_qk
-from torch import Tensor
 
 _TOKENS = 256
 

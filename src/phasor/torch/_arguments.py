@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 import numpy as np
-import torch.autograd.forward_ad as forward_ad
-
 import torch
+import torch.autograd.forward_ad as forward_ad
+from torch import Tensor
+
 from phasor._checks import number, shown
 from phasor.errors import PositionError, SpecError, TensorError
 from phasor.pairings import PAIRINGS
@@ -18,7 +19,6 @@ from phasor.scaling import Rule
 from phasor.torch._internals import unheard
 from phasor.torch._layout import layout_text
 from phasor.torch._torchscript import refuse_tracing
-from torch import Tensor
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 _POSITIONS = {

@@ -8,11 +8,11 @@ backward pass on a CPU.
 
 from __future__ import annotations
 
-import torch.nn.functional as nnf
-
 import torch
-from phasor.rope import Rope
+import torch.nn.functional as nnf
 from torch import Tensor
+
+from phasor.rope import Rope
 
 #: Queries that share one mask.
 CHUNK = 512

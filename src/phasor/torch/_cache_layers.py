@@ -9,10 +9,11 @@ from __future__ import annotations
 import sys
 from typing import Any, Protocol, cast
 
+from torch import Tensor
+
 from phasor.errors import TensorError
 from phasor.torch._written import check_mutable
 from phasor.torch.key_cache import KeyCache
-from torch import Tensor
 
 _WANTED = (
     "a phasor KeyCache, or a DynamicCache or StaticCache of transformers 5 whose layers keep every "

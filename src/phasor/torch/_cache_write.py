@@ -13,13 +13,14 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
+
 from phasor.errors import PositionError
 from phasor.torch._fused import FLOAT8, LARGEST, inverse_unit
 from phasor.torch._internals import below_autograd
 from phasor.torch._written import check_alone_and_apart, check_mutable
 from phasor.torch.backends import eager as eager_backend
 from phasor.torch.backends.triton import fused as triton_fused
-from torch import Tensor
 
 _LIBRARY = torch.library.Library("phasor", "FRAGMENT")
 _LIBRARY.define(

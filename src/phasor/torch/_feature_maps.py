@@ -6,10 +6,11 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import torch
+from torch import Tensor
+
 from phasor._checks import shown
 from phasor.errors import SpecError, TensorError
 from phasor.rope import Rope
-from torch import Tensor
 
 FeatureMap = Callable[[Tensor], Tensor]
 FeatureMaps = str | FeatureMap | tuple[FeatureMap, FeatureMap]

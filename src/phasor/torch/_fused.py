@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
+
 from phasor.errors import BackendError
 from phasor.torch.backends import triton as triton_backend
-from torch import Tensor
 
 #: The one format of 8 bits, and its largest finite number.
 FLOAT8 = torch.float8_e4m3fn

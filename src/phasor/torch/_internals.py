@@ -6,11 +6,10 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar, cast
 
-import torch.autograd.forward_ad as forward_ad
-from torch.utils import _python_dispatch
-
 import torch
+import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
+from torch.utils import _python_dispatch
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _C = cast(Any, torch)._C

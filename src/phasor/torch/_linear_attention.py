@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
+from torch import Tensor, nn
+
 from phasor._checks import whole
 from phasor.errors import PositionError, SpecError, TensorError
 from phasor.rope import Rope
@@ -17,7 +19,6 @@ from phasor.torch._causal_sum import causal_sum
 from phasor.torch._feature_maps import FeatureMaps, check_features, feature_maps
 from phasor.torch._internals import outside_autocast
 from phasor.torch.functional import rotate_qk
-from torch import Tensor, nn
 
 
 @dataclass(slots=True)

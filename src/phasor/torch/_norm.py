@@ -15,14 +15,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
-import torch.autograd.forward_ad as forward_ad
-
 import torch
+import torch.autograd.forward_ad as forward_ad
+from torch import Tensor
+
 from phasor.torch._fused import resolve
 from phasor.torch._internals import below_autograd
 from phasor.torch.backends import eager as eager_backend
 from phasor.torch.backends.triton import fused as triton_fused
-from torch import Tensor
 
 _LIBRARY = torch.library.Library("phasor", "FRAGMENT")
 _ARGUMENTS = "Tensor[] angles, str rope, float epsilon, float gain, str backend"

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-
 import torch
+from torch import Tensor
+
 from phasor import angles as numpy_angles
 from phasor.angles import DIGIT_BITS, DIGITS, POSITION_LIMIT, ROWS
 from phasor.torch import _tables
 from phasor.torch._internals import unheard
 from phasor.torch._layout import count_axes, read_rope
-from torch import Tensor
 
 #: What `reach` answers when four digits are too few.
 TOO_FAR = 0

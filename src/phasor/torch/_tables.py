@@ -11,14 +11,14 @@ from functools import lru_cache, wraps
 from typing import Any, Concatenate, ParamSpec
 
 import numpy as np
-from numpy.typing import NDArray
-
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
 from phasor import angles
 from phasor.rope import Rope
 from phasor.torch._internals import constant_to_the_compiler, outside_modes, outside_transforms
 from phasor.torch._layout import read_rope
-from torch import Tensor
 
 _P = ParamSpec("_P")
 _Table = Callable[Concatenate[str, torch.device, _P], Tensor]

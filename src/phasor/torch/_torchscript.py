@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import NoReturn, TypeVar
 
 import torch
+
 from phasor.errors import BackendError
 from phasor.torch._internals import tracing
 

@@ -10,10 +10,11 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
+
 from phasor.errors import TensorError
 from phasor.torch._arguments import names_of
 from phasor.torch._internals import counted_writes, in_transform, is_doubtful
-from torch import Tensor
 
 #: ``(count, step)`` in bytes of every dimension, the bytes of an element among them.
 Layout = tuple[tuple[int, int], ...]

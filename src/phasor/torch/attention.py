@@ -7,6 +7,8 @@ from itertools import pairwise
 from typing import Any, NoReturn, cast
 
 import torch
+from torch import Tensor, nn
+
 from phasor._checks import number, whole
 from phasor.errors import PositionError, SpecError, TensorError
 from phasor.rope import Rope
@@ -15,7 +17,6 @@ from phasor.torch._attend import attend, attend_cached, logit_factors
 from phasor.torch._torchscript import refuse
 from phasor.torch.functional import rotate_qk
 from phasor.torch.key_cache import KeyCache
-from torch import Tensor, nn
 
 
 class RotaryAttention(nn.Module):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from torch import Tensor
+
 from phasor.torch import ops
 from phasor.torch._arguments import checked_options, checked_rows
 from phasor.torch._torchscript import unscriptable
-from torch import Tensor
 
 
 @unscriptable

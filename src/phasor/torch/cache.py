@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch import Tensor
+
 from phasor._checks import number
 from phasor.angles import checked_positions as numpy_positions
 from phasor.errors import SpecError
@@ -24,7 +26,6 @@ from phasor.torch._rows import TOO_FAR, reach, rows
 from phasor.torch._written import check_alone_and_apart, check_copies, check_mutable
 from phasor.torch.by_rows import rotate_by_
 from phasor.torch.functional import rotate_
-from torch import Tensor
 
 _CHUNK = 1 << 20  # rows worked on at once, so that a long cache needs little beside itself
 

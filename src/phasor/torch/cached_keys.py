@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, cast
 
+from torch import Tensor
+
 from phasor.errors import SpecError, TensorError
 from phasor.rope import Rope
 from phasor.torch._arguments import check_rope
 from phasor.torch._cache_layers import Layer, layers_of
 from phasor.torch.cache import check_retunable, check_shiftable, retune_, shift_
 from phasor.torch.splice import Steps, checked_places, checked_range, evict, insert
-from torch import Tensor
 
 _Ropes = Rope | Sequence[Rope | None]
 

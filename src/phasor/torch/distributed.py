@@ -18,12 +18,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, cast
 
 import numpy as np
+import torch
+from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 from torch.distributed.tensor.parallel import ParallelStyle
 
-import torch
 from phasor import positions as phasor_positions
 from phasor._checks import choice
 from phasor.errors import PositionError, SpecError, TensorError
@@ -31,7 +32,6 @@ from phasor.torch._attend import attend, attend_cached
 from phasor.torch._layout import count_axes
 from phasor.torch.attention import RotaryAttention
 from phasor.torch.key_cache import KeyCache
-from torch import Tensor, nn
 
 Layout = Literal["contiguous", "zigzag"]
 

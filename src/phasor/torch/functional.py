@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch import Tensor
+
 from phasor.rope import Rope
 from phasor.torch import ops
 from phasor.torch._arguments import checked_options, checked_positions
 from phasor.torch._torchscript import unscriptable
 from phasor.torch.backends import cpu
 from phasor.torch.backends import triton as triton_backend
-from torch import Tensor
 
 
 @unscriptable

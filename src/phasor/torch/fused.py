@@ -12,6 +12,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
+
 from phasor._checks import number, shown
 from phasor.errors import SpecError, TensorError
 from phasor.rope import Rope
@@ -19,7 +21,6 @@ from phasor.torch import _cache_write, _norm
 from phasor.torch._arguments import DTYPES, checked_positions
 from phasor.torch._fused import FLOAT8, resolve
 from phasor.torch._torchscript import unscriptable
-from torch import Tensor
 
 
 @unscriptable

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
+
 from phasor._checks import whole
 from phasor.errors import TensorError
 from phasor.torch._arguments import check_is_tensor
-from torch import Tensor
 
 
 class KeyCache:

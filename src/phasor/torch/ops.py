@@ -17,16 +17,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
-import torch.autograd.forward_ad as forward_ad
-
 import torch
+import torch.autograd.forward_ad as forward_ad
+from torch import Tensor
+
 from phasor.errors import BackendError, TensorError
 from phasor.torch._internals import below_autograd, in_transform
 from phasor.torch._layout import count_axes
 from phasor.torch._written import check_copies, check_distinct, check_mutable, check_writable
 from phasor.torch.backends import cpu, eager
 from phasor.torch.backends import triton as triton_backend
-from torch import Tensor
 
 Angles = Sequence[Tensor]
 

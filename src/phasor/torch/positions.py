@@ -11,11 +11,12 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
+
 from phasor import positions as on_host
 from phasor._checks import whole
 from phasor.errors import PositionError
 from phasor.torch._internals import unheard
-from torch import Tensor
 
 _LAST = 2**63 - 1
 _Device = torch.device | str | None

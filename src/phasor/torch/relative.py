@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import cast
 
 import torch
+from torch import Tensor
+
 from phasor._checks import number, whole
 from phasor.errors import SpecError, TensorError
 from phasor.rope import Rope
@@ -18,7 +20,6 @@ from phasor.torch._arguments import check_heads, check_is_tensor
 from phasor.torch._attend import CHUNK, logit_factors
 from phasor.torch._internals import outside_autocast
 from phasor.torch.functional import rotate
-from torch import Tensor
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
+from torch import Tensor
+
 from phasor._checks import whole
 from phasor.errors import PositionError, TensorError
 from phasor.rope import Rope
 from phasor.torch._arguments import check_heads, check_is_tensor, check_rope
 from phasor.torch.cache import as_stored
 from phasor.torch.functional import rotate
-from torch import Tensor
 
 #: How far tokens move: positions, one number per axis where the Rope has several.
 Steps = int | Sequence[int]

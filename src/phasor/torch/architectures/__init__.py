@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-from numpy.typing import ArrayLike
-
 import torch
+from numpy.typing import ArrayLike
+from torch import Tensor
+
 from phasor._checks import shown
-from phasor.errors import BackendError, ConfigError, PhasorError
+from phasor.errors import BackendError, ConfigError, PhasorError, install_hint
 from phasor.torch.architectures._tiny import (
     CUT,
     HOLDERS,
@@ -29,7 +30,6 @@ from phasor.torch.architectures._tiny import (
     TIMED,
     tiny,
 )
-from torch import Tensor
 
 _ROTATES = re.compile(r"^def \w*(rotary|rotate)|Rotary|rotary_emb|sinusoidal_pos", re.MULTILINE)
 # a model that holds more was not made small
@@ -68,7 +68,7 @@ def transformers() -> Any:
     if find_spec("transformers") is None:
         raise BackendError(
             "the architectures of transformers are asked for, and transformers is not installed: "
-            "pip install 'phasor[transformers]'"
+            f"{install_hint('transformers')}"
         )
     return import_module("transformers")
 

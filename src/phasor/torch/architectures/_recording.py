@@ -15,12 +15,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
-
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
 from phasor.errors import TensorError
 from phasor.torch.transformers._methods import named_modules, rotations, with_methods
-from torch import Tensor
 
 _ATTENTION = "eager_attention_forward"
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|layer|blocks)\.(\d+)(?=\.|$)")

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import torch
+from torch import Tensor
+
 from phasor.angles import DIGITS
 from phasor.pairings import by_pairing
 from phasor.torch._internals import in_transform
 from phasor.torch._layout import Layout, read_layout
 from phasor.torch._rows import reach, rows
 from phasor.torch._written import check_writable
-from torch import Tensor
 
 
 def refusal(x: Tensor) -> str:

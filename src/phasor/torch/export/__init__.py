@@ -13,15 +13,15 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
+import torch.export
 import torch.fx
 import torch.onnx
+from torch import nn
 
-import torch.export
 from phasor._checks import whole
-from phasor.errors import BackendError, PhasorError
+from phasor.errors import BackendError, PhasorError, install_hint
 from phasor.torch import ops
 from phasor.torch.export import _graph
-from torch import nn
 
 #: The first opset that has the operator.
 OPSET = 23
@@ -83,7 +83,7 @@ def export(
         if find_spec(package) is None:
             raise BackendError(
                 f"ONNX files are written with {package}, which is not installed: "
-                "pip install 'phasor[onnx]'"
+                f"{install_hint('onnx')}"
             )
     with warnings.catch_warnings():
         # torch's own lowering still calls what torch deprecates

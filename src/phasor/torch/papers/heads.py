@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor, nn
 from torch.nn import functional
 
-import torch
 from phasor._checks import whole
 from phasor.errors import SpecError, TensorError
 from phasor.papers.heads import positional_head
 from phasor.rope import Rope
 from phasor.torch.functional import rotate_qk
-from torch import Tensor, nn
 
 
 class PositionalHead(nn.Module):

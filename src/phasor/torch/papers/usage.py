@@ -22,14 +22,14 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 import numpy as np
-from numpy.typing import NDArray
-
 import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
 from phasor.errors import SpecError, TensorError
 from phasor.layers import LayerRopes
 from phasor.numpy import pair_indices
 from phasor.rope import Rope
-from torch import Tensor, nn
 
 # projection and norm of the queries, then of the keys, as attention modules name them
 _NAMES = (

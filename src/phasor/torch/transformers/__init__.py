@@ -21,6 +21,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+from torch import nn
+
 from phasor._checks import whole
 from phasor.errors import ConfigError
 from phasor.layers import LayerRopes
@@ -31,7 +33,6 @@ from phasor.torch.transformers._live import Live, check_held
 from phasor.torch.transformers._members import Member, become
 from phasor.torch.transformers._methods import ORIGINAL, named_modules, original
 from phasor.torch.transformers._parts import check_model, language_part, read_parts
-from torch import nn
 
 __all__ = [
     "Checked",

@@ -14,6 +14,8 @@ from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 import torch
+from torch import Tensor
+
 from phasor.errors import TensorError
 from phasor.pairings import Pairing
 from phasor.rope import Rope
@@ -23,7 +25,6 @@ from phasor.torch._arguments import checked_positions
 from phasor.torch._layout import constant, count_axes, layout_text, read_rope
 from phasor.torch.backends import cpu
 from phasor.torch.transformers._rules import rule_rows
-from torch import Tensor
 
 Width = Literal["twice", "repeated", "half", "complex"]
 

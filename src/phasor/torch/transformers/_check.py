@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
-
 import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
 from phasor.angles import cos_sin
 from phasor.layers import LayerRopes
 from phasor.rope import Rope
@@ -19,7 +20,6 @@ from phasor.torch.transformers._live import Embedding, Live, is_lost
 from phasor.torch.transformers._methods import original
 from phasor.torch.transformers._parts import check_model, read_parts
 from phasor.torch.transformers._sines import TABLE, holds_table
-from torch import Tensor, nn
 
 # where a config names no context, as those of towers do not
 _CONTEXT = 4096

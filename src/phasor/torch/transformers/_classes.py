@@ -6,12 +6,13 @@ from functools import lru_cache, partial
 from typing import Any
 
 import torch
+from torch import Tensor
+
 from phasor.torch.transformers._carriers import Carrier, carried
 from phasor.torch.transformers._forms import substitute
 from phasor.torch.transformers._live import Embedding, Member
 from phasor.torch.transformers._methods import derived, rotations, with_methods
 from phasor.torch.transformers._sines import TABLE, CarrierTable, holds_table
-from torch import Tensor
 
 #: Where a module of such a class keeps how it turns.
 TURNS = "_phasor_turns"

@@ -9,10 +9,11 @@ from functools import lru_cache
 from typing import Any, cast
 
 import torch
+from torch import Tensor
+
 from phasor.errors import TensorError
 from phasor.pairings import PAIRINGS, Pairing, slices
 from phasor.torch.transformers._carriers import Carrier, Form, Width, turned
-from torch import Tensor
 
 Rotation = Callable[..., Any]
 _WIDTHS: tuple[Width, ...] = ("twice", "repeated", "half", "complex")

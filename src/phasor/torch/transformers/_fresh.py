@@ -12,9 +12,10 @@ from contextlib import contextmanager
 from typing import Any, cast
 
 import numpy as np
-from numpy.typing import NDArray
-
 import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
 from phasor.errors import PhasorError
 from phasor.identification import identify
 from phasor.rope import Rope
@@ -22,7 +23,6 @@ from phasor.torch._internals import outside_modes, outside_transforms
 from phasor.torch.transformers._axial import axial_rope
 from phasor.torch.transformers._carriers import Form, Ids
 from phasor.torch.transformers._forms import called_with, measured
-from torch import Tensor, nn
 
 #: What foreign code may raise that is built and called as it was not meant to be.
 FOREIGN = (

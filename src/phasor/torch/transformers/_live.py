@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
+from torch import Tensor, nn
+
 from phasor.axes import Axial
 from phasor.configs import load, model_types
 from phasor.errors import ConfigError, PhasorError
@@ -22,7 +24,6 @@ from phasor.torch.transformers._handling import hands_on, mishandled, unpacks
 from phasor.torch.transformers._members import Member, is_hooked, makes_cosines
 from phasor.torch.transformers._methods import covering, methods, rotating_methods, rotations
 from phasor.torch.transformers._sines import TABLE, FreshGrid, FreshTable, holds_table
-from torch import Tensor, nn
 
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 _TAKES = (("self", "x", "position_ids"), ("self", "x", "position_ids", "layer_type"))

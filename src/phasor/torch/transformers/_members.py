@@ -13,10 +13,11 @@ from dataclasses import dataclass, replace
 from types import FunctionType, MethodType
 from typing import Any, cast
 
+from torch import nn
+
 from phasor.errors import ConfigError
 from phasor.torch.transformers._methods import named_modules, original, rotations
 from phasor.torch.transformers._sines import holds_table
-from torch import nn
 
 _EMBEDDING = re.compile(r"Rotary")
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch import nn
+
 from phasor._checks import shown
 from phasor.configs import NESTED
 from phasor.errors import ConfigError
 from phasor.torch.transformers._live import Live, read
 from phasor.torch.transformers._members import parts
-from torch import nn
 
 
 def check_model(model: object) -> None:

@@ -11,10 +11,11 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import torch
+from torch import Tensor
+
 from phasor.rope import Rope
 from phasor.scaling import Rule
 from phasor.torch._layout import constant, count_axes, read_rope
-from torch import Tensor
 
 
 def rule_rows(

@@ -11,16 +11,16 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 import numpy as np
-from numpy.typing import NDArray
-
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
 from phasor.axes import Axial
 from phasor.errors import TensorError
 from phasor.rope import Rope
 from phasor.torch.transformers._carriers import Carrier, Ids, Turns, carried
 from phasor.torch.transformers._forms import measured
 from phasor.torch.transformers._fresh import Fresh, base_of, built, halved, held
-from torch import Tensor
 
 #: Where such a module keeps its table.
 TABLE = "embed_positions"

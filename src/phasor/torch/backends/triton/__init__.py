@@ -13,6 +13,8 @@ from importlib import import_module
 from typing import Any
 
 import torch
+from torch import Tensor
+
 from phasor.rope import Rope
 from phasor.torch._arguments import is_plain
 from phasor.torch._internals import count_writes, counted_writes
@@ -20,7 +22,6 @@ from phasor.torch._layout import constant
 from phasor.torch._written import check_alone, check_rows, check_writable
 from phasor.torch.backends.triton.plan import Plan, kept, key_of, plan_of
 from phasor.torch.backends.triton.tiles import of_each, settled
-from torch import Tensor
 
 _PLANS: dict[tuple[Any, ...], Plan | None] = {}
 

@@ -11,6 +11,8 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+from torch import Tensor
+
 from phasor.torch._fused import FLOAT8, inverse_unit
 from phasor.torch._internals import count_writes
 from phasor.torch._layout import read_layout
@@ -28,7 +30,6 @@ from phasor.torch.backends.triton.tiles import (
     tile_of,
     tokens_of,
 )
-from torch import Tensor
 
 #: A norm keeps its tile until the sum over a head is there, and a backward pass keeps two.
 FORWARD_PARTS, BACKWARD_PARTS = 2, 4

@@ -19,6 +19,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from torch import Tensor
+
 from phasor.torch._layout import read_layout
 from phasor.torch._tables import hold_in_graph
 from phasor.torch._written import Apart, apart
@@ -32,7 +34,6 @@ from phasor.torch.backends.triton.tiles import (
     tile_of,
     tokens_of,
 )
-from torch import Tensor
 
 _MOST = 256  # plans that are kept at a time
 

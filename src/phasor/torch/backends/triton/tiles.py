@@ -8,11 +8,12 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
+
 from phasor.angles import DIGITS
 from phasor.torch import _tables
 from phasor.torch._layout import count_axes
 from phasor.torch._rows import rows
-from torch import Tensor
 
 #: From this many tokens on, a program shares its rows among heads; below, there are more programs.
 MANY = 2048
