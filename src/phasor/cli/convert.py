@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from phasor.checkpoint import Patterns, Plan, plan, write
-from phasor.cli._common import say
+from phasor.cli.common import Screen, say
 from phasor.errors import PhasorWarning
 from phasor.pairings import PAIRINGS, Pairing, opposite
 from phasor.rope import Rope
@@ -145,8 +145,6 @@ def _describe(planned: Plan) -> None:
 
 def _write(planned: Plan, out: Path, *, verified: bool) -> None:
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
-
-    from phasor.terminal._screen import Screen
 
     screen = Screen(stderr=True)
     columns = BarColumn(), DownloadColumn(), TimeRemainingColumn()
