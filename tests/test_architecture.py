@@ -24,8 +24,8 @@ PIPELINE = """
     configs.block configs.facts configs.laws configs.sources configs.layer_kinds configs.strays
     configs.huggingface configs.diffusers configs.gguf configs.params configs.writing configs
     frequencies angles positions numpy
-    checkpoint.format checkpoint.files checkpoint.names checkpoint.model checkpoint.orders
-    checkpoint.rows checkpoint.planning checkpoint.verifying checkpoint.writing checkpoint
+    checkpoint.files checkpoint.model checkpoint.rows checkpoint.planning checkpoint.writing
+    checkpoint
     papers.precision papers.distances papers.heads papers.bounds
     papers.phases papers.usage papers.linear papers
     describe
