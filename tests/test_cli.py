@@ -15,7 +15,7 @@ import phasor
 from phasor.cli import main, run
 from phasor.cli._try import bench
 from phasor.errors import BackendError
-from phasor.identification.comparison import compare
+from phasor.identification import compare
 from phasor.terminal import print_comparison, print_model
 
 EXAMPLE = Path(phasor.__file__).parent / "examples" / "llama-3.1-8b.json"

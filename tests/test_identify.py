@@ -222,7 +222,7 @@ def test_arrays_of_a_missing_library_name_what_installs_it(monkeypatch, arrays, 
     def missing(name):
         raise ImportError(name)
 
-    monkeypatch.setattr("phasor.identification.arrays.import_module", missing)
+    monkeypatch.setattr("phasor.identification.calling.import_module", missing)
     with pytest.raises(BackendError, match=f"needs {arrays}, which is not installed: {says}"):
         identify(lambda x, positions: x, 16, arrays=arrays)
 

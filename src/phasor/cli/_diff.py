@@ -24,7 +24,7 @@ from phasor.cli._common import (
 from phasor.cli._identify import is_function, named
 from phasor.describe import resolved
 from phasor.errors import SpecError
-from phasor.identification import MeasuredParting, diff_measured, measured
+from phasor.identification import MeasuredParting, compare, diff_measured, measured
 from phasor.rope import Rope
 
 _EXACT = 1e-6
@@ -88,8 +88,6 @@ def diff(
     for option, given in (("--head-dim", head_dim), ("--kind", kind)):
         if given is not None:
             raise click.UsageError(f"{option} is for functions; two models say it themselves.")
-    from phasor.identification.comparison import compare
-
     a, b = read(first, reading), read(second, reading)
     known = [ropes.context for ropes in (a, b) if ropes.context]
     length = context or max(known, default=1 << 20)

@@ -8,8 +8,7 @@ from rich import box
 from rich.table import Table
 
 from phasor.describe import PairRow, original_context, pair_rows, ranges, resolved, sentences
-from phasor.identification import Parting
-from phasor.identification.comparison import Comparison, Meeting
+from phasor.identification import Comparison, Meeting, Parting
 from phasor.layers import LayerRopes
 from phasor.scaling import Rule
 from phasor.terminal._screen import Screen
