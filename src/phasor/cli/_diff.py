@@ -146,6 +146,8 @@ def parting_text(parting: MeasuredParting | None) -> str:
     if parting.refused is not None:
         return f"They part at position {parting.position}, which one refuses: {parting.refused}."
     which = "" if parting.pair is None else f" in pair {parting.pair}"
+    if parting.size is None or parting.score is None:
+        return f"They part at position {parting.position}{which}: one gives no finite numbers."
     return (
         f"They part at position {parting.position}{which}: a unit vector comes out "
         f"{parting.size:.3g} apart, and a score of unit vectors changes by up to "

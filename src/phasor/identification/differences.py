@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from phasor._checks import number, whole
-from phasor.angles import cos_sin
 from phasor.describe import ranges, resolved
 from phasor.errors import SpecError
 from phasor.identification.calling import Caller, RefusedError, find_caller
 from phasor.identification.limits import first_bad
+from phasor.identification.mistakes import exact_turns
 from phasor.identification.report import finite_or_none
 from phasor.identification.spectrum import Floats
 from phasor.layers import LayerRopes
@@ -130,23 +130,15 @@ def _partings(a: Rope, b: Rope, context: int, tolerance: float) -> list[Parting]
             continue
         position = math.floor(apart / gap) + 1
         if position < context:
-            images = [_image(rope, pair, position) for rope in (a, b)]
+            at = np.array([position])
+            za, zb = (exact_turns(rope, at, 0.0)[0, pair] for rope in (a, b))
+            frequencies = float(fa), float(fb)
             found.append(
                 Parting(
-                    pair=pair,
-                    position=position,
-                    error=math.dist(*images),
-                    inv_freq=(float(fa), float(fb)),
+                    pair=pair, position=position, error=float(abs(za - zb)), inv_freq=frequencies
                 )
             )
     return found
-
-
-def _image(rope: Rope, pair: int, position: int) -> tuple[float, float]:
-    """Where a Rope turns the first unit vector of a pair, at one position on every axis."""
-    n = rope.axes.n_axes
-    cos, sin = cos_sin(rope, position if n == 1 else np.full(n, position))
-    return float(cos[pair]), float(rope.direction * sin[pair])
 
 
 @dataclass(frozen=True, kw_only=True)

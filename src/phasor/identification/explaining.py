@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -28,7 +28,10 @@ LAYOUTS: dict[str, Callable[[tuple[int, ...]], Axes]] = {
     "interleaved": InterleavedSections,
     "alternating": Alternating,
 }
-_TURN = 2 * np.pi
+# fields of a Rope, but for base and scaling, and what explains its frequencies
+Fit = tuple[dict[str, Any], list[Explanation]]
+#: The axes that turn each pair.
+Drivers = Sequence[tuple[int, ...]]
 # how far float64 arithmetic leaves a program's frequencies from the real ones, relatively
 _EXACT = 1e-14
 # and float32's: one rounding, a power with its roundings, and one by way of logarithms
@@ -39,38 +42,34 @@ _DTYPES = {"bfloat16": (8, -133), "float16": (11, -24), "float32": (24, -149)}
 _CERTAIN_BITS = 24
 
 
-@dataclass(frozen=True, kw_only=True)
-class Measurement:
-    """All that was measured of a rotation.
+def explain(
+    arrangement: Arrangement,
+    spectrum: Spectrum,
+    drivers: Drivers,
+    sizes: Floats,
+    *,
+    n_axes: int,
+    rounding: float,
+    is_rotation: bool = True,
+) -> Identification:
+    """The report about the rotation: its pairs and factor, and the Rope that does the same.
 
-    Attributes:
-        n_axes: Coordinates of a position.
+    Args:
         arrangement: Where pairs are.
         spectrum: How fast they turn, with equal coordinates on all axes.
         drivers: The axes that turn each pair; none if it was not seen to turn.
         sizes: The lengths of turned unit vectors, ``[P, pairs]``.
+        n_axes: Coordinates of a position.
         rounding: Relative rounding error of what was measured.
-    """
-
-    n_axes: int
-    arrangement: Arrangement
-    spectrum: Spectrum
-    drivers: tuple[tuple[int, ...], ...]
-    sizes: Floats
-    rounding: float
-
-
-def explain(measured: Measurement, *, is_rotation: bool = True) -> Identification:
-    """The report about the rotation: its pairs and factor, and the Rope that does the same.
-
-    Args:
-        measured: What was measured.
         is_rotation: Whether both members of every pair turn alike.
     """
-    arrangement, spectrum, sizes = measured.arrangement, measured.spectrum, measured.sizes
     middle = float(np.median(sizes))
-    one_gain = float(np.ptp(sizes)) <= 16 * measured.rounding * max(middle, 1)
-    gain = around(middle, 4 * measured.rounding + 1e-12).simplest() or 0.0
+    one_gain = float(np.ptp(sizes)) <= 16 * rounding * max(middle, 1)
+    gain = around(middle, 4 * rounding + 1e-12).simplest() or 0.0
+    (read, other), (written, other_written) = (
+        arrangement.read.tolist(),
+        arrangement.written.tolist(),
+    )
     report = Identification(
         head_dim=arrangement.head_dim,
         called=None,
@@ -84,42 +83,41 @@ def explain(measured: Measurement, *, is_rotation: bool = True) -> Identificatio
         rotary_dim=arrangement.rotary_dim,
         pairs=tuple(
             PairFound(
-                read=(int(arrangement.read[0, k]), int(arrangement.read[1, k])),
-                written=(int(arrangement.written[0, k]), int(arrangement.written[1, k])),
+                read=(read[k], other[k]),
+                written=(written[k], other_written[k]),
                 inv_freq=float(spectrum.inv_freq[k]),
                 uncertainty=float(spectrum.uncertainty[k]),
-                axis=measured.drivers[k][0] if measured.drivers[k] else None,
+                axis=drivers[k][0] if drivers[k] else None,
             )
             for k in range(arrangement.num_pairs)
         ),
     )
     if not is_rotation:
         return replace(report, why_no_rope="the two members of a pair do not turn together")
-    if not one_gain:
-        by_pair = float(np.ptp(sizes, axis=0).max()) <= 16 * measured.rounding
-        says = (
-            f"Pairs are multiplied by different factors, from {sizes.min():.6g} to "
-            f"{sizes.max():.6g}."
-            if by_pair
-            else "The length of a vector changes with its position, as in xPos."
-        )
-        return replace(
-            report,
-            findings=(Finding(name="norm-varies", says=says),),
-            why_no_rope="it does not keep the length of vectors, nor multiply it by one factor",
-        )
-    return _explain_rotation(report, measured)
+    if one_gain:
+        return _explain_rotation(report, spectrum, drivers, n_axes)
+    says = "The length of a vector changes with its position, as in xPos."
+    if float(np.ptp(sizes, axis=0).max()) <= 16 * rounding:
+        between = f"from {sizes.min():.6g} to {sizes.max():.6g}"
+        says = f"Pairs are multiplied by different factors, {between}."
+    return replace(
+        report,
+        findings=(Finding(name="norm-varies", says=says),),
+        why_no_rope="it does not keep the length of vectors, nor multiply it by one factor",
+    )
 
 
-def _explain_rotation(report: Identification, measured: Measurement) -> Identification:
-    direction, f, findings = _direction(measured.spectrum)
-    offset, shifts = _offset(measured.spectrum)
+def _explain_rotation(
+    report: Identification, spectrum: Spectrum, drivers: Drivers, n_axes: int
+) -> Identification:
+    direction, f, findings = _direction(spectrum)
+    offset, shifts = _offset(spectrum)
     findings = [*shifts, *findings]
-    slices = _possible_slices(report, direction, measured)
+    slices = _possible_slices(report, direction, drivers, n_axes)
     why = None
     if report.pairing is None:
         why = "its pairs are neither halves nor interleaved; their coordinates are in pairs"
-    elif any(len(axes) > 1 for axes in measured.drivers):
+    elif any(len(axes) > 1 for axes in drivers):
         why = "a pair turns with more than one axis"
     elif any(finding.name == "constant-phase" for finding in findings):
         why = "it turns by a constant angle at position 0, which no shift of positions explains"
@@ -128,15 +126,15 @@ def _explain_rotation(report: Identification, measured: Measurement) -> Identifi
     report = replace(report, direction=direction, position_offset=offset, findings=tuple(findings))
     if why is not None:
         return replace(report, why_no_rope=why)
-    uncertainty = measured.spectrum.uncertainty
-    dtype, nearest = _dtype_of_frequencies(f, uncertainty) or (None, f)
-    fit = _best_fit(slices, f, uncertainty, may_be_float64=dtype is None)
+    uncertainty = spectrum.uncertainty
+    grid = _dtype_of_frequencies(f, uncertainty)
+    fit = _best_fit(slices, f, uncertainty, may_be_float64=grid is None)
     if fit is not None:
-        return _with_explanation(report, fit, dtype, nearest)
-    if dtype is not None:
-        findings.append(_dtype_finding(dtype, nearest))
-    more = np.zeros(slices[0]["rotary_dim"] // 2 - len(f))
-    rope = Rope(**slices[0], explicit_inv_freq=(*nearest.tolist(), *more.tolist()))
+        return _with_explanation(report, fit, f, uncertainty, grid)
+    if grid is not None:
+        findings.append(_dtype_finding(*grid))
+        f = grid[1]
+    rope = Rope(**slices[0], explicit_inv_freq=tuple(_pad(f, slices[0]).tolist()))
     return replace(report, rope=rope, findings=tuple(findings))
 
 
@@ -161,7 +159,7 @@ def _direction(spectrum: Spectrum) -> tuple[Literal[1, -1], Floats, list[Finding
             says="It turns clockwise: y0 = x0 cos + x1 sin. Scores against keys turned the usual "
             "way are wrong.",
         ))  # fmt: skip
-    return direction, np.where(f < 0, f + _TURN, f), findings
+    return direction, np.where(f < 0, f + 2 * np.pi, f), findings
 
 
 def _offset(spectrum: Spectrum) -> tuple[float, list[Finding]]:
@@ -189,7 +187,7 @@ def _offset(spectrum: Spectrum) -> tuple[float, list[Finding]]:
 
 
 def _possible_slices(
-    report: Identification, direction: int, measured: Measurement
+    report: Identification, direction: int, drivers: Drivers, n_axes: int
 ) -> list[dict[str, Any]]:
     """Fields of a Rope, but for its frequencies, with every layout of axes that fits.
 
@@ -212,16 +210,16 @@ def _possible_slices(
     )
     found: list[dict[str, Any]] = []
     for width in dict.fromkeys([report.rotary_dim, whole if unseen else report.rotary_dim]):
-        if not found or measured.n_axes == 1:
-            more = ((),) * (width // 2 - len(measured.drivers))
+        if not found or n_axes == 1:
+            more = ((),) * (width // 2 - len(drivers))
             found += [
                 fields | {"rotary_dim": width, "axes": axes}
-                for axes in _layouts((*measured.drivers, *more), measured.n_axes)
+                for axes in _layouts((*drivers, *more), n_axes)
             ]
     return found
 
 
-def _layouts(drivers: Sequence[tuple[int, ...]], n_axes: int) -> list[Axes]:
+def _layouts(drivers: Drivers, n_axes: int) -> list[Axes]:
     """The layouts in which every pair that turns follows the axis it was seen to follow."""
     counts = [sum(axes == (axis,) for axes in drivers) for axis in range(n_axes)]
     found: list[Axes] = []
@@ -251,91 +249,95 @@ def _shares(count: int, n_axes: int) -> list[tuple[int, ...]]:
 # Which base and law.
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Fit:
-    """What explains the frequencies of one slice in one layout of axes.
-
-    Attributes:
-        fields: Fields of the `Rope`, but for base and scaling.
-        explanations: The likeliest first.
-        inv_freq: The frequencies, pairs that were not seen to turn included.
-        uncertainty: How far off each may be.
-    """
-
-    fields: dict[str, Any]
-    explanations: list[Explanation]
-    inv_freq: Floats
-    uncertainty: Floats
-
-
 def _best_fit(
     slices: list[dict[str, Any]], f: Floats, uncertainty: Floats, *, may_be_float64: bool
-) -> _Fit | None:
-    """The explanation of frequencies ``f`` with the fewest digits, if there is any.
+) -> Fit | None:
+    """The slice, and the explanations of frequencies ``f`` in it, with the fewest digits.
 
     An explanation is as exact as the measurement. Only frequencies that may be float32 numbers may
     be off by what float32 loses, and where they certainly are, fewer digits are likelier.
     """
 
-    def best(slack: float) -> list[_Fit]:
-        fits = [_fit(fields, f, uncertainty, slack) for fields in slices]
-        fits = [fit for fit in fits if fit.explanations]
-        return sorted(fits, key=lambda fit: fit.explanations[0].digits)[:1]
+    def best(slack: float) -> Fit | None:
+        fits = ((fields, _explanations(fields, f, uncertainty, slack)) for fields in slices)
+        return min((fit for fit in fits if fit[1]), key=_digits, default=None)
 
     exact = best(_EXACT)
     near, _ = _nearest(f, "float32")
     if (exact and may_be_float64) or np.any(np.abs(near - f) > uncertainty):
-        return exact[0] if exact else None
-    loose = next((fits for slack in _FLOAT32 if (fits := best(slack))), [])
-    fits = exact + loose
-    return min(fits, key=lambda fit: fit.explanations[0].digits, default=None)
+        return exact
+    loose = next(filter(None, map(best, _FLOAT32)), None)
+    return min((fit for fit in (exact, loose) if fit), key=_digits, default=None)
 
 
-def _fit(fields: dict[str, Any], f: Floats, uncertainty: Floats, slack: float) -> _Fit:
-    pairs = fields["rotary_dim"] // 2
-    more = (0, pairs - len(f))
-    f, uncertainty = np.pad(f, more), np.pad(uncertainty, more)
-    # the widest spectrum is looked at alone, and checked with the others
-    spectra = fields["axes"].spectra(pairs)
+def _digits(fit: Fit) -> int:
+    return fit[1][0].digits
+
+
+def _pad(values: Floats, fields: dict[str, Any]) -> Floats:
+    """Values of the pairs seen, and 0 for the others that the slice has."""
+    return np.pad(values, (0, fields["rotary_dim"] // 2 - len(values)))
+
+
+def _explanations(
+    fields: dict[str, Any], f: Floats, uncertainty: Floats, slack: float
+) -> list[Explanation]:
+    """What explains the frequencies in one slice with one layout of axes, the likeliest first."""
+    f, uncertainty = _pad(f, fields), _pad(uncertainty, fields)
+    room = uncertainty + slack * f
+    # the widest spectrum is explained alone, and all are checked
+    spectra = fields["axes"].spectra(len(f))
     widest = int(np.argmax(spectra))
     part = slice(sum(spectra[:widest]), sum(spectra[: widest + 1]))
-    room = uncertainty + slack * f
 
     def check(base: float, law: Law | None) -> bool:
         rope = Rope(**fields, base=base, scaling=law)
         # logarithms were rounded on the way to the base
         return bool(np.all(np.abs(rope.inv_freq - f) <= room + _EXACT * f))
 
-    found = explanations(f[part], room[part], head_dim=fields["head_dim"], check=check)
-    return _Fit(fields=fields, explanations=found, inv_freq=f, uncertainty=uncertainty)
+    return explanations(f[part], room[part], head_dim=fields["head_dim"], check=check)
 
 
 def _with_explanation(
-    report: Identification, fit: _Fit, dtype: str | None, nearest: Floats
+    report: Identification,
+    fit: Fit,
+    f: Floats,
+    uncertainty: Floats,
+    grid: tuple[str, Floats] | None,
 ) -> Identification:
-    """The report with the base and law that explain the frequencies."""
-    best, findings = fit.explanations[0], report.findings
+    """The report with the base and law that explain the frequencies ``f``.
+
+    Args:
+        report: Without them.
+        fit: The slice, and what explains the frequencies there.
+        f: The frequencies of the pairs seen.
+        uncertainty: How far off each may be.
+        grid: The dtype that they certainly are numbers of, and the numbers.
+    """
+    fields, (best, *others) = fit
+    f, uncertainty = _pad(f, fields), _pad(uncertainty, fields)
+    findings = report.findings
     if best.mistake is not None:
         findings = (*findings, best.mistake)
     if not best.gives_frequencies:
-        rope = Rope(**fit.fields, explicit_inv_freq=tuple(fit.inv_freq.tolist()))
+        rope = Rope(**fields, explicit_inv_freq=tuple(f.tolist()))
         return replace(report, base=best.base, rope=rope, findings=findings)
     law = _with_attention_factor(best.law, report.attention_factor or 1.0)
-    rope = Rope(**fit.fields, base=best.base, scaling=law)
-    room = fit.uncertainty + _EXACT * fit.inv_freq
-    if dtype is not None and np.any(np.abs(rope.inv_freq - fit.inv_freq) > room):
+    rope = Rope(**fields, base=best.base, scaling=law)
+    room = uncertainty + _EXACT * f
+    if grid is not None and np.any(np.abs(rope.inv_freq - f) > room):
         rounded = replace(rope, inv_freq_dtype="float32")
-        if np.all(np.abs(rounded.inv_freq - fit.inv_freq) <= room):
+        if np.all(np.abs(rounded.inv_freq - f) <= room):
             rope = rounded
-        findings = (*findings, _dtype_finding(dtype, nearest))
-    others = [
+        findings = (*findings, _dtype_finding(*grid))
+    alternatives = [
         f"base {one.base:.15g}" + ("" if one.law is None else f" with {law_text(one.law)}")
-        for one in fit.explanations[1:]
+        for one in others
         if (one.base, one.law) != (best.base, best.law)
     ]
     return replace(
         report, base=best.base, rope=rope, law=law, known_law=True,
-        alternatives=tuple(others[:4]), findings=findings,
+        alternatives=tuple(alternatives[:4]), findings=findings,
     )  # fmt: skip
 
 

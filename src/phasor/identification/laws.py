@@ -59,8 +59,8 @@ class Explanation:
     gives_frequencies: bool = True
 
 
-class Measured:
-    """The frequencies of one whole spectrum.
+class Frequencies:
+    """The frequencies of one whole spectrum as they were measured.
 
     Attributes:
         inv_freq: The frequencies, none negative and the first not 0, ``[num_pairs]``.
@@ -97,7 +97,7 @@ class Measured:
 
 Form = Literal["powers", "stopped", "scaled"]
 Proposals = Iterator[tuple[float, Law | None]]
-Scan = Callable[[Measured], Proposals]
+Scan = Callable[[Frequencies], Proposals]
 
 
 def explanations(
@@ -131,7 +131,7 @@ def _proposals(f: Floats, room: Floats, head_dim: int) -> Iterator[Explanation]:
     # one frequency is a power of any base, and no law has gaps between pairs that turn
     if turning == 0 or len(f) == 1 or relative[0] >= 0.5 or not f[:turning].all():
         return
-    measured = Measured(f, relative, head_dim)
+    measured = Frequencies(f, relative, head_dim)
     base = measured.base_of(slice(None)).simplest() if abs(f[0] - 1) <= relative[0] else None
     form: Form = "scaled" if base is None else "powers"
     if np.any((f == 0) & (room > _UNSEEN)):  # too slow to be told from still: no evidence
@@ -171,7 +171,7 @@ def law_text(law: Law) -> str:
 # Laws that stretch the base: the frequencies are powers of one base, and the first is 1.
 
 
-def _scan_stretched_base(measured: Measured) -> Proposals:
+def _scan_stretched_base(measured: Frequencies) -> Proposals:
     bases = measured.base_of(slice(None))
     short, last = bases.simplest(), measured.num_pairs / (measured.num_pairs - 1)
     if short is None or count_digits(short) <= 2:
@@ -189,7 +189,7 @@ def _scan_stretched_base(measured: Measured) -> Proposals:
                 yield usual, law(factor=stretch)
 
 
-def _find_exponent_width(measured: Measured) -> Iterator[Explanation]:
+def _find_exponent_width(measured: Frequencies) -> Iterator[Explanation]:
     bases, pairs = measured.base_of(slice(None)), measured.num_pairs
     short = bases.simplest()
     for width in {measured.head_dim, pairs, 4 * pairs} - {2 * pairs}:
@@ -211,7 +211,7 @@ def _of_mistake(name: str, says: str, base: float, law: Law | None, *numbers: fl
 # Laws that change every pair: the first frequency is not 1.
 
 
-def _divided(measured: Measured) -> tuple[float, float] | None:
+def _divided(measured: Frequencies) -> tuple[float, float] | None:
     """The base and the factor of powers that are all divided by one factor."""
     for factor in measured.factor.decimals():
         base = measured.base_of(slice(measured.num_turning), factor).simplest()
@@ -220,13 +220,13 @@ def _divided(measured: Measured) -> tuple[float, float] | None:
     return None
 
 
-def _scan_divided(measured: Measured) -> Proposals:
+def _scan_divided(measured: Frequencies) -> Proposals:
     divided = _divided(measured)
     if divided is not None:
         yield divided[0], scaling.Linear(factor=divided[1])
 
 
-def _find_stretched_frequencies(measured: Measured) -> Iterator[Explanation]:
+def _find_stretched_frequencies(measured: Frequencies) -> Iterator[Explanation]:
     divided, pairs = _divided(measured), measured.num_pairs
     meant = measured.factor.power((pairs - 1) / pairs).simplest()
     if divided is not None and meant is not None:
@@ -240,7 +240,7 @@ def _find_stretched_frequencies(measured: Measured) -> Iterator[Explanation]:
         )
 
 
-def _find_indices_from_one(measured: Measured) -> Iterator[Explanation]:
+def _find_indices_from_one(measured: Frequencies) -> Iterator[Explanation]:
     pairs = measured.num_pairs
     base = measured.base_of(slice(None), shift=1).simplest()
     if base is not None:
@@ -253,7 +253,7 @@ def _find_indices_from_one(measured: Measured) -> Iterator[Explanation]:
         )
 
 
-def _scan_ntk_fixed(measured: Measured) -> Proposals:
+def _scan_ntk_fixed(measured: Frequencies) -> Proposals:
     pairs = measured.num_pairs
     for factor in measured.factor.power(pairs).decimals():
         divisors = factor ** ((measured.indices + 1) / pairs)
@@ -263,7 +263,7 @@ def _scan_ntk_fixed(measured: Measured) -> Proposals:
             return
 
 
-def _scan_ntk_mixed(measured: Measured) -> Proposals:
+def _scan_ntk_mixed(measured: Frequencies) -> Proposals:
     """The logarithm of a frequency is linear in the index and in a power of the index."""
     pairs, indices, weights = measured.num_pairs, measured.indices, 1 / measured.relative
     if pairs < 4:
@@ -280,7 +280,7 @@ def _scan_ntk_mixed(measured: Measured) -> Proposals:
             yield base, scaling.NTKMixed(factor=factor, exponent=exponent)
 
 
-def _scan_whole_wavelengths(measured: Measured) -> Proposals:
+def _scan_whole_wavelengths(measured: Frequencies) -> Proposals:
     lengths = 2 * np.pi / measured.inv_freq
     if np.all(np.abs(lengths - np.rint(lengths)) <= 2 * measured.relative * lengths):
         # rounding a wavelength hides half a position either way
@@ -293,7 +293,7 @@ def _scan_whole_wavelengths(measured: Measured) -> Proposals:
 # Laws that stop the last pairs.
 
 
-def _scan_stopped(measured: Measured) -> Proposals:
+def _scan_stopped(measured: Frequencies) -> Proposals:
     pairs, turning = measured.num_pairs, measured.num_turning
     divided = _divided(measured) if turning > 1 else None
     if divided is None:
@@ -311,7 +311,7 @@ def _scan_stopped(measured: Measured) -> Proposals:
             yield base, scaling.Hope(original_max_positions=length)
 
 
-def _scan_faded(measured: Measured) -> Proposals:
+def _scan_faded(measured: Frequencies) -> Proposals:
     most = measured.base_of_most()
     if measured.num_turning == measured.num_pairs - 1 and most is not None:
         base, kept = most
@@ -322,7 +322,7 @@ def _scan_faded(measured: Measured) -> Proposals:
 # Laws that keep the fast pairs, divide the slow ones, and have a ramp between.
 
 
-def _kept_shares(measured: Measured) -> Iterator[tuple[float, float, Floats]]:
+def _kept_shares(measured: Frequencies) -> Iterator[tuple[float, float, Floats]]:
     """The base, factors, and how much of each pair is kept if that is the factor."""
     f, relative = measured.inv_freq, measured.relative
     most = measured.base_of_most() if abs(f[0] - 1) <= relative[0] else None
@@ -373,7 +373,7 @@ def _ramp_ends(shares: Floats) -> Iterator[tuple[bool, tuple[float, float], tupl
                 yield True, (low or -math.inf, low + 1), (high - 1, high)
 
 
-def _scan_yarn(measured: Measured) -> Proposals:
+def _scan_yarn(measured: Frequencies) -> Proposals:
     """A ramp linear in the index; its ends tell the context divided by turns."""
     for base, factor, shares in _kept_shares(measured):
         for truncate, *bounds in _ramp_ends(shares):
@@ -400,7 +400,7 @@ def _scan_yarn(measured: Measured) -> Proposals:
                     )  # fmt: skip
 
 
-def _scan_ramps_over_frequency(measured: Measured) -> Proposals:
+def _scan_ramps_over_frequency(measured: Frequencies) -> Proposals:
     """A ramp linear in the frequency itself: Llama 3's, and the one that YaRN's paper prints."""
     for base, factor, shares in _kept_shares(measured):
         plain = base ** (-measured.indices / measured.num_pairs)
@@ -411,14 +411,14 @@ def _scan_ramps_over_frequency(measured: Measured) -> Proposals:
             contexts, high_turns = [] if one is None else [one], (1.0, 4.0)
         elif len(inside) == 1:  # one pair tells one number: the usual turns are assumed
             k = inside[0]
-            context, high_turns = 2 * np.pi * (1 + 3 * shares[k]) / plain[k], (4.0,)
-            contexts = _round_contexts(context)
+            contexts = _round_contexts(float(2 * np.pi * (1 + 3 * shares[k]) / plain[k]))
+            high_turns = (4.0,)
         else:
             slope, last = _slope(shares, inside, -plain), inside[-1]
-            slow = plain[last] - shares[last] / slope if slope > 0 else 0.0
+            slow = float(plain[last] - shares[last] / slope) if slope > 0 else 0.0
             if slow <= 0:
                 continue
-            ratio = around(float((slow + 1 / slope) / slow), 1e-3).simplest() or 1.0
+            ratio = around(1 + 1 / slope / slow, 1e-3).simplest() or 1.0
             contexts, high_turns = _round_contexts(2 * np.pi / slow), (ratio,)
             paper = around(2 * np.pi / slow, 1e-3).power_of_two()
             if paper is not None:
@@ -435,12 +435,12 @@ def _scan_ramps_over_frequency(measured: Measured) -> Proposals:
 
 def _round_contexts(length: float) -> list[int]:
     """Round lengths near one that was measured."""
-    near = around(float(length), 1e-3)
+    near = around(length, 1e-3)
     found = dict.fromkeys([near.power_of_two(), round(near.simplest() or 0), round(length)])
     return [one for one in found if one is not None and one >= 1]
 
 
-def _scan_part_ntk(measured: Measured) -> Proposals:
+def _scan_part_ntk(measured: Frequencies) -> Proposals:
     for base, factor, shares in _kept_shares(measured):
         changed = np.flatnonzero(shares < 1 - _SHARE_ROUNDING)
         for length in (1 << power for power in range(9, 18)):
@@ -450,7 +450,7 @@ def _scan_part_ntk(measured: Measured) -> Proposals:
                 yield base, scaling.PartNTK(factor=factor, original_max_positions=length)
 
 
-def _find_inverted_ramp(measured: Measured) -> Iterator[Explanation]:
+def _find_inverted_ramp(measured: Frequencies) -> Iterator[Explanation]:
     """A YaRN ramp that divides the fast pairs and keeps the slow ones."""
     f, pairs, indices = measured.inv_freq, measured.num_pairs, measured.indices
     factor = around(1 / f[0], 2 * measured.relative[0] + 1e-12).simplest()
@@ -497,7 +497,7 @@ SCANS: dict[str, tuple[Form, Scan] | str] = {
     "longrope": "a rule: limits.find_rule finds it from calls of several lengths",
     "stepped_ntk": "a rule that is not looked for: its length is reported, and the law below it",
 }
-_MISTAKES: tuple[tuple[Form, Callable[[Measured], Iterator[Explanation]]], ...] = (
+_MISTAKES: tuple[tuple[Form, Callable[[Frequencies], Iterator[Explanation]]], ...] = (
     ("powers", _find_exponent_width),
     ("scaled", _find_indices_from_one),
     ("scaled", _find_stretched_frequencies),

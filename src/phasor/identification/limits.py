@@ -123,7 +123,10 @@ class _Prediction:
         return bool(np.all(np.abs(z - s.at(np.array([float(position)]))[0]) <= room))
 
     def are_turns_of(
-        self, values: list[Complex | None], positions: Sequence[int], source: Callable[[int], int]
+        self,
+        values: Sequence[Complex | None],
+        positions: Sequence[int],
+        source: Callable[[int], int],
     ) -> bool:
         """Whether each position was turned as ``source`` of it is."""
         both = zip(values, positions, strict=True)

@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from phasor._checks import choice, whole
-from phasor.angles import cos_sin
 from phasor.errors import PositionError, TensorError
 from phasor.identification.blocks import (
     Arrangement,
@@ -24,13 +23,14 @@ from phasor.identification.blocks import (
     read_turns,
 )
 from phasor.identification.calling import ROUNDING, Caller, RefusedError, find_caller
-from phasor.identification.explaining import Measurement, explain
+from phasor.identification.explaining import explain
 from phasor.identification.limits import call_with_growing_lengths, with_limits, with_rule
 from phasor.identification.mistakes import (
     PRECISION_POSITIONS,
     coarse_table,
     compare_members,
     compare_queries_and_keys,
+    exact_turns,
     with_precision,
 )
 from phasor.identification.report import Finding, Identification
@@ -213,15 +213,10 @@ def _measure_pairs(
             f"{lengths.remembers} are turned otherwise when they are asked for again."
         )
         findings.append(Finding(name="remembers", says=says))
-    measured = Measurement(
-        n_axes=caller.n_axes,
-        arrangement=arrangement,
-        spectrum=spectrum,
-        drivers=_drivers_by_axis(probe, caller.n_axes, spectrum, rounding),
-        sizes=np.abs(turns.z),
-        rounding=rounding,
-    )
-    report = explain(measured, is_rotation=not members)
+    report = explain(
+        arrangement, spectrum, _drivers_by_axis(probe, caller.n_axes, spectrum, rounding),
+        np.abs(turns.z), n_axes=caller.n_axes, rounding=rounding, is_rotation=not members,
+    )  # fmt: skip
     report = replace(report, findings=(*findings, *report.findings), key_factor=key_factor)
     if lengths.changes_at is not None:
         report = with_rule(report, lengths, rounding)
@@ -281,15 +276,9 @@ def identify_rows(z: Complex, dtype: str, layout: Rope) -> Identification:
     rounding, findings = coarse_table(np.stack((z.real, z.imag)), ROUNDING[dtype], dtype)
     places = powers_of_two(len(z) - 1)
     spectrum = find_spectrum(places, z[places], rounded_angles(z[places], rounding))
+    drivers = ((0,),) * z.shape[1]
     report = explain(
-        Measurement(
-            n_axes=1,
-            arrangement=arrangement_of(layout),
-            spectrum=spectrum,
-            drivers=((0,),) * z.shape[1],
-            sizes=np.abs(z),
-            rounding=rounding,
-        )
+        arrangement_of(layout), spectrum, drivers, np.abs(z), n_axes=1, rounding=rounding
     )
     report = replace(report, findings=(*findings, *report.findings), table_end=len(z))
     beyond = next((p for p in places if p > spectrum.reach), None)
@@ -306,9 +295,7 @@ def _compare_rows(
     """The report with the error of every row, or why the Rope does not have one of them."""
     gain, offset = report.attention_factor or 1.0, report.position_offset
     rows = np.arange(len(z))
-    cos, sin = cos_sin(rope, rows + int(offset) if offset.is_integer() else rows + offset)
-    # a Rope wider than what was seen adds pairs that do not turn
-    error = np.abs(z - gain * (cos + 1j * sin)[:, : z.shape[1]]).max(axis=1)
+    error = np.abs(z - gain * exact_turns(rope, rows, offset)[:, : z.shape[1]]).max(axis=1)
     # angles may be float32 products of float32 frequencies, each a few roundings off
     fastest = max(abs(pair.inv_freq) for pair in report.pairs)
     room = gain * (16 * rounding + (rows + abs(offset)) * fastest * 2.0**-20)
@@ -370,16 +357,8 @@ def identify_samples(
     # few programs make angles of more digits than float32's, and at these positions that shows
     angle_rounding = 2.0**-52 if dtype == "float64" else _FLOAT32_ANGLES
     spectrum = find_spectrum(places, z, np.full(z.shape, rounding), angle_rounding)
-    report = explain(
-        Measurement(
-            n_axes=n_axes,
-            arrangement=arrangement,
-            spectrum=spectrum,
-            drivers=_drivers_of_samples(unequal, n_axes, arrangement, spectrum, rounding),
-            sizes=np.abs(z),
-            rounding=rounding,
-        )
-    )
+    drivers = _drivers_of_samples(unequal, n_axes, arrangement, spectrum, rounding)
+    report = explain(arrangement, spectrum, drivers, np.abs(z), n_axes=n_axes, rounding=rounding)
     beyond = next((p for p in places if p > spectrum.reach), None)
     if beyond is None:
         return report

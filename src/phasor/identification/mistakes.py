@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from phasor.angles import cos_sin
 from phasor.identification.blocks import Arrangement, Turns, read_turns
@@ -13,6 +14,7 @@ from phasor.identification.calling import ROUNDING
 from phasor.identification.report import Finding, Identification
 from phasor.identification.spectrum import Complex, Floats, Spectrum, rounded_angles
 from phasor.pairings import by_pairing
+from phasor.rope import Rope
 
 #: Positions near which errors are measured.
 PRECISION_POSITIONS = (1 << 10, 1 << 12, 1 << 15, 1 << 17, 1 << 20)
@@ -135,6 +137,17 @@ def compare_queries_and_keys(
     return None, [Finding(name="queries-and-keys-differ", says=says)]
 
 
+def exact_turns(rope: Rope, positions: NDArray[np.int64], offset: float) -> Complex:
+    """``exp(i angle)`` at positions plus an offset, on every axis: ``[P, pairs]``.
+
+    A Rope that is wider than what was measured has more pairs there, which do not turn.
+    """
+    at = positions + int(offset) if offset.is_integer() else positions + offset
+    n = rope.axes.n_axes
+    cos, sin = cos_sin(rope, at if n == 1 else np.stack([at] * n, axis=-1))
+    return cos + 1j * sin
+
+
 def with_precision(
     report: Identification,
     spectrum: Spectrum,
@@ -155,18 +168,14 @@ def with_precision(
         # at powers of two, where frequencies are read, the rounding of an angle is not seen
         at = near - np.array([1, 2, 5, 9, 11])
         z = probe(at.tolist()) / report.attention_factor
-        shifted = at + report.position_offset
-        places = shifted if rope.axes.n_axes == 1 else np.stack([shifted] * rope.axes.n_axes, -1)
-        whole = places.astype(np.int64)
-        cos, sin = cos_sin(rope, whole if np.array_equal(whole, places) else places)
-        # a Rope wider than what was seen adds pairs that do not turn
-        found.append((near, float(np.abs(z - (cos + 1j * sin)[:, : z.shape[1]]).max())))
+        exact = exact_turns(rope, at, report.position_offset)[:, : z.shape[1]]
+        found.append((near, float(np.abs(z - exact).max())))
         drift = np.abs(np.angle(z * np.conj(spectrum.at(at.astype(np.float64)))))
         angles = at[:, None] * np.abs(spectrum.inv_freq)
         known = at[:, None] * spectrum.uncertainty + spectrum.phase_uncertainty
-        exact = 2 * (known + rounded_angles(z, rounding) + 2.0**-51 * angles)
-        drifts |= bool(np.any(drift > exact))
-        like_float32 &= bool(np.all(drift <= exact + 2.0**-20 * angles))
+        room = 2 * (known + rounded_angles(z, rounding) + 2.0**-51 * angles)
+        drifts |= bool(np.any(drift > room))
+        like_float32 &= bool(np.all(drift <= room + 2.0**-20 * angles))
     report = replace(report, precision=tuple(found))
     rounded = any(name.startswith("positions-in") for name in report.names())
     if not (drifts and like_float32) or rounded:
