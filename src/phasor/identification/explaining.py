@@ -102,7 +102,7 @@ def explain(
         says = f"Pairs are multiplied by different factors, {between}."
     return replace(
         report,
-        findings=(Finding(name="norm-varies", says=says),),
+        findings=(Finding("norm-varies", says),),
         why_no_rope="it does not keep the length of vectors, nor multiply it by one factor",
     )
 
@@ -148,17 +148,17 @@ def _direction(spectrum: Spectrum) -> tuple[Literal[1, -1], Floats, list[Finding
     findings: list[Finding] = []
     if len(against):
         more = f" and {len(against) - 1} more turn" if len(against) > 1 else " turns"
-        findings.append(Finding(
-            name="beyond-half-a-turn",
-            says=f"Pair {against[0]}{more} by more than half a turn per position, or against the "
-            "others: whole positions cannot tell which.",
-        ))  # fmt: skip
+        says = (
+            f"Pair {against[0]}{more} by more than half a turn per position, or against the "
+            "others: whole positions cannot tell which."
+        )
+        findings.append(Finding("beyond-half-a-turn", says))
     if direction < 0:
-        findings.append(Finding(
-            name="sign-reversed",
-            says="It turns clockwise: y0 = x0 cos + x1 sin. Scores against keys turned the usual "
-            "way are wrong.",
-        ))  # fmt: skip
+        says = (
+            "It turns clockwise: y0 = x0 cos + x1 sin. Scores against keys turned the usual way "
+            "are wrong."
+        )
+        findings.append(Finding("sign-reversed", says))
     return direction, np.where(f < 0, f + 2 * np.pi, f), findings
 
 
@@ -179,8 +179,8 @@ def _offset(spectrum: Spectrum) -> tuple[float, list[Finding]]:
                 f"Positions are off by {offset:+g}: position 0 is turned as {offset:g}. "
                 "Scores of distances are right, keys turned elsewhere are not."
             )
-            return offset, [Finding(name="position-offset", says=says)]
-    return 0.0, [Finding(name="constant-phase", says="Position 0 is turned by a constant angle.")]
+            return offset, [Finding("position-offset", says)]
+    return 0.0, [Finding("constant-phase", "Position 0 is turned by a constant angle.")]
 
 
 # Which slice and which layout of axes.
@@ -305,15 +305,7 @@ def _with_explanation(
     uncertainty: Floats,
     grid: tuple[str, Floats] | None,
 ) -> Identification:
-    """The report with the base and law that explain the frequencies ``f``.
-
-    Args:
-        report: Without them.
-        fit: The slice, and what explains the frequencies there.
-        f: The frequencies of the pairs seen.
-        uncertainty: How far off each may be.
-        grid: The dtype that they certainly are numbers of, and the numbers.
-    """
+    """The report with the base and law that explain the frequencies ``f`` of the pairs seen."""
     fields, (best, *others) = fit
     f, uncertainty = _pad(f, fields), _pad(uncertainty, fields)
     findings = report.findings
@@ -381,4 +373,4 @@ def _dtype_finding(dtype: str, f: Floats) -> Finding:
         base = log_base(f, np.full(len(f), loose), len(f), indices).exp().simplest()
         says += f", near the powers of base {base:.15g}" if base else ""
         says += ". A buffer of frequencies followed the model's cast, most likely"
-    return Finding(name=f"frequencies-in-{dtype}", says=f"{says}.")
+    return Finding(f"frequencies-in-{dtype}", f"{says}.")

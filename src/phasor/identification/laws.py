@@ -96,7 +96,8 @@ class Frequencies:
 
 
 Form = Literal["powers", "stopped", "scaled"]
-Proposals = Iterator[tuple[float, Law | None]]
+# a scan may find that there is no base, and then its law is no proposal
+Proposals = Iterator[tuple[float | None, Law | None]]
 Scan = Callable[[Frequencies], Proposals]
 
 
@@ -134,16 +135,20 @@ def _proposals(f: Floats, room: Floats, head_dim: int) -> Iterator[Explanation]:
     measured = Frequencies(f, relative, head_dim)
     base = measured.base_of(slice(None)).simplest() if abs(f[0] - 1) <= relative[0] else None
     form: Form = "scaled" if base is None else "powers"
-    if np.any((f == 0) & (room > _UNSEEN)):  # too slow to be told from still: no evidence
+    if np.any((f == 0) & (room > _UNSEEN)):  # too slow to be told from 0: no evidence of a law
         if base is None:
             return
     elif turning < len(f):
         form = "stopped"
-    if base is not None and form == "powers":
-        yield _of_law(base, None)
+    proposals: list[tuple[float | None, Law | None]] = []
+    if form == "powers":
+        proposals.append((base, None))
     for needs, scan in dict.fromkeys(one for one in SCANS.values() if not isinstance(one, str)):
         if needs == form:
-            yield from (_of_law(base, law) for base, law in scan(measured))
+            proposals += scan(measured)
+    for base, law in proposals:
+        if base is not None:
+            yield _of_law(base, law)
     for needs, find_mistake in _MISTAKES:
         if needs == form:
             yield from find_mistake(measured)
@@ -205,39 +210,34 @@ def _find_exponent_width(measured: Frequencies) -> Iterator[Explanation]:
 
 def _of_mistake(name: str, says: str, base: float, law: Law | None, *numbers: float) -> Explanation:
     digits = sum(map(count_digits, numbers)) + 1
-    return Explanation(base=base, law=law, mistake=Finding(name=name, says=says), digits=digits)
+    return Explanation(base=base, law=law, mistake=Finding(name, says), digits=digits)
 
 
 # Laws that change every pair: the first frequency is not 1.
 
 
-def _divided(measured: Frequencies) -> tuple[float, float] | None:
+def _divided(measured: Frequencies) -> tuple[float | None, float]:
     """The base and the factor of powers that are all divided by one factor."""
-    for factor in measured.factor.decimals():
-        base = measured.base_of(slice(measured.num_turning), factor).simplest()
-        if base is not None:
-            return base, factor
-    return None
+    turning = slice(measured.num_turning)
+    found = ((measured.base_of(turning, n).simplest(), n) for n in measured.factor.decimals())
+    return next((one for one in found if one[0] is not None), (None, 1.0))
 
 
 def _scan_divided(measured: Frequencies) -> Proposals:
-    divided = _divided(measured)
-    if divided is not None:
-        yield divided[0], scaling.Linear(factor=divided[1])
+    base, factor = _divided(measured)
+    yield base, scaling.Linear(factor=factor)
 
 
 def _find_stretched_frequencies(measured: Frequencies) -> Iterator[Explanation]:
-    divided, pairs = _divided(measured), measured.num_pairs
+    (base, factor), pairs = _divided(measured), measured.num_pairs
     meant = measured.factor.power((pairs - 1) / pairs).simplest()
-    if divided is not None and meant is not None:
-        base, factor = divided
+    if base is not None and meant is not None:
         says = (
             f"Every frequency is divided by {meant:.15g}^(d/(d-2)), the number by which "
             "NTK-aware scaling multiplies the base."
         )
-        yield _of_mistake(
-            "stretch-on-frequencies", says, base, scaling.Linear(factor=factor), base, meant
-        )
+        law = scaling.Linear(factor=factor)
+        yield _of_mistake("stretch-on-frequencies", says, base, law, base, meant)
 
 
 def _find_indices_from_one(measured: Frequencies) -> Iterator[Explanation]:
@@ -248,9 +248,8 @@ def _find_indices_from_one(measured: Frequencies) -> Iterator[Explanation]:
             f"Pairs are counted from 1: frequencies are {base:.15g}^(-2(k+1)/{2 * pairs}), "
             "so that every one is one step too slow."
         )
-        yield _of_mistake(
-            "index-from-one", says, base, scaling.Linear(factor=base ** (1 / pairs)), base
-        )
+        law = scaling.Linear(factor=base ** (1 / pairs))
+        yield _of_mistake("index-from-one", says, base, law, base)
 
 
 def _scan_ntk_fixed(measured: Frequencies) -> Proposals:
@@ -272,12 +271,11 @@ def _scan_ntk_mixed(measured: Frequencies) -> Proposals:
         columns = np.stack((-indices / pairs, -((indices + 1) ** exponent)), axis=1)
         logs = np.log(measured.inv_freq) * weights
         (log_b, a), *_ = np.linalg.lstsq(columns * weights[:, None], logs)
-        if not (0 < log_b < 60 and abs(a) * pairs**exponent < 60):
-            continue
-        base = around(math.exp(log_b), 1e-4).simplest()
-        factor = around(math.exp(a * pairs**exponent), 1e-4).simplest()
-        if base is not None and factor is not None and factor != 1:
-            yield base, scaling.NTKMixed(factor=factor, exponent=exponent)
+        if 0 < log_b < 60 and abs(a) * pairs**exponent < 60:
+            factor = around(math.exp(a * pairs**exponent), 1e-4).simplest()
+            if factor is not None and factor != 1:
+                law = scaling.NTKMixed(factor=factor, exponent=exponent)
+                yield around(math.exp(log_b), 1e-4).simplest(), law
 
 
 def _scan_whole_wavelengths(measured: Frequencies) -> Proposals:
@@ -285,9 +283,7 @@ def _scan_whole_wavelengths(measured: Frequencies) -> Proposals:
     if np.all(np.abs(lengths - np.rint(lengths)) <= 2 * measured.relative * lengths):
         # rounding a wavelength hides half a position either way
         logs = log_base(measured.inv_freq, 0.51 / lengths, measured.num_pairs, measured.indices)
-        base = logs.exp().simplest()
-        if base is not None:
-            yield base, scaling.Resonance()
+        yield logs.exp().simplest(), scaling.Resonance()
 
 
 # Laws that stop the last pairs.
@@ -295,20 +291,18 @@ def _scan_whole_wavelengths(measured: Frequencies) -> Proposals:
 
 def _scan_stopped(measured: Frequencies) -> Proposals:
     pairs, turning = measured.num_pairs, measured.num_turning
-    divided = _divided(measured) if turning > 1 else None
-    if divided is None:
+    base, factor = _divided(measured)
+    if turning < 2 or base is None:  # one frequency is a power of any base
         return
-    base, factor = divided
     exact = turning / pairs
     within = Interval(exact, (turning + 1) / pairs * (1 - 1e-12))
     fraction = exact if count_digits(exact) <= 4 else within.simplest()
     if fraction is not None:
         yield base, scaling.Proportional(fraction=fraction, factor=factor)
-    if factor == 1:
-        slowest = base ** (-np.array([turning - 1, turning]) / pairs)
-        length = Interval(*(2 * np.pi / slowest)).power_of_two()
-        if length is not None:
-            yield base, scaling.Hope(original_max_positions=length)
+    slowest = base ** (-np.array([turning - 1, turning]) / pairs)
+    length = Interval(*(2 * np.pi / slowest)).power_of_two()
+    if factor == 1 and length is not None:
+        yield base, scaling.Hope(original_max_positions=length)
 
 
 def _scan_faded(measured: Frequencies) -> Proposals:
@@ -493,8 +487,8 @@ SCANS: dict[str, tuple[Form, Scan] | str] = {
     "hope": ("stopped", _scan_stopped),
     "cope": ("stopped", _scan_faded),
     "per_pair": "a divisor for each pair gives any frequencies: they are listed one by one",
-    "dynamic_ntk": "a rule: limits.find_rule finds it from calls of several lengths",
-    "longrope": "a rule: limits.find_rule finds it from calls of several lengths",
+    "dynamic_ntk": "a rule: limits.with_rule finds it from calls of several lengths",
+    "longrope": "a rule: limits.with_rule finds it from calls of several lengths",
     "stepped_ntk": "a rule that is not looked for: its length is reported, and the law below it",
 }
 _MISTAKES: tuple[tuple[Form, Callable[[Frequencies], Iterator[Explanation]]], ...] = (

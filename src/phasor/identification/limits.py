@@ -69,10 +69,9 @@ def call_with_growing_lengths(probe: Probe, longest: int, rounding: float) -> Le
             answers[top] = z = probe(places)
         except RefusedError:
             break
-        known = [i for i, p in enumerate(places) if p in found.same]
-        before = np.array([found.same[places[i]] for i in known])
-        if known and found.changes_at is None and _differ(z[known], before, rounding):
-            found.changes_at = top
+        if found.same and found.changes_at is None:
+            before = np.array([found.same[p] for p in places[:-1]])
+            found.changes_at = top if _differ(z[:-1], before, rounding) else None
         if found.changes_at is None:
             found.same |= dict(zip(places, z, strict=True))
         else:
@@ -122,6 +121,11 @@ class _Prediction:
         room = np.minimum(64 * self._rounding + lost, 0.5)
         return bool(np.all(np.abs(z - s.at(np.array([float(position)]))[0]) <= room))
 
+    def turns(self, position: int) -> bool:
+        """Whether the position is turned as it should be, or as the number it is rounded to."""
+        z = self.value(position)
+        return self.is_turn_of(z, position) or self.position_dtype(z, position) is not None
+
     def are_turns_of(
         self,
         values: Sequence[Complex | None],
@@ -165,7 +169,7 @@ def with_limits(
         if dtype is not None:
             coarse.setdefault(dtype, position)
         elif not predicted.is_turn_of(z, position):
-            end = first_bad(good, position, lambda p: _is_turned(predicted, p))
+            end = first_bad(good, position, predicted.turns)
             break
         good = position
     findings: list[Finding] = []
@@ -173,23 +177,18 @@ def with_limits(
     if end is not None:
         name, beyond = _beyond_the_end(predicted, end)
         says = f"Up to position {end - 1} it turns; from {end} on {beyond}."
-        findings.append(Finding(name=name, says=says))
+        findings.append(Finding(name, says))
     for dtype, position in coarse.items():
         same = _round_position(position, dtype)
         says = f"Positions are held in {dtype}: {position} is turned as if it were {same}."
-        findings.append(Finding(name=f"positions-in-{dtype}", says=says))
+        findings.append(Finding(f"positions-in-{dtype}", says))
     name, negative = _negative_positions(predicted, end)
     if name is not None:
-        findings.append(Finding(name=name, says=f"A negative position {negative}."))
+        findings.append(Finding(name, f"A negative position {negative}."))
     return replace(
         report, table_end=end, beyond=beyond, negative=negative,
         findings=(*report.findings, *findings),
     )  # fmt: skip
-
-
-def _is_turned(predicted: _Prediction, position: int) -> bool:
-    z = predicted.value(position)
-    return predicted.is_turn_of(z, position) or predicted.position_dtype(z, position) is not None
 
 
 def _beyond_the_end(predicted: _Prediction, end: int) -> tuple[str, str]:
@@ -205,9 +204,10 @@ def _beyond_the_end(predicted: _Prediction, end: int) -> tuple[str, str]:
         return "table-end-zeros", "it gives zeros"
     if all(np.abs(z - 1).max() < 1e-3 for z in found):
         return "table-end-identity", "it does not turn at all (identity)"
-    if predicted.are_turns_of(found, places[: len(found)], lambda p: end - 1):
+    seen = places[: len(found)]
+    if predicted.are_turns_of(found, seen, lambda p: end - 1):
         return "positions-clamped", f"every position is turned as {end - 1} (clamped)"
-    if predicted.are_turns_of(found, places[: len(found)], lambda p: p % end):
+    if predicted.are_turns_of(found, seen, lambda p: p % end):
         return "positions-wrapped", f"positions start again at 0 (modulo {end})"
     return "table-end-garbage", "it gives something else (memory that is no table, or other rows)"
 
@@ -234,27 +234,21 @@ def _negative_positions(predicted: _Prediction, end: int | None) -> tuple[str | 
 
 def with_rule(report: Identification, lengths: Lengths, rounding: float) -> Identification:
     """The report of a function whose result depends on the length of the call."""
-    says = (
-        "The result depends on the length of the call: it changes when one reaches "
-        f"{lengths.changes_at}."
-    )
-    rule, sentence = find_rule(report, lengths, rounding) or (None, "")
-    found = Finding(name="depends-on-length", says=f"{says} {sentence}".rstrip())
-    return replace(report, rule=rule, findings=(*report.findings, found))
-
-
-def find_rule(report: Identification, lengths: Lengths, rounding: float) -> tuple[Rule, str] | None:
-    """The rule that all lengths agree with, and a sentence about it."""
-    if report.rope is None or report.rope.num_pairs < 2:
-        return None
     longer: list[tuple[int, Spectrum, float]] = []  # tokens, frequencies, attention factor
     for top, z in lengths.longer.items():
         spectrum = find_spectrum(powers_of_two(top), z, rounded_angles(z, rounding))
         if spectrum.reach == top and np.all(spectrum.inv_freq):
             longer.append((top + 1, spectrum, float(np.median(np.abs(z)))))
-    if len(longer) < 2:
-        return None
-    return _dynamic_ntk(report, longer) or _longrope(report, lengths, longer, rounding)
+    rule, sentence = None, ""
+    if report.rope is not None and report.rope.num_pairs > 1 and len(longer) > 1:
+        found = _dynamic_ntk(report, longer) or _longrope(report, lengths, longer, rounding)
+        rule, sentence = found or (None, "")
+    says = (
+        "The result depends on the length of the call: it changes when one reaches "
+        f"{lengths.changes_at}. {sentence}"
+    )
+    finding = Finding("depends-on-length", says.rstrip())
+    return replace(report, rule=rule, findings=(*report.findings, finding))
 
 
 def _dynamic_ntk(

@@ -125,7 +125,7 @@ def _measure(caller: Caller, longest: int) -> Identification:
     linear = _is_linear(caller, maps[0], rounding)
     if caller.changed_inputs:
         says = "It writes its inputs: keep a copy of what goes in."
-        findings.append(Finding(name="inputs-written", says=says))
+        findings.append(Finding("inputs-written", says))
     nothing = Identification(
         head_dim=caller.head_dim, called=None, linear=linear, findings=tuple(findings)
     )
@@ -212,7 +212,7 @@ def _measure_pairs(
             "The result depends on earlier calls, or on chance: positions up to "
             f"{lengths.remembers} are turned otherwise when they are asked for again."
         )
-        findings.append(Finding(name="remembers", says=says))
+        findings.append(Finding("remembers", says))
     report = explain(
         arrangement, spectrum, _drivers_by_axis(probe, caller.n_axes, spectrum, rounding),
         np.abs(turns.z), n_axes=caller.n_axes, rounding=rounding, is_rotation=not members,
@@ -363,7 +363,7 @@ def identify_samples(
     if beyond is None:
         return report
     says = f"Up to position {spectrum.reach} the samples turn alike; {beyond} does not."
-    return replace(report, findings=(*report.findings, Finding(name="samples-part", says=says)))
+    return replace(report, findings=(*report.findings, Finding("samples-part", says)))
 
 
 def _group_samples(

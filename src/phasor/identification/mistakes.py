@@ -19,13 +19,13 @@ from phasor.rope import Rope
 #: Positions near which errors are measured.
 PRECISION_POSITIONS = (1 << 10, 1 << 12, 1 << 15, 1 << 17, 1 << 20)
 _ON_HALVES = Finding(
-    name="interleaved-rows-on-halves",
-    says="Rows of cos and sin for interleaved pairs (each angle twice in a row) are used "
+    "interleaved-rows-on-halves",
+    "Rows of cos and sin for interleaved pairs (each angle twice in a row) are used "
     "on halves: the two members of a pair turn by different angles.",
 )
 _ON_INTERLEAVED = Finding(
-    name="half-rows-on-interleaved",
-    says="Rows of cos and sin for halves (all angles, then all again) are used on "
+    "half-rows-on-interleaved",
+    "Rows of cos and sin for halves (all angles, then all again) are used on "
     "interleaved pairs: the two members of a pair turn by different angles.",
 )
 
@@ -54,7 +54,7 @@ def coarse_table(values: Floats, rounding: float, dtype: str) -> tuple[float, li
                 f"Cos and sin are held in {name}: every value of the {dtype} result is a {name} "
                 f"number, so they are off by up to {ROUNDING[name] / 2:.1e}."
             )
-            return ROUNDING[name], [Finding(name=f"table-in-{name}", says=says)]
+            return ROUNDING[name], [Finding(f"table-in-{name}", says)]
     return rounding, []
 
 
@@ -88,7 +88,7 @@ def compare_members(
         some = f"{count} of {pairs} pairs, such as coordinates {at},"
         which = some if count > 1 else f"Coordinates {at}"
         says = f"{which} are reflected, not turned: one sign is wrong."
-        return [Finding(name="reflection", says=says)]
+        return [Finding("reflection", says)]
     bad = int((turns.skew > 32 * rounding).sum())
     what = f"The two members of {bad} pairs turn by different angles, such as coordinates {at}"
     if n_axes > 1 and _equal(turns.rows[0, :6], turns.rows[1, :6], rounding):
@@ -96,8 +96,8 @@ def compare_members(
             f"{what}: they follow different axes. Equal coordinates hide it, so text is right and "
             "images are not."
         )
-        return [Finding(name="members-on-different-axes", says=says)]
-    return [Finding(name="members-differ", says=f"{what}.")]
+        return [Finding("members-on-different-axes", says)]
+    return [Finding("members-differ", f"{what}.")]
 
 
 def _equal(a: Complex, b: Complex, rounding: float) -> bool:
@@ -125,16 +125,16 @@ def compare_queries_and_keys(
             f"Queries are multiplied by {sizes[0]:.7g} and keys by {sizes[1]:.7g}: a softmax "
             "factor is folded into one of them."
         )
-        return float(sizes[1]), [Finding(name="factor-on-one-side", says=says)]
+        return float(sizes[1]), [Finding("factor-on-one-side", says)]
     if np.abs(k - np.conj(q)).max() <= room:
         says = "Keys turn against queries: scores depend on the sum of positions."
-        return None, [Finding(name="keys-turn-backwards", says=says)]
+        return None, [Finding("keys-turn-backwards", says)]
     worst = int(np.argmax(np.abs(q - k).max(axis=0)))
     says = (
         f"Queries and keys are turned differently, pair {worst} the most: scores do not depend on "
         "distance alone."
     )
-    return None, [Finding(name="queries-and-keys-differ", says=says)]
+    return None, [Finding("queries-and-keys-differ", says)]
 
 
 def exact_turns(rope: Rope, positions: NDArray[np.int64], offset: float) -> Complex:
@@ -189,5 +189,5 @@ def with_precision(
     )
     # an angle that is a float32 number makes its frequency look like one
     others = [one for one in report.findings if one.name != "frequencies-in-float32"]
-    finding = Finding(name="angles-in-float32", says=says)
+    finding = Finding("angles-in-float32", says)
     return replace(report, findings=(*others, finding))

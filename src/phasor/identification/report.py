@@ -12,7 +12,7 @@ from phasor.rope import Rope
 from phasor.scaling import Law, Rule
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Finding:
     """Something worth knowing.
 

@@ -105,6 +105,7 @@ def from_cache(
         ConfigError: If no Rope gives them, saying why.
         SpecError: If pairing, head_dim or rotary_start do not fit.
 
+    >>> from phasor.angles import cos_sin
     >>> from phasor.scaling import Linear
     >>> rope = Rope(head_dim=64, pairing="half", base=500_000.0, scaling=Linear(factor=4.0))
     >>> cos, sin = (np.float32(table) for table in cos_sin(rope, range(4096)))
