@@ -222,13 +222,13 @@ class Caller:
         return 1 << 62 if self._takes_positions else _LONGEST_WITHOUT_POSITIONS
 
     def turn(
-        self, vectors: NDArray[Any], positions: Sequence[Any] | NDArray[np.integer[Any]]
+        self, vectors: NDArray[Any], positions: Sequence[Any] | NDArray[Any]
     ) -> NDArray[np.float64]:
         """Every vector at every position.
 
         Args:
             vectors: ``[m, head_dim]``.
-            positions: ``P`` whole numbers, or ``P`` tuples of one per axis.
+            positions: Whole numbers ``[P, n_axes]``, or ``[P]``, equal on all axes.
 
         Returns:
             ``[outputs, P, m, head_dim]``.
@@ -237,6 +237,8 @@ class Caller:
             RefusedError: If the function raises or returns something of another shape.
         """
         at: NDArray[Any] = np.asarray(positions)
+        if self.n_axes > 1 and at.ndim == 1:
+            at = np.repeat(at[:, None], self.n_axes, axis=1)  # [P] to [P, n_axes]
         if not self._takes_positions:
             if at.min(initial=0) < 0 or at.max(initial=0) >= self.longest:
                 raise RefusedError("it takes no positions and counts tokens from 0")

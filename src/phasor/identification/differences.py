@@ -180,9 +180,7 @@ class Measured:
 
     def map(self, position: int) -> Floats:
         """The linear map at a position, ``[out, in]``, of queries where it makes both."""
-        n = self.caller.n_axes
-        at: list[Any] = [position if n == 1 else (position,) * n]
-        return self.caller.turn(np.eye(self.caller.head_dim), at)[0, 0].T
+        return self.caller.turn(np.eye(self.caller.head_dim), [position])[0, 0].T
 
 
 def measured(

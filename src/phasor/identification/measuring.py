@@ -147,14 +147,21 @@ def _maps(caller: Caller) -> Floats:
 
     The first are at `_SMALL`, equal on all axes; with several axes, others follow that are not.
     """
-    n = caller.n_axes
-    equal = [p if n == 1 else (p,) * n for p in _SMALL]
-    unequal = [tuple(p if a == axis else 0 for a in range(n)) for axis in range(n)
-               for p in _SMALL[1:]]  # fmt: skip
-    turned = caller.turn(np.eye(caller.head_dim), equal if n == 1 else equal + unequal)
+    positions: list[Any] = list(_SMALL)
+    if caller.n_axes > 1:
+        positions = [(p,) * caller.n_axes for p in _SMALL]
+        positions += [
+            p for axis in range(caller.n_axes) for p in _on_axis(axis, caller, _SMALL[1:])
+        ]
+    turned = caller.turn(np.eye(caller.head_dim), positions)
     if not np.isfinite(turned).all():
         raise RefusedError("it gives numbers that are not finite")
     return np.swapaxes(turned, 2, 3)  # vectors in are columns
+
+
+def _on_axis(axis: int, caller: Caller, coordinates: Sequence[int]) -> list[tuple[int, ...]]:
+    """Positions with a coordinate on one axis and 0 on the others."""
+    return [tuple(p if a == axis else 0 for a in range(caller.n_axes)) for p in coordinates]
 
 
 def _is_linear(caller: Caller, maps: Floats, rounding: float) -> bool:
@@ -162,10 +169,9 @@ def _is_linear(caller: Caller, maps: Floats, rounding: float) -> bool:
     # whole numbers, which every dtype holds exactly
     vectors = rng.integers(-7, 8, (3, caller.head_dim)).astype(np.float64)
     vectors[2] = 0
-    at: list[Any] = [5 if caller.n_axes == 1 else (5,) * caller.n_axes]
     expected = vectors @ maps[_SMALL.index(5)].T
     room = 64 * rounding * np.abs(vectors).max() * max(np.abs(maps).max(), 1)
-    return bool(np.abs(caller.turn(vectors, at)[0, 0] - expected).max() <= room)
+    return bool(np.abs(caller.turn(vectors, [5])[0, 0] - expected).max() <= room)
 
 
 @dataclass(frozen=True)
@@ -175,13 +181,8 @@ class _Probe:
     caller: Caller
     arrangement: Arrangement
 
-    def __call__(self, positions: Sequence[int]) -> Complex:
-        """At positions that are equal on all axes, ``[P, pairs]``."""
-        n = self.caller.n_axes
-        return self.at(list(positions) if n == 1 else [(p,) * n for p in positions])
-
-    def at(self, positions: Sequence[Any]) -> Complex:
-        """At positions with a coordinate for every axis, ``[P, pairs]``."""
+    def __call__(self, positions: Sequence[Any]) -> Complex:
+        """At positions ``[P]``, equal on all axes, or ``[P, n_axes]``: ``[P, pairs]``."""
         vector = np.zeros((1, self.caller.head_dim))
         vector[0, self.arrangement.read[0]] = 1
         turned = self.caller.turn(vector, positions)[0, :, 0]
@@ -233,15 +234,13 @@ def _drivers_by_axis(
     """The axes that turn each pair, tried one axis at a time as far as the spectrum reached."""
     if n_axes == 1:
         return tuple((0,) if f else () for f in spectrum.inv_freq)
-    still = probe.at([(0,) * n_axes])
-    places = powers_of_two(max(spectrum.reach, 1))[1:]
-    turned = [
-        np.abs(probe.at([tuple(p if a == axis else 0 for a in range(n_axes)) for p in places])
-               - still).max(axis=0) > 8 * rounding
-        for axis in range(n_axes)
-    ]  # fmt: skip
+    places = powers_of_two(max(spectrum.reach, 1))
+    moved: list[Floats] = []
+    for axis in range(n_axes):
+        z = probe(_on_axis(axis, probe.caller, places))
+        moved.append(np.abs(z - z[0]).max(axis=0))  # the first is at position 0
     return tuple(
-        tuple(axis for axis in range(n_axes) if turned[axis][pair])
+        tuple(axis for axis in range(n_axes) if moved[axis][pair] > 8 * rounding)
         for pair in range(len(spectrum.inv_freq))
     )
 
