@@ -23,7 +23,7 @@ from phasor.errors import BackendError, SpecError, TensorError
 ROUNDING = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 Layout = Literal["bhsd", "bshd", "bsd", "shd", "hsd", "sd"]
 _LAYOUTS: tuple[Layout, ...] = ("bhsd", "bshd", "shd", "hsd", "bsd", "sd")
-# orders of the dimensions of positions: batch, sequence, n axes
+# orders of the dimensions of positions (b batch, s sequence, n axes), for one axis and for several
 _POSITION_LAYOUTS = {False: ("bs", "s"), True: ("bsn", "nbs", "sn", "ns")}
 _VECTORS = ("x", "q", "k")
 _WORDS = (*_VECTORS, "positions", "offset", "cos", "sin", "rows")
@@ -206,7 +206,7 @@ class Caller:
         self.changed_inputs: set[str] = set()
         self.out_dtype = arrays.dtype
         self._function, self._table, self._position_layout = function, table, position_layout
-        # pairs of a keyword, or nothing, and what is passed there
+        # pairs of a keyword (empty for a positional argument) and the word for what is passed
         self._arguments = [word.rpartition("=")[::2] for word in takes.split()]
         self._words = {word for _, word in self._arguments}
         self._takes_positions = not self._words <= set(_VECTORS)
@@ -282,7 +282,7 @@ class Caller:
                 self.out_dtype = dtypes[0]
             except RefusedError:
                 raise
-            # sys.exit too: what somebody's code does is no end of this program
+            # SystemExit too: a foreign sys.exit must not end this program
             except (Exception, SystemExit) as error:
                 raise RefusedError(f"{type(error).__name__}: {error}") from error
         for name, value in before.items():
@@ -382,7 +382,7 @@ def find_caller(
             except RefusedError as error:
                 raised = error.__cause__ is not None
                 refusals.append((raised, f"{name} {laid} ({guess}): {error}"))
-    # what came back says more than that nothing did
+    # an answer that was refused says more than an exception, and comes first
     lines = [line for _, line in sorted(refusals, key=lambda one: one[0])]
     # a few different refusals, not the same one many times
     different: dict[str, str] = {}

@@ -293,7 +293,7 @@ def _pair_of(rope: Rope, coordinate: int) -> int | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Meeting:
-    """Layers at which the first model has one rope and the second has one.
+    """The layers that are of one kind in the first model and of one kind in the second.
 
     Attributes:
         layers: Their indices, written short.

@@ -32,13 +32,13 @@ LAYOUTS: dict[str, Callable[[tuple[int, ...]], Axes]] = {
 Fit = tuple[dict[str, Any], list[Explanation]]
 #: The axes that turn each pair.
 Drivers = Sequence[tuple[int, ...]]
-# how far float64 arithmetic leaves a program's frequencies from the real ones, relatively
+# how far float64 arithmetic may take a program's frequencies from the exact ones, relatively
 _EXACT = 1e-14
-# and float32's: one rounding, a power with its roundings, and one by way of logarithms
+# the same for float32: one rounding; a power with its roundings; a power by way of logarithms
 _FLOAT32 = (2.0**-24, 2e-7, 1e-6)
 # significant bits, and the exponent of the smallest number
 _DTYPES = {"bfloat16": (8, -133), "float16": (11, -24), "float32": (24, -149)}
-# that real numbers are all as near to a dtype's by chance has a probability of one to 2 to this
+# frequencies are said to be numbers of a dtype if chance makes them so once in 2 to this
 _CERTAIN_BITS = 24
 
 
@@ -231,7 +231,7 @@ def _layouts(drivers: Drivers, n_axes: int) -> list[Axes]:
                 follows = layout.axis_of_pair(len(drivers))
             except SpecError:
                 continue
-            # sections that are dealt out in turn may name other counts than they give
+            # interleaved sections may name other counts than the pairs that they give each axis
             exact = all(follows.count(axis) == n for axis, n in enumerate(sections))
             as_seen = all(a in ((), (b,)) for a, b in zip(drivers, follows, strict=True))
             if layout.n_axes == n_axes and exact and as_seen and layout not in found:
@@ -292,7 +292,7 @@ def _explanations(
 
     def check(base: float, law: Law | None) -> bool:
         rope = Rope(**fields, base=base, scaling=law)
-        # logarithms were rounded on the way to the base
+        # the base was found from rounded logarithms
         return bool(np.all(np.abs(rope.inv_freq - f) <= room + _EXACT * f))
 
     return explanations(f[part], room[part], head_dim=fields["head_dim"], check=check)

@@ -24,13 +24,13 @@ from phasor.scaling import Law
 
 # bases that models are trained with; a stretched base is seen as a stretch of one of these
 _USUAL_BASES = (1e4, 5e5, 1e6, 1e5, 5e6, 1e7, 1.5e5, 1.6e5)
-# a pair whose frequency may be this large may turn without having been seen to
+# a measured frequency of 0 is evidence of a stopped pair only if it is not less certain than this
 _UNSEEN = 1e-9
 # a mistake is likelier than a law that takes this many digits more
 _MISTAKE_DIGITS = 6
 # the exponents of a mixed NTK law that are in use
 _MIXED_EXPONENTS = (0.625, 0.75, 0.5, 1.5, 2.0)
-# turns at which a YaRN ramp begins and ends, in the models there are
+# turns at which the YaRN ramps of published models begin and end
 _BETAS = ((32.0, 1.0), (1.0, 1.0), (64.0, 1.0), (16.0, 1.0), (32.0, 2.0), (128.0, 1.0))
 _RAMP_FACTORS = (2.0, 4.0, 8.0, 16.0, 32.0, 40.0, 64.0, 128.0)
 # in pairs: a ramp's end that is this close to a whole index was rounded to it
@@ -96,7 +96,7 @@ class Frequencies:
 
 
 Form = Literal["powers", "stopped", "scaled"]
-# a scan may find that there is no base, and then its law is no proposal
+# where a scan finds no base, its law is not proposed
 Proposals = Iterator[tuple[float | None, Law | None]]
 Scan = Callable[[Frequencies], Proposals]
 

@@ -28,7 +28,7 @@ from phasor.scaling import DynamicNTK, LongRope, Rule
 #: Turned unit vectors at positions, ``[P, pairs]``.
 Probe = Callable[[Sequence[int]], Complex]
 _SIGNIFICANT_BITS = {"bfloat16": 8, "float16": 11, "float32": 24}
-# LongRoPE's divisors divide the powers of a base, and any base does where none is measured
+# LongRoPE divides the powers of a base; where no base was measured, any has such divisors
 _ANY_BASE = 10_000.0
 # as exact as float32 frequencies are that were computed by way of logarithms
 _FLOAT32 = 1e-6

@@ -343,7 +343,7 @@ def identify_samples(
     >>> identify_samples(x.reshape(-1, 8), y.reshape(-1, 8), at, dtype="float64").rope == rope
     True
     """
-    # two products are added and the whole is solved for: a few roundings
+    # a coordinate is a sum of two products, and the turn is solved for: a few roundings
     rounding = 8 * ROUNDING[choice("dtype", dtype, ROUNDING)]
     equal, unequal, n_axes = _group_samples(before, after, positions)
     head_dim = next(iter(equal.values()))[0].shape[1]

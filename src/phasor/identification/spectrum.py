@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 Complex = NDArray[np.complex128]
-# beyond this the estimate so far did not predict the next angle: the table ended, or digits did
+# an angle this far from its prediction is of no use: the table has ended, or the precision
 _SURPRISE = 0.5
 # float16's smallest number, which is also its step size near 0
 _LEAST = 2.0**-24
