@@ -351,7 +351,8 @@ def _float_inv_freq(rope: Rope) -> NDArray[np.float64]:
 def _plain_constants(plain: Any) -> Any:
     """``plain`` as it is; in torch's compiler, with numbers where it may hold symbols for them."""
     if type(plain) is dict:
-        return {name: _plain_constants(value) for name, value in cast(dict[str, Any], plain).items()}
+        items = cast(dict[str, Any], plain).items()
+        return {name: _plain_constants(value) for name, value in items}
     if type(plain) is list:
         return [_plain_constants(value) for value in cast(list[Any], plain)]
     if type(plain) is float:
