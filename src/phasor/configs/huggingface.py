@@ -1,7 +1,7 @@
 """Hugging Face ``config.json``, of transformers 5 (``rope_parameters``) and 4 (``rope_scaling``).
 
 What the file says is read from it; what only the model class says comes from ``huggingface.toml``;
-what both leave open is asked for; and what no reader asked for is noted or refused by `unread_keys`.
+what both leave open is asked for; and keys that nothing read are left to `unread_keys`.
 """
 
 from __future__ import annotations
