@@ -2,14 +2,13 @@
 
 import os
 import shlex
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 from hypothesis import settings
 from sybil import Example, Sybil
 from sybil.parsers.markdown import CodeBlockParser, PythonCodeBlockParser
+from tests.cli.running import run_phasor
 
 # scripts that need what only `make docs` installs
 collect_ignore_glob = ["docs/*.py"]
@@ -33,13 +32,7 @@ def run_console(example: Example) -> None:
         command, _, expected = session.partition("\n")
         program, *arguments = shlex.split(command)
         assert program == "phasor", f"only phasor commands are run, got {command!r}"
-        done = subprocess.run(
-            [sys.executable, "-m", "phasor", *arguments],
-            capture_output=True,
-            text=True,
-            check=False,
-            env={**os.environ, "COLUMNS": "80"},
-        )
+        done = run_phasor(*arguments)
         printed = [line.rstrip() for line in (done.stdout + done.stderr).strip().splitlines()]
         wanted = [line.rstrip() for line in expected.strip().splitlines()]
         assert printed == wanted, "\n".join(["printed:", *printed])

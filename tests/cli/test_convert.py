@@ -15,19 +15,14 @@ import pytest
 from phasor.cli import run
 
 from ..checkpoint.checkpoints import Tensors, llama, llama_tensors, load, save, save_folder, tensor
+from .running import run_phasor
 
 ORDER = [0, 4, 1, 5, 2, 6, 3, 7]  # interleaved rows from halves, of a head of 8
 
 
 def convert(*arguments: Any) -> subprocess.CompletedProcess[str]:
-    """The command in a process of its own, as a user runs it."""
-    return subprocess.run(
-        [sys.executable, "-m", "phasor", "convert", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "COLUMNS": "80"},
-    )
+    """``phasor convert`` with these arguments."""
+    return run_phasor("convert", *arguments)
 
 
 @pytest.fixture

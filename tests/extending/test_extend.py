@@ -3,9 +3,6 @@
 import copy
 import functools
 import json
-import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -19,6 +16,7 @@ from phasor.report import report
 from phasor.scaling import DynamicNTK, PerPair
 from phasor.terminal import print_plan
 
+from ..cli.running import run_phasor
 from ..configs.config_files import CONFIGS, small
 
 PLAIN = Rope(head_dim=128, pairing="half", base=500_000.0)
@@ -56,14 +54,8 @@ FILES = {
 
 
 def extend(*arguments):
-    """`phasor extend` in a process of its own."""
-    return subprocess.run(
-        [sys.executable, "-m", "phasor", "extend", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "COLUMNS": "80"},
-    )
+    """`phasor extend` with these arguments."""
+    return run_phasor("extend", *arguments)
 
 
 def with_keys(config, keys):
