@@ -11,7 +11,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-
 import torch
 
 ROOT = Path(__file__).parents[2]

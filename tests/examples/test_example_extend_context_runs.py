@@ -16,9 +16,8 @@ from typing import Any
 
 import click
 import pytest
-from click.testing import CliRunner
-
 import torch
+from click.testing import CliRunner
 
 from .example_extend_context import EXAMPLE, ROOT, imported, short, sources
 

@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 import torch
+from torch import Tensor, nn
+
 from phasor import Rope
 from phasor.axes import Sectioned
 from phasor.errors import BackendError, SpecError, TensorError
 from phasor.scaling import DynamicNTK
 from phasor.torch import RotaryAttention, rotate, rotate_, rotate_qk
 from phasor.torch import export as bridge
-from torch import Tensor, nn
 
 from ...rounding import rounding
 from ..hf.live_models import difference

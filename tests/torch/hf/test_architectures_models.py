@@ -6,8 +6,8 @@ import cmath
 
 import numpy as np
 import pytest
-
 import torch
+
 from phasor import BackendError, ConfigError, TensorError
 from phasor.scaling import Llama3
 from phasor.torch import architectures
