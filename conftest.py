@@ -5,10 +5,16 @@ import shlex
 from importlib.util import find_spec
 from pathlib import Path
 
+import pytest
 from hypothesis import settings
 from sybil import Example, Sybil
 from sybil.parsers.markdown import CodeBlockParser, PythonCodeBlockParser
 from tests.cli.running import run_phasor
+
+# each worker of pytest-xdist has a core: more threads would wait for one another, and turn while
+# they wait, five times as long as the work takes
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # scripts that need what only `make docs` installs
 collect_ignore_glob = ["docs/*.py"]
@@ -23,6 +29,22 @@ if find_spec("triton") is None:
 MEMORY = {} if os.access(Path(__file__).parent, os.W_OK) else {"database": None}
 settings.register_profile("phasor", deadline=None, print_blob=True, **MEMORY)
 settings.load_profile("phasor")
+
+
+KINDS = ("transformers", "compile", "onnx", "report", "processes", "kernels", "every_kernel")
+ROOMS = {"torch/hf": "transformers", "torch/compile": "compile", "report": "report"}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark rooms of one kind with it, and all kinds as slow, for ``-m "not slow"``."""
+    tests = Path(__file__).parent / "tests"
+    for item in items:
+        for room, kind in ROOMS.items():
+            if item.path.is_relative_to(tests / room):
+                item.add_marker(kind)
+        if any(item.get_closest_marker(kind) for kind in KINDS):
+            item.add_marker("slow")
 
 
 def run_console(example: Example) -> None:

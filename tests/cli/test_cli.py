@@ -226,6 +226,7 @@ def limited(*arguments, folder):
     [["show", "llama-3.1-8b"], ["show", "llama-3.1-8b", "--json"], ["presets"]],
     ids=" ".join,
 )
+@pytest.mark.processes
 def test_an_output_that_cannot_be_written_is_one_line_and_exit_code_2(tmp_path, arguments):
     """A full disk is not a difference between models."""
     done = limited(*arguments, folder=tmp_path)
@@ -272,6 +273,7 @@ def test_no_colours_go_into_a_pipe():
      ["show", "llama-3.1-8b", "--json", "--context", "4096"], ["diff", "llama-3-8b", "gpt-j-6b"]],
     ids=" ".join,
 )  # fmt: skip
+@pytest.mark.processes
 def test_a_closed_pipe_ends_it_without_a_word(arguments):
     """`phasor presets | head -1`: neither a difference nor a refusal, and status 141."""
     read, write = os.pipe()
@@ -302,6 +304,7 @@ def test_ctrl_c_ends_it_with_130(monkeypatch, capsys):
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
 @pytest.mark.parametrize(("model", "status"), [("llama-3.1-8b", 0), ("nosuch", 2), ("-", 2)])
+@pytest.mark.processes
 def test_streams_that_are_closed_are_no_trouble(closed, model, status):
     """What is said to them is lost, and the exit status is what it was."""
     stdin = "" if "<" in closed else "</dev/null"
@@ -361,6 +364,7 @@ def test_colours_are_the_only_thing_that_a_terminal_obeys(tmp_path):
         )
 
 
+@pytest.mark.processes
 def test_showing_a_model_imports_no_torch():
     """The commands that only describe start without torch and matplotlib."""
     program = (

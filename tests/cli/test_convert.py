@@ -194,6 +194,7 @@ def test_a_conversion_that_fails_its_check_is_a_failed_check(
     assert not (tmp_path / "b").exists()
 
 
+@pytest.mark.processes
 def test_the_command_needs_neither_torch_nor_safetensors(tmp_path: Path, folder: Path) -> None:
     """NumPy reads and writes the format."""
     program = (
@@ -215,6 +216,7 @@ def test_no_progress_bar_goes_into_a_pipe(tmp_path: Path, folder: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="opens a pseudo-terminal")
+@pytest.mark.processes
 def test_a_terminal_sees_progress(tmp_path: Path, folder: Path) -> None:
     """A bar on stderr that ends at the size of the files."""
     import pty

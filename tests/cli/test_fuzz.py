@@ -148,6 +148,7 @@ def test_no_config_does_harm(kind: str, command: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["good", "a name", "a kind of layer", "a long context"])
+@pytest.mark.report
 def test_no_config_does_harm_in_a_report(kind: str) -> None:
     """Nor does a page that is written as UTF-8."""
     Path("config.json").write_bytes(CONFIGS[kind])
@@ -155,6 +156,7 @@ def test_no_config_does_harm_in_a_report(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["a name", "a model type", "a wide head", "depth"])
+@pytest.mark.transformers
 def test_no_config_does_harm_to_an_architecture(kind: str) -> None:
     """Where its class is run."""
     Path("config.json").write_bytes(CONFIGS[kind])

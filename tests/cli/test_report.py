@@ -13,6 +13,7 @@ def command(*arguments):
     return run_phasor("report", *arguments)
 
 
+@pytest.mark.report
 def test_the_command_replaces_the_file_and_leaves_nothing_beside_it(tmp_path):
     """One whole page, its size printed, no part of one."""
     path = tmp_path / "page.html"
@@ -24,6 +25,7 @@ def test_the_command_replaces_the_file_and_leaves_nothing_beside_it(tmp_path):
     assert os.listdir(tmp_path) == ["page.html"]  # noqa: PTH208
 
 
+@pytest.mark.report
 def test_a_page_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch):
     """A disk that fails half-way: exit code 2, the old file, no rest."""
     path = tmp_path / "page.html"
@@ -56,6 +58,7 @@ def test_the_missing_extra_is_named(tmp_path, monkeypatch):
     assert "pip install 'phasor[report]'" in done.stderr
 
 
+@pytest.mark.report
 def test_a_report_goes_where_a_symlink_leads(tmp_path):
     """The link stays a link."""
     (tmp_path / "folder").mkdir()

@@ -149,6 +149,7 @@ def test_the_context_may_have_had_another_name(key):
     ],
     ids=["none", "one", "two"],
 )
+@pytest.mark.report
 def test_the_keys_go_where_the_language_model_is_described(levels, said, capsys):
     """At the top of a larger model's file they would contradict the config inside."""
     inner = small()

@@ -34,23 +34,8 @@ from .triton_runs import (
     convert_as_devices_do,
     here,
     on_gpu,
-    run_interpreted,
     runs_kernels,
-    starts_another,
 )
-
-
-@starts_another
-def test_a_launch_does_what_it_says_in_the_interpreter() -> None:
-    """Every test of this file, in a process of its own."""
-    run_interpreted(__file__, "not slow")
-
-
-@starts_another
-@pytest.mark.slow
-def test_a_launch_does_what_it_says_in_the_interpreter_at_length() -> None:
-    """The slow ones too."""
-    run_interpreted(__file__, "slow")
 
 
 @pytest.fixture(autouse=True)
@@ -313,7 +298,7 @@ def test_the_kernel_compiles_into_a_graph() -> None:
 
 
 @runs_kernels
-@pytest.mark.slow
+@pytest.mark.every_kernel
 def test_offsets_beyond_2_31_are_followed() -> None:
     """Tokens and heads so far apart that a 32-bit product of index and stride would wrap."""
     far = 2**32 + 64

@@ -79,14 +79,15 @@ def assert_measured(measured: dict[str, Any]) -> None:
     assert measured["ring"]["error"] <= 1e-13
 
 
+@pytest.mark.processes
 def test_two_processes_rotate_and_attend_as_one(tmp_path: Path) -> None:
     """Over real collectives: values, gradients, and how many there were."""
     Launched(2, HERE / "distributed_worker.py", str(tmp_path / "measured.json"))
     assert_measured(json.loads((tmp_path / "measured.json").read_text()))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("processes", [2, 4])
+@pytest.mark.processes
 def test_dtensors_through_the_operator_train_alike_without_further_collectives(
     tmp_path: Path, processes: int
 ) -> None:
@@ -99,6 +100,7 @@ def test_dtensors_through_the_operator_train_alike_without_further_collectives(
         assert measured[name]["collectives"] == measured[name]["without"] != {}
 
 
+@pytest.mark.processes
 def test_the_example_trains_on_one_process(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -131,7 +133,6 @@ def one_process() -> list[float]:
     return alone()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("processes", "options"),
     [
@@ -148,6 +149,7 @@ def one_process() -> list[float]:
     ],
     ids=lambda value: str(value) or "fully sharded",
 )
+@pytest.mark.processes
 def test_every_way_of_sharing_out_gives_the_losses_of_one_process(
     one_process: list[float], processes: int, options: str
 ) -> None:
@@ -157,7 +159,7 @@ def test_every_way_of_sharing_out_gives_the_losses_of_one_process(
     assert furthest(shared, one_process) <= PRINTED + TWENTY_STEPS
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_mixed_precision_on_several_processes_is_that_on_one(one_process: list[float]) -> None:
     """Against torchrun on one process: half a unit of bfloat16, which gradients are rounded to."""
     single = losses(Launched(1, EXAMPLE, "--bf16").printed)
