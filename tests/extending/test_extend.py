@@ -14,7 +14,7 @@ from phasor.errors import SpecError
 from phasor.extending import plan
 from phasor.report import report
 from phasor.scaling import DynamicNTK, PerPair
-from phasor.terminal import print_plan
+from phasor.terminal._extending import print_plan
 
 from ..cli.running import run_phasor
 from ..configs.config_files import CONFIGS, small

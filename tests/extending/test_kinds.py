@@ -17,7 +17,7 @@ from phasor.errors import ConfigError
 from phasor.extending import plan
 from phasor.report import report
 from phasor.scaling import DynamicNTK
-from phasor.terminal import print_plan
+from phasor.terminal._extending import print_plan
 
 from ..configs.config_files import sized
 

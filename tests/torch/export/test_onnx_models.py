@@ -143,5 +143,5 @@ def test_what_torch_cannot_export_keeps_torchs_own_reason() -> None:
 def test_a_missing_package_is_named_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before anything is done."""
     monkeypatch.setattr(bridge, "find_spec", lambda name: None if name == "onnxscript" else name)
-    with pytest.raises(BackendError, match=r"pip install 'phasor\[onnx\]'"):
+    with pytest.raises(BackendError, match=r"pip install 'phasor-rope\[onnx\]'"):
         refused(lambda x, p: rotate(x, p, PLAIN))
