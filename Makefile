@@ -2,8 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# a worker for every core, a file to each: the blocks of a page share their names
-PYTEST := $(BIN)/python -m pytest -q -n auto --dist loadfile
+# a worker for every core, a file to each, in conftest's order: the blocks of a page share their names
+PYTEST := $(BIN)/python -m pytest -q -n auto --dist loadfile --no-loadscope-reorder
 BUILD_DOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 MADE_BY := pyproject.toml constraints.txt setup.py $(wildcard csrc/*)

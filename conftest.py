@@ -37,7 +37,10 @@ ROOMS = {"torch/hf": "transformers", "torch/compile": "compile", "report": "repo
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark rooms of one kind with it, and all kinds as slow, for ``-m "not slow"``."""
+    """Mark rooms of one kind with it, and all kinds as slow, for ``-m "not slow"``.
+
+    Files of slow tests come first, so that at the end no worker waits for another's long file.
+    """
     tests = Path(__file__).parent / "tests"
     for item in items:
         for room, kind in ROOMS.items():
@@ -45,6 +48,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(kind)
         if any(item.get_closest_marker(kind) for kind in KINDS):
             item.add_marker("slow")
+    long = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in long)
 
 
 def run_console(example: Example) -> None:
