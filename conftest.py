@@ -1,5 +1,6 @@
 """Settings for every test, and the rule that code blocks in the README and the docs run."""
 
+import gc
 import os
 import shlex
 from importlib.util import find_spec
@@ -50,6 +51,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("slow")
     long = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in long)
+
+
+def pytest_collection_finish() -> None:
+    """Leave the thousands of tests that were collected out of every later search for garbage."""
+    gc.collect()
+    gc.freeze()
 
 
 def run_console(example: Example) -> None:
