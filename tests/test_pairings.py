@@ -102,7 +102,11 @@ def complaints(package: Path, files: list[str]) -> set[str]:
     """Those of the files in which pyright finds errors."""
     pyright = [sys.executable, "-m", "pyright", "--outputjson", "--pythonpath", sys.executable]
     done = subprocess.run(
-        [*pyright, *files], cwd=package, capture_output=True, text=True, check=False
+        [*pyright, *(f"src/phasor/{file}" for file in files)],
+        cwd=package.parents[1],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     found = json.loads(done.stdout)["generalDiagnostics"]
     return {

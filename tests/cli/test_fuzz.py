@@ -51,7 +51,7 @@ CONFIGS: dict[str, bytes] = {
         "llama.embedding_length": 32, "llama.attention.head_count": 4,
         "llama.context_length": 64, f"llama.rope.{HARM}": 1,
     }).encode(),
-    "a wide head": as_text(head_dim=65536),
+    "a wide head": as_text(head_dim=4096),
     "many layers": as_text(num_hidden_layers=10**9),
     "a long context": as_text(max_position_embeddings=2**62),
     "a number of many digits": as_text().replace(b"100.0", DIGITS.encode()),
