@@ -6,17 +6,22 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
 
+import click
 import pytest
 from click.testing import CliRunner
 
 import phasor
+import phasor.cli
 from phasor.cli import COMMANDS, run
-from phasor.cli._try import bench
+from phasor.cli.bench import bench
+from phasor.cli.diff import print_comparison
+from phasor.cli.show import print_model
 from phasor.errors import BackendError
 from phasor.identification.comparison import compare
-from phasor.terminal._ropes import print_comparison, print_model
 
 from .running import run_phasor
 
@@ -256,7 +261,7 @@ def test_a_picture_that_cannot_be_saved_is_refused_before_measuring(
 def test_a_picture_without_matplotlib_names_the_extra(tmp_path, monkeypatch):
     """Before measuring too."""
     monkeypatch.setattr("phasor.bench.run", None)
-    monkeypatch.setattr("phasor.cli._common.find_spec", lambda name: name != "matplotlib" or None)
+    monkeypatch.setattr("phasor.cli.common.find_spec", lambda name: name != "matplotlib" or None)
     done = CliRunner().invoke(bench, ["--save", str(tmp_path / "x.png")])
     assert isinstance(done.exception, BackendError)
     assert "pip install 'phasor-rope[figures]'" in str(done.exception)
@@ -294,7 +299,7 @@ def test_ctrl_c_ends_it_with_130(monkeypatch, capsys):
     def interrupted(model, reading):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("phasor.cli._show.read", interrupted)
+    monkeypatch.setattr("phasor.cli.show.read", interrupted)
     monkeypatch.setattr(sys, "argv", ["phasor", "show", "llama-3-8b"])
     with pytest.raises(SystemExit) as leaving:
         run()
@@ -314,12 +319,24 @@ def test_streams_that_are_closed_are_no_trouble(closed, model, status):
     assert b"Traceback" not in done.stderr
 
 
+def test_every_command_can_be_typed():
+    """Those that the files define are those that are listed."""
+    files = [import_module(f"phasor.cli.{one.name}") for one in iter_modules(phasor.cli.__path__)]
+    defined = {
+        (value.name, file.__name__)
+        for file in files
+        for value in vars(file).values()
+        if isinstance(value, click.Command) and value.callback.__module__ == file.__name__
+    }
+    assert defined == {(name, f"phasor.cli.{name}") for name in COMMANDS}
+
+
 def test_phasor_alone_prints_its_help():
     """A command a line, and exit status 0."""
     done = run_phasor()
     assert (done.returncode, done.stderr) == (0, "")
     listed = done.stdout[done.stdout.index("Commands:") :].splitlines()[1:]
-    assert [line.split()[0] for line in listed] == sorted(COMMANDS)
+    assert [line.split()[0] for line in listed] == list(COMMANDS)
     assert done.stdout == run_phasor("--help").stdout
 
 
