@@ -25,7 +25,7 @@ test-slow: $(VENV)/test.done  ## the tests too long for every day
 test-gpu-kernels: $(VENV)/test.done  ## GPU kernels on the CPU, in every shape and for every device; an hour
 	$(PYTEST) -m every_kernel tests/gpu
 
-test-machines: $(VENV)/test.done  ## the everyday tests as on other machines, one by one; an hour or two
+test-machines: $(VENV)/test.done  ## the everyday tests as on other machines, one by one; half an hour
 	$(BIN)/python tools/machines.py $(ARGS)
 
 check: $(VENV)/check.done  ## what CI runs: format, lint, types, everyday and slow tests, strict documentation
