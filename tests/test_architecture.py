@@ -6,6 +6,7 @@ A new module must be placed in `PIPELINE`; where it goes says what it may use.
 from __future__ import annotations
 
 import ast
+import functools
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -76,15 +77,18 @@ def modules(src: Path) -> dict[str, Path]:
     return found
 
 
-def imported(path: Path, package: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+@functools.cache  # by text: a copy of the package has nearly the same files
+def imported(text: str, package: tuple[str, ...]) -> list[tuple[str, ...]]:
     """All that a file imports, wherever in it: dotted names, the imported one included."""
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+    found: list[tuple[str, ...]] = []
+    for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
-            yield from (tuple(alias.name.split(".")) for alias in node.names)
+            found += [tuple(alias.name.split(".")) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             above = package[: len(package) - node.level + 1] if node.level else ()
             origin = (*above, *(node.module.split(".") if node.module else ()))
-            yield from ((*origin, alias.name) for alias in node.names)
+            found += [(*origin, alias.name) for alias in node.names]
+    return found
 
 
 def uses(src: Path) -> Iterator[tuple[str, str]]:
@@ -93,7 +97,7 @@ def uses(src: Path) -> Iterator[tuple[str, str]]:
     for name, path in known.items():
         inside = () if name == "phasor" else tuple(name.split("."))
         package = ("phasor", *(inside if path.stem == "__init__" else inside[:-1]))
-        for target in imported(path, package):
+        for target in imported(path.read_text("utf-8"), package):
             if target[0] == "torch":
                 yield name, "<torch>"
             if target[0] == "phasor":
@@ -205,15 +209,19 @@ def test_a_planted_import_of_torch_is_found(copy: Path, line: str) -> None:
     assert strays_to_torch(copy) == {"angles"}
 
 
+@functools.cache
+def prints(text: str) -> bool:
+    """Whether a file calls what prints."""
+    return any(
+        isinstance(node, ast.Call)
+        and ast.unparse(node.func) in ("print", "click.echo", "click.secho", "Console")
+        for node in ast.walk(ast.parse(text))
+    )
+
+
 def printers(src: Path) -> set[str]:
     """Modules that print by themselves."""
-    return {
-        name
-        for name, path in modules(src).items()
-        for node in ast.walk(ast.parse(path.read_text("utf-8")))
-        if isinstance(node, ast.Call)
-        and ast.unparse(node.func) in ("print", "click.echo", "click.secho", "Console")
-    }
+    return {name for name, path in modules(src).items() if prints(path.read_text("utf-8"))}
 
 
 def test_what_is_printed_goes_one_way() -> None:

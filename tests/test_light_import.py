@@ -55,6 +55,7 @@ def imported_alone(names: Iterable[str], *path: Path) -> str:
     return done.stderr.strip()
 
 
+@pytest.mark.processes
 def test_phasor_and_its_core_are_light() -> None:
     """Module by module, in one fresh interpreter."""
     names = light_modules()
@@ -64,6 +65,7 @@ def test_phasor_and_its_core_are_light() -> None:
 
 @pytest.mark.parametrize("heavy", HEAVY)
 @pytest.mark.parametrize("late", [False, True], ids=["plain", "through-another-module"])
+@pytest.mark.processes
 def test_a_planted_import_is_caught(tmp_path: Path, heavy: str, late: bool) -> None:
     """A stand-in for the heavy package is enough, so the check itself stays cheap."""
     (tmp_path / f"{heavy}.py").write_text("", "utf-8")
@@ -73,12 +75,14 @@ def test_a_planted_import_is_caught(tmp_path: Path, heavy: str, late: bool) -> N
     assert imported_alone(["json", name], tmp_path) == f"{name} imports {heavy}"
 
 
+@pytest.mark.processes
 def test_the_torch_package_does_not_load_the_compiler() -> None:
     """Torch leaves Dynamo out until it is used, and that takes longer than all the rest."""
     probe = "import sys, phasor.torch; sys.exit('torch._dynamo' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", probe], check=False, timeout=60).returncode == 0
 
 
+@pytest.mark.processes
 def test_a_module_that_cannot_be_imported_is_not_light(tmp_path: Path) -> None:
     """A broken import must not pass for a light one."""
     assert "ModuleNotFoundError" in imported_alone(["phasor.no_such_module"], tmp_path)

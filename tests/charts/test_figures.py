@@ -132,6 +132,7 @@ def test_heat_darkens_steadily(name: str) -> None:
         assert all(later < earlier for earlier, later in itertools.pairwise(tones))
 
 
+@pytest.mark.processes
 def test_pyplot_stays_out() -> None:
     """No window, no backend, no figure that someone else's `plt.show()` finds."""
     code = "import sys, phasor.figures; sys.exit('matplotlib.pyplot' in sys.modules)"

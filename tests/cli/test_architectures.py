@@ -18,6 +18,8 @@ from phasor.torch.architectures._tiny import NOT_BUILT
 
 from ..offline import refuse_connections
 
+pytestmark = pytest.mark.transformers
+
 
 @pytest.fixture(autouse=True)
 def offline(monkeypatch):

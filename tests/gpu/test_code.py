@@ -37,7 +37,7 @@ from .triton_compiler import (
     misaligned,
 )
 
-pytestmark = compiles
+pytestmark = [compiles, pytest.mark.kernels]
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def traffic(assembly: str) -> Counter[str]:
     ],
 )
 @pytest.mark.parametrize(
-    "dtype", [torch.bfloat16, pytest.param(torch.float32, marks=pytest.mark.slow)]
+    "dtype", [torch.bfloat16, pytest.param(torch.float32, marks=pytest.mark.every_kernel)]
 )
 @pytest.mark.parametrize(
     "rope", [HALF, JOINED, DEEPSEEK], ids=["half", "interleaved", "interleaved to half"]
@@ -86,7 +86,7 @@ def test_every_access_is_16_bytes_wide(
     assert ".local" not in assembly
 
 
-@pytest.mark.slow
+@pytest.mark.every_kernel
 @pytest.mark.parametrize(
     ("head_dim", "rotary_dim", "pairing", "laid"),
     [

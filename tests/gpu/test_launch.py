@@ -12,9 +12,8 @@ from torch import Tensor
 
 from phasor import BackendError, Rope, TensorError
 from phasor.torch import (
-    _ops,
     _tables,
-    _triton,
+    ops,
     rotate,
     rotate_,
     rotate_by,
@@ -22,6 +21,7 @@ from phasor.torch import (
     rotate_qk,
     rotate_qk_,
 )
+from phasor.torch.backends import triton as triton_backend
 from phasor.torch.backends.triton import plan as triton_plan
 from phasor.torch.fused import rotate_and_cache_
 
@@ -34,23 +34,8 @@ from .triton_runs import (
     convert_as_devices_do,
     here,
     on_gpu,
-    run_interpreted,
     runs_kernels,
-    starts_another,
 )
-
-
-@starts_another
-def test_a_launch_does_what_it_says_in_the_interpreter() -> None:
-    """Every test of this file, in a process of its own."""
-    run_interpreted(__file__, "not slow")
-
-
-@starts_another
-@pytest.mark.slow
-def test_a_launch_does_what_it_says_in_the_interpreter_at_length() -> None:
-    """The slow ones too."""
-    run_interpreted(__file__, "slow")
 
 
 @pytest.fixture(autouse=True)
@@ -132,8 +117,8 @@ def test_a_launch_that_was_made_before_is_made_at_once(monkeypatch: pytest.Monke
     before, places = torch.arange(5, device=DEVICE), torch.arange(5, device=DEVICE) * 70_001
     rotate_qk(q, k, before, HALF, **TRITON)
     rotate_qk_(q.clone(), k.clone(), before, HALF, **TRITON)
-    monkeypatch.setattr(_ops, "apply", refuse)
-    monkeypatch.setattr(_ops, "apply_", refuse)
+    monkeypatch.setattr(ops, "apply", refuse)
+    monkeypatch.setattr(ops, "apply_", refuse)
     turned = rotate_qk(q, k, places, HALF, **TRITON)
     for x, y in zip((q, k), turned, strict=True):
         assert_rotated(y.cpu(), x.cpu(), places, HALF)
@@ -173,7 +158,7 @@ def test_anything_else_is_checked_first(
     usual: dict[str, Any] = {"q": here(5, 3, 16), "k": here(5, 2, 16), "rope": HALF, **TRITON}
     usual["positions"] = torch.arange(5, device=DEVICE)
     rotate_qk(**usual)
-    monkeypatch.setattr(_ops, "apply", refuse)
+    monkeypatch.setattr(ops, "apply", refuse)
     rotate_qk(**usual)
     with pytest.raises((AssertionError, ValueError)):
         rotate_qk(**{**usual, **change})
@@ -189,7 +174,7 @@ def test_a_plan_is_launched_though_another_thread_forgets_it(
         def __setitem__(self, key: Any, plan: Any) -> None:
             self.clear()
 
-    monkeypatch.setattr(_triton, "_PLANS", Cleared())
+    monkeypatch.setattr(triton_backend, "_PLANS", Cleared())
     x = here(3, 2, 16)
     assert_rotated(rotate(x, [1, 2, 3], HALF, **TRITON).cpu(), x.cpu(), [1, 2, 3], HALF)
 
@@ -313,7 +298,7 @@ def test_the_kernel_compiles_into_a_graph() -> None:
 
 
 @runs_kernels
-@pytest.mark.slow
+@pytest.mark.every_kernel
 def test_offsets_beyond_2_31_are_followed() -> None:
     """Tokens and heads so far apart that a 32-bit product of index and stride would wrap."""
     far = 2**32 + 64

@@ -125,6 +125,7 @@ def test_only_with_a_rope_it_learns_to_copy_the_token_before(rope: Rope | None) 
 
 @pytest.mark.usefixtures("_forget")
 @pytest.mark.parametrize("name", ["causal", "normed"])
+@pytest.mark.compile
 def test_one_graph_serves_every_length(name: str) -> None:
     """Four lengths, one compilation, the values of eager mode."""
     attention = layer(torch.float32, **LAYERS[name][0])
@@ -138,6 +139,7 @@ def test_one_graph_serves_every_length(name: str) -> None:
 @pytest.mark.usefixtures("_forget")
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("name", ["causal", "window"])
+@pytest.mark.compile
 def test_every_mask_compiles_to_one_graph(name: str, call: str, chunk: int) -> None:
     """Forward and backward, with eager mode's bits."""
     attention = layer(torch.float32, **LAYERS[name][0])

@@ -21,20 +21,12 @@ from ..gpu.triton_runs import (
     DEVICE,
     RUN_BY,
     convert_as_devices_do,
-    run_interpreted,
     runs_kernels,
-    starts_another,
 )
 from .fused_cases import BACKENDS, HALF, ROPES, once
 from .torch_oracle import assert_rotated, float64, normal
 
 F8 = torch.float8_e4m3fn
-
-
-@starts_another
-def test_the_kernel_is_right_in_the_interpreter() -> None:
-    """Every test of this file, in a process of its own."""
-    run_interpreted("tests/torch/test_cache_write.py", "not slow")
 
 
 @pytest.fixture(autouse=True)

@@ -28,9 +28,7 @@ from ..gpu.triton_runs import (
     RUN_BY,
     TRITON,
     convert_as_devices_do,
-    run_interpreted,
     runs_kernels,
-    starts_another,
 )
 from .fused_cases import BACKENDS, HALF, ROPES, assert_normed, once
 from .torch_oracle import normal
@@ -38,12 +36,6 @@ from .torch_oracle import normal
 THREE = Rope(head_dim=8, pairing="half", axes=Sectioned((2, 1, 1)))
 PLACES = [0, 1023, 70_001, -5, 2**39 + 7]
 DTYPES = [torch.float64, torch.float32, torch.bfloat16]
-
-
-@starts_another
-def test_the_kernels_are_right_in_the_interpreter() -> None:
-    """Every test of this file, in a process of its own."""
-    run_interpreted("tests/torch/test_fused.py", "not slow")
 
 
 @pytest.fixture(autouse=True)
@@ -314,6 +306,7 @@ def test_the_operators_keep_their_promises() -> None:
 
 
 @once
+@pytest.mark.compile
 def test_both_compile_into_one_graph() -> None:
     """With eager's bits, and with what they write."""
     qw, kw = torch.linspace(0.5, 1.5, 8), torch.linspace(1.5, 0.5, 8)

@@ -164,6 +164,7 @@ def test_all_layers_are_moved_or_none(name: str, verb: str) -> None:
     assert cached.ropes == (ROPE, ROPE)
 
 
+@pytest.mark.transformers
 def test_a_cache_of_inference_mode_is_shortened_there_or_not_at_all() -> None:
     """A static one, whose count is no tensor of that mode."""
     transformers = pytest.importorskip("transformers")

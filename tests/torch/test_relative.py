@@ -220,6 +220,7 @@ def test_gradients_are_those_of_the_values(name: str, monkeypatch: pytest.Monkey
     assert torch.autograd.gradcheck(run, given, fast_mode=True)
 
 
+@pytest.mark.compile
 def test_it_compiles_to_one_graph() -> None:
     """Eager mode's values."""
     torch._dynamo.reset()

@@ -215,6 +215,7 @@ def test_threads_make_no_difference(threads: int) -> None:
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="counts the threads of Linux")
 @pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.processes
 def test_every_thread_honours_the_number_that_torch_was_told(threads: int) -> None:
     """OpenMP forgets it in a new thread; the system counts what each rotation has started."""
     program = (
@@ -314,6 +315,7 @@ def printed(program: str, **environment: str) -> str:
 
 
 @pytest.mark.parametrize("name", cpu.paths())
+@pytest.mark.processes
 def test_the_environment_forces_a_path(name: str) -> None:
     """PHASOR_CPU names the instruction set to run."""
     program = (
@@ -323,6 +325,7 @@ def test_the_environment_forces_a_path(name: str) -> None:
     assert printed(program, PHASOR_CPU=name) == name
 
 
+@pytest.mark.processes
 def test_an_unknown_path_is_refused() -> None:
     """With what this machine has."""
     program = (
@@ -333,6 +336,7 @@ def test_an_unknown_path_is_refused() -> None:
     assert "PHASOR_CPU must be one of" in printed(program, PHASOR_CPU="mmx")
 
 
+@pytest.mark.processes
 def test_without_its_extension_phasor_rotates_and_says_so_once() -> None:
     """One warning at the first rotation, with the command that builds it, and the eager backend."""
     program = (

@@ -105,7 +105,6 @@ def test_without_the_setting_a_length_of_1_is_a_second_graph() -> None:
     assert counted == [1, 1, 1, 2, 2]
 
 
-@pytest.mark.slow
 def test_inductor_trains_in_one_graph_from_length_2_and_one_for_1() -> None:
     """The second graph is there because of torch's attention, as the next test shows.
 
@@ -125,7 +124,6 @@ def test_inductor_trains_in_one_graph_from_length_2_and_one_for_1() -> None:
     assert counted == [1, 1, 1, 2, 2]
 
 
-@pytest.mark.slow
 def test_inductor_makes_one_graph_of_the_rotation_from_length_1() -> None:
     """The operator asks nothing of a length."""
 
@@ -150,7 +148,7 @@ def filled(module: RotaryAttention, used: int, capacity: int) -> KeyCache:
     return cache
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_a_decode_step_is_one_graph_for_every_length_of_the_cache(backend: str) -> None:
     """One token after 1, 2, 3, ... 8191, in the same cache and in others; eager's numbers."""
     module = attention()

@@ -179,6 +179,7 @@ def test_a_write_in_place_is_noticed_by_autograd() -> None:
 
 
 @pytest.mark.parametrize("placement", [Shard(1), Shard(2)], ids=["sequence", "heads"])
+@pytest.mark.compile
 def test_a_compiled_rotation_of_dtensors_is_one_graph(placement: Placement) -> None:
     """Forward and backward, bit for bit what is computed without the compiler."""
 
@@ -197,6 +198,7 @@ def test_a_compiled_rotation_of_dtensors_is_one_graph(placement: Placement) -> N
         assert all(map(torch.equal, *results))
 
 
+@pytest.mark.compile
 def test_plain_operations_of_dtensors_are_the_operator_all_the_same() -> None:
     """They do not know how positions are cut; what a compiler is told makes no difference."""
 

@@ -148,6 +148,7 @@ def test_nothing_is_written_where_the_last_layer_does_not_fit() -> None:
     assert cache.get_seq_length(0) == cache.get_seq_length(1) == 4
 
 
+@pytest.mark.processes
 def test_transformers_is_not_imported_for_a_cache_of_ours() -> None:
     """In a fresh interpreter, where any other cache is refused all the same."""
     program = """

@@ -214,6 +214,7 @@ def _forget() -> Iterator[None]:
 
 @pytest.mark.usefixtures("_forget")
 @pytest.mark.parametrize("name", ["causal", "window"])
+@pytest.mark.compile
 def test_decoding_compiles_once(name: str) -> None:
     """One graph for the prompt, one for every later token, however long the cache has become."""
     options, sees = LAYERS[name]
