@@ -69,11 +69,11 @@ $(VENV)/demo.done: $(MADE_BY) | $(VENV)/python.done
 	@touch $@
 
 $(VENV)/test.done: $(MADE_BY) | $(VENV)/python.done
-	$(PIP) --editable '.[torch,figures,report]' --group test
+	$(PIP) --editable '.[torch,charts]' --group test
 	@touch $@
 
 $(VENV)/check.done: $(MADE_BY) | $(VENV)/python.done
-	$(PIP) --editable '.[torch,figures,report]' --group check
+	$(PIP) --editable '.[torch,charts]' --group check
 	@touch $@
 
 $(VENV)/bench.done: $(MADE_BY) | $(VENV)/python.done
@@ -81,5 +81,5 @@ $(VENV)/bench.done: $(MADE_BY) | $(VENV)/python.done
 	@touch $@
 
 $(VENV)/docs.done: $(MADE_BY) | $(VENV)/python.done
-	$(PIP) --editable '.[torch,figures,report]' --group docs
+	$(PIP) --editable '.[torch,charts]' --group docs
 	@touch $@

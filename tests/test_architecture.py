@@ -36,9 +36,8 @@ PIPELINE = """
     identification.rules identification.slips identification.measuring identification.samples
     identification.tensors identification.difference identification phasor
     identification.comparison translation.onnx translation
-    figures._style figures._precision figures._spectrum figures._rotation figures._decay
-    figures._heads figures._coverage figures._linear figures
-    extending report._numbers report._snippet report._charts report
+    charts.style charts.curves charts.coverage charts.attention charts
+    extending report
     torch._internals torch.positions torch._torchscript torch._layout torch._arguments
     torch._tables torch._rows torch._written
     torch.backends.triton.tiles torch.backends.triton.angles torch.backends.triton.kernels

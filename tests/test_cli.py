@@ -373,12 +373,12 @@ def test_colours_are_the_only_thing_that_a_terminal_obeys(tmp_path):
 
 
 def test_showing_a_model_imports_no_torch():
-    """The commands that only describe start without torch and matplotlib."""
+    """The commands that only describe start without torch and altair."""
     program = (
         "import sys, phasor.cli as cli\n"
         "sys.argv = ['phasor', 'show', 'llama-3.1-8b']\n"
         "try:\n    cli.run()\nexcept SystemExit:\n    pass\n"
-        "print(sorted({'torch', 'matplotlib'} & set(sys.modules)))"
+        "print(sorted({'torch', 'altair'} & set(sys.modules)))"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True

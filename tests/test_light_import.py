@@ -1,4 +1,4 @@
-"""Importing phasor loads neither torch nor matplotlib nor rich."""
+"""Importing phasor loads neither torch nor altair nor rich."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 import phasor
 
 SRC = Path(phasor.__file__).parent
-HEAVY = ("torch", "matplotlib", "rich", "altair", "jinja2")
+HEAVY = ("torch", "rich", "altair", "vl_convert", "jinja2")
 # the modules whose job one of them is; nothing light imports these
 HEAVY_MODULES = {"torch", "figures", "bench", "terminal", "demo", "report"}
 # importing `phasor.__main__` runs the command line
