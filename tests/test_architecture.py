@@ -56,16 +56,16 @@ PIPELINE = """
     torch.transformers._handling torch.transformers._methods torch.transformers._members
     torch.transformers._live torch.transformers._classes torch.transformers._parts
     torch.transformers._check torch.transformers torch
-    terminal._screen bench._case bench._gate bench._timing bench._measure bench._figure bench
+    terminal._screen
     torch.architectures._tiny torch.architectures._recording torch.architectures._compared
     torch.architectures torch.architectures.verdicts
-    cli.demo terminal._ropes terminal._extending terminal._architectures terminal
+    cli.bench cli.demo terminal._ropes terminal._extending terminal._architectures terminal
     cli._common cli._show cli._architectures cli._identify cli._diff cli._convert cli._extend
     cli._try cli __main__
 """
 ORDER = PIPELINE.split()
 # the benchmark and the demonstration drive phasor.torch; only their commands import them
-USE_TORCH = ("torch", "bench", "cli.demo")
+USE_TORCH = ("torch", "cli.bench", "cli.demo")
 MOST_LINES = 500
 
 

@@ -1,4 +1,9 @@
-"""The others' public interfaces, one builder each; every package is imported when it is needed."""
+"""The others' public interfaces, one builder each; every package is imported when it is needed.
+
+Tables are made beforehand by the recipe that each package brings or asks its caller for. A caller
+may hand most kernels for GPUs the rows of its own tokens in their order, and that is how packed
+sequences and several axes reach them here.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +11,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from cases import EPSILON, Case
+from measure import Rotation, UnableError
 from numpy.typing import NDArray
 from torch import Tensor
 
 from phasor.angles import cos_sin
-from phasor.bench import Case, Rotation, UnableError
+from phasor.pairings import Pairing
 
 _LONGEST = 2**15  # positions of every case that is timed
 
@@ -154,7 +161,7 @@ def rotary_embedding_torch(case: Case, positions: Tensor) -> Rotation:
     return lambda q, k: (turned(q, offset=case.first), turned(k, offset=case.first))
 
 
-def onnxruntime(case: Case, positions: Tensor, *, interleaved: bool) -> Rotation:
+def onnxruntime(pairing: Pairing, case: Case, positions: Tensor) -> Rotation:
     """Operator RotaryEmbedding of opset 23, q and k in one graph, on memory that is not copied."""
     import onnx
     import onnxruntime as ort
@@ -166,7 +173,7 @@ def onnxruntime(case: Case, positions: Tensor, *, interleaved: bool) -> Rotation
     if case.rows is not None:
         raise UnableError("reads contiguous memory only")
     rank = 4 if case.heads_first else 3
-    graph = _graph(onnx, case, rank, interleaved)
+    graph = _graph(onnx, case, rank, pairing == "interleaved")
     options = ort.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     # threads that wait by spinning would take the next contender's processors
@@ -216,3 +223,131 @@ def _graph(onnx: Any, case: Case, rank: int, interleaved: bool) -> bytes:
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=10)
     onnx.checker.check_model(model)
     return model.SerializeToString()
+
+
+def _last(case: Case, positions: Tensor) -> Tensor:
+    """``[B]`` position of each sequence of a decode step; its axes agree on text."""
+    return positions[:, 0, 0] if case.sections else positions[:, 0]
+
+
+def _angles(case: Case, positions: Tensor) -> Tensor:
+    """Float32 angles of positions, ``[..., N]``, on one axis."""
+    return positions.float()[..., None] * usual_inv_freq(case, positions.device)
+
+
+def _table(case: Case, positions: Tensor) -> Tensor:
+    """Angles ``[L, N]``: of every position up to the last in decode, else of the tokens in turn."""
+    if case.seq == 1:
+        longest = int(positions.max()) + 1
+        return _angles(case, torch.arange(longest, device=positions.device))
+    if case.sections:
+        inv_freq = usual_inv_freq(case, positions.device)
+        axis = torch.from_numpy(case.rope("half").axes.axis_of_pair(len(inv_freq)))
+        return positions.float()[:, axis.to(positions.device)] * inv_freq
+    return _angles(case, positions)
+
+
+def liger(case: Case, positions: Tensor) -> Rotation:
+    """`liger_rotary_pos_emb`, which takes the place of transformers' function and its rows."""
+    from liger_kernel.transformers.rope import liger_rotary_pos_emb
+
+    if case.rotary_dim is not None:
+        raise UnableError("rotates whole heads (parts since 0.8.5; earlier ones read beyond rows)")
+    cos, sin = transformers_rows(case, positions)
+    return lambda q, k: liger_rotary_pos_emb(q, k, cos, sin)
+
+
+def flash_attention(
+    pairing: Pairing, in_place: bool, case: Case, positions: Tensor
+) -> Rotation:
+    """`flash_attn.layers.rotary.apply_rotary_emb`, a Triton kernel for one tensor, called twice."""
+    from flash_attn.layers.rotary import apply_rotary_emb
+
+    angles, kind = _table(case, positions), getattr(torch, case.dtype)
+    cos, sin = angles.cos().to(kind), angles.sin().to(kind)
+    offsets = _last(case, positions).int() if case.seq == 1 else 0
+
+    def turned(x: Tensor) -> Tensor:
+        return apply_rotary_emb(x, cos, sin, pairing == "interleaved", in_place, offsets)
+
+    return lambda q, k: (turned(q), turned(k))
+
+
+def flashinfer_table(pairing: Pairing, case: Case, positions: Tensor) -> Rotation:
+    """`apply_rope_with_cos_sin_cache_inplace`, with the float32 table of serving engines."""
+    from flashinfer.rope import apply_rope_with_cos_sin_cache_inplace
+
+    if case.backward:
+        raise UnableError("no backward pass")
+    if case.rows is not None:
+        raise UnableError("reads whole rows only")
+    angles = _table(case, positions)
+    table = torch.cat([angles.cos(), angles.sin()], dim=-1)
+    # the rows of a prefill stand in the order of its tokens
+    rows_of = (
+        _last(case, positions)
+        if case.seq == 1
+        else torch.arange(case.seq, device=positions.device).repeat(case.batch)
+    )
+
+    def rotation(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        apply_rope_with_cos_sin_cache_inplace(
+            rows_of, q.flatten(2).flatten(0, 1), k.flatten(2).flatten(0, 1), case.head_dim, table,
+            is_neox=pairing == "half",
+        )  # fmt: skip
+        return q, k
+
+    return rotation
+
+
+def flashinfer_computed(pairing: Pairing, case: Case, positions: Tensor) -> Rotation:
+    """`apply_rope_pos_ids`, which computes its angles in the kernel."""
+    from flashinfer.rope import apply_rope_pos_ids
+
+    if case.backward:
+        raise UnableError("no backward pass")
+    if case.sections and case.seq > 1:
+        raise UnableError("one position axis only")
+    last = _last(case, positions) if case.seq == 1 else positions
+    last, width = last.int(), case.rotary_dim or case.head_dim
+
+    def rotation(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        new_q, new_k = apply_rope_pos_ids(
+            q.flatten(0, 1), k.flatten(0, 1), last, width, pairing == "interleaved", 1.0, case.base
+        )
+        return new_q.view(q.shape), new_k.view(k.shape)
+
+    return rotation
+
+
+def transformer_engine(pairing: Pairing, case: Case, positions: Tensor) -> Rotation:
+    """`apply_rotary_pos_emb` with `fused=True`, which takes angles and one tensor, called twice."""
+    from transformer_engine.pytorch.attention.rope import apply_rotary_pos_emb
+
+    angles = _table(case, positions)
+    interleaved = pairing == "interleaved"
+    wide = angles.repeat_interleave(2, -1) if interleaved else torch.cat([angles, angles], -1)
+    wide = wide[:, None, None, :].contiguous()
+    starts = _last(case, positions).int() if case.seq == 1 else None
+
+    def turned(x: Tensor) -> Tensor:
+        return apply_rotary_pos_emb(
+            x, wide, "bshd", start_positions=starts, interleaved=interleaved, fused=True
+        )
+
+    return lambda q, k: (turned(q), turned(k))
+
+
+def transformers_qwen3(case: Case, positions: Tensor) -> Rotation:
+    """Qwen3's norm of query and key, and the rotation that follows it there."""
+    from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm, apply_rotary_pos_emb
+
+    cos, sin = transformers_rows(case, positions)
+    norm = Qwen3RMSNorm(case.head_dim, EPSILON)
+
+    def normed(x: Tensor, weight: Tensor) -> Tensor:
+        return torch.func.functional_call(norm, {"weight": weight}, (x,))
+
+    return lambda q, k, q_weight, k_weight: apply_rotary_pos_emb(
+        normed(q, q_weight), normed(k, k_weight), cos, sin
+    )

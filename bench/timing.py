@@ -22,7 +22,7 @@ class Spread(NamedTuple):
     high: float
 
     def __str__(self) -> str:
-        """The median, and half of what lies between the others, as a part of it."""
+        """The median, and half the distance of the others as a part of it."""
         percent = 50 * (self.high - self.low) / self.median
         return f"{self.median:.{2 if self.median < 10 else 0}f} ±{percent:.0f}%"
 
@@ -44,17 +44,13 @@ def by_clock(clock: Callable[[], float] = time.perf_counter) -> Timer:
     return timed
 
 
-#: By the host's clock.
-HOST = by_clock()
-
-
 def interleave(
     calls: Mapping[str, Call],
     *,
     seconds: float,
     warm: bool,
     rounds: tuple[int, int] = (5, 200),
-    timed: Timer = HOST,
+    timed: Timer | None = None,
 ) -> dict[str, list[float]]:
     """Seconds of one call, for each of ``calls``, in each of a number of rounds.
 
@@ -67,8 +63,9 @@ def interleave(
         warm: Make each call once more before its turn, untimed, so that it finds its own tensors
             in the cache and not those of its predecessor.
         rounds: Fewest and most.
-        timed: How a turn is timed.
+        timed: How a turn is timed; by the host's clock unless given.
     """
+    timed = timed or by_clock()
     once: dict[str, float] = {}
     for name, call in calls.items():
         call()
