@@ -40,7 +40,7 @@ bench: $(VENV)/bench.done  ## measure the CPU kernel against the others, about f
 	$(BIN)/python bench/run.py
 
 bench-gpu: $(VENV)/bench.done  ## measure the GPU kernels against the others; needs a CUDA device
-	$(BIN)/python bench/gpu.py
+	$(BIN)/python bench/run.py --device cuda
 
 sanitize: $(VENV)/test.done  ## the CPU kernel's tests under AddressSanitizer and UBSan
 	$(BIN)/python tests/native/checks.py sanitize

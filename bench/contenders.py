@@ -103,7 +103,9 @@ def _normed() -> list[Contender]:
         rope, norm = case.rope(pairing), torch.nn.functional.rms_norm
 
         def rotation(q: Tensor, k: Tensor, qw: Tensor, kw: Tensor) -> tuple[Tensor, Tensor]:
-            normed = (norm(x, (case.head_dim,), weight, EPSILON) for x, weight in ((q, qw), (k, kw)))
+            normed = (
+                norm(x, (case.head_dim,), weight, EPSILON) for x, weight in ((q, qw), (k, kw))
+            )
             return rotate_qk(*normed, positions, rope)
 
         return rotation

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from phasor.angles import cos_sin
-from phasor.pairings import Pairing
+from phasor.pairings import Pairing, slices
 from phasor.rope import Rope
 
 _NEAR = 2**15
@@ -100,10 +100,9 @@ def _norm_gradient_error(
     ``v = w R^-1 grad`` (Zhang & Sennrich 1910.07467, section 4).
     """
     turned = _complex(_float64(grad), rope.output_pairing) * _turns(positions, rope, inverse=True)
-    if rope.pairing == "half":
-        back = np.concatenate([turned.real, turned.imag], -1)
-    else:
-        back = np.stack([turned.real, turned.imag], -1).reshape(*turned.shape[:-1], -1)
+    back = np.empty((*turned.shape[:-1], 2 * turned.shape[-1]))
+    first, second = slices(rope.pairing, turned.shape[-1])
+    back[..., first], back[..., second] = turned.real, turned.imag
     v, size = back * _float64(weight), _rms(_float64(x))
     n = _float64(x) / size
     right = (v - n * (v * n).mean(-1, keepdims=True)) / size
@@ -121,10 +120,8 @@ def _turns(positions: Tensor, rope: Rope, *, inverse: bool) -> NDArray[np.comple
 
 
 def _complex(x: NDArray[np.float64], pairing: Pairing) -> NDArray[np.complex128]:
-    half = x.shape[-1] // 2
-    if pairing == "half":
-        return x[..., :half] + 1j * x[..., half:]
-    return x[..., ::2] + 1j * x[..., 1::2]
+    first, second = slices(pairing, x.shape[-1] // 2)
+    return x[..., first] + 1j * x[..., second]
 
 
 def _float64(x: Tensor) -> NDArray[np.float64]:

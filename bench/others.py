@@ -257,9 +257,7 @@ def liger(case: Case, positions: Tensor) -> Rotation:
     return lambda q, k: liger_rotary_pos_emb(q, k, cos, sin)
 
 
-def flash_attention(
-    pairing: Pairing, in_place: bool, case: Case, positions: Tensor
-) -> Rotation:
+def flash_attention(pairing: Pairing, in_place: bool, case: Case, positions: Tensor) -> Rotation:
     """`flash_attn.layers.rotary.apply_rotary_emb`, a Triton kernel for one tensor, called twice."""
     from flash_attn.layers.rotary import apply_rotary_emb
 

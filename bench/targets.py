@@ -223,7 +223,9 @@ _REPLAY = Target("decode as a graph, in place / an empty kernel", 1.15,
 
 def _host(measured: Sequence[Measured]) -> Values:
     """Microseconds."""
-    picks = (_each(lambda _: True, form, lambda m, k: 1e6 * m.median(k)) for form in (IN_PLACE, NEW))
+    picks = (
+        _each(lambda _: True, form, lambda m, k: 1e6 * m.median(k)) for form in (IN_PLACE, NEW)
+    )
     return {label: value for pick in picks for label, value in pick(measured).items()}
 
 

@@ -13,7 +13,6 @@ from click.testing import CliRunner
 
 import phasor
 from phasor.cli import main, run
-from phasor.cli._try import bench
 from phasor.errors import BackendError
 from phasor.identification.comparison import compare
 from phasor.terminal import print_comparison, print_model
@@ -240,34 +239,6 @@ def test_an_output_that_cannot_be_written_is_one_line_and_exit_code_2(tmp_path, 
     done = limited(*arguments, folder=tmp_path)
     assert done.stderr == "phasor: File too large\n"
     assert done.returncode == 2
-
-
-@pytest.mark.parametrize(
-    ("name", "says"),
-    [
-        ("none/x.png", "cannot be written: No such file or directory"),
-        ("x.nothing", "must end with one of"),
-        ("pipe.png", "must be a file or new"),
-    ],
-)
-def test_a_picture_that_cannot_be_saved_is_refused_before_measuring(
-    tmp_path, monkeypatch, name, says
-):
-    """A minute is not spent for nothing."""
-    monkeypatch.setattr("phasor.bench.run", None)
-    os.mkfifo(tmp_path / "pipe.png")
-    done = CliRunner().invoke(bench, ["--save", str(tmp_path / name)])
-    assert isinstance(done.exception, phasor.SpecError)
-    assert says in str(done.exception)
-
-
-def test_a_picture_without_matplotlib_names_the_extra(tmp_path, monkeypatch):
-    """Before measuring too."""
-    monkeypatch.setattr("phasor.bench.run", None)
-    monkeypatch.setattr("phasor.cli._common.find_spec", lambda name: name != "matplotlib" or None)
-    done = CliRunner().invoke(bench, ["--save", str(tmp_path / "x.png")])
-    assert isinstance(done.exception, BackendError)
-    assert "pip install 'phasor[figures]'" in str(done.exception)
 
 
 def test_no_colours_go_into_a_pipe():
