@@ -130,7 +130,8 @@ def _others(case: Case, device: str) -> list[Contender]:
         qwen3 = others.transformers_qwen3
         found += _with_compiled(QWEN3, "half", qwen3, heads_first=True, norm=True)
     if device == "cpu":
-        return found + [
+        return [
+            *found,
             adapted("Meta, complex", "interleaved", others.meta),
             adapted("torchtune", "interleaved", others.torchtune),
             adapted("rotary-embedding-torch", "interleaved", others.rotary_embedding_torch,

@@ -192,26 +192,28 @@ def times_page() -> str:
 def memory_rise(what: str, name: str, *, patched: bool) -> int:
     """Bytes by which a prompt of 32k tokens raises the peak, in one rotation or a whole model."""
     model = built(name, patched=patched)
-    shape, found = SHAPES[name][2], 0
+    shape = SHAPES[name][2]
     layer = next(m for _, m in model.named_modules() if rotations(original(m) or type(m)))
     function = rotations(original(layer) or type(layer))["apply_rotary_pos_emb"]
     rotate = substitute(function) if patched else function
     kind = ["full_attention"] if name.startswith("Gemma") else []
-    for length in (64, LONG):  # the first warms up
+
+    def rise(length: int) -> int:
         positions = torch.arange(length)[None]
         if what == "model":
-            found = peak_rise(lambda: model(positions % 1000, use_cache=False))
-            continue
+            return peak_rise(lambda: model(positions % 1000, use_cache=False))
         q, k = (
             torch.ones(1, length, shape[heads], shape["head_dim"], dtype=torch.bfloat16)
             for heads in ("num_attention_heads", "num_key_value_heads")
         )
-        found = peak_rise(
+        return peak_rise(
             lambda: rotate(
                 q.transpose(1, 2), k.transpose(1, 2), *model.rotary_emb(q, positions, *kind)
             )
         )
-    return found
+
+    rise(64)  # for what is loaded once
+    return rise(LONG)
 
 
 def memory_page() -> str:

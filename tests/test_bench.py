@@ -463,7 +463,7 @@ def test_what_cannot_be_captured_is_named_and_still_timed() -> None:
 def test_what_breaks_leaves_what_was_measured(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """One case breaks, one is too large, one is cut off; the file has the first, and the reasons."""
+    """One case breaks, one is too large, one is cut off; the file has the first and the reasons."""
 
     def time_case(case: Any, contenders: Any, **options: Any) -> Any:
         if case.seq == 6:

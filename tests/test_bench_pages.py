@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from .bench_files import BENCH, COPY, TINY, result, results
+from .bench_files import BENCH, TINY, result, results
 
 
 def verdicts(measured: Sequence[Any], **others: Any) -> dict[str, tuple[str, str, str]]:

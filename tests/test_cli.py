@@ -9,11 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 import phasor
 from phasor.cli import main, run
-from phasor.errors import BackendError
 from phasor.identification.comparison import compare
 from phasor.terminal import print_comparison, print_model
 

@@ -15,7 +15,7 @@ import phasor
 SRC = Path(phasor.__file__).parent
 HEAVY = ("torch", "rich", "altair", "vl_convert", "jinja2")
 # the modules whose job one of them is; nothing light imports these
-HEAVY_MODULES = {"torch", "charts", "terminal", "bench", "demo", "report"}
+HEAVY_MODULES = {"torch", "charts", "terminal", "cli.bench", "cli.demo", "report"}
 # importing `phasor.__main__` runs the command line
 NEVER_IMPORTED = {"__main__"}
 
@@ -36,7 +36,7 @@ def light_modules() -> list[str]:
     for path in sorted(SRC.rglob("*.py")):
         parts = path.relative_to(SRC).with_suffix("").parts
         parts = parts[:-1] if parts[-1] == "__init__" else parts
-        if parts and parts[0] not in HEAVY_MODULES | NEVER_IMPORTED:
+        if parts and not {parts[0], ".".join(parts)} & (HEAVY_MODULES | NEVER_IMPORTED):
             found.append(".".join(("phasor", *parts)))
     return found
 
