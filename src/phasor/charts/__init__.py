@@ -4,8 +4,8 @@ One function each, all returning an Altair chart: ``chart.save("decay.pdf")`` wr
 ``.svg`` and ``.png`` (with ``ppi=300``) as well, and a notebook shows it. A chart that has a slider
 or a menu is saved as it stands at first. Legends can be clicked: one curve stays, the others fade.
 
-Curves differ in dashes as well as in colour, and heat maps darken steadily, so that every chart
-reads in grey. Needs ``altair`` and ``vl-convert-python``, the extra ``charts``.
+Curves differ in dashes as well as in colour, and heat maps grow steadily stronger, so that every
+chart reads in grey. Needs ``altair`` and ``vl-convert-python``, the extra ``charts``.
 """
 
 from phasor.charts.attention import (

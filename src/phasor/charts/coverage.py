@@ -31,7 +31,7 @@ def coverage_chart(ways: Mapping[str, Coverage]) -> alt.VConcatChart:
     """Turns of every pair in training and after, and the share of its phases that are new.
 
     Above, a pair below one turn never came round in training (grey): beyond the critical
-    dimension of Liu et al. (2310.05209). Below, one row for each extension, dark where the longer
+    dimension of Liu et al. (2310.05209). Below, one row for each extension, strong where the longer
     context shows angles that training never did.
 
     Args:

@@ -56,7 +56,7 @@ def rotation_chart(rope: Rope, *, pairs: Sequence[int], tokens: int) -> alt.Conc
     Args:
         rope: What rotates; with several axes, tokens stand at the same place on every one.
         pairs: Which pairs, a panel for each, three in a row.
-        tokens: Positions 0 to ``tokens - 1``, light to dark.
+        tokens: Positions 0 to ``tokens - 1``, faint to strong.
 
     Raises:
         SpecError: If a number is not in its range, or ``rope.scaling`` is a rule that has not
