@@ -37,7 +37,7 @@ PIPELINE = """
     identification.tensors identification.difference identification phasor
     identification.comparison translation.onnx translation
     charts.style charts.curves charts.coverage charts.attention charts
-    extending report
+    extending report.snippet report
     torch._internals torch.positions torch._torchscript torch._layout torch._arguments
     torch._tables torch._rows torch._written
     torch.backends.triton.tiles torch.backends.triton.angles torch.backends.triton.kernels
