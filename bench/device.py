@@ -81,7 +81,7 @@ def processor() -> str:
 class Cpu:
     """This machine's processor: calls have done their work when they return, and no replays."""
 
-    where = torch.device("cpu")
+    kind, where = "cpu", torch.device("cpu")
     # query and key, of which one that a model's last operation leaves in some cache is timed warm
     warm_bytes = 2**24
     name = "cpu"
@@ -114,6 +114,8 @@ class Cpu:
 
 class Cuda:
     """The current CUDA device: time by events on its own clock, call by call or replayed."""
+
+    kind = "cuda"
 
     def __init__(self) -> None:
         self.where = torch.device("cuda", torch.cuda.current_device())

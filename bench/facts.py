@@ -16,7 +16,7 @@ import others
 import torch
 from cases import FAR, LARGE, TABLE_LENGTHS, Case
 from contenders import everyone
-from device import peak_rise, usual_environment
+from device import Device, peak_rise, usual_environment
 from measure import UnableError, admit
 from torch import Tensor
 
@@ -51,15 +51,15 @@ def peak(key: str) -> int | None:
     return peak_rise(lambda: rotation(q, k))
 
 
-def far_errors(device: torch.device) -> dict[str, dict[str, float | str]]:
+def far_errors(device: Device) -> dict[str, dict[str, float | str]]:
     """Each contender's error at far positions, by position and dtype, or why there is none.
 
     The gate's tolerance is for cases nearer by; here the error itself is the result.
     """
     found: dict[str, dict[str, float | str]] = {}
-    for case in FAR[device.type]:
+    for case in FAR[device.kind]:
         torch.compiler.reset()
-        measured, _ = admit(case, everyone(case, device.type), device)
+        measured, _ = admit(case, everyone(case, device.kind), device.where)
         for key, result in (measured.left_out | measured.errors).items():
             found.setdefault(key, {})[case.label] = result
     return found

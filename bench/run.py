@@ -104,7 +104,7 @@ def measure_all(
         kept: Results of other cases, as they were written.
         keep: Told after every step what has been found so far.
     """
-    kind = device.where.type
+    kind = device.kind
     found: dict[str, Any] = json.loads(json.dumps(_NOTHING)) | {"cases": []}
     order = {case.label: i for i, case in enumerate(CASES[kind])}
     by_case = {f"{one['case']['name']}, {one['case']['dtype']}": dict(one) for one in kept}
@@ -133,7 +133,7 @@ def measure_all(
     if facts:
         steps += [
             ("tables", lambda: found.update(tables=tables(device.where))),
-            ("exactness", lambda: found.update(far=far_errors(device.where))),
+            ("exactness", lambda: found.update(far=far_errors(device))),
         ]
         if kind == "cpu":
             system = partial(fresh, "run.py", "--system-memory")

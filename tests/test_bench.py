@@ -399,7 +399,7 @@ def test_a_ratio_is_taken_round_by_round() -> None:
 class Player:
     """A GPU on the CPU, where every call takes a second and a replay takes one for each."""
 
-    name = "gpu-player"
+    name, kind = "gpu-player", "cuda"
 
     def __init__(self, warm_bytes: int = 2**30) -> None:
         self.where: Any = torch.device("cpu")
@@ -498,6 +498,39 @@ def test_what_breaks_leaves_what_was_measured(
     assert run.kept_cases(path, about | {"commit": "unknown"}) == []
 
 
+def test_a_run_on_a_gpu_has_all_its_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls and graphs, the host's part, tables, exactness, and who is absent."""
+    run, compiled = BENCH.run, "compiled"
+
+    def everyone(case: Any, device: str) -> list[Any]:
+        found = BENCH.contenders.everyone(case, device)
+        return [one for one in found if compiled not in one.name]
+
+    monkeypatch.setattr(run, "everyone", everyone)
+    monkeypatch.setattr(BENCH.facts, "everyone", everyone)
+    monkeypatch.setattr(run, "LAUNCH", replace(TINY, seq=1))
+    monkeypatch.setattr(BENCH.run, "host_timer", lambda call, repeats: 1.0)
+    cases = [replace(TINY, name=f"A, {name}", group="A", seq=n, norm=True)
+             for name, n in (("prefill 5", 5), ("decode 1", 1))]  # fmt: skip
+    found = run.measure_all(Player(), cases, seconds=0.0, facts=True)
+    assert found["failed"] == {}
+    about = {"device": "gpu-player", "machine": "D", "python": "3", "date": "today",
+             "commit": "abc", "versions": {}, "whole": True}  # fmt: skip
+    page = BENCH.report.markdown(json.loads(json.dumps(about | found)))
+    for line in (
+        "|  | prefill 5 | decode 1 |",
+        "| phasor, fused norm, half | 1.00 ±0%, 0 | 1.00 ±0%, 0 |",
+        "| empty kernel | – | 1.00 ±0% |",
+        "Graphs:",
+        "| phasor, norm and rotation | 1000000.0 |",
+        "| phasor, rotation and cache write | 1000000.0 |",
+        "* Liger, in place, half: not installed",
+        "| tables of phasor / 2 MB | ≤ 1 | 1.00 | held |",
+    ):
+        assert line in page
+    assert found["far"]["phasor, in place, half"]["1e+07, float32"] < BENCH.targets.FAR_BOUND
+
+
 def test_a_run_on_this_machine_writes_its_page(tmp_path: Path, monkeypatch: Any) -> None:
     """One case with phasor's forms alone, from the command line to the files."""
     monkeypatch.setattr(BENCH.run, "everyone", lambda case, device: ours())
@@ -518,7 +551,7 @@ def test_facts_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sizes["flash-attention", 1_048_576] == 2 * 64 * 2 * 2**20
     some = [ours()[1], BENCH.contenders.adapted("Meta", "interleaved", BENCH.others.meta)]
     monkeypatch.setattr(BENCH.facts, "everyone", lambda case, device: some)
-    far = BENCH.facts.far_errors(torch.device("cpu"))
+    far = BENCH.facts.far_errors(BENCH.device.Cpu())
     assert far["phasor, new output, half"]["1e+06, float32"] < BENCH.targets.FAR_BOUND
     assert far["Meta, interleaved"]["1e+06, float32"] > 1e-2
 
