@@ -45,7 +45,7 @@ bench: $(VENV)/bench.done  ## measure the CPU kernel against the others, about f
 	$(BIN)/python bench/run.py
 
 bench-gpu: $(VENV)/bench.done  ## measure the GPU kernels against the others; needs a CUDA device
-	$(BIN)/python bench/gpu.py
+	$(BIN)/python bench/run.py --device cuda
 
 sanitize: $(VENV)/test.done  ## the CPU kernel's tests under AddressSanitizer and UBSan
 	$(BIN)/python tests/native/checks.py sanitize
@@ -74,11 +74,11 @@ $(VENV)/demo.done: $(MADE_BY) | $(VENV)/python.done
 	@touch $@
 
 $(VENV)/test.done: $(MADE_BY) | $(VENV)/python.done
-	$(PIP) --editable '.[torch,figures,report]' --group test
+	$(PIP) --editable '.[torch,charts]' --group test
 	@touch $@
 
 $(VENV)/check.done: $(MADE_BY) | $(VENV)/python.done
-	$(PIP) --editable '.[torch,figures,report]' --group check --group docs
+	$(PIP) --editable '.[torch,charts]' --group check --group docs
 	@touch $@
 
 $(VENV)/bench.done: $(MADE_BY) | $(VENV)/python.done
@@ -86,5 +86,5 @@ $(VENV)/bench.done: $(MADE_BY) | $(VENV)/python.done
 	@touch $@
 
 $(VENV)/docs.done: $(MADE_BY) | $(VENV)/python.done
-	$(PIP) --editable '.[torch,figures,report]' --group docs
+	$(PIP) --editable '.[torch,charts]' --group docs
 	@touch $@

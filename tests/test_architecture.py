@@ -34,9 +34,8 @@ PIPELINE = """
     identification.laws identification.explaining identification.limits identification.mistakes
     identification.measuring identification.differences identification phasor
     translation.onnx translation
-    figures._style figures._precision figures._spectrum figures._rotation figures._decay
-    figures._heads figures._coverage figures._linear figures
-    extending report._numbers report._snippet report._charts report
+    charts.style charts.curves charts.coverage charts.attention charts
+    extending report.snippet report
     torch._internals torch.positions torch._torchscript torch._layout torch._arguments
     torch._tables torch._rows torch._written
     torch.backends.triton.tiles torch.backends.triton.angles torch.backends.triton.kernels
@@ -57,13 +56,13 @@ PIPELINE = """
     torch.transformers._check torch.transformers torch
     torch.architectures._tiny torch.architectures._recording torch.architectures._compared
     torch.architectures torch.architectures.verdicts
-    cli.common bench._case bench._gate bench._timing bench._measure bench._figure bench
+    cli.common
     cli.show cli.architectures cli.identify cli.diff cli.convert cli.extend cli.report cli.presets
-    cli.demo cli.bench cli __main__
+    cli.demo cli.benchmark cli.bench cli __main__
 """
 ORDER = PIPELINE.split()
 # the benchmark and the demonstration drive phasor.torch; only their commands import them
-USE_TORCH = ("torch", "bench", "cli.demo")
+USE_TORCH = ("torch", "cli.benchmark", "cli.demo")
 MOST_LINES = 500
 
 

@@ -12,15 +12,12 @@ from pkgutil import iter_modules
 
 import click
 import pytest
-from click.testing import CliRunner
 
 import phasor
 import phasor.cli
 from phasor.cli import COMMANDS, run
-from phasor.cli.bench import bench
 from phasor.cli.diff import print_comparison
 from phasor.cli.show import print_model
-from phasor.errors import BackendError
 from phasor.identification import compare
 
 from .running import run_phasor
@@ -239,34 +236,6 @@ def test_an_output_that_cannot_be_written_is_one_line_and_exit_code_2(tmp_path, 
     assert done.returncode == 2
 
 
-@pytest.mark.parametrize(
-    ("name", "says"),
-    [
-        ("none/x.png", "cannot be written: No such file or directory"),
-        ("x.nothing", "must end with one of"),
-        ("pipe.png", "must be a file or new"),
-    ],
-)
-def test_a_picture_that_cannot_be_saved_is_refused_before_measuring(
-    tmp_path, monkeypatch, name, says
-):
-    """A minute is not spent for nothing."""
-    monkeypatch.setattr("phasor.bench.run", None)
-    os.mkfifo(tmp_path / "pipe.png")
-    done = CliRunner().invoke(bench, ["--save", str(tmp_path / name)])
-    assert isinstance(done.exception, phasor.SpecError)
-    assert says in str(done.exception)
-
-
-def test_a_picture_without_matplotlib_names_the_extra(tmp_path, monkeypatch):
-    """Before measuring too."""
-    monkeypatch.setattr("phasor.bench.run", None)
-    monkeypatch.setattr("phasor.cli.common.find_spec", lambda name: name != "matplotlib" or None)
-    done = CliRunner().invoke(bench, ["--save", str(tmp_path / "x.png")])
-    assert isinstance(done.exception, BackendError)
-    assert "pip install 'phasor-rope[figures]'" in str(done.exception)
-
-
 def test_no_colours_go_into_a_pipe():
     """What is not a terminal gets plain text."""
     assert "\x1b" not in run_phasor("show", "llama-3.1-8b").stdout
@@ -381,7 +350,7 @@ def test_colours_are_the_only_thing_that_a_terminal_obeys(tmp_path):
         )
 
 
-HEAVY = ("torch", "matplotlib", "phasor.configs", "phasor.identification", "phasor.checkpoint")
+HEAVY = ("torch", "altair", "phasor.configs", "phasor.identification", "phasor.checkpoint")
 
 
 @pytest.mark.processes

@@ -238,7 +238,6 @@ ARGUMENTS = [
     ["convert", ".", "out", "--to", "half", "--head-dim", "8", "--query", "a{99999999999999}"],
     ["convert", ".", "out", "--to", "half", "--head-dim", "8", "--query", "(" * 9999],
     ["convert", ".", "out", "--to", "half", "--config", TYPED],
-    ["bench", "--save", TYPED],
 ]
 
 

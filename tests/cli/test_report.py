@@ -55,7 +55,7 @@ def test_the_missing_extra_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr("phasor.cli._common.find_spec", lambda name: name != "altair" or None)
     done = command("gpt-j-6b", "-o", tmp_path / "page.html")
     assert done.returncode == 2
-    assert "pip install 'phasor-rope[report]'" in done.stderr
+    assert "pip install 'phasor-rope[charts]'" in done.stderr
 
 
 @pytest.mark.report
