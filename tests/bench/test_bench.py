@@ -631,7 +631,7 @@ def test_an_odd_call_of_a_short_length_does_not_show(monkeypatch: pytest.MonkeyP
 
 
 # not by an import statement: the command is also called phasor.cli.bench
-small_bench = importlib.import_module("phasor.cli.bench")
+small_bench = importlib.import_module("phasor.cli.benchmark")
 SMALL = small_bench.Case("tiny", torch.float32, 5, 2)
 
 
