@@ -47,10 +47,9 @@ PIPELINE = """
     torch._fused torch.backends.triton.norm torch.backends.triton.cache
     torch.backends.triton.fused
     torch._norm torch._cache_write torch.fused
-    torch._attend torch.key_cache torch.attention torch.relative
-    torch._feature_maps torch._causal_sum torch._linear_attention
-    torch.papers.heads torch.papers.usage torch.papers
-    torch.cache torch.splice torch._cache_layers torch.cached_keys
+    torch.heads_first torch.kv_cache.cache torch.kv_cache.verbs torch.kv_cache.cached_keys
+    torch.kv_cache torch.attention
+    torch.papers.linear torch.papers.relative torch.papers.heads torch.papers.usage torch.papers
     torch.export._graph torch.export torch.distributed
     torch.transformers._rules torch.transformers._carriers torch.transformers._forms
     torch.transformers._axial torch.transformers._fresh torch.transformers._sines

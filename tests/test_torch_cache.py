@@ -13,7 +13,7 @@ from torch import Tensor
 
 from phasor import Rope
 from phasor.torch import rotate
-from phasor.torch.cache import shift_, undo_
+from phasor.torch.kv_cache import shift_, undo_
 
 from .strategies import EVERY_LAW
 from .torch_oracle import (

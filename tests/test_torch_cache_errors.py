@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from phasor import PhasorError, PositionError, Rope, SpecError, TensorError
-from phasor.torch.cache import retune_, shift_, undo_
-from phasor.torch.splice import evict, insert
+from phasor.torch.kv_cache import retune_, shift_, undo_
+from phasor.torch.kv_cache import evict, insert
 
 from .turned_keys import HALF, LAYOUTS, LONG, SECTIONED
 

@@ -267,12 +267,12 @@ def test_gathered_keys_are_for_rotary_attention_on_one_mesh_dimension() -> None:
     with pytest.raises(SpecError, match="layout must be one of 'contiguous', 'zigzag'"):
         GatheredKeys("striped")  # type: ignore[arg-type]
     with one_of((2, 2), 0) as mesh:
-        layer = RotaryAttention(16, 2, ROPE)
+        layer = RotaryAttention(ROPE, 16, 2)
         with pytest.raises(SpecError, match="device_mesh must have one dimension, got 2"):
             GatheredKeys("zigzag")._apply(layer, mesh)
     with one_of((2,), 0) as mesh:
         with pytest.raises(SpecError, match=r"module must be a .*RotaryAttention, got Linear"):
-            parallelize_module(layer.query, mesh, GatheredKeys("zigzag"))
+            parallelize_module(layer.q_proj, mesh, GatheredKeys("zigzag"))
         parallelize_module(layer, mesh, GatheredKeys("zigzag"))
         with pytest.raises(SpecError, match="cu_seqlens must be None where keys are gathered"):
             layer(torch.zeros(1, 4, 16), cu_seqlens=[0, 4])
@@ -302,7 +302,7 @@ def test_torch_has_no_ring_attention_for_processors() -> None:
 def test_positions_that_mixed_precision_has_rounded_are_refused() -> None:
     """FSDP casts every floating input of a module; whole numbers pass as they are."""
     with one_of((2,), 0) as mesh:
-        layer = RotaryAttention(16, 2, ROPE)
+        layer = RotaryAttention(ROPE, 16, 2)
         fully_shard(layer, mesh=mesh, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
         assert layer(torch.zeros(1, 4, 16), torch.arange(4)).dtype == torch.bfloat16
         with pytest.raises(PositionError, match="bfloat16 cannot tell 256 from 257"):

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from phasor import PhasorError, PositionError, Rope, TensorError
-from phasor.torch import CachedKeys, KeyCache, retune_, rotate_, rotate_qk_
+from phasor.torch import rotate_, rotate_qk_
+from phasor.torch.kv_cache import CachedKeys, KVCache, retune_
 from phasor.torch import cache as cache_module
 
 ROPE = Rope(head_dim=8, pairing="half")
@@ -182,7 +183,7 @@ def test_a_cache_of_inference_mode_is_shortened_there_or_not_at_all() -> None:
 def test_a_key_cache_of_inference_mode_is_shortened_there_or_not_at_all() -> None:
     """Its lengths stay with its keys."""
     with torch.inference_mode():
-        cache = KeyCache(batch=1, capacity=8, key_heads=2, head_dim=8)
+        cache = KVCache(batch_size=1, capacity=8, num_kv_heads=2, head_dim=8)
         cache.append(torch.ones(1, 4, 2, 8), torch.ones(1, 4, 2, 8))
     with pytest.raises(TensorError, match="inference"):
         CachedKeys(cache, ROPE).evict_(1, 3)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from phasor import Rope
 from phasor.torch import rotate
-from phasor.torch.splice import evict, insert
+from phasor.torch.kv_cache import evict, insert
 
 from .torch_oracle import ROW_ERROR_64, excess_by, normal
 from .turned_keys import LAYOUTS, turns

@@ -28,10 +28,9 @@ from torch.distributed.tensor.parallel import ParallelStyle
 from phasor import positions as phasor_positions
 from phasor._checks import choice
 from phasor.errors import PositionError, SpecError, TensorError
-from phasor.torch._attend import attend, attend_cached
 from phasor.torch._layout import count_axes
-from phasor.torch.attention import RotaryAttention
-from phasor.torch.key_cache import KeyCache
+from phasor.torch.attention import RotaryAttention, attend
+from phasor.torch.kv_cache import KVCache
 
 Layout = Literal["contiguous", "zigzag"]
 
@@ -209,12 +208,13 @@ class _GatheringAttention(RotaryAttention):
         x: Tensor,
         positions: Tensor | None = None,
         *,
-        mask: Tensor | None = None,
+        attention_mask: Tensor | None = None,
         cu_seqlens: Sequence[int] | Tensor | None = None,
-        cache: KeyCache | None = None,
+        cache: KVCache | None = None,
     ) -> Tensor:
-        """What this rank's tokens have gathered; positions are those of the layout if None."""
-        for name, given in (("mask", mask), ("cu_seqlens", cu_seqlens), ("cache", cache)):
+        """The attention output of this rank's tokens; positions are those of the layout if None."""
+        options = {"attention_mask": attention_mask, "cu_seqlens": cu_seqlens, "cache": cache}
+        for name, given in options.items():
             if given is not None:
                 raise SpecError(
                     f"{name} must be None where keys are gathered from other ranks, got "
@@ -224,14 +224,14 @@ class _GatheringAttention(RotaryAttention):
             positions = self._places(x)[self.mesh.get_local_rank()]
         return super().forward(x, positions)
 
-    def _attended(
+    def _attend(
         self,
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        mask: Tensor | None,
+        attention_mask: Tensor | None,
         bounds: list[int] | None,
-        cache: KeyCache | None,
+        cache: KVCache | None,
     ) -> Tensor:
         places = self._places(q)
         joined = torch.cat((k, v), dim=-1)  # one collective instead of two
@@ -242,7 +242,7 @@ class _GatheringAttention(RotaryAttention):
         if not self.causal:
             return attend(q, keys, values, self._factor, causal=False)
         own = places[self.mesh.get_local_rank()].unsqueeze(0)
-        return attend_cached(q, keys, values, self._factor, own, self.window)
+        return attend(q, keys, values, self._factor, causal=True, window=self.window, index=own)
 
     def _places(self, x: Tensor) -> Tensor:
         """Which tokens each rank holds, ``[ranks, seq]``, where ``x`` is ``[batch, seq, ...]``."""

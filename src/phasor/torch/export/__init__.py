@@ -74,7 +74,7 @@ def export(
     >>> from phasor import Rope
     >>> from phasor.torch import RotaryAttention
     >>> rope = Rope(head_dim=8, pairing="half")
-    >>> attention = RotaryAttention(16, query_heads=2, rope=rope).eval()
+    >>> attention = RotaryAttention(rope, 16, num_heads=2).eval()
     >>> program = export(attention, (torch.zeros(1, 5, 16),), longest=1024)
     >>> [node.op_type for node in program.model.graph].count("RotaryEmbedding")
     2
