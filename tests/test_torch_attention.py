@@ -95,7 +95,9 @@ def test_tokens_do_not_notice_what_padding_holds() -> None:
     attention, x = layer(), normal(1, 9, WIDTH, dtype=torch.float64)
     mask = torch.tensor([[False] * 3 + [True] * 6])
     other = torch.where(mask[..., None], x, 1e3 * x)
-    assert torch.equal(attention(other, attention_mask=mask)[mask], attention(x, attention_mask=mask)[mask])
+    assert torch.equal(
+        attention(other, attention_mask=mask)[mask], attention(x, attention_mask=mask)[mask]
+    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

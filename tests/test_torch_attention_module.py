@@ -14,8 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from phasor import Rope, SpecError
 from phasor.positions import cached, packed, padded, span
 from phasor.scaling import Yarn
-from phasor.torch import rotate_qk
 from phasor.torch import attention as attention_module
+from phasor.torch import rotate_qk
 from phasor.torch.attention import RotaryAttention
 
 from .attention_oracle import HALF, HEADS, LAYERS, WIDTH, layer

@@ -14,8 +14,7 @@ from transformers import cache_utils
 from phasor import PhasorError, PositionError, Rope, SpecError, TensorError
 from phasor.axes import Axial, Sectioned
 from phasor.scaling import DynamicNTK
-from phasor.torch.kv_cache import CachedKeys
-from phasor.torch.kv_cache import KVCache
+from phasor.torch.kv_cache import CachedKeys, KVCache
 
 from .attention_oracle import HALF
 from .filled_caches import ROPES, empty, filled, layered
@@ -43,6 +42,13 @@ def offloaded() -> Any:
     """One that says so; where there is no accelerator, none can be filled."""
     cache = of_layers(cache_utils.DynamicLayer())
     cache.offloading = True
+    return cache
+
+
+def of_integers() -> Any:
+    """Two layers, one of which was quantised."""
+    cache = of_layers(cache_utils.DynamicLayer(), cache_utils.DynamicLayer())
+    cache.layers[1].keys = cache.layers[1].keys.to(torch.int8)
     return cache
 
 
@@ -94,6 +100,8 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[PhasorError], str]] = {
     "heads of another width": (
         lambda: CachedKeys(filled("dynamic"), Rope(head_dim=16, pairing="half")), TensorError,
         r"layer 0 .* \(16\)"),
+    "keys of integers": (
+        lambda: CachedKeys(of_integers(), HALF), TensorError, "keys of layer 1 must be float64, "),
     "Ropes of different axes": (
         lambda: CachedKeys(filled("dynamic"), [HALF, HALF, MANY_AXES]), SpecError,
         r"number of axes, got \[1, 3\]"),

@@ -131,6 +131,17 @@ def test_features_may_be_anything() -> None:
     assert off(made, expected) < 1e-13
 
 
+@pytest.mark.parametrize("feature_map", ["elu", "shen"])
+def test_heads_first_is_the_same_call_on_transposed_tensors(feature_map: str) -> None:
+    """Bit for bit, also for a map that looks along the tokens."""
+    q, k, v = three(2, 20, 3, 8)
+    options: dict[str, Any] = {"causal": feature_map == "elu", "feature_map": feature_map}
+    expected = linear_attention(q, k, v, torch.arange(20), HALF, **options)
+    given = [x.transpose(1, 2).contiguous() for x in (q, k, v)]
+    made = linear_attention(*given, torch.arange(20), HALF, heads_first=True, **options)
+    assert torch.equal(made.transpose(1, 2), expected)
+
+
 def test_shen_and_its_reading_by_roformer_differ() -> None:
     """The softmax over tokens divides each feature by a sum of its own, exp does not."""
     q, k, v = three(20, 1, 8)

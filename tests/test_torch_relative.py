@@ -154,6 +154,15 @@ def test_the_last_queries_alone_see_the_same(name: str, chunk: int) -> None:
         assert bool(((alone - whole[:, 13 - new :]).abs() < 2 * limit).all())
 
 
+@pytest.mark.parametrize("name", BENT)
+def test_heads_first_is_the_same_call_on_transposed_tensors(name: str) -> None:
+    """Bit for bit."""
+    given, distance = tokens(), BENT[name][0]
+    transposed = [x.transpose(1, 2).contiguous() for x in given]
+    out = relative_attention(*transposed, HALF, distance, heads_first=True)
+    assert torch.equal(out.transpose(1, 2), relative_attention(*given, HALF, distance))
+
+
 DISTANCES = {
     "rerope, at the window": (ReRope(512), 512, 512.0),
     "rerope, far": (ReRope(512), 4900, 512.0),

@@ -122,6 +122,16 @@ def test_rotary_attention_is_watched(monkeypatch, qk_norm):
         np.testing.assert_allclose(norms.mean, pair_norms(x.detach().numpy(), ROPE), rtol=4e-6)
 
 
+def test_projections_may_be_called_query_and_key():
+    """As in ESM and RoFormer."""
+    names = {"query": nn.Linear(WIDTH, HEADS * 8), "key": nn.Linear(WIDTH, KEY_HEADS * 8)}
+    with watch_usage(nn.ModuleDict(names), ROPE) as (layer,):
+        made = {name: projection(inputs(1, 3)).detach() for name, projection in names.items()}
+    for name, norms in (("query", layer.queries), ("key", layer.keys)):
+        heads = made[name].unflatten(-1, (-1, 8)).numpy()
+        np.testing.assert_allclose(norms.mean, pair_norms(heads, ROPE), rtol=2e-6)
+
+
 @pytest.mark.parametrize("norm", [nn.Identity(), None], ids=["identity", "none"])
 def test_an_identity_is_no_norm(norm):
     """What the projection says is taken, and not lost because a norm never ran."""

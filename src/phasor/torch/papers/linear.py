@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -336,19 +337,11 @@ def _elu_plus_one(x: Tensor) -> Tensor:
     return x.clamp(max=0).exp() + x.relu()
 
 
-def _softmax_over_features(x: Tensor) -> Tensor:
-    return x.softmax(-1)
-
-
-def _softmax_over_tokens(x: Tensor) -> Tensor:
-    return x.softmax(-3)
-
-
-#: The maps of queries and of keys, by name.
+#: The maps of queries and of keys [..., seq, heads, head_dim], by name.
 _FEATURE_MAPS: dict[str, tuple[FeatureMap, FeatureMap]] = {
     "elu": (_elu_plus_one, _elu_plus_one),
-    "softmax": (_softmax_over_features, torch.exp),
-    "shen": (_softmax_over_features, _softmax_over_tokens),
+    "softmax": (partial(torch.softmax, dim=-1), torch.exp),
+    "shen": (partial(torch.softmax, dim=-1), partial(torch.softmax, dim=-3)),
 }
 
 

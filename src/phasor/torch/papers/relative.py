@@ -176,7 +176,9 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, rope: Rope, distance: Distance) -> 
 
 def _grouped(x: Tensor, num_kv_heads: int) -> Tensor:
     """``[batch, seq, heads, head_dim]`` as ``[batch, num_kv_heads, group, seq, head_dim]``."""
-    return x.unflatten(2, (num_kv_heads, -1)).permute(0, 2, 3, 1, 4)
+    batch, seq, heads, head_dim = x.shape
+    x = x.reshape(batch, seq, num_kv_heads, heads // num_kv_heads, head_dim)
+    return x.permute(0, 2, 3, 1, 4)
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor) -> None:

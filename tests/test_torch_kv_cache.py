@@ -80,7 +80,9 @@ def test_rows_may_grow_from_different_lengths(
     end = torch.tensor([[True, False, True, False], [False] * 4, [True] * 4])
     masks = [prompt, every, every, every, end]
     parts = x.split([5, 1, 1, 1, 4], dim=1)
-    y = torch.cat([attention(p, attention_mask=m, cache=cache) for p, m in zip(parts, masks, strict=True)], 1)
+    y = torch.cat(
+        [attention(p, attention_mask=m, cache=cache) for p, m in zip(parts, masks, strict=True)], 1
+    )
     assert y.isfinite().all()
     assert cache.lengths.tolist() == [7, 8, 7]
     kept = torch.cat(masks, dim=1)
