@@ -124,18 +124,6 @@ def test_only_with_a_rope_it_learns_to_copy_the_token_before(rope: Rope | None) 
 
 
 @pytest.mark.usefixtures("_forget")
-@pytest.mark.parametrize("name", ["causal", "normed"])
-def test_one_graph_serves_every_length(name: str) -> None:
-    """Four lengths, one compilation, the values of eager mode."""
-    attention = layer(torch.float32, **LAYERS[name][0])
-    quick = torch.compile(attention, fullgraph=True, dynamic=True, backend=BACKEND)
-    with torch._dynamo.config.patch(error_on_recompile=True):
-        for length in (5, 6, 9, 17):
-            x = normal(2, length, WIDTH)
-            assert torch.equal(quick(x), attention(x))
-
-
-@pytest.mark.usefixtures("_forget")
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("name", ["causal", "window"])
 def test_every_mask_compiles_to_one_graph(name: str, call: str, chunk: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -206,31 +205,3 @@ def test_training_through_a_cache_is_refused() -> None:
     attention = layer(torch.float32)
     with pytest.raises(TensorError, match=r"^k must not require a gradient"):
         attention(normal(1, 2, WIDTH), cache=attention.make_cache(batch_size=1, capacity=2))
-
-
-@pytest.fixture
-def _forget() -> Iterator[None]:
-    """Compile from nothing."""
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
-@pytest.mark.usefixtures("_forget")
-@pytest.mark.parametrize("name", ["causal", "window"])
-def test_decoding_compiles_once(name: str) -> None:
-    """One graph for the prompt, one for every later token, however long the cache has become."""
-    options, sees = LAYERS[name]
-    attention, x = frozen(torch.float32, **options), normal(1, 9, WIDTH)
-    graphs: list[Any] = []
-
-    def count(graph: Any, _inputs: Any) -> Any:
-        graphs.append(graph)
-        return graph.forward
-
-    quick = torch.compile(attention, fullgraph=True, backend=count)
-    cache = attention.make_cache(batch_size=1, capacity=9)
-    parts = [part.clone() for part in x.split([3, 1, 1, 1, 1, 1, 1], dim=1)]
-    y = torch.cat([quick(part, cache=cache) for part in parts], dim=1)
-    assert_attends(y[0], attention, x[0], sees)
-    assert len(graphs) == 2
