@@ -155,12 +155,12 @@ def test_the_last_queries_alone_see_the_same(name: str, chunk: int) -> None:
 
 
 @pytest.mark.parametrize("name", BENT)
-def test_heads_first_is_the_same_call_on_transposed_tensors(name: str) -> None:
+def test_heads_first_is_the_same_call_on_transposed_views(name: str) -> None:
     """Bit for bit."""
-    given, distance = tokens(), BENT[name][0]
-    transposed = [x.transpose(1, 2).contiguous() for x in given]
-    out = relative_attention(*transposed, HALF, distance, heads_first=True)
-    assert torch.equal(out.transpose(1, 2), relative_attention(*given, HALF, distance))
+    given, distance = [x.transpose(1, 2).contiguous() for x in tokens()], BENT[name][0]
+    expected = relative_attention(*(x.transpose(1, 2) for x in given), HALF, distance)
+    out = relative_attention(*given, HALF, distance, heads_first=True)
+    assert torch.equal(out.transpose(1, 2), expected)
 
 
 DISTANCES = {
