@@ -39,11 +39,10 @@ PIPELINE = """
     figures._style figures._precision figures._spectrum figures._rotation figures._decay
     figures._heads figures._coverage figures._linear figures
     extending report._numbers report._snippet report._charts report
-    torch._internals torch.positions torch._torchscript torch._layout torch._arguments
-    torch._tables torch._rows torch._written
+    torch._internals torch.positions torch._tables torch._arguments torch._in_place
     torch.backends.triton.tiles torch.backends.triton.angles torch.backends.triton.kernels
     torch.backends.triton.plan torch.backends.triton
-    torch.backends.eager torch.backends.cpu torch.backends torch.ops torch.functional torch.by_rows
+    torch.backends.eager torch.backends.cpu torch.backends torch.ops torch.functional
     torch._fused torch.backends.triton.norm torch.backends.triton.cache
     torch.backends.triton.fused
     torch._norm torch._cache_write torch.fused

@@ -207,17 +207,17 @@ def test_tables_of_a_captured_graph_outlive_every_other_rope(
     """It has only their addresses; a rule's Rope for every length is forgotten in time."""
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
     monkeypatch.setattr(_tables, "_CAPTURED", {})
-    plain, device = _tables._constant, torch.device("cuda")
+    plain, device = _tables._make_tensor, torch.device("cuda")
 
     def constant(values: Any, device: torch.device) -> Tensor:
         return plain(values, torch.device("cpu")).as_subclass(OnDevice)
 
-    monkeypatch.setattr(_tables, "_constant", constant)
+    monkeypatch.setattr(_tables, "_make_tensor", constant)
     ropes = [Rope(head_dim=2, pairing="half", base=100.0 + i).to_json() for i in range(66)]
     makers = (
         lambda *place: _tables.digit_tables(*place, torch.float32),
         _tables.axis_of_pair,
-        _tables.steps,
+        _tables.radians_per_position,
     )
     first = [weakref.ref(make(ropes[0], device)) for make in makers]
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)

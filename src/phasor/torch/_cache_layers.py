@@ -12,7 +12,7 @@ from typing import Any, Protocol, cast
 from torch import Tensor
 
 from phasor.errors import TensorError
-from phasor.torch._written import check_mutable
+from phasor.torch._in_place import check_mutable
 from phasor.torch.key_cache import KeyCache
 
 _WANTED = (

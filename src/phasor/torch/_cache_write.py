@@ -17,8 +17,8 @@ from torch import Tensor
 
 from phasor.errors import PositionError
 from phasor.torch._fused import FLOAT8, LARGEST, inverse_unit
+from phasor.torch._in_place import check_mutable, check_no_overlap
 from phasor.torch._internals import below_autograd
-from phasor.torch._written import check_alone_and_apart, check_mutable
 from phasor.torch.backends import eager as eager_backend
 from phasor.torch.backends.triton import fused as triton_fused
 
@@ -81,7 +81,7 @@ def _run(*arguments: Any) -> None:
     *rest, backend = arguments
     q, k, v, _, _, keys, values = rest[:7]
     check_mutable((q, keys, values))
-    check_alone_and_apart({"q": q, "key_cache": keys, "value_cache": values}, {"k": k, "v": v})
+    check_no_overlap({"q": q, "key_cache": keys, "value_cache": values}, {"k": k, "v": v})
     if backend == "eager":
         eager_(*rest)
         return

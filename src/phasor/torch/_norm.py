@@ -45,7 +45,7 @@ def apply(
 ) -> list[Tensor]:
     """The operator on checked arguments, or its definition for those who look inside."""
     name = resolve(backend, xs[0])
-    if eager_backend.is_followed(backend, xs + weights + angles) or any(
+    if eager_backend.needs_plain_ops(backend, xs + weights + angles) or any(
         forward_ad.unpack_dual(x).tangent is not None for x in xs + weights
     ):
         return composite(xs, weights, angles, rope, epsilon, gain)

@@ -14,7 +14,7 @@ from phasor.errors import PositionError, SpecError, TensorError
 from phasor.rope import Rope
 from phasor.torch._arguments import check_is_tensor, check_rope
 from phasor.torch._attend import attend, attend_cached, logit_factors
-from phasor.torch._torchscript import refuse
+from phasor.torch._internals import refuse_torchscript as refuse
 from phasor.torch.functional import rotate_qk
 from phasor.torch.key_cache import KeyCache
 

@@ -22,10 +22,12 @@ from phasor.angles import checked_positions as numpy_positions
 from phasor.errors import SpecError
 from phasor.rope import Rope
 from phasor.torch._arguments import check_heads, check_rope, checked_positions
-from phasor.torch._rows import TOO_FAR, reach, rows
-from phasor.torch._written import check_alone_and_apart, check_copies, check_mutable
-from phasor.torch.by_rows import rotate_by_
-from phasor.torch.functional import rotate_
+from phasor.torch._in_place import check_copies, check_mutable
+from phasor.torch._in_place import check_no_overlap as check_alone_and_apart
+from phasor.torch._tables import TOO_FAR
+from phasor.torch._tables import cos_sin as rows
+from phasor.torch._tables import count_digits as reach
+from phasor.torch.functional import rotate_, rotate_by_
 
 _CHUNK = 1 << 20  # rows worked on at once, so that a long cache needs little beside itself
 

@@ -29,7 +29,7 @@ from phasor import positions as phasor_positions
 from phasor._checks import choice
 from phasor.errors import PositionError, SpecError, TensorError
 from phasor.torch._attend import attend, attend_cached
-from phasor.torch._layout import count_axes
+from phasor.torch._tables import count_axes
 from phasor.torch.attention import RotaryAttention
 from phasor.torch.key_cache import KeyCache
 

@@ -20,7 +20,7 @@ from phasor.rope import Rope
 from phasor.torch import _cache_write, _norm
 from phasor.torch._arguments import DTYPES, checked_positions
 from phasor.torch._fused import FLOAT8, resolve
-from phasor.torch._torchscript import unscriptable
+from phasor.torch._internals import unscriptable
 
 
 @unscriptable

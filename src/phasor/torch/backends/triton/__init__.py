@@ -16,10 +16,8 @@ import torch
 from torch import Tensor
 
 from phasor.rope import Rope
-from phasor.torch._arguments import is_plain
-from phasor.torch._internals import count_writes, counted_writes
-from phasor.torch._layout import constant
-from phasor.torch._written import check_alone, check_rows, check_writable
+from phasor.torch._in_place import check_cos_sin, check_no_self_overlap, check_writable
+from phasor.torch._internals import cached_constant, count_writes
 from phasor.torch.backends.triton.plan import Plan, kept, key_of, plan_of
 from phasor.torch.backends.triton.tiles import of_each, settled
 
@@ -51,30 +49,33 @@ def rotate_(
     count_writes(xs)
 
 
-def quick(
-    xs: Sequence[Tensor], positions: Any, rope: Rope, inverse: bool, gain: float, backend: str
-) -> list[Tensor] | None:
-    """`rotate` past checks and dispatcher, where the same has been launched before; else None."""
-    if not _ordinary(xs, positions, rope, inverse, gain, backend):
-        return None
-    outs = [torch.empty_like(x) for x in xs]
-    return outs if _launched_again(xs, outs, positions, rope, inverse, gain) else None
+def is_ready() -> bool:
+    """Whether there is a launch that `rotate_directly` could repeat."""
+    return bool(_PLANS)
 
 
-def quick_(
-    xs: Sequence[Tensor], positions: Any, rope: Rope, inverse: bool, gain: float, backend: str
+def rotate_directly(
+    xs: Sequence[Tensor],
+    outs: Sequence[Tensor],
+    positions: Tensor,
+    rope: Rope,
+    inverse: bool,
+    gain: float,
 ) -> bool:
-    """`rotate_` past checks and dispatcher, as `quick`; false where nothing was done."""
-    if not _ordinary(xs, positions, rope, inverse, gain, backend):
+    """Repeat a launch with new tensors like those that were checked for it; false if there is none.
+
+    It writes from ``xs`` to ``outs``, which are ``xs`` in place.
+    """
+    tensors, angles = (xs[0], xs[-1], outs[0], outs[-1]), (positions,)
+    new = outs is not xs
+    plan = _PLANS.get(key_of(tensors, angles, rope.to_json(), inverse, gain, len(xs) == 2, new))
+    if plan is None or (xs[0].is_cuda and xs[0].device.index != torch.cuda.current_device()):
         return False
-    counted = None if len(xs) == 2 and xs[0] is xs[1] else counted_writes(xs)
-    if counted is None or not _launched_again(xs, xs, positions, rope, inverse, gain):
-        return False
-    torch.autograd.graph.increment_version(counted)
+    plan.launch(tensors, angles)
     return True
 
 
-@constant
+@cached_constant
 def _missing() -> str:
     """What keeps Triton away, said once as a warning too."""
     try:
@@ -101,7 +102,7 @@ def _turn(
     """One launch for tensors of one dtype, which share every row; else one for each."""
     device = xs[0].device
     if outs is xs and len(angles) == 2:
-        check_rows(xs, angles)
+        check_cos_sin(xs, angles)
     if xs[0].dtype != xs[-1].dtype:
         if outs is xs:
             # every refusal comes before the first write
@@ -131,7 +132,7 @@ def _launch(
 
     def made() -> Plan | None:
         if outs is xs:
-            check_alone(xs)
+            check_no_self_overlap(xs)
         return plan_of(tensors, angles, rope, inverse, gain, len(xs) == 2, outs is not xs)
 
     plan = kept(_PLANS, key, made)
@@ -147,33 +148,3 @@ def _launch(
         turned = [x[i] for x in xs]
         into = turned if outs is xs else [out[i] for out in outs]
         _launch(turned, into, [a[i] for a in angles], rope, inverse, gain)
-
-
-def _ordinary(
-    xs: Sequence[Tensor], positions: Any, rope: Any, inverse: Any, gain: Any, backend: str
-) -> bool:
-    """Whether something was launched before, and nobody listens to what happens to these."""
-    return (
-        not torch.compiler.is_compiling()
-        and bool(_PLANS)
-        and is_plain(xs, positions, rope, inverse, gain)
-        and (backend == "triton" or (backend == "auto" and xs[0].is_cuda))
-    )
-
-
-def _launched_again(
-    xs: Sequence[Tensor],
-    outs: Sequence[Tensor],
-    positions: Tensor,
-    rope: Rope,
-    inverse: bool,
-    gain: float,
-) -> bool:
-    """Whether there was a plan, whose making all checks came before."""
-    tensors, angles = (xs[0], xs[-1], outs[0], outs[-1]), (positions,)
-    new = outs is not xs
-    plan = _PLANS.get(key_of(tensors, angles, rope.to_json(), inverse, gain, len(xs) == 2, new))
-    if plan is None or (xs[0].is_cuda and xs[0].device.index != torch.cuda.current_device()):
-        return False
-    plan.launch(tensors, angles)
-    return True

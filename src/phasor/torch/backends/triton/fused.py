@@ -15,7 +15,7 @@ from torch import Tensor
 
 from phasor.torch._fused import FLOAT8, inverse_unit
 from phasor.torch._internals import count_writes
-from phasor.torch._layout import read_layout
+from phasor.torch._tables import read_layout
 from phasor.torch.backends.triton.plan import Plan, kept
 from phasor.torch.backends.triton.tiles import (
     VECTOR,

@@ -21,9 +21,8 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from phasor.torch._layout import read_layout
-from phasor.torch._tables import hold_in_graph
-from phasor.torch._written import Apart, apart
+from phasor.torch._in_place import PairLayout, pair_layout
+from phasor.torch._tables import keep_for_graph, read_layout
 from phasor.torch.backends.triton.tiles import (
     VECTOR,
     are_few,
@@ -47,7 +46,7 @@ class Plan:
     tables: Tensor | None
     axes: Tensor | None
     arguments: tuple[Any, ...]
-    apart: Apart | None  # of a query and a key that are both written
+    apart: PairLayout | None  # of a query and a key that are both written
     compiled: Any = None
 
     def launch(self, tensors: Sequence[Tensor], angles: Sequence[Tensor]) -> None:
@@ -60,7 +59,7 @@ class Plan:
             self.apart.check(tensors[0].data_ptr(), tensors[1].data_ptr())
         if self.programs == 0:
             return
-        hold_in_graph(self.tables, self.axes)
+        keep_for_graph(self.tables, self.axes)
         more = angles[1] if self.tables is None else self.tables
         # what was compiled is launched at once from the second time on: Triton takes as long to
         # look for it as a small rotation takes
@@ -116,7 +115,7 @@ def plan_of(
 ) -> Plan | None:
     """The launch for tensors like these, or None where they lie too unevenly for one."""
     q, k = tensors[:2]
-    layout = read_layout(rope).turned_round() if inverse else read_layout(rope)
+    layout = read_layout(rope).inverse() if inverse else read_layout(rope)
     walked = tokens_of(tensors, angles, rope)
     if walked is None:
         return None
@@ -141,5 +140,5 @@ def plan_of(
             q.shape[-1] if new and q.shape[-1] > 2 * found.pairs else 0,
             *(packed, wide, tokens, heads),
         ),
-        apart(q, k) if together and not new else None,
+        pair_layout(q, k) if together and not new else None,
     )

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from phasor.angles import DIGITS
 from phasor.torch import _tables
-from phasor.torch._layout import count_axes
-from phasor.torch._rows import rows
+from phasor.torch._tables import cos_sin, count_axes
 
 #: From this many tokens on, a program shares its rows among heads; below, there are more programs.
 MANY = 2048
@@ -52,7 +51,7 @@ def settled(angles: Sequence[Tensor], rope: str, dtype: torch.dtype) -> Sequence
     if len(angles) == 2 or angles[0].dtype in (torch.int64, torch.int32):
         return angles
     if angles[0].is_floating_point():
-        return rows(angles, rope, _kind(dtype), DIGITS)
+        return cos_sin(angles, rope, _kind(dtype), DIGITS)
     return [angles[0].long()]
 
 
