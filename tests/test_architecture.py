@@ -40,12 +40,10 @@ PIPELINE = """
     figures._heads figures._coverage figures._linear figures
     extending report._numbers report._snippet report._charts report
     torch._internals torch.positions torch._tables torch._arguments torch._in_place
-    torch.backends.triton.tiles torch.backends.triton.angles torch.backends.triton.kernels
-    torch.backends.triton.plan torch.backends.triton
+    torch.backends.triton.launching torch.backends.triton.kernels torch.backends.triton.norm
+    torch.backends.triton.cache torch.backends.triton.fused torch.backends.triton
     torch.backends.eager torch.backends.cpu torch.backends torch.ops torch.functional
-    torch._fused torch.backends.triton.norm torch.backends.triton.cache
-    torch.backends.triton.fused
-    torch._norm torch._cache_write torch.fused
+    torch._fused_ops torch.fused
     torch._attend torch.key_cache torch.attention torch.relative
     torch._feature_maps torch._causal_sum torch._linear_attention
     torch.papers.heads torch.papers.usage torch.papers

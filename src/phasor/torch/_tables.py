@@ -319,7 +319,7 @@ def _digit_product(
 
 
 def _look_up(table: Tensor, digits: Tensor) -> tuple[Tensor, Tensor]:
-    """Cos and sin of ``table [1024, 2, num_pairs]`` at ``digits [..., 1]`` or ``[..., num_pairs]``."""
+    """Cos and sin of ``table [1024, 2, num_pairs]`` at ``digits [..., 1 or num_pairs]``."""
     if digits.shape[-1] == 1:
         # not table[digits], which would read a 0-dimensional digit on the host
         row = table.index_select(0, digits.reshape(-1))
