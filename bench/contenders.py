@@ -20,7 +20,7 @@ from torch import Tensor
 from phasor.bench import Case, Contender, Rotation, UnableError, ours
 from phasor.pairings import Pairing
 from phasor.torch import rotate_qk_
-from phasor.torch._layout import layout_text
+from phasor.torch._tables import layout_text
 from phasor.torch.backends import cpu
 
 PACKAGES = (
@@ -141,10 +141,10 @@ def _on_path(path: str, case: Case, positions: Tensor) -> Rotation:
     wanted = [name for name, _ in native.paths()].index(path)
 
     def rotation(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        usual, cpu._running = cpu._running, wanted
+        usual, cpu._path_index = cpu._path_index, wanted
         try:
             return rotate_qk_(q, k, positions, rope)
         finally:
-            cpu._running = usual
+            cpu._path_index = usual
 
     return rotation

@@ -39,15 +39,12 @@ PIPELINE = """
     figures._style figures._precision figures._spectrum figures._rotation figures._decay
     figures._heads figures._coverage figures._linear figures
     extending report._numbers report._snippet report._charts report
-    torch._internals torch.positions torch._torchscript torch._layout torch._arguments
-    torch._tables torch._rows torch._written
-    torch.backends.triton.tiles torch.backends.triton.angles torch.backends.triton.kernels
-    torch.backends.triton.plan torch.backends.triton
-    torch.backends.eager torch.backends.cpu torch.backends torch.ops torch.functional torch.by_rows
-    torch._fused torch.backends.triton.norm torch.backends.triton.cache
-    torch.backends.triton.fused
-    torch._norm torch._cache_write torch.fused
-    torch.heads_first torch.kv_cache.cache torch.kv_cache.verbs torch.kv_cache.cached_keys
+    torch._internals torch.positions torch._tables torch._arguments torch._in_place
+    torch.backends.triton.launching torch.backends.triton.kernels torch.backends.triton.norm
+    torch.backends.triton.cache torch.backends.triton.fused torch.backends.triton
+    torch.backends.eager torch.backends.cpu torch.backends torch.ops torch.functional
+    torch._fused_ops torch.fused
+    torch.kv_cache.cache torch.kv_cache.verbs torch.kv_cache.cached_keys
     torch.kv_cache torch.attention
     torch.papers.linear torch.papers.relative torch.papers.heads torch.papers.usage torch.papers
     torch.export._graph torch.export torch.distributed

@@ -43,7 +43,7 @@ def test_the_opposite_is_the_other_one_and_back() -> None:
 @pytest.fixture
 def third(monkeypatch: pytest.MonkeyPatch) -> Rope:
     """A Rope of a pairing that the spec knows and nothing else does."""
-    for module in ("spec", "rotate", "torch._arguments"):
+    for module in ("rope", "numpy", "torch._arguments"):
         monkeypatch.setattr(f"phasor.{module}.PAIRINGS", (*PAIRINGS, "thirds"))
     return Rope(head_dim=12, pairing="thirds")
 

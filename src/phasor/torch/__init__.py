@@ -6,8 +6,15 @@ Cached keys are in `phasor.torch.kv_cache`, what the papers build of rotations i
 
 from phasor.torch import positions as positions
 from phasor.torch.attention import RotaryAttention
-from phasor.torch.by_rows import rotate_by, rotate_by_
-from phasor.torch.functional import chosen_backend, rotate, rotate_, rotate_qk, rotate_qk_
+from phasor.torch.functional import (
+    chosen_backend,
+    rotate,
+    rotate_,
+    rotate_by,
+    rotate_by_,
+    rotate_qk,
+    rotate_qk_,
+)
 from phasor.torch.papers.linear import RotaryLinearAttention
 
 __all__ = [

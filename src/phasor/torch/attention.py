@@ -20,7 +20,7 @@ from phasor._checks import number, shown, whole
 from phasor.errors import PositionError, SpecError, TensorError
 from phasor.rope import Rope
 from phasor.torch._arguments import check_is_tensor, check_rope
-from phasor.torch._torchscript import refuse
+from phasor.torch._internals import refuse_torchscript
 from phasor.torch.functional import rotate_qk
 from phasor.torch.kv_cache.cache import KVCache, check_attention_mask
 
@@ -214,7 +214,7 @@ class RotaryAttention(nn.Module):
         return KVCache(*sizes, device=weight.device, dtype=dtype)
 
     def __prepare_scriptable__(self) -> NoReturn:
-        refuse()
+        refuse_torchscript()
 
     def extra_repr(self) -> str:
         window = "" if self.window is None else f", window={self.window}"

@@ -28,7 +28,7 @@ from torch.distributed.tensor.parallel import ParallelStyle
 from phasor import positions as phasor_positions
 from phasor._checks import choice
 from phasor.errors import PositionError, SpecError, TensorError
-from phasor.torch._layout import count_axes
+from phasor.torch._tables import count_axes
 from phasor.torch.attention import RotaryAttention, attend
 from phasor.torch.kv_cache import KVCache
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from phasor import positions as on_host
 from phasor._checks import whole
 from phasor.errors import PositionError
-from phasor.torch._internals import unheard
+from phasor.torch._internals import dispatch_is_plain
 
 _LAST = 2**63 - 1
 _Device = torch.device | str | None
@@ -240,6 +240,6 @@ def _integers(name: str, values: Any, *, bools: bool = False) -> Tensor:
 
 def _checked_on_host(function: Callable[..., Any], values: Tensor, *rest: Any) -> Any:
     """What ``function`` makes of them, with its refusals; None where they cannot be looked at."""
-    if unheard([values]) and values.is_cpu:
+    if dispatch_is_plain([values]) and values.is_cpu:
         return function(values.numpy(), *rest)
     return None

@@ -17,7 +17,7 @@ from phasor.angles import DIGITS, ROWS, cos_sin, digit_tables
 from phasor.errors import SpecError, TensorError
 from phasor.pairings import by_pairing
 from phasor.rope import Rope
-from phasor.torch._layout import Layout, read_layout, read_rope
+from phasor.torch._tables import Layout, read_layout, read_rope
 
 _FLOATS = ("FLOAT", "FLOAT16", "BFLOAT16")
 _Table = NDArray[np.float32]
@@ -67,7 +67,7 @@ def rotated(
             )
     layout = read_layout(rope)
     rows = _rows(op, angles, rope, inverse, gain, longest)
-    return [_turned(op, x, rows, layout.turned_round() if inverse else layout) for x in xs]
+    return [_turned(op, x, rows, layout.inverse() if inverse else layout) for x in xs]
 
 
 def _turned(op: Any, x: Any, rows: _Rows, layout: Layout) -> Any:

@@ -16,12 +16,16 @@ from phasor._checks import number, whole
 from phasor.angles import checked_positions as checked_numpy_positions
 from phasor.errors import PositionError, SpecError, TensorError
 from phasor.rope import Rope
-from phasor.torch._arguments import check_heads, check_is_tensor, check_rope, checked_positions
-from phasor.torch._rows import TOO_FAR, reach, rows
-from phasor.torch._written import check_alone_and_apart, check_copies, check_mutable
-from phasor.torch.by_rows import rotate_by_
-from phasor.torch.functional import rotate, rotate_
-from phasor.torch.heads_first import tokens_first
+from phasor.torch._arguments import (
+    check_heads,
+    check_is_tensor,
+    check_rope,
+    checked_positions,
+    tokens_first,
+)
+from phasor.torch._in_place import check_copies, check_mutable, check_no_overlap
+from phasor.torch._tables import TOO_FAR, cos_sin, count_digits
+from phasor.torch.functional import rotate, rotate_, rotate_by_
 from phasor.torch.kv_cache.cache import check_like
 
 #: How far tokens move, in positions: one number per axis where the Rope has several.
@@ -30,6 +34,7 @@ Distance = int | Sequence[int]
 # rows of cos and sin that `retune_` holds at once, so that a long cache needs little memory more
 CHUNK = 1 << 20
 _INT64_MAX = 2**63 - 1
+_NAMES = ("keys", "values", "new_keys", "new_values")
 
 
 def shift_(keys: Tensor, delta: Any, rope: Rope, *, heads_first: bool = False) -> Tensor:
@@ -64,7 +69,7 @@ def shift_(keys: Tensor, delta: Any, rope: Rope, *, heads_first: bool = False) -
     >>> bool(torch.allclose(keys, rotate(raw, range(5), rope), atol=1e-14))
     True
     """
-    view = tokens_first("keys", keys, heads_first)
+    (view,) = tokens_first([keys], heads_first, _NAMES[:1])
     rotate_(view, check_in_place(view, delta, rope), _rope_of_stored(rope))
     return keys
 
@@ -100,7 +105,7 @@ def undo_(
     True
     """
     gain = number("gain", gain, above=0)
-    view = tokens_first("keys", keys, heads_first)
+    (view,) = tokens_first([keys], heads_first, _NAMES[:1])
     rotate_(view, check_in_place(view, positions, rope), rope, inverse=True, gain=1 / gain)
     return keys
 
@@ -149,14 +154,14 @@ def retune_(
     True
     """
     gain = number("gain", gain, above=0)
-    view = tokens_first("keys", keys, heads_first)
+    (view,) = tokens_first([keys], heads_first, _NAMES[:1])
     given = check_retune(view, positions, old, new)
-    digits = reach([given])
+    digits = count_digits([given])
     layout: dict[str, Any] = {"pairing": old.output_pairing, "rotary_start": old.rotary_start}
     for part, at in _chunks(view, given, old):
         # angle addition: cos(a - b) and sin(a - b) of the new angle a and the old angle b
-        cos_new, sin_new = rows([at], new.to_json(), torch.float64, digits)
-        cos_old, sin_old = rows([at], old.to_json(), torch.float64, digits)
+        cos_new, sin_new = cos_sin([at], new.to_json(), torch.float64, digits)
+        cos_old, sin_old = cos_sin([at], old.to_json(), torch.float64, digits)
         cos = gain * (cos_new * cos_old + sin_new * sin_old)
         sin = gain * (sin_new * cos_old - cos_new * sin_old)
         rotate_by_(part, cos, sin, **layout)
@@ -205,10 +210,10 @@ def evict(
     >>> bool(torch.allclose(keys, rotate(raw[[0, 3, 4, 5]], range(4), rope), atol=1e-14))
     True
     """
-    keys = tokens_first("keys", keys, heads_first)
-    values = tokens_first("values", values, heads_first)
+    keys, values = tokens_first((keys, values), heads_first, _NAMES[:2])
     keys, values = splice(keys, values, check_evict(keys, values, start, stop, rope, gap), rope)
-    return tokens_first("keys", keys, heads_first), tokens_first("values", values, heads_first)
+    keys, values = tokens_first((keys, values), heads_first, _NAMES[:2])
+    return keys, values
 
 
 def insert(
@@ -259,14 +264,13 @@ def insert(
     >>> bool(torch.allclose(keys, rotate(raw, range(6), rope), atol=1e-14))
     True
     """
-    keys = tokens_first("keys", keys, heads_first)
-    values = tokens_first("values", values, heads_first)
-    new_keys = tokens_first("new_keys", new_keys, heads_first)
-    new_values = tokens_first("new_values", new_values, heads_first)
+    given = keys, values, new_keys, new_values
+    keys, values, new_keys, new_values = tokens_first(given, heads_first, _NAMES)
     new = ("new_keys", new_keys), ("new_values", new_values)
     cut = check_insert(keys, values, at, new, rope, offset, gap)
     keys, values = splice(keys, values, cut, rope)
-    return tokens_first("keys", keys, heads_first), tokens_first("values", values, heads_first)
+    keys, values = tokens_first((keys, values), heads_first, _NAMES[:2])
+    return keys, values
 
 
 # What follows is for [..., seq, heads, head_dim] alone. Checks are functions of their own, because
@@ -280,7 +284,7 @@ def check_in_place(keys: Tensor, positions: Any, rope: Rope) -> Tensor:
     given = checked_positions(positions, [keys], rope)
     if not torch.compiler.is_compiling():
         check_mutable([keys])
-        check_alone_and_apart({"keys": keys}, {})
+        check_no_overlap({"keys": keys}, {})
         check_copies([keys], [keys])
     return given
 
@@ -297,7 +301,7 @@ def check_retune(keys: Tensor, positions: Any, old: Rope, new: Rope) -> Tensor:
                 f"under rotated keys, got {after}; undo_ the keys and rotate them again"
             )
     given = check_in_place(keys, positions, old)
-    if reach([given]) == TOO_FAR:
+    if count_digits([given]) == TOO_FAR:
         checked_numpy_positions(given.numpy())  # raises if a position is not finite
     return given
 

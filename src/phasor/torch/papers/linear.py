@@ -16,10 +16,9 @@ from torch import Tensor, nn
 from phasor._checks import shown, whole
 from phasor.errors import PositionError, SpecError, TensorError
 from phasor.rope import Rope
-from phasor.torch._arguments import check_rope
+from phasor.torch._arguments import check_rope, tokens_first
 from phasor.torch._internals import outside_autocast
 from phasor.torch.functional import rotate_qk
-from phasor.torch.heads_first import tokens_first
 
 FeatureMap = Callable[[Tensor], Tensor]
 FeatureMaps = str | FeatureMap | tuple[FeatureMap, FeatureMap]
@@ -128,7 +127,7 @@ def linear_attention(
     map_query, map_key = _checked_feature_maps(feature_map, causal)
     if state is not None and not causal:
         raise SpecError("state must be None with causal=False, for such a sum has no order")
-    q, k, v = (tokens_first(n, x, heads_first) for n, x in (("q", q), ("k", k), ("v", v)))
+    q, k, v = tokens_first([q, k, v], heads_first, ("q", "k", "v"))
     _check_tensors(q, k, v)
     if state is not None and not isinstance(cast(object, state), LinearState):
         raise TensorError(f"state must be a LinearState, got {type(state).__name__}")
@@ -159,7 +158,7 @@ def linear_attention(
             state.tokens += q.shape[-3]
         # [..., heads, seq, values] -> [..., seq, heads, values]
         y = (numerator / denominator).transpose(-3, -2).to(v.dtype).contiguous()
-        return tokens_first("y", y, heads_first)
+        return tokens_first([y], heads_first)[0]
 
 
 class RotaryLinearAttention(nn.Module):

@@ -16,11 +16,10 @@ from torch import Tensor
 from phasor._checks import number, whole
 from phasor.errors import SpecError, TensorError
 from phasor.rope import Rope
-from phasor.torch._arguments import check_heads, check_is_tensor
+from phasor.torch._arguments import check_heads, check_is_tensor, tokens_first
 from phasor.torch._internals import outside_autocast
 from phasor.torch.attention import CHUNK, logit_factors
 from phasor.torch.functional import rotate
-from phasor.torch.heads_first import tokens_first
 
 
 @dataclass(frozen=True)
@@ -128,13 +127,13 @@ def relative_attention(
     >>> bool(torch.allclose(last, out[:, -1:], atol=1e-5))
     True
     """
-    q, k, v = (tokens_first(n, x, heads_first) for n, x in (("q", q), ("k", k), ("v", v)))
+    q, k, v = tokens_first([q, k, v], heads_first, ("q", "k", "v"))
     _check(q, k, v)
     check_heads("q", q, rope)
     if not isinstance(cast(object, distance), Distance):
         raise SpecError(f"distance must be a ReRope or SelfExtend, got {type(distance).__name__}")
     with outside_autocast(q.device):
-        return tokens_first("y", _attend(q, k, v, rope, distance), heads_first)
+        return tokens_first([_attend(q, k, v, rope, distance)], heads_first)[0]
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, rope: Rope, distance: Distance) -> Tensor:
