@@ -48,7 +48,7 @@ PIPELINE = """
     torch._feature_maps torch._causal_sum torch._linear_attention
     torch.papers.heads torch.papers.usage torch.papers
     torch.cache torch.splice torch._cache_layers torch.cached_keys
-    torch.export._graph torch.export torch.distributed
+    torch.export torch.distributed
     torch.transformers._rules torch.transformers._carriers torch.transformers._forms
     torch.transformers._axial torch.transformers._fresh torch.transformers._sines
     torch.transformers._handling torch.transformers._methods torch.transformers._members

@@ -72,7 +72,7 @@ def rotate_directly(
     backend: str,
     *,
     in_place: bool,
-) -> Sequence[Tensor] | None:
+) -> list[Tensor] | None:
     """The rotated tensors by a kernel called past checks and dispatcher; None where that cannot be.
 
     For one token the dispatcher costs ten times the rotation. A kernel refuses whatever it is not
@@ -93,7 +93,7 @@ def rotate_directly(
         return None
     if in_place:
         count_writes(xs)
-    return outs
+    return list(outs)
 
 
 def apply(
