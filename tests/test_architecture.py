@@ -47,7 +47,7 @@ PIPELINE = """
     torch.kv_cache.cache torch.kv_cache.verbs torch.kv_cache.cached_keys
     torch.kv_cache torch.attention
     torch.papers.linear torch.papers.relative torch.papers.heads torch.papers.usage torch.papers
-    torch.export._graph torch.export torch.distributed
+    torch.export torch.distributed
     torch.transformers._rules torch.transformers._carriers torch.transformers._forms
     torch.transformers._axial torch.transformers._fresh torch.transformers._sines
     torch.transformers._handling torch.transformers._methods torch.transformers._members

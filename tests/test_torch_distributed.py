@@ -1,4 +1,4 @@
-"""Every rank of a mesh rotates what it holds of a tensor, and the rotation never makes ranks talk.
+"""Every rank of a mesh rotates what it holds of a tensor, and the rotation never makes ranks collectives.
 
 The other ranks are not there: torch's fake process group stands in for them.
 """
@@ -128,6 +128,24 @@ def test_every_rank_rotates_what_it_holds_and_says_nothing(
             local = turned.detach().to_local()
             assert_rotated(local, part(x, mesh, where), mine, rope)
             assert collectives.get_total_counts() == 0
+
+
+@pytest.mark.parametrize("dim", [0, 1, 2], ids=["batch", "heads", "seq"])
+def test_heads_may_come_first_in_a_sharded_tensor(dim: int) -> None:
+    """New and in place, without communication; the result is sharded as what came."""
+    x = normal(4, 2, 6, 8)
+    positions = torch.arange(24).reshape(4, 6) * 7 - 3
+    expected = rotate(x, positions, ROPE, heads_first=True)
+    with one_of((2,), rank=1) as mesh, CommDebugMode() as collectives:
+        given = sharded(x, mesh, [Shard(dim)])
+        new = rotate(given, positions, ROPE, heads_first=True)
+        rotate_(given, positions, ROPE, heads_first=True)
+        for y in (new, given):
+            assert isinstance(y, DTensor)
+            assert list(y.placements) == [Shard(dim)]
+            assert y.shape == x.shape
+            assert torch.equal(y.to_local(), part(expected, mesh, [Shard(dim)]))
+    assert collectives.get_total_counts() == 0
 
 
 def test_a_query_is_sharded_in_heads_beside_a_key_that_is_whole() -> None:

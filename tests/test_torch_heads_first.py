@@ -20,8 +20,10 @@ from phasor.torch import rotate, rotate_, rotate_by, rotate_by_, rotate_qk, rota
 from phasor.torch.fused import norm_rotate_qk, rotate_and_cache_
 
 from .torch_oracle import normal
+from .triton_runs import RUN_BY, run_interpreted, starts_another
 
-BACKENDS = ["auto", "eager"]
+# Triton in a process of its own, which the first test starts
+BACKENDS = ["auto", "eager", *(["triton"] if RUN_BY == "interpreter" else [])]
 HALF = Rope(head_dim=16, pairing="half")
 ROPES = {
     "half": HALF,
@@ -39,6 +41,12 @@ ONE: dict[str, Callable[..., Tensor]] = {
     "rotate_by": partial(rotate_by, **_BY),
     "rotate_by_": partial(rotate_by_, **_BY),
 }
+
+
+@starts_another
+def test_kernels_take_heads_first_in_the_interpreter() -> None:
+    """The tests of this file that name a backend, in a process of its own."""
+    run_interpreted(__file__, "not slow")
 
 
 def swapped(x: Tensor) -> Tensor:
@@ -179,7 +187,8 @@ def test_norm_and_rotation_is_the_transposed_call(backend: str) -> None:
     assert all(map(torch.equal, *results))
 
 
-def test_rotation_and_cache_write_is_the_transposed_call() -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_rotation_and_cache_write_is_the_transposed_call(backend: str) -> None:
     """Query, key and value have heads first; caches and slots keep their shapes."""
     results: list[list[Tensor]] = []
     for heads_first in (True, False):
@@ -188,7 +197,7 @@ def test_rotation_and_cache_write_is_the_transposed_call() -> None:
         slots = torch.tensor([[0, 5, 11, -1, 2], [3, 4, 6, 7, 8]])
         views = [x if heads_first else swapped(x) for x in (q, k, v)]
         written = rotate_and_cache_(
-            *views, PLACES, HALF, slots, keys, values, heads_first=heads_first
+            *views, PLACES, HALF, slots, keys, values, heads_first=heads_first, backend=backend
         )
         assert written is views[0]
         results.append([q, keys, values])

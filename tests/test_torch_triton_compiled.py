@@ -130,7 +130,7 @@ def test_what_is_compiled_is_launched_again_as_triton_launches_it(hopper: Hopper
     places = torch.zeros(3, dtype=torch.int64)
     for dtype in (torch.int64, torch.float64):
         for _ in range(2):
-            triton_backend._rotate_into([x], [x], [places.to(dtype)], HALF.to_json(), False, 1.0)
+            triton_backend.rotate_into([x], [x], [places.to(dtype)], HALF.to_json(), False, 1.0)
         first, second = hopper.launched[-2:]
         assert len(first) == len(second)
         # but for what profilers are told of it, which is a new object

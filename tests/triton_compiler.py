@@ -122,7 +122,7 @@ def launch(
     xs = xs if laid is None else [laid(x) for x in xs]
     outs = xs if in_place else [torch.empty_like(x) for x in xs]
     angles = [torch.zeros(tokens[-1], dtype=torch.int64) if places is None else places]
-    triton_backend._rotate_into(xs, outs, angles, rope.to_json(), inverse, gain)
+    triton_backend.rotate_into(xs, outs, angles, rope.to_json(), inverse, gain)
 
 
 def call(
@@ -139,7 +139,7 @@ def call(
     weight = torch.ones(rope.head_dim, dtype=dtype) if weight is None else weight
     normed = [weight, weight], [places], text, 1e-6, 1.0
     if name == "rotation":
-        triton_backend._rotate_into([q, k], [q, k], [places], text, False, 1.0)
+        triton_backend.rotate_into([q, k], [q, k], [places], text, False, 1.0)
     elif name == "forward":
         triton_fused.norm_rotate([q, k], *normed)
     elif name == "backward":

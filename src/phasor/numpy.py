@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from phasor._checks import choice, shown, whole
+from phasor._checks import LAYOUTS, broadcasts, choice, other_layout, shown, whole
 from phasor.angles import cos_sin
 from phasor.errors import PositionError, SpecError, TensorError
 from phasor.pairings import PAIRINGS, Pairing, slices
@@ -108,13 +108,13 @@ def rotate_by(
     width = 2 * c.shape[-1] if c.ndim else 0
     if vectors.ndim < 3 or not 2 <= width <= vectors.shape[-1]:
         raise TensorError(
-            f"x must be {_LAYOUTS[heads_first]} with two coordinates for every entry of cos, "
+            f"x must be {LAYOUTS[heads_first]} with two coordinates for every entry of cos, "
             f"got shape {list(vectors.shape)} and cos {list(c.shape)}"
         )
-    if c.shape != s.shape or not _broadcasts(c.shape[:-1], tokens):
+    if c.shape != s.shape or not broadcasts(c.shape[:-1], tokens):
         raise TensorError(
             f"cos and sin must both broadcast to the leading dimensions {list(tokens)} of x "
-            f"{_LAYOUTS[heads_first]}, got {list(c.shape)} and {list(s.shape)}"
+            f"{LAYOUTS[heads_first]}, got {list(c.shape)} and {list(s.shape)}"
         )
     rope = Rope(head_dim=vectors.shape[-1], pairing=pairing, rotary_dim=width)
     pairs = pair_indices(rope, pairing)
@@ -123,7 +123,6 @@ def rotate_by(
 
 
 _PairIndices = tuple[NDArray[np.intp], NDArray[np.intp]]
-_LAYOUTS = {False: "[..., seq, heads, head_dim]", True: "[..., heads, seq, head_dim]"}
 
 
 def _rotate_pairs(
@@ -319,18 +318,16 @@ def _cos_sin_of_tokens(
     """Cosines and sines of every token, shaped to broadcast against ``x`` of that shape."""
     tokens, heads_dim = _token_shape(shape, heads_first)
     if heads_first and len(shape) < 3:
-        raise TensorError(f"x must be {_LAYOUTS[True]}, got shape {list(shape)}")
+        raise TensorError(f"x must be {LAYOUTS[True]}, got shape {list(shape)}")
     cos, sin = cos_sin(rope, positions)
     if cos.ndim == 1:
         return cos, sin
-    if not _broadcasts(cos.shape[:-1], tokens):
-        other, _ = _token_shape(shape, not heads_first)
-        way_out = "leave heads_first out" if heads_first else "pass heads_first=True"
-        hint = f"; if x is {_LAYOUTS[not heads_first]}, {way_out}"
+    if not broadcasts(cos.shape[:-1], tokens):
+        fits_other = broadcasts(cos.shape[:-1], _token_shape(shape, not heads_first)[0])
         raise PositionError(
             f"positions must be a scalar or broadcast to the leading dimensions {list(tokens)} of "
-            f"x {_LAYOUTS[heads_first]}, got {list(cos.shape[:-1])}"
-            f"{hint if _broadcasts(cos.shape[:-1], other) else ''}"
+            f"x {LAYOUTS[heads_first]}, got {list(cos.shape[:-1])}"
+            f"{other_layout('x is', heads_first) if fits_other else ''}"
         )
     # a dimension of length 1 for the heads
     return np.expand_dims(cos, heads_dim), np.expand_dims(sin, heads_dim)
@@ -343,8 +340,3 @@ def _token_shape(shape: Sequence[int], heads_first: Any) -> tuple[tuple[int, ...
     if heads_first:
         return (*shape[:-3], *shape[-2:-1]), -3
     return tuple(shape[:-2]), -2
-
-
-def _broadcasts(tokens: Sequence[int], lead: Sequence[int]) -> bool:
-    pairs = zip(tokens[::-1], lead[::-1], strict=False)
-    return len(tokens) <= len(lead) and all(t in (1, n) for t, n in pairs)

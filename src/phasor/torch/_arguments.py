@@ -11,7 +11,7 @@ import torch
 import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 
-from phasor._checks import number, shown
+from phasor._checks import LAYOUTS, broadcasts, number, other_layout, shown
 from phasor.errors import PositionError, SpecError, TensorError
 from phasor.pairings import PAIRINGS
 from phasor.rope import Rope
@@ -21,7 +21,6 @@ from phasor.torch._tables import layout_text
 
 #: The dtypes that are rotated.
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-_LAYOUTS = {False: "[..., seq, heads, head_dim]", True: "[..., heads, seq, head_dim]"}
 _POSITION_DTYPES = {
     *(torch.int64, torch.int32, torch.int16, torch.int8),
     *(torch.uint8, torch.uint16, torch.uint32, torch.float64, torch.float32),
@@ -96,7 +95,7 @@ def checked_positions(
             "phasor.positions.every_axis repeats text positions"
         )
     tokens = positions.shape[:-1] if n_axes > 1 else positions.shape
-    if not _broadcasts(tokens, xs[0].shape[:-2]):
+    if not broadcasts(tokens, xs[0].shape[:-2]):
         raise PositionError(
             f"positions must be a scalar or broadcast to the leading dimensions "
             f"{_tokens_text(xs[0], heads_first)}, got {list(tokens)}"
@@ -146,7 +145,7 @@ def checked_cos_sin(
             "of a full-width table take the first half"
         )
     tokens = cos.shape[:-1]
-    if not _broadcasts(tokens, x.shape[:-2]):
+    if not broadcasts(tokens, x.shape[:-2]):
         raise TensorError(
             f"cos and sin must broadcast to the leading dimensions {_tokens_text(x, heads_first)}, "
             f"got {list(tokens)}{_layout_hint(tokens, x, heads_first)}"
@@ -197,14 +196,14 @@ def _check_floating(name: str, x: Any, heads_first: bool) -> None:
     if x.dtype not in DTYPES:
         raise TensorError(f"{name} must be float64, float32, bfloat16 or float16, got {x.dtype}")
     if x.dim() < 3:
-        raise TensorError(f"{name} must be {_LAYOUTS[heads_first]}, got shape {list(x.shape)}")
+        raise TensorError(f"{name} must be {LAYOUTS[heads_first]}, got shape {list(x.shape)}")
 
 
 def _check_shared_tokens(xs: Sequence[Tensor], heads_first: bool) -> None:
     q, k = xs[0], xs[-1]
     if q.shape[:-2] != k.shape[:-2]:
         swapped = [(*x.shape[:-3], x.shape[-2]) for x in xs]
-        hint = _other_layout("q and k are", heads_first) if swapped[0] == swapped[1] else ""
+        hint = other_layout("q and k are", heads_first) if swapped[0] == swapped[1] else ""
         raise TensorError(
             f"q and k must share their tokens [..., seq], got {list(q.shape[:-2])} and "
             f"{list(k.shape[:-2])}; rotate them one by one{hint}"
@@ -214,18 +213,13 @@ def _check_shared_tokens(xs: Sequence[Tensor], heads_first: bool) -> None:
 
 
 def _tokens_text(x: Tensor, heads_first: bool) -> str:
-    return f"{list(x.shape[:-2])} of x {_LAYOUTS[heads_first]}"
+    return f"{list(x.shape[:-2])} of x {LAYOUTS[heads_first]}"
 
 
 def _layout_hint(tokens: Sequence[int], x: Tensor, heads_first: bool) -> str:
     """Where ``tokens`` would fit the other layout of ``x``: how to say that it is that one."""
     swapped = (*x.shape[:-3], x.shape[-2])
-    return _other_layout("x is", heads_first) if _broadcasts(tokens, swapped) else ""
-
-
-def _other_layout(who: str, heads_first: bool) -> str:
-    way_out = "leave heads_first out" if heads_first else "pass heads_first=True"
-    return f"; if {who} {_LAYOUTS[not heads_first]}, {way_out}"
+    return other_layout("x is", heads_first) if broadcasts(tokens, swapped) else ""
 
 
 def _callers_shape(x: Tensor, heads_first: bool) -> list[int]:
@@ -274,11 +268,3 @@ def _from_python(positions: Any, device: torch.device) -> Tensor:
         return torch.from_numpy(native).to(device)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise PositionError(f"positions must be an array of numbers: {error}") from None
-
-
-def _broadcasts(tokens: Sequence[int], lead: Sequence[int]) -> bool:
-    if len(tokens) > len(lead):
-        return False
-    pairs = zip(reversed(tokens), reversed(lead), strict=False)
-    # t == n first: comparing a length that a compiler does not know with 1 would be a guard
-    return all(t == n or t == 1 for t, n in pairs)

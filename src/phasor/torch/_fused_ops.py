@@ -259,7 +259,7 @@ def _eager_rotate_and_cache_(
         )
     ]
     # nothing is written before everything is computed
-    eager.rotate_([q], [positions], rope, False, gain)
+    eager.rotate_into([q], [q], [positions], rope, False, gain)
     for cache, values in zip((key_cache, value_cache), entries, strict=True):
         # torch does not index 8-bit floats, but their bytes
         target = cache.view(torch.uint8) if cache.dtype == FLOAT8 else cache

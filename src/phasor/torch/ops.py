@@ -72,7 +72,7 @@ def rotate_directly(
     backend: str,
     *,
     in_place: bool,
-) -> Sequence[Tensor] | None:
+) -> list[Tensor] | None:
     """The rotated tensors by a kernel called past checks and dispatcher; None where that cannot be.
 
     For one token the dispatcher costs ten times the rotation. A kernel refuses whatever it is not
@@ -93,7 +93,7 @@ def rotate_directly(
         return None
     if in_place:
         count_writes(xs)
-    return outs
+    return list(outs)
 
 
 def apply(
@@ -138,7 +138,9 @@ def apply_(
 def _run(
     xs: list[Tensor], angles: list[Tensor], rope: str, inverse: bool, gain: float, backend: str
 ) -> list[Tensor]:
-    return BACKENDS[backend].rotate(xs, angles, rope, inverse, gain)
+    outs = [torch.empty_like(x) for x in xs]
+    BACKENDS[backend].rotate_into(xs, outs, angles, rope, inverse, gain)
+    return outs
 
 
 def _run_composite(
@@ -151,7 +153,7 @@ def _run_(
     xs: list[Tensor], angles: list[Tensor], rope: str, inverse: bool, gain: float, backend: str
 ) -> None:
     check_mutable(xs)
-    BACKENDS[backend].rotate_(xs, angles, rope, inverse, gain)
+    BACKENDS[backend].rotate_into(xs, xs, angles, rope, inverse, gain)
 
 
 class _Rotation(torch.autograd.Function):

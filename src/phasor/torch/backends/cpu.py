@@ -93,23 +93,6 @@ def refusal(x: Tensor) -> str:
     return _missing
 
 
-def rotate(
-    xs: Sequence[Tensor], angles: Sequence[Tensor], rope: str, inverse: bool, gain: float
-) -> list[Tensor]:
-    """New tensors with the strides of ``xs``; the operator's out-of-place kernel."""
-    outs = [torch.empty_like(x) for x in xs]
-    _sweep(xs, outs, angles, rope, inverse, gain)
-    return outs
-
-
-def rotate_(
-    xs: Sequence[Tensor], angles: Sequence[Tensor], rope: str, inverse: bool, gain: float
-) -> None:
-    """The operator's in-place kernel: only the rotated slice is written."""
-    _sweep(xs, xs, angles, rope, inverse, gain)
-    count_writes(xs)
-
-
 def rotate_directly(
     xs: Sequence[Tensor],
     outs: Sequence[Tensor],
@@ -134,6 +117,20 @@ def _prepare(rope: str, dtype: torch.dtype) -> tuple[bytes, GrowingTables, Tenso
     plan = _plan(rope, value.head_dim, value.num_pairs)
     tables = growing_tables(rope, compute_dtype(dtype))
     return plan, tables, axis_of_pair(rope, torch.device("cpu"))
+
+
+def rotate_into(
+    xs: Sequence[Tensor],
+    outs: Sequence[Tensor],
+    angles: Sequence[Tensor],
+    rope: str,
+    inverse: bool,
+    gain: float,
+) -> None:
+    """The operator's kernel: from ``xs`` to ``outs``, which are ``xs`` in place."""
+    _sweep(xs, outs, angles, rope, inverse, gain)
+    if outs is xs:
+        count_writes(xs)
 
 
 def _sweep(

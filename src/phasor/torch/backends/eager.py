@@ -35,30 +35,37 @@ def needs_plain_ops(backend: str, tensors: Sequence[Tensor]) -> bool:
     return in_transform() or (compiled and not any(hasattr(t, "device_mesh") for t in tensors))
 
 
+def rotate_into(
+    xs: Sequence[Tensor],
+    outs: Sequence[Tensor],
+    angles: Sequence[Tensor],
+    rope: str,
+    inverse: bool,
+    gain: float,
+) -> None:
+    """The operator's kernel: from ``xs`` to ``outs``, which are ``xs`` in place."""
+    if outs is xs:
+        check_writable(xs)
+    layout = _layout_of(rope, inverse)
+    rotations = _with_cos_sin(xs, angles, rope, inverse, gain, count_digits(angles))
+    for (x, cos, sin), out in zip(rotations, outs, strict=True):
+        first, second = _rotate_pairs(x, cos, sin, layout)
+        if out is not x:
+            start, end = layout.rotary_start, layout.rotary_start + 2 * cos.shape[-1]
+            out[..., :start] = x[..., :start]
+            out[..., end:] = x[..., end:]
+        firsts, seconds = layout.slices(layout.pairing_out, cos.shape[-1])
+        out[..., firsts] = first
+        out[..., seconds] = second
+
+
 def rotate(
     xs: Sequence[Tensor], angles: Sequence[Tensor], rope: str, inverse: bool, gain: float
 ) -> list[Tensor]:
-    """New tensors with the strides of ``xs``; the operator's out-of-place kernel."""
-    outs: list[Tensor] = []
-    layout = _layout_of(rope, inverse)
-    for x, cos, sin in _with_cos_sin(xs, angles, rope, inverse, gain, count_digits(angles)):
-        out = torch.empty_like(x)
-        start, end = layout.rotary_start, layout.rotary_start + 2 * cos.shape[-1]
-        out[..., :start] = x[..., :start]
-        out[..., end:] = x[..., end:]
-        _write_pairs(out, _rotate_pairs(x, cos, sin, layout), layout)
-        outs.append(out)
+    """New tensors with the strides of ``xs``."""
+    outs = [torch.empty_like(x) for x in xs]
+    rotate_into(xs, outs, angles, rope, inverse, gain)
     return outs
-
-
-def rotate_(
-    xs: Sequence[Tensor], angles: Sequence[Tensor], rope: str, inverse: bool, gain: float
-) -> None:
-    """The operator's in-place kernel: only the rotated slice is written."""
-    check_writable(xs)
-    layout = _layout_of(rope, inverse)
-    for x, cos, sin in _with_cos_sin(xs, angles, rope, inverse, gain, count_digits(angles)):
-        _write_pairs(x, _rotate_pairs(x, cos, sin, layout), layout)
 
 
 def composite(
@@ -89,12 +96,6 @@ def _rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> tuple[
     x0, x1 = x[..., first].to(cos.dtype), x[..., second].to(cos.dtype)
     # addcmul rounds one product and fuses the other, as the kernels do
     return torch.addcmul(x0 * cos, x1, sin, value=-1), torch.addcmul(x0 * sin, x1, cos)
-
-
-def _write_pairs(out: Tensor, pairs: tuple[Tensor, Tensor], layout: Layout) -> None:
-    coordinates = layout.slices(layout.pairing_out, pairs[0].shape[-1])
-    for coordinate, values in zip(coordinates, pairs, strict=True):
-        out[..., coordinate] = values
 
 
 def _with_cos_sin(

@@ -50,21 +50,36 @@ def refusal(x: Tensor) -> str:
     return f"it needs a tensor on a GPU, got one on {x.device}"
 
 
-def rotate(
-    xs: Sequence[Tensor], angles: Sequence[Tensor], rope: str, inverse: bool, gain: float
-) -> list[Tensor]:
-    """New tensors with the strides of ``xs``; the operator's out-of-place kernel."""
-    outs = [torch.empty_like(x) for x in xs]
-    _rotate_into(xs, outs, angles, rope, inverse, gain)
-    return outs
-
-
-def rotate_(
-    xs: Sequence[Tensor], angles: Sequence[Tensor], rope: str, inverse: bool, gain: float
+def rotate_into(
+    xs: Sequence[Tensor],
+    outs: Sequence[Tensor],
+    angles: Sequence[Tensor],
+    rope: str,
+    inverse: bool,
+    gain: float,
 ) -> None:
-    """The operator's in-place kernel: only the rotated slice is written."""
-    _rotate_into(xs, xs, angles, rope, inverse, gain)
-    count_writes(xs)
+    """The operator's kernel: from ``xs`` to ``outs``, which are ``xs`` in place.
+
+    One launch for tensors of one dtype, which share cos and sin; else one for each.
+    """
+    device, in_place = xs[0].device, outs is xs
+    if in_place and len(angles) == 2:
+        check_cos_sin(xs, angles)
+    if xs[0].dtype != xs[-1].dtype:
+        if in_place:
+            check_writable(xs)  # every error comes before the first write
+        for x, out in zip(xs, outs, strict=True):
+            alone = [x]
+            rotate_into(alone, alone if in_place else [out], angles, rope, inverse, gain)
+        return
+    angles = normalize_angles(angles, rope, xs[0].dtype)
+    if device.type == "cpu" or device.index == torch.cuda.current_device():
+        _launch(xs, outs, angles, rope, inverse, gain)
+    else:
+        with torch.cuda.device(device):
+            _launch(xs, outs, angles, rope, inverse, gain)
+    if in_place:
+        count_writes(xs)
 
 
 def is_ready() -> bool:
@@ -107,33 +122,6 @@ def _missing() -> str:
         )
         return missing
     return ""
-
-
-def _rotate_into(
-    xs: Sequence[Tensor],
-    outs: Sequence[Tensor],
-    angles: Sequence[Tensor],
-    rope: str,
-    inverse: bool,
-    gain: float,
-) -> None:
-    """One launch for tensors of one dtype, which share cos and sin; else one for each."""
-    device = xs[0].device
-    if outs is xs and len(angles) == 2:
-        check_cos_sin(xs, angles)
-    if xs[0].dtype != xs[-1].dtype:
-        if outs is xs:
-            check_writable(xs)  # every error comes before the first write
-        for x, out in zip(xs, outs, strict=True):
-            alone = [x]
-            _rotate_into(alone, alone if outs is xs else [out], angles, rope, inverse, gain)
-        return
-    angles = normalize_angles(angles, rope, xs[0].dtype)
-    if device.type == "cpu" or device.index == torch.cuda.current_device():
-        _launch(xs, outs, angles, rope, inverse, gain)
-    else:
-        with torch.cuda.device(device):
-            _launch(xs, outs, angles, rope, inverse, gain)
 
 
 def _launch(

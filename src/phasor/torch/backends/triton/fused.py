@@ -111,11 +111,34 @@ def _norm(
     epsilon: float,
     gain: float,
 ) -> None:
-    tensors = xs[0], xs[-1], outs[0], outs[-1], weights[0], weights[-1]
-    two = len(xs) == 2
+    q, k, two = xs[0], xs[-1], len(xs) == 2
+    tensors = q, k, outs[0], outs[-1], weights[0], weights[-1]
 
     def make() -> Plan | None:
-        return _norm_plan(tensors, angles, rope, epsilon, gain, two)
+        tokens = find_tokens(tensors[:4], angles, rope)
+        if tokens is None:
+            return None
+        layout, kernels = read_layout(rope), load_kernels("kernels")
+        q_heads, k_heads = q.shape[-2], k.shape[-2] if two else 0
+        strides, packed = head_strides(tensors[:4], tokens)
+        rest = _power_of_two(q.shape[-1] - 2 * tokens.num_pairs)
+        tile = choose_tile(tokens, q, packed, FORWARD_PARTS, rest)
+        blocks, tiles = tile.count_heads(q_heads, k_heads), tile.count_tokens(tokens)
+        return Plan(
+            ("norm", "forward"),
+            tokens.outer * tiles * blocks,
+            tokens.tables,
+            tokens.axes,
+            (
+                *(tokens.inner, q_heads, k_heads, reciprocal(blocks), reciprocal(tiles)),
+                *(float64_bits(gain), float64_bits(epsilon)),
+                *(*strides, *tokens.angle_strides, tokens.source),
+                kernels.load_function(layout.pairing),
+                kernels.store_function(layout.pairing_out),
+                *(tokens.num_pairs, layout.rotary_start, q.shape[-1], packed),
+                *(tile.pairs, rest, tile.tokens, tile.heads),
+            ),
+        )
 
     plan = _find(("norm", two, rope, epsilon, gain), tensors, angles, make)
     if plan is not None:
@@ -123,44 +146,9 @@ def _norm(
         return
     copies = [x.contiguous() for x in xs]
     results = [torch.empty_like(x) for x in copies]
-    _norm(copies, weights, results, _copy_angles(angles, rope, xs[0]), rope, epsilon, gain)
+    _norm(copies, weights, results, _copy_angles(angles, rope, q), rope, epsilon, gain)
     for out, y in zip(outs, results, strict=True):
         out.copy_(y)
-
-
-def _norm_plan(
-    tensors: Sequence[Tensor],
-    angles: Sequence[Tensor],
-    rope: str,
-    epsilon: float,
-    gain: float,
-    two: bool,
-) -> Plan | None:
-    q, k = tensors[:2]
-    tokens = find_tokens(tensors[:4], angles, rope)
-    if tokens is None:
-        return None
-    layout, kernels = read_layout(rope), load_kernels("kernels")
-    q_heads, k_heads = q.shape[-2], k.shape[-2] if two else 0
-    strides, packed = head_strides(tensors[:4], tokens)
-    rest = _power_of_two(q.shape[-1] - 2 * tokens.num_pairs)
-    tile = choose_tile(tokens, q, packed, FORWARD_PARTS, rest)
-    blocks, tiles = tile.count_heads(q_heads, k_heads), tile.count_tokens(tokens)
-    return Plan(
-        ("norm", "forward"),
-        tokens.outer * tiles * blocks,
-        tokens.tables,
-        tokens.axes,
-        (
-            *(tokens.inner, q_heads, k_heads, reciprocal(blocks), reciprocal(tiles)),
-            *(float64_bits(gain), float64_bits(epsilon)),
-            *(*strides, *tokens.angle_strides, tokens.source),
-            kernels.load_function(layout.pairing),
-            kernels.store_function(layout.pairing_out),
-            *(tokens.num_pairs, layout.rotary_start, q.shape[-1], packed),
-            *(tile.pairs, rest, tile.tokens, tile.heads),
-        ),
-    )
 
 
 def _norm_gradient(
@@ -170,11 +158,35 @@ def _norm_gradient(
 
     ``tensors`` are ``x``, the gradient of the output, the gradient of ``x``, and the weight.
     """
+    x, grad, x_grad, weight = tensors
 
     def make() -> Plan | None:
-        return _gradient_plan(tensors, angles, rope, epsilon, gain)
+        tokens = find_tokens(tensors[:3], angles, rope)
+        if tokens is None:
+            return None
+        layout, kernels = read_layout(rope), load_kernels("kernels")
+        strides, packed = head_strides(tensors[:3], tokens)
+        rest = _power_of_two(x.shape[-1] - 2 * tokens.num_pairs)
+        tile = choose_tile(tokens, x, packed, BACKWARD_PARTS, rest)
+        blocks, tiles = tile.count_heads(x.shape[-2]), tile.count_tokens(tokens)
+        items = tokens.outer * tiles * blocks
+        return Plan(
+            ("norm", "backward"),
+            min(items, _MOST_PROGRAMS),
+            tokens.tables,
+            tokens.axes,
+            (
+                *(items, tokens.inner, x.shape[-2], reciprocal(blocks), reciprocal(tiles)),
+                *(float64_bits(gain), float64_bits(epsilon)),
+                *(*strides, *tokens.angle_strides, tokens.source),
+                kernels.load_function(layout.pairing),
+                kernels.load_function(layout.pairing_out),
+                kernels.store_function(layout.pairing),
+                *(tokens.num_pairs, layout.rotary_start, x.shape[-1], packed),
+                *(tile.pairs, rest, tile.tokens, tile.heads),
+            ),
+        )
 
-    x, grad, x_grad, weight = tensors
     plan = _find(("gradient", rope, epsilon, gain), tensors, angles, make)
     if plan is not None:
         # [programs, head_dim], of which each program writes its whole row
@@ -189,37 +201,6 @@ def _norm_gradient(
     return weight_grad
 
 
-def _gradient_plan(
-    tensors: Sequence[Tensor], angles: Sequence[Tensor], rope: str, epsilon: float, gain: float
-) -> Plan | None:
-    x = tensors[0]
-    tokens = find_tokens(tensors[:3], angles, rope)
-    if tokens is None:
-        return None
-    layout, kernels = read_layout(rope), load_kernels("kernels")
-    strides, packed = head_strides(tensors[:3], tokens)
-    rest = _power_of_two(x.shape[-1] - 2 * tokens.num_pairs)
-    tile = choose_tile(tokens, x, packed, BACKWARD_PARTS, rest)
-    blocks, tiles = tile.count_heads(x.shape[-2]), tile.count_tokens(tokens)
-    items = tokens.outer * tiles * blocks
-    return Plan(
-        ("norm", "backward"),
-        min(items, _MOST_PROGRAMS),
-        tokens.tables,
-        tokens.axes,
-        (
-            *(items, tokens.inner, x.shape[-2], reciprocal(blocks), reciprocal(tiles)),
-            *(float64_bits(gain), float64_bits(epsilon)),
-            *(*strides, *tokens.angle_strides, tokens.source),
-            kernels.load_function(layout.pairing),
-            kernels.load_function(layout.pairing_out),
-            kernels.store_function(layout.pairing),
-            *(tokens.num_pairs, layout.rotary_start, x.shape[-1], packed),
-            *(tile.pairs, rest, tile.tokens, tile.heads),
-        ),
-    )
-
-
 def _store(
     tensors: Sequence[Tensor],
     angles: Sequence[Tensor],
@@ -228,59 +209,48 @@ def _store(
     units: tuple[float, float],
 ) -> None:
     """``tensors`` are query, key, value, their two caches, and slots."""
+    q, k, v, key_cache, value_cache, slots = tensors
 
     def make() -> Plan | None:
-        return _store_plan(tensors, angles, rope, gain, units)
+        tokens = find_tokens([q, k, v], angles, rope, slots)
+        if tokens is None:
+            return None
+        layout, kernels = read_layout(rope), load_kernels("kernels")
+        strides, packed = head_strides((q, k, v), tokens)
+        caches = key_cache, value_cache
+        packed = packed and all(is_packed(cache, cache.stride()[:-1]) for cache in caches)
+        tile = choose_tile(tokens, q, packed)
+        q_heads, k_heads = q.shape[-2], k.shape[-2]
+        # blocks of the query, of the key, and of the value
+        blocks, tiles = tile.count_heads(q_heads, k_heads, k_heads), tile.count_tokens(tokens)
+        return Plan(
+            ("cache", "rotate_and_cache"),
+            tokens.outer * tiles * blocks,
+            tokens.tables,
+            tokens.axes,
+            (
+                *(tokens.inner, q_heads, k_heads, reciprocal(blocks), reciprocal(tiles)),
+                *(float64_bits(gain), *(float64_bits(inverse_unit(unit)) for unit in units)),
+                # a cache without rows stores nothing, and nothing is divided by their number
+                *(key_cache.shape[:2] if key_cache.numel() else (0, 1)),
+                *(*strides, *key_cache.stride(), *value_cache.stride()),
+                *(*tokens.strides[3], *tokens.angle_strides, tokens.source),
+                kernels.load_function(layout.pairing),
+                kernels.store_function(layout.pairing_out),
+                layout.pairing != layout.pairing_out or tokens.are_few,
+                *(tokens.num_pairs, layout.rotary_start, q.shape[-1], v.shape[-1]),
+                *(packed, *tile),
+            ),
+        )
 
     plan = _find(("cache", rope, gain, *units), tensors, angles, make)
     if plan is not None:
         plan.launch(tensors, angles)
         return
-    q, k, v, *caches, slots = tensors
     rotated = q.contiguous()
-    copies = rotated, k.contiguous(), v.contiguous(), *caches, slots.contiguous()
+    copies = rotated, k.contiguous(), v.contiguous(), key_cache, value_cache, slots.contiguous()
     _store(copies, _copy_angles(angles, rope, q), rope, gain, units)
     q.copy_(rotated)
-
-
-def _store_plan(
-    tensors: Sequence[Tensor],
-    angles: Sequence[Tensor],
-    rope: str,
-    gain: float,
-    units: tuple[float, float],
-) -> Plan | None:
-    q, k, v, key_cache, value_cache, slots = tensors
-    tokens = find_tokens([q, k, v], angles, rope, slots)
-    if tokens is None:
-        return None
-    layout, kernels = read_layout(rope), load_kernels("kernels")
-    strides, packed = head_strides((q, k, v), tokens)
-    caches = key_cache, value_cache
-    packed = packed and all(is_packed(cache, cache.stride()[:-1]) for cache in caches)
-    tile = choose_tile(tokens, q, packed)
-    q_heads, k_heads = q.shape[-2], k.shape[-2]
-    # blocks of the query, of the key, and of the value
-    blocks, tiles = tile.count_heads(q_heads, k_heads, k_heads), tile.count_tokens(tokens)
-    return Plan(
-        ("cache", "rotate_and_cache"),
-        tokens.outer * tiles * blocks,
-        tokens.tables,
-        tokens.axes,
-        (
-            *(tokens.inner, q_heads, k_heads, reciprocal(blocks), reciprocal(tiles)),
-            *(float64_bits(gain), *(float64_bits(inverse_unit(unit)) for unit in units)),
-            # a cache without rows stores nothing, and nothing is divided by their number
-            *(key_cache.shape[:2] if key_cache.numel() else (0, 1)),
-            *(*strides, *key_cache.stride(), *value_cache.stride()),
-            *(*tokens.strides[3], *tokens.angle_strides, tokens.source),
-            kernels.load_function(layout.pairing),
-            kernels.store_function(layout.pairing_out),
-            layout.pairing != layout.pairing_out or tokens.are_few,
-            *(tokens.num_pairs, layout.rotary_start, q.shape[-1], v.shape[-1]),
-            *(packed, *tile),
-        ),
-    )
 
 
 def _find(
