@@ -22,7 +22,7 @@ from torch import Tensor
 
 from phasor.pairings import PAIRINGS, Pairing
 from phasor.torch import rotate_qk, rotate_qk_
-from phasor.torch._layout import layout_text
+from phasor.torch._tables import layout_text
 from phasor.torch.backends import cpu, eager
 from phasor.torch.fused import norm_rotate_qk, rotate_and_cache_
 
@@ -229,11 +229,11 @@ def _on_path(path: str, verb: Build, case: Case, positions: Tensor) -> Rotation:
     usual_rotation = verb(case, positions)
 
     def rotation(q: Tensor, k: Tensor) -> Any:
-        usual, cpu._running = cpu._running, wanted
+        usual, cpu._path_index = cpu._path_index, wanted
         try:
             return usual_rotation(q, k)
         finally:
-            cpu._running = usual
+            cpu._path_index = usual
 
     return rotation
 

@@ -23,7 +23,8 @@ from report import table
 from torch import Tensor
 
 from phasor import Rope
-from phasor.torch import _causal_sum, linear_attention, rotate_qk
+from phasor.torch import rotate_qk
+from phasor.torch.papers.linear import CHUNK, linear_attention
 
 HEADS, WIDTH = 8, 64
 LENGTHS = (256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
@@ -126,7 +127,7 @@ def about() -> str:
         f"{version('phasor')}, load average before {os.getloadavg()[0]:.1f}. "
         f"One sequence of {HEADS} heads of {WIDTH}, float32, causal, rotation included; medians "
         f"of {ROUNDS} rounds in which all are called in turn (of fewer, {FEWEST} at least, where a "
-        f"call of more than {SHORT} tokens is slow); chunks of {_causal_sum.CHUNK} tokens. malloc "
+        f"call of more than {SHORT} tokens is slow); chunks of {CHUNK} tokens. malloc "
         "keeps the memory it was given back."
     )
 

@@ -36,19 +36,15 @@ PIPELINE = """
     translation.onnx translation
     charts.style charts.curves charts.coverage charts.attention charts
     extending report.snippet report
-    torch._internals torch.positions torch._torchscript torch._layout torch._arguments
-    torch._tables torch._rows torch._written
-    torch.backends.triton.tiles torch.backends.triton.angles torch.backends.triton.kernels
-    torch.backends.triton.plan torch.backends.triton
-    torch.backends.eager torch.backends.cpu torch.backends torch.ops torch.functional torch.by_rows
-    torch._fused torch.backends.triton.norm torch.backends.triton.cache
-    torch.backends.triton.fused
-    torch._norm torch._cache_write torch.fused
-    torch._attend torch.key_cache torch.attention torch.relative
-    torch._feature_maps torch._causal_sum torch._linear_attention
-    torch.papers.heads torch.papers.usage torch.papers
-    torch.cache torch.splice torch._cache_layers torch.cached_keys
-    torch.export._graph torch.export torch.distributed
+    torch._internals torch.positions torch._tables torch._arguments torch._in_place
+    torch.backends.triton.launching torch.backends.triton.kernels torch.backends.triton.norm
+    torch.backends.triton.cache torch.backends.triton.fused torch.backends.triton
+    torch.backends.eager torch.backends.cpu torch.backends torch.ops torch.functional
+    torch._fused_ops torch.fused
+    torch.kv_cache.cache torch.kv_cache.verbs torch.kv_cache.cached_keys
+    torch.kv_cache torch.attention
+    torch.papers.linear torch.papers.relative torch.papers.heads torch.papers.usage torch.papers
+    torch.export torch.distributed
     torch.transformers._rules torch.transformers._carriers torch.transformers._forms
     torch.transformers._axial torch.transformers._fresh torch.transformers._sines
     torch.transformers._handling torch.transformers._methods torch.transformers._members

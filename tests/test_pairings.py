@@ -75,10 +75,10 @@ def test_no_function_of_numpy_takes_it_for_another(third: Rope) -> None:
             function()
 
 
-FIRST = ["pairings.py", "cli/demo.py", "bench/_gate.py"]
+FIRST = ["pairings.py", "cli/demo.py"]
 THEN = [
     *("describe.py", "pairings.py", "torch/backends/cpu.py", "torch/backends/eager.py"),
-    *("checkpoint/planning.py", "identification/slips.py", "torch/export/_graph.py"),
+    *("checkpoint/planning.py", "identification/mistakes.py", "torch/export.py"),
 ]
 
 

@@ -411,7 +411,7 @@ def test_linear_refuses_nothing_to_draw(lengths: list[int], draws: int) -> None:
 
 # the gallery
 
-DOCS = Path(__file__).parents[1] / "docs"
+DOCS = Path(__file__).parents[2] / "docs"
 ON_THE_PAGE = {"turns_chart", "required_alpha_chart", "previous_token_chart"}
 
 

@@ -22,7 +22,7 @@ from phasor.torch import (
     rotate_qk_,
 )
 from phasor.torch.backends import triton as triton_backend
-from phasor.torch.backends.triton import plan as triton_plan
+from phasor.torch.backends.triton import launching as triton_launching
 from phasor.torch.fused import rotate_and_cache_
 
 from ..torch.torch_oracle import assert_rotated
@@ -54,13 +54,13 @@ def test_query_and_key_go_in_one_launch(monkeypatch: pytest.MonkeyPatch) -> None
     options: dict[str, Any] = {"inverse": True, "gain": 1.25, **TRITON}
     alone = [rotate(x, places, HALF, **options) for x in (q, k)]
     launches: list[int] = []
-    launch = triton_plan.Plan.launch
+    launch = triton_launching.Plan.launch
 
-    def counted(self: triton_plan.Plan, *given: Any) -> None:
+    def counted(self: triton_launching.Plan, *given: Any) -> None:
         launches.append(1)
         launch(self, *given)
 
-    monkeypatch.setattr(triton_plan.Plan, "launch", counted)
+    monkeypatch.setattr(triton_launching.Plan, "launch", counted)
     together = rotate_qk(q, k, places, HALF, **options)
     assert all(map(torch.equal, alone, together))
     rotate_qk_(q, k, places, HALF, **options)
@@ -192,17 +192,17 @@ def test_tables_of_a_captured_graph_outlive_every_other_rope(
     """It has only their addresses; a rule's Rope for every length is forgotten in time."""
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
     monkeypatch.setattr(_tables, "_CAPTURED", {})
-    plain, device = _tables._constant, torch.device("cuda")
+    plain, device = _tables._make_tensor, torch.device("cuda")
 
     def constant(values: Any, device: torch.device) -> Tensor:
         return plain(values, torch.device("cpu")).as_subclass(OnDevice)
 
-    monkeypatch.setattr(_tables, "_constant", constant)
+    monkeypatch.setattr(_tables, "_make_tensor", constant)
     ropes = [Rope(head_dim=2, pairing="half", base=100.0 + i).to_json() for i in range(66)]
     makers = (
         lambda *place: _tables.digit_tables(*place, torch.float32),
         _tables.axis_of_pair,
-        _tables.steps,
+        _tables.radians_per_position,
     )
     first = [weakref.ref(make(ropes[0], device)) for make in makers]
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)

@@ -22,7 +22,7 @@ from torch import Tensor
 from phasor import Rope
 from phasor.torch.backends import triton as triton_backend
 from phasor.torch.backends.triton import fused as triton_fused
-from phasor.torch.backends.triton import tiles as triton_tiles
+from phasor.torch.backends.triton import launching as triton_launching
 
 from ..torch.torch_oracle import normal
 
@@ -62,7 +62,7 @@ def here(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tens
 
 def ask_for_many(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Make so many tokens many, which have a tile of their own."""
-    monkeypatch.setattr(triton_tiles, "MANY", tokens)
+    monkeypatch.setattr(triton_launching, "MANY", tokens)
     forget_plans(monkeypatch)
 
 

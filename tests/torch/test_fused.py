@@ -19,7 +19,7 @@ from phasor.axes import Sectioned
 from phasor.errors import BackendError, PhasorError, PositionError, SpecError, TensorError
 from phasor.scaling import DynamicNTK
 from phasor.torch.backends.triton import fused as triton_fused
-from phasor.torch.backends.triton import tiles as triton_tiles
+from phasor.torch.backends.triton import launching as triton_launching
 from phasor.torch.fused import norm_rotate_qk, rotate_and_cache_
 
 from ..gpu.triton_runs import (
@@ -43,13 +43,13 @@ def _as_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter rounds as devices do; a backward pass has more tiles than programs."""
     if RUN_BY:
         convert_as_devices_do(monkeypatch)
-        monkeypatch.setattr(triton_fused, "_PROGRAMS", 2)
+        monkeypatch.setattr(triton_fused, "_MOST_PROGRAMS", 2)
 
 
 @pytest.fixture(params=[1, 2**20], ids=["many tokens", "few tokens"])
 def tile(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both tiles."""
-    monkeypatch.setattr(triton_tiles, "MANY", request.param)
+    monkeypatch.setattr(triton_launching, "MANY", request.param)
 
 
 def here(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
@@ -341,7 +341,7 @@ NORM: dict[str, tuple[type[PhasorError], str, dict[str, Any]]] = {
                        {"k_weight": torch.ones(8, dtype=torch.int64)}),
     "short weight": (TensorError, r"k_weight must be \[head_dim\] \(8\), got shape \[4\]",
                      {"k_weight": torch.ones(4)}),
-    "weight elsewhere": (TensorError, r"q_weight must be on the device of its tensor \(cpu\)",
+    "weight elsewhere": (TensorError, r"q_weight must be on the device of q and k \(cpu\)",
                          {"q_weight": torch.ones(8, device="meta")}),
     "epsilon": (SpecError, "epsilon must be a finite number >= 0, got -1", {"epsilon": -1}),
     "tokens": (TensorError, "q and k must share their tokens", {"k": torch.ones(3, 1, 8)}),

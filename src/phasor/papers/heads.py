@@ -1,7 +1,7 @@
 """Attention heads that look at a position, whatever the tokens say; and what they guarantee.
 
 Let every token carry a 1 in one coordinate of its input, as a projection with a bias has it (that
-of `phasor.torch.PositionalHead`). With ``W_k x = e``, where ``e`` has a 1
+of `phasor.torch.papers.PositionalHead`). With ``W_k x = e``, where ``e`` has a 1
 in the first coordinate of every pair, and ``W_q = alpha R(-offset) W_k``, the score of the query
 at ``m`` and the key at ``n`` is
 

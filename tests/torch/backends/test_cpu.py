@@ -16,7 +16,7 @@ from torch import Tensor
 import phasor.torch
 from phasor import BackendError, PositionError, Rope, TensorError
 from phasor.axes import InterleavedSections
-from phasor.torch import rotate, rotate_, rotate_by, rotate_qk, rotate_qk_
+from phasor.torch import _tables, rotate, rotate_, rotate_by, rotate_qk, rotate_qk_
 from phasor.torch.backends import cpu
 
 from ..torch_oracle import DTYPES, assert_rotated, normal, run_on
@@ -287,7 +287,7 @@ def test_the_extension_refuses_positions_that_no_digits_reach() -> None:
     x = normal(2, 3, 1, 16)
     kept = x.clone()
     plan = cpu._plan(rope.to_json(), 16, 8)
-    tables = cpu._tables.digit_tables(rope.to_json(), x.device, torch.float32)
+    tables = _tables.digit_tables(rope.to_json(), x.device, torch.float32)
     places = torch.tensor([[0, 1, 2], [3, 2**40, 5]])
     with pytest.raises(PositionError, match="got 1099511627776 at index 4"):
         cpu._native.rotate(plan, tables, None, places, None, False, 1.0, 0, True, x, x)
@@ -320,7 +320,7 @@ def test_the_environment_forces_a_path(name: str) -> None:
     """PHASOR_CPU names the instruction set to run."""
     program = (
         "from phasor.torch.backends import cpu\n"
-        "print([name for name, _ in cpu._native.paths()][cpu._running])"
+        "print([name for name, _ in cpu._native.paths()][cpu._path_index])"
     )
     assert printed(program, PHASOR_CPU=name) == name
 

@@ -19,7 +19,8 @@ from torch._inductor import config as graph_caches
 from torch.fx.experimental import _config as shapes
 
 from phasor import Rope
-from phasor.torch import KeyCache, RotaryAttention, rotate_qk
+from phasor.torch import RotaryAttention, rotate_qk
+from phasor.torch.kv_cache import KVCache
 
 from ..torch_oracle import normal
 
@@ -42,7 +43,7 @@ def _forget() -> Iterator[None]:
 def attention(**more: Any) -> RotaryAttention:
     """Two query heads that share a key head, with weights that are the same every time."""
     torch.manual_seed(0)
-    return RotaryAttention(WIDTH, query_heads=2, rope=ROPE, key_heads=1, **more)
+    return RotaryAttention(ROPE, WIDTH, num_heads=2, num_kv_heads=1, **more)
 
 
 def compiled(function: Callable[..., Any], backend: str = "aot_eager") -> Callable[..., Any]:
@@ -140,9 +141,9 @@ def test_inductor_makes_one_graph_of_the_rotation_from_length_1() -> None:
             assert graphs() == 1
 
 
-def filled(module: RotaryAttention, used: int, capacity: int) -> KeyCache:
+def filled(module: RotaryAttention, used: int, capacity: int) -> KVCache:
     """A cache that holds ``used`` tokens."""
-    cache = module.cache(batch=2, capacity=capacity)
+    cache = module.make_cache(batch_size=2, capacity=capacity)
     k, v = (normal(2, used, 1, 8, seed=seed) for seed in (1, 2))
     cache.append(k, v)
     return cache
@@ -153,7 +154,7 @@ def test_a_decode_step_is_one_graph_for_every_length_of_the_cache(backend: str) 
     """One token after 1, 2, 3, ... 8191, in the same cache and in others; eager's numbers."""
     module = attention()
 
-    def step(x: Tensor, cache: KeyCache) -> Tensor:
+    def step(x: Tensor, cache: KVCache) -> Tensor:
         return module(x, cache=cache)
 
     quick = compiled(step, backend)
@@ -170,7 +171,7 @@ def test_a_decode_step_is_one_graph_for_every_length_of_the_cache(backend: str) 
 def test_decoding_from_an_empty_cache_is_two_graphs() -> None:
     """The first token sees itself alone; all after it are one graph."""
     module = attention()
-    quick, cache = compiled(module), module.cache(batch=2, capacity=12)
+    quick, cache = compiled(module), module.make_cache(batch_size=2, capacity=12)
     x = normal(2, 12, WIDTH)
     with torch.no_grad():
         steps = [quick(x[:, i : i + 1], cache=cache) for i in range(12)]

@@ -1,4 +1,4 @@
-"""Every rank of a mesh rotates what it holds of a tensor, and the rotation never makes ranks talk.
+"""Every rank of a mesh rotates what it holds of a tensor, without any collective.
 
 The other ranks are not there: torch's fake process group stands in for them.
 """
@@ -128,6 +128,24 @@ def test_every_rank_rotates_what_it_holds_and_says_nothing(
             local = turned.detach().to_local()
             assert_rotated(local, part(x, mesh, where), mine, rope)
             assert collectives.get_total_counts() == 0
+
+
+@pytest.mark.parametrize("dim", [0, 1, 2], ids=["batch", "heads", "seq"])
+def test_heads_may_come_first_in_a_sharded_tensor(dim: int) -> None:
+    """New and in place, without communication; the result is sharded as what came."""
+    x = normal(4, 2, 6, 8)
+    positions = torch.arange(24).reshape(4, 6) * 7 - 3
+    expected = rotate(x, positions, ROPE, heads_first=True)
+    with one_of((2,), rank=1) as mesh, CommDebugMode() as collectives:
+        given = sharded(x, mesh, [Shard(dim)])
+        new = rotate(given, positions, ROPE, heads_first=True)
+        rotate_(given, positions, ROPE, heads_first=True)
+        for y in (new, given):
+            assert isinstance(y, DTensor)
+            assert list(y.placements) == [Shard(dim)]
+            assert y.shape == x.shape
+            assert torch.equal(y.to_local(), part(expected, mesh, [Shard(dim)]))
+    assert collectives.get_total_counts() == 0
 
 
 def test_a_query_is_sharded_in_heads_beside_a_key_that_is_whole() -> None:
@@ -269,12 +287,12 @@ def test_gathered_keys_are_for_rotary_attention_on_one_mesh_dimension() -> None:
     with pytest.raises(SpecError, match="layout must be one of 'contiguous', 'zigzag'"):
         GatheredKeys("striped")  # type: ignore[arg-type]
     with one_of((2, 2), 0) as mesh:
-        layer = RotaryAttention(16, 2, ROPE)
+        layer = RotaryAttention(ROPE, 16, 2)
         with pytest.raises(SpecError, match="device_mesh must have one dimension, got 2"):
             GatheredKeys("zigzag")._apply(layer, mesh)
     with one_of((2,), 0) as mesh:
         with pytest.raises(SpecError, match=r"module must be a .*RotaryAttention, got Linear"):
-            parallelize_module(layer.query, mesh, GatheredKeys("zigzag"))
+            parallelize_module(layer.q_proj, mesh, GatheredKeys("zigzag"))
         parallelize_module(layer, mesh, GatheredKeys("zigzag"))
         with pytest.raises(SpecError, match="cu_seqlens must be None where keys are gathered"):
             layer(torch.zeros(1, 4, 16), cu_seqlens=[0, 4])
@@ -304,7 +322,7 @@ def test_torch_has_no_ring_attention_for_processors() -> None:
 def test_positions_that_mixed_precision_has_rounded_are_refused() -> None:
     """FSDP casts every floating input of a module; whole numbers pass as they are."""
     with one_of((2,), 0) as mesh:
-        layer = RotaryAttention(16, 2, ROPE)
+        layer = RotaryAttention(ROPE, 16, 2)
         fully_shard(layer, mesh=mesh, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
         assert layer(torch.zeros(1, 4, 16), torch.arange(4)).dtype == torch.bfloat16
         with pytest.raises(PositionError, match="bfloat16 cannot tell 256 from 257"):

@@ -32,7 +32,7 @@ CHANGING = {"x": {1: torch.export.Dim.DYNAMIC}}
 def attention() -> RotaryAttention:
     """Two query heads that share a key head."""
     torch.manual_seed(0)
-    return RotaryAttention(16, query_heads=2, rope=ROPE, key_heads=1).eval()
+    return RotaryAttention(ROPE, 16, num_heads=2, num_kv_heads=1).eval()
 
 
 def test_exported_attention_is_saved_and_runs_at_every_length(tmp_path: Path) -> None:

@@ -22,8 +22,8 @@ from phasor.rope import Rope
 from phasor.scaling import Rule
 from phasor.torch import ops
 from phasor.torch._arguments import checked_positions
-from phasor.torch._layout import constant, count_axes, layout_text, read_rope
-from phasor.torch.backends import cpu
+from phasor.torch._internals import cached_constant as constant
+from phasor.torch._tables import count_axes, layout_text, read_rope
 from phasor.torch.transformers._rules import rule_rows
 
 Width = Literal["twice", "repeated", "half", "complex"]
@@ -214,7 +214,7 @@ def _by_positions(
     xs: Sequence[Tensor], carrier: Carrier, rope: Rope, inverse: bool
 ) -> list[Tensor]:
     positions, gain = carrier.angles[0], carrier.turns.gain
-    done = cpu.quick(xs, positions, rope, inverse, gain, "auto")
+    done = ops.rotate_directly(xs, positions, rope, inverse, gain, "auto", in_place=False)
     if done is None:
         checked = [checked_positions(positions, xs, rope)]
         done = ops.apply(list(xs), checked, rope.to_json(), inverse, gain, "auto")

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from phasor.rope import Rope
 from phasor.scaling import Rule
-from phasor.torch._layout import constant, count_axes, read_rope
+from phasor.torch._internals import cached_constant as constant
+from phasor.torch._tables import count_axes, read_rope
 
 
 def rule_rows(

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from phasor import PhasorError, PositionError, Rope, SpecError, TensorError
-from phasor.torch.cache import retune_, shift_, undo_
-from phasor.torch.splice import evict, insert
+from phasor.torch.kv_cache import evict, insert, retune_, shift_, undo_
 
 from .turned_keys import HALF, LAYOUTS, LONG, SECTIONED
 

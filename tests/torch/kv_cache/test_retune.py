@@ -12,8 +12,8 @@ from torch import Tensor
 
 from phasor import Rope
 from phasor.scaling import NTK, DynamicNTK, Linear
-from phasor.torch import cache, rotate
-from phasor.torch.cache import retune_
+from phasor.torch import rotate
+from phasor.torch.kv_cache import retune_, verbs
 
 from ...strategies import EVERY_LAW
 from ..torch_oracle import DTYPES, ROW_ERROR_64, normal
@@ -109,7 +109,7 @@ def test_positions_of_every_form_are_taken(
     form: str, rows_at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether a token, three or all of them are worked on at once."""
-    monkeypatch.setattr(cache, "_CHUNK", rows_at_once)
+    monkeypatch.setattr(verbs, "CHUNK", rows_at_once)
     name, given_at = AT[form]
     old, stored = LAYOUTS[name], normal(2, 7, 3, 8, dtype=torch.float64)
     new = replace(old, base=77.0)
