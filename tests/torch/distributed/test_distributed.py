@@ -1,4 +1,4 @@
-"""Every rank of a mesh rotates what it holds of a tensor, without any collective.
+"""Every rank of a mesh rotates what it holds of a tensor, and the rotation never makes ranks talk.
 
 The other ranks are not there: torch's fake process group stands in for them.
 """
