@@ -16,8 +16,8 @@ import torch
 from model_shapes import SHAPES, THREADS, built, circumstances, silently_patched
 from rich.progress import Progress, TaskID
 
-from phasor.torch.transformers._forms import substitute
-from phasor.torch.transformers._methods import rotations
+from phasor.torch.hf.functions import substitute
+from phasor.torch.hf.methods import rotations_of
 
 LONG = 32_768
 RESULT = Path(__file__).with_name("results") / "model-memory.md"
@@ -45,8 +45,8 @@ class Rise:
 def of_rotation(name: str, *, patched: bool) -> int:
     """Bytes by which the rotation of one layer at 32k tokens raises this process's memory."""
     model: Any = built(name)
-    layer = next(m for _, m in model.named_modules() if rotations(type(m)))
-    function = rotations(type(layer))["apply_rotary_pos_emb"]
+    layer = next(m for _, m in model.named_modules() if rotations_of(type(m)))
+    function = rotations_of(type(layer))["apply_rotary_pos_emb"]
     if patched:
         silently_patched(model)
         function = substitute(function)

@@ -16,7 +16,7 @@ import torch
 import transformers
 from torch import nn
 
-from phasor.torch.transformers import patch
+from phasor.torch.hf import patch
 
 THREADS, LAYERS = 2, 2
 _LLAMA3 = {

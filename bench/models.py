@@ -19,8 +19,8 @@ from model_shapes import LAYERS, SHAPES, THREADS, built, circumstances, silently
 from rich.progress import Progress
 from torch import nn
 
-from phasor.torch.transformers._forms import substitute
-from phasor.torch.transformers._methods import original, rotations, with_methods
+from phasor.torch.hf.functions import substitute
+from phasor.torch.hf.methods import original_class, rotations_of, subclass_calling
 
 PROMPT, STEPS = 512, 4
 ROUNDS = {"prefill": 4, "decode": 9, "prefill, compiled": 5}
@@ -91,16 +91,16 @@ def watched(model: nn.Module, spent: list[float]) -> nn.Module:
         return call
 
     for _, module in list(model.named_modules()):
-        plain = original(module) or type(module)
+        plain = original_class(module) or type(module)
         if "Rotary" in plain.__name__:
             module.forward = timed(module.forward)
-        elif found := rotations(plain):
-            is_patched = original(module) is not None
+        elif found := rotations_of(plain):
+            is_patched = original_class(module) is not None
             stand_ins = {
                 name: timed(substitute(function) if is_patched else function)
                 for name, function in found.items()
             }
-            module.__class__ = with_methods(plain, stand_ins, None)
+            module.__class__ = subclass_calling(plain, stand_ins, None)
     return model
 
 

@@ -49,14 +49,10 @@ PIPELINE = """
     torch._feature_maps torch._causal_sum torch._linear_attention torch.heads torch.usage
     torch.cache torch.splice torch._cache_layers torch.cached_keys
     torch.onnx._graph torch.onnx torch.distributed
-    torch.transformers._rules torch.transformers._carriers torch.transformers._forms
-    torch.transformers._axial torch.transformers._fresh torch.transformers._sines
-    torch.transformers._handling torch.transformers._methods torch.transformers._members
-    torch.transformers._live torch.transformers._classes torch.transformers._parts
-    torch.transformers._check torch.transformers torch
+    torch.hf.methods torch.hf.carriers torch.hf.functions torch.hf.modules torch.hf.embeddings
+    torch.hf.reading torch.hf.checking torch.hf torch
     terminal._screen bench._case bench._gate bench._timing bench._measure bench._figure bench
-    torch.architectures._tiny torch.architectures._recording torch.architectures._compared
-    torch.architectures torch.architectures.verdicts
+    torch.hf.architectures torch.hf.tiny_models torch.hf.verdicts
     demo terminal._ropes terminal._extending terminal._architectures terminal
     cli._common cli._show cli._architectures cli._identify cli._diff cli._convert cli._extend
     cli._try cli __main__
@@ -219,7 +215,7 @@ def printers(src: Path) -> set[str]:
 
 def test_what_is_printed_goes_one_way() -> None:
     """There it is made visible. The help is click's, and `patch` names classes of Python."""
-    assert printers(SRC) == {"cli", "cli._common", "torch.transformers"}
+    assert printers(SRC) == {"cli", "cli._common", "torch.hf"}
 
 
 @pytest.mark.parametrize("line", ["print(1)", "click.echo(1)", "Console().rule()"])

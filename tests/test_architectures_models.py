@@ -8,12 +8,18 @@ import numpy as np
 import pytest
 import torch
 
-from phasor import BackendError, ConfigError, Llama3, TensorError
-from phasor.torch import architectures
-from phasor.torch.architectures import architecture, not_built, tiny_config, tiny_inputs, tiny_model
-from phasor.torch.architectures._recording import record
-from phasor.torch.architectures._tiny import NOT_BUILT, kept_layers, tiny
-from phasor.torch.architectures.verdicts import verdict
+from phasor import BackendError, ConfigError, Llama3
+from phasor.torch.hf import architectures
+from phasor.torch.hf.architectures import NOT_BUILT, architecture, not_built
+from phasor.torch.hf.embeddings import half_rows
+from phasor.torch.hf.tiny_models import (
+    kept_layers,
+    small_values,
+    tiny_config,
+    tiny_inputs,
+    tiny_model,
+)
+from phasor.torch.hf.verdicts import record_calls, verdict
 
 from .offline import refuse_connections
 
@@ -25,36 +31,26 @@ def offline(monkeypatch):
 
 
 def test_what_is_recorded_is_what_the_model_computes():
-    """Llama's, by complex products of angles from the paper; every layer, queries and keys."""
+    """Llama's cosines, by the angles of the paper; every layer, queries and keys."""
     model = tiny_model("llama")
     positions = [0, 1, 5, 40, 41]
-    recorded = record(model, tiny_inputs(model, positions))
-    assert [(one.layer, one.argument) for one in recorded] == [
-        (layer, name) for layer in (0, 1) for name in ("q", "k")
-    ]
-    for one in recorded:
-        assert one.before.shape == (2, 5, 4, 128)
-        assert (one.slice_start, one.head_dim) == (0, 128)
-        for row, token, head, pair in np.ndindex(2, 5, 4, 64):
-            x = one.before[row, token, head]
+    calls = record_calls(model, tiny_inputs(model, positions))
+    assert [(call.layer, call.arguments) for call in calls] == [(0, ("q", "k")), (1, ("q", "k"))]
+    for call in calls:
+        assert (call.width, call.slice_start, call.head_dim) == (128, 0, 128)
+        cos, sin = half_rows(call.rows, call.form)
+        assert cos.shape == sin.shape == (5, 64)
+        for token, pair in np.ndindex(5, 64):
             turn = cmath.exp(1j * positions[token] * 10_000 ** (-pair / 64))
-            y = complex(x[pair], x[pair + 64]) * turn
-            got = one.after[row, token, head]
-            assert abs(complex(got[pair], got[pair + 64]) - y) <= 1e-5 * abs(y)
-
-
-def test_as_many_tokens_as_heads_are_refused():
-    """Which is which would be a guess."""
-    model = tiny_model("llama")
-    with pytest.raises(TensorError, match="another number of tokens"):
-        record(model, tiny_inputs(model, range(4)))
+            # an angle of at most 41 has lost 17 roundings of float32, and its cosine one
+            assert abs(complex(cos[token, pair], sin[token, pair]) - turn) <= 41 * 18 * 2.0**-24
 
 
 def test_a_slice_is_found_in_the_heads_it_was_cut_from():
     """Phi turns 32 of 64 coordinates and puts them first; MLA's stand behind 128 others."""
     for model_type, place in (("phi", (0, 64)), ("deepseek_v3", (128, 192))):
         model = tiny_model(model_type)
-        first = record(model, tiny_inputs(model, range(5)))[0]
+        first = record_calls(model, tiny_inputs(model, range(5)))[0]
         assert (first.slice_start, first.head_dim) == place
 
 
@@ -63,7 +59,7 @@ def test_recording_leaves_the_code_as_it_was():
     model = tiny_model("llama")
     code = __import__(type(model).__module__, fromlist=["x"])
     before = code.apply_rotary_pos_emb, code.eager_attention_forward
-    record(model, tiny_inputs(model, range(3)))
+    record_calls(model, tiny_inputs(model, range(3)))
     assert (code.apply_rotary_pos_emb, code.eager_attention_forward) == before
     assert not any(module._forward_pre_hooks for module in model.modules())
 
@@ -109,7 +105,7 @@ def test_one_layer_of_every_kind_is_kept():
     }
     assert kept_layers(config) == [0, 2]
     assert kept_layers({"num_hidden_layers": 6}) == [0, 1]
-    cut = tiny(config)
+    cut = small_values(config)
     assert (cut["layer_types"], cut["sizes"], cut["num_hidden_layers"]) == (["a", "b"], [1, 3], 2)
     assert cut["per_layer_config"] == {"01": {"head_dim": 512}}
 

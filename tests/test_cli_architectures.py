@@ -11,9 +11,8 @@ from click.testing import CliRunner
 from phasor import ConfigError, Rope, Yarn
 from phasor.cli._architectures import is_architecture
 from phasor.cli._identify import identify
-from phasor.torch import architectures
-from phasor.torch.architectures import verdicts
-from phasor.torch.architectures._tiny import NOT_BUILT
+from phasor.torch.hf import architectures, verdicts
+from phasor.torch.hf.architectures import NOT_BUILT
 
 from .offline import refuse_connections
 

@@ -16,7 +16,7 @@ from transformers.models.deepseek_v4.modeling_deepseek_v4 import DeepseekV4Rotar
 from phasor import ConfigError, Linear
 from phasor.configs import load
 from phasor.configs.facts import table
-from phasor.torch.architectures import tiny_model
+from phasor.torch.hf.tiny_models import tiny_model
 
 from .config_files import sized
 

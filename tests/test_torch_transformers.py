@@ -12,8 +12,9 @@ import torch
 
 from phasor import Rope, SpecError
 from phasor.errors import ConfigError, TensorError
-from phasor.torch.architectures import model_types, tiny_model
-from phasor.torch.transformers import from_model, patch, unpatch
+from phasor.torch.hf import from_model, patch, unpatch
+from phasor.torch.hf.architectures import model_types
+from phasor.torch.hf.tiny_models import tiny_model
 
 from .live_models import WAYS, answers, difference, prefill, tokens, whole_models
 from .rounding import GATHERED, UNIT, moved, rounding

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from phasor import Axial
 from phasor.errors import ConfigError
-from phasor.torch.transformers import check, from_model, patch, unpatch
+from phasor.torch.hf import check, from_model, patch, unpatch
 
 from .live_models import difference
 from .pictured_models import BUILT, pictured, without_picture

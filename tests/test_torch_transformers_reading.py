@@ -10,8 +10,8 @@ from torch import nn
 
 from phasor import Rope, Sectioned, load
 from phasor.errors import ConfigError
-from phasor.torch.architectures import tiny_model
-from phasor.torch.transformers import _live, from_model, patch
+from phasor.torch.hf import from_model, patch, reading
+from phasor.torch.hf.tiny_models import tiny_model
 
 from .live_models import difference, prefill, tokens
 from .pictured_models import pictured
@@ -43,7 +43,7 @@ def test_an_unknown_model_type_is_identified_from_its_code(
     model = tiny_model(name)
     before = prefill(model)
     known = from_model(model)
-    monkeypatch.setattr(_live, "model_types", lambda: ())
+    monkeypatch.setattr(reading, "model_types", lambda: ())
     found = from_model(model)
     assert "identified from its code" in found.notes[0]
     for one, other in zip(found, known, strict=True):
@@ -96,7 +96,7 @@ def test_a_config_that_disagrees_with_its_code_is_refused(monkeypatch: pytest.Mo
     """What the class computes decides whether a config has been understood."""
     model = tiny_model("llama")
     monkeypatch.setattr(
-        _live, "load", lambda config, strict: load({**config, "model_type": "cohere"})
+        reading, "load", lambda config, strict: load({**config, "model_type": "cohere"})
     )
     with pytest.raises(ConfigError, match="cosines are not those that its config describes"):
         patch(model)

@@ -11,7 +11,7 @@ from phasor.configs import language_models, read_source
 from phasor.errors import ConfigError
 
 if TYPE_CHECKING:
-    from phasor.torch.architectures.verdicts import Verdict
+    from phasor.torch.hf.verdicts import Verdict
 
 _PREFIX = "transformers:"
 
@@ -25,8 +25,8 @@ def is_architecture(text: str) -> bool:
 def judge(text: str, config: str | None, *, as_json: bool) -> None:
     """Print what phasor says of one architecture; exit status 1 if its vectors say otherwise."""
     need_torch("a recorded model")
-    from phasor.torch.architectures import architecture
-    from phasor.torch.architectures.verdicts import verdict
+    from phasor.torch.hf.architectures import architecture
+    from phasor.torch.hf.verdicts import verdict
 
     name = text.removeprefix(_PREFIX)
     said = None if config is None else text_config(config)
@@ -49,7 +49,7 @@ def judge_all(*, as_json: bool) -> None:
     """Print the table of all architectures; exit status 1 if any is wrong."""
     need_torch("the table of architectures")
     from phasor.terminal import print_verdicts, progress_bar
-    from phasor.torch.architectures import model_types, not_built
+    from phasor.torch.hf.architectures import model_types, not_built
 
     found: list[Verdict] = []
     with progress_bar("Recording transformers") as progress:
@@ -71,7 +71,7 @@ def text_config(path: str) -> Mapping[str, Any]:
 
 
 def _tried(name: str) -> Verdict:
-    from phasor.torch.architectures.verdicts import verdict
+    from phasor.torch.hf.verdicts import verdict
 
     try:
         return verdict(name)
@@ -80,6 +80,6 @@ def _tried(name: str) -> Verdict:
 
 
 def _absent(name: str, why: str) -> Verdict:
-    from phasor.torch.architectures.verdicts import Verdict
+    from phasor.torch.hf.verdicts import Verdict
 
     return Verdict(model_type=name, not_built=why)

@@ -16,7 +16,7 @@ from phasor.terminal._screen import Screen
 
 if TYPE_CHECKING:
     # a table can be printed without torch, and is made with it
-    from phasor.torch.architectures.verdicts import KindVerdict, Verdict
+    from phasor.torch.hf.verdicts import KindVerdict, Verdict
 
 _WIDE = 200
 _COLUMNS = ("model type", "class", "layers", "pairs", "slice", "base", "law", "axes")

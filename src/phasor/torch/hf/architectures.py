@@ -1,4 +1,4 @@
-"""The architectures of the installed transformers that rotate, and a tiny random model of each."""
+"""The architectures of the installed transformers that rotate."""
 
 from __future__ import annotations
 
@@ -14,29 +14,36 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
-import torch
-from numpy.typing import ArrayLike
-from torch import Tensor
-
 from phasor._checks import shown
 from phasor.errors import BackendError, ConfigError, PhasorError
-from phasor.torch.architectures._tiny import (
-    CUT,
-    HOLDERS,
-    NOT_BUILT,
-    OWN_POSITIONS,
-    STATED,
-    TIMED,
-    tiny,
-)
 
 _ROTATES = re.compile(r"^def \w*(rotary|rotate)|Rotary|rotary_emb|sinusoidal_pos", re.MULTILINE)
-# a model that holds more was not made small
-_MOST_NUMBERS = 60_000_000
-# more than any model has, of whatever
-_MOST_PARTS = 100_000
-_COUNTS = re.compile(r"(num|n)_(?!positions|ctx)\w+")
+#: Models that rotate in their own class and hold other models beside.
+_HOLDERS = frozenset({"chameleon", "esm", "moshi", "phi4_multimodal"})
+_NO_ROTATION = "its tokens are not rotated"
+_INSIDE = "it is given the hidden states of a larger model, not tokens"
+#: Model types whose modules name a rotation, and why there is no tiny model of them here.
+NOT_BUILT: Mapping[str, str] = {
+    "aimv2_text_model": _NO_ROTATION,
+    "blt_local_decoder": _INSIDE,
+    "blt_local_encoder": _INSIDE,
+    "clvp_encoder": "it turns values too, and by a width that no key of its config states",
+    "clvp_decoder": _NO_ROTATION,
+    "dia_decoder": "it takes the codes of several channels and an encoder's output",
+    "distilbert": _NO_ROTATION,
+    "glm5_next_text": _NO_ROTATION,
+    "inkling2_text": _NO_ROTATION,
+    "jamba": _NO_ROTATION,
+    "mistral_large4_text": "its frequencies are learned (LeRoPE), so no config states them",
+    "moshi_depth": _NO_ROTATION,
+    "nemotron_h": _NO_ROTATION,
+    "qwen2_5_omni_talker": _INSIDE,
+    "qwen3_omni_moe_talker_code_predictor": _INSIDE,
+    "qwen3_omni_moe_talker_text": _INSIDE,
+    "seamless_m4t": _NO_ROTATION,
+    "t5gemma2_decoder": "it needs the output of an encoder",
+    "videoprism_text_model": _NO_ROTATION,
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -161,122 +168,9 @@ def _takes_tokens(one: Any, model_type: str) -> bool:
     # some audio models are annotated with a union of configs
     if not isinstance(config, type) or cast(Any, config).model_type != model_type:
         return False
-    if cast(Any, config).sub_configs and model_type not in HOLDERS:
+    if cast(Any, config).sub_configs and model_type not in _HOLDERS:
         return False
     return "input_ids" in inspect.signature(one.forward).parameters
-
-
-def tiny_config(model_type: str, config: Mapping[str, Any] | None = None) -> Any:
-    """The config of a small model that rotates as one of ``model_type`` does.
-
-    It keeps the first layer of every kind, two at least, the width of a head, and all that is said
-    about the rotation; hidden width, vocabulary and experts are small.
-
-    Args:
-        model_type: A model type, or the name of a model class.
-        config: What a ``config.json`` of that type says; the class's defaults if None.
-
-    Returns:
-        An instance of the architecture's config class, with eager attention.
-
-    Raises:
-        BackendError: If transformers is not installed.
-        ConfigError: If the class refuses the config.
-    """
-    one = architecture(model_type)
-    kind = one.model_class.config_class
-    given = STATED.get(one.model_type, {}) if config is None else config
-    for key, value in given.items():
-        if isinstance(value, int) and value > _MOST_PARTS and _COUNTS.fullmatch(key):
-            raise ConfigError(f"{key} must be at most {_MOST_PARTS}, got {shown(value)}")
-    with attempting(f"no config of {one.class_name} can be built"):
-        whole = kind.from_dict(dict(given)).to_dict()
-        cut = CUT.get(one.model_type, {})
-        small = kind.from_dict({**whole, **tiny(whole), **cut})
-        small._attn_implementation = "eager"
-    return small
-
-
-def tiny_model(model_type: str, config: Mapping[str, Any] | None = None, *, seed: int = 0) -> Any:
-    """A small random model of an architecture: float32, on the CPU, made without a download.
-
-    Attention is eager, so that everything is called from Python; the rest is as in `tiny_config`.
-
-    Args:
-        model_type: A model type, or the name of a model class.
-        config: What a ``config.json`` of that type says; the class's defaults if None.
-        seed: Of the weights; the global generator is left as it was.
-
-    Returns:
-        The model, in evaluation mode.
-
-    Raises:
-        BackendError: If transformers is not installed.
-        ConfigError: If no tiny model can be built.
-    """
-    small = tiny_config(model_type, config)
-    one = architecture(model_type)
-    with attempting(f"no tiny {one.class_name} can be built"):
-        with torch.device("meta"):
-            planned = one.model_class(small)
-        size = sum(x.numel() for x in (*planned.parameters(), *planned.buffers()))
-        if size > _MOST_NUMBERS:
-            raise ConfigError(f"{one.class_name} holds {size:,} numbers even when made small")
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            return one.model_class(small).eval()
-
-
-def tiny_inputs(model: Any, positions: ArrayLike, *, seed: int = 0) -> dict[str, Tensor]:
-    """Keyword arguments for a forward pass of a tiny model: two rows of random tokens.
-
-    Args:
-        model: Of `tiny_model`.
-        positions: Where the tokens of both rows stand, ``[seq]``, or ``[seq, axes]`` for a
-            multimodal rope. A model that counts its own positions is given none; these must then be
-            0, 1, 2, ...
-        seed: Of the tokens.
-
-    Raises:
-        ConfigError: If the model counts its own positions and others are asked for.
-    """
-    at = np.asarray(positions)
-    rows, count = 2, len(at)
-    words = min(100, model.config.get_text_config().vocab_size)
-    generator = torch.Generator().manual_seed(seed)
-    inputs = {"input_ids": torch.randint(3, words, (rows, count), generator=generator)}
-    if model.config.model_type in TIMED:
-        inputs["t_cond"] = torch.zeros(1, 1, model.config.hidden_size)
-    if counts_itself(model):
-        if not np.array_equal(at, np.arange(count)):
-            raise ConfigError(
-                f"{type(model).__name__} counts its own positions, so positions must be 0, 1, 2, "
-                f"..., got {shown(at.tolist())}"
-            )
-    else:
-        columns = torch.from_numpy(at.astype(np.int64)).reshape(count, -1).T[:, None]
-        inputs["position_ids"] = columns.expand(-1, rows, -1)[0 if at.ndim == 1 else slice(None)]
-    return inputs
-
-
-def position_axes(model: Any) -> int:
-    """How many coordinates a model's positions have: 1, or those of its multimodal rope."""
-    for module in model.modules():
-        sections = getattr(module, "mrope_section", None)
-        if isinstance(sections, dict):
-            sections = next(iter(cast("dict[str, Any]", sections).values()), None)
-        if sections is not None:
-            return len(sections)
-    return 1
-
-
-def counts_itself(model: Any) -> bool:
-    """Whether a model takes no positions and numbers its tokens from 0."""
-    parameters = inspect.signature(model.forward).parameters
-    takes = "position_ids" in parameters or any(
-        one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values()
-    )
-    return not takes or model.config.model_type in OWN_POSITIONS
 
 
 @contextmanager

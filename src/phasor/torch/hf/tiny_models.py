@@ -1,11 +1,26 @@
-"""A config of any architecture cut down to a few layers and small widths; heads keep theirs."""
+"""A tiny random model of any architecture: few layers, small widths, heads as wide as ever."""
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Iterable, Mapping, Sized
 from typing import Any, cast
 
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from torch import Tensor
+
+from phasor._checks import shown
+from phasor.errors import ConfigError
+from phasor.torch.hf.architectures import architecture, attempting
+
+# a model that holds more was not made small
+_MOST_NUMBERS = 60_000_000
+# more than any model has, of whatever
+_MOST_PARTS = 100_000
+_COUNTS = re.compile(r"(num|n)_(?!positions|ctx)\w+")
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 HEADS = ("num_attention_heads", "n_head", "n_heads")
 HIDDEN = ("hidden_size", "n_embd", "d_model")
@@ -94,8 +109,6 @@ CUT: Mapping[str, Mapping[str, Any]] = {
     "zamba2": {"mamba_headdim": 80, "hybrid_layer_ids": [1], "attention_hidden_size": 640,
                "attention_head_dim": 160},
 }  # fmt: skip
-#: Models that rotate in their own class and hold other models beside.
-HOLDERS = frozenset({"chameleon", "esm", "moshi", "phi4_multimodal"})
 #: Models that refuse the positions that their signatures take, or number tokens whatever is given.
 OWN_POSITIONS = frozenset({"csm_depth_decoder_model", "dia_encoder", "roformer"})
 #: Models that are also given the embedding of a time.
@@ -107,30 +120,123 @@ EQUAL_COORDINATES: Mapping[str, str] = {
     "neomme": "Images give rows to even pairs and columns to odd ones, which no key of the config "
     "says and the Rope leaves out; only equal coordinates, those of text, are compared.",
 }
-_NO_ROTATION = "its tokens are not rotated"
-_INSIDE = "it is given the hidden states of a larger model, not tokens"
-#: Model types whose modules name a rotation, and why there is no tiny model of them here.
-NOT_BUILT: Mapping[str, str] = {
-    "aimv2_text_model": _NO_ROTATION,
-    "blt_local_decoder": _INSIDE,
-    "blt_local_encoder": _INSIDE,
-    "clvp_encoder": "it turns values too, and by a width that no key of its config states",
-    "clvp_decoder": _NO_ROTATION,
-    "dia_decoder": "it takes the codes of several channels and an encoder's output",
-    "distilbert": _NO_ROTATION,
-    "glm5_next_text": _NO_ROTATION,
-    "inkling2_text": _NO_ROTATION,
-    "jamba": _NO_ROTATION,
-    "mistral_large4_text": "its frequencies are learned (LeRoPE), so no config states them",
-    "moshi_depth": _NO_ROTATION,
-    "nemotron_h": _NO_ROTATION,
-    "qwen2_5_omni_talker": _INSIDE,
-    "qwen3_omni_moe_talker_code_predictor": _INSIDE,
-    "qwen3_omni_moe_talker_text": _INSIDE,
-    "seamless_m4t": _NO_ROTATION,
-    "t5gemma2_decoder": "it needs the output of an encoder",
-    "videoprism_text_model": _NO_ROTATION,
-}
+
+
+def tiny_config(model_type: str, config: Mapping[str, Any] | None = None) -> Any:
+    """The config of a small model that rotates as one of ``model_type`` does.
+
+    It keeps the first layer of every kind, two at least, the width of a head, and all that is said
+    about the rotation; hidden width, vocabulary and experts are small.
+
+    Args:
+        model_type: A model type, or the name of a model class.
+        config: What a ``config.json`` of that type says; the class's defaults if None.
+
+    Returns:
+        An instance of the architecture's config class, with eager attention.
+
+    Raises:
+        BackendError: If transformers is not installed.
+        ConfigError: If the class refuses the config.
+    """
+    one = architecture(model_type)
+    kind = one.model_class.config_class
+    given = STATED.get(one.model_type, {}) if config is None else config
+    for key, value in given.items():
+        if isinstance(value, int) and value > _MOST_PARTS and _COUNTS.fullmatch(key):
+            raise ConfigError(f"{key} must be at most {_MOST_PARTS}, got {shown(value)}")
+    with attempting(f"no config of {one.class_name} can be built"):
+        whole = kind.from_dict(dict(given)).to_dict()
+        cut = CUT.get(one.model_type, {})
+        small = kind.from_dict({**whole, **small_values(whole), **cut})
+        small._attn_implementation = "eager"
+    return small
+
+
+def tiny_model(model_type: str, config: Mapping[str, Any] | None = None, *, seed: int = 0) -> Any:
+    """A small random model of an architecture: float32, on the CPU, made without a download.
+
+    Attention is eager, so that everything is called from Python; the rest is as in `tiny_config`.
+
+    Args:
+        model_type: A model type, or the name of a model class.
+        config: What a ``config.json`` of that type says; the class's defaults if None.
+        seed: Of the weights; the global generator is left as it was.
+
+    Returns:
+        The model, in evaluation mode.
+
+    Raises:
+        BackendError: If transformers is not installed.
+        ConfigError: If no tiny model can be built.
+    """
+    small = tiny_config(model_type, config)
+    one = architecture(model_type)
+    with attempting(f"no tiny {one.class_name} can be built"):
+        with torch.device("meta"):
+            planned = one.model_class(small)
+        size = sum(x.numel() for x in (*planned.parameters(), *planned.buffers()))
+        if size > _MOST_NUMBERS:
+            raise ConfigError(f"{one.class_name} holds {size:,} numbers even when made small")
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return one.model_class(small).eval()
+
+
+def tiny_inputs(model: Any, positions: ArrayLike, *, seed: int = 0) -> dict[str, Tensor]:
+    """Keyword arguments for a forward pass of a tiny model: one row of random tokens.
+
+    Args:
+        model: Of `tiny_model`.
+        positions: Where the tokens stand, ``[seq]``, or ``[seq, axes]`` for a
+            multimodal rope. A model that counts its own positions is given none; these must then be
+            0, 1, 2, ...
+        seed: Of the tokens.
+
+    Raises:
+        ConfigError: If the model counts its own positions and others are asked for.
+    """
+    at = np.asarray(positions)
+    count = len(at)
+    words = min(100, model.config.get_text_config().vocab_size)
+    generator = torch.Generator().manual_seed(seed)
+    inputs = {"input_ids": torch.randint(3, words, (1, count), generator=generator)}
+    if model.config.model_type in TIMED:
+        inputs["t_cond"] = torch.zeros(1, 1, model.config.hidden_size)
+    if counts_itself(model):
+        if not np.array_equal(at, np.arange(count)):
+            raise ConfigError(
+                f"{type(model).__name__} counts its own positions, so positions must be 0, 1, 2, "
+                f"..., got {shown(at.tolist())}"
+            )
+    else:
+        # [seq] -> [1, seq], and [seq, axes] -> [axes, 1, seq]
+        ids = torch.from_numpy(at.astype(np.int64)).T[..., None, :]
+        inputs["position_ids"] = ids
+    return inputs
+
+
+def position_axes(model: Any) -> int:
+    """How many coordinates a model's positions have: 1, or those of its multimodal rope."""
+    for module in model.modules():
+        sections = getattr(module, "mrope_section", None)
+        if isinstance(sections, dict):
+            sections = next(iter(cast("dict[str, Any]", sections).values()), None)
+        if sections is not None:
+            return len(sections)
+    return 1
+
+
+def counts_itself(model: Any) -> bool:
+    """Whether a model takes no positions and numbers its tokens from 0."""
+    parameters = inspect.signature(model.forward).parameters
+    takes = "position_ids" in parameters or any(
+        one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values()
+    )
+    return not takes or model.config.model_type in OWN_POSITIONS
+
+
+# ---- a config cut down ----
 
 
 def kept_layers(config: Mapping[str, Any]) -> list[int]:
@@ -148,7 +254,7 @@ def _is_per_layer(value: Any, count: int) -> bool:
     return isinstance(value, (list, tuple)) and len(cast(Sized, value)) == count
 
 
-def tiny(config: Mapping[str, Any]) -> dict[str, Any]:
+def small_values(config: Mapping[str, Any]) -> dict[str, Any]:
     """What to change in a config, so that its model is small and its rotation as before."""
     kept = kept_layers(config)
     count = next((config[key] for key in LAYERS if config.get(key)), 2)
@@ -172,7 +278,7 @@ def tiny(config: Mapping[str, Any]) -> dict[str, Any]:
         elif isinstance(value, Mapping) and any(inner in value for inner in HIDDEN):
             # a model that this one holds beside
             held = cast("Mapping[str, Any]", value)
-            changed[key] = {**held, **tiny(held)}
+            changed[key] = {**held, **small_values(held)}
         else:
             small = _smaller(key, value)
             if _is_per_layer(small, count):
