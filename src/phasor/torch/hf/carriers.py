@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from typing import Any, Literal, NamedTuple, cast
 
 import torch
@@ -22,9 +21,9 @@ from phasor.frequencies import inv_freq
 from phasor.pairings import Pairing
 from phasor.scaling import Rule
 from phasor.spec import Rope
-from phasor.torch import _cpu, _ops
-from phasor.torch._arguments import checked_positions
+from phasor.torch import _ops
 from phasor.torch._layout import constant, count_axes, layout_text, read_rope
+from phasor.torch.functional import rotate, rotate_qk
 
 RowWidth = Literal["twice", "repeated", "half", "complex", "table"]
 
@@ -252,53 +251,42 @@ def rotate_by_carrier(
     if len(carrier.angles) == 2:
         done = _ops.apply(xs, list(carrier.angles), rows_text(*rope), inverse, 1.0, "auto")
     elif torch.compiler.is_compiling():
-        text, gain = rope_text(*rope), carrier.by.gain
+        # a text is a constant to the compiler, a Rope from a cache is not
+        text, gain = rope_of_heads(*rope), carrier.by.gain
         done = _ops.apply(xs, list(carrier.angles), text, inverse, gain, "auto")
     else:
-        done = _rotate_by_positions(xs, carrier, rope_of_heads(*rope), inverse)
+        verb = rotate if len(xs) == 1 else rotate_qk
+        done = verb(
+            *xs, carrier.angles[0], read_rope(rope_of_heads(*rope)),
+            inverse=inverse, gain=carrier.by.gain,
+        )  # fmt: skip
+        done = [done] if len(xs) == 1 else done
     return [y.transpose(-3, -2) if heads_first else y for y in done]
 
 
-def _rotate_by_positions(
-    xs: Sequence[Tensor], carrier: Carrier, rope: Rope, inverse: bool
-) -> list[Tensor]:
-    positions, gain = carrier.angles[0], carrier.by.gain
-    # straight to the kernel where nothing has to record the operator: a decoding step is short
-    done = _cpu.quick(xs, positions, rope, inverse, gain, "auto")
-    if done is None:
-        checked = [checked_positions(positions, xs, rope)]
-        done = _ops.apply(list(xs), checked, rope.to_json(), inverse, gain, "auto")
-    return done
-
-
-@lru_cache(maxsize=256)
-def rope_of_heads(text: str, head_dim: int, form: Form) -> Rope:
-    """The Rope that rotates heads of that width as the foreign function does."""
+@constant
+def rope_of_heads(text: str, head_dim: int, form: Form) -> str:
+    """The Rope that rotates heads of that width as the foreign function does, as text."""
     rope = read_rope(text)
     spare = head_dim - rope.rotary_dim
     if spare < 0 or (spare and form.slice == "exact"):
         raise TensorError(
             f"the rotated tensors must end in {rope.rotary_dim} coordinates, got {head_dim}"
         )
-    return replace(
+    of_heads = replace(
         rope,
         head_dim=head_dim,
         rotary_start=spare if form.slice == "end" else 0,
         pairing=form.pairing,
         pairing_out=form.pairing_out,
     )
-
-
-@constant
-def rope_text(text: str, head_dim: int, form: Form) -> str:
-    """`rope_of_heads` as the operator's text for positions."""
-    return rope_of_heads(text, head_dim, form).to_json()
+    return of_heads.to_json()
 
 
 @constant
 def rows_text(text: str, head_dim: int, form: Form) -> str:
-    """`rope_of_heads` as the operator's text for rows."""
-    start = rope_of_heads(text, head_dim, form).rotary_start
+    """The layout of `rope_of_heads`, as the operator's text for rows."""
+    start = read_rope(rope_of_heads(text, head_dim, form)).rotary_start
     return layout_text(form.pairing, form.pairing_out, start)
 
 
