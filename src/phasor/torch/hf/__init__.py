@@ -20,12 +20,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
-
 from phasor._checks import whole
 from phasor.errors import ConfigError
 from phasor.layers import LayerRopes
-from phasor.spec import Rope
+from phasor.rope import Rope
 from phasor.torch.hf.checking import Checked, CheckedModule, check
 from phasor.torch.hf.methods import ORIGINAL, named_modules, original_class
 from phasor.torch.hf.modules import (
@@ -43,6 +41,7 @@ from phasor.torch.hf.reading import (
     language_part,
     read_parts,
 )
+from torch import nn
 
 __all__ = [
     "Checked",

@@ -14,16 +14,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, cast
 
 import torch
-from torch import Tensor
-
 from phasor.errors import TensorError
-from phasor.frequencies import inv_freq
 from phasor.pairings import Pairing
+from phasor.rope import Rope
 from phasor.scaling import Rule
-from phasor.spec import Rope
-from phasor.torch import _ops
+from phasor.torch import ops
 from phasor.torch._layout import constant, count_axes, layout_text, read_rope
 from phasor.torch.functional import rotate, rotate_qk
+from torch import Tensor
 
 RowWidth = Literal["twice", "repeated", "half", "complex", "table"]
 
@@ -249,11 +247,11 @@ def rotate_by_carrier(
     xs = [x.transpose(-3, -2) if heads_first else x for x in xs]
     rope = carrier.by.rope, xs[0].shape[-1], form
     if len(carrier.angles) == 2:
-        done = _ops.apply(xs, list(carrier.angles), rows_text(*rope), inverse, 1.0, "auto")
+        done = ops.apply(xs, list(carrier.angles), rows_text(*rope), inverse, 1.0, "auto")
     elif torch.compiler.is_compiling():
         # a text is a constant to the compiler, a Rope from a cache is not
         text, gain = rope_of_heads(*rope), carrier.by.gain
-        done = _ops.apply(xs, list(carrier.angles), text, inverse, gain, "auto")
+        done = ops.apply(xs, list(carrier.angles), text, inverse, gain, "auto")
     else:
         verb = rotate if len(xs) == 1 else rotate_qk
         done = verb(
@@ -337,7 +335,7 @@ def _radians_per_position(rule: Rule, text: str, positions: Tensor) -> tuple[Ten
 
 def _read_length(text: str, length: Tensor) -> tuple[Tensor, float]:
     rope = read_rope(text).at(max(1, math.ceil(length)))
-    return length.new_tensor(inv_freq(rope).tolist()), rope.attention_factor
+    return length.new_tensor(rope.inv_freq.tolist()), rope.attention_factor
 
 
 # a rule without at_lengths has its length read, which no graph can hold
@@ -352,7 +350,7 @@ def _unscaled_spectra(text: str) -> tuple[tuple[float, ...], ...]:
     """The frequencies of every spectrum of a Rope before its rule."""
     rope = read_rope(text)
     return tuple(
-        tuple(inv_freq(Rope(head_dim=2 * n, pairing="half", base=rope.base)).tolist())
+        tuple(Rope(head_dim=2 * n, pairing="half", base=rope.base).inv_freq.tolist())
         for n in rope.axes.spectra(rope.num_pairs)
     )
 

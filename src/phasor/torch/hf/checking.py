@@ -7,13 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
 
+import torch
 from phasor.angles import cos_sin
 from phasor.layers import LayerRopes
-from phasor.spec import Rope
+from phasor.rope import Rope
 from phasor.torch.functional import rotate
 from phasor.torch.hf.embeddings import (
     buffers_and_factors,
@@ -31,6 +30,7 @@ from phasor.torch.hf.reading import (
     is_lost,
     read_parts,
 )
+from torch import Tensor, nn
 
 # where a config names no context, as those of towers do not
 _CONTEXT = 4096

@@ -14,20 +14,19 @@ from itertools import permutations
 from typing import Any, cast
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
 
-from phasor.axes import Axes, Axial, Interleaved, Sectioned
-from phasor.conventions import Identification, identify_samples
+import torch
+from phasor.axes import Axes, Axial, InterleavedSections, Sectioned
 from phasor.errors import PhasorError, SpecError
-from phasor.frequencies import inv_freq
+from phasor.identification import Identification, identify_samples
 from phasor.positions import every_axis
-from phasor.spec import Rope
+from phasor.rope import Rope
 from phasor.torch._internals import outside_modes, outside_transforms
 from phasor.torch.hf.carriers import Form, PositionLayout
 from phasor.torch.hf.functions import call_rotation, measure_form
 from phasor.torch.hf.modules import TABLE_MAKER
+from torch import Tensor, nn
 
 Grid = NDArray[np.int64]  # positions [axes, seq]
 #: What foreign code may raise that is built and called as it was not meant to be.
@@ -155,7 +154,7 @@ def rope_error(rope: Rope, form: Form, answer: Any, grid: Grid, gain: float | No
     rows, pairs = half_rows(answer, form), rope.num_pairs
     if rows[0].shape[-1] != pairs or len(grid) != rope.axes.n_axes:
         return math.inf
-    angles = grid[list(rope.axes.axis_of_pair(pairs))].T * inv_freq(rope)
+    angles = grid[list(rope.axes.axis_of_pair(pairs))].T * rope.inv_freq
     roundings = np.log(rope.base or 1e4) * np.arange(pairs) / pairs + 8
     allowed = np.abs(angles) * roundings + (8 if gain is None else 40)
     gain = rope.attention_factor if gain is None else gain
@@ -366,7 +365,7 @@ class FreshGrid(FreshEmbedding):
             cos, sin = half_rows(self._table, form)
             # the slowest pair of each axis is the last to come round
             slow = [pairs // 2 - 1, pairs - 1]
-            grid = (np.arctan2(sin, cos)[:, slow] / inv_freq(rope)[slow]).round().T.astype(np.int64)
+            grid = (np.arctan2(sin, cos)[:, slow] / rope.inv_freq[slow]).round().T.astype(np.int64)
             if self._is_explained(rope, functions, self._table, grid):
                 fixed = tuple((int(y), int(x)) for y, x in grid.T)
                 self.layout = self.layout._replace(fixed=fixed)
@@ -407,12 +406,12 @@ def axial_rope(
     counts = tuple(int(n) for n in np.bincount(axis_of_pair, minlength=axes))
     for order in permutations(range(axes)):
         wanted = tuple(order.index(int(axis)) for axis in axis_of_pair)
-        for kind in (Axial, Sectioned, Interleaved):
+        for kind in (Axial, Sectioned, InterleavedSections):
             layout = kind(tuple(counts[axis] for axis in order))
             if _axis_of_pair(layout, pairs) == wanted:
                 plain = _rope_of_form(form, pairs, layout, base, None)
                 exact = tuple(base ** (-power / pairs) for power in powers)
-                if not np.allclose(inv_freq(plain), exact, rtol=_SAME, atol=0):
+                if not np.allclose(plain.inv_freq, exact, rtol=_SAME, atol=0):
                     if kind is Axial:
                         continue
                     plain = _rope_of_form(form, pairs, layout, None, exact)
@@ -437,5 +436,5 @@ def _rope_of_form(
         direction=1 if form.direction > 0 else -1,
         base=base,
         axes=axes,
-        inv_freq=exact,
+        explicit_inv_freq=exact,
     )

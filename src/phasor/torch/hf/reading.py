@@ -9,15 +9,13 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
-
 from phasor._checks import shown
 from phasor.axes import Axial
 from phasor.configs import NESTED, load, model_types
 from phasor.errors import ConfigError, PhasorError
 from phasor.layers import LayerRopes
+from phasor.rope import Rope
 from phasor.scaling import Rule
-from phasor.spec import Rope
 from phasor.torch.hf.carriers import CarriedRope, Form, PositionLayout
 from phasor.torch.hf.embeddings import (
     FOREIGN_ERRORS,
@@ -45,6 +43,7 @@ from phasor.torch.hf.modules import (
     makes_cosines,
     parts_of,
 )
+from torch import Tensor, nn
 
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 _PARAMETERS = (("self", "x", "position_ids"), ("self", "x", "position_ids", "layer_type"))

@@ -8,13 +8,13 @@ from collections.abc import Iterable, Mapping, Sized
 from typing import Any, cast
 
 import numpy as np
-import torch
 from numpy.typing import ArrayLike
-from torch import Tensor
 
+import torch
 from phasor._checks import shown
 from phasor.errors import ConfigError
 from phasor.torch.hf.architectures import architecture, attempting
+from torch import Tensor
 
 # a model that holds more was not made small
 _MOST_NUMBERS = 60_000_000

@@ -4,7 +4,7 @@ A tiny random model of it runs with recorders where `phasor.torch.hf.patch` woul
 operator. They note which layers rotate, with which function and which cosines and sines; what the
 function is and what those turn by is then read as `patch` reads a live model. Two statements are
 held against that: the ropes that `phasor.load` reads from the config, and the rope that
-`phasor.conventions.identify_samples` finds.
+`phasor.identification.identify_samples` finds.
 """
 
 from __future__ import annotations
@@ -16,16 +16,15 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
+import torch
 from phasor.configs import load
-from phasor.conventions import Identification
 from phasor.describe import original_context
 from phasor.errors import ConfigError, PhasorError
+from phasor.identification import Identification
 from phasor.layers import LayerRopes
+from phasor.rope import Rope
 from phasor.scaling import Rule
-from phasor.spec import Rope
 from phasor.torch.hf.architectures import architecture, attempting
 from phasor.torch.hf.carriers import Form
 from phasor.torch.hf.embeddings import (
@@ -45,6 +44,7 @@ from phasor.torch.hf.tiny_models import (
     tiny_inputs,
     tiny_model,
 )
+from torch import Tensor
 
 _ATTENTION = "eager_attention_forward"
 _IN_A_ROW = 256

@@ -1,0 +1,162 @@
+"""What a foreign rotation function does is measured, and what stands in for it does the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import torch
+from phasor import Rope
+from phasor.errors import TensorError
+from phasor.torch.hf.carriers import CarriedRope, Carrier, Form, carry_positions
+from phasor.torch.hf.functions import measure_form, substitute
+from torch import Tensor
+
+PAIRS, SPARE, BASE = 3, 4, 50.0
+PLACES = torch.tensor([[0, 1, 7, 30, 99]])
+
+
+def halves(q: Any, k: Any, cos: Any, sin: Any, unsqueeze_dim: int = 1) -> Any:
+    """Turns the first coordinates in two halves, and passes the others on."""
+    cos, sin = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim)
+    n = cos.shape[-1] // 2
+
+    def one(x: Any) -> Any:
+        a, b, rest = x[..., :n], x[..., n : 2 * n], x[..., 2 * n :]
+        c, s = cos[..., :n], sin[..., :n]
+        return torch.cat((a * c - b * s, a * s + b * c, rest), -1)
+
+    return one(q), one(k)
+
+
+def clockwise(q: Any, k: Any, cos: Any, sin: Any, unsqueeze_dim: int = 1) -> Any:
+    """The same the other way."""
+    return halves(q, k, cos, -sin, unsqueeze_dim)
+
+
+def deinterleaving(
+    q: Any, k: Any, cos: Any, sin: Any, position_ids: Any = None, unsqueeze_dim: int = 1
+) -> Any:
+    """Reads neighbours, writes halves, of whole heads only."""
+    del position_ids
+    both = [torch.cat((x[..., ::2], x[..., 1::2]), -1) for x in (q, k)]
+    if cos.shape[-1] != q.shape[-1]:
+        raise ValueError
+    return halves(*both, cos, sin, unsqueeze_dim)
+
+
+def neighbours_last(x: Any, cos: Any, sin: Any, unsqueeze_dim: int = 1) -> Any:
+    """Turns the last coordinates in neighbours, by half-wide rows."""
+    cos, sin = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim)
+    n = 2 * cos.shape[-1]
+    a, b = x[..., -n::2], x[..., -n + 1 :: 2]
+    turned = torch.stack((a * cos - b * sin, a * sin + b * cos), -1).flatten(-2)
+    return torch.cat((x[..., :-n], turned), -1)
+
+
+def as_complex(xq: Any, xk: Any, freqs_cis: Any) -> Any:
+    """Neighbours as complex numbers, tokens before heads."""
+
+    def one(x: Any) -> Any:
+        whole = torch.view_as_complex(x.reshape(*x.shape[:-1], -1, 2).contiguous())
+        return torch.view_as_real(whole * freqs_cis.unsqueeze(2)).flatten(3)
+
+    return one(xq), one(xk)
+
+
+def sine_first(tensor: Any, sin: Any, cos: Any) -> Any:
+    """Tokens before heads, the sine before the cosine, half-wide rows."""
+    return neighbours_last(tensor, cos, sin, 2)
+
+
+def shearing(q: Any, k: Any, cos: Any, sin: Any, unsqueeze_dim: int = 1) -> Any:
+    """No rotation."""
+    q2, k2 = halves(q, k, cos, sin, unsqueeze_dim)
+    return q2 + q, k2
+
+
+FORMS = {
+    halves: Form("half", "half", 1, "start", "twice", heads_first=True),
+    clockwise: Form("half", "half", -1, "start", "twice", heads_first=True),
+    deinterleaving: Form("interleaved", "half", 1, "exact", "twice", heads_first=True),
+    neighbours_last: Form("interleaved", "interleaved", 1, "end", "half", heads_first=True),
+    as_complex: Form("interleaved", "interleaved", 1, "exact", "complex", heads_first=False),
+    sine_first: Form("interleaved", "interleaved", 1, "end", "half", heads_first=False),
+}
+
+
+@pytest.mark.parametrize("function", FORMS, ids=lambda f: f.__name__)
+def test_the_geometry_is_measured(function: Any) -> None:
+    """Pairing, direction, slice, rows and layout, from what it makes of known angles."""
+    assert measure_form(function) == FORMS[function]
+
+
+def test_a_function_that_was_made_a_module_is_still_one() -> None:
+    """As the kernels package does to the functions of transformers that it may replace."""
+
+    class Shared(torch.nn.Module):
+        def forward(self, q: Any, k: Any, cos: Any, sin: Any, unsqueeze_dim: int = 1) -> Any:
+            return halves(q, k, cos, sin, unsqueeze_dim)
+
+    assert measure_form(Shared()) == FORMS[halves]
+
+
+def test_what_is_no_rotation_is_not_understood() -> None:
+    """Nor is a function whose parameters say nothing."""
+    assert measure_form(shearing) is None
+    assert measure_form(lambda a, b: a) is None
+    with pytest.raises(TensorError, match="must be a rotation that phasor understands"):
+        substitute(shearing)
+
+
+def rows(inverse: bool) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of half width, from the definition."""
+    steps = torch.tensor([BASE ** (-k / PAIRS) for k in range(PAIRS)], dtype=torch.float64)
+    angles = PLACES[..., None] * steps * (-1 if inverse else 1)
+    return angles.cos(), angles.sin()
+
+
+@pytest.mark.parametrize("inverse", [False, True], ids=["there", "back"])
+@pytest.mark.parametrize("function", FORMS, ids=lambda f: f.__name__)
+def test_the_stand_in_does_the_same(function: Any, inverse: bool) -> None:
+    """To float64, given positions in the place of the rows; a negative sine goes back."""
+    form = FORMS[function]
+    spare = 0 if form.slice == "exact" else SPARE
+    shape = (1, 2, 5, 2 * PAIRS + spare) if form.heads_first else (1, 5, 2, 2 * PAIRS + spare)
+    generator = torch.Generator().manual_seed(0)
+    x, y = (torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(2))
+    rope = Rope(head_dim=2 * PAIRS, pairing="half", base=BASE)
+    carrier = carry_positions(CarriedRope(rope.to_json(), 1.0), PLACES, torch.float64)
+    ours = substitute(function)
+    cos, sin = rows(inverse)
+    if inverse and form.pairing != form.pairing_out:
+        with pytest.raises(TensorError, match="must go to a function that writes the pairs it"):
+            ours(x, y, carrier, -carrier)
+        return
+    there: Any = -carrier if inverse else carrier
+    if form.width == "complex":
+        pairs = zip(function(x, y, torch.complex(cos, sin)), ours(x, y, there), strict=True)
+    elif function is sine_first:
+        pairs = [(function(x, sin, cos), ours(x, there, carrier))]
+    elif function is neighbours_last:
+        pairs = [(function(x, cos, sin), ours(x, carrier, there))]
+    else:
+        wide = [torch.cat((row, row), -1) for row in (cos, sin)]
+        pairs = zip(function(x, y, *wide), ours(x, y, carrier, there), strict=True)
+    for expected, got in pairs:
+        torch.testing.assert_close(got, expected, rtol=0, atol=1e-13)
+
+
+def test_a_carrier_is_no_tensor() -> None:
+    """Whoever treats it as one is told what it is; it follows a device and keeps its dtype."""
+    rope = Rope(head_dim=8, pairing="half")
+    carrier = carry_positions(CarriedRope(rope.to_json(), 1.0), PLACES, torch.float32)
+    with pytest.raises(AttributeError, match=r"carries positions here.*asked for \.unsqueeze"):
+        carrier.unsqueeze(1)
+    with pytest.raises(TensorError, match="cannot be cut"):
+        carrier[:, -1:]
+    assert carrier[..., :8] is carrier
+    assert carrier.to(torch.bfloat16) is carrier
+    moved: Carrier = carrier.to("meta")
+    assert moved.angles[0].device.type == "meta"
