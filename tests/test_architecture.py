@@ -55,7 +55,7 @@ PIPELINE = """
     torch.hf.methods torch.hf.carriers torch.hf.functions torch.hf.modules torch.hf.embeddings
     torch.hf.reading torch.hf.checking torch.hf torch
     terminal._screen bench._case bench._gate bench._timing bench._measure bench._figure bench
-    torch.hf.architectures torch.hf.tiny_models torch.hf.verdicts
+    torch.hf.architectures torch.hf.verdicts
     cli.demo terminal._ropes terminal._extending terminal._architectures terminal
     cli._common cli._show cli._architectures cli._identify cli._diff cli._convert cli._extend
     cli._try cli __main__

@@ -25,12 +25,13 @@ def is_architecture(text: str) -> bool:
 def judge(text: str, config: str | None, *, as_json: bool) -> None:
     """Print what phasor says of one architecture; exit status 1 if its vectors say otherwise."""
     need_torch("a recorded model")
-    from phasor.torch.hf.architectures import architecture
+    from phasor.torch.hf.architectures import model_class
     from phasor.torch.hf.verdicts import verdict
 
     name = text.removeprefix(_PREFIX)
     said = None if config is None else text_config(config)
-    if said is not None and said.get("model_type") not in (None, architecture(name).model_type):
+    model_type = model_class(name).config_class.model_type
+    if said is not None and said.get("model_type") not in (None, model_type):
         raise ConfigError(
             f"{config} describes a {said['model_type']!r}, not {name!r}; give "
             f"{_PREFIX}{said['model_type']}"

@@ -15,10 +15,9 @@ from phasor import ConfigError, Rope
 from phasor.configs import load
 from phasor.scaling import Linear, Llama3, LongRope, Proportional, Yarn
 from phasor.torch.hf import verdicts
-from phasor.torch.hf.architectures import architecture, model_types
+from phasor.torch.hf.architectures import model_class, model_types, tiny_config
 from phasor.torch.hf.carriers import Form
 from phasor.torch.hf.embeddings import rope_error
-from phasor.torch.hf.tiny_models import tiny_config
 from phasor.torch.hf.verdicts import verdict
 
 from ...offline import refuse_connections
@@ -154,7 +153,7 @@ def test_a_config_that_is_misread_is_found_out(monkeypatch, change, says):
 
 def test_a_model_that_turns_otherwise_is_found_out(monkeypatch):
     """Its function is exchanged for one that turns backwards; both statements part."""
-    module = __import__(architecture("llama").module, fromlist=["x"])
+    module = __import__(model_class("llama").__module__, fromlist=["x"])
     turn = module.apply_rotary_pos_emb
 
     def apply_rotary_pos_emb(q, k, cos, sin):
@@ -169,7 +168,7 @@ def test_a_model_that_turns_otherwise_is_found_out(monkeypatch):
 
 def test_a_rotation_that_writes_its_arguments_is_recorded_as_it_began(monkeypatch):
     """What went in is kept before the call."""
-    module = __import__(architecture("llama").module, fromlist=["x"])
+    module = __import__(model_class("llama").__module__, fromlist=["x"])
     turn = module.apply_rotary_pos_emb
 
     def apply_rotary_pos_emb(q, k, cos, sin):

@@ -11,7 +11,7 @@ from transformers.models.llama.modeling_llama import LlamaAttention, apply_rotar
 import torch
 from phasor.errors import ConfigError
 from phasor.torch.hf import from_model, patch, unpatch
-from phasor.torch.hf.tiny_models import tiny_model
+from phasor.torch.hf.architectures import tiny_model
 from torch import Tensor, nn
 
 from ...rounding import rounding

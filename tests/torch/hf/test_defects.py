@@ -13,8 +13,8 @@ import torch
 from phasor import LayerRopes, Rope
 from phasor.scaling import LAWS, NTK, DynamicNTK, Law, LongRope, PerPair, Rule
 from phasor.torch.hf import patch, reading
+from phasor.torch.hf.architectures import tiny_model
 from phasor.torch.hf.carriers import CarriedRope, carry_positions
-from phasor.torch.hf.tiny_models import tiny_model
 from torch import Tensor
 
 from ...rounding import rounding

@@ -15,9 +15,9 @@ import pytest
 import torch
 from phasor.errors import ConfigError
 from phasor.torch.hf import CheckedModule, check, functions, patch, unpatch
+from phasor.torch.hf.architectures import tiny_model
 from phasor.torch.hf.carriers import rotate_by_carrier
 from phasor.torch.hf.functions import measure_form
-from phasor.torch.hf.tiny_models import tiny_model
 from torch import Tensor
 
 from ...rounding import rounding

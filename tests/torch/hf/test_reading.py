@@ -11,7 +11,7 @@ from phasor import Rope, load
 from phasor.axes import Sectioned
 from phasor.errors import ConfigError
 from phasor.torch.hf import from_model, patch, reading
-from phasor.torch.hf.tiny_models import tiny_model
+from phasor.torch.hf.architectures import tiny_model
 from torch import nn
 
 from ...rounding import rounding

@@ -10,10 +10,11 @@ held against that: the ropes that `phasor.load` reads from the config, and the r
 from __future__ import annotations
 
 import functools
+import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -25,11 +26,12 @@ from phasor.identification import Identification
 from phasor.layers import LayerRopes
 from phasor.rope import Rope
 from phasor.scaling import Rule
-from phasor.torch.hf.architectures import architecture, attempting
+from phasor.torch.hf.architectures import foreign_errors, model_class, particulars, tiny_model
 from phasor.torch.hf.carriers import Form
 from phasor.torch.hf.embeddings import (
     FARTHEST,
     Grid,
+    each_row,
     identify_rows,
     rope_error,
     spread_positions,
@@ -37,13 +39,6 @@ from phasor.torch.hf.embeddings import (
 from phasor.torch.hf.functions import TABLE_ROWS, measure_form, tensor_parameters
 from phasor.torch.hf.methods import COMPLEX_ROWS, parameters, rotations_of, subclass_calling
 from phasor.torch.hf.modules import layer_number, members_of, set_class
-from phasor.torch.hf.tiny_models import (
-    EQUAL_COORDINATES,
-    counts_itself,
-    position_axes,
-    tiny_inputs,
-    tiny_model,
-)
 from torch import Tensor
 
 _ATTENTION = "eager_attention_forward"
@@ -127,7 +122,7 @@ class Verdict:
         return asdict(replace(self, kinds=())) | {"kinds": kinds, "right": self.right}
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(kw_only=True, eq=False)
 class Call:
     """One call of a rotation function during a forward pass.
 
@@ -136,7 +131,8 @@ class Call:
         function: The function.
         rows: The cosines and sines that it was given, of one sequence.
         arguments: What the function calls the vectors.
-        width: Of each vector.
+        rotated: The vectors after their rotation, ``[batch, heads, seq, width]`` or ``[batch, seq,
+            heads, width]``.
         slice_start: Where the vectors stand in the heads that attention is given; None if they are
             not seen there.
         head_dim: The width of those heads; None if they are not seen there.
@@ -146,28 +142,32 @@ class Call:
     function: Callable[..., Any]
     rows: Any
     arguments: tuple[str, ...]
-    width: int
+    rotated: Sequence[Tensor]
     slice_start: int | None = None
     head_dim: int | None = None
 
     @property
-    def form(self) -> Form | None:
-        """The geometry of the function."""
-        return measure_form(self.function, _each(self.rows)[0].dim() > 2)
+    def width(self) -> int:
+        """Of each vector."""
+        return self.rotated[0].shape[-1]
 
     @property
     def tokens(self) -> int:
         """How many it rotated."""
-        return _each(self.rows)[0].shape[-2]
+        return each_row(self.rows)[0].shape[-2]
+
+    @property
+    def form(self) -> Form | None:
+        """The geometry of the function."""
+        return measure_form(self.function, each_row(self.rows)[0].dim() > 2)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _Run:
+class _Run(NamedTuple):
     """One forward pass at positions ``[axes, seq]``: attention's own calls, and those beside."""
 
     grid: Grid
-    own: tuple[Call, ...]
-    beside: tuple[Call, ...]
+    own: list[Call]
+    beside: list[Call]
 
 
 def verdict(name: str, config: Mapping[str, Any] | None = None) -> Verdict:
@@ -190,11 +190,12 @@ def verdict(name: str, config: Mapping[str, Any] | None = None) -> Verdict:
     >>> found.right, found.kinds[0].loaded.rotary_dim, found.kinds[0].found.pairing
     (True, 64, 'interleaved')
     """
-    one = architecture(name)
+    cls = model_class(name)
+    model_type = cls.config_class.model_type
     # read before anything is built of it: a damaged number must not fill the memory
-    whole = None if config is None else load({"model_type": one.model_type, **config})
+    whole = None if config is None else load({"model_type": model_type, **config})
     model = tiny_model(name, config)
-    nothing = Verdict(model_type=one.model_type, class_name=one.class_name)
+    nothing = Verdict(model_type=model_type, class_name=cls.__name__)
     try:
         ropes = load(json.loads(model.config.to_json_string(use_diff=False)))
     except ConfigError as error:
@@ -205,14 +206,12 @@ def verdict(name: str, config: Mapping[str, Any] | None = None) -> Verdict:
         for kind, rope in ropes.kinds.items()
         if whole is not None and rope not in whole.kinds.values()
     ]
-    with attempting(f"no tiny {one.class_name} can run"):
+    with foreign_errors(f"no tiny {cls.__name__} can run"):
         runs = [_run(model, grid) for grid in _grids(model, ropes)]
     if not runs[0].own:
         wrong.append("its rotation was not called, or not by a name that is watched")
-    beside = [
-        sentence for run in runs for call in run.beside for sentence in _sentences(call, run.grid)
-    ]
-    equal = EQUAL_COORDINATES.get(one.model_type)
+    beside = [one for run in runs for call in run.beside for one in _sentences(call, run.grid)]
+    equal = particulars()["equal_coordinates"].get(model_type)
     return replace(
         nothing,
         kinds=tuple(_kind_verdict(kind, ropes, runs) for kind in dict.fromkeys(ropes.layer_kinds)),
@@ -234,22 +233,47 @@ def _grids(model: Any, ropes: LayerRopes) -> list[Grid]:
     rules = [rope for rope in ropes.kinds.values() if rope and isinstance(rope.scaling, Rule)]
     original = {length for rope in rules if (length := original_context(rope))}
     end = min(context, FARTHEST, *original)
-    if counts_itself(model):
+    if _counts_itself(model):
         return [np.arange(min(end, _IN_A_ROW))[None]]
-    n_axes = 1 if config.model_type in EQUAL_COORDINATES else position_axes(model)
+    with_equal = config.model_type in particulars()["equal_coordinates"]
+    n_axes = 1 if with_equal else _position_axes(model)
     return [spread_positions(end, n_axes) for end in (end, *(2 * length for length in original))]
 
 
+def _position_axes(model: Any) -> int:
+    """How many coordinates a model's positions have: 1, or those of its multimodal rope."""
+    for module in model.modules():
+        sections = getattr(module, "mrope_section", None)
+        if isinstance(sections, dict):
+            sections = next(iter(cast("dict[str, Any]", sections).values()), None)
+        if sections is not None:
+            return len(sections)
+    return 1
+
+
+def _counts_itself(model: Any) -> bool:
+    """Whether a model takes no positions and numbers its tokens from 0."""
+    taken = inspect.signature(model.forward).parameters
+    takes = "position_ids" in taken or any(
+        one.kind is inspect.Parameter.VAR_KEYWORD for one in taken.values()
+    )
+    return not takes or model.config.model_type in particulars()["own_positions"]
+
+
 def _run(model: Any, grid: Grid) -> _Run:
-    calls = record_calls(model, tiny_inputs(model, grid[0] if len(grid) == 1 else grid.T))
+    words = min(100, model.config.get_text_config().vocab_size)
+    generator = torch.Generator().manual_seed(0)
+    inputs = {"input_ids": torch.randint(3, words, (1, grid.shape[1]), generator=generator)}
+    if model.config.model_type in particulars()["timed"]:
+        inputs["t_cond"] = torch.zeros(1, 1, model.config.hidden_size)
+    if not _counts_itself(model):
+        # [axes, seq] -> [1, seq] of one axis, [axes, 1, seq] of several
+        inputs["position_ids"] = torch.from_numpy(grid if len(grid) == 1 else grid[:, None])
+    calls = record_calls(model, inputs)
     # of a query that is multiplied after its rotation, only the key of the call is seen again
     seen = {call.layer for call in calls if call.head_dim is not None}
     own = [call for call in calls if call.head_dim is not None or call.layer not in seen]
-    return _Run(
-        grid=grid,
-        own=tuple(own),
-        beside=tuple(call for call in calls if call not in own),
-    )
+    return _Run(grid, own, [call for call in calls if call not in own])
 
 
 def record_calls(model: Any, inputs: Mapping[str, Tensor]) -> list[Call]:
@@ -259,8 +283,7 @@ def record_calls(model: Any, inputs: Mapping[str, Tensor]) -> list[Call]:
         model: Of transformers, on the CPU.
         inputs: Its keyword arguments, of one sequence.
     """
-    calls: list[tuple[Call, list[Tensor]]] = []
-    heads: dict[int, list[Tensor]] = {}
+    calls: list[Call] = []
     watched: list[tuple[Any, type]] = []
     try:
         for member in members_of(model):
@@ -268,17 +291,12 @@ def record_calls(model: Any, inputs: Mapping[str, Tensor]) -> list[Call]:
             functions, static = rotations_of(cls), _static_rotations(cls)
             if not functions and not static:
                 continue
-            layer = layer_number(member) or 0
-            recorders = {
-                name: _rotation_recorder(one, calls, layer) for name, one in functions.items()
-            }
+            recorder = functools.partial(_rotation_recorder, calls, layer_number(member) or 0)
+            recorders = {name: recorder(function) for name, function in functions.items()}
             attention = cls.forward.__globals__.get(_ATTENTION)
             if attention is not None:
-                recorders[_ATTENTION] = _attention_recorder(attention, heads, layer)
-            body = {
-                name: staticmethod(_rotation_recorder(one, calls, layer))
-                for name, one in static.items()
-            }
+                recorders[_ATTENTION] = _attention_recorder(calls, attention)
+            body = {name: staticmethod(recorder(one)) for name, one in static.items()}
             watched.append((member.module, cls))
             set_class(member.module, subclass_calling(cls, recorders, None, body))
         with torch.no_grad():
@@ -286,7 +304,7 @@ def record_calls(model: Any, inputs: Mapping[str, Tensor]) -> list[Call]:
     finally:
         for module, cls in watched:
             set_class(module, cls)
-    return [_find_in_heads(call, after, heads.get(call.layer, [])) for call, after in calls]
+    return calls
 
 
 def _static_rotations(cls: type) -> dict[str, Any]:
@@ -300,7 +318,7 @@ def _static_rotations(cls: type) -> dict[str, Any]:
 
 
 def _rotation_recorder(
-    function: Callable[..., Any], calls: list[tuple[Call, list[Tensor]]], layer: int
+    calls: list[Call], layer: int, function: Callable[..., Any]
 ) -> Callable[..., Any]:
     names, tensors = tuple(parameters(function)), tensor_parameters(function)
 
@@ -308,55 +326,45 @@ def _rotation_recorder(
     def recorded(*args: Any, **words: Any) -> Any:
         given = {**dict(zip(names, args, strict=False)), **words}
         returned: Any = function(*args, **words)
-        after = [returned] if isinstance(returned, Tensor) else list(returned)
-        after = [one for one in after[: len(tensors)] if isinstance(one, Tensor)]
+        outputs = [returned] if isinstance(returned, Tensor) else list(returned)
+        rotated = [one for one in outputs[: len(tensors)] if isinstance(one, Tensor)]
         single = next((name for name in (*COMPLEX_ROWS, TABLE_ROWS) if name in given), None)
-        rows = (given["cos"], given["sin"]) if single is None else given[single]
+        rows = (given["cos"], given["sin"]) if single is None else (given[single],)
+        # [1, 1, seq, width] -> [seq, width]
+        rows = tuple(row.reshape(row.shape[-2:]) if row.dim() > 3 else row for row in rows)
         call = Call(
-            layer=layer, function=function, rows=_without_axes_of_one(rows),
-            arguments=tensors[: len(after)], width=after[0].shape[-1],
+            layer=layer, function=function, rows=rows if single is None else rows[0],
+            arguments=tensors[: len(rotated)], rotated=rotated,
         )  # fmt: skip
-        calls.append((call, after))
+        calls.append(call)
         return returned
 
     return recorded
 
 
-def _attention_recorder(
-    function: Callable[..., Any], heads: dict[int, list[Tensor]], layer: int
-) -> Callable[..., Any]:
+def _attention_recorder(calls: list[Call], function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def recorded(module: Any, query: Tensor, key: Tensor, *args: Any, **words: Any) -> Any:
-        heads.setdefault(layer, []).extend((query, key))
+        for call in calls:
+            for heads in (query, key):
+                # beside a sequence, keys of other tokens may stand
+                if call.head_dim is None and heads.shape[2] == call.tokens:
+                    _find_in_heads(call, heads)
         return function(module, query, key, *args, **words)
 
     return recorded
 
 
-def _find_in_heads(call: Call, after: Sequence[Tensor], heads: Sequence[Tensor]) -> Call:
-    """The call with the place of its vectors in the heads of its layer's attention."""
-    for whole in heads:
-        if whole.shape[2] != call.tokens:
-            continue  # beside it, keys of other tokens
-        # the last token of the first head, [batch, heads, seq, head_dim] -> [head_dim]
-        head = whole[0, 0, -1]
-        for one in after:
-            # heads may come before tokens or after them
-            for vector in (one[0, 0, -1], one[0, -1, 0]) if one.dim() == 4 else (one[0, -1],):
-                for start in range(len(head) - call.width + 1):
-                    if torch.equal(head[start : start + call.width], vector):
-                        return replace(call, slice_start=start, head_dim=len(head))
-    return call
-
-
-def _without_axes_of_one(rows: Any) -> Any:
-    """Rows of 4 dimensions as ``[seq, width]``, copied before somebody writes into them."""
-    plain = [row.reshape(row.shape[-2:]) if row.dim() > 3 else row.clone() for row in _each(rows)]
-    return plain[0] if isinstance(rows, Tensor) else tuple(plain)
-
-
-def _each(rows: Any) -> tuple[Tensor, ...]:
-    return (rows,) if isinstance(rows, Tensor) else rows
+def _find_in_heads(call: Call, heads: Tensor) -> None:
+    """Note where a call's vectors stand in attention's ``[batch, heads, seq, head_dim]``."""
+    head = heads[0, 0, -1]
+    for x in call.rotated:
+        # the last token of the first head, wherever the function has its heads
+        for vector in (x[0, 0, -1], x[0, -1, 0]) if x.dim() == 4 else (x[0, -1],):
+            for start in range(len(head) - call.width + 1):
+                if torch.equal(head[start : start + call.width], vector):
+                    call.slice_start, call.head_dim = start, len(head)
+                    return
 
 
 # ---- whether it is what was said ----
@@ -366,10 +374,15 @@ def _kind_verdict(kind: str, ropes: LayerRopes, runs: Sequence[_Run]) -> KindVer
     layers = tuple(layer for layer, one in enumerate(ropes.layer_kinds) if one == kind)
     loaded = ropes.kinds[kind]
     result = KindVerdict(kind=kind, layers=layers, loaded=loaded)
-    loaded_errors: list[float] = []
-    found_errors: list[float] = []
+    errors: dict[str, list[float]] = {"phasor.load": [], "identify": []}
     identified: list[Identification] = []
     wrong: list[str] = []
+
+    def judge(who: str, rope: Rope, run: _Run, calls: list[Call], gain: float | None) -> None:
+        error, why = compare(rope, calls, run.grid, gain)
+        errors[who].append(error)
+        wrong.extend(f"{who}: {one}" for one in why)
+
     for run in runs:
         calls = [call for call in run.own if call.layer in layers]
         if not calls:
@@ -377,33 +390,26 @@ def _kind_verdict(kind: str, ropes: LayerRopes, runs: Sequence[_Run]) -> KindVer
                 () if loaded is None else ("phasor.load states a rope, and nothing was turned",)
             )
             return replace(result, wrong=absent)
-        form = calls[0].form
-        if form is None:
+        found = _identify(calls[0], run.grid)
+        if found is None:
             name = calls[0].function.__name__
             return replace(result, wrong=(f"{name} turns no pairs that phasor knows",))
-        result = replace(result, place=result.place or _place(calls))
-        found = identify_rows(
-            calls[0].function, form, calls[0].rows, run.grid, head_dim=calls[0].width
-        )
         identified.append(found)
+        result = replace(result, place=result.place or _place(calls))
         if loaded is None:
             wrong.append("phasor.load states no rope, and vectors were turned")
         else:
-            error, why = compare(loaded.at(int(run.grid.max()) + 1), calls, run.grid)
-            loaded_errors.append(error)
-            wrong += [f"phasor.load: {one}" for one in why]
+            judge("phasor.load", loaded.at(int(run.grid.max()) + 1), run, calls, None)
         if found.rope is None:
             wrong.append(f"identify: {found.why_no_rope}")
         else:
-            error, why = compare(found.rope, calls, run.grid, found.attention_factor)
-            found_errors.append(error)
-            wrong += [f"identify: {one}" for one in why]
+            judge("identify", found.rope, run, calls, found.attention_factor)
     return replace(
         result,
         found=identified[0],
         beyond=identified[1] if len(identified) > 1 else None,
-        loaded_error=max(loaded_errors, default=None),
-        found_error=max(found_errors, default=None),
+        loaded_error=max(errors["phasor.load"], default=None),
+        found_error=max(errors["identify"], default=None),
         wrong=tuple(dict.fromkeys(wrong)),
     )
 
@@ -413,6 +419,13 @@ def _place(calls: Sequence[Call]) -> tuple[int, int] | None:
         if call.slice_start is not None and call.head_dim not in (None, call.width):
             return call.slice_start, call.head_dim
     return None
+
+
+def _identify(call: Call, grid: Grid) -> Identification | None:
+    """What a call is identified as; None where it cannot be looked at."""
+    if call.form is None or call.tokens != grid.shape[1]:
+        return None
+    return identify_rows(call.function, call.form, call.rows, grid, call.width)
 
 
 def compare(
@@ -457,19 +470,18 @@ def compare(
 
 def _sentences(call: Call, grid: Grid) -> list[str]:
     """About each of the vectors that a call turned beside attention."""
-    rope = None
-    if call.form is not None and call.tokens == grid.shape[1]:
-        try:
-            rope = identify_rows(call.function, call.form, call.rows, grid, call.width).rope
-        except PhasorError:
-            rope = None
+    try:
+        found = _identify(call, grid)
+    except PhasorError:
+        found = None
+    rope = None if found is None else found.rope
     if call.tokens != grid.shape[1]:
-        said = ", of other tokens"
+        what = ", of other tokens"
     elif rope is None:
-        said = ": not identified"
+        what = ": not identified"
     else:
         back = " backwards" if rope.direction < 0 else ""
         base = "frequencies of their own" if rope.base is None else f"base {rope.base:.15g}"
-        said = f": {rope.pairing} pairs{back}, {rope.rotary_dim} turned, {base}"
+        what = f": {rope.pairing} pairs{back}, {rope.rotary_dim} turned, {base}"
     name = call.function.__name__
-    return [f"{name}({one}) of {call.width} coordinates{said}" for one in call.arguments]
+    return [f"{name}({one}) of {call.width} coordinates{what}" for one in call.arguments]
