@@ -12,11 +12,11 @@ import pytest
 from click.testing import CliRunner
 
 import phasor
-from phasor.cli import main, run
+from phasor.cli import COMMANDS, run
 from phasor.cli._try import bench
 from phasor.errors import BackendError
 from phasor.identification.comparison import compare
-from phasor.terminal import print_comparison, print_model
+from phasor.terminal._ropes import print_comparison, print_model
 
 EXAMPLE = Path(phasor.__file__).parent / "examples" / "llama-3.1-8b.json"
 
@@ -267,7 +267,7 @@ def test_a_picture_without_matplotlib_names_the_extra(tmp_path, monkeypatch):
     monkeypatch.setattr("phasor.cli._common.find_spec", lambda name: name != "matplotlib" or None)
     done = CliRunner().invoke(bench, ["--save", str(tmp_path / "x.png")])
     assert isinstance(done.exception, BackendError)
-    assert "pip install 'phasor[figures]'" in str(done.exception)
+    assert "pip install 'phasor-rope[figures]'" in str(done.exception)
 
 
 def test_no_colours_go_into_a_pipe():
@@ -325,7 +325,7 @@ def test_phasor_alone_prints_its_help():
     done = phasor_command()
     assert (done.returncode, done.stderr) == (0, "")
     listed = done.stdout[done.stdout.index("Commands:") :].splitlines()[1:]
-    assert [line.split()[0] for line in listed] == sorted(main.commands)
+    assert [line.split()[0] for line in listed] == sorted(COMMANDS)
     assert done.stdout == phasor_command("--help").stdout
 
 
@@ -372,13 +372,25 @@ def test_colours_are_the_only_thing_that_a_terminal_obeys(tmp_path):
         )
 
 
-def test_showing_a_model_imports_no_torch():
-    """The commands that only describe start without torch and matplotlib."""
+HEAVY = ("torch", "matplotlib", "phasor.configs", "phasor.identification", "phasor.checkpoint")
+
+
+def test_importing_phasor_imports_little_else():
+    """Neither what reads files and functions, nor the terminal."""
+    program = f"import sys, phasor; print({{*{(*HEAVY, 'rich', 'click')}}} & {{*sys.modules}})"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "set()\n"
+
+
+def test_showing_a_preset_imports_what_it_needs():
+    """No torch, and no other command's packages."""
     program = (
         "import sys, phasor.cli as cli\n"
         "sys.argv = ['phasor', 'show', 'llama-3.1-8b']\n"
         "try:\n    cli.run()\nexcept SystemExit:\n    pass\n"
-        "print(sorted({'torch', 'matplotlib'} & set(sys.modules)))"
+        f"print(sorted({{*{HEAVY}}} & set(sys.modules)))"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True

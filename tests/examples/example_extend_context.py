@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "extend_context"
 MODULES = [path.stem for path in sorted(EXAMPLE.glob("*.py")) if path.stem != "__main__"]
 

@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from ..rounding import rounding
+from ..torch.hf.live_models import difference
 from .example_extend_context import imported, short, sources
-from .live_models import difference
-from .rounding import rounding
 
 
 @pytest.fixture

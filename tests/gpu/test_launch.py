@@ -25,7 +25,7 @@ from phasor.torch import (
 from phasor.torch.backends.triton import plan as triton_plan
 from phasor.torch.fused import rotate_and_cache_
 
-from .torch_oracle import assert_rotated
+from ..torch.torch_oracle import assert_rotated
 from .triton_runs import (
     DEVICE,
     HALF,

@@ -17,7 +17,7 @@ from phasor.axes import Alternating, InterleavedSections, Sectioned
 from phasor.torch import rotate, rotate_, rotate_by, rotate_by_, rotate_qk
 from phasor.torch.backends import cpu
 
-from .torch_oracle import DTYPES, assert_rotated, excess_by, float64, normal
+from ..torch.torch_oracle import DTYPES, assert_rotated, excess_by, float64, normal
 from .triton_runs import (
     DEVICE,
     HALF,

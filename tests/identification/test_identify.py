@@ -214,7 +214,7 @@ def test_arguments_out_of_bounds_are_refused(options, error, says):
 
 @pytest.mark.parametrize(
     ("arrays", "says"),
-    [("torch", r"pip install 'phasor\[torch\]'"), ("jax", "pip install jax")],
+    [("torch", r"pip install 'phasor-rope\[torch\]'"), ("jax", "pip install jax")],
 )
 def test_arrays_of_a_missing_library_name_what_installs_it(monkeypatch, arrays, says):
     """Phasor's extra where there is one."""

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from phasor import Rope, SpecError
-from phasor.papers import Extension, extensions, recommend
+from phasor.extending import Extension, extensions, recommend
 from phasor.scaling import (
     NTK,
     Law,
@@ -21,8 +21,8 @@ from phasor.scaling import (
     Yarn,
 )
 
-from . import oracle
-from .ropes import LLAMA_2
+from .. import oracle
+from ..ropes import LLAMA_2
 
 LLAMA_3 = Rope(head_dim=128, pairing="half", base=500_000.0)
 

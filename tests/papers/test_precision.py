@@ -16,7 +16,7 @@ from phasor.papers import angle_errors, expected_linear_sum, linear_weights
 from phasor.papers.precision import _nearest_bfloat16
 from phasor.torch import rotate
 
-from . import oracle, strategies
+from .. import oracle, strategies
 
 ROPE = Rope(head_dim=128, pairing="half", base=10_000.0)
 

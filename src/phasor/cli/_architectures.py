@@ -40,7 +40,7 @@ def judge(text: str, config: str | None, *, as_json: bool) -> None:
     if as_json:
         say_json(found.as_plain())
     else:
-        from phasor.terminal import print_verdict
+        from phasor.terminal._architectures import print_verdict
 
         print_verdict(found)
     sys.exit(0 if found.right else 1)
@@ -49,7 +49,8 @@ def judge(text: str, config: str | None, *, as_json: bool) -> None:
 def judge_all(*, as_json: bool) -> None:
     """Print the table of all architectures; exit status 1 if any is wrong."""
     need_torch("the table of architectures")
-    from phasor.terminal import print_verdicts, progress_bar
+    from phasor.terminal._architectures import print_verdicts
+    from phasor.terminal._extending import progress_bar
     from phasor.torch.hf.architectures import model_types, not_built
 
     found: list[Verdict] = []

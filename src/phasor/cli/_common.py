@@ -15,8 +15,8 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from phasor.configs import load
-from phasor.errors import BackendError, PhasorWarning, SpecError, visible
+import phasor
+from phasor.errors import BackendError, PhasorWarning, SpecError, install_hint, visible
 from phasor.layers import LayerRopes
 from phasor.presets import preset, preset_names
 
@@ -86,7 +86,7 @@ def need_torch(what: str) -> None:
     """Say what to install where there is no PyTorch."""
     if find_spec("torch") is None:
         raise BackendError(
-            f"{what} rotates with PyTorch, which is not installed: pip install 'phasor[torch]'"
+            f"{what} rotates with PyTorch, which is not installed: {install_hint('torch')}"
         )
 
 
@@ -95,8 +95,7 @@ def need(what: str, extra: str, *modules: str) -> None:
     missing = [name for name in modules if find_spec(name) is None]
     if missing:
         raise BackendError(
-            f"{what} is made with {', '.join(missing)}, not installed: "
-            f"pip install 'phasor[{extra}]'"
+            f"{what} is made with {', '.join(missing)}, not installed: {install_hint(extra)}"
         )
 
 
@@ -122,7 +121,7 @@ def read(model: str, reading: Mapping[str, Any]) -> LayerRopes:
         with warnings.catch_warnings():
             # what is assumed stands in the notes, which commands print
             warnings.simplefilter("ignore", PhasorWarning)
-            return load(model, **reading)
+            return phasor.load(model, **reading)  # imports the readers of files only now
     try:
         return preset(model)
     except SpecError as error:

@@ -146,7 +146,7 @@ def _describe(planned: Plan) -> None:
 def _write(planned: Plan, out: Path, *, verified: bool) -> None:
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
 
-    from phasor.terminal import Screen
+    from phasor.terminal._screen import Screen
 
     screen = Screen(stderr=True)
     columns = BarColumn(), DownloadColumn(), TimeRemainingColumn()

@@ -97,7 +97,7 @@ def diff(
     if as_json:
         say_json(compared.as_plain())
     else:
-        from phasor.terminal import print_comparison
+        from phasor.terminal._ropes import print_comparison
 
         print_comparison(compared)
     sys.exit(1 if compared.differ else 0)

@@ -47,7 +47,7 @@ def extend(
 ) -> None:
     """Compare the laws that take MODEL to a longer context, and write the config's block."""
     from phasor.extending import plan
-    from phasor.terminal import print_plan, waiting
+    from phasor.terminal._extending import print_plan, waiting
 
     ropes = read(model, reading)
     with waiting("comparing the laws"):
@@ -82,7 +82,7 @@ def report(
     """Write all that can be said about MODEL's rope as one HTML page that needs no network."""
     need("the report", "report", "altair", "jinja2", "vl_convert")
     from phasor.report import report as written
-    from phasor.terminal import progress_bar
+    from phasor.terminal._extending import progress_bar
 
     file, ropes = output_file(output), read(model, reading)
     with progress_bar("writing the report") as progress:

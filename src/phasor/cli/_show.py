@@ -43,7 +43,7 @@ def show(
     if as_json:
         say_json(as_plain(ropes, seq_len or length, length))
         return
-    from phasor.terminal import print_model
+    from phasor.terminal._ropes import print_model
 
     print_model(ropes, seq_len or length, length, every_pair=pairs)
 

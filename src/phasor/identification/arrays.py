@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phasor._checks import choice
-from phasor.errors import BackendError
+from phasor.errors import BackendError, install_hint
 
 ARRAYS = ("numpy", "torch", "jax")
 #: Largest relative error of rounding to a dtype.
@@ -125,7 +125,7 @@ def _imported(name: str) -> Any:
     try:
         return import_module(name)
     except ImportError:
-        way_out = "pip install 'phasor[torch]'" if name == "torch" else f"pip install {name}"
+        way_out = install_hint("torch") if name == "torch" else f"pip install {name}"
         raise BackendError(
             f'arrays="{name}" needs {name}, which is not installed: {way_out}'
         ) from None

@@ -10,11 +10,11 @@ from rich import box
 from rich.progress import Progress
 from rich.table import Table
 
-from phasor.extending import Plan
+from phasor.extending import ExtensionPlan
 from phasor.terminal._screen import Screen
 
 
-def print_plan(planned: Plan, law: str | None) -> None:
+def print_plan(planned: ExtensionPlan, law: str | None) -> None:
     """The laws for a longer context side by side, the recommendation, and what a config says."""
     screen, chosen = Screen(), planned.way(law)
     screen.say(
@@ -49,7 +49,7 @@ def print_plan(planned: Plan, law: str | None) -> None:
     screen.print(json.dumps(chosen.config, indent=2), soft_wrap=True)
 
 
-def _plan_table(planned: Plan) -> Table:
+def _plan_table(planned: ExtensionPlan) -> Table:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1))
     table.add_column("law")
     for title in ("new phases", "slowest", "C(r) < 0", "neighbours", "attention factor"):

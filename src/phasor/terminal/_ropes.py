@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from rich import box
 from rich.table import Table
 
 from phasor.describe import PairRow, original_context, pair_rows, ranges, resolved, sentences
-from phasor.identification import Parting
-from phasor.identification.comparison import Comparison, Meeting
 from phasor.layers import LayerRopes
 from phasor.scaling import Rule
 from phasor.terminal._screen import Screen
+
+if TYPE_CHECKING:
+    from phasor.identification import Parting
+    from phasor.identification.comparison import Comparison, Meeting
 
 _FEW = 20  # rows of a table that a reader takes in at once
 

@@ -21,7 +21,7 @@ from torch.fx.experimental import _config as shapes
 from phasor import Rope
 from phasor.torch import KeyCache, RotaryAttention, rotate_qk
 
-from .torch_oracle import normal
+from ..torch_oracle import normal
 
 ROPE = Rope(head_dim=8, pairing="half", base=500_000.0)
 LENGTHS = [8, 1, 2, 5, 512, 8192]

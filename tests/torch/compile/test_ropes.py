@@ -14,7 +14,7 @@ from phasor.axes import Axial
 from phasor.scaling import DynamicNTK, Linear, Llama3, LongRope, PerPair, Yarn
 from phasor.torch import rotate
 
-from .torch_oracle import normal
+from ..torch_oracle import normal
 
 NTK = DynamicNTK(factor=2.0, original_max_positions=8)
 LONG = LongRope(

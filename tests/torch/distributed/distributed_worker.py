@@ -1,6 +1,6 @@
 """What every process does in the tests of many machines; rank 0 writes down what it measured.
 
-torchrun --standalone --nproc-per-node 2 tests/distributed_worker.py measured.json [train]
+torchrun --standalone --nproc-per-node 2 FOLDER/distributed_worker.py measured.json [train]
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from phasor.torch import RotaryAttention, rotate_qk
 from phasor.torch.distributed import GatheredKeys
 
 ROPE = Rope(head_dim=16, pairing="half")
-EXAMPLE = runpy.run_path(str(Path(__file__).parents[1] / "examples" / "train_parallel.py"))
+EXAMPLE = runpy.run_path(str(Path(__file__).parents[3] / "examples" / "train_parallel.py"))
 BATCH, LENGTH = 2, 16
 
 

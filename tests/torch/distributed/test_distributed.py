@@ -32,7 +32,7 @@ from phasor.positions import context_parallel
 from phasor.torch import RotaryAttention, rotate, rotate_, rotate_by, rotate_qk
 from phasor.torch.distributed import GatheredKeys
 
-from .torch_oracle import assert_rotated, normal
+from ..torch_oracle import assert_rotated, normal
 
 ROPE = Rope(head_dim=8, pairing="half", base=100.0)
 AXES = Rope(head_dim=8, pairing="interleaved", base=100.0, axes=Sectioned((1, 3)))

@@ -16,7 +16,7 @@ from phasor import Rope
 from phasor.angles import ROW_ERROR_40
 from phasor.torch import export as bridge
 
-from .torch_oracle import turns
+from ..torch_oracle import turns
 
 CHANGING = torch.export.Dim.DYNAMIC
 PLAIN = Rope(head_dim=8, pairing="half", base=500_000.0)

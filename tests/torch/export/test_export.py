@@ -16,8 +16,8 @@ from phasor import Rope
 from phasor.errors import BackendError
 from phasor.torch import RotaryAttention, rotate, rotate_, rotate_by, rotate_qk, rotate_qk_
 
-from .rounding import rounding
-from .torch_oracle import assert_rotated, normal
+from ...rounding import rounding
+from ..torch_oracle import assert_rotated, normal
 
 ROPE = Rope(head_dim=8, pairing="half", base=500_000.0)
 # torch deprecates what is refused here, and warns of more on the way to the refusal

@@ -12,6 +12,7 @@ from phasor.axes import Sectioned
 from phasor.torch import export as bridge
 from phasor.torch import rotate, rotate_by
 
+from ..torch_oracle import normal
 from .onnx_engines import (
     PLACES,
     PLAIN,
@@ -24,7 +25,6 @@ from .onnx_engines import (
     room,
     truth,
 )
-from .torch_oracle import normal
 
 ROPES = {
     "half": PLAIN,

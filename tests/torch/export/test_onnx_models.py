@@ -17,7 +17,9 @@ from phasor.scaling import DynamicNTK
 from phasor.torch import RotaryAttention, rotate, rotate_, rotate_qk
 from phasor.torch import export as bridge
 
-from .live_models import difference
+from ...rounding import rounding
+from ..hf.live_models import difference
+from ..torch_oracle import normal
 from .onnx_engines import (
     CHANGING,
     PLACES,
@@ -30,8 +32,6 @@ from .onnx_engines import (
     operators,
     room,
 )
-from .rounding import rounding
-from .torch_oracle import normal
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -141,5 +141,5 @@ def test_what_torch_cannot_export_keeps_torchs_own_reason() -> None:
 def test_a_missing_package_is_named_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before anything is done."""
     monkeypatch.setattr(bridge, "find_spec", lambda name: None if name == "onnxscript" else name)
-    with pytest.raises(BackendError, match=r"pip install 'phasor\[onnx\]'"):
+    with pytest.raises(BackendError, match=r"pip install 'phasor-rope\[onnx\]'"):
         refused(lambda x, p: rotate(x, p, PLAIN))

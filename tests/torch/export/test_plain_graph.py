@@ -18,8 +18,8 @@ from phasor.angles import ROW_ERROR_20
 from phasor.torch import rotate, rotate_, rotate_by, rotate_by_, rotate_qk, rotate_qk_
 from phasor.torch.fused import norm_rotate_qk
 
-from .torch_cases import HALF, MIXED, PLACES, THREE
-from .torch_oracle import assert_rotated, normal
+from ..torch_cases import HALF, MIXED, PLACES, THREE
+from ..torch_oracle import assert_rotated, normal
 
 
 @pytest.fixture(autouse=True)

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-
 import torch
+
 from phasor import ConfigError, Rope
 from phasor.configs import load
 from phasor.scaling import Linear, Llama3, LongRope, Proportional, Yarn

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 import torch
+from torch import Tensor
+
 from phasor.errors import ConfigError
 from phasor.torch.hf import CheckedModule, check, functions, patch, unpatch
 from phasor.torch.hf.architectures import tiny_model
 from phasor.torch.hf.carriers import rotate_by_carrier
 from phasor.torch.hf.functions import measure_form
-from torch import Tensor
 
 from ...rounding import rounding
 from .live_models import difference, generated, prefill, tokens

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 import torch
+
 from phasor import Rope, SpecError
 from phasor.errors import ConfigError, TensorError
 from phasor.torch.hf import from_model, patch, unpatch

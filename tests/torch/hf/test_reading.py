@@ -5,14 +5,14 @@ from __future__ import annotations
 import copy
 
 import pytest
-
 import torch
+from torch import nn
+
 from phasor import Rope, load
 from phasor.axes import Sectioned
 from phasor.errors import ConfigError
 from phasor.torch.hf import from_model, patch, reading
 from phasor.torch.hf.architectures import tiny_model
-from torch import nn
 
 from ...rounding import rounding
 from .live_models import difference, prefill, tokens

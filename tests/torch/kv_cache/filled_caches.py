@@ -12,8 +12,8 @@ from transformers.models.llama import configuration_llama
 from phasor import Rope
 from phasor.torch import rotate
 
-from .attention_oracle import HALF
-from .torch_oracle import normal
+from ..attention_oracle import HALF
+from ..torch_oracle import normal
 
 OTHER = Rope(head_dim=8, pairing="half", base=777.0)
 ROPES = (HALF, None, OTHER)

@@ -15,8 +15,8 @@ from phasor import Rope
 from phasor.torch import rotate
 from phasor.torch.cache import shift_, undo_
 
-from .strategies import EVERY_LAW
-from .torch_oracle import (
+from ...strategies import EVERY_LAW
+from ..torch_oracle import (
     DTYPES,
     ROW_ERROR_64,
     excess_by,

@@ -15,8 +15,8 @@ from phasor.scaling import NTK, DynamicNTK, Linear
 from phasor.torch import cache, rotate
 from phasor.torch.cache import retune_
 
-from .strategies import EVERY_LAW
-from .torch_oracle import DTYPES, ROW_ERROR_64, normal
+from ...strategies import EVERY_LAW
+from ..torch_oracle import DTYPES, ROW_ERROR_64, normal
 from .turned_keys import LAYOUTS, LONG, assert_turned, places, turns
 
 

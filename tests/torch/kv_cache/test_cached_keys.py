@@ -16,11 +16,11 @@ from phasor.scaling import Yarn
 from phasor.torch import rotate
 from phasor.torch.cached_keys import CachedKeys
 
-from .attention_oracle import HALF, WIDTH, layer
+from ...rounding import rounding
+from ..attention_oracle import HALF, WIDTH, layer
+from ..hf.live_models import difference
+from ..torch_oracle import assert_rotated, normal
 from .filled_caches import ROPES, config, empty, filled, layered, raw
-from .live_models import difference
-from .rounding import rounding
-from .torch_oracle import assert_rotated, normal
 
 WARM = Rope(
     head_dim=8,

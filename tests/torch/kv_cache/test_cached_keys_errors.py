@@ -17,7 +17,7 @@ from phasor.scaling import DynamicNTK
 from phasor.torch.cached_keys import CachedKeys
 from phasor.torch.key_cache import KeyCache
 
-from .attention_oracle import HALF
+from ..attention_oracle import HALF
 from .filled_caches import ROPES, empty, filled, layered
 
 

@@ -14,8 +14,8 @@ from phasor.torch import _attend, rotate, rotate_
 from phasor.torch.attention import RotaryAttention
 from phasor.torch.key_cache import KeyCache
 
-from .attention_oracle import HALF, HEADS, WIDTH, assert_attends, causal, last, layer
-from .torch_oracle import normal
+from ..attention_oracle import HALF, HEADS, WIDTH, assert_attends, causal, last, layer
+from ..torch_oracle import normal
 
 DTYPES = [torch.float64, torch.float32]
 # name: arguments, and who sees whom

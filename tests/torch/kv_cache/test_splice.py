@@ -12,7 +12,7 @@ from phasor import Rope
 from phasor.torch import rotate
 from phasor.torch.splice import evict, insert
 
-from .torch_oracle import ROW_ERROR_64, excess_by, normal
+from ..torch_oracle import ROW_ERROR_64, excess_by, normal
 from .turned_keys import LAYOUTS, turns
 
 

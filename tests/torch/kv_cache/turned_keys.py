@@ -14,7 +14,7 @@ from phasor.axes import Alternating, Axial, InterleavedSections, Sectioned
 from phasor.rope import real_inv_freq
 from phasor.scaling import LongRope
 
-from .torch_oracle import axis_of_pair, excess_by, turn
+from ..torch_oracle import axis_of_pair, excess_by, turn
 
 LONG = LongRope(
     short_factors=(1.0, 1.5, 1.0, 3.0),

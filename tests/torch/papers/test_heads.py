@@ -15,8 +15,8 @@ from phasor.axes import InterleavedSections, Sectioned
 from phasor.papers.heads import attention_weight, positional_head, required_alpha
 from phasor.torch.papers.heads import PositionalHead
 
-from . import oracle
-from .torch_oracle import DTYPES, implementations, normal, run_on
+from ... import oracle
+from ..torch_oracle import DTYPES, implementations, normal, run_on
 
 ROPES = {
     "half": Rope(head_dim=16, pairing="half"),

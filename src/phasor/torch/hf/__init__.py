@@ -20,6 +20,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from torch import nn
+
 from phasor._checks import whole
 from phasor.errors import ConfigError
 from phasor.layers import LayerRopes
@@ -41,7 +43,6 @@ from phasor.torch.hf.reading import (
     language_part,
     read_parts,
 )
-from torch import nn
 
 __all__ = [
     "Checked",

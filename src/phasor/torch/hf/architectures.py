@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+
 from phasor._checks import shown
-from phasor.errors import BackendError, ConfigError, PhasorError
+from phasor.errors import BackendError, ConfigError, PhasorError, install_hint
 
 _ROTATES = re.compile(r"^def \w*(rotary|rotate)|Rotary|rotary_emb|sinusoidal_pos", re.MULTILINE)
 # a model that holds more was not made small
@@ -63,7 +64,7 @@ def transformers() -> Any:
     if find_spec("transformers") is None:
         raise BackendError(
             "the architectures of transformers are asked for, and transformers is not installed: "
-            "pip install 'phasor[transformers]'"
+            f"{install_hint('transformers')}"
         )
     return import_module("transformers")
 

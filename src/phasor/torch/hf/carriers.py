@@ -14,6 +14,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, cast
 
 import torch
+from torch import Tensor
+
 from phasor.errors import TensorError
 from phasor.pairings import Pairing
 from phasor.rope import Rope
@@ -21,7 +23,6 @@ from phasor.scaling import Rule
 from phasor.torch import ops
 from phasor.torch._layout import constant, count_axes, layout_text, read_rope
 from phasor.torch.functional import rotate, rotate_qk
-from torch import Tensor
 
 RowWidth = Literal["twice", "repeated", "half", "complex", "table"]
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
-
 import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
 from phasor.angles import cos_sin
 from phasor.layers import LayerRopes
 from phasor.rope import Rope
@@ -30,7 +31,6 @@ from phasor.torch.hf.reading import (
     is_lost,
     read_parts,
 )
-from torch import Tensor, nn
 
 # where a config names no context, as those of towers do not
 _CONTEXT = 4096

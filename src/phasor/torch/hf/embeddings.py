@@ -14,9 +14,10 @@ from itertools import permutations
 from typing import Any, cast
 
 import numpy as np
-from numpy.typing import NDArray
-
 import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
 from phasor.axes import Axes, Axial, InterleavedSections, Sectioned
 from phasor.errors import PhasorError, SpecError
 from phasor.identification import Identification, identify_samples
@@ -26,7 +27,6 @@ from phasor.torch._internals import outside_modes, outside_transforms
 from phasor.torch.hf.carriers import Form, PositionLayout
 from phasor.torch.hf.functions import call_rotation, measure_form
 from phasor.torch.hf.modules import TABLE_MAKER
-from torch import Tensor, nn
 
 Grid = NDArray[np.int64]  # positions [axes, seq]
 #: What foreign code may raise that is built and called as it was not meant to be.

@@ -8,11 +8,12 @@ from functools import lru_cache
 from typing import Any, cast
 
 import torch
+from torch import Tensor
+
 from phasor.errors import TensorError
 from phasor.pairings import PAIRINGS, Pairing, slices
 from phasor.torch.hf.carriers import Carrier, Form, RowWidth, rotate_by_carrier
 from phasor.torch.hf.methods import COMPLEX_ROWS, ROWS, parameters
-from torch import Tensor
 
 #: What RoFormer calls its sines and cosines, which are one tensor.
 TABLE_ROWS = "sinusoidal_pos"

@@ -15,6 +15,8 @@ from types import FunctionType, MethodType
 from typing import Any, cast
 
 import torch
+from torch import Tensor, nn
+
 from phasor.errors import ConfigError
 from phasor.torch.hf.carriers import Carrier, CarrierTable, carry_positions
 from phasor.torch.hf.functions import substitute
@@ -25,7 +27,6 @@ from phasor.torch.hf.methods import (
     subclass_calling,
     subclass_of,
 )
-from torch import Tensor, nn
 
 #: Where attention of GPT-J and CodeGen keeps its table of sines, and what makes the table.
 TABLE = "embed_positions"

@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
+from torch import Tensor, nn
+
 from phasor._checks import shown
 from phasor.axes import Axial
 from phasor.configs import NESTED, load, model_types
@@ -43,7 +45,6 @@ from phasor.torch.hf.modules import (
     makes_cosines,
     parts_of,
 )
-from torch import Tensor, nn
 
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 _PARAMETERS = (("self", "x", "position_ids"), ("self", "x", "position_ids", "layer_type"))

@@ -17,8 +17,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple, cast
 
 import numpy as np
-
 import torch
+from torch import Tensor
+
 from phasor.configs import load
 from phasor.describe import original_context
 from phasor.errors import ConfigError, PhasorError
@@ -39,7 +40,6 @@ from phasor.torch.hf.embeddings import (
 from phasor.torch.hf.functions import TABLE_ROWS, measure_form, tensor_parameters
 from phasor.torch.hf.methods import COMPLEX_ROWS, parameters, rotations_of, subclass_calling
 from phasor.torch.hf.modules import layer_number, members_of, set_class
-from torch import Tensor
 
 _ATTENTION = "eager_attention_forward"
 _IN_A_ROW = 256
