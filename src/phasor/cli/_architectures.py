@@ -1,4 +1,4 @@
-"""``phasor identify transformers:NAME`` and ``--list``: architectures, by their own vectors."""
+"""``phasor identify transformers:NAME`` and ``--list``: architectures, by what their classes do."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def is_architecture(text: str) -> bool:
 
 
 def judge(text: str, config: str | None, *, as_json: bool) -> None:
-    """Print what phasor says of one architecture; exit status 1 if its vectors say otherwise."""
+    """Print what phasor says of one architecture; exit status 1 if its class does otherwise."""
     need_torch("a recorded model")
     from phasor.torch.hf.architectures import model_class
     from phasor.torch.hf.verdicts import verdict

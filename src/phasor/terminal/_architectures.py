@@ -23,7 +23,7 @@ _COLUMNS = ("model type", "class", "layers", "pairs", "slice", "base", "law", "a
 
 
 def print_verdict(verdict: Verdict) -> None:
-    """One architecture in words: its ropes, and how its recorded vectors bear them out."""
+    """One architecture in words: its ropes, and how what it does bears them out."""
     screen = Screen()
     screen.say((str(verdict.class_name), "bold"), f" ({verdict.model_type})")
     screen.say(
@@ -103,7 +103,7 @@ def print_verdicts(verdicts: Sequence[Verdict]) -> None:
         f"{len(absent)} not built."
     )
     screen.say(
-        "load, identify: the error on recorded queries and keys, as a share of what float32 angles "
+        "load, identify: the error on recorded cosines and sines, as a share of what float32 angles "
         "allow; right is at most 1."
     )
 
@@ -142,7 +142,7 @@ def _columns(rope: Rope, place: tuple[int, int] | None) -> tuple[str, str, str, 
 
 
 def _rope(kind: KindVerdict) -> Rope | None:
-    """What phasor says: from the config where it can, else from the vectors."""
+    """What phasor says: from the config where it can, else from the class."""
     if kind.loaded is not None or kind.found is None:
         return kind.loaded
     return kind.found.rope

@@ -32,6 +32,7 @@ from phasor.torch.hf.modules import (
     CARRIED_ROPES,
     Member,
     carrying_class,
+    holds_table,
     layer_number,
     rotating_class,
     set_class,
@@ -39,7 +40,6 @@ from phasor.torch.hf.modules import (
 from phasor.torch.hf.reading import (
     PartRotation,
     check_buffers,
-    check_model,
     language_part,
     read_parts,
 )
@@ -144,7 +144,6 @@ def patch(model: nn.Module, *, part: str | None = None, seq_len: int | None = No
     0      layers.0.self_attn (LlamaAttention)  ...  half pairs, 32 of 32, base 10000
     >>> unpatch(model)
     """
-    check_model(model)
     if seq_len is not None:
         whole("seq_len", seq_len, least=1)
     read = read_parts(model, part, "patch")
@@ -169,7 +168,9 @@ def patch(model: nn.Module, *, part: str | None = None, seq_len: int | None = No
             ropes.append((module, embedding.carried_ropes(seq_len)))
             classes.append((module, carrying_class(cls, fixed, embedding.single)))
         # a module that is both, with a table of its own, gets the second of its classes
-        classes += [(it.module, rotating_class(it, one.batched)) for it, _ in one.rotating]
+        for member, _ in one.rotating:
+            cls = rotating_class(member.cls, one.batched, holds_table(member.module))
+            classes.append((member.module, cls))
     for module, by_kind in ropes:
         module.__dict__[CARRIED_ROPES] = by_kind
     for module, cls in classes:
@@ -199,7 +200,6 @@ def unpatch(model: nn.Module) -> None:
     >>> type(model.rotary_emb) is before
     True
     """
-    check_model(model)
     patched: list[tuple[nn.Module, type]] = []
     for path, module in named_modules(model):
         before = original_class(module)
@@ -236,7 +236,6 @@ def from_model(model: nn.Module, *, part: str | None = None) -> LayerRopes:
     >>> len(ropes), ropes[0].head_dim, ropes[0].pairing, ropes[0].base
     (2, 32, 'half', 10000.0)
     """
-    check_model(model)
     (read,) = read_parts(model, language_part(model) if part is None else part, "from_model")
     check_buffers(read)
     if isinstance(read.layers, str):

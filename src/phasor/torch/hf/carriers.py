@@ -254,12 +254,13 @@ def rotate_by_carrier(
         text, gain = rope_of_heads(*rope), carrier.by.gain
         done = ops.apply(xs, list(carrier.angles), text, inverse, gain, "auto")
     else:
-        verb = rotate if len(xs) == 1 else rotate_qk
-        done = verb(
-            *xs, carrier.angles[0], read_rope(rope_of_heads(*rope)),
-            inverse=inverse, gain=carrier.by.gain,
-        )  # fmt: skip
-        done = [done] if len(xs) == 1 else done
+        positions, of_heads = carrier.angles[0], read_rope(rope_of_heads(*rope))
+        if len(xs) == 1:
+            done = [rotate(xs[0], positions, of_heads, inverse=inverse, gain=carrier.by.gain)]
+        else:
+            done = rotate_qk(
+                xs[0], xs[1], positions, of_heads, inverse=inverse, gain=carrier.by.gain
+            )
     return [y.transpose(-3, -2) if heads_first else y for y in done]
 
 
@@ -313,7 +314,7 @@ def rule_rows(
     columns = positions.unsqueeze(-1).double()
     if count_axes(text) > 1:
         # the coordinate of each pair: [..., seq, axes] -> [..., seq, num_pairs]
-        columns = positions.double()[..., list(_axis_of_pair(text))]
+        columns = positions.double()[..., list(_rule_constants(text).axis_of_pair)]
     angles = columns * steps
     row_dtype = torch.float64 if dtype == torch.float64 else torch.float32
     return (angles.cos() * gain).to(row_dtype), (angles.sin() * gain).to(row_dtype)
@@ -323,13 +324,13 @@ def _radians_per_position(rule: Rule, text: str, positions: Tensor) -> tuple[Ten
     """Of every pair, and the gain."""
     length = (positions.max() + 1).double()
     # numbers, not tensors: a compiler takes only one tensor as a constant from one function
-    spectra = [length.new_tensor(one) for one in _unscaled_spectra(text)]
+    spectra = [length.new_tensor(one) for one in _rule_constants(text).spectra]
     found = [rule.at_lengths(length, one, torch) for one in spectra]
     scaled = [one for one in found if one is not None]
     if len(scaled) < len(found):
         return _outside_the_graph(text, length)
     steps = torch.cat([one for one, _ in scaled], -1)
-    if _has_float32_frequencies(text):
+    if _rule_constants(text).in_float32:
         steps = steps.float().double()
     return steps, scaled[0][1]
 
@@ -346,22 +347,27 @@ _outside_the_graph = cast(
 )
 
 
+class _RuleConstants(NamedTuple):
+    """What rows under a rule need of its Rope.
+
+    Attributes:
+        spectra: The frequencies of every spectrum before the rule.
+        in_float32: Whether frequencies are rounded to float32.
+        axis_of_pair: The axis of every pair.
+    """
+
+    spectra: tuple[tuple[float, ...], ...]
+    in_float32: bool
+    axis_of_pair: tuple[int, ...]
+
+
 @constant
-def _unscaled_spectra(text: str) -> tuple[tuple[float, ...], ...]:
-    """The frequencies of every spectrum of a Rope before its rule."""
+def _rule_constants(text: str) -> _RuleConstants:
     rope = read_rope(text)
-    return tuple(
-        tuple(Rope(head_dim=2 * n, pairing="half", base=rope.base).inv_freq.tolist())
-        for n in rope.axes.spectra(rope.num_pairs)
+    pairs = rope.num_pairs
+    plain = [Rope(head_dim=2 * n, pairing="half", base=rope.base) for n in rope.axes.spectra(pairs)]
+    return _RuleConstants(
+        tuple(tuple(one.inv_freq.tolist()) for one in plain),
+        rope.inv_freq_dtype == "float32",
+        rope.axes.axis_of_pair(pairs),
     )
-
-
-@constant
-def _has_float32_frequencies(text: str) -> bool:
-    return read_rope(text).inv_freq_dtype == "float32"
-
-
-@constant
-def _axis_of_pair(text: str) -> tuple[int, ...]:
-    rope = read_rope(text)
-    return rope.axes.axis_of_pair(rope.num_pairs)

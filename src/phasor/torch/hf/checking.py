@@ -27,7 +27,6 @@ from phasor.torch.hf.modules import TABLE, holds_table
 from phasor.torch.hf.reading import (
     Embedding,
     PartRotation,
-    check_model,
     is_lost,
     read_parts,
 )
@@ -109,7 +108,6 @@ def check(model: nn.Module, *, part: str | None = None) -> Checked:
     >>> print(check(LlamaModel(small).to(torch.bfloat16)))  # doctest: +ELLIPSIS
     rotary_emb (LlamaRotaryEmbedding): cosines within 3.6e-01 of exact over 2048 positions, ...
     """
-    check_model(model)
     read = read_parts(model, part, "check")
     like = next((p for p in model.parameters() if p.is_floating_point() and not p.is_meta), None)
     hidden = torch.empty(0) if like is None else like

@@ -19,6 +19,9 @@ from typing import Any, TypeGuard, cast
 
 import torch
 
+from phasor._checks import shown
+from phasor.errors import ConfigError
+
 #: What functions call cosines and sines as complex numbers.
 COMPLEX_ROWS = ("freqs_cis", "freqs_ci")
 ROWS = ("cos", "sin", *COMPLEX_ROWS)
@@ -35,8 +38,17 @@ def parameters(function: Any) -> Mapping[str, inspect.Parameter]:
     return inspect.signature(plain).parameters
 
 
-def named_modules(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
-    """Every module of ``model`` with its name."""
+def named_modules(model: object) -> Iterator[tuple[str, torch.nn.Module]]:
+    """Every module of ``model`` with its name.
+
+    Raises:
+        ConfigError: If it is no module.
+    """
+    if not isinstance(model, torch.nn.Module):
+        raise ConfigError(
+            f"model must be a torch.nn.Module, such as a model of transformers or a part of one, "
+            f"got {shown(model)}"
+        )
     return cast("Iterator[tuple[str, torch.nn.Module]]", model.named_modules())
 
 
@@ -182,8 +194,9 @@ def _names_read(tree: ast.AST) -> Iterator[ast.Name]:
     """The names whose values are used; a comparison with None is no use."""
     compared = {id(node.left) for node in ast.walk(tree) if _compares_with_none(node)}
     for node in ast.walk(tree):
-        is_read = isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
-        if is_read and id(node) not in compared:
+        if id(node) in compared:
+            continue
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
             yield node
 
 

@@ -186,28 +186,23 @@ def has_foreign_forward(member: Member) -> bool:
 # ---- the classes of a patched model, each a subclass of the module's own ----
 
 
-def rotating_class(member: Member, batched: bool) -> type:
-    """For a module that rotates: its methods call phasor's operator."""
-    return (_with_table if holds_table(member.module) else _without_table)(member.cls, batched)
-
-
 @lru_cache(maxsize=512)
-def _without_table(cls: type, batched: bool) -> type:
-    rebuild = partial(_without_table, batched=batched)
-    return subclass_calling(cls, _substitutes(cls, batched), rebuild)
+def rotating_class(cls: type, batched: bool, with_table: bool) -> type:
+    """For a module that rotates: its methods call phasor's operator.
 
+    Args:
+        cls: The module's class.
+        batched: Whether its cosines have a batch.
+        with_table: Whether it looks them up in a table of its own.
+    """
 
-@lru_cache(maxsize=512)
-def _with_table(cls: type, batched: bool) -> type:
     def table(self: Any) -> CarrierTable:
         return CarrierTable(self._phasor_ropes[None], self._buffers[TABLE].device)
 
-    rebuild = partial(_with_table, batched=batched)
-    return subclass_calling(cls, _substitutes(cls, batched), rebuild, {TABLE: property(table)})
-
-
-def _substitutes(cls: type, batched: bool) -> dict[str, Any]:
-    return {name: substitute(function, batched) for name, function in rotations_of(cls).items()}
+    substitutes = {name: substitute(one, batched) for name, one in rotations_of(cls).items()}
+    rebuild = partial(rotating_class, batched=batched, with_table=with_table)
+    body = {TABLE: property(table)} if with_table else {}
+    return subclass_calling(cls, substitutes, rebuild, body)
 
 
 @lru_cache(maxsize=512)

@@ -114,15 +114,6 @@ class PartRotation:
 # ---- the parts of a model ----
 
 
-def check_model(model: object) -> None:
-    """Refuse what is no module."""
-    if not isinstance(model, nn.Module):
-        raise ConfigError(
-            f"model must be a torch.nn.Module, such as a model of transformers or a part of one, "
-            f"got {shown(model)}"
-        )
-
-
 def read_parts(model: nn.Module, part: str | None, verb: str) -> list[PartRotation]:
     """What the part of that name, and the parts inside it, rotate with; all of the model if None.
 

@@ -461,8 +461,10 @@ def compare(
             why[f"a slice from {rope.rotary_start}, the model's from {start}"] = None
         if head_dim not in (None, rope.head_dim):
             why[f"heads of {rope.head_dim}, the model's are of {head_dim}"] = None
-        known = form is not None and call.tokens == grid.shape[1]
-        worst = max(worst, rope_error(rope, form, call.rows, grid, gain) if known else np.inf)
+        error = np.inf
+        if form is not None and call.tokens == grid.shape[1]:
+            error = rope_error(rope, form, call.rows, grid, gain)
+        worst = max(worst, error)
     if worst > 1:
         why[f"off by {worst:.3g} times what float32 angles explain"] = None
     return worst, list(why)
