@@ -9,9 +9,9 @@ import pytest
 from click.testing import CliRunner
 
 from phasor import Rope, SpecError
-from phasor.cli._architectures import text_config
-from phasor.cli._diff import diff, part, parting_text
-from phasor.cli._identify import identify, is_function, named
+from phasor.cli.architectures import text_config
+from phasor.cli.diff import diff, part, parting_text
+from phasor.cli.identify import find_function, identify, is_function
 from phasor.errors import ConfigError
 from phasor.numpy import rotate
 
@@ -69,7 +69,7 @@ def test_a_named_function_is_described_as_json():
 def test_a_name_of_nothing_is_refused(text, says):
     """With what is missing."""
     with pytest.raises(SpecError, match=says):
-        named(text)
+        find_function(text)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_a_module_that_cannot_be_imported_is_refused(tmp_path, text, says):
     name = f"bad_{abs(hash(text))}"
     (tmp_path / f"{name}.py").write_text(text, "utf-8")
     with pytest.raises(SpecError, match=f"'{name}' cannot be imported.*{says}"):
-        named(f"{name}:turned")
+        find_function(f"{name}:turned")
 
 
 def test_a_config_inside_a_config_must_be_one(tmp_path):

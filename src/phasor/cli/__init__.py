@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from phasor.cli._common import say
+from phasor.cli.common import say
 from phasor.errors import DISTRIBUTION, PhasorError, VerificationError
 
 _NO, _WRONG, _INTERRUPTED, _PIPE_CLOSED = 1, 2, 130, 141
@@ -57,18 +57,8 @@ def _end() -> tuple[int, str | None]:
         return _WRONG, where + (error.strerror or str(error))
 
 
-# where each command is: only the one that is typed gets imported, which halves the time of `show`
-COMMANDS = {
-    "bench": "phasor.cli._try",
-    "convert": "phasor.cli._convert",
-    "demo": "phasor.cli._try",
-    "diff": "phasor.cli._diff",
-    "extend": "phasor.cli._extend",
-    "identify": "phasor.cli._identify",
-    "presets": "phasor.cli._show",
-    "report": "phasor.cli._extend",
-    "show": "phasor.cli._show",
-}
+# a file for each command: only the one that is typed gets imported, which halves the time of `show`
+COMMANDS = ("show", "diff", "identify", "convert", "extend", "report", "presets", "demo", "bench")
 
 
 class _Commands(click.Group):
@@ -80,7 +70,7 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        return getattr(import_module(COMMANDS[cmd_name]), cmd_name)
+        return getattr(import_module(f"phasor.cli.{cmd_name}"), cmd_name)
 
     def make_context(self, *args: Any, **options: Any) -> click.Context:
         with _readers_may_go():
