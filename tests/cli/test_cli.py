@@ -6,12 +6,16 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
 
+import click
 import pytest
 from click.testing import CliRunner
 
 import phasor
+import phasor.cli
 from phasor.cli import COMMANDS, run
 from phasor.cli.bench import bench
 from phasor.cli.diff import print_comparison
@@ -319,6 +323,18 @@ def test_streams_that_are_closed_are_no_trouble(closed, model, status):
     done = subprocess.run(["sh", "-c", command], capture_output=True, check=False)
     assert done.returncode == status
     assert b"Traceback" not in done.stderr
+
+
+def test_every_command_can_be_typed():
+    """Those that the files define are those that are listed."""
+    files = [import_module(f"phasor.cli.{one.name}") for one in iter_modules(phasor.cli.__path__)]
+    defined = {
+        (value.name, file.__name__)
+        for file in files
+        for value in vars(file).values()
+        if isinstance(value, click.Command) and value.callback.__module__ == file.__name__
+    }
+    assert defined == {(name, f"phasor.cli.{name}") for name in COMMANDS}
 
 
 def test_phasor_alone_prints_its_help():
