@@ -29,13 +29,10 @@ PIPELINE = """
     papers.precision papers.distances papers.heads papers.bounds
     papers.phases papers.usage papers.linear papers
     describe
-    identification.arrays identification.signatures identification.calling
-    identification.intervals identification.spectrum
-    identification.reading identification.report identification.ramp_laws identification.laws
-    identification.axes identification.fit identification.match identification.limits
-    identification.rules identification.slips identification.measuring identification.samples
-    identification.tensors identification.difference identification phasor
-    identification.comparison translation.onnx translation
+    identification.calling identification.blocks identification.spectrum identification.report
+    identification.laws identification.explaining identification.limits identification.mistakes
+    identification.measuring identification.differences identification phasor
+    translation.onnx translation
     figures._style figures._precision figures._spectrum figures._rotation figures._decay
     figures._heads figures._coverage figures._linear figures
     extending report._numbers report._snippet report._charts report

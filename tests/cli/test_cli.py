@@ -21,7 +21,7 @@ from phasor.cli.bench import bench
 from phasor.cli.diff import print_comparison
 from phasor.cli.show import print_model
 from phasor.errors import BackendError
-from phasor.identification.comparison import compare
+from phasor.identification import compare
 
 EXAMPLE = Path(phasor.__file__).parent / "examples" / "llama-3.1-8b.json"
 
