@@ -32,9 +32,9 @@ from report import table
 from timing import interleave
 from torch import nn
 
-from phasor.torch.transformers import patch
-from phasor.torch.transformers._forms import substitute
-from phasor.torch.transformers._methods import original, rotations, with_methods
+from phasor.torch.hf import patch
+from phasor.torch.hf.functions import substitute
+from phasor.torch.hf.methods import original_class, rotations_of, subclass_calling
 
 LAYERS, PROMPT, STEPS, LONG = 2, 512, 4, 32_768
 ROUNDS = {"prefill": 4, "decode": 9, "prefill, compiled": 5}
@@ -121,16 +121,16 @@ def timed_rotations(model: Any, spent: list[float]) -> Any:
         return call
 
     for _, module in list(model.named_modules()):
-        plain = original(module) or type(module)
+        plain = original_class(module) or type(module)
         if "Rotary" in plain.__name__:
             module.forward = timed(module.forward)
-        elif found := rotations(plain):
-            is_patched = original(module) is not None
+        elif found := rotations_of(plain):
+            is_patched = original_class(module) is not None
             stand_ins = {
                 name: timed(substitute(function) if is_patched else function)
                 for name, function in found.items()
             }
-            module.__class__ = with_methods(plain, stand_ins, None)
+            module.__class__ = subclass_calling(plain, stand_ins, None)
     return model
 
 
@@ -193,8 +193,8 @@ def memory_rise(what: str, name: str, *, patched: bool) -> int:
     """Bytes by which a prompt of 32k tokens raises the peak, in one rotation or a whole model."""
     model = built(name, patched=patched)
     shape = SHAPES[name][2]
-    layer = next(m for _, m in model.named_modules() if rotations(original(m) or type(m)))
-    function = rotations(original(layer) or type(layer))["apply_rotary_pos_emb"]
+    layer = next(m for _, m in model.named_modules() if rotations_of(original_class(m) or type(m)))
+    function = rotations_of(original_class(layer) or type(layer))["apply_rotary_pos_emb"]
     rotate = substitute(function) if patched else function
     kind = ["full_attention"] if name.startswith("Gemma") else []
 

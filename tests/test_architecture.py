@@ -45,13 +45,9 @@ PIPELINE = """
     torch.kv_cache torch.attention
     torch.papers.linear torch.papers.relative torch.papers.heads torch.papers.usage torch.papers
     torch.export torch.distributed
-    torch.transformers._rules torch.transformers._carriers torch.transformers._forms
-    torch.transformers._axial torch.transformers._fresh torch.transformers._sines
-    torch.transformers._handling torch.transformers._methods torch.transformers._members
-    torch.transformers._live torch.transformers._classes torch.transformers._parts
-    torch.transformers._check torch.transformers torch
-    torch.architectures._tiny torch.architectures._recording torch.architectures._compared
-    torch.architectures torch.architectures.verdicts
+    torch.hf.methods torch.hf.carriers torch.hf.functions torch.hf.modules torch.hf.embeddings
+    torch.hf.reading torch.hf.checking torch.hf torch
+    torch.hf.architectures torch.hf.verdicts
     cli.common
     cli.show cli.architectures cli.identify cli.diff cli.convert cli.extend cli.report cli.presets
     cli.demo cli.benchmark cli.bench cli __main__
@@ -221,7 +217,7 @@ def printers(src: Path) -> set[str]:
 
 def test_what_is_printed_goes_one_way() -> None:
     """There it is made visible. The help is click's, and `patch` names classes of Python."""
-    assert printers(SRC) == {"cli", "cli.common", "torch.transformers"}
+    assert printers(SRC) == {"cli", "cli.common", "torch.hf"}
 
 
 @pytest.mark.parametrize("line", ["print(1)", "click.echo(1)", "Console().rule()"])

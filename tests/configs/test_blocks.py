@@ -17,7 +17,7 @@ from phasor import ConfigError
 from phasor.configs import load
 from phasor.configs.facts import table
 from phasor.scaling import Linear
-from phasor.torch.architectures import tiny_model
+from phasor.torch.hf.architectures import tiny_model
 
 from .config_files import sized
 

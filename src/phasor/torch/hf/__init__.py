@@ -16,10 +16,9 @@ the class of the model are not touched, so that what is saved, wrapped or traine
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 from torch import nn
 
@@ -27,12 +26,23 @@ from phasor._checks import whole
 from phasor.errors import ConfigError
 from phasor.layers import LayerRopes
 from phasor.rope import Rope
-from phasor.torch.transformers._check import Checked, CheckedModule, check
-from phasor.torch.transformers._classes import TURNS, carrying_class, rotating_class
-from phasor.torch.transformers._live import Live, check_held
-from phasor.torch.transformers._members import Member, become
-from phasor.torch.transformers._methods import ORIGINAL, named_modules, original
-from phasor.torch.transformers._parts import check_model, language_part, read_parts
+from phasor.torch.hf.checking import Checked, CheckedModule, check
+from phasor.torch.hf.methods import ORIGINAL, named_modules, original_class
+from phasor.torch.hf.modules import (
+    CARRIED_ROPES,
+    Member,
+    carrying_class,
+    holds_table,
+    layer_number,
+    rotating_class,
+    set_class,
+)
+from phasor.torch.hf.reading import (
+    PartRotation,
+    check_buffers,
+    language_part,
+    read_parts,
+)
 
 __all__ = [
     "Checked",
@@ -87,7 +97,7 @@ class Patched:
         for one in self.layers:
             number = "" if one.layer is None else str(one.layer)
             unknown = "its positions' rope" if one.doubt else "nothing"
-            turns = unknown if one.rope is None else _short(one.rope)
+            turns = unknown if one.rope is None else _in_words(one.rope)
             rows.append((number, f"{one.path} ({one.class_name})", ", ".join(one.functions), turns))
         widths = [max(len(row[i]) for row in rows) for i in range(3)]
         lines = [
@@ -134,30 +144,38 @@ def patch(model: nn.Module, *, part: str | None = None, seq_len: int | None = No
     0      layers.0.self_attn (LlamaAttention)  ...  half pairs, 32 of 32, base 10000
     >>> unpatch(model)
     """
-    check_model(model)
     if seq_len is not None:
         whole("seq_len", seq_len, least=1)
-    lives = read_parts(model, part, "patch")
-    taking = [one for live in lives for one in live.members]
-    already = [one.path for one in taking if original(one.module) is not None]
-    if already:
+    read = read_parts(model, part, "patch")
+    patched = [
+        one.path
+        for part_read in read
+        for one in part_read.members
+        if original_class(one.module) is not None
+    ]
+    if patched:
         raise ConfigError(
-            f"model must not be patched yet, and {already[0]} is; call unpatch(model) first"
+            f"model must not be patched yet, and {patched[0]} is; call unpatch(model) first"
         )
-    turns: list[tuple[nn.Module, Any]] = []
+    ropes: list[tuple[nn.Module, Any]] = []
     classes: list[tuple[nn.Module, type]] = []
     # every class is made before the first module changes
-    for live in lives:
-        check_held(live)
-        turns += [(one.member.module, one.turns(seq_len)) for one in live.embeddings]
-        classes += [(one.member.module, carrying_class(one)) for one in live.embeddings]
+    for one in read:
+        check_buffers(one)
+        for embedding in one.embeddings:
+            module, cls = embedding.member.module, embedding.member.cls
+            fixed = bool(embedding.layout.fixed)
+            ropes.append((module, embedding.carried_ropes(seq_len)))
+            classes.append((module, carrying_class(cls, fixed, embedding.single)))
         # a module that is both, with a table of its own, gets the second of its classes
-        classes += [(one.module, rotating_class(one, live.batched)) for one, _ in live.rotating]
-    for module, how in turns:
-        module.__dict__[TURNS] = how
+        for member, _ in one.rotating:
+            cls = rotating_class(member.cls, one.batched, holds_table(member.module))
+            classes.append((member.module, cls))
+    for module, by_kind in ropes:
+        module.__dict__[CARRIED_ROPES] = by_kind
     for module, cls in classes:
-        become(module, cls)
-    report = _report(model, lives, seq_len)
+        set_class(module, cls)
+    report = _report(model, read, seq_len)
     print(report)
     return report
 
@@ -182,22 +200,20 @@ def unpatch(model: nn.Module) -> None:
     >>> type(model.rotary_emb) is before
     True
     """
-    check_model(model)
-    patched = [module for _, module in named_modules(model) if original(module) is not None]
-    covered = [
-        path
-        for path, module in named_modules(model)
-        if original(module) is None and hasattr(type(module), ORIGINAL)
-    ]
-    if covered:
-        raise ConfigError(
-            f"{covered[0]} has been given another class since it was patched; undo that first"
-        )
+    patched: list[tuple[nn.Module, type]] = []
+    for path, module in named_modules(model):
+        before = original_class(module)
+        if before is not None:
+            patched.append((module, before))
+        elif hasattr(type(module), ORIGINAL):
+            raise ConfigError(
+                f"{path} has been given another class since it was patched; undo that first"
+            )
     if not patched:
         raise ConfigError(f"model must be patched, and no module of {type(model).__name__} is")
-    for module in patched:
-        become(module, cast(type, original(module)))
-        module.__dict__.pop(TURNS, None)
+    for module, before in patched:
+        set_class(module, before)
+        module.__dict__.pop(CARRIED_ROPES, None)
 
 
 def from_model(model: nn.Module, *, part: str | None = None) -> LayerRopes:
@@ -220,54 +236,44 @@ def from_model(model: nn.Module, *, part: str | None = None) -> LayerRopes:
     >>> len(ropes), ropes[0].head_dim, ropes[0].pairing, ropes[0].base
     (2, 32, 'half', 10000.0)
     """
-    check_model(model)
-    (live,) = read_parts(model, language_part(model) if part is None else part, "from_model")
-    check_held(live)
-    if isinstance(live.layers, str):
-        raise ConfigError(f"model must be one whose layers can be told apart: {live.layers}")
-    return live.layers
+    (read,) = read_parts(model, language_part(model) if part is None else part, "from_model")
+    check_buffers(read)
+    if isinstance(read.layers, str):
+        raise ConfigError(f"model must be one whose layers can be told apart: {read.layers}")
+    return read.layers
 
 
-def _report(model: nn.Module, lives: Sequence[Live], seq_len: int | None) -> Patched:
-    layers: list[Replaced] = []
-    for live in lives:
-        for member, functions in live.rotating:
-            layer = _layer(member)
-            rope = _rope_of(layer, live)
-            if rope is not None and seq_len is not None:
-                rope = rope.at(seq_len)
-            layers.append(
-                Replaced(
-                    path=member.path,
-                    class_name=member.cls.__name__,
-                    layer=layer,
-                    functions=tuple(sorted(functions)),
-                    rope=rope,
-                    doubt=live.layers if isinstance(live.layers, str) else "",
-                )
-            )
+def _report(model: nn.Module, read: Sequence[PartRotation], seq_len: int | None) -> Patched:
+    layers = [
+        _replaced(member, tuple(sorted(functions)), one.layers, seq_len)
+        for one in read
+        for member, functions in one.rotating
+    ]
     return Patched(
         model=type(model).__name__,
-        embeddings=tuple(one.member.path for live in lives for one in live.embeddings),
+        embeddings=tuple(it.member.path for one in read for it in one.embeddings),
         layers=tuple(layers),
     )
 
 
-def _rope_of(layer: int | None, live: Live) -> Rope | None:
-    if isinstance(live.layers, str) or layer is None or layer >= len(live.layers):
-        return None
-    return live.layers[layer]
+def _replaced(
+    member: Member, functions: tuple[str, ...], ropes: LayerRopes | str, seq_len: int | None
+) -> Replaced:
+    layer = layer_number(member)
+    doubt, rope = (ropes, None) if isinstance(ropes, str) else ("", None)
+    if isinstance(ropes, LayerRopes) and layer is not None and layer < len(ropes):
+        rope = ropes[layer]
+    return Replaced(
+        path=member.path,
+        class_name=member.cls.__name__,
+        layer=layer,
+        functions=functions,
+        rope=rope if rope is None or seq_len is None else rope.at(seq_len),
+        doubt=doubt,
+    )
 
 
-def _layer(member: Member) -> int | None:
-    given = getattr(member.module, "layer_idx", None)
-    if isinstance(given, int):
-        return given
-    numbers = re.findall(r"(?<=\.)\d+(?=\.|$)", f".{member.path}")
-    return int(numbers[0]) if numbers else None
-
-
-def _short(rope: Rope) -> str:
+def _in_words(rope: Rope) -> str:
     pairs = rope.pairing if rope.pairing_out is None else f"{rope.pairing} to {rope.pairing_out}"
     words = [f"{pairs} pairs", f"{rope.rotary_dim} of {rope.head_dim}"]
     if rope.base is not None:

@@ -15,11 +15,21 @@ from phasor.angles import cos_sin
 from phasor.layers import LayerRopes
 from phasor.rope import Rope
 from phasor.torch.functional import rotate
-from phasor.torch.transformers._fresh import asked, halved, held, unbatched, undisturbed
-from phasor.torch.transformers._live import Embedding, Live, is_lost
-from phasor.torch.transformers._methods import original
-from phasor.torch.transformers._parts import check_model, read_parts
-from phasor.torch.transformers._sines import TABLE, holds_table
+from phasor.torch.hf.embeddings import (
+    buffers_and_factors,
+    call_embedding,
+    each_row,
+    half_rows,
+    isolated_torch_state,
+)
+from phasor.torch.hf.methods import original_class
+from phasor.torch.hf.modules import TABLE, holds_table
+from phasor.torch.hf.reading import (
+    Embedding,
+    PartRotation,
+    is_lost,
+    read_parts,
+)
 
 # where a config names no context, as those of towers do not
 _CONTEXT = 4096
@@ -98,43 +108,45 @@ def check(model: nn.Module, *, part: str | None = None) -> Checked:
     >>> print(check(LlamaModel(small).to(torch.bfloat16)))  # doctest: +ELLIPSIS
     rotary_emb (LlamaRotaryEmbedding): cosines within 3.6e-01 of exact over 2048 positions, ...
     """
-    check_model(model)
-    lives = read_parts(model, part, "check")
+    read = read_parts(model, part, "check")
     like = next((p for p in model.parameters() if p.is_floating_point() and not p.is_meta), None)
     hidden = torch.empty(0) if like is None else like
-    with undisturbed():
-        found = [
-            _checked(one, kind, live, hidden)
-            for live in lives
-            for one in live.embeddings
-            for kind in one.ropes
+    with isolated_torch_state():
+        modules = [
+            _check_module(embedding, kind, one, hidden)
+            for one in read
+            for embedding in one.embeddings
+            for kind in embedding.ropes
         ]
-    return Checked(modules=tuple(found))
+    return Checked(modules=tuple(modules))
 
 
-def _checked(one: Embedding, kind: str | None, live: Live, hidden: Tensor) -> CheckedModule:
-    context = live.layers.context if isinstance(live.layers, LayerRopes) else None
-    grid = _grid(one, context or _CONTEXT)
-    law = replace(one.ropes[kind].at(int(grid.max()) + 1), direction=1)
-    values = held(one.member.module)
-    mine = [name for name in one.held if name in values and name.startswith(kind or "")]
-    lost = [name for name in mine if is_lost(values[name], one.held[name])]
-    if original(one.member.module) is not None:
-        rows, dtype, lost = _ours(law, grid), torch.float32, []
+def _check_module(
+    embedding: Embedding, kind: str | None, read: PartRotation, hidden: Tensor
+) -> CheckedModule:
+    member, form = embedding.member, embedding.form
+    context = read.layers.context if isinstance(read.layers, LayerRopes) else None
+    grid = _grid(embedding, context or _CONTEXT)
+    law = replace(embedding.ropes[kind].at(int(grid.max()) + 1), direction=1)
+    live = buffers_and_factors(member.module)
+    of_kind = [name for name in embedding.buffers if name in live and name.startswith(kind or "")]
+    lost = [name for name in of_kind if is_lost(live[name], embedding.buffers[name])]
+    if original_class(member.module) is not None:
+        rows, dtype, lost = _operator_rows(law, grid), torch.float32, []
     elif lost:
         nothing = np.full((grid.shape[1], law.num_pairs), np.nan)
         rows, dtype = (nothing, nothing), hidden.dtype
     else:
-        answer = _theirs(one, kind, grid, hidden)
-        rows, dtype = halved(answer, one.form), _rows_dtype(answer)
+        answer = _module_rows(embedding, kind, grid, hidden)
+        rows, dtype = half_rows(answer, form), each_row(answer)[0].real.dtype
     gain = law.attention_factor
     exact = cos_sin(law, grid.T if law.axes.n_axes > 1 else grid[0])
     error = np.max([np.abs(a - gain * b).max(-1) for a, b in zip(rows, exact, strict=True)], 0)
     rounding = torch.finfo(dtype).eps / 2 * gain
     beyond = np.flatnonzero(~(error <= rounding))
     return CheckedModule(
-        path=one.member.path,
-        class_name=one.member.cls.__name__,
+        path=member.path,
+        class_name=member.cls.__name__,
         kind=kind,
         context=int(grid.max()) + 1,
         error=float(error.max()),
@@ -145,43 +157,41 @@ def _checked(one: Embedding, kind: str | None, live: Live, hidden: Tensor) -> Ch
     )
 
 
-def _grid(one: Embedding, context: int) -> NDArray[np.int64]:
+def _grid(embedding: Embedding, context: int) -> NDArray[np.int64]:
     """Positions ``[axes, seq]``, the same on every axis."""
-    if one.ids.fixed:
-        return np.array(one.ids.fixed).T
-    if holds_table(one.member.module):
-        context = len(one.held[TABLE])
+    if embedding.layout.fixed:
+        return np.array(embedding.layout.fixed).T
+    if holds_table(embedding.member.module):
+        context = len(embedding.buffers[TABLE])
     count = min(context, _MOST_POSITIONS)
-    places = np.unique(np.linspace(0, context - 1, count).round().astype(np.int64))
-    axes = next(iter(one.ropes.values())).axes.n_axes
-    return np.tile(places, (axes, 1))
+    positions = np.unique(np.linspace(0, context - 1, count).round().astype(np.int64))
+    return np.tile(positions, (next(iter(embedding.ropes.values())).axes.n_axes, 1))
 
 
-def _theirs(one: Embedding, kind: str | None, grid: NDArray[np.int64], hidden: Tensor) -> Any:
-    """Rows of the live module, which some write down what they were called with."""
-    module = one.member.module
+def _module_rows(
+    embedding: Embedding, kind: str | None, grid: NDArray[np.int64], hidden: Tensor
+) -> Any:
+    """Rows of the live module."""
+    module = embedding.member.module
     if holds_table(module):
         sin, cos = module.get_buffer(TABLE)[torch.as_tensor(grid[0])].chunk(2, -1)
         return cos, sin
     like = hidden.new_zeros(1, grid.shape[1], 1)
-    if one.ids.fixed:
-        return copy.deepcopy(module)(like).flatten(0, -2)
-    return unbatched(asked(copy.deepcopy(module), grid, one.ids, kind, like), one.ids)
+    # of a copy, for some write down what they were called with
+    if embedding.layout.fixed:
+        return copy.deepcopy(module)(like)
+    return call_embedding(copy.deepcopy(module), grid, embedding.layout, kind, like)
 
 
-def _ours(law: Rope, grid: NDArray[np.int64]) -> tuple[NDArray[np.float64], ...]:
+def _operator_rows(law: Rope, grid: NDArray[np.int64]) -> tuple[NDArray[np.float64], ...]:
     """Rows of phasor's operator, off the pairs (1, 0) that it turns."""
     pairs = law.num_pairs
     plain = replace(law, head_dim=2 * pairs, rotary_start=0, pairing="half", pairing_out=None)
     ones = np.repeat([1.0, 0.0], pairs) * np.ones((grid.shape[1], 1, 1))
-    places = torch.as_tensor(grid.T if law.axes.n_axes > 1 else grid[0])
-    turned = rotate(
-        torch.as_tensor(ones, dtype=torch.float32), places, plain, gain=law.attention_factor
+    positions = torch.as_tensor(grid.T if law.axes.n_axes > 1 else grid[0])
+    rotated = rotate(
+        torch.as_tensor(ones, dtype=torch.float32), positions, plain, gain=law.attention_factor
     )
-    cos, sin = turned[:, 0].double().numpy().reshape(-1, 2, pairs).swapaxes(0, 1)
+    # [seq, 1, 2 * pairs] -> [2, seq, pairs]
+    cos, sin = rotated[:, 0].double().numpy().reshape(-1, 2, pairs).swapaxes(0, 1)
     return cos, sin
-
-
-def _rows_dtype(answer: Any) -> torch.dtype:
-    rows = answer if isinstance(answer, Tensor) else answer[0]
-    return rows.real.dtype
