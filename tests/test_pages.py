@@ -83,7 +83,7 @@ def test_every_finding_is_explained() -> None:
     code = "".join(
         one.read_text("utf-8") for one in sorted((ROOT / "src/phasor/identification").glob("*.py"))
     )
-    names = set(re.findall(r'name="([a-z]+(?:-[a-z0-9]+)*)"', code))
+    names = set(re.findall(r'(?:Finding|_of_mistake)\(\s*"([a-z]+(?:-[a-z0-9]+)*)"', code))
     assert {"samples-part", "remembers"} <= names
     rows = "".join(re.findall(r"^\| `.*$", page("docs/identify.md"), re.M))
     either = {name: (f"`{name}`", f"`{name.split('-in-')[0]}-in-…`") for name in sorted(names)}

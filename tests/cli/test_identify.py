@@ -151,6 +151,21 @@ def test_diff_of_two_functions_needs_the_width_of_a_head():
     assert json.loads(done.output)["differ"] is True
 
 
+def test_diff_as_json_of_a_refused_position_has_the_reason_and_no_infinity():
+    """JSON has no such number."""
+    both = ["somebodys_rope:turned", "somebodys_rope:short"]
+    done = CliRunner().invoke(diff, [*both, "--head-dim", "16", "--json"])
+
+    def refuse(constant):
+        raise ValueError(constant)
+
+    plain = json.loads(done.output, parse_constant=refuse)
+    assert (plain["differ"], plain["parting"]["size"], plain["parting"]["score"]) == (
+        True, None, None,
+    )  # fmt: skip
+    assert "IndexError" in plain["parting"]["refused"]
+
+
 def test_diff_refuses_a_width_that_is_not_the_models(config):
     """Rather than take one of them."""
     done = CliRunner().invoke(diff, [config, "somebodys_rope:turned", "--head-dim", "32"])

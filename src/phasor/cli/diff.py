@@ -25,8 +25,15 @@ from phasor.cli.common import (
 from phasor.cli.identify import find_function, is_function
 from phasor.describe import resolved
 from phasor.errors import SpecError
-from phasor.identification import MeasuredParting, Parting, diff_measured, measured
-from phasor.identification.comparison import Comparison, Meeting, compare
+from phasor.identification import (
+    Comparison,
+    MeasuredParting,
+    Meeting,
+    Parting,
+    compare,
+    diff_measured,
+    measured,
+)
 from phasor.rope import Rope
 
 _EXACT = 1e-6
@@ -146,6 +153,8 @@ def parting_text(parting: MeasuredParting | None) -> str:
     if parting.refused is not None:
         return f"They part at position {parting.position}, which one refuses: {parting.refused}."
     which = "" if parting.pair is None else f" in pair {parting.pair}"
+    if parting.size is None or parting.score is None:
+        return f"They part at position {parting.position}{which}: one gives no finite numbers."
     return (
         f"They part at position {parting.position}{which}: a unit vector comes out "
         f"{parting.size:.3g} apart, and a score of unit vectors changes by up to "
