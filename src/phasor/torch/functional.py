@@ -55,7 +55,8 @@ def rotate(
         gain: Multiplied into cos and sin, for models that want ``rope.attention_factor`` there.
         heads_first: Whether ``x`` is ``[..., heads, seq, head_dim]``. The result is too; the
             shape of ``positions`` stays ``[..., seq]``. It costs no copy.
-        backend: ``"auto"``, or the name of one implementation, which is then never replaced.
+        backend: ``"auto"``, or one implementation, which is then never replaced: ``"cpu"``,
+            ``"triton"`` or ``"eager"`` (plain torch operations).
             A compiler or exporter sees plain torch operations, to be fused with their neighbours,
             where it is ``"eager"``; and else one operator.
 
