@@ -12,11 +12,11 @@ import re
 import shutil
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
+import altair as alt
 import torch
 
-from .shared import Study, write_picture
+from .shared import Row, Study
 
 HERE = Path(__file__).parent
 PAGES = HERE.parents[1] / "docs" / "papers"
@@ -33,7 +33,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("name", choices=(*NAMES, "pages"), help="pages: write docs/papers anew")
     parser.add_argument("--quick", action="store_true", help="seconds, on a tiny model; no page")
     parser.add_argument("--seeds", type=int, default=3, help="runs of every contender (3)")
-    parser.add_argument("--output", type=Path, default=HERE / "results", help="folder of the results")
+    parser.add_argument(
+        "--output", type=Path, default=HERE / "results", help="folder of the results"
+    )
     given = parser.parse_args(arguments)
     if given.name == "pages":
         for name in NAMES:
@@ -58,19 +60,62 @@ def write_page(name: str, results: Path) -> None:
     """Put the tables and the picture of ``results`` into the experiment's page."""
     page = PAGES / f"{name.replace('_', '-')}.md"
     text = page.read_text("utf-8")
-    page.write_text(MEASURED.sub(lambda found: found[1] + measured(name, results) + found[2], text), "utf-8")
+    page.write_text(
+        MEASURED.sub(lambda found: found[1] + measured(name, results) + found[2], text), "utf-8"
+    )
     shutil.copy(results / f"{name}.svg", PAGES / f"{name.replace('_', '-')}.svg")
+
+
+#: Card, text and grid of a picture where the reader's system is dark.
+_DARK = """<style>@media (prefers-color-scheme: dark) {
+svg > rect { fill: #22252e } text { fill: #d5d8df !important }
+.role-axis-grid line { stroke: #3f4450 }
+.role-axis-domain line, .role-axis-tick line { stroke: #777c88 }
+}</style>"""
+_LOOKS: Row = {
+    "background": "#ffffff",
+    "font": "system-ui, sans-serif",
+    "padding": 14,
+    "view": {"stroke": None},
+    "axis": {
+        "labelFontSize": 12,
+        "titleFontSize": 13,
+        "titleFontWeight": "normal",
+        "gridColor": "#e3e5ea",
+    },
+    "legend": {
+        "orient": "bottom",
+        "columns": 4,
+        "columnPadding": 24,
+        "labelFontSize": 13,
+        "symbolType": "stroke",
+        "symbolSize": 260,
+        "symbolStrokeWidth": 2.5,
+        "symbolOpacity": 1,
+        "labelLimit": 260,
+        "titleFontWeight": "normal",
+    },
+    "title": {"fontSize": 14, "fontWeight": "normal", "anchor": "start"},
+}
+
+
+def write_picture(chart: alt.TopLevelMixin, path: Path) -> None:
+    """The chart as SVG on a card of its own, light or dark as the reader's system is."""
+    chart = chart.configure(**_LOOKS)
+    chart.save(str(path), format="svg")
+    drawing = path.read_text("utf-8")
+    end = drawing.index(">", drawing.index("<svg")) + 1
+    path.write_text(drawing[:end] + _DARK + drawing[end:], "utf-8")
 
 
 def measured(name: str, results: Path) -> str:
     """The part of a page that comes out of ``results/NAME.json``: tables, and what made them."""
-    saved: dict[str, Any] = json.loads((results / f"{name}.json").read_text("utf-8"))
+    saved: Row = json.loads((results / f"{name}.json").read_text("utf-8"))
     study = Study(name, saved["settings"], results, saved["seeds"])
     versions = ", ".join(f"{package} {number}" for package, number in saved["versions"].items())
-    made = (
-        f"`python -m examples.papers {name} --seeds {saved['seeds']}`, {saved['date']}, {versions}, "
-        f"{saved['machine']}: {saved['seconds'] / 60:.1f} minutes of processor time."
-    )
+    command = f"python -m examples.papers {name} --seeds {saved['seeds']}"
+    minutes = f"{saved['seconds'] / 60:.1f} minutes of processor time"
+    made = f"`{command}`, {saved['date']}, {versions}, {saved['machine']}: {minutes}."
     return f"{load(name).tables(study)}\n\n{made}\n"
 
 

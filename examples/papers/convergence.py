@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
-from typing import Any
 
 import altair as alt
 import numpy as np
@@ -14,8 +15,17 @@ from torch import Tensor, nn
 
 from phasor import Rope
 
-from .shared import Attention, Row, Study, Text, Transformer, band, fit, lines, mean_and_spread
-from .shared import table
+from .shared import (
+    Attention,
+    Row,
+    Study,
+    Text,
+    Transformer,
+    fit,
+    lines,
+    mean_and_spread,
+    table,
+)
 
 MASK = 256  # bytes are tokens 0 to 255
 CONTENDERS = ("RoPE", "sinusoidal", "learned", "ALiBi", "none")
@@ -32,15 +42,11 @@ def settings(quick: bool) -> Row:
     return sizes | plan
 
 
-def run(study: Study) -> None:
+def run(study: Study, contenders: Sequence[str] = CONTENDERS) -> None:
     """Every contender with an equally searched rate."""
     text = Text.load()
-    for name in CONTENDERS:
-
-        def train(key: str, rate: float, seed: int, name: str = name) -> Row:
-            return _train(study, text, name, key, rate, seed)
-
-        study.compare(name, train)
+    for name in contenders:
+        study.compare(name, partial(_train, study, text, name))
 
 
 def rope(made: Row) -> Rope:
@@ -120,8 +126,11 @@ def _train(study: Study, text: Text, name: str, key: str, rate: float, seed: int
 
     curve = fit(
         *(trained, loss),
-        **{"steps": made["steps"], "rate": rate, "label": key},
-        **{"watch": lambda: bits(made["test_rows"]), "every": made["every"]},
+        steps=made["steps"],
+        rate=rate,
+        label=key,
+        watch=lambda: bits(made["test_rows"]),
+        every=made["every"],
     )
     study.keep(key, trained)
     with torch.no_grad():
@@ -142,12 +151,14 @@ def tables(study: Study) -> str:
     ropes = study.over_seeds("RoPE", "curve")
 
     def row(name: str) -> list[str]:
-        losses, rates = study.over_seeds(name, "loss"), study.over_seeds(name, "rate")
+        losses = study.over_seeds(name, "loss")
         goals = [curve[-1] for curve in study.over_seeds(name, "curve")]
         steps = [_steps_to(study.settings, a, goal) for a, goal in zip(ropes, goals, strict=True)]
         reached = [step for step in steps if step is not None]
-        needed = mean_and_spread(reached, 0) if len(reached) == len(steps) and name != "RoPE" else ""
-        return [name, f"{rates[0]:g}", mean_and_spread(losses), needed]
+        needed = (
+            mean_and_spread(reached, 0) if len(reached) == len(steps) and name != "RoPE" else ""
+        )
+        return [name, study.rate(name), mean_and_spread(losses), needed]
 
     header = ["", "rate", "bits for a masked byte", "steps RoPE needs for this loss"]
     return table(header, map(row, CONTENDERS))
@@ -157,7 +168,7 @@ def chart(study: Study) -> alt.TopLevelMixin:
     """Held-out loss against steps."""
     made = study.settings
     steps = [made["every"] * (n + 1) for n in range(made["steps"] // made["every"])]
-    rows = [row for name in CONTENDERS for row in band(study.over_seeds(name, "curve"), steps, series=name)]
+    rows = study.bands(CONTENDERS, "curve", steps)
     x = alt.X("x:Q", title="steps")
     y = alt.Y("mean:Q", title="bits for a masked byte", scale=alt.Scale(zero=False))
     return lines(rows, CONTENDERS, x=x, y=y, width=520, height=300)

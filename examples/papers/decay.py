@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import altair as alt
 import numpy as np
 
 from phasor import Rope
-from phasor.analysis import abel_bound, cosine, decay, expected_linear_sum, negative_distances
+from phasor.analysis import abel_bound, cosine, decay, expected_linear_sum
 from phasor.angles import cos_sin
 from phasor.rotate import rotate, score
 
@@ -21,7 +22,12 @@ OFFSETS = (1, 7, 100, 4000)
 
 def settings(quick: bool) -> Row:
     """Widths of the papers: 128, and 64 for linear attention."""
-    return {"head_dim": 128, "linear_head_dim": 64, "draws": 20 if quick else 200, "farthest": 100_000}
+    return {
+        "head_dim": 128,
+        "linear_head_dim": 64,
+        "draws": 20 if quick else 200,
+        "farthest": 100_000,
+    }
 
 
 def run(study: Study) -> None:
@@ -36,12 +42,18 @@ def run(study: Study) -> None:
         study.measure(f"{name}/independent", lambda r=rope: _independent(r, far, made["draws"]))
         study.measure(f"{name}/pairs", lambda r=rope: _pairs(r))
         study.measure(f"{name}/negative from", lambda r=rope: _negative_from(r))
-        study.measure(f"{name}/share of the bound", lambda r=rope: _share_of_bound(r, made["draws"]))
+        study.measure(
+            f"{name}/share of the bound", lambda r=rope: _share_of_bound(r, made["draws"])
+        )
         study.measure(f"{name}/nearest to the offset", lambda r=rope: _farthest_miss(r))
         narrow = Rope(head_dim=made["linear_head_dim"], pairing="half", base=base)
         lengths = _spaced(1, LENGTHS[-1], 60)
-        study.measure(f"{name}/linear", lambda r=narrow, n=lengths: [expected_linear_sum(r, x) for x in n])
-        study.measure(f"{name}/linear at", lambda r=narrow: [expected_linear_sum(r, x) for x in LENGTHS])
+        study.measure(
+            f"{name}/linear", lambda r=narrow, n=lengths: [expected_linear_sum(r, x) for x in n]
+        )
+        study.measure(
+            f"{name}/linear at", lambda r=narrow: [expected_linear_sum(r, x) for x in LENGTHS]
+        )
 
 
 def _spaced(first: int, last: int, count: int) -> list[int]:
@@ -68,7 +80,7 @@ def _negative_from(rope: Rope) -> int:
 
 
 def _share_of_bound(rope: Rope, draws: int) -> float:
-    """The largest ratio of a score of Gaussian vectors to the bound that RoFormer's eq. 37 gives it."""
+    """The largest ratio of a score of Gaussian vectors to the bound of RoFormer's eq. 37."""
     q, k = np.random.default_rng(0).standard_normal((2, draws, rope.head_dim))
     distances = np.arange(1, 4096, 13)[:, None]
     return float((np.abs(score(q, k, distances, rope)) / abel_bound(q, k, distances, rope)).max())
@@ -88,29 +100,30 @@ def _farthest_miss(rope: Rope) -> int:
 def tables(study: Study) -> str:
     """What can be read off the curves, and sums of weights by length."""
     found = {name: _of(study, name) for name in BASES}
-    rows = [
-        ["RoFormer's curve at distance 0", *(f"{m['bound'][0]:.2f}" for m in found.values())],
-        ["at 8", *(f"{m['bound'][8]:.2f}" for m in found.values())],
-        ["at 256", *(f"{m['bound'][256]:.2f}" for m in found.values())],
-        ["steps of 256 on which it rises", *(sum(np.diff(m["bound"]) > 0) for m in found.values())],
-        ["largest share of the bound that a Gaussian score reaches",
-         *(f"{m['share of the bound']:.3f}" for m in found.values())],
-        ["first distance at which an equal key scores below 0", *(m["negative from"] for m in found.values())],
-        ["mean cosine of independent vectors, all distances",
-         *(mean_and_spread(m["independent"]["mean"], 4) for m in found.values())],
-        [f"tokens between the best distance and the one asked for ({', '.join(map(str, OFFSETS))})",
-         *(m["nearest to the offset"] for m in found.values())],
-    ]
-    sums = [
-        [f"sum of linear weights over {length} tokens", *(f"{m['linear at'][i]:.4f}" for m in found.values())]
-        for i, length in enumerate(LENGTHS)
-    ]
-    return table(["", *BASES], rows + sums)
+    offsets = ", ".join(map(str, OFFSETS))
+    rows: dict[str, Callable[[Row], object]] = {
+        "RoFormer's curve at distance 0": lambda m: f"{m['bound'][0]:.2f}",
+        "at 8": lambda m: f"{m['bound'][8]:.2f}",
+        "at 256": lambda m: f"{m['bound'][256]:.2f}",
+        "steps of 256 on which it rises": lambda m: sum(np.diff(m["bound"]) > 0),
+        "largest share of the bound that a score reaches": lambda m: m["share of the bound"],
+        "first distance at which an equal key scores below 0": lambda m: m["negative from"],
+        "cosine of independent vectors, mean over all distances": lambda m: mean_and_spread(
+            m["independent"]["mean"], 4
+        ),
+        f"best distance less the one asked for ({offsets})": lambda m: m["nearest to the offset"],
+    }
+    for i, length in enumerate(LENGTHS):
+        name = f"sum of linear weights over {length} tokens"
+        rows[name] = lambda m, i=i: f"{m['linear at'][i]:.4f}"
+    return table(["", *BASES], ([n, *(map(row, found.values()))] for n, row in rows.items()))
 
 
 def _of(study: Study, name: str) -> dict[str, Any]:
     first = f"{name}/"
-    return {key[len(first) :]: value for key, value in study.measured.items() if key.startswith(first)}
+    return {
+        key[len(first) :]: value for key, value in study.measured.items() if key.startswith(first)
+    }
 
 
 def chart(study: Study) -> alt.TopLevelMixin:
@@ -174,7 +187,9 @@ def _map(name: str, pairs: Row) -> alt.Chart:
         .encode(
             x=alt.X("x:N", title="distance", sort=shown, axis=axis),
             y=alt.Y("pair:O", title="pair", axis=alt.Axis(values=list(range(0, 64, 16)))),
-            color=alt.Color("cos:Q", title="cos", scale=alt.Scale(scheme="blueorange", domain=[-1, 1])),
+            color=alt.Color(
+                "cos:Q", title="cos", scale=alt.Scale(scheme="blueorange", domain=[-1, 1])
+            ),
         )
         .properties(title=f"pairs at {name}", width=300, height=200)
     )

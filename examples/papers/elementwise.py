@@ -6,8 +6,6 @@ rotation alone, and the memory is what it holds for 256 positions.
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Callable
 
 import altair as alt
@@ -20,7 +18,7 @@ from phasor.angles import cos_sin
 from phasor.rotate import matrix
 from phasor.torch import rotate
 
-from .shared import Row, Study, band, lines, mean_and_spread, table
+from .shared import Row, Study, band, lines, log2, mean_and_spread, milliseconds, table
 
 CONTENDERS = ("matrix, eq. 15", "element by element, eq. 34", "phasor")
 
@@ -52,7 +50,9 @@ def _measure(made: Row, seed: int) -> Row:
             found["largest difference"] = max(found["largest difference"], difference)
             kilobytes = sum(part.nelement() * part.element_size() for part in held) / 1024
             found[name]["kilobytes"].append(kilobytes)
-            found[name]["milliseconds"].append(_milliseconds(lambda c=call, x=x: c(x), made["calls"]))
+            found[name]["milliseconds"].append(
+                milliseconds(lambda c=call, x=x: c(x), made["calls"])
+            )
     return found
 
 
@@ -83,36 +83,20 @@ def _rotations(width: int, seq: int) -> dict[str, tuple[Callable[[Tensor], Tenso
     return dict(zip(CONTENDERS, calls, strict=True))
 
 
-def _milliseconds(call: Callable[[], object], calls: int) -> float:
-    """Processor time of one call: the median, each over enough calls for the clock."""
-    times: list[float] = []
-    call()
-    for _ in range(calls):
-        begin, done = time.process_time(), 0
-        while done < 5 or time.process_time() - begin < 0.002:
-            call()
-            done += 1
-        times.append((time.process_time() - begin) / done)
-    return 1000 * statistics.median(times)
-
-
 def tables(study: Study) -> str:
     """Time and memory by width."""
-    seeds = [study.measured[f"seed {seed}"] for seed in range(study.seeds)]
-
-    def times(name: str) -> list[str]:
-        columns = zip(*(seed[name]["milliseconds"] for seed in seeds), strict=True)
-        return [name, *(mean_and_spread(column, 3) for column in columns)]
-
-    def memory(name: str) -> list[str]:
-        return [name, *(f"{kilobytes:,.0f}" for kilobytes in seeds[0][name]["kilobytes"])]
-
     widths = [str(width) for width in study.settings["widths"]]
+    seeds = [study.measured[f"seed {seed}"] for seed in range(study.seeds)]
+    times, held = [], []
+    for name in CONTENDERS:
+        columns = zip(*(seed[name]["milliseconds"] for seed in seeds), strict=True)
+        times.append([name, *map(mean_and_spread, columns)])
+        held.append([name, *(f"{kilobytes:,.0f}" for kilobytes in seeds[0][name]["kilobytes"])])
     largest = max(seed["largest difference"] for seed in seeds)
     return "\n\n".join(
         (
-            table(["milliseconds, width", *widths], map(times, CONTENDERS)),
-            table(["kilobytes held, width", *widths], map(memory, CONTENDERS)),
+            table(["milliseconds, width", *widths], times),
+            table(["kilobytes held, width", *widths], held),
             f"Largest difference between two of them: {largest:.1e}.",
         )
     )
@@ -121,21 +105,14 @@ def tables(study: Study) -> str:
 def chart(study: Study) -> alt.TopLevelMixin:
     """Time and memory against width, both axes logarithmic."""
     widths = study.settings["widths"]
-    panels = [
-        lines(
-            [
-                row
-                for name in CONTENDERS
-                for row in band([_curve(study, seed, name, unit) for seed in range(study.seeds)], widths, series=name)
-            ],
-            CONTENDERS,
-            x=alt.X("x:Q", title="width of a head", scale=alt.Scale(type="log", base=2), axis=alt.Axis(values=widths)),
-            y=alt.Y("mean:Q", title=title, scale=alt.Scale(type="log"), axis=alt.Axis(format="~g", tickCount=6)),
-        )
-        for unit, title in (("milliseconds", "milliseconds"), ("kilobytes", "kilobytes held"))
-    ]
-    return alt.hconcat(*panels)
+    seeds = [study.measured[f"seed {seed}"] for seed in range(study.seeds)]
 
+    def panel(unit: str, title: str) -> alt.LayerChart:
+        curves = {name: [seed[name][unit] for seed in seeds] for name in CONTENDERS}
+        rows = [row for name in CONTENDERS for row in band(curves[name], widths, name)]
+        scale, axis = alt.Scale(type="log"), alt.Axis(format="~g", tickCount=6)
+        x = log2("width of a head", widths)
+        y = alt.Y("mean:Q", title=title, scale=scale, axis=axis)
+        return lines(rows, CONTENDERS, x=x, y=y)
 
-def _curve(study: Study, seed: int, name: str, unit: str) -> list[float]:
-    return study.measured[f"seed {seed}"][name][unit]
+    return alt.hconcat(panel("milliseconds", "milliseconds"), panel("kilobytes", "kilobytes held"))

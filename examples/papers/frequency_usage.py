@@ -6,12 +6,12 @@ which differ in the share of their pairs that turn.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import altair as alt
 import numpy as np
 import torch
-from torch import nn
 
 from phasor import Rope
 from phasor.analysis import positional_score, semantic_score
@@ -19,8 +19,17 @@ from phasor.scaling import Proportional
 from phasor.torch.usage import watch_usage
 
 from . import convergence
-from .shared import Attention, Row, Study, Text, Transformer, attention_inputs, band, fit, lines
-from .shared import mean_and_spread, next_token_bits, table
+from .shared import (
+    Row,
+    Study,
+    Text,
+    Transformer,
+    attention_inputs,
+    lines,
+    mean_and_spread,
+    table,
+    train_on_text,
+)
 
 FRACTIONS = (1.0, 0.75, 0.25, 0.0)
 MODELS = {"causal": "p = 1", "masked": "RoPE"}
@@ -30,11 +39,10 @@ SCORES = ("itself", "previous", "first")
 def settings(quick: bool) -> Row:
     """The sizes; the quick ones take seconds."""
     sizes = {"width": 64, "heads": 4, "head_dim": 32, "layers": 2, "seq": 128, "rows": 8}
-    plan = {"steps": 800, "every": 40, "test_rows": 64, "test_rows_at_last": 256}
-    plan["rates"] = [1e-3, 3e-3, 1e-2]
+    plan = {"steps": 600, "every": 40, "rates": [1e-3, 3e-3, 1e-2]}
     if quick:
         sizes |= {"width": 32, "heads": 2, "head_dim": 16, "seq": 32}
-        plan |= {"steps": 30, "every": 15, "test_rows": 32, "test_rows_at_last": 32, "rates": [1e-2]}
+        plan |= {"steps": 30, "every": 15, "rates": [1e-2]}
     return sizes | plan
 
 
@@ -42,13 +50,11 @@ def run(study: Study) -> None:
     """p-RoPE with an equally searched rate for each p, then the heads of both kinds of model."""
     text, made = Text.load(), study.settings
     for fraction in FRACTIONS:
-
-        def train(key: str, rate: float, seed: int, fraction: float = fraction) -> Row:
-            return _train(study, text, fraction, key, rate, seed)
-
-        study.compare(f"p = {fraction:g}", train)
-    masked = Study("convergence", convergence.settings(made["rates"] == [1e-2]), study.folder, study.seeds)
-    convergence.run(masked)
+        study.compare(f"p = {fraction:g}", partial(_train, study, text, fraction))
+    masked = Study(
+        "convergence", convergence.settings(made["rates"] == [1e-2]), study.folder, study.seeds
+    )
+    convergence.run(masked, ("RoPE",))
     for seed in range(study.seeds):
         rows = text.test(32, masked.settings["seq"])
         hidden, _ = convergence.mask(rows, masked.settings["masked"], [seed])
@@ -64,29 +70,15 @@ def _model(made: Row, fraction: float, seed: int) -> Transformer:
     torch.manual_seed(seed)
     rope = Rope(head_dim=made["head_dim"], pairing="half", scaling=Proportional(fraction=fraction))
 
-    def attention() -> Attention:
-        return Attention(made["width"], made["heads"], head_dim=made["head_dim"], rope=rope)
-
-    return Transformer(256, made["width"], made["layers"], attention)
+    return rotary(made, 256, rope)
 
 
 def _train(study: Study, text: Text, fraction: float, key: str, rate: float, seed: int) -> Row:
     made, model = study.settings, _model(study.settings, fraction, seed)
 
-    def loss(step: int) -> torch.Tensor:
-        return next_token_bits(model, text.batch([seed, step], made["rows"], made["seq"] + 1)).mean()
-
-    def bits(rows: int) -> float:
-        return next_token_bits(model, text.test(rows, made["seq"] + 1)).mean().item()
-
-    curve = fit(
-        *(model, loss),
-        **{"steps": made["steps"], "rate": rate, "label": key},
-        **{"watch": lambda: bits(made["test_rows"]), "every": made["every"]},
-    )
+    found = train_on_text(made, text, model, key, rate, seed)
     study.keep(key, model)
-    with torch.no_grad():
-        return {"rate": rate, "curve": curve, "loss": bits(made["test_rows_at_last"])}
+    return found
 
 
 def _heads(model: Transformer, tokens: torch.Tensor) -> Row:
@@ -110,3 +102,64 @@ def _heads(model: Transformer, tokens: torch.Tensor) -> Row:
         found["previous"] += list(positional_score(weights, -1))
         found["first"] += list(semantic_score(weights, first))
     return found
+
+
+def tables(study: Study) -> str:
+    """Loss for each p, and how many heads look at a place."""
+
+    def of_fraction(fraction: float) -> list[str]:
+        name = f"p = {fraction:g}"
+        return [name, study.rate(name), mean_and_spread(study.over_seeds(name, "loss"))]
+
+    rows = []
+    for model in MODELS:
+        heads = [study.measured[f"{model}/heads {seed}"] for seed in range(study.seeds)]
+        for place in SCORES:
+            chosen = [np.array(one[place]) > 0.5 for one in heads]
+            rows.append([f"{model}: {place}", *_row_of_heads(heads, chosen)])
+        others = [
+            ~np.any([np.array(one[place]) > 0.5 for place in SCORES], axis=0) for one in heads
+        ]
+        rows.append([f"{model}: none of these", *_row_of_heads(heads, others)])
+    header = [
+        "more than half the weight on",
+        "heads of a model",
+        "usage of the faster half of the pairs",
+    ]
+    losses = table(["", "rate", "bits per byte"], map(of_fraction, FRACTIONS))
+    return f"{losses}\n\n{table(header, rows)}"
+
+
+def _row_of_heads(heads: list[Row], chosen: list[Any]) -> list[str]:
+    """How many heads of each seed were chosen, and what share of their usage is in fast pairs."""
+    usages = [np.array(one["usage"])[which] for one, which in zip(heads, chosen, strict=True)]
+    fast = [row[: len(row) // 2].sum() for usage in usages for row in usage]
+    counts = [float(which.sum()) for which in chosen]
+    return [mean_and_spread(counts, 1), mean_and_spread(fast, 2) if fast else "no head"]
+
+
+def chart(study: Study) -> alt.TopLevelMixin:
+    """Usage by head and pair of the first seed, and the curves of p-RoPE."""
+    made = study.settings
+    steps = range(made["every"], made["steps"] + 1, made["every"])
+    names = [f"p = {fraction:g}" for fraction in FRACTIONS]
+    rows = study.bands(names, "curve", steps)
+    y = alt.Y("mean:Q", title="bits per byte", scale=alt.Scale(zero=False))
+    curves = lines(rows, names, x=alt.X("x:Q", title="steps"), y=y, title="p-RoPE", width=620)
+    maps = [_map(f"{model}, seed 0", study.measured[f"{model}/heads 0"], made) for model in MODELS]
+    return alt.vconcat(alt.hconcat(*maps), curves).resolve_scale(color="independent")
+
+
+def _map(title: str, heads: Row, made: Row) -> alt.Chart:
+    """One row for each head, with the place it looks at if it does so with half of its weight."""
+    rows = []
+    for i, usage in enumerate(heads["usage"]):
+        place = max(SCORES, key=lambda place: heads[place][i])
+        role = f" {place}" if heads[place][i] > 0.5 else ""
+        name = f"{i // made['heads']}.{i % made['heads']}{role}"
+        rows += [{"head": name, "pair": pair, "usage": share} for pair, share in enumerate(usage)]
+    x = alt.X("pair:O", title="pair, fast to slow", axis=alt.Axis(labelAngle=0))
+    y = alt.Y("head:N", title="layer and head", sort=None)
+    colour = alt.Color("usage:Q", title="share of the usage", scale=alt.Scale(scheme="viridis"))
+    chart = alt.Chart(alt.Data(values=rows)).mark_rect().encode(x=x, y=y, color=colour)
+    return chart.properties(title=title, width=250, height=200)

@@ -7,10 +7,8 @@ grows with the length, and whether the state carried from token to token gives t
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Callable
-from itertools import pairwise
+from functools import partial
 
 import altair as alt
 import numpy as np
@@ -23,8 +21,8 @@ from phasor.analysis import linear_weights
 from phasor.scaling import Proportional
 from phasor.torch import LinearState, linear_attention, rotate_qk
 
-from .shared import Attention, Row, Study, Text, Transformer, band, fit, lines, mean_and_spread
-from .shared import next_token_bits, table
+from . import shared
+from .shared import Row, Study, Text, doublings, table
 
 # name: features per coordinate (0 for softmax), whether it rotates, and the denominator too
 CONTENDERS = {
@@ -41,7 +39,7 @@ def settings(quick: bool) -> Row:
     """The sizes; the quick ones take seconds."""
     sizes = {"width": 64, "heads": 2, "head_dim": 32, "layers": 2, "seq": 128, "longest": 2048}
     plan = {"rows": 8, "steps": 600, "every": 40, "windows": 8, "rates": [1e-3, 3e-3, 1e-2]}
-    sums = {"draws": 20, "sums": [2**n for n in range(7, 16)], "timed": [2**n for n in range(8, 14)]}
+    sums = {"draws": 20, "sums": doublings(128, 32_768), "timed": doublings(256, 8192)}
     if quick:
         sizes |= {"width": 32, "heads": 1, "seq": 64, "longest": 128}
         plan |= {"steps": 20, "every": 10, "windows": 2, "rates": [1e-2]}
@@ -53,14 +51,10 @@ def run(study: Study) -> None:
     """Random draws and times first, then every contender with an equally searched rate."""
     study.measure("not positive", lambda: _not_positive(study.settings))
     study.measure("seconds", lambda: _seconds(study.settings))
-    study.measure("streaming", lambda: _streaming(study.settings))
+    study.measure("streaming", _streaming)
     text = Text.load()
     for name in CONTENDERS:
-
-        def train(key: str, rate: float, seed: int, name: str = name) -> Row:
-            return _train(study.settings, text, name, key, rate, seed)
-
-        study.compare(name, train)
+        study.compare(name, partial(_train, study.settings, text, name))
 
 
 def elu_plus_one(x: Tensor) -> Tensor:
@@ -73,18 +67,17 @@ def wide(x: Tensor) -> Tensor:
     return torch.cat((elu_plus_one(x), elu_plus_one(-x)), -1)
 
 
-def rotated_sums(q: Tensor, k: Tensor, v: Tensor, rope: Rope) -> tuple[Tensor, Tensor]:
-    """RoFormer's eq. 19 with the rotation below the fraction bar as well, in quadratic time.
-
-    Returns:
-        The attention output ``[batch, seq, heads, values]`` and the denominators
-        ``[batch, heads, seq]``.
-    """
-    features = rotate_qk(elu_plus_one(q), elu_plus_one(k), torch.arange(q.shape[1]), rope)
+def quadratic(
+    q: Tensor, k: Tensor, v: Tensor, rope: Rope, *, below_too: bool
+) -> tuple[Tensor, Tensor]:
+    """RoFormer's eq. 19 as it is written, or with a rotated denominator: output, denominators."""
+    plain = elu_plus_one(q), elu_plus_one(k)
+    rotated = rotate_qk(*plain, torch.arange(q.shape[1]), rope)
     # [batch, seq, heads, features] -> [batch, heads, seq, seq]
-    weights = torch.einsum("bmhd,bnhd->bhmn", *features).tril()
-    below = weights.sum(-1)
-    return torch.einsum("bhmn,bnhd->bmhd", weights / below[..., None], v), below
+    above = torch.einsum("bmhd,bnhd->bhmn", *rotated).tril()
+    weights = above if below_too else torch.einsum("bmhd,bnhd->bhmn", *plain).tril()
+    below = weights.sum(-1, keepdim=True)
+    return torch.einsum("bhmn,bnhd->bmhd", above / below, v), below
 
 
 class LinearAttention(nn.Module):
@@ -105,7 +98,7 @@ class LinearAttention(nn.Module):
         # [batch, seq, width] -> [batch, seq, heads, head_dim]
         q, k, v = (project(x).unflatten(-1, (self.heads, -1)) for project in self.projections)
         if self.below_too:
-            out, below = rotated_sums(q, k, v, self.rope)
+            out, below = quadratic(q, k, v, self.rope, below_too=True)
             self.not_positive = (below <= 0).double().mean().item()
         else:
             positions = torch.arange(x.shape[1])
@@ -115,42 +108,23 @@ class LinearAttention(nn.Module):
         return self.o_proj(out.flatten(2))
 
 
-def _model(made: Row, name: str) -> Transformer:
+def _model(made: Row, name: str) -> shared.Transformer:
     widening, rotates, below_too = CONTENDERS[name]
 
-    def attention() -> nn.Module:
-        if widening:
-            return LinearAttention(made, widening, rotates, below_too)
-        rope = Rope(head_dim=made["head_dim"], pairing="half")
-        return Attention(made["width"], made["heads"], head_dim=made["head_dim"], rope=rope)
-
-    return Transformer(256, made["width"], made["layers"], attention)
+    if not widening:
+        return shared.rotary(made, 256, Rope(head_dim=made["head_dim"], pairing="half"))
+    layer = partial(LinearAttention, made, widening, rotates, below_too)
+    return shared.Transformer(256, made["width"], made["layers"], layer)
 
 
 def _train(made: Row, text: Text, name: str, key: str, rate: float, seed: int) -> Row:
     torch.manual_seed(seed)
     model = _model(made, name)
-    test = text.test(64, made["seq"] + 1)
-
-    def loss(step: int) -> Tensor:
-        return next_token_bits(model, text.batch([seed, step], made["rows"], made["seq"] + 1)).mean()
-
-    def watch() -> float:
-        return next_token_bits(model, test).mean().item()
-
-    every = made["every"]
-    curve = fit(model, loss, steps=made["steps"], rate=rate, label=key, watch=watch, every=every)
-    ends = _lengths(made)
-    with torch.no_grad():
-        windows = text.test(made["windows"], made["longest"] + 1)
-        read = [next_token_bits(model, row[None]) for row in windows]
-    bits = [torch.cat(read)[:, a:b].mean().item() for a, b in pairwise([0, *ends])]
+    found = shared.train_on_text(made, text, model, key, rate, seed)
+    windows = text.test(made["windows"], made["longest"] + 1)
+    found["bits"] = shared.bits_by_length(model, windows, doublings(made["seq"], made["longest"]))
     below = [getattr(block.attention, "not_positive", 0.0) for block in model.blocks]
-    return {"rate": rate, "curve": curve, "loss": curve[-1], "bits": bits, "not positive": max(below)}
-
-
-def _lengths(made: Row) -> list[int]:
-    return [made["seq"] << n for n in range(20) if made["seq"] << n <= made["longest"]]
+    return found | {"not positive": max(below)}
 
 
 def _not_positive(made: Row) -> list[int]:
@@ -168,42 +142,67 @@ def _not_positive(made: Row) -> list[int]:
 
 @torch.no_grad()
 def _seconds(made: Row) -> dict[str, list[float]]:
-    """Seconds for the attention of 2 heads of 32, forwards, by length: the median of five."""
+    """Seconds for the attention of 2 heads of 32, forwards, by length."""
     rope = Rope(head_dim=32, pairing="half")
+
+    def softmax(q: Tensor, k: Tensor, v: Tensor, positions: Tensor) -> Tensor:
+        # [1, seq, heads, head_dim] -> [1, heads, seq, head_dim]
+        heads = (x.transpose(1, 2) for x in (*rotate_qk(q, k, positions, rope), v))
+        return nnf.scaled_dot_product_attention(*heads, is_causal=True)
+
+    def linear(q: Tensor, k: Tensor, v: Tensor, positions: Tensor) -> Tensor:
+        return linear_attention(q, k, v, positions, rope, causal=True)
+
     found: dict[str, list[float]] = {"softmax": [], "linear": []}
     for length in made["timed"]:
-        q, k, v = torch.randn(3, 1, length, 2, 32)
-        positions = torch.arange(length)
-
-        def softmax() -> None:
-            turned = rotate_qk(q, k, positions, rope)  # noqa: B023
-            heads = [x.transpose(1, 2) for x in (*turned, v)]  # noqa: B023
-            nnf.scaled_dot_product_attention(*heads, is_causal=True)
-
-        def linear() -> None:
-            linear_attention(q, k, v, positions, rope, causal=True)  # noqa: B023
-
-        for name, call in (("softmax", softmax), ("linear", linear)):
-            times: list[float] = []
-            for _ in range(6):
-                begin = time.process_time()
-                call()
-                times.append(time.process_time() - begin)
-            found[name].append(statistics.median(times[1:]))
+        given = (*torch.randn(3, 1, length, 2, 32), torch.arange(length))
+        for call in (softmax, linear):
+            time = shared.milliseconds(lambda call=call, given=given: call(*given), 5)
+            found[call.__name__].append(time / 1000)
     return found
 
 
-def _streaming(made: Row) -> float:
-    """The largest difference between one token at a time and the quadratic sum, in float64."""
+def _streaming() -> float:
+    """The largest difference between a token at a time and eq. 19 as it is written, in float64."""
     rope = Rope(head_dim=32, pairing="half")
     q, k, v = torch.randn(3, 1, 200, 2, 32, dtype=torch.float64)
-    above, below = rotate_qk(elu_plus_one(q), elu_plus_one(k), torch.arange(200), rope), None
-    weights = torch.einsum("bmhd,bnhd->bhmn", *above).tril()
-    below = torch.einsum("bmhd,bnhd->bhmn", elu_plus_one(q), elu_plus_one(k)).tril().sum(-1)
-    wanted = torch.einsum("bhmn,bnhd->bmhd", weights / below[..., None], v)
+    wanted, _ = quadratic(q, k, v, rope, below_too=False)
     state = LinearState()
     steps = [
         linear_attention(*(x[:, p : p + 1] for x in (q, k, v)), p, rope, causal=True, state=state)
         for p in range(200)
     ]
     return (torch.cat(steps, 1) - wanted).abs().max().item()
+
+
+def tables(study: Study) -> str:
+    """Loss by length, denominators that are not positive, and time by length."""
+    made, found = study.settings, study.measured
+    ends = [f"to {end}" for end in doublings(made["seq"], made["longest"])]
+    losses = ([name, study.rate(name), *study.cells(name, "bits")] for name in CONTENDERS)
+    share = shared.mean_and_spread(study.over_seeds("linear, RoPE below too", "not positive"))
+    times = ([name, *(f"{1000 * x:.2f}" for x in xs)] for name, xs in found["seconds"].items())
+    draws = ["rotated denominator not positive", *found["not positive"]]
+    return "\n\n".join(
+        (
+            table(["bits per byte, tokens", "rate", *ends], losses),
+            table([f"draws of {made['draws']}, tokens", *made["sums"]], [draws]),
+            f"Of the trained models' rotated denominators a share of {share} is not positive "
+            f"within {made['longest']} tokens, in the layer that has more of them.",
+            table(["milliseconds, tokens", *made["timed"]], times),
+            f"A token at a time differs from eq. 19 as it is written by {found['streaming']:.1e} "
+            "at most.",
+        )
+    )
+
+
+def chart(study: Study) -> alt.TopLevelMixin:
+    """Held-out loss by step and by length."""
+    made, names = study.settings, tuple(CONTENDERS)
+    steps = range(made["every"], made["steps"] + 1, made["every"])
+    ends = doublings(made["seq"], made["longest"])
+    x = shared.log2("tokens", ends)
+    y = alt.Y("mean:Q", title="bits per byte", scale=alt.Scale(zero=False))
+    curves = study.bands(names, "curve", steps)
+    by_length = shared.lines(study.bands(names, "bits", ends), names, x=x, y=y)
+    return alt.hconcat(shared.lines(curves, names, x=alt.X("x:Q", title="steps"), y=y), by_length)

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from itertools import pairwise
-from typing import Any
+from functools import partial
 
 import altair as alt
 import numpy as np
@@ -21,13 +20,25 @@ from torch import Tensor
 from phasor import Rope
 from phasor.scaling import NTK, Law, Linear, Yarn
 
-from .shared import Attention, Row, Study, Text, Transformer, band, fit, lines, mean_and_spread
-from .shared import next_token_bits, table
+from . import shared
+from .shared import Row, Study, Text, Transformer, doublings, mean_and_spread, table
 
 SECRETS, QUERY = 16, 256 + 16  # tokens 0 to 255 are bytes, 256 to 271 secrets
 BASES = {"base 10 000": 10_000.0, "base 500 000": 500_000.0}
 LAWS = ("unchanged", "linear", "NTK", "YaRN")
-STAGES = ("as trained", "fine-tuned")
+STAGES = BEFORE, AFTER = ("as trained", "fine-tuned")
+_10K, _500K = (tuple(f"{base}, {law}" for law in LAWS) for base in BASES)
+#: What is read, who should be ahead at which stage, who behind, and who published it.
+CLAIMS = (
+    ("bits", (_10K[2], BEFORE), (_10K[0], BEFORE), "Su, kexue.fm/9706"),
+    ("bits", (_10K[0], BEFORE), (_10K[1], BEFORE), "Su, kexue.fm/9706"),
+    ("bits", (_10K[3], BEFORE), (_10K[2], BEFORE), "Peng et al., 2309.00071"),
+    ("bits", (_10K[1], AFTER), (_10K[1], BEFORE), "Chen et al., 2306.15595"),
+    ("bits", (_10K[1], AFTER), (_10K[0], AFTER), "Chen et al., 2306.15595"),
+    ("bits", (_10K[1], AFTER), (_10K[2], AFTER), "Peng et al., 2309.00071"),
+    ("bits", (_10K[3], AFTER), (_10K[2], AFTER), "Peng et al., 2309.00071"),
+    ("retrieval", (_500K[0], AFTER), (_10K[0], AFTER), "Xiong et al., 2309.16039"),
+)
 
 
 def settings(quick: bool) -> Row:
@@ -46,20 +57,15 @@ def run(study: Study) -> None:
     """Both bases trained alike; every law read before and after an equally searched fine-tuning."""
     text = Text.load()
     for name, base in BASES.items():
-
-        def pretrain(_key: str, rate: float, seed: int, base: float = base) -> Row:
-            model = _trained(study, text, base, rate, seed)
-            return _read(study.settings, text, model, study.settings["context"])
-
-        rate = study.search(name, pretrain)
+        rate = study.search(name, partial(_pretrain, study, text, base))
         for law_name in LAWS:
-
-            def tune(
-                key: str, tuning_rate: float, seed: int, way: tuple[float, str, float] = (base, law_name, rate)
-            ) -> Row:
-                return _tune(study, text, way, key, tuning_rate, seed)
-
+            tune = partial(_tune, study, text, base, law_name, rate)
             study.compare(f"{name}, {law_name}", tune, "tuning_rates")
+
+
+def _pretrain(study: Study, text: Text, base: float, _key: str, rate: float, seed: int) -> Row:
+    model = _trained(study, text, base, rate, seed)
+    return _read(study.settings, text, model, study.settings["context"])
 
 
 def _rope(made: Row, base: float, law_name: str) -> Rope:
@@ -74,34 +80,34 @@ def _rope(made: Row, base: float, law_name: str) -> Rope:
     return Rope(head_dim=head_dim, pairing="half", base=base, scaling=laws[law_name])
 
 
-def _model(made: Row, rope: Rope) -> Transformer:
-    def attention() -> Attention:
-        return Attention(made["width"], made["heads"], rope=rope)
-
-    return Transformer(QUERY + 1, made["width"], made["layers"], attention)
-
-
 def _trained(study: Study, text: Text, base: float, rate: float, seed: int) -> Transformer:
     made = study.settings
     torch.manual_seed(seed)
-    model = _model(made, _rope(made, base, "unchanged"))
+    model = shared.rotary(made, QUERY + 1, _rope(made, base, "unchanged"))
     key = f"base {base:g}, rate {rate:g}, seed {seed}"
     study.train(key, model, lambda: _train(made, text, model, key, rate, seed, "context"))
     return model
 
 
-def _tune(
-    study: Study, text: Text, way: tuple[float, str, float], key: str, tuning_rate: float, seed: int
+def _tune(  # the arguments before `key` are those of the contender
+    study: Study,
+    text: Text,
+    base: float,
+    law_name: str,
+    rate: float,
+    key: str,
+    tuning_rate: float,
+    seed: int,
 ) -> Row:
     """Read at every length with the law, as trained and after a few steps at the target."""
-    made, (base, law_name, rate) = study.settings, way
-    model = _model(made, _rope(made, base, law_name))
+    made = study.settings
+    model = shared.rotary(made, QUERY + 1, _rope(made, base, law_name))
     # the rope is no weight: a model with another one takes the weights as they are
     model.load_state_dict(_trained(study, text, base, rate, seed).state_dict())
     before = _read(made, text, model, made["target"])
     _train(made, text, model, key, tuning_rate, seed, "target")
     after = _read(made, text, model, made["target"])
-    return {"loss": after["loss"], "rate": tuning_rate, STAGES[0]: before, STAGES[1]: after}
+    return {"loss": after["loss"], "rate": tuning_rate, BEFORE: before, AFTER: after}
 
 
 def _hide(rows: Tensor, seed: list[int], queries: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -132,16 +138,14 @@ def _train(
         text_loss = nnf.cross_entropy(logits.mT, text_rows[:, 1:])
         return text_loss + nnf.cross_entropy(answers.mT, secrets)
 
-    fit(model, loss, steps=steps, rate=rate, label=label)
+    shared.fit(model, loss, steps=steps, rate=rate, label=label)
 
 
 @torch.no_grad()
 def _read(made: Row, text: Text, model: Transformer, longest: int) -> Row:
-    """Bits per byte by position and the secrets that are named, for each length up to the longest."""
-    lengths = _lengths(made, longest)
-    windows = text.test(made["windows"], longest + 1)
-    by_position = torch.cat([next_token_bits(model, part) for part in windows.split(4)])
-    bits = [by_position[:, a:b].mean().item() for a, b in pairwise([0, *lengths])]
+    """Bits per byte by position, and the share of secrets that are named, at each length."""
+    lengths = doublings(made["context"], longest)
+    bits = shared.bits_by_length(model, text.test(made["windows"], longest + 1), lengths)
     named, missed = [], []
     for length in lengths:
         rows, places, secrets = _hide(text.test(made["secrets"], length), [length], 1)
@@ -149,8 +153,57 @@ def _read(made: Row, text: Text, model: Transformer, longest: int) -> Row:
         answers = logits[torch.arange(len(rows)), places[:, 0], 256 : 256 + SECRETS]
         named.append((answers.argmax(-1) + 256 == secrets[:, 0]).double().mean().item())
         missed.append(nnf.cross_entropy(answers, secrets[:, 0] - 256).item() / math.log(2))
-    return {"loss": statistics.mean(bits) + statistics.mean(missed), "bits": bits, "retrieval": named}
+    return {
+        "loss": statistics.mean(bits) + statistics.mean(missed),
+        "bits": bits,
+        "retrieval": named,
+    }
 
 
-def _lengths(made: Row, longest: int) -> list[int]:
-    return [made["context"] << n for n in range(20) if made["context"] << n <= longest]
+def tables(study: Study) -> str:
+    """Loss and retrieval at each length, and how each published order came out."""
+    made = study.settings
+    lengths = [str(length) for length in doublings(made["context"], made["target"])]
+    parts = []
+    for stage in STAGES:
+        for what, title in (("bits", "bits per byte"), ("retrieval", "secrets named")):
+            rows = ([way, *study.cells(way, stage, what, digits=2)] for way in _10K + _500K)
+            parts.append(table([f"{title}, {stage}, at", *lengths], rows))
+    rows = (_order(study, *claim) for claim in CLAIMS)
+    parts.append(table(["published order beyond the context", "difference", "seeds"], rows))
+    return "\n\n".join(parts)
+
+
+def _order(
+    study: Study, what: str, better: tuple[str, str], worse: tuple[str, str], source: str
+) -> list[str]:
+    """By how much the better way is better beyond the trained length, and in how many seeds."""
+    (a, stage_a), (b, stage_b) = better, worse
+    first, second = study.over_seeds(a, stage_a, what), study.over_seeds(b, stage_b, what)
+    sign = 1 if what == "retrieval" else -1
+    gains = [
+        sign * (statistics.mean(x[1:]) - statistics.mean(y[1:]))
+        for x, y in zip(first, second, strict=True)
+    ]
+    said = f"{what}: {a}, {stage_a}, before {b}, {stage_b} ({source})"
+    return [said, mean_and_spread(gains, 2), f"{sum(gain > 0 for gain in gains)} of {len(gains)}"]
+
+
+def chart(study: Study) -> alt.TopLevelMixin:
+    """Loss and retrieval against length, a column for each base and stage."""
+    lengths = doublings(study.settings["context"], study.settings["target"])
+    x = shared.log2("tokens", lengths)
+
+    def panel(base: str, stage: str, what: str, title: str) -> alt.LayerChart:
+        curves = {law: study.over_seeds(f"{base}, {law}", stage, what) for law in LAWS}
+        rows = [row for law in LAWS for row in shared.band(curves[law], lengths, law)]
+        scale = alt.Scale(domain=[2, 6] if what == "bits" else [0, 1])
+        y, name = alt.Y("mean:Q", title=title, scale=scale), f"{base}, {stage}"
+        return shared.lines(rows, LAWS, x=x, y=y, title=name, width=160, height=150)
+
+    return alt.vconcat(
+        *(
+            alt.hconcat(*(panel(base, stage, what, title) for base in BASES for stage in STAGES))
+            for what, title in (("bits", "bits per byte"), ("retrieval", "secrets named"))
+        )
+    )

@@ -7,7 +7,7 @@ in every token; it is left out in one contender, the rope in another.
 
 from __future__ import annotations
 
-import statistics
+from functools import partial
 from typing import Any
 
 import altair as alt
@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from phasor import Rope
-from phasor.heads import required_alpha
 from phasor.analysis import positional_score
+from phasor.heads import attention_weight, required_alpha
 
 from . import shared
-from .shared import Row, Study, band, mean_and_spread, table
+from .shared import Row, Study, band, lines, mean_and_spread, table
 
 # name: whether there is a rope, a constant coordinate, a vocabulary in place of fresh vectors
 CONTENDERS = {
@@ -56,11 +56,7 @@ class Head(nn.Module):
 def run(study: Study) -> None:
     """Every contender with a searched rate; the pairs that trained heads use."""
     for name in CONTENDERS:
-
-        def train(key: str, rate: float, seed: int, name: str = name) -> Row:
-            return _train(study.settings, name, key, rate, seed)
-
-        study.compare(name, train)
+        study.compare(name, partial(_train, study.settings, name))
 
 
 def _rope(made: Row) -> Rope:
@@ -75,7 +71,9 @@ def _train(made: Row, name: str, key: str, rate: float, seed: int) -> Row:
     vocabulary = torch.randn(made["words"], made["width"])
 
     def tokens(numbers: list[int], batch: int, seq: int) -> Tensor:
-        draw = torch.Generator().manual_seed(int(np.random.SeedSequence(numbers).generate_state(1)[0]))
+        draw = torch.Generator().manual_seed(
+            int(np.random.SeedSequence(numbers).generate_state(1)[0])
+        )
         x = torch.randn(batch, seq, made["width"], generator=draw)
         if words:
             x = vocabulary[torch.randint(made["words"], (batch, seq), generator=draw)]
@@ -91,9 +89,21 @@ def _train(made: Row, name: str, key: str, rate: float, seed: int) -> Row:
         return float(positional_score(found.numpy(), -1)[0])
 
     curve = shared.fit(
-        head, loss, steps=made["steps"], rate=rate, label=key, watch=lambda: weight(made["seq"]), every=made["every"]
+        head,
+        loss,
+        steps=made["steps"],
+        rate=rate,
+        label=key,
+        watch=lambda: weight(made["seq"]),
+        every=made["every"],
     )
-    found = {"rate": rate, "loss": loss(10**6).item(), "curve": curve, "weight": curve[-1], "longer": weight(made["longer"])}
+    found = {
+        "rate": rate,
+        "loss": loss(10**6).item(),
+        "curve": curve,
+        "weight": curve[-1],
+        "longer": weight(made["longer"]),
+    }
     if with_rope and constant:
         found |= _pairs(made, head.attention, rope)
     return found
@@ -120,3 +130,54 @@ def _pairs(made: Row, attention: Any, rope: Rope) -> Row:
         "alpha": float(np.abs(products).mean()),
         "used": float(np.abs(products).sum() ** 2 / (np.abs(products) ** 2).sum()),
     }
+
+
+def tables(study: Study) -> str:
+    """The weight on the previous token, and the trained head beside the one built by hand."""
+    made, rope = study.settings, _rope(study.settings)
+
+    def row(name: str) -> list[str]:
+        near, far = (study.over_seeds(name, key) for key in ("weight", "longer"))
+        return [name, study.rate(name), mean_and_spread(near), mean_and_spread(far)]
+
+    name = next(iter(CONTENDERS))
+    weights, lengths = study.over_seeds(name, "weight"), (made["seq"], made["longer"])
+    by_hand = [required_alpha(rope, made["seq"], min(weight, 0.9999)) for weight in weights]
+    far = [attention_weight(rope, alpha, made["longer"]) for alpha in by_hand]
+    heads = [
+        [
+            "mean alpha of a pair",
+            *(mean_and_spread(x, 1) for x in (study.over_seeds(name, "alpha"), by_hand)),
+        ],
+        [
+            "pairs in use",
+            mean_and_spread(study.over_seeds(name, "used"), 1),
+            str(made["width"] // 2),
+        ],
+        [
+            f"weight on the previous of {made['longer']} tokens",
+            *(mean_and_spread(x) for x in (study.over_seeds(name, "longer"), far)),
+        ],
+    ]
+    header = ["weight on the previous token of", "rate", *map(str, lengths)]
+    caption = f"the same weight at {made['seq']} tokens"
+    return (
+        f"{table(header, map(row, CONTENDERS))}\n\n{table([caption, 'trained', 'by hand'], heads)}"
+    )
+
+
+def chart(study: Study) -> alt.TopLevelMixin:
+    """The weight while training, and what each pair adds to the score of the wanted token."""
+    made, name = study.settings, next(iter(CONTENDERS))
+    steps = range(made["every"], made["steps"] + 1, made["every"])
+    rows = study.bands(CONTENDERS, "curve", steps)
+    y = alt.Y("mean:Q", title="weight on the previous token", scale=alt.Scale(domain=[0, 1]))
+    weight = lines(rows, tuple(CONTENDERS), x=alt.X("x:Q", title="steps"), y=y)
+    towards = np.array(study.over_seeds(name, "towards"))
+    shares = (towards / towards.sum(1, keepdims=True)).tolist()
+    pairs = range(made["width"] // 2)
+    rows = band(shares, pairs, "trained")
+    rows += band([[1 / len(pairs)] * len(pairs)], pairs, "by hand")
+    y = alt.Y("mean:Q", title="share of the score")
+    usage = lines(rows, ("trained", "by hand"), x=alt.X("x:Q", title="pair, fast to slow"), y=y)
+    return alt.hconcat(weight, usage).resolve_scale(color="independent", strokeDash="independent")

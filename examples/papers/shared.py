@@ -11,7 +11,9 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import version
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +100,9 @@ class Attention(nn.Module):
     def queries_and_keys(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Both ``[batch, seq, heads, head_dim]``, rotated where there is a rope."""
         # [batch, seq, width] -> [batch, seq, heads, head_dim]
-        q, k = (project(x).unflatten(-1, (self.heads, -1)) for project in (self.q_proj, self.k_proj))
+        q, k = (
+            project(x).unflatten(-1, (self.heads, -1)) for project in (self.q_proj, self.k_proj)
+        )
         if self.rope is None:
             return q, k
         positions, gain = torch.arange(x.shape[1]), self.rope.attention_factor
@@ -131,7 +135,9 @@ class Block(nn.Module):
         super().__init__()
         self.attention = attention
         self.attention_norm, self.feed_norm = nn.RMSNorm(width), nn.RMSNorm(width)
-        self.feed = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        self.feed = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attention(self.attention_norm(x))
@@ -175,6 +181,13 @@ class Transformer(nn.Module):
         return self.logits(self.norm(x))
 
 
+def rotary(made: Row, vocabulary: int, rope: Rope) -> Transformer:
+    """A causal transformer of the sizes in ``made`` that rotates with this rope in all layers."""
+    width, heads = made["width"], made["heads"]
+    layer = partial(Attention, width, heads, head_dim=rope.head_dim, rope=rope)
+    return Transformer(vocabulary, width, made["layers"], layer)
+
+
 def attention_inputs(model: Transformer, tokens: Tensor) -> list[tuple[Attention, Tensor]]:
     """Every layer's attention with the normed tokens ``[batch, seq, width]`` that go into it."""
     found: list[tuple[Attention, Tensor]] = []
@@ -189,10 +202,22 @@ def attention_inputs(model: Transformer, tokens: Tensor) -> list[tuple[Attention
     return found
 
 
+def doublings(first: int, last: int) -> list[int]:
+    """``first``, twice as much, and so on up to ``last``."""
+    return [first << n for n in range(40) if first << n <= last]
+
+
 def next_token_bits(model: nn.Module, rows: Tensor) -> Tensor:
     """Bits needed for each token but the first, ``[batch, seq] -> [batch, seq - 1]``."""
     logits = model(rows[:, :-1])
     return nnf.cross_entropy(logits.mT, rows[:, 1:], reduction="none") / math.log(2)
+
+
+def bits_by_length(model: nn.Module, rows: Tensor, ends: Sequence[int]) -> list[float]:
+    """Mean bits of the tokens up to the first end, from there to the second, and so on."""
+    with torch.no_grad():
+        bits = torch.cat([next_token_bits(model, row[None]) for row in rows])
+    return [bits[:, a:b].mean().item() for a, b in pairwise([0, *ends])]
 
 
 # --- training --------------------------------------------------------------------------------
@@ -242,6 +267,36 @@ def fit(
             with torch.no_grad():
                 watched.append(watch())
     return watched
+
+
+def train_on_text(made: Row, text: Text, model: nn.Module, key: str, rate: float, seed: int) -> Row:
+    """Train on the next byte with the sizes in ``made``; the curve of the held-out bits."""
+    test = text.test(64, made["seq"] + 1)
+
+    def loss(step: int) -> Tensor:
+        return next_token_bits(
+            model, text.batch([seed, step], made["rows"], made["seq"] + 1)
+        ).mean()
+
+    def watch() -> float:
+        return next_token_bits(model, test).mean().item()
+
+    plan = {"steps": made["steps"], "rate": rate, "label": key, "every": made["every"]}
+    curve = fit(model, loss, watch=watch, **plan)
+    return {"rate": rate, "curve": curve, "loss": curve[-1]}
+
+
+def milliseconds(call: Callable[[], object], calls: int) -> float:
+    """Processor time of one call: the median, each over enough calls for the clock."""
+    times: list[float] = []
+    call()
+    for _ in range(calls):
+        begin, done = time.process_time(), 0
+        while done == 0 or time.process_time() - begin < 0.002:
+            call()
+            done += 1
+        times.append((time.process_time() - begin) / done)
+    return 1000 * statistics.median(times)
 
 
 @dataclass
@@ -326,11 +381,25 @@ class Study:
             self.measure(key, lambda k=key, s=seed: run(k, rate, s))
 
     def over_seeds(self, contender: str, *path: str) -> list[Any]:
-        """One number, or curve, of every seed: ``measured[contender/seed 0][path[0]]...``."""
+        """One number, or list, of every seed: ``measured["CONTENDER/seed 0"][path[0]]...``."""
         found = [self.measured[f"{contender}/seed {seed}"] for seed in range(self.seeds)]
         for name in path:
             found = [one[name] for one in found]
         return found
+
+    def rate(self, contender: str) -> str:
+        """The learning rate that was chosen for it."""
+        return f"{self.measured[f'{contender}/seed 0']['rate']:g}"
+
+    def cells(self, contender: str, *path: str, digits: int = 3) -> list[str]:
+        """Mean and spread over seeds of each number in a list, for a line of a table."""
+        columns = zip(*self.over_seeds(contender, *path), strict=True)
+        return [mean_and_spread(column, digits) for column in columns]
+
+    def bands(self, contenders: Iterable[str], path: str, xs: Iterable[float]) -> list[Row]:
+        """`band` of each contender, under its name."""
+        xs = list(xs)
+        return [row for c in contenders for row in band(self.over_seeds(c, path), xs, c)]
 
     def save(self) -> None:
         """Write ``NAME.json``; what was there stays whole until the new one is."""
@@ -376,16 +445,22 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
 
 
-def band(curves: Sequence[Sequence[float]], xs: Sequence[float], **labels: object) -> list[Row]:
+def band(curves: Sequence[Sequence[float]], xs: Iterable[float], series: str) -> list[Row]:
     """A row for each ``x``: mean, lowest and highest of the curves of all seeds."""
     return [
-        {"x": x, "mean": statistics.mean(ys), "low": min(ys), "high": max(ys), **labels}
-        for x, *ys in zip(xs, *curves, strict=True)
+        {"series": series, "x": x, "mean": statistics.mean(y), "low": min(y), "high": max(y)}
+        for x, *y in zip(xs, *curves, strict=True)
     ]
 
 
 COLOURS = ["#3b7dd8", "#d9730d", "#2a9d5c", "#9b5fc0", "#d64550", "#1798a6", "#a0693a", "#80858f"]
 DASHES = [[1, 0], [7, 3], [2, 2], [9, 3, 2, 3], [4, 2], [12, 3], [1, 3], [6, 2, 1, 2]]
+
+
+def log2(title: str, values: Sequence[int]) -> alt.X:
+    """A logarithmic axis with these values, each twice the one before."""
+    scale, axis = alt.Scale(type="log", base=2), alt.Axis(values=list(values))
+    return alt.X("x:Q", title=title, scale=scale, axis=axis)
 
 
 def lines(
@@ -411,35 +486,7 @@ def lines(
     bands = chart.mark_area(opacity=0.25, clip=True).encode(
         x=x, y=alt.Y("low:Q", title=y["title"], scale=y["scale"]), y2="high:Q", color=colour
     )
-    means = chart.mark_line(strokeWidth=2, clip=True).encode(x=x, y=y, color=colour, strokeDash=dash)
-    return alt.layer(bands, means).properties(title=title, width=width, height=height)
-
-
-#: The card, text and grid of a picture where the reader prefers a dark page.
-_DARK = """<style>@media (prefers-color-scheme: dark) {
-svg > rect { fill: #22252e } text { fill: #d5d8df !important }
-.role-axis-grid line { stroke: #3f4450 } .role-axis-domain line, .role-axis-tick line { stroke: #777c88 }
-}</style>"""
-
-
-def write_picture(chart: alt.TopLevelMixin, path: Path) -> None:
-    """The chart as SVG on a card of its own, light or dark as the reader's system is."""
-    chart = chart.configure(
-        background="#ffffff",
-        font="system-ui, sans-serif",
-        padding=14,
-        view=alt.ViewConfig(stroke=None),
-        axis=alt.AxisConfig(
-            labelFontSize=12, titleFontSize=13, titleFontWeight="normal", gridColor="#e3e5ea"
-        ),
-        legend=alt.LegendConfig(
-            **{"orient": "bottom", "columns": 4, "columnPadding": 24, "labelFontSize": 13},
-            **{"symbolType": "stroke", "symbolSize": 260, "symbolStrokeWidth": 2.5},
-            **{"symbolOpacity": 1, "labelLimit": 260, "titleFontWeight": "normal"},
-        ),
-        title=alt.TitleConfig(fontSize=14, fontWeight="normal", anchor="start"),
+    means = chart.mark_line(strokeWidth=2, clip=True).encode(
+        x=x, y=y, color=colour, strokeDash=dash
     )
-    chart.save(str(path), format="svg")
-    drawing = path.read_text("utf-8")
-    end = drawing.index(">", drawing.index("<svg")) + 1
-    path.write_text(drawing[:end] + _DARK + drawing[end:], "utf-8")
+    return alt.layer(bands, means).properties(title=title, width=width, height=height)
