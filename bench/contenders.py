@@ -19,8 +19,9 @@ from torch import Tensor
 
 from phasor.bench import Case, Contender, Rotation, UnableError, ours
 from phasor.pairings import Pairing
-from phasor.torch import _cpu, rotate_qk_
+from phasor.torch import rotate_qk_
 from phasor.torch._layout import layout_text
+from phasor.torch.backends import cpu
 
 PACKAGES = (
     "torch", "numpy", "transformers", "torchtune", "rotary-embedding-torch", "onnx", "onnxruntime"
@@ -73,7 +74,7 @@ def probes(case: Case) -> list[Contender]:
     found.append(_probe("phasor, bare operator", _operator))
     found.append(_probe("phasor, positions near 2^40", _verb, shift=_FAR))
     found.append(_probe("phasor, rows of a table", _looked_up))
-    here = [path for path in _cpu.paths() if path != "portable"]
+    here = [path for path in cpu.paths() if path != "portable"]
     return found + [_probe(f"phasor, {path}", partial(_on_path, path)) for path in here]
 
 
@@ -140,10 +141,10 @@ def _on_path(path: str, case: Case, positions: Tensor) -> Rotation:
     wanted = [name for name, _ in native.paths()].index(path)
 
     def rotation(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        usual, _cpu._running = _cpu._running, wanted
+        usual, cpu._running = cpu._running, wanted
         try:
             return rotate_qk_(q, k, positions, rope)
         finally:
-            _cpu._running = usual
+            cpu._running = usual
 
     return rotation

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from phasor.bench import EPSILON, Call, Case, Contender, Rotation, ours
 from phasor.pairings import PAIRINGS, Pairing
-from phasor.torch import _eager, rotate_qk
+from phasor.torch import rotate_qk
+from phasor.torch.backends import eager
 from phasor.torch.fused import norm_rotate_qk, rotate_and_cache_
 
 PACKAGES = (
@@ -100,7 +101,7 @@ def _compiled_ours() -> list[Contender]:
     def traced(pairing: Pairing) -> Callable[[Case, Tensor], Rotation]:
         def build(case: Case, positions: Tensor) -> Rotation:
             text = case.rope(pairing).to_json()
-            return lambda q, k: _eager.composite([q, k], [positions], text, False, 1.0)
+            return lambda q, k: eager.composite([q, k], [positions], text, False, 1.0)
 
         return build
 

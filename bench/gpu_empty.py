@@ -11,7 +11,7 @@ from torch import Tensor
 
 from phasor.bench import Call, Case
 from phasor.torch import rotate_qk_
-from phasor.torch._triton import kernels as triton_kernels
+from phasor.torch.backends.triton import kernels as triton_kernels
 
 
 @triton.jit

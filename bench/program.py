@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from phasor.bench import Case, Contender, measure
-from phasor.torch import _cpu
+from phasor.torch.backends import cpu
 
 THREADS = 2
 #: The commit where there is no history, or nothing that reads it.
@@ -39,7 +39,7 @@ def machine() -> dict[str, Any]:
     """What it ran on."""
     lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    paths = _cpu.paths()
+    paths = cpu.paths()
     return {
         "processor": names[0] if names else platform.processor(),
         "processors": os.cpu_count(),

@@ -12,9 +12,9 @@ from statistics import median
 import numpy as np
 
 from phasor import Rope
-from phasor.analysis import cosine, decay, expected_linear_sum, negative_distances
-from phasor.conventions import identify
-from phasor.rotate import rotate
+from phasor.identification import identify
+from phasor.numpy import rotate
+from phasor.papers import cosine, decay, expected_linear_sum, negative_distances
 
 ROPE = Rope(head_dim=128, pairing="half", base=500_000.0)
 FAR = np.arange(10**6)

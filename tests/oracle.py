@@ -169,8 +169,8 @@ def float32(value: mpf) -> float:
 @mpmath.workdps(DIGITS)
 def frequencies(rope: Any) -> Reals:
     """Radians per position of every pair of a rope whose rule, if any, has picked its law."""
-    if rope.inv_freq is not None:
-        found = [mpf(f) for f in rope.inv_freq]
+    if rope.explicit_inv_freq is not None:
+        found = [mpf(f) for f in rope.explicit_inv_freq]
     else:
         base = mpf(rope.base)
         axial = type(rope.axes).__name__ == "Axial"

@@ -6,32 +6,29 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from phasor import (
+from phasor import Rope
+from phasor.axes import Alternating, Axes, Axial, InterleavedSections, OneAxis, Sectioned
+from phasor.scaling import (
     NTK,
-    Alternating,
-    Axial,
     Cope,
     DynamicNTK,
     Hope,
-    Interleaved,
+    Law,
     Linear,
     Llama3,
     LongRope,
     NTKFixed,
     NTKMixed,
     NTKOld,
-    OneAxis,
     PartNTK,
     PerPair,
     Proportional,
     Resonance,
-    Rope,
-    Sectioned,
+    Rule,
+    SteppedNTK,
     Yarn,
     YarnPaper,
 )
-from phasor.axes import Axes
-from phasor.scaling import Law, Rule, SteppedNTK
 
 # of every law one, fit for a head of 64
 EVERY_LAW: dict[str, Law | None] = {
@@ -80,7 +77,7 @@ def axes(draw: st.DrawFn, pairs: int) -> Axes:
     if kind == "interleaved":
         # the p-th pair is axis p % 3, so an axis past the first finds pairs // 3 turns for certain
         others = draw(st.lists(st.integers(0, pairs // 3), min_size=2, max_size=2))
-        return Interleaved((pairs - sum(others), *others))
+        return InterleavedSections((pairs - sum(others), *others))
     # two pairs at least in every section that has any, which is what NTK laws ask for
     first = draw(st.integers(0, pairs - 2).filter(lambda n: n != 1 and pairs - n != 1))
     sections = draw(st.permutations([first, pairs - first, 0]))
@@ -178,7 +175,7 @@ def descriptions(draw: st.DrawFn) -> dict[str, Any]:
     source = draw(st.sampled_from(["plain", "law", "rule", "explicit"]))
     if source == "explicit":
         given = st.lists(st.floats(0.0, 8.0).map(abs), min_size=pairs, max_size=pairs)
-        return fields | {"inv_freq": tuple(draw(given))}
+        return fields | {"explicit_inv_freq": tuple(draw(given))}
     fields["base"] = draw(st.floats(1.5, 1e9))
     if source == "law":
         fields["scaling"] = draw(laws(spectra))

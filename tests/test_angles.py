@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from phasor import DynamicNTK, Interleaved, PositionError, Rope, SpecError
+from phasor import PositionError, Rope, SpecError
 from phasor.angles import (
     COS_SIN_ERROR,
     DIGIT_BITS,
@@ -22,7 +22,8 @@ from phasor.angles import (
     digit_tables,
     rows,
 )
-from phasor.scaling import LAWS
+from phasor.axes import InterleavedSections
+from phasor.scaling import LAWS, DynamicNTK
 
 from . import oracle, strategies
 
@@ -238,7 +239,7 @@ def test_entries_beside_a_rounding_boundary_are_rounded_right(digit: int, direct
         head_dim=64,
         pairing="half",
         direction=direction,
-        inv_freq=tuple(float(angle) / place for angle in angles),
+        explicit_inv_freq=tuple(float(angle) / place for angle in angles),
     )
     expected = truth32(rope, place)
     twice_rounded = np.stack(oracle.rows(rope, [place]), axis=-1)[0].astype(np.float32)
@@ -249,7 +250,7 @@ def test_entries_beside_a_rounding_boundary_are_rounded_right(digit: int, direct
 def test_entries_of_pairs_that_hardly_turn_are_correctly_rounded() -> None:
     """Their sines are tiny and still have all 24 bits."""
     slow = tuple(3.0 * 10.0**-exponent for exponent in (9, 15, 24))
-    rope = Rope(head_dim=6, pairing="half", inv_freq=slow)
+    rope = Rope(head_dim=6, pairing="half", explicit_inv_freq=slow)
     for digit, value in ((0, 1), (0, 3), (1, 5), (2, 77), (3, 7), (3, 511), (3, 1023)):
         expected = truth32(rope, value * 1024**digit)
         np.testing.assert_array_equal(digit_tables(rope, np.float32)[digit, value], expected)
@@ -337,7 +338,7 @@ def test_positions_of_one_digit_have_correctly_rounded_rows() -> None:
 
 def test_rows_of_several_axes_follow_each_pairs_axis() -> None:
     """Time, height and width within and beyond the digits at once."""
-    rope = Rope(head_dim=16, pairing="half", axes=Interleaved((3, 3, 2)))
+    rope = Rope(head_dim=16, pairing="half", axes=InterleavedSections((3, 3, 2)))
     places = [[5, -(2**21), 2**41], [0, 1, -(2**63)]]
     expected = np.stack(oracle.rows(rope, places), axis=-1)
     error = rows(rope, places, np.float32) - expected

@@ -20,35 +20,38 @@ SRC = Path(phasor.__file__).parent
 PIPELINE = """
     errors _checks _reals
     scaling._law scaling._uniform scaling._ramps scaling._selective scaling._rules scaling
-    axes pairings spec layers presets
+    axes pairings rope layers presets
     configs.block configs.facts configs.laws configs.sources configs.layer_kinds configs.strays
     configs.huggingface configs.diffusers configs.gguf configs.params configs.writing configs
-    frequencies angles _scan positions multimodal rotate heads
-    checkpoint._format checkpoint._files checkpoint._names checkpoint._model checkpoint._orders
-    checkpoint._rows checkpoint._plan checkpoint._verify checkpoint._write checkpoint
-    analysis._precision analysis._decay analysis._interpolation analysis._bounds analysis._smooth
-    analysis._coverage analysis._extension analysis._usage analysis._linear analysis
+    frequencies angles positions multimodal numpy papers.kernels papers.heads
+    checkpoint.format checkpoint.files checkpoint.names checkpoint.model checkpoint.orders
+    checkpoint.rows checkpoint.planning checkpoint.verifying checkpoint.writing checkpoint
+    papers.precision papers.decay papers.interpolation papers.bounds papers.smooth
+    papers.coverage papers.extension papers.usage papers.linear papers
     describe
-    conventions._arrays conventions._signatures conventions._calling
-    conventions._intervals conventions._spectrum
-    conventions._reading conventions._report conventions._ramp_laws conventions._laws
-    conventions._axes conventions._fit conventions._match conventions._limits conventions._rules
-    conventions._slips conventions._identify conventions._samples conventions._measured
-    conventions._difference conventions phasor
-    comparison onnx
+    identification.arrays identification.signatures identification.calling
+    identification.intervals identification.spectrum
+    identification.reading identification.report identification.ramp_laws identification.laws
+    identification.axes identification.fit identification.match identification.limits
+    identification.rules identification.slips identification.measuring identification.samples
+    identification.tensors identification.difference identification phasor
+    identification.comparison translation.onnx translation
     figures._style figures._precision figures._spectrum figures._rotation figures._decay
     figures._heads figures._coverage figures._linear figures
     extending report._numbers report._snippet report._charts report
     torch._internals torch.positions torch._torchscript torch._layout torch._arguments
     torch._tables torch._rows torch._written
-    torch._triton.tiles torch._triton.angles torch._triton.kernels torch._triton.plan torch._triton
-    torch._eager torch._cpu torch._ops torch.functional torch.by_rows
-    torch._fused torch._triton.norm torch._triton.cache torch._triton.fused
+    torch.backends.triton.tiles torch.backends.triton.angles torch.backends.triton.kernels
+    torch.backends.triton.plan torch.backends.triton
+    torch.backends.eager torch.backends.cpu torch.backends torch.ops torch.functional torch.by_rows
+    torch._fused torch.backends.triton.norm torch.backends.triton.cache
+    torch.backends.triton.fused
     torch._norm torch._cache_write torch.fused
     torch._attend torch.key_cache torch.attention torch.relative
-    torch._feature_maps torch._causal_sum torch._linear_attention torch.heads torch.usage
+    torch._feature_maps torch._causal_sum torch._linear_attention
+    torch.papers.heads torch.papers.usage torch.papers
     torch.cache torch.splice torch._cache_layers torch.cached_keys
-    torch.onnx._graph torch.onnx torch.distributed
+    torch.export._graph torch.export torch.distributed
     torch.transformers._rules torch.transformers._carriers torch.transformers._forms
     torch.transformers._axial torch.transformers._fresh torch.transformers._sines
     torch.transformers._handling torch.transformers._methods torch.transformers._members
@@ -57,13 +60,13 @@ PIPELINE = """
     terminal._screen bench._case bench._gate bench._timing bench._measure bench._figure bench
     torch.architectures._tiny torch.architectures._recording torch.architectures._compared
     torch.architectures torch.architectures.verdicts
-    demo terminal._ropes terminal._extending terminal._architectures terminal
+    cli.demo terminal._ropes terminal._extending terminal._architectures terminal
     cli._common cli._show cli._architectures cli._identify cli._diff cli._convert cli._extend
     cli._try cli __main__
 """
 ORDER = PIPELINE.split()
 # the benchmark and the demonstration drive phasor.torch; only their commands import them
-USE_TORCH = ("torch", "bench", "demo")
+USE_TORCH = ("torch", "bench", "cli.demo")
 MOST_LINES = 500
 
 
@@ -119,7 +122,7 @@ def strays_to_torch(src: Path) -> set[str]:
     return {
         name
         for name, target in uses(src)
-        if target == "<torch>" and name.split(".")[0] not in USE_TORCH
+        if target == "<torch>" and not f"{name}.".startswith(tuple(f"{one}." for one in USE_TORCH))
     }
 
 
@@ -152,29 +155,29 @@ def test_the_walk_sees_the_imports_there_are() -> None:
         ("_checks", "errors"),
         ("scaling", "scaling._law"),
         ("scaling._rules", "scaling._selective"),
-        ("angles", "spec"),
-        ("phasor", "spec"),
-        ("torch._ops", "torch._eager"),
-        ("torch._eager", "<torch>"),
+        ("angles", "rope"),
+        ("phasor", "rope"),
+        ("torch.ops", "torch.backends.eager"),
+        ("torch.backends.eager", "<torch>"),
     } <= seen
 
 
 @pytest.mark.parametrize(
     ("name", "line", "edge"),
     [
-        ("errors", "from phasor.rotate import rotate", "rotate"),
-        ("errors", "import phasor.rotate", "rotate"),
-        ("errors", "from phasor import rotate", "rotate"),
-        ("errors", "from . import rotate", "rotate"),
-        ("errors", "from .rotate import matrix", "rotate"),
-        ("spec", "def late():\n    from phasor.angles import cos_sin", "angles"),
-        ("axes", "if TYPE_CHECKING:\n    from phasor.spec import Rope", "spec"),
+        ("errors", "from phasor.numpy import rotate", "numpy"),
+        ("errors", "import phasor.numpy", "numpy"),
+        ("errors", "from phasor import numpy", "numpy"),
+        ("errors", "from . import numpy", "numpy"),
+        ("errors", "from .numpy import matrix", "numpy"),
+        ("rope", "def late():\n    from phasor.angles import cos_sin", "angles"),
+        ("axes", "if TYPE_CHECKING:\n    from phasor.rope import Rope", "rope"),
         ("angles", "from phasor import Rope", "phasor"),
         ("scaling._law", "from phasor.scaling import Linear", "scaling"),
         ("scaling._law", "from ._uniform import NTK", "scaling._uniform"),
-        ("scaling._law", "from ..spec import Rope", "spec"),
-        ("rotate", "def late():\n    import phasor.torch.functional", "torch.functional"),
-        ("spec", "from phasor.spec import Rope", "spec"),
+        ("scaling._law", "from ..rope import Rope", "rope"),
+        ("numpy", "def late():\n    import phasor.torch.functional", "torch.functional"),
+        ("rope", "from phasor.rope import Rope", "rope"),
     ],
     ids=lambda value: str(value).replace("\n", " "),
 )
@@ -186,10 +189,10 @@ def test_a_planted_back_edge_is_found(copy: Path, name: str, line: str, edge: st
 
 def test_a_module_without_a_place_is_found(copy: Path) -> None:
     """A new file is not free to import and be imported."""
-    (copy / "shortcuts.py").write_text("from phasor.spec import Rope\n", "utf-8")
-    plant(copy, "rotate", "from phasor import shortcuts")
+    (copy / "shortcuts.py").write_text("from phasor.rope import Rope\n", "utf-8")
+    plant(copy, "numpy", "from phasor import shortcuts")
     assert not set(modules(copy)) <= set(ORDER)
-    assert back_edges(copy) == {("shortcuts", "spec"), ("rotate", "shortcuts")}
+    assert back_edges(copy) == {("shortcuts", "rope"), ("numpy", "shortcuts")}
 
 
 def test_only_the_torch_package_imports_torch() -> None:

@@ -11,11 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phasor import Alternating, Axial, Interleaved, OneAxis, PositionError, Rope, Sectioned, diff
+from phasor import PositionError, Rope, diff
 from phasor.angles import cos_sin
-from phasor.axes import AXES, Axes
+from phasor.axes import AXES, Alternating, Axes, Axial, InterleavedSections, OneAxis, Sectioned
 from phasor.errors import SpecError
-from phasor.frequencies import inv_freq
 
 from . import oracle, strategies
 
@@ -32,15 +31,20 @@ def letters(axes: Axes, pairs: int) -> str:
         pytest.param(
             Sectioned((16, 24, 24)), 64, "T" * 16 + "H" * 24 + "W" * 24, id="qwen2-vl-sectioned"
         ),
-        pytest.param(Interleaved((24, 20, 20)), 64, "THW" * 20 + "TTTT", id="qwen3-vl-interleaved"),
         pytest.param(
-            Interleaved((11, 11, 10)), 32, "THW" * 10 + "TH", id="qwen3.5-interleaved-partial"
+            InterleavedSections((24, 20, 20)), 64, "THW" * 20 + "TTTT", id="qwen3-vl-interleaved"
+        ),
+        pytest.param(
+            InterleavedSections((11, 11, 10)),
+            32,
+            "THW" * 10 + "TH",
+            id="qwen3.5-interleaved-partial",
         ),
         pytest.param(Alternating((20, 22, 22)), 64, "HW" * 22 + "T" * 20, id="ernie-4.5-vl"),
         pytest.param(Alternating((16, 24, 24)), 64, "HW" * 24 + "T" * 16, id="videorope"),
         pytest.param(Axial((8, 28, 28)), 64, "T" * 8 + "H" * 28 + "W" * 28, id="flux-axial"),
         pytest.param(Sectioned((0, 2, 2)), 4, "HHWW", id="an-axis-without-pairs"),
-        pytest.param(Interleaved((2, 2)), 4, "THTH", id="two-axes-interleaved"),
+        pytest.param(InterleavedSections((2, 2)), 4, "THTH", id="two-axes-interleaved"),
     ],
 )
 def test_each_pair_follows_its_published_axis(axes: Axes, pairs: int, spelled: str) -> None:
@@ -52,8 +56,8 @@ def test_each_pair_follows_its_published_axis(axes: Axes, pairs: int, spelled: s
 @pytest.mark.parametrize(
     ("axes", "counts"),
     [
-        (Interleaved((24, 20, 20)), [24, 20, 20]),
-        (Interleaved((11, 11, 10)), [11, 11, 10]),
+        (InterleavedSections((24, 20, 20)), [24, 20, 20]),
+        (InterleavedSections((11, 11, 10)), [11, 11, 10]),
         (Alternating((20, 22, 22)), [20, 22, 22]),
         (Sectioned((16, 24, 24)), [16, 24, 24]),
     ],
@@ -79,7 +83,7 @@ def test_any_layout_is_the_one_dealt_out_by_hand(data: st.DataObject) -> None:
 
 def test_a_pair_turns_by_the_coordinate_of_its_axis() -> None:
     """Only the pairs of an axis feel its coordinate, and each pair keeps its own frequency."""
-    rope = Rope(head_dim=16, pairing="half", base=100.0, axes=Interleaved((3, 3, 2)))
+    rope = Rope(head_dim=16, pairing="half", base=100.0, axes=InterleavedSections((3, 3, 2)))
     step = 100.0 ** (-np.arange(8) / 8)
     for axis, letter in enumerate("THW"):
         position = [0, 0, 0]
@@ -92,7 +96,7 @@ def test_a_pair_turns_by_the_coordinate_of_its_axis() -> None:
 
 TEXT_COMPATIBLE = [
     Sectioned((16, 24, 24)),
-    Interleaved((24, 20, 20)),
+    InterleavedSections((24, 20, 20)),
     Alternating((20, 22, 22)),
     Sectioned((40, 24)),
 ]
@@ -117,7 +121,7 @@ def test_axial_sections_each_have_a_whole_spectrum() -> None:
     """FLUX: axes_dim [16, 56, 56] restarts at 1 for every axis, over its own width."""
     rope = Rope(head_dim=128, pairing="interleaved", axes=Axial((8, 28, 28)))
     expected = [10000.0 ** (-2 * j / width) for width in (16, 56, 56) for j in range(width // 2)]
-    np.testing.assert_allclose(inv_freq(rope), expected, rtol=4e-15, atol=0)
+    np.testing.assert_allclose(rope.inv_freq, expected, rtol=4e-15, atol=0)
     assert rope.axes.spectra(64) == (8, 28, 28)
 
 
@@ -125,7 +129,7 @@ def test_axial_images_turn_by_two_equal_spectra() -> None:
     """RoPE-ViT: base 100, a quarter of the head for each of two axes."""
     rope = Rope(head_dim=64, pairing="interleaved", base=100.0, axes=Axial((16, 16)))
     spectrum = [100.0 ** (-4 * j / 64) for j in range(16)]
-    np.testing.assert_allclose(inv_freq(rope), spectrum * 2, rtol=4e-15, atol=0)
+    np.testing.assert_allclose(rope.inv_freq, spectrum * 2, rtol=4e-15, atol=0)
 
 
 @pytest.mark.parametrize("axes", TEXT_COMPATIBLE, ids=repr)
@@ -149,7 +153,7 @@ ALTERNATING = "sections must be (time, height, width) with height equal to width
         (lambda: Sectioned("16"), "sections must be a sequence of pair counts, got '16'"),
         (lambda: Axial(64), "sections must be a sequence of pair counts, got 64"),
         (
-            lambda: Interleaved([64]),
+            lambda: InterleavedSections([64]),
             "sections must name at least two axes, got [64]; one axis is OneAxis(), the default",
         ),
         (lambda: Sectioned((1, -1)), "sections[1] must be a whole number >= 0, got -1"),
@@ -191,7 +195,7 @@ def test_sections_dealt_out_in_turn_need_not_add_up(sections: Any, spelled: str)
     """As in Qwen3-VL: height and width take their turns while they may and there are pairs, time
     has the rest.
     """
-    assert letters(Interleaved(sections), 64) == spelled
+    assert letters(InterleavedSections(sections), 64) == spelled
 
 
 @pytest.mark.parametrize("family", ["qwen3_vl", "qwen3_5"])
@@ -212,17 +216,17 @@ def test_transformers_deals_them_out_alike(family: str, sections: tuple[int, ...
         axis = torch.arange(3.0).reshape(3, 1, 1, 1).expand(3, 1, 1, pairs)
         embedding = SimpleNamespace(mrope_section=sections)
         theirs = kind.recomposition_frequencies(embedding, axis.clone())[0, 0, :pairs]
-        assert theirs.tolist() == list(Interleaved(sections).axis_of_pair(pairs))
+        assert theirs.tolist() == list(InterleavedSections(sections).axis_of_pair(pairs))
 
 
 def test_sections_that_do_the_same_do_not_differ() -> None:
     """However they are said, `diff` finds no field and no pair apart."""
     one, two = (
-        Rope(head_dim=128, pairing="half", axes=Interleaved(sections))
+        Rope(head_dim=128, pairing="half", axes=InterleavedSections(sections))
         for sections in ((16, 24, 24), (22, 21, 21))
     )
     assert not diff(one, two)
-    assert diff(one, Rope(head_dim=128, pairing="half", axes=Interleaved((24, 20, 20))))
+    assert diff(one, Rope(head_dim=128, pairing="half", axes=InterleavedSections((24, 20, 20))))
 
 
 @pytest.mark.parametrize("positions", [5, [0, 1, 2, 3], np.zeros((7, 2), int)], ids=str)
@@ -240,5 +244,5 @@ def test_positions_without_an_axis_dimension_are_refused(positions: Any) -> None
 def test_layouts_are_values() -> None:
     """Equal sections make equal, hashable layouts, from lists and tuples alike."""
     assert Sectioned([1, 2, 1]) == Sectioned((1, 2, 1))
-    assert len({Sectioned((1, 2, 1)), Sectioned([1, 2, 1]), Interleaved((1, 2, 1))}) == 2
-    assert set(AXES.values()) == {OneAxis, Axial, Sectioned, Interleaved, Alternating}
+    assert len({Sectioned((1, 2, 1)), Sectioned([1, 2, 1]), InterleavedSections((1, 2, 1))}) == 2
+    assert set(AXES.values()) == {OneAxis, Axial, Sectioned, InterleavedSections, Alternating}

@@ -4,18 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from phasor import (
-    Cope,
-    Linear,
-    LongRope,
-    Proportional,
-    Resonance,
-    Rope,
-    Sectioned,
-    Yarn,
-    preset,
-)
+from phasor import Rope, preset
+from phasor.axes import Sectioned
 from phasor.describe import as_plain, pair_rows, ranges, resolved, sentences
+from phasor.scaling import Cope, Linear, LongRope, Proportional, Resonance, Yarn
 
 PLAIN = Rope(head_dim=128, pairing="half", base=10_000.0)
 

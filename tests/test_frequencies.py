@@ -11,7 +11,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from phasor import (
+from phasor import Rope
+from phasor.errors import SpecError
+from phasor.frequencies import turns, wavelengths
+from phasor.rope import real_inv_freq
+from phasor.scaling import (
     NTK,
     Cope,
     DynamicNTK,
@@ -23,12 +27,9 @@ from phasor import (
     NTKOld,
     Proportional,
     Resonance,
-    Rope,
     Yarn,
     YarnPaper,
 )
-from phasor.errors import SpecError
-from phasor.frequencies import inv_freq, real_inv_freq, turns, wavelengths
 
 from . import oracle, strategies
 
@@ -193,8 +194,8 @@ def test_frequencies_are_the_oracles_to_50_digits(rope: Rope) -> None:
 @settings(deadline=None, max_examples=100)
 def test_the_float64_frequencies_are_correctly_rounded(rope: Rope) -> None:
     """float() of an exact real rounds to nearest, so no ulp is lost."""
-    assert inv_freq(rope).tolist() == [float(f) for f in oracle.frequencies(rope)]
-    assert inv_freq(rope).dtype == np.float64
+    assert rope.inv_freq.tolist() == [float(f) for f in oracle.frequencies(rope)]
+    assert rope.inv_freq.dtype == np.float64
 
 
 @pytest.mark.parametrize("base", [10_000.0, 500_000.0])
@@ -204,20 +205,20 @@ def test_float32_frequencies_are_the_exact_ones_rounded_once(base: float) -> Non
     rounded = Rope(head_dim=128, pairing="half", base=base, inv_freq_dtype="float32")
     expected = [oracle.float32(f) for f in oracle.frequencies(plain)]
     assert [float(f) for f in real_inv_freq(rounded)] == expected
-    assert inv_freq(rounded).tolist() == expected
-    assert np.any(inv_freq(rounded) != inv_freq(plain))
+    assert rounded.inv_freq.tolist() == expected
+    assert np.any(rounded.inv_freq != plain.inv_freq)
 
 
 def test_explicit_frequencies_are_taken_as_they_are() -> None:
     """The floats are exact, and no base or law touches them."""
     given_freq = (0.1, 0.0, 3.0)
-    rope = Rope(head_dim=6, pairing="half", inv_freq=given_freq)
+    rope = Rope(head_dim=6, pairing="half", explicit_inv_freq=given_freq)
     assert real_inv_freq(rope) == tuple(Decimal(f) for f in given_freq)
 
 
 def test_frequencies_count_from_zero() -> None:
     """The literal 1-based reading of RoFormer's eq. 15 would begin at 0.866, one step late."""
-    got = inv_freq(Rope(head_dim=128, pairing="half"))
+    got = Rope(head_dim=128, pairing="half").inv_freq
     assert got[0] == 1
     assert f"{got[1]:.10f}" == "0.8659643234"
     assert f"{got[-1]:.9e}" == "1.154781985e-04"
@@ -238,7 +239,7 @@ def test_the_slowest_pair_is_as_slow_as_published(
 ) -> None:
     """Radians and turns per token, and tokens per turn (Round and Round, corrected)."""
     rope = Rope(head_dim=head_dim, pairing="half", base=base)
-    assert f"{inv_freq(rope)[-1]:.6e}" == slowest
+    assert f"{rope.inv_freq[-1]:.6e}" == slowest
     assert f"{turns(rope, 1)[-1]:.6e}" == per_token
     assert f"{wavelengths(rope)[-1]:.1f}" == wavelength
 
@@ -260,7 +261,9 @@ def test_turns_want_a_positive_context(context: Any) -> None:
     assert str(caught.value) == f"context must be a finite number > 0, got {context!r}"
 
 
-@pytest.mark.parametrize("ask", [inv_freq, real_inv_freq, wavelengths, lambda r: turns(r, 10)])
+@pytest.mark.parametrize(
+    "ask", [lambda r: r.inv_freq, real_inv_freq, wavelengths, lambda r: turns(r, 10)]
+)
 def test_a_rule_has_no_frequencies_until_it_picks_its_law(ask: Any) -> None:
     """Nothing is chosen behind the caller's back."""
     with pytest.raises(SpecError, match=r"rule DynamicNTK, .* use rope\.at\(seq_len\)$"):
@@ -270,12 +273,12 @@ def test_a_rule_has_no_frequencies_until_it_picks_its_law(ask: Any) -> None:
 @pytest.mark.parametrize(
     "rope",
     [
-        Rope(head_dim=4, pairing="half", inv_freq=(1e70, 1.0)),
+        Rope(head_dim=4, pairing="half", explicit_inv_freq=(1e70, 1.0)),
         Rope(head_dim=4, pairing="half", scaling=Linear(factor=1e-70)),
     ],
     ids=["given", "scaled"],
 )
 def test_frequencies_beyond_reason_are_refused(rope: Rope) -> None:
     """No digits would be left after the point for the fraction of a turn."""
-    with pytest.raises(SpecError, match=r"inv_freq must be at most 1e\+15 radians per position"):
-        inv_freq(rope)
+    with pytest.raises(SpecError, match=r"frequencies must be at most 1e\+15 radians per position"):
+        real_inv_freq(rope)

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from phasor import DynamicNTK, LayerRopes, Linear, Rope, SpecError, Yarn, preset
+from phasor import LayerRopes, Rope, SpecError, preset
+from phasor.scaling import DynamicNTK, Linear, Yarn
 
 LOCAL = Rope(head_dim=8, pairing="half")
 GLOBAL = Rope(head_dim=8, pairing="half", base=1e6, scaling=Linear(factor=8.0))

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from phasor import Rope
-from phasor.analysis import angle_errors
 from phasor.cli import main
+from phasor.papers import angle_errors
 
 ROOT = Path(__file__).parent.parent
 
@@ -65,7 +65,7 @@ def test_the_reference_names_the_modules_of_its_pages() -> None:
 def test_every_finding_is_explained() -> None:
     """By its name, or with others that say the same of another dtype."""
     code = "".join(
-        one.read_text("utf-8") for one in sorted((ROOT / "src/phasor/conventions").glob("*.py"))
+        one.read_text("utf-8") for one in sorted((ROOT / "src/phasor/identification").glob("*.py"))
     )
     names = set(re.findall(r'name="([a-z]+(?:-[a-z0-9]+)*)"', code))
     assert {"samples-part", "remembers"} <= names

@@ -15,9 +15,9 @@ import torch
 import phasor
 from phasor import Rope
 from phasor.describe import sentences
-from phasor.heads import positional_head
+from phasor.numpy import change_pairing, matrix, rotate
 from phasor.pairings import PAIRINGS, opposite, slices
-from phasor.rotate import change_pairing, matrix, rotate
+from phasor.papers.heads import positional_head
 from phasor.torch import rotate as rotate_tensor
 from phasor.torch import rotate_, rotate_by
 
@@ -43,7 +43,7 @@ def test_the_opposite_is_the_other_one_and_back() -> None:
 @pytest.fixture
 def third(monkeypatch: pytest.MonkeyPatch) -> Rope:
     """A Rope of a pairing that the spec knows and nothing else does."""
-    for module in ("spec", "rotate", "torch._arguments"):
+    for module in ("rope", "numpy", "torch._arguments"):
         monkeypatch.setattr(f"phasor.{module}.PAIRINGS", (*PAIRINGS, "thirds"))
     return Rope(head_dim=12, pairing="thirds")
 
@@ -85,12 +85,12 @@ def test_the_type_checker_names_every_place_that_has_to_say_something(tmp_path: 
     listed = copy / "pairings.py"
     text = listed.read_text("utf-8").replace('["half", ', '["thirds", "half", ')
     listed.write_text(text, "utf-8")
-    assert complaints(copy) >= {"pairings.py", "demo.py", "bench/_gate.py"}
+    assert complaints(copy) >= {"pairings.py", "cli/demo.py", "bench/_gate.py"}
     text = text.replace("half: _T, ", "half: _T, thirds: _T, ")
     listed.write_text(text.replace('"half":\n', '"half" | "thirds":\n'), "utf-8")
     assert complaints(copy) >= {
-        *("describe.py", "pairings.py", "torch/_cpu.py", "torch/_eager.py"),
-        *("checkpoint/_plan.py", "conventions/_slips.py", "torch/onnx/_graph.py"),
+        *("describe.py", "pairings.py", "torch/backends/cpu.py", "torch/backends/eager.py"),
+        *("checkpoint/planning.py", "identification/slips.py", "torch/export/_graph.py"),
     }
 
 

@@ -90,7 +90,7 @@ def machines(asked: list[str], folder: Path) -> dict[str, Run]:
 
 def paths() -> list[str]:
     """The instruction sets that this machine has a kernel for."""
-    asked = "from phasor.torch import _cpu; print(*_cpu.paths())"
+    asked = "from phasor.torch.backends import cpu; print(*cpu.paths())"
     return subprocess.run(
         [sys.executable, "-c", asked], check=True, capture_output=True, text=True
     ).stdout.split()

@@ -7,18 +7,8 @@ from typing import Literal
 
 from settings import Settings
 
-from phasor import (
-    NTK,
-    DynamicNTK,
-    Hope,
-    Linear,
-    Llama3,
-    NTKMixed,
-    PartNTK,
-    Rope,
-    Yarn,
-)
-from phasor.scaling import Law, Rule
+from phasor import Rope
+from phasor.scaling import NTK, DynamicNTK, Hope, Law, Linear, Llama3, NTKMixed, PartNTK, Rule, Yarn
 from phasor.torch.relative import ReRope
 
 Stage = Literal["zero-shot", "fine-tuned"]

@@ -24,8 +24,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from phasor._reals import cos_sin_of_turns, in_reals, nearest_float32
 from phasor.errors import PositionError
-from phasor.frequencies import inv_freq, real_turns
-from phasor.spec import Rope
+from phasor.frequencies import real_turns
+from phasor.rope import Rope
 
 DIGIT_BITS = 10
 DIGITS = 4
@@ -152,7 +152,7 @@ def _cos_sin(rope: Rope, positions: NDArray[Any]) -> tuple[NDArray[Any], NDArray
     quarters, turn = _reduced(size, *_fractions(rope))
     negative = whole < 0
     if rest is not None:
-        turn += np.where(negative, -rest, rest) * (inv_freq(rope) / (2 * np.pi))
+        turn += np.where(negative, -rest, rest) * (rope.inv_freq / (2 * np.pi))
     angle = turn * (2 * np.pi)
     even_cos, even_sin = np.cos(angle), np.sin(angle)
     odd = (quarters & np.uint64(1)).astype(bool)

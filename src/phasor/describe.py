@@ -7,12 +7,12 @@ from dataclasses import asdict, dataclass, replace
 from decimal import Decimal
 from typing import Any
 
-from phasor.axes import Alternating, Axes, Axial, Interleaved, OneAxis, Sectioned
-from phasor.frequencies import inv_freq, real_inv_freq, turns, wavelengths
+from phasor.axes import Alternating, Axes, Axial, InterleavedSections, OneAxis, Sectioned
+from phasor.frequencies import turns, wavelengths
 from phasor.layers import LayerRopes
 from phasor.pairings import Pairing, by_pairing
+from phasor.rope import Rope, real_inv_freq
 from phasor.scaling import Rule
-from phasor.spec import Rope
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,7 @@ def pair_rows(rope: Rope, context: float | None) -> list[PairRow]:
         for pair, (axis, step, plain, scaled) in enumerate(
             zip(
                 rope.axes.axis_of_pair(rope.num_pairs),
-                inv_freq(rope).tolist(),
+                rope.inv_freq.tolist(),
                 real_inv_freq(without_law(rope)),
                 real_inv_freq(rope),
                 strict=True,
@@ -63,7 +63,7 @@ def pair_rows(rope: Rope, context: float | None) -> list[PairRow]:
 
 def without_law(rope: Rope) -> Rope:
     """The Rope before its law; itself if the frequencies were given."""
-    return rope if rope.inv_freq is not None else replace(rope, scaling=None)
+    return rope if rope.explicit_inv_freq is not None else replace(rope, scaling=None)
 
 
 def original_context(rope: Rope) -> int | None:
@@ -125,7 +125,7 @@ def _axes_sentences(rope: Rope) -> list[str]:
     how: dict[type[Axes], str] = {
         Sectioned: "in consecutive sections of one spectrum",
         Axial: "in consecutive sections, each a spectrum of its own",
-        Interleaved: "dealt out in turn",
+        InterleavedSections: "dealt out in turn",
         Alternating: "height and width in turn on the fast pairs, time on the slow ones",
     }
     if isinstance(rope.axes, OneAxis):
@@ -136,7 +136,7 @@ def _axes_sentences(rope: Rope) -> list[str]:
 
 def _frequency_sentence(rope: Rope) -> str:
     rounding = ", rounded to float32" if rope.inv_freq_dtype == "float32" else ""
-    if rope.inv_freq is not None:
+    if rope.explicit_inv_freq is not None:
         return f"Frequencies are given one by one{rounding}."
     return f"Frequencies are powers of base {rope.base:.15g}{rounding}."
 

@@ -8,14 +8,14 @@ from decimal import Decimal
 from typing import Any
 
 from phasor._checks import whole
-from phasor.analysis import Extension, extensions, recommend
 from phasor.axes import Axial
 from phasor.configs import REPLACED, REPLACED_OF_KINDS, config_keys
 from phasor.describe import resolved
 from phasor.errors import ConfigError, SpecError
 from phasor.layers import LayerRopes
+from phasor.papers import Extension, extensions, recommend
+from phasor.rope import Rope
 from phasor.scaling import NTK, DynamicNTK
-from phasor.spec import Rope
 
 # laws are compared while somebody waits: in 60 digits for each pair, and at every distance
 _PAIRS, _COSINES = 1 << 11, 1 << 31

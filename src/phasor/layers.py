@@ -10,8 +10,8 @@ from typing import Any, cast, overload
 
 from phasor._checks import shown, whole
 from phasor.errors import SpecError
+from phasor.rope import Rope
 from phasor.scaling import Rule
-from phasor.spec import Rope
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -16,7 +16,7 @@ from typing import Any
 from phasor._checks import shown
 from phasor.errors import SpecError
 from phasor.layers import InConfig, LayerRopes
-from phasor.spec import Rope
+from phasor.rope import Rope
 
 # what holds for one release alone, and so is never taken over from the table it is like
 _OWN = frozenset({"source", "uncertain"})

@@ -9,9 +9,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from phasor.axes import Interleaved, OneAxis
+from phasor.axes import InterleavedSections, OneAxis
 from phasor.pairings import Pairing
-from phasor.spec import Rope
+from phasor.rope import Rope
 
 #: From a query and a key, and the weights of their norms for those that normalise, to both turned.
 Rotation = Callable[..., Sequence[Tensor]]
@@ -81,7 +81,7 @@ class Case:
             pairing=pairing,
             pairing_out=pairing_out,
             base=self.base,
-            axes=Interleaved(self.sections) if self.sections else OneAxis(),
+            axes=InterleavedSections(self.sections) if self.sections else OneAxis(),
         )
 
     def positions(self, device: torch.device | str = "cpu") -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 from phasor.angles import cos_sin
 from phasor.bench._case import EPSILON, Case, Contender
 from phasor.pairings import Pairing
-from phasor.spec import Rope
+from phasor.rope import Rope
 
 _NEAR = 2**15
 _ROUNDING = 2.0**-9  # of a number to bfloat16

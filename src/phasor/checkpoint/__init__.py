@@ -22,10 +22,10 @@ but rows moves, so every header stays as it is.
 
 from __future__ import annotations
 
-from phasor.checkpoint._names import Patterns
-from phasor.checkpoint._plan import Change, Plan, plan
-from phasor.checkpoint._verify import verify
-from phasor.checkpoint._write import write
+from phasor.checkpoint.names import Patterns
+from phasor.checkpoint.planning import Change, Plan, plan
+from phasor.checkpoint.verifying import verify
+from phasor.checkpoint.writing import write
 from phasor.errors import CheckpointError
 
 __all__ = ["Change", "CheckpointError", "Patterns", "Plan", "plan", "verify", "write"]

@@ -13,7 +13,7 @@ from phasor.checkpoint import Patterns, Plan, plan, write
 from phasor.cli._common import say
 from phasor.errors import PhasorWarning
 from phasor.pairings import PAIRINGS, Pairing, opposite
-from phasor.spec import Rope
+from phasor.rope import Rope
 
 _PAIRING = click.Choice(PAIRINGS)
 _REGEX = "REGEX"

@@ -22,10 +22,10 @@ from phasor.cli._common import (
     token_counts,
 )
 from phasor.cli._identify import is_function, named
-from phasor.conventions import MeasuredParting, diff_measured, measured
 from phasor.describe import resolved
 from phasor.errors import SpecError
-from phasor.spec import Rope
+from phasor.identification import MeasuredParting, diff_measured, measured
+from phasor.rope import Rope
 
 _EXACT = 1e-6
 _FLOAT32 = 1e-3  # a function rotates float32 with angles of its own precision
@@ -88,7 +88,7 @@ def diff(
     for option, given in (("--head-dim", head_dim), ("--kind", kind)):
         if given is not None:
             raise click.UsageError(f"{option} is for functions; two models say it themselves.")
-    from phasor.comparison import compare
+    from phasor.identification.comparison import compare
 
     a, b = read(first, reading), read(second, reading)
     known = [ropes.context for ropes in (a, b) if ropes.context]

@@ -13,8 +13,8 @@ import click
 
 from phasor.cli._architectures import is_architecture, judge, judge_all
 from phasor.cli._common import function_widths, say, say_json
-from phasor.conventions import identify as identify_function
 from phasor.errors import SpecError
+from phasor.identification import identify as identify_function
 
 
 def is_function(text: str) -> bool:

@@ -15,7 +15,7 @@ from phasor.errors import SpecError
 def demo() -> None:
     """Read a real model's configuration, rotate its queries and keys, and prove the result."""
     need_torch("the demo")
-    from phasor.demo import run
+    from phasor.cli.demo import run
 
     sys.exit(0 if run() else 1)
 

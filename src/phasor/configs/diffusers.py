@@ -17,7 +17,7 @@ from phasor.configs.strays import settle_strays
 from phasor.errors import ConfigError
 from phasor.layers import LayerRopes
 from phasor.pairings import Pairing
-from phasor.spec import WIDEST, Rope
+from phasor.rope import WIDEST, Rope
 
 
 @dataclass(frozen=True, kw_only=True)

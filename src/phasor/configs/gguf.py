@@ -5,14 +5,14 @@ from __future__ import annotations
 from functools import partial
 
 from phasor._checks import shown
-from phasor.axes import Axes, Interleaved, OneAxis, Sectioned
+from phasor.axes import Axes, InterleavedSections, OneAxis, Sectioned
 from phasor.configs.block import Block, agreed, renamed, required
 from phasor.configs.facts import Architecture, Kind, table
 from phasor.configs.layer_kinds import MOST_LAYERS, has_rope, patterned
 from phasor.errors import ConfigError
 from phasor.layers import LayerRopes
+from phasor.rope import WIDEST, Rope
 from phasor.scaling import Law, Linear, LongRope, PerPair, Rule, Yarn, yarn_multiplier
-from phasor.spec import WIDEST, Rope
 
 _FREQS = "rope_freqs.weight"
 _SHORT, _LONG = "rope_factors_short.weight", "rope_factors_long.weight"
@@ -140,11 +140,11 @@ def _axes(config: Block, facts: Architecture, num_pairs: int) -> Axes:
         sections = sections[:-1]
     if facts.axes == "sectioned":
         return Sectioned(sections)
-    dealt = Interleaved(sections).axis_of_pair(num_pairs)
+    dealt = InterleavedSections(sections).axis_of_pair(num_pairs)
     if any(dealt.count(axis) != n for axis, n in enumerate(sections)):
         # llama.cpp turns the rest by a fourth coordinate, not by the first as the models do
         config.refuse(key, f"pair counts that can be dealt out in turn over {num_pairs} pairs")
-    return Interleaved(sections)
+    return InterleavedSections(sections)
 
 
 def _scaling(

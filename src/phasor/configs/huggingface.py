@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from phasor._checks import shown
-from phasor.axes import Axes, Axial, Interleaved, OneAxis, Sectioned
+from phasor.axes import Axes, Axial, InterleavedSections, OneAxis, Sectioned
 from phasor.configs import laws
 from phasor.configs.block import Block, agreed, renamed
 from phasor.configs.facts import CONTEXTS, SIZES, Architecture, Kind, Variant, table
@@ -20,8 +20,8 @@ from phasor.configs.sources import described
 from phasor.configs.strays import settle_strays
 from phasor.errors import ConfigError, PhasorWarning
 from phasor.layers import InConfig, LayerRopes
+from phasor.rope import WIDEST, Rope
 from phasor.scaling import Law, Proportional, Rule
-from phasor.spec import WIDEST, Rope
 
 
 def load_huggingface(top: Block, *, part: str | None, like: str | None, strict: bool) -> LayerRopes:
@@ -203,13 +203,13 @@ def _over_patches(rope: Rope, facts: Architecture, notes: list[str]) -> Rope:
     base, pairs = rope.base or 1.0, range(rope.num_pairs)
     if facts.axes == "dealt":
         inv_freq = tuple(base ** -(pair // axes / each) for pair in pairs)
-        layout: Axes = Interleaved((each,) * axes)
+        layout: Axes = InterleavedSections((each,) * axes)
     else:
         # axis after axis, each with every other frequency of one spectrum
         order = [pair for axis in range(axes) for pair in pairs[axis::axes]]
         inv_freq = tuple(base ** -(pair / rope.num_pairs) for pair in order)
         layout = Sectioned((each,) * axes)
-    return replace(rope, base=None, inv_freq=inv_freq, axes=layout)
+    return replace(rope, base=None, explicit_inv_freq=inv_freq, axes=layout)
 
 
 def _outer_original(config: Block) -> tuple[str, int | None]:

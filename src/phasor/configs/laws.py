@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
-from phasor.axes import Alternating, Axes, Interleaved, Sectioned
+from phasor.axes import Alternating, Axes, InterleavedSections, Sectioned
 from phasor.configs.block import Block, agreed, renamed, required
 from phasor.configs.facts import Architecture
 from phasor.errors import ConfigError
@@ -36,7 +36,7 @@ _OLD_NAMES = {"su": "longrope", "mrope": "default", "xdrope": "dynamic"}
 _MAX = "max_position_embeddings"
 _LAYOUTS: Mapping[str, Callable[[tuple[int, ...]], Axes]] = {
     "sectioned": Sectioned,
-    "interleaved": Interleaved,
+    "interleaved": InterleavedSections,
     "alternating": Alternating,
 }
 

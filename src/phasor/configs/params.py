@@ -12,8 +12,8 @@ from phasor.configs.layer_kinds import MOST_LAYERS
 from phasor.configs.strays import settle_strays
 from phasor.errors import ConfigError
 from phasor.layers import LayerRopes
+from phasor.rope import WIDEST, Rope
 from phasor.scaling import Yarn
-from phasor.spec import WIDEST, Rope
 
 # DeepSeek-V3's inference/model.py
 _DEEPSEEK: Mapping[str, float] = {

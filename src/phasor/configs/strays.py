@@ -17,18 +17,18 @@ from functools import lru_cache
 from typing import Any
 
 from phasor._checks import shown
-from phasor.axes import Alternating, Axes, Interleaved, Sectioned
+from phasor.axes import Alternating, Axes, InterleavedSections, Sectioned
 from phasor.configs.block import Block
 from phasor.configs.facts import read_table, slip
 from phasor.errors import ConfigError
-from phasor.spec import Rope
+from phasor.rope import Rope
 
 # not the "rope" in "properties"
 _ABOUT_POSITIONS = re.compile(r"(?<!p)rope|rotary|alibi", re.IGNORECASE)
 _MEANINGS = ("pairing", "rotates", "axes", "base", "fraction", "width", "factor", "switch", "note")
 _LAYOUTS: Mapping[type[Axes], str] = {
     Sectioned: "sectioned",
-    Interleaved: "interleaved",
+    InterleavedSections: "interleaved",
     Alternating: "alternating",
 }
 

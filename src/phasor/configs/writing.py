@@ -9,11 +9,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from phasor._checks import shown, whole
-from phasor.axes import Alternating, Axes, Interleaved, OneAxis, Sectioned
+from phasor.axes import Alternating, Axes, InterleavedSections, OneAxis, Sectioned
 from phasor.configs import laws
 from phasor.configs.block import Block
 from phasor.configs.facts import Architecture, table
 from phasor.errors import ConfigError
+from phasor.rope import Rope
 from phasor.scaling import (
     DynamicNTK,
     Linear,
@@ -23,7 +24,6 @@ from phasor.scaling import (
     Proportional,
     Yarn,
 )
-from phasor.spec import Rope
 
 #: What says in older files, or beside ``rope_parameters``, what that block says; and the other
 #: names of the context.
@@ -53,7 +53,7 @@ REPLACED_OF_KINDS = (
 _ORIGINAL = "original_max_position_embeddings"
 _LAYOUTS: Mapping[type[Axes], str] = {
     Sectioned: "sectioned",
-    Interleaved: "interleaved",
+    InterleavedSections: "interleaved",
     Alternating: "alternating",
 }
 
@@ -78,12 +78,13 @@ def rope_parameters(rope: Rope, context: int) -> dict[str, Any]:
         ConfigError: If the format cannot say this Rope.
         SpecError: If ``context`` is not a positive whole number.
 
-    >>> from phasor import Rope, Linear
+    >>> from phasor import Rope
+    >>> from phasor.scaling import Linear
     >>> rope_parameters(Rope(head_dim=64, pairing="half", scaling=Linear(factor=4.0)), 2048)
     {'rope_type': 'linear', 'factor': 4.0, 'rope_theta': 10000.0}
     """
     whole("context", context, least=1)
-    if rope.inv_freq is not None or rope.inv_freq_dtype != "exact":
+    if rope.explicit_inv_freq is not None or rope.inv_freq_dtype != "exact":
         raise ConfigError(
             "a config states a base and a law, and this rope has explicit or rounded frequencies; "
             "keep it as JSON instead (Rope.to_json)"
@@ -120,7 +121,8 @@ def config_keys(rope: Rope | Mapping[str, Rope | None], context: int, to: int) -
         ConfigError: As `rope_parameters`, or if dynamic ropes start from different contexts.
         SpecError: If a length is not a positive whole number.
 
-    >>> from phasor import DynamicNTK, Rope
+    >>> from phasor import Rope
+    >>> from phasor.scaling import DynamicNTK
     >>> law = DynamicNTK(factor=4.0, original_max_positions=2048)
     >>> keys = config_keys(Rope(head_dim=64, pairing="half", scaling=law), 2048, 8192)
     >>> keys["max_position_embeddings"]
@@ -187,7 +189,7 @@ def _sections(axes: Axes) -> dict[str, Any]:
         return {}
     if isinstance(axes, Sectioned):
         return {"mrope_section": list(axes.sections)}
-    if isinstance(axes, Interleaved):
+    if isinstance(axes, InterleavedSections):
         return {"mrope_section": list(axes.sections), "mrope_interleaved": True}
     if isinstance(axes, Alternating):
         written = dict(zip(_alternating().axis_order, axes.sections, strict=True))

@@ -1,4 +1,4 @@
-"""Pictures of what `phasor.analysis`, `phasor.frequencies` and `phasor.heads` return.
+"""Pictures of what `phasor.papers`, `phasor.frequencies` and `phasor.papers.heads` return.
 
 One function each, all returning a `matplotlib.figure.Figure`: ``figure.savefig("decay.svg")``
 writes it. Nothing here touches pyplot or its global state.

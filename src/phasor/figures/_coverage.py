@@ -7,9 +7,9 @@ from collections.abc import Mapping
 import numpy as np
 from matplotlib.figure import Figure
 
-from phasor.analysis import Coverage
 from phasor.errors import SpecError
 from phasor.figures._style import HEAT, gaps, label, legend, panels, styled
+from phasor.papers import Coverage
 
 _TRAINED = "in training"
 
@@ -22,7 +22,7 @@ def coverage_figure(ways: Mapping[str, Coverage]) -> Figure:
     context shows angles that training never did.
 
     Args:
-        ways: Up to six extensions of one training, by name: what `phasor.analysis.coverage`
+        ways: Up to six extensions of one training, by name: what `phasor.papers.coverage`
             returned, such as ``{way.name: way.coverage for way in extensions(rope, 4096, 32768)}``.
 
     Returns:
@@ -33,7 +33,7 @@ def coverage_figure(ways: Mapping[str, Coverage]) -> Figure:
             length that they reach.
 
     >>> from phasor import Rope
-    >>> from phasor.analysis import extensions
+    >>> from phasor.papers import extensions
     >>> ways = extensions(Rope(head_dim=128, pairing="half"), 4096, 32_768)
     >>> figure = coverage_figure({way.name: way.coverage for way in ways})
     >>> figure.axes[1].images[0].get_array().shape

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
-from phasor.analysis import KINDS, Kind, cosine, decay
 from phasor.figures._style import label, legend, panels, styled
-from phasor.spec import Rope
+from phasor.papers import KINDS, Kind, cosine, decay
+from phasor.rope import Rope
 
 _WHAT: dict[Kind, str] = {
     "aligned": "aligned: q = k = (1, 1, …)",
@@ -24,7 +24,7 @@ def decay_figure(
 ) -> Figure:
     """RoFormer's decay curve, whole, and once more cut as figures of it are printed.
 
-    The mean length of the partial sums of ``exp(i r inv_freq[k])``, `phasor.analysis.decay` (Su
+    The mean length of the partial sums of ``exp(i r inv_freq[k])``, `phasor.papers.decay` (Su
     et al. 2104.09864, section 3.4.3). Their figure 2 is width 128, base 10000, distances 0 to
     256, and shows 6 to 22 of a curve that begins at 32.5.
 
@@ -66,7 +66,7 @@ def decay_figure(
 def cosine_figure(ropes: Mapping[str, Rope], distances: ArrayLike, *, seed: int) -> Figure:
     """Cosine of a rotated query and a rotated key against distance, a panel for each kind.
 
-    `phasor.analysis.cosine`: aligned vectors lose their likeness, opposite ones gain, and
+    `phasor.papers.cosine`: aligned vectors lose their likeness, opposite ones gain, and
     independent ones stay within a few ``head_dim ** -0.5`` of 0 at every distance, which is the
     grey band (Barbero et al. 2410.06205, proposition 3.2 and figure 2).
 

@@ -14,10 +14,10 @@ from numpy.typing import ArrayLike, NDArray
 from phasor._checks import whole
 from phasor.errors import TensorError
 from phasor.figures._style import HEAT, NOTHING, panels
-from phasor.heads import positional_head
+from phasor.numpy import rotate
+from phasor.papers.heads import positional_head
 from phasor.positions import every_axis, span
-from phasor.rotate import rotate
-from phasor.spec import Rope
+from phasor.rope import Rope
 
 _CALLED = {0: "the token itself", 1: "the previous token"}
 
@@ -26,9 +26,9 @@ def attention_figure(rope: Rope, offsets: Sequence[int], *, alpha: float, tokens
     """Causal attention of heads that look at a position, a map for each offset.
 
     Softmax of ``alpha C(n - m + offset) / sqrt(head_dim)``, from the weights that
-    `phasor.heads.positional_head` makes (Barbero et al. 2410.06205, theorem 5.3, and Wendler's
-    previous-token head). The first ``offset`` tokens have no token so far back; they look at what
-    scores best in its place, the first token where ``C`` falls that far.
+    `phasor.papers.heads.positional_head` makes (Barbero et al. 2410.06205, theorem 5.3, and
+    Wendler's previous-token head). The first ``offset`` tokens have no token so far back; they
+    look at what scores best in its place, the first token where ``C`` falls that far.
 
     Args:
         rope: What rotates queries and keys.
@@ -85,9 +85,9 @@ def usage_figure(norms: Mapping[str, ArrayLike]) -> Figure:
     head has its row, so that one that uses other frequencies than its neighbours shows.
 
     Args:
-        norms: For each layer, by its name, ``[heads, num_pairs]`` as `phasor.analysis.pair_norms`
-            returns and ``phasor.torch.usage`` collects. Layers need as many pairs, not as many
-            heads.
+        norms: For each layer, by its name, ``[heads, num_pairs]`` as `phasor.papers.pair_norms`
+            returns and ``phasor.torch.papers.usage`` collects. Layers need as many pairs, not as
+            many heads.
 
     Returns:
         A figure with one heat map, layers from the top down, lines between them.

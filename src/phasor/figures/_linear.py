@@ -9,16 +9,16 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from phasor._checks import whole
-from phasor.analysis import expected_linear_sum, linear_weights
 from phasor.errors import SpecError
 from phasor.figures._style import label, legend, panels, styled
-from phasor.spec import Rope
+from phasor.papers import expected_linear_sum, linear_weights
+from phasor.rope import Rope
 
 
 def linear_figure(rope: Rope, lengths: Sequence[int], *, draws: int) -> Figure:
     """Share of negative weights of linear attention, and their sum, against the number of keys.
 
-    Weights of RoFormer's eq. 19 (2104.09864), `phasor.analysis.linear_weights`, of Gaussian
+    Weights of RoFormer's eq. 19 (2104.09864), `phasor.papers.linear_weights`, of Gaussian
     queries and keys: means over the draws, and bands of one standard deviation. Without a
     rotation no weight would be negative, and they would sum to 1. Work grows as
     ``draws * sum(lengths)``: 32 draws of 8192 keys at width 64 take a second.

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from matplotlib.figure import Figure
 
-from phasor.analysis import RECIPES, Recipe, angle_errors
 from phasor.figures._style import label, legend, panels, styled
-from phasor.spec import Rope
+from phasor.papers import RECIPES, Recipe, angle_errors
+from phasor.rope import Rope
 
 _NAMES: dict[Recipe, str] = {
     "float32 angle": "float32 angle, the usual recipe",

@@ -17,7 +17,7 @@ from phasor.angles import cos_sin
 from phasor.figures._style import HEAT, panels
 from phasor.frequencies import wavelengths
 from phasor.positions import every_axis, span
-from phasor.spec import Rope
+from phasor.rope import Rope
 
 _WIDEST = 3  # panels in a row
 

@@ -9,9 +9,9 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from phasor.figures._style import gaps, label, legend, panels, styled
-from phasor.frequencies import inv_freq, wavelengths
+from phasor.frequencies import wavelengths
+from phasor.rope import Rope
 from phasor.scaling import Law
-from phasor.spec import Rope
 
 
 def wavelength_figure(ropes: Mapping[str, Rope], *, context: int | None = None) -> Figure:
@@ -63,18 +63,18 @@ def scaling_figure(rope: Rope, laws: Mapping[str, Law]) -> Figure:
     Raises:
         SpecError: If there are more laws than styles of lines, or one does not fit the Rope.
 
-    >>> from phasor import Linear
+    >>> from phasor.scaling import Linear
     >>> figure = scaling_figure(Rope(head_dim=4, pairing="half"), {"linear": Linear(factor=8.0)})
     >>> figure.axes[0].lines[0].get_ydata()
     array([0.125, 0.125])
     """
     plain = dataclasses.replace(rope, scaling=None)
-    before = gaps(inv_freq(plain))
+    before = gaps(plain.inv_freq)
     figure, (axes,) = panels(size=(7.5, 4.6))
     label(axes, "pair (index)", "frequency / plain frequency")
     for name, look in styled(laws):
         scaled = dataclasses.replace(plain, scaling=laws[name])
-        axes.plot(np.asarray(inv_freq(scaled) / before), **look)
+        axes.plot(np.asarray(scaled.inv_freq / before), **look)
     axes.set_ylim(bottom=-0.02)  # a curve along 0 is not to lie under the frame
     legend(figure, axes)
     return figure

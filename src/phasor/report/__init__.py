@@ -10,15 +10,15 @@ from typing import Any
 import vl_convert
 from jinja2 import Environment, StrictUndefined
 
-from phasor.analysis import RECIPES
 from phasor.describe import pair_rows, ranges, sentences
 from phasor.errors import SpecError
 from phasor.extending import Plan, plan
 from phasor.layers import LayerRopes
+from phasor.papers import RECIPES
 from phasor.report import _charts, _numbers
 from phasor.report._snippet import usage
+from phasor.rope import Rope
 from phasor.scaling import Rule
-from phasor.spec import Rope
 
 _TIMES = 8  # the longest context that a report looks at, of the trained one, unless told
 

@@ -10,13 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from phasor.analysis import RECIPES, angle_errors, cosine, decay
 from phasor.axes import OneAxis
 from phasor.errors import SpecError
 from phasor.extending import Plan
-from phasor.frequencies import inv_freq
-from phasor.heads import attention_weight, required_alpha
-from phasor.spec import Rope
+from phasor.papers import RECIPES, angle_errors, cosine, decay
+from phasor.papers.heads import attention_weight, required_alpha
+from phasor.rope import Rope
 
 Row = Mapping[str, Any]
 
@@ -40,7 +39,7 @@ def coverage_rows(planned: Plan) -> list[Row]:
         for name, way in planned.ways.items()
         for pair, (step, first, turned) in enumerate(
             zip(
-                inv_freq(way.extension.rope).tolist(),
+                way.extension.rope.inv_freq.tolist(),
                 way.extension.coverage.first_new.tolist(),
                 way.extension.coverage.trained_turns >= 1,
                 strict=True,
@@ -51,11 +50,11 @@ def coverage_rows(planned: Plan) -> list[Row]:
 
 def slowing_rows(planned: Plan) -> list[Row]:
     """What each law divides the trained frequency of each pair by; pairs that turn only."""
-    before = inv_freq(planned.ways["unchanged"].extension.rope)
+    before = planned.ways["unchanged"].extension.rope.inv_freq
     return [
         {"law": name, "pair": pair, "divided_by": float(old / new)}
         for name, way in planned.ways.items()
-        for pair, (old, new) in enumerate(zip(before, inv_freq(way.extension.rope), strict=True))
+        for pair, (old, new) in enumerate(zip(before, way.extension.rope.inv_freq, strict=True))
         if old and new
     ]
 
@@ -89,7 +88,7 @@ class HeadRows:
     """What a previous-token head needs and keeps.
 
     Attributes:
-        alpha: The alpha of `phasor.heads.required_alpha` for 0.99 over the trained context.
+        alpha: The alpha of `phasor.papers.heads.required_alpha` for 0.99 over the trained context.
         needed: Alpha against context, for each of `WEIGHTS`, with the trained rope.
         kept: Weight against context with ``alpha``, under each law.
     """
@@ -165,7 +164,12 @@ def _one_axis(rope: Rope) -> Rope:
     """The same frequencies on one axis, for positions that are equal along all."""
     if rope.axes.n_axes == 1:
         return rope
-    given = tuple(inv_freq(rope).tolist())
+    given = tuple(rope.inv_freq.tolist())
     return replace(
-        rope, axes=OneAxis(), base=None, scaling=None, inv_freq=given, inv_freq_dtype="exact"
+        rope,
+        axes=OneAxis(),
+        base=None,
+        scaling=None,
+        explicit_inv_freq=given,
+        inv_freq_dtype="exact",
     )

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import fields
 
 from phasor.axes import OneAxis
+from phasor.rope import Rope
 from phasor.scaling import Rule
-from phasor.spec import Rope
 
 _INDENT = "    "
 
@@ -36,7 +36,7 @@ def _arguments(rope: Rope) -> dict[str, str]:
         if field.name == "base" and value is None:
             continue  # explicit frequencies stand in its place
         own_class = field.name == "scaling" or isinstance(value, type(rope.axes))
-        text = f"phasor.{value!r}" if own_class else repr(value)
+        text = f"{type(value).__module__.split('._')[0]}.{value!r}" if own_class else repr(value)
         said[field.name] = f'"{value}"' if isinstance(value, str) else text
     if isinstance(rope.axes, OneAxis):
         said.pop("axes", None)

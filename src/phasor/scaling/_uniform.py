@@ -25,9 +25,9 @@ class Linear(_Stretch):
 
     Rotating by ``p`` at the divided frequency is rotating by ``p / factor`` at the plain one.
 
-    >>> from phasor import Rope, Linear
-    >>> from phasor.frequencies import inv_freq
-    >>> inv_freq(Rope(head_dim=4, pairing="half", base=100.0, scaling=Linear(factor=2.0)))
+    >>> from phasor import Rope
+    >>> from phasor.scaling import Linear
+    >>> Rope(head_dim=4, pairing="half", base=100.0, scaling=Linear(factor=2.0)).inv_freq
     array([0.5 , 0.05])
     """
 

@@ -10,8 +10,8 @@ from rich import box
 from rich.table import Table
 
 from phasor.describe import original_context, ranges, resolved, sentences
+from phasor.rope import Rope
 from phasor.scaling import Rule
-from phasor.spec import Rope
 from phasor.terminal._screen import Screen
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from rich import box
 from rich.table import Table
 
-from phasor.comparison import Comparison, Meeting
-from phasor.conventions import Parting
 from phasor.describe import PairRow, original_context, pair_rows, ranges, resolved, sentences
+from phasor.identification import Parting
+from phasor.identification.comparison import Comparison, Meeting
 from phasor.layers import LayerRopes
 from phasor.scaling import Rule
 from phasor.terminal._screen import Screen

@@ -7,8 +7,8 @@ from phasor.torch.by_rows import rotate_by, rotate_by_
 from phasor.torch.cache import retune_, shift_, undo_
 from phasor.torch.cached_keys import CachedKeys
 from phasor.torch.functional import chosen_backend, rotate, rotate_, rotate_qk, rotate_qk_
-from phasor.torch.heads import PositionalHead
 from phasor.torch.key_cache import KeyCache
+from phasor.torch.papers.heads import PositionalHead
 from phasor.torch.splice import evict, insert
 
 __all__ = [

@@ -14,8 +14,8 @@ from torch import Tensor
 from phasor._checks import number, shown
 from phasor.errors import PositionError, SpecError, TensorError
 from phasor.pairings import PAIRINGS
+from phasor.rope import Rope
 from phasor.scaling import Rule
-from phasor.spec import Rope
 from phasor.torch._internals import unheard
 from phasor.torch._layout import layout_text
 from phasor.torch._torchscript import refuse_tracing

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as nnf
 from torch import Tensor
 
-from phasor.spec import Rope
+from phasor.rope import Rope
 
 #: Queries that share one mask.
 CHUNK = 512

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from phasor.errors import PositionError
-from phasor.torch import _eager
 from phasor.torch._fused import FLOAT8, LARGEST, inverse_unit
 from phasor.torch._internals import below_autograd
-from phasor.torch._triton import fused as triton_fused
 from phasor.torch._written import check_alone_and_apart, check_mutable
+from phasor.torch.backends import eager as eager_backend
+from phasor.torch.backends.triton import fused as triton_fused
 
 _LIBRARY = torch.library.Library("phasor", "FRAGMENT")
 _LIBRARY.define(
@@ -53,12 +53,12 @@ def eager_(
             f"got {int(places.max())}; a negative slot keeps a token out of the cache"
         )
     kept = (places >= 0) & (places < room)
-    (wide,) = _eager.rotate([_wide(k)], [positions], rope, False, gain)
+    (wide,) = eager_backend.rotate([_wide(k)], [positions], rope, False, gain)
     stored = [
         _stored(rows.flatten(0, -3)[kept], cache.dtype, unit)
         for rows, cache, unit in ((wide, key_cache, key_unit), (_wide(v), value_cache, value_unit))
     ]
-    _eager.rotate_([q], [positions], rope, False, gain)
+    eager_backend.rotate_([q], [positions], rope, False, gain)
     block, place = key_cache.shape[1], places[kept]
     for cache, values in zip((key_cache, value_cache), stored, strict=True):
         # torch indexes no 8-bit floats; their bytes are the same numbers

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from phasor._checks import shown
 from phasor.errors import SpecError, TensorError
-from phasor.spec import Rope
+from phasor.rope import Rope
 
 FeatureMap = Callable[[Tensor], Tensor]
 FeatureMaps = str | FeatureMap | tuple[FeatureMap, FeatureMap]

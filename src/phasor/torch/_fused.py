@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from phasor.errors import BackendError
-from phasor.torch import _triton
+from phasor.torch.backends import triton as triton_backend
 
 #: The one format of 8 bits, and its largest finite number.
 FLOAT8 = torch.float8_e4m3fn
@@ -30,7 +30,7 @@ def resolve(backend: str, x: Tensor, *, besides: str = "") -> str:
         raise BackendError(f"backend must be one of {known} here, got {backend!r}")
     if backend == "eager":
         return backend
-    refusal = besides or _triton.refusal(x)
+    refusal = besides or triton_backend.refusal(x)
     if refusal and backend == "triton":
         raise BackendError(f"backend='triton' cannot do this: {refusal}; use 'auto' or 'eager'")
     return "eager" if refusal else "triton"

@@ -13,7 +13,7 @@ from functools import lru_cache, wraps
 from typing import NamedTuple, ParamSpec, TypeVar, cast
 
 from phasor.pairings import Pairing, slices
-from phasor.spec import Rope
+from phasor.rope import Rope
 from phasor.torch._internals import constant_to_the_compiler
 
 _P = ParamSpec("_P")

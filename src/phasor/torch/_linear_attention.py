@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from phasor._checks import whole
 from phasor.errors import PositionError, SpecError, TensorError
-from phasor.spec import Rope
+from phasor.rope import Rope
 from phasor.torch._arguments import check_rope
 from phasor.torch._causal_sum import causal_sum
 from phasor.torch._feature_maps import FeatureMaps, check_features, feature_maps
@@ -68,7 +68,7 @@ def linear_attention(
 
     ``Σ_n (R(m) φ(q_m) · R(n) ϕ(k_n)) v_n / Σ_n φ(q_m) · ϕ(k_n)``
     (RoFormer 2104.09864, eq. 19): the numerator is rotated and the denominator is not, so weights
-    may be negative and their sum shrinks with distance; `phasor.analysis.linear_weights` shows
+    may be negative and their sum shrinks with distance; `phasor.papers.linear_weights` shows
     them. The sums run over all tokens, or with ``causal`` over those that do not come later *in the
     tensor*; positions only rotate, and may be any. Sequences that are packed into one would see
     each other, and there is no mask for padding: of a causal sum, padding at the end changes only

@@ -19,10 +19,10 @@ import torch
 import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 
-from phasor.torch import _eager
 from phasor.torch._fused import resolve
 from phasor.torch._internals import below_autograd
-from phasor.torch._triton import fused as triton_fused
+from phasor.torch.backends import eager as eager_backend
+from phasor.torch.backends.triton import fused as triton_fused
 
 _LIBRARY = torch.library.Library("phasor", "FRAGMENT")
 _ARGUMENTS = "Tensor[] angles, str rope, float epsilon, float gain, str backend"
@@ -45,7 +45,7 @@ def apply(
 ) -> list[Tensor]:
     """The operator on checked arguments, or its definition for those who look inside."""
     name = resolve(backend, xs[0])
-    if _eager.is_followed(backend, xs + weights + angles) or any(
+    if eager_backend.is_followed(backend, xs + weights + angles) or any(
         forward_ad.unpack_dual(x).tangent is not None for x in xs + weights
     ):
         return composite(xs, weights, angles, rope, epsilon, gain)
@@ -62,7 +62,7 @@ def composite(
 ) -> list[Tensor]:
     """The definition in operations that every transformation follows."""
     normed = [_normed(x, w, epsilon) for x, w in zip(xs, weights, strict=True)]
-    turned = _eager.composite(normed, angles, rope, False, gain)
+    turned = eager_backend.composite(normed, angles, rope, False, gain)
     return [y.to(x.dtype) for x, y in zip(xs, turned, strict=True)]
 
 
@@ -76,7 +76,7 @@ def eager(
 ) -> list[Tensor]:
     """The definition, into tensors of the strides of ``xs``."""
     normed = [_normed(x, w, epsilon) for x, w in zip(xs, weights, strict=True)]
-    turned = _eager.rotate(normed, angles, rope, False, gain)
+    turned = eager_backend.rotate(normed, angles, rope, False, gain)
     return [torch.empty_like(x).copy_(y) for x, y in zip(xs, turned, strict=True)]
 
 
@@ -93,7 +93,7 @@ def eager_backward(
     wide = [g.to(_computed_in(x)) for g, x in zip(grads, xs, strict=True)]
     of_xs: list[Tensor] = []
     of_weights: list[Tensor] = []
-    turned = _eager.rotate(wide, angles, rope, True, gain)
+    turned = eager_backend.rotate(wide, angles, rope, True, gain)
     for v, x, w in zip(turned, xs, weights, strict=True):
         size = _inverse_size(x.to(v.dtype), epsilon)
         n = x.to(v.dtype) * size

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from phasor import angles
-from phasor.frequencies import inv_freq
-from phasor.spec import Rope
+from phasor.rope import Rope
 from phasor.torch._internals import constant_to_the_compiler, outside_modes, outside_transforms
 from phasor.torch._layout import read_rope
 
@@ -151,4 +150,4 @@ def axis_of_pair(text: str, device: torch.device) -> Tensor:
 def steps(text: str, device: torch.device) -> Tensor:
     """``[num_pairs]`` signed radians per position, float64, for fractions of a position."""
     rope = read_rope(text)
-    return _constant(rope.direction * inv_freq(rope), device)
+    return _constant(rope.direction * rope.inv_freq, device)

@@ -22,7 +22,7 @@ def refuse() -> NoReturn:
     raise BackendError(
         "phasor has no form in TorchScript (torch.jit.script, torch.jit.trace, torch.onnx.export "
         "with dynamo=False); use torch.export.export(model, args), torch.compile(model), or "
-        "phasor.torch.onnx.export(model, args)"
+        "phasor.torch.export.export(model, args)"
     )
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from phasor._checks import number, whole
 from phasor.errors import PositionError, SpecError, TensorError
-from phasor.spec import Rope
+from phasor.rope import Rope
 from phasor.torch._arguments import check_is_tensor, check_rope
 from phasor.torch._attend import attend, attend_cached, logit_factors
 from phasor.torch._torchscript import refuse

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from phasor.torch import _ops
+from phasor.torch import ops
 from phasor.torch._arguments import checked_options, checked_rows
 from phasor.torch._torchscript import unscriptable
 
@@ -57,7 +57,7 @@ def rotate_by(
     True
     """
     text = checked_rows(x, cos, sin, pairing, pairing_out, rotary_start)
-    return _ops.apply([x], [cos, sin], text, *checked_options(inverse, 1.0), backend)[0]
+    return ops.apply([x], [cos, sin], text, *checked_options(inverse, 1.0), backend)[0]
 
 
 @unscriptable
@@ -94,5 +94,5 @@ def rotate_by_(
     tensor([0.6000, 0.8000])
     """
     text = checked_rows(x, cos, sin, pairing, pairing_out, rotary_start)
-    _ops.apply_([x], [cos, sin], text, *checked_options(inverse, 1.0), backend)
+    ops.apply_([x], [cos, sin], text, *checked_options(inverse, 1.0), backend)
     return x

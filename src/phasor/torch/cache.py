@@ -20,7 +20,7 @@ from torch import Tensor
 from phasor._checks import number
 from phasor.angles import checked_positions as numpy_positions
 from phasor.errors import SpecError
-from phasor.spec import Rope
+from phasor.rope import Rope
 from phasor.torch._arguments import check_heads, check_rope, checked_positions
 from phasor.torch._rows import TOO_FAR, reach, rows
 from phasor.torch._written import check_alone_and_apart, check_copies, check_mutable
@@ -121,7 +121,7 @@ def retune_(keys: Tensor, positions: Any, old: Rope, new: Rope, *, gain: float =
         TensorError: If the keys do not fit the Ropes, or share memory with themselves.
 
     >>> import torch
-    >>> from phasor import DynamicNTK
+    >>> from phasor.scaling import DynamicNTK
     >>> from phasor.torch import rotate
     >>> rule = DynamicNTK(factor=2.0, original_max_positions=4)
     >>> rope = Rope(head_dim=8, pairing="half", scaling=rule)

@@ -8,7 +8,7 @@ from typing import Any, cast
 from torch import Tensor
 
 from phasor.errors import SpecError, TensorError
-from phasor.spec import Rope
+from phasor.rope import Rope
 from phasor.torch._arguments import check_rope
 from phasor.torch._cache_layers import Layer, layers_of
 from phasor.torch.cache import check_retunable, check_shiftable, retune_, shift_

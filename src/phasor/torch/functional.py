@@ -11,10 +11,12 @@ from typing import Any
 
 from torch import Tensor
 
-from phasor.spec import Rope
-from phasor.torch import _cpu, _ops, _triton
+from phasor.rope import Rope
+from phasor.torch import ops
 from phasor.torch._arguments import checked_options, checked_positions
 from phasor.torch._torchscript import unscriptable
+from phasor.torch.backends import cpu
+from phasor.torch.backends import triton as triton_backend
 
 
 @unscriptable
@@ -69,13 +71,13 @@ def rotate(
     >>> bool(torch.allclose(back.float(), q.float(), atol=0.05))
     True
     """
-    done = _cpu.quick((x,), positions, rope, inverse, gain, backend)
+    done = cpu.quick((x,), positions, rope, inverse, gain, backend)
     if done is None:
-        done = _triton.quick((x,), positions, rope, inverse, gain, backend)
+        done = triton_backend.quick((x,), positions, rope, inverse, gain, backend)
     if done is None:
         angles = [checked_positions(positions, [x], rope)]
         options = checked_options(inverse, gain)
-        done = _ops.apply([x], angles, rope.to_json(), *options, backend)
+        done = ops.apply([x], angles, rope.to_json(), *options, backend)
     return done[0]
 
 
@@ -114,13 +116,13 @@ def rotate_qk(
     >>> torch.equal(k2, rotate(k, 3, Rope(head_dim=8, pairing="half")))
     True
     """
-    done = _cpu.quick((q, k), positions, rope, inverse, gain, backend)
+    done = cpu.quick((q, k), positions, rope, inverse, gain, backend)
     if done is None:
-        done = _triton.quick((q, k), positions, rope, inverse, gain, backend)
+        done = triton_backend.quick((q, k), positions, rope, inverse, gain, backend)
     if done is None:
         angles = [checked_positions(positions, [q, k], rope)]
         options = checked_options(inverse, gain)
-        done = _ops.apply([q, k], angles, rope.to_json(), *options, backend)
+        done = ops.apply([q, k], angles, rope.to_json(), *options, backend)
     return done[0], done[1]
 
 
@@ -158,12 +160,12 @@ def rotate_(
     [0.7215084624561218, 1.2163163809651676]
     """
     if not (
-        _cpu.quick_((x,), positions, rope, inverse, gain, backend)
-        or _triton.quick_((x,), positions, rope, inverse, gain, backend)
+        cpu.quick_((x,), positions, rope, inverse, gain, backend)
+        or triton_backend.quick_((x,), positions, rope, inverse, gain, backend)
     ):
         angles = [checked_positions(positions, [x], rope)]
         options = checked_options(inverse, gain)
-        _ops.apply_([x], angles, rope.to_json(), *options, backend)
+        ops.apply_([x], angles, rope.to_json(), *options, backend)
     return x
 
 
@@ -204,12 +206,12 @@ def rotate_qk_(
     True
     """
     if not (
-        _cpu.quick_((q, k), positions, rope, inverse, gain, backend)
-        or _triton.quick_((q, k), positions, rope, inverse, gain, backend)
+        cpu.quick_((q, k), positions, rope, inverse, gain, backend)
+        or triton_backend.quick_((q, k), positions, rope, inverse, gain, backend)
     ):
         angles = [checked_positions(positions, [q, k], rope)]
         options = checked_options(inverse, gain)
-        _ops.apply_([q, k], angles, rope.to_json(), *options, backend)
+        ops.apply_([q, k], angles, rope.to_json(), *options, backend)
     return q, k
 
 
@@ -224,4 +226,4 @@ def chosen_backend(x: Tensor) -> str:
     >>> chosen_backend(torch.zeros(1, 1, 2, device="meta"))
     'eager'
     """
-    return _ops.resolve("auto", x)
+    return ops.resolve("auto", x)

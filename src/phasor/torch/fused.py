@@ -16,7 +16,7 @@ from torch import Tensor
 
 from phasor._checks import number, shown
 from phasor.errors import SpecError, TensorError
-from phasor.spec import Rope
+from phasor.rope import Rope
 from phasor.torch import _cache_write, _norm
 from phasor.torch._arguments import DTYPES, checked_positions
 from phasor.torch._fused import FLOAT8, resolve

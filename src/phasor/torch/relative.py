@@ -15,7 +15,7 @@ from torch import Tensor
 
 from phasor._checks import number, whole
 from phasor.errors import SpecError, TensorError
-from phasor.spec import Rope
+from phasor.rope import Rope
 from phasor.torch._arguments import check_heads, check_is_tensor
 from phasor.torch._attend import CHUNK, logit_factors
 from phasor.torch._internals import outside_autocast

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from phasor._checks import whole
 from phasor.errors import PositionError, TensorError
-from phasor.spec import Rope
+from phasor.rope import Rope
 from phasor.torch._arguments import check_heads, check_is_tensor, check_rope
 from phasor.torch.cache import as_stored
 from phasor.torch.functional import rotate

@@ -8,10 +8,9 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from phasor.frequencies import inv_freq
+from phasor.numpy import pair_indices, rotate
 from phasor.positions import every_axis
-from phasor.rotate import pair_indices, rotate
-from phasor.spec import Rope
+from phasor.rope import Rope
 from phasor.torch.architectures._recording import Recorded
 
 Positions = NDArray[np.int64]
@@ -77,4 +76,4 @@ def _allowed(rope: Rope, positions: Positions) -> NDArray[np.float64]:
     pairs = np.arange(rope.num_pairs)
     roundings = np.log(rope.base or 1e4) * pairs / rope.num_pairs + 8
     far = positions if positions.ndim == 1 else positions.max(axis=1)
-    return (far[:, None] * np.abs(inv_freq(rope)) * roundings + 8) * _ROUNDING
+    return (far[:, None] * np.abs(rope.inv_freq) * roundings + 8) * _ROUNDING

@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 
 from phasor.configs import load
-from phasor.conventions import Identification, identify_samples
 from phasor.describe import original_context
 from phasor.errors import ConfigError, PhasorError
+from phasor.identification import Identification, identify_samples
 from phasor.layers import LayerRopes
 from phasor.positions import every_axis
+from phasor.rope import Rope
 from phasor.scaling import Rule
-from phasor.spec import Rope
 from phasor.torch.architectures import (
     architecture,
     attempting,

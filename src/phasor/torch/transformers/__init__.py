@@ -26,7 +26,7 @@ from torch import nn
 from phasor._checks import whole
 from phasor.errors import ConfigError
 from phasor.layers import LayerRopes
-from phasor.spec import Rope
+from phasor.rope import Rope
 from phasor.torch.transformers._check import Checked, CheckedModule, check
 from phasor.torch.transformers._classes import TURNS, carrying_class, rotating_class
 from phasor.torch.transformers._live import Live, check_held

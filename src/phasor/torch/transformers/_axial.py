@@ -14,10 +14,9 @@ from itertools import permutations
 import numpy as np
 from numpy.typing import NDArray
 
-from phasor.axes import Axes, Axial, Interleaved, Sectioned
+from phasor.axes import Axes, Axial, InterleavedSections, Sectioned
 from phasor.errors import SpecError
-from phasor.frequencies import inv_freq
-from phasor.spec import Rope
+from phasor.rope import Rope
 from phasor.torch.transformers._carriers import Form
 
 Rows = tuple[NDArray[np.float64], NDArray[np.float64]]
@@ -52,12 +51,12 @@ def axial_rope(
     counts = tuple(int(n) for n in np.bincount(axis_of_pair, minlength=axes))
     for order in permutations(range(axes)):
         wanted = tuple(order.index(int(axis)) for axis in axis_of_pair)
-        for kind in (Axial, Sectioned, Interleaved):
+        for kind in (Axial, Sectioned, InterleavedSections):
             layout = kind(tuple(counts[axis] for axis in order))
             if _laid_out(layout, pairs) == wanted:
                 plain = _rope(form, pairs, layout, base, None)
                 exact = tuple(base ** (-power / pairs) for power in powers)
-                if not np.allclose(inv_freq(plain), exact, rtol=_SAME, atol=0):
+                if not np.allclose(plain.inv_freq, exact, rtol=_SAME, atol=0):
                     if kind is Axial:
                         continue
                     plain = _rope(form, pairs, layout, None, exact)
@@ -82,5 +81,5 @@ def _rope(
         direction=1 if form.direction > 0 else -1,
         base=base,
         axes=axes,
-        inv_freq=exact,
+        explicit_inv_freq=exact,
     )

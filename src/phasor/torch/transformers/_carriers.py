@@ -18,11 +18,12 @@ from torch import Tensor
 
 from phasor.errors import TensorError
 from phasor.pairings import Pairing
+from phasor.rope import Rope
 from phasor.scaling import Rule
-from phasor.spec import Rope
-from phasor.torch import _cpu, _ops
+from phasor.torch import ops
 from phasor.torch._arguments import checked_positions
 from phasor.torch._layout import constant, count_axes, layout_text, read_rope
+from phasor.torch.backends import cpu
 from phasor.torch.transformers._rules import rule_rows
 
 Width = Literal["twice", "repeated", "half", "complex"]
@@ -200,10 +201,10 @@ def turned(xs: Sequence[Tensor], carrier: Any, form: Form, heads_first: bool) ->
         )
     where = carrier.turns.rope, given[0].shape[-1], form
     if len(carrier.angles) == 2:
-        done = _ops.apply(given, list(carrier.angles), rows_text(*where), inverse, 1.0, "auto")
+        done = ops.apply(given, list(carrier.angles), rows_text(*where), inverse, 1.0, "auto")
     elif torch.compiler.is_compiling():
         text, gain = rope_text(*where), carrier.turns.gain
-        done = _ops.apply(given, list(carrier.angles), text, inverse, gain, "auto")
+        done = ops.apply(given, list(carrier.angles), text, inverse, gain, "auto")
     else:
         done = _by_positions(given, carrier, placed(*where), inverse)
     return [y.transpose(-3, -2) if heads_first else y for y in done]
@@ -213,10 +214,10 @@ def _by_positions(
     xs: Sequence[Tensor], carrier: Carrier, rope: Rope, inverse: bool
 ) -> list[Tensor]:
     positions, gain = carrier.angles[0], carrier.turns.gain
-    done = _cpu.quick(xs, positions, rope, inverse, gain, "auto")
+    done = cpu.quick(xs, positions, rope, inverse, gain, "auto")
     if done is None:
         checked = [checked_positions(positions, xs, rope)]
-        done = _ops.apply(list(xs), checked, rope.to_json(), inverse, gain, "auto")
+        done = ops.apply(list(xs), checked, rope.to_json(), inverse, gain, "auto")
     return done
 
 

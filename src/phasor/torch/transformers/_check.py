@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from phasor.angles import cos_sin
 from phasor.layers import LayerRopes
-from phasor.spec import Rope
+from phasor.rope import Rope
 from phasor.torch.functional import rotate
 from phasor.torch.transformers._fresh import asked, halved, held, unbatched, undisturbed
 from phasor.torch.transformers._live import Embedding, Live, is_lost

@@ -16,10 +16,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from phasor.conventions import identify
 from phasor.errors import PhasorError
-from phasor.frequencies import inv_freq
-from phasor.spec import Rope
+from phasor.identification import identify
+from phasor.rope import Rope
 from phasor.torch._internals import outside_modes, outside_transforms
 from phasor.torch.transformers._axial import axial_rope
 from phasor.torch.transformers._carriers import Form, Ids
@@ -138,7 +137,7 @@ class Fresh:
         if rows[0].shape[-1] != (2 * pairs if doubled else pairs):
             return False
         cos, sin = halved(rows, form)
-        angles = grid[list(rope.axes.axis_of_pair(pairs))].T * inv_freq(rope)
+        angles = grid[list(rope.axes.axis_of_pair(pairs))].T * rope.inv_freq
         gain = rope.attention_factor
         bound = gain * (_ROW_ERROR + _ANGLE_ERROR * np.abs(angles))
         near = np.abs(cos - gain * np.cos(angles)) <= bound

@@ -15,8 +15,8 @@ from phasor.axes import Axial
 from phasor.configs import load, model_types
 from phasor.errors import ConfigError, PhasorError
 from phasor.layers import LayerRopes
+from phasor.rope import Rope
 from phasor.scaling import Rule
-from phasor.spec import Rope
 from phasor.torch.transformers._carriers import Form, Ids, Turns
 from phasor.torch.transformers._forms import measured
 from phasor.torch.transformers._fresh import FOREIGN, Fresh, held, undisturbed

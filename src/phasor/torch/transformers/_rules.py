@@ -13,9 +13,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from phasor.frequencies import inv_freq
+from phasor.rope import Rope
 from phasor.scaling import Rule
-from phasor.spec import Rope
 from phasor.torch._layout import constant, count_axes, read_rope
 
 
@@ -59,7 +58,7 @@ def _steps(rule: Rule, text: str, positions: Tensor) -> tuple[Tensor, Any]:
 
 def _steps_read(text: str, length: Tensor) -> tuple[Tensor, float]:
     rope = read_rope(text).at(max(1, math.ceil(length)))
-    return length.new_tensor(inv_freq(rope).tolist()), rope.attention_factor
+    return length.new_tensor(rope.inv_freq.tolist()), rope.attention_factor
 
 
 # a rule without at_lengths has its length read, which no graph can hold
@@ -74,7 +73,7 @@ def _plain(text: str) -> tuple[tuple[float, ...], ...]:
     """The frequencies of every spectrum of a Rope before its rule."""
     rope = read_rope(text)
     return tuple(
-        tuple(inv_freq(Rope(head_dim=2 * n, pairing="half", base=rope.base)).tolist())
+        tuple(Rope(head_dim=2 * n, pairing="half", base=rope.base).inv_freq.tolist())
         for n in rope.axes.spectra(rope.num_pairs)
     )
 

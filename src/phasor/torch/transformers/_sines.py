@@ -17,8 +17,7 @@ from torch import Tensor
 
 from phasor.axes import Axial
 from phasor.errors import TensorError
-from phasor.frequencies import inv_freq
-from phasor.spec import Rope
+from phasor.rope import Rope
 from phasor.torch.transformers._carriers import Carrier, Ids, Turns, carried
 from phasor.torch.transformers._forms import measured
 from phasor.torch.transformers._fresh import Fresh, base_of, built, halved, held
@@ -80,7 +79,7 @@ class FreshGrid(Fresh):
             cos, sin = halved(self._table, form)
             # the slowest pair of each axis is the last to come round
             slow = [pairs // 2 - 1, pairs - 1]
-            places = np.arctan2(sin, cos)[:, slow] / inv_freq(rope)[slow]
+            places = np.arctan2(sin, cos)[:, slow] / rope.inv_freq[slow]
             grid = places.round().astype(np.int64).T
             if self.explains(self._table, rope, grid, function):
                 self.ids = self.ids._replace(fixed=tuple((int(y), int(x)) for y, x in grid.T))

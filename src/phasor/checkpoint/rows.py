@@ -1,0 +1,174 @@
+"""The re-ordering that one tensor needs, from what it is, its shape and its layer's rope."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NoReturn
+
+from phasor._checks import shown
+from phasor.checkpoint.format import Entry
+from phasor.checkpoint.model import Model
+from phasor.checkpoint.names import VALUE_OF, Part
+from phasor.checkpoint.orders import Layout, Reorder, period_order
+from phasor.errors import CheckpointError
+from phasor.pairings import Pairing
+from phasor.rope import Rope
+
+# what follows the module's name where the first axis is the projection's output
+_ROWS = re.compile(
+    r"(?:(?:linear|base_layer)\.)?(?:weight|bias)|lora_(?:B|up)(?:\.\w+)*|"
+    r"lora_magnitude_vector(?:\.\w+)*"
+)
+_INNER = re.compile(r"lora_(?:A|down)(?:\.\w+)*")
+_QUANTISED = re.compile(r"(?:weight_)?scale(?:_inv)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What all tensors of a conversion have in common."""
+
+    model: Model
+    source: Pairing
+    target: Pairing
+    entries: Mapping[str, Entry]
+
+
+def reorder(context: Context, name: str, part: Part, rope: Rope) -> Reorder | None:
+    """How the bytes of a tensor have to move; None where it belongs to a part and stays.
+
+    Raises:
+        CheckpointError: If its shape is not that of whole heads, or what it holds is not known.
+    """
+    entry = context.entries[name]
+    role = part.role
+    if part.module:
+        _refuse_shared_values(context, name, part)
+        if _INNER.fullmatch(part.suffix):
+            return None
+        if not _ROWS.fullmatch(part.suffix):
+            return _beside(context, name, part, rope)
+    elif re.search(r"\blora_(A|down)\b", name):
+        raise CheckpointError(
+            f"{shown(name)} is the inner matrix of a LoRA, whose rows are no heads: match "
+            "lora_B alone"
+        )
+    if role == "vectors":
+        return _of_numbers(context, name, entry, rope)
+    return _of_rows(context, name, part, rope)
+
+
+def _of_numbers(context: Context, name: str, entry: Entry, rope: Rope) -> Reorder:
+    if context.model.latent:
+        _refuse(name, entry, "a QK-norm in a model with latent attention is not known")
+    width = rope.head_dim
+    if not entry.shape or entry.shape[-1] % width or entry.bits % 8:
+        _refuse(name, entry, f"its last axis must hold whole heads of head_dim {width}")
+    layout = Layout(width, (0,), entry.count // width)
+    order = period_order(rope, context.source, context.target, layout)
+    return Reorder(layout, order, entry.bits // 8)
+
+
+def _of_rows(context: Context, name: str, part: Part, rope: Rope) -> Reorder:
+    entry = context.entries[name]
+    rows = entry.shape[0] if entry.shape else 0
+    if rows * entry.count == 0 or (entry.count // rows * entry.bits) % 8:
+        _refuse(name, entry, "it must have rows of whole bytes")
+    find = _latent_layout if context.model.latent else _layout
+    layout = find(context, name, part, rope.head_dim, rows)
+    order = period_order(rope, context.source, context.target, layout)
+    return Reorder(layout, order, (entry.end - entry.begin) // rows)
+
+
+def _latent_layout(context: Context, name: str, part: Part, width: int, rows: int) -> Layout:
+    """Heads are ``[without position | with position]``; the one key is after the latent vector."""
+    entry = context.entries[name]
+    if part.role == "latent key":
+        if rows <= width:
+            _refuse(name, entry, f"it must have more rows than the {width} of the key")
+        return Layout(rows, (rows - width,), 1)
+    if part.role != "query":
+        _refuse(name, entry, "it is not known from models with latent attention")
+    heads = _query_heads(context.model, name)
+    if rows % heads or rows // heads < width:
+        _refuse(name, entry, f"it must hold {heads} heads of {width} rows or more")
+    return Layout(rows // heads, (rows // heads - width,), heads)
+
+
+def _layout(context: Context, name: str, part: Part, width: int, rows: int) -> Layout:
+    model, entry = context.model, context.entries[name]
+    count, rest = divmod(rows, width)
+    if rest:
+        _refuse(name, entry, f"its rows must be whole heads of head_dim {width}")
+    if part.role == "latent key":
+        _refuse(name, entry, "the config describes no latent attention")
+    heads = model.query_heads if part.module and not model.table.varied else None
+    if part.role == "query" and heads is not None and count != heads:
+        if model.table.gated and count == 2 * heads:
+            return Layout(2 * width, (0,), heads)
+        _refuse(name, entry, f"it must hold {heads} heads of head_dim {width}")
+    if part.role == "key" and heads is not None and (count == 0 or heads % count):
+        _refuse(name, entry, f"its heads must divide the {heads} query heads")
+    if part.role in ("query", "key"):
+        return Layout(width, (0,), count)
+    order = model.table.fused if part.role == "fused" else part.role
+    if order is None:
+        _refuse(
+            name,
+            entry,
+            "whether queries, keys and values lie in blocks or in groups is not known for this "
+            "model type, so a pattern must say it (--qkv-blocks or --qkv-groups)",
+        )
+    queries = _query_heads(model, name)
+    keys, odd = divmod(count - queries, 2)
+    if keys < 1 or odd or queries % keys:
+        _refuse(name, entry, f"beside {queries} query heads it must hold as many keys as values")
+    if order == "blocks":
+        return Layout(width, (0,), queries + keys)
+    turned = queries // keys + 1
+    return Layout((turned + 1) * width, tuple(i * width for i in range(turned)), keys)
+
+
+def _query_heads(model: Model, name: str) -> int:
+    if model.query_heads is None:
+        raise CheckpointError(
+            f"{shown(name)} cannot be taken apart without the number of query heads; give a config "
+            "that has it"
+        )
+    return model.query_heads
+
+
+def _beside(context: Context, name: str, part: Part, rope: Rope) -> Reorder | None:
+    """For what quantisers put beside a weight."""
+    entry = context.entries[name]
+    if entry.count == 1:
+        return None
+    weight = name.removesuffix(part.suffix) + "weight"
+    problem = "what it holds is not known, so its rows might be left behind"
+    if _QUANTISED.fullmatch(part.suffix) and weight in context.entries and part.role != "vectors":
+        rows, block = context.entries[weight].shape[0], context.model.block_rows
+        if entry.shape[0] == rows:
+            return _of_rows(context, name, part, rope)
+        if block and entry.shape[0] == -(-rows // block):
+            if _of_rows(context, weight, part, rope).moves_only_inside(block):
+                return None
+            problem = f"rows would leave its blocks of {block}, which have one scale each"
+    return _refuse(name, entry, f"{problem}; convert the checkpoint before it is quantised")
+
+
+def _refuse_shared_values(context: Context, name: str, part: Part) -> None:
+    value = VALUE_OF.get(part.module)
+    if value is None or part.suffix != "weight":
+        return
+    if f"{name.removesuffix(f'{part.module}.weight')}{value}.weight" not in context.entries:
+        raise CheckpointError(
+            f"{shown(name)} must have a {value} beside it: where keys are the values as well, a "
+            "new order would reach the output"
+        )
+
+
+def _refuse(name: str, entry: Entry, problem: str) -> NoReturn:
+    raise CheckpointError(
+        f"{shown(name)} cannot be converted: {problem}, got {entry.dtype} {list(entry.shape)}"
+    )

@@ -1,0 +1,316 @@
+"""The rotation in NumPy float64, in each form the papers write it; the reference to read.
+
+`rotate` is what kernels do, `rotate_complex` and `matrix` are the same map as a complex product
+and as a matrix, `score` is the relative kernel, and `change_pairing` re-orders coordinates from
+one pairing to the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from phasor._checks import choice, whole
+from phasor.angles import cos_sin
+from phasor.errors import PositionError, TensorError
+from phasor.pairings import PAIRINGS, Pairing, slices
+from phasor.rope import Rope
+
+
+def pair_indices(rope: Rope, pairing: Pairing) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Coordinates of a head that are the first and the second of each pair.
+
+    >>> pair_indices(Rope(head_dim=6, pairing="half", rotary_dim=4), "half")
+    (array([0, 1]), array([2, 3]))
+    """
+    first, second = slices(pairing, rope.num_pairs, rope.rotary_start)
+    coordinates = np.arange(rope.head_dim)
+    return coordinates[first], coordinates[second]
+
+
+def rotate(
+    x: ArrayLike, positions: ArrayLike, rope: Rope, *, inverse: bool = False
+) -> NDArray[np.float64]:
+    """``R(p) x`` for every token, element by element (RoFormer 2104.09864, eq. 34).
+
+    ``y0 = x0 cos - x1 sin``, ``y1 = x0 sin + x1 cos`` for each pair; other coordinates pass.
+
+    Args:
+        x: ``[..., seq, heads, head_dim]``; with a scalar position, any ``[..., head_dim]``.
+        positions: Integers or floats ``[..., seq]``, broadcast against the leading dimensions of
+            ``x``; ``[..., seq, n_axes]`` for several axes. A scalar is every token's position.
+        rope: What rotates.
+        inverse: Undo it instead: ``R(-p)``, from ``output_pairing`` back to ``pairing``.
+
+    Returns:
+        float64, the shape of ``x``.
+
+    Raises:
+        TensorError: If ``x`` does not end in ``head_dim`` or is not real.
+        PositionError: If the positions are not numbers or do not fit ``x``.
+        SpecError: If ``rope.scaling`` is a rule that has not picked its law.
+
+    >>> rope = Rope(head_dim=4, pairing="interleaved", base=100.0)
+    >>> rotate([1.0, 0.0, 1.0, 0.0], 1, rope).round(4)
+    array([0.5403, 0.8415, 0.995 , 0.0998])
+    """
+    vectors = _vectors("x", x, rope)
+    cos, sin = _rows(positions, rope, vectors.shape)
+    source, target = rope.pairing, rope.output_pairing
+    if inverse:
+        sin, source, target = -sin, target, source
+    return _turned(vectors, cos, sin, pair_indices(rope, source), pair_indices(rope, target))
+
+
+def rotate_by(
+    x: ArrayLike, cos: ArrayLike, sin: ArrayLike, *, pairing: Pairing
+) -> NDArray[np.float64]:
+    """``x`` turned by given rows of cos and sin, whatever they are, one entry per pair.
+
+    What a rotation read from a cache does: ``y0 = x0 cos - x1 sin``, ``y1 = x0 sin + x1 cos``.
+    Coordinates from ``2 * num_pairs`` on pass.
+
+    Args:
+        x: ``[..., seq, heads, head_dim]``.
+        cos: ``[..., seq, num_pairs]``, broadcast against the leading dimensions of ``x``.
+        sin: The same shape.
+        pairing: ``"half"`` or ``"interleaved"``.
+
+    Returns:
+        float64, the shape of ``x``.
+
+    Raises:
+        TensorError: If the rows do not fit ``x`` or one another.
+        SpecError: For a pairing that does not exist.
+
+    >>> rotate_by([[[1.0, 0.0, 7.0]]], [[0.6]], [[0.8]], pairing="half")
+    array([[[0.6, 0.8, 7. ]]])
+    """
+    vectors = np.asarray(x)
+    given = np.asarray(cos, dtype=np.float64), np.asarray(sin, dtype=np.float64)
+    lead, width = vectors.shape[:-2], 2 * given[0].shape[-1] if given[0].ndim else 0
+    if vectors.ndim < 3 or not 2 <= width <= vectors.shape[-1]:
+        raise TensorError(
+            "x must be [..., seq, heads, head_dim] with two coordinates for every entry of a row, "
+            f"got shape {list(vectors.shape)} and rows {list(given[0].shape)}"
+        )
+    if given[0].shape != given[1].shape or not _broadcasts(given[0].shape[:-1], lead):
+        raise TensorError(
+            f"cos and sin must both broadcast to the leading dimensions {list(lead)} of x, "
+            f"got {list(given[0].shape)} and {list(given[1].shape)}"
+        )
+    rope = Rope(head_dim=vectors.shape[-1], pairing=pairing, rotary_dim=width)
+    places = pair_indices(rope, pairing)
+    c, s = (row[..., None, :] for row in given)
+    return _turned(_vectors("x", vectors, rope), c, s, places, places)
+
+
+_Places = tuple[NDArray[np.intp], NDArray[np.intp]]
+
+
+def _turned(
+    vectors: NDArray[np.float64],
+    cos: NDArray[np.float64],
+    sin: NDArray[np.float64],
+    read: _Places,
+    written: _Places,
+) -> NDArray[np.float64]:
+    x0, x1 = vectors[..., read[0]], vectors[..., read[1]]
+    y = vectors.copy()
+    y[..., written[0]] = x0 * cos - x1 * sin
+    y[..., written[1]] = x0 * sin + x1 * cos
+    return y
+
+
+def rotate_complex(x: ArrayLike, positions: ArrayLike, rope: Rope) -> NDArray[np.float64]:
+    """`rotate` as a product of complex numbers, ``(x0 + i x1) exp(i p inv_freq)`` (eq. 12).
+
+    Shapes and errors are those of `rotate`.
+
+    >>> rope = Rope(head_dim=4, pairing="half")
+    >>> x = np.array([1.0, 2.0, 3.0, 4.0])
+    >>> bool(np.allclose(rotate_complex(x, 7, rope), rotate(x, 7, rope), rtol=0, atol=1e-15))
+    True
+    """
+    vectors = _vectors("x", x, rope)
+    cos, sin = _rows(positions, rope, vectors.shape)
+    first, second = pair_indices(rope, rope.pairing)
+    to_first, to_second = pair_indices(rope, rope.output_pairing)
+    turned = (vectors[..., first] + 1j * vectors[..., second]) * (cos + 1j * sin)
+    y = vectors.copy()
+    y[..., to_first], y[..., to_second] = turned.real, turned.imag
+    return y
+
+
+def blocks(position: ArrayLike, rope: Rope) -> NDArray[np.float64]:
+    """The 2x2 rotation of every pair (Round and Round We Go 2410.06205, eq. 2).
+
+    Args:
+        position: Positions of any shape ``[...]``, or ``[..., n_axes]``.
+        rope: What rotates.
+
+    Returns:
+        float64 ``[..., num_pairs, 2, 2]``, each ``[[cos, -sin], [sin, cos]]``.
+
+    >>> blocks(1, Rope(head_dim=2, pairing="half")).round(4)
+    array([[[ 0.5403, -0.8415],
+            [ 0.8415,  0.5403]]])
+    """
+    cos, sin = cos_sin(rope, position)
+    return np.stack((np.stack((cos, -sin), -1), np.stack((sin, cos), -1)), -2)
+
+
+def matrix(position: ArrayLike, rope: Rope) -> NDArray[np.float64]:
+    """``R(p)`` as a matrix that acts on one head's vector (RoFormer eq. 15).
+
+    Where the result keeps the pairing it is orthogonal and ``R(m) R(n) = R(m + n)``.
+
+    Args:
+        position: One position: a number, or ``[n_axes]`` numbers.
+        rope: What rotates.
+
+    Returns:
+        float64 ``[head_dim, head_dim]``.
+
+    Raises:
+        PositionError: If ``position`` is more than one position.
+
+    >>> rope = Rope(head_dim=4, pairing="interleaved", base=100.0)
+    >>> bool(np.allclose(matrix(2, rope) @ matrix(3, rope), matrix(5, rope), rtol=0, atol=1e-15))
+    True
+    """
+    turned = blocks(position, rope)
+    if turned.ndim != 3:
+        raise PositionError(
+            f"position must be one position, got shape {list(np.shape(position))}; "
+            "blocks gives the rotations of many"
+        )
+    whole_head = np.eye(rope.head_dim)
+    rotated = slice(rope.rotary_start, rope.rotary_start + rope.rotary_dim)
+    whole_head[rotated, rotated] = 0
+    for i, row in enumerate(pair_indices(rope, rope.output_pairing)):
+        for j, column in enumerate(pair_indices(rope, rope.pairing)):
+            whole_head[row, column] = turned[:, i, j]
+    return whole_head
+
+
+def score(q: ArrayLike, k: ArrayLike, distance: ArrayLike, rope: Rope) -> NDArray[np.float64]:
+    """``q^T R(distance) k``: the score of a query and a key ``distance`` positions after it.
+
+    With the query at ``m`` and the key at ``n`` it equals ``(R(m) q)^T (R(n) k)`` for
+    ``distance = n - m`` (RoFormer eq. 16 and 35; Round and Round We Go eq. 3), without any
+    softmax scale or attention factor.
+
+    Args:
+        q: ``[..., head_dim]``, before rotation.
+        k: ``[..., head_dim]``, before rotation.
+        distance: Key position minus query position, broadcast against the leading dimensions;
+            ``[..., n_axes]`` for several axes.
+        rope: What rotates.
+
+    Returns:
+        float64, the broadcast shape.
+
+    >>> rope = Rope(head_dim=2, pairing="half")
+    >>> print(score([1.0, 0.0], [0.0, 1.0], -1, rope).round(4))
+    0.8415
+    """
+    query, key = _vectors("q", q, rope), _vectors("k", k, rope)
+    cos, sin = cos_sin(rope, distance)
+    first, second = pair_indices(rope, rope.pairing)
+    q0, q1, k0, k1 = query[..., first], query[..., second], key[..., first], key[..., second]
+    turned = (q0 * k0 + q1 * k1) * cos + (q1 * k0 - q0 * k1) * sin
+    still = np.ones(rope.head_dim, dtype=bool)
+    still[first] = still[second] = False
+    passed = query[..., still] * key[..., still]
+    return np.asarray(turned.sum(-1) + passed.sum(-1))
+
+
+def change_pairing(
+    x: ArrayLike,
+    source: Pairing,
+    target: Pairing,
+    *,
+    head_dim: int | None = None,
+    rotary_dim: int | None = None,
+    rotary_start: int = 0,
+    axis: int = -1,
+) -> NDArray[Any]:
+    """``x`` with the coordinates of every head moved from one pairing's order to the other's.
+
+    Applied to the rows of both the query and the key projection it turns a checkpoint of one
+    convention into one of the other; applied to vectors it does the same to activations. Pairs
+    keep their frequencies, so scores do not change.
+
+    Args:
+        x: Any array whose ``axis`` is one head, or several of ``head_dim`` each.
+        source: The pairing of ``x``.
+        target: The pairing of the result.
+        head_dim: Width of one head; the whole axis unless given.
+        rotary_dim: Rotated coordinates of a head; ``head_dim - rotary_start`` unless given.
+        rotary_start: Where they begin.
+        axis: The axis that holds the heads: -1 for vectors, 0 for a ``[out, in]`` weight.
+
+    Returns:
+        A new array of the same shape and dtype.
+
+    Raises:
+        SpecError: For a pairing that does not exist or a slice that does not fit.
+        TensorError: If ``axis`` does not exist or does not hold whole heads.
+
+    >>> change_pairing([0, 1, 2, 3, 4, 5], "interleaved", "half")
+    array([0, 2, 4, 1, 3, 5])
+    """
+    for name, value in (("source", source), ("target", target)):
+        choice(name, value, PAIRINGS)
+    array = np.asarray(x)
+    if not -array.ndim <= axis < array.ndim:
+        raise TensorError(f"axis must be one of the {array.ndim} axes of x, got {axis}")
+    length = array.shape[axis]
+    width = length if head_dim is None else whole("head_dim", head_dim, least=2)
+    rotated = width - rotary_start if rotary_dim is None else rotary_dim
+    rope = Rope(head_dim=width, pairing=source, rotary_dim=rotated, rotary_start=rotary_start)
+    if length % width:
+        raise TensorError(
+            f"axis {axis} of x must hold whole heads of head_dim {width}, got length {length}"
+        )
+    order = np.arange(width)
+    for to, origin in zip(pair_indices(rope, target), pair_indices(rope, source), strict=True):
+        order[to] = origin
+    everywhere = [head + place for head in range(0, length, width) for place in order.tolist()]
+    return np.take(array, everywhere, axis=axis)
+
+
+def _vectors(name: str, x: ArrayLike, rope: Rope) -> NDArray[np.float64]:
+    vectors = np.asarray(x)
+    if vectors.dtype.kind not in "iuf":
+        raise TensorError(f"{name} must hold real numbers, got {vectors.dtype}")
+    if vectors.ndim == 0 or vectors.shape[-1] != rope.head_dim:
+        raise TensorError(
+            f"{name} must end in head_dim ({rope.head_dim}), got shape {list(vectors.shape)}"
+        )
+    return vectors.astype(np.float64)
+
+
+def _rows(
+    positions: ArrayLike, rope: Rope, shape: Sequence[int]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Cosines and sines of every token, shaped to broadcast over heads."""
+    cos, sin = cos_sin(rope, positions)
+    if cos.ndim == 1:
+        return cos, sin
+    tokens, lead = cos.shape[:-1], tuple(shape[:-2])
+    if not _broadcasts(tokens, lead):
+        raise PositionError(
+            f"positions must be a scalar or broadcast to the leading dimensions {list(lead)} of x "
+            f"[..., seq, heads, head_dim], got {list(tokens)}"
+        )
+    return cos[..., None, :], sin[..., None, :]
+
+
+def _broadcasts(tokens: Sequence[int], lead: Sequence[int]) -> bool:
+    pairs = zip(tokens[::-1], lead[::-1], strict=False)
+    return len(tokens) <= len(lead) and all(t in (1, n) for t, n in pairs)

@@ -1,0 +1,160 @@
+"""Which phases a model met in training, and which an extended context shows it for the first time.
+
+A pair turns by ``r * inv_freq`` between tokens ``r`` apart, and only the angle within a turn can be
+seen. Over a context of ``L`` tokens a pair that completes a turn meets every angle; one that does
+not meets those from 0 up to ``L * inv_freq`` and no other. What lies beyond is out of distribution.
+
+Counts are exact. The distances below ``n`` whose angle has passed ``a`` turns are
+
+    sum over r < n of floor(r t + 1 - a) - floor(r t)
+
+(``t`` turns per position), and a sum of such floors takes as many steps as Euclid's algorithm,
+so ten million positions cost what ten do and no rounded angle decides a boundary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from decimal import Decimal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from phasor._checks import whole
+from phasor._reals import in_reals
+from phasor.errors import SpecError
+from phasor.frequencies import real_turns, turns
+from phasor.rope import Rope
+
+_LONGEST = 1 << 48  # positions
+_UNIT = 10**40  # parts of a turn that are counted
+# a step is short of the real one by less than a part, so a phase by less than 2**48 of them: one
+# this near a boundary stands on it
+_SLACK = 10**15
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Coverage:
+    """How much of what a longer context shows was seen in training, pair by pair.
+
+    Attributes:
+        context: Tokens seen in training.
+        to: Tokens of the wanted context.
+        trained_turns: float64 ``[num_pairs]``: turns over the trained context.
+        extended_turns: float64 ``[num_pairs]``: turns over the wanted one, extended.
+        first_new: float64 ``[num_pairs]``: the first distance whose phase is new; infinite where
+            none below ``to`` is.
+        new_share: float64 ``[num_pairs]``: share of the distances below ``to`` whose phase is new.
+    """
+
+    context: int
+    to: int
+    trained_turns: NDArray[np.float64]
+    extended_turns: NDArray[np.float64]
+    first_new: NDArray[np.float64]
+    new_share: NDArray[np.float64]
+
+    @property
+    def never_turned(self) -> NDArray[np.bool_]:
+        """Bool ``[num_pairs]``: which pairs never completed a turn in training."""
+        return self.trained_turns < 1
+
+    @property
+    def affected(self) -> NDArray[np.bool_]:
+        """Bool ``[num_pairs]``: which pairs show a phase that is new."""
+        return self.new_share > 0
+
+
+@in_reals
+def coverage(rope: Rope, context: int, extended: Rope, to: int) -> Coverage:
+    """Which phases of ``extended`` over ``to`` positions ``rope`` never showed over ``context``.
+
+    With ``f`` and ``g`` the frequencies of a pair before and after, the phase at distance ``r`` is
+    new if ``context * f < 2 pi`` and ``r * g mod 2 pi >= context * f``. Distances are 0 to
+    ``to - 1``, from a query back to a key; the angle ``context * f`` itself counts as new, so that
+    an unchanged rope is first new at distance ``context`` and position interpolation by
+    ``to / context`` (Chen et al. 2306.15595) never is. Pairs that never turned are those beyond
+    the critical dimension of Liu et al. (2310.05209, section 3).
+
+    Args:
+        rope: The Rope of the training.
+        context: Tokens of the training.
+        extended: The Rope of the wanted context; ``rope`` itself to see what no change does.
+        to: Tokens of the wanted context. With several axes, distances run along every one.
+
+    Raises:
+        SpecError: If a length is not a whole number from 1 to 2**48, the Ropes differ in their
+            number of pairs, or one's scaling is a rule that has not picked its law.
+
+    >>> import dataclasses
+    >>> from phasor.scaling import Linear
+    >>> llama2 = Rope(head_dim=128, pairing="half", base=10_000.0)
+    >>> unchanged = coverage(llama2, 4096, llama2, 16384)
+    >>> print(unchanged.affected.sum(), unchanged.first_new[63], unchanged.new_share[63])
+    18 4096.0 0.75
+    >>> stretched = dataclasses.replace(llama2, scaling=Linear(factor=4.0))
+    >>> print(coverage(llama2, 4096, stretched, 16384).affected.sum())
+    0
+    """
+    whole("context", context, least=1, most=_LONGEST)
+    whole("to", to, least=1, most=_LONGEST)
+    if extended.num_pairs != rope.num_pairs:
+        raise SpecError(
+            f"extended must have as many pairs as rope ({rope.num_pairs}), "
+            f"got {extended.num_pairs}; extend a Rope by its scaling"
+        )
+    before, after = real_turns(rope), real_turns(extended)
+    arcs = [_Arc(context * t, u) for t, u in zip(before, after, strict=True)]
+    return Coverage(
+        context=context,
+        to=to,
+        trained_turns=turns(rope, context),
+        extended_turns=turns(extended, to),
+        first_new=np.array([arc.first_new(to) for arc in arcs]),
+        new_share=np.array([arc.new_below(to) / to for arc in arcs]),
+    )
+
+
+class _Arc:
+    """The angles that one pair met in training, and the step at which it passes them now."""
+
+    def __init__(self, seen: Decimal, step: Decimal) -> None:
+        # a pair that stood still in training has seen the angle 0, none has seen more than a turn
+        self._passed = min(max(int(seen * _UNIT), 2 * _SLACK), _UNIT)
+        self._step = int(step * _UNIT)
+
+    def new_below(self, count: int) -> int:
+        """How many of the distances below ``count`` show an angle outside the arc."""
+        reached = _floor_sum(count, _UNIT, self._step, _UNIT + _SLACK - self._passed)
+        return reached - _floor_sum(count, _UNIT, self._step, _SLACK)
+
+    def first_new(self, count: int) -> float:
+        """The first distance below ``count`` with such an angle; infinite where there is none."""
+        if self.new_below(count) == 0:
+            return np.inf
+        known, found = 0, count  # the first lies below `found`, none below `known`
+        while found - known > 1:
+            middle = (known + found) // 2
+            if self.new_below(middle):
+                found = middle
+            else:
+                known = middle
+        return float(found - 1)
+
+
+def _floor_sum(count: int, unit: int, step: int, start: int) -> int:
+    """``sum over r < count of (step * r + start) // unit``, for numbers that are not negative.
+
+    Whole parts are summed at once; what is left counts lattice points under a line, and
+    exchanging the two axes makes a smaller sum, as in Euclid's algorithm.
+    """
+    total = 0
+    while True:
+        total += count * (count - 1) // 2 * (step // unit) + count * (start // unit)
+        step, start = step % unit, start % unit
+        top = step * count + start
+        if top < unit:
+            return total
+        # points (r, y) with y >= 1 under the line, counted along y
+        count, start = top // unit, top % unit
+        unit, step = step, unit

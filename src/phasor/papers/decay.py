@@ -1,0 +1,279 @@
+"""How scores change with distance: RoFormer's decay, its bound, cosines, expected scores."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, Literal, NamedTuple, cast
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from phasor._checks import choice, number, whole
+from phasor.angles import checked_positions, cos_sin
+from phasor.errors import SpecError, TensorError
+from phasor.numpy import pair_indices, score
+from phasor.rope import Rope
+
+Kind = Literal["aligned", "opposite", "random", "independent"]
+KINDS: tuple[Kind, ...] = ("aligned", "opposite", "random", "independent")
+
+_SHARED = 10  # bits of a distance whose cosines are shared by all that agree in the others
+_TABLED = 1 << 16  # distances whose factors are kept at once, 128 MB where none agree
+_CHUNK = 1 << 11  # distances turned at once: two megabytes
+
+
+def decay(rope: Rope, distances: ArrayLike) -> NDArray[np.float64]:
+    """RoFormer's decay curve: the mean length of the partial sums of ``exp(i r inv_freq[k])``.
+
+    ``(1/n) sum_{j=1..n} |S_j(r)|`` with ``S_j(r) = sum_{k<j} exp(i r inv_freq[k])`` and ``n``
+    pairs (Su et al. 2104.09864, section 3.4.3; their figure 2 is width 128, base 10000, ``k``
+    from 0). It is a factor of the bound on a score (`abel_bound`), not a score.
+
+    The curve starts at ``(n + 1) / 2``, which is 32.5 at width 128: the printed figure, 6 to 22,
+    cuts it. It does not fall steadily (115 of its first 256 whole steps go up), and from 2048 on
+    it does not fall at all: its means over the octaves from 1024 to 65536 are 5.30, 4.88, 4.67,
+    4.66, 4.70 and 4.72.
+
+    Args:
+        rope: What rotates; frequencies in the order of its pairs.
+        distances: Integers or floats ``[...]``; ``[..., n_axes]`` for several axes.
+
+    Returns:
+        float64 ``[...]``, within ``8e-15 * n`` of the real number at integer distances.
+
+    Raises:
+        PositionError: If the distances are not numbers.
+        SpecError: If ``rope.scaling`` is a rule that has not picked its law.
+
+    >>> decay(Rope(head_dim=128, pairing="half"), [0, 1, 8, 256]).round(4)
+    array([32.5   , 31.5382, 19.8174,  6.5431])
+    """
+    given, found = _answers(rope, distances)
+    for rows, turned in _turned(rope, given):
+        found.reshape(-1)[rows] = np.abs(np.cumsum(turned, axis=-1)).mean(-1)
+    return found
+
+
+def abel_bound(q: ArrayLike, k: ArrayLike, distance: ArrayLike, rope: Rope) -> NDArray[np.float64]:
+    """An upper bound on ``|score(q, k, distance, rope)|`` by Abel's summation by parts.
+
+    ``max_j |h[j+1] - h[j]| * sum_j |S_j(r)|`` with ``h[k]`` the product of a query's pair and the
+    conjugate of a key's, as complex numbers (Su et al. 2104.09864, eq. 36-37). ``h[n] = 0``
+    belongs in the maximum: without it the bound of ``q = k = (1, 1, ...)`` would be 0. The
+    coordinates that are not rotated add ``|q . k|`` of theirs.
+
+    The bound is loose: Gaussian vectors of width 128 below a distance of 4096 stay under a
+    twentieth of it, so its decay says little about attention.
+
+    Args:
+        q: ``[..., head_dim]``, before rotation.
+        k: ``[..., head_dim]``, before rotation.
+        distance: Broadcast against the leading dimensions; ``[..., n_axes]`` for several axes.
+        rope: What rotates.
+
+    Returns:
+        float64, the broadcast shape.
+
+    Raises:
+        TensorError: If ``q`` or ``k`` does not end in ``head_dim`` or is not real.
+        PositionError: If the distances are not numbers.
+        SpecError: If ``rope.scaling`` is a rule that has not picked its law.
+
+    >>> ones = np.ones(128)
+    >>> print(abel_bound(ones, ones, 5, Rope(head_dim=128, pairing="half")).round())
+    2668.0
+    """
+    products, passed = pair_products(q, k, rope)
+    steps = np.abs(np.diff(products, axis=-1, append=0)).max(-1)
+    return steps * rope.num_pairs * decay(rope, distance) + np.abs(passed)
+
+
+def cosine(
+    rope: Rope, distances: ArrayLike, kind: Kind, *, seed: int | None = None
+) -> NDArray[np.float64]:
+    """Cosine of the angle between a rotated query and a rotated key, against their distance.
+
+    ``q^T R(r) k / (|q| |k|)`` for one pair of vectors. For ``"aligned"`` it is ``C(r) / n`` with
+    ``C(r) = sum_k cos(r * inv_freq[k])`` where the whole head turns. "Similarity falls with
+    distance" is a trend of aligned vectors alone: opposite ones rise, and independent ones have
+    mean 0 and deviation ``head_dim ** -0.5`` at every distance (Barbero et al. 2410.06205,
+    proposition 3.2 and figure 2).
+
+    Args:
+        rope: What rotates.
+        distances: Integers or floats ``[...]``; ``[..., n_axes]`` for several axes.
+        kind: ``"aligned"``: ``q = k = (1, 1, ...)``; ``"opposite"``: ``q = (1, 1, ...) = -k``;
+            ``"random"``: ``q = k``, Gaussian; ``"independent"``: ``q`` and ``k`` Gaussian.
+        seed: What the Gaussian vectors are drawn from, ``q`` first; for those kinds only.
+
+    Returns:
+        float64 ``[...]``.
+
+    Raises:
+        PositionError: If the distances are not numbers.
+        SpecError: If the kind does not exist, a drawn kind lacks its seed or another has one, or
+            ``rope.scaling`` is a rule that has not picked its law.
+
+    >>> rope = Rope(head_dim=128, pairing="half", base=500_000.0)
+    >>> cosine(rope, [0, 100, 10_000], "aligned").round(4)
+    array([1.   , 0.611, 0.187])
+    >>> cosine(rope, [0, 100, 10_000], "independent", seed=1).round(4)
+    array([-0.1302, -0.1417, -0.0839])
+    """
+    choice("kind", kind, KINDS)
+    drawn = kind in ("random", "independent")
+    if drawn != (seed is not None):
+        what = "must be a whole number" if drawn else "must be left out"
+        raise SpecError(f"seed {what} for {kind} vectors, got {seed!r}")
+    if drawn:
+        draw = np.random.default_rng(whole("seed", seed, least=0))
+        q = draw.standard_normal(rope.head_dim)
+        k = q if kind == "random" else draw.standard_normal(rope.head_dim)
+    else:
+        q = np.ones(rope.head_dim)
+        k = q if kind == "aligned" else -q
+    products, passed = pair_products(k, q, rope)
+    given, found = _answers(rope, distances)
+    for rows, turned in _turned(rope, given):
+        found.reshape(-1)[rows] = (turned @ products).real + passed
+    return found / (np.linalg.norm(q) * np.linalg.norm(k))
+
+
+class ExpectedScores(NamedTuple):
+    """What a query scores on average.
+
+    Attributes:
+        similar: With a key that is itself plus noise.
+        unrelated: With an independent key.
+    """
+
+    similar: NDArray[np.float64]
+    unrelated: NDArray[np.float64]
+
+
+def expected_scores(
+    rope: Rope, distances: ArrayLike, *, mean: ArrayLike, deviation: float
+) -> ExpectedScores:
+    """Mean score of a random query with a key like it, and with any key, against distance.
+
+    Coordinates of queries and keys are independent with the given means and one deviation; they
+    need not be Gaussian. An unrelated key scores ``mean^T R(r) mean``, which is 0 at mean 0 at
+    every distance (Barbero et al. 2410.06205, proposition 3.2). A similar key, ``k = q + noise``
+    with noise of mean 0, scores ``deviation**2 trace R(r)`` more, that is
+    ``2 deviation**2 C(r)`` with ``C(r) = sum_k cos(r * inv_freq[k])`` where the whole head turns
+    (Men et al. 2405.14591, theorem 1).
+
+    Args:
+        rope: What rotates.
+        distances: Integers or floats ``[...]``; ``[..., n_axes]`` for several axes.
+        mean: ``[head_dim]``, before rotation.
+        deviation: Standard deviation of every coordinate.
+
+    Returns:
+        Two float64 arrays ``[...]``.
+
+    Raises:
+        TensorError: If ``mean`` does not end in ``head_dim``.
+        PositionError: If the distances are not numbers.
+        SpecError: If ``deviation`` is negative, or ``rope.scaling`` is a rule that has not picked
+            its law.
+
+    >>> rope = Rope(head_dim=128, pairing="half")
+    >>> similar, unrelated = expected_scores(rope, [0, 4096], mean=np.zeros(128), deviation=1.0)
+    >>> print(similar.round(2), unrelated)
+    [128.    -6.77] [0. 0.]
+    """
+    spread = number("deviation", deviation, least=0) ** 2
+    unrelated = score(mean, mean, distances, rope)
+    trace = rope.head_dim * cosine(rope, distances, "aligned")
+    return ExpectedScores(unrelated + spread * trace, unrelated)
+
+
+def moved(rope: Rope, distances: ArrayLike) -> NDArray[np.bool_]:
+    """Which pairs turn by more than a radian over a distance: ``|r| * inv_freq[k] > 1``.
+
+    Without a law that is ``|r| > base ** (2k / rotary_dim)``: near tokens differ in the first
+    pairs only, distant ones in the later pairs too.
+
+    Args:
+        rope: What rotates, along one axis.
+        distances: Integers or floats ``[...]``.
+
+    Returns:
+        bool ``[..., num_pairs]``.
+
+    Raises:
+        PositionError: If the distances are not numbers.
+        SpecError: If the rope has several axes, or a rule that has not picked its law.
+
+    >>> rope = Rope(head_dim=128, pairing="half", base=10_000.0)
+    >>> moved(rope, [1, 10, 100, 1000]).sum(-1)
+    array([ 0, 16, 32, 48])
+    """
+    one_axis(rope)
+    return np.abs(checked_positions(distances).astype(np.float64))[..., None] * rope.inv_freq > 1
+
+
+def one_axis(rope: Rope) -> None:
+    """Refuse a rope whose pairs follow different coordinates."""
+    if rope.axes.n_axes != 1:
+        raise SpecError(
+            f"rope must have one axis, got {type(rope.axes).__name__} axes; "
+            "ask for one axis at a time"
+        )
+
+
+def pair_products(
+    q: ArrayLike, k: ArrayLike, rope: Rope
+) -> tuple[NDArray[np.complex128], NDArray[np.float64]]:
+    """``q_k conj(k_k)`` of every pair as complex numbers, and ``q . k`` of all that stays."""
+    query, key = _heads("q", q, rope), _heads("k", k, rope)
+    first, second = pair_indices(rope, rope.pairing)
+    turning = (query[..., first] + 1j * query[..., second]) * (
+        key[..., first] - 1j * key[..., second]
+    )
+    still = np.ones(rope.head_dim, dtype=bool)
+    still[first] = still[second] = False
+    return turning, cast(NDArray[np.float64], (query * key)[..., still].sum(-1))
+
+
+def _heads(name: str, x: ArrayLike, rope: Rope) -> NDArray[np.float64]:
+    given = np.asarray(x)
+    if given.dtype.kind not in "iuf" or given.shape[-1:] != (rope.head_dim,):
+        raise TensorError(
+            f"{name} must be real and end in head_dim ({rope.head_dim}), "
+            f"got {given.dtype} {list(given.shape)}"
+        )
+    return given.astype(np.float64)
+
+
+def _answers(rope: Rope, distances: ArrayLike) -> tuple[NDArray[Any], NDArray[np.float64]]:
+    """Checked distances in one row, and a place for one number at each."""
+    given = checked_positions(distances)
+    lead = given.shape if rope.axes.n_axes == 1 else given.shape[:-1]
+    return given.reshape(math.prod(lead), *given.shape[len(lead) :]), np.empty(lead)
+
+
+def _turned(rope: Rope, given: NDArray[Any]) -> Iterator[tuple[slice, NDArray[np.complex128]]]:
+    """``exp(i r inv_freq)`` of every pair, ``[distances, num_pairs]``, some distances at a time."""
+    if rope.axes.n_axes > 1 or given.dtype != np.int64:
+        for at in range(0, max(len(given), 1), _CHUNK):
+            rows = slice(at, at + _CHUNK)
+            yield rows, _phasors(rope, given[rows])
+        return
+    for start in range(0, len(given), _TABLED):
+        some = given[start : start + _TABLED]
+        # R(a + b) = R(a) R(b), and distances that differ little have one a
+        tops, top = np.unique(some >> _SHARED << _SHARED, return_inverse=True)
+        rests, rest = np.unique(some & ((1 << _SHARED) - 1), return_inverse=True)
+        by_top, by_rest = _phasors(rope, tops), _phasors(rope, rests)
+        for at in range(0, len(some), _CHUNK):
+            rows = slice(at, at + _CHUNK)
+            turned = by_top[top[rows]] * by_rest[rest[rows]]
+            yield slice(start + at, start + at + len(turned)), turned
+
+
+def _phasors(rope: Rope, distances: NDArray[Any]) -> NDArray[np.complex128]:
+    cos, sin = cos_sin(rope, distances)
+    return cos + 1j * sin

@@ -1,0 +1,79 @@
+"""What rotating only the numerator does to the weights of linear attention."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from phasor._checks import whole
+from phasor.errors import TensorError
+from phasor.numpy import rotate
+from phasor.papers.kernels import kernel
+from phasor.rope import Rope
+
+
+def linear_weights(query: ArrayLike, keys: ArrayLike, rope: Rope) -> NDArray[np.float64]:
+    """Weights that the last token gives each token in linear attention with a rotated numerator.
+
+    ``w_n = (R(N-1) φ(q) · R(n) φ(k_n)) / Σ_j φ(q) · φ(k_j)`` with ``φ(x) = elu(x) + 1``
+    (RoFormer 2104.09864, eq. 19). They are not a distribution: some are negative, and for random
+    keys they sum to about `expected_linear_sum`.
+
+    Args:
+        query: ``[head_dim]``, before the feature map; it stands at position ``N - 1``.
+        keys: ``[N, head_dim]``, at positions 0 to ``N - 1``.
+        rope: What rotates.
+
+    Returns:
+        float64 ``[N]``.
+
+    Raises:
+        TensorError: If the shapes do not fit each other or the Rope.
+
+    >>> rope = Rope(head_dim=64, pairing="half")
+    >>> draw = np.random.default_rng(0)
+    >>> weights = linear_weights(draw.standard_normal(64), draw.standard_normal((4096, 64)), rope)
+    >>> bool(weights.min() < 0 and weights.sum() < 0.3)
+    True
+    """
+    q, k = np.asarray(query, np.float64), np.asarray(keys, np.float64)
+    if q.shape != (rope.head_dim,) or k.ndim != 2 or k.shape[1] != rope.head_dim or not len(k):
+        raise TensorError(
+            f"query must be [head_dim] and keys [N, head_dim] with head_dim {rope.head_dim} and N "
+            f"from 1 on, got shapes {list(q.shape)} and {list(k.shape)}"
+        )
+    features_q, features_k = _elu_plus_one(q), _elu_plus_one(k)
+    turned_q = rotate(features_q, len(k) - 1, rope)
+    turned_k = rotate(features_k[:, None], np.arange(len(k)), rope)[:, 0]
+    return (turned_k @ turned_q) / (features_k @ features_q).sum()
+
+
+def _elu_plus_one(x: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.exp(np.minimum(x, 0)) + np.maximum(x, 0)
+
+
+def expected_linear_sum(rope: Rope, length: int) -> float:
+    """What `linear_weights` of independent random keys of one distribution sum to on average.
+
+    The mean of ``cos(r inv_freq[k])`` over the distances ``r`` below ``length`` and over the
+    coordinates, unrotated ones counting 1. For a query and keys whose features are of one
+    distribution in all coordinates: what keys have in common is then a vector of equal entries,
+    and it shrinks as it is rotated to many positions. True as ``N`` grows; one query's own
+    features move its sum by a few hundredths.
+
+    Args:
+        rope: What rotates; with several axes, a distance is along every one, as in text.
+        length: Number of keys.
+
+    Returns:
+        A number between -1 and 1.
+
+    Raises:
+        SpecError: If ``length`` is not a positive whole number.
+
+    >>> rope = Rope(head_dim=64, pairing="half")
+    >>> [round(expected_linear_sum(rope, n), 3) for n in (96, 1024, 4096)]
+    [0.535, 0.278, 0.125]
+    """
+    cosines = kernel(rope, whole("length", length, least=1)).real
+    return float((2 * cosines.mean() + rope.head_dim - rope.rotary_dim) / rope.head_dim)

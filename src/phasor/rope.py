@@ -1,0 +1,407 @@
+"""`Rope`: one value that says everything about a rotary position embedding."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from decimal import Decimal
+from functools import lru_cache
+from operator import index
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from phasor._checks import choice, number, numbers, shown, whole
+from phasor._reals import in_reals, nearest_float32, powers
+from phasor.axes import AXES, Axes, OneAxis
+from phasor.errors import SpecError
+from phasor.pairings import PAIRINGS, Pairing
+from phasor.scaling import LAWS, Law, Rule, Temperature
+
+FORMAT = 1  # of `Rope.to_json`'s text; another number is another set of fields
+WIDEST = 1 << 16  # no head comes near; a number beyond is a mistake, not a model
+# the default of a field that construction resolves, so that its type is what a reader finds there
+_DEFAULT: Any = None
+# of the 60 digits, those after the point have to hold 128 bits of a turn
+_FASTEST = Decimal(10) ** 15
+_RENAMED = (
+    "inv_freq is what the frequencies of a Rope come out as; give frequencies of your own as "
+    "explicit_inv_freq"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rope:
+    """A rotary position embedding: position ``p`` becomes the rotation ``R(p)``.
+
+    ``R(p)`` turns pair ``k`` of a head's coordinates by ``p * inv_freq[k]`` radians,
+    counter-clockwise: ``y0 = x0 cos - x1 sin``, ``y1 = x0 sin + x1 cos`` (Su et al. 2104.09864,
+    eq. 34), with ``inv_freq[k] = base ** (-2k / rotary_dim)`` before scaling, ``k`` from 0.
+
+    * ``R(0)`` is the identity;
+    * ``R(m) R(n) = R(m + n)``, so a score depends on ``n - m`` only;
+    * the transpose of ``R(p)`` is ``R(-p)``, so the backward pass is the inverse rotation.
+
+    A Rope is frozen, hashable and equal to every Rope that says the same.
+
+    Args:
+        head_dim: Width of one attention head.
+        pairing: Which coordinates turn together: ``"half"`` is ``(i, i + rotary_dim/2)`` (GPT-NeoX,
+            Llama in transformers), ``"interleaved"`` is ``(2i, 2i + 1)`` (RoFormer, GPT-J, Meta's
+            Llama). Never defaulted: a wrong guess raises nothing and spoils every score.
+        base: What the frequencies are negative powers of; 10000 unless given.
+        rotary_dim: Rotated coordinates, even; ``head_dim`` unless given.
+        rotary_start: Where the rotated slice begins inside the head.
+        scaling: A law or a rule of `phasor.scaling`.
+        axes: A layout of `phasor.axes`; one axis unless given.
+        direction: -1 for the few models that turn clockwise.
+        pairing_out: Pairing of the result where it differs (DeepSeek reads interleaved pairs and
+            writes halves); None where it is ``pairing``. `output_pairing` says it either way.
+        inv_freq_dtype: ``"exact"`` takes the formula's real numbers; ``"float32"`` rounds each
+            frequency to float32 first and is exact about that, as a program with float32
+            frequencies and perfect angles would be.
+        explicit_inv_freq: Frequencies in radians per position, one per pair, in place of base and
+            scaling. The floats are taken as exact. `inv_freq` is what the frequencies are,
+            whichever way they are given.
+
+    Raises:
+        SpecError: Naming the field, what was expected and what came.
+
+    >>> rope = Rope(head_dim=128, pairing="half", base=500_000.0)
+    >>> rope.num_pairs
+    64
+    >>> Rope.from_json(rope.to_json()) == rope
+    True
+    """
+
+    head_dim: int
+    pairing: Pairing
+    base: float | None = None
+    rotary_dim: int = _DEFAULT
+    rotary_start: int = 0
+    scaling: Law | Rule | None = None
+    axes: Axes = _DEFAULT
+    direction: Literal[1, -1] = 1
+    pairing_out: Pairing | None = None
+    inv_freq_dtype: Literal["exact", "float32"] = "exact"
+    explicit_inv_freq: tuple[float, ...] | None = None
+
+    if not TYPE_CHECKING:  # the signature that readers and type checkers see is the dataclass's
+
+        def __new__(cls, **fields: object) -> Rope:
+            """Refuse a likely mistake with the way out, where Python would say TypeError."""
+            if "inv_freq" in fields:
+                raise SpecError(_RENAMED)
+            return super().__new__(cls)
+
+    def __post_init__(self) -> None:
+        def settle(name: str, value: object) -> None:
+            object.__setattr__(self, name, value)
+
+        settle("head_dim", whole("head_dim", self.head_dim, least=2, most=WIDEST))
+        settle("pairing", choice("pairing", self.pairing, PAIRINGS))
+        if self.pairing_out is not None:
+            choice("pairing_out", self.pairing_out, PAIRINGS)
+            if self.pairing_out == self.pairing:
+                settle("pairing_out", None)  # one way to say it, so that equal means equal
+        settle("direction", choice("direction", self.direction, (1, -1)))
+        choice("inv_freq_dtype", self.inv_freq_dtype, ("exact", "float32"))
+        self._settle_slice(settle)
+        if cast(object, self.axes) is None:
+            settle("axes", OneAxis())
+        if not isinstance(cast(object, self.axes), Axes):
+            raise SpecError(f"axes must be a layout of phasor.axes, got {shown(self.axes)}")
+        self.axes.axis_of_pair(self.num_pairs)
+        self._settle_frequencies(settle)
+        # the canonical text is the hash and the operator's key: made once, compared often
+        settle("_json", _canonical(_constants({"format": FORMAT} | self.to_dict())))
+
+    def _settle_slice(self, settle: Any) -> None:
+        settle("rotary_start", whole("rotary_start", self.rotary_start, least=0))
+        given = cast(object, self.rotary_dim)
+        width = self.head_dim if given is None else whole("rotary_dim", given, least=2)
+        settle("rotary_dim", width)
+        if width % 2:
+            raise SpecError(f"rotary_dim must be even, got {width}")
+        if self.rotary_start + width > self.head_dim:
+            raise SpecError(
+                f"rotary_start + rotary_dim must be at most head_dim ({self.head_dim}), "
+                f"got {self.rotary_start} + {width}; give a smaller rotary_dim"
+            )
+
+    def _settle_frequencies(self, settle: Any) -> None:
+        if self.explicit_inv_freq is None:
+            base = 10_000.0 if self.base is None else number("base", self.base, above=1)
+            settle("base", base)
+            if self.scaling is not None and not isinstance(cast(object, self.scaling), (Law, Rule)):
+                raise SpecError(
+                    "scaling must be a law or a rule of phasor.scaling (such as "
+                    f"Linear(factor=2.0)), got {shown(self.scaling)}"
+                )
+            return
+        if self.base is not None or self.scaling is not None:
+            other = "base" if self.base is not None else "scaling"
+            raise SpecError(
+                "explicit_inv_freq stands in place of base and scaling; "
+                f"drop {other} or explicit_inv_freq"
+            )
+        given = numbers("explicit_inv_freq", self.explicit_inv_freq, least=0)
+        if len(given) != self.num_pairs:
+            raise SpecError(
+                "explicit_inv_freq must hold one number per pair (rotary_dim / 2 = "
+                f"{self.num_pairs}), got {len(given)}"
+            )
+        settle("explicit_inv_freq", given)
+
+    def __hash__(self) -> int:
+        return hash(self.to_json())
+
+    @property
+    def num_pairs(self) -> int:
+        """Pairs of coordinates that turn together, ``rotary_dim / 2``."""
+        return self.rotary_dim // 2
+
+    @property
+    def inv_freq(self) -> NDArray[np.float64]:
+        """What every pair turns by, in radians per position, scaled; read-only ``[num_pairs]``.
+
+        ``base ** (-2k / rotary_dim)`` with ``k`` from 0 (Su et al. 2104.09864, section 3.2.2),
+        then the law; computed in 60-digit decimals and rounded once to float64. Multiply nothing
+        by `direction`: that is in the angles.
+
+        Raises:
+            SpecError: If ``scaling`` is a rule that has not picked its law, or a law that does
+                not fit these frequencies.
+
+        >>> Rope(head_dim=4, pairing="half", base=100.0).inv_freq
+        array([1. , 0.1])
+        """
+        return _float_inv_freq(self)
+
+    @property
+    def output_pairing(self) -> Pairing:
+        """Pairing of the result: ``pairing_out``, or ``pairing`` where that says nothing."""
+        return self.pairing if self.pairing_out is None else self.pairing_out
+
+    @property
+    def attention_factor(self) -> float:
+        """What the field multiplies cos and sin by (YaRN, LongRoPE); 1 for most.
+
+        The rotation itself never contains it: pass it as ``gain`` where a model wants it.
+
+        Raises:
+            SpecError: If ``scaling`` is a rule that has not picked its law.
+        """
+        return self._temperature().attention_factor
+
+    @property
+    def softmax_factor(self) -> float:
+        """What the model multiplies its softmax scale by, outside cos and sin; 1 for most.
+
+        DeepSeek's ``mscale_all_dim`` puts YaRN's temperature there.
+
+        Raises:
+            SpecError: If ``scaling`` is a rule that has not picked its law.
+        """
+        return self._temperature().softmax_scale
+
+    @property
+    def logit_factor(self) -> float:
+        """All that is done to the logits of a fully rotated head.
+
+        The square of `attention_factor`, for queries and keys both have it, times
+        `softmax_factor`.
+
+        Raises:
+            SpecError: If ``scaling`` is a rule that has not picked its law.
+        """
+        return self.attention_factor**2 * self.softmax_factor
+
+    def _temperature(self) -> Temperature:
+        law = self.law()
+        return Temperature() if law is None else law.temperature()
+
+    def law(self) -> Law | None:
+        """The static law that scales the frequencies, if any.
+
+        Raises:
+            SpecError: If ``scaling`` is a rule: `at` picks its law.
+        """
+        if isinstance(self.scaling, Rule):
+            raise SpecError(
+                f"scaling is the rule {type(self.scaling).__name__}, whose law depends on the "
+                "length of the sequence; use rope.at(seq_len)"
+            )
+        return self.scaling
+
+    def at(self, seq_len: int) -> Rope:
+        """This Rope for sequences of ``seq_len`` tokens: a rule picks its law, a law stays.
+
+        >>> from phasor.scaling import DynamicNTK
+        >>> rule = DynamicNTK(factor=2.0, original_max_positions=4096)
+        >>> Rope(head_dim=64, pairing="half", scaling=rule).at(8192).scaling
+        NTK(factor=3.0)
+        """
+        seq_len = whole("seq_len", seq_len, least=1)
+        if isinstance(self.scaling, Rule):
+            return dataclasses.replace(self, scaling=self.scaling.at(seq_len))
+        return self
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every field as plain JSON values; `from_dict` gives back an equal Rope."""
+        plain = {field.name: getattr(self, field.name) for field in fields(self)}
+        plain["scaling"] = _named(self.scaling, LAWS, "law")
+        plain["axes"] = _named(self.axes, AXES, "layout")
+        if self.explicit_inv_freq is not None:
+            plain["explicit_inv_freq"] = list(self.explicit_inv_freq)
+        return plain
+
+    def to_json(self) -> str:
+        """The canonical JSON text, with the number of its format: equal Ropes have equal text."""
+        return cast(str, self.__dict__["_json"])
+
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any]) -> Rope:
+        """The Rope that `to_dict` described.
+
+        Raises:
+            SpecError: For a key that is not a field, or a value that a field refuses.
+        """
+        if "inv_freq" in plain:
+            raise SpecError(_RENAMED)
+        known = {field.name for field in fields(cls)}
+        _refuse_unknown("Rope", plain, known)
+        for name in ("head_dim", "pairing"):
+            if name not in plain:
+                raise SpecError(f"{name} is missing from the description of a Rope")
+        values = dict(plain)
+        for name, registry, tag in (("scaling", LAWS, "law"), ("axes", AXES, "layout")):
+            if values.get(name) is not None:
+                values[name] = _built(name, values[name], registry, tag)
+        return cls(**values)
+
+    @classmethod
+    def from_json(cls, text: str) -> Rope:
+        """The Rope that `to_json` wrote.
+
+        Raises:
+            SpecError: If ``text`` is not JSON, not an object, not a Rope, or of another format.
+        """
+        try:
+            plain = json.loads(text)
+        except (ValueError, RecursionError, TypeError) as error:
+            raise SpecError(f"text must be JSON as Rope.to_json writes it: {error}") from None
+        if not isinstance(plain, dict):
+            raise SpecError(f"text must be a JSON object, got {text[:80]!r}")
+        values = cast(dict[str, Any], plain)
+        written = values.pop("format", None)
+        if written != FORMAT:
+            raise SpecError(
+                f"text must be a Rope in format {FORMAT} of phasor's JSON, got "
+                f"{'none' if written is None else f'format {shown(written)}'}; write it anew with "
+                "Rope.to_json, or give its fields to Rope.from_dict"
+            )
+        return cls.from_dict(values)
+
+
+@lru_cache(maxsize=256)
+@in_reals
+def real_inv_freq(rope: Rope) -> tuple[Decimal, ...]:
+    """The frequency of every pair as a real number to 60 digits.
+
+    Raises:
+        SpecError: If ``rope.scaling`` is a rule, or a law that does not fit this spectrum, or a
+            frequency is beyond 1e15.
+    """
+    law = rope.law()
+    if rope.explicit_inv_freq is not None:
+        scaled = tuple(map(Decimal, rope.explicit_inv_freq))
+    else:
+        base = rope.base or 0.0
+        scaled = ()
+        for pairs in rope.axes.spectra(rope.num_pairs):
+            plain = _unscaled(base, pairs)
+            scaled += plain if law is None else law.apply(plain, Decimal(base))
+    if max(scaled) > _FASTEST:
+        raise SpecError(
+            f"frequencies must be at most {_FASTEST:.0e} radians per position, got "
+            f"{max(scaled):.3e}; check explicit_inv_freq, or the factors of the scaling law"
+        )
+    if rope.inv_freq_dtype == "float32":
+        return tuple(Decimal(float(nearest_float32(f))) for f in scaled)
+    return scaled
+
+
+@lru_cache(maxsize=64)
+@in_reals
+def _unscaled(base: float, pairs: int) -> tuple[Decimal, ...]:
+    return powers(Decimal(base), -1 / Decimal(pairs), pairs)
+
+
+@lru_cache(maxsize=256)
+def _float_inv_freq(rope: Rope) -> NDArray[np.float64]:
+    rounded = np.array([float(f) for f in real_inv_freq(rope)])
+    rounded.flags.writeable = False  # every reader of this rope has the one array
+    return rounded
+
+
+def _constants(plain: Any) -> Any:
+    """``plain`` as it is; in torch's compiler, with numbers where it may hold symbols for them."""
+    if type(plain) is dict:
+        return {name: _constants(value) for name, value in cast(dict[str, Any], plain).items()}
+    if type(plain) is list:
+        return [_constants(value) for value in cast(list[Any], plain)]
+    if type(plain) is float:
+        return float.fromhex(plain.hex())
+    return index(plain) if type(plain) is int else plain
+
+
+def _canonical(plain: dict[str, Any]) -> str:
+    return json.dumps(plain, separators=(",", ":"), allow_nan=False)
+
+
+# torch's compiler follows how a Rope is made; of this, which it cannot follow, it takes the result
+_canonical._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
+
+
+def _named(value: Any, registry: Mapping[str, type], tag: str) -> dict[str, Any] | None:
+    """A registered dataclass as a dict that begins with its registered name."""
+    if value is None:
+        return None
+    names = [name for name, kind in registry.items() if kind is type(value)]
+    if not names:
+        raise SpecError(
+            f"{type(value).__name__} is not a {tag} of phasor and has no JSON form; "
+            f"known: {', '.join(registry)}"
+        )
+    body = {field.name: getattr(value, field.name) for field in fields(value)}
+    return {tag: names[0]} | {
+        k: list(cast(tuple[Any, ...], v)) if type(v) is tuple else v for k, v in body.items()
+    }
+
+
+def _built(name: str, given: Any, registry: Mapping[str, type], tag: str) -> Any:
+    """The registered dataclass that `_named` wrote."""
+    plain = dict(cast(Mapping[str, Any], given)) if isinstance(given, Mapping) else {}
+    if tag not in plain:
+        what = f'{name} must be an object with the key "{tag}"'
+        raise SpecError(f"{what}, got {shown(plain or cast(object, given))}")
+    called = choice(f"{name}.{tag}", plain.pop(tag), registry)
+    values = {k: tuple(cast(list[Any], v)) if type(v) is list else v for k, v in plain.items()}
+    known = fields(registry[called])
+    _refuse_unknown(f"{name} {called!r}", values, {field.name for field in known})
+    needed = {field.name for field in known if field.default is dataclasses.MISSING}
+    if needed - set(values):
+        missing = ", ".join(sorted(needed - set(values)))
+        raise SpecError(f"{name} {called!r} lacks {missing}")
+    return registry[called](**values)
+
+
+def _refuse_unknown(what: str, plain: Mapping[str, Any], known: set[str]) -> None:
+    unknown = sorted(str(key) for key in set(plain) - known)
+    if unknown:
+        listed = ", ".join(sorted(known))
+        raise SpecError(f"{what} has no field {', '.join(map(repr, unknown))}; known: {listed}")

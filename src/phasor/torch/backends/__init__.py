@@ -1,0 +1,1 @@
+"""The three implementations of the one operator; none of them imports another."""

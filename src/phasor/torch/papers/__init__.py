@@ -1,0 +1,1 @@
+"""What the papers build of rotations, as PyTorch modules and measurements."""

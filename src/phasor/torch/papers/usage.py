@@ -1,0 +1,220 @@
+"""Which frequencies a running model uses: mean norms of the pairs of its queries and keys.
+
+What can be watched: `phasor.torch.attention.RotaryAttention`, and attention modules that project
+with children called ``q_proj`` and ``k_proj`` (or ``query`` and ``key``), one head after the other,
+and norm with ``q_norm`` and ``k_norm`` (or ``query_norm`` and ``key_norm``) where they do. Of
+transformers 5.23 these were compared with what they rotate: Llama, Mistral, Qwen 2, 3, 3-MoE and
+3-Next, Gemma 3, OLMo 1 and 2, Cohere, Granite, GLM-4, SmolLM3.
+
+What cannot: fused projections (``qkv_proj`` of Phi-3, ``query_key_value`` of GPT-NeoX), latent
+attention (DeepSeek), norms of another name (``q_layernorm`` of Phi, ``qk_norm`` of Llama 4, which
+stands behind the rotation), layers that borrow the keys of another, and an output gate packed into
+a ``q_proj`` without a norm. For those, give queries and keys to `phasor.papers.pair_norms`.
+
+A rotation keeps the norm of every pair, so what goes into it serves as well as what comes out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from phasor.errors import SpecError, TensorError
+from phasor.layers import LayerRopes
+from phasor.numpy import pair_indices
+from phasor.rope import Rope
+
+# projection and norm of the queries, then of the keys, as attention modules name them
+_NAMES = (
+    (("q_proj", "q_norm"), ("k_proj", "k_norm")),
+    (("query", "query_norm"), ("key", "key_norm")),
+)
+_Watched = tuple[nn.Module, nn.Module | None]
+
+
+@dataclass(eq=False)
+class PairNorms:
+    """Running means of the norms of every pair: one layer's queries or keys.
+
+    Attributes:
+        tokens: How many tokens were seen, over all sequences.
+    """
+
+    tokens: int = 0
+    _total: Tensor | None = field(default=None, repr=False)
+
+    @property
+    def mean(self) -> NDArray[np.float64]:
+        """float64 ``[heads, num_pairs]``, as `phasor.papers.pair_norms` of all tokens at once.
+
+        Raises:
+            TensorError: If no token has been seen.
+        """
+        if self._total is None:
+            raise TensorError("no token has passed this layer; run the model inside the context")
+        return (self._total / self.tokens).numpy()
+
+    def add(self, x: Tensor, rope: Rope) -> None:
+        """Take in ``[..., seq, heads, head_dim]``; nothing of it is kept."""
+        wide = x.detach() if x.dtype == torch.float64 else x.detach().float()
+        first, second = (indices.tolist() for indices in pair_indices(rope, rope.pairing))
+        norms = torch.hypot(wide[..., first], wide[..., second]).flatten(0, -3)
+        total = norms.sum(0).to("cpu", torch.float64)
+        self._total = total if self._total is None else self._total + total
+        self.tokens += len(norms)
+
+
+@dataclass(frozen=True, eq=False)
+class LayerUsage:
+    """What one attention layer used.
+
+    Attributes:
+        name: The module, as the model names it.
+        queries: Norms of the pairs of its query heads.
+        keys: Norms of the pairs of its key heads.
+    """
+
+    name: str
+    queries: PairNorms = field(default_factory=PairNorms)
+    keys: PairNorms = field(default_factory=PairNorms)
+
+
+@contextmanager
+def watch_usage(
+    model: nn.Module, ropes: LayerRopes | Rope
+) -> Generator[tuple[LayerUsage | None, ...]]:
+    """Frequency usage of every layer while the model runs (Round and Round We Go, section 4).
+
+    The mean over tokens of ``|q_k|`` and ``|k_k|`` for each pair, head and layer (2410.06205),
+    taken by hooks from the projections, or from the norms after them. Each call of the model adds
+    its tokens, padding included: leave padding out of the input. No activation is kept, and the
+    hooks are gone when the context ends. Which models can be watched is said at the head of this
+    module. Compiled models call no hooks: watch them before compiling.
+
+    Args:
+        model: What runs; of a model of several parts, the part whose layers ``ropes`` describes.
+        ropes: One Rope per attention layer, in the order of the modules, or one Rope for all.
+
+    Yields:
+        For every layer its usage, None where the layer has no Rope.
+
+    Raises:
+        SpecError: If the model has no such layer, or not as many as ``ropes``, or one has norms of
+            another name.
+        TensorError: While running, if a projection does not hold whole heads of ``head_dim``, or
+            not as many as ``ropes`` says.
+
+    >>> from torch import nn
+    >>> attention = nn.ModuleDict({"q_proj": nn.Linear(8, 16), "k_proj": nn.Linear(8, 8)})
+    >>> with watch_usage(attention, Rope(head_dim=8, pairing="half")) as layers:
+    ...     for projection in attention.values():
+    ...         _ = projection(torch.zeros(1, 5, 8))
+    >>> layers[0].queries.mean.shape, layers[0].keys.mean.shape, layers[0].keys.tokens
+    ((2, 4), (1, 4), 5)
+    """
+    found = dict(_attention_layers(model))
+    per_layer = (ropes,) * len(found) if isinstance(ropes, Rope) else tuple(ropes)
+    if not found or len(per_layer) != len(found):
+        raise SpecError(
+            f"model must have {len(per_layer) or 'some'} modules with q_proj and k_proj (or query "
+            f"and key), one for each layer of ropes, got {len(found)}; give the part of the model "
+            "that ropes describes, or use phasor.papers.pair_norms on queries and keys"
+        )
+    query_heads, key_heads = (
+        (None, None) if isinstance(ropes, Rope) else (ropes.query_heads, ropes.key_heads)
+    )
+    usage = tuple(
+        None if rope is None else LayerUsage(name)
+        for name, rope in zip(found, per_layer, strict=True)
+    )
+    hooks: list[Any] = []
+    try:
+        for (queries, keys), rope, layer in zip(found.values(), per_layer, usage, strict=True):
+            if rope is not None and layer is not None:
+                hooks += _hooked(queries, _Heads(layer.name, rope, query_heads, layer.queries))
+                hooks += _hooked(keys, _Heads(layer.name, rope, key_heads, layer.keys))
+        yield usage
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _attention_layers(model: nn.Module) -> Iterator[tuple[str, tuple[_Watched, _Watched]]]:
+    """Each attention module's name, and what makes its queries and its keys."""
+    modules = cast(Iterator[tuple[str, nn.Module]], model.named_modules())
+    for name, module in modules:
+        parts = dict(module.named_children())
+        for (q, q_norm), (k, k_norm) in _NAMES:
+            if q not in parts or k not in parts:
+                continue
+            norms = [part for part in parts if "norm" in part and part[0] in "qk"]
+            strays = [part for part in norms if part not in (q_norm, k_norm)]
+            if strays:
+                raise SpecError(
+                    f"{name or 'model'} has norms that are not watched ({', '.join(strays)}; "
+                    f"known: {q_norm}, {k_norm}); give queries and keys to pair_norms"
+                )
+            yield name, ((parts[q], parts.get(q_norm)), (parts[k], parts.get(k_norm)))
+
+
+def _hooked(watched: _Watched, heads: _Heads) -> list[Any]:
+    projection, norm = watched
+    if norm is None or isinstance(norm, nn.Identity):
+        return [projection.register_forward_hook(heads.of_projection)]
+    return [
+        projection.register_forward_hook(heads.remember_length),
+        norm.register_forward_hook(heads.of_norm),
+    ]
+
+
+@dataclass(eq=False)
+class _Heads:
+    """Makes heads of what a projection or a norm returns, and adds them up."""
+
+    name: str
+    rope: Rope
+    count: int | None
+    norms: PairNorms
+    length: int = 0
+
+    def of_projection(self, _module: nn.Module, _given: Any, x: Tensor) -> None:
+        self._add(self._apart(x))
+
+    def remember_length(self, _module: nn.Module, _given: Any, x: Tensor) -> None:
+        self.length = x.shape[-2]
+
+    def of_norm(self, _module: nn.Module, given: tuple[Tensor, ...], x: Tensor) -> None:
+        """A norm over whole projections, or over heads that stand before or after the tokens."""
+        if x.ndim < 4:
+            self._add(self._apart(x))
+            return
+        tokens_last = x.shape[-2] == self.length
+        if x.shape[-3] == x.shape[-2]:
+            # as many heads as tokens: in memory the projection has the heads of a token together
+            tokens_last = given[0].stride(-2) > given[0].stride(-3)
+        self._add(x.transpose(-3, -2) if tokens_last else x)
+
+    def _apart(self, x: Tensor) -> Tensor:
+        if x.shape[-1] % self.rope.head_dim:
+            raise TensorError(
+                f"{self.name} must project to whole heads of head_dim {self.rope.head_dim}, got "
+                f"{x.shape[-1]} coordinates; give the Rope of this model"
+            )
+        return x.reshape(*x.shape[:-1], -1, self.rope.head_dim)
+
+    def _add(self, heads: Tensor) -> None:
+        wrong_width = heads.shape[-1] != self.rope.head_dim
+        if wrong_width or self.count not in (None, heads.shape[-2]):
+            raise TensorError(
+                f"{self.name} must have {self.count or 'some'} heads of head_dim "
+                f"{self.rope.head_dim}, got {heads.shape[-2]} of {heads.shape[-1]}; its projection "
+                "holds more than heads, or ropes describe another model"
+            )
+        self.norms.add(heads, self.rope)

@@ -1,0 +1,1 @@
+"""What another program has to be given so that it rotates as a rope does."""

@@ -1,0 +1,247 @@
+"""The rotation of ONNX without torch: its operator in NumPy, and its caches read back as a `Rope`.
+
+`phasor.torch.export` exports models that use it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from phasor.angles import cos_sin
+from phasor.errors import ConfigError, PositionError, TensorError
+from phasor.identification.arrays import ROUNDING
+from phasor.identification.limits import ladder
+from phasor.identification.match import Evidence, conclude
+from phasor.identification.measuring import table_dtype
+from phasor.identification.reading import Arrangement
+from phasor.identification.report import Identification
+from phasor.identification.spectrum import find_spectrum, rounded_angles
+from phasor.numpy import pair_indices, rotate_by
+from phasor.pairings import Pairing
+from phasor.rope import Rope
+
+_NEAR = (1 << 10, 1 << 12, 1 << 15, 1 << 17, 1 << 20)
+
+
+def rotary_embedding(
+    x: ArrayLike,
+    cos_cache: ArrayLike,
+    sin_cache: ArrayLike,
+    position_ids: ArrayLike | None = None,
+    *,
+    interleaved: bool = False,
+    num_heads: int = 0,
+    rotary_embedding_dim: int = 0,
+) -> NDArray[np.float64]:
+    """What the operator RotaryEmbedding of ONNX (opset 23) means, in float64.
+
+    Its arguments have the operator's names.
+
+    Args:
+        x: ``[batch, heads, seq, head_dim]``, or ``[batch, seq, heads * head_dim]``.
+        cos_cache: ``[max_positions, num_pairs]`` with ``position_ids``, else
+            ``[batch, seq, num_pairs]``.
+        sin_cache: The same shape.
+        position_ids: Rows of the caches, ``[batch, seq]``.
+        interleaved: Whether pairs are ``(2i, 2i + 1)``; halves otherwise.
+        num_heads: How many heads the last axis of a three-dimensional ``x`` holds.
+        rotary_embedding_dim: Coordinates that turn, the first of each head; 0 for all.
+
+    Returns:
+        float64, the shape of ``x``.
+
+    Raises:
+        TensorError: If shapes do not fit.
+        PositionError: If a position is not a row of the caches.
+
+    >>> x = np.ones((1, 1, 2, 2))
+    >>> cos, sin = [[1.0], [0.6]], [[0.0], [0.8]]
+    >>> rotary_embedding(x, cos, sin, [[0, 1]]).round(2).tolist()
+    [[[[1.0, 1.0], [-0.2, 1.4]]]]
+    """
+    given = np.asarray(x)
+    heads = _heads(given, num_heads)
+    cos, sin = (
+        _rows(name, cache, position_ids)
+        for name, cache in (("cos_cache", cos_cache), ("sin_cache", sin_cache))
+    )
+    turning = rotary_embedding_dim or heads.shape[-1]
+    wanted = [*heads.shape[:2], turning // 2]
+    if list(cos.shape) != wanted:
+        raise TensorError(
+            f"cos_cache must hold {wanted[-1]} pairs for each of {wanted[:2]} tokens, "
+            f"got {list(cos.shape)}"
+        )
+    turned = rotate_by(heads, cos, sin, pairing="interleaved" if interleaved else "half")
+    return (turned.swapaxes(1, 2) if given.ndim == 4 else turned).reshape(given.shape)
+
+
+def from_cache(
+    cos: ArrayLike,
+    sin: ArrayLike,
+    *,
+    pairing: Pairing,
+    head_dim: int | None = None,
+    rotary_start: int = 0,
+) -> tuple[Rope, Identification]:
+    """The `Rope` behind tables of cos and sin, with what it says about them.
+
+    Frequencies are found from row 0 to the last at growing distances, explained by a base and a
+    law where one does, and then every row is compared with the exact rotation.
+
+    Args:
+        cos: ``[max_positions, num_pairs]``: row ``p`` belongs to position ``p``. Tables that say
+            everything twice, ``[max_positions, 2 * num_pairs]``, are known by their equal halves
+            or equal neighbours.
+        sin: The same shape.
+        pairing: How they are used; tables do not say.
+        head_dim: Width of one head; ``rotary_start + 2 * num_pairs`` unless given.
+        rotary_start: Where the rotated slice begins inside the head.
+
+    Returns:
+        The Rope, and the report: ``error`` is the largest difference between an entry and the
+        Rope's exact one, as a complex number, ``precision`` the same near some positions,
+        ``attention_factor`` what cos and sin are multiplied by, ``position_offset`` the position
+        of row 0. Where no law gives the frequencies, ``rope.explicit_inv_freq`` holds them.
+
+    Raises:
+        TensorError: If the tables are not two equal shapes of at least two rows.
+        ConfigError: If no Rope gives them, saying why.
+        SpecError: If pairing, head_dim or rotary_start do not fit.
+
+    >>> from phasor.scaling import Linear
+    >>> rope = Rope(head_dim=64, pairing="half", base=500_000.0, scaling=Linear(factor=4.0))
+    >>> cos, sin = (np.float32(table) for table in cos_sin(rope, range(4096)))
+    >>> found, report = from_cache(cos, sin, pairing="half")
+    >>> found == rope, report.error < 2**-24
+    (True, True)
+    """
+    z, dtype = _turns(cos, sin)
+    rotary_dim = 2 * z.shape[1]
+    width = rotary_start + rotary_dim if head_dim is None else head_dim
+    layout = Rope(head_dim=width, pairing=pairing, rotary_dim=rotary_dim, rotary_start=rotary_start)
+    rounding, coarse = table_dtype(np.stack((z.real, z.imag)), ROUNDING[dtype], dtype)
+    places = ladder(len(z) - 1)
+    turned = z[places]
+    spectrum = find_spectrum(places, turned, rounded_angles(turned, rounding))
+    if spectrum.reach < places[-1]:
+        beyond = next(p for p in places if p > spectrum.reach)
+        raise ConfigError(
+            f"cos and sin must turn at fixed frequencies to be a Rope's: rows 0 to "
+            f"{spectrum.reach} do, row {beyond} does not; give the rows before it"
+        )
+    indices = np.stack(pair_indices(layout, pairing))
+    arrangement = Arrangement(
+        pairing=pairing,
+        pairing_out=pairing,
+        rotary_start=rotary_start,
+        rotary_dim=rotary_dim,
+        read=indices,
+        written=indices,
+    )
+    sizes = np.abs(z)
+    report = conclude(
+        Evidence(
+            head_dim=width,
+            n_axes=1,
+            arrangement=arrangement,
+            spectrum=spectrum,
+            drivers=((0,),) * z.shape[1],
+            gain=float(np.median(sizes)),
+            sizes=sizes,
+            rounding=rounding,
+            is_rotation=True,
+        )
+    )
+    rope = report.rope
+    if rope is None:
+        raise ConfigError(
+            "cos and sin must be a Rope's, and no Rope gives them: "
+            f"{report.why_no_rope}; rotate_by takes the rows as they are"
+        )
+    findings = report.findings if coarse is None else (coarse, *report.findings)
+    report = replace(report, findings=findings, table_end=len(z))
+    return rope, _compared(z, rope, report, rounding)
+
+
+def _compared(
+    z: NDArray[np.complex128], rope: Rope, report: Identification, rounding: float
+) -> Identification:
+    """The report with the error of every row looked at, or a refusal where one is no rotation."""
+    gain, rows = report.attention_factor or 1.0, np.arange(len(z))
+    offset = report.position_offset
+    exact_cos, exact_sin = cos_sin(
+        rope, rows + int(offset) if offset.is_integer() else rows + offset
+    )
+    # a Rope wider than what was seen adds pairs that stand still
+    exact = (exact_cos + 1j * exact_sin)[:, : z.shape[1]]
+    error = np.abs(z - gain * exact).max(axis=1)
+    # angles may be float32 products of float32 frequencies, each a few roundings off
+    fastest = max(abs(pair.inv_freq) for pair in report.pairs)
+    room = gain * (16 * rounding + (rows + abs(offset)) * fastest * 2.0**-20)
+    wrong = np.flatnonzero(error > room)
+    if len(wrong):
+        raise ConfigError(
+            f"cos and sin must be a Rope's in every row: row {wrong[0]} is {error[wrong[0]]:.2g} "
+            f"off what the others say, more than rounding explains; check the table"
+        )
+    near = tuple((p, float(error[p - 12 : p].max() / gain)) for p in _NEAR if p <= len(z))
+    return replace(report, error=float(error.max()), precision=near)
+
+
+def _turns(cos: ArrayLike, sin: ArrayLike) -> tuple[NDArray[np.complex128], str]:
+    """``cos + i sin`` of each pair, ``[rows, num_pairs]``, and the dtype of the tables."""
+    tables = np.asarray(cos), np.asarray(sin)
+    dtypes = {str(table.dtype) for table in tables}
+    shape = tables[0].shape
+    if len(shape) != 2 or tables[1].shape != shape or shape[0] < 2 or shape[1] < 1:
+        raise TensorError(
+            "cos and sin must both be [max_positions, num_pairs] with two rows or more, "
+            f"got {list(shape)} and {list(tables[1].shape)}"
+        )
+    if not dtypes <= set(ROUNDING):
+        listed = " and ".join(sorted(dtypes))
+        raise TensorError(f"cos and sin must be of {', '.join(ROUNDING)}, got {listed}")
+    z = tables[0].astype(np.float64) + 1j * tables[1].astype(np.float64)
+    if not np.isfinite(z).all():
+        raise ConfigError("cos and sin must be finite, got infinities or NaN; check the file")
+    half = shape[1] // 2
+    if shape[1] % 2 == 0:
+        for one, other in ((z[:, :half], z[:, half:]), (z[:, ::2], z[:, 1::2])):
+            if np.array_equal(one, other):
+                z = one
+                break
+    return z, max(dtypes, key=ROUNDING.__getitem__)
+
+
+def _heads(x: NDArray[Any], num_heads: int) -> NDArray[Any]:
+    """``[batch, seq, heads, head_dim]``."""
+    if x.ndim == 4:
+        return x.swapaxes(1, 2)
+    if x.ndim != 3 or num_heads < 1 or x.shape[2] % num_heads:
+        raise TensorError(
+            "x must be [batch, heads, seq, head_dim], or [batch, seq, num_heads * head_dim] with "
+            f"num_heads given, got shape {list(x.shape)} and num_heads={num_heads}"
+        )
+    return x.reshape(*x.shape[:2], num_heads, -1)
+
+
+def _rows(name: str, cache: ArrayLike, position_ids: ArrayLike | None) -> NDArray[Any]:
+    """One row of the cache for every token, ``[batch, seq, num_pairs]``."""
+    table = np.asarray(cache)
+    rank = 3 if position_ids is None else 2
+    if table.ndim != rank:
+        wanted = "[batch, seq, num_pairs]" if rank == 3 else "[max_positions, num_pairs]"
+        raise TensorError(f"{name} must be {wanted}, got shape {list(table.shape)}")
+    if position_ids is None:
+        return table
+    at = np.asarray(position_ids)
+    if at.dtype.kind not in "iu" or (at.size and (at.min() < 0 or at.max() >= len(table))):
+        raise PositionError(
+            f"position_ids must be rows of {name}, whole numbers from 0 to {len(table) - 1}"
+        )
+    return table[at]

@@ -1,0 +1,396 @@
+"""The command line: what it prints, where it prints it, and how it ends."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import phasor
+from phasor.cli import main, run
+from phasor.cli._try import bench
+from phasor.errors import BackendError
+from phasor.identification.comparison import compare
+from phasor.terminal import print_comparison, print_model
+
+EXAMPLE = Path(phasor.__file__).parent / "examples" / "llama-3.1-8b.json"
+
+
+def phasor_command(*arguments, **environment):
+    """The command in a process of its own, as a user runs it."""
+    return subprocess.run(
+        [sys.executable, "-m", "phasor", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "COLUMNS": "80", **environment},
+    )
+
+
+def test_show_says_what_a_config_means():
+    """A config file is described in words, with its law and the pairs that never turn."""
+    done = phasor_command("show", EXAMPLE)
+    assert done.returncode == 0
+    assert "All 128 coordinates of a head turn, in 64 pairs (i, i + 64)." in done.stdout
+    assert "Pairs 0-28 kept; 29-34 divided by less; 35-63 divided by 8." in done.stdout
+    assert "Pairs 35-63 never complete a turn within 8192 positions before the extension." in (
+        done.stdout
+    )
+
+
+def test_show_selects_rows_unless_all_are_asked_for():
+    """Every pair is a row with --pairs; without it a reader gets a selection and is told so."""
+    some = phasor_command("show", "llama-3.1-8b").stdout
+    every = phasor_command("show", "llama-3.1-8b", "--pairs").stdout
+
+    def rows(text):
+        return [int(line.split()[0]) for line in text.splitlines() if line[:8].strip().isdigit()]
+
+    assert rows(every) == list(range(64))
+    assert 10 < len(rows(some)) < 25
+    assert "--pairs shows all" in some
+    assert "--pairs shows all" not in every
+
+
+def test_show_json_holds_everything_the_table_shows():
+    """--json gives the rope, its factors and every pair as numbers."""
+    plain = json.loads(phasor_command("show", "gpt-oss-20b", "--json").stdout)
+    kinds = list(plain["kinds"].values())
+    assert plain["layer_kinds"]
+    assert phasor.Rope.from_dict(kinds[0]["rope"]) == phasor.preset("gpt-oss-20b")[0]
+    assert kinds[0]["attention_factor"] == pytest.approx(1.34657359027997, abs=1e-14)
+    assert kinds[0]["logit_factor"] == pytest.approx(1.34657359027997**2, abs=1e-14)
+    assert kinds[0]["softmax_factor"] == plain["softmax_factor"] == 1.0
+    assert [row["pair"] for row in kinds[0]["pairs"]] == list(range(32))
+    assert kinds[0]["pairs"][0]["wavelength"] == pytest.approx(6.283185307179586, abs=1e-15)
+
+
+def test_show_json_of_a_stopped_pair_has_no_wavelength():
+    """A pair that stands still has no wavelength and no divisor in JSON, where infinity is none."""
+    plain = json.loads(phasor_command("show", "gemma-4-31b", "--json").stdout)
+    last = plain["kinds"]["full"]["pairs"][-1]
+    assert last["inv_freq"] == 0.0
+    assert last["wavelength"] is None
+    assert last["divided_by"] is None
+
+
+def test_show_picks_a_rules_law_where_it_is_told():
+    """LongRoPE shows its short list at a short length and its long list at a long one."""
+    short = phasor_command("show", "phi-3.5-mini", "--at", 4096).stdout
+    long = phasor_command("show", "phi-3.5-mini", "--at", 4097).stdout
+    assert "here at 4096 tokens" in short
+    assert "/ 64.84" in long
+    assert "/ 64.84" not in short
+
+
+def test_show_names_layers_without_an_embedding():
+    """NoPE layers are listed as what they are."""
+    done = phasor_command("show", "smollm3-3b")
+    assert "No position embedding." in done.stdout
+
+
+def test_diff_of_a_model_with_itself_is_silent_agreement():
+    """Exit code 0 and a sentence when a config and its preset agree."""
+    done = phasor_command("diff", EXAMPLE, "llama-3.1-8b")
+    assert done.returncode == 0
+    assert "They agree within 1e-06 on every pair of every layer." in done.stdout
+
+
+def test_diff_names_the_first_pair_and_position():
+    """Exit code 1 and the first parting when two models differ."""
+    done = phasor_command("diff", "llama-3.1-8b", "llama-3-8b")
+    assert done.returncode == 1
+    assert "Earliest pair: 29 at position 1" in done.stdout
+    assert "35 pairs part within the context." in done.stdout
+
+
+def test_a_factor_on_cos_and_sin_and_one_on_the_softmax_are_told_apart(capsys):
+    """The same square on the logits, by either way."""
+    law = phasor.scaling.Yarn(factor=40.0, original_max_positions=4096)
+    one, other = (
+        phasor.LayerRopes(
+            name=name,
+            layer_kinds=("rope",),
+            kinds={"rope": phasor.Rope(head_dim=64, pairing="half", scaling=scaling)},
+        )
+        for name, scaling in (("cos", law), ("softmax", replace(law, mscale_all_dim=1.0)))
+    )
+    print_comparison(compare(one, other, seq_len=64, context=64, tolerance=1e-6))
+    said = capsys.readouterr().out
+    assert "Softmax scale: times 1 and 1.87385421." in said
+    assert "Attention factor: 1.36888795 and 1." in said
+    assert "Softmax factor: 1 and 1.87385421." in said
+    assert "Logit factor" not in said
+
+
+def test_diff_as_json_carries_the_verdict():
+    """Machines read the same difference as people."""
+    done = phasor_command("diff", "llama-2-7b", "llama-2-7b-meta", "--json")
+    plain = json.loads(done.stdout)
+    assert done.returncode == 1
+    assert plain["differ"] is True
+    assert plain["meetings"][0]["difference"]["fields"]["pairing"] == ["half", "interleaved"]
+
+
+def test_diff_tolerance_decides():
+    """What parts by less than the tolerance agrees."""
+    done = phasor_command("diff", "llama-3.1-8b", "llama-3-8b", "--context", 2, "--tolerance", 0.01)
+    assert done.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["show", "lama-3.1-8b"], "did you mean 'llama-3.1-8b'"),
+        (["show", "nosuch"], "got 'nosuch'; `phasor presets` lists them all\n"),
+        (["show", "missing/config.json"], "missing/config.json"),
+        (["show"], "Missing argument 'MODEL'"),
+        (["show", "llama-3-8b", "--at", "0"], "--at"),
+        (["diff", "llama-3-8b"], "Missing argument 'SECOND'"),
+        (["diff", "llama-3-8b", "llama-3-8b", "--tolerance", "0"], "--tolerance"),
+        (["shw"], "No such command 'shw'"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else " ".join(value),
+)
+def test_bad_input_is_one_line_on_stderr_and_exit_code_2(arguments, said):
+    """Nothing on stdout, one line on stderr, exit code 2, no traceback."""
+    done = phasor_command(*arguments)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.startswith("phasor: ")
+    assert said in done.stderr
+
+
+def test_a_broken_config_is_refused_by_key(tmp_path):
+    """A config that makes no sense names the key and leaves no traceback."""
+    path = tmp_path / "config.json"
+    path.write_text(EXAMPLE.read_text().replace('"factor": 8.0', '"factor": -8.0'))
+    done = phasor_command("show", path)
+    assert done.returncode == 2
+    assert "factor" in done.stderr
+    assert "-8" in done.stderr
+
+
+NAMES = [
+    "[link=https://x.test]a[/]",
+    "tiny [/INST] model",
+    "Mistral [v0.3] 7B",
+    "a\\",
+    "one :smile: two",
+    "[bold]",
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("command", ["show", "diff"])
+def test_a_models_name_is_only_ever_text(tmp_path, name, command):
+    """Brackets and colons in it are letters."""
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(EXAMPLE.read_text()) | {"_name_or_path": name}))
+    done = phasor_command(command, path, *([EXAMPLE] if command == "diff" else []))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"{name}: " if command == "show" else f"{name} and ")
+
+
+@pytest.mark.parametrize("kind", ["[/x]", "[a] layers"])
+def test_a_kind_of_layer_is_only_ever_text(kind, capsys):
+    """Whoever made the ropes named it."""
+    rope = phasor.Rope(head_dim=8, pairing="half")
+    first, second = (
+        phasor.LayerRopes(name="m", layer_kinds=(kind,), kinds={kind: one})
+        for one in (rope, replace(rope, base=5.0))
+    )
+    print_model(first, None, None, every_pair=False)
+    print_comparison(compare(first, second, 16, 16, 1e-6))
+    assert capsys.readouterr().out.count(f"\n{kind} (layers 0)") == 2
+
+
+def limited(*arguments, folder):
+    """The command where nothing can be written to a file, its output to one."""
+    import resource
+
+    def limit():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+
+    with (folder / "out").open("wb") as out:
+        return subprocess.run(
+            [sys.executable, "-m", "phasor", *arguments],
+            stdout=out,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            preexec_fn=limit,
+            env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+        )
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["show", "llama-3.1-8b"], ["show", "llama-3.1-8b", "--json"], ["presets"]],
+    ids=" ".join,
+)
+def test_an_output_that_cannot_be_written_is_one_line_and_exit_code_2(tmp_path, arguments):
+    """A full disk is not a difference between models."""
+    done = limited(*arguments, folder=tmp_path)
+    assert done.stderr == "phasor: File too large\n"
+    assert done.returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("none/x.png", "cannot be written: No such file or directory"),
+        ("x.nothing", "must end with one of"),
+        ("pipe.png", "must be a file or new"),
+    ],
+)
+def test_a_picture_that_cannot_be_saved_is_refused_before_measuring(
+    tmp_path, monkeypatch, name, says
+):
+    """A minute is not spent for nothing."""
+    monkeypatch.setattr("phasor.bench.run", None)
+    os.mkfifo(tmp_path / "pipe.png")
+    done = CliRunner().invoke(bench, ["--save", str(tmp_path / name)])
+    assert isinstance(done.exception, phasor.SpecError)
+    assert says in str(done.exception)
+
+
+def test_a_picture_without_matplotlib_names_the_extra(tmp_path, monkeypatch):
+    """Before measuring too."""
+    monkeypatch.setattr("phasor.bench.run", None)
+    monkeypatch.setattr("phasor.cli._common.find_spec", lambda name: name != "matplotlib" or None)
+    done = CliRunner().invoke(bench, ["--save", str(tmp_path / "x.png")])
+    assert isinstance(done.exception, BackendError)
+    assert "pip install 'phasor[figures]'" in str(done.exception)
+
+
+def test_no_colours_go_into_a_pipe():
+    """What is not a terminal gets plain text."""
+    assert "\x1b" not in phasor_command("show", "llama-3.1-8b").stdout
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [[], ["--help"], ["show", "--help"], ["presets"], ["show", "llama-3.1-8b"],
+     ["show", "llama-3.1-8b", "--json", "--context", "4096"], ["diff", "llama-3-8b", "gpt-j-6b"]],
+    ids=" ".join,
+)  # fmt: skip
+def test_a_closed_pipe_ends_it_without_a_word(arguments):
+    """`phasor presets | head -1`: neither a difference nor a refusal, and status 141."""
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        [sys.executable, "-m", "phasor", *arguments],
+        stdout=write,
+        stderr=subprocess.PIPE,
+        check=False,
+    )
+    os.close(write)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+def test_ctrl_c_ends_it_with_130(monkeypatch, capsys):
+    """In the middle of work; nothing is printed but the end of the terminal's line."""
+
+    def interrupted(model, reading):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("phasor.cli._show.read", interrupted)
+    monkeypatch.setattr(sys, "argv", ["phasor", "show", "llama-3-8b"])
+    with pytest.raises(SystemExit) as leaving:
+        run()
+    assert leaving.value.code == 130
+    assert capsys.readouterr() == ("", "\n")
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize(("model", "status"), [("llama-3.1-8b", 0), ("nosuch", 2), ("-", 2)])
+def test_streams_that_are_closed_are_no_trouble(closed, model, status):
+    """What is said to them is lost, and the exit status is what it was."""
+    stdin = "" if "<" in closed else "</dev/null"
+    command = f"'{sys.executable}' -m phasor show {model} {stdin} {closed}"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, check=False)
+    assert done.returncode == status
+    assert b"Traceback" not in done.stderr
+
+
+def test_phasor_alone_prints_its_help():
+    """A command a line, and exit status 0."""
+    done = phasor_command()
+    assert (done.returncode, done.stderr) == (0, "")
+    listed = done.stdout[done.stdout.index("Commands:") :].splitlines()[1:]
+    assert [line.split()[0] for line in listed] == sorted(main.commands)
+    assert done.stdout == phasor_command("--help").stdout
+
+
+@pytest.mark.parametrize(
+    "arguments", [["show", "-"], ["diff", "-", "llama-3.1-8b"], ["extend", "-", "--to", "262144"]]
+)
+def test_a_dash_is_standard_input(arguments):
+    """What is piped in is read as the file would be."""
+    file = EXAMPLE.read_bytes()
+    words = [sys.executable, "-m", "phasor", *arguments]
+    piped = subprocess.run(words, input=file, capture_output=True, check=False)
+    words = [str(EXAMPLE) if word == "-" else word for word in words]
+    read = subprocess.run(words, capture_output=True, check=False)
+    assert piped.returncode == read.returncode == 0
+    assert piped.stdout == read.stdout
+
+
+def test_a_shell_completes_commands_presets_and_files():
+    """With click's own protocol, which the documentation switches on."""
+
+    def offered(*words):
+        typed = {"COMP_WORDS": " ".join(("phasor", *words)), "COMP_CWORD": str(len(words))}
+        return phasor_command(_PHASOR_COMPLETE="bash_complete", **typed).stdout.split()
+
+    assert offered("sh") == ["plain,show"]
+    llamas = [name for name in phasor.preset_names() if name.startswith("llama-3.1")]
+    assert offered("show", "llama-3.1") == [f"plain,{name}" for name in llamas]
+    assert offered("diff", "llama-3-8b", "configs/") == ["file,configs/"]
+
+
+def test_colours_are_the_only_thing_that_a_terminal_obeys(tmp_path):
+    """No link, no other colour and no other title, where a name asks for them."""
+    name = "[link=https://x.test]a[/link]\x1b]8;;https://x.test\x1b\\\x1b[35m:smile:"
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(EXAMPLE.read_text()) | {"_name_or_path": name}))
+    for command in (["show", path], ["diff", path, EXAMPLE], ["extend", path, "--to", "262144"]):
+        shown = phasor_command(*command, FORCE_COLOR="1", TERM="xterm").stdout
+        colours = set(re.findall("\x1b[^m]*m", shown))
+        assert colours
+        assert "\x1b[35m" not in colours
+        assert "\x1b" not in re.sub(r"\x1b\[[0-9;]*m", "", shown)
+        assert (
+            "[link=https://x.test]a[/link]\\x1b]8;;https://x.test\\x1b\\\\x1b[35m:smile:" in shown
+        )
+
+
+def test_showing_a_model_imports_no_torch():
+    """The commands that only describe start without torch and matplotlib."""
+    program = (
+        "import sys, phasor.cli as cli\n"
+        "sys.argv = ['phasor', 'show', 'llama-3.1-8b']\n"
+        "try:\n    cli.run()\nexcept SystemExit:\n    pass\n"
+        "print(sorted({'torch', 'matplotlib'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_every_preset_can_be_listed():
+    """`phasor presets` prints what `phasor show` takes."""
+    assert phasor_command("presets").stdout.split() == list(phasor.preset_names())
+
+
+def test_version_is_printed():
+    """--version prints the installed version."""
+    assert "0.1.0" in phasor_command("--version").stdout

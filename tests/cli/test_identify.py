@@ -1,0 +1,163 @@
+"""The command that identifies a function by its name."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from phasor import Rope, SpecError
+from phasor.cli._architectures import text_config
+from phasor.cli._diff import diff, part, parting_text
+from phasor.cli._identify import identify, is_function, named
+from phasor.errors import ConfigError
+from phasor.numpy import rotate
+
+ROPE = Rope(head_dim=16, pairing="half", base=500.0)
+
+
+@pytest.fixture(autouse=True)
+def module(tmp_path, monkeypatch):
+    """A module of somebody's in the current folder."""
+    text = """
+import numpy as np
+from phasor import Rope
+from phasor.numpy import rotate
+rope = Rope(head_dim=16, pairing="half", base=500.0)
+def turned(x, positions):
+    return rotate(x, positions, rope)
+def late(x, positions):
+    return rotate(x, positions + 1, rope)
+def short(x, positions):
+    return rotate(x, np.arange(50)[positions], rope)
+class Holder:
+    pass
+number = 3
+"""
+    (tmp_path / "somebodys_rope.py").write_text(text, "utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+
+def test_a_named_function_is_explained():
+    """In words."""
+    done = CliRunner().invoke(identify, ["somebodys_rope:turned", "--head-dim", "16"])
+    assert done.exit_code == 0
+    assert "Frequencies are powers of base 500." in done.output
+
+
+def test_a_named_function_is_described_as_json():
+    """With its Rope."""
+    arguments = ["somebodys_rope:late", "--head-dim", "16", "--dtype", "float64", "--json"]
+    plain = json.loads(CliRunner().invoke(identify, arguments).output)
+    assert Rope.from_dict(plain["rope"]) == ROPE
+    assert plain["position_offset"] == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("somebodys_rope", "package.module:function"),
+        ("no_such_module:turned", "cannot be imported"),
+        ("somebodys_rope:twisted", "no 'twisted'"),
+        ("somebodys_rope:Holder", "a function or a made module"),
+        ("somebodys_rope:number", "a function or a made module"),
+    ],
+)
+def test_a_name_of_nothing_is_refused(text, says):
+    """With what is missing."""
+    with pytest.raises(SpecError, match=says):
+        named(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("raise RuntimeError('no licence')", "RuntimeError: no licence"),
+        ("def broken(:", "SyntaxError"),
+        ("raise SystemExit(1)", "SystemExit: 1"),
+        ("import no_such_module", "No module named 'no_such_module'"),
+    ],
+    ids=["raises", "cannot be read", "ends the program", "imports nothing"],
+)
+def test_a_module_that_cannot_be_imported_is_refused(tmp_path, text, says):
+    """With its name and what it said, whatever that is."""
+    name = f"bad_{abs(hash(text))}"
+    (tmp_path / f"{name}.py").write_text(text, "utf-8")
+    with pytest.raises(SpecError, match=f"'{name}' cannot be imported.*{says}"):
+        named(f"{name}:turned")
+
+
+def test_a_config_inside_a_config_must_be_one(tmp_path):
+    """As `show` says it."""
+    path = tmp_path / "config.json"
+    path.write_text('{"model_type": "llama", "text_config": "x"}', "utf-8")
+    with pytest.raises(ConfigError, match="text_config must be an object, got 'x'"):
+        text_config(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "is_one"),
+    [("a.b:c", True), ("a:b.c", True), ("llama-3-8b", False), ("./a:b", False), ("C:\\x", False)],
+)
+def test_functions_are_told_from_models(text, is_one):
+    """By their form alone."""
+    assert is_function(text) is is_one
+
+
+def test_a_rope_and_a_function_part_where_they_do():
+    """Position, pair, size and score, as text and as JSON."""
+    options = {"head_dim": 16, "context": 4096, "tolerance": 1e-3}
+    late = part(ROPE, "somebodys_rope:late", **options)
+    x = np.eye(16)[0]
+    apart = np.linalg.norm(rotate(x, 0, ROPE) - rotate(x, 1, ROPE))
+    assert (late.position, late.pair) == (0, 0)
+    assert late.size == pytest.approx(apart)
+    assert "position 0 in pair 0" in parting_text(late)
+    assert part("somebodys_rope:turned", ROPE, **options) is None
+    assert "agree" in parting_text(None)
+    assert "refuses" in parting_text(part(ROPE, "somebodys_rope:short", **options))
+
+
+@pytest.fixture
+def config(tmp_path):
+    """A model whose rope the module's function does."""
+    keys = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4,
+            "num_key_value_heads": 4, "num_hidden_layers": 2, "rope_theta": 500.0,
+            "max_position_embeddings": 4096}  # fmt: skip
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(keys), "utf-8")
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("function", "code", "says"),
+    [("turned", 0, "agree wherever"), ("late", 1, "position 0 in pair 0")],
+)
+def test_diff_compares_a_model_with_a_function(config, function, code, says):
+    """And says by its exit code whether they part."""
+    done = CliRunner().invoke(diff, [config, f"somebodys_rope:{function}"])
+    assert (done.exit_code, says in done.output) == (code, True)
+
+
+def test_diff_of_two_functions_needs_the_width_of_a_head():
+    """No model says it."""
+    both = ["somebodys_rope:turned", "somebodys_rope:late"]
+    refused = CliRunner().invoke(diff, both)
+    assert (refused.exit_code, "--head-dim" in refused.output) == (2, True)
+    done = CliRunner().invoke(diff, [*both, "--head-dim", "16", "--json"])
+    assert json.loads(done.output)["differ"] is True
+
+
+def test_diff_refuses_a_width_that_is_not_the_models(config):
+    """Rather than take one of them."""
+    done = CliRunner().invoke(diff, [config, "somebodys_rope:turned", "--head-dim", "32"])
+    assert (done.exit_code, "16, 32" in done.output) == (2, True)
+
+
+def test_diff_of_two_models_refuses_what_is_for_functions(config):
+    """Rather than ignore it."""
+    done = CliRunner().invoke(diff, [config, config, "--kind", "rope"])
+    assert (done.exit_code, "--kind is for functions" in done.output) == (2, True)

@@ -1,0 +1,294 @@
+"""params.json, DeepSeek's inference configs and GGUF metadata."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from phasor import ConfigError
+from phasor.axes import InterleavedSections, Sectioned
+from phasor.configs import load
+from phasor.scaling import Linear, LongRope, PerPair, Yarn
+
+from .config_files import CONFIGS, plain
+
+
+def gguf(architecture: str = "llama", **more: Any) -> dict[str, Any]:
+    """Metadata of a small model, keys given without their prefix and with _ for the dots."""
+    keys = {"block_count": 4, "context_length": 8192, "embedding_length": 512}
+    keys |= {"attention.head_count": 4, "rope.freq_base": 500000.0}
+    keys |= {key.replace("__", "."): value for key, value in more.items()}
+    prefixed = {f"{architecture}.{k}": v for k, v in keys.items() if v is not None}
+    return {"general.architecture": architecture} | prefixed
+
+
+def test_mistral_files_are_interleaved() -> None:
+    """Mistral's own layout; apply_scale false leaves cos and sin alone."""
+    ropes = load(CONFIGS / "mistral_params.json")
+    rope = ropes[0]
+    assert rope is not None
+    assert (rope.pairing, rope.base, rope.head_dim, len(ropes)) == ("interleaved", 1e6, 128, 40)
+    assert rope.scaling == Yarn(factor=16.0, original_max_positions=16384, attention_factor=1.0)
+    assert (ropes.context, ropes.query_heads, ropes.key_heads) == (262144, 32, 8)
+
+
+def test_a_directory_is_read_through_its_params(tmp_path: Path) -> None:
+    """A directory with a params.json alone is that file."""
+    (tmp_path / "params.json").write_text(json.dumps(plain("mistral_params")), "utf-8")
+    assert load(tmp_path)[0] == load(plain("mistral_params"))[0]
+
+
+def test_apply_scale_brings_yarns_temperature() -> None:
+    """With apply_scale the factor on cos and sin is 0.1 ln s + 1."""
+    config = plain("mistral_params")
+    config["yarn"]["apply_scale"] = True
+    assert load(config).ropes[0].attention_factor == pytest.approx(0.1 * math.log(16) + 1)
+
+
+def test_deepseek_defaults_are_noted() -> None:
+    """DeepSeek's file for the full model holds no rope keys; its code's defaults are used."""
+    config = {
+        "dim": 7168,
+        "inter_dim": 18432,
+        "n_layers": 61,
+        "n_heads": 128,
+        "qk_rope_head_dim": 64,
+    }
+    filled = load(config)
+    assert filled[0] == load(plain("deepseek_inference"))[0]
+    assert any("rope_theta" in note and "10000" in note for note in filled.notes)
+
+
+def test_deepseek_scales_only_beyond_its_original_length() -> None:
+    """Their code leaves everything alone up to original_seq_len."""
+    (rope,) = load(plain("deepseek_inference") | {"max_seq_len": 4096}).ropes
+    assert rope.scaling is None
+
+
+GGUF_PAIRINGS = {
+    "llama": "interleaved",
+    "command-r": "interleaved",
+    "chatglm": "interleaved",
+    "qwen2": "half",
+    "gptneox": "half",
+    "gemma2": "half",
+    "gpt-oss": "half",
+}
+
+
+@pytest.mark.parametrize("architecture", GGUF_PAIRINGS)
+def test_gguf_pairing_is_llama_cpps(architecture: str) -> None:
+    """GGUF files store Llama's weights in interleaved pairs again."""
+    assert load(gguf(architecture)).ropes[0].pairing == GGUF_PAIRINGS[architecture]
+
+
+def test_gguf_widths() -> None:
+    """key_length is the head, rope.dimension_count its rotated part."""
+    metadata = gguf("stablelm", attention__key_length=80, rope__dimension_count=20)
+    (rope,) = load(metadata).ropes
+    assert (rope.head_dim, rope.rotary_dim) == (80, 20)
+
+
+def test_gguf_without_a_base_takes_llama_cpps_and_says_so() -> None:
+    """10000 is llama.cpp's default, noted as such."""
+    ropes = load({k: v for k, v in gguf().items() if k != "llama.rope.freq_base"})
+    assert ropes.ropes[0].base == 10000.0
+    assert any("llama.rope.freq_base" in note for note in ropes.notes)
+
+
+def test_gguf_linear_scaling_by_either_key() -> None:
+    """The factor has an old name, and linear is the type of a file without one."""
+    for key in ("rope__scaling__factor", "rope__scale_linear"):
+        assert load(gguf(**{key: 4.0})).ropes[0].scaling == Linear(factor=4.0)
+
+
+def test_gguf_takes_llama_3_divisors_as_a_list() -> None:
+    """The tensor rope_freqs.weight may come along; without it a note says what is unknown."""
+    divisors = [1.0] * 32 + [8.0] * 32
+    scaled = load(gguf() | {"rope_freqs.weight": divisors})
+    assert scaled.ropes[0].scaling == PerPair(factors=tuple(divisors))
+    assert any("rope_freqs.weight" in note for note in load(gguf()).notes)
+    assert scaled.notes == ()
+
+
+def test_gguf_longrope_needs_its_tensors() -> None:
+    """Both lists come as the tensors' names; attn_factor is the factor on cos and sin."""
+    keys = {
+        "rope__scaling__type": "longrope",
+        "rope__scaling__original_context_length": 2048,
+        "rope__scaling__attn_factor": 1.25,
+    }
+    with pytest.raises(ConfigError, match=r"rope_factors_short\.weight"):
+        load(gguf("phi3", **keys))
+    lists = {"rope_factors_short.weight": [1.0] * 64, "rope_factors_long.weight": [2.0] * 64}
+    (rope,) = load(gguf("phi3", **keys) | lists).ropes
+    assert rope.scaling == LongRope(
+        short_factors=(1.0,) * 64,
+        long_factors=(2.0,) * 64,
+        original_max_positions=2048,
+        factor=4.0,
+        short_attention_factor=1.25,
+        long_attention_factor=1.25,
+    )
+
+
+LISTS = {"rope_factors_short.weight": [3.0] * 64, "rope_factors_long.weight": [2.0] * 64}
+
+
+@pytest.mark.parametrize("named", [None, "none", "linear", "longrope"])
+def test_gguf_divides_by_its_tensors_whatever_the_type_says(named: str | None) -> None:
+    """As llama.cpp does; Phi-3's converter names no type and writes the rest like this."""
+    keys = {"rope__scaling__original_context_length": 4096, "rope__scaling__attn_factor": 1.19}
+    ropes = load(gguf("phi3", **keys, rope__scaling__type=named) | LISTS)
+    assert ropes.notes == ()
+    assert ropes[0] is not None
+    assert ropes[0].scaling == LongRope(
+        short_factors=(3.0,) * 64,
+        long_factors=(2.0,) * 64,
+        original_max_positions=4096,
+        factor=2.0,
+        short_attention_factor=1.19,
+        long_attention_factor=1.19,
+    )
+
+
+def test_gguf_may_state_an_original_context_that_nothing_reads() -> None:
+    """Phi-3's converter writes it for the models of 4096 tokens, too."""
+    ropes = load(gguf("phi3", context_length=4096, rope__scaling__original_context_length=4096))
+    assert ropes.ropes[0].scaling is None
+    (note,) = ropes.notes
+    assert "rope_factors_long.weight" in note
+
+
+def test_gguf_log_multiplier_where_the_softmax_is_left_alone() -> None:
+    """Mistral 3: mscale 1 over mscale_all_dim 1 is a factor of 1 on cos and sin."""
+    keys = {
+        "rope__scaling__type": "yarn",
+        "rope__scaling__factor": 16.0,
+        "rope__scaling__original_context_length": 16384,
+        "rope__scaling__yarn_log_multiplier": 1.0,
+    }
+    ropes = load(gguf("mistral3", **keys))
+    assert ropes.ropes[0].attention_factor == 1.0
+    assert ropes.softmax_factor == 1.0
+
+
+GGUF_AXES = {
+    "qwen2vl": ([16, 24, 24, 0], Sectioned((16, 24, 24))),
+    "qwen3vl": ([24, 20, 20, 0], InterleavedSections((24, 20, 20))),
+}
+
+
+@pytest.mark.parametrize("architecture", GGUF_AXES)
+def test_gguf_sections(architecture: str) -> None:
+    """Four sections are stored, the last of them unused."""
+    sections, expected = GGUF_AXES[architecture]
+    assert load(gguf(architecture, rope__dimension_sections=sections)).ropes[0].axes == expected
+
+
+# which of four layers rotate
+GGUF_LAYERS = {
+    "llama4": (gguf("llama4"), "1110"),
+    "cohere2": (gguf("cohere2"), "1110"),
+    "qwen3next": (gguf("qwen3next"), "0001"),
+    "LFM2, whose other layers have no key heads": (
+        gguf("lfm2", attention__head_count_kv=[0, 2, 0, 2]),
+        "0101",
+    ),
+    "EXAONE 4 without a window": (gguf("exaone4"), "1111"),
+    "EXAONE 4 with a window": (gguf("exaone4", attention__sliding_window=4096), "1110"),
+}
+
+
+@pytest.mark.parametrize("name", GGUF_LAYERS)
+def test_gguf_layers_without_rope(name: str) -> None:
+    """Patterns of the architecture, and layers that are no attention at all."""
+    metadata, expected = GGUF_LAYERS[name]
+    assert "".join("0" if rope is None else "1" for rope in load(metadata)) == expected
+
+
+def test_gguf_gemma_3_has_two_bases() -> None:
+    """Local layers: base 10000, unscaled; global ones as the metadata say."""
+    ropes = load(gguf("gemma3", block_count=6, rope__scaling__factor=8.0))
+    assert [(rope.base, rope.scaling) for rope in ropes.ropes] == [
+        (10000.0, None),
+        (500000.0, Linear(factor=8.0)),
+    ]
+
+
+WRONG = {
+    "an unknown architecture": (gguf("mamba"), r"general\.architecture"),
+    "an unknown rope key": (gguf(rope__scaling__shape="round"), r"llama\.rope\.scaling\.shape"),
+    "an unknown scaling type": (gguf(rope__scaling__type="wide"), r"llama\.rope\.scaling\.type"),
+    "two factors": (
+        gguf(rope__scaling__factor=4.0, rope__scale_linear=2.0),
+        r"llama\.rope\.scaling\.factor says 4",
+    ),
+    "an odd rotated part": (gguf(rope__dimension_count=63), r"llama\.rope\.dimension_count"),
+    "sections that leave pairs to a fourth coordinate": (
+        gguf("qwen3vl", rope__dimension_sections=[16, 24, 24, 0]),
+        r"qwen3vl\.rope\.dimension_sections must be pair counts",
+    ),
+    "sections that do not fit": (
+        gguf("qwen2vl", rope__dimension_sections=[16, 24, 23, 0]),
+        r"qwen2vl\.rope\.dimension_sections",
+    ),
+    "too few divisors": (
+        gguf() | {"rope_freqs.weight": [1.0] * 63},
+        r"rope_freqs\.weight .*\(64\), got 63",
+    ),
+    "too few long factors": (
+        gguf() | LISTS | {"rope_factors_long.weight": [1.0] * 3},
+        r"rope_factors_long\.weight .*\(64\), got 3",
+    ),
+    "one list of two": (
+        gguf() | {"rope_factors_long.weight": [1.0] * 64},
+        r"rope_factors_short\.weight and rope_factors_long\.weight .* needs both",
+    ),
+    "lists beside yarn": (
+        gguf(rope__scaling__type="yarn", rope__scaling__factor=4.0) | LISTS,
+        r"rope_factors_short\.weight and llama\.rope\.scaling\.type both scale",
+    ),
+    "lists beside a factor": (
+        gguf(rope__scaling__factor=4.0) | LISTS,
+        r"rope_factors_short\.weight and llama\.rope\.scaling\.factor both scale",
+    ),
+    "lists beside divisors": (
+        gguf() | LISTS | {"rope_freqs.weight": [1.0] * 64},
+        r"rope_freqs\.weight and rope_factors_short\.weight both scale",
+    ),
+    "a longrope with divisors": (
+        gguf(rope__scaling__type="longrope") | {"rope_freqs.weight": [1.0] * 64},
+        r"rope_freqs\.weight and llama\.rope\.scaling\.type both scale",
+    ),
+    "an attention factor without lists": (
+        gguf("phi3", rope__scaling__attn_factor=1.19),
+        r"phi3\.rope\.scaling\.attn_factor must be 1 unless .*rope_factors_long\.weight",
+    ),
+    "params without rope_theta": (
+        {k: v for k, v in plain("mistral_params").items() if k != "rope_theta"},
+        "rope_theta is absent",
+    ),
+    "params with Meta's scaling": (
+        plain("mistral_params") | {"use_scaled_rope": True},
+        "use_scaled_rope",
+    ),
+    "params with an unknown key": (plain("mistral_params") | {"rope_zoom": 2}, "rope_zoom"),
+    "DeepSeek with an unknown key": (plain("deepseek_inference") | {"rope_zoom": 2}, "rope_zoom"),
+    "DeepSeek with crossed betas": (
+        plain("deepseek_inference") | {"beta_fast": 1, "beta_slow": 2},
+        "beta_fast",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_damaged_files_name_the_key(name: str) -> None:
+    """Every refusal names the key as the file has it."""
+    config, message = WRONG[name]
+    with pytest.raises(ConfigError, match=message):
+        load(config)

@@ -1,0 +1,207 @@
+"""What Triton compiles the kernels to: PTX, and machine code for an H100."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from phasor import Rope
+from phasor.torch.backends.triton.plan import key_of, plan_of
+from phasor.torch.backends.triton.tiles import module
+
+from .triton_compiler import (
+    DECODE,
+    DEEPSEEK,
+    HALF,
+    JOINED,
+    KERNELS,
+    PREFILL,
+    Compiler,
+    Hopper,
+    a_hopper,
+    as_it_is,
+    call,
+    compiler_of,
+    compiles,
+    heads_first,
+    inside,
+    launch,
+    misaligned,
+)
+
+pytestmark = compiles
+
+
+@pytest.fixture
+def hopper(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Hopper:
+    """A device to compile for, for which nothing has been compiled yet."""
+    return a_hopper(monkeypatch, tmp_path)
+
+
+@pytest.fixture
+def compiler(hopper: Hopper, monkeypatch: pytest.MonkeyPatch) -> Compiler:
+    """The rotation, compiled and not launched."""
+    return compiler_of("rotation", monkeypatch)
+
+
+def traffic(assembly: str) -> Counter[str]:
+    """Accesses to global memory by their width."""
+    return Counter(re.findall(r"(?:ld|st)\.global[.\w:]*", assembly))
+
+
+@pytest.mark.parametrize(
+    ("laid", "tokens"),
+    [
+        pytest.param(as_it_is, PREFILL, id="prefill"),
+        pytest.param(heads_first, PREFILL, id="heads first"),
+        pytest.param(inside, DECODE, id="decode, from a projection"),
+    ],
+)
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, pytest.param(torch.float32, marks=pytest.mark.slow)]
+)
+@pytest.mark.parametrize(
+    "rope", [HALF, JOINED, DEEPSEEK], ids=["half", "interleaved", "interleaved to half"]
+)
+def test_every_access_is_16_bytes_wide(
+    rope: Rope,
+    dtype: torch.dtype,
+    laid: Callable[[Tensor], Tensor],
+    tokens: tuple[int, int],
+    compiler: Compiler,
+) -> None:
+    """A position and a thread's two pairs of a table are 8; nothing is kept in local memory."""
+    launch(rope, tokens, dtype=dtype, laid=laid)
+    assembly = compiler.assembly()
+    wide, narrow = {"ld.global.v4.b32", "st.global.v4.b32"}, {"ld.global.b64", "ld.global.v2.b32"}
+    assert wide < set(traffic(assembly)) <= wide | narrow
+    assert ".local" not in assembly
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("head_dim", "rotary_dim", "pairing", "laid"),
+    [
+        pytest.param(128, 128, "half", as_it_is, id="Llama"),
+        pytest.param(128, 128, "interleaved", as_it_is, id="Meta's Llama"),
+        pytest.param(128, 64, "half", as_it_is, id="GLM-4.5"),
+        pytest.param(256, 64, "half", as_it_is, id="Qwen3-Next"),
+        pytest.param(256, 256, "half", as_it_is, id="Gemma 3"),
+        pytest.param(128, 128, "half", misaligned, id="off boundaries"),
+        pytest.param(128, 128, "interleaved", misaligned, id="interleaved, off boundaries"),
+        pytest.param(256, 64, "half", misaligned, id="a part, off boundaries"),
+    ],
+)
+@pytest.mark.parametrize("tokens", [8192, 64], ids=["many tokens", "few tokens"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.usefixtures("hopper")
+def test_registers_hold_what_a_tile_needs(
+    name: str,
+    dtype: torch.dtype,
+    tokens: int,
+    head_dim: int,
+    rotary_dim: int,
+    pairing: Any,
+    laid: Callable[[Tensor], Tensor],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """Nothing spills, where heads turn in part and where memory is read number by number too."""
+    import triton
+
+    compiler = compiler_of(name, monkeypatch)
+    rope = Rope(head_dim=head_dim, rotary_dim=rotary_dim, pairing=pairing)
+    call(name, rope, tokens, laid, dtype=dtype)
+    code = tmp_path / "kernel.ptx"
+    code.write_text(compiler.assembly())
+    assembler = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
+    done = subprocess.run(
+        [assembler, "-v", "--gpu-name=sm_90a", code, "-o", tmp_path / "kernel.cubin"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert "0 bytes spill stores, 0 bytes spill loads" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("strides", "offset", "packed"),
+    [
+        pytest.param((4096, 512, 128, 1), 0, True, id="all on boundaries"),
+        pytest.param((4100, 512, 128, 1), 0, False, id="batches"),
+        pytest.param((4096, 516, 128, 1), 0, False, id="tokens"),
+        pytest.param((4096, 512, 132, 1), 0, False, id="heads"),
+        pytest.param((4096, 512, 128, 2), 0, False, id="items"),
+        pytest.param((4096, 512, 128, 1), 4, False, id="the first item"),
+    ],
+)
+@pytest.mark.parametrize("which", range(4), ids=["q", "k", "new q", "new k"])
+def test_memory_off_16_byte_boundaries_is_not_read_in_pieces_of_16(
+    which: int, strides: tuple[int, ...], offset: int, packed: bool
+) -> None:
+    """Of any tensor, in any dimension: a device would stop at the first such access."""
+    shape, memory = (2, 3, 2, 64), torch.empty(2**14, dtype=torch.bfloat16)
+    tensors = [memory.as_strided(shape, (4096, 512, 128, 1)) for _ in range(4)]
+    tensors[which] = memory.as_strided(shape, strides, offset)
+    rope = Rope(head_dim=64, pairing="half").to_json()
+    plan = plan_of(tensors, [torch.zeros(2, 3).long()], rope, False, 1.0, True, True)
+    assert plan is not None
+    names = module("kernels").rotation.arg_names[-len(plan.arguments) :]
+    assert dict(zip(names, plan.arguments, strict=True))["packed"] == packed
+    key = key_of(tensors, [torch.zeros(2, 3).long()], rope, False, 1.0, True, True)
+    tensors[which] = memory.as_strided(shape, (4096, 512, 128, 1))
+    again = key_of(tensors, [torch.zeros(2, 3).long()], rope, False, 1.0, True, True)
+    assert (key == again) == packed
+
+
+def test_a_pair_that_moves_in_place_waits_for_every_read(compiler: Compiler) -> None:
+    """Where a thread writes what another reads, all have read before any writes."""
+    launch(DEEPSEEK, in_place=True)
+    program = compiler.made[-1].asm["ttir"]
+    before, _, after = program.partition("barrier")
+    # a position and heads, and then rows of four digits
+    assert (before.count("tt.load"), after.count("tt.load")) == (2, 8)
+    assert "tt.store" not in before
+    assert "bar.sync" in compiler.assembly()
+    launch(HALF, in_place=True)
+    assert "barrier" not in compiler.made[-1].asm["ttir"]
+
+
+@pytest.mark.parametrize("rope", [HALF, JOINED], ids=["half", "interleaved"])
+def test_few_heads_are_on_their_way_before_rows_are_asked_for(
+    rope: Rope, compiler: Compiler, tmp_path: Path
+) -> None:
+    """In the machine code too: left alone, the assembler asks for heads when all rows are there."""
+    import triton
+
+    launch(rope, DECODE)
+    binary = tmp_path / "kernel.cubin"
+    binary.write_bytes(compiler.made[-1].asm["cubin"])
+    disassembler = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    command = [disassembler, "-sass", binary]
+    code = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    order = re.findall(r"\b(LDG\.E\.64|LDG\.E\.128|BAR|STG)\b", code)
+    barrier = order.index("BAR")
+    assert order[:barrier] == ["LDG.E.64", "LDG.E.128", "LDG.E.128"]
+    assert order[-2:] == ["STG", "STG"]
+
+
+def test_products_are_fused_where_the_source_says_so(compiler: Compiler) -> None:
+    """One rounded product and one fused each: the compiler neither fuses nor parts any other."""
+    launch(tokens=DECODE, heads=(8,))
+    # both coordinates of three products of digit rows, and of the turn
+    assert compiler.made[-1].asm["ttir"].count("math.fma") == 2 * (3 + 1)
+    count = Counter(re.findall(r"\b(fma|mul|add|sub)(?:\.rn)?\.f32", compiler.assembly()))
+    # each of 8 pairs: the same, and a gain for cos and for sin;
+    # a negated product may be written as one that is added to zero, which rounds alike
+    assert count["fma"] + count["mul"] == 8 * (4 * 4 + 2)
+    assert count["fma"] >= 8 * 4 * 2
+    # a position below zero turns sin round
+    assert (count["add"], count["sub"]) == (0, 8)

@@ -1,0 +1,197 @@
+"""How often Triton compiles, and how what it compiled is found again."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from phasor import Rope
+from phasor.torch import chosen_backend
+from phasor.torch.backends import triton as triton_backend
+from phasor.torch.backends.triton.plan import plan_of
+from phasor.torch.backends.triton.tiles import TIMES_BITS, module, reciprocal
+
+from .triton_compiler import (
+    HALF,
+    JOINED,
+    KERNELS,
+    PARTIAL,
+    THREE,
+    Compiler,
+    Hopper,
+    a_hopper,
+    as_it_is,
+    call,
+    compiler_of,
+    compiles,
+    heads_first,
+    inside,
+    launch,
+    misaligned,
+)
+
+pytestmark = compiles
+
+
+@pytest.fixture
+def hopper(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Hopper:
+    """A device to compile for, for which nothing has been compiled yet."""
+    return a_hopper(monkeypatch, tmp_path)
+
+
+@pytest.fixture
+def compiler(hopper: Hopper, monkeypatch: pytest.MonkeyPatch) -> Compiler:
+    """The rotation, compiled and not launched."""
+    return compiler_of("rotation", monkeypatch)
+
+
+def test_forty_shapes_compile_two_kernels(compiler: Compiler) -> None:
+    """One for many tokens and one for few, whatever the batch, the heads, the strides, the gain.
+
+    Lengths are 1, multiples of 16 and neither, which Triton would tell apart if it were let.
+    """
+    calls = 0
+    for length in (1, 5, 16, 77, 1024, 2048, 2049, 3001):
+        for tokens, heads, laid in (
+            ((1, length), (8, 2), as_it_is),
+            ((2, length), (8, 1), heads_first),
+            ((3, length), (5,), inside),
+            ((2, 2, length), (3, 3), as_it_is),
+            ((length, 1), (1, 1), as_it_is),
+        ):
+            places = torch.zeros(2 * tokens[-1], dtype=torch.int64)[1::2]
+            launch(tokens=tokens, heads=heads, laid=laid, places=places, gain=1 + calls / 7)
+            launch(tokens=tokens, heads=heads, laid=laid, in_place=True)
+            calls += 1
+    assert calls == 40
+    assert compiler.variants() == 2
+
+
+OTHERS: dict[str, dict[str, Any]] = {
+    "the inverse": {"inverse": True},
+    "another pairing": {"rope": JOINED},
+    "fewer pairs": {"rope": PARTIAL},
+    "32-bit positions": {"places": torch.zeros(4096, dtype=torch.int32)},
+    "several axes": {"rope": THREE, "places": torch.zeros(4096, 3, dtype=torch.int64)},
+    "fractions": {"places": torch.zeros(4096)},
+    "another dtype": {"dtype": torch.float16},
+    "odd addresses": {"laid": misaligned},
+}
+
+
+def test_what_compiles_another_kernel_is_what_is_documented(compiler: Compiler) -> None:
+    """Each of these one, however often; the slice alone another than the slice and the rest."""
+    launch()
+    for made, other in enumerate(OTHERS, start=2):
+        launch(**OTHERS[other])
+        launch(**{**OTHERS[other], "heads": (3,), "gain": 2.0})
+        assert compiler.variants() == made, other
+    launch(rope=PARTIAL, in_place=True)
+    assert compiler.variants() == len(OTHERS) + 2
+
+
+def test_the_stride_of_a_single_head_means_nothing() -> None:
+    """A key that all queries share is read in pieces of 16 bytes, whatever torch says of it."""
+    x = torch.empty(3, 64, dtype=torch.bfloat16).as_strided((3, 1, 64), (64, 5, 1))
+    rope = Rope(head_dim=64, pairing="half").to_json()
+    plan = plan_of([x] * 4, [torch.zeros(3).long()], rope, False, 1.0, False, False)
+    assert plan is not None
+    names = module("kernels").rotation.arg_names[-len(plan.arguments) :]
+    assert dict(zip(names, plan.arguments, strict=True))["packed"]
+
+
+def test_a_reciprocal_divides_every_count() -> None:
+    """Of 31 bits, beside every multiple that could be mistaken."""
+    largest = 2**31 - 1
+    for n in [*range(1, 130), 999, 4097, 65_535, 2**20 + 7, 2**30 - 1, 2**30 + 1, largest]:
+        packed = reciprocal(n)
+        times, bits = packed % 2**TIMES_BITS, packed >> TIMES_BITS
+        assert packed < 2**63
+        assert largest * times < 2**63
+        last = largest // n
+        for quotient in {0, 1, 2, last // 2, last - 1, last}:
+            for count in (quotient * n - 1, quotient * n, quotient * n + 1, largest):
+                if 0 <= count <= largest:
+                    assert count * times >> bits == count // n
+
+
+def test_what_is_compiled_is_launched_again_as_triton_launches_it(hopper: Hopper) -> None:
+    """The second launch goes past Triton's search, with the same grid and arguments."""
+    x = torch.zeros(3, 2, 128)
+    places = torch.zeros(3, dtype=torch.int64)
+    for dtype in (torch.int64, torch.float64):
+        for _ in range(2):
+            triton_backend._turn([x], [x], [places.to(dtype)], HALF.to_json(), False, 1.0)
+        first, second = hopper.launched[-2:]
+        assert len(first) == len(second)
+        # but for what profilers are told of it, which is a new object
+        assert first[:6] == second[:6]
+        assert first[7:9] == second[7:9]
+        for one, other in zip(first[9:], second[9:], strict=True):
+            assert torch.equal(one, other) if isinstance(one, Tensor) else one == other
+
+
+@pytest.mark.parametrize("name", [name for name in KERNELS if name != "rotation"])
+def test_fused_kernels_are_found_again_without_a_search(
+    name: str, hopper: Hopper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second launch is the first one's; a weight off its boundary is looked for anew."""
+    kernel = getattr(module(KERNELS[name]), name)
+    searched: list[int] = []
+    search = kernel.run
+    monkeypatch.setattr(kernel, "run", lambda *a, **k: searched.append(1) or search(*a, **k))
+    tensors = 1 + (name == "backward")  # of which each has a launch of its own
+    for _ in range(2):
+        call(name, PARTIAL, 3, as_it_is)
+        assert len(searched) == tensors
+    first, second = hopper.launched[0], hopper.launched[tensors]
+    assert first[:6] == second[:6]
+    assert len(first) == len(second)
+    for one, other in zip(first[9:], second[9:], strict=True):
+        assert one.shape == other.shape if isinstance(one, Tensor) else one == other
+    if name != "rotate_and_cache":
+        call(name, PARTIAL, 3, as_it_is, misaligned(torch.ones(128, dtype=torch.bfloat16)))
+        assert len(searched) == 2 * tensors
+
+
+def test_nothing_to_rotate_compiles_nothing(compiler: Compiler) -> None:
+    """No token, no head."""
+    launch(tokens=(2, 0))
+    launch(heads=(0, 0))
+    assert compiler.variants() == 0
+
+
+def test_a_tensor_on_a_gpu_is_rotated_by_triton() -> None:
+    """The choice is printed without a GPU at hand."""
+    with FakeTensorMode():
+        assert chosen_backend(torch.empty(1, 1, 2, device="cuda")) == "triton"
+
+
+def test_without_triton_phasor_rotates_and_says_so_once() -> None:
+    """A missing Triton is one warning and plain torch operations; the CPU does not miss it."""
+    program = (
+        "import sys, warnings\n"
+        "sys.modules['triton'] = None\n"
+        "import torch, phasor.torch\n"
+        "from torch._subclasses.fake_tensor import FakeTensorMode\n"
+        "with warnings.catch_warnings(record=True) as said, FakeTensorMode():\n"
+        "    warnings.simplefilter('always')\n"
+        "    chosen = phasor.torch.chosen_backend\n"
+        "    here, there = (torch.empty(1, 1, 2, device=d) for d in ('cpu', 'cuda'))\n"
+        "    names = [chosen(here), len(said), chosen(there), chosen(there)]\n"
+        "mine = [str(one.message) for one in said if 'phasor' in str(one.message)]\n"
+        "print(*names, len(mine), mine[0][:62])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, env=os.environ
+    )
+    expected = "0 eager eager 1 phasor rotates with plain torch operations on this GPU: triton"
+    assert done.stdout.strip().split(" ", 1)[1] == expected

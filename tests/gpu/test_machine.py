@@ -1,0 +1,153 @@
+"""The kernels as compiled for a GPU, run on the CPU (`tests.ptx`): right, and frugal.
+
+Whatever they do there, an access outside a tensor, or off its boundary, or one that threads could
+come to in another order, fails the test that it happens in.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from phasor import Rope
+from phasor.axes import Sectioned
+from phasor.torch import rotate_qk, rotate_qk_
+from phasor.torch.fused import norm_rotate_qk, rotate_and_cache_
+
+from .fused_cases import assert_normed
+from .torch_oracle import assert_rotated, normal
+from .triton_runs import TRITON, ask_for_many, on_machine, run_on_machine, starts_another
+
+FILES = ["triton", "triton_launch", "triton_machine", "fused", "cache_write"]
+MODELS: dict[str, tuple[Rope, int, int]] = {
+    "Llama-3": (Rope(head_dim=128, pairing="half", base=500_000.0), 32, 8),
+    "Meta's Llama-3": (Rope(head_dim=128, pairing="interleaved", base=500_000.0), 32, 8),
+    "GPT-J": (Rope(head_dim=256, rotary_dim=64, pairing="interleaved"), 16, 16),
+    "DeepSeek": (Rope(head_dim=64, pairing="interleaved", pairing_out="half"), 128, 1),
+    "Gemma-3": (Rope(head_dim=256, pairing="half"), 8, 4),
+    "Qwen3-VL": (Rope(head_dim=128, pairing="half", axes=Sectioned((24, 20, 20))), 32, 8),
+    "GLM-4.5": (Rope(head_dim=128, rotary_dim=64, pairing="half"), 96, 8),
+}
+TOKENS = 21  # not a multiple of a tile's
+each_model = pytest.mark.parametrize("model", MODELS)
+each_dtype = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+
+
+@starts_another
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("capability", "name"),
+    [
+        *((90, name) for name in FILES),
+        (80, "fused"),
+        (80, "cache_write"),
+        (100, "fused"),
+        (100, "cache_write"),
+    ],
+)
+def test_kernels_are_right_as_compiled(capability: int, name: str, tmp_path: Path) -> None:
+    """For an H100, and where conversions or packed arithmetic differ: an A100, a B200."""
+    run_on_machine(f"tests/test_torch_{name}.py", capability, tmp_path)
+
+
+@pytest.fixture(params=[1, 2**20], ids=["many tokens", "few tokens"])
+def tile(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both tiles."""
+    ask_for_many(request.param, monkeypatch)
+
+
+def places(rope: Rope) -> Tensor:
+    """Positions of two digits, for every axis its own."""
+    steps = [70_001, 17, -5] if isinstance(rope.axes, Sectioned) else [70_001]
+    found = 1_048_000 + torch.arange(TOKENS)[:, None] * torch.tensor(steps)
+    return found if len(steps) > 1 else found[:, 0]
+
+
+def a_batch(model: str, dtype: torch.dtype) -> tuple[Rope, Tensor, Tensor]:
+    """The Rope, and a query and a key."""
+    rope, q_heads, k_heads = MODELS[model]
+    shapes = (TOKENS, q_heads, rope.head_dim), (TOKENS, k_heads, rope.head_dim)
+    q, k = (normal(*shape, dtype=dtype, seed=i) for i, shape in enumerate(shapes))
+    return rope, q, k
+
+
+def moved(*tensors: Tensor, launch: int = -1) -> dict[str, list[int]]:
+    """Bytes of each tensor that the last launch moved, or one before: see `ptx.memory`."""
+    from .ptx.device import LAUNCHES
+
+    last = LAUNCHES[launch]
+    starts = [x.untyped_storage().data_ptr() for x in tensors]
+    return {how: [last[how, at] for at in starts] for how in ("read", "fetched", "written", "sent")}
+
+
+def once(read: list[int], written: list[int]) -> dict[str, list[int]]:
+    """So many bytes, and not a sector beside them."""
+    return {"read": read, "fetched": read, "written": written, "sent": written}
+
+
+@on_machine
+@pytest.mark.usefixtures("tile")
+@each_dtype
+@each_model
+def test_a_rotation_moves_every_byte_once(model: str, dtype: torch.dtype) -> None:
+    """In place what turns, else all; in whole sectors, and with nothing twice."""
+    rope, q, k = a_batch(model, dtype)
+    new = rotate_qk(q, k, places(rope), rope, **TRITON)
+    whole = [q.nbytes, k.nbytes]
+    assert moved(q, k) == once(whole, [0, 0])
+    assert moved(*new) == once([0, 0], whole)
+    for x, y in zip((q, k), new, strict=True):
+        assert_rotated(y, x, places(rope).numpy(), rope)
+    rotate_qk_(q, k, places(rope), rope, **TRITON)
+    turned = [x.nbytes * rope.rotary_dim // rope.head_dim for x in (q, k)]
+    assert moved(q, k) == once(turned, turned)
+    assert torch.equal(q, new[0])
+    assert torch.equal(k, new[1])
+
+
+@on_machine
+@pytest.mark.usefixtures("tile")
+@each_dtype
+@each_model
+def test_norm_and_rotation_move_every_byte_once(model: str, dtype: torch.dtype) -> None:
+    """Forwards; and backwards, one launch for each, what came in, its gradient and the new one."""
+    rope, q, k = a_batch(model, dtype)
+    q.requires_grad_()
+    k.requires_grad_()
+    weights = [normal(rope.head_dim, dtype=dtype, seed=n).requires_grad_() for n in (3, 4)]
+    new = norm_rotate_qk(q, k, *weights, places(rope), rope, epsilon=1e-6, **TRITON)
+    assert moved(q, k) == once([q.nbytes, k.nbytes], [0, 0])
+    assert moved(*new) == once([0, 0], [q.nbytes, k.nbytes])
+    came = [normal(*y.shape, dtype=dtype, seed=5) for y in new]
+    gradients = torch.autograd.grad(new, (q, k), came)
+    for launch, x, g, found in zip((-2, -1), (q, k), came, gradients, strict=True):
+        assert moved(x, g, found, launch=launch) == once([x.nbytes, x.nbytes, 0], [0, 0, x.nbytes])
+    for x, y, weight in zip((q, k), new, weights, strict=True):
+        assert_normed(y, x, weight, places(rope).numpy(), rope)
+
+
+@on_machine
+@pytest.mark.usefixtures("tile")
+@pytest.mark.parametrize("stored", [torch.bfloat16, torch.float8_e4m3fn])
+@each_model
+def test_a_cache_write_moves_every_byte_once(model: str, stored: torch.dtype) -> None:
+    """The query's slice is read and written; key and value are read, and written in the cache."""
+    rope, q, k = a_batch(model, torch.bfloat16)
+    v = normal(*k.shape, dtype=torch.bfloat16, seed=7)
+    caches = [torch.zeros(2, 16, *k.shape[1:]).to(stored) for _ in range(2)]
+    slots = torch.from_numpy(np.random.default_rng(0).permutation(32)[:TOKENS])
+    rotate_and_cache_(q, k, v, places(rope), rope, slots, *caches, **TRITON)
+    turned = q.nbytes * rope.rotary_dim // rope.head_dim
+    kept = k.numel() * stored.itemsize
+    came = moved(q, k, v)
+    if stored.itemsize == 1:
+        # a thread that writes 16 bytes reads 32 for them, in two steps: the second finds the other
+        # half of its sectors in the cache of its multiprocessor
+        assert all(b <= 2 * a for a, b in zip(came["read"], came["fetched"], strict=True))
+        came["fetched"] = came["read"]
+    assert came == once([turned, k.nbytes, k.nbytes], [turned, 0, 0])
+    assert moved(*caches) == once([0, 0], [kept, kept])

@@ -1,0 +1,170 @@
+"""Triton's compiler, which needs no GPU to write for an H100, and launches that it is asked in."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from phasor import Rope
+from phasor.axes import Sectioned
+from phasor.torch.backends import triton as triton_backend
+from phasor.torch.backends.triton import fused as triton_fused
+from phasor.torch.backends.triton.tiles import module
+
+from .triton_runs import APART, forget_plans, needs_triton
+
+compiles = [needs_triton, pytest.mark.skipif(APART, reason="it compiles by itself")]
+
+HALF = Rope(head_dim=128, pairing="half")
+JOINED = Rope(head_dim=128, pairing="interleaved")
+DEEPSEEK = Rope(
+    head_dim=192, rotary_dim=64, rotary_start=128, pairing="interleaved", pairing_out="half"
+)
+PARTIAL = Rope(head_dim=128, rotary_dim=64, pairing="half")
+THREE = Rope(head_dim=128, pairing="half", axes=Sectioned((16, 24, 24)))
+PREFILL, DECODE = (1, 4096), (64, 1)
+#: Every kernel, and the module it is in.
+KERNELS = {
+    "rotation": "kernels", "forward": "norm", "backward": "norm", "rotate_and_cache": "cache"
+}  # fmt: skip
+
+
+class Hopper:
+    """What Triton asks of a driver; launches are written down."""
+
+    utils = SimpleNamespace(
+        get_device_properties=lambda device: {"max_shared_mem": 227 * 1024},
+        load_binary=lambda *binary: (1, 2, 64, 0, 1024),
+    )
+
+    def __init__(self) -> None:
+        self.launched: list[tuple[Any, ...]] = []
+
+    def launcher_cls(self, *made: Any) -> Callable[..., None]:
+        return lambda *given: self.launched.append(given)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return device
+
+    def get_current_target(self) -> Any:
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget("cuda", 90, 32)
+
+
+class Compiler:
+    """Stands where the kernel is launched: compiles it and keeps it, and launches nothing."""
+
+    def __init__(self, kernel: Any) -> None:
+        self.kernel = kernel
+        self.made: list[Any] = []
+
+    def __getitem__(self, grid: Any) -> Callable[..., None]:
+        def compile_only(*given: Any, **constants: Any) -> None:
+            self.made.append(self.kernel.run(*given, grid=grid, warmup=True, **constants))
+
+        return compile_only
+
+    def variants(self) -> int:
+        """How many different kernels there are."""
+        return len({id(kernel) for kernel in self.made})
+
+    def assembly(self) -> str:
+        """Of the last kernel."""
+        return self.made[-1].asm["ptx"]
+
+
+def a_hopper(monkeypatch: pytest.MonkeyPatch, cache: Path) -> Hopper:
+    """A device to compile for, for which nothing has been compiled yet."""
+    import triton.runtime
+
+    driver = Hopper()
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(cache))
+    monkeypatch.setattr(triton.runtime.driver, "_active", driver)
+    for name, file in KERNELS.items():
+        kernel = getattr(module(file), name)
+        monkeypatch.setattr(kernel, "device_caches", defaultdict(kernel.create_binder))
+    forget_plans(monkeypatch)
+    return driver
+
+
+def compiler_of(name: str, monkeypatch: pytest.MonkeyPatch) -> Compiler:
+    """A kernel that is compiled and not launched."""
+    compiler = Compiler(getattr(module(KERNELS[name]), name))
+    monkeypatch.setattr(module(KERNELS[name]), name, compiler)
+    return compiler
+
+
+def launch(
+    rope: Rope = HALF,
+    tokens: tuple[int, ...] = PREFILL,
+    heads: tuple[int, ...] = (8, 2),
+    dtype: torch.dtype = torch.bfloat16,
+    *,
+    places: Tensor | None = None,
+    laid: Callable[[Tensor], Tensor] | None = None,
+    in_place: bool = False,
+    inverse: bool = False,
+    gain: float = 1.0,
+) -> None:
+    """The launch for a query, and a key, of those heads."""
+    xs = [torch.empty(*tokens, n, rope.head_dim, dtype=dtype) for n in heads]
+    xs = xs if laid is None else [laid(x) for x in xs]
+    outs = xs if in_place else [torch.empty_like(x) for x in xs]
+    angles = [torch.zeros(tokens[-1], dtype=torch.int64) if places is None else places]
+    triton_backend._turn(xs, outs, angles, rope.to_json(), inverse, gain)
+
+
+def call(
+    name: str,
+    rope: Rope,
+    tokens: int,
+    laid: Callable[[Tensor], Tensor],
+    weight: Tensor | None = None,
+    dtype: torch.dtype = torch.bfloat16,
+) -> None:
+    """What launches that kernel: in place, if it has the choice; keys of 8 bits, in float32."""
+    q, k = (laid(torch.empty(tokens, n, rope.head_dim, dtype=dtype)) for n in (8, 2))
+    places, text = torch.zeros(tokens, dtype=torch.int64), rope.to_json()
+    weight = torch.ones(rope.head_dim, dtype=dtype) if weight is None else weight
+    normed = [weight, weight], [places], text, 1e-6, 1.0
+    if name == "rotation":
+        triton_backend._turn([q, k], [q, k], [places], text, False, 1.0)
+    elif name == "forward":
+        triton_fused.norm_rotate([q, k], *normed)
+    elif name == "backward":
+        triton_fused.norm_rotate_backward([q, k], [q, k], *normed)
+    else:
+        stored = [dtype if dtype.itemsize == 2 else torch.float8_e4m3fn, dtype]
+        caches = [laid(torch.zeros(4, 16, 2, rope.head_dim).to(each)) for each in stored]
+        triton_fused.rotate_and_cache_(q, k, k, places, places, *caches, text, 1.0, 1.0, 1.0)
+
+
+def as_it_is(x: Tensor) -> Tensor:
+    """In one piece."""
+    return x
+
+
+def heads_first(x: Tensor) -> Tensor:
+    """The same shape, of memory ``[batch, heads, seq, head_dim]``."""
+    return x.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+def inside(x: Tensor) -> Tensor:
+    """The same shape, as heads of a wider projection."""
+    return torch.cat((x, x, x), -2)[..., x.shape[-2] :, :][..., : x.shape[-2], :]
+
+
+def misaligned(x: Tensor) -> Tensor:
+    """The same shape, one element off."""
+    return x.new_zeros(x.numel() + 1)[1:].view(x.shape)

@@ -1,0 +1,109 @@
+"""Two Ropes compared: the parting that is found is the first there is."""
+
+import cmath
+import math
+from dataclasses import replace
+
+import pytest
+
+from phasor import Rope, SpecError
+from phasor.axes import Sectioned
+from phasor.identification import diff
+from phasor.scaling import NTK, Linear, Yarn, YarnPaper
+
+PLAIN = Rope(head_dim=64, pairing="half", base=10_000.0)
+
+
+def by_search(inv_freqs, context, tolerance):
+    """The first position and pair at which two lists of frequencies part, position by position."""
+    for position in range(context):
+        for pair, (a, b) in enumerate(zip(*inv_freqs, strict=True)):
+            apart = abs(cmath.exp(1j * position * a) - cmath.exp(1j * position * b))
+            if apart > tolerance:
+                return position, pair
+    return None
+
+
+@pytest.mark.parametrize("factor", [1.00001, 1.01, 2.0, 8.0])
+@pytest.mark.parametrize("tolerance", [1e-3, 0.1, 1.5])
+def test_the_earliest_parting_is_what_a_search_finds(factor, tolerance):
+    """The closed form gives the position and pair that trying every position gives."""
+    plain = [10_000.0 ** (-2 * k / 64) for k in range(32)]
+    expected = by_search((plain, [f / factor for f in plain]), 2000, tolerance)
+    found = diff(
+        PLAIN, replace(PLAIN, scaling=Linear(factor=factor)), context=2000, tolerance=tolerance
+    )
+    got = (found.earliest.position, found.earliest.pair) if found.earliest else None
+    assert got == expected
+
+
+def test_a_parting_reports_the_distance_there():
+    """The error is the distance of the two unit vectors at that position."""
+    found = diff(PLAIN, replace(PLAIN, scaling=Linear(factor=2.0)), tolerance=1e-3).earliest
+    a, b = (cmath.exp(1j * found.position * f) for f in found.inv_freq)
+    assert found.error == pytest.approx(abs(a - b), abs=1e-12)
+
+
+def test_equal_ropes_do_not_differ():
+    """A Rope agrees with itself and with one that says the same in other words."""
+    assert not diff(PLAIN, PLAIN)
+    assert not diff(PLAIN, replace(PLAIN, scaling=Linear(factor=1.0)))
+
+
+def test_a_tiny_difference_shows_late():
+    """A base that is off by a part in 1e9 passes a tolerance of 1e-6 far out, or not at all."""
+    other = replace(PLAIN, base=10_000.0 * (1 + 1e-9))
+    assert not diff(PLAIN, other, context=1000)
+    assert diff(PLAIN, other, context=10**9).earliest.position > 10_000
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("pairing", "interleaved"),
+        ("direction", -1),
+        ("axes", Sectioned((16, 16))),
+    ],
+)
+def test_a_layout_field_that_differs_is_named(field, value):
+    """Every layout field is compared."""
+    found = diff(PLAIN, replace(PLAIN, **{field: value}))
+    assert field in found.fields
+
+
+def test_another_output_pairing_is_named():
+    """What is written differently is told from what is read differently."""
+    found = diff(PLAIN, replace(PLAIN, pairing_out="interleaved"))
+    assert found.fields == {"pairing_out": ("half", "interleaved")}
+
+
+def test_factors_on_logits_are_compared():
+    """Two ropes of equal angles differ when their temperatures do."""
+    law = Yarn(factor=4.0, original_max_positions=4096)
+    one = replace(PLAIN, scaling=law)
+    two = replace(PLAIN, scaling=replace(law, attention_factor=1.0))
+    found = diff(one, two)
+    assert found.earliest is None
+    assert found.attention_factors == pytest.approx((1 + 0.1 * math.log(4), 1.0))
+    assert found.logit_factors == pytest.approx(((1 + 0.1 * math.log(4)) ** 2, 1.0))
+    assert found.softmax_factors is None
+
+
+def test_yarns_two_ramps_part():
+    """The ramp of the paper and the ramp of the checkpoints are told apart."""
+    ramps = (kind(factor=8.0, original_max_positions=8192) for kind in (Yarn, YarnPaper))
+    assert diff(*(replace(PLAIN, scaling=law) for law in ramps)).pairs > 5
+
+
+def test_ropes_of_different_width_have_no_common_pairs():
+    """Heads of different width differ in layout, and no pair is compared."""
+    found = diff(PLAIN, Rope(head_dim=128, pairing="half"))
+    assert set(found.fields) == {"head_dim", "rotary_dim"}
+    assert found.earliest is None
+
+
+@pytest.mark.parametrize("bad", [{"context": 0}, {"tolerance": 0.0}, {"tolerance": 3.0}])
+def test_arguments_out_of_bounds_are_refused(bad):
+    """The error names the argument."""
+    with pytest.raises(SpecError, match=next(iter(bad))):
+        diff(PLAIN, replace(PLAIN, scaling=NTK(factor=2.0)), **bad)

@@ -1,0 +1,251 @@
+"""Decay curves, their bound and their smooth kernel: published tables, loops over real numbers."""
+
+from __future__ import annotations
+
+from itertools import accumulate, pairwise
+from typing import Any
+
+import mpmath
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from phasor import PositionError, Rope, SpecError, TensorError
+from phasor.angles import COS_SIN_ERROR
+from phasor.axes import Axial
+from phasor.numpy import score
+from phasor.papers import abel_bound, cosine, decay, expected_scores, moved, smooth_kernel
+from phasor.papers.decay import _CHUNK, _TABLED
+from phasor.papers.kernels import kernel
+from phasor.scaling import DynamicNTK
+
+from . import oracle, strategies
+from .ropes import at_0, head
+
+# a product of two exact factors: two errors and a rounding, for one pair
+PAIR = 4 * COS_SIN_ERROR
+# r, RoFormer's figure 2 at base 1e4, the same with frequencies read from 1, at base 5e5
+FIGURE = [
+    (0, 32.5, 32.5, 32.5),
+    (1, 31.5381661427, 31.7738897474, 31.6468517315),
+    (2, 28.9559884736, 29.7674900038, 29.4061971810),
+    (4, 22.6040431214, 24.0971382609, 24.3887195072),
+    (8, 19.8173951304, 20.2298990147, 22.4998231858),
+    (16, 15.7749514510, 16.9562883550, 19.1375493702),
+    (32, 13.3843140395, 13.4402548797, 18.2014538984),
+    (64, 10.0899415450, 10.5073255682, 14.2638577777),
+    (128, 9.2729027246, 9.1003637355, 13.6019054572),
+    (256, 6.5430973230, 7.3989037216, 12.1642032553),
+    (1024, 4.0241133805, 4.0960364851, 9.9188957942),
+    (4096, 4.8827921912, 5.2408337531, 7.1645437792),
+    (8192, 4.9018775731, 4.1911437106, 5.1485779667),
+]
+
+
+@pytest.mark.parametrize(
+    ("column", "rope"),
+    [
+        (1, head()),
+        (2, head(128, None, explicit_inv_freq=tuple(10_000.0 ** (-i / 64) for i in range(1, 65)))),
+        (3, head(base=500_000.0)),
+    ],
+    ids=["the figure", "read from 1", "base 5e5"],
+)
+def test_figure_2_comes_out_to_ten_digits(column: int, rope: Rope) -> None:
+    """The three columns of the table, from the exact generator of the figure."""
+    table = np.array(FIGURE)
+    got = decay(rope, table[:, 0].astype(int))
+    np.testing.assert_allclose(got, table[:, column], rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("base", [10_000, 500_000])
+def test_the_stored_decay_comes_out(base: int) -> None:
+    """16 stored digits, at whole distances and at the same ones as floats."""
+    stored = oracle.GOLDEN[f"decay d=128 base={base}"]
+    distances = [int(r) for r in stored]
+    expected = [float(row["fig2"]) for row in stored.values()]
+    for kind in (np.int64, np.float64):
+        got = decay(head(base=float(base)), np.array(distances, dtype=kind))
+        np.testing.assert_allclose(got, expected, rtol=0, atol=64 * PAIR)
+
+
+def test_figure_2_is_cut_and_bumpy() -> None:
+    """It starts at 32.5 and not at 20, and up to 256 has its minimum of 6.41500 at 236."""
+    curve = decay(head(), np.arange(257))
+    assert f"{curve[0]:.1f} {curve[8]:.1f}" == "32.5 19.8"
+    assert int(curve[:257].argmin()) == 236
+    assert f"{curve[236]:.5f}" == "6.41500"
+    steps = np.diff(curve[:257])
+    assert (steps > 0).sum() == 115
+    dips = 1 + np.flatnonzero((steps[:-1] < 0) & (steps[1:] > 0))
+    assert dips[:7].tolist() == [18, 23, 29, 35, 41, 48, 55]
+
+
+def test_far_away_the_curve_of_figure_2_is_level() -> None:
+    """Octave by octave, as sums of float64 angles give it; neither falling nor rising."""
+    frequencies = 10_000.0 ** (-np.arange(64) / 64)
+    for first, mean in zip(
+        2 ** np.arange(10, 16), (5.30, 4.88, 4.67, 4.66, 4.70, 4.72), strict=True
+    ):
+        distances = np.arange(first, 2 * first)
+        curve = decay(head(), distances)
+        # an angle below 65536 is off by half a spacing of 65536, 2**-37, in each of its roundings
+        sums = np.cumsum(np.exp(1j * distances[:, None] * frequencies), axis=-1)
+        np.testing.assert_allclose(curve, np.abs(sums).mean(-1), rtol=0, atol=64 * 2.0**-35)
+        assert f"{curve.mean():.2f}" == f"{mean:.2f}"
+        assert 1.20 < curve.min() < curve.max() < 14.42
+
+
+@given(strategies.placed_ropes() | strategies.placed_ropes(strategies.FLOAT_POSITIONS))
+@settings(deadline=None, max_examples=60)
+def test_decay_is_the_mean_of_partial_sums_for_any_rope(placed: tuple[Rope, Any]) -> None:
+    """Every law, layout, direction and distance, against sums made one pair at a time."""
+    rope, distance = placed
+    partial, lengths = mpmath.mpc(0), []
+    for cos, sin in zip(*oracle.cos_sin(rope, distance), strict=True):
+        partial += mpmath.mpc(cos, sin)
+        lengths.append(abs(partial))
+    rest = 0.5 * float(max(oracle.frequencies(rope)))  # of a float distance, times a rounding
+    expected = float(mpmath.fsum(lengths) / len(lengths))
+    assert abs(decay(rope, distance) - expected) <= rope.num_pairs * (PAIR + rest * 2.0**-50)
+
+
+def test_a_long_scan_is_its_distances_one_by_one() -> None:
+    """Also where chunks and tables of it meet, and in any order."""
+    rope, count = head(16), 2 * _TABLED + _CHUNK + 3
+    curve = decay(rope, np.arange(count))
+    meets = [0, _CHUNK - 1, _CHUNK, _TABLED - 1, _TABLED, 2 * _TABLED, count - 1]
+    np.testing.assert_allclose(curve[meets], [decay(rope, r) for r in meets], rtol=0, atol=8 * PAIR)
+    order = np.random.default_rng(0).permutation(count)
+    np.testing.assert_array_equal(decay(rope, order.reshape(1, -1)), curve[None, order])
+
+
+def test_no_distances_have_no_decay() -> None:
+    """An empty list is not an error."""
+    assert decay(head(), []).shape == (0,)
+    assert decay(head(axes=Axial((32, 32))), np.zeros((3, 0, 2))).shape == (3, 0)
+
+
+@pytest.mark.parametrize("base", [1e4, 5e5])
+@pytest.mark.parametrize("rotary_dim", [128, 32], ids=["whole head", "a quarter"])
+def test_abels_bound_holds_and_is_loose(base: float, rotary_dim: int) -> None:
+    """2000 Gaussian pairs below 4096: none above it, and whole heads under a twentieth of it."""
+    rope = head(base=base, rotary_dim=rotary_dim)
+    draw = np.random.default_rng(1)
+    q, k = draw.standard_normal((2, 2000, 128))
+    distances = draw.integers(0, 4096, 2000)
+    ratio = np.abs(score(q, k, distances, rope)) / abel_bound(q, k, distances, rope)
+    assert ratio.max() <= 1
+    if rotary_dim == 128:
+        assert ratio.max() < 0.05
+
+
+def test_abels_bound_of_ones_rests_on_the_last_step() -> None:
+    """Every product is 2, so only the step to 0 is not 0: 2668 over a score of 94.4."""
+    ones = np.ones(128)
+    assert round(float(abel_bound(ones, ones, 5, head()))) == 2668
+    assert round(float(score(ones, ones, 5, head())), 1) == 94.4
+
+
+@given(strategies.placed_ropes(), st.integers(0, 2**32))
+@settings(deadline=None, max_examples=60)
+def test_abels_bound_is_eq_37_and_holds_for_any_rope(placed: tuple[Rope, Any], seed: int) -> None:
+    """Both by complex numbers of the oracle, coordinates that stay and all."""
+    rope, distance = placed
+    q, k = np.random.default_rng(seed).standard_normal((2, rope.head_dim))
+    exact = oracle.turned(q, at_0(rope), rope) @ oracle.turned(k, distance, rope)
+    rounding = 1e-14 * np.linalg.norm(q) * np.linalg.norm(k) * rope.num_pairs
+    bound = abel_bound(q, k, distance, rope)
+    assert abs(exact) <= bound + rounding
+    turned = [complex(c, s) for c, s in zip(*oracle.cos_sin(rope, distance), strict=True)]
+    pairs = [oracle.pair_of(rope, i, rope.pairing) for i in range(rope.num_pairs)]
+    products = [complex(q[a], q[b]) * complex(k[a], -k[b]) for a, b in pairs]
+    steps = [abs(y - x) for x, y in pairwise([*products, 0])]
+    sums = sum(map(abs, accumulate(turned)))
+    stays = set(range(rope.head_dim)).difference(*pairs)
+    expected = max(steps) * sums + abs(sum(q[i] * k[i] for i in stays))
+    assert abs(bound - expected) <= rounding * rope.num_pairs
+
+
+@pytest.mark.parametrize("base", [1.5, 100.0, 1e4, 5e5])
+def test_the_smooth_kernel_is_made_of_cosine_and_sine_integrals(base: float) -> None:
+    """Against mpmath, across the seam at 4, up to a million, and at 0 and below."""
+    distances = np.concatenate([np.geomspace(1e-5, 1e6, 60), np.linspace(3.9, 4.1, 9)])
+    expected = np.array(
+        [
+            complex(
+                (mpmath.ci(r) - mpmath.ci(r / base)) / mpmath.log(base),
+                (mpmath.si(r) - mpmath.si(r / base)) / mpmath.log(base),
+            )
+            for r in map(mpmath.mpf, distances.tolist())
+        ]
+    )
+    # ln(1.5) divides an error of 2e-15 in each integral
+    np.testing.assert_allclose(smooth_kernel(base, distances), expected, rtol=0, atol=1e-14)
+    np.testing.assert_array_equal(
+        smooth_kernel(base, -distances), smooth_kernel(base, distances).conj()
+    )
+    assert smooth_kernel(base, 0) == 1
+
+
+def test_the_published_examples_of_the_smooth_kernel_come_out() -> None:
+    """Mean cosines and their closed form, and the mean sine that needs its 1 / ln(base)."""
+    at_10, at_1000 = smooth_kernel(1e4, [10, 1000])
+    exact_10, exact_1000 = cosine(head(), [10, 1000], "aligned")
+    got = [at_10.real, exact_10, at_1000.real, exact_1000]
+    assert [f"{value:.5f}" for value in got] == ["0.68239", "0.66906", "0.18769", "0.15903"]
+    sines = [float(s) for s in oracle.cos_sin(head(), 10)[1]]
+    assert f"{np.mean(sines):.5f} {at_10.imag:.5f}" == "0.17405 0.17994"
+    assert f"{at_10.imag * np.log(1e4):.3f}" == "1.657"
+
+
+def test_heads_follow_the_smooth_kernel_for_a_while() -> None:
+    """To 0.02 in cosine and sine up to 33 at width 128, and no further."""
+    rows = [oracle.cos_sin(head(), r) for r in range(35)]
+    means = np.array([complex(mpmath.fsum(c), mpmath.fsum(s)) for c, s in rows]) / 64
+    off = means - smooth_kernel(1e4, np.arange(35))
+    worst = np.maximum(np.abs(off.real), np.abs(off.imag))
+    assert worst[:34].max() <= 0.02
+    assert worst[34] > 0.02
+
+
+def test_single_distances_leave_the_smooth_kernel_by_a_third() -> None:
+    """Up to 100000, so 0.02 is no tolerance for a whole curve."""
+    means = kernel(head(), 100_000) / 64
+    off = means - smooth_kernel(1e4, np.arange(100_000))
+    assert f"{np.abs(off.real).max():.3f} {np.abs(off.imag).max():.3f}" == "0.285 0.346"
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: cosine(head(), 1, "near"), SpecError, "kind must be one of 'aligned'"),
+        (lambda: cosine(head(), 1, "random"), SpecError, "seed must be a whole number for random"),
+        (lambda: cosine(head(), 1, "random", seed=-1), SpecError, "seed must be a whole number >="),
+        (lambda: cosine(head(), 1, "aligned", seed=1), SpecError, "seed must be left out"),
+        (lambda: decay(head(), "far"), PositionError, "positions must be"),
+        (lambda: decay(head(axes=Axial((32, 32))), 5), PositionError, "one coordinate per axis"),
+        (lambda: moved(head(axes=Axial((32, 32))), 5), SpecError, "rope must have one axis"),
+        (lambda: abel_bound([1.0], np.ones(128), 1, head()), TensorError, "q must be real and end"),
+        (lambda: abel_bound(np.ones(128), 1j, 1, head()), TensorError, "k must be real and end in"),
+        (
+            lambda: expected_scores(head(), 1, mean=np.ones(128), deviation=-1.0),
+            SpecError,
+            "deviation must be a finite number >= 0",
+        ),
+        (lambda: smooth_kernel(1.0, 1), SpecError, "base must be a finite number > 1"),
+        (
+            lambda: decay(
+                head(scaling=DynamicNTK(factor=2.0, original_max_positions=4096)), [1, 2]
+            ),
+            SpecError,
+            r"rope\.at\(seq_len\)",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_makes_no_sense_is_refused(call: Any, error: type, message: str) -> None:
+    """With the argument and the way out in the message."""
+    with pytest.raises(error, match=message):
+        call()

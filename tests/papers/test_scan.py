@@ -1,0 +1,122 @@
+"""Sums over pairs at distances in a row, against 90-digit angles added one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import mpmath
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from phasor import PositionError, Rope, SpecError, angles
+from phasor.papers import cosine, decay, expected_linear_sum, extensions, negative_distances
+from phasor.papers.heads import required_alpha, strongest_rival
+from phasor.papers.kernels import kernel, phasors
+from phasor.scaling import DynamicNTK
+
+from . import oracle, strategies
+
+
+def summed(rope: Rope, distance: int, weights: Any) -> complex:
+    """``sum_k w_k exp(i direction r inv_freq_k)`` with every digit."""
+    at = distance if rope.axes.n_axes == 1 else [distance] * rope.axes.n_axes
+    cos, sin = oracle.cos_sin(rope, at)
+    with mpmath.workdps(oracle.DIGITS):
+        terms = [mpmath.mpc(complex(w)) * mpmath.mpc(c, s)
+                 for w, c, s in zip(weights, cos, sin, strict=True)]  # fmt: skip
+        return complex(mpmath.fsum(terms))
+
+
+def allowed(rope: Rope, weights: Any) -> float:
+    """The bound of the docstring, and one rounding of the oracle's answer."""
+    return (4e-15 + rope.num_pairs * 4 * 2**-53 + 2**-52) * float(np.abs(weights).sum())
+
+
+@given(strategies.resolved_ropes(), st.integers(-(2**62), 2**62), st.integers(0, 2**32))
+@settings(max_examples=60)
+def test_any_rope_is_summed_as_the_oracle_sums(rope: Rope, start: int, seed: int) -> None:
+    """Complex weights, every layout, law and direction, wherever the scan starts."""
+    weights = np.random.default_rng(seed).standard_normal((2, rope.num_pairs))
+    weights = weights[0] + 1j * weights[1]
+    found = kernel(rope, 3, weights, start)
+    for r, value in enumerate(found):
+        assert abs(value - summed(rope, start + r, weights)) <= allowed(rope, weights)
+
+
+@pytest.mark.parametrize("start", [0, -70_000, 2**40])
+@pytest.mark.parametrize("count", [1, 1023, 1024, 1025, 70_000])
+def test_blocks_join_without_a_seam(count: int, start: int) -> None:
+    """The ends of the scan and both sides of every kind of seam, weights of one."""
+    rope = Rope(head_dim=128, pairing="half", base=500_000.0)
+    found = kernel(rope, count, start=start)
+    assert found.shape == (count,)
+    for r in {0, 1, 1023, 1024, 1025, 65_535, 65_536, count - 1} & set(range(count)):
+        expected = summed(rope, start + r, np.ones(64))
+        assert abs(found[r] - expected) <= allowed(rope, np.ones(64))
+
+
+HEAD = Rope(head_dim=8, pairing="half")
+SLOW = Rope(head_dim=8, pairing="half", base=1e9)
+FAR = 1 << 20
+SCANS: dict[str, Callable[[], object]] = {
+    "decay": lambda: decay(HEAD, np.arange(FAR)),
+    "cosine": lambda: cosine(HEAD, np.arange(FAR), "aligned"),
+    "negative distances": lambda: negative_distances(HEAD, FAR),
+    "six laws' change of sign": lambda: extensions(SLOW, FAR // 8, FAR // 6),
+    "strongest rival": lambda: strongest_rival(HEAD, FAR),
+    "required alpha": lambda: required_alpha(HEAD, FAR, 0.9),
+    "sum of linear weights": lambda: expected_linear_sum(HEAD, FAR),
+}
+
+
+@pytest.mark.parametrize("scan", SCANS.values(), ids=SCANS)
+def test_a_million_distances_are_products_of_few_cosines(
+    scan: Callable[[], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Starts of blocks, and the rests within one: a fiftieth of the distances at most."""
+    asked: list[int] = []
+
+    def counted(rope: Rope, positions: Any) -> Any:
+        asked.append(np.size(positions))
+        return angles.cos_sin(rope, positions)
+
+    for module in ("_scan", "analysis._decay", "analysis._linear", "heads"):
+        monkeypatch.setattr(f"phasor.{module}.cos_sin", counted, raising=False)
+    scan()
+    assert 0 < sum(asked) <= FAR / 50
+
+
+def test_the_weights_given_stay_as_they_are() -> None:
+    """And are not mistaken for ones."""
+    weights = np.array([0.0, 2.0])
+    found = kernel(Rope(head_dim=4, pairing="half", base=100.0), 2, weights)
+    np.testing.assert_allclose(found, 2 * np.exp(0.1j * np.arange(2)), rtol=0, atol=1e-14)
+    assert weights.tolist() == [0.0, 2.0]
+
+
+def test_phasors_are_the_terms_of_the_sum() -> None:
+    """At distances that are not in a row, clockwise where the rope is."""
+    rope = Rope(head_dim=4, pairing="half", base=100.0, direction=-1)
+    expected = [[np.exp(-1j * r), np.exp(-0.1j * r)] for r in (5, -2)]
+    np.testing.assert_allclose(phasors(rope, np.array([5, -2])), expected, rtol=0, atol=1e-15)
+
+
+def test_no_distance_is_no_sum() -> None:
+    """An empty scan is empty."""
+    assert kernel(Rope(head_dim=4, pairing="half"), 0).shape == (0,)
+
+
+def test_a_distance_beyond_int64_is_refused() -> None:
+    """As positions are."""
+    with pytest.raises(PositionError, match="positions must"):
+        kernel(Rope(head_dim=4, pairing="half"), 2048, start=2**63 - 1024)
+
+
+def test_a_rule_has_to_pick_its_law_first() -> None:
+    """The frequencies are not known before."""
+    rule = DynamicNTK(factor=2.0, original_max_positions=64)
+    with pytest.raises(SpecError, match=r"use rope\.at"):
+        kernel(Rope(head_dim=8, pairing="half", scaling=rule), 4)

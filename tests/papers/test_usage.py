@@ -1,0 +1,189 @@
+"""Frequency usage and attention scores, against loops over tokens, heads and pairs."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from phasor import Rope, SpecError, TensorError
+from phasor.numpy import rotate
+from phasor.papers import pair_norms, positional_score, semantic_score
+
+from . import oracle
+
+ROPES = {
+    "half": Rope(head_dim=8, pairing="half"),
+    "interleaved": Rope(head_dim=8, pairing="interleaved"),
+    "slice": Rope(head_dim=8, pairing="half", rotary_dim=4, rotary_start=2),
+    "other way out": Rope(head_dim=8, pairing="interleaved", pairing_out="half"),
+}
+
+
+def softmaxed(*shape: int) -> np.ndarray:
+    """Causal attention weights of random logits."""
+    logits = np.random.default_rng(0).standard_normal(shape)
+    weights = np.tril(np.exp(logits))
+    return weights / weights.sum(-1, keepdims=True)
+
+
+@pytest.mark.parametrize("rope", ROPES.values(), ids=ROPES)
+@pytest.mark.parametrize("lead", [(), (3,), (2, 3)], ids=str)
+def test_pair_norms_are_means_over_tokens(rope, lead):
+    """Each head and pair, by Pythagoras one token at a time."""
+    x = np.random.default_rng(0).standard_normal((*lead, 5, 2, 8))
+    found = pair_norms(x, rope)
+    tokens = x.reshape(-1, 2, 8)
+    for head in range(2):
+        for k in range(rope.num_pairs):
+            i, j = oracle.pair_of(rope, k, rope.pairing)
+            mean = sum(math.hypot(t[head, i], t[head, j]) for t in tokens) / len(tokens)
+            assert found[head, k] == pytest.approx(mean, rel=1e-14)
+    assert found.shape == (2, rope.num_pairs)
+
+
+@pytest.mark.parametrize("name", ["half", "interleaved", "slice"])
+def test_pair_norms_do_not_see_the_rotation(name):
+    """Taken before or after it they are the same, to the rotation's rounding."""
+    x = np.random.default_rng(0).standard_normal((5, 2, 8))
+    turned = rotate(x, np.arange(5) * 1000, ROPES[name])
+    norms = pair_norms(x, ROPES[name])
+    np.testing.assert_allclose(pair_norms(turned, ROPES[name]), norms, rtol=1e-14)
+
+
+def test_a_pair_adds_no_more_to_a_score_than_its_norms():
+    """|<q_k, k_k>| <= |q_k| |k_k|, which is why the norms measure usage."""
+    draw = np.random.default_rng(0)
+    q, k = draw.standard_normal((2, 1, 1, 2))
+    rope = Rope(head_dim=2, pairing="half")
+    bound = pair_norms(q[None], rope) * pair_norms(k[None], rope)
+    scores = [float((rotate(q[0], p, rope) * k[0]).sum()) for p in range(500)]
+    assert 0.999 * bound.item() < max(map(abs, scores)) <= bound.item() * (1 + 1e-15)
+
+
+@pytest.mark.parametrize(
+    ("x", "message"),
+    [
+        (np.zeros((5, 8)), r"\[..., seq, heads, head_dim\]"),
+        (np.zeros((5, 2, 6)), r"head_dim 8, got shape \[5, 2, 6\]"),
+        (np.zeros((0, 2, 8)), "a token at least"),
+        (np.zeros((5, 2, 8), dtype=complex), "x must hold real numbers, got complex128"),
+    ],
+    ids=["no heads", "other width", "no token", "complex"],
+)
+def test_pair_norms_refuse(x, message):
+    """The error says what was expected."""
+    with pytest.raises(TensorError, match=message):
+        pair_norms(x, ROPES["half"])
+
+
+@pytest.mark.parametrize("offset", [0, -1, -3, 2])
+def test_positional_score_is_the_mean_weight_at_the_offset(offset):
+    """Over queries, and every sequence, that have a key there."""
+    weights = softmaxed(2, 3, 6, 6) + 0.1
+    for head in range(3):
+        hits = [
+            weights[batch, head, i, i + offset]
+            for batch in range(2)
+            for i in range(6)
+            if 0 <= i + offset < 6
+        ]
+        found = positional_score(weights, offset)[head]
+        assert found == pytest.approx(sum(hits) / len(hits), rel=1e-14)
+
+
+def test_ideal_positional_heads_score_one():
+    """The diagonal and the previous-token head of Round and Round We Go; the first token's row,
+    which has no previous token, does not count.
+    """
+    diagonal, previous = np.eye(7), np.eye(7, k=-1)
+    previous[0, 0] = 1
+    heads = np.stack((diagonal, previous))
+    assert positional_score(heads, 0).tolist() == [1.0, 1 / 7]
+    assert positional_score(heads, -1).tolist() == [0.0, 1.0]
+
+
+def test_a_built_previous_token_head_reaches_its_published_weight():
+    """Equal pairs of length sqrt(10), d = 128, base 10000: 0.727900 at the seventeenth token."""
+    frequencies = 10_000.0 ** (-np.arange(64) / 64)
+    distances = np.arange(17)[::-1, None]  # from the last query back to each key
+    logits = 10 / math.sqrt(128) * np.cos((distances - 1) * frequencies).sum(1)
+    attention = np.zeros((1, 17, 17))
+    attention[0, -1] = np.exp(logits) / np.exp(logits).sum()
+    assert positional_score(attention, -1)[0] * 16 == pytest.approx(0.727900, abs=5e-7)
+
+
+@pytest.mark.parametrize("offset", [6, -6, 0.5, True])
+def test_positional_score_refuses_an_offset_without_a_key(offset):
+    """Six tokens have offsets from -5 to 5."""
+    with pytest.raises(SpecError, match="offset must be a whole number from -5 to 5"):
+        positional_score(softmaxed(1, 6, 6), offset)
+
+
+@pytest.mark.parametrize("lead", [(), (2,)], ids=["shared", "per sequence"])
+def test_semantic_score_is_the_mean_weight_on_wanted_keys(lead):
+    """Over queries, and every sequence, that want some key."""
+    weights = softmaxed(2, 3, 6, 6)
+    wanted = np.random.default_rng(1).random((*lead, 6, 6)) < 0.2
+    everywhere = np.broadcast_to(wanted, (2, 6, 6))
+    assert not everywhere.any(-1).all()  # some query wants nothing
+    for head in range(3):
+        hits = [
+            sum(weights[b, head, i, j] for j in range(6) if everywhere[b, i, j])
+            for b in range(2)
+            for i in range(6)
+            if everywhere[b, i].any()
+        ]
+        found = semantic_score(weights, wanted)[head]
+        assert found == pytest.approx(sum(hits) / len(hits), rel=1e-14)
+
+
+def test_a_semantic_head_scores_one_wherever_its_token_stands():
+    """And a positional head does not."""
+    tokens = np.array([3, 1, 4, 1, 5, 9, 2, 6])
+    wanted = np.broadcast_to(tokens == 4, (8, 8)) & np.tri(8, dtype=bool)
+    seeks = np.zeros((8, 8))
+    seeks[:2, 0] = seeks[2:, 2] = 1
+    previous = np.eye(8, k=-1)
+    assert semantic_score(np.stack((seeks, previous)), wanted).tolist() == [1.0, 1 / 6]
+
+
+def test_a_diagonal_mask_makes_the_two_scores_one():
+    """A place is a content that every query asks for at its own key."""
+    weights = softmaxed(2, 3, 6, 6)
+    np.testing.assert_array_equal(
+        semantic_score(weights, np.eye(6, k=-2, dtype=bool)), positional_score(weights, -2)
+    )
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        (np.ones((6, 6)), r"wanted must be bool .* got float64"),
+        (np.ones((5, 6), dtype=bool), r"broadcast to \[2, 6, 6\]"),
+        (np.ones((4, 2, 6, 6), dtype=bool), r"broadcast to \[2, 6, 6\]"),
+        (np.ones(6, dtype=bool), r"broadcast to \[2, 6, 6\]"),
+        (np.zeros((6, 6), dtype=bool), "wanted must mark a key"),
+    ],
+    ids=["not bool", "other length", "with more dimensions", "no queries", "nothing"],
+)
+def test_semantic_score_refuses(wanted, message):
+    """The error says what was expected."""
+    with pytest.raises(TensorError, match=message):
+        semantic_score(softmaxed(2, 3, 6, 6), wanted)
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        (np.ones((6, 6)), r"\[..., heads, seq, seq\]"),
+        (np.ones((3, 1, 6)), "a cached query sees more keys than queries"),
+        (np.ones((0, 6, 6)), "attention must be"),
+    ],
+    ids=["no heads", "cached", "empty"],
+)
+def test_scores_refuse_what_is_not_attention(weights, message):
+    """The error says what was expected."""
+    with pytest.raises(TensorError, match=message):
+        positional_score(weights, 0)

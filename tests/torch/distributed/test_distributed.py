@@ -1,0 +1,309 @@
+"""Every rank of a mesh rotates what it holds of a tensor, and the rotation never makes ranks talk.
+
+The other ranks are not there: torch's fake process group stands in for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from math import prod
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+from torch.distributed.tensor.debug import CommDebugMode
+from torch.distributed.tensor.experimental import context_parallel as torch_context_parallel
+from torch.distributed.tensor.parallel import parallelize_module
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from phasor import PositionError, Rope, SpecError, TensorError
+from phasor.angles import cos_sin
+from phasor.axes import Sectioned
+from phasor.positions import context_parallel
+from phasor.torch import RotaryAttention, rotate, rotate_, rotate_by, rotate_qk
+from phasor.torch.distributed import GatheredKeys
+
+from .torch_oracle import assert_rotated, normal
+
+ROPE = Rope(head_dim=8, pairing="half", base=100.0)
+AXES = Rope(head_dim=8, pairing="interleaved", base=100.0, axes=Sectioned((1, 3)))
+
+
+@contextmanager
+def one_of(shape: Sequence[int], rank: int) -> Iterator[DeviceMesh]:
+    """The mesh as that rank sees it; the others are not there, and collectives do nothing."""
+    dist.init_process_group("fake", rank=rank, world_size=prod(shape), store=FakeStore())
+    try:
+        yield init_device_mesh("cpu", tuple(shape))
+    finally:
+        dist.destroy_process_group()
+
+
+def part(x: Tensor, mesh: DeviceMesh, placements: Sequence[Placement]) -> Tensor:
+    """What this rank holds of ``x``: piece by piece of ceil(n / ranks), the last ones short."""
+    coordinate = mesh.get_coordinate()
+    assert coordinate is not None
+    for along, (placement, index) in enumerate(zip(placements, coordinate, strict=True)):
+        if isinstance(placement, Shard):
+            here, ranks = x.shape[placement.dim], mesh.shape[along]
+            size = -(-here // ranks)
+            first = min(index * size, here)
+            x = x.narrow(placement.dim, first, min(size, here - first))
+    return x
+
+
+def sharded(x: Tensor, mesh: DeviceMesh, placements: Sequence[Placement]) -> DTensor:
+    """``x`` as a DTensor, without a collective; for a partial sum every rank holds all of it."""
+    mine = part(x, mesh, placements).clone(memory_format=torch.contiguous_format)
+    sizes = {"shape": x.shape, "stride": x.stride()}
+    return DTensor.from_local(mine, mesh, placements, run_check=False, **sizes)
+
+
+def tokens_only(placements: Sequence[Placement], shift: int = 0) -> list[Placement]:
+    """Where the positions of tensors that are placed so belong."""
+    return [
+        Shard(p.dim - shift) if isinstance(p, Shard) and shift <= p.dim < 2 else Replicate()
+        for p in placements
+    ]
+
+
+PLACEMENT = st.sampled_from([Replicate(), Partial(), Shard(0), Shard(1), Shard(2)])
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    shape=st.sampled_from([(3,), (2, 2)]),
+    placements=st.tuples(PLACEMENT, PLACEMENT),
+    sizes=st.tuples(st.integers(1, 5), st.integers(1, 5), st.integers(1, 5)),
+    form=st.sampled_from(["[seq]", "[batch, seq]", "[1, seq]", "[batch, 1]", "axes", "placed"]),
+    in_place=st.booleans(),
+)
+@example(shape=(3,), placements=(Shard(0), Replicate()), sizes=(1, 1, 1), form="placed",
+         in_place=False)  # fmt: skip
+def test_every_rank_rotates_what_it_holds_and_says_nothing(
+    shape: tuple[int, ...],
+    placements: tuple[Placement, Placement],
+    sizes: tuple[int, int, int],
+    form: str,
+    in_place: bool,
+) -> None:
+    """Whichever dimension is shared out, evenly or not, with positions of every form, and back."""
+    batch, seq, _ = sizes
+    rope = AXES if form == "axes" else ROPE
+    x, grad = normal(*sizes, 8, seed=1), normal(*sizes, 8, seed=2)
+    whole = torch.arange(batch * seq).reshape(batch, seq) * 7 - 3
+    positions = {
+        "[seq]": whole[0],
+        "[1, seq]": whole[:1],
+        "[batch, 1]": whole[:, :1],
+        "axes": torch.stack((whole, whole * 2), -1),
+    }.get(form, whole)
+    every = positions if form == "axes" else positions.broadcast_to(batch, seq)
+    where = placements[: len(shape)]
+    for rank in range(prod(shape)):
+        with one_of(shape, rank) as mesh, CommDebugMode() as collectives:
+            mine = part(every, mesh, tokens_only(where))
+            held = sharded(x, mesh, where)
+            at = sharded(positions, mesh, tokens_only(where)) if form == "placed" else positions
+            if in_place:
+                turned = rotate_(held, at, rope)
+                assert turned is held
+            else:
+                turned = rotate(held.requires_grad_(), at, rope)
+                turned.backward(sharded(grad, mesh, where))
+                assert held.grad.placements == where
+                of_x = part(grad, mesh, where)
+                assert_rotated(held.grad.to_local(), of_x, mine, rope, inverse=True)
+            assert turned.placements == where
+            assert turned.shape == x.shape
+            local = turned.detach().to_local()
+            assert_rotated(local, part(x, mesh, where), mine, rope)
+            assert collectives.get_total_counts() == 0
+
+
+def test_a_query_is_sharded_in_heads_beside_a_key_that_is_whole() -> None:
+    """Grouped queries: fewer keys than ranks."""
+    q, k, at = normal(2, 5, 4, 8), normal(2, 5, 1, 8, seed=1), torch.arange(5)
+    for rank in range(4):
+        with one_of((4,), rank) as mesh, CommDebugMode() as collectives:
+            turned = rotate_qk(
+                sharded(q, mesh, [Shard(2)]), sharded(k, mesh, [Replicate()]), at, ROPE
+            )
+            assert [t.placements for t in turned] == [(Shard(2),), (Replicate(),)]
+            assert_rotated(turned[0].to_local(), q[:, :, rank : rank + 1], at.expand(2, 5), ROPE)
+            assert_rotated(turned[1].to_local(), k, at.expand(2, 5), ROPE)
+            assert collectives.get_total_counts() == 0
+
+
+def test_given_rows_go_with_their_tokens() -> None:
+    """Cos and sin ``[seq, pairs]`` are cut where the sequence is."""
+    x, places = normal(2, 6, 3, 8), np.arange(6) + 40
+    cos, sin = (torch.from_numpy(row) for row in cos_sin(ROPE, places))
+    for rank in range(2):
+        with one_of((2,), rank) as mesh, CommDebugMode() as collectives:
+            turned = rotate_by(sharded(x, mesh, [Shard(1)]), cos, sin, pairing="half")
+            mine = slice(3 * rank, 3 * rank + 3)
+            at = torch.from_numpy(places[mine]).expand(2, 3)
+            assert_rotated(turned.to_local(), x[:, mine], at, ROPE)
+            assert collectives.get_total_counts() == 0
+
+
+def test_strides_are_those_of_the_input() -> None:
+    """Heads first in memory stays heads first, of the whole and of the part."""
+    x = normal(2, 3, 6, 8).transpose(1, 2)
+    with one_of((2,), 0) as mesh:
+        held = DTensor.from_local(x[:, :3], mesh, [Shard(1)], run_check=False)
+        turned = rotate(held, torch.arange(6), ROPE)
+    assert turned.stride() == torch.empty_like(held).stride()
+    assert turned.to_local().stride() == torch.empty_like(x[:, :3]).stride()
+
+
+def test_a_write_in_place_is_noticed_by_autograd() -> None:
+    """What was saved for a derivative and then rotated cannot be used."""
+    with one_of((2,), 0) as mesh:
+        weight = sharded(normal(2, 4, 2, 8), mesh, [Shard(2)]).requires_grad_()
+        x = sharded(normal(2, 4, 2, 8, seed=1), mesh, [Shard(2)])
+        product = weight * x
+        rotate_(x, torch.arange(4), ROPE)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            product.backward(product.detach())
+
+
+@pytest.mark.parametrize("placement", [Shard(1), Shard(2)], ids=["sequence", "heads"])
+def test_a_compiled_rotation_of_dtensors_is_one_graph(placement: Placement) -> None:
+    """Forward and backward, bit for bit what is computed without the compiler."""
+
+    def doubled(x: Tensor, at: Tensor) -> Tensor:
+        return 2 * rotate(x, at, ROPE)
+
+    compiled = torch.compile(doubled, backend="aot_eager", fullgraph=True)
+    with one_of((2,), 1) as mesh:
+        results = []
+        for function in (doubled, compiled):
+            x = sharded(normal(2, 6, 2, 8), mesh, [placement]).requires_grad_()
+            y = function(x, torch.arange(6))
+            y.backward(sharded(normal(2, 6, 2, 8, seed=1), mesh, [placement]))
+            assert y.placements == x.grad.placements == (placement,)
+            results.append((y.detach().to_local(), x.grad.to_local()))
+        assert all(map(torch.equal, *results))
+
+
+def test_plain_operations_of_dtensors_are_the_operator_all_the_same() -> None:
+    """They do not know how positions are cut; what a compiler is told makes no difference."""
+
+    def plain(x: Tensor, at: Tensor) -> Tensor:
+        return rotate(x, at, ROPE, backend="eager")
+
+    compiled = torch.compile(plain, backend="aot_eager", fullgraph=True)
+    with one_of((2,), 1) as mesh, torch.no_grad():
+        x = sharded(normal(2, 6, 2, 8), mesh, [Shard(1)])
+        y = compiled(x, torch.arange(6))
+        assert torch.equal(y.to_local(), plain(x, torch.arange(6)).to_local())
+
+
+def wrong(mesh: DeviceMesh, placement: Placement) -> DTensor:
+    """A tensor of four tokens and four heads, placed so."""
+    return sharded(normal(2, 4, 4, 8), mesh, [placement])
+
+
+AT = torch.arange(4)
+REFUSED: dict[str, tuple[type[Exception], Any]] = {
+    "x must not be sharded in head_dim, .* redistribute it to heads": (
+        TensorError,
+        lambda mesh: rotate(wrong(mesh, Shard(3)), AT, ROPE),
+    ),
+    "x must be replicated, a partial sum, .* redistribute it first": (
+        TensorError,
+        lambda mesh: rotate(wrong(mesh, Partial("max")), AT, ROPE),
+    ),
+    "k must be a DTensor where another argument is one": (
+        TensorError,
+        lambda mesh: rotate_qk(wrong(mesh, Shard(2)), normal(2, 4, 4, 8), AT, ROPE),
+    ),
+    "x must be a DTensor where another argument is one": (
+        TensorError,
+        lambda mesh: rotate(normal(2, 4, 4, 8), sharded(AT, mesh, [Replicate()]), ROPE),
+    ),
+    "q and k must be sharded alike in batch and sequence": (
+        TensorError,
+        lambda mesh: rotate_qk(wrong(mesh, Shard(1)), wrong(mesh, Replicate()), AT, ROPE),
+    ),
+    "positions must be replicated, or sharded with the tokens": (
+        PositionError,
+        lambda mesh: rotate(wrong(mesh, Shard(2)), sharded(AT, mesh, [Shard(0)]), ROPE),
+    ),
+    "cos must be replicated, or sharded with the tokens": (
+        PositionError,
+        lambda mesh: rotate_by(
+            wrong(mesh, Replicate()),
+            *(sharded(normal(4, 4), mesh, [Shard(0)]) for _ in range(2)),
+            pairing="half",
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("message", REFUSED, ids=lambda text: text[:44])
+def test_what_would_need_a_collective_is_refused(message: str) -> None:
+    """Nothing is gathered in silence; the message says what to do."""
+    kind, attempt = REFUSED[message]
+    with one_of((2,), 0) as mesh, CommDebugMode() as collectives:
+        with pytest.raises(kind, match=message):
+            attempt(mesh)
+        assert collectives.get_total_counts() == 0
+
+
+def test_gathered_keys_are_for_rotary_attention_on_one_mesh_dimension() -> None:
+    """Anything else is named."""
+    with pytest.raises(SpecError, match="layout must be one of 'contiguous', 'zigzag'"):
+        GatheredKeys("striped")  # type: ignore[arg-type]
+    with one_of((2, 2), 0) as mesh:
+        layer = RotaryAttention(16, 2, ROPE)
+        with pytest.raises(SpecError, match="device_mesh must have one dimension, got 2"):
+            GatheredKeys("zigzag")._apply(layer, mesh)
+    with one_of((2,), 0) as mesh:
+        with pytest.raises(SpecError, match=r"module must be a .*RotaryAttention, got Linear"):
+            parallelize_module(layer.query, mesh, GatheredKeys("zigzag"))
+        parallelize_module(layer, mesh, GatheredKeys("zigzag"))
+        with pytest.raises(SpecError, match="cu_seqlens must be None where keys are gathered"):
+            layer(torch.zeros(1, 4, 16), cu_seqlens=[0, 4])
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_zigzag_is_what_torch_shares_out(ranks: int) -> None:
+    """The same tokens, in the same order, as torch's own context parallelism."""
+    for rank in range(ranks):
+        with one_of((ranks,), rank) as mesh:
+            shared = torch.arange(12 * ranks)
+            with torch_context_parallel(mesh, buffers=[shared], buffer_seq_dims=[0]):
+                held = shared.tolist()
+        assert held == context_parallel(12 * ranks, rank, ranks, "zigzag").tolist()
+
+
+def test_torch_has_no_ring_attention_for_processors() -> None:
+    """What the documentation says of torch; when this fails, say something else there."""
+    with one_of((2,), 0) as mesh:
+        x, shared = normal(1, 2, 4, 8), torch.arange(8)
+        with torch_context_parallel(mesh, buffers=[shared], buffer_seq_dims=[0]):
+            ring = torch.nn.functional.scaled_dot_product_attention
+            with pytest.raises(NotImplementedError, match="_for_cpu"):
+                ring(x, x, x, is_causal=True)
+
+
+def test_positions_that_mixed_precision_has_rounded_are_refused() -> None:
+    """FSDP casts every floating input of a module; whole numbers pass as they are."""
+    with one_of((2,), 0) as mesh:
+        layer = RotaryAttention(16, 2, ROPE)
+        fully_shard(layer, mesh=mesh, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
+        assert layer(torch.zeros(1, 4, 16), torch.arange(4)).dtype == torch.bfloat16
+        with pytest.raises(PositionError, match="bfloat16 cannot tell 256 from 257"):
+            layer(torch.zeros(1, 4, 16), torch.arange(4) / 2)

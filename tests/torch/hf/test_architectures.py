@@ -1,0 +1,322 @@
+"""What phasor says about the architectures of transformers, against what they do."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from phasor import ConfigError, Rope
+from phasor.configs import load
+from phasor.scaling import Linear, Llama3, LongRope, Proportional, Yarn
+from phasor.torch.architectures import architecture, model_types, tiny_config, verdicts
+from phasor.torch.architectures._compared import compared
+from phasor.torch.architectures._recording import Recorded
+from phasor.torch.architectures.verdicts import verdict
+
+from .offline import refuse_connections
+
+# by hand from the class's code: pairing read, pairing written, slice, head width, base, axes
+EVERYDAY = {
+    "llama": ("half", "half", (0, 128), 128, 10_000, 1),
+    "gptj": ("interleaved", "interleaved", (0, 64), 256, 10_000, 1),
+    "phi": ("half", "half", (0, 32), 64, 10_000, 1),
+    "deepseek_v3": ("interleaved", "half", (0, 64), 64, 10_000, 1),
+    "gpt_oss": ("half", "half", (0, 64), 64, 150_000, 1),
+    "qwen2_vl_text": ("half", "half", (0, 128), 128, 1_000_000, 3),
+}
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch):
+    """No test may open a connection."""
+    refuse_connections(monkeypatch)
+
+
+@pytest.mark.parametrize("model_type", EVERYDAY)
+def test_what_is_said_of_an_architecture_is_so(model_type):
+    """The facts read off its code, and every recorded query and key."""
+    pairing, pairing_out, (start, stop), head_dim, base, axes = EVERYDAY[model_type]
+    found = verdict(model_type)
+    assert found.right, (found.wrong, [kind.wrong for kind in found.kinds])
+    for kind in found.kinds:
+        rope = kind.loaded
+        assert (rope.pairing, rope.output_pairing) == (pairing, pairing_out)
+        assert (rope.rotary_start, rope.rotary_start + rope.rotary_dim) == (start, stop)
+        assert (rope.head_dim, rope.base, rope.axes.n_axes) == (head_dim, base, axes)
+        assert (kind.found.base, kind.found.pairing) == (base, pairing)
+        assert 0 < kind.loaded_error < 1
+        assert 0 < kind.found_error < 1
+
+
+LAWS = {
+    "linear": ({"rope_type": "linear", "factor": 4.0}, Linear(factor=4.0)),
+    "yarn": (
+        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048},
+        Yarn(factor=4.0, original_max_positions=2048),
+    ),
+    "llama3": (
+        {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 1024,
+         "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+        Llama3(factor=8.0, original_max_positions=1024),
+    ),
+    "dynamic": ({"rope_type": "dynamic", "factor": 4.0}, None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_a_law_of_the_config_is_in_the_vectors(law):
+    """Read and found; a rule that has not begun is plain."""
+    block, expected = LAWS[law]
+    config = {"num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32,
+              "max_position_embeddings": 8192, "rope_parameters": block | {"rope_theta": 5e5},
+    }  # fmt: skip
+    found = verdict("llama", config)
+    assert found.right, (found.wrong, found.kinds[0].wrong)
+    assert found.kinds[0].found.law == expected
+
+
+def test_kinds_of_layers_have_their_own_ropes():
+    """Gemma 4's wide heads turn a quarter, its narrow ones all."""
+    narrow, wide = verdict("gemma4_text").kinds
+    assert (narrow.kind, narrow.found.base, narrow.found.law) == ("sliding_attention", 10_000, None)
+    assert (wide.loaded.head_dim, wide.found.law) == (512, Proportional(fraction=0.25))
+    assert wide.found.base == 1_000_000
+
+
+def test_a_kind_without_rope_is_seen_to_turn_nothing():
+    """Cohere 2's full attention."""
+    sliding, full = verdict("cohere2").kinds
+    assert sliding.found is not None
+    assert (full.kind, full.loaded, full.found) == ("full_attention", None, None)
+
+
+def test_what_turns_beside_attention_is_told_apart():
+    """DeepSeek V3.2's indexer turns halves, its attention interleaved pairs."""
+    found = verdict("deepseek_v32")
+    assert found.right
+    assert any("half pairs, 64 turned" in one for one in found.beside)
+
+
+@pytest.mark.slow
+def test_every_architecture_is_described_rightly():
+    """The whole table, and there is much in it."""
+    table = {name: verdict(name) for name in model_types()}
+    assert len(table) >= 150
+    assert {name: one.wrong or one.kinds for name, one in table.items() if not one.right} == {}
+
+
+@pytest.mark.slow
+def test_a_saved_config_says_what_the_whole_one_does():
+    """Also where transformers leaves out what its class takes for granted."""
+    for name in model_types():
+        config = tiny_config(name)
+        whole, saved = (load(json.loads(config.to_json_string(use_diff=d))) for d in (False, True))
+        assert (saved.layer_kinds, dict(saved.kinds)) == (whole.layer_kinds, dict(whole.kinds)), (
+            name
+        )
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda rope: replace(rope, base=rope.base * 1.001), "off by"),
+        (lambda rope: replace(rope, pairing="interleaved"), "off by"),
+        (lambda rope: replace(rope, direction=-1), "off by"),
+        (lambda rope: replace(rope, rotary_dim=64), "off by"),
+        (lambda rope: replace(rope, head_dim=256, rotary_dim=128, rotary_start=64), "slice from"),
+        (lambda rope: replace(rope, head_dim=256), "heads of 256"),
+        (lambda rope: None, "states no rope"),
+    ],
+    ids=["base", "pairing", "direction", "width", "slice", "heads", "none"],
+)
+def test_a_config_that_is_misread_is_found_out(monkeypatch, change, says):
+    """By the smallest change of each fact."""
+    load = verdicts.load
+
+    def misread(config):
+        ropes = load(config)
+        return replace(ropes, kinds={kind: change(one) for kind, one in ropes.kinds.items()})
+
+    monkeypatch.setattr(verdicts, "load", misread)
+    found = verdict("llama")
+    assert not found.right
+    assert says in str(found.kinds[0].wrong)
+    assert found.kinds[0].found_error < 1
+
+
+def test_a_model_that_turns_otherwise_is_found_out(monkeypatch):
+    """Its function is exchanged for one that turns backwards; both statements part."""
+    module = __import__(architecture("llama").module, fromlist=["x"])
+    turn = module.apply_rotary_pos_emb
+
+    def apply_rotary_pos_emb(q, k, cos, sin):
+        return turn(q, k, cos, -sin)
+
+    monkeypatch.setattr(module, "apply_rotary_pos_emb", apply_rotary_pos_emb)
+    found = verdict("llama")
+    assert found.kinds[0].loaded_error > 1000
+    assert found.kinds[0].found.rope.direction == -1
+    assert found.kinds[0].found_error < 1
+
+
+def test_a_rotation_that_writes_its_arguments_is_recorded_as_it_began(monkeypatch):
+    """What went in is kept before the call."""
+    module = __import__(architecture("llama").module, fromlist=["x"])
+    turn = module.apply_rotary_pos_emb
+
+    def apply_rotary_pos_emb(q, k, cos, sin):
+        turned = turn(q, k, cos, sin)
+        return q.copy_(turned[0]), k.copy_(turned[1])
+
+    monkeypatch.setattr(module, "apply_rotary_pos_emb", apply_rotary_pos_emb)
+    assert verdict("llama").right
+
+
+@pytest.mark.parametrize(("relative", "right"), [(0.0, True), (2e-7, True), (3e-5, False)])
+def test_the_share_is_measured_in_roundings(relative, right):
+    """A frequency off by a rounding or two is float32's; by hundreds it is another frequency."""
+    rope = Rope(head_dim=8, pairing="half", base=10_000.0)
+    rng = np.random.default_rng(0)
+    before = rng.standard_normal((1, 3, 2, 8))
+    positions = np.array([0, 100, 9000])
+    after = np.empty_like(before)
+    for token, pair in np.ndindex(3, 4):
+        angle = float(positions[token]) * 10_000.0 ** (-pair / 4) * (1 + relative)
+        x0, x1 = before[0, token, :, pair], before[0, token, :, pair + 4]
+        after[0, token, :, pair] = x0 * math.cos(angle) - x1 * math.sin(angle)
+        after[0, token, :, pair + 4] = x0 * math.sin(angle) + x1 * math.cos(angle)
+    one = Recorded(layer=0, function="f", argument="q", call=0, before=before, after=after)
+    share, why = compared(rope, [one], positions)
+    assert (share <= 1, not why) == (right, right)
+
+
+@pytest.mark.parametrize("spoilt", [math.nan, math.inf])
+def test_what_is_no_number_is_never_right(spoilt):
+    """One of them among right ones."""
+    rope = Rope(head_dim=8, pairing="half", rotary_dim=4)
+    before = np.ones((1, 2, 1, 8))
+    for coordinate in (1, 6):
+        after = before.copy()
+        after[0, 0, 0, coordinate] = spoilt
+        one = Recorded(layer=0, function="f", argument="q", call=0, before=before, after=after)
+        assert compared(rope, [one], np.array([0, 0]))[0] == math.inf
+
+
+def test_a_config_read_otherwise_before_the_cut_is_found_out(monkeypatch):
+    """The tiny model's config is read rightly, the one given is not."""
+    load = verdicts.load
+    whole = tiny_config("llama").to_dict() | {"num_hidden_layers": 5}
+
+    def misread(config):
+        ropes = load(config)
+        wrong = {kind: replace(one, base=7.0) for kind, one in ropes.kinds.items()}
+        return replace(ropes, kinds=wrong) if len(ropes) == 5 else ropes
+
+    assert verdict("llama", whole).right
+    monkeypatch.setattr(verdicts, "load", misread)
+    found = verdict("llama", whole)
+    assert not found.right
+    assert "before they are cut" in str(found.wrong)
+
+
+LONGROPE = {
+    "num_hidden_layers": 32, "hidden_size": 3072, "num_attention_heads": 32,
+    "num_key_value_heads": 32, "max_position_embeddings": 131072, "rope_theta": 1e4,
+    "original_max_position_embeddings": 4096,
+    "rope_scaling": {
+        "type": "longrope", "short_factor": [1.0] * 48,
+        "long_factor": [1 + 1.25 * k for k in range(48)],
+    },
+}  # fmt: skip
+
+
+def test_a_rule_and_its_factor_are_compared_within_and_beyond_its_context():
+    """LongRoPE's two lists, of which only the long one is no law, and its factor on cos and sin."""
+    found = verdict("phi3", LONGROPE)
+    assert found.right, (found.wrong, found.kinds[0].wrong)
+    (kind,) = found.kinds
+    assert isinstance(kind.loaded.scaling, LongRope)
+    assert found.farthest > 4096
+    # sqrt(1 + ln(32) / ln(4096)), the paper's
+    expected = math.sqrt(1 + math.log(32) / math.log(4096))
+    for one, divisors in (
+        (kind.found, [1.0] * 48),
+        (kind.beyond, [1 + 1.25 * k for k in range(48)]),
+    ):
+        assert one.attention_factor == pytest.approx(expected, rel=2e-6)
+        for k, (pair, divisor) in enumerate(zip(one.pairs, divisors, strict=True)):
+            assert abs(pair.inv_freq - 10_000 ** (-k / 48) / divisor) <= pair.uncertainty
+    assert kind.found.base == 10_000
+    assert kind.beyond.law is None
+
+
+@pytest.mark.parametrize("which", ["short_factors", "long_factors"])
+def test_either_list_of_a_rule_that_is_misread_is_found_out(monkeypatch, which):
+    """The model runs within its original context and beyond."""
+    load = verdicts.load
+
+    def misread(config):
+        ropes = load(config)
+        rule = ropes[0].scaling
+        rule = replace(rule, **{which: tuple(1.001 * one for one in getattr(rule, which))})
+        wrong = {kind: replace(one, scaling=rule) for kind, one in ropes.kinds.items()}
+        return replace(ropes, kinds=wrong)
+
+    monkeypatch.setattr(verdicts, "load", misread)
+    assert "off by" in str(verdict("phi3", LONGROPE).kinds[0].wrong)
+
+
+LAYERS = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4}
+DAMAGED = {
+    "a billion layers": ("llama", {"num_hidden_layers": 10**9}, "num_hidden_layers must be"),
+    "no layers": ("llama", {"num_hidden_layers": 0}, "num_hidden_layers must be"),
+    "half a layer": ("llama", {"num_hidden_layers": 2.5}, "num_hidden_layers must be"),
+    "a width in words": ("llama", {"hidden_size": "wide"}, "hidden_size"),
+    "a block that is a list": ("llama", {"rope_parameters": [1]}, "rope_parameters"),
+    "no head": ("llama", {"head_dim": 0}, "head_dim"),
+    "a billion heads": ("llama", {"num_attention_heads": 10**9}, "num_attention_heads|hidden_size"),
+    "a wide head": ("llama", {"head_dim": 1 << 16}, "even when made small"),
+    "a billion positions in a table": ("gptj", {"n_positions": 10**9}, "even when made small"),
+    "words in words": ("llama", {"vocab_size": "many"}, "no config of LlamaForCausalLM"),
+    "a dtype of nothing": ("llama", {"torch_dtype": "float7"}, "no config of LlamaForCausalLM"),
+    "a billion of something": ("llama", {"num_wings": 10**9}, "num_wings must be at most 100000"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGED)
+def test_a_damaged_config_is_refused_before_anything_is_built_of_it(monkeypatch, damage):
+    """By a ConfigError that names it; nothing larger than a tiny model is ever made."""
+    model_type, wrong, says = DAMAGED[damage]
+    usual = (
+        {"n_layer": 2, "n_embd": 64, "n_head": 4, "rotary_dim": 8}
+        if model_type == "gptj"
+        else LAYERS
+    )
+
+    def forward(*_):
+        raise AssertionError("it ran")
+
+    monkeypatch.setattr(verdicts, "record", forward)
+    with pytest.raises(ConfigError, match=says):
+        verdict(model_type, {**usual, **wrong})
+
+
+def test_a_class_without_rotation_is_told_from_no_class():
+    """Both are refused; one of them is there."""
+    with pytest.raises(ConfigError, match="BertModel is there, and its code has none"):
+        verdict("BertModel")
+    with pytest.raises(ConfigError, match="rotates them; `phasor identify --list`"):
+        verdict("NoSuchModel")
+
+
+def test_any_order_of_questions_has_the_same_answers():
+    """Recording one architecture leaves no trace in the next."""
+    names = ["llama", "qwen3", "llama", "phi"]
+    random.Random(0).shuffle(names)
+    said = [(name, verdict(name).kinds[0].loaded_error) for name in names]
+    assert len(set(said)) == 3

@@ -1,0 +1,162 @@
+"""Tiny models of the architectures of transformers, and what is recorded while they run."""
+
+from __future__ import annotations
+
+import cmath
+
+import numpy as np
+import pytest
+import torch
+
+from phasor import BackendError, ConfigError, TensorError
+from phasor.scaling import Llama3
+from phasor.torch import architectures
+from phasor.torch.architectures import architecture, not_built, tiny_config, tiny_inputs, tiny_model
+from phasor.torch.architectures._recording import record
+from phasor.torch.architectures._tiny import NOT_BUILT, kept_layers, tiny
+from phasor.torch.architectures.verdicts import verdict
+
+from .offline import refuse_connections
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch):
+    """No test may open a connection."""
+    refuse_connections(monkeypatch)
+
+
+def test_what_is_recorded_is_what_the_model_computes():
+    """Llama's, by complex products of angles from the paper; every layer, queries and keys."""
+    model = tiny_model("llama")
+    positions = [0, 1, 5, 40, 41]
+    recorded = record(model, tiny_inputs(model, positions))
+    assert [(one.layer, one.argument) for one in recorded] == [
+        (layer, name) for layer in (0, 1) for name in ("q", "k")
+    ]
+    for one in recorded:
+        assert one.before.shape == (2, 5, 4, 128)
+        assert (one.slice_start, one.head_dim) == (0, 128)
+        for row, token, head, pair in np.ndindex(2, 5, 4, 64):
+            x = one.before[row, token, head]
+            turn = cmath.exp(1j * positions[token] * 10_000 ** (-pair / 64))
+            y = complex(x[pair], x[pair + 64]) * turn
+            got = one.after[row, token, head]
+            assert abs(complex(got[pair], got[pair + 64]) - y) <= 1e-5 * abs(y)
+
+
+def test_as_many_tokens_as_heads_are_refused():
+    """Which is which would be a guess."""
+    model = tiny_model("llama")
+    with pytest.raises(TensorError, match="another number of tokens"):
+        record(model, tiny_inputs(model, range(4)))
+
+
+def test_a_slice_is_found_in_the_heads_it_was_cut_from():
+    """Phi turns 32 of 64 coordinates and puts them first; MLA's stand behind 128 others."""
+    for model_type, place in (("phi", (0, 64)), ("deepseek_v3", (128, 192))):
+        model = tiny_model(model_type)
+        first = record(model, tiny_inputs(model, range(5)))[0]
+        assert (first.slice_start, first.head_dim) == place
+
+
+def test_recording_leaves_the_code_as_it_was():
+    """Its functions and the model's hooks."""
+    model = tiny_model("llama")
+    code = __import__(type(model).__module__, fromlist=["x"])
+    before = code.apply_rotary_pos_emb, code.eager_attention_forward
+    record(model, tiny_inputs(model, range(3)))
+    assert (code.apply_rotary_pos_emb, code.eager_attention_forward) == before
+    assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+def test_a_tiny_model_is_small_repeatable_and_leaves_the_generator_alone():
+    """float32, evaluating, with the weights of its seed."""
+    state = torch.get_rng_state()
+    first, again, other = (tiny_model("llama", seed=seed) for seed in (0, 0, 1))
+    assert torch.equal(torch.get_rng_state(), state)
+    weights = [next(iter(one.parameters())) for one in (first, again, other)]
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])
+    assert weights[0].dtype == torch.float32
+    assert not first.training
+    assert sum(p.numel() for p in first.parameters()) < 3_000_000
+
+
+def test_a_tiny_model_keeps_the_rotation_of_a_given_config():
+    """Llama 3.1's law, and none of its size."""
+    law = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+           "original_max_position_embeddings": 8192, "rope_theta": 500000.0}  # fmt: skip
+    small = tiny_config("llama", {
+        "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8,
+        "num_hidden_layers": 32, "rope_parameters": law, "max_position_embeddings": 131072,
+    })  # fmt: skip
+    assert (small.num_hidden_layers, small.num_attention_heads, small.head_dim) == (2, 4, 128)
+    assert small.rope_parameters == law
+    said = verdict("llama", small.to_dict())
+    found = said.kinds[0].found
+    assert said.right
+    assert found.law == Llama3(factor=8.0, original_max_positions=8192)
+
+
+def test_one_layer_of_every_kind_is_kept():
+    """The first of each, two at least, with what the file says of single layers."""
+    config = {
+        "num_hidden_layers": 6,
+        "hidden_size": 256,
+        "num_attention_heads": 8,
+        "layer_types": ["a", "a", "b", "a", "a", "b"],
+        "sizes": [1, 2, 3, 4, 5, 6],
+        "per_layer_config": {"02": {"head_dim": 512}, "05": {"head_dim": 512}},
+    }
+    assert kept_layers(config) == [0, 2]
+    assert kept_layers({"num_hidden_layers": 6}) == [0, 1]
+    cut = tiny(config)
+    assert (cut["layer_types"], cut["sizes"], cut["num_hidden_layers"]) == (["a", "b"], [1, 3], 2)
+    assert cut["per_layer_config"] == {"01": {"head_dim": 512}}
+
+
+def test_a_class_and_its_model_type_name_one_architecture():
+    """As does the base model's class."""
+    assert architecture("LlamaForCausalLM") == architecture("llama") == architecture("LlamaModel")
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("nemotron_h", "not rotated"),
+        ("JambaForCausalLM", "not rotated"),
+        ("bert", "takes tokens and rotates"),
+        ("no such thing", "takes tokens and rotates"),
+    ],
+)
+def test_what_is_no_architecture_is_refused(name, says):
+    """With the reason, or the way to the table."""
+    with pytest.raises(ConfigError, match=says):
+        architecture(name)
+
+
+def test_reasons_are_given_for_what_is_installed():
+    """Each of a type that transformers has, and of none that is built."""
+    assert set(not_built()) == set(NOT_BUILT)
+    assert all(NOT_BUILT.values())
+
+
+def test_positions_that_a_model_counts_itself_are_not_others():
+    """RoFormer takes none."""
+    model = tiny_model("roformer")
+    assert set(tiny_inputs(model, range(4))) == {"input_ids"}
+    with pytest.raises(ConfigError, match="counts its own positions"):
+        tiny_inputs(model, [0, 2])
+
+
+def test_a_config_that_makes_no_model_is_refused():
+    """In the words of its class."""
+    with pytest.raises(ConfigError, match="LlamaForCausalLM can be built"):
+        tiny_model("llama", {"rope_parameters": {"rope_type": "spiral", "rope_theta": 1e4}})
+
+
+def test_without_transformers_the_way_out_is_named(monkeypatch):
+    """The command that installs it."""
+    monkeypatch.setattr(architectures, "find_spec", lambda name: None)
+    with pytest.raises(BackendError, match=r"pip install 'phasor\[transformers\]'"):
+        architectures.transformers()

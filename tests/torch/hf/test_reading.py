@@ -1,0 +1,103 @@
+"""Reading the ropes of live models: from configs, from code, of several axes, of parts."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from phasor import Rope, load
+from phasor.axes import Sectioned
+from phasor.errors import ConfigError
+from phasor.torch.architectures import tiny_model
+from phasor.torch.transformers import _live, from_model, patch
+
+from .live_models import difference, prefill, tokens
+from .pictured_models import pictured
+from .rounding import rounding
+
+
+def test_positions_of_three_axes_reach_the_layers() -> None:
+    """Time, height and width of a picture's tokens, not three times the same."""
+    model = pictured("qwen2_vl")[0].model.language_model
+    rope = from_model(model)[0]
+    assert rope is not None
+    assert rope.axes == Sectioned((8, 12, 12))
+    places = torch.randint(0, 50, (3, 1, 12), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        before = model(tokens(1, 12), position_ids=places)[0]
+        room = rounding(model, lambda model: model(tokens(1, 12), position_ids=places)[0])
+        same = model(tokens(1, 12), position_ids=places[:1].expand(3, -1, -1))[0]
+        patch(model)
+        after = model(tokens(1, 12), position_ids=places)[0]
+    assert difference(before, after) <= room
+    assert difference(before, same) > 1e-3
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "gpt_neox", "deepseek_v3", "cohere"])
+def test_an_unknown_model_type_is_identified_from_its_code(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same frequencies and pairs come out as the config's reader finds, and a note says how."""
+    model = tiny_model(name)
+    before = prefill(model)
+    known = from_model(model)
+    monkeypatch.setattr(_live, "model_types", lambda: ())
+    found = from_model(model)
+    assert "identified from its code" in found.notes[0]
+    for one, other in zip(found, known, strict=True):
+        assert one is not None
+        assert other is not None
+        whole = Rope(
+            head_dim=other.rotary_dim, pairing=other.pairing, pairing_out=other.pairing_out,
+            base=other.base, scaling=other.scaling,
+        )  # fmt: skip
+        assert one == whole
+    patch(model)
+    assert difference(before, prefill(model)) <= rounding(model, prefill)
+
+
+def test_the_config_of_one_model_is_asked_not_another() -> None:
+    """Two models in a list are two parts, each turned by its own config, and named by its path."""
+    first, second = tiny_model("llama"), tiny_model("llama")
+    second.config.rope_parameters = {"rope_type": "default", "rope_theta": 500.0}
+    second.model.rotary_emb.__init__(second.config)
+    before = [prefill(model) for model in (first, second)]
+    bounds = [rounding(model, prefill) for model in (first, second)]
+    pair = nn.ModuleList([first, second])
+    assert [rope.base for rope in from_model(pair, part="1") if rope] == [500.0, 500.0]
+    report = patch(pair)
+    bases = [one.rope.base for one in report.layers if one.rope]
+    assert bases == [10_000.0, 10_000.0, 500.0, 500.0]
+    for said, model, bound in zip(before, (first, second), bounds, strict=True):
+        assert difference(said, prefill(model)) <= bound
+
+
+def test_the_same_config_behind_two_embeddings_is_one_part() -> None:
+    """A list of a model's layers has a config in each of them."""
+    model = tiny_model("llama")
+    layers = nn.ModuleList([*model.model.layers, model.model.rotary_emb])
+    layers[-1].config = copy.deepcopy(model.config)
+    assert len(patch(layers).layers) == 2
+
+
+def test_the_layers_take_the_pairing_that_their_config_says() -> None:
+    """DeepSeek's code has a function for each."""
+    model = tiny_model("deepseek_v3")
+    model.config.rope_interleave = False
+    before = prefill(model)
+    report = patch(model)
+    assert [one.rope.pairing for one in report.layers if one.rope] == ["half", "half"]
+    assert difference(before, prefill(model)) <= rounding(model, prefill)
+
+
+def test_a_config_that_disagrees_with_its_code_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the class computes decides whether a config has been understood."""
+    model = tiny_model("llama")
+    monkeypatch.setattr(
+        _live, "load", lambda config, strict: load({**config, "model_type": "cohere"})
+    )
+    with pytest.raises(ConfigError, match="cosines are not those that its config describes"):
+        patch(model)

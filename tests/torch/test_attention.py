@@ -1,0 +1,236 @@
+"""`RotaryAttention` is dense attention, whatever mask it avoids to build."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from phasor import Rope
+from phasor.axes import Sectioned
+from phasor.scaling import Llama3, Yarn
+from phasor.torch import _attend
+
+from .attention_oracle import HEADS, LAYERS, WIDTH, assert_attends, causal, last, layer
+from .live_models import difference
+from .rounding import rounding
+from .torch_oracle import normal
+
+DTYPES = [torch.float64, torch.float32]
+
+
+@pytest.fixture(params=[3, 512], ids=["masks of 3 queries", "masks of 512"])
+def chunk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """How many queries share a mask: few enough to need several, and as it is."""
+    monkeypatch.setattr(_attend, "CHUNK", request.param)
+    return request.param
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", LAYERS)
+def test_attention_is_its_definition(name: str, dtype: torch.dtype, chunk: int) -> None:
+    """Every row of a batch, to within what rounding can do."""
+    options, sees = LAYERS[name]
+    attention, x = layer(dtype, **options), normal(2, 11, WIDTH, dtype=dtype)
+    y = attention(x)
+    for row in range(2):
+        assert_attends(y[row], attention, x[row], sees)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", LAYERS)
+def test_packed_sequences_are_separate_ones(name: str, dtype: torch.dtype, chunk: int) -> None:
+    """Each is what it would be alone, from position 0; an empty one is nothing."""
+    options, sees = LAYERS[name]
+    attention, x = layer(dtype, **options), normal(2, 13, WIDTH, dtype=dtype)
+    y = attention(x, cu_seqlens=[0, 7, 7, 8, 13])
+    for a, b in ((0, 7), (7, 8), (8, 13)):
+        assert_attends(y[1, a:b], attention, x[1, a:b], sees)
+
+
+def test_boundaries_may_be_a_tensor() -> None:
+    """As the variable-length kernels take them."""
+    attention, x = layer(), normal(1, 9, WIDTH, dtype=torch.float64)
+    bounds = [0, 4, 9]
+    as_tensor = attention(x, cu_seqlens=torch.tensor(bounds, dtype=torch.int32))
+    assert torch.equal(as_tensor, attention(x, cu_seqlens=bounds))
+
+
+PADDING = {"left": slice(0, 4), "right": slice(7, 11), "nowhere": slice(0, 0)}
+
+
+@pytest.mark.parametrize("side", PADDING)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", LAYERS)
+def test_padded_rows_are_unpadded_ones(
+    name: str, dtype: torch.dtype, side: str, chunk: int
+) -> None:
+    """Tokens are what they would be without padding; what padding becomes is finite."""
+    options, sees = LAYERS[name]
+    attention, x = layer(dtype, **options), normal(2, 11, WIDTH, dtype=dtype)
+    mask = torch.ones(2, 11, dtype=torch.bool)
+    mask[0, PADDING[side]] = False
+    y = attention(x, mask=mask)
+    assert y.isfinite().all()
+    for row in range(2):
+        assert_attends(y[row, mask[row]], attention, x[row, mask[row]], sees)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_padding_sees_itself_and_nothing_else_does(name: str, chunk: int) -> None:
+    """Tokens it sees like any other: a softmax over nothing would be NaN."""
+    options, sees = LAYERS[name]
+    attention, x = layer(**options), normal(1, 7, WIDTH, dtype=torch.float64)
+    mask = [False, False, True, True, True, True, False]
+    y = attention(x, mask=torch.tensor([mask]))
+    places = [0, 0, 0, 1, 2, 3, 0]
+    assert_attends(y[0], attention, x[0], lambda i, j: (sees(i, j) and mask[j]) or i == j, places)
+
+
+def test_tokens_do_not_notice_what_padding_holds() -> None:
+    """Not by a bit."""
+    attention, x = layer(), normal(1, 9, WIDTH, dtype=torch.float64)
+    mask = torch.tensor([[False] * 3 + [True] * 6])
+    other = torch.where(mask[..., None], x, 1e3 * x)
+    assert torch.equal(attention(other, mask=mask)[mask], attention(x, mask=mask)[mask])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_positions_may_be_given(dtype: torch.dtype) -> None:
+    """Other ones in each row, out of order and far away."""
+    attention, x = layer(dtype, window=5), normal(2, 7, WIDTH, dtype=dtype)
+    positions = torch.tensor([[5, 9, 2, 700, 701, 0, -3], [0, 2, 4, 6, 8, 10, 12]])
+    y = attention(x, positions)
+    for row in range(2):
+        assert_attends(y[row], attention, x[row], last(5), positions[row].tolist())
+
+
+def test_a_rope_of_several_axes_takes_their_positions() -> None:
+    """Equal on every axis, they are what one axis sees."""
+    several = Rope(head_dim=8, pairing="half", base=100.0, axes=Sectioned((2, 1, 1)))
+    x, along = normal(1, 6, WIDTH, dtype=torch.float64), torch.arange(6)
+    places = along[:, None].expand(6, 3)
+    y = layer(rope=several)(x, places)
+    assert_attends(y[0], layer(), x[0], causal)
+
+
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 8.0,
+    "original_max_position_embeddings": 64,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 1e4,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+THEIRS: dict[str, tuple[str, dict[str, Any], Any, dict[str, Any]]] = {
+    "llama": ("llama", {"rope_type": "default", "rope_theta": 1e4}, None, {}),
+    "llama, biases": (
+        "llama",
+        {"rope_type": "default", "rope_theta": 1e4},
+        None,
+        {"input_bias": True, "output_bias": True},
+    ),
+    "llama 3.1": (
+        "llama",
+        LLAMA3,
+        Llama3(factor=8.0, original_max_positions=64, low_freq_factor=1.0, high_freq_factor=4.0),
+        {},
+    ),
+    "llama, yarn": ("llama", YARN, Yarn(factor=8.0, original_max_positions=64), {}),
+    "qwen3": ("qwen3", {"rope_type": "default", "rope_theta": 1e4}, None, {"qk_norm": 1e-6}),
+    "qwen3, window": (
+        "qwen3",
+        {"rope_type": "default", "rope_theta": 1e4},
+        None,
+        {"qk_norm": 1e-6, "window": 6},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", THEIRS)
+@torch.no_grad()
+def test_transformers_computes_the_same(name: str) -> None:
+    """With copied weights, in float32, to a rounding."""
+    model, parameters, law, options = THEIRS[name]
+    module, config = theirs(model, parameters, options)
+    rope = Rope(head_dim=16, pairing="half", scaling=law)
+    ours = layer(torch.float32, width=48, rope=rope, key_heads=2, **options)
+    names = {"query": "q", "key": "k", "value": "v", "output": "o"}
+    state = {}
+    for key, value in ours.state_dict().items():
+        own, _, kind = key.partition(".")
+        part, _, norm = own.partition("_")
+        state[f"{names[part]}_{norm or 'proj'}.{kind}"] = value
+    attention = module.attention(config, layer_idx=0)
+    attention.load_state_dict(state)
+    x = normal(2, 20, 48)
+    rows = module.rotary(config)(x, torch.arange(20)[None])
+    window = options.get("window", 20)
+    sees = torch.tensor([[last(window)(i, j) for j in range(20)] for i in range(20)])
+    bias = torch.zeros(20, 20).masked_fill(~sees, -torch.inf)[None, None]
+    expected = attention(x, position_embeddings=rows, attention_mask=bias)[0]
+    assert expected.std() > 0.1
+    assert difference(expected, ours(x)) <= rounding(ours, lambda layer: layer(x))
+
+
+def theirs(model: str, parameters: dict[str, Any], options: dict[str, Any]) -> tuple[Any, Any]:
+    """The attention and rotary classes of a model of transformers, and a small config."""
+    shape = {
+        "hidden_size": 48,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "num_hidden_layers": 1,
+        "max_position_embeddings": 512,
+        "attention_bias": bool(options.get("input_bias")),
+        "rope_parameters": dict(parameters),
+    }
+    if model == "llama":
+        from transformers.models.llama import configuration_llama, modeling_llama
+
+        config = configuration_llama.LlamaConfig(**shape, attn_implementation="eager")
+        kinds = modeling_llama.LlamaAttention, modeling_llama.LlamaRotaryEmbedding
+    else:
+        from transformers.models.qwen3 import configuration_qwen3, modeling_qwen3
+
+        config = configuration_qwen3.Qwen3Config(**shape, attn_implementation="eager")
+        kinds = modeling_qwen3.Qwen3Attention, modeling_qwen3.Qwen3RotaryEmbedding
+    return SimpleNamespace(attention=kinds[0], rotary=kinds[1]), config
+
+
+def test_deepseeks_temperature_multiplies_the_softmax() -> None:
+    """YaRN with both coefficients 1 at factor 40: scores times the published 1.87385420709."""
+    law = Yarn(factor=40.0, original_max_positions=4096, mscale=1.0, mscale_all_dim=1.0)
+    warm = layer(rope=Rope(head_dim=8, pairing="half", scaling=law))
+    assert warm.rope is not None
+    assert warm.rope.attention_factor == 1
+    cold = Yarn(factor=40.0, original_max_positions=4096, attention_factor=1.0)
+    plain = layer(rope=Rope(head_dim=8, pairing="half", scaling=cold))
+    with torch.no_grad():
+        plain.query.weight *= 1.87385420709
+    x = normal(1, 9, WIDTH, dtype=torch.float64)
+    # the published digits are good to 3e-12, and logits here are below 10
+    assert (warm(x) - plain(x)).abs().max() < 1e-10
+    assert (warm(x) - layer(rope=plain.rope)(x)).abs().max() > 1e-3
+
+
+def test_a_temperature_on_cos_and_sin_leaves_the_rest_of_the_head_alone() -> None:
+    """YaRN at factor 8: as if the weights of coordinates that turn were 1.2079... times larger."""
+    law = {"factor": 8.0, "original_max_positions": 64}
+    part = {"head_dim": 8, "rotary_dim": 4, "rotary_start": 2, "pairing": "half"}
+    warm = layer(rope=Rope(**part, scaling=Yarn(**law)))
+    plain = layer(rope=Rope(**part, scaling=Yarn(**law, attention_factor=1.0)))
+    with torch.no_grad():
+        for weight in (plain.query.weight, plain.key.weight):
+            weight.view(HEADS, 8, WIDTH)[:, 2:6] *= 1.20794415416798
+    x = normal(1, 9, WIDTH, dtype=torch.float64)
+    # the published digits are good to 4e-15, and scores are below 10
+    assert (warm(x) - plain(x)).abs().max() < 1e-12

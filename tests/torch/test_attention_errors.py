@@ -1,0 +1,149 @@
+"""`RotaryAttention` refuses layers that cannot be and calls that mean nothing, in words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from phasor import PositionError, Rope, SpecError, TensorError
+from phasor.axes import Sectioned
+from phasor.scaling import DynamicNTK
+from phasor.torch.key_cache import KeyCache
+
+from .attention_oracle import WIDTH, layer
+
+BUILDS: dict[str, tuple[dict[str, Any], str]] = {
+    "heads do not divide": (
+        {"key_heads": 3},
+        "key_heads must divide query_heads (4), got 3",
+    ),
+    "no width of heads": (
+        {"rope": None},
+        "head_dim must be given where rope is None",
+    ),
+    "two widths of heads": (
+        {"head_dim": 16},
+        "head_dim must be the Rope's (8), got 16",
+    ),
+    "a window of everything": (
+        {"window": 4, "causal": False},
+        "window is for causal attention, got causal=False and window=4",
+    ),
+    "an empty window": ({"window": 0}, "window must be a whole number >= 1, got 0"),
+    "no heads": ({"query_heads": 0}, "query_heads must be a whole number >= 1, got 0"),
+    "no epsilon": ({"qk_norm": 0.0}, "qk_norm must be a finite number > 0, got 0.0"),
+    "a rule": (
+        {
+            "rope": Rope(
+                head_dim=8,
+                pairing="half",
+                scaling=DynamicNTK(factor=2.0, original_max_positions=64),
+            )
+        },
+        "scaling is the rule DynamicNTK, whose law depends on the length of the sequence; "
+        "use rope.at(seq_len)",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BUILDS)
+def test_layers_that_cannot_be_are_refused(case: str) -> None:
+    """With the argument, what was expected and what came."""
+    options, text = BUILDS[case]
+    with pytest.raises(SpecError) as refused:
+        layer(**options)
+    assert str(refused.value) == text
+
+
+TOKENS = torch.zeros(1, 5, WIDTH)
+REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], type[Exception], str]] = {
+    "x": (
+        {},
+        {"x": TOKENS[0]},
+        TensorError,
+        "x must be [batch, seq, width] with width 12, got shape [5, 12]",
+    ),
+    "x is a list": ({}, {"x": [1.0]}, TensorError, "x must be a torch.Tensor, got list"),
+    "mask is a list": ({}, {"mask": [1]}, TensorError, "mask must be a torch.Tensor, got list"),
+    "cache is a number": ({}, {"cache": 3}, TensorError, "cache must be a KeyCache, got int"),
+    "boundaries between tokens": (
+        {},
+        {"cu_seqlens": [0, 2.5, 5]},
+        PositionError,
+        "cu_seqlens must be a whole number >= 0, got 2.5",
+    ),
+    "one boundary": (
+        {},
+        {"cu_seqlens": 5},
+        PositionError,
+        "cu_seqlens must be whole numbers [0, ..., 5], got int",
+    ),
+    "mask of numbers": (
+        {},
+        {"mask": torch.ones(1, 5)},
+        TensorError,
+        "mask must be bools of shape [1, 5], true for tokens, got torch.float32 of shape [1, 5]",
+    ),
+    "mask of another shape": (
+        {},
+        {"mask": torch.ones(5, 5, dtype=torch.bool)},
+        TensorError,
+        "mask must be bools of shape [1, 5], true for tokens, got torch.bool of shape [5, 5]",
+    ),
+    "boundaries that fall": (
+        {},
+        {"cu_seqlens": [0, 4, 3, 5]},
+        PositionError,
+        "cu_seqlens must rise from 0 to the number of tokens (5), got [0, 4, 3, 5]; lengths "
+        "become boundaries by a cumulative sum",
+    ),
+    "boundaries that end early": (
+        {},
+        {"cu_seqlens": [0, 4]},
+        PositionError,
+        "cu_seqlens must rise from 0 to the number of tokens (5), got [0, 4]; lengths become "
+        "boundaries by a cumulative sum",
+    ),
+    "packed and padded": (
+        {},
+        {"cu_seqlens": [0, 5], "mask": torch.ones(1, 5, dtype=torch.bool)},
+        SpecError,
+        "cu_seqlens and mask exclude each other; give one of them",
+    ),
+    "packed and cached": (
+        {},
+        {"cu_seqlens": [0, 5], "cache": KeyCache(1, 9, 4, 8)},
+        SpecError,
+        "cu_seqlens and cache exclude each other; give one of them",
+    ),
+    "cached and full": (
+        {"causal": False},
+        {"cache": KeyCache(1, 9, 4, 8)},
+        SpecError,
+        "cache is for causal attention, and this layer has causal=False",
+    ),
+    "cache of another batch": (
+        {},
+        {"cache": KeyCache(3, 9, 4, 8)},
+        TensorError,
+        "cache must have the batch of x (1), got 3",
+    ),
+    "no positions for several axes": (
+        {"rope": Rope(head_dim=8, pairing="half", axes=Sectioned((2, 1, 1)))},
+        {},
+        PositionError,
+        "positions must be given for a Rope of 3 axes, got None; "
+        "phasor.positions.every_axis makes them of text positions",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_calls_that_mean_nothing_are_refused(case: str) -> None:
+    """With the argument, what was expected and what came."""
+    options, call, kind, text = REFUSED[case]
+    with pytest.raises(kind) as refused:
+        layer(torch.float32, **options)(**{"x": TOKENS} | call)
+    assert str(refused.value) == text

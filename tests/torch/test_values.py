@@ -1,0 +1,244 @@
+"""The torch verbs give what the complex numbers say, in every layout, in place and back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from phasor import Rope
+from phasor.scaling import Linear, Llama3
+from phasor.torch import rotate, rotate_, rotate_by, rotate_by_, rotate_qk, rotate_qk_
+
+from .torch_cases import HALF_16 as HALF
+from .torch_oracle import (
+    DTYPES,
+    ROW_ERROR_64,
+    assert_rotated,
+    excess_by,
+    float64,
+    implementations,
+    normal,
+    run_on,
+    turns,
+)
+
+PLACES = [1_000, 100_000, 1_000_000, 2**24 + 1, 2**31 + 7, 2**39]
+POSITIONS = [0, *PLACES, *(-p for p in PLACES)]
+PAIRINGS = ["half", "interleaved"]
+# a float64 pair after a turn, relative to its length before: `bound` with |x0| + |x1| <= 2 |x|.
+# Two turns, the second of coordinates larger by sqrt(2), are within three of it.
+TURN_ERROR_64 = 2 * ROW_ERROR_64 + 8 * 2**-53
+SLICES = {"whole": {}, "slice": {"rotary_dim": 8, "rotary_start": 6}}
+LLAMA3 = Llama3(factor=8.0, original_max_positions=64, low_freq_factor=1.0, high_freq_factor=4.0)
+
+
+@pytest.fixture(autouse=True, params=implementations())
+def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test here runs on every implementation that this machine has."""
+    run_on(request.param, monkeypatch)
+
+
+@pytest.mark.parametrize("direction", [1, -1])
+@pytest.mark.parametrize("width", SLICES)
+@pytest.mark.parametrize("pairing_out", PAIRINGS)
+@pytest.mark.parametrize("pairing", PAIRINGS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_layout_turns_as_complex_numbers_do(
+    dtype: torch.dtype, pairing: Any, pairing_out: Any, width: str, direction: Any
+) -> None:
+    """From 0 to 2**39 both ways, forwards and back, with and without a gain."""
+    rope = Rope(
+        head_dim=16,
+        pairing=pairing,
+        pairing_out=pairing_out,
+        direction=direction,
+        **SLICES[width],
+    )
+    x = normal(len(POSITIONS), 3, 16, dtype=dtype)
+    for inverse in (False, True):
+        for gain in (1.0, 1.3465735902799727):
+            y = rotate(x, POSITIONS, rope, inverse=inverse, gain=gain)
+            assert_rotated(y, x, POSITIONS, rope, inverse=inverse, gain=gain)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "rope",
+    [
+        pytest.param(Rope(head_dim=16, pairing="half", base=500_000.0), id="another base"),
+        pytest.param(Rope(head_dim=16, pairing="half", scaling=Linear(factor=3.0)), id="linear"),
+        pytest.param(Rope(head_dim=16, pairing="half", scaling=LLAMA3), id="llama3"),
+        pytest.param(
+            Rope(head_dim=6, pairing="interleaved", explicit_inv_freq=(3.0, 0.1, 0.0)),
+            id="explicit",
+        ),
+        pytest.param(Rope(head_dim=2, pairing="half"), id="one pair"),
+        pytest.param(Rope(head_dim=128, pairing="half"), id="64 pairs"),
+    ],
+)
+def test_every_frequency_turns_at_its_own_rate(dtype: torch.dtype, rope: Rope) -> None:
+    """Laws and explicit frequencies reach every pair, at near and far positions alone."""
+    for places in ([1, 31, 1023, 1024, 1025, 2**20 - 1], [2**20, -(2**30) + 1, 2**40 - 1]):
+        x = normal(len(places), 2, rope.head_dim, dtype=dtype)
+        assert_rotated(rotate(x, places, rope), x, places, rope)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_query_and_key_together_are_each_alone(dtype: torch.dtype) -> None:
+    """`rotate_qk` is `rotate` twice, to the bit, with different numbers of heads."""
+    q, k = normal(2, 4, 6, 16, dtype=dtype), normal(2, 4, 2, 16, dtype=dtype, seed=1)
+    options: dict[str, Any] = {"inverse": True, "gain": 1.25}
+    alone = [rotate(t, POSITIONS[:4], HALF, **options) for t in (q, k)]
+    together = rotate_qk(q, k, POSITIONS[:4], HALF, **options)
+    assert all(map(torch.equal, alone, together))
+
+
+@pytest.mark.parametrize("far", [2**39 + 3, 2**40 + 3], ids=["digits", "exact rows"])
+def test_query_and_key_may_differ_in_dtype(far: int) -> None:
+    """Each is computed and returned in its own precision, as if it were alone."""
+    q, k = normal(4, 6, 16, dtype=torch.float64), normal(4, 2, 16)
+    places = [0, 1025, -70_001, far]
+    for x, y in zip((q, k), rotate_qk(q, k, places, HALF), strict=True):
+        assert torch.equal(y, rotate(x, places, HALF))
+        assert_rotated(y, x, places, HALF)
+
+
+def test_a_far_neighbour_changes_no_bit() -> None:
+    """A token's result is its own, whoever else is in the batch."""
+    x, near = normal(4, 2, 16), [0, 1025, -70_001]
+    assert torch.equal(rotate(x, [*near, 2**41], HALF)[:3], rotate(x[:3], near, HALF))
+
+
+@pytest.mark.parametrize("inverse", [False, True])
+@pytest.mark.parametrize("pairing_out", PAIRINGS)
+@pytest.mark.parametrize("width", SLICES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_in_place_is_out_of_place(
+    dtype: torch.dtype, width: str, pairing_out: Any, inverse: bool
+) -> None:
+    """The verbs with an underscore write the same bits and return their argument."""
+    rope = Rope(head_dim=16, pairing="half", pairing_out=pairing_out, **SLICES[width])
+    options: dict[str, Any] = {"inverse": inverse, "gain": 1.25}
+    q = normal(len(POSITIONS), 3, 16, dtype=dtype)
+    k = normal(len(POSITIONS), 2, 16, dtype=dtype, seed=1)
+    expected = rotate_qk(q, k, POSITIONS, rope, **options)
+    one, query, key = q.clone(), q.clone(), k.clone()
+    assert rotate_(one, POSITIONS, rope, **options) is one
+    assert torch.equal(one, expected[0])
+    written = rotate_qk_(query, key, POSITIONS, rope, **options)
+    assert written[0] is query
+    assert written[1] is key
+    assert all(map(torch.equal, written, expected))
+
+
+@pytest.mark.parametrize("inverse", [False, True])
+@pytest.mark.parametrize("start", [0, 5])
+@pytest.mark.parametrize("pairing_out", PAIRINGS)
+@pytest.mark.parametrize("pairing", PAIRINGS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_explicit_rows_turn_as_they_say(
+    dtype: torch.dtype, pairing: str, pairing_out: str, start: int, inverse: bool
+) -> None:
+    """Rows are any two numbers per pair: here not even of length one."""
+    rows = float64(normal(2, 1, 4, 4)) + 1j * float64(normal(2, 1, 4, 4, seed=1))
+    cos, sin = torch.tensor(rows.real), torch.tensor(rows.imag)
+    x = normal(2, 3, 4, 2, 16, dtype=dtype)
+    layout: dict[str, Any] = {"pairing_out": pairing_out, "rotary_start": start}
+    y = rotate_by(x, cos, sin, pairing=pairing, inverse=inverse, **layout)
+    ways = (pairing_out, pairing) if inverse else (pairing, pairing_out)
+    assert excess_by(y, x, rows.conj() if inverse else rows, ways, start) <= 1
+    written = x.clone()
+    assert rotate_by_(written, cos, sin, pairing=pairing, inverse=inverse, **layout) is written
+    assert torch.equal(written, y)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("pairing", PAIRINGS)
+def test_wide_rows_are_rounded_to_float32_first(pairing: str, dtype: torch.dtype) -> None:
+    """The same bits come of rows rounded by hand; but float64 tensors are turned by all of them."""
+    rows = turns(HALF, range(40))
+    x, wide = normal(40, 3, 16, dtype=dtype), [torch.tensor(r) for r in (rows.real, rows.imag)]
+    narrow = [row.float() for row in wide]
+    assert not torch.equal(wide[0], narrow[0].double())
+    y = rotate_by(x, *wide, pairing=pairing)
+    assert torch.equal(y, rotate_by(x, *narrow, pairing=pairing))
+    exact = rotate_by(x.double(), *wide, pairing=pairing)
+    assert not torch.equal(exact, rotate_by(x.double(), *narrow, pairing=pairing))
+
+
+@pytest.mark.parametrize("pairing", PAIRINGS)
+def test_one_row_serves_every_token(pairing: str) -> None:
+    """Rows without leading dimensions broadcast, and pairing_out follows pairing."""
+    rows = turns(HALF, 12)
+    x = normal(2, 5, 3, 16)
+    y = rotate_by(x, torch.tensor(rows.real), torch.tensor(rows.imag), pairing=pairing)
+    assert excess_by(y, x, rows, (pairing, pairing)) <= 1
+
+
+@pytest.mark.parametrize("pairing_out", PAIRINGS)
+@pytest.mark.parametrize("width", SLICES)
+def test_inverse_undoes(width: str, pairing_out: Any) -> None:
+    """R(-p) R(p) x is x, to the error of two rotations."""
+    rope = Rope(head_dim=16, pairing="interleaved", pairing_out=pairing_out, **SLICES[width])
+    x = normal(len(POSITIONS), 3, 16, dtype=torch.float64)
+    back = rotate(rotate(x, POSITIONS, rope), POSITIONS, rope, inverse=True)
+    limit = 3 * TURN_ERROR_64 * float(x.abs().max())
+    assert float((back - x).abs().max()) <= limit
+
+
+def test_rotations_compose() -> None:
+    """Turning by m and then by n is turning by m + n."""
+    x = normal(3, 2, 16, dtype=torch.float64)
+    m, n = torch.tensor([3, -(2**33), 10**6]), torch.tensor([5, 2**33 + 11, -1])
+    twice = rotate(rotate(x, m, HALF), n, HALF)
+    limit = 4 * TURN_ERROR_64 * float(x.abs().max())
+    assert float((twice - rotate(x, m + n, HALF)).abs().max()) <= limit
+
+
+@pytest.mark.parametrize("shift", [1, -1000, 2**24 + 1, 2**38])
+def test_a_score_sees_only_the_distance(shift: int) -> None:
+    """Moving query and key together changes no score."""
+    q, k = (normal(6, 1, 64, dtype=torch.float64, seed=s) for s in (0, 1))
+    rope = Rope(head_dim=64, pairing="half")
+    m, n = torch.arange(6) * 17, torch.arange(6) * 5
+    near = (rotate(q, m, rope) * rotate(k, n, rope)).sum(-1)
+    far = (rotate(q, m + shift, rope) * rotate(k, n + shift, rope)).sum(-1)
+    # two scores of two encoded vectors each, and two sums of 64 products
+    limit = 4 * (TURN_ERROR_64 + 64 * 2**-53) * (q.norm(dim=-1) * k.norm(dim=-1))
+    assert bool(((near - far).abs() <= limit).all())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_pairing_is_a_permutation(dtype: torch.dtype) -> None:
+    """Permute, turn by halves, permute back is turning by neighbours: to the bit."""
+    x = normal(len(POSITIONS), 3, 16, dtype=dtype)
+    to_half = [*range(0, 16, 2), *range(1, 16, 2)]
+    back = [to_half.index(i) for i in range(16)]
+    neighbours = Rope(head_dim=16, pairing="interleaved")
+    mixed = Rope(head_dim=16, pairing="interleaved", pairing_out="half")
+    expected = rotate(x[..., to_half], POSITIONS, HALF)
+    assert torch.equal(rotate(x, POSITIONS, neighbours), expected[..., back])
+    assert torch.equal(rotate(x, POSITIONS, mixed), expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_is_not_rotated_is_bit_identical(dtype: torch.dtype) -> None:
+    """NaN, infinities and signed zeros outside the slice pass through, gain or not."""
+    rope = Rope(head_dim=12, pairing="half", rotary_dim=4, rotary_start=4)
+    x = normal(3, 2, 12, dtype=dtype)
+    x[..., 0], x[..., 3], x[..., 8], x[..., 11] = torch.nan, -0.0, torch.inf, -torch.inf
+    rest = [0, 1, 2, 3, 8, 9, 10, 11]
+    bits = torch.int64 if dtype == torch.float64 else torch.int32
+    bits = torch.int16 if dtype.itemsize == 2 else bits
+    for y in (rotate(x, 5, rope, gain=3.0), rotate_(x.clone(), 5, rope, gain=3.0)):
+        assert torch.equal(y.view(bits)[..., rest], x.view(bits)[..., rest])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_position_zero_changes_nothing(dtype: torch.dtype) -> None:
+    """R(0) is the identity, to the bit."""
+    x = normal(4, 3, 16, dtype=dtype)
+    assert torch.equal(rotate(x, [0, 0, 0, 0], HALF), x)
+    assert torch.equal(rotate(x, 0.0, HALF, inverse=True), x)

@@ -1,0 +1,238 @@
+"""What a rotation must give and how far off it may be: 60-digit angles and complex numbers.
+
+Of ``phasor`` only the fields of a Rope are read, the published error of a row, and the names of
+the implementations. Frequencies, axes, pairings, angles and the rotation itself are written
+again, as plainly as they can be.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from mpmath import mp, mpf
+from torch import Tensor
+
+from phasor import Rope
+from phasor.angles import ROW_ERROR_20, ROW_ERROR_40
+from phasor.scaling import Linear, Llama3
+from phasor.torch import ops
+from phasor.torch.backends import cpu
+
+DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
+# one digit more is one more correctly rounded entry and one more complex product
+DIGIT_ERROR = (2**0.5 / 2 + 5**0.5) * 2**-24
+ROW_ERROR_64 = 4e-15
+
+
+def implementations() -> list[str]:
+    """Every way that this machine can run the operator: plain torch, and the CPU's paths."""
+    return ["eager", *cpu.paths()]
+
+
+def run_on(implementation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make ``backend="auto"`` mean ``implementation``."""
+    if implementation == "eager":
+        monkeypatch.setattr(ops, "BACKENDS", {"eager": ops.BACKENDS["eager"]})
+        monkeypatch.setattr(cpu, "_native", None)
+    else:
+        every = [name for name, _ in cpu._native.paths()]
+        monkeypatch.setattr(cpu, "_running", every.index(implementation))
+
+
+def normal(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    """Standard normal numbers from a generator of their own."""
+    generator = torch.Generator().manual_seed(seed)
+    # on the CPU whatever the default device is
+    values = torch.randn(*shape, generator=generator, dtype=torch.float64, device="cpu")
+    return values.to(dtype)
+
+
+def float64(x: Tensor) -> np.ndarray:
+    """The numbers of ``x``, which float64 holds whatever their dtype was."""
+    return x.detach().to("cpu", torch.float64).numpy()
+
+
+def frequencies(rope: Rope) -> list[mpf]:
+    """Radians per position of every pair, from the formulas of the papers."""
+    with mp.workdps(60):
+        if rope.explicit_inv_freq is not None:
+            return [mpf(f) for f in rope.explicit_inv_freq]
+        own_spectrum = type(rope.axes).__name__ == "Axial"
+        widths = rope.axes.sections if own_spectrum else [rope.rotary_dim // 2]
+        plain = [mpf(rope.base) ** (-mpf(2 * k) / (2 * n)) for n in widths for k in range(n)]
+        law = rope.scaling
+        if law is None:
+            return plain
+        if isinstance(law, Linear):
+            return [f / mpf(law.factor) for f in plain]
+        assert isinstance(law, Llama3), "no other law is written here"
+        scaled: list[mpf] = []
+        for f in plain:
+            wavelength = 2 * mp.pi / f
+            length = mpf(law.original_max_positions)
+            if wavelength < length / mpf(law.high_freq_factor):
+                scaled.append(f)
+            elif wavelength > length / mpf(law.low_freq_factor):
+                scaled.append(f / mpf(law.factor))
+            else:
+                smooth = length / wavelength - mpf(law.low_freq_factor)
+                smooth /= mpf(law.high_freq_factor) - mpf(law.low_freq_factor)
+                scaled.append((1 - smooth) * f / mpf(law.factor) + smooth * f)
+        return scaled
+
+
+def axis_of_pair(rope: Rope) -> list[int]:
+    """The coordinate that every pair follows."""
+    pairs, kind = rope.rotary_dim // 2, type(rope.axes).__name__
+    if kind == "OneAxis":
+        return [0] * pairs
+    sections = rope.axes.sections
+    if kind == "InterleavedSections":
+        dealt = [0] * pairs
+        for axis in range(1, len(sections)):
+            for pair in range(axis, len(sections) * sections[axis], len(sections)):
+                dealt[pair] = axis
+        return dealt
+    if kind == "Alternating":
+        return [1, 2] * sections[1] + [0] * sections[0]
+    assert kind in ("Sectioned", "Axial")
+    return [axis for axis in range(len(sections)) for _ in range(sections[axis])]
+
+
+@cache
+def turn(position: int | float, frequency: mpf, direction: int) -> complex:
+    """``exp(i direction position frequency)`` to the last bit of float64."""
+    with mp.workdps(60):
+        angle = direction * mpf(position) * frequency
+        return complex(float(mp.cos(angle)), float(mp.sin(angle)))
+
+
+def turns(rope: Rope, positions: Any) -> np.ndarray:
+    """``exp(i angle)`` of every pair at every token, complex128 ``[..., S, num_pairs]``."""
+    exact = positions.tolist() if hasattr(positions, "tolist") else positions
+    places = np.array(exact, dtype=object).reshape(np.shape(positions))
+    axes, steps = axis_of_pair(rope), frequencies(rope)
+    if type(rope.axes).__name__ == "OneAxis":
+        places = places[..., None]
+    made = np.empty((*places.shape[:-1], len(steps)), dtype=complex)
+    for token in np.ndindex(*places.shape[:-1]):
+        for pair, (axis, step) in enumerate(zip(axes, steps, strict=True)):
+            made[token][pair] = turn(places[token][axis], step, rope.direction)
+    return made
+
+
+def pair_places(pairing: str, start: int, pairs: int) -> tuple[list[int], list[int]]:
+    """Coordinates of the first and of the second of every pair."""
+    if pairing == "half":
+        return [start + k for k in range(pairs)], [start + pairs + k for k in range(pairs)]
+    assert pairing == "interleaved"
+    return [start + 2 * k for k in range(pairs)], [start + 2 * k + 1 for k in range(pairs)]
+
+
+def bound(
+    dtype: torch.dtype, value: np.ndarray, terms: np.ndarray, size: np.ndarray, row_error: float
+) -> np.ndarray:
+    """How far an output may be from ``value``, element by element.
+
+    Two products, a sum, a rounded row and a gain are at most four half-units of ``terms``; the
+    rows are off by ``row_error``; 16-bit outputs are rounded once more.
+
+    Args:
+        dtype: Of the output.
+        value: What is right.
+        terms: ``|x0 cos| + |x1 sin|``, or the other coordinate's two.
+        size: ``|x0| + |x1|``.
+        row_error: Largest error of cos and sin.
+    """
+    eps = torch.finfo(torch.float64 if dtype == torch.float64 else torch.float32).eps
+    limit = 2 * eps * terms + row_error * size
+    if dtype in (torch.bfloat16, torch.float16):
+        info = torch.finfo(dtype)
+        limit = limit + info.eps / 2 * (np.abs(value) + limit) + info.smallest_normal * info.eps
+    return limit
+
+
+def row_error(dtype: torch.dtype, positions: Any) -> float:
+    """Largest error of a row of cos and sin at those positions."""
+    if dtype == torch.float64:
+        return ROW_ERROR_64
+    exact = positions.tolist() if hasattr(positions, "tolist") else positions
+    flat = np.array(exact, dtype=object).reshape(-1)
+    near = all(abs(p) < 2**20 for p in flat)
+    fraction = any(isinstance(p, float) for p in flat)
+    return (ROW_ERROR_20 if near else ROW_ERROR_40) + DIGIT_ERROR * fraction
+
+
+def excess_by(
+    actual: Tensor,
+    x: Tensor,
+    rows: np.ndarray,
+    pairing: tuple[str, str],
+    start: int = 0,
+    *,
+    gain: float = 1.0,
+    error: float = 0.0,
+) -> float:
+    """Largest error of ``actual`` in units of `bound`, given the right complex rows.
+
+    Coordinates outside the rotated slice count as infinitely wrong unless they are bit-equal.
+    """
+    assert actual.shape == x.shape
+    assert actual.dtype == x.dtype
+    pairs = rows.shape[-1]
+    rows = gain * rows[..., None, :]
+    given, came = float64(x), float64(actual)
+    outside = [i for i in range(x.shape[-1]) if not start <= i < start + 2 * pairs]
+    if not torch.equal(actual[..., outside], x[..., outside]):
+        return float("inf")
+    first, second = pair_places(pairing[0], start, pairs)
+    z = given[..., first] + 1j * given[..., second]
+    right = z * rows
+    size = abs(gain) * (np.abs(z.real) + np.abs(z.imag))
+    cos, sin = np.abs(rows.real), np.abs(rows.imag)
+    both = (
+        (right.real, np.abs(z.real) * cos + np.abs(z.imag) * sin),
+        (right.imag, np.abs(z.real) * sin + np.abs(z.imag) * cos),
+    )
+    worst = 0.0
+    for places, (value, terms) in zip(pair_places(pairing[1], start, pairs), both, strict=True):
+        off = np.abs(came[..., places] - value)
+        limit = bound(x.dtype, value, terms, size, error)
+        if not np.isfinite(off).all():
+            return float("inf")
+        if off.size:
+            worst = max(worst, float((off / np.where(off == 0, 1.0, limit)).max()))
+    return worst
+
+
+def excess(
+    actual: Tensor,
+    x: Tensor,
+    positions: Any,
+    rope: Rope,
+    *,
+    inverse: bool = False,
+    gain: float = 1.0,
+) -> float:
+    """Largest error of ``actual``, as ``x`` rotated by ``rope``, in units of `bound`."""
+    rows = turns(rope, positions)
+    pairing = (rope.pairing, rope.output_pairing)
+    return excess_by(
+        actual,
+        x,
+        rows.conj() if inverse else rows,
+        pairing[::-1] if inverse else pairing,
+        rope.rotary_start,
+        gain=gain,
+        error=row_error(x.dtype, positions),
+    )
+
+
+def assert_rotated(actual: Tensor, x: Tensor, positions: Any, rope: Rope, **options: Any) -> None:
+    """``actual`` is ``x`` rotated by ``rope``, to within `bound` everywhere."""
+    worst = excess(actual, x, positions, rope, **options)
+    assert worst <= 1, f"{x.dtype}: {worst:.3g} times the bound"
