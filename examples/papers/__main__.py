@@ -14,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 
 import altair as alt
+
 import torch
 
 from .shared import Row, Study

@@ -9,11 +9,11 @@ from itertools import pairwise
 
 import altair as alt
 import numpy as np
-import torch
 import torch.nn.functional as nnf
-from torch import Tensor, nn
 
+import torch
 from phasor import Rope
+from torch import Tensor, nn
 
 from .shared import (
     Attention,

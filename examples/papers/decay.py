@@ -9,9 +9,9 @@ import altair as alt
 import numpy as np
 
 from phasor import Rope
-from phasor.analysis import abel_bound, cosine, decay, expected_linear_sum
 from phasor.angles import cos_sin
-from phasor.rotate import rotate, score
+from phasor.numpy import rotate, score
+from phasor.papers import abel_bound, cosine, decay, expected_linear_sum
 
 from .shared import Row, Study, lines, mean_and_spread, table
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import altair as alt
 import numpy as np
-import torch
 
+import torch
 from phasor import Rope
-from phasor.analysis import positional_score, semantic_score
+from phasor.papers import positional_score, semantic_score
 from phasor.scaling import Proportional
-from phasor.torch.usage import watch_usage
+from phasor.torch.papers.usage import watch_usage
 
 from . import convergence
 from .shared import (
@@ -27,6 +27,7 @@ from .shared import (
     attention_inputs,
     lines,
     mean_and_spread,
+    rotary,
     table,
     train_on_text,
 )
@@ -69,7 +70,6 @@ def run(study: Study) -> None:
 def _model(made: Row, fraction: float, seed: int) -> Transformer:
     torch.manual_seed(seed)
     rope = Rope(head_dim=made["head_dim"], pairing="half", scaling=Proportional(fraction=fraction))
-
     return rotary(made, 256, rope)
 
 
