@@ -106,7 +106,7 @@ def tables(study: Study) -> str:
         "at 8": lambda m: f"{m['bound'][8]:.2f}",
         "at 256": lambda m: f"{m['bound'][256]:.2f}",
         "steps of 256 on which it rises": lambda m: sum(np.diff(m["bound"]) > 0),
-        "largest share of the bound that a score reaches": lambda m: m["share of the bound"],
+        "largest share of it that a score reaches": lambda m: f"{m['share of the bound']:.3f}",
         "first distance at which an equal key scores below 0": lambda m: m["negative from"],
         "cosine of independent vectors, mean over all distances": lambda m: mean_and_spread(
             m["independent"]["mean"], 4

@@ -50,7 +50,7 @@ def settings(quick: bool) -> Row:
 def run(study: Study) -> None:
     """Random draws and times first, then every contender with an equally searched rate."""
     study.measure("not positive", lambda: _not_positive(study.settings))
-    study.measure("seconds", lambda: _seconds(study.settings))
+    study.measure("milliseconds", lambda: _milliseconds(study.settings))
     study.measure("streaming", _streaming)
     text = Text.load()
     for name in CONTENDERS:
@@ -108,18 +108,12 @@ class LinearAttention(nn.Module):
         return self.o_proj(out.flatten(2))
 
 
-def _model(made: Row, name: str) -> shared.Transformer:
-    widening, rotates, below_too = CONTENDERS[name]
-
-    if not widening:
-        return shared.rotary(made, 256, Rope(head_dim=made["head_dim"], pairing="half"))
-    layer = partial(LinearAttention, made, widening, rotates, below_too)
-    return shared.Transformer(256, made["width"], made["layers"], layer)
-
-
 def _train(made: Row, text: Text, name: str, key: str, rate: float, seed: int) -> Row:
     torch.manual_seed(seed)
-    model = _model(made, name)
+    model = shared.rotary(made, 256, Rope(head_dim=made["head_dim"], pairing="half"))
+    if CONTENDERS[name][0]:
+        layer = partial(LinearAttention, made, *CONTENDERS[name])
+        model = shared.Transformer(256, made["width"], made["layers"], layer)
     found = shared.train_on_text(made, text, model, key, rate, seed)
     windows = text.test(made["windows"], made["longest"] + 1)
     found["bits"] = shared.bits_by_length(model, windows, doublings(made["seq"], made["longest"]))
@@ -141,24 +135,14 @@ def _not_positive(made: Row) -> list[int]:
 
 
 @torch.no_grad()
-def _seconds(made: Row) -> dict[str, list[float]]:
-    """Seconds for the attention of 2 heads of 32, forwards, by length."""
-    rope = Rope(head_dim=32, pairing="half")
-
-    def softmax(q: Tensor, k: Tensor, v: Tensor, positions: Tensor) -> Tensor:
-        # [1, seq, heads, head_dim] -> [1, heads, seq, head_dim]
-        heads = (x.transpose(1, 2) for x in (*rotate_qk(q, k, positions, rope), v))
-        return nnf.scaled_dot_product_attention(*heads, is_causal=True)
-
-    def linear(q: Tensor, k: Tensor, v: Tensor, positions: Tensor) -> Tensor:
-        return linear_attention(q, k, v, positions, rope, causal=True)
-
-    found: dict[str, list[float]] = {"softmax": [], "linear": []}
-    for length in made["timed"]:
-        given = (*torch.randn(3, 1, length, 2, 32), torch.arange(length))
-        for call in (softmax, linear):
-            time = shared.milliseconds(lambda call=call, given=given: call(*given), 5)
-            found[call.__name__].append(time / 1000)
+def _milliseconds(made: Row) -> dict[str, list[float]]:
+    """Time for a layer of attention, forwards, by length."""
+    rope = Rope(head_dim=made["head_dim"], pairing="half")
+    softmax = shared.Attention(made["width"], made["heads"], head_dim=rope.head_dim, rope=rope)
+    found: dict[str, list[float]] = {}
+    for name, layer in (("softmax", softmax), ("linear", LinearAttention(made, 1, True, False))):
+        inputs = [torch.randn(1, length, made["width"]) for length in made["timed"]]
+        found[name] = [shared.milliseconds(partial(layer, x), 5) for x in inputs]
     return found
 
 
@@ -181,7 +165,7 @@ def tables(study: Study) -> str:
     ends = [f"to {end}" for end in doublings(made["seq"], made["longest"])]
     losses = ([name, study.rate(name), *study.cells(name, "bits")] for name in CONTENDERS)
     share = shared.mean_and_spread(study.over_seeds("linear, RoPE below too", "not positive"))
-    times = ([name, *(f"{1000 * x:.2f}" for x in xs)] for name, xs in found["seconds"].items())
+    times = ([name, *(f"{x:.2f}" for x in xs)] for name, xs in found["milliseconds"].items())
     draws = ["rotated denominator not positive", *found["not positive"]]
     return "\n\n".join(
         (
@@ -189,7 +173,7 @@ def tables(study: Study) -> str:
             table([f"draws of {made['draws']}, tokens", *made["sums"]], [draws]),
             f"Of the trained models' rotated denominators a share of {share} is not positive "
             f"within {made['longest']} tokens, in the layer that has more of them.",
-            table(["milliseconds, tokens", *made["timed"]], times),
+            table(["milliseconds for a layer, tokens", *made["timed"]], times),
             f"A token at a time differs from eq. 19 as it is written by {found['streaming']:.1e} "
             "at most.",
         )

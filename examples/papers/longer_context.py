@@ -26,6 +26,8 @@ from .shared import Row, Study, Text, Transformer, doublings, mean_and_spread, t
 SECRETS, QUERY = 16, 256 + 16  # tokens 0 to 255 are bytes, 256 to 271 secrets
 BASES = {"base 10 000": 10_000.0, "base 500 000": 500_000.0}
 LAWS = ("unchanged", "linear", "NTK", "YaRN")
+Read = tuple[str, str]  # base and law, and the stage
+Way = tuple[float, str, float]  # the base, the law and the rate of the training
 STAGES = BEFORE, AFTER = ("as trained", "fine-tuned")
 _10K, _500K = (tuple(f"{base}, {law}" for law in LAWS) for base in BASES)
 #: What is read, who should be ahead at which stage, who behind, and who published it.
@@ -59,7 +61,7 @@ def run(study: Study) -> None:
     for name, base in BASES.items():
         rate = study.search(name, partial(_pretrain, study, text, base))
         for law_name in LAWS:
-            tune = partial(_tune, study, text, base, law_name, rate)
+            tune = partial(_tune, study, text, (base, law_name, rate))
             study.compare(f"{name}, {law_name}", tune, "tuning_rates")
 
 
@@ -89,18 +91,9 @@ def _trained(study: Study, text: Text, base: float, rate: float, seed: int) -> T
     return model
 
 
-def _tune(  # the arguments before `key` are those of the contender
-    study: Study,
-    text: Text,
-    base: float,
-    law_name: str,
-    rate: float,
-    key: str,
-    tuning_rate: float,
-    seed: int,
-) -> Row:
+def _tune(study: Study, text: Text, way: Way, key: str, tuning_rate: float, seed: int) -> Row:
     """Read at every length with the law, as trained and after a few steps at the target."""
-    made = study.settings
+    made, (base, law_name, rate) = study.settings, way
     model = shared.rotary(made, QUERY + 1, _rope(made, base, law_name))
     # the rope is no weight: a model with another one takes the weights as they are
     model.load_state_dict(_trained(study, text, base, rate, seed).state_dict())
@@ -153,11 +146,8 @@ def _read(made: Row, text: Text, model: Transformer, longest: int) -> Row:
         answers = logits[torch.arange(len(rows)), places[:, 0], 256 : 256 + SECRETS]
         named.append((answers.argmax(-1) + 256 == secrets[:, 0]).double().mean().item())
         missed.append(nnf.cross_entropy(answers, secrets[:, 0] - 256).item() / math.log(2))
-    return {
-        "loss": statistics.mean(bits) + statistics.mean(missed),
-        "bits": bits,
-        "retrieval": named,
-    }
+    loss = statistics.mean(bits) + statistics.mean(missed)
+    return {"loss": loss, "bits": bits, "retrieval": named}
 
 
 def tables(study: Study) -> str:
@@ -174,18 +164,15 @@ def tables(study: Study) -> str:
     return "\n\n".join(parts)
 
 
-def _order(
-    study: Study, what: str, better: tuple[str, str], worse: tuple[str, str], source: str
-) -> list[str]:
-    """By how much the better way is better beyond the trained length, and in how many seeds."""
-    (a, stage_a), (b, stage_b) = better, worse
-    first, second = study.over_seeds(a, stage_a, what), study.over_seeds(b, stage_b, what)
+def _order(study: Study, what: str, ahead: Read, behind: Read, source: str) -> list[str]:
+    """By how much one is ahead of the other beyond the trained length, and in how many seeds."""
+    first, second = (
+        [statistics.mean(found[1:]) for found in study.over_seeds(*read, what)]
+        for read in (ahead, behind)
+    )
     sign = 1 if what == "retrieval" else -1
-    gains = [
-        sign * (statistics.mean(x[1:]) - statistics.mean(y[1:]))
-        for x, y in zip(first, second, strict=True)
-    ]
-    said = f"{what}: {a}, {stage_a}, before {b}, {stage_b} ({source})"
+    gains = [sign * (a - b) for a, b in zip(first, second, strict=True)]
+    said = f"{what}: {', '.join(ahead)}, before {', '.join(behind)} ({source})"
     return [said, mean_and_spread(gains, 2), f"{sum(gain > 0 for gain in gains)} of {len(gains)}"]
 
 
@@ -198,7 +185,8 @@ def chart(study: Study) -> alt.TopLevelMixin:
         curves = {law: study.over_seeds(f"{base}, {law}", stage, what) for law in LAWS}
         rows = [row for law in LAWS for row in shared.band(curves[law], lengths, law)]
         scale = alt.Scale(domain=[2, 6] if what == "bits" else [0, 1])
-        y, name = alt.Y("mean:Q", title=title, scale=scale), f"{base}, {stage}"
+        y = alt.Y("mean:Q", title=title, scale=scale)
+        name = f"{base}, {stage}"
         return shared.lines(rows, LAWS, x=x, y=y, title=name, width=160, height=150)
 
     return alt.vconcat(

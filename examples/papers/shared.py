@@ -477,12 +477,11 @@ def lines(
     chart = alt.Chart(alt.Data(values=list(rows))).transform_filter(
         alt.FieldOneOfPredicate("series", list(series))
     )
-    colour = alt.Color(
-        "series:N", title=None, sort=None, scale=alt.Scale(domain=list(series), range=COLOURS)
-    )
-    dash = alt.StrokeDash(
-        "series:N", title=None, sort=None, scale=alt.Scale(domain=list(series), range=DASHES)
-    )
+    told: Row = {"title": None, "sort": None, "legend": alt.Legend(columns=max(2, width // 150))}
+    colours = alt.Scale(domain=list(series), range=COLOURS)
+    colour = alt.Color("series:N", scale=colours, **told)
+    dashes = alt.Scale(domain=list(series), range=DASHES)
+    dash = alt.StrokeDash("series:N", scale=dashes, **told)
     bands = chart.mark_area(opacity=0.25, clip=True).encode(
         x=x, y=alt.Y("low:Q", title=y["title"], scale=y["scale"]), y2="high:Q", color=colour
     )
