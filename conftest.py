@@ -15,7 +15,8 @@ from sybil.parsers.markdown import CodeBlockParser, PythonCodeBlockParser
 collect_ignore_glob = ["docs/*.py"]
 if find_spec("triton") is None:
     collect_ignore_glob += [
-        f"src/phasor/torch/_triton/{name}.py" for name in ("angles", "kernels", "norm", "cache")
+        f"src/phasor/torch/backends/triton/{name}.py"
+        for name in ("angles", "kernels", "norm", "cache")
     ]
 
 # a shared machine is slow now and then; that is not a failure

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .live_models import Answer, difference
+from .torch.hf.live_models import Answer, difference
 
 #: The rounding of float32, and how many of them a sum of 1,024 terms gathers.
 UNIT = 2.0**-24

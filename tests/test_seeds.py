@@ -9,7 +9,7 @@ import pytest
 
 TESTS = Path(__file__).parent
 PAGE = (TESTS.parent / "docs" / "seeds.md").read_text("utf-8")
-NAMED = sorted(set(re.findall(r"`(test_\w+)::(test_\w+)`", PAGE)))
+NAMED = sorted(set(re.findall(r"`((?:\w+/)*test_\w+)::(test_\w+)`", PAGE)))
 
 
 @pytest.mark.parametrize(("module", "name"), NAMED, ids="::".join)

@@ -157,7 +157,7 @@ def test_too_many_or_no_curves_are_refused(count: int) -> None:
 
 # the gallery
 
-DOCS = Path(__file__).parents[1] / "docs"
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 def test_the_gallery_calls_every_function() -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from phasor import Rope
 from phasor.checkpoint import Patterns, plan, write
 
-from . import oracle
+from .. import oracle
 from .checkpoints import (
     Tensors,
     llama,

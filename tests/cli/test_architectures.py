@@ -16,7 +16,7 @@ from phasor.torch import architectures
 from phasor.torch.architectures import verdicts
 from phasor.torch.architectures._tiny import NOT_BUILT
 
-from .offline import refuse_connections
+from ..offline import refuse_connections
 
 
 @pytest.fixture(autouse=True)

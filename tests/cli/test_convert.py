@@ -14,7 +14,7 @@ import pytest
 
 from phasor.cli import run
 
-from .checkpoints import Tensors, llama, llama_tensors, load, save, save_folder, tensor
+from ..checkpoint.checkpoints import Tensors, llama, llama_tensors, load, save, save_folder, tensor
 
 ORDER = [0, 4, 1, 5, 2, 6, 3, 7]  # interleaved rows from halves, of a head of 8
 

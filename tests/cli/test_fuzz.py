@@ -16,7 +16,7 @@ import pytest
 
 from phasor.cli import run
 
-from .checkpoints import header_of, in_file, llama, llama_tensors, save, save_folder
+from ..checkpoint.checkpoints import header_of, in_file, llama, llama_tensors, save, save_folder
 
 # every control character, what turns the direction of writing, half a surrogate pair, rich's markup
 HARM = (

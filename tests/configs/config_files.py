@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-CONFIGS = Path(__file__).parent / "configs"
+CONFIGS = Path(__file__).parent
 
 
 def plain(name: str) -> dict[str, Any]:

@@ -21,14 +21,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from torch import Tensor
 
+import torch
 from phasor import Rope, load
 from phasor.configs.facts import table
 from phasor.torch.architectures import model_types
+from torch import Tensor
 
-from .offline import refuse_connections
+from ..offline import refuse_connections
 from .transformers_frequencies import quiet
 
 pytestmark = pytest.mark.slow
@@ -235,7 +235,7 @@ def _pair(x: np.ndarray, rope: Rope, pairing: str, pair: int) -> np.ndarray:
 @cache
 def config_classes() -> Mapping[str, Any]:
     """Every config class of transformers by its model type."""
-    tool = Path(__file__).parent.parent / "tools" / "class_sizes.py"
+    tool = Path(__file__).parents[2] / "tools" / "class_sizes.py"
     return runpy.run_path(str(tool))["config_classes"]()
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 import torch
 
 ROOT = Path(__file__).parents[2]

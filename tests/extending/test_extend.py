@@ -19,7 +19,7 @@ from phasor.report import report
 from phasor.scaling import DynamicNTK, PerPair
 from phasor.terminal import print_plan
 
-from .config_files import CONFIGS, small
+from ..configs.config_files import CONFIGS, small
 
 PLAIN = Rope(head_dim=128, pairing="half", base=500_000.0)
 LAWS = ("unchanged", "linear", "ntk", "dynamic_ntk", "yarn", "llama3")

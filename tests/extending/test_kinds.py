@@ -19,7 +19,7 @@ from phasor.report import report
 from phasor.scaling import DynamicNTK
 from phasor.terminal import print_plan
 
-from .config_files import sized
+from ..configs.config_files import sized
 
 PLAIN = Rope(head_dim=128, pairing="half", base=500_000.0)
 

@@ -1,4 +1,4 @@
-"""The kernels as compiled for a GPU, run on the CPU (`tests.ptx`): right, and frugal.
+"""The kernels as compiled for a GPU, run on the CPU (`tests.gpu.ptx`): right, and frugal.
 
 Whatever they do there, an access outside a tensor, or off its boundary, or one that threads could
 come to in another order, fails the test that it happens in.
@@ -10,19 +10,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from torch import Tensor
 
+import torch
 from phasor import Rope
 from phasor.axes import Sectioned
 from phasor.torch import rotate_qk, rotate_qk_
 from phasor.torch.fused import norm_rotate_qk, rotate_and_cache_
+from torch import Tensor
 
-from .fused_cases import assert_normed
-from .torch_oracle import assert_rotated, normal
+from ..torch.fused_cases import assert_normed
+from ..torch.torch_oracle import assert_rotated, normal
 from .triton_runs import TRITON, ask_for_many, on_machine, run_on_machine, starts_another
 
-FILES = ["triton", "triton_launch", "triton_machine", "fused", "cache_write"]
+FILES = ["gpu/test_triton", "gpu/test_launch", "gpu/test_machine"]
+FILES += ["torch/test_fused", "torch/test_cache_write"]
 MODELS: dict[str, tuple[Rope, int, int]] = {
     "Llama-3": (Rope(head_dim=128, pairing="half", base=500_000.0), 32, 8),
     "Meta's Llama-3": (Rope(head_dim=128, pairing="interleaved", base=500_000.0), 32, 8),
@@ -43,15 +44,12 @@ each_dtype = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
     ("capability", "name"),
     [
         *((90, name) for name in FILES),
-        (80, "fused"),
-        (80, "cache_write"),
-        (100, "fused"),
-        (100, "cache_write"),
+        *((capability, name) for capability in (80, 100) for name in FILES[3:]),
     ],
 )
 def test_kernels_are_right_as_compiled(capability: int, name: str, tmp_path: Path) -> None:
     """For an H100, and where conversions or packed arithmetic differ: an A100, a B200."""
-    run_on_machine(f"tests/test_torch_{name}.py", capability, tmp_path)
+    run_on_machine(f"tests/{name}.py", capability, tmp_path)
 
 
 @pytest.fixture(params=[1, 2**20], ids=["many tokens", "few tokens"])

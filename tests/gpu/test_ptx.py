@@ -7,8 +7,9 @@ from collections import Counter
 
 import numpy as np
 import pytest
-import torch
 from numpy.typing import NDArray
+
+import torch
 
 from .ptx.arithmetic import bfloat16, convert, float8, fma, pack, shifted, widened
 from .ptx.machine import launch

@@ -1,9 +1,9 @@
 """Where Triton's kernels run in tests.
 
 On a GPU if there is one. Elsewhere a test file of kernels runs in processes of its own: interpreted
-by Triton, and as PTX on the CPU (`tests.ptx`), which stands for a GPU. For Triton decides when it
-is imported whether it interprets, and interpreted it cannot compile. Beside the tests of a file
-stands one that has them interpreted; `test_torch_triton_machine` runs them as PTX.
+by Triton, and as PTX on the CPU (`tests.gpu.ptx`), which stands for a GPU. For Triton decides when
+it is imported whether it interprets, and interpreted it cannot compile. Beside the tests of a file
+stands one that has them interpreted; `test_machine` runs them as PTX.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from torch import Tensor
 
+import torch
 from phasor import Rope
 from phasor.torch.backends import triton as triton_backend
 from phasor.torch.backends.triton import fused as triton_fused
 from phasor.torch.backends.triton import tiles as triton_tiles
+from torch import Tensor
 
-from .torch_oracle import normal
+from ..torch.torch_oracle import normal
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 _INSTALLED = find_spec("triton") is not None
-#: What runs kernels in this process: "machine" (`tests.ptx`), "interpreter", "gpu", or "".
+#: What runs kernels in this process: "machine" (`tests.gpu.ptx`), "interpreter", "gpu", or "".
 RUN_BY = (
-    "machine" if "tests.ptx.device" in sys.modules
+    "machine" if "tests.gpu.ptx.device" in sys.modules
     else "interpreter" if os.environ.get("TRITON_INTERPRET") == "1"
     else "gpu" if torch.cuda.is_available() and _INSTALLED
     else ""
@@ -45,7 +45,7 @@ runs_kernels = pytest.mark.skipif(
     not RUN_BY, reason="no GPU: these run in processes of their own, which other tests start"
 )
 on_gpu = pytest.mark.skipif(RUN_BY != "gpu", reason="it takes a GPU")
-on_machine = pytest.mark.skipif(RUN_BY != "machine", reason="it takes a process with tests.ptx")
+on_machine = pytest.mark.skipif(RUN_BY != "machine", reason="it takes a process with tests.gpu.ptx")
 starts_another = pytest.mark.skipif(
     not _INSTALLED or bool(RUN_BY),
     reason="Triton is not installed, or the kernels run in this process",
@@ -81,7 +81,7 @@ def run_interpreted(file: str, marked: str) -> None:
 def run_on_machine(file: str, capability: int, cache: Path) -> None:
     """Run the tests of ``file`` in a process that compiles for GPUs of ``capability``."""
     given = {"PTX_CAPABILITY": str(capability), "TRITON_CACHE_DIR": str(cache)}
-    _run(["-p", "tests.ptx.device", file], **given)
+    _run(["-p", "tests.gpu.ptx.device", file], **given)
 
 
 def _run(arguments: list[str], **environment: str) -> None:

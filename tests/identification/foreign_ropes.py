@@ -31,7 +31,7 @@ from phasor.scaling import (
     YarnPaper,
 )
 
-from . import oracle
+from .. import oracle
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ import pytest
 from phasor import Rope
 from phasor.identification import identify
 
-from . import oracle
+from .. import oracle
 from .foreign_ropes import Hidden, hidden, turning
 
 EVERYDAY = range(80)

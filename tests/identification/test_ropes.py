@@ -10,7 +10,7 @@ from phasor.identification import identify
 from phasor.numpy import matrix, rotate
 from phasor.scaling import Hope
 
-from . import oracle, strategies
+from .. import oracle, strategies
 
 PLACES = (1, 7, 100, 1000)
 

@@ -12,7 +12,7 @@ from phasor.identification import identify_samples
 from phasor.numpy import matrix, rotate
 from phasor.scaling import Llama3
 
-from . import oracle, strategies
+from .. import oracle, strategies
 
 
 def recorded(rope, positions, heads=3, seed=0):

@@ -12,9 +12,9 @@ from phasor import Rope
 from phasor.papers import feasible_bases, negative_distances
 from phasor.scaling import Linear
 
-from . import strategies
-from .oracle import cosines
-from .ropes import METHOD_2, head
+from .. import strategies
+from ..oracle import cosines
+from ..ropes import METHOD_2, head
 
 
 def grid(low: float, high: float, step: float) -> np.ndarray:

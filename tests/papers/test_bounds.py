@@ -29,9 +29,9 @@ from phasor.papers import (
 )
 from phasor.scaling import DynamicNTK, Linear
 
-from . import oracle, strategies
-from .oracle import cosines
-from .ropes import METHOD_2, head
+from .. import oracle, strategies
+from ..oracle import cosines
+from ..ropes import METHOD_2, head
 
 ONES = np.ones(128)
 

@@ -15,8 +15,8 @@ from phasor.numpy import score
 from phasor.papers import KINDS, cosine, expected_scores, moved
 from phasor.scaling import Linear
 
-from . import oracle, strategies
-from .ropes import at_0, head
+from .. import oracle, strategies
+from ..ropes import at_0, head
 
 # r, ones at 1e4, ones at 5e5, random q = k at 1e4 and at 5e5
 COSINES = [

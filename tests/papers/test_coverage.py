@@ -25,8 +25,8 @@ from phasor.scaling import (
     Yarn,
 )
 
-from . import oracle
-from .ropes import LLAMA_2
+from .. import oracle
+from ..ropes import LLAMA_2
 
 SMALL = Rope(head_dim=16, pairing="half", base=1000.0)
 

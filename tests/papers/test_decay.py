@@ -20,8 +20,8 @@ from phasor.papers.decay import _CHUNK, _TABLED
 from phasor.papers.kernels import kernel
 from phasor.scaling import DynamicNTK
 
-from . import oracle, strategies
-from .ropes import at_0, head
+from .. import oracle, strategies
+from ..ropes import at_0, head
 
 # a product of two exact factors: two errors and a rounding, for one pair
 PAIR = 4 * COS_SIN_ERROR

@@ -21,8 +21,8 @@ from phasor.scaling import (
     Yarn,
 )
 
-from . import oracle
-from .ropes import LLAMA_2
+from .. import oracle
+from ..ropes import LLAMA_2
 
 LLAMA_3 = Rope(head_dim=128, pairing="half", base=500_000.0)
 

@@ -15,9 +15,9 @@ from phasor.numpy import rotate, score
 from phasor.papers.heads import attention_weight, positional_head, required_alpha, strongest_rival
 from phasor.scaling import DynamicNTK, Proportional, Resonance
 
-from . import oracle, strategies
-from .oracle import exact_gap
-from .ropes import head as plain
+from .. import oracle, strategies
+from ..oracle import exact_gap
+from ..ropes import head as plain
 
 OFFSETS = [-5, -1, 0, 1, 7, 100, 4000]
 

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from phasor import Rope, preset
 from phasor.papers.heads import attention_weight, positional_head, required_alpha, strongest_rival
 
-from . import oracle, strategies
-from .oracle import exact_gap
-from .ropes import head as plain
+from .. import oracle, strategies
+from ..oracle import exact_gap
+from ..ropes import head as plain
 
 # computed apart, with plain NumPy sums, and printed to six digits: d, base, last position n, and
 # the attention on n - 1 for each alpha, logits over sqrt(d)

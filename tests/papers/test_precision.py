@@ -5,10 +5,10 @@ import math
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import torch
 from phasor import Rope, SpecError
 from phasor.angles import ROW_ERROR_20, ROW_ERROR_40, cos_sin
 from phasor.numpy import score
@@ -16,7 +16,7 @@ from phasor.papers import angle_errors, expected_linear_sum, linear_weights
 from phasor.papers.precision import _nearest_bfloat16
 from phasor.torch import rotate
 
-from . import oracle, strategies
+from .. import oracle, strategies
 
 ROPE = Rope(head_dim=128, pairing="half", base=10_000.0)
 

@@ -17,7 +17,7 @@ from phasor.papers.heads import required_alpha, strongest_rival
 from phasor.papers.kernels import kernel, phasors
 from phasor.scaling import DynamicNTK
 
-from . import oracle, strategies
+from .. import oracle, strategies
 
 
 def summed(rope: Rope, distance: int, weights: Any) -> complex:

@@ -11,7 +11,7 @@ from phasor import Rope, SpecError, TensorError
 from phasor.numpy import rotate
 from phasor.papers import pair_norms, positional_score, semantic_score
 
-from . import oracle
+from .. import oracle
 
 ROPES = {
     "half": Rope(head_dim=8, pairing="half"),

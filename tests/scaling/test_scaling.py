@@ -37,7 +37,7 @@ from phasor.scaling import (
     YarnPaper,
 )
 
-from . import oracle
+from .. import oracle
 
 S8: dict[str, Any] = {"factor": 8.0, "original_max_positions": 8192}
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 import torch
+from phasor import Rope
 from torch import Tensor
 
-from phasor import Rope
-
+from ..gpu.triton_runs import APART, runs_kernels
 from .torch_oracle import bound, float64, pair_places, row_error, turns
-from .triton_runs import APART, runs_kernels
 
 # a process of kernels alone is started by one in which these have run
 once = pytest.mark.skipif(APART, reason="it has nothing to do with kernels")

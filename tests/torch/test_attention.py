@@ -6,16 +6,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
+import torch
 from phasor import Rope
 from phasor.axes import Sectioned
 from phasor.scaling import Llama3, Yarn
 from phasor.torch import _attend
 
+from ..rounding import rounding
 from .attention_oracle import HEADS, LAYERS, WIDTH, assert_attends, causal, last, layer
-from .live_models import difference
-from .rounding import rounding
+from .hf.live_models import difference
 from .torch_oracle import normal
 
 DTYPES = [torch.float64, torch.float32]

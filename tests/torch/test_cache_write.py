@@ -8,18 +8,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from torch import Tensor
 
+import torch
 from phasor import Rope
 from phasor.errors import BackendError, PhasorError, PositionError, SpecError, TensorError
 from phasor.torch import rotate
 from phasor.torch.backends.triton import tiles as triton_tiles
 from phasor.torch.fused import rotate_and_cache_
+from torch import Tensor
 
-from .fused_cases import BACKENDS, HALF, ROPES, once
-from .torch_oracle import assert_rotated, float64, normal
-from .triton_runs import (
+from ..gpu.triton_runs import (
     DEVICE,
     RUN_BY,
     convert_as_devices_do,
@@ -27,6 +25,8 @@ from .triton_runs import (
     runs_kernels,
     starts_another,
 )
+from .fused_cases import BACKENDS, HALF, ROPES, once
+from .torch_oracle import assert_rotated, float64, normal
 
 F8 = torch.float8_e4m3fn
 
@@ -34,7 +34,7 @@ F8 = torch.float8_e4m3fn
 @starts_another
 def test_the_kernel_is_right_in_the_interpreter() -> None:
     """Every test of this file, in a process of its own."""
-    run_interpreted("tests/test_torch_cache_write.py", "not slow")
+    run_interpreted("tests/torch/test_cache_write.py", "not slow")
 
 
 @pytest.fixture(autouse=True)

@@ -10,10 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from torch import Tensor
 from torch.autograd import gradcheck
 
+import torch
 from phasor import Rope
 from phasor.axes import Sectioned
 from phasor.errors import BackendError, PhasorError, PositionError, SpecError, TensorError
@@ -21,10 +20,9 @@ from phasor.scaling import DynamicNTK
 from phasor.torch.backends.triton import fused as triton_fused
 from phasor.torch.backends.triton import tiles as triton_tiles
 from phasor.torch.fused import norm_rotate_qk, rotate_and_cache_
+from torch import Tensor
 
-from .fused_cases import BACKENDS, HALF, ROPES, assert_normed, once
-from .torch_oracle import normal
-from .triton_runs import (
+from ..gpu.triton_runs import (
     APART,
     DEVICE,
     RUN_BY,
@@ -34,6 +32,8 @@ from .triton_runs import (
     runs_kernels,
     starts_another,
 )
+from .fused_cases import BACKENDS, HALF, ROPES, assert_normed, once
+from .torch_oracle import normal
 
 THREE = Rope(head_dim=8, pairing="half", axes=Sectioned((2, 1, 1)))
 PLACES = [0, 1023, 70_001, -5, 2**39 + 7]
@@ -43,7 +43,7 @@ DTYPES = [torch.float64, torch.float32, torch.bfloat16]
 @starts_another
 def test_the_kernels_are_right_in_the_interpreter() -> None:
     """Every test of this file, in a process of its own."""
-    run_interpreted("tests/test_torch_fused.py", "not slow")
+    run_interpreted("tests/torch/test_fused.py", "not slow")
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ from phasor.errors import ConfigError, PositionError, SpecError, TensorError
 from phasor.scaling import Cope, Linear, Llama3, NTKFixed, Proportional, Yarn
 from phasor.translation.onnx import from_cache, rotary_embedding
 
-from .oracle import frequencies
+from ..oracle import frequencies
 
 
 def backend_cases() -> list[Any]:

@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch import Tensor
 
 import phasor.torch
+import torch
 from phasor import BackendError, PositionError, Rope, TensorError
 from phasor.axes import InterleavedSections
 from phasor.torch import rotate, rotate_, rotate_by, rotate_qk, rotate_qk_
 from phasor.torch.backends import cpu
+from torch import Tensor
 
-from .torch_oracle import DTYPES, assert_rotated, normal, run_on
+from ..torch_oracle import DTYPES, assert_rotated, normal, run_on
 
 # without a compiler there is nothing to test; CI has one
 pytestmark = pytest.mark.skipif(

@@ -6,17 +6,17 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import torch
 from phasor import Rope, angles
 from phasor.axes import Axial
 from phasor.scaling import DynamicNTK
 from phasor.torch import _tables, rotate, rotate_qk
 from phasor.torch.backends import cpu
 
-from .torch_oracle import assert_rotated, normal
+from ..torch_oracle import assert_rotated, normal
 
 GROWING = Rope(
     head_dim=16, pairing="half", scaling=DynamicNTK(factor=2.0, original_max_positions=8)

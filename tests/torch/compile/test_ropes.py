@@ -6,15 +6,15 @@ import dataclasses
 from collections.abc import Callable, Iterator
 
 import pytest
-import torch
-from torch import Tensor
 
+import torch
 from phasor import Rope
 from phasor.axes import Axial
 from phasor.scaling import DynamicNTK, Linear, Llama3, LongRope, PerPair, Yarn
 from phasor.torch import rotate
+from torch import Tensor
 
-from .torch_oracle import normal
+from ..torch_oracle import normal
 
 NTK = DynamicNTK(factor=2.0, original_max_positions=8)
 LONG = LongRope(

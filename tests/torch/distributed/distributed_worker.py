@@ -1,6 +1,6 @@
 """What every process does in the tests of many machines; rank 0 writes down what it measured.
 
-torchrun --standalone --nproc-per-node 2 tests/distributed_worker.py measured.json [train]
+torchrun --standalone --nproc-per-node 2 FOLDER/distributed_worker.py measured.json [train]
 """
 
 from __future__ import annotations
@@ -12,10 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch.distributed as dist
 import torch.nn.functional as nnf
-from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.debug import CommDebugMode
@@ -31,13 +28,16 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
+import torch
+import torch.distributed as dist
 from phasor import Rope
 from phasor.positions import context_parallel
 from phasor.torch import RotaryAttention, rotate_qk
 from phasor.torch.distributed import GatheredKeys
+from torch import Tensor, nn
 
 ROPE = Rope(head_dim=16, pairing="half")
-EXAMPLE = runpy.run_path(str(Path(__file__).parents[1] / "examples" / "train_parallel.py"))
+EXAMPLE = runpy.run_path(str(Path(__file__).parents[3] / "examples" / "train_parallel.py"))
 BATCH, LENGTH = 2, 16
 
 

@@ -6,7 +6,7 @@ small to hide anything else.
 A thread of gloo that lets go of a tensor while Python finalizes aborts the process (torch 2.13).
 That says nothing about the script, and on a busy machine happens once in some dozen runs.
 
-torchrun --standalone --nproc-per-node 2 tests/run_and_leave.py script.py arguments
+torchrun --standalone --nproc-per-node 2 FOLDER/run_and_leave.py script.py arguments
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ import pytest
 import phasor
 
 HERE = Path(__file__).parent
-EXAMPLE = HERE.parent / "examples" / "train_parallel.py"
+EXAMPLE = HERE.parents[2] / "examples" / "train_parallel.py"
 # a stopped machine is not a failure
 LIMIT = 400
 

@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 import onnxruntime as ort
-import torch
 from onnx.reference import ReferenceEvaluator
-from torch import Tensor, nn
 
+import torch
 from phasor import Rope
 from phasor.angles import ROW_ERROR_40
 from phasor.torch import export as bridge
+from torch import Tensor, nn
 
-from .torch_oracle import turns
+from ..torch_oracle import turns
 
 CHANGING = torch.export.Dim.DYNAMIC
 PLAIN = Rope(head_dim=8, pairing="half", base=500_000.0)

@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch import Tensor, nn
 
+import torch
 from phasor import Rope
 from phasor.errors import BackendError
 from phasor.torch import RotaryAttention, rotate, rotate_, rotate_by, rotate_qk, rotate_qk_
+from torch import Tensor, nn
 
-from .rounding import rounding
-from .torch_oracle import assert_rotated, normal
+from ...rounding import rounding
+from ..torch_oracle import assert_rotated, normal
 
 ROPE = Rope(head_dim=8, pairing="half", base=500_000.0)
 # torch deprecates what is refused here, and warns of more on the way to the refusal

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
-from torch import Tensor
 
+import torch
 from phasor import Rope
 from phasor.axes import Sectioned
 from phasor.torch import export as bridge
 from phasor.torch import rotate, rotate_by
+from torch import Tensor
 
+from ..torch_oracle import normal
 from .onnx_engines import (
     PLACES,
     PLAIN,
@@ -24,7 +25,6 @@ from .onnx_engines import (
     room,
     truth,
 )
-from .torch_oracle import normal
 
 ROPES = {
     "half": PLAIN,

@@ -7,17 +7,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from torch import Tensor, nn
 
+import torch
 from phasor import Rope
 from phasor.axes import Sectioned
 from phasor.errors import BackendError, SpecError, TensorError
 from phasor.scaling import DynamicNTK
 from phasor.torch import RotaryAttention, rotate, rotate_, rotate_qk
 from phasor.torch import export as bridge
+from torch import Tensor, nn
 
-from .live_models import difference
+from ...rounding import rounding
+from ..hf.live_models import difference
+from ..torch_oracle import normal
 from .onnx_engines import (
     CHANGING,
     PLACES,
@@ -30,8 +32,6 @@ from .onnx_engines import (
     operators,
     room,
 )
-from .rounding import rounding
-from .torch_oracle import normal
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -18,7 +18,7 @@ from phasor.torch.architectures._compared import compared
 from phasor.torch.architectures._recording import Recorded
 from phasor.torch.architectures.verdicts import verdict
 
-from .offline import refuse_connections
+from ...offline import refuse_connections
 
 # by hand from the class's code: pairing read, pairing written, slice, head width, base, axes
 EVERYDAY = {

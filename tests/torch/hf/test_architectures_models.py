@@ -6,8 +6,8 @@ import cmath
 
 import numpy as np
 import pytest
-import torch
 
+import torch
 from phasor import BackendError, ConfigError, TensorError
 from phasor.scaling import Llama3
 from phasor.torch import architectures
@@ -16,7 +16,7 @@ from phasor.torch.architectures._recording import record
 from phasor.torch.architectures._tiny import NOT_BUILT, kept_layers, tiny
 from phasor.torch.architectures.verdicts import verdict
 
-from .offline import refuse_connections
+from ...offline import refuse_connections
 
 
 @pytest.fixture(autouse=True)

@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
+import torch
 from phasor import Rope, SpecError
 from phasor.errors import ConfigError, TensorError
 from phasor.torch.architectures import model_types, tiny_model
 from phasor.torch.transformers import from_model, patch, unpatch
 
+from ...rounding import GATHERED, UNIT, moved, rounding
 from .live_models import WAYS, answers, difference, prefill, tokens, whole_models
-from .rounding import GATHERED, UNIT, moved, rounding
 
 #: Whole heads, normed heads, two kinds of layers, complex rows, latent attention, a table of sines.
 EVERYDAY = ["llama", "qwen3", "gemma3_text", "llama4_text", "deepseek_v3", "gptj"]

@@ -7,16 +7,16 @@ import warnings
 from typing import Any
 
 import pytest
-import torch
-from torch import Tensor, nn
 
+import torch
 from phasor.axes import Axial
 from phasor.errors import ConfigError
 from phasor.torch.transformers import check, from_model, patch, unpatch
+from torch import Tensor, nn
 
+from ...rounding import rounding
 from .live_models import difference
 from .pictured_models import BUILT, pictured, without_picture
-from .rounding import rounding
 
 LENGTH = 24
 #: Layers that turn: two of the language model, and two of the tower where it turns.

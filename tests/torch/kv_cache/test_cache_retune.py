@@ -7,16 +7,16 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
-from torch import Tensor
 
+import torch
 from phasor import Rope
 from phasor.scaling import NTK, DynamicNTK, Linear
 from phasor.torch import cache, rotate
 from phasor.torch.cache import retune_
+from torch import Tensor
 
-from .strategies import EVERY_LAW
-from .torch_oracle import DTYPES, ROW_ERROR_64, normal
+from ...strategies import EVERY_LAW
+from ..torch_oracle import DTYPES, ROW_ERROR_64, normal
 from .turned_keys import LAYOUTS, LONG, assert_turned, places, turns
 
 

@@ -8,16 +8,16 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
 from transformers import cache_utils
 
+import torch
 from phasor import PhasorError, PositionError, Rope, SpecError, TensorError
 from phasor.axes import Axial, Sectioned
 from phasor.scaling import DynamicNTK
 from phasor.torch.cached_keys import CachedKeys
 from phasor.torch.key_cache import KeyCache
 
-from .attention_oracle import HALF
+from ..attention_oracle import HALF
 from .filled_caches import ROPES, empty, filled, layered
 
 

@@ -6,16 +6,16 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import torch
-from torch import Tensor
 
+import torch
 from phasor import SpecError, TensorError
 from phasor.torch import _attend, rotate, rotate_
 from phasor.torch.attention import RotaryAttention
 from phasor.torch.key_cache import KeyCache
+from torch import Tensor
 
-from .attention_oracle import HALF, HEADS, WIDTH, assert_attends, causal, last, layer
-from .torch_oracle import normal
+from ..attention_oracle import HALF, HEADS, WIDTH, assert_attends, causal, last, layer
+from ..torch_oracle import normal
 
 DTYPES = [torch.float64, torch.float32]
 # name: arguments, and who sees whom

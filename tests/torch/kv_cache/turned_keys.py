@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import torch
 from mpmath import mp, mpf
-from torch import Tensor
 
+import torch
 from phasor import Rope
 from phasor.axes import Alternating, Axial, InterleavedSections, Sectioned
 from phasor.rope import real_inv_freq
 from phasor.scaling import LongRope
+from torch import Tensor
 
-from .torch_oracle import axis_of_pair, excess_by, turn
+from ..torch_oracle import axis_of_pair, excess_by, turn
 
 LONG = LongRope(
     short_factors=(1.0, 1.5, 1.0, 3.0),

@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
+import torch
 from phasor import PositionError, Rope, SpecError, TensorError
 from phasor.axes import InterleavedSections, Sectioned
 from phasor.papers.heads import attention_weight, positional_head, required_alpha
 from phasor.torch.papers.heads import PositionalHead
 
-from . import oracle
-from .torch_oracle import DTYPES, implementations, normal, run_on
+from ... import oracle
+from ..torch_oracle import DTYPES, implementations, normal, run_on
 
 ROPES = {
     "half": Rope(head_dim=16, pairing="half"),
