@@ -38,7 +38,12 @@ def main(arguments: list[str] | None = None) -> None:
         "--output", type=Path, default=HERE / "results", help="folder of the results"
     )
     given = parser.parse_args(arguments)
+    if given.seeds < 1:
+        parser.error(f"--seeds must be 1 or more, got {given.seeds}")
     if given.name == "pages":
+        missing = [name for name in NAMES if not (given.output / f"{name}.json").exists()]
+        if missing:
+            parser.error(f"no results of {', '.join(missing)} in {given.output}; run them first")
         for name in NAMES:
             write_page(name, given.output)
         return

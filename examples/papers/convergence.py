@@ -37,7 +37,7 @@ def settings(quick: bool) -> Row:
     plan = {"masked": 0.15, "steps": 800, "every": 40, "test_rows": 64, "test_rows_at_last": 512}
     plan["rates"] = [1e-3, 3e-3, 1e-2]
     if quick:
-        sizes |= {"width": 32, "heads": 2, "head_dim": 16}
+        sizes |= {"width": 32, "heads": 2, "head_dim": 16, "rows": 8}
         plan |= {"steps": 40, "every": 20, "test_rows_at_last": 64, "rates": [1e-2]}
     return sizes | plan
 

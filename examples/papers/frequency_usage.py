@@ -42,9 +42,9 @@ def settings(quick: bool) -> Row:
     sizes = {"width": 64, "heads": 4, "head_dim": 32, "layers": 2, "seq": 128, "rows": 8}
     plan = {"steps": 600, "every": 40, "rates": [1e-3, 3e-3, 1e-2]}
     if quick:
-        sizes |= {"width": 32, "heads": 2, "head_dim": 16, "seq": 32}
+        sizes |= {"width": 32, "heads": 2, "head_dim": 16, "seq": 32, "rows": 4}
         plan |= {"steps": 30, "every": 15, "rates": [1e-2]}
-    return sizes | plan
+    return sizes | plan | {"masked": convergence.settings(quick)}
 
 
 def run(study: Study) -> None:
@@ -52,9 +52,7 @@ def run(study: Study) -> None:
     text, made = Text.load(), study.settings
     for fraction in FRACTIONS:
         study.compare(f"p = {fraction:g}", partial(_train, study, text, fraction))
-    masked = Study(
-        "convergence", convergence.settings(made["rates"] == [1e-2]), study.folder, study.seeds
-    )
+    masked = Study("convergence", made["masked"], study.folder, study.seeds)
     convergence.run(masked, ("RoPE",))
     for seed in range(study.seeds):
         rows = text.test(32, masked.settings["seq"])

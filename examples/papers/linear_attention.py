@@ -42,7 +42,7 @@ def settings(quick: bool) -> Row:
     sums = {"draws": 20, "sums": doublings(128, 32_768), "timed": doublings(256, 8192)}
     if quick:
         sizes |= {"width": 32, "heads": 1, "seq": 64, "longest": 128}
-        plan |= {"steps": 20, "every": 10, "windows": 2, "rates": [1e-2]}
+        plan |= {"rows": 4, "steps": 20, "every": 10, "windows": 1, "rates": [1e-2]}
         sums = {"draws": 5, "sums": [128, 1024], "timed": [128, 256]}
     return sizes | plan | sums
 

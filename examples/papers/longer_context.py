@@ -49,8 +49,8 @@ def settings(quick: bool) -> Row:
     plan = {"steps": 1200, "tuning_steps": 40, "windows": 16, "secrets": 64}
     rates = {"rates": [1e-3, 3e-3, 1e-2], "tuning_rates": [1e-3, 3e-3]}
     if quick:
-        sizes |= {"width": 32, "heads": 1, "context": 32, "target": 128}
-        plan = {"steps": 40, "tuning_steps": 4, "windows": 4, "secrets": 16}
+        sizes |= {"width": 32, "heads": 1, "context": 32, "target": 128, "tokens": 256}
+        plan = {"steps": 20, "tuning_steps": 2, "windows": 2, "secrets": 8}
         rates = {"rates": [1e-2], "tuning_rates": [3e-3]}
     return sizes | plan | rates
 
