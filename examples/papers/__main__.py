@@ -52,7 +52,6 @@ def main(arguments: list[str] | None = None) -> None:
     experiment = load(given.name)
     study = Study(given.name, experiment.settings(given.quick), output, given.seeds)
     experiment.run(study)
-    study.save()
     write_picture(experiment.chart(study), output / f"{given.name}.svg")
     print(experiment.tables(study))
 
@@ -79,6 +78,7 @@ svg > rect { fill: #22252e } text { fill: #d5d8df !important }
 .role-axis-domain line, .role-axis-tick line { stroke: #777c88 }
 }</style>"""
 _LOOKS: Row = {
+    "aria": False,  # a page describes the picture as a whole, beside it
     "background": "#ffffff",
     "font": "system-ui, sans-serif",
     "padding": 14,
@@ -110,6 +110,7 @@ def write_picture(chart: alt.TopLevelMixin, path: Path) -> None:
     chart = chart.configure(**_LOOKS)
     chart.save(str(path), format="svg")
     drawing = path.read_text("utf-8")
+    drawing = re.sub(r"\d+\.\d{3,}", lambda number: f"{float(number[0]):.2f}", drawing)
     end = drawing.index(">", drawing.index("<svg")) + 1
     path.write_text(drawing[:end] + _DARK + drawing[end:], "utf-8")
 
