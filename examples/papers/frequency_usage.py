@@ -145,7 +145,9 @@ def chart(study: Study) -> alt.TopLevelMixin:
     y = alt.Y("mean:Q", title="bits per byte", scale=alt.Scale(zero=False))
     curves = lines(rows, names, x=alt.X("x:Q", title="steps"), y=y, title="p-RoPE", width=620)
     maps = [_map(f"{model}, seed 0", study.measured[f"{model}/heads 0"], made) for model in MODELS]
-    return alt.vconcat(alt.hconcat(*maps), curves).resolve_scale(color="independent")
+    return alt.vconcat(alt.hconcat(*maps), curves).resolve_scale(
+        color="independent", strokeDash="independent"
+    )
 
 
 def _map(title: str, heads: Row, made: Row) -> alt.Chart:
