@@ -179,12 +179,12 @@ def _order(study: Study, what: str, ahead: Read, behind: Read, source: str) -> l
 def chart(study: Study) -> alt.TopLevelMixin:
     """Loss and retrieval against length, a column for each base and stage."""
     lengths = doublings(study.settings["context"], study.settings["target"])
-    x = shared.log2("tokens", lengths)
+    x = shared.log2("tokens", lengths[::2])
 
     def panel(base: str, stage: str, what: str, title: str) -> alt.LayerChart:
         curves = {law: study.over_seeds(f"{base}, {law}", stage, what) for law in LAWS}
         rows = [row for law in LAWS for row in shared.band(curves[law], lengths, law)]
-        scale = alt.Scale(domain=[2, 6] if what == "bits" else [0, 1])
+        scale = alt.Scale(domain=[2, 5.2] if what == "bits" else [0, 1])
         y = alt.Y("mean:Q", title=title, scale=scale)
         name = f"{base}, {stage}"
         return shared.lines(rows, LAWS, x=x, y=y, title=name, width=160, height=150)

@@ -459,7 +459,7 @@ DASHES = [[1, 0], [7, 3], [2, 2], [9, 3, 2, 3], [4, 2], [12, 3], [1, 3], [6, 2, 
 
 def log2(title: str, values: Sequence[int]) -> alt.X:
     """A logarithmic axis with these values, each twice the one before."""
-    scale, axis = alt.Scale(type="log", base=2), alt.Axis(values=list(values))
+    scale, axis = alt.Scale(type="log", base=2), alt.Axis(values=list(values), format="d")
     return alt.X("x:Q", title=title, scale=scale, axis=axis)
 
 
