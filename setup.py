@@ -1,11 +1,14 @@
-"""The CPU kernel's extension. Everything else about the package is in pyproject.toml.
+"""The CPU kernel's extension, and the README for a package index; the rest is in pyproject.toml.
 
-It is optional: where it does not compile, phasor installs without it and runs on plain torch
-operations.
+The kernel is optional: where it does not compile, phasor installs without it and runs on plain
+torch operations. With PHASOR_NO_KERNEL set nothing is compiled: the wheel for every system.
 """
 
+import os
+import re
 import sys
 import sysconfig
+import tomllib
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -18,9 +21,42 @@ OPENMP = ["-fopenmp"] if sys.platform == "linux" else []
 # one wheel for every Python from 3.11, but for those without a GIL, which lack the stable interface
 STABLE = not sysconfig.get_config_var("Py_GIL_DISABLED")
 
-setup(
-    options={"bdist_wheel": {"py_limited_api": "cp311"}} if STABLE else {},
-    ext_modules=[
+# a fenced block or a piece of code, which stay as they are; else a picture or a link
+MARKDOWN = re.compile(r"(```.*?^```|`[^`\n]*`)|(!?)\[([^]]*)\]\(([^()\s]+)\)", re.M | re.S)
+
+
+def index_readme(readme: str, site: str | None) -> str:
+    """The README for a package index, where no other file of this repository is.
+
+    Pictures and links to files in docs/ lead to ``site``, the address of the documentation. Of
+    other files, and without a site of these too, links leave their text and pictures nothing.
+    """
+
+    def rewrite(found: re.Match[str]) -> str:
+        code, picture, text, target = found.groups()
+        if code or target.startswith(("https://", "http://")):
+            return found[0]
+        path, _, section = target.partition("#")
+        if site is None or not path.startswith("docs/"):
+            return "" if picture else text
+        # MkDocs makes a folder of a page
+        page = re.sub(r"(^|/)index\.md$", r"\1", path.removeprefix("docs/"))
+        page = re.sub(r"\.md$", "/", page)
+        address = f"{site.rstrip('/')}/{page}" + (f"#{section}" if section else "")
+        return f"{picture}[{text}]({address})"
+
+    return re.sub(r"\n{3,}", "\n\n", MARKDOWN.sub(rewrite, readme))
+
+
+def kernel() -> list[Extension]:
+    """The extension, or none where it is not wanted or its compiler does not know these options."""
+    if os.environ.get("PHASOR_NO_KERNEL"):
+        print("phasor is built without its CPU kernel, as PHASOR_NO_KERNEL says", file=sys.stderr)
+        return []
+    if sys.platform == "win32":
+        print("phasor is built without its CPU kernel, which needs GCC or Clang", file=sys.stderr)
+        return []
+    return [
         Extension(
             "phasor._native",
             sources=[f"csrc/{name}.cpp" for name in SOURCES],
@@ -31,5 +67,16 @@ setup(
             py_limited_api=STABLE,
             optional=True,
         )
-    ],
+    ]
+
+
+project = tomllib.loads(Path("pyproject.toml").read_text("utf-8"))["project"]
+extensions = kernel()
+setup(
+    options={"bdist_wheel": {"py_limited_api": "cp311"}} if STABLE and extensions else {},
+    ext_modules=extensions,
+    long_description=index_readme(
+        Path("README.md").read_text("utf-8"), project.get("urls", {}).get("Documentation")
+    ),
+    long_description_content_type="text/markdown",
 )

@@ -23,19 +23,16 @@ PIPELINE = """
     axes pairings rope layers presets
     configs.block configs.facts configs.laws configs.sources configs.layer_kinds configs.strays
     configs.huggingface configs.diffusers configs.gguf configs.params configs.writing configs
-    frequencies angles positions multimodal numpy papers.kernels papers.heads
-    checkpoint.format checkpoint.files checkpoint.names checkpoint.model checkpoint.orders
-    checkpoint.rows checkpoint.planning checkpoint.verifying checkpoint.writing checkpoint
-    papers.precision papers.decay papers.interpolation papers.bounds papers.smooth
-    papers.coverage papers.extension papers.usage papers.linear papers
+    frequencies angles positions numpy
+    checkpoint.files checkpoint.model checkpoint.rows checkpoint.planning checkpoint.writing
+    checkpoint
+    papers.precision papers.distances papers.heads papers.bounds
+    papers.phases papers.usage papers.linear papers
     describe
-    identification.arrays identification.signatures identification.calling
-    identification.intervals identification.spectrum
-    identification.reading identification.report identification.ramp_laws identification.laws
-    identification.axes identification.fit identification.match identification.limits
-    identification.rules identification.slips identification.measuring identification.samples
-    identification.tensors identification.difference identification phasor
-    identification.comparison translation.onnx translation
+    identification.calling identification.blocks identification.spectrum identification.report
+    identification.laws identification.explaining identification.limits identification.mistakes
+    identification.measuring identification.differences identification phasor
+    translation.onnx translation
     figures._style figures._precision figures._spectrum figures._rotation figures._decay
     figures._heads figures._coverage figures._linear figures
     extending report._numbers report._snippet report._charts report
@@ -57,12 +54,11 @@ PIPELINE = """
     torch.transformers._handling torch.transformers._methods torch.transformers._members
     torch.transformers._live torch.transformers._classes torch.transformers._parts
     torch.transformers._check torch.transformers torch
-    terminal._screen bench._case bench._gate bench._timing bench._measure bench._figure bench
     torch.architectures._tiny torch.architectures._recording torch.architectures._compared
     torch.architectures torch.architectures.verdicts
-    cli.demo terminal._ropes terminal._extending terminal._architectures terminal
-    cli._common cli._show cli._architectures cli._identify cli._diff cli._convert cli._extend
-    cli._try cli __main__
+    cli.common bench._case bench._gate bench._timing bench._measure bench._figure bench
+    cli.show cli.architectures cli.identify cli.diff cli.convert cli.extend cli.report cli.presets
+    cli.demo cli.bench cli __main__
 """
 ORDER = PIPELINE.split()
 # the benchmark and the demonstration drive phasor.torch; only their commands import them
@@ -222,7 +218,7 @@ def printers(src: Path) -> set[str]:
 
 def test_what_is_printed_goes_one_way() -> None:
     """There it is made visible. The help is click's, and `patch` names classes of Python."""
-    assert printers(SRC) == {"cli", "cli._common", "torch.transformers"}
+    assert printers(SRC) == {"cli", "cli.common", "torch.transformers"}
 
 
 @pytest.mark.parametrize("line", ["print(1)", "click.echo(1)", "Console().rule()"])
@@ -242,14 +238,43 @@ def test_no_file_is_long() -> None:
 def test_what_the_package_exports_is_what_it_names() -> None:
     """`__all__` is every public name of phasor that is not a module of it."""
     own = {name.split(".")[0] for name in modules(SRC)}
-    public = {name for name in vars(phasor) if not name.startswith("_")} - own
-    assert public <= set(phasor.__all__)
+    assert all(hasattr(phasor, name) for name in phasor.__all__)  # some are imported only now
+    public = {
+        name
+        for name, value in vars(phasor).items()
+        if not name.startswith("_") and getattr(value, "__module__", "").startswith("phasor")
+    }
+    assert public - own <= set(phasor.__all__)
     assert set(phasor.__all__) - public <= own  # a function may be named like its module
+    assert set(phasor.__all__) <= set(dir(phasor))
     assert list(phasor.__all__) == sorted(phasor.__all__, key=export_order)
-    assert all(hasattr(phasor, name) for name in phasor.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'Ropes'"):
+        _ = phasor.Ropes  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def export_order(name: str) -> tuple[int, str]:
     """Constants, classes, functions, as ruff sorts them."""
     kind = 0 if name.isupper() else 1 if name[0].isupper() else 2
     return kind, name
+
+
+def hidden_modules(src: Path) -> set[str]:
+    """Modules whose package has something else of the same name: no dotted path reaches them."""
+    known = modules(src)
+    return {
+        f"{package}.{alias.name}".removeprefix("phasor.")
+        for package, path in known.items()
+        if path.name == "__init__.py"
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+        if f"{package}.{alias.name}".removeprefix("phasor.") in known
+        and not f"phasor.{package}".removesuffix(".phasor").endswith(node.module or "")
+    }
+
+
+def test_no_module_hides_behind_a_name_of_its_package(copy: Path) -> None:
+    """``phasor.papers.decay`` would be the function, and the file of that name out of reach."""
+    assert hidden_modules(SRC) == set()
+    plant(copy, "papers", "from phasor.papers.distances import bounds")
+    assert hidden_modules(copy) == {"papers.bounds"}

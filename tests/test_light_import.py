@@ -15,7 +15,7 @@ import phasor
 SRC = Path(phasor.__file__).parent
 HEAVY = ("torch", "matplotlib", "rich", "altair", "jinja2")
 # the modules whose job one of them is; nothing light imports these
-HEAVY_MODULES = {"torch", "figures", "bench", "terminal", "cli.demo", "report"}
+HEAVY_MODULES = {"torch", "figures", "bench", "cli.bench", "report"}
 # importing `phasor.__main__` runs the command line
 NEVER_IMPORTED = {"__main__"}
 

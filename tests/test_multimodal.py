@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phasor.errors import PositionError
-from phasor.multimodal import Image, Segment, Text, Video, multimodal, videorope
+from phasor.positions import Image, Segment, Text, Video, multimodal, videorope
 
 Cell = tuple[float, float, float]
 
@@ -292,7 +292,7 @@ ERRORS = {
     ),
     "segments[1] must be a Text, an Image or a Video, got 3": lambda: multimodal([Text(5), 3]),
     "segments[0] must be a Text, an Image or a Video, "
-    "got <class 'phasor.multimodal.Text'>": lambda: videorope([Text]),
+    "got <class 'phasor.positions.Text'>": lambda: videorope([Text]),
     "segments[1] must be a video without seconds_per_frame, "
     "got Video(frames=1, height=1, width=1, seconds_per_frame=1.0, tokens_per_second=2.0); "
     "in videorope frames are delta apart": lambda: videorope([Text(1), TIMED_VIDEO]),

@@ -6,10 +6,11 @@ import re
 import tomllib
 from pathlib import Path
 
+import click
 import numpy as np
 
 from phasor import Rope
-from phasor.cli import main
+from phasor.cli import COMMANDS, main
 from phasor.papers import angle_errors
 
 ROOT = Path(__file__).parent.parent
@@ -20,21 +21,20 @@ def page(path: str) -> str:
     return (ROOT / path).read_text("utf-8")
 
 
-def test_every_command_is_named() -> None:
-    """In the README's table, as it is typed."""
-    rows = "".join(re.findall(r"^\|.*$", page("README.md"), re.M))
-    assert [name for name in main.commands if f"`phasor {name}" not in rows] == []
+def command(name: str) -> click.Command:
+    """A command of `phasor`."""
+    found = main.get_command(click.Context(main), name)
+    assert found is not None
+    return found
 
 
-def test_the_readme_says_which_commands_speak_json() -> None:
-    """Those that have the option, and no other."""
-    (row,) = re.findall(r"^\| command line \|.*$", page("README.md"), re.M)
-    has = {
-        name
-        for name, command in main.commands.items()
-        if any("--json" in option.opts for option in command.params)
+def test_every_command_is_on_its_page() -> None:
+    """As it is typed, with a yes where it speaks JSON."""
+    rows = re.findall(r"^\| `phasor (\w+).*\|(.*)\|$", page("docs/command-line.md"), re.M)
+    speaks_json = {
+        name: any("--json" in option.opts for option in command(name).params) for name in COMMANDS
     }
-    assert set(re.findall(r"`(\w+)`", row)) == has
+    assert {name: cell.strip() == "yes" for name, cell in rows} == speaks_json
 
 
 def test_the_readme_is_as_precise_as_it_says() -> None:
@@ -67,7 +67,7 @@ def test_every_finding_is_explained() -> None:
     code = "".join(
         one.read_text("utf-8") for one in sorted((ROOT / "src/phasor/identification").glob("*.py"))
     )
-    names = set(re.findall(r'name="([a-z]+(?:-[a-z0-9]+)*)"', code))
+    names = set(re.findall(r'(?:Finding|_of_mistake)\(\s*"([a-z]+(?:-[a-z0-9]+)*)"', code))
     assert {"samples-part", "remembers"} <= names
     rows = "".join(re.findall(r"^\| `.*$", page("docs/identify.md"), re.M))
     either = {name: (f"`{name}`", f"`{name.split('-in-')[0]}-in-…`") for name in sorted(names)}

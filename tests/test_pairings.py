@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import phasor
-import torch
 from phasor import Rope
 from phasor.describe import sentences
 from phasor.numpy import change_pairing, matrix, rotate

@@ -1,6 +1,8 @@
 """phasor: rotary position embeddings, exact and in every convention."""
 
-from phasor.configs import load
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from phasor.errors import (
     BackendError,
     CheckpointError,
@@ -12,9 +14,6 @@ from phasor.errors import (
     TensorError,
     VerificationError,
 )
-from phasor.identification import diff, identify
-from phasor.layers import LayerRopes
-from phasor.presets import preset, preset_names
 from phasor.rope import Rope
 
 __all__ = [
@@ -35,3 +34,28 @@ __all__ = [
     "preset",
     "preset_names",
 ]
+
+# imported when they are first used: together they would take longer than NumPy
+if TYPE_CHECKING:
+    from phasor.configs import load
+    from phasor.identification import diff, identify
+    from phasor.layers import LayerRopes
+    from phasor.presets import preset, preset_names
+else:
+    _MODULES = {
+        "LayerRopes": "phasor.layers",
+        "diff": "phasor.identification",
+        "identify": "phasor.identification",
+        "load": "phasor.configs",
+        "preset": "phasor.presets",
+        "preset_names": "phasor.presets",
+    }
+
+    def __getattr__(name: str) -> object:
+        if name not in _MODULES:
+            raise AttributeError(f"module 'phasor' has no attribute {name!r}")
+        globals()[name] = value = getattr(import_module(_MODULES[name]), name)
+        return value
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

@@ -16,6 +16,8 @@ What it quotes of a file stands in it as `visible` writes it.
 
 from __future__ import annotations
 
+DISTRIBUTION = "phasor-rope"  # what pip installs; its ``[project]`` name
+
 
 def visible(text: str) -> str:
     r"""``text`` on one line, with every character that shows nothing written as its escape.
@@ -30,6 +32,15 @@ def visible(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def install_hint(extra: str) -> str:
+    """The command that installs phasor with ``extra``, for messages.
+
+    >>> install_hint("torch")
+    "pip install 'phasor-rope[torch]'"
+    """
+    return f"pip install '{DISTRIBUTION}[{extra}]'"
 
 
 class PhasorError(ValueError):

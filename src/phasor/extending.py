@@ -1,11 +1,14 @@
-"""A model taken to a longer context: the laws side by side, and what a config has to say."""
+"""A trained rope taken to a longer context: what each law does, and what a config has to say."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
-from typing import Any
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
 
 from phasor._checks import whole
 from phasor.axes import Axial
@@ -13,16 +16,235 @@ from phasor.configs import REPLACED, REPLACED_OF_KINDS, config_keys
 from phasor.describe import resolved
 from phasor.errors import ConfigError, SpecError
 from phasor.layers import LayerRopes
-from phasor.papers import Extension, extensions, recommend
+from phasor.papers.distances import kernel
+from phasor.papers.phases import Coverage, coverage
 from phasor.rope import Rope
-from phasor.scaling import NTK, DynamicNTK
+from phasor.scaling import (
+    LAWS,
+    NTK,
+    DynamicNTK,
+    Law,
+    Linear,
+    Llama3,
+    LongRope,
+    PerPair,
+    Yarn,
+)
 
+UNCHANGED = "unchanged"
+_SCAN = 1 << 16  # distances looked at between two looks for a sign
 # laws are compared while somebody waits: in 60 digits for each pair, and at every distance
 _PAIRS, _COSINES = 1 << 11, 1 << 31
 _FIXED = (
     "the class of this model takes no law and no base from its config; rotate with the rope itself "
     "(Rope.to_json keeps it)"
 )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Extension:
+    """One way to a longer context, and what it does.
+
+    Attributes:
+        name: The law as `phasor.scaling.LAWS` names it; ``"unchanged"`` for none.
+        rope: The Rope for the longer context.
+        coverage: Which of its phases are new, against the Rope of the training.
+        sign_change: The first distance where ``C(r) = sum_k cos(r * inv_freq[k])`` is negative,
+            from where on a similar key may score below a random one (Men et al. 2405.14591,
+            Theorem 1); None where that is not below ``coverage.to``.
+        resolution: How much of the angle between neighbours the fastest pair keeps, 1 for all; 1
+            where no pair turns and there is nothing to keep.
+    """
+
+    name: str
+    rope: Rope
+    coverage: Coverage
+    sign_change: int | None
+    resolution: float
+
+    @property
+    def pairs_affected(self) -> int:
+        """How many pairs show a phase that training never did."""
+        return int(self.coverage.affected.sum())
+
+    @property
+    def slowest_turns(self) -> float:
+        """Turns that the slowest pair makes over the longer context."""
+        return float(self.coverage.extended_turns.min())
+
+    @property
+    def attention_factor(self) -> float:
+        """What the law multiplies cos and sin by; see `Rope.attention_factor`."""
+        return self.rope.attention_factor
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Recommendation:
+    """Which extension to take, and why, in one sentence."""
+
+    extension: Extension
+    reason: str
+
+
+def extensions(
+    rope: Rope, context: int, to: int, *, factors: Sequence[float] | None = None
+) -> tuple[Extension, ...]:
+    """Each law that could take ``rope`` from ``context`` to ``to`` tokens, and what it does.
+
+    With ``s = to / context``: no change, linear interpolation by ``s``, NTK-aware by ``s``, dynamic
+    NTK as configurations state it (factor ``s``, at ``to`` tokens), YaRN and Llama 3 with their
+    published ramps, and LongRoPE where its searched ``factors`` are given. NTK laws are left out
+    where an axis has a single pair. No law composes with another: a Rope that has one is stretched
+    by the same law with ``s`` times its factor, and explicit frequencies, or those of a law without
+    a factor, are divided by ``s``.
+
+    Args:
+        rope: The Rope of the training, its scaling a law or None.
+        context: Tokens of the training.
+        to: Tokens of the wanted context, more than ``context``.
+        factors: LongRoPE's divisor for every pair; only for a Rope without a law.
+
+    Returns:
+        The unchanged Rope first, then each law.
+
+    Raises:
+        SpecError: If a length is not a whole number or ``to`` is not above ``context``; if
+            ``factors`` do not fit; or if ``rope.scaling`` is a rule: `Rope.at` picks its law.
+
+    >>> llama2 = Rope(head_dim=128, pairing="half", base=10_000.0)
+    >>> for way in extensions(llama2, 4096, 32768):
+    ...     print(way.name, way.pairs_affected, way.sign_change, round(way.resolution, 3))
+    unchanged 18 1707 1.0
+    linear 0 13649 0.125
+    ntk 17 5732 1.0
+    dynamic_ntk 0 21472 1.0
+    yarn 0 8886 1.0
+    llama3 0 11089 1.0
+    """
+    whole("context", context, least=2)
+    whole("to", to, least=context + 1)
+    if factors is not None and (rope.scaling is not None or rope.explicit_inv_freq is not None):
+        raise SpecError(
+            "factors divide plain frequencies, and this rope has a law or explicit frequencies; "
+            "give the Rope from before, with its context"
+        )
+    ropes = {UNCHANGED: rope, **_stretched(rope, context, to)}
+    if factors is not None:
+        divisors = tuple(factors)
+        rule = LongRope(
+            short_factors=(1.0,) * len(divisors),
+            long_factors=divisors,
+            original_max_positions=context,
+            factor=to / context,
+        )
+        ropes["longrope"] = replace(rope, scaling=rule.at(to))
+    return tuple(_extension(name, rope, context, one, to) for name, one in ropes.items())
+
+
+def recommend(ways: Sequence[Extension]) -> Recommendation:
+    """The extension to take without training, and the reason.
+
+    No change where it shows nothing new. Else, in this order: the fewest pairs out of distribution,
+    the most resolution kept, the least change to the frequencies (in octaves, over all pairs). The
+    change of sign does not choose, since slowing pairs down tends to move it outwards whatever the
+    law; the reason tells it. What wins on paper still wants its perplexity measured, and gains from
+    fine-tuning.
+
+    Args:
+        ways: What `extensions` returned, the unchanged Rope first.
+
+    Raises:
+        SpecError: If ``ways`` does not begin with the unchanged Rope.
+
+    >>> llama3 = Rope(head_dim=128, pairing="half", base=500_000.0)
+    >>> found = recommend(extensions(llama3, 8192, 131072))
+    >>> print(found.extension.name)
+    llama3
+    >>> print(found.reason)
+    no pair shows a new phase (29 do unchanged), the fastest pair keeps its whole angle between \
+neighbours, 35 pairs slow down; C(r) stays positive up to 131072
+    """
+    if not ways or ways[0].name != UNCHANGED:
+        raise SpecError("ways must be what extensions returned, the unchanged rope first")
+    unchanged = ways[0]
+    if unchanged.pairs_affected == 0:
+        reached = f"every phase up to {unchanged.coverage.to} was met in training"
+        return Recommendation(extension=unchanged, reason=f"{reached}; nothing needs to change")
+
+    def order(way: Extension) -> tuple[float, float, float]:
+        moved = float(np.abs(_octaves(unchanged.rope, way.rope)).sum())
+        return way.pairs_affected, -way.resolution, moved
+
+    best = min(ways, key=order)
+    return Recommendation(extension=best, reason=_reason(unchanged, best))
+
+
+def _reason(unchanged: Extension, best: Extension) -> str:
+    """What `recommend` saw in ``best``."""
+    count, kept = best.pairs_affected, best.resolution
+    slower = np.count_nonzero(_octaves(unchanged.rope, best.rope) < -1e-12)
+    angle = "its whole angle" if kept == 1 else f"{kept:.3g} of its angle"
+    sign = f"stays positive up to {best.coverage.to}"
+    if best.sign_change is not None:
+        sign = f"is first negative at {best.sign_change}"
+    return (
+        f"{count or 'no'} {'pairs show' if count > 1 else 'pair shows'} a new phase "
+        f"({unchanged.pairs_affected} do unchanged), the fastest pair keeps {angle} between "
+        f"neighbours, {slower} pairs slow down; C(r) {sign}"
+    )
+
+
+def _stretched(rope: Rope, context: int, to: int) -> dict[str, Rope]:
+    """The ropes that laws make of one that was trained as it stands."""
+    s = to / context
+    given = rope.law()
+    if rope.explicit_inv_freq is None and given is None:
+        laws: dict[str, Law] = {"linear": Linear(factor=s)}
+        if min(rope.axes.spectra(rope.num_pairs)) > 1:
+            laws["ntk"] = NTK(factor=s)
+            laws["dynamic_ntk"] = DynamicNTK(factor=s, original_max_positions=context).at(to)
+        laws["yarn"] = Yarn(factor=s, original_max_positions=context)
+        laws["llama3"] = Llama3(factor=s, original_max_positions=context)
+        return {name: replace(rope, scaling=law) for name, law in laws.items()}
+    larger: dict[str, Any] = {}
+    if isinstance(given, PerPair):
+        larger = {"factors": tuple(s * factor for factor in given.factors)}
+    elif hasattr(given, "factor"):
+        larger = {"factor": s * cast(Any, given).factor}
+    if given is not None and larger:
+        name = next(name for name, law in LAWS.items() if law is type(given))
+        return {name: replace(rope, scaling=replace(given, **larger))}
+    divided = tuple(float(f / s) for f in rope.inv_freq)
+    return {"linear": replace(rope, base=None, scaling=None, explicit_inv_freq=divided)}
+
+
+def _extension(name: str, trained: Rope, context: int, rope: Rope, to: int) -> Extension:
+    before, after = trained.inv_freq, rope.inv_freq
+    fastest = before.argmax()
+    standing = before[fastest] == 0
+    return Extension(
+        name=name,
+        rope=rope,
+        coverage=coverage(trained, context, rope, to),
+        sign_change=_sign_change(rope, to),
+        resolution=1.0 if standing else float(after[fastest] / before[fastest]),
+    )
+
+
+def _sign_change(rope: Rope, to: int) -> int | None:
+    """The first distance below ``to`` where the sum of cosines is negative."""
+    for start in range(0, to, _SCAN):
+        negative = kernel(rope, min(_SCAN, to - start), start=start).real < 0
+        if negative.any():
+            return start + int(negative.argmax())
+    return None
+
+
+def _octaves(before: Rope, after: Rope) -> NDArray[np.float64]:
+    """How far each frequency moved, in octaves; 0 for one that stands still before or after."""
+    f, g = before.inv_freq, after.inv_freq
+    turning = (f > 0) & (g > 0)
+    return np.log2(np.where(turning, g, 1.0) / np.where(turning, f, 1.0))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -44,7 +266,7 @@ class Way:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Plan:
+class ExtensionPlan:
     """The ways of the layers that read one rope to a longer context.
 
     Attributes:
@@ -116,7 +338,9 @@ class Plan:
         }
 
 
-def plan(ropes: LayerRopes, kind: str | Sequence[str] | None, context: int | None, to: int) -> Plan:
+def plan(
+    ropes: LayerRopes, kind: str | Sequence[str] | None, context: int | None, to: int
+) -> ExtensionPlan:
     """The ways of a model's layers to ``to`` tokens.
 
     Args:
@@ -160,7 +384,7 @@ def plan(ropes: LayerRopes, kind: str | Sequence[str] | None, context: int | Non
     labels = map(ropes.in_config.label, names) if _nested(ropes) else ()
     found = extensions(resolved(rope, length), length, to)
     best = recommend(found)
-    return Plan(
+    return ExtensionPlan(
         model=ropes.name,
         kinds=tuple(names),
         labels=tuple(dict.fromkeys(labels)),

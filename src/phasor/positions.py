@@ -3,24 +3,29 @@
 In come lengths, boundaries, masks and grid sizes; out come int64 arrays ``[..., seq]``, or
 ``[..., seq, n_axes]`` where a token has several coordinates (axis order t, h, w). The same names
 for tensors, on their device, are in `phasor.torch.positions`.
+
+A sequence of text, images and videos is a list of `Text`, `Image` and `Video`, whose grid sizes
+count the tokens that the language model sees, so after the vision tower has merged patches;
+markers around an image are tokens of text.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from phasor._checks import shown, whole
+from phasor._checks import number, shown, whole
 from phasor.errors import PositionError
 
 Positions = NDArray[np.int64]
 
 _FIRST, _LAST = -(2**63), 2**63 - 1
-# bytes are counted in int64 too
-_MOST = _LAST // 8
+_MOST = _LAST // 8  # bytes are counted in int64 too
 
 
 def span(length: int, start: int = 0) -> Positions:
@@ -42,9 +47,8 @@ def span(length: int, start: int = 0) -> Positions:
     length = whole("length", length, least=0, error=PositionError)
     start = whole("start", start, least=_FIRST, error=PositionError)
     if start + length - 1 > _LAST:
-        raise PositionError(
-            f"start + length - 1 must be at most 2**63 - 1, got {start} + {length} - 1"
-        )
+        what = "start + length - 1 must be at most 2**63 - 1"
+        raise PositionError(f"{what}, got {start} + {length} - 1")
     return _counted("length", length) + start
 
 
@@ -68,9 +72,8 @@ def packed(cu_seqlens: ArrayLike) -> Positions:
     """
     bounds = _integers("cu_seqlens", cu_seqlens)
     if bounds.ndim != 1 or bounds.size == 0:
-        raise PositionError(
-            f"cu_seqlens must have the shape [n_sequences + 1], got {list(bounds.shape)}"
-        )
+        what = "cu_seqlens must have the shape [n_sequences + 1]"
+        raise PositionError(f"{what}, got {list(bounds.shape)}")
     if bounds[0] != 0:
         raise PositionError(f"cu_seqlens must start with 0, got {bounds[0]}")
     falls = np.flatnonzero(bounds[1:] < bounds[:-1])
@@ -141,9 +144,8 @@ def cached(lengths: ArrayLike, new_tokens: int) -> Positions:
         raise PositionError(f"lengths must have the shape [batch], got {list(held.shape)}")
     longest = int(held.max(initial=0))
     if longest + new_tokens - 1 > _LAST:
-        raise PositionError(
-            f"lengths + new_tokens - 1 must be at most 2**63 - 1, got {longest} + {new_tokens} - 1"
-        )
+        what = "lengths + new_tokens - 1 must be at most 2**63 - 1"
+        raise PositionError(f"{what}, got {longest} + {new_tokens} - 1")
     return held[:, None] + _counted("new_tokens", new_tokens)
 
 
@@ -165,9 +167,7 @@ def grid(*sizes: int) -> Positions:
     """
     if not sizes:
         raise PositionError("sizes must name at least one axis, got none")
-    shape = tuple(
-        whole(f"sizes[{i}]", size, least=0, error=PositionError) for i, size in enumerate(sizes)
-    )
+    shape = [whole(f"sizes[{i}]", n, least=0, error=PositionError) for i, n in enumerate(sizes)]
     cells = _counted("the product of sizes", math.prod(shape))
     return np.stack(np.unravel_index(cells, shape), axis=-1)
 
@@ -253,6 +253,224 @@ def chunks_of_rank(length: int, rank: int, world_size: int, layout: str) -> list
             f"{world_size} ranks, got {length}; pad the sequence to {length - over + n_chunks}"
         )
     return [range(chunk * size, (chunk + 1) * size) for chunk in held]
+
+
+@dataclass(frozen=True)
+class Text:
+    """A run of ``length`` text tokens, which stand at ``t = h = w``.
+
+    Args:
+        length: How many, at least 0.
+
+    Raises:
+        PositionError: If ``length`` is not such a whole number.
+    """
+
+    length: int
+
+    def __post_init__(self) -> None:
+        _set_whole(self, "length", least=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Image:
+    """An image of ``height * width`` tokens, row by row.
+
+    Args:
+        height: Rows of tokens, at least 1.
+        width: Tokens in a row, at least 1.
+
+    Raises:
+        PositionError: If a size is not such a whole number.
+    """
+
+    height: int
+    width: int
+
+    def __post_init__(self) -> None:
+        for field in ("height", "width"):
+            _set_whole(self, field, least=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Video:
+    """A video of ``frames`` grids of ``height * width`` tokens, frame by frame.
+
+    With neither ``seconds_per_frame`` nor ``tokens_per_second`` frames are one position apart
+    (Qwen2-VL); with both they are ``seconds_per_frame * tokens_per_second`` apart (Qwen2.5-VL).
+
+    Args:
+        frames: Steps in time that the model sees, at least 1. One step is often several frames
+            of the file merged: Qwen2.5-VL merges two.
+        height: Rows of tokens in a frame, at least 1.
+        width: Tokens in a row, at least 1.
+        seconds_per_frame: Seconds from one step to the next; for Qwen2.5-VL 2 divided by the
+            frames sampled per second.
+        tokens_per_second: Positions that one second spans.
+
+    Raises:
+        PositionError: If a size is not such a whole number, one of the last two is given without
+            the other or is not positive, or the last frame would stand beyond int64.
+    """
+
+    frames: int
+    height: int
+    width: int
+    seconds_per_frame: float | None = None
+    tokens_per_second: float | None = None
+
+    def __post_init__(self) -> None:
+        for field in ("frames", "height", "width"):
+            _set_whole(self, field, least=1)
+        pace = (self.seconds_per_frame, self.tokens_per_second)
+        if pace == (None, None):
+            return
+        if None in pace:
+            raise PositionError(
+                f"seconds_per_frame and tokens_per_second go together, got {pace[0]} and "
+                f"{pace[1]}; give both, or neither for frames one position apart"
+            )
+        longest = float(self.frames)
+        for field in ("seconds_per_frame", "tokens_per_second"):
+            value = number(field, getattr(self, field), above=0, most=1e9, error=PositionError)
+            object.__setattr__(self, field, value)
+            longest *= value
+        if longest >= 2.0**63:
+            raise PositionError(
+                "frames * seconds_per_frame * tokens_per_second must stay below 2**63, got "
+                f"{self.frames} * {self.seconds_per_frame:g} * {self.tokens_per_second:g}"
+            )
+
+
+Segment = Text | Image | Video
+
+
+def multimodal(segments: Iterable[Segment]) -> Positions:
+    """Positions of text, images and videos as Qwen2-VL, 2.5-VL and 3-VL number them (M-RoPE).
+
+    With ``start`` one more than the largest coordinate so far, on any axis, and 0 at first:
+
+    * text token ``j`` stands at ``start + j`` on all three axes;
+    * the patch of an image in row ``i``, column ``j`` at ``(start, start + i, start + j)``;
+    * that of frame ``k`` of a video at ``(start + time[k], start + i, start + j)``, where
+      ``time[k]`` is ``k``, or ``k * seconds_per_frame * tokens_per_second`` cut to a whole number.
+
+    The cut is taken on a float32 product, as the reference code takes it: a time just below a
+    whole number may be rounded up to it first. Qwen3-VL writes a time stamp as text before every
+    frame: give it each frame as ``Text`` and ``Image``. The next token of an answer stands at
+    ``positions.max() + 1``.
+
+    transformers 5.23 goes on after a video at ``start + max(height, width)`` however long the
+    video lasts, so text repeats the times of its late frames; there the two differ. The paper
+    and transformers 4 follow the rule above.
+
+    Args:
+        segments: The sequence from its beginning, in order.
+
+    Returns:
+        int64 array ``[seq, 3]``, axis order t, h, w.
+
+    Raises:
+        PositionError: If something in ``segments`` is not a `Text`, `Image` or `Video`.
+
+    Source: Qwen2-VL (2409.12191), section 2.1; Qwen2.5-VL (2502.13923), section 2.1.
+
+    >>> multimodal([Text(2), Image(height=2, width=2), Text(1)]).T
+    array([[0, 1, 2, 2, 2, 2, 4],
+           [0, 1, 2, 2, 3, 3, 4],
+           [0, 1, 2, 3, 2, 3, 4]])
+    """
+    blocks, start = [np.empty((0, 3), dtype=np.int64)], 0
+    for segment in _checked(segments):
+        if isinstance(segment, Text):
+            block = every_axis(span(segment.length), 3)
+        else:
+            block = _cells(segment)
+            if isinstance(segment, Video) and segment.seconds_per_frame is not None:
+                step = np.float32(segment.tokens_per_second) * np.float32(segment.seconds_per_frame)
+                block[:, 0] = (block[:, 0].astype(np.float32) * step).astype(np.int64)
+        blocks.append(start + block)
+        start += int(block.max(initial=-1)) + 1
+    return np.concatenate(blocks)
+
+
+def videorope(segments: Iterable[Segment], *, delta: float = 2.0) -> NDArray[np.float64]:
+    """Positions of text, images and videos as VideoRoPE numbers them, on the diagonal of time.
+
+    With ``start`` one more than the last ``t`` so far, and 0 at first:
+
+    * text token ``j`` stands at ``start + j`` on all three axes;
+    * the patch of frame ``k``, row ``i``, column ``j`` at ``t = start + k * delta``,
+      ``h = t + i - floor((height - 1) / 2)`` and ``w = t + j - floor((width - 1) / 2)``;
+      an image is one frame.
+
+    So the middle of a frame stands where text of that time would, rows above it and columns to
+    its left come out smaller than ``t`` (negative in an image that opens the sequence), and text
+    after a frame may repeat coordinates that the far corner of the frame has. The next token of
+    an answer stands at ``positions[-1, 0] + 1``.
+
+    Args:
+        segments: The sequence from its beginning, in order. Videos without seconds: here
+            ``delta`` alone says how far apart frames are.
+        delta: Positions from one frame to the next, positive; the paper uses 2.
+
+    Returns:
+        float64 array ``[seq, 3]``, axis order t, h, w; float64 whatever the value of ``delta``.
+
+    Raises:
+        PositionError: If ``delta`` is not a positive number, a video says its seconds, or
+            something in ``segments`` is not a `Text`, `Image` or `Video`.
+
+    Source: VideoRoPE (2502.05173), with the centre as the authors' code rounds it.
+
+    >>> videorope([Text(1), Video(frames=2, height=1, width=3), Text(1)]).T
+    array([[0., 1., 1., 1., 3., 3., 3., 4.],
+           [0., 1., 1., 1., 3., 3., 3., 4.],
+           [0., 0., 1., 2., 2., 3., 4., 4.]])
+    """
+    delta = number("delta", delta, above=0, error=PositionError)
+    blocks, start = [np.empty((0, 3))], 0.0
+    for i, segment in enumerate(_checked(segments)):
+        if isinstance(segment, Text):
+            block = every_axis(span(segment.length), 3).astype(np.float64)
+        elif isinstance(segment, Video) and segment.seconds_per_frame is not None:
+            raise PositionError(
+                f"segments[{i}] must be a video without seconds_per_frame, got "
+                f"{shown(segment)}; in videorope frames are delta apart"
+            )
+        else:
+            frame, row, column = _cells(segment).T
+            time = delta * frame
+            middle_row, middle_column = (segment.height - 1) // 2, (segment.width - 1) // 2
+            block = np.stack(
+                [time, time + row - middle_row, time + column - middle_column], axis=-1
+            )
+        blocks.append(start + block)
+        start += float(block[:, 0].max(initial=-1.0)) + 1.0
+    return np.concatenate(blocks)
+
+
+def _set_whole(segment: Segment, field: str, *, least: int) -> None:
+    value = whole(field, getattr(segment, field), least=least, error=PositionError)
+    object.__setattr__(segment, field, value)
+
+
+def _checked(segments: Any) -> list[Segment]:
+    if not hasattr(segments, "__iter__"):
+        what = "segments must be a list of Text, Image and Video"
+        raise PositionError(f"{what}, got {shown(segments)}")
+    items: list[Any] = list(segments)
+    for i, item in enumerate(items):
+        if not isinstance(item, Segment):
+            what = f"segments[{i}] must be a Text, an Image or a Video"
+            raise PositionError(f"{what}, got {shown(item)}")
+    return items
+
+
+def _cells(segment: Image | Video) -> Positions:
+    """(frame, row, column) of every token, ``[frames * height * width, 3]``."""
+    frames = segment.frames if isinstance(segment, Video) else 1
+    return grid(frames, segment.height, segment.width)
 
 
 def _counted(name: str, count: int) -> Positions:

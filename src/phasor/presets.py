@@ -9,8 +9,8 @@ import difflib
 import tomllib
 from collections.abc import Mapping
 from functools import lru_cache
-from importlib import resources
 from itertools import chain, cycle, islice
+from pathlib import Path
 from typing import Any
 
 from phasor._checks import shown
@@ -66,7 +66,8 @@ def preset_names() -> tuple[str, ...]:
 
 @lru_cache(maxsize=1)
 def _tables() -> Mapping[str, Mapping[str, Any]]:
-    return tomllib.loads(resources.files("phasor").joinpath("presets.toml").read_text("utf-8"))
+    # not importlib.resources, which would take as long to import as this file to read
+    return tomllib.loads(Path(__file__).with_name("presets.toml").read_text("utf-8"))
 
 
 def _description(name: str) -> dict[str, Any]:

@@ -7,9 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
+
 from phasor import bench
 from phasor.bench import Case, Contender, Measured
-from torch import Tensor
 
 TINY = Case(name="tiny", dtype="float32", seq=5, batch=2, q_heads=3, k_heads=1, head_dim=8)
 SHAPES = {

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
 import torch
+
 from phasor import bench
 from phasor.bench import COPY, Case, Measured
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-
 import torch
+from torch import Tensor
+
 from phasor import VerificationError, bench
 from phasor.bench import COPY, MULTIPLY, TOLERANCE, Case, Contender, UnableError
-from torch import Tensor
 
 from .bench_cases import SHAPES, TINY, measured_alone, spoilt
 

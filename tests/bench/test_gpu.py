@@ -15,12 +15,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
-
 import torch
+from click.testing import CliRunner
+from torch import Tensor
+
 from phasor import bench
 from phasor.bench import COPY, MULTIPLY, Case, Contender
-from torch import Tensor
 
 from .bench_files import files_of_bench
 from .gpu_bench import MODULES, TINY, result

@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-
 import torch
+from torch import Tensor
+
 from phasor import bench
 from phasor.bench import COPY, EPSILON, MULTIPLY, Case, Contender
-from torch import Tensor
 
 from .bench_files import files_of_bench
 from .gpu_bench import MODULES, TINY

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from phasor.checkpoint import CheckpointError, plan, write
-from phasor.checkpoint.format import read_header
+from phasor.checkpoint.files import read_header
 
 from .checkpoints import contents, in_file, llama, llama_tensors, save_folder, two_shards
 

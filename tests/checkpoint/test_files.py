@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from phasor import PhasorError
 from phasor.checkpoint import CheckpointError, plan
-from phasor.checkpoint.format import read_header
+from phasor.checkpoint.files import read_header
 
 from .checkpoints import contents, in_file, llama, two_shards
 

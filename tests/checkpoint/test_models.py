@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import transformers
 
-import torch
 from phasor.checkpoint import plan, write
 
 from .checkpoints import load

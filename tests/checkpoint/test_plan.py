@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from phasor.checkpoint import CheckpointError, Patterns, plan
-from phasor.checkpoint.names import known_part
+from phasor.checkpoint.model import known_part
 
 from .checkpoints import Tensors, llama, llama_tensors, save, save_folder, tensor
 

@@ -9,8 +9,8 @@ import pytest
 from click.testing import CliRunner
 
 from phasor import ConfigError, Rope
-from phasor.cli._architectures import is_architecture
-from phasor.cli._identify import identify
+from phasor.cli.architectures import is_architecture
+from phasor.cli.identify import identify
 from phasor.scaling import Yarn
 from phasor.torch import architectures
 from phasor.torch.architectures import verdicts

@@ -6,17 +6,22 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
 
+import click
 import pytest
 from click.testing import CliRunner
 
 import phasor
-from phasor.cli import main, run
-from phasor.cli._try import bench
+import phasor.cli
+from phasor.cli import COMMANDS, run
+from phasor.cli.bench import bench
+from phasor.cli.diff import print_comparison
+from phasor.cli.show import print_model
 from phasor.errors import BackendError
-from phasor.identification.comparison import compare
-from phasor.terminal import print_comparison, print_model
+from phasor.identification import compare
 
 EXAMPLE = Path(phasor.__file__).parent / "examples" / "llama-3.1-8b.json"
 
@@ -264,10 +269,10 @@ def test_a_picture_that_cannot_be_saved_is_refused_before_measuring(
 def test_a_picture_without_matplotlib_names_the_extra(tmp_path, monkeypatch):
     """Before measuring too."""
     monkeypatch.setattr("phasor.bench.run", None)
-    monkeypatch.setattr("phasor.cli._common.find_spec", lambda name: name != "matplotlib" or None)
+    monkeypatch.setattr("phasor.cli.common.find_spec", lambda name: name != "matplotlib" or None)
     done = CliRunner().invoke(bench, ["--save", str(tmp_path / "x.png")])
     assert isinstance(done.exception, BackendError)
-    assert "pip install 'phasor[figures]'" in str(done.exception)
+    assert "pip install 'phasor-rope[figures]'" in str(done.exception)
 
 
 def test_no_colours_go_into_a_pipe():
@@ -301,7 +306,7 @@ def test_ctrl_c_ends_it_with_130(monkeypatch, capsys):
     def interrupted(model, reading):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("phasor.cli._show.read", interrupted)
+    monkeypatch.setattr("phasor.cli.show.read", interrupted)
     monkeypatch.setattr(sys, "argv", ["phasor", "show", "llama-3-8b"])
     with pytest.raises(SystemExit) as leaving:
         run()
@@ -320,12 +325,24 @@ def test_streams_that_are_closed_are_no_trouble(closed, model, status):
     assert b"Traceback" not in done.stderr
 
 
+def test_every_command_can_be_typed():
+    """Those that the files define are those that are listed."""
+    files = [import_module(f"phasor.cli.{one.name}") for one in iter_modules(phasor.cli.__path__)]
+    defined = {
+        (value.name, file.__name__)
+        for file in files
+        for value in vars(file).values()
+        if isinstance(value, click.Command) and value.callback.__module__ == file.__name__
+    }
+    assert defined == {(name, f"phasor.cli.{name}") for name in COMMANDS}
+
+
 def test_phasor_alone_prints_its_help():
     """A command a line, and exit status 0."""
     done = phasor_command()
     assert (done.returncode, done.stderr) == (0, "")
     listed = done.stdout[done.stdout.index("Commands:") :].splitlines()[1:]
-    assert [line.split()[0] for line in listed] == sorted(main.commands)
+    assert [line.split()[0] for line in listed] == list(COMMANDS)
     assert done.stdout == phasor_command("--help").stdout
 
 
@@ -372,13 +389,25 @@ def test_colours_are_the_only_thing_that_a_terminal_obeys(tmp_path):
         )
 
 
-def test_showing_a_model_imports_no_torch():
-    """The commands that only describe start without torch and matplotlib."""
+HEAVY = ("torch", "matplotlib", "phasor.configs", "phasor.identification", "phasor.checkpoint")
+
+
+def test_importing_phasor_imports_little_else():
+    """Neither what reads files and functions, nor the terminal."""
+    program = f"import sys, phasor; print({{*{(*HEAVY, 'rich', 'click')}}} & {{*sys.modules}})"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "set()\n"
+
+
+def test_showing_a_preset_imports_what_it_needs():
+    """No torch, and no other command's packages."""
     program = (
         "import sys, phasor.cli as cli\n"
         "sys.argv = ['phasor', 'show', 'llama-3.1-8b']\n"
         "try:\n    cli.run()\nexcept SystemExit:\n    pass\n"
-        "print(sorted({'torch', 'matplotlib'} & set(sys.modules)))"
+        f"print(sorted({{*{HEAVY}}} & set(sys.modules)))"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 import phasor.cli.demo
+import phasor.torch
 
 
 def test_the_demo_holds(capsys):
@@ -15,9 +16,9 @@ def test_the_demo_holds(capsys):
 
 def test_the_demo_fails_on_a_wrong_rotation(monkeypatch, capsys):
     """A sign that is wrong makes the demo return false and print it."""
-    right = phasor.cli.demo.rotate_qk
+    right = phasor.torch.rotate_qk
     monkeypatch.setattr(
-        phasor.cli.demo,
+        phasor.torch,
         "rotate_qk",
         lambda q, k, p, rope: right(q, k, p, replace(rope, direction=-1)),
     )
@@ -28,10 +29,10 @@ def test_the_demo_fails_on_a_wrong_rotation(monkeypatch, capsys):
 @pytest.mark.parametrize("error", [1e-4, 1e-5])
 def test_the_demo_sees_a_frequency_that_is_slightly_off(monkeypatch, error):
     """A base that is off by a part in 1e4 is caught."""
-    right = phasor.cli.demo.rotate_qk
+    right = phasor.torch.rotate_qk
 
     def wrong(q, k, p, rope):
         return right(q, k, p, replace(rope, base=rope.base * (1 + error)))
 
-    monkeypatch.setattr(phasor.cli.demo, "rotate_qk", wrong)
+    monkeypatch.setattr(phasor.torch, "rotate_qk", wrong)
     assert not phasor.cli.demo.run()

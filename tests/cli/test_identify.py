@@ -9,9 +9,9 @@ import pytest
 from click.testing import CliRunner
 
 from phasor import Rope, SpecError
-from phasor.cli._architectures import text_config
-from phasor.cli._diff import diff, part, parting_text
-from phasor.cli._identify import identify, is_function, named
+from phasor.cli.architectures import text_config
+from phasor.cli.diff import diff, part, parting_text
+from phasor.cli.identify import find_function, identify, is_function
 from phasor.errors import ConfigError
 from phasor.numpy import rotate
 
@@ -69,7 +69,7 @@ def test_a_named_function_is_described_as_json():
 def test_a_name_of_nothing_is_refused(text, says):
     """With what is missing."""
     with pytest.raises(SpecError, match=says):
-        named(text)
+        find_function(text)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_a_module_that_cannot_be_imported_is_refused(tmp_path, text, says):
     name = f"bad_{abs(hash(text))}"
     (tmp_path / f"{name}.py").write_text(text, "utf-8")
     with pytest.raises(SpecError, match=f"'{name}' cannot be imported.*{says}"):
-        named(f"{name}:turned")
+        find_function(f"{name}:turned")
 
 
 def test_a_config_inside_a_config_must_be_one(tmp_path):
@@ -149,6 +149,21 @@ def test_diff_of_two_functions_needs_the_width_of_a_head():
     assert (refused.exit_code, "--head-dim" in refused.output) == (2, True)
     done = CliRunner().invoke(diff, [*both, "--head-dim", "16", "--json"])
     assert json.loads(done.output)["differ"] is True
+
+
+def test_diff_as_json_of_a_refused_position_has_the_reason_and_no_infinity():
+    """JSON has no such number."""
+    both = ["somebodys_rope:turned", "somebodys_rope:short"]
+    done = CliRunner().invoke(diff, [*both, "--head-dim", "16", "--json"])
+
+    def refuse(constant):
+        raise ValueError(constant)
+
+    plain = json.loads(done.output, parse_constant=refuse)
+    assert (plain["differ"], plain["parting"]["size"], plain["parting"]["score"]) == (
+        True, None, None,
+    )  # fmt: skip
+    assert "IndexError" in plain["parting"]["refused"]
 
 
 def test_diff_refuses_a_width_that_is_not_the_models(config):

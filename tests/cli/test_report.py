@@ -65,7 +65,7 @@ def test_the_missing_extra_is_named(tmp_path):
     )
     done = command("gpt-j-6b", "-o", tmp_path / "page.html", program=hidden)
     assert done.returncode == 2
-    assert "pip install 'phasor[report]'" in done.stderr
+    assert "pip install 'phasor-rope[report]'" in done.stderr
 
 
 def test_a_report_goes_where_a_symlink_leads(tmp_path):

@@ -9,7 +9,7 @@ from transformers import configuration_utils
 
 from phasor import ConfigError
 from phasor.checkpoint.model import describe
-from phasor.cli._architectures import text_config
+from phasor.cli.architectures import text_config
 from phasor.configs import NESTED, language_models, load
 from phasor.configs.block import Block
 from phasor.configs.facts import table

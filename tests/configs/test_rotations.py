@@ -21,12 +21,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 import torch
+from torch import Tensor
+
 from phasor import Rope, load
 from phasor.configs.facts import table
 from phasor.torch.architectures import model_types
-from torch import Tensor
 
 from ..offline import refuse_connections
 from .transformers_frequencies import quiet

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from phasor import Rope, load, preset
+from phasor.cli.extend import print_plan
 from phasor.configs import REPLACED, REPLACED_OF_KINDS, config_keys
 from phasor.configs.facts import CONTEXTS, table
 from phasor.errors import SpecError
 from phasor.extending import plan
 from phasor.report import report
 from phasor.scaling import DynamicNTK, PerPair
-from phasor.terminal import print_plan
 
 from ..configs.config_files import CONFIGS, small
 

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 import torch
+from torch import Tensor
+
 from phasor import Rope
 from phasor.torch.backends.triton.plan import key_of, plan_of
 from phasor.torch.backends.triton.tiles import module
-from torch import Tensor
 
 from .triton_compiler import (
     DECODE,

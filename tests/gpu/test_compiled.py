@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-import torch
 from phasor import Rope
 from phasor.torch import chosen_backend
 from phasor.torch.backends import triton as triton_backend
 from phasor.torch.backends.triton.plan import plan_of
 from phasor.torch.backends.triton.tiles import TIMES_BITS, module, reciprocal
-from torch import Tensor
 
 from .triton_compiler import (
     HALF,

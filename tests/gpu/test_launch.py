@@ -7,8 +7,9 @@ import weakref
 from typing import Any
 
 import pytest
-
 import torch
+from torch import Tensor
+
 from phasor import BackendError, Rope, TensorError
 from phasor.torch import (
     _ops,
@@ -23,7 +24,6 @@ from phasor.torch import (
 )
 from phasor.torch.backends.triton import plan as triton_plan
 from phasor.torch.fused import rotate_and_cache_
-from torch import Tensor
 
 from ..torch.torch_oracle import assert_rotated
 from .triton_runs import (

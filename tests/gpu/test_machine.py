@@ -10,13 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
 import torch
+from torch import Tensor
+
 from phasor import Rope
 from phasor.axes import Sectioned
 from phasor.torch import rotate_qk, rotate_qk_
 from phasor.torch.fused import norm_rotate_qk, rotate_and_cache_
-from torch import Tensor
 
 from ..torch.fused_cases import assert_normed
 from ..torch.torch_oracle import assert_rotated, normal

@@ -7,9 +7,8 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
-
 import torch
+from numpy.typing import NDArray
 
 from .ptx.arithmetic import bfloat16, convert, float8, fma, pack, shifted, widened
 from .ptx.machine import launch

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 import torch
+from torch import Tensor
+
 from phasor import Rope
 from phasor.axes import Alternating, InterleavedSections, Sectioned
 from phasor.torch import rotate, rotate_, rotate_by, rotate_by_, rotate_qk
 from phasor.torch.backends import cpu
-from torch import Tensor
 
 from ..torch.torch_oracle import DTYPES, assert_rotated, excess_by, float64, normal
 from .triton_runs import (

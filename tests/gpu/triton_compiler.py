@@ -9,14 +9,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-
 import torch
+from torch import Tensor
+
 from phasor import Rope
 from phasor.axes import Sectioned
 from phasor.torch.backends import triton as triton_backend
 from phasor.torch.backends.triton import fused as triton_fused
 from phasor.torch.backends.triton.tiles import module
-from torch import Tensor
 
 from .triton_runs import APART, forget_plans, needs_triton
 

@@ -17,13 +17,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 import torch
+from torch import Tensor
+
 from phasor import Rope
 from phasor.torch.backends import triton as triton_backend
 from phasor.torch.backends.triton import fused as triton_fused
 from phasor.torch.backends.triton import tiles as triton_tiles
-from torch import Tensor
 
 from ..torch.torch_oracle import normal
 

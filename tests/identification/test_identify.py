@@ -214,7 +214,7 @@ def test_arguments_out_of_bounds_are_refused(options, error, says):
 
 @pytest.mark.parametrize(
     ("arrays", "says"),
-    [("torch", r"pip install 'phasor\[torch\]'"), ("jax", "pip install jax")],
+    [("torch", r"pip install 'phasor-rope\[torch\]'"), ("jax", "pip install jax")],
 )
 def test_arrays_of_a_missing_library_name_what_installs_it(monkeypatch, arrays, says):
     """Phasor's extra where there is one."""
@@ -222,7 +222,7 @@ def test_arrays_of_a_missing_library_name_what_installs_it(monkeypatch, arrays, 
     def missing(name):
         raise ImportError(name)
 
-    monkeypatch.setattr("phasor.identification.arrays.import_module", missing)
+    monkeypatch.setattr("phasor.identification.calling.import_module", missing)
     with pytest.raises(BackendError, match=f"needs {arrays}, which is not installed: {says}"):
         identify(lambda x, positions: x, 16, arrays=arrays)
 
@@ -263,6 +263,19 @@ def test_a_refused_position_parts_them():
     found = diff_measured(ROPE, measured(lambda x, p: reference(x, table[p]), 16))
     assert found.position == 100
     assert "IndexError" in found.refused
+    assert (found.size, found.score) == (None, None)
+
+
+def test_what_is_not_finite_parts_them_by_no_number():
+    """A table that ends in NaN: JSON has no number for how far that is."""
+
+    def ending(x, positions):
+        return np.where((positions < 100)[..., None, None], reference(x, positions), np.nan)
+
+    found = diff_measured(ROPE, measured(ending, 16))
+    assert (found.position, found.size, found.score) == (100, None, None)
+    plain = identify(lambda x, p: ending(x, np.where(p == 1023, 100, p % 100)), 16).as_plain()
+    assert json.dumps(plain, allow_nan=False)
 
 
 def test_heads_of_different_width_cannot_be_compared():

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from phasor import TensorError
-from phasor.cli._identify import identify as command
+from phasor.cli.identify import identify as command
 from phasor.identification import identify
 
 from .defects import WIDTH, plain

@@ -24,7 +24,6 @@ from phasor.papers import (
     interpolation_bound,
     interpolation_error,
     negative_distances,
-    phase_bounds,
     printed_interpolation_bound,
 )
 from phasor.scaling import DynamicNTK, Linear
@@ -102,14 +101,6 @@ def test_the_critical_base_of_llama_2_is_the_published_one() -> None:
     assert round(critical_base(1e4, 4096, 16_384)) == 71_738
     tuned = head(base=critical_base(1e4, 4096, 16_384))
     assert critical_dimension(tuned, 16_384) == critical_dimension(head(), 4096)
-
-
-def test_phase_bounds_are_their_formulas() -> None:
-    """The slowest pair's cosine to the power of the layers is what was to be kept."""
-    bounds = phase_bounds(32_768, layers=24, kept=0.8, epsilon=2.0**-10)
-    assert bounds.aliasing == pytest.approx(critical_bases(32_768)[2], rel=1e-15)
-    assert math.cos(32_768 / bounds.stability) ** 24 == pytest.approx(0.8, rel=1e-12)
-    assert bounds.precision == 1024
 
 
 @pytest.mark.parametrize(
@@ -212,16 +203,6 @@ def test_600_times_is_571_and_309() -> None:
             lambda: feasible_bases(head(base=None, explicit_inv_freq=METHOD_2), 10, [2.0]),
             SpecError,
             "rope must have a base to be swept",
-        ),
-        (
-            lambda: phase_bounds(10, layers=1, kept=1.0, epsilon=0.1),
-            SpecError,
-            "kept must be below 1",
-        ),
-        (
-            lambda: phase_bounds(10, layers=0, kept=0.5, epsilon=0.1),
-            SpecError,
-            "layers must be a whole number >= 1",
         ),
         (
             lambda: printed_interpolation_bound(ONES, ONES, 1, head(scaling=Linear(factor=2.0))),

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from phasor import Rope
 from phasor.numpy import score
-from phasor.papers import KINDS, cosine, expected_scores, moved
+from phasor.papers import KINDS, cosine, expected_scores, turning_pairs
 from phasor.scaling import Linear
 
 from .. import oracle, strategies
@@ -146,7 +146,7 @@ def test_unrelated_keys_of_mean_zero_score_nothing_anywhere() -> None:
 def test_a_pair_has_moved_beyond_its_own_distance(base: float) -> None:
     """Pair k by a radian after base**(2k/d) positions, either way."""
     distances = [0, 1, 2, 7, 60, 999, 12_345, -60]
-    got = moved(head(base=base), distances)
+    got = turning_pairs(head(base=base), distances)
     for r, row in zip(distances, got, strict=True):
         assert row.tolist() == [
             abs(r) > mpmath.mpf(base) ** (mpmath.mpf(k) / 64) for k in range(64)
@@ -155,11 +155,13 @@ def test_a_pair_has_moved_beyond_its_own_distance(base: float) -> None:
 
 def test_a_radian_exactly_is_not_beyond_a_radian() -> None:
     """At base 1e4 pair 16 j turns by one radian in 10**j positions."""
-    assert moved(head(), [1, 10, 100, 1000]).sum(-1).tolist() == [0, 16, 32, 48]
-    assert moved(head(), [2, 11, 101, 1001]).sum(-1).tolist() == [5, 17, 33, 49]
+    assert turning_pairs(head(), [1, 10, 100, 1000]).sum(-1).tolist() == [0, 16, 32, 48]
+    assert turning_pairs(head(), [2, 11, 101, 1001]).sum(-1).tolist() == [5, 17, 33, 49]
 
 
 def test_laws_move_pairs_later() -> None:
     """Frequencies divided by 8 take eight times the distance."""
     slower = head(scaling=Linear(factor=8.0))
-    np.testing.assert_array_equal(moved(slower, [88, 808]), moved(head(), [11, 101]))
+    np.testing.assert_array_equal(
+        turning_pairs(slower, [88, 808]), turning_pairs(head(), [11, 101])
+    )

@@ -15,9 +15,8 @@ from phasor import PositionError, Rope, SpecError, TensorError
 from phasor.angles import COS_SIN_ERROR
 from phasor.axes import Axial
 from phasor.numpy import score
-from phasor.papers import abel_bound, cosine, decay, expected_scores, moved, smooth_kernel
-from phasor.papers.decay import _CHUNK, _TABLED
-from phasor.papers.kernels import kernel
+from phasor.papers import abel_bound, cosine, decay, expected_scores, smooth_kernel, turning_pairs
+from phasor.papers.distances import _CHUNK, _TABLED, kernel
 from phasor.scaling import DynamicNTK
 
 from .. import oracle, strategies
@@ -226,7 +225,11 @@ def test_single_distances_leave_the_smooth_kernel_by_a_third() -> None:
         (lambda: cosine(head(), 1, "aligned", seed=1), SpecError, "seed must be left out"),
         (lambda: decay(head(), "far"), PositionError, "positions must be"),
         (lambda: decay(head(axes=Axial((32, 32))), 5), PositionError, "one coordinate per axis"),
-        (lambda: moved(head(axes=Axial((32, 32))), 5), SpecError, "rope must have one axis"),
+        (
+            lambda: turning_pairs(head(axes=Axial((32, 32))), 5),
+            SpecError,
+            "rope must have one axis",
+        ),
         (lambda: abel_bound([1.0], np.ones(128), 1, head()), TensorError, "q must be real and end"),
         (lambda: abel_bound(np.ones(128), 1j, 1, head()), TensorError, "k must be real and end in"),
         (

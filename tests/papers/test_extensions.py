@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from phasor import Rope, SpecError
-from phasor.papers import Extension, extensions, recommend
+from phasor.extending import Extension, extensions, recommend
 from phasor.scaling import (
     NTK,
     Law,

@@ -5,10 +5,10 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import torch
 from phasor import Rope, SpecError
 from phasor.angles import ROW_ERROR_20, ROW_ERROR_40, cos_sin
 from phasor.numpy import score

@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phasor import PositionError, Rope, SpecError, angles
-from phasor.papers import cosine, decay, expected_linear_sum, extensions, negative_distances
+from phasor.extending import extensions
+from phasor.papers import cosine, decay, expected_linear_sum, negative_distances
+from phasor.papers.distances import kernel, phasors
 from phasor.papers.heads import required_alpha, strongest_rival
-from phasor.papers.kernels import kernel, phasors
 from phasor.scaling import DynamicNTK
 
 from .. import oracle, strategies
@@ -83,7 +84,7 @@ def test_a_million_distances_are_products_of_few_cosines(
         asked.append(np.size(positions))
         return angles.cos_sin(rope, positions)
 
-    for module in ("_scan", "analysis._decay", "analysis._linear", "heads"):
+    for module in ("papers.distances", "papers.heads", "papers.linear"):
         monkeypatch.setattr(f"phasor.{module}.cos_sin", counted, raising=False)
     scan()
     assert 0 < sum(asked) <= FAR / 50

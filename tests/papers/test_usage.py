@@ -9,7 +9,7 @@ import pytest
 
 from phasor import Rope, SpecError, TensorError
 from phasor.numpy import rotate
-from phasor.papers import pair_norms, positional_score, semantic_score
+from phasor.papers import pair_norms, positional_score
 
 from .. import oracle
 
@@ -119,59 +119,6 @@ def test_positional_score_refuses_an_offset_without_a_key(offset):
     """Six tokens have offsets from -5 to 5."""
     with pytest.raises(SpecError, match="offset must be a whole number from -5 to 5"):
         positional_score(softmaxed(1, 6, 6), offset)
-
-
-@pytest.mark.parametrize("lead", [(), (2,)], ids=["shared", "per sequence"])
-def test_semantic_score_is_the_mean_weight_on_wanted_keys(lead):
-    """Over queries, and every sequence, that want some key."""
-    weights = softmaxed(2, 3, 6, 6)
-    wanted = np.random.default_rng(1).random((*lead, 6, 6)) < 0.2
-    everywhere = np.broadcast_to(wanted, (2, 6, 6))
-    assert not everywhere.any(-1).all()  # some query wants nothing
-    for head in range(3):
-        hits = [
-            sum(weights[b, head, i, j] for j in range(6) if everywhere[b, i, j])
-            for b in range(2)
-            for i in range(6)
-            if everywhere[b, i].any()
-        ]
-        found = semantic_score(weights, wanted)[head]
-        assert found == pytest.approx(sum(hits) / len(hits), rel=1e-14)
-
-
-def test_a_semantic_head_scores_one_wherever_its_token_stands():
-    """And a positional head does not."""
-    tokens = np.array([3, 1, 4, 1, 5, 9, 2, 6])
-    wanted = np.broadcast_to(tokens == 4, (8, 8)) & np.tri(8, dtype=bool)
-    seeks = np.zeros((8, 8))
-    seeks[:2, 0] = seeks[2:, 2] = 1
-    previous = np.eye(8, k=-1)
-    assert semantic_score(np.stack((seeks, previous)), wanted).tolist() == [1.0, 1 / 6]
-
-
-def test_a_diagonal_mask_makes_the_two_scores_one():
-    """A place is a content that every query asks for at its own key."""
-    weights = softmaxed(2, 3, 6, 6)
-    np.testing.assert_array_equal(
-        semantic_score(weights, np.eye(6, k=-2, dtype=bool)), positional_score(weights, -2)
-    )
-
-
-@pytest.mark.parametrize(
-    ("wanted", "message"),
-    [
-        (np.ones((6, 6)), r"wanted must be bool .* got float64"),
-        (np.ones((5, 6), dtype=bool), r"broadcast to \[2, 6, 6\]"),
-        (np.ones((4, 2, 6, 6), dtype=bool), r"broadcast to \[2, 6, 6\]"),
-        (np.ones(6, dtype=bool), r"broadcast to \[2, 6, 6\]"),
-        (np.zeros((6, 6), dtype=bool), "wanted must mark a key"),
-    ],
-    ids=["not bool", "other length", "with more dimensions", "no queries", "nothing"],
-)
-def test_semantic_score_refuses(wanted, message):
-    """The error says what was expected."""
-    with pytest.raises(TensorError, match=message):
-        semantic_score(softmaxed(2, 3, 6, 6), wanted)
 
 
 @pytest.mark.parametrize(

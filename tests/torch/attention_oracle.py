@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-
 import torch
+from torch import Tensor, nn
+
 from phasor import Rope
 from phasor.torch.attention import RotaryAttention
-from torch import Tensor, nn
 
 from .torch_oracle import float64, normal, pair_places, row_error, turns
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 import torch
-from phasor import Rope
 from torch import Tensor
+
+from phasor import Rope
 
 from ..gpu.triton_runs import APART, runs_kernels
 from .torch_oracle import bound, float64, pair_places, row_error, turns

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-
 import torch
-from phasor import Rope
 from torch import Tensor
+
+from phasor import Rope
 
 from .torch_oracle import float64, normal, pair_places, turns
 

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-
 import torch
+
 from phasor import Rope
 from phasor.axes import Sectioned
 from phasor.scaling import Llama3, Yarn

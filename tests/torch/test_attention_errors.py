@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-
 import torch
+
 from phasor import PositionError, Rope, SpecError, TensorError
 from phasor.axes import Sectioned
 from phasor.scaling import DynamicNTK

@@ -7,16 +7,16 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import torch
 from phasor import Rope, SpecError
 from phasor.positions import cached, packed, padded, span
 from phasor.scaling import Yarn
 from phasor.torch import _attend, rotate_qk
 from phasor.torch import attention as attention_module
 from phasor.torch.attention import RotaryAttention
-from torch import Tensor
 
 from .attention_oracle import HALF, HEADS, LAYERS, WIDTH, layer
 from .torch_oracle import normal

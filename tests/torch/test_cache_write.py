@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 import torch
+from torch import Tensor
+
 from phasor import Rope
 from phasor.errors import BackendError, PhasorError, PositionError, SpecError, TensorError
 from phasor.torch import rotate
 from phasor.torch.backends.triton import tiles as triton_tiles
 from phasor.torch.fused import rotate_and_cache_
-from torch import Tensor
 
 from ..gpu.triton_runs import (
     DEVICE,

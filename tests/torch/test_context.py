@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 from torch.func import grad, vmap
 
-import torch
 from phasor import Rope
 from phasor.axes import Sectioned
 from phasor.scaling import Linear
 from phasor.torch import _tables, rotate, rotate_, rotate_by
-from torch import Tensor
 
 from .torch_cases import HALF, PART, PLACES
 from .torch_oracle import DTYPES, assert_rotated, normal

@@ -7,15 +7,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-import torch.autograd.forward_ad as forward_ad
-
 import torch
+import torch.autograd.forward_ad as forward_ad
+from torch import Tensor
+
 from phasor import Rope
 from phasor.errors import BackendError, PhasorError, PositionError, SpecError, TensorError
 from phasor.scaling import DynamicNTK
 from phasor.torch import ops, rotate, rotate_, rotate_by, rotate_by_, rotate_qk, rotate_qk_
 from phasor.torch.backends import eager
-from torch import Tensor
 
 from .torch_cases import HALF, THREE
 from .torch_oracle import assert_rotated, normal

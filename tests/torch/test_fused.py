@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import Tensor
 from torch.autograd import gradcheck
 
-import torch
 from phasor import Rope
 from phasor.axes import Sectioned
 from phasor.errors import BackendError, PhasorError, PositionError, SpecError, TensorError
@@ -20,7 +21,6 @@ from phasor.scaling import DynamicNTK
 from phasor.torch.backends.triton import fused as triton_fused
 from phasor.torch.backends.triton import tiles as triton_tiles
 from phasor.torch.fused import norm_rotate_qk, rotate_and_cache_
-from torch import Tensor
 
 from ..gpu.triton_runs import (
     APART,

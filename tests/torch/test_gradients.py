@@ -6,12 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
-import torch
 from phasor import Rope
 from phasor.torch import rotate, rotate_, rotate_by, rotate_by_, rotate_qk, rotate_qk_
-from torch import Tensor
 
 from .torch_cases import HALF, MIXED, PLACES
 from .torch_oracle import DTYPES, assert_rotated, excess_by, float64, normal

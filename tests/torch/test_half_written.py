@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-
 import torch
+from torch import Tensor
+
 from phasor import PhasorError, PositionError, Rope, TensorError
 from phasor.torch import CachedKeys, KeyCache, retune_, rotate_, rotate_qk_
 from phasor.torch import cache as cache_module
-from torch import Tensor
 
 ROPE = Rope(head_dim=8, pairing="half")
 PLACES = torch.arange(1, 5)

@@ -7,16 +7,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
-import torch
 from phasor import Rope
 from phasor.axes import Sectioned
 from phasor.errors import PositionError, SpecError, TensorError
 from phasor.papers import expected_linear_sum, linear_weights
 from phasor.torch import LinearState, RotaryLinearAttention, _causal_sum, linear_attention
-from torch import Tensor
 
 from .linear_oracle import HALF, elu_plus_one, off, right, three, turned
 from .torch_oracle import float64, normal

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import torch
 from phasor.torch import LinearState, RotaryLinearAttention, _causal_sum, linear_attention
-from torch import Tensor
 
 from .linear_oracle import HALF, off, three
 from .torch_oracle import float64, normal

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 import torch
+
 from phasor import Rope
 from phasor.axes import Alternating, Axial, InterleavedSections, Sectioned
 from phasor.torch import rotate, rotate_

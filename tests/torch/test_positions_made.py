@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-import torch
 from phasor import PositionError
 from phasor import positions as arrays
 from phasor.torch import positions
-from torch import Tensor
 
 INTEGERS = [torch.int64, torch.int32, torch.int16, torch.uint8]
 

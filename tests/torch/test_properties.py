@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 from torch.func import vmap
 
-import torch
 from phasor import Rope
 from phasor.axes import Alternating, Axial, InterleavedSections, Sectioned
 from phasor.scaling import Linear
 from phasor.torch import rotate, rotate_, rotate_by, rotate_by_, rotate_qk, rotate_qk_
-from torch import Tensor
 
 from .torch_oracle import DTYPES, assert_rotated, excess_by, float64, normal
 

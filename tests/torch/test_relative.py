@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 import torch
+from torch import Tensor
+
 from phasor import PositionError, Rope, SpecError, TensorError
 from phasor.axes import Sectioned
 from phasor.scaling import DynamicNTK, Yarn
 from phasor.torch import relative, rotate_qk
 from phasor.torch.relative import LeakyReRope, ReRope, SelfExtend, relative_attention
-from torch import Tensor
 
 from .torch_oracle import ROW_ERROR_64, float64, frequencies, normal, pair_places, turn
 

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 from torch.func import vmap
 
-import torch
 from phasor import Rope
 from phasor.errors import TensorError
 from phasor.torch import rotate, rotate_, rotate_by, rotate_by_, rotate_qk, rotate_qk_
-from torch import Tensor
 
 from .torch_cases import HALF, PART, PLACES
 from .torch_oracle import DTYPES, assert_rotated, normal

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
+import torch
+from torch import Tensor
 from torch.autograd import forward_ad
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 
-import torch
 from phasor import Rope
 from phasor.axes import Sectioned
 from phasor.torch import rotate, rotate_, rotate_qk
-from torch import Tensor
 
 from .torch_cases import HALF, MIXED, PLACES
 from .torch_oracle import DTYPES, assert_rotated, excess, normal

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+
 from phasor import Rope
 from phasor.axes import Sectioned
 

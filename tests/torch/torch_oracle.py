@@ -12,15 +12,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from mpmath import mp, mpf
-
 import torch
+from mpmath import mp, mpf
+from torch import Tensor
+
 from phasor import Rope
 from phasor.angles import ROW_ERROR_20, ROW_ERROR_40
 from phasor.scaling import Linear, Llama3
 from phasor.torch import ops
 from phasor.torch.backends import cpu
-from torch import Tensor
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 # one digit more is one more correctly rounded entry and one more complex product

@@ -21,9 +21,9 @@ from phasor.bench._case import EPSILON, Case, Contender, Rotation, UnableError
 from phasor.bench._gate import TOLERANCE, error, tolerance
 from phasor.bench._measure import COPY, MULTIPLY, Measured, admitted, measure
 from phasor.bench._timing import Call, Spread, Timer, by_clock, interleave, spread
+from phasor.cli.common import Screen
 from phasor.errors import VerificationError
 from phasor.pairings import PAIRINGS, Pairing
-from phasor.terminal._screen import Screen
 from phasor.torch import rotate_qk, rotate_qk_
 
 __all__ = [

@@ -22,10 +22,9 @@ but rows moves, so every header stays as it is.
 
 from __future__ import annotations
 
-from phasor.checkpoint.names import Patterns
-from phasor.checkpoint.planning import Change, Plan, plan
-from phasor.checkpoint.verifying import verify
-from phasor.checkpoint.writing import write
+from phasor.checkpoint.model import Patterns
+from phasor.checkpoint.planning import Change, ConversionPlan, plan
+from phasor.checkpoint.writing import verify, write
 from phasor.errors import CheckpointError
 
-__all__ = ["Change", "CheckpointError", "Patterns", "Plan", "plan", "verify", "write"]
+__all__ = ["Change", "CheckpointError", "ConversionPlan", "Patterns", "plan", "verify", "write"]

@@ -1,16 +1,210 @@
-"""The files of a checkpoint: one, or shards with an index that says which tensor is in which."""
+"""Safetensors files: headers read, data streamed, folders with an index and shards."""
 
 from __future__ import annotations
 
+import json
+import math
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from io import BufferedReader
+from itertools import accumulate
+from operator import mul
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, NoReturn, cast
 
-from phasor._checks import shown
-from phasor.checkpoint.format import Entry, Header, open_file, parse_json, read_header
+from phasor._checks import shown, twice
 from phasor.errors import CheckpointError
+
+_HEADER_LIMIT = 100_000_000  # that of the format
+_LARGEST = 2**63 - 1
+_BITS = {
+    "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6,
+    "BOOL": 8, "U8": 8, "I8": 8,
+    "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8,
+    "I16": 16, "U16": 16, "F16": 16, "BF16": 16,
+    "I32": 32, "U32": 32, "F32": 32,
+    "I64": 64, "U64": 64, "F64": 64, "C64": 64,
+}  # fmt: skip
+_FOREIGN = {
+    b"PK\x03\x04": "a PyTorch pickle in a zip",
+    b"\x80\x02": "a pickle",
+    b"\x80\x04": "a pickle",
+    b"GGUF": "a GGUF file",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One tensor of a file.
+
+    Attributes:
+        dtype: As the format spells it, such as ``BF16``.
+        shape: Its shape.
+        begin: Its first byte, counted from the start of the file.
+        end: The byte after its last.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+    @property
+    def bits(self) -> int:
+        """Bits of one element."""
+        return _BITS[self.dtype]
+
+    @property
+    def count(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What a file says about itself.
+
+    Attributes:
+        begin: Where the tensors begin, which is the length of everything before them.
+        size: Length of the file.
+        tensors: The tensors by name, in the order of their bytes.
+    """
+
+    begin: int
+    size: int
+    tensors: Mapping[str, Entry]
+
+
+def read_header(path: Path) -> Header:
+    """The header of a safetensors file.
+
+    Raises:
+        CheckpointError: If it is not one, or any of its numbers is wrong: the length of the
+            header, a name that stands twice, a type or shape that does not fit its bytes, bytes
+            that belong to no tensor or to two, an end that is missing.
+    """
+    try:
+        with open_file(path) as stream:
+            size = os.fstat(stream.fileno()).st_size
+            start = stream.read(8)
+            length = int.from_bytes(start, "little")
+            _refuse_foreign(path, start + stream.peek(1)[:1])
+            if len(start) < 8 or not 2 <= length <= min(_HEADER_LIMIT, size - 8):
+                raise CheckpointError(
+                    f"{path} must begin with the length of its header, got {length} in a file of "
+                    f"{size} bytes; it is truncated or no safetensors file"
+                )
+            text = stream.read(length)
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
+    if not text.startswith(b"{"):
+        raise CheckpointError(f"{path}: the header must begin with '{{', got {shown(text[:8])}")
+    described = parse_json(text, str(path))
+    return Header(8 + length, size, _tensors(path, described, 8 + length, size))
+
+
+def open_file(path: Path) -> BufferedReader:
+    """A file's bytes; never those of a pipe or a device, which may be waited for without end.
+
+    Raises:
+        CheckpointError: If ``path`` is no file.
+        OSError: If it cannot be opened.
+    """
+    if path.exists() and not path.is_file():
+        raise CheckpointError(f"{path} must be a file, and is a folder, a pipe or a device")
+    return path.open("rb")
+
+
+def parse_json(data: bytes, where: str) -> dict[str, Any]:
+    """A JSON object in which no name stands twice.
+
+    Raises:
+        CheckpointError: If it is anything else.
+    """
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if (name := twice(pairs)) is not None:
+            raise CheckpointError(f"{where}: the name {shown(name)} stands twice; keep one")
+        return dict(pairs)
+
+    def refuse(literal: str) -> NoReturn:
+        raise CheckpointError(f"{where}: {literal} is no JSON")
+
+    try:
+        value = json.loads(data.decode("utf-8"), object_pairs_hook=unique, parse_constant=refuse)
+    except CheckpointError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{where}: the header must be JSON, got {error}") from None
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{where} must hold a JSON object, got {shown(value)}")
+    return cast(dict[str, Any], value)
+
+
+def _refuse_foreign(path: Path, start: bytes) -> None:
+    for magic, what in _FOREIGN.items():
+        # a safetensors header may be just as long as these letters say, but begins with a brace
+        if start.startswith(magic) and start[8:] != b"{":
+            raise CheckpointError(
+                f"{path} must be a safetensors file, got {what}; write its tensors with the "
+                "safetensors library first"
+            )
+
+
+def _tensors(path: Path, described: dict[str, Any], begin: int, size: int) -> Mapping[str, Entry]:
+    metadata = described.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(
+        isinstance(value, str) for value in cast(dict[str, Any], metadata).values()
+    ):
+        raise CheckpointError(f"{path}: __metadata__ must map strings to strings")
+    entries = {name: _entry(path, name, said, begin) for name, said in described.items()}
+    ordered = sorted(entries.items(), key=lambda item: (item[1].begin, item[1].end))
+    at = begin
+    for name, entry in ordered:
+        if entry.begin != at:
+            kind = "overlaps the tensor before it" if entry.begin < at else "leaves bytes before it"
+            raise CheckpointError(
+                f"{path}: {shown(name)} must begin at byte {at - begin} of the data, got "
+                f"{entry.begin - begin}, which {kind}"
+            )
+        at = entry.end
+    if at != size:
+        what = "it is truncated" if size < at else "bytes at its end belong to no tensor"
+        raise CheckpointError(f"{path} must be {at} bytes long, got {size}; {what}")
+    return MappingProxyType(dict(ordered))
+
+
+def _entry(path: Path, name: str, said: object, begin: int) -> Entry:
+    def refuse(problem: str) -> NoReturn:
+        raise CheckpointError(f"{path}: {shown(name)} {problem}, got {shown(said)}")
+
+    if not isinstance(said, dict):
+        refuse("must be described by an object")
+    block = cast(dict[str, Any], said)
+    if block.keys() != {"dtype", "shape", "data_offsets"}:
+        refuse("must have dtype, shape and data_offsets and nothing else")
+    dtype, shape, offsets = block["dtype"], block["shape"], block["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in _BITS:
+        refuse(f"must have a dtype of {', '.join(_BITS)}")
+    if not _wholes(shape) or not _wholes(offsets) or len(offsets) != 2:
+        refuse("must have whole numbers from 0 to 2**63 - 1 as shape and as two data_offsets")
+    # sizes are multiplied one by one: a product of many is not made to be refused
+    if any(count > _LARGEST for count in accumulate(shape, mul)):
+        refuse("must have at most 2**63 - 1 elements")
+    bits = math.prod(shape) * _BITS[dtype]
+    if bits % 8 or offsets[1] - offsets[0] != bits // 8:
+        refuse(f"must have data_offsets that span its {bits / 8:g} bytes")
+    return Entry(dtype, tuple(shape), begin + offsets[0], begin + offsets[1])
+
+
+def _wholes(values: object) -> bool:
+    # a bool is an int to Python and not to JSON
+    return isinstance(values, list) and all(
+        type(value) is int and 0 <= value <= _LARGEST for value in cast(list[object], values)
+    )
+
 
 _INDEX = ".safetensors.index.json"
 _INDEX_LIMIT = 100_000_000

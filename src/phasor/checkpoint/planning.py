@@ -13,10 +13,8 @@ from typing import Any
 
 from phasor._checks import choice
 from phasor.checkpoint.files import Checkpoint, open_checkpoint
-from phasor.checkpoint.model import Model, describe
-from phasor.checkpoint.names import Part, Patterns, known_part, looks_alike
-from phasor.checkpoint.orders import Reorder
-from phasor.checkpoint.rows import Context, reorder
+from phasor.checkpoint.model import Model, Part, Patterns, describe, known_part, looks_alike
+from phasor.checkpoint.rows import Context, Reorder, reorder
 from phasor.errors import CheckpointError
 from phasor.pairings import PAIRINGS, Pairing, by_pairing, opposite
 from phasor.rope import Rope
@@ -40,7 +38,7 @@ class Change:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Plan:
+class ConversionPlan:
     """A conversion that has been thought through and not begun.
 
     Attributes:
@@ -70,7 +68,7 @@ def plan(
     patterns: Patterns | None = None,
     like: str | None = None,
     strict: bool = True,
-) -> Plan:
+) -> ConversionPlan:
     """The conversion of a checkpoint's queries and keys to another pairing.
 
     Only headers are read. Query and key projections, their biases, QK-norms and LoRA's outer
@@ -116,7 +114,7 @@ def plan(
         if rope is not None and moved is not None:
             changes[name] = Change(part, rope, moved)
     _check(checkpoint, context, changes, patterns)
-    return Plan(
+    return ConversionPlan(
         checkpoint=checkpoint,
         source=rows,
         target=target,

@@ -6,27 +6,30 @@ again, takes float64 angles (right to 1e-10 at these positions) and multiplies c
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
 from dataclasses import dataclass
 from importlib import resources
-from typing import assert_never
+from typing import TYPE_CHECKING, assert_never
 
+import click
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from rich import box
-from rich.progress import track
 from rich.table import Table
-from torch import Tensor
 
 from phasor.angles import ROW_ERROR_20
+from phasor.cli.common import Screen, need_torch
 from phasor.configs import load
 from phasor.describe import sentences
 from phasor.layers import LayerRopes
 from phasor.pairings import Pairing
 from phasor.presets import preset
-from phasor.terminal._screen import Screen
-from phasor.torch import rotate_qk
+from phasor.rope import Rope
+
+if TYPE_CHECKING:
+    # the help of every command is shown without torch
+    import torch
+    from torch import Tensor
 
 _TOKENS = 256
 
@@ -76,8 +79,18 @@ def _cases() -> list[_Case]:
     ]
 
 
+@click.command()
+def demo() -> None:
+    """Read a real model's configuration, rotate its queries and keys, and prove the result."""
+    need_torch("the demo")
+    sys.exit(0 if run() else 1)
+
+
 def run() -> bool:
     """Print what phasor reads and does; true if every result is within its bound."""
+    import torch
+    from rich.progress import track
+
     screen = Screen()
     cases = _cases()
     llama = cases[0].ropes
@@ -126,6 +139,10 @@ def _width(case: _Case) -> int:
 
 def _errors(case: _Case, dtype: torch.dtype) -> tuple[float, float]:
     """Largest error of the new q and k, and of their gradients, in units of the bound."""
+    import torch
+
+    from phasor.torch import rotate_qk
+
     rope = case.ropes[0]
     assert rope is not None, "the demo's models have a rope in layer 0"
     draw = torch.Generator().manual_seed(0)
@@ -141,30 +158,28 @@ def _errors(case: _Case, dtype: torch.dtype) -> tuple[float, float]:
     back = torch.autograd.grad(turned, inputs, grads)
     turns = np.exp(1j * positions.numpy()[:, None] * case.inv_freq)[:, None, :]
     layouts = rope.pairing, rope.output_pairing
-    span = slice(rope.rotary_start, rope.rotary_start + rope.rotary_dim)
-    compare = _comparer(span)
     return (
-        max(compare(x, y, turns, layouts) for x, y in zip(inputs, turned, strict=True)),
-        max(compare(g, b, turns.conj(), layouts[::-1]) for g, b in zip(grads, back, strict=True)),
+        max(_error(x, y, turns, layouts, rope) for x, y in zip(inputs, turned, strict=True)),
+        max(
+            _error(grad, found, turns.conj(), layouts[::-1], rope)
+            for grad, found in zip(grads, back, strict=True)
+        ),
     )
 
 
-def _comparer(
-    span: slice,
-) -> Callable[[Tensor, Tensor, NDArray[np.complex128], tuple[Pairing, ...]], float]:
-    def compare(
-        x: Tensor, y: Tensor, turns: NDArray[np.complex128], layouts: tuple[Pairing, ...]
-    ) -> float:
-        given = _pairs(x.detach().double().numpy()[..., span], layouts[0])
-        expected = given * turns
-        error = _pairs(y.detach().double().numpy()[..., span], layouts[1]) - expected
-        size = np.abs(given.real) + np.abs(given.imag)
-        products = np.abs(given.real * turns.real) + np.abs(given.imag * turns.imag)
-        crossed = np.abs(given.real * turns.imag) + np.abs(given.imag * turns.real)
-        parts = ((error.real, products, expected.real), (error.imag, crossed, expected.imag))
-        return max(float(np.max(np.abs(e) / _bound(y.dtype, m, size, r))) for e, m, r in parts)
-
-    return compare
+def _error(
+    x: Tensor, y: Tensor, turns: NDArray[np.complex128], layouts: tuple[Pairing, ...], rope: Rope
+) -> float:
+    """How far ``y`` is from ``x`` turned by complex multiplication, in units of the bound."""
+    span = slice(rope.rotary_start, rope.rotary_start + rope.rotary_dim)
+    given = _pairs(x.detach().double().numpy()[..., span], layouts[0])
+    expected = given * turns
+    error = _pairs(y.detach().double().numpy()[..., span], layouts[1]) - expected
+    size = np.abs(given.real) + np.abs(given.imag)
+    products = np.abs(given.real * turns.real) + np.abs(given.imag * turns.imag)
+    crossed = np.abs(given.real * turns.imag) + np.abs(given.imag * turns.real)
+    parts = ((error.real, products, expected.real), (error.imag, crossed, expected.imag))
+    return max(float(np.max(np.abs(e) / _bound(y.dtype, m, size, r))) for e, m, r in parts)
 
 
 def _pairs(x: NDArray[np.float64], pairing: Pairing) -> NDArray[np.complex128]:
@@ -185,6 +200,8 @@ def _bound(
     ref: NDArray[np.float64],
 ) -> NDArray[np.float64]:
     """What float32 arithmetic, the tables and one rounding may do: see the precision page."""
+    import torch
+
     wide = 2 * 2.0**-23 * products + ROW_ERROR_20 * size
     if dtype == torch.float32:
         return wide

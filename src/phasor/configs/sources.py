@@ -19,7 +19,7 @@ from phasor._checks import shown, twice
 from phasor.configs.block import Block
 from phasor.configs.facts import table
 from phasor.configs.laws import comparable
-from phasor.errors import ConfigError
+from phasor.errors import ConfigError, install_hint
 
 SIZE_LIMIT = 16 * 2**20
 _NAMES = ("config.json", "params.json")
@@ -106,7 +106,7 @@ def _gguf_header(path: Path) -> dict[str, Any]:
     except ImportError:
         raise ConfigError(
             f"{path} is a binary GGUF file, which is read with the gguf package: "
-            "pip install 'phasor[gguf]'"
+            f"{install_hint('gguf')}"
         ) from None
     try:
         # maps the file; what is not asked for is never read

@@ -33,7 +33,7 @@ def coverage_figure(ways: Mapping[str, Coverage]) -> Figure:
             length that they reach.
 
     >>> from phasor import Rope
-    >>> from phasor.papers import extensions
+    >>> from phasor.extending import extensions
     >>> ways = extensions(Rope(head_dim=128, pairing="half"), 4096, 32_768)
     >>> figure = coverage_figure({way.name: way.coverage for way in ways})
     >>> figure.axes[1].images[0].get_array().shape

@@ -1,21 +1,37 @@
-"""Which rotation does this function do, and do two agree?"""
+"""Which rotation is this, and where do two of them part?
+
+`identify` asks a function, `identify_samples` recorded vectors. `diff` compares two Ropes,
+`diff_measured` functions too, `compare` two models layer by layer.
+"""
 
 from __future__ import annotations
 
-from phasor.identification.difference import Difference, Parting, diff
-from phasor.identification.measuring import identify
+from phasor.identification.differences import (
+    Comparison,
+    Difference,
+    Measured,
+    MeasuredParting,
+    Meeting,
+    Parting,
+    compare,
+    diff,
+    diff_measured,
+    measured,
+)
+from phasor.identification.measuring import identify, identify_samples
 from phasor.identification.report import Finding, Identification, PairFound
-from phasor.identification.samples import identify_samples
-from phasor.identification.tensors import Measured, MeasuredParting, diff_measured, measured
 
 __all__ = [
+    "Comparison",
     "Difference",
     "Finding",
     "Identification",
     "Measured",
     "MeasuredParting",
+    "Meeting",
     "PairFound",
     "Parting",
+    "compare",
     "diff",
     "diff_measured",
     "identify",

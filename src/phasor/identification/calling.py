@@ -1,12 +1,15 @@
-"""Calling a rotation that somebody else wrote: which arrays, which layout, where positions go.
+"""Calling a rotation that somebody else wrote: whose arrays, in which order, positions how.
 
-`Caller.turn` hides all of that: vectors and positions in, float64 results out.
+`find_caller` tries the ways there are. `Caller.turn` then hides which one it was: vectors and
+positions in, float64 results out.
 """
 
 from __future__ import annotations
 
+import inspect
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from importlib import import_module
 from itertools import product
 from typing import Any, Literal, cast
 
@@ -14,16 +17,159 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phasor._checks import choice
-from phasor.errors import BackendError, SpecError, TensorError
-from phasor.identification.arrays import ARRAYS, ROUNDING, Arrays, holder
-from phasor.identification.signatures import VECTORS, checked, guesses, required
+from phasor.errors import BackendError, SpecError, TensorError, install_hint
 
+#: Largest relative error of rounding to a dtype.
+ROUNDING = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 Layout = Literal["bhsd", "bshd", "bsd", "shd", "hsd", "sd"]
-LAYOUTS: tuple[Layout, ...] = ("bhsd", "bshd", "shd", "hsd", "bsd", "sd")
-_PLACES = {False: ("bs", "s"), True: ("bsn", "nbs", "sn", "ns")}
+_LAYOUTS: tuple[Layout, ...] = ("bhsd", "bshd", "shd", "hsd", "bsd", "sd")
+# orders of the dimensions of positions (b batch, s sequence, n axes), for one axis and for several
+_POSITION_LAYOUTS = {False: ("bs", "s"), True: ("bsn", "nbs", "sn", "ns")}
+_VECTORS = ("x", "q", "k")
+_WORDS = (*_VECTORS, "positions", "offset", "cos", "sin", "rows")
 # coprime, so that a layout with tokens and heads exchanged does not broadcast by accident
 _HEADS, _TOKENS = 3, 5
-_LONGEST_IMPLICIT = 1 << 12
+# the longest call of a function without positions, which makes every token from 0 on
+_LONGEST_WITHOUT_POSITIONS = 1 << 12
+
+
+class Arrays:
+    """NumPy's arrays in one dtype; each subclass is another library's.
+
+    Attributes:
+        name: The library.
+        dtype: The dtype of vectors.
+    """
+
+    name = "numpy"
+
+    def __init__(self, dtype: str) -> None:
+        if dtype == "bfloat16":
+            raise BackendError('NumPy has no bfloat16; give arrays="torch" or "jax", or float32')
+        self.dtype = dtype
+
+    def vectors(self, values: NDArray[Any]) -> Any:
+        """Vectors in the dtype."""
+        return values.astype(self.dtype)
+
+    def positions(self, values: NDArray[Any]) -> Any:
+        """Whole positions, in the widest integers the library has."""
+        return values.copy()
+
+    def read(self, value: Any) -> NDArray[np.float64]:
+        """An array of the library as float64, copied."""
+        return np.array(value).astype(np.float64)
+
+    def dtype_of(self, value: Any) -> str:
+        """The dtype of an array of the library, by name."""
+        dtype = np.asarray(value).dtype
+        return "float64" if dtype == np.longdouble else str(dtype)
+
+    def quietly(self, call: Callable[[], Any]) -> Any:
+        """Call without recording for a backward pass, and without warnings of overflow."""
+        with np.errstate(all="ignore"):
+            return call()
+
+
+class _TorchArrays(Arrays):
+    name = "torch"
+
+    def __init__(self, dtype: str) -> None:
+        self._torch: Any = _import("torch")
+        self.dtype = dtype
+
+    def vectors(self, values: NDArray[Any]) -> Any:
+        return self._torch.from_numpy(values).to(getattr(self._torch, self.dtype))
+
+    def positions(self, values: NDArray[Any]) -> Any:
+        return self._torch.from_numpy(values.copy())
+
+    def read(self, value: Any) -> NDArray[np.float64]:
+        if not isinstance(value, self._torch.Tensor):
+            return super().read(value)
+        found: Any = value.detach()
+        found = self._torch.view_as_real(found) if found.is_complex() else found
+        return found.to("cpu", self._torch.float64, copy=True).numpy()
+
+    def dtype_of(self, value: Any) -> str:
+        return str(value.dtype).rpartition(".")[2]
+
+    def quietly(self, call: Callable[[], Any]) -> Any:
+        with self._torch.no_grad():
+            return call()
+
+
+class _JaxArrays(Arrays):
+    name = "jax"
+
+    def __init__(self, dtype: str) -> None:
+        self._numpy: Any = _import("jax").numpy
+        self.dtype = dtype
+
+    def vectors(self, values: NDArray[Any]) -> Any:
+        return self._numpy.asarray(values, dtype=self.dtype)
+
+    def positions(self, values: NDArray[Any]) -> Any:
+        return self._numpy.asarray(values)
+
+
+_LIBRARIES: dict[str, type[Arrays]] = {"numpy": Arrays, "torch": _TorchArrays, "jax": _JaxArrays}
+
+
+def _import(name: str) -> Any:
+    try:
+        return import_module(name)
+    except ImportError:
+        way_out = install_hint("torch") if name == "torch" else f"pip install {name}"
+        raise BackendError(
+            f'arrays="{name}" needs {name}, which is not installed: {way_out}'
+        ) from None
+
+
+def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter] | None:
+    """What a function takes; None where Python cannot say."""
+    try:
+        # a module's __call__ says *args; what it takes is written at forward
+        return list(inspect.signature(getattr(function, "forward", function)).parameters.values())
+    except (TypeError, ValueError):
+        return None
+
+
+def _count_required(parameters: list[inspect.Parameter]) -> int:
+    """How many positional arguments a call must give."""
+    return sum(p.default is p.empty and p.kind in (0, 1) for p in parameters)
+
+
+def _guess_arguments(function: Callable[..., Any], table: Callable[..., Any] | None) -> list[str]:
+    """What the function may take, by how many arguments it must be given."""
+    known = (
+        ["q k cos sin", "q k rows", "x cos sin", "x rows"]
+        if table
+        else ["q k positions", "x positions", "x"]
+    )
+    parameters = _parameters(function)
+    if parameters is None or any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        return known
+    least = _count_required(parameters)
+    if table is None and least == 1:
+        by_name = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
+        second = ["x positions"] if sum(p.kind in (0, 1) for p in parameters) > 1 else []
+        return [*(f"x {name}=positions" for name in by_name if len(by_name) == 1), *second, "x"]
+    return [guess for guess in known if len(guess.split()) == least]
+
+
+def _check_takes(takes: str, table: Callable[..., Any] | None) -> None:
+    words = {word.rpartition("=")[2] for word in takes.split()}
+    if not words <= set(_WORDS) or not words & set(_VECTORS):
+        raise SpecError(
+            f'takes must list the arguments in order, such as "q k positions" or '
+            f'"x input_pos=positions", of the words {", ".join(_WORDS)}; got {takes!r}'
+        )
+    if bool({"cos", "sin", "rows"} & words) != (table is not None):
+        raise SpecError(
+            f"takes {takes!r} and table must go together: table makes cos and sin, or rows, "
+            f"from positions; got table={table!r}"
+        )
 
 
 class RefusedError(Exception):
@@ -31,54 +177,58 @@ class RefusedError(Exception):
 
 
 class Caller:
-    """A foreign rotation behind one interface.
+    """Somebody's rotation behind one interface.
 
     Attributes:
-        takes: What the function is given, in order.
+        arrays: Whose arrays it takes, and their dtype.
+        takes: The arguments that it is given, in order.
         layout: The order of the dimensions of its vectors.
-        place: The order of the dimensions of its positions.
-        wrote: Names of arguments found changed after a call.
-        dtype: The dtype of the vectors.
+        head_dim: Width of one head.
+        n_axes: Coordinates of a position.
+        changed_inputs: Names of arguments that were found changed after a call.
         out_dtype: The dtype of its results.
-        outputs: How many arrays it returns.
     """
 
     def __init__(
         self,
         function: Callable[..., Any],
         head_dim: int,
-        table: Callable[..., Any] | None,
         n_axes: int,
-        way: tuple[Arrays, str, Layout, str],
+        *,
+        table: Callable[..., Any] | None,
+        arrays: Arrays,
+        takes: str,
+        layout: Layout,
+        position_layout: str,
     ) -> None:
-        kind, self.takes, self.layout, self.place = way
-        self.arrays, self.dtype = kind.name, kind.dtype
+        self.arrays, self.takes, self.layout = arrays, takes, layout
         self.head_dim, self.n_axes = head_dim, n_axes
-        self.wrote: set[str] = set()
-        self.out_dtype = kind.dtype
-        self.outputs = 1
-        self._function, self._table, self._kind = function, table, kind
-        self._words = [word.rpartition("=")[::2] for word in self.takes.split()]
-        self._told = {word for _, word in self._words} - set(VECTORS)
+        self.changed_inputs: set[str] = set()
+        self.out_dtype = arrays.dtype
+        self._function, self._table, self._position_layout = function, table, position_layout
+        # pairs of a keyword (empty for a positional argument) and the word for what is passed
+        self._arguments = [word.rpartition("=")[::2] for word in takes.split()]
+        self._words = {word for _, word in self._arguments}
+        self._takes_positions = not self._words <= set(_VECTORS)
 
     @property
     def rounding(self) -> float:
         """Relative rounding error of the results: of the vectors', or their own if coarser."""
-        return max(ROUNDING[self.dtype], ROUNDING[self.out_dtype])
+        return max(ROUNDING[self.arrays.dtype], ROUNDING[self.out_dtype])
 
     @property
     def longest(self) -> int:
-        """The highest position worth asking for: a function told none makes them all."""
-        return _LONGEST_IMPLICIT if not self._told else 1 << 62
+        """The highest position worth a call: a function without positions makes all below it."""
+        return 1 << 62 if self._takes_positions else _LONGEST_WITHOUT_POSITIONS
 
     def turn(
-        self, vectors: NDArray[Any], positions: Sequence[Any] | NDArray[np.integer[Any]]
+        self, vectors: NDArray[Any], positions: Sequence[Any] | NDArray[Any]
     ) -> NDArray[np.float64]:
         """Every vector at every position.
 
         Args:
             vectors: ``[m, head_dim]``.
-            positions: ``P`` whole numbers, or ``P`` tuples of one per axis.
+            positions: Whole numbers ``[P, n_axes]``, or ``[P]``, equal on all axes.
 
         Returns:
             ``[outputs, P, m, head_dim]``.
@@ -87,21 +237,22 @@ class Caller:
             RefusedError: If the function raises or returns something of another shape.
         """
         at: NDArray[Any] = np.asarray(positions)
-        if not self._told:
+        if self.n_axes > 1 and at.ndim == 1:
+            at = np.repeat(at[:, None], self.n_axes, axis=1)  # [P] to [P, n_axes]
+        if not self._takes_positions:
             if at.min(initial=0) < 0 or at.max(initial=0) >= self.longest:
                 raise RefusedError("it takes no positions and counts tokens from 0")
             return self._turn_tokens(vectors, np.arange(int(at.max()) + 1))[:, at]
-        if "offset" in self._told:
+        if "offset" in self._words:
             return np.concatenate([self._turn_tokens(vectors, at[[i]]) for i in range(len(at))], 1)
         return self._turn_tokens(vectors, at)
 
     def _turn_tokens(self, vectors: NDArray[Any], at: NDArray[Any]) -> NDArray[np.float64]:
-        if "h" in self.layout:
-            tokens = np.broadcast_to(vectors, (len(at), *vectors.shape))  # [P, m, d]
-            return self._call(tokens, at)
-        if self._told:
-            every = np.tile(vectors, (len(at), 1))[:, None]
-            found = self._call(every, np.repeat(at, len(vectors), axis=0))
+        if "h" in self.layout:  # every vector is a head of every token: [P, m, d]
+            return self._call(np.broadcast_to(vectors, (len(at), *vectors.shape)), at)
+        if self._takes_positions:  # every vector is a token: [P * m, 1, d] and back
+            tokens = np.tile(vectors, (len(at), 1))[:, None]
+            found = self._call(tokens, np.repeat(at, len(vectors), axis=0))
             return found.reshape(len(found), len(at), len(vectors), -1)
         one_by_one = [
             self._call(np.broadcast_to(vector, (len(at), 1, len(vector))), at) for vector in vectors
@@ -110,65 +261,66 @@ class Caller:
 
     def _call(self, tokens: NDArray[Any], at: NDArray[Any]) -> NDArray[np.float64]:
         """One call with ``tokens`` ``[s, h, d]`` at positions ``[s]`` or ``[s, n_axes]``."""
-        given: dict[str, Any] = {}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
-                made = self._arguments(tokens, at)
-                before = {name: self._kind.read(value) for name, value in made.items()}
-                given |= made
-                plain = [given[word] for name, word in self._words if not name]
-                named = {name: given[word] for name, word in self._words if name}
-                result = self._kind.quietly(lambda: self._function(*plain, **named))
-                if result is None:  # it wrote its inputs and says no more
-                    result = [made[word] for word in VECTORS if word in made]
+                given = self._make_arguments(tokens, at)
+                before = {name: self.arrays.read(value) for name, value in given.items()}
+                plain = [given[word] for name, word in self._arguments if not name]
+                named = {name: given[word] for name, word in self._arguments if name}
+                result = self.arrays.quietly(lambda: self._function(*plain, **named))
+                vectors = [given[word] for word in _VECTORS if word in given]
+                if result is None:  # it wrote its inputs and returns nothing
+                    result = vectors
                 several = isinstance(result, (tuple, list))
                 results = cast(Sequence[Any], result if several else [result])
-                shape = tuple(next(made[word] for word in VECTORS if word in made).shape)
-                dtypes = [self._kind.dtype_of(one) for one in results]
+                dtypes = [self.arrays.dtype_of(one) for one in results]
                 if not set(dtypes) <= set(ROUNDING):
                     raise RefusedError(f"it returns {dtypes[0]}, and not {', '.join(ROUNDING)}")
-                found = np.stack([self._unpacked(self._kind.read(one), shape) for one in results])
+                shape = tuple(vectors[0].shape)
+                found = np.stack([self._unpack(self.arrays.read(one), shape) for one in results])
                 self.out_dtype = dtypes[0]
             except RefusedError:
                 raise
-            # sys.exit too: what somebody's code does is no end of this program
+            # SystemExit too: a foreign sys.exit must not end this program
             except (Exception, SystemExit) as error:
                 raise RefusedError(f"{type(error).__name__}: {error}") from error
-        self.outputs = len(found)
         for name, value in before.items():
-            if not np.array_equal(value, self._kind.read(given[name]), equal_nan=True):
-                self.wrote.add(name)
+            if not np.array_equal(value, self.arrays.read(given[name]), equal_nan=True):
+                self.changed_inputs.add(name)
         return found
 
-    def _arguments(self, tokens: NDArray[Any], at: NDArray[Any]) -> dict[str, Any]:
-        order = ["shd".index(letter) for letter in self.layout if letter != "b"]
-        dense = tokens if "h" in self.layout else tokens[:, 0]
-        laid = np.transpose(dense, order) if "h" in self.layout else dense
-        laid = laid[None] if "b" in self.layout else laid
+    def _make_arguments(self, tokens: NDArray[Any], at: NDArray[Any]) -> dict[str, Any]:
+        """What is passed, by the words of ``takes``."""
+        if "h" in self.layout:
+            order = ["shd".index(letter) for letter in self.layout if letter != "b"]
+            vectors = np.transpose(tokens, order)
+        else:
+            vectors = tokens[:, 0]  # [s, 1, d] to [s, d]
+        vectors = vectors[None] if "b" in self.layout else vectors
         # separate copies: a function may write one of them
-        words = {word for _, word in self._words}
-        made = {word: self._kind.vectors(laid.copy()) for word in VECTORS if word in words}
-        if "offset" in words:
-            made["offset"] = int(at[0])
-        placed = self._kind.positions(_placed(at, self.place))
-        if "positions" in words:
-            made["positions"] = placed
-        if self._table is not None:
-            rows = self._rows(placed, next(made[w] for w in VECTORS if w in words))
-            if "rows" in words:
-                made["rows"] = rows
+        given = {
+            word: self.arrays.vectors(vectors.copy()) for word in _VECTORS if word in self._words
+        }
+        positions = self.arrays.positions(_arrange_positions(at, self._position_layout))
+        if "positions" in self._words:
+            given["positions"] = positions
+        if "offset" in self._words:
+            given["offset"] = int(at[0])
+        table = self._table
+        if table is not None:
+            parameters = _parameters(table)
+            alone = parameters is not None and _count_required(parameters) == 1
+            arguments = (positions,) if alone else (next(iter(given.values())), positions)
+            rows = self.arrays.quietly(lambda: table(*arguments))
+            if "rows" in self._words:
+                given["rows"] = rows
             else:
-                made["cos"], made["sin"] = rows
-        return made
+                given["cos"], given["sin"] = rows
+        return given
 
-    def _rows(self, placed: Any, x: Any) -> Any:
-        table = cast(Callable[..., Any], self._table)
-        arguments = (placed,) if required(table) == 1 else (x, placed)
-        return self._kind.quietly(lambda: table(*arguments))
-
-    def _unpacked(self, result: NDArray[np.float64], shape: tuple[int, ...]) -> NDArray[np.float64]:
-        """Back to ``[s, h, d]``."""
+    def _unpack(self, result: NDArray[np.float64], shape: tuple[int, ...]) -> NDArray[np.float64]:
+        """A result in the function's layout as ``[s, h, d]``."""
         if result.shape != shape:
             raise TensorError(f"of {list(shape)} it makes {list(result.shape)}")
         inner = result[0] if "b" in self.layout else result
@@ -178,15 +330,10 @@ class Caller:
         return np.transpose(inner, [letters.index(letter) for letter in "shd"])
 
 
-def _placed(at: NDArray[Any], place: str) -> NDArray[Any]:
-    """Positions ``[s]`` or ``[s, n]`` with their dimensions in the order of ``place``."""
-    if place in ("s", "sn"):
-        return at
-    if place == "ns":
-        return at.T
-    if place == "nbs":
-        return at.T[:, None]
-    return at[None]
+def _arrange_positions(at: NDArray[Any], layout: str) -> NDArray[Any]:
+    """Positions ``[s]`` or ``[s, n]`` with their dimensions in the order of ``layout``."""
+    ordered = at.T if layout in ("ns", "nbs") else at
+    return np.expand_dims(ordered, layout.index("b")) if "b" in layout else ordered
 
 
 def find_caller(
@@ -204,52 +351,51 @@ def find_caller(
 
     Raises:
         SpecError: For an argument that means nothing.
-        BackendError: If the arrays asked for are not installed.
+        BackendError: If the library named by ``arrays`` is not installed, or lacks the dtype.
         TensorError: If no way works; what was tried and what it said are in the message.
     """
     if not callable(function):
         raise SpecError(f"function must be callable, got {function!r}")
-    kinds = ("numpy", "torch") if arrays is None else (choice("arrays", arrays, ARRAYS),)
-    layouts: Sequence[Layout] = LAYOUTS if layout is None else (choice("layout", layout, LAYOUTS),)
-    forms = guesses(function, table) if takes is None else checked(takes, table)
+    choice("dtype", dtype, ROUNDING)
+    libraries = ("numpy", "torch") if arrays is None else (choice("arrays", arrays, _LIBRARIES),)
+    layouts = _LAYOUTS if layout is None else (choice("layout", layout, _LAYOUTS),)
+    if takes is not None:
+        _check_takes(takes, table)
+    guesses = _guess_arguments(function, table) if takes is None else [takes]
     refusals: list[tuple[bool, str]] = []
-    for kind_name in kinds:
+    for name in libraries:
         try:
-            kind = holder(kind_name, dtype)
+            kind = _LIBRARIES[name](dtype)
         except BackendError:
             if arrays is not None:
                 raise
             continue
-        for takes_now, laid, place in product(forms, layouts, _PLACES[n_axes > 1]):
-            way = (kind, takes_now, laid, place)
-            caller = Caller(function, head_dim, table, n_axes, way)
+        for guess, laid, positions in product(guesses, layouts, _POSITION_LAYOUTS[n_axes > 1]):
+            caller = Caller(
+                function, head_dim, n_axes, table=table, arrays=kind, takes=guess, layout=laid,
+                position_layout=positions,
+            )  # fmt: skip
             try:
-                _check_way(caller)
-                caller.wrote.clear()
+                _check_caller(caller)
+                caller.changed_inputs.clear()
                 return caller
             except RefusedError as error:
                 raised = error.__cause__ is not None
-                refusals.append((raised, f"{kind_name} {laid} ({takes_now}): {error}"))
-    # what came back says more than that nothing did
+                refusals.append((raised, f"{name} {laid} ({guess}): {error}"))
+    # an answer that was refused says more than an exception, and comes first
     lines = [line for _, line in sorted(refusals, key=lambda one: one[0])]
-    tried = "; ".join(" ".join(line.split())[:160] for line in _spread(lines))
+    # a few different refusals, not the same one many times
+    different: dict[str, str] = {}
+    for line in lines:
+        different.setdefault(line.partition(": ")[2][:40], line)
+    tried = "; ".join(" ".join(line.split())[:160] for line in [*different.values()][:4])
     raise TensorError(
         f"no way to call function was found for head_dim {head_dim}; wrap it in a lambda of "
         f"(x, positions) or state takes, layout and arrays. Of {len(refusals)} tried: {tried}"
     )
 
 
-def _spread(refusals: list[str]) -> Iterator[str]:
-    """A few different refusals, not the same one many times."""
-    seen: set[str] = set()
-    for line in refusals:
-        what = line.partition(": ")[2][:40]
-        if what not in seen and len(seen) < 4:
-            seen.add(what)
-            yield line
-
-
-def _check_way(caller: Caller) -> None:
+def _check_caller(caller: Caller) -> None:
     """Refuse a way in which heads differ, calls do, or tokens do not follow their positions."""
     vector = np.random.default_rng(0).standard_normal(caller.head_dim)
     at = np.arange(_TOKENS)

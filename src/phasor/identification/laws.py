@@ -1,57 +1,42 @@
-"""Which law explains these frequencies? Parameters are inverted, not searched for.
+"""Which base and law give these frequencies? Parameters are solved for, not searched.
 
-Every proposal is checked against all pairs with the law itself; the one said in the fewest
-digits comes first.
+A *scan* proposes bases and laws for one form of spectrum. Every proposal is then checked against
+all pairs with the law itself, and the one with the fewest digits is the likeliest. `SCANS` says
+which scan recognises which law.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass, fields, replace
+from itertools import product
+from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
+from phasor import scaling
 from phasor.errors import SpecError
-from phasor.identification.intervals import Floats, Interval, around, digits, log_base
-from phasor.identification.ramp_laws import inverted_ramp, ramp_laws
-from phasor.scaling import (
-    NTK,
-    Cope,
-    Hope,
-    Law,
-    Linear,
-    NTKFixed,
-    NTKMixed,
-    NTKOld,
-    Proportional,
-    Resonance,
-)
+from phasor.identification.report import Finding
+from phasor.identification.spectrum import Floats, Interval, around, count_digits, log_base
+from phasor.scaling import Law
 
 # bases that models are trained with; a stretched base is seen as a stretch of one of these
 _USUAL_BASES = (1e4, 5e5, 1e6, 1e5, 5e6, 1e7, 1.5e5, 1.6e5)
-# a pair whose frequency may be this large was not seen to stand still
+# a measured frequency of 0 is evidence of a stopped pair only if it is not less certain than this
 _UNSEEN = 1e-9
-# a slip is likelier than a law that takes this many digits more
-_SLIP_DIGITS = 6
+# a mistake is likelier than a law that takes this many digits more
+_MISTAKE_DIGITS = 6
 # the exponents of a mixed NTK law that are in use
-_MIXED = (0.625, 0.75, 0.5, 1.5, 2.0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Slip:
-    """A mistake with a name.
-
-    Attributes:
-        name: Its name.
-        says: What happened.
-        digits: How much there is to say.
-    """
-
-    name: str
-    says: str
-    digits: int
+_MIXED_EXPONENTS = (0.625, 0.75, 0.5, 1.5, 2.0)
+# turns at which the YaRN ramps of published models begin and end
+_BETAS = ((32.0, 1.0), (1.0, 1.0), (64.0, 1.0), (16.0, 1.0), (32.0, 2.0), (128.0, 1.0))
+_RAMP_FACTORS = (2.0, 4.0, 8.0, 16.0, 32.0, 40.0, 64.0, 128.0)
+# in pairs: a ramp's end that is this close to a whole index was rounded to it
+_END_ROUNDING = 1e-3
+# relative error of a share that a ramp keeps
+_SHARE_ROUNDING = 1e-4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,226 +46,454 @@ class Explanation:
     Attributes:
         base: The base.
         law: The law, None for plain powers of the base.
-        slip: The known mistake that gives them in far fewer digits than any law does.
-        digits: How much there is to say; the least is the likeliest.
+        mistake: The known mistake that gives them in far fewer digits than any law does.
+        digits: How many digits it takes; the least is the likeliest.
+        gives_frequencies: Whether a Rope with this base and law has these frequencies; not after
+            the one mistake that no law says, which is checked where it is proposed.
     """
 
     base: float
     law: Law | None
-    slip: Slip | None
+    mistake: Finding | None = None
     digits: int
+    gives_frequencies: bool = True
 
 
-#: The slip that no law can say.
-RAMP_INVERTED = "ramp-inverted"
-Check = Callable[[float, Law | None], bool]
+class Frequencies:
+    """The frequencies of one whole spectrum as they were measured.
+
+    Attributes:
+        inv_freq: The frequencies, none negative and the first not 0, ``[num_pairs]``.
+        relative: How far off each may be, relatively.
+        head_dim: Width of the head, which a wrong exponent may run over.
+        num_turning: How many are not 0.
+        factor: What the first, which is 1 without a law, is divided by.
+    """
+
+    def __init__(self, inv_freq: Floats, relative: Floats, head_dim: int) -> None:
+        self.inv_freq, self.relative, self.head_dim = inv_freq, relative, head_dim
+        self.num_pairs, self.num_turning = len(inv_freq), int(np.count_nonzero(inv_freq))
+        self.indices = np.arange(len(inv_freq), dtype=np.float64)
+        self.factor = around(1 / float(inv_freq[0]), float(relative[0]))
+
+    def base_of(self, part: slice, times: Floats | float = 1.0, shift: int = 0) -> Interval:
+        """The bases of which part of the frequencies, times something, are powers."""
+        f, relative, indices = self.inv_freq * times, self.relative, self.indices + shift
+        logs = log_base(f[part], relative[part], self.num_pairs, indices[part])
+        return logs.exp() if logs else Interval(1.0, 0.0)
+
+    def base_of_most(self, *, slow: bool = False) -> tuple[float, int] | None:
+        """The base of as many pairs as have one, counted from the first or the last; how many."""
+        found = None
+        for count in range(2, self.num_pairs):
+            bases = self.base_of(slice(-count, None) if slow else slice(count))
+            base = bases.simplest()
+            if base is None:
+                break
+            if bases.high / bases.low < 1.1:
+                found = base, count
+        return found
+
+
+Form = Literal["powers", "stopped", "scaled"]
+# where a scan finds no base, its law is not proposed
+Proposals = Iterator[tuple[float | None, Law | None]]
+Scan = Callable[[Frequencies], Proposals]
 
 
 def explanations(
-    inv_freq: Floats, room: Floats, *, head_dim: int, check: Check
+    inv_freq: Floats, room: Floats, *, head_dim: int, check: Callable[[float, Law | None], bool]
 ) -> list[Explanation]:
-    """All proposals that ``check`` confirms, shortest first.
+    """All proposals that ``check`` confirms, the likeliest first.
 
     Args:
-        inv_freq: The frequencies of one whole spectrum, none negative.
+        inv_freq: The frequencies of one whole spectrum, none negative, ``[num_pairs]``.
         room: How far from a law's each may be.
-        head_dim: Width of the head, which a wrong exponent may run over.
+        head_dim: Width of the head.
         check: Whether a base and a law give all frequencies of the function.
     """
-    relative = room / np.maximum(inv_freq, 1e-300)
     found: list[Explanation] = []
-    for base, law, slip in _proposals(inv_freq, room, relative, head_dim):
-        # an inverted ramp is no law's, and brings its own check
-        own = slip is not None and slip.name == RAMP_INVERTED
-        if not 1 < base < 1e30 or not (own or _confirmed(check, base, law)):
+    for one in _proposals(inv_freq, room, head_dim):
+        if not 1 < one.base < 1e30 or one in found:
             continue
-        values = [] if law is None else list(vars_of(law).values())
-        length = digits(base) + (law is not None)
-        length += sum(1 + digits(v) for v in values if type(v) in (int, float))
-        length = length if slip is None else slip.digits
-        one = Explanation(base=base, law=law, slip=slip, digits=length)
-        if one not in found:
-            found.append(one)
-    lawful = min((one.digits for one in found if one.slip is None), default=1000)
-    likely = [one for one in found if one.slip is None or one.digits + _SLIP_DIGITS <= lawful]
+        try:
+            if not one.gives_frequencies or check(one.base, one.law):
+                found.append(one)
+        except SpecError:  # the law does not fit this spectrum
+            continue
+    lawful = min((one.digits for one in found if one.mistake is None), default=1000)
+    likely = [one for one in found if one.mistake is None or one.digits + _MISTAKE_DIGITS <= lawful]
     return sorted(likely, key=lambda one: one.digits)
 
 
-def vars_of(law: Law) -> dict[str, Any]:
+def _proposals(f: Floats, room: Floats, head_dim: int) -> Iterator[Explanation]:
+    relative = room / np.maximum(f, 1e-300)
+    turning = int(np.count_nonzero(f))
+    # one frequency is a power of any base, and no law has gaps between pairs that turn
+    if turning == 0 or len(f) == 1 or relative[0] >= 0.5 or not f[:turning].all():
+        return
+    measured = Frequencies(f, relative, head_dim)
+    base = measured.base_of(slice(None)).simplest() if abs(f[0] - 1) <= relative[0] else None
+    form: Form = "scaled" if base is None else "powers"
+    if np.any((f == 0) & (room > _UNSEEN)):  # too slow to be told from 0: no evidence of a law
+        if base is None:
+            return
+    elif turning < len(f):
+        form = "stopped"
+    proposals: list[tuple[float | None, Law | None]] = []
+    if form == "powers":
+        proposals.append((base, None))
+    for needs, scan in dict.fromkeys(one for one in SCANS.values() if not isinstance(one, str)):
+        if needs == form:
+            proposals += scan(measured)
+    for base, law in proposals:
+        if base is not None:
+            yield _of_law(base, law)
+    for needs, find_mistake in _MISTAKES:
+        if needs == form:
+            yield from find_mistake(measured)
+
+
+def _of_law(base: float, law: Law | None) -> Explanation:
+    values = [] if law is None else list(changed_parameters(law).values())
+    digits = count_digits(base) + (law is not None)
+    digits += sum(1 + count_digits(v) for v in values if type(v) in (int, float))
+    return Explanation(base=base, law=law, digits=digits)
+
+
+def changed_parameters(law: Law) -> dict[str, Any]:
     """A law's parameters that are not at their defaults."""
-    given = {field.name: getattr(law, field.name) for field in fields(law)}
-    return {field.name: given[field.name] for field in fields(law)
-            if given[field.name] != field.default}  # fmt: skip
+    given = {field: getattr(law, field.name) for field in fields(law)}
+    return {field.name: value for field, value in given.items() if value != field.default}
 
 
-def spoken(law: Law) -> str:
-    """The law with what is not at its default."""
-    listed = ", ".join(f"{name}={value!r}" for name, value in vars_of(law).items())
+def law_text(law: Law) -> str:
+    """The law with the parameters that are not at their defaults."""
+    listed = ", ".join(f"{name}={value!r}" for name, value in changed_parameters(law).items())
     return f"{type(law).__name__}({listed})"
 
 
-def _confirmed(check: Check, base: float, law: Law | None) -> bool:
-    try:
-        return check(base, law)
-    except SpecError:  # the law does not fit this spectrum
-        return False
+# Laws that stretch the base: the frequencies are powers of one base, and the first is 1.
 
 
-Proposal = tuple[float, Law | None, Slip | None]
-
-
-def _proposals(f: Floats, room: Floats, relative: Floats, head_dim: int) -> Iterator[Proposal]:
-    pairs = len(f)
-    turning = int(np.count_nonzero(f))
-    # one frequency is a power of any base
-    if turning == 0 or pairs == 1 or relative[0] >= 0.5:
+def _scan_stretched_base(measured: Frequencies) -> Proposals:
+    bases = measured.base_of(slice(None))
+    short, last = bases.simplest(), measured.num_pairs / (measured.num_pairs - 1)
+    if short is None or count_digits(short) <= 2:
         return
-    if not f[:turning].all():  # gaps in the middle are no law's
-        return
-    plain = log_base(f, relative, pairs, np.arange(pairs, dtype=np.float64))
-    are_powers = abs(f[0] - 1) <= relative[0] and bool(plain)
-    if np.any((f == 0) & (room > _UNSEEN)):  # too slow to be told from rest: says nothing
-        if are_powers:
-            yield from _powers(plain.exp(), pairs, head_dim)
-        return
-    if turning < pairs:
-        yield from _stopped(f, relative, turning)
-        return
-    if are_powers:
-        yield from _powers(plain.exp(), pairs, head_dim)
-        return
-    yield from _slowed(f, relative)
-    for base, law in ramp_laws(f, relative):
-        yield base, law, None
-    for base, factor in inverted_ramp(f, relative):
-        yield base, None, Slip(
-            name=RAMP_INVERTED,
-            says=f"YaRN's ramp runs the wrong way: fast pairs are divided by {factor:.15g} and "
-            "slow ones kept, where it should be the other way round",
-            digits=digits(base) + digits(factor) + 1,
-        )  # fmt: skip
-
-
-def _powers(base: Interval, pairs: int, head_dim: int) -> Iterator[Proposal]:
-    """Plain powers, and what else a base that is no round number may come from."""
-    short = base.simplest()
-    if short is None:
-        return
-    yield short, None, None
-    for width in {head_dim, pairs, 4 * pairs} - {2 * pairs}:
-        meant = base.power(width / (2 * pairs)).simplest()
-        if meant in _USUAL_BASES and short not in _USUAL_BASES:
-            yield short, None, Slip(
-                name="exponent-width",
-                says=f"The exponents run over {width}, not over the {2 * pairs} coordinates that "
-                f"turn: frequencies are {meant:.15g}^(-2k/{width}). Where pairs were meant to "
-                "stand still (p-RoPE) that is right, in a partial rotation it is not",
-                digits=digits(meant) + 1,
-            )  # fmt: skip
-    if digits(short) <= 2:
-        return
-    last = pairs / (pairs - 1)
-    spread = (base.high - base.low) / short + 1e-12
+    spread = (bases.high - bases.low) / short + 1e-12
     for usual in _USUAL_BASES:
-        if usual >= base.low:
+        if usual >= bases.low:
             continue
-        for law, factor in ((NTK, (short / usual) ** (1 / last)), (NTKOld, short / usual)):
+        for law, factor in (
+            (scaling.NTK, (short / usual) ** (1 / last)),
+            (scaling.NTKOld, short / usual),
+        ):
             stretch = around(factor, spread).simplest()
-            if stretch is not None and digits(stretch) <= 3:
-                yield usual, law(factor=stretch), None
+            if stretch is not None and count_digits(stretch) <= 3:
+                yield usual, law(factor=stretch)
 
 
-def _divided(f: Floats, relative: Floats, pairs: int) -> tuple[float, float] | None:
+def _find_exponent_width(measured: Frequencies) -> Iterator[Explanation]:
+    bases, pairs = measured.base_of(slice(None)), measured.num_pairs
+    short = bases.simplest()
+    for width in {measured.head_dim, pairs, 4 * pairs} - {2 * pairs}:
+        meant = bases.power(width / (2 * pairs)).simplest()
+        if short and meant in _USUAL_BASES and short not in _USUAL_BASES:
+            says = (
+                f"The exponents run over {width}, not over the {2 * pairs} coordinates that turn: "
+                f"frequencies are {meant:.15g}^(-2k/{width}). Where pairs were meant not to turn "
+                "(p-RoPE) that is right, in a partial rotation it is not."
+            )
+            yield _of_mistake("exponent-width", says, short, None, meant)
+
+
+def _of_mistake(name: str, says: str, base: float, law: Law | None, *numbers: float) -> Explanation:
+    digits = sum(map(count_digits, numbers)) + 1
+    return Explanation(base=base, law=law, mistake=Finding(name, says), digits=digits)
+
+
+# Laws that change every pair: the first frequency is not 1.
+
+
+def _divided(measured: Frequencies) -> tuple[float | None, float]:
     """The base and the factor of powers that are all divided by one factor."""
-    index = np.arange(len(f), dtype=np.float64)
-    for factor in around(1 / float(f[0]), float(relative[0])).decimals():
-        base = log_base(f * factor, relative, pairs, index).exp().simplest()
+    turning = slice(measured.num_turning)
+    found = ((measured.base_of(turning, n).simplest(), n) for n in measured.factor.decimals())
+    return next((one for one in found if one[0] is not None), (None, 1.0))
+
+
+def _scan_divided(measured: Frequencies) -> Proposals:
+    base, factor = _divided(measured)
+    yield base, scaling.Linear(factor=factor)
+
+
+def _find_stretched_frequencies(measured: Frequencies) -> Iterator[Explanation]:
+    (base, factor), pairs = _divided(measured), measured.num_pairs
+    meant = measured.factor.power((pairs - 1) / pairs).simplest()
+    if base is not None and meant is not None:
+        says = (
+            f"Every frequency is divided by {meant:.15g}^(d/(d-2)), the number by which "
+            "NTK-aware scaling multiplies the base."
+        )
+        law = scaling.Linear(factor=factor)
+        yield _of_mistake("stretch-on-frequencies", says, base, law, base, meant)
+
+
+def _find_indices_from_one(measured: Frequencies) -> Iterator[Explanation]:
+    pairs = measured.num_pairs
+    base = measured.base_of(slice(None), shift=1).simplest()
+    if base is not None:
+        says = (
+            f"Pairs are counted from 1: frequencies are {base:.15g}^(-2(k+1)/{2 * pairs}), "
+            "so that every one is one step too slow."
+        )
+        law = scaling.Linear(factor=base ** (1 / pairs))
+        yield _of_mistake("index-from-one", says, base, law, base)
+
+
+def _scan_ntk_fixed(measured: Frequencies) -> Proposals:
+    pairs = measured.num_pairs
+    for factor in measured.factor.power(pairs).decimals():
+        divisors = factor ** ((measured.indices + 1) / pairs)
+        base = measured.base_of(slice(None), divisors).simplest()
         if base is not None:
-            return base, factor
-    return None
+            yield base, scaling.NTKFixed(factor=factor)
+            return
 
 
-def _slowed(f: Floats, relative: Floats) -> Iterator[Proposal]:
-    """Powers of a base whose first frequency is not 1, and other laws that reach every pair."""
-    pairs = len(f)
-    index = np.arange(pairs, dtype=np.float64)
-    shifted = log_base(f, relative, pairs, index + 1).exp().simplest()
-    if shifted is not None:
-        yield shifted, Linear(factor=shifted ** (1 / pairs)), Slip(
-            name="index-from-one",
-            says=f"Pairs are counted from 1: frequencies are {shifted:.15g}^(-2(k+1)/{2 * pairs}), "
-            "so that every one is one step too slow",
-            digits=digits(shifted) + 1,
-        )  # fmt: skip
-    factor = around(1 / float(f[0]), float(relative[0]))
-    divided = _divided(f, relative, pairs)
-    if divided is not None:
-        base, short = divided
-        yield base, Linear(factor=short), None
-        meant = factor.power((pairs - 1) / pairs).simplest()
-        if meant is not None:
-            yield base, Linear(factor=short), Slip(
-                name="stretch-on-frequencies",
-                says=f"Every frequency is divided by {meant:.15g}^(d/(d-2)), the number by which "
-                "NTK-aware scaling multiplies the base",
-                digits=digits(base) + digits(meant) + 1,
-            )  # fmt: skip
-    for stretch in factor.power(pairs).decimals():
-        bare = log_base(f * stretch ** ((index + 1) / pairs), relative, pairs, index)
-        base = bare.exp().simplest()
-        if base is not None:
-            yield base, NTKFixed(factor=stretch), None
-            break
-    lengths = 2 * np.pi / f
-    if np.all(np.abs(lengths - np.rint(lengths)) <= 2 * relative * lengths):
-        # rounding wavelengths hides the base behind half a position either way
-        bare = log_base(f, 0.51 / lengths, pairs, index).exp().simplest()
-        if bare is not None:
-            yield bare, Resonance(), None
-    yield from _mixed(f, relative)
-
-
-def _mixed(f: Floats, relative: Floats) -> Iterator[Proposal]:
-    """Log f is linear in the index and in a power of it."""
-    pairs = len(f)
+def _scan_ntk_mixed(measured: Frequencies) -> Proposals:
+    """The logarithm of a frequency is linear in the index and in a power of the index."""
+    pairs, indices, weights = measured.num_pairs, measured.indices, 1 / measured.relative
     if pairs < 4:
         return
-    index = np.arange(pairs)
-    for exponent in _MIXED:
-        columns = np.stack((-index / pairs, -((index + 1.0) ** exponent)), axis=1)
-        weights = 1 / relative
-        (log_b, a), *_ = np.linalg.lstsq(columns * weights[:, None], np.log(f) * weights)
-        if not (0 < log_b < 60 and abs(a) * pairs**exponent < 60):
-            continue
-        base = around(math.exp(log_b), 1e-4).simplest()
-        factor = around(math.exp(a * pairs**exponent), 1e-4).simplest()
-        if base is not None and factor is not None and factor != 1:
-            yield base, NTKMixed(factor=factor, exponent=exponent), None
+    for exponent in _MIXED_EXPONENTS:
+        columns = np.stack((-indices / pairs, -((indices + 1) ** exponent)), axis=1)
+        logs = np.log(measured.inv_freq) * weights
+        (log_b, a), *_ = np.linalg.lstsq(columns * weights[:, None], logs)
+        if 0 < log_b < 60 and abs(a) * pairs**exponent < 60:
+            factor = around(math.exp(a * pairs**exponent), 1e-4).simplest()
+            if factor is not None and factor != 1:
+                law = scaling.NTKMixed(factor=factor, exponent=exponent)
+                yield around(math.exp(log_b), 1e-4).simplest(), law
 
 
-def _stopped(f: Floats, relative: Floats, turning: int) -> Iterator[Proposal]:
-    """The last pairs stand still."""
-    pairs = len(f)
-    index = np.arange(pairs, dtype=np.float64)
-    divided = _divided(f[:turning], relative[:turning], pairs) if turning > 1 else None
-    if divided is not None:
-        base, factor = divided
-        exact = turning / pairs
-        within = Interval(exact, (turning + 1) / pairs * (1 - 1e-12))
-        share = exact if digits(exact) <= 4 else within.simplest()
-        if share is not None:
-            yield base, Proportional(fraction=share, factor=factor), None
-        if factor == 1:
-            slowest = base ** (-np.array([turning - 1, turning]) / pairs)
-            length = Interval(*(2 * np.pi / slowest)).power_of_two()
-            if length is not None:
-                yield base, Hope(original_max_positions=length), None
-    if turning != pairs - 1:
+def _scan_whole_wavelengths(measured: Frequencies) -> Proposals:
+    lengths = 2 * np.pi / measured.inv_freq
+    if np.all(np.abs(lengths - np.rint(lengths)) <= 2 * measured.relative * lengths):
+        # rounding a wavelength hides half a position either way
+        logs = log_base(measured.inv_freq, 0.51 / lengths, measured.num_pairs, measured.indices)
+        yield logs.exp().simplest(), scaling.Resonance()
+
+
+# Laws that stop the last pairs.
+
+
+def _scan_stopped(measured: Frequencies) -> Proposals:
+    pairs, turning = measured.num_pairs, measured.num_turning
+    base, factor = _divided(measured)
+    if turning < 2 or base is None:  # one frequency is a power of any base
         return
-    for faded in range(2, pairs):  # the first of the faded is multiplied by 1
-        kept = pairs - faded + 1
-        bare = log_base(f[:kept], relative[:kept], pairs, index[:kept]).exp()
-        short = bare.simplest()
-        if kept > 1 and short is not None and bare.high / bare.low < 1.1:
-            yield short, Cope(num_pairs=faded), None
-            return  # whoever fades earlier changes a pair that has just been seen to be kept
+    exact = turning / pairs
+    within = Interval(exact, (turning + 1) / pairs * (1 - 1e-12))
+    fraction = exact if count_digits(exact) <= 4 else within.simplest()
+    if fraction is not None:
+        yield base, scaling.Proportional(fraction=fraction, factor=factor)
+    slowest = base ** (-np.array([turning - 1, turning]) / pairs)
+    length = Interval(*(2 * np.pi / slowest)).power_of_two()
+    if factor == 1 and length is not None:
+        yield base, scaling.Hope(original_max_positions=length)
+
+
+def _scan_faded(measured: Frequencies) -> Proposals:
+    most = measured.base_of_most()
+    if measured.num_turning == measured.num_pairs - 1 and most is not None:
+        base, kept = most
+        # the first of the faded pairs is multiplied by 1
+        yield base, scaling.Cope(num_pairs=measured.num_pairs - kept + 1)
+
+
+# Laws that keep the fast pairs, divide the slow ones, and have a ramp between.
+
+
+def _kept_shares(measured: Frequencies) -> Iterator[tuple[float, float, Floats]]:
+    """The base, factors, and how much of each pair is kept if that is the factor."""
+    f, relative = measured.inv_freq, measured.relative
+    most = measured.base_of_most() if abs(f[0] - 1) <= relative[0] else None
+    if most is None:
+        return
+    base, _ = most
+    left = f * base ** (measured.indices / measured.num_pairs)
+    # where the last two are divided alike, they are divided by the whole factor
+    plateau = around(1 / left[-1], 2 * relative[-1] + 1e-12).simplest()
+    level = abs(left[-1] / left[-2] - 1) <= relative[-1] + relative[-2]
+    for factor in (plateau,) if level and plateau is not None else _RAMP_FACTORS:
+        if factor != 1:
+            yield base, factor, (left - 1 / factor) / (1 - 1 / factor)
+
+
+def _on_ramp(shares: Floats) -> NDArray[np.intp]:
+    """The pairs that are neither kept nor divided by the whole factor."""
+    return np.flatnonzero((shares > _SHARE_ROUNDING) & (shares < 1 - _SHARE_ROUNDING))
+
+
+def _last_kept(shares: Floats) -> int:
+    return int(np.flatnonzero(shares > 1 - _SHARE_ROUNDING)[-1])
+
+
+def _slope(shares: Floats, inside: NDArray[np.intp], along: Floats) -> float:
+    """How fast a ramp falls along something, between the first and the last pair on it."""
+    first, last = inside[0], inside[-1]
+    return float((shares[first] - shares[last]) / (along[last] - along[first]))
+
+
+def _ramp_ends(shares: Floats) -> Iterator[tuple[bool, tuple[float, float], tuple[float, float]]]:
+    """Where a ramp linear in the index may begin and end: rounded to pairs or not, and bounds."""
+    inside = _on_ramp(shares)
+    if len(inside) < 2:
+        low = _last_kept(shares)
+        ends = [(float(a), float(low + b)) for a in (low, low - 1) for b in (1, 2) if a >= 0]
+    else:
+        first, last = int(inside[0]), int(inside[-1])
+        slope = max(_slope(shares, inside, np.arange(float(len(shares)))), 1e-9)
+        ends = [(first - (1 - shares[first]) / slope, last + shares[last] / slope)]
+    for low, high in ends:
+        if low > -1 and high < 4 * len(shares):
+            near = _END_ROUNDING
+            yield False, (low - near, low + near), (high - near, high + near)
+            if all(abs(end - round(end)) < near for end in (low, high)):
+                # the low end was rounded down, and not below 0, and the high end up
+                low, high = round(low), round(high)
+                yield True, (low or -math.inf, low + 1), (high - 1, high)
+
+
+def _scan_yarn(measured: Frequencies) -> Proposals:
+    """A ramp linear in the index; its ends tell the context divided by turns."""
+    for base, factor, shares in _kept_shares(measured):
+        for truncate, *bounds in _ramp_ends(shares):
+            # contexts over which pairs at these real-valued indices make one turn
+            low, high = (
+                Interval(*(2 * math.pi * base ** (end / measured.num_pairs) for end in ends))
+                for ends in bounds
+            )
+            found: list[tuple[float | None, float | None, float]] = []
+            for fast, slow in _BETAS:
+                both = Interval(low.low * fast, low.high * fast) & Interval(
+                    high.low * slow, high.high * slow
+                )
+                found.append((both.power_of_two() or both.simplest(), fast, slow))
+            length = high.power_of_two()
+            if length is not None and low.low > 0:
+                turns = Interval(length / low.high, length / low.low).simplest()
+                found.append((length, turns, 1.0))
+            for context, fast, slow in found:
+                if context and fast and context >= 1 and fast >= 1 and context == int(context):
+                    yield base, scaling.Yarn(
+                        factor=factor, original_max_positions=int(context), beta_fast=fast,
+                        beta_slow=slow, truncate=truncate,
+                    )  # fmt: skip
+
+
+def _scan_ramps_over_frequency(measured: Frequencies) -> Proposals:
+    """A ramp linear in the frequency itself: Llama 3's, and the one that YaRN's paper prints."""
+    for base, factor, shares in _kept_shares(measured):
+        plain = base ** (-measured.indices / measured.num_pairs)
+        inside = _on_ramp(shares)
+        if len(inside) == 0:  # a step, or a ramp between two pairs
+            wavelengths = 2 * np.pi / plain[_last_kept(shares) :]
+            one = Interval(*wavelengths[:2]).power_of_two() if len(wavelengths) > 1 else None
+            contexts, high_turns = [] if one is None else [one], (1.0, 4.0)
+        elif len(inside) == 1:  # one pair tells one number: the usual turns are assumed
+            k = inside[0]
+            contexts = _round_contexts(float(2 * np.pi * (1 + 3 * shares[k]) / plain[k]))
+            high_turns = (4.0,)
+        else:
+            slope, last = _slope(shares, inside, -plain), inside[-1]
+            slow = float(plain[last] - shares[last] / slope) if slope > 0 else 0.0
+            if slow <= 0:
+                continue
+            ratio = around(1 + 1 / slope / slow, 1e-3).simplest() or 1.0
+            contexts, high_turns = _round_contexts(2 * np.pi / slow), (ratio,)
+            paper = around(2 * np.pi / slow, 1e-3).power_of_two()
+            if paper is not None:
+                yield (
+                    base,
+                    scaling.YarnPaper(factor=factor, original_max_positions=paper, beta_fast=ratio),
+                )
+        for length, high in product(contexts, high_turns):
+            yield base, scaling.Llama3(
+                factor=factor, original_max_positions=length, low_freq_factor=1.0,
+                high_freq_factor=high,
+            )  # fmt: skip
+
+
+def _round_contexts(length: float) -> list[int]:
+    """Round lengths near one that was measured."""
+    near = around(length, 1e-3)
+    found = dict.fromkeys([near.power_of_two(), round(near.simplest() or 0), round(length)])
+    return [one for one in found if one is not None and one >= 1]
+
+
+def _scan_part_ntk(measured: Frequencies) -> Proposals:
+    for base, factor, shares in _kept_shares(measured):
+        changed = np.flatnonzero(shares < 1 - _SHARE_ROUNDING)
+        for length in (1 << power for power in range(9, 18)):
+            # its ramp begins where a pair turns 16 times over the context
+            index = measured.num_pairs * math.log(length / (32 * math.pi)) / math.log(base)
+            if len(changed) > 0 and abs(int(changed[0]) - index) <= 2:
+                yield base, scaling.PartNTK(factor=factor, original_max_positions=length)
+
+
+def _find_inverted_ramp(measured: Frequencies) -> Iterator[Explanation]:
+    """A YaRN ramp that divides the fast pairs and keeps the slow ones."""
+    f, pairs, indices = measured.inv_freq, measured.num_pairs, measured.indices
+    factor = around(1 / f[0], 2 * measured.relative[0] + 1e-12).simplest()
+    most = measured.base_of_most(slow=True)
+    # a base, a factor and two ends are four numbers that a few pairs would always have
+    if factor is None or factor <= 1 or most is None or pairs < 8:
+        return
+    base, _ = most
+    shares = (f * base ** (indices / pairs) - 1 / factor) / (1 - 1 / factor)
+    inside = _on_ramp(shares)
+    if len(inside) < 2:
+        return
+    slope = -_slope(shares, inside, indices)
+    ramp = np.clip(shares[inside[0]] + slope * (indices - inside[0]), 0, 1)
+    exact = base ** (-indices / pairs) * (ramp + (1 - ramp) / factor)
+    fits = np.all(np.abs(exact - f) <= (2 * measured.relative + 1e-9) * f)
+    if slope > 0 and ramp[-1] == 1 and fits:
+        says = (
+            f"YaRN's ramp runs the wrong way: fast pairs are divided by {factor:.15g} and slow "
+            "ones kept, where it should be the other way round."
+        )
+        one = _of_mistake("ramp-inverted", says, base, None, base, factor)
+        yield replace(one, gives_frequencies=False)
+
+
+#: How the laws of `phasor.scaling.LAWS` are recognised: in spectra of which form, and by which
+#: scan; or why by none.
+SCANS: dict[str, tuple[Form, Scan] | str] = {
+    "linear": ("scaled", _scan_divided),
+    "ntk": ("powers", _scan_stretched_base),
+    "ntk_old": ("powers", _scan_stretched_base),
+    "ntk_fixed": ("scaled", _scan_ntk_fixed),
+    "resonance": ("scaled", _scan_whole_wavelengths),
+    "ntk_mixed": ("scaled", _scan_ntk_mixed),
+    "yarn": ("scaled", _scan_yarn),
+    "llama3": ("scaled", _scan_ramps_over_frequency),
+    "yarn_paper": ("scaled", _scan_ramps_over_frequency),
+    "part_ntk": ("scaled", _scan_part_ntk),
+    "proportional": ("stopped", _scan_stopped),
+    "hope": ("stopped", _scan_stopped),
+    "cope": ("stopped", _scan_faded),
+    "per_pair": "a divisor for each pair gives any frequencies: they are listed one by one",
+    "dynamic_ntk": "a rule: limits.with_rule finds it from calls of several lengths",
+    "longrope": "a rule: limits.with_rule finds it from calls of several lengths",
+    "stepped_ntk": "a rule that is not looked for: its length is reported, and the law below it",
+}
+_MISTAKES: tuple[tuple[Form, Callable[[Frequencies], Iterator[Explanation]]], ...] = (
+    ("powers", _find_exponent_width),
+    ("scaled", _find_indices_from_one),
+    ("scaled", _find_stretched_frequencies),
+    ("scaled", _find_inverted_ramp),
+)

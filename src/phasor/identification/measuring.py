@@ -1,30 +1,55 @@
-"""`identify`: which rotation does this function do?"""
+"""`identify`, `identify_samples`, `identify_rows`: which rotation is behind what can be measured.
+
+Of a function, of recorded vectors, and of tables of cos and sin.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from phasor._checks import whole
-from phasor.errors import TensorError
-from phasor.identification.arrays import ROUNDING
-from phasor.identification.axes import drivers, unequal_positions
-from phasor.identification.calling import Caller, RefusedError, find_caller
-from phasor.identification.limits import Climb, climb, find_limits
-from phasor.identification.match import Evidence, conclude
-from phasor.identification.reading import Arrangement, arrange, find_blocks, read_turns
+from phasor._checks import choice, whole
+from phasor.errors import PositionError, TensorError
+from phasor.identification.blocks import (
+    Arrangement,
+    arrange,
+    arrangement_of,
+    every_arrangement,
+    find_blocks,
+    read_turns,
+)
+from phasor.identification.calling import ROUNDING, Caller, RefusedError, find_caller
+from phasor.identification.explaining import explain
+from phasor.identification.limits import call_with_growing_lengths, with_limits, with_rule
+from phasor.identification.mistakes import (
+    PRECISION_POSITIONS,
+    coarse_table,
+    compare_members,
+    compare_queries_and_keys,
+    exact_turns,
+    with_precision,
+)
 from phasor.identification.report import Finding, Identification
-from phasor.identification.rules import find_rule
-from phasor.identification.slips import member_findings, precision_findings, query_key_findings
-from phasor.identification.spectrum import find_spectrum, rounded_angles
+from phasor.identification.spectrum import (
+    Complex,
+    Floats,
+    Spectrum,
+    find_spectrum,
+    powers_of_two,
+    rounded_angles,
+)
 from phasor.numpy import matrix
+from phasor.rope import Rope
 
 _SMALL = (0, 1, 2, 3, 5, 8)
-Floats = NDArray[np.float64]
+Group = tuple[Floats, Floats]
+_SAMPLES_USED = 8  # of one position: enough to tell pairings apart
+_POSITIONS_USED = 24  # to tell pairings apart
+_FLOAT32_ANGLES = 2.0**-21  # a power by way of logarithms, a division, and the product
 
 
 def identify(
@@ -39,7 +64,7 @@ def identify(
     n_axes: int = 1,
     longest: int = 1 << 20,
 ) -> Identification:
-    """Which rotation ``function`` does: pairing, slice, sign, frequencies, law, limits, slips.
+    """Which rotation ``function`` does: pairing, slice, sign, frequencies, law, limits, mistakes.
 
     Unit vectors go in at chosen positions, and what comes out is read as a linear map, block by
     block. Frequencies are found from the lowest positions first and refined at growing ones.
@@ -61,12 +86,12 @@ def identify(
         longest: The highest position to look at.
 
     Returns:
-        The report; ``report.rope`` is the Rope that does the same, ``report.explain()`` a note.
+        The report; ``report.rope`` is the Rope that does the same, ``report.explain()`` a text.
 
     Raises:
         TensorError: If no way of calling ``function`` works.
         SpecError: For an argument out of bounds.
-        BackendError: If the arrays asked for are not installed.
+        BackendError: If the library named by ``arrays`` is not installed, or lacks the dtype.
 
     >>> from phasor import Rope
     >>> from phasor.numpy import rotate
@@ -82,9 +107,10 @@ def identify(
         function, head_dim, table=table, takes=takes, layout=layout, arrays=arrays, dtype=dtype,
         n_axes=n_axes,
     )  # fmt: skip
-    called = f"{caller.arrays} arrays {caller.layout} in {dtype} as ({caller.takes})"
+    called = f"{caller.arrays.name} arrays {caller.layout} in {dtype} as ({caller.takes})"
     try:
-        return replace(_look(caller, min(longest, caller.longest // 2)), called=called)
+        report = _measure(caller, min(longest, caller.longest // 2))
+        return replace(report, called=called)
     except RefusedError as error:
         raise TensorError(
             f"function must turn positions 0 to {max(_SMALL)}, whenever it is asked to, and says "
@@ -92,46 +118,50 @@ def identify(
         ) from error
 
 
-def _look(caller: Caller, longest: int) -> Identification:
-    head_dim = caller.head_dim
+def _measure(caller: Caller, longest: int) -> Identification:
+    """The map at small positions, read as pairs, and then the pairs at growing ones."""
     maps = _maps(caller)
-    rounding, coarse = table_dtype(maps, caller.rounding, caller.out_dtype)
-    findings = [] if coarse is None else [coarse]
-    written = Finding(
-        name="inputs-written", says="It writes its inputs: keep a copy of what goes in."
+    rounding, findings = coarse_table(maps, caller.rounding, caller.out_dtype)
+    linear = _is_linear(caller, maps[0], rounding)
+    if caller.changed_inputs:
+        says = "It writes its inputs: keep a copy of what goes in."
+        findings.append(Finding("inputs-written", says))
+    nothing = Identification(
+        head_dim=caller.head_dim, called=None, linear=linear, findings=tuple(findings)
     )
-    blank = Identification(head_dim=head_dim, called=None, linear=True)
-    if not _is_linear(caller, maps[0], rounding):
-        return replace(
-            blank,
-            linear=False,
-            findings=tuple([written] if caller.wrote else []),
-            why_no_rope="it is not linear in its vectors",
-        )
+    if not linear:
+        return replace(nothing, why_no_rope="it is not linear in its vectors")
     blocks = find_blocks(np.concatenate(list(maps)), rounding)
-    arrangement = arrange(blocks, head_dim)
-    findings += [written] if caller.wrote else []
-    if arrangement is None:
-        wide = [block.read for block in blocks if len(block.read) > 2]
-        why = (
-            f"it mixes {len(wide[0])} coordinates with each other: {list(wide[0][:8])}"
-            if wide
-            else "nothing turns at the positions tried"
-        )
-        return replace(blank, findings=tuple(findings), why_no_rope=why)
-    return _turning(caller, longest, maps, arrangement, rounding, findings)
+    arrangement = arrange(blocks, caller.head_dim)
+    if arrangement is not None:
+        return _measure_pairs(caller, longest, maps, arrangement, rounding, findings)
+    wide = next((list(block.read) for block in blocks if len(block.read) > 2), None)
+    if wide is None:
+        return replace(nothing, why_no_rope="nothing turns at the positions tried")
+    why = f"it mixes {len(wide)} coordinates with each other: {wide[:8]}"
+    return replace(nothing, why_no_rope=why)
 
 
 def _maps(caller: Caller) -> Floats:
-    """The linear maps ``[outputs, P, out, in]`` at small positions."""
-    eye = np.eye(caller.head_dim)
-    positions: Sequence[Any] = _SMALL
+    """The linear maps ``[outputs, P, out, in]`` at small positions.
+
+    The first are at `_SMALL`, equal on all axes; with several axes, others follow that are not.
+    """
+    positions: list[Any] = list(_SMALL)
     if caller.n_axes > 1:
-        positions = [(p,) * caller.n_axes for p in _SMALL] + unequal_positions(caller.n_axes)
-    maps = np.swapaxes(caller.turn(eye, positions), 2, 3)
-    if not np.isfinite(maps).all():
+        positions = [(p,) * caller.n_axes for p in _SMALL]
+        positions += [
+            p for axis in range(caller.n_axes) for p in _on_axis(axis, caller, _SMALL[1:])
+        ]
+    turned = caller.turn(np.eye(caller.head_dim), positions)
+    if not np.isfinite(turned).all():
         raise RefusedError("it gives numbers that are not finite")
-    return maps
+    return np.swapaxes(turned, 2, 3)  # vectors in are columns
+
+
+def _on_axis(axis: int, caller: Caller, coordinates: Sequence[int]) -> list[tuple[int, ...]]:
+    """Positions with a coordinate on one axis and 0 on the others."""
+    return [tuple(p if a == axis else 0 for a in range(caller.n_axes)) for p in coordinates]
 
 
 def _is_linear(caller: Caller, maps: Floats, rounding: float) -> bool:
@@ -139,61 +169,30 @@ def _is_linear(caller: Caller, maps: Floats, rounding: float) -> bool:
     # whole numbers, which every dtype holds exactly
     vectors = rng.integers(-7, 8, (3, caller.head_dim)).astype(np.float64)
     vectors[2] = 0
-    at: list[Any] = [5 if caller.n_axes == 1 else (5,) * caller.n_axes]
     expected = vectors @ maps[_SMALL.index(5)].T
     room = 64 * rounding * np.abs(vectors).max() * max(np.abs(maps).max(), 1)
-    return bool(np.abs(caller.turn(vectors, at)[0, 0] - expected).max() <= room)
-
-
-def table_dtype(maps: Floats, rounding: float, dtype: str) -> tuple[float, Finding | None]:
-    """The rounding that the values show, and the coarse dtype behind it if it is not theirs."""
-    values = np.unique(np.abs(maps[(maps != 0) & (np.abs(maps) != 1)]))
-    if len(values) < 16:
-        return rounding, None
-    kept: dict[str, Callable[[Floats], Floats]] = {
-        "bfloat16": _as_bfloat16,
-        "float16": lambda v: v.astype(np.float16).astype(np.float64),
-        "float32": lambda v: v.astype(np.float32).astype(np.float64),
-    }
-    for name, rounded in kept.items():
-        if ROUNDING[name] > rounding and np.array_equal(rounded(values), values):
-            return ROUNDING[name], Finding(
-                name=f"table-in-{name}",
-                says=f"Cos and sin are held in {name}: every value of the {dtype} result is a "
-                f"{name} number, so they are off by up to {ROUNDING[name] / 2:.1e}.",
-            )
-    return rounding, None
-
-
-def _as_bfloat16(values: Floats) -> Floats:
-    bits = values.astype(np.float32).view(np.uint32)
-    return (bits & np.uint32(0xFFFF0000)).view(np.float32).astype(np.float64)
+    return bool(np.abs(caller.turn(vectors, [5])[0, 0] - expected).max() <= room)
 
 
 @dataclass(frozen=True)
-class _Prober:
-    """One vector per call shows the turn of every pair."""
+class _Probe:
+    """One vector per call shows how far every pair turns."""
 
     caller: Caller
     arrangement: Arrangement
-    output: int = 0
 
-    def __call__(self, positions: Sequence[int]) -> NDArray[np.complex128]:
-        n = self.caller.n_axes
-        return self.at(list(positions) if n == 1 else [(p,) * n for p in positions])
-
-    def at(self, positions: Sequence[Any]) -> NDArray[np.complex128]:
-        """At positions with a coordinate for every axis."""
+    def __call__(self, positions: Sequence[Any]) -> Complex:
+        """At positions ``[P]``, equal on all axes, or ``[P, n_axes]``: ``[P, pairs]``."""
         vector = np.zeros((1, self.caller.head_dim))
         vector[0, self.arrangement.read[0]] = 1
-        turned = self.caller.turn(vector, positions)[self.output, :, 0]
+        turned = self.caller.turn(vector, positions)[0, :, 0]
         first, second = self.arrangement.written
         z = np.empty((len(turned), len(first)), dtype=np.complex128)
-        z.real, z.imag = turned[:, first], turned[:, second]
+        z.real, z.imag = turned[:, first], turned[:, second]  # a product would warn of infinities
         return z
 
 
-def _turning(
+def _measure_pairs(
     caller: Caller,
     longest: int,
     maps: Floats,
@@ -201,75 +200,269 @@ def _turning(
     rounding: float,
     findings: list[Finding],
 ) -> Identification:
-    probe = _Prober(caller, arrangement)
-    climbed = climb(probe, longest, rounding)
+    probe = _Probe(caller, arrangement)
+    lengths = call_with_growing_lengths(probe, longest, rounding)
+    z = np.array([lengths.same[p] for p in sorted(lengths.same)])
+    spectrum = find_spectrum(sorted(lengths.same), z, rounded_angles(z, rounding))
     turns = read_turns(arrangement.blocks(maps[0]))
-    places = sorted(climbed.seen)
-    z = np.array([climbed.seen[p] for p in places])
-    spectrum = find_spectrum(places, z, rounded_angles(z, rounding))
-    sizes = np.abs(turns.z)
-    gain = float(np.median(sizes[: len(_SMALL)]))
-    members = member_findings(turns, arrangement, rounding, caller.n_axes)
-    findings += members
-    findings += query_key_findings(maps, arrangement, rounding)
-    if climbed.remembers is not None:
-        findings.append(
-            Finding(
-                name="remembers",
-                says="The result depends on earlier calls, or on chance: positions up to "
-                f"{climbed.remembers} are turned otherwise when they are asked for again.",
-            )
+    members = compare_members(turns, arrangement, rounding, caller.n_axes)
+    key_factor, keys = compare_queries_and_keys(maps, arrangement, rounding)
+    findings = [*findings, *members, *keys]
+    if lengths.remembers is not None:
+        says = (
+            "The result depends on earlier calls, or on chance: positions up to "
+            f"{lengths.remembers} are turned otherwise when they are asked for again."
         )
-    keys = None
-    if any(finding.name == "factor-on-one-side" for finding in findings):
-        keys = float(np.median(np.abs(read_turns(arrangement.blocks(maps[1])).z)))
-    evidence = Evidence(
-        head_dim=caller.head_dim,
-        n_axes=caller.n_axes,
-        arrangement=arrangement,
-        spectrum=spectrum,
-        drivers=drivers(probe.at, caller.n_axes, spectrum, rounding),
-        gain=gain,
-        sizes=sizes,
-        rounding=rounding,
-        is_rotation=not members,
-    )
-    report = conclude(evidence)
-    report = replace(report, findings=(*findings, *report.findings), key_factor=keys)
-    if climbed.changes_at is not None:
-        report = _with_rule(report, climbed, rounding)
+        findings.append(Finding("remembers", says))
+    report = explain(
+        arrangement, spectrum, _drivers_by_axis(probe, caller.n_axes, spectrum, rounding),
+        np.abs(turns.z), n_axes=caller.n_axes, rounding=rounding, is_rotation=not members,
+    )  # fmt: skip
+    report = replace(report, findings=(*findings, *report.findings), key_factor=key_factor)
+    if lengths.changes_at is not None:
+        report = with_rule(report, lengths, rounding)
     elif report.is_rotation:
-        limits = find_limits(probe, spectrum, gain=gain or 1.0, rounding=rounding, longest=longest)
-        report = replace(
-            report,
-            table_end=limits.table_end,
-            beyond=limits.beyond,
-            negative=limits.negative,
-            findings=(*report.findings, *limits.findings),
-        )
-    report = _with_error(caller, maps, report)
-    top = min(longest, climbed.changes_at or longest, report.table_end or longest)
-    return precision_findings(report, evidence, probe, top)
+        report = with_limits(report, probe, spectrum, rounding=rounding, longest=longest)
+    report = _with_error(maps[0], report)
+    end = min(longest, lengths.changes_at or longest, report.table_end or longest)
+    return with_precision(report, spectrum, probe, rounding=rounding, end=end)
 
 
-def _with_rule(report: Identification, climbed: Climb, rounding: float) -> Identification:
-    changes = cast(int, climbed.changes_at)
-    says = f"The result depends on the length of the call: it changes when one reaches {changes}."
-    rule, sentence = find_rule(report, climbed, rounding) or (None, "")
-    found = Finding(name="depends-on-length", says=f"{says} {sentence}".rstrip())
-    return replace(report, rule=rule, findings=(*report.findings, found))
+def _drivers_by_axis(
+    probe: _Probe, n_axes: int, spectrum: Spectrum, rounding: float
+) -> tuple[tuple[int, ...], ...]:
+    """The axes that turn each pair, tried one axis at a time as far as the spectrum reached."""
+    if n_axes == 1:
+        return tuple((0,) if f else () for f in spectrum.inv_freq)
+    places = powers_of_two(max(spectrum.reach, 1))
+    moved: list[Floats] = []
+    for axis in range(n_axes):
+        z = probe(_on_axis(axis, probe.caller, places))
+        moved.append(np.abs(z - z[0]).max(axis=0))  # the first is at position 0
+    return tuple(
+        tuple(axis for axis in range(n_axes) if moved[axis][pair] > 8 * rounding)
+        for pair in range(len(spectrum.inv_freq))
+    )
 
 
-def _with_error(caller: Caller, maps: Floats, report: Identification) -> Identification:
-    """How far the Rope is from the maps read."""
+def _with_error(maps: Floats, report: Identification) -> Identification:
+    """The report with how far its Rope is from the maps ``[P, out, in]``."""
     if report.rope is None:
         return report
-    rope, gain = report.rope, report.attention_factor or 1.0
-    inside = np.ones(caller.head_dim)
-    inside[rope.rotary_start : rope.rotary_start + rope.rotary_dim] = gain
+    rope = report.rope
+    factors = np.ones(report.head_dim)
+    factors[rope.rotary_start :][: rope.rotary_dim] = report.attention_factor or 1.0
     worst = 0.0
-    for i, p in enumerate(_SMALL):
+    for p, found in zip(_SMALL, maps, strict=False):
         at = p + report.position_offset
         place: ArrayLike = at if rope.axes.n_axes == 1 else [at] * rope.axes.n_axes
-        worst = max(worst, float(np.abs(maps[0, i] - inside * matrix(place, rope)).max()))
+        worst = max(worst, float(np.abs(found - factors * matrix(place, rope)).max()))
     return replace(report, error=worst)
+
+
+def identify_rows(z: Complex, dtype: str, layout: Rope) -> Identification:
+    """Which rotation a table of cosines and sines is of: row ``p`` is position ``p``.
+
+    Args:
+        z: ``cos + i sin`` of each pair, finite, ``[positions, num_pairs]``, two rows or more.
+        dtype: What they are numbers of.
+        layout: Where the pairs are; its frequencies are not looked at.
+
+    Returns:
+        The report; ``error`` is the largest difference between an entry and the Rope's, as a
+        complex number. Where no Rope has these rows, ``why_no_rope`` says why.
+    """
+    rounding, findings = coarse_table(np.stack((z.real, z.imag)), ROUNDING[dtype], dtype)
+    places = powers_of_two(len(z) - 1)
+    spectrum = find_spectrum(places, z[places], rounded_angles(z[places], rounding))
+    drivers = ((0,),) * z.shape[1]
+    report = explain(
+        arrangement_of(layout), spectrum, drivers, np.abs(z), n_axes=1, rounding=rounding
+    )
+    report = replace(report, findings=(*findings, *report.findings), table_end=len(z))
+    beyond = next((p for p in places if p > spectrum.reach), None)
+    if beyond is not None:
+        why = f"rows 0 to {spectrum.reach} do, row {beyond} does not"
+        why = f"rows must turn at fixed frequencies, and {why}"
+        return replace(report, rope=None, why_no_rope=why)
+    return report if report.rope is None else _compare_rows(z, report, report.rope, rounding)
+
+
+def _compare_rows(
+    z: Complex, report: Identification, rope: Rope, rounding: float
+) -> Identification:
+    """The report with the error of every row, or why the Rope does not have one of them."""
+    gain, offset = report.attention_factor or 1.0, report.position_offset
+    rows = np.arange(len(z))
+    error = np.abs(z - gain * exact_turns(rope, rows, offset)[:, : z.shape[1]]).max(axis=1)
+    # angles may be float32 products of float32 frequencies, each a few roundings off
+    fastest = max(abs(pair.inv_freq) for pair in report.pairs)
+    room = gain * (16 * rounding + (rows + abs(offset)) * fastest * 2.0**-20)
+    wrong = np.flatnonzero(error > room)
+    if len(wrong):
+        why = (
+            f"row {wrong[0]} is {error[wrong[0]]:.2g} off what the others say, more than rounding "
+            "explains"
+        )
+        return replace(report, rope=None, why_no_rope=why)
+    near = [(p, float(error[p - 12 : p].max() / gain)) for p in PRECISION_POSITIONS if p <= len(z)]
+    return replace(report, error=float(error.max()), precision=tuple(near))
+
+
+def identify_samples(
+    before: ArrayLike, after: ArrayLike, positions: ArrayLike, *, dtype: str = "float32"
+) -> Identification:
+    """Which rotation turned ``before`` into ``after``, vectors recorded from a running model.
+
+    With two vectors or more at a position, each pair's turn there is overdetermined, and only the
+    right pairing leaves no residue; the turns then give the frequencies as in `identify`.
+
+    Args:
+        before: ``[N, head_dim]``: any vectors, of any heads.
+        after: ``[N, head_dim]``: the same after the rotation.
+        positions: ``[N]`` whole numbers. Two of them must be one apart, and gaps must grow by no
+            more than a factor of two to be of use; each position wants two vectors or more.
+            ``[N, n_axes]`` for several axes: the above holds for those with equal coordinates, and
+            those with unequal ones tell which axis drives which pair.
+        dtype: What the vectors were computed in.
+
+    Returns:
+        The report, without what only calls can tell (written inputs, table end, other lengths).
+
+    Raises:
+        TensorError: If the shapes do not fit.
+        PositionError: If the positions are too few, too far apart or not whole.
+        SpecError: If the dtype is none of those that `identify` takes.
+
+    >>> from phasor import Rope
+    >>> from phasor.numpy import rotate
+    >>> rope = Rope(head_dim=8, pairing="half", base=100.0)
+    >>> x = np.random.default_rng(0).standard_normal((64, 3, 8))  # tokens, heads
+    >>> y = rotate(x, np.arange(64), rope)
+    >>> at = np.arange(64).repeat(3)
+    >>> identify_samples(x.reshape(-1, 8), y.reshape(-1, 8), at, dtype="float64").rope == rope
+    True
+    """
+    # a coordinate is a sum of two products, and the turn is solved for: a few roundings
+    rounding = 8 * ROUNDING[choice("dtype", dtype, ROUNDING)]
+    equal, unequal, n_axes = _group_samples(before, after, positions)
+    head_dim = next(iter(equal.values()))[0].shape[1]
+    arrangement = _find_arrangement(list(equal.values())[:_POSITIONS_USED], head_dim, rounding)
+    if arrangement is None:
+        why = "no pairing of coordinates explains the samples as turns, up to a factor, of pairs"
+        return Identification(head_dim=head_dim, called=None, linear=True, why_no_rope=why)
+    places = [*_doubling_positions(list(equal))]
+    z = np.array([_turn(equal[p], arrangement)[0] for p in places])
+    # few programs make angles of more digits than float32's, and at these positions that shows
+    angle_rounding = 2.0**-52 if dtype == "float64" else _FLOAT32_ANGLES
+    spectrum = find_spectrum(places, z, np.full(z.shape, rounding), angle_rounding)
+    drivers = _drivers_of_samples(unequal, n_axes, arrangement, spectrum, rounding)
+    report = explain(arrangement, spectrum, drivers, np.abs(z), n_axes=n_axes, rounding=rounding)
+    beyond = next((p for p in places if p > spectrum.reach), None)
+    if beyond is None:
+        return report
+    says = f"Up to position {spectrum.reach} the samples turn alike; {beyond} does not."
+    return replace(report, findings=(*report.findings, Finding("samples-part", says)))
+
+
+def _group_samples(
+    before: ArrayLike, after: ArrayLike, positions: ArrayLike
+) -> tuple[dict[int, Group], dict[tuple[int, ...], Group], int]:
+    """Samples by position, where its coordinates are equal and where they are not; and the axes."""
+    x, y = (np.asarray(one, dtype=np.float64) for one in (before, after))
+    at = np.asarray(positions)
+    if x.ndim != 2 or x.shape != y.shape:
+        raise TensorError(
+            "before and after must both be [samples, head_dim], got "
+            f"{list(x.shape)} and {list(y.shape)}"
+        )
+    if at.ndim not in (1, 2) or at.shape[:1] != x.shape[:1] or at.dtype.kind not in "iu":
+        raise PositionError(
+            f"positions must be whole numbers [{len(x)}], one per sample, or one per axis of each, "
+            f"got {at.dtype} {list(at.shape)}"
+        )
+    at = at.reshape(len(x), -1)
+    equal: dict[int, Group] = {}
+    unequal: dict[tuple[int, ...], Group] = {}
+    for p in np.unique(at, axis=0):
+        here = np.flatnonzero((at == p).all(axis=1))[:_SAMPLES_USED]
+        if len(here) > 1:
+            group = x[here], y[here]
+            if (p == p[0]).all():
+                equal[int(p[0])] = group
+            else:
+                unequal[tuple(p.tolist())] = group
+    if len(equal) < 2 or 1 not in np.diff(list(equal)):
+        raise PositionError(
+            "positions must hold two that are one apart, with two samples or more at each (of "
+            f"different heads, or batches); got {len(equal)} with two samples"
+        )
+    if at.shape[1] > 1 and not unequal:
+        raise PositionError(
+            f"positions have {at.shape[1]} axes and equal coordinates everywhere, which does not "
+            "tell the axes apart; give one column, or some with unequal coordinates"
+        )
+    return equal, unequal, at.shape[1]
+
+
+def _turn(group: Group, arrangement: Arrangement) -> tuple[Complex, float]:
+    """The complex factor of each pair that fits best, and the relative residue."""
+    (first, second), (to_first, to_second) = arrangement.read, arrangement.written
+    u = group[0][:, first] + 1j * group[0][:, second]
+    v = group[1][:, to_first] + 1j * group[1][:, to_second]
+    z = (np.conj(u) * v).sum(axis=0) / np.maximum((np.abs(u) ** 2).sum(axis=0), 1e-300)
+    residue = np.abs(v - z * u).max() / max(float(np.abs(v).max()), 1e-300)
+    return z, float(residue)
+
+
+def _find_arrangement(
+    groups: Sequence[Group], head_dim: int, rounding: float
+) -> Arrangement | None:
+    """The narrowest arrangement that leaves no residue, and lets the others pass."""
+    moved = np.zeros(head_dim, dtype=bool)
+    for x, y in groups:
+        moved |= (np.abs(x - y) > rounding * np.abs(x)).any(axis=0)
+    turning = np.flatnonzero(moved)
+    if len(turning) == 0:
+        return None
+    for one in every_arrangement(int(turning[0]), int(turning[-1]), head_dim):
+        if all(_turn(group, one)[1] <= 8 * rounding for group in groups):
+            return one
+    return None
+
+
+def _doubling_positions(positions: list[int]) -> Iterator[int]:
+    """Positions from the first two neighbours on, with gaps that at most double."""
+    start = next(p for p in positions if p + 1 in positions)
+    gap = 1
+    yield from (start, start + 1)
+    while wider := [p for p in positions if start + gap < p <= start + 2 * gap]:
+        gap = wider[-1] - start
+        yield start + gap
+
+
+def _drivers_of_samples(
+    groups: Mapping[tuple[int, ...], Group],
+    n_axes: int,
+    arrangement: Arrangement,
+    spectrum: Spectrum,
+    rounding: float,
+) -> tuple[tuple[int, ...], ...]:
+    """The axis that explains each pair's turns at unequal coordinates; none where all would do."""
+    if n_axes == 1:
+        return ((0,),) * arrangement.num_pairs
+    fits = np.ones((n_axes, arrangement.num_pairs), dtype=bool)
+    for coordinates, group in groups.items():
+        z = _turn(group, arrangement)[0]
+        turned = z / np.maximum(np.abs(z), 1e-300)
+        at = np.array(coordinates, dtype=np.float64)
+        # an angle may have been rounded in the dtype of the vectors
+        room = rounding * (8 + np.abs(at[:, None] * spectrum.inv_freq))
+        room += at[:, None] * spectrum.uncertainty + spectrum.phase_uncertainty
+        fits &= np.abs(spectrum.at(at) - turned) <= room
+    alone = fits.sum(axis=0) == 1
+    everywhere = tuple(range(n_axes))
+    return tuple(
+        (int(np.argmax(fits[:, k])),) if alone[k] else () if fits[:, k].any() else everywhere
+        for k in range(arrangement.num_pairs)
+    )

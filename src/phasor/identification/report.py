@@ -1,7 +1,8 @@
-"""What was found out about a rotation, in words and as plain values."""
+"""What was found out about a rotation: fields for programs, sentences for people, JSON values."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -11,7 +12,7 @@ from phasor.rope import Rope
 from phasor.scaling import Law, Rule
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Finding:
     """Something worth knowing.
 
@@ -33,7 +34,7 @@ class PairFound:
         written: Its two coordinates after.
         inv_freq: Radians per position; whole positions cannot tell whole turns.
         uncertainty: How far off that may be.
-        axis: The axis that drives it; None if it stands still.
+        axis: The axis that drives it; None if it does not turn.
     """
 
     read: tuple[int, int]
@@ -45,10 +46,10 @@ class PairFound:
 
 @dataclass(frozen=True, kw_only=True)
 class Identification:
-    """What a function turned out to do.
+    """What `identify` and `identify_samples` found out.
 
     Attributes:
-        head_dim: Width of the head it was asked about.
+        head_dim: Width of the head.
         called: How it was called: arguments, layout, arrays; None for recorded samples.
         linear: Whether it is a linear map at every position.
         is_rotation: Whether that map turns pairs of coordinates, up to one factor.
@@ -114,45 +115,41 @@ class Identification:
         return self.explain()
 
     def explain(self) -> str:
-        """The report as a colleague's note."""
-        said = [] if self.called is None else [f"Called with {self.called}."]
+        """The report as a few lines of text."""
+        lines = [] if self.called is None else [f"Called with {self.called}."]
         if self.rope is not None:
-            said += sentences(self.rope, None)
-            said.append(self._law_sentence())
+            lines += [*sentences(self.rope, None), self._law_sentence()]
         else:
-            said.append(f"No Rope does this: {self.why_no_rope}.")
-            # what is reflected has no angle to speak of
-            said += [] if "reflection" in self.names() else self._pair_sentences()
+            lines.append(f"No Rope does this: {self.why_no_rope}.")
+            lines += self._pair_sentences()
         if self.attention_factor is not None and self.attention_factor != 1:
-            said.append(f"Its result is multiplied by {self.attention_factor:.9g}.")
+            lines.append(f"Its result is multiplied by {self.attention_factor:.9g}.")
         if self.position_offset:
-            said.append(f"Position p is turned as p {self.position_offset:+g}.")
-        said += [finding.says for finding in self.findings]
-        if self.negative is not None and not any("negative" in f.name for f in self.findings):
-            said.append(f"A negative position {self.negative}.")
+            lines.append(f"Position p is turned as p {self.position_offset:+g}.")
+        lines += [finding.says for finding in self.findings]
+        if self.negative is not None and not any("negative" in name for name in self.names()):
+            lines.append(f"A negative position {self.negative}.")
         if self.precision:
             listed = ", ".join(f"{error:.1e} near {p}" for p, error in self.precision)
-            said.append(f"Error of a turned unit vector: {listed}.")
+            lines.append(f"Error of a turned unit vector: {listed}.")
         if self.error is not None:
-            said.append(
+            lines.append(
                 f"The Rope and the function differ by {self.error:.1e} at most where compared."
             )
-        return "\n".join(said)
+        return "\n".join(lines)
 
     def _law_sentence(self) -> str:
-        if not self.known_law:
-            alone = sum(pair.inv_freq != 0 for pair in self.pairs) == 1
-            said = (
-                "One frequency fits any base" if alone else "No known law gives these frequencies"
-            )
-            return f"{said}."
-        if not self.alternatives:
+        if self.alternatives:
+            return f"The same frequencies come from {'; or '.join(self.alternatives)}."
+        if self.known_law:
             return "No other law known here gives the same frequencies."
-        return f"The same frequencies come from {'; or '.join(self.alternatives)}."
+        if sum(pair.inv_freq != 0 for pair in self.pairs) == 1:
+            return "One frequency fits any base."
+        return "No known law gives these frequencies."
 
     def _pair_sentences(self) -> list[str]:
         turning = [k for k, pair in enumerate(self.pairs) if pair.inv_freq]
-        if not turning:
+        if not turning or "reflection" in self.names():  # what is reflected has no angle
             return []
         first = self.pairs[turning[0]]
         return [
@@ -161,13 +158,19 @@ class Identification:
         ]
 
     def as_plain(self) -> dict[str, Any]:
-        """Everything as JSON values."""
+        """Everything as JSON values; an error that is no finite number is None."""
         plain = {name: getattr(self, name) for name in self.__dataclass_fields__}
         plain["pairs"] = [asdict(pair) for pair in self.pairs]
         plain["findings"] = [asdict(finding) for finding in self.findings]
-        plain["precision"] = [list(one) for one in self.precision]
+        plain["precision"] = [[p, finite_or_none(error)] for p, error in self.precision]
+        plain["error"] = None if self.error is None else finite_or_none(self.error)
         plain["alternatives"] = list(self.alternatives)
         plain["rope"] = None if self.rope is None else self.rope.to_dict()
         for name, value in (("law", self.law), ("rule", self.rule)):
             plain[name] = None if value is None else repr(value)
         return plain
+
+
+def finite_or_none(value: float) -> float | None:
+    """``value``, or None for infinities and NaN, for which JSON has no numbers."""
+    return value if math.isfinite(value) else None

@@ -1,16 +1,19 @@
-"""Frequencies from turned vectors: one position after another, each refining the last."""
+"""Frequencies from turned vectors, how far off they may be, and numbers known within bounds."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-# beyond this the estimate so far did not foresee the next angle: the table ended, or digits did
+Floats = NDArray[np.float64]
+Complex = NDArray[np.complex128]
+# an angle this far from its prediction is of no use: the table has ended, or the precision
 _SURPRISE = 0.5
-# float16's smallest number: below it there is nothing, and above it steps of as much
+# float16's smallest number, which is also its step size near 0
 _LEAST = 2.0**-24
 
 
@@ -26,18 +29,23 @@ class Spectrum:
         reach: The highest position that was of use.
     """
 
-    inv_freq: NDArray[np.float64]
-    uncertainty: NDArray[np.float64]
-    phase: NDArray[np.float64]
-    phase_uncertainty: NDArray[np.float64]
+    inv_freq: Floats
+    uncertainty: Floats
+    phase: Floats
+    phase_uncertainty: Floats
     reach: int
 
-    def at(self, positions: NDArray[np.float64]) -> NDArray[np.complex128]:
+    def at(self, positions: Floats) -> Complex:
         """``exp(i (phase + p inv_freq))``, ``[P, pairs]``."""
         return np.exp(1j * (self.phase + positions[:, None] * self.inv_freq))
 
 
-def rounded_angles(z: NDArray[np.complex128], rounding: float) -> NDArray[np.float64]:
+def powers_of_two(highest: int) -> list[int]:
+    """0 and the powers of two up to ``highest``: positions from which frequencies can be read."""
+    return [0, *(1 << j for j in range(highest.bit_length()))]
+
+
+def rounded_angles(z: Complex, rounding: float) -> Floats:
     """How far the angles of ``z`` may be off where its cosines and sines are off by an ulp each.
 
     Args:
@@ -49,10 +57,7 @@ def rounded_angles(z: NDArray[np.complex128], rounding: float) -> NDArray[np.flo
 
 
 def find_spectrum(
-    positions: Sequence[int],
-    z: NDArray[np.complex128],
-    moved: NDArray[np.float64],
-    angle_rounding: float = 2.0**-52,
+    positions: Sequence[int], z: Complex, moved: Floats, angle_rounding: float = 2.0**-52
 ) -> Spectrum:
     """The frequencies behind turned unit vectors.
 
@@ -79,11 +84,11 @@ def find_spectrum(
     estimate = np.zeros(z.shape[1])
     used = 1
     for i in range(1, len(at)):
-        foreseen = estimate * gaps[i]
-        off = np.angle(turned[i] * np.conj(turned[0]) * np.exp(-1j * foreseen))
+        predicted = estimate * gaps[i]
+        off = np.angle(turned[i] * np.conj(turned[0]) * np.exp(-1j * predicted))
         if i > 1 and np.abs(off).max() > _SURPRISE:
             break
-        totals[i] = foreseen + off
+        totals[i] = predicted + off
         estimate = totals[i] / gaps[i]
         used = i + 1
     gaps, totals = gaps[1:used, None], totals[1:used]
@@ -92,11 +97,91 @@ def find_spectrum(
     noise = moved[1:used] + moved[0] + angle_rounding * np.abs(totals)
     residues = np.abs(totals - gaps * inv_freq)
     uncertainty = (weights * (noise + residues)).sum(axis=0)
-    phase = np.angle(turned[0] * np.exp(-1j * at[0] * inv_freq))
     return Spectrum(
         inv_freq=inv_freq,
         uncertainty=uncertainty,
-        phase=phase,
+        phase=np.angle(turned[0] * np.exp(-1j * at[0] * inv_freq)),
         phase_uncertainty=moved[:used].max(axis=0) + at[0] * uncertainty,
         reach=int(at[used - 1]),
     )
+
+
+@dataclass(frozen=True)
+class Interval:
+    """All numbers from ``low`` to ``high``; none, and false, if ``low`` is above ``high``."""
+
+    low: float
+    high: float
+
+    def __bool__(self) -> bool:
+        return bool(self.low <= self.high)
+
+    def __and__(self, other: Interval) -> Interval:
+        return Interval(max(self.low, other.low), min(self.high, other.high))
+
+    def exp(self) -> Interval:
+        """The exponentials of all of them."""
+        return Interval(*(math.exp(min(max(x, -600.0), 600.0)) for x in (self.low, self.high)))
+
+    def power(self, exponent: float) -> Interval:
+        """Every positive number among them to a positive power."""
+        bounds = (math.log(max(x, 1e-300)) * exponent for x in (self.low, self.high))
+        return Interval(*bounds).exp()
+
+    def power_of_two(self) -> int | None:
+        """The smallest power of two that is among them."""
+        if not self or self.high < 1:
+            return None
+        candidate = 1 << max(0, math.ceil(math.log2(max(self.low, 1.0)) - 1e-12))
+        return candidate if self.low <= candidate <= self.high else None
+
+    def decimals(self) -> Iterator[float]:
+        """Numbers among them with ever more decimal digits, and at last the middle."""
+        middle = (self.low + self.high) / 2
+        if not self or not math.isfinite(middle):
+            return
+        last = None
+        for count in range(1, 17):
+            short = float(f"{middle:.{count - 1}e}")
+            if self.low <= short <= self.high and short != last:
+                yield (last := short)
+        if middle != last:
+            yield middle
+
+    def simplest(self) -> float | None:
+        """The number among them with the fewest decimal digits."""
+        return next(self.decimals(), None)
+
+
+def around(value: float, relative: float) -> Interval:
+    """``value`` within a relative error either way."""
+    return Interval(float(value * (1 - relative)), float(value * (1 + relative)))
+
+
+def count_digits(value: float) -> int:
+    """Significant decimal digits of ``value``; a power of two counts as two.
+
+    >>> [count_digits(x) for x in (10000.0, 8192, 0.125, 123.4)]
+    [1, 2, 3, 4]
+    """
+    mantissa = repr(float(value)).partition("e")[0].replace(".", "").replace("-", "")
+    counted = len(mantissa.strip("0"))
+    return min(counted, 2) if value >= 1 and math.log2(value).is_integer() else counted
+
+
+def log_base(inv_freq: Floats, relative: Floats, num_pairs: int, indices: Floats) -> Interval:
+    """Logarithms of the bases for which ``base ** (-index / num_pairs)`` fits all frequencies.
+
+    Args:
+        inv_freq: Frequencies, ``[n]``; those that are 0 say nothing.
+        relative: How far off each may be, relatively, ``[n]``.
+        num_pairs: Pairs of the whole spectrum.
+        indices: The index of each among them, ``[n]``.
+    """
+    known = (indices > 0) & (inv_freq > 0) & (relative < 0.5)
+    if not known.any():
+        return Interval(1e-9, 600.0)
+    slopes, logs, off = num_pairs / indices[known], np.log(inv_freq[known]), relative[known]
+    low = (-slopes * (logs + np.log1p(off))).max()
+    high = (-slopes * (logs + np.log1p(-off))).min()
+    return Interval(max(float(low), 1e-9), float(high))

@@ -1,50 +1,50 @@
-"""What a Rope does, measured: arrays out, for figures and reports."""
+"""What the papers say of rotary embeddings, as functions: arrays in, arrays out.
+
+For those who want to understand or to draw; rotating needs nothing of it.
+"""
 
 from phasor.papers.bounds import (
-    PhaseBounds,
     critical_base,
     critical_bases,
     critical_dimension,
     extrapolation_limit,
+    extrapolation_ratio,
     feasible_bases,
+    interpolation_bound,
+    interpolation_error,
     negative_distances,
-    phase_bounds,
+    printed_interpolation_bound,
 )
-from phasor.papers.coverage import Coverage, coverage
-from phasor.papers.decay import (
+from phasor.papers.distances import (
     KINDS,
-    ExpectedScores,
     Kind,
     abel_bound,
     cosine,
     decay,
     expected_scores,
-    moved,
+    smooth_kernel,
+    turning_pairs,
 )
-from phasor.papers.extension import Extension, Recommendation, extensions, recommend
-from phasor.papers.interpolation import (
-    extrapolation_ratio,
-    interpolation_bound,
-    interpolation_error,
-    printed_interpolation_bound,
+from phasor.papers.heads import (
+    attention_weight,
+    positional_head,
+    required_alpha,
+    strongest_rival,
 )
 from phasor.papers.linear import expected_linear_sum, linear_weights
+from phasor.papers.phases import Coverage, coverage
 from phasor.papers.precision import RECIPES, Recipe, angle_errors
-from phasor.papers.smooth import smooth_kernel
-from phasor.papers.usage import pair_norms, positional_score, semantic_score
+from phasor.papers.usage import pair_norms, positional_score
 
 __all__ = [
     "KINDS",
     "RECIPES",
     "Coverage",
-    "ExpectedScores",
-    "Extension",
     "Kind",
-    "PhaseBounds",
     "Recipe",
-    "Recommendation",
     "abel_bound",
     "angle_errors",
+    "attention_weight",
     "cosine",
     "coverage",
     "critical_base",
@@ -53,20 +53,19 @@ __all__ = [
     "decay",
     "expected_linear_sum",
     "expected_scores",
-    "extensions",
     "extrapolation_limit",
     "extrapolation_ratio",
     "feasible_bases",
     "interpolation_bound",
     "interpolation_error",
     "linear_weights",
-    "moved",
     "negative_distances",
     "pair_norms",
-    "phase_bounds",
+    "positional_head",
     "positional_score",
     "printed_interpolation_bound",
-    "recommend",
-    "semantic_score",
+    "required_alpha",
     "smooth_kernel",
+    "strongest_rival",
+    "turning_pairs",
 ]

@@ -38,7 +38,7 @@ from phasor.errors import SpecError
 from phasor.frequencies import real_turns
 from phasor.numpy import rotate
 from phasor.pairings import slices
-from phasor.papers.kernels import kernel, phasors
+from phasor.papers.distances import kernel, phasors
 from phasor.rope import Rope
 
 _WIDEST = 1 << 20

@@ -8,7 +8,7 @@ from numpy.typing import ArrayLike, NDArray
 from phasor._checks import whole
 from phasor.errors import TensorError
 from phasor.numpy import rotate
-from phasor.papers.kernels import kernel
+from phasor.papers.distances import kernel
 from phasor.rope import Rope
 
 

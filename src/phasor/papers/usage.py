@@ -1,4 +1,4 @@
-"""Which frequencies a trained head uses, and whether it looks at a place or at a content."""
+"""Which frequencies a trained head uses, and which place it looks at."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def pair_norms(x: ArrayLike, rope: Rope) -> NDArray[np.float64]:
         rope: Says which coordinates are a pair.
 
     Returns:
-        float64 ``[heads, num_pairs]``: pairs in the order of `phasor.frequencies.inv_freq`.
+        float64 ``[heads, num_pairs]``: pairs in the order of `Rope.inv_freq`.
 
     Raises:
         TensorError: If ``x`` is not real, has fewer than three dimensions, holds no token, or does
@@ -71,58 +71,8 @@ def positional_score(attention: ArrayLike, offset: int) -> NDArray[np.float64]:
     weights = _attention(attention)
     seq = weights.shape[-1]
     offset = whole("offset", offset, least=1 - seq, most=seq - 1)
-    return _mean_weight(weights, np.eye(seq, k=offset, dtype=np.bool_))
-
-
-def semantic_score(attention: ArrayLike, wanted: ArrayLike) -> NDArray[np.float64]:
-    """The weight a head puts on the keys that a query's content asks for, on average.
-
-    The mean over queries of the total of ``attention`` where ``wanted`` is true, wherever those
-    keys stand; queries that want none are left out. With ``tokens[:, None] == tokens`` less its
-    diagonal it measures a head that looks for the same token, with ``tokens == apostrophe``
-    broadcast over queries the paper's apostrophe head. (Round and Round We Go 2410.06205 names
-    semantic heads in section 6 and gives them no number; this is the one its Theorem 6.1 bounds.)
-
-    Args:
-        attention: Weights after the softmax, ``[..., heads, seq, seq]``, queries before keys.
-        wanted: Bool ``[..., seq, seq]``, broadcast over the leading dimensions, without heads.
-
-    Returns:
-        float64 ``[heads]``. Compare it with the share of keys that are wanted, which is what a head
-        that looks nowhere in particular gets.
-
-    Raises:
-        TensorError: If the shapes or dtypes do not fit, or no query wants a key.
-
-    >>> tokens = np.array([7, 5, 7])
-    >>> same = (tokens[:, None] == tokens) & ~np.eye(3, dtype=bool)
-    >>> semantic_score([[[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.75, 0.0, 0.25]]], np.tril(same))
-    array([0.75])
-    """
-    weights = _attention(attention)
-    marked = np.asarray(wanted)
-    queries = weights.shape[:-3] + weights.shape[-2:]
-    try:
-        fits = np.broadcast_shapes(marked.shape, queries) == queries
-    except ValueError:
-        fits = False
-    if marked.dtype != np.bool_ or marked.ndim < 2 or not fits:
-        raise TensorError(
-            f"wanted must be bool and broadcast to {list(queries)}, the shape of attention without "
-            f"its heads, got {marked.dtype} {list(marked.shape)}"
-        )
-    if not marked.any():
-        raise TensorError("wanted must mark a key for some query, got no True at all")
-    return _mean_weight(weights, marked)
-
-
-def _mean_weight(weights: NDArray[np.float64], marked: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """The mean, over the queries that have a marked key, of the weight on those keys."""
-    marked = np.broadcast_to(marked, weights.shape[:-3] + weights.shape[-2:])
-    # a query without a marked key adds nothing to the sum
-    on_marked = np.where(marked[..., None, :, :], weights, 0.0).sum((-2, -1))
-    asking = np.count_nonzero(marked.any(-1))
-    return on_marked.reshape(-1, weights.shape[-3]).sum(0) / asking
+    diagonals = np.diagonal(weights, offset, -2, -1)  # [..., heads, seq - abs(offset)]
+    return diagonals.mean(-1).reshape(-1, weights.shape[-3]).mean(0)
 
 
 def _attention(attention: ArrayLike) -> NDArray[np.float64]:

@@ -12,7 +12,7 @@ from jinja2 import Environment, StrictUndefined
 
 from phasor.describe import pair_rows, ranges, sentences
 from phasor.errors import SpecError
-from phasor.extending import Plan, plan
+from phasor.extending import ExtensionPlan, plan
 from phasor.layers import LayerRopes
 from phasor.papers import RECIPES
 from phasor.report import _charts, _numbers
@@ -125,7 +125,7 @@ def _rule_sentence(rope: Rope, context: int) -> list[str]:
 
 
 def _all_charts(
-    planned: Plan, heads: _numbers.HeadRows | str, prefix: str
+    planned: ExtensionPlan, heads: _numbers.HeadRows | str, prefix: str
 ) -> dict[str, dict[str, Any]]:
     laws, context = list(planned.ways), planned.context
     charts = {

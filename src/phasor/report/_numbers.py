@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from phasor.axes import OneAxis
 from phasor.errors import SpecError
-from phasor.extending import Plan
+from phasor.extending import ExtensionPlan
 from phasor.papers import RECIPES, angle_errors, cosine, decay
 from phasor.papers.heads import attention_weight, required_alpha
 from phasor.rope import Rope
@@ -26,7 +26,7 @@ _DRAWS = 32  # positions of an octave
 _EXACT = 2.0**-54  # an exact result has no logarithm
 
 
-def coverage_rows(planned: Plan) -> list[Row]:
+def coverage_rows(planned: ExtensionPlan) -> list[Row]:
     """Each pair under each law: radians per token, and its first distance with a new phase."""
     return [
         {
@@ -48,7 +48,7 @@ def coverage_rows(planned: Plan) -> list[Row]:
     ]
 
 
-def slowing_rows(planned: Plan) -> list[Row]:
+def slowing_rows(planned: ExtensionPlan) -> list[Row]:
     """What each law divides the trained frequency of each pair by; pairs that turn only."""
     before = planned.ways["unchanged"].extension.rope.inv_freq
     return [
@@ -59,7 +59,7 @@ def slowing_rows(planned: Plan) -> list[Row]:
     ]
 
 
-def cosine_rows(planned: Plan) -> list[Row]:
+def cosine_rows(planned: ExtensionPlan) -> list[Row]:
     """``C(r) / n`` against distance under each law."""
     distances = _distances(planned.to)
     return [
@@ -73,7 +73,7 @@ def cosine_rows(planned: Plan) -> list[Row]:
     ]
 
 
-def decay_rows(planned: Plan) -> list[Row]:
+def decay_rows(planned: ExtensionPlan) -> list[Row]:
     """RoFormer's curve for the trained rope."""
     rope = planned.ways["unchanged"].extension.rope
     distances = _distances(planned.to)
@@ -98,7 +98,7 @@ class HeadRows:
     kept: list[Row]
 
 
-def head_rows(planned: Plan) -> HeadRows | str:
+def head_rows(planned: ExtensionPlan) -> HeadRows | str:
     """The rows of a previous-token head; or why there is none."""
     trained = planned.ways["unchanged"].extension.rope
     contexts = [1 << bit for bit in range(2, min(planned.to, _LONGEST_HEAD).bit_length())]
@@ -131,7 +131,7 @@ def head_rows(planned: Plan) -> HeadRows | str:
     return HeadRows(alpha=alpha, needed=needed, kept=kept)
 
 
-def precision_rows(planned: Plan) -> list[Row]:
+def precision_rows(planned: ExtensionPlan) -> list[Row]:
     """The largest error of cos and sin in each octave of positions, for each recipe."""
     rope = _one_axis(planned.ways["unchanged"].extension.rope)
     draw = np.random.default_rng(0)

@@ -2,7 +2,7 @@
 
 What only the numbers can say, such as that boundaries never decrease, is checked in the CPU's
 memory. On another device, under a compiler and of fake tensors nothing is looked at. Coordinates
-of images and videos begin on the host: ``torch.from_numpy(phasor.multimodal.multimodal(...))``.
+of images and videos begin on the host: ``torch.from_numpy(phasor.positions.multimodal(...))``.
 """
 
 from __future__ import annotations

@@ -5,26 +5,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from phasor.angles import cos_sin
 from phasor.errors import ConfigError, PositionError, TensorError
-from phasor.identification.arrays import ROUNDING
-from phasor.identification.limits import ladder
-from phasor.identification.match import Evidence, conclude
-from phasor.identification.measuring import table_dtype
-from phasor.identification.reading import Arrangement
-from phasor.identification.report import Identification
-from phasor.identification.spectrum import find_spectrum, rounded_angles
-from phasor.numpy import pair_indices, rotate_by
+from phasor.identification import Identification
+from phasor.identification.calling import ROUNDING
+from phasor.identification.measuring import identify_rows
+from phasor.numpy import rotate_by
 from phasor.pairings import Pairing
 from phasor.rope import Rope
-
-_NEAR = (1 << 10, 1 << 12, 1 << 15, 1 << 17, 1 << 20)
 
 
 def rotary_embedding(
@@ -113,6 +105,7 @@ def from_cache(
         ConfigError: If no Rope gives them, saying why.
         SpecError: If pairing, head_dim or rotary_start do not fit.
 
+    >>> from phasor.angles import cos_sin
     >>> from phasor.scaling import Linear
     >>> rope = Rope(head_dim=64, pairing="half", base=500_000.0, scaling=Linear(factor=4.0))
     >>> cos, sin = (np.float32(table) for table in cos_sin(rope, range(4096)))
@@ -124,73 +117,13 @@ def from_cache(
     rotary_dim = 2 * z.shape[1]
     width = rotary_start + rotary_dim if head_dim is None else head_dim
     layout = Rope(head_dim=width, pairing=pairing, rotary_dim=rotary_dim, rotary_start=rotary_start)
-    rounding, coarse = table_dtype(np.stack((z.real, z.imag)), ROUNDING[dtype], dtype)
-    places = ladder(len(z) - 1)
-    turned = z[places]
-    spectrum = find_spectrum(places, turned, rounded_angles(turned, rounding))
-    if spectrum.reach < places[-1]:
-        beyond = next(p for p in places if p > spectrum.reach)
+    report = identify_rows(z, dtype, layout)
+    if report.rope is None:
         raise ConfigError(
-            f"cos and sin must turn at fixed frequencies to be a Rope's: rows 0 to "
-            f"{spectrum.reach} do, row {beyond} does not; give the rows before it"
+            f"cos and sin must be a Rope's, and no Rope gives them: {report.why_no_rope}; "
+            "give the rows before, or rotate_by, which takes the rows as they are"
         )
-    indices = np.stack(pair_indices(layout, pairing))
-    arrangement = Arrangement(
-        pairing=pairing,
-        pairing_out=pairing,
-        rotary_start=rotary_start,
-        rotary_dim=rotary_dim,
-        read=indices,
-        written=indices,
-    )
-    sizes = np.abs(z)
-    report = conclude(
-        Evidence(
-            head_dim=width,
-            n_axes=1,
-            arrangement=arrangement,
-            spectrum=spectrum,
-            drivers=((0,),) * z.shape[1],
-            gain=float(np.median(sizes)),
-            sizes=sizes,
-            rounding=rounding,
-            is_rotation=True,
-        )
-    )
-    rope = report.rope
-    if rope is None:
-        raise ConfigError(
-            "cos and sin must be a Rope's, and no Rope gives them: "
-            f"{report.why_no_rope}; rotate_by takes the rows as they are"
-        )
-    findings = report.findings if coarse is None else (coarse, *report.findings)
-    report = replace(report, findings=findings, table_end=len(z))
-    return rope, _compared(z, rope, report, rounding)
-
-
-def _compared(
-    z: NDArray[np.complex128], rope: Rope, report: Identification, rounding: float
-) -> Identification:
-    """The report with the error of every row looked at, or a refusal where one is no rotation."""
-    gain, rows = report.attention_factor or 1.0, np.arange(len(z))
-    offset = report.position_offset
-    exact_cos, exact_sin = cos_sin(
-        rope, rows + int(offset) if offset.is_integer() else rows + offset
-    )
-    # a Rope wider than what was seen adds pairs that stand still
-    exact = (exact_cos + 1j * exact_sin)[:, : z.shape[1]]
-    error = np.abs(z - gain * exact).max(axis=1)
-    # angles may be float32 products of float32 frequencies, each a few roundings off
-    fastest = max(abs(pair.inv_freq) for pair in report.pairs)
-    room = gain * (16 * rounding + (rows + abs(offset)) * fastest * 2.0**-20)
-    wrong = np.flatnonzero(error > room)
-    if len(wrong):
-        raise ConfigError(
-            f"cos and sin must be a Rope's in every row: row {wrong[0]} is {error[wrong[0]]:.2g} "
-            f"off what the others say, more than rounding explains; check the table"
-        )
-    near = tuple((p, float(error[p - 12 : p].max() / gain)) for p in _NEAR if p <= len(z))
-    return replace(report, error=float(error.max()), precision=near)
+    return report.rope, report
 
 
 def _turns(cos: ArrayLike, sin: ArrayLike) -> tuple[NDArray[np.complex128], str]:

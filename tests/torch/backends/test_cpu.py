@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
 import phasor.torch
-import torch
 from phasor import BackendError, PositionError, Rope, TensorError
 from phasor.axes import InterleavedSections
 from phasor.torch import rotate, rotate_, rotate_by, rotate_qk, rotate_qk_
 from phasor.torch.backends import cpu
-from torch import Tensor
 
 from ..torch_oracle import DTYPES, assert_rotated, normal, run_on
 
@@ -334,20 +334,23 @@ def test_an_unknown_path_is_refused() -> None:
 
 
 def test_without_its_extension_phasor_rotates_and_says_so_once() -> None:
-    """A missing extension is one warning and the eager backend."""
+    """One warning at the first rotation, with the command that builds it, and the eager backend."""
     program = (
         "import sys, warnings\n"
         "sys.modules['phasor._native'] = None\n"
         "with warnings.catch_warnings(record=True) as said:\n"
         "    warnings.simplefilter('always')\n"
         "    import torch, phasor.torch\n"
+        "    assert not [one for one in said if 'phasor' in str(one.message)]\n"
         "    rope = phasor.Rope(head_dim=2, pairing='half')\n"
         "    for _ in range(3):\n"
         "        phasor.torch.rotate(torch.ones(1, 1, 2), 1, rope)\n"
         "mine = [str(one.message) for one in said if 'phasor' in str(one.message)]\n"
-        "print(len(mine), mine[0][:58], phasor.torch.chosen_backend(torch.ones(1, 1, 2)))"
+        "backend = phasor.torch.chosen_backend(torch.ones(1, 1, 2))\n"
+        "print(len(mine), mine[0][:58], mine[0].split()[-1], backend)"
     )
-    assert printed(program) == "1 phasor rotates with plain torch operations on this CPU: it eager"
+    expected = "1 phasor rotates with plain torch operations on this CPU: it phasor-rope eager"
+    assert printed(program) == expected
 
 
 @pytest.mark.parametrize(("width", "dtype"), [(4200, torch.float64), (16_384, torch.float32)])

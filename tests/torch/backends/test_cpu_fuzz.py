@@ -17,14 +17,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 import torch
+from torch import Tensor
+
 from phasor import Rope, TensorError
 from phasor.angles import cos_sin
 from phasor.axes import Alternating, Axial, InterleavedSections, Sectioned
 from phasor.scaling import Linear
 from phasor.torch import rotate, rotate_, rotate_by, rotate_by_, rotate_qk, rotate_qk_
-from torch import Tensor
 
 from ...native.watched import Memory, duplicated, in_memory, placed, reach
 from ..torch_oracle import DTYPES, excess_by, implementations, row_error, run_on

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import torch
 from phasor import Rope, angles
 from phasor.axes import Axial
 from phasor.scaling import DynamicNTK

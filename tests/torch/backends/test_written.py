@@ -5,15 +5,15 @@ from __future__ import annotations
 from itertools import product
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
-import torch
 from phasor import Rope
 from phasor.errors import TensorError
 from phasor.torch import rotate, rotate_, rotate_qk_
 from phasor.torch._written import apart
-from torch import Tensor
 
 from ..torch_oracle import normal
 

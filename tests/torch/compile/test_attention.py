@@ -11,15 +11,15 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 from torch._dynamo.utils import counters
 from torch._functorch import config as joint_caches
 from torch._inductor import config as graph_caches
 from torch.fx.experimental import _config as shapes
 
-import torch
 from phasor import Rope
 from phasor.torch import KeyCache, RotaryAttention, rotate_qk
-from torch import Tensor
 
 from ..torch_oracle import normal
 

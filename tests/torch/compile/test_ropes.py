@@ -6,13 +6,13 @@ import dataclasses
 from collections.abc import Callable, Iterator
 
 import pytest
-
 import torch
+from torch import Tensor
+
 from phasor import Rope
 from phasor.axes import Axial
 from phasor.scaling import DynamicNTK, Linear, Llama3, LongRope, PerPair, Yarn
 from phasor.torch import rotate
-from torch import Tensor
 
 from ..torch_oracle import normal
 

@@ -12,7 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+import torch.distributed as dist
 import torch.nn.functional as nnf
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.debug import CommDebugMode
@@ -28,13 +31,10 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-import torch
-import torch.distributed as dist
 from phasor import Rope
 from phasor.positions import context_parallel
 from phasor.torch import RotaryAttention, rotate_qk
 from phasor.torch.distributed import GatheredKeys
-from torch import Tensor, nn
 
 ROPE = Rope(head_dim=16, pairing="half")
 EXAMPLE = runpy.run_path(str(Path(__file__).parents[3] / "examples" / "train_parallel.py"))

@@ -12,8 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+import torch.distributed as dist
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
@@ -22,15 +25,12 @@ from torch.distributed.tensor.experimental import context_parallel as torch_cont
 from torch.distributed.tensor.parallel import parallelize_module
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-import torch
-import torch.distributed as dist
 from phasor import PositionError, Rope, SpecError, TensorError
 from phasor.angles import cos_sin
 from phasor.axes import Sectioned
 from phasor.positions import context_parallel
 from phasor.torch import RotaryAttention, rotate, rotate_, rotate_by, rotate_qk
 from phasor.torch.distributed import GatheredKeys
-from torch import Tensor
 
 from ..torch_oracle import assert_rotated, normal
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 import onnxruntime as ort
-from onnx.reference import ReferenceEvaluator
-
 import torch
+from onnx.reference import ReferenceEvaluator
+from torch import Tensor, nn
+
 from phasor import Rope
 from phasor.angles import ROW_ERROR_40
 from phasor.torch import export as bridge
-from torch import Tensor, nn
 
 from ..torch_oracle import turns
 

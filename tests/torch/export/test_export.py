@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 import torch
+from torch import Tensor, nn
+
 from phasor import Rope
 from phasor.errors import BackendError
 from phasor.torch import RotaryAttention, rotate, rotate_, rotate_by, rotate_qk, rotate_qk_
-from torch import Tensor, nn
 
 from ...rounding import rounding
 from ..torch_oracle import assert_rotated, normal

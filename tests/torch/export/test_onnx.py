@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-
 import torch
+from torch import Tensor
+
 from phasor import Rope
 from phasor.axes import Sectioned
 from phasor.torch import export as bridge
 from phasor.torch import rotate, rotate_by
-from torch import Tensor
 
 from ..torch_oracle import normal
 from .onnx_engines import (

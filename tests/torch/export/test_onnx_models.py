@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 import torch
+from torch import Tensor, nn
+
 from phasor import Rope
 from phasor.axes import Sectioned
 from phasor.errors import BackendError, SpecError, TensorError
 from phasor.scaling import DynamicNTK
 from phasor.torch import RotaryAttention, rotate, rotate_, rotate_qk
 from phasor.torch import export as bridge
-from torch import Tensor, nn
 
 from ...rounding import rounding
 from ..hf.live_models import difference
@@ -141,5 +141,5 @@ def test_what_torch_cannot_export_keeps_torchs_own_reason() -> None:
 def test_a_missing_package_is_named_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before anything is done."""
     monkeypatch.setattr(bridge, "find_spec", lambda name: None if name == "onnxscript" else name)
-    with pytest.raises(BackendError, match=r"pip install 'phasor\[onnx\]'"):
+    with pytest.raises(BackendError, match=r"pip install 'phasor-rope\[onnx\]'"):
         refused(lambda x, p: rotate(x, p, PLAIN))

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 from torch.fx import GraphModule
 
-import torch
 from phasor import Rope
 from phasor.angles import ROW_ERROR_20
 from phasor.torch import rotate, rotate_, rotate_by, rotate_by_, rotate_qk, rotate_qk_
 from phasor.torch.fused import norm_rotate_qk
-from torch import Tensor
 
 from ..torch_cases import HALF, MIXED, PLACES, THREE
 from ..torch_oracle import assert_rotated, normal

@@ -6,8 +6,8 @@ import cmath
 
 import numpy as np
 import pytest
-
 import torch
+
 from phasor import BackendError, ConfigError, TensorError
 from phasor.scaling import Llama3
 from phasor.torch import architectures
@@ -158,5 +158,5 @@ def test_a_config_that_makes_no_model_is_refused():
 def test_without_transformers_the_way_out_is_named(monkeypatch):
     """The command that installs it."""
     monkeypatch.setattr(architectures, "find_spec", lambda name: None)
-    with pytest.raises(BackendError, match=r"pip install 'phasor\[transformers\]'"):
+    with pytest.raises(BackendError, match=r"pip install 'phasor-rope\[transformers\]'"):
         architectures.transformers()

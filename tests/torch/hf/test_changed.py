@@ -6,13 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaAttention, apply_rotary_pos_emb
 
-import torch
 from phasor.errors import ConfigError
 from phasor.torch.architectures import tiny_model
 from phasor.torch.transformers import from_model, patch, unpatch
-from torch import Tensor, nn
 
 from ...rounding import rounding
 from .live_models import difference, prefill

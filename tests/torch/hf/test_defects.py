@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
-
 import torch
+from torch import Tensor
+
 from phasor import LayerRopes, Rope
 from phasor.scaling import LAWS, NTK, DynamicNTK, Law, LongRope, PerPair, Rule
 from phasor.torch.architectures import tiny_model
 from phasor.torch.transformers import _live, patch
 from phasor.torch.transformers._carriers import Turns, carried
-from torch import Tensor
 
 from ...rounding import rounding
 from .live_models import difference, tokens

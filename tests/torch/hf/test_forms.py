@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-
 import torch
+from torch import Tensor
+
 from phasor import Rope
 from phasor.errors import TensorError
 from phasor.torch.transformers._carriers import Carrier, Form, Turns, carried
 from phasor.torch.transformers._forms import measured, substitute
-from torch import Tensor
 
 PAIRS, SPARE, BASE = 3, 4, 50.0
 PLACES = torch.tensor([[0, 1, 7, 30, 99]])

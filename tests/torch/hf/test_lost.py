@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 import torch
+from torch import Tensor
+
 from phasor.errors import ConfigError
 from phasor.torch.architectures import tiny_model
 from phasor.torch.transformers import CheckedModule, _forms, check, patch, unpatch
 from phasor.torch.transformers._carriers import turned
 from phasor.torch.transformers._forms import measured
-from torch import Tensor
 
 from ...rounding import rounding
 from .live_models import difference, generated, prefill, tokens

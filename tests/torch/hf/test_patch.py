@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 import torch
+
 from phasor import Rope, SpecError
 from phasor.errors import ConfigError, TensorError
 from phasor.torch.architectures import model_types, tiny_model

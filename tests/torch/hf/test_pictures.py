@@ -7,12 +7,12 @@ import warnings
 from typing import Any
 
 import pytest
-
 import torch
+from torch import Tensor, nn
+
 from phasor.axes import Axial
 from phasor.errors import ConfigError
 from phasor.torch.transformers import check, from_model, patch, unpatch
-from torch import Tensor, nn
 
 from ...rounding import rounding
 from .live_models import difference

@@ -5,14 +5,14 @@ from __future__ import annotations
 import copy
 
 import pytest
-
 import torch
+from torch import nn
+
 from phasor import Rope, load
 from phasor.axes import Sectioned
 from phasor.errors import ConfigError
 from phasor.torch.architectures import tiny_model
 from phasor.torch.transformers import _live, from_model, patch
-from torch import nn
 
 from ...rounding import rounding
 from .live_models import difference, prefill, tokens

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+from torch import Tensor
 from transformers import cache_utils
 from transformers.models.llama import configuration_llama
 
-import torch
 from phasor import Rope
 from phasor.torch import rotate
-from torch import Tensor
 
 from ..attention_oracle import HALF
 from ..torch_oracle import normal

@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
-import torch
 from phasor import Rope
 from phasor.torch import rotate
 from phasor.torch.cache import shift_, undo_
-from torch import Tensor
 
 from ...strategies import EVERY_LAW
 from ..torch_oracle import (

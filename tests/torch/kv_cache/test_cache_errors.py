@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-
 import torch
+
 from phasor import PhasorError, PositionError, Rope, SpecError, TensorError
 from phasor.torch.cache import retune_, shift_, undo_
 from phasor.torch.splice import evict, insert

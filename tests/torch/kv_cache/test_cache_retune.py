@@ -7,13 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-
 import torch
+from torch import Tensor
+
 from phasor import Rope
 from phasor.scaling import NTK, DynamicNTK, Linear
 from phasor.torch import cache, rotate
 from phasor.torch.cache import retune_
-from torch import Tensor
 
 from ...strategies import EVERY_LAW
 from ..torch_oracle import DTYPES, ROW_ERROR_64, normal

@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 from transformers import cache_utils
 from transformers.models.llama import modeling_llama
 
-import torch
 from phasor import Rope
 from phasor.axes import Axial, Sectioned
 from phasor.scaling import Yarn
 from phasor.torch import rotate
 from phasor.torch.cached_keys import CachedKeys
-from torch import Tensor
 
 from ...rounding import rounding
 from ..attention_oracle import HALF, WIDTH, layer

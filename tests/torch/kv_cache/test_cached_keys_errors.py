@@ -8,9 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 from transformers import cache_utils
 
-import torch
 from phasor import PhasorError, PositionError, Rope, SpecError, TensorError
 from phasor.axes import Axial, Sectioned
 from phasor.scaling import DynamicNTK

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-
 import torch
+from torch import Tensor
+
 from phasor import SpecError, TensorError
 from phasor.torch import _attend, rotate, rotate_
 from phasor.torch.attention import RotaryAttention
 from phasor.torch.key_cache import KeyCache
-from torch import Tensor
 
 from ..attention_oracle import HALF, HEADS, WIDTH, assert_attends, causal, last, layer
 from ..torch_oracle import normal

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-
 import torch
+from torch import Tensor
+
 from phasor import Rope
 from phasor.torch import rotate
 from phasor.torch.splice import evict, insert
-from torch import Tensor
 
 from ..torch_oracle import ROW_ERROR_64, excess_by, normal
 from .turned_keys import LAYOUTS, turns

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from mpmath import mp, mpf
-
 import torch
+from mpmath import mp, mpf
+from torch import Tensor
+
 from phasor import Rope
 from phasor.axes import Alternating, Axial, InterleavedSections, Sectioned
 from phasor.rope import real_inv_freq
 from phasor.scaling import LongRope
-from torch import Tensor
 
 from ..torch_oracle import axis_of_pair, excess_by, turn
 

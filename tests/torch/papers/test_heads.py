@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 import torch
+
 from phasor import PositionError, Rope, SpecError, TensorError
 from phasor.axes import InterleavedSections, Sectioned
 from phasor.papers.heads import attention_weight, positional_head, required_alpha

@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 import torch
+from torch import Tensor, nn
+
 from phasor import LayerRopes, Rope, SpecError, TensorError
 from phasor.papers import pair_norms
 from phasor.torch import rotate_qk
 from phasor.torch.attention import RotaryAttention
 from phasor.torch.papers.usage import watch_usage
-from torch import Tensor, nn
 
 ROPE = Rope(head_dim=8, pairing="half")
 WIDTH, HEADS, KEY_HEADS = 24, 4, 2

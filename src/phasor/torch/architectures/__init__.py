@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from phasor._checks import shown
-from phasor.errors import BackendError, ConfigError, PhasorError
+from phasor.errors import BackendError, ConfigError, PhasorError, install_hint
 from phasor.torch.architectures._tiny import (
     CUT,
     HOLDERS,
@@ -68,7 +68,7 @@ def transformers() -> Any:
     if find_spec("transformers") is None:
         raise BackendError(
             "the architectures of transformers are asked for, and transformers is not installed: "
-            "pip install 'phasor[transformers]'"
+            f"{install_hint('transformers')}"
         )
     return import_module("transformers")
 

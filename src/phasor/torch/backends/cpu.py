@@ -1,8 +1,8 @@
 """The operator on the CPU: one pass over memory, in C++ (see ``csrc``).
 
 The extension reads tensors through DLPack, so it is built without torch's headers and serves every
-torch that offers that interface. Where it could not be built, this backend does not serve, and a
-warning says so once.
+torch that offers that interface. Where it is missing, as in the wheel for every system, this
+backend does not serve, and a warning says so at the first rotation.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from phasor.errors import BackendError, PositionError, TensorError
+from phasor.errors import DISTRIBUTION, BackendError, PositionError, TensorError
 from phasor.pairings import by_pairing
 from phasor.rope import Rope
 from phasor.torch import _tables
@@ -40,13 +40,25 @@ def _connected() -> tuple[Any, str]:
             return native, ""
         missing = f"torch {torch.__version__} lacks the DLPack exchange interface; update it"
     except ImportError as error:
-        missing = f"its extension does not serve ({error}); install phasor where a C++ compiler is"
-    warnings.warn(
-        f"phasor rotates with plain torch operations on this CPU: {missing}",
-        RuntimeWarning,
-        stacklevel=2,
-    )
+        # pip would take a wheel that it built before there was a compiler from its cache
+        missing = (
+            f"its kernel cannot be loaded ({error}); with GCC or Clang installed, this builds it: "
+            "pip install --force-reinstall --no-deps --no-cache-dir "
+            f"--no-binary {DISTRIBUTION} {DISTRIBUTION}"
+        )
     return None, missing
+
+
+@constant
+def _missing() -> str:
+    """What keeps the extension away, said once as a warning too; nothing where it serves."""
+    if _reason:
+        warnings.warn(
+            f"phasor rotates with plain torch operations on this CPU: {_reason}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    return _reason
 
 
 def _path(native: Any) -> int:
@@ -61,7 +73,7 @@ def _path(native: Any) -> int:
     return list(known).index(wanted)
 
 
-_native, _missing = _connected()
+_native, _reason = _connected()
 _running = 0 if _native is None else _path(_native)
 
 
@@ -76,7 +88,7 @@ def refusal(x: Tensor) -> str:
         return f"it needs a tensor in the CPU's memory, got one on {x.device}"
     if x.shape[-1] > _WIDEST:
         return f"its heads are at most {_WIDEST} wide, got {x.shape[-1]}"
-    return _missing
+    return _missing()
 
 
 def rotate(

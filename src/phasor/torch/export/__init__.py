@@ -19,7 +19,7 @@ import torch.onnx
 from torch import nn
 
 from phasor._checks import whole
-from phasor.errors import BackendError, PhasorError
+from phasor.errors import BackendError, PhasorError, install_hint
 from phasor.torch import ops
 from phasor.torch.export import _graph
 
@@ -83,7 +83,7 @@ def export(
         if find_spec(package) is None:
             raise BackendError(
                 f"ONNX files are written with {package}, which is not installed: "
-                "pip install 'phasor[onnx]'"
+                f"{install_hint('onnx')}"
             )
     with warnings.catch_warnings():
         # torch's own lowering still calls what torch deprecates

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import click
 
-from phasor.checkpoint import Patterns, Plan, plan, write
-from phasor.cli._common import say
+from phasor.checkpoint import ConversionPlan, Patterns, plan, write
+from phasor.cli.common import Screen, say
 from phasor.errors import PhasorWarning
 from phasor.pairings import PAIRINGS, Pairing, opposite
 from phasor.rope import Rope
@@ -122,7 +122,7 @@ def _rope(
     )
 
 
-def _describe(planned: Plan) -> None:
+def _describe(planned: ConversionPlan) -> None:
     """What changes and what stays, by kinds of names."""
     every = sum(len(header.tensors) for header in planned.checkpoint.files.values())
     say(
@@ -143,10 +143,8 @@ def _describe(planned: Plan) -> None:
         say(note)
 
 
-def _write(planned: Plan, out: Path, *, verified: bool) -> None:
+def _write(planned: ConversionPlan, out: Path, *, verified: bool) -> None:
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
-
-    from phasor.terminal import Screen
 
     screen = Screen(stderr=True)
     columns = BarColumn(), DownloadColumn(), TimeRemainingColumn()

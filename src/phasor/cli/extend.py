@@ -1,20 +1,55 @@
-"""What ``phasor extend`` and ``phasor report`` show on a terminal."""
+"""``phasor extend``."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Mapping
+from typing import Any
 
+import click
 from rich import box
-from rich.progress import Progress
 from rich.table import Table
 
-from phasor.extending import Plan
-from phasor.terminal._screen import Screen
+from phasor.cli.common import (
+    MODEL,
+    Screen,
+    read,
+    reading_options,
+    say_json,
+    trained_option,
+    waiting,
+)
+from phasor.extending import ExtensionPlan, plan
 
 
-def print_plan(planned: Plan, law: str | None) -> None:
+@click.command()
+@click.argument("model", type=MODEL)
+@click.option("--to", type=click.IntRange(3), required=True, metavar="TOKENS", help="Wanted.")
+@click.option("--law", metavar="NAME", help="Write this law's block, not the recommended one's.")
+@click.option("--kind", metavar="NAME", help="Layers to extend, where a model has several kinds.")
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@trained_option
+@reading_options
+def extend(
+    model: str,
+    to: int,
+    law: str | None,
+    kind: str | None,
+    as_json: bool,
+    context: int | None,
+    reading: Mapping[str, Any],
+) -> None:
+    """Compare the laws that take MODEL to a longer context, and write the config's block."""
+    ropes = read(model, reading)
+    with waiting("comparing the laws"):
+        planned = plan(ropes, kind, context, to)
+    if as_json:
+        say_json(planned.as_plain(law))
+    else:
+        print_plan(planned, law)
+
+
+def print_plan(planned: ExtensionPlan, law: str | None) -> None:
     """The laws for a longer context side by side, the recommendation, and what a config says."""
     screen, chosen = Screen(), planned.way(law)
     screen.say(
@@ -49,7 +84,7 @@ def print_plan(planned: Plan, law: str | None) -> None:
     screen.print(json.dumps(chosen.config, indent=2), soft_wrap=True)
 
 
-def _plan_table(planned: Plan) -> Table:
+def _plan_table(planned: ExtensionPlan) -> Table:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1))
     table.add_column("law")
     for title in ("new phases", "slowest", "C(r) < 0", "neighbours", "attention factor"):
@@ -66,19 +101,3 @@ def _plan_table(planned: Plan) -> Table:
             style="green" if name == planned.recommended else None,
         )
     return table
-
-
-@contextmanager
-def waiting(what: str) -> Generator[None]:
-    """A sign of life on a terminal's stderr while something runs."""
-    with Screen(stderr=True).status(what):
-        yield
-
-
-@contextmanager
-def progress_bar(what: str) -> Generator[Callable[[int, int], None]]:
-    """A bar on a terminal's stderr, moved by how much is done, and of how much."""
-    screen = Screen(stderr=True)
-    with Progress(console=screen, transient=True, disable=not screen.is_terminal) as progress:
-        task = progress.add_task(what, total=None)
-        yield lambda done, of: progress.update(task, completed=done, total=of)

@@ -1,4 +1,4 @@
-"""What several commands share."""
+"""What several commands share: options, reading a model, and the way to the terminal."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import errno
 import json
 import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from functools import wraps
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,9 +15,11 @@ from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
+from rich.console import Console
+from rich.text import Text
 
-from phasor.configs import load
-from phasor.errors import BackendError, PhasorWarning, SpecError, visible
+import phasor
+from phasor.errors import BackendError, PhasorWarning, SpecError, install_hint, visible
 from phasor.layers import LayerRopes
 from phasor.presets import preset, preset_names
 
@@ -47,6 +50,13 @@ at_option = click.option(
     help="Sequence length at which a rule (dynamic NTK, LongRoPE) picks its law.",
 )
 
+
+trained_option = click.option(
+    "--context",
+    type=click.IntRange(2),
+    metavar="TOKENS",
+    help="Tokens of the training; the model's own context unless given.",
+)
 
 _READING = (
     click.option(
@@ -86,7 +96,7 @@ def need_torch(what: str) -> None:
     """Say what to install where there is no PyTorch."""
     if find_spec("torch") is None:
         raise BackendError(
-            f"{what} rotates with PyTorch, which is not installed: pip install 'phasor[torch]'"
+            f"{what} rotates with PyTorch, which is not installed: {install_hint('torch')}"
         )
 
 
@@ -95,8 +105,7 @@ def need(what: str, extra: str, *modules: str) -> None:
     missing = [name for name in modules if find_spec(name) is None]
     if missing:
         raise BackendError(
-            f"{what} is made with {', '.join(missing)}, not installed: "
-            f"pip install 'phasor[{extra}]'"
+            f"{what} is made with {', '.join(missing)}, not installed: {install_hint(extra)}"
         )
 
 
@@ -122,10 +131,51 @@ def read(model: str, reading: Mapping[str, Any]) -> LayerRopes:
         with warnings.catch_warnings():
             # what is assumed stands in the notes, which commands print
             warnings.simplefilter("ignore", PhasorWarning)
-            return load(model, **reading)
+            return phasor.load(model, **reading)  # imports the readers of files only now
     try:
         return preset(model)
     except SpecError as error:
         # who types a command is told of a command
         said = str(error).replace("phasor.preset_names()", "`phasor presets`")
         raise SpecError(f"no file or folder is called {model!r}, and as a preset: {said}") from None
+
+
+class Screen(Console):
+    """Rich's console without markup and emoji codes, where every text is made `visible` first."""
+
+    def __init__(self, *, stderr: bool = False, width: int | None = None) -> None:
+        super().__init__(stderr=stderr, width=width, markup=False, emoji=False, highlight=False)
+
+    def render_str(self, text: str, **how: Any) -> Text:
+        # what rich is given as a string comes through here; cells of tables may have several lines
+        return super().render_str("\n".join(map(visible, text.split("\n"))), **how)
+
+    def say(self, *parts: str | tuple[str, str], style: str = "") -> None:
+        """Print one line, however long; a part is text, or text with its style."""
+        line = Text(style=style)
+        for part in parts:
+            text, own = (part, "") if isinstance(part, str) else part
+            line.append(visible(text), own)
+        self.print(line, soft_wrap=True)
+
+    def on_broken_pipe(self) -> None:
+        # called while the error is handled, which rich itself would turn into status 1
+        raise
+
+
+@contextmanager
+def waiting(what: str) -> Generator[None]:
+    """A sign of life on a terminal's stderr while something runs."""
+    with Screen(stderr=True).status(what):
+        yield
+
+
+@contextmanager
+def progress_bar(what: str) -> Generator[Callable[[int, int], None]]:
+    """A bar on a terminal's stderr, moved by how much is done, and of how much."""
+    from rich.progress import Progress
+
+    screen = Screen(stderr=True)
+    with Progress(console=screen, transient=True, disable=not screen.is_terminal) as progress:
+        task = progress.add_task(what, total=None)
+        yield lambda done, of: progress.update(task, completed=done, total=of)

@@ -1,23 +1,13 @@
-"""``phasor demo`` and ``phasor bench``."""
+"""``phasor bench``."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import click
 
-from phasor.cli._common import need, need_torch, output_file
+from phasor.cli.common import need, need_torch, output_file
 from phasor.errors import SpecError
-
-
-@click.command()
-def demo() -> None:
-    """Read a real model's configuration, rotate its queries and keys, and prove the result."""
-    need_torch("the demo")
-    from phasor.cli.demo import run
-
-    sys.exit(0 if run() else 1)
 
 
 @click.command()

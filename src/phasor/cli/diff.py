@@ -10,9 +10,10 @@ from typing import Any
 
 import click
 
-from phasor.cli._common import (
+from phasor.cli.common import (
     MODEL,
     STDIN,
+    Screen,
     at_option,
     function_widths,
     read,
@@ -21,10 +22,18 @@ from phasor.cli._common import (
     say_json,
     token_counts,
 )
-from phasor.cli._identify import is_function, named
+from phasor.cli.identify import find_function, is_function
 from phasor.describe import resolved
 from phasor.errors import SpecError
-from phasor.identification import MeasuredParting, diff_measured, measured
+from phasor.identification import (
+    Comparison,
+    MeasuredParting,
+    Meeting,
+    Parting,
+    compare,
+    diff_measured,
+    measured,
+)
 from phasor.rope import Rope
 
 _EXACT = 1e-6
@@ -88,8 +97,6 @@ def diff(
     for option, given in (("--head-dim", head_dim), ("--kind", kind)):
         if given is not None:
             raise click.UsageError(f"{option} is for functions; two models say it themselves.")
-    from phasor.identification.comparison import compare
-
     a, b = read(first, reading), read(second, reading)
     known = [ropes.context for ropes in (a, b) if ropes.context]
     length = context or max(known, default=1 << 20)
@@ -97,8 +104,6 @@ def diff(
     if as_json:
         say_json(compared.as_plain())
     else:
-        from phasor.terminal import print_comparison
-
         print_comparison(compared)
     sys.exit(1 if compared.differ else 0)
 
@@ -135,7 +140,7 @@ def part(
     """Where two sides part of which at least one is the name of a function."""
     with redirect_stdout(sys.stderr):  # what somebody's code prints is not the answer
         sides = [
-            one if isinstance(one, Rope) else measured(named(one), head_dim, n_axes=1)
+            one if isinstance(one, Rope) else measured(find_function(one), head_dim, n_axes=1)
             for one in (first, second)
         ]
         return diff_measured(sides[0], sides[1], context=context, tolerance=tolerance)
@@ -148,8 +153,63 @@ def parting_text(parting: MeasuredParting | None) -> str:
     if parting.refused is not None:
         return f"They part at position {parting.position}, which one refuses: {parting.refused}."
     which = "" if parting.pair is None else f" in pair {parting.pair}"
+    if parting.size is None or parting.score is None:
+        return f"They part at position {parting.position}{which}: one gives no finite numbers."
     return (
         f"They part at position {parting.position}{which}: a unit vector comes out "
         f"{parting.size:.3g} apart, and a score of unit vectors changes by up to "
         f"{parting.score:.3g}."
+    )
+
+
+def print_comparison(compared: Comparison) -> None:
+    """Where two models part, or that they do not."""
+    screen = Screen()
+    a, b = compared.names
+    screen.say((a, "bold"), " and ", (b, "bold"), f", positions 0 to {compared.context - 1}")
+    if not compared.differ:
+        screen.say(
+            ("They agree", "green"),
+            f" within {compared.tolerance:g} on every pair of every layer.",
+        )
+        return
+    if compared.layer_counts[0] != compared.layer_counts[1]:
+        screen.say("  Layers: {} and {}.".format(*compared.layer_counts))
+    if compared.softmax_factors[0] != compared.softmax_factors[1]:
+        screen.say("  Softmax scale: times {:.9g} and {:.9g}.".format(*compared.softmax_factors))
+    for meeting in compared.meetings:
+        if meeting.differ:
+            _print_meeting(screen, meeting)
+
+
+def _print_meeting(screen: Screen, meeting: Meeting) -> None:
+    kinds = meeting.kinds[0] if len(set(meeting.kinds)) == 1 else " and ".join(meeting.kinds)
+    screen.say()
+    screen.say((kinds, "bold cyan"), f" (layers {meeting.layers})")
+    found = meeting.difference
+    if found is None:
+        which = "first" if meeting.has_rope[0] else "second"
+        screen.say(f"  Only the {which} has a position embedding here.")
+        return
+    for name, values in found.fields.items():
+        screen.say(f"  {name}: {values[0]} and {values[1]}")
+    for name, factors in (
+        ("Attention factor", found.attention_factors),
+        ("Softmax factor", found.softmax_factors),
+        ("Logit factor", found.logit_factors),
+    ):
+        if factors:
+            screen.say(f"  {name}: {factors[0]:.9g} and {factors[1]:.9g}.")
+    if found.earliest and found.first_pair:
+        screen.say(f"  {found.pairs} pairs part within the context.")
+        _print_parting(screen, "Earliest", found.earliest)
+        if found.first_pair != found.earliest:
+            _print_parting(screen, "First", found.first_pair)
+
+
+def _print_parting(screen: Screen, which: str, parting: Parting) -> None:
+    a, b = parting.inv_freq
+    screen.say(
+        f"  {which} pair: {parting.pair} at position {parting.position}, {parting.error:.3g} apart "
+        f"(inv_freq {a:.9g} and {b:.9g})"
     )

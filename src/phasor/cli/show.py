@@ -1,20 +1,62 @@
-"""What ``phasor show`` and ``phasor diff`` print."""
+"""``phasor show``."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+import click
 from rich import box
 from rich.table import Table
 
-from phasor.describe import PairRow, original_context, pair_rows, ranges, resolved, sentences
-from phasor.identification import Parting
-from phasor.identification.comparison import Comparison, Meeting
+from phasor.cli.common import (
+    MODEL,
+    Screen,
+    at_option,
+    read,
+    reading_options,
+    say_json,
+    token_counts,
+)
+from phasor.describe import (
+    PairRow,
+    as_plain,
+    original_context,
+    pair_rows,
+    ranges,
+    resolved,
+    sentences,
+)
 from phasor.layers import LayerRopes
 from phasor.scaling import Rule
-from phasor.terminal._screen import Screen
 
 _FEW = 20  # rows of a table that a reader takes in at once
+
+
+@click.command()
+@click.argument("model", type=MODEL)
+@click.option("--json", "as_json", is_flag=True, help="Everything, as JSON.")
+@click.option("--pairs", is_flag=True, help="All pairs, not a selection.")
+@click.option(
+    "--context", type=token_counts, metavar="TOKENS", help="Count turns over this length."
+)
+@at_option
+@reading_options
+def show(
+    model: str,
+    as_json: bool,
+    pairs: bool,
+    context: int | None,
+    seq_len: int | None,
+    reading: Mapping[str, Any],
+) -> None:
+    """Say which rotation MODEL means, in words and as a table of pairs."""
+    ropes = read(model, reading)
+    length = context or ropes.context
+    if as_json:
+        say_json(as_plain(ropes, seq_len or length, length))
+        return
+    print_model(ropes, seq_len or length, length, every_pair=pairs)
 
 
 def print_model(
@@ -97,56 +139,3 @@ def _law_cell(divided_by: float | None) -> str:
     if divided_by is None:
         return "stopped"
     return "kept" if divided_by == 1.0 else f"/ {divided_by:.6g}"
-
-
-def print_comparison(compared: Comparison) -> None:
-    """Where two models part, or that they do not."""
-    screen = Screen()
-    a, b = compared.names
-    screen.say((a, "bold"), " and ", (b, "bold"), f", positions 0 to {compared.context - 1}")
-    if not compared.differ:
-        screen.say(
-            ("They agree", "green"),
-            f" within {compared.tolerance:g} on every pair of every layer.",
-        )
-        return
-    if compared.layer_counts[0] != compared.layer_counts[1]:
-        screen.say("  Layers: {} and {}.".format(*compared.layer_counts))
-    if compared.softmax_factors[0] != compared.softmax_factors[1]:
-        screen.say("  Softmax scale: times {:.9g} and {:.9g}.".format(*compared.softmax_factors))
-    for meeting in compared.meetings:
-        if meeting.differ:
-            _print_meeting(screen, meeting)
-
-
-def _print_meeting(screen: Screen, meeting: Meeting) -> None:
-    kinds = meeting.kinds[0] if len(set(meeting.kinds)) == 1 else " and ".join(meeting.kinds)
-    screen.say()
-    screen.say((kinds, "bold cyan"), f" (layers {meeting.layers})")
-    found = meeting.difference
-    if found is None:
-        which = "first" if meeting.has_rope[0] else "second"
-        screen.say(f"  Only the {which} has a position embedding here.")
-        return
-    for name, values in found.fields.items():
-        screen.say(f"  {name}: {values[0]} and {values[1]}")
-    for name, factors in (
-        ("Attention factor", found.attention_factors),
-        ("Softmax factor", found.softmax_factors),
-        ("Logit factor", found.logit_factors),
-    ):
-        if factors:
-            screen.say(f"  {name}: {factors[0]:.9g} and {factors[1]:.9g}.")
-    if found.earliest and found.first_pair:
-        screen.say(f"  {found.pairs} pairs part within the context.")
-        _print_parting(screen, "Earliest", found.earliest)
-        if found.first_pair != found.earliest:
-            _print_parting(screen, "First", found.first_pair)
-
-
-def _print_parting(screen: Screen, which: str, parting: Parting) -> None:
-    a, b = parting.inv_freq
-    screen.say(
-        f"  {which} pair: {parting.pair} at position {parting.position}, {parting.error:.3g} apart "
-        f"(inv_freq {a:.9g} and {b:.9g})"
-    )

@@ -1,4 +1,4 @@
-"""``phasor extend`` and ``phasor report``."""
+"""``phasor report``."""
 
 from __future__ import annotations
 
@@ -9,53 +9,17 @@ from typing import Any
 
 import click
 
-from phasor.cli._common import (
+from phasor.cli.common import (
     MODEL,
     need,
     output_file,
+    progress_bar,
     read,
     reading_options,
     say,
-    say_json,
+    trained_option,
 )
 from phasor.errors import SpecError
-
-_trained = click.option(
-    "--context",
-    type=click.IntRange(2),
-    metavar="TOKENS",
-    help="Tokens of the training; the model's own context unless given.",
-)
-
-
-@click.command()
-@click.argument("model", type=MODEL)
-@click.option("--to", type=click.IntRange(3), required=True, metavar="TOKENS", help="Wanted.")
-@click.option("--law", metavar="NAME", help="Write this law's block, not the recommended one's.")
-@click.option("--kind", metavar="NAME", help="Layers to extend, where a model has several kinds.")
-@click.option("--json", "as_json", is_flag=True, help="As JSON.")
-@_trained
-@reading_options
-def extend(
-    model: str,
-    to: int,
-    law: str | None,
-    kind: str | None,
-    as_json: bool,
-    context: int | None,
-    reading: Mapping[str, Any],
-) -> None:
-    """Compare the laws that take MODEL to a longer context, and write the config's block."""
-    from phasor.extending import plan
-    from phasor.terminal import print_plan, waiting
-
-    ropes = read(model, reading)
-    with waiting("comparing the laws"):
-        planned = plan(ropes, kind, context, to)
-    if as_json:
-        say_json(planned.as_plain(law))
-    else:
-        print_plan(planned, law)
 
 
 @click.command()
@@ -74,7 +38,7 @@ def extend(
     metavar="TOKENS",
     help="Longest context to look at; eight times the context unless given.",
 )
-@_trained
+@trained_option
 @reading_options
 def report(
     model: str, output: Path, to: int | None, context: int | None, reading: Mapping[str, Any]
@@ -82,7 +46,6 @@ def report(
     """Write all that can be said about MODEL's rope as one HTML page that needs no network."""
     need("the report", "report", "altair", "jinja2", "vl_convert")
     from phasor.report import report as written
-    from phasor.terminal import progress_bar
 
     file, ropes = output_file(output), read(model, reading)
     with progress_bar("writing the report") as progress:

@@ -1,18 +1,94 @@
-"""What ``phasor identify`` prints about the architectures of transformers."""
+"""``phasor identify transformers:NAME`` and ``--list``: architectures, by their own vectors."""
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.table import Table
 
+from phasor.cli.common import Screen, need_torch, progress_bar, say_json
+from phasor.configs import language_models, read_source
 from phasor.describe import original_context, ranges, resolved, sentences
+from phasor.errors import ConfigError
 from phasor.rope import Rope
 from phasor.scaling import Rule
-from phasor.terminal._screen import Screen
+
+if TYPE_CHECKING:
+    # a table can be printed without torch, and is made with it
+    from phasor.torch.architectures.verdicts import KindVerdict, Verdict
+
+_PREFIX = "transformers:"
+
+
+def is_architecture(text: str) -> bool:
+    """Whether ``text`` names an architecture of transformers, by class or by model type."""
+    # a dotted module has the colon later: transformers.models.llama...:function
+    return text.startswith(_PREFIX)
+
+
+def judge(text: str, config: str | None, *, as_json: bool) -> None:
+    """Print what phasor says of one architecture; exit status 1 if its vectors say otherwise."""
+    need_torch("a recorded model")
+    from phasor.torch.architectures import architecture
+    from phasor.torch.architectures.verdicts import verdict
+
+    name = text.removeprefix(_PREFIX)
+    said = None if config is None else text_config(config)
+    if said is not None and said.get("model_type") not in (None, architecture(name).model_type):
+        raise ConfigError(
+            f"{config} describes a {said['model_type']!r}, not {name!r}; give "
+            f"{_PREFIX}{said['model_type']}"
+        )
+    found = verdict(name, said)
+    if as_json:
+        say_json(found.as_plain())
+    else:
+        print_verdict(found)
+    sys.exit(0 if found.right else 1)
+
+
+def judge_all(*, as_json: bool) -> None:
+    """Print the table of all architectures; exit status 1 if any is wrong."""
+    need_torch("the table of architectures")
+    from phasor.torch.architectures import model_types, not_built
+
+    found: list[Verdict] = []
+    with progress_bar("Recording transformers") as progress:
+        names = model_types()
+        for done, name in enumerate(names):
+            progress(done, len(names))
+            found.append(_tried(name))
+    found += [_absent(name, why) for name, why in not_built().items()]
+    if as_json:
+        say_json([one.as_plain() for one in found])
+    else:
+        print_verdicts(found)
+    sys.exit(0 if all(one.right or one.not_built for one in found) else 1)
+
+
+def text_config(path: str) -> Mapping[str, Any]:
+    """The config of the language model in a config file, which may lie inside a larger one."""
+    return language_models(read_source(path))[-1].values
+
+
+def _tried(name: str) -> Verdict:
+    from phasor.torch.architectures.verdicts import verdict
+
+    try:
+        return verdict(name)
+    except ConfigError as error:
+        return _absent(name, str(error))
+
+
+def _absent(name: str, why: str) -> Verdict:
+    from phasor.torch.architectures.verdicts import Verdict
+
+    return Verdict(model_type=name, not_built=why)
+
 
 if TYPE_CHECKING:
     # a table can be printed without torch, and is made with it

@@ -11,8 +11,8 @@ from typing import Any, cast
 
 import click
 
-from phasor.cli._architectures import is_architecture, judge, judge_all
-from phasor.cli._common import function_widths, say, say_json
+from phasor.cli.architectures import is_architecture, judge, judge_all
+from phasor.cli.common import function_widths, say, say_json
 from phasor.errors import SpecError
 from phasor.identification import identify as identify_function
 
@@ -24,7 +24,7 @@ def is_function(text: str) -> bool:
     return bool(colon) and all(part.isidentifier() for part in names)
 
 
-def named(text: str) -> Callable[..., Any]:
+def find_function(text: str) -> Callable[..., Any]:
     """The callable that ``package.module:function`` names; the current folder is searched too.
 
     Raises:
@@ -116,9 +116,9 @@ def _function(
 ) -> None:
     with redirect_stdout(sys.stderr):  # what somebody's code prints is not the answer
         found = identify_function(
-            named(text),
+            find_function(text),
             head_dim,
-            table=None if table is None else named(table),
+            table=None if table is None else find_function(table),
             takes=takes,
             layout=layout,
             arrays=arrays,

@@ -1,0 +1,416 @@
+"""Where two rotations part: of two Ropes, of functions that rotate, of the layers of two models."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from phasor._checks import number, whole
+from phasor.describe import ranges, resolved
+from phasor.errors import SpecError
+from phasor.identification.calling import Caller, RefusedError, find_caller
+from phasor.identification.limits import first_bad
+from phasor.identification.mistakes import exact_turns
+from phasor.identification.report import finite_or_none
+from phasor.identification.spectrum import Floats
+from phasor.layers import LayerRopes
+from phasor.numpy import matrix
+from phasor.pairings import by_pairing
+from phasor.rope import Rope, real_inv_freq
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parting:
+    """Where the angles of one pair part.
+
+    Attributes:
+        pair: Index of the pair.
+        position: The first position at which they are more than the tolerance apart.
+        error: How far apart the two unit vectors are there.
+        inv_freq: The pair's frequency in the first and in the second Rope.
+    """
+
+    pair: int
+    position: int
+    error: float
+    inv_freq: tuple[float, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """How two Ropes differ within a context; false if they do not.
+
+    Attributes:
+        fields: Layout fields that differ, with both values: these part at once.
+        earliest: The pair that parts at the lowest position, if any does.
+        first_pair: The lowest pair that parts anywhere in the context.
+        pairs: How many pairs part within the context.
+        attention_factors: Both attention factors, if they differ.
+        softmax_factors: Both softmax factors, if they differ.
+        logit_factors: Both logit factors, if they differ.
+    """
+
+    fields: dict[str, tuple[object, object]]
+    earliest: Parting | None = None
+    first_pair: Parting | None = None
+    pairs: int = 0
+    attention_factors: tuple[float, float] | None = None
+    softmax_factors: tuple[float, float] | None = None
+    logit_factors: tuple[float, float] | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self.fields or self.earliest or self.attention_factors or self.softmax_factors)
+
+
+def diff(a: Rope, b: Rope, *, context: int = 1 << 20, tolerance: float = 1e-6) -> Difference:
+    """How ``a`` and ``b`` differ; false if they agree at every position within the context.
+
+    Two pairs part at the first position where ``exp(i p f_a)`` and ``exp(i p f_b)`` are more than
+    ``tolerance`` apart, which is found from the frequencies' real difference, not by search.
+
+    Args:
+        a: With a static law.
+        b: With a static law.
+        context: Positions 0 to ``context - 1`` count.
+        tolerance: How far two unit vectors, or two factors relatively, may be apart; below 2.
+
+    Raises:
+        SpecError: If a scaling is an unresolved rule, or an argument is out of bounds.
+
+    >>> from phasor.scaling import Linear, NTK
+    >>> a = Rope(head_dim=64, pairing="half", scaling=Linear(factor=2.0))
+    >>> b = Rope(head_dim=64, pairing="half", scaling=NTK(factor=2.0))
+    >>> found = diff(a, b)
+    >>> found.first_pair.pair, found.first_pair.position, found.pairs
+    (0, 1, 31)
+    """
+    whole("context", context, least=1)
+    number("tolerance", tolerance, above=0, most=2)
+    names = ("head_dim", "pairing", "rotary_dim", "rotary_start", "direction", "axes")
+    fields = {name: (getattr(a, name), getattr(b, name)) for name in names}
+    fields["pairing_out"] = a.output_pairing, b.output_pairing
+    fields = {name: both for name, both in fields.items() if both[0] != both[1]}
+    partings: list[Parting] = []
+    if a.num_pairs == b.num_pairs:
+        if a.axes.n_axes == b.axes.n_axes and _axes_of_pairs(a) == _axes_of_pairs(b):
+            fields.pop("axes", None)  # sections may be said in several ways
+        partings = _partings(a, b, context, tolerance)
+    return Difference(
+        fields=fields,
+        earliest=min(partings, key=lambda parting: parting.position, default=None),
+        first_pair=partings[0] if partings else None,
+        pairs=len(partings),
+        attention_factors=_if_apart(a.attention_factor, b.attention_factor, tolerance),
+        softmax_factors=_if_apart(a.softmax_factor, b.softmax_factor, tolerance),
+        logit_factors=_if_apart(a.logit_factor, b.logit_factor, tolerance),
+    )
+
+
+def _axes_of_pairs(rope: Rope) -> tuple[tuple[int, ...], ...]:
+    return rope.axes.axis_of_pair(rope.num_pairs), rope.axes.spectra(rope.num_pairs)
+
+
+def _if_apart(a: float, b: float, tolerance: float) -> tuple[float, float] | None:
+    return (a, b) if abs(a - b) > tolerance * max(abs(a), abs(b)) else None
+
+
+def _partings(a: Rope, b: Rope, context: int, tolerance: float) -> list[Parting]:
+    """Where each pair that parts within the context does."""
+    # |exp(ix) - exp(iy)| = 2 |sin((x - y) / 2)| passes the tolerance at this angle
+    apart = 2 * math.asin(tolerance / 2)
+    found: list[Parting] = []
+    for pair, (fa, fb) in enumerate(zip(real_inv_freq(a), real_inv_freq(b), strict=True)):
+        # whole positions cannot tell frequencies that differ by whole turns
+        gap = abs(math.remainder(float(fa - fb), 2 * math.pi))
+        if gap * (context - 1) <= apart:
+            continue
+        position = math.floor(apart / gap) + 1
+        if position < context:
+            at = np.array([position])
+            za, zb = (exact_turns(rope, at, 0.0)[0, pair] for rope in (a, b))
+            frequencies = float(fa), float(fb)
+            found.append(
+                Parting(
+                    pair=pair, position=position, error=float(abs(za - zb)), inv_freq=frequencies
+                )
+            )
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredParting:
+    """Where two linear maps part.
+
+    Attributes:
+        position: The first position found at which they do.
+        coordinates: The coordinate read and the one written where they are furthest apart there.
+        pair: The pair that reads it, in the first that is a Rope; None if neither is.
+        size: How far apart the images of a unit vector are there; None if that is no finite number.
+        score: The most that a score between unit vectors changes, query there and key at 0; None
+            if that is no finite number.
+        refused: What a function said if it refused the position; there are no maps to compare then.
+    """
+
+    position: int
+    coordinates: tuple[int, int] | None = None
+    pair: int | None = None
+    size: float | None = None
+    score: float | None = None
+    refused: str | None = None
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A function that rotates, with the way to call it; made by `measured`.
+
+    Attributes:
+        caller: Calls it.
+    """
+
+    caller: Caller
+
+    @property
+    def head_dim(self) -> int:
+        """Width of one head."""
+        return self.caller.head_dim
+
+    def map(self, position: int) -> Floats:
+        """The linear map at a position, ``[out, in]``, of queries where it makes both."""
+        return self.caller.turn(np.eye(self.caller.head_dim), [position])[0, 0].T
+
+
+def measured(
+    function: Callable[..., Any],
+    head_dim: int,
+    *,
+    table: Callable[..., Any] | None = None,
+    takes: str | None = None,
+    layout: str | None = None,
+    arrays: str | None = None,
+    dtype: str = "float32",
+    n_axes: int = 1,
+) -> Measured:
+    """``function`` for `diff_measured` to compare; arguments and errors as for `identify`.
+
+    >>> from phasor.numpy import rotate
+    >>> rope = Rope(head_dim=4, pairing="half")
+    >>> measured(lambda x, p: rotate(x, p, rope), 4).map(0).tolist() == np.eye(4).tolist()
+    True
+    """
+    return Measured(
+        find_caller(
+            function, head_dim, table=table, takes=takes, layout=layout, arrays=arrays,
+            dtype=dtype, n_axes=n_axes,
+        )
+    )  # fmt: skip
+
+
+def diff_measured(
+    first: Rope | Measured,
+    second: Rope | Measured,
+    *,
+    context: int = 1 << 20,
+    tolerance: float = 1e-3,
+) -> MeasuredParting | None:
+    """The first position at which two rotations part, or None if they agree where compared.
+
+    Compared at positions 0 to 16 and around every power of two below the context; between the
+    last that agrees and the first that does not, the place is found by halving.
+
+    Args:
+        first: A Rope, or a function as `measured` returns it.
+        second: The same.
+        context: Positions below this are looked at.
+        tolerance: How far apart the images of a unit vector may be.
+
+    Raises:
+        SpecError: If the heads differ in width, or an argument is out of bounds.
+
+    >>> from phasor.numpy import rotate
+    >>> rope = Rope(head_dim=8, pairing="half")
+    >>> late = measured(lambda x, p: rotate(x, p + 1, rope), 8)
+    >>> found = diff_measured(rope, late)
+    >>> found.position, found.pair, round(found.size, 3)
+    (0, 0, 0.959)
+    """
+    whole("context", context, least=1)
+    number("tolerance", tolerance, above=0)
+    widths = first.head_dim, second.head_dim
+    if widths[0] != widths[1]:
+        raise SpecError(f"first and second must have one head_dim, got {widths[0]} and {widths[1]}")
+
+    def parting(position: int) -> MeasuredParting | None:
+        return _measured_parting(first, second, position, tolerance)
+
+    near_powers = {(1 << j) + step for j in range(4, context.bit_length()) for step in (-1, 0, 1)}
+    agreed = -1
+    for position in sorted(p for p in near_powers | set(range(17)) if p < context):
+        if parting(position) is not None:
+            return parting(first_bad(agreed, position, lambda p: parting(p) is None))
+        agreed = position
+    return None
+
+
+def _measured_parting(
+    first: Rope | Measured, second: Rope | Measured, position: int, tolerance: float
+) -> MeasuredParting | None:
+    try:
+        a, b = _map_at(first, position), _map_at(second, position)
+        origins = _map_at(first, 0), _map_at(second, 0)
+    except RefusedError as error:
+        return MeasuredParting(position=position, refused=str(error))
+    apart = np.linalg.norm(a - b, axis=0)
+    if np.all(apart <= tolerance):
+        return None
+    read = int(np.argmax(np.where(np.isfinite(apart), apart, np.inf)))
+    scores = a.T @ origins[0] - b.T @ origins[1]
+    return MeasuredParting(
+        position=position,
+        coordinates=(read, int(np.argmax(np.abs(a - b)[:, read]))),
+        pair=next((_pair_of(x, read) for x in (first, second) if isinstance(x, Rope)), None),
+        size=finite_or_none(float(apart[read])),
+        score=float(np.linalg.norm(scores, 2)) if np.isfinite(scores).all() else None,
+    )
+
+
+def _map_at(one: Rope | Measured, position: int) -> Floats:
+    if isinstance(one, Measured):
+        return one.map(position)
+    n = one.axes.n_axes
+    return matrix(position if n == 1 else [position] * n, one)
+
+
+def _pair_of(rope: Rope, coordinate: int) -> int | None:
+    inside = coordinate - rope.rotary_start
+    if not 0 <= inside < rope.rotary_dim:
+        return None
+    return by_pairing(rope.pairing, half=inside % rope.num_pairs, interleaved=inside // 2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Meeting:
+    """The layers that are of one kind in the first model and of one kind in the second.
+
+    Attributes:
+        layers: Their indices, written short.
+        kinds: The kind of these layers in the first and in the second model.
+        has_rope: Whether each of them has a rope at all.
+        difference: How the two ropes differ; None if not both are there.
+    """
+
+    layers: str
+    kinds: tuple[str, str]
+    has_rope: tuple[bool, bool]
+    difference: Difference | None
+
+    @property
+    def differ(self) -> bool:
+        """Whether the layers disagree in anything."""
+        return self.has_rope[0] != self.has_rope[1] or bool(self.difference)
+
+    def as_plain(self) -> dict[str, Any]:
+        """Everything as JSON values, with the verdict in ``differ``; axes as their repr."""
+        plain: dict[str, Any] = asdict(self) | {"differ": self.differ}
+        if self.difference is not None:
+            plain["difference"]["fields"] = {
+                name: [v if isinstance(v, (str, int, float)) else repr(v) for v in both]
+                for name, both in self.difference.fields.items()
+            }
+        return plain
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Two models side by side.
+
+    Attributes:
+        names: What they are called.
+        layer_counts: How many layers each has.
+        softmax_factors: What each multiplies its softmax scale by.
+        context: Positions compared.
+        tolerance: How far apart two unit vectors may be.
+        meetings: Every pair of ropes that share a layer.
+    """
+
+    names: tuple[str, str]
+    layer_counts: tuple[int, int]
+    softmax_factors: tuple[float, float]
+    context: int
+    tolerance: float
+    meetings: tuple[Meeting, ...]
+
+    @property
+    def differ(self) -> bool:
+        """Whether anything differs: layers, softmax, layouts, frequencies or factors."""
+        return (
+            self.layer_counts[0] != self.layer_counts[1]
+            or _if_apart(*self.softmax_factors, self.tolerance) is not None
+            or any(meeting.differ for meeting in self.meetings)
+        )
+
+    def as_plain(self) -> dict[str, Any]:
+        """Everything as JSON values, with the verdict in ``differ`` here and at each meeting."""
+        plain: dict[str, Any] = asdict(self) | {"differ": self.differ}
+        plain["meetings"] = [meeting.as_plain() for meeting in self.meetings]
+        return plain
+
+
+def compare(
+    a: LayerRopes, b: LayerRopes, seq_len: int, context: int, tolerance: float
+) -> Comparison:
+    """Compare two models layer by layer, as far as both have layers.
+
+    Args:
+        a: The first model.
+        b: The second model.
+        seq_len: The length at which rules pick their law.
+        context: Positions to compare.
+        tolerance: How far apart two unit vectors may be.
+
+    Returns:
+        One meeting for each pair of kinds that share a layer; layers that one model has more are
+        counted, not compared.
+
+    Raises:
+        SpecError: If ``context`` or ``tolerance`` is out of bounds, or ``seq_len`` where a rule
+            needs it.
+
+    >>> from phasor import preset
+    >>> models = preset("llama-3-8b"), preset("llama-3.1-8b")
+    >>> compared = compare(*models, seq_len=8192, context=8192, tolerance=1e-6)
+    >>> [(one.layers, one.difference.pairs) for one in compared.meetings]
+    [('0-31', 35)]
+    """
+    layers_of: dict[tuple[str, str], list[int]] = {}
+    for layer, kinds in enumerate(zip(a.layer_kinds, b.layer_kinds, strict=False)):
+        layers_of.setdefault(kinds, []).append(layer)
+
+    def difference(one: Rope | None, other: Rope | None) -> Difference | None:
+        if one is None or other is None:
+            return None
+        static = resolved(one, seq_len), resolved(other, seq_len)
+        return diff(*static, context=context, tolerance=tolerance)
+
+    meetings: list[Meeting] = []
+    for kinds, layers in layers_of.items():
+        ropes = a.kinds[kinds[0]], b.kinds[kinds[1]]
+        meetings.append(
+            Meeting(
+                layers=ranges(layers),
+                kinds=kinds,
+                has_rope=(ropes[0] is not None, ropes[1] is not None),
+                difference=difference(*ropes),
+            )
+        )
+    return Comparison(
+        names=(a.name, b.name),
+        layer_counts=(len(a), len(b)),
+        softmax_factors=(a.softmax_factor, b.softmax_factor),
+        context=context,
+        tolerance=tolerance,
+        meetings=tuple(meetings),
+    )
