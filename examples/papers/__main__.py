@@ -71,6 +71,7 @@ def write_page(name: str, results: Path) -> None:
     shutil.copy(results / f"{name}.svg", PAGES / f"{name.replace('_', '-')}.svg")
 
 
+_DIGITS = re.compile(r"(\d+\.\d\d)\d+")
 #: Card, text and grid of a picture where the reader's system is dark.
 _DARK = """<style>@media (prefers-color-scheme: dark) {
 svg > rect { fill: #22252e } text { fill: #d5d8df !important }
@@ -110,7 +111,8 @@ def write_picture(chart: alt.TopLevelMixin, path: Path) -> None:
     chart = chart.configure(**_LOOKS)
     chart.save(str(path), format="svg")
     drawing = path.read_text("utf-8")
-    drawing = re.sub(r"\d+\.\d{3,}", lambda number: f"{float(number[0]):.2f}", drawing)
+    # places to a hundredth of a pixel; labels, which are between the tags, as they are
+    drawing = re.sub(r"<[^>]*>", lambda tag: _DIGITS.sub(r"\1", tag[0]), drawing)
     end = drawing.index(">", drawing.index("<svg")) + 1
     path.write_text(drawing[:end] + _DARK + drawing[end:], "utf-8")
 

@@ -110,7 +110,7 @@ def chart(study: Study) -> alt.TopLevelMixin:
     def panel(unit: str, title: str) -> alt.LayerChart:
         curves = {name: [seed[name][unit] for seed in seeds] for name in CONTENDERS}
         rows = [row for name in CONTENDERS for row in band(curves[name], widths, name)]
-        scale, axis = alt.Scale(type="log"), alt.Axis(format="~g", tickCount=6)
+        scale, axis = alt.Scale(type="log", nice=False), alt.Axis(format="~g", tickCount=6)
         x = log2("width of a head", widths)
         y = alt.Y("mean:Q", title=title, scale=scale, axis=axis)
         return lines(rows, CONTENDERS, x=x, y=y)
