@@ -14,7 +14,6 @@ from pathlib import Path
 from types import ModuleType
 
 import altair as alt
-
 import torch
 
 from .shared import Row, Study

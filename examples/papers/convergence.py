@@ -9,11 +9,11 @@ from itertools import pairwise
 
 import altair as alt
 import numpy as np
-import torch.nn.functional as nnf
-
 import torch
-from phasor import Rope
+import torch.nn.functional as nnf
 from torch import Tensor, nn
+
+from phasor import Rope
 
 from .shared import (
     Attention,

@@ -10,13 +10,13 @@ from collections.abc import Callable
 
 import altair as alt
 import numpy as np
-
 import torch
+from torch import Tensor
+
 from phasor import Rope
 from phasor.angles import cos_sin
 from phasor.numpy import matrix
 from phasor.torch import rotate
-from torch import Tensor
 
 from .shared import Row, Study, band, lines, log2, mean_and_spread, milliseconds, table
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import altair as alt
 import numpy as np
-
 import torch
+
 from phasor import Rope
-from phasor.papers import positional_score, semantic_score
+from phasor.papers import positional_score
 from phasor.scaling import Proportional
 from phasor.torch.papers.usage import watch_usage
 
@@ -93,12 +93,10 @@ def _heads(model: Transformer, tokens: torch.Tensor) -> Row:
         usage = layer.queries.mean * layer.keys.mean
         found["usage"] += list(usage / usage.sum(-1, keepdims=True))
         weights = attention.weights(x).double().numpy()
-        first = np.zeros(weights.shape[-2:], dtype=bool)
-        # the first token attends to itself alone where attention is causal
-        first[1:, 0] = True
         found["itself"] += list(positional_score(weights, 0))
         found["previous"] += list(positional_score(weights, -1))
-        found["first"] += list(semantic_score(weights, first))
+        # the first token attends to itself alone where attention is causal
+        found["first"] += list(weights[:, :, 1:, 0].mean((0, 2)))
     return found
 
 

@@ -12,14 +12,14 @@ from functools import partial
 
 import altair as alt
 import numpy as np
-import torch.nn.functional as nnf
-
 import torch
+import torch.nn.functional as nnf
+from torch import Tensor, nn
+
 from phasor import Rope
 from phasor.papers import linear_weights
 from phasor.scaling import Proportional
 from phasor.torch import LinearState, linear_attention, rotate_qk
-from torch import Tensor, nn
 
 from . import shared
 from .shared import Row, Study, Text, doublings, table

@@ -13,12 +13,12 @@ from functools import partial
 
 import altair as alt
 import numpy as np
-import torch.nn.functional as nnf
-
 import torch
+import torch.nn.functional as nnf
+from torch import Tensor
+
 from phasor import Rope
 from phasor.scaling import NTK, Law, Linear, Yarn
-from torch import Tensor
 
 from . import shared
 from .shared import Row, Study, Text, Transformer, doublings, mean_and_spread, table

@@ -12,12 +12,12 @@ from typing import Any
 
 import altair as alt
 import numpy as np
-
 import torch
+from torch import Tensor, nn
+
 from phasor import Rope
 from phasor.papers import positional_score
 from phasor.papers.heads import attention_weight, required_alpha
-from torch import Tensor, nn
 
 from . import shared
 from .shared import Row, Study, band, lines, mean_and_spread, table

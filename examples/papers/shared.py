@@ -19,13 +19,13 @@ from typing import Any
 
 import altair as alt
 import numpy as np
+import torch
 import torch.nn.functional as nnf
 from rich.progress import track
+from torch import Tensor, nn
 
-import torch
 from phasor import Rope
 from phasor.torch import rotate_qk
-from torch import Tensor, nn
 
 SEARCH_SEED = 1000  # learning rates are chosen on it, and nothing is reported of it
 Row = dict[str, Any]

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 import torch
 
 ROOT = Path(__file__).parents[2]
