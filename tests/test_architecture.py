@@ -21,7 +21,7 @@ PIPELINE = """
     errors _checks _reals
     scaling._law scaling._uniform scaling._ramps scaling._selective scaling._rules scaling
     axes pairings rope layers presets
-    configs.block configs.facts configs.laws configs.sources configs.layer_kinds configs.strays
+    configs.block configs.facts configs.laws configs.sources configs.layer_kinds configs.unread_keys
     configs.huggingface configs.diffusers configs.gguf configs.params configs.writing configs
     frequencies angles positions numpy
     checkpoint.files checkpoint.model checkpoint.rows checkpoint.planning checkpoint.writing

@@ -98,32 +98,32 @@ class Rope:
             return super().__new__(cls)
 
     def __post_init__(self) -> None:
-        def settle(name: str, value: object) -> None:
+        def set_field(name: str, value: object) -> None:
             object.__setattr__(self, name, value)
 
-        settle("head_dim", whole("head_dim", self.head_dim, least=2, most=WIDEST))
-        settle("pairing", choice("pairing", self.pairing, PAIRINGS))
+        set_field("head_dim", whole("head_dim", self.head_dim, least=2, most=WIDEST))
+        set_field("pairing", choice("pairing", self.pairing, PAIRINGS))
         if self.pairing_out is not None:
             choice("pairing_out", self.pairing_out, PAIRINGS)
             if self.pairing_out == self.pairing:
-                settle("pairing_out", None)  # one way to say it, so that equal means equal
-        settle("direction", choice("direction", self.direction, (1, -1)))
+                set_field("pairing_out", None)  # one way to say it, so that equal means equal
+        set_field("direction", choice("direction", self.direction, (1, -1)))
         choice("inv_freq_dtype", self.inv_freq_dtype, ("exact", "float32"))
-        self._settle_slice(settle)
+        self._check_slice(set_field)
         if cast(object, self.axes) is None:
-            settle("axes", OneAxis())
+            set_field("axes", OneAxis())
         if not isinstance(cast(object, self.axes), Axes):
             raise SpecError(f"axes must be a layout of phasor.axes, got {shown(self.axes)}")
         self.axes.axis_of_pair(self.num_pairs)
-        self._settle_frequencies(settle)
+        self._check_frequencies(set_field)
         # the canonical text is the hash and the operator's key: made once, compared often
-        settle("_json", _canonical(_constants({"format": FORMAT} | self.to_dict())))
+        set_field("_json", _canonical_json(_plain_constants({"format": FORMAT} | self.to_dict())))
 
-    def _settle_slice(self, settle: Any) -> None:
-        settle("rotary_start", whole("rotary_start", self.rotary_start, least=0))
+    def _check_slice(self, set_field: Any) -> None:
+        set_field("rotary_start", whole("rotary_start", self.rotary_start, least=0))
         given = cast(object, self.rotary_dim)
         width = self.head_dim if given is None else whole("rotary_dim", given, least=2)
-        settle("rotary_dim", width)
+        set_field("rotary_dim", width)
         if width % 2:
             raise SpecError(f"rotary_dim must be even, got {width}")
         if self.rotary_start + width > self.head_dim:
@@ -132,10 +132,10 @@ class Rope:
                 f"got {self.rotary_start} + {width}; give a smaller rotary_dim"
             )
 
-    def _settle_frequencies(self, settle: Any) -> None:
+    def _check_frequencies(self, set_field: Any) -> None:
         if self.explicit_inv_freq is None:
             base = 10_000.0 if self.base is None else number("base", self.base, above=1)
-            settle("base", base)
+            set_field("base", base)
             if self.scaling is not None and not isinstance(cast(object, self.scaling), (Law, Rule)):
                 raise SpecError(
                     "scaling must be a law or a rule of phasor.scaling (such as "
@@ -154,7 +154,7 @@ class Rope:
                 "explicit_inv_freq must hold one number per pair (rotary_dim / 2 = "
                 f"{self.num_pairs}), got {len(given)}"
             )
-        settle("explicit_inv_freq", given)
+        set_field("explicit_inv_freq", given)
 
     def __hash__(self) -> int:
         return hash(self.to_json())
@@ -253,8 +253,8 @@ class Rope:
     def to_dict(self) -> dict[str, Any]:
         """Every field as plain JSON values; `from_dict` gives back an equal Rope."""
         plain = {field.name: getattr(self, field.name) for field in fields(self)}
-        plain["scaling"] = _named(self.scaling, LAWS, "law")
-        plain["axes"] = _named(self.axes, AXES, "layout")
+        plain["scaling"] = _to_named(self.scaling, LAWS, "law")
+        plain["axes"] = _to_named(self.axes, AXES, "layout")
         if self.explicit_inv_freq is not None:
             plain["explicit_inv_freq"] = list(self.explicit_inv_freq)
         return plain
@@ -280,7 +280,7 @@ class Rope:
         values = dict(plain)
         for name, registry, tag in (("scaling", LAWS, "law"), ("axes", AXES, "layout")):
             if values.get(name) is not None:
-                values[name] = _built(name, values[name], registry, tag)
+                values[name] = _from_named(name, values[name], registry, tag)
         return cls(**values)
 
     @classmethod
@@ -348,26 +348,27 @@ def _float_inv_freq(rope: Rope) -> NDArray[np.float64]:
     return rounded
 
 
-def _constants(plain: Any) -> Any:
+def _plain_constants(plain: Any) -> Any:
     """``plain`` as it is; in torch's compiler, with numbers where it may hold symbols for them."""
     if type(plain) is dict:
-        return {name: _constants(value) for name, value in cast(dict[str, Any], plain).items()}
+        items = cast(dict[str, Any], plain).items()
+        return {name: _plain_constants(value) for name, value in items}
     if type(plain) is list:
-        return [_constants(value) for value in cast(list[Any], plain)]
+        return [_plain_constants(value) for value in cast(list[Any], plain)]
     if type(plain) is float:
         return float.fromhex(plain.hex())
     return index(plain) if type(plain) is int else plain
 
 
-def _canonical(plain: dict[str, Any]) -> str:
+def _canonical_json(plain: dict[str, Any]) -> str:
     return json.dumps(plain, separators=(",", ":"), allow_nan=False)
 
 
 # torch's compiler follows how a Rope is made; of this, which it cannot follow, it takes the result
-_canonical._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
+_canonical_json._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
 
 
-def _named(value: Any, registry: Mapping[str, type], tag: str) -> dict[str, Any] | None:
+def _to_named(value: Any, registry: Mapping[str, type], tag: str) -> dict[str, Any] | None:
     """A registered dataclass as a dict that begins with its registered name."""
     if value is None:
         return None
@@ -383,7 +384,7 @@ def _named(value: Any, registry: Mapping[str, type], tag: str) -> dict[str, Any]
     }
 
 
-def _built(name: str, given: Any, registry: Mapping[str, type], tag: str) -> Any:
+def _from_named(name: str, given: Any, registry: Mapping[str, type], tag: str) -> Any:
     """The registered dataclass that `_named` wrote."""
     plain = dict(cast(Mapping[str, Any], given)) if isinstance(given, Mapping) else {}
     if tag not in plain:

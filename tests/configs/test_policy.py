@@ -8,7 +8,7 @@ import pytest
 
 from phasor import ConfigError, PhasorWarning
 from phasor.configs import load
-from phasor.configs.strays import meanings
+from phasor.configs.unread_keys import meanings
 
 from .config_files import small
 

@@ -7,7 +7,7 @@ from importlib import resources
 import pytest
 
 from phasor import ConfigError
-from phasor.configs import diffusers, facts, strays
+from phasor.configs import diffusers, facts, unread_keys
 
 SLIPS = {
     "an unknown fact": ("huggingface.toml", "cohere2_moe", "pairing =", "pairings =", "pairings"),
@@ -61,7 +61,7 @@ def test_a_slip_is_told_with_its_line(name: str, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(facts, "_text", lambda asked: damaged if asked == file else _own(asked))
     reads = {
         "huggingface.toml": facts.table,
-        "keys.toml": strays.meanings,
+        "keys.toml": unread_keys.meanings,
         "diffusers.toml": diffusers._classes,
     }
     with pytest.raises(ConfigError, match=rf"{file}:{line}: {entry} .*{says}"):

@@ -8,7 +8,7 @@ the key.
 
 The way of a file: `sources` finds it, and the config in it of the part that is meant;
 ``huggingface.toml`` (through `facts`) says what its class implies; `layer_kinds` which layers read
-which block, `huggingface` how wide heads are and what turns, `laws` by which law; and `strays`
+which block, `huggingface` how wide heads are and what turns, `laws` by which law; and `unread_keys`
 settles what nobody read. `diffusers`, `gguf` and `params` read the other dialects, `writing` is the
 way back.
 """

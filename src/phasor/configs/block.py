@@ -96,7 +96,7 @@ class Block:
     def _get(self, key: str) -> Any:
         called = self._names.get(key, (key,))
         self._read.update(called, (one.partition(".")[0] for one in called))
-        value = agreed((self.place(one), self._at(one)) for one in called)
+        value = single_value((self.place(one), self._at(one)) for one in called)
         if value is None and key in self._nulls and self.states(key):
             return self._nulls[key]
         return value
@@ -180,7 +180,7 @@ class Block:
         return cast(tuple[_T, ...], read_items)
 
 
-def agreed(said: Iterable[tuple[str, _T | None]]) -> _T | None:
+def single_value(said: Iterable[tuple[str, _T | None]]) -> _T | None:
     """The one value that every key with a value gives.
 
     Raises:
@@ -204,7 +204,7 @@ def required(block: Block, key: str, value: _T | None) -> _T:
 
 
 @contextmanager
-def renamed(block: Block, names: Mapping[str, str]) -> Generator[None]:
+def renamed_keys(block: Block, names: Mapping[str, str]) -> Generator[None]:
     """Turn a SpecError into a ConfigError that names the foreign key behind the field."""
     try:
         yield

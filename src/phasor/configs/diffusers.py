@@ -10,10 +10,10 @@ from typing import Any, cast
 
 from phasor._checks import shown
 from phasor.axes import Axes, Axial, OneAxis
-from phasor.configs.block import Block, renamed
+from phasor.configs.block import Block, renamed_keys
 from phasor.configs.facts import read_table, slip
 from phasor.configs.layer_kinds import MOST_LAYERS
-from phasor.configs.strays import settle_strays
+from phasor.configs.unread_keys import check_unread_keys
 from phasor.errors import ConfigError
 from phasor.layers import LayerRopes
 from phasor.pairings import Pairing
@@ -73,7 +73,7 @@ def load_diffusers(config: Block, *, strict: bool) -> LayerRopes:
         rope = None
         notes.append(f"{config.name(facts.only_if)} is off: positions are sinusoidal.")
     kind = "nope" if rope is None else "rope"
-    notes += settle_strays(config, (), () if rope is None else (rope,), name, strict=strict)
+    notes += check_unread_keys(config, (), () if rope is None else (rope,), name, strict=strict)
     return LayerRopes(
         name=name,
         layer_kinds=(kind,) * layers,
@@ -88,7 +88,7 @@ def _rope(config: Block, facts: Transformer) -> Rope:
     sizes = _dims(config, facts, head_dim)
     base = None if facts.base_key is None else config.number(facts.base_key, above=1)
     rotated = sum(sizes) if sizes else int(head_dim * (facts.fraction or 1))
-    with renamed(config, {"sections": facts.axes_key or facts.head_dim_key}):
+    with renamed_keys(config, {"sections": facts.axes_key or facts.head_dim_key}):
         axes: Axes = Axial(tuple(size // 2 for size in sizes)) if sizes else OneAxis()
         return Rope(
             head_dim=head_dim,

@@ -231,7 +231,7 @@ def _architectures(file: str, plain: Mapping[str, dict[str, Any]]) -> Mapping[st
             blank = {one.name: one.default for one in fields(Architecture)}
             different = {k: v for k, v in blank.items() if k in plain[name]} | different
         check(name, different)
-        return Variant(**condition, facts=_frozen(different))
+        return Variant(**condition, facts=_freeze_lists(different))
 
     def built(name: str) -> Architecture:
         check(name, {key: said for key, said in plain[name].items() if key != "like"})
@@ -244,12 +244,12 @@ def _architectures(file: str, plain: Mapping[str, dict[str, Any]]) -> Mapping[st
             except TypeError as error:
                 raise slip(file, name, "kinds", str(error)) from None
         own["variants"] = tuple(variant(name, one) for one in own.get("variants", ()))
-        return Architecture(**_frozen(own))
+        return Architecture(**_freeze_lists(own))
 
     return MappingProxyType({name: built(name) for name in plain})
 
 
-def _frozen(own: dict[str, Any]) -> dict[str, Any]:
+def _freeze_lists(own: dict[str, Any]) -> dict[str, Any]:
     """A frozen value holds tuples, and TOML has lists; one name need not stand in a list."""
     own |= {key: tuple(own[key]) for key in _TUPLES if key in own}
     for fact in ("names", "block_names"):

@@ -6,9 +6,9 @@ from functools import partial
 
 from phasor._checks import shown
 from phasor.axes import Axes, InterleavedSections, OneAxis, Sectioned
-from phasor.configs.block import Block, agreed, renamed, required
+from phasor.configs.block import Block, renamed_keys, required, single_value
 from phasor.configs.facts import Architecture, Kind, table
-from phasor.configs.layer_kinds import MOST_LAYERS, has_rope, patterned
+from phasor.configs.layer_kinds import MOST_LAYERS, has_rope, layers_by_pattern
 from phasor.errors import ConfigError
 from phasor.layers import LayerRopes
 from phasor.rope import WIDEST, Rope
@@ -80,7 +80,7 @@ def _counts(config: Block, key: str) -> tuple[int, ...] | None:
 
 def _kinds(config: Block, facts: Architecture, count: int) -> tuple[str, ...]:
     """Layers without key heads are no attention, and have no rope."""
-    kinds = patterned(config, facts, count)
+    kinds = layers_by_pattern(config, facts, count)
     key = "attention.head_count_kv"
     heads = _counts(config, key)
     if heads is None or len(heads) == 1:
@@ -105,7 +105,7 @@ def _rope(top: Block, config: Block, facts: Architecture, apart: Kind, notes: li
     # what the other kinds of layer read, this one may leave
     law = _scaling(top, config, facts, width // 2, notes) if apart.scaled else None
     names = {"base": key, "rotary_dim": _LATENT, "sections": "rope.dimension_sections"}
-    with renamed(config, names):
+    with renamed_keys(config, names):
         return Rope(
             head_dim=head_dim,
             pairing=facts.pairing,
@@ -157,7 +157,7 @@ def _scaling(
     if named not in (None, "none", "linear", "yarn", "longrope"):
         config.refuse(key, "one of none, linear, yarn, longrope")
     keys = ("rope.scaling.factor", "rope.scale_linear")
-    factor = agreed((config.name(one), config.number(one, least=0)) for one in keys) or 1.0
+    factor = single_value((config.name(one), config.number(one, least=0)) for one in keys) or 1.0
     given = [tensor for tensor in (_FREQS, _SHORT, _LONG) if top.has(tensor)]
     # llama.cpp divides by these tensors whatever the metadata name, and by the factor as well
     if given and (named == "yarn" or factor != 1):
@@ -208,7 +208,7 @@ def _longrope(top: Block, config: Block, pairs: int) -> LongRope:
     original = _original(config)
     attention = config.number("rope.scaling.attn_factor", above=0) or 1.0
     context = config.whole("context_length") or original
-    with renamed(config, {"original_max_positions": "rope.scaling.original_context_length"}):
+    with renamed_keys(config, {"original_max_positions": "rope.scaling.original_context_length"}):
         return LongRope(
             short_factors=lists[0],
             long_factors=lists[1],
@@ -231,7 +231,7 @@ def _yarn(config: Block, facts: Architecture, factor: float) -> Yarn:
     m = partial(yarn_multiplier, factor)
     extra = config.number("rope.scaling.attn_factor", above=0) or 1.0
     neutral = extra == 1 and (facts.softmax or not all_dim)
-    with renamed(config, {name: f"rope.scaling.yarn_{name}" for name in betas}):
+    with renamed_keys(config, {name: f"rope.scaling.yarn_{name}" for name in betas}):
         return Yarn(
             factor=factor,
             original_max_positions=_original(config),

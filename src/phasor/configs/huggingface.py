@@ -1,7 +1,7 @@
 """Hugging Face ``config.json``, of transformers 5 (``rope_parameters``) and 4 (``rope_scaling``).
 
 What the file says is read from it; what only the model class says comes from ``huggingface.toml``;
-what both leave open is asked for; and what nobody read is settled by `strays`.
+what both leave open is asked for; and keys that nothing read are left to `unread_keys`.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from dataclasses import replace
 from phasor._checks import shown
 from phasor.axes import Axes, Axial, InterleavedSections, OneAxis, Sectioned
 from phasor.configs import laws
-from phasor.configs.block import Block, agreed, renamed
+from phasor.configs.block import Block, renamed_keys, single_value
 from phasor.configs.facts import CONTEXTS, SIZES, Architecture, Kind, Variant, table
 from phasor.configs.layer_kinds import MOST_LAYERS, Blocks, has_rope, layer_kinds
-from phasor.configs.sources import described
-from phasor.configs.strays import settle_strays
+from phasor.configs.sources import select_config
+from phasor.configs.unread_keys import check_unread_keys
 from phasor.errors import ConfigError, PhasorWarning
 from phasor.layers import InConfig, LayerRopes
 from phasor.rope import WIDEST, Rope
@@ -26,7 +26,7 @@ from phasor.scaling import Law, Proportional, Rule
 
 def load_huggingface(top: Block, *, part: str | None, like: str | None, strict: bool) -> LayerRopes:
     """The rope of each layer of a Hugging Face config; the arguments are those of `load`."""
-    levels, model_type = described(top, part, like)
+    levels, model_type = select_config(top, part, like)
     config, facts = _config(levels[-1], table().huggingface[model_type])
     notes = [facts.note] if facts.note else []
     if like is not None:
@@ -68,7 +68,7 @@ def load_huggingface(top: Block, *, part: str | None, like: str | None, strict: 
         elif len({rope for rope in kinds.values() if rope is not None}) > 1:
             labels = dict.fromkeys(kinds, "rope_parameters")
     ropes = tuple(rope for rope in kinds.values() if rope is not None)
-    notes += settle_strays(config, blocks.used, ropes, model_type, strict=strict)
+    notes += check_unread_keys(config, blocks.used, ropes, model_type, strict=strict)
     return LayerRopes(
         name=top.text("_name_or_path") or config.text("_name_or_path") or model_type,
         layer_kinds=kinds_in_order,
@@ -87,7 +87,7 @@ def _config(given: Block, facts: Architecture) -> tuple[Block, Architecture]:
     switches = Block(given.values, given.path)
     switches_read = [variant.key for variant in facts.variants]
     for variant in facts.variants:
-        if _called_for(variant, switches):
+        if _variant_applies(variant, switches):
             facts = replace(facts, **variant.facts)
             break
     names = {**SIZES, **facts.names}
@@ -96,7 +96,7 @@ def _config(given: Block, facts: Architecture) -> tuple[Block, Architecture]:
     return config, facts
 
 
-def _called_for(variant: Variant, config: Block) -> bool:
+def _variant_applies(variant: Variant, config: Block) -> bool:
     if variant.value is None:
         return config.has(variant.key)
     if isinstance(variant.value, bool):
@@ -176,7 +176,7 @@ def _rope(
             f"the plain powers of {facts.base:g} whatever its config says; remove it, or describe "
             "the embedding with phasor.Rope(...) directly"
         )
-    with renamed(config, {"rotary_dim": "partial_rotary_factor", "base": "rope_theta"}):
+    with renamed_keys(config, {"rotary_dim": "partial_rotary_factor", "base": "rope_theta"}):
         rope = Rope(
             head_dim=head_dim,
             pairing=facts.pairing,
@@ -188,10 +188,10 @@ def _rope(
             axes=OneAxis() if facts.positions else laws.axes(block, model) or OneAxis(),
             direction=1 if facts.direction == 1 else -1,
         )
-    return _over_patches(rope, facts, notes) if facts.positions else rope
+    return _patch_grid_rope(rope, facts, notes) if facts.positions else rope
 
 
-def _over_patches(rope: Rope, facts: Architecture, notes: list[str]) -> Rope:
+def _patch_grid_rope(rope: Rope, facts: Architecture, notes: list[str]) -> Rope:
     """The rope of a tower that turns patches of images: its pairs shared among the axes."""
     axes, each = len(facts.positions), rope.num_pairs // len(facts.positions)
     where = f", counted from {facts.origin}" if facts.origin else ""
@@ -222,10 +222,10 @@ def _fraction_beside(config: Block, block: Block, law: Law | Rule | None) -> Law
     key = "partial_rotary_factor"
     outside = config.number(key, least=0)
     inside = block.number(key, least=0)
-    fraction = agreed([(block.name(key), inside), (config.name(key), outside)])
+    fraction = single_value([(block.name(key), inside), (config.name(key), outside)])
     if inside is not None or fraction is None or not isinstance(law, Proportional):
         return law
-    with renamed(config, {"fraction": key}):
+    with renamed_keys(config, {"fraction": key}):
         return Proportional(fraction=fraction, factor=law.factor)
 
 
@@ -245,7 +245,7 @@ def _base(
     if not flat and apart.base_key is None and inside[1] is not None:
         # one base beside several blocks can only be that of some of them
         beside = []
-    base = agreed([inside, *beside])
+    base = single_value([inside, *beside])
     if base is not None:
         return base
     default = facts.base if apart.base is None else apart.base
@@ -324,7 +324,7 @@ def widths_apart(config: Block, facts: Architecture, kinds: Sequence[str]) -> di
         apart = facts.kinds.get(facts.labels.get(kind, kind), Kind()).head_dim_key
         beside = None if apart is None else config.whole(apart, least=2, most=WIDEST)
         here = f"{config.name(name)} at layers of the kind {kind!r}"
-        agreed([(here, width := widths.pop()), (str(apart), beside)])
+        single_value([(here, width := widths.pop()), (str(apart), beside)])
         found[kind] = width
     return found
 
@@ -345,7 +345,7 @@ def rotated_width(config: Block, block: Block, facts: Architecture, head_dim: in
     said = [(name, None if f is None else int(head_dim * f)) for name, f in fractions]
     if "rotary_dim" in facts.names:
         said.append((config.name("rotary_dim"), config.whole("rotary_dim")))
-    width = agreed(said)
+    width = single_value(said)
     if width is None:
         width = facts.rotary_dim
     if width is None:

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, cast
 
 from phasor.axes import Alternating, Axes, InterleavedSections, Sectioned
-from phasor.configs.block import Block, agreed, renamed, required
+from phasor.configs.block import Block, renamed_keys, required, single_value
 from phasor.configs.facts import Architecture
 from phasor.errors import ConfigError
 from phasor.scaling import (
@@ -60,7 +60,7 @@ class Model:
     @property
     def context(self) -> int | None:
         """The context, where a law is computed from it: all names of it must agree."""
-        return agreed(self.contexts)
+        return single_value(self.contexts)
 
 
 def rope_type(block: Block, facts: Architecture | None = None) -> str:
@@ -70,7 +70,10 @@ def rope_type(block: Block, facts: Architecture | None = None) -> str:
         # how transformers 5 says that a tower turns patches, and says no law
         words["axial"] = "default"
     given = [(block.name(key), block.text(key)) for key in ("rope_type", "type")]
-    name = agreed((key, words.get(one, one)) for key, one in given if one is not None) or "default"
+    name = (
+        single_value((key, words.get(one, one)) for key, one in given if one is not None)
+        or "default"
+    )
     if name not in {*_LAWS, *words.values()}:
         key = "rope_type" if block.has("rope_type") else "type"
         known = ", ".join(sorted({*_LAWS, *words}))
@@ -113,7 +116,7 @@ def axes(block: Block, model: Model) -> Axes | None:
             f"got {list(sections)}" + ("" if given else ", which is the class default")
         )
     ordered = tuple(sections[i] for i in facts.axis_order) if facts.axis_order else sections
-    with renamed(block, {"sections": key}):
+    with renamed_keys(block, {"sections": key}):
         made = _LAYOUTS[facts.axes](ordered)
         # here the error can still name the key
         made.axis_of_pair(model.rotary_dim // 2)
@@ -139,10 +142,10 @@ def _dynamic(block: Block, model: Model) -> NTK | DynamicNTK:
         block.ignore("factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
         return NTK(factor=required(block, "alpha", block.number("alpha", above=0)))
     key, default = "original_max_position_embeddings", model.architecture.factor
-    length = agreed(
+    length = single_value(
         [(block.name(key), block.whole(key)), ("max_position_embeddings", model.context)]
     )
-    with renamed(block, {"factor": "factor"}):
+    with renamed_keys(block, {"factor": "factor"}):
         return DynamicNTK(
             factor=required(block, "factor", block.number("factor", above=0) or default),
             original_max_positions=required(block, key, length),
@@ -171,7 +174,7 @@ def _stepped_ntk(block: Block, model: Model) -> SteppedNTK:
 def _llama3(block: Block, model: Model) -> Llama3:
     names = ("factor", "low_freq_factor", "high_freq_factor")
     factor, low, high = (required(block, key, block.number(key, above=0)) for key in names)
-    with renamed(block, {name: name for name in names}):
+    with renamed_keys(block, {name: name for name in names}):
         return Llama3(
             factor=factor,
             low_freq_factor=low,
@@ -184,7 +187,7 @@ def _proportional(block: Block, model: Model) -> Proportional:
     del model
     fraction = block.number("partial_rotary_factor", least=0)
     factor = block.number("factor", above=0)
-    with renamed(block, {"fraction": "partial_rotary_factor"}):
+    with renamed_keys(block, {"fraction": "partial_rotary_factor"}):
         return Proportional(
             fraction=1.0 if fraction is None else fraction, factor=1.0 if factor is None else factor
         )
@@ -201,20 +204,20 @@ def _longrope(block: Block, model: Model) -> LongRope:
             )
         lists.append(given)
     both = block.number("attention_factor", above=0)
-    short = agreed(
+    short = single_value(
         [
             (block.name("attention_factor"), both),
             (block.name("short_mscale"), block.number("short_mscale", above=0)),
         ]
     )
-    long = agreed(
+    long = single_value(
         [
             (block.name("attention_factor"), both),
             (block.name("long_mscale"), block.number("long_mscale", above=0)),
         ]
     )
     original = _original_length(block, model, or_context=False)
-    with renamed(block, {"original_max_positions": "original_max_position_embeddings"}):
+    with renamed_keys(block, {"original_max_positions": "original_max_position_embeddings"}):
         return LongRope(
             short_factors=lists[0],
             long_factors=lists[1],
@@ -235,10 +238,10 @@ def _yarn(block: Block, model: Model) -> Yarn:
         if (value := block.number(key, above=0)) is not None
     }
     # ministral's blocks repeat the model's context, which its class reads from there as well
-    agreed([(block.name(_MAX), block.whole(_MAX)), (_MAX, model.context)])
+    single_value([(block.name(_MAX), block.whole(_MAX)), (_MAX, model.context)])
     truncate = block.flag("truncate")
     names = {"beta_fast": "beta_fast", "beta_slow": "beta_slow"}
-    with renamed(block, names):
+    with renamed_keys(block, names):
         return Yarn(
             factor=factor,
             original_max_positions=original,
@@ -282,7 +285,7 @@ def _original_length(block: Block, model: Model, *, or_context: bool) -> int:
     """The context before the extension, from the block or from beside it."""
     name, outside = model.original
     key = "original_max_position_embeddings"
-    length = agreed([(block.name(key), block.whole(key)), (name, outside)])
+    length = single_value([(block.name(key), block.whole(key)), (name, outside)])
     if length is None and or_context:
         length = model.context
     return required(block, key, length)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from phasor._checks import shown
-from phasor.configs.block import Block, agreed
+from phasor.configs.block import Block, single_value
 from phasor.configs.facts import Architecture, table
 from phasor.configs.laws import comparable
 from phasor.errors import ConfigError
@@ -26,20 +26,20 @@ def layer_kinds(config: Block, facts: Architecture) -> tuple[str, ...]:
     if count is None:
         raise ConfigError(f"{config.name('num_hidden_layers')} is absent; add the number of layers")
     if "no_rope_interval" in facts.layers:
-        return _switched(config, facts, count)
+        return _layers_by_switch(config, facts, count)
     if "bases_key" in facts.layers:
-        return _with_bases(config, facts.layers["bases_key"], count)
+        return _layers_by_base(config, facts.layers["bases_key"], count)
     if "blocks_key" in facts.layers:
-        return _with_attention(config, facts.layers["blocks_key"], count)
+        return _layers_by_attention(config, facts.layers["blocks_key"], count)
     key = "layers_block_type" if config.has("layers_block_type") else "layer_types"
     named = config.texts(key)
     if named is None:
-        return patterned(config, facts, count)
+        return layers_by_pattern(config, facts, count)
     if len(named) != count:
         raise ConfigError(
             f"{config.name(key)} must name the kind of each of the {count} layers, got {len(named)}"
         )
-    known = _words(facts)
+    known = _known_kinds(facts)
     for i, word in enumerate(named):
         if word not in known:
             raise ConfigError(
@@ -49,7 +49,7 @@ def layer_kinds(config: Block, facts: Architecture) -> tuple[str, ...]:
     return named
 
 
-def _words(facts: Architecture) -> frozenset[str]:
+def _known_kinds(facts: Architecture) -> frozenset[str]:
     """What a file may call a kind of layer of this class."""
     rule = facts.layers
     own = {rule[word] for word in ("hit", "miss", "absent") if word in rule}
@@ -68,7 +68,7 @@ def has_rope(kind: str, config: Block, facts: Architecture) -> bool:
     return kind not in facts.without_rope or not (needs is None or config.has(needs))
 
 
-def _switched(config: Block, facts: Architecture, count: int) -> tuple[str, ...]:
+def _layers_by_switch(config: Block, facts: Architecture, count: int) -> tuple[str, ...]:
     """Layers that a list of ones and zeros (1 rotates), or an interval, sets without rope."""
     # the mask, not the rope, follows layer_types in these models
     config.ignore("layer_types")
@@ -82,7 +82,7 @@ def _switched(config: Block, facts: Architecture, count: int) -> tuple[str, ...]
     return tuple("rope" if (i + 1) % every else "nope" for i in range(count))
 
 
-def _with_bases(config: Block, key: str, count: int) -> tuple[str, ...]:
+def _layers_by_base(config: Block, key: str, count: int) -> tuple[str, ...]:
     """Layers that a list of bases, 0 for none, gives a rope; one base for all that have any."""
     # the mask, not the rope, follows layer_types in these models
     config.ignore("layer_types")
@@ -93,11 +93,11 @@ def _with_bases(config: Block, key: str, count: int) -> tuple[str, ...]:
     if len(bases) != count or len(used) > 1:
         config.refuse(key, f"one base, or 0 for no rope, for each of {count} layers")
     stated = (config.block("rope_parameters") or config).number("rope_theta", above=1)
-    agreed([(config.name(key), next(iter(used), None)), (config.name("rope_theta"), stated)])
+    single_value([(config.name(key), next(iter(used), None)), (config.name("rope_theta"), stated)])
     return tuple("rope" if base else "nope" for base in bases)
 
 
-def _with_attention(config: Block, key: str, count: int) -> tuple[str, ...]:
+def _layers_by_attention(config: Block, key: str, count: int) -> tuple[str, ...]:
     """Layers that a search for a smaller model left their attention (Nemotron-NAS)."""
     blocks = config.items(key)
     if blocks is None or len(blocks) != count or not all(isinstance(b, Mapping) for b in blocks):
@@ -111,7 +111,7 @@ def _with_attention(config: Block, key: str, count: int) -> tuple[str, ...]:
     return tuple(kinds)
 
 
-def patterned(config: Block, facts: Architecture, count: int) -> tuple[str, ...]:
+def layers_by_pattern(config: Block, facts: Architecture, count: int) -> tuple[str, ...]:
     """One kind per layer where the file has no list of kinds: the rule of the model class."""
     rule = facts.layers
     if not rule:
@@ -129,7 +129,7 @@ def patterned(config: Block, facts: Architecture, count: int) -> tuple[str, ...]
             )
         return tuple(hit if i in indices else miss for i in range(count))
     if "codes_key" in rule:
-        return _coded(config, rule["codes_key"], rule["codes"], count)
+        return _layers_by_code(config, rule["codes_key"], rule["codes"], count)
     if "cycle_key" in rule:
         cycle = config.texts(rule["cycle_key"]) or rule["cycle"]
         return tuple(hit if cycle[i % len(cycle)] == rule["word"] else miss for i in range(count))
@@ -139,8 +139,8 @@ def patterned(config: Block, facts: Architecture, count: int) -> tuple[str, ...]
     every: int | str = rule["every"]
     for key in rule.get("keys", ()):
         if isinstance(config.values.get(key), str):
-            return _lettered(config, key, hit, miss, count)
-        every = agreed([(config.name(key), config.whole(key))]) or every
+            return _layers_by_letter(config, key, hit, miss, count)
+        every = single_value([(config.name(key), config.whole(key))]) or every
     shift = rule.get("shift", 1)
     kinds = [hit if (i + shift) % int(every) == 0 else miss for i in range(count)]
     for i in rule.get("also", ()):
@@ -148,7 +148,7 @@ def patterned(config: Block, facts: Architecture, count: int) -> tuple[str, ...]
     return tuple(kinds)
 
 
-def _coded(config: Block, key: str, codes: dict[str, str], count: int) -> tuple[str, ...]:
+def _layers_by_code(config: Block, key: str, codes: dict[str, str], count: int) -> tuple[str, ...]:
     """DeepSeek V4 gives each layer a number; entries past the last layer are its drafter's."""
     given = config.wholes(key)
     if given is None or len(given) < count or not {str(code) for code in given} <= codes.keys():
@@ -156,7 +156,7 @@ def _coded(config: Block, key: str, codes: dict[str, str], count: int) -> tuple[
     return tuple(codes[str(code)] for code in given[:count])
 
 
-def _lettered(config: Block, key: str, hit: str, miss: str, count: int) -> tuple[str, ...]:
+def _layers_by_letter(config: Block, key: str, hit: str, miss: str, count: int) -> tuple[str, ...]:
     """EXAONE 4 writes its pattern in letters: L for a local layer, G for a global one."""
     word = config.text(key) or ""
     if not word or set(word) - {"L", "G"}:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from phasor.configs.block import Block, agreed, renamed, required
+from phasor.configs.block import Block, renamed_keys, required, single_value
 from phasor.configs.layer_kinds import MOST_LAYERS
-from phasor.configs.strays import settle_strays
+from phasor.configs.unread_keys import check_unread_keys
 from phasor.errors import ConfigError
 from phasor.layers import LayerRopes
 from phasor.rope import WIDEST, Rope
@@ -44,7 +44,7 @@ def load_params(config: Block, *, strict: bool) -> LayerRopes:
             "differently (10000 and 1000000); add it"
         )
     yarn = config.block("yarn")
-    with renamed(config, {"rotary_dim": "head_dim", "head_dim": "head_dim"}):
+    with renamed_keys(config, {"rotary_dim": "head_dim", "head_dim": "head_dim"}):
         rope = Rope(
             head_dim=head_dim,
             pairing="interleaved",
@@ -52,9 +52,9 @@ def load_params(config: Block, *, strict: bool) -> LayerRopes:
             scaling=None if yarn is None else _yarn(yarn, latent=config.has("qk_rope_head_dim")),
         )
     blocks = () if yarn is None else (yarn,)
-    notes = settle_strays(config, blocks, (rope,), "of a params.json", strict=strict)
+    notes = check_unread_keys(config, blocks, (rope,), "of a params.json", strict=strict)
     lengths = ("max_position_embeddings", "max_seq_len", "model_max_length")
-    context = agreed((config.name(key), config.whole(key)) for key in lengths)
+    context = single_value((config.name(key), config.whole(key)) for key in lengths)
     return LayerRopes(
         name="params.json",
         layer_kinds=("rope",) * layers,
@@ -86,7 +86,7 @@ def load_deepseek(config: Block, *, strict: bool) -> LayerRopes:
     original = config.whole("original_seq_len") or int(filled("original_seq_len", 0))
     mscale = filled("mscale", 0)
     names = {"rotary_dim": key, "beta_fast": "beta_fast", "beta_slow": "beta_slow"}
-    with renamed(config, names):
+    with renamed_keys(config, names):
         law = Yarn(
             factor=filled("rope_factor", 0),
             original_max_positions=original,
@@ -103,7 +103,7 @@ def load_deepseek(config: Block, *, strict: bool) -> LayerRopes:
             # their code leaves frequencies and softmax alone up to the original length
             scaling=law if longest > original else None,
         )
-    notes += settle_strays(config, (), (rope,), "of DeepSeek's inference", strict=strict)
+    notes += check_unread_keys(config, (), (rope,), "of DeepSeek's inference", strict=strict)
     return LayerRopes(
         name="deepseek",
         layer_kinds=("rope",) * layers,
@@ -140,7 +140,7 @@ def _yarn(block: Block, *, latent: bool) -> Yarn:
     fast = required(block, "beta", block.number("beta", above=0))
     slow = required(block, "alpha", block.number("alpha", above=0))
     factor = required(block, "factor", block.number("factor", above=0))
-    with renamed(block, {"beta_fast": "beta", "beta_slow": "alpha"}):
+    with renamed_keys(block, {"beta_fast": "beta", "beta_slow": "alpha"}):
         return Yarn(
             factor=factor,
             original_max_positions=required(block, "original_max_position_embeddings", original),

@@ -62,11 +62,11 @@ def read_source(source: object) -> Block:
             f"config of transformers, got {shown(source)}"
         )
     if source == "-":
-        return Block(_parsed(sys.stdin.buffer.read(SIZE_LIMIT + 1), "standard input"))
+        return Block(_parse_json(sys.stdin.buffer.read(SIZE_LIMIT + 1), "standard input"))
     try:
         path = Path(cast("str | os.PathLike[str]", source))
         if path.is_dir():
-            path = _inside(path)
+            path = _config_file_in(path)
         # a pipe without a writer would be waited for, for ever
         if not stat.S_ISREG(path.stat().st_mode):
             raise ConfigError(f"{path} is not a file; give the path of a config.json")
@@ -80,10 +80,10 @@ def read_source(source: object) -> Block:
         raise ConfigError(f"{shown(cast(object, source))} cannot be read: {error}") from None
     if data.startswith(b"GGUF"):
         return Block(_gguf_header(path))
-    return Block(_parsed(data, str(path)))
+    return Block(_parse_json(data, str(path)))
 
 
-def _inside(folder: Path) -> Path:
+def _config_file_in(folder: Path) -> Path:
     found = [folder / name for name in _NAMES if (folder / name).is_file()]
     if len(found) == 1:
         return found[0]
@@ -123,7 +123,7 @@ def _is_plain(name: str) -> bool:
     return not name.startswith("tokenizer.")
 
 
-def _parsed(data: bytes, origin: str) -> dict[str, Any]:
+def _parse_json(data: bytes, origin: str) -> dict[str, Any]:
     if len(data) > SIZE_LIMIT:
         raise ConfigError(
             f"{origin} is larger than {SIZE_LIMIT // 2**20} MiB, which no config file is; "
@@ -132,7 +132,7 @@ def _parsed(data: bytes, origin: str) -> dict[str, Any]:
     try:
         value = json.loads(
             data.decode("utf-8-sig"),
-            object_pairs_hook=_unique,
+            object_pairs_hook=_refuse_repeated_keys,
         )
     except UnicodeDecodeError as error:
         raise ConfigError(f"{origin} must be UTF-8 text, got {error}") from None
@@ -147,7 +147,7 @@ def _parsed(data: bytes, origin: str) -> dict[str, Any]:
     return cast(dict[str, Any], value)
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _refuse_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if (key := twice(pairs)) is not None:
         raise ConfigError(f"the key {shown(key)} stands twice in one object; keep one")
     return dict(pairs)
@@ -171,7 +171,7 @@ def language_models(top: Block) -> list[Block]:
     return found
 
 
-def described(top: Block, part: str | None, like: str | None) -> tuple[list[Block], str]:
+def select_config(top: Block, part: str | None, like: str | None) -> tuple[list[Block], str]:
     """The configs on the way to the part that is meant, the innermost last, and its model type.
 
     Args:
@@ -182,12 +182,12 @@ def described(top: Block, part: str | None, like: str | None) -> tuple[list[Bloc
     Raises:
         ConfigError: If there is no such part, or its type is absent or unknown.
     """
-    levels = language_models(top) if part is None else [*_way(top, part)]
+    levels = language_models(top) if part is None else [*_path_to_part(top, part)]
     for outer, inner in pairwise(levels):
         if part is None:
             _agree_with_outer(outer, inner)
     known = table().huggingface
-    name = _type_of(levels)
+    name = _model_type(levels)
     if like is not None:
         if like not in known:
             raise ConfigError(
@@ -209,7 +209,7 @@ def described(top: Block, part: str | None, like: str | None) -> tuple[list[Bloc
     return levels, name
 
 
-def _way(top: Block, part: str) -> list[Block]:
+def _path_to_part(top: Block, part: str) -> list[Block]:
     levels = [top]
     for key in part.split("."):
         if not isinstance(levels[-1].values.get(key), Mapping):
@@ -222,7 +222,7 @@ def _way(top: Block, part: str) -> list[Block]:
     return levels
 
 
-def _type_of(levels: list[Block]) -> str | None:
+def _model_type(levels: list[Block]) -> str | None:
     """The innermost config's type: its own, what its outer class puts there, or the outer one."""
     said: str | None = None
     known = table().huggingface

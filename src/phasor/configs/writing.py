@@ -16,13 +16,23 @@ from phasor.configs.facts import Architecture, table
 from phasor.errors import ConfigError
 from phasor.rope import Rope
 from phasor.scaling import (
+    NTK,
+    Cope,
     DynamicNTK,
+    Hope,
     Linear,
     Llama3,
     LongRope,
+    NTKFixed,
+    NTKMixed,
+    NTKOld,
+    PartNTK,
     PerPair,
     Proportional,
+    Resonance,
+    SteppedNTK,
     Yarn,
+    YarnPaper,
 )
 
 #: What says in older files, or beside ``rope_parameters``, what that block says; and the other
@@ -89,11 +99,11 @@ def rope_parameters(rope: Rope, context: int) -> dict[str, Any]:
             "a config states a base and a law, and this rope has explicit or rounded frequencies; "
             "keep it as JSON instead (Rope.to_json)"
         )
-    write = _WRITERS.get(type(rope.scaling))
+    write = WRITERS.get(type(rope.scaling))
     if write is None:
         raise ConfigError(
             f"no rope_type says the law {shown(rope.scaling)}; take one of "
-            f"{', '.join(sorted(law.__name__ for law in _WRITERS if law is not type(None)))}"
+            f"{', '.join(sorted(law.__name__ for law in WRITERS if law is not type(None)))}"
         )
     block = write(rope.scaling, context)
     block["rope_theta"] = rope.base
@@ -292,7 +302,8 @@ def _plain(law: None, context: int) -> dict[str, Any]:
     return {"rope_type": "default"}
 
 
-_WRITERS: Mapping[type, Callable[[Any, int], dict[str, Any]]] = {
+#: How each law and rule is said in a config.
+WRITERS: Mapping[type, Callable[[Any, int], dict[str, Any]]] = {
     type(None): _plain,
     Linear: _linear,
     DynamicNTK: _dynamic,
@@ -302,3 +313,7 @@ _WRITERS: Mapping[type, Callable[[Any, int], dict[str, Any]]] = {
     LongRope: _longrope,
     PerPair: _per_pair,
 }
+#: The laws that no rope_type says. What takes another base alone (NTK) a config says by that base.
+WITHOUT_ROPE_TYPE = frozenset(
+    {Cope, Hope, NTK, NTKFixed, NTKMixed, NTKOld, PartNTK, Resonance, SteppedNTK, YarnPaper}
+)

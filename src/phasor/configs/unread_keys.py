@@ -54,15 +54,15 @@ class Meaning:
         """Whether ``value`` is what the model's ropes are anyway."""
         if value in self.neutral:
             return True
-        said = self.values.get(json.dumps(value, default=repr).strip('"'))
+        meaning = self.values.get(json.dumps(value, default=repr).strip('"'))
         number = float(value) if isinstance(value, (int, float)) else None
         match self.means:
             case "rotates":
-                return said == bool(ropes)
+                return meaning == bool(ropes)
             case "pairing":
-                return all(rope.pairing == said for rope in ropes)
+                return all(rope.pairing == meaning for rope in ropes)
             case "axes":
-                return all(_LAYOUTS.get(type(rope.axes)) == said for rope in ropes)
+                return all(_LAYOUTS.get(type(rope.axes)) == meaning for rope in ropes)
             case "base":
                 return all(rope.base == number for rope in ropes)
             case "fraction":
@@ -96,7 +96,7 @@ def meanings() -> Mapping[str, Meaning]:
     return found
 
 
-def settle_strays(
+def check_unread_keys(
     config: Block, blocks: Iterable[Block], ropes: Sequence[Rope], model_type: str, *, strict: bool
 ) -> list[str]:
     """Notes about the keys that nobody read.
@@ -122,7 +122,7 @@ def settle_strays(
             if meaning is None:
                 unused.append(block.place(key))
             else:
-                _settle(block.place(key), value, meaning, notes, refused)
+                _note_or_refuse(block.place(key), value, meaning, notes, refused)
     if unused:
         listed = ", ".join(dict.fromkeys(unused))
         notes.append(f"Nothing depends on {listed}: the law of that block does not use it.")
@@ -134,7 +134,7 @@ def settle_strays(
             meaning = meaning or Meaning(means="switch", says="is not a key that phasor knows")
             if not ropes and meaning.means != "rotates":
                 continue
-            _settle(config.place(key), value, meaning, notes, refused)
+            _note_or_refuse(config.place(key), value, meaning, notes, refused)
     if refused and strict:
         raise ConfigError(
             f"{refused[0].split(' ')[0]} is not a key that phasor understands for the model type "
@@ -151,9 +151,11 @@ def _says_nothing(value: Any, meaning: Meaning | None, ropes: Sequence[Rope]) ->
     return value is False or (value == 1.0 and isinstance(value, float))
 
 
-def _settle(name: str, value: Any, meaning: Meaning, notes: list[str], refused: list[str]) -> None:
-    said = f"{name} (got {shown(value)}) {meaning.says}"
+def _note_or_refuse(
+    name: str, value: Any, meaning: Meaning, notes: list[str], refused: list[str]
+) -> None:
+    sentence = f"{name} (got {shown(value)}) {meaning.says}"
     if meaning.means == "note":
-        notes.append(f"Not part of the rotation: {said}.")
+        notes.append(f"Not part of the rotation: {sentence}.")
     else:
-        refused.append(said)
+        refused.append(sentence)
