@@ -35,6 +35,7 @@ from .shared import (
 FRACTIONS = (1.0, 0.75, 0.25, 0.0)
 MODELS = {"causal": "p = 1", "masked": "RoPE"}
 SCORES = ("itself", "previous", "first")
+LOOKS = 0.25  # of its weight on one place, and a head is said to look there
 
 
 def settings(quick: bool) -> Row:
@@ -111,14 +112,14 @@ def tables(study: Study) -> str:
     for model in MODELS:
         heads = [study.measured[f"{model}/heads {seed}"] for seed in range(study.seeds)]
         for place in SCORES:
-            chosen = [np.array(one[place]) > 0.5 for one in heads]
+            chosen = [np.array(one[place]) > LOOKS for one in heads]
             rows.append([f"{model}: {place}", *_row_of_heads(heads, chosen)])
         others = [
-            ~np.any([np.array(one[place]) > 0.5 for place in SCORES], axis=0) for one in heads
+            ~np.any([np.array(one[place]) > LOOKS for place in SCORES], axis=0) for one in heads
         ]
         rows.append([f"{model}: none of these", *_row_of_heads(heads, others)])
     header = [
-        "more than half the weight on",
+        "a quarter of the weight on",
         "heads of a model",
         "usage of the faster half of the pairs",
     ]
@@ -149,14 +150,18 @@ def chart(study: Study) -> alt.TopLevelMixin:
 
 
 def _map(title: str, heads: Row, made: Row) -> alt.Chart:
-    """One row for each head, with the place it looks at if it does so with half of its weight."""
+    """One row for each head, with the place that it looks at, if there is one."""
     rows = []
     for i, usage in enumerate(heads["usage"]):
         place = max(SCORES, key=lambda place: heads[place][i])
-        role = f" {place}" if heads[place][i] > 0.5 else ""
+        role = f" {place}" if heads[place][i] > LOOKS else ""
         name = f"{i // made['heads']}.{i % made['heads']}{role}"
         rows += [{"head": name, "pair": pair, "usage": share} for pair, share in enumerate(usage)]
-    x = alt.X("pair:O", title="pair, fast to slow", axis=alt.Axis(labelAngle=0))
+    x = alt.X(
+        "pair:O",
+        title="pair, fast to slow",
+        axis=alt.Axis(labelAngle=0, values=list(range(0, 64, 4))),
+    )
     y = alt.Y("head:N", title="layer and head", sort=None)
     colour = alt.Color("usage:Q", title="share of the usage", scale=alt.Scale(scheme="viridis"))
     chart = alt.Chart(alt.Data(values=rows)).mark_rect().encode(x=x, y=y, color=colour)
