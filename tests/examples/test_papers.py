@@ -101,10 +101,21 @@ def test_linear_attention_streams_and_its_rotated_denominator_fails(tmp_path: Pa
     assert all(math.isfinite(x["loss"]) for key, x in found.items() if "/seed" in key)
 
 
-def test_a_longer_context_is_read_with_every_law(tmp_path: Path) -> None:
-    """Before and after fine-tuning, at every length."""
+def test_a_longer_context_is_read_with_every_law(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At every length, from weights that are trained once for each base."""
+    experiment, shared, trained = module("longer_context"), module("shared"), list[str]()
+    fit = shared.fit
+
+    def counted(*given: Any, **named: Any) -> Any:
+        trained.append(named["label"])
+        return fit(*given, **named)
+
+    monkeypatch.setattr(shared, "fit", counted)
     found = quick("longer_context", tmp_path)
-    for base in module("longer_context").BASES:
+    assert len(trained) == len(experiment.BASES) * (1 + len(experiment.LAWS))
+    for base in experiment.BASES:
         before = [found[f"{base}, {law}/seed 0"]["as trained"] for law in ("unchanged", "linear")]
         assert before[0]["bits"] != before[1]["bits"]  # the law reached the model
         assert len(before[0]["retrieval"]) == 3
