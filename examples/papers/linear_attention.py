@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from phasor import Rope
 from phasor.papers import linear_weights
 from phasor.scaling import Proportional
-from phasor.torch import LinearState, linear_attention, rotate_qk
+from phasor.torch import rotate_qk
+from phasor.torch.papers.linear import LinearState, linear_attention
 
 from . import shared
 from .shared import Row, Study, Text, doublings, table
