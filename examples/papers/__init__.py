@@ -1,0 +1,1 @@
+"""Small trainings that show what the papers on rotary embeddings say."""

@@ -1,0 +1,131 @@
+"""``python -m examples.papers NAME [--quick] [--seeds 3]``: measure, draw, and write the page.
+
+A run may be stopped at any time; started again, it goes on with the measurement it was at.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import re
+import shutil
+from pathlib import Path
+from types import ModuleType
+
+import altair as alt
+import torch
+
+from .shared import Row, Study
+
+HERE = Path(__file__).parent
+PAGES = HERE.parents[1] / "docs" / "papers"
+NAMES = (
+    *("previous_token", "convergence", "linear_attention", "frequency_usage"),
+    *("longer_context", "decay", "elementwise"),
+)
+MEASURED = re.compile(r"(<!-- measured -->\n).*?(<!-- /measured -->)", re.DOTALL)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run one experiment, or write the pages of all from their results."""
+    parser = argparse.ArgumentParser(prog="python -m examples.papers", description=__doc__)
+    parser.add_argument("name", choices=(*NAMES, "pages"), help="pages: write docs/papers anew")
+    parser.add_argument("--quick", action="store_true", help="seconds, on a tiny model; no page")
+    parser.add_argument("--seeds", type=int, default=3, help="runs of every contender (3)")
+    parser.add_argument(
+        "--output", type=Path, default=HERE / "results", help="folder of the results"
+    )
+    given = parser.parse_args(arguments)
+    if given.seeds < 1:
+        parser.error(f"--seeds must be 1 or more, got {given.seeds}")
+    if given.name == "pages":
+        missing = [name for name in NAMES if not (given.output / f"{name}.json").exists()]
+        if missing:
+            parser.error(f"no results of {', '.join(missing)} in {given.output}; run them first")
+        for name in NAMES:
+            write_page(name, given.output)
+        return
+    output = given.output / "quick" if given.quick else given.output
+    torch.set_num_threads(1)  # sums in one order, so that a run gives the same numbers anew
+    experiment = load(given.name)
+    study = Study(given.name, experiment.settings(given.quick), output, given.seeds)
+    experiment.run(study)
+    write_picture(experiment.chart(study), output / f"{given.name}.svg")
+    print(experiment.tables(study))
+
+
+def load(name: str) -> ModuleType:
+    """The module of an experiment."""
+    return importlib.import_module(f".{name}", __package__)
+
+
+def write_page(name: str, results: Path) -> None:
+    """Put the tables and the picture of ``results`` into the experiment's page."""
+    page = PAGES / f"{name.replace('_', '-')}.md"
+    text = page.read_text("utf-8")
+    page.write_text(
+        MEASURED.sub(lambda found: found[1] + measured(name, results) + found[2], text), "utf-8"
+    )
+    shutil.copy(results / f"{name}.svg", PAGES / f"{name.replace('_', '-')}.svg")
+
+
+_DIGITS = re.compile(r"(\d+\.\d\d)\d+")
+#: Card, text and grid of a picture where the reader's system is dark.
+_DARK = """<style>@media (prefers-color-scheme: dark) {
+svg > rect { fill: #22252e } text { fill: #d5d8df !important }
+.role-axis-grid line { stroke: #3f4450 }
+.role-axis-domain line, .role-axis-tick line { stroke: #777c88 }
+}</style>"""
+_LOOKS: Row = {
+    "aria": False,  # a page describes the picture as a whole, beside it
+    "background": "#ffffff",
+    "font": "system-ui, sans-serif",
+    "padding": 14,
+    "view": {"stroke": None},
+    "axis": {
+        "labelFontSize": 12,
+        "titleFontSize": 13,
+        "titleFontWeight": "normal",
+        "gridColor": "#e3e5ea",
+    },
+    "legend": {
+        "orient": "bottom",
+        "columns": 4,
+        "columnPadding": 24,
+        "labelFontSize": 13,
+        "symbolType": "stroke",
+        "symbolSize": 260,
+        "symbolStrokeWidth": 2.5,
+        "symbolOpacity": 1,
+        "labelLimit": 260,
+        "titleFontWeight": "normal",
+    },
+    "title": {"fontSize": 14, "fontWeight": "normal", "anchor": "start"},
+}
+
+
+def write_picture(chart: alt.TopLevelMixin, path: Path) -> None:
+    """The chart as SVG on a card of its own, light or dark as the reader's system is."""
+    chart = chart.configure(**_LOOKS)
+    chart.save(str(path), format="svg")
+    drawing = path.read_text("utf-8")
+    # places to a hundredth of a pixel; labels, which are between the tags, as they are
+    drawing = re.sub(r"<[^>]*>", lambda tag: _DIGITS.sub(r"\1", tag[0]), drawing)
+    end = drawing.index(">", drawing.index("<svg")) + 1
+    path.write_text(drawing[:end] + _DARK + drawing[end:], "utf-8")
+
+
+def measured(name: str, results: Path) -> str:
+    """The part of a page that comes out of ``results/NAME.json``: tables, and what made them."""
+    saved: Row = json.loads((results / f"{name}.json").read_text("utf-8"))
+    study = Study(name, saved["settings"], results, saved["seeds"])
+    versions = ", ".join(f"{package} {number}" for package, number in saved["versions"].items())
+    command = f"python -m examples.papers {name} --seeds {saved['seeds']}"
+    minutes = f"{saved['seconds'] / 60:.1f} minutes of processor time"
+    made = f"`{command}`, {saved['date']}, {versions}, {saved['machine']}: {minutes}."
+    return f"{load(name).tables(study)}\n\n{made}\n"
+
+
+if __name__ == "__main__":
+    main()

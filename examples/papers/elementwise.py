@@ -1,0 +1,118 @@
+"""The rotation element by element (eq. 34) against its block-diagonal matrix (eq. 15), by width.
+
+Every contender gets what it needs for the positions beforehand, so the time is that of the
+rotation alone, and the memory is what it holds for 256 positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import altair as alt
+import numpy as np
+import torch
+from torch import Tensor
+
+from phasor import Rope
+from phasor.angles import cos_sin
+from phasor.numpy import matrix
+from phasor.torch import rotate
+
+from .shared import Row, Study, band, lines, log2, mean_and_spread, milliseconds, table
+
+CONTENDERS = ("matrix, eq. 15", "element by element, eq. 34", "phasor")
+
+
+def settings(quick: bool) -> Row:
+    """Widths of a head, and how often each is timed."""
+    widths = [16, 64] if quick else [16, 32, 64, 128, 256, 512]
+    return {"seq": 256, "widths": widths, "calls": 3 if quick else 15}
+
+
+def run(study: Study) -> None:
+    """Time and memory of each contender, after a check that all rotate alike."""
+    for seed in range(study.seeds):
+        study.measure(f"seed {seed}", lambda s=seed: _measure(study.settings, s))
+
+
+def _measure(made: Row, seed: int) -> Row:
+    torch.manual_seed(seed)
+    found: Row = {name: {"milliseconds": [], "kilobytes": []} for name in CONTENDERS}
+    found["largest difference"] = 0.0
+    for width in made["widths"]:
+        x = torch.randn(made["seq"], 1, width)
+        rotations = _rotations(width, made["seq"])
+        wanted = rotations["phasor"][0](x)
+        for name, (call, held) in rotations.items():
+            difference = (call(x) - wanted).abs().max().item()
+            if difference > 1e-5:
+                raise AssertionError(f"{name} rotates differently at width {width}: {difference}")
+            found["largest difference"] = max(found["largest difference"], difference)
+            kilobytes = sum(part.nelement() * part.element_size() for part in held) / 1024
+            found[name]["kilobytes"].append(kilobytes)
+            found[name]["milliseconds"].append(
+                milliseconds(lambda c=call, x=x: c(x), made["calls"])
+            )
+    return found
+
+
+def _rotations(width: int, seq: int) -> dict[str, tuple[Callable[[Tensor], Tensor], list[Tensor]]]:
+    """Each contender's call, and the tensors that it holds for these positions."""
+    rope = Rope(head_dim=width, pairing="interleaved")
+    positions = torch.arange(seq)
+    # [seq, width, width]: one matrix for each position
+    whole = torch.from_numpy(np.stack([matrix(p, rope) for p in range(seq)])).float()
+    # [seq, 1, width]: the cosine and sine of each pair twice, for both of its coordinates
+    cos, sin = (
+        torch.from_numpy(part).float().repeat_interleave(2, -1)[:, None]
+        for part in cos_sin(rope, np.arange(seq))
+    )
+
+    def by_matrix(x: Tensor) -> Tensor:
+        return torch.einsum("sij,shj->shi", whole, x)
+
+    def by_element(x: Tensor) -> Tensor:
+        # (x0, x1, x2, x3, ...) -> (-x1, x0, -x3, x2, ...)
+        swapped = torch.stack((-x[..., 1::2], x[..., ::2]), -1).flatten(-2)
+        return x * cos + swapped * sin
+
+    def by_phasor(x: Tensor) -> Tensor:
+        return rotate(x, positions, rope)
+
+    calls = (by_matrix, [whole]), (by_element, [cos, sin]), (by_phasor, [positions])
+    return dict(zip(CONTENDERS, calls, strict=True))
+
+
+def tables(study: Study) -> str:
+    """Time and memory by width."""
+    widths = [str(width) for width in study.settings["widths"]]
+    seeds = [study.measured[f"seed {seed}"] for seed in range(study.seeds)]
+    times, held = [], []
+    for name in CONTENDERS:
+        columns = zip(*(seed[name]["milliseconds"] for seed in seeds), strict=True)
+        times.append([name, *map(mean_and_spread, columns)])
+        held.append([name, *(f"{kilobytes:,.0f}" for kilobytes in seeds[0][name]["kilobytes"])])
+    largest = max(seed["largest difference"] for seed in seeds)
+    return "\n\n".join(
+        (
+            table(["milliseconds, width", *widths], times),
+            table(["kilobytes held, width", *widths], held),
+            f"Largest difference between two of them: {largest:.1e}.",
+        )
+    )
+
+
+def chart(study: Study) -> alt.TopLevelMixin:
+    """Time and memory against width, both axes logarithmic."""
+    widths = study.settings["widths"]
+    seeds = [study.measured[f"seed {seed}"] for seed in range(study.seeds)]
+
+    def panel(unit: str, title: str) -> alt.LayerChart:
+        curves = {name: [seed[name][unit] for seed in seeds] for name in CONTENDERS}
+        rows = [row for name in CONTENDERS for row in band(curves[name], widths, name)]
+        scale, axis = alt.Scale(type="log", nice=False), alt.Axis(format="~g", tickCount=6)
+        x = log2("width of a head", widths)
+        y = alt.Y("mean:Q", title=title, scale=scale, axis=axis)
+        return lines(rows, CONTENDERS, x=x, y=y)
+
+    return alt.hconcat(panel("milliseconds", "milliseconds"), panel("kilobytes", "kilobytes held"))
