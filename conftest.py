@@ -32,8 +32,16 @@ settings.register_profile("phasor", deadline=None, print_blob=True, **MEMORY)
 settings.load_profile("phasor")
 
 
-KINDS = ("transformers", "compile", "onnx", "report", "processes", "kernels", "every_kernel")
-ROOMS = {"torch/hf": "transformers", "torch/compile": "compile", "report": "report"}
+KINDS = (
+    *("transformers", "compile", "onnx", "report", "processes", "training"),
+    *("kernels", "every_kernel"),
+)
+ROOMS = {
+    "torch/hf": "transformers",
+    "torch/compile": "compile",
+    "report": "report",
+    "examples": "training",
+}
 
 
 @pytest.hookimpl(tryfirst=True)

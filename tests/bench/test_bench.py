@@ -275,6 +275,7 @@ def test_phasor_passes_the_gate(case: Any) -> None:
         assert found.saved["by hand, half"] > 5 * 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_phasor_passes_the_gate_on_few_tokens_of_every_case(device: str) -> None:
     """Whatever the model and its work; norms and probes as well."""

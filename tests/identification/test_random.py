@@ -13,7 +13,7 @@ from phasor.identification import identify
 from .. import oracle
 from .foreign_ropes import Hidden, hidden, turning
 
-EVERYDAY = range(80)
+EVERYDAY = range(25)
 ALL = range(2000)
 # a name's frequencies may be this far from those read, relatively, and the real ones' float64 too
 ARITHMETIC = 3e-14
