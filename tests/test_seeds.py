@@ -1,27 +1,64 @@
-"""The page that goes through five documents names tests that exist."""
+"""The page of the papers' equations: its functions exist, and what it prints is printed by code."""
 
 from __future__ import annotations
 
+import importlib
 import re
 from pathlib import Path
 
 import pytest
 
-TESTS = Path(__file__).parent
-PAGE = (TESTS.parent / "docs" / "seeds.md").read_text("utf-8")
-NAMED = sorted(set(re.findall(r"`((?:\w+/)*test_\w+)::(test_\w+)`", PAGE)))
+PAGE = (Path(__file__).parent.parent / "docs" / "seeds.md").read_text("utf-8")
+LINKED = sorted(set(re.findall(r"\]\[(phasor\.[\w.]+)\]", PAGE)))
+ROWS = [
+    [cell.strip() for cell in line.strip("|").split(" | ")]
+    for line in PAGE.splitlines()
+    if line.startswith("| ") and not line.startswith("| Equation")
+]
+# a number with its sign and exponent, not a part of a word
+NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?:e[+-]\d+)?")
 
 
-@pytest.mark.parametrize(("module", "name"), NAMED, ids="::".join)
-def test_every_test_that_is_named_is_there(module: str, name: str) -> None:
-    """A row without its test would be a claim."""
-    source = (TESTS / f"{module}.py").read_text("utf-8")
-    assert re.search(rf"^def {name}\(", source, re.M)
+def find(name: str) -> object:
+    """What is imported by a dotted name."""
+    parts = name.split(".")
+    for count in range(len(parts), 0, -1):
+        try:
+            found: object = importlib.import_module(".".join(parts[:count]))
+        except ModuleNotFoundError:
+            continue
+        for attribute in parts[count:]:
+            found = getattr(found, attribute)
+        return found
+    raise AssertionError(name)
 
 
-def test_every_row_says_where_it_is_and_what_shows_it() -> None:
-    """No cell of the wide tables is empty."""
-    tables = [line.split("|")[1:-1] for line in PAGE.splitlines() if line.startswith("| ")]
-    rows = [[cell.strip() for cell in cells] for cells in tables if len(cells) == 4]
-    assert len(rows) > 80
-    assert [cells[0] for cells in rows if not all(cells)] == []
+def printed(text: str) -> set[float]:
+    """Numbers in the output of the examples in ``text``."""
+    lines = [line for line in text.splitlines() if not re.match(r"\s*(>>>|\.\.\.)", line)]
+    return {float(number) for line in lines for number in NUMBER.findall(line)}
+
+
+@pytest.mark.parametrize("name", LINKED)
+def test_every_linked_function_is_there(name: str) -> None:
+    """As it is imported."""
+    assert callable(find(name)) or isinstance(find(name), property)
+
+
+def test_every_row_has_a_function_or_a_page() -> None:
+    """No cell but that of the number is empty."""
+    assert len(ROWS) > 60
+    assert [row[0] for row in ROWS if len(row) != 4 or not all(row[:3])] == []
+
+
+def test_every_number_is_printed_by_an_example() -> None:
+    """By a block of the page, or in the documentation of the row's functions."""
+    blocks = "\n".join(re.findall(r"^```python\n(.*?)^```", PAGE, re.M | re.S))
+    missing: list[tuple[str, str]] = []
+    for equation, _, functions, number in ROWS:
+        shown = printed(blocks)
+        for name in re.findall(r"\]\[(phasor\.[\w.]+)\]", functions):
+            _, _, examples = (find(name).__doc__ or "").partition(">>>")
+            shown |= printed(">>>" + examples)
+        missing += [(equation, one) for one in NUMBER.findall(number) if float(one) not in shown]
+    assert missing == []

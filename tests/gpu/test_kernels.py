@@ -12,8 +12,9 @@ import pytest
 
 from .triton_runs import run_interpreted, run_on_machine, starts_another
 
+HEADS_FIRST = "tests/torch/test_heads_first.py"
 FUSED = ["tests/torch/test_fused.py", "tests/torch/test_cache_write.py"]
-ROTATED = ["tests/gpu/test_triton.py", "tests/gpu/test_launch.py"]
+ROTATED = ["tests/gpu/test_triton.py", "tests/gpu/test_launch.py", HEADS_FIRST]
 MOVED = "tests/gpu/test_machine.py"
 FEW, REST = "not every_kernel", "every_kernel"
 EVERY = f"{FEW} or {REST}"

@@ -19,10 +19,10 @@ from phasor.errors import PositionError, SpecError, TensorError
 from phasor.torch import rotate, rotate_, rotate_by, rotate_by_, rotate_qk, rotate_qk_
 from phasor.torch.fused import norm_rotate_qk, rotate_and_cache_
 
+from ..gpu.triton_runs import RUN_BY
 from .torch_oracle import normal
-from .triton_runs import RUN_BY, run_interpreted, starts_another
 
-# Triton in a process of its own, which the first test starts
+# Triton in a process of its own, which tests/gpu/test_kernels.py starts
 BACKENDS = ["auto", "eager", *(["triton"] if RUN_BY == "interpreter" else [])]
 HALF = Rope(head_dim=16, pairing="half")
 ROPES = {
@@ -41,12 +41,6 @@ ONE: dict[str, Callable[..., Tensor]] = {
     "rotate_by": partial(rotate_by, **_BY),
     "rotate_by_": partial(rotate_by_, **_BY),
 }
-
-
-@starts_another
-def test_kernels_take_heads_first_in_the_interpreter() -> None:
-    """The tests of this file that name a backend, in a process of its own."""
-    run_interpreted(__file__, "not slow")
 
 
 def swapped(x: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from torch import nn
 from phasor import angles as numpy_angles
 from phasor._checks import whole
 from phasor.angles import DIGITS, ROWS
-from phasor.errors import BackendError, PhasorError, SpecError, TensorError
+from phasor.errors import BackendError, PhasorError, SpecError, TensorError, install_hint
 from phasor.pairings import by_pairing
 from phasor.rope import Rope
 from phasor.torch import ops
@@ -91,7 +91,7 @@ def export(
         if find_spec(package) is None:
             raise BackendError(
                 f"ONNX files are written with {package}, which is not installed: "
-                "pip install 'phasor[onnx]'"
+                f"{install_hint('onnx')}"
             )
     with warnings.catch_warnings():
         # torch's own lowering still calls what torch deprecates
