@@ -41,7 +41,7 @@ LOOKS = 0.25  # of its weight on one place, and a head is said to look there
 def settings(quick: bool) -> Row:
     """The sizes; the quick ones take seconds."""
     sizes = {"width": 64, "heads": 4, "head_dim": 32, "layers": 2, "seq": 128, "rows": 8}
-    plan = {"steps": 600, "every": 40, "rates": [3e-3, 1e-2]}
+    plan = {"steps": 600, "every": 40, "rates": [3e-3, 1e-2, 3e-2]}
     if quick:
         sizes |= {"width": 32, "heads": 2, "head_dim": 16, "seq": 32, "rows": 4}
         plan |= {"steps": 30, "every": 15, "rates": [1e-2]}

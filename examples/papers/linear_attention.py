@@ -39,7 +39,7 @@ CONTENDERS = {
 def settings(quick: bool) -> Row:
     """The sizes; the quick ones take seconds."""
     sizes = {"width": 64, "heads": 2, "head_dim": 32, "layers": 2, "seq": 128, "longest": 2048}
-    plan = {"rows": 8, "steps": 600, "every": 40, "windows": 8, "rates": [3e-3, 1e-2]}
+    plan = {"rows": 8, "steps": 600, "every": 40, "windows": 8, "rates": [3e-3, 1e-2, 3e-2]}
     sums = {"draws": 20, "sums": doublings(128, 32_768), "timed": doublings(256, 8192)}
     if quick:
         sizes |= {"width": 32, "heads": 1, "seq": 64, "longest": 128}
