@@ -240,9 +240,10 @@ def _model_type(levels: list[Block]) -> str | None:
 
 def _agree_with_outer(outer: Block, inner: Block) -> None:
     for key in ("rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor"):
-        if outer.has(key):
-            if comparable(outer.values.get(key)) != comparable(inner.values.get(key)):
-                raise ConfigError(
-                    f"{outer.name(key)} and {inner.name(key)} differ; the inner one counts, so "
-                    "remove the outer one or make them agree"
-                )
+        if not outer.has(key):
+            continue
+        if comparable(outer.values.get(key)) != comparable(inner.values.get(key)):
+            raise ConfigError(
+                f"{outer.name(key)} and {inner.name(key)} differ; the inner one counts, so "
+                "remove the outer one or make them agree"
+            )
