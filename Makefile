@@ -2,12 +2,13 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# a worker for every core, a file to each: the blocks of a page share their names
-PYTEST := $(BIN)/python -m pytest -q -n auto --dist loadfile
+# a worker for every core, a file to each, in conftest's order: the blocks of a page share their names
+PYTEST := $(BIN)/python -m pytest -q -n auto --dist loadfile --no-loadscope-reorder
+BUILD_DOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 MADE_BY := pyproject.toml constraints.txt setup.py $(wildcard csrc/*)
 
-.PHONY: help demo test test-slow test-machines check docs docs-serve bench bench-gpu sanitize valgrind neon figures clean
+.PHONY: help demo test test-slow test-gpu-kernels test-machines check docs docs-serve bench bench-gpu sanitize valgrind neon figures clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 20
@@ -19,19 +20,23 @@ test: $(VENV)/test.done  ## the everyday tests
 	$(PYTEST) -m "not slow"
 
 test-slow: $(VENV)/test.done  ## the tests too long for every day
-	$(PYTEST) -m slow
+	$(PYTEST) -m "slow and not every_kernel"
 
-test-machines: $(VENV)/test.done  ## the everyday tests as on other machines, one by one; an hour or two
+test-gpu-kernels: $(VENV)/test.done  ## GPU kernels on the CPU, in every shape and for every device; an hour
+	$(PYTEST) -m every_kernel tests/gpu
+
+test-machines: $(VENV)/test.done  ## the everyday tests as on other machines, one by one; half an hour
 	$(BIN)/python tools/machines.py $(ARGS)
 
-check: $(VENV)/check.done  ## format, lint, types, and the everyday tests
+check: $(VENV)/check.done  ## what CI runs: format, lint, types, everyday and slow tests, strict documentation
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
-	$(PYTEST) -m "not slow"
+	$(PYTEST) -m "not every_kernel"
+	$(BUILD_DOCS)
 
 docs: $(VENV)/docs.done  ## build the documentation into site/, strictly
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	$(BUILD_DOCS)
 
 docs-serve: $(VENV)/docs.done  ## show the documentation at http://localhost:8000/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
@@ -40,7 +45,7 @@ bench: $(VENV)/bench.done  ## measure the CPU kernel against the others, about f
 	$(BIN)/python bench/run.py
 
 bench-gpu: $(VENV)/bench.done  ## measure the GPU kernels against the others; needs a CUDA device
-	$(BIN)/python bench/gpu.py
+	$(BIN)/python bench/run.py --device cuda
 
 sanitize: $(VENV)/test.done  ## the CPU kernel's tests under AddressSanitizer and UBSan
 	$(BIN)/python tests/native/checks.py sanitize
@@ -69,11 +74,11 @@ $(VENV)/demo.done: $(MADE_BY) | $(VENV)/python.done
 	@touch $@
 
 $(VENV)/test.done: $(MADE_BY) | $(VENV)/python.done
-	$(PIP) --editable '.[torch,figures,report]' --group test
+	$(PIP) --editable '.[torch,charts]' --group test
 	@touch $@
 
 $(VENV)/check.done: $(MADE_BY) | $(VENV)/python.done
-	$(PIP) --editable '.[torch,figures,report]' --group check
+	$(PIP) --editable '.[torch,charts]' --group check --group docs
 	@touch $@
 
 $(VENV)/bench.done: $(MADE_BY) | $(VENV)/python.done
@@ -81,5 +86,5 @@ $(VENV)/bench.done: $(MADE_BY) | $(VENV)/python.done
 	@touch $@
 
 $(VENV)/docs.done: $(MADE_BY) | $(VENV)/python.done
-	$(PIP) --editable '.[torch,figures,report]' --group docs
+	$(PIP) --editable '.[torch,charts]' --group docs
 	@touch $@

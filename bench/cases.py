@@ -1,52 +1,193 @@
-"""The workloads of the benchmark, as data.
-
-Llama 3.1 8B's shapes (32 query heads, 8 key heads, 128 wide) unless the name says otherwise.
-"""
+"""The workloads, as data: what models do, and how far they do it."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
-from phasor.bench import Case
+import torch
+from torch import Tensor
 
-_PREFILL = [64, 512, 4096, 32768]
-_DECODE = [1, 8, 32, 128]
+from phasor.axes import InterleavedSections, OneAxis
+from phasor.pairings import Pairing
+from phasor.rope import Rope
 
-_ONCE = [
-    *(Case(name=f"prefill {n}", dtype="bfloat16", seq=n) for n in _PREFILL),
-    *(Case(name=f"prefill {n}, heads first", dtype="bfloat16", seq=n, heads_first=True)
-      for n in (512, 4096)),
-    Case(name="training 2 x 2048", dtype="bfloat16", batch=2, seq=2048, backward=True),
-    *(Case(name=f"decode {n}", dtype="bfloat16", batch=n, seq=1) for n in _DECODE),
-    Case(name="GPT-J, 64 of 256", dtype="bfloat16", seq=2048, q_heads=16, k_heads=16,
-         head_dim=256, rotary_dim=64, base=10_000.0),
-    Case(name="DeepSeek MLA", dtype="bfloat16", seq=256, q_heads=128, k_heads=1, head_dim=64,
-         rows=(192, 576), base=10_000.0),
-    Case(name="Gemma, head 256", dtype="bfloat16", seq=2048, q_heads=16, k_heads=16,
-         head_dim=256, base=10_000.0),
-    Case(name="Qwen3-VL, 3 axes", dtype="bfloat16", seq=2048, base=5_000_000.0,
-         sections=(24, 20, 20)),
-]  # fmt: skip
+#: Added to the mean of the squares in every RMS norm.
+EPSILON = 1e-6
 
-#: Every workload in both dtypes; contenders do the pairings they know, side by side.
-CASES = [replace(case, dtype=dtype) for dtype in ("bfloat16", "float32") for case in _ONCE]
 
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One workload: a query and a key, the positions of their tokens, and what is done to them.
+
+    Llama 3.1 8B's shape unless told otherwise. A case of one token a sequence is a decode step.
+    """
+
+    name: str
+    group: str = ""  # the table that it belongs to
+    dtype: Literal["float32", "bfloat16"]
+    seq: int
+    batch: int = 1
+    q_heads: int = 32
+    k_heads: int = 8
+    head_dim: int = 128
+    rotary_dim: int | None = None  # the first coordinates of a head that turn; None for all
+    base: float = 500_000.0
+    sections: tuple[int, ...] = ()  # pairs on each of several axes; one axis if empty
+    heads_first: bool = False  # memory is [batch, heads, seq, head_dim]
+    # widths of rows whose last coordinates are the query's and the key's heads; contiguous if None
+    rows: tuple[int, int] | None = None
+    backward: bool = False  # also the gradients of both
+    first: int = 0  # position of the first token
+    documents: tuple[int, ...] = ()  # lengths of packed texts, each from the first position on
+    norm: bool = False  # an RMS norm of every head stands before the rotation
+
+    @property
+    def label(self) -> str:
+        """What `--cases` is compared with."""
+        return f"{self.name}, {self.dtype}"
+
+    @property
+    def size(self) -> int:
+        """Bytes of the query and the key."""
+        heads = self.q_heads + self.k_heads
+        return self.batch * self.seq * heads * self.head_dim * getattr(torch, self.dtype).itemsize
+
+    def rope(self, pairing: Pairing, pairing_out: Pairing | None = None) -> Rope:
+        """The embedding that every contender of this pairing applies."""
+        return Rope(
+            head_dim=self.head_dim,
+            rotary_dim=self.rotary_dim or self.head_dim,
+            pairing=pairing,
+            pairing_out=pairing_out,
+            base=self.base,
+            axes=InterleavedSections(self.sections) if self.sections else OneAxis(),
+        )
+
+    def positions(self, device: torch.device | str = "cpu") -> Tensor:
+        """int64 ``[seq]``, ``[batch, 1]`` for decode; of several axes with ``[..., n_axes]``."""
+        if self.seq == 1:
+            last = (self.first + 4096 + 997 * torch.arange(self.batch)) % 2**15
+            found = last.unsqueeze(-1)
+            if self.sections:
+                found = found.unsqueeze(-1).expand(-1, -1, len(self.sections))
+            return found.to(device)
+        found = self.first + torch.cat([torch.arange(n) for n in self.documents or (self.seq,)])
+        if self.sections:  # frames of 32 x 32 patches
+            found = torch.stack([found // 1024, found // 32 % 32, found % 32], dim=-1)
+        return found.to(device)
+
+    def tensors(self, seed: int = 0, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
+        """Query and key ``[batch, seq, heads, head_dim]`` of normal numbers, laid out as asked."""
+        draw = torch.Generator(device).manual_seed(seed)
+        q_row, k_row = self.rows or (self.head_dim, self.head_dim)
+        return self._tensor(self.q_heads, q_row, draw), self._tensor(self.k_heads, k_row, draw)
+
+    def _tensor(self, heads: int, row: int, draw: torch.Generator) -> Tensor:
+        middle = (heads, self.seq) if self.heads_first else (self.seq, heads)
+        kind = getattr(torch, self.dtype)
+        x = torch.empty(self.batch, *middle, row, dtype=kind, device=draw.device)
+        x.normal_(generator=draw)
+        return (x.transpose(1, 2) if self.heads_first else x)[..., row - self.head_dim :]
+
+    def weights(self, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
+        """Of the norms of query and key: ``[head_dim]`` each, between 1/2 and 3/2."""
+        ramp = torch.linspace(0.5, 1.5, self.head_dim, device=device)
+        kind = getattr(torch, self.dtype)
+        return ramp.to(kind), ramp.flip(0).to(kind)
+
+
+_DTYPES: tuple[Literal["bfloat16"], Literal["float32"]] = ("bfloat16", "float32")
+_CPU: dict[str, dict[str, dict[str, Any]]] = {
+    "Prefill": {
+        **{f"prefill {n}": {"seq": n} for n in (64, 512, 4096, 32768)},
+        **{f"prefill {n}, heads first": {"seq": n, "heads_first": True} for n in (512, 4096)},
+    },
+    "Training, forward and backward": {
+        "training 2 x 2048": {"batch": 2, "seq": 2048, "backward": True}
+    },
+    "Decode, one token per sequence": {
+        f"decode {n}": {"batch": n, "seq": 1} for n in (1, 8, 32, 128)
+    },
+    "Other models": {
+        "GPT-J, 64 of 256": {"seq": 2048, "q_heads": 16, "k_heads": 16, "head_dim": 256,
+                             "rotary_dim": 64, "base": 10_000.0},
+        "DeepSeek MLA": {"seq": 256, "q_heads": 128, "k_heads": 1, "head_dim": 64,
+                         "rows": (192, 576), "base": 10_000.0},
+        "Gemma, head 256": {"seq": 2048, "q_heads": 16, "k_heads": 16, "head_dim": 256,
+                            "base": 10_000.0},
+        "Qwen3-VL, 3 axes": {"seq": 2048, "base": 5_000_000.0, "sections": (24, 20, 20)},
+    },
+}  # fmt: skip
+_GPU: dict[str, dict[str, Any]] = {
+    "Llama-3-8B": {},
+    "Llama-3-70B": {"q_heads": 64},
+    "Qwen3-30B": {"k_heads": 4, "base": 1_000_000.0, "norm": True},
+    "GPT-J": {"q_heads": 16, "k_heads": 16, "head_dim": 256, "rotary_dim": 64, "base": 10_000.0},
+    "DeepSeek MLA": {"q_heads": 128, "k_heads": 1, "head_dim": 64, "rows": (192, 576),
+                     "base": 10_000.0},
+    "Gemma-3": {"q_heads": 16, "head_dim": 256, "base": 1_000_000.0},
+    "Qwen3-VL": {"base": 5_000_000.0, "sections": (24, 20, 20)},
+}  # fmt: skip
+_GPU_WORK: dict[str, dict[str, Any]] = {
+    **{f"prefill {n}": {"seq": n} for n in (4096, 32768, 131072)},
+    "training 8192": {"seq": 8192, "documents": (3001, 1095, 2048, 517, 1531), "backward": True},
+    **{f"decode {n}": {"seq": 1, "batch": n} for n in (1, 64, 512)},
+}
+
+#: Every workload in both dtypes by type of device; contenders do the pairings they know.
+CASES: dict[str, list[Case]] = {
+    "cpu": [
+        Case(name=name, group=group, dtype=dtype, **shape)
+        for dtype in _DTYPES
+        for group, works in _CPU.items()
+        for name, shape in works.items()
+    ],
+    "cuda": [
+        Case(name=f"{model}, {work}", group=model, dtype=dtype, **shape, **amount)
+        for model, shape in _GPU.items()
+        for dtype in _DTYPES
+        for work, amount in _GPU_WORK.items()
+    ],
+}
+_QUICK = {
+    "cpu": ("prefill 512", "prefill 4096", "decode 1", "decode 32", "DeepSeek MLA"),
+    "cuda": tuple(f"{model}, {work}" for model in ("Llama-3-8B", "Qwen3-30B")
+                  for work in ("prefill 4096", "training 8192", "decode 64")),
+}  # fmt: skip
 #: What `--quick` takes of them.
-QUICK = [
-    case
-    for case in CASES
-    if case.name in ("prefill 512", "prefill 4096", "decode 1", "decode 32", "DeepSeek MLA")
-    and (case.dtype == "bfloat16" or case.name == "prefill 4096")
-]
+QUICK = {
+    device: [case for case in cases if case.name in _QUICK[device] and case.dtype == "bfloat16"]
+    for device, cases in CASES.items()
+}
 
-#: Whose peak of memory is looked at.
+#: What one step of decoding costs the host.
+LAUNCH = Case(name="decode 1", dtype="bfloat16", seq=1)
+#: The shape whose peak of memory is looked at.
 LARGE = Case(name="prefill 8192", dtype="bfloat16", seq=8192)
-
-#: Where rows are compared with the exact ones, one head each.
-FAR = [
-    Case(name=f"position {first:.0e}", dtype="float32", seq=256, q_heads=1, k_heads=1, first=first)
-    for first in (10**5, 10**6)
-]
-
+#: Where rows are compared with the exact ones, one head each: the last 256 positions before those.
+FAR = {
+    device: [
+        Case(name=f"{n:.0e}", dtype=dtype, seq=256, q_heads=1, k_heads=1, first=n - 256)
+        for dtype in dtypes
+        for n in places
+    ]
+    for device, dtypes, places in (
+        ("cpu", _DTYPES[1:], (10**5, 10**6)),
+        ("cuda", _DTYPES, (10**6, 10**7)),
+    )
+}
 #: Lengths of position tables.
 TABLE_LENGTHS = [131_072, 1_048_576]
+
+
+def small(case: Case) -> Case:
+    """The same work on few tokens and heads, for a test."""
+    return replace(
+        case,
+        seq=min(case.seq, 6),
+        batch=min(case.batch, 2),
+        q_heads=2,
+        k_heads=1,
+        documents=(3, 1, 2) if case.documents else (),
+    )

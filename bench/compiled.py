@@ -13,24 +13,19 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
-from rich.progress import track
+from report import table
+from timing import Call, interleave, spread
 from torch import Tensor
 
 from phasor import Rope
-from phasor.bench import Call, interleave, spread
 from phasor.torch import chosen_backend, rotate_qk
 
 RESULT = Path(__file__).with_name("results") / "compiled.md"
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ROPE = Rope(head_dim=128, pairing="half", base=500_000.0)
 HEADS = 32, 8
-SHAPES = {
-    "decode 1": (1, 1),
-    "decode 32": (32, 1),
-    "prefill 512": (1, 512),
-    "prefill 4096": (1, 4096),
-}
-DTYPES = torch.bfloat16, torch.float32
+SHAPES = {"decode 1": (1, 1), "decode 32": (32, 1), "prefill 512": (1, 512),
+          "prefill 4096": (1, 4096)}  # fmt: skip
 
 
 def compiled(backend: str, batch: int, seq: int, dtype: torch.dtype) -> tuple[Call, Tensor]:
@@ -59,9 +54,10 @@ def compiled(backend: str, batch: int, seq: int, dtype: torch.dtype) -> tuple[Ca
 
 def main() -> None:
     """Measure, compare what both made, and write the table."""
-    rows = []
-    cases = [(name, shape, dtype) for dtype in DTYPES for name, shape in SHAPES.items()]
-    for name, (batch, seq), dtype in track(cases, "measuring"):
+    rows: list[tuple[str, str, str]] = []
+    cases = [(name, shape, t) for t in (torch.bfloat16, torch.float32) for name, shape in
+             SHAPES.items()]  # fmt: skip
+    for name, (batch, seq), dtype in cases:
         torch._dynamo.reset()
         ours, one = compiled("auto", batch, seq, dtype)
         plain, other = compiled("eager", batch, seq, dtype)
@@ -69,20 +65,18 @@ def main() -> None:
         assert torch.allclose(one.float(), other.float(), atol=3e-2, rtol=2e-2), name
         times = interleave({"operator": ours, "definition": plain}, seconds=4, warm=False)
         ratios = [b / a for a, b in zip(times["operator"], times["definition"], strict=True)]
-        row = f"| {name} | {str(dtype).removeprefix('torch.')} | {spread(ratios)} |"
-        print(row)
-        rows.append(row)
-    when = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
+        rows.append((name, str(dtype).removeprefix("torch."), str(spread(ratios))))
+        print(*rows[-1])
     device = torch.cuda.get_device_name() if DEVICE == "cuda" else f"CPU, {platform.machine()}"
     backend = chosen_backend(torch.empty(1, 1, 1, 128, device=DEVICE))
     head = (
-        f"Measured {when} on {device} with {torch.get_num_threads()} threads, torch "
-        f"{torch.__version__}; the operator runs the {backend!r} implementation. "
-        f"{HEADS[0]} query heads, {HEADS[1]} key heads, 128 wide; new outputs.\n\n"
-        "| step | dtype | definition / operator |\n| --- | --- | ---: |\n"
+        f"Measured {datetime.now(UTC):%Y-%m-%d %H:%M} UTC on {device} with "
+        f"{torch.get_num_threads()} threads, torch {torch.__version__}; the operator runs the "
+        f"{backend!r} implementation. {HEADS[0]} query heads, {HEADS[1]} key heads, 128 wide; new "
+        "outputs.\n\n"
     )
-    RESULT.write_text(head + "\n".join(rows) + "\n", "utf-8")
-    print(RESULT)
+    page = head + table(("step", "dtype", "definition / operator"), rows) + "\n"
+    RESULT.write_text(page, "utf-8")
 
 
 if __name__ == "__main__":

@@ -7,32 +7,45 @@ and makes its rows from the positions within the time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-import foreign
+import others
 import torch
+from cases import EPSILON, Case
+from measure import Contender, Rotation, UnableError
+from timing import Call
 from torch import Tensor
 
-from phasor.bench import Case, Contender, Rotation, UnableError, ours
-from phasor.pairings import Pairing
-from phasor.torch import rotate_qk_
-from phasor.torch._layout import layout_text
-from phasor.torch.backends import cpu
+from phasor.pairings import PAIRINGS, Pairing
+from phasor.torch import rotate_qk, rotate_qk_
+from phasor.torch._tables import layout_text
+from phasor.torch.backends import cpu, eager
+from phasor.torch.fused import norm_rotate_qk, rotate_and_cache_
 
-PACKAGES = (
-    "torch", "numpy", "transformers", "torchtune", "rotary-embedding-torch", "onnx", "onnxruntime"
-)  # fmt: skip
+_PACKAGES = (
+    *("torch", "triton", "numpy", "transformers", "torchtune", "rotary-embedding-torch", "onnx"),
+    *("onnxruntime", "liger-kernel", "flash-attn", "flashinfer-python", "transformer-engine"),
+)
 _FAR = 2**40 - 2**16
+#: Forms that the report and the targets speak of.
+IN_PLACE, NEW = "phasor, in place", "phasor, new output"
+NORM, NORM_APART = "phasor, fused norm", "phasor, norm then rotate"
+QWEN3 = "transformers Qwen3"
+#: How the keys of contenders begin that do the norm as well.
+NORMED = (NORM, NORM_APART, QWEN3)
+#: How the keys of phasor's other ways begin, which have a table of their own.
+PROBES = ("phasor, bare", "phasor, positions", "phasor, rows", "phasor, avx")
+Build = Callable[[Case, Tensor], Rotation]
 
 
-def versions(packages: Sequence[str] = PACKAGES) -> dict[str, str]:
+def versions() -> dict[str, str]:
     """What is installed of all that takes part."""
     found: dict[str, str] = {}
-    for name in ("phasor", *packages):
+    for name in ("phasor", *_PACKAGES):
         try:
             found[name] = version(name)
         except PackageNotFoundError:
@@ -40,48 +53,114 @@ def versions(packages: Sequence[str] = PACKAGES) -> dict[str, str]:
     return found
 
 
-def everyone() -> list[Contender]:
-    """Phasor and all others, in the order of the tables."""
-    return [*ours(), *others()]
+def everyone(case: Case, device: str) -> list[Contender]:
+    """Who is asked for this case on a ``"cpu"`` or ``"cuda"``, in the order of the tables."""
+    own = [*ours(), *_compiled_ours()] if device == "cuda" else ours()
+    return [*own, *(_normed() if case.norm else ()), *_others(case, device)]
 
 
-def others() -> list[Contender]:
-    """Everybody but phasor."""
+def ours() -> list[Contender]:
+    """Phasor's verbs: in place, with new outputs, and in plain torch operations."""
+
+    def in_place(pairing: Pairing, case: Case, positions: Tensor) -> Rotation:
+        rope = case.rope(pairing)
+        return lambda q, k: rotate_qk_(q, k, positions, rope)
+
+    def new(pairing: Pairing, backend: str, case: Case, positions: Tensor) -> Rotation:
+        rope = case.rope(pairing)
+        return lambda q, k: rotate_qk(q, k, positions, rope, backend=backend)
+
     return [
-        adapted("transformers", "half", foreign.transformers_half, heads_first=True),
-        adapted("transformers, compiled", "half", compiled(foreign.transformers_half),
-                heads_first=True),
-        adapted("transformers", "interleaved", foreign.transformers_gptj),
-        adapted("transformers, compiled", "interleaved", compiled(foreign.transformers_gptj)),
-        adapted("transformers DeepSeek", "interleaved", foreign.transformers_deepseek,
-                heads_first=True, pairing_out="half"),
-        adapted("transformers DeepSeek, compiled", "interleaved",
-                compiled(foreign.transformers_deepseek), heads_first=True, pairing_out="half"),
-        adapted("Meta, complex", "interleaved", foreign.meta),
-        adapted("torchtune", "interleaved", foreign.torchtune),
-        adapted("rotary-embedding-torch", "interleaved", foreign.rotary_embedding_torch,
-                heads_first=True),
-        adapted("onnxruntime", "half", partial(foreign.onnxruntime, interleaved=False)),
-        adapted("onnxruntime", "interleaved", partial(foreign.onnxruntime, interleaved=True)),
-    ]  # fmt: skip
+        contender
+        for p in PAIRINGS
+        for contender in (
+            Contender(name=IN_PLACE, pairing=p, build=partial(in_place, p), in_place=True),
+            Contender(name=NEW, pairing=p, build=partial(new, p, "auto")),
+            Contender(name="phasor, plain torch", pairing=p, build=partial(new, p, "eager")),
+        )
+    ]
 
 
-def probes(case: Case) -> list[Contender]:
-    """Phasor again, in the ways that the targets ask about for this case."""
-    found: list[Contender] = []
-    if case.backward or case.sections or case.rotary_dim or case.rows:
-        return found
-    found.append(_probe("phasor, bare operator", _operator))
-    found.append(_probe("phasor, positions near 2^40", _verb, shift=_FAR))
-    found.append(_probe("phasor, rows of a table", _looked_up))
-    here = [path for path in cpu.paths() if path != "portable"]
-    return found + [_probe(f"phasor, {path}", partial(_on_path, path)) for path in here]
+def _compiled_ours() -> list[Contender]:
+    """What inductor makes of the rotation where it sees its operations."""
+
+    def traced(pairing: Pairing, case: Case, positions: Tensor) -> Rotation:
+        text = case.rope(pairing).to_json()
+        return lambda q, k: eager.composite([q, k], [positions], text, False, 1.0)
+
+    name = "phasor, plain torch, compiled"
+    return [Contender(name=name, pairing=p, build=_compiled(partial(traced, p))) for p in PAIRINGS]
 
 
-def adapted(
-    name: str, pairing: Pairing, build: Callable[[Case, Tensor], Rotation], **options: Any
-) -> Contender:
-    """Another package's, left out where it is not installed."""
+def _normed() -> list[Contender]:
+    """The norm and the rotation as one function, and one after the other."""
+
+    def fused(pairing: Pairing, case: Case, positions: Tensor) -> Rotation:
+        rope = case.rope(pairing)
+        return lambda q, k, qw, kw: norm_rotate_qk(q, k, qw, kw, positions, rope, epsilon=EPSILON)
+
+    def apart(pairing: Pairing, case: Case, positions: Tensor) -> Rotation:
+        rope, norm = case.rope(pairing), torch.nn.functional.rms_norm
+
+        def rotation(q: Tensor, k: Tensor, qw: Tensor, kw: Tensor) -> tuple[Tensor, Tensor]:
+            normed = (
+                norm(x, (case.head_dim,), weight, EPSILON) for x, weight in ((q, qw), (k, kw))
+            )
+            return rotate_qk(*normed, positions, rope)
+
+        return rotation
+
+    return [
+        Contender(name=name, pairing=p, build=partial(build, p), norm=True)
+        for p in PAIRINGS
+        for name, build in ((NORM, fused), (NORM_APART, apart))
+    ]
+
+
+def _others(case: Case, device: str) -> list[Contender]:
+    """Everybody but phasor."""
+    found = _with_compiled("transformers", "half", others.transformers_half, heads_first=True)
+    if case.rotary_dim is not None:
+        found += _with_compiled("transformers", "interleaved", others.transformers_gptj)
+    if case.rows is not None:
+        found += _with_compiled("transformers DeepSeek", "interleaved",
+                                others.transformers_deepseek, heads_first=True,
+                                pairing_out="half")  # fmt: skip
+    if case.norm:
+        qwen3 = others.transformers_qwen3
+        found += _with_compiled(QWEN3, "half", qwen3, heads_first=True, norm=True)
+    if device == "cpu":
+        return [
+            *found,
+            adapted("Meta, complex", "interleaved", others.meta),
+            adapted("torchtune", "interleaved", others.torchtune),
+            adapted("rotary-embedding-torch", "interleaved", others.rotary_embedding_torch,
+                    heads_first=True),
+            *(adapted("onnxruntime", p, partial(others.onnxruntime, p)) for p in PAIRINGS),
+        ]  # fmt: skip
+    found.append(adapted("Liger, in place", "half", others.liger, heads_first=True, in_place=True,
+                         trains_in_place=True))  # fmt: skip
+    for p in PAIRINGS:
+        flash = others.flash_attention
+        found += [
+            adapted("flash-attention, in place", p, partial(flash, p, True), in_place=True),
+            adapted("flash-attention", p, partial(flash, p, False)),
+            adapted("flashinfer, in place", p, partial(others.flashinfer_table, p), in_place=True),
+            adapted("flashinfer, angles computed", p, partial(others.flashinfer_computed, p)),
+            adapted("Transformer Engine", p, partial(others.transformer_engine, p)),
+        ]
+    return found
+
+
+def _with_compiled(name: str, pairing: Pairing, build: Build, **options: Any) -> list[Contender]:
+    return [
+        adapted(name, pairing, build, **options),
+        adapted(f"{name}, compiled", pairing, _compiled(build), **options),
+    ]
+
+
+def adapted(name: str, pairing: Pairing, build: Build, **options: Any) -> Contender:
+    """Another package's, left out where it is not installed or its interface has changed."""
 
     def checked(case: Case, positions: Tensor) -> Rotation:
         try:
@@ -89,28 +168,37 @@ def adapted(
         except ImportError as missing:
             raise UnableError(f"not installed ({missing.name})") from None
 
-    return Contender(name=name, pairing=pairing, build=checked, **options)
+    return Contender(name=name, pairing=pairing, build=checked, may_raise=(Exception,), **options)
 
 
-def compiled(build: Callable[[Case, Tensor], Rotation]) -> Callable[[Case, Tensor], Rotation]:
+def _compiled(build: Build) -> Build:
     """The same rotation, compiled for its shape when it is called first."""
-
-    def built(case: Case, positions: Tensor) -> Rotation:
-        return torch.compile(build(case, positions), dynamic=False)
-
-    return built
+    return lambda case, positions: torch.compile(build(case, positions), dynamic=False)
 
 
-def _probe(name: str, build: Callable[[Case, Tensor], Rotation], *, shift: int = 0) -> Contender:
-    return Contender(name=name, pairing="half", build=build, in_place=True, shift=shift)
+def probes(case: Case) -> list[Contender]:
+    """Phasor on a CPU again, in the ways that the targets ask about for this case."""
+    if case.backward or case.sections or case.rotary_dim or case.rows:
+        return []
 
+    def probe(name: str, build: Build, *, shift: int = 0) -> Contender:
+        return Contender(name=name, pairing="half", build=build, in_place=True, shift=shift)
 
-def _verb(case: Case, positions: Tensor) -> Rotation:
-    rope = case.rope("half")
-    return lambda q, k: rotate_qk_(q, k, positions, rope)
+    verb = next(one.build for one in ours() if one.key == f"{IN_PLACE}, half")
+    return [
+        probe("phasor, bare operator", _operator),
+        probe("phasor, positions near 2^40", verb, shift=_FAR),
+        probe("phasor, rows of a table", _rows_of_table),
+        *(
+            probe(f"phasor, {path}", partial(_on_path, path, verb))
+            for path in cpu.paths()
+            if path != "portable"
+        ),
+    ]
 
 
 def _operator(case: Case, positions: Tensor) -> Rotation:
+    """The operator without the checks that stand before it."""
     operator: Any = torch.ops.phasor.rotate_.default
     text = case.rope("half").to_json()
 
@@ -121,10 +209,10 @@ def _operator(case: Case, positions: Tensor) -> Rotation:
     return rotation
 
 
-def _looked_up(case: Case, positions: Tensor) -> Rotation:
+def _rows_of_table(case: Case, positions: Tensor) -> Rotation:
     """The operator on rows read from tables of 2**15 positions."""
     operator: Any = torch.ops.phasor.rotate_.default
-    cos, sin = (torch.from_numpy(x).float() for x in foreign.rows(case, torch.arange(2**15)))
+    cos, sin = (torch.from_numpy(x).float() for x in others.rows(case, torch.arange(2**15)))
     text = layout_text("half", "half", 0)
 
     def rotation(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
@@ -134,17 +222,33 @@ def _looked_up(case: Case, positions: Tensor) -> Rotation:
     return rotation
 
 
-def _on_path(path: str, case: Case, positions: Tensor) -> Rotation:
+def _on_path(path: str, verb: Build, case: Case, positions: Tensor) -> Rotation:
     """One instruction set of the kernel, which only an environment variable picks for users."""
-    rope = case.rope("half")
     native: Any = import_module("phasor._native")
     wanted = [name for name, _ in native.paths()].index(path)
+    usual_rotation = verb(case, positions)
 
-    def rotation(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        usual, cpu._running = cpu._running, wanted
+    def rotation(q: Tensor, k: Tensor) -> Any:
+        usual, cpu._path_index = cpu._path_index, wanted
         try:
-            return rotate_qk_(q, k, positions, rope)
+            return usual_rotation(q, k)
         finally:
-            cpu._running = usual
+            cpu._path_index = usual
 
     return rotation
+
+
+def fused_calls(case: Case, positions: Tensor) -> Mapping[str, Call]:
+    """What phasor does beside the rotation in one call, on the tensors of ``case``."""
+    q, k = case.tensors(device=positions.device)
+    rope, weight = case.rope("half"), q.new_ones(case.head_dim)
+    slots = torch.arange(k.shape[:-2].numel(), device=k.device).view(k.shape[:-2])
+    keys, values = (k.new_zeros(1, slots.numel(), *k.shape[-2:]) for _ in range(2))
+    return {
+        "phasor, norm and rotation": lambda: norm_rotate_qk(
+            q, k, weight, weight, positions, rope, epsilon=EPSILON
+        ),
+        "phasor, rotation and cache write": lambda: rotate_and_cache_(
+            q, k, k, positions, rope, slots, keys, values
+        ),
+    }

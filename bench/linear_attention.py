@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import platform
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -18,25 +17,22 @@ from pathlib import Path
 from statistics import median
 
 import torch
+from device import THREADS, peak_rise, processor, restart_with_kept_memory
+from facts import fresh
+from report import table
 from torch import Tensor
 
 from phasor import Rope
-from phasor.torch import _causal_sum, linear_attention, rotate_qk
+from phasor.torch import rotate_qk
+from phasor.torch.papers.linear import CHUNK, linear_attention
 
-HEADS, WIDTH, THREADS = 8, 64, 2
+HEADS, WIDTH = 8, 64
 LENGTHS = (256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
 LONGEST_SOFTMAX = {"forward": 8192, "training": 4096}
 # a longer length stops after enough seconds, a short one does not: one odd call would show in few
 ROUNDS, FEWEST, SHORT, ENOUGH_SECONDS, LIMIT = 15, 3, 1024, 2.0, 1.15
 ROPE = Rope(head_dim=WIDTH, pairing="half", base=500_000.0)
 RESULT = Path(__file__).with_name("results") / "linear-attention.md"
-# the allocator and OpenMP read these when the process starts; as in run.py
-ENVIRONMENT = {
-    "MALLOC_MMAP_MAX_": "0",
-    "MALLOC_TRIM_THRESHOLD_": str(2**40),
-    "OMP_NUM_THREADS": str(THREADS),
-    "PHASOR_BENCH": "1",
-}
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
@@ -56,7 +52,7 @@ def softmax(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 ATTENTIONS: dict[str, Attention] = {"linear": linear, "softmax": softmax}
 
 
-def drawn(seq: int, *, training: bool) -> tuple[Tensor, ...]:
+def random_inputs(seq: int, *, training: bool) -> tuple[Tensor, ...]:
     """A query, a key and a value of one sequence."""
     torch.manual_seed(seq)
     return tuple(torch.randn(1, seq, HEADS, WIDTH, requires_grad=training) for _ in range(3))
@@ -77,12 +73,12 @@ def seconds(*, training: bool) -> dict[str, dict[int, float]]:
     cases = [
         (name, seq) for name in ATTENTIONS for seq in LENGTHS if name == "linear" or seq <= longest
     ]
-    inputs = {seq: drawn(seq, training=training) for seq in LENGTHS}
+    inputs = {seq: random_inputs(seq, training=training) for seq in LENGTHS}
     samples: dict[tuple[str, int], list[float]] = {case: [] for case in cases}
     for attempt in range(ROUNDS + 1):
         for name, seq in cases:
             taken = samples[name, seq]
-            if enough(seq, taken):
+            if seq > SHORT and len(taken) >= FEWEST and sum(taken) > ENOUGH_SECONDS:
                 continue
             for x in inputs[seq]:
                 x.grad = None
@@ -96,34 +92,6 @@ def seconds(*, training: bool) -> dict[str, dict[int, float]]:
     }
 
 
-def enough(seq: int, taken: list[float]) -> bool:
-    """Whether a length needs no further round."""
-    return seq > SHORT and len(taken) >= FEWEST and sum(taken) > ENOUGH_SECONDS
-
-
-def rise(seq: int) -> int:
-    """Bytes by which one training step raises this process's resident memory (Linux)."""
-    call(linear, drawn(256, training=True), training=True)
-    inputs = drawn(seq, training=True)
-    Path("/proc/self/clear_refs").write_text("5", "ascii")
-    before = resident()
-    call(linear, inputs, training=True)
-    return resident() - before
-
-
-def resident() -> int:
-    """The peak of resident memory."""
-    lines = Path("/proc/self/status").read_text("ascii").splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
-
-
-def fresh_rise(seq: int) -> int:
-    """`rise` in a process of its own, with the system's malloc."""
-    usual = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
-    program = [sys.executable, __file__, "--rise", str(seq)]
-    return int(subprocess.run(program, capture_output=True, check=True, env=usual).stdout)
-
-
 def crossing(times: dict[str, dict[int, float]]) -> str:
     """The first length from which linear attention stays the faster one."""
     both = sorted(times["softmax"])
@@ -134,31 +102,18 @@ def crossing(times: dict[str, dict[int, float]]) -> str:
     return f"between {max(slower)} and {after[0]} tokens" if slower else f"below {both[0]} tokens"
 
 
-def growth(times: dict[int, float], first: int = 4096, last: int = 65536) -> float:
-    """Time at ``last`` over time at ``first``, divided by the ratio of the lengths."""
-    return times[last] / times[first] / (last / first)
-
-
-def table(times: dict[str, dict[int, float]]) -> str:
-    """Times, and both ratios, by length."""
-    lines = [
-        "| tokens | linear, ms | µs per token | softmax, ms | softmax / linear |",
-        "| ---: | ---: | ---: | ---: | ---: |",
-    ]
+def section(title: str, times: dict[str, dict[int, float]]) -> str:
+    """Times, both ratios by length, and the verdicts of one kind of call."""
+    rows: list[tuple[str, ...]] = []
     for seq in LENGTHS:
         mine, other = times["linear"][seq], times["softmax"].get(seq)
-        theirs = "–" if other is None else f"{1e3 * other:.3g}"
-        ratio = "–" if other is None else f"{other / mine:.2f}"
-        lines.append(f"| {seq} | {1e3 * mine:.3g} | {1e6 * mine / seq:.2f} | {theirs} | {ratio} |")
-    return "\n".join(lines)
-
-
-def section(title: str, times: dict[str, dict[int, float]]) -> str:
-    """Table and verdicts of one kind of call."""
-    grown = growth(times["linear"])
+        softmaxes = ("–", "–") if other is None else (f"{1e3 * other:.3g}", f"{other / mine:.2f}")
+        rows.append((f"{seq}", f"{1e3 * mine:.3g}", f"{1e6 * mine / seq:.2f}", *softmaxes))
+    titles = ("tokens", "linear, ms", "µs per token", "softmax, ms", "softmax / linear")
+    grown = times["linear"][65536] / times["linear"][4096] / 16
     held = "held" if grown <= LIMIT else "**short**"
     return (
-        f"### {title}\n\n{table(times)}\n\n"
+        f"### {title}\n\n{table(titles, rows)}\n\n"
         f"From 4096 to 65536 tokens time grows by {grown:.2f} times the linear factor "
         f"(limit {LIMIT}: {held}). Linear attention is the faster one {crossing(times)}."
     )
@@ -172,54 +127,45 @@ def about() -> str:
         f"{version('phasor')}, load average before {os.getloadavg()[0]:.1f}. "
         f"One sequence of {HEADS} heads of {WIDTH}, float32, causal, rotation included; medians "
         f"of {ROUNDS} rounds in which all are called in turn (of fewer, {FEWEST} at least, where a "
-        f"call of more than {SHORT} tokens is slow); chunks of {_causal_sum.CHUNK} tokens. malloc "
+        f"call of more than {SHORT} tokens is slow); chunks of {CHUNK} tokens. malloc "
         "keeps the memory it was given back."
     )
 
 
-def processor() -> str:
-    """Its name as the system gives it."""
-    lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
-    names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
-
-
 def memory() -> str:
-    """How far the peak rises in training, by length."""
-    lines = ["| tokens | rise, MB | of query, key and value |", "| ---: | ---: | ---: |"]
+    """How far the peak rises in training, by length, each in a process of its own."""
+    rows: list[tuple[str, ...]] = []
     for seq in (4096, 16384, 65536):
-        size, inputs = fresh_rise(seq), 3 * 4 * seq * HEADS * WIDTH
-        lines.append(f"| {seq} | {size / 2**20:.0f} | {size / inputs:.1f} |")
+        rise, inputs = fresh("linear_attention.py", "--rise", str(seq)), 3 * 4 * seq * HEADS * WIDTH
+        rows.append((f"{seq}", f"{rise / 2**20:.0f}", f"{rise / inputs:.1f}"))
     note = (
         "Rise of the peak of resident memory during one forward and backward pass, gradients "
         f"included. A matrix of 65536 × 65536 scores in float32 for {HEADS} heads is "
         f"{HEADS * 2**34 / 2**20:.0f} MB."
     )
-    return f"### Memory in training\n\n{chr(10).join(lines)}\n\n{note}"
+    found = table(("tokens", "rise, MB", "of query, key and value"), rows)
+    return f"### Memory in training\n\n{found}\n\n{note}"
 
 
 def main() -> None:
-    """Measure, print and write."""
+    """Measure, print and write; or measure one peak of memory."""
     torch.set_num_threads(THREADS)
-    parts = [about()]
-    steps = {
-        "forward": lambda: section("Forward", seconds(training=False)),
-        "training": lambda: section("Forward and backward", seconds(training=True)),
-        "memory": memory,
-    }
-    for done, (what, step) in enumerate(steps.items(), 1):
-        print(f"{done}/{len(steps)} {what}", file=sys.stderr, flush=True)
-        parts.append(step())
+    if sys.argv[1:2] == ["--rise"]:
+        call(linear, random_inputs(256, training=True), training=True)
+        inputs = random_inputs(int(sys.argv[2]), training=True)
+        print(peak_rise(lambda: call(linear, inputs, training=True)))
+        return
+    parts = [
+        about(),
+        section("Forward", seconds(training=False)),
+        section("Forward and backward", seconds(training=True)),
+        memory(),
+    ]
     text = "\n\n".join(parts) + "\n"
     print(text)
     RESULT.write_text(text, "utf-8")
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--rise"]:
-        torch.set_num_threads(THREADS)
-        print(rise(int(sys.argv[2])))
-    elif "PHASOR_BENCH" in os.environ:
-        main()
-    else:
-        os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | ENVIRONMENT)
+    restart_with_kept_memory()
+    main()

@@ -1,52 +1,102 @@
-"""Whole models, patched against unpatched: ``python bench/models.py``, in about three minutes.
+"""Whole models, patched against unpatched: ``python bench/models.py`` and ``--memory``.
 
-Writes ``bench/results/models.md``: prefill and decode of three published shapes with random
-weights, and how much of that time is rotation.
+The first takes three minutes and writes ``bench/results/models.md``: prefill and decode of three
+published shapes with random weights, and how much of that time is rotation. The second takes a
+quarter of an hour (Linux) and writes ``model-memory.md``: how far the peak of resident memory rises
+at 32k tokens, in the rotation of one layer and in the whole model around it.
 """
 
 from __future__ import annotations
 
+import argparse
+import contextlib
+import io
 import os
+import platform
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+
 import torch
-from model_shapes import LAYERS, SHAPES, THREADS, built, circumstances, silently_patched
-from rich.progress import Progress
+import transformers
+from device import THREADS, peak_rise, restart_with_kept_memory
+from facts import fresh
+from report import table
+from timing import interleave
 from torch import nn
 
-from phasor.torch.transformers._forms import substitute
-from phasor.torch.transformers._methods import original, rotations, with_methods
+from phasor.torch.hf import patch
+from phasor.torch.hf.functions import substitute
+from phasor.torch.hf.methods import original_class, rotations_of, subclass_calling
 
-PROMPT, STEPS = 512, 4
+LAYERS, PROMPT, STEPS, LONG = 2, 512, 4, 32_768
 ROUNDS = {"prefill": 4, "decode": 9, "prefill, compiled": 5}
-RESULT = Path(__file__).with_name("results") / "models.md"
-# the allocator and OpenMP read these when the process starts; as in run.py
-ENVIRONMENT = {
-    "MALLOC_MMAP_MAX_": "0",
-    "MALLOC_TRIM_THRESHOLD_": str(2**40),
-    "OMP_NUM_THREADS": str(THREADS),
-    "PHASOR_BENCH": "1",
-}
-Timed = dict[str, list[float]]
+RESULTS = Path(__file__).with_name("results")
+_LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 500_000.0, "factor": 32.0, "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
+}  # fmt: skip
+#: The published shapes: class, layers of the whole model, and its config; the vocabulary is small.
+SHAPES: dict[str, tuple[str, int, dict[str, Any]]] = {
+    "Llama-3.2-1B": ("Llama", 16, {
+        "hidden_size": 2048, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64,
+        "intermediate_size": 8192, "max_position_embeddings": 131_072, "rope_parameters": _LLAMA3,
+    }),
+    "Qwen3-0.6B": ("Qwen3", 28, {
+        "hidden_size": 1024, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128,
+        "intermediate_size": 3072, "max_position_embeddings": 40_960,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1_000_000.0},
+    }),
+    "Gemma-3-1B": ("Gemma3Text", 26, {
+        "hidden_size": 1152, "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 256,
+        "intermediate_size": 6912, "sliding_window": 512, "max_position_embeddings": 32_768,
+        "layer_types": ["sliding_attention", "full_attention"],
+    }),
+}  # fmt: skip
 
 
-@torch.no_grad()
-def prefill(model: Any) -> Callable[[], object]:
-    """All tokens of a prompt."""
+def built(name: str, *, patched: bool) -> Any:
+    """The first layers of a model, with random bfloat16 weights; the same ones every time."""
+    kind, _, shape = SHAPES[name]
+    config = getattr(transformers, f"{kind}Config")(
+        vocab_size=1024, num_hidden_layers=LAYERS, pad_token_id=0, **shape
+    )
+    torch.manual_seed(0)
+    model: nn.Module = getattr(transformers, f"{kind}Model")(config).eval()
+    # as from_pretrained does it: weights in bfloat16, frequencies in float32
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(torch.bfloat16)
+    if patched:
+        with contextlib.redirect_stdout(io.StringIO()):
+            patch(model)
+    return model
+
+
+def circumstances() -> str:
+    """When, where and with what."""
+    return (
+        f"Measured {datetime.now(UTC):%Y-%m-%d %H:%M} UTC on {torch.get_num_threads()} threads of "
+        f"{platform.machine()}, torch {torch.__version__}, transformers {transformers.__version__},"
+        f" phasor {version('phasor')}. Shapes of the published models with random bfloat16 "
+        f"weights, {LAYERS} layers of each and no output layer"
+    )
+
+
+def run_of(model: Any, way: str) -> Callable[[], object]:
+    """A call of ``model``: all tokens of a prompt, or a few, one at a time, after that prompt."""
     ids = torch.arange(PROMPT)[None] % 1000
-    return torch.no_grad()(lambda: model(ids, use_cache=False))
-
-
-@torch.no_grad()
-def decode(model: Any) -> Callable[[], object]:
-    """A few tokens, one at a time, after that prompt."""
-    ids = torch.arange(PROMPT)[None] % 1000
-    cache = model(ids, use_cache=True).past_key_values
+    if way != "decode":
+        called = torch.compile(model, dynamic=False) if "compiled" in way else model
+        return torch.no_grad()(lambda: called(ids, use_cache=False))
+    with torch.no_grad():
+        cache = model(ids, use_cache=True).past_key_values
     one = torch.tensor([[5]])
 
     @torch.no_grad()
@@ -57,27 +107,7 @@ def decode(model: Any) -> Callable[[], object]:
     return steps
 
 
-WAYS: dict[str, Callable[[Any], Callable[[], object]]] = {
-    "prefill": prefill,
-    "decode": decode,
-    "prefill, compiled": lambda model: prefill(torch.compile(model, dynamic=False)),
-}
-
-
-def seconds(contenders: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Median seconds of a call, all taken in turn after one call each to warm up."""
-    taken: Timed = {name: [] for name in contenders}
-    for call in contenders.values():
-        call()
-    for _ in range(rounds):
-        for name, call in contenders.items():
-            start = time.perf_counter()
-            call()
-            taken[name].append(time.perf_counter() - start)
-    return {name: median(some) for name, some in taken.items()}
-
-
-def watched(model: nn.Module, spent: list[float]) -> nn.Module:
+def timed_rotations(model: Any, spent: list[float]) -> Any:
     """The model, noting every second that its embeddings and its rotations take."""
 
     def timed(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -91,28 +121,25 @@ def watched(model: nn.Module, spent: list[float]) -> nn.Module:
         return call
 
     for _, module in list(model.named_modules()):
-        plain = original(module) or type(module)
+        plain = original_class(module) or type(module)
         if "Rotary" in plain.__name__:
             module.forward = timed(module.forward)
-        elif found := rotations(plain):
-            is_patched = original(module) is not None
+        elif found := rotations_of(plain):
+            is_patched = original_class(module) is not None
             stand_ins = {
                 name: timed(substitute(function) if is_patched else function)
                 for name, function in found.items()
             }
-            module.__class__ = with_methods(plain, stand_ins, None)
+            module.__class__ = subclass_calling(plain, stand_ins, None)
     return model
 
 
-def rotating(name: str, way: str, *, patched: bool, rounds: int) -> tuple[float, float]:
+def rotating(name: str, way: str, *, patched: bool) -> tuple[float, float]:
     """Median seconds of a call that go into rotation, and their median share of the call."""
     spent: list[float] = []
-    model = built(name)
-    if patched:
-        silently_patched(model)
-    call = WAYS[way](watched(model, spent))
+    call = run_of(timed_rotations(built(name, patched=patched), spent), way)
     taken: list[tuple[float, float]] = []
-    for _ in range(rounds + 1):
+    for _ in range(ROUNDS[way] + 1):
         spent.clear()
         start = time.perf_counter()
         call()
@@ -120,61 +147,118 @@ def rotating(name: str, way: str, *, patched: bool, rounds: int) -> tuple[float,
     return median(one for one, _ in taken[1:]), median(one / all_ for one, all_ in taken[1:])
 
 
-def case(name: str, way: str) -> str:
-    """One row: times, their ratio, the share of rotation, and all of the model's layers."""
-    plain, ours = built(name), silently_patched(built(name))
-    total = seconds({"plain": WAYS[way](plain), "ours": WAYS[way](ours)}, ROUNDS[way])
-    calls = STEPS if way == "decode" else 1
-    times = {which: 1e3 * took / calls for which, took in total.items()}
-    cells = [name, way, f"{times['plain']:.4g}", f"{times['ours']:.4g}"]
+def row(name: str, way: str) -> list[str]:
+    """Times, their ratio, the share of rotation, and what all of the model's layers save."""
+    calls = {
+        which: run_of(built(name, patched=which == "ours"), way) for which in ("plain", "ours")
+    }
+    rounds = ROUNDS[way], ROUNDS[way]
+    samples = interleave(calls, seconds=0.0, warm=False, rounds=rounds)
+    per_call = 1e3 / (STEPS if way == "decode" else 1)
+    times = {which: per_call * median(some) for which, some in samples.items()}
+    cells = [name, way, *(f"{times[which]:.4g}" for which in times)]
     cells.append(f"{times['plain'] / times['ours']:.3f}")
     if "compiled" in way:
-        return "| " + " | ".join([*cells, "–", "–", "–"]) + " |"
-    spent: dict[str, float] = {}
-    for which in total:
-        took, share = rotating(name, way, patched=which == "ours", rounds=ROUNDS[way])
-        spent[which] = 1e3 * took / calls
-        cells.append(f"{spent[which]:.3g} ({share:.1%})")
-    saved = (spent["plain"] - spent["ours"]) * SHAPES[name][1] / LAYERS
-    return "| " + " | ".join([*cells, f"{saved:.3g}"]) + " |"
+        return [*cells, "–", "–", "–"]
+    rotation: dict[str, float] = {}
+    for which in times:
+        took, share = rotating(name, way, patched=which == "ours")
+        rotation[which] = per_call * took
+        cells.append(f"{rotation[which]:.3g} ({share:.1%})")
+    saved = (rotation["plain"] - rotation["ours"]) * SHAPES[name][1] / LAYERS
+    return [*cells, f"{saved:.3g}"]
 
 
-HEAD = """\
-| shape | run | transformers, ms | phasor, ms | ratio | rotation before, ms | after, ms | saved, whole model, ms |
-| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |"""  # noqa: E501
-
-
-def report() -> Iterator[str]:
-    """The page, piece by piece; a bar on the terminal shows how far it is."""
+def times_page() -> str:
+    """Prefill and decode of every shape."""
     load = os.getloadavg()[0]
-    yield (
-        f"{circumstances()}; load average before {load:.1f}. "
-        f"{PROMPT} tokens of prompt, decode is the mean of {STEPS} tokens after it. Medians of up "
-        "to 9 rounds in which both are called in turn. The last column scales what the layers "
-        "measured here save in rotation to all layers of the model. Rotation is timed inside other "
-        "runs of the same models; its shares are of those runs, so of a model without its output "
-        "layer."
+    rows: list[list[str]] = []
+    for way in ROUNDS:
+        for name in SHAPES:
+            print(f"{name}, {way}", file=sys.stderr)
+            rows.append(row(name, way))
+    titles = ("shape", "run", "transformers, ms", "phasor, ms", "ratio", "rotation before, ms",
+              "after, ms", "saved, whole model, ms")  # fmt: skip
+    return (
+        f"{circumstances()}; load average before {load:.1f}. {PROMPT} tokens of prompt, decode is "
+        f"the mean of {STEPS} tokens after it. Medians of up to 9 rounds in which both are called "
+        "in turn. The last column scales what the layers measured here save in rotation to all "
+        "layers of the model. Rotation is timed inside other runs of the same models; its shares "
+        f"are of those runs, so of a model without its output layer.\n\n{table(titles, rows)}\n"
     )
-    rows: list[str] = []
-    with Progress(transient=True) as bar:
-        cases = [(name, way) for way in WAYS for name in SHAPES]
-        task = bar.add_task("whole models", total=len(cases))
-        for name, way in cases:
-            bar.update(task, description=f"{name}, {way}")
-            rows.append(case(name, way))
-            bar.advance(task)
-        yield "\n".join([HEAD, *rows])
+
+
+@torch.no_grad()
+def memory_rise(what: str, name: str, *, patched: bool) -> int:
+    """Bytes by which a prompt of 32k tokens raises the peak, in one rotation or a whole model."""
+    model = built(name, patched=patched)
+    shape = SHAPES[name][2]
+    layer = next(m for _, m in model.named_modules() if rotations_of(original_class(m) or type(m)))
+    function = rotations_of(original_class(layer) or type(layer))["apply_rotary_pos_emb"]
+    rotate = substitute(function) if patched else function
+    kind = ["full_attention"] if name.startswith("Gemma") else []
+
+    def rise(length: int) -> int:
+        positions = torch.arange(length)[None]
+        if what == "model":
+            return peak_rise(lambda: model(positions % 1000, use_cache=False))
+        q, k = (
+            torch.ones(1, length, shape[heads], shape["head_dim"], dtype=torch.bfloat16)
+            for heads in ("num_attention_heads", "num_key_value_heads")
+        )
+        return peak_rise(
+            lambda: rotate(
+                q.transpose(1, 2), k.transpose(1, 2), *model.rotary_emb(q, positions, *kind)
+            )
+        )
+
+    rise(64)  # for what is loaded once
+    return rise(LONG)
+
+
+def memory_page() -> str:
+    """Peaks of memory, each in a process of its own."""
+    tables: dict[str, str] = {}
+    for what in ("rotation", "model"):
+        rows: list[list[str]] = []
+        for name in SHAPES:
+            print(f"{what} of {name}", file=sys.stderr)
+            rises = [
+                fresh("models.py", "--rise", what, name, *extra) for extra in ([], ["--patched"])
+            ]
+            rows.append([name, *(f"{rise / 2**20:.0f}" for rise in rises)])
+        tables[what] = table(("shape", "transformers, MiB", "phasor, MiB"), rows)
+    return f"""\
+{circumstances()}. How far the peak of resident memory rises at {LONG} tokens, in a process of its
+own for every number.
+
+One layer's rotation, from query and key on: cosines and sines, temporaries, and the rotated query
+and key themselves.
+
+{tables["rotation"]}
+
+The whole model, without a cache:
+
+{tables["model"]}
+"""
 
 
 def main() -> None:
-    """Measure, and write the page."""
-    if os.environ.get("PHASOR_BENCH") != "1":
-        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **ENVIRONMENT})
+    """Write one of the pages, or measure one peak for it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--memory", action="store_true")
+    parser.add_argument("--rise", nargs=2, metavar=("WHAT", "SHAPE"), help=argparse.SUPPRESS)
+    parser.add_argument("--patched", action="store_true", help=argparse.SUPPRESS)
+    wanted = parser.parse_args()
     torch.set_num_threads(THREADS)
-    page = "\n\n".join(report()) + "\n"
-    RESULT.write_text(page, "utf-8")
+    if wanted.rise:
+        print(memory_rise(*wanted.rise, patched=wanted.patched))
+        return
+    page = memory_page() if wanted.memory else times_page()
+    (RESULTS / ("model-memory.md" if wanted.memory else "models.md")).write_text(page, "utf-8")
     print(page)
 
 
 if __name__ == "__main__":
+    restart_with_kept_memory()
     main()

@@ -17,7 +17,7 @@
 namespace phasor {
 namespace {
 
-template <> struct Lane<Bf16> : Bf16ByHand {};
+template <> struct Lane<Bf16> : Bf16Emulated {};
 
 } // namespace
 #include "sweep.inl"

@@ -18,21 +18,22 @@ namespace phasor {
 namespace {
 
 template <class T, bool kHalfIn, bool kHalfOut, bool kStream, class V>
-void turn_block(const char *in, char *out, int64_t bytes, int64_t at, V c, V s);
+void rotate_block(const char *in, char *out, int64_t bytes, int64_t at, V c, V s);
 
-template <> struct Lane<Bf16> : Bf16ByHand {
-  static constexpr bool whole = true;
+template <> struct Lane<Bf16> : Bf16Emulated {
+  static constexpr bool has_rotate_whole = true;
 
-  static __m512i woven_again(__m512i v) {
+  static __m512i interleave(__m512i v) {
     alignas(64) static constexpr int16_t kWeave[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,
                                                        21, 6, 22, 7, 23, 8,  24, 9,  25, 10, 26,
                                                        11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
     return _mm512_permutexvar_epi16(_mm512_load_si512(kWeave), v);
   }
 
-  // Rows as `turn_whole` wants them: those of 32 neighbouring pairs of two halves as the even and the
-  // odd of them, for so one shift and one mask unpack 32 numbers.
-  template <bool kHalfIn, bool kHalfOut, int kBlocks> static void arrange(V *row) {
+  // Rows as `rotate_whole` uses them. One shift and one mask unpack 32 numbers into the even and the
+  // odd ones, which is faster than unpacking them in order; so where both pairings are halves, the
+  // cosines of 32 neighbouring pairs are put into that order too.
+  template <bool kHalfIn, bool kHalfOut, int kBlocks> static void arrange_rows(V *row) {
     if constexpr (kHalfIn && kHalfOut) {
       const __m512i even =
           _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
@@ -45,65 +46,66 @@ template <> struct Lane<Bf16> : Bf16ByHand {
     }
   }
 
-  // A whole vector at once, so that one look serves it: the instruction takes subnormal numbers for
-  // zero, so a vector with a zero in it is done again by hand before anything is stored.
+  // The instruction that rounds to bfloat16 takes subnormal numbers for zero. So a head is rotated in
+  // registers, tested once for zeros among all results, and only if there is one computed again without
+  // the instruction. Nothing is stored before.
   template <bool kHalfIn, bool kHalfOut, bool kStream, int kBlocks>
-  static void turn_whole(const char *in, char *out, const V *c, const V *s, const float *cos,
+  static void rotate_whole(const char *in, char *out, const V *c, const V *s, const float *cos,
                          const float *sin) {
     constexpr int64_t bytes = int64_t{kBlocks} * width * 2;
-    __m512i made[kBlocks];
+    __m512i results[kBlocks];
     if constexpr (kHalfIn && kHalfOut) {
       for (int b = 0; b < kBlocks; b += 2) {
         const int64_t at = b * int64_t{width} * 2;
         V even0, odd0, even1, odd1, y0, y1, z0, z1;
-        woven(in + at, even0, odd0);
-        woven(in + bytes + at, even1, odd1);
-        turn(even0, even1, c[b], s[b], y0, y1);
-        turn(odd0, odd1, c[b + 1], s[b + 1], z0, z1);
-        made[b] = (__m512i)_mm512_cvtne2ps_pbh(z0, y0);
-        made[b + 1] = (__m512i)_mm512_cvtne2ps_pbh(z1, y1);
+        load_interleaved(in + at, even0, odd0);
+        load_interleaved(in + bytes + at, even1, odd1);
+        rotate(even0, even1, c[b], s[b], y0, y1);
+        rotate(odd0, odd1, c[b + 1], s[b + 1], z0, z1);
+        results[b] = (__m512i)_mm512_cvtne2ps_pbh(z0, y0);
+        results[b + 1] = (__m512i)_mm512_cvtne2ps_pbh(z1, y1);
       }
     } else {
       for (int b = 0; b < kBlocks; ++b) {
         const int64_t at = b * int64_t{width} * 2;
         V x0, x1, y0, y1;
         if constexpr (kHalfIn) {
-          x0 = half(in + at);
-          x1 = half(in + bytes + at);
+          x0 = load_half(in + at);
+          x1 = load_half(in + bytes + at);
         } else {
-          woven(in + 2 * at, x0, x1);
+          load_interleaved(in + 2 * at, x0, x1);
         }
-        turn(x0, x1, c[b], s[b], y0, y1);
-        made[b] = (__m512i)_mm512_cvtne2ps_pbh(y1, y0);
+        rotate(x0, x1, c[b], s[b], y0, y1);
+        results[b] = (__m512i)_mm512_cvtne2ps_pbh(y1, y0);
       }
     }
     __mmask32 zeros = 0;
     for (int b = 0; b < kBlocks; ++b)
-      zeros |= _mm512_testn_epi16_mask(made[b], _mm512_set1_epi16(0x7fff));
+      zeros |= _mm512_testn_epi16_mask(results[b], _mm512_set1_epi16(0x7fff));
     if (__builtin_expect(zeros != 0, 0)) {
-      by_hand<kHalfIn, kHalfOut, kStream, kBlocks>(in, out, cos, sin);
+      rotate_emulated<kHalfIn, kHalfOut, kStream, kBlocks>(in, out, cos, sin);
       return;
     }
     for (int b = 0; b < kBlocks; ++b) {
       const int64_t at = b * int64_t{width} * 2;
       if constexpr (kHalfIn && kHalfOut) {
-        put<kStream>(out + (b % 2 ? bytes + at - 32 : at), woven_again(made[b]));
+        store<kStream>(out + (b % 2 ? bytes + at - 32 : at), interleave(results[b]));
       } else if constexpr (kHalfOut) {
-        put<kStream>(out + at, _mm512_castsi512_si256(made[b]));
-        put<kStream>(out + bytes + at, _mm512_extracti64x4_epi64(made[b], 1));
+        store<kStream>(out + at, _mm512_castsi512_si256(results[b]));
+        store<kStream>(out + bytes + at, _mm512_extracti64x4_epi64(results[b], 1));
       } else {
-        put<kStream>(out + 2 * at, woven_again(made[b]));
+        store<kStream>(out + 2 * at, interleave(results[b]));
       }
     }
   }
 
   template <bool kHalfIn, bool kHalfOut, bool kStream, int kBlocks>
-  __attribute__((noinline, cold)) static void by_hand(const char *in, char *out,
+  __attribute__((noinline, cold)) static void rotate_emulated(const char *in, char *out,
                                                       const float *cos, const float *sin) {
     constexpr int64_t bytes = int64_t{kBlocks} * width * 2;
     for (int b = 0; b < kBlocks; ++b)
-      turn_block<Bf16, kHalfIn, kHalfOut, kStream>(in, out, bytes, b * int64_t{width} * 2,
-                                                   row(cos + b * width), row(sin + b * width));
+      rotate_block<Bf16, kHalfIn, kHalfOut, kStream>(in, out, bytes, b * int64_t{width} * 2,
+                                                   load_row(cos + b * width), load_row(sin + b * width));
   }
 };
 

@@ -1,4 +1,4 @@
-// The Python module `phasor._native`: reads tensors through DLPack, checks everything, then sweeps.
+// The Python module `phasor._native`: reads tensors through DLPack, checks everything, then rotates.
 //
 // No torch header is used and only Python's stable ABI is: one build serves every Python from 3.11
 // and every torch that offers the DLPack exchange interface.
@@ -16,7 +16,7 @@
 namespace phasor {
 namespace {
 
-// What a Rope says about every call, packed by `plan` into a bytes object.
+// What is the same in every call for a Rope, packed by `plan` into a bytes object.
 struct Plan {
   int64_t head_dim, start, pairs, axes;
   int64_t half_in, half_out;
@@ -30,14 +30,14 @@ bool view(PyObject *object, DLTensor *out) {
   return dlpack->dltensor_from_py_object_no_sync(object, out) == 0;
 }
 
-// A call of `rotate` while its arguments are read. Each step below is false where it ends the call:
-// `answer` is then an error, or False where the caller would rather try something else. Nothing has
-// been written by then.
+// A call of `rotate` while its arguments are read. Each step below returns false where it ends the
+// call, before anything is written: `answer` is then null with an error set, or Python's False where
+// the caller wants to try something else instead of an error.
 struct Call {
   PyObject *const *args;
   bool raises;
   bool from_positions;
-  int inner; // dimensions of the angles behind those of the tokens
+  int inner; // trailing dimensions of the angles that are not those of tokens
   Job job;
   DLTensor x[2], y[2], first, second, tables, axes;
   int64_t elements;
@@ -49,8 +49,8 @@ struct Call {
     return false;
   }
 
-  // The same for a tensor that DLPack does not show, such as one without memory.
-  bool unread() {
+  // The same for a tensor that DLPack cannot export, such as one without memory.
+  bool refuse_unreadable() {
     if (raises) return false;
     PyErr_Clear();
     answer = Py_NewRef(Py_False);
@@ -94,7 +94,7 @@ bool read_tensors(Call &call) {
   Job &job = call.job;
   for (int i = 0; i < job.operands; ++i) {
     DLTensor &x = call.x[i], &y = call.y[i];
-    if (!view(call.args[9 + 2 * i], &x) || !view(call.args[10 + 2 * i], &y)) return call.unread();
+    if (!view(call.args[9 + 2 * i], &x) || !view(call.args[10 + 2 * i], &y)) return call.refuse_unreadable();
     Dtype dtype;
     const bool sound = x.device.device_type == kDLCPU && y.device.device_type == kDLCPU &&
                        x.ndim >= 3 && x.ndim <= kMaxRank && dtype_of(x, &dtype) &&
@@ -121,9 +121,9 @@ bool read_angles(Call &call) {
   DLTensor &first = call.first, &second = call.second;
   call.from_positions = call.args[4] == Py_None;
   call.inner = call.from_positions && job.axes == 1 ? 0 : 1;
-  if (!view(call.args[3], &first)) return call.unread();
+  if (!view(call.args[3], &first)) return call.refuse_unreadable();
   if (!call.from_positions) {
-    if (!view(call.args[4], &second)) return call.unread();
+    if (!view(call.args[4], &second)) return call.refuse_unreadable();
     if (!fits(first, 1, call.x[0]) || !fits(second, 1, call.x[0]))
       return call.refuse(tensor_error, "cos and sin must broadcast to the tokens of x");
     for (int i = 0; i < job.operands && job.in_place; ++i)
@@ -133,7 +133,7 @@ bool read_angles(Call &call) {
     return true;
   }
   if (!view(call.args[1], &call.tables) || (job.axes > 1 && !view(call.args[2], &call.axes)))
-    return call.unread();
+    return call.refuse_unreadable();
   const bool sound = first.device.device_type == kDLCPU && is_integer(first) &&
                      fits(first, call.inner, call.x[0]) &&
                      (call.inner == 0 || first.shape[first.ndim - 1] == job.axes);
@@ -150,14 +150,14 @@ bool read_angles(Call &call) {
   return false;
 }
 
-// Where everything is in memory, with as few token dimensions as the strides allow.
+// Fill in addresses and strides, with as few token dimensions as the strides allow.
 bool lay_out(Call &call) {
   Job &job = call.job;
   const DLTensor &one = call.x[0];
   const int lead = one.ndim - 2;
   int64_t shape[kMaxRank], in[2][kMaxRank], out[2][kMaxRank], first[kMaxRank], second[kMaxRank];
   int64_t *strides[6];
-  int walks = 0;
+  int count = 0;
   job.tokens = 1;
   for (int d = 0; d < lead; ++d) job.tokens *= shape[d] = one.shape[d];
   for (int i = 0; i < job.operands; ++i) {
@@ -175,13 +175,13 @@ bool lay_out(Call &call) {
       in[i][d] = stride_of(x, d);
       out[i][d] = stride_of(y, d);
     }
-    strides[walks++] = in[i];
-    strides[walks++] = out[i];
+    strides[count++] = in[i];
+    strides[count++] = out[i];
     call.elements += job.tokens * job.x[i].heads * job.head_dim;
   }
   if (call.elements == 0) return true;
   broadcast(call.first, call.inner, lead, first);
-  strides[walks++] = first;
+  strides[count++] = first;
   if (call.from_positions) {
     job.positions = start_of(call.first);
     job.position_bytes = int(size_of(call.first));
@@ -194,9 +194,9 @@ bool lay_out(Call &call) {
     job.cos = start_of(call.first);
     job.sin = start_of(call.second);
     broadcast(call.second, 1, lead, second);
-    strides[walks++] = second;
+    strides[count++] = second;
   }
-  job.dims = merge(lead, shape, strides, walks);
+  job.dims = merge(lead, shape, strides, count);
   if (job.dims > kMaxDims)
     return call.refuse(tensor_error, "x must have at most 6 token dimensions that do not merge "
                                      "into one another");
@@ -212,20 +212,20 @@ bool lay_out(Call &call) {
   return true;
 }
 
-// How many threads torch would use here; -1 and an error set where it does not say. OpenMP's own
-// answer is another one in a thread in which torch has not yet passed on what it was told.
+// How many threads torch would use here; -1 and an error set where it fails. OpenMP is not asked: its
+// number differs in a thread where torch has not yet applied `torch.set_num_threads`.
 long threads_of_torch() {
-  PyObject *said = PyObject_CallNoArgs(get_num_threads);
-  if (said == nullptr) return -1;
-  const long threads = PyLong_AsLong(said);
-  Py_DECREF(said);
+  PyObject *number = PyObject_CallNoArgs(get_num_threads);
+  if (number == nullptr) return -1;
+  const long threads = PyLong_AsLong(number);
+  Py_DECREF(number);
   return threads;
 }
 
 // rotate(plan, tables, axis_of_pair, angles0, angles1, inverse, gain, path, raises, x0, y0[, x1, y1])
 //
 // Angles are positions and None, with tables; or cosines and sines, without. An output that is its
-// input is written in place. True, or what a `Call` answers to arguments that do not fit.
+// input is written in place. Returns True, or the answer of `Call` to arguments that do not fit.
 PyObject *rotate(PyObject *, PyObject *const *args, Py_ssize_t count) {
   Call call{};
   call.args = args;
@@ -282,8 +282,8 @@ PyObject *paths(PyObject *, PyObject *) {
   return names;
 }
 
-// connect(capsule, TensorError, PositionError, get_num_threads): how tensors are read, what is
-// raised, and who knows the number of threads
+// connect(capsule, TensorError, PositionError, get_num_threads): torch's DLPack functions, the errors
+// to raise, and torch.get_num_threads
 PyObject *connect(PyObject *, PyObject *args) {
   PyObject *capsule;
   if (!PyArg_ParseTuple(args, "OOOO", &capsule, &tensor_error, &position_error, &get_num_threads))
@@ -304,8 +304,7 @@ PyObject *connect(PyObject *, PyObject *args) {
   Py_RETURN_NONE;
 }
 
-// apart(x, y): whether one call of `rotate` may write both; it does not see every pair that shares
-// nothing
+// apart(x, y): whether one call of `rotate` may write both. False for some that share no memory too
 PyObject *apart(PyObject *, PyObject *args) {
   PyObject *one, *other;
   DLTensor x, y;
@@ -330,10 +329,10 @@ PyModuleDef module = {PyModuleDef_HEAD_INIT, "phasor._native", nullptr, -1, meth
 } // namespace phasor
 
 PyMODINIT_FUNC PyInit__native() {
-  PyObject *made = PyModule_Create(&phasor::module);
+  PyObject *created = PyModule_Create(&phasor::module);
 #ifdef Py_GIL_DISABLED
   // a call keeps everything on its own stack; what is global is set once, by `connect`
-  if (made != nullptr) PyUnstable_Module_SetGIL(made, Py_MOD_GIL_NOT_USED);
+  if (created != nullptr) PyUnstable_Module_SetGIL(created, Py_MOD_GIL_NOT_USED);
 #endif
-  return made;
+  return created;
 }

@@ -27,10 +27,10 @@ inline double *doubles(char *p) { return reinterpret_cast<double *>(p); }
 struct Floats {
   using V = float32x4_t;
   static constexpr int width = 4;
-  static constexpr int held = 0;
-  static constexpr bool whole = false;
-  static V row(const float *p) { return vld1q_f32(p); }
-  static void turn(V x0, V x1, V c, V s, V &y0, V &y1) {
+  static constexpr int cached_registers = 0;
+  static constexpr bool has_rotate_whole = false;
+  static V load_row(const float *p) { return vld1q_f32(p); }
+  static void rotate(V x0, V x1, V c, V s, V &y0, V &y1) {
     // vfmaq(a, b, c) is a + b c: the sign goes into the rounded product
     y0 = vfmaq_f32(vnegq_f32(vmulq_f32(x1, s)), x0, c);
     y1 = vfmaq_f32(vmulq_f32(x0, s), x1, c);
@@ -40,85 +40,85 @@ struct Floats {
 template <class T> struct Lane;
 
 template <> struct Lane<float> : Floats {
-  static V half(const char *p) { return vld1q_f32(floats(p)); }
-  static void woven(const char *p, V &x0, V &x1) {
+  static V load_half(const char *p) { return vld1q_f32(floats(p)); }
+  static void load_interleaved(const char *p, V &x0, V &x1) {
     const float32x4x2_t both = vld2q_f32(floats(p));
     x0 = both.val[0];
     x1 = both.val[1];
   }
-  template <bool> static void put_half(char *p, char *q, V y0, V y1) {
+  template <bool> static void store_half(char *p, char *q, V y0, V y1) {
     vst1q_f32(floats(p), y0);
     vst1q_f32(floats(q), y1);
   }
-  template <bool> static void put_woven(char *p, V y0, V y1) {
+  template <bool> static void store_interleaved(char *p, V y0, V y1) {
     vst2q_f32(floats(p), float32x4x2_t{{y0, y1}});
   }
 };
 
-// bfloat16, rounded to nearest even. A NaN stays one, for those of bfloat16 numbers and of `Rows`
-// have nothing in their lower half that could carry.
-inline uint16x4_t rounded(float32x4_t y) {
+// bfloat16, rounded to nearest even. A NaN stays one, because those of bfloat16 numbers and of `Rows`
+// have an empty lower half, which cannot carry.
+inline uint16x4_t round_to_bf16(float32x4_t y) {
   const uint32x4_t u = vreinterpretq_u32_f32(y);
   const uint32x4_t odd = vandq_u32(vshrq_n_u32(u, 16), vdupq_n_u32(1));
   return vshrn_n_u32(vaddq_u32(vaddq_u32(u, vdupq_n_u32(0x7fff)), odd), 16);
 }
-inline float32x4_t widened(uint16x4_t x) { return vreinterpretq_f32_u32(vshll_n_u16(x, 16)); }
+inline float32x4_t widen_bf16(uint16x4_t x) { return vreinterpretq_f32_u32(vshll_n_u16(x, 16)); }
 
 template <> struct Lane<Bf16> : Floats {
-  static V half(const char *p) { return widened(vld1_u16(halves(p))); }
-  static void woven(const char *p, V &x0, V &x1) {
+  static V load_half(const char *p) { return widen_bf16(vld1_u16(halves(p))); }
+  static void load_interleaved(const char *p, V &x0, V &x1) {
     const uint16x4x2_t both = vld2_u16(halves(p));
-    x0 = widened(both.val[0]);
-    x1 = widened(both.val[1]);
+    x0 = widen_bf16(both.val[0]);
+    x1 = widen_bf16(both.val[1]);
   }
-  template <bool> static void put_half(char *p, char *q, V y0, V y1) {
-    vst1_u16(halves(p), rounded(y0));
-    vst1_u16(halves(q), rounded(y1));
+  template <bool> static void store_half(char *p, char *q, V y0, V y1) {
+    vst1_u16(halves(p), round_to_bf16(y0));
+    vst1_u16(halves(q), round_to_bf16(y1));
   }
-  template <bool> static void put_woven(char *p, V y0, V y1) {
-    vst2_u16(halves(p), uint16x4x2_t{{rounded(y0), rounded(y1)}});
+  template <bool> static void store_interleaved(char *p, V y0, V y1) {
+    vst2_u16(halves(p), uint16x4x2_t{{round_to_bf16(y0), round_to_bf16(y1)}});
   }
 };
 
 template <> struct Lane<F16> : Floats {
-  static V wide(uint16x4_t x) { return vcvt_f32_f16(vreinterpret_f16_u16(x)); }
-  static uint16x4_t narrow4(V y) { return vreinterpret_u16_f16(vcvt_f16_f32(y)); }
-  static V half(const char *p) { return wide(vld1_u16(halves(p))); }
-  static void woven(const char *p, V &x0, V &x1) {
+  static V widen_f16(uint16x4_t x) { return vcvt_f32_f16(vreinterpret_f16_u16(x)); }
+  static uint16x4_t narrow_f16(V y) { return vreinterpret_u16_f16(vcvt_f16_f32(y)); }
+  static V load_half(const char *p) { return widen_f16(vld1_u16(halves(p))); }
+  static void load_interleaved(const char *p, V &x0, V &x1) {
     const uint16x4x2_t both = vld2_u16(halves(p));
-    x0 = wide(both.val[0]);
-    x1 = wide(both.val[1]);
+    x0 = widen_f16(both.val[0]);
+    x1 = widen_f16(both.val[1]);
   }
-  template <bool> static void put_half(char *p, char *q, V y0, V y1) {
-    vst1_u16(halves(p), narrow4(y0));
-    vst1_u16(halves(q), narrow4(y1));
+  template <bool> static void store_half(char *p, char *q, V y0, V y1) {
+    vst1_u16(halves(p), narrow_f16(y0));
+    vst1_u16(halves(q), narrow_f16(y1));
   }
-  template <bool> static void put_woven(char *p, V y0, V y1) {
-    vst2_u16(halves(p), uint16x4x2_t{{narrow4(y0), narrow4(y1)}});
+  template <bool> static void store_interleaved(char *p, V y0, V y1) {
+    vst2_u16(halves(p), uint16x4x2_t{{narrow_f16(y0), narrow_f16(y1)}});
   }
 };
 
 template <> struct Lane<double> {
   using V = float64x2_t;
   static constexpr int width = 2;
-  static constexpr int held = 0;
-  static constexpr bool whole = false;
-  static V row(const double *p) { return vld1q_f64(p); }
-  static V half(const char *p) { return vld1q_f64(doubles(p)); }
-  static void woven(const char *p, V &x0, V &x1) {
+  static constexpr int cached_registers = 0;
+  static constexpr bool has_rotate_whole = false;
+  static V load_row(const double *p) { return vld1q_f64(p); }
+  static V load_half(const char *p) { return vld1q_f64(doubles(p)); }
+  static void load_interleaved(const char *p, V &x0, V &x1) {
     const float64x2x2_t both = vld2q_f64(doubles(p));
     x0 = both.val[0];
     x1 = both.val[1];
   }
-  static void turn(V x0, V x1, V c, V s, V &y0, V &y1) {
+  static void rotate(V x0, V x1, V c, V s, V &y0, V &y1) {
     y0 = vfmaq_f64(vnegq_f64(vmulq_f64(x1, s)), x0, c);
     y1 = vfmaq_f64(vmulq_f64(x0, s), x1, c);
   }
-  template <bool> static void put_half(char *p, char *q, V y0, V y1) {
+  template <bool> static void store_half(char *p, char *q, V y0, V y1) {
     vst1q_f64(doubles(p), y0);
     vst1q_f64(doubles(q), y1);
   }
-  template <bool> static void put_woven(char *p, V y0, V y1) {
+  template <bool> static void store_interleaved(char *p, V y0, V y1) {
     vst2q_f64(doubles(p), float64x2x2_t{{y0, y1}});
   }
 };

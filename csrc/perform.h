@@ -1,4 +1,4 @@
-// How a checked job meets the machine: its caches, its pages, its threads.
+// Running a checked job: caches, pages and threads of the machine.
 #pragma once
 #if defined(_OPENMP)
 #include <omp.h>
@@ -16,7 +16,7 @@
 
 namespace phasor {
 
-// A virtual machine may report the cache of a whole host, of which its processors see one part.
+// A virtual machine may report the cache of the whole host, of which its processors use one part.
 inline int64_t last_level_cache() {
   int64_t size = int64_t{32} << 20;
 #if defined(_SC_LEVEL3_CACHE_SIZE)
@@ -40,9 +40,9 @@ inline void ask_for_huge_pages(const DLTensor &t) {
 #endif
 }
 
-// How many parts to cut the heads into before the tokens, so that a part of [batch, heads, seq, dim]
-// memory is one stretch of it: the one that torch's own operators, cutting memory evenly, left in this
-// core's cache.
+// How many parts to split the heads into before the tokens. In [batch, heads, seq, dim] memory a part of
+// the heads is one piece, and the one that is in this core's cache: torch's own operators, which wrote
+// it, split memory evenly among threads.
 inline int head_parts(const Job &job, int threads) {
   const int inner = job.dims - 1;
   const Operand &x = job.x[0];
@@ -65,12 +65,12 @@ inline Job heads_of(const Job &job, int64_t part, int64_t parts) {
   return some;
 }
 
-// Whether a job takes so long that other threads should not have to wait for it.
+// Whether a job is long enough for several threads, and to release Python's lock for it.
 inline bool is_long(const Job &job, int64_t elements) {
   return elements >= (job.dtype == Dtype::f32 || job.dtype == Dtype::f64 ? 40000 : 80000);
 }
 
-// A job on at most that many threads.
+// Run a job on at most that many threads.
 inline void perform(const Job &job, Run run, int most) {
 #if defined(_OPENMP)
   if (most > 1 && job.tokens > 1 && !omp_in_parallel()) {

@@ -1,13 +1,13 @@
-// What one call rotates. The job is filled and checked once, then each instruction set's `run` sweeps
-// a range of tokens of it.
+// What one call rotates. A job is checked and filled once, then the `run` of an instruction set rotates
+// ranges of its tokens.
 #pragma once
 #include <cstdint>
 
 namespace phasor {
 
-constexpr int kMaxDims = 6;    // token dimensions, after neighbours that lie evenly are merged
-constexpr int kMaxPairs = 2048; // rows live on the stack of the thread that builds them
-constexpr int kMaxTile = 128;  // tokens whose rows are built before heads are swept
+constexpr int kMaxDims = 6;    // token dimensions, after `merge`
+constexpr int kMaxPairs = 2048; // cosines and sines are on the stack of the thread that needs them
+constexpr int kMaxTile = 128;  // tokens whose cosines and sines are built before heads are rotated
 constexpr int kDigitBits = 10;
 constexpr int64_t kRows = int64_t{1} << kDigitBits;
 constexpr int kDigits = 4;
@@ -38,7 +38,7 @@ struct Job {
   bool stream;   // new output larger than the last-level cache: do not read it in first
   bool inverse;
   double gain;
-  // angles, either positions and the digits' tables [4][1024][2][pairs] ...
+  // angles: either positions and the digit tables [4][1024][2][pairs] ...
   const char *positions;
   int position_bytes; // 4 or 8
   int64_t position_stride[kMaxDims];
@@ -46,7 +46,7 @@ struct Job {
   int64_t axis_stride;
   const int64_t *axis_of_pair;
   const void *tables;
-  // ... or rows
+  // ... or cosines and sines
   const char *cos, *sin;
   int64_t cos_stride[kMaxDims], sin_stride[kMaxDims];
 };

@@ -2,22 +2,23 @@
 // `template <class T> struct Lane` and includes this one inside a namespace of its own.
 //
 // Lane<T> handles `width` pairs at once in registers `V`:
-//   half(p), woven(p, x0, x1)               load firsts or seconds, or both from 2i and 2i + 1
-//   put_half<kStream>(p, q, y0, y1), put_woven<kStream>(p, y0, y1)
-//   row(p)                                   cosines or sines
-//   turn(x0, x1, c, s, y0, y1)               the rotation
-//   held                                     how many registers of a row of cosines are worth keeping
-//   whole                                    whether it has `turn_whole`, for vectors it holds rows of
+//   load_half(p)                   first or second coordinates, which lie side by side
+//   load_interleaved(p, x0, x1)    both coordinates, from 2i and 2i + 1
+//   store_half<kStream>(p, q, y0, y1), store_interleaved<kStream>(p, y0, y1)
+//   load_row(p)                    cosines or sines
+//   rotate(x0, x1, c, s, y0, y1)   the rotation
+//   cached_registers               how many registers of cosines are worth keeping for all heads
+//   has_rotate_whole               whether it has `rotate_whole`, for heads of that many registers
 //
-// `kFused` says whether `turn` rounds a product and a sum once. `kAligned` is the alignment that its
-// streaming stores want, and `fence` ends them.
+// `kFused` says whether `rotate` fuses a product and a sum, with one rounding. `kAligned` is the
+// alignment that its streaming stores need, and `fence` ends them.
 
 #include "rows.inl"
 
 namespace {
 
-// One pair, to the bit what Lane<T>::turn does.
-template <class C> inline void turn_pair(C x0, C x1, C c, C s, C &y0, C &y1) {
+// One pair, with the same bits as Lane<T>::rotate.
+template <class C> inline void rotate_pair(C x0, C x1, C c, C s, C &y0, C &y1) {
   if constexpr (kFused) {
     y0 = std::fma(x0, c, -(x1 * s));
     y1 = std::fma(x1, c, x0 * s);
@@ -27,9 +28,10 @@ template <class C> inline void turn_pair(C x0, C x1, C c, C s, C &y0, C &y1) {
   }
 }
 
-// A head of which not every pair fills a register, or whose items do not lie side by side.
+// The pairs of a head from `first` on, one at a time: those that do not fill a register, or all of
+// them where its elements do not lie side by side.
 template <class T, class C>
-inline void turn_one_by_one(const char *in, char *out, int64_t item_in, int64_t item_out,
+inline void rotate_scalar(const char *in, char *out, int64_t item_in, int64_t item_out,
                             bool half_in, bool half_out, const C *cos, const C *sin,
                             int64_t first, int64_t pairs) {
   for (int64_t k = first; k < pairs; ++k) {
@@ -40,7 +42,7 @@ inline void turn_one_by_one(const char *in, char *out, int64_t item_in, int64_t 
     std::memcpy(&r1, in + b * item_in, sizeof(T));
     const C x0 = widen(r0), x1 = widen(r1);
     C y0, y1;
-    turn_pair(x0, x1, cos[k], sin[k], y0, y1);
+    rotate_pair(x0, x1, cos[k], sin[k], y0, y1);
     narrow(y0, &r0);
     narrow(y1, &r1);
     std::memcpy(out + c * item_out, &r0, sizeof(T));
@@ -48,35 +50,35 @@ inline void turn_one_by_one(const char *in, char *out, int64_t item_in, int64_t 
   }
 }
 
-// One register's worth of pairs, `at` bytes into the first half (or twice that into woven pairs).
+// The pairs of one register, `at` bytes into the first half (twice that where they are interleaved).
 template <class T, bool kHalfIn, bool kHalfOut, bool kStream, class V>
-inline void turn_block(const char *in, char *out, int64_t bytes, int64_t at, V c, V s) {
+inline void rotate_block(const char *in, char *out, int64_t bytes, int64_t at, V c, V s) {
   using L = Lane<T>;
   V x0, x1, y0, y1;
   if constexpr (kHalfIn) {
-    x0 = L::half(in + at);
-    x1 = L::half(in + bytes + at);
+    x0 = L::load_half(in + at);
+    x1 = L::load_half(in + bytes + at);
   } else {
-    L::woven(in + 2 * at, x0, x1);
+    L::load_interleaved(in + 2 * at, x0, x1);
   }
-  L::turn(x0, x1, c, s, y0, y1);
+  L::rotate(x0, x1, c, s, y0, y1);
   if constexpr (kHalfOut) {
-    L::template put_half<kStream>(out + at, out + bytes + at, y0, y1);
+    L::template store_half<kStream>(out + at, out + bytes + at, y0, y1);
   } else {
-    L::template put_woven<kStream>(out + 2 * at, y0, y1);
+    L::template store_interleaved<kStream>(out + 2 * at, y0, y1);
   }
 }
 
-// Vectors that share a row: the heads of a token, or one head of neighbouring tokens at one place.
-struct Walk {
+// Heads of one token, which share their cosines and sines.
+struct Vectors {
   const char *in;
   char *out;
   int64_t count, step_in, step_out;
-  int64_t ahead; // how far beyond a vector to prefetch; 0 for not at all
+  int64_t ahead; // how many bytes beyond a head to prefetch; 0 for not at all
 };
 
 template <class T, class C, bool kHalfIn, bool kHalfOut, bool kStream>
-__attribute__((always_inline)) inline void turn_any(const Walk &w, const C *cos, const C *sin, int64_t pairs) {
+__attribute__((always_inline)) inline void rotate_any_width(const Vectors &w, const C *cos, const C *sin, int64_t pairs) {
   using L = Lane<T>;
   const int64_t bytes = pairs * int64_t{sizeof(T)};
   const char *in = w.in;
@@ -86,51 +88,52 @@ __attribute__((always_inline)) inline void turn_any(const Walk &w, const C *cos,
       for (int64_t at = 0; at < 2 * bytes; at += 64) __builtin_prefetch(in + w.ahead + at);
     int64_t k = 0;
     for (; k + L::width <= pairs; k += L::width)
-      turn_block<T, kHalfIn, kHalfOut, kStream>(in, out, bytes, k * int64_t{sizeof(T)},
-                                                L::row(cos + k), L::row(sin + k));
+      rotate_block<T, kHalfIn, kHalfOut, kStream>(in, out, bytes, k * int64_t{sizeof(T)},
+                                                L::load_row(cos + k), L::load_row(sin + k));
     if (k < pairs)
-      turn_one_by_one<T, C>(in, out, sizeof(T), sizeof(T), kHalfIn, kHalfOut, cos, sin, k, pairs);
+      rotate_scalar<T, C>(in, out, sizeof(T), sizeof(T), kHalfIn, kHalfOut, cos, sin, k, pairs);
   }
 }
 
-// The same with the row kept in registers.
+// The same for heads of `kBlocks` registers: the cosines and sines stay in registers for all heads,
+// so that each head costs only its own loads and stores.
 template <class T, class C, bool kHalfIn, bool kHalfOut, bool kStream, int kBlocks>
-__attribute__((always_inline)) inline void turn_held(const Walk &w, const C *cos, const C *sin) {
+__attribute__((always_inline)) inline void rotate_from_registers(const Vectors &w, const C *cos, const C *sin) {
   using L = Lane<T>;
   constexpr int64_t bytes = int64_t{kBlocks} * L::width * int64_t{sizeof(T)};
   typename L::V c[kBlocks], s[kBlocks];
   for (int b = 0; b < kBlocks; ++b) {
-    c[b] = L::row(cos + b * L::width);
-    s[b] = L::row(sin + b * L::width);
+    c[b] = L::load_row(cos + b * L::width);
+    s[b] = L::load_row(sin + b * L::width);
   }
-  if constexpr (L::whole) {
-    L::template arrange<kHalfIn, kHalfOut, kBlocks>(c);
-    L::template arrange<kHalfIn, kHalfOut, kBlocks>(s);
+  if constexpr (L::has_rotate_whole) {
+    L::template arrange_rows<kHalfIn, kHalfOut, kBlocks>(c);
+    L::template arrange_rows<kHalfIn, kHalfOut, kBlocks>(s);
   }
   const char *in = w.in;
   char *out = w.out;
   for (int64_t i = 0; i < w.count; ++i, in += w.step_in, out += w.step_out) {
     if (w.ahead)
       for (int64_t at = 0; at < 2 * bytes; at += 64) __builtin_prefetch(in + w.ahead + at);
-    if constexpr (L::whole)
-      L::template turn_whole<kHalfIn, kHalfOut, kStream, kBlocks>(in, out, c, s, cos, sin);
+    if constexpr (L::has_rotate_whole)
+      L::template rotate_whole<kHalfIn, kHalfOut, kStream, kBlocks>(in, out, c, s, cos, sin);
     else
       for (int b = 0; b < kBlocks; ++b)
-        turn_block<T, kHalfIn, kHalfOut, kStream>(
+        rotate_block<T, kHalfIn, kHalfOut, kStream>(
             in, out, bytes, b * int64_t{L::width} * int64_t{sizeof(T)}, c[b], s[b]);
   }
 }
 
 template <class T, class C, bool kHalfIn, bool kHalfOut, bool kStream>
-inline void turn_walk(const Walk &w, const C *cos, const C *sin, int64_t pairs) {
+inline void rotate_vectors(const Vectors &w, const C *cos, const C *sin, int64_t pairs) {
   using L = Lane<T>;
-  if constexpr (L::held >= 8)
-    if (pairs == 8 * L::width) return turn_held<T, C, kHalfIn, kHalfOut, kStream, 8>(w, cos, sin);
-  if ((w.count > 1 || L::whole) && L::held >= 4 && pairs == 4 * L::width)
-    return turn_held<T, C, kHalfIn, kHalfOut, kStream, 4>(w, cos, sin);
-  if ((w.count > 1 || L::whole) && L::held >= 2 && pairs == 2 * L::width)
-    return turn_held<T, C, kHalfIn, kHalfOut, kStream, 2>(w, cos, sin);
-  turn_any<T, C, kHalfIn, kHalfOut, kStream>(w, cos, sin, pairs);
+  if constexpr (L::cached_registers >= 8)
+    if (pairs == 8 * L::width) return rotate_from_registers<T, C, kHalfIn, kHalfOut, kStream, 8>(w, cos, sin);
+  if ((w.count > 1 || L::has_rotate_whole) && L::cached_registers >= 4 && pairs == 4 * L::width)
+    return rotate_from_registers<T, C, kHalfIn, kHalfOut, kStream, 4>(w, cos, sin);
+  if ((w.count > 1 || L::has_rotate_whole) && L::cached_registers >= 2 && pairs == 2 * L::width)
+    return rotate_from_registers<T, C, kHalfIn, kHalfOut, kStream, 2>(w, cos, sin);
+  rotate_any_width<T, C, kHalfIn, kHalfOut, kStream>(w, cos, sin, pairs);
 }
 
 inline void copy_rest(const Job &job, const Operand &x, const char *in, char *out, size_t size) {
@@ -147,7 +150,8 @@ inline void copy_rest(const Job &job, const Operand &x, const char *in, char *ou
   copy(job.start + 2 * job.pairs, job.head_dim);
 }
 
-// How far ahead to prefetch along a walk: rows about 8 KiB on.
+// How many bytes ahead to prefetch: whole steps, about 8 KiB. The hardware follows one stream of
+// addresses well, but not the jumps from head to head.
 inline int64_t ahead_of(const Job &job, int64_t step) {
   if (!job.prefetch) return 0;
   const int64_t size = std::max<int64_t>(1, step < 0 ? -step : step);
@@ -159,7 +163,8 @@ inline void sweep_tile(const Job &job, const Operand &x, const char *in, char *o
                        int64_t token_in, int64_t token_out, const Rows<C> &rows) {
   const int64_t size = sizeof(T), first_in = job.start * x.item_in, first_out = job.start * x.item_out;
   const bool packed = x.item_in == size && x.item_out == size;
-  // in place, and written in another order than read: nothing may be written before it is read
+  // in place with another pairing of the result, a store would overwrite what is still to be read:
+  // the head is copied to the stack first
   const bool staged = job.in_place && kHalfIn != kHalfOut;
   if (!job.in_place && 2 * job.pairs != job.head_dim)
     for (int64_t t = 0; t < tokens; ++t)
@@ -179,11 +184,11 @@ inline void sweep_tile(const Job &job, const Operand &x, const char *in, char *o
             std::memcpy(stage + i, from + i * x.item_in, size_t(size));
           from = reinterpret_cast<const char *>(stage);
         }
-        const Walk one{from, to, 1, 0, 0, 0};
+        const Vectors head{from, to, 1, 0, 0, 0};
         if (packed)
-          turn_any<T, C, kHalfIn, kHalfOut, false>(one, rows.cos[t], rows.sin[t], job.pairs);
+          rotate_any_width<T, C, kHalfIn, kHalfOut, false>(head, rows.cos[t], rows.sin[t], job.pairs);
         else
-          turn_one_by_one<T, C>(from, to, staged ? size : x.item_in, x.item_out, kHalfIn, kHalfOut,
+          rotate_scalar<T, C>(from, to, staged ? size : x.item_in, x.item_out, kHalfIn, kHalfOut,
                                 rows.cos[t], rows.sin[t], 0, job.pairs);
       }
     return;
@@ -192,57 +197,59 @@ inline void sweep_tile(const Job &job, const Operand &x, const char *in, char *o
   if (tokens == 1 || x.heads == 1 || magnitude(x.head_in) <= magnitude(token_in)) {
     const int64_t ahead = ahead_of(job, x.heads > 1 ? x.head_in : token_in);
     for (int64_t t = 0; t < tokens; ++t) {
-      const Walk heads{in + t * token_in, out + t * token_out, x.heads, x.head_in, x.head_out, ahead};
-      turn_walk<T, C, kHalfIn, kHalfOut, kStream>(heads, rows.cos[t], rows.sin[t], job.pairs);
+      const Vectors heads{in + t * token_in, out + t * token_out, x.heads, x.head_in, x.head_out, ahead};
+      rotate_vectors<T, C, kHalfIn, kHalfOut, kStream>(heads, rows.cos[t], rows.sin[t], job.pairs);
     }
     return;
   }
-  // heads lie further apart than tokens: follow memory, a few heads at a time to share each row
+  // [heads, tokens] memory: go along the tokens, which lie side by side, with two heads at a time.
+  // That reads memory in order, and still uses each row of cosines twice while it is in cache
   constexpr int64_t kStreams = 2;
   const int64_t ahead = ahead_of(job, token_in);
-  auto follow = [&](auto blocks) {
+  auto along_tokens = [&](auto blocks) {
     for (int64_t h = 0; h < x.heads; h += kStreams)
       for (int64_t t = 0; t < tokens; ++t) {
-        const Walk few{in + t * token_in + h * x.head_in,
+        const Vectors heads{in + t * token_in + h * x.head_in,
                        out + t * token_out + h * x.head_out,
                        std::min(kStreams, x.heads - h),
                        x.head_in,
                        x.head_out,
                        ahead};
         if constexpr (blocks.value == 0)
-          turn_any<T, C, kHalfIn, kHalfOut, kStream>(few, rows.cos[t], rows.sin[t], job.pairs);
+          rotate_any_width<T, C, kHalfIn, kHalfOut, kStream>(heads, rows.cos[t], rows.sin[t], job.pairs);
         else
-          turn_held<T, C, kHalfIn, kHalfOut, kStream, blocks.value>(few, rows.cos[t], rows.sin[t]);
+          rotate_from_registers<T, C, kHalfIn, kHalfOut, kStream, blocks.value>(heads, rows.cos[t], rows.sin[t]);
       }
   };
   using L = Lane<T>;
-  if constexpr (L::held >= 8)
-    if (job.pairs == 8 * L::width) return follow(std::integral_constant<int, 8>{});
-  if (L::held >= 4 && job.pairs == 4 * L::width) follow(std::integral_constant<int, 4>{});
-  else if (L::held >= 2 && job.pairs == 2 * L::width) follow(std::integral_constant<int, 2>{});
-  else follow(std::integral_constant<int, 0>{});
+  if constexpr (L::cached_registers >= 8)
+    if (job.pairs == 8 * L::width) return along_tokens(std::integral_constant<int, 8>{});
+  if (L::cached_registers >= 4 && job.pairs == 4 * L::width) along_tokens(std::integral_constant<int, 4>{});
+  else if (L::cached_registers >= 2 && job.pairs == 2 * L::width) along_tokens(std::integral_constant<int, 2>{});
+  else along_tokens(std::integral_constant<int, 0>{});
 }
 
 template <class T, class C>
 inline void dispatch_tile(const Job &job, const Operand &x, const char *in, char *out,
                           int64_t tokens, int64_t token_in, int64_t token_out,
                           const Rows<C> &rows, bool stream) {
-  auto go = [&](auto half_in, auto half_out, auto streaming) {
+  auto run = [&](auto half_in, auto half_out, auto streaming) {
     sweep_tile<T, C, half_in.value, half_out.value, streaming.value>(job, x, in, out, tokens,
                                                                      token_in, token_out, rows);
   };
   using Yes = std::true_type;
   using No = std::false_type;
   if (stream) {
-    if (job.half_in) job.half_out ? go(Yes{}, Yes{}, Yes{}) : go(Yes{}, No{}, Yes{});
-    else job.half_out ? go(No{}, Yes{}, Yes{}) : go(No{}, No{}, Yes{});
+    if (job.half_in) job.half_out ? run(Yes{}, Yes{}, Yes{}) : run(Yes{}, No{}, Yes{});
+    else job.half_out ? run(No{}, Yes{}, Yes{}) : run(No{}, No{}, Yes{});
   } else {
-    if (job.half_in) job.half_out ? go(Yes{}, Yes{}, No{}) : go(Yes{}, No{}, No{});
-    else job.half_out ? go(No{}, Yes{}, No{}) : go(No{}, No{}, No{});
+    if (job.half_in) job.half_out ? run(Yes{}, Yes{}, No{}) : run(Yes{}, No{}, No{});
+    else job.half_out ? run(No{}, Yes{}, No{}) : run(No{}, No{}, No{});
   }
 }
 
-// Streaming stores want every row of the output aligned.
+// Whether to write past the caches: a large new output is not read again soon, and an ordinary store
+// would first read the memory that it overwrites. Streaming stores need every head aligned.
 inline bool streams(const Job &job, const Operand &x, int64_t size) {
   if (!job.stream || x.item_out != size) return false;
   const int64_t unit = kAligned - 1;
@@ -268,20 +275,21 @@ template <class T, class C> void sweep(const Job &job, int64_t first, int64_t la
   }
   while (first < last) {
     const int64_t tokens = std::min({most, last - first, job.shape[inner] - at[inner]});
-    const bool still = job.positions != nullptr && job.position_stride[inner] == 0;
-    int64_t place[kMaxDims];
-    std::copy(at, at + job.dims, place);
-    for (int64_t t = 0; t < tokens; ++t, ++place[inner]) {
-      if (still && t > 0) {
+    // cosines and sines of a tile of tokens are built once for the heads of query and key
+    const bool same_position = job.positions != nullptr && job.position_stride[inner] == 0;
+    int64_t token[kMaxDims];
+    std::copy(at, at + job.dims, token);
+    for (int64_t t = 0; t < tokens; ++t, ++token[inner]) {
+      if (same_position && t > 0) {
         rows.cos[t] = rows.cos[0];
         rows.sin[t] = rows.sin[0];
       } else {
-        fill_row<C>(job, place, rows, t, rows.room + t * row);
+        fill_row<C>(job, token, rows, t, rows.storage + t * row);
       }
     }
     for (int i = 0; i < job.operands; ++i) {
       const Operand &x = job.x[i];
-      if (x.heads == 0) continue; // which may have no memory to point into
+      if (x.heads == 0) continue; // it may have no memory
       const char *in = x.in;
       char *out = x.out;
       for (int d = 0; d < job.dims; ++d) {

@@ -1,4 +1,4 @@
-// What is asked of a DLPack tensor before memory is walked: strides, broadcasting, overlap, range.
+// Checks of DLPack tensors before their memory is read: strides, broadcasting, overlap, range.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -25,7 +25,7 @@ inline bool dtype_of(const DLTensor &t, Dtype *out) {
   return true;
 }
 
-// Whether the token dimensions of `t`, which `inner` of its own follow, broadcast to those of `x`.
+// Whether the token dimensions of `t`, all but its last `inner` ones, broadcast to those of `x`.
 inline bool fits(const DLTensor &t, int inner, const DLTensor &x) {
   const int own = t.ndim - inner, lead = x.ndim - 2;
   if (own < 0 || own > lead) return false;
@@ -38,7 +38,7 @@ inline bool same_tokens(const DLTensor &a, const DLTensor &b) {
   return a.ndim == b.ndim && std::equal(a.shape, a.shape + a.ndim - 2, b.shape);
 }
 
-// Whether there are elements only where there is memory: torch has zeros that own none.
+// Whether a tensor with elements has memory: torch has tensors of zeros without any.
 inline bool has_memory(const DLTensor &t) {
   return t.data != nullptr || std::find(t.shape, t.shape + t.ndim, 0) != t.shape + t.ndim;
 }
@@ -57,7 +57,8 @@ inline void broadcast(const DLTensor &t, int inner, int lead, int64_t *strides) 
   }
 }
 
-// Whether two elements of a written tensor could be one: conservative, as dense slices are not.
+// Whether two elements of a written tensor could share memory. Conservative: false for dense slices,
+// true for some irregular strides that share nothing.
 inline bool overlaps_itself(const DLTensor &t) {
   int64_t steps[kMaxRank], counts[kMaxRank];
   int n = 0;
@@ -133,21 +134,22 @@ inline bool overlap(const DLTensor &a, const DLTensor &b) {
   return apart < ra || apart + rb > token;
 }
 
-// Merge neighbouring token dimensions that every walk crosses evenly, and drop those of length 1.
-inline int merge(int dims, int64_t *shape, int64_t *const *strides, int walks) {
-  int kept = 0;
+// Merge neighbouring token dimensions where the outer stride of every operand is the inner one times
+// the inner length, and drop those of length 1.
+inline int merge(int dims, int64_t *shape, int64_t *const *strides, int operands) {
+  int merged = 0;
   for (int d = 0; d < dims; ++d) {
     if (shape[d] == 1) continue;
-    bool even = kept > 0;
-    for (int i = 0; i < walks && even; ++i)
-      even = strides[i][kept - 1] == strides[i][d] * shape[d];
-    if (even) shape[kept - 1] *= shape[d];
-    else shape[kept++] = shape[d];
-    for (int i = 0; i < walks; ++i) strides[i][kept - 1] = strides[i][d];
+    bool even = merged > 0;
+    for (int i = 0; i < operands && even; ++i)
+      even = strides[i][merged - 1] == strides[i][d] * shape[d];
+    if (even) shape[merged - 1] *= shape[d];
+    else shape[merged++] = shape[d];
+    for (int i = 0; i < operands; ++i) strides[i][merged - 1] = strides[i][d];
   }
-  if (kept > 0) return kept;
+  if (merged > 0) return merged;
   shape[0] = 1;
-  for (int i = 0; i < walks; ++i) strides[i][0] = 0;
+  for (int i = 0; i < operands; ++i) strides[i][0] = 0;
   return 1;
 }
 

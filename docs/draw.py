@@ -1,17 +1,27 @@
 """Draw the pictures of the README and the documentation: ``make figures``.
 
-The gallery says how: each picture of ``figures.md`` is the ``figure`` of the code below it.
+The gallery says how: each picture of ``figures.md`` is the ``chart`` of the code below it. A
+picture is an SVG file that brings the colours of `phasor.charts.style.stylesheet`, so that it is
+light on a light page and dark on a dark one.
 """
 
 import re
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
+import vl_convert
+
+from phasor.charts.style import SCREEN, screen_spec, stylesheet
 
 DOCS = Path(__file__).parent
-PICTURE_OR_CODE = re.compile(r"\]\((images/[\w-]+\.png)\)|^```python\n(.*?)^```", re.M | re.S)
+PICTURE_OR_CODE = re.compile(r"\]\((images/[\w-]+\.svg)\)|^```python\n(.*?)^```", re.M | re.S)
+# the text beside a picture says what is in it, so no mark has to
+# a font that is wide leaves room for whichever font a reader has
+CONFIG = SCREEN | {
+    "aria": False,
+    "font": "DejaVu Sans, Verdana, sans-serif",
+    "legend": SCREEN["legend"] | {"columns": 3},
+}
 
 
 def main() -> None:
@@ -25,11 +35,12 @@ def main() -> None:
             continue
         exec(code, names)
         if wanted:
-            drawn = BytesIO()
-            names["figure"].savefig(drawn, dpi=150)
-            # 256 colours are plenty for curves, and a third of the bytes
-            image = Image.open(drawn).convert("RGB").quantize(256)
-            image.save(DOCS / wanted, optimize=True)
+            drawn = vl_convert.vegalite_to_svg(screen_spec(names["chart"], config=CONFIG))
+            # a hundredth of a pixel is plenty
+            drawn = re.sub(r"\d+\.\d{5,}(e-\d+)?", lambda long: f"{float(long[0]):.2f}", drawn)
+            opening = drawn.index(">") + 1
+            styled = f"{drawn[:opening]}<style>{stylesheet()}</style>{drawn[opening:]}"
+            (DOCS / wanted).write_text(styled + "\n", "utf-8")
             print(DOCS / wanted)
             wanted = ""
 

@@ -47,9 +47,7 @@ class Block(nn.Module):
     def __init__(self, rope: Rope | None) -> None:
         super().__init__()
         self.attention_norm = nn.RMSNorm(WIDTH)
-        self.attention = RotaryAttention(
-            WIDTH, query_heads=8, rope=rope, key_heads=4, head_dim=16, qk_norm=1e-6
-        )
+        self.attention = RotaryAttention(rope, WIDTH, 8, 4, head_dim=16, qk_norm=True)
         self.feed_norm = nn.RMSNorm(WIDTH)
         self.up = nn.Linear(WIDTH, 4 * WIDTH, bias=False)
         self.down = nn.Linear(4 * WIDTH, WIDTH, bias=False)
@@ -84,12 +82,12 @@ def cut_heads(model: Model, mesh: DeviceMesh, *, sequence: bool) -> None:
         "attention": PrepareModuleInput(
             input_layouts=(between, None), desired_input_layouts=(Replicate(), None)
         ),
-        "attention.query": ColwiseParallel(),
-        "attention.key": ColwiseParallel(),
-        "attention.value": ColwiseParallel(),
-        "attention.query_norm": heads,
-        "attention.key_norm": heads,
-        "attention.output": RowwiseParallel(output_layouts=between),
+        "attention.q_proj": ColwiseParallel(),
+        "attention.k_proj": ColwiseParallel(),
+        "attention.v_proj": ColwiseParallel(),
+        "attention.q_norm": heads,
+        "attention.k_norm": heads,
+        "attention.o_proj": RowwiseParallel(output_layouts=between),
         "up": ColwiseParallel(input_layouts=between),
         "down": RowwiseParallel(output_layouts=between),
     }
@@ -103,8 +101,8 @@ def cut_heads(model: Model, mesh: DeviceMesh, *, sequence: bool) -> None:
         }
     parallelize_module(model, mesh, ends | {f"blocks.*.{name}": how for name, how in plan.items()})
     for block in model.blocks:  # the heads that are left here
-        block.attention.query_heads //= mesh.size()
-        block.attention.key_heads //= mesh.size()
+        block.attention.num_heads //= mesh.size()
+        block.attention.num_kv_heads //= mesh.size()
 
 
 def spread(model: Model, mesh: DeviceMesh, *, sequence: bool, bf16: bool) -> Model:

@@ -6,6 +6,7 @@ A new module must be placed in `PIPELINE`; where it goes says what it may use.
 from __future__ import annotations
 
 import ast
+import functools
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,36 +34,27 @@ PIPELINE = """
     identification.laws identification.explaining identification.limits identification.mistakes
     identification.measuring identification.differences identification phasor
     translation.onnx translation
-    figures._style figures._precision figures._spectrum figures._rotation figures._decay
-    figures._heads figures._coverage figures._linear figures
-    extending report._numbers report._snippet report._charts report
-    torch._internals torch.positions torch._torchscript torch._layout torch._arguments
-    torch._tables torch._rows torch._written
-    torch.backends.triton.tiles torch.backends.triton.angles torch.backends.triton.kernels
-    torch.backends.triton.plan torch.backends.triton
-    torch.backends.eager torch.backends.cpu torch.backends torch.ops torch.functional torch.by_rows
-    torch._fused torch.backends.triton.norm torch.backends.triton.cache
-    torch.backends.triton.fused
-    torch._norm torch._cache_write torch.fused
-    torch._attend torch.key_cache torch.attention torch.relative
-    torch._feature_maps torch._causal_sum torch._linear_attention
-    torch.papers.heads torch.papers.usage torch.papers
-    torch.cache torch.splice torch._cache_layers torch.cached_keys
-    torch.export._graph torch.export torch.distributed
-    torch.transformers._rules torch.transformers._carriers torch.transformers._forms
-    torch.transformers._axial torch.transformers._fresh torch.transformers._sines
-    torch.transformers._handling torch.transformers._methods torch.transformers._members
-    torch.transformers._live torch.transformers._classes torch.transformers._parts
-    torch.transformers._check torch.transformers torch
-    torch.architectures._tiny torch.architectures._recording torch.architectures._compared
-    torch.architectures torch.architectures.verdicts
-    cli.common bench._case bench._gate bench._timing bench._measure bench._figure bench
+    charts.style charts.curves charts.coverage charts.attention charts
+    extending report.snippet report
+    torch._internals torch.positions torch._tables torch._arguments torch._in_place
+    torch.backends.triton.launching torch.backends.triton.kernels torch.backends.triton.norm
+    torch.backends.triton.cache torch.backends.triton.fused torch.backends.triton
+    torch.backends.eager torch.backends.cpu torch.backends torch.ops torch.functional
+    torch._fused_ops torch.fused
+    torch.kv_cache.cache torch.kv_cache.verbs torch.kv_cache.cached_keys
+    torch.kv_cache torch.attention
+    torch.papers.linear torch.papers.relative torch.papers.heads torch.papers.usage torch.papers
+    torch.export torch.distributed
+    torch.hf.methods torch.hf.carriers torch.hf.functions torch.hf.modules torch.hf.embeddings
+    torch.hf.reading torch.hf.checking torch.hf torch
+    torch.hf.architectures torch.hf.verdicts
+    cli.common
     cli.show cli.architectures cli.identify cli.diff cli.convert cli.extend cli.report cli.presets
-    cli.demo cli.bench cli __main__
+    cli.demo cli.benchmark cli.bench cli __main__
 """
 ORDER = PIPELINE.split()
 # the benchmark and the demonstration drive phasor.torch; only their commands import them
-USE_TORCH = ("torch", "bench", "cli.demo")
+USE_TORCH = ("torch", "cli.benchmark", "cli.demo")
 MOST_LINES = 500
 
 
@@ -76,15 +68,18 @@ def modules(src: Path) -> dict[str, Path]:
     return found
 
 
-def imported(path: Path, package: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+@functools.cache  # by text: a copy of the package has nearly the same files
+def imported(text: str, package: tuple[str, ...]) -> list[tuple[str, ...]]:
     """All that a file imports, wherever in it: dotted names, the imported one included."""
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+    found: list[tuple[str, ...]] = []
+    for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
-            yield from (tuple(alias.name.split(".")) for alias in node.names)
+            found += [tuple(alias.name.split(".")) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             above = package[: len(package) - node.level + 1] if node.level else ()
             origin = (*above, *(node.module.split(".") if node.module else ()))
-            yield from ((*origin, alias.name) for alias in node.names)
+            found += [(*origin, alias.name) for alias in node.names]
+    return found
 
 
 def uses(src: Path) -> Iterator[tuple[str, str]]:
@@ -93,7 +88,7 @@ def uses(src: Path) -> Iterator[tuple[str, str]]:
     for name, path in known.items():
         inside = () if name == "phasor" else tuple(name.split("."))
         package = ("phasor", *(inside if path.stem == "__init__" else inside[:-1]))
-        for target in imported(path, package):
+        for target in imported(path.read_text("utf-8"), package):
             if target[0] == "torch":
                 yield name, "<torch>"
             if target[0] == "phasor":
@@ -205,20 +200,24 @@ def test_a_planted_import_of_torch_is_found(copy: Path, line: str) -> None:
     assert strays_to_torch(copy) == {"angles"}
 
 
+@functools.cache
+def prints(text: str) -> bool:
+    """Whether a file calls what prints."""
+    return any(
+        isinstance(node, ast.Call)
+        and ast.unparse(node.func) in ("print", "click.echo", "click.secho", "Console")
+        for node in ast.walk(ast.parse(text))
+    )
+
+
 def printers(src: Path) -> set[str]:
     """Modules that print by themselves."""
-    return {
-        name
-        for name, path in modules(src).items()
-        for node in ast.walk(ast.parse(path.read_text("utf-8")))
-        if isinstance(node, ast.Call)
-        and ast.unparse(node.func) in ("print", "click.echo", "click.secho", "Console")
-    }
+    return {name for name, path in modules(src).items() if prints(path.read_text("utf-8"))}
 
 
 def test_what_is_printed_goes_one_way() -> None:
     """There it is made visible. The help is click's, and `patch` names classes of Python."""
-    assert printers(SRC) == {"cli", "cli.common", "torch.transformers"}
+    assert printers(SRC) == {"cli", "cli.common", "torch.hf"}
 
 
 @pytest.mark.parametrize("line", ["print(1)", "click.echo(1)", "Console().rule()"])

@@ -114,7 +114,8 @@ def suite(
     root: Path, asked: list[str], environment: dict[str, str], python: str = sys.executable
 ) -> subprocess.CompletedProcess[str]:
     """The suite of the checkout at ``root``, its output in one."""
-    command = [python, "-m", "pytest", "-q", "-m", "not slow", *asked]
+    everyday = ["-n", "auto", "--dist", "loadfile", "-m", "not slow"]  # as `make test`
+    command = [python, "-m", "pytest", "-q", *everyday, *asked]
     if os.geteuid() == 0:  # who may otherwise write where nobody may
         command = ["setpriv", "--bounding-set=-dac_override", "--inh-caps=-all", *command]
     return subprocess.run(

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from phasor import Rope
 from phasor.torch import RotaryAttention
-from phasor.torch.relative import ReRope, relative_attention
+from phasor.torch.papers import ReRope, relative_attention
 
 BYTES = 256
 
@@ -18,14 +18,14 @@ class ReRopeAttention(RotaryAttention):
     """The same layer with distances cut at a width (ReRoPE, https://kexue.fm/archives/9708)."""
 
     def __init__(self, width: int, heads: int, rope: Rope, *, distance: ReRope) -> None:
-        super().__init__(width, heads, rope)
+        super().__init__(rope, width, heads)
         self.turned_by, self.distance = rope, distance
 
     def forward(self, x: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        split = (*x.shape[:2], self.query_heads, self.head_dim)
-        q, k, v = (each(x).view(split) for each in (self.query, self.key, self.value))
+        split = (*x.shape[:2], self.num_heads, self.head_dim)
+        q, k, v = (each(x).view(split) for each in (self.q_proj, self.k_proj, self.v_proj))
         done = relative_attention(q, k, v, self.turned_by, self.distance)
-        return self.output(done.flatten(2))
+        return self.o_proj(done.flatten(2))
 
 
 class Block(nn.Module):
@@ -72,7 +72,7 @@ class ByteModel(nn.Module):
         def attention() -> RotaryAttention:
             if distance is not None:
                 return ReRopeAttention(width, heads, rope, distance=distance)
-            return RotaryAttention(width, heads, rope, window=window)
+            return RotaryAttention(rope, width, heads, window=window)
 
         self.embedding = nn.Embedding(BYTES, width)
         self.blocks = nn.ModuleList(
@@ -94,7 +94,7 @@ def fresh(settings: Settings, rope: Rope, seed: int) -> ByteModel:
     drawn = torch.Generator().manual_seed(seed)
     for name, weight in model.named_parameters():
         if weight.ndim == 2:
-            adds = name.endswith(("output.weight", "down.weight"))
+            adds = name.endswith(("o_proj.weight", "down.weight"))
             spread = 0.02 if name.startswith(("embedding", "logits")) else weight.shape[1] ** -0.5
             spread /= (2 * settings.layers) ** 0.5 if adds else 1.0
             nn.init.normal_(weight, std=spread, generator=drawn)

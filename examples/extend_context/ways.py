@@ -9,7 +9,7 @@ from settings import Settings
 
 from phasor import Rope
 from phasor.scaling import NTK, DynamicNTK, Hope, Law, Linear, Llama3, NTKMixed, PartNTK, Rule, Yarn
-from phasor.torch.relative import ReRope
+from phasor.torch.papers import ReRope
 
 Stage = Literal["zero-shot", "fine-tuned"]
 STAGES: tuple[Stage, ...] = ("zero-shot", "fine-tuned")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from numbers import Integral, Real
 from operator import index
 from typing import Any, cast
@@ -20,6 +20,25 @@ def shown(value: object) -> str:
     except (RecursionError, ValueError):  # nested deeper, or more digits, than Python prints
         return f"a {type(value).__name__} too deep or too long to print"
     return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+#: Shape of a tensor with heads, by ``heads_first``.
+LAYOUTS = {False: "[..., seq, heads, head_dim]", True: "[..., heads, seq, head_dim]"}
+
+
+def other_layout(who: str, heads_first: bool) -> str:
+    """The hint at the end of an error about a tensor whose shape fits the other layout."""
+    way_out = "leave heads_first out" if heads_first else "pass heads_first=True"
+    return f"; if {who} {LAYOUTS[not heads_first]}, {way_out}"
+
+
+def broadcasts(tokens: Sequence[int], lead: Sequence[int]) -> bool:
+    """Whether the shape ``tokens`` broadcasts to ``lead`` without changing ``lead``."""
+    if len(tokens) > len(lead):
+        return False
+    pairs = zip(reversed(tokens), reversed(lead), strict=False)
+    # t == n first: under torch.compile, comparing a dynamic length with 1 would add a guard
+    return all(t == n or t == 1 for t, n in pairs)
 
 
 def first_repeated(pairs: Iterable[tuple[str, object]]) -> str | None:

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from phasor._checks import choice, whole
+from phasor._checks import LAYOUTS, broadcasts, choice, other_layout, shown, whole
 from phasor.angles import cos_sin
-from phasor.errors import PositionError, TensorError
+from phasor.errors import PositionError, SpecError, TensorError
 from phasor.pairings import PAIRINGS, Pairing, slices
 from phasor.rope import Rope
 
@@ -32,7 +32,12 @@ def pair_indices(rope: Rope, pairing: Pairing) -> tuple[NDArray[np.intp], NDArra
 
 
 def rotate(
-    x: ArrayLike, positions: ArrayLike, rope: Rope, *, inverse: bool = False
+    x: ArrayLike,
+    positions: ArrayLike,
+    rope: Rope,
+    *,
+    inverse: bool = False,
+    heads_first: bool = False,
 ) -> NDArray[np.float64]:
     """``R(p) x`` for every token, element by element (RoFormer 2104.09864, eq. 34).
 
@@ -44,6 +49,8 @@ def rotate(
             ``x``; ``[..., seq, n_axes]`` for several axes. A scalar is every token's position.
         rope: What rotates.
         inverse: Undo it instead: ``R(-p)``, from ``output_pairing`` back to ``pairing``.
+        heads_first: Whether ``x`` is ``[..., heads, seq, head_dim]``; ``positions`` keep their
+            shape.
 
     Returns:
         float64, the shape of ``x``.
@@ -51,81 +58,91 @@ def rotate(
     Raises:
         TensorError: If ``x`` does not end in ``head_dim`` or is not real.
         PositionError: If the positions are not numbers or do not fit ``x``.
-        SpecError: If ``rope.scaling`` is a rule that has not picked its law.
+        SpecError: If ``rope.scaling`` is a rule that has not picked its law, or ``heads_first`` is
+            no bool.
 
     >>> rope = Rope(head_dim=4, pairing="interleaved", base=100.0)
     >>> rotate([1.0, 0.0, 1.0, 0.0], 1, rope).round(4)
     array([0.5403, 0.8415, 0.995 , 0.0998])
     """
     vectors = _vectors("x", x, rope)
-    cos, sin = _rows(positions, rope, vectors.shape)
+    cos, sin = _cos_sin_of_tokens(positions, rope, vectors.shape, heads_first)
     source, target = rope.pairing, rope.output_pairing
     if inverse:
         sin, source, target = -sin, target, source
-    return _turned(vectors, cos, sin, pair_indices(rope, source), pair_indices(rope, target))
+    return _rotate_pairs(vectors, cos, sin, pair_indices(rope, source), pair_indices(rope, target))
 
 
 def rotate_by(
-    x: ArrayLike, cos: ArrayLike, sin: ArrayLike, *, pairing: Pairing
+    x: ArrayLike,
+    cos: ArrayLike,
+    sin: ArrayLike,
+    *,
+    pairing: Pairing,
+    heads_first: bool = False,
 ) -> NDArray[np.float64]:
-    """``x`` turned by given rows of cos and sin, whatever they are, one entry per pair.
+    """``x`` rotated by given cos and sin, whatever their values, one entry per pair.
 
-    What a rotation read from a cache does: ``y0 = x0 cos - x1 sin``, ``y1 = x0 sin + x1 cos``.
-    Coordinates from ``2 * num_pairs`` on pass.
+    ``y0 = x0 cos - x1 sin``, ``y1 = x0 sin + x1 cos``. Coordinates from ``2 * num_pairs`` on pass.
 
     Args:
         x: ``[..., seq, heads, head_dim]``.
         cos: ``[..., seq, num_pairs]``, broadcast against the leading dimensions of ``x``.
         sin: The same shape.
         pairing: ``"half"`` or ``"interleaved"``.
+        heads_first: Whether ``x`` is ``[..., heads, seq, head_dim]``.
 
     Returns:
         float64, the shape of ``x``.
 
     Raises:
-        TensorError: If the rows do not fit ``x`` or one another.
-        SpecError: For a pairing that does not exist.
+        TensorError: If cos and sin do not fit ``x`` or one another.
+        SpecError: For a pairing that does not exist, or a ``heads_first`` that is no bool.
 
     >>> rotate_by([[[1.0, 0.0, 7.0]]], [[0.6]], [[0.8]], pairing="half")
     array([[[0.6, 0.8, 7. ]]])
     """
     vectors = np.asarray(x)
-    given = np.asarray(cos, dtype=np.float64), np.asarray(sin, dtype=np.float64)
-    lead, width = vectors.shape[:-2], 2 * given[0].shape[-1] if given[0].ndim else 0
+    c, s = np.asarray(cos, dtype=np.float64), np.asarray(sin, dtype=np.float64)
+    tokens, heads_dim = _token_shape(vectors.shape, heads_first)
+    width = 2 * c.shape[-1] if c.ndim else 0
     if vectors.ndim < 3 or not 2 <= width <= vectors.shape[-1]:
         raise TensorError(
-            "x must be [..., seq, heads, head_dim] with two coordinates for every entry of a row, "
-            f"got shape {list(vectors.shape)} and rows {list(given[0].shape)}"
+            f"x must be {LAYOUTS[heads_first]} with two coordinates for every entry of cos, "
+            f"got shape {list(vectors.shape)} and cos {list(c.shape)}"
         )
-    if given[0].shape != given[1].shape or not _broadcasts(given[0].shape[:-1], lead):
+    if c.shape != s.shape or not broadcasts(c.shape[:-1], tokens):
         raise TensorError(
-            f"cos and sin must both broadcast to the leading dimensions {list(lead)} of x, "
-            f"got {list(given[0].shape)} and {list(given[1].shape)}"
+            f"cos and sin must both broadcast to the leading dimensions {list(tokens)} of x "
+            f"{LAYOUTS[heads_first]}, got {list(c.shape)} and {list(s.shape)}"
         )
     rope = Rope(head_dim=vectors.shape[-1], pairing=pairing, rotary_dim=width)
-    places = pair_indices(rope, pairing)
-    c, s = (row[..., None, :] for row in given)
-    return _turned(_vectors("x", vectors, rope), c, s, places, places)
+    pairs = pair_indices(rope, pairing)
+    c, s = np.expand_dims(c, heads_dim), np.expand_dims(s, heads_dim)
+    return _rotate_pairs(_vectors("x", vectors, rope), c, s, pairs, pairs)
 
 
-_Places = tuple[NDArray[np.intp], NDArray[np.intp]]
+_PairIndices = tuple[NDArray[np.intp], NDArray[np.intp]]
 
 
-def _turned(
+def _rotate_pairs(
     vectors: NDArray[np.float64],
     cos: NDArray[np.float64],
     sin: NDArray[np.float64],
-    read: _Places,
-    written: _Places,
+    source: _PairIndices,
+    target: _PairIndices,
 ) -> NDArray[np.float64]:
-    x0, x1 = vectors[..., read[0]], vectors[..., read[1]]
+    # [..., head_dim] -> twice [..., num_pairs]
+    x0, x1 = vectors[..., source[0]], vectors[..., source[1]]
     y = vectors.copy()
-    y[..., written[0]] = x0 * cos - x1 * sin
-    y[..., written[1]] = x0 * sin + x1 * cos
+    y[..., target[0]] = x0 * cos - x1 * sin
+    y[..., target[1]] = x0 * sin + x1 * cos
     return y
 
 
-def rotate_complex(x: ArrayLike, positions: ArrayLike, rope: Rope) -> NDArray[np.float64]:
+def rotate_complex(
+    x: ArrayLike, positions: ArrayLike, rope: Rope, *, heads_first: bool = False
+) -> NDArray[np.float64]:
     """`rotate` as a product of complex numbers, ``(x0 + i x1) exp(i p inv_freq)`` (eq. 12).
 
     Shapes and errors are those of `rotate`.
@@ -136,12 +153,12 @@ def rotate_complex(x: ArrayLike, positions: ArrayLike, rope: Rope) -> NDArray[np
     True
     """
     vectors = _vectors("x", x, rope)
-    cos, sin = _rows(positions, rope, vectors.shape)
+    cos, sin = _cos_sin_of_tokens(positions, rope, vectors.shape, heads_first)
     first, second = pair_indices(rope, rope.pairing)
     to_first, to_second = pair_indices(rope, rope.output_pairing)
-    turned = (vectors[..., first] + 1j * vectors[..., second]) * (cos + 1j * sin)
+    rotated = (vectors[..., first] + 1j * vectors[..., second]) * (cos + 1j * sin)
     y = vectors.copy()
-    y[..., to_first], y[..., to_second] = turned.real, turned.imag
+    y[..., to_first], y[..., to_second] = rotated.real, rotated.imag
     return y
 
 
@@ -182,19 +199,19 @@ def matrix(position: ArrayLike, rope: Rope) -> NDArray[np.float64]:
     >>> bool(np.allclose(matrix(2, rope) @ matrix(3, rope), matrix(5, rope), rtol=0, atol=1e-15))
     True
     """
-    turned = blocks(position, rope)
-    if turned.ndim != 3:
+    rotations = blocks(position, rope)  # [num_pairs, 2, 2]
+    if rotations.ndim != 3:
         raise PositionError(
             f"position must be one position, got shape {list(np.shape(position))}; "
             "blocks gives the rotations of many"
         )
-    whole_head = np.eye(rope.head_dim)
+    head = np.eye(rope.head_dim)
     rotated = slice(rope.rotary_start, rope.rotary_start + rope.rotary_dim)
-    whole_head[rotated, rotated] = 0
+    head[rotated, rotated] = 0
     for i, row in enumerate(pair_indices(rope, rope.output_pairing)):
         for j, column in enumerate(pair_indices(rope, rope.pairing)):
-            whole_head[row, column] = turned[:, i, j]
-    return whole_head
+            head[row, column] = rotations[:, i, j]
+    return head
 
 
 def score(q: ArrayLike, k: ArrayLike, distance: ArrayLike, rope: Rope) -> NDArray[np.float64]:
@@ -222,11 +239,11 @@ def score(q: ArrayLike, k: ArrayLike, distance: ArrayLike, rope: Rope) -> NDArra
     cos, sin = cos_sin(rope, distance)
     first, second = pair_indices(rope, rope.pairing)
     q0, q1, k0, k1 = query[..., first], query[..., second], key[..., first], key[..., second]
-    turned = (q0 * k0 + q1 * k1) * cos + (q1 * k0 - q0 * k1) * sin
-    still = np.ones(rope.head_dim, dtype=bool)
-    still[first] = still[second] = False
-    passed = query[..., still] * key[..., still]
-    return np.asarray(turned.sum(-1) + passed.sum(-1))
+    rotated = (q0 * k0 + q1 * k1) * cos + (q1 * k0 - q0 * k1) * sin
+    unrotated = np.ones(rope.head_dim, dtype=bool)
+    unrotated[first] = unrotated[second] = False
+    passed = query[..., unrotated] * key[..., unrotated]
+    return np.asarray(rotated.sum(-1) + passed.sum(-1))
 
 
 def change_pairing(
@@ -280,8 +297,8 @@ def change_pairing(
     order = np.arange(width)
     for to, origin in zip(pair_indices(rope, target), pair_indices(rope, source), strict=True):
         order[to] = origin
-    everywhere = [head + place for head in range(0, length, width) for place in order.tolist()]
-    return np.take(array, everywhere, axis=axis)
+    indices = [head + place for head in range(0, length, width) for place in order.tolist()]
+    return np.take(array, indices, axis=axis)
 
 
 def _vectors(name: str, x: ArrayLike, rope: Rope) -> NDArray[np.float64]:
@@ -295,22 +312,31 @@ def _vectors(name: str, x: ArrayLike, rope: Rope) -> NDArray[np.float64]:
     return vectors.astype(np.float64)
 
 
-def _rows(
-    positions: ArrayLike, rope: Rope, shape: Sequence[int]
+def _cos_sin_of_tokens(
+    positions: ArrayLike, rope: Rope, shape: Sequence[int], heads_first: bool
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Cosines and sines of every token, shaped to broadcast over heads."""
+    """Cosines and sines of every token, shaped to broadcast against ``x`` of that shape."""
+    tokens, heads_dim = _token_shape(shape, heads_first)
+    if heads_first and len(shape) < 3:
+        raise TensorError(f"x must be {LAYOUTS[True]}, got shape {list(shape)}")
     cos, sin = cos_sin(rope, positions)
     if cos.ndim == 1:
         return cos, sin
-    tokens, lead = cos.shape[:-1], tuple(shape[:-2])
-    if not _broadcasts(tokens, lead):
+    if not broadcasts(cos.shape[:-1], tokens):
+        fits_other = broadcasts(cos.shape[:-1], _token_shape(shape, not heads_first)[0])
         raise PositionError(
-            f"positions must be a scalar or broadcast to the leading dimensions {list(lead)} of x "
-            f"[..., seq, heads, head_dim], got {list(tokens)}"
+            f"positions must be a scalar or broadcast to the leading dimensions {list(tokens)} of "
+            f"x {LAYOUTS[heads_first]}, got {list(cos.shape[:-1])}"
+            f"{other_layout('x is', heads_first) if fits_other else ''}"
         )
-    return cos[..., None, :], sin[..., None, :]
+    # a dimension of length 1 for the heads
+    return np.expand_dims(cos, heads_dim), np.expand_dims(sin, heads_dim)
 
 
-def _broadcasts(tokens: Sequence[int], lead: Sequence[int]) -> bool:
-    pairs = zip(tokens[::-1], lead[::-1], strict=False)
-    return len(tokens) <= len(lead) and all(t in (1, n) for t, n in pairs)
+def _token_shape(shape: Sequence[int], heads_first: Any) -> tuple[tuple[int, ...], int]:
+    """The tokens ``[..., seq]`` of ``x``, and which of its dimensions are the heads."""
+    if not isinstance(heads_first, bool):
+        raise SpecError(f"heads_first must be True or False, got {shown(heads_first)}")
+    if heads_first:
+        return (*shape[:-3], *shape[-2:-1]), -3
+    return tuple(shape[:-2]), -2

@@ -1,30 +1,327 @@
-"""The benchmark's harness on tiny shapes: its turns, its numbers, its files.
+"""The benchmark on tiny shapes: its cases, its gate, its turns, its runs on both kinds of device.
 
-No test looks at a time.
+A GPU is played by the CPU with a clock of its own. No test looks at a time.
 """
 
 from __future__ import annotations
 
+import ast
+import importlib
 import json
-import statistics
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
-from phasor import bench
-from phasor.bench import COPY, Case, Measured
+from phasor import VerificationError
 
-from .bench_cases import SHAPES, TINY, spoilt
+from .bench_files import (
+    BENCH,
+    COPY,
+    MULTIPLY,
+    ROOT,
+    SHAPES,
+    TINY,
+    admitted,
+    contender,
+    result,
+    spoilt,
+)
+
+CASES, TOLERANCE, Case = BENCH.cases.CASES, BENCH.gate.TOLERANCE, BENCH.cases.Case
+ours = BENCH.contenders.ours
+every_shape = pytest.mark.parametrize("case", SHAPES.values(), ids=SHAPES)
 
 
-def test_backward_keeps_the_positions_alone() -> None:
-    """Five positions of eight bytes; plain arithmetic keeps more."""
+# cases
+
+
+@every_shape
+def test_a_case_makes_what_it_says(case: Any) -> None:
+    """Shapes, dtypes, memory, positions, and the same numbers again."""
+    q, k = case.tensors()
+    assert q.shape == (case.batch, case.seq, case.q_heads, case.head_dim)
+    assert k.shape == (case.batch, case.seq, case.k_heads, case.head_dim)
+    assert str(q.dtype) == f"torch.{case.dtype}"
+    if case.seq > 1:
+        assert q.transpose(1, 2).is_contiguous() == case.heads_first
+    assert torch.equal(q, case.tensors()[0])
+    assert not torch.equal(q, case.tensors(seed=1)[0])
+    if case.rows:
+        assert (q.stride(2), k.stride(1)) == case.rows
+
+
+@pytest.mark.parametrize(("device", "count"), [("cpu", 2 * 15), ("cuda", 2 * 7 * 7)])
+def test_every_case_is_well_formed(device: str, count: int) -> None:
+    """Names tell them apart, in both dtypes; below 2**15 on a CPU; who takes part has a key."""
+    cases = CASES[device]
+    assert len({case.label for case in cases}) == len(cases) == count
+    assert {case.dtype for case in cases} == {"bfloat16", "float32"}
+    assert {case.label for case in BENCH.cases.QUICK[device]} < {case.label for case in cases}
+    for case in cases:
+        keys = [one.key for one in BENCH.contenders.everyone(case, device)]
+        assert len(set(keys)) == len(keys)
+        if device == "cpu":
+            assert 0 <= int(case.positions().min()) <= int(case.positions().max()) < 2**15
+
+
+def test_packed_texts_begin_anew() -> None:
+    """Positions count up within each text, and the texts fill the sequence."""
+    case = next(c for c in CASES["cuda"] if c.documents)
+    positions = case.positions().tolist()
+    assert sum(case.documents) == case.seq == len(positions)
+    assert [i for i, p in enumerate(positions) if p == 0][:3] == [0, 3001, 3001 + 1095]
+    assert all(b in (0, a + 1) for a, b in pairwise(positions))
+
+
+# the gate
+
+
+def off_at(token: int, by: float) -> Callable[[Tensor], Tensor]:
+    """Turn one pair of one token a little further."""
+
+    def spoil(x: Tensor) -> Tensor:
+        y = x.clone()
+        a, b = x[0, token, 0, 0], x[0, token, 0, 4]
+        y[0, token, 0, 0], y[0, token, 0, 4] = a - by * b, b + by * a
+        return y
+
+    return spoil
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda x: x.flip(-1),
+        lambda x: 1.01 * x,
+        lambda x: x.float() * torch.nan,
+        lambda x: x.bfloat16(),
+        lambda x: x[:, :-1],
+        off_at(0, 0.01),
+        off_at(4, 0.01),
+    ],
+    ids=["flipped", "longer", "nan", "other dtype", "other shape", "first token", "last token"],
+)
+def test_the_gate_refuses_a_wrong_contender(spoil: Callable[[Tensor], Tensor]) -> None:
+    """It is named with its error and never timed; the right one is."""
+    assert admitted(TINY, spoilt(lambda x: x)).errors["by hand, half"] < 1e-6
+    found = BENCH.measure.measure(TINY, [spoilt(spoil)], seconds=0.0)
+    assert found.refused == ["by hand, half"]
+    assert found.errors["by hand, half"] > TOLERANCE["float32"]
+    assert set(found.seconds) == {COPY, MULTIPLY}
+
+
+def test_the_gate_measures_a_small_error_as_it_is() -> None:
+    """A pair turned by a thousandth is off by a thousandth of its length; no other pairing fits."""
+    found = admitted(TINY, spoilt(off_at(2, 1e-3)))
+    assert found.errors["by hand, half"] == pytest.approx(1e-3, rel=1e-3)
+    wrong = replace(spoilt(lambda x: x), pairing="interleaved")
+    assert admitted(TINY, wrong).refused == ["by hand, interleaved"]
+
+
+def test_the_gate_sees_what_lies_outside_the_rotated_slice() -> None:
+    """A coordinate that must not change did."""
+    case = SHAPES["partial"]
+    x = case.tensors()[0]
+    y, positions = x.clone(), torch.zeros(5, dtype=torch.int64)
+    error = BENCH.gate.rotation_error
+    assert error(x, y, positions, case.rope("half"), inverse=False) == 0
+    y[0, 0, 0, 7] += 1
+    assert error(x, y, positions, case.rope("half"), inverse=False) == float("inf")
+
+
+def test_the_gate_checks_gradients() -> None:
+    """A right forward pass with a wrong backward pass is wrong."""
+
+    class Twice(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Tensor:
+            return 2 * grad
+
     case = SHAPES["backward"]
-    saved = bench.measure(case, [*bench.ours(), spoilt(lambda x: x)], seconds=0.0).saved
-    assert saved["phasor, new output, half"] == 5 * 8
-    assert saved["by hand, half"] > 5 * 8
+    assert admitted(case, spoilt(lambda x: x)).refused == []
+    assert admitted(case, spoilt(Twice.apply)).refused == ["by hand, half"]
+
+
+def normed(rotation: Any, weights_times: float = 1.0) -> Any:
+    """A norm in float64 before a rotation."""
+
+    def build(case: Any, positions: Tensor) -> Any:
+        rotate = rotation(case, positions)
+
+        def norm(x: Tensor, weight: Tensor) -> Tensor:
+            wide = x.double()
+            size = (wide.square().mean(-1, keepdim=True) + BENCH.cases.EPSILON).sqrt()
+            return wide / size * weight * weights_times
+
+        def call(q: Tensor, k: Tensor, q_weight: Tensor, k_weight: Tensor) -> Any:
+            turned = rotate(norm(q, q_weight), norm(k, k_weight))
+            return [y.to(x.dtype) for x, y in zip((q, k), turned, strict=True)]
+
+        return call
+
+    return contender("by hand", build, norm=True)
+
+
+@pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_gate_lets_a_right_norm_through_and_no_other(dtype: Any, backward: bool) -> None:
+    """Weights that are a twentieth too large are refused, and so is none of the norm."""
+    case = replace(TINY, dtype=dtype, norm=True, backward=backward, head_dim=16, seq=40)
+    build = spoilt(lambda x: x).build
+    right = admitted(case, normed(build))
+    assert right.refused == []
+    assert right.errors["by hand, half"] < (2e-2 if dtype == "bfloat16" else 1e-5)
+    assert admitted(case, normed(build, 1.05)).refused == ["by hand, half"]
+
+    def without(case: Any, positions: Tensor) -> Any:
+        rotation = build(case, positions)
+        return lambda q, k, *_: rotation(q, k)
+
+    bare = contender("bare", without, norm=True)
+    assert admitted(replace(case, backward=False), bare).refused == ["bare, half"]
+
+
+def test_the_gate_checks_the_gradient_of_a_norm() -> None:
+    """A right forward pass whose gradient forgets the mean is wrong."""
+
+    class Forgets(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            ctx.save_for_backward(x)
+            return x / (x.square().mean(-1, keepdim=True) + BENCH.cases.EPSILON).sqrt()
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Tensor:
+            (x,) = ctx.saved_tensors
+            return grad / (x.square().mean(-1, keepdim=True) + BENCH.cases.EPSILON).sqrt()
+
+    def build(case: Any, positions: Tensor) -> Any:
+        rotation = ours()[1].build(case, positions)
+        return lambda q, k, q_weight, k_weight: rotation(
+            Forgets.apply(q) * q_weight, Forgets.apply(k) * k_weight
+        )
+
+    case = replace(TINY, norm=True, backward=True)
+    one = contender("forgets", build, norm=True)
+    assert admitted(replace(case, backward=False), one).refused == []
+    assert admitted(case, one).refused == ["forgets, half"]
+
+
+def test_the_gate_forgives_float32_angles_that_stand_far_out() -> None:
+    """At position 2**17 a right float32 angle is off by 2**-6, and that much more is allowed."""
+    near, far = (BENCH.gate.tolerance(replace(TINY, first=n), norm=False) for n in (0, 2**17 - 5))
+    assert near == TOLERANCE["float32"]
+    assert far - near == pytest.approx((2**17 - 1 - 2**15) * 2**-23)
+
+
+def test_who_writes_its_arguments_spoils_them_for_nobody() -> None:
+    """A contender that trains in place works on copies, of the gradients too."""
+
+    class InPlace(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, turn: Callable[[Tensor, bool], Tensor]) -> Tensor:
+            ctx.turn = turn
+            x.data.copy_(turn(x, False))
+            return x
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Any:
+            grad.copy_(ctx.turn(grad, True))
+            return grad, None
+
+    def build(case: Any, positions: Tensor) -> Any:
+        def turn(x: Tensor, inverse: bool) -> Tensor:
+            from phasor.torch import rotate
+
+            return rotate(x.detach(), positions, case.rope("half"), inverse=inverse)
+
+        return lambda q, k: (InPlace.apply(q, turn), InPlace.apply(k, turn))
+
+    case = replace(TINY, backward=True)
+    writer = contender("writer", build, in_place=True, trains_in_place=True)
+    found, calls = BENCH.measure.admit(case, [writer, ours()[1]])
+    assert found.refused == []
+    calls["writer, half"]()
+    assert admitted(case, writer, ours()[1]).errors == found.errors
+
+
+# contenders
+
+
+@every_shape
+def test_phasor_passes_the_gate(case: Any) -> None:
+    """In every form and pairing; results survive JSON, and backward keeps the positions alone."""
+    found = BENCH.measure.measure(case, [*ours(), spoilt(lambda x: x)][: 6 + case.backward],
+                                  seconds=0.0)  # fmt: skip
+    assert found.refused == []
+    expected = {one.key for one in ours() if not (case.backward and one.in_place)}
+    assert expected | {COPY, MULTIPLY} == set(found.seconds) - {"by hand, half"}
+    again = BENCH.measure.Measured.from_plain(json.loads(json.dumps(found.as_plain())))
+    assert again.case == case
+    assert again.as_plain() == found.as_plain()
+    if case.backward:
+        assert found.saved["phasor, new output, half"] == 5 * 8
+        assert found.saved["by hand, half"] > 5 * 8
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_phasor_passes_the_gate_on_few_tokens_of_every_case(device: str) -> None:
+    """Whatever the model and its work; norms and probes as well."""
+    for case in CASES[device]:
+        small = BENCH.cases.small(case)
+        everyone = BENCH.contenders.everyone(small, device) + BENCH.contenders.probes(small)
+        there = [one for one in everyone if one.name.startswith("phasor")]
+        there = [one for one in there if "compiled" not in one.name]
+        found = admitted(small, *there)
+        assert found.refused == []
+        assert set(found.left_out.values()) <= {"a gradient needs a new output"}
+
+
+def test_who_is_absent_or_has_changed_is_left_out_with_the_reason() -> None:
+    """Also where it raises only when it is called; phasor's own failures are not forgiven."""
+
+    def absent(case: Any, positions: Tensor) -> Any:
+        raise ImportError("No module named 'somewhere'", name="somewhere")
+
+    def changed(case: Any, positions: Tensor) -> Any:
+        def rotation(q: Tensor, k: Tensor) -> Any:
+            raise TypeError("no such argument\nand a long story")
+
+        return rotation
+
+    adapted = BENCH.contenders.adapted
+    found = admitted(TINY, adapted("absent", "half", absent), adapted("changed", "half", changed))
+    assert found.left_out == {
+        "absent, half": "not installed (somewhere)",
+        "changed, half": "TypeError: no such argument",
+    }
+    assert found.errors == {}
+    with pytest.raises(TypeError, match="no such argument"):
+        admitted(TINY, contender("phasor, broken", changed))
+
+
+@pytest.mark.parametrize("case", [TINY, SHAPES["decode"]], ids=["prefill", "decode"])
+def test_the_other_packages_that_are_installed_rotate_alike(case: Any) -> None:
+    """Through the interfaces they publish; nobody fails in a way that is not told."""
+    everyone = [c for c in BENCH.contenders.everyone(case, "cpu") if "compiled" not in c.name]
+    found = admitted(case, *everyone)
+    assert found.refused == []
+    assert "Meta, complex, interleaved" in found.errors
+    assert not [reason for reason in found.left_out.values() if "Error" in reason]
+
+
+# turns
 
 
 @pytest.mark.parametrize("warm", [False, True], ids=["cold", "warm"])
@@ -42,9 +339,9 @@ def test_everyone_has_one_turn_in_every_round(warm: bool) -> None:
         return run
 
     costs = {"a": 0.5, "b": 0.25, "c": 1.0}
-    samples = bench.interleave(
+    samples = BENCH.timing.interleave(
         {name: call(name, cost) for name, cost in costs.items()},
-        seconds=0.0, warm=warm, rounds=(6, 6), timed=bench.by_clock(lambda: now),
+        seconds=0.0, warm=warm, rounds=(6, 6), timed=BENCH.timing.by_clock(lambda: now),
     )  # fmt: skip
     assert samples == {name: [cost] * 6 for name, cost in costs.items()}
     timed = calls[2 * len(costs) :]  # after one call to warm up and one to look at
@@ -56,97 +353,309 @@ def test_everyone_has_one_turn_in_every_round(warm: bool) -> None:
     assert len({tuple(order) for order in rounds}) > 1
 
 
-def test_a_short_call_is_repeated_and_divided() -> None:
-    """A microsecond is timed a hundred times at once."""
+@pytest.mark.parametrize(
+    ("cost", "seconds", "rounds", "calls"),
+    [(1.0, 0.0, 5, 7), (1.0, 8.0, 8, 10), (1.0, 100.0, 20, 22), (1e-6, 0.0, 5, 500)],
+)
+def test_rounds_follow_the_time_and_short_calls_are_repeated(
+    cost: float, seconds: float, rounds: int, calls: int
+) -> None:
+    """As many rounds as fit, within the bounds; a microsecond is timed a hundred times at once."""
     now, count = 0.0, 0
 
     def call() -> None:
         nonlocal now, count
-        now += 1e-6
+        now += cost
         count += 1
 
-    samples = bench.interleave(
-        {"short": call}, seconds=0.0, warm=False, rounds=(2, 2), timed=bench.by_clock(lambda: now)
-    )
-    assert samples["short"] == pytest.approx([1e-6, 1e-6])
-    assert 150 < count < 250
+    samples = BENCH.timing.interleave(
+        {"one": call}, seconds=seconds, warm=False, rounds=(5, 20),
+        timed=BENCH.timing.by_clock(lambda: now),
+    )  # fmt: skip
+    assert samples["one"] == pytest.approx([cost] * rounds)
+    assert calls <= count <= 1.1 * calls
 
 
-@pytest.mark.parametrize(("seconds", "rounds"), [(0.0, 5), (8.0, 8), (100.0, 20)])
-def test_rounds_follow_the_time_there_is(seconds: float, rounds: int) -> None:
-    """As many as fit, within the bounds."""
-    now = 0.0
-
-    def call() -> None:
-        nonlocal now
-        now += 1.0
-
-    samples = bench.interleave(
-        {"one": call},
-        seconds=seconds,
-        warm=False,
-        rounds=(5, 20),
-        timed=bench.by_clock(lambda: now),
-    )
-    assert len(samples["one"]) == rounds
-
-
-def test_spread_is_the_quartiles() -> None:
-    """Of nine numbers the third, the fifth and the seventh."""
-    assert bench.spread([9, 1, 8, 2, 7, 3, 6, 4, 5]) == (3, 5, 7)
+def test_a_spread_is_quartiles_and_prints_itself_short() -> None:
+    """Of nine numbers the third, the fifth and the seventh; half their distance in per cent."""
+    assert BENCH.timing.spread([9, 1, 8, 2, 7, 3, 6, 4, 5]) == (3, 5, 7)
+    assert str(BENCH.timing.Spread(0.9, 1.0, 1.2)) == "1.00 ±15%"
+    assert str(BENCH.timing.Spread(40.0, 40.4, 40.8)) == "40 ±1%"
 
 
 def test_a_ratio_is_taken_round_by_round() -> None:
     """A machine that slows down for everybody does not move it."""
     copies = [1.0, 1.0, 10.0, 100.0, 1.0]
     times = [3 * t for t in copies]
-    found = Measured(case=TINY, seconds={"x": times, COPY: copies})
+    found = BENCH.measure.Measured(case=TINY, seconds={"x": times, COPY: copies})
     assert found.ratio("x") == (3, 3, 3)
     times[0] = 30.0  # now the medians are 30 and 1, but four rounds of five still say 3
-    assert statistics.median(times) / statistics.median(copies) == 30
     assert found.ratio("x").median == 3
 
 
-def test_a_spread_prints_itself_short() -> None:
-    """Median, and half the distance of the quartiles in per cent."""
-    assert str(bench.Spread(0.9, 1.0, 1.2)) == "1.00 ±15%"
-    assert str(bench.Spread(40.0, 40.4, 40.8)) == "40 ±1%"
+# devices and runs
 
 
-@pytest.mark.parametrize("case", SHAPES.values(), ids=SHAPES)
-def test_results_survive_json(case: Case) -> None:
-    """What is read back is equal, tuples included; times keep their nanoseconds."""
-    found = bench.measure(case, bench.ours()[:2], seconds=0.0)
-    again = Measured.from_plain(json.loads(json.dumps(found.as_plain())))
-    assert again.case == case
-    assert again.as_plain() == found.as_plain()
-    assert again.seconds[COPY] == pytest.approx(found.seconds[COPY], abs=1e-9)
+class Player:
+    """A GPU on the CPU, where every call takes a second and a replay takes one for each."""
+
+    name, kind = "gpu-player", "cuda"
+
+    def __init__(self, warm_bytes: int = 2**30) -> None:
+        self.where: Any = torch.device("cpu")
+        self.warm_bytes = warm_bytes
+        self.now = 0.0
+        self.captured: list[int] = []
+
+    def timer(self, *, warm: bool) -> Any:
+        def timed(call: Any, repeats: int) -> float:
+            before = self.now
+            for _ in range(repeats):
+                call()
+                self.now += 1.0
+            return (self.now - before) / repeats
+
+        return timed
+
+    def capturer(self) -> Any:
+        return self.captures
+
+    def captures(self, call: Any, times: int) -> Any:
+        self.captured.append(times)
+        return call
+
+    def references(self, case: Any, positions: Tensor) -> Mapping[str, Any]:
+        return {"empty kernel": lambda: None} if case.seq == 1 else {}
+
+    def forget(self) -> None:
+        pass
 
 
-@pytest.mark.parametrize("case", SHAPES.values(), ids=SHAPES)
-def test_a_case_makes_what_it_says(case: Case) -> None:
-    """Shapes, dtypes, memory, positions, and the same numbers again."""
-    q, k = case.tensors()
-    assert q.shape == (case.batch, case.seq, case.q_heads, case.head_dim)
-    assert k.shape == (case.batch, case.seq, case.k_heads, case.head_dim)
-    assert str(q.dtype) == f"torch.{case.dtype}"
-    if case.seq > 1:
-        assert q.transpose(1, 2).is_contiguous() == case.heads_first
-    assert torch.equal(q, case.tensors()[0])
-    assert not torch.equal(q, case.tensors(seed=1)[0])
-    if case.rows:
-        assert (q.stride(2), k.stride(1)) == case.rows
-    phasor_takes_them = bench.measure(case, bench.ours()[1:2], seconds=0.0)
-    assert phasor_takes_them.left_out == {}
+def test_calls_and_replays_are_timed_and_told_apart() -> None:
+    """What is warm is captured twenty times over and divided; what is cold is captured once."""
+    for warm_bytes, times in ((2**30, 20), (1, 1)):
+        player = Player(warm_bytes)
+        found = BENCH.measure.measure(SHAPES["decode"], ours()[:2], seconds=0.0, device=player)
+        assert set(player.captured) == {times}
+        assert {t for ts in found.seconds.values() for t in ts} == {1.0}
+        assert {t for ts in found.replays.values() for t in ts} == {1.0 / times}
+        assert set(found.seconds) == set(found.replays) > {"empty kernel", COPY, MULTIPLY}
+        assert found.replayed().seconds == found.replays
 
 
-def test_phasor_bench_prints_a_table_and_draws(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_what_cannot_be_captured_is_named_and_still_timed() -> None:
+    """Its calls are there, its replays are not, and the reason is."""
+
+    class Refuses(Player):
+        def captures(self, call: Any, times: int) -> Any:
+            if len(self.captured) == 2:
+                self.captured.append(0)
+                raise RuntimeError("operation not permitted\nwhen stream is capturing")
+            return super().captures(call, times)
+
+    found = BENCH.measure.measure(TINY, ours()[:2], seconds=0.0, device=Refuses())
+    key = ours()[0].key
+    assert found.left_out == {f"{key}, as a graph": "operation not permitted"}
+    assert key in found.seconds
+    assert key not in found.replays
+
+
+def test_what_breaks_leaves_what_was_measured(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """On a tiny case."""
-    picture = tmp_path / "bench.png"
-    bench.run(picture, cases=[TINY], seconds=0.0)
+    """One case breaks, one is too large, one is cut off; the file has the first and the reasons."""
+
+    def time_case(case: Any, contenders: Any, **options: Any) -> Any:
+        if case.seq == 6:
+            raise RuntimeError("CUDA error: an illegal memory access\nwas encountered")
+        if case.seq == 7:
+            raise torch.OutOfMemoryError("no")
+        if case.seq == 8:
+            raise KeyboardInterrupt
+        return result(case.name, {"phasor, in place, half": 0.5}, seq=case.seq)
+
+    run = BENCH.run
+    monkeypatch.setattr(run, "measure", time_case)
+    monkeypatch.setattr(run, "everyone", lambda case, device: ours()[:1])
+    cases = [replace(TINY, name=f"A, prefill {n}", seq=n) for n in (5, 6, 7, 8)]
+    before = result("B, prefill 5", {"phasor, in place, half": 0.5}, dtype="bfloat16").as_plain()
+    about = {"device": "gpu-player", "machine": "D", "python": "3", "date": "today",
+             "commit": "abc", "versions": {}, "whole": False}  # fmt: skip
+    path = tmp_path / "results" / "gpu-player.json"
+    with pytest.raises(KeyboardInterrupt):
+        run.measure_all(Player(), cases, seconds=0.0, facts=False, kept=[before],
+                        keep=lambda found: run.write(path, about | found))  # fmt: skip
+    found = json.loads(path.read_text("utf-8"))
+    names = [plain["case"]["name"] for plain in found["cases"]]
+    assert sorted(names) == ["A, prefill 5", "B, prefill 5"]
+    assert found["too_large"] == ["A, prefill 7, float32"]
+    page = path.with_suffix(".md").read_text("utf-8")
+    assert "A, prefill 6, float32 failed: RuntimeError: CUDA error: an illegal" in page
+    assert "no memory for: A, prefill 7, float32" in page
+    assert run.kept_cases(path, about) == found["cases"]
+    assert run.kept_cases(path, about | {"commit": "abd"}) == []
+    assert run.kept_cases(path, about | {"versions": {"torch": "3"}}) == []
+    assert run.kept_cases(path, about | {"commit": "unknown"}) == []
+
+
+def test_a_run_on_a_gpu_has_all_its_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls and graphs, the host's part, tables, exactness, and who is absent."""
+    run, compiled = BENCH.run, "compiled"
+
+    def everyone(case: Any, device: str) -> list[Any]:
+        found = BENCH.contenders.everyone(case, device)
+        return [one for one in found if compiled not in one.name]
+
+    monkeypatch.setattr(run, "everyone", everyone)
+    monkeypatch.setattr(BENCH.facts, "everyone", everyone)
+    monkeypatch.setattr(run, "LAUNCH", replace(TINY, seq=1))
+    monkeypatch.setattr(BENCH.run, "host_timer", lambda call, repeats: 1.0)
+    cases = [replace(TINY, name=f"A, {name}", group="A", seq=n, norm=True)
+             for name, n in (("prefill 5", 5), ("decode 1", 1))]  # fmt: skip
+    found = run.measure_all(Player(), cases, seconds=0.0, facts=True)
+    assert found["failed"] == {}
+    about = {"device": "gpu-player", "machine": "D", "python": "3", "date": "today",
+             "commit": "abc", "versions": {}, "whole": True}  # fmt: skip
+    page = BENCH.report.markdown(json.loads(json.dumps(about | found)))
+    for line in (
+        "|  | prefill 5 | decode 1 |",
+        "| phasor, fused norm, half | 1.00 ±0%, 0 | 1.00 ±0%, 0 |",
+        "| empty kernel | – | 1.00 ±0% |",
+        "Graphs:",
+        "| phasor, norm and rotation | 1000000.0 |",
+        "| phasor, rotation and cache write | 1000000.0 |",
+        "* Liger, in place, half: not installed",
+        "| tables of phasor / 2 MB | ≤ 1 | 1.00 | held |",
+    ):
+        assert line in page
+    assert found["far"]["phasor, in place, half"]["1e+07, float32"] < BENCH.targets.FAR_BOUND
+
+
+def test_a_run_on_this_machine_writes_its_page(tmp_path: Path, monkeypatch: Any) -> None:
+    """One case with phasor's forms alone, from the command line to the files."""
+    monkeypatch.setattr(BENCH.run, "everyone", lambda case, device: ours())
+    monkeypatch.setitem(BENCH.run.CASES, "cpu", [TINY])
+    BENCH.run.main(["--cases", "tiny*", "--seconds", "0.001", "--results", str(tmp_path)])
+    page = (tmp_path / "cpu.md").read_text("utf-8")
+    assert "| phasor, plain torch, half |" in page
+    assert "### Targets" in page
+    with pytest.raises(SystemExit, match="no case matches 'nothing'"):
+        BENCH.run.main(["--cases", "nothing"])
+
+
+def test_facts_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables of phasor are 2 MB whatever the length; far out its error is within its bound."""
+    rows = BENCH.facts.tables(torch.device("cpu"))
+    sizes = {(row["recipe"], row["length"]): row["bytes"] for row in rows}
+    assert {sizes["phasor", n] for n in (131_072, 1_048_576)} == {2**21}
+    assert sizes["flash-attention", 1_048_576] == 2 * 64 * 2 * 2**20
+    some = [ours()[1], BENCH.contenders.adapted("Meta", "interleaved", BENCH.others.meta)]
+    monkeypatch.setattr(BENCH.facts, "everyone", lambda case, device: some)
+    far = BENCH.facts.far_errors(BENCH.device.Cpu())
+    assert far["phasor, new output, half"]["1e+06, float32"] < BENCH.targets.FAR_BOUND
+    assert far["Meta, interleaved"]["1e+06, float32"] > 1e-2
+
+
+def test_without_a_gpu_the_command_says_what_it_needs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And leaves with 2, before anything is measured."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit) as done:
+        BENCH.run.main(["--device", "cuda"])
+    assert done.value.code == 2
+    assert "needs a CUDA device" in capsys.readouterr().err
+
+
+def test_the_harness_needs_phasor_and_torch_alone() -> None:
+    """A machine with a GPU may have no more; packages that are compared are imported when asked."""
+    allowed = {"phasor", "torch", "numpy", *sys.stdlib_module_names}
+    own = {path.stem for path in (ROOT / "bench").glob("*.py")}
+    seen = {"run"}
+    for name in (todo := ["run"]):
+        tree = ast.parse((ROOT / "bench" / f"{name}.py").read_text("utf-8"))
+        for node in tree.body:
+            found = (
+                [node.module]
+                if isinstance(node, ast.ImportFrom)
+                else [alias.name for alias in node.names]
+                if isinstance(node, ast.Import)
+                else []
+            )
+            for module in (str(one).partition(".")[0] for one in found):
+                assert module in allowed | own, (name, module)
+                if module in own - seen:
+                    seen.add(module)
+                    todo.append(module)
+    assert {"device", "contenders", "others", "report"} <= seen
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="it takes a GPU")
+@pytest.mark.parametrize("warm", [False, True])
+def test_a_gpu_times_calls_and_replays(warm: bool) -> None:
+    """A copy of 256 MB takes longer than one of 1 MB, and a replay does what it captured."""
+    device = BENCH.device.Cuda()
+    timed = device.timer(warm=warm)
+    small, large = (torch.zeros(n, device="cuda") for n in (2**18, 2**26))
+    times = [timed(lambda x=x: x.copy_(x.clone()), 3) for x in (small, large)]
+    assert 0 < times[0] < times[1]
+    capture = device.capturer()
+    before = float(small[0])
+    capture(lambda: small.add_(1), 5)()
+    torch.cuda.synchronize()
+    assert float(small[0]) == before + 3 + 5  # three calls warm a capture up
+    assert "empty kernel" in device.references(BENCH.cases.LAUNCH, BENCH.cases.LAUNCH.positions())
+
+
+def test_an_odd_call_of_a_short_length_does_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow calls of linear attention are, short lengths have 15; of long ones a few do."""
+    timed = BENCH.linear_attention
+    calls: dict[int, list[float]] = {seq: [] for seq in (256, 1024, 2048)}
+
+    def called(attention: Any, inputs: tuple[Tensor, ...], *, training: bool) -> None:
+        (seq,) = inputs[0].shape
+        odd = len(calls[seq]) in range(1, 8)
+        calls[seq].append(100.0 if odd else 1.0)
+
+    monkeypatch.setattr(timed, "LENGTHS", tuple(calls))
+    monkeypatch.setattr(timed, "ATTENTIONS", {"linear": None})
+    monkeypatch.setattr(timed, "random_inputs", lambda seq, *, training: (torch.empty(seq),))
+    monkeypatch.setattr(timed, "call", called)
+    monkeypatch.setattr(timed.time, "perf_counter", lambda: sum(map(sum, calls.values())))
+    medians = timed.seconds(training=False)["linear"]
+    assert {seq: len(taken) - 1 for seq, taken in calls.items()} == {256: 15, 1024: 15, 2048: 3}
+    assert medians[256] == medians[1024] == 1.0
+
+
+# the command
+
+
+# not by an import statement: the command is also called phasor.cli.bench
+small_bench = importlib.import_module("phasor.cli.benchmark")
+SMALL = small_bench.Case("tiny", torch.float32, 5, 2)
+
+
+def test_phasor_bench_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    """On a tiny case, with every form in both pairings."""
+    small_bench.run([SMALL], seconds=0.0)
     printed = capsys.readouterr().out
-    assert "tiny" in printed
-    assert "interleaved" in printed
-    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert all(word in printed for word in ("tiny", "half", "interleaved", "float32"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "spoil", [torch.neg, lambda x: 1.05 * x, lambda x: x * torch.nan, lambda x: x.double()]
+)
+def test_phasor_bench_fails_where_phasor_is_wrong(
+    monkeypatch: pytest.MonkeyPatch, dtype: Any, spoil: Any
+) -> None:
+    """It prints no ratios for a wrong rotation."""
+    right = small_bench.ROTATIONS["new output"]
+
+    def wrong(*arguments: Any) -> Any:
+        q, k = right(*arguments)
+        return q, spoil(k)
+
+    monkeypatch.setitem(small_bench.ROTATIONS, "new output", wrong)
+    with pytest.raises(VerificationError, match="new output, half in tiny"):
+        small_bench.run([replace(SMALL, dtype=dtype)], seconds=0.0)

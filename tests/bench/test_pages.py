@@ -1,152 +1,183 @@
-"""The files of the CPU's benchmark: its cases, contenders and targets, and the page it writes."""
+"""What the benchmark says of its numbers: targets and pages."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
-from torch import Tensor
 
-from phasor import bench
-from phasor.bench import COPY, MULTIPLY, TOLERANCE, Case, Measured
-
-from .bench_cases import TINY, measured_alone
-from .bench_files import files_of_bench
-
-modules = files_of_bench("cases", "contenders", "foreign", "linear_attention", "report", "targets")
+from .bench_files import BENCH, TINY, result, results
 
 
-def test_every_case_of_the_benchmark_is_well_formed(modules: dict[str, Any]) -> None:
-    """Names tell them apart, every one has its Rope in both pairings, and all stand below 2**15."""
-    cases = modules["cases"].CASES
-    names = [(case.name, case.dtype) for case in cases]
-    assert len(set(names)) == len(names)
-    assert {dtype for _, dtype in names} == {"bfloat16", "float32"}
-    for case in cases:
-        small = replace(case, batch=min(case.batch, 2), seq=min(case.seq, 3))
-        verbs = [one for one in bench.ours() if one.name == "phasor, new output"]
-        assert len(bench.measure(small, verbs, seconds=0.0).seconds) == 4
-        assert 0 <= int(case.positions().min()) <= int(case.positions().max()) < 2**15
-    assert {case.seq for case in cases if case.name.startswith("prefill")} == {64, 512, 4096, 32768}
-    assert {case.batch for case in cases if case.seq == 1} == {1, 8, 32, 128}
-    assert set(modules["cases"].QUICK) < set(cases)
+def verdicts(measured: Sequence[Any], **others: Any) -> dict[str, tuple[str, str, str]]:
+    """Rows of the targets, by what they say; a GPU's if any other result is given."""
+    device = {"device": "gpu-d"} if others else {}
+    return {
+        row[0]: row[1:] for row in BENCH.targets.target_rows(results(measured, **device | others))
+    }
 
 
-def test_contenders_have_their_own_names(modules: dict[str, Any]) -> None:
-    """Those that are not installed are left out and say so."""
-    everyone = modules["contenders"].everyone()
-    keys = [one.key for one in everyone]
-    assert len(set(keys)) == len(keys)
-    meta = next(one for one in everyone if one.name.startswith("Meta"))
-    assert measured_alone(TINY, meta).refused == []
-
-    def absent(case: Case, positions: Tensor) -> Any:
-        raise ImportError("No module named 'somewhere'", name="somewhere")
-
-    one = modules["contenders"].adapted("somebody", "half", absent)
-    assert measured_alone(TINY, one).left_out == {"somebody, half": "not installed (somewhere)"}
-
-
-def result(name: str, ratios: dict[str, float], **of_case: Any) -> Measured:
-    """A result whose copy took a second each round."""
-    case = replace(TINY, name=name, **of_case)
-    times = {key: [ratio] * 5 for key, ratio in ratios.items()}
-    return Measured(case=case, seconds={COPY: [1.0] * 5, MULTIPLY: [0.6] * 5} | times)
-
-
-def test_a_target_that_is_missed_is_named(modules: dict[str, Any]) -> None:
+def test_a_target_that_is_missed_is_named() -> None:
     """With the case and the number; one that is held says so, one without numbers too."""
-    found = [
+    rows = verdicts([
         result("prefill 64", {"phasor, in place, half": 0.9, "phasor, in place, interleaved": 1.3},
                seq=64, dtype="bfloat16"),
         result("prefill 512", {"phasor, in place, half": 0.7}, seq=512, dtype="bfloat16"),
-    ]  # fmt: skip
-    rows = {row[0]: row[1:] for row in modules["targets"].target_rows(found)}
+    ])  # fmt: skip
     assert rows["prefill of 64 tokens, bfloat16, in place / copy"] == (
         "≤ 1", "0.90 to 1.30",
         "**short** in 1 of 2: prefill 64, bfloat16, in place, interleaved: 1.30",
     )  # fmt: skip
     assert rows["prefill of 512 tokens, bfloat16, in place / copy"][1:] == ("0.70", "held")
     assert rows["MLA, in place / strided copy"][1:] == ("", "not measured")
+    assert len(rows) == 17
 
 
-def test_targets_against_others_compare_one_pairing(modules: dict[str, Any]) -> None:
+def test_targets_against_others_compare_one_pairing() -> None:
     """The fastest of the other pairing is no rival."""
-    found = result(
-        "prefill 64",
-        {"phasor, new output, half": 2.0, "x, half": 1.0, "y, interleaved": 0.1},
-    )
-    rows = {row[0]: row[1:] for row in modules["targets"].target_rows([found])}
+    rows = verdicts([
+        result("prefill 64", {"phasor, new output, half": 2.0, "x, half": 1.0,
+                              "y, interleaved": 0.1}),
+    ])  # fmt: skip
     assert rows["new output / each contender, every case"][1:] == (
         "2.00", "**short** in 1 of 1: prefill 64, float32, x, half: 2.00"
     )  # fmt: skip
 
 
-def test_the_page_says_what_was_measured(modules: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("of_case", "key", "bytes_moved"),
+    [
+        ({}, "copy_", 2 * 5 * 4 * 8 * 4),
+        ({}, "phasor, in place, half", 2 * 5 * 4 * 8 * 4),
+        ({"dtype": "bfloat16"}, "phasor, new output, half", 2 * 5 * 4 * 8 * 2),
+        ({"rotary_dim": 4}, "phasor, in place, half", 2 * 5 * 4 * 4 * 4),
+        ({"rotary_dim": 4}, "in-place multiply", 2 * 5 * 4 * 4 * 4),
+        ({"rotary_dim": 4}, "phasor, new output, half", 2 * 5 * 4 * 8 * 4),
+        ({"backward": True}, "phasor, new output, half", 4 * 5 * 4 * 8 * 4),
+        ({"norm": True}, "phasor, fused norm, half", 2 * 5 * 4 * 8 * 4),
+        ({"norm": True, "backward": True}, "phasor, fused norm, half", 5 * 5 * 4 * 8 * 4),
+        ({"norm": True, "backward": True}, "transformers Qwen3, half", 5 * 5 * 4 * 8 * 4),
+        ({"norm": True, "backward": True}, "phasor, new output, half", 4 * 5 * 4 * 8 * 4),
+        ({"batch": 3}, "copy_", 2 * 3 * 5 * 4 * 8 * 4),
+    ],
+)
+def test_bytes_are_counted_as_they_have_to_be_moved(
+    of_case: dict[str, Any], key: str, bytes_moved: int
+) -> None:
+    """Read once and written once: five tokens of four heads of eight."""
+    assert BENCH.targets.moved(replace(TINY, **{"batch": 1} | of_case), key) == bytes_moved
+
+
+def test_bandwidth_targets_compare_with_a_copy_of_the_same_bytes() -> None:
+    """A quarter of the head in 0.27 of the time is 93 % of the bandwidth: not enough in place."""
+    found = result("GPT-J, prefill 4096",
+                   {"phasor, in place, half": 0.27, "phasor, new output, half": 1.08},
+                   head_dim=16, rotary_dim=4)  # fmt: skip
+    rows = verdicts([found], launches=[])
+    in_place = rows["prefill and training, in place / a copy of its bytes (95 % of the bandwidth)"]
+    assert in_place[1:] == (
+        "1.08", "**short** in 1 of 1: GPT-J, prefill 4096, float32, in place, half: 1.08"
+    )  # fmt: skip
+    assert rows["prefill and training, new output / a copy of its bytes (92 %)"][2] == "held"
+
+
+def test_rivals_do_the_same_work_in_the_same_pairing() -> None:
+    """In place against in place; a norm is no rival; in training all are."""
+    found = [
+        result("a, prefill 5", {
+            "phasor, in place, half": 2.0, "phasor, new output, half": 3.0, "phasor, x, half": 0.1,
+            "Liger, in place, half": 1.0, "transformers, half": 4.0, "x, interleaved": 0.1,
+            "transformers Qwen3, half": 0.1,
+        }),
+        result("a, training 5", {"phasor, new output, half": 3.0, "Liger, in place, half": 2.0},
+               backward=True),
+    ]  # fmt: skip
+    rows = verdicts(found, launches=[])
+    assert rows["prefill and training, in place / the fastest contender"][1:] == (
+        "2.00", "**short** in 1 of 1: a, prefill 5, float32, in place, half: 2.00"
+    )  # fmt: skip
+    assert rows["prefill and training, new output / the fastest contender"][1] == "0.75 to 1.50"
+
+
+def test_decode_is_judged_by_its_replays() -> None:
+    """Against the empty kernel, one token a sequence."""
+    found = result("a, decode 5", {"phasor, in place, half": 0.6, "empty kernel": 0.5}, seq=1)
+    found.seconds["phasor, in place, half"] = [50.0] * 5  # a slow host does not count
+    assert verdicts([found], launches=[])["decode as a graph, in place / an empty kernel"][1:] == (
+        "1.20", "**short** in 1 of 1: a, decode 5, float32, in place, half: 1.20"
+    )  # fmt: skip
+
+
+def test_the_other_promises_have_their_rows() -> None:
+    """Norm, launch, tables and exactness."""
+    fused, alone = "phasor, fused norm, half", "phasor, new output, half"
+    bound = BENCH.targets.FAR_BOUND
+    launch = BENCH.measure.Measured(case=TINY, seconds={"phasor, in place, half": [13e-6] * 5})
+    rows = verdicts(
+        [
+            result("a, prefill 5", {fused: 1.04, alone: 1.0}, norm=True),
+            result("a, training 5", {fused: 1.30, alone: 1.0}, norm=True, backward=True),
+        ],
+        launches=[launch.as_plain()],
+        far={"phasor, in place, half": {"1e+06, float32": bound / 2, "1e+06, bfloat16": 1.0}},
+        tables=[{"recipe": "phasor", "length": 10**6, "bytes": 2**21},
+                {"recipe": "other", "length": 10**6, "bytes": 2**30}],
+    )  # fmt: skip
+    assert rows["norm and rotation in one / rotation alone"][1:] == ("1.04", "held")
+    training = "training, norm and rotation in one / rotation alone (five passes to four)"
+    assert rows[training][1:] == ("1.30", "held")
+    assert rows["one call of the host, query and key, µs"][1] == "13.00"
+    assert rows["tables of phasor / 2 MB"][1:] == ("1.00", "held")
+    assert rows["error far out / its bound, float32"][1:] == ("0.50", "held")
+    assert len(rows) == 10
+
+
+def test_the_page_says_what_was_measured() -> None:
     """Ratios, the fastest in bold, the wrong with their error, the unable with their reason."""
     one = result("prefill 5", {"phasor, in place, half": 0.5, "x, half": 2.0})
+    one = replace(one, case=replace(one.case, group="Prefill"), replays={})
     one.refused.append("y, half")
     one.errors["y, half"] = 0.25
     one.left_out["z, half"] = "it cannot"
-    text = modules["report"].markdown(
-        {
-            "cases": [json.loads(json.dumps(one.as_plain()))],
-            "system_memory": [],
-            "peaks": {"x, half": 3 * 2**20},
-            "inputs": 2**20,
-            "tables": [{"recipe": "r", "length": 9, "bytes": 2**21, "seconds": [], "median": 0.5}],
-            "far": {"x, half": {"position 1e+05": 8e-3}},
-            "date": "today",
-            "commit": "abc",
-            "threads": 2,
-            "quick": True,
-            "versions": {"torch": "2"},
-            "machine": {
-                "processor": "P", "processors": 2, "path": "avx2", "system": "S",
-                "python": "3", "allocator": "A.", "load": 0.1,
-            },
-        }
-    )  # fmt: skip
+    text = BENCH.report.markdown(json.loads(json.dumps(results(
+        [one], whole=False, inputs=2**20, peaks={"x, half": 3 * 2**20, "y, half": None},
+        tables=[{"recipe": "r", "length": 9, "bytes": 2**21, "seconds": 0.5}],
+        far={"x, half": {"1e+05, float32": 8e-3}, "z, half": {"1e+05, float32": "it cannot"}},
+        system_memory=[one.as_plain()],
+    ))))  # fmt: skip
     for line in (
+        "Measured today at commit abc, on M, Python 3; torch 2.",
+        "### Prefill, float32",
         "| phasor, in place, half | **0.50 ±0%** |",
         "| x, half | 2.00 ±0% |",
         "| y, half | *wrong:* 2e-01 |",
-        "* z, half: it cannot (1 of 1 cases)",
+        "| `copy_`, µs | 1e+06 |",
+        "* z, half: it cannot (2 of 2 cases)",
         "| x, half | 3.00 | 3 MB |",
         "| r | 9 | 500 ms | 2 MB |",
-        "| x, half | 8e-03 |",
-        "This was a quick run",
+        "| x, half | 8.0e-03 |",
+        "This was a run of some of the cases",
     ):
         assert line in text
 
 
-def test_columns_of_both_dtypes_say_which_is_which(modules: dict[str, Any]) -> None:
+def test_the_page_of_a_gpu_has_bandwidths_and_graphs() -> None:
+    """GB a second beside each ratio, a second table of replays, and the host's microseconds."""
+    one = result("A, prefill 5", {"phasor, in place, half": 0.5})
+    launch = BENCH.measure.Measured(case=TINY, seconds={"phasor, in place, half": [13e-6] * 5})
+    text = BENCH.report.markdown(results([one], device="gpu-d", launches=[launch.as_plain()]))
+    for line in ("### A, float32", "|  | prefill 5 |", "Calls:", "Graphs:",
+                 "| phasor, in place, half | **0.50 ±0%, 0** |", "### The host's part",
+                 "| phasor, in place, half | 13.0 |"):  # fmt: skip
+        assert line in text
+
+
+def test_columns_of_both_dtypes_say_which_is_which() -> None:
     """The table of the system's allocator has one case in bfloat16 and in float32."""
-    both = [result("prefill 5", {"x, half": 2.0}, dtype=dtype) for dtype in TOLERANCE]
-    titles = [modules["report"]._ratios(group).splitlines()[0] for group in (both, both[:1])]
+    both = [result("prefill 5", {"x, half": 2.0}, dtype=t) for t in ("float32", "bfloat16")]
+    both = [replace(one, case=replace(one.case, group="Prefill")) for one in both]
+    titles = [BENCH.report.ratios(group).splitlines()[0] for group in (both, both[:1])]
     assert titles == ["|  | prefill 5, float32 | prefill 5, bfloat16 |", "|  | prefill 5 |"]
-
-
-def test_an_odd_call_of_a_short_length_does_not_show(
-    modules: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """However slow calls are, short lengths have 15; of long ones a few will do."""
-    timed = modules["linear_attention"]
-    calls: dict[int, list[float]] = {seq: [] for seq in (256, 1024, 2048)}
-
-    def called(attention: Any, inputs: tuple[Tensor, ...], *, training: bool) -> None:
-        (seq,) = inputs[0].shape
-        odd = len(calls[seq]) in range(1, 8)
-        calls[seq].append(100.0 if odd else 1.0)
-
-    monkeypatch.setattr(timed, "LENGTHS", tuple(calls))
-    monkeypatch.setattr(timed, "ATTENTIONS", {"linear": None})
-    monkeypatch.setattr(timed, "drawn", lambda seq, *, training: (torch.empty(seq),))
-    monkeypatch.setattr(timed, "call", called)
-    monkeypatch.setattr(timed.time, "perf_counter", lambda: sum(map(sum, calls.values())))
-    medians = timed.seconds(training=False)["linear"]
-    assert {seq: len(taken) - 1 for seq, taken in calls.items()} == {256: 15, 1024: 15, 2048: 3}
-    assert medians[256] == medians[1024] == 1.0

@@ -63,6 +63,7 @@ def test_a_full_disk_leaves_nothing_behind(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a limit of the file size by the kernel")
+@pytest.mark.processes
 def test_a_real_limit_of_the_disk_is_an_error(tmp_path: Path) -> None:
     """The kernel refuses to write more, in a process of its own."""
     folder = save_folder(tmp_path / "a", llama(), llama_tensors())
@@ -118,6 +119,7 @@ write(plan(sys.argv[1], "interleaved"), sys.argv[2], advance=slowly)
 """
 
 
+@pytest.mark.processes
 def test_a_killed_run_never_leaves_half_a_result(tmp_path: Path) -> None:
     """Killed at random moments: the target is absent or whole, and the source untouched."""
     folder = two_shards(tmp_path)
@@ -164,6 +166,7 @@ print(most() - start)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("heads", [1, 64])
+@pytest.mark.processes
 def test_memory_stays_below_one_and_a_half_tensors(tmp_path: Path, heads: int) -> None:
     """Even where a projection is one head wide and has to be held whole."""
     size = 64 * 2**20

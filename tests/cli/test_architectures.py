@@ -12,11 +12,12 @@ from phasor import ConfigError, Rope
 from phasor.cli.architectures import is_architecture
 from phasor.cli.identify import identify
 from phasor.scaling import Yarn
-from phasor.torch import architectures
-from phasor.torch.architectures import verdicts
-from phasor.torch.architectures._tiny import NOT_BUILT
+from phasor.torch.hf import architectures, verdicts
+from phasor.torch.hf.architectures import not_built
 
 from ..offline import refuse_connections
+
+pytestmark = pytest.mark.transformers
 
 
 @pytest.fixture(autouse=True)
@@ -110,7 +111,7 @@ def test_the_table_shows_every_architecture_and_fails_for_one(monkeypatch):
     assert "0:128 of 128" in rows["llama"]
     assert "1 full_attention" in said
     assert "jamba: its tokens are not rotated" in said
-    assert f"2 architectures: 2 right, 0 wrong; {len(NOT_BUILT)} not built." in said
+    assert f"2 architectures: 2 right, 0 wrong; {len(not_built())} not built." in said
     load = verdicts.load
 
     def misread(config):

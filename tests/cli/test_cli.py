@@ -12,34 +12,22 @@ from pkgutil import iter_modules
 
 import click
 import pytest
-from click.testing import CliRunner
 
 import phasor
 import phasor.cli
 from phasor.cli import COMMANDS, run
-from phasor.cli.bench import bench
 from phasor.cli.diff import print_comparison
 from phasor.cli.show import print_model
-from phasor.errors import BackendError
 from phasor.identification import compare
+
+from .running import run_phasor
 
 EXAMPLE = Path(phasor.__file__).parent / "examples" / "llama-3.1-8b.json"
 
 
-def phasor_command(*arguments, **environment):
-    """The command in a process of its own, as a user runs it."""
-    return subprocess.run(
-        [sys.executable, "-m", "phasor", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "COLUMNS": "80", **environment},
-    )
-
-
 def test_show_says_what_a_config_means():
     """A config file is described in words, with its law and the pairs that never turn."""
-    done = phasor_command("show", EXAMPLE)
+    done = run_phasor("show", EXAMPLE)
     assert done.returncode == 0
     assert "All 128 coordinates of a head turn, in 64 pairs (i, i + 64)." in done.stdout
     assert "Pairs 0-28 kept; 29-34 divided by less; 35-63 divided by 8." in done.stdout
@@ -50,8 +38,8 @@ def test_show_says_what_a_config_means():
 
 def test_show_selects_rows_unless_all_are_asked_for():
     """Every pair is a row with --pairs; without it a reader gets a selection and is told so."""
-    some = phasor_command("show", "llama-3.1-8b").stdout
-    every = phasor_command("show", "llama-3.1-8b", "--pairs").stdout
+    some = run_phasor("show", "llama-3.1-8b").stdout
+    every = run_phasor("show", "llama-3.1-8b", "--pairs").stdout
 
     def rows(text):
         return [int(line.split()[0]) for line in text.splitlines() if line[:8].strip().isdigit()]
@@ -64,7 +52,7 @@ def test_show_selects_rows_unless_all_are_asked_for():
 
 def test_show_json_holds_everything_the_table_shows():
     """--json gives the rope, its factors and every pair as numbers."""
-    plain = json.loads(phasor_command("show", "gpt-oss-20b", "--json").stdout)
+    plain = json.loads(run_phasor("show", "gpt-oss-20b", "--json").stdout)
     kinds = list(plain["kinds"].values())
     assert plain["layer_kinds"]
     assert phasor.Rope.from_dict(kinds[0]["rope"]) == phasor.preset("gpt-oss-20b")[0]
@@ -77,7 +65,7 @@ def test_show_json_holds_everything_the_table_shows():
 
 def test_show_json_of_a_stopped_pair_has_no_wavelength():
     """A pair that stands still has no wavelength and no divisor in JSON, where infinity is none."""
-    plain = json.loads(phasor_command("show", "gemma-4-31b", "--json").stdout)
+    plain = json.loads(run_phasor("show", "gemma-4-31b", "--json").stdout)
     last = plain["kinds"]["full"]["pairs"][-1]
     assert last["inv_freq"] == 0.0
     assert last["wavelength"] is None
@@ -86,8 +74,8 @@ def test_show_json_of_a_stopped_pair_has_no_wavelength():
 
 def test_show_picks_a_rules_law_where_it_is_told():
     """LongRoPE shows its short list at a short length and its long list at a long one."""
-    short = phasor_command("show", "phi-3.5-mini", "--at", 4096).stdout
-    long = phasor_command("show", "phi-3.5-mini", "--at", 4097).stdout
+    short = run_phasor("show", "phi-3.5-mini", "--at", 4096).stdout
+    long = run_phasor("show", "phi-3.5-mini", "--at", 4097).stdout
     assert "here at 4096 tokens" in short
     assert "/ 64.84" in long
     assert "/ 64.84" not in short
@@ -95,20 +83,20 @@ def test_show_picks_a_rules_law_where_it_is_told():
 
 def test_show_names_layers_without_an_embedding():
     """NoPE layers are listed as what they are."""
-    done = phasor_command("show", "smollm3-3b")
+    done = run_phasor("show", "smollm3-3b")
     assert "No position embedding." in done.stdout
 
 
 def test_diff_of_a_model_with_itself_is_silent_agreement():
     """Exit code 0 and a sentence when a config and its preset agree."""
-    done = phasor_command("diff", EXAMPLE, "llama-3.1-8b")
+    done = run_phasor("diff", EXAMPLE, "llama-3.1-8b")
     assert done.returncode == 0
     assert "They agree within 1e-06 on every pair of every layer." in done.stdout
 
 
 def test_diff_names_the_first_pair_and_position():
     """Exit code 1 and the first parting when two models differ."""
-    done = phasor_command("diff", "llama-3.1-8b", "llama-3-8b")
+    done = run_phasor("diff", "llama-3.1-8b", "llama-3-8b")
     assert done.returncode == 1
     assert "Earliest pair: 29 at position 1" in done.stdout
     assert "35 pairs part within the context." in done.stdout
@@ -135,7 +123,7 @@ def test_a_factor_on_cos_and_sin_and_one_on_the_softmax_are_told_apart(capsys):
 
 def test_diff_as_json_carries_the_verdict():
     """Machines read the same difference as people."""
-    done = phasor_command("diff", "llama-2-7b", "llama-2-7b-meta", "--json")
+    done = run_phasor("diff", "llama-2-7b", "llama-2-7b-meta", "--json")
     plain = json.loads(done.stdout)
     assert done.returncode == 1
     assert plain["differ"] is True
@@ -144,7 +132,7 @@ def test_diff_as_json_carries_the_verdict():
 
 def test_diff_tolerance_decides():
     """What parts by less than the tolerance agrees."""
-    done = phasor_command("diff", "llama-3.1-8b", "llama-3-8b", "--context", 2, "--tolerance", 0.01)
+    done = run_phasor("diff", "llama-3.1-8b", "llama-3-8b", "--context", 2, "--tolerance", 0.01)
     assert done.returncode == 0
 
 
@@ -164,7 +152,7 @@ def test_diff_tolerance_decides():
 )
 def test_bad_input_is_one_line_on_stderr_and_exit_code_2(arguments, said):
     """Nothing on stdout, one line on stderr, exit code 2, no traceback."""
-    done = phasor_command(*arguments)
+    done = run_phasor(*arguments)
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr.count("\n") == 1
@@ -176,7 +164,7 @@ def test_a_broken_config_is_refused_by_key(tmp_path):
     """A config that makes no sense names the key and leaves no traceback."""
     path = tmp_path / "config.json"
     path.write_text(EXAMPLE.read_text().replace('"factor": 8.0', '"factor": -8.0'))
-    done = phasor_command("show", path)
+    done = run_phasor("show", path)
     assert done.returncode == 2
     assert "factor" in done.stderr
     assert "-8" in done.stderr
@@ -198,7 +186,7 @@ def test_a_models_name_is_only_ever_text(tmp_path, name, command):
     """Brackets and colons in it are letters."""
     path = tmp_path / "config.json"
     path.write_text(json.dumps(json.loads(EXAMPLE.read_text()) | {"_name_or_path": name}))
-    done = phasor_command(command, path, *([EXAMPLE] if command == "diff" else []))
+    done = run_phasor(command, path, *([EXAMPLE] if command == "diff" else []))
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(f"{name}: " if command == "show" else f"{name} and ")
 
@@ -240,6 +228,7 @@ def limited(*arguments, folder):
     [["show", "llama-3.1-8b"], ["show", "llama-3.1-8b", "--json"], ["presets"]],
     ids=" ".join,
 )
+@pytest.mark.processes
 def test_an_output_that_cannot_be_written_is_one_line_and_exit_code_2(tmp_path, arguments):
     """A full disk is not a difference between models."""
     done = limited(*arguments, folder=tmp_path)
@@ -247,37 +236,9 @@ def test_an_output_that_cannot_be_written_is_one_line_and_exit_code_2(tmp_path, 
     assert done.returncode == 2
 
 
-@pytest.mark.parametrize(
-    ("name", "says"),
-    [
-        ("none/x.png", "cannot be written: No such file or directory"),
-        ("x.nothing", "must end with one of"),
-        ("pipe.png", "must be a file or new"),
-    ],
-)
-def test_a_picture_that_cannot_be_saved_is_refused_before_measuring(
-    tmp_path, monkeypatch, name, says
-):
-    """A minute is not spent for nothing."""
-    monkeypatch.setattr("phasor.bench.run", None)
-    os.mkfifo(tmp_path / "pipe.png")
-    done = CliRunner().invoke(bench, ["--save", str(tmp_path / name)])
-    assert isinstance(done.exception, phasor.SpecError)
-    assert says in str(done.exception)
-
-
-def test_a_picture_without_matplotlib_names_the_extra(tmp_path, monkeypatch):
-    """Before measuring too."""
-    monkeypatch.setattr("phasor.bench.run", None)
-    monkeypatch.setattr("phasor.cli.common.find_spec", lambda name: name != "matplotlib" or None)
-    done = CliRunner().invoke(bench, ["--save", str(tmp_path / "x.png")])
-    assert isinstance(done.exception, BackendError)
-    assert "pip install 'phasor-rope[figures]'" in str(done.exception)
-
-
 def test_no_colours_go_into_a_pipe():
     """What is not a terminal gets plain text."""
-    assert "\x1b" not in phasor_command("show", "llama-3.1-8b").stdout
+    assert "\x1b" not in run_phasor("show", "llama-3.1-8b").stdout
 
 
 @pytest.mark.parametrize(
@@ -286,6 +247,7 @@ def test_no_colours_go_into_a_pipe():
      ["show", "llama-3.1-8b", "--json", "--context", "4096"], ["diff", "llama-3-8b", "gpt-j-6b"]],
     ids=" ".join,
 )  # fmt: skip
+@pytest.mark.processes
 def test_a_closed_pipe_ends_it_without_a_word(arguments):
     """`phasor presets | head -1`: neither a difference nor a refusal, and status 141."""
     read, write = os.pipe()
@@ -316,6 +278,7 @@ def test_ctrl_c_ends_it_with_130(monkeypatch, capsys):
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
 @pytest.mark.parametrize(("model", "status"), [("llama-3.1-8b", 0), ("nosuch", 2), ("-", 2)])
+@pytest.mark.processes
 def test_streams_that_are_closed_are_no_trouble(closed, model, status):
     """What is said to them is lost, and the exit status is what it was."""
     stdin = "" if "<" in closed else "</dev/null"
@@ -339,11 +302,11 @@ def test_every_command_can_be_typed():
 
 def test_phasor_alone_prints_its_help():
     """A command a line, and exit status 0."""
-    done = phasor_command()
+    done = run_phasor()
     assert (done.returncode, done.stderr) == (0, "")
     listed = done.stdout[done.stdout.index("Commands:") :].splitlines()[1:]
     assert [line.split()[0] for line in listed] == list(COMMANDS)
-    assert done.stdout == phasor_command("--help").stdout
+    assert done.stdout == run_phasor("--help").stdout
 
 
 @pytest.mark.parametrize(
@@ -352,10 +315,8 @@ def test_phasor_alone_prints_its_help():
 def test_a_dash_is_standard_input(arguments):
     """What is piped in is read as the file would be."""
     file = EXAMPLE.read_bytes()
-    words = [sys.executable, "-m", "phasor", *arguments]
-    piped = subprocess.run(words, input=file, capture_output=True, check=False)
-    words = [str(EXAMPLE) if word == "-" else word for word in words]
-    read = subprocess.run(words, capture_output=True, check=False)
+    piped = run_phasor(*arguments, stdin=file)
+    read = run_phasor(*(EXAMPLE if word == "-" else word for word in arguments))
     assert piped.returncode == read.returncode == 0
     assert piped.stdout == read.stdout
 
@@ -365,7 +326,7 @@ def test_a_shell_completes_commands_presets_and_files():
 
     def offered(*words):
         typed = {"COMP_WORDS": " ".join(("phasor", *words)), "COMP_CWORD": str(len(words))}
-        return phasor_command(_PHASOR_COMPLETE="bash_complete", **typed).stdout.split()
+        return run_phasor(_PHASOR_COMPLETE="bash_complete", **typed).stdout.split()
 
     assert offered("sh") == ["plain,show"]
     llamas = [name for name in phasor.preset_names() if name.startswith("llama-3.1")]
@@ -379,7 +340,7 @@ def test_colours_are_the_only_thing_that_a_terminal_obeys(tmp_path):
     path = tmp_path / "config.json"
     path.write_text(json.dumps(json.loads(EXAMPLE.read_text()) | {"_name_or_path": name}))
     for command in (["show", path], ["diff", path, EXAMPLE], ["extend", path, "--to", "262144"]):
-        shown = phasor_command(*command, FORCE_COLOR="1", TERM="xterm").stdout
+        shown = run_phasor(*command, FORCE_COLOR="1", TERM="xterm").stdout
         colours = set(re.findall("\x1b[^m]*m", shown))
         assert colours
         assert "\x1b[35m" not in colours
@@ -389,9 +350,10 @@ def test_colours_are_the_only_thing_that_a_terminal_obeys(tmp_path):
         )
 
 
-HEAVY = ("torch", "matplotlib", "phasor.configs", "phasor.identification", "phasor.checkpoint")
+HEAVY = ("torch", "altair", "phasor.configs", "phasor.identification", "phasor.checkpoint")
 
 
+@pytest.mark.processes
 def test_importing_phasor_imports_little_else():
     """Neither what reads files and functions, nor the terminal."""
     program = f"import sys, phasor; print({{*{(*HEAVY, 'rich', 'click')}}} & {{*sys.modules}})"
@@ -401,6 +363,7 @@ def test_importing_phasor_imports_little_else():
     assert done.stdout == "set()\n"
 
 
+@pytest.mark.processes
 def test_showing_a_preset_imports_what_it_needs():
     """No torch, and no other command's packages."""
     program = (
@@ -417,9 +380,9 @@ def test_showing_a_preset_imports_what_it_needs():
 
 def test_every_preset_can_be_listed():
     """`phasor presets` prints what `phasor show` takes."""
-    assert phasor_command("presets").stdout.split() == list(phasor.preset_names())
+    assert run_phasor("presets").stdout.split() == list(phasor.preset_names())
 
 
 def test_version_is_printed():
     """--version prints the installed version."""
-    assert "0.1.0" in phasor_command("--version").stdout
+    assert "0.1.0" in run_phasor("--version").stdout

@@ -15,19 +15,14 @@ import pytest
 from phasor.cli import run
 
 from ..checkpoint.checkpoints import Tensors, llama, llama_tensors, load, save, save_folder, tensor
+from .running import run_phasor
 
 ORDER = [0, 4, 1, 5, 2, 6, 3, 7]  # interleaved rows from halves, of a head of 8
 
 
 def convert(*arguments: Any) -> subprocess.CompletedProcess[str]:
-    """The command in a process of its own, as a user runs it."""
-    return subprocess.run(
-        [sys.executable, "-m", "phasor", "convert", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "COLUMNS": "80"},
-    )
+    """``phasor convert`` with these arguments."""
+    return run_phasor("convert", *arguments)
 
 
 @pytest.fixture
@@ -199,6 +194,7 @@ def test_a_conversion_that_fails_its_check_is_a_failed_check(
     assert not (tmp_path / "b").exists()
 
 
+@pytest.mark.processes
 def test_the_command_needs_neither_torch_nor_safetensors(tmp_path: Path, folder: Path) -> None:
     """NumPy reads and writes the format."""
     program = (
@@ -220,6 +216,7 @@ def test_no_progress_bar_goes_into_a_pipe(tmp_path: Path, folder: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="opens a pseudo-terminal")
+@pytest.mark.processes
 def test_a_terminal_sees_progress(tmp_path: Path, folder: Path) -> None:
     """A bar on stderr that ends at the size of the files."""
     import pty

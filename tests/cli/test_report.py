@@ -1,24 +1,19 @@
 """The command that writes a page: one whole file, or the old one."""
 
 import os
-import subprocess
-import sys
+from pathlib import Path
 
 import pytest
 
-
-def command(*arguments, program="from phasor.cli import run; run()"):
-    """`phasor report` in a process of its own."""
-    start = f"import sys; sys.argv = ['phasor', 'report', *sys.argv[1:]]\n{program}"
-    return subprocess.run(
-        [sys.executable, "-c", start, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "COLUMNS": "80"},
-    )
+from .running import run_phasor
 
 
+def command(*arguments):
+    """`phasor report` with these arguments."""
+    return run_phasor("report", *arguments)
+
+
+@pytest.mark.report
 def test_the_command_replaces_the_file_and_leaves_nothing_beside_it(tmp_path):
     """One whole page, its size printed, no part of one."""
     path = tmp_path / "page.html"
@@ -30,17 +25,17 @@ def test_the_command_replaces_the_file_and_leaves_nothing_beside_it(tmp_path):
     assert os.listdir(tmp_path) == ["page.html"]  # noqa: PTH208
 
 
-def test_a_page_that_cannot_be_written_leaves_the_old_one(tmp_path):
+@pytest.mark.report
+def test_a_page_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch):
     """A disk that fails half-way: exit code 2, the old file, no rest."""
     path = tmp_path / "page.html"
     path.write_text("old")
-    broken = (
-        "from pathlib import Path\n"
-        "def fail(self, target): raise OSError(28, 'No space left on device')\n"
-        "Path.replace = fail\n"
-        "from phasor.cli import run; run()"
-    )
-    done = command("gpt-j-6b", "-o", path, program=broken)
+
+    def full(self, target):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    done = command("gpt-j-6b", "-o", path)
     assert done.returncode == 2
     assert "cannot be written: No space left on device" in done.stderr
     assert path.read_text() == "old"
@@ -55,19 +50,15 @@ def test_a_missing_folder_is_said(tmp_path):
     assert "No such file or directory" in done.stderr
 
 
-def test_the_missing_extra_is_named(tmp_path):
+def test_the_missing_extra_is_named(tmp_path, monkeypatch):
     """Without the plotting library the command says what to install."""
-    hidden = (
-        "import importlib.util as util\n"
-        "found = util.find_spec\n"
-        "util.find_spec = lambda name: None if name == 'altair' else found(name)\n"
-        "from phasor.cli import run; run()"
-    )
-    done = command("gpt-j-6b", "-o", tmp_path / "page.html", program=hidden)
+    monkeypatch.setattr("phasor.cli._common.find_spec", lambda name: name != "altair" or None)
+    done = command("gpt-j-6b", "-o", tmp_path / "page.html")
     assert done.returncode == 2
-    assert "pip install 'phasor-rope[report]'" in done.stderr
+    assert "pip install 'phasor-rope[charts]'" in done.stderr
 
 
+@pytest.mark.report
 def test_a_report_goes_where_a_symlink_leads(tmp_path):
     """The link stays a link."""
     (tmp_path / "folder").mkdir()
@@ -101,12 +92,12 @@ OUTPUTS = ["a pipe", "a link to a pipe", "a circle of links", "no folder"]
 
 
 @pytest.mark.parametrize("what", OUTPUTS)
-def test_a_report_replaces_nothing_but_files(tmp_path, what):
+def test_a_report_replaces_nothing_but_files(tmp_path, monkeypatch, what):
     """What stood there stands there still, and the reason is said before the work."""
     path = leading(tmp_path, what)
     before = {one: one.lstat().st_mode for one in tmp_path.iterdir()}
-    never = "import phasor.report as r; r.report = None\nfrom phasor.cli import run; run()"
-    done = command("gpt-j-6b", "-o", path, program=never)
+    monkeypatch.setattr("phasor.report.report", None)
+    done = command("gpt-j-6b", "-o", path)
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     assert done.stderr.startswith(f"phasor: {path} ")

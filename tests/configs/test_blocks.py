@@ -17,7 +17,7 @@ from phasor import ConfigError
 from phasor.configs import load
 from phasor.configs.facts import table
 from phasor.scaling import Linear
-from phasor.torch.architectures import tiny_model
+from phasor.torch.hf.architectures import tiny_model
 
 from .config_files import sized
 
@@ -155,6 +155,7 @@ def position_tables(model_type: str, block: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("model_type", FIXED)
+@pytest.mark.transformers
 def test_a_class_without_laws_makes_the_same_table_whatever_its_config_says(model_type):
     """GPT-J and its heirs never look."""
     tables = position_tables(model_type, PLAIN)

@@ -26,12 +26,12 @@ from torch import Tensor
 
 from phasor import Rope, load
 from phasor.configs.facts import table
-from phasor.torch.architectures import model_types
+from phasor.torch.hf.architectures import model_types
 
 from ..offline import refuse_connections
 from .transformers_frequencies import quiet
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.transformers
 
 #: Types that rotate, and why no class of transformers says how.
 WITHOUT_A_CLASS = {

@@ -137,7 +137,7 @@ def killed(output: Path) -> None:
     assert running.wait() == -signal.SIGKILL
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_the_script_killed_twice_writes_the_results_of_one_that_was_not(tmp_path: Path) -> None:
     """SIGKILL at whatever point after a state was written."""
     whole = finished(tmp_path / "whole")
@@ -149,7 +149,7 @@ def test_the_script_killed_twice_writes_the_results_of_one_that_was_not(tmp_path
     assert "state" not in left
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_another_seed_is_another_run(tmp_path: Path) -> None:
     """Other weights and batches, the same windows."""
     one, two = finished(tmp_path / "0"), finished(tmp_path / "1", seed=1)

@@ -3,9 +3,6 @@
 import copy
 import functools
 import json
-import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -19,6 +16,7 @@ from phasor.extending import plan
 from phasor.report import report
 from phasor.scaling import DynamicNTK, PerPair
 
+from ..cli.running import run_phasor
 from ..configs.config_files import CONFIGS, small
 
 PLAIN = Rope(head_dim=128, pairing="half", base=500_000.0)
@@ -56,14 +54,8 @@ FILES = {
 
 
 def extend(*arguments):
-    """`phasor extend` in a process of its own."""
-    return subprocess.run(
-        [sys.executable, "-m", "phasor", "extend", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "COLUMNS": "80"},
-    )
+    """`phasor extend` with these arguments."""
+    return run_phasor("extend", *arguments)
 
 
 def with_keys(config, keys):
@@ -157,6 +149,7 @@ def test_the_context_may_have_had_another_name(key):
     ],
     ids=["none", "one", "two"],
 )
+@pytest.mark.report
 def test_the_keys_go_where_the_language_model_is_described(levels, said, capsys):
     """At the top of a larger model's file they would contradict the config inside."""
     inner = small()

@@ -206,6 +206,7 @@ def test_kinds_without_blocks_of_their_own_are_extended_together():
     ],
     ids=["one block", "two blocks"],
 )
+@pytest.mark.report
 def test_all_kinds_that_a_new_block_changes_are_named(said, kinds, blocks, capsys, monkeypatch):
     """On a terminal, in the JSON and on the page."""
     monkeypatch.setenv("COLUMNS", "200")

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from phasor import Rope
-from phasor.torch.backends.triton.plan import key_of, plan_of
-from phasor.torch.backends.triton.tiles import module
+from phasor.torch.backends.triton import make_plan, plan_key
+from phasor.torch.backends.triton.launching import load_kernels
 
 from .triton_compiler import (
     DECODE,
@@ -37,7 +37,7 @@ from .triton_compiler import (
     misaligned,
 )
 
-pytestmark = compiles
+pytestmark = [*compiles, pytest.mark.kernels]
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def traffic(assembly: str) -> Counter[str]:
     ],
 )
 @pytest.mark.parametrize(
-    "dtype", [torch.bfloat16, pytest.param(torch.float32, marks=pytest.mark.slow)]
+    "dtype", [torch.bfloat16, pytest.param(torch.float32, marks=pytest.mark.every_kernel)]
 )
 @pytest.mark.parametrize(
     "rope", [HALF, JOINED, DEEPSEEK], ids=["half", "interleaved", "interleaved to half"]
@@ -86,7 +86,7 @@ def test_every_access_is_16_bytes_wide(
     assert ".local" not in assembly
 
 
-@pytest.mark.slow
+@pytest.mark.every_kernel
 @pytest.mark.parametrize(
     ("head_dim", "rotary_dim", "pairing", "laid"),
     [
@@ -151,13 +151,13 @@ def test_memory_off_16_byte_boundaries_is_not_read_in_pieces_of_16(
     tensors = [memory.as_strided(shape, (4096, 512, 128, 1)) for _ in range(4)]
     tensors[which] = memory.as_strided(shape, strides, offset)
     rope = Rope(head_dim=64, pairing="half").to_json()
-    plan = plan_of(tensors, [torch.zeros(2, 3).long()], rope, False, 1.0, True, True)
+    plan = make_plan(tensors, [torch.zeros(2, 3).long()], rope, False, 1.0, True, True)
     assert plan is not None
-    names = module("kernels").rotation.arg_names[-len(plan.arguments) :]
+    names = load_kernels("kernels").rotation.arg_names[-len(plan.arguments) :]
     assert dict(zip(names, plan.arguments, strict=True))["packed"] == packed
-    key = key_of(tensors, [torch.zeros(2, 3).long()], rope, False, 1.0, True, True)
+    key = plan_key(tensors, [torch.zeros(2, 3).long()], rope, False, 1.0, True, True)
     tensors[which] = memory.as_strided(shape, (4096, 512, 128, 1))
-    again = key_of(tensors, [torch.zeros(2, 3).long()], rope, False, 1.0, True, True)
+    again = plan_key(tensors, [torch.zeros(2, 3).long()], rope, False, 1.0, True, True)
     assert (key == again) == packed
 
 

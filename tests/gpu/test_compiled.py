@@ -16,8 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from phasor import Rope
 from phasor.torch import chosen_backend
 from phasor.torch.backends import triton as triton_backend
-from phasor.torch.backends.triton.plan import plan_of
-from phasor.torch.backends.triton.tiles import TIMES_BITS, module, reciprocal
+from phasor.torch.backends.triton.launching import SHIFT_OFFSET, load_kernels, reciprocal
 
 from .triton_compiler import (
     HALF,
@@ -38,7 +37,7 @@ from .triton_compiler import (
     misaligned,
 )
 
-pytestmark = compiles
+pytestmark = [*compiles, pytest.mark.kernels]
 
 
 @pytest.fixture
@@ -102,9 +101,11 @@ def test_the_stride_of_a_single_head_means_nothing() -> None:
     """A key that all queries share is read in pieces of 16 bytes, whatever torch says of it."""
     x = torch.empty(3, 64, dtype=torch.bfloat16).as_strided((3, 1, 64), (64, 5, 1))
     rope = Rope(head_dim=64, pairing="half").to_json()
-    plan = plan_of([x] * 4, [torch.zeros(3).long()], rope, False, 1.0, False, False)
+    plan = triton_backend.make_plan(
+        [x] * 4, [torch.zeros(3).long()], rope, False, 1.0, False, False
+    )
     assert plan is not None
-    names = module("kernels").rotation.arg_names[-len(plan.arguments) :]
+    names = load_kernels("kernels").rotation.arg_names[-len(plan.arguments) :]
     assert dict(zip(names, plan.arguments, strict=True))["packed"]
 
 
@@ -113,7 +114,7 @@ def test_a_reciprocal_divides_every_count() -> None:
     largest = 2**31 - 1
     for n in [*range(1, 130), 999, 4097, 65_535, 2**20 + 7, 2**30 - 1, 2**30 + 1, largest]:
         packed = reciprocal(n)
-        times, bits = packed % 2**TIMES_BITS, packed >> TIMES_BITS
+        times, bits = packed % 2**SHIFT_OFFSET, packed >> SHIFT_OFFSET
         assert packed < 2**63
         assert largest * times < 2**63
         last = largest // n
@@ -129,7 +130,7 @@ def test_what_is_compiled_is_launched_again_as_triton_launches_it(hopper: Hopper
     places = torch.zeros(3, dtype=torch.int64)
     for dtype in (torch.int64, torch.float64):
         for _ in range(2):
-            triton_backend._turn([x], [x], [places.to(dtype)], HALF.to_json(), False, 1.0)
+            triton_backend.rotate_into([x], [x], [places.to(dtype)], HALF.to_json(), False, 1.0)
         first, second = hopper.launched[-2:]
         assert len(first) == len(second)
         # but for what profilers are told of it, which is a new object
@@ -144,7 +145,7 @@ def test_fused_kernels_are_found_again_without_a_search(
     name: str, hopper: Hopper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second launch is the first one's; a weight off its boundary is looked for anew."""
-    kernel = getattr(module(KERNELS[name]), name)
+    kernel = getattr(load_kernels(KERNELS[name]), name)
     searched: list[int] = []
     search = kernel.run
     monkeypatch.setattr(kernel, "run", lambda *a, **k: searched.append(1) or search(*a, **k))

@@ -12,9 +12,8 @@ from torch import Tensor
 
 from phasor import BackendError, Rope, TensorError
 from phasor.torch import (
-    _ops,
     _tables,
-    _triton,
+    ops,
     rotate,
     rotate_,
     rotate_by,
@@ -22,7 +21,8 @@ from phasor.torch import (
     rotate_qk,
     rotate_qk_,
 )
-from phasor.torch.backends.triton import plan as triton_plan
+from phasor.torch.backends import triton as triton_backend
+from phasor.torch.backends.triton import launching as triton_launching
 from phasor.torch.fused import rotate_and_cache_
 
 from ..torch.torch_oracle import assert_rotated
@@ -34,23 +34,8 @@ from .triton_runs import (
     convert_as_devices_do,
     here,
     on_gpu,
-    run_interpreted,
     runs_kernels,
-    starts_another,
 )
-
-
-@starts_another
-def test_a_launch_does_what_it_says_in_the_interpreter() -> None:
-    """Every test of this file, in a process of its own."""
-    run_interpreted(__file__, "not slow")
-
-
-@starts_another
-@pytest.mark.slow
-def test_a_launch_does_what_it_says_in_the_interpreter_at_length() -> None:
-    """The slow ones too."""
-    run_interpreted(__file__, "slow")
 
 
 @pytest.fixture(autouse=True)
@@ -69,13 +54,13 @@ def test_query_and_key_go_in_one_launch(monkeypatch: pytest.MonkeyPatch) -> None
     options: dict[str, Any] = {"inverse": True, "gain": 1.25, **TRITON}
     alone = [rotate(x, places, HALF, **options) for x in (q, k)]
     launches: list[int] = []
-    launch = triton_plan.Plan.launch
+    launch = triton_launching.Plan.launch
 
-    def counted(self: triton_plan.Plan, *given: Any) -> None:
+    def counted(self: triton_launching.Plan, *given: Any) -> None:
         launches.append(1)
         launch(self, *given)
 
-    monkeypatch.setattr(triton_plan.Plan, "launch", counted)
+    monkeypatch.setattr(triton_launching.Plan, "launch", counted)
     together = rotate_qk(q, k, places, HALF, **options)
     assert all(map(torch.equal, alone, together))
     rotate_qk_(q, k, places, HALF, **options)
@@ -132,8 +117,8 @@ def test_a_launch_that_was_made_before_is_made_at_once(monkeypatch: pytest.Monke
     before, places = torch.arange(5, device=DEVICE), torch.arange(5, device=DEVICE) * 70_001
     rotate_qk(q, k, before, HALF, **TRITON)
     rotate_qk_(q.clone(), k.clone(), before, HALF, **TRITON)
-    monkeypatch.setattr(_ops, "apply", refuse)
-    monkeypatch.setattr(_ops, "apply_", refuse)
+    monkeypatch.setattr(ops, "apply", refuse)
+    monkeypatch.setattr(ops, "apply_", refuse)
     turned = rotate_qk(q, k, places, HALF, **TRITON)
     for x, y in zip((q, k), turned, strict=True):
         assert_rotated(y.cpu(), x.cpu(), places, HALF)
@@ -173,7 +158,7 @@ def test_anything_else_is_checked_first(
     usual: dict[str, Any] = {"q": here(5, 3, 16), "k": here(5, 2, 16), "rope": HALF, **TRITON}
     usual["positions"] = torch.arange(5, device=DEVICE)
     rotate_qk(**usual)
-    monkeypatch.setattr(_ops, "apply", refuse)
+    monkeypatch.setattr(ops, "apply", refuse)
     rotate_qk(**usual)
     with pytest.raises((AssertionError, ValueError)):
         rotate_qk(**{**usual, **change})
@@ -189,7 +174,7 @@ def test_a_plan_is_launched_though_another_thread_forgets_it(
         def __setitem__(self, key: Any, plan: Any) -> None:
             self.clear()
 
-    monkeypatch.setattr(_triton, "_PLANS", Cleared())
+    monkeypatch.setattr(triton_backend, "_PLANS", Cleared())
     x = here(3, 2, 16)
     assert_rotated(rotate(x, [1, 2, 3], HALF, **TRITON).cpu(), x.cpu(), [1, 2, 3], HALF)
 
@@ -207,17 +192,17 @@ def test_tables_of_a_captured_graph_outlive_every_other_rope(
     """It has only their addresses; a rule's Rope for every length is forgotten in time."""
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
     monkeypatch.setattr(_tables, "_CAPTURED", {})
-    plain, device = _tables._constant, torch.device("cuda")
+    plain, device = _tables._make_tensor, torch.device("cuda")
 
     def constant(values: Any, device: torch.device) -> Tensor:
         return plain(values, torch.device("cpu")).as_subclass(OnDevice)
 
-    monkeypatch.setattr(_tables, "_constant", constant)
+    monkeypatch.setattr(_tables, "_make_tensor", constant)
     ropes = [Rope(head_dim=2, pairing="half", base=100.0 + i).to_json() for i in range(66)]
     makers = (
         lambda *place: _tables.digit_tables(*place, torch.float32),
         _tables.axis_of_pair,
-        _tables.steps,
+        _tables.radians_per_position,
     )
     first = [weakref.ref(make(ropes[0], device)) for make in makers]
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
@@ -313,7 +298,7 @@ def test_the_kernel_compiles_into_a_graph() -> None:
 
 
 @runs_kernels
-@pytest.mark.slow
+@pytest.mark.every_kernel
 def test_offsets_beyond_2_31_are_followed() -> None:
     """Tokens and heads so far apart that a 32-bit product of index and stride would wrap."""
     far = 2**32 + 64

@@ -6,8 +6,6 @@ come to in another order, fails the test that it happens in.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -20,10 +18,8 @@ from phasor.torch.fused import norm_rotate_qk, rotate_and_cache_
 
 from ..torch.fused_cases import assert_normed
 from ..torch.torch_oracle import assert_rotated, normal
-from .triton_runs import TRITON, ask_for_many, on_machine, run_on_machine, starts_another
+from .triton_runs import TRITON, ask_for_many, on_machine
 
-FILES = ["gpu/test_triton", "gpu/test_launch", "gpu/test_machine"]
-FILES += ["torch/test_fused", "torch/test_cache_write"]
 MODELS: dict[str, tuple[Rope, int, int]] = {
     "Llama-3": (Rope(head_dim=128, pairing="half", base=500_000.0), 32, 8),
     "Meta's Llama-3": (Rope(head_dim=128, pairing="interleaved", base=500_000.0), 32, 8),
@@ -33,23 +29,18 @@ MODELS: dict[str, tuple[Rope, int, int]] = {
     "Qwen3-VL": (Rope(head_dim=128, pairing="half", axes=Sectioned((24, 20, 20))), 32, 8),
     "GLM-4.5": (Rope(head_dim=128, rotary_dim=64, pairing="half"), 96, 8),
 }
+FEW = ("Llama-3", "DeepSeek", "Qwen3-VL")  # which every change is tried on
 TOKENS = 21  # not a multiple of a tile's
-each_model = pytest.mark.parametrize("model", MODELS)
-each_dtype = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-
-
-@starts_another
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("capability", "name"),
+each_model = pytest.mark.parametrize(
+    "model",
     [
-        *((90, name) for name in FILES),
-        *((capability, name) for capability in (80, 100) for name in FILES[3:]),
+        model if model in FEW else pytest.param(model, marks=pytest.mark.every_kernel)
+        for model in MODELS
     ],
 )
-def test_kernels_are_right_as_compiled(capability: int, name: str, tmp_path: Path) -> None:
-    """For an H100, and where conversions or packed arithmetic differ: an A100, a B200."""
-    run_on_machine(f"tests/{name}.py", capability, tmp_path)
+each_dtype = pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, pytest.param(torch.float32, marks=pytest.mark.every_kernel)]
+)
 
 
 @pytest.fixture(params=[1, 2**20], ids=["many tokens", "few tokens"])

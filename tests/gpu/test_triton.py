@@ -27,9 +27,7 @@ from .triton_runs import (
     convert_as_devices_do,
     here,
     on_gpu,
-    run_interpreted,
     runs_kernels,
-    starts_another,
 )
 
 PAIRINGS = ["half", "interleaved"]
@@ -40,10 +38,10 @@ KINDS = [
     (torch.float32, "slice"),
     (torch.bfloat16, "whole"),
     (torch.float16, "slice"),
-    pytest.param(torch.float64, "slice", marks=pytest.mark.slow),
-    pytest.param(torch.float32, "whole", marks=pytest.mark.slow),
-    pytest.param(torch.bfloat16, "slice", marks=pytest.mark.slow),
-    pytest.param(torch.float16, "whole", marks=pytest.mark.slow),
+    pytest.param(torch.float64, "slice", marks=pytest.mark.every_kernel),
+    pytest.param(torch.float32, "whole", marks=pytest.mark.every_kernel),
+    pytest.param(torch.bfloat16, "slice", marks=pytest.mark.every_kernel),
+    pytest.param(torch.float16, "whole", marks=pytest.mark.every_kernel),
 ]
 # powers of two, widths that leave lanes idle, and one pair
 WIDTHS = {"64": 64, "128": 128, "160": 160, "24": 24, "10": 10, "2": 2}
@@ -52,19 +50,6 @@ AXES = {
     "interleaved": InterleavedSections((4, 2, 2)),
     "alternating": Alternating((2, 3, 3)),
 }
-
-
-@starts_another
-def test_the_kernel_is_right_in_the_interpreter() -> None:
-    """Every test of this file, in a process of its own."""
-    run_interpreted(__file__, "not slow")
-
-
-@starts_another
-@pytest.mark.slow
-def test_the_kernel_is_right_in_the_interpreter_at_length() -> None:
-    """The slow ones too."""
-    run_interpreted(__file__, "slow")
 
 
 @pytest.fixture(autouse=True)
@@ -154,7 +139,7 @@ def memory_layouts(x: Tensor) -> dict[str, Tensor]:
 @pytest.mark.parametrize("pairing_out", PAIRINGS)
 @pytest.mark.parametrize("pairing", PAIRINGS)
 @pytest.mark.parametrize(
-    "dtype", [torch.bfloat16, pytest.param(torch.float32, marks=pytest.mark.slow)]
+    "dtype", [torch.bfloat16, pytest.param(torch.float32, marks=pytest.mark.every_kernel)]
 )
 def test_memory_makes_no_difference(dtype: torch.dtype, pairing: Any, pairing_out: Any) -> None:
     """However the tensor lies in memory, in place or not, the bits are the same."""

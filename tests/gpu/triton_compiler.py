@@ -16,7 +16,7 @@ from phasor import Rope
 from phasor.axes import Sectioned
 from phasor.torch.backends import triton as triton_backend
 from phasor.torch.backends.triton import fused as triton_fused
-from phasor.torch.backends.triton.tiles import module
+from phasor.torch.backends.triton.launching import load_kernels
 
 from .triton_runs import APART, forget_plans, needs_triton
 
@@ -92,7 +92,7 @@ def a_hopper(monkeypatch: pytest.MonkeyPatch, cache: Path) -> Hopper:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(cache))
     monkeypatch.setattr(triton.runtime.driver, "_active", driver)
     for name, file in KERNELS.items():
-        kernel = getattr(module(file), name)
+        kernel = getattr(load_kernels(file), name)
         monkeypatch.setattr(kernel, "device_caches", defaultdict(kernel.create_binder))
     forget_plans(monkeypatch)
     return driver
@@ -100,8 +100,8 @@ def a_hopper(monkeypatch: pytest.MonkeyPatch, cache: Path) -> Hopper:
 
 def compiler_of(name: str, monkeypatch: pytest.MonkeyPatch) -> Compiler:
     """A kernel that is compiled and not launched."""
-    compiler = Compiler(getattr(module(KERNELS[name]), name))
-    monkeypatch.setattr(module(KERNELS[name]), name, compiler)
+    compiler = Compiler(getattr(load_kernels(KERNELS[name]), name))
+    monkeypatch.setattr(load_kernels(KERNELS[name]), name, compiler)
     return compiler
 
 
@@ -122,7 +122,7 @@ def launch(
     xs = xs if laid is None else [laid(x) for x in xs]
     outs = xs if in_place else [torch.empty_like(x) for x in xs]
     angles = [torch.zeros(tokens[-1], dtype=torch.int64) if places is None else places]
-    triton_backend._turn(xs, outs, angles, rope.to_json(), inverse, gain)
+    triton_backend.rotate_into(xs, outs, angles, rope.to_json(), inverse, gain)
 
 
 def call(
@@ -139,7 +139,7 @@ def call(
     weight = torch.ones(rope.head_dim, dtype=dtype) if weight is None else weight
     normed = [weight, weight], [places], text, 1e-6, 1.0
     if name == "rotation":
-        triton_backend._turn([q, k], [q, k], [places], text, False, 1.0)
+        triton_backend.rotate_into([q, k], [q, k], [places], text, False, 1.0)
     elif name == "forward":
         triton_fused.norm_rotate([q, k], *normed)
     elif name == "backward":

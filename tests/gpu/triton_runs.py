@@ -2,8 +2,7 @@
 
 On a GPU if there is one. Elsewhere a test file of kernels runs in processes of its own: interpreted
 by Triton, and as PTX on the CPU (`tests.gpu.ptx`), which stands for a GPU. For Triton decides when
-it is imported whether it interprets, and interpreted it cannot compile. Beside the tests of a file
-stands one that has them interpreted; `test_machine` runs them as PTX.
+it is imported whether it interprets, and interpreted it cannot compile. `test_kernels` starts them.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from torch import Tensor
 from phasor import Rope
 from phasor.torch.backends import triton as triton_backend
 from phasor.torch.backends.triton import fused as triton_fused
-from phasor.torch.backends.triton import tiles as triton_tiles
+from phasor.torch.backends.triton import launching as triton_launching
 
 from ..torch.torch_oracle import normal
 
@@ -63,7 +62,7 @@ def here(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tens
 
 def ask_for_many(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Make so many tokens many, which have a tile of their own."""
-    monkeypatch.setattr(triton_tiles, "MANY", tokens)
+    monkeypatch.setattr(triton_launching, "MANY", tokens)
     forget_plans(monkeypatch)
 
 
@@ -73,15 +72,15 @@ def forget_plans(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(launches, "_PLANS", {})
 
 
-def run_interpreted(file: str, marked: str) -> None:
-    """Run the tests of ``file`` that are ``marked`` in a process where Triton interprets."""
-    _run(["-m", marked, file], TRITON_INTERPRET="1")
+def run_interpreted(files: list[str], marked: str) -> None:
+    """Run the tests of ``files`` that are ``marked`` in a process where Triton interprets."""
+    _run(["-m", marked, *files], TRITON_INTERPRET="1")
 
 
-def run_on_machine(file: str, capability: int, cache: Path) -> None:
-    """Run the tests of ``file`` in a process that compiles for GPUs of ``capability``."""
+def run_on_machine(files: list[str], marked: str, capability: int, cache: Path) -> None:
+    """Run the tests of ``files`` in a process that compiles for GPUs of ``capability``."""
     given = {"PTX_CAPABILITY": str(capability), "TRITON_CACHE_DIR": str(cache)}
-    _run(["-p", "tests.gpu.ptx.device", file], **given)
+    _run(["-p", "tests.gpu.ptx.device", "-m", marked, *files], **given)
 
 
 def _run(arguments: list[str], **environment: str) -> None:

@@ -100,9 +100,9 @@ def test_a_head_rotated_by_half_has_no_negative_distance() -> None:
         (2, 11_590),
         (4, 26_950),
         (8, 83_770),
-        (16, 2.341e5),
-        (32, 6.301e5),
-        (64, 2.0914e6),
+        pytest.param(16, 2.341e5, marks=pytest.mark.slow),
+        pytest.param(32, 6.301e5, marks=pytest.mark.slow),
+        pytest.param(64, 2.0914e6, marks=pytest.mark.slow),
     ],
     ids=lambda value: f"{value:g}",
 )

@@ -14,12 +14,9 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 BROWSER = next(filter(None, map(shutil.which, NAMES)), None)
 WIDTHS, SCHEMES, CHARTS = (400, 1400), ("light", "dark"), 7
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        BROWSER is None and not os.environ.get("CI"), reason="no Chromium in the search path"
-    ),
-]
+pytestmark = pytest.mark.skipif(
+    BROWSER is None and not os.environ.get("CI"), reason="no Chromium in the search path"
+)
 
 
 @pytest.fixture(scope="module")

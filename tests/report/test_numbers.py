@@ -30,7 +30,7 @@ def test_coverage_is_what_a_loop_finds(page):
     unchanged = [row for row in rows if row["law"] == "unchanged"]
     assert [row["pair"] for row in unchanged] == list(range(64))
     for row, step in zip(unchanged, STEPS, strict=True):
-        assert row["inv_freq"] == pytest.approx(step, rel=1e-14)
+        assert row["turns_per_token"] == pytest.approx(step / (2 * math.pi), rel=1e-14)
         turned = CONTEXT * step >= 2 * math.pi
         assert row["turned"] == turned
         assert row["first_new"] == (None if turned else CONTEXT)
@@ -59,23 +59,23 @@ def test_the_slider_compares_what_it_shows(page):
         1024,
     )
     assert "datum.first_new < tokens" in json.dumps(spec)
-    assert f"tokens * datum.inv_freq / {2 * math.pi}" in json.dumps(spec)
+    assert "tokens * datum.turns_per_token" in json.dumps(spec)
 
 
-def test_slowing_is_each_laws_divisor(page):
-    """Linear by 8 everywhere, NTK-aware by a power, unchanged by 1."""
-    for row in page.rows("slowing"):
-        wanted = {"linear": 8.0, "ntk": 8 ** (row["pair"] / 63), "unchanged": 1.0}
-        if row["law"] in wanted:
-            assert row["divided_by"] == pytest.approx(wanted[row["law"]], rel=1e-13)
+def test_scaling_is_what_each_law_leaves(page):
+    """Linear an eighth everywhere, NTK-aware by a power, unchanged all."""
+    for row in page.rows("scaling"):
+        wanted = {"linear": 1 / 8, "ntk": 8 ** (-row["pair"] / 63), "unchanged": 1.0}
+        if row["name"] in wanted:
+            assert row["frequency"] == pytest.approx(wanted[row["name"]], rel=1e-13)
 
 
 def test_cosines_are_sums_of_cosines(page):
     """C(r) / n, pair by pair, of the plain and of the interpolated rope."""
-    rows = [row for row in page.rows("cosine") if row["law"] in ("unchanged", "linear")]
+    rows = [row for row in page.rows("cosine") if row["name"] in ("unchanged", "linear")]
     assert len(rows) > 300
     for row in rows:
-        slower = 8 if row["law"] == "linear" else 1
+        slower = 8 if row["name"] == "linear" else 1
         mean = np.cos(row["distance"] * STEPS / slower).mean()
         assert row["cosine"] == pytest.approx(mean, abs=1e-11)
 
@@ -90,9 +90,9 @@ def test_decay_is_the_mean_length_of_partial_sums(page):
 def test_a_head_keeps_what_a_softmax_gives_it(page):
     """The previous token's weight, with the alpha the page names, by a softmax over all tokens."""
     alpha = next(row["alpha"] for row in page.rows("needed")
-                 if (row["weight"], row["context"]) == ("0.99", CONTEXT))  # fmt: skip
+                 if (row["name"], row["context"]) == ("0.99", CONTEXT))  # fmt: skip
     for row in page.rows("kept"):
-        if row["law"] != "linear" or row["context"] > 4096:
+        if row["name"] != "linear" or row["context"] > 4096:
             continue
         back = np.arange(row["context"])
         logits = alpha * np.cos(np.outer(back - 1, STEPS / 8)).sum(1) / math.sqrt(128)
@@ -104,8 +104,8 @@ def test_a_temperature_sharpens_the_head():
     """YaRN's factor on the logits multiplies the trained head's alpha."""
     page = Page(report(preset("llama-2-7b"), to=16384))
     alpha = next(row["alpha"] for row in page.rows("needed")
-                 if (row["weight"], row["context"]) == ("0.99", 4096))  # fmt: skip
-    kept = {row["law"]: row["weight"] for row in page.rows("kept") if row["context"] == 16}
+                 if (row["name"], row["context"]) == ("0.99", 4096))  # fmt: skip
+    kept = {row["name"]: row["weight"] for row in page.rows("kept") if row["context"] == 16}
     rope = replace(preset("llama-2-7b")[0], scaling=Yarn(factor=4.0, original_max_positions=4096))
     steps = rope.inv_freq
     logits = (
@@ -118,13 +118,13 @@ def test_a_temperature_sharpens_the_head():
 def test_precision_grows_with_position_where_angles_are_rounded(page):
     """A float32 angle is off by up to half a unit in its last place; digit rows never are."""
     rows = page.rows("precision")
-    assert {row["recipe"] for row in rows} == set(phasor.papers.RECIPES)
+    assert len({row["name"] for row in rows}) == len(phasor.papers.RECIPES)
     for row in rows:
         top = 2 * row["position"]  # the end of the octave
-        if row["recipe"] == "float32 angle":
+        if row["name"] == "float32 angle":
             # position and frequency are rounded, and their product: 2**-24 of the angle each
             assert row["error"] <= 3 * top * 2.0**-24 + 2.0**-23
-        if row["recipe"] == "float32 rows":
+        if row["name"] == "phasor, float32":
             assert row["error"] <= 2.2e-7
-    last = {row["recipe"]: row["error"] for row in rows if row["position"] == 32768}
+    last = {row["name"]: row["error"] for row in rows if row["position"] == 32768}
     assert last["float32 angle"] > 1e-3

@@ -12,7 +12,7 @@ from phasor.configs import rope_parameters
 from phasor.errors import SpecError
 from phasor.layers import InConfig
 from phasor.report import report
-from phasor.report._snippet import construction, usage
+from phasor.report.snippet import construction, usage
 from phasor.scaling import Linear, LongRope, Proportional, Yarn
 
 from .report_page import Page, llama_3, toy

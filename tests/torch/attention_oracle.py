@@ -53,18 +53,18 @@ LAYERS: dict[str, tuple[dict[str, Any], Any]] = {
     "window": ({"window": 4}, last(4)),
     "window of one": ({"window": 1}, last(1)),
     "window wider than the sequence": ({"window": 99}, causal),
-    "grouped": ({"key_heads": 2}, causal),
-    "one key head, window": ({"key_heads": 1, "window": 3}, last(3)),
-    "normed": ({"qk_norm": 1e-6, "key_heads": 2}, causal),
-    "biased": ({"input_bias": True, "output_bias": True}, causal),
+    "grouped": ({"num_kv_heads": 2}, causal),
+    "one key head, window": ({"num_kv_heads": 1, "window": 3}, last(3)),
+    "normed": ({"qk_norm": True, "num_kv_heads": 2}, causal),
+    "biased": ({"qkv_bias": True, "o_bias": True}, causal),
     "without positions": ({"rope": None, "head_dim": 6, "window": 5}, last(5)),
-    "a part of the head": ({"rope": MIXED, "qk_norm": 1e-2}, causal),
+    "a part of the head": ({"rope": MIXED, "qk_norm": True, "norm_eps": 1e-2}, causal),
 }
 
 
 def layer(dtype: torch.dtype = torch.float64, **options: Any) -> RotaryAttention:
     """A layer with weights of every size, norms' weights among them."""
-    made = RotaryAttention(**{"width": WIDTH, "query_heads": HEADS, "rope": HALF} | options)
+    made = RotaryAttention(**{"rope": HALF, "embed_dim": WIDTH, "num_heads": HEADS} | options)
     made = made.to(dtype)
     with torch.no_grad():
         for seed, (name, weight) in enumerate(made.named_parameters()):
@@ -156,16 +156,16 @@ def attention(
 ) -> Carried:
     """What ``layer`` must give for one row ``[seq, width]``, and how far off it may be."""
     unit = torch.finfo(dtype).eps / 2
-    seq, heads, group = len(x), layer.query_heads, layer.query_heads // layer.key_heads
+    seq, heads, group = len(x), layer.num_heads, layer.num_heads // layer.num_kv_heads
     start = (float64(x), np.zeros(x.shape))
 
     def projected(map_: nn.Linear, norm: nn.RMSNorm | None = None) -> Carried:
         value, off = (one.reshape(seq, -1, layer.head_dim) for one in linear(start, map_, unit))
         return normed((value, off), norm, unit)
 
-    q = rotated(projected(layer.query, layer.query_norm), layer.rope, positions, unit, dtype)
-    k = rotated(projected(layer.key, layer.key_norm), layer.rope, positions, unit, dtype)
-    v = projected(layer.value)
+    q = rotated(projected(layer.q_proj, layer.q_norm), layer.rope, positions, unit, dtype)
+    k = rotated(projected(layer.k_proj, layer.k_norm), layer.rope, positions, unit, dtype)
+    v = projected(layer.v_proj)
     seen = np.array([[sees(i, j) for j in range(seq)] for i in range(seq)])
     per_head = [
         gathered(
@@ -179,7 +179,7 @@ def attention(
         for h in range(heads)
     ]
     value, off = (np.concatenate(parts, axis=-1) for parts in zip(*per_head, strict=True))
-    right, bound = linear((value, off), layer.output, unit)
+    right, bound = linear((value, off), layer.o_proj, unit)
     if dtype == torch.float64:
         bound = 2 * bound  # the oracle itself is float64
     return right, SECOND_ORDER * bound

@@ -11,7 +11,8 @@ import torch
 from phasor import Rope
 from phasor.axes import Sectioned
 from phasor.scaling import Llama3, Yarn
-from phasor.torch import _attend
+from phasor.torch import attention as attention_module
+from phasor.torch.attention import RotaryAttention
 
 from ..rounding import rounding
 from .attention_oracle import HEADS, LAYERS, WIDTH, assert_attends, causal, last, layer
@@ -24,7 +25,7 @@ DTYPES = [torch.float64, torch.float32]
 @pytest.fixture(params=[3, 512], ids=["masks of 3 queries", "masks of 512"])
 def chunk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """How many queries share a mask: few enough to need several, and as it is."""
-    monkeypatch.setattr(_attend, "CHUNK", request.param)
+    monkeypatch.setattr(attention_module, "CHUNK", request.param)
     return request.param
 
 
@@ -72,7 +73,7 @@ def test_padded_rows_are_unpadded_ones(
     attention, x = layer(dtype, **options), normal(2, 11, WIDTH, dtype=dtype)
     mask = torch.ones(2, 11, dtype=torch.bool)
     mask[0, PADDING[side]] = False
-    y = attention(x, mask=mask)
+    y = attention(x, attention_mask=mask)
     assert y.isfinite().all()
     for row in range(2):
         assert_attends(y[row, mask[row]], attention, x[row, mask[row]], sees)
@@ -84,7 +85,7 @@ def test_padding_sees_itself_and_nothing_else_does(name: str, chunk: int) -> Non
     options, sees = LAYERS[name]
     attention, x = layer(**options), normal(1, 7, WIDTH, dtype=torch.float64)
     mask = [False, False, True, True, True, True, False]
-    y = attention(x, mask=torch.tensor([mask]))
+    y = attention(x, attention_mask=torch.tensor([mask]))
     places = [0, 0, 0, 1, 2, 3, 0]
     assert_attends(y[0], attention, x[0], lambda i, j: (sees(i, j) and mask[j]) or i == j, places)
 
@@ -94,7 +95,9 @@ def test_tokens_do_not_notice_what_padding_holds() -> None:
     attention, x = layer(), normal(1, 9, WIDTH, dtype=torch.float64)
     mask = torch.tensor([[False] * 3 + [True] * 6])
     other = torch.where(mask[..., None], x, 1e3 * x)
-    assert torch.equal(attention(other, mask=mask)[mask], attention(x, mask=mask)[mask])
+    assert torch.equal(
+        attention(other, attention_mask=mask)[mask], attention(x, attention_mask=mask)[mask]
+    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -136,7 +139,7 @@ THEIRS: dict[str, tuple[str, dict[str, Any], Any, dict[str, Any]]] = {
         "llama",
         {"rope_type": "default", "rope_theta": 1e4},
         None,
-        {"input_bias": True, "output_bias": True},
+        {"qkv_bias": True, "o_bias": True},
     ),
     "llama 3.1": (
         "llama",
@@ -145,12 +148,12 @@ THEIRS: dict[str, tuple[str, dict[str, Any], Any, dict[str, Any]]] = {
         {},
     ),
     "llama, yarn": ("llama", YARN, Yarn(factor=8.0, original_max_positions=64), {}),
-    "qwen3": ("qwen3", {"rope_type": "default", "rope_theta": 1e4}, None, {"qk_norm": 1e-6}),
+    "qwen3": ("qwen3", {"rope_type": "default", "rope_theta": 1e4}, None, {"qk_norm": True}),
     "qwen3, window": (
         "qwen3",
         {"rope_type": "default", "rope_theta": 1e4},
         None,
-        {"qk_norm": 1e-6, "window": 6},
+        {"qk_norm": True, "window": 6},
     ),
 }
 
@@ -158,19 +161,15 @@ THEIRS: dict[str, tuple[str, dict[str, Any], Any, dict[str, Any]]] = {
 @pytest.mark.parametrize("name", THEIRS)
 @torch.no_grad()
 def test_transformers_computes_the_same(name: str) -> None:
-    """With copied weights, in float32, to a rounding."""
+    """With its weights loaded as they are, in float32, to a rounding."""
     model, parameters, law, options = THEIRS[name]
     module, config = theirs(model, parameters, options)
     rope = Rope(head_dim=16, pairing="half", scaling=law)
-    ours = layer(torch.float32, width=48, rope=rope, key_heads=2, **options)
-    names = {"query": "q", "key": "k", "value": "v", "output": "o"}
-    state = {}
-    for key, value in ours.state_dict().items():
-        own, _, kind = key.partition(".")
-        part, _, norm = own.partition("_")
-        state[f"{names[part]}_{norm or 'proj'}.{kind}"] = value
+    weights = layer(torch.float32, embed_dim=48, rope=rope, num_kv_heads=2, **options)
     attention = module.attention(config, layer_idx=0)
-    attention.load_state_dict(state)
+    attention.load_state_dict(weights.state_dict())
+    ours = RotaryAttention(rope, 48, HEADS, 2, **options)
+    ours.load_state_dict(attention.state_dict())
     x = normal(2, 20, 48)
     rows = module.rotary(config)(x, torch.arange(20)[None])
     window = options.get("window", 20)
@@ -190,7 +189,7 @@ def theirs(model: str, parameters: dict[str, Any], options: dict[str, Any]) -> t
         "head_dim": 16,
         "num_hidden_layers": 1,
         "max_position_embeddings": 512,
-        "attention_bias": bool(options.get("input_bias")),
+        "attention_bias": bool(options.get("qkv_bias")),
         "rope_parameters": dict(parameters),
     }
     if model == "llama":
@@ -215,7 +214,7 @@ def test_deepseeks_temperature_multiplies_the_softmax() -> None:
     cold = Yarn(factor=40.0, original_max_positions=4096, attention_factor=1.0)
     plain = layer(rope=Rope(head_dim=8, pairing="half", scaling=cold))
     with torch.no_grad():
-        plain.query.weight *= 1.87385420709
+        plain.q_proj.weight *= 1.87385420709
     x = normal(1, 9, WIDTH, dtype=torch.float64)
     # the published digits are good to 3e-12, and logits here are below 10
     assert (warm(x) - plain(x)).abs().max() < 1e-10
@@ -229,7 +228,7 @@ def test_a_temperature_on_cos_and_sin_leaves_the_rest_of_the_head_alone() -> Non
     warm = layer(rope=Rope(**part, scaling=Yarn(**law)))
     plain = layer(rope=Rope(**part, scaling=Yarn(**law, attention_factor=1.0)))
     with torch.no_grad():
-        for weight in (plain.query.weight, plain.key.weight):
+        for weight in (plain.q_proj.weight, plain.k_proj.weight):
             weight.view(HEADS, 8, WIDTH)[:, 2:6] *= 1.20794415416798
     x = normal(1, 9, WIDTH, dtype=torch.float64)
     # the published digits are good to 4e-15, and scores are below 10

@@ -10,14 +10,14 @@ import torch
 from phasor import PositionError, Rope, SpecError, TensorError
 from phasor.axes import Sectioned
 from phasor.scaling import DynamicNTK
-from phasor.torch.key_cache import KeyCache
+from phasor.torch.kv_cache import KVCache
 
 from .attention_oracle import WIDTH, layer
 
 BUILDS: dict[str, tuple[dict[str, Any], str]] = {
     "heads do not divide": (
-        {"key_heads": 3},
-        "key_heads must divide query_heads (4), got 3",
+        {"num_kv_heads": 3},
+        "num_kv_heads must divide num_heads (4), got 3",
     ),
     "no width of heads": (
         {"rope": None},
@@ -32,8 +32,12 @@ BUILDS: dict[str, tuple[dict[str, Any], str]] = {
         "window is for causal attention, got causal=False and window=4",
     ),
     "an empty window": ({"window": 0}, "window must be a whole number >= 1, got 0"),
-    "no heads": ({"query_heads": 0}, "query_heads must be a whole number >= 1, got 0"),
-    "no epsilon": ({"qk_norm": 0.0}, "qk_norm must be a finite number > 0, got 0.0"),
+    "no heads": ({"num_heads": 0}, "num_heads must be a whole number >= 1, got 0"),
+    "no epsilon": ({"norm_eps": 0.0}, "norm_eps must be a finite number > 0, got 0.0"),
+    "an epsilon for a switch": (
+        {"qk_norm": 1e-6},
+        "qk_norm must be True or False, got 1e-06; norm_eps is the epsilon",
+    ),
     "a rule": (
         {
             "rope": Rope(
@@ -63,11 +67,16 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], type[Exception], str]] 
         {},
         {"x": TOKENS[0]},
         TensorError,
-        "x must be [batch, seq, width] with width 12, got shape [5, 12]",
+        "x must be [batch, seq, embed_dim] with embed_dim 12, got shape [5, 12]",
     ),
     "x is a list": ({}, {"x": [1.0]}, TensorError, "x must be a torch.Tensor, got list"),
-    "mask is a list": ({}, {"mask": [1]}, TensorError, "mask must be a torch.Tensor, got list"),
-    "cache is a number": ({}, {"cache": 3}, TensorError, "cache must be a KeyCache, got int"),
+    "mask is a list": (
+        {},
+        {"attention_mask": [1]},
+        TensorError,
+        "attention_mask must be a torch.Tensor, got list",
+    ),
+    "cache is a number": ({}, {"cache": 3}, TensorError, "cache must be a KVCache, got int"),
     "boundaries between tokens": (
         {},
         {"cu_seqlens": [0, 2.5, 5]},
@@ -82,15 +91,17 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], type[Exception], str]] 
     ),
     "mask of numbers": (
         {},
-        {"mask": torch.ones(1, 5)},
+        {"attention_mask": torch.ones(1, 5)},
         TensorError,
-        "mask must be bools of shape [1, 5], true for tokens, got torch.float32 of shape [1, 5]",
+        "attention_mask must be bools of shape [1, 5], True for tokens, got torch.float32 of shape "
+        "[1, 5]; .bool() makes bools of 0 and 1",
     ),
     "mask of another shape": (
         {},
-        {"mask": torch.ones(5, 5, dtype=torch.bool)},
+        {"attention_mask": torch.ones(5, 5, dtype=torch.bool)},
         TensorError,
-        "mask must be bools of shape [1, 5], true for tokens, got torch.bool of shape [5, 5]",
+        "attention_mask must be bools of shape [1, 5], True for tokens, got torch.bool of shape "
+        "[5, 5]; .bool() makes bools of 0 and 1",
     ),
     "boundaries that fall": (
         {},
@@ -108,25 +119,25 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], type[Exception], str]] 
     ),
     "packed and padded": (
         {},
-        {"cu_seqlens": [0, 5], "mask": torch.ones(1, 5, dtype=torch.bool)},
+        {"cu_seqlens": [0, 5], "attention_mask": torch.ones(1, 5, dtype=torch.bool)},
         SpecError,
-        "cu_seqlens and mask exclude each other; give one of them",
+        "cu_seqlens and attention_mask exclude each other; give one of them",
     ),
     "packed and cached": (
         {},
-        {"cu_seqlens": [0, 5], "cache": KeyCache(1, 9, 4, 8)},
+        {"cu_seqlens": [0, 5], "cache": KVCache(1, 9, 4, 8)},
         SpecError,
         "cu_seqlens and cache exclude each other; give one of them",
     ),
     "cached and full": (
         {"causal": False},
-        {"cache": KeyCache(1, 9, 4, 8)},
+        {"cache": KVCache(1, 9, 4, 8)},
         SpecError,
         "cache is for causal attention, and this layer has causal=False",
     ),
     "cache of another batch": (
         {},
-        {"cache": KeyCache(3, 9, 4, 8)},
+        {"cache": KVCache(3, 9, 4, 8)},
         TensorError,
         "cache must have the batch of x (1), got 3",
     ),

@@ -14,27 +14,19 @@ from torch import Tensor
 from phasor import Rope
 from phasor.errors import BackendError, PhasorError, PositionError, SpecError, TensorError
 from phasor.torch import rotate
-from phasor.torch.backends.triton import tiles as triton_tiles
+from phasor.torch.backends.triton import launching as triton_launching
 from phasor.torch.fused import rotate_and_cache_
 
 from ..gpu.triton_runs import (
     DEVICE,
     RUN_BY,
     convert_as_devices_do,
-    run_interpreted,
     runs_kernels,
-    starts_another,
 )
 from .fused_cases import BACKENDS, HALF, ROPES, once
 from .torch_oracle import assert_rotated, float64, normal
 
 F8 = torch.float8_e4m3fn
-
-
-@starts_another
-def test_the_kernel_is_right_in_the_interpreter() -> None:
-    """Every test of this file, in a process of its own."""
-    run_interpreted("tests/torch/test_cache_write.py", "not slow")
 
 
 @pytest.fixture(autouse=True)
@@ -47,7 +39,7 @@ def _as_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(params=[1, 2**20], ids=["many tokens", "few tokens"])
 def tile(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both tiles."""
-    monkeypatch.setattr(triton_tiles, "MANY", request.param)
+    monkeypatch.setattr(triton_launching, "MANY", request.param)
 
 
 def here(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
@@ -261,7 +253,7 @@ WRITE: dict[str, tuple[type[PhasorError], str, dict[str, Any]]] = {
               {"slots": torch.arange(3)}),
     "slots as floats": (TensorError, "slots must be a tensor of int64 or int32, got torch.float32",
                         {"slots": torch.zeros(4)}),
-    "slots elsewhere": (TensorError, r"slots must be on the device of k \(cpu\), got meta",
+    "slots elsewhere": (TensorError, r"slots must be on the device of q and k \(cpu\), got meta",
                         {"slots": torch.arange(4, device="meta")}),
     "heads": (TensorError, r"key_cache must be \[blocks, block, 1, 8\], got shape \[2, 3, 2, 8\]",
               {"key_cache": torch.zeros(2, 3, 2, 8)}),

@@ -120,7 +120,7 @@ def test_tables_are_plain_tensors_whoever_made_them(use: str) -> None:
     rope = own(300.0 + list(FIRST_USES).index(use), axes=Sectioned((2, 1, 1)))
     FIRST_USES[use](normal(4, 2, 8), (PLACES + 0.5)[:, None].expand(4, 3), rope)
     where = rope.to_json(), torch.device("cpu")
-    tables = _tables.digit_tables(*where, torch.float32), _tables.steps(*where)
+    tables = _tables.digit_tables(*where, torch.float32), _tables.radians_per_position(*where)
     for table in (*tables, _tables.axis_of_pair(*where)):
         assert type(table) is Tensor
         assert not table.is_inference()

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from phasor import PhasorError, PositionError, Rope, TensorError
-from phasor.torch import CachedKeys, KeyCache, retune_, rotate_, rotate_qk_
-from phasor.torch import cache as cache_module
+from phasor.torch import rotate_, rotate_qk_
+from phasor.torch.kv_cache import CachedKeys, KVCache, retune_, verbs
 
 ROPE = Rope(head_dim=8, pairing="half")
 PLACES = torch.arange(1, 5)
@@ -103,7 +103,7 @@ def test_the_way_in_place_leaves_one_node_behind() -> None:
 @pytest.fixture
 def in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """`retune_` takes a token at a time."""
-    monkeypatch.setattr(cache_module, "_CHUNK", 1)
+    monkeypatch.setattr(verbs, "CHUNK", 1)
 
 
 @pytest.mark.usefixtures("in_parts")
@@ -145,7 +145,6 @@ def inference_keys() -> Tensor:
 LAYERS = {
     "inference": inference_keys,
     "a leaf": lambda: torch.ones(1, 2, 4, 8, requires_grad=True),
-    "integers": lambda: torch.ones(1, 2, 4, 8, dtype=torch.int8),
     "another device": lambda: torch.ones(1, 2, 4, 8, device="meta"),
     "one memory": lambda: torch.ones(1, 2, 1, 8).expand(1, 2, 4, 8),
 }
@@ -164,6 +163,7 @@ def test_all_layers_are_moved_or_none(name: str, verb: str) -> None:
     assert cached.ropes == (ROPE, ROPE)
 
 
+@pytest.mark.transformers
 def test_a_cache_of_inference_mode_is_shortened_there_or_not_at_all() -> None:
     """A static one, whose count is no tensor of that mode."""
     transformers = pytest.importorskip("transformers")
@@ -182,7 +182,7 @@ def test_a_cache_of_inference_mode_is_shortened_there_or_not_at_all() -> None:
 def test_a_key_cache_of_inference_mode_is_shortened_there_or_not_at_all() -> None:
     """Its lengths stay with its keys."""
     with torch.inference_mode():
-        cache = KeyCache(batch=1, capacity=8, key_heads=2, head_dim=8)
+        cache = KVCache(batch_size=1, capacity=8, num_kv_heads=2, head_dim=8)
         cache.append(torch.ones(1, 4, 2, 8), torch.ones(1, 4, 2, 8))
     with pytest.raises(TensorError, match="inference"):
         CachedKeys(cache, ROPE).evict_(1, 3)

@@ -16,7 +16,8 @@ from phasor import Rope
 from phasor.axes import Sectioned
 from phasor.errors import PositionError, SpecError, TensorError
 from phasor.papers import expected_linear_sum, linear_weights
-from phasor.torch import LinearState, RotaryLinearAttention, _causal_sum, linear_attention
+from phasor.torch import RotaryLinearAttention
+from phasor.torch.papers import LinearState, linear, linear_attention
 
 from .linear_oracle import HALF, elu_plus_one, off, right, three, turned
 from .torch_oracle import float64, normal
@@ -30,7 +31,7 @@ SUMS = [("elu", True), ("softmax", True), ("elu", False), ("softmax", False), ("
 @pytest.mark.parametrize(("feature_map", "causal"), SUMS)
 def test_it_is_the_quadratic_form(feature_map: str, rope: Rope, causal: bool) -> None:
     """Chunked or over all tokens, eq. 19 comes out to 1e-13, over more than two chunks."""
-    seq = 2 * _causal_sum.CHUNK + 3
+    seq = 2 * linear.CHUNK + 3
     q, k, v = three(seq, 2, 8)
     positions = torch.arange(seq) + 1000
     made = linear_attention(q, k, v, positions, rope, causal=causal, feature_map=feature_map)
@@ -47,7 +48,7 @@ def test_chunks_and_steps_of_any_size_agree(seq: int, chunk: int, data: st.DataO
     cuts = sorted(data.draw(st.sets(st.integers(1, seq))) | {0, seq})
     state, parts = LinearState(), []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_causal_sum, "CHUNK", chunk)
+        patch.setattr(linear, "CHUNK", chunk)
         for a, b in pairwise(cuts):
             now = (x[a:b] for x in (q, k, v, positions))
             parts.append(linear_attention(*now, rope, causal=True, state=state))
@@ -130,6 +131,17 @@ def test_features_may_be_anything() -> None:
     assert off(made, expected) < 1e-13
 
 
+@pytest.mark.parametrize("feature_map", ["elu", "shen"])
+def test_heads_first_is_the_same_call_on_transposed_views(feature_map: str) -> None:
+    """Bit for bit, also for a map that looks along the tokens."""
+    given = three(2, 3, 20, 8)
+    options: dict[str, Any] = {"causal": feature_map == "elu", "feature_map": feature_map}
+    views = [x.transpose(1, 2) for x in given]
+    expected = linear_attention(*views, torch.arange(20), HALF, **options)
+    made = linear_attention(*given, torch.arange(20), HALF, heads_first=True, **options)
+    assert torch.equal(made.transpose(1, 2), expected)
+
+
 def test_shen_and_its_reading_by_roformer_differ() -> None:
     """The softmax over tokens divides each feature by a sum of its own, exp does not."""
     q, k, v = three(20, 1, 8)
@@ -168,22 +180,22 @@ def test_features_far_below_zero_stay_positive() -> None:
 def test_the_module_is_its_projections_around_eq_19() -> None:
     """Weights written out, with biases."""
     torch.manual_seed(0)
-    options: dict[str, Any] = {"input_bias": True, "output_bias": True, "dtype": torch.float64}
-    layer = RotaryLinearAttention(6, 2, HALF, **options)
+    options: dict[str, Any] = {"qkv_bias": True, "o_bias": True, "dtype": torch.float64}
+    layer = RotaryLinearAttention(HALF, 6, 2, **options)
     x = normal(9, 6, dtype=torch.float64)
     q, k, v = (
         (x @ part.weight.T + part.bias).reshape(9, 2, 8)
-        for part in (layer.query, layer.key, layer.value)
+        for part in (layer.q_proj, layer.k_proj, layer.v_proj)
     )
     gathered = right((q, k, v), torch.arange(9), HALF, causal=True).reshape(9, 16)
-    expected = gathered @ float64(layer.output.weight).T + float64(layer.output.bias)
+    expected = gathered @ float64(layer.o_proj.weight).T + float64(layer.o_proj.bias)
     assert off(layer(x), expected) < 1e-13
 
 
 def test_the_module_decodes_as_it_trains() -> None:
     """A prompt and then a token at a time, positions counted by the state."""
     torch.manual_seed(0)
-    layer = RotaryLinearAttention(6, 2, HALF, dtype=torch.float64)
+    layer = RotaryLinearAttention(HALF, 6, 2, dtype=torch.float64)
     x, state = normal(2, 80, 6, dtype=torch.float64), LinearState()
     with torch.no_grad():
         parts = [layer(x[:, :70], state=state)]
@@ -251,7 +263,7 @@ def test_what_means_nothing_is_refused(
 def test_a_module_of_several_axes_wants_positions() -> None:
     """Three tokens' range must not pass for one token's three coordinates."""
     with pytest.raises(PositionError, match="positions must be given"):
-        RotaryLinearAttention(6, 2, SECTIONED)(normal(3, 6))
+        RotaryLinearAttention(SECTIONED, 6, 2)(normal(3, 6))
 
 
 def test_weights_refuse_shapes_that_do_not_fit() -> None:

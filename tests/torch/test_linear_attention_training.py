@@ -11,7 +11,8 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from phasor.torch import LinearState, RotaryLinearAttention, _causal_sum, linear_attention
+from phasor.torch import RotaryLinearAttention
+from phasor.torch.papers import LinearState, linear, linear_attention
 
 from .linear_oracle import HALF, off, three
 from .torch_oracle import float64, normal
@@ -28,7 +29,7 @@ def test_gradients_are_right(
     feature_map: str, causal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once, twice and batched, with chunks of two tokens."""
-    monkeypatch.setattr(_causal_sum, "CHUNK", 2)
+    monkeypatch.setattr(linear, "CHUNK", 2)
 
     def attended(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return linear_attention(
@@ -119,7 +120,7 @@ def test_autocast_leaves_the_sums_alone(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_a_layer_trains_under_autocast(dtype: torch.dtype) -> None:
     """Maps in 16 bits around sums in 32."""
-    layer = RotaryLinearAttention(16, 2, HALF)
+    layer = RotaryLinearAttention(HALF, 16, 2)
     with torch.autocast("cpu", dtype):
         y = layer(normal(2, 9, 16))
     y.float().square().sum().backward()

@@ -51,6 +51,7 @@ def test_tensors_of_any_integers_give_the_plain_answer(name: str, dtype: torch.d
 
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("name", MADE)
+@pytest.mark.compile
 def test_a_compiler_makes_the_same_of_what_it_cannot_look_at(name: str, dynamic: bool) -> None:
     """In one graph, which asks no tensor for its numbers."""
     torch._dynamo.reset()
@@ -87,6 +88,7 @@ def test_numbers_are_counted_on_the_device(name: str) -> None:
         assert function().is_meta
 
 
+@pytest.mark.compile
 def test_the_length_of_a_compiled_span_stays_a_symbol() -> None:
     """One graph for every length."""
     torch._dynamo.reset()

@@ -15,8 +15,8 @@ from torch import Tensor
 from phasor import PositionError, Rope, SpecError, TensorError
 from phasor.axes import Sectioned
 from phasor.scaling import DynamicNTK, Yarn
-from phasor.torch import relative, rotate_qk
-from phasor.torch.relative import LeakyReRope, ReRope, SelfExtend, relative_attention
+from phasor.torch import rotate_qk
+from phasor.torch.papers import ReRope, SelfExtend, relative, relative_attention
 
 from .torch_oracle import ROW_ERROR_64, float64, frequencies, normal, pair_places, turn
 
@@ -46,8 +46,8 @@ BENT: dict[str, tuple[Any, Bent]] = {
     "rerope": (ReRope(4), rerope(4)),
     "rerope, nothing near but itself": (ReRope(1), rerope(1)),
     "rerope, wider than the sequence": (ReRope(99), rerope(99)),
-    "leaky": (LeakyReRope(4, 2.5), leaky(4, Fraction(5, 2))),
-    "leaky, stretching": (LeakyReRope(3, 0.25), leaky(3, Fraction(1, 4))),
+    "leaky": (ReRope(4, factor=2.5), leaky(4, Fraction(5, 2))),
+    "leaky, stretching": (ReRope(3, factor=0.25), leaky(3, Fraction(1, 4))),
     "self-extend": (SelfExtend(6, 3), extended(6, 3)),
     "self-extend, width no multiple": (SelfExtend(5, 3), extended(5, 3)),
     "self-extend, groups of one": (SelfExtend(4, 1), lambda m, n: Fraction(m - n)),
@@ -154,12 +154,21 @@ def test_the_last_queries_alone_see_the_same(name: str, chunk: int) -> None:
         assert bool(((alone - whole[:, 13 - new :]).abs() < 2 * limit).all())
 
 
+@pytest.mark.parametrize("name", BENT)
+def test_heads_first_is_the_same_call_on_transposed_views(name: str) -> None:
+    """Bit for bit."""
+    given, distance = [x.transpose(1, 2).contiguous() for x in tokens()], BENT[name][0]
+    expected = relative_attention(*(x.transpose(1, 2) for x in given), HALF, distance)
+    out = relative_attention(*given, HALF, distance, heads_first=True)
+    assert torch.equal(out.transpose(1, 2), expected)
+
+
 DISTANCES = {
     "rerope, at the window": (ReRope(512), 512, 512.0),
     "rerope, far": (ReRope(512), 4900, 512.0),
-    "leaky, at the window": (LeakyReRope(512, 16.0), 512, 512.0),
+    "leaky, at the window": (ReRope(512, factor=16.0), 512, 512.0),
     # Su's repository adds 512 * 15 and divides by 16
-    "leaky, far": (LeakyReRope(512, 16.0), 4900, 786.25),
+    "leaky, far": (ReRope(512, factor=16.0), 4900, 786.25),
     # the authors' defaults: 1024 and 8
     "self-extend, far": (SelfExtend(1024, 8), 10_239, 1279 + 1024 - 128),
 }
@@ -173,7 +182,7 @@ def test_published_settings_bend_as_published(case: str) -> None:
     assert (query[away] - key[0]).item() == expected
 
 
-@pytest.mark.parametrize("distance", [LeakyReRope(4, 1.0), SelfExtend(4, 1), ReRope(99)], ids=str)
+@pytest.mark.parametrize("distance", [ReRope(4, factor=1.0), SelfExtend(4, 1), ReRope(99)], ids=str)
 def test_unbent_distances_are_plain_attention(distance: Any) -> None:
     """As torch computes it from rotated queries and keys."""
     q, k, v = tokens()
@@ -220,12 +229,13 @@ def test_gradients_are_those_of_the_values(name: str, monkeypatch: pytest.Monkey
     assert torch.autograd.gradcheck(run, given, fast_mode=True)
 
 
+@pytest.mark.compile
 def test_it_compiles_to_one_graph() -> None:
     """Eager mode's values."""
     torch._dynamo.reset()
     quick = torch.compile(relative_attention, fullgraph=True, backend="aot_eager")
     q, k, v = tokens(torch.float32)
-    args = (q, k, v, HALF, LeakyReRope(4, 2.5))
+    args = (q, k, v, HALF, ReRope(4, factor=2.5))
     assert torch.equal(quick(*args), relative_attention(*args))
     torch._dynamo.reset()
 
@@ -289,7 +299,7 @@ def test_what_does_not_fit_is_refused(case: str) -> None:
 
 BUILDS = {
     "width": (lambda: ReRope(0), "width must be a whole number >= 1, got 0"),
-    "factor": (lambda: LeakyReRope(4, 0), "factor must be a finite number > 0, got 0"),
+    "factor": (lambda: ReRope(4, factor=0), "factor must be a finite number > 0, got 0"),
     "group": (lambda: SelfExtend(4, 1.5), "group must be a whole number >= 1, got 1.5"),
 }
 
@@ -316,5 +326,5 @@ def test_a_distance_that_is_none_is_refused() -> None:
     """A number is not a distance."""
     q, k, v = normal(3, 1, 4, 2, 8)
     wrong: Any = 16
-    with pytest.raises(SpecError, match="distance must be a ReRope, LeakyReRope or SelfExtend"):
+    with pytest.raises(SpecError, match="distance must be a ReRope or SelfExtend"):
         relative_attention(q, k, v, HALF, wrong)

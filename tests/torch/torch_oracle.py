@@ -40,7 +40,7 @@ def run_on(implementation: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(cpu, "_native", None)
     else:
         every = [name for name, _ in cpu._native.paths()]
-        monkeypatch.setattr(cpu, "_running", every.index(implementation))
+        monkeypatch.setattr(cpu, "_path_index", every.index(implementation))
 
 
 def normal(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:

@@ -1,4 +1,4 @@
-"""``phasor identify transformers:NAME`` and ``--list``: architectures, by their own vectors."""
+"""``phasor identify transformers:NAME`` and ``--list``: architectures, by what their classes do."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from phasor.scaling import Rule
 
 if TYPE_CHECKING:
     # a table can be printed without torch, and is made with it
-    from phasor.torch.architectures.verdicts import KindVerdict, Verdict
+    from phasor.torch.hf.verdicts import KindVerdict, Verdict
 
 _PREFIX = "transformers:"
 
@@ -31,14 +31,15 @@ def is_architecture(text: str) -> bool:
 
 
 def judge(text: str, config: str | None, *, as_json: bool) -> None:
-    """Print what phasor says of one architecture; exit status 1 if its vectors say otherwise."""
+    """Print what phasor says of one architecture; exit status 1 if its class does otherwise."""
     need_torch("a recorded model")
-    from phasor.torch.architectures import architecture
-    from phasor.torch.architectures.verdicts import verdict
+    from phasor.torch.hf.architectures import model_class
+    from phasor.torch.hf.verdicts import verdict
 
     name = text.removeprefix(_PREFIX)
     said = None if config is None else text_config(config)
-    if said is not None and said.get("model_type") not in (None, architecture(name).model_type):
+    model_type = model_class(name).config_class.model_type
+    if said is not None and said.get("model_type") not in (None, model_type):
         raise ConfigError(
             f"{config} describes a {said['model_type']!r}, not {name!r}; give "
             f"{_PREFIX}{said['model_type']}"
@@ -54,7 +55,7 @@ def judge(text: str, config: str | None, *, as_json: bool) -> None:
 def judge_all(*, as_json: bool) -> None:
     """Print the table of all architectures; exit status 1 if any is wrong."""
     need_torch("the table of architectures")
-    from phasor.torch.architectures import model_types, not_built
+    from phasor.torch.hf.architectures import model_types, not_built
 
     found: list[Verdict] = []
     with progress_bar("Recording transformers") as progress:
@@ -76,7 +77,7 @@ def text_config(path: str) -> Mapping[str, Any]:
 
 
 def _tried(name: str) -> Verdict:
-    from phasor.torch.architectures.verdicts import verdict
+    from phasor.torch.hf.verdicts import verdict
 
     try:
         return verdict(name)
@@ -85,21 +86,21 @@ def _tried(name: str) -> Verdict:
 
 
 def _absent(name: str, why: str) -> Verdict:
-    from phasor.torch.architectures.verdicts import Verdict
+    from phasor.torch.hf.verdicts import Verdict
 
     return Verdict(model_type=name, not_built=why)
 
 
 if TYPE_CHECKING:
     # a table can be printed without torch, and is made with it
-    from phasor.torch.architectures.verdicts import KindVerdict, Verdict
+    from phasor.torch.hf.verdicts import KindVerdict, Verdict
 
 _WIDE = 200
 _COLUMNS = ("model type", "class", "layers", "pairs", "slice", "base", "law", "axes")
 
 
 def print_verdict(verdict: Verdict) -> None:
-    """One architecture in words: its ropes, and how its recorded vectors bear them out."""
+    """One architecture in words: its ropes, and how what it does bears them out."""
     screen = Screen()
     screen.say((str(verdict.class_name), "bold"), f" ({verdict.model_type})")
     screen.say(
@@ -179,8 +180,8 @@ def print_verdicts(verdicts: Sequence[Verdict]) -> None:
         f"{len(absent)} not built."
     )
     screen.say(
-        "load, identify: the error on recorded queries and keys, as a share of what float32 angles "
-        "allow; right is at most 1."
+        "load, identify: the error on recorded cosines and sines, as a share of what float32 "
+        "angles allow; right is at most 1."
     )
 
 
@@ -218,7 +219,7 @@ def _columns(rope: Rope, place: tuple[int, int] | None) -> tuple[str, str, str, 
 
 
 def _rope(kind: KindVerdict) -> Rope | None:
-    """What phasor says: from the config where it can, else from the vectors."""
+    """What phasor says: from the config where it can, else from the class."""
     if kind.loaded is not None or kind.found is None:
         return kind.loaded
     return kind.found.rope

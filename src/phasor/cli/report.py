@@ -44,7 +44,7 @@ def report(
     model: str, output: Path, to: int | None, context: int | None, reading: Mapping[str, Any]
 ) -> None:
     """Write all that can be said about MODEL's rope as one HTML page that needs no network."""
-    need("the report", "report", "altair", "jinja2", "vl_convert")
+    need("the report", "charts", "altair", "jinja2", "vl_convert")
     from phasor.report import report as written
 
     file, ropes = output_file(output), read(model, reading)

@@ -1,7 +1,7 @@
 """Attention heads that look at a position, whatever the tokens say; and what they guarantee.
 
 Let every token carry a 1 in one coordinate of its input, as a projection with a bias has it (that
-of `phasor.torch.PositionalHead`). With ``W_k x = e``, where ``e`` has a 1
+of `phasor.torch.papers.PositionalHead`). With ``W_k x = e``, where ``e`` has a 1
 in the first coordinate of every pair, and ``W_q = alpha R(-offset) W_k``, the score of the query
 at ``m`` and the key at ``n`` is
 
@@ -39,6 +39,7 @@ from phasor.frequencies import real_turns
 from phasor.numpy import rotate
 from phasor.pairings import slices
 from phasor.papers.distances import kernel, phasors
+from phasor.positions import every_axis, span
 from phasor.rope import Rope
 
 _WIDEST = 1 << 20
@@ -157,6 +158,41 @@ def attention_weight(
     """
     sharpness = number("alpha", alpha, least=0)
     return _weight(sharpness, _logit_gaps(rope, context, offset, scaled))
+
+
+def attention_map(rope: Rope, offset: int, *, alpha: float, tokens: int) -> NDArray[np.float64]:
+    """Causal attention ``[query, key]`` of the head that `positional_head` makes.
+
+    Softmax of ``alpha C(n - m + offset) / sqrt(head_dim)`` over the keys ``n <= m``; not a number
+    where the key is later than the query. With several axes, tokens stand at the same place on all.
+
+    Args:
+        rope: What rotates queries and keys.
+        offset: Tokens back from the query that are looked at.
+        alpha: As given to `positional_head`.
+        tokens: Length of the sequence.
+
+    Raises:
+        SpecError: For an argument that is not what it must be, or a rule that has not picked its
+            law.
+
+    >>> rope = Rope(head_dim=64, pairing="half")
+    >>> weights = attention_map(rope, 1, alpha=10.0, tokens=17)
+    >>> print(weights.shape, weights[16, 15].round(6))
+    (17, 17) 0.654992
+    """
+    size = whole("tokens", tokens, least=1)
+    head = positional_head(rope, offset, alpha=alpha, width=1)
+    n_axes = rope.axes.n_axes
+    positions = span(size) if n_axes == 1 else every_axis(span(size), n_axes)
+    # every token is the same 1, so its query and key are the projections' only columns
+    query, key = (
+        rotate(np.tile(weight[:, 0], (size, 1, 1)), positions, rope)[:, 0] for weight in head
+    )
+    later = np.triu(np.ones((size, size), dtype=bool), 1)
+    logits = np.where(later, -np.inf, query @ key.T / math.sqrt(rope.head_dim))
+    weights = np.exp(logits - logits.max(-1, keepdims=True))
+    return np.where(later, np.nan, weights / weights.sum(-1, keepdims=True))
 
 
 def required_alpha(

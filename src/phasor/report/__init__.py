@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from importlib import resources
 from typing import Any
 
+import numpy as np
 import vl_convert
 from jinja2 import Environment, StrictUndefined
 
+from phasor import charts
+from phasor.axes import OneAxis
+from phasor.charts.style import AnyChart, screen_spec, stylesheet
 from phasor.describe import pair_rows, ranges, sentences
 from phasor.errors import SpecError
 from phasor.extending import ExtensionPlan, plan
 from phasor.layers import LayerRopes
-from phasor.papers import RECIPES
-from phasor.report import _charts, _numbers
-from phasor.report._snippet import usage
+from phasor.papers.heads import required_alpha
+from phasor.report.snippet import usage
 from phasor.rope import Rope
 from phasor.scaling import Rule
 
+_POINTS = 240  # of a curve over distances
+_LONGEST_HEAD = 1 << 20  # a head's weight looks at every distance
 _TIMES = 8  # the longest context that a report looks at, of the trained one, unless told
 
 
@@ -73,6 +79,7 @@ def report(
         ropes=ropes,
         context=length,
         to=longest,
+        colours=stylesheet(),
         kinds=[_kind(ropes, kind) for kind in ropes.kinds],
         sections=sections,
         # the program of the charts; nothing in a script may end it
@@ -101,7 +108,14 @@ def _section(ropes: LayerRopes, rope: Rope, context: int, to: int, index: int) -
     planned = plan(ropes, kinds, context, to)
     trained = planned.ways["unchanged"].extension.rope
     best = planned.way(None)
-    heads = _numbers.head_rows(planned)
+    drawn = _curves(planned)
+    alpha: float | None = None
+    no_head = ""
+    try:
+        alpha = required_alpha(trained, min(context, _LONGEST_HEAD), 0.99)
+        drawn |= _head_charts(planned, alpha)
+    except SpecError as error:  # no pair turns, or all come back within the context
+        alpha, no_head = None, str(error)
     return {
         "id": f"rope-{index}",
         "title": ", ".join(kinds),
@@ -109,8 +123,12 @@ def _section(ropes: LayerRopes, rope: Rope, context: int, to: int, index: int) -
         "planned": planned,
         "config": None if best.config is None else json.dumps(best.config, indent=2),
         "refused": best.refused,
-        "heads": heads,
-        "charts": _all_charts(planned, heads, f"rope-{index}"),
+        "alpha": alpha,
+        "no_head": no_head,
+        "charts": {
+            name: {"id": f"rope-{index}-{name}", "spec": _responsive(chart)}
+            for name, chart in drawn.items()
+        },
         "pairs": pair_rows(trained, context),
         "several_axes": rope.axes.n_axes > 1,
         "usage": usage(rope, context),
@@ -124,26 +142,60 @@ def _rule_sentence(rope: Rope, context: int) -> list[str]:
     return [f"The rule {rule} picks the law from the length; here at {context} tokens."]
 
 
-def _all_charts(
-    planned: ExtensionPlan, heads: _numbers.HeadRows | str, prefix: str
-) -> dict[str, dict[str, Any]]:
-    laws, context = list(planned.ways), planned.context
-    charts = {
-        "coverage": _charts.coverage_chart(
-            _numbers.coverage_rows(planned), laws, context, planned.to
+def _curves(planned: ExtensionPlan) -> dict[str, AnyChart]:
+    """The charts that every rope has."""
+    context, to = planned.context, planned.to
+    laws = {name: way.extension.rope for name, way in planned.ways.items()}
+    trained = laws["unchanged"]
+    # whole distances, evenly in their logarithm
+    distances = np.unique(np.geomspace(1, to - 1, _POINTS).astype(np.int64))
+    return {
+        "coverage": charts.turns_chart(
+            {name: way.extension.coverage for name, way in planned.ways.items()}
         ),
-        "slowing": _charts.slowing_chart(_numbers.slowing_rows(planned), laws),
-        "cosine": _charts.cosine_chart(
-            _numbers.cosine_rows(planned), laws, planned.recommended, context
+        "scaling": charts.scaling_chart(trained, laws),
+        "cosine": charts.cosine_chart(
+            laws, distances, kinds=["aligned"], context=context, menu=planned.recommended
         ),
-        "decay": _charts.decay_chart(_numbers.decay_rows(planned), context),
-        "precision": _charts.precision_chart(_numbers.precision_rows(planned), RECIPES, context),
+        "decay": charts.decay_chart({"trained": trained}, distances, context=context, log=True),
+        "precision": charts.precision_chart(
+            _one_axis(trained), bits=to.bit_length(), context=context
+        ),
     }
-    if isinstance(heads, _numbers.HeadRows):
-        weights = [f"{weight:g}" for weight in _numbers.WEIGHTS]
-        charts["needed"] = _charts.needed_chart(heads.needed, weights, context)
-        charts["kept"] = _charts.kept_chart(heads.kept, laws, context)
-    return {name: {"id": f"{prefix}-{name}", "spec": spec} for name, spec in charts.items()}
+
+
+def _head_charts(planned: ExtensionPlan, alpha: float) -> dict[str, AnyChart]:
+    """What a previous-token head needs, and what one of sharpness ``alpha`` keeps."""
+    context = planned.context
+    contexts = [1 << bit for bit in range(2, min(planned.to, _LONGEST_HEAD).bit_length())]
+    laws = {name: way.extension.rope for name, way in planned.ways.items()}
+    trained = laws["unchanged"]
+    return {
+        "needed": charts.required_alpha_chart(trained, contexts, context=context),
+        "kept": charts.previous_token_chart(
+            laws, contexts, trained=trained, alpha=alpha, context=context
+        ),
+    }
+
+
+def _responsive(chart: AnyChart) -> dict[str, Any]:
+    """The chart in the page's colours, as wide as its place."""
+    fit = {"type": "fit-x", "contains": "padding"}
+    return screen_spec(chart, width="container", autosize=fit)
+
+
+def _one_axis(rope: Rope) -> Rope:
+    """The same frequencies on one axis, for positions that are equal along all."""
+    if rope.axes.n_axes == 1:
+        return rope
+    return replace(
+        rope,
+        axes=OneAxis(),
+        base=None,
+        scaling=None,
+        explicit_inv_freq=tuple(rope.inv_freq.tolist()),
+        inv_freq_dtype="exact",
+    )
 
 
 __all__ = ["report"]

@@ -1,4 +1,4 @@
-"""What the public verbs take, checked before anything is read or written."""
+"""Checks of what the public functions take, before anything is read or written."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ import torch
 import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 
-from phasor._checks import number, shown
+from phasor._checks import LAYOUTS, broadcasts, number, other_layout, shown
 from phasor.errors import PositionError, SpecError, TensorError
 from phasor.pairings import PAIRINGS
 from phasor.rope import Rope
 from phasor.scaling import Rule
-from phasor.torch._internals import unheard
-from phasor.torch._layout import layout_text
-from phasor.torch._torchscript import refuse_tracing
+from phasor.torch._internals import dispatch_is_plain, refuse_tracing
+from phasor.torch._tables import layout_text
 
+#: The dtypes that are rotated.
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-_POSITIONS = {
+_POSITION_DTYPES = {
     *(torch.int64, torch.int32, torch.int16, torch.int8),
     *(torch.uint8, torch.uint16, torch.uint32, torch.float64, torch.float32),
 }
-_WHY_NOT = {
+_DTYPES_REFUSED = {
     torch.uint64: "those from 2**63 on are not int64; cast with .long()",
     torch.bool: "a bool is a mask; phasor.positions.padded makes positions of one",
     torch.bfloat16: "bfloat16 cannot tell 256 from 257",
@@ -33,13 +33,13 @@ _WHY_NOT = {
 }
 
 
-def is_plain(xs: Sequence[Any], positions: Any, rope: Any, inverse: Any, gain: Any) -> bool:
-    """Whether a kernel may take these as they are: nobody listens, and nothing is converted.
+def skips_checks(xs: Sequence[Any], positions: Any, rope: Any, inverse: Any, gain: Any) -> bool:
+    """Whether a kernel may take these as they are: nothing has to be converted or recorded.
 
-    Shapes, dtypes and memory are the kernel's own to check.
+    Shapes, dtypes and memory are checked by the kernel itself.
     """
     return (
-        unheard(xs)
+        dispatch_is_plain(xs)
         and type(positions) is Tensor
         and not positions.is_neg()
         and type(rope) is Rope
@@ -49,47 +49,85 @@ def is_plain(xs: Sequence[Any], positions: Any, rope: Any, inverse: Any, gain: A
     )
 
 
-def checked_positions(positions: Any, xs: Sequence[Tensor], rope: Rope) -> Tensor:
-    """``positions`` as a tensor that fits ``xs`` and ``rope``, or an error that says why not."""
+def tokens_first(
+    xs: Sequence[Tensor], heads_first: bool, names: Sequence[str] | None = None
+) -> Sequence[Tensor]:
+    """Views ``[..., seq, heads, head_dim]`` of ``xs``, which are ``xs`` unless heads come first.
+
+    Raises:
+        SpecError: If ``heads_first`` is no bool.
+        TensorError: If heads come first, and one of ``xs`` cannot be rotated.
+    """
+    if heads_first is False:
+        return xs
+    if heads_first is not True:
+        raise SpecError(f"heads_first must be True or False, got {shown(heads_first)}")
+    refuse_tracing()
+    for name, x in zip(names or names_of(xs), xs, strict=True):
+        _check_floating(name, x, heads_first)
+    # [..., heads, seq, head_dim] -> [..., seq, heads, head_dim]
+    return [x.transpose(-3, -2) for x in xs]
+
+
+def checked_positions(
+    positions: Any, xs: Sequence[Tensor], rope: Rope, heads_first: bool = False
+) -> Tensor:
+    """``positions`` as a tensor that fits ``xs`` and ``rope``, or an error that says why not.
+
+    Args:
+        positions: What the caller gave.
+        xs: The tensors, as `tokens_first` returns them.
+        rope: What rotates.
+        heads_first: How the caller's tensors are laid out, for the messages.
+    """
     refuse_tracing()
     if not isinstance(cast(object, rope), Rope) or isinstance(rope.scaling, Rule):
         check_rope(rope)
     for name, x in zip(names_of(xs), xs, strict=True):
-        check_heads(name, x, rope)
-    _check_shared_tokens(xs)
-    given = _as_tensor(positions, xs[0].device)
+        check_heads(name, x, rope, heads_first)
+    _check_shared_tokens(xs, heads_first)
+    positions = _as_tensor(positions, xs[0].device)
     n_axes = rope.axes.n_axes
-    if n_axes > 1 and (given.dim() == 0 or given.shape[-1] != n_axes):
+    if n_axes > 1 and (positions.dim() == 0 or positions.shape[-1] != n_axes):
         raise PositionError(
             f"positions must end in one coordinate per axis ({n_axes}) for "
-            f"{type(rope.axes).__name__} axes, got shape {list(given.shape)}; "
+            f"{type(rope.axes).__name__} axes, got shape {list(positions.shape)}; "
             "phasor.positions.every_axis repeats text positions"
         )
-    tokens = given.shape[:-1] if n_axes > 1 else given.shape
-    if not _broadcasts(tokens, xs[0].shape[:-2]):
+    tokens = positions.shape[:-1] if n_axes > 1 else positions.shape
+    if not broadcasts(tokens, xs[0].shape[:-2]):
         raise PositionError(
             f"positions must be a scalar or broadcast to the leading dimensions "
-            f"{list(xs[0].shape[:-2])} of x [..., seq, heads, head_dim], got {list(tokens)}"
+            f"{_tokens_text(xs[0], heads_first)}, got {list(tokens)}"
+            f"{_layout_hint(tokens, xs[0], heads_first)}"
         )
-    return given
+    return positions
 
 
-def checked_rows(
-    x: Tensor, cos: Tensor, sin: Tensor, pairing: str, pairing_out: str | None, rotary_start: int
+def checked_cos_sin(
+    x: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    pairing: str,
+    pairing_out: str | None,
+    rotary_start: int,
+    heads_first: bool,
 ) -> str:
-    """The operator's text for rows that fit ``x``, or an error that says why not."""
+    """The operator's text for cos and sin that fit ``x``, or an error that says why not."""
     refuse_tracing()
-    _check_kind("x", x)
+    _check_floating("x", x, heads_first)
     out = pairing if pairing_out is None else pairing_out
-    for name, row in (("cos", cos), ("sin", sin)):
-        check_is_tensor(name, row)
-        if row.dtype not in DTYPES or row.dim() == 0:
+    for name, values in (("cos", cos), ("sin", sin)):
+        check_is_tensor(name, values)
+        if values.dtype not in DTYPES or values.dim() == 0:
             raise TensorError(
                 f"{name} must be a real floating tensor [..., seq, num_pairs], "
-                f"got {row.dtype} of shape {list(row.shape)}"
+                f"got {values.dtype} of shape {list(values.shape)}"
             )
-        if row.device != x.device:
-            raise TensorError(f"{name} must be on the device of x ({x.device}), got {row.device}")
+        if values.device != x.device:
+            raise TensorError(
+                f"{name} must be on the device of x ({x.device}), got {values.device}"
+            )
     for name, value in (("pairing", pairing), ("pairing_out", out)):
         if value not in PAIRINGS:
             known = " or ".join(map(repr, PAIRINGS))
@@ -106,10 +144,11 @@ def checked_rows(
             f"({x.shape[-1]}), got {rotary_start} + 2 * {cos.shape[-1]}; "
             "of a full-width table take the first half"
         )
-    if not _broadcasts(cos.shape[:-1], x.shape[:-2]):
+    tokens = cos.shape[:-1]
+    if not broadcasts(tokens, x.shape[:-2]):
         raise TensorError(
-            f"cos and sin must broadcast to the leading dimensions {list(x.shape[:-2])} of x "
-            f"[..., seq, heads, head_dim], got {list(cos.shape[:-1])}"
+            f"cos and sin must broadcast to the leading dimensions {_tokens_text(x, heads_first)}, "
+            f"got {list(tokens)}{_layout_hint(tokens, x, heads_first)}"
         )
     return layout_text(pairing, out, rotary_start)
 
@@ -129,7 +168,7 @@ def check_rope(rope: Any, name: str = "rope") -> None:
 
 
 def check_is_tensor(name: str, x: Any) -> None:
-    """Refuse anything but a tensor with memory to walk over."""
+    """Refuse anything but a dense, strided tensor."""
     if not isinstance(x, Tensor):
         raise TensorError(f"{name} must be a torch.Tensor, got {type(x).__name__}")
     if x.is_nested or x.layout != torch.strided:
@@ -137,67 +176,87 @@ def check_is_tensor(name: str, x: Any) -> None:
         raise TensorError(f"{name} must be a dense tensor, got {kind}; pad it, or .to_dense() it")
 
 
-def check_heads(name: str, x: Any, rope: Rope) -> None:
+def check_heads(name: str, x: Any, rope: Rope, heads_first: bool = False) -> None:
     """Refuse a tensor that ``rope`` does not rotate."""
-    _check_kind(name, x)
+    _check_floating(name, x, heads_first)
     if x.shape[-1] != rope.head_dim:
         raise TensorError(
-            f"{name} must end in head_dim ({rope.head_dim}), got shape {list(x.shape)}"
+            f"{name} must end in head_dim ({rope.head_dim}), "
+            f"got shape {_callers_shape(x, heads_first)}"
         )
 
 
 def names_of(xs: Sequence[Tensor]) -> tuple[str, ...]:
-    """What the verbs call their tensors."""
+    """What the public functions call their tensors."""
     return ("x",) if len(xs) == 1 else ("q", "k")
 
 
-def _check_kind(name: str, x: Any) -> None:
+def _check_floating(name: str, x: Any, heads_first: bool) -> None:
     check_is_tensor(name, x)
     if x.dtype not in DTYPES:
         raise TensorError(f"{name} must be float64, float32, bfloat16 or float16, got {x.dtype}")
     if x.dim() < 3:
-        raise TensorError(f"{name} must be [..., seq, heads, head_dim], got shape {list(x.shape)}")
+        raise TensorError(f"{name} must be {LAYOUTS[heads_first]}, got shape {list(x.shape)}")
 
 
-def _check_shared_tokens(xs: Sequence[Tensor]) -> None:
-    first, last = xs[0], xs[-1]
-    if first.shape[:-2] != last.shape[:-2]:
+def _check_shared_tokens(xs: Sequence[Tensor], heads_first: bool) -> None:
+    q, k = xs[0], xs[-1]
+    if q.shape[:-2] != k.shape[:-2]:
+        swapped = [(*x.shape[:-3], x.shape[-2]) for x in xs]
+        hint = other_layout("q and k are", heads_first) if swapped[0] == swapped[1] else ""
         raise TensorError(
-            f"q and k must share their tokens [..., seq], got {list(first.shape[:-2])} and "
-            f"{list(last.shape[:-2])}; rotate them one by one"
+            f"q and k must share their tokens [..., seq], got {list(q.shape[:-2])} and "
+            f"{list(k.shape[:-2])}; rotate them one by one{hint}"
         )
-    if first.device != last.device:
-        raise TensorError(f"q and k must be on one device, got {first.device} and {last.device}")
+    if q.device != k.device:
+        raise TensorError(f"q and k must be on one device, got {q.device} and {k.device}")
+
+
+def _tokens_text(x: Tensor, heads_first: bool) -> str:
+    return f"{list(x.shape[:-2])} of x {LAYOUTS[heads_first]}"
+
+
+def _layout_hint(tokens: Sequence[int], x: Tensor, heads_first: bool) -> str:
+    """Where ``tokens`` would fit the other layout of ``x``: how to say that it is that one."""
+    swapped = (*x.shape[:-3], x.shape[-2])
+    return other_layout("x is", heads_first) if broadcasts(tokens, swapped) else ""
+
+
+def _callers_shape(x: Tensor, heads_first: bool) -> list[int]:
+    return list(x.transpose(-3, -2).shape if heads_first else x.shape)
 
 
 def _as_tensor(positions: Any, device: torch.device) -> Tensor:
-    given = positions if isinstance(positions, Tensor) else _from_python(positions, device)
-    if given.is_nested or given.layout != torch.strided:
+    if not isinstance(positions, Tensor):
+        positions = _from_python(positions, device)
+    if positions.is_nested or positions.layout != torch.strided:
         raise PositionError("positions must be a dense tensor, got one that is not strided")
-    if given.dtype not in _POSITIONS:
-        why = _WHY_NOT.get(given.dtype, "a position is a real number that int64 or float64 holds")
-        raise PositionError(
-            f"positions must be integers, float32 or float64, got {given.dtype}: {why}"
+    if positions.dtype not in _POSITION_DTYPES:
+        why = _DTYPES_REFUSED.get(
+            positions.dtype, "a position is a real number that int64 or float64 holds"
         )
-    if given.device != device:
         raise PositionError(
-            f"positions must be on the device of the tensors ({device}), got {given.device}"
+            f"positions must be integers, float32 or float64, got {positions.dtype}: {why}"
         )
-    if given.requires_grad or forward_ad.unpack_dual(given).tangent is not None:
+    if positions.device != device:
+        raise PositionError(
+            f"positions must be on the device of the tensors ({device}), got {positions.device}"
+        )
+    if positions.requires_grad or forward_ad.unpack_dual(positions).tangent is not None:
         raise PositionError(
             "positions must not require a gradient, for none is computed; "
             "rotate_by differentiates with respect to cos and sin"
         )
-    # torch computes little with these two
-    return given.long() if given.dtype in (torch.uint16, torch.uint32) else given
+    # torch has few operations for these two
+    return positions.long() if positions.dtype in (torch.uint16, torch.uint32) else positions
 
 
 def _from_python(positions: Any, device: torch.device) -> Tensor:
     """Numbers, lists and arrays as a tensor of their own precision: a float is a float64."""
     if type(positions) is int or type(positions) is float:
-        kind = torch.int64 if type(positions) is int else torch.float64
+        dtype = torch.int64 if type(positions) is int else torch.float64
         try:
-            return torch.tensor(positions, dtype=kind, device=device)
+            return torch.tensor(positions, dtype=dtype, device=device)
         except (OverflowError, RuntimeError, ValueError) as error:
             raise PositionError(
                 f"positions must fit 64 bits, got {shown(positions)}: {error}"
@@ -209,11 +268,3 @@ def _from_python(positions: Any, device: torch.device) -> Tensor:
         return torch.from_numpy(native).to(device)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise PositionError(f"positions must be an array of numbers: {error}") from None
-
-
-def _broadcasts(tokens: Sequence[int], lead: Sequence[int]) -> bool:
-    if len(tokens) > len(lead):
-        return False
-    pairs = zip(reversed(tokens), reversed(lead), strict=False)
-    # in this order: where a length is unknown, whether it is 1 is not asked
-    return all(t == n or t == 1 for t, n in pairs)

@@ -1,79 +1,74 @@
-"""The few things of torch that have no public name, in one place."""
+"""Parts of torch without a public name, and who watches a call: compiler, tracer, autograd."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, TypeVar, cast
+from functools import lru_cache, wraps
+from typing import Any, NoReturn, ParamSpec, TypeVar, cast
 
 import torch
 import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 from torch.utils import _python_dispatch
 
+from phasor.errors import BackendError
+
 _F = TypeVar("_F", bound=Callable[..., Any])
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 _C = cast(Any, torch)._C
 
-#: Inside, operators skip their derivatives: what comes after those have been taken care of.
+#: Inside, operators skip autograd: for code that has already taken care of derivatives.
 below_autograd: Callable[[], AbstractContextManager[None]] = _C._AutoDispatchBelowAutograd
-#: Inside, nothing belongs to a ``torch.func`` transformation.
+#: Inside, new tensors belong to no ``torch.func`` transformation.
 outside_transforms: Callable[[], AbstractContextManager[None]] = _C._DisableFuncTorch
-#: Inside, no dispatch mode is on, such as the one that makes tensors fake.
+#: Inside, no dispatch mode is on, such as ``FakeTensorMode``.
 outside_modes = cast(
     Callable[[], AbstractContextManager[Any]], cast(Any, _python_dispatch)._disable_current_modes
 )
-#: Whether a ``torch.func`` transformation is looking.
+#: Whether a ``torch.func`` transformation is running.
 in_transform: Callable[[], bool] = _C._are_functorch_transforms_active
 #: Whether ``torch.jit.trace`` is recording.
-tracing: Callable[[], bool] = _C._is_tracing
+is_tracing: Callable[[], bool] = _C._is_tracing
 #: How many dispatch modes are on.
-modes: Callable[[], int] = _C._len_torch_dispatch_stack
+count_modes: Callable[[], int] = _C._len_torch_dispatch_stack
 
 
 def outside_autocast(device: torch.device) -> AbstractContextManager[Any]:
-    """Inside, autocast keeps its hands off: what is promised in float32 is computed in it."""
+    """Inside, autocast is off: what is documented as float32 is computed in float32."""
     if not torch.amp.is_autocast_available(device.type):
         return nullcontext()
     return torch.autocast(device.type, enabled=False)
 
 
-def constant_to_the_compiler(function: _F) -> _F:
-    """What ``torch.compiler.assume_constant_result`` does after loading the whole compiler."""
+def mark_constant(function: _F) -> _F:
+    """``function``, whose results ``torch.compile`` takes as constants.
+
+    What ``torch.compiler.assume_constant_result`` does, without importing the whole compiler.
+    """
     cast(Any, function)._dynamo_marked_constant = True
     return function
 
 
-def in_forward_mode() -> bool:
-    """Whether forward-mode differentiation is on."""
-    return cast(int, cast(Any, forward_ad)._current_level) >= 0
+def cached_constant(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """``function`` of hashable constants: computed once, and a constant to ``torch.compile``."""
+    cached = lru_cache(maxsize=64)(function)
+
+    # dynamo unwraps an lru_cache, so the mark has to be on a function of its own
+    @mark_constant
+    @wraps(function)
+    def look_up(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        return cached(*cast(tuple[Hashable, ...], args), **kwargs)
+
+    return look_up
 
 
-def counted_writes(xs: Sequence[Tensor]) -> list[Tensor] | None:
-    """Those whose writes autograd counts; None where torch would not let these be written.
+def dispatch_is_plain(xs: Sequence[Any]) -> bool:
+    """Whether these are plain tensors that are not traced, differentiated or transformed.
 
-    Tensors made in inference mode keep no count, and are written in inference mode only.
-    """
-    counted = [x for x in xs if not x.is_inference()]
-    return counted if len(counted) == len(xs) or torch.is_inference_mode_enabled() else None
-
-
-def count_writes(xs: Sequence[Tensor]) -> None:
-    """Let autograd know, as every write in place does; in one call for all."""
-    torch.autograd.graph.increment_version([x for x in xs if not x.is_inference()])
-
-
-def is_doubtful(x: Tensor) -> bool:
-    """Whether autograd may refuse that ``x`` is written: a leaf, a view of one, or an odd view."""
-    if not x._is_view():
-        return x.is_leaf
-    meta = _C._autograd
-    return cast(Tensor, x._base).is_leaf or meta._get_creation_meta(x) != meta.CreationMeta.DEFAULT
-
-
-def unheard(xs: Sequence[Any]) -> bool:
-    """Whether these are plain tensors that nobody traces, differentiates or transforms.
-
-    Only then may a call go past the dispatcher, which costs several times what one token does.
+    Only then may a call go past the dispatcher, which costs several times as much as the rotation
+    of one token.
     """
     if torch.compiler.is_compiling():
         return False
@@ -81,4 +76,48 @@ def unheard(xs: Sequence[Any]) -> bool:
     for x in xs:
         if type(x) is not Tensor or x.is_neg() or (recording and x.requires_grad):
             return False
-    return not in_forward_mode() and not in_transform() and not modes() and not tracing()
+    in_forward_mode = cast(int, cast(Any, forward_ad)._current_level) >= 0
+    return not (in_forward_mode or in_transform() or count_modes() or is_tracing())
+
+
+def may_write(xs: Sequence[Tensor]) -> bool:
+    """Whether torch lets these be written here: inference tensors only in inference mode."""
+    return torch.is_inference_mode_enabled() or not any(x.is_inference() for x in xs)
+
+
+def count_writes(xs: Sequence[Tensor]) -> None:
+    """Raise the version counters by which autograd notices writes; inference tensors have none."""
+    torch.autograd.graph.increment_version([x for x in xs if not x.is_inference()])
+
+
+def autograd_may_refuse_write(x: Tensor) -> bool:
+    """Whether ``x`` is a leaf, a view of a leaf, or a view that autograd restricts."""
+    if not x._is_view():
+        return x.is_leaf
+    meta = _C._autograd
+    return cast(Tensor, x._base).is_leaf or meta._get_creation_meta(x) != meta.CreationMeta.DEFAULT
+
+
+def refuse_torchscript() -> NoReturn:
+    """Raise the error for TorchScript, which would compile half a rotation or freeze one call's.
+
+    Raises:
+        BackendError: Always.
+    """
+    raise BackendError(
+        "phasor has no form in TorchScript (torch.jit.script, torch.jit.trace, torch.onnx.export "
+        "with dynamo=False); use torch.export.export(model, args), torch.compile(model), or "
+        "phasor.torch.export.export(model, args)"
+    )
+
+
+def refuse_tracing() -> None:
+    """An error while ``torch.jit.trace`` records, nothing otherwise."""
+    if not torch.compiler.is_compiling() and is_tracing():
+        refuse_torchscript()
+
+
+def unscriptable(function: _F) -> _F:
+    """``function``, for which ``torch.jit.script`` raises `refuse_torchscript`'s error."""
+    vars(function)["__prepare_scriptable__"] = refuse_torchscript
+    return function

@@ -1,59 +1,133 @@
-"""A Rope's digit tables as tensors on a device, cached on the whole Rope.
+"""What the operator's ``rope`` argument says, and the cosines and sines that follow from it.
 
-They are forgotten in time, for a rule makes a Rope for every length. Not so those that a CUDA graph
-was captured with: it holds their addresses, and nothing else would hold their memory.
+The operator carries a Rope as its canonical JSON text: a string is a constant to a compiler, it
+survives export, and it is a safe cache key. Where cos and sin are given, only the layout of the
+pairs is left to say, and the text holds just that.
+
+Cosines and sines come from digit tables (`phasor.angles`), made once for a Rope and a device. The
+caches forget Ropes in time, for a rule makes one for every length.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Sequence
 from functools import lru_cache, wraps
-from typing import Any, Concatenate, ParamSpec
+from typing import Any, Concatenate, NamedTuple, ParamSpec
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from phasor import angles
+from phasor import angles as numpy_angles
+from phasor.angles import DIGIT_BITS, DIGITS, POSITION_LIMIT, ROWS
+from phasor.pairings import Pairing, slices
 from phasor.rope import Rope
-from phasor.torch._internals import constant_to_the_compiler, outside_modes, outside_transforms
-from phasor.torch._layout import read_rope
+from phasor.torch._internals import (
+    cached_constant,
+    dispatch_is_plain,
+    mark_constant,
+    outside_modes,
+    outside_transforms,
+)
 
 _P = ParamSpec("_P")
 _Table = Callable[Concatenate[str, torch.device, _P], Tensor]
 
-_DIGITS = np.arange(angles.DIGITS)
-_FEW = 256  # positions at a time for which rows are made one by one
-_OFTEN = 16  # times, after which a Rope is no passing one
+#: What `count_digits` answers when four digits are too few.
+TOO_FAR = 0
+_FEW_POSITIONS = 256  # up to so many, only the rows that they need are made
+_MANY_CALLS = 16  # after so many, a Rope is in steady use and its tables are filled
+_DIGIT = np.arange(DIGITS)
 
+# Tables that a CUDA graph was captured with. It holds their addresses but not their memory.
 _CAPTURED: dict[int, Tensor] = {}
 
 
-def hold_in_graph(*tables: Tensor | None) -> None:
-    """Keep these for good if a CUDA graph is being captured."""
-    held = [t for t in tables if t is not None and t.is_cuda]
-    if held and torch.cuda.is_current_stream_capturing():
-        _CAPTURED.update({t.data_ptr(): t for t in held})
+# The text
 
 
-def _kept(function: _Table[_P]) -> _Table[_P]:
-    """``function``, computed once for each of the latest Ropes."""
+class Layout(NamedTuple):
+    """Which coordinates are the pairs, on the way in and on the way out."""
+
+    pairing: Pairing
+    pairing_out: Pairing
+    rotary_start: int
+
+    def inverse(self) -> Layout:
+        """The layout of the inverse rotation, which reads what the rotation wrote."""
+        return Layout(self.pairing_out, self.pairing, self.rotary_start)
+
+    def slices(self, pairing: Pairing, num_pairs: int) -> tuple[slice, slice]:
+        """Coordinates of a head that are the first and the second of each pair."""
+        return slices(pairing, num_pairs, self.rotary_start)
+
+
+def layout_text(pairing: str, pairing_out: str, rotary_start: int) -> str:
+    """The operator's text for given cos and sin. Plain formatting, so that it can be traced."""
+    return f'{{"pairing":"{pairing}","pairing_out":"{pairing_out}","rotary_start":{rotary_start}}}'
+
+
+@cached_constant
+def read_layout(text: str) -> Layout:
+    """The layout that a Rope's JSON or `layout_text` describes."""
+    fields = json.loads(text)
+    pairing = fields["pairing"]
+    return Layout(pairing, fields["pairing_out"] or pairing, fields["rotary_start"])
+
+
+@cached_constant
+def read_rope(text: str) -> Rope:
+    """The Rope that a text from `Rope.to_json` describes."""
+    return Rope.from_json(text)
+
+
+@cached_constant
+def count_axes(text: str) -> int:
+    """How many coordinates a position has for that Rope."""
+    return read_rope(text).axes.n_axes
+
+
+def count_own_dimensions(angles: Sequence[Tensor], text: str) -> int:
+    """How many trailing dimensions ``angles`` have besides those of the tokens: 1 or 0.
+
+    Cos and sin have the pairs, positions on several axes have the axes.
+    """
+    return 1 if len(angles) == 2 or count_axes(text) > 1 else 0
+
+
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """What tensors of ``dtype`` are computed in: float64 for float64, else float32."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+# The tables
+
+
+def keep_for_graph(*tables: Tensor | None) -> None:
+    """Hold these tables for good if a CUDA graph is being captured."""
+    on_gpu = [t for t in tables if t is not None and t.is_cuda]
+    if on_gpu and torch.cuda.is_current_stream_capturing():
+        _CAPTURED.update({t.data_ptr(): t for t in on_gpu})
+
+
+def _cached_table(function: _Table[_P]) -> _Table[_P]:
+    """``function``, computed once for each of the latest Ropes; a constant to a compiler."""
     cached = lru_cache(maxsize=64)(function)
 
-    # the compiler looks through the cache, so the mark stands on a function of its own
-    @constant_to_the_compiler
+    @mark_constant
     @wraps(function)
-    def looked_up(text: str, device: torch.device, *rest: _P.args, **named: _P.kwargs) -> Tensor:
+    def look_up(text: str, device: torch.device, *rest: _P.args, **named: _P.kwargs) -> Tensor:
         table = cached(text, device, *rest, **named)
-        hold_in_graph(table)
+        keep_for_graph(table)
         return table
 
-    return looked_up
+    return look_up
 
 
-def _constant(values: Any, device: torch.device) -> Tensor:
-    """A tensor that outlives whatever was going on when it was first asked for.
+def _make_tensor(values: Any, device: torch.device) -> Tensor:
+    """A tensor that is valid in every later call, whatever mode the first one ran in.
 
     One made in inference mode could not serve training later, one made inside a ``torch.func``
     transformation would belong to it, and one made under a fake mode would be fake.
@@ -62,18 +136,18 @@ def _constant(values: Any, device: torch.device) -> Tensor:
         return torch.tensor(values, device=device)
 
 
-@_kept
+@_cached_table
 def digit_tables(text: str, device: torch.device, dtype: torch.dtype) -> Tensor:
     """``[4, 1024, 2, num_pairs]``: the cosines, then the sines, of every value of every digit.
 
-    What `phasor.angles.digit_tables` says, laid out so that a row of either is one piece of
-    memory: 2 MB for a Rope of 64 pairs in float32, 4 MB in float64.
+    `phasor.angles.digit_tables`, with the cosines of a row in one piece of memory, and its sines:
+    2 MB for a Rope of 64 pairs in float32, 4 MB in float64.
     """
     if device.type == "cpu":
-        return growing_tables(text, dtype).filled()
-    kind = np.float64 if dtype == torch.float64 else np.float32
-    table = angles.digit_tables(read_rope(text), kind)
-    return _constant(np.ascontiguousarray(table.swapaxes(-1, -2)), device)
+        return growing_tables(text, dtype).fill()
+    # [4, 1024, num_pairs, 2] -> [4, 1024, 2, num_pairs]
+    table = numpy_angles.digit_tables(read_rope(text), _numpy_dtype(dtype)).swapaxes(-1, -2)
+    return _make_tensor(np.ascontiguousarray(table), device)
 
 
 class GrowingTables:
@@ -81,56 +155,59 @@ class GrowingTables:
 
     A rule picks a law for every length, and a step of decoding needs four rows of its tables, not
     4,096. A row of float32 is rounded once from 60 digits, so it is the same whenever it is made;
-    tables of float64, whose last bit may hang on how many are made at once, are filled at once.
+    tables of float64, whose last bit may depend on how many are made at once, are filled at once.
     """
 
     def __init__(self, rope: Rope, dtype: torch.dtype) -> None:
         self._rope = rope
-        self._seen: set[tuple[torch.dtype, bytes]] | None = set()
-        shape = angles.DIGITS, angles.ROWS, 2, rope.num_pairs
-        # what is not made is not read, and not worth the time to clear it
-        self._rows = np.empty(shape, np.float64 if dtype == torch.float64 else np.float32)
-        self._made = np.zeros(shape[:2], dtype=bool)
+        # position tensors whose rows are there, by dtype and bytes; None once every row is
+        self._covered: set[tuple[torch.dtype, bytes]] | None = set()
+        shape = DIGITS, ROWS, 2, rope.num_pairs
+        # a row that is not made is never read, so it need not be cleared
+        self._values = np.empty(shape, _numpy_dtype(dtype))
+        self._is_made = np.zeros(shape[:2], dtype=bool)
         with torch.inference_mode(mode=False), outside_transforms(), outside_modes():
-            self._tables = torch.from_numpy(self._rows)
+            self._tables = torch.from_numpy(self._values)
         if dtype == torch.float64:
-            self.filled()
+            self.fill()
 
-    def filled(self) -> Tensor:
+    def fill(self) -> Tensor:
         """The tables with every row."""
-        if self._seen is not None:
-            self._make(~self._made)
-            self._seen = None
+        if self._covered is not None:
+            self._make_rows(~self._is_made)
+            self._covered = None
         return self._tables
 
-    def reaching(self, positions: Tensor) -> Tensor:
-        """The tables with every row that ``positions`` ask for, if a kernel takes these at all."""
-        seen = self._seen
-        if seen is None or not _are_integers(positions):
+    def cover(self, positions: Tensor) -> Tensor:
+        """The tables with at least the rows that ``positions`` need.
+
+        Only int32 and int64 positions in memory are read, the ones that the CPU kernel takes.
+        """
+        covered = self._covered
+        readable = positions.dtype in (torch.int64, torch.int32) and positions.is_cpu
+        if covered is None or not readable or positions.layout != torch.strided:
             return self._tables
-        if positions.numel() > _FEW or len(seen) > _OFTEN:
-            return self.filled()
-        given = positions.numpy()
-        key = positions.dtype, given.tobytes()
-        if key not in seen:
-            size = np.abs(given.astype(np.int64)).reshape(-1, 1)
-            values = (size >> (angles.DIGIT_BITS * _DIGITS)) & (angles.ROWS - 1)
-            wanted = np.zeros_like(self._made)
-            wanted[_DIGITS, values] = True
-            self._make(wanted & ~self._made)
-            seen.add(key)
+        if positions.numel() > _FEW_POSITIONS or len(covered) > _MANY_CALLS:
+            return self.fill()
+        numbers = positions.numpy()
+        key = positions.dtype, numbers.tobytes()
+        if key not in covered:
+            # [n, 1] >> [4] -> [n, 4]: the four digits of every position
+            digits = (np.abs(numbers.astype(np.int64)).reshape(-1, 1) >> (DIGIT_BITS * _DIGIT)) & (
+                ROWS - 1
+            )
+            needed = np.zeros_like(self._is_made)
+            needed[_DIGIT, digits] = True
+            self._make_rows(needed & ~self._is_made)
+            covered.add(key)
         return self._tables
 
-    def _make(self, wanted: NDArray[np.bool_]) -> None:
-        digits, values = np.nonzero(wanted)
-        made = angles.digit_rows(self._rope, digits, values, self._rows.dtype.type)
-        self._rows[digits, values] = made.swapaxes(-1, -2)
-        self._made |= wanted
-
-
-def _are_integers(positions: Tensor) -> bool:
-    whole = positions.dtype in (torch.int64, torch.int32)
-    return whole and positions.is_cpu and positions.layout == torch.strided
+    def _make_rows(self, missing: NDArray[np.bool_]) -> None:
+        digits, values = np.nonzero(missing)
+        rows = numpy_angles.digit_rows(self._rope, digits, values, self._values.dtype.type)
+        # [n, num_pairs, 2] -> [n, 2, num_pairs]
+        self._values[digits, values] = rows.swapaxes(-1, -2)
+        self._is_made |= missing
 
 
 @lru_cache(maxsize=64)
@@ -139,15 +216,115 @@ def growing_tables(text: str, dtype: torch.dtype) -> GrowingTables:
     return GrowingTables(read_rope(text), dtype)
 
 
-@_kept
+@_cached_table
 def axis_of_pair(text: str, device: torch.device) -> Tensor:
     """``[num_pairs]`` index of the position axis that drives each pair."""
     rope = read_rope(text)
-    return _constant(rope.axes.axis_of_pair(rope.num_pairs), device)
+    return _make_tensor(rope.axes.axis_of_pair(rope.num_pairs), device)
 
 
-@_kept
-def steps(text: str, device: torch.device) -> Tensor:
+@_cached_table
+def radians_per_position(text: str, device: torch.device) -> Tensor:
     """``[num_pairs]`` signed radians per position, float64, for fractions of a position."""
     rope = read_rope(text)
-    return _constant(rope.direction * rope.inv_freq, device)
+    return _make_tensor(rope.direction * rope.inv_freq, device)
+
+
+def _numpy_dtype(dtype: torch.dtype) -> type[np.float32] | type[np.float64]:
+    return np.float64 if dtype == torch.float64 else np.float32
+
+
+# Cosines and sines of positions, in plain torch operations
+
+
+def count_digits(angles: Sequence[Tensor]) -> int:
+    """How many digits the positions need, or `TOO_FAR`.
+
+    Only positions in the CPU's memory are read. Elsewhere that would make the host wait for the
+    device: there all four digits are used, and positions beyond them become NaN.
+    """
+    positions = angles[0]
+    if len(angles) == 2 or positions.device.type != "cpu" or positions.numel() == 0:
+        return DIGITS
+    if positions.is_floating_point():
+        positions = positions.round()
+    low, high = (end.item() for end in positions.aminmax())
+    furthest = max(-low, high)
+    if not furthest < POSITION_LIMIT:
+        return TOO_FAR
+    return max(1, -(-int(furthest).bit_length() // DIGIT_BITS))
+
+
+def cos_sin(
+    angles: Sequence[Tensor], text: str, dtype: torch.dtype, digits: int = DIGITS
+) -> tuple[Tensor, Tensor]:
+    """Cos and sin ``[..., seq, num_pairs]`` of every token, without gain.
+
+    Args:
+        angles: ``[positions]``, or ``[cos, sin]``.
+        text: The operator's text.
+        dtype: float32, or float64 for float64 tensors.
+        digits: `count_digits` of the positions.
+    """
+    if len(angles) == 2:
+        return angles[0].to(dtype), angles[1].to(dtype)
+    positions = angles[0]
+    if digits == TOO_FAR:
+        # [..., seq, num_pairs, 2]
+        exact = numpy_angles.rows(read_rope(text), positions.numpy(), _numpy_dtype(dtype))
+        values = torch.tensor(exact)
+        return values[..., 0], values[..., 1]
+    if count_axes(text) == 1:
+        # [..., seq] -> [..., seq, 1]
+        positions = positions.unsqueeze(-1)
+    else:
+        # [..., seq, n_axes] -> [..., seq, num_pairs]
+        positions = positions[..., axis_of_pair(text, positions.device)]
+    if not positions.is_floating_point():
+        return _digit_product(positions.long(), text, dtype, digits)
+    # R(p) = R(nearest integer) R(rest); the rest is at most 1/2, where float64 cos is accurate
+    nearest = positions.double().round()
+    cos, sin = _digit_product(nearest.long(), text, dtype, digits)
+    rest = (positions.double() - nearest) * radians_per_position(text, positions.device)
+    c, s = rest.cos().to(dtype), rest.sin().to(dtype)
+    return cos * c - sin * s, sin * c + cos * s
+
+
+def _digit_product(
+    positions: Tensor, text: str, dtype: torch.dtype, digits: int
+) -> tuple[Tensor, Tensor]:
+    """``R(p) = R(d3) R(d2) R(d1) R(d0)``, the product of the digits' rotations.
+
+    Args:
+        positions: int64 ``[..., seq, 1]``, or pair by pair ``[..., seq, num_pairs]``.
+        text: The operator's text.
+        dtype: As for `cos_sin`.
+        digits: How many digits are multiplied.
+    """
+    if positions.is_cpu and dispatch_is_plain([positions]):
+        tables = growing_tables(text, dtype).cover(positions)
+    else:
+        tables = digit_tables(text, positions.device, dtype)
+    size = positions.abs()
+    cos, sin = _look_up(tables[0], size & (ROWS - 1))
+    for digit in range(1, digits):
+        c, s = _look_up(tables[digit], (size >> (DIGIT_BITS * digit)) & (ROWS - 1))
+        cos, sin = cos * c - sin * s, cos * s + sin * c
+    sin = torch.where(positions < 0, -sin, sin)  # R(-p) is the conjugate of R(p)
+    if digits < DIGITS:
+        return cos, sin
+    # beyond the tables: NaN, so that it is never taken for a rotation. abs(-2**63) is negative
+    outside = (size >= POSITION_LIMIT) | (size < 0)
+    return cos.masked_fill(outside, torch.nan), sin.masked_fill(outside, torch.nan)
+
+
+def _look_up(table: Tensor, digits: Tensor) -> tuple[Tensor, Tensor]:
+    """Cos and sin of ``table [1024, 2, num_pairs]`` at ``digits [..., 1 or num_pairs]``."""
+    if digits.shape[-1] == 1:
+        # not table[digits], which would read a 0-dimensional digit on the host
+        row = table.index_select(0, digits.reshape(-1))
+        # [n, 2, num_pairs] -> twice [..., num_pairs]
+        cos, sin = row.reshape(*digits.shape[:-1], 2, table.size(-1)).unbind(-2)
+        return cos, sin
+    pairs = torch.arange(table.size(-1), device=table.device)
+    return table[digits, 0, pairs], table[digits, 1, pairs]

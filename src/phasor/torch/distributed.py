@@ -1,15 +1,15 @@
-"""Many machines: the operator on sharded tensors, and attention whose tokens are shared out.
+"""Many machines: the operator on sharded tensors, and attention with the sequence sharded.
 
-Importing this module teaches the operator about ``torch.distributed.tensor.DTensor``. It is
+Importing this module registers the operator's rule for ``torch.distributed.tensor.DTensor``. It is
 imported by name because DTensor takes longer to load than all of phasor.
 
-A rotation moves nothing from one token to another, nor from head to head. So batch, sequence and
-heads may be sharded, and every rank rotates what it holds, forward and backward, without a word to
-the others. Only ``head_dim`` cannot be: the two coordinates of a pair have to meet.
+A rotation mixes neither tokens nor heads. So batch, sequence and heads may be sharded, and every
+rank rotates its own shard, forward and backward, without communication. Only ``head_dim`` cannot
+be: both coordinates of a pair are needed at once.
 
-The rule is one of ``torch_dispatch``, not one of DTensor's sharding strategies, for two reasons.
-``register_sharding`` serves no operator that returns a list. And where no strategy fits, DTensor
-moves the tensors until one does: a gather that nobody asked for. Here that is an error.
+The rule is registered for ``torch_dispatch`` instead of as a sharding strategy of DTensor, for two
+reasons. ``register_sharding`` takes no operator that returns a list. And where no strategy fits,
+DTensor redistributes the tensors until one does, which may gather them; here that is an error.
 """
 
 from __future__ import annotations
@@ -28,69 +28,66 @@ from torch.distributed.tensor.parallel import ParallelStyle
 from phasor import positions as phasor_positions
 from phasor._checks import choice
 from phasor.errors import PositionError, SpecError, TensorError
-from phasor.torch._attend import attend, attend_cached
-from phasor.torch._layout import count_axes
-from phasor.torch.attention import RotaryAttention
-from phasor.torch.key_cache import KeyCache
-
-Layout = Literal["contiguous", "zigzag"]
+from phasor.torch._arguments import names_of
+from phasor.torch._tables import count_own_dimensions
+from phasor.torch.attention import RotaryAttention, attend
+from phasor.torch.kv_cache import KVCache
 
 
 def _rotate_sharded(
-    _kind: type, op: Callable[..., list[Tensor] | None], _kinds: Any, args: Any, _kwargs: Any
+    _type: type, op: Callable[..., list[Tensor] | None], _types: Any, args: Any, _kwargs: Any
 ) -> list[Tensor] | None:
-    """The operator, or its in-place twin, on what this rank holds."""
+    """The operator, or its in-place twin, on this rank's shards."""
     xs, angles, rope, *options = cast(tuple[Any, ...], args)
-    with torch.no_grad():  # derivatives are taken care of before a DTensor gets here
-        mesh, cuts = _shared_cuts(xs)
-        lead = xs[0].dim() - 2
-        inner = int(len(angles) == 2 or count_axes(rope) > 1)
+    with torch.no_grad():  # autograd is done before a DTensor gets here
+        mesh, token_dims = _check_sharding(xs)
+        own = count_own_dimensions(angles, rope)
         names = ("positions",) if len(angles) == 1 else ("cos", "sin")
-        held = [
-            _beside(name, a, mesh, cuts, xs[0].shape[:lead], lead - (a.dim() - inner))
+        local_angles = [
+            _local_angles(name, a, own, mesh, token_dims, xs[0].shape[:-2])
             for name, a in zip(names, angles, strict=True)
         ]
-        turned = op([x.to_local() for x in xs], held, rope, *options)
-        if turned is None:
+        outs = op([x.to_local() for x in xs], local_angles, rope, *options)
+        if outs is None:
             increment_version(xs)
             return None
-        return [_placed_like(y, x) for y, x in zip(turned, xs, strict=True)]
+        return [_from_local(y, x) for y, x in zip(outs, xs, strict=True)]
 
 
-def _shared_cuts(xs: Sequence[Tensor]) -> tuple[DeviceMesh, list[int | None]]:
-    """The mesh, and for each of its dimensions which dimension of tokens it cuts, if any.
+def _check_sharding(xs: Sequence[Tensor]) -> tuple[DeviceMesh, list[int | None]]:
+    """The mesh, and for each of its dimensions the dimension of tokens it shards, if any.
 
     Raises:
         TensorError: If a rank does not hold whole heads, or not the same tokens of each tensor.
     """
-    cuts: list[list[int | None]] = []
-    for name, x in zip(("x",) if len(xs) == 1 else ("q", "k"), xs, strict=True):
+    token_dims: list[list[int | None]] = []
+    for name, x in zip(names_of(xs), xs, strict=True):
         if not isinstance(x, DTensor):
             raise TensorError(
                 f"{name} must be a DTensor where another argument is one, got a torch.Tensor; "
                 "DTensor.from_local says which part of the whole it is"
             )
-        cuts.append([_token_cut(name, x, placement) for placement in x.placements])
-    first, last = cast(DTensor, xs[0]), cast(DTensor, xs[-1])
-    if first.device_mesh != last.device_mesh or cuts[0] != cuts[-1]:
+        token_dims.append([_sharded_token_dim(name, x, placement) for placement in x.placements])
+    q, k = cast(DTensor, xs[0]), cast(DTensor, xs[-1])
+    if q.device_mesh != k.device_mesh or token_dims[0] != token_dims[-1]:
         raise TensorError(
             "q and k must be sharded alike in batch and sequence, on one mesh, got "
-            f"{list(first.placements)} and {list(last.placements)}; rotate them one by one"
+            f"{list(q.placements)} and {list(k.placements)}; rotate them one by one"
         )
-    return first.device_mesh, cuts[0]
+    return q.device_mesh, token_dims[0]
 
 
-def _token_cut(name: str, x: Tensor, placement: Placement) -> int | None:
-    """The dimension of batch or sequence that ``placement`` cuts; None if it cuts neither."""
+def _sharded_token_dim(name: str, x: Tensor, placement: Placement) -> int | None:
+    """The dimension of batch or sequence that ``placement`` shards; None if neither."""
     if type(placement) is Shard:
-        cut = cast(int, placement.dim)
-        if cut < x.dim() - 1:
-            return cut if cut < x.dim() - 2 else None
+        dim = cast(int, placement.dim)
+        if dim < x.dim() - 1:
+            return dim if dim < x.dim() - 2 else None
         raise TensorError(
             f"{name} must not be sharded in head_dim, whose pairs turn together, got {placement}; "
             f"redistribute it to heads, Shard({x.dim() - 2})"
         )
-    # what is yet to be added up may be rotated first: a rotation is linear
+    # partial sums may be rotated before they are added up: a rotation is linear
     linear = type(placement) is Partial and placement.reduce_op in ("sum", "avg")
     if not linear and not placement.is_replicate():
         raise TensorError(
@@ -100,51 +97,52 @@ def _token_cut(name: str, x: Tensor, placement: Placement) -> int | None:
     return None
 
 
-def _beside(
+def _local_angles(
     name: str,
     angles: Tensor,
+    own: int,
     mesh: DeviceMesh,
-    cuts: Sequence[int | None],
+    token_dims: Sequence[int | None],
     tokens: Sequence[int],
-    missing: int,
 ) -> Tensor:
-    """This rank's part of positions or rows: those of the tokens that it holds.
+    """The part of positions, cos or sin that belongs to this rank's tokens.
 
     Args:
         name: For errors.
-        angles: A DTensor, or a plain tensor that says the same on every rank.
+        angles: A DTensor, or a plain tensor that is the same on every rank.
+        own: How many of its dimensions are not those of tokens.
         mesh: That of the tensors to be rotated.
-        cuts: From `_shared_cuts`.
+        token_dims: From `_check_sharding`.
         tokens: Leading dimensions of the tensors to be rotated.
-        missing: How many of these the angles leave to broadcasting.
     """
     if not isinstance(angles, DTensor):
-        whole = [Replicate()] * mesh.ndim
-        angles = DTensor.from_local(angles, mesh, whole, run_check=False)
-    wanted: list[Placement] = []
-    for cut in cuts:
-        if cut is None or cut < missing or angles.shape[cut - missing] != tokens[cut]:
-            wanted.append(Replicate())
+        angles = DTensor.from_local(angles, mesh, [Replicate()] * mesh.ndim, run_check=False)
+    missing = len(tokens) - (angles.dim() - own)  # leading dimensions left to broadcasting
+    placements: list[Placement] = []
+    for dim in token_dims:
+        if dim is None or dim < missing or angles.shape[dim - missing] != tokens[dim]:
+            placements.append(Replicate())
         else:
-            wanted.append(Shard(cut - missing))
-    moves = any(
-        have != want and not have.is_replicate()
-        for have, want in zip(angles.placements, wanted, strict=False)
+            placements.append(Shard(dim - missing))
+    communicates = any(
+        old != new and not old.is_replicate()
+        for old, new in zip(angles.placements, placements, strict=False)
     )
-    if moves or angles.device_mesh != mesh:
+    if communicates or angles.device_mesh != mesh:
         raise PositionError(
-            f"{name} must be replicated, or sharded with the tokens as {wanted} on their mesh, "
+            f"{name} must be replicated, or sharded with the tokens as {placements} on their mesh, "
             f"got {list(angles.placements)}; give the whole of them as a plain tensor"
         )
-    return angles.redistribute(placements=wanted).to_local()  # a slice, where anything
+    # from replicated to sharded is a local slice
+    return angles.redistribute(placements=placements).to_local()
 
 
-def _placed_like(y: Tensor, x: DTensor) -> DTensor:
-    """This rank's ``y`` as part of a whole that is placed as ``x``."""
+def _from_local(y: Tensor, x: DTensor) -> DTensor:
+    """This rank's ``y`` as part of a DTensor like ``x``."""
     like = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
     stride = torch.empty_like(like).stride()
-    where = x.device_mesh, x.placements
-    return DTensor.from_local(y, *where, run_check=False, shape=x.shape, stride=stride)
+    mesh, placements = x.device_mesh, x.placements
+    return DTensor.from_local(y, mesh, placements, run_check=False, shape=x.shape, stride=stride)
 
 
 _LIBRARY = torch.library.Library("phasor", "FRAGMENT")
@@ -157,15 +155,16 @@ class GatheredKeys(ParallelStyle):
 
     For ``torch.distributed.tensor.parallel.parallelize_module``. Every rank gives the layer the
     tokens ``phasor.positions.context_parallel(length, rank, world_size, layout)`` of a sequence,
-    and gets back the same ones. They are rotated where they stand, keys and values are gathered
-    in one collective (their gradients go home in one more), and each query sees what it would
-    have seen on one machine.
+    and gets back the same ones. Each rank rotates its own tokens, keys and values are gathered in
+    one collective (and their gradients returned in one more), and each query attends to the keys
+    that it would attend to on one machine.
 
-    A rank thus holds the keys and values of the whole sequence while a layer runs, and scores in
-    blocks of 512 queries. Ring attention holds less; torch has it for its CUDA kernels.
+    A rank thus holds the keys and values of the whole sequence while a layer runs, and computes
+    scores in blocks of 512 queries. Ring attention needs less memory; torch has it for its CUDA
+    kernels.
 
     Args:
-        layout: ``"zigzag"``, which shares the work of causal attention evenly, or
+        layout: ``"zigzag"``, which gives every rank the same work in causal attention, or
             ``"contiguous"``.
 
     Raises:
@@ -176,9 +175,9 @@ class GatheredKeys(ParallelStyle):
     'zigzag'
     """
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: Literal["contiguous", "zigzag"]) -> None:
         super().__init__()
-        self.layout: Layout = choice("layout", layout, ("contiguous", "zigzag"))
+        self.layout = choice("layout", layout, ("contiguous", "zigzag"))
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         if type(module) is not RotaryAttention:
@@ -199,57 +198,61 @@ class GatheredKeys(ParallelStyle):
 
 
 class _GatheringAttention(RotaryAttention):
-    """What `GatheredKeys` makes of a `RotaryAttention`."""
+    """The class that `GatheredKeys` gives a `RotaryAttention`."""
 
     mesh: DeviceMesh
-    layout: Layout
+    layout: Literal["contiguous", "zigzag"]
 
     def forward(
         self,
         x: Tensor,
         positions: Tensor | None = None,
         *,
-        mask: Tensor | None = None,
+        attention_mask: Tensor | None = None,
         cu_seqlens: Sequence[int] | Tensor | None = None,
-        cache: KeyCache | None = None,
+        cache: KVCache | None = None,
     ) -> Tensor:
-        """What this rank's tokens have gathered; positions are those of the layout if None."""
-        for name, given in (("mask", mask), ("cu_seqlens", cu_seqlens), ("cache", cache)):
-            if given is not None:
+        """The attention output of this rank's tokens; positions are those of the layout if None."""
+        options = {"attention_mask": attention_mask, "cu_seqlens": cu_seqlens, "cache": cache}
+        for name, value in options.items():
+            if value is not None:
                 raise SpecError(
                     f"{name} must be None where keys are gathered from other ranks, got "
-                    f"{type(given).__name__}; rows of one length without padding are shared out"
+                    f"{type(value).__name__}; sequences have to be of one length without padding"
                 )
         if positions is None and (self.rope is None or self.rope.axes.n_axes == 1):
-            positions = self._places(x)[self.mesh.get_local_rank()]
+            positions = self._token_indices(x)[self.mesh.get_local_rank()]
         return super().forward(x, positions)
 
-    def _attended(
+    def _attend(
         self,
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        mask: Tensor | None,
+        attention_mask: Tensor | None,
         bounds: list[int] | None,
-        cache: KeyCache | None,
+        cache: KVCache | None,
     ) -> Tensor:
-        places = self._places(q)
-        joined = torch.cat((k, v), dim=-1)  # one collective instead of two
-        shared = DTensor.from_local(joined, self.mesh, [Shard(1)], run_check=False)
-        # every rank's queries have a share in the gradient of every key
-        whole = shared.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
-        keys, values = whole[:, places.flatten().argsort()].chunk(2, dim=-1)
+        indices = self._token_indices(q)
+        # [batch, seq, heads, 2 * head_dim]: one collective instead of two
+        local = DTensor.from_local(
+            torch.cat((k, v), dim=-1), self.mesh, [Shard(1)], run_check=False
+        )
+        # the gradient of a key is a sum over the queries of every rank
+        whole = local.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
+        # [batch, ranks * seq, heads, 2 * head_dim], rank after rank -> in the order of the tokens
+        keys, values = whole[:, indices.flatten().argsort()].chunk(2, dim=-1)
         if not self.causal:
             return attend(q, keys, values, self._factor, causal=False)
-        own = places[self.mesh.get_local_rank()].unsqueeze(0)
-        return attend_cached(q, keys, values, self._factor, own, self.window)
+        own = indices[self.mesh.get_local_rank()].unsqueeze(0)
+        return attend(q, keys, values, self._factor, causal=True, window=self.window, index=own)
 
-    def _places(self, x: Tensor) -> Tensor:
+    def _token_indices(self, x: Tensor) -> Tensor:
         """Which tokens each rank holds, ``[ranks, seq]``, where ``x`` is ``[batch, seq, ...]``."""
         ranks = self.mesh.size()
         length = x.shape[1] * ranks
-        held = [
+        of_ranks = [
             phasor_positions.context_parallel(length, rank, ranks, self.layout)
             for rank in range(ranks)
         ]
-        return torch.from_numpy(np.stack(held)).to(x.device)
+        return torch.from_numpy(np.stack(of_ranks)).to(x.device)

@@ -1,22 +1,27 @@
-"""The public verbs: rotate one tensor, or a query and a key, by positions.
+"""The public functions: rotate one tensor, or a query and a key, by positions or by cos and sin.
 
-Tensors are ``[..., seq, heads, head_dim]`` with any strides; a ``[batch, heads, seq, dim]`` caller
-passes ``x.transpose(1, 2)``, a view. Verbs with a trailing underscore write their arguments,
-the others never do.
+Tensors are ``[..., seq, heads, head_dim]`` with any strides, or ``[..., heads, seq, head_dim]``
+with ``heads_first=True``. Functions with a trailing underscore write to their arguments, the others
+never do.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
 
+from phasor.errors import TensorError
 from phasor.rope import Rope
 from phasor.torch import ops
-from phasor.torch._arguments import checked_options, checked_positions
-from phasor.torch._torchscript import unscriptable
-from phasor.torch.backends import cpu
-from phasor.torch.backends import triton as triton_backend
+from phasor.torch._arguments import (
+    checked_cos_sin,
+    checked_options,
+    checked_positions,
+    tokens_first,
+)
+from phasor.torch._internals import unscriptable
 
 
 @unscriptable
@@ -27,28 +32,33 @@ def rotate(
     *,
     inverse: bool = False,
     gain: float = 1.0,
+    heads_first: bool = False,
     backend: str = "auto",
 ) -> Tensor:
     """``R(p) x`` for every token (RoFormer 2104.09864, eq. 34), as a new tensor.
 
-    Rows of cos and sin are within `phasor.angles.ROW_ERROR_40` at every position below 2**40
-    either way. Beyond, they are exact on the CPU and NaN where nothing can look at positions:
-    elsewhere, inside ``torch.func`` transformations and in a compiler's plain operations.
-    Arithmetic is float32 (float64 for float64 tensors) with one rounding at the end.
-    Differentiable in ``x`` any number of times; what is kept for the backward pass is
-    ``positions``.
+    Cos and sin are within `phasor.angles.ROW_ERROR_40` at every position below 2**40 either way.
+    Beyond, they are exact for tensors in the CPU's memory, and NaN where positions cannot be read
+    without waiting or tracing: on other devices, inside ``torch.func`` transformations and in a
+    compiler's plain operations. Arithmetic is float32 (float64 for float64 tensors) with one
+    rounding at the end. Differentiable in ``x`` any number of times; only ``positions`` is saved
+    for the backward pass.
 
     Args:
         x: ``[..., seq, heads, head_dim]``: float64, float32, bfloat16 or float16, any strides.
         positions: Integers (any), or float32 or float64, of shape ``[..., seq]``, broadcast
             against the leading dimensions of ``x``; ``[..., seq, n_axes]`` for a Rope of several
-            axes. A scalar stands for every token. Tensors, NumPy arrays and numbers are taken.
+            axes. A scalar is the position of every token. Tensors, NumPy arrays and numbers are
+            taken.
         rope: What rotates; its scaling must be a law, not a rule.
         inverse: Undo the rotation instead, from ``rope.output_pairing`` back to ``pairing``.
         gain: Multiplied into cos and sin, for models that want ``rope.attention_factor`` there.
-        backend: ``"auto"``, or the name of one implementation, which is then never replaced.
-            Named to a compiler or an exporter, ``"eager"`` is plain torch operations in its graph,
-            to be fused with their neighbours; any other is one operator there.
+        heads_first: Whether ``x`` is ``[..., heads, seq, head_dim]``. The result is too; the
+            shape of ``positions`` stays ``[..., seq]``. It costs no copy.
+        backend: ``"auto"``, or one implementation, which is then never replaced: ``"cpu"``,
+            ``"triton"`` or ``"eager"`` (plain torch operations).
+            A compiler or exporter sees plain torch operations, to be fused with their neighbours,
+            where it is ``"eager"``; and else one operator.
 
     Returns:
         A tensor of the shape, dtype and strides of ``x``; contiguous inside ``torch.func``
@@ -58,27 +68,23 @@ def rotate(
         TensorError: If ``x`` does not fit the Rope, or has a dtype that cannot be rotated.
         PositionError: If the positions are bools, 16-bit floats, want a gradient, or do not fit
             ``x``.
-        SpecError: If ``rope.scaling`` is a rule: use ``rope.at(seq_len)``; if ``inverse`` is no
-            bool or ``gain`` no number.
+        SpecError: If ``rope.scaling`` is a rule: use ``rope.at(seq_len)``; if ``inverse`` or
+            ``heads_first`` is no bool or ``gain`` no number.
         BackendError: If the named backend does not exist, or cannot rotate ``x``.
 
     >>> import torch
     >>> from phasor import Rope
     >>> rope = Rope(head_dim=64, pairing="half", base=500_000.0)
     >>> q = torch.randn(2, 16, 8, 64, dtype=torch.bfloat16)
-    >>> turned = rotate(q, torch.arange(16), rope)
-    >>> back = rotate(turned, torch.arange(16), rope, inverse=True)
+    >>> y = rotate(q, torch.arange(16), rope)
+    >>> back = rotate(y, torch.arange(16), rope, inverse=True)
     >>> bool(torch.allclose(back.float(), q.float(), atol=0.05))
     True
+    >>> heads = rotate(q.transpose(1, 2), torch.arange(16), rope, heads_first=True)
+    >>> torch.equal(heads, y.transpose(1, 2))
+    True
     """
-    done = cpu.quick((x,), positions, rope, inverse, gain, backend)
-    if done is None:
-        done = triton_backend.quick((x,), positions, rope, inverse, gain, backend)
-    if done is None:
-        angles = [checked_positions(positions, [x], rope)]
-        options = checked_options(inverse, gain)
-        done = ops.apply([x], angles, rope.to_json(), *options, backend)
-    return done[0]
+    return _rotate([x], positions, rope, inverse, gain, heads_first, backend)[0]
 
 
 @unscriptable
@@ -90,18 +96,14 @@ def rotate_qk(
     *,
     inverse: bool = False,
     gain: float = 1.0,
+    heads_first: bool = False,
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor]:
     """`rotate` of a query and a key that share their tokens, in one launch.
 
-    Args:
-        q: ``[..., seq, query_heads, head_dim]``.
-        k: ``[..., seq, key_heads, head_dim]``, the same leading dimensions.
-        positions: As for `rotate`.
-        rope: As for `rotate`.
-        inverse: As for `rotate`.
-        gain: As for `rotate`.
-        backend: As for `rotate`.
+    ``q`` is ``[..., seq, query_heads, head_dim]`` and ``k`` ``[..., seq, key_heads, head_dim]``
+    with the same leading dimensions, or both have ``heads_first``. Everything else is as for
+    `rotate`.
 
     Returns:
         The new query and the new key.
@@ -116,14 +118,8 @@ def rotate_qk(
     >>> torch.equal(k2, rotate(k, 3, Rope(head_dim=8, pairing="half")))
     True
     """
-    done = cpu.quick((q, k), positions, rope, inverse, gain, backend)
-    if done is None:
-        done = triton_backend.quick((q, k), positions, rope, inverse, gain, backend)
-    if done is None:
-        angles = [checked_positions(positions, [q, k], rope)]
-        options = checked_options(inverse, gain)
-        done = ops.apply([q, k], angles, rope.to_json(), *options, backend)
-    return done[0], done[1]
+    outs = _rotate([q, k], positions, rope, inverse, gain, heads_first, backend)
+    return outs[0], outs[1]
 
 
 @unscriptable
@@ -134,19 +130,13 @@ def rotate_(
     *,
     inverse: bool = False,
     gain: float = 1.0,
+    heads_first: bool = False,
     backend: str = "auto",
 ) -> Tensor:
     """`rotate`, written into ``x``, which is returned.
 
-    Where a gradient has to be recorded, the new values are made aside and copied in.
-
-    Args:
-        x: As for `rotate`; written. Nothing else of its storage is touched.
-        positions: As for `rotate`.
-        rope: As for `rotate`.
-        inverse: As for `rotate`.
-        gain: As for `rotate`.
-        backend: As for `rotate`.
+    Nothing else of the storage of ``x`` is written. Where a gradient has to be recorded, the new
+    values are computed aside and copied in. Every argument is as for `rotate`.
 
     Raises:
         TensorError: As `rotate`, and if elements of ``x`` share memory (an expanded view).
@@ -159,13 +149,7 @@ def rotate_(
     >>> x.flatten().tolist()  # cos 1/4 - sin 1/4, cos 1/4 + sin 1/4
     [0.7215084624561218, 1.2163163809651676]
     """
-    if not (
-        cpu.quick_((x,), positions, rope, inverse, gain, backend)
-        or triton_backend.quick_((x,), positions, rope, inverse, gain, backend)
-    ):
-        angles = [checked_positions(positions, [x], rope)]
-        options = checked_options(inverse, gain)
-        ops.apply_([x], angles, rope.to_json(), *options, backend)
+    _rotate_in_place([x], positions, rope, inverse, gain, heads_first, backend)
     return x
 
 
@@ -178,41 +162,120 @@ def rotate_qk_(
     *,
     inverse: bool = False,
     gain: float = 1.0,
+    heads_first: bool = False,
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor]:
     """`rotate_qk`, written into ``q`` and ``k``, which are returned.
 
-    They may be slices of one projection; nothing else of its storage is touched.
-
-    Args:
-        q: ``[..., seq, query_heads, head_dim]``; written.
-        k: ``[..., seq, key_heads, head_dim]``, the same leading dimensions; written.
-        positions: As for `rotate`.
-        rope: As for `rotate`.
-        inverse: As for `rotate`.
-        gain: As for `rotate`.
-        backend: As for `rotate`.
+    They may be slices of one projection; nothing else of its storage is written. Every argument is
+    as for `rotate_qk`.
 
     Raises:
-        TensorError: As `rotate_qk`, and if an element of either is another element of them.
+        TensorError: As `rotate_qk`, and if ``q`` and ``k`` share an element, or are one tensor.
 
     >>> import torch
     >>> from phasor import Rope
     >>> rope = Rope(head_dim=8, pairing="half")
     >>> fused = torch.randn(5, 6, 8)
-    >>> wanted = rotate(fused[:, :4], torch.arange(5), rope)
+    >>> expected = rotate(fused[:, :4], torch.arange(5), rope)
     >>> q, k = rotate_qk_(fused[:, :4], fused[:, 4:], torch.arange(5), rope)
-    >>> torch.equal(fused[:, :4], wanted)
+    >>> torch.equal(fused[:, :4], expected)
     True
     """
-    if not (
-        cpu.quick_((q, k), positions, rope, inverse, gain, backend)
-        or triton_backend.quick_((q, k), positions, rope, inverse, gain, backend)
-    ):
-        angles = [checked_positions(positions, [q, k], rope)]
-        options = checked_options(inverse, gain)
-        ops.apply_([q, k], angles, rope.to_json(), *options, backend)
+    if q is k:
+        raise TensorError("q and k must be two tensors to be written in place, got one twice")
+    _rotate_in_place([q, k], positions, rope, inverse, gain, heads_first, backend)
     return q, k
+
+
+@unscriptable
+def rotate_by(
+    x: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    *,
+    pairing: str,
+    pairing_out: str | None = None,
+    rotary_start: int = 0,
+    inverse: bool = False,
+    heads_first: bool = False,
+    backend: str = "auto",
+) -> Tensor:
+    """``x`` rotated by given cos and sin, one entry per pair: for bridges and learned rotations.
+
+    Args:
+        x: ``[..., seq, heads, head_dim]``, as for `rotate`.
+        cos: ``[..., seq, num_pairs]``, broadcast against the leading dimensions of ``x``. Half
+            width: of a full-width table in the half pairing, take ``cos[..., :num_pairs]``. Of any
+            floating dtype; unless ``x`` is float64, the arithmetic is float32, and wider values are
+            rounded to it first.
+        sin: The same shape.
+        pairing: ``"half"`` or ``"interleaved"``.
+        pairing_out: Pairing of the result where it differs.
+        rotary_start: Where the rotated slice begins inside the head.
+        inverse: Undo it instead: ``sin`` changes sign, and the pairings change places.
+        heads_first: Whether ``x`` is ``[..., heads, seq, head_dim]``; the shapes of ``cos`` and
+            ``sin`` stay.
+        backend: As for `rotate`.
+
+    Returns:
+        A tensor of the shape, dtype and strides of ``x``. Differentiable in ``x``, and in ``cos``
+        and ``sin`` where they require it.
+
+    Raises:
+        TensorError: If a shape or dtype does not fit.
+        SpecError: For a pairing that does not exist, or an ``inverse`` or ``heads_first`` that is
+            no bool.
+        BackendError: As for `rotate`.
+
+    >>> import torch
+    >>> from phasor import Rope
+    >>> from phasor.angles import cos_sin
+    >>> from phasor.torch import rotate
+    >>> rope = Rope(head_dim=8, pairing="interleaved")
+    >>> cos, sin = map(torch.from_numpy, cos_sin(rope, range(5)))
+    >>> x = torch.randn(5, 2, 8, dtype=torch.float64)
+    >>> y = rotate_by(x, cos, sin, pairing="interleaved")
+    >>> bool(torch.allclose(y, rotate(x, range(5), rope), atol=1e-14))
+    True
+    """
+    (view,) = tokens_first([x], heads_first)
+    text = checked_cos_sin(view, cos, sin, pairing, pairing_out, rotary_start, heads_first)
+    options = checked_options(inverse, 1.0)
+    (y,) = ops.apply([view], [cos, sin], text, *options, backend)
+    return y.transpose(-3, -2) if heads_first else y
+
+
+@unscriptable
+def rotate_by_(
+    x: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    *,
+    pairing: str,
+    pairing_out: str | None = None,
+    rotary_start: int = 0,
+    inverse: bool = False,
+    heads_first: bool = False,
+    backend: str = "auto",
+) -> Tensor:
+    """`rotate_by`, written into ``x``, which is returned.
+
+    Nothing else of the storage of ``x`` is written. Every argument is as for `rotate_by`.
+
+    Raises:
+        TensorError: As `rotate_by`, and if elements of ``x`` share memory, with each other or
+            with ``cos`` or ``sin``.
+
+    >>> import torch
+    >>> x = torch.tensor([1.0, 0.0]).reshape(1, 1, 2)
+    >>> rotate_by_(x, torch.tensor([[0.6]]), torch.tensor([[0.8]]), pairing="half").flatten()
+    tensor([0.6000, 0.8000])
+    """
+    (view,) = tokens_first([x], heads_first)
+    text = checked_cos_sin(view, cos, sin, pairing, pairing_out, rotary_start, heads_first)
+    ops.apply_([view], [cos, sin], text, *checked_options(inverse, 1.0), backend)
+    return x
 
 
 def chosen_backend(x: Tensor) -> str:
@@ -227,3 +290,36 @@ def chosen_backend(x: Tensor) -> str:
     'eager'
     """
     return ops.resolve("auto", x)
+
+
+def _rotate(
+    xs: Sequence[Tensor],
+    positions: Any,
+    rope: Rope,
+    inverse: bool,
+    gain: float,
+    heads_first: bool,
+    backend: str,
+) -> Sequence[Tensor]:
+    views = tokens_first(xs, heads_first)
+    outs = ops.rotate_directly(views, positions, rope, inverse, gain, backend, in_place=False)
+    if outs is None:
+        angles = [checked_positions(positions, views, rope, heads_first)]
+        outs = ops.apply(views, angles, rope.to_json(), *checked_options(inverse, gain), backend)
+    # [..., seq, heads, head_dim] -> [..., heads, seq, head_dim]
+    return [y.transpose(-3, -2) for y in outs] if heads_first else outs
+
+
+def _rotate_in_place(
+    xs: Sequence[Tensor],
+    positions: Any,
+    rope: Rope,
+    inverse: bool,
+    gain: float,
+    heads_first: bool,
+    backend: str,
+) -> None:
+    views = tokens_first(xs, heads_first)
+    if ops.rotate_directly(views, positions, rope, inverse, gain, backend, in_place=True) is None:
+        angles = [checked_positions(positions, views, rope, heads_first)]
+        ops.apply_(views, angles, rope.to_json(), *checked_options(inverse, gain), backend)

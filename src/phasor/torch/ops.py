@@ -4,9 +4,9 @@
     phasor::rotate_(xs, angles, rope, inverse, gain, backend) -> ()
 
 ``xs`` are tensors ``[..., seq, heads, head_dim]`` that share their tokens; ``angles`` is
-``[positions]``, or ``[cos, sin]`` rows; ``rope`` is the text of `_layout`. The derivative of a
-rotation is the inverse rotation, so backward and forward mode call the operator again, and what
-is saved is ``angles`` alone.
+``[positions]``, or ``[cos, sin]``; ``rope`` is the text of `_tables`. The derivative of a rotation
+is the inverse rotation, so backward and forward mode call the operator again, and only ``angles``
+is saved.
 
 Registered through the low-level ``Library``: the ``custom_op`` decorator costs several
 microseconds a call, which is more than a decode step's rotation.
@@ -22,13 +22,18 @@ import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 
 from phasor.errors import BackendError, TensorError
-from phasor.torch._internals import below_autograd, in_transform
-from phasor.torch._layout import count_axes
-from phasor.torch._written import check_copies, check_distinct, check_mutable, check_writable
+from phasor.rope import Rope
+from phasor.torch._arguments import skips_checks
+from phasor.torch._in_place import (
+    check_copies,
+    check_mutable,
+    check_not_expanded,
+    check_writable,
+)
+from phasor.torch._internals import below_autograd, count_writes, in_transform, may_write
+from phasor.torch._tables import count_own_dimensions
 from phasor.torch.backends import cpu, eager
 from phasor.torch.backends import triton as triton_backend
-
-Angles = Sequence[Tensor]
 
 #: The implementations by name, best first: "auto" is the first that does not refuse the tensor.
 BACKENDS = {"cpu": cpu, "triton": triton_backend, "eager": eager}
@@ -58,17 +63,50 @@ def resolve(backend: str, x: Tensor) -> str:
     return backend
 
 
-def apply(
-    xs: list[Tensor], angles: list[Tensor], rope: str, inverse: bool, gain: float, backend: str
-) -> list[Tensor]:
-    """The operator on checked arguments, or its definition where that must be followed.
+def rotate_directly(
+    xs: Sequence[Tensor],
+    positions: Any,
+    rope: Rope,
+    inverse: bool,
+    gain: float,
+    backend: str,
+    *,
+    in_place: bool,
+) -> list[Tensor] | None:
+    """The rotated tensors by a kernel called past checks and dispatcher; None where that cannot be.
 
-    Learned rows want a derivative that the operator does not have; they go through plain torch
-    operations, as does what is followed step by step.
+    For one token the dispatcher costs ten times the rotation. A kernel refuses whatever it is not
+    sure of, and then the ordinary way rotates, or says what is wrong.
+    """
+    if not skips_checks(xs, positions, rope, inverse, gain):
+        return None
+    if backend == "triton" or (backend == "auto" and xs[0].is_cuda):
+        kernel = triton_backend
+    elif backend in ("auto", "cpu") and xs[0].is_cpu:
+        kernel = cpu
+    else:
+        return None
+    if not kernel.is_ready() or (in_place and not may_write(xs)):
+        return None
+    outs = xs if in_place else [torch.empty_like(x) for x in xs]
+    if not kernel.rotate_directly(xs, outs, positions, rope, inverse, gain):
+        return None
+    if in_place:
+        count_writes(xs)
+    return list(outs)
+
+
+def apply(
+    xs: Sequence[Tensor], angles: list[Tensor], rope: str, inverse: bool, gain: float, backend: str
+) -> list[Tensor]:
+    """The operator on checked arguments, or plain torch operations where those are needed.
+
+    They are where the operator has no rule: for gradients of cos and sin, under ``torch.func``,
+    and for compilers that are given ``backend="eager"``.
     """
     name = resolve(backend, xs[0])
-    learned = len(angles) == 2 and any(map(_differentiable, angles))
-    if learned or eager.is_followed(backend, [*xs, *angles]):
+    learned = _wants_cos_sin_gradient(angles)
+    if learned or eager.needs_plain_ops(backend, [*xs, *angles]):
         if backend not in ("auto", "eager"):
             what = "torch.func transformations" if not learned else "gradients for cos and sin"
             raise BackendError(f"backend={backend!r} has no {what}; use 'auto' or 'eager'")
@@ -77,20 +115,21 @@ def apply(
 
 
 def apply_(
-    xs: list[Tensor], angles: list[Tensor], rope: str, inverse: bool, gain: float, backend: str
+    xs: Sequence[Tensor], angles: list[Tensor], rope: str, inverse: bool, gain: float, backend: str
 ) -> None:
-    """The in-place operator, or a copy of `apply` where a derivative has to be recorded."""
-    check_distinct(xs)
-    learned = len(angles) == 2 and any(map(_differentiable, angles))
-    if learned or any(map(_differentiable, xs)) or eager.is_followed(backend, [*xs, *angles]):
-        if _addressed(xs):
+    """The in-place operator, or `apply` and a copy where a derivative has to be recorded."""
+    check_not_expanded(xs)
+    learned = _wants_cos_sin_gradient(angles)
+    recorded = learned or any(map(_wants_gradient, xs))
+    if recorded or eager.needs_plain_ops(backend, [*xs, *angles]):
+        if _have_addresses(xs):
             check_mutable(xs)
             check_writable(xs)
-        # a derivative in the rows needs the values that are about to be overwritten
-        given = [x.clone() for x in xs] if learned else xs
-        turned = apply(given, angles, rope, inverse, gain, backend)
-        check_copies(xs, turned)
-        for x, y in zip(xs, turned, strict=True):
+        # the gradient of cos and sin needs the values that are about to be overwritten
+        sources = [x.clone() for x in xs] if learned else xs
+        rotated = apply(sources, angles, rope, inverse, gain, backend)
+        check_copies(xs, rotated)
+        for x, y in zip(xs, rotated, strict=True):
             x.copy_(y)
     else:
         rotate_(xs, angles, rope, inverse, gain, resolve(backend, xs[0]))
@@ -99,10 +138,12 @@ def apply_(
 def _run(
     xs: list[Tensor], angles: list[Tensor], rope: str, inverse: bool, gain: float, backend: str
 ) -> list[Tensor]:
-    return BACKENDS[backend].rotate(xs, angles, rope, inverse, gain)
+    outs = [torch.empty_like(x) for x in xs]
+    BACKENDS[backend].rotate_into(xs, outs, angles, rope, inverse, gain)
+    return outs
 
 
-def _run_plain(
+def _run_composite(
     xs: list[Tensor], angles: list[Tensor], rope: str, inverse: bool, gain: float, _backend: str
 ) -> list[Tensor]:
     return eager.composite(xs, angles, rope, inverse, gain)
@@ -112,7 +153,7 @@ def _run_(
     xs: list[Tensor], angles: list[Tensor], rope: str, inverse: bool, gain: float, backend: str
 ) -> None:
     check_mutable(xs)
-    BACKENDS[backend].rotate_(xs, angles, rope, inverse, gain)
+    BACKENDS[backend].rotate_into(xs, xs, angles, rope, inverse, gain)
 
 
 class _Rotation(torch.autograd.Function):
@@ -138,45 +179,51 @@ class _Rotation(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         rope, inverse, gain, backend = ctx.options
-        angles = ctx.saved_tensors  # once: checkpointing recomputes them, and refuses a second look
-        back = _where_given(grads, angles, rope, not inverse, gain, backend)
+        angles = (
+            ctx.saved_tensors
+        )  # read once: checkpointing recomputes them and refuses a second read
+        back = _rotate_present(grads, angles, rope, not inverse, gain, backend)
         return (None, None, *back, *[None] * len(angles))
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
-        return _where_given(tangents[2 : 2 + ctx.n_xs], ctx.saved_tensors, *ctx.options)
+        return _rotate_present(tangents[2 : 2 + ctx.n_xs], ctx.saved_tensors, *ctx.options)
 
 
-def _where_given(
-    tensors: Sequence[Tensor | None], angles: Angles, *options: Any
+def _rotate_present(
+    tensors: Sequence[Tensor | None], angles: Sequence[Tensor], *options: Any
 ) -> tuple[Tensor | None, ...]:
-    """The operator on those that are there; None stays None."""
-    given = [t for t in tensors if t is not None]
-    turned = iter(rotate(given, list(angles), *options) if given else ())
-    return tuple(None if t is None else next(turned) for t in tensors)
+    """The operator on the tensors that are there; None stays None."""
+    present = [t for t in tensors if t is not None]
+    rotated = iter(rotate(present, list(angles), *options) if present else ())
+    return tuple(None if t is None else next(rotated) for t in tensors)
 
 
-def _differentiable(x: Tensor) -> bool:
+def _wants_gradient(x: Tensor) -> bool:
     recorded = x.requires_grad and torch.is_grad_enabled()
     return recorded or forward_ad.unpack_dual(x).tangent is not None
 
 
-def _addressed(xs: list[Tensor]) -> bool:
-    """Whether these have addresses that can be compared: no wrappers, no tracing."""
+def _wants_cos_sin_gradient(angles: Sequence[Tensor]) -> bool:
+    return len(angles) == 2 and any(map(_wants_gradient, angles))
+
+
+def _have_addresses(xs: Sequence[Tensor]) -> bool:
+    """Whether these have memory whose addresses can be compared: no wrappers, no tracing."""
     hidden = torch.compiler.is_compiling() or in_transform()
     return not hidden and all(type(x) is Tensor and x.device.type != "meta" for x in xs)
 
 
-def _recorded(xs: list[Tensor], angles: list[Tensor], *options: Any) -> list[Tensor]:
-    active = tuple(map(_differentiable, xs))
+def _autograd(xs: list[Tensor], angles: list[Tensor], *options: Any) -> list[Tensor]:
+    active = tuple(map(_wants_gradient, xs))
     if any(active):
         return list(cast(tuple[Tensor, ...], _Rotation.apply(options, active, *xs, *angles)))
     with below_autograd():
         return rotate(xs, angles, *options)
 
 
-def _recorded_(xs: list[Tensor], angles: list[Tensor], *options: Any) -> None:
-    if any(_differentiable(x) for x in xs):
+def _autograd_(xs: list[Tensor], angles: list[Tensor], *options: Any) -> None:
+    if any(map(_wants_gradient, xs)):
         raise RuntimeError(
             "phasor::rotate_ records no gradient; phasor.torch.rotate_ and rotate_qk_ do"
         )
@@ -184,23 +231,23 @@ def _recorded_(xs: list[Tensor], angles: list[Tensor], *options: Any) -> None:
         rotate_(xs, angles, *options)
 
 
-def _shaped(xs: list[Tensor], *_: Any) -> list[Tensor]:
+def _fake(xs: list[Tensor], *_: Any) -> list[Tensor]:
     return [torch.empty_like(x) for x in xs]
 
 
-def _shaped_(*_: Any) -> None:
+def _fake_(*_: Any) -> None:
     return None
 
 
-def _batched(
+def _vmap(
     info: Any, in_dims: Any, xs: list[Tensor], angles: list[Tensor], rope: str, *options: Any
 ) -> tuple[list[Tensor], list[int]]:
-    front = [_in_front(x, at, info.batch_size) for x, at in zip(xs, in_dims[0], strict=True)]
-    angles = _batched_angles(front[0].dim(), angles, in_dims[1], rope)
-    return rotate(front, angles, rope, *options), [0] * len(front)
+    batched = [_batch_first(x, at, info.batch_size) for x, at in zip(xs, in_dims[0], strict=True)]
+    angles = _batch_angles(batched[0].dim(), angles, in_dims[1], rope)
+    return rotate(batched, angles, rope, *options), [0] * len(batched)
 
 
-def _batched_(
+def _vmap_(
     info: Any, in_dims: Any, xs: list[Tensor], angles: list[Tensor], rope: str, *options: Any
 ) -> tuple[None, None]:
     if any(at is None for at in in_dims[0]):
@@ -208,43 +255,45 @@ def _batched_(
             "x must be batched to be rotated in place under vmap when anything else is: "
             "each batch entry would write the same memory; use rotate"
         )
-    front = [_in_front(x, at, info.batch_size) for x, at in zip(xs, in_dims[0], strict=True)]
-    rotate_(front, _batched_angles(front[0].dim(), angles, in_dims[1], rope), rope, *options)
+    batched = [_batch_first(x, at, info.batch_size) for x, at in zip(xs, in_dims[0], strict=True)]
+    rotate_(batched, _batch_angles(batched[0].dim(), angles, in_dims[1], rope), rope, *options)
     return None, None
 
 
-def _in_front(x: Tensor, at: int | None, size: int) -> Tensor:
+def _batch_first(x: Tensor, at: int | None, size: int) -> Tensor:
     return x.expand(size, *x.shape) if at is None else x.movedim(at, 0)
 
 
-def _batched_angles(
+def _batch_angles(
     rank: int, angles: list[Tensor], in_dims: Sequence[int | None], rope: str
 ) -> list[Tensor]:
-    """Batched angles with ones between the batch and their own dimensions, to broadcast right.
+    """Batched angles with ones behind the batch, so that they broadcast against the tensors.
 
     Args:
         rank: Dimensions of the tensors, ``[batch, ..., seq, heads, head_dim]``.
-        angles: Positions or rows.
+        angles: ``[positions]``, or ``[cos, sin]``.
         in_dims: Where each one's batch dimension is, if any.
         rope: The operator's text.
     """
-    inner = 1 if len(angles) == 2 or count_axes(rope) > 1 else 0
-    wanted = rank - 2 + inner
-    placed: list[Tensor] = []
-    for a, at in zip(angles, in_dims, strict=True):
-        front = a if at is None else a.movedim(at, 0)
-        ones = [1] * (wanted - front.dim()) if at is not None else []
-        placed.append(front.reshape(*front.shape[:1], *ones, *front.shape[1:]) if ones else front)
-    return placed
+    full_rank = rank - 2 + count_own_dimensions(angles, rope)
+    batched: list[Tensor] = []
+    for values, at in zip(angles, in_dims, strict=True):
+        if at is not None:
+            values = values.movedim(at, 0)
+            # [batch, ...] -> [batch, 1, ..., 1, ...]
+            ones = [1] * (full_rank - values.dim())
+            values = values.reshape(values.shape[0], *ones, *values.shape[1:])
+        batched.append(values)
+    return batched
 
 
 _LIBRARY.impl("rotate", _run, "CompositeExplicitAutograd")
 _LIBRARY.impl("rotate_", _run_, "CompositeExplicitAutograd")
-# the batching of autograd's is_grads_batched is older than torch.func and follows plain operations
-_LIBRARY.impl("rotate", _run_plain, "Batched")
-_LIBRARY.impl("rotate", _recorded, "Autograd")
-_LIBRARY.impl("rotate_", _recorded_, "Autograd")
-torch.library.register_fake("phasor::rotate", _shaped, lib=_LIBRARY)
-torch.library.register_fake("phasor::rotate_", _shaped_, lib=_LIBRARY)
-torch.library.register_vmap("phasor::rotate", _batched, lib=_LIBRARY)
-torch.library.register_vmap("phasor::rotate_", _batched_, lib=_LIBRARY)
+# autograd's is_grads_batched uses batching older than torch.func, which needs plain operations
+_LIBRARY.impl("rotate", _run_composite, "Batched")
+_LIBRARY.impl("rotate", _autograd, "Autograd")
+_LIBRARY.impl("rotate_", _autograd_, "Autograd")
+torch.library.register_fake("phasor::rotate", _fake, lib=_LIBRARY)
+torch.library.register_fake("phasor::rotate_", _fake_, lib=_LIBRARY)
+torch.library.register_vmap("phasor::rotate", _vmap, lib=_LIBRARY)
+torch.library.register_vmap("phasor::rotate_", _vmap_, lib=_LIBRARY)

@@ -1,8 +1,8 @@
-"""`phasor.positions` for tensors: the same names, made on the device, for which nobody waits.
+"""`phasor.positions` for tensors: the same names, on their device, without waiting for it.
 
-What only the numbers can say, such as that boundaries never decrease, is checked in the CPU's
-memory. On another device, under a compiler and of fake tensors nothing is looked at. Coordinates
-of images and videos begin on the host: ``torch.from_numpy(phasor.positions.multimodal(...))``.
+Values are checked for tensors in the CPU's memory: for example, that boundaries never decrease. On
+another device, under a compiler and for fake tensors they are not read. Coordinates of images and
+videos begin on the host: ``torch.from_numpy(phasor.positions.multimodal(...))``.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from phasor import positions as on_host
+from phasor import positions as numpy_positions
 from phasor._checks import whole
 from phasor.errors import PositionError
-from phasor.torch._internals import unheard
+from phasor.torch._internals import dispatch_is_plain
 
 _LAST = 2**63 - 1
 _Device = torch.device | str | None
@@ -26,7 +26,7 @@ def span(length: int, start: int = 0, *, device: _Device = None) -> Tensor:
     """`phasor.positions.span`: ``start, start + 1, ..., start + length - 1``.
 
     Args:
-        length: How many tokens, at least 0; a symbol of a compiler too.
+        length: How many tokens, at least 0; a compiler's symbol too.
         start: Position of the first one; any int64.
         device: Where they are made; torch's default if None.
 
@@ -54,9 +54,9 @@ def packed(cu_seqlens: Tensor, total_tokens: int | None = None) -> Tensor:
     Args:
         cu_seqlens: Boundaries ``[n_sequences + 1]``, int32 as FlashAttention takes them or any
             integers.
-        total_tokens: How many positions are made: the length of what is packed, which its shape
-            says. Tokens behind the last boundary are padding and count from there. Without it the
-            last boundary is read, in the CPU's memory only.
+        total_tokens: How many positions are made: the length of the packed tensor. Tokens after
+            the last boundary are padding and count from there. Without it the last boundary is
+            read, which is possible in the CPU's memory only.
 
     Returns:
         int64 ``[total_tokens]``, on the device of ``cu_seqlens``.
@@ -73,14 +73,14 @@ def packed(cu_seqlens: Tensor, total_tokens: int | None = None) -> Tensor:
         raise PositionError(
             f"cu_seqlens must have the shape [n_sequences + 1], got {list(bounds.shape)}"
         )
-    held = _checked_on_host(on_host.packed, cu_seqlens)
-    if held is not None and (total_tokens is None or total_tokens < held.shape[0]):
-        if total_tokens is not None:
+    in_memory = _checked_values(numpy_positions.packed, cu_seqlens)
+    if in_memory is not None:
+        last = in_memory.shape[0]
+        if total_tokens is not None and total_tokens < last:
             raise PositionError(
-                f"total_tokens must be at least cu_seqlens[-1] ({held.shape[0]}), "
-                f"got {total_tokens}"
+                f"total_tokens must be at least cu_seqlens[-1] ({last}), got {total_tokens}"
             )
-        total_tokens = held.shape[0]
+        total_tokens = last if total_tokens is None else total_tokens
     if total_tokens is None:
         raise PositionError(
             f"total_tokens must be given for cu_seqlens on {cu_seqlens.device}, which would have "
@@ -111,7 +111,7 @@ def padded(mask: Tensor) -> Tensor:
     tokens = _integers("mask", mask, bools=True)
     if tokens.dim() == 0:
         raise PositionError("mask must have the shape [..., seq], got a single value")
-    _checked_on_host(on_host.padded, mask)
+    _checked_values(numpy_positions.padded, mask)
     return (tokens.cumsum(-1) - 1) * tokens
 
 
@@ -119,9 +119,9 @@ def cached(lengths: Tensor, new_tokens: int) -> Tensor:
     """`phasor.positions.cached`: the tokens that follow caches of different lengths.
 
     Args:
-        lengths: Where the next token of each row stands ``[batch]``; negative where a row is
+        lengths: Position of the next token of each row ``[batch]``; negative where a row is
             padded on the left.
-        new_tokens: How many are added to every row; a symbol of a compiler too.
+        new_tokens: How many are added to every row; a compiler's symbol too.
 
     Returns:
         int64 ``[batch, new_tokens]``.
@@ -133,12 +133,13 @@ def cached(lengths: Tensor, new_tokens: int) -> Tensor:
     tensor([[ 7,  8,  9],
             [-2, -1,  0]])
     """
-    held = _integers("lengths", lengths)
+    starts = _integers("lengths", lengths)
     _check_whole("new_tokens", new_tokens, least=0)
-    if held.dim() != 1:
-        raise PositionError(f"lengths must have the shape [batch], got {list(held.shape)}")
-    _checked_on_host(on_host.cached, lengths, new_tokens)
-    return held[:, None] + torch.arange(new_tokens, device=held.device)
+    if starts.dim() != 1:
+        raise PositionError(f"lengths must have the shape [batch], got {list(starts.shape)}")
+    _checked_values(numpy_positions.cached, lengths, new_tokens)
+    # [batch, 1] + [new_tokens] -> [batch, new_tokens]
+    return starts[:, None] + torch.arange(new_tokens, device=starts.device)
 
 
 def grid(*sizes: int, device: _Device = None) -> Tensor:
@@ -163,11 +164,12 @@ def grid(*sizes: int, device: _Device = None) -> Tensor:
     for i, size in enumerate(sizes):
         _check_whole(f"sizes[{i}]", size, least=0)
     axes = torch.meshgrid(*(torch.arange(n, device=device) for n in sizes), indexing="ij")
+    # n_axes times [*sizes] -> [*sizes, n_axes] -> [prod(sizes), n_axes]
     return torch.stack(axes, -1).flatten(0, -2)
 
 
 def every_axis(positions: Tensor, n_axes: int) -> Tensor:
-    """`phasor.positions.every_axis`: the same position on every axis, as text is seen.
+    """`phasor.positions.every_axis`: the same position on every axis, as models place text.
 
     Args:
         positions: Whole numbers ``[..., seq]``.
@@ -183,10 +185,10 @@ def every_axis(positions: Tensor, n_axes: int) -> Tensor:
     tensor([[0, 1, 5],
             [0, 1, 5]])
     """
-    along = _integers("positions", positions)
-    if along.dim() == 0:
+    positions = _integers("positions", positions)
+    if positions.dim() == 0:
         raise PositionError("positions must have the shape [..., seq], got a single value")
-    return torch.stack([along] * whole("n_axes", n_axes, least=1, error=PositionError), -1)
+    return torch.stack([positions] * whole("n_axes", n_axes, least=1, error=PositionError), -1)
 
 
 def context_parallel(
@@ -210,17 +212,18 @@ def context_parallel(
         int64 ``[length // world_size]``, increasing.
 
     Raises:
-        PositionError: If the chunks do not come out even, or there is no such rank or layout.
+        PositionError: If ``length`` is no multiple of the chunks, or there is no such rank or
+            layout.
 
     >>> context_parallel(8, rank=0, world_size=2, layout="zigzag")
     tensor([0, 1, 6, 7])
     """
-    chunks = on_host.chunks_of_rank(length, rank, world_size, layout)
+    chunks = numpy_positions.chunks_of_rank(length, rank, world_size, layout)
     return torch.cat([span(len(chunk), chunk.start, device=device) for chunk in chunks])
 
 
 def _check_whole(name: str, value: Any, *, least: int) -> None:
-    """Refuse what is no whole number; a compiler's symbol of one stays a symbol."""
+    """Refuse what is no whole number. A compiler's symbol passes, without a guard on its value."""
     if type(value) is not torch.SymInt and not (type(value) is int and least <= value <= _LAST):
         whole(name, value, least=least, most=_LAST, error=PositionError)
 
@@ -238,8 +241,8 @@ def _integers(name: str, values: Any, *, bools: bool = False) -> Tensor:
     return values.long()
 
 
-def _checked_on_host(function: Callable[..., Any], values: Tensor, *rest: Any) -> Any:
-    """What ``function`` makes of them, with its refusals; None where they cannot be looked at."""
-    if unheard([values]) and values.is_cpu:
+def _checked_values(function: Callable[..., Any], values: Tensor, *rest: Any) -> Any:
+    """``function`` of them, with its errors; None where values cannot be read without waiting."""
+    if dispatch_is_plain([values]) and values.is_cpu:
         return function(values.numpy(), *rest)
     return None

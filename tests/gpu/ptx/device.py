@@ -26,7 +26,7 @@ from .program import Program, read
 CAPABILITY = int(os.environ.get("PTX_CAPABILITY", "90"))
 #: What every launch moved: `machine.launch`. The latest is the last.
 LAUNCHES: list[Counter[tuple[str, int]]] = []
-_KERNELS = ("angles", "kernels", "norm", "cache")
+_KERNELS = ("kernels", "norm", "cache")
 
 
 class Driver(nvidia.CudaDriver):

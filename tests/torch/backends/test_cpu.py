@@ -16,7 +16,7 @@ from torch import Tensor
 import phasor.torch
 from phasor import BackendError, PositionError, Rope, TensorError
 from phasor.axes import InterleavedSections
-from phasor.torch import rotate, rotate_, rotate_by, rotate_qk, rotate_qk_
+from phasor.torch import _tables, rotate, rotate_, rotate_by, rotate_qk, rotate_qk_
 from phasor.torch.backends import cpu
 
 from ..torch_oracle import DTYPES, assert_rotated, normal, run_on
@@ -215,6 +215,7 @@ def test_threads_make_no_difference(threads: int) -> None:
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="counts the threads of Linux")
 @pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.processes
 def test_every_thread_honours_the_number_that_torch_was_told(threads: int) -> None:
     """OpenMP forgets it in a new thread; the system counts what each rotation has started."""
     program = (
@@ -286,7 +287,7 @@ def test_the_extension_refuses_positions_that_no_digits_reach() -> None:
     x = normal(2, 3, 1, 16)
     kept = x.clone()
     plan = cpu._plan(rope.to_json(), 16, 8)
-    tables = cpu._tables.digit_tables(rope.to_json(), x.device, torch.float32)
+    tables = _tables.digit_tables(rope.to_json(), x.device, torch.float32)
     places = torch.tensor([[0, 1, 2], [3, 2**40, 5]])
     with pytest.raises(PositionError, match="got 1099511627776 at index 4"):
         cpu._native.rotate(plan, tables, None, places, None, False, 1.0, 0, True, x, x)
@@ -314,15 +315,17 @@ def printed(program: str, **environment: str) -> str:
 
 
 @pytest.mark.parametrize("name", cpu.paths())
+@pytest.mark.processes
 def test_the_environment_forces_a_path(name: str) -> None:
     """PHASOR_CPU names the instruction set to run."""
     program = (
         "from phasor.torch.backends import cpu\n"
-        "print([name for name, _ in cpu._native.paths()][cpu._running])"
+        "print([name for name, _ in cpu._native.paths()][cpu._path_index])"
     )
     assert printed(program, PHASOR_CPU=name) == name
 
 
+@pytest.mark.processes
 def test_an_unknown_path_is_refused() -> None:
     """With what this machine has."""
     program = (
@@ -333,6 +336,7 @@ def test_an_unknown_path_is_refused() -> None:
     assert "PHASOR_CPU must be one of" in printed(program, PHASOR_CPU="mmx")
 
 
+@pytest.mark.processes
 def test_without_its_extension_phasor_rotates_and_says_so_once() -> None:
     """One warning at the first rotation, with the command that builds it, and the eager backend."""
     program = (

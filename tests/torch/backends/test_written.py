@@ -13,7 +13,7 @@ from torch import Tensor
 from phasor import Rope
 from phasor.errors import TensorError
 from phasor.torch import rotate, rotate_, rotate_qk_
-from phasor.torch._written import apart
+from phasor.torch._in_place import pair_layout
 
 from ..torch_oracle import normal
 
@@ -61,7 +61,7 @@ def test_two_views_meet_where_a_byte_is_in_both(q: Tensor, k: Tensor, start: int
         if sum((n - 1) * s for n, s in zip(q.shape, q.stride(), strict=True)) < room:
             pairs.append((q, q.as_strided(q.shape, q.stride(), start)))
     for one, other in pairs:
-        meet = apart(one, other).meet(one.data_ptr(), other.data_ptr())
+        meet = pair_layout(one, other).overlap(one.data_ptr(), other.data_ptr())
         assert meet == bool(addresses(one) & addresses(other))
 
 
@@ -117,4 +117,4 @@ def test_the_search_ends() -> None:
     memory = torch.zeros(1 << 19)
     q = memory.as_strided([8] * 4, [8192, 8196, 8200, 8204])
     k = memory.as_strided([8] * 4, [8194, 8198, 8202, 8206], 1)
-    assert apart(q, k).meet(q.data_ptr(), k.data_ptr())
+    assert pair_layout(q, k).overlap(q.data_ptr(), k.data_ptr())

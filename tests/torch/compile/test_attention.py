@@ -19,7 +19,8 @@ from torch._inductor import config as graph_caches
 from torch.fx.experimental import _config as shapes
 
 from phasor import Rope
-from phasor.torch import KeyCache, RotaryAttention, rotate_qk
+from phasor.torch import RotaryAttention, rotate_qk
+from phasor.torch.kv_cache import KVCache
 
 from ..torch_oracle import normal
 
@@ -42,7 +43,7 @@ def _forget() -> Iterator[None]:
 def attention(**more: Any) -> RotaryAttention:
     """Two query heads that share a key head, with weights that are the same every time."""
     torch.manual_seed(0)
-    return RotaryAttention(WIDTH, query_heads=2, rope=ROPE, key_heads=1, **more)
+    return RotaryAttention(ROPE, WIDTH, num_heads=2, num_kv_heads=1, **more)
 
 
 def compiled(function: Callable[..., Any], backend: str = "aot_eager") -> Callable[..., Any]:
@@ -105,7 +106,6 @@ def test_without_the_setting_a_length_of_1_is_a_second_graph() -> None:
     assert counted == [1, 1, 1, 2, 2]
 
 
-@pytest.mark.slow
 def test_inductor_trains_in_one_graph_from_length_2_and_one_for_1() -> None:
     """The second graph is there because of torch's attention, as the next test shows.
 
@@ -125,7 +125,6 @@ def test_inductor_trains_in_one_graph_from_length_2_and_one_for_1() -> None:
     assert counted == [1, 1, 1, 2, 2]
 
 
-@pytest.mark.slow
 def test_inductor_makes_one_graph_of_the_rotation_from_length_1() -> None:
     """The operator asks nothing of a length."""
 
@@ -142,20 +141,20 @@ def test_inductor_makes_one_graph_of_the_rotation_from_length_1() -> None:
             assert graphs() == 1
 
 
-def filled(module: RotaryAttention, used: int, capacity: int) -> KeyCache:
+def filled(module: RotaryAttention, used: int, capacity: int) -> KVCache:
     """A cache that holds ``used`` tokens."""
-    cache = module.cache(batch=2, capacity=capacity)
+    cache = module.make_cache(batch_size=2, capacity=capacity)
     k, v = (normal(2, used, 1, 8, seed=seed) for seed in (1, 2))
     cache.append(k, v)
     return cache
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_a_decode_step_is_one_graph_for_every_length_of_the_cache(backend: str) -> None:
     """One token after 1, 2, 3, ... 8191, in the same cache and in others; eager's numbers."""
     module = attention()
 
-    def step(x: Tensor, cache: KeyCache) -> Tensor:
+    def step(x: Tensor, cache: KVCache) -> Tensor:
         return module(x, cache=cache)
 
     quick = compiled(step, backend)
@@ -172,7 +171,7 @@ def test_a_decode_step_is_one_graph_for_every_length_of_the_cache(backend: str) 
 def test_decoding_from_an_empty_cache_is_two_graphs() -> None:
     """The first token sees itself alone; all after it are one graph."""
     module = attention()
-    quick, cache = compiled(module), module.cache(batch=2, capacity=12)
+    quick, cache = compiled(module), module.make_cache(batch_size=2, capacity=12)
     x = normal(2, 12, WIDTH)
     with torch.no_grad():
         steps = [quick(x[:, i : i + 1], cache=cache) for i in range(12)]

@@ -23,7 +23,7 @@ from ..torch_cases import HALF, MIXED, PLACES, THREE
 from ..torch_oracle import assert_rotated, normal
 
 SEQUENCES = [5, 6, 9, 17]
-BACKENDS = ["eager", "aot_eager", pytest.param("inductor", marks=pytest.mark.slow)]
+BACKENDS = ["eager", "aot_eager", "inductor"]
 
 
 @pytest.fixture(autouse=True)

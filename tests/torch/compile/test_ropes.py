@@ -115,7 +115,6 @@ def test_another_rope_is_never_the_one_before() -> None:
         assert torch.equal(quick(x, places, rope), rotated(x, places, rope))
 
 
-@pytest.mark.slow
 def test_inductor_compiles_it_too() -> None:
     """The compiler that people use."""
 

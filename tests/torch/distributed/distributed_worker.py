@@ -46,8 +46,8 @@ class HeadsAttention(RotaryAttention):
 
     mesh: DeviceMesh
 
-    def _attended(self, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Tensor:
-        done = super()._attended(q.to_local(), k.to_local(), v.to_local(), *rest)
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Tensor:
+        done = super()._attend(q.to_local(), k.to_local(), v.to_local(), *rest)
         return DTensor.from_local(done, self.mesh, [Shard(2)], run_check=False)
 
 
@@ -56,9 +56,9 @@ class TokensAttention(RotaryAttention):
 
     mesh: DeviceMesh
 
-    def _attended(self, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Tensor:
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Tensor:
         heads = [x.redistribute(placements=[Shard(2)]).to_local() for x in (q, k, v)]
-        done = super()._attended(*heads, *rest)
+        done = super()._attend(*heads, *rest)
         done = DTensor.from_local(done, self.mesh, [Shard(2)], run_check=False)
         return done.redistribute(placements=[Shard(1)])
 
@@ -79,10 +79,10 @@ def sharded_in_heads(mesh: DeviceMesh) -> Callable[[nn.Module], None]:
     """The operator meets DTensors whose heads are shared out."""
     columns = ColwiseParallel(use_local_output=False)
     norm = SequenceParallel(sequence_dim=2)
-    names = ("query", "key", "value")
+    names = ("q_proj", "k_proj", "v_proj")
     plan: dict[str, ParallelStyle] = {f"attention.{name}": columns for name in names}
-    plan |= {"attention.query_norm": norm, "attention.key_norm": norm}
-    plan["attention.output"] = RowwiseParallel()
+    plan |= {"attention.q_norm": norm, "attention.k_norm": norm}
+    plan["attention.o_proj"] = RowwiseParallel()
     return layers(HeadsAttention, mesh, plan)
 
 
@@ -169,7 +169,7 @@ def operator(mesh: DeviceMesh) -> dict[str, Any]:
 def gathered(mesh: DeviceMesh, layout: Any, **options: Any) -> dict[str, Any]:
     """One layer with gathered keys against the same layer on one process."""
     torch.manual_seed(2)
-    layer = RotaryAttention(32, 4, ROPE, key_heads=2, dtype=torch.float64, **options)
+    layer = RotaryAttention(ROPE, 32, 4, 2, dtype=torch.float64, **options)
     x, given = (torch.randn(2, LENGTH, 32, dtype=torch.float64) for _ in range(2))
     x.requires_grad_()
     right = layer(x)
@@ -222,7 +222,7 @@ def through_torchs_ring(mesh: DeviceMesh) -> dict[str, Any]:
 
     ring.custom_ops.update({forward_op: forward, backward_op: backward})
     torch.manual_seed(3)
-    layer = RotaryAttention(32, 2, ROPE, dtype=torch.float64)
+    layer = RotaryAttention(ROPE, 32, 2, dtype=torch.float64)
     x, given = (torch.randn(2, LENGTH, 32, dtype=torch.float64) for _ in range(2))
     right = layer(x)
     right.backward(given)

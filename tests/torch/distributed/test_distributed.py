@@ -130,6 +130,24 @@ def test_every_rank_rotates_what_it_holds_and_says_nothing(
             assert collectives.get_total_counts() == 0
 
 
+@pytest.mark.parametrize("dim", [0, 1, 2], ids=["batch", "heads", "seq"])
+def test_heads_may_come_first_in_a_sharded_tensor(dim: int) -> None:
+    """New and in place, without communication; the result is sharded as what came."""
+    x = normal(4, 2, 6, 8)
+    positions = torch.arange(24).reshape(4, 6) * 7 - 3
+    expected = rotate(x, positions, ROPE, heads_first=True)
+    with one_of((2,), rank=1) as mesh, CommDebugMode() as collectives:
+        given = sharded(x, mesh, [Shard(dim)])
+        new = rotate(given, positions, ROPE, heads_first=True)
+        rotate_(given, positions, ROPE, heads_first=True)
+        for y in (new, given):
+            assert isinstance(y, DTensor)
+            assert list(y.placements) == [Shard(dim)]
+            assert y.shape == x.shape
+            assert torch.equal(y.to_local(), part(expected, mesh, [Shard(dim)]))
+    assert collectives.get_total_counts() == 0
+
+
 def test_a_query_is_sharded_in_heads_beside_a_key_that_is_whole() -> None:
     """Grouped queries: fewer keys than ranks."""
     q, k, at = normal(2, 5, 4, 8), normal(2, 5, 1, 8, seed=1), torch.arange(5)
@@ -179,6 +197,7 @@ def test_a_write_in_place_is_noticed_by_autograd() -> None:
 
 
 @pytest.mark.parametrize("placement", [Shard(1), Shard(2)], ids=["sequence", "heads"])
+@pytest.mark.compile
 def test_a_compiled_rotation_of_dtensors_is_one_graph(placement: Placement) -> None:
     """Forward and backward, bit for bit what is computed without the compiler."""
 
@@ -197,6 +216,7 @@ def test_a_compiled_rotation_of_dtensors_is_one_graph(placement: Placement) -> N
         assert all(map(torch.equal, *results))
 
 
+@pytest.mark.compile
 def test_plain_operations_of_dtensors_are_the_operator_all_the_same() -> None:
     """They do not know how positions are cut; what a compiler is told makes no difference."""
 
@@ -267,12 +287,12 @@ def test_gathered_keys_are_for_rotary_attention_on_one_mesh_dimension() -> None:
     with pytest.raises(SpecError, match="layout must be one of 'contiguous', 'zigzag'"):
         GatheredKeys("striped")  # type: ignore[arg-type]
     with one_of((2, 2), 0) as mesh:
-        layer = RotaryAttention(16, 2, ROPE)
+        layer = RotaryAttention(ROPE, 16, 2)
         with pytest.raises(SpecError, match="device_mesh must have one dimension, got 2"):
             GatheredKeys("zigzag")._apply(layer, mesh)
     with one_of((2,), 0) as mesh:
         with pytest.raises(SpecError, match=r"module must be a .*RotaryAttention, got Linear"):
-            parallelize_module(layer.query, mesh, GatheredKeys("zigzag"))
+            parallelize_module(layer.q_proj, mesh, GatheredKeys("zigzag"))
         parallelize_module(layer, mesh, GatheredKeys("zigzag"))
         with pytest.raises(SpecError, match="cu_seqlens must be None where keys are gathered"):
             layer(torch.zeros(1, 4, 16), cu_seqlens=[0, 4])
@@ -302,7 +322,7 @@ def test_torch_has_no_ring_attention_for_processors() -> None:
 def test_positions_that_mixed_precision_has_rounded_are_refused() -> None:
     """FSDP casts every floating input of a module; whole numbers pass as they are."""
     with one_of((2,), 0) as mesh:
-        layer = RotaryAttention(16, 2, ROPE)
+        layer = RotaryAttention(ROPE, 16, 2)
         fully_shard(layer, mesh=mesh, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
         assert layer(torch.zeros(1, 4, 16), torch.arange(4)).dtype == torch.bfloat16
         with pytest.raises(PositionError, match="bfloat16 cannot tell 256 from 257"):

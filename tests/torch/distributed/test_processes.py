@@ -7,6 +7,7 @@ import math
 import os
 import re
 import runpy
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -20,31 +21,40 @@ import phasor
 
 HERE = Path(__file__).parent
 EXAMPLE = HERE.parents[2] / "examples" / "train_parallel.py"
+WORKER = HERE / "distributed_worker.py"
 # a stopped machine is not a failure
-LIMIT = 400
+LIMIT = 1200
+
+pytestmark = pytest.mark.processes
 
 
-class Launched:
-    """torchrun, and what came of it."""
+def run(*program: str) -> str:
+    """What a Python program on threads of its own prints."""
+    source = str(Path(phasor.__file__).parents[1])
+    with subprocess.Popen(
+        [sys.executable, *program],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": source},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as running:
+        try:
+            printed, said = running.communicate(timeout=LIMIT)
+        except BaseException:
+            # with the processes that it forked; torchrun passes it on, unlike being killed
+            os.killpg(running.pid, signal.SIGTERM)
+            running.communicate(timeout=LIMIT)
+            raise
+    assert running.returncode == 0, said
+    return printed
 
-    def __init__(self, processes: int, script: Path, *arguments: str) -> None:
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        torchrun += ["--nproc-per-node", str(processes), str(HERE / "run_and_leave.py")]
-        source = str(Path(phasor.__file__).parents[1])
-        with subprocess.Popen(
-            [*torchrun, str(script), *arguments],
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": source},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        ) as running:
-            try:
-                self.printed, said = running.communicate(timeout=LIMIT)
-            except BaseException:
-                running.terminate()  # which torchrun passes on, unlike being killed
-                running.communicate(timeout=LIMIT)
-                raise
-        assert running.returncode == 0, said
+
+def torchrun(processes: int, script: Path, *arguments: str) -> str:
+    """What a script prints under torchrun."""
+    launcher = ["-m", "torch.distributed.run", "--standalone"]
+    launcher += ["--nproc-per-node", str(processes), str(HERE / "forked.py")]
+    return run(*launcher, str(script), *arguments)
 
 
 def losses(printed: str) -> list[float]:
@@ -79,20 +89,18 @@ def assert_measured(measured: dict[str, Any]) -> None:
     assert measured["ring"]["error"] <= 1e-13
 
 
-def test_two_processes_rotate_and_attend_as_one(tmp_path: Path) -> None:
-    """Over real collectives: values, gradients, and how many there were."""
-    Launched(2, HERE / "distributed_worker.py", str(tmp_path / "measured.json"))
-    assert_measured(json.loads((tmp_path / "measured.json").read_text()))
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("processes", [2, 4])
-def test_dtensors_through_the_operator_train_alike_without_further_collectives(
-    tmp_path: Path, processes: int
-) -> None:
-    """Sharded in heads and in tokens: the losses of one process, the traffic of a model without."""
-    Launched(processes, HERE / "distributed_worker.py", str(tmp_path / "measured.json"), "train")
-    measured = json.loads((tmp_path / "measured.json").read_text())
+def test_several_processes_rotate_attend_and_train_as_one(tmp_path: Path, processes: int) -> None:
+    """Values, gradients and collectives; DTensors through the operator, sharded in heads and in
+    tokens, have the losses of one process and the traffic of a model without a rotation.
+    """
+    measured_at = tmp_path / "measured.json"
+    if processes == 2:
+        torchrun(2, WORKER, str(measured_at), "train")
+    else:
+        arguments = [str(WORKER), str(measured_at), "train"]
+        run(str(HERE / "forked.py"), json.dumps([[processes, arguments]]))
+    measured = json.loads(measured_at.read_text())
     assert_measured(measured)
     for name in ("heads", "tokens"):
         assert measured[name]["error"] <= TWENTY_STEPS
@@ -111,57 +119,52 @@ def test_the_example_trains_on_one_process(
     assert printed[-1] < printed[0] - 0.5
 
 
-def alone(*options: str) -> list[float]:
-    """The example's losses without torchrun."""
-    source = str(Path(phasor.__file__).parents[1])
-    done = subprocess.run(
-        [sys.executable, str(HERE / "run_and_leave.py"), str(EXAMPLE), *options],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": source},
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=LIMIT,
-    )
-    return losses(done.stdout)
+WAYS = [
+    (2, ""),
+    (2, "--tensor 2"),
+    (2, "--tensor 2 --sequence"),
+    (2, "--context 2"),
+    (4, ""),
+    (4, "--tensor 4"),
+    (4, "--tensor 2 --sequence"),
+    (4, "--context 4"),
+    (4, "--context 2"),
+    (4, "--context 2 --tensor 2 --sequence"),
+]
+ALONE = (0, "")
+MIXED = [(1, "--bf16"), (2, "--bf16"), (4, "--bf16 --context 2")]
 
 
 @pytest.fixture(scope="module")
-def one_process() -> list[float]:
-    """Twenty losses that every way of sharing out has to repeat."""
-    return alone()
+def trained() -> dict[tuple[int, str], list[float]]:
+    """Twenty losses of the example by the number of processes, 0 without torchrun, and options."""
+    cases = [ALONE, *WAYS, *MIXED]
+    given = [(processes, [str(EXAMPLE), *options.split()]) for processes, options in cases]
+    printed = json.loads(run(str(HERE / "forked.py"), json.dumps(given)))
+    return {case: losses(text) for case, text in zip(cases, printed, strict=True)}
 
 
-@pytest.mark.slow
+def test_the_example_trains_under_torchrun(trained: dict[tuple[int, str], list[float]]) -> None:
+    """As its page says; the other runs below are forked, which gives the same."""
+    assert furthest(losses(torchrun(2, EXAMPLE)), trained[2, ""]) <= PRINTED + TWENTY_STEPS
+
+
 @pytest.mark.parametrize(
-    ("processes", "options"),
-    [
-        (2, ""),
-        (2, "--tensor 2"),
-        (2, "--tensor 2 --sequence"),
-        (2, "--context 2"),
-        (4, ""),
-        (4, "--tensor 4"),
-        (4, "--tensor 2 --sequence"),
-        (4, "--context 4"),
-        (4, "--context 2"),
-        (4, "--context 2 --tensor 2 --sequence"),
-    ],
-    ids=lambda value: str(value) or "fully sharded",
+    ("processes", "options"), WAYS, ids=lambda value: str(value) or "fully sharded"
 )
 def test_every_way_of_sharing_out_gives_the_losses_of_one_process(
-    one_process: list[float], processes: int, options: str
+    trained: dict[tuple[int, str], list[float]], processes: int, options: str
 ) -> None:
     """Twenty steps in float64, with weights made on the meta device."""
-    assert len(one_process) == 20
-    shared = losses(Launched(processes, EXAMPLE, *options.split()).printed)
-    assert furthest(shared, one_process) <= PRINTED + TWENTY_STEPS
+    assert len(trained[ALONE]) == 20
+    assert furthest(trained[processes, options], trained[ALONE]) <= PRINTED + TWENTY_STEPS
 
 
-@pytest.mark.slow
-def test_mixed_precision_on_several_processes_is_that_on_one(one_process: list[float]) -> None:
+def test_mixed_precision_on_several_processes_is_that_on_one(
+    trained: dict[tuple[int, str], list[float]],
+) -> None:
     """Against torchrun on one process: half a unit of bfloat16, which gradients are rounded to."""
-    single = losses(Launched(1, EXAMPLE, "--bf16").printed)
-    assert 1e-5 < furthest(single, one_process) < 0.05
-    for processes, options in ((2, []), (4, ["--context", "2"])):
-        shared = losses(Launched(processes, EXAMPLE, "--bf16", *options).printed)
-        assert furthest(shared, single) <= 2**-9 * max(single)
+    single, *shared = (trained[case] for case in MIXED)
+    assert 1e-5 < furthest(single, trained[ALONE]) < 0.05
+    for losses_shared in shared:
+        assert furthest(losses_shared, single) <= 2**-9 * max(single)

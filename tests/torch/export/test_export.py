@@ -22,6 +22,7 @@ from ..torch_oracle import assert_rotated, normal
 ROPE = Rope(head_dim=8, pairing="half", base=500_000.0)
 # torch deprecates what is refused here, and warns of more on the way to the refusal
 pytestmark = [
+    pytest.mark.compile,
     pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning"),
     pytest.mark.filterwarnings("ignore:.*torch.jit.trace:DeprecationWarning"),
 ]
@@ -31,7 +32,7 @@ CHANGING = {"x": {1: torch.export.Dim.DYNAMIC}}
 def attention() -> RotaryAttention:
     """Two query heads that share a key head."""
     torch.manual_seed(0)
-    return RotaryAttention(16, query_heads=2, rope=ROPE, key_heads=1).eval()
+    return RotaryAttention(ROPE, 16, num_heads=2, num_kv_heads=1).eval()
 
 
 def test_exported_attention_is_saved_and_runs_at_every_length(tmp_path: Path) -> None:
@@ -58,7 +59,6 @@ for x, (y, room) in zip(torch.load(given), torch.load(wanted), strict=True):
 """
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
 def test_aot_inductor_compiles_attention_for_another_process(tmp_path: Path) -> None:
     """A package that knows phasor's operator by name, and needs it to be registered."""

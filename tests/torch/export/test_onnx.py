@@ -26,6 +26,8 @@ from .onnx_engines import (
     truth,
 )
 
+pytestmark = pytest.mark.onnx
+
 ROPES = {
     "half": PLAIN,
     "interleaved": Rope(head_dim=8, pairing="interleaved"),

@@ -33,6 +33,8 @@ from .onnx_engines import (
     room,
 )
 
+pytestmark = pytest.mark.onnx
+
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_tensors_of_16_bits_are_turned_in_float32_and_rounded_once(dtype: torch.dtype) -> None:
@@ -56,7 +58,7 @@ class Layers(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.layers = nn.ModuleList(
-            RotaryAttention(16, query_heads=2, rope=PLAIN, key_heads=1) for _ in range(2)
+            RotaryAttention(PLAIN, 16, num_heads=2, num_kv_heads=1) for _ in range(2)
         )
 
     def forward(self, x: Tensor) -> Tensor:

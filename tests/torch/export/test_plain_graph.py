@@ -21,6 +21,8 @@ from phasor.torch.fused import norm_rotate_qk
 from ..torch_cases import HALF, MIXED, PLACES, THREE
 from ..torch_oracle import assert_rotated, normal
 
+pytestmark = pytest.mark.compile
+
 
 @pytest.fixture(autouse=True)
 def _forget() -> Iterator[None]:
@@ -147,9 +149,7 @@ assert "phasor" not in sys.modules
 
 # torch's own lowering still calls what torch deprecates
 @pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
-@pytest.mark.parametrize(
-    "package", ["", pytest.param("turned_aot.pt2", marks=pytest.mark.slow)], ids=["export", "aot"]
-)
+@pytest.mark.parametrize("package", ["", "turned_aot.pt2"], ids=["export", "aot"])
 def test_an_exported_program_of_plain_operations_needs_no_phasor(
     package: str, tmp_path: Path
 ) -> None:

@@ -6,7 +6,7 @@ import contextlib
 import inspect
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -99,14 +99,18 @@ def checkpointed(model: Any) -> Answer:
         model.train(was_training)
 
 
-def generated(model: Any) -> Answer:
-    """64 tokens, the likeliest each time."""
+def generated(model: Any, count: int = 64) -> Answer:
+    """So many tokens, the likeliest each time."""
     if not model.can_generate():
         return None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of generation settings that this does not use
         return model.generate(
-            tokens(2, 8), max_new_tokens=64, min_new_tokens=64, do_sample=False, pad_token_id=0
+            tokens(2, 8),
+            max_new_tokens=count,
+            min_new_tokens=count,
+            do_sample=False,
+            pad_token_id=0,
         )
 
 
@@ -145,10 +149,10 @@ def whole_models() -> Iterator[tuple[str, Any]]:
                     yield name, model
 
 
-def answers(model: Any) -> dict[str, Answer]:
+def answers(model: Any, ways: Mapping[str, Callable[[Any], Answer]]) -> dict[str, Answer]:
     """What the model says in every way that it can be run; some architectures refuse some."""
     said: dict[str, Answer] = {}
-    for name, way in WAYS.items():
+    for name, way in ways.items():
         with contextlib.suppress(RuntimeError, ValueError, TypeError, LookupError):
             said[name] = way(model)
     return said

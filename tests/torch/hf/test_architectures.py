@@ -9,14 +9,16 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from phasor import ConfigError, Rope
 from phasor.configs import load
 from phasor.scaling import Linear, Llama3, LongRope, Proportional, Yarn
-from phasor.torch.architectures import architecture, model_types, tiny_config, verdicts
-from phasor.torch.architectures._compared import compared
-from phasor.torch.architectures._recording import Recorded
-from phasor.torch.architectures.verdicts import verdict
+from phasor.torch.hf import verdicts
+from phasor.torch.hf.architectures import model_class, model_types, tiny_config
+from phasor.torch.hf.carriers import Form
+from phasor.torch.hf.embeddings import rope_error
+from phasor.torch.hf.verdicts import verdict
 
 from ...offline import refuse_connections
 
@@ -39,7 +41,7 @@ def offline(monkeypatch):
 
 @pytest.mark.parametrize("model_type", EVERYDAY)
 def test_what_is_said_of_an_architecture_is_so(model_type):
-    """The facts read off its code, and every recorded query and key."""
+    """The facts read off its code, and every call of its rotation."""
     pairing, pairing_out, (start, stop), head_dim, base, axes = EVERYDAY[model_type]
     found = verdict(model_type)
     assert found.right, (found.wrong, [kind.wrong for kind in found.kinds])
@@ -151,7 +153,7 @@ def test_a_config_that_is_misread_is_found_out(monkeypatch, change, says):
 
 def test_a_model_that_turns_otherwise_is_found_out(monkeypatch):
     """Its function is exchanged for one that turns backwards; both statements part."""
-    module = __import__(architecture("llama").module, fromlist=["x"])
+    module = __import__(model_class("llama").__module__, fromlist=["x"])
     turn = module.apply_rotary_pos_emb
 
     def apply_rotary_pos_emb(q, k, cos, sin):
@@ -166,7 +168,7 @@ def test_a_model_that_turns_otherwise_is_found_out(monkeypatch):
 
 def test_a_rotation_that_writes_its_arguments_is_recorded_as_it_began(monkeypatch):
     """What went in is kept before the call."""
-    module = __import__(architecture("llama").module, fromlist=["x"])
+    module = __import__(model_class("llama").__module__, fromlist=["x"])
     turn = module.apply_rotary_pos_emb
 
     def apply_rotary_pos_emb(q, k, cos, sin):
@@ -177,34 +179,34 @@ def test_a_rotation_that_writes_its_arguments_is_recorded_as_it_began(monkeypatc
     assert verdict("llama").right
 
 
+PLAIN = Form("half", "half", 1, "start", "twice", heads_first=True)
+
+
 @pytest.mark.parametrize(("relative", "right"), [(0.0, True), (2e-7, True), (3e-5, False)])
-def test_the_share_is_measured_in_roundings(relative, right):
+def test_the_error_is_measured_in_roundings(relative, right):
     """A frequency off by a rounding or two is float32's; by hundreds it is another frequency."""
     rope = Rope(head_dim=8, pairing="half", base=10_000.0)
-    rng = np.random.default_rng(0)
-    before = rng.standard_normal((1, 3, 2, 8))
     positions = np.array([0, 100, 9000])
-    after = np.empty_like(before)
+    rows = torch.zeros(2, 1, 3, 8, dtype=torch.float64)
     for token, pair in np.ndindex(3, 4):
         angle = float(positions[token]) * 10_000.0 ** (-pair / 4) * (1 + relative)
-        x0, x1 = before[0, token, :, pair], before[0, token, :, pair + 4]
-        after[0, token, :, pair] = x0 * math.cos(angle) - x1 * math.sin(angle)
-        after[0, token, :, pair + 4] = x0 * math.sin(angle) + x1 * math.cos(angle)
-    one = Recorded(layer=0, function="f", argument="q", call=0, before=before, after=after)
-    share, why = compared(rope, [one], positions)
-    assert (share <= 1, not why) == (right, right)
+        for column in (pair, pair + 4):
+            rows[0, 0, token, column] = math.cos(angle)
+            rows[1, 0, token, column] = math.sin(angle)
+    error = rope_error(rope, PLAIN, tuple(rows), positions[None])
+    assert (error <= 1) == right
 
 
 @pytest.mark.parametrize("spoilt", [math.nan, math.inf])
 def test_what_is_no_number_is_never_right(spoilt):
-    """One of them among right ones."""
-    rope = Rope(head_dim=8, pairing="half", rotary_dim=4)
-    before = np.ones((1, 2, 1, 8))
-    for coordinate in (1, 6):
-        after = before.copy()
-        after[0, 0, 0, coordinate] = spoilt
-        one = Recorded(layer=0, function="f", argument="q", call=0, before=before, after=after)
-        assert compared(rope, [one], np.array([0, 0]))[0] == math.inf
+    """One of them among right ones, in the cosines or in the sines."""
+    rope = Rope(head_dim=4, pairing="half")
+    for which, column in ((0, 0), (1, 1)):
+        rows = torch.zeros(2, 1, 2, 4)
+        rows[0] = 1
+        assert rope_error(rope, PLAIN, tuple(rows), np.array([[0, 0]])) == 0
+        rows[which, 0, 1, column] = spoilt
+        assert rope_error(rope, PLAIN, tuple(rows), np.array([[0, 0]])) == math.inf
 
 
 def test_a_config_read_otherwise_before_the_cut_is_found_out(monkeypatch):
@@ -301,7 +303,7 @@ def test_a_damaged_config_is_refused_before_anything_is_built_of_it(monkeypatch,
     def forward(*_):
         raise AssertionError("it ran")
 
-    monkeypatch.setattr(verdicts, "record", forward)
+    monkeypatch.setattr(verdicts, "record_calls", forward)
     with pytest.raises(ConfigError, match=says):
         verdict(model_type, {**usual, **wrong})
 

@@ -8,13 +8,20 @@ import numpy as np
 import pytest
 import torch
 
-from phasor import BackendError, ConfigError, TensorError
+from phasor import BackendError, ConfigError
 from phasor.scaling import Llama3
-from phasor.torch import architectures
-from phasor.torch.architectures import architecture, not_built, tiny_config, tiny_inputs, tiny_model
-from phasor.torch.architectures._recording import record
-from phasor.torch.architectures._tiny import NOT_BUILT, kept_layers, tiny
-from phasor.torch.architectures.verdicts import verdict
+from phasor.torch.hf import architectures
+from phasor.torch.hf.architectures import (
+    kept_layers,
+    model_class,
+    not_built,
+    particulars,
+    small_values,
+    tiny_config,
+    tiny_model,
+)
+from phasor.torch.hf.embeddings import half_rows
+from phasor.torch.hf.verdicts import record_calls, verdict
 
 from ...offline import refuse_connections
 
@@ -25,37 +32,33 @@ def offline(monkeypatch):
     refuse_connections(monkeypatch)
 
 
+def tokens_at(positions):
+    """Arguments for a forward pass of one sequence."""
+    ids = torch.tensor([list(positions)])
+    return {"input_ids": 3 + ids % 7, "position_ids": ids}
+
+
 def test_what_is_recorded_is_what_the_model_computes():
-    """Llama's, by complex products of angles from the paper; every layer, queries and keys."""
+    """Llama's cosines, by the angles of the paper; every layer, queries and keys."""
     model = tiny_model("llama")
     positions = [0, 1, 5, 40, 41]
-    recorded = record(model, tiny_inputs(model, positions))
-    assert [(one.layer, one.argument) for one in recorded] == [
-        (layer, name) for layer in (0, 1) for name in ("q", "k")
-    ]
-    for one in recorded:
-        assert one.before.shape == (2, 5, 4, 128)
-        assert (one.slice_start, one.head_dim) == (0, 128)
-        for row, token, head, pair in np.ndindex(2, 5, 4, 64):
-            x = one.before[row, token, head]
+    calls = record_calls(model, tokens_at(positions))
+    assert [(call.layer, call.arguments) for call in calls] == [(0, ("q", "k")), (1, ("q", "k"))]
+    for call in calls:
+        assert (call.width, call.slice_start, call.head_dim) == (128, 0, 128)
+        cos, sin = half_rows(call.rows, call.form)
+        assert cos.shape == sin.shape == (5, 64)
+        for token, pair in np.ndindex(5, 64):
             turn = cmath.exp(1j * positions[token] * 10_000 ** (-pair / 64))
-            y = complex(x[pair], x[pair + 64]) * turn
-            got = one.after[row, token, head]
-            assert abs(complex(got[pair], got[pair + 64]) - y) <= 1e-5 * abs(y)
-
-
-def test_as_many_tokens_as_heads_are_refused():
-    """Which is which would be a guess."""
-    model = tiny_model("llama")
-    with pytest.raises(TensorError, match="another number of tokens"):
-        record(model, tiny_inputs(model, range(4)))
+            # an angle of at most 41 has lost 17 roundings of float32, and its cosine one
+            assert abs(complex(cos[token, pair], sin[token, pair]) - turn) <= 41 * 18 * 2.0**-24
 
 
 def test_a_slice_is_found_in_the_heads_it_was_cut_from():
     """Phi turns 32 of 64 coordinates and puts them first; MLA's stand behind 128 others."""
     for model_type, place in (("phi", (0, 64)), ("deepseek_v3", (128, 192))):
         model = tiny_model(model_type)
-        first = record(model, tiny_inputs(model, range(5)))[0]
+        first = record_calls(model, tokens_at(range(5)))[0]
         assert (first.slice_start, first.head_dim) == place
 
 
@@ -64,7 +67,7 @@ def test_recording_leaves_the_code_as_it_was():
     model = tiny_model("llama")
     code = __import__(type(model).__module__, fromlist=["x"])
     before = code.apply_rotary_pos_emb, code.eager_attention_forward
-    record(model, tiny_inputs(model, range(3)))
+    record_calls(model, tokens_at(range(3)))
     assert (code.apply_rotary_pos_emb, code.eager_attention_forward) == before
     assert not any(module._forward_pre_hooks for module in model.modules())
 
@@ -110,14 +113,15 @@ def test_one_layer_of_every_kind_is_kept():
     }
     assert kept_layers(config) == [0, 2]
     assert kept_layers({"num_hidden_layers": 6}) == [0, 1]
-    cut = tiny(config)
+    cut = small_values(config)
     assert (cut["layer_types"], cut["sizes"], cut["num_hidden_layers"]) == (["a", "b"], [1, 3], 2)
     assert cut["per_layer_config"] == {"01": {"head_dim": 512}}
 
 
 def test_a_class_and_its_model_type_name_one_architecture():
     """As does the base model's class."""
-    assert architecture("LlamaForCausalLM") == architecture("llama") == architecture("LlamaModel")
+    names = ("llama", "LlamaForCausalLM", "LlamaModel")
+    assert {model_class(name).__name__ for name in names} == {"LlamaForCausalLM"}
 
 
 @pytest.mark.parametrize(
@@ -132,21 +136,21 @@ def test_a_class_and_its_model_type_name_one_architecture():
 def test_what_is_no_architecture_is_refused(name, says):
     """With the reason, or the way to the table."""
     with pytest.raises(ConfigError, match=says):
-        architecture(name)
+        model_class(name)
 
 
 def test_reasons_are_given_for_what_is_installed():
     """Each of a type that transformers has, and of none that is built."""
-    assert set(not_built()) == set(NOT_BUILT)
-    assert all(NOT_BUILT.values())
+    stated = [name for names in particulars()["not_built"].values() for name in names]
+    assert sorted(stated) == list(not_built())
+    assert all(not_built().values())
 
 
-def test_positions_that_a_model_counts_itself_are_not_others():
-    """RoFormer takes none."""
-    model = tiny_model("roformer")
-    assert set(tiny_inputs(model, range(4))) == {"input_ids"}
-    with pytest.raises(ConfigError, match="counts its own positions"):
-        tiny_inputs(model, [0, 2])
+def test_a_model_that_counts_its_own_positions_is_given_none():
+    """RoFormer takes none, and its tokens are numbered from 0."""
+    found = verdict("roformer")
+    assert found.right
+    assert (found.tokens, found.farthest) == (256, 255)
 
 
 def test_a_config_that_makes_no_model_is_refused():

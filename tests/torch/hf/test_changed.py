@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaAttention, apply_rotary_pos_emb
 
 from phasor.errors import ConfigError
-from phasor.torch.architectures import tiny_model
-from phasor.torch.transformers import from_model, patch, unpatch
+from phasor.torch.hf import from_model, patch, unpatch
+from phasor.torch.hf.architectures import tiny_model
 
 from ...rounding import rounding
 from .live_models import difference, prefill

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from phasor import LayerRopes, Rope
 from phasor.scaling import LAWS, NTK, DynamicNTK, Law, LongRope, PerPair, Rule
-from phasor.torch.architectures import tiny_model
-from phasor.torch.transformers import _live, patch
-from phasor.torch.transformers._carriers import Turns, carried
+from phasor.torch.hf import patch, reading
+from phasor.torch.hf.architectures import tiny_model
+from phasor.torch.hf.carriers import CarriedRope, carry_positions
 
 from ...rounding import rounding
 from .live_models import difference, tokens
@@ -126,7 +126,7 @@ def test_the_rows_of_a_rule_are_those_of_its_law(length: int) -> None:
     places = torch.arange(length)[None]
     dynamic = DynamicNTK(factor=4.0, original_max_positions=64)
     rope = Rope(head_dim=8, pairing="half", base=100.0, scaling=dynamic)
-    cos, sin = carried(Turns(rope.to_json(), 1.0), places, torch.float64).angles
+    cos, sin = carry_positions(CarriedRope(rope.to_json(), 1.0), places, torch.float64).angles
     base = 100.0 * (4.0 * max(length, 64) / 64 - 3.0) ** (8 / 6)
     long = LongRope(
         short_factors=(1, 1, 1, 2),
@@ -135,7 +135,7 @@ def test_the_rows_of_a_rule_are_those_of_its_law(length: int) -> None:
         factor=16,
     )
     other = Rope(head_dim=8, pairing="half", base=100.0, scaling=long)
-    cos2, _ = carried(Turns(other.to_json(), 1.0), places, torch.float64).angles
+    cos2, _ = carry_positions(CarriedRope(other.to_json(), 1.0), places, torch.float64).angles
     gain = math.sqrt(1 + math.log(16) / math.log(64))
     factors = (1, 2, 3, 4) if length > 64 else (1, 1, 1, 2)
     p = length - 1
@@ -189,7 +189,9 @@ def test_a_rule_that_phasor_does_not_have_turns_by_its_own_laws(
     monkeypatch.setitem(LAWS, kind.__name__, kind)
     more = {"factor": 4.0, "original_max_positions": 64} if kind is Late else {"gain": 1.25}
     rope = Rope(head_dim=8, pairing="half", base=100.0, scaling=kind(**more))
-    cos, sin = carried(Turns(rope.to_json(), 1.0), torch.arange(length)[None], torch.float64).angles
+    cos, sin = carry_positions(
+        CarriedRope(rope.to_json(), 1.0), torch.arange(length)[None], torch.float64
+    ).angles
     gain, p = more.get("gain", 1.0), length - 1
     for k in range(4):
         if kind is Late:
@@ -211,14 +213,14 @@ def test_a_whole_model_turns_by_a_rule_that_phasor_does_not_have(
             return NTK(factor=4.0 * max(seq_len, ORIGINAL) / ORIGINAL - 3.0)
 
     monkeypatch.setitem(LAWS, "mine", Mine)
-    read = _live.load
+    usual = reading.load
 
     def load(config: Any, strict: bool) -> LayerRopes:
-        ropes = read(config, strict=strict)
+        ropes = usual(config, strict=strict)
         mine = {k: rope and replace(rope, scaling=Mine()) for k, rope in ropes.kinds.items()}
         return replace(ropes, kinds=mine)
 
-    monkeypatch.setattr(_live, "load", load)
+    monkeypatch.setattr(reading, "load", load)
     plain = made("llama", DYNAMIC)
     ours = patched(plain)
     for length in (40, 100, 160):

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from phasor import Rope
 from phasor.errors import TensorError
-from phasor.torch.transformers._carriers import Carrier, Form, Turns, carried
-from phasor.torch.transformers._forms import measured, substitute
+from phasor.torch.hf.carriers import CarriedRope, Carrier, Form, carry_positions
+from phasor.torch.hf.functions import measure_form, substitute
 
 PAIRS, SPARE, BASE = 3, 4, 50.0
 PLACES = torch.tensor([[0, 1, 7, 30, 99]])
@@ -89,7 +89,7 @@ FORMS = {
 @pytest.mark.parametrize("function", FORMS, ids=lambda f: f.__name__)
 def test_the_geometry_is_measured(function: Any) -> None:
     """Pairing, direction, slice, rows and layout, from what it makes of known angles."""
-    assert measured(function) == FORMS[function]
+    assert measure_form(function) == FORMS[function]
 
 
 def test_a_function_that_was_made_a_module_is_still_one() -> None:
@@ -99,13 +99,13 @@ def test_a_function_that_was_made_a_module_is_still_one() -> None:
         def forward(self, q: Any, k: Any, cos: Any, sin: Any, unsqueeze_dim: int = 1) -> Any:
             return halves(q, k, cos, sin, unsqueeze_dim)
 
-    assert measured(Shared()) == FORMS[halves]
+    assert measure_form(Shared()) == FORMS[halves]
 
 
 def test_what_is_no_rotation_is_not_understood() -> None:
     """Nor is a function whose parameters say nothing."""
-    assert measured(shearing) is None
-    assert measured(lambda a, b: a) is None
+    assert measure_form(shearing) is None
+    assert measure_form(lambda a, b: a) is None
     with pytest.raises(TensorError, match="must be a rotation that phasor understands"):
         substitute(shearing)
 
@@ -127,7 +127,7 @@ def test_the_stand_in_does_the_same(function: Any, inverse: bool) -> None:
     generator = torch.Generator().manual_seed(0)
     x, y = (torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(2))
     rope = Rope(head_dim=2 * PAIRS, pairing="half", base=BASE)
-    carrier = carried(Turns(rope.to_json(), 1.0), PLACES, torch.float64)
+    carrier = carry_positions(CarriedRope(rope.to_json(), 1.0), PLACES, torch.float64)
     ours = substitute(function)
     cos, sin = rows(inverse)
     if inverse and form.pairing != form.pairing_out:
@@ -151,7 +151,7 @@ def test_the_stand_in_does_the_same(function: Any, inverse: bool) -> None:
 def test_a_carrier_is_no_tensor() -> None:
     """Whoever treats it as one is told what it is; it follows a device and keeps its dtype."""
     rope = Rope(head_dim=8, pairing="half")
-    carrier = carried(Turns(rope.to_json(), 1.0), PLACES, torch.float32)
+    carrier = carry_positions(CarriedRope(rope.to_json(), 1.0), PLACES, torch.float32)
     with pytest.raises(AttributeError, match=r"carries positions here.*asked for \.unsqueeze"):
         carrier.unsqueeze(1)
     with pytest.raises(TensorError, match="cannot be cut"):

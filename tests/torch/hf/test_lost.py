@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from phasor.errors import ConfigError
-from phasor.torch.architectures import tiny_model
-from phasor.torch.transformers import CheckedModule, _forms, check, patch, unpatch
-from phasor.torch.transformers._carriers import turned
-from phasor.torch.transformers._forms import measured
+from phasor.torch.hf import CheckedModule, check, functions, patch, unpatch
+from phasor.torch.hf.architectures import tiny_model
+from phasor.torch.hf.carriers import rotate_by_carrier
+from phasor.torch.hf.functions import measure_form
 
 from ...rounding import rounding
 from .live_models import difference, generated, prefill, tokens
@@ -80,7 +80,7 @@ def test_a_model_is_patched_whatever_is_on_around_it(
 ) -> None:
     """And says the same once that is over; what was measured before is forgotten for the test."""
     model = copy.deepcopy(small[name])
-    measured.cache_clear()
+    measure_form.cache_clear()
     with AROUND[around]():
         patch(model)
     assert torch.get_default_dtype() == torch.float32
@@ -166,9 +166,9 @@ def test_a_model_that_accelerate_spread_is_patched(
 
     def counted(*given: Any) -> Any:
         rotated.append(len(given))
-        return turned(*given)
+        return rotate_by_carrier(*given)
 
-    monkeypatch.setattr(_forms, "turned", counted)
+    monkeypatch.setattr(functions, "rotate_by_carrier", counted)
     from accelerate import dispatch_model
 
     model = copy.deepcopy(small[name])

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from phasor.axes import Axial
 from phasor.errors import ConfigError
-from phasor.torch.transformers import check, from_model, patch, unpatch
+from phasor.torch.hf import check, from_model, patch, unpatch
 
 from ...rounding import rounding
 from .live_models import difference

@@ -11,8 +11,8 @@ from torch import nn
 from phasor import Rope, load
 from phasor.axes import Sectioned
 from phasor.errors import ConfigError
-from phasor.torch.architectures import tiny_model
-from phasor.torch.transformers import _live, from_model, patch
+from phasor.torch.hf import from_model, patch, reading
+from phasor.torch.hf.architectures import tiny_model
 
 from ...rounding import rounding
 from .live_models import difference, prefill, tokens
@@ -44,7 +44,7 @@ def test_an_unknown_model_type_is_identified_from_its_code(
     model = tiny_model(name)
     before = prefill(model)
     known = from_model(model)
-    monkeypatch.setattr(_live, "model_types", lambda: ())
+    monkeypatch.setattr(reading, "model_types", lambda: ())
     found = from_model(model)
     assert "identified from its code" in found.notes[0]
     for one, other in zip(found, known, strict=True):
@@ -97,7 +97,7 @@ def test_a_config_that_disagrees_with_its_code_is_refused(monkeypatch: pytest.Mo
     """What the class computes decides whether a config has been understood."""
     model = tiny_model("llama")
     monkeypatch.setattr(
-        _live, "load", lambda config, strict: load({**config, "model_type": "cohere"})
+        reading, "load", lambda config, strict: load({**config, "model_type": "cohere"})
     )
     with pytest.raises(ConfigError, match="cosines are not those that its config describes"):
         patch(model)

@@ -14,7 +14,7 @@ from phasor import Rope
 from phasor.axes import Axial, Sectioned
 from phasor.scaling import Yarn
 from phasor.torch import rotate
-from phasor.torch.cached_keys import CachedKeys
+from phasor.torch.kv_cache import CachedKeys
 
 from ...rounding import rounding
 from ..attention_oracle import HALF, WIDTH, layer
@@ -177,8 +177,8 @@ def test_our_layer_goes_on_as_if_the_range_had_never_been(fed: str) -> None:
     mask = torch.ones(2, 9, dtype=torch.bool)
     if fed == "padded":
         mask[0, :3] = mask[0, 7] = False  # row 0 holds 5 tokens
-    cache = attention.cache(batch=2, capacity=11)
-    attention(x[:, :9], mask=mask, cache=cache)
+    cache = attention.make_cache(batch_size=2, capacity=11)
+    attention(x[:, :9], attention_mask=mask, cache=cache)
     CachedKeys(cache, HALF).evict_(3, 7)
     y = attention(x[:, 9:], cache=cache)
     for row in range(2):
@@ -195,8 +195,8 @@ def test_our_layer_goes_on_behind_what_was_put_in() -> None:
     attention, x = layer(), normal(2, 12, WIDTH, dtype=torch.float64)
     mask = torch.ones(2, 6, dtype=torch.bool)
     mask[0, :2] = False
-    cache, other = (attention.cache(batch=2, capacity=n) for n in (12, 4))
-    attention(x[:, :6], mask=mask, cache=cache)
+    cache, other = (attention.make_cache(batch_size=2, capacity=n) for n in (12, 4))
+    attention(x[:, :6], attention_mask=mask, cache=cache)
     attention(x[:, 6:10], cache=other)
     CachedKeys(cache, HALF).insert_(3, other)
     y = attention(x[:, 10:], cache=cache)

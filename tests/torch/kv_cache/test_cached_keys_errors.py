@@ -14,16 +14,15 @@ from transformers import cache_utils
 from phasor import PhasorError, PositionError, Rope, SpecError, TensorError
 from phasor.axes import Axial, Sectioned
 from phasor.scaling import DynamicNTK
-from phasor.torch.cached_keys import CachedKeys
-from phasor.torch.key_cache import KeyCache
+from phasor.torch.kv_cache import CachedKeys, KVCache
 
 from ..attention_oracle import HALF
 from .filled_caches import ROPES, empty, filled, layered
 
 
-def own(lengths: list[int], capacity: int = 8) -> KeyCache:
+def own(lengths: list[int], capacity: int = 8) -> KVCache:
     """A cache of ours whose rows hold so many tokens."""
-    cache, seq = KeyCache(len(lengths), capacity, 3, 8), max(lengths)
+    cache, seq = KVCache(len(lengths), capacity, 3, 8), max(lengths)
     k = torch.ones(len(lengths), seq, 3, 8)
     cache.append(k, k, torch.arange(seq) < torch.tensor(lengths)[:, None])
     return cache
@@ -46,6 +45,13 @@ def offloaded() -> Any:
     return cache
 
 
+def of_integers() -> Any:
+    """Two layers, one of which was quantised."""
+    cache = of_layers(cache_utils.DynamicLayer(), cache_utils.DynamicLayer())
+    cache.layers[1].keys = cache.layers[1].keys.to(torch.int8)
+    return cache
+
+
 def uneven() -> Any:
     """Two layers, one of which was given a token more."""
     cache = of_layers(cache_utils.DynamicLayer(), cache_utils.DynamicLayer())
@@ -62,7 +68,7 @@ MANY_AXES = Rope(head_dim=8, pairing="half", axes=Sectioned((2, 1, 1)))
 REFUSED: dict[str, tuple[Callable[[], Any], type[PhasorError], str]] = {
     "a tensor": (
         lambda: CachedKeys(torch.ones(2, 3, 4, 8), HALF), TensorError,
-        "cache must be a phasor KeyCache.*got Tensor"),
+        "cache must be a phasor KVCache.*got Tensor"),
     "a cache of another class": (
         lambda: CachedKeys(cache_utils.EncoderDecoderCache(
             cache_utils.DynamicCache(), cache_utils.DynamicCache()), HALF),
@@ -76,7 +82,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[PhasorError], str]] = {
     "an empty layer": (
         lambda: CachedKeys(empty("static"), HALF), TensorError, "none in layer 0"),
     "an empty cache of ours": (
-        lambda: CachedKeys(KeyCache(1, 4, 1, 8), HALF), TensorError, "run the prompt first"),
+        lambda: CachedKeys(KVCache(1, 4, 1, 8), HALF), TensorError, "run the prompt first"),
     "an offloaded cache": (
         lambda: CachedKeys(offloaded(), HALF), TensorError, "must not be offloaded"),
     "a recurrent layer": (
@@ -94,6 +100,8 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[PhasorError], str]] = {
     "heads of another width": (
         lambda: CachedKeys(filled("dynamic"), Rope(head_dim=16, pairing="half")), TensorError,
         r"layer 0 .* \(16\)"),
+    "keys of integers": (
+        lambda: CachedKeys(of_integers(), HALF), TensorError, "keys of layer 1 must be float64, "),
     "Ropes of different axes": (
         lambda: CachedKeys(filled("dynamic"), [HALF, HALF, MANY_AXES]), SpecError,
         r"number of axes, got \[1, 3\]"),
@@ -116,7 +124,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[PhasorError], str]] = {
         r"layers of the cache \(3\), got 1"),
     "another dtype": (
         lambda: CachedKeys(filled("dynamic", ropes=[HALF]), HALF).insert_(0, own([1, 1])),
-        TensorError, "keys of other must be like .* torch.float64.* torch.float32"),
+        TensorError, "keys of other must be .* torch.float64.* torch.float32"),
     "a Rope for a layer without": (
         lambda: CachedKeys(filled("dynamic"), ROPES).retune_(range(9), HALF), SpecError,
         "layer 1, whose Rope is None"),
@@ -143,20 +151,21 @@ def test_nothing_is_written_where_the_last_layer_does_not_fit() -> None:
     for index in range(2):
         cache.update(k, k, index)
         other.update(k, k[..., : 8 - index], index)
-    with pytest.raises(TensorError, match="values of other must be like"):
+    with pytest.raises(TensorError, match="values of other must be"):
         CachedKeys(cache, HALF).insert_(0, other)
     assert cache.get_seq_length(0) == cache.get_seq_length(1) == 4
 
 
+@pytest.mark.processes
 def test_transformers_is_not_imported_for_a_cache_of_ours() -> None:
     """In a fresh interpreter, where any other cache is refused all the same."""
     program = """
 import sys
 from phasor import Rope, TensorError
-from phasor.torch.cached_keys import CachedKeys
-from phasor.torch.key_cache import KeyCache
+from phasor.torch.kv_cache import CachedKeys
+from phasor.torch.kv_cache import KVCache
 import torch
-cache, k = KeyCache(1, 4, 1, 8), torch.ones(1, 3, 1, 8)
+cache, k = KVCache(1, 4, 1, 8), torch.ones(1, 3, 1, 8)
 cache.append(k, k)
 CachedKeys(cache, Rope(head_dim=8, pairing="half")).evict_(0, 1)
 try:

@@ -60,7 +60,7 @@ def averaged(rope: Rope, offset: int, alpha: float, x: np.ndarray, places: list[
 def test_a_head_returns_the_causal_average(rope: Rope, offset: int) -> None:
     """In float64, of every kind of rope, from wherever the sequence starts."""
     places = list(range(1000, 1012))
-    head = PositionalHead(rope, offset, alpha=3.0, width=5, dtype=torch.float64)
+    head = PositionalHead(rope, offset, alpha=3.0, embed_dim=5, dtype=torch.float64)
     x = normal(12, 5, dtype=torch.float64)
     found = head(x, torch.tensor(every_axis(rope, places))).detach().numpy()
     expected = averaged(rope, offset, 3.0, x.numpy(), places)
@@ -74,7 +74,7 @@ def test_a_sharp_head_copies_the_token_it_looks_at(offset: int) -> None:
     """What is missing is at most the attention paid elsewhere, times how far tokens differ."""
     rope = Rope(head_dim=64, pairing="half")
     alpha = required_alpha(rope, 1024, 1 - 1e-9, offset=offset)
-    head = PositionalHead(rope, offset, alpha=alpha, width=8, dtype=torch.float64)
+    head = PositionalHead(rope, offset, alpha=alpha, embed_dim=8, dtype=torch.float64)
     x = normal(2, 1024, 8, dtype=torch.float64)
     missing = (head(x, torch.arange(1024))[:, offset:] - x[:, : 1024 - offset]).abs().max()
     assert 0 < missing <= 1.01e-9 * 2 * x.abs().max()
@@ -85,7 +85,7 @@ def test_the_previous_token_is_found_in_every_dtype(dtype: torch.dtype) -> None:
     """The nearest token to what each position gets is the one before it."""
     rope = Rope(head_dim=64, pairing="half")
     alpha = required_alpha(rope, 256, 0.999)
-    head = PositionalHead(rope, 1, alpha=alpha, width=16, dtype=dtype)
+    head = PositionalHead(rope, 1, alpha=alpha, embed_dim=16, dtype=dtype)
     x = normal(256, 16, dtype=dtype)
     seen = head(x, torch.arange(256))
     assert seen.dtype == dtype
@@ -96,7 +96,7 @@ def test_the_previous_token_is_found_in_every_dtype(dtype: torch.dtype) -> None:
 def test_the_last_token_gets_the_promised_share() -> None:
     """A content coordinate that is 1 at the wanted token alone shows the attention paid to it."""
     rope = Rope(head_dim=32, pairing="half")
-    head = PositionalHead(rope, 1, alpha=5.0, width=2, dtype=torch.float64)
+    head = PositionalHead(rope, 1, alpha=5.0, embed_dim=2, dtype=torch.float64)
     x = torch.zeros(200, 2, dtype=torch.float64)
     x[198, 1] = 1
     share = head(x, torch.arange(200))[-1, 1].item()
@@ -105,7 +105,7 @@ def test_the_last_token_gets_the_promised_share() -> None:
 
 def test_no_token_sees_what_comes_after_it() -> None:
     """Other tokens later change nothing earlier; the first token gets itself."""
-    head = PositionalHead(ROPES["half"], 1, alpha=2.0, width=4, dtype=torch.float64)
+    head = PositionalHead(ROPES["half"], 1, alpha=2.0, embed_dim=4, dtype=torch.float64)
     x = normal(20, 4, dtype=torch.float64)
     changed = x.clone()
     changed[10:] += 1
@@ -118,10 +118,9 @@ def test_no_token_sees_what_comes_after_it() -> None:
 def test_the_biases_are_the_weights_of_the_core() -> None:
     """Rounded once to the module's dtype, and ordinary parameters that learn."""
     rope = ROPES["partial"]
-    head = PositionalHead(rope, 2, alpha=1.5, width=3)
+    head = PositionalHead(rope, 2, alpha=1.5, embed_dim=3)
     made = positional_head(rope, 2, alpha=1.5, width=1)
-    for name, weight in made._asdict().items():
-        projection = getattr(head, name)
+    for projection, weight in ((head.q_proj, made.query), (head.k_proj, made.key)):
         np.testing.assert_array_equal(
             projection.bias.detach().numpy(), weight[:, 0].astype(np.float32)
         )
@@ -135,7 +134,7 @@ def test_a_norm_before_the_head_changes_nothing() -> None:
     """No coordinate of a token has to be 1, and none is afterwards."""
     rope = Rope(head_dim=64, pairing="half")
     alpha = required_alpha(rope, 256, 0.999)
-    head = PositionalHead(rope, 1, alpha=alpha, width=4, dtype=torch.float64)
+    head = PositionalHead(rope, 1, alpha=alpha, embed_dim=4, dtype=torch.float64)
     x = 100 * normal(256, 4, dtype=torch.float64)
     seen = head(torch.nn.RMSNorm(4, dtype=torch.float64)(x), torch.arange(256))
     missing = seen[1:] - torch.nn.functional.rms_norm(x, (4,))[:-1]
@@ -162,7 +161,7 @@ def test_the_promise_holds_but_for_the_rounding_of_biases(
     rounding, elsewhere = PROMISED[dtype]
     rope, context = Rope(head_dim=d, pairing="half", base=base), 512
     alpha = required_alpha(rope, context, 0.999)
-    head = PositionalHead(rope, 1, alpha=alpha, width=context, dtype=dtype)
+    head = PositionalHead(rope, 1, alpha=alpha, embed_dim=context, dtype=dtype)
     shares = head(torch.eye(context, dtype=dtype), torch.arange(context)).detach().double()
     shares[range(1, context), range(context - 1)] = 0
 
@@ -178,8 +177,8 @@ def test_the_promise_holds_but_for_the_rounding_of_biases(
 
 def test_a_copy_looks_where_the_original_did() -> None:
     """By deepcopy, and by a state dict read into a head that looked elsewhere."""
-    head = PositionalHead(ROPES["half"], 1, alpha=9.0, width=4)
-    other = PositionalHead(ROPES["half"], 3, alpha=1.0, width=4)
+    head = PositionalHead(ROPES["half"], 1, alpha=9.0, embed_dim=4)
+    other = PositionalHead(ROPES["half"], 3, alpha=1.0, embed_dim=4)
     x, places = normal(12, 4, dtype=torch.float32), torch.arange(12)
     expected = head(x, places)
     assert not torch.allclose(other(x, places), expected, atol=1e-3)
@@ -190,7 +189,7 @@ def test_a_copy_looks_where_the_original_did() -> None:
 
 def test_a_head_says_what_it_is() -> None:
     """Its rope and its offset."""
-    said = repr(PositionalHead(ROPES["half"], 7, alpha=1.0, width=4))
+    said = repr(PositionalHead(ROPES["half"], 7, alpha=1.0, embed_dim=4))
     assert "head_dim=16" in said
     assert "offset=7" in said
 
@@ -201,15 +200,15 @@ def test_a_head_says_what_it_is() -> None:
         ({"offset": -1}, r"offset must be a whole number >= 0, got -1"),
         ({"offset": 1.0}, r"offset must be a whole number >= 0, got 1\.0"),
         ({"alpha": math.nan}, "alpha must be a finite number >= 0, got nan"),
-        ({"width": 0}, "width must be a whole number >= 1"),
-        ({"alpha": 1e39}, r"alpha must be within reach of torch\.float32, got"),
+        ({"embed_dim": 0}, "embed_dim must be a whole number >= 1"),
+        ({"alpha": 1e39}, r"alpha must give biases that torch\.float32 can hold, got"),
         ({"rope": None}, r"rope must be a phasor\.Rope, got None"),
     ],
     ids=str,
 )
 def test_a_head_that_means_nothing_is_refused(change: Any, message: str) -> None:
     """Before any memory is taken."""
-    head: dict[str, Any] = {"rope": ROPES["half"], "offset": 1, "alpha": 1.0, "width": 4}
+    head: dict[str, Any] = {"rope": ROPES["half"], "offset": 1, "alpha": 1.0, "embed_dim": 4}
     with pytest.raises(SpecError, match=message):
         PositionalHead(**head | change)
 
@@ -217,13 +216,15 @@ def test_a_head_that_means_nothing_is_refused(change: Any, message: str) -> None
 @pytest.mark.parametrize("shape", [(4,), (6, 5), (0,)], ids=str)
 def test_tokens_of_another_width_are_refused(shape: tuple[int, ...]) -> None:
     """The error has the width that was expected and the shape that came."""
-    head = PositionalHead(ROPES["half"], 1, alpha=1.0, width=4)
-    with pytest.raises(TensorError, match=r"x must end in \[seq, width\] with width 4, got shape"):
+    head = PositionalHead(ROPES["half"], 1, alpha=1.0, embed_dim=4)
+    with pytest.raises(
+        TensorError, match=r"x must end in \[seq, embed_dim\] with embed_dim 4, got shape"
+    ):
         head(torch.ones(shape), torch.arange(6))
 
 
 def test_positions_that_do_not_fit_are_refused() -> None:
     """As by the verbs."""
-    head = PositionalHead(ROPES["half"], 1, alpha=1.0, width=4)
+    head = PositionalHead(ROPES["half"], 1, alpha=1.0, embed_dim=4)
     with pytest.raises(PositionError, match="positions must be a scalar or broadcast"):
         head(torch.ones(6, 4), torch.arange(5))

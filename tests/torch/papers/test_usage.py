@@ -13,7 +13,7 @@ from phasor import LayerRopes, Rope, SpecError, TensorError
 from phasor.papers import pair_norms
 from phasor.torch import rotate_qk
 from phasor.torch.attention import RotaryAttention
-from phasor.torch.papers.usage import watch_usage
+from phasor.torch.papers import watch_usage
 
 ROPE = Rope(head_dim=8, pairing="half")
 WIDTH, HEADS, KEY_HEADS = 24, 4, 2
@@ -104,7 +104,7 @@ def test_norms_are_of_what_the_model_rotates(norm, seq):
         np.testing.assert_allclose(used.keys.mean, all_at_once(layer, 1), rtol=2e-6)
 
 
-@pytest.mark.parametrize("qk_norm", [None, 1e-6], ids=["plain", "normed"])
+@pytest.mark.parametrize("qk_norm", [False, True], ids=["plain", "normed"])
 def test_rotary_attention_is_watched(monkeypatch, qk_norm):
     """What comes out of its rotation has the same norms, to a rounding of each coordinate."""
     turned = []
@@ -115,11 +115,21 @@ def test_rotary_attention_is_watched(monkeypatch, qk_norm):
 
     monkeypatch.setattr("phasor.torch.attention.rotate_qk", watched_rotation)
     torch.manual_seed(0)
-    model = RotaryAttention(WIDTH, HEADS, ROPE, key_heads=KEY_HEADS, qk_norm=qk_norm)
+    model = RotaryAttention(ROPE, WIDTH, HEADS, KEY_HEADS, qk_norm=qk_norm)
     with watch_usage(model, ROPE) as (layer,):
         model(inputs(3, 7))
     for norms, x in zip((layer.queries, layer.keys), turned[0], strict=True):
         np.testing.assert_allclose(norms.mean, pair_norms(x.detach().numpy(), ROPE), rtol=4e-6)
+
+
+def test_projections_may_be_called_query_and_key():
+    """As in ESM and RoFormer."""
+    names = {"query": nn.Linear(WIDTH, HEADS * 8), "key": nn.Linear(WIDTH, KEY_HEADS * 8)}
+    with watch_usage(nn.ModuleDict(names), ROPE) as (layer,):
+        made = {name: projection(inputs(1, 3)).detach() for name, projection in names.items()}
+    for name, norms in (("query", layer.queries), ("key", layer.keys)):
+        heads = made[name].unflatten(-1, (-1, 8)).numpy()
+        np.testing.assert_allclose(norms.mean, pair_norms(heads, ROPE), rtol=2e-6)
 
 
 @pytest.mark.parametrize("norm", [nn.Identity(), None], ids=["identity", "none"])

@@ -1,1 +1,21 @@
-"""What the papers build of rotations, as PyTorch modules and measurements."""
+"""What the papers build of rotations, for PyTorch: modules, kernels of attention, measurements.
+
+The layer around `linear_attention` is `phasor.torch.RotaryLinearAttention`.
+"""
+
+from phasor.torch.papers.heads import PositionalHead
+from phasor.torch.papers.linear import LinearState, linear_attention
+from phasor.torch.papers.relative import ReRope, SelfExtend, relative_attention
+from phasor.torch.papers.usage import LayerUsage, PairNorms, watch_usage
+
+__all__ = [
+    "LayerUsage",
+    "LinearState",
+    "PairNorms",
+    "PositionalHead",
+    "ReRope",
+    "SelfExtend",
+    "linear_attention",
+    "relative_attention",
+    "watch_usage",
+]

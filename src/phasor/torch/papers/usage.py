@@ -1,17 +1,17 @@
 """Which frequencies a running model uses: mean norms of the pairs of its queries and keys.
 
-What can be watched: `phasor.torch.attention.RotaryAttention`, and attention modules that project
-with children called ``q_proj`` and ``k_proj`` (or ``query`` and ``key``), one head after the other,
-and norm with ``q_norm`` and ``k_norm`` (or ``query_norm`` and ``key_norm``) where they do. Of
-transformers 5.23 these were compared with what they rotate: Llama, Mistral, Qwen 2, 3, 3-MoE and
-3-Next, Gemma 3, OLMo 1 and 2, Cohere, Granite, GLM-4, SmolLM3.
+What can be measured: `phasor.torch.RotaryAttention`, and attention modules with projections called
+``q_proj`` and ``k_proj`` (or ``query`` and ``key``), one head after the other, and norms called
+``q_norm`` and ``k_norm`` where they have norms. Of transformers 5.23 these were compared with what
+they rotate: Llama, Mistral, Qwen 2, 3, 3-MoE and 3-Next, Gemma 3, OLMo 1 and 2, Cohere, Granite,
+GLM-4, SmolLM3.
 
 What cannot: fused projections (``qkv_proj`` of Phi-3, ``query_key_value`` of GPT-NeoX), latent
 attention (DeepSeek), norms of another name (``q_layernorm`` of Phi, ``qk_norm`` of Llama 4, which
-stands behind the rotation), layers that borrow the keys of another, and an output gate packed into
-a ``q_proj`` without a norm. For those, give queries and keys to `phasor.papers.pair_norms`.
+comes after the rotation), layers that use the keys of another, and an output gate packed into a
+``q_proj`` without a norm. For those, give queries and keys to `phasor.papers.pair_norms`.
 
-A rotation keeps the norm of every pair, so what goes into it serves as well as what comes out.
+A rotation keeps the norm of every pair, so its input serves as well as its output.
 """
 
 from __future__ import annotations
@@ -31,12 +31,10 @@ from phasor.layers import LayerRopes
 from phasor.numpy import pair_indices
 from phasor.rope import Rope
 
-# projection and norm of the queries, then of the keys, as attention modules name them
-_NAMES = (
-    (("q_proj", "q_norm"), ("k_proj", "k_norm")),
-    (("query", "query_norm"), ("key", "key_norm")),
-)
-_Watched = tuple[nn.Module, nn.Module | None]
+# names of the projections to queries and to keys
+_PROJECTIONS = (("q_proj", "k_proj"), ("query", "key"))
+# a projection, and the norm after it if there is one
+_Source = tuple[nn.Module, nn.Module | None]
 
 
 @dataclass(eq=False)
@@ -62,10 +60,11 @@ class PairNorms:
         return (self._total / self.tokens).numpy()
 
     def add(self, x: Tensor, rope: Rope) -> None:
-        """Take in ``[..., seq, heads, head_dim]``; nothing of it is kept."""
-        wide = x.detach() if x.dtype == torch.float64 else x.detach().float()
+        """Add the tokens of ``x``, ``[..., seq, heads, head_dim]``, which is not kept."""
+        x = x.detach() if x.dtype == torch.float64 else x.detach().float()
         first, second = (indices.tolist() for indices in pair_indices(rope, rope.pairing))
-        norms = torch.hypot(wide[..., first], wide[..., second]).flatten(0, -3)
+        # [..., seq, heads, head_dim] -> [tokens, heads, num_pairs]
+        norms = torch.hypot(x[..., first], x[..., second]).flatten(0, -3)
         total = norms.sum(0).to("cpu", torch.float64)
         self._total = total if self._total is None else self._total + total
         self.tokens += len(norms)
@@ -95,11 +94,11 @@ def watch_usage(
     The mean over tokens of ``|q_k|`` and ``|k_k|`` for each pair, head and layer (2410.06205),
     taken by hooks from the projections, or from the norms after them. Each call of the model adds
     its tokens, padding included: leave padding out of the input. No activation is kept, and the
-    hooks are gone when the context ends. Which models can be watched is said at the head of this
-    module. Compiled models call no hooks: watch them before compiling.
+    hooks are removed when the context ends. The docstring of this module says which models can be
+    measured. Compiled models call no hooks: measure before compiling.
 
     Args:
-        model: What runs; of a model of several parts, the part whose layers ``ropes`` describes.
+        model: The model, or the part of it whose layers ``ropes`` describes.
         ropes: One Rope per attention layer, in the order of the modules, or one Rope for all.
 
     Yields:
@@ -127,7 +126,7 @@ def watch_usage(
             f"and key), one for each layer of ropes, got {len(found)}; give the part of the model "
             "that ropes describes, or use phasor.papers.pair_norms on queries and keys"
         )
-    query_heads, key_heads = (
+    num_heads, num_kv_heads = (
         (None, None) if isinstance(ropes, Rope) else (ropes.query_heads, ropes.key_heads)
     )
     usage = tuple(
@@ -138,34 +137,34 @@ def watch_usage(
     try:
         for (queries, keys), rope, layer in zip(found.values(), per_layer, usage, strict=True):
             if rope is not None and layer is not None:
-                hooks += _hooked(queries, _Heads(layer.name, rope, query_heads, layer.queries))
-                hooks += _hooked(keys, _Heads(layer.name, rope, key_heads, layer.keys))
+                hooks += _add_hooks(queries, _Heads(layer.name, rope, num_heads, layer.queries))
+                hooks += _add_hooks(keys, _Heads(layer.name, rope, num_kv_heads, layer.keys))
         yield usage
     finally:
         for hook in hooks:
             hook.remove()
 
 
-def _attention_layers(model: nn.Module) -> Iterator[tuple[str, tuple[_Watched, _Watched]]]:
+def _attention_layers(model: nn.Module) -> Iterator[tuple[str, tuple[_Source, _Source]]]:
     """Each attention module's name, and what makes its queries and its keys."""
     modules = cast(Iterator[tuple[str, nn.Module]], model.named_modules())
     for name, module in modules:
         parts = dict(module.named_children())
-        for (q, q_norm), (k, k_norm) in _NAMES:
+        for q, k in _PROJECTIONS:
             if q not in parts or k not in parts:
                 continue
-            norms = [part for part in parts if "norm" in part and part[0] in "qk"]
-            strays = [part for part in norms if part not in (q_norm, k_norm)]
-            if strays:
+            norms = {part for part in parts if "norm" in part and part[0] in "qk"}
+            unknown = sorted(norms - {"q_norm", "k_norm"})
+            if unknown:
                 raise SpecError(
-                    f"{name or 'model'} has norms that are not watched ({', '.join(strays)}; "
-                    f"known: {q_norm}, {k_norm}); give queries and keys to pair_norms"
+                    f"{name or 'model'} has norms that are not watched ({', '.join(unknown)}; "
+                    "known: q_norm, k_norm); give queries and keys to pair_norms"
                 )
-            yield name, ((parts[q], parts.get(q_norm)), (parts[k], parts.get(k_norm)))
+            yield name, ((parts[q], parts.get("q_norm")), (parts[k], parts.get("k_norm")))
 
 
-def _hooked(watched: _Watched, heads: _Heads) -> list[Any]:
-    projection, norm = watched
+def _add_hooks(source: _Source, heads: _Heads) -> list[Any]:
+    projection, norm = source
     if norm is None or isinstance(norm, nn.Identity):
         return [projection.register_forward_hook(heads.of_projection)]
     return [
@@ -176,7 +175,7 @@ def _hooked(watched: _Watched, heads: _Heads) -> list[Any]:
 
 @dataclass(eq=False)
 class _Heads:
-    """Makes heads of what a projection or a norm returns, and adds them up."""
+    """Hooks that split the output of a projection or a norm into heads, and add their norms."""
 
     name: str
     rope: Rope
@@ -184,24 +183,25 @@ class _Heads:
     norms: PairNorms
     length: int = 0
 
-    def of_projection(self, _module: nn.Module, _given: Any, x: Tensor) -> None:
-        self._add(self._apart(x))
+    def of_projection(self, _module: nn.Module, _inputs: Any, x: Tensor) -> None:
+        self._add(self._split(x))
 
-    def remember_length(self, _module: nn.Module, _given: Any, x: Tensor) -> None:
+    def remember_length(self, _module: nn.Module, _inputs: Any, x: Tensor) -> None:
         self.length = x.shape[-2]
 
-    def of_norm(self, _module: nn.Module, given: tuple[Tensor, ...], x: Tensor) -> None:
-        """A norm over whole projections, or over heads that stand before or after the tokens."""
+    def of_norm(self, _module: nn.Module, inputs: tuple[Tensor, ...], x: Tensor) -> None:
+        """A norm over whole projections, or over heads before or after the tokens."""
         if x.ndim < 4:
-            self._add(self._apart(x))
+            self._add(self._split(x))
             return
-        tokens_last = x.shape[-2] == self.length
+        heads_first = x.shape[-2] == self.length
         if x.shape[-3] == x.shape[-2]:
             # as many heads as tokens: in memory the projection has the heads of a token together
-            tokens_last = given[0].stride(-2) > given[0].stride(-3)
-        self._add(x.transpose(-3, -2) if tokens_last else x)
+            heads_first = inputs[0].stride(-2) > inputs[0].stride(-3)
+        self._add(x.transpose(-3, -2) if heads_first else x)
 
-    def _apart(self, x: Tensor) -> Tensor:
+    def _split(self, x: Tensor) -> Tensor:
+        """``[..., seq, heads * head_dim]`` as ``[..., seq, heads, head_dim]``."""
         if x.shape[-1] % self.rope.head_dim:
             raise TensorError(
                 f"{self.name} must project to whole heads of head_dim {self.rope.head_dim}, got "

@@ -1,7 +1,7 @@
 """The operator on a GPU: one launch for a query and a key, in Triton.
 
 Nothing waits for the device, and after a first call, which compiles and fills the tables, a call
-can be captured in a graph. How few kernels are compiled is said in `backends.triton.plan`.
+can be captured in a graph. `backends.triton.launching` says how few kernels are compiled.
 """
 
 from __future__ import annotations
@@ -16,67 +16,101 @@ import torch
 from torch import Tensor
 
 from phasor.rope import Rope
-from phasor.torch._arguments import is_plain
-from phasor.torch._internals import count_writes, counted_writes
-from phasor.torch._layout import constant
-from phasor.torch._written import check_alone, check_rows, check_writable
-from phasor.torch.backends.triton.plan import Plan, kept, key_of, plan_of
-from phasor.torch.backends.triton.tiles import of_each, settled
+from phasor.torch._in_place import (
+    check_cos_sin,
+    check_no_self_overlap,
+    check_writable,
+    pair_layout,
+)
+from phasor.torch._internals import cached_constant, count_writes
+from phasor.torch._tables import read_layout
+from phasor.torch.backends.triton.launching import (
+    VECTOR,
+    Plan,
+    Plans,
+    choose_tile,
+    expand_angles,
+    find_plan,
+    find_tokens,
+    float64_bits,
+    head_strides,
+    load_kernels,
+    normalize_angles,
+    reciprocal,
+)
 
-_PLANS: dict[tuple[Any, ...], Plan | None] = {}
+_PLANS: Plans = {}
 
 
 def refusal(x: Tensor) -> str:
     """Why this backend cannot rotate ``x``; nothing if it can."""
-    kind = x.device.type
-    if kind == "cuda" or (kind == "cpu" and os.environ.get("TRITON_INTERPRET") == "1"):
+    device = x.device.type
+    if device == "cuda" or (device == "cpu" and os.environ.get("TRITON_INTERPRET") == "1"):
         return _missing()
     return f"it needs a tensor on a GPU, got one on {x.device}"
 
 
-def rotate(
-    xs: Sequence[Tensor], angles: Sequence[Tensor], rope: str, inverse: bool, gain: float
-) -> list[Tensor]:
-    """New tensors with the strides of ``xs``; the operator's out-of-place kernel."""
-    outs = [torch.empty_like(x) for x in xs]
-    _turn(xs, outs, angles, rope, inverse, gain)
-    return outs
-
-
-def rotate_(
-    xs: Sequence[Tensor], angles: Sequence[Tensor], rope: str, inverse: bool, gain: float
+def rotate_into(
+    xs: Sequence[Tensor],
+    outs: Sequence[Tensor],
+    angles: Sequence[Tensor],
+    rope: str,
+    inverse: bool,
+    gain: float,
 ) -> None:
-    """The operator's in-place kernel: only the rotated slice is written."""
-    _turn(xs, xs, angles, rope, inverse, gain)
-    count_writes(xs)
+    """The operator's kernel: from ``xs`` to ``outs``, which are ``xs`` in place.
+
+    One launch for tensors of one dtype, which share cos and sin; else one for each.
+    """
+    device, in_place = xs[0].device, outs is xs
+    if in_place and len(angles) == 2:
+        check_cos_sin(xs, angles)
+    if xs[0].dtype != xs[-1].dtype:
+        if in_place:
+            check_writable(xs)  # every error comes before the first write
+        for x, out in zip(xs, outs, strict=True):
+            alone = [x]
+            rotate_into(alone, alone if in_place else [out], angles, rope, inverse, gain)
+        return
+    angles = normalize_angles(angles, rope, xs[0].dtype)
+    if device.type == "cpu" or device.index == torch.cuda.current_device():
+        _launch(xs, outs, angles, rope, inverse, gain)
+    else:
+        with torch.cuda.device(device):
+            _launch(xs, outs, angles, rope, inverse, gain)
+    if in_place:
+        count_writes(xs)
 
 
-def quick(
-    xs: Sequence[Tensor], positions: Any, rope: Rope, inverse: bool, gain: float, backend: str
-) -> list[Tensor] | None:
-    """`rotate` past checks and dispatcher, where the same has been launched before; else None."""
-    if not _ordinary(xs, positions, rope, inverse, gain, backend):
-        return None
-    outs = [torch.empty_like(x) for x in xs]
-    return outs if _launched_again(xs, outs, positions, rope, inverse, gain) else None
+def is_ready() -> bool:
+    """Whether there is a launch that `rotate_directly` could repeat."""
+    return bool(_PLANS)
 
 
-def quick_(
-    xs: Sequence[Tensor], positions: Any, rope: Rope, inverse: bool, gain: float, backend: str
+def rotate_directly(
+    xs: Sequence[Tensor],
+    outs: Sequence[Tensor],
+    positions: Tensor,
+    rope: Rope,
+    inverse: bool,
+    gain: float,
 ) -> bool:
-    """`rotate_` past checks and dispatcher, as `quick`; false where nothing was done."""
-    if not _ordinary(xs, positions, rope, inverse, gain, backend):
+    """Repeat the launch for tensors like these, which were checked then; false if there is none.
+
+    It writes from ``xs`` to ``outs``, which are ``xs`` in place.
+    """
+    tensors, angles = (xs[0], xs[-1], outs[0], outs[-1]), (positions,)
+    new = outs is not xs
+    plan = _PLANS.get(plan_key(tensors, angles, rope.to_json(), inverse, gain, len(xs) == 2, new))
+    if plan is None or (xs[0].is_cuda and xs[0].device.index != torch.cuda.current_device()):
         return False
-    counted = None if len(xs) == 2 and xs[0] is xs[1] else counted_writes(xs)
-    if counted is None or not _launched_again(xs, xs, positions, rope, inverse, gain):
-        return False
-    torch.autograd.graph.increment_version(counted)
+    plan.launch(tensors, angles)
     return True
 
 
-@constant
+@cached_constant
 def _missing() -> str:
-    """What keeps Triton away, said once as a warning too."""
+    """Why Triton cannot be used, with a warning the first time; "" if it can."""
     try:
         import_module("triton")
     except ImportError as error:
@@ -90,34 +124,6 @@ def _missing() -> str:
     return ""
 
 
-def _turn(
-    xs: Sequence[Tensor],
-    outs: Sequence[Tensor],
-    angles: Sequence[Tensor],
-    rope: str,
-    inverse: bool,
-    gain: float,
-) -> None:
-    """One launch for tensors of one dtype, which share every row; else one for each."""
-    device = xs[0].device
-    if outs is xs and len(angles) == 2:
-        check_rows(xs, angles)
-    if xs[0].dtype != xs[-1].dtype:
-        if outs is xs:
-            # every refusal comes before the first write
-            check_writable(xs)
-        for x, out in zip(xs, outs, strict=True):
-            alone = [x]
-            _turn(alone, alone if outs is xs else [out], angles, rope, inverse, gain)
-        return
-    angles = settled(angles, rope, xs[0].dtype)
-    if device.type == "cpu" or device.index == torch.cuda.current_device():
-        _launch(xs, outs, angles, rope, inverse, gain)
-    else:
-        with torch.cuda.device(device):
-            _launch(xs, outs, angles, rope, inverse, gain)
-
-
 def _launch(
     xs: Sequence[Tensor],
     outs: Sequence[Tensor],
@@ -127,53 +133,96 @@ def _launch(
     gain: float,
 ) -> None:
     tensors = (xs[0], xs[-1], outs[0], outs[-1])
-    key = key_of(tensors, angles, rope, inverse, gain, len(xs) == 2, outs is not xs)
+    options = rope, inverse, gain, len(xs) == 2, outs is not xs
 
-    def made() -> Plan | None:
+    def make() -> Plan | None:
         if outs is xs:
-            check_alone(xs)
-        return plan_of(tensors, angles, rope, inverse, gain, len(xs) == 2, outs is not xs)
+            check_no_self_overlap(xs)
+        return make_plan(tensors, angles, *options)
 
-    plan = kept(_PLANS, key, made)
+    plan = find_plan(_PLANS, plan_key(tensors, angles, *options), make)
     if plan is not None:
         plan.launch(tensors, angles)
         return
     if outs is xs:
         check_writable(xs)
-    # a launch for every index of the first dimension, where tokens lie too unevenly for one
+    # strides too irregular for one launch: one for every index of the first dimension
     lead = xs[0].shape[:-2]
-    angles = of_each(angles, rope, lead)
+    angles = expand_angles(angles, rope, lead)
     for i in range(lead[0]):
-        turned = [x[i] for x in xs]
-        into = turned if outs is xs else [out[i] for out in outs]
-        _launch(turned, into, [a[i] for a in angles], rope, inverse, gain)
+        sources = [x[i] for x in xs]
+        targets = sources if outs is xs else [out[i] for out in outs]
+        _launch(sources, targets, [a[i] for a in angles], rope, inverse, gain)
 
 
-def _ordinary(
-    xs: Sequence[Tensor], positions: Any, rope: Any, inverse: Any, gain: Any, backend: str
-) -> bool:
-    """Whether something was launched before, and nobody listens to what happens to these."""
+def plan_key(
+    tensors: Sequence[Tensor],
+    angles: Sequence[Tensor],
+    rope: str,
+    inverse: bool,
+    gain: float,
+    two: bool,
+    new: bool,
+) -> tuple[Any, ...]:
+    """All that a plan depends on, and all that was checked before it was made.
+
+    Args:
+        tensors: Query, key, and where each is written to.
+        angles: Normalized.
+        rope: The operator's text.
+        inverse: As for `phasor.torch.rotate`.
+        gain: As for `phasor.torch.rotate`.
+        two: Whether there is a key besides the query.
+        new: Whether the outputs are new tensors.
+    """
+    addresses = 0
+    for t in tensors:
+        addresses |= t.data_ptr()
     return (
-        not torch.compiler.is_compiling()
-        and bool(_PLANS)
-        and is_plain(xs, positions, rope, inverse, gain)
-        and (backend == "triton" or (backend == "auto" and xs[0].is_cuda))
+        *(rope, inverse, gain, two, new, addresses % VECTOR == 0),
+        # Triton specializes on the alignment of the pointer to sin
+        angles[-1].data_ptr() % VECTOR == 0,
+        *[(t.shape, t.stride(), t.dtype, t.device) for t in (*tensors, *angles)],
     )
 
 
-def _launched_again(
-    xs: Sequence[Tensor],
-    outs: Sequence[Tensor],
-    positions: Tensor,
-    rope: Rope,
+def make_plan(
+    tensors: Sequence[Tensor],
+    angles: Sequence[Tensor],
+    rope: str,
     inverse: bool,
     gain: float,
-) -> bool:
-    """Whether there was a plan, whose making all checks came before."""
-    tensors, angles = (xs[0], xs[-1], outs[0], outs[-1]), (positions,)
-    new = outs is not xs
-    plan = _PLANS.get(key_of(tensors, angles, rope.to_json(), inverse, gain, len(xs) == 2, new))
-    if plan is None or (xs[0].is_cuda and xs[0].device.index != torch.cuda.current_device()):
-        return False
-    plan.launch(tensors, angles)
-    return True
+    two: bool,
+    new: bool,
+) -> Plan | None:
+    """The launch for tensors like these, or None where their strides are too irregular for one.
+
+    The arguments are those of `plan_key`.
+    """
+    q, k = tensors[:2]
+    layout = read_layout(rope).inverse() if inverse else read_layout(rope)
+    tokens = find_tokens(tensors, angles, rope)
+    if tokens is None:
+        return None
+    q_heads, k_heads = q.shape[-2], k.shape[-2] if two else 0
+    strides, packed = head_strides(tensors, tokens)
+    tile = choose_tile(tokens, q, packed)
+    blocks, tiles = tile.count_heads(q_heads, k_heads), tile.count_tokens(tokens)
+    kernels = load_kernels("kernels")
+    return Plan(
+        ("kernels", "rotation"),
+        tokens.outer * tiles * blocks,
+        tokens.tables,
+        tokens.axes,
+        (
+            *(tokens.inner, q_heads, k_heads, reciprocal(blocks), reciprocal(tiles)),
+            *(float64_bits(gain), *strides, *tokens.angle_strides, tokens.source),
+            kernels.load_function(layout.pairing),
+            kernels.store_function(layout.pairing_out),
+            *(layout.pairing != layout.pairing_out or tokens.are_few, inverse),
+            *(tokens.num_pairs, layout.rotary_start),
+            q.shape[-1] if new and q.shape[-1] > 2 * tokens.num_pairs else 0,
+            *(packed, *tile),
+        ),
+        pair_layout(q, k) if two and not new else None,
+    )

@@ -1,40 +1,42 @@
 """Launches of the kernels that do more than rotate: norm and rotation, rotation and cache write.
 
-Tokens, tiles and rows are found as for the rotation itself, once for tensors of the same shapes and
-strides. Where tokens lie too unevenly for one launch, these work on contiguous copies.
+Tokens, tiles and tables are found as for the rotation itself, once for tensors of the same shapes
+and strides. Where strides are too irregular for one launch, these work on contiguous copies.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from phasor.torch._fused import FLOAT8, inverse_unit
 from phasor.torch._internals import count_writes
-from phasor.torch._layout import read_layout
-from phasor.torch.backends.triton.plan import Plan, kept
-from phasor.torch.backends.triton.tiles import (
+from phasor.torch._tables import compute_dtype, read_layout
+from phasor.torch.backends.triton.launching import (
+    FLOAT8,
     VECTOR,
-    are_few,
-    bits_of,
-    in_pieces,
-    module,
-    of_each,
+    Plan,
+    Plans,
+    choose_tile,
+    expand_angles,
+    find_plan,
+    find_tokens,
+    float64_bits,
+    head_strides,
+    inverse_unit,
+    is_packed,
+    load_kernels,
+    normalize_angles,
     reciprocal,
-    settled,
-    strides_of,
-    tile_of,
-    tokens_of,
 )
 
-#: A norm keeps its tile until the sum over a head is there, and a backward pass keeps two.
+#: Smaller tiles: a norm holds its tile until the sum over a head is there, its gradient two tiles.
 FORWARD_PARTS, BACKWARD_PARTS = 2, 4
-_PROGRAMS = 1024  # of a backward pass at most: each leaves a row of the weights' gradient
-_PLANS: dict[tuple[Any, ...], Plan | None] = {}
+_MOST_PROGRAMS = 1024  # of a backward pass: each writes a row of the weights' gradient
+_PLANS: Plans = {}
 
 
 def norm_rotate(
@@ -48,11 +50,11 @@ def norm_rotate(
     """New tensors with the strides of ``xs``."""
     outs = [torch.empty_like(x) for x in xs]
     weights = [weight.contiguous() for weight in weights]
-    alike = xs[0].dtype == xs[-1].dtype
-    for part in [slice(None)] if alike else [slice(i, i + 1) for i in range(len(xs))]:
-        turns = settled(angles, rope, xs[part][0].dtype)
-        with _device(xs[0]):
-            _norm(xs[part], weights[part], outs[part], turns, rope, epsilon, gain)
+    together = xs[0].dtype == xs[-1].dtype
+    for part in [slice(None)] if together else [slice(i, i + 1) for i in range(len(xs))]:
+        own_angles = normalize_angles(angles, rope, xs[part][0].dtype)
+        with _device_of(xs[0]):
+            _norm(xs[part], weights[part], outs[part], own_angles, rope, epsilon, gain)
     return outs
 
 
@@ -66,14 +68,16 @@ def norm_rotate_backward(
     gain: float,
 ) -> list[Tensor]:
     """Gradients of ``xs``, then of ``weights``."""
-    of_xs = [torch.empty_like(x) for x in xs]
-    of_weights: list[Tensor] = []
-    for g, x, w, out in zip(grads, xs, weights, of_xs, strict=True):
-        turns = settled(angles, rope, x.dtype)
-        with _device(x):
-            of_weight = _norm_gradient(g, x, w.contiguous(), out, turns, rope, epsilon, gain)
-        of_weights.append(of_weight.to(w.dtype))
-    return of_xs + of_weights
+    x_grads = [torch.empty_like(x) for x in xs]
+    weight_grads: list[Tensor] = []
+    for grad, x, w, x_grad in zip(grads, xs, weights, x_grads, strict=True):
+        tensors = x, grad, x_grad, w.contiguous()
+        own_angles = normalize_angles(angles, rope, x.dtype)
+        with _device_of(x):
+            weight_grads.append(
+                _norm_gradient(tensors, own_angles, rope, epsilon, gain).to(w.dtype)
+            )
+    return x_grads + weight_grads
 
 
 def rotate_and_cache_(
@@ -89,11 +93,11 @@ def rotate_and_cache_(
     key_unit: float,
     value_unit: float,
 ) -> None:
-    """The query in place, and key and value into their caches."""
+    """Rotate the query in place, and write key and value into their caches."""
     caches = (c.view(torch.uint8) if c.dtype == FLOAT8 else c for c in (key_cache, value_cache))
     tensors = q, k, v, *caches, slots
-    angles = settled([positions], rope, q.dtype)
-    with _device(q):
+    angles = normalize_angles([positions], rope, q.dtype)
+    with _device_of(q):
         _store(tensors, angles, rope, gain, (key_unit, value_unit))
     count_writes((q, key_cache, value_cache))
 
@@ -107,112 +111,94 @@ def _norm(
     epsilon: float,
     gain: float,
 ) -> None:
-    tensors = xs[0], xs[-1], outs[0], outs[-1], weights[0], weights[-1]
-    key = _key(("norm", len(xs), rope, epsilon, gain), tensors, angles)
-    plan = kept(_PLANS, key, lambda: _norm_plan(tensors, angles, rope, epsilon, gain, len(xs) == 2))
+    q, k, two = xs[0], xs[-1], len(xs) == 2
+    tensors = q, k, outs[0], outs[-1], weights[0], weights[-1]
+
+    def make() -> Plan | None:
+        tokens = find_tokens(tensors[:4], angles, rope)
+        if tokens is None:
+            return None
+        layout, kernels = read_layout(rope), load_kernels("kernels")
+        q_heads, k_heads = q.shape[-2], k.shape[-2] if two else 0
+        strides, packed = head_strides(tensors[:4], tokens)
+        rest = _power_of_two(q.shape[-1] - 2 * tokens.num_pairs)
+        tile = choose_tile(tokens, q, packed, FORWARD_PARTS, rest)
+        blocks, tiles = tile.count_heads(q_heads, k_heads), tile.count_tokens(tokens)
+        return Plan(
+            ("norm", "forward"),
+            tokens.outer * tiles * blocks,
+            tokens.tables,
+            tokens.axes,
+            (
+                *(tokens.inner, q_heads, k_heads, reciprocal(blocks), reciprocal(tiles)),
+                *(float64_bits(gain), float64_bits(epsilon)),
+                *(*strides, *tokens.angle_strides, tokens.source),
+                kernels.load_function(layout.pairing),
+                kernels.store_function(layout.pairing_out),
+                *(tokens.num_pairs, layout.rotary_start, q.shape[-1], packed),
+                *(tile.pairs, rest, tile.tokens, tile.heads),
+            ),
+        )
+
+    plan = _find(("norm", two, rope, epsilon, gain), tensors, angles, make)
     if plan is not None:
         plan.launch(tensors, angles)
         return
-    whole = [a.contiguous() for a in of_each(angles, rope, xs[0].shape[:-2])]
-    made = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in xs]
-    _norm([x.contiguous() for x in xs], weights, made, whole, rope, epsilon, gain)
-    for out, y in zip(outs, made, strict=True):
+    copies = [x.contiguous() for x in xs]
+    results = [torch.empty_like(x) for x in copies]
+    _norm(copies, weights, results, _copy_angles(angles, rope, q), rope, epsilon, gain)
+    for out, y in zip(outs, results, strict=True):
         out.copy_(y)
 
 
-def _norm_plan(
-    tensors: Sequence[Tensor],
-    angles: Sequence[Tensor],
-    rope: str,
-    epsilon: float,
-    gain: float,
-    together: bool,
-) -> Plan | None:
-    q, k = tensors[:2]
-    walked = tokens_of(tensors[:4], angles, rope)
-    if walked is None:
-        return None
-    layout, kernels = read_layout(rope), module("kernels")
-    q_heads, k_heads = q.shape[-2], k.shape[-2] if together else 0
-    placed, packed = strides_of(tensors[:4], walked)
-    rest = _power(q.shape[-1] - 2 * walked.rows.pairs)
-    wide, many, heads = tile_of(walked, q, packed, parts=FORWARD_PARTS, rest=rest)
-    blocks, tiles = -(-q_heads // heads) + -(-k_heads // heads), -(-walked.inner // many)
-    return Plan(
-        ("norm", "forward"),
-        walked.outer * tiles * blocks,
-        walked.rows.tables,
-        walked.rows.axes,
-        (
-            *(walked.inner, q_heads, k_heads, reciprocal(blocks), reciprocal(tiles)),
-            *(bits_of(gain), bits_of(epsilon)),
-            *(*placed, *walked.placed),
-            *(walked.rows.source, kernels.reader(layout.pairing)),
-            kernels.writer(layout.pairing_out),
-            *(walked.rows.pairs, layout.rotary_start, q.shape[-1], packed),
-            *(wide, rest, many, heads),
-        ),
-        None,
-    )
-
-
 def _norm_gradient(
-    grad: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    out: Tensor,
-    angles: Sequence[Tensor],
-    rope: str,
-    epsilon: float,
-    gain: float,
+    tensors: Sequence[Tensor], angles: Sequence[Tensor], rope: str, epsilon: float, gain: float
 ) -> Tensor:
-    """Writes ``out``, the gradient of ``x``; returns that of ``weight``, as it is computed."""
-    tensors = x, grad, out, weight
-    key = _key(("gradient", rope, epsilon, gain), tensors, angles)
-    plan = kept(_PLANS, key, lambda: _gradient_plan(tensors, angles, rope, epsilon, gain))
+    """Write the gradient of ``x``, and return that of the weight in the dtype it is computed in.
+
+    ``tensors`` are ``x``, the gradient of the output, the gradient of ``x``, and the weight.
+    """
+    x, grad, x_grad, weight = tensors
+
+    def make() -> Plan | None:
+        tokens = find_tokens(tensors[:3], angles, rope)
+        if tokens is None:
+            return None
+        layout, kernels = read_layout(rope), load_kernels("kernels")
+        strides, packed = head_strides(tensors[:3], tokens)
+        rest = _power_of_two(x.shape[-1] - 2 * tokens.num_pairs)
+        tile = choose_tile(tokens, x, packed, BACKWARD_PARTS, rest)
+        blocks, tiles = tile.count_heads(x.shape[-2]), tile.count_tokens(tokens)
+        items = tokens.outer * tiles * blocks
+        return Plan(
+            ("norm", "backward"),
+            min(items, _MOST_PROGRAMS),
+            tokens.tables,
+            tokens.axes,
+            (
+                *(items, tokens.inner, x.shape[-2], reciprocal(blocks), reciprocal(tiles)),
+                *(float64_bits(gain), float64_bits(epsilon)),
+                *(*strides, *tokens.angle_strides, tokens.source),
+                kernels.load_function(layout.pairing),
+                kernels.load_function(layout.pairing_out),
+                kernels.store_function(layout.pairing),
+                *(tokens.num_pairs, layout.rotary_start, x.shape[-1], packed),
+                *(tile.pairs, rest, tile.tokens, tile.heads),
+            ),
+        )
+
+    plan = _find(("gradient", rope, epsilon, gain), tensors, angles, make)
     if plan is not None:
-        kind = torch.float64 if x.dtype == torch.float64 else torch.float32
-        # every program writes all of its row
-        parts = torch.empty(plan.programs, x.shape[-1], dtype=kind, device=x.device)
+        # [programs, head_dim], of which each program writes its whole row
+        shape = plan.programs, x.shape[-1]
+        parts = torch.empty(shape, dtype=compute_dtype(x.dtype), device=x.device)
         plan.launch((*tensors, parts), angles)
         return parts.sum(0)
-    whole = [a.contiguous() for a in of_each(angles, rope, x.shape[:-2])]
-    made = torch.empty_like(x, memory_format=torch.contiguous_format)
-    copies = grad.contiguous(), x.contiguous(), weight, made
-    of_weight = _norm_gradient(*copies, whole, rope, epsilon, gain)
-    out.copy_(made)
-    return of_weight
-
-
-def _gradient_plan(
-    tensors: Sequence[Tensor], angles: Sequence[Tensor], rope: str, epsilon: float, gain: float
-) -> Plan | None:
-    x = tensors[0]
-    walked = tokens_of(tensors[:3], angles, rope)
-    if walked is None:
-        return None
-    layout, kernels = read_layout(rope), module("kernels")
-    placed, packed = strides_of(tensors[:3], walked)
-    rest = _power(x.shape[-1] - 2 * walked.rows.pairs)
-    wide, many, heads = tile_of(walked, x, packed, parts=BACKWARD_PARTS, rest=rest)
-    blocks, tiles = -(-x.shape[-2] // heads), -(-walked.inner // many)
-    items = walked.outer * tiles * blocks
-    return Plan(
-        ("norm", "backward"),
-        min(items, _PROGRAMS),
-        walked.rows.tables,
-        walked.rows.axes,
-        (
-            *(items, walked.inner, x.shape[-2], reciprocal(blocks), reciprocal(tiles)),
-            *(bits_of(gain), bits_of(epsilon)),
-            *(*placed, *walked.placed),
-            *(walked.rows.source, kernels.reader(layout.pairing)),
-            *(kernels.reader(layout.pairing_out), kernels.writer(layout.pairing)),
-            *(walked.rows.pairs, layout.rotary_start, x.shape[-1], packed),
-            *(wide, rest, many, heads),
-        ),
-        None,
-    )
+    result = torch.empty_like(x, memory_format=torch.contiguous_format)
+    copies = x.contiguous(), grad.contiguous(), result, weight
+    weight_grad = _norm_gradient(copies, _copy_angles(angles, rope, x), rope, epsilon, gain)
+    x_grad.copy_(result)
+    return weight_grad
 
 
 def _store(
@@ -222,79 +208,76 @@ def _store(
     gain: float,
     units: tuple[float, float],
 ) -> None:
-    key = _key(("cache", rope, gain, *units), tensors, angles)
-    plan = kept(_PLANS, key, lambda: _store_plan(tensors, angles, rope, gain, units))
+    """``tensors`` are query, key, value, their two caches, and slots."""
+    q, k, v, key_cache, value_cache, slots = tensors
+
+    def make() -> Plan | None:
+        tokens = find_tokens([q, k, v], angles, rope, slots)
+        if tokens is None:
+            return None
+        layout, kernels = read_layout(rope), load_kernels("kernels")
+        strides, packed = head_strides((q, k, v), tokens)
+        caches = key_cache, value_cache
+        packed = packed and all(is_packed(cache, cache.stride()[:-1]) for cache in caches)
+        tile = choose_tile(tokens, q, packed)
+        q_heads, k_heads = q.shape[-2], k.shape[-2]
+        # blocks of the query, of the key, and of the value
+        blocks, tiles = tile.count_heads(q_heads, k_heads, k_heads), tile.count_tokens(tokens)
+        return Plan(
+            ("cache", "rotate_and_cache"),
+            tokens.outer * tiles * blocks,
+            tokens.tables,
+            tokens.axes,
+            (
+                *(tokens.inner, q_heads, k_heads, reciprocal(blocks), reciprocal(tiles)),
+                *(float64_bits(gain), *(float64_bits(inverse_unit(unit)) for unit in units)),
+                # a cache without rows stores nothing, and nothing is divided by their number
+                *(key_cache.shape[:2] if key_cache.numel() else (0, 1)),
+                *(*strides, *key_cache.stride(), *value_cache.stride()),
+                *(*tokens.strides[3], *tokens.angle_strides, tokens.source),
+                kernels.load_function(layout.pairing),
+                kernels.store_function(layout.pairing_out),
+                layout.pairing != layout.pairing_out or tokens.are_few,
+                *(tokens.num_pairs, layout.rotary_start, q.shape[-1], v.shape[-1]),
+                *(packed, *tile),
+            ),
+        )
+
+    plan = _find(("cache", rope, gain, *units), tensors, angles, make)
     if plan is not None:
         plan.launch(tensors, angles)
         return
-    q, k, v, *caches, slots = tensors
-    whole = [a.contiguous() for a in of_each(angles, rope, q.shape[:-2])]
-    turned = q.contiguous()
-    copies = turned, k.contiguous(), v.contiguous(), *caches, slots.contiguous()
-    _store(copies, whole, rope, gain, units)
-    q.copy_(turned)
+    rotated = q.contiguous()
+    copies = rotated, k.contiguous(), v.contiguous(), key_cache, value_cache, slots.contiguous()
+    _store(copies, _copy_angles(angles, rope, q), rope, gain, units)
+    q.copy_(rotated)
 
 
-def _store_plan(
+def _find(
+    work: tuple[Any, ...],
     tensors: Sequence[Tensor],
     angles: Sequence[Tensor],
-    rope: str,
-    gain: float,
-    units: tuple[float, float],
+    make: Callable[[], Plan | None],
 ) -> Plan | None:
-    q, k, v, key_cache, value_cache, slots = tensors
-    walked = tokens_of([q, k, v], angles, rope, slots)
-    if walked is None:
-        return None
-    layout, kernels = read_layout(rope), module("kernels")
-    placed, packed = strides_of((q, k, v), walked)
-    caches = key_cache, value_cache
-    packed = packed and all(in_pieces(cache, cache.stride()[:-1]) for cache in caches)
-    wide, many, heads = tile_of(walked, q, packed)
-    blocks, tiles = (
-        -(-q.shape[-2] // heads) + 2 * -(-k.shape[-2] // heads),
-        -(-walked.inner // many),
-    )
-    return Plan(
-        ("cache", "rotate_and_cache"),
-        walked.outer * tiles * blocks,
-        walked.rows.tables,
-        walked.rows.axes,
-        (
-            *(walked.inner, q.shape[-2], k.shape[-2], reciprocal(blocks), reciprocal(tiles)),
-            *(bits_of(gain), *(bits_of(inverse_unit(unit)) for unit in units)),
-            # nothing is kept in a cache without rows, nor divided by their number
-            *(key_cache.shape[:2] if key_cache.numel() else (0, 1)),
-            *(*placed, *key_cache.stride(), *value_cache.stride()),
-            *(*walked.steps[3], *walked.placed),
-            *(walked.rows.source, kernels.reader(layout.pairing)),
-            kernels.writer(layout.pairing_out),
-            layout.pairing != layout.pairing_out or are_few(walked),
-            *(walked.rows.pairs, layout.rotary_start, q.shape[-1], v.shape[-1]),
-            *(packed, wide, many, heads),
-        ),
-        None,
-    )
+    """The plan for this work on tensors like these."""
+    # with the alignment of every pointer, on some of which Triton specializes
+    described = [
+        (t.shape, t.stride(), t.dtype, t.data_ptr() % VECTOR == 0) for t in (*tensors, *angles)
+    ]
+    return find_plan(_PLANS, (*work, tensors[0].device, *described), make)
 
 
-def _key(
-    work: tuple[Any, ...], tensors: Sequence[Tensor], angles: Sequence[Tensor]
-) -> tuple[Any, ...]:
-    """All that a plan depends on. Triton looks at where weights and rows begin, and so on."""
-    return (
-        *work,
-        tensors[0].device,
-        *[(t.shape, t.stride(), t.dtype, t.data_ptr() % VECTOR == 0) for t in tensors],
-        *[(a.shape, a.stride(), a.dtype, a.data_ptr() % VECTOR == 0) for a in angles],
-    )
+def _copy_angles(angles: Sequence[Tensor], rope: str, x: Tensor) -> list[Tensor]:
+    """Contiguous angles for contiguous copies of tensors like ``x``."""
+    return [a.contiguous() for a in expand_angles(angles, rope, x.shape[:-2])]
 
 
-def _power(n: int) -> int:
-    """The power of two from ``n`` on; 0 for none."""
+def _power_of_two(n: int) -> int:
+    """The smallest power of two that is at least ``n``; 0 for none."""
     return 1 << (n - 1).bit_length() if n else 0
 
 
-def _device(x: Tensor) -> AbstractContextManager[Any]:
+def _device_of(x: Tensor) -> AbstractContextManager[Any]:
     if x.is_cuda and x.device.index != torch.cuda.current_device():
         return torch.cuda.device(x.device)
     return nullcontext()

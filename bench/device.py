@@ -1,0 +1,229 @@
+"""What differs between a CPU and a GPU: how time is taken, and what the machine is called."""
+
+from __future__ import annotations
+
+import gc
+import os
+import platform
+import re
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from cases import Case
+from timing import Call, Timer, by_clock
+from torch import Tensor
+
+THREADS = 2
+_ENVIRONMENT = {
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TRIM_THRESHOLD_": str(2**40),
+    "OMP_NUM_THREADS": str(THREADS),
+    "PHASOR_BENCH": "1",
+}
+_ALLOCATOR = (
+    "glibc's malloc keeps the memory it was given back (no mmap, no trim), as allocators of "
+    "training and serving programs do."
+)
+#: The name of a kernel without work on the grid of phasor's, for cases of decode.
+EMPTY = "empty kernel"
+# bytes written to push everything out of a GPU's cache. That takes an H100 0.7 ms, in which the
+# host gets ahead, also by a training step, which takes it 0.1 ms
+_FLUSH = 2**31
+_WARMED = 3  # calls on another stream before a capture, as torch asks for
+
+
+def restart_with_kept_memory() -> None:
+    """Run this program again, once, with an allocator that gives no memory back to the system.
+
+    The allocator and OpenMP read their settings when a process starts.
+    """
+    if "PHASOR_BENCH" not in os.environ:
+        os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | _ENVIRONMENT)
+    torch.set_num_threads(THREADS)
+
+
+def usual_environment() -> dict[str, str]:
+    """The environment of this process, with malloc as it comes."""
+    return {name: v for name, v in os.environ.items() if not name.startswith("MALLOC_")}
+
+
+def peak_rise(call: Call) -> int:
+    """Bytes by which one call raises this process's resident memory (Linux).
+
+    The same call has to be made before, for what is compiled and loaded once. Not `getrusage`: a
+    child's peak begins at its parent's.
+    """
+    Path("/proc/self/clear_refs").write_text("5", "ascii")
+    before = _peak()
+    result = call()
+    after = _peak()
+    del result
+    return after - before
+
+
+def _peak() -> int:
+    lines = Path("/proc/self/status").read_text("ascii").splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
+
+
+def processor() -> str:
+    """The processor's name as the system gives it."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text("utf-8").splitlines() if info.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+class Cpu:
+    """This machine's processor: calls have done their work when they return, and no replays."""
+
+    kind, where = "cpu", torch.device("cpu")
+    # query and key, of which one that a model's last operation leaves in some cache is timed warm
+    warm_bytes = 2**24
+    name = "cpu"
+
+    def about(self) -> str:
+        """The machine, for the head of a page."""
+        from phasor.torch.backends import cpu
+
+        paths = cpu.paths()
+        return (
+            f"{processor()} ({os.cpu_count()} processors, {torch.get_num_threads()} threads used, "
+            f"{paths[0] if paths else 'eager'} path), {platform.system()} {platform.release()} "
+            f"{platform.machine()}. {_ALLOCATOR} Load average before: {os.getloadavg()[0]:.1f}"
+        )
+
+    def timer(self, *, warm: bool) -> Timer:
+        """A timer of calls in a row."""
+        return by_clock()
+
+    def capturer(self) -> None:
+        """Nothing is captured."""
+
+    def references(self, case: Case, positions: Tensor) -> Mapping[str, Call]:
+        """More calls to compare with: none."""
+        return {}
+
+    def forget(self) -> None:
+        """Nothing is kept."""
+
+
+class Cuda:
+    """The current CUDA device: time by events on its own clock, call by call or replayed."""
+
+    kind = "cuda"
+
+    def __init__(self) -> None:
+        self.where = torch.device("cuda", torch.cuda.current_device())
+        self._properties = torch.cuda.get_device_properties(self.where)
+        self.warm_bytes = self._properties.L2_cache_size // 2
+        self.name = "gpu-" + re.sub(r"[^a-z0-9]+", "-", self._properties.name.lower()).strip("-")
+        self._flushed = torch.empty(_FLUSH, dtype=torch.uint8, device=self.where)
+
+    def about(self) -> str:
+        """The machine, for the head of a page."""
+        path = Path("/proc/driver/nvidia/version")
+        driver = re.search(r"\d+\.\d+(\.\d+)?", path.read_text("ascii")) if path.exists() else None
+        found = self._properties
+        return (
+            f"{found.name} ({found.total_memory / 2**30:.0f} GB, "
+            f"{found.L2_cache_size / 2**20:.0f} MB of L2 cache, CUDA {torch.version.cuda}, driver "
+            f"{driver[0] if driver else 'unknown'})"
+        )
+
+    def timer(self, *, warm: bool) -> Timer:
+        """A timer of calls in a row; each starts with an empty cache unless ``warm``."""
+        return self._in_a_row if warm else self._one_by_one
+
+    def capturer(self) -> Callable[[Call, int], Call]:
+        """A function that makes of a call a graph of so many, without the host's part in any."""
+        # nobody reads what a replay leaves, so all graphs may write to the same memory; a graph
+        # that cannot fail comes first, for memory of which no graph is left is not to be had again
+        pool, first = torch.cuda.graph_pool_handle(), torch.cuda.CUDAGraph()
+        with torch.cuda.graph(first, pool=pool):
+            self._flushed[:1].zero_()
+
+        def capture(call: Call, times: int) -> Call:
+            side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                for _ in range(_WARMED):
+                    call()
+            torch.cuda.current_stream().wait_stream(side)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=pool):
+                for _ in range(times):
+                    call()
+            graphs = first, graph
+            return lambda: graphs[1].replay()
+
+        return capture
+
+    def references(self, case: Case, positions: Tensor) -> Mapping[str, Call]:
+        """The launch of a kernel that does nothing, on phasor's grid, for a step of decoding."""
+        if case.seq > 1:
+            return {}
+        from empty_kernel import nothing
+
+        from phasor.torch import rotate_qk_
+        from phasor.torch.backends.triton import kernels
+
+        q, k = case.tensors(device=positions.device)
+        recorder = _GridRecorder()
+        with patch.object(kernels, "rotation", recorder):
+            # with a gain that nobody else has, so that no plan made before is taken
+            rotate_qk_(q, k, positions, case.rope("half"), gain=1.5, backend="triton")
+        launch = nothing[recorder.grid]
+        return {EMPTY: lambda: launch(q)}
+
+    def forget(self) -> None:
+        """Give back the memory of what was measured."""
+        gc.collect()
+        torch.cuda.empty_cache()
+
+    def _in_a_row(self, call: Call, repeats: int) -> float:
+        start, end = _events()
+        start.record()
+        for _ in range(repeats):
+            call()
+        end.record()
+        torch.cuda.synchronize()
+        return start.elapsed_time(end) / 1e3 / repeats
+
+    def _one_by_one(self, call: Call, repeats: int) -> float:
+        pairs = [_events() for _ in range(repeats)]
+        for start, end in pairs:
+            self._flushed.zero_()
+            start.record()
+            call()
+            end.record()
+        torch.cuda.synchronize()
+        return sum(start.elapsed_time(end) for start, end in pairs) / 1e3 / repeats
+
+
+Device = Cpu | Cuda
+
+
+def host_timer(call: Call, repeats: int) -> float:
+    """Seconds of the host for a call, without waiting for what it started on a device."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()  # a queue that is full would make the host wait
+    return by_clock()(call, min(repeats, 200))
+
+
+class _GridRecorder:
+    """Stands for a kernel, and keeps the grid it would be launched on."""
+
+    grid: tuple[int, ...] = ()
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        self.grid = grid
+        return lambda *_, **__: None
+
+
+def _events() -> tuple[Any, Any]:
+    return torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)

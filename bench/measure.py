@@ -1,0 +1,232 @@
+"""One case: every contender checked against the truth, then timed next to the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import torch
+from cases import Case
+from device import Cpu, Device
+from gate import tolerance, worst_error
+from timing import Call, Spread, interleave, spread
+from torch import Tensor
+
+from phasor.pairings import Pairing
+
+#: What contenders are compared with: both move the case's bytes and compute next to nothing.
+COPY, MULTIPLY = "copy_", "in-place multiply"
+_REPLAYED = 20  # calls in a graph, where one is shorter than the launch of its graph
+#: From a query and a key, and the weights of their norms for those that normalise, to both turned.
+Rotation = Callable[..., Sequence[Tensor]]
+
+
+class UnableError(Exception):
+    """Why a contender cannot do a case."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contender:
+    """A way to rotate a query and a key."""
+
+    name: str  # whose, and which form
+    pairing: Pairing
+    # from a case and its positions, what is timed, with all tables made beforehand; it raises
+    # `UnableError` for a case it cannot do
+    build: Callable[[Case, Tensor], Rotation]
+    in_place: bool = False  # it writes its arguments
+    norm: bool = False  # it applies the case's RMS norm before it turns
+    trains_in_place: bool = False  # it differentiates although it writes its arguments
+    # what it is left out for when it raises it; another package's interface may have changed
+    may_raise: tuple[type[Exception], ...] = (UnableError, torch.OutOfMemoryError)
+    heads_first: bool = False  # it wants [batch, heads, seq, head_dim]
+    pairing_out: Pairing | None = None  # of its results, where it differs
+    shift: int = 0  # added to every position
+
+    @property
+    def key(self) -> str:
+        """Its name among all."""
+        return f"{self.name}, {self.pairing}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """The results of a case: lists and dicts by contender, the references among them."""
+
+    case: Case
+    seconds: dict[str, list[float]] = field(default_factory=dict)  # of one call, for each round
+    replays: dict[str, list[float]] = field(default_factory=dict)  # the same from a CUDA graph
+    errors: dict[str, float] = field(default_factory=dict)  # as a part of the pair's length
+    refused: list[str] = field(default_factory=list)  # too far from the truth, and not timed
+    left_out: dict[str, str] = field(default_factory=dict)  # unable, and why
+    saved: dict[str, int] = field(default_factory=dict)  # bytes kept for the backward pass
+
+    def ratio(self, contender: str, to: str = COPY) -> Spread:
+        """Quartiles, over the rounds, of one contender's time divided by another's."""
+        pairs = zip(self.seconds[contender], self.seconds[to], strict=True)
+        return spread([a / b for a, b in pairs])
+
+    def median(self, contender: str) -> float:
+        """Seconds of the median round."""
+        return spread(self.seconds[contender]).median
+
+    def replayed(self) -> Measured:
+        """The same with the times of the replays in place of those of the calls."""
+        return replace(self, seconds=self.replays, replays={})
+
+    def as_plain(self) -> dict[str, Any]:
+        """Everything as JSON values; times to a nanosecond, which is finer than the clock."""
+
+        def rounded(times: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
+            return {name: [round(t, 9) for t in each] for name, each in times.items()}
+
+        return asdict(self) | {"seconds": rounded(self.seconds), "replays": rounded(self.replays)}
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> Measured:
+        """What `as_plain` wrote."""
+        values = dict(plain)
+        shape = dict(values.pop("case"))
+        for name in ("sections", "rows", "documents"):
+            shape[name] = None if shape[name] is None else tuple(shape[name])
+        return cls(case=Case(**shape), **values)
+
+
+def measure(
+    case: Case,
+    contenders: Sequence[Contender],
+    *,
+    seconds: float,
+    device: Device | None = None,
+) -> Measured:
+    """Check every contender against the truth; time the calls, and the replays where there are any.
+
+    ``seconds`` are spent on the calls, and again on the replays.
+    """
+    device = device or Cpu()
+    found, calls = admit(case, contenders, device.where)
+    calls = {**device.references(case, case.positions(device.where)), **calls}
+    warm = case.size <= device.warm_bytes
+    timed = device.timer(warm=warm)
+    found.seconds.update(interleave(calls, seconds=seconds, warm=warm, timed=timed))
+    capture = device.capturer()
+    if capture is None:
+        return found
+    times = _REPLAYED if warm else 1
+    replays: dict[str, Call] = {}
+    for name, call in calls.items():
+        try:
+            replays[name] = capture(call, times)
+        except Exception as reason:
+            found.left_out[f"{name}, as a graph"] = first_line(reason)
+    samples = interleave(replays, seconds=seconds, warm=warm, timed=timed)
+    found.replays.update({name: [t / times for t in ts] for name, ts in samples.items()})
+    return found
+
+
+def admit(
+    case: Case, contenders: Sequence[Contender], device: torch.device | str = "cpu"
+) -> tuple[Measured, dict[str, Call]]:
+    """What the gate says of every contender, and the calls of those it lets through.
+
+    The references are the first of the calls.
+    """
+    found = Measured(case=case)
+    positions = case.positions(device)
+    inputs, scratch, target = (case.tensors(device=device) for _ in range(3))
+    grads = case.tensors(1, device) if case.backward else ()
+    scratch_grads = case.tensors(1, device) if case.backward else ()
+    calls = _references(case, inputs, scratch, target)
+    for contender in contenders:
+        key, shifted = contender.key, positions + contender.shift
+        operands = (*scratch, *scratch_grads) if contender.in_place else (*inputs, *grads)
+        for x, y in zip((*scratch, *scratch_grads), (*inputs, *grads), strict=True):
+            x.copy_(y)
+        try:
+            call, saved = _prepare(contender, case, shifted, operands)
+            results = call()
+        except contender.may_raise as reason:
+            found.left_out[key] = (
+                str(reason) if isinstance(reason, UnableError)
+                else f"{type(reason).__name__}: {first_line(reason)}"
+            )  # fmt: skip
+            continue
+        if contender.heads_first:
+            results = [x.transpose(1, 2) if x.dim() == 4 else x for x in results]
+        rope = case.rope(contender.pairing, contender.pairing_out)
+        found.errors[key] = worst_error(
+            case, rope, shifted, (*inputs, *grads), results, norm=contender.norm
+        )
+        del results
+        if not found.errors[key] <= tolerance(case, norm=contender.norm):
+            found.refused.append(key)
+            continue
+        calls[key] = call
+        if case.backward:
+            found.saved[key] = saved()
+    return found, calls
+
+
+def first_line(reason: Exception) -> str:
+    """What an exception says, in short."""
+    lines = str(reason).strip().splitlines()
+    return lines[0][:160] if lines else "no message"
+
+
+def _references(
+    case: Case, inputs: Sequence[Tensor], scratch: Sequence[Tensor], target: Sequence[Tensor]
+) -> dict[str, Call]:
+    """`copy_`, and a multiplication of the slice that turns; twice each where gradients are asked.
+
+    The factor is -1, which no repetition lets overflow, and bfloat16 is multiplied as float32 of
+    the same bytes, because torch multiplies bfloat16 more slowly than memory delivers it.
+    """
+    turned = [x[..., : case.rotary_dim or case.head_dim].view(torch.float32) for x in scratch]
+    passes = 2 if case.backward else 1
+
+    def copy() -> None:
+        for _ in range(passes):
+            for x, y in zip(target, inputs, strict=True):
+                x.copy_(y)
+
+    def multiply() -> None:
+        for _ in range(passes):
+            for x in turned:
+                x.mul_(-1.0)
+
+    return {COPY: copy, MULTIPLY: multiply}
+
+
+def _prepare(
+    contender: Contender, case: Case, positions: Tensor, operands: Sequence[Tensor]
+) -> tuple[Callable[[], Sequence[Tensor]], Callable[[], int]]:
+    """What is timed, and a function that says how many bytes its backward pass keeps."""
+    if contender.norm and not case.norm:
+        raise UnableError("the case has no norm")
+    if case.backward and contender.in_place and not contender.trains_in_place:
+        raise UnableError("a gradient needs a new output")
+    rotation = contender.build(case, positions)
+    q, k, *grads = (x.transpose(1, 2) if contender.heads_first else x for x in operands)
+    weights = case.weights(positions.device) if contender.norm else ()
+    if not case.backward:
+        return (lambda: rotation(q, k, *weights)), lambda: 0
+    leaves = [x.detach().requires_grad_() for x in (q, k, *weights)]
+
+    def step() -> Sequence[Tensor]:
+        ys = tuple(rotation(*leaves))
+        return *ys, *torch.autograd.grad(ys, leaves, grads)
+
+    def saved() -> int:
+        bytes_of: dict[int, int] = {}
+
+        def pack(x: Tensor) -> Tensor:
+            bytes_of[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+            return x
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+            ys = rotation(*leaves)
+        del ys
+        return sum(bytes_of.values())
+
+    return step, saved

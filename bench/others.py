@@ -1,0 +1,351 @@
+"""The others' public interfaces, one builder each; every package is imported when it is needed.
+
+Tables are made beforehand by the recipe that each package brings or asks its caller for. A caller
+may hand most kernels for GPUs the rows of its own tokens in their order, and that is how packed
+sequences and several axes reach them here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from cases import EPSILON, Case
+from measure import Rotation, UnableError
+from numpy.typing import NDArray
+from torch import Tensor
+
+from phasor.angles import cos_sin
+from phasor.pairings import Pairing
+
+_LONGEST = 2**15  # positions of every case that is timed
+
+
+def rows(case: Case, positions: Tensor) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Exact rows, for those who take rows from their caller."""
+    return cos_sin(case.rope("half"), positions.numpy())
+
+
+def usual_inv_freq(case: Case, device: torch.device) -> Tensor:
+    """Frequencies as everybody makes them, in float32."""
+    width = case.rotary_dim or case.head_dim
+    return 1.0 / case.base ** (torch.arange(0, width, 2, device=device).float() / width)
+
+
+def _whole_heads_of_one_axis(case: Case) -> None:
+    if case.rotary_dim is not None:
+        raise UnableError("rotates whole heads only")
+    if case.sections:
+        raise UnableError("one position axis only")
+
+
+def _by_sequence(case: Case, positions: Tensor) -> Tensor:
+    """Positions ``[batch or 1, seq]``, or ``[axes, 1, seq]``."""
+    batched = positions if positions.dim() == 2 + bool(case.sections) else positions.unsqueeze(0)
+    return batched.movedim(-1, 0) if case.sections else batched
+
+
+def transformers_rows(case: Case, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """Cos and sin as the model makes them for all its layers, in the dtype of its activations."""
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+    from transformers.models.qwen3_vl.configuration_qwen3_vl import Qwen3VLTextConfig
+    from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextRotaryEmbedding
+
+    settings: dict[str, Any] = {"rope_type": "default", "rope_theta": case.base}
+    if case.sections:
+        settings |= {"mrope_section": list(case.sections), "mrope_interleaved": True}
+    kind, config = (
+        (Qwen3VLTextRotaryEmbedding, Qwen3VLTextConfig)
+        if case.sections
+        else (LlamaRotaryEmbedding, LlamaConfig)
+    )
+    like = torch.empty(0, dtype=getattr(torch, case.dtype), device=positions.device)
+    embedding = kind(config(head_dim=case.head_dim, rope_parameters=settings))
+    embedding = embedding.to(positions.device)
+    return embedding(like, _by_sequence(case, positions))
+
+
+def transformers_half(case: Case, positions: Tensor) -> Rotation:
+    """`apply_rotary_pos_emb` of Llama, and of nearly every other model there."""
+    from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+
+    if case.rotary_dim is not None:
+        raise UnableError("this function rotates whole heads only")
+    cos, sin = transformers_rows(case, positions)
+    return lambda q, k: apply_rotary_pos_emb(q, k, cos, sin)
+
+
+def transformers_gptj(case: Case, positions: Tensor) -> Rotation:
+    """GPT-J's, with the cutting and joining of heads that its attention does around it."""
+    from transformers.models.gptj.modeling_gptj import (
+        apply_rotary_pos_emb,
+        create_sinusoidal_positions,
+    )
+
+    if case.rotary_dim is None or case.sections or case.base != 10_000:
+        raise UnableError("GPT-J's function, for its own shape")
+    width = case.rotary_dim
+    longest = max(_LONGEST, int(positions.max()) + 1)
+    table = create_sinusoidal_positions(longest, width).to(positions.device)
+    table = table[_by_sequence(case, positions)]
+    sin, cos = table.to(getattr(torch, case.dtype)).split(width // 2, dim=-1)
+
+    def partly(x: Tensor) -> Tensor:
+        turned = apply_rotary_pos_emb(x[..., :width], sin, cos)
+        return torch.cat([turned, x[..., width:]], dim=-1)
+
+    return lambda q, k: (partly(q), partly(k))
+
+
+def transformers_deepseek(case: Case, positions: Tensor) -> Rotation:
+    """DeepSeek V3's `apply_rotary_pos_emb_interleave`, which writes halves."""
+    from transformers.models.deepseek_v3.modeling_deepseek_v3 import (
+        apply_rotary_pos_emb_interleave,
+    )
+
+    if case.rows is None:
+        raise UnableError("DeepSeek's function, for its own shape")
+    cos, sin = transformers_rows(case, positions)
+    return lambda q, k: apply_rotary_pos_emb_interleave(q, k, cos, sin)
+
+
+def meta_turns(case: Case, positions: Tensor) -> Tensor:
+    """Meta's table: float32 angles as complex numbers."""
+    inv_freq = usual_inv_freq(case, positions.device)
+    angles = _by_sequence(case, positions)[..., None].float() * inv_freq
+    return torch.polar(torch.ones_like(angles), angles)
+
+
+def meta(case: Case, positions: Tensor) -> Rotation:
+    """The product of complex numbers in float32, as in Meta's and DeepSeek's own model code."""
+    _whole_heads_of_one_axis(case)
+    turns = meta_turns(case, positions).unsqueeze(-2)
+
+    def turned(x: Tensor) -> Tensor:
+        z = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))
+        return torch.view_as_real(z * turns).flatten(-2).type_as(x)
+
+    return lambda q, k: (turned(q), turned(k))
+
+
+def torchtune_module(case: Case, longest: int) -> Any:
+    """The module with its table."""
+    from torchtune.modules import RotaryPositionalEmbeddings
+
+    return RotaryPositionalEmbeddings(case.head_dim, longest, case.base)  # pyright: ignore
+
+
+def torchtune(case: Case, positions: Tensor) -> Rotation:
+    """`torchtune.modules.RotaryPositionalEmbeddings`, told positions that are not 0 on."""
+    _whole_heads_of_one_axis(case)
+    module = torchtune_module(case, max(_LONGEST, int(positions.max()) + 1))
+    given = None if case.seq > 1 and case.first == 0 else _by_sequence(case, positions)
+    return lambda q, k: (module(q, input_pos=given), module(k, input_pos=given))
+
+
+def rotary_embedding_torch(case: Case, positions: Tensor) -> Rotation:
+    """`RotaryEmbedding.rotate_queries_or_keys`; its `apply_rotary_emb` where sequences differ."""
+    from rotary_embedding_torch import RotaryEmbedding, apply_rotary_emb
+
+    if case.sections:
+        raise UnableError("one position axis only, with a spectrum of its own")
+    module = RotaryEmbedding(
+        case.rotary_dim or case.head_dim, theta=case.base, cache_max_seq_len=_LONGEST
+    )
+    if case.seq == 1:
+        angles = module(positions.float()).unsqueeze(1)
+        return lambda q, k: (apply_rotary_emb(angles, q), apply_rotary_emb(angles, k))
+    turned = module.rotate_queries_or_keys
+    return lambda q, k: (turned(q, offset=case.first), turned(k, offset=case.first))
+
+
+def onnxruntime(pairing: Pairing, case: Case, positions: Tensor) -> Rotation:
+    """Operator RotaryEmbedding of opset 23, q and k in one graph, on memory that is not copied."""
+    import onnx
+    import onnxruntime as ort
+
+    if case.dtype != "float32":
+        raise UnableError("no bfloat16 on the CPU")
+    if case.backward:
+        raise UnableError("no backward pass")
+    if case.rows is not None:
+        raise UnableError("reads contiguous memory only")
+    rank = 4 if case.heads_first else 3
+    graph = _graph(onnx, case, rank, pairing == "interleaved")
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    # threads that wait by spinning would take the next contender's processors
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    session = ort.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+    cos, sin = (x.astype(np.float32) for x in rows(case, positions))
+    if positions.dim() != 2 or case.sections:
+        cos, sin = (np.broadcast_to(x, (case.batch, *x.shape)).copy() for x in (cos, sin))
+    feed = {"cos": cos, "sin": sin}
+
+    def rotation(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        if rank == 4:
+            given = q.transpose(1, 2).numpy(), k.transpose(1, 2).numpy()
+        else:
+            given = q.flatten(2).numpy(), k.flatten(2).numpy()
+        ys = session.run(None, feed | dict(zip("qk", given, strict=True)))
+        new_q, new_k = (torch.from_numpy(y) for y in ys)
+        if rank == 4:
+            return new_q.transpose(1, 2), new_k.transpose(1, 2)
+        return new_q.view_as(q), new_k.view_as(k)
+
+    return rotation
+
+
+def _graph(onnx: Any, case: Case, rank: int, interleaved: bool) -> bytes:
+    helper, kind = onnx.helper, onnx.TensorProto.FLOAT
+
+    def value(name: str, axes: int) -> Any:
+        return helper.make_tensor_value_info(name, kind, [None] * axes)
+
+    nodes: list[Any] = []
+    for name, heads in (("q", case.q_heads), ("k", case.k_heads)):
+        options = {"interleaved": int(interleaved)}
+        if rank == 3:
+            options["num_heads"] = heads
+        if case.rotary_dim is not None:
+            options["rotary_embedding_dim"] = case.rotary_dim
+        nodes.append(
+            helper.make_node("RotaryEmbedding", [name, "cos", "sin"], [f"{name}2"], **options)
+        )
+    graph = helper.make_graph(
+        nodes,
+        "rope",
+        [value("q", rank), value("k", rank), value("cos", 3), value("sin", 3)],
+        [value("q2", rank), value("k2", rank)],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=10)
+    onnx.checker.check_model(model)
+    return model.SerializeToString()
+
+
+def _last(case: Case, positions: Tensor) -> Tensor:
+    """``[B]`` position of each sequence of a decode step; its axes agree on text."""
+    return positions[:, 0, 0] if case.sections else positions[:, 0]
+
+
+def _angles(case: Case, positions: Tensor) -> Tensor:
+    """Float32 angles of positions, ``[..., N]``, on one axis."""
+    return positions.float()[..., None] * usual_inv_freq(case, positions.device)
+
+
+def _table(case: Case, positions: Tensor) -> Tensor:
+    """Angles ``[L, N]``: of every position up to the last in decode, else of the tokens in turn."""
+    if case.seq == 1:
+        longest = int(positions.max()) + 1
+        return _angles(case, torch.arange(longest, device=positions.device))
+    if case.sections:
+        inv_freq = usual_inv_freq(case, positions.device)
+        axis = torch.from_numpy(case.rope("half").axes.axis_of_pair(len(inv_freq)))
+        return positions.float()[:, axis.to(positions.device)] * inv_freq
+    return _angles(case, positions)
+
+
+def liger(case: Case, positions: Tensor) -> Rotation:
+    """`liger_rotary_pos_emb`, which takes the place of transformers' function and its rows."""
+    from liger_kernel.transformers.rope import liger_rotary_pos_emb
+
+    if case.rotary_dim is not None:
+        raise UnableError("rotates whole heads (parts since 0.8.5; earlier ones read beyond rows)")
+    cos, sin = transformers_rows(case, positions)
+    return lambda q, k: liger_rotary_pos_emb(q, k, cos, sin)
+
+
+def flash_attention(pairing: Pairing, in_place: bool, case: Case, positions: Tensor) -> Rotation:
+    """`flash_attn.layers.rotary.apply_rotary_emb`, a Triton kernel for one tensor, called twice."""
+    from flash_attn.layers.rotary import apply_rotary_emb
+
+    angles, kind = _table(case, positions), getattr(torch, case.dtype)
+    cos, sin = angles.cos().to(kind), angles.sin().to(kind)
+    offsets = _last(case, positions).int() if case.seq == 1 else 0
+
+    def turned(x: Tensor) -> Tensor:
+        return apply_rotary_emb(x, cos, sin, pairing == "interleaved", in_place, offsets)
+
+    return lambda q, k: (turned(q), turned(k))
+
+
+def flashinfer_table(pairing: Pairing, case: Case, positions: Tensor) -> Rotation:
+    """`apply_rope_with_cos_sin_cache_inplace`, with the float32 table of serving engines."""
+    from flashinfer.rope import apply_rope_with_cos_sin_cache_inplace
+
+    if case.backward:
+        raise UnableError("no backward pass")
+    if case.rows is not None:
+        raise UnableError("reads whole rows only")
+    angles = _table(case, positions)
+    table = torch.cat([angles.cos(), angles.sin()], dim=-1)
+    # the rows of a prefill stand in the order of its tokens
+    rows_of = (
+        _last(case, positions)
+        if case.seq == 1
+        else torch.arange(case.seq, device=positions.device).repeat(case.batch)
+    )
+
+    def rotation(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        apply_rope_with_cos_sin_cache_inplace(
+            rows_of, q.flatten(2).flatten(0, 1), k.flatten(2).flatten(0, 1), case.head_dim, table,
+            is_neox=pairing == "half",
+        )  # fmt: skip
+        return q, k
+
+    return rotation
+
+
+def flashinfer_computed(pairing: Pairing, case: Case, positions: Tensor) -> Rotation:
+    """`apply_rope_pos_ids`, which computes its angles in the kernel."""
+    from flashinfer.rope import apply_rope_pos_ids
+
+    if case.backward:
+        raise UnableError("no backward pass")
+    if case.sections and case.seq > 1:
+        raise UnableError("one position axis only")
+    last = _last(case, positions) if case.seq == 1 else positions
+    last, width = last.int(), case.rotary_dim or case.head_dim
+
+    def rotation(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        new_q, new_k = apply_rope_pos_ids(
+            q.flatten(0, 1), k.flatten(0, 1), last, width, pairing == "interleaved", 1.0, case.base
+        )
+        return new_q.view(q.shape), new_k.view(k.shape)
+
+    return rotation
+
+
+def transformer_engine(pairing: Pairing, case: Case, positions: Tensor) -> Rotation:
+    """`apply_rotary_pos_emb` with `fused=True`, which takes angles and one tensor, called twice."""
+    from transformer_engine.pytorch.attention.rope import apply_rotary_pos_emb
+
+    angles = _table(case, positions)
+    interleaved = pairing == "interleaved"
+    wide = angles.repeat_interleave(2, -1) if interleaved else torch.cat([angles, angles], -1)
+    wide = wide[:, None, None, :].contiguous()
+    starts = _last(case, positions).int() if case.seq == 1 else None
+
+    def turned(x: Tensor) -> Tensor:
+        return apply_rotary_pos_emb(
+            x, wide, "bshd", start_positions=starts, interleaved=interleaved, fused=True
+        )
+
+    return lambda q, k: (turned(q), turned(k))
+
+
+def transformers_qwen3(case: Case, positions: Tensor) -> Rotation:
+    """Qwen3's norm of query and key, and the rotation that follows it there."""
+    from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm, apply_rotary_pos_emb
+
+    cos, sin = transformers_rows(case, positions)
+    norm = Qwen3RMSNorm(case.head_dim, EPSILON)
+
+    def normed(x: Tensor, weight: Tensor) -> Tensor:
+        return torch.func.functional_call(norm, {"weight": weight}, (x,))
+
+    return lambda q, k, q_weight, k_weight: apply_rotary_pos_emb(
+        normed(q, q_weight), normed(k, k_weight), cos, sin
+    )

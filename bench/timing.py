@@ -1,0 +1,91 @@
+"""Calls timed in turn, and what is said of many times."""
+
+from __future__ import annotations
+
+import gc
+import random
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+Call = Callable[[], object]
+#: Seconds of one call, of a number of calls made in a row.
+Timer = Callable[[Call, int], float]
+
+
+class Spread(NamedTuple):
+    """Quartiles of a measurement."""
+
+    low: float
+    median: float
+    high: float
+
+    def __str__(self) -> str:
+        """The median, and half the distance of the others as a part of it."""
+        percent = 50 * (self.high - self.low) / self.median
+        return f"{self.median:.{2 if self.median < 10 else 0}f} ±{percent:.0f}%"
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """The quartiles of at least two values, ends included."""
+    return Spread(*statistics.quantiles(values, n=4, method="inclusive"))
+
+
+def by_clock(clock: Callable[[], float] = time.perf_counter) -> Timer:
+    """A timer for calls that have done their work when they return."""
+
+    def timed(call: Call, repeats: int) -> float:
+        start = clock()
+        for _ in range(repeats):
+            call()
+        return (clock() - start) / repeats
+
+    return timed
+
+
+def interleave(
+    calls: Mapping[str, Call],
+    *,
+    seconds: float,
+    warm: bool,
+    rounds: tuple[int, int] = (5, 200),
+    timed: Timer | None = None,
+) -> dict[str, list[float]]:
+    """Seconds of one call, for each of ``calls``, in each of a number of rounds.
+
+    Every call has its turn in every round, in an order drawn anew. A call shorter than 0.1 ms is
+    repeated within its turn.
+
+    Args:
+        calls: What to time, by name.
+        seconds: Roughly how long to go on, within ``rounds``.
+        warm: Make each call once more before its turn, untimed, so that it finds its own tensors
+            in the cache and not those of its predecessor.
+        rounds: Fewest and most.
+        timed: How a turn is timed; by the host's clock unless given.
+    """
+    timed = timed or by_clock()
+    once: dict[str, float] = {}
+    for name, call in calls.items():
+        call()
+        once[name] = timed(call, 1)
+        if once[name] < 1e-3:
+            once[name] = min(once[name], *(timed(call, 1) for _ in range(10)))
+    repeats = {name: max(1, min(1000, int(1e-4 / max(t, 1e-9)))) for name, t in once.items()}
+    spent = sum(t * (repeats[name] + warm) for name, t in once.items())
+    samples: dict[str, list[float]] = {name: [] for name in calls}
+    draw = random.Random(0)
+    collecting = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(max(rounds[0], min(rounds[1], int(seconds / max(spent, 1e-9))))):
+            for name in draw.sample(list(calls), len(calls)):
+                if warm:
+                    calls[name]()
+                samples[name].append(timed(calls[name], repeats[name]))
+    finally:
+        if collecting:
+            gc.enable()
+    return samples

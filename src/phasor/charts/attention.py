@@ -1,0 +1,291 @@
+"""What attention heads look at, which frequencies they use, and linear attention's weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import altair as alt
+import numpy as np
+from numpy.typing import ArrayLike
+
+from phasor._checks import whole
+from phasor.charts.style import (
+    curves,
+    darkness,
+    data,
+    layer,
+    level,
+    on_paper,
+    records,
+    token_axis,
+    trained_mark,
+)
+from phasor.errors import SpecError, TensorError
+from phasor.papers import expected_linear_sum, linear_weights
+from phasor.papers.heads import attention_map, attention_weight, required_alpha
+from phasor.rope import Rope
+
+_CALLED = {0: "the token itself", 1: "the previous token"}
+
+
+def attention_chart(
+    rope: Rope, offsets: Sequence[int], *, alpha: float, tokens: int
+) -> alt.ConcatChart:
+    """Causal attention of heads that look at a position, a map for each offset.
+
+    The maps are `phasor.papers.heads.attention_map` (Barbero et al. 2410.06205, theorem 5.3, and
+    Wendler's previous-token head). The first ``offset`` tokens have no token so far back; they
+    look at what scores best in its place, the first token where ``C`` falls that far.
+
+    Args:
+        rope: What rotates queries and keys.
+        offsets: Tokens back, 0 to ``tokens - 1``: 0 the diagonal, 1 the previous token.
+        alpha: Sharpness, as given to `phasor.papers.heads.positional_head`.
+        tokens: Length of the sequence.
+
+    Returns:
+        A chart with one map for each offset; what a token cannot see is grey.
+
+    Raises:
+        SpecError: If a number is not in its range, or ``rope.scaling`` is a rule that has not
+            picked its law.
+
+    >>> rope = Rope(head_dim=128, pairing="half")
+    >>> chart = attention_chart(rope, [0, 1], alpha=12.0, tokens=16)
+    >>> chart.concat[1].title
+    'offset 1 (the previous token)'
+    """
+    whole("number of offsets", len(offsets), least=1)
+    size = whole("tokens", tokens, least=2)
+    backs = [whole("each offset", offset, least=0, most=size - 1) for offset in offsets]
+    query, key = np.indices((size, size))
+    ticks = list(range(0, size, max(1, size // 6)))
+    panels: list[alt.LayerChart] = []
+    for back in backs:
+        weights = attention_map(rope, back, alpha=alpha, tokens=size)
+        rows = records(query=query.ravel(), key=key.ravel(), weight=weights.ravel())
+        cells = data(rows).encode(
+            x=alt.X("key:O", title="key (token)", axis=alt.Axis(values=ticks, labelAngle=0)),
+            y=alt.Y("query:O", title="query (token)", axis=alt.Axis(values=ticks)),
+        )
+        later = cells.mark_rect(style="shade").transform_filter("datum.weight === null")
+        seen = cells.mark_rect().transform_filter("datum.weight !== null")
+        seen = seen.encode(
+            opacity=darkness("weight", "attention weight", domain=[0, 1], range=[0, 1]),
+            tooltip=["query:O", "key:O", alt.Tooltip("weight:Q", format=".3~g")],
+        )
+        title = f"offset {back} ({_CALLED.get(back, f'{back} tokens back')})"
+        panels.append(layer(later, seen).properties(title=title, width=200, height=200))
+    return on_paper(
+        alt.concat(*panels, columns=3), "Attention weights of each query and key, for each offset."
+    )
+
+
+def usage_chart(norms: Mapping[str, ArrayLike]) -> alt.FacetChart:
+    """Frequency usage: how long the pairs of every head are, a row for each head.
+
+    Barbero et al. (2410.06205, figure 3) draw the means over the heads of a layer; here every
+    head has its row, so that one that uses other frequencies than its neighbours shows.
+
+    Args:
+        norms: For each layer, by its name, ``[heads, num_pairs]`` as `phasor.papers.pair_norms`
+            returns and ``phasor.torch.papers.usage`` collects. Layers need as many pairs, not as
+            many heads.
+
+    Returns:
+        A heat map, layers from the top down, gaps between them.
+
+    Raises:
+        TensorError: If there is no layer, or one is not of that form.
+
+    >>> chart = usage_chart({"layer 0": np.ones((6, 64)), "layer 1": np.ones((6, 64))})
+    >>> len(chart.data.values)
+    768
+    """
+    layers = {name: np.asarray(array, np.float64) for name, array in norms.items()}
+    if not layers:
+        raise TensorError("norms must hold a layer at least, got none")
+    width = next(iter(layers.values())).shape[-1:]
+    for name, array in layers.items():
+        if array.ndim != 2 or array.shape[-1:] != width or 0 in array.shape:
+            raise TensorError(
+                f"norms must be [heads, num_pairs], of as many pairs in every layer, "
+                f"got {list(array.shape)} in {name!r}; draw layers of other widths by themselves"
+            )
+    rows = [
+        row
+        for name, array in layers.items()
+        for head, lengths in enumerate(array)
+        for row in records(layer=name, head=head, pair=range(len(lengths)), length=lengths)
+    ]
+    ticks = list(range(0, width[0], max(1, width[0] // 8)))
+    cells = (
+        alt.Chart()
+        .mark_rect()
+        .encode(
+            x=alt.X("pair:O", title="pair (index)", axis=alt.Axis(values=ticks, labelAngle=0)),
+            y=alt.Y("head:O", title=None, axis=None),
+            opacity=darkness("length", "mean length", domainMin=0, range=[0, 1]),
+            tooltip=["layer:N", "head:O", "pair:O", alt.Tooltip("length:Q", format=".4~g")],
+        )
+        .properties(width=480, height=alt.Step(10))
+    )
+    header = alt.Header(title="layer, a row for each head", labelAngle=0, labelAlign="left")
+    drawn = cells.facet(
+        row=alt.Row("layer:N", sort=list(layers), header=header),
+        data=alt.Data(values=rows),
+        spacing=4,
+    ).resolve_scale(y="independent")
+    return on_paper(drawn, "Mean length of each pair, a row for each head of each layer.")
+
+
+def required_alpha_chart(
+    rope: Rope,
+    contexts: Sequence[int],
+    *,
+    weights: Sequence[float] = (0.5, 0.9, 0.99),
+    context: int | None = None,
+) -> alt.LayerChart:
+    """The least sharpness for a weight on the previous token, `phasor.papers.heads.required_alpha`.
+
+    Args:
+        rope: What rotates queries and keys.
+        contexts: Lengths of the sequence, ascending.
+        weights: Attention that the previous token gets, a curve for each.
+        context: Length of the training, marked by a line.
+
+    Raises:
+        SpecError: If no sharpness reaches a weight, or a number is not in its range.
+
+    >>> chart = required_alpha_chart(Rope(head_dim=64, pairing="half"), [4, 64], weights=[0.9])
+    >>> [row["context"] for row in chart.data.values]
+    [4, 64]
+    """
+    rows = [
+        row
+        for weight in weights
+        for row in records(
+            name=f"{weight:g}",
+            context=contexts,
+            alpha=[required_alpha(rope, tokens, weight) for tokens in contexts],
+        )
+    ]
+    y = alt.Y("alpha:Q", title="sharpness needed (alpha)", scale=alt.Scale(zero=True))
+    lines = curves(rows, [f"{weight:g}" for weight in weights], token_axis("context", "context "
+                   "(tokens)"), y)  # fmt: skip
+    drawn = layer(trained_mark(context, "context"), lines).properties(width=380, height=260)
+    return on_paper(
+        drawn,
+        "Sharpness that a previous-token head needs to give its token a weight, against context.",
+    )
+
+
+def previous_token_chart(
+    ropes: Mapping[str, Rope],
+    contexts: Sequence[int],
+    *,
+    trained: Rope,
+    alpha: float,
+    context: int | None = None,
+) -> alt.LayerChart:
+    """The weight that a trained previous-token head keeps under each Rope, against context.
+
+    `phasor.papers.heads.attention_weight`, at ``alpha`` times what the Rope's factor on the logits
+    (YaRN's temperature) adds to that of the training.
+
+    Args:
+        ropes: Up to eight Ropes, by the name their curve gets.
+        contexts: Lengths of the sequence, ascending.
+        trained: The Rope of the training.
+        alpha: The head's sharpness there.
+        context: Length of the training, marked by a line.
+
+    Raises:
+        SpecError: If there are more Ropes than styles of lines, or a number is not in its range.
+
+    >>> rope = Rope(head_dim=64, pairing="half")
+    >>> chart = previous_token_chart({"plain": rope}, [4, 64], trained=rope, alpha=30.0)
+    >>> [row["weight"] > 0.5 for row in chart.data.values]
+    [True, True]
+    """
+    rows = [
+        row
+        for name, rope in ropes.items()
+        for row in records(
+            name=name,
+            context=contexts,
+            weight=[
+                attention_weight(rope, alpha * rope.logit_factor / trained.logit_factor, tokens)
+                for tokens in contexts
+            ],
+        )
+    ]
+    scale = alt.Scale(domain=[0, 1])
+    y = alt.Y("weight:Q", title="weight of the previous token", scale=scale)
+    lines = curves(rows, ropes, token_axis("context", "context (tokens)"), y)
+    drawn = layer(trained_mark(context, "context"), lines).properties(width=380, height=260)
+    return on_paper(drawn, "Attention that a trained previous-token head keeps on its token.")
+
+
+def linear_chart(rope: Rope, lengths: Sequence[int], *, draws: int) -> alt.ConcatChart:
+    """Share of negative weights of linear attention, and their sum, against the number of keys.
+
+    Weights of RoFormer's eq. 19 (2104.09864), `phasor.papers.linear_weights`, of Gaussian
+    queries and keys: means over the draws, and bands of one standard deviation. Without a
+    rotation no weight would be negative, and they would sum to 1. Work grows as
+    ``draws * sum(lengths)``: 32 draws of 8192 keys at width 64 take a second.
+
+    Args:
+        rope: What rotates, along one axis.
+        lengths: Numbers of keys, ascending.
+        draws: How many queries, each with keys of its own, at each length.
+
+    Returns:
+        A chart of two panels.
+
+    Raises:
+        SpecError: If there is no length, or a number is not in its range.
+
+    >>> chart = linear_chart(Rope(head_dim=64, pairing="half"), [64, 256], draws=4)
+    >>> chart.save("linear.svg")  # doctest: +SKIP
+    """
+    if not lengths:
+        raise SpecError("lengths must hold a number of keys at least, got none")
+    whole("draws", draws, least=1)
+    weights = [[_drawn_weights(rope, n, seed) for seed in range(draws)] for n in lengths]
+    negative = np.array([[(drawn < 0).mean() for drawn in row] for row in weights])
+    total = np.array([[drawn.sum() for drawn in row] for row in weights])
+    mean, theory = f"mean of {draws} draws", "expected sum"
+    expected = records(
+        name=theory, keys=lengths, value=[expected_linear_sum(rope, n) for n in lengths]
+    )
+
+    def panel(title: str, measured: Any, format_: str, low: Any, further: Any) -> alt.LayerChart:
+        middle, spread = measured.mean(-1), measured.std(-1)
+        rows = records(name=mean, keys=lengths, value=middle, high=middle + spread,
+                       low=np.maximum(middle - spread, low))  # fmt: skip
+        ticks = alt.Axis(values=list(lengths), grid=False, format="d")
+        x = alt.X("keys:Q", title="keys (tokens)", axis=ticks,
+                  scale=alt.Scale(type="log", base=2, nice=False))  # fmt: skip
+        band = data(rows).mark_area(style="shade").encode(
+            x=x, y=alt.Y("low:Q", title=title), y2="high:Q"
+        )  # fmt: skip
+        y = alt.Y("value:Q", title=title, axis=alt.Axis(format=format_))
+        lines = curves([*rows, *further], [mean, theory], x, y, clickable=False)
+        return layer(band, level(0), lines).properties(width=320, height=240)
+
+    return on_paper(
+        alt.concat(
+            panel("share of weights below 0", negative, ".0%", 0.0, []),
+            panel("sum of weights", total, "~g", -np.inf, expected),
+        ),
+        "Share of negative weights and sum of weights against the number of keys.",
+    )
+
+
+def _drawn_weights(rope: Rope, length: int, seed: int) -> Any:
+    """The weights ``[length]`` of a Gaussian query on Gaussian keys."""
+    draw = np.random.default_rng(seed)
+    query = draw.standard_normal(rope.head_dim)
+    return linear_weights(query, draw.standard_normal((length, rope.head_dim)), rope)

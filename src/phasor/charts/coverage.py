@@ -1,0 +1,188 @@
+"""Which pairs came round in training, and which phases a longer context shows anew."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import altair as alt
+import numpy as np
+
+from phasor.charts.curves import law_menu
+from phasor.charts.style import (
+    colour,
+    curves,
+    darkness,
+    data,
+    layer,
+    level,
+    on_paper,
+    pair_axis,
+    powers,
+    records,
+)
+from phasor.errors import SpecError
+from phasor.papers import Coverage
+
+_TRAINED = "in training"
+_WITHIN, _NEW, _WHOLE = "only angles met in training", "new angles", "every angle met"
+
+
+def coverage_chart(ways: Mapping[str, Coverage]) -> alt.VConcatChart:
+    """Turns of every pair in training and after, and the share of its phases that are new.
+
+    Above, a pair below one turn never came round in training (grey): beyond the critical
+    dimension of Liu et al. (2310.05209). Below, one row for each extension, strong where the longer
+    context shows angles that training never did.
+
+    Args:
+        ways: Up to seven extensions of one training, by name: what `phasor.papers.coverage`
+            returned, such as ``{way.name: way.coverage for way in extensions(rope, 4096, 32768)}``.
+
+    Raises:
+        SpecError: If there is none or more than seven, or they differ in their training or in the
+            length that they reach.
+
+    >>> from phasor import Rope
+    >>> from phasor.extending import extensions
+    >>> ways = extensions(Rope(head_dim=128, pairing="half"), 4096, 32_768)
+    >>> chart = coverage_chart({way.name: way.coverage for way in ways})
+    >>> len(chart.vconcat[1].data.values)  # six ways, 64 pairs
+    384
+    """
+    first = _shared_training(ways)
+    names, pairs = [_TRAINED, *ways], np.arange(len(first.trained_turns))
+    turns = {_TRAINED: first.trained_turns} | {n: way.extended_turns for n, way in ways.items()}
+    rows = [
+        row
+        for name, values in turns.items()
+        for row in records(name=name, pair=pairs, turns=np.where(values > 0, values, np.nan))
+    ]
+    y = alt.Y("turns:Q", title=["turns", f"(training {first.context},", f"extended {first.to} "
+              "tokens)"], scale=alt.Scale(type="log"),
+              axis=alt.Axis(format="~g", tickCount=6))  # fmt: skip
+    never = pairs[first.never_turned]
+    shade = data(records(start=never - 0.5, end=never + 0.5) if len(never) else [])
+    marked = shade.mark_rect(style="shade").encode(x="start:Q", x2="end:Q")
+    edges = [-0.5, len(pairs) - 0.5]
+    above = layer(marked, level(1), curves(rows, names, pair_axis(domain=edges), y))
+
+    cells = [
+        row
+        for name, way in ways.items()
+        for row in records(
+            name=name, pair=pairs, start=pairs - 0.5, end=pairs + 0.5, share=way.new_share
+        )
+    ]
+    below = (
+        data(cells)
+        .mark_rect()
+        .encode(
+            x=pair_axis("start", domain=edges),
+            x2="end:Q",
+            y=alt.Y("name:N", title="extension", sort=list(ways)),
+            opacity=darkness("share", "share of new distances", domain=[0, 1], range=[0, 1]),
+            tooltip=["name:N", "pair:Q", alt.Tooltip("share:Q", format=".3~g")],
+        )
+    )  # fmt: skip
+    return on_paper(
+        alt.vconcat(
+            above.properties(width=480, height=280),
+            below.properties(width=480, height=alt.Step(20)),
+        ),
+        "Turns of each pair in training and extended, and its share of distances with new angles.",
+    )
+
+
+def turns_chart(ways: Mapping[str, Coverage]) -> alt.LayerChart:
+    """Turns of every pair over a context that a slider sets, under a law that a menu picks.
+
+    A pair's mark says whether training met all the angles that it shows over that context. Saved as
+    a picture, it stands at the trained context under the first law.
+
+    Args:
+        ways: Extensions of one training, by name, as `coverage_chart` takes them.
+
+    Raises:
+        SpecError: If there is none, or they differ in their training or in the length they reach.
+
+    >>> from phasor import Rope
+    >>> from phasor.papers import coverage
+    >>> rope = Rope(head_dim=128, pairing="half")
+    >>> chart = turns_chart({"unchanged": coverage(rope, 4096, rope, 32_768)})
+    >>> [one.name for one in chart.params]
+    ['tokens', 'law']
+    """
+    trained = _shared_training(ways)
+    context, to = trained.context, trained.to
+    step = max(1, context // 8)
+    slider = alt.binding_range(
+        min=context - (context - 1) // step * step, max=to, step=step, name="Context, tokens "
+    )
+    tokens = alt.param(name="tokens", value=context, bind=slider)
+    per_token = {name: way.extended_turns / to for name, way in ways.items()}
+    rows = [
+        row
+        for name, way in ways.items()
+        for row in records(
+            law=name,
+            pair=range(len(per_token[name])),
+            turns_per_token=per_token[name],
+            first_new=way.first_new,
+            turned=way.trained_turns >= 1,
+        )
+    ]
+    speeds = np.concatenate(list(per_token.values()))
+    speeds = speeds[speeds > 0] if (speeds > 0).any() else np.ones(1)
+    low, high = float(speeds.min()) * step, float(speeds.max()) * to
+    shown = [_WITHIN, _NEW, _WHOLE]
+    chosen = (
+        data(rows)
+        .transform_filter("datum.law == law && datum.turns_per_token > 0")
+        .transform_calculate(
+            turns="tokens * datum.turns_per_token",
+            phases=f"datum.first_new !== null && datum.first_new < tokens ? '{_NEW}' : "
+            f"datum.turned ? '{_WHOLE}' : '{_WITHIN}'",
+        )
+    )
+    shapes = alt.Scale(domain=shown, range=["square", "cross", "circle"])
+    points = chosen.mark_point(size=45, filled=True, opacity=1).encode(
+        x=pair_axis(),
+        y=alt.Y("turns:Q", title="turns over the context",
+                scale=alt.Scale(type="log", domain=[low, high], nice=False),
+                axis=alt.Axis(format="~g", values=powers(10, low, high))),
+        color=colour("phases", shown, {"symbolSize": 90, "columns": 1}),
+        shape=alt.Shape("phases:N", sort=shown, scale=shapes),
+        tooltip=["pair:Q", alt.Tooltip("turns:Q", format=".4~g"), "phases:N",
+                 alt.Tooltip("first_new:Q", title="first new distance", format=",")],
+    )  # fmt: skip
+    count = (
+        chosen.transform_aggregate(total="count()", groupby=["phases"])
+        .transform_filter(f"datum.phases == '{_NEW}'")
+        .transform_calculate(
+            words="datum.total + (datum.total == 1 ? ' pair shows' : ' pairs show') + ' new angles'"
+        )
+        .mark_text(align="right", baseline="top", fontWeight="bold")
+        .encode(x=alt.value("width"), y=alt.value(4), text="words:N")
+    )
+    layered = layer(level(1), points, count).add_params(tokens, law_menu(ways, next(iter(ways))))
+    return on_paper(
+        layered.properties(width=480, height=320),
+        "Turns of each pair over the context, marked by whether training met all the angles "
+        "that it shows.",
+    )
+
+
+def _shared_training(ways: Mapping[str, Coverage]) -> Coverage:
+    """The first of the extensions, which all begin at one training and reach one length."""
+    if not ways:
+        raise SpecError("ways must hold a coverage at least, got none")
+    first = next(iter(ways.values()))
+    for name, one in ways.items():
+        same = (one.context, one.to) == (first.context, first.to)
+        if not same or not np.array_equal(one.trained_turns, first.trained_turns):
+            raise SpecError(
+                f"ways must extend one training to one length ({first.context} to {first.to} "
+                f"tokens), got {one.context} to {one.to} in {name!r} or other frequencies; draw "
+                "them by themselves"
+            )
+    return first

@@ -1,0 +1,349 @@
+"""How pairs turn, what laws make of them, and how scores and errors change with distance."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import altair as alt
+import numpy as np
+from numpy.typing import ArrayLike
+
+from phasor._checks import whole
+from phasor.angles import cos_sin
+from phasor.charts.style import (
+    curves,
+    darkness,
+    data,
+    layer,
+    level,
+    on_paper,
+    pair_axis,
+    records,
+    token_axis,
+    trained_mark,
+)
+from phasor.errors import SpecError
+from phasor.frequencies import wavelengths
+from phasor.papers import KINDS, RECIPES, Kind, Recipe, angle_errors, cosine, decay
+from phasor.positions import every_axis, span
+from phasor.rope import Rope
+
+_KINDS: dict[Kind, str] = {
+    "aligned": "aligned: q = k = (1, 1, …)",
+    "opposite": "opposite: q = (1, 1, …) = −k",
+    "random": "random: q = k, one Gaussian draw",
+    "independent": "independent: q and k, one Gaussian draw each",
+}
+_RECIPES: dict[Recipe, str] = {
+    "float32 angle": "float32 angle",
+    "float64 angle": "float64 angle",
+    "float32 rows": "phasor, float32",
+    "float64 rows": "phasor, float64",
+    "complex64": "complex64",
+    "bfloat16 table": "bfloat16 table",
+}
+
+
+def rotation_chart(rope: Rope, *, pairs: Sequence[int], tokens: int) -> alt.ConcatChart:
+    """Where the vector (1, 0) of a pair points after its rotation, token by token.
+
+    A pair is a plane, and position ``p`` turns its vector by ``p * inv_freq[k]`` (RoFormer
+    2104.09864, eq. 13-15): the first pairs go round every few tokens, the last hardly move. The
+    points are `phasor.angles.cos_sin`.
+
+    Args:
+        rope: What rotates; with several axes, tokens stand at the same place on every one.
+        pairs: Which pairs, a panel for each, three in a row.
+        tokens: Positions 0 to ``tokens - 1``, faint to strong.
+
+    Raises:
+        SpecError: If a number is not in its range, or ``rope.scaling`` is a rule that has not
+            picked its law.
+
+    >>> chart = rotation_chart(Rope(head_dim=128, pairing="half"), pairs=[0, 16], tokens=16)
+    >>> chart.concat[1].title
+    ['pair 16', '62.83 tokens per turn']
+    """
+    whole("number of pairs", len(pairs), least=1)
+    shown = [whole("each pair", pair, least=0, most=rope.num_pairs - 1) for pair in pairs]
+    positions = span(whole("tokens", tokens, least=2))
+    n_axes = rope.axes.n_axes
+    cos, sin = cos_sin(rope, positions if n_axes == 1 else every_axis(positions, n_axes))
+    lengths = wavelengths(rope)
+
+    def axis(channel: Any, field: str, title: str) -> Any:
+        plane = alt.Axis(values=[-1, 0, 1], format="d")
+        return channel(f"{field}:Q", title=title, axis=plane, scale=alt.Scale(domain=[-1.15, 1.15]))
+
+    panels: list[alt.LayerChart] = []
+    for pair in shown:
+        points = records(position=positions, start=0, first=cos[:, pair], second=sin[:, pair])
+        chart = data(points).encode(opacity=darkness("position", "position (tokens)",
+                                                     symbol="circle", range=[0.25, 1]))  # fmt: skip
+        x, y = "first coordinate", "second coordinate"
+        arms = chart.mark_rule(style="first-series").encode(
+            x=axis(alt.X, "start", x), y=axis(alt.Y, "start", y), x2="first:Q", y2="second:Q"
+        )
+        tips = chart.mark_point(filled=True, size=35).encode(
+            x=axis(alt.X, "first", x), y=axis(alt.Y, "second", y), tooltip=["position:Q"]
+        )
+        turn = lengths[pair]
+        speed = f"{turn:.4g} tokens per turn" if np.isfinite(turn) else "does not turn"
+        title = [f"pair {pair}", speed]
+        panels.append(layer(arms, tips).properties(title=title, width=150, height=150))
+    return on_paper(
+        alt.concat(*panels, columns=3),
+        "The vector of a pair at successive positions, a panel for each pair.",
+    )
+
+
+def wavelength_chart(ropes: Mapping[str, Rope], *, context: int | None = None) -> alt.LayerChart:
+    """Positions per turn of every pair (`phasor.frequencies.wavelengths`), a curve for each Rope.
+
+    Args:
+        ropes: Up to eight Ropes with static laws, by the name their curve gets. A pair that does
+            not turn leaves a gap.
+        context: Drawn as a line: a pair above it never comes round within it.
+
+    Raises:
+        SpecError: If there are more Ropes than styles of lines, or one's scaling is a rule that
+            has not picked its law.
+
+    >>> rope = Rope(head_dim=128, pairing="half")
+    >>> chart = wavelength_chart({"base 10 000": rope}, context=4096)
+    >>> chart.save("wavelengths.pdf")  # doctest: +SKIP
+    """
+    rows = [
+        row
+        for name, rope in ropes.items()
+        for row in records(name=name, pair=range(rope.num_pairs), wavelength=wavelengths(rope))
+    ]
+    scale = alt.Scale(type="log", nice=False)
+    y = alt.Y("wavelength:Q", title="wavelength (tokens per turn)", scale=scale,
+              axis=alt.Axis(format="~s", tickCount=6))  # fmt: skip
+    marks = None
+    if context is not None:
+        base = data([{"level": context}]).encode(y="level:Q")
+        words = base.mark_text(align="left", baseline="bottom").encode(
+            x=alt.value(2), text=alt.value(f"context of {context} tokens")
+        )
+        marks = layer(base.mark_rule(style="reference"), words)
+    drawn = layer(curves(rows, ropes, pair_axis(), y), marks).properties(width=480, height=300)
+    return on_paper(drawn, "Positions per turn of each pair.")
+
+
+def scaling_chart(rope: Rope, scaled: Mapping[str, Rope]) -> alt.Chart:
+    """What each of several scalings leaves of every pair's frequency, 1 for all of it.
+
+    Position interpolation is a level line at ``1 / factor`` (Chen et al. 2306.15595); the other
+    laws bend between 1 for fast pairs and their own end for slow ones. The numbers are
+    ``scaled[name].inv_freq / rope.inv_freq``.
+
+    Args:
+        rope: What the others are compared with; a pair that it does not turn has no point.
+        scaled: Up to eight Ropes, by the name their curve gets.
+
+    Raises:
+        SpecError: If there are more Ropes than styles of lines, one has another number of pairs,
+            or one's scaling is a rule that has not picked its law.
+
+    >>> from dataclasses import replace
+    >>> from phasor.scaling import Linear
+    >>> rope = Rope(head_dim=4, pairing="half")
+    >>> chart = scaling_chart(rope, {"linear": replace(rope, scaling=Linear(factor=8.0))})
+    >>> [row["frequency"] for row in chart.data.values]
+    [0.125, 0.125]
+    """
+    before = np.where(rope.inv_freq > 0, rope.inv_freq, np.nan)
+    for name, one in scaled.items():
+        if one.num_pairs != rope.num_pairs:
+            raise SpecError(
+                f"scaled must hold Ropes of as many pairs as rope ({rope.num_pairs}), got "
+                f"{one.num_pairs} in {name!r}; draw it by itself"
+            )
+    pairs = range(rope.num_pairs)
+    rows = [
+        row
+        for name, one in scaled.items()
+        for row in records(name=name, pair=pairs, frequency=one.inv_freq / before)
+    ]
+    y = alt.Y("frequency:Q", title="frequency / plain frequency", scale=alt.Scale(zero=True))
+    drawn = curves(rows, scaled, pair_axis(), y).properties(width=480, height=300)
+    return on_paper(drawn, "What each law leaves of the frequency of each pair.")
+
+
+def decay_chart(
+    ropes: Mapping[str, Rope],
+    distances: ArrayLike,
+    *,
+    window: tuple[float, float] | None = None,
+    context: int | None = None,
+    log: bool = False,
+) -> alt.ConcatChart | alt.LayerChart:
+    """RoFormer's decay curve, whole, and once more cut as figures of it are printed.
+
+    The mean length of the partial sums of ``exp(i r inv_freq[k])``, `phasor.papers.decay` (Su
+    et al. 2104.09864, section 3.4.3). Their figure 2 is width 128, base 10000, distances 0 to
+    256, and shows 6 to 22 of a curve that begins at 32.5.
+
+    Args:
+        ropes: Up to eight Ropes, by the name their curve gets.
+        distances: Integers or floats, ascending; ``[n]``, along every axis of the Ropes.
+        window: The lowest and highest value that a second panel shows; no such panel without it.
+        context: Length of the training, marked by a line.
+        log: Draw distances, which are then above 0, on a logarithmic axis.
+
+    Raises:
+        PositionError: If the distances are not numbers.
+        SpecError: If there are more Ropes than styles of lines, or one's scaling is a rule that
+            has not picked its law.
+
+    >>> ropes = {"base 10 000": Rope(head_dim=128, pairing="half")}
+    >>> chart = decay_chart(ropes, range(257), window=(6, 22))
+    >>> chart.concat[1].title
+    'cut to 6 … 22'
+    """
+    rows = [
+        row
+        for name, rope in ropes.items()
+        for row in records(
+            name=name, distance=distances, decay=decay(rope, _along(rope, distances))
+        )
+    ]
+
+    def panel(**scale: Any) -> alt.LayerChart:
+        x = token_axis("distance", "distance (tokens)", log=log)
+        y = alt.Y("decay:Q", title="mean length of partial sums", scale=alt.Scale(**scale))
+        lines = curves(rows, ropes, x, y, clickable=window is None)
+        return layer(trained_mark(context, "distance"), lines).properties(width=380, height=260)
+
+    description = "RoFormer's decay curve, the mean length of partial sums, against distance."
+    if window is None:
+        return on_paper(panel(zero=True), description)
+    low, high = window
+    full = panel(zero=True).properties(title="whole")
+    cut = panel(domain=[low, high]).properties(title=f"cut to {low:g} … {high:g}")
+    return on_paper(alt.concat(full, cut), description)
+
+
+def cosine_chart(
+    ropes: Mapping[str, Rope],
+    distances: ArrayLike,
+    *,
+    kinds: Sequence[Kind] = KINDS,
+    seed: int | None = None,
+    context: int | None = None,
+    menu: str | None = None,
+) -> alt.ConcatChart | alt.LayerChart:
+    """Cosine of a rotated query and a rotated key against distance, a panel for each kind.
+
+    `phasor.papers.cosine`: aligned vectors lose their likeness, opposite ones gain, and
+    independent ones stay within a few ``head_dim ** -0.5`` of 0 at every distance, which is the
+    grey band (Barbero et al. 2410.06205, proposition 3.2 and figure 2).
+
+    Args:
+        ropes: Up to eight Ropes, by the name their curve gets; of one ``head_dim`` they see the
+            same vectors.
+        distances: Integers or floats above 0, ascending; ``[n]``, along every axis of the Ropes.
+        kinds: Which pairs of vectors, of `phasor.papers.KINDS`.
+        seed: What the Gaussian vectors of ``"random"`` and ``"independent"`` are drawn from.
+        context: Length of the training, marked by a line.
+        menu: Show the first Rope and one other, which a menu picks, this one at first; all without
+            it. Of one kind only.
+
+    Raises:
+        PositionError: If the distances are not numbers.
+        SpecError: If there are more Ropes than styles of lines, one's scaling is a rule that has
+            not picked its law, a seed is missing, or a menu is asked for with several kinds.
+
+    >>> chart = cosine_chart({"base 10 000": Rope(head_dim=128, pairing="half")}, [1, 10], seed=0)
+    >>> chart.concat[0].title
+    'aligned: q = k = (1, 1, …)'
+    """
+    if not kinds or (menu is not None and len(kinds) > 1):
+        raise SpecError(f"kinds must be one or more, and one with a menu, got {len(kinds)}")
+
+    def panel(kind: Kind) -> alt.LayerChart:
+        drawn = seed if kind in ("random", "independent") else None
+        rows = [
+            row
+            for name, rope in ropes.items()
+            for row in records(
+                name=name,
+                distance=distances,
+                cosine=cosine(rope, _along(rope, distances), kind, seed=drawn),
+            )
+        ]
+        y = alt.Y("cosine:Q", title="cosine", axis=alt.Axis(tickCount=5))
+        x = token_axis("distance", "distance (tokens)")
+        lines = curves(rows, ropes, x, y, clickable=len(kinds) == 1)
+        if menu is not None:
+            first = json.dumps(next(iter(ropes)))
+            lines = lines.transform_filter(f"datum.name == law || datum.name == {first}")
+            lines = lines.add_params(law_menu(ropes, menu))
+        band = None
+        if kind == "independent":
+            spread = min(rope.head_dim for rope in ropes.values()) ** -0.5
+            band = data([{"low": -spread, "high": spread}]).mark_rect(style="shade")
+            band = band.encode(y=alt.Y("low:Q", title="cosine"), y2="high:Q")
+        marked = layer(band, level(0), trained_mark(context, "distance"), lines)
+        return marked.properties(width=380, height=220)
+
+    description = "Cosine between a rotated query and a rotated key against their distance."
+    if len(kinds) == 1:
+        return on_paper(panel(kinds[0]), description)
+    panels = [panel(kind).properties(title=_KINDS[kind]) for kind in kinds]
+    return on_paper(alt.concat(*panels, columns=2).resolve_scale(y="shared"), description)
+
+
+def law_menu(laws: Mapping[str, Any], first: str) -> alt.Parameter:
+    """A menu whose choice is ``law`` in a chart's expressions."""
+    menu = alt.binding_select(options=list(laws), name="Law ")
+    return alt.param(name="law", value=first, bind=menu)
+
+
+def precision_chart(
+    rope: Rope, *, bits: int = 40, draws: int = 32, context: int | None = None
+) -> alt.LayerChart:
+    """Largest error of cos and sin against position, for each recipe of `angle_errors`.
+
+    Args:
+        rope: A Rope of one axis.
+        bits: Positions run up to ``2 ** bits``.
+        draws: Random positions drawn in each octave; the curve is their maximum.
+        context: Length of the training, marked by a line.
+
+    >>> chart = precision_chart(Rope(head_dim=128, pairing="half"), bits=20, draws=4)
+    >>> len(chart.data.values)  # six recipes, twenty octaves
+    120
+    """
+    draw = np.random.default_rng(0)
+    octaves = [draw.integers(2**bit, 2 ** (bit + 1), draws) for bit in range(bits)]
+    rows = [
+        row
+        for recipe in RECIPES
+        for row in records(
+            name=_RECIPES[recipe],
+            position=[2**bit for bit in range(bits)],
+            # an exact result has no logarithm
+            error=[
+                max(float(angle_errors(rope, octave, recipe).max()), 2.0**-54) for octave in octaves
+            ],
+        )
+    ]
+    axis = alt.Axis(format=".0e", values=[10.0**power for power in range(-16, 1, 2)])
+    y = alt.Y("error:Q", title="largest error of cos and sin", axis=axis,
+              scale=alt.Scale(type="log"))  # fmt: skip
+    lines = curves(rows, _RECIPES.values(), token_axis("position", "position (tokens)"), y)
+    drawn = layer(trained_mark(context, "position"), lines).properties(width=480, height=300)
+    return on_paper(
+        drawn, "Largest error of cos and sin against position, for each way of making them."
+    )
+
+
+def _along(rope: Rope, distances: ArrayLike) -> Any:
+    """Distances ``[n]`` as the rope takes them: along every axis, as in text."""
+    given, n_axes = np.asarray(distances), rope.axes.n_axes
+    return given if n_axes == 1 else np.repeat(given[:, None], n_axes, axis=1)

@@ -1,0 +1,256 @@
+"""What the charts share: colours for paper and for screens, records, curves and reference lines."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import altair as alt
+import numpy as np
+
+from phasor.errors import SpecError
+
+#: A row of a chart's data: JSON values by field.
+Record = Mapping[str, Any]
+AnyChart = alt.Chart | alt.LayerChart | alt.ConcatChart | alt.VConcatChart | alt.FacetChart
+AChart = TypeVar("AChart", bound=AnyChart)
+
+# every series keeps a contrast of 3 to 1 with its background (WCAG 2.2), and any two series differ
+# in their dashes by a factor of 1.5 at least, so that they can be told apart in grey
+_LIGHT: dict[str, Any] = {
+    "ink": "#1c2024", "rule": "#8a939e", "grid": "#e3e6ea",
+    "series": ("#0072b2", "#c44e00", "#00805f", "#a84a83", "#9a6a00", "#7a3fb0", "#2f86b8",
+               "#5a6370"),
+}  # fmt: skip
+_DARK: dict[str, Any] = {
+    "ink": "#e8eaed", "rule": "#7b8490", "grid": "#2b3038",
+    "series": ("#5ab0ee", "#ff9154", "#3fcf9f", "#e795c4", "#edb83d", "#c39bf0", "#8ed1f2",
+               "#b3bac4"),
+}  # fmt: skip
+_DASHES = [
+    [1, 0], [10, 4], [12, 4, 2, 4], [2, 3], [24, 6], [12, 4, 2, 4, 2, 4], [5, 3], [24, 4, 4, 4],
+]  # fmt: skip
+
+
+def _config(
+    ink: str,
+    rule: str,
+    grid: str,
+    series: Sequence[str],
+    *,
+    background: str,
+    font: str,
+    columns: int,
+) -> dict[str, Any]:
+    """Vega-Lite's configuration of a chart in these colours."""
+    words = {
+        "labelColor": ink,
+        "titleColor": ink,
+        "labelFontSize": 12,
+        "titleFontSize": 12,
+        "titleFontWeight": "normal",
+    }
+    return {
+        "background": background,
+        "font": font,
+        "range": {"category": list(series)},
+        "mark": {"color": series[0]},
+        "line": {"strokeWidth": 2},
+        "view": {"stroke": None},
+        "title": {"color": ink, "fontSize": 12, "fontWeight": "normal", "offset": 8},
+        "header": words | {"labelFontWeight": "normal"},
+        "axis": words
+        | {
+            "domainColor": rule,
+            "tickColor": rule,
+            "gridColor": grid,
+            "labelOverlap": True,
+            "labelFlush": False,
+        },
+        "legend": words
+        | {
+            "orient": "top",
+            "direction": "horizontal",
+            "columns": columns,
+            "symbolStrokeWidth": 2,
+            "labelLimit": 260,
+            "offset": 24,
+        },
+        "text": {"color": ink, "fontSize": 12},
+        # marks that say something about the others, by their `style`
+        "style": {
+            "first-series": {"color": series[0]},
+            "reference": {"color": rule, "strokeWidth": 1},
+            "shade": {"color": rule, "opacity": 0.25},
+        },
+    }
+
+
+#: Dark on white, for what is saved.
+PAPER = _config(**_LIGHT, background="white", font="sans-serif", columns=3)
+#: Colours that `stylesheet` defines, for pages and for pictures on pages.
+SCREEN = _config(
+    "var(--ink)",
+    "var(--rule)",
+    "var(--grid)",
+    [f"var(--series-{index})" for index in range(len(_DASHES))],
+    background="transparent",
+    font="system-ui, sans-serif",
+    columns=2,
+)
+
+
+def stylesheet() -> str:
+    """CSS that defines the colours of `SCREEN` on light screens and in print, and on dark ones."""
+    light, dark = (
+        "; ".join(
+            [f"--{name}: {colours[name]}" for name in ("ink", "rule", "grid")]
+            + [f"--series-{index}: {colour}" for index, colour in enumerate(colours["series"])]
+        )
+        for colours in (_LIGHT, _DARK)
+    )
+    dark_screen = "@media screen and (prefers-color-scheme: dark)"
+    return f":root {{ {light} }}\n{dark_screen} {{ :root {{ {dark} }} }}"
+
+
+def screen_spec(chart: AnyChart, **changes: Any) -> dict[str, Any]:
+    """The Vega-Lite description of ``chart`` in the colours of `SCREEN`, with top-level changes."""
+    return chart.to_dict() | {"config": SCREEN} | changes
+
+
+def on_paper(chart: AChart, description: str) -> AChart:
+    """The chart in the colours of `PAPER`, with what a screen reader says of it."""
+    return chart.configure(**PAPER).properties(description=description)
+
+
+def records(**columns: Any) -> list[Record]:
+    """Records of equally long columns; a column that is one text or number is in every record.
+
+    A number that is not finite becomes None, which interrupts a curve.
+    """
+    arrays = {name: np.asarray(column) for name, column in columns.items()}
+    length = max(array.size for array in arrays.values())
+    lists = [np.broadcast_to(array, (length,)).tolist() for array in arrays.values()]
+    return [
+        {
+            name: None if isinstance(value, float) and not math.isfinite(value) else value
+            for name, value in zip(arrays, values, strict=True)
+        }
+        for values in zip(*lists, strict=True)
+    ]
+
+
+def checked_names(names: Iterable[str]) -> list[str]:
+    """The names of the curves of a chart.
+
+    Raises:
+        SpecError: If there is none, or more than can be told apart.
+    """
+    given = list(names)
+    if not 0 < len(given) <= len(_DASHES):
+        raise SpecError(
+            f"a chart must have 1 to {len(_DASHES)} curves, which can be told apart without "
+            f"colour, got {len(given)}; draw several charts"
+        )
+    return given
+
+
+def data(rows: Iterable[Record]) -> alt.Chart:
+    """A chart of these records, still without a mark."""
+    return alt.Chart(alt.Data(values=list(rows)))
+
+
+def curves(
+    rows: Iterable[Record], names: Iterable[str], x: alt.X, y: alt.Y, *, clickable: bool = True
+) -> alt.Chart:
+    """A line for each ``name`` among the records, with a colour and a dash of its own.
+
+    Where it is ``clickable``, a click on a name in the legend fades the others; panels that share
+    a legend are not. A single curve has no legend.
+    """
+    given = checked_names(names)
+    legend = {"symbolSize": 600} if len(given) > 1 else None
+    dashes = alt.Scale(domain=given, range=_DASHES[: len(given)])
+    chart = (
+        data(rows)
+        .mark_line(clip=True)
+        .encode(
+            x=x,
+            y=y,
+            color=colour("name", given, legend),
+            strokeDash=alt.StrokeDash("name:N", sort=given, scale=dashes),
+            tooltip=[alt.Tooltip("name:N", title=" "), rounded(x), rounded(y)],
+        )
+    )
+    if not clickable or legend is None:
+        return chart
+    picked = alt.selection_point(fields=["name"], bind="legend")
+    faded = alt.condition(picked, alt.value(1), alt.value(0.15))
+    return chart.encode(opacity=faded).add_params(picked)
+
+
+def colour(field: str, names: Sequence[str], legend: Mapping[str, Any] | None) -> alt.Color:
+    """Colours in the order of ``names``, with a legend without a title that has these options."""
+    return alt.Color(
+        f"{field}:N",
+        title=None,
+        sort=list(names),
+        scale=alt.Scale(domain=list(names)),
+        legend=None if legend is None else alt.Legend(**legend),
+    )
+
+
+def darkness(field: str, title: str, *, symbol: str = "square", **scale: Any) -> alt.Opacity:
+    """A heat map's encoding: a larger number is more opaque, so darker on white."""
+    legend = alt.Legend(orient="right", direction="vertical", columns=1, symbolType=symbol,
+                        symbolSize=200, offset=12)  # fmt: skip
+    return alt.Opacity(f"{field}:Q", title=title, legend=legend, scale=alt.Scale(**scale))
+
+
+def rounded(channel: alt.X | alt.Y) -> alt.Tooltip:
+    """What a pointer over a mark is told of one of its coordinates."""
+    field: Any = channel.to_dict()  # pyright: ignore[reportUnknownVariableType]
+    return alt.Tooltip(f"{field['field']}:Q", format=".4~g")
+
+
+def pair_axis(field: str = "pair", **scale: Any) -> alt.X:
+    """The pairs of a head from left to right."""
+    axis = alt.Axis(tickMinStep=1, grid=False)
+    return alt.X(
+        f"{field}:Q", title="pair (index)", scale=alt.Scale(nice=False, **scale), axis=axis
+    )
+
+
+def token_axis(field: str, title: str, *, log: bool = True) -> alt.X:
+    """Tokens from left to right."""
+    scale = alt.Scale(type="log" if log else "linear", nice=False)
+    axis = alt.Axis(format="~s", tickCount=6, grid=False)
+    return alt.X(f"{field}:Q", title=title, scale=scale, axis=axis)
+
+
+def powers(base: int, low: float, high: float) -> list[float]:
+    """The powers from just below ``low`` to just above ``high``, for an axis's labels."""
+    first, last = math.floor(math.log(low, base)), math.ceil(math.log(high, base))
+    return [float(base) ** power for power in range(first, last + 1)]
+
+
+def level(value: float) -> alt.Chart:
+    """A thin line across the chart."""
+    return data([{"level": value}]).mark_rule(style="reference").encode(y="level:Q")
+
+
+def layer(*charts: alt.Chart | alt.LayerChart | None) -> alt.LayerChart:
+    """Charts above each other, the first at the bottom."""
+    return alt.LayerChart(layer=[chart for chart in charts if chart is not None])
+
+
+def trained_mark(context: int | None, field: str) -> alt.LayerChart | None:
+    """A dashed line where the trained context ends, which says so."""
+    if context is None:
+        return None
+    base = data([{field: context}]).encode(x=f"{field}:Q")
+    words = base.mark_text(align="center", baseline="bottom").encode(
+        y=alt.value(-4), text=alt.value("trained")
+    )
+    return layer(base.mark_rule(style="reference", strokeDash=[4, 4]), words)

@@ -1,0 +1,292 @@
+"""How a launch is made: tokens in two dimensions, a tile, strides, and all of it kept as a plan.
+
+A kernel is compiled for each combination of
+
+    the Rope's layout   number of pairs, first coordinate, pairing in and out
+    the direction       forward, or inverse (which is the backward pass)
+    the source          one axis, several axes (int32 or int64 positions), or cos and sin
+    the dtype           of the tensors, and of given cos and sin
+    memory              every head one piece on 16-byte boundaries, or anything else
+    what is written     the rotated slice (in place, or all of the head), or the rest as well
+    the tile            for many tokens, or for few
+
+and for nothing else: not for a size, a stride, a position or a gain.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from phasor.torch._in_place import PairLayout
+from phasor.torch._tables import (
+    axis_of_pair,
+    compute_dtype,
+    cos_sin,
+    count_axes,
+    count_own_dimensions,
+    digit_tables,
+    keep_for_graph,
+)
+
+#: From this many tokens on, a program shares cos and sin among heads; below, more programs run.
+MANY = 2048
+VECTOR = 16  # bytes that memory is moved by at a time
+SHIFT_OFFSET = 40  # where the shift of a `reciprocal` begins, above its multiplier
+_LARGE_TILE, _SMALL_TILE = 32768, 4096  # bytes of a tile, of many tokens and of few
+_MOST_PLANS = 256
+
+#: The one dtype of 8 bits that a cache may have, and its largest finite number.
+FLOAT8 = torch.float8_e4m3fn
+LARGEST_FLOAT8 = 448.0
+
+Plans = dict[tuple[Any, ...], "Plan | None"]
+
+
+def load_kernels(name: str) -> Any:
+    """A module of kernels, imported late: Triton is optional, and slow to import."""
+    return import_module(f"phasor.torch.backends.triton.{name}")
+
+
+# Plans
+
+
+@dataclass(slots=True)
+class Plan:
+    """A launch, but for the pointers of a call's tensors. Those of tables are its own."""
+
+    kernel: tuple[str, str]  # its module, and its name there
+    programs: int
+    tables: Tensor | None
+    axes: Tensor | None
+    arguments: tuple[Any, ...]
+    layout: PairLayout | None = None  # of a query and a key that are both written
+    compiled: Any = None
+
+    def launch(self, tensors: Sequence[Tensor], angles: Sequence[Tensor]) -> None:
+        """Run the kernel on ``tensors``, of which the first two are query and key, and angles.
+
+        Raises:
+            TensorError: If both are written, and share memory.
+        """
+        if self.layout is not None:
+            self.layout.check(tensors[0].data_ptr(), tensors[1].data_ptr())
+        if self.programs == 0:
+            return
+        keep_for_graph(self.tables, self.axes)
+        tables_or_sin = angles[1] if self.tables is None else self.tables
+        pointers = (*tensors, angles[0], tables_or_sin, self.axes)
+        # Triton's search for the compiled kernel takes as long as a small rotation; from the second
+        # launch on the kernel is called directly
+        kernel = self.compiled or getattr(load_kernels(self.kernel[0]), self.kernel[1])
+        launched = kernel[(self.programs, 1, 1)](*pointers, *self.arguments)
+        self.compiled = launched or self.compiled
+
+
+def find_plan(plans: Plans, key: tuple[Any, ...], make: Callable[[], Plan | None]) -> Plan | None:
+    """The plan of ``key`` in ``plans``, made if there is none."""
+    plan: Plan | Literal[False] | None = plans.get(key, False)
+    if plan is False:
+        if len(plans) >= _MOST_PLANS:
+            plans.clear()
+        # not read back: another thread may have cleared the plans in between
+        plan = plans[key] = make()
+    return plan
+
+
+# Tokens
+
+
+class Tokens(NamedTuple):
+    """Tokens in two dimensions, and where a kernel finds their cos and sin."""
+
+    inner: int
+    outer: int
+    strides: list[tuple[int, int]]  # of every tensor over the tokens: outer, inner
+    angle_strides: tuple[int, ...]  # `kernels.ANGLE_STRIDES`
+    source: str  # as in `kernels`
+    tables: Tensor | None  # None for given cos and sin
+    axes: Tensor | None
+    num_pairs: int
+
+    @property
+    def are_few(self) -> bool:
+        """Whether they get the small tile."""
+        return self.inner * self.outer < MANY
+
+
+def normalize_angles(angles: Sequence[Tensor], rope: str, dtype: torch.dtype) -> Sequence[Tensor]:
+    """``angles`` as kernels take them: int32 or int64 positions, or cos and sin.
+
+    Fractions of positions become cos and sin, for tensors of ``dtype``.
+    """
+    if len(angles) == 2 or angles[0].dtype in (torch.int64, torch.int32):
+        return angles
+    if angles[0].is_floating_point():
+        return cos_sin(angles, rope, compute_dtype(dtype))
+    return [angles[0].long()]
+
+
+def expand_angles(angles: Sequence[Tensor], rope: str, lead: Sequence[int]) -> list[Tensor]:
+    """Views of normalized angles with one entry for every token of the dimensions ``lead``."""
+    own = count_own_dimensions(angles, rope)
+    return [a.expand(*lead, *a.shape[a.dim() - own :]) for a in angles]
+
+
+def find_tokens(
+    xs: Sequence[Tensor], angles: Sequence[Tensor], rope: str, *others: Tensor
+) -> Tokens | None:
+    """How one launch reaches the tokens of all these; None if no two dimensions suffice.
+
+    Args:
+        xs: Tensors ``[..., seq, heads, head_dim]``.
+        angles: Normalized.
+        rope: The operator's text.
+        others: Tensors ``[..., seq]``.
+    """
+    lead, own = xs[0].shape[:-2], count_own_dimensions(angles, rope)
+    # an empty tensor is never read, so its strides do not matter
+    strides = [x.stride()[:-2] if x.numel() else (0,) * len(lead) for x in xs]
+    strides += [x.stride() for x in others]
+    strides += [_broadcast_strides(a, own, lead) for a in angles]
+    dimensions = _merge_dimensions(lead, strides)
+    if len(dimensions) > 2:
+        return None
+    dimensions += [(1, (0,) * len(strides))] * (2 - len(dimensions))
+    (inner, inner_strides), (outer, outer_strides) = dimensions
+    both = list(zip(outer_strides, inner_strides, strict=True))
+    count = len(xs) + len(others)
+    angle_strides: list[int] = []
+    for a, steps in zip(angles, both[count:], strict=True):
+        angle_strides += (*steps, a.stride(-1) if own else 0)
+    angle_strides += [0] * (6 - len(angle_strides))
+    return Tokens(inner, outer, both[:count], tuple(angle_strides), *_find_source(angles, rope, xs))
+
+
+def _find_source(
+    angles: Sequence[Tensor], rope: str, xs: Sequence[Tensor]
+) -> tuple[str, Tensor | None, Tensor | None, int]:
+    """Where cos and sin come from: source, tables, axes, and how many pairs there are."""
+    if len(angles) == 2:
+        return "cos_sin", None, None, angles[0].shape[-1]
+    device = angles[0].device
+    tables = digit_tables(rope, device, compute_dtype(xs[0].dtype))
+    if count_axes(rope) == 1:
+        return "one axis", tables, None, tables.shape[-1]
+    return "several axes", tables, axis_of_pair(rope, device), tables.shape[-1]
+
+
+def _broadcast_strides(x: Tensor, own: int, lead: Sequence[int]) -> tuple[int, ...]:
+    """Strides of ``x`` over the dimensions ``lead``, which all but its ``own`` last ones match."""
+    matching = x.dim() - own
+    strides = (0 if x.shape[i] == 1 else x.stride(i) for i in range(matching))
+    return (0,) * (len(lead) - matching) + tuple(strides)
+
+
+def _merge_dimensions(
+    lead: Sequence[int], strides: Sequence[tuple[int, ...]]
+) -> list[tuple[int, tuple[int, ...]]]:
+    """Lengths and strides of as few dimensions as possible, innermost first.
+
+    Two dimensions are one where the outer stride of every tensor is the inner one times the inner
+    length. All are one where one is empty.
+
+    Args:
+        lead: Lengths of the dimensions.
+        strides: Of each tensor over them.
+    """
+    if 0 in lead:
+        return [(0, (0,) * len(strides))]
+    merged: list[tuple[int, tuple[int, ...]]] = []
+    for dim in reversed(range(len(lead))):
+        length, steps = lead[dim], tuple(each[dim] for each in strides)
+        if length == 1:
+            continue
+        if merged and steps == tuple(merged[-1][0] * step for step in merged[-1][1]):
+            merged[-1] = length * merged[-1][0], merged[-1][1]
+        else:
+            merged.append((length, steps))
+    return merged
+
+
+# Tiles
+
+
+class Tile(NamedTuple):
+    """How many pairs, tokens and heads a program takes."""
+
+    pairs: int
+    tokens: int
+    heads: int
+
+    def count_heads(self, *heads: int) -> int:
+        """How many blocks those heads of each tensor are."""
+        return sum(-(-n // self.heads) for n in heads)
+
+    def count_tokens(self, tokens: Tokens) -> int:
+        """How many tiles the inner tokens are."""
+        return -(-tokens.inner // self.tokens)
+
+
+def choose_tile(tokens: Tokens, x: Tensor, packed: bool, parts: int = 1, rest: int = 0) -> Tile:
+    """The tile of a program for heads of ``x``.
+
+    Args:
+        tokens: The tokens of ``x``.
+        x: One of the tensors.
+        packed: Whether heads are moved in pieces of 16 bytes. If not, every number has an address
+            of its own in registers, and a large tile is a quarter.
+        parts: What a large tile is divided by, for kernels that hold more than it in registers.
+        rest: Columns that are held beside the pairs; 0, or a power of two.
+    """
+    pairs = 1 << (max(tokens.num_pairs, 1) - 1).bit_length()
+    size = _SMALL_TILE if tokens.are_few else _LARGE_TILE // (parts if packed else 4 * parts)
+    budget = max(1, size // (2 * x.element_size() * max(pairs, rest)))
+    heads = min(budget, 32 if tokens.are_few else 8)
+    return Tile(pairs, budget // heads, heads)
+
+
+def head_strides(xs: Sequence[Tensor], tokens: Tokens) -> tuple[list[int], bool]:
+    """Strides of every tensor as kernels take them, and whether all heads are packed."""
+    strides: list[int] = []
+    packed = True
+    for x, token_strides in zip(xs, tokens.strides, strict=False):
+        # the stride of a single head is never used, and may be anything
+        steps = (*token_strides, x.stride(-2) if x.shape[-2] > 1 else 0)
+        strides += (*steps, x.stride(-1))
+        packed = packed and is_packed(x, steps)
+    return strides, packed
+
+
+def is_packed(x: Tensor, strides: Sequence[int]) -> bool:
+    """Whether every head of ``x``, reached by ``strides``, is one piece on 16-byte boundaries."""
+    aligned = all(step * x.element_size() % VECTOR == 0 for step in strides)
+    return aligned and x.data_ptr() % VECTOR == 0 and x.stride(-1) == 1
+
+
+def reciprocal(n: int) -> int:
+    """What kernels multiply by where they would divide counts by ``n``.
+
+    ``count * multiplier >> shift`` is the quotient of every count below 2**31: rounding up makes
+    ``n * multiplier`` larger than ``2**shift`` by less than ``n``, and so by at most
+    ``2**(shift - 31)`` (Granlund and Montgomery 1994). ``multiplier`` is at most ``2**32``;
+    ``shift`` is stored above it.
+    """
+    shift = 31 + (max(n, 1) - 1).bit_length()
+    return shift << SHIFT_OFFSET | -(-(2**shift) // max(n, 1))
+
+
+def float64_bits(value: float) -> int:
+    """The bits of a float64, which Triton cannot pass to a kernel."""
+    return struct.unpack("q", struct.pack("d", value))[0]
+
+
+def inverse_unit(unit: float) -> float:
+    """The float32 that numbers are multiplied by on their way into a cache of 8 bits."""
+    return float(torch.tensor(1.0 / unit, dtype=torch.float32))

@@ -1,0 +1,365 @@
+"""Models as ONNX files in which every rotation is the standard operator RotaryEmbedding.
+
+The file computes what `phasor.torch.rotate` does, with the same cos and sin. How a standard
+operator is read, and caches of cos and sin become a Rope again, is in `phasor.translation.onnx`.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import torch.export
+import torch.fx
+import torch.onnx
+from numpy.typing import ArrayLike, NDArray
+from torch import nn
+
+from phasor import angles as numpy_angles
+from phasor._checks import whole
+from phasor.angles import DIGITS, ROWS
+from phasor.errors import BackendError, PhasorError, SpecError, TensorError
+from phasor.pairings import by_pairing
+from phasor.rope import Rope
+from phasor.torch import ops
+from phasor.torch._tables import Layout, read_layout, read_rope
+
+_OPSET = 23  # the first one that has the operator
+_FLOATS = ("FLOAT", "FLOAT16", "BFLOAT16")
+_FLOAT, _INT64, _DOUBLE = 1, 7, 11  # numbers of ONNX's dtypes
+_Table = NDArray[np.float32]
+
+
+def export(
+    model: nn.Module | torch.export.ExportedProgram,
+    args: Sequence[Any] = (),
+    *,
+    kwargs: Mapping[str, Any] | None = None,
+    dynamic_shapes: Any = None,
+    longest: int | None = None,
+    **options: Any,
+) -> Any:
+    """``model`` as an ONNX program, by way of ``torch.export`` and ``torch.onnx.export``.
+
+    Every `phasor.torch.rotate` and its kin, but for those that write in place, becomes one
+    RotaryEmbedding per tensor, in the pairing it reads. Nodes around it do what the operator
+    cannot: a slice that begins inside the head, and a pairing of the result that differs, are one
+    permutation of coordinates each; direction and inverse are the sign of sin; a gain is
+    multiplied into cos and sin. Tensors of 16 bits are rotated in float32 and rounded once.
+
+    Cos and sin come from one of two places.
+
+    * Unless ``longest`` is given, from the digit tables of `phasor.angles`, as on every other
+      backend: correct to `phasor.angles.ROW_ERROR_40` at every whole position below 2**40 either
+      way, NaN beyond; fractions and several axes included. 2 MB for 64 pairs.
+    * With ``longest``, from two tables of that many rows, which are the operator's caches, indexed
+      by its position_ids. Every entry is rounded once from within 1e-15. Positions are whole, on
+      one axis and from 0 to ``longest - 1``; what happens at others depends on the engine.
+
+    Args:
+        model: A module, or a program that ``torch.export.export`` made.
+        args: Its example arguments, as for ``torch.export.export``.
+        kwargs: Its example keyword arguments.
+        dynamic_shapes: As for ``torch.export.export``.
+        longest: Rows of a table of cos and sin; None for digit tables.
+        options: The rest goes to ``torch.onnx.export``.
+
+    Returns:
+        A ``torch.onnx.ONNXProgram``: ``save`` writes it, calling it runs it in onnxruntime.
+
+    Raises:
+        BackendError: If ONNX's packages are not installed, or the model rotates in place.
+        TensorError: If float64 is rotated, which the operator is not made for, or tensors with a
+            changing number of heads.
+        SpecError: If ``longest`` is given and positions are fractions or on several axes.
+
+    >>> import torch
+    >>> from phasor import Rope
+    >>> from phasor.torch import RotaryAttention
+    >>> rope = Rope(head_dim=8, pairing="half")
+    >>> attention = RotaryAttention(rope, 16, num_heads=2).eval()
+    >>> program = export(attention, (torch.zeros(1, 5, 16),), longest=1024)
+    >>> [node.op_type for node in program.model.graph].count("RotaryEmbedding")
+    2
+    """
+    for package in ("onnx", "onnxscript"):
+        if find_spec(package) is None:
+            raise BackendError(
+                f"ONNX files are written with {package}, which is not installed: "
+                "pip install 'phasor[onnx]'"
+            )
+    with warnings.catch_warnings():
+        # torch's own lowering still calls what torch deprecates
+        warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)
+        if isinstance(model, torch.export.ExportedProgram):
+            program = model
+        else:
+            program = torch.export.export(
+                model, tuple(args), dict(kwargs or {}), dynamic_shapes=dynamic_shapes
+            )
+        _refuse_writes(program)
+        table = translation_table(longest)
+        options = {"opset_version": _OPSET, "verbose": False} | options
+        try:
+            onnx_program: Any = torch.onnx.export(
+                program, dynamo=True, custom_translation_table=table, **options
+            )
+        except Exception as error:
+            # torch wraps the error of a translation in reports of its own
+            cause: BaseException | None = error
+            while cause is not None and not isinstance(cause, PhasorError):
+                cause = cause.__cause__
+            if cause is None:
+                raise
+            raise cause from None
+    _share_tables(onnx_program.model.graph)
+    # with shared tables, layers of one Rope at the same positions compute the same cos and sin
+    import_module("onnx_ir.passes.common").CommonSubexpressionEliminationPass()(onnx_program.model)
+    return onnx_program
+
+
+def translation_table(longest: int | None = None) -> dict[Callable[..., Any], Callable[..., Any]]:
+    """What `export` gives to ``torch.onnx.export`` as ``custom_translation_table``.
+
+    For callers with a table of their own to merge it into. The opset must be 23 or later.
+
+    Args:
+        longest: As for `export`.
+
+    Raises:
+        SpecError: If ``longest`` is not a whole number >= 1.
+
+    >>> list(translation_table())
+    [<OpOverload(op='phasor.rotate', overload='default')>]
+    """
+    if longest is not None:
+        whole("longest", longest, least=1)
+
+    def translate(
+        xs: Sequence[Any],
+        angles: Sequence[Any],
+        rope: str,
+        inverse: bool,
+        gain: float,
+        backend: str,
+    ) -> Sequence[Any]:
+        del backend  # which runs on the machine that exports
+        op = import_module("onnxscript").opset23
+        return _rotate(op, xs, angles, rope, inverse, gain, longest)
+
+    return {ops.rotate: translate}
+
+
+def _refuse_writes(program: torch.export.ExportedProgram) -> None:
+    for module in program.graph_module.modules():
+        nodes = module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ()
+        if any(node.target is ops.rotate_ for node in nodes):
+            raise BackendError(
+                "model must not rotate in place to become ONNX, which has no writes; use rotate, "
+                "rotate_qk or rotate_by in place of their twins with an underscore"
+            )
+
+
+def _share_tables(graph: Any) -> None:
+    """One initializer for each array, however many nodes brought it."""
+    first: dict[int, Any] = {}
+    for name, value in list(graph.initializers.items()):
+        shared = first.setdefault(id(value.const_value.raw), value)
+        if shared is not value and not value.is_graph_output():
+            value.replace_all_uses_with(shared)
+            del graph.initializers[name]
+
+
+# The operator as nodes of a graph: every attribute of ``op`` that is called makes a node
+
+
+class _CosSin(NamedTuple):
+    """Inputs of the standard operator: caches and the rows to take, or a row for every token."""
+
+    cos: Any
+    sin: Any
+    position_ids: Any | None
+    num_pairs: int
+
+
+def _rotate(
+    op: Any,
+    xs: Sequence[Any],
+    angles: Sequence[Any],
+    rope: str,
+    inverse: bool,
+    gain: float,
+    longest: int | None,
+) -> list[Any]:
+    """``phasor::rotate`` as nodes; the arguments are those of the operator and of `export`."""
+    for x in xs:
+        if x.dtype.name not in _FLOATS or not all(type(n) is int for n in x.shape[-2:]):
+            raise TensorError(
+                "x must be float32, float16 or bfloat16 with a fixed number of heads for ONNX's "
+                f"RotaryEmbedding, got {x.dtype.name.lower()} of shape {list(x.shape)}; export the "
+                "model in float32"
+            )
+    layout = read_layout(rope)
+    values = _find_cos_sin(op, angles, rope, inverse, gain, longest)
+    return [_rotate_one(op, x, values, layout.inverse() if inverse else layout) for x in xs]
+
+
+def _rotate_one(op: Any, x: Any, values: _CosSin, layout: Layout) -> Any:
+    heads, head_dim = cast(tuple[int, int], tuple(x.shape[-2:]))
+    before, after = _permutations(head_dim, values.num_pairs, layout)
+    shape, seq = op.Shape(x), op.Shape(x, start=-3, end=-2)
+    lead, rest = op.Shape(x, end=-2), _constant(op, [-1])
+    y = x if before is None else op.Gather(x, _constant(op, before), axis=-1)
+    # cos, sin and arithmetic are float32, as in every other backend; the result is rounded once
+    y = y if x.dtype.name == "FLOAT" else op.Cast(y, to=_FLOAT)
+    # [..., seq, heads, head_dim] -> [batch, seq, heads * head_dim]
+    y = op.Reshape(y, op.Concat(rest, seq, _constant(op, [heads * head_dim]), axis=0))
+    if values.position_ids is None:
+        # [..., seq, num_pairs], broadcast -> [batch, seq, num_pairs]
+        pairs = _constant(op, [values.num_pairs])
+        full, flat = op.Concat(lead, pairs, axis=0), op.Concat(rest, seq, pairs, axis=0)
+        inputs = [op.Reshape(op.Expand(each, full), flat) for each in (values.cos, values.sin)]
+    else:
+        # [..., seq], broadcast -> [batch, seq]
+        ids = op.Reshape(op.Expand(values.position_ids, lead), op.Concat(rest, seq, axis=0))
+        inputs = [values.cos, values.sin, ids]
+    y = op.RotaryEmbedding(
+        y,
+        *inputs,
+        interleaved=by_pairing(layout.pairing, half=0, interleaved=1),
+        num_heads=heads,
+        rotary_embedding_dim=2 * values.num_pairs if 2 * values.num_pairs < head_dim else 0,
+    )
+    y = op.Reshape(y, shape)
+    y = y if x.dtype.name == "FLOAT" else op.CastLike(y, x)
+    return y if after is None else op.Gather(y, _constant(op, after), axis=-1)
+
+
+def _permutations(
+    head_dim: int, num_pairs: int, layout: Layout
+) -> tuple[list[int] | None, list[int] | None]:
+    """Coordinates to gather before and after the operator; None where nothing moves.
+
+    Before, the rotated slice comes to the front, where the operator expects it. After, everything
+    goes back, the slice in the pairing of the result.
+    """
+    start, width = layout.rotary_start, 2 * num_pairs
+    in_order = list(range(head_dim))
+    before = [*in_order[start : start + width], *in_order[:start], *in_order[start + width :]]
+    after = [before.index(coordinate) for coordinate in in_order]
+    in_front = Layout(layout.pairing, layout.pairing_out, 0)
+    written = layout.slices(layout.pairing_out, num_pairs)
+    computed = in_front.slices(layout.pairing, num_pairs)
+    for target, source in zip(written, computed, strict=True):
+        after[target] = in_order[source]
+    return (None if before == in_order else before), (None if after == in_order else after)
+
+
+def _find_cos_sin(
+    op: Any,
+    angles: Sequence[Any],
+    rope: str,
+    inverse: bool,
+    gain: float,
+    longest: int | None,
+) -> _CosSin:
+    if len(angles) == 2:
+        cos, sin = (op.Cast(each, to=_FLOAT) for each in angles)
+        return _CosSin(*_apply_options(op, cos, sin, inverse, gain), None, angles[0].shape[-1])
+    value, positions = read_rope(rope), angles[0]
+    fractional = positions.dtype.name in ("FLOAT", "DOUBLE")
+    if longest is None:
+        cos, sin = _from_digits(op, positions, value, fractional)
+        return _CosSin(*_apply_options(op, cos, sin, inverse, gain), None, value.num_pairs)
+    if fractional or value.axes.n_axes > 1:
+        what = "fractions" if fractional else f"on {value.axes.n_axes} axes"
+        raise SpecError(
+            f"longest makes tables that whole positions on one axis are rows of, got positions "
+            f"{what}; leave longest out"
+        )
+    tables = _long_tables(value, longest, gain, -gain if inverse else gain)
+    cos, sin = (_constant(op, table, np.float32) for table in tables)
+    return _CosSin(cos, sin, op.Cast(positions, to=_INT64), value.num_pairs)
+
+
+def _apply_options(op: Any, cos: Any, sin: Any, inverse: bool, gain: float) -> tuple[Any, Any]:
+    if gain != 1.0:
+        factor = _constant(op, gain, np.float32)
+        cos, sin = op.Mul(cos, factor), op.Mul(sin, factor)
+    return cos, op.Neg(sin) if inverse else sin
+
+
+def _from_digits(op: Any, positions: Any, rope: Rope, fractional: bool) -> tuple[Any, Any]:
+    """Cos and sin ``[..., seq, num_pairs]`` float32, computed as in `phasor.torch._tables`."""
+    if rope.axes.n_axes == 1:
+        # [..., seq] -> [..., seq, 1]
+        positions = op.Unsqueeze(positions, _constant(op, [-1]))
+    else:
+        # [..., seq, n_axes] -> [..., seq, num_pairs]
+        axis_of_pair = list(rope.axes.axis_of_pair(rope.num_pairs))
+        positions = op.Gather(positions, _constant(op, axis_of_pair), axis=-1)
+    if not fractional:
+        return _digit_product(op, op.Cast(positions, to=_INT64), rope)
+    exact = op.Cast(positions, to=_DOUBLE)
+    nearest = op.Round(exact)
+    radians = _constant(op, rope.direction * rope.inv_freq, np.float64)
+    rest = op.Mul(op.Sub(exact, nearest), radians)
+    cos_sin_of_rest = op.Cast(op.Cos(rest), to=_FLOAT), op.Cast(op.Sin(rest), to=_FLOAT)
+    whole_part = _digit_product(op, op.Cast(nearest, to=_INT64), rope)
+    return _multiply(op, whole_part, cos_sin_of_rest)
+
+
+def _digit_product(op: Any, positions: Any, rope: Rope) -> tuple[Any, Any]:
+    """The product of the digits' rotations, of int64 ``[..., seq, 1]`` or ``[..., num_pairs]``."""
+    pairs = _constant(op, range(rope.num_pairs))
+    base, width = _constant(op, ROWS), _constant(op, rope.num_pairs)
+    higher_digits = op.Abs(positions)
+    product: tuple[Any, Any] | None = None
+    for digit in range(DIGITS):
+        # tables are flat, and each pair gathers its own entry: on several axes, pairs differ in row
+        entry = op.Add(op.Mul(op.Mod(higher_digits, base), width), pairs)
+        cos, sin = (_constant(op, table, np.float32) for table in _digit_tables(rope)[digit])
+        factor = op.Gather(cos, entry), op.Gather(sin, entry)
+        product = factor if product is None else _multiply(op, product, factor)
+        if digit < DIGITS - 1:
+            higher_digits = op.Div(higher_digits, base)
+    assert product is not None, "there are digits"
+    zero, nan = _constant(op, 0), _constant(op, np.nan, np.float32)
+    cos, sin = product[0], op.Where(op.Less(positions, zero), op.Neg(product[1]), product[1])
+    # beyond the tables: NaN, so that it is never taken for a rotation. |-2**63| is negative
+    outside = op.Or(op.GreaterOrEqual(higher_digits, base), op.Less(higher_digits, zero))
+    return op.Where(outside, nan, cos), op.Where(outside, nan, sin)
+
+
+def _multiply(op: Any, one: tuple[Any, Any], other: tuple[Any, Any]) -> tuple[Any, Any]:
+    """The product of two rotations, each given by cos and sin."""
+    (a, b), (c, d) = one, other
+    return op.Sub(op.Mul(a, c), op.Mul(b, d)), op.Add(op.Mul(a, d), op.Mul(b, c))
+
+
+@lru_cache(maxsize=16)
+def _digit_tables(rope: Rope) -> tuple[tuple[_Table, _Table], ...]:
+    """Cosines and sines of every digit; the same arrays each time, so that they can be shared."""
+    # [4, 1024, num_pairs, 2] -> [4, 1024 * num_pairs, 2]
+    flat = numpy_angles.digit_tables(rope, np.float32).reshape(DIGITS, -1, 2)
+    return tuple(
+        (np.ascontiguousarray(table[:, 0]), np.ascontiguousarray(table[:, 1])) for table in flat
+    )
+
+
+@lru_cache(maxsize=4)
+def _long_tables(
+    rope: Rope, longest: int, cos_factor: float, sin_factor: float
+) -> tuple[_Table, _Table]:
+    cos, sin = numpy_angles.cos_sin(rope, range(longest))
+    return (cos_factor * cos).astype(np.float32), (sin_factor * sin).astype(np.float32)
+
+
+def _constant(op: Any, values: ArrayLike, dtype: type[np.generic] = np.int64) -> Any:
+    array = np.asarray(values, dtype)
+    return op.Constant(value=import_module("onnxscript").ir.tensor(array))

@@ -1,0 +1,306 @@
+"""The architectures of the installed transformers that rotate, and a tiny random model of each."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import tomllib
+import warnings
+from collections.abc import Generator, Iterable, Mapping, Sized
+from contextlib import contextmanager
+from functools import cache
+from importlib import import_module, resources
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from phasor._checks import shown
+from phasor.errors import BackendError, ConfigError, PhasorError, install_hint
+
+_ROTATES = re.compile(r"^def \w*(rotary|rotate)|Rotary|rotary_emb|sinusoidal_pos", re.MULTILINE)
+# a model that holds more was not made small
+_MOST_NUMBERS = 60_000_000
+# more than any model has, of whatever
+_MOST_PARTS = 100_000
+_COUNTS = re.compile(r"(num|n)_(?!positions|ctx)\w+")
+_LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+_HEADS = ("num_attention_heads", "n_head", "n_heads")
+_WIDTHS = ("hidden_size", "n_embd", "d_model")
+_KEY_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv")
+# what says how one layer is unlike the next; the other lists of a layer each are only cut
+_TELLS_LAYERS_APART = ("layer_types", "layers_block_type", "no_rope_layers", "layer_rope_theta")
+_SMALL: Mapping[str, int] = {
+    r"vocab_size\w*": 128,
+    r"\w*intermediate_size\w*|\w*ffn_hidden_size|n_inner|ffn_dim": 64,
+    r"n_routed_experts|num_(local_)?experts|moe_num_experts": 4,
+    r"num_experts_per_tok(en)?|moe_topk|moe_k|top_k_experts": 2,
+    r"n_group|topk_group|n_shared_experts|num_shared_experts": 1,
+    r"\w*lora_rank": 32,
+    r"hidden_size_per_layer_input": 16,
+    r"sliding_window": 16,
+    r"num_kv_shared_layers": 0,
+}
+_TOKENS: Mapping[str, int] = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+
+
+@cache
+def particulars() -> Mapping[str, Any]:
+    """What ``architectures.toml`` says of single model types."""
+    file = resources.files("phasor").joinpath("torch/hf/architectures.toml")
+    return tomllib.loads(file.read_text("utf-8"))
+
+
+# ---- which there are ----
+
+
+def transformers() -> Any:
+    """The installed transformers.
+
+    Raises:
+        BackendError: If there is none.
+    """
+    if find_spec("transformers") is None:
+        raise BackendError(
+            "the architectures of transformers are asked for, and transformers is not installed: "
+            f"{install_hint('transformers')}"
+        )
+    return import_module("transformers")
+
+
+def model_types() -> tuple[str, ...]:
+    """The model types of the installed transformers whose models take tokens and rotate, sorted.
+
+    Raises:
+        BackendError: If transformers is not installed.
+    """
+    return tuple(name for name in sorted(_modules()) if _class_of(name) is not None)
+
+
+def not_built() -> Mapping[str, str]:
+    """Model types of the installed transformers that name a rotation, and why none is built."""
+    reasons = {name: why for why, names in particulars()["not_built"].items() for name in names}
+    return {name: reasons[name] for name in sorted(reasons) if name in _modules()}
+
+
+def model_class(name: str) -> Any:
+    """The class of a model type, its causal language model where there is one.
+
+    Args:
+        name: Such as ``llama``, or the name of any of its model classes.
+
+    Raises:
+        BackendError: If transformers is not installed.
+        ConfigError: If it has no such architecture that takes tokens and rotates them.
+
+    >>> model_class("llama").__name__, model_class("LlamaModel") is model_class("llama")
+    ('LlamaForCausalLM', True)
+    """
+    named: Any = None
+    if name not in _modules() and name.isidentifier():
+        named = getattr(transformers(), name, None)
+    config = getattr(named, "config_class", None)
+    model_type = str(getattr(config, "model_type", name))
+    if model_type in not_built():
+        raise ConfigError(f"{shown(name)} is not built here: {not_built()[model_type]}")
+    found = _class_of(model_type)
+    if found is None:
+        known = "" if named is None else f": {name} is there, and its code has none"
+        raise ConfigError(
+            f"{shown(name)} must be a model type or a model class of the installed transformers "
+            f"that takes tokens and rotates them{known}; `phasor identify --list` shows them all"
+        )
+    return found
+
+
+@cache
+def _modules() -> Mapping[str, str]:
+    """Modules whose code names a rotation, by model type; none is imported."""
+    library = transformers()
+    auto = import_module("transformers.models.auto.configuration_auto")
+    folder = Path(library.__file__).parent / "models"
+    rotating: dict[str, str] = {}
+    for model_type in auto.CONFIG_MAPPING_NAMES:
+        name = auto.model_type_to_module_name(model_type)
+        code = folder / name / f"modeling_{name}.py"
+        if code.exists() and _ROTATES.search(code.read_text("utf-8")):
+            rotating[model_type] = f"transformers.models.{name}.modeling_{name}"
+    return rotating
+
+
+@cache
+def _class_of(model_type: str) -> Any:
+    module = _modules().get(model_type)
+    if module is None or model_type in not_built():
+        return None
+    code = import_module(module)
+    auto = import_module("transformers.models.auto.modeling_auto")
+    names: list[object] = [
+        auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type),
+        auto.MODEL_MAPPING_NAMES.get(model_type),
+        *vars(code),
+    ]
+    for name in names:
+        one = getattr(code, name, None) if isinstance(name, str) else None
+        if isinstance(one, type) and one.__module__ == module and _takes_tokens(one, model_type):
+            return one
+    return None
+
+
+def _takes_tokens(one: Any, model_type: str) -> bool:
+    """Whether a class is a whole model of this type that is given tokens, and holds no other."""
+    if not issubclass(one, transformers().PreTrainedModel):
+        return False
+    config = one.config_class
+    # some audio models are annotated with a union of configs
+    if not isinstance(config, type) or cast(Any, config).model_type != model_type:
+        return False
+    if cast(Any, config).sub_configs and model_type not in particulars()["holders"]:
+        return False
+    return "input_ids" in inspect.signature(one.forward).parameters
+
+
+@contextmanager
+def foreign_errors(what: str) -> Generator[None]:
+    """Whatever somebody's class raises becomes a ConfigError that begins with ``what``.
+
+    Its warnings and log messages, which are about defaults, are not shown.
+    """
+    logging = transformers().logging
+    usual = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    except PhasorError:
+        raise
+    except Exception as error:
+        why = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ConfigError(f"{what}: {why[:300]}") from error
+    finally:
+        logging.set_verbosity(usual)
+
+
+# ---- a tiny model of one ----
+
+
+def tiny_config(name: str, config: Mapping[str, Any] | None = None) -> Any:
+    """The config of a small model that rotates as one of that type does.
+
+    It keeps the first layer of every kind, two at least, the width of a head, and all that is said
+    about the rotation; hidden width, vocabulary and experts are small.
+
+    Args:
+        name: A model type, or the name of a model class.
+        config: What a ``config.json`` of that type says; the class's defaults if None.
+
+    Returns:
+        An instance of the architecture's config class, with eager attention.
+
+    Raises:
+        BackendError: If transformers is not installed.
+        ConfigError: If there is no such architecture, or its class refuses the config.
+    """
+    cls = model_class(name)
+    kind, model_type = cls.config_class, cls.config_class.model_type
+    given = particulars()["published"].get(model_type, {}) if config is None else config
+    for key, value in given.items():
+        if isinstance(value, int) and value > _MOST_PARTS and _COUNTS.fullmatch(key):
+            raise ConfigError(f"{key} must be at most {_MOST_PARTS}, got {shown(value)}")
+    with foreign_errors(f"no config of {cls.__name__} can be built"):
+        whole = kind.from_dict(dict(given)).to_dict()
+        dependent = particulars()["tiny"].get(model_type, {})
+        small = kind.from_dict({**whole, **small_values(whole), **dependent})
+        small._attn_implementation = "eager"
+    return small
+
+
+def tiny_model(name: str, config: Mapping[str, Any] | None = None, *, seed: int = 0) -> Any:
+    """A small random model of an architecture: float32, on the CPU, made without a download.
+
+    Attention is eager, so that everything is called from Python; the rest is as in `tiny_config`.
+
+    Args:
+        name: A model type, or the name of a model class.
+        config: What a ``config.json`` of that type says; the class's defaults if None.
+        seed: Of the weights; torch's random generator is left as it was.
+
+    Returns:
+        The model, in evaluation mode.
+
+    Raises:
+        BackendError: If transformers is not installed.
+        ConfigError: If no tiny model can be built.
+    """
+    cls, small = model_class(name), tiny_config(name, config)
+    with foreign_errors(f"no tiny {cls.__name__} can be built"):
+        with torch.device("meta"):
+            planned = cls(small)
+        size = sum(x.numel() for x in (*planned.parameters(), *planned.buffers()))
+        if size > _MOST_NUMBERS:
+            raise ConfigError(f"{cls.__name__} holds {size:,} numbers even when made small")
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return cls(small).eval()
+
+
+def kept_layers(config: Mapping[str, Any]) -> list[int]:
+    """The layers to keep: the first of every kind, and two at least."""
+    count = _first(config, _LAYERS, 2)
+    kinds = [config[key] for key in _TELLS_LAYERS_APART if _is_per_layer(config.get(key), count)]
+    first: dict[tuple[Any, ...], int] = {}
+    for i in range(count):
+        first.setdefault(tuple(one[i] for one in kinds), i)
+    kept = sorted(first.values())
+    return kept if len(kept) > 1 else list(range(min(count, 2)))
+
+
+def _first(config: Mapping[str, Any], keys: Iterable[str], default: int) -> Any:
+    return next((config[key] for key in keys if config.get(key)), default)
+
+
+def _is_per_layer(value: Any, count: int) -> bool:
+    return isinstance(value, (list, tuple)) and len(cast(Sized, value)) == count
+
+
+def small_values(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What to change in a config, so that its model is small and its rotation as before."""
+    layers, count = kept_layers(config), _first(config, _LAYERS, 2)
+    heads = _first(config, _HEADS, 4)
+    width = config.get("head_dim") or _first(config, _WIDTHS, 64 * heads) // heads
+    changed: dict[str, Any] = {}
+    for key, value in config.items():
+        if key in _LAYERS:
+            changed[key] = len(layers)
+        elif key in _HEADS:
+            changed[key] = 4
+        elif key in _WIDTHS:
+            changed[key] = 4 * width
+        elif key in _KEY_HEADS and value:
+            changed[key] = 4 if value == heads else min(value, 2)
+        elif key in _TOKENS:
+            changed[key] = _TOKENS[key]
+        elif key == "per_layer_config" and value:
+            # what single layers say, by their new numbers
+            by_layer = {int(layer): what for layer, what in value.items()}
+            new = {f"{i:02d}": by_layer[old] for i, old in enumerate(layers) if old in by_layer}
+            changed[key] = new
+        elif isinstance(value, Mapping) and any(inner in value for inner in _WIDTHS):
+            # a model that this one holds beside
+            inside = cast("Mapping[str, Any]", value)
+            changed[key] = {**inside, **small_values(inside)}
+        else:
+            small = _smaller(key, value)
+            changed[key] = [small[i] for i in layers] if _is_per_layer(small, count) else small
+    return changed
+
+
+def _smaller(key: str, value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [_smaller(key, one) for one in cast(Iterable[Any], value)]
+    if isinstance(value, bool) or not isinstance(value, int):
+        return value
+    most = next((most for name, most in _SMALL.items() if re.fullmatch(name, key)), value)
+    return min(value, most)

@@ -1,0 +1,348 @@
+"""`CachedKeys`: the verbs on cached keys, for every layer of a cache at once.
+
+Caches of transformers are recognised by their class. transformers is never imported here: whoever
+has such a cache has imported it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any, cast
+
+from torch import Tensor
+
+from phasor.errors import SpecError, TensorError
+from phasor.rope import Rope
+from phasor.torch._arguments import check_heads, check_rope
+from phasor.torch._in_place import check_mutable
+from phasor.torch.kv_cache import verbs
+from phasor.torch.kv_cache.cache import KVCache
+from phasor.torch.kv_cache.verbs import Distance
+
+_Ropes = Rope | Sequence[Rope | None]
+_SUPPORTED = (
+    "a phasor KVCache, or a DynamicCache or StaticCache of transformers 5 whose layers keep every "
+    "token"
+)
+
+
+class CachedKeys:
+    """The rotated keys of a whole cache, and the Ropes that rotated them.
+
+    Its methods write keys and values of every layer of the cache itself; where something does not
+    fit, nothing is written. Models number the next token by how many are cached, so after
+    `evict_` or `insert_` it comes right after the last one.
+
+    Args:
+        cache: A `KVCache`, or a ``DynamicCache`` or ``StaticCache`` of transformers 5 in which
+            every layer keeps every token (``DynamicLayer``, ``StaticLayer``). It holds tokens.
+        ropes: One Rope for all layers, or one for each, None where a layer rotates nothing, as
+            `phasor.load` returns them. A rule has to have picked its law. Keys are taken to carry
+            ``rope.attention_factor``, by which these models multiply cos and sin.
+
+    Attributes:
+        ropes: One per layer; `retune_` changes them.
+
+    Raises:
+        TensorError: For any other cache: empty, quantised, offloaded, sliding or recurrent.
+        SpecError: If there is not one Rope per layer, a scaling is a rule, or the Ropes differ in
+            their number of axes.
+
+    >>> import torch
+    >>> from phasor.torch import rotate
+    >>> rope = Rope(head_dim=4, pairing="half")
+    >>> cache = KVCache(batch_size=1, capacity=8, num_kv_heads=1, head_dim=4)
+    >>> raw = torch.ones(1, 6, 1, 4)
+    >>> cache.append(rotate(raw, range(6), rope), raw)
+    >>> CachedKeys(cache, rope).evict_(1, 3)
+    >>> cache.lengths.tolist()
+    [4]
+    >>> torch.allclose(cache.keys, rotate(raw[:, :4], range(4), rope), atol=1e-6)
+    True
+    """
+
+    ropes: tuple[Rope | None, ...]
+
+    def __init__(self, cache: Any, ropes: _Ropes) -> None:
+        self._layers = _layers_of("cache", cache)
+        self.ropes = self._rope_per_layer(ropes)
+
+    def __len__(self) -> int:
+        """How many tokens are cached; with padding, in columns."""
+        return _num_tokens("cache", self._layers)
+
+    def shift_(self, delta: Any) -> None:
+        """`phasor.torch.kv_cache.shift_` of the keys of every layer.
+
+        Raises:
+            PositionError: If ``delta`` does not fit the keys.
+        """
+        _num_tokens("cache", self._layers)
+        rotated = [
+            (layer.keys, rope)
+            for layer, rope in zip(self._layers, self.ropes, strict=True)
+            if rope is not None
+        ]
+        for keys, rope in rotated:
+            verbs.check_in_place(keys, delta, rope)
+        for keys, rope in rotated:
+            verbs.shift_(keys, delta, rope)
+
+    def retune_(self, positions: Any, ropes: _Ropes) -> None:
+        """`phasor.torch.kv_cache.retune_` of the keys of every layer, attention factor included.
+
+        Args:
+            positions: Of the tokens, as for `phasor.torch.rotate`.
+            ropes: The new Ropes, as for the class.
+
+        Raises:
+            SpecError: If they differ from the old ones in more than frequencies and direction.
+            PositionError: If the positions do not fit the keys.
+        """
+        _num_tokens("cache", self._layers)
+        new_ropes = self._rope_per_layer(ropes)
+        rotated: list[tuple[Tensor, Rope, Rope]] = []
+        for index, (old, new) in enumerate(zip(self.ropes, new_ropes, strict=True)):
+            if (old is None) != (new is None):
+                raise SpecError(
+                    f"ropes must be None for the layers that rotate nothing and for no other, "
+                    f"got {new} for layer {index}, whose Rope is {old}"
+                )
+            if old is not None and new is not None:
+                rotated.append((self._layers[index].keys, old, new))
+        for keys, old, new in rotated:
+            verbs.check_retune(keys, positions, old, new)
+        for keys, old, new in rotated:
+            gain = new.attention_factor / old.attention_factor
+            verbs.retune_(keys, positions, old, new, gain=gain)
+        self.ropes = new_ropes
+
+    def evict_(self, start: int, stop: int, *, gap: Distance | None = None) -> None:
+        """`phasor.torch.kv_cache.evict`, written into the cache, which is shorter then.
+
+        The model's attention mask, if it has one, has to lose the same columns.
+
+        Raises:
+            PositionError: If the range is not within the tokens, or ``gap`` is missing or does not
+                fit.
+        """
+        _num_tokens("cache", self._layers)
+        cuts: list[verbs.Cut] = []
+        for layer, rope in zip(self._layers, self.ropes, strict=True):
+            cuts.append(verbs.check_evict(layer.keys, layer.values, start, stop, rope, gap))
+            check_mutable(layer.written())
+        self._write(cuts)
+
+    def insert_(
+        self, at: int, other: Any, *, offset: Distance | None = None, gap: Distance | None = None
+    ) -> None:
+        """`phasor.torch.kv_cache.insert` of all tokens of another cache, which stays as it is.
+
+        ``insert_(len(cached), other)`` appends it.
+
+        Raises:
+            TensorError: If ``other`` has other layers, or there is no room for its tokens.
+            PositionError: If ``at`` is not within the tokens, or ``offset`` or ``gap`` is missing
+                or does not fit.
+        """
+        length = _num_tokens("cache", self._layers)
+        other_layers = _layers_of("other", other)
+        count = _num_tokens("other", other_layers)
+        if len(other_layers) != len(self._layers):
+            raise TensorError(
+                f"other must have the layers of the cache ({len(self._layers)}), "
+                f"got {len(other_layers)}"
+            )
+        cuts: list[verbs.Cut] = []
+        for layer, added, rope in zip(self._layers, other_layers, self.ropes, strict=True):
+            new = ("keys of other", added.keys), ("values of other", added.values)
+            cuts.append(verbs.check_insert(layer.keys, layer.values, at, new, rope, offset, gap))
+            _check_every_row_full(added, count)
+            _check_room(layer, at, length + count)
+            check_mutable(layer.written())
+        self._write(cuts)
+
+    def _write(self, cuts: Sequence[verbs.Cut]) -> None:
+        # layer by layer: a long cache has no room for the results of all layers
+        for layer, rope, cut in zip(self._layers, self.ropes, cuts, strict=True):
+            keys, values = verbs.splice(layer.keys, layer.values, cut, rope)
+            layer.replace(keys, values, cut.start, cut.stop)
+
+    def _rope_per_layer(self, ropes: _Ropes) -> tuple[Rope | None, ...]:
+        if isinstance(ropes, Rope):
+            ropes = (ropes,) * len(self._layers)
+        if not isinstance(cast(object, ropes), Sequence):
+            raise SpecError(
+                f"ropes must be a phasor.Rope, or one per layer, got {type(ropes).__name__}"
+            )
+        if len(ropes) != len(self._layers):
+            raise SpecError(
+                f"ropes must be one Rope, or one per layer of the cache ({len(self._layers)}), "
+                f"got {len(ropes)}"
+            )
+        for index, (layer, rope) in enumerate(zip(self._layers, ropes, strict=True)):
+            if rope is not None:
+                check_rope(rope, f"ropes[{index}]")
+                check_heads(f"keys of layer {index}", layer.keys, rope)
+        axes = {rope.axes.n_axes for rope in ropes if rope is not None}
+        if len(axes) > 1:
+            raise SpecError(
+                f"ropes must have the same number of axes, got {sorted(axes)}: their positions "
+                "differ; use the verbs of phasor.torch.kv_cache layer by layer"
+            )
+        return tuple(ropes)
+
+
+class _DynamicLayer:
+    """A ``DynamicLayer`` of transformers, which is given new tensors; the other kinds override."""
+
+    #: How many tokens fit; None where memory grows.
+    capacity: int | None = None
+
+    def __init__(self, layer: Any) -> None:
+        self._layer = layer
+
+    @property
+    def keys(self) -> Tensor:
+        """``[batch, seq, heads, head_dim]``, a view of what is cached."""
+        return self._layer.keys.transpose(1, 2)
+
+    @property
+    def values(self) -> Tensor:
+        """The values, in the same form."""
+        return self._layer.values.transpose(1, 2)
+
+    def row_lengths(self) -> list[int]:
+        """How many tokens each row of the batch holds."""
+        batch, seq = self.keys.shape[:2]
+        return [seq] * batch
+
+    def written(self) -> tuple[Tensor, ...]:
+        """The tensors that `replace` writes in place."""
+        return ()
+
+    def replace(self, keys: Tensor, values: Tensor, start: int, stop: int) -> None:
+        """Hold these instead: without tokens ``start`` to ``stop``, or with more put in there."""
+        del start, stop
+        self._layer.keys = keys.transpose(1, 2)
+        self._layer.values = values.transpose(1, 2)
+
+
+class _StaticLayer(_DynamicLayer):
+    """A ``StaticLayer``: written in place, because compiled models hold its addresses."""
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__(layer)
+        self.capacity = layer.max_cache_len
+
+    @property
+    def keys(self) -> Tensor:
+        return super().keys[:, : int(self._layer.cumulative_length)]
+
+    @property
+    def values(self) -> Tensor:
+        return super().values[:, : int(self._layer.cumulative_length)]
+
+    def written(self) -> tuple[Tensor, ...]:
+        return self._layer.cumulative_length, self.keys, self.values
+
+    def replace(self, keys: Tensor, values: Tensor, start: int, stop: int) -> None:
+        self._layer.cumulative_length.fill_(keys.shape[1])
+        self.keys[:] = keys
+        self.values[:] = values
+
+
+class _OwnLayer(_DynamicLayer):
+    """A `KVCache`, whose rows may be shorter than what it holds."""
+
+    def __init__(self, cache: KVCache) -> None:
+        super().__init__(cache)
+        self.capacity = cache.capacity
+
+    @property
+    def keys(self) -> Tensor:
+        return self._layer.keys
+
+    @property
+    def values(self) -> Tensor:
+        return self._layer.values
+
+    def row_lengths(self) -> list[int]:
+        return self._layer.lengths.tolist()
+
+    def written(self) -> tuple[Tensor, ...]:
+        return self._layer.lengths, self.keys, self.values
+
+    def replace(self, keys: Tensor, values: Tensor, start: int, stop: int) -> None:
+        grown = max(0, keys.shape[1] - self._layer.used)
+        # a row may end inside the range, or before it
+        self._layer.lengths += grown - (self._layer.lengths.clamp(start, stop) - start)
+        self._layer.used = keys.shape[1]
+        self.keys[:] = keys
+        self.values[:] = values
+
+
+def _layers_of(name: str, cache: Any) -> Sequence[_DynamicLayer]:
+    """The layers of a supported cache that holds tokens, or an error."""
+    if isinstance(cache, KVCache):
+        layers: list[_DynamicLayer] = [_OwnLayer(cache)]
+    else:
+        layers = _layers_of_transformers(name, cache)
+    if not layers or any(layer.keys.shape[1] == 0 for layer in layers):
+        raise TensorError(f"{name} must hold tokens in every layer; run the prompt first")
+    return layers
+
+
+def _layers_of_transformers(name: str, cache: Any) -> list[_DynamicLayer]:
+    known: Any = sys.modules.get("transformers.cache_utils")
+    if known is None or type(cache) not in (known.DynamicCache, known.StaticCache):
+        raise TensorError(f"{name} must be {_SUPPORTED}, got {type(cache).__name__}")
+    if cache.offloading:
+        raise TensorError(
+            f"{name} must not be offloaded, because its layers move between devices; make it with "
+            "offloading=False"
+        )
+    kinds = {known.DynamicLayer: _DynamicLayer, known.StaticLayer: _StaticLayer}
+    for index, layer in enumerate(cache.layers):
+        # compared by type: a subclass of one of the two may keep fewer tokens, or other tensors
+        if type(layer) not in kinds:
+            raise TensorError(
+                f"{name} must be {_SUPPORTED}, got a {type(layer).__name__} as layer {index}"
+            )
+        if not layer.is_initialized:
+            raise TensorError(f"{name} must hold tokens in every layer, got none in layer {index}")
+    return [kinds[type(layer)](layer) for layer in cache.layers]
+
+
+def _num_tokens(name: str, layers: Sequence[_DynamicLayer]) -> int:
+    """How many tokens every layer holds, or an error where they differ."""
+    shapes = {tuple(layer.keys.shape[:2]) for layer in layers}
+    if len(shapes) > 1:
+        raise TensorError(
+            f"the layers of {name} must hold the same rows and tokens, got {sorted(shapes)}"
+        )
+    return shapes.pop()[1]
+
+
+def _check_every_row_full(other: _DynamicLayer, count: int) -> None:
+    if set(other.row_lengths()) != {count}:
+        raise TensorError(
+            f"other must hold {count} tokens in every row, got {other.row_lengths()}; "
+            "insert rows of different lengths one by one"
+        )
+
+
+def _check_room(layer: _DynamicLayer, at: int, length: int) -> None:
+    """Refuse to make the layer ``length`` tokens long by tokens before index ``at``."""
+    if layer.capacity is not None and length > layer.capacity:
+        raise TensorError(
+            f"the cache must have room for {length} tokens, got {layer.capacity}; make a longer "
+            "cache or evict some first"
+        )
+    shortest = min(layer.row_lengths())
+    if at > shortest:
+        raise TensorError(
+            f"at must be within every row of the cache, the shortest of which holds "
+            f"{shortest} tokens, got {at}"
+        )

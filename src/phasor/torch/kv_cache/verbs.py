@@ -1,0 +1,421 @@
+"""Verbs on keys that are rotated already: move, undo, retune, cut out, put in.
+
+A verb with a trailing underscore writes the keys it is given; `insert` and `evict` return new ones.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from phasor._checks import number, whole
+from phasor.angles import checked_positions as checked_numpy_positions
+from phasor.errors import PositionError, SpecError, TensorError
+from phasor.rope import Rope
+from phasor.torch._arguments import (
+    check_heads,
+    check_is_tensor,
+    check_rope,
+    checked_positions,
+    tokens_first,
+)
+from phasor.torch._in_place import check_copies, check_mutable, check_no_overlap
+from phasor.torch._tables import TOO_FAR, cos_sin, count_digits
+from phasor.torch.functional import rotate, rotate_, rotate_by_
+from phasor.torch.kv_cache.cache import check_like
+
+#: How far tokens move, in positions: one number per axis where the Rope has several.
+Distance = int | Sequence[int]
+
+# rows of cos and sin that `retune_` holds at once, so that a long cache needs little memory more
+CHUNK = 1 << 20
+_INT64_MAX = 2**63 - 1
+_NAMES = ("keys", "values", "new_keys", "new_values")
+
+
+def shift_(keys: Tensor, delta: Any, rope: Rope, *, heads_first: bool = False) -> Tensor:
+    """``R(delta) k`` for every cached key, in place: keys of ``p`` become keys of ``p + delta``.
+
+    A gain that the keys were made with stays in them. A key whose ``delta`` is 0 keeps its bits.
+    Shifting by ``a`` and then by ``b`` is shifting by ``a + b``, but rounds twice: see the page on
+    cached keys before shifting 16-bit keys again and again.
+
+    Args:
+        keys: ``[..., seq, heads, head_dim]``, rotated by ``rope``.
+        delta: What is added to the positions, as ``positions`` of `phasor.torch.rotate`: a scalar
+            for all tokens, or ``[..., seq]``, with one coordinate per axis at the end where
+            ``rope`` has several. The resulting positions may be negative.
+        rope: What rotated the keys.
+        heads_first: Whether ``keys`` is ``[..., heads, seq, head_dim]``; ``delta`` keeps its shape.
+
+    Returns:
+        ``keys``.
+
+    Raises:
+        PositionError: If ``delta`` does not fit the keys.
+        TensorError: If the keys do not fit the Rope, or elements of them share memory.
+        SpecError: If ``rope.scaling`` is a rule: use ``rope.at(seq_len)``, with the length for
+            which the keys were rotated.
+
+    >>> import torch
+    >>> from phasor.torch import rotate
+    >>> rope = Rope(head_dim=8, pairing="half")
+    >>> raw = torch.randn(5, 2, 8, dtype=torch.float64)
+    >>> keys = shift_(rotate(raw, [10, 11, 12, 13, 14], rope), -10, rope)
+    >>> bool(torch.allclose(keys, rotate(raw, range(5), rope), atol=1e-14))
+    True
+    """
+    (view,) = tokens_first([keys], heads_first, _NAMES[:1])
+    rotate_(view, check_in_place(view, delta, rope), _rope_of_stored(rope))
+    return keys
+
+
+def undo_(
+    keys: Tensor, positions: Any, rope: Rope, *, gain: float = 1.0, heads_first: bool = False
+) -> Tensor:
+    """``R(-p) k / gain`` for every cached key, in place: the keys before they were rotated.
+
+    Args:
+        keys: ``[..., seq, heads, head_dim]``, rotated by ``rope``. Their pairing becomes
+            ``rope.pairing`` where that differs from ``rope.output_pairing``.
+        positions: Of the tokens, as for `phasor.torch.rotate`.
+        rope: What rotated the keys.
+        gain: What cos and sin were multiplied by: ``rope.attention_factor`` for keys of a model
+            that does so.
+        heads_first: As for `shift_`.
+
+    Returns:
+        ``keys``.
+
+    Raises:
+        PositionError: If the positions do not fit the keys.
+        TensorError: If the keys do not fit the Rope, or elements of them share memory.
+        SpecError: If ``gain`` is not a positive number, or ``rope.scaling`` is a rule.
+
+    >>> import torch
+    >>> from phasor.torch import rotate
+    >>> rope = Rope(head_dim=8, pairing="half")
+    >>> raw = torch.randn(5, 2, 8, dtype=torch.float64)
+    >>> keys = undo_(rotate(raw, range(5), rope, gain=1.5), range(5), rope, gain=1.5)
+    >>> bool(torch.allclose(keys, raw, atol=1e-14))
+    True
+    """
+    gain = number("gain", gain, above=0)
+    (view,) = tokens_first([keys], heads_first, _NAMES[:1])
+    rotate_(view, check_in_place(view, positions, rope), rope, inverse=True, gain=1 / gain)
+    return keys
+
+
+def retune_(
+    keys: Tensor,
+    positions: Any,
+    old: Rope,
+    new: Rope,
+    *,
+    gain: float = 1.0,
+    heads_first: bool = False,
+) -> Tensor:
+    """``gain R_new(p) R_old(-p) k`` for every cached key, in place: keys for other frequencies.
+
+    For a rule that picks another law as the sequence grows, such as LongRoPE with its short and
+    long list, or dynamic NTK. The two rotations are one, by ``p (f_new - f_old)``: cos and sin are
+    composed in float64 and the keys are rounded once.
+
+    Args:
+        keys: ``[..., seq, heads, head_dim]``, rotated by ``old``.
+        positions: Of the tokens, as for `phasor.torch.rotate`.
+        old: What rotated the keys.
+        new: What they will be rotated by; differs from ``old`` in frequencies or direction only.
+        gain: What the rotated coordinates are multiplied by:
+            ``new.attention_factor / old.attention_factor`` for keys that carry the factor.
+        heads_first: As for `shift_`.
+
+    Returns:
+        ``keys``.
+
+    Raises:
+        SpecError: If the Ropes differ in which coordinates they rotate or along which axis, if the
+            scaling of either is a rule, or if ``gain`` is not a positive number.
+        PositionError: If the positions do not fit the keys.
+        TensorError: If the keys do not fit the Ropes, or elements of them share memory.
+
+    >>> import torch
+    >>> from phasor.scaling import DynamicNTK
+    >>> from phasor.torch import rotate
+    >>> rule = DynamicNTK(factor=2.0, original_max_positions=4)
+    >>> rope = Rope(head_dim=8, pairing="half", scaling=rule)
+    >>> raw = torch.randn(5, 2, 8, dtype=torch.float64)
+    >>> keys = retune_(rotate(raw, range(5), rope.at(5)), range(5), rope.at(5), rope.at(6))
+    >>> bool(torch.allclose(keys, rotate(raw, range(5), rope.at(6)), atol=1e-14))
+    True
+    """
+    gain = number("gain", gain, above=0)
+    (view,) = tokens_first([keys], heads_first, _NAMES[:1])
+    given = check_retune(view, positions, old, new)
+    digits = count_digits([given])
+    layout: dict[str, Any] = {"pairing": old.output_pairing, "rotary_start": old.rotary_start}
+    for part, at in _chunks(view, given, old):
+        # angle addition: cos(a - b) and sin(a - b) of the new angle a and the old angle b
+        cos_new, sin_new = cos_sin([at], new.to_json(), torch.float64, digits)
+        cos_old, sin_old = cos_sin([at], old.to_json(), torch.float64, digits)
+        cos = gain * (cos_new * cos_old + sin_new * sin_old)
+        sin = gain * (sin_new * cos_old - cos_new * sin_old)
+        rotate_by_(part, cos, sin, **layout)
+    return keys
+
+
+def evict(
+    keys: Tensor,
+    values: Tensor,
+    start: int,
+    stop: int,
+    rope: Rope | None,
+    *,
+    gap: Distance | None = None,
+    heads_first: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Keys and values without tokens ``start`` to ``stop - 1``; later keys close the gap.
+
+    With the first few tokens kept and a window of the latest, this is a cache of StreamingLLM
+    (2309.17453, section 3.2), which numbers tokens by their index in the cache.
+
+    Args:
+        keys: ``[..., seq, heads, head_dim]``, rotated by ``rope``.
+        values: ``[..., seq, heads, value_dim]`` of the same tokens.
+        start: Index of the first token to remove.
+        stop: Index after the last one.
+        rope: What rotated the keys; None if nothing did.
+        gap: By how many positions the later tokens move down, one number per axis where ``rope``
+            has several. By default the number of tokens removed, for a Rope of one axis.
+        heads_first: Whether tensors, the results included, are ``[..., heads, seq, head_dim]``.
+
+    Returns:
+        New keys and values ``[..., seq - (stop - start), heads, ...]``.
+
+    Raises:
+        PositionError: If the range is not within the tokens, or ``gap`` is missing or does not
+            fit.
+        TensorError: If a shape does not fit.
+        SpecError: If ``rope.scaling`` is a rule.
+
+    >>> import torch
+    >>> from phasor.torch import rotate
+    >>> rope = Rope(head_dim=8, pairing="half")
+    >>> raw = torch.randn(6, 2, 8, dtype=torch.float64)
+    >>> keys, values = evict(rotate(raw, range(6), rope), raw, 1, 3, rope)
+    >>> bool(torch.allclose(keys, rotate(raw[[0, 3, 4, 5]], range(4), rope), atol=1e-14))
+    True
+    """
+    keys, values = tokens_first((keys, values), heads_first, _NAMES[:2])
+    keys, values = splice(keys, values, check_evict(keys, values, start, stop, rope, gap), rope)
+    keys, values = tokens_first((keys, values), heads_first, _NAMES[:2])
+    return keys, values
+
+
+def insert(
+    keys: Tensor,
+    values: Tensor,
+    at: int,
+    new_keys: Tensor,
+    new_values: Tensor,
+    rope: Rope | None,
+    *,
+    offset: Distance | None = None,
+    gap: Distance | None = None,
+    heads_first: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Keys and values with others put in before token ``at``; later keys make room for them.
+
+    The new tokens are those of a passage that was encoded by itself, from position 0 on, as once
+    for many prompts. With ``at = seq`` this appends one cache to another.
+
+    Args:
+        keys: ``[..., seq, heads, head_dim]``, rotated by ``rope``.
+        values: ``[..., seq, heads, value_dim]`` of the same tokens.
+        at: Index of the token before which the new ones go, or ``seq``.
+        new_keys: ``[..., count, heads, head_dim]``, rotated by ``rope``.
+        new_values: ``[..., count, heads, value_dim]``.
+        rope: What rotated all the keys; None if nothing did.
+        offset: By how many positions the new tokens move, one number per axis where ``rope`` has
+            several. By default ``at``, for a Rope of one axis.
+        gap: By how many positions the later tokens move. By default ``count``, for a Rope of one
+            axis.
+        heads_first: Whether tensors, the results included, are ``[..., heads, seq, head_dim]``.
+
+    Returns:
+        New keys and values ``[..., seq + count, heads, ...]``.
+
+    Raises:
+        PositionError: If ``at`` is not within the tokens, or ``offset`` or ``gap`` is missing or
+            does not fit.
+        TensorError: If a shape, dtype or device does not fit.
+        SpecError: If ``rope.scaling`` is a rule.
+
+    >>> import torch
+    >>> from phasor.torch import rotate
+    >>> rope = Rope(head_dim=8, pairing="half")
+    >>> raw = torch.randn(6, 2, 8, dtype=torch.float64)
+    >>> first, second = rotate(raw[:4], range(4), rope), rotate(raw[4:], range(2), rope)
+    >>> keys, values = insert(first, raw[:4], 4, second, raw[4:], rope)
+    >>> bool(torch.allclose(keys, rotate(raw, range(6), rope), atol=1e-14))
+    True
+    """
+    given = keys, values, new_keys, new_values
+    keys, values, new_keys, new_values = tokens_first(given, heads_first, _NAMES)
+    new = ("new_keys", new_keys), ("new_values", new_values)
+    cut = check_insert(keys, values, at, new, rope, offset, gap)
+    keys, values = splice(keys, values, cut, rope)
+    keys, values = tokens_first((keys, values), heads_first, _NAMES[:2])
+    return keys, values
+
+
+# What follows is for [..., seq, heads, head_dim] alone. Checks are functions of their own, because
+# `CachedKeys` checks every layer before it writes the first.
+
+
+def check_in_place(keys: Tensor, positions: Any, rope: Rope) -> Tensor:
+    """The positions as a tensor, or an error if the keys cannot be rotated by them in place."""
+    check_rope(rope)
+    check_heads("keys", keys, rope)
+    given = checked_positions(positions, [keys], rope)
+    if not torch.compiler.is_compiling():
+        check_mutable([keys])
+        check_no_overlap({"keys": keys}, {})
+        check_copies([keys], [keys])
+    return given
+
+
+def check_retune(keys: Tensor, positions: Any, old: Rope, new: Rope) -> Tensor:
+    """The positions as a tensor, or the error that `retune_` raises."""
+    check_rope(old, "old")
+    check_rope(new, "new")
+    for field in ("head_dim", "rotary_dim", "rotary_start", "output_pairing", "axes"):
+        before, after = getattr(old, field), getattr(new, field)
+        if before != after:
+            raise SpecError(
+                f"new must have the {field} of old ({before}), for only frequencies can change "
+                f"under rotated keys, got {after}; undo_ the keys and rotate them again"
+            )
+    given = check_in_place(keys, positions, old)
+    if count_digits([given]) == TOO_FAR:
+        checked_numpy_positions(given.numpy())  # raises if a position is not finite
+    return given
+
+
+class Cut(NamedTuple):
+    """A checked range to replace: distances are one number per axis, none without a Rope."""
+
+    start: int
+    stop: int
+    #: How far the tokens from ``stop`` on move.
+    later: list[int]
+    #: Keys and values to put in, and how far they move.
+    new: tuple[Tensor, Tensor, list[int]] | None = None
+
+
+def check_evict(
+    keys: Tensor, values: Tensor, start: int, stop: int, rope: Rope | None, gap: Distance | None
+) -> Cut:
+    """What `evict` does, or the error that it raises."""
+    seq = _num_tokens(keys, values, rope)
+    stop = whole("stop", stop, least=0, most=seq, error=PositionError)
+    start = whole("start", start, least=0, most=stop, error=PositionError)
+    return Cut(start, stop, [-step for step in _distances("gap", gap, stop - start, rope)])
+
+
+def check_insert(
+    keys: Tensor,
+    values: Tensor,
+    at: int,
+    new: tuple[tuple[str, Tensor], tuple[str, Tensor]],
+    rope: Rope | None,
+    offset: Distance | None,
+    gap: Distance | None,
+) -> Cut:
+    """What `insert` does with ``new`` keys and values, each with its name, or its error."""
+    seq = _num_tokens(keys, values, rope)
+    (_, new_keys), (_, new_values) = new
+    count = _num_tokens(new_keys, new_values, None)
+    for (name, x), like in zip(new, (keys, values), strict=True):
+        check_like(name, x, [*like.shape[:-3], count, *like.shape[-2:]], like)
+    at = whole("at", at, least=0, most=seq, error=PositionError)
+    moved = new_keys, new_values, _distances("offset", offset, at, rope)
+    return Cut(at, at, _distances("gap", gap, count, rope), moved)
+
+
+def splice(keys: Tensor, values: Tensor, cut: Cut, rope: Rope | None) -> tuple[Tensor, Tensor]:
+    """New keys and values: those before the cut, the new ones, and the later ones moved."""
+    joined_keys = [keys[..., : cut.start, :, :]]
+    joined_values = [values[..., : cut.start, :, :]]
+    if cut.new is not None:
+        new_keys, new_values, offset = cut.new
+        joined_keys.append(_moved(new_keys, offset, rope))
+        joined_values.append(new_values)
+    joined_keys.append(_moved(keys[..., cut.stop :, :, :], cut.later, rope))
+    joined_values.append(values[..., cut.stop :, :, :])
+    return torch.cat(joined_keys, dim=-3), torch.cat(joined_values, dim=-3)
+
+
+def _moved(keys: Tensor, distances: list[int], rope: Rope | None) -> Tensor:
+    if rope is None:
+        return keys
+    return rotate(keys, distances if len(distances) > 1 else distances[0], _rope_of_stored(rope))
+
+
+def _rope_of_stored(rope: Rope) -> Rope:
+    """A Rope that reads what ``rope`` wrote: stored keys have its output pairing already."""
+    if rope.pairing_out is None:
+        return rope
+    return dataclasses.replace(rope, pairing=rope.pairing_out, pairing_out=None)
+
+
+def _num_tokens(keys: Tensor, values: Tensor, rope: Rope | None) -> int:
+    """How many tokens keys and values hold, or an error if they do not fit each other or Rope."""
+    if rope is not None:
+        check_rope(rope)
+        check_heads("keys", keys, rope)
+    check_is_tensor("keys", keys)
+    check_is_tensor("values", values)
+    if keys.dim() < 3 or keys.shape[:-2] != values.shape[:-2]:
+        raise TensorError(
+            "keys and values must be [..., seq, heads, head_dim] of the same tokens, "
+            f"got shapes {list(keys.shape)} and {list(values.shape)}"
+        )
+    return keys.shape[-3]
+
+
+def _distances(name: str, given: Any, default: int, rope: Rope | None) -> list[int]:
+    """How far tokens move along each axis."""
+    if rope is None:
+        return []  # keys that are not rotated have no position
+    n_axes = rope.axes.n_axes
+    if given is None:
+        if n_axes > 1:
+            raise PositionError(
+                f"{name} must be given for a Rope of {n_axes} axes, along which tokens are not one "
+                "position apart, got None; give one number of positions per axis"
+            )
+        return [default]
+    distances = list(cast(Sequence[Any], given)) if isinstance(given, (list, tuple)) else [given]
+    if len(distances) != n_axes:
+        raise PositionError(f"{name} must be one number per axis ({n_axes}), got {given!r}")
+    return [
+        whole(name, distance, least=-_INT64_MAX, most=_INT64_MAX, error=PositionError)
+        for distance in distances
+    ]
+
+
+def _chunks(keys: Tensor, positions: Tensor, rope: Rope) -> Iterator[tuple[Tensor, Tensor]]:
+    """Views of a few tokens of the keys at a time, with their positions."""
+    token_dim = -2 if rope.axes.n_axes > 1 else -1
+    per_token = positions.dim() >= -token_dim and positions.shape[token_dim] != 1
+    seq, sequences = keys.shape[-3], max(1, keys.shape[:-3].numel())
+    step = max(1, CHUNK // (sequences * rope.num_pairs))
+    for start in range(0, seq, step):
+        count = min(step, seq - start)
+        part = keys.narrow(-3, start, count)
+        yield part, positions.narrow(token_dim, start, count) if per_token else positions

@@ -1,0 +1,198 @@
+"""Attention with distances that are changed beyond a width: ReRoPE, its leaky form, Self-Extend.
+
+A score with another distance is two rotations: keys nearer than ``width`` are scored with queries
+and keys rotated to their positions, keys further away with both rotated to other positions, whose
+difference is the changed distance.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from phasor._checks import number, whole
+from phasor.errors import SpecError, TensorError
+from phasor.rope import Rope
+from phasor.torch._arguments import check_heads, check_is_tensor, tokens_first
+from phasor.torch._internals import outside_autocast
+from phasor.torch.attention import CHUNK, logit_factors
+from phasor.torch.functional import rotate
+
+
+@dataclass(frozen=True)
+class ReRope:
+    """ReRoPE: a distance ``r`` beyond ``width`` becomes ``width`` (Su, https://kexue.fm/archives/9708).
+
+    With a ``factor`` it is Leaky ReRoPE: ``r`` becomes ``width + (r - width) / factor``.
+
+    >>> import torch
+    >>> query, key = ReRope(width=4).far(torch.arange(10))
+    >>> (query[9] - key[:6]).tolist()  # for the distances 9 to 4
+    [4, 4, 4, 4, 4, 4]
+    >>> query, key = ReRope(width=4, factor=2.0).far(torch.arange(10))
+    >>> (query[9] - key[:6]).tolist()
+    [6.5, 6.0, 5.5, 5.0, 4.5, 4.0]
+    """
+
+    width: int
+    factor: float | None = None
+
+    def __post_init__(self) -> None:
+        whole("width", self.width, least=1)
+        if self.factor is not None:
+            object.__setattr__(self, "factor", number("factor", self.factor, above=0))
+
+    def far(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Positions of queries and of keys whose difference is the changed distance."""
+        if self.factor is None:
+            zeros = torch.zeros_like(positions)
+            return zeros + self.width, zeros
+        exact = positions.double()
+        # one division of whole numbers: width - width / factor would round twice
+        return (exact + self.width * (self.factor - 1)) / self.factor, exact / self.factor
+
+
+@dataclass(frozen=True)
+class SelfExtend:
+    """Self-Extend: distances from ``width`` on are those of groups of tokens (2401.01325).
+
+    ``m - n`` becomes ``m // group + width - width // group - n // group``. For the same distance
+    the result differs from one query to the next, by at most one.
+
+    >>> import torch
+    >>> query, key = SelfExtend(width=4, group=2).far(torch.arange(10))
+    >>> (query[9] - key[:6]).tolist()
+    [6, 6, 5, 5, 4, 4]
+    """
+
+    width: int
+    group: int
+
+    def __post_init__(self) -> None:
+        whole("width", self.width, least=1)
+        whole("group", self.group, least=1)
+
+    def far(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Positions of queries and of keys whose difference is the changed distance."""
+        grouped = positions // self.group
+        return grouped + (self.width - self.width // self.group), grouped
+
+
+Distance = ReRope | SelfExtend
+
+
+def relative_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    rope: Rope,
+    distance: Distance,
+    *,
+    heads_first: bool = False,
+) -> Tensor:
+    """Causal attention with changed distances: scores ``qᵀ R(-f(m, n)) k``.
+
+    ``f(m, n)`` is ``m - n`` below ``distance.width``, and what ``distance`` makes of it beyond.
+
+    Each score is computed once, except where keys are near to some queries of a block and far from
+    others. Memory holds the scores of 512 queries; for training, where autograd keeps them all,
+    checkpoint it. Scores and softmax are float32 at least, under autocast too.
+
+    Args:
+        q: ``[batch, new, num_heads, head_dim]``, not rotated: the last ``new`` of the tokens.
+        k: ``[batch, seq, num_kv_heads, head_dim]``, not rotated, of all tokens. Cache keys before
+            any rotation: no rotation of a key serves all distances.
+        v: The same shape.
+        rope: Its `attention_factor` and `softmax_factor` are applied as in `RotaryAttention`.
+        distance: `ReRope` or `SelfExtend`.
+        heads_first: Whether tensors, the result included, are ``[batch, heads, seq, head_dim]``.
+
+    Returns:
+        ``[batch, new, num_heads, head_dim]``.
+
+    Raises:
+        TensorError: If a shape does not fit.
+        PositionError: If the Rope has several axes, along which distances are not one number.
+        SpecError: If ``rope.scaling`` is a rule, or ``distance`` is neither of the two.
+
+    >>> import torch
+    >>> from phasor import Rope
+    >>> q, k, v = torch.randn(3, 1, 100, 2, 16)
+    >>> rope = Rope(head_dim=16, pairing="half")
+    >>> out = relative_attention(q, k, v, rope, ReRope(width=32))
+    >>> last = relative_attention(q[:, -1:], k, v, rope, ReRope(width=32))
+    >>> bool(torch.allclose(last, out[:, -1:], atol=1e-5))
+    True
+    """
+    q, k, v = tokens_first([q, k, v], heads_first, ("q", "k", "v"))
+    _check(q, k, v)
+    check_heads("q", q, rope)
+    if not isinstance(cast(object, distance), Distance):
+        raise SpecError(f"distance must be a ReRope or SelfExtend, got {type(distance).__name__}")
+    with outside_autocast(q.device):
+        return tokens_first([_attend(q, k, v, rope, distance)], heads_first)[0]
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, rope: Rope, distance: Distance) -> Tensor:
+    gain, factor = logit_factors(rope, q.shape[-1])
+    new, seq, width = q.shape[1], k.shape[1], distance.width
+    positions = torch.arange(seq, device=q.device)
+    far_positions_q, far_positions_k = distance.far(positions)
+    dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+    # [batch, num_kv_heads, group, seq, head_dim], with a group of 1 for keys and values
+    near_q, far_q = (
+        _grouped(rotate(q, at[seq - new :], rope, gain=gain).to(dtype) * factor, k.shape[2])
+        for at in (positions, far_positions_q)
+    )
+    near_k, far_k = (
+        _grouped(rotate(k, at, rope, gain=gain).to(dtype), k.shape[2])
+        for at in (positions, far_positions_k)
+    )
+    values = _grouped(v.to(dtype), k.shape[2])
+    parts: list[Tensor] = []
+    for start in range(0, new, CHUNK):
+        stop = min(start + CHUNK, new)
+        first, last = seq - new + start, seq - new + stop  # positions of these queries
+        # keys before `mixed` are far from all of these queries, keys from `close` on near to all,
+        # and only those between need both scores
+        mixed, close = max(0, first - width + 1), max(0, last - width)
+        # [batch, num_kv_heads, group, queries, keys]
+        near = near_q[..., start:stop, :] @ near_k[..., mixed:last, :].mT
+        far = far_q[..., start:stop, :] @ far_k[..., :close, :].mT
+        own = positions[first:last, None]
+        is_near = own - positions[mixed:close] < width
+        both = torch.where(is_near, near[..., : close - mixed], far[..., mixed:])
+        scores = torch.cat((far[..., :mixed], both, near[..., close - mixed :]), dim=-1)
+        scores = scores.masked_fill(positions[:last] > own, -torch.inf)
+        parts.append(scores.softmax(-1) @ values[..., :last, :])
+    y = torch.cat(parts, dim=-2) if parts else near_q
+    # [batch, num_kv_heads, group, new, head_dim] -> [batch, new, num_heads, head_dim]
+    return y.flatten(1, 2).transpose(1, 2).to(q.dtype)
+
+
+def _grouped(x: Tensor, num_kv_heads: int) -> Tensor:
+    """``[batch, seq, heads, head_dim]`` as ``[batch, num_kv_heads, group, seq, head_dim]``."""
+    batch, seq, heads, head_dim = x.shape
+    x = x.reshape(batch, seq, num_kv_heads, heads // num_kv_heads, head_dim)
+    return x.permute(0, 2, 3, 1, 4)
+
+
+def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        check_is_tensor(name, x)
+    if q.dim() != 4 or k.dim() != 4 or k.shape != v.shape:
+        raise TensorError(
+            "q, k and v must be [batch, seq, heads, head_dim], k and v of one shape, "
+            f"got {list(q.shape)}, {list(k.shape)} and {list(v.shape)}"
+        )
+    shared = (q.shape[0], q.shape[3]) == (k.shape[0], k.shape[3])
+    if not shared or k.shape[2] == 0 or q.shape[2] % k.shape[2]:
+        raise TensorError(
+            "q must have the batch and head_dim of k and a multiple of its heads, "
+            f"got {list(q.shape)} and {list(k.shape)}"
+        )
+    if q.shape[1] > k.shape[1]:
+        raise TensorError(f"q must be the last tokens of k: at most {k.shape[1]}, got {q.shape[1]}")
