@@ -13,7 +13,7 @@ from phasor.errors import PhasorError, SpecError
 Kind = Callable[[str], PhasorError]
 
 
-def shown(value: object) -> str:
+def short_repr(value: object) -> str:
     """The repr of ``value`` for messages, cut to 80 characters."""
     try:
         text = repr(value)
@@ -60,7 +60,7 @@ def whole(
         result = index(value)  # under torch.compile int() may return a symbol, index() a number
     if result is None or result < least or (most is not None and result > most):
         bounds = f">= {least}" if most is None else f"from {least} to {most}"
-        raise error(f"{name} must be a whole number {bounds}, got {shown(value)}")
+        raise error(f"{name} must be a whole number {bounds}, got {short_repr(value)}")
     return result
 
 
@@ -89,7 +89,7 @@ def number(
         and (least is None or result >= least)
         and (most is None or result <= most)
     ):
-        raise error(f"{name} must be {expected}, got {shown(value)}")
+        raise error(f"{name} must be {expected}, got {short_repr(value)}")
     return result + 0.0  # turns -0.0 into 0.0, so that equal values have equal JSON
 
 
@@ -98,7 +98,7 @@ def numbers(
 ) -> tuple[float, ...]:
     """``values`` as a non-empty tuple of finite floats within the bounds."""
     if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
-        raise SpecError(f"{name} must be a sequence of numbers, got {shown(values)}")
+        raise SpecError(f"{name} must be a sequence of numbers, got {short_repr(values)}")
     items = list(cast(Iterable[Any], values))
     if not items:
         raise SpecError(f"{name} must hold at least one number, got none")
@@ -114,4 +114,4 @@ def choice(name: str, value: Any, allowed: Iterable[Any]) -> Any:
         if type(value) is type(option) and value == option:
             return option
     listed = ", ".join(repr(option) for option in options)
-    raise SpecError(f"{name} must be one of {listed}, got {shown(value)}")
+    raise SpecError(f"{name} must be one of {listed}, got {short_repr(value)}")

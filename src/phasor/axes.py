@@ -129,7 +129,7 @@ class InterleavedSections(_Sections):
     >>> InterleavedSections((4, 2, 2)).axis_of_pair(8)
     (0, 1, 2, 0, 1, 2, 0, 0)
     >>> InterleavedSections((2, 3, 3)).axis_of_pair(8)
-    (0, 1, 2, 0, 1, 2, 0, 0)
+    (0, 1, 2, 0, 1, 2, 0, 1)
     """
 
     summary = "dealt out in turn"

@@ -8,7 +8,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, cast, overload
 
-from phasor._checks import shown, whole
+from phasor._checks import short_repr, whole
 from phasor.errors import SpecError
 from phasor.rope import Rope
 from phasor.scaling import Rule
@@ -87,12 +87,12 @@ class LayerRopes(Sequence[Rope | None]):
         undescribed = sorted(set(self.layer_kinds) - set(self.kinds))
         if undescribed:
             raise SpecError(
-                f"layer_kinds names {shown(undescribed)}, which kinds does not describe"
+                f"layer_kinds names {short_repr(undescribed)}, which kinds does not describe"
             )
         for kind, rope in self.kinds.items():
             # the cast keeps this check for callers without a type checker
             if rope is not None and not isinstance(cast(object, rope), Rope):
-                raise SpecError(f"kinds[{kind!r}] must be a Rope or None, got {shown(rope)}")
+                raise SpecError(f"kinds[{kind!r}] must be a Rope or None, got {short_repr(rope)}")
         for name in ("context", "query_heads", "key_heads"):
             if getattr(self, name) is not None:
                 whole(name, getattr(self, name), least=1)
@@ -162,7 +162,7 @@ def _summary(rope: Rope) -> str:
     rotated = "" if rope.rotary_dim == rope.head_dim else f"{rope.rotary_dim} of "
     text = f"{rope.pairing} pairs, {rotated}{rope.head_dim} coordinates, "
     text += "explicit frequencies" if rope.base is None else f"base {rope.base:.12g}"
-    return text if rope.scaling is None else f"{text}, {shown(rope.scaling)}"
+    return text if rope.scaling is None else f"{text}, {short_repr(rope.scaling)}"
 
 
 def _freeze(value: Any, *mappings: str) -> None:

@@ -13,7 +13,7 @@ from itertools import chain, cycle, islice
 from pathlib import Path
 from typing import Any
 
-from phasor._checks import shown
+from phasor._checks import short_repr
 from phasor.errors import SpecError
 from phasor.layers import InConfig, LayerRopes
 from phasor.rope import Rope
@@ -48,7 +48,7 @@ def preset(name: str) -> LayerRopes:
         near = difflib.get_close_matches(str(name).lower(), preset_names(), n=3, cutoff=0.5)
         hint = f"did you mean {', '.join(map(repr, near))}? " if near else ""
         raise SpecError(
-            f"name must be one of the {len(preset_names())} presets, got {shown(name)}; "
+            f"name must be one of the {len(preset_names())} presets, got {short_repr(name)}; "
             f"{hint}phasor.preset_names() lists them all"
         )
     return _layer_ropes(name, _description(name))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from phasor._checks import choice, number, numbers, shown, whole
+from phasor._checks import choice, number, numbers, short_repr, whole
 from phasor._reals import in_reals, nearest_float32, powers
 from phasor.axes import AXES, Axes, OneAxis
 from phasor.errors import SpecError
@@ -112,7 +112,7 @@ class Rope:
         if cast(object, self.axes) is None:
             set_field("axes", OneAxis())
         if not isinstance(cast(object, self.axes), Axes):
-            raise SpecError(f"axes must be a layout of phasor.axes, got {shown(self.axes)}")
+            raise SpecError(f"axes must be a layout of phasor.axes, got {short_repr(self.axes)}")
         self.axes.axis_of_pair(self.num_pairs)
         self._check_frequencies(set_field)
         # the hash, and the operator's argument: computed once, as both are needed at every call
@@ -138,7 +138,7 @@ class Rope:
             if self.scaling is not None and not isinstance(cast(object, self.scaling), (Law, Rule)):
                 raise SpecError(
                     "scaling must be a law or a rule of phasor.scaling (such as "
-                    f"Linear(factor=2.0)), got {shown(self.scaling)}"
+                    f"Linear(factor=2.0)), got {short_repr(self.scaling)}"
                 )
             return
         if self.base is not None or self.scaling is not None:
@@ -298,8 +298,8 @@ class Rope:
         if version != FORMAT:
             raise SpecError(
                 f"text must be a Rope in format {FORMAT} of phasor's JSON, got "
-                f"{'none' if version is None else f'format {shown(version)}'}; write it anew with "
-                "Rope.to_json, or give its fields to Rope.from_dict"
+                f"{'none' if version is None else f'format {short_repr(version)}'}; write it anew "
+                "with Rope.to_json, or give its fields to Rope.from_dict"
             )
         return cls.from_dict(values)
 
@@ -387,7 +387,7 @@ def _from_named(name: str, value: Any, registry: Mapping[str, type], tag: str) -
     if tag not in plain:
         raise SpecError(
             f'{name} must be an object with the key "{tag}", '
-            f"got {shown(plain or cast(object, value))}"
+            f"got {short_repr(plain or cast(object, value))}"
         )
     registered = choice(f"{name}.{tag}", plain.pop(tag), registry)
     values = {k: tuple(cast(list[Any], v)) if type(v) is list else v for k, v in plain.items()}

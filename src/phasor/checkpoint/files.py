@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, BinaryIO, NoReturn, cast
 
-from phasor._checks import first_repeated, shown
+from phasor._checks import first_repeated, short_repr
 from phasor.errors import CheckpointError
 
 _HEADER_LIMIT = 100_000_000  # that of the format
@@ -100,7 +100,9 @@ def read_header(path: Path) -> Header:
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
     if not text.startswith(b"{"):
-        raise CheckpointError(f"{path}: the header must begin with '{{', got {shown(text[:8])}")
+        raise CheckpointError(
+            f"{path}: the header must begin with '{{', got {short_repr(text[:8])}"
+        )
     described = parse_json(text, str(path))
     return Header(8 + length, size, _tensors(path, described, 8 + length, size))
 
@@ -126,7 +128,7 @@ def parse_json(data: bytes, where: str) -> dict[str, Any]:
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if (name := first_repeated(pairs)) is not None:
-            raise CheckpointError(f"{where}: the name {shown(name)} stands twice; keep one")
+            raise CheckpointError(f"{where}: the name {short_repr(name)} stands twice; keep one")
         return dict(pairs)
 
     def refuse(literal: str) -> NoReturn:
@@ -139,7 +141,7 @@ def parse_json(data: bytes, where: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{where}: the header must be JSON, got {error}") from None
     if not isinstance(value, dict):
-        raise CheckpointError(f"{where} must hold a JSON object, got {shown(value)}")
+        raise CheckpointError(f"{where} must hold a JSON object, got {short_repr(value)}")
     return cast(dict[str, Any], value)
 
 
@@ -167,7 +169,7 @@ def _tensors(path: Path, described: dict[str, Any], begin: int, size: int) -> Ma
         if entry.begin != at:
             kind = "overlaps the tensor before it" if entry.begin < at else "leaves bytes before it"
             raise CheckpointError(
-                f"{path}: {shown(name)} must begin at byte {at - begin} of the data, got "
+                f"{path}: {short_repr(name)} must begin at byte {at - begin} of the data, got "
                 f"{entry.begin - begin}, which {kind}"
             )
         at = entry.end
@@ -179,7 +181,7 @@ def _tensors(path: Path, described: dict[str, Any], begin: int, size: int) -> Ma
 
 def _entry(path: Path, name: str, values: object, begin: int) -> Entry:
     def refuse(problem: str) -> NoReturn:
-        raise CheckpointError(f"{path}: {shown(name)} {problem}, got {shown(values)}")
+        raise CheckpointError(f"{path}: {short_repr(name)} {problem}, got {short_repr(values)}")
 
     if not isinstance(values, dict):
         refuse("must be described by an object")
@@ -273,12 +275,12 @@ def open_checkpoint(source: Path) -> Checkpoint:
     if names:
         raise CheckpointError(
             f"{source} holds {len(names)} safetensors files and no index that ties them together "
-            f"({shown(', '.join(names))}); give one file, or add the index"
+            f"({short_repr(', '.join(names))}); give one file, or add the index"
         )
     others = sorted(
         path.name for ending in ("bin", "pt", "pth") for path in source.glob(f"*.{ending}")
     )
-    instead = f", only {shown(', '.join(others))}" if others else ""
+    instead = f", only {short_repr(', '.join(others))}" if others else ""
     raise CheckpointError(
         f"{source} holds no safetensors file{instead}; write the tensors with the safetensors "
         "library first"
@@ -290,20 +292,21 @@ def _sharded(folder: Path, index: str) -> Checkpoint:
     headers: dict[str, Header] = {}
     for shard in sorted(set(shard_of.values())):
         if not (folder / shard).is_file():
-            raise CheckpointError(f"{folder / index} names {shown(shard)}, which is missing")
+            raise CheckpointError(f"{folder / index} names {short_repr(shard)}, which is missing")
         headers[shard] = read_header(folder / shard)
     shard_with: dict[str, str] = {}
     for shard, header in headers.items():
         for name in header.tensors:
             if name in shard_with:
                 raise CheckpointError(
-                    f"{shown(name)} stands in {shard_with[name]} and in {shard}; keep one"
+                    f"{short_repr(name)} stands in {shard_with[name]} and in {shard}; keep one"
                 )
             shard_with[name] = shard
     for name, shard in shard_of.items():
         if shard_with.get(name) != shard:
             raise CheckpointError(
-                f"{folder / index} says that {shown(name)} is in {shard}, which does not hold it"
+                f"{folder / index} says that {short_repr(name)} is in {shard}, "
+                "which does not hold it"
             )
     return Checkpoint(folder, MappingProxyType(headers), index)
 
@@ -319,13 +322,13 @@ def _weight_map(path: Path) -> dict[str, str]:
     weight_map = parse_json(data, str(path)).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(
-            f"{path} must hold a weight_map of tensors, got {shown(cast(object, weight_map))}"
+            f"{path} must hold a weight_map of tensors, got {short_repr(cast(object, weight_map))}"
         )
     for shard in cast(dict[str, Any], weight_map).values():
         # a name with a folder in it could lead out of the checkpoint
         if not isinstance(shard, str) or Path(shard).name != shard:
             raise CheckpointError(
-                f"{path}: weight_map must name files beside the index, got {shown(shard)}"
+                f"{path}: weight_map must name files beside the index, got {short_repr(shard)}"
             )
     return cast(dict[str, str], weight_map)
 

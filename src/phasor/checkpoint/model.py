@@ -11,7 +11,7 @@ from functools import lru_cache
 from importlib import resources
 from typing import Any, Literal, cast
 
-from phasor._checks import shown
+from phasor._checks import short_repr
 from phasor.configs import language_models, load, read_source
 from phasor.configs.facts import table
 from phasor.errors import CheckpointError
@@ -89,7 +89,7 @@ class Patterns:
                 re.compile(pattern)
             except (re.error, OverflowError, RecursionError) as error:
                 raise CheckpointError(
-                    f"{role} must be a regular expression, got {shown(pattern)}: {error}"
+                    f"{role} must be a regular expression, got {short_repr(pattern)}: {error}"
                 ) from None
 
     def each(self) -> list[tuple[Any, str]]:
@@ -105,7 +105,8 @@ class Patterns:
             return None
         if len(roles) > 1:
             raise CheckpointError(
-                f"{shown(name)} must match patterns of one kind, got {', '.join(sorted(roles))}"
+                f"{short_repr(name)} must match patterns of one kind, "
+                f"got {', '.join(sorted(roles))}"
             )
         layered = _LAYER.fullmatch(name)
         return Part(roles.pop(), int(layered["layer"]) if layered else None)

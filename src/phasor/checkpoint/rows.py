@@ -10,7 +10,7 @@ from typing import NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from phasor._checks import shown
+from phasor._checks import short_repr
 from phasor.checkpoint.files import Entry
 from phasor.checkpoint.model import VALUE_OF, Model, Part
 from phasor.errors import CheckpointError
@@ -117,7 +117,7 @@ def reorder(context: Context, name: str, part: Part, rope: Rope) -> Reorder | No
             return _of_quantisation(context, name, part, rope)
     elif re.search(r"\blora_(A|down)\b", name):
         raise CheckpointError(
-            f"{shown(name)} is the inner matrix of a LoRA, whose rows are no heads: match "
+            f"{short_repr(name)} is the inner matrix of a LoRA, whose rows are no heads: match "
             "lora_B alone"
         )
     if role == "vectors":
@@ -199,8 +199,8 @@ def _layout(context: Context, name: str, part: Part, width: int, rows: int) -> L
 def _query_heads(model: Model, name: str) -> int:
     if model.query_heads is None:
         raise CheckpointError(
-            f"{shown(name)} cannot be taken apart without the number of query heads; give a config "
-            "that has it"
+            f"{short_repr(name)} cannot be taken apart without the number of query heads; "
+            "give a config that has it"
         )
     return model.query_heads
 
@@ -229,12 +229,12 @@ def _refuse_shared_values(context: Context, name: str, part: Part) -> None:
         return
     if f"{name.removesuffix(f'{part.module}.weight')}{value}.weight" not in context.entries:
         raise CheckpointError(
-            f"{shown(name)} must have a {value} beside it: where keys are the values as well, a "
-            "new order would reach the output"
+            f"{short_repr(name)} must have a {value} beside it: where keys are the values as well, "
+            "a new order would reach the output"
         )
 
 
 def _refuse(name: str, entry: Entry, problem: str) -> NoReturn:
     raise CheckpointError(
-        f"{shown(name)} cannot be converted: {problem}, got {entry.dtype} {list(entry.shape)}"
+        f"{short_repr(name)} cannot be converted: {problem}, got {entry.dtype} {list(entry.shape)}"
     )

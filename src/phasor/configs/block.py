@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any, NoReturn, TypeVar, cast
 
-from phasor._checks import number, shown, whole
+from phasor._checks import number, short_repr, whole
 from phasor.errors import ConfigError, SpecError
 
 Names = Mapping[str, tuple[str, ...]]
@@ -82,7 +82,7 @@ class Block:
 
     def refuse(self, key: str, expected: str) -> NoReturn:
         """Raise the error about the value of ``key``."""
-        raise ConfigError(f"{self.name(key)} must be {expected}, got {shown(self._get(key))}")
+        raise ConfigError(f"{self.name(key)} must be {expected}, got {short_repr(self._get(key))}")
 
     def _at(self, path: str) -> Any:
         """The value at ``path``, a key or keys joined by dots; None if there is none."""
@@ -203,7 +203,7 @@ def single_value(named_values: Iterable[tuple[str, _T | None]]) -> _T | None:
     for name, value in present[1:]:
         if value != first:
             raise ConfigError(
-                f"{first_name} says {shown(first)} and {name} says {shown(value)}: "
+                f"{first_name} says {short_repr(first)} and {name} says {short_repr(value)}: "
                 "they must agree; remove the wrong one"
             )
     return first

@@ -8,7 +8,7 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, cast
 
-from phasor._checks import shown
+from phasor._checks import short_repr
 from phasor.axes import Axes, Axial, OneAxis
 from phasor.configs.block import Block, renamed_keys
 from phasor.configs.facts import read_table, table_error
@@ -58,8 +58,8 @@ def load_diffusers(config: Block, *, strict: bool) -> LayerRopes:
     if name not in rotating:
         raise ConfigError(
             f"{config.name('_class_name')} must be a transformer that phasor knows, got "
-            f"{shown(name)}; of a pipeline give its transformer/config.json, else describe the "
-            "embedding with phasor.Rope(...)"
+            f"{short_repr(name)}; of a pipeline give its transformer/config.json, else describe "
+            "the embedding with phasor.Rope(...)"
         )
     facts = rotating[name]
     notes = [facts.note] if facts.note else []
@@ -106,7 +106,7 @@ def _head_dim(config: Block, facts: Transformer) -> int:
             return width // heads
         raise ConfigError(
             f"{config.name(facts.head_dim_from[0])} and {facts.head_dim_from[1]} must give the "
-            f"width of a head, got {shown(width)} and {shown(heads)}"
+            f"width of a head, got {short_repr(width)} and {short_repr(heads)}"
         )
     if facts.head_dim_from:
         return sum(config.wholes(facts.head_dim_from[0]) or facts.dims)

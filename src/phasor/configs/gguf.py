@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from phasor._checks import shown
+from phasor._checks import short_repr
 from phasor.axes import Axes, InterleavedSections, OneAxis, Sectioned
 from phasor.configs.block import Block, renamed_keys, required, single_value
 from phasor.configs.facts import Architecture, Kind, table
@@ -45,7 +45,9 @@ def load_gguf(top: Block, *, strict: bool) -> LayerRopes:
     }
     unread = [key for key in config.unread() if key.startswith("rope.")]
     if unread:
-        listed = ", ".join(f"{config.name(key)} = {shown(config.values[key])}" for key in unread)
+        listed = ", ".join(
+            f"{config.name(key)} = {short_repr(config.values[key])}" for key in unread
+        )
         if strict:
             raise ConfigError(
                 f"{listed}: not understood for this architecture and scaling type; remove what "

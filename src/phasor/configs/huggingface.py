@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from phasor._checks import shown
+from phasor._checks import short_repr
 from phasor.axes import Axes, Axial, InterleavedSections, OneAxis, Sectioned
 from phasor.configs import laws
 from phasor.configs.block import Block, renamed_keys, single_value
@@ -172,9 +172,9 @@ def _rope(
     if facts.fixed and (law is not None or base != facts.base):
         raise ConfigError(
             f"{block.path or 'the config'} asks for the {'base' if law is None else 'law'} "
-            f"{shown(base if law is None else name)}, and transformers turns this model type by "
-            f"the plain powers of {facts.base:g} whatever its config says; remove it, or describe "
-            "the embedding with phasor.Rope(...) directly"
+            f"{short_repr(base if law is None else name)}, and transformers turns this model type "
+            f"by the plain powers of {facts.base:g} whatever its config says; remove it, or "
+            "describe the embedding with phasor.Rope(...) directly"
         )
     with renamed_keys(config, {"rotary_dim": "partial_rotary_factor", "base": "rope_theta"}):
         rope = Rope(
@@ -197,7 +197,7 @@ def _patch_grid_rope(rope: Rope, facts: Architecture, notes: list[str]) -> Rope:
     where = f", counted from {facts.origin}" if facts.origin else ""
     notes.append(f"Positions are ({', '.join(facts.positions)}) of a patch{where}.")
     if rope.scaling is not None:
-        raise ConfigError(f"no rope of patches takes the law {shown(rope.scaling)}; remove it")
+        raise ConfigError(f"no rope of patches takes the law {short_repr(rope.scaling)}; remove it")
     if facts.axes == "axial":
         return replace(rope, axes=Axial((each,) * axes))
     base, pairs = rope.base or 1.0, range(rope.num_pairs)

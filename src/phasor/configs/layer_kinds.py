@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from phasor._checks import shown
+from phasor._checks import short_repr
 from phasor.configs.block import Block, single_value
 from phasor.configs.facts import Architecture, table
 from phasor.configs.laws import comparable
@@ -44,7 +44,7 @@ def layer_kinds(config: Block, facts: Architecture) -> tuple[str, ...]:
         if word not in known:
             raise ConfigError(
                 f"{config.name(key)}.{i} must be one of {', '.join(sorted(known))}, "
-                f"got {shown(word)}"
+                f"got {short_repr(word)}"
             )
     return named
 
@@ -200,8 +200,9 @@ class Blocks:
             if absent:
                 raise ConfigError(
                     f"{self.flat.name(absent[0])} must be an object, as transformers ignores "
-                    f"{', '.join(nested)} without it, got {shown(self.flat.values.get(absent[0]))}"
-                    "; add it, even if no layer reads it"
+                    f"{', '.join(nested)} without it, "
+                    f"got {short_repr(self.flat.values.get(absent[0]))}; add it, "
+                    "even if no layer reads it"
                 )
             self.by_kind = {key: self.flat.block(key) for key in rest}
             self._agree_on_base(config)
@@ -262,5 +263,5 @@ def _check_agreement(new: Block, old: Block) -> None:
         if mine.get(key) != theirs.get(key) and not (key in moved and key not in theirs):
             raise ConfigError(
                 f"{new.name(key)} and {old.name(key)} differ "
-                f"({shown(mine.get(key))}, {shown(theirs.get(key))}); remove one block"
+                f"({short_repr(mine.get(key))}, {short_repr(theirs.get(key))}); remove one block"
             )

@@ -15,7 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
-from phasor._checks import first_repeated, shown
+from phasor._checks import first_repeated, short_repr
 from phasor.configs.block import Block
 from phasor.configs.facts import table
 from phasor.configs.laws import comparable
@@ -54,12 +54,12 @@ def read_source(source: object) -> Block:
     if isinstance(source, Mapping):
         not_text = [key for key in cast(Mapping[object, Any], source) if not isinstance(key, str)]
         if not_text:
-            raise ConfigError(f"keys must be strings, got {shown(not_text[0])}")
+            raise ConfigError(f"keys must be strings, got {short_repr(not_text[0])}")
         return Block(cast(Mapping[str, Any], source))
     if not isinstance(source, (str, os.PathLike)):
         raise ConfigError(
             "source must be the path of a config file or folder, '-', the dictionary it holds or a "
-            f"config of transformers, got {shown(source)}"
+            f"config of transformers, got {short_repr(source)}"
         )
     if source == "-":
         return Block(_parse_json(sys.stdin.buffer.read(SIZE_LIMIT + 1), "standard input"))
@@ -77,7 +77,7 @@ def read_source(source: object) -> Block:
     except (OSError, ValueError, TypeError) as error:
         if isinstance(error, ConfigError):
             raise
-        raise ConfigError(f"{shown(cast(object, source))} cannot be read: {error}") from None
+        raise ConfigError(f"{short_repr(cast(object, source))} cannot be read: {error}") from None
     if data.startswith(b"GGUF"):
         return Block(_gguf_header(path))
     return Block(_parse_json(data, str(path)))
@@ -142,13 +142,13 @@ def _parse_json(data: bytes, origin: str) -> dict[str, Any]:
     except ValueError as error:
         raise ConfigError(f"{origin} must be JSON: {error}") from None
     if not isinstance(value, dict):
-        raise ConfigError(f"{origin} must hold a JSON object, got {shown(value)}")
+        raise ConfigError(f"{origin} must hold a JSON object, got {short_repr(value)}")
     return cast(dict[str, Any], value)
 
 
 def _refuse_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if (key := first_repeated(pairs)) is not None:
-        raise ConfigError(f"the key {shown(key)} stands twice in one object; keep one")
+        raise ConfigError(f"the key {short_repr(key)} stands twice in one object; keep one")
     return dict(pairs)
 
 
@@ -191,7 +191,7 @@ def select_config(top: Block, part: str | None, like: str | None) -> tuple[list[
         if like not in known:
             raise ConfigError(
                 f"like must be a model type that phasor knows (phasor.configs.model_types() lists "
-                f"them), got {shown(like)}"
+                f"them), got {short_repr(like)}"
             )
         return levels, like
     where = levels[-1].name("model_type")
@@ -203,7 +203,7 @@ def select_config(top: Block, part: str | None, like: str | None) -> tuple[list[
     if name not in known:
         raise ConfigError(
             f"{where} must be one that phasor knows (phasor.configs.model_types() lists them), "
-            f"got {shown(name)}; {_UNKNOWN}"
+            f"got {short_repr(name)}; {_UNKNOWN}"
         )
     return levels, name
 
@@ -215,7 +215,7 @@ def _path_to_part(top: Block, part: str) -> list[Block]:
             inner = [k for k, v in levels[-1].values.items() if isinstance(v, Mapping)]
             raise ConfigError(
                 f"part must be the key of a config inside the file "
-                f"({', '.join(inner) or 'it holds none'}), got {shown(part)}"
+                f"({', '.join(inner) or 'it holds none'}), got {short_repr(part)}"
             )
         levels.append(cast(Block, levels[-1].block(key)))
     return levels

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from typing import Any
 
-from phasor._checks import shown
+from phasor._checks import short_repr
 from phasor.axes import Alternating, Axes, InterleavedSections, Sectioned
 from phasor.configs.block import Block
 from phasor.configs.facts import read_table, table_error
@@ -154,7 +154,7 @@ def _has_no_effect(value: Any, meaning: Meaning | None, ropes: Sequence[Rope]) -
 def _note_or_refuse(
     name: str, value: Any, meaning: Meaning, notes: list[str], refused: list[str]
 ) -> None:
-    sentence = f"{name} (got {shown(value)}) {meaning.says}"
+    sentence = f"{name} (got {short_repr(value)}) {meaning.says}"
     if meaning.means == "note":
         notes.append(f"Not part of the rotation: {sentence}.")
     else:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from phasor._checks import shown, whole
+from phasor._checks import short_repr, whole
 from phasor.axes import Alternating, Axes, InterleavedSections, OneAxis, Sectioned
 from phasor.configs import laws
 from phasor.configs.block import Block
@@ -102,7 +102,7 @@ def rope_parameters(rope: Rope, context: int) -> dict[str, Any]:
     write = WRITERS.get(type(rope.scaling))
     if write is None:
         raise ConfigError(
-            f"no rope_type says the law {shown(rope.scaling)}; take one of "
+            f"no rope_type says the law {short_repr(rope.scaling)}; take one of "
             f"{', '.join(sorted(law.__name__ for law in WRITERS if law is not type(None)))}"
         )
     block = write(rope.scaling, context)
@@ -183,7 +183,7 @@ def _read_back(rope: Rope, block: dict[str, Any], context: int) -> None:
     ambiguous = isinstance(law, Proportional) and rope.rotary_dim != rope.head_dim
     if ambiguous or (read_law, read_axes) != (expected, rope.axes):
         raise ConfigError(
-            f"a {block['rope_type']!r} block cannot say {shown(law)} of {rope.rotary_dim} in "
+            f"a {block['rope_type']!r} block cannot say {short_repr(law)} of {rope.rotary_dim} in "
             f"{rope.head_dim} coordinates; keep the rope as JSON instead (Rope.to_json)"
         )
 

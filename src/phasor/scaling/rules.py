@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from phasor._checks import number, numbers, shown, whole
+from phasor._checks import number, numbers, short_repr, whole
 from phasor.errors import SpecError
 from phasor.scaling.laws import NTK, Law, PerPair
 
@@ -76,7 +76,7 @@ class DynamicNTK(Rule):
             grown = float(factor * length / self.original_max_positions - (factor - 1))
         except OverflowError:
             raise SpecError(
-                f"seq_len must leave a factor that fits in a float, got {shown(seq_len)}"
+                f"seq_len must leave a factor that fits in a float, got {short_repr(seq_len)}"
             ) from None
         return NTK(factor=grown)
 
@@ -115,7 +115,7 @@ class SteppedNTK(Rule):
             return NTK(factor=float(2 ** (doublings + 1) - 1) if doublings else 1.0)
         except OverflowError:
             raise SpecError(
-                f"seq_len must leave a factor that fits in a float, got {shown(seq_len)}"
+                f"seq_len must leave a factor that fits in a float, got {short_repr(seq_len)}"
             ) from None
 
 
