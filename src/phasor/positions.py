@@ -245,9 +245,7 @@ def chunks_of_rank(length: int, rank: int, world_size: int, layout: str) -> list
     elif layout == "zigzag":
         n_chunks, held = 2 * world_size, [rank, 2 * world_size - 1 - rank]
     else:
-        raise PositionError(
-            f"layout must be one of 'contiguous', 'zigzag', got {short_repr(layout)}"
-        )
+        raise PositionError(f"layout must be 'contiguous' or 'zigzag', got {short_repr(layout)}")
     size, over = divmod(length, n_chunks)
     if over:
         raise PositionError(
@@ -493,9 +491,7 @@ def _integers(name: str, values: Any, kinds: str = "iu") -> Positions:
     try:
         array = np.asarray(values)
     except ValueError:
-        raise PositionError(
-            f"{name} must be a rectangular array, got {short_repr(values)}"
-        ) from None
+        raise PositionError(f"{name} must be rectangular, got {short_repr(values)}") from None
     # an empty list has no dtype of its own: NumPy makes it float64
     if array.size and (array.dtype.kind not in kinds or int(array.max()) > _LAST):
         raise PositionError(
