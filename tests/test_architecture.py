@@ -20,7 +20,7 @@ SRC = Path(phasor.__file__).parent
 # "phasor" is the package itself; packages stand after what they are made of
 PIPELINE = """
     errors _checks _reals
-    scaling._law scaling._uniform scaling._ramps scaling._selective scaling._rules scaling
+    scaling.laws scaling.rules scaling
     axes pairings rope layers presets
     configs.block configs.facts configs.laws configs.sources configs.layer_kinds configs.unread_keys
     configs.huggingface configs.diffusers configs.gguf configs.params configs.writing configs
@@ -144,8 +144,8 @@ def test_the_walk_sees_the_imports_there_are() -> None:
     seen = set(uses(SRC))
     assert {
         ("_checks", "errors"),
-        ("scaling", "scaling._law"),
-        ("scaling._rules", "scaling._selective"),
+        ("scaling", "scaling.laws"),
+        ("scaling.rules", "scaling.laws"),
         ("angles", "rope"),
         ("phasor", "rope"),
         ("torch.ops", "torch.backends.eager"),
@@ -164,9 +164,9 @@ def test_the_walk_sees_the_imports_there_are() -> None:
         ("rope", "def late():\n    from phasor.angles import cos_sin", "angles"),
         ("axes", "if TYPE_CHECKING:\n    from phasor.rope import Rope", "rope"),
         ("angles", "from phasor import Rope", "phasor"),
-        ("scaling._law", "from phasor.scaling import Linear", "scaling"),
-        ("scaling._law", "from ._uniform import NTK", "scaling._uniform"),
-        ("scaling._law", "from ..rope import Rope", "rope"),
+        ("scaling.laws", "from phasor.scaling import Linear", "scaling"),
+        ("scaling.laws", "from .rules import LongRope", "scaling.rules"),
+        ("scaling.laws", "from ..rope import Rope", "rope"),
         ("numpy", "def late():\n    import phasor.torch.functional", "torch.functional"),
         ("rope", "from phasor.rope import Rope", "rope"),
     ],

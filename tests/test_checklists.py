@@ -45,9 +45,10 @@ def test_a_law_is_in_every_place(name: str) -> None:
 
 @pytest.mark.parametrize("name", AXES)
 def test_a_layout_of_axes_is_in_every_place(name: str) -> None:
-    """What looks for it, and its row."""
+    """What looks for it, how `phasor show` describes it, and its row."""
     layout = AXES[name]
     places = {
+        "axes.py summary": bool(getattr(layout, "summary", "")),
         "identification/explaining.py LAYOUTS": layout is OneAxis or name in LAYOUTS,
         "docs/conventions.md": f"`{layout.__name__}`" in page("conventions.md"),
     }

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from phasor import _checks, errors
-from phasor._checks import choice, number, numbers, shown, whole
+from phasor._checks import choice, number, numbers, short_repr, whole
 from phasor.errors import PhasorError, PositionError, SpecError
 
 
@@ -29,8 +29,8 @@ def test_every_error_is_a_value_error_of_one_family() -> None:
 
 def test_a_long_value_is_shown_cut() -> None:
     """A message stays one line, whatever was passed."""
-    assert shown("short") == "'short'"
-    text = shown(list(range(1000)))
+    assert short_repr("short") == "'short'"
+    text = short_repr(list(range(1000)))
     assert len(text) == 80
     assert text.startswith("[0, 1, 2,")
     assert text.endswith("...")

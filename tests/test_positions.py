@@ -241,7 +241,7 @@ ERRORS = {
     "cu_seqlens must hold whole numbers that fit in int64, got dtype uint64": lambda: packed(
         np.array([0, 2**63], dtype=np.uint64)
     ),
-    "cu_seqlens must be a rectangular array, got [[0], [0, 1]]": lambda: packed([[0], [0, 1]]),
+    "cu_seqlens must be rectangular, got [[0], [0, 1]]": lambda: packed([[0], [0, 1]]),
     "mask must hold only 0 (padding) and 1 (token), got 2": lambda: padded([1, 1, 2]),
     "mask must hold only 0 (padding) and 1 (token), got -1": lambda: padded([[0, 1], [-1, 1]]),
     "mask must hold whole numbers that fit in int64, got dtype float64": lambda: padded(
@@ -264,7 +264,7 @@ ERRORS = {
     "rank must be below world_size (2), got 2": lambda: context_parallel(8, 2, 2, "zigzag"),
     "rank must be a whole number >= 0, got -1": lambda: context_parallel(8, -1, 2, "zigzag"),
     "world_size must be a whole number >= 1, got 0": lambda: context_parallel(8, 0, 0, "zigzag"),
-    "layout must be one of 'contiguous', 'zigzag', got 'striped'": lambda: context_parallel(
+    "layout must be 'contiguous' or 'zigzag', got 'striped'": lambda: context_parallel(
         8, 0, 2, "striped"
     ),
     "length must be a multiple of 8, the chunks of the zigzag layout on 4 ranks, got 10; "

@@ -122,7 +122,7 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
     (
         {"scaling": Linear},
         "scaling must be a law or a rule of phasor.scaling (such as Linear(factor=2.0)), "
-        "got <class 'phasor.scaling._uniform.Linear'>",
+        "got <class 'phasor.scaling.laws.Linear'>",
     ),
     ({"axes": (2, 2)}, "axes must be a layout of phasor.axes, got (2, 2)"),
     (

@@ -1,4 +1,4 @@
-"""Argument checks that speak: each names the argument, what was expected and what came."""
+"""Argument checks whose errors name the argument, what was expected and what came."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from phasor.errors import PhasorError, SpecError
 Kind = Callable[[str], PhasorError]
 
 
-def shown(value: object) -> str:
-    """``value`` as it may stand in a message: its repr, cut when long."""
+def short_repr(value: object) -> str:
+    """The repr of ``value`` for messages, cut to 80 characters."""
     try:
         text = repr(value)
     except (RecursionError, ValueError):  # nested deeper, or more digits, than Python prints
@@ -22,27 +22,27 @@ def shown(value: object) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-#: How a tensor with heads is laid out, by ``heads_first``.
+#: Shape of a tensor with heads, by ``heads_first``.
 LAYOUTS = {False: "[..., seq, heads, head_dim]", True: "[..., heads, seq, head_dim]"}
 
 
 def other_layout(who: str, heads_first: bool) -> str:
-    """The end of an error for tensors that would fit in the other layout."""
+    """The hint at the end of an error about a tensor whose shape fits the other layout."""
     way_out = "leave heads_first out" if heads_first else "pass heads_first=True"
     return f"; if {who} {LAYOUTS[not heads_first]}, {way_out}"
 
 
 def broadcasts(tokens: Sequence[int], lead: Sequence[int]) -> bool:
-    """Whether the shape ``tokens`` broadcasts to ``lead``, which it does not change."""
+    """Whether the shape ``tokens`` broadcasts to ``lead`` without changing ``lead``."""
     if len(tokens) > len(lead):
         return False
     pairs = zip(reversed(tokens), reversed(lead), strict=False)
-    # t == n first: comparing a length that a compiler does not know with 1 would be a guard
+    # t == n first: under torch.compile, comparing a dynamic length with 1 would add a guard
     return all(t == n or t == 1 for t, n in pairs)
 
 
-def twice(pairs: Iterable[tuple[str, object]]) -> str | None:
-    """The first name that stands more than once among the pairs of a JSON object."""
+def first_repeated(pairs: Iterable[tuple[str, object]]) -> str | None:
+    """The first key that occurs more than once among the pairs of a JSON object."""
     seen: set[str] = set()
     for name, _ in pairs:
         if name in seen:
@@ -55,13 +55,13 @@ def whole(
     name: str, value: Any, *, least: int, most: int | None = None, error: Kind = SpecError
 ) -> int:
     """``value`` as an int within the bounds; bools and fractions are refused."""
-    given = None
+    result = None
     if not isinstance(value, bool) and isinstance(value, Integral):
-        given = index(value)  # in torch's compiler a number, where int() may stay a symbol
-    if given is None or given < least or (most is not None and given > most):
+        result = index(value)  # under torch.compile int() may return a symbol, index() a number
+    if result is None or result < least or (most is not None and result > most):
         bounds = f">= {least}" if most is None else f"from {least} to {most}"
-        raise error(f"{name} must be a whole number {bounds}, got {shown(value)}")
-    return given
+        raise error(f"{name} must be a whole number {bounds}, got {short_repr(value)}")
+    return result
 
 
 def number(
@@ -74,23 +74,23 @@ def number(
     error: Kind = SpecError,
 ) -> float:
     """``value`` as a finite float within the bounds; bools and strings are refused."""
-    wanted = "a finite number"
-    wanted += "" if above is None else f" > {above:g}"
-    wanted += "" if least is None else f" >= {least:g}"
-    wanted += "" if most is None else f" and <= {most:g}"
+    expected = "a finite number"
+    expected += "" if above is None else f" > {above:g}"
+    expected += "" if least is None else f" >= {least:g}"
+    expected += "" if most is None else f" and <= {most:g}"
     numeric = not isinstance(value, bool) and isinstance(value, Real)
     try:
-        given = float(value) if numeric else math.nan
+        result = float(value) if numeric else math.nan
     except OverflowError:
-        given = math.inf
+        result = math.inf
     if not (
-        -math.inf < given < math.inf  # what compilers follow where they do not follow isfinite
-        and (above is None or given > above)
-        and (least is None or given >= least)
-        and (most is None or given <= most)
+        -math.inf < result < math.inf  # torch.compile traces this, and not math.isfinite
+        and (above is None or result > above)
+        and (least is None or result >= least)
+        and (most is None or result <= most)
     ):
-        raise error(f"{name} must be {wanted}, got {shown(value)}")
-    return given + 0.0  # -0.0 says what 0.0 says, and has to be equal to it in JSON too
+        raise error(f"{name} must be {expected}, got {short_repr(value)}")
+    return result + 0.0  # turns -0.0 into 0.0, so that equal values have equal JSON
 
 
 def numbers(
@@ -98,7 +98,7 @@ def numbers(
 ) -> tuple[float, ...]:
     """``values`` as a non-empty tuple of finite floats within the bounds."""
     if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
-        raise SpecError(f"{name} must be a sequence of numbers, got {shown(values)}")
+        raise SpecError(f"{name} must be a sequence of numbers, got {short_repr(values)}")
     items = list(cast(Iterable[Any], values))
     if not items:
         raise SpecError(f"{name} must hold at least one number, got none")
@@ -108,10 +108,10 @@ def numbers(
 
 
 def choice(name: str, value: Any, allowed: Iterable[Any]) -> Any:
-    """``value`` when it is one of ``allowed``."""
+    """``value``, if it equals one of ``allowed`` and has its type."""
     options = tuple(allowed)
     for option in options:
         if type(value) is type(option) and value == option:
             return option
     listed = ", ".join(repr(option) for option in options)
-    raise SpecError(f"{name} must be one of {listed}, got {shown(value)}")
+    raise SpecError(f"{name} must be one of {listed}, got {short_repr(value)}")

@@ -1,8 +1,7 @@
-"""Real numbers to 60 digits: what frequencies are computed in before any float exists.
+"""Decimal arithmetic with 60 digits, in which frequencies are computed.
 
-A position may be 2**63, so an angle that is right to 1e-15 wants its frequency to 34 digits and
-more. The standard library's ``decimal`` has exp, ln and powers at any precision; pi and the
-cosine are the two things it lacks.
+A position may be 2**63, so an angle correct to 1e-15 needs a frequency with at least 34 digits.
+``decimal`` has exp, ln and powers at any precision; this file adds pi, the cosine and the sine.
 """
 
 from __future__ import annotations
@@ -15,14 +14,14 @@ from typing import TypeVar
 import numpy as np
 
 PRECISION = 60
-# 80 decimals: twenty more than any result keeps
+# 80 decimals, 20 more than PRECISION
 PI = Decimal("3.14159265358979323846264338327950288419716939937510582097494459230781640628620899")
 
 _T = TypeVar("_T", bound=Callable[..., object])
 
 
 def in_reals(function: _T) -> _T:
-    """``function``, with its Decimal arithmetic carried to ``PRECISION`` digits."""
+    """Decorate ``function`` to compute its Decimals with ``PRECISION`` digits."""
 
     def wrapped(*args: object, **kwargs: object) -> object:
         with decimal.localcontext(decimal.Context(prec=PRECISION)):
@@ -34,28 +33,28 @@ def in_reals(function: _T) -> _T:
 
 
 def powers(base: Decimal, exponent: Decimal, count: int) -> tuple[Decimal, ...]:
-    """``base ** (exponent * k)`` for ``k`` from 0, one multiplication each.
+    """``base ** (exponent * k)`` for ``k`` from 0 to ``count - 1``, one multiplication each.
 
-    Five digits more are carried than are kept, so that thousands of products lose none of them.
+    Computed with five extra digits, so that thousands of multiplications keep all others.
 
     >>> [int(power) for power in powers(Decimal(9), Decimal("0.5"), 4)]
     [1, 3, 9, 27]
     """
     with decimal.localcontext() as context:
         context.prec += 5
-        step, power, made = base**exponent, Decimal(1), list[Decimal]()
+        step, power, products = base**exponent, Decimal(1), list[Decimal]()
         for _ in range(count):
-            made.append(power)
+            products.append(power)
             power *= step
-    return tuple(+power for power in made)
+    return tuple(+power for power in products)  # the unary plus rounds
 
 
 @in_reals
 def cos_sin_of_turns(turns: Decimal) -> tuple[Decimal, Decimal]:
     """Cosine and sine of ``2 pi turns``, by their power series.
 
-    The argument is first brought below an eighth of a turn either way, where the 60th digit
-    is reached within 25 terms and no cancellation occurs.
+    Whole quarter turns are taken out first: of at most an eighth of a turn, 25 terms give 60
+    digits, without cancellation.
     """
     quarters = (turns * 4).to_integral_value()
     angle = (turns - quarters / 4) * 2 * PI
@@ -76,13 +75,9 @@ def cos_sin_of_turns(turns: Decimal) -> tuple[Decimal, Decimal]:
 def nearest_float32(value: Decimal) -> np.float32:
     """The float32 closest to ``value``, rounded once (float64 on the way would round twice)."""
     guess = np.float32(float(value))
-    around = (
-        np.nextafter(guess, np.float32(-np.inf)),
-        guess,
-        np.nextafter(guess, np.float32(np.inf)),
-    )
-    finite = [one for one in around if np.isfinite(one)]
+    below, above = (np.nextafter(guess, np.float32(end)) for end in (-np.inf, np.inf))
+    candidates = [x for x in (below, guess, above) if np.isfinite(x)]
     # an exact tie goes to the even significand, as IEEE 754 rounds
     return min(
-        finite, key=lambda one: (abs(Decimal(float(one)) - value), int(one.view(np.int32)) & 1)
+        candidates, key=lambda x: (abs(Decimal(float(x)) - value), int(x.view(np.int32)) & 1)
     )

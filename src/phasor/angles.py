@@ -1,9 +1,9 @@
 """Cosine and sine of any position, correct to float64; and the digit tables that kernels use.
 
-A float64 angle ``p * inv_freq`` loses a digit for every power of ten of ``p`` and is noise at
-2**53. Here turns are counted in fixed point instead: the frequency in turns per position is a
-128-bit fraction, the product with a position drops whole turns by overflowing, and what is left
-is a fraction of a turn with 60 good bits at every int64 position.
+A float64 angle ``p * inv_freq`` loses a digit for every power of ten of ``p`` and has none left at
+2**53. So turns are counted in fixed point: the frequency in turns per position is a 128-bit
+fraction, whole turns overflow in its product with a position, and the fraction of a turn that
+remains has 60 correct bits at every int64 position.
 
 A position is also a number in base 1024, and rotations compose, so
 
@@ -43,7 +43,7 @@ COS_SIN_ERROR = 1e-15
 ROW_ERROR_20 = (2**0.5 + 5**0.5) * 2**-24 * (1 + 2**-20)
 ROW_ERROR_40 = (2 * 2**0.5 + 3 * 5**0.5) * 2**-24 * (1 + 2**-20)
 
-_CHUNK = 1 << 16  # elements worked on at once, so that the twenty temporaries stay in cache
+_CHUNK = 1 << 16  # elements computed at a time, so that the twenty temporaries stay in cache
 _LOW = np.uint64(0xFFFFFFFF)
 _32, _62 = np.uint64(32), np.uint64(62)
 _EIGHTH = np.uint64(1 << 61)  # of a turn, in units of 2**-64
@@ -53,40 +53,40 @@ def cos_sin(rope: Rope, positions: ArrayLike) -> tuple[NDArray[np.float64], NDAr
     """Cosine and sine of every pair's angle at every position.
 
     ``cos(p * inv_freq[k])`` and ``direction * sin(p * inv_freq[k])`` with the real frequencies
-    of ``rope``, within 1e-15 at every int64 position. A float position is split into a whole
-    one and a rest, and adds the float64 error of ``rest * inv_freq``.
+    of ``rope``, within 1e-15 at every int64 position. A float position is split into an integer
+    and a fraction, and adds the float64 error of ``fraction * inv_freq``.
 
     Args:
-        rope: What rotates. A pair follows its own axis of ``positions``.
+        rope: The Rope. Each pair uses its axis of ``positions``.
         positions: Integers or floats: any shape ``[...]``, or ``[..., n_axes]`` when
             ``rope.axes`` has several.
 
     Returns:
-        Two float64 arrays ``[..., num_pairs]``. No attention factor is in them.
+        Two float64 arrays ``[..., num_pairs]``, without the attention factor.
 
     Raises:
         PositionError: For bools, other dtypes, NaN, infinities, integers beyond int64, or a
             missing axis dimension.
-        SpecError: If ``rope.scaling`` is a rule that has not picked its law.
+        SpecError: If ``rope.scaling`` is a rule: `Rope.at` picks its law.
 
     >>> cos, sin = cos_sin(Rope(head_dim=4, pairing="half"), [0, 1, 2**62])
     >>> print(cos.shape, cos[2, 0])
     (3, 2) -0.7112665029764864
     """
-    given = checked_positions(positions)
+    coordinates = checked_positions(positions)
     axis_of_pair = np.array(rope.axes.axis_of_pair(rope.num_pairs))
     n_axes = rope.axes.n_axes
     if n_axes == 1:
-        given = given[..., None]
-    elif given.ndim == 0 or given.shape[-1] != n_axes:
+        coordinates = coordinates[..., None]
+    elif coordinates.ndim == 0 or coordinates.shape[-1] != n_axes:
         raise PositionError(
             f"positions must end in one coordinate per axis ({n_axes}) for "
-            f"{type(rope.axes).__name__} axes, got shape {list(given.shape)}; "
+            f"{type(rope.axes).__name__} axes, got shape {list(coordinates.shape)}; "
             "phasor.positions.every_axis repeats text positions"
         )
-    cos = np.empty((*given.shape[:-1], rope.num_pairs))
+    cos = np.empty((*coordinates.shape[:-1], rope.num_pairs))
     sin = np.empty_like(cos)
-    flat = given.reshape(-1, n_axes)
+    flat = coordinates.reshape(-1, n_axes)
     flat_cos, flat_sin = cos.reshape(-1, rope.num_pairs), sin.reshape(-1, rope.num_pairs)
     for rows in _chunks(len(flat), rope.num_pairs):
         per_pair = flat[rows] if n_axes == 1 else flat[rows][:, axis_of_pair]
@@ -95,32 +95,36 @@ def cos_sin(rope: Rope, positions: ArrayLike) -> tuple[NDArray[np.float64], NDAr
 
 
 def checked_positions(positions: ArrayLike) -> NDArray[Any]:
-    """``positions`` as an int64 or float64 array, or a `PositionError` that says why not."""
+    """``positions`` as an int64 or float64 array.
+
+    Raises:
+        PositionError: If they are no such numbers.
+    """
     try:
-        given = np.asarray(positions)
+        array = np.asarray(positions)
     except (ValueError, OverflowError) as error:
         raise PositionError(f"positions must be an array of numbers: {error}") from None
-    if given.size == 0 and given.dtype == np.float64:
-        given = given.astype(np.int64)  # what numpy makes of an empty list
-    if given.dtype.kind in "ui":
-        if given.dtype == np.uint64 and given.size and given.max() > np.uint64(2**63 - 1):
-            raise PositionError(f"positions must be below 2**63, got {given.max()}")
-        return given.astype(np.int64)
-    if given.dtype.kind == "f" and given.dtype.itemsize in (4, 8):
-        finite = np.isfinite(given) & (np.abs(given) < 2.0**63)
+    if array.size == 0 and array.dtype == np.float64:
+        array = array.astype(np.int64)  # np.asarray([]) is float64
+    if array.dtype.kind in "ui":
+        if array.dtype == np.uint64 and array.size and array.max() > np.uint64(2**63 - 1):
+            raise PositionError(f"positions must be below 2**63, got {array.max()}")
+        return array.astype(np.int64)
+    if array.dtype.kind == "f" and array.dtype.itemsize in (4, 8):
+        finite = np.isfinite(array) & (np.abs(array) < 2.0**63)
         if not finite.all():
             raise PositionError(
-                f"positions must be finite and below 2**63, got {given[~finite].flat[0]}"
+                f"positions must be finite and below 2**63, got {array[~finite].flat[0]}"
             )
-        return given.astype(np.float64)
-    why = {
+        return array.astype(np.float64)
+    reason = {
         "b": "bools are masks; phasor.positions.padded makes positions of one",
         "f": "a float16 cannot tell 2048 from 2049, and more digits than float64 are not used",
         "O": "they do not fit 64 bits, or the rows differ in length",
-    }.get(given.dtype.kind, "")
+    }.get(array.dtype.kind, "")
     raise PositionError(
-        f"positions must be integers or float32/float64, got {given.dtype}"
-        + (f" ({why})" if why else "")
+        f"positions must be integers or float32/float64, got {array.dtype}"
+        + (f" ({reason})" if reason else "")
     )
 
 
@@ -133,7 +137,7 @@ def _chunks(length: int, width: int) -> Iterator[slice]:
 @in_reals
 def _fractions(rope: Rope) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
     """Turns per position of every pair, modulo whole turns: 128 bits as two words."""
-    # |p| < 2**63 leaves the product 66 good bits after the point
+    # the product with |p| < 2**63 still has 66 correct bits after the point
     fixed = [int((turn % 1 * 2**128).to_integral_value()) % 2**128 for turn in real_turns(rope)]
     high = np.array([value >> 64 for value in fixed], dtype=np.uint64)
     low = np.array([value & (2**64 - 1) for value in fixed], dtype=np.uint64)
@@ -143,16 +147,16 @@ def _fractions(rope: Rope) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
 def _cos_sin(rope: Rope, positions: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
     """Cosine and sine at checked ``positions`` ``[P, 1]`` or ``[P, num_pairs]``."""
     if positions.dtype == np.int64:
-        whole, rest = positions, None
+        integer, fraction = positions, None
     else:
         nearest = np.rint(positions)
-        whole, rest = nearest.astype(np.int64), positions - nearest
-    # |-2**63| does not fit int64, but its two's complement is right as uint64
-    size = np.abs(whole).astype(np.uint64)
+        integer, fraction = nearest.astype(np.int64), positions - nearest
+    # abs(-2**63) overflows to itself in int64, which read as uint64 is 2**63
+    size = np.abs(integer).astype(np.uint64)
     quarters, turn = _reduced(size, *_fractions(rope))
-    negative = whole < 0
-    if rest is not None:
-        turn += np.where(negative, -rest, rest) * (rope.inv_freq / (2 * np.pi))
+    negative = integer < 0
+    if fraction is not None:
+        turn += np.where(negative, -fraction, fraction) * (rope.inv_freq / (2 * np.pi))
     angle = turn * (2 * np.pi)
     even_cos, even_sin = np.cos(angle), np.sin(angle)
     odd = (quarters & np.uint64(1)).astype(bool)
@@ -166,7 +170,10 @@ def _cos_sin(rope: Rope, positions: NDArray[Any]) -> tuple[NDArray[Any], NDArray
 def _reduced(
     size: NDArray[np.uint64], high: NDArray[np.uint64], low: NDArray[np.uint64]
 ) -> tuple[NDArray[np.uint64], NDArray[np.float64]]:
-    """``size * fraction`` modulo one turn, as whole quarters and a rest of at most an eighth."""
+    """``size * fraction`` modulo one turn: quarter turns, and a rest of at most an eighth.
+
+    ``high`` and ``low`` are the two words of the 128-bit fraction.
+    """
     a1, a0, b1, b0 = size >> _32, size & _LOW, low >> _32, low & _LOW
     cross, crossed = a1 * b0, a0 * b1
     carry = ((a0 * b0) >> _32) + (cross & _LOW) + (crossed & _LOW)
@@ -186,7 +193,7 @@ def digit_tables(rope: Rope, dtype: type[np.float32] | type[np.float64]) -> NDAr
     is the conjugate.
 
     Args:
-        rope: What rotates.
+        rope: The Rope.
         dtype: ``np.float32`` for correctly rounded entries, whose products in float32 are within
             `ROW_ERROR_20` below 2**20 and `ROW_ERROR_40` below 2**40; or ``np.float64``.
 
@@ -219,22 +226,22 @@ def digit_rows(
     exact = np.empty((len(places), rope.num_pairs, 2))
     for rows in _chunks(len(places), rope.num_pairs):
         exact[rows, :, 0], exact[rows, :, 1] = _cos_sin(rope, places[rows])
-    return exact if dtype is np.float64 else _rounded_once(rope, places, exact)
+    return exact if dtype is np.float64 else _round_to_float32(rope, places, exact)
 
 
 @in_reals
-def _rounded_once(
+def _round_to_float32(
     rope: Rope, places: NDArray[np.int64], exact: NDArray[np.float64]
 ) -> NDArray[np.float32]:
     """``exact`` in float32, each entry the nearest to the real number.
 
-    Where the float64 error could straddle a rounding boundary, the entry is computed again from
-    60 digits (Ziv's strategy); a typical rope has no such entry.
+    An entry whose float64 error could change its rounding is computed again with 60 digits (Ziv's
+    strategy); a typical rope has none.
     """
-    moving = (places != 0) & np.array([turn != 0 for turn in real_turns(rope)])
-    doubt = np.where(moving[..., None], np.abs(exact) * 2.0**-49 + 2.0**-85, 0.0)
+    inexact = (places != 0) & np.array([turn != 0 for turn in real_turns(rope)])
+    error = np.where(inexact[..., None], np.abs(exact) * 2.0**-49 + 2.0**-85, 0.0)
     rounded = exact.astype(np.float32)
-    unsure = (exact - doubt).astype(np.float32) != (exact + doubt).astype(np.float32)
+    unsure = (exact - error).astype(np.float32) != (exact + error).astype(np.float32)
     for row, pair in {(int(row), int(pair)) for row, pair, _ in np.argwhere(unsure)}:
         cos, sin = cos_sin_of_turns(Decimal(int(places[row, 0])) * real_turns(rope)[pair])
         rounded[row, pair] = nearest_float32(cos), nearest_float32(rope.direction * sin)
@@ -244,9 +251,9 @@ def _rounded_once(
 def rows(
     rope: Rope, positions: ArrayLike, dtype: type[np.float32] | type[np.float64]
 ) -> NDArray[Any]:
-    """``(cos, sin)`` as a kernel makes them: products of digit rows, for ``|p| < 2**40``.
+    """``(cos, sin)`` as a kernel computes them: products of digit rows, for ``|p| < 2**40``.
 
-    Beyond, and at float positions, a row is `cos_sin` rounded to ``dtype``.
+    At larger and at float positions they are `cos_sin` rounded to ``dtype``.
 
     Returns:
         ``[..., num_pairs, 2]`` of ``dtype``.
@@ -257,13 +264,13 @@ def rows(
     >>> rows(Rope(head_dim=2, pairing="half"), 1, np.float32)
     array([[0.5403023 , 0.84147096]], dtype=float32)
     """
-    given = checked_positions(positions)
-    exact = np.stack(cos_sin(rope, given), axis=-1).astype(dtype)
-    if given.dtype != np.int64:
+    coordinates = checked_positions(positions)
+    exact = np.stack(cos_sin(rope, coordinates), axis=-1).astype(dtype)
+    if coordinates.dtype != np.int64:
         return exact
     if rope.axes.n_axes == 1:
-        given = given[..., None]
-    places = given[..., np.array(rope.axes.axis_of_pair(rope.num_pairs))]
+        coordinates = coordinates[..., None]
+    places = coordinates[..., np.array(rope.axes.axis_of_pair(rope.num_pairs))]
     size = np.abs(places)
     tables = digit_tables(rope, dtype)
     pairs = np.arange(rope.num_pairs)

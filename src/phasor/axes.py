@@ -1,15 +1,16 @@
 """Which position axis drives which pair: text has one axis, images two, videos three.
 
 Sections count *pairs*, one entry per axis, in the order the positions list their axes
-(time, height, width). A layout also says over how many pairs a spectrum of frequencies runs:
-`Axial` gives every axis a spectrum of its own, all others share one over all pairs, so that
-equal coordinates on all axes are exactly the rotation of one axis.
+(time, height, width). In `Axial` the frequencies start again at 1 in each section. In all other
+layouts they run over all pairs, so a position with equal coordinates on all axes is rotated
+exactly as in a rope with one axis.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 from phasor._checks import whole
 from phasor.errors import SpecError
@@ -17,7 +18,13 @@ from phasor.errors import SpecError
 
 @dataclass(frozen=True)
 class Axes(ABC):
-    """A map from pairs to position axes."""
+    """A map from pairs to position axes.
+
+    Attributes:
+        summary: How the axes share the pairs, as the end of a sentence.
+    """
+
+    summary: ClassVar[str]
 
     @property
     @abstractmethod
@@ -29,13 +36,15 @@ class Axes(ABC):
         """The axis that drives each of ``num_pairs`` pairs."""
 
     def spectra(self, num_pairs: int) -> tuple[int, ...]:
-        """How many pairs each run of frequencies spans; each run starts again at 1."""
+        """How many pairs each run of frequencies spans; every run starts at frequency 1."""
         return (num_pairs,)
 
 
 @dataclass(frozen=True)
 class OneAxis(Axes):
-    """Every pair follows the one coordinate: text."""
+    """Every pair is driven by the one coordinate: text."""
+
+    summary = "all of them by the one coordinate"
 
     @property
     def n_axes(self) -> int:
@@ -50,10 +59,9 @@ class _Sections(Axes):
     sections: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        given = self.sections
-        if isinstance(given, (str, bytes)) or not hasattr(given, "__iter__"):
-            raise SpecError(f"sections must be a sequence of pair counts, got {given!r}")
-        counts = tuple(whole(f"sections[{i}]", n, least=0) for i, n in enumerate(given))
+        if isinstance(self.sections, (str, bytes)) or not hasattr(self.sections, "__iter__"):
+            raise SpecError(f"sections must be a sequence of pair counts, got {self.sections!r}")
+        counts = tuple(whole(f"sections[{i}]", n, least=0) for i, n in enumerate(self.sections))
         if len(counts) < 2:
             raise SpecError(
                 f"sections must name at least two axes, got {list(counts)}; "
@@ -65,14 +73,16 @@ class _Sections(Axes):
     def n_axes(self) -> int:
         return len(self.sections)
 
-    def _fit(self, num_pairs: int) -> None:
+    def _check_sum(self, num_pairs: int) -> None:
         if sum(self.sections) != num_pairs:
             raise SpecError(
                 f"sections {list(self.sections)} must add up to the number of pairs "
                 f"(rotary_dim / 2 = {num_pairs}), got {sum(self.sections)}"
             )
 
-    def _blocks(self) -> tuple[int, ...]:
+    def _consecutive(self, num_pairs: int) -> tuple[int, ...]:
+        """The axis of each pair when every axis has consecutive pairs."""
+        self._check_sum(num_pairs)
         return tuple(axis for axis, n in enumerate(self.sections) for _ in range(n))
 
 
@@ -84,9 +94,10 @@ class Sectioned(_Sections):
     (0, 1, 1, 2)
     """
 
+    summary = "in consecutive sections of one spectrum"
+
     def axis_of_pair(self, num_pairs: int) -> tuple[int, ...]:
-        self._fit(num_pairs)
-        return self._blocks()
+        return self._consecutive(num_pairs)
 
 
 @dataclass(frozen=True)
@@ -97,28 +108,31 @@ class Axial(_Sections):
     ``axes_dim = [16, 56, 56]`` counts coordinates and is ``Axial((8, 28, 28))``.
     """
 
+    summary = "in consecutive sections, each a spectrum of its own"
+
     def axis_of_pair(self, num_pairs: int) -> tuple[int, ...]:
-        self._fit(num_pairs)
-        return self._blocks()
+        return self._consecutive(num_pairs)
 
     def spectra(self, num_pairs: int) -> tuple[int, ...]:
-        self._fit(num_pairs)
+        self._check_sum(num_pairs)
         return tuple(n for n in self.sections if n)
 
 
 @dataclass(frozen=True)
 class InterleavedSections(_Sections):
-    """Axes dealt out in turn, so that each sees fast and slow pairs alike (Qwen3-VL).
+    """Axes dealt out in turn, so that each drives fast and slow pairs (Qwen3-VL).
 
-    Pair ``p`` belongs to axis ``a = p % n_axes`` while ``p < n_axes * sections[a]``; what is
-    left over belongs to the first axis. As in the models, the sections need not add up to the
-    pairs: the first one is not looked at, and what others have beyond the last pair is not there.
+    Pair ``p`` belongs to axis ``a = p % n_axes`` while ``p < n_axes * sections[a]``; all other
+    pairs belong to the first axis. As in the models, the sections need not add up to the number
+    of pairs: ``sections[0]`` is ignored, and so is what other sections count beyond the last pair.
 
     >>> InterleavedSections((4, 2, 2)).axis_of_pair(8)
     (0, 1, 2, 0, 1, 2, 0, 0)
     >>> InterleavedSections((2, 3, 3)).axis_of_pair(8)
     (0, 1, 2, 0, 1, 2, 0, 1)
     """
+
+    summary = "dealt out in turn"
 
     def axis_of_pair(self, num_pairs: int) -> tuple[int, ...]:
         return tuple(
@@ -129,7 +143,7 @@ class InterleavedSections(_Sections):
 
 @dataclass(frozen=True)
 class Alternating(_Sections):
-    """Height and width take turns on the fast pairs, time has the slow rest.
+    """Height and width alternate on the fast pairs, time drives the slow ones.
 
     The layout of ERNIE-4.5-VL and VideoRoPE (2502.05173): ``sections`` is (time, height,
     width), height first, and height and width must be equal.
@@ -137,6 +151,8 @@ class Alternating(_Sections):
     >>> Alternating((1, 2, 2)).axis_of_pair(5)
     (1, 2, 1, 2, 0)
     """
+
+    summary = "height and width in turn on the fast pairs, time on the slow ones"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -147,9 +163,9 @@ class Alternating(_Sections):
             )
 
     def axis_of_pair(self, num_pairs: int) -> tuple[int, ...]:
-        self._fit(num_pairs)
-        slow, height, _ = self.sections
-        return (1, 2) * height + (0,) * slow
+        self._check_sum(num_pairs)
+        time, height, _ = self.sections
+        return (1, 2) * height + (0,) * time
 
 
 AXES: dict[str, type[Axes]] = {

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from decimal import Decimal
 from typing import Any
 
-from phasor.axes import Alternating, Axes, Axial, InterleavedSections, OneAxis, Sectioned
+from phasor.axes import OneAxis
 from phasor.frequencies import turns, wavelengths
 from phasor.layers import LayerRopes
 from phasor.pairings import Pairing, by_pairing
@@ -17,15 +18,15 @@ from phasor.scaling import Rule
 
 @dataclass(frozen=True, kw_only=True)
 class PairRow:
-    """What one pair does.
+    """The numbers of one pair.
 
     Attributes:
         pair: Its index, from 0.
         axis: The position axis that drives it.
         inv_freq: Radians per position.
-        wavelength: Positions per turn; None if it stands still.
+        wavelength: Positions per turn; None if its frequency is 0.
         turns: Turns over the context; None without a context.
-        divided_by: What the scaling law divided the plain frequency by; None if it stopped it.
+        divided_by: Plain frequency over scaled frequency; None if the law made it 0.
     """
 
     pair: int
@@ -38,18 +39,18 @@ class PairRow:
 
 def pair_rows(rope: Rope, context: float | None) -> list[PairRow]:
     """One row for each pair of a Rope with a static law."""
-    over = [None] * rope.num_pairs if context is None else turns(rope, context).tolist()
+    turns_made = [None] * rope.num_pairs if context is None else turns(rope, context).tolist()
     lengths = wavelengths(rope).tolist()
     return [
         PairRow(
             pair=pair,
             axis=axis,
-            inv_freq=step,
+            inv_freq=inv_freq,
             wavelength=None if math.isinf(lengths[pair]) else lengths[pair],
-            turns=over[pair],
+            turns=turns_made[pair],
             divided_by=_divisor(plain, scaled),
         )
-        for pair, (axis, step, plain, scaled) in enumerate(
+        for pair, (axis, inv_freq, plain, scaled) in enumerate(
             zip(
                 rope.axes.axis_of_pair(rope.num_pairs),
                 rope.inv_freq.tolist(),
@@ -62,12 +63,12 @@ def pair_rows(rope: Rope, context: float | None) -> list[PairRow]:
 
 
 def without_law(rope: Rope) -> Rope:
-    """The Rope before its law; itself if the frequencies were given."""
+    """The Rope without its scaling law; unchanged if its frequencies are explicit."""
     return rope if rope.explicit_inv_freq is not None else replace(rope, scaling=None)
 
 
 def original_context(rope: Rope) -> int | None:
-    """The context the law says it starts from, if it says so."""
+    """The law's ``original_max_positions``, if it has that field."""
     return getattr(rope.scaling, "original_max_positions", None)
 
 
@@ -78,30 +79,29 @@ def _divisor(plain: Decimal, scaled: Decimal) -> float | None:
 
 
 def sentences(rope: Rope, context: int | None) -> list[str]:
-    """What the Rope is, in plain words, from geometry to temperature.
+    """The Rope described in sentences: pairs, axes, frequencies, law, attention factor.
 
     Args:
-        rope: With a static law; ``rope.at(seq_len)`` picks a rule's.
-        context: Positions to count turns over, if any.
+        rope: With a static law: resolve a rule with ``rope.at(seq_len)`` first.
+        context: Positions to count turns over; None to leave that out.
 
     >>> print(sentences(Rope(head_dim=4, pairing="half"), None)[0])
     All 4 coordinates of a head turn, in 2 pairs (i, i + 2).
     """
-    said = [_slice_sentence(rope), *_axes_sentences(rope), _frequency_sentence(rope)]
+    lines = [_slice_sentence(rope), *_axes_sentences(rope), _frequency_sentence(rope)]
     if rope.direction < 0:
-        said.append("It turns clockwise, against the usual direction.")
-    said += _law_sentences(rope)
-    for length, when in ((original_context(rope), " before the extension"), (context, "")):
-        if length:
-            of = without_law(rope) if when else rope
-            said.append(f"{_unturned(of, length)} a turn within {length} positions{when}.")
-    temperature = rope.attention_factor, rope.logit_factor
-    if temperature != (1.0, 1.0):
-        said.append(
-            f"Attention factor {temperature[0]:.6g} on cos and sin; "
-            f"logits of a fully rotated head are multiplied by {temperature[1]:.6g}."
+        lines.append("It turns clockwise, against the usual direction.")
+    lines += _law_sentences(rope)
+    if original := original_context(rope):
+        lines.append(f"{_turns_sentence(without_law(rope), original)} before the extension.")
+    if context:
+        lines.append(f"{_turns_sentence(rope, context)}.")
+    if (rope.attention_factor, rope.logit_factor) != (1.0, 1.0):
+        lines.append(
+            f"Attention factor {rope.attention_factor:.6g} on cos and sin; "
+            f"logits of a fully rotated head are multiplied by {rope.logit_factor:.6g}."
         )
-    return said
+    return lines
 
 
 def _slice_sentence(rope: Rope) -> str:
@@ -121,17 +121,11 @@ def _formula(pairing: Pairing, num_pairs: int) -> str:
 
 
 def _axes_sentences(rope: Rope) -> list[str]:
-    counts = [rope.axes.axis_of_pair(rope.num_pairs).count(a) for a in range(rope.axes.n_axes)]
-    how: dict[type[Axes], str] = {
-        Sectioned: "in consecutive sections of one spectrum",
-        Axial: "in consecutive sections, each a spectrum of its own",
-        InterleavedSections: "dealt out in turn",
-        Alternating: "height and width in turn on the fast pairs, time on the slow ones",
-    }
     if isinstance(rope.axes, OneAxis):
         return []
-    split = ", ".join(str(count) for count in counts)
-    return [f"{rope.axes.n_axes} position axes drive {split} pairs, {how[type(rope.axes)]}."]
+    axis_of_pair = rope.axes.axis_of_pair(rope.num_pairs)
+    counts = ", ".join(str(axis_of_pair.count(axis)) for axis in range(rope.axes.n_axes))
+    return [f"{rope.axes.n_axes} position axes drive {counts} pairs, {rope.axes.summary}."]
 
 
 def _frequency_sentence(rope: Rope) -> str:
@@ -150,51 +144,51 @@ def _law_sentences(rope: Rope) -> list[str]:
         for name, value in asdict(law).items()
         if value is not None and not isinstance(value, tuple)
     )
-    split = "; ".join(f"{ranges(pairs)} {what}" for what, pairs in _groups(rope).items())
+    groups = "; ".join(f"{ranges(pairs)} {effect}" for effect, pairs in _pairs_by_effect(rope))
     return [
         f"Scaling is {type(law).__name__}{f' ({values})' if values else ''}.",
-        f"Pairs {split}.",
+        f"Pairs {groups}.",
     ]
 
 
-def _groups(rope: Rope) -> dict[str, list[int]]:
-    """Pairs by what the law did to them, in the order a reader asks."""
+def _pairs_by_effect(rope: Rope) -> Iterable[tuple[str, list[int]]]:
+    """What the law does to pairs, with the pairs it does that to; in the order of the first."""
     divisors = [row.divided_by for row in pair_rows(rope, None)]
     changed = [d for d in divisors if d is not None and d != 1.0]
-    most = max(changed, default=1.0)
-    settled = changed.count(most) > 1
-    between = (
-        "divided by less"
-        if settled
-        else f"divided by {min(changed, default=1.0):.6g} to {most:.6g}"
-    )
+    largest = max(changed, default=1.0)
+    has_plateau = changed.count(largest) > 1  # several pairs divided by the same, as in YaRN
+    if has_plateau:
+        others = "divided by less"
+    else:
+        others = f"divided by {min(changed, default=1.0):.6g} to {largest:.6g}"
     groups: dict[str, list[int]] = {}
     for pair, divisor in enumerate(divisors):
         if divisor is None:
-            what = "stopped"
+            effect = "stopped"
         elif divisor == 1.0:
-            what = "kept"
-        elif settled and divisor == most:
-            what = f"divided by {most:.6g}"
+            effect = "kept"
+        elif has_plateau and divisor == largest:
+            effect = f"divided by {largest:.6g}"
         else:
-            what = between
-        groups.setdefault(what, []).append(pair)
-    return groups
+            effect = others
+        groups.setdefault(effect, []).append(pair)
+    return groups.items()
 
 
-def _unturned(rope: Rope, context: float) -> str:
-    never = [pair for pair, n in enumerate(turns(rope, context).tolist()) if n < 1]
-    if not never:
-        return "Every pair completes"
-    return (
-        f"Pair {never[0]} never completes"
-        if len(never) == 1
-        else (f"Pairs {ranges(never)} never complete")
-    )
+def _turns_sentence(rope: Rope, context: float) -> str:
+    """Which pairs complete a turn within the context; without the full stop."""
+    incomplete = [pair for pair, n in enumerate(turns(rope, context).tolist()) if n < 1]
+    if not incomplete:
+        subject = "Every pair completes"
+    elif len(incomplete) == 1:
+        subject = f"Pair {incomplete[0]} never completes"
+    else:
+        subject = f"Pairs {ranges(incomplete)} never complete"
+    return f"{subject} a turn within {context} positions"
 
 
 def ranges(pairs: list[int]) -> str:
-    """Sorted indices with runs written short.
+    """Sorted indices as text, consecutive ones as a range.
 
     >>> ranges([0, 1, 2, 5, 7, 8])
     '0-2, 5, 7-8'
@@ -209,11 +203,11 @@ def ranges(pairs: list[int]) -> str:
 
 
 def as_plain(ropes: LayerRopes, seq_len: int | None, context: int | None) -> dict[str, Any]:
-    """Everything `sentences` and `pair_rows` say, as JSON values.
+    """The ropes, their laws, factors and pairs, as JSON values.
 
     Args:
         ropes: What to describe.
-        seq_len: The length at which rules pick their law.
+        seq_len: The length for which rules pick their law.
         context: Positions to count turns over.
     """
     kinds: dict[str, Any] = {}
@@ -244,7 +238,10 @@ def as_plain(ropes: LayerRopes, seq_len: int | None, context: int | None) -> dic
 
 
 def resolved(rope: Rope, seq_len: int | None) -> Rope:
-    """The Rope with its rule, if it has one, applied at ``seq_len``."""
+    """The Rope with a static law: a rule picks it for ``seq_len``.
+
+    With None a rule picks the law of its original context.
+    """
     if not isinstance(rope.scaling, Rule):
         return rope
     length = original_context(rope) if seq_len is None else seq_len

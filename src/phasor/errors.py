@@ -1,17 +1,17 @@
-"""What phasor raises when it is given something it cannot use.
+"""The exceptions and the warning of phasor.
 
     ValueError
     └── PhasorError            catch this one to catch them all
         ├── SpecError          a field of a Rope, a scaling law or an axes layout
-        ├── PositionError      where tokens stand
-        ├── TensorError        shapes, dtypes and memory of what is to be rotated
+        ├── PositionError      positions of tokens
+        ├── TensorError        shapes, dtypes and memory of the tensors to rotate
         ├── BackendError       an implementation that cannot run here
         ├── ConfigError        a file or dictionary written by another program
         ├── CheckpointError    a file of weights that is damaged, or cannot be converted
-        └── VerificationError  what was made is not what it had to be
+        └── VerificationError  a written file or result that failed its check
 
 Every message names the argument, says what was expected and what came, and gives the way out.
-What it quotes of a file stands in it as `visible` writes it.
+Text that a message quotes from a file is escaped by `visible`.
 """
 
 from __future__ import annotations
@@ -20,11 +20,10 @@ DISTRIBUTION = "phasor-rope"  # what pip installs; its ``[project]`` name
 
 
 def visible(text: str) -> str:
-    r"""``text`` on one line, with every character that shows nothing written as its escape.
+    r"""``text`` on one line, with every unprintable character as its escape sequence.
 
-    These are the characters that ``repr`` escapes: control characters, which a terminal obeys,
-    line breaks, marks that turn the direction of writing, halves of surrogate pairs, and every
-    space but the usual one.
+    Escaped are the characters that ``repr`` escapes: control characters (among them terminal
+    escape codes), line breaks, direction marks, lone surrogates, and every space but U+0020.
 
     >>> print(visible("Llama \x1b[2J 3"))
     Llama \x1b[2J 3
@@ -44,18 +43,18 @@ def install_hint(extra: str) -> str:
 
 
 class PhasorError(ValueError):
-    """Anything phasor refuses."""
+    """Base class of all errors of phasor."""
 
     def __init__(self, message: str) -> None:
         super().__init__(visible(message))
 
 
 class SpecError(PhasorError):
-    """A description of a rotary embedding that means nothing."""
+    """An invalid field of a Rope, a scaling law or an axes layout."""
 
 
 class PositionError(PhasorError):
-    """Positions that no token can stand at, or that do not fit the tensors."""
+    """Positions that are no numbers, out of range, or do not fit the tensors."""
 
 
 class TensorError(PhasorError):
@@ -63,11 +62,11 @@ class TensorError(PhasorError):
 
 
 class BackendError(PhasorError):
-    """A backend that was asked for by name and cannot do this work."""
+    """A backend that was selected by name and cannot run this call."""
 
 
 class ConfigError(PhasorError):
-    """A foreign configuration that is damaged, contradictory or not understood."""
+    """A configuration of another program that is damaged, contradictory or not understood."""
 
 
 class CheckpointError(PhasorError):
@@ -75,8 +74,8 @@ class CheckpointError(PhasorError):
 
 
 class VerificationError(PhasorError):
-    """A result that failed its check: what was made is not what it had to be."""
+    """A result that failed its check."""
 
 
 class PhasorWarning(UserWarning):
-    """A number that phasor had to assume, and what it took."""
+    """A number that a file does not give and phasor assumed."""

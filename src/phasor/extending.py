@@ -1,4 +1,4 @@
-"""A trained rope taken to a longer context: what each law does, and what a config has to say."""
+"""Extending a trained rope to a longer context: what each law does, and the config for it."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from phasor.scaling import (
 )
 
 UNCHANGED = "unchanged"
-_SCAN = 1 << 16  # distances looked at between two looks for a sign
-# laws are compared while somebody waits: in 60 digits for each pair, and at every distance
+_SCAN = 1 << 16  # distances computed at a time, until one is negative
+# limits on pairs and on pairs times distances, so that a comparison takes seconds
 _PAIRS, _COSINES = 1 << 11, 1 << 31
 _FIXED = (
     "the class of this model takes no law and no base from its config; rotate with the rope itself "
@@ -43,17 +43,17 @@ _FIXED = (
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Extension:
-    """One way to a longer context, and what it does.
+    """One law for the longer context, and its effects.
 
     Attributes:
         name: The law as `phasor.scaling.LAWS` names it; ``"unchanged"`` for none.
         rope: The Rope for the longer context.
-        coverage: Which of its phases are new, against the Rope of the training.
-        sign_change: The first distance where ``C(r) = sum_k cos(r * inv_freq[k])`` is negative,
-            from where on a similar key may score below a random one (Men et al. 2405.14591,
-            Theorem 1); None where that is not below ``coverage.to``.
-        resolution: How much of the angle between neighbours the fastest pair keeps, 1 for all; 1
-            where no pair turns and there is nothing to keep.
+        coverage: Which of its phases did not occur in training.
+        sign_change: The first distance where ``C(r) = sum_k cos(r * inv_freq[k])`` is negative:
+            from there on a similar key may score below a random one (Men et al. 2405.14591,
+            Theorem 1). None if there is none below ``coverage.to``.
+        resolution: New over old frequency of the fastest pair, which tells neighbouring tokens
+            apart; 1 if all frequencies are 0.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Extension:
 
     @property
     def pairs_affected(self) -> int:
-        """How many pairs show a phase that training never did."""
+        """Number of pairs with a phase that did not occur in training."""
         return int(self.coverage.affected.sum())
 
     @property
@@ -74,7 +74,7 @@ class Extension:
 
     @property
     def attention_factor(self) -> float:
-        """What the law multiplies cos and sin by; see `Rope.attention_factor`."""
+        """The law's factor on cos and sin; see `Rope.attention_factor`."""
         return self.rope.attention_factor
 
 
@@ -89,14 +89,14 @@ class Recommendation:
 def extensions(
     rope: Rope, context: int, to: int, *, factors: Sequence[float] | None = None
 ) -> tuple[Extension, ...]:
-    """Each law that could take ``rope`` from ``context`` to ``to`` tokens, and what it does.
+    """The laws that can extend ``rope`` from ``context`` to ``to`` tokens, and their effects.
 
     With ``s = to / context``: no change, linear interpolation by ``s``, NTK-aware by ``s``, dynamic
-    NTK as configurations state it (factor ``s``, at ``to`` tokens), YaRN and Llama 3 with their
-    published ramps, and LongRoPE where its searched ``factors`` are given. NTK laws are left out
-    where an axis has a single pair. No law composes with another: a Rope that has one is stretched
-    by the same law with ``s`` times its factor, and explicit frequencies, or those of a law without
-    a factor, are divided by ``s``.
+    NTK with the usual parameters (factor ``s``, at ``to`` tokens), YaRN and Llama 3 with their
+    published ramps, and LongRoPE if its searched ``factors`` are given. NTK laws are left out if
+    an axis has a single pair. Laws are not combined: a Rope that has one gets the same law with
+    ``s`` times its factor; explicit frequencies, and those of a law without a factor, are divided
+    by ``s``.
 
     Args:
         rope: The Rope of the training, its scaling a law or None.
@@ -138,17 +138,17 @@ def extensions(
             factor=to / context,
         )
         ropes["longrope"] = replace(rope, scaling=rule.at(to))
-    return tuple(_extension(name, rope, context, one, to) for name, one in ropes.items())
+    return tuple(_extension(name, rope, context, new, to) for name, new in ropes.items())
 
 
 def recommend(ways: Sequence[Extension]) -> Recommendation:
     """The extension to take without training, and the reason.
 
-    No change where it shows nothing new. Else, in this order: the fewest pairs out of distribution,
-    the most resolution kept, the least change to the frequencies (in octaves, over all pairs). The
-    change of sign does not choose, since slowing pairs down tends to move it outwards whatever the
-    law; the reason tells it. What wins on paper still wants its perplexity measured, and gains from
-    fine-tuning.
+    No change if that shows no new phase. Otherwise the law with the fewest pairs out of
+    distribution; of equals, the one with the highest resolution; then the one that changes the
+    frequencies least (in octaves, over all pairs). The sign change does not count, as every law
+    that slows pairs down moves it outwards; it is part of the reason. Measure the perplexity of
+    the result; fine-tuning improves it.
 
     Args:
         ways: What `extensions` returned, the unchanged Rope first.
@@ -180,7 +180,7 @@ neighbours, 35 pairs slow down; C(r) stays positive up to 131072
 
 
 def _reason(unchanged: Extension, best: Extension) -> str:
-    """What `recommend` saw in ``best``."""
+    """The numbers that made `recommend` choose ``best``, as a sentence."""
     count, kept = best.pairs_affected, best.resolution
     slower = np.count_nonzero(_octaves(unchanged.rope, best.rope) < -1e-12)
     angle = "its whole angle" if kept == 1 else f"{kept:.3g} of its angle"
@@ -195,10 +195,10 @@ def _reason(unchanged: Extension, best: Extension) -> str:
 
 
 def _stretched(rope: Rope, context: int, to: int) -> dict[str, Rope]:
-    """The ropes that laws make of one that was trained as it stands."""
+    """By name of the law, ``rope`` extended by it."""
     s = to / context
-    given = rope.law()
-    if rope.explicit_inv_freq is None and given is None:
+    trained_law = rope.law()
+    if rope.explicit_inv_freq is None and trained_law is None:
         laws: dict[str, Law] = {"linear": Linear(factor=s)}
         if min(rope.axes.spectra(rope.num_pairs)) > 1:
             laws["ntk"] = NTK(factor=s)
@@ -207,13 +207,13 @@ def _stretched(rope: Rope, context: int, to: int) -> dict[str, Rope]:
         laws["llama3"] = Llama3(factor=s, original_max_positions=context)
         return {name: replace(rope, scaling=law) for name, law in laws.items()}
     larger: dict[str, Any] = {}
-    if isinstance(given, PerPair):
-        larger = {"factors": tuple(s * factor for factor in given.factors)}
-    elif hasattr(given, "factor"):
-        larger = {"factor": s * cast(Any, given).factor}
-    if given is not None and larger:
-        name = next(name for name, law in LAWS.items() if law is type(given))
-        return {name: replace(rope, scaling=replace(given, **larger))}
+    if isinstance(trained_law, PerPair):
+        larger = {"factors": tuple(s * factor for factor in trained_law.factors)}
+    elif hasattr(trained_law, "factor"):
+        larger = {"factor": s * cast(Any, trained_law).factor}
+    if trained_law is not None and larger:
+        name = next(name for name, law in LAWS.items() if law is type(trained_law))
+        return {name: replace(rope, scaling=replace(trained_law, **larger))}
     divided = tuple(float(f / s) for f in rope.inv_freq)
     return {"linear": replace(rope, base=None, scaling=None, explicit_inv_freq=divided)}
 
@@ -221,13 +221,13 @@ def _stretched(rope: Rope, context: int, to: int) -> dict[str, Rope]:
 def _extension(name: str, trained: Rope, context: int, rope: Rope, to: int) -> Extension:
     before, after = trained.inv_freq, rope.inv_freq
     fastest = before.argmax()
-    standing = before[fastest] == 0
+    all_zero = before[fastest] == 0
     return Extension(
         name=name,
         rope=rope,
         coverage=coverage(trained, context, rope, to),
         sign_change=_sign_change(rope, to),
-        resolution=1.0 if standing else float(after[fastest] / before[fastest]),
+        resolution=1.0 if all_zero else float(after[fastest] / before[fastest]),
     )
 
 
@@ -241,7 +241,7 @@ def _sign_change(rope: Rope, to: int) -> int | None:
 
 
 def _octaves(before: Rope, after: Rope) -> NDArray[np.float64]:
-    """How far each frequency moved, in octaves; 0 for one that stands still before or after."""
+    """By how many octaves each frequency changed; 0 for one that is 0 before or after."""
     f, g = before.inv_freq, after.inv_freq
     turning = (f > 0) & (g > 0)
     return np.log2(np.where(turning, g, 1.0) / np.where(turning, f, 1.0))
@@ -253,10 +253,10 @@ class Way:
 
     Attributes:
         extension: What the law does.
-        rope: The Rope as a config states it: NTK-aware scaling as a raised base, dynamic NTK as
-            its rule. Its rotation over the longer context is ``extension.rope``'s.
-        config: What to set in a Hugging Face config, where the format can say this Rope.
-        refused: Why it cannot, where it cannot.
+        rope: The Rope in the form that configs use: NTK-aware scaling as a raised base, dynamic
+            NTK as its rule. Over the longer context it rotates as ``extension.rope``.
+        config: The keys to set in a Hugging Face config; None if the format cannot express it.
+        refused: The reason, if ``config`` is None.
     """
 
     extension: Extension
@@ -267,18 +267,18 @@ class Way:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ExtensionPlan:
-    """The ways of the layers that read one rope to a longer context.
+    """The laws for the layers that share one rope, and the recommended one.
 
     Attributes:
         model: Name of the model.
-        kinds: The kinds of its layers that take them.
-        labels: Names of their blocks in ``rope_parameters``; none where one block is for all.
-        inside: Where in the config file the keys go, as keys joined by dots; empty for its top.
+        kinds: The kinds of layers to extend.
+        labels: Names of their blocks in ``rope_parameters``; empty if one block is for all.
+        inside: Path in the config file where the keys go, joined by dots; empty for the top.
         context: Tokens of the training.
         to: Tokens of the wanted context.
         ways: The unchanged Rope first, by name.
         recommended: A key of ``ways``.
-        reason: Why that one.
+        reason: Why it is recommended.
     """
 
     model: str
@@ -293,11 +293,11 @@ class ExtensionPlan:
 
     @property
     def replaced(self) -> tuple[str, ...]:
-        """Keys of other files that say what a way's ``config`` says, and have to go."""
+        """Keys to remove from a config, because a way's ``config`` replaces them."""
         return REPLACED + REPLACED_OF_KINDS if self.labels else REPLACED
 
     def way(self, law: str | None) -> Way:
-        """The way of this law; the recommended one without a name.
+        """The way with this law; with None the recommended one.
 
         Raises:
             SpecError: If no such law is among the ways.
@@ -341,13 +341,13 @@ class ExtensionPlan:
 def plan(
     ropes: LayerRopes, kind: str | Sequence[str] | None, context: int | None, to: int
 ) -> ExtensionPlan:
-    """The ways of a model's layers to ``to`` tokens.
+    """The laws that extend a model's layers to ``to`` tokens, and the recommended one.
 
     Args:
         ropes: The model.
-        kind: The kind of layers to extend, or several that rotate alike, and with them those that
-            read the same block of a config; None where all layers that rotate do it alike.
-        context: Tokens of the training; None for the context of the model's description.
+        kind: The kind of layers to extend, or several kinds with equal ropes; kinds that share
+            their config block are included. None if all ropes of the model are equal.
+        context: Tokens of the training; None for the model's own ``context``.
         to: Tokens of the wanted context.
 
     Raises:
@@ -364,15 +364,15 @@ def plan(
             f"context must be given, since the description of {ropes.name} has none: how many "
             "tokens was it trained on?"
         )
-    turning = [one for one, has in ropes.kinds.items() if has is not None]
+    rotating = [name for name, kind_rope in ropes.kinds.items() if kind_rope is not None]
     if kind is None:
-        names = _all_alike(ropes, turning)
+        names = _only_rope(ropes, rotating)
     else:
         names = [kind] if isinstance(kind, str) else list(kind)
     rope = ropes.kinds.get(names[0])
     if rope is None or any(ropes.kinds.get(name) != rope for name in names):
         raise SpecError(
-            f"kind must be one of {', '.join(turning) or '(none rotates)'}, got {kind!r}"
+            f"kind must be one of {', '.join(rotating) or '(none rotates)'}, got {kind!r}"
         )
     if rope.num_pairs > _PAIRS:
         raise SpecError(
@@ -380,10 +380,10 @@ def plan(
             "a head that of the model?"
         )
     whole("to", to, least=2, most=_COSINES // rope.num_pairs)
-    names = _together(ropes, names, rope)
-    labels = map(ropes.in_config.label, names) if _nested(ropes) else ()
-    found = extensions(resolved(rope, length), length, to)
-    best = recommend(found)
+    names = _with_shared_blocks(ropes, names, rope)
+    labels = map(ropes.in_config.label, names) if _has_blocks_by_kind(ropes) else ()
+    candidates = extensions(resolved(rope, length), length, to)
+    best = recommend(candidates)
     return ExtensionPlan(
         model=ropes.name,
         kinds=tuple(names),
@@ -391,66 +391,66 @@ def plan(
         inside=ropes.in_config.inside,
         context=length,
         to=to,
-        ways={one.name: _way(one, rope, ropes, names) for one in found},
+        ways={way.name: _way(way, rope, ropes, names) for way in candidates},
         recommended=best.extension.name,
         reason=best.reason,
     )
 
 
-def _all_alike(ropes: LayerRopes, turning: list[str]) -> list[str]:
-    """The kinds that rotate, where they do it alike."""
+def _only_rope(ropes: LayerRopes, rotating: list[str]) -> list[str]:
+    """All kinds that rotate, if they have one rope."""
     if len(ropes.ropes) == 1:
-        return turning
-    if not turning:
+        return rotating
+    if not rotating:
         raise SpecError(f"no layer of {ropes.name} has a rotary embedding to extend")
     raise SpecError(
-        f"kind must be given, since the layers of {ropes.name} differ: one of {', '.join(turning)}"
+        f"kind must be given, since the layers of {ropes.name} differ: one of {', '.join(rotating)}"
     )
 
 
-def _together(ropes: LayerRopes, names: list[str], rope: Rope) -> list[str]:
-    """The kinds ``names``, and those that say the same in the same block."""
-    alike = [kind for kind, own in ropes.kinds.items() if own == rope]
-    if not _nested(ropes):
-        return alike
+def _with_shared_blocks(ropes: LayerRopes, names: list[str], rope: Rope) -> list[str]:
+    """The kinds ``names``, and the kinds with the same rope that read the same config block."""
+    same_rope = [kind for kind, kind_rope in ropes.kinds.items() if kind_rope == rope]
+    if not _has_blocks_by_kind(ropes):
+        return same_rope
     label = ropes.in_config.label
-    read = {label(name) for name in names}
-    return [kind for kind in alike if label(kind) in read]
+    labels = {label(name) for name in names}
+    return [kind for kind in same_rope if label(kind) in labels]
 
 
-def _nested(ropes: LayerRopes) -> bool:
+def _has_blocks_by_kind(ropes: LayerRopes) -> bool:
     """Whether a config has a block for each kind of layer."""
     return bool(ropes.in_config.labels) or len(ropes.ropes) > 1
 
 
 def _way(extension: Extension, original: Rope, ropes: LayerRopes, names: list[str]) -> Way:
-    rope = _stated(extension, original)
+    rope = _config_form(extension, original)
     if ropes.in_config.fixed:
         return Way(extension=extension, rope=rope, config=None, refused=_FIXED)
     try:
-        said = _by_label(ropes, names, rope) if _nested(ropes) else rope
-        keys = config_keys(said, extension.coverage.context, extension.coverage.to)
+        stated = _by_label(ropes, names, rope) if _has_blocks_by_kind(ropes) else rope
+        keys = config_keys(stated, extension.coverage.context, extension.coverage.to)
     except ConfigError as error:
         return Way(extension=extension, rope=rope, config=None, refused=str(error))
     return Way(extension=extension, rope=rope, config=keys, refused=None)
 
 
 def _by_label(ropes: LayerRopes, names: list[str], rope: Rope) -> dict[str, Rope | None]:
-    """The rope of every block of a config in which those of the kinds ``names`` say ``rope``."""
+    """By label, the rope of every block of a config; ``rope`` for the kinds ``names``."""
     label = ropes.in_config.label
-    found: dict[str, Rope | None] = dict(ropes.in_config.unread)
-    for kind, own in ropes.kinds.items():
-        if found.setdefault(label(kind), own) != own:
-            sharing = [one for one in ropes.kinds if label(one) == label(kind)]
+    blocks: dict[str, Rope | None] = dict(ropes.in_config.unread)
+    for kind, kind_rope in ropes.kinds.items():
+        if blocks.setdefault(label(kind), kind_rope) != kind_rope:
+            sharing = [other for other in ropes.kinds if label(other) == label(kind)]
             raise ConfigError(
                 f"layers of the kinds {' and '.join(sharing)} read one block of a config, which "
                 "cannot say one of them alone; keep the rope as JSON instead (Rope.to_json)"
             )
-    return found | {label(name): rope for name in names}
+    return blocks | {label(name): rope for name in names}
 
 
-def _stated(extension: Extension, original: Rope) -> Rope:
-    """The extension's Rope as configs state it."""
+def _config_form(extension: Extension, original: Rope) -> Rope:
+    """The extension's Rope in the form that configs use; see `Way.rope`."""
     context, to = extension.coverage.context, extension.coverage.to
     rope = original if extension.name == "unchanged" else extension.rope
     if extension.name == "dynamic_ntk":
@@ -462,7 +462,7 @@ def _stated(extension: Extension, original: Rope) -> Rope:
 
 
 def _with_raised_base(rope: Rope, factor: float) -> Rope:
-    """NTK-aware scaling as a base: ``base * factor ** (n / (n - 1))`` for ``n`` pairs."""
+    """NTK-aware scaling as a larger base: ``base * factor ** (n / (n - 1))`` for ``n`` pairs."""
     assert rope.base is not None, "a law scales the powers of a base"
     power = Decimal(rope.num_pairs) / (rope.num_pairs - 1)
     return replace(rope, base=float(Decimal(rope.base) * Decimal(factor) ** power), scaling=None)

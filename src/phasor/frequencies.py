@@ -1,4 +1,4 @@
-"""How fast each pair turns: wavelengths, and turns within a context."""
+"""Wavelengths of the pairs, and the turns they make within a context."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from phasor.rope import Rope, real_inv_freq
 @lru_cache(maxsize=256)
 @in_reals
 def real_turns(rope: Rope) -> tuple[Decimal, ...]:
-    """How much of a turn each pair makes per position, to 60 digits."""
+    """Turns per position of each pair, with 60 digits."""
     return tuple(f / (2 * PI) for f in real_inv_freq(rope))
 
 
 def wavelengths(rope: Rope) -> NDArray[np.float64]:
-    """Positions per full turn of every pair, ``2 pi / inv_freq``; infinite where nothing turns.
+    """Positions per full turn of every pair, ``2 pi / inv_freq``; infinite where a frequency is 0.
 
     >>> wavelengths(Rope(head_dim=4, pairing="half", base=100.0)).round(3)
     array([ 6.283, 62.832])
@@ -32,7 +32,7 @@ def wavelengths(rope: Rope) -> NDArray[np.float64]:
 def turns(rope: Rope, context: float) -> NDArray[np.float64]:
     """Full turns of every pair over ``context`` positions, ``context * inv_freq / 2 pi``.
 
-    Below 1, a pair never comes round within the context: what lies beyond is new to the model.
+    Below 1 a pair completes no turn, so a longer context shows the model new angles.
 
     Raises:
         SpecError: If ``context`` is not a positive number.

@@ -1,4 +1,4 @@
-"""`LayerRopes`: the rope of every layer of a model, and what its reader wants to know beside it."""
+"""`LayerRopes`: the rope of every layer of a model, its head counts and context, and notes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, cast, overload
 
-from phasor._checks import shown, whole
+from phasor._checks import short_repr, whole
 from phasor.errors import SpecError
 from phasor.rope import Rope
 from phasor.scaling import Rule
@@ -16,16 +16,16 @@ from phasor.scaling import Rule
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class InConfig:
-    """How a Hugging Face config of a model says its ropes.
+    """How a Hugging Face config of a model states its ropes.
 
     Attributes:
-        labels: Name of the block that each kind of layer reads in ``rope_parameters``; none where
-            one block says the same for all layers.
-        unread: The rope of blocks that no layer of this model reads and that its config needs all
-            the same, by label.
-        fixed: Whether the model's class takes no law and no other base from its config.
-        inside: Where in the config file of a larger model that of this language model stands, as
-            keys joined by dots; empty where it is the file itself.
+        labels: By kind of layer, the name of its block in ``rope_parameters``; empty where one
+            block is for all layers.
+        unread: By label, the ropes of blocks that the config must have although no layer of this
+            model reads them.
+        fixed: Whether the model's class ignores laws and other bases in its config.
+        inside: Path of this language model's config inside the file of a larger model, keys
+            joined by dots; empty where it is the file itself.
 
     >>> InConfig(labels={"full": "full_attention"}).label("full")
     'full_attention'
@@ -40,7 +40,7 @@ class InConfig:
         _freeze(self, "labels", "unread")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _thawed(self, "labels", "unread"), ()
+        return _rebuild(self, "labels", "unread"), ()
 
     def label(self, kind: str) -> str:
         """Name of the block of one kind of layer."""
@@ -51,18 +51,18 @@ class InConfig:
 class LayerRopes(Sequence[Rope | None]):
     """The rope of each layer: ``ropes[i]`` is layer ``i``'s, or None where it has none.
 
-    Two are equal where layers, ropes and sizes are; names and notes take no part in that.
+    Equality compares layers, ropes and sizes, and not names, notes and ``in_config``.
 
     Args:
         name: What the model is called.
         layer_kinds: The kind of every layer, in order.
         kinds: The rope of each kind; every kind named by a layer must be here.
-        context: Positions the published model is meant for, if its description says so.
+        context: Positions the published model is meant for, if known.
         query_heads: Attention heads of a layer, if known.
-        key_heads: Key heads of a layer that are rotated, if known; 1 where latent attention has one
-            rotated key for all heads.
-        notes: Facts that no Rope holds, and doubts, a sentence each.
-        in_config: How a Hugging Face config says them.
+        key_heads: Rotated key heads of a layer, if known; 1 in latent attention, which rotates one
+            key for all heads.
+        notes: Facts that a Rope has no field for, and doubts; a sentence each.
+        in_config: How a Hugging Face config states the ropes.
 
     >>> from phasor import Rope
     >>> rope = Rope(head_dim=64, pairing="half")
@@ -84,20 +84,22 @@ class LayerRopes(Sequence[Rope | None]):
     def __post_init__(self) -> None:
         if not self.layer_kinds:
             raise SpecError("layer_kinds must name the kind of at least one layer, got none")
-        strays = sorted(set(self.layer_kinds) - set(self.kinds))
-        if strays:
-            raise SpecError(f"layer_kinds names {shown(strays)}, which kinds does not describe")
+        undescribed = sorted(set(self.layer_kinds) - set(self.kinds))
+        if undescribed:
+            raise SpecError(
+                f"layer_kinds names {short_repr(undescribed)}, which kinds does not describe"
+            )
         for kind, rope in self.kinds.items():
-            # a type checker has seen a Rope; who has none may pass anything
+            # the cast keeps this check for callers without a type checker
             if rope is not None and not isinstance(cast(object, rope), Rope):
-                raise SpecError(f"kinds[{kind!r}] must be a Rope or None, got {shown(rope)}")
+                raise SpecError(f"kinds[{kind!r}] must be a Rope or None, got {short_repr(rope)}")
         for name in ("context", "query_heads", "key_heads"):
             if getattr(self, name) is not None:
                 whole(name, getattr(self, name), least=1)
         _freeze(self, "kinds")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _thawed(self, "kinds"), ()
+        return _rebuild(self, "kinds"), ()
 
     def __hash__(self) -> int:
         return hash((self.layer_kinds, frozenset(self.kinds.items()), self.context))
@@ -107,16 +109,16 @@ class LayerRopes(Sequence[Rope | None]):
 
     def __str__(self) -> str:
         facts = [f"{len(self)} layers"]
-        for number, what in (
+        for count, unit in (
             (self.query_heads, "query heads"),
             (self.key_heads, "key heads"),
             (self.context, "positions"),
         ):
-            facts += [] if number is None else [f"{number} {what}"]
+            facts += [] if count is None else [f"{count} {unit}"]
         lines = [f"{self.name}: {', '.join(facts)}"]
         for kind, rope in self.kinds.items():
-            what = "no rotation" if rope is None else _in_short(rope)
-            lines.append(f"  {kind} ({self.layer_kinds.count(kind)} layers): {what}")
+            summary = "no rotation" if rope is None else _summary(rope)
+            lines.append(f"  {kind} ({self.layer_kinds.count(kind)} layers): {summary}")
         return "\n".join([*lines, *(f"  Note: {note}" for note in self.notes)])
 
     @overload
@@ -138,12 +140,15 @@ class LayerRopes(Sequence[Rope | None]):
 
     @property
     def softmax_factor(self) -> float:
-        """`Rope.softmax_factor` of every layer: what is done to the logits outside cos and sin.
+        """`Rope.softmax_factor` of every layer: the factor on the logits outside cos and sin.
 
         Raises:
-            SpecError: If the layers disagree; each rope's own law then says it.
+            SpecError: If it differs between layers; read it from each rope then.
         """
-        factors = {_softmax_scale(rope) for rope in self.ropes} or {1.0}
+        # every law that a rule may pick has a softmax_factor of 1
+        factors = {
+            1.0 if isinstance(rope.scaling, Rule) else rope.softmax_factor for rope in self.ropes
+        } or {1.0}
         if len(factors) > 1:
             raise SpecError(
                 f"the layers of {self.name} multiply their softmax scale by different factors "
@@ -152,25 +157,22 @@ class LayerRopes(Sequence[Rope | None]):
         return factors.pop()
 
 
-def _in_short(rope: Rope) -> str:
-    turning = "" if rope.rotary_dim == rope.head_dim else f"{rope.rotary_dim} of "
-    said = f"{rope.pairing} pairs, {turning}{rope.head_dim} coordinates, "
-    said += "explicit frequencies" if rope.base is None else f"base {rope.base:.12g}"
-    return said if rope.scaling is None else f"{said}, {shown(rope.scaling)}"
-
-
-def _softmax_scale(rope: Rope) -> float:
-    # no rule picks a law that touches the softmax scale
-    return 1.0 if isinstance(rope.scaling, Rule) else rope.softmax_factor
+def _summary(rope: Rope) -> str:
+    """The rope in half a line: pairing, width, base, law."""
+    rotated = "" if rope.rotary_dim == rope.head_dim else f"{rope.rotary_dim} of "
+    text = f"{rope.pairing} pairs, {rotated}{rope.head_dim} coordinates, "
+    text += "explicit frequencies" if rope.base is None else f"base {rope.base:.12g}"
+    return text if rope.scaling is None else f"{text}, {short_repr(rope.scaling)}"
 
 
 def _freeze(value: Any, *mappings: str) -> None:
+    """Replace the named fields of a frozen dataclass by read-only copies."""
     for name in mappings:
         object.__setattr__(value, name, MappingProxyType(dict(getattr(value, name))))
 
 
-def _thawed(value: Any, *mappings: str) -> partial[Any]:
-    """How to make ``value`` again: a mapping proxy can be neither copied nor pickled."""
-    values = {one.name: getattr(value, one.name) for one in fields(value)}
+def _rebuild(value: Any, *mappings: str) -> partial[Any]:
+    """A call that makes ``value`` again, for pickle and copy, which refuse mapping proxies."""
+    values = {field.name: getattr(value, field.name) for field in fields(value)}
     plain = {name: dict(values[name]) for name in mappings}
     return partial(type(value), **(values | plain))

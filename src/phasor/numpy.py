@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from phasor._checks import LAYOUTS, broadcasts, choice, other_layout, shown, whole
+from phasor._checks import LAYOUTS, broadcasts, choice, other_layout, short_repr, whole
 from phasor.angles import cos_sin
 from phasor.errors import PositionError, SpecError, TensorError
 from phasor.pairings import PAIRINGS, Pairing, slices
@@ -336,7 +336,7 @@ def _cos_sin_of_tokens(
 def _token_shape(shape: Sequence[int], heads_first: Any) -> tuple[tuple[int, ...], int]:
     """The tokens ``[..., seq]`` of ``x``, and which of its dimensions are the heads."""
     if not isinstance(heads_first, bool):
-        raise SpecError(f"heads_first must be True or False, got {shown(heads_first)}")
+        raise SpecError(f"heads_first must be True or False, got {short_repr(heads_first)}")
     if heads_first:
         return (*shape[:-3], *shape[-2:-1]), -3
     return tuple(shape[:-2]), -2

@@ -1,7 +1,7 @@
 """The pairings: which two coordinates of a head turn together. The only place that lists them.
 
-A new one is a value of `Pairing` and an argument of `by_pairing`. Every place that tells pairings
-apart calls it, and each is then an error of the type checker until it says what the new one does.
+To add one, add a value to `Pairing` and an argument to `by_pairing`. All code that depends on the
+pairing calls `by_pairing`, so the type checker then reports every call that lacks the new one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _T = TypeVar("_T")
 
 
 def by_pairing(pairing: Pairing, *, half: _T, interleaved: _T) -> _T:
-    """The argument that is named like the pairing.
+    """The argument with the name of the pairing.
 
     >>> by_pairing("interleaved", half="(i, i + n)", interleaved="(2i, 2i + 1)")
     '(2i, 2i + 1)'
@@ -30,7 +30,7 @@ def by_pairing(pairing: Pairing, *, half: _T, interleaved: _T) -> _T:
 
 
 def slices(pairing: Pairing, num_pairs: int, start: int = 0) -> tuple[slice, slice]:
-    """Coordinates that are the first and the second of each pair, in a slice from ``start`` on.
+    """Slices of the first and of the second coordinates of all pairs, counted from ``start``.
 
     >>> slices("half", 2), slices("interleaved", 2, start=4)
     ((slice(0, 2, None), slice(2, 4, None)), (slice(4, 8, 2), slice(5, 8, 2)))
@@ -44,7 +44,7 @@ def slices(pairing: Pairing, num_pairs: int, start: int = 0) -> tuple[slice, sli
 
 
 def opposite(pairing: Pairing) -> Pairing:
-    """The pairing that a checkpoint in ``pairing`` is converted to.
+    """The other pairing.
 
     >>> opposite("half")
     'interleaved'

@@ -19,7 +19,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from phasor._checks import number, shown, whole
+from phasor._checks import number, short_repr, whole
 from phasor.errors import PositionError
 
 Positions = NDArray[np.int64]
@@ -245,7 +245,7 @@ def chunks_of_rank(length: int, rank: int, world_size: int, layout: str) -> list
     elif layout == "zigzag":
         n_chunks, held = 2 * world_size, [rank, 2 * world_size - 1 - rank]
     else:
-        raise PositionError(f"layout must be one of 'contiguous', 'zigzag', got {shown(layout)}")
+        raise PositionError(f"layout must be 'contiguous' or 'zigzag', got {short_repr(layout)}")
     size, over = divmod(length, n_chunks)
     if over:
         raise PositionError(
@@ -436,7 +436,7 @@ def videorope(segments: Iterable[Segment], *, delta: float = 2.0) -> NDArray[np.
         elif isinstance(segment, Video) and segment.seconds_per_frame is not None:
             raise PositionError(
                 f"segments[{i}] must be a video without seconds_per_frame, got "
-                f"{shown(segment)}; in videorope frames are delta apart"
+                f"{short_repr(segment)}; in videorope frames are delta apart"
             )
         else:
             frame, row, column = _cells(segment).T
@@ -458,12 +458,12 @@ def _set_whole(segment: Segment, field: str, *, least: int) -> None:
 def _checked(segments: Any) -> list[Segment]:
     if not hasattr(segments, "__iter__"):
         what = "segments must be a list of Text, Image and Video"
-        raise PositionError(f"{what}, got {shown(segments)}")
+        raise PositionError(f"{what}, got {short_repr(segments)}")
     items: list[Any] = list(segments)
     for i, item in enumerate(items):
         if not isinstance(item, Segment):
             what = f"segments[{i}] must be a Text, an Image or a Video"
-            raise PositionError(f"{what}, got {shown(item)}")
+            raise PositionError(f"{what}, got {short_repr(item)}")
     return items
 
 
@@ -491,7 +491,7 @@ def _integers(name: str, values: Any, kinds: str = "iu") -> Positions:
     try:
         array = np.asarray(values)
     except ValueError:
-        raise PositionError(f"{name} must be a rectangular array, got {shown(values)}") from None
+        raise PositionError(f"{name} must be rectangular, got {short_repr(values)}") from None
     # an empty list has no dtype of its own: NumPy makes it float64
     if array.size and (array.dtype.kind not in kinds or int(array.max()) > _LAST):
         raise PositionError(

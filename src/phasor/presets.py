@@ -13,15 +13,15 @@ from itertools import chain, cycle, islice
 from pathlib import Path
 from typing import Any
 
-from phasor._checks import shown
+from phasor._checks import short_repr
 from phasor.errors import SpecError
 from phasor.layers import InConfig, LayerRopes
 from phasor.rope import Rope
 
-# what holds for one release alone, and so is never taken over from the table it is like
-_OWN = frozenset({"source", "uncertain"})
+# keys that a table does not inherit from the one it is `like`
+_NOT_INHERITED = frozenset({"source", "uncertain"})
 _MERGED = frozenset({"rope", "size", "kinds"})
-_KNOWN = _OWN | _MERGED | {"prefix", "pattern", "labels", "fixed", "notes"}
+_KNOWN = _NOT_INHERITED | _MERGED | {"prefix", "pattern", "labels", "fixed", "notes"}
 _SIZES = frozenset({"layers", "heads", "context"})
 
 
@@ -29,8 +29,8 @@ def preset(name: str) -> LayerRopes:
     """The rope of every layer of a published model, as its Hugging Face checkpoint stores it.
 
     Names that end in ``-meta`` or ``-mistral`` describe the makers' own files instead.
-    ``notes`` says where the numbers come from ("Source: ..."), facts that no Rope holds, and
-    what no source confirms ("Uncertain: ...").
+    ``notes`` gives the source of the numbers ("Source: ..."), facts that a Rope has no field for,
+    and what no source confirms ("Uncertain: ...").
 
     Args:
         name: One of `preset_names`.
@@ -48,7 +48,7 @@ def preset(name: str) -> LayerRopes:
         near = difflib.get_close_matches(str(name).lower(), preset_names(), n=3, cutoff=0.5)
         hint = f"did you mean {', '.join(map(repr, near))}? " if near else ""
         raise SpecError(
-            f"name must be one of the {len(preset_names())} presets, got {shown(name)}; "
+            f"name must be one of the {len(preset_names())} presets, got {short_repr(name)}; "
             f"{hint}phasor.preset_names() lists them all"
         )
     return _layer_ropes(name, _description(name))
@@ -66,19 +66,20 @@ def preset_names() -> tuple[str, ...]:
 
 @lru_cache(maxsize=1)
 def _tables() -> Mapping[str, Mapping[str, Any]]:
-    # not importlib.resources, which would take as long to import as this file to read
+    # importing importlib.resources would take as long as reading this file
     return tomllib.loads(Path(__file__).with_name("presets.toml").read_text("utf-8"))
 
 
 def _description(name: str) -> dict[str, Any]:
-    """The table of ``name``, completed from the one it is like."""
+    """The table of ``name``, merged with the one it is ``like``."""
     table = dict(_tables()[name])
     if "like" not in table:
         return table
-    whole = {key: part for key, part in _description(table.pop("like")).items() if key not in _OWN}
-    for key, part in table.items():
-        whole[key] = whole.get(key, {}) | part if key in _MERGED else part
-    return whole
+    inherited = _description(table.pop("like"))
+    merged = {key: value for key, value in inherited.items() if key not in _NOT_INHERITED}
+    for key, value in table.items():
+        merged[key] = merged.get(key, {}) | value if key in _MERGED else value
+    return merged
 
 
 def _layer_ropes(name: str, table: Mapping[str, Any]) -> LayerRopes:
@@ -93,8 +94,8 @@ def _layer_ropes(name: str, table: Mapping[str, Any]) -> LayerRopes:
         name=name,
         layer_kinds=tuple(islice(order, size["layers"])),
         kinds={
-            kind: None if own == "none" else Rope.from_dict(shared | own)
-            for kind, own in kinds.items()
+            kind: None if fields == "none" else Rope.from_dict(shared | fields)
+            for kind, fields in kinds.items()
         },
         context=size.get("context"),
         query_heads=query_heads,

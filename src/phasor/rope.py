@@ -1,4 +1,4 @@
-"""`Rope`: one value that says everything about a rotary position embedding."""
+"""`Rope`: the complete description of a rotary position embedding."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from phasor._checks import choice, number, numbers, shown, whole
+from phasor._checks import choice, number, numbers, short_repr, whole
 from phasor._reals import in_reals, nearest_float32, powers
 from phasor.axes import AXES, Axes, OneAxis
 from phasor.errors import SpecError
 from phasor.pairings import PAIRINGS, Pairing
 from phasor.scaling import LAWS, Law, Rule, Temperature
 
-FORMAT = 1  # of `Rope.to_json`'s text; another number is another set of fields
-WIDEST = 1 << 16  # no head comes near; a number beyond is a mistake, not a model
-# the default of a field that construction resolves, so that its type is what a reader finds there
+FORMAT = 1  # of `Rope.to_json`'s text; raised when the fields change
+WIDEST = 1 << 16  # the largest head_dim: far above any model's, so more is a mistake
+# default of fields whose None __post_init__ replaces; Any, so that their types need no None
 _DEFAULT: Any = None
-# of the 60 digits, those after the point have to hold 128 bits of a turn
+# of 60 digits, enough must follow the point for 128 bits of a fraction of a turn
 _FASTEST = Decimal(10) ** 15
 _RENAMED = (
-    "inv_freq is what the frequencies of a Rope come out as; give frequencies of your own as "
+    "inv_freq is the result, the frequencies of a Rope; give frequencies of your own as "
     "explicit_inv_freq"
 )
 
@@ -45,7 +45,7 @@ class Rope:
     * ``R(m) R(n) = R(m + n)``, so a score depends on ``n - m`` only;
     * the transpose of ``R(p)`` is ``R(-p)``, so the backward pass is the inverse rotation.
 
-    A Rope is frozen, hashable and equal to every Rope that says the same.
+    A Rope is frozen and hashable; Ropes with equal fields are equal.
 
     Args:
         head_dim: Width of one attention head.
@@ -59,13 +59,12 @@ class Rope:
         axes: A layout of `phasor.axes`; one axis unless given.
         direction: -1 for the few models that turn clockwise.
         pairing_out: Pairing of the result where it differs (DeepSeek reads interleaved pairs and
-            writes halves); None where it is ``pairing``. `output_pairing` says it either way.
-        inv_freq_dtype: ``"exact"`` takes the formula's real numbers; ``"float32"`` rounds each
-            frequency to float32 first and is exact about that, as a program with float32
-            frequencies and perfect angles would be.
+            writes halves); None where it is ``pairing``. `output_pairing` resolves the None.
+        inv_freq_dtype: ``"exact"`` uses the real numbers of the formula; ``"float32"`` rounds each
+            frequency to float32 and computes angles exactly from that, for models whose code
+            keeps float32 frequencies.
         explicit_inv_freq: Frequencies in radians per position, one per pair, in place of base and
-            scaling. The floats are taken as exact. `inv_freq` is what the frequencies are,
-            whichever way they are given.
+            scaling. The floats are taken as exact. To read frequencies use `inv_freq`.
 
     Raises:
         SpecError: Naming the field, what was expected and what came.
@@ -89,10 +88,10 @@ class Rope:
     inv_freq_dtype: Literal["exact", "float32"] = "exact"
     explicit_inv_freq: tuple[float, ...] | None = None
 
-    if not TYPE_CHECKING:  # the signature that readers and type checkers see is the dataclass's
+    if not TYPE_CHECKING:  # type checkers keep the dataclass's signature
 
         def __new__(cls, **fields: object) -> Rope:
-            """Refuse a likely mistake with the way out, where Python would say TypeError."""
+            """Refuse ``inv_freq=`` with a hint, where Python would raise a bare TypeError."""
             if "inv_freq" in fields:
                 raise SpecError(_RENAMED)
             return super().__new__(cls)
@@ -106,23 +105,23 @@ class Rope:
         if self.pairing_out is not None:
             choice("pairing_out", self.pairing_out, PAIRINGS)
             if self.pairing_out == self.pairing:
-                set_field("pairing_out", None)  # one way to say it, so that equal means equal
+                set_field("pairing_out", None)  # one spelling, so that equal ropes compare equal
         set_field("direction", choice("direction", self.direction, (1, -1)))
         choice("inv_freq_dtype", self.inv_freq_dtype, ("exact", "float32"))
         self._check_slice(set_field)
         if cast(object, self.axes) is None:
             set_field("axes", OneAxis())
         if not isinstance(cast(object, self.axes), Axes):
-            raise SpecError(f"axes must be a layout of phasor.axes, got {shown(self.axes)}")
+            raise SpecError(f"axes must be a layout of phasor.axes, got {short_repr(self.axes)}")
         self.axes.axis_of_pair(self.num_pairs)
         self._check_frequencies(set_field)
-        # the canonical text is the hash and the operator's key: made once, compared often
+        # the hash, and the operator's argument: computed once, as both are needed at every call
         set_field("_json", _canonical_json(_plain_constants({"format": FORMAT} | self.to_dict())))
 
     def _check_slice(self, set_field: Any) -> None:
         set_field("rotary_start", whole("rotary_start", self.rotary_start, least=0))
-        given = cast(object, self.rotary_dim)
-        width = self.head_dim if given is None else whole("rotary_dim", given, least=2)
+        rotary_dim = cast(object, self.rotary_dim)
+        width = self.head_dim if rotary_dim is None else whole("rotary_dim", rotary_dim, least=2)
         set_field("rotary_dim", width)
         if width % 2:
             raise SpecError(f"rotary_dim must be even, got {width}")
@@ -139,7 +138,7 @@ class Rope:
             if self.scaling is not None and not isinstance(cast(object, self.scaling), (Law, Rule)):
                 raise SpecError(
                     "scaling must be a law or a rule of phasor.scaling (such as "
-                    f"Linear(factor=2.0)), got {shown(self.scaling)}"
+                    f"Linear(factor=2.0)), got {short_repr(self.scaling)}"
                 )
             return
         if self.base is not None or self.scaling is not None:
@@ -148,13 +147,13 @@ class Rope:
                 "explicit_inv_freq stands in place of base and scaling; "
                 f"drop {other} or explicit_inv_freq"
             )
-        given = numbers("explicit_inv_freq", self.explicit_inv_freq, least=0)
-        if len(given) != self.num_pairs:
+        inv_freq = numbers("explicit_inv_freq", self.explicit_inv_freq, least=0)
+        if len(inv_freq) != self.num_pairs:
             raise SpecError(
                 "explicit_inv_freq must hold one number per pair (rotary_dim / 2 = "
-                f"{self.num_pairs}), got {len(given)}"
+                f"{self.num_pairs}), got {len(inv_freq)}"
             )
-        set_field("explicit_inv_freq", given)
+        set_field("explicit_inv_freq", inv_freq)
 
     def __hash__(self) -> int:
         return hash(self.to_json())
@@ -166,15 +165,14 @@ class Rope:
 
     @property
     def inv_freq(self) -> NDArray[np.float64]:
-        """What every pair turns by, in radians per position, scaled; read-only ``[num_pairs]``.
+        """The scaled frequency of every pair, in radians per position; read-only ``[num_pairs]``.
 
         ``base ** (-2k / rotary_dim)`` with ``k`` from 0 (Su et al. 2104.09864, section 3.2.2),
-        then the law; computed in 60-digit decimals and rounded once to float64. Multiply nothing
-        by `direction`: that is in the angles.
+        then the law; computed in 60-digit decimals and rounded once to float64. Never negative:
+        `direction` is applied to the angles.
 
         Raises:
-            SpecError: If ``scaling`` is a rule that has not picked its law, or a law that does
-                not fit these frequencies.
+            SpecError: If ``scaling`` is a rule, or a law that does not fit these frequencies.
 
         >>> Rope(head_dim=4, pairing="half", base=100.0).inv_freq
         array([1. , 0.1])
@@ -183,40 +181,39 @@ class Rope:
 
     @property
     def output_pairing(self) -> Pairing:
-        """Pairing of the result: ``pairing_out``, or ``pairing`` where that says nothing."""
+        """Pairing of the result: ``pairing_out``, or ``pairing`` where that is None."""
         return self.pairing if self.pairing_out is None else self.pairing_out
 
     @property
     def attention_factor(self) -> float:
-        """What the field multiplies cos and sin by (YaRN, LongRoPE); 1 for most.
+        """The law's factor on cos and sin (YaRN, LongRoPE); 1 for most laws.
 
-        The rotation itself never contains it: pass it as ``gain`` where a model wants it.
+        No rotation of phasor applies it by itself: pass it as ``gain`` where a model uses it.
 
         Raises:
-            SpecError: If ``scaling`` is a rule that has not picked its law.
+            SpecError: If ``scaling`` is a rule: `at` picks its law.
         """
         return self._temperature().attention_factor
 
     @property
     def softmax_factor(self) -> float:
-        """What the model multiplies its softmax scale by, outside cos and sin; 1 for most.
+        """The law's factor on the softmax scale, outside cos and sin; 1 for most laws.
 
         DeepSeek's ``mscale_all_dim`` puts YaRN's temperature there.
 
         Raises:
-            SpecError: If ``scaling`` is a rule that has not picked its law.
+            SpecError: If ``scaling`` is a rule: `at` picks its law.
         """
         return self._temperature().softmax_scale
 
     @property
     def logit_factor(self) -> float:
-        """All that is done to the logits of a fully rotated head.
+        """The factor on the logits of a fully rotated head.
 
-        The square of `attention_factor`, for queries and keys both have it, times
-        `softmax_factor`.
+        The square of `attention_factor`, which is on queries and on keys, times `softmax_factor`.
 
         Raises:
-            SpecError: If ``scaling`` is a rule that has not picked its law.
+            SpecError: If ``scaling`` is a rule: `at` picks its law.
         """
         return self.attention_factor**2 * self.softmax_factor
 
@@ -238,7 +235,7 @@ class Rope:
         return self.scaling
 
     def at(self, seq_len: int) -> Rope:
-        """This Rope for sequences of ``seq_len`` tokens: a rule picks its law, a law stays.
+        """This Rope for sequences of ``seq_len`` tokens: a rule is replaced by the law it picks.
 
         >>> from phasor.scaling import DynamicNTK
         >>> rule = DynamicNTK(factor=2.0, original_max_positions=4096)
@@ -251,7 +248,7 @@ class Rope:
         return self
 
     def to_dict(self) -> dict[str, Any]:
-        """Every field as plain JSON values; `from_dict` gives back an equal Rope."""
+        """Every field as JSON values; `from_dict` is the inverse."""
         plain = {field.name: getattr(self, field.name) for field in fields(self)}
         plain["scaling"] = _to_named(self.scaling, LAWS, "law")
         plain["axes"] = _to_named(self.axes, AXES, "layout")
@@ -260,12 +257,12 @@ class Rope:
         return plain
 
     def to_json(self) -> str:
-        """The canonical JSON text, with the number of its format: equal Ropes have equal text."""
+        """Canonical JSON with a format number: equal Ropes have equal text."""
         return cast(str, self.__dict__["_json"])
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Rope:
-        """The Rope that `to_dict` described.
+        """The Rope from the fields that `to_dict` returned.
 
         Raises:
             SpecError: For a key that is not a field, or a value that a field refuses.
@@ -297,12 +294,12 @@ class Rope:
         if not isinstance(plain, dict):
             raise SpecError(f"text must be a JSON object, got {text[:80]!r}")
         values = cast(dict[str, Any], plain)
-        written = values.pop("format", None)
-        if written != FORMAT:
+        version = values.pop("format", None)
+        if version != FORMAT:
             raise SpecError(
                 f"text must be a Rope in format {FORMAT} of phasor's JSON, got "
-                f"{'none' if written is None else f'format {shown(written)}'}; write it anew with "
-                "Rope.to_json, or give its fields to Rope.from_dict"
+                f"{'none' if version is None else f'format {short_repr(version)}'}; write it anew "
+                "with Rope.to_json, or give its fields to Rope.from_dict"
             )
         return cls.from_dict(values)
 
@@ -310,7 +307,7 @@ class Rope:
 @lru_cache(maxsize=256)
 @in_reals
 def real_inv_freq(rope: Rope) -> tuple[Decimal, ...]:
-    """The frequency of every pair as a real number to 60 digits.
+    """The scaled frequency of every pair with 60 digits.
 
     Raises:
         SpecError: If ``rope.scaling`` is a rule, or a law that does not fit this spectrum, or a
@@ -344,12 +341,12 @@ def _unscaled(base: float, pairs: int) -> tuple[Decimal, ...]:
 @lru_cache(maxsize=256)
 def _float_inv_freq(rope: Rope) -> NDArray[np.float64]:
     rounded = np.array([float(f) for f in real_inv_freq(rope)])
-    rounded.flags.writeable = False  # every reader of this rope has the one array
+    rounded.flags.writeable = False  # cached, so all callers share it
     return rounded
 
 
 def _plain_constants(plain: Any) -> Any:
-    """``plain`` as it is; in torch's compiler, with numbers where it may hold symbols for them."""
+    """``plain`` unchanged; under torch.compile its symbolic numbers become constants."""
     if type(plain) is dict:
         items = cast(dict[str, Any], plain).items()
         return {name: _plain_constants(value) for name, value in items}
@@ -364,12 +361,12 @@ def _canonical_json(plain: dict[str, Any]) -> str:
     return json.dumps(plain, separators=(",", ":"), allow_nan=False)
 
 
-# torch's compiler follows how a Rope is made; of this, which it cannot follow, it takes the result
+# torch.compile traces the making of a Rope but not json.dumps: it calls this and takes the result
 _canonical_json._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
 
 
 def _to_named(value: Any, registry: Mapping[str, type], tag: str) -> dict[str, Any] | None:
-    """A registered dataclass as a dict that begins with its registered name."""
+    """A registered dataclass as a dict whose first key holds its registered name."""
     if value is None:
         return None
     names = [name for name, kind in registry.items() if kind is type(value)]
@@ -384,21 +381,23 @@ def _to_named(value: Any, registry: Mapping[str, type], tag: str) -> dict[str, A
     }
 
 
-def _from_named(name: str, given: Any, registry: Mapping[str, type], tag: str) -> Any:
-    """The registered dataclass that `_named` wrote."""
-    plain = dict(cast(Mapping[str, Any], given)) if isinstance(given, Mapping) else {}
+def _from_named(name: str, value: Any, registry: Mapping[str, type], tag: str) -> Any:
+    """The inverse of `_to_named`."""
+    plain = dict(cast(Mapping[str, Any], value)) if isinstance(value, Mapping) else {}
     if tag not in plain:
-        what = f'{name} must be an object with the key "{tag}"'
-        raise SpecError(f"{what}, got {shown(plain or cast(object, given))}")
-    called = choice(f"{name}.{tag}", plain.pop(tag), registry)
+        raise SpecError(
+            f'{name} must be an object with the key "{tag}", '
+            f"got {short_repr(plain or cast(object, value))}"
+        )
+    registered = choice(f"{name}.{tag}", plain.pop(tag), registry)
     values = {k: tuple(cast(list[Any], v)) if type(v) is list else v for k, v in plain.items()}
-    known = fields(registry[called])
-    _refuse_unknown(f"{name} {called!r}", values, {field.name for field in known})
+    known = fields(registry[registered])
+    _refuse_unknown(f"{name} {registered!r}", values, {field.name for field in known})
     needed = {field.name for field in known if field.default is dataclasses.MISSING}
     if needed - set(values):
         missing = ", ".join(sorted(needed - set(values)))
-        raise SpecError(f"{name} {called!r} lacks {missing}")
-    return registry[called](**values)
+        raise SpecError(f"{name} {registered!r} lacks {missing}")
+    return registry[registered](**values)
 
 
 def _refuse_unknown(what: str, plain: Mapping[str, Any], known: set[str]) -> None:

@@ -1,16 +1,16 @@
-"""Checkpoints from one pairing to the other: the rows of queries and keys in a new order.
+"""Converts a checkpoint to another pairing by reordering the rows of its queries and keys.
 
-`plan` reads headers and settles what changes, `write` streams the result, `verify` compares both
-sides. Only the safetensors format is read and written, without the safetensors library: nothing
-but rows moves, so every header stays as it is.
+`plan` reads headers and decides which tensors change, `write` streams the result, `verify` compares
+it with the source. Only the safetensors format is supported. The safetensors library is not needed,
+because only rows move and every header stays the same.
 
 >>> import json, struct, tempfile
 >>> from pathlib import Path
 >>> from phasor import Rope
 >>> folder = Path(tempfile.mkdtemp())
->>> said = {f"layers.0.attention.w{c}.weight": {"dtype": "U8", "shape": [4, 1],
+>>> tensors = {f"layers.0.attention.w{c}.weight": {"dtype": "U8", "shape": [4, 1],
 ...         "data_offsets": [4 * i, 4 * i + 4]} for i, c in enumerate("qkv")}
->>> header = json.dumps(said).encode()
+>>> header = json.dumps(tensors).encode()
 >>> data = struct.pack("<Q", len(header)) + header + bytes([0, 1, 2, 3] * 3)
 >>> count = (folder / "meta.safetensors").write_bytes(data)
 >>> rope = Rope(head_dim=4, pairing="interleaved")

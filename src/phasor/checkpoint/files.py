@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, BinaryIO, NoReturn, cast
 
-from phasor._checks import shown, twice
+from phasor._checks import first_repeated, short_repr
 from phasor.errors import CheckpointError
 
 _HEADER_LIMIT = 100_000_000  # that of the format
@@ -64,10 +64,10 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a file says about itself.
+    """The header of a file.
 
     Attributes:
-        begin: Where the tensors begin, which is the length of everything before them.
+        begin: Offset of the first tensor's bytes.
         size: Length of the file.
         tensors: The tensors by name, in the order of their bytes.
     """
@@ -81,17 +81,17 @@ def read_header(path: Path) -> Header:
     """The header of a safetensors file.
 
     Raises:
-        CheckpointError: If it is not one, or any of its numbers is wrong: the length of the
-            header, a name that stands twice, a type or shape that does not fit its bytes, bytes
-            that belong to no tensor or to two, an end that is missing.
+        CheckpointError: If it is no such file, or the header is wrong: its length, a name that
+            occurs twice, a dtype or shape that does not fit its bytes, bytes that belong to no
+            tensor or to two, or a truncated file.
     """
     try:
         with open_file(path) as stream:
             size = os.fstat(stream.fileno()).st_size
-            start = stream.read(8)
-            length = int.from_bytes(start, "little")
-            _refuse_foreign(path, start + stream.peek(1)[:1])
-            if len(start) < 8 or not 2 <= length <= min(_HEADER_LIMIT, size - 8):
+            prefix = stream.read(8)
+            length = int.from_bytes(prefix, "little")
+            _refuse_foreign(path, prefix + stream.peek(1)[:1])
+            if len(prefix) < 8 or not 2 <= length <= min(_HEADER_LIMIT, size - 8):
                 raise CheckpointError(
                     f"{path} must begin with the length of its header, got {length} in a file of "
                     f"{size} bytes; it is truncated or no safetensors file"
@@ -100,13 +100,15 @@ def read_header(path: Path) -> Header:
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
     if not text.startswith(b"{"):
-        raise CheckpointError(f"{path}: the header must begin with '{{', got {shown(text[:8])}")
+        raise CheckpointError(
+            f"{path}: the header must begin with '{{', got {short_repr(text[:8])}"
+        )
     described = parse_json(text, str(path))
     return Header(8 + length, size, _tensors(path, described, 8 + length, size))
 
 
 def open_file(path: Path) -> BufferedReader:
-    """A file's bytes; never those of a pipe or a device, which may be waited for without end.
+    """``path`` opened for reading; pipes and devices are refused, as reading them may block.
 
     Raises:
         CheckpointError: If ``path`` is no file.
@@ -118,15 +120,15 @@ def open_file(path: Path) -> BufferedReader:
 
 
 def parse_json(data: bytes, where: str) -> dict[str, Any]:
-    """A JSON object in which no name stands twice.
+    """A JSON object in which no name occurs twice.
 
     Raises:
         CheckpointError: If it is anything else.
     """
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        if (name := twice(pairs)) is not None:
-            raise CheckpointError(f"{where}: the name {shown(name)} stands twice; keep one")
+        if (name := first_repeated(pairs)) is not None:
+            raise CheckpointError(f"{where}: the name {short_repr(name)} stands twice; keep one")
         return dict(pairs)
 
     def refuse(literal: str) -> NoReturn:
@@ -139,13 +141,14 @@ def parse_json(data: bytes, where: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{where}: the header must be JSON, got {error}") from None
     if not isinstance(value, dict):
-        raise CheckpointError(f"{where} must hold a JSON object, got {shown(value)}")
+        raise CheckpointError(f"{where} must hold a JSON object, got {short_repr(value)}")
     return cast(dict[str, Any], value)
 
 
 def _refuse_foreign(path: Path, start: bytes) -> None:
+    """Name the format of a file that is no safetensors file."""
     for magic, what in _FOREIGN.items():
-        # a safetensors header may be just as long as these letters say, but begins with a brace
+        # read as a length, these letters may be a valid header size: then a brace follows
         if start.startswith(magic) and start[8:] != b"{":
             raise CheckpointError(
                 f"{path} must be a safetensors file, got {what}; write its tensors with the "
@@ -159,14 +162,14 @@ def _tensors(path: Path, described: dict[str, Any], begin: int, size: int) -> Ma
         isinstance(value, str) for value in cast(dict[str, Any], metadata).values()
     ):
         raise CheckpointError(f"{path}: __metadata__ must map strings to strings")
-    entries = {name: _entry(path, name, said, begin) for name, said in described.items()}
+    entries = {name: _entry(path, name, values, begin) for name, values in described.items()}
     ordered = sorted(entries.items(), key=lambda item: (item[1].begin, item[1].end))
     at = begin
     for name, entry in ordered:
         if entry.begin != at:
             kind = "overlaps the tensor before it" if entry.begin < at else "leaves bytes before it"
             raise CheckpointError(
-                f"{path}: {shown(name)} must begin at byte {at - begin} of the data, got "
+                f"{path}: {short_repr(name)} must begin at byte {at - begin} of the data, got "
                 f"{entry.begin - begin}, which {kind}"
             )
         at = entry.end
@@ -176,21 +179,21 @@ def _tensors(path: Path, described: dict[str, Any], begin: int, size: int) -> Ma
     return MappingProxyType(dict(ordered))
 
 
-def _entry(path: Path, name: str, said: object, begin: int) -> Entry:
+def _entry(path: Path, name: str, values: object, begin: int) -> Entry:
     def refuse(problem: str) -> NoReturn:
-        raise CheckpointError(f"{path}: {shown(name)} {problem}, got {shown(said)}")
+        raise CheckpointError(f"{path}: {short_repr(name)} {problem}, got {short_repr(values)}")
 
-    if not isinstance(said, dict):
+    if not isinstance(values, dict):
         refuse("must be described by an object")
-    block = cast(dict[str, Any], said)
+    block = cast(dict[str, Any], values)
     if block.keys() != {"dtype", "shape", "data_offsets"}:
         refuse("must have dtype, shape and data_offsets and nothing else")
     dtype, shape, offsets = block["dtype"], block["shape"], block["data_offsets"]
     if not isinstance(dtype, str) or dtype not in _BITS:
         refuse(f"must have a dtype of {', '.join(_BITS)}")
-    if not _wholes(shape) or not _wholes(offsets) or len(offsets) != 2:
+    if not _are_sizes(shape) or not _are_sizes(offsets) or len(offsets) != 2:
         refuse("must have whole numbers from 0 to 2**63 - 1 as shape and as two data_offsets")
-    # sizes are multiplied one by one: a product of many is not made to be refused
+    # multiplied one by one: the product of a long hostile list could take minutes
     if any(count > _LARGEST for count in accumulate(shape, mul)):
         refuse("must have at most 2**63 - 1 elements")
     bits = math.prod(shape) * _BITS[dtype]
@@ -199,8 +202,8 @@ def _entry(path: Path, name: str, said: object, begin: int) -> Entry:
     return Entry(dtype, tuple(shape), begin + offsets[0], begin + offsets[1])
 
 
-def _wholes(values: object) -> bool:
-    # a bool is an int to Python and not to JSON
+def _are_sizes(values: object) -> bool:
+    # `type`, because a bool is an int in Python and not in JSON
     return isinstance(values, list) and all(
         type(value) is int and 0 <= value <= _LARGEST for value in cast(list[object], values)
     )
@@ -228,7 +231,7 @@ class Checkpoint:
 
     @property
     def is_folder(self) -> bool:
-        """Whether the files lie in a folder that was given as such."""
+        """Whether `path` is a folder."""
         return self.path.is_dir()
 
     def location(self, name: str) -> Path:
@@ -265,21 +268,21 @@ def open_checkpoint(source: Path) -> Checkpoint:
         raise CheckpointError(f"{source} holds several indexes ({', '.join(indexes)}); keep one")
     if indexes:
         return _sharded(source, indexes[0])
-    found = sorted(path.name for path in source.glob("*.safetensors"))
-    if len(found) == 1:
-        headers = {found[0]: read_header(source / found[0])}
+    names = sorted(path.name for path in source.glob("*.safetensors"))
+    if len(names) == 1:
+        headers = {names[0]: read_header(source / names[0])}
         return Checkpoint(source, MappingProxyType(headers), None)
-    if found:
+    if names:
         raise CheckpointError(
-            f"{source} holds {len(found)} safetensors files and no index that ties them together "
-            f"({shown(', '.join(found))}); give one file, or add the index"
+            f"{source} holds {len(names)} safetensors files and no index that ties them together "
+            f"({short_repr(', '.join(names))}); give one file, or add the index"
         )
     others = sorted(
         path.name for ending in ("bin", "pt", "pth") for path in source.glob(f"*.{ending}")
     )
-    have = f", only {shown(', '.join(others))}" if others else ""
+    instead = f", only {short_repr(', '.join(others))}" if others else ""
     raise CheckpointError(
-        f"{source} holds no safetensors file{have}; write the tensors with the safetensors "
+        f"{source} holds no safetensors file{instead}; write the tensors with the safetensors "
         "library first"
     )
 
@@ -289,20 +292,21 @@ def _sharded(folder: Path, index: str) -> Checkpoint:
     headers: dict[str, Header] = {}
     for shard in sorted(set(shard_of.values())):
         if not (folder / shard).is_file():
-            raise CheckpointError(f"{folder / index} names {shown(shard)}, which is missing")
+            raise CheckpointError(f"{folder / index} names {short_repr(shard)}, which is missing")
         headers[shard] = read_header(folder / shard)
-    holder: dict[str, str] = {}
+    shard_with: dict[str, str] = {}
     for shard, header in headers.items():
         for name in header.tensors:
-            if name in holder:
+            if name in shard_with:
                 raise CheckpointError(
-                    f"{shown(name)} stands in {holder[name]} and in {shard}; keep one"
+                    f"{short_repr(name)} stands in {shard_with[name]} and in {shard}; keep one"
                 )
-            holder[name] = shard
+            shard_with[name] = shard
     for name, shard in shard_of.items():
-        if holder.get(name) != shard:
+        if shard_with.get(name) != shard:
             raise CheckpointError(
-                f"{folder / index} says that {shown(name)} is in {shard}, which does not hold it"
+                f"{folder / index} says that {short_repr(name)} is in {shard}, "
+                "which does not hold it"
             )
     return Checkpoint(folder, MappingProxyType(headers), index)
 
@@ -315,29 +319,29 @@ def _weight_map(path: Path) -> dict[str, str]:
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
     if len(data) > _INDEX_LIMIT:
         raise CheckpointError(f"{path} is larger than any index")
-    found = parse_json(data, str(path)).get("weight_map")
-    if not isinstance(found, dict) or not found:
+    weight_map = parse_json(data, str(path)).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(
-            f"{path} must hold a weight_map of tensors, got {shown(cast(object, found))}"
+            f"{path} must hold a weight_map of tensors, got {short_repr(cast(object, weight_map))}"
         )
-    for shard in cast(dict[str, Any], found).values():
+    for shard in cast(dict[str, Any], weight_map).values():
         # a name with a folder in it could lead out of the checkpoint
         if not isinstance(shard, str) or Path(shard).name != shard:
             raise CheckpointError(
-                f"{path}: weight_map must name files beside the index, got {shown(shard)}"
+                f"{path}: weight_map must name files beside the index, got {short_repr(shard)}"
             )
-    return cast(dict[str, str], found)
+    return cast(dict[str, str], weight_map)
 
 
 def no_progress(count: int) -> None:
-    """For who does not want to know."""
+    """The default `Advance`: reports nothing."""
 
 
-def exactly(stream: BinaryIO, count: int) -> bytes:
+def read_exactly(stream: BinaryIO, count: int) -> bytes:
     """The next ``count`` bytes.
 
     Raises:
-        CheckpointError: If the file ends before, which its header did not say.
+        CheckpointError: If the file ends before, against its header.
     """
     data = stream.read(count)
     if len(data) != count:

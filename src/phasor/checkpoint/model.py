@@ -1,4 +1,4 @@
-"""What a conversion knows of a model: names of tensors, a config's facts, or a rope by hand."""
+"""What a conversion needs to know of a model: the roles of its tensors, its ropes, its heads."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from functools import lru_cache
 from importlib import resources
 from typing import Any, Literal, cast
 
-from phasor._checks import shown
+from phasor._checks import short_repr
 from phasor.configs import language_models, load, read_source
 from phasor.configs.facts import table
 from phasor.errors import CheckpointError
@@ -29,17 +29,17 @@ _MODULES: dict[Role, str] = {
     "vectors": r"(?:q|k|query|key)_(?:norm|layernorm)(?:\.norms\.\d+)?",
 }
 _ALL_MODULES = "|".join(_MODULES.values())
-# towers for pictures and sound have rotations of their own, so every word before the layers counts
-_OUTSIDE = (
+# only these words may precede the layers: vision and audio towers have ropes of their own
+_PREFIXES = (
     "model|base_model|language_model|text_model|transformer|backbone_model|encoder|decoder|mtp|"
     "bert|new|esm|roformer|gpt_neox|gpt_neox_japanese"
 )
-_INSIDE = re.compile(
-    rf"(?P<outside>(?:(?:{_OUTSIDE})\.)*)(?:layers|layer|h|blocks)\.(?P<layer>[0-9]{{1,9}})\."
+_PROJECTION = re.compile(
+    rf"(?P<prefix>(?:(?:{_PREFIXES})\.)*)(?:layers|layer|h|blocks)\.(?P<layer>[0-9]{{1,9}})\."
     r"(?:self_attn|self_attention|attention|attn)(?:\.(?:self|attention|\d+))?\."
     rf"(?P<module>{_ALL_MODULES})\.(?P<suffix>.+)"
 )
-_ALIKE = re.compile(rf"(?:.*\.)?(?:{_ALL_MODULES})\..+")
+_SIMILAR = re.compile(rf"(?:.*\.)?(?:{_ALL_MODULES})\..+")
 _LAYER = re.compile(r"(?:.*\.)?(?:layers|layer|h|blocks)\.(?P<layer>[0-9]{1,9})\..*")
 # the value projection beside a key projection
 VALUE_OF = {"k_proj": "v_proj", "wk": "wv", "key": "value"}
@@ -47,15 +47,15 @@ VALUE_OF = {"k_proj": "v_proj", "wk": "wv", "key": "value"}
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What the name of a tensor says.
+    """What a tensor is, by its name.
 
     Attributes:
-        role: What its rows are; ``vectors`` has heads on its last axis instead.
-        layer: The layer, if the name has one.
-        module: The word for the projection; empty where a pattern named the whole tensor.
-        suffix: What follows it.
-        extra: Whether the layer belongs to a module for several tokens at a time, which counts
-            its layers anew.
+        role: What its rows are; ``vectors`` have heads on the last axis instead.
+        layer: Index of the layer, if the name has one.
+        module: Name of the projection, such as ``q_proj``; empty if a pattern matched.
+        suffix: The rest of the name after the module.
+        extra: Whether the layer belongs to a multi-token prediction module, whose layers are
+            counted from 0 again.
     """
 
     role: Role
@@ -67,7 +67,7 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Patterns:
-    """Regular expressions that match whole names of tensors, in place of what phasor knows.
+    """Regular expressions that match whole names of tensors, in place of the known names.
 
     Args:
         query: Projections of queries, or their biases: heads on the first axis.
@@ -89,7 +89,7 @@ class Patterns:
                 re.compile(pattern)
             except (re.error, OverflowError, RecursionError) as error:
                 raise CheckpointError(
-                    f"{role} must be a regular expression, got {shown(pattern)}: {error}"
+                    f"{role} must be a regular expression, got {short_repr(pattern)}: {error}"
                 ) from None
 
     def each(self) -> list[tuple[Any, str]]:
@@ -99,46 +99,47 @@ class Patterns:
         ]
 
     def part(self, name: str) -> Part | None:
-        """What the patterns say about the tensor ``name``."""
+        """What the tensor ``name`` is by these patterns; None if none matches."""
         roles = {role for role, pattern in self.each() if re.fullmatch(pattern, name)}
         if not roles:
             return None
         if len(roles) > 1:
             raise CheckpointError(
-                f"{shown(name)} must match patterns of one kind, got {', '.join(sorted(roles))}"
+                f"{short_repr(name)} must match patterns of one kind, "
+                f"got {', '.join(sorted(roles))}"
             )
         layered = _LAYER.fullmatch(name)
         return Part(roles.pop(), int(layered["layer"]) if layered else None)
 
     def unused(self, names: Iterable[str]) -> list[str]:
         """Patterns that match no tensor."""
-        every = list(names)
+        all_names = list(names)
         return [
             pattern
             for _, pattern in self.each()
-            if not any(re.fullmatch(pattern, name) for name in every)
+            if not any(re.fullmatch(pattern, name) for name in all_names)
         ]
 
 
 def known_part(name: str) -> Part | None:
-    """What a tensor is by the names that model classes use; None where it is no such thing.
+    """What a tensor is by the names that model classes use; None if it is no query or key.
 
     >>> known_part("model.layers.3.self_attn.q_proj.weight").role
     'query'
     >>> known_part("vision_tower.layers.3.self_attn.q_proj.weight") is None
     True
     """
-    found = _INSIDE.fullmatch(name)
-    if found is None:
+    match = _PROJECTION.fullmatch(name)
+    if match is None:
         return None
-    module = found["module"]
+    module = match["module"]
     roles: list[Role] = [r for r, words in _MODULES.items() if re.fullmatch(words, module)]
-    return Part(roles[0], int(found["layer"]), module, found["suffix"], "mtp." in found["outside"])
+    return Part(roles[0], int(match["layer"]), module, match["suffix"], "mtp." in match["prefix"])
 
 
 def looks_alike(name: str) -> bool:
-    """Whether a name has the word of a query or key projection, wherever it stands."""
-    return _ALIKE.fullmatch(name) is not None
+    """Whether any part of a name is that of a query or key projection."""
+    return _SIMILAR.fullmatch(name) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +155,7 @@ PLAIN = Projections()
 
 
 def projections(model_type: str | None) -> Projections:
-    """What the table says about a model type.
+    """The entry of a model type in ``projections.toml``.
 
     Raises:
         CheckpointError: If its queries and keys cannot be re-ordered on their own.
@@ -181,18 +182,19 @@ _LATENT = "qk_rope_head_dim"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Model:
-    """A model as a conversion sees it.
+    """A model for a conversion.
 
     Attributes:
         ropes: The rope of each layer, or one for all.
         model_type: Its type, if a config gave one.
         query_heads: Query heads of a layer, if known.
         latent: Whether heads are ``[without position | with position]`` and the key that is rotated
-            ends the projection to the latent vector (DeepSeek's multi-head latent attention).
-        table: What `projections` says.
+            comes after the latent vector in its projection (DeepSeek's multi-head latent
+            attention).
+        table: The result of `projections`.
         block_rows: Rows that share a scale in a quantised weight, if the config says so.
-        switch: Key of the config that, when false, makes the model rotate halves.
-        shared: How many of the last layers have no keys of their own and use an earlier layer's.
+        switch: Key of the config that selects the pairing: ``"half"`` if it is false.
+        shared: How many of the last layers use the keys of an earlier layer.
     """
 
     ropes: LayerRopes | Rope
@@ -209,26 +211,26 @@ class Model:
         """The pairing that the model's code reads; None where layers differ or none rotates."""
         if isinstance(self.ropes, Rope):
             return self.ropes.pairing
-        read: list[Pairing] = [rope.pairing for rope in self.ropes.ropes]
-        return read[0] if len(set(read)) == 1 else None
+        pairings: list[Pairing] = [rope.pairing for rope in self.ropes.ropes]
+        return pairings[0] if len(set(pairings)) == 1 else None
 
     def borrows_keys(self, part: Part) -> bool:
-        """Whether a tensor belongs to a layer that uses the keys of an earlier one."""
+        """Whether the layer of a tensor uses the keys of an earlier layer."""
         if isinstance(self.ropes, Rope) or part.layer is None or part.extra:
             return False
         return part.layer >= len(self.ropes) - self.shared
 
     def rope_of(self, name: str, part: Part) -> Rope | None:
-        """The rope that turns a tensor; None in a layer that has none.
+        """The rope of a tensor's layer; None for a layer without one.
 
         Raises:
-            CheckpointError: If the name does not say which of several ropes it is.
+            CheckpointError: If there are several ropes and the name does not tell which applies.
         """
         if isinstance(self.ropes, Rope):
             return self.ropes
         if part.layer is not None and part.layer < len(self.ropes) and not part.extra:
             return self.ropes[part.layer]
-        # layers for predicting several tokens stand after or beside the others
+        # a multi-token prediction layer, which the config's layers do not include
         if len(self.ropes.ropes) == 1:
             return self.ropes.ropes[0]
         raise CheckpointError(
@@ -246,9 +248,9 @@ def describe(
     """The model that a config file, its dictionary or a rope describes.
 
     Args:
-        model: What describes it.
+        model: Path of a config or of its folder, its dictionary, or a Rope for all layers.
         like: A known model type to read an unknown one as.
-        strict: Whether keys are refused that ask for something else than the model's class does.
+        strict: Whether to refuse keys that contradict what the model's class does.
 
     Raises:
         ConfigError: If the config cannot be read.
@@ -260,7 +262,7 @@ def describe(
     top, config = levels[0], levels[-1]
     ropes = load(top, like=like, strict=strict)
     model_type = like or next(
-        (one["model_type"] for one in reversed(levels) if one.get("model_type")), None
+        (level["model_type"] for level in reversed(levels) if level.get("model_type")), None
     )
     if config.get("rotary_value"):
         raise CheckpointError("rotary_value is true, so values are rotated too: not converted")
@@ -280,10 +282,10 @@ def describe(
 
 def _block_rows(config: Mapping[str, Any]) -> int | None:
     """Rows of a block of a weight quantised in blocks."""
-    quantised = config.get("quantization_config")
-    if not isinstance(quantised, Mapping):
+    quantization = config.get("quantization_config")
+    if not isinstance(quantization, Mapping):
         return None
-    size = cast(Mapping[str, Any], quantised).get("weight_block_size")
+    size = cast(Mapping[str, Any], quantization).get("weight_block_size")
     if not isinstance(size, list) or not size:
         return None
     return _positive(cast(list[object], size)[0])

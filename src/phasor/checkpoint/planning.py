@@ -1,4 +1,4 @@
-"""`plan`: which tensors of a checkpoint change and how, settled before a byte is written."""
+"""`plan`: decides which tensors of a checkpoint change and how, before a byte is written."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class Change:
     """One tensor that changes.
 
     Attributes:
-        part: What it is.
-        rope: What turns it.
-        reorder: How its bytes move.
+        part: What the tensor is.
+        rope: The rope of its layer.
+        reorder: The new order of its bytes.
     """
 
     part: Part
@@ -39,16 +39,16 @@ class Change:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConversionPlan:
-    """A conversion that has been thought through and not begun.
+    """The description of a conversion, for `write` and `verify`.
 
     Attributes:
-        checkpoint: What is read.
-        source: The pairing its rows have.
-        target: The pairing they get.
+        checkpoint: The source.
+        source: The pairing of its rows.
+        target: The pairing of the result's rows.
         changes: The tensors that change, by name.
-        alike: Kinds of names that look like queries or keys and stay as they are, with counts;
-            numbers in them are written as ``*``.
-        notes: What the reader of the result has to know, a sentence each.
+        alike: Names that look like queries or keys of tensors that do not change, with counts;
+            numbers in names are written as ``*``.
+        notes: What to know when using the result, a sentence each.
     """
 
     checkpoint: Checkpoint
@@ -72,18 +72,18 @@ def plan(
     """The conversion of a checkpoint's queries and keys to another pairing.
 
     Only headers are read. Query and key projections, their biases, QK-norms and LoRA's outer
-    matrices get a new order of rows; scores stay what they are, as both get the same.
+    matrices get a new row order. It is the same for queries and keys, so scores do not change.
 
     Args:
         path: A safetensors file, or a folder with one or with an index and its shards.
-        target: The pairing wanted.
-        source: The pairing the rows have; what the model's config means unless given. Say it where
-            weights and config disagree, such as Meta's rows under transformers' names.
+        target: The pairing of the result.
+        source: The pairing of the rows; by default the config's. Give it where weights and config
+            disagree, such as Meta's rows under transformers' names.
         model: The model's config (path, folder or dictionary), or a `Rope` for all layers; the
             config beside the weights unless given.
-        patterns: Which tensors to convert, in place of the names that phasor knows.
+        patterns: Which tensors to convert, in place of the known names.
         like: As for `phasor.load`: a known model type to read an unknown one as.
-        strict: As for `phasor.load`: whether keys are refused that contradict the model's class.
+        strict: As for `phasor.load`: whether to refuse keys that contradict the model's class.
 
     Returns:
         The plan, for `write` and `verify`.
@@ -98,10 +98,10 @@ def plan(
     if source is not None:
         choice("source", source, PAIRINGS)
     checkpoint = open_checkpoint(Path(path))
-    described = _beside(checkpoint) if model is None else model
-    known = describe(described, like=like, strict=strict)
-    rows = _source(known, source, target)
-    context = Context(known, rows, target, MappingProxyType(dict(checkpoint.tensors())))
+    config = _config_folder(checkpoint) if model is None else model
+    described = describe(config, like=like, strict=strict)
+    origin = _source_pairing(described, source, target)
+    context = Context(described, origin, target, MappingProxyType(dict(checkpoint.tensors())))
     changes: dict[str, Change] = {}
     alike: list[str] = []
     for name in context.entries:
@@ -109,22 +109,22 @@ def plan(
         if part is None:
             alike += [name] if looks_alike(name) else []
             continue
-        rope = known.rope_of(name, part)
-        moved = None if rope is None else reorder(context, name, part, rope)
-        if rope is not None and moved is not None:
-            changes[name] = Change(part, rope, moved)
+        rope = described.rope_of(name, part)
+        order = None if rope is None else reorder(context, name, part, rope)
+        if rope is not None and order is not None:
+            changes[name] = Change(part, rope, order)
     _check(checkpoint, context, changes, patterns)
     return ConversionPlan(
         checkpoint=checkpoint,
-        source=rows,
+        source=origin,
         target=target,
         changes=MappingProxyType(changes),
         alike=MappingProxyType(_kinds(alike)),
-        notes=tuple(_notes(known, target, whole=patterns is None or not alike)),
+        notes=tuple(_notes(described, target, whole=patterns is None or not alike)),
     )
 
 
-def _beside(checkpoint: Checkpoint) -> Path:
+def _config_folder(checkpoint: Checkpoint) -> Path:
     folder = checkpoint.path if checkpoint.is_folder else checkpoint.path.parent
     if any((folder / name).is_file() for name in ("config.json", "params.json")):
         return folder
@@ -134,11 +134,11 @@ def _beside(checkpoint: Checkpoint) -> Path:
     )
 
 
-def _source(model: Model, source: Pairing | None, target: Pairing) -> Pairing:
-    rows = model.pairing if source is None else source
-    if rows is None:
+def _source_pairing(model: Model, source: Pairing | None, target: Pairing) -> Pairing:
+    origin = model.pairing if source is None else source
+    if origin is None:
         raise CheckpointError("no layer of this model rotates, or they differ in pairing")
-    if rows == target:
+    if origin == target:
         way_out = (
             ""
             if source is not None
@@ -146,7 +146,7 @@ def _source(model: Model, source: Pairing | None, target: Pairing) -> Pairing:
             f"the source is {opposite(target)} (--from)"
         )
         raise CheckpointError(f"the weights are in {target} pairing already{way_out}")
-    return rows
+    return origin
 
 
 def _check(
@@ -162,9 +162,9 @@ def _check(
                 f"the pattern {unused[0]!r} must match a whole name, and matches none of "
                 f"{_listed(names)}"
             )
-    elif strange := next((n for n in names if re.search(r"\.(indexer|compressor)\.", n)), None):
+    elif indexer := next((n for n in names if re.search(r"\.(indexer|compressor)\.", n)), None):
         raise CheckpointError(
-            f"{strange!r} belongs to an index over keys with a rotation of its own, which phasor "
+            f"{indexer!r} belongs to an index over keys with a rotation of its own, which phasor "
             "does not know how to convert"
         )
     if not changes:
@@ -172,37 +172,38 @@ def _check(
             f"{checkpoint.path} holds nothing to convert; its tensors are {_listed(names)}. "
             "Say which are queries and keys (--query, --key)"
         )
-    # a LoRA may well be of queries alone; its keys are in the base model
+    # a LoRA may have queries only; its keys are in the base model
     if patterns is None and not any("lora_" in name for name in names):
         _check_sides(checkpoint, context, changes)
 
 
 def _check_sides(checkpoint: Checkpoint, context: Context, changes: Mapping[str, Change]) -> None:
-    """Refuse attention whose queries would get another order than its keys."""
-    found: dict[str, set[str]] = {}
+    """Refuse attention of which only the queries or only the keys would change."""
+    roles_at: dict[str, set[str]] = {}
     borrowed: set[str] = set()
     for name, change in changes.items():
         part = change.part
         place = name.removesuffix(f".{part.module}.{part.suffix}")
-        roles = found.setdefault(place, set())
-        # biases and norms may well be of one side alone
+        roles = roles_at.setdefault(place, set())
+        # only queries, or only keys, may have a bias or a norm
         if part.role != "vectors" and not part.suffix.endswith("bias"):
             roles.add(part.role)
         if context.model.borrows_keys(part):
             borrowed.add(place)
-    for place, roles in found.items():
+    for place, roles in roles_at.items():
         if roles == {"query"} and place in borrowed:
             continue
         if roles <= {"query"} or roles <= {"key", "latent key"}:
-            beside = [name for name in context.entries if name.startswith(f"{place}.")]
+            siblings = [name for name in context.entries if name.startswith(f"{place}.")]
             raise CheckpointError(
                 f"{checkpoint.path} must hold queries and keys of {place}, got "
                 f"{f'only {roles.pop()}' if roles else 'neither'}; its tensors are "
-                f"{_listed(beside)}"
+                f"{_listed(siblings)}"
             )
 
 
 def _kinds(names: Iterable[str]) -> dict[str, int]:
+    """Names with their numbers as ``*``, and how many tensors have each."""
     return dict(Counter(re.sub(r"(?<=\.)\d+(?=\.)", "*", name) for name in names))
 
 

@@ -1,4 +1,4 @@
-"""The new order of a tensor's rows, from what it is, its shape and its layer's rope."""
+"""The new row order of a tensor, from its role, its shape and its layer's rope."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from phasor._checks import shown
+from phasor._checks import short_repr
 from phasor.checkpoint.files import Entry
 from phasor.checkpoint.model import VALUE_OF, Model, Part
 from phasor.errors import CheckpointError
@@ -21,12 +21,12 @@ from phasor.rope import Rope
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where heads lie in a tensor: in consecutive periods, with what follows them left alone.
+    """Where the heads are in a tensor: it consists of equal periods, and a rest that stays.
 
     Attributes:
-        width: Items of a period; an item is a row, or a number.
-        heads: Where in a period each head that is rotated begins.
-        periods: How many periods there are.
+        width: Items in a period; an item is a row, or a number of a vector.
+        heads: Index in a period of the first item of each rotated head.
+        periods: Number of periods.
     """
 
     width: int
@@ -36,7 +36,7 @@ class Layout:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reorder:
-    """The same change of order in every period of a tensor.
+    """A permutation that is applied to every period of a tensor.
 
     Attributes:
         layout: Where the heads are.
@@ -54,7 +54,7 @@ class Reorder:
         return self.layout.width * self.item_bytes
 
     def moves_only_inside(self, block: int) -> bool:
-        """Whether every item stays in its block of so many, counted from the tensor's start."""
+        """Whether each item stays in its block of ``block`` items, counted from the start."""
         width = self.layout.width
         return all(
             np.array_equal((first + self.order) // block, (first + np.arange(width)) // block)
@@ -63,7 +63,7 @@ class Reorder:
 
 
 def period_order(rope: Rope, source: Pairing, target: Pairing, layout: Layout) -> NDArray[np.intp]:
-    """The order that re-pairs every head of a period.
+    """The permutation of a period that changes the pairing of each head.
 
     >>> rope = Rope(head_dim=4, pairing="half")
     >>> period_order(rope, "interleaved", "half", Layout(width=6, heads=(2,), periods=1))
@@ -93,7 +93,7 @@ _QUANTISED = re.compile(r"(?:weight_)?scale(?:_inv)?")
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What all tensors of a conversion have in common."""
+    """The arguments that are the same for all tensors of a conversion."""
 
     model: Model
     source: Pairing
@@ -102,10 +102,10 @@ class Context:
 
 
 def reorder(context: Context, name: str, part: Part, rope: Rope) -> Reorder | None:
-    """How the bytes of a tensor have to move; None where it belongs to a part and stays.
+    """The new order of a tensor; None where it does not change, as LoRA's inner matrices.
 
     Raises:
-        CheckpointError: If its shape is not that of whole heads, or what it holds is not known.
+        CheckpointError: If its shape does not consist of whole heads, or its content is unknown.
     """
     entry = context.entries[name]
     role = part.role
@@ -114,10 +114,10 @@ def reorder(context: Context, name: str, part: Part, rope: Rope) -> Reorder | No
         if _INNER.fullmatch(part.suffix):
             return None
         if not _ROWS.fullmatch(part.suffix):
-            return _beside(context, name, part, rope)
+            return _of_quantisation(context, name, part, rope)
     elif re.search(r"\blora_(A|down)\b", name):
         raise CheckpointError(
-            f"{shown(name)} is the inner matrix of a LoRA, whose rows are no heads: match "
+            f"{short_repr(name)} is the inner matrix of a LoRA, whose rows are no heads: match "
             "lora_B alone"
         )
     if role == "vectors":
@@ -148,7 +148,7 @@ def _of_rows(context: Context, name: str, part: Part, rope: Rope) -> Reorder:
 
 
 def _latent_layout(context: Context, name: str, part: Part, width: int, rows: int) -> Layout:
-    """Heads are ``[without position | with position]``; the one key is after the latent vector."""
+    """Heads are ``[not rotated | rotated]``; the one rotated key comes after the latent vector."""
     entry = context.entries[name]
     if part.role == "latent key":
         if rows <= width:
@@ -192,21 +192,21 @@ def _layout(context: Context, name: str, part: Part, width: int, rows: int) -> L
         _refuse(name, entry, f"beside {queries} query heads it must hold as many keys as values")
     if order == "blocks":
         return Layout(width, (0,), queries + keys)
-    turned = queries // keys + 1
-    return Layout((turned + 1) * width, tuple(i * width for i in range(turned)), keys)
+    rotated = queries // keys + 1  # the queries of a group and their key; its value follows
+    return Layout((rotated + 1) * width, tuple(i * width for i in range(rotated)), keys)
 
 
 def _query_heads(model: Model, name: str) -> int:
     if model.query_heads is None:
         raise CheckpointError(
-            f"{shown(name)} cannot be taken apart without the number of query heads; give a config "
-            "that has it"
+            f"{short_repr(name)} cannot be taken apart without the number of query heads; "
+            "give a config that has it"
         )
     return model.query_heads
 
 
-def _beside(context: Context, name: str, part: Part, rope: Rope) -> Reorder | None:
-    """For what quantisers put beside a weight."""
+def _of_quantisation(context: Context, name: str, part: Part, rope: Rope) -> Reorder | None:
+    """The new order of a scale or zero point beside a quantised weight."""
     entry = context.entries[name]
     if entry.count == 1:
         return None
@@ -229,12 +229,12 @@ def _refuse_shared_values(context: Context, name: str, part: Part) -> None:
         return
     if f"{name.removesuffix(f'{part.module}.weight')}{value}.weight" not in context.entries:
         raise CheckpointError(
-            f"{shown(name)} must have a {value} beside it: where keys are the values as well, a "
-            "new order would reach the output"
+            f"{short_repr(name)} must have a {value} beside it: where keys are the values as well, "
+            "a new order would reach the output"
         )
 
 
 def _refuse(name: str, entry: Entry, problem: str) -> NoReturn:
     raise CheckpointError(
-        f"{shown(name)} cannot be converted: {problem}, got {entry.dtype} {list(entry.shape)}"
+        f"{short_repr(name)} cannot be converted: {problem}, got {entry.dtype} {list(entry.shape)}"
     )

@@ -1,4 +1,4 @@
-"""`write` streams a planned conversion, whole or not at all; `verify` compares both sides."""
+"""`write` streams a planned conversion to disk; `verify` compares the result with the source."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from phasor.checkpoint.files import (
     Checkpoint,
     Entry,
     Header,
-    exactly,
     no_progress,
     open_checkpoint,
+    read_exactly,
     read_header,
 )
 from phasor.checkpoint.planning import Change, ConversionPlan
@@ -38,9 +38,9 @@ def verify(
 ) -> None:
     """Check that ``target`` is the conversion that ``plan`` describes; return if it is.
 
-    Both sides are read from the disk: the header and every tensor that does not change must be the
-    same bytes, every other must hold the source's rows, each in its place. Then random queries and
-    keys in every order of rows that was used must score before as they do after.
+    Both sides are read from disk. Headers and unchanged tensors must be equal byte for byte; every
+    other tensor must hold the source's rows in the planned order. For every row order in use,
+    random queries and keys must have equal scores before and after.
 
     Args:
         plan: From `plan`.
@@ -48,26 +48,26 @@ def verify(
         advance: Called with the number of bytes compared since the last call.
 
     Raises:
-        VerificationError: Naming the first tensor that is otherwise.
+        VerificationError: Naming the first tensor that differs from the plan.
         CheckpointError: If ``target`` cannot be read.
     """
-    there = Path(target)
-    if there.is_dir() != plan.checkpoint.is_folder:
+    result = Path(target)
+    if result.is_dir() != plan.checkpoint.is_folder:
         raise CheckpointError(
-            f"{there} must be a {'folder' if plan.checkpoint.is_folder else 'file'}, as "
+            f"{result} must be a {'folder' if plan.checkpoint.is_folder else 'file'}, as "
             f"{plan.checkpoint.path} is"
         )
-    open_checkpoint(there)
+    open_checkpoint(result)
     for name in plan.checkpoint.files:
-        old, new = plan.checkpoint.location(name), there / name if there.is_dir() else there
+        old, new = plan.checkpoint.location(name), result / name if result.is_dir() else result
         try:
             _compare_files(plan, name, (old, new), advance)
         except OSError as error:
             raise CheckpointError(f"{new} cannot be compared: {error}") from None
     if plan.checkpoint.index is not None:
         index = plan.checkpoint.index
-        if (there / index).read_bytes() != (plan.checkpoint.path / index).read_bytes():
-            raise VerificationError(f"{there / index} must be that of the source, and is not")
+        if (result / index).read_bytes() != (plan.checkpoint.path / index).read_bytes():
+            raise VerificationError(f"{result / index} must be that of the source, and is not")
     compare_scores(plan)
 
 
@@ -78,40 +78,46 @@ def _compare_files(
     header = plan.checkpoint.files[name]
     read_header(new)
     with old.open("rb") as before, new.open("rb") as after:
-        if exactly(before, header.begin) != exactly(after, header.begin):
+        if read_exactly(before, header.begin) != read_exactly(after, header.begin):
             raise VerificationError(f"{new} must have the header of {old}, and has another")
         advance(header.begin)
         for tensor, entry in header.tensors.items():
             change = plan.changes.get(tensor)
-            if not _same(before, after, entry, None if change is None else change.reorder):
+            if not _holds_reordered(
+                before, after, entry, None if change is None else change.reorder
+            ):
                 raise VerificationError(f"{new}: {tensor!r} is not what the conversion makes of it")
             advance(entry.end - entry.begin)
 
 
-def _same(before: BinaryIO, after: BinaryIO, entry: Entry, reorder: Reorder | None) -> bool:
-    left = entry.end - entry.begin
+def _holds_reordered(
+    before: BinaryIO, after: BinaryIO, entry: Entry, reorder: Reorder | None
+) -> bool:
+    """Whether the next tensor of ``after`` is that of ``before``, reordered; None: unchanged."""
+    remaining = entry.end - entry.begin
     if reorder is not None:
         period = reorder.period_bytes
         for _ in range(reorder.layout.periods):
-            rows = np.frombuffer(exactly(before, period), np.uint8)
+            rows = np.frombuffer(read_exactly(before, period), np.uint8)
             rows = rows.reshape(reorder.layout.width, -1)
             step = max(1, CHUNK // reorder.item_bytes)
             for first in range(0, len(rows), step):
                 origins = reorder.order[first : first + step]
-                found = exactly(after, len(origins) * reorder.item_bytes)
-                if rows[origins].tobytes() != found:
+                if rows[origins].tobytes() != read_exactly(
+                    after, len(origins) * reorder.item_bytes
+                ):
                     return False
-        left -= period * reorder.layout.periods
-    while left:
-        count = min(left, CHUNK)
-        if exactly(before, count) != exactly(after, count):
+        remaining -= period * reorder.layout.periods
+    while remaining:
+        count = min(remaining, CHUNK)
+        if read_exactly(before, count) != read_exactly(after, count):
             return False
-        left -= count
+        remaining -= count
     return True
 
 
 def compare_scores(plan: ConversionPlan) -> None:
-    """Check with random vectors that every order of rows keeps the scores of its heads.
+    """Check with random vectors that every row order in the plan keeps the scores of its heads.
 
     Raises:
         VerificationError: Naming a tensor whose order does not.
@@ -125,7 +131,7 @@ def compare_scores(plan: ConversionPlan) -> None:
 
 
 def _scores_agree(plan: ConversionPlan, change: Change) -> bool:
-    # the order has to keep scores whatever the frequencies are, so the simplest will do
+    # the row order must keep scores for any frequencies, so the default ones suffice
     ropes = [
         Rope(
             head_dim=change.rope.head_dim,
@@ -138,21 +144,21 @@ def _scores_agree(plan: ConversionPlan, change: Change) -> bool:
     layout, width = change.reorder.layout, change.rope.head_dim
     old = np.random.default_rng(0).standard_normal((2, layout.width))
     new = old[:, change.reorder.order]
-    turned = np.zeros(layout.width, dtype=bool)
+    rotated = np.zeros(layout.width, dtype=bool)
     for start in layout.heads:
         head = slice(start, start + width)
-        turned[head] = True
+        rotated[head] = True
         before, after = (
             score(x[0, head], x[1, head], _DISTANCES, rope)
             for x, rope in zip((old, new), ropes, strict=True)
         )
-        # the same products are summed in another order
+        # both sum the same products, in different orders
         bound = (
             width * np.finfo(float).eps * np.abs(old[:, head]).max(0) @ np.abs(old[:, head]).max(0)
         )
         if np.abs(before - after).max() > bound:
             return False
-    return bool(np.array_equal(old[:, ~turned], new[:, ~turned]))
+    return bool(np.array_equal(old[:, ~rotated], new[:, ~rotated]))
 
 
 def write(
@@ -164,29 +170,29 @@ def write(
 ) -> None:
     """The converted checkpoint, written to ``target``.
 
-    A file becomes a file, a folder a folder that holds the weights and their index and nothing
-    else. Headers and all other tensors keep every byte. Memory stays at one tensor's period: a
-    head, or the whole of a projection that is one head wide. The source is only read. Nothing
-    carries the name ``target`` before all of it is on the disk; an interrupted run leaves at most
-    a hidden ``.partial`` beside it.
+    A file becomes a file; a folder becomes a folder with the weights and their index and nothing
+    else. Headers and unconverted tensors are copied byte for byte. Memory use is one period of a
+    tensor: one head, or a whole projection where heads are not repeated. The source is only read.
+    The result is renamed to ``target`` once all of it is on disk; an interrupted run leaves at
+    most a hidden ``.partial`` folder beside it.
 
     Args:
         plan: From `plan`.
-        target: A path where nothing is yet.
-        verified: Compare both sides before the result gets its name, as `verify` does.
+        target: A path that does not exist yet.
+        verified: Run `verify` before the result is renamed to ``target``.
         advance: Called with the number of bytes written, and then compared, since the last call.
 
     Raises:
         CheckpointError: If ``target`` exists, the disk is full or fails, or the source changes
             meanwhile.
-        VerificationError: If the two sides do not compare.
+        VerificationError: If ``verified`` and the result differs from the plan.
     """
     final = Path(target)
     _refuse_existing(final)
     if not final.parent.is_dir():
         raise CheckpointError(f"{final.parent} is not a folder; make it first")
     checkpoint = plan.checkpoint
-    with _failures(final), _partial(final, is_folder=checkpoint.is_folder) as partial:
+    with _disk_errors(final), _partial(final, is_folder=checkpoint.is_folder) as partial:
         for name, header in checkpoint.files.items():
             to = partial / name if checkpoint.is_folder else partial
             _convert(plan, checkpoint.location(name), to, header, advance)
@@ -215,9 +221,9 @@ def _convert(
 
 
 def _copy(old: BinaryIO, new: BinaryIO, count: int, advance: Advance) -> None:
-    """Copy ``count`` bytes from where ``old`` stands."""
+    """Copy the next ``count`` bytes of ``old``."""
     while count:
-        data = exactly(old, min(count, CHUNK))
+        data = read_exactly(old, min(count, CHUNK))
         new.write(data)
         advance(len(data))
         count -= len(data)
@@ -226,20 +232,20 @@ def _copy(old: BinaryIO, new: BinaryIO, count: int, advance: Advance) -> None:
 def _reorder(
     old: BinaryIO, new: BinaryIO, entry: Entry, reorder: Reorder, advance: Advance
 ) -> None:
-    left = reorder.layout.periods
-    while left:
-        periods = min(left, max(1, CHUNK // reorder.period_bytes))
-        data = exactly(old, periods * reorder.period_bytes)
+    remaining = reorder.layout.periods
+    while remaining:
+        periods = min(remaining, max(1, CHUNK // reorder.period_bytes))
+        data = read_exactly(old, periods * reorder.period_bytes)
         _write_reordered(new, data, reorder)
         advance(len(data))
-        left -= periods
+        remaining -= periods
     _copy(
         old, new, entry.end - entry.begin - reorder.layout.periods * reorder.period_bytes, advance
     )
 
 
 def _write_reordered(new: BinaryIO, data: bytes, reorder: Reorder) -> None:
-    """Periods in their new order, a slice of items at a time: a period may be a whole tensor."""
+    """Write periods in their new order, in slices of items, as a period may be a whole tensor."""
     items = np.frombuffer(data, np.dtype((np.void, reorder.item_bytes)))
     items = items.reshape(-1, len(reorder.order))
     step = max(1, CHUNK // reorder.item_bytes // len(items))
@@ -253,27 +259,28 @@ def _write_reordered(new: BinaryIO, data: bytes, reorder: Reorder) -> None:
 
 def _copy_index(checkpoint: Checkpoint, folder: Path) -> None:
     assert checkpoint.index is not None
-    copied = folder / checkpoint.index
-    shutil.copyfile(checkpoint.path / checkpoint.index, copied)
-    _sync(copied)
+    copy = folder / checkpoint.index
+    shutil.copyfile(checkpoint.path / checkpoint.index, copy)
+    _sync(copy)
 
 
 @contextmanager
 def _partial(final: Path, *, is_folder: bool) -> Generator[Path]:
-    """A place beside ``final`` that is gone afterwards unless it was renamed."""
-    made = Path(tempfile.mkdtemp(prefix=f".{final.name}.", suffix=".partial", dir=final.parent))
+    """A temporary path beside ``final``, deleted afterwards unless it was renamed."""
+    folder = Path(tempfile.mkdtemp(prefix=f".{final.name}.", suffix=".partial", dir=final.parent))
     try:
-        # made is for its owner alone; what is made inside has the usual permissions
-        place = made / "partial"
+        # mkdtemp's folder is readable by its owner only; files inside get the usual permissions
+        path = folder / "partial"
         if is_folder:
-            place.mkdir()
-        yield place
+            path.mkdir()
+        yield path
     finally:
-        shutil.rmtree(made, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
-def _failures(final: Path) -> Generator[None]:
+def _disk_errors(final: Path) -> Generator[None]:
+    """Turn an OSError into a CheckpointError that says that nothing was written."""
     try:
         yield
     except OSError as error:
@@ -290,7 +297,7 @@ def _refuse_existing(final: Path) -> None:
 
 
 def _sync(path: Path) -> None:
-    """What the file or folder holds is on the disk when this returns."""
+    """Flush a file or folder to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

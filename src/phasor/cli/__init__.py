@@ -19,15 +19,15 @@ _NO, _WRONG, _INTERRUPTED, _PIPE_CLOSED = 1, 2, 130, 141
 
 
 def run() -> None:
-    """The program, which ends with the status that the command line's page in the docs explains."""
+    """Run the command line and exit; the docs' page on the command line lists the exit statuses."""
     for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by whoever started the program
             setattr(sys, name, io.TextIOWrapper(io.BytesIO()))
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            # what the terminal's encoding lacks is written as an escape, too
+            # characters that the terminal's encoding lacks are escaped
             stream.reconfigure(errors="backslashreplace")
-    status, message = _end()
+    status, message = _run_command()
     if message is not None:
         with contextlib.suppress(OSError):
             say(f"phasor: {message}", err=True)
@@ -35,13 +35,13 @@ def run() -> None:
         try:
             stream.flush()
         except OSError:
-            # Python would try again, and complain, when it ends
+            # otherwise Python flushes again at exit and prints an error
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     sys.exit(status)
 
 
-def _end() -> tuple[int, str | None]:
-    """How the command that was typed ends: its status, and what there is to say about it."""
+def _run_command() -> tuple[int, str | None]:
+    """Run the command in ``sys.argv``; return its exit status and an error message, if any."""
     try:
         return main.main(prog_name="phasor", standalone_mode=False) or 0, None
     except (click.exceptions.Abort, KeyboardInterrupt):
@@ -57,12 +57,12 @@ def _end() -> tuple[int, str | None]:
         return _WRONG, where + (error.strerror or str(error))
 
 
-# a file for each command: only the one that is typed gets imported, which halves the time of `show`
+# one file per command, imported only when it runs: this halves the time of `show`
 COMMANDS = ("show", "diff", "identify", "convert", "extend", "report", "presets", "demo", "bench")
 
 
 class _Commands(click.Group):
-    """Commands whose reader may go: click would end with 1, which says that two things differ."""
+    """Commands that exit with their own status when a pipe closes; click's 1 means a difference."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -73,16 +73,16 @@ class _Commands(click.Group):
         return getattr(import_module(f"phasor.cli.{cmd_name}"), cmd_name)
 
     def make_context(self, *args: Any, **options: Any) -> click.Context:
-        with _readers_may_go():
+        with _exit_on_closed_pipe():
             return super().make_context(*args, **options)
 
     def invoke(self, ctx: click.Context) -> Any:
-        with _readers_may_go():
+        with _exit_on_closed_pipe():
             return super().invoke(ctx)
 
 
 @contextlib.contextmanager
-def _readers_may_go() -> Generator[None]:
+def _exit_on_closed_pipe() -> Generator[None]:
     try:
         yield
     except BrokenPipeError:

@@ -1,4 +1,4 @@
-"""What several commands share: options, reading a model, and the way to the terminal."""
+"""Shared by the commands: options, reading a model, printing, progress."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ STDIN = "-"
 
 
 class _Model(click.ParamType[str]):
-    """A preset's name, a path, or a dash; a shell completes the first two."""
+    """A preset's name, a path, or a dash; shells complete names and paths."""
 
     name = "model"
 
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
-        named = [CompletionItem(one) for one in preset_names() if one.startswith(incomplete)]
-        return named or [CompletionItem(incomplete, type="file")]
+        names = [CompletionItem(name) for name in preset_names() if name.startswith(incomplete)]
+        return names or [CompletionItem(incomplete, type="file")]
 
 
 MODEL = _Model()
 token_counts = click.IntRange(1, 2**63 - 1)
-# a function is asked about a matrix of this width at many positions: here, some gigabytes
+# functions are called with a matrix of this width at many positions, which takes gigabytes
 function_widths = click.IntRange(2, 4096)
 at_option = click.option(
     "--at",
@@ -70,7 +70,7 @@ _READING = (
 
 
 def reading_options(command: Callable[..., None]) -> Callable[..., None]:
-    """The options that say how a config file is read, given as one argument ``reading``."""
+    """Add the options for reading a config file, passed on as one argument ``reading``."""
 
     @wraps(command)
     def take(*args: Any, part: str | None, like: str | None, lenient: bool, **rest: Any) -> None:
@@ -83,17 +83,17 @@ def reading_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def say(text: str = "", *, err: bool = False) -> None:
-    """Print one line, whatever a file had to say in it."""
+    """Print one line, with unprintable characters escaped."""
     click.echo(visible(text), err=err)
 
 
 def say_json(plain: Any) -> None:
-    """Print JSON values; what is not ASCII is escaped."""
+    """Print JSON values, with non-ASCII characters escaped."""
     click.echo(json.dumps(plain, indent=2))
 
 
 def need_torch(what: str) -> None:
-    """Say what to install where there is no PyTorch."""
+    """Raise an error that says what to install if there is no PyTorch."""
     if find_spec("torch") is None:
         raise BackendError(
             f"{what} rotates with PyTorch, which is not installed: {install_hint('torch')}"
@@ -101,7 +101,7 @@ def need_torch(what: str) -> None:
 
 
 def need(what: str, extra: str, *modules: str) -> None:
-    """Say which extra of phasor to install where one of its ``modules`` is missing."""
+    """Raise an error that names the extra to install if one of its ``modules`` is missing."""
     missing = [name for name in modules if find_spec(name) is None]
     if missing:
         raise BackendError(
@@ -110,7 +110,7 @@ def need(what: str, extra: str, *modules: str) -> None:
 
 
 def output_file(path: Path) -> Path:
-    """The file that ``path`` leads to, which can be written or replaced; symlinks are followed."""
+    """``path`` with symlinks resolved, after a check that it can be written or replaced."""
     try:
         file = path.resolve()
         if file.is_symlink() or (file.exists() and not file.is_file()):
@@ -118,61 +118,63 @@ def output_file(path: Path) -> Path:
         if not os.access(file.parent, os.W_OK):
             number = errno.EACCES if file.parent.is_dir() else errno.ENOENT
             raise OSError(number, os.strerror(number))
-    except (OSError, RuntimeError) as error:  # Python says so of symlinks in a circle
+    except (OSError, RuntimeError) as error:  # RuntimeError: symlinks in a circle
         reason = getattr(error, "strerror", None) or error
         raise SpecError(f"{path} cannot be written: {reason}") from None
     return file
 
 
 def read(model: str, reading: Mapping[str, Any]) -> LayerRopes:
-    """The model that a preset's name, a path or a dash stands for; ``reading`` is for files."""
+    """Load a preset by name, or a file by path or dash; ``reading`` has the options for files."""
     is_path = model == STDIN or Path(model).exists() or "/" in model or model.endswith(".json")
     if is_path and model not in preset_names():
         with warnings.catch_warnings():
-            # what is assumed stands in the notes, which commands print
+            # commands print the notes, which say the same
             warnings.simplefilter("ignore", PhasorWarning)
             return phasor.load(model, **reading)  # imports the readers of files only now
     try:
         return preset(model)
     except SpecError as error:
-        # who types a command is told of a command
-        said = str(error).replace("phasor.preset_names()", "`phasor presets`")
-        raise SpecError(f"no file or folder is called {model!r}, and as a preset: {said}") from None
+        # in place of the Python function, name the command
+        message = str(error).replace("phasor.preset_names()", "`phasor presets`")
+        raise SpecError(
+            f"no file or folder is called {model!r}, and as a preset: {message}"
+        ) from None
 
 
 class Screen(Console):
-    """Rich's console without markup and emoji codes, where every text is made `visible` first."""
+    """Rich's console without markup and emoji codes; unprintable characters are escaped."""
 
     def __init__(self, *, stderr: bool = False, width: int | None = None) -> None:
         super().__init__(stderr=stderr, width=width, markup=False, emoji=False, highlight=False)
 
     def render_str(self, text: str, **how: Any) -> Text:
-        # what rich is given as a string comes through here; cells of tables may have several lines
+        # rich renders every str here; cells of tables may have several lines
         return super().render_str("\n".join(map(visible, text.split("\n"))), **how)
 
     def say(self, *parts: str | tuple[str, str], style: str = "") -> None:
         """Print one line, however long; a part is text, or text with its style."""
         line = Text(style=style)
         for part in parts:
-            text, own = (part, "") if isinstance(part, str) else part
-            line.append(visible(text), own)
+            text, text_style = (part, "") if isinstance(part, str) else part
+            line.append(visible(text), text_style)
         self.print(line, soft_wrap=True)
 
     def on_broken_pipe(self) -> None:
-        # called while the error is handled, which rich itself would turn into status 1
+        # called inside the except block; rich would exit with status 1
         raise
 
 
 @contextmanager
 def waiting(what: str) -> Generator[None]:
-    """A sign of life on a terminal's stderr while something runs."""
+    """A spinner on a terminal's stderr while something runs."""
     with Screen(stderr=True).status(what):
         yield
 
 
 @contextmanager
 def progress_bar(what: str) -> Generator[Callable[[int, int], None]]:
-    """A bar on a terminal's stderr, moved by how much is done, and of how much."""
+    """A progress bar on a terminal's stderr; yields ``update(done, total)``."""
     from rich.progress import Progress
 
     screen = Screen(stderr=True)

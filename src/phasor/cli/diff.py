@@ -78,28 +78,28 @@ def diff(
         raise click.UsageError("standard input is read once; give one of the two as a file.")
     if is_function(first) or is_function(second):
         sides = [
-            one if is_function(one) else _rope(one, kind, seq_len, reading)
-            for one in (first, second)
+            side if is_function(side) else _rope(side, kind, seq_len, reading)
+            for side in (first, second)
         ]
-        widths = {one.head_dim for one in sides if isinstance(one, Rope)}
-        found = part(
+        widths = {side.head_dim for side in sides if isinstance(side, Rope)}
+        parting = find_parting(
             *sides,
-            head_dim=_only(widths if head_dim is None else widths | {head_dim}),
+            head_dim=_only_width(widths if head_dim is None else widths | {head_dim}),
             context=context or 4096,
             tolerance=tolerance or _FLOAT32,
         )
         if as_json:
-            parting = None if found is None else asdict(found)
-            say_json({"differ": found is not None, "parting": parting})
+            plain = None if parting is None else asdict(parting)
+            say_json({"differ": parting is not None, "parting": plain})
         else:
-            say(parting_text(found))
-        sys.exit(0 if found is None else 1)
-    for option, given in (("--head-dim", head_dim), ("--kind", kind)):
-        if given is not None:
+            say(parting_text(parting))
+        sys.exit(0 if parting is None else 1)
+    for option, value in (("--head-dim", head_dim), ("--kind", kind)):
+        if value is not None:
             raise click.UsageError(f"{option} is for functions; two models say it themselves.")
     a, b = read(first, reading), read(second, reading)
-    known = [ropes.context for ropes in (a, b) if ropes.context]
-    length = context or max(known, default=1 << 20)
+    contexts = [ropes.context for ropes in (a, b) if ropes.context]
+    length = context or max(contexts, default=1 << 20)
     compared = compare(a, b, seq_len or length, length, tolerance or _EXACT)
     if as_json:
         say_json(compared.as_plain())
@@ -111,17 +111,17 @@ def diff(
 def _rope(model: str, kind: str | None, seq_len: int | None, reading: Mapping[str, Any]) -> Rope:
     """The one rope of a model that a function is compared with."""
     ropes = read(model, reading)
-    found = {name: rope for name, rope in ropes.kinds.items() if rope is not None}
-    name = next(iter(found)) if kind is None and len(found) == 1 else kind
-    if name is None or name not in found:
+    rotating = {name: rope for name, rope in ropes.kinds.items() if rope is not None}
+    name = next(iter(rotating)) if kind is None and len(rotating) == 1 else kind
+    if name is None or name not in rotating:
         raise SpecError(
-            f"kind must be one of {', '.join(map(repr, found))} to compare {ropes.name} with a "
+            f"kind must be one of {', '.join(map(repr, rotating))} to compare {ropes.name} with a "
             f"function, got {kind!r}: say --kind"
         )
-    return resolved(found[name], seq_len or ropes.context)
+    return resolved(rotating[name], seq_len or ropes.context)
 
 
-def _only(widths: set[int]) -> int:
+def _only_width(widths: set[int]) -> int:
     if len(widths) != 1:
         raise click.UsageError(
             "functions are called with heads of one width: give --head-dim"
@@ -134,20 +134,20 @@ def _only(widths: set[int]) -> int:
     return widths.pop()
 
 
-def part(
+def find_parting(
     first: Rope | str, second: Rope | str, *, head_dim: int, context: int, tolerance: float
 ) -> MeasuredParting | None:
-    """Where two sides part of which at least one is the name of a function."""
-    with redirect_stdout(sys.stderr):  # what somebody's code prints is not the answer
+    """Where two sides first differ; a str is the name of a function."""
+    with redirect_stdout(sys.stderr):  # output of the function's own code
         sides = [
-            one if isinstance(one, Rope) else measured(find_function(one), head_dim, n_axes=1)
-            for one in (first, second)
+            side if isinstance(side, Rope) else measured(find_function(side), head_dim, n_axes=1)
+            for side in (first, second)
         ]
         return diff_measured(sides[0], sides[1], context=context, tolerance=tolerance)
 
 
 def parting_text(parting: MeasuredParting | None) -> str:
-    """What `part` found, in a sentence."""
+    """The result of `find_parting` as a sentence."""
     if parting is None:
         return "They agree wherever they were compared."
     if parting.refused is not None:
@@ -163,7 +163,7 @@ def parting_text(parting: MeasuredParting | None) -> str:
 
 
 def print_comparison(compared: Comparison) -> None:
-    """Where two models part, or that they do not."""
+    """Print where two models differ, or that they agree."""
     screen = Screen()
     a, b = compared.names
     screen.say((a, "bold"), " and ", (b, "bold"), f", positions 0 to {compared.context - 1}")

@@ -37,20 +37,20 @@ def find_function(text: str) -> Callable[..., Any]:
     if here not in sys.path:
         sys.path.insert(0, here)
     try:
-        found: Any = import_module(module)
+        target: Any = import_module(module)
     except ImportError as error:
         raise SpecError(f"{module!r} cannot be imported: {error}") from None
-    except (Exception, SystemExit) as error:  # it runs the code of others
+    except (Exception, SystemExit) as error:  # importing runs its code
         what = f"{type(error).__name__}: {error}"
         raise SpecError(f"{module!r} cannot be imported, it raises {what}") from None
     for name in names.split("."):
-        if not hasattr(found, name):
-            raise SpecError(f"{text!r}: there is no {name!r} in {found!r}")
-        found = getattr(found, name)
-    if isinstance(found, type) or not callable(found):
-        what = cast(object, found)
+        if not hasattr(target, name):
+            raise SpecError(f"{text!r}: there is no {name!r} in {target!r}")
+        target = getattr(target, name)
+    if isinstance(target, type) or not callable(target):
+        what = cast(object, target)
         raise SpecError(f"{text!r} must be a function or a made module, got {what!r}")
-    return found
+    return target
 
 
 @click.command()
@@ -84,12 +84,14 @@ def identify(
     recorded before and after, and what phasor says about the architecture is compared with them.
     --list does that for all there are, in a minute or two, and exits with 1 if any is wrong.
     """
-    given = [f"--{name.removeprefix('n_').replace('_', '-')}" for name in about if about[name]]
+    function_options = [
+        f"--{name.removeprefix('n_').replace('_', '-')}" for name in about if about[name]
+    ]
     by_name = every or (function is not None and is_architecture(function))
     if every == (function is not None):
         raise click.UsageError("Give a FUNCTION, or --list.")
-    if by_name and given:
-        raise click.UsageError(f"{given[0]} is for functions, not for architectures.")
+    if by_name and function_options:
+        raise click.UsageError(f"{function_options[0]} is for functions, not for architectures.")
     if config is not None and (every or not by_name):
         raise click.UsageError("--config goes with transformers:NAME.")
     if every:
@@ -114,7 +116,7 @@ def _function(
     n_axes: int | None,
     as_json: bool,
 ) -> None:
-    with redirect_stdout(sys.stderr):  # what somebody's code prints is not the answer
+    with redirect_stdout(sys.stderr):  # output of the function's own code
         found = identify_function(
             find_function(text),
             head_dim,

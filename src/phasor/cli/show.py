@@ -30,7 +30,7 @@ from phasor.describe import (
 from phasor.layers import LayerRopes
 from phasor.scaling import Rule
 
-_FEW = 20  # rows of a table that a reader takes in at once
+_FEW = 20  # tables of at most this many rows are printed in full
 
 
 @click.command()
@@ -62,14 +62,14 @@ def show(
 def print_model(
     ropes: LayerRopes, seq_len: int | None, context: int | None, *, every_pair: bool
 ) -> None:
-    """Each layer kind's rope in words, and its pairs as a table."""
+    """Print the rope of each kind of layer, in sentences and as a table of pairs."""
     screen = Screen()
     heads = f", {ropes.query_heads} query heads" if ropes.query_heads else ""
     heads += f" and {ropes.key_heads} key heads" if ropes.key_heads else ""
     length = f", context {ropes.context}" if ropes.context else ""
     screen.say((ropes.name, "bold"), f": {len(ropes)} layers{heads}{length}")
     for kind, rope in ropes.kinds.items():
-        layers = [i for i, named in enumerate(ropes.layer_kinds) if named == kind]
+        layers = [i for i, name in enumerate(ropes.layer_kinds) if name == kind]
         screen.say()
         screen.say((kind, "bold cyan"), f" (layers {ranges(layers)})")
         if rope is None:
@@ -93,20 +93,20 @@ def print_model(
 
 
 def _selected(rows: Sequence[PairRow]) -> list[PairRow]:
-    """Rows a reader wants of many: the ends, each change of what the law does, some between."""
+    """A selection of many rows: the ends, where the law's effect changes, and eight between."""
     if len(rows) <= _FEW:
         return list(rows)
     last = len(rows) - 1
-    wanted = {0, 1, last - 1, last}
-    wanted |= {
+    selected = {0, 1, last - 1, last}
+    selected |= {
         end
         for i in range(last)
         if (rows[i].divided_by == 1.0) != (rows[i + 1].divided_by == 1.0)
         or (rows[i].turns or 1) >= 1 > (rows[i + 1].turns or 1)
         for end in (i, i + 1)
     }
-    wanted |= set(range(0, last, max(1, last // 8)))
-    return [rows[i] for i in sorted(wanted)]
+    selected |= set(range(0, last, max(1, last // 8)))
+    return [rows[i] for i in sorted(selected)]
 
 
 def _pair_table(rows: Sequence[PairRow], context: int | None) -> Table:

@@ -6,11 +6,11 @@ is the only place that knows foreign key names. Nothing is guessed: a key that c
 model's class does, two keys that disagree or a value out of range is a `ConfigError` that names
 the key.
 
-The way of a file: `sources` finds it, and the config in it of the part that is meant;
-``huggingface.toml`` (through `facts`) says what its class implies; `layer_kinds` which layers read
-which block, `huggingface` how wide heads are and what turns, `laws` by which law; and `unread_keys`
-settles what nobody read. `diffusers`, `gguf` and `params` read the other dialects, `writing` is the
-way back.
+A Hugging Face config is read in this order: `sources` reads the file and selects the config of the
+part to load; `facts` looks up its model type in ``huggingface.toml``; `layer_kinds` decides which
+layers read which block; `huggingface` computes the widths and `laws` the scaling law; `unread_keys`
+notes or refuses the keys that nothing read. `diffusers`, `gguf` and `params` read the other
+formats; `writing` writes a rope back as a config block.
 """
 
 from __future__ import annotations
@@ -65,16 +65,16 @@ def load(
             transformers. Of a GGUF file the header is read, with the ``gguf`` package. GGUF
             metadata may come as a dictionary too, with the tensors ``rope_freqs.weight``,
             ``rope_factors_short.weight`` and ``rope_factors_long.weight`` among them as lists.
-        part: Key of the config inside the file that is meant, such as ``"vision_config"``; dotted
-            where it lies deeper. By default the language model's.
+        part: Key of the config inside the file to load, such as ``"vision_config"``; keys joined
+            by dots where it lies deeper. By default the language model's.
         like: A known model type, for a file of a type that is unknown but rotates as that one.
-        strict: Whether keys are refused that ask for something else than the model's class does.
-            With False what the class does not read is left aside, with a note.
+        strict: Whether to refuse keys that contradict what the model's class does. With False they
+            are ignored, with a note, as the class ignores them.
 
     Returns:
         The ropes, with the kinds of layers as the file names them, else ``rope`` and ``nope``; None
         for every layer of a model that has no rotary embedding. ``notes`` says what was assumed,
-        left aside, or taken from the model class. In models with latent attention (DeepSeek) a
+        ignored, or taken from the model class. In models with latent attention (DeepSeek) a
         rope describes the ``qk_rope_head_dim`` slice on its own.
 
     Raises:

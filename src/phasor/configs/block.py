@@ -1,8 +1,8 @@
-"""One JSON object of a foreign file, read key by key.
+"""One JSON object of a config file, read key by key.
 
-`Block` carries the object's path, so that every complaint names the key as the file's author wrote
-it; the names that a model type has for a key; and which keys were read, so that what nobody
-understood can be noted or refused instead of ignored.
+`Block` knows the object's path, so that errors name a key as it is written in the file; the other
+names that a model type has for a key; and which keys were read, so that the unread ones can be
+noted or refused.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any, NoReturn, TypeVar, cast
 
-from phasor._checks import number, shown, whole
+from phasor._checks import number, short_repr, whole
 from phasor.errors import ConfigError, SpecError
 
 Names = Mapping[str, tuple[str, ...]]
@@ -28,9 +28,10 @@ class Block:
     Args:
         values: The object.
         path: Dotted path of the object in its file; empty for the file itself.
-        names: What the file calls a key, where it is not the key itself; ``a.b`` is key ``b`` of
-            the object ``a``.
-        nulls: What an explicit null stands for; elsewhere it is the same as no key.
+        names: By key, the names that the file may have for it; ``a.b`` is key ``b`` of the object
+            ``a``. A key that is not in here has only its own name.
+        nulls: By key, the value that an explicit null stands for. For other keys null counts as
+            absent.
     """
 
     def __init__(
@@ -48,43 +49,43 @@ class Block:
         self._read: set[str] = set()
 
     def name(self, key: str) -> str:
-        """``key`` with its path, as this file calls it."""
-        called = self._names.get(key, (key,))
-        return self.place(next((one for one in called if self._at(one) is not None), called[0]))
+        """The path of ``key`` under the name it has in this file."""
+        names = self._aliases(key)
+        return self.place(next((name for name in names if self._at(name) is not None), names[0]))
 
     def place(self, key: str) -> str:
-        """The key that the file itself calls ``key``, with its path."""
+        """The path of the key that is literally called ``key``."""
         return f"{self.path}.{key}" if self.path else key
 
     def has(self, key: str) -> bool:
         """Whether ``key`` is there and not null."""
-        return any(self._at(one) is not None for one in self._names.get(key, (key,)))
+        return any(self._at(name) is not None for name in self._aliases(key))
 
     def states(self, key: str) -> bool:
         """Whether ``key`` is there, null or not."""
-        return any(one in self.values for one in self._names.get(key, (key,)))
+        return any(name in self.values for name in self._aliases(key))
 
     def assume(self, values: Mapping[str, Any]) -> None:
-        """Go on as if the file said ``values`` as well."""
+        """Add ``values`` where the file has none."""
         self.values = {
-            **{self._names.get(key, (key,))[0]: value for key, value in values.items()},
+            **{self._aliases(key)[0]: value for key, value in values.items()},
             **self.values,
         }
 
     def ignore(self, *keys: str) -> None:
-        """Mark ``keys`` as understood, though nothing here depends on them."""
+        """Count ``keys`` as read, although their values do not matter."""
         self._read.update(keys)
 
     def unread(self) -> dict[str, Any]:
-        """What stands in the file and was not asked for, nulls left out."""
+        """The keys that were not read, with their values; nulls are left out."""
         return {k: v for k, v in self.values.items() if v is not None and k not in self._read}
 
     def refuse(self, key: str, expected: str) -> NoReturn:
         """Raise the error about the value of ``key``."""
-        raise ConfigError(f"{self.name(key)} must be {expected}, got {shown(self._get(key))}")
+        raise ConfigError(f"{self.name(key)} must be {expected}, got {short_repr(self._get(key))}")
 
     def _at(self, path: str) -> Any:
-        """What stands at ``path``, a key or the dotted way to one."""
+        """The value at ``path``, a key or keys joined by dots; None if there is none."""
         if path in self.values:
             return self.values[path]
         head, dot, rest = path.partition(".")
@@ -93,10 +94,15 @@ class Block:
             return None
         return Block(cast(Mapping[str, Any], inner))._at(rest)
 
+    def _aliases(self, key: str) -> tuple[str, ...]:
+        """The names that this file may have for ``key``."""
+        return self._names.get(key, (key,))
+
     def _get(self, key: str) -> Any:
-        called = self._names.get(key, (key,))
-        self._read.update(called, (one.partition(".")[0] for one in called))
-        value = single_value((self.place(one), self._at(one)) for one in called)
+        """The value of ``key`` under any of its names, which counts them as read."""
+        names = self._aliases(key)
+        self._read.update(names, (name.partition(".")[0] for name in names))
+        value = single_value((self.place(name), self._at(name)) for name in names)
         if value is None and key in self._nulls and self.states(key):
             return self._nulls[key]
         return value
@@ -170,34 +176,41 @@ class Block:
         return self._each(key, lambda item, i: item.number(i, above=above))
 
     def _each(self, key: str, read: Callable[[Block, str], _T | None]) -> tuple[_T, ...] | None:
-        given = self.items(key)
-        if given is None:
+        items = self.items(key)
+        if items is None:
             return None
-        listed = Block({str(i): value for i, value in enumerate(given)}, self.name(key))
-        read_items = tuple(read(listed, i) for i in listed.values)
-        if None in read_items:
-            raise ConfigError(f"{listed.name(str(read_items.index(None)))} must not be null")
-        return cast(tuple[_T, ...], read_items)
+        # a block whose keys are the indices, so that errors name the item
+        by_index = Block({str(i): item for i, item in enumerate(items)}, self.name(key))
+        values = tuple(read(by_index, i) for i in by_index.values)
+        if None in values:
+            raise ConfigError(f"{by_index.name(str(values.index(None)))} must not be null")
+        return cast(tuple[_T, ...], values)
 
 
-def single_value(said: Iterable[tuple[str, _T | None]]) -> _T | None:
-    """The one value that every key with a value gives.
+def single_value(named_values: Iterable[tuple[str, _T | None]]) -> _T | None:
+    """The value that all keys agree on; those without a value (None) do not count.
+
+    Args:
+        named_values: The name of each key, for the error, and its value.
 
     Raises:
-        ConfigError: If two of them differ.
+        ConfigError: If two values differ.
     """
-    given = [(name, value) for name, value in said if value is not None]
-    for name, value in given[1:]:
-        if value != given[0][1]:
+    present = [(name, value) for name, value in named_values if value is not None]
+    if not present:
+        return None
+    first_name, first = present[0]
+    for name, value in present[1:]:
+        if value != first:
             raise ConfigError(
-                f"{given[0][0]} says {shown(given[0][1])} and {name} says {shown(value)}: "
+                f"{first_name} says {short_repr(first)} and {name} says {short_repr(value)}: "
                 "they must agree; remove the wrong one"
             )
-    return given[0][1] if given else None
+    return first
 
 
 def required(block: Block, key: str, value: _T | None) -> _T:
-    """``value``, or the error that ``key`` is absent."""
+    """``value``; if it is None, raise the error that ``key`` is absent."""
     if value is None:
         raise ConfigError(f"{block.name(key)} is absent; add it, as the model's authors give it")
     return value
@@ -205,7 +218,7 @@ def required(block: Block, key: str, value: _T | None) -> _T:
 
 @contextmanager
 def renamed_keys(block: Block, names: Mapping[str, str]) -> Generator[None]:
-    """Turn a SpecError into a ConfigError that names the foreign key behind the field."""
+    """Turn a SpecError about a field into a ConfigError about the file's key for it."""
     try:
         yield
     except SpecError as error:

@@ -8,10 +8,10 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, cast
 
-from phasor._checks import shown
+from phasor._checks import short_repr
 from phasor.axes import Axes, Axial, OneAxis
 from phasor.configs.block import Block, renamed_keys
-from phasor.configs.facts import read_table, slip
+from phasor.configs.facts import read_table, table_error
 from phasor.configs.layer_kinds import MOST_LAYERS
 from phasor.configs.unread_keys import check_unread_keys
 from phasor.errors import ConfigError
@@ -58,8 +58,8 @@ def load_diffusers(config: Block, *, strict: bool) -> LayerRopes:
     if name not in rotating:
         raise ConfigError(
             f"{config.name('_class_name')} must be a transformer that phasor knows, got "
-            f"{shown(name)}; of a pipeline give its transformer/config.json, else describe the "
-            "embedding with phasor.Rope(...)"
+            f"{short_repr(name)}; of a pipeline give its transformer/config.json, else describe "
+            "the embedding with phasor.Rope(...)"
         )
     facts = rotating[name]
     notes = [facts.note] if facts.note else []
@@ -106,7 +106,7 @@ def _head_dim(config: Block, facts: Transformer) -> int:
             return width // heads
         raise ConfigError(
             f"{config.name(facts.head_dim_from[0])} and {facts.head_dim_from[1]} must give the "
-            f"width of a head, got {shown(width)} and {shown(heads)}"
+            f"width of a head, got {short_repr(width)} and {short_repr(heads)}"
         )
     if facts.head_dim_from:
         return sum(config.wholes(facts.head_dim_from[0]) or facts.dims)
@@ -117,7 +117,7 @@ def _head_dim(config: Block, facts: Transformer) -> int:
 
 
 def _dims(config: Block, facts: Transformer, head_dim: int) -> tuple[int, ...]:
-    """Coordinates of every axis."""
+    """Rotated coordinates of each axis."""
     if facts.split is not None:
         return _SPLITS[facts.split](head_dim)
     if facts.axes_key is None:
@@ -146,25 +146,26 @@ _SPLITS = {"wan": _wan, "cogvideox": _cogvideox, "halves": _halves}
 
 @lru_cache(maxsize=1)
 def _classes() -> tuple[Mapping[str, Transformer], Mapping[str, str], Mapping[str, str]]:
-    """``diffusers.toml``, read once: what rotates, what does not, and what no Rope describes."""
+    """``diffusers.toml``: classes that rotate, classes without a rope, and refused ones."""
     plain = read_table("diffusers.toml")
-    known = {one.name for one in fields(Transformer)}
+    known = {field.name for field in fields(Transformer)}
 
-    def built(name: str) -> Transformer:
-        own: dict[str, Any] = dict(plain["rotating"][name])
-        if own.get("split") not in (None, *_SPLITS):
-            raise slip("diffusers.toml", name, "split", f"has no such split as {own['split']!r}")
-        if "like" in own:
-            own = dict(plain["rotating"][own.pop("like")]) | own
-        for fact in own:
+    def build(name: str) -> Transformer:
+        entry: dict[str, Any] = dict(plain["rotating"][name])
+        if entry.get("split") not in (None, *_SPLITS):
+            problem = f"has no such split as {entry['split']!r}"
+            raise table_error("diffusers.toml", name, "split", problem)
+        if "like" in entry:
+            entry = dict(plain["rotating"][entry.pop("like")]) | entry
+        for fact in entry:
             if fact not in known:
-                raise slip("diffusers.toml", name, fact, f"has the unknown fact {fact!r}")
+                raise table_error("diffusers.toml", name, fact, f"has the unknown fact {fact!r}")
         for fact in ("dims", "head_dim_from", "layers", "order"):
-            if fact in own:
-                own[fact] = tuple(own[fact])
-        return Transformer(**own)
+            if fact in entry:
+                entry[fact] = tuple(entry[fact])
+        return Transformer(**entry)
 
-    # an entry before those that are like it, so that a slip is told where it stands
+    # entries before those that are `like` them, so that an error names the entry with the mistake
     order = sorted(plain["rotating"], key=lambda name: "like" in plain["rotating"][name])
-    rotating = {name: built(name) for name in order}
+    rotating = {name: build(name) for name in order}
     return MappingProxyType(rotating), plain["without_rotation"], plain["refused"]

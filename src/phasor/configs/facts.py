@@ -1,8 +1,7 @@
-"""The tables beside this file as Python values: what a model's class implies.
+"""The TOML tables of this package as Python values: what a model's class implies.
 
-``huggingface.toml`` and ``gguf.toml`` hold an entry for each model type, ``class_sizes.toml`` the
-sizes that classes of transformers assume, ``keys.toml`` what keys beside those mean. A slip in one
-of them is an error that names the file and the line.
+``huggingface.toml`` and ``gguf.toml`` have an entry for each model type; ``class_sizes.toml`` has
+the default sizes of transformers' classes. A mistake in a table is an error with file and line.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from phasor.errors import ConfigError
 from phasor.pairings import PAIRINGS, Pairing
 
 _TUPLES = ("axis_order", "sections", "without_rope", "positions")
-#: What a size is called by the types that do not say otherwise.
+#: The names of sizes, for model types without `names` of their own.
 SIZES: Mapping[str, tuple[str, ...]] = {
     "num_hidden_layers": (
         "num_hidden_layers",
@@ -44,13 +43,13 @@ SIZES: Mapping[str, tuple[str, ...]] = {
     ),
 }
 _NO_PART = "holds the configs of its parts, and this file has none that phasor looks for"
-#: Names of the context; a file may hold several that differ.
+#: Keys for the context; a file may have several, with different values.
 CONTEXTS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """What sets one kind of layer apart, where the file does not say it in a block of its own.
+    """What is different in one kind of layer, where the file has no block for each kind.
 
     Attributes:
         base: Class default of the base.
@@ -69,14 +68,14 @@ class Kind:
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """Other facts of the same model type, where a switch of the file says so.
+    """Facts that replace those of the model type, depending on a switch in the file.
 
     Attributes:
         key: The switch.
-        value: The value that calls for these facts; None if any does.
-        unless: Whether any other value than ``value`` calls for them.
-        default: What the class takes for an absent switch.
-        facts: What is different.
+        value: The value for which the facts apply; None for any value.
+        unless: Whether the facts apply for every value except ``value`` instead.
+        default: The class's default for an absent switch.
+        facts: The facts that replace those of the model type.
     """
 
     key: str
@@ -133,8 +132,8 @@ class Architecture:
 
     @property
     def pairing_key(self) -> str | None:
-        """The switch of the file that says how coordinates are paired, if the class has one."""
-        return next((one.key for one in self.variants if "pairing" in one.facts), None)
+        """The key of the file that selects the pairing, if the class has one."""
+        return next((v.key for v in self.variants if "pairing" in v.facts), None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,14 +161,14 @@ def table() -> Table:
     for uses, names in huggingface["without_rotation"].items():
         types |= {name: {"uses": uses} for name in names}
     for name, parts in huggingface["parts"].items():
-        instead = [types.get(part, {}).get("uses") for part in parts.values()]
-        whole = {"uses": instead[0]} if all(instead) else {"refused": _NO_PART}
-        types[name] = types.get(name, whole) | {"parts": parts}
+        uses = [types.get(part, {}).get("uses") for part in parts.values()]
+        default = {"uses": uses[0]} if all(uses) else {"refused": _NO_PART}
+        types[name] = types.get(name, default) | {"parts": parts}
     sizes: dict[str, list[int]] = read_table("class_sizes.toml")
     for name in sizes.keys() & types.keys():
         keys = ("num_hidden_layers", "hidden_size", "num_attention_heads")
-        given = {key: n for key, n in zip(keys, sizes[name], strict=True) if n}
-        types[name] = {"sizes": given} | types[name]
+        known = {key: n for key, n in zip(keys, sizes[name], strict=True) if n}
+        types[name] = {"sizes": known} | types[name]
     return Table(
         huggingface=_architectures("huggingface.toml", types),
         gguf=_architectures("gguf.toml", gguf),
@@ -183,14 +182,14 @@ def read_table(name: str) -> dict[str, Any]:
     return tomllib.loads(_text(name))
 
 
-def slip(file: str, entry: str, fact: str | None, what: str) -> ConfigError:
-    """The error about a slip in a table, with its line."""
-    wanted = [rf'\[([\w-]+\.)*"?{re.escape(entry)}"?\]', rf'"?{re.escape(entry)}"?\s*=']
+def table_error(file: str, entry: str, fact: str | None, what: str) -> ConfigError:
+    """The error about a mistake in a table, with its line."""
+    heads = [rf'\[([\w-]+\.)*"?{re.escape(entry)}"?\]', rf'"?{re.escape(entry)}"?\s*=']
     lines = _text(file).splitlines()
-    number = next((i for i, line in enumerate(lines) if re.match("|".join(wanted), line)), 0)
+    number = next((i for i, line in enumerate(lines) if re.match("|".join(heads), line)), 0)
     if fact is not None:
-        here = re.compile(rf'(^|[{{,]\s*)"?{re.escape(fact)}"?\s*=')
-        number = next((i for i in range(number, len(lines)) if here.search(lines[i])), number)
+        pattern = re.compile(rf'(^|[{{,]\s*)"?{re.escape(fact)}"?\s*=')
+        number = next((i for i in range(number, len(lines)) if pattern.search(lines[i])), number)
     return ConfigError(f"{file}:{number + 1}: {entry} {what}")
 
 
@@ -199,63 +198,66 @@ def _text(name: str) -> str:
 
 
 def _architectures(file: str, plain: Mapping[str, dict[str, Any]]) -> Mapping[str, Architecture]:
-    known = [one.name for one in fields(Architecture)]
+    known = [field.name for field in fields(Architecture)]
 
-    def completed(name: str, own: dict[str, Any]) -> dict[str, Any]:
-        own = dict(own)
-        like = cast("str | None", own.pop("like", None))
+    def inherit(name: str, entry: dict[str, Any]) -> dict[str, Any]:
+        """The entry merged with the one it is ``like``."""
+        entry = dict(entry)
+        like = cast("str | None", entry.pop("like", None))
         if like is not None and like not in plain:
-            raise slip(file, name, "like", f"is like {like!r}, which is no entry")
-        return own if like is None else completed(like, plain[like]) | own
+            raise table_error(file, name, "like", f"is like {like!r}, which is no entry")
+        return entry if like is None else inherit(like, plain[like]) | entry
 
-    def check(name: str, own: Mapping[str, Any]) -> None:
-        for fact in own:
+    def check(name: str, entry: Mapping[str, Any]) -> None:
+        for fact in entry:
             if fact not in known:
-                raise slip(file, name, fact, f"has the unknown fact {fact!r}")
+                raise table_error(file, name, fact, f"has the unknown fact {fact!r}")
         for fact in ("pairing", "pairing_out"):
-            if own.get(fact, "half") not in PAIRINGS:
-                raise slip(file, name, fact, f"has no such {fact} as {own[fact]!r}")
+            if entry.get(fact, "half") not in PAIRINGS:
+                raise table_error(file, name, fact, f"has no such {fact} as {entry[fact]!r}")
 
-    def variant(name: str, own: dict[str, Any]) -> Variant:
-        own = dict(own)
-        if "key" not in own or ("is" in own and "unless" in own):
-            raise slip(file, name, "variants", "has a variant without a key, or with two values")
-        condition = {"key": own.pop("key"), "default": own.pop("default", None)}
-        condition["unless"] = "unless" in own
-        condition["value"] = own.pop("is", own.pop("unless", None))
-        if condition["value"] is None and own.pop("present", False) is not True:
-            raise slip(file, name, "variants", "has a variant without a value")
-        different = completed(name, own) if "like" in own else own
-        if "like" in own:
-            # nothing of the type itself is left
-            blank = {one.name: one.default for one in fields(Architecture)}
-            different = {k: v for k, v in blank.items() if k in plain[name]} | different
-        check(name, different)
-        return Variant(**condition, facts=_freeze_lists(different))
+    def build_variant(name: str, entry: dict[str, Any]) -> Variant:
+        entry = dict(entry)
+        if "key" not in entry or ("is" in entry and "unless" in entry):
+            raise table_error(
+                file, name, "variants", "has a variant without a key, or with two values"
+            )
+        condition = {"key": entry.pop("key"), "default": entry.pop("default", None)}
+        condition["unless"] = "unless" in entry
+        condition["value"] = entry.pop("is", entry.pop("unless", None))
+        if condition["value"] is None and entry.pop("present", False) is not True:
+            raise table_error(file, name, "variants", "has a variant without a value")
+        facts = inherit(name, entry)
+        if "like" in entry:
+            # the other type's facts replace all of this one's, so these return to their defaults
+            defaults = {field.name: field.default for field in fields(Architecture)}
+            facts = {k: v for k, v in defaults.items() if k in plain[name]} | facts
+        check(name, facts)
+        return Variant(**condition, facts=_freeze_lists(facts))
 
-    def built(name: str) -> Architecture:
-        check(name, {key: said for key, said in plain[name].items() if key != "like"})
-        own = completed(name, plain[name])
-        if "pairing" not in own and "uses" not in own and "refused" not in own:
-            raise slip(file, name, None, "says neither its pairing nor what it uses instead")
-        if "kinds" in own:
+    def build(name: str) -> Architecture:
+        check(name, {fact: value for fact, value in plain[name].items() if fact != "like"})
+        entry = inherit(name, plain[name])
+        if not entry.keys() & {"pairing", "uses", "refused"}:
+            raise table_error(file, name, None, "says neither its pairing nor what it uses instead")
+        if "kinds" in entry:
             try:
-                own["kinds"] = {kind: Kind(**said) for kind, said in own["kinds"].items()}
+                entry["kinds"] = {kind: Kind(**facts) for kind, facts in entry["kinds"].items()}
             except TypeError as error:
-                raise slip(file, name, "kinds", str(error)) from None
-        own["variants"] = tuple(variant(name, one) for one in own.get("variants", ()))
-        return Architecture(**_freeze_lists(own))
+                raise table_error(file, name, "kinds", str(error)) from None
+        entry["variants"] = tuple(build_variant(name, v) for v in entry.get("variants", ()))
+        return Architecture(**_freeze_lists(entry))
 
-    return MappingProxyType({name: built(name) for name in plain})
+    return MappingProxyType({name: build(name) for name in plain})
 
 
-def _freeze_lists(own: dict[str, Any]) -> dict[str, Any]:
-    """A frozen value holds tuples, and TOML has lists; one name need not stand in a list."""
-    own |= {key: tuple(own[key]) for key in _TUPLES if key in own}
+def _freeze_lists(entry: dict[str, Any]) -> dict[str, Any]:
+    """``entry`` with tuples for TOML's lists; a single name becomes a tuple of one."""
+    entry |= {key: tuple(entry[key]) for key in _TUPLES if key in entry}
     for fact in ("names", "block_names"):
-        if fact in own:
-            own[fact] = {
-                key: (called,) if isinstance(called, str) else tuple(called)
-                for key, called in own[fact].items()
+        if fact in entry:
+            entry[fact] = {
+                key: (names,) if isinstance(names, str) else tuple(names)
+                for key, names in entry[fact].items()
             }
-    return own
+    return entry

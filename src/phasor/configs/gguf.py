@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from phasor._checks import shown
+from phasor._checks import short_repr
 from phasor.axes import Axes, InterleavedSections, OneAxis, Sectioned
 from phasor.configs.block import Block, renamed_keys, required, single_value
 from phasor.configs.facts import Architecture, Kind, table
@@ -17,7 +17,7 @@ from phasor.scaling import Law, Linear, LongRope, PerPair, Rule, Yarn, yarn_mult
 _FREQS = "rope_freqs.weight"
 _SHORT, _LONG = "rope_factors_short.weight", "rope_factors_long.weight"
 _LATENT = "rope.dimension_count"
-# what llama.cpp takes for a file without a base
+# llama.cpp's default
 _BASE = 10_000.0
 
 
@@ -43,9 +43,11 @@ def load_gguf(top: Block, *, strict: bool) -> LayerRopes:
         else None
         for kind in dict.fromkeys(kinds_in_order)
     }
-    strays = [key for key in config.unread() if key.startswith("rope.")]
-    if strays:
-        listed = ", ".join(f"{config.name(key)} = {shown(config.values[key])}" for key in strays)
+    unread = [key for key in config.unread() if key.startswith("rope.")]
+    if unread:
+        listed = ", ".join(
+            f"{config.name(key)} = {short_repr(config.values[key])}" for key in unread
+        )
         if strict:
             raise ConfigError(
                 f"{listed}: not understood for this architecture and scaling type; remove what "
@@ -59,19 +61,14 @@ def load_gguf(top: Block, *, strict: bool) -> LayerRopes:
         kinds=kinds,
         context=config.whole("context_length"),
         query_heads=config.largest("attention.head_count"),
-        key_heads=_key_heads(config, facts),
+        # latent attention rotates one key for all heads
+        key_heads=1 if facts.latent else config.largest("attention.head_count_kv"),
         notes=tuple(dict.fromkeys(notes)),
     )
 
 
-def _key_heads(config: Block, facts: Architecture) -> int | None:
-    given = config.largest("attention.head_count_kv")
-    # latent attention rotates one key for all heads
-    return 1 if facts.latent else given
-
-
 def _counts(config: Block, key: str) -> tuple[int, ...] | None:
-    """Heads of the layers: one number for all, or one for each."""
+    """Head counts at ``key``: one number for all layers, or one for each."""
     if isinstance(config.values.get(key), (list, tuple)):
         return config.wholes(key)
     count = config.whole(key)
@@ -79,7 +76,7 @@ def _counts(config: Block, key: str) -> tuple[int, ...] | None:
 
 
 def _kinds(config: Block, facts: Architecture, count: int) -> tuple[str, ...]:
-    """Layers without key heads are no attention, and have no rope."""
+    """The kind of each layer; a layer without key heads has no attention and no rope."""
     kinds = layers_by_pattern(config, facts, count)
     key = "attention.head_count_kv"
     heads = _counts(config, key)
@@ -90,20 +87,20 @@ def _kinds(config: Block, facts: Architecture, count: int) -> tuple[str, ...]:
     return tuple(kind if n else "nope" for kind, n in zip(kinds, heads, strict=True))
 
 
-def _rope(top: Block, config: Block, facts: Architecture, apart: Kind, notes: list[str]) -> Rope:
+def _rope(top: Block, config: Block, facts: Architecture, kind: Kind, notes: list[str]) -> Rope:
     width = config.whole("rope.dimension_count", least=2, most=WIDEST)
     head_dim = width if facts.latent else _head_dim(config)
     head_dim = required(config, _LATENT, head_dim)
     width = head_dim if width is None else width
     if width % 2 or width > head_dim:
         config.refuse(_LATENT, f"an even number of coordinates, at most {head_dim}")
-    key = apart.base_key or "rope.freq_base"
+    key = kind.base_key or "rope.freq_base"
     base = config.number(key, above=1)
     if base is None:
-        base = _BASE if apart.base is None else apart.base
+        base = _BASE if kind.base is None else kind.base
         notes.append(f"The file has no {config.name(key)}; {base:g} is llama.cpp's default.")
-    # what the other kinds of layer read, this one may leave
-    law = _scaling(top, config, facts, width // 2, notes) if apart.scaled else None
+    # some kinds of layer ignore the scaling keys
+    law = _scaling(top, config, facts, width // 2, notes) if kind.scaled else None
     names = {"base": key, "rotary_dim": _LATENT, "sections": "rope.dimension_sections"}
     with renamed_keys(config, names):
         return Rope(
@@ -117,9 +114,9 @@ def _rope(top: Block, config: Block, facts: Architecture, apart: Kind, notes: li
 
 
 def _head_dim(config: Block) -> int:
-    given = config.whole("attention.key_length", least=2, most=WIDEST)
-    if given is not None:
-        return given
+    head_dim = config.whole("attention.key_length", least=2, most=WIDEST)
+    if head_dim is not None:
+        return head_dim
     width = required(config, "embedding_length", config.whole("embedding_length"))
     heads = required(config, "attention.head_count", config.largest("attention.head_count"))
     if width % heads or not 2 <= width // heads <= WIDEST:
@@ -136,13 +133,13 @@ def _axes(config: Block, facts: Architecture, num_pairs: int) -> Axes:
     key = "rope.dimension_sections"
     sections = required(config, key, config.wholes(key))
     while sections and not sections[-1]:
-        # the fourth entry is room for an axis that no text model uses
+        # a fourth entry is for an axis that no text model has
         sections = sections[:-1]
     if facts.axes == "sectioned":
         return Sectioned(sections)
-    dealt = InterleavedSections(sections).axis_of_pair(num_pairs)
-    if any(dealt.count(axis) != n for axis, n in enumerate(sections)):
-        # llama.cpp turns the rest by a fourth coordinate, not by the first as the models do
+    axis_of_pair = InterleavedSections(sections).axis_of_pair(num_pairs)
+    if any(axis_of_pair.count(axis) != n for axis, n in enumerate(sections)):
+        # llama.cpp rotates the remaining pairs by a fourth coordinate, the models by the first
         config.refuse(key, f"pair counts that can be dealt out in turn over {num_pairs} pairs")
     return InterleavedSections(sections)
 
@@ -150,28 +147,28 @@ def _axes(config: Block, facts: Architecture, num_pairs: int) -> Axes:
 def _scaling(
     top: Block, config: Block, facts: Architecture, pairs: int, notes: list[str]
 ) -> Law | Rule | None:
-    # converters write the original context where nothing depends on it, too
+    # converters also write the original context where no law uses it
     config.ignore("rope.scaling.finetuned", "rope.scaling.original_context_length")
     key = "rope.scaling.type"
     named = config.text(key)
     if named not in (None, "none", "linear", "yarn", "longrope"):
         config.refuse(key, "one of none, linear, yarn, longrope")
     keys = ("rope.scaling.factor", "rope.scale_linear")
-    factor = single_value((config.name(one), config.number(one, least=0)) for one in keys) or 1.0
-    given = [tensor for tensor in (_FREQS, _SHORT, _LONG) if top.has(tensor)]
-    # llama.cpp divides by these tensors whatever the metadata name, and by the factor as well
-    if given and (named == "yarn" or factor != 1):
-        stated = config.name(key if named == "yarn" else "rope.scaling.factor")
-        raise ConfigError(f"{given[0]} and {stated} both scale; keep one")
-    if _FREQS in given and (len(given) > 1 or named == "longrope"):
-        other = given[1] if len(given) > 1 else config.name(key)
+    factor = single_value((config.name(k), config.number(k, least=0)) for k in keys) or 1.0
+    divisors = [tensor for tensor in (_FREQS, _SHORT, _LONG) if top.has(tensor)]
+    # llama.cpp divides by these tensors in addition to the law that the metadata name
+    if divisors and (named == "yarn" or factor != 1):
+        other = config.name(key if named == "yarn" else "rope.scaling.factor")
+        raise ConfigError(f"{divisors[0]} and {other} both scale; keep one")
+    if _FREQS in divisors and (len(divisors) > 1 or named == "longrope"):
+        other = divisors[1] if len(divisors) > 1 else config.name(key)
         raise ConfigError(f"{_FREQS} and {other} both scale; keep one")
     if named == "yarn":
         return _yarn(config, facts, factor)
-    if named == "longrope" or _SHORT in given or _LONG in given:
+    if named == "longrope" or _SHORT in divisors or _LONG in divisors:
         return _longrope(top, config, pairs)
-    if (divisors := _divisors(top, _FREQS, pairs)) is not None:
-        return PerPair(factors=divisors)
+    if (factors := _divisors(top, _FREQS, pairs)) is not None:
+        return PerPair(factors=factors)
     notes.append(
         f"Divisors of the frequencies are tensors of a GGUF file and not in its metadata "
         f"({_FREQS} of Llama 3; {_SHORT} and {_LONG} of LongRoPE); none were given."
@@ -187,10 +184,10 @@ def _scaling(
 
 
 def _divisors(top: Block, key: str, pairs: int) -> tuple[float, ...] | None:
-    given = top.numbers(key, above=0)
-    if given is not None and len(given) != pairs:
-        raise ConfigError(f"{key} must hold one number per pair ({pairs}), got {len(given)}")
-    return given
+    divisors = top.numbers(key, above=0)
+    if divisors is not None and len(divisors) != pairs:
+        raise ConfigError(f"{key} must hold one number per pair ({pairs}), got {len(divisors)}")
+    return divisors
 
 
 def _original(config: Block) -> int:
@@ -220,7 +217,7 @@ def _longrope(top: Block, config: Block, pairs: int) -> LongRope:
 
 
 def _yarn(config: Block, facts: Architecture, factor: float) -> Yarn:
-    """llama.cpp rounds the ends of the ramp, and states ``mscale_all_dim`` as a log multiplier."""
+    """YaRN as llama.cpp computes it; its log multiplier is ``mscale_all_dim``."""
     betas: dict[str, float] = {}
     for name in ("beta_fast", "beta_slow"):
         if (beta := config.number(f"rope.scaling.yarn_{name}", above=0)) is not None:

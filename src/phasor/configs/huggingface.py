@@ -1,7 +1,7 @@
 """Hugging Face ``config.json``, of transformers 5 (``rope_parameters``) and 4 (``rope_scaling``).
 
-What the file says is read from it; what only the model class says comes from ``huggingface.toml``;
-what both leave open is asked for; and keys that nothing read are left to `unread_keys`.
+Values come from the file, or else from the model class's entry in ``huggingface.toml``; a value
+that neither has is an error. Keys that nothing read are passed to `unread_keys`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from phasor._checks import shown
+from phasor._checks import short_repr
 from phasor.axes import Axes, Axial, InterleavedSections, OneAxis, Sectioned
 from phasor.configs import laws
 from phasor.configs.block import Block, renamed_keys, single_value
@@ -30,8 +30,8 @@ def load_huggingface(top: Block, *, part: str | None, like: str | None, strict: 
     config, facts = _config(levels[-1], table().huggingface[model_type])
     notes = [facts.note] if facts.note else []
     if like is not None:
-        said = levels[-1].text("model_type")
-        notes.append(f"Read as model type {like}; the file says {said or 'none'}.")
+        stated = levels[-1].text("model_type")
+        notes.append(f"Read as model type {like}; the file says {stated or 'none'}.")
     if facts.refused is not None:
         raise ConfigError(f"{config.name('model_type')} {model_type!r} here {facts.refused}")
     _assume_sizes(config, facts, model_type, notes)
@@ -48,11 +48,11 @@ def load_huggingface(top: Block, *, part: str | None, like: str | None, strict: 
         count = config.whole("num_hidden_layers", most=MOST_LAYERS) or 1
         kinds_in_order: tuple[str, ...] = ("nope",) * count
         kinds["nope"] = None
-        instead = facts.uses.removeprefix("none: ")
-        notes.append(f"{model_type} has no rotary embedding; in its place: {instead}.")
+        replacement = facts.uses.removeprefix("none: ")
+        notes.append(f"{model_type} has no rotary embedding; in its place: {replacement}.")
     else:
         kinds_in_order = layer_kinds(config, facts)
-        widths = widths_apart(config, facts, kinds_in_order)
+        widths = widths_of_single_layers(config, facts, kinds_in_order)
         for kind in dict.fromkeys(kinds_in_order):
             rotates = has_rope(kind, config, facts)
             kinds[kind] = (
@@ -82,16 +82,16 @@ def load_huggingface(top: Block, *, part: str | None, like: str | None, strict: 
     )
 
 
-def _config(given: Block, facts: Architecture) -> tuple[Block, Architecture]:
-    """The config under the names of its type, and the facts that its switches call for."""
-    switches = Block(given.values, given.path)
+def _config(block: Block, facts: Architecture) -> tuple[Block, Architecture]:
+    """The config with the key names of its model type, and the facts for its switches."""
+    switches = Block(block.values, block.path)
     switches_read = [variant.key for variant in facts.variants]
     for variant in facts.variants:
         if _variant_applies(variant, switches):
             facts = replace(facts, **variant.facts)
             break
     names = {**SIZES, **facts.names}
-    config = Block(given.values, given.path, names=names, nulls=facts.nulls)
+    config = Block(block.values, block.path, names=names, nulls=facts.nulls)
     config.ignore(*switches_read)
     return config, facts
 
@@ -100,22 +100,22 @@ def _variant_applies(variant: Variant, config: Block) -> bool:
     if variant.value is None:
         return config.has(variant.key)
     if isinstance(variant.value, bool):
-        given: bool | str | int | None = config.flag(variant.key)
+        value: bool | str | int | None = config.flag(variant.key)
     elif isinstance(variant.value, str):
-        given = config.text(variant.key)
+        value = config.text(variant.key)
     else:
-        given = config.whole(variant.key, least=0)
-    return ((variant.default if given is None else given) == variant.value) != variant.unless
+        value = config.whole(variant.key, least=0)
+    return ((variant.default if value is None else value) == variant.value) != variant.unless
 
 
 def _assume_sizes(config: Block, facts: Architecture, model_type: str, notes: list[str]) -> None:
-    """Put the sizes that the class assumes where the file has none, and say so."""
-    wanted = ["num_hidden_layers"]
+    """Add the class's default sizes where the file has none, with a note and a warning."""
+    needed = ["num_hidden_layers"]
     width = _width_key(facts)
     if not config.has(width) and (facts.head_dim is None or config.states(width)):
-        wanted += ["hidden_size", "num_attention_heads"]
+        needed += ["hidden_size", "num_attention_heads"]
     assumed = {
-        key: facts.sizes[key] for key in wanted if key in facts.sizes and not config.states(key)
+        key: facts.sizes[key] for key in needed if key in facts.sizes and not config.states(key)
     }
     if assumed and facts.uses is None:
         sizes = " and ".join(f"{key} {size}" for key, size in assumed.items())
@@ -125,14 +125,14 @@ def _assume_sizes(config: Block, facts: Architecture, model_type: str, notes: li
 
 
 def _contexts(config: Block, notes: list[str]) -> list[tuple[str, int]]:
-    """What each name of the context says; the first counts where nothing is computed from it."""
-    said = [(config.name(key), config.whole(key)) for key in CONTEXTS if config.has(key)]
-    given = [(name, length) for name, length in said if length is not None]
-    if len({length for _, length in given}) > 1:
-        listed = ", ".join(f"{name} {length}" for name, length in given)
+    """The context under each of its keys; `laws.Model.context` refuses those that disagree."""
+    named = [(config.name(key), config.whole(key)) for key in CONTEXTS if config.has(key)]
+    contexts = [(name, length) for name, length in named if length is not None]
+    if len({length for _, length in contexts}) > 1:
+        listed = ", ".join(f"{name} {length}" for name, length in contexts)
         notes.append(f"The file gives several contexts ({listed}); the first is taken.")
         warnings.warn(notes[-1], PhasorWarning, stacklevel=4)
-    return given
+    return contexts
 
 
 def _rope(
@@ -147,34 +147,34 @@ def _rope(
     block = blocks.of(kind)
     if block is None:
         return None
-    apart = facts.kinds.get(facts.labels.get(kind, kind), Kind())
+    kind_facts = facts.kinds.get(facts.labels.get(kind, kind), Kind())
     flat = not blocks.by_kind
-    lawful = block if apart.scaled or not flat else Block({}, block.path)
-    name = laws.rope_type(lawful, facts)
-    head_dim = widths[kind] if kind in widths else head_width(config, facts, apart)
+    scaling_block = block if kind_facts.scaled or not flat else Block({}, block.path)
+    name = laws.rope_type(scaling_block, facts)
+    head_dim = widths[kind] if kind in widths else head_width(config, facts, kind_facts)
     proportional = name == "proportional"
     if facts.positions:
-        # as many pairs for every axis as the head holds; what is left over stays
+        # the same number of pairs for each axis; coordinates left over are not rotated
         width = head_dim // (2 * len(facts.positions)) * 2 * len(facts.positions)
     else:
         width = head_dim if proportional else rotated_width(config, block, facts, head_dim)
     model = laws.Model(
-        # what its class puts into one block for all, it leaves out of blocks of single kinds
+        # the class adds its attention factor to one block for all layers, not to blocks by kind
         architecture=facts if flat else replace(facts, yarn_attention_factor=None),
         rotary_dim=width,
         contexts=tuple(contexts),
         original=_outer_original(config),
     )
-    law = laws.scaling(lawful, model)
+    law = laws.scaling(scaling_block, model)
     if proportional:
-        law = _fraction_beside(config, block, law)
-    base = _base(config, facts, apart, block, flat=flat, notes=notes)
+        law = _with_outer_fraction(config, block, law)
+    base = _base(config, facts, kind_facts, block, flat=flat, notes=notes)
     if facts.fixed and (law is not None or base != facts.base):
         raise ConfigError(
             f"{block.path or 'the config'} asks for the {'base' if law is None else 'law'} "
-            f"{shown(base if law is None else name)}, and transformers turns this model type by "
-            f"the plain powers of {facts.base:g} whatever its config says; remove it, or describe "
-            "the embedding with phasor.Rope(...) directly"
+            f"{short_repr(base if law is None else name)}, and transformers turns this model type "
+            f"by the plain powers of {facts.base:g} whatever its config says; remove it, or "
+            "describe the embedding with phasor.Rope(...) directly"
         )
     with renamed_keys(config, {"rotary_dim": "partial_rotary_factor", "base": "rope_theta"}):
         rope = Rope(
@@ -192,12 +192,12 @@ def _rope(
 
 
 def _patch_grid_rope(rope: Rope, facts: Architecture, notes: list[str]) -> Rope:
-    """The rope of a tower that turns patches of images: its pairs shared among the axes."""
+    """The rope of a vision tower: its pairs shared among the axes of an image patch."""
     axes, each = len(facts.positions), rope.num_pairs // len(facts.positions)
     where = f", counted from {facts.origin}" if facts.origin else ""
     notes.append(f"Positions are ({', '.join(facts.positions)}) of a patch{where}.")
     if rope.scaling is not None:
-        raise ConfigError(f"no rope of patches takes the law {shown(rope.scaling)}; remove it")
+        raise ConfigError(f"no rope of patches takes the law {short_repr(rope.scaling)}; remove it")
     if facts.axes == "axial":
         return replace(rope, axes=Axial((each,) * axes))
     base, pairs = rope.base or 1.0, range(rope.num_pairs)
@@ -217,8 +217,8 @@ def _outer_original(config: Block) -> tuple[str, int | None]:
     return config.name(key), config.whole(key)
 
 
-def _fraction_beside(config: Block, block: Block, law: Law | Rule | None) -> Law | Rule | None:
-    """The law with the fraction that may stand outside the block of a proportional rope."""
+def _with_outer_fraction(config: Block, block: Block, law: Law | Rule | None) -> Law | Rule | None:
+    """The law of a proportional rope, with the fraction that may be outside its block."""
     key = "partial_rotary_factor"
     outside = config.number(key, least=0)
     inside = block.number(key, least=0)
@@ -230,25 +230,25 @@ def _fraction_beside(config: Block, block: Block, law: Law | Rule | None) -> Law
 
 
 def _base(
-    config: Block, facts: Architecture, apart: Kind, block: Block, *, flat: bool, notes: list[str]
+    config: Block, facts: Architecture, kind: Kind, block: Block, *, flat: bool, notes: list[str]
 ) -> float:
     inside = (block.name("rope_theta"), block.number("rope_theta", above=1))
-    key = apart.base_key or "rope_theta"
-    beside = [(config.name(key), config.number(key, above=1))]
+    key = kind.base_key or "rope_theta"
+    outside = [(config.name(key), config.number(key, above=1))]
     if facts.base_unit is not None:
         ratio = config.number(facts.base_unit, above=0)
-        beside.append(
+        outside.append(
             (config.name(facts.base_unit), None if ratio is None else ratio * (facts.base or 0))
         )
-    if flat and apart.base_key is not None:
+    if flat and kind.base_key is not None:
         inside = (inside[0], None)
-    if not flat and apart.base_key is None and inside[1] is not None:
-        # one base beside several blocks can only be that of some of them
-        beside = []
-    base = single_value([inside, *beside])
+    if not flat and kind.base_key is None and inside[1] is not None:
+        # one base outside several blocks belongs to some of them only: the block's own counts
+        outside = []
+    base = single_value([inside, *outside])
     if base is not None:
         return base
-    default = facts.base if apart.base is None else apart.base
+    default = facts.base if kind.base is None else kind.base
     if default is None:
         raise ConfigError(
             f"{block.name('rope_theta')} is absent and this model type has no default; add it"
@@ -263,15 +263,15 @@ def _width_key(facts: Architecture) -> str:
     return "qk_rope_head_dim" if facts.latent else "head_dim"
 
 
-def head_width(config: Block, facts: Architecture, apart: Kind) -> int:
-    """Width of the part of a head that the model's rotation is given."""
+def head_width(config: Block, facts: Architecture, kind: Kind) -> int:
+    """Width of a head, or of its rotated slice in latent attention."""
     key, default = _width_key(facts), facts.head_dim
-    if apart.head_dim_key is not None:
-        key, default = apart.head_dim_key, apart.head_dim
-    given = config.whole(key, least=2, most=WIDEST)
-    if given is not None:
-        return given
-    # the class default is for a file without the key: a null overrides it
+    if kind.head_dim_key is not None:
+        key, default = kind.head_dim_key, kind.head_dim
+    width = config.whole(key, least=2, most=WIDEST)
+    if width is not None:
+        return width
+    # the class default is for an absent key; with a null the class divides the hidden size
     if default is not None and not config.states(key):
         return default
     hidden, heads = config.whole("hidden_size"), config.whole("num_attention_heads")
@@ -288,8 +288,10 @@ def head_width(config: Block, facts: Architecture, apart: Kind) -> int:
     return hidden // heads
 
 
-def widths_apart(config: Block, facts: Architecture, kinds: Sequence[str]) -> dict[str, int]:
-    """Head widths by kind of layer, in files whose ``per_layer_config`` sets single layers apart.
+def widths_of_single_layers(
+    config: Block, facts: Architecture, kinds: Sequence[str]
+) -> dict[str, int]:
+    """Head widths by kind of layer, in files whose ``per_layer_config`` is for single layers.
 
     Raises:
         ConfigError: If layers of one kind have heads of several widths.
@@ -298,59 +300,59 @@ def widths_apart(config: Block, facts: Architecture, kinds: Sequence[str]) -> di
     single = config.block(name)
     if single is None or not single.values:
         return {}
-    # "05" is layer 5; a dictionary that was never a file may hold the number itself
+    # "05" is layer 5; in a dictionary that was not read from JSON the key may be an int
     if any(not str(key).isdecimal() or int(key) >= len(kinds) for key in single.values):
         config.refuse(name, f"an object from numbers below {len(kinds)} to what those layers say")
     single = Block({str(key): value for key, value in single.values.items()}, single.path)
-    own = _width_key(facts)
-    said: dict[int, int | None] = {}
+    width_key = _width_key(facts)
+    stated: dict[int, int | None] = {}
     for key in single.values:
         layer = single.block(key) or Block({}, single.name(key))
-        for stray in layer.values:
-            if ("rope" in stray and stray != own) or "rotary" in stray:
-                layer.refuse(stray, "in the block of a kind of layer, not of a single one")
-        said[int(key)] = layer.whole(own, least=2, most=WIDEST)
-    # what the class takes for a kind of layer is, in such a file, written at its layers
-    usual = head_width(config, facts, Kind())
-    found: dict[str, int] = {}
+        for other in layer.values:
+            if ("rope" in other and other != width_key) or "rotary" in other:
+                layer.refuse(other, "in the block of a kind of layer, not of a single one")
+        stated[int(key)] = layer.whole(width_key, least=2, most=WIDEST)
+    # such a file writes the width of special kinds at their layers, so Kind() has the default
+    default = head_width(config, facts, Kind())
+    width_of_kind: dict[str, int] = {}
     for kind in dict.fromkeys(kinds):
-        widths = {said.get(i) or usual for i, one in enumerate(kinds) if one == kind}
+        widths = {stated.get(i) or default for i, other in enumerate(kinds) if other == kind}
         if len(widths) > 1:
             raise ConfigError(
                 f"{config.name(name)} gives layers of the kind {kind!r} heads of different widths "
                 f"({', '.join(map(str, sorted(widths)))}); give those layers a kind of their own "
                 "in layer_types"
             )
-        apart = facts.kinds.get(facts.labels.get(kind, kind), Kind()).head_dim_key
-        beside = None if apart is None else config.whole(apart, least=2, most=WIDEST)
-        here = f"{config.name(name)} at layers of the kind {kind!r}"
-        single_value([(here, width := widths.pop()), (str(apart), beside)])
-        found[kind] = width
-    return found
+        kind_key = facts.kinds.get(facts.labels.get(kind, kind), Kind()).head_dim_key
+        kind_width = None if kind_key is None else config.whole(kind_key, least=2, most=WIDEST)
+        place = f"{config.name(name)} at layers of the kind {kind!r}"
+        single_value([(place, width := widths.pop()), (str(kind_key), kind_width)])
+        width_of_kind[kind] = width
+    return width_of_kind
 
 
 def rotated_width(config: Block, block: Block, facts: Architecture, head_dim: int) -> int:
-    """Coordinates that turn, on which every key about them must agree."""
+    """Number of rotated coordinates; all keys that state it must agree."""
     key = "partial_rotary_factor"
     stated_null = config.states(key) and not config.has(key) and not facts.nested
     if facts.fraction is not None and stated_null:
-        # transformers takes a null for no fraction at all, not for the class default
+        # transformers reads a null as "no fraction", not as the class default
         facts = replace(facts, fraction=None)
-    # what stands beside blocks of single kinds, no class reads
+    # no class reads the keys outside blocks by kind
     places = (block,) if facts.nested else (block, config)
-    fractions = [(each.name(key), _fraction(each, key)) for each in places]
+    fractions = [(place.name(key), _fraction(place, key)) for place in places]
     if facts.latent:
         _agree_with_latent(config, fractions, head_dim)
         return head_dim
-    said = [(name, None if f is None else int(head_dim * f)) for name, f in fractions]
+    stated = [(name, None if f is None else int(head_dim * f)) for name, f in fractions]
     if "rotary_dim" in facts.names:
-        said.append((config.name("rotary_dim"), config.whole("rotary_dim")))
-    width = single_value(said)
+        stated.append((config.name("rotary_dim"), config.whole("rotary_dim")))
+    width = single_value(stated)
     if width is None:
         width = facts.rotary_dim
     if width is None:
         width = head_dim if facts.fraction is None else int(head_dim * facts.fraction)
-    source = next((name for name, value in said if value is not None), "partial_rotary_factor")
+    source = next((name for name, value in stated if value is not None), "partial_rotary_factor")
     if width % 2 or not 2 <= width <= head_dim:
         raise ConfigError(
             f"{source} must leave an even number of rotated coordinates from 2 to {head_dim}, "
@@ -374,12 +376,12 @@ def _fraction(block: Block, key: str) -> float | None:
 def _agree_with_latent(
     config: Block, fractions: list[tuple[str, float | None]], rotated: int
 ) -> None:
-    """In latent attention the rotated part is a slice of its own; a fraction is of the whole."""
-    still = config.whole("qk_nope_head_dim", least=0) or 0
+    """Check that fractions of the whole head agree with the width of the rotated slice."""
+    unrotated = config.whole("qk_nope_head_dim", least=0) or 0
     for name, fraction in fractions:
-        whole = {still + rotated, config.whole("head_dim") or 0}
-        if fraction not in (None, 1) and all(int(one * fraction) != rotated for one in whole):
+        head_dims = {unrotated + rotated, config.whole("head_dim") or 0}
+        if fraction not in (None, 1) and all(int(n * fraction) != rotated for n in head_dims):
             raise ConfigError(
-                f"{name} says that {fraction:g} of {still + rotated} coordinates turn and "
+                f"{name} says that {fraction:g} of {unrotated + rotated} coordinates turn and "
                 f"{config.name('qk_rope_head_dim')} says {rotated}; remove the wrong one"
             )

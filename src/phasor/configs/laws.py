@@ -1,4 +1,4 @@
-"""The rope block of a Hugging Face config: which law it names, and which axes.
+"""The scaling law and the axes that the rope block of a Hugging Face config names.
 
 Formulas of the ``rope_type`` names are those of transformers' ``modeling_rope_utils``; YaRN is
 2309.00071, LongRoPE 2402.13753, Llama 3 2407.21783.
@@ -43,13 +43,13 @@ _LAYOUTS: Mapping[str, Callable[[tuple[int, ...]], Axes]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """What a law wants to know from outside its block.
+    """What reading a law needs from outside its block.
 
     Attributes:
         architecture: The facts of the model class.
         rotary_dim: Rotated coordinates.
-        contexts: What the file says under each name of the context.
-        original: Its top-level ``original_max_position_embeddings``, with the key's name.
+        contexts: The file's keys for the context, with their values.
+        original: The name of its top-level ``original_max_position_embeddings``, and the value.
     """
 
     architecture: Architecture
@@ -59,24 +59,22 @@ class Model:
 
     @property
     def context(self) -> int | None:
-        """The context, where a law is computed from it: all names of it must agree."""
+        """The context, for laws that depend on it: all keys for it must agree."""
         return single_value(self.contexts)
 
 
 def rope_type(block: Block, facts: Architecture | None = None) -> str:
-    """The name of the block's law, in its present spelling; ``facts`` may have words of its own."""
-    words = {**_OLD_NAMES, **({} if facts is None else facts.laws)}
+    """The block's ``rope_type`` in today's spelling; a model class may have other names for it."""
+    synonyms = {**_OLD_NAMES, **({} if facts is None else facts.laws)}
     if facts is None or facts.positions:
-        # how transformers 5 says that a tower turns patches, and says no law
-        words["axial"] = "default"
-    given = [(block.name(key), block.text(key)) for key in ("rope_type", "type")]
-    name = (
-        single_value((key, words.get(one, one)) for key, one in given if one is not None)
-        or "default"
-    )
-    if name not in {*_LAWS, *words.values()}:
+        # transformers 5 writes "axial" for vision towers, which have no scaling law
+        synonyms["axial"] = "default"
+    stated = [(block.name(key), block.text(key)) for key in ("rope_type", "type")]
+    names = ((key, synonyms.get(name, name)) for key, name in stated if name is not None)
+    name = single_value(names) or "default"
+    if name not in {*_LAWS, *synonyms.values()}:
         key = "rope_type" if block.has("rope_type") else "type"
-        known = ", ".join(sorted({*_LAWS, *words}))
+        known = ", ".join(sorted({*_LAWS, *synonyms}))
         block.refuse(key, f"one of {known} (or describe the embedding with Rope(...) directly)")
     return name
 
@@ -94,7 +92,7 @@ def comparable(value: Any) -> Any:
 
 def scaling(block: Block, model: Model) -> Law | Rule | None:
     """The law or rule that ``block`` names."""
-    return {**_LAWS, **_OWN}[rope_type(block, model.architecture)](block, model)
+    return {**_LAWS, **_INTERNAL}[rope_type(block, model.architecture)](block, model)
 
 
 def axes(block: Block, model: Model) -> Axes | None:
@@ -103,24 +101,23 @@ def axes(block: Block, model: Model) -> Axes | None:
     if facts.axes is None:
         return None
     key = "mrope_section" if not block.has("xdrope_section") else "xdrope_section"
-    given = block.wholes(key)
-    sections = given or facts.sections
+    stated = block.wholes(key)
+    sections = stated or facts.sections
     if not sections:
         required(block, key, None)
     if facts.sections and len(sections) != len(facts.sections):
         block.refuse(key, f"a list of {len(facts.sections)} pair counts, one per axis")
-    # axes dealt out in turn take what is there; the first has what is left
+    # interleaved sections need not add up: the first axis gets the remaining pairs
     if facts.axes != "interleaved" and sum(sections) != model.rotary_dim // 2:
         raise ConfigError(
             f"{block.name(key)} must add up to the number of pairs ({model.rotary_dim // 2}), "
-            f"got {list(sections)}" + ("" if given else ", which is the class default")
+            f"got {list(sections)}" + ("" if stated else ", which is the class default")
         )
     ordered = tuple(sections[i] for i in facts.axis_order) if facts.axis_order else sections
     with renamed_keys(block, {"sections": key}):
-        made = _LAYOUTS[facts.axes](ordered)
-        # here the error can still name the key
-        made.axis_of_pair(model.rotary_dim // 2)
-        return made
+        layout = _LAYOUTS[facts.axes](ordered)
+        layout.axis_of_pair(model.rotary_dim // 2)  # checks, while the error can name the key
+        return layout
 
 
 def _default(block: Block, model: Model) -> None:
@@ -165,7 +162,7 @@ def _ntk_old(block: Block, model: Model) -> NTKOld:
 
 
 def _stepped_ntk(block: Block, model: Model) -> SteppedNTK:
-    """Qwen's first code, from the length that the file calls its context."""
+    """The rule of Qwen 1, whose original length is the file's context."""
     return SteppedNTK(
         original_max_positions=required(block, "max_position_embeddings", model.context)
     )
@@ -197,24 +194,15 @@ def _longrope(block: Block, model: Model) -> LongRope:
     pairs = model.rotary_dim // 2
     lists: list[tuple[float, ...]] = []
     for key in ("short_factor", "long_factor"):
-        given = required(block, key, block.numbers(key, above=0))
-        if len(given) != pairs:
+        factors = required(block, key, block.numbers(key, above=0))
+        if len(factors) != pairs:
             raise ConfigError(
-                f"{block.name(key)} must hold one number per pair ({pairs}), got {len(given)}"
+                f"{block.name(key)} must hold one number per pair ({pairs}), got {len(factors)}"
             )
-        lists.append(given)
-    both = block.number("attention_factor", above=0)
-    short = single_value(
-        [
-            (block.name("attention_factor"), both),
-            (block.name("short_mscale"), block.number("short_mscale", above=0)),
-        ]
-    )
-    long = single_value(
-        [
-            (block.name("attention_factor"), both),
-            (block.name("long_mscale"), block.number("long_mscale", above=0)),
-        ]
+        lists.append(factors)
+    short, long = (
+        single_value((block.name(k), block.number(k, above=0)) for k in ("attention_factor", key))
+        for key in ("short_mscale", "long_mscale")
     )
     original = _original_length(block, model, or_context=False)
     with renamed_keys(block, {"original_max_positions": "original_max_position_embeddings"}):
@@ -229,7 +217,7 @@ def _longrope(block: Block, model: Model) -> LongRope:
 
 
 def _yarn(block: Block, model: Model) -> Yarn:
-    """The law of a ``yarn`` block; transformers' defaults where the block is silent."""
+    """The law of a ``yarn`` block, with transformers' defaults for absent keys."""
     original = _original_length(block, model, or_context=True)
     factor = _extension_factor(block, model, original)
     betas = {
@@ -237,7 +225,7 @@ def _yarn(block: Block, model: Model) -> Yarn:
         for key in ("beta_fast", "beta_slow")
         if (value := block.number(key, above=0)) is not None
     }
-    # ministral's blocks repeat the model's context, which its class reads from there as well
+    # Ministral repeats the context inside the block; both must agree
     single_value([(block.name(_MAX), block.whole(_MAX)), (_MAX, model.context)])
     truncate = block.flag("truncate")
     names = {"beta_fast": "beta_fast", "beta_slow": "beta_slow"}
@@ -254,18 +242,17 @@ def _yarn(block: Block, model: Model) -> Yarn:
 def _temperature(block: Block, model: Model, factor: float) -> dict[str, float]:
     """YaRN's temperature as the model applies it, on cos and sin or on the softmax scale."""
     m = partial(yarn_multiplier, factor)
-
     mscale = block.number("mscale", least=0)
     all_dim = block.number("mscale_all_dim", least=0)
-    stated = block.number("attention_factor", above=0)
-    if stated is None:
-        stated = model.architecture.yarn_attention_factor
-    if stated is None and mscale and all_dim:
-        stated = m(mscale) / m(all_dim)
+    attention_factor = block.number("attention_factor", above=0)
+    if attention_factor is None:
+        attention_factor = model.architecture.yarn_attention_factor
+    if attention_factor is None and mscale and all_dim:
+        attention_factor = m(mscale) / m(all_dim)
         if model.architecture.softmax:
-            # these two stand for the same factor, and for the softmax scale's
+            # Yarn derives both factors from these two
             return {"mscale": mscale, "mscale_all_dim": all_dim}
-    elif stated is None:
+    elif attention_factor is None:
         by_transformers = m(1)
         by_deepseek = m(1 if mscale is None else mscale) / m(all_dim or 0)
         if not math.isclose(by_transformers, by_deepseek, rel_tol=1e-12):
@@ -275,7 +262,7 @@ def _temperature(block: Block, model: Model, factor: float) -> dict[str, float]:
                 f"{by_transformers:g}, DeepSeek's own code by {by_deepseek:g}; "
                 "give both, or attention_factor"
             )
-    temperature = {} if stated is None else {"attention_factor": stated}
+    temperature = {} if attention_factor is None else {"attention_factor": attention_factor}
     if model.architecture.softmax and all_dim:
         temperature["mscale_all_dim"] = all_dim
     return temperature
@@ -293,11 +280,11 @@ def _original_length(block: Block, model: Model, *, or_context: bool) -> int:
 
 def _extension_factor(block: Block, model: Model, original: int) -> float:
     """The block's factor, or the ratio of the two contexts where it gives none."""
-    given = block.number("factor", above=0)
-    if given is not None:
-        return given
-    stated = block.has("original_max_position_embeddings") or model.original[1] is not None
-    if not stated or model.context is None:
+    factor = block.number("factor", above=0)
+    if factor is not None:
+        return factor
+    has_original = block.has("original_max_position_embeddings") or model.original[1] is not None
+    if not has_original or model.context is None:
         raise ConfigError(
             f"{block.name('factor')} is absent and cannot be derived; add it, or both "
             "original_max_position_embeddings and max_position_embeddings"
@@ -314,8 +301,8 @@ _LAWS: Mapping[str, Callable[[Block, Model], Law | Rule | None]] = {
     "longrope": _longrope,
     "yarn": _yarn,
 }
-# what single model types mean by words of their own; no file says these
-_OWN: Mapping[str, Callable[[Block, Model], Law | Rule | None]] = {
+# targets of `Architecture.laws`; files do not use these names
+_INTERNAL: Mapping[str, Callable[[Block, Model], Law | Rule | None]] = {
     "ntk_fixed": _ntk_fixed,
     "ntk_old": _ntk_old,
     "stepped_ntk": _stepped_ntk,

@@ -1,6 +1,6 @@
-"""The kind of every layer, and the rope block that layers of that kind read.
+"""The kind of every layer, and the rope block that layers of a kind read.
 
-Kinds come from the file's own list, or the pattern of its model class; of blocks there is one for
+Kinds come from a list in the file, or from the pattern of its model class. A file has one block for
 all layers, or one for each kind.
 """
 
@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from phasor._checks import shown
+from phasor._checks import short_repr
 from phasor.configs.block import Block, single_value
 from phasor.configs.facts import Architecture, table
 from phasor.configs.laws import comparable
 from phasor.errors import ConfigError
 
-# more layers than any model has; a damaged count must not fill the memory
+# far above any model's, so that a damaged count cannot fill the memory
 MOST_LAYERS = 100_000
-# transformers asks a block for "truncate" with a default, which a null is not
+# transformers reads "truncate" as block.get("truncate", True), and a null is falsy there
 _NULLS = {"truncate": False}
 
 
@@ -44,20 +44,20 @@ def layer_kinds(config: Block, facts: Architecture) -> tuple[str, ...]:
         if word not in known:
             raise ConfigError(
                 f"{config.name(key)}.{i} must be one of {', '.join(sorted(known))}, "
-                f"got {shown(word)}"
+                f"got {short_repr(word)}"
             )
     return named
 
 
 def _known_kinds(facts: Architecture) -> frozenset[str]:
-    """What a file may call a kind of layer of this class."""
+    """The kinds of layers that a file of this class may name."""
     rule = facts.layers
-    own = {rule[word] for word in ("hit", "miss", "absent") if word in rule}
-    own |= facts.labels.keys() | set(rule.get("codes", {}).values())
+    names = {rule[word] for word in ("hit", "miss", "absent") if word in rule}
+    names |= facts.labels.keys() | set(rule.get("codes", {}).values())
     if facts.without_rope or facts.kinds:
-        # another word for one of these would leave it without what sets it apart
-        return frozenset(own) | table().without_rope
-    return frozenset(own) | table().without_rope | table().layer_words
+        # a general word for one of its special kinds would lose that kind's facts
+        return frozenset(names) | table().without_rope
+    return frozenset(names) | table().without_rope | table().layer_words
 
 
 def has_rope(kind: str, config: Block, facts: Architecture) -> bool:
@@ -69,8 +69,8 @@ def has_rope(kind: str, config: Block, facts: Architecture) -> bool:
 
 
 def _layers_by_switch(config: Block, facts: Architecture, count: int) -> tuple[str, ...]:
-    """Layers that a list of ones and zeros (1 rotates), or an interval, sets without rope."""
-    # the mask, not the rope, follows layer_types in these models
+    """Kinds from a list of ones (rope) and zeros (none), or from an interval without rope."""
+    # in these models layer_types is about the mask, not the rope
     config.ignore("layer_types")
     switches = config.wholes("no_rope_layers")
     interval = config.whole("no_rope_layer_interval")
@@ -83,8 +83,8 @@ def _layers_by_switch(config: Block, facts: Architecture, count: int) -> tuple[s
 
 
 def _layers_by_base(config: Block, key: str, count: int) -> tuple[str, ...]:
-    """Layers that a list of bases, 0 for none, gives a rope; one base for all that have any."""
-    # the mask, not the rope, follows layer_types in these models
+    """Kinds from a list of bases, 0 for no rope; all others must be the same base."""
+    # in these models layer_types is about the mask, not the rope
     config.ignore("layer_types")
     bases = config.items(key)
     if bases is None:
@@ -98,21 +98,21 @@ def _layers_by_base(config: Block, key: str, count: int) -> tuple[str, ...]:
 
 
 def _layers_by_attention(config: Block, key: str, count: int) -> tuple[str, ...]:
-    """Layers that a search for a smaller model left their attention (Nemotron-NAS)."""
+    """Kinds from a list of blocks, some of which have no attention (Nemotron-NAS)."""
     blocks = config.items(key)
     if blocks is None or len(blocks) != count or not all(isinstance(b, Mapping) for b in blocks):
         config.refuse(key, f"a list of one object for each of {count} layers")
     kinds: list[str] = []
     for i, block in enumerate(blocks):
         attention = Block(block, f"{config.name(key)}.{i}").block("attention")
-        gone = ("no_op", "replace_with_linear")
-        kept = attention is None or not any(attention.flag(switch) for switch in gone)
-        kinds.append("rope" if kept else "nope")
+        switches = ("no_op", "replace_with_linear")
+        has_attention = attention is None or not any(attention.flag(s) for s in switches)
+        kinds.append("rope" if has_attention else "nope")
     return tuple(kinds)
 
 
 def layers_by_pattern(config: Block, facts: Architecture, count: int) -> tuple[str, ...]:
-    """One kind per layer where the file has no list of kinds: the rule of the model class."""
+    """One kind per layer by the pattern of the model class, for files without a list of kinds."""
     rule = facts.layers
     if not rule:
         return ("rope",) * count
@@ -149,15 +149,15 @@ def layers_by_pattern(config: Block, facts: Architecture, count: int) -> tuple[s
 
 
 def _layers_by_code(config: Block, key: str, codes: dict[str, str], count: int) -> tuple[str, ...]:
-    """DeepSeek V4 gives each layer a number; entries past the last layer are its drafter's."""
-    given = config.wholes(key)
-    if given is None or len(given) < count or not {str(code) for code in given} <= codes.keys():
+    """Kinds from a number for each layer (DeepSeek V4); further entries are for its drafter."""
+    numbers = config.wholes(key)
+    if numbers is None or len(numbers) < count or not {*map(str, numbers)} <= codes.keys():
         config.refuse(key, f"a list of one of {', '.join(codes)} for each of {count} layers")
-    return tuple(codes[str(code)] for code in given[:count])
+    return tuple(codes[str(code)] for code in numbers[:count])
 
 
 def _layers_by_letter(config: Block, key: str, hit: str, miss: str, count: int) -> tuple[str, ...]:
-    """EXAONE 4 writes its pattern in letters: L for a local layer, G for a global one."""
+    """Kinds from a pattern in letters (EXAONE 4): L for a local layer, G for a global one."""
     word = config.text(key) or ""
     if not word or set(word) - {"L", "G"}:
         config.refuse(key, 'a number of layers or a word of "L" and "G" such as "LLLG"')
@@ -170,44 +170,45 @@ class Blocks:
     def __init__(self, config: Block, facts: Architecture) -> None:
         new, old = (_block(config, facts, key) for key in ("rope_parameters", "rope_scaling"))
         if new is not None and old is not None:
-            _agree(new, old)
+            _check_agreement(new, old)
             old.ignore(*old.values)
         if facts.nested and new is not None and new.values:
             _refuse_flat(new)
         if facts.block_key is not None and new is None and old is None:
             old = _block(config, facts, facts.block_key)
-        whole = new if new is not None and (new.values or old is None) else old
-        self.assumed = bool(facts.block) and not (whole is not None and whole.values)
+        block = new if new is not None and (new.values or old is None) else old
+        self.assumed = bool(facts.block) and not (block is not None and block.values)
         if self.assumed:
-            whole = Block(facts.block, "rope_parameters")
-        self.flat = whole or Block({}, "rope_parameters")
+            block = Block(facts.block, "rope_parameters")
+        self.flat = block or Block({}, "rope_parameters")
         self.by_kind: dict[str, Block | None] = {}
         self.used: list[Block] = []
         self._labels = facts.labels
         nested = [k for k, v in self.flat.values.items() if isinstance(v, Mapping)]
         if nested:
-            # saved beside the blocks of ZAYA, whose class removes it
-            idle = {"rope_type", "type"} if facts.nested else set[str]()
-            idle = {key for key in idle if self.flat.values.get(key) == "default"}
-            rest = [key for key in self.flat.values if key not in idle]
+            # ZAYA's files have a "default" type beside the blocks, which its class removes
+            ignored = {"rope_type", "type"} if facts.nested else set[str]()
+            ignored = {key for key in ignored if self.flat.values.get(key) == "default"}
+            rest = [key for key in self.flat.values if key not in ignored]
             others = [key for key in rest if self.flat.has(key) and key not in nested]
             if others:
                 raise ConfigError(
                     f"{self.flat.name(others[0])} stands beside the blocks of single layer types "
                     f"({', '.join(nested)}); move it into the ones it is meant for"
                 )
-            absent = [one for one in facts.labels.values() if one not in nested]
+            absent = [label for label in facts.labels.values() if label not in nested]
             if absent:
                 raise ConfigError(
                     f"{self.flat.name(absent[0])} must be an object, as transformers ignores "
-                    f"{', '.join(nested)} without it, got {shown(self.flat.values.get(absent[0]))}"
-                    "; add it, even if no layer reads it"
+                    f"{', '.join(nested)} without it, "
+                    f"got {short_repr(self.flat.values.get(absent[0]))}; add it, "
+                    "even if no layer reads it"
                 )
             self.by_kind = {key: self.flat.block(key) for key in rest}
             self._agree_on_base(config)
 
     def _agree_on_base(self, config: Block) -> None:
-        """One base beside several blocks must be that of at least one of them."""
+        """Check that a base outside the blocks is that of at least one of them."""
         stated = config.number("rope_theta", above=1)
         inside = [b.number("rope_theta", above=1) for b in self.by_kind.values() if b is not None]
         if stated is not None and None not in inside and stated not in inside:
@@ -235,16 +236,16 @@ class Blocks:
 
 
 def _block(config: Block, facts: Architecture, key: str) -> Block | None:
-    # left over from programs that hold a factor there; as a number it scales nothing
+    # some programs wrote a factor here, where False and 1 scale nothing
     if config.values.get(key) in (False, 1):
         config.ignore(key)
         return None
-    given = config.block(key)
-    return given and Block(given.values, given.path, names=facts.block_names, nulls=_NULLS)
+    block = config.block(key)
+    return block and Block(block.values, block.path, names=facts.block_names, nulls=_NULLS)
 
 
 def _refuse_flat(block: Block) -> None:
-    """One block for all layers, where transformers reads one for each kind and no other."""
+    """Refuse one block for all layers where transformers reads only blocks by kind."""
     if not any(isinstance(value, Mapping) for value in block.values.values()):
         raise ConfigError(
             f"{block.path} must hold a block for each kind of layer, as transformers reads no "
@@ -253,13 +254,14 @@ def _refuse_flat(block: Block) -> None:
         )
 
 
-def _agree(new: Block, old: Block) -> None:
+def _check_agreement(new: Block, old: Block) -> None:
+    """Check that ``rope_parameters`` and ``rope_scaling`` say the same."""
     mine, theirs = (comparable(block.values) for block in (new, old))
-    # the new block also holds what used to stand beside the old one
+    # keys that used to be outside the old block are inside the new one
     moved = {"rope_theta", "partial_rotary_factor", "original_max_position_embeddings"}
     for key in sorted(set(mine) | set(theirs), key=str):
         if mine.get(key) != theirs.get(key) and not (key in moved and key not in theirs):
             raise ConfigError(
                 f"{new.name(key)} and {old.name(key)} differ "
-                f"({shown(mine.get(key))}, {shown(theirs.get(key))}); remove one block"
+                f"({short_repr(mine.get(key))}, {short_repr(theirs.get(key))}); remove one block"
             )

@@ -1,4 +1,4 @@
-"""Configs of the makers' own programs: ``params.json`` of Mistral and Meta, DeepSeek's inference.
+"""Configs for the code of Mistral, Meta (``params.json``) and DeepSeek (its inference code).
 
 All three store weights in interleaved pairs and rotate them in place.
 """
@@ -15,7 +15,7 @@ from phasor.layers import LayerRopes
 from phasor.rope import WIDEST, Rope
 from phasor.scaling import Yarn
 
-# DeepSeek-V3's inference/model.py
+# defaults of DeepSeek-V3's inference/model.py
 _DEEPSEEK: Mapping[str, float] = {
     "beta_fast": 32.0,
     "beta_slow": 1.0,
@@ -71,10 +71,10 @@ def load_deepseek(config: Block, *, strict: bool) -> LayerRopes:
     """The rope of each layer, the same for all; of the ``qk_rope_head_dim`` slice of a head."""
     notes: list[str] = []
 
-    def filled(key: str, above: float) -> float:
-        given = config.number(key, above=above)
-        if given is not None:
-            return given
+    def number_or_default(key: str, above: float) -> float:
+        value = config.number(key, above=above)
+        if value is not None:
+            return value
         default = _DEEPSEEK[key]
         notes.append(f"The file has no {key}; {default:g} is the default of DeepSeek's own code.")
         return default
@@ -82,16 +82,16 @@ def load_deepseek(config: Block, *, strict: bool) -> LayerRopes:
     layers = required(config, "n_layers", config.whole("n_layers", most=MOST_LAYERS))
     key = "qk_rope_head_dim"
     head_dim = required(config, key, config.whole(key, least=2, most=WIDEST))
-    longest = config.whole("max_seq_len") or int(filled("max_seq_len", 0))
-    original = config.whole("original_seq_len") or int(filled("original_seq_len", 0))
-    mscale = filled("mscale", 0)
+    longest = config.whole("max_seq_len") or int(number_or_default("max_seq_len", 0))
+    original = config.whole("original_seq_len") or int(number_or_default("original_seq_len", 0))
+    mscale = number_or_default("mscale", 0)
     names = {"rotary_dim": key, "beta_fast": "beta_fast", "beta_slow": "beta_slow"}
     with renamed_keys(config, names):
         law = Yarn(
-            factor=filled("rope_factor", 0),
+            factor=number_or_default("rope_factor", 0),
             original_max_positions=original,
-            beta_fast=filled("beta_fast", 0),
-            beta_slow=filled("beta_slow", 0),
+            beta_fast=number_or_default("beta_fast", 0),
+            beta_slow=number_or_default("beta_slow", 0),
             # cos and sin stay as they are; the softmax scale takes m(mscale) squared
             mscale=mscale,
             mscale_all_dim=mscale,
@@ -99,7 +99,7 @@ def load_deepseek(config: Block, *, strict: bool) -> LayerRopes:
         rope = Rope(
             head_dim=head_dim,
             pairing="interleaved",
-            base=filled("rope_theta", 1),
+            base=number_or_default("rope_theta", 1),
             # their code leaves frequencies and softmax alone up to the original length
             scaling=law if longest > original else None,
         )
@@ -116,12 +116,10 @@ def load_deepseek(config: Block, *, strict: bool) -> LayerRopes:
 
 
 def _head_dim(config: Block, heads: int) -> int:
-    rotated = config.whole("qk_rope_head_dim", least=2, most=WIDEST)
-    if rotated is not None:
-        return rotated
-    given = config.whole("head_dim", least=2, most=WIDEST)
-    if given is not None:
-        return given
+    for key in ("qk_rope_head_dim", "head_dim"):
+        head_dim = config.whole(key, least=2, most=WIDEST)
+        if head_dim is not None:
+            return head_dim
     width = required(config, "dim", config.whole("dim"))
     if width % heads or not 2 <= width // heads <= WIDEST:
         raise ConfigError(

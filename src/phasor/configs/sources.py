@@ -1,7 +1,7 @@
-"""Where a config comes from, and which config inside it describes the part that is meant.
+"""Reads a config, and selects the config inside it that describes the part to load.
 
-A source is a file, a folder, standard input, a dictionary or a live object. A part is the language
-model of a larger one, or the one whose key was named.
+A source is a file, a folder, standard input, a dictionary or a config object of transformers. The
+part is the language model of a larger model, or the config at a key that the caller names.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
-from phasor._checks import shown, twice
+from phasor._checks import first_repeated, short_repr
 from phasor.configs.block import Block
 from phasor.configs.facts import table
 from phasor.configs.laws import comparable
@@ -47,19 +47,19 @@ def read_source(source: object) -> Block:
     Raises:
         ConfigError: If there is nothing to read, too much of it, or no JSON object.
     """
-    # a config of transformers says itself what its file would say
+    # a config object of transformers: the dictionary it would save
     as_dict = getattr(source, "to_dict", None)
     if not isinstance(source, (type, Mapping)) and callable(as_dict):
         source = as_dict()
     if isinstance(source, Mapping):
-        strays = [key for key in cast(Mapping[object, Any], source) if not isinstance(key, str)]
-        if strays:
-            raise ConfigError(f"keys must be strings, got {shown(strays[0])}")
+        not_text = [key for key in cast(Mapping[object, Any], source) if not isinstance(key, str)]
+        if not_text:
+            raise ConfigError(f"keys must be strings, got {short_repr(not_text[0])}")
         return Block(cast(Mapping[str, Any], source))
     if not isinstance(source, (str, os.PathLike)):
         raise ConfigError(
             "source must be the path of a config file or folder, '-', the dictionary it holds or a "
-            f"config of transformers, got {shown(source)}"
+            f"config of transformers, got {short_repr(source)}"
         )
     if source == "-":
         return Block(_parse_json(sys.stdin.buffer.read(SIZE_LIMIT + 1), "standard input"))
@@ -67,7 +67,7 @@ def read_source(source: object) -> Block:
         path = Path(cast("str | os.PathLike[str]", source))
         if path.is_dir():
             path = _config_file_in(path)
-        # a pipe without a writer would be waited for, for ever
+        # opening a pipe that has no writer would block for ever
         if not stat.S_ISREG(path.stat().st_mode):
             raise ConfigError(f"{path} is not a file; give the path of a config.json")
         with path.open("rb") as stream:
@@ -77,22 +77,22 @@ def read_source(source: object) -> Block:
     except (OSError, ValueError, TypeError) as error:
         if isinstance(error, ConfigError):
             raise
-        raise ConfigError(f"{shown(cast(object, source))} cannot be read: {error}") from None
+        raise ConfigError(f"{short_repr(cast(object, source))} cannot be read: {error}") from None
     if data.startswith(b"GGUF"):
         return Block(_gguf_header(path))
     return Block(_parse_json(data, str(path)))
 
 
 def _config_file_in(folder: Path) -> Path:
-    found = [folder / name for name in _NAMES if (folder / name).is_file()]
-    if len(found) == 1:
-        return found[0]
-    if found:
+    files = [folder / name for name in _NAMES if (folder / name).is_file()]
+    if len(files) == 1:
+        return files[0]
+    if files:
         raise ConfigError(
             f"{folder} holds both config.json and params.json, which describe differently "
             "paired weights; give the path of the one that belongs to your weights"
         )
-    # a pipeline of diffusers: its transformer is what rotates
+    # a pipeline of diffusers: its transformer has the rope
     inner = folder / "transformer" / "config.json"
     if inner.is_file():
         return inner
@@ -109,18 +109,17 @@ def _gguf_header(path: Path) -> dict[str, Any]:
             f"{install_hint('gguf')}"
         ) from None
     try:
-        # maps the file; what is not asked for is never read
+        # the reader maps the file into memory, so weights are not read from disk
         file = GGUFReader(path)
-        header = {name: one.contents() for name, one in file.fields.items() if _is_plain(name)}
-        ropes = [one for one in file.tensors if one.name.startswith("rope_")]
-        return header | {one.name: one.data.astype(float).tolist() for one in ropes}
-    except Exception as error:  # what a reader makes of damaged bytes has no common class
+        header = {
+            name: field.contents()
+            for name, field in file.fields.items()
+            if not name.startswith("tokenizer.")  # a vocabulary takes longer than all other fields
+        }
+        tensors = [tensor for tensor in file.tensors if tensor.name.startswith("rope_")]
+        return header | {tensor.name: tensor.data.astype(float).tolist() for tensor in tensors}
+    except Exception as error:  # the reader's errors on damaged bytes have no common base class
         raise ConfigError(f"{path} is a damaged GGUF file: {error}") from None
-
-
-def _is_plain(name: str) -> bool:
-    # a vocabulary takes longer than all else together
-    return not name.startswith("tokenizer.")
 
 
 def _parse_json(data: bytes, origin: str) -> dict[str, Any]:
@@ -143,13 +142,13 @@ def _parse_json(data: bytes, origin: str) -> dict[str, Any]:
     except ValueError as error:
         raise ConfigError(f"{origin} must be JSON: {error}") from None
     if not isinstance(value, dict):
-        raise ConfigError(f"{origin} must hold a JSON object, got {shown(value)}")
+        raise ConfigError(f"{origin} must hold a JSON object, got {short_repr(value)}")
     return cast(dict[str, Any], value)
 
 
 def _refuse_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    if (key := twice(pairs)) is not None:
-        raise ConfigError(f"the key {shown(key)} stands twice in one object; keep one")
+    if (key := first_repeated(pairs)) is not None:
+        raise ConfigError(f"the key {short_repr(key)} stands twice in one object; keep one")
     return dict(pairs)
 
 
@@ -159,25 +158,25 @@ def language_models(top: Block) -> list[Block]:
     Raises:
         ConfigError: If two of one level do, or one is no object.
     """
-    found = [top]
-    while inner := [key for key in NESTED if found[-1].has(key)]:
-        outer = found[-1]
+    levels = [top]
+    while inner := [key for key in NESTED if levels[-1].has(key)]:
+        outer = levels[-1]
         if len(inner) > 1:
             raise ConfigError(
                 f"{outer.name(inner[0])} and {outer.name(inner[1])} both describe a language "
                 f"model; name the one you mean: load(..., part={inner[0]!r})"
             )
-        found.append(cast(Block, outer.block(inner[0])))
-    return found
+        levels.append(cast(Block, outer.block(inner[0])))
+    return levels
 
 
 def select_config(top: Block, part: str | None, like: str | None) -> tuple[list[Block], str]:
-    """The configs on the way to the part that is meant, the innermost last, and its model type.
+    """The configs from the top to the selected part, the innermost last, and its model type.
 
     Args:
         top: The file.
         part: Its key, dotted where it lies deeper; None for the language model.
-        like: A model type to take instead of the file's own.
+        like: A model type that replaces the file's own.
 
     Raises:
         ConfigError: If there is no such part, or its type is absent or unknown.
@@ -192,7 +191,7 @@ def select_config(top: Block, part: str | None, like: str | None) -> tuple[list[
         if like not in known:
             raise ConfigError(
                 f"like must be a model type that phasor knows (phasor.configs.model_types() lists "
-                f"them), got {shown(like)}"
+                f"them), got {short_repr(like)}"
             )
         return levels, like
     where = levels[-1].name("model_type")
@@ -204,7 +203,7 @@ def select_config(top: Block, part: str | None, like: str | None) -> tuple[list[
     if name not in known:
         raise ConfigError(
             f"{where} must be one that phasor knows (phasor.configs.model_types() lists them), "
-            f"got {shown(name)}; {_UNKNOWN}"
+            f"got {short_repr(name)}; {_UNKNOWN}"
         )
     return levels, name
 
@@ -216,32 +215,35 @@ def _path_to_part(top: Block, part: str) -> list[Block]:
             inner = [k for k, v in levels[-1].values.items() if isinstance(v, Mapping)]
             raise ConfigError(
                 f"part must be the key of a config inside the file "
-                f"({', '.join(inner) or 'it holds none'}), got {shown(part)}"
+                f"({', '.join(inner) or 'it holds none'}), got {short_repr(part)}"
             )
         levels.append(cast(Block, levels[-1].block(key)))
     return levels
 
 
 def _model_type(levels: list[Block]) -> str | None:
-    """The innermost config's type: its own, what its outer class puts there, or the outer one."""
-    said: str | None = None
+    """The innermost config's type: its own, the one its outer class implies, or the outer one."""
+    model_type: str | None = None
     known = table().huggingface
     for i, level in enumerate(levels):
         key = level.path.rpartition(".")[2]
-        outer = None if said is None or i == 0 else known.get(said)
+        outer = None if model_type is None or i == 0 else known.get(model_type)
         implied = None if outer is None else outer.parts.get(key)
-        own = level.text("model_type")
-        # classes of transformers write the type of the whole into its parts, too
-        said = implied if implied is not None and own in (None, said) else own or said
-    return said
+        stated = level.text("model_type")
+        # transformers also saves the type of the whole model in the configs of its parts
+        if implied is not None and stated in (None, model_type):
+            model_type = implied
+        else:
+            model_type = stated or model_type
+    return model_type
 
 
 def _agree_with_outer(outer: Block, inner: Block) -> None:
     for key in ("rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor"):
-        if outer.has(key):
-            said = [comparable(block.values.get(key)) for block in (outer, inner)]
-            if said[0] != said[1]:
-                raise ConfigError(
-                    f"{outer.name(key)} and {inner.name(key)} differ; the inner one counts, so "
-                    "remove the outer one or make them agree"
-                )
+        if not outer.has(key):
+            continue
+        if comparable(outer.values.get(key)) != comparable(inner.values.get(key)):
+            raise ConfigError(
+                f"{outer.name(key)} and {inner.name(key)} differ; the inner one counts, so "
+                "remove the outer one or make them agree"
+            )

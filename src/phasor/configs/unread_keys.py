@@ -1,10 +1,10 @@
-"""What becomes of keys about positions that a model type's class does not read.
+"""Checks the keys about positions that a model type's class does not read.
 
-One rule. A key that says nothing, or what the class does anyway, is *neutral* and passed over. One
-that cannot change the rotation that the class performs is *noted*. One that asks for another
-pairing, width, base, law or choice of layers is *refused*, all of a file in one error, for either
-the file or its model type is not what it seems; ``strict=False`` reads the file as the class does
-and notes these too. ``keys.toml`` says what single keys mean.
+A key whose value changes nothing, or asks for what the class does anyway, is *neutral* and ignored.
+A key about something other than the rotation is *noted*. A key that asks for another pairing,
+width, base, law or choice of layers is *refused* (all of a file in one error), because the file or
+its model type is then probably wrong; with ``strict=False`` it is noted and ignored, as the class
+ignores it. ``keys.toml`` says what each key means.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from typing import Any
 
-from phasor._checks import shown
+from phasor._checks import short_repr
 from phasor.axes import Alternating, Axes, InterleavedSections, Sectioned
 from phasor.configs.block import Block
-from phasor.configs.facts import read_table, slip
+from phasor.configs.facts import read_table, table_error
 from phasor.errors import ConfigError
 from phasor.rope import Rope
 
@@ -35,14 +35,14 @@ _LAYOUTS: Mapping[type[Axes], str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Meaning:
-    """What a key says where its model type's class does not read it.
+    """The meaning of a key that its model type's class does not read.
 
     Attributes:
-        means: What of a rope it speaks of; a ``switch`` is neutral at false alone, a
-            ``note`` is about something else than the rotation.
-        says: What is known about it, the rest of a sentence that begins with the key and its value.
-        values: What its values stand for, by their JSON text.
-        neutral: Values that change nothing whatever the model is, beside null.
+        means: The property of a rope that it sets; a ``switch`` is neutral only if false, a
+            ``note`` is not about the rotation.
+        says: An explanation, as the rest of a sentence that begins with the key and its value.
+        values: By JSON text of a value, the property that it stands for.
+        neutral: Values besides null that change nothing in any model.
     """
 
     means: str
@@ -51,7 +51,7 @@ class Meaning:
     neutral: tuple[Any, ...] = ()
 
     def is_neutral(self, value: Any, ropes: Sequence[Rope]) -> bool:
-        """Whether ``value`` is what the model's ropes are anyway."""
+        """Whether the model's ropes already have the property that ``value`` asks for."""
         if value in self.neutral:
             return True
         meaning = self.values.get(json.dumps(value, default=repr).strip('"'))
@@ -82,31 +82,31 @@ class Meaning:
 @lru_cache(maxsize=1)
 def meanings() -> Mapping[str, Meaning]:
     """``keys.toml``, read once."""
-    known = {one.name for one in fields(Meaning)}
-    found: dict[str, Meaning] = {}
-    for key, own in read_table("keys.toml").items():
-        for fact in own:
+    known = {field.name for field in fields(Meaning)}
+    by_key: dict[str, Meaning] = {}
+    for key, entry in read_table("keys.toml").items():
+        for fact in entry:
             if fact not in known:
-                raise slip("keys.toml", key, fact, f"has the unknown fact {fact!r}")
-        if own.get("means") not in _MEANINGS or "says" not in own:
-            raise slip("keys.toml", key, "means", f"must mean one of {', '.join(_MEANINGS)}")
-        if "neutral" in own:
-            own = own | {"neutral": tuple(own["neutral"])}
-        found[key] = Meaning(**own)
-    return found
+                raise table_error("keys.toml", key, fact, f"has the unknown fact {fact!r}")
+        if entry.get("means") not in _MEANINGS or "says" not in entry:
+            raise table_error("keys.toml", key, "means", f"must mean one of {', '.join(_MEANINGS)}")
+        if "neutral" in entry:
+            entry = entry | {"neutral": tuple(entry["neutral"])}
+        by_key[key] = Meaning(**entry)
+    return by_key
 
 
 def check_unread_keys(
     config: Block, blocks: Iterable[Block], ropes: Sequence[Rope], model_type: str, *, strict: bool
 ) -> list[str]:
-    """Notes about the keys that nobody read.
+    """Notes about the keys that were not read.
 
     Args:
-        config: The file's config, read.
-        blocks: Its rope blocks that some layer uses, read.
-        ropes: What was read.
+        config: The file's config, after reading.
+        blocks: Its rope blocks that a layer uses, after reading.
+        ropes: The ropes that were read from it.
         model_type: The model's type.
-        strict: Whether what contradicts the class is refused.
+        strict: Whether to refuse keys that contradict the class.
 
     Raises:
         ConfigError: If keys contradict what the class does and ``strict`` is set.
@@ -117,7 +117,7 @@ def check_unread_keys(
     for block in blocks:
         for key, value in block.unread().items():
             meaning = meanings().get(key)
-            if _says_nothing(value, meaning, ropes):
+            if _has_no_effect(value, meaning, ropes):
                 continue
             if meaning is None:
                 unused.append(block.place(key))
@@ -130,7 +130,7 @@ def check_unread_keys(
         meaning = meanings().get(key)
         if meaning is None and (not ropes or not _ABOUT_POSITIONS.search(key)):
             continue
-        if not _says_nothing(value, meaning, ropes):
+        if not _has_no_effect(value, meaning, ropes):
             meaning = meaning or Meaning(means="switch", says="is not a key that phasor knows")
             if not ropes and meaning.means != "rotates":
                 continue
@@ -142,10 +142,10 @@ def check_unread_keys(
             f"as a {model_type} does, without it: load(..., strict=False), on the command line "
             "--lenient; a model with code of its own is described with phasor.Rope(...)"
         )
-    return [*notes, *(f"Left aside: {one}." for one in refused)]
+    return [*notes, *(f"Left aside: {sentence}." for sentence in refused)]
 
 
-def _says_nothing(value: Any, meaning: Meaning | None, ropes: Sequence[Rope]) -> bool:
+def _has_no_effect(value: Any, meaning: Meaning | None, ropes: Sequence[Rope]) -> bool:
     if meaning is not None:
         return meaning.is_neutral(value, ropes)
     return value is False or (value == 1.0 and isinstance(value, float))
@@ -154,7 +154,7 @@ def _says_nothing(value: Any, meaning: Meaning | None, ropes: Sequence[Rope]) ->
 def _note_or_refuse(
     name: str, value: Any, meaning: Meaning, notes: list[str], refused: list[str]
 ) -> None:
-    sentence = f"{name} (got {shown(value)}) {meaning.says}"
+    sentence = f"{name} (got {short_repr(value)}) {meaning.says}"
     if meaning.means == "note":
         notes.append(f"Not part of the rotation: {sentence}.")
     else:

@@ -1,6 +1,6 @@
-"""A Rope as a Hugging Face config states it: the block, and what changes beside it.
+"""A Rope written as a Hugging Face config: its block, and the keys outside it.
 
-Each block is read back before it is given out, so that none says anything but its Rope.
+Each block is read back before it is returned, to check that it describes exactly its Rope.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from phasor._checks import shown, whole
+from phasor._checks import short_repr, whole
 from phasor.axes import Alternating, Axes, InterleavedSections, OneAxis, Sectioned
 from phasor.configs import laws
 from phasor.configs.block import Block
@@ -35,8 +35,8 @@ from phasor.scaling import (
     YarnPaper,
 )
 
-#: What says in older files, or beside ``rope_parameters``, what that block says; and the other
-#: names of the context.
+#: Keys of older files, or outside the block, that ``rope_parameters`` replaces; and the other keys
+#: for the context.
 REPLACED = (
     "rope_scaling",
     "rope_theta",
@@ -52,7 +52,7 @@ REPLACED = (
     "max_seq_len",
     "seq_length",
 )
-#: What says it too where each kind of layer has a block: the bases of single kinds.
+#: Keys that blocks by kind of layer replace as well: the bases of single kinds.
 REPLACED_OF_KINDS = (
     "rope_local_base_freq",
     "global_rope_theta",
@@ -69,17 +69,17 @@ _LAYOUTS: Mapping[type[Axes], str] = {
 
 
 def rope_parameters(rope: Rope, context: int) -> dict[str, Any]:
-    """The block of a Hugging Face ``config.json`` that says ``rope``, as transformers 5 writes it.
+    """The block of a Hugging Face ``config.json`` for ``rope``, as transformers 5 writes it.
 
-    It says the base, how much of a head turns, the law or rule, and the sections of a multimodal
-    rope. Pairing, direction and the place of the slice are the model class's to say.
-    A `PerPair` law, which the format has no name for, is a ``longrope`` whose two lists are its
-    own; it reads back as that rule, whose law is the `PerPair` law at every length. Dynamic NTK
-    starts from the context beside its block, which `config_keys` sets.
+    It has the base, the rotated fraction of a head, the law or rule, and the sections of a
+    multimodal rope. Pairing, direction and the start of the slice depend on the model class.
+    The format has no name for `PerPair`: it becomes a ``longrope`` block with the same list
+    twice, which reads back as a rule that picks the `PerPair` law at every length. The original
+    context of dynamic NTK is outside its block: `config_keys` sets it.
 
     Args:
         rope: With a base.
-        context: Tokens of the training, which a ``longrope`` block wants to know.
+        context: Tokens of the training, which a ``longrope`` block contains.
 
     Returns:
         JSON values.
@@ -102,7 +102,7 @@ def rope_parameters(rope: Rope, context: int) -> dict[str, Any]:
     write = WRITERS.get(type(rope.scaling))
     if write is None:
         raise ConfigError(
-            f"no rope_type says the law {shown(rope.scaling)}; take one of "
+            f"no rope_type says the law {short_repr(rope.scaling)}; take one of "
             f"{', '.join(sorted(law.__name__ for law in WRITERS if law is not type(None)))}"
         )
     block = write(rope.scaling, context)
@@ -115,15 +115,14 @@ def rope_parameters(rope: Rope, context: int) -> dict[str, Any]:
 
 
 def config_keys(rope: Rope | Mapping[str, Rope | None], context: int, to: int) -> dict[str, Any]:
-    """What to set in a ``config.json`` for a rope that is to reach ``to`` tokens.
+    """The keys to set in a ``config.json`` for a context of ``to`` tokens.
 
-    The block of `rope_parameters`, and the context beside it: ``to``, but for dynamic NTK, whose
-    readers take ``max_position_embeddings`` for the context before the extension. Where kinds of
-    layers have blocks of their own, all of them stand in ``rope_parameters``; a kind that does not
-    turn has a null there.
+    The block of `rope_parameters`, and ``max_position_embeddings``: ``to``, except for dynamic NTK,
+    whose readers use that key for the context before the extension. If kinds of layers have
+    separate blocks, ``rope_parameters`` has all of them, null for a kind without a rope.
 
     Args:
-        rope: As the config is to state it; or by the labels of the blocks, the rope of each.
+        rope: The rope of all layers; or by label of a block, the rope of each.
         context: Tokens of the training.
         to: Tokens of the wanted context.
 
@@ -144,11 +143,11 @@ def config_keys(rope: Rope | Mapping[str, Rope | None], context: int, to: int) -
     else:
         ropes = tuple(rope.values())
         block = {
-            label: None if one is None else rope_parameters(one, context)
-            for label, one in rope.items()
+            label: None if kind_rope is None else rope_parameters(kind_rope, context)
+            for label, kind_rope in rope.items()
         }
     length = whole("to", to, least=1)
-    scalings = [one.scaling for one in ropes if one is not None]
+    scalings = [r.scaling for r in ropes if r is not None]
     starts = {law.original_max_positions for law in scalings if isinstance(law, DynamicNTK)}
     if len(starts) > 1:
         raise ConfigError(
@@ -159,7 +158,7 @@ def config_keys(rope: Rope | Mapping[str, Rope | None], context: int, to: int) -
 
 
 def _read_back(rope: Rope, block: dict[str, Any], context: int) -> None:
-    """Refuse a block that the reader takes for another law or other axes than the Rope's."""
+    """Refuse a block that reads back as another law or other axes than the Rope's."""
     law = rope.scaling
     facts = Architecture(
         pairing=rope.pairing,
@@ -177,21 +176,22 @@ def _read_back(rope: Rope, block: dict[str, Any], context: int) -> None:
         ),
         original=(_ORIGINAL, None),
     )
-    given = Block(block, "rope_parameters")
-    said = laws.scaling(given, model), laws.axes(given, model) or OneAxis()
-    wanted = _as_rule(law, context) if isinstance(law, PerPair) else law
-    partly = isinstance(law, Proportional) and rope.rotary_dim != rope.head_dim
-    if partly or said != (wanted, rope.axes):
+    read = Block(block, "rope_parameters")
+    read_law, read_axes = laws.scaling(read, model), laws.axes(read, model) or OneAxis()
+    expected = _as_rule(law, context) if isinstance(law, PerPair) else law
+    # both would be written as partial_rotary_factor
+    ambiguous = isinstance(law, Proportional) and rope.rotary_dim != rope.head_dim
+    if ambiguous or (read_law, read_axes) != (expected, rope.axes):
         raise ConfigError(
-            f"a {block['rope_type']!r} block cannot say {shown(law)} of {rope.rotary_dim} in "
+            f"a {block['rope_type']!r} block cannot say {short_repr(law)} of {rope.rotary_dim} in "
             f"{rope.head_dim} coordinates; keep the rope as JSON instead (Rope.to_json)"
         )
 
 
-def _fraction(turning: int, width: int) -> float:
-    # the reader multiplies and cuts, where a rounded product may lose a coordinate
-    exact = turning / width
-    return exact if int(width * exact) == turning else (turning + 0.5) / width
+def _fraction(rotary_dim: int, head_dim: int) -> float:
+    # readers compute int(head_dim * fraction), where rounding may lose a coordinate
+    exact = rotary_dim / head_dim
+    return exact if int(head_dim * exact) == rotary_dim else (rotary_dim + 0.5) / head_dim
 
 
 def _sections(axes: Axes) -> dict[str, Any]:
@@ -202,8 +202,8 @@ def _sections(axes: Axes) -> dict[str, Any]:
     if isinstance(axes, InterleavedSections):
         return {"mrope_section": list(axes.sections), "mrope_interleaved": True}
     if isinstance(axes, Alternating):
-        written = dict(zip(_alternating().axis_order, axes.sections, strict=True))
-        return {"mrope_section": [written[place] for place in sorted(written)]}
+        by_axis = dict(zip(_alternating().axis_order, axes.sections, strict=True))
+        return {"mrope_section": [by_axis[axis] for axis in sorted(by_axis)]}
     raise ConfigError(
         f"no config key says {type(axes).__name__} axes; keep the rope as JSON instead "
         "(Rope.to_json)"
@@ -211,8 +211,8 @@ def _sections(axes: Axes) -> dict[str, Any]:
 
 
 def _alternating() -> Architecture:
-    """The facts of a class that alternates axes; all order their sections alike."""
-    return next(one for one in table().huggingface.values() if one.axes == "alternating")
+    """The facts of a class with alternating axes; all of them have one order of sections."""
+    return next(f for f in table().huggingface.values() if f.axes == "alternating")
 
 
 def _linear(law: Linear, context: int) -> dict[str, Any]:
@@ -222,7 +222,7 @@ def _linear(law: Linear, context: int) -> dict[str, Any]:
 
 def _dynamic(law: DynamicNTK, context: int) -> dict[str, Any]:
     del context
-    # its original context is the one that stands beside the block
+    # its original context is max_position_embeddings, outside the block
     return {"rope_type": "dynamic", "factor": law.factor}
 
 
@@ -278,8 +278,8 @@ def _longrope(law: LongRope, context: int) -> dict[str, Any]:
     short, long = law.short_attention_factor, law.long_attention_factor
     if short == long and short is not None:
         return block | {"attention_factor": short}
-    stated = {"short_mscale": short, "long_mscale": long}
-    return block | {key: value for key, value in stated.items() if value is not None}
+    factors = {"short_mscale": short, "long_mscale": long}
+    return block | {key: value for key, value in factors.items() if value is not None}
 
 
 def _per_pair(law: PerPair, context: int) -> dict[str, Any]:
@@ -302,7 +302,7 @@ def _plain(law: None, context: int) -> dict[str, Any]:
     return {"rope_type": "default"}
 
 
-#: How each law and rule is said in a config.
+#: By law or rule, the function that writes its block.
 WRITERS: Mapping[type, Callable[[Any, int], dict[str, Any]]] = {
     type(None): _plain,
     Linear: _linear,
@@ -313,7 +313,7 @@ WRITERS: Mapping[type, Callable[[Any, int], dict[str, Any]]] = {
     LongRope: _longrope,
     PerPair: _per_pair,
 }
-#: The laws that no rope_type says. What takes another base alone (NTK) a config says by that base.
+#: The laws without a rope_type. NTK is written as its raised base instead.
 WITHOUT_ROPE_TYPE = frozenset(
     {Cope, Hope, NTK, NTKFixed, NTKMixed, NTKOld, PartNTK, Resonance, SteppedNTK, YarnPaper}
 )

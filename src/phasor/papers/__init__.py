@@ -1,6 +1,6 @@
-"""What the papers say of rotary embeddings, as functions: arrays in, arrays out.
+"""Formulas of papers about rotary embeddings, as functions from arrays to arrays.
 
-For those who want to understand or to draw; rotating needs nothing of it.
+For analysis and figures; nothing that rotates depends on it.
 """
 
 from phasor.papers.bounds import (

@@ -1,4 +1,4 @@
-"""What theory allows: critical dimensions, feasible bases, errors of interpolated positions."""
+"""Theoretical bounds: critical dimensions, feasible bases, errors of interpolated positions."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from phasor.numpy import score
 from phasor.papers.distances import decay, kernel, one_axis, pair_products
 from phasor.rope import Rope
 
-_PART = 1 << 16  # distances looked at before asking whether to go on
-_EDGE = 1 + 1e-6  # how closely the edge of a feasible interval is found, as a ratio
+_PART = 1 << 16  # distances computed at a time
+_EDGE = 1 + 1e-6  # ratio within which the edge of a feasible interval is found
 
 
 def critical_dimension(rope: Rope, context: float) -> int:
-    """Rotated coordinates whose pairs come all the way round within a context.
+    """Rotated coordinates whose pairs make more than a full turn within a context.
 
     ``2 ceil((rotary_dim / 2) log_base(context / 2 pi))`` for a rope without a law (Liu et al.
     2310.05209), counted here as twice the pairs that make more than one turn, so that
@@ -211,7 +211,7 @@ def feasible_bases(
 
 
 def _negative_parts(rope: Rope, context: int) -> Iterable[NDArray[np.int64]]:
-    """The distances with a negative trace, some thousands looked at at a time."""
+    """The distances with a negative trace, computed in parts."""
     still = (rope.head_dim - rope.rotary_dim) / 2
     for start in range(0, context + 1, _PART):
         count = min(_PART, context + 1 - start)
@@ -346,10 +346,10 @@ def extrapolation_ratio(rope: Rope, distances: ArrayLike) -> NDArray[np.float64]
 
 
 def _between(distance: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The whole distance below, and what is left."""
-    given = checked_positions(distance).astype(np.float64)
-    low = np.floor(given)
-    return low, given - low
+    """The distance rounded down, and the fraction."""
+    checked = checked_positions(distance).astype(np.float64)
+    low = np.floor(checked)
+    return low, checked - low
 
 
 def _largest(q: ArrayLike, k: ArrayLike, rope: Rope) -> NDArray[np.float64]:

@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from phasor._checks import number, shown, whole
+from phasor._checks import number, short_repr, whole
 from phasor.errors import SpecError
 from phasor.frequencies import real_turns
 from phasor.numpy import rotate
@@ -298,7 +298,7 @@ def _period(rope: Rope, most: int) -> int | None:
 
 
 def _why_not(rope: Rope, weight: float, ties: int, rivals: int) -> str:
-    said = f"weight must be within reach of an alpha, got {shown(weight)}: "
+    said = f"weight must be within reach of an alpha, got {short_repr(weight)}: "
     if ties == rivals:
         return (
             f"{said}no pair turns between any two of these {rivals + 1} tokens, so they score "
@@ -317,4 +317,4 @@ def _check_rope(rope: Any) -> None:
             "LayerRopes": "; pass the Rope of one layer, ropes[i]",
             "NoneType": "; no weights tell positions apart in a layer without one",
         }.get(type(rope).__name__, "")
-        raise SpecError(f"rope must be a phasor.Rope, got {shown(rope)}{way_out}")
+        raise SpecError(f"rope must be a phasor.Rope, got {short_repr(rope)}{way_out}")

@@ -1,4 +1,4 @@
-"""What rotating only the numerator does to the weights of linear attention."""
+"""The weights of linear attention when only its numerator is rotated."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from phasor.rope import Rope
 
 
 def linear_weights(query: ArrayLike, keys: ArrayLike, rope: Rope) -> NDArray[np.float64]:
-    """Weights that the last token gives each token in linear attention with a rotated numerator.
+    """Weights of all tokens for the last query, in linear attention with a rotated numerator.
 
     ``w_n = (R(N-1) φ(q) · R(n) φ(k_n)) / Σ_j φ(q) · φ(k_j)`` with ``φ(x) = elu(x) + 1``
     (RoFormer 2104.09864, eq. 19). They are not a distribution: some are negative, and for random
@@ -43,9 +43,9 @@ def linear_weights(query: ArrayLike, keys: ArrayLike, rope: Rope) -> NDArray[np.
             f"from 1 on, got shapes {list(q.shape)} and {list(k.shape)}"
         )
     features_q, features_k = _elu_plus_one(q), _elu_plus_one(k)
-    turned_q = rotate(features_q, len(k) - 1, rope)
-    turned_k = rotate(features_k[:, None], np.arange(len(k)), rope)[:, 0]
-    return (turned_k @ turned_q) / (features_k @ features_q).sum()
+    rotated_q = rotate(features_q, len(k) - 1, rope)
+    rotated_k = rotate(features_k[:, None], np.arange(len(k)), rope)[:, 0]
+    return (rotated_k @ rotated_q) / (features_k @ features_q).sum()
 
 
 def _elu_plus_one(x: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -53,13 +53,13 @@ def _elu_plus_one(x: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def expected_linear_sum(rope: Rope, length: int) -> float:
-    """What `linear_weights` of independent random keys of one distribution sum to on average.
+    """Mean sum of `linear_weights` for independent random keys of one distribution.
 
     The mean of ``cos(r inv_freq[k])`` over the distances ``r`` below ``length`` and over the
-    coordinates, unrotated ones counting 1. For a query and keys whose features are of one
-    distribution in all coordinates: what keys have in common is then a vector of equal entries,
-    and it shrinks as it is rotated to many positions. True as ``N`` grows; one query's own
-    features move its sum by a few hundredths.
+    coordinates, unrotated ones counting 1. It assumes that features have the same distribution in
+    all coordinates: their mean is then a vector of equal entries, and rotated to many positions
+    these cancel. Exact in the limit of large ``N``; the sum for a single query differs by a few
+    hundredths.
 
     Args:
         rope: What rotates; with several axes, a distance is along every one, as in text.

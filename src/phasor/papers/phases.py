@@ -1,8 +1,8 @@
-"""Which phases a model met in training, and which an extended context shows it for the first time.
+"""Phases that occur in training, and those that occur only in a longer context.
 
-A pair turns by ``r * inv_freq`` between tokens ``r`` apart, and only the angle within a turn can be
-seen. Over a context of ``L`` tokens a pair that completes a turn meets every angle; one that does
-not meets those from 0 up to ``L * inv_freq`` and no other. What lies beyond is out of distribution.
+Between tokens ``r`` apart a pair turns by ``r * inv_freq``, and scores depend on that angle modulo
+a turn, the phase. Over a context of ``L`` tokens a pair that completes a turn has every phase; any
+other pair has those from 0 to ``L * inv_freq``. All other phases are out of distribution.
 
 Counts are exact. The distances below ``n`` whose angle has passed ``a`` turns are
 
@@ -27,18 +27,18 @@ from phasor.frequencies import real_turns, turns
 from phasor.rope import Rope
 
 _LONGEST = 1 << 48  # positions
-_UNIT = 10**40  # parts of a turn that are counted
-# a step is short of the real one by less than a part, so a phase by less than 2**48 of them: one
-# this near a boundary stands on it
+_UNIT = 10**40  # a turn in fixed point
+# rounding down loses less than one unit a step, so less than 2**48 units in a phase: phases nearer
+# to a boundary than this count as on it
 _SLACK = 10**15
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Coverage:
-    """How much of what a longer context shows was seen in training, pair by pair.
+    """For each pair, which phases of a longer context did not occur in training.
 
     Attributes:
-        context: Tokens seen in training.
+        context: Tokens of the training.
         to: Tokens of the wanted context.
         trained_turns: float64 ``[num_pairs]``: turns over the trained context.
         extended_turns: float64 ``[num_pairs]``: turns over the wanted one, extended.
@@ -56,12 +56,12 @@ class Coverage:
 
     @property
     def never_turned(self) -> NDArray[np.bool_]:
-        """Bool ``[num_pairs]``: which pairs never completed a turn in training."""
+        """Bool ``[num_pairs]``: pairs that completed no turn in training."""
         return self.trained_turns < 1
 
     @property
     def affected(self) -> NDArray[np.bool_]:
-        """Bool ``[num_pairs]``: which pairs show a phase that is new."""
+        """Bool ``[num_pairs]``: pairs with a new phase."""
         return self.new_share > 0
 
 
@@ -116,37 +116,37 @@ def coverage(rope: Rope, context: int, extended: Rope, to: int) -> Coverage:
 
 
 class _Arc:
-    """The angles that one pair met in training, and the step at which it passes them now."""
+    """The phases of one pair in training, and its angle per position in the longer context."""
 
     def __init__(self, seen: Decimal, step: Decimal) -> None:
-        # a pair that stood still in training has seen the angle 0, none has seen more than a turn
+        # a pair of frequency 0 has had the angle 0; no pair has had more than one turn
         self._passed = min(max(int(seen * _UNIT), 2 * _SLACK), _UNIT)
         self._step = int(step * _UNIT)
 
     def new_below(self, count: int) -> int:
-        """How many of the distances below ``count`` show an angle outside the arc."""
+        """How many distances below ``count`` have a phase that training did not have."""
         reached = _floor_sum(count, _UNIT, self._step, _UNIT + _SLACK - self._passed)
         return reached - _floor_sum(count, _UNIT, self._step, _SLACK)
 
     def first_new(self, count: int) -> float:
-        """The first distance below ``count`` with such an angle; infinite where there is none."""
+        """The first such distance below ``count``; infinite if there is none."""
         if self.new_below(count) == 0:
             return np.inf
-        known, found = 0, count  # the first lies below `found`, none below `known`
-        while found - known > 1:
-            middle = (known + found) // 2
+        low, high = 0, count  # bisection: none is below `low`, the first is below `high`
+        while high - low > 1:
+            middle = (low + high) // 2
             if self.new_below(middle):
-                found = middle
+                high = middle
             else:
-                known = middle
-        return float(found - 1)
+                low = middle
+        return float(high - 1)
 
 
 def _floor_sum(count: int, unit: int, step: int, start: int) -> int:
     """``sum over r < count of (step * r + start) // unit``, for numbers that are not negative.
 
-    Whole parts are summed at once; what is left counts lattice points under a line, and
-    exchanging the two axes makes a smaller sum, as in Euclid's algorithm.
+    The whole parts of ``step`` and ``start`` have a closed sum. The rest counts lattice points
+    below a line, and exchanging the two axes makes a smaller sum, as in Euclid's algorithm.
     """
     total = 0
     while True:

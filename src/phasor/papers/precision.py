@@ -1,4 +1,4 @@
-"""How far the common ways of making cos and sin are off."""
+"""Errors of the common ways to compute cos and sin."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ RECIPES: tuple[Recipe, ...] = get_args(Recipe)
 
 
 def angle_errors(rope: Rope, positions: ArrayLike, recipe: Recipe) -> NDArray[np.float64]:
-    """How far a way of making cos and sin is off, over all pairs, at each position.
+    """The largest error of a way to compute cos and sin over all pairs, at each position.
 
-    The truth is `phasor.angles.cos_sin`, which is right to 1e-15 at every int64 position.
+    The reference is `phasor.angles.cos_sin`, which is right to 1e-15 at every int64 position.
 
     Args:
         rope: A Rope of one axis.
@@ -52,24 +52,24 @@ def angle_errors(rope: Rope, positions: ArrayLike, recipe: Recipe) -> NDArray[np
     True
     """
     choice("recipe", recipe, RECIPES)
-    given = checked_positions(positions)
-    cos, sin = cos_sin(rope, given)
-    made_cos, made_sin = _made(rope, given, recipe)
-    return np.hypot(made_cos - cos, made_sin - sin).max(-1)
+    checked = checked_positions(positions)
+    exact_cos, exact_sin = cos_sin(rope, checked)
+    cos, sin = _cos_sin_by(recipe, rope, checked)
+    return np.hypot(cos - exact_cos, sin - exact_sin).max(-1)
 
 
-def _made(
-    rope: Rope, given: NDArray[Any], recipe: Recipe
+def _cos_sin_by(
+    recipe: Recipe, rope: Rope, positions: NDArray[Any]
 ) -> tuple[NDArray[np.floating[Any]], NDArray[np.floating[Any]]]:
     """Cos and sin by the recipe, ``[..., num_pairs]`` each."""
     if recipe == "float32 rows" or recipe == "float64 rows":
-        made = rows(rope, given, np.float32 if recipe == "float32 rows" else np.float64)
-        return made[..., 0], made[..., 1]
-    kind: Any = np.float64 if recipe == "float64 angle" else np.float32
-    angle = given[..., None].astype(kind) * (rope.direction * rope.inv_freq).astype(kind)
+        table = rows(rope, positions, np.float32 if recipe == "float32 rows" else np.float64)
+        return table[..., 0], table[..., 1]
+    dtype: Any = np.float64 if recipe == "float64 angle" else np.float32
+    angle = positions[..., None].astype(dtype) * (rope.direction * rope.inv_freq).astype(dtype)
     if recipe == "complex64":
-        turned: NDArray[np.complex64] = np.exp(np.complex64(1j) * angle)
-        return turned.real, turned.imag
+        unit: NDArray[np.complex64] = np.exp(np.complex64(1j) * angle)
+        return unit.real, unit.imag
     cos, sin = np.cos(angle), np.sin(angle)
     if recipe == "bfloat16 table":
         return _nearest_bfloat16(cos), _nearest_bfloat16(sin)

@@ -1,4 +1,4 @@
-"""Which frequencies a trained head uses, and which place it looks at."""
+"""Which frequencies a trained head uses, and which position it attends to."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from phasor.rope import Rope
 
 
 def pair_norms(x: ArrayLike, rope: Rope) -> NDArray[np.float64]:
-    """How long each pair of a query or key is, on average over tokens: frequency usage.
+    """Mean norm of each pair of a query or key over tokens: frequency usage.
 
     The mean of ``sqrt(x0**2 + x1**2)``. A pair adds at most the product of its query's norm and
     its key's to a score, ``|q_k . k_k| <= |q_k| |k_k|``, so a frequency whose pairs are short is

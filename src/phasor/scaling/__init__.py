@@ -1,17 +1,33 @@
-"""The frequency laws: how a longer context is reached by slowing some pairs down.
+"""The scaling laws: how a longer context is reached by slowing some pairs down.
 
-A *law* (`Law`) is a pure function of frequencies; a *rule* (`Rule`) picks a law from a length.
-Each is a small frozen class, and ``LAWS`` is the whole registry: its keys are the names used in
-JSON and on the command line.
+A *law* (`Law`) is a pure function of frequencies; a *rule* (`Rule`) picks a law from the length of
+the sequence. Each is a small frozen class. ``LAWS`` is the only registry; its keys are the names
+used in JSON and on the command line.
 """
 
 from __future__ import annotations
 
-from phasor.scaling._law import Frequencies, Law, Rule, Temperature
-from phasor.scaling._ramps import Llama3, PartNTK, Yarn, YarnPaper, yarn_multiplier
-from phasor.scaling._rules import DynamicNTK, LongRope, SteppedNTK
-from phasor.scaling._selective import Cope, Hope, PerPair, Proportional, Resonance
-from phasor.scaling._uniform import NTK, Linear, NTKFixed, NTKMixed, NTKOld
+from phasor.scaling.laws import (
+    NTK,
+    Cope,
+    Frequencies,
+    Hope,
+    Law,
+    Linear,
+    Llama3,
+    NTKFixed,
+    NTKMixed,
+    NTKOld,
+    PartNTK,
+    PerPair,
+    Proportional,
+    Resonance,
+    Temperature,
+    Yarn,
+    YarnPaper,
+    yarn_multiplier,
+)
+from phasor.scaling.rules import DynamicNTK, LongRope, Rule, SteppedNTK
 
 LAWS: dict[str, type[Law] | type[Rule]] = {
     "linear": Linear,

@@ -11,7 +11,7 @@ import torch
 import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 
-from phasor._checks import LAYOUTS, broadcasts, number, other_layout, shown
+from phasor._checks import LAYOUTS, broadcasts, number, other_layout, short_repr
 from phasor.errors import PositionError, SpecError, TensorError
 from phasor.pairings import PAIRINGS
 from phasor.rope import Rope
@@ -61,7 +61,7 @@ def tokens_first(
     if heads_first is False:
         return xs
     if heads_first is not True:
-        raise SpecError(f"heads_first must be True or False, got {shown(heads_first)}")
+        raise SpecError(f"heads_first must be True or False, got {short_repr(heads_first)}")
     refuse_tracing()
     for name, x in zip(names or names_of(xs), xs, strict=True):
         _check_floating(name, x, heads_first)
@@ -156,7 +156,7 @@ def checked_cos_sin(
 def checked_options(inverse: Any, gain: Any) -> tuple[bool, float]:
     """``inverse`` and ``gain`` as the operator takes them; neither records a gradient."""
     if type(inverse) is not bool:
-        raise SpecError(f"inverse must be True or False, got {shown(inverse)}")
+        raise SpecError(f"inverse must be True or False, got {short_repr(inverse)}")
     return inverse, number("gain", gain)
 
 
@@ -259,7 +259,7 @@ def _from_python(positions: Any, device: torch.device) -> Tensor:
             return torch.tensor(positions, dtype=dtype, device=device)
         except (OverflowError, RuntimeError, ValueError) as error:
             raise PositionError(
-                f"positions must fit 64 bits, got {shown(positions)}: {error}"
+                f"positions must fit 64 bits, got {short_repr(positions)}: {error}"
             ) from None
     try:
         array = np.asarray(positions)

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as nnf
 from torch import Tensor, nn
 
-from phasor._checks import number, shown, whole
+from phasor._checks import number, short_repr, whole
 from phasor.errors import PositionError, SpecError, TensorError
 from phasor.rope import Rope
 from phasor.torch._arguments import check_is_tensor, check_rope
@@ -111,7 +111,7 @@ class RotaryAttention(nn.Module):
             raise SpecError(f"window is for causal attention, got causal=False and window={window}")
         if type(qk_norm) is not bool:
             raise SpecError(
-                f"qk_norm must be True or False, got {shown(qk_norm)}; norm_eps is the epsilon"
+                f"qk_norm must be True or False, got {short_repr(qk_norm)}; norm_eps is the epsilon"
             )
         norm_eps = number("norm_eps", norm_eps, above=0)
         self.rope = rope

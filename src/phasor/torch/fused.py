@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from phasor._checks import number, shown
+from phasor._checks import number, short_repr
 from phasor.errors import SpecError, TensorError
 from phasor.rope import Rope
 from phasor.torch import _fused_ops
@@ -197,7 +197,7 @@ def _checked_cache(name: str, cache: Any, unit: Any, x: Tensor) -> float:
     if unit != 1.0 and cache.dtype != FLOAT8:
         raise SpecError(
             f"{name}_unit must be 1 for a cache of {cache.dtype}, which stores numbers as they "
-            f"are, got {shown(unit)}"
+            f"are, got {short_repr(unit)}"
         )
     return unit
 

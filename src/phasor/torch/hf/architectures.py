@@ -16,7 +16,7 @@ from typing import Any, cast
 
 import torch
 
-from phasor._checks import shown
+from phasor._checks import short_repr
 from phasor.errors import BackendError, ConfigError, PhasorError, install_hint
 
 _ROTATES = re.compile(r"^def \w*(rotary|rotate)|Rotary|rotary_emb|sinusoidal_pos", re.MULTILINE)
@@ -103,13 +103,14 @@ def model_class(name: str) -> Any:
     config = getattr(named, "config_class", None)
     model_type = str(getattr(config, "model_type", name))
     if model_type in not_built():
-        raise ConfigError(f"{shown(name)} is not built here: {not_built()[model_type]}")
+        raise ConfigError(f"{short_repr(name)} is not built here: {not_built()[model_type]}")
     found = _class_of(model_type)
     if found is None:
         known = "" if named is None else f": {name} is there, and its code has none"
         raise ConfigError(
-            f"{shown(name)} must be a model type or a model class of the installed transformers "
-            f"that takes tokens and rotates them{known}; `phasor identify --list` shows them all"
+            f"{short_repr(name)} must be a model type or a model class of the installed "
+            f"transformers that takes tokens and rotates them{known}; "
+            "`phasor identify --list` shows them all"
         )
     return found
 
@@ -208,7 +209,7 @@ def tiny_config(name: str, config: Mapping[str, Any] | None = None) -> Any:
     given = particulars()["published"].get(model_type, {}) if config is None else config
     for key, value in given.items():
         if isinstance(value, int) and value > _MOST_PARTS and _COUNTS.fullmatch(key):
-            raise ConfigError(f"{key} must be at most {_MOST_PARTS}, got {shown(value)}")
+            raise ConfigError(f"{key} must be at most {_MOST_PARTS}, got {short_repr(value)}")
     with foreign_errors(f"no config of {cls.__name__} can be built"):
         whole = kind.from_dict(dict(given)).to_dict()
         dependent = particulars()["tiny"].get(model_type, {})

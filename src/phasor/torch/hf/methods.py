@@ -19,7 +19,7 @@ from typing import Any, TypeGuard, cast
 
 import torch
 
-from phasor._checks import shown
+from phasor._checks import short_repr
 from phasor.errors import ConfigError
 
 #: What functions call cosines and sines as complex numbers.
@@ -47,7 +47,7 @@ def named_modules(model: object) -> Iterator[tuple[str, torch.nn.Module]]:
     if not isinstance(model, torch.nn.Module):
         raise ConfigError(
             f"model must be a torch.nn.Module, such as a model of transformers or a part of one, "
-            f"got {shown(model)}"
+            f"got {short_repr(model)}"
         )
     return cast("Iterator[tuple[str, torch.nn.Module]]", model.named_modules())
 

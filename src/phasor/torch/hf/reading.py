@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from phasor._checks import shown
+from phasor._checks import short_repr
 from phasor.axes import Axial
 from phasor.configs import NESTED, load, model_types
 from phasor.errors import ConfigError, PhasorError
@@ -128,7 +128,9 @@ def read_parts(model: nn.Module, part: str | None, verb: str) -> list[PartRotati
     every = parts_of(model)
     chosen = [name for name in every if part in (None, name) or name.startswith(f"{part}.")]
     if not chosen:
-        raise ConfigError(f"part must be one of {_quoted(every)} in this model, got {shown(part)}")
+        raise ConfigError(
+            f"part must be one of {_quoted(every)} in this model, got {short_repr(part)}"
+        )
     understood: list[PartRotation] = []
     refused: list[ConfigError] = []
     for name in chosen:

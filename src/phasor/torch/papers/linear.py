@@ -13,7 +13,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from phasor._checks import shown, whole
+from phasor._checks import short_repr, whole
 from phasor.errors import PositionError, SpecError, TensorError
 from phasor.rope import Rope
 from phasor.torch._arguments import check_rope, tokens_first
@@ -359,7 +359,7 @@ def _checked_feature_maps(given: object, causal: bool) -> tuple[FeatureMap, Feat
     known = ", ".join(repr(name) for name in _FEATURE_MAPS)
     raise SpecError(
         f"feature_map must be {known}, a callable or a pair of callables, "
-        f"got {shown(cast(object, given))}"
+        f"got {short_repr(cast(object, given))}"
     )
 
 

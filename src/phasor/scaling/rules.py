@@ -1,21 +1,51 @@
-"""Rules: the length of the sequence picks the law, and the caller asks for it by name.
+"""Rules: each picks a law from the length of the sequence.
 
-Keys rotated under one law cannot be compared with queries rotated under another. That is why
-nothing here switches behind a caller's back: ``rope.at(seq_len)`` is the only way.
+Keys rotated under one law cannot be compared with queries rotated under another, so no rule is
+ever applied implicitly: the caller resolves it with ``rope.at(seq_len)``.
 """
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from phasor._checks import number, numbers, shown, whole
+from phasor._checks import number, numbers, short_repr, whole
 from phasor.errors import SpecError
-from phasor.scaling._law import Rule
-from phasor.scaling._selective import PerPair
-from phasor.scaling._uniform import NTK
+from phasor.scaling.laws import NTK, Law, PerPair
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule(ABC):
+    """A rule that picks a law from the length of the sequence."""
+
+    def __init_subclass__(cls) -> None:
+        # a subclass that overrides `at` alone must not inherit an `at_lengths` for other laws
+        if "at" in vars(cls) and "at_lengths" not in vars(cls):
+            cls.at_lengths = Rule.at_lengths
+
+    @abstractmethod
+    def at(self, seq_len: int) -> Law:
+        """The law for sequences of ``seq_len`` tokens."""
+
+    def at_lengths(self, lengths: Any, plain: Any, xp: Any) -> tuple[Any, Any] | None:
+        """`at` for lengths in an array on a device, without reading them back to the host.
+
+        Args:
+            lengths: float64 array ``[...]``.
+            plain: One frequency per pair of a whole spectrum: float64 ``[num_pairs]``, an array of
+                the same library as ``lengths``.
+            xp: That library: ``torch``, NumPy from 2.0, or another that follows the array API.
+
+        Returns:
+            The scaled frequencies ``[..., num_pairs]`` and the attention factor, a number or
+            ``[...]``. None where a rule does not implement this: the caller has to read the length
+            and call `at`.
+        """
+        del lengths, plain, xp
+        return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,12 +76,12 @@ class DynamicNTK(Rule):
             grown = float(factor * length / self.original_max_positions - (factor - 1))
         except OverflowError:
             raise SpecError(
-                f"seq_len must leave a factor that fits in a float, got {shown(seq_len)}"
+                f"seq_len must leave a factor that fits in a float, got {short_repr(seq_len)}"
             ) from None
         return NTK(factor=grown)
 
     def at_lengths(self, lengths: Any, plain: Any, xp: Any) -> tuple[Any, Any]:
-        """The same for lengths on a device: pair ``k`` of ``n`` by ``factor ** (-k / (n - 1))``."""
+        """`at` for an array of lengths: pair ``k`` of ``n`` times ``factor ** (-k / (n - 1))``."""
         start = self.original_max_positions
         grown = self.factor * xp.where(lengths > start, lengths, start) / start - (self.factor - 1)
         last = len(plain) - 1
@@ -79,13 +109,13 @@ class SteppedNTK(Rule):
         >>> [SteppedNTK(original_max_positions=2048).at(n).factor for n in (2048, 2049, 5000)]
         [1.0, 3.0, 7.0]
         """
-        # how often the original length fits, rounded up; its doublings are that number's bits
-        fits = -(-whole("seq_len", seq_len, least=1) // self.original_max_positions)
+        ratio = -(-whole("seq_len", seq_len, least=1) // self.original_max_positions)  # ceil
+        doublings = (ratio - 1).bit_length()
         try:
-            return NTK(factor=float(2 ** ((fits - 1).bit_length() + 1) - 1) if fits > 1 else 1.0)
+            return NTK(factor=float(2 ** (doublings + 1) - 1) if doublings else 1.0)
         except OverflowError:
             raise SpecError(
-                f"seq_len must leave a factor that fits in a float, got {shown(seq_len)}"
+                f"seq_len must leave a factor that fits in a float, got {short_repr(seq_len)}"
             ) from None
 
 
@@ -132,7 +162,7 @@ class LongRope(Rule):
         return PerPair(factors=factors, attention_factor=attention_factor)
 
     def at_lengths(self, lengths: Any, plain: Any, xp: Any) -> tuple[Any, Any]:
-        """The same for lengths on a device: one list or the other."""
+        """`at` for an array of lengths: one list or the other."""
         beyond = lengths > self.original_max_positions
         both = self._beyond(), self._within()
         lists = [_like(plain, factors, xp) for factors, _ in both]
@@ -140,19 +170,19 @@ class LongRope(Rule):
         return plain / xp.where(beyond[..., None], *lists), xp.where(beyond, *gains)
 
     def _within(self) -> tuple[tuple[float, ...], float]:
-        return self.short_factors, self._or_derived(self.short_attention_factor)
+        return self.short_factors, self._attention_factor(self.short_attention_factor)
 
     def _beyond(self) -> tuple[tuple[float, ...], float]:
-        return self.long_factors, self._or_derived(self.long_attention_factor)
+        return self.long_factors, self._attention_factor(self.long_attention_factor)
 
-    def _or_derived(self, stated: float | None) -> float:
-        if stated is not None:
-            return stated
+    def _attention_factor(self, explicit: float | None) -> float:
+        if explicit is not None:
+            return explicit
         if self.factor <= 1:
             return 1.0
         return math.sqrt(1 + math.log(self.factor) / math.log(self.original_max_positions))
 
 
 def _like(plain: Any, values: Any, xp: Any) -> Any:
-    """Constants in the dtype of ``plain``, where it is."""
+    """``values`` as an array with the dtype and on the device of ``plain``."""
     return xp.asarray(values, dtype=plain.dtype, device=plain.device)

@@ -1,0 +1,460 @@
+"""The scaling laws: pure functions from plain frequencies to scaled ones.
+
+The classes stand in three groups: laws that stretch every pair by one formula, laws that keep fast
+pairs and interpolate slow ones, and laws that decide for each pair on its own.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Decimal
+from typing import Literal, NamedTuple
+
+from phasor._checks import choice, number, numbers, whole
+from phasor._reals import PI, cos_sin_of_turns, powers
+from phasor.errors import SpecError
+
+Frequencies = tuple[Decimal, ...]
+
+_ONE, _ZERO = Decimal(1), Decimal(0)
+
+
+class Temperature(NamedTuple):
+    """How a law changes the size of attention logits.
+
+    Attributes:
+        attention_factor: Multiplied into cos and sin, and so twice into the logits of a fully
+            rotated head.
+        softmax_scale: Multiplied into the softmax scale, in addition.
+    """
+
+    attention_factor: float = 1.0
+    softmax_scale: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Law(ABC):
+    """A static scaling law: plain frequencies in, scaled frequencies out.
+
+    Laws compute in 60-digit decimals; the results are rounded to floats only where they are used.
+    """
+
+    @abstractmethod
+    def apply(self, plain: Frequencies, base: Decimal) -> Frequencies:
+        """The scaled frequencies.
+
+        Args:
+            plain: One frequency per pair of a whole spectrum, ``base ** (-2k/d)`` with
+                ``d = 2 * len(plain)``, in radians per position.
+            base: The base of that spectrum.
+        """
+
+    def temperature(self) -> Temperature:
+        """What the law does to the logits; both factors are 1 for most laws."""
+        return Temperature()
+
+
+# Every pair stretched by one formula: interpolation and the NTK family.
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Stretch(Law):
+    factor: float
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "factor", number("factor", self.factor, above=0))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Linear(_Stretch):
+    """Every frequency divided by ``factor``: position interpolation (Chen et al. 2306.15595).
+
+    Rotating by ``p`` at the divided frequency is rotating by ``p / factor`` at the plain one.
+
+    >>> from phasor import Rope
+    >>> from phasor.scaling import Linear
+    >>> Rope(head_dim=4, pairing="half", base=100.0, scaling=Linear(factor=2.0)).inv_freq
+    array([0.5 , 0.05])
+    """
+
+    def apply(self, plain: Frequencies, base: Decimal) -> Frequencies:
+        return tuple(f / Decimal(self.factor) for f in plain)
+
+
+def _divided_by_powers(plain: Frequencies, factor: float, last: int, first: int = 0) -> Frequencies:
+    """Pair ``k`` divided by ``factor ** ((k + first) / last)``."""
+    # one multiplication a pair: a power of its own takes 0.1 ms, seconds for a wide head
+    multipliers = powers(Decimal(factor), -1 / Decimal(last), len(plain) + first)[first:]
+    return tuple(f * by for f, by in zip(plain, multipliers, strict=True))
+
+
+@dataclass(frozen=True, kw_only=True)
+class NTK(_Stretch):
+    """The base raised to ``base * factor ** (d / (d - 2))``, NTK-aware scaling.
+
+    The fastest pair is kept and the slowest is divided by exactly ``factor`` (bloc97; YaRN
+    2309.00071, eq. 16). Hunyuan's constant ``alpha`` is this law's ``factor``.
+    """
+
+    def apply(self, plain: Frequencies, base: Decimal) -> Frequencies:
+        last = len(plain) - 1
+        if last == 0:
+            raise SpecError("NTK scaling needs at least two pairs (rotary_dim >= 4), got one")
+        return _divided_by_powers(plain, self.factor, last)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NTKOld(_Stretch):
+    """The base multiplied by ``factor``: ``(base * factor) ** (-2k/d)`` (Su, kexue.fm/9675)."""
+
+    def apply(self, plain: Frequencies, base: Decimal) -> Frequencies:
+        return _divided_by_powers(plain, self.factor, len(plain))
+
+
+@dataclass(frozen=True, kw_only=True)
+class NTKFixed(_Stretch):
+    """Pair ``k`` divided by ``factor ** (2(k+1)/d)`` (Su's "fixed" NTK, kexue.fm/9706).
+
+    The slowest pair is divided by exactly ``factor``; unlike NTK-aware scaling the fastest one
+    slows down too.
+    """
+
+    def apply(self, plain: Frequencies, base: Decimal) -> Frequencies:
+        return _divided_by_powers(plain, self.factor, len(plain), first=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NTKMixed(_Stretch):
+    """Pair ``k`` multiplied by ``exp(-a (k+1)**exponent)`` (Su's "mixed" NTK, kexue.fm/9706).
+
+    ``a = ln(factor) / (d/2)**exponent``. An exponent of 1 is `NTKFixed`, of 0 is `Linear`; the
+    post uses 0.625.
+    """
+
+    exponent: float = 0.625
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "exponent", number("exponent", self.exponent, least=0))
+
+    def apply(self, plain: Frequencies, base: Decimal) -> Frequencies:
+        power = Decimal(self.exponent)
+        a = Decimal(self.factor).ln() / Decimal(len(plain)) ** power
+        return tuple(f * (-a * Decimal(k + 1) ** power).exp() for k, f in enumerate(plain))
+
+
+# Fast pairs kept, slow ones interpolated, those between blended.
+
+
+def _clip(value: Decimal) -> Decimal:
+    return min(max(value, _ZERO), _ONE)
+
+
+def _blend(fast: Frequencies, slow: Frequencies, keep: Frequencies) -> Frequencies:
+    """``keep * fast + (1 - keep) * slow``, pair by pair."""
+    return tuple(f * w + s * (1 - w) for f, s, w in zip(fast, slow, keep, strict=True))
+
+
+def _divided(plain: Frequencies, factor: float) -> Frequencies:
+    return tuple(f / Decimal(factor) for f in plain)
+
+
+def _turns(inv_freq: Decimal, context: int) -> Decimal:
+    return context * inv_freq / (2 * PI)
+
+
+def _index_ramp(
+    num_pairs: int,
+    base: Decimal,
+    context: int,
+    betas: tuple[float, float],
+    truncate: bool,
+) -> Frequencies:
+    """Weight of each pair's plain frequency, from 1 to 0: a ramp linear in the pair's index.
+
+    Its ends are the (real-valued) indices of the pairs that make ``betas`` turns over the
+    context. The upper end is clamped to d - 1, not to d/2 - 1, because checkpoints were trained
+    with d - 1.
+    """
+
+    def index(turns: float) -> Decimal:
+        return num_pairs * (context / (2 * PI * Decimal(turns))).ln() / base.ln()
+
+    low, high = index(betas[0]), index(betas[1])
+    if truncate:
+        low = low.to_integral_value(rounding=ROUND_FLOOR)
+        high = high.to_integral_value(rounding=ROUND_CEILING)
+    low, high = max(low, _ZERO), min(high, Decimal(2 * num_pairs - 1))
+    if low == high:
+        high += Decimal("0.001")
+    return tuple(1 - _clip((k - low) / (high - low)) for k in range(num_pairs))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Extension(Law):
+    factor: float
+    original_max_positions: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "factor", number("factor", self.factor, above=0))
+        length = whole("original_max_positions", self.original_max_positions, least=1)
+        object.__setattr__(self, "original_max_positions", length)
+
+
+def yarn_multiplier(factor: float, coefficient: float) -> float:
+    """YaRN's ``m(x) = 0.1 x ln(factor) + 1``; 1 where nothing is extended (2309.00071, 3.4)."""
+    return 1.0 if factor <= 1 else 0.1 * coefficient * math.log(factor) + 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class _YarnTemperature(_Extension):
+    """The fields that both forms of YaRN share: the ends of the ramp, and the logit factors."""
+
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    mscale: float = 1.0
+    mscale_all_dim: float = 0.0
+    attention_factor: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("beta_fast", "beta_slow"):
+            object.__setattr__(self, name, number(name, getattr(self, name), above=0))
+        for name in ("mscale", "mscale_all_dim"):
+            object.__setattr__(self, name, number(name, getattr(self, name), least=0))
+        if self.beta_fast < self.beta_slow:
+            raise SpecError(
+                f"beta_fast must be at least beta_slow ({self.beta_slow:g}), got {self.beta_fast:g}"
+            )
+        if self.attention_factor is not None:
+            checked = number("attention_factor", self.attention_factor, above=0)
+            object.__setattr__(self, "attention_factor", checked)
+
+    def temperature(self) -> Temperature:
+        """DeepSeek's form of YaRN's section 3.4; its defaults give the paper's ``0.1 ln s + 1``.
+
+        With ``m(x) = 0.1 x ln(factor) + 1``, cos and sin are multiplied by
+        ``m(mscale) / m(mscale_all_dim)`` unless ``attention_factor`` says otherwise, and the
+        softmax scale by ``m(mscale_all_dim) ** 2``.
+        """
+        all_dim = yarn_multiplier(self.factor, self.mscale_all_dim)
+        attention_factor = self.attention_factor
+        if attention_factor is None:
+            attention_factor = yarn_multiplier(self.factor, self.mscale) / all_dim
+        return Temperature(attention_factor, all_dim**2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Yarn(_YarnTemperature):
+    """YaRN as checkpoints use it: a ramp linear in the pair's index.
+
+    This is what the reference code of Peng et al. (2309.00071), transformers, vLLM and
+    llama.cpp compute. The paper's own ramp is linear in turns and differs by up to 55 %: see
+    `YarnPaper`.
+
+    Args:
+        factor: How many times longer the context becomes.
+        original_max_positions: The context before the extension.
+        beta_fast: Pairs with more turns than this over the context are kept.
+        beta_slow: Pairs with fewer turns than this are divided by ``factor``.
+        truncate: Round the ends of the ramp outwards to whole indices (gpt-oss does not).
+        mscale: DeepSeek's coefficient of the factor on cos and sin.
+        mscale_all_dim: DeepSeek's coefficient of the factor on the softmax scale.
+        attention_factor: The factor on cos and sin, when the model states it.
+
+    >>> Yarn(factor=40.0, original_max_positions=4096, mscale_all_dim=1.0).temperature()
+    Temperature(attention_factor=1.0, softmax_scale=1.8738542070926265)
+    """
+
+    truncate: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        choice("truncate", self.truncate, (True, False))
+
+    def apply(self, plain: Frequencies, base: Decimal) -> Frequencies:
+        keep = _index_ramp(
+            len(plain),
+            base,
+            self.original_max_positions,
+            (self.beta_fast, self.beta_slow),
+            self.truncate,
+        )
+        return _blend(plain, _divided(plain, self.factor), keep)
+
+
+@dataclass(frozen=True, kw_only=True)
+class YarnPaper(_YarnTemperature):
+    """YaRN as the paper prints it: a ramp linear in turns (2309.00071, eq. 17-23).
+
+    No known checkpoint was trained with it; `Yarn` is the one they use.
+    """
+
+    def apply(self, plain: Frequencies, base: Decimal) -> Frequencies:
+        fast, slow = Decimal(self.beta_fast), Decimal(self.beta_slow)
+        if fast == slow:
+            raise SpecError(
+                f"beta_fast must be above beta_slow for a ramp in turns, both are {fast:g}"
+            )
+        keep = tuple(
+            _clip((_turns(f, self.original_max_positions) - slow) / (fast - slow)) for f in plain
+        )
+        return _blend(plain, _divided(plain, self.factor), keep)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Llama3(_Extension):
+    """Keep fast pairs, divide slow ones by ``factor``, blend in between (Llama 3.1).
+
+    A pair is kept from ``high_freq_factor`` turns over the original context, divided by
+    ``factor`` below ``low_freq_factor`` turns. Llama 4 Scout sets both to 1, which is a step.
+    """
+
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("low_freq_factor", "high_freq_factor"):
+            object.__setattr__(self, name, number(name, getattr(self, name), above=0))
+        if self.high_freq_factor < self.low_freq_factor:
+            raise SpecError(
+                f"high_freq_factor must be at least low_freq_factor ({self.low_freq_factor:g}), "
+                f"got {self.high_freq_factor:g}"
+            )
+
+    def apply(self, plain: Frequencies, base: Decimal) -> Frequencies:
+        low, high = Decimal(self.low_freq_factor), Decimal(self.high_freq_factor)
+
+        def keep(f: Decimal) -> Decimal:
+            turns = _turns(f, self.original_max_positions)
+            if low == high:
+                return _ONE if turns >= high else _ZERO
+            return _clip((turns - low) / (high - low))
+
+        return _blend(plain, _divided(plain, self.factor), tuple(keep(f) for f in plain))
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartNTK(_Extension):
+    """NTK-by-parts, the predecessor of YaRN: plain, NTK-aware and linear frequencies blended.
+
+    One index ramp (1.25 to 0.75 turns) blends NTK-aware into linear scaling, another (16 to 2
+    turns) blends plain frequencies into the result. The constants are those of the YaRN authors'
+    repository.
+    """
+
+    def apply(self, plain: Frequencies, base: Decimal) -> Frequencies:
+        def ramp(fast: float, slow: float) -> Frequencies:
+            return _index_ramp(len(plain), base, self.original_max_positions, (fast, slow), True)
+
+        ntk_aware = NTK(factor=self.factor).apply(plain, base)
+        slow = _blend(ntk_aware, _divided(plain, self.factor), ramp(1.25, 0.75))
+        return _blend(plain, slow, ramp(16.0, 2.0))
+
+
+# Single pairs stopped, faded, rounded, or divided by a list.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proportional(Law):
+    """The fastest ``fraction`` of the pairs turn, the others stand still: p-RoPE.
+
+    Round and Round We Go (2410.06205), section 6.1; transformers' ``proportional`` (Gemma 4).
+    ``int(fraction * d // 2)`` pairs keep ``base ** (-2k/d) / factor``. Unlike in a partial
+    rotation, ``d`` is the whole rotary width. With a fraction of 0 no pair turns.
+    """
+
+    fraction: float
+    factor: float = 1.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "fraction", number("fraction", self.fraction, least=0, most=1))
+        object.__setattr__(self, "factor", number("factor", self.factor, above=0))
+
+    def apply(self, plain: Frequencies, base: Decimal) -> Frequencies:
+        turning = int(self.fraction * (2 * len(plain)) // 2)
+        return tuple(
+            f / Decimal(self.factor) if k < turning else _ZERO for k, f in enumerate(plain)
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hope(Law):
+    """Pairs that never complete a turn within the context stand still (HoPE, 2410.21216)."""
+
+    original_max_positions: int
+
+    def __post_init__(self) -> None:
+        length = whole("original_max_positions", self.original_max_positions, least=1)
+        object.__setattr__(self, "original_max_positions", length)
+
+    def apply(self, plain: Frequencies, base: Decimal) -> Frequencies:
+        return tuple(f if f * self.original_max_positions >= 2 * PI else _ZERO for f in plain)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cope(Law):
+    """The slowest ``num_pairs`` frequencies faded out by a half cosine (CoPE, 2602.05258).
+
+    The ``j``-th of them (from 0) is multiplied by ``(1 + cos(pi j / (num_pairs - 1))) / 2``;
+    ``clip="hard"`` stops all of them.
+    """
+
+    num_pairs: int = 20
+    clip: Literal["soft", "hard"] = "soft"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "num_pairs", whole("num_pairs", self.num_pairs, least=2))
+        choice("clip", self.clip, ("soft", "hard"))
+
+    def apply(self, plain: Frequencies, base: Decimal) -> Frequencies:
+        kept = len(plain) - self.num_pairs
+        if kept < 0:
+            raise SpecError(
+                f"num_pairs must be at most the number of pairs ({len(plain)}), "
+                f"got {self.num_pairs}"
+            )
+
+        def weight(j: int) -> Decimal:
+            if self.clip == "hard":
+                return _ZERO
+            cos, _ = cos_sin_of_turns(Decimal(j) / (2 * (self.num_pairs - 1)))
+            return (1 + cos) / 2
+
+        return plain[:kept] + tuple(f * weight(j) for j, f in enumerate(plain[kept:]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resonance(Law):
+    """Every wavelength rounded to a whole number of positions (Resonance RoPE, 2403.00071)."""
+
+    def apply(self, plain: Frequencies, base: Decimal) -> Frequencies:
+        return tuple(
+            2 * PI / (2 * PI / f).to_integral_value(rounding=ROUND_HALF_EVEN) for f in plain
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PerPair(Law):
+    """Pair ``k`` divided by ``factors[k]``: LongRoPE's (2402.13753) or any searched list."""
+
+    factors: tuple[float, ...]
+    attention_factor: float = 1.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "factors", numbers("factors", self.factors, above=0))
+        factor = number("attention_factor", self.attention_factor, above=0)
+        object.__setattr__(self, "attention_factor", factor)
+
+    def apply(self, plain: Frequencies, base: Decimal) -> Frequencies:
+        if len(self.factors) != len(plain):
+            raise SpecError(
+                f"factors must hold one number per pair ({len(plain)}), got {len(self.factors)}"
+            )
+        return tuple(f / Decimal(s) for f, s in zip(plain, self.factors, strict=True))
+
+    def temperature(self) -> Temperature:
+        return Temperature(self.attention_factor)
