@@ -21,6 +21,7 @@ from phasor.torch import rotate
 from .shared import Row, Study, band, lines, log2, mean_and_spread, milliseconds, table
 
 CONTENDERS = ("matrix, eq. 15", "element by element, eq. 34", "phasor")
+UNIT = "phasor at width 16 = 1"
 
 
 def settings(quick: bool) -> Row:
@@ -83,19 +84,25 @@ def _rotations(width: int, seq: int) -> dict[str, tuple[Callable[[Tensor], Tenso
     return dict(zip(CONTENDERS, calls, strict=True))
 
 
+def _relative_times(measured: Row, name: str) -> list[float]:
+    """A contender's times by width, as ratios within one run, which another machine repeats."""
+    unit = measured["phasor"]["milliseconds"][0]
+    return [time / unit for time in measured[name]["milliseconds"]]
+
+
 def tables(study: Study) -> str:
     """Time and memory by width."""
     widths = [str(width) for width in study.settings["widths"]]
     seeds = [study.measured[f"seed {seed}"] for seed in range(study.seeds)]
     times, held = [], []
     for name in CONTENDERS:
-        columns = zip(*(seed[name]["milliseconds"] for seed in seeds), strict=True)
+        columns = zip(*(_relative_times(seed, name) for seed in seeds), strict=True)
         times.append([name, *map(mean_and_spread, columns)])
         held.append([name, *(f"{kilobytes:,.0f}" for kilobytes in seeds[0][name]["kilobytes"])])
     largest = max(seed["largest difference"] for seed in seeds)
     return "\n\n".join(
         (
-            table(["milliseconds, width", *widths], times),
+            table([f"time, {UNIT}, width", *widths], times),
             table(["kilobytes held, width", *widths], held),
             f"Largest difference between two of them: {largest:.1e}.",
         )
@@ -107,12 +114,15 @@ def chart(study: Study) -> alt.TopLevelMixin:
     widths = study.settings["widths"]
     seeds = [study.measured[f"seed {seed}"] for seed in range(study.seeds)]
 
-    def panel(unit: str, title: str) -> alt.LayerChart:
-        curves = {name: [seed[name][unit] for seed in seeds] for name in CONTENDERS}
+    def panel(read: Callable[[Row, str], list[float]], title: str) -> alt.LayerChart:
+        curves = {name: [read(seed, name) for seed in seeds] for name in CONTENDERS}
         rows = [row for name in CONTENDERS for row in band(curves[name], widths, name)]
         scale, axis = alt.Scale(type="log", nice=False), alt.Axis(format="~g", tickCount=6)
         x = log2("width of a head", widths)
         y = alt.Y("mean:Q", title=title, scale=scale, axis=axis)
         return lines(rows, CONTENDERS, x=x, y=y)
 
-    return alt.hconcat(panel("milliseconds", "milliseconds"), panel("kilobytes", "kilobytes held"))
+    return alt.hconcat(
+        panel(_relative_times, f"time, {UNIT}"),
+        panel(lambda seed, name: seed[name]["kilobytes"], "kilobytes held"),
+    )

@@ -168,7 +168,8 @@ def tables(study: Study) -> str:
     ends = [f"to {end}" for end in doublings(made["seq"], made["longest"])]
     losses = ([name, study.rate(name), *study.cells(name, "bits")] for name in CONTENDERS)
     share = shared.mean_and_spread(study.over_seeds("linear, RoPE below too", "not positive"))
-    times = ([name, *(f"{x:.2f}" for x in xs)] for name, xs in found["milliseconds"].items())
+    unit = found["milliseconds"]["softmax"][0]
+    times = ([name, *(f"{x / unit:.1f}" for x in xs)] for name, xs in found["milliseconds"].items())
     draws = ["rotated denominator not positive", *found["not positive"]]
     return "\n\n".join(
         (
@@ -176,7 +177,7 @@ def tables(study: Study) -> str:
             table([f"draws of {made['draws']}, tokens", *made["sums"]], [draws]),
             f"Of the trained models' rotated denominators a share of {share} is not positive "
             f"within {made['longest']} tokens, in the layer that has more of them.",
-            table(["milliseconds for a layer, tokens", *made["timed"]], times),
+            table(["time, softmax at the first length = 1, tokens", *made["timed"]], times),
             f"A token at a time differs from eq. 19 as it is written by {found['streaming']:.1e} "
             "at most.",
         )
