@@ -340,7 +340,6 @@ PARTS_REFUSED = {
     "edgetam_video": "turns no pairs",
     "gemma4": "turns no pairs",
     "minimax_m3_vl": "are not those that its config describes",  # no default states its width
-    "musicflamingo": "turns no pairs",
     "sam2_video": "turns no pairs",
     "sam3": "asked for cosines",
     "sam3_lite_text": "asked for cosines",
