@@ -103,7 +103,7 @@ def test_functions_of_transformers_are_functions():
 
 def test_the_table_shows_every_architecture_and_fails_for_one(monkeypatch):
     """A row for each kind of layer, the reasons, the count; exit code 1 if one is wrong."""
-    monkeypatch.setattr(architectures, "model_types", lambda: ("cohere2", "llama"))
+    monkeypatch.setattr(architectures, "installed_model_types", lambda: ("cohere2", "llama"))
     code, said = run("--list")
     assert code == 0
     rows = {line.split()[0]: line for line in said.splitlines() if line.strip()}
@@ -128,7 +128,7 @@ def test_the_table_shows_every_architecture_and_fails_for_one(monkeypatch):
 
 def test_what_cannot_be_built_is_listed_with_its_reason(monkeypatch):
     """And is no error."""
-    monkeypatch.setattr(architectures, "model_types", lambda: ("llama",))
+    monkeypatch.setattr(architectures, "installed_model_types", lambda: ("llama",))
 
     def refuse(name):
         raise ConfigError(f"no tiny {name}")

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from phasor import Rope, load
 from phasor.configs.facts import table
-from phasor.torch.hf.architectures import model_types
+from phasor.torch.hf.architectures import installed_model_types
 
 from ..offline import refuse_connections
 from .transformers_frequencies import quiet
@@ -247,7 +247,7 @@ def kept_here() -> tuple[str, ...]:
     # a larger model is read as its language model, which has a type of its own
     larger = {name for name in rotating & classes.keys() if "text_config" in types[name].parts}
     assert {types[name].parts["text_config"] for name in larger} <= rotating
-    return tuple(sorted((rotating & classes.keys()) - larger - set(model_types())))
+    return tuple(sorted((rotating & classes.keys()) - larger - set(installed_model_types())))
 
 
 def _code(config_class: Any) -> list[ModuleType]:

@@ -54,13 +54,13 @@ def test_query_and_key_go_in_one_launch(monkeypatch: pytest.MonkeyPatch) -> None
     options: dict[str, Any] = {"inverse": True, "gain": 1.25, **TRITON}
     alone = [rotate(x, places, HALF, **options) for x in (q, k)]
     launches: list[int] = []
-    launch = triton_launching.Plan.launch
+    launch = triton_launching.LaunchPlan.launch
 
-    def counted(self: triton_launching.Plan, *given: Any) -> None:
+    def counted(self: triton_launching.LaunchPlan, *given: Any) -> None:
         launches.append(1)
         launch(self, *given)
 
-    monkeypatch.setattr(triton_launching.Plan, "launch", counted)
+    monkeypatch.setattr(triton_launching.LaunchPlan, "launch", counted)
     together = rotate_qk(q, k, places, HALF, **options)
     assert all(map(torch.equal, alone, together))
     rotate_qk_(q, k, places, HALF, **options)

@@ -55,14 +55,14 @@ def judge(text: str, config: str | None, *, as_json: bool) -> None:
 def judge_all(*, as_json: bool) -> None:
     """Print the table of all architectures; exit status 1 if any is wrong."""
     need_torch("the table of architectures")
-    from phasor.torch.hf.architectures import model_types, not_built
+    from phasor.torch.hf.architectures import installed_model_types, not_built
 
     found: list[Verdict] = []
     with progress_bar("Recording transformers") as progress:
-        names = model_types()
+        names = installed_model_types()
         for done, name in enumerate(names):
             progress(done, len(names))
-            found.append(_tried(name))
+            found.append(_verdict_or_reason(name))
     found += [_absent(name, why) for name, why in not_built().items()]
     if as_json:
         say_json([one.as_plain() for one in found])
@@ -76,7 +76,7 @@ def text_config(path: str) -> Mapping[str, Any]:
     return language_models(read_source(path))[-1].values
 
 
-def _tried(name: str) -> Verdict:
+def _verdict_or_reason(name: str) -> Verdict:
     from phasor.torch.hf.verdicts import verdict
 
     try:

@@ -15,7 +15,7 @@ from phasor import ConfigError, Rope
 from phasor.configs import load
 from phasor.scaling import Linear, Llama3, LongRope, Proportional, Yarn
 from phasor.torch.hf import verdicts
-from phasor.torch.hf.architectures import model_class, model_types, tiny_config
+from phasor.torch.hf.architectures import installed_model_types, model_class, tiny_config
 from phasor.torch.hf.carriers import Form
 from phasor.torch.hf.embeddings import rope_error
 from phasor.torch.hf.verdicts import verdict
@@ -107,7 +107,7 @@ def test_what_turns_beside_attention_is_told_apart():
 @pytest.mark.slow
 def test_every_architecture_is_described_rightly():
     """The whole table, and there is much in it."""
-    table = {name: verdict(name) for name in model_types()}
+    table = {name: verdict(name) for name in installed_model_types()}
     assert len(table) >= 150
     assert {name: one.wrong or one.kinds for name, one in table.items() if not one.right} == {}
 
@@ -115,7 +115,7 @@ def test_every_architecture_is_described_rightly():
 @pytest.mark.slow
 def test_a_saved_config_says_what_the_whole_one_does():
     """Also where transformers leaves out what its class takes for granted."""
-    for name in model_types():
+    for name in installed_model_types():
         config = tiny_config(name)
         whole, saved = (load(json.loads(config.to_json_string(use_diff=d))) for d in (False, True))
         assert (saved.layer_kinds, dict(saved.kinds)) == (whole.layer_kinds, dict(whole.kinds)), (

@@ -69,7 +69,7 @@ def transformers() -> Any:
     return import_module("transformers")
 
 
-def model_types() -> tuple[str, ...]:
+def installed_model_types() -> tuple[str, ...]:
     """The model types of the installed transformers whose models take tokens and rotate, sorted.
 
     Raises:

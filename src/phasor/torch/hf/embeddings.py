@@ -263,7 +263,9 @@ class FreshEmbedding:
     def identify(self, functions: Sequence[Any]) -> Rope | None:
         """The Rope that is read off one of the functions, given this."""
         for function, form in self._forms(functions):
-            rope = self._axial(form) if self.layout.axes_last else self._named(function, form)
+            rope = (
+                self._axial(form) if self.layout.axes_last else self._identify_rope(function, form)
+            )
             if rope is not None and self.turns_by(rope, functions):
                 return rope
         return None
@@ -277,7 +279,7 @@ class FreshEmbedding:
         self.layout = self.layout._replace(axis_order=order)
         return rope
 
-    def _named(self, function: Any, form: Form) -> Rope | None:
+    def _identify_rope(self, function: Any, form: Form) -> Rope | None:
         grid = spread_positions(min(FARTHEST, self.farthest + 1), self.n_axes)
         try:
             return identify_rows(function, form, self(grid), grid).rope

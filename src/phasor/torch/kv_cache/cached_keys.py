@@ -131,7 +131,7 @@ class CachedKeys:
         cuts: list[verbs.Cut] = []
         for layer, rope in zip(self._layers, self.ropes, strict=True):
             cuts.append(verbs.check_evict(layer.keys, layer.values, start, stop, rope, gap))
-            check_mutable(layer.written())
+            check_mutable(layer.tensors_to_write())
         self._write(cuts)
 
     def insert_(
@@ -160,7 +160,7 @@ class CachedKeys:
             cuts.append(verbs.check_insert(layer.keys, layer.values, at, new, rope, offset, gap))
             _check_every_row_full(added, count)
             _check_room(layer, at, length + count)
-            check_mutable(layer.written())
+            check_mutable(layer.tensors_to_write())
         self._write(cuts)
 
     def _write(self, cuts: Sequence[verbs.Cut]) -> None:
@@ -218,7 +218,7 @@ class _DynamicLayer:
         batch, seq = self.keys.shape[:2]
         return [seq] * batch
 
-    def written(self) -> tuple[Tensor, ...]:
+    def tensors_to_write(self) -> tuple[Tensor, ...]:
         """The tensors that `replace` writes in place."""
         return ()
 
@@ -244,7 +244,7 @@ class _StaticLayer(_DynamicLayer):
     def values(self) -> Tensor:
         return super().values[:, : int(self._layer.cumulative_length)]
 
-    def written(self) -> tuple[Tensor, ...]:
+    def tensors_to_write(self) -> tuple[Tensor, ...]:
         return self._layer.cumulative_length, self.keys, self.values
 
     def replace(self, keys: Tensor, values: Tensor, start: int, stop: int) -> None:
@@ -271,7 +271,7 @@ class _OwnLayer(_DynamicLayer):
     def row_lengths(self) -> list[int]:
         return self._layer.lengths.tolist()
 
-    def written(self) -> tuple[Tensor, ...]:
+    def tensors_to_write(self) -> tuple[Tensor, ...]:
         return self._layer.lengths, self.keys, self.values
 
     def replace(self, keys: Tensor, values: Tensor, start: int, stop: int) -> None:

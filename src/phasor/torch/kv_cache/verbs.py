@@ -353,14 +353,14 @@ def splice(keys: Tensor, values: Tensor, cut: Cut, rope: Rope | None) -> tuple[T
     joined_values = [values[..., : cut.start, :, :]]
     if cut.new is not None:
         new_keys, new_values, offset = cut.new
-        joined_keys.append(_moved(new_keys, offset, rope))
+        joined_keys.append(_shift_keys(new_keys, offset, rope))
         joined_values.append(new_values)
-    joined_keys.append(_moved(keys[..., cut.stop :, :, :], cut.later, rope))
+    joined_keys.append(_shift_keys(keys[..., cut.stop :, :, :], cut.later, rope))
     joined_values.append(values[..., cut.stop :, :, :])
     return torch.cat(joined_keys, dim=-3), torch.cat(joined_values, dim=-3)
 
 
-def _moved(keys: Tensor, distances: list[int], rope: Rope | None) -> Tensor:
+def _shift_keys(keys: Tensor, distances: list[int], rope: Rope | None) -> Tensor:
     if rope is None:
         return keys
     return rotate(keys, distances if len(distances) > 1 else distances[0], _rope_of_stored(rope))

@@ -26,7 +26,7 @@ from phasor.torch._internals import cached_constant, count_writes
 from phasor.torch._tables import read_layout
 from phasor.torch.backends.triton.launching import (
     VECTOR,
-    Plan,
+    LaunchPlan,
     Plans,
     choose_tile,
     expand_angles,
@@ -135,7 +135,7 @@ def _launch(
     tensors = (xs[0], xs[-1], outs[0], outs[-1])
     options = rope, inverse, gain, len(xs) == 2, outs is not xs
 
-    def make() -> Plan | None:
+    def make() -> LaunchPlan | None:
         if outs is xs:
             check_no_self_overlap(xs)
         return make_plan(tensors, angles, *options)
@@ -194,7 +194,7 @@ def make_plan(
     gain: float,
     two: bool,
     new: bool,
-) -> Plan | None:
+) -> LaunchPlan | None:
     """The launch for tensors like these, or None where their strides are too irregular for one.
 
     The arguments are those of `plan_key`.
@@ -209,7 +209,7 @@ def make_plan(
     tile = choose_tile(tokens, q, packed)
     blocks, tiles = tile.count_heads(q_heads, k_heads), tile.count_tokens(tokens)
     kernels = load_kernels("kernels")
-    return Plan(
+    return LaunchPlan(
         ("kernels", "rotation"),
         tokens.outer * tiles * blocks,
         tokens.tables,

@@ -18,7 +18,7 @@ from phasor.torch._tables import compute_dtype, read_layout
 from phasor.torch.backends.triton.launching import (
     FLOAT8,
     VECTOR,
-    Plan,
+    LaunchPlan,
     Plans,
     choose_tile,
     expand_angles,
@@ -114,7 +114,7 @@ def _norm(
     q, k, two = xs[0], xs[-1], len(xs) == 2
     tensors = q, k, outs[0], outs[-1], weights[0], weights[-1]
 
-    def make() -> Plan | None:
+    def make() -> LaunchPlan | None:
         tokens = find_tokens(tensors[:4], angles, rope)
         if tokens is None:
             return None
@@ -124,7 +124,7 @@ def _norm(
         rest = _power_of_two(q.shape[-1] - 2 * tokens.num_pairs)
         tile = choose_tile(tokens, q, packed, FORWARD_PARTS, rest)
         blocks, tiles = tile.count_heads(q_heads, k_heads), tile.count_tokens(tokens)
-        return Plan(
+        return LaunchPlan(
             ("norm", "forward"),
             tokens.outer * tiles * blocks,
             tokens.tables,
@@ -160,7 +160,7 @@ def _norm_gradient(
     """
     x, grad, x_grad, weight = tensors
 
-    def make() -> Plan | None:
+    def make() -> LaunchPlan | None:
         tokens = find_tokens(tensors[:3], angles, rope)
         if tokens is None:
             return None
@@ -170,7 +170,7 @@ def _norm_gradient(
         tile = choose_tile(tokens, x, packed, BACKWARD_PARTS, rest)
         blocks, tiles = tile.count_heads(x.shape[-2]), tile.count_tokens(tokens)
         items = tokens.outer * tiles * blocks
-        return Plan(
+        return LaunchPlan(
             ("norm", "backward"),
             min(items, _MOST_PROGRAMS),
             tokens.tables,
@@ -211,7 +211,7 @@ def _store(
     """``tensors`` are query, key, value, their two caches, and slots."""
     q, k, v, key_cache, value_cache, slots = tensors
 
-    def make() -> Plan | None:
+    def make() -> LaunchPlan | None:
         tokens = find_tokens([q, k, v], angles, rope, slots)
         if tokens is None:
             return None
@@ -223,7 +223,7 @@ def _store(
         q_heads, k_heads = q.shape[-2], k.shape[-2]
         # blocks of the query, of the key, and of the value
         blocks, tiles = tile.count_heads(q_heads, k_heads, k_heads), tile.count_tokens(tokens)
-        return Plan(
+        return LaunchPlan(
             ("cache", "rotate_and_cache"),
             tokens.outer * tiles * blocks,
             tokens.tables,
@@ -257,8 +257,8 @@ def _find(
     work: tuple[Any, ...],
     tensors: Sequence[Tensor],
     angles: Sequence[Tensor],
-    make: Callable[[], Plan | None],
-) -> Plan | None:
+    make: Callable[[], LaunchPlan | None],
+) -> LaunchPlan | None:
     """The plan for this work on tensors like these."""
     # with the alignment of every pointer, on some of which Triton specializes
     described = [

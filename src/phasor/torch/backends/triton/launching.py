@@ -46,7 +46,7 @@ _MOST_PLANS = 256
 FLOAT8 = torch.float8_e4m3fn
 LARGEST_FLOAT8 = 448.0
 
-Plans = dict[tuple[Any, ...], "Plan | None"]
+Plans = dict[tuple[Any, ...], "LaunchPlan | None"]
 
 
 def load_kernels(name: str) -> Any:
@@ -58,7 +58,7 @@ def load_kernels(name: str) -> Any:
 
 
 @dataclass(slots=True)
-class Plan:
+class LaunchPlan:
     """A launch, but for the pointers of a call's tensors. Those of tables are its own."""
 
     kernel: tuple[str, str]  # its module, and its name there
@@ -89,9 +89,11 @@ class Plan:
         self.compiled = launched or self.compiled
 
 
-def find_plan(plans: Plans, key: tuple[Any, ...], make: Callable[[], Plan | None]) -> Plan | None:
+def find_plan(
+    plans: Plans, key: tuple[Any, ...], make: Callable[[], LaunchPlan | None]
+) -> LaunchPlan | None:
     """The plan of ``key`` in ``plans``, made if there is none."""
-    plan: Plan | Literal[False] | None = plans.get(key, False)
+    plan: LaunchPlan | Literal[False] | None = plans.get(key, False)
     if plan is False:
         if len(plans) >= _MOST_PLANS:
             plans.clear()
