@@ -46,35 +46,37 @@ PLACES = {
 def main(arguments: list[str]) -> None:
     """Run the suite as each, and end with 1 if any failed."""
     only = arguments[1] if arguments[:1] == ["--only"] else ""
-    asked = arguments[2:] if only else arguments
-    kept = Path(tempfile.mkdtemp(prefix="machines-"))
+    pytest_arguments = arguments[2:] if only else arguments
+    outputs = Path(tempfile.mkdtemp(prefix="machines-"))
     failed = 0
-    for name, run in machines(asked, kept).items():
+    for name, run in machines(pytest_arguments, outputs).items():
         if only not in name:
             continue
-        begun = time.monotonic()
+        start = time.monotonic()
         done = run()
         last = (done.stdout.strip().splitlines() or ["nothing was printed"])[-1].strip(" =")
         where = ""
         if done.returncode != 0:
             failed += 1
-            said = kept / f"{name.replace(' ', '-').replace(':', '')}.txt"
-            said.write_text(done.stdout)
-            where = f"; see {said}"
+            printed = outputs / f"{name.replace(' ', '-').replace(':', '')}.txt"
+            printed.write_text(done.stdout)
+            where = f"; see {printed}"
         ending = "passes" if done.returncode == 0 else "FAILS"
-        print(f"{name:35} {ending} in {time.monotonic() - begun:.0f} s: {last}{where}", flush=True)
+        print(f"{name:35} {ending} in {time.monotonic() - start:.0f} s: {last}{where}", flush=True)
     raise SystemExit(failed > 0)
 
 
 Run = Callable[[], subprocess.CompletedProcess[str]]
 
 
-def machines(asked: list[str], folder: Path) -> dict[str, Run]:
+def machines(pytest_arguments: list[str], folder: Path) -> dict[str, Run]:
     """What to run, by name."""
     named: dict[str, Run] = {}
 
     def here(**environment: str) -> Run:
-        return lambda: suite(ROOT, asked, {"PYTHONPATH": str(ROOT / "src"), **environment})
+        return lambda: suite(
+            ROOT, pytest_arguments, {"PYTHONPATH": str(ROOT / "src"), **environment}
+        )
 
     for path in paths():
         held = LIBRARIES.get(path, {}) | numpy_without(path)
@@ -83,27 +85,29 @@ def machines(asked: list[str], folder: Path) -> dict[str, Run]:
         named[f"threads {threads}"] = here(OMP_NUM_THREADS=threads)
     for place, environment in PLACES.items():
         named[place] = here(**environment)
-    named["no kernel"] = lambda: without_kernel(asked, folder / "unbuilt")
-    named["a checkout that cannot be written"] = lambda: unwritable(asked, folder / "unwritable")
+    named["no kernel"] = lambda: without_kernel(pytest_arguments, folder / "unbuilt")
+    named["a checkout that cannot be written"] = lambda: unwritable(
+        pytest_arguments, folder / "unwritable"
+    )
     return named
 
 
 def paths() -> list[str]:
     """The instruction sets that this machine has a kernel for."""
-    asked = "from phasor.torch.backends import cpu; print(*cpu.paths())"
+    program = "from phasor.torch.backends import cpu; print(*cpu.paths())"
     return subprocess.run(
-        [sys.executable, "-c", asked], check=True, capture_output=True, text=True
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True
     ).stdout.split()
 
 
 def numpy_without(path: str) -> dict[str, str]:
     """What NumPy must leave alone on a processor that has no more than ``path``."""
-    asked = (
+    program = (
         "from numpy._core import _multiarray_umath as n\n"
         "print(*[name for name in n.__cpu_dispatch__ if n.__cpu_features__[name]])"
     )
     found = subprocess.run(
-        [sys.executable, "-c", asked], check=True, capture_output=True, text=True
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True
     ).stdout.split()
     wide = [name for name in found if name.startswith(("AVX512", "X86_V4"))]
     lacking = {"portable": found, "avx2": wide}.get(path, [])
@@ -111,11 +115,14 @@ def numpy_without(path: str) -> dict[str, str]:
 
 
 def suite(
-    root: Path, asked: list[str], environment: dict[str, str], python: str = sys.executable
+    root: Path,
+    pytest_arguments: list[str],
+    environment: dict[str, str],
+    python: str = sys.executable,
 ) -> subprocess.CompletedProcess[str]:
     """The suite of the checkout at ``root``, its output in one."""
     everyday = ["-n", "auto", "--dist", "loadfile", "-m", "not slow"]  # as `make test`
-    command = [python, "-m", "pytest", "-q", *everyday, *asked]
+    command = [python, "-m", "pytest", "-q", *everyday, *pytest_arguments]
     if os.geteuid() == 0:  # who may otherwise write where nobody may
         command = ["setpriv", "--bounding-set=-dac_override", "--inh-caps=-all", *command]
     return subprocess.run(
@@ -124,7 +131,7 @@ def suite(
     )  # fmt: skip
 
 
-def copied(to: Path) -> Path:
+def copy_checkout(to: Path) -> Path:
     """The files that git knows, and nothing that was built."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True)
     for name in filter(None, listed.stdout.decode().split("\0")):
@@ -133,14 +140,14 @@ def copied(to: Path) -> Path:
     return to
 
 
-def without_kernel(asked: list[str], root: Path) -> subprocess.CompletedProcess[str]:
+def without_kernel(pytest_arguments: list[str], root: Path) -> subprocess.CompletedProcess[str]:
     """As where no C++ compiler is."""
-    return suite(copied(root), asked, {"PYTHONPATH": str(root / "src")})
+    return suite(copy_checkout(root), pytest_arguments, {"PYTHONPATH": str(root / "src")})
 
 
-def unwritable(asked: list[str], root: Path) -> subprocess.CompletedProcess[str]:
+def unwritable(pytest_arguments: list[str], root: Path) -> subprocess.CompletedProcess[str]:
     """With phasor installed, and all else is borrowed from this environment."""
-    copied(root)
+    copy_checkout(root)
     environment = root.with_name("environment")
     python = str(environment / "bin" / "python")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
@@ -155,7 +162,7 @@ def unwritable(asked: list[str], root: Path) -> subprocess.CompletedProcess[str]
         shutil.rmtree(built)
     for path in (root, *root.rglob("*")):
         path.chmod(path.stat().st_mode & ~0o222)
-    return suite(root, ["-p", "no:cacheprovider", *asked], {"PYTHONPATH": ""}, python)
+    return suite(root, ["-p", "no:cacheprovider", *pytest_arguments], {"PYTHONPATH": ""}, python)
 
 
 if __name__ == "__main__":
