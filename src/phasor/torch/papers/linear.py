@@ -245,7 +245,7 @@ class RotaryLinearAttention(nn.Module):
             if self.rope.axes.n_axes > 1:
                 raise PositionError(
                     f"positions must be given for {type(self.rope.axes).__name__} axes, got None; "
-                    "phasor.positions and phasor.multimodal make them"
+                    "phasor.positions makes them"
                 )
             past = 0 if state is None else state.tokens
             positions = torch.arange(past, past + x.shape[-2], device=x.device)
