@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from phasor import Rope, SpecError
 from phasor.cli.architectures import text_config
-from phasor.cli.diff import diff, part, parting_text
+from phasor.cli.diff import diff, find_parting, parting_text
 from phasor.cli.identify import find_function, identify, is_function
 from phasor.errors import ConfigError
 from phasor.numpy import rotate
@@ -110,15 +110,15 @@ def test_functions_are_told_from_models(text, is_one):
 def test_a_rope_and_a_function_part_where_they_do():
     """Position, pair, size and score, as text and as JSON."""
     options = {"head_dim": 16, "context": 4096, "tolerance": 1e-3}
-    late = part(ROPE, "somebodys_rope:late", **options)
+    late = find_parting(ROPE, "somebodys_rope:late", **options)
     x = np.eye(16)[0]
     apart = np.linalg.norm(rotate(x, 0, ROPE) - rotate(x, 1, ROPE))
     assert (late.position, late.pair) == (0, 0)
     assert late.size == pytest.approx(apart)
     assert "position 0 in pair 0" in parting_text(late)
-    assert part("somebodys_rope:turned", ROPE, **options) is None
+    assert find_parting("somebodys_rope:turned", ROPE, **options) is None
     assert "agree" in parting_text(None)
-    assert "refuses" in parting_text(part(ROPE, "somebodys_rope:short", **options))
+    assert "refuses" in parting_text(find_parting(ROPE, "somebodys_rope:short", **options))
 
 
 @pytest.fixture
