@@ -146,7 +146,8 @@ def axis_of_pair(axes: Any, pairs: int) -> list[int]:
         return [axis for axis, count in enumerate(left) for _ in range(count)]
     if kind == "Alternating":
         return [1 + k % 2 if k < 2 * left[1] else 0 for k in range(pairs)]
-    # Interleaved: each axis takes its turn while it has pairs left, the first takes the others'
+    assert kind == "InterleavedSections", f"tests/oracle.py axis_of_pair needs {kind}"
+    # each axis takes its turn while it has pairs left, the first takes the others'
     dealt = []
     for k in range(pairs):
         axis = k % len(left)
