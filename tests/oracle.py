@@ -222,7 +222,7 @@ def exact_gap(rope: Any, distance: int) -> mpf:
 def pair_of(rope: Any, k: int, pairing: str) -> tuple[int, int]:
     """The two coordinates of a head that are pair ``k``."""
     half = rope.rotary_dim // 2
-    first, second = (k, k + half) if pairing == "half" else (2 * k, 2 * k + 1)
+    first, second = {"half": (k, k + half), "interleaved": (2 * k, 2 * k + 1)}[pairing]
     return rope.rotary_start + first, rope.rotary_start + second
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from phasor import Rope
+from phasor import Rope, pairings
 from phasor.axes import Alternating, Axes, Axial, InterleavedSections, OneAxis, Sectioned
 from phasor.scaling import (
     NTK,
@@ -61,7 +61,7 @@ EVERY_LAYOUT = ("one", "sectioned", "axial", "interleaved", "alternating")
 
 INT64 = st.integers(-(2**63), 2**63 - 1) | st.integers(-5000, 5000)
 FLOAT_POSITIONS = st.floats(-(2.0**62), 2.0**62) | st.floats(-5000, 5000)
-PAIRINGS = st.sampled_from(["half", "interleaved"])
+PAIRINGS = st.sampled_from(pairings.PAIRINGS)
 FACTORS = st.floats(0.25, 64.0)
 LENGTHS = st.integers(2, 2**20)
 

@@ -1,4 +1,4 @@
-"""A new law, layout, backend or attention option is missed nowhere: each test names the place.
+"""A new law, model type, layout, backend or attention option is missed nowhere: each test names the place.
 
 The lists themselves, with what to write in each place, are in CONTRIBUTING.md.
 """
@@ -6,24 +6,51 @@ The lists themselves, with what to write in each place, are in CONTRIBUTING.md.
 from __future__ import annotations
 
 import inspect
+import tomllib
+from collections.abc import Iterator
+from importlib import resources
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
 from phasor import Rope, axes, scaling
 from phasor.axes import AXES, OneAxis
+from phasor.configs.facts import table
 from phasor.configs.writing import WITHOUT_ROPE_TYPE, WRITERS
 from phasor.identification.explaining import LAYOUTS
 from phasor.identification.laws import SCANS
+from phasor.pairings import PAIRINGS
 from phasor.scaling import LAWS, Law, Rule
 from phasor.torch import RotaryAttention, backends, rotate
 from phasor.torch.backends import eager
 from phasor.torch.ops import BACKENDS
 
 from . import oracle, strategies
+from .configs import published_configs
 from .torch import attention_oracle, torch_oracle
 
+# older entries without a published file, or with a class that states no sizes; new ones bring a file
+UNCHECKED_TYPES = {
+    "Emu3",
+    "Klear",
+    "aquila",
+    "arctic",
+    "aria",
+    "dots3_note_text",
+    "emu3",
+    "ernie4_5_vl_moe",
+    "fuyu",
+    "gemma4_unified",
+    "hunyuan_vl",
+    "jina_vlm",
+    "nanbeige",
+    "paddleocr_vl",
+    "sarvam_mla",
+    "step3_text",
+    "step3p7",
+}
 DOCS = Path(__file__).parent.parent / "docs"
 
 
@@ -77,6 +104,28 @@ def test_a_law_is_in_every_place(name: str) -> None:
     assert [place for place, there in places.items() if not there] == []
 
 
+def model_types(value: Any) -> Iterator[str]:
+    """The model types that a config states, its own and those of configs inside it."""
+    if isinstance(value, dict):
+        if isinstance(value.get("model_type"), str):
+            yield value["model_type"]
+        for inner in value.values():
+            yield from model_types(inner)
+
+
+def test_a_model_type_is_checked_by_its_class_or_by_a_published_file() -> None:
+    """Or it rotates as one that is; the slow tests run the classes of transformers."""
+    types = {n: f for n, f in table().huggingface.items() if not f.uses and not f.refused}
+    sizes = resources.files("phasor.configs").joinpath("class_sizes.toml").read_text("utf-8")
+    checked = {*tomllib.loads(sizes)}
+    for case in published_configs.cases().values():
+        checked |= {*model_types(case["config"])}
+    facts = [types[name] for name in checked & types.keys()]
+    unchecked = {name for name in types.keys() - checked if types[name] not in facts}
+    assert unchecked - UNCHECKED_TYPES == set(), "tests/configs/published"
+    assert UNCHECKED_TYPES <= unchecked, "these are checked now"
+
+
 @pytest.mark.parametrize("name", AXES)
 def test_a_layout_of_axes_is_in_every_place(name: str) -> None:
     """What looks for it, how `phasor show` describes it, its draw and its rows."""
@@ -105,6 +154,14 @@ def test_every_backend_is_in_the_registry() -> None:
     files = {path.stem for path in folder.iterdir()} - {"__init__", "__pycache__"}
     registered = {module.__name__.rpartition(".")[2] for module in BACKENDS.values()}
     assert files - registered == set(), "torch/ops.py BACKENDS"
+
+
+@pytest.mark.parametrize("pairing", PAIRINGS)
+def test_both_oracles_know_a_pairing(pairing: str) -> None:
+    """They say the same of four pairs; one that does not know it says its name."""
+    rope = Rope(head_dim=8, pairing="half")
+    pairs = [oracle.pair_of(rope, k, pairing) for k in range(4)]
+    assert pairs == list(zip(*torch_oracle.pair_places(pairing, 0, 4), strict=True))
 
 
 @pytest.mark.parametrize("name", BACKENDS)

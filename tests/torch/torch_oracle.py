@@ -129,7 +129,7 @@ def pair_places(pairing: str, start: int, pairs: int) -> tuple[list[int], list[i
     """Coordinates of the first and of the second of every pair."""
     if pairing == "half":
         return [start + k for k in range(pairs)], [start + pairs + k for k in range(pairs)]
-    assert pairing == "interleaved"
+    assert pairing == "interleaved", f"tests/torch/torch_oracle.py pair_places needs {pairing}"
     return [start + 2 * k for k in range(pairs)], [start + 2 * k + 1 for k in range(pairs)]
 
 
