@@ -146,7 +146,8 @@ def axis_of_pair(axes: Any, pairs: int) -> list[int]:
         return [axis for axis, count in enumerate(left) for _ in range(count)]
     if kind == "Alternating":
         return [1 + k % 2 if k < 2 * left[1] else 0 for k in range(pairs)]
-    # Interleaved: each axis takes its turn while it has pairs left, the first takes the others'
+    assert kind == "InterleavedSections", f"tests/oracle.py axis_of_pair needs {kind}"
+    # each axis takes its turn while it has pairs left, the first takes the others'
     dealt = []
     for k in range(pairs):
         axis = k % len(left)
@@ -221,7 +222,7 @@ def exact_gap(rope: Any, distance: int) -> mpf:
 def pair_of(rope: Any, k: int, pairing: str) -> tuple[int, int]:
     """The two coordinates of a head that are pair ``k``."""
     half = rope.rotary_dim // 2
-    first, second = (k, k + half) if pairing == "half" else (2 * k, 2 * k + 1)
+    first, second = {"half": (k, k + half), "interleaved": (2 * k, 2 * k + 1)}[pairing]
     return rope.rotary_start + first, rope.rotary_start + second
 
 

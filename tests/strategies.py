@@ -6,7 +6,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from phasor import Rope
+from phasor import Rope, pairings
 from phasor.axes import Alternating, Axes, Axial, InterleavedSections, OneAxis, Sectioned
 from phasor.scaling import (
     NTK,
@@ -57,9 +57,11 @@ EVERY_LAW: dict[str, Law | None] = {
     ).at(8192),
 }
 
+EVERY_LAYOUT = ("one", "sectioned", "axial", "interleaved", "alternating")
+
 INT64 = st.integers(-(2**63), 2**63 - 1) | st.integers(-5000, 5000)
 FLOAT_POSITIONS = st.floats(-(2.0**62), 2.0**62) | st.floats(-5000, 5000)
-PAIRINGS = st.sampled_from(["half", "interleaved"])
+PAIRINGS = st.sampled_from(pairings.PAIRINGS)
 FACTORS = st.floats(0.25, 64.0)
 LENGTHS = st.integers(2, 2**20)
 
@@ -67,8 +69,7 @@ LENGTHS = st.integers(2, 2**20)
 @st.composite
 def axes(draw: st.DrawFn, pairs: int) -> Axes:
     """A layout that fits ``pairs`` pairs."""
-    kinds = ["one", "sectioned", "axial", "interleaved", "alternating"]
-    kind = draw(st.sampled_from(kinds if pairs >= 3 else kinds[:1]))
+    kind = draw(st.sampled_from(EVERY_LAYOUT if pairs >= 3 else EVERY_LAYOUT[:1]))
     if kind == "one":
         return OneAxis()
     if kind == "alternating":
@@ -81,7 +82,7 @@ def axes(draw: st.DrawFn, pairs: int) -> Axes:
     # two pairs at least in every section that has any, which is what NTK laws ask for
     first = draw(st.integers(0, pairs - 2).filter(lambda n: n != 1 and pairs - n != 1))
     sections = draw(st.permutations([first, pairs - first, 0]))
-    return (Sectioned if kind == "sectioned" else Axial)(tuple(sections))
+    return {"sectioned": Sectioned, "axial": Axial}[kind](tuple(sections))
 
 
 @st.composite

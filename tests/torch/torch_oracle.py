@@ -29,14 +29,14 @@ ROW_ERROR_64 = 4e-15
 
 
 def implementations() -> list[str]:
-    """Every way that this machine can run the operator: plain torch, and the CPU's paths."""
-    return ["eager", *cpu.paths()]
+    """Every way that this machine can run the operator; Triton's tests are in ``tests/gpu``."""
+    return [*(name for name in ops.BACKENDS if name not in ("cpu", "triton")), *cpu.paths()]
 
 
 def run_on(implementation: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Make ``backend="auto"`` mean ``implementation``."""
-    if implementation == "eager":
-        monkeypatch.setattr(ops, "BACKENDS", {"eager": ops.BACKENDS["eager"]})
+    if implementation in ops.BACKENDS:
+        monkeypatch.setattr(ops, "BACKENDS", {implementation: ops.BACKENDS[implementation]})
         monkeypatch.setattr(cpu, "_native", None)
     else:
         every = [name for name, _ in cpu._native.paths()]
@@ -99,7 +99,7 @@ def axis_of_pair(rope: Rope) -> list[int]:
         return dealt
     if kind == "Alternating":
         return [1, 2] * sections[1] + [0] * sections[0]
-    assert kind in ("Sectioned", "Axial")
+    assert kind in ("Sectioned", "Axial"), f"tests/torch/torch_oracle.py axis_of_pair needs {kind}"
     return [axis for axis in range(len(sections)) for _ in range(sections[axis])]
 
 
@@ -129,7 +129,7 @@ def pair_places(pairing: str, start: int, pairs: int) -> tuple[list[int], list[i
     """Coordinates of the first and of the second of every pair."""
     if pairing == "half":
         return [start + k for k in range(pairs)], [start + pairs + k for k in range(pairs)]
-    assert pairing == "interleaved"
+    assert pairing == "interleaved", f"tests/torch/torch_oracle.py pair_places needs {pairing}"
     return [start + 2 * k for k in range(pairs)], [start + 2 * k + 1 for k in range(pairs)]
 
 

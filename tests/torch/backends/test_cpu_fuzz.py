@@ -25,6 +25,7 @@ from phasor.angles import cos_sin
 from phasor.axes import Alternating, Axial, InterleavedSections, Sectioned
 from phasor.scaling import Linear
 from phasor.torch import rotate, rotate_, rotate_by, rotate_by_, rotate_qk, rotate_qk_
+from phasor.torch.backends import cpu
 
 from ...native.watched import Memory, duplicated, in_memory, placed, reach
 from ..torch_oracle import DTYPES, excess_by, implementations, row_error, run_on
@@ -105,7 +106,7 @@ class Case:
         dtype = rng.choice(DTYPES)
         shape = [*self.lead, heads, self.rope.head_dim]
         # eager writes overlapping tensors as torch does: only the kernel refuses them
-        free = not self.in_place or self.implementation != "eager"
+        free = not self.in_place or self.implementation in cpu.paths()
         memory, q, places = in_memory(rng, shape, dtype, free=free)
         self.xs, self.memories = [q], [memory]
         self.shared = self.in_place and duplicated(places)
@@ -160,7 +161,7 @@ class Case:
     def call(self) -> list[Tensor]:
         """Through the public verbs."""
         options: dict[str, Any] = {"inverse": self.inverse}
-        options["backend"] = "eager" if self.implementation == "eager" else "cpu"
+        options["backend"] = "cpu" if self.implementation in cpu.paths() else self.implementation
         if self.by_rows:
             options |= {"pairing": self.rope.pairing, "pairing_out": self.rope.pairing_out}
             options["rotary_start"] = self.rope.rotary_start
@@ -222,7 +223,7 @@ def try_case(seed: int) -> Case:
     case = Case(seed)
     try:
         with pytest.MonkeyPatch.context() as patch:
-            if case.implementation != "eager":
+            if case.implementation in cpu.paths():
                 run_on(case.implementation, patch)
             if not case.in_place:
                 patch.setattr(torch, "empty_like", case.watched_empty_like)
