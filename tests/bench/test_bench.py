@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from phasor import VerificationError
+from phasor.torch.backends import cpu
 
 from .bench_files import (
     BENCH,
@@ -532,6 +533,7 @@ def test_a_run_on_a_gpu_has_all_its_tables(monkeypatch: pytest.MonkeyPatch) -> N
     assert found["far"]["phasor, in place, half"]["1e+07, float32"] < BENCH.targets.FAR_BOUND
 
 
+@pytest.mark.skipif(not cpu.paths(), reason="what is measured is the kernel")
 def test_a_run_on_this_machine_writes_its_page(tmp_path: Path, monkeypatch: Any) -> None:
     """One case with phasor's forms alone, from the command line to the files."""
     monkeypatch.setattr(BENCH.run, "everyone", lambda case, device: ours())
