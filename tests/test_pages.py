@@ -88,3 +88,15 @@ def test_every_finding_is_explained() -> None:
     rows = "".join(re.findall(r"^\| `.*$", page("docs/identify.md"), re.M))
     either = {name: (f"`{name}`", f"`{name.split('-in-')[0]}-in-…`") for name in sorted(names)}
     assert [name for name, forms in either.items() if not any(one in rows for one in forms)] == []
+
+
+def test_every_file_that_a_page_names_is_there() -> None:
+    """Tests, tools and benchmarks that a reader is told to run."""
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
+    named = {
+        name
+        for one in pages
+        for name in re.findall(r"\b(?:tests|bench|tools|examples)/[\w/]+\.py\b", one.read_text())
+    }
+    assert len(named) > 5
+    assert sorted(name for name in named if not (ROOT / name).is_file()) == []

@@ -1,17 +1,12 @@
-"""The benchmark on tiny shapes: its cases, its gate, its turns, its runs on both kinds of device.
-
-A GPU is played by the CPU with a clock of its own. No test looks at a time.
-"""
+"""Contenders, turns, devices and whole runs of the benchmark."""
 
 from __future__ import annotations
 
 import ast
-import importlib
 import json
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +14,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from phasor import VerificationError
 from phasor.torch.backends import cpu
 
 from .bench_files import (
@@ -35,226 +29,9 @@ from .bench_files import (
     spoilt,
 )
 
-CASES, TOLERANCE, Case = BENCH.cases.CASES, BENCH.gate.TOLERANCE, BENCH.cases.Case
+CASES = BENCH.cases.CASES
 ours = BENCH.contenders.ours
 every_shape = pytest.mark.parametrize("case", SHAPES.values(), ids=SHAPES)
-
-
-# cases
-
-
-@every_shape
-def test_a_case_makes_what_it_says(case: Any) -> None:
-    """Shapes, dtypes, memory, positions, and the same numbers again."""
-    q, k = case.tensors()
-    assert q.shape == (case.batch, case.seq, case.q_heads, case.head_dim)
-    assert k.shape == (case.batch, case.seq, case.k_heads, case.head_dim)
-    assert str(q.dtype) == f"torch.{case.dtype}"
-    if case.seq > 1:
-        assert q.transpose(1, 2).is_contiguous() == case.heads_first
-    assert torch.equal(q, case.tensors()[0])
-    assert not torch.equal(q, case.tensors(seed=1)[0])
-    if case.rows:
-        assert (q.stride(2), k.stride(1)) == case.rows
-
-
-@pytest.mark.parametrize(("device", "count"), [("cpu", 2 * 15), ("cuda", 2 * 7 * 7)])
-def test_every_case_is_well_formed(device: str, count: int) -> None:
-    """Names tell them apart, in both dtypes; below 2**15 on a CPU; who takes part has a key."""
-    cases = CASES[device]
-    assert len({case.label for case in cases}) == len(cases) == count
-    assert {case.dtype for case in cases} == {"bfloat16", "float32"}
-    assert {case.label for case in BENCH.cases.QUICK[device]} < {case.label for case in cases}
-    for case in cases:
-        keys = [one.key for one in BENCH.contenders.everyone(case, device)]
-        assert len(set(keys)) == len(keys)
-        if device == "cpu":
-            assert 0 <= int(case.positions().min()) <= int(case.positions().max()) < 2**15
-
-
-def test_packed_texts_begin_anew() -> None:
-    """Positions count up within each text, and the texts fill the sequence."""
-    case = next(c for c in CASES["cuda"] if c.documents)
-    positions = case.positions().tolist()
-    assert sum(case.documents) == case.seq == len(positions)
-    assert [i for i, p in enumerate(positions) if p == 0][:3] == [0, 3001, 3001 + 1095]
-    assert all(b in (0, a + 1) for a, b in pairwise(positions))
-
-
-# the gate
-
-
-def off_at(token: int, by: float) -> Callable[[Tensor], Tensor]:
-    """Turn one pair of one token a little further."""
-
-    def spoil(x: Tensor) -> Tensor:
-        y = x.clone()
-        a, b = x[0, token, 0, 0], x[0, token, 0, 4]
-        y[0, token, 0, 0], y[0, token, 0, 4] = a - by * b, b + by * a
-        return y
-
-    return spoil
-
-
-@pytest.mark.parametrize(
-    "spoil",
-    [
-        lambda x: x.flip(-1),
-        lambda x: 1.01 * x,
-        lambda x: x.float() * torch.nan,
-        lambda x: x.bfloat16(),
-        lambda x: x[:, :-1],
-        off_at(0, 0.01),
-        off_at(4, 0.01),
-    ],
-    ids=["flipped", "longer", "nan", "other dtype", "other shape", "first token", "last token"],
-)
-def test_the_gate_refuses_a_wrong_contender(spoil: Callable[[Tensor], Tensor]) -> None:
-    """It is named with its error and never timed; the right one is."""
-    assert admitted(TINY, spoilt(lambda x: x)).errors["by hand, half"] < 1e-6
-    found = BENCH.measure.measure(TINY, [spoilt(spoil)], seconds=0.0)
-    assert found.refused == ["by hand, half"]
-    assert found.errors["by hand, half"] > TOLERANCE["float32"]
-    assert set(found.seconds) == {COPY, MULTIPLY}
-
-
-def test_the_gate_measures_a_small_error_as_it_is() -> None:
-    """A pair turned by a thousandth is off by a thousandth of its length; no other pairing fits."""
-    found = admitted(TINY, spoilt(off_at(2, 1e-3)))
-    assert found.errors["by hand, half"] == pytest.approx(1e-3, rel=1e-3)
-    wrong = replace(spoilt(lambda x: x), pairing="interleaved")
-    assert admitted(TINY, wrong).refused == ["by hand, interleaved"]
-
-
-def test_the_gate_sees_what_lies_outside_the_rotated_slice() -> None:
-    """A coordinate that must not change did."""
-    case = SHAPES["partial"]
-    x = case.tensors()[0]
-    y, positions = x.clone(), torch.zeros(5, dtype=torch.int64)
-    error = BENCH.gate.rotation_error
-    assert error(x, y, positions, case.rope("half"), inverse=False) == 0
-    y[0, 0, 0, 7] += 1
-    assert error(x, y, positions, case.rope("half"), inverse=False) == float("inf")
-
-
-def test_the_gate_checks_gradients() -> None:
-    """A right forward pass with a wrong backward pass is wrong."""
-
-    class Twice(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: Tensor) -> Tensor:
-            return x.clone()
-
-        @staticmethod
-        def backward(ctx: Any, grad: Tensor) -> Tensor:
-            return 2 * grad
-
-    case = SHAPES["backward"]
-    assert admitted(case, spoilt(lambda x: x)).refused == []
-    assert admitted(case, spoilt(Twice.apply)).refused == ["by hand, half"]
-
-
-def normed(rotation: Any, weights_times: float = 1.0) -> Any:
-    """A norm in float64 before a rotation."""
-
-    def build(case: Any, positions: Tensor) -> Any:
-        rotate = rotation(case, positions)
-
-        def norm(x: Tensor, weight: Tensor) -> Tensor:
-            wide = x.double()
-            size = (wide.square().mean(-1, keepdim=True) + BENCH.cases.EPSILON).sqrt()
-            return wide / size * weight * weights_times
-
-        def call(q: Tensor, k: Tensor, q_weight: Tensor, k_weight: Tensor) -> Any:
-            turned = rotate(norm(q, q_weight), norm(k, k_weight))
-            return [y.to(x.dtype) for x, y in zip((q, k), turned, strict=True)]
-
-        return call
-
-    return contender("by hand", build, norm=True)
-
-
-@pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_gate_lets_a_right_norm_through_and_no_other(dtype: Any, backward: bool) -> None:
-    """Weights that are a twentieth too large are refused, and so is none of the norm."""
-    case = replace(TINY, dtype=dtype, norm=True, backward=backward, head_dim=16, seq=40)
-    build = spoilt(lambda x: x).build
-    right = admitted(case, normed(build))
-    assert right.refused == []
-    assert right.errors["by hand, half"] < (2e-2 if dtype == "bfloat16" else 1e-5)
-    assert admitted(case, normed(build, 1.05)).refused == ["by hand, half"]
-
-    def without(case: Any, positions: Tensor) -> Any:
-        rotation = build(case, positions)
-        return lambda q, k, *_: rotation(q, k)
-
-    bare = contender("bare", without, norm=True)
-    assert admitted(replace(case, backward=False), bare).refused == ["bare, half"]
-
-
-def test_the_gate_checks_the_gradient_of_a_norm() -> None:
-    """A right forward pass whose gradient forgets the mean is wrong."""
-
-    class Forgets(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: Tensor) -> Tensor:
-            ctx.save_for_backward(x)
-            return x / (x.square().mean(-1, keepdim=True) + BENCH.cases.EPSILON).sqrt()
-
-        @staticmethod
-        def backward(ctx: Any, grad: Tensor) -> Tensor:
-            (x,) = ctx.saved_tensors
-            return grad / (x.square().mean(-1, keepdim=True) + BENCH.cases.EPSILON).sqrt()
-
-    def build(case: Any, positions: Tensor) -> Any:
-        rotation = ours()[1].build(case, positions)
-        return lambda q, k, q_weight, k_weight: rotation(
-            Forgets.apply(q) * q_weight, Forgets.apply(k) * k_weight
-        )
-
-    case = replace(TINY, norm=True, backward=True)
-    one = contender("forgets", build, norm=True)
-    assert admitted(replace(case, backward=False), one).refused == []
-    assert admitted(case, one).refused == ["forgets, half"]
-
-
-def test_the_gate_forgives_float32_angles_that_stand_far_out() -> None:
-    """At position 2**17 a right float32 angle is off by 2**-6, and that much more is allowed."""
-    near, far = (BENCH.gate.tolerance(replace(TINY, first=n), norm=False) for n in (0, 2**17 - 5))
-    assert near == TOLERANCE["float32"]
-    assert far - near == pytest.approx((2**17 - 1 - 2**15) * 2**-23)
-
-
-def test_who_writes_its_arguments_spoils_them_for_nobody() -> None:
-    """A contender that trains in place works on copies, of the gradients too."""
-
-    class InPlace(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: Tensor, turn: Callable[[Tensor, bool], Tensor]) -> Tensor:
-            ctx.turn = turn
-            x.data.copy_(turn(x, False))
-            return x
-
-        @staticmethod
-        def backward(ctx: Any, grad: Tensor) -> Any:
-            grad.copy_(ctx.turn(grad, True))
-            return grad, None
-
-    def build(case: Any, positions: Tensor) -> Any:
-        def turn(x: Tensor, inverse: bool) -> Tensor:
-            from phasor.torch import rotate
-
-            return rotate(x.detach(), positions, case.rope("half"), inverse=inverse)
-
-        return lambda q, k: (InPlace.apply(q, turn), InPlace.apply(k, turn))
-
-    case = replace(TINY, backward=True)
-    writer = contender("writer", build, in_place=True, trains_in_place=True)
-    found, calls = BENCH.measure.admit(case, [writer, ours()[1]])
-    assert found.refused == []
-    calls["writer, half"]()
-    assert admitted(case, writer, ours()[1]).errors == found.errors
 
 
 # contenders
@@ -628,37 +405,3 @@ def test_an_odd_call_of_a_short_length_does_not_show(monkeypatch: pytest.MonkeyP
     medians = timed.seconds(training=False)["linear"]
     assert {seq: len(taken) - 1 for seq, taken in calls.items()} == {256: 15, 1024: 15, 2048: 3}
     assert medians[256] == medians[1024] == 1.0
-
-
-# the command
-
-
-# not by an import statement: the command is also called phasor.cli.bench
-small_bench = importlib.import_module("phasor.cli.benchmark")
-SMALL = small_bench.Case("tiny", torch.float32, 5, 2)
-
-
-def test_phasor_bench_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
-    """On a tiny case, with every form in both pairings."""
-    small_bench.run([SMALL], seconds=0.0)
-    printed = capsys.readouterr().out
-    assert all(word in printed for word in ("tiny", "half", "interleaved", "float32"))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(
-    "spoil", [torch.neg, lambda x: 1.05 * x, lambda x: x * torch.nan, lambda x: x.double()]
-)
-def test_phasor_bench_fails_where_phasor_is_wrong(
-    monkeypatch: pytest.MonkeyPatch, dtype: Any, spoil: Any
-) -> None:
-    """It prints no ratios for a wrong rotation."""
-    right = small_bench.ROTATIONS["new output"]
-
-    def wrong(*arguments: Any) -> Any:
-        q, k = right(*arguments)
-        return q, spoil(k)
-
-    monkeypatch.setitem(small_bench.ROTATIONS, "new output", wrong)
-    with pytest.raises(VerificationError, match="new output, half in tiny"):
-        small_bench.run([replace(SMALL, dtype=dtype)], seconds=0.0)
