@@ -32,10 +32,11 @@ PIPELINE = """
     describe
     identification.calling identification.blocks identification.spectrum identification.report
     identification.laws identification.explaining identification.limits identification.mistakes
-    identification.measuring identification.differences identification phasor
-    translation.onnx translation
+    identification.measuring identification.differences identification
+    extending translation.target translation.transformers translation.mlx translation.flash_attn
+    translation.onnx translation phasor
     charts.style charts.curves charts.coverage charts.attention charts
-    extending report.snippet report
+    report.snippet report
     torch._internals torch.positions torch._tables torch._arguments torch._in_place
     torch.backends.triton.launching torch.backends.triton.kernels torch.backends.triton.norm
     torch.backends.triton.cache torch.backends.triton.fused torch.backends.triton
@@ -49,7 +50,7 @@ PIPELINE = """
     torch.hf.reading torch.hf.checking torch.hf torch
     torch.hf.architectures torch.hf.verdicts
     cli.common
-    cli.show cli.architectures cli.identify cli.diff cli.convert cli.extend cli.report cli.presets
+    cli.show cli.architectures cli.identify cli.diff cli.convert cli.translate cli.extend cli.report cli.presets
     cli.demo cli.benchmark cli.bench cli __main__
 """
 ORDER = PIPELINE.split()

@@ -33,6 +33,7 @@ __all__ = [
     "load",
     "preset",
     "preset_names",
+    "translate",
 ]
 
 # imported when they are first used: together they would take longer than NumPy
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from phasor.identification import diff, identify
     from phasor.layers import LayerRopes
     from phasor.presets import preset, preset_names
+    from phasor.translation import translate
 else:
     _MODULES = {
         "LayerRopes": "phasor.layers",
@@ -49,6 +51,7 @@ else:
         "load": "phasor.configs",
         "preset": "phasor.presets",
         "preset_names": "phasor.presets",
+        "translate": "phasor.translation",
     }
 
     def __getattr__(name: str) -> object:

@@ -381,7 +381,7 @@ def plan(
         )
     whole("to", to, least=2, most=_COSINES // rope.num_pairs)
     names = _with_shared_blocks(ropes, names, rope)
-    labels = map(ropes.in_config.label, names) if _has_blocks_by_kind(ropes) else ()
+    labels = map(ropes.in_config.label, names) if ropes.has_blocks_by_kind else ()
     candidates = extensions(resolved(rope, length), length, to)
     best = recommend(candidates)
     return ExtensionPlan(
@@ -411,16 +411,11 @@ def _only_rope(ropes: LayerRopes, rotating: list[str]) -> list[str]:
 def _with_shared_blocks(ropes: LayerRopes, names: list[str], rope: Rope) -> list[str]:
     """The kinds ``names``, and the kinds with the same rope that read the same config block."""
     same_rope = [kind for kind, kind_rope in ropes.kinds.items() if kind_rope == rope]
-    if not _has_blocks_by_kind(ropes):
+    if not ropes.has_blocks_by_kind:
         return same_rope
     label = ropes.in_config.label
     labels = {label(name) for name in names}
     return [kind for kind in same_rope if label(kind) in labels]
-
-
-def _has_blocks_by_kind(ropes: LayerRopes) -> bool:
-    """Whether a config has a block for each kind of layer."""
-    return bool(ropes.in_config.labels) or len(ropes.ropes) > 1
 
 
 def _way(extension: Extension, original: Rope, ropes: LayerRopes, names: list[str]) -> Way:
@@ -428,25 +423,13 @@ def _way(extension: Extension, original: Rope, ropes: LayerRopes, names: list[st
     if ropes.in_config.fixed:
         return Way(extension=extension, rope=rope, config=None, refused=_FIXED)
     try:
-        stated = _by_label(ropes, names, rope) if _has_blocks_by_kind(ropes) else rope
-        keys = config_keys(stated, extension.coverage.context, extension.coverage.to)
+        changed = replace(ropes, kinds=dict(ropes.kinds) | dict.fromkeys(names, rope))
+        keys = config_keys(
+            changed.config_blocks(), extension.coverage.context, extension.coverage.to
+        )
     except ConfigError as error:
         return Way(extension=extension, rope=rope, config=None, refused=str(error))
     return Way(extension=extension, rope=rope, config=keys, refused=None)
-
-
-def _by_label(ropes: LayerRopes, names: list[str], rope: Rope) -> dict[str, Rope | None]:
-    """By label, the rope of every block of a config; ``rope`` for the kinds ``names``."""
-    label = ropes.in_config.label
-    blocks: dict[str, Rope | None] = dict(ropes.in_config.unread)
-    for kind, kind_rope in ropes.kinds.items():
-        if blocks.setdefault(label(kind), kind_rope) != kind_rope:
-            sharing = [other for other in ropes.kinds if label(other) == label(kind)]
-            raise ConfigError(
-                f"layers of the kinds {' and '.join(sharing)} read one block of a config, which "
-                "cannot say one of them alone; keep the rope as JSON instead (Rope.to_json)"
-            )
-    return blocks | {label(name): rope for name in names}
 
 
 def _config_form(extension: Extension, original: Rope) -> Rope:
@@ -457,11 +440,11 @@ def _config_form(extension: Extension, original: Rope) -> Rope:
         rule = DynamicNTK(factor=to / context, original_max_positions=context)
         return replace(rope, scaling=rule)
     if isinstance(rope.scaling, NTK) and not isinstance(rope.axes, Axial):
-        return _with_raised_base(rope, rope.scaling.factor)
+        return with_raised_base(rope, rope.scaling.factor)
     return rope
 
 
-def _with_raised_base(rope: Rope, factor: float) -> Rope:
+def with_raised_base(rope: Rope, factor: float) -> Rope:
     """NTK-aware scaling as a larger base: ``base * factor ** (n / (n - 1))`` for ``n`` pairs."""
     assert rope.base is not None, "a law scales the powers of a base"
     power = Decimal(rope.num_pairs) / (rope.num_pairs - 1)

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any, cast, overload
 
 from phasor._checks import short_repr, whole
-from phasor.errors import SpecError
+from phasor.errors import ConfigError, SpecError
 from phasor.rope import Rope
 from phasor.scaling import Rule
 
@@ -155,6 +155,31 @@ class LayerRopes(Sequence[Rope | None]):
                 f"({', '.join(f'{factor:g}' for factor in sorted(factors))}); ask each rope's law"
             )
         return factors.pop()
+
+    @property
+    def has_blocks_by_kind(self) -> bool:
+        """Whether a Hugging Face config has a block of its own for each kind of layer."""
+        return bool(self.in_config.labels) or len(self.ropes) > 1
+
+    def config_blocks(self) -> Rope | dict[str, Rope | None]:
+        """The rope of a config's one block; or by label the rope of each of its blocks.
+
+        Raises:
+            ConfigError: If kinds with different ropes read one block.
+        """
+        if not self.has_blocks_by_kind:
+            return self.ropes[0]
+        label = self.in_config.label
+        blocks: dict[str, Rope | None] = {}
+        for kind, rope in self.kinds.items():
+            if blocks.setdefault(label(kind), rope) != rope:
+                sharing = [other for other in self.kinds if label(other) == label(kind)]
+                raise ConfigError(
+                    f"layers of the kinds {' and '.join(sharing)} read one block of a config, "
+                    "which cannot say one of them alone; keep the rope as JSON instead "
+                    "(Rope.to_json)"
+                )
+        return {**self.in_config.unread, **blocks}
 
 
 def _summary(rope: Rope) -> str:

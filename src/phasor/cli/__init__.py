@@ -58,7 +58,10 @@ def _run_command() -> tuple[int, str | None]:
 
 
 # one file per command, imported only when it runs: this halves the time of `show`
-COMMANDS = ("show", "diff", "identify", "convert", "extend", "report", "presets", "demo", "bench")
+COMMANDS = (
+    *("show", "diff", "identify", "convert", "translate", "extend", "report", "presets"),
+    *("demo", "bench"),
+)
 
 
 class _Commands(click.Group):

@@ -1,0 +1,243 @@
+"""What every target shares: its description, what it is given, and how it refuses.
+
+A target is a program that rotates. Its file says as data what the program can express, and has
+one function that writes what the program has to be given for a Rope that it can.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from phasor._checks import short_repr
+from phasor.axes import Axes, OneAxis
+from phasor.errors import ConfigError
+from phasor.layers import LayerRopes
+from phasor.pairings import PAIRINGS, Pairing
+from phasor.rope import Rope, real_inv_freq
+from phasor.scaling import Linear, Rule
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """What a target is given for the layers of one rope, or for the whole model.
+
+    Attributes:
+        ropes: By kind of layer, the rope that the target then performs, in the pairing that it
+            reads.
+        settings: What to give, by the target's own names: JSON values, and float64 arrays.
+        code: How it is given: a call in which arrays stand by their names in ``settings``, a
+            command, or a piece of a file.
+        notes: What has to be done besides; a sentence each.
+        as_variables: Whether ``code`` calls the settings by their names; otherwise it has them in
+            it.
+    """
+
+    ropes: Mapping[str, Rope]
+    settings: Mapping[str, Any]
+    code: str
+    notes: tuple[str, ...] = ()
+    as_variables: bool = False
+
+    def as_plain(self) -> dict[str, Any]:
+        """Everything as JSON values: arrays as lists, infinities as the text ``"inf"``."""
+        return {
+            "ropes": {kind: rope.to_dict() for kind, rope in self.ropes.items()},
+            "settings": {name: _plain(value) for name, value in self.settings.items()},
+            "code": self.code,
+            "notes": list(self.notes),
+        }
+
+
+class TranslationError(ConfigError):
+    """A rope that a target cannot express.
+
+    Attributes:
+        nearest: The nearest rope that the target can express; None if none is near.
+        radians: By how much a pair's angle then differs at the last position of the context, at
+            most, whole turns included; None without ``nearest``.
+    """
+
+    def __init__(
+        self, message: str, *, nearest: Rope | None = None, radians: float | None = None
+    ) -> None:
+        super().__init__(message)
+        self.nearest = nearest
+        self.radians = radians
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """A program that rotates, and what it can express.
+
+    Attributes:
+        name: What `translate` calls it.
+        program: What is given what, in half a line.
+        source: Where its arguments are documented.
+        checked: ``"run"`` where the tests run the program itself with what is written;
+            ``"description"`` where they run a function written from its documentation.
+        write: Writes one `Part` for each rope, or for the model; the ropes have passed `check`.
+        pairings: Pairings that it turns. Weights of the other one are reordered first.
+        partial: Whether a part of the head may stay as it is.
+        backwards: Whether pairs may turn clockwise.
+        axes: Layouts of position axes that it knows.
+        rules: Rules that it applies by itself; others are resolved before.
+        softmax: Whether it is given the softmax factor with the rest.
+    """
+
+    name: str
+    program: str
+    source: str
+    checked: Literal["run", "description"]
+    write: Callable[[LayerRopes, int], tuple[Part, ...]]
+    pairings: tuple[Pairing, ...] = PAIRINGS
+    partial: bool = True
+    backwards: bool = False
+    axes: tuple[type[Axes], ...] = (OneAxis,)
+    rules: tuple[type[Rule], ...] = ()
+    softmax: bool = False
+
+    def check(self, rope: Rope, context: int) -> None:
+        """Refuse a rope that the program cannot express whatever its frequencies are.
+
+        Raises:
+            TranslationError: Naming what it lacks, with the nearest rope that it has.
+        """
+        law = rope.scaling
+        if isinstance(law, Rule) and not isinstance(law, self.rules):
+            raise TranslationError(
+                f"{self.name} keeps one law for all lengths, and {type(law).__name__} picks one by "
+                "the length of the sequence; translate rope.at(seq_len), or give --at TOKENS"
+            )
+        if not isinstance(rope.axes, self.axes):
+            self.refuse(
+                f"positions of {rope.axes.n_axes} axes ({type(rope.axes).__name__})",
+                rope, context, _as_text(rope),
+            )  # fmt: skip
+        if rope.direction < 0 and not self.backwards:
+            self.refuse("pairs that turn clockwise", rope, context, [replace(rope, direction=1)])
+        if rope.rotary_dim < rope.head_dim and not self.partial:
+            self.refuse(f"{rope.rotary_dim} rotated coordinates of {rope.head_dim}", rope, context)
+
+    def refuse(
+        self, what: str, rope: Rope, context: int, candidates: Iterable[Rope] = ()
+    ) -> NoReturn:
+        """Raise the error for ``what`` the program lacks; ``candidates`` are ropes that it has."""
+        nearest = min(
+            candidates, key=lambda other: radians_apart(rope, other, context), default=None
+        )
+        message = f"{self.name} cannot express {what}"
+        if nearest is None:
+            raise TranslationError(f"{message}, and nothing that it can is near")
+        radians = radians_apart(rope, nearest, context)
+        differs = _differences(rope, nearest)
+        if radians == 0:
+            near = f"exact where a token's coordinates are equal, as in text: {differs}"
+        else:
+            near = f"off by up to {radians:.3g} radians at position {context - 1}: {differs}"
+        raise TranslationError(
+            f"{message}; the nearest that it can is {near}", nearest=nearest, radians=radians
+        )
+
+
+class Written(NamedTuple):
+    """The settings, code and notes of a `Part` for one rope."""
+
+    settings: dict[str, Any]
+    code: str
+    notes: tuple[str, ...] = ()
+
+
+def per_rope(
+    write: Callable[[Rope, int], Written],
+) -> Callable[[LayerRopes, int], tuple[Part, ...]]:
+    """A `Target.write` that calls ``write`` once for each different rope of a model.
+
+    Such a function rotates a whole array, so the slice of a head is given to it alone.
+    """
+
+    def part(rope: Rope, ropes: LayerRopes, context: int) -> Part:
+        settings, code, notes = write(rope, context)
+        if rope.rotary_start:
+            notes += (
+                f"x is the slice of a head from coordinate {rope.rotary_start} on; the coordinates "
+                "before it stay as they are.",
+            )
+        kinds = {kind: rope for kind, other in ropes.kinds.items() if other == rope}
+        return Part(ropes=kinds, settings=settings, code=code, notes=notes, as_variables=True)
+
+    return lambda ropes, context: tuple(part(rope, ropes, context) for rope in ropes.ropes)
+
+
+def radians_apart(a: Rope, b: Rope, context: int) -> float:
+    """The largest difference of a pair's angle at the last position, whole turns included.
+
+    For positions with the same coordinate on all axes. Infinite if the pairs are not as many.
+    """
+    if a.num_pairs != b.num_pairs:
+        return math.inf
+    return float((context - 1) * np.abs(_velocities(a) - _velocities(b)).max())
+
+
+def _velocities(rope: Rope) -> NDArray[np.object_]:
+    # exact: float64 frequencies times a million positions would show their rounding
+    return np.array([rope.direction * f for f in real_inv_freq(rope)], dtype=object)
+
+
+def plain_candidates(rope: Rope) -> list[Rope]:
+    """Ropes with a base and at most a linear law, near ``rope``: what every program can express.
+
+    The law left out; the base that comes nearest to the scaled frequencies; and that base with
+    the positions divided so that the fastest pair is right.
+    """
+    scaled = rope.inv_freq
+    plain = replace(rope, scaling=None, explicit_inv_freq=None)
+    fastest = float(scaled.max())
+    found = [plain, replace(plain, base=_nearest_base(scaled))]
+    if 0 < fastest != 1:
+        divided = Linear(factor=1 / fastest)
+        found.append(replace(plain, base=_nearest_base(scaled / fastest), scaling=divided))
+    return found
+
+
+def _nearest_base(inv_freq: NDArray[np.float64]) -> float:
+    """The base whose plain frequencies are nearest, by the largest difference of a pair."""
+    exponents = -np.arange(len(inv_freq)) / len(inv_freq)
+
+    def off(log_base: float) -> float:
+        return float(np.abs(np.exp(log_base * exponents) - inv_freq).max())
+
+    low, high = 0.01, 60.0
+    for _ in range(6):  # each time a hundredth of the interval is left
+        grid = np.linspace(low, high, 201)
+        best = int(np.argmin([off(x) for x in grid]))
+        low, high = float(grid[max(best - 1, 0)]), float(grid[min(best + 1, 200)])
+    return math.exp((low + high) / 2)
+
+
+def _as_text(rope: Rope) -> list[Rope]:
+    """The rope with one axis, where that is the same for positions with equal coordinates."""
+    one_spectrum = rope.axes.spectra(rope.num_pairs) == (rope.num_pairs,)
+    return [replace(rope, axes=OneAxis())] if one_spectrum else []
+
+
+def _differences(rope: Rope, other: Rope) -> str:
+    """The fields of ``other`` that differ, as they would be written."""
+    names = ("base", "scaling", "axes", "direction")
+    changed = [
+        f"{name}={short_repr(getattr(other, name))}"
+        for name in names
+        if getattr(rope, name) != getattr(other, name)
+    ]
+    return ", ".join(changed)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return [x if math.isfinite(x) else str(x) for x in value.tolist()]
+    return value.to_dict() if isinstance(value, Rope) else value

@@ -1,0 +1,84 @@
+"""transformers: the keys of a ``config.json``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+
+from phasor.axes import Alternating, InterleavedSections, OneAxis, Sectioned
+from phasor.configs import config_keys
+from phasor.configs.writing import WRITERS
+from phasor.errors import ConfigError
+from phasor.extending import with_raised_base
+from phasor.layers import LayerRopes
+from phasor.rope import Rope
+from phasor.scaling import NTK, DynamicNTK, LongRope, PerPair
+from phasor.translation.target import Part, Target, TranslationError, plain_candidates
+
+
+def in_config_form(rope: Rope, context: int) -> Rope:
+    """The rope with a law that has a ``rope_type``: a raised base, or a divisor for each pair.
+
+    Raises:
+        TranslationError: If a pair stands still, which no divisor says.
+    """
+    if isinstance(rope.scaling, NTK):
+        return with_raised_base(rope, rope.scaling.factor)
+    if rope.explicit_inv_freq is None and type(rope.scaling) in WRITERS:
+        return rope
+    scaled = rope.inv_freq
+    if not scaled.all():
+        TARGET.refuse("pairs that stand still, but for those of p-RoPE", rope, context,
+                      plain_candidates(rope))  # fmt: skip
+    plain = replace(rope, scaling=None, explicit_inv_freq=None, base=rope.base or 10_000.0)
+    law = PerPair(
+        factors=tuple((plain.inv_freq / scaled).tolist()), attention_factor=rope.attention_factor
+    )
+    return replace(plain, scaling=law)
+
+
+def _write(ropes: LayerRopes, context: int) -> tuple[Part, ...]:
+    if ropes.in_config.fixed:
+        raise TranslationError(
+            f"the class of {ropes.name} in transformers has this rotation in its code and reads "
+            "none from a config: there is nothing to give"
+        )
+    kinds = {
+        kind: None if rope is None else in_config_form(rope, context)
+        for kind, rope in ropes.kinds.items()
+    }
+    readable = replace(ropes, kinds=kinds)
+    try:
+        keys = config_keys(readable.config_blocks(), context, context)
+    except ConfigError as error:
+        raise TranslationError(f"transformers cannot express it: {error}") from None
+    return (
+        Part(
+            ropes={kind: rope for kind, rope in kinds.items() if rope is not None},
+            settings=keys,
+            code=json.dumps(keys, indent=2),
+            notes=tuple(dict.fromkeys(_of_the_class(ropes))),
+        ),
+    )
+
+
+def _of_the_class(ropes: LayerRopes) -> Iterator[str]:
+    """What a config does not say and the class of the model has to do."""
+    if ropes.in_config.inside:
+        yield f"These keys stand in {ropes.in_config.inside}."
+    for rope in ropes.ropes:
+        yield f"The class of the model has to turn {rope.pairing} pairs."
+        if rope.rotary_start:
+            yield f"The class of the model has to turn from coordinate {rope.rotary_start} on."
+
+
+TARGET = Target(
+    name="transformers",
+    program="keys of a model's config.json",
+    source="https://huggingface.co/docs/transformers/internal/rope_utils",
+    checked="run",
+    write=_write,
+    axes=(OneAxis, Sectioned, InterleavedSections, Alternating),
+    rules=(DynamicNTK, LongRope),
+)

@@ -1,0 +1,119 @@
+"""What `phasor.translate` writes, given to each program and compared with the exact rotation."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import numpy as np
+import pytest
+
+import phasor
+from phasor import LayerRopes, Rope
+from phasor.translation import TARGETS, TranslationError, translate
+
+from .. import oracle
+from .programs import PROGRAMS, Job
+
+UNIT = 2.0**-24  # half a unit in the last place of float32
+CONTEXT = 4096  # where a model has none
+
+
+def ropes_of_presets() -> dict[str, str]:
+    """The first preset with each set of ropes, by its name."""
+    seen: dict[object, str] = {}
+    for name in phasor.preset_names():
+        seen.setdefault(frozenset(phasor.preset(name).kinds.items()), name)
+    return {name: name for name in seen.values()}
+
+
+def roundings(rope: Rope) -> float:
+    """By how many units an angle may be off relatively that a program computes in float32.
+
+    ``base ** -(k / n)``: the exponent is off by a unit, which its logarithm multiplies; the power
+    and the laws' blends by four more, the product with the position by one.
+    """
+    return 2 * math.log(rope.base or 1e9) + 5
+
+
+@functools.cache
+def exact(rope: Rope, position: int) -> tuple[np.ndarray, np.ndarray]:
+    """Cosine and sine of every pair, with the same coordinate on each axis."""
+    at = position if rope.axes.n_axes == 1 else [position] * rope.axes.n_axes
+    cos, sin = oracle.cos_sin(rope, at)
+    return np.array(cos, dtype=float), np.array(sin, dtype=float)
+
+
+def assert_turns(ropes: LayerRopes, target: str) -> None:
+    """``target`` turns as the model does, at the start of its context and further on."""
+    context = ropes.context or CONTEXT
+    try:
+        translated = translate(ropes, target, context=context)
+    except TranslationError as error:
+        assert reason_is_true(ropes, str(error))
+        return
+    chance = np.random.default_rng(0)
+    described = [kind for kind, rope in ropes.kinds.items() if rope is not None]
+    assert [kind for part in translated.parts for kind in part.ropes] == described
+    for part in translated.parts:
+        for kind, performed in part.ropes.items():
+            model = ropes.kinds[kind]
+            assert model is not None
+            x = chance.standard_normal((4, model.head_dim)).astype(np.float32)
+            for offset in (0, 509, min(context, 32768) - 4):
+                job = Job(ropes, part, kind, reordered(x, model, performed), offset)
+                turned = PROGRAMS[target](job)
+                static = model.at(offset + len(x))  # a rule picks its law by the last token
+                for token, position in enumerate(range(offset, offset + len(x))):
+                    check_token(turned[token], x[token], position, static, performed)
+
+
+def reordered(x: np.ndarray, model: Rope, performed: Rope) -> np.ndarray:
+    """``x`` with its pairs where the program reads them."""
+    moved = x.copy()
+    for k in range(model.num_pairs):
+        for source, to in zip(
+            oracle.pair_of(model, k, model.pairing),
+            oracle.pair_of(model, k, performed.pairing),
+            strict=True,
+        ):
+            moved[:, to] = x[:, source]
+    return moved
+
+
+def check_token(
+    turned: np.ndarray, x: np.ndarray, position: int, model: Rope, performed: Rope
+) -> None:
+    """One token is where the model turns it to; what does not turn is as it was."""
+    cos, sin = exact(model, position)
+    gain = model.attention_factor
+    untouched = np.ones(model.head_dim, dtype=bool)
+    for k in range(model.num_pairs):
+        i, j = oracle.pair_of(model, k, model.pairing)
+        z = complex(x[i], x[j])
+        wanted = gain * z * complex(cos[k], sin[k])
+        i, j = oracle.pair_of(model, k, performed.output_pairing)
+        untouched[[i, j]] = False
+        angle = position * float(oracle.frequencies(model)[k])
+        room = gain * abs(z) * UNIT * (angle * roundings(model) + 12)
+        assert abs(complex(turned[i], turned[j]) - wanted) <= room, (position, k)
+    if performed.pairing == model.pairing:
+        assert np.array_equal(turned[untouched], x[untouched].astype(np.float64))
+
+
+@pytest.mark.parametrize("name", ropes_of_presets())
+@pytest.mark.parametrize("target", sorted(set(TARGETS) & set(PROGRAMS)))
+def test_a_program_given_this_turns_as_the_model_does(name: str, target: str) -> None:
+    """Or the reason why it cannot is true of the model."""
+    assert_turns(phasor.preset(name), target)
+
+
+def reason_is_true(ropes: LayerRopes, said: str) -> bool:
+    """Whether what the program is said to lack is something that the model has."""
+    facts = {
+        "axes": any(rope.axes.n_axes > 1 for rope in ropes.ropes),
+        "clockwise": any(rope.direction < 0 for rope in ropes.ropes),
+        "in its code": ropes.in_config.fixed,
+        "picks one by the length": any(hasattr(rope.scaling, "at") for rope in ropes.ropes),
+    }
+    return any(fact and word in said for word, fact in facts.items())
