@@ -50,8 +50,8 @@ PIPELINE = """
     torch.hf.reading torch.hf.checking torch.hf torch
     torch.hf.architectures torch.hf.verdicts
     cli.common
-    cli.show cli.architectures cli.identify cli.diff cli.convert cli.translate cli.extend cli.report cli.presets
-    cli.demo cli.benchmark cli.bench cli __main__
+    cli.show cli.architectures cli.identify cli.diff cli.convert cli.translate cli.extend
+    cli.report cli.presets cli.demo cli.benchmark cli.bench cli __main__
 """
 ORDER = PIPELINE.split()
 # the benchmark and the demonstration drive phasor.torch; only their commands import them

@@ -1,7 +1,8 @@
 """The programs that `phasor.translate` writes for, run with what it wrote.
 
-``PROGRAMS[target](job)`` turns the tokens of a `Job`, float64 ``[seq, head_dim]``. For programs that
-do not install here it calls functions of ``described.py``, written from their documentation.
+``PROGRAMS[target](job)`` turns the tokens of a `Job` and returns float64 ``[seq, head_dim]``. For
+programs that do not install here it calls functions of ``described.py``, written from their
+documentation.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,8 @@ import numpy as np
 from phasor import LayerRopes
 from phasor.pairings import by_pairing
 from phasor.translation import Part
+
+from . import described
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,7 @@ def mlx(job: Job) -> np.ndarray:
 
 
 def transformers(job: Job) -> np.ndarray:
-    """With a class of the pairing: Phi's and GLM's take a part of a head, Llama's and Cohere's all."""
+    """A class of the pairing: Phi's and GLM's turn a part of a head, Llama's and Cohere's all."""
     from importlib import import_module
 
     import torch
@@ -96,4 +100,26 @@ def transformers(job: Job) -> np.ndarray:
     return on_slice(job, turn)
 
 
-PROGRAMS: dict[str, Callable[[Job], np.ndarray]] = {"mlx": mlx, "transformers": transformers}
+def flash_attn(job: Job) -> np.ndarray:
+    """What ``apply_rotary_emb`` is documented to do, with the code that calls it."""
+    import torch
+
+    import phasor.torch
+
+    program = SimpleNamespace(
+        layers=SimpleNamespace(rotary=SimpleNamespace(apply_rotary_emb=described.apply_rotary_emb))
+    )
+
+    def turn(x: np.ndarray) -> np.ndarray:
+        tokens = torch.tensor(x)[None, :, None]  # [batch, seq, heads, head_dim]
+        names = {"phasor": phasor, "flash_attn": program, "x": tokens, "offset": job.offset}
+        return run_code(job.part, **names)[0, :, 0].double().numpy()
+
+    return on_slice(job, turn)
+
+
+PROGRAMS: dict[str, Callable[[Job], np.ndarray]] = {
+    "flash-attn": flash_attn,
+    "mlx": mlx,
+    "transformers": transformers,
+}
