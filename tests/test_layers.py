@@ -6,10 +6,15 @@ import copy
 import pickle
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
-from phasor import LayerRopes, Rope, SpecError, preset
+from phasor import LayerRopes, Rope, SpecError, diff, preset
+from phasor.frequencies import wavelengths
+from phasor.numpy import rotate
 from phasor.scaling import DynamicNTK, Linear, Yarn
+from phasor.torch import rotate_qk
 
 LOCAL = Rope(head_dim=8, pairing="half")
 GLOBAL = Rope(head_dim=8, pairing="half", base=1e6, scaling=Linear(factor=8.0))
@@ -157,3 +162,28 @@ def test_layer_ropes_can_be_copied_and_pickled() -> None:
         assert twin.notes == ropes.notes
         labels = {"sliding": "sliding_attention", "full": "full_attention"}
         assert twin.in_config.labels == ropes.in_config.labels == labels
+
+
+def test_a_model_where_a_rope_is_wanted_is_told_how_to_take_one() -> None:
+    """By functions of NumPy, of torch and by attributes alike; hasattr is false."""
+    ropes = preset("llama-3.1-8b")
+    way = r"LayerRopes, the ropes of 32 layers: take ropes\[0\], or ropes\[layer\]$"
+    uses = [
+        lambda: rotate(np.zeros((1, 128)), 0, ropes),
+        lambda: wavelengths(ropes),
+        lambda: diff(ropes, ropes),
+        lambda: rotate_qk(torch.zeros(1, 1, 128), torch.zeros(1, 1, 128), 0, ropes),
+        lambda: ropes.inv_freq,
+    ]
+    for use in uses:
+        with pytest.raises(SpecError, match=way):
+            use()
+    assert not hasattr(ropes, "inv_freq")
+
+
+def test_what_neither_a_model_nor_a_rope_has_is_an_ordinary_error() -> None:
+    """Python's own, without a hint that would lead astray."""
+    with pytest.raises(
+        AttributeError, match=r"^'LayerRopes' object has no attribute 'wavelength'$"
+    ):
+        preset("llama-3.1-8b").wavelength

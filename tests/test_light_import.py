@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
@@ -86,3 +87,18 @@ def test_the_torch_package_does_not_load_the_compiler() -> None:
 def test_a_module_that_cannot_be_imported_is_not_light(tmp_path: Path) -> None:
     """A broken import must not pass for a light one."""
     assert "ModuleNotFoundError" in imported_alone(["phasor.no_such_module"], tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [("rotate", "phasor.torch.rotate"), ("RotaryEmbedding", "phasor.torch.RotaryEmbedding")]
+    + [("Yarn", "phasor.scaling.Yarn"), ("Axial", "phasor.axes.Axial")],
+)
+def test_a_name_looked_for_at_the_top_is_found_by_its_error(name: str, place: str) -> None:
+    """Those that people try first."""
+    with pytest.raises(
+        AttributeError, match=f"^module 'phasor' has no attribute '{name}'.*{place}"
+    ):
+        getattr(phasor, name)
+    module, _, last = place.rpartition(".")
+    assert hasattr(importlib.import_module(module), last)

@@ -314,8 +314,8 @@ def test_changed_projections_give_the_same_scores(heads: int) -> None:
 @pytest.mark.parametrize(
     ("arguments", "options", "kind", "text"),
     [
-        (("half", "neox"), {}, SpecError, "target must be one of 'half', 'interleaved'"),
-        (("neox", "half"), {}, SpecError, "must be one of 'half', 'interleaved', got 'neox'"),
+        (("half", "neox"), {}, SpecError, "target must be 'half' or 'interleaved'"),
+        (("neox", "half"), {}, SpecError, "must be 'half' or 'interleaved', got 'neox'"),
         (PAIRINGS, {"axis": 1}, TensorError, "axis must be one of the 1 axes of x, got 1"),
         (PAIRINGS, {"head_dim": 5}, SpecError, "rotary_dim must be even, got 5"),
         (PAIRINGS, {"head_dim": 1}, SpecError, "head_dim must be a whole number >= 2, got 1"),

@@ -15,6 +15,7 @@ import torch
 import phasor
 from phasor import Rope
 from phasor.describe import sentences
+from phasor.errors import SpecError
 from phasor.numpy import change_pairing, matrix, rotate
 from phasor.pairings import PAIRINGS, opposite, slices
 from phasor.papers.heads import positional_head
@@ -44,8 +45,7 @@ def test_the_opposite_is_the_other_one_and_back() -> None:
 @pytest.fixture
 def third(monkeypatch: pytest.MonkeyPatch) -> Rope:
     """A Rope of a pairing that the spec knows and nothing else does."""
-    for module in ("rope", "numpy", "torch._arguments"):
-        monkeypatch.setattr(f"phasor.{module}.PAIRINGS", (*PAIRINGS, "thirds"))
+    monkeypatch.setattr("phasor.pairings.PAIRINGS", (*PAIRINGS, "thirds"))
     return Rope(head_dim=12, pairing="thirds")
 
 
@@ -116,3 +116,28 @@ def complaints(package: Path, files: list[str]) -> set[str]:
         for one in found
         if one["severity"] == "error"
     }
+
+
+@pytest.mark.parametrize(
+    ("word", "pairing"),
+    [("neox", "half"), ("GPT-NeoX", "half"), ("rotate_half", "half"), ("split", "half")]
+    + [("gptj", "interleaved"), ("GPT-J", "interleaved"), ("traditional", "interleaved")],
+)
+def test_another_programs_word_is_refused_with_the_pairing_that_it_means(
+    word: str, pairing: str
+) -> None:
+    """A Rope, a conversion and a rotation by rows say it alike."""
+    said = f"got {word!r}, which is {pairing!r}$"
+    with pytest.raises(SpecError, match=f"^pairing must be 'half' or 'interleaved', {said}"):
+        Rope(head_dim=8, pairing=word)
+    with pytest.raises(SpecError, match=said):
+        change_pairing(np.zeros(8), word, "half")
+    with pytest.raises(SpecError, match=said):
+        rotate_by(torch.zeros(1, 1, 8), torch.ones(1, 4), torch.zeros(1, 4), pairing=word)
+
+
+@pytest.mark.parametrize("word", ["llama", "", "rotate", "HALF", None, 1])
+def test_a_word_that_may_mean_either_is_refused_without_a_guess(word: object) -> None:
+    """Llama's is one in Meta's code and the other in transformers."""
+    with pytest.raises(SpecError, match="^pairing must be 'half' or 'interleaved', got [^,]*$"):
+        Rope(head_dim=8, pairing=word)

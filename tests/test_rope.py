@@ -87,13 +87,13 @@ def test_every_field_tells_ropes_apart(change: dict[str, Any]) -> None:
     assert other.to_json() != Rope(**PLAIN).to_json()
 
 
-PAIRINGS = "must be one of 'half', 'interleaved', got"
+PAIRINGS = "must be 'half' or 'interleaved', got"
 REFUSALS: list[tuple[dict[str, Any], str]] = [
     ({"head_dim": 1}, "head_dim must be a whole number from 2 to 65536, got 1"),
     ({"head_dim": 8.0}, "head_dim must be a whole number from 2 to 65536, got 8.0"),
     ({"head_dim": True}, "head_dim must be a whole number from 2 to 65536, got True"),
     ({"head_dim": 7}, "rotary_dim must be even, got 7"),
-    ({"pairing": "neox"}, f"pairing {PAIRINGS} 'neox'"),
+    ({"pairing": "neox"}, f"pairing {PAIRINGS} 'neox', which is 'half'"),
     ({"pairing": None}, f"pairing {PAIRINGS} None"),
     ({"pairing_out": "Half"}, f"pairing_out {PAIRINGS} 'Half'"),
     ({"base": 1.0}, "base must be a finite number > 1, got 1.0"),
@@ -161,12 +161,6 @@ def test_a_field_that_means_nothing_is_refused(change: dict[str, Any], text: str
     with pytest.raises(SpecError) as caught:
         Rope(**PLAIN | change)
     assert str(caught.value) == text
-
-
-def test_pairing_is_never_defaulted() -> None:
-    """A wrong guess would raise nothing and spoil every score."""
-    with pytest.raises(TypeError, match="pairing"):
-        Rope(head_dim=8)  # type: ignore[call-arg]
 
 
 def test_explicit_frequencies_replace_base_and_scaling() -> None:
@@ -372,3 +366,21 @@ def test_the_frequencies_are_read_only() -> None:
     """All readers of a rope have one array."""
     with pytest.raises(ValueError, match="read-only"):
         Rope(**PLAIN).inv_freq[0] = 2.0
+
+
+def test_a_rope_without_its_pairing_says_what_the_two_are() -> None:
+    """A wrong guess would raise nothing and spoil every score; so it is never defaulted."""
+    with pytest.raises(SpecError, match=r'^pairing must be given: "half" \(.*"interleaved"'):
+        Rope(head_dim=64)
+    with pytest.raises(SpecError, match="^head_dim must be given"):
+        Rope(pairing="half")
+    with pytest.raises(SpecError, match="by their names.*got 64 without one"):
+        Rope(64, pairing="half")
+
+
+def test_a_list_of_divisors_that_is_missing_says_where_they_come_from() -> None:
+    """LongRoPE's are searched for and published; a factor alone is another law's."""
+    with pytest.raises(
+        SpecError, match=r"^short_factors and long_factors must be given.*phasor\.load"
+    ):
+        LongRope(factor=4.0, original_max_positions=4096)

@@ -54,9 +54,21 @@ else:
         "translate": "phasor.translation",
     }
 
+    # what is looked for here and stands elsewhere
+    _ELSEWHERE = {
+        "rotate": "PyTorch's is phasor.torch.rotate, NumPy's phasor.numpy.rotate",
+        **{
+            name: f"it is phasor.torch.{name}"
+            for name in ("rotate_qk", "RotaryEmbedding", "RotaryAttention", "cos_sin_cache")
+        },
+        **{name: f"it is phasor.scaling.{name}" for name in ("Linear", "NTK", "Yarn", "Llama3")},
+        **{name: f"it is phasor.axes.{name}" for name in ("Axial", "Sectioned")},
+    }
+
     def __getattr__(name: str) -> object:
         if name not in _MODULES:
-            raise AttributeError(f"module 'phasor' has no attribute {name!r}")
+            hint = f"; {_ELSEWHERE[name]}" if name in _ELSEWHERE else ""
+            raise AttributeError(f"module 'phasor' has no attribute {name!r}{hint}")
         globals()[name] = value = getattr(import_module(_MODULES[name]), name)
         return value
 

@@ -32,6 +32,16 @@ def other_layout(who: str, heads_first: bool) -> str:
     return f"; if {who} {LAYOUTS[not heads_first]}, {way_out}"
 
 
+def axes_hint(shape: Sequence[int], n_axes: int) -> str:
+    """The way out for positions whose last dimension is not that of the axes."""
+    if len(shape) > 1 and shape[0] == n_axes:
+        return (
+            "if the axes come first, as in transformers, move them to the end: movedim(0, -1) of a "
+            "tensor, np.moveaxis(positions, 0, -1) of an array"
+        )
+    return "phasor.positions.every_axis repeats text positions"
+
+
 def broadcasts(tokens: Sequence[int], lead: Sequence[int]) -> bool:
     """Whether the shape ``tokens`` broadcasts to ``lead`` without changing ``lead``."""
     if len(tokens) > len(lead):

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from phasor._checks import axes_hint
 from phasor._reals import cos_sin_of_turns, in_reals, nearest_float32
 from phasor.errors import PositionError
 from phasor.frequencies import real_turns
@@ -82,7 +83,7 @@ def cos_sin(rope: Rope, positions: ArrayLike) -> tuple[NDArray[np.float64], NDAr
         raise PositionError(
             f"positions must end in one coordinate per axis ({n_axes}) for "
             f"{type(rope.axes).__name__} axes, got shape {list(coordinates.shape)}; "
-            "phasor.positions.every_axis repeats text positions"
+            f"{axes_hint(coordinates.shape, n_axes)}"
         )
     cos = np.empty((*coordinates.shape[:-1], rope.num_pairs))
     sin = np.empty_like(cos)

@@ -13,6 +13,8 @@ from phasor.errors import ConfigError, SpecError
 from phasor.rope import Rope
 from phasor.scaling import Rule
 
+_ROPE_FIELDS = frozenset(field.name for field in fields(Rope))
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class InConfig:
@@ -107,6 +109,14 @@ class LayerRopes(Sequence[Rope | None]):
     def __repr__(self) -> str:
         return f"LayerRopes({self.name!r}, {len(self)} layers)"
 
+    def __getattr__(self, name: str) -> Any:
+        # a model where a Rope is wanted; dunders are Python's own questions
+        if name.startswith("_") or (not hasattr(Rope, name) and name not in _ROPE_FIELDS):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        raise _NotARopeError(
+            f"a Rope is wanted for its {name}, got {type(self).__name__}{rope_hint(self)}"
+        )
+
     def __str__(self) -> str:
         facts = [f"{len(self)} layers"]
         for count, unit in (
@@ -117,7 +127,7 @@ class LayerRopes(Sequence[Rope | None]):
             facts += [] if count is None else [f"{count} {unit}"]
         lines = [f"{self.name}: {', '.join(facts)}"]
         for kind, rope in self.kinds.items():
-            summary = "no rotation" if rope is None else _summary(rope)
+            summary = "no rotation" if rope is None else summarize(rope)
             lines.append(f"  {kind} ({self.layer_kinds.count(kind)} layers): {summary}")
         return "\n".join([*lines, *(f"  Note: {note}" for note in self.notes)])
 
@@ -182,12 +192,27 @@ class LayerRopes(Sequence[Rope | None]):
         return {**self.in_config.unread, **blocks}
 
 
-def _summary(rope: Rope) -> str:
+class _NotARopeError(SpecError, AttributeError):
+    """A Rope's attribute asked of a model's ropes; an AttributeError, so that hasattr is false."""
+
+
+def rope_hint(value: object) -> str:
+    """The end of an error about ``value`` where a Rope is wanted: how to take one of a model's."""
+    if not isinstance(value, LayerRopes):
+        return ""
+    return f", the ropes of {len(value)} layers: take ropes[0], or ropes[layer]"
+
+
+def summarize(rope: Rope) -> str:
     """The rope in half a line: pairing, width, base, law."""
     rotated = "" if rope.rotary_dim == rope.head_dim else f"{rope.rotary_dim} of "
     text = f"{rope.pairing} pairs, {rotated}{rope.head_dim} coordinates, "
     text += "explicit frequencies" if rope.base is None else f"base {rope.base:.12g}"
-    return text if rope.scaling is None else f"{text}, {short_repr(rope.scaling)}"
+    law = rope.scaling
+    if law is None:
+        return text
+    factor = getattr(law, "factor", None)
+    return f"{text}, {type(law).__name__}" + ("" if factor is None else f" (factor {factor:g})")
 
 
 def _freeze(value: Any, *mappings: str) -> None:

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from phasor._checks import LAYOUTS, broadcasts, choice, other_layout, short_repr, whole
+from phasor._checks import LAYOUTS, broadcasts, other_layout, short_repr, whole
 from phasor.angles import cos_sin
 from phasor.errors import PositionError, SpecError, TensorError
-from phasor.pairings import PAIRINGS, Pairing, slices
+from phasor.pairings import Pairing, checked_pairing, slices
 from phasor.rope import Rope
 
 
@@ -282,7 +282,7 @@ def change_pairing(
     array([0, 2, 4, 1, 3, 5])
     """
     for name, value in (("source", source), ("target", target)):
-        choice(name, value, PAIRINGS)
+        checked_pairing(name, value)
     array = np.asarray(x)
     if not -array.ndim <= axis < array.ndim:
         raise TensorError(f"axis must be one of the {array.ndim} axes of x, got {axis}")

@@ -6,12 +6,46 @@ pairing calls `by_pairing`, so the type checker then reports every call that lac
 
 from __future__ import annotations
 
-from typing import Literal, TypeVar, assert_never, get_args
+from typing import Any, Literal, TypeVar, assert_never, get_args
+
+from phasor._checks import short_repr
+from phasor.errors import SpecError
 
 Pairing = Literal["half", "interleaved"]
 PAIRINGS: tuple[Pairing, ...] = get_args(Pairing)
 
+# what other programs call them, letters and digits only
+_OTHER_WORDS: dict[Pairing, frozenset[str]] = {
+    "half": frozenset(
+        ("neox", "gptneox", "isneoxstyle", "rotatehalf", "split", "splithalf", "halves", "sliced")
+    ),
+    "interleaved": frozenset(
+        ("gptj", "interleave", "interleaving", "traditional", "adjacent", "rotateeverytwo")
+    ),
+}
+
 _T = TypeVar("_T")
+
+
+def checked_pairing(name: str, value: Any) -> Pairing:
+    """``value`` if it is a pairing; the error for another program's word says which one it is.
+
+    Raises:
+        SpecError: Naming the argument ``name``.
+
+    >>> checked_pairing("pairing", "neox")
+    Traceback (most recent call last):
+    phasor.errors.SpecError: pairing must be 'half' or 'interleaved', got 'neox', which is 'half'
+    """
+    for pairing in PAIRINGS:
+        if type(value) is str and value == pairing:
+            return pairing
+    message = f"{name} must be {' or '.join(map(repr, PAIRINGS))}, got {short_repr(value)}"
+    word = "".join(filter(str.isalnum, value.lower())) if isinstance(value, str) else ""
+    for pairing, words in _OTHER_WORDS.items():
+        if word in words:
+            message += f", which is {pairing!r}"
+    raise SpecError(message)
 
 
 def by_pairing(pairing: Pairing, *, half: _T, interleaved: _T) -> _T:

@@ -1,5 +1,7 @@
 """Published models as data: `preset` gives the ropes of a model, `preset_names` lists the models.
 
+`find_hub_id` knows a model by its repository on the Hugging Face Hub.
+
 The data is ``presets.toml``, whose head says what its keys mean.
 """
 
@@ -19,7 +21,7 @@ from phasor.layers import InConfig, LayerRopes
 from phasor.rope import Rope
 
 # keys that a table does not inherit from the one it is `like`
-_NOT_INHERITED = frozenset({"source", "uncertain"})
+_NOT_INHERITED = frozenset({"source", "uncertain", "hub"})
 _MERGED = frozenset({"rope", "size", "kinds"})
 _KNOWN = _NOT_INHERITED | _MERGED | {"prefix", "pattern", "labels", "fixed", "notes"}
 _SIZES = frozenset({"layers", "heads", "context"})
@@ -33,7 +35,8 @@ def preset(name: str) -> LayerRopes:
     and what no source confirms ("Uncertain: ...").
 
     Args:
-        name: One of `preset_names`.
+        name: One of `preset_names`, or the id of its repository on the Hugging Face Hub, such as
+            ``"meta-llama/Llama-3.1-8B"``.
 
     Raises:
         SpecError: If there is no such preset; the message suggests the nearest names.
@@ -44,6 +47,7 @@ def preset(name: str) -> LayerRopes:
     >>> [rope is None for rope in preset("smollm3-3b")[:4]]
     [False, False, False, True]
     """
+    name = find_hub_id(name) or name
     if name not in preset_names():
         near = difflib.get_close_matches(str(name).lower(), preset_names(), n=3, cutoff=0.5)
         hint = f"did you mean {', '.join(map(repr, near))}? " if near else ""
@@ -62,6 +66,20 @@ def preset_names() -> tuple[str, ...]:
     True
     """
     return tuple(sorted(_tables()))
+
+
+def find_hub_id(repository: str) -> str | None:
+    """The preset of a repository on the Hugging Face Hub, whatever its capitals; None without one.
+
+    >>> find_hub_id("meta-llama/llama-3.1-8b")
+    'llama-3.1-8b'
+    """
+    return _by_hub_id().get(str(repository).lower())
+
+
+@lru_cache(maxsize=1)
+def _by_hub_id() -> Mapping[str, str]:
+    return {id_.lower(): name for name, table in _tables().items() for id_ in table.get("hub", ())}
 
 
 @lru_cache(maxsize=1)

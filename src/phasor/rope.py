@@ -18,7 +18,7 @@ from phasor._checks import choice, number, numbers, short_repr, whole
 from phasor._reals import in_reals, nearest_float32, powers
 from phasor.axes import AXES, Axes, OneAxis
 from phasor.errors import SpecError
-from phasor.pairings import PAIRINGS, Pairing
+from phasor.pairings import Pairing, checked_pairing
 from phasor.scaling import LAWS, Law, Rule, Temperature
 
 FORMAT = 1  # of `Rope.to_json`'s text; raised when the fields change
@@ -27,6 +27,11 @@ WIDEST = 1 << 16  # the largest head_dim: far above any model's, so more is a mi
 _DEFAULT: Any = None
 # of 60 digits, enough must follow the point for 128 bits of a fraction of a turn
 _FASTEST = Decimal(10) ** 15
+_REQUIRED = {
+    "head_dim": "the width of one attention head",
+    "pairing": '"half" (GPT-NeoX, Llama in transformers) or "interleaved" (GPT-J, Meta\'s Llama); '
+    "phasor.identify says which one a function has",
+}
 _RENAMED = (
     "inv_freq is the result, the frequencies of a Rope; give frequencies of your own as "
     "explicit_inv_freq"
@@ -90,10 +95,19 @@ class Rope:
 
     if not TYPE_CHECKING:  # type checkers keep the dataclass's signature
 
-        def __new__(cls, **fields: object) -> Rope:
-            """Refuse ``inv_freq=`` with a hint, where Python would raise a bare TypeError."""
+        def __new__(cls, *unnamed: object, **fields: object) -> Rope:
+            """Say the way out where Python would raise a bare TypeError."""
+            if unnamed:
+                raise SpecError(
+                    "the fields of a Rope are given by their names: "
+                    f'Rope(head_dim=128, pairing="half"), got {short_repr(unnamed[0])} without one'
+                )
             if "inv_freq" in fields:
                 raise SpecError(_RENAMED)
+            # copies are made without fields
+            for name, hint in _REQUIRED.items():
+                if fields and name not in fields:
+                    raise SpecError(f"{name} must be given: {hint}")
             return super().__new__(cls)
 
     def __post_init__(self) -> None:
@@ -101,9 +115,9 @@ class Rope:
             object.__setattr__(self, name, value)
 
         set_field("head_dim", whole("head_dim", self.head_dim, least=2, most=WIDEST))
-        set_field("pairing", choice("pairing", self.pairing, PAIRINGS))
+        set_field("pairing", checked_pairing("pairing", self.pairing))
         if self.pairing_out is not None:
-            choice("pairing_out", self.pairing_out, PAIRINGS)
+            checked_pairing("pairing_out", self.pairing_out)
             if self.pairing_out == self.pairing:
                 set_field("pairing_out", None)  # one spelling, so that equal ropes compare equal
         set_field("direction", choice("direction", self.direction, (1, -1)))

@@ -379,8 +379,32 @@ def test_showing_a_preset_imports_what_it_needs():
 
 
 def test_every_preset_can_be_listed():
-    """`phasor presets` prints what `phasor show` takes."""
-    assert run_phasor("presets").stdout.split() == list(phasor.preset_names())
+    """`phasor presets` prints what `phasor show` takes, and a line of facts beside it."""
+    lines = run_phasor("presets").stdout.splitlines()
+    assert [line.split()[0] for line in lines] == list(phasor.preset_names())
+    assert json.loads(run_phasor("presets", "--json").stdout) == list(phasor.preset_names())
+
+
+def test_presets_are_found_by_words_of_their_names():
+    """All words, in any capitals; if there is none, the way to all of them."""
+    (line,) = run_phasor("presets", "LLAMA", "3.3").stdout.splitlines()
+    assert line.split() == [
+        "llama-3.3-70b",
+        "half",
+        "pairs,",
+        "128",
+        "coordinates,",
+        "base",
+        "500000,",
+        "Llama3",
+        "(factor",
+        "8),",
+        "131072",
+        "tokens",
+    ]
+    none = run_phasor("presets", "nosuch")
+    assert none.returncode == 2
+    assert "no preset has nosuch in its name" in none.stderr
 
 
 def test_version_is_printed():

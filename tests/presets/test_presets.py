@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import tomllib
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+import phasor
 from phasor import Rope
-from phasor.errors import PhasorError, SpecError
+from phasor.errors import ConfigError, PhasorError, SpecError
 from phasor.presets import preset, preset_names
 
 NAMES = preset_names()
@@ -230,3 +235,33 @@ def test_nonsense_is_answered_without_a_guess(name: object) -> None:
     with pytest.raises(SpecError, match=r"name must be one of the \d+ presets") as e:
         preset(name)  # type: ignore[arg-type]
     assert "did you mean" not in str(e.value)
+
+
+def test_a_repository_of_the_hub_is_its_preset_whatever_its_capitals() -> None:
+    """No id belongs to two presets, and none is a preset's name."""
+    tables = tomllib.loads(
+        Path(phasor.presets.__file__).with_name("presets.toml").read_text("utf-8")
+    )
+    ids = [one.lower() for table in tables.values() for one in table.get("hub", ())]
+    assert len(ids) == len(set(ids)) > 150
+    assert all(one.count("/") == 1 for one in ids)
+    assert preset("META-LLAMA/llama-3.1-8b") == preset("llama-3.1-8b")
+    assert phasor.load("Qwen/Qwen3-8B") == preset("qwen3-8b")
+
+
+def test_a_repository_that_is_no_preset_is_read_from_the_local_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And if it is not there, the error has the command that fetches it; no network is asked."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(ConfigError, match=r"`hf download some/model config.json` fetches it"):
+        phasor.load("some/model")
+    repository = tmp_path / "models--some--model"
+    snapshot = repository / "snapshots" / "1234"
+    snapshot.mkdir(parents=True)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("1234")
+    keys = {"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64}
+    config = keys | {"num_attention_heads": 4, "max_position_embeddings": 128}
+    (snapshot / "config.json").write_text(json.dumps(config))
+    assert phasor.load("some/model")[0] == Rope(head_dim=16, pairing="half")

@@ -12,6 +12,8 @@ import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 
 from phasor import Rope
+from phasor.angles import cos_sin
+from phasor.axes import Sectioned
 from phasor.errors import BackendError, PhasorError, PositionError, SpecError, TensorError
 from phasor.scaling import DynamicNTK
 from phasor.torch import ops, rotate, rotate_, rotate_by, rotate_by_, rotate_qk, rotate_qk_
@@ -360,3 +362,22 @@ def test_tensors_of_inference_mode_are_written_only_there(backend: str) -> None:
     with torch.inference_mode():
         turned = rotate_(x, torch.arange(4), HALF, backend=backend)
         assert_rotated(turned, before, range(4), HALF)
+
+
+def test_axes_that_come_first_are_told_where_they_go() -> None:
+    """Transformers has positions of images as [3, batch, seq]."""
+    rope = Rope(head_dim=8, pairing="half", axes=Sectioned((1, 1, 2)))
+    for positions in (np.zeros((3, 5), dtype=int), torch.zeros(3, 2, 5, dtype=torch.int64)):
+        with pytest.raises(PositionError, match=r"if the axes come first.*movedim\(0, -1\)"):
+            rotate(torch.zeros(2, 5, 1, 8), positions, rope)
+    with pytest.raises(PositionError, match=r"np\.moveaxis\(positions, 0, -1\)"):
+        cos_sin(rope, np.zeros((3, 5), dtype=int))
+
+
+def test_a_missing_key_is_told_of_the_verb_for_one_tensor() -> None:
+    """``rotate_qk(q, None, ...)``."""
+    rope = Rope(head_dim=8, pairing="half")
+    with pytest.raises(
+        TensorError, match="^k must be a torch.Tensor, got NoneType; rotate takes one"
+    ):
+        rotate_qk(torch.zeros(5, 1, 8), None, torch.arange(5), rope)

@@ -11,12 +11,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from phasor._checks import choice
 from phasor.checkpoint.files import Checkpoint, open_checkpoint
 from phasor.checkpoint.model import Model, Part, Patterns, describe, known_part, looks_alike
 from phasor.checkpoint.rows import Context, Reorder, reorder
 from phasor.errors import CheckpointError
-from phasor.pairings import PAIRINGS, Pairing, by_pairing, opposite
+from phasor.pairings import Pairing, by_pairing, checked_pairing, opposite
 from phasor.rope import Rope
 
 _SHOWN = 12  # kinds of names in a message
@@ -94,9 +93,9 @@ def plan(
         ConfigError: If the config cannot be read.
         SpecError: If a pairing does not exist.
     """
-    choice("target", target, PAIRINGS)
+    checked_pairing("target", target)
     if source is not None:
-        choice("source", source, PAIRINGS)
+        checked_pairing("source", source)
     checkpoint = open_checkpoint(Path(path))
     config = _config_folder(checkpoint) if model is None else model
     described = describe(config, like=like, strict=strict)

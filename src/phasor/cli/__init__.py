@@ -102,8 +102,9 @@ def _exit_on_closed_pipe() -> Generator[None]:
 def main(context: click.Context) -> None:
     """Rotary position embeddings (RoPE): what a model's is, and where two differ.
 
-    A MODEL is the name of a preset (`phasor presets` lists them), the path of a config.json,
-    params.json, or a folder that holds one, or - for a config on standard input.
+    A MODEL is the name of a preset (`phasor presets` lists them), the id of a repository on the
+    Hugging Face Hub, the path of a config.json, params.json, or a folder that holds one, or - for
+    a config on standard input.
     """
     if context.invoked_subcommand is None:
         click.echo(context.get_help())

@@ -27,7 +27,7 @@ STDIN = "-"
 
 
 class _Model(click.ParamType[str]):
-    """A preset's name, a path, or a dash; shells complete names and paths."""
+    """A preset's name, a path, an id of the Hub, or a dash; shells complete names and paths."""
 
     name = "model"
 

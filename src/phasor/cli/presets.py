@@ -4,12 +4,29 @@ from __future__ import annotations
 
 import click
 
-from phasor.cli.common import say
-from phasor.presets import preset_names
+from phasor.cli.common import Screen, say_json
+from phasor.errors import SpecError
+from phasor.layers import summarize
+from phasor.presets import preset, preset_names
 
 
 @click.command()
-def presets() -> None:
-    """List the presets."""
-    for name in preset_names():
-        say(name)
+@click.argument("words", nargs=-1)
+@click.option("--json", "as_json", is_flag=True, help="The names alone, as JSON.")
+def presets(words: tuple[str, ...], as_json: bool) -> None:
+    """List the presets whose names have all WORDS in them, with a line of facts each."""
+    names = [name for name in preset_names() if all(word.lower() in name for word in words)]
+    if as_json:
+        say_json(names)
+        return
+    if not names:
+        raise SpecError(
+            f"no preset has {' and '.join(words)} in its name; `phasor presets` lists all"
+        )
+    screen, width = Screen(), max(map(len, names))
+    for name in names:
+        ropes = preset(name)
+        context = f", {ropes.context} tokens" if ropes.context else ""
+        screen.say(
+            (f"{name:{width}}", "bold"), f"  {'; '.join(map(summarize, ropes.ropes))}{context}"
+        )

@@ -17,14 +17,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from phasor.configs.diffusers import load_diffusers
 from phasor.configs.facts import table
 from phasor.configs.gguf import load_gguf
 from phasor.configs.huggingface import load_huggingface
 from phasor.configs.params import load_deepseek, load_params
-from phasor.configs.sources import NESTED, language_models, read_source
+from phasor.configs.sources import (
+    NESTED,
+    cached_config,
+    is_hub_id,
+    language_models,
+    read_source,
+)
 from phasor.configs.writing import (
     REPLACED,
     REPLACED_OF_KINDS,
@@ -33,6 +39,7 @@ from phasor.configs.writing import (
 )
 from phasor.errors import ConfigError, SpecError
 from phasor.layers import LayerRopes
+from phasor.presets import find_hub_id, preset
 
 __all__ = [
     "NESTED",
@@ -62,9 +69,11 @@ def load(
     Args:
         source: Path of a file, of a folder that holds a ``config.json`` or a ``params.json``, ``-``
             for standard input, the dictionary that such a file holds, or a config object of
-            transformers. Of a GGUF file the header is read, with the ``gguf`` package. GGUF
-            metadata may come as a dictionary too, with the tensors ``rope_freqs.weight``,
-            ``rope_factors_short.weight`` and ``rope_factors_long.weight`` among them as lists.
+            transformers. Or the id of a repository on the Hugging Face Hub, for its preset or the
+            file in the local cache; nothing is downloaded. Of a GGUF file the header is read, with
+            the ``gguf`` package. GGUF metadata may come as a dictionary too, with the tensors
+            ``rope_freqs.weight``, ``rope_factors_short.weight`` and ``rope_factors_long.weight``
+            among them as lists.
         part: Key of the config inside the file to load, such as ``"vision_config"``; keys joined
             by dots where it lies deeper. By default the language model's.
         like: A known model type, for a file of a type that is unknown but rotates as that one.
@@ -94,6 +103,11 @@ def load(
     >>> load({"model_type": "gpt2", "n_layer": 12}).notes[-1]
     'gpt2 has no rotary embedding; in its place: learned absolute position embeddings.'
     """
+    if is_hub_id(source):
+        repository = cast(str, source)
+        if part is None and like is None and (name := find_hub_id(repository)) is not None:
+            return preset(name)
+        source = cached_config(repository) or source
     config = read_source(source)
     try:
         if part is None and like is None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 import sys
 from collections.abc import Mapping
@@ -73,7 +74,10 @@ def read_source(source: object) -> Block:
         with path.open("rb") as stream:
             data = stream.read(SIZE_LIMIT + 1)
     except FileNotFoundError:
-        raise ConfigError(f"{source} is not a file; give the path of a config.json") from None
+        download = _download_hint(str(cast(object, source)))
+        raise ConfigError(
+            f"{source} is not a file; {download or 'give the path of a config.json'}"
+        ) from None
     except (OSError, ValueError, TypeError) as error:
         if isinstance(error, ConfigError):
             raise
@@ -81,6 +85,42 @@ def read_source(source: object) -> Block:
     if data.startswith(b"GGUF"):
         return Block(_gguf_header(path))
     return Block(_parse_json(data, str(path)))
+
+
+def cached_config(repository: str) -> Path | None:
+    """The config of a repository of the Hub in the local cache; the network is never asked."""
+    try:
+        from huggingface_hub import try_to_load_from_cache
+        from huggingface_hub.errors import HFValidationError
+    except ImportError:
+        return None
+    for name in _NAMES:
+        try:
+            path = try_to_load_from_cache(repository, name)
+        except HFValidationError:
+            return None
+        if isinstance(path, str):
+            return Path(path)
+    return None
+
+
+def is_hub_id(source: object) -> bool:
+    """Whether ``source`` reads as ``owner/name`` and there is no such file."""
+    return (
+        isinstance(source, str)
+        and re.fullmatch(r"[\w.-]+/[\w.-]+", source) is not None
+        and not source.startswith(".")
+        and not Path(source).exists()
+    )
+
+
+def _download_hint(source: str) -> str:
+    if not is_hub_id(source) or source.endswith((".json", ".gguf")):
+        return ""
+    return (
+        "as a repository of the Hugging Face Hub it is neither a preset nor in the local cache: "
+        f"`hf download {source} config.json` fetches it"
+    )
 
 
 def _config_file_in(folder: Path) -> Path:

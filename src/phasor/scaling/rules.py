@@ -10,7 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from phasor._checks import number, numbers, short_repr, whole
 from phasor.errors import SpecError
@@ -132,6 +132,20 @@ class LongRope(Rule):
             ``sqrt(1 + ln(factor) / ln(original_max_positions))``.
         long_attention_factor: The same for the long list.
     """
+
+    if not TYPE_CHECKING:  # type checkers keep the dataclass's signature
+
+        def __new__(cls, **fields: object) -> LongRope:
+            """Say the way out where Python would raise a bare TypeError."""
+            # copies are made without fields
+            missing = [n for n in ("short_factors", "long_factors") if fields and n not in fields]
+            if missing:
+                raise SpecError(
+                    f"{' and '.join(missing)} must be given: a divisor for each pair, found by a "
+                    "search and published in the model's config (phasor.load reads it); laws that "
+                    "need a factor only are Linear, NTK and Yarn"
+                )
+            return super().__new__(cls)
 
     short_factors: tuple[float, ...]
     long_factors: tuple[float, ...]

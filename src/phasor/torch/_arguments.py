@@ -11,9 +11,10 @@ import torch
 import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 
-from phasor._checks import LAYOUTS, broadcasts, number, other_layout, short_repr
+from phasor._checks import LAYOUTS, axes_hint, broadcasts, number, other_layout, short_repr
 from phasor.errors import PositionError, SpecError, TensorError
-from phasor.pairings import PAIRINGS
+from phasor.layers import rope_hint
+from phasor.pairings import checked_pairing
 from phasor.rope import Rope
 from phasor.scaling import Rule
 from phasor.torch._internals import dispatch_is_plain, refuse_tracing
@@ -92,7 +93,7 @@ def checked_positions(
         raise PositionError(
             f"positions must end in one coordinate per axis ({n_axes}) for "
             f"{type(rope.axes).__name__} axes, got shape {list(positions.shape)}; "
-            "phasor.positions.every_axis repeats text positions"
+            f"{axes_hint(positions.shape, n_axes)}"
         )
     tokens = positions.shape[:-1] if n_axes > 1 else positions.shape
     if not broadcasts(tokens, xs[0].shape[:-2]):
@@ -129,9 +130,7 @@ def checked_cos_sin(
                 f"{name} must be on the device of x ({x.device}), got {values.device}"
             )
     for name, value in (("pairing", pairing), ("pairing_out", out)):
-        if value not in PAIRINGS:
-            known = " or ".join(map(repr, PAIRINGS))
-            raise SpecError(f"{name} must be {known}, got {value!r}")
+        checked_pairing(name, value)
     if cos.shape != sin.shape:
         raise TensorError(
             f"sin must have the shape of cos {list(cos.shape)}, got {list(sin.shape)}"
@@ -163,7 +162,7 @@ def checked_options(inverse: Any, gain: Any) -> tuple[bool, float]:
 def check_rope(rope: Any, name: str = "rope") -> None:
     """Refuse anything but a Rope whose law is known."""
     if not isinstance(rope, Rope):
-        raise SpecError(f"{name} must be a phasor.Rope, got {type(rope).__name__}")
+        raise SpecError(f"{name} must be a phasor.Rope, got {type(rope).__name__}{rope_hint(rope)}")
     rope.law()  # which says that a rule has to pick its law first
 
 
@@ -179,7 +178,8 @@ def check_counts_tokens(rope: Rope) -> None:
 def check_is_tensor(name: str, x: Any) -> None:
     """Refuse anything but a dense, strided tensor."""
     if not isinstance(x, Tensor):
-        raise TensorError(f"{name} must be a torch.Tensor, got {type(x).__name__}")
+        alone = "; rotate takes one tensor alone" if x is None and name in ("q", "k") else ""
+        raise TensorError(f"{name} must be a torch.Tensor, got {type(x).__name__}{alone}")
     if x.is_nested or x.layout != torch.strided:
         kind = "a nested tensor" if x.is_nested else str(x.layout)
         raise TensorError(f"{name} must be a dense tensor, got {kind}; pad it, or .to_dense() it")
