@@ -186,4 +186,4 @@ def test_what_neither_a_model_nor_a_rope_has_is_an_ordinary_error() -> None:
     with pytest.raises(
         AttributeError, match=r"^'LayerRopes' object has no attribute 'wavelength'$"
     ):
-        preset("llama-3.1-8b").wavelength
+        _ = preset("llama-3.1-8b").wavelength

@@ -91,8 +91,12 @@ def test_a_module_that_cannot_be_imported_is_not_light(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "place"),
-    [("rotate", "phasor.torch.rotate"), ("RotaryEmbedding", "phasor.torch.RotaryEmbedding")]
-    + [("Yarn", "phasor.scaling.Yarn"), ("Axial", "phasor.axes.Axial")],
+    [
+        ("rotate", "phasor.torch.rotate"),
+        ("RotaryEmbedding", "phasor.torch.RotaryEmbedding"),
+        ("Yarn", "phasor.scaling.Yarn"),
+        ("Axial", "phasor.axes.Axial"),
+    ],
 )
 def test_a_name_looked_for_at_the_top_is_found_by_its_error(name: str, place: str) -> None:
     """Those that people try first."""

@@ -120,8 +120,10 @@ def complaints(package: Path, files: list[str]) -> set[str]:
 
 @pytest.mark.parametrize(
     ("word", "pairing"),
-    [("neox", "half"), ("GPT-NeoX", "half"), ("rotate_half", "half"), ("split", "half")]
-    + [("gptj", "interleaved"), ("GPT-J", "interleaved"), ("traditional", "interleaved")],
+    [
+        *((word, "half") for word in ("neox", "GPT-NeoX", "rotate_half", "split")),
+        *((word, "interleaved") for word in ("gptj", "GPT-J", "traditional")),
+    ],
 )
 def test_another_programs_word_is_refused_with_the_pairing_that_it_means(
     word: str, pairing: str
@@ -139,5 +141,5 @@ def test_another_programs_word_is_refused_with_the_pairing_that_it_means(
 @pytest.mark.parametrize("word", ["llama", "", "rotate", "HALF", None, 1])
 def test_a_word_that_may_mean_either_is_refused_without_a_guess(word: object) -> None:
     """Llama's is one in Meta's code and the other in transformers."""
-    with pytest.raises(SpecError, match="^pairing must be 'half' or 'interleaved', got [^,]*$"):
+    with pytest.raises(SpecError, match=r"^pairing must be 'half' or 'interleaved', got [^,]*$"):
         Rope(head_dim=8, pairing=word)
