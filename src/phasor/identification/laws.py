@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from phasor import scaling
 from phasor.errors import SpecError
-from phasor.identification.report import Finding
+from phasor.identification.report import Finding, finding
 from phasor.identification.spectrum import Floats, Interval, around, count_digits, log_base
 from phasor.scaling import Law
 
@@ -200,17 +200,13 @@ def _find_exponent_width(measured: Frequencies) -> Iterator[Explanation]:
     for width in {measured.head_dim, pairs, 4 * pairs} - {2 * pairs}:
         meant = bases.power(width / (2 * pairs)).simplest()
         if short and meant in _USUAL_BASES and short not in _USUAL_BASES:
-            says = (
-                f"The exponents run over {width}, not over the {2 * pairs} coordinates that turn: "
-                f"frequencies are {meant:.15g}^(-2k/{width}). Where pairs were meant not to turn "
-                "(p-RoPE) that is right, in a partial rotation it is not."
-            )
-            yield _of_mistake("exponent-width", says, short, None, meant)
+            mistake = finding("exponent-width", width=width, rotary_dim=2 * pairs, meant=meant)
+            yield _of_mistake(mistake, short, None, meant)
 
 
-def _of_mistake(name: str, says: str, base: float, law: Law | None, *numbers: float) -> Explanation:
+def _of_mistake(mistake: Finding, base: float, law: Law | None, *numbers: float) -> Explanation:
     digits = sum(map(count_digits, numbers)) + 1
-    return Explanation(base=base, law=law, mistake=Finding(name, says), digits=digits)
+    return Explanation(base=base, law=law, mistake=mistake, digits=digits)
 
 
 # Laws that change every pair: the first frequency is not 1.
@@ -232,24 +228,16 @@ def _find_stretched_frequencies(measured: Frequencies) -> Iterator[Explanation]:
     (base, factor), pairs = _divided(measured), measured.num_pairs
     meant = measured.factor.power((pairs - 1) / pairs).simplest()
     if base is not None and meant is not None:
-        says = (
-            f"Every frequency is divided by {meant:.15g}^(d/(d-2)), the number by which "
-            "NTK-aware scaling multiplies the base."
-        )
-        law = scaling.Linear(factor=factor)
-        yield _of_mistake("stretch-on-frequencies", says, base, law, base, meant)
+        mistake = finding("stretch-on-frequencies", factor=meant)
+        yield _of_mistake(mistake, base, scaling.Linear(factor=factor), base, meant)
 
 
 def _find_indices_from_one(measured: Frequencies) -> Iterator[Explanation]:
     pairs = measured.num_pairs
     base = measured.base_of(slice(None), shift=1).simplest()
     if base is not None:
-        says = (
-            f"Pairs are counted from 1: frequencies are {base:.15g}^(-2(k+1)/{2 * pairs}), "
-            "so that every one is one step too slow."
-        )
-        law = scaling.Linear(factor=base ** (1 / pairs))
-        yield _of_mistake("index-from-one", says, base, law, base)
+        mistake = finding("index-from-one", base=base, rotary_dim=2 * pairs)
+        yield _of_mistake(mistake, base, scaling.Linear(factor=base ** (1 / pairs)), base)
 
 
 def _scan_ntk_fixed(measured: Frequencies) -> Proposals:
@@ -462,11 +450,7 @@ def _find_inverted_ramp(measured: Frequencies) -> Iterator[Explanation]:
     exact = base ** (-indices / pairs) * (ramp + (1 - ramp) / factor)
     fits = np.all(np.abs(exact - f) <= (2 * measured.relative + 1e-9) * f)
     if slope > 0 and ramp[-1] == 1 and fits:
-        says = (
-            f"YaRN's ramp runs the wrong way: fast pairs are divided by {factor:.15g} and slow "
-            "ones kept, where it should be the other way round."
-        )
-        one = _of_mistake("ramp-inverted", says, base, None, base, factor)
+        one = _of_mistake(finding("ramp-inverted", factor=factor), base, None, base, factor)
         yield replace(one, gives_frequencies=False)
 
 
@@ -487,8 +471,8 @@ SCANS: dict[str, tuple[Form, Scan] | str] = {
     "hope": ("stopped", _scan_stopped),
     "cope": ("stopped", _scan_faded),
     "per_pair": "a divisor for each pair gives any frequencies: they are listed one by one",
-    "dynamic_ntk": "a rule: limits.with_rule finds it from calls of several lengths",
-    "longrope": "a rule: limits.with_rule finds it from calls of several lengths",
+    "dynamic_ntk": "a rule: mistakes.with_rule finds it from calls of several lengths",
+    "longrope": "a rule: mistakes.with_rule finds it from calls of several lengths",
     "stepped_ntk": "a rule that is not looked for: its length is reported, and the law below it",
 }
 _MISTAKES: tuple[tuple[Form, Callable[[Frequencies], Iterator[Explanation]]], ...] = (

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from phasor.errors import ConfigError, PositionError, TensorError
 from phasor.identification import Identification
-from phasor.identification.calling import ROUNDING
+from phasor.identification.spectrum import ROUNDING
 from phasor.identification.measuring import identify_rows
 from phasor.numpy import rotate_by
 from phasor.pairings import Pairing
