@@ -230,47 +230,30 @@ class _Prediction:
         """Whether each position was turned as ``source`` of it is."""
         return all(self.is_turn_of(z, source(position)) for position, z in values.items())
 
-    def position_dtype(
-        self, z: Complex | None, position: int, known: Sequence[str] = ()
-    ) -> str | None:
-        """The dtype that makes another of ``position``: one ``known``, or the finest that does."""
-        if z is None or self.is_turn_of(z, position):
-            return None
-        for name in (*known, *DTYPES):
-            other = _round_position(position, name)
-            if other != position and self.is_turn_of(z, other):
-                return name
-        return None
-
-
-def _round_position(position: int, dtype: str) -> int:
-    return int(nearest(np.array(float(position)), dtype)[0])
-
 
 def with_limits(
     report: Identification, probe: Probe, spectrum: Spectrum, longest: int
 ) -> Identification:
     """The report with a table's end, rounded positions, and what negative positions give."""
     predicted = _Prediction(probe, spectrum, report.attention_factor or 1.0)
-
-    def is_good(position: int) -> bool:
-        z = predicted.value(position)
-        return (
-            predicted.is_turn_of(z, position) or predicted.position_dtype(z, position) is not None
-        )
-
     coarse: dict[str, int] = {}
+
+    def dtype_of(position: int) -> str | None:
+        """The dtype that the position was rounded to: float64, one known, or the finest."""
+        z, names = predicted.value(position), dict.fromkeys(["float64", *coarse, *DTYPES])
+        fits = (n for n in names if predicted.is_turn_of(z, _round_position(position, n)))
+        return next(fits, None)
+
     good, end = 0, None
     places = (p + step for p in powers_of_two(longest)[3:] for step in (-1, 1))
     for position in (p for p in places if p <= longest):
-        z = predicted.value(position)
-        dtype = predicted.position_dtype(z, position, tuple(coarse))
-        if dtype is not None:
-            coarse.setdefault(dtype, position)
-        elif not predicted.is_turn_of(z, position):
-            end = first_bad(good, position, is_good)
+        dtype = dtype_of(position)
+        if dtype is None:
+            end = first_bad(good, position, lambda p: dtype_of(p) is not None)
             break
+        coarse.setdefault(dtype, position)
         good = position
+    coarse.pop("float64", None)
     findings: list[Finding] = []
     beyond = None
     if end is not None:
@@ -287,6 +270,10 @@ def with_limits(
         report, table_end=end, beyond=beyond, negative=negative,
         findings=(*report.findings, *findings),
     )  # fmt: skip
+
+
+def _round_position(position: int, dtype: str) -> int:
+    return int(nearest(np.array(float(position)), dtype)[0])
 
 
 def _beyond_the_end(predicted: _Prediction, end: int) -> tuple[str, str]:
