@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
-from decimal import Decimal
 from typing import Any
 
 from phasor.axes import OneAxis
@@ -39,26 +38,20 @@ class PairRow:
 
 def pair_rows(rope: Rope, context: float | None) -> list[PairRow]:
     """One row for each pair of a Rope with a static law."""
-    turns_made = [None] * rope.num_pairs if context is None else turns(rope, context).tolist()
+    axes = rope.axes.axis_of_pair(rope.num_pairs)
     lengths = wavelengths(rope).tolist()
+    made = None if context is None else turns(rope, context).tolist()
+    both = zip(real_inv_freq(without_law(rope)), real_inv_freq(rope), strict=True)
     return [
         PairRow(
             pair=pair,
-            axis=axis,
-            inv_freq=inv_freq,
+            axis=axes[pair],
+            inv_freq=float(rope.inv_freq[pair]),
             wavelength=None if math.isinf(lengths[pair]) else lengths[pair],
-            turns=turns_made[pair],
-            divided_by=_divisor(plain, scaled),
+            turns=None if made is None else made[pair],
+            divided_by=float(plain / scaled) if scaled else None if plain else 1.0,
         )
-        for pair, (axis, inv_freq, plain, scaled) in enumerate(
-            zip(
-                rope.axes.axis_of_pair(rope.num_pairs),
-                rope.inv_freq.tolist(),
-                real_inv_freq(without_law(rope)),
-                real_inv_freq(rope),
-                strict=True,
-            )
-        )
+        for pair, (plain, scaled) in enumerate(both)
     ]
 
 
@@ -70,12 +63,6 @@ def without_law(rope: Rope) -> Rope:
 def original_context(rope: Rope) -> int | None:
     """The law's ``original_max_positions``, if it has that field."""
     return getattr(rope.scaling, "original_max_positions", None)
-
-
-def _divisor(plain: Decimal, scaled: Decimal) -> float | None:
-    if not scaled:
-        return None if plain else 1.0
-    return float(plain / scaled)
 
 
 def sentences(rope: Rope, context: int | None) -> list[str]:
@@ -157,10 +144,7 @@ def _pairs_by_effect(rope: Rope) -> Iterable[tuple[str, list[int]]]:
     changed = [d for d in divisors if d is not None and d != 1.0]
     largest = max(changed, default=1.0)
     has_plateau = changed.count(largest) > 1  # several pairs divided by the same, as in YaRN
-    if has_plateau:
-        others = "divided by less"
-    else:
-        others = f"divided by {min(changed, default=1.0):.6g} to {largest:.6g}"
+    span = f"{min(changed, default=1.0):.6g} to {largest:.6g}"
     groups: dict[str, list[int]] = {}
     for pair, divisor in enumerate(divisors):
         if divisor is None:
@@ -170,7 +154,7 @@ def _pairs_by_effect(rope: Rope) -> Iterable[tuple[str, list[int]]]:
         elif has_plateau and divisor == largest:
             effect = f"divided by {largest:.6g}"
         else:
-            effect = others
+            effect = "divided by " + ("less" if has_plateau else span)
         groups.setdefault(effect, []).append(pair)
     return groups.items()
 

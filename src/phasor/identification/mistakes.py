@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from phasor.identification.blocks import Arrangement, Turns, read_turns
 from phasor.identification.calling import Caller, RefusedError
@@ -57,7 +58,7 @@ class Probe:
     arrangement: Arrangement
     rounding: float
 
-    def __call__(self, positions: Sequence[Any]) -> Complex:
+    def __call__(self, positions: Sequence[Any] | NDArray[Any]) -> Complex:
         """At positions ``[P]``, equal on all axes, or ``[P, n_axes]``: ``[P, pairs]``."""
         vector = np.zeros((1, self.caller.head_dim))
         vector[0, self.arrangement.read[0]] = 1
@@ -174,7 +175,7 @@ def with_precision(
             break
         # at powers of two, where frequencies are read, the rounding of an angle is not seen
         at = near - np.array([1, 2, 5, 9, 11])
-        z = probe(at.tolist()) / report.attention_factor
+        z = probe(at) / report.attention_factor
         exact = exact_turns(report.rope, at, report.position_offset)[:, : z.shape[1]]
         found.append((near, float(np.abs(z - exact).max())))
         drift = np.abs(np.angle(z * np.conj(spectrum.at(at.astype(np.float64)))))
