@@ -163,6 +163,10 @@ class Interval:
     def __and__(self, other: Interval) -> Interval:
         return Interval(max(self.low, other.low), min(self.high, other.high))
 
+    def times(self, factor: float) -> Interval:
+        """All of them times a positive number."""
+        return Interval(self.low * factor, self.high * factor)
+
     def exp(self) -> Interval:
         """The exponentials of all of them."""
         return Interval(*(math.exp(min(max(x, -600.0), 600.0)) for x in (self.low, self.high)))
