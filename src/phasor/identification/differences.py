@@ -15,8 +15,7 @@ from phasor.identification.calling import Caller, RefusedError
 from phasor.identification.report import finite_or_none
 from phasor.identification.spectrum import Floats, exact_turns, first_bad, on_every_axis
 from phasor.layers import LayerRopes
-from phasor.numpy import matrix
-from phasor.pairings import by_pairing
+from phasor.numpy import matrix, pair_indices
 from phasor.rope import Rope, real_inv_freq
 
 
@@ -199,7 +198,23 @@ def diff_measured(
         raise SpecError(f"first and second must have one head_dim, got {widths[0]} and {widths[1]}")
 
     def parting(position: int) -> MeasuredParting | None:
-        return _measured_parting(first, second, position, tolerance)
+        try:
+            a, b = _map_at(first, position), _map_at(second, position)
+            origins = _map_at(first, 0), _map_at(second, 0)
+        except RefusedError as error:
+            return MeasuredParting(position=position, refused=str(error))
+        apart = np.linalg.norm(a - b, axis=0)
+        if np.all(apart <= tolerance):
+            return None
+        read = int(np.argmax(np.where(np.isfinite(apart), apart, np.inf)))
+        scores = a.T @ origins[0] - b.T @ origins[1]
+        return MeasuredParting(
+            position=position,
+            coordinates=(read, int(np.argmax(np.abs(a - b)[:, read]))),
+            pair=next((_pair_of(x, read) for x in (first, second) if isinstance(x, Rope)), None),
+            size=finite_or_none(float(apart[read])),
+            score=float(np.linalg.norm(scores, 2)) if np.isfinite(scores).all() else None,
+        )
 
     near_powers = {(1 << j) + step for j in range(4, context.bit_length()) for step in (-1, 0, 1)}
     agreed = -1
@@ -210,39 +225,15 @@ def diff_measured(
     return None
 
 
-def _measured_parting(
-    first: Rope | Caller, second: Rope | Caller, position: int, tolerance: float
-) -> MeasuredParting | None:
-    try:
-        a, b = _map_at(first, position), _map_at(second, position)
-        origins = _map_at(first, 0), _map_at(second, 0)
-    except RefusedError as error:
-        return MeasuredParting(position=position, refused=str(error))
-    apart = np.linalg.norm(a - b, axis=0)
-    if np.all(apart <= tolerance):
-        return None
-    read = int(np.argmax(np.where(np.isfinite(apart), apart, np.inf)))
-    scores = a.T @ origins[0] - b.T @ origins[1]
-    return MeasuredParting(
-        position=position,
-        coordinates=(read, int(np.argmax(np.abs(a - b)[:, read]))),
-        pair=next((_pair_of(x, read) for x in (first, second) if isinstance(x, Rope)), None),
-        size=finite_or_none(float(apart[read])),
-        score=float(np.linalg.norm(scores, 2)) if np.isfinite(scores).all() else None,
-    )
-
-
 def _map_at(one: Rope | Caller, position: int) -> Floats:
-    return (
-        one.map(position) if isinstance(one, Caller) else matrix(on_every_axis(position, one), one)
-    )
+    if isinstance(one, Caller):
+        return one.map(position)
+    return matrix(on_every_axis(position, one), one)
 
 
 def _pair_of(rope: Rope, coordinate: int) -> int | None:
-    inside = coordinate - rope.rotary_start
-    if not 0 <= inside < rope.rotary_dim:
-        return None
-    return by_pairing(rope.pairing, half=inside % rope.num_pairs, interleaved=inside // 2)
+    pairs = np.flatnonzero(np.equal(pair_indices(rope, rope.pairing), coordinate).any(axis=0))
+    return int(pairs[0]) if len(pairs) else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -342,23 +333,16 @@ def compare(
     layers_of: dict[tuple[str, str], list[int]] = {}
     for layer, kinds in enumerate(zip(a.layer_kinds, b.layer_kinds, strict=False)):
         layers_of.setdefault(kinds, []).append(layer)
-
-    def difference(one: Rope | None, other: Rope | None) -> Difference | None:
-        if one is None or other is None:
-            return None
-        static = resolved(one, seq_len), resolved(other, seq_len)
-        return diff(*static, context=context, tolerance=tolerance)
-
     meetings: list[Meeting] = []
     for kinds, layers in layers_of.items():
-        ropes = a.kinds[kinds[0]], b.kinds[kinds[1]]
+        one, other = a.kinds[kinds[0]], b.kinds[kinds[1]]
+        difference = None
+        if one is not None and other is not None:
+            static = resolved(one, seq_len), resolved(other, seq_len)
+            difference = diff(*static, context=context, tolerance=tolerance)
+        has_rope = one is not None, other is not None
         meetings.append(
-            Meeting(
-                layers=ranges(layers),
-                kinds=kinds,
-                has_rope=(ropes[0] is not None, ropes[1] is not None),
-                difference=difference(*ropes),
-            )
+            Meeting(layers=ranges(layers), kinds=kinds, has_rope=has_rope, difference=difference)
         )
     return Comparison(
         names=(a.name, b.name),

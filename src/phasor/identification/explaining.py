@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,8 +37,8 @@ LAYOUTS: dict[str, Callable[[tuple[int, ...]], Axes]] = {
     "interleaved": InterleavedSections,
     "alternating": Alternating,
 }
-# fields of a Rope, but for base and scaling, and what explains its frequencies
-Fit = tuple[dict[str, Any], list[Explanation]]
+# a Rope but for base and scaling, and what explains its frequencies
+Fit = tuple[Rope, list[Explanation]]
 #: Whether an axis turns a pair, ``[n_axes, pairs]``.
 Drivers = NDArray[np.bool_]
 # how far float64 arithmetic may take a program's frequencies from the exact ones, relatively
@@ -138,8 +138,7 @@ def _explain_rotation(
     if grid is not None:
         findings.append(_dtype_finding(*grid))
         f = grid[1]
-    rope = Rope(**slices[0], explicit_inv_freq=tuple(_pad(f, slices[0]).tolist()))
-    return replace(report, rope=rope, findings=tuple(findings))
+    return replace(report, rope=_with_frequencies(slices[0], f), findings=tuple(findings))
 
 
 def _direction(spectrum: Spectrum) -> tuple[Literal[1, -1], Floats, list[Finding]]:
@@ -179,33 +178,30 @@ def _offset(spectrum: Spectrum) -> tuple[float, list[Finding]]:
 
 
 def _possible_slices(
-    report: Identification, direction: int, drivers: Drivers
-) -> list[dict[str, Any]]:
-    """Fields of a Rope, but for its frequencies, with every layout of axes that fits.
+    report: Identification, direction: Literal[1, -1], drivers: Drivers
+) -> list[Rope]:
+    """Ropes, but for their frequencies, with every layout of axes that fits.
 
     Interleaved pairs that do not turn are not seen, so that the slice may be as wide as the head;
     where axes have a layout in the slice seen, that one is taken.
     """
-    if report.pairing is None or report.pairing_out is None:
+    pairing, pairing_out, start = report.pairing, report.pairing_out, report.rotary_start
+    if pairing is None or pairing_out is None:
         return []
-    fields: dict[str, Any] = {
-        "head_dim": report.head_dim,
-        "pairing": report.pairing,
-        "pairing_out": report.pairing_out,
-        "rotary_start": report.rotary_start,
-        "direction": direction,
-    }
     n_axes, seen = drivers.shape
     widths = [report.rotary_dim]
-    if all(
-        by_pairing(p, half=False, interleaved=True) for p in (report.pairing, report.pairing_out)
-    ):
-        widths.append((report.head_dim - report.rotary_start) // 2 * 2)
-    found: list[dict[str, Any]] = []
+    if all(by_pairing(one, half=False, interleaved=True) for one in (pairing, pairing_out)):
+        widths.append((report.head_dim - start) // 2 * 2)
+    found: list[Rope] = []
     for width in dict.fromkeys(widths):
         if not found or n_axes == 1:
-            layouts = _layouts(np.pad(drivers, ((0, 0), (0, width // 2 - seen))))
-            found += [fields | {"rotary_dim": width, "axes": axes} for axes in layouts]
+            found += [
+                Rope(
+                    head_dim=report.head_dim, pairing=pairing, pairing_out=pairing_out,
+                    rotary_start=start, rotary_dim=width, direction=direction, axes=axes,
+                )
+                for axes in _layouts(np.pad(drivers, ((0, 0), (0, width // 2 - seen))))
+            ]  # fmt: skip
     return found
 
 
@@ -240,7 +236,7 @@ def _shares(count: int, n_axes: int) -> list[tuple[int, ...]]:
 
 
 def _best_fit(
-    slices: list[dict[str, Any]], f: Floats, uncertainty: Floats, *, may_be_float64: bool
+    slices: list[Rope], f: Floats, uncertainty: Floats, *, may_be_float64: bool
 ) -> Fit | None:
     """The slice, and the explanations of frequencies ``f`` in it, with the fewest digits.
 
@@ -252,7 +248,7 @@ def _best_fit(
         return min((fit for fit in fits if fit), key=lambda fit: fit[1][0].digits, default=None)
 
     def best(slack: float) -> Fit | None:
-        fits = ((fields, _explanations(fields, f, uncertainty, slack)) for fields in slices)
+        fits = ((rope, _explanations(rope, f, uncertainty, slack)) for rope in slices)
         return likeliest(fit for fit in fits if fit[1])
 
     exact = best(_EXACT)
@@ -261,28 +257,30 @@ def _best_fit(
     return likeliest([exact, next(filter(None, map(best, _FLOAT32)), None)])
 
 
-def _pad(values: Floats, fields: dict[str, Any]) -> Floats:
+def _pad(values: Floats, rope: Rope) -> Floats:
     """Values of the pairs seen, and 0 for the others that the slice has."""
-    return np.pad(values, (0, fields["rotary_dim"] // 2 - len(values)))
+    return np.pad(values, (0, rope.num_pairs - len(values)))
 
 
-def _explanations(
-    fields: dict[str, Any], f: Floats, uncertainty: Floats, slack: float
-) -> list[Explanation]:
+def _with_frequencies(rope: Rope, f: Floats) -> Rope:
+    return replace(rope, base=None, explicit_inv_freq=tuple(_pad(f, rope).tolist()))
+
+
+def _explanations(rope: Rope, f: Floats, uncertainty: Floats, slack: float) -> list[Explanation]:
     """What explains the frequencies in one slice with one layout of axes, the likeliest first."""
-    f, uncertainty = _pad(f, fields), _pad(uncertainty, fields)
+    f, uncertainty = _pad(f, rope), _pad(uncertainty, rope)
     room = uncertainty + slack * f
     # the widest spectrum is explained alone, and all are checked
-    spectra = fields["axes"].spectra(len(f))
+    spectra = rope.axes.spectra(len(f))
     widest = int(np.argmax(spectra))
     part = slice(sum(spectra[:widest]), sum(spectra[: widest + 1]))
 
     def check(base: float, law: Law | None) -> bool:
-        rope = Rope(**fields, base=base, scaling=law)
+        lawful = replace(rope, base=base, scaling=law)
         # the base was found from rounded logarithms
-        return bool(np.all(np.abs(rope.inv_freq - f) <= room + _EXACT * f))
+        return bool(np.all(np.abs(lawful.inv_freq - f) <= room + _EXACT * f))
 
-    return explanations(f[part], room[part], head_dim=fields["head_dim"], check=check)
+    return explanations(f[part], room[part], head_dim=rope.head_dim, check=check)
 
 
 def _with_explanation(
@@ -293,17 +291,16 @@ def _with_explanation(
     grid: tuple[str, Floats] | None,
 ) -> Identification:
     """The report with the base and law that explain the frequencies ``f`` of the pairs seen."""
-    fields, (best, *others) = fit
-    f, uncertainty = _pad(f, fields), _pad(uncertainty, fields)
+    rope, (best, *others) = fit
     findings = report.findings
     if best.mistake is not None:
         findings = (*findings, best.mistake)
     if not best.gives_frequencies:
-        rope = Rope(**fields, explicit_inv_freq=tuple(f.tolist()))
+        rope = _with_frequencies(rope, f)
         return replace(report, base=best.base, rope=rope, findings=findings)
     law = _with_attention_factor(best.law, report.attention_factor or 1.0)
-    rope = Rope(**fields, base=best.base, scaling=law)
-    room = uncertainty + _EXACT * f
+    rope = replace(rope, base=best.base, scaling=law)
+    f, room = _pad(f, rope), _pad(uncertainty + _EXACT * f, rope)
     if grid is not None and np.any(np.abs(rope.inv_freq - f) > room):
         rounded = replace(rope, inv_freq_dtype="float32")
         if np.all(np.abs(rounded.inv_freq - f) <= room):

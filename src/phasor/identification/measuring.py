@@ -20,7 +20,7 @@ from phasor.identification.blocks import (
     arrangement_of,
     every_arrangement,
     find_blocks,
-    read_turns,
+    read_rows,
 )
 from phasor.identification.calling import Caller, RefusedError, measured
 from phasor.identification.explaining import Drivers, explain
@@ -184,15 +184,15 @@ def _measure_pairs(
     lengths = call_with_growing_lengths(probe, longest)
     z = lengths.answers[lengths.agreed]
     spectrum = find_spectrum(powers_of_two(lengths.agreed), z, rounded_angles(z, rounding))
-    turns = read_turns(arrangement.blocks(maps[0]))
-    members = compare_members(turns, arrangement, rounding, caller.n_axes)
+    rows = read_rows(arrangement.blocks(maps[0]))
+    members = compare_members(rows, arrangement, rounding, caller.n_axes)
     key_factor, keys = compare_queries_and_keys(maps, arrangement, rounding)
     findings = [*findings, *members, *keys]
     if lengths.remembers is not None:
         findings.append(finding("remembers", top=lengths.remembers))
-    drivers = _drivers_by_axis(probe, spectrum)
+    sizes, drivers = np.abs(rows.mean(axis=0)), _drivers_by_axis(probe, spectrum)
     report = explain(
-        arrangement, spectrum, drivers, np.abs(turns.z), rounding=rounding, is_rotation=not members
+        arrangement, spectrum, drivers, sizes, rounding=rounding, is_rotation=not members
     )
     report = replace(report, findings=(*findings, *report.findings), key_factor=key_factor)
     if lengths.changes_at is not None:
@@ -345,12 +345,10 @@ def _group_samples(
     unequal: dict[tuple[int, ...], Group] = {}
     for p in np.unique(at, axis=0):
         here = np.flatnonzero((at == p).all(axis=1))[:_SAMPLES_USED]
-        if len(here) > 1:
-            group = x[here], y[here]
-            if (p == p[0]).all():
-                equal[int(p[0])] = group
-            else:
-                unequal[tuple(p.tolist())] = group
+        if len(here) > 1 and np.ptp(p) == 0:
+            equal[int(p[0])] = x[here], y[here]
+        elif len(here) > 1:
+            unequal[tuple(p.tolist())] = x[here], y[here]
     if len(equal) < 2 or 1 not in np.diff(list(equal)):
         raise PositionError(
             "positions must hold two that are one apart, with two samples or more at each (of "

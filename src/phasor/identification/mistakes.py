@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from phasor.identification.blocks import Arrangement, Turns, read_turns
+from phasor.identification.blocks import Arrangement, read_rows
 from phasor.identification.calling import Caller, RefusedError
 from phasor.identification.report import Finding, Identification, finding
 from phasor.identification.spectrum import (
@@ -95,17 +95,20 @@ def coarse_table(values: Floats, rounding: float, dtype: str) -> tuple[float, li
 
 
 def compare_members(
-    turns: Turns, arrangement: Arrangement, rounding: float, n_axes: int
+    rows: Complex, arrangement: Arrangement, rounding: float, n_axes: int
 ) -> list[Finding]:
     """What is wrong where the two members of a pair do not turn by the same angle.
 
     Args:
-        turns: At small positions with equal coordinates; with several axes, at others behind them.
+        rows: `read_rows` at small positions with equal coordinates; with several axes, at others
+            behind them.
         arrangement: Where pairs are.
-        rounding: Relative rounding error of the turns.
+        rounding: Relative rounding error of the rows.
         n_axes: Coordinates of a position.
     """
-    wrong = turns.skew > 32 * rounding
+    size = np.maximum(np.maximum(np.abs(rows.real), np.abs(rows.imag)).max(axis=0), 1e-30)
+    skew = (np.abs(rows[0] - rows[1]) / size).max(axis=0)
+    wrong = skew > 32 * rounding
     if not wrong.any():
         return []
 
@@ -116,8 +119,8 @@ def compare_members(
     local = arrangement.written - arrangement.rotary_start
     if arrangement.pairing and local.min() >= 0 and local.max() < arrangement.rotary_dim:
         # the rows of cos and sin that each coordinate is multiplied with
-        row = np.empty((turns.rows.shape[1], arrangement.rotary_dim), dtype=np.complex128)
-        row[:, local[0]], row[:, local[1]] = turns.rows
+        row = np.empty((rows.shape[1], arrangement.rotary_dim), dtype=np.complex128)
+        row[:, local[0]], row[:, local[1]] = rows
         halves = row[:, :pairs], row[:, pairs:]
         neighbours = row[:, ::2], row[:, 1::2]
         if equal(*by_pairing(arrangement.pairing, half=neighbours, interleaved=halves)):
@@ -127,13 +130,16 @@ def compare_members(
                 interleaved="half-rows-on-interleaved",
             )
             return [finding(name)]
-    worst = int(np.argmax(turns.skew))
+    worst = int(np.argmax(skew))
     at = tuple(arrangement.read[:, worst].tolist())
-    if turns.reflected[worst]:
-        count = int(turns.reflected.sum())
+    # of a reflection the second row is minus the first
+    both = rows.sum(axis=0)
+    reflected = ((np.abs(both.real) + np.abs(both.imag)) / size).max(axis=0) < 1e-3
+    if reflected[worst]:
+        count = int(reflected.sum())
         some = f"{count} of {pairs} pairs, such as coordinates {at}, are"
         return [finding("reflection", which=some if count > 1 else f"Coordinates {at} are")]
-    apart = n_axes > 1 and equal(turns.rows[0, :6], turns.rows[1, :6])
+    apart = n_axes > 1 and equal(rows[0, :6], rows[1, :6])
     name = "members-on-different-axes" if apart else "members-differ"
     return [finding(name, count=int(wrong.sum()), at=at)]
 
@@ -151,7 +157,7 @@ def compare_queries_and_keys(
     room = 32 * rounding
     if len(maps) < 2 or np.abs(maps[0] - maps[1]).max() <= room * max(1.0, np.abs(maps).max()):
         return None, []
-    q, k = (read_turns(arrangement.blocks(one)).z for one in maps[:2])
+    q, k = (read_rows(arrangement.blocks(one)).mean(axis=0) for one in maps[:2])
     queries, keys = (float(np.median(np.abs(z))) for z in (q, k))
     ratio = keys / queries
     if np.abs(k - ratio * q).max() <= room * max(1.0, ratio):
