@@ -30,8 +30,8 @@ PIPELINE = """
     papers.precision papers.distances papers.heads papers.bounds
     papers.phases papers.usage papers.linear papers
     describe
-    identification.calling identification.blocks identification.spectrum identification.report
-    identification.laws identification.explaining identification.limits identification.mistakes
+    identification.spectrum identification.report identification.calling identification.blocks
+    identification.laws identification.explaining identification.mistakes
     identification.measuring identification.differences identification phasor
     translation.onnx translation
     charts.style charts.curves charts.coverage charts.attention charts
