@@ -39,14 +39,22 @@ class Arrays:
 
     Attributes:
         name: The library.
+        library: Its module.
         dtype: The dtype of vectors.
     """
 
     name = "numpy"
 
     def __init__(self, dtype: str) -> None:
-        if dtype == "bfloat16":
+        if self.name == "numpy" and dtype == "bfloat16":
             raise BackendError('NumPy has no bfloat16; give arrays="torch" or "jax", or float32')
+        try:
+            self.library: Any = import_module(self.name)
+        except ImportError:
+            way_out = install_hint("torch") if self.name == "torch" else f"pip install {self.name}"
+            raise BackendError(
+                f'arrays="{self.name}" needs {self.name}, which is not installed: {way_out}'
+            ) from None
         self.dtype = dtype
 
     def make(self, values: NDArray[Any], dtype: str | None = None) -> Any:
@@ -70,50 +78,32 @@ class Arrays:
 class _TorchArrays(Arrays):
     name = "torch"
 
-    def __init__(self, dtype: str) -> None:
-        self._torch: Any = _import("torch")
-        self.dtype = dtype
-
     def make(self, values: NDArray[Any], dtype: str | None = None) -> Any:
-        made = self._torch.from_numpy(values.copy())
-        return made if dtype is None else made.to(getattr(self._torch, dtype))
+        made = self.library.from_numpy(values.copy())
+        return made if dtype is None else made.to(getattr(self.library, dtype))
 
     def read(self, value: Any) -> Floats:
-        if not isinstance(value, self._torch.Tensor):
+        if not isinstance(value, self.library.Tensor):
             return super().read(value)
         found: Any = value.detach()
-        found = self._torch.view_as_real(found) if found.is_complex() else found
-        return found.to("cpu", self._torch.float64, copy=True).numpy()
+        found = self.library.view_as_real(found) if found.is_complex() else found
+        return found.to("cpu", self.library.float64, copy=True).numpy()
 
     def dtype_of(self, value: Any) -> str:
         return str(value.dtype).rpartition(".")[2]
 
     def quiet(self) -> AbstractContextManager[Any]:
-        return self._torch.no_grad()
+        return self.library.no_grad()
 
 
 class _JaxArrays(Arrays):
     name = "jax"
 
-    def __init__(self, dtype: str) -> None:
-        self._numpy: Any = _import("jax").numpy
-        self.dtype = dtype
-
     def make(self, values: NDArray[Any], dtype: str | None = None) -> Any:
-        return self._numpy.asarray(values, dtype=dtype)
+        return self.library.numpy.asarray(values, dtype=dtype)
 
 
 _LIBRARIES: dict[str, type[Arrays]] = {"numpy": Arrays, "torch": _TorchArrays, "jax": _JaxArrays}
-
-
-def _import(name: str) -> Any:
-    try:
-        return import_module(name)
-    except ImportError:
-        way_out = install_hint("torch") if name == "torch" else f"pip install {name}"
-        raise BackendError(
-            f'arrays="{name}" needs {name}, which is not installed: {way_out}'
-        ) from None
 
 
 def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter] | None:

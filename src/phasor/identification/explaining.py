@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Literal
 
 import numpy as np
@@ -298,7 +297,10 @@ def _with_explanation(
     if not best.gives_frequencies:
         rope = _with_frequencies(rope, f)
         return replace(report, base=best.base, rope=rope, findings=findings)
-    law = _with_attention_factor(best.law, report.attention_factor or 1.0)
+    law, gain = best.law, report.attention_factor or 1.0
+    settable = law is not None and "attention_factor" in {one.name for one in fields(law)}
+    if law is not None and settable and abs(law.temperature().attention_factor - gain) > 1e-6:
+        law = replace(law, attention_factor=gain)
     rope = replace(rope, base=best.base, scaling=law)
     f, room = _pad(f, rope), _pad(uncertainty + _EXACT * f, rope)
     if grid is not None and np.any(np.abs(rope.inv_freq - f) > room):
@@ -315,14 +317,6 @@ def _with_explanation(
         report, base=best.base, rope=rope, law=law, known_law=True,
         alternatives=tuple(alternatives[:4]), findings=findings,
     )  # fmt: skip
-
-
-def _with_attention_factor(law: Law | None, gain: float) -> Law | None:
-    """The law with the attention factor that was measured, where it has one to set."""
-    if law is None or abs(law.temperature().attention_factor - gain) <= 1e-6:
-        return law
-    settable = "attention_factor" in {field.name for field in dataclasses.fields(law)}
-    return replace(law, attention_factor=gain) if settable else law
 
 
 # The dtype that frequencies are numbers of.

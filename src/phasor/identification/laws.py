@@ -393,9 +393,8 @@ def _scan_ramps_over_frequency(measured: Frequencies) -> Proposals:
             one = Interval(*wavelengths[:2]).power_of_two() if len(wavelengths) > 1 else None
             contexts, high_turns = [] if one is None else [one], (1.0, 4.0)
         elif len(inside) == 1:  # one pair tells one number: the usual turns are assumed
-            k = inside[0]
-            contexts = _round_contexts(float(2 * np.pi * (1 + 3 * shares[k]) / plain[k]))
-            high_turns = (4.0,)
+            slow = float(plain[inside[0]] / (1 + 3 * shares[inside[0]]))
+            contexts, high_turns = _round_contexts(2 * np.pi / slow), (4.0,)
         else:
             slope, last = _slope(shares, inside, -plain), inside[-1]
             slow = float(plain[last] - shares[last] / slope) if slope > 0 else 0.0
