@@ -75,7 +75,14 @@ def sentences(rope: Rope, context: int | None) -> list[str]:
     >>> print(sentences(Rope(head_dim=4, pairing="half"), None)[0])
     All 4 coordinates of a head turn, in 2 pairs (i, i + 2).
     """
-    lines = [_slice_sentence(rope), *_axes_sentences(rope), _frequency_sentence(rope)]
+    lines = [_slice_sentence(rope)]
+    if not isinstance(rope.axes, OneAxis):
+        axis_of_pair = rope.axes.axis_of_pair(rope.num_pairs)
+        counts = ", ".join(str(axis_of_pair.count(axis)) for axis in range(rope.axes.n_axes))
+        lines.append(f"{rope.axes.n_axes} position axes drive {counts} pairs, {rope.axes.summary}.")
+    powers = f"powers of base {rope.base:.15g}" if rope.base is not None else "given one by one"
+    rounding = ", rounded to float32" if rope.inv_freq_dtype == "float32" else ""
+    lines.append(f"Frequencies are {powers}{rounding}.")
     if rope.direction < 0:
         lines.append("It turns clockwise, against the usual direction.")
     lines += _law_sentences(rope)
@@ -105,21 +112,6 @@ def _slice_sentence(rope: Rope) -> str:
 
 def _formula(pairing: Pairing, num_pairs: int) -> str:
     return by_pairing(pairing, half=f"(i, i + {num_pairs})", interleaved="(2i, 2i + 1)")
-
-
-def _axes_sentences(rope: Rope) -> list[str]:
-    if isinstance(rope.axes, OneAxis):
-        return []
-    axis_of_pair = rope.axes.axis_of_pair(rope.num_pairs)
-    counts = ", ".join(str(axis_of_pair.count(axis)) for axis in range(rope.axes.n_axes))
-    return [f"{rope.axes.n_axes} position axes drive {counts} pairs, {rope.axes.summary}."]
-
-
-def _frequency_sentence(rope: Rope) -> str:
-    rounding = ", rounded to float32" if rope.inv_freq_dtype == "float32" else ""
-    if rope.explicit_inv_freq is not None:
-        return f"Frequencies are given one by one{rounding}."
-    return f"Frequencies are powers of base {rope.base:.15g}{rounding}."
 
 
 def _law_sentences(rope: Rope) -> list[str]:

@@ -180,13 +180,13 @@ def _is_linear(caller: Caller, maps: Floats, rounding: float) -> bool:
 def _measure_pairs(
     probe: Probe, longest: int, maps: Floats, findings: list[Finding]
 ) -> Identification:
-    caller, arrangement, rounding = probe.caller, probe.arrangement, probe.rounding
+    arrangement, rounding = probe.arrangement, probe.rounding
     lengths = call_with_growing_lengths(probe, longest)
     z = lengths.answers[lengths.agreed]
     spectrum = find_spectrum(powers_of_two(lengths.agreed), z, rounded_angles(z, rounding))
     rows = read_rows(arrangement.blocks(maps[0]))
-    members = compare_members(rows, arrangement, rounding, caller.n_axes)
-    key_factor, keys = compare_queries_and_keys(maps, arrangement, rounding)
+    members = compare_members(probe, rows)
+    key_factor, keys = compare_queries_and_keys(probe, maps)
     findings = [*findings, *members, *keys]
     if lengths.remembers is not None:
         findings.append(finding("remembers", top=lengths.remembers))

@@ -94,26 +94,23 @@ def coarse_table(values: Floats, rounding: float, dtype: str) -> tuple[float, li
     return rounding, []
 
 
-def compare_members(
-    rows: Complex, arrangement: Arrangement, rounding: float, n_axes: int
-) -> list[Finding]:
+def compare_members(probe: Probe, rows: Complex) -> list[Finding]:
     """What is wrong where the two members of a pair do not turn by the same angle.
 
     Args:
+        probe: What calls the function.
         rows: `read_rows` at small positions with equal coordinates; with several axes, at others
             behind them.
-        arrangement: Where pairs are.
-        rounding: Relative rounding error of the rows.
-        n_axes: Coordinates of a position.
     """
+    arrangement, room = probe.arrangement, 32 * probe.rounding
     size = np.maximum(np.maximum(np.abs(rows.real), np.abs(rows.imag)).max(axis=0), 1e-30)
     skew = (np.abs(rows[0] - rows[1]) / size).max(axis=0)
-    wrong = skew > 32 * rounding
+    wrong = skew > room
     if not wrong.any():
         return []
 
     def equal(a: Complex, b: Complex) -> bool:
-        return bool(a.shape == b.shape and np.abs(a - b).max() <= 32 * rounding * np.abs(a).max())
+        return bool(a.shape == b.shape and np.abs(a - b).max() <= room * np.abs(a).max())
 
     pairs = arrangement.num_pairs
     local = arrangement.written - arrangement.rotary_start
@@ -139,25 +136,22 @@ def compare_members(
         count = int(reflected.sum())
         some = f"{count} of {pairs} pairs, such as coordinates {at}, are"
         return [finding("reflection", which=some if count > 1 else f"Coordinates {at} are")]
-    apart = n_axes > 1 and equal(rows[0, :6], rows[1, :6])
+    apart = probe.caller.n_axes > 1 and equal(rows[0, :6], rows[1, :6])
     name = "members-on-different-axes" if apart else "members-differ"
     return [finding(name, count=int(wrong.sum()), at=at)]
 
 
-def compare_queries_and_keys(
-    maps: Floats, arrangement: Arrangement, rounding: float
-) -> tuple[float | None, list[Finding]]:
+def compare_queries_and_keys(probe: Probe, maps: Floats) -> tuple[float | None, list[Finding]]:
     """The factor on keys where it differs, and how keys are turned otherwise than queries.
 
     Args:
+        probe: What calls the function.
         maps: ``[outputs, P, out, in]``; keys' are the second.
-        arrangement: Where pairs are.
-        rounding: Relative rounding error of the maps.
     """
-    room = 32 * rounding
+    room = 32 * probe.rounding
     if len(maps) < 2 or np.abs(maps[0] - maps[1]).max() <= room * max(1.0, np.abs(maps).max()):
         return None, []
-    q, k = (read_rows(arrangement.blocks(one)).mean(axis=0) for one in maps[:2])
+    q, k = (read_rows(probe.arrangement.blocks(one)).mean(axis=0) for one in maps[:2])
     queries, keys = (float(np.median(np.abs(z))) for z in (q, k))
     ratio = keys / queries
     if np.abs(k - ratio * q).max() <= room * max(1.0, ratio):
