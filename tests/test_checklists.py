@@ -23,7 +23,6 @@ from phasor.configs.facts import table
 from phasor.configs.writing import WITHOUT_ROPE_TYPE, WRITERS
 from phasor.identification.explaining import LAYOUTS
 from phasor.identification.laws import SCANS
-from phasor.identification.report import SENTENCES
 from phasor.pairings import PAIRINGS
 from phasor.scaling import LAWS, Law, Rule
 from phasor.torch import RotaryAttention, backends, rotate
@@ -127,12 +126,6 @@ def test_a_model_type_is_checked_by_its_class_or_by_a_published_file() -> None:
     unchecked = {name for name in types.keys() - checked if types[name] not in facts}
     assert unchecked - UNCHECKED_TYPES == set(), "tests/configs/published"
     assert unchecked >= UNCHECKED_TYPES, "these are checked now"
-
-
-@pytest.mark.parametrize("name", SENTENCES)
-def test_a_finding_is_on_its_page(name: str) -> None:
-    """By the name that programs see, up to the dtype in it."""
-    assert f"`{name.partition('{')[0]}" in page("identify.md")
 
 
 @pytest.mark.parametrize("name", AXES)
