@@ -6,7 +6,7 @@ from functools import partial
 
 from phasor._checks import short_repr
 from phasor.axes import Axes, InterleavedSections, OneAxis, Sectioned
-from phasor.configs.block import Block, renamed_keys, required, single_value
+from phasor.configs.block import Block, head_width, renamed_keys, required, single_value
 from phasor.configs.facts import Architecture, Kind, table
 from phasor.configs.layer_kinds import MOST_LAYERS, has_rope, layers_by_pattern
 from phasor.errors import ConfigError
@@ -38,7 +38,7 @@ def load_gguf(top: Block, *, strict: bool) -> LayerRopes:
     kinds_in_order = _kinds(config, facts, count)
     notes = [facts.note] if facts.note else []
     kinds = {
-        kind: _rope(top, config, facts, facts.kinds.get(kind, Kind()), notes)
+        kind: _rope(top, config, facts, facts.kind(kind), notes)
         if has_rope(kind, config, facts)
         else None
         for kind in dict.fromkeys(kinds_in_order)
@@ -119,12 +119,7 @@ def _head_dim(config: Block) -> int:
         return head_dim
     width = required(config, "embedding_length", config.whole("embedding_length"))
     heads = required(config, "attention.head_count", config.largest("attention.head_count"))
-    if width % heads or not 2 <= width // heads <= WIDEST:
-        raise ConfigError(
-            f"{config.name('attention.key_length')} is absent, and embedding_length / head_count "
-            f"({width} / {heads}) must be a whole number from 2 to {WIDEST}; add it"
-        )
-    return width // heads
+    return head_width(config, "attention.key_length", "embedding_length / head_count", width, heads)
 
 
 def _axes(config: Block, facts: Architecture, num_pairs: int) -> Axes:

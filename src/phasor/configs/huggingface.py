@@ -13,7 +13,7 @@ from dataclasses import replace
 from phasor._checks import short_repr
 from phasor.axes import Axes, Axial, InterleavedSections, OneAxis, Sectioned
 from phasor.configs import laws
-from phasor.configs.block import Block, renamed_keys, single_value
+from phasor.configs.block import Block, head_width, renamed_keys, single_value
 from phasor.configs.facts import CONTEXTS, SIZES, Architecture, Kind, Variant, table
 from phasor.configs.layer_kinds import MOST_LAYERS, Blocks, has_rope, layer_kinds
 from phasor.configs.sources import select_config
@@ -147,11 +147,11 @@ def _rope(
     block = blocks.of(kind)
     if block is None:
         return None
-    kind_facts = facts.kinds.get(facts.labels.get(kind, kind), Kind())
+    kind_facts = facts.kind(kind)
     flat = not blocks.by_kind
     scaling_block = block if kind_facts.scaled or not flat else Block({}, block.path)
     name = laws.rope_type(scaling_block, facts)
-    head_dim = widths[kind] if kind in widths else head_width(config, facts, kind_facts)
+    head_dim = widths[kind] if kind in widths else _head_width(config, facts, kind_facts)
     proportional = name == "proportional"
     if facts.positions:
         # the same number of pairs for each axis; coordinates left over are not rotated
@@ -263,7 +263,7 @@ def _width_key(facts: Architecture) -> str:
     return "qk_rope_head_dim" if facts.latent else "head_dim"
 
 
-def head_width(config: Block, facts: Architecture, kind: Kind) -> int:
+def _head_width(config: Block, facts: Architecture, kind: Kind) -> int:
     """Width of a head, or of its rotated slice in latent attention."""
     key, default = _width_key(facts), facts.head_dim
     if kind.head_dim_key is not None:
@@ -280,12 +280,7 @@ def head_width(config: Block, facts: Architecture, kind: Kind) -> int:
             f"{config.name(key)} is absent and cannot be derived; add it, or both hidden_size and "
             "num_attention_heads"
         )
-    if hidden % heads or not 2 <= hidden // heads <= WIDEST:
-        raise ConfigError(
-            f"{config.name(key)} is absent, and hidden_size / num_attention_heads "
-            f"({hidden} / {heads}) must be a whole number from 2 to {WIDEST}; add it"
-        )
-    return hidden // heads
+    return head_width(config, key, "hidden_size / num_attention_heads", hidden, heads)
 
 
 def widths_of_single_layers(
@@ -313,7 +308,7 @@ def widths_of_single_layers(
                 layer.refuse(other, "in the block of a kind of layer, not of a single one")
         stated[int(key)] = layer.whole(width_key, least=2, most=WIDEST)
     # such a file writes the width of special kinds at their layers, so Kind() has the default
-    default = head_width(config, facts, Kind())
+    default = _head_width(config, facts, Kind())
     width_of_kind: dict[str, int] = {}
     for kind in dict.fromkeys(kinds):
         widths = {stated.get(i) or default for i, other in enumerate(kinds) if other == kind}
@@ -323,7 +318,7 @@ def widths_of_single_layers(
                 f"({', '.join(map(str, sorted(widths)))}); give those layers a kind of their own "
                 "in layer_types"
             )
-        kind_key = facts.kinds.get(facts.labels.get(kind, kind), Kind()).head_dim_key
+        kind_key = facts.kind(kind).head_dim_key
         kind_width = None if kind_key is None else config.whole(kind_key, least=2, most=WIDEST)
         place = f"{config.name(name)} at layers of the kind {kind!r}"
         single_value([(place, width := widths.pop()), (str(kind_key), kind_width)])

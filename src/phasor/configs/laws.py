@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
-from phasor.axes import Alternating, Axes, InterleavedSections, Sectioned
+from phasor.axes import Axes
 from phasor.configs.block import Block, renamed_keys, required, single_value
-from phasor.configs.facts import Architecture
+from phasor.configs.facts import LAYOUTS, Architecture
 from phasor.errors import ConfigError
 from phasor.scaling import (
     NTK,
@@ -34,11 +34,6 @@ from phasor.scaling import (
 
 _OLD_NAMES = {"su": "longrope", "mrope": "default", "xdrope": "dynamic"}
 _MAX = "max_position_embeddings"
-_LAYOUTS: Mapping[str, Callable[[tuple[int, ...]], Axes]] = {
-    "sectioned": Sectioned,
-    "interleaved": InterleavedSections,
-    "alternating": Alternating,
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,18 +110,17 @@ def axes(block: Block, model: Model) -> Axes | None:
         )
     ordered = tuple(sections[i] for i in facts.axis_order) if facts.axis_order else sections
     with renamed_keys(block, {"sections": key}):
-        layout = _LAYOUTS[facts.axes](ordered)
+        layout = LAYOUTS[facts.axes](ordered)
         layout.axis_of_pair(model.rotary_dim // 2)  # checks, while the error can name the key
         return layout
 
 
-def _default(block: Block, model: Model) -> None:
-    del block, model
+def _default(_block: Block, _model: Model) -> None:
+    return None
 
 
-def _linear(block: Block, model: Model) -> Linear:
-    del model
-    return Linear(factor=required(block, "factor", block.number("factor", above=0)))
+def _of_factor(law: Callable[..., Law], block: Block, _model: Model) -> Law:
+    return law(factor=required(block, "factor", block.number("factor", above=0)))
 
 
 def _dynamic(block: Block, model: Model) -> NTK | DynamicNTK:
@@ -149,18 +143,6 @@ def _dynamic(block: Block, model: Model) -> NTK | DynamicNTK:
         )
 
 
-def _ntk_fixed(block: Block, model: Model) -> NTKFixed:
-    """Su's scaling, which some model types call "ntk"."""
-    del model
-    return NTKFixed(factor=required(block, "factor", block.number("factor", above=0)))
-
-
-def _ntk_old(block: Block, model: Model) -> NTKOld:
-    """The base times the factor, which Skywork calls "ntk"."""
-    del model
-    return NTKOld(factor=required(block, "factor", block.number("factor", above=0)))
-
-
 def _stepped_ntk(block: Block, model: Model) -> SteppedNTK:
     """The rule of Qwen 1, whose original length is the file's context."""
     return SteppedNTK(
@@ -180,8 +162,7 @@ def _llama3(block: Block, model: Model) -> Llama3:
         )
 
 
-def _proportional(block: Block, model: Model) -> Proportional:
-    del model
+def _proportional(block: Block, _model: Model) -> Proportional:
     fraction = block.number("partial_rotary_factor", least=0)
     factor = block.number("factor", above=0)
     with renamed_keys(block, {"fraction": "partial_rotary_factor"}):
@@ -294,7 +275,7 @@ def _extension_factor(block: Block, model: Model, original: int) -> float:
 
 _LAWS: Mapping[str, Callable[[Block, Model], Law | Rule | None]] = {
     "default": _default,
-    "linear": _linear,
+    "linear": partial(_of_factor, Linear),
     "dynamic": _dynamic,
     "llama3": _llama3,
     "proportional": _proportional,
@@ -303,7 +284,7 @@ _LAWS: Mapping[str, Callable[[Block, Model], Law | Rule | None]] = {
 }
 # targets of `Architecture.laws`; files do not use these names
 _INTERNAL: Mapping[str, Callable[[Block, Model], Law | Rule | None]] = {
-    "ntk_fixed": _ntk_fixed,
-    "ntk_old": _ntk_old,
+    "ntk_fixed": partial(_of_factor, NTKFixed),  # Su's scaling, which some model types call "ntk"
+    "ntk_old": partial(_of_factor, NTKOld),  # the base times the factor, which Skywork calls "ntk"
     "stepped_ntk": _stepped_ntk,
 }

@@ -12,25 +12,25 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
 from phasor._checks import short_repr
-from phasor.axes import Alternating, Axes, InterleavedSections, Sectioned
 from phasor.configs.block import Block
-from phasor.configs.facts import read_table, table_error
+from phasor.configs.facts import (
+    check_entry,
+    layout_name,
+    read_table,
+    table_error,
+    tuples_for_lists,
+)
 from phasor.errors import ConfigError
 from phasor.rope import Rope
 
 # not the "rope" in "properties"
 _ABOUT_POSITIONS = re.compile(r"(?<!p)rope|rotary|alibi", re.IGNORECASE)
 _MEANINGS = ("pairing", "rotates", "axes", "base", "fraction", "width", "factor", "switch", "note")
-_LAYOUTS: Mapping[type[Axes], str] = {
-    Sectioned: "sectioned",
-    InterleavedSections: "interleaved",
-    Alternating: "alternating",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +62,7 @@ class Meaning:
             case "pairing":
                 return all(rope.pairing == meaning for rope in ropes)
             case "axes":
-                return all(_LAYOUTS.get(type(rope.axes)) == meaning for rope in ropes)
+                return all(layout_name(rope.axes) == meaning for rope in ropes)
             case "base":
                 return all(rope.base == number for rope in ropes)
             case "fraction":
@@ -82,18 +82,12 @@ class Meaning:
 @lru_cache(maxsize=1)
 def meanings() -> Mapping[str, Meaning]:
     """``keys.toml``, read once."""
-    known = {field.name for field in fields(Meaning)}
-    by_key: dict[str, Meaning] = {}
-    for key, entry in read_table("keys.toml").items():
-        for fact in entry:
-            if fact not in known:
-                raise table_error("keys.toml", key, fact, f"has the unknown fact {fact!r}")
+    entries = read_table("keys.toml")
+    for key, entry in entries.items():
+        check_entry("keys.toml", key, Meaning, entry)
         if entry.get("means") not in _MEANINGS or "says" not in entry:
             raise table_error("keys.toml", key, "means", f"must mean one of {', '.join(_MEANINGS)}")
-        if "neutral" in entry:
-            entry = entry | {"neutral": tuple(entry["neutral"])}
-        by_key[key] = Meaning(**entry)
-    return by_key
+    return {key: Meaning(**tuples_for_lists(entry)) for key, entry in entries.items()}
 
 
 def check_unread_keys(
