@@ -67,20 +67,14 @@ def load_gguf(top: Block, *, strict: bool) -> LayerRopes:
     )
 
 
-def _counts(config: Block, key: str) -> tuple[int, ...] | None:
-    """Head counts at ``key``: one number for all layers, or one for each."""
-    if isinstance(config.values.get(key), (list, tuple)):
-        return config.wholes(key)
-    count = config.whole(key)
-    return None if count is None else (count,)
-
-
 def _kinds(config: Block, facts: Architecture, count: int) -> tuple[str, ...]:
     """The kind of each layer; a layer without key heads has no attention and no rope."""
     kinds = layers_by_pattern(config, facts, count)
     key = "attention.head_count_kv"
-    heads = _counts(config, key)
-    if heads is None or len(heads) == 1:
+    if not isinstance(config.values.get(key), (list, tuple)):
+        return kinds
+    heads = config.wholes(key) or ()
+    if len(heads) == 1:
         return kinds
     if len(heads) != count:
         config.refuse(key, f"one number, or one for each of the {count} layers")

@@ -21,7 +21,6 @@ from phasor.configs.unread_keys import check_unread_keys
 from phasor.errors import ConfigError, PhasorWarning
 from phasor.layers import InConfig, LayerRopes
 from phasor.rope import WIDEST, Rope
-from phasor.scaling import Law, Proportional, Rule
 
 
 def load_huggingface(top: Block, *, part: str | None, like: str | None, strict: bool) -> LayerRopes:
@@ -40,7 +39,7 @@ def load_huggingface(top: Block, *, part: str | None, like: str | None, strict: 
         notes.append(
             f"The file has no rope_parameters; {dict(facts.block)} is what {model_type} assumes."
         )
-    contexts = _contexts(config, notes)
+    context = _context(config, notes)
     kinds: dict[str, Rope | None] = {}
     labels: dict[str, str] = {}
     unread: dict[str, Rope] = {}
@@ -55,12 +54,10 @@ def load_huggingface(top: Block, *, part: str | None, like: str | None, strict: 
         widths = widths_of_single_layers(config, facts, kinds_in_order)
         for kind in dict.fromkeys(kinds_in_order):
             rotates = has_rope(kind, config, facts)
-            kinds[kind] = (
-                _rope(config, facts, blocks, kind, widths, contexts, notes) if rotates else None
-            )
+            kinds[kind] = _rope(config, facts, blocks, kind, widths, notes) if rotates else None
         for kind, label in facts.labels.items():
             if label not in {*unread, *map(facts.labels.get, kinds)}:
-                rope = _rope(config, facts, blocks, kind, widths, contexts, [])
+                rope = _rope(config, facts, blocks, kind, widths, [])
                 assert rope is not None, "a class with labels has a block for each"
                 unread[label] = rope
         if facts.nested or facts.labels or blocks.by_kind:
@@ -73,7 +70,7 @@ def load_huggingface(top: Block, *, part: str | None, like: str | None, strict: 
         name=top.text("_name_or_path") or config.text("_name_or_path") or model_type,
         layer_kinds=kinds_in_order,
         kinds=kinds,
-        context=contexts[0][1] if contexts else None,
+        context=context,
         query_heads=config.largest("num_attention_heads"),
         # latent attention rotates one key for all heads
         key_heads=1 if facts.latent else config.largest("num_key_value_heads"),
@@ -124,15 +121,14 @@ def _assume_sizes(config: Block, facts: Architecture, model_type: str, notes: li
     config.assume(assumed)
 
 
-def _contexts(config: Block, notes: list[str]) -> list[tuple[str, int]]:
-    """The context under each of its keys; `laws.Model.context` refuses those that disagree."""
-    named = [(config.name(key), config.whole(key)) for key in CONTEXTS if config.has(key)]
-    contexts = [(name, length) for name, length in named if length is not None]
-    if len({length for _, length in contexts}) > 1:
-        listed = ", ".join(f"{name} {length}" for name, length in contexts)
+def _context(config: Block, notes: list[str]) -> int | None:
+    """The first context of the file; `laws.Model.context` refuses several that disagree."""
+    contexts = {config.name(key): config.whole(key) for key in CONTEXTS if config.has(key)}
+    if len(set(contexts.values())) > 1:
+        listed = ", ".join(f"{name} {length}" for name, length in contexts.items())
         notes.append(f"The file gives several contexts ({listed}); the first is taken.")
         warnings.warn(notes[-1], PhasorWarning, stacklevel=4)
-    return contexts
+    return next(iter(contexts.values()), None)
 
 
 def _rope(
@@ -141,7 +137,6 @@ def _rope(
     blocks: Blocks,
     kind: str,
     widths: Mapping[str, int],
-    contexts: Sequence[tuple[str, int]],
     notes: list[str],
 ) -> Rope | None:
     block = blocks.of(kind)
@@ -162,12 +157,10 @@ def _rope(
         # the class adds its attention factor to one block for all layers, not to blocks by kind
         architecture=facts if flat else replace(facts, yarn_attention_factor=None),
         rotary_dim=width,
-        contexts=tuple(contexts),
-        original=_outer_original(config),
+        config=config,
     )
+    config.whole("original_max_position_embeddings")  # whether the law uses it or not
     law = laws.scaling(scaling_block, model)
-    if proportional:
-        law = _with_outer_fraction(config, block, law)
     base = _base(config, facts, kind_facts, block, flat=flat, notes=notes)
     if facts.fixed and (law is not None or base != facts.base):
         raise ConfigError(
@@ -210,23 +203,6 @@ def _patch_grid_rope(rope: Rope, facts: Architecture, notes: list[str]) -> Rope:
         inv_freq = tuple(base ** -(pair / rope.num_pairs) for pair in order)
         layout = Sectioned((each,) * axes)
     return replace(rope, base=None, explicit_inv_freq=inv_freq, axes=layout)
-
-
-def _outer_original(config: Block) -> tuple[str, int | None]:
-    key = "original_max_position_embeddings"
-    return config.name(key), config.whole(key)
-
-
-def _with_outer_fraction(config: Block, block: Block, law: Law | Rule | None) -> Law | Rule | None:
-    """The law of a proportional rope, with the fraction that may be outside its block."""
-    key = "partial_rotary_factor"
-    outside = config.number(key, least=0)
-    inside = block.number(key, least=0)
-    fraction = single_value([(block.name(key), inside), (config.name(key), outside)])
-    if inside is not None or fraction is None or not isinstance(law, Proportional):
-        return law
-    with renamed_keys(config, {"fraction": key}):
-        return Proportional(fraction=fraction, factor=law.factor)
 
 
 def _base(

@@ -144,16 +144,10 @@ def _read_back(rope: Rope, block: dict[str, Any], context: int) -> None:
         axis_order=_alternating().axis_order if isinstance(rope.axes, Alternating) else (),
         softmax=isinstance(law, Yarn) and law.mscale_all_dim > 0,
     )
-    model = laws.Model(
-        architecture=facts,
-        rotary_dim=rope.rotary_dim,
-        contexts=(
-            (("max_position_embeddings", law.original_max_positions),)
-            if isinstance(law, DynamicNTK)
-            else ()
-        ),
-        original=(_ORIGINAL, None),
-    )
+    config: dict[str, Any] = {}
+    if isinstance(law, DynamicNTK):
+        config["max_position_embeddings"] = law.original_max_positions
+    model = laws.Model(architecture=facts, rotary_dim=rope.rotary_dim, config=Block(config))
     read = Block(block, "rope_parameters")
     read_law, read_axes = laws.scaling(read, model), laws.axes(read, model) or OneAxis()
     expected = _as_rule(law, context) if isinstance(law, PerPair) else law

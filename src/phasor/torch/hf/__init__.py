@@ -16,8 +16,6 @@ the class of the model are not touched, so that what is saved, wrapped or traine
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -34,12 +32,11 @@ from phasor.rope import Rope
 from phasor.torch.functional import rotate
 from phasor.torch.hf.embeddings import (
     buffers_and_factors,
-    call_embedding,
     each_row,
     half_rows,
     isolated_torch_state,
 )
-from phasor.torch.hf.methods import ORIGINAL, named_modules, original_class
+from phasor.torch.hf.methods import ORIGINAL, named_modules, original_class, rotations_of
 from phasor.torch.hf.modules import (
     CARRIED_ROPES,
     TABLE,
@@ -231,7 +228,7 @@ def patch(model: nn.Module, *, part: str | None = None, seq_len: int | None = No
             classes.append((member, cls))
         # a module that is both, with a table of its own, gets the second of its classes
         batched = one.embeddings[0].fresh.layout.batched
-        for member, _ in one.rotating:
+        for member in one.rotating:
             cls = rotating_class(member.cls, batched, holds_table(member.module))
             classes.append((member, cls))
     for member, _ in classes:
@@ -247,9 +244,7 @@ def patch(model: nn.Module, *, part: str | None = None, seq_len: int | None = No
         model=type(model).__name__,
         embeddings=tuple(it.member.path for one in read for it in one.embeddings),
         layers=tuple(
-            _replaced(member, functions, one.layers, seq_len)
-            for one in read
-            for member, functions in one.rotating
+            _replaced(member, one.layers, seq_len) for one in read for member in one.rotating
         ),
     )
     print(report)
@@ -355,9 +350,7 @@ def check(model: nn.Module, *, part: str | None = None) -> Checked:
 # ---- what was replaced ----
 
 
-def _replaced(
-    member: Member, functions: Iterable[str], ropes: LayerRopes | str, seq_len: int | None
-) -> Replaced:
+def _replaced(member: Member, ropes: LayerRopes | str, seq_len: int | None) -> Replaced:
     layer = layer_number(member)
     doubt, rope = (ropes, None) if isinstance(ropes, str) else ("", None)
     if isinstance(ropes, LayerRopes) and layer is not None and layer < len(ropes):
@@ -366,7 +359,7 @@ def _replaced(
         path=member.path,
         class_name=member.cls.__name__,
         layer=layer,
-        functions=tuple(sorted(functions)),
+        functions=tuple(sorted(rotations_of(member.cls))),
         rope=rope if rope is None or seq_len is None else rope.at(seq_len),
         doubt=doubt,
     )
@@ -401,7 +394,7 @@ def _check_module(
         nothing = np.full((grid.shape[1], law.num_pairs), np.nan)
         rows, dtype = (nothing, nothing), hidden.dtype
     else:
-        answer = _module_rows(embedding, kind, grid, hidden)
+        answer = fresh.rows_of(member.module, grid, kind, hidden.new_zeros(1, grid.shape[1], 1))
         assert fresh.form is not None, "a rope was found for it"
         rows, dtype = half_rows(answer, fresh.form), each_row(answer)[0].real.dtype
     gain = law.attention_factor
@@ -436,20 +429,6 @@ def _grid(embedding: Embedding, context: int) -> NDArray[np.int64]:
 def _positions(law: Rope, grid: NDArray[np.int64]) -> NDArray[np.int64]:
     """``[seq]``, or ``[seq, axes]`` of several axes."""
     return grid.T if law.axes.n_axes > 1 else grid[0]
-
-
-def _module_rows(
-    embedding: Embedding, kind: str | None, grid: NDArray[np.int64], hidden: Tensor
-) -> Any:
-    """Rows of the live module."""
-    module, layout = embedding.member.module, embedding.fresh.layout
-    if holds_table(module):
-        sin, cos = module.get_buffer(TABLE)[torch.as_tensor(grid[0])].chunk(2, -1)
-        return cos, sin
-    like = hidden.new_zeros(1, grid.shape[1], 1)
-    # of a copy, for some write down what they were called with
-    copied = copy.deepcopy(module)
-    return copied(like) if layout.fixed else call_embedding(copied, grid, layout, kind, like)
 
 
 def _operator_rows(law: Rope, grid: NDArray[np.int64]) -> tuple[NDArray[np.float64], ...]:

@@ -78,24 +78,6 @@ def base_of_config(config: Any) -> float | None:
     return cast("float | None", inside or getattr(config, "rope_theta", None))
 
 
-def call_embedding(
-    module: Any, grid: Grid, layout: PositionLayout, kind: str | None, like: Tensor
-) -> Any:
-    """What an embedding module answers at positions ``[axes, seq]``, for layers of that kind.
-
-    It takes its dtype and device from ``like``, as from hidden states.
-    """
-    if layout.axis_order:
-        grid = grid[np.argsort(layout.axis_order)]
-    given = grid.T if layout.axes_last else grid
-    if layout.batched:
-        given = given[None] if layout.axes_last else given[:, None]
-    if len(grid) == 1 and not layout.axes_last:
-        given = given[0]
-    kinds = [] if kind is None else [kind]
-    return module(like, torch.as_tensor(given.copy(), device=like.device), *kinds)
-
-
 # ---- rows of cosines and sines, and the Rope that they are ----
 
 
@@ -204,19 +186,29 @@ class FreshEmbedding:
     farthest = _FAR[-1]
 
     def __init__(self, cls: Any, config: Any, kind: str | None) -> None:
-        self._cls, self._config, self._kind = cls, config, kind
-        self.buffers = buffers_and_factors(self._new())
+        # it may write into its config
+        self._new: Any = cls(copy.deepcopy(config))
+        self._config, self._kind = config, kind
+        self.buffers = buffers_and_factors(self._new)
         self._find_layout()
         self.single = isinstance(self(np.zeros((self.n_axes, 1), int)), Tensor)
 
     def __call__(self, grid: Grid) -> Any:
         """Cosines and sines, or complex numbers, at positions ``[axes, seq]``."""
-        like = torch.zeros(1, grid.shape[1], 1)
-        return call_embedding(self._new(), grid, self.layout, self._kind, like)
+        return self.rows_of(self._new, grid, self._kind, torch.zeros(1, grid.shape[1], 1))
 
-    def _new(self) -> Any:
-        # it may write into its config
-        return self._cls(copy.deepcopy(self._config))
+    def rows_of(self, module: Any, grid: Grid, kind: str | None, like: Tensor) -> Any:
+        """The same from any module of the class, for hidden states like these."""
+        if self.layout.axis_order:
+            grid = grid[np.argsort(self.layout.axis_order)]
+        given = grid.T if self.layout.axes_last else grid
+        if self.layout.batched:
+            given = given[None] if self.layout.axes_last else given[:, None]
+        if len(grid) == 1 and not self.layout.axes_last:
+            given = given[0]
+        kinds = [] if kind is None else [kind]
+        # of a copy, for some write down what they were called with
+        return copy.deepcopy(module)(like, torch.tensor(given, device=like.device), *kinds)
 
     def _find_layout(self) -> None:
         """Find out how many coordinates a position may have, and in which order of dimensions."""
@@ -295,14 +287,18 @@ class FreshEmbedding:
 class FreshTable(FreshEmbedding):
     """What a new table of sines and cosines says, as GPT-J and CodeGen keep in attention."""
 
-    def __init__(self, cls: Any, table: Tensor) -> None:
-        self._table: Tensor = cls.forward.__globals__[TABLE_MAKER](*table.shape)
-        self.buffers = {TABLE: self._table}
-        self.single = False
-        self.farthest = min(len(self._table) - 1, _FAR[-1])
+    single = False
 
-    def __call__(self, grid: Grid) -> Any:
-        sin, cos = self._table[torch.as_tensor(grid[:1])].chunk(2, -1)
+    def __init__(self, cls: Any, table: Tensor) -> None:
+        self._new = nn.Module()
+        self._new.register_buffer(TABLE, cls.forward.__globals__[TABLE_MAKER](*table.shape))
+        self.buffers = buffers_and_factors(self._new)
+        self.farthest = min(len(table) - 1, _FAR[-1])
+        self._kind = None
+
+    def rows_of(self, module: Any, grid: Grid, kind: str | None, like: Tensor) -> Any:
+        """The rows of a module's table."""
+        sin, cos = module.get_buffer(TABLE)[torch.as_tensor(grid[:1])].chunk(2, -1)
         return cos, sin
 
 
@@ -312,15 +308,19 @@ class FreshGrid(FreshEmbedding):
     Llama 4's is of the patches of its one size of picture; positions are what explains its rows.
     """
 
+    single, n_axes, layout = True, 2, PositionLayout(axes_last=True)
+
     def __init__(self, cls: Any, config: Any) -> None:
-        self._cls, self._config = cls, config
-        made = self._new()
-        answers = [made(torch.zeros(shape)) for shape in ((1, 1, 1), (2, 7, 3))]
+        self._new, self._config = cls(copy.deepcopy(config)), config
+        answers = [self._new(torch.zeros(shape)) for shape in ((1, 1, 1), (2, 7, 3))]
         if not torch.equal(*answers) or not answers[0].is_complex():
             raise TypeError("what it answers is no table of complex rows")
         self._table = answers[0]
-        self.buffers = buffers_and_factors(made)
-        self.single, self.n_axes, self.layout = True, 2, PositionLayout(axes_last=True)
+        self.buffers = buffers_and_factors(self._new)
+
+    def rows_of(self, module: Any, grid: Grid, kind: str | None, like: Tensor) -> Any:
+        """The module's table, whatever the positions."""
+        return module(like)
 
     def identify(self, functions: Sequence[Any]) -> Rope | None:
         """Height and width with a spectrum each, if whole positions explain every row."""

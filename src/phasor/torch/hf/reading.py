@@ -83,12 +83,12 @@ class PartRotation:
     Attributes:
         layers: The rope of every layer, or why that is not known.
         embeddings: Modules that make cosines and sines of positions.
-        rotating: Modules that rotate queries and keys, each with the functions that do.
+        rotating: Modules that rotate queries and keys.
     """
 
     layers: LayerRopes | str
     embeddings: tuple[Embedding, ...]
-    rotating: tuple[tuple[Member, dict[str, Any]], ...]
+    rotating: tuple[Member, ...]
 
 
 # ---- the parts of a model ----
@@ -140,14 +140,14 @@ def language_part(model: nn.Module) -> str:
 @isolated_torch_state()
 def _read_part(members: Sequence[Member]) -> PartRotation:
     """Everything that rotates in one of `parts_of`; what is not understood is named in an error."""
-    rotating = [(one, functions) for one in members if (functions := rotations_of(one.cls))]
+    rotating = [one for one in members if rotations_of(one.cls)]
     making = [one for one in members if makes_cosines(one)]
     if not making:
-        raise _refusal(rotating[0][0], "no module of its part of the model makes cosines for it")
-    _check_classes(members, {one.path for one, _ in rotating})
-    for one, functions in rotating:
-        _check_functions(one, functions)
-    for one in [*making, *(one for one, _ in rotating)]:
+        raise _refusal(rotating[0], "no module of its part of the model makes cosines for it")
+    _check_classes(members, {one.path for one in rotating})
+    for one in rotating:
+        _check_functions(one)
+    for one in [*making, *rotating]:
         if has_foreign_forward(one):
             why = "a hook has taken its forward; patch the model before it is placed"
             raise _refusal(one, why)
@@ -191,7 +191,8 @@ def _check_classes(members: Sequence[Member], rotating: set[str]) -> None:
                 raise _refusal(member, why)
 
 
-def _check_functions(member: Member, functions: dict[str, Any]) -> None:
+def _check_functions(member: Member) -> None:
+    functions = rotations_of(member.cls)
     for name, function in functions.items():
         if all(measure_form(function, batched) is None for batched in (True, False)):
             raise _refusal(
@@ -226,16 +227,13 @@ def _ropes_of_config(making: Sequence[Member]) -> LayerRopes | None:
     return None if over_patches else ropes
 
 
-def _functions_beside(
-    member: Member, rotating: Sequence[tuple[Member, dict[str, Any]]]
-) -> list[Any]:
+def _functions_beside(member: Member, rotating: Sequence[Member]) -> list[Any]:
     """The rotation functions of the same file, or that modules from it call."""
-    found = {
-        id(function): function
-        for other, functions in rotating
-        if _files(member.cls) & (_files(other.cls) | {one.__module__ for one in functions.values()})
-        for function in functions.values()
-    }
+    found: dict[int, Any] = {}
+    for other in rotating:
+        functions = rotations_of(other.cls).values()
+        if _files(member.cls) & (_files(other.cls) | {one.__module__ for one in functions}):
+            found |= {id(function): function for function in functions}
     if not found:
         raise _refusal(member, "no module of the model rotates by what it returns")
     return list(found.values())

@@ -36,7 +36,7 @@ from phasor.torch.hf.embeddings import (
     rope_error,
     spread_positions,
 )
-from phasor.torch.hf.methods import COMPLEX_ROWS, parameters, rotations_of, subclass_calling
+from phasor.torch.hf.methods import ROWS, parameters, rotations_of, subclass_calling
 from phasor.torch.hf.modules import layer_number, members_of, set_class
 
 _ATTENTION = "eager_attention_forward"
@@ -321,12 +321,11 @@ def _rotation_recorder(
         returned: Any = function(*args, **words)
         outputs = [returned] if isinstance(returned, Tensor) else list(returned)
         rotated = [one for one in outputs[: len(tensors)] if isinstance(one, Tensor)]
-        single = next((name for name in (*COMPLEX_ROWS, TABLE_ROWS) if name in given), None)
-        rows = (given["cos"], given["sin"]) if single is None else (given[single],)
+        rows = [given[name] for name in (*ROWS, TABLE_ROWS) if name in given]
         # [1, 1, seq, width] -> [seq, width]
-        rows = tuple(row.reshape(row.shape[-2:]) if row.dim() > 3 else row for row in rows)
+        rows = [row.reshape(row.shape[-2:]) if row.dim() > 3 else row for row in rows]
         call = Call(
-            layer=layer, function=function, rows=rows if single is None else rows[0],
+            layer=layer, function=function, rows=rows if len(rows) > 1 else rows[0],
             arguments=tensors[: len(rotated)], rotated=rotated,
         )  # fmt: skip
         calls.append(call)
