@@ -14,7 +14,7 @@ import transformers
 import transformers.models
 from transformers import PreTrainedConfig
 
-from phasor.configs.facts import SIZES, table
+from phasor.configs.facts import table
 
 _SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads")
 
@@ -54,7 +54,7 @@ def main() -> None:
     for name, facts in sorted(table().huggingface.items()):
         if facts.uses is None and facts.refused is None and name in classes:
             with contextlib.suppress(Exception):  # a class that cannot be made of nothing has none
-                found = sizes(classes[name], {**SIZES, **facts.names})
+                found = sizes(classes[name], facts.names)
                 if any(found):
                     print(f"{name} = {found}")
 

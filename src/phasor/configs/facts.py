@@ -19,29 +19,6 @@ from phasor.axes import Alternating, Axes, InterleavedSections, Sectioned
 from phasor.errors import ConfigError
 from phasor.pairings import PAIRINGS, Pairing
 
-#: The names of sizes, for model types without `names` of their own.
-SIZES: Mapping[str, tuple[str, ...]] = {
-    "num_hidden_layers": (
-        "num_hidden_layers",
-        "n_layer",
-        "n_layers",
-        "num_layers",
-        "decoder_num_hidden_layers",
-    ),
-    "hidden_size": ("hidden_size", "n_embd", "d_model"),
-    "num_attention_heads": (
-        "num_attention_heads",
-        "n_head",
-        "n_heads",
-        "decoder_num_attention_heads",
-    ),
-    "num_key_value_heads": (
-        "num_key_value_heads",
-        "num_kv_heads",
-        "n_head_kv",
-        "multi_query_group_num",
-    ),
-}
 #: What the tables call the layouts of axes of a multimodal rope.
 LAYOUTS: Mapping[str, type[Sectioned | InterleavedSections | Alternating]] = {
     "sectioned": Sectioned,
@@ -180,8 +157,8 @@ def table() -> Table:
         known = {key: n for key, n in zip(keys, sizes[name], strict=True) if n}
         types[name] = {"sizes": known} | types[name]
     return Table(
-        huggingface=_architectures("huggingface.toml", types),
-        gguf=_architectures("gguf.toml", gguf),
+        huggingface=_architectures("huggingface.toml", types, huggingface["names"]),
+        gguf=_architectures("gguf.toml", gguf, {}),
         without_rope=frozenset(huggingface["layers"]["without_rope"]),
         layer_words=frozenset(huggingface["layers"]["known"]),
     )
@@ -242,7 +219,11 @@ def inherit(
     return own if like is None else inherit(file, like, entries[like], entries) | own
 
 
-def _architectures(file: str, plain: Mapping[str, dict[str, Any]]) -> Mapping[str, Architecture]:
+def _architectures(
+    file: str, plain: Mapping[str, dict[str, Any]], names: Mapping[str, list[str]]
+) -> Mapping[str, Architecture]:
+    """The entries of a table, which all have these names of keys besides their own."""
+
     def build_variant(name: str, entry: dict[str, Any]) -> Variant:
         entry = dict(entry)
         if "key" not in entry or ("is" in entry and "unless" in entry):
@@ -260,7 +241,7 @@ def _architectures(file: str, plain: Mapping[str, dict[str, Any]]) -> Mapping[st
             defaults = {field.name: field.default for field in fields(Architecture)}
             facts = {k: v for k, v in defaults.items() if k in plain[name]} | facts
         check_entry(file, name, Architecture, facts)
-        return Variant(**condition, facts=_freeze_names(facts))
+        return Variant(**condition, facts=_freeze_names(facts, names))
 
     def build(name: str) -> Architecture:
         check_entry(file, name, Architecture, plain[name])
@@ -273,17 +254,19 @@ def _architectures(file: str, plain: Mapping[str, dict[str, Any]]) -> Mapping[st
             except TypeError as error:
                 raise table_error(file, name, "kinds", str(error)) from None
         entry["variants"] = tuple(build_variant(name, v) for v in entry.get("variants", ()))
-        return Architecture(**_freeze_names(entry))
+        return Architecture(**_freeze_names({"names": {}} | entry, names))
 
     return MappingProxyType({name: build(name) for name in plain})
 
 
-def _freeze_names(entry: dict[str, Any]) -> dict[str, Any]:
+def _freeze_names(entry: dict[str, Any], names: Mapping[str, list[str]]) -> dict[str, Any]:
     """``entry`` with tuples for TOML's lists; a single name of a key becomes a tuple of one."""
     entry = tuples_for_lists(entry)
+    if "names" in entry:
+        entry["names"] = {**names, **entry["names"]}
     for fact in entry.keys() & {"names", "block_names"}:
         entry[fact] = {
-            key: (names,) if isinstance(names, str) else tuple(names)
-            for key, names in entry[fact].items()
+            key: (name,) if isinstance(name, str) else tuple(name)
+            for key, name in entry[fact].items()
         }
     return entry

@@ -72,6 +72,7 @@ def _kinds(config: Block, facts: Architecture, count: int) -> tuple[str, ...]:
     kinds = layers_by_pattern(config, facts, count)
     key = "attention.head_count_kv"
     if not isinstance(config.values.get(key), (list, tuple)):
+        config.whole(key)
         return kinds
     heads = config.wholes(key) or ()
     if len(heads) == 1:

@@ -14,7 +14,7 @@ from phasor._checks import short_repr
 from phasor.axes import Axes, Axial, InterleavedSections, OneAxis, Sectioned
 from phasor.configs import laws
 from phasor.configs.block import Block, head_width, renamed_keys, single_value
-from phasor.configs.facts import CONTEXTS, SIZES, Architecture, Kind, Variant, table
+from phasor.configs.facts import CONTEXTS, Architecture, Kind, Variant, table
 from phasor.configs.layer_kinds import MOST_LAYERS, Blocks, has_rope, layer_kinds
 from phasor.configs.sources import select_config
 from phasor.configs.unread_keys import check_unread_keys
@@ -87,8 +87,7 @@ def _config(block: Block, facts: Architecture) -> tuple[Block, Architecture]:
         if _variant_applies(variant, switches):
             facts = replace(facts, **variant.facts)
             break
-    names = {**SIZES, **facts.names}
-    config = Block(block.values, block.path, names=names, nulls=facts.nulls)
+    config = Block(block.values, block.path, names=facts.names, nulls=facts.nulls)
     config.ignore(*switches_read)
     return config, facts
 

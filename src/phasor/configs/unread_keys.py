@@ -107,28 +107,32 @@ def check_unread_keys(
     """
     notes: list[str] = []
     refused: list[str] = []
-    unused: list[str] = []
-    for block in blocks:
-        for key, value in block.unread().items():
+    unused: dict[str, None] = {}
+    for place in (*blocks, config):
+        in_block = place is not config
+        for key, value in place.unread().items():
             meaning = meanings().get(key)
-            if _has_no_effect(value, meaning, ropes):
-                continue
             if meaning is None:
-                unused.append(block.place(key))
+                has_no_effect = value is False or (value == 1.0 and isinstance(value, float))
+                counts = in_block or bool(ropes and _ABOUT_POSITIONS.search(key))
             else:
-                _note_or_refuse(block.place(key), value, meaning, notes, refused)
-    if unused:
-        listed = ", ".join(dict.fromkeys(unused))
-        notes.append(f"Nothing depends on {listed}: the law of that block does not use it.")
-    for key, value in config.unread().items():
-        meaning = meanings().get(key)
-        if meaning is None and (not ropes or not _ABOUT_POSITIONS.search(key)):
-            continue
-        if not _has_no_effect(value, meaning, ropes):
-            meaning = meaning or Meaning(means="switch", says="is not a key that phasor knows")
-            if not ropes and meaning.means != "rotates":
+                has_no_effect = meaning.is_neutral(value, ropes)
+                counts = in_block or bool(ropes) or meaning.means == "rotates"
+            if has_no_effect or not counts:
                 continue
-            _note_or_refuse(config.place(key), value, meaning, notes, refused)
+            name = place.place(key)
+            if meaning is None and in_block:
+                unused[name] = None
+                continue
+            says = "is not a key that phasor knows" if meaning is None else meaning.says
+            sentence = f"{name} (got {short_repr(value)}) {says}"
+            if meaning is not None and meaning.means == "note":
+                notes.append(f"Not part of the rotation: {sentence}.")
+            else:
+                refused.append(sentence)
+    if unused:
+        listed = ", ".join(unused)
+        notes.insert(0, f"Nothing depends on {listed}: the law of that block does not use it.")
     if refused and strict:
         raise ConfigError(
             f"{refused[0].split(' ')[0]} is not a key that phasor understands for the model type "
@@ -137,19 +141,3 @@ def check_unread_keys(
             "--lenient; a model with code of its own is described with phasor.Rope(...)"
         )
     return [*notes, *(f"Left aside: {sentence}." for sentence in refused)]
-
-
-def _has_no_effect(value: Any, meaning: Meaning | None, ropes: Sequence[Rope]) -> bool:
-    if meaning is not None:
-        return meaning.is_neutral(value, ropes)
-    return value is False or (value == 1.0 and isinstance(value, float))
-
-
-def _note_or_refuse(
-    name: str, value: Any, meaning: Meaning, notes: list[str], refused: list[str]
-) -> None:
-    sentence = f"{name} (got {short_repr(value)}) {meaning.says}"
-    if meaning.means == "note":
-        notes.append(f"Not part of the rotation: {sentence}.")
-    else:
-        refused.append(sentence)
