@@ -254,7 +254,7 @@ def _architectures(
             except TypeError as error:
                 raise table_error(file, name, "kinds", str(error)) from None
         entry["variants"] = tuple(build_variant(name, v) for v in entry.get("variants", ()))
-        return Architecture(**_freeze_names({"names": {}} | entry, names))
+        return Architecture(**_freeze_names({"names": dict[str, Any](), **entry}, names))
 
     return MappingProxyType({name: build(name) for name in plain})
 
