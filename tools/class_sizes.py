@@ -9,6 +9,7 @@ import contextlib
 import importlib
 import pkgutil
 import warnings
+from collections.abc import Mapping
 
 import transformers
 import transformers.models
@@ -33,7 +34,7 @@ def config_classes() -> dict[str, type[PreTrainedConfig]]:
     return found
 
 
-def sizes(one: type[PreTrainedConfig], names: dict[str, tuple[str, ...]]) -> list[int]:
+def sizes(one: type[PreTrainedConfig], names: Mapping[str, tuple[str, ...]]) -> list[int]:
     """What an instance made of nothing says, 0 where it says none."""
     made = one()
     said = []
