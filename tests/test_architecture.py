@@ -45,8 +45,8 @@ PIPELINE = """
     torch.kv_cache torch.attention
     torch.papers.linear torch.papers.relative torch.papers.heads torch.papers.usage torch.papers
     torch.export torch.distributed
-    torch.hf.methods torch.hf.carriers torch.hf.functions torch.hf.modules torch.hf.embeddings
-    torch.hf.reading torch.hf.checking torch.hf torch
+    torch.hf.methods torch.hf.carriers torch.hf.modules torch.hf.embeddings
+    torch.hf.reading torch.hf torch
     torch.hf.architectures torch.hf.verdicts
     cli.common
     cli.show cli.architectures cli.identify cli.diff cli.convert cli.extend cli.report cli.presets

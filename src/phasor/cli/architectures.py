@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from phasor.torch.hf.verdicts import KindVerdict, Verdict
 
 _PREFIX = "transformers:"
-_EXACT = "reproduces every query and key as exactly as float32 angles allow."
 _WIDE = 200
 _COLUMNS = ("model type", "class", "layers", "pairs", "slice", "base", "law", "axes")
 
@@ -40,14 +39,14 @@ def judge(text: str, config: str | None, *, as_json: bool) -> None:
     from phasor.torch.hf.verdicts import verdict
 
     name = text.removeprefix(_PREFIX)
-    said = None if config is None else text_config(config)
+    stated = None if config is None else text_config(config)
     model_type = model_class(name).config_class.model_type
-    if said is not None and said.get("model_type") not in (None, model_type):
+    if stated is not None and stated.get("model_type") not in (None, model_type):
         raise ConfigError(
-            f"{config} describes a {said['model_type']!r}, not {name!r}; give "
-            f"{_PREFIX}{said['model_type']}"
+            f"{config} describes a {stated['model_type']!r}, not {name!r}; give "
+            f"{_PREFIX}{stated['model_type']}"
         )
-    found = verdict(name, said)
+    found = verdict(name, stated)
     if as_json:
         say_json(found.as_plain())
     else:
@@ -105,13 +104,16 @@ def print_verdict(verdict: Verdict) -> None:
             screen.say(
                 f"  The model cuts them out of heads of {width}, from coordinate {start} on."
             )
-        for who, error in (("phasor.load", kind.loaded_error), ("identify", kind.found_error)):
-            if error is not None and error <= 1:
-                screen.say(f"  {who} {_EXACT}")
-            elif error is not None:
-                screen.say(f"  {who} is off by {error:.3g} times what float32 angles allow.")
+        if kind.error is not None and kind.error <= 1:
+            screen.say(
+                "  phasor.load reproduces every query and key as exactly as float32 angles allow."
+            )
         for wrong in kind.wrong:
             screen.say(f"  Wrong: {wrong}.", style="bold red")
+        if kind.wrong and kind.found is not None:
+            screen.say("  What the class does instead:")
+            for line in kind.found.explain().split("\n"):
+                screen.say(f"  {line}")
     if verdict.beside:
         screen.say()
         screen.say("Turned beside attention's own queries and keys:")
@@ -133,8 +135,7 @@ def print_verdicts(verdicts: Sequence[Verdict]) -> None:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1))
     for column in _COLUMNS:
         table.add_column(column, overflow="fold")
-    table.add_column("load", justify="right")
-    table.add_column("identify", justify="right")
+    table.add_column("error", justify="right")
     for one in verdicts:
         if one.not_built is None:
             _add_rows(table, one)
@@ -157,8 +158,8 @@ def print_verdicts(verdicts: Sequence[Verdict]) -> None:
         f"{len(absent)} not built."
     )
     screen.say(
-        "load, identify: the error on recorded cosines and sines, as a share of what float32 "
-        "angles allow; right is at most 1."
+        "error: of the rope that phasor.load reads, on recorded cosines and sines, as a share of "
+        "what float32 angles allow; right is at most 1."
     )
 
 
@@ -166,17 +167,11 @@ def _add_rows(table: Table, one: Verdict) -> None:
     names = (one.model_type, one.class_name or "")
     for kind in one.kinds:
         rope = _rope(kind)
-        errors = [
-            "" if error is None else f"{error:.2g}" + (", wrong" if error > 1 else "")
-            for error in (kind.loaded_error, kind.found_error)
-        ]
-        table.add_row(
-            *names,
-            f"{len(kind.layers)} {kind.kind}",
-            *(("", "nothing turned", "", "", "") if rope is None else _columns(rope, kind.place)),
-            *errors,
-            style="bold red" if one.wrong or kind.wrong else None,
-        )
+        layers = f"{len(kind.layers)} {kind.kind}"
+        good = not (one.wrong or kind.wrong)
+        cells = ("", "nothing turned", "", "", "") if rope is None else _columns(rope, kind.place)
+        error = "" if kind.error is None else f"{kind.error:.2g}"
+        table.add_row(*names, layers, *cells, error, style=None if good else "bold red")
         names = ("", "")
 
 
