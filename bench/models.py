@@ -33,7 +33,7 @@ from timing import interleave
 from torch import nn
 
 from phasor.torch.hf import patch
-from phasor.torch.hf.functions import substitute
+from phasor.torch.hf.carriers import substitute
 from phasor.torch.hf.methods import original_class, rotations_of, subclass_calling
 
 LAYERS, PROMPT, STEPS, LONG = 2, 512, 4, 32_768

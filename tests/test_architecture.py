@@ -30,8 +30,8 @@ PIPELINE = """
     papers.precision papers.distances papers.heads papers.bounds
     papers.phases papers.usage papers.linear papers
     describe
-    identification.calling identification.blocks identification.spectrum identification.report
-    identification.laws identification.explaining identification.limits identification.mistakes
+    identification.spectrum identification.report identification.calling identification.blocks
+    identification.laws identification.explaining identification.mistakes
     identification.measuring identification.differences identification
     extending translation.target translation.transformers translation.mlx translation.flash_attn
     translation.onnx translation phasor
@@ -46,8 +46,8 @@ PIPELINE = """
     torch.kv_cache torch.module torch.cache_layouts torch.attention
     torch.papers.linear torch.papers.relative torch.papers.heads torch.papers.usage torch.papers
     torch.export torch.distributed
-    torch.hf.methods torch.hf.carriers torch.hf.functions torch.hf.modules torch.hf.embeddings
-    torch.hf.reading torch.hf.checking torch.hf torch
+    torch.hf.methods torch.hf.carriers torch.hf.modules torch.hf.embeddings
+    torch.hf.reading torch.hf torch
     torch.hf.architectures torch.hf.verdicts
     cli.common
     cli.show cli.architectures cli.identify cli.diff cli.convert cli.translate cli.extend

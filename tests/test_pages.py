@@ -11,6 +11,7 @@ import numpy as np
 
 from phasor import Rope
 from phasor.cli import COMMANDS, main
+from phasor.identification.report import SENTENCES
 from phasor.papers import angle_errors
 
 ROOT = Path(__file__).parent.parent
@@ -83,8 +84,9 @@ def test_every_finding_is_explained() -> None:
     code = "".join(
         one.read_text("utf-8") for one in sorted((ROOT / "src/phasor/identification").glob("*.py"))
     )
-    names = set(re.findall(r'(?:Finding|_of_mistake)\(\s*"([a-z]+(?:-[a-z0-9]+)*)"', code))
-    assert {"samples-part", "remembers"} <= names
+    names = set(re.findall(r'Finding\(\s*"([a-z]+(?:-[a-z0-9]+)*)"', code))
+    names |= {name.format(dtype="bfloat16") for name in SENTENCES}
+    assert {"norm-varies", "samples-part", "table-in-bfloat16"} <= names
     rows = "".join(re.findall(r"^\| `.*$", page("docs/identify.md"), re.M))
     either = {name: (f"`{name}`", f"`{name.split('-in-')[0]}-in-…`") for name in sorted(names)}
     assert [name for name, forms in either.items() if not any(one in rows for one in forms)] == []

@@ -372,9 +372,9 @@ def test_a_rope_without_its_pairing_says_what_the_two_are() -> None:
     """A wrong guess would raise nothing and spoil every score; so it is never defaulted."""
     with pytest.raises(SpecError, match=r'^pairing must be given: "half" \(.*"interleaved"'):
         Rope(head_dim=64)
-    with pytest.raises(SpecError, match="^head_dim must be given"):
+    with pytest.raises(SpecError, match=r"^head_dim must be given"):
         Rope(pairing="half")
-    with pytest.raises(SpecError, match="by their names.*got 64 without one"):
+    with pytest.raises(SpecError, match=r"by their names.*got 64 without one"):
         Rope(64, pairing="half")
 
 

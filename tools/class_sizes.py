@@ -9,12 +9,13 @@ import contextlib
 import importlib
 import pkgutil
 import warnings
+from collections.abc import Mapping
 
 import transformers
 import transformers.models
 from transformers import PreTrainedConfig
 
-from phasor.configs.facts import SIZES, table
+from phasor.configs.facts import table
 
 _SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads")
 
@@ -33,7 +34,7 @@ def config_classes() -> dict[str, type[PreTrainedConfig]]:
     return found
 
 
-def sizes(one: type[PreTrainedConfig], names: dict[str, tuple[str, ...]]) -> list[int]:
+def sizes(one: type[PreTrainedConfig], names: Mapping[str, tuple[str, ...]]) -> list[int]:
     """What an instance made of nothing says, 0 where it says none."""
     made = one()
     said = []
@@ -54,7 +55,7 @@ def main() -> None:
     for name, facts in sorted(table().huggingface.items()):
         if facts.uses is None and facts.refused is None and name in classes:
             with contextlib.suppress(Exception):  # a class that cannot be made of nothing has none
-                found = sizes(classes[name], {**SIZES, **facts.names})
+                found = sizes(classes[name], facts.names)
                 if any(found):
                     print(f"{name} = {found}")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
-from decimal import Decimal
 from typing import Any
 
 from phasor.axes import OneAxis
@@ -39,26 +38,20 @@ class PairRow:
 
 def pair_rows(rope: Rope, context: float | None) -> list[PairRow]:
     """One row for each pair of a Rope with a static law."""
-    turns_made = [None] * rope.num_pairs if context is None else turns(rope, context).tolist()
+    axes = rope.axes.axis_of_pair(rope.num_pairs)
     lengths = wavelengths(rope).tolist()
+    made = None if context is None else turns(rope, context).tolist()
+    both = zip(real_inv_freq(without_law(rope)), real_inv_freq(rope), strict=True)
     return [
         PairRow(
             pair=pair,
-            axis=axis,
-            inv_freq=inv_freq,
+            axis=axes[pair],
+            inv_freq=float(rope.inv_freq[pair]),
             wavelength=None if math.isinf(lengths[pair]) else lengths[pair],
-            turns=turns_made[pair],
-            divided_by=_divisor(plain, scaled),
+            turns=None if made is None else made[pair],
+            divided_by=float(plain / scaled) if scaled else None if plain else 1.0,
         )
-        for pair, (axis, inv_freq, plain, scaled) in enumerate(
-            zip(
-                rope.axes.axis_of_pair(rope.num_pairs),
-                rope.inv_freq.tolist(),
-                real_inv_freq(without_law(rope)),
-                real_inv_freq(rope),
-                strict=True,
-            )
-        )
+        for pair, (plain, scaled) in enumerate(both)
     ]
 
 
@@ -72,12 +65,6 @@ def original_context(rope: Rope) -> int | None:
     return getattr(rope.scaling, "original_max_positions", None)
 
 
-def _divisor(plain: Decimal, scaled: Decimal) -> float | None:
-    if not scaled:
-        return None if plain else 1.0
-    return float(plain / scaled)
-
-
 def sentences(rope: Rope, context: int | None) -> list[str]:
     """The Rope described in sentences: pairs, axes, frequencies, law, attention factor.
 
@@ -88,7 +75,14 @@ def sentences(rope: Rope, context: int | None) -> list[str]:
     >>> print(sentences(Rope(head_dim=4, pairing="half"), None)[0])
     All 4 coordinates of a head turn, in 2 pairs (i, i + 2).
     """
-    lines = [_slice_sentence(rope), *_axes_sentences(rope), _frequency_sentence(rope)]
+    lines = [_slice_sentence(rope)]
+    if not isinstance(rope.axes, OneAxis):
+        axis_of_pair = rope.axes.axis_of_pair(rope.num_pairs)
+        counts = ", ".join(str(axis_of_pair.count(axis)) for axis in range(rope.axes.n_axes))
+        lines.append(f"{rope.axes.n_axes} position axes drive {counts} pairs, {rope.axes.summary}.")
+    powers = f"powers of base {rope.base:.15g}" if rope.base is not None else "given one by one"
+    rounding = ", rounded to float32" if rope.inv_freq_dtype == "float32" else ""
+    lines.append(f"Frequencies are {powers}{rounding}.")
     if rope.direction < 0:
         lines.append("It turns clockwise, against the usual direction.")
     lines += _law_sentences(rope)
@@ -120,21 +114,6 @@ def _formula(pairing: Pairing, num_pairs: int) -> str:
     return by_pairing(pairing, half=f"(i, i + {num_pairs})", interleaved="(2i, 2i + 1)")
 
 
-def _axes_sentences(rope: Rope) -> list[str]:
-    if isinstance(rope.axes, OneAxis):
-        return []
-    axis_of_pair = rope.axes.axis_of_pair(rope.num_pairs)
-    counts = ", ".join(str(axis_of_pair.count(axis)) for axis in range(rope.axes.n_axes))
-    return [f"{rope.axes.n_axes} position axes drive {counts} pairs, {rope.axes.summary}."]
-
-
-def _frequency_sentence(rope: Rope) -> str:
-    rounding = ", rounded to float32" if rope.inv_freq_dtype == "float32" else ""
-    if rope.explicit_inv_freq is not None:
-        return f"Frequencies are given one by one{rounding}."
-    return f"Frequencies are powers of base {rope.base:.15g}{rounding}."
-
-
 def _law_sentences(rope: Rope) -> list[str]:
     law = rope.law()
     if law is None:
@@ -157,10 +136,7 @@ def _pairs_by_effect(rope: Rope) -> Iterable[tuple[str, list[int]]]:
     changed = [d for d in divisors if d is not None and d != 1.0]
     largest = max(changed, default=1.0)
     has_plateau = changed.count(largest) > 1  # several pairs divided by the same, as in YaRN
-    if has_plateau:
-        others = "divided by less"
-    else:
-        others = f"divided by {min(changed, default=1.0):.6g} to {largest:.6g}"
+    span = f"{min(changed, default=1.0):.6g} to {largest:.6g}"
     groups: dict[str, list[int]] = {}
     for pair, divisor in enumerate(divisors):
         if divisor is None:
@@ -170,7 +146,7 @@ def _pairs_by_effect(rope: Rope) -> Iterable[tuple[str, list[int]]]:
         elif has_plateau and divisor == largest:
             effect = f"divided by {largest:.6g}"
         else:
-            effect = others
+            effect = "divided by " + ("less" if has_plateau else span)
         groups.setdefault(effect, []).append(pair)
     return groups.items()
 

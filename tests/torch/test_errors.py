@@ -378,6 +378,6 @@ def test_a_missing_key_is_told_of_the_verb_for_one_tensor() -> None:
     """``rotate_qk(q, None, ...)``."""
     rope = Rope(head_dim=8, pairing="half")
     with pytest.raises(
-        TensorError, match="^k must be a torch.Tensor, got NoneType; rotate takes one"
+        TensorError, match=r"^k must be a torch.Tensor, got NoneType; rotate takes one"
     ):
         rotate_qk(torch.zeros(5, 1, 8), None, torch.arange(5), rope)

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from phasor.torch.hf.verdicts import KindVerdict, Verdict
 
 _PREFIX = "transformers:"
+_WIDE = 200
+_COLUMNS = ("model type", "class", "layers", "pairs", "slice", "base", "law", "axes")
 
 
 def is_architecture(text: str) -> bool:
@@ -37,14 +39,14 @@ def judge(text: str, config: str | None, *, as_json: bool) -> None:
     from phasor.torch.hf.verdicts import verdict
 
     name = text.removeprefix(_PREFIX)
-    said = None if config is None else text_config(config)
+    stated = None if config is None else text_config(config)
     model_type = model_class(name).config_class.model_type
-    if said is not None and said.get("model_type") not in (None, model_type):
+    if stated is not None and stated.get("model_type") not in (None, model_type):
         raise ConfigError(
-            f"{config} describes a {said['model_type']!r}, not {name!r}; give "
-            f"{_PREFIX}{said['model_type']}"
+            f"{config} describes a {stated['model_type']!r}, not {name!r}; give "
+            f"{_PREFIX}{stated['model_type']}"
         )
-    found = verdict(name, said)
+    found = verdict(name, stated)
     if as_json:
         say_json(found.as_plain())
     else:
@@ -56,14 +58,18 @@ def judge_all(*, as_json: bool) -> None:
     """Print the table of all architectures; exit status 1 if any is wrong."""
     need_torch("the table of architectures")
     from phasor.torch.hf.architectures import installed_model_types, not_built
+    from phasor.torch.hf.verdicts import Verdict, verdict
 
     found: list[Verdict] = []
     with progress_bar("Recording transformers") as progress:
         names = installed_model_types()
         for done, name in enumerate(names):
             progress(done, len(names))
-            found.append(_verdict_or_reason(name))
-    found += [_absent(name, why) for name, why in not_built().items()]
+            try:
+                found.append(verdict(name))
+            except ConfigError as error:
+                found.append(Verdict(model_type=name, not_built=str(error)))
+    found += [Verdict(model_type=name, not_built=why) for name, why in not_built().items()]
     if as_json:
         say_json([one.as_plain() for one in found])
     else:
@@ -74,29 +80,6 @@ def judge_all(*, as_json: bool) -> None:
 def text_config(path: str) -> Mapping[str, Any]:
     """The config of the language model in a config file, which may lie inside a larger one."""
     return language_models(read_source(path))[-1].values
-
-
-def _verdict_or_reason(name: str) -> Verdict:
-    from phasor.torch.hf.verdicts import verdict
-
-    try:
-        return verdict(name)
-    except ConfigError as error:
-        return _absent(name, str(error))
-
-
-def _absent(name: str, why: str) -> Verdict:
-    from phasor.torch.hf.verdicts import Verdict
-
-    return Verdict(model_type=name, not_built=why)
-
-
-if TYPE_CHECKING:
-    # a table can be printed without torch, and is made with it
-    from phasor.torch.hf.verdicts import KindVerdict, Verdict
-
-_WIDE = 200
-_COLUMNS = ("model type", "class", "layers", "pairs", "slice", "base", "law", "axes")
 
 
 def print_verdict(verdict: Verdict) -> None:
@@ -121,31 +104,27 @@ def print_verdict(verdict: Verdict) -> None:
             screen.say(
                 f"  The model cuts them out of heads of {width}, from coordinate {start} on."
             )
-        _say_error(screen, "phasor.load", kind.loaded_error)
-        _say_error(screen, "identify", kind.found_error)
+        if kind.error is not None and kind.error <= 1:
+            screen.say(
+                "  phasor.load reproduces every query and key as exactly as float32 angles allow."
+            )
         for wrong in kind.wrong:
             screen.say(f"  Wrong: {wrong}.", style="bold red")
+        if kind.wrong and kind.found is not None:
+            screen.say("  What the class does instead:")
+            for line in kind.found.explain().split("\n"):
+                screen.say(f"  {line}")
     if verdict.beside:
         screen.say()
         screen.say("Turned beside attention's own queries and keys:")
         for beside in verdict.beside:
             screen.say(f"  {beside}")
-    for note in verdict.notes:
+    remarks = [(f"Note: {note}", "") for note in verdict.notes]
+    remarks += [(f"Wrong: {wrong}", "bold red") for wrong in verdict.wrong]
+    remarks.append(("right", "bold green") if verdict.right else ("wrong", "bold red"))
+    for text, style in remarks:
         screen.say()
-        screen.say(f"Note: {note}")
-    for wrong in verdict.wrong:
-        screen.say()
-        screen.say(f"Wrong: {wrong}", style="bold red")
-    screen.say()
-    screen.say(("right", "bold green") if verdict.right else ("wrong", "bold red"))
-
-
-def _say_error(screen: Screen, who: str, error: float | None) -> None:
-    if error is None:
-        return
-    exact = "reproduces every query and key as exactly as float32 angles allow."
-    off = f"is off by {error:.3g} times what float32 angles allow."
-    screen.say(f"  {who} {exact if error <= 1 else off}")
+        screen.say(text, style=style)
 
 
 def print_verdicts(verdicts: Sequence[Verdict]) -> None:
@@ -156,8 +135,7 @@ def print_verdicts(verdicts: Sequence[Verdict]) -> None:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1))
     for column in _COLUMNS:
         table.add_column(column, overflow="fold")
-    table.add_column("load", justify="right")
-    table.add_column("identify", justify="right")
+    table.add_column("error", justify="right")
     for one in verdicts:
         if one.not_built is None:
             _add_rows(table, one)
@@ -180,8 +158,8 @@ def print_verdicts(verdicts: Sequence[Verdict]) -> None:
         f"{len(absent)} not built."
     )
     screen.say(
-        "load, identify: the error on recorded cosines and sines, as a share of what float32 "
-        "angles allow; right is at most 1."
+        "error: of the rope that phasor.load reads, on recorded cosines and sines, as a share of "
+        "what float32 angles allow; right is at most 1."
     )
 
 
@@ -191,26 +169,19 @@ def _add_rows(table: Table, one: Verdict) -> None:
         rope = _rope(kind)
         layers = f"{len(kind.layers)} {kind.kind}"
         good = not (one.wrong or kind.wrong)
-        said = ("", "nothing turned", "", "", "") if rope is None else _columns(rope, kind.place)
-        table.add_row(
-            *names,
-            layers,
-            *said,
-            _share(kind.loaded_error),
-            _share(kind.found_error),
-            style=None if good else "bold red",
-        )
+        cells = ("", "nothing turned", "", "", "") if rope is None else _columns(rope, kind.place)
+        error = "" if kind.error is None else f"{kind.error:.2g}"
+        table.add_row(*names, layers, *cells, error, style=None if good else "bold red")
         names = ("", "")
 
 
 def _columns(rope: Rope, place: tuple[int, int] | None) -> tuple[str, str, str, str, str]:
-    pairs: str = rope.pairing
-    pairs += "" if rope.output_pairing == rope.pairing else f" to {rope.output_pairing}"
+    changed = "" if rope.output_pairing == rope.pairing else f" to {rope.output_pairing}"
     start, width = rope.rotary_start, rope.head_dim
     if place is not None and rope.rotary_dim == width:
         start, width = place
     return (
-        pairs + (" backwards" if rope.direction < 0 else ""),
+        rope.pairing + changed + (" backwards" if rope.direction < 0 else ""),
         f"{start}:{start + rope.rotary_dim} of {width}",
         "explicit" if rope.base is None else f"{rope.base:.15g}",
         "" if rope.scaling is None else type(rope.scaling).__name__,
@@ -236,7 +207,3 @@ def _rope_sentences(rope: Rope, tokens: int) -> list[str]:
         *within,
         *(f"Beyond {original_context(rope)} tokens: {one}" for one in beyond),
     ]
-
-
-def _share(error: float | None) -> str:
-    return "" if error is None else f"{error:.2g}" if error <= 1 else f"{error:.2g}, wrong"

@@ -29,7 +29,6 @@ from phasor.identification import (
     Comparison,
     MeasuredParting,
     Meeting,
-    Parting,
     compare,
     diff_measured,
     measured,
@@ -82,9 +81,17 @@ def diff(
             for side in (first, second)
         ]
         widths = {side.head_dim for side in sides if isinstance(side, Rope)}
+        if head_dim is not None:
+            widths.add(head_dim)
+        if len(widths) != 1:
+            listed = ", ".join(map(str, sorted(widths)))
+            raise click.UsageError(
+                "functions are called with heads of one width: give --head-dim"
+                + (f", as wide as the model's ({listed})." if widths else ".")
+            )
         parting = find_parting(
             *sides,
-            head_dim=_only_width(widths if head_dim is None else widths | {head_dim}),
+            head_dim=widths.pop(),
             context=context or 4096,
             tolerance=tolerance or _FLOAT32,
         )
@@ -121,19 +128,6 @@ def _rope(model: str, kind: str | None, seq_len: int | None, reading: Mapping[st
     return resolved(rotating[name], seq_len or ropes.context)
 
 
-def _only_width(widths: set[int]) -> int:
-    if len(widths) != 1:
-        raise click.UsageError(
-            "functions are called with heads of one width: give --head-dim"
-            + (
-                f", as wide as the model's ({', '.join(map(str, sorted(widths)))})."
-                if widths
-                else "."
-            )
-        )
-    return widths.pop()
-
-
 def find_parting(
     first: Rope | str, second: Rope | str, *, head_dim: int, context: int, tolerance: float
 ) -> MeasuredParting | None:
@@ -150,15 +144,15 @@ def parting_text(parting: MeasuredParting | None) -> str:
     """The result of `find_parting` as a sentence."""
     if parting is None:
         return "They agree wherever they were compared."
+    where = f"They part at position {parting.position}"
     if parting.refused is not None:
-        return f"They part at position {parting.position}, which one refuses: {parting.refused}."
-    which = "" if parting.pair is None else f" in pair {parting.pair}"
+        return f"{where}, which one refuses: {parting.refused}."
+    where += "" if parting.pair is None else f" in pair {parting.pair}"
     if parting.size is None or parting.score is None:
-        return f"They part at position {parting.position}{which}: one gives no finite numbers."
+        return f"{where}: one gives no finite numbers."
     return (
-        f"They part at position {parting.position}{which}: a unit vector comes out "
-        f"{parting.size:.3g} apart, and a score of unit vectors changes by up to "
-        f"{parting.score:.3g}."
+        f"{where}: a unit vector comes out {parting.size:.3g} apart, and a score of unit vectors "
+        f"changes by up to {parting.score:.3g}."
     )
 
 
@@ -200,16 +194,13 @@ def _print_meeting(screen: Screen, meeting: Meeting) -> None:
     ):
         if factors:
             screen.say(f"  {name}: {factors[0]:.9g} and {factors[1]:.9g}.")
-    if found.earliest and found.first_pair:
-        screen.say(f"  {found.pairs} pairs part within the context.")
-        _print_parting(screen, "Earliest", found.earliest)
-        if found.first_pair != found.earliest:
-            _print_parting(screen, "First", found.first_pair)
-
-
-def _print_parting(screen: Screen, which: str, parting: Parting) -> None:
-    a, b = parting.inv_freq
-    screen.say(
-        f"  {which} pair: {parting.pair} at position {parting.position}, {parting.error:.3g} apart "
-        f"(inv_freq {a:.9g} and {b:.9g})"
-    )
+    if found.earliest is None:
+        return
+    screen.say(f"  {found.pairs} pairs part within the context.")
+    for which, parting in (("Earliest", found.earliest), ("First", found.first_pair)):
+        if parting is not None and (which == "Earliest" or parting != found.earliest):
+            screen.say(
+                f"  {which} pair: {parting.pair} at position {parting.position}, "
+                f"{parting.error:.3g} apart "
+                "(inv_freq {:.9g} and {:.9g})".format(*parting.inv_freq)
+            )

@@ -84,49 +84,25 @@ def identify(
     recorded before and after, and what phasor says about the architecture is compared with them.
     --list does that for all there are, in a minute or two, and exits with 1 if any is wrong.
     """
-    function_options = [
-        f"--{name.removeprefix('n_').replace('_', '-')}" for name in about if about[name]
-    ]
+    given = {name: value for name, value in about.items() if value is not None}
     by_name = every or (function is not None and is_architecture(function))
     if every == (function is not None):
         raise click.UsageError("Give a FUNCTION, or --list.")
-    if by_name and function_options:
-        raise click.UsageError(f"{function_options[0]} is for functions, not for architectures.")
+    if by_name and given:
+        option = next(iter(given)).removeprefix("n_").replace("_", "-")
+        raise click.UsageError(f"--{option} is for functions, not for architectures.")
     if config is not None and (every or not by_name):
         raise click.UsageError("--config goes with transformers:NAME.")
     if every:
         judge_all(as_json=as_json)
-    elif by_name:
+    if by_name:
         judge(cast(str, function), config, as_json=as_json)
-    elif about["head_dim"] is None:
+    if "head_dim" not in given:
         raise click.UsageError("Missing option '--head-dim', which a function needs.")
-    else:
-        _function(cast(str, function), as_json=as_json, **about)
-
-
-def _function(
-    text: str,
-    *,
-    head_dim: int,
-    table: str | None,
-    takes: str | None,
-    layout: str | None,
-    arrays: str | None,
-    dtype: str | None,
-    n_axes: int | None,
-    as_json: bool,
-) -> None:
     with redirect_stdout(sys.stderr):  # output of the function's own code
-        found = identify_function(
-            find_function(text),
-            head_dim,
-            table=None if table is None else find_function(table),
-            takes=takes,
-            layout=layout,
-            arrays=arrays,
-            dtype=dtype or "float32",
-            n_axes=n_axes or 1,
-        )
+        if "table" in given:
+            given["table"] = find_function(given["table"])
+        found = identify_function(find_function(cast(str, function)), **given)
     if as_json:
         say_json(found.as_plain())
         return

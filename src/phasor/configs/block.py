@@ -14,6 +14,7 @@ from typing import Any, NoReturn, TypeVar, cast
 
 from phasor._checks import number, short_repr, whole
 from phasor.errors import ConfigError, SpecError
+from phasor.rope import WIDEST
 
 Names = Mapping[str, tuple[str, ...]]
 
@@ -131,37 +132,30 @@ class Block:
             return max(self.wholes(key) or (0,)) or None
         return self.whole(key)
 
+    def _of_type(self, key: str, types: Any, expected: str) -> Any:
+        """The value at ``key``, refused unless it is of one of the types."""
+        value = self._get(key)
+        if value is not None and not isinstance(value, types):
+            self.refuse(key, expected)
+        return value
+
     def flag(self, key: str) -> bool | None:
         """The true or false at ``key``."""
-        value = self._get(key)
-        if value is not None and not isinstance(value, bool):
-            self.refuse(key, "true or false")
-        return value
+        return self._of_type(key, bool, "true or false")
 
     def text(self, key: str) -> str | None:
         """The string at ``key``."""
-        value = self._get(key)
-        if value is not None and not isinstance(value, str):
-            self.refuse(key, "a string")
-        return value
+        return self._of_type(key, str, "a string")
 
     def block(self, key: str) -> Block | None:
         """The object at ``key``."""
-        value = self._get(key)
-        if value is None:
-            return None
-        if not isinstance(value, Mapping):
-            self.refuse(key, "an object")
-        return Block(cast(Mapping[str, Any], value), self.name(key))
+        values = self._of_type(key, Mapping, "an object")
+        return None if values is None else Block(values, self.name(key))
 
     def items(self, key: str) -> tuple[Any, ...] | None:
         """The list at ``key``, its items unchecked."""
-        value = self._get(key)
-        if value is None:
-            return None
-        if not isinstance(value, (list, tuple)):
-            self.refuse(key, "a list")
-        return tuple(cast(Iterable[Any], value))
+        items = self._of_type(key, (list, tuple), "a list")
+        return None if items is None else tuple(items)
 
     def texts(self, key: str) -> tuple[str, ...] | None:
         """The list of strings at ``key``."""
@@ -207,6 +201,20 @@ def single_value(named_values: Iterable[tuple[str, _T | None]]) -> _T | None:
                 "they must agree; remove the wrong one"
             )
     return first
+
+
+def head_width(block: Block, key: str, quotient: str, width: int, heads: int) -> int:
+    """The width of one of so many heads, for a file without ``key``, which would say it.
+
+    Raises:
+        ConfigError: If ``quotient``, which says what is divided, is no width that a Rope can have.
+    """
+    if width % heads or not 2 <= width // heads <= WIDEST:
+        raise ConfigError(
+            f"{block.name(key)} is absent, and {quotient} ({width} / {heads}) must be a whole "
+            f"number from 2 to {WIDEST}; add it"
+        )
+    return width // heads
 
 
 def required(block: Block, key: str, value: _T | None) -> _T:

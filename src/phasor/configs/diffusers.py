@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Any, cast
+from typing import cast
 
 from phasor._checks import short_repr
 from phasor.axes import Axes, Axial, OneAxis
 from phasor.configs.block import Block, renamed_keys
-from phasor.configs.facts import read_table, table_error
+from phasor.configs.facts import check_entry, inherit, read_table, table_error, tuples_for_lists
 from phasor.configs.layer_kinds import MOST_LAYERS
 from phasor.configs.unread_keys import check_unread_keys
 from phasor.errors import ConfigError
@@ -128,44 +128,23 @@ def _dims(config: Block, facts: Transformer, head_dim: int) -> tuple[int, ...]:
     return dims
 
 
-def _wan(head_dim: int) -> tuple[int, ...]:
-    space = 2 * (head_dim // 6)
-    return head_dim - 2 * space, space, space
-
-
-def _cogvideox(head_dim: int) -> tuple[int, ...]:
-    return head_dim // 4, head_dim // 8 * 3, head_dim // 8 * 3
-
-
-def _halves(head_dim: int) -> tuple[int, ...]:
-    return head_dim // 2, head_dim // 2
-
-
-_SPLITS = {"wan": _wan, "cogvideox": _cogvideox, "halves": _halves}
+_SPLITS: Mapping[str, Callable[[int], tuple[int, ...]]] = {
+    "wan": lambda n: (n - 4 * (n // 6), 2 * (n // 6), 2 * (n // 6)),
+    "cogvideox": lambda n: (n // 4, n // 8 * 3, n // 8 * 3),
+    "halves": lambda n: (n // 2, n // 2),
+}
 
 
 @lru_cache(maxsize=1)
 def _classes() -> tuple[Mapping[str, Transformer], Mapping[str, str], Mapping[str, str]]:
     """``diffusers.toml``: classes that rotate, classes without a rope, and refused ones."""
-    plain = read_table("diffusers.toml")
-    known = {field.name for field in fields(Transformer)}
-
-    def build(name: str) -> Transformer:
-        entry: dict[str, Any] = dict(plain["rotating"][name])
+    file = "diffusers.toml"
+    plain = read_table(file)
+    rotating: dict[str, Transformer] = {}
+    for name, entry in plain["rotating"].items():
+        check_entry(file, name, Transformer, entry)
         if entry.get("split") not in (None, *_SPLITS):
-            problem = f"has no such split as {entry['split']!r}"
-            raise table_error("diffusers.toml", name, "split", problem)
-        if "like" in entry:
-            entry = dict(plain["rotating"][entry.pop("like")]) | entry
-        for fact in entry:
-            if fact not in known:
-                raise table_error("diffusers.toml", name, fact, f"has the unknown fact {fact!r}")
-        for fact in ("dims", "head_dim_from", "layers", "order"):
-            if fact in entry:
-                entry[fact] = tuple(entry[fact])
-        return Transformer(**entry)
-
-    # entries before those that are `like` them, so that an error names the entry with the mistake
-    order = sorted(plain["rotating"], key=lambda name: "like" in plain["rotating"][name])
-    rotating = {name: build(name) for name in order}
+            raise table_error(file, name, "split", f"has no such split as {entry['split']!r}")
+        facts = inherit(file, name, entry, plain["rotating"])
+        rotating[name] = Transformer(**tuples_for_lists(facts))
     return MappingProxyType(rotating), plain["without_rotation"], plain["refused"]

@@ -15,32 +15,15 @@ from importlib import resources
 from types import MappingProxyType
 from typing import Any, cast
 
+from phasor.axes import Alternating, Axes, InterleavedSections, Sectioned
 from phasor.errors import ConfigError
 from phasor.pairings import PAIRINGS, Pairing
 
-_TUPLES = ("axis_order", "sections", "without_rope", "positions")
-#: The names of sizes, for model types without `names` of their own.
-SIZES: Mapping[str, tuple[str, ...]] = {
-    "num_hidden_layers": (
-        "num_hidden_layers",
-        "n_layer",
-        "n_layers",
-        "num_layers",
-        "decoder_num_hidden_layers",
-    ),
-    "hidden_size": ("hidden_size", "n_embd", "d_model"),
-    "num_attention_heads": (
-        "num_attention_heads",
-        "n_head",
-        "n_heads",
-        "decoder_num_attention_heads",
-    ),
-    "num_key_value_heads": (
-        "num_key_value_heads",
-        "num_kv_heads",
-        "n_head_kv",
-        "multi_query_group_num",
-    ),
+#: What the tables call the layouts of axes of a multimodal rope.
+LAYOUTS: Mapping[str, type[Sectioned | InterleavedSections | Alternating]] = {
+    "sectioned": Sectioned,
+    "interleaved": InterleavedSections,
+    "alternating": Alternating,
 }
 _NO_PART = "holds the configs of its parts, and this file has none that phasor looks for"
 #: Keys for the context; a file may have several, with different values.
@@ -135,6 +118,10 @@ class Architecture:
         """The key of the file that selects the pairing, if the class has one."""
         return next((v.key for v in self.variants if "pairing" in v.facts), None)
 
+    def kind(self, kind: str) -> Kind:
+        """What is different in layers of that kind."""
+        return self.kinds.get(self.labels.get(kind, kind), Kind())
+
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
@@ -170,8 +157,8 @@ def table() -> Table:
         known = {key: n for key, n in zip(keys, sizes[name], strict=True) if n}
         types[name] = {"sizes": known} | types[name]
     return Table(
-        huggingface=_architectures("huggingface.toml", types),
-        gguf=_architectures("gguf.toml", gguf),
+        huggingface=_architectures("huggingface.toml", types, huggingface["names"]),
+        gguf=_architectures("gguf.toml", gguf, {}),
         without_rope=frozenset(huggingface["layers"]["without_rope"]),
         layer_words=frozenset(huggingface["layers"]["known"]),
     )
@@ -193,28 +180,49 @@ def table_error(file: str, entry: str, fact: str | None, what: str) -> ConfigErr
     return ConfigError(f"{file}:{number + 1}: {entry} {what}")
 
 
+def layout_name(axes: Axes) -> str | None:
+    """What the tables call a layout; None for one that they have no name for."""
+    return next((name for name, layout in LAYOUTS.items() if type(axes) is layout), None)
+
+
 def _text(name: str) -> str:
     return resources.files("phasor.configs").joinpath(name).read_text("utf-8")
 
 
-def _architectures(file: str, plain: Mapping[str, dict[str, Any]]) -> Mapping[str, Architecture]:
-    known = [field.name for field in fields(Architecture)]
+def tuples_for_lists(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """An entry whose values can be fields of a frozen dataclass."""
+    return {
+        key: tuple(cast("list[Any]", value)) if isinstance(value, list) else value
+        for key, value in entry.items()
+    }
 
-    def inherit(name: str, entry: dict[str, Any]) -> dict[str, Any]:
-        """The entry merged with the one it is ``like``."""
-        entry = dict(entry)
-        like = cast("str | None", entry.pop("like", None))
-        if like is not None and like not in plain:
-            raise table_error(file, name, "like", f"is like {like!r}, which is no entry")
-        return entry if like is None else inherit(like, plain[like]) | entry
 
-    def check(name: str, entry: Mapping[str, Any]) -> None:
-        for fact in entry:
-            if fact not in known:
-                raise table_error(file, name, fact, f"has the unknown fact {fact!r}")
-        for fact in ("pairing", "pairing_out"):
-            if entry.get(fact, "half") not in PAIRINGS:
-                raise table_error(file, name, fact, f"has no such {fact} as {entry[fact]!r}")
+def check_entry(file: str, name: str, cls: type, facts: Mapping[str, Any]) -> None:
+    """Refuse facts that ``cls`` has no field for, and a pairing that is none."""
+    known = {field.name for field in fields(cls)} | {"like"}
+    for fact in facts:
+        if fact not in known:
+            raise table_error(file, name, fact, f"has the unknown fact {fact!r}")
+    for fact in ("pairing", "pairing_out"):
+        if facts.get(fact, "half") not in PAIRINGS:
+            raise table_error(file, name, fact, f"has no such {fact} as {facts[fact]!r}")
+
+
+def inherit(
+    file: str, name: str, entry: Mapping[str, Any], entries: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any]:
+    """The entry merged with the one of ``entries`` that it is ``like``."""
+    own = dict(entry)
+    like = cast("str | None", own.pop("like", None))
+    if like is not None and like not in entries:
+        raise table_error(file, name, "like", f"is like {like!r}, which is no entry")
+    return own if like is None else inherit(file, like, entries[like], entries) | own
+
+
+def _architectures(
+    file: str, plain: Mapping[str, dict[str, Any]], names: Mapping[str, list[str]]
+) -> Mapping[str, Architecture]:
+    """The entries of a table, which all have these names of keys besides their own."""
 
     def build_variant(name: str, entry: dict[str, Any]) -> Variant:
         entry = dict(entry)
@@ -227,17 +235,17 @@ def _architectures(file: str, plain: Mapping[str, dict[str, Any]]) -> Mapping[st
         condition["value"] = entry.pop("is", entry.pop("unless", None))
         if condition["value"] is None and entry.pop("present", False) is not True:
             raise table_error(file, name, "variants", "has a variant without a value")
-        facts = inherit(name, entry)
+        facts = inherit(file, name, entry, plain)
         if "like" in entry:
             # the other type's facts replace all of this one's, so these return to their defaults
             defaults = {field.name: field.default for field in fields(Architecture)}
             facts = {k: v for k, v in defaults.items() if k in plain[name]} | facts
-        check(name, facts)
-        return Variant(**condition, facts=_freeze_lists(facts))
+        check_entry(file, name, Architecture, facts)
+        return Variant(**condition, facts=_freeze_names(facts, names))
 
     def build(name: str) -> Architecture:
-        check(name, {fact: value for fact, value in plain[name].items() if fact != "like"})
-        entry = inherit(name, plain[name])
+        check_entry(file, name, Architecture, plain[name])
+        entry = inherit(file, name, plain[name], plain)
         if not entry.keys() & {"pairing", "uses", "refused"}:
             raise table_error(file, name, None, "says neither its pairing nor what it uses instead")
         if "kinds" in entry:
@@ -246,18 +254,19 @@ def _architectures(file: str, plain: Mapping[str, dict[str, Any]]) -> Mapping[st
             except TypeError as error:
                 raise table_error(file, name, "kinds", str(error)) from None
         entry["variants"] = tuple(build_variant(name, v) for v in entry.get("variants", ()))
-        return Architecture(**_freeze_lists(entry))
+        return Architecture(**_freeze_names({"names": dict[str, Any](), **entry}, names))
 
     return MappingProxyType({name: build(name) for name in plain})
 
 
-def _freeze_lists(entry: dict[str, Any]) -> dict[str, Any]:
-    """``entry`` with tuples for TOML's lists; a single name becomes a tuple of one."""
-    entry |= {key: tuple(entry[key]) for key in _TUPLES if key in entry}
-    for fact in ("names", "block_names"):
-        if fact in entry:
-            entry[fact] = {
-                key: (names,) if isinstance(names, str) else tuple(names)
-                for key, names in entry[fact].items()
-            }
+def _freeze_names(entry: dict[str, Any], names: Mapping[str, list[str]]) -> dict[str, Any]:
+    """``entry`` with tuples for TOML's lists; a single name of a key becomes a tuple of one."""
+    entry = tuples_for_lists(entry)
+    if "names" in entry:
+        entry["names"] = {**names, **entry["names"]}
+    for fact in entry.keys() & {"names", "block_names"}:
+        entry[fact] = {
+            key: (name,) if isinstance(name, str) else tuple(name)
+            for key, name in entry[fact].items()
+        }
     return entry

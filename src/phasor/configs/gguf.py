@@ -6,7 +6,7 @@ from functools import partial
 
 from phasor._checks import short_repr
 from phasor.axes import Axes, InterleavedSections, OneAxis, Sectioned
-from phasor.configs.block import Block, renamed_keys, required, single_value
+from phasor.configs.block import Block, head_width, renamed_keys, required, single_value
 from phasor.configs.facts import Architecture, Kind, table
 from phasor.configs.layer_kinds import MOST_LAYERS, has_rope, layers_by_pattern
 from phasor.errors import ConfigError
@@ -38,7 +38,7 @@ def load_gguf(top: Block, *, strict: bool) -> LayerRopes:
     kinds_in_order = _kinds(config, facts, count)
     notes = [facts.note] if facts.note else []
     kinds = {
-        kind: _rope(top, config, facts, facts.kinds.get(kind, Kind()), notes)
+        kind: _rope(top, config, facts, facts.kind(kind), notes)
         if has_rope(kind, config, facts)
         else None
         for kind in dict.fromkeys(kinds_in_order)
@@ -67,20 +67,15 @@ def load_gguf(top: Block, *, strict: bool) -> LayerRopes:
     )
 
 
-def _counts(config: Block, key: str) -> tuple[int, ...] | None:
-    """Head counts at ``key``: one number for all layers, or one for each."""
-    if isinstance(config.values.get(key), (list, tuple)):
-        return config.wholes(key)
-    count = config.whole(key)
-    return None if count is None else (count,)
-
-
 def _kinds(config: Block, facts: Architecture, count: int) -> tuple[str, ...]:
     """The kind of each layer; a layer without key heads has no attention and no rope."""
     kinds = layers_by_pattern(config, facts, count)
     key = "attention.head_count_kv"
-    heads = _counts(config, key)
-    if heads is None or len(heads) == 1:
+    if not isinstance(config.values.get(key), (list, tuple)):
+        config.whole(key)
+        return kinds
+    heads = config.wholes(key) or ()
+    if len(heads) == 1:
         return kinds
     if len(heads) != count:
         config.refuse(key, f"one number, or one for each of the {count} layers")
@@ -119,12 +114,7 @@ def _head_dim(config: Block) -> int:
         return head_dim
     width = required(config, "embedding_length", config.whole("embedding_length"))
     heads = required(config, "attention.head_count", config.largest("attention.head_count"))
-    if width % heads or not 2 <= width // heads <= WIDEST:
-        raise ConfigError(
-            f"{config.name('attention.key_length')} is absent, and embedding_length / head_count "
-            f"({width} / {heads}) must be a whole number from 2 to {WIDEST}; add it"
-        )
-    return width // heads
+    return head_width(config, "attention.key_length", "embedding_length / head_count", width, heads)
 
 
 def _axes(config: Block, facts: Architecture, num_pairs: int) -> Axes:

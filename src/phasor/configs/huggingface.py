@@ -13,15 +13,14 @@ from dataclasses import replace
 from phasor._checks import short_repr
 from phasor.axes import Axes, Axial, InterleavedSections, OneAxis, Sectioned
 from phasor.configs import laws
-from phasor.configs.block import Block, renamed_keys, single_value
-from phasor.configs.facts import CONTEXTS, SIZES, Architecture, Kind, Variant, table
+from phasor.configs.block import Block, head_width, renamed_keys, single_value
+from phasor.configs.facts import CONTEXTS, Architecture, Kind, Variant, table
 from phasor.configs.layer_kinds import MOST_LAYERS, Blocks, has_rope, layer_kinds
 from phasor.configs.sources import select_config
 from phasor.configs.unread_keys import check_unread_keys
 from phasor.errors import ConfigError, PhasorWarning
 from phasor.layers import InConfig, LayerRopes
 from phasor.rope import WIDEST, Rope
-from phasor.scaling import Law, Proportional, Rule
 
 
 def load_huggingface(top: Block, *, part: str | None, like: str | None, strict: bool) -> LayerRopes:
@@ -40,7 +39,7 @@ def load_huggingface(top: Block, *, part: str | None, like: str | None, strict: 
         notes.append(
             f"The file has no rope_parameters; {dict(facts.block)} is what {model_type} assumes."
         )
-    contexts = _contexts(config, notes)
+    context = _context(config, notes)
     kinds: dict[str, Rope | None] = {}
     labels: dict[str, str] = {}
     unread: dict[str, Rope] = {}
@@ -55,12 +54,10 @@ def load_huggingface(top: Block, *, part: str | None, like: str | None, strict: 
         widths = widths_of_single_layers(config, facts, kinds_in_order)
         for kind in dict.fromkeys(kinds_in_order):
             rotates = has_rope(kind, config, facts)
-            kinds[kind] = (
-                _rope(config, facts, blocks, kind, widths, contexts, notes) if rotates else None
-            )
+            kinds[kind] = _rope(config, facts, blocks, kind, widths, notes) if rotates else None
         for kind, label in facts.labels.items():
             if label not in {*unread, *map(facts.labels.get, kinds)}:
-                rope = _rope(config, facts, blocks, kind, widths, contexts, [])
+                rope = _rope(config, facts, blocks, kind, widths, [])
                 assert rope is not None, "a class with labels has a block for each"
                 unread[label] = rope
         if facts.nested or facts.labels or blocks.by_kind:
@@ -73,7 +70,7 @@ def load_huggingface(top: Block, *, part: str | None, like: str | None, strict: 
         name=top.text("_name_or_path") or config.text("_name_or_path") or model_type,
         layer_kinds=kinds_in_order,
         kinds=kinds,
-        context=contexts[0][1] if contexts else None,
+        context=context,
         query_heads=config.largest("num_attention_heads"),
         # latent attention rotates one key for all heads
         key_heads=1 if facts.latent else config.largest("num_key_value_heads"),
@@ -90,8 +87,7 @@ def _config(block: Block, facts: Architecture) -> tuple[Block, Architecture]:
         if _variant_applies(variant, switches):
             facts = replace(facts, **variant.facts)
             break
-    names = {**SIZES, **facts.names}
-    config = Block(block.values, block.path, names=names, nulls=facts.nulls)
+    config = Block(block.values, block.path, names=facts.names, nulls=facts.nulls)
     config.ignore(*switches_read)
     return config, facts
 
@@ -124,15 +120,14 @@ def _assume_sizes(config: Block, facts: Architecture, model_type: str, notes: li
     config.assume(assumed)
 
 
-def _contexts(config: Block, notes: list[str]) -> list[tuple[str, int]]:
-    """The context under each of its keys; `laws.Model.context` refuses those that disagree."""
-    named = [(config.name(key), config.whole(key)) for key in CONTEXTS if config.has(key)]
-    contexts = [(name, length) for name, length in named if length is not None]
-    if len({length for _, length in contexts}) > 1:
-        listed = ", ".join(f"{name} {length}" for name, length in contexts)
+def _context(config: Block, notes: list[str]) -> int | None:
+    """The first context of the file; `laws.Model.context` refuses several that disagree."""
+    contexts = {config.name(key): config.whole(key) for key in CONTEXTS if config.has(key)}
+    if len(set(contexts.values())) > 1:
+        listed = ", ".join(f"{name} {length}" for name, length in contexts.items())
         notes.append(f"The file gives several contexts ({listed}); the first is taken.")
         warnings.warn(notes[-1], PhasorWarning, stacklevel=4)
-    return contexts
+    return next(iter(contexts.values()), None)
 
 
 def _rope(
@@ -141,17 +136,16 @@ def _rope(
     blocks: Blocks,
     kind: str,
     widths: Mapping[str, int],
-    contexts: Sequence[tuple[str, int]],
     notes: list[str],
 ) -> Rope | None:
     block = blocks.of(kind)
     if block is None:
         return None
-    kind_facts = facts.kinds.get(facts.labels.get(kind, kind), Kind())
+    kind_facts = facts.kind(kind)
     flat = not blocks.by_kind
     scaling_block = block if kind_facts.scaled or not flat else Block({}, block.path)
     name = laws.rope_type(scaling_block, facts)
-    head_dim = widths[kind] if kind in widths else head_width(config, facts, kind_facts)
+    head_dim = widths[kind] if kind in widths else _head_width(config, facts, kind_facts)
     proportional = name == "proportional"
     if facts.positions:
         # the same number of pairs for each axis; coordinates left over are not rotated
@@ -162,12 +156,10 @@ def _rope(
         # the class adds its attention factor to one block for all layers, not to blocks by kind
         architecture=facts if flat else replace(facts, yarn_attention_factor=None),
         rotary_dim=width,
-        contexts=tuple(contexts),
-        original=_outer_original(config),
+        config=config,
     )
+    config.whole("original_max_position_embeddings")  # whether the law uses it or not
     law = laws.scaling(scaling_block, model)
-    if proportional:
-        law = _with_outer_fraction(config, block, law)
     base = _base(config, facts, kind_facts, block, flat=flat, notes=notes)
     if facts.fixed and (law is not None or base != facts.base):
         raise ConfigError(
@@ -212,23 +204,6 @@ def _patch_grid_rope(rope: Rope, facts: Architecture, notes: list[str]) -> Rope:
     return replace(rope, base=None, explicit_inv_freq=inv_freq, axes=layout)
 
 
-def _outer_original(config: Block) -> tuple[str, int | None]:
-    key = "original_max_position_embeddings"
-    return config.name(key), config.whole(key)
-
-
-def _with_outer_fraction(config: Block, block: Block, law: Law | Rule | None) -> Law | Rule | None:
-    """The law of a proportional rope, with the fraction that may be outside its block."""
-    key = "partial_rotary_factor"
-    outside = config.number(key, least=0)
-    inside = block.number(key, least=0)
-    fraction = single_value([(block.name(key), inside), (config.name(key), outside)])
-    if inside is not None or fraction is None or not isinstance(law, Proportional):
-        return law
-    with renamed_keys(config, {"fraction": key}):
-        return Proportional(fraction=fraction, factor=law.factor)
-
-
 def _base(
     config: Block, facts: Architecture, kind: Kind, block: Block, *, flat: bool, notes: list[str]
 ) -> float:
@@ -263,7 +238,7 @@ def _width_key(facts: Architecture) -> str:
     return "qk_rope_head_dim" if facts.latent else "head_dim"
 
 
-def head_width(config: Block, facts: Architecture, kind: Kind) -> int:
+def _head_width(config: Block, facts: Architecture, kind: Kind) -> int:
     """Width of a head, or of its rotated slice in latent attention."""
     key, default = _width_key(facts), facts.head_dim
     if kind.head_dim_key is not None:
@@ -280,12 +255,7 @@ def head_width(config: Block, facts: Architecture, kind: Kind) -> int:
             f"{config.name(key)} is absent and cannot be derived; add it, or both hidden_size and "
             "num_attention_heads"
         )
-    if hidden % heads or not 2 <= hidden // heads <= WIDEST:
-        raise ConfigError(
-            f"{config.name(key)} is absent, and hidden_size / num_attention_heads "
-            f"({hidden} / {heads}) must be a whole number from 2 to {WIDEST}; add it"
-        )
-    return hidden // heads
+    return head_width(config, key, "hidden_size / num_attention_heads", hidden, heads)
 
 
 def widths_of_single_layers(
@@ -313,7 +283,7 @@ def widths_of_single_layers(
                 layer.refuse(other, "in the block of a kind of layer, not of a single one")
         stated[int(key)] = layer.whole(width_key, least=2, most=WIDEST)
     # such a file writes the width of special kinds at their layers, so Kind() has the default
-    default = head_width(config, facts, Kind())
+    default = _head_width(config, facts, Kind())
     width_of_kind: dict[str, int] = {}
     for kind in dict.fromkeys(kinds):
         widths = {stated.get(i) or default for i, other in enumerate(kinds) if other == kind}
@@ -323,7 +293,7 @@ def widths_of_single_layers(
                 f"({', '.join(map(str, sorted(widths)))}); give those layers a kind of their own "
                 "in layer_types"
             )
-        kind_key = facts.kinds.get(facts.labels.get(kind, kind), Kind()).head_dim_key
+        kind_key = facts.kind(kind).head_dim_key
         kind_width = None if kind_key is None else config.whole(kind_key, least=2, most=WIDEST)
         place = f"{config.name(name)} at layers of the kind {kind!r}"
         single_value([(place, width := widths.pop()), (str(kind_key), kind_width)])

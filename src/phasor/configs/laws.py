@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
-from phasor.axes import Alternating, Axes, InterleavedSections, Sectioned
+from phasor.axes import Axes
 from phasor.configs.block import Block, renamed_keys, required, single_value
-from phasor.configs.facts import Architecture
+from phasor.configs.facts import CONTEXTS, LAYOUTS, Architecture
 from phasor.errors import ConfigError
 from phasor.scaling import (
     NTK,
@@ -34,11 +34,7 @@ from phasor.scaling import (
 
 _OLD_NAMES = {"su": "longrope", "mrope": "default", "xdrope": "dynamic"}
 _MAX = "max_position_embeddings"
-_LAYOUTS: Mapping[str, Callable[[tuple[int, ...]], Axes]] = {
-    "sectioned": Sectioned,
-    "interleaved": InterleavedSections,
-    "alternating": Alternating,
-}
+_ORIGINAL = "original_max_position_embeddings"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,19 +44,17 @@ class Model:
     Attributes:
         architecture: The facts of the model class.
         rotary_dim: Rotated coordinates.
-        contexts: The file's keys for the context, with their values.
-        original: The name of its top-level ``original_max_position_embeddings``, and the value.
+        config: The config that the block is in.
     """
 
     architecture: Architecture
     rotary_dim: int
-    contexts: tuple[tuple[str, int], ...]
-    original: tuple[str, int | None]
+    config: Block
 
     @property
     def context(self) -> int | None:
         """The context, for laws that depend on it: all keys for it must agree."""
-        return single_value(self.contexts)
+        return single_value((self.config.name(key), self.config.whole(key)) for key in CONTEXTS)
 
 
 def rope_type(block: Block, facts: Architecture | None = None) -> str:
@@ -115,18 +109,17 @@ def axes(block: Block, model: Model) -> Axes | None:
         )
     ordered = tuple(sections[i] for i in facts.axis_order) if facts.axis_order else sections
     with renamed_keys(block, {"sections": key}):
-        layout = _LAYOUTS[facts.axes](ordered)
+        layout = LAYOUTS[facts.axes](ordered)
         layout.axis_of_pair(model.rotary_dim // 2)  # checks, while the error can name the key
         return layout
 
 
-def _default(block: Block, model: Model) -> None:
-    del block, model
+def _default(_block: Block, _model: Model) -> None:
+    return None
 
 
-def _linear(block: Block, model: Model) -> Linear:
-    del model
-    return Linear(factor=required(block, "factor", block.number("factor", above=0)))
+def _of_factor(law: Callable[..., Law], block: Block, _model: Model) -> Law:
+    return law(factor=required(block, "factor", block.number("factor", above=0)))
 
 
 def _dynamic(block: Block, model: Model) -> NTK | DynamicNTK:
@@ -138,34 +131,18 @@ def _dynamic(block: Block, model: Model) -> NTK | DynamicNTK:
     if model.architecture.ntk_alpha and block.has("alpha"):
         block.ignore("factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
         return NTK(factor=required(block, "alpha", block.number("alpha", above=0)))
-    key, default = "original_max_position_embeddings", model.architecture.factor
-    length = single_value(
-        [(block.name(key), block.whole(key)), ("max_position_embeddings", model.context)]
-    )
+    length = single_value([(block.name(_ORIGINAL), block.whole(_ORIGINAL)), (_MAX, model.context)])
+    factor = block.number("factor", above=0) or model.architecture.factor
     with renamed_keys(block, {"factor": "factor"}):
         return DynamicNTK(
-            factor=required(block, "factor", block.number("factor", above=0) or default),
-            original_max_positions=required(block, key, length),
+            factor=required(block, "factor", factor),
+            original_max_positions=required(block, _ORIGINAL, length),
         )
-
-
-def _ntk_fixed(block: Block, model: Model) -> NTKFixed:
-    """Su's scaling, which some model types call "ntk"."""
-    del model
-    return NTKFixed(factor=required(block, "factor", block.number("factor", above=0)))
-
-
-def _ntk_old(block: Block, model: Model) -> NTKOld:
-    """The base times the factor, which Skywork calls "ntk"."""
-    del model
-    return NTKOld(factor=required(block, "factor", block.number("factor", above=0)))
 
 
 def _stepped_ntk(block: Block, model: Model) -> SteppedNTK:
     """The rule of Qwen 1, whose original length is the file's context."""
-    return SteppedNTK(
-        original_max_positions=required(block, "max_position_embeddings", model.context)
-    )
+    return SteppedNTK(original_max_positions=required(block, _MAX, model.context))
 
 
 def _llama3(block: Block, model: Model) -> Llama3:
@@ -181,10 +158,10 @@ def _llama3(block: Block, model: Model) -> Llama3:
 
 
 def _proportional(block: Block, model: Model) -> Proportional:
-    del model
-    fraction = block.number("partial_rotary_factor", least=0)
-    factor = block.number("factor", above=0)
-    with renamed_keys(block, {"fraction": "partial_rotary_factor"}):
+    key = "partial_rotary_factor"
+    stated = [(place.name(key), place.number(key, least=0)) for place in (block, model.config)]
+    fraction, factor = single_value(stated), block.number("factor", above=0)
+    with renamed_keys(block if block.has(key) else model.config, {"fraction": key}):
         return Proportional(
             fraction=1.0 if fraction is None else fraction, factor=1.0 if factor is None else factor
         )
@@ -205,7 +182,7 @@ def _longrope(block: Block, model: Model) -> LongRope:
         for key in ("short_mscale", "long_mscale")
     )
     original = _original_length(block, model, or_context=False)
-    with renamed_keys(block, {"original_max_positions": "original_max_position_embeddings"}):
+    with renamed_keys(block, {"original_max_positions": _ORIGINAL}):
         return LongRope(
             short_factors=lists[0],
             long_factors=lists[1],
@@ -270,12 +247,12 @@ def _temperature(block: Block, model: Model, factor: float) -> dict[str, float]:
 
 def _original_length(block: Block, model: Model, *, or_context: bool) -> int:
     """The context before the extension, from the block or from beside it."""
-    name, outside = model.original
-    key = "original_max_position_embeddings"
-    length = single_value([(block.name(key), block.whole(key)), (name, outside)])
+    length = single_value(
+        (place.name(_ORIGINAL), place.whole(_ORIGINAL)) for place in (block, model.config)
+    )
     if length is None and or_context:
         length = model.context
-    return required(block, key, length)
+    return required(block, _ORIGINAL, length)
 
 
 def _extension_factor(block: Block, model: Model, original: int) -> float:
@@ -283,7 +260,7 @@ def _extension_factor(block: Block, model: Model, original: int) -> float:
     factor = block.number("factor", above=0)
     if factor is not None:
         return factor
-    has_original = block.has("original_max_position_embeddings") or model.original[1] is not None
+    has_original = block.has(_ORIGINAL) or model.config.has(_ORIGINAL)
     if not has_original or model.context is None:
         raise ConfigError(
             f"{block.name('factor')} is absent and cannot be derived; add it, or both "
@@ -294,7 +271,7 @@ def _extension_factor(block: Block, model: Model, original: int) -> float:
 
 _LAWS: Mapping[str, Callable[[Block, Model], Law | Rule | None]] = {
     "default": _default,
-    "linear": _linear,
+    "linear": partial(_of_factor, Linear),
     "dynamic": _dynamic,
     "llama3": _llama3,
     "proportional": _proportional,
@@ -303,7 +280,7 @@ _LAWS: Mapping[str, Callable[[Block, Model], Law | Rule | None]] = {
 }
 # targets of `Architecture.laws`; files do not use these names
 _INTERNAL: Mapping[str, Callable[[Block, Model], Law | Rule | None]] = {
-    "ntk_fixed": _ntk_fixed,
-    "ntk_old": _ntk_old,
+    "ntk_fixed": partial(_of_factor, NTKFixed),  # Su's scaling, which some model types call "ntk"
+    "ntk_old": partial(_of_factor, NTKOld),  # the base times the factor, which Skywork calls "ntk"
     "stepped_ntk": _stepped_ntk,
 }

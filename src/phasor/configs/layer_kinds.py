@@ -172,8 +172,12 @@ class Blocks:
         if new is not None and old is not None:
             _check_agreement(new, old)
             old.ignore(*old.values)
-        if facts.nested and new is not None and new.values:
-            _refuse_flat(new)
+        if facts.nested and new is not None and new.values and not _keys_of_blocks(new):
+            raise ConfigError(
+                f"{new.path} must hold a block for each kind of layer, as transformers reads no "
+                f"other for this model type, got {', '.join(new.values)}; put the keys into the "
+                "blocks of the kinds they are meant for"
+            )
         if facts.block_key is not None and new is None and old is None:
             old = _block(config, facts, facts.block_key)
         block = new if new is not None and (new.values or old is None) else old
@@ -184,7 +188,7 @@ class Blocks:
         self.by_kind: dict[str, Block | None] = {}
         self.used: list[Block] = []
         self._labels = facts.labels
-        nested = [k for k, v in self.flat.values.items() if isinstance(v, Mapping)]
+        nested = _keys_of_blocks(self.flat)
         if nested:
             # ZAYA's files have a "default" type beside the blocks, which its class removes
             ignored = {"rope_type", "type"} if facts.nested else set[str]()
@@ -235,6 +239,10 @@ class Blocks:
         return block
 
 
+def _keys_of_blocks(block: Block) -> list[str]:
+    return [key for key, value in block.values.items() if isinstance(value, Mapping)]
+
+
 def _block(config: Block, facts: Architecture, key: str) -> Block | None:
     # some programs wrote a factor here, where False and 1 scale nothing
     if config.values.get(key) in (False, 1):
@@ -242,16 +250,6 @@ def _block(config: Block, facts: Architecture, key: str) -> Block | None:
         return None
     block = config.block(key)
     return block and Block(block.values, block.path, names=facts.block_names, nulls=_NULLS)
-
-
-def _refuse_flat(block: Block) -> None:
-    """Refuse one block for all layers where transformers reads only blocks by kind."""
-    if not any(isinstance(value, Mapping) for value in block.values.values()):
-        raise ConfigError(
-            f"{block.path} must hold a block for each kind of layer, as transformers reads no "
-            f"other for this model type, got {', '.join(block.values)}; put the keys into the "
-            "blocks of the kinds they are meant for"
-        )
 
 
 def _check_agreement(new: Block, old: Block) -> None:

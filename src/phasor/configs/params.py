@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from phasor.configs.block import Block, renamed_keys, required, single_value
+from phasor.configs.block import Block, head_width, renamed_keys, required, single_value
 from phasor.configs.layer_kinds import MOST_LAYERS
 from phasor.configs.unread_keys import check_unread_keys
 from phasor.errors import ConfigError
@@ -121,12 +121,7 @@ def _head_dim(config: Block, heads: int) -> int:
         if head_dim is not None:
             return head_dim
     width = required(config, "dim", config.whole("dim"))
-    if width % heads or not 2 <= width // heads <= WIDEST:
-        raise ConfigError(
-            f"{config.name('head_dim')} is absent, and dim / n_heads ({width} / {heads}) must be "
-            f"a whole number from 2 to {WIDEST}; add it"
-        )
-    return width // heads
+    return head_width(config, "head_dim", "dim / n_heads", width, heads)
 
 
 def _yarn(block: Block, *, latent: bool) -> Yarn:

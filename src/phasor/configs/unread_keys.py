@@ -12,25 +12,25 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
 from phasor._checks import short_repr
-from phasor.axes import Alternating, Axes, InterleavedSections, Sectioned
 from phasor.configs.block import Block
-from phasor.configs.facts import read_table, table_error
+from phasor.configs.facts import (
+    check_entry,
+    layout_name,
+    read_table,
+    table_error,
+    tuples_for_lists,
+)
 from phasor.errors import ConfigError
 from phasor.rope import Rope
 
 # not the "rope" in "properties"
 _ABOUT_POSITIONS = re.compile(r"(?<!p)rope|rotary|alibi", re.IGNORECASE)
 _MEANINGS = ("pairing", "rotates", "axes", "base", "fraction", "width", "factor", "switch", "note")
-_LAYOUTS: Mapping[type[Axes], str] = {
-    Sectioned: "sectioned",
-    InterleavedSections: "interleaved",
-    Alternating: "alternating",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +62,7 @@ class Meaning:
             case "pairing":
                 return all(rope.pairing == meaning for rope in ropes)
             case "axes":
-                return all(_LAYOUTS.get(type(rope.axes)) == meaning for rope in ropes)
+                return all(layout_name(rope.axes) == meaning for rope in ropes)
             case "base":
                 return all(rope.base == number for rope in ropes)
             case "fraction":
@@ -82,18 +82,12 @@ class Meaning:
 @lru_cache(maxsize=1)
 def meanings() -> Mapping[str, Meaning]:
     """``keys.toml``, read once."""
-    known = {field.name for field in fields(Meaning)}
-    by_key: dict[str, Meaning] = {}
-    for key, entry in read_table("keys.toml").items():
-        for fact in entry:
-            if fact not in known:
-                raise table_error("keys.toml", key, fact, f"has the unknown fact {fact!r}")
+    entries = read_table("keys.toml")
+    for key, entry in entries.items():
+        check_entry("keys.toml", key, Meaning, entry)
         if entry.get("means") not in _MEANINGS or "says" not in entry:
             raise table_error("keys.toml", key, "means", f"must mean one of {', '.join(_MEANINGS)}")
-        if "neutral" in entry:
-            entry = entry | {"neutral": tuple(entry["neutral"])}
-        by_key[key] = Meaning(**entry)
-    return by_key
+    return {key: Meaning(**tuples_for_lists(entry)) for key, entry in entries.items()}
 
 
 def check_unread_keys(
@@ -113,28 +107,32 @@ def check_unread_keys(
     """
     notes: list[str] = []
     refused: list[str] = []
-    unused: list[str] = []
-    for block in blocks:
-        for key, value in block.unread().items():
+    unused: dict[str, None] = {}
+    for place in (*blocks, config):
+        in_block = place is not config
+        for key, value in place.unread().items():
             meaning = meanings().get(key)
-            if _has_no_effect(value, meaning, ropes):
-                continue
             if meaning is None:
-                unused.append(block.place(key))
+                has_no_effect = value is False or (value == 1.0 and isinstance(value, float))
+                counts = in_block or bool(ropes and _ABOUT_POSITIONS.search(key))
             else:
-                _note_or_refuse(block.place(key), value, meaning, notes, refused)
-    if unused:
-        listed = ", ".join(dict.fromkeys(unused))
-        notes.append(f"Nothing depends on {listed}: the law of that block does not use it.")
-    for key, value in config.unread().items():
-        meaning = meanings().get(key)
-        if meaning is None and (not ropes or not _ABOUT_POSITIONS.search(key)):
-            continue
-        if not _has_no_effect(value, meaning, ropes):
-            meaning = meaning or Meaning(means="switch", says="is not a key that phasor knows")
-            if not ropes and meaning.means != "rotates":
+                has_no_effect = meaning.is_neutral(value, ropes)
+                counts = in_block or bool(ropes) or meaning.means == "rotates"
+            if has_no_effect or not counts:
                 continue
-            _note_or_refuse(config.place(key), value, meaning, notes, refused)
+            name = place.place(key)
+            if meaning is None and in_block:
+                unused[name] = None
+                continue
+            says = "is not a key that phasor knows" if meaning is None else meaning.says
+            sentence = f"{name} (got {short_repr(value)}) {says}"
+            if meaning is not None and meaning.means == "note":
+                notes.append(f"Not part of the rotation: {sentence}.")
+            else:
+                refused.append(sentence)
+    if unused:
+        listed = ", ".join(unused)
+        notes.insert(0, f"Nothing depends on {listed}: the law of that block does not use it.")
     if refused and strict:
         raise ConfigError(
             f"{refused[0].split(' ')[0]} is not a key that phasor understands for the model type "
@@ -143,19 +141,3 @@ def check_unread_keys(
             "--lenient; a model with code of its own is described with phasor.Rope(...)"
         )
     return [*notes, *(f"Left aside: {sentence}." for sentence in refused)]
-
-
-def _has_no_effect(value: Any, meaning: Meaning | None, ropes: Sequence[Rope]) -> bool:
-    if meaning is not None:
-        return meaning.is_neutral(value, ropes)
-    return value is False or (value == 1.0 and isinstance(value, float))
-
-
-def _note_or_refuse(
-    name: str, value: Any, meaning: Meaning, notes: list[str], refused: list[str]
-) -> None:
-    sentence = f"{name} (got {short_repr(value)}) {meaning.says}"
-    if meaning.means == "note":
-        notes.append(f"Not part of the rotation: {sentence}.")
-    else:
-        refused.append(sentence)

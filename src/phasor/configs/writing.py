@@ -12,28 +12,10 @@ from phasor._checks import short_repr, whole
 from phasor.axes import Alternating, Axes, InterleavedSections, OneAxis, Sectioned
 from phasor.configs import laws
 from phasor.configs.block import Block
-from phasor.configs.facts import Architecture, table
+from phasor.configs.facts import Architecture, layout_name, table
 from phasor.errors import ConfigError
 from phasor.rope import Rope
-from phasor.scaling import (
-    NTK,
-    Cope,
-    DynamicNTK,
-    Hope,
-    Linear,
-    Llama3,
-    LongRope,
-    NTKFixed,
-    NTKMixed,
-    NTKOld,
-    PartNTK,
-    PerPair,
-    Proportional,
-    Resonance,
-    SteppedNTK,
-    Yarn,
-    YarnPaper,
-)
+from phasor.scaling import DynamicNTK, Linear, Llama3, LongRope, PerPair, Proportional, Yarn
 
 #: Keys of older files, or outside the block, that ``rope_parameters`` replaces; and the other keys
 #: for the context.
@@ -61,11 +43,6 @@ REPLACED_OF_KINDS = (
     "compress_rope_theta",
 )
 _ORIGINAL = "original_max_position_embeddings"
-_LAYOUTS: Mapping[type[Axes], str] = {
-    Sectioned: "sectioned",
-    InterleavedSections: "interleaved",
-    Alternating: "alternating",
-}
 
 
 def rope_parameters(rope: Rope, context: int) -> dict[str, Any]:
@@ -105,7 +82,8 @@ def rope_parameters(rope: Rope, context: int) -> dict[str, Any]:
             f"no rope_type says the law {short_repr(rope.scaling)}; take one of "
             f"{', '.join(sorted(law.__name__ for law in WRITERS if law is not type(None)))}"
         )
-    block = write(rope.scaling, context)
+    law = _as_rule(rope.scaling, context) if isinstance(rope.scaling, PerPair) else rope.scaling
+    block = write(law)
     block["rope_theta"] = rope.base
     if rope.rotary_dim != rope.head_dim:
         block["partial_rotary_factor"] = _fraction(rope.rotary_dim, rope.head_dim)
@@ -162,20 +140,14 @@ def _read_back(rope: Rope, block: dict[str, Any], context: int) -> None:
     law = rope.scaling
     facts = Architecture(
         pairing=rope.pairing,
-        axes=_LAYOUTS.get(type(rope.axes)),
+        axes=layout_name(rope.axes),
         axis_order=_alternating().axis_order if isinstance(rope.axes, Alternating) else (),
         softmax=isinstance(law, Yarn) and law.mscale_all_dim > 0,
     )
-    model = laws.Model(
-        architecture=facts,
-        rotary_dim=rope.rotary_dim,
-        contexts=(
-            (("max_position_embeddings", law.original_max_positions),)
-            if isinstance(law, DynamicNTK)
-            else ()
-        ),
-        original=(_ORIGINAL, None),
-    )
+    config: dict[str, Any] = {}
+    if isinstance(law, DynamicNTK):
+        config["max_position_embeddings"] = law.original_max_positions
+    model = laws.Model(architecture=facts, rotary_dim=rope.rotary_dim, config=Block(config))
     read = Block(block, "rope_parameters")
     read_law, read_axes = laws.scaling(read, model), laws.axes(read, model) or OneAxis()
     expected = _as_rule(law, context) if isinstance(law, PerPair) else law
@@ -215,46 +187,24 @@ def _alternating() -> Architecture:
     return next(f for f in table().huggingface.values() if f.axes == "alternating")
 
 
-def _linear(law: Linear, context: int) -> dict[str, Any]:
-    del context
-    return {"rope_type": "linear", "factor": law.factor}
+def _fields(rope_type: str, *names: str) -> Callable[[Any], dict[str, Any]]:
+    """A writer for laws whose block has their own fields."""
+    return lambda law: {"rope_type": rope_type} | {name: getattr(law, name) for name in names}
 
 
-def _dynamic(law: DynamicNTK, context: int) -> dict[str, Any]:
-    del context
-    # its original context is max_position_embeddings, outside the block
-    return {"rope_type": "dynamic", "factor": law.factor}
-
-
-def _llama3(law: Llama3, context: int) -> dict[str, Any]:
-    del context
-    return {
-        "rope_type": "llama3",
-        "factor": law.factor,
-        "low_freq_factor": law.low_freq_factor,
-        "high_freq_factor": law.high_freq_factor,
-        _ORIGINAL: law.original_max_positions,
-    }
-
-
-def _proportional(law: Proportional, context: int) -> dict[str, Any]:
-    del context
-    block: dict[str, Any] = {
-        "rope_type": "proportional",
-        "partial_rotary_factor": law.fraction,
-    }
+def _proportional(law: Proportional) -> dict[str, Any]:
+    block: dict[str, Any] = {"rope_type": "proportional", "partial_rotary_factor": law.fraction}
     return block if law.factor == 1 else block | {"factor": law.factor}
 
 
-def _yarn(law: Yarn, context: int) -> dict[str, Any]:
-    del context
-    block: dict[str, Any] = {
-        "rope_type": "yarn",
-        "factor": law.factor,
-        "beta_fast": law.beta_fast,
-        "beta_slow": law.beta_slow,
-        _ORIGINAL: law.original_max_positions,
-    }
+def _llama3(law: Llama3) -> dict[str, Any]:
+    write = _fields("llama3", "factor", "low_freq_factor", "high_freq_factor")
+    return write(law) | {_ORIGINAL: law.original_max_positions}
+
+
+def _yarn(law: Yarn) -> dict[str, Any]:
+    block = _fields("yarn", "factor", "beta_fast", "beta_slow")(law)
+    block[_ORIGINAL] = law.original_max_positions
     if not law.truncate:
         block["truncate"] = False
     if law.attention_factor is not None:
@@ -266,8 +216,7 @@ def _yarn(law: Yarn, context: int) -> dict[str, Any]:
     return block
 
 
-def _longrope(law: LongRope, context: int) -> dict[str, Any]:
-    del context
+def _longrope(law: LongRope) -> dict[str, Any]:
     block: dict[str, Any] = {
         "rope_type": "longrope",
         "factor": law.factor,
@@ -282,11 +231,8 @@ def _longrope(law: LongRope, context: int) -> dict[str, Any]:
     return block | {key: value for key, value in factors.items() if value is not None}
 
 
-def _per_pair(law: PerPair, context: int) -> dict[str, Any]:
-    return _longrope(_as_rule(law, context), context)
-
-
 def _as_rule(law: PerPair, context: int) -> LongRope:
+    """A rule that picks the law at every length, for the format has no name for it."""
     return LongRope(
         short_factors=law.factors,
         long_factors=law.factors,
@@ -297,23 +243,15 @@ def _as_rule(law: PerPair, context: int) -> LongRope:
     )
 
 
-def _plain(law: None, context: int) -> dict[str, Any]:
-    del law, context
-    return {"rope_type": "default"}
-
-
-#: By law or rule, the function that writes its block.
-WRITERS: Mapping[type, Callable[[Any, int], dict[str, Any]]] = {
-    type(None): _plain,
-    Linear: _linear,
-    DynamicNTK: _dynamic,
+#: By law or rule, the function that writes its block; `PerPair` comes as the rule that picks it.
+WRITERS: Mapping[type, Callable[[Any], dict[str, Any]]] = {
+    type(None): _fields("default"),
+    Linear: _fields("linear", "factor"),
+    # its original context is max_position_embeddings, outside the block
+    DynamicNTK: _fields("dynamic", "factor"),
     Llama3: _llama3,
     Proportional: _proportional,
     Yarn: _yarn,
     LongRope: _longrope,
-    PerPair: _per_pair,
+    PerPair: _longrope,
 }
-#: The laws without a rope_type. NTK is written as its raised base instead.
-WITHOUT_ROPE_TYPE = frozenset(
-    {Cope, Hope, NTK, NTKFixed, NTKMixed, NTKOld, PartNTK, Resonance, SteppedNTK, YarnPaper}
-)

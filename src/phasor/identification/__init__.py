@@ -6,27 +6,26 @@
 
 from __future__ import annotations
 
+from phasor.identification.calling import Caller, measured
 from phasor.identification.differences import (
     Comparison,
     Difference,
-    Measured,
     MeasuredParting,
     Meeting,
     Parting,
     compare,
     diff,
     diff_measured,
-    measured,
 )
 from phasor.identification.measuring import identify, identify_samples
 from phasor.identification.report import Finding, Identification, PairFound
 
 __all__ = [
+    "Caller",
     "Comparison",
     "Difference",
     "Finding",
     "Identification",
-    "Measured",
     "MeasuredParting",
     "Meeting",
     "PairFound",

@@ -158,31 +158,11 @@ def _fits(one: Arrangement, pairs: list[Block], moved: list[Block]) -> bool:
     ) and all(target[read[0]] == written[0] for read, written in moved)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Turns:
-    """2x2 blocks read as rotations.
+def read_rows(blocks: NDArray[np.float64]) -> NDArray[np.complex128]:
+    """``gain * exp(i angle)`` by the first and by the second row of blocks ``[P, pairs, 2, 2]``.
 
-    Attributes:
-        z: ``gain * exp(i angle)`` of every pair, ``[P, pairs]``.
-        skew: How far each block is from a rotation times a number, relative to it, ``[pairs]``.
-        rows: ``exp(i angle)`` by the first and by the second written row, ``[2, P, pairs]``.
-        reflected: Whether a pair's block is a reflection, ``[pairs]``.
+    ``[2, P, pairs]``; of a rotation both are the same, and else their mean is the nearest one.
     """
-
-    z: NDArray[np.complex128]
-    skew: NDArray[np.float64]
-    rows: NDArray[np.complex128]
-    reflected: NDArray[np.bool_]
-
-
-def read_turns(blocks: NDArray[np.float64]) -> Turns:
-    """The rotations that are nearest to the blocks ``[P, pairs, 2, 2]``."""
-    a, b, c, d = blocks[..., 0, 0], blocks[..., 0, 1], blocks[..., 1, 0], blocks[..., 1, 1]
-    first, second = a - 1j * b, d + 1j * c
-    size = np.maximum(np.abs(blocks).max(axis=(2, 3)), 1e-30)
-    return Turns(
-        z=(first + second) / 2,
-        skew=(np.abs(first - second) / size).max(axis=0),
-        rows=np.stack((first, second)),
-        reflected=((np.abs(a + d) + np.abs(b - c)) / size).max(axis=0) < 1e-3,
+    return np.stack(
+        (blocks[..., 0, 0] - 1j * blocks[..., 0, 1], blocks[..., 1, 1] + 1j * blocks[..., 1, 0])
     )

@@ -1,6 +1,6 @@
 """Calling a rotation that somebody else wrote: whose arrays, in which order, positions how.
 
-`find_caller` tries the ways there are. `Caller.turn` then hides which one it was: vectors and
+`measured` tries the ways there are. `Caller.turn` then hides which one it was: vectors and
 positions in, float64 results out.
 """
 
@@ -9,6 +9,8 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from importlib import import_module
 from itertools import product
 from typing import Any, Literal, cast
@@ -18,9 +20,8 @@ from numpy.typing import NDArray
 
 from phasor._checks import choice
 from phasor.errors import BackendError, SpecError, TensorError, install_hint
+from phasor.identification.spectrum import ROUNDING, Floats
 
-#: Largest relative error of rounding to a dtype.
-ROUNDING = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 Layout = Literal["bhsd", "bshd", "bsd", "shd", "hsd", "sd"]
 _LAYOUTS: tuple[Layout, ...] = ("bhsd", "bshd", "shd", "hsd", "bsd", "sd")
 # orders of the dimensions of positions (b batch, s sequence, n axes), for one axis and for several
@@ -38,25 +39,29 @@ class Arrays:
 
     Attributes:
         name: The library.
+        library: Its module.
         dtype: The dtype of vectors.
     """
 
     name = "numpy"
 
     def __init__(self, dtype: str) -> None:
-        if dtype == "bfloat16":
+        if self.name == "numpy" and dtype == "bfloat16":
             raise BackendError('NumPy has no bfloat16; give arrays="torch" or "jax", or float32')
+        try:
+            self.library: Any = import_module(self.name)
+        except ImportError:
+            way_out = install_hint("torch") if self.name == "torch" else f"pip install {self.name}"
+            raise BackendError(
+                f'arrays="{self.name}" needs {self.name}, which is not installed: {way_out}'
+            ) from None
         self.dtype = dtype
 
-    def vectors(self, values: NDArray[Any]) -> Any:
-        """Vectors in the dtype."""
-        return values.astype(self.dtype)
+    def make(self, values: NDArray[Any], dtype: str | None = None) -> Any:
+        """A new array of these values, in their own dtype unless another is given."""
+        return np.array(values, dtype=dtype, order="C")
 
-    def positions(self, values: NDArray[Any]) -> Any:
-        """Whole positions, in the widest integers the library has."""
-        return values.copy()
-
-    def read(self, value: Any) -> NDArray[np.float64]:
+    def read(self, value: Any) -> Floats:
         """An array of the library as float64, copied."""
         return np.array(value).astype(np.float64)
 
@@ -65,65 +70,40 @@ class Arrays:
         dtype = np.asarray(value).dtype
         return "float64" if dtype == np.longdouble else str(dtype)
 
-    def quietly(self, call: Callable[[], Any]) -> Any:
-        """Call without recording for a backward pass, and without warnings of overflow."""
-        with np.errstate(all="ignore"):
-            return call()
+    def quiet(self) -> AbstractContextManager[Any]:
+        """A context without warnings of overflow, and without recording for a backward pass."""
+        return np.errstate(all="ignore")
 
 
 class _TorchArrays(Arrays):
     name = "torch"
 
-    def __init__(self, dtype: str) -> None:
-        self._torch: Any = _import("torch")
-        self.dtype = dtype
+    def make(self, values: NDArray[Any], dtype: str | None = None) -> Any:
+        made = self.library.from_numpy(values.copy())
+        return made if dtype is None else made.to(getattr(self.library, dtype))
 
-    def vectors(self, values: NDArray[Any]) -> Any:
-        return self._torch.from_numpy(values).to(getattr(self._torch, self.dtype))
-
-    def positions(self, values: NDArray[Any]) -> Any:
-        return self._torch.from_numpy(values.copy())
-
-    def read(self, value: Any) -> NDArray[np.float64]:
-        if not isinstance(value, self._torch.Tensor):
+    def read(self, value: Any) -> Floats:
+        if not isinstance(value, self.library.Tensor):
             return super().read(value)
         found: Any = value.detach()
-        found = self._torch.view_as_real(found) if found.is_complex() else found
-        return found.to("cpu", self._torch.float64, copy=True).numpy()
+        found = self.library.view_as_real(found) if found.is_complex() else found
+        return found.to("cpu", self.library.float64, copy=True).numpy()
 
     def dtype_of(self, value: Any) -> str:
         return str(value.dtype).rpartition(".")[2]
 
-    def quietly(self, call: Callable[[], Any]) -> Any:
-        with self._torch.no_grad():
-            return call()
+    def quiet(self) -> AbstractContextManager[Any]:
+        return self.library.no_grad()
 
 
 class _JaxArrays(Arrays):
     name = "jax"
 
-    def __init__(self, dtype: str) -> None:
-        self._numpy: Any = _import("jax").numpy
-        self.dtype = dtype
-
-    def vectors(self, values: NDArray[Any]) -> Any:
-        return self._numpy.asarray(values, dtype=self.dtype)
-
-    def positions(self, values: NDArray[Any]) -> Any:
-        return self._numpy.asarray(values)
+    def make(self, values: NDArray[Any], dtype: str | None = None) -> Any:
+        return self.library.numpy.asarray(values, dtype=dtype)
 
 
 _LIBRARIES: dict[str, type[Arrays]] = {"numpy": Arrays, "torch": _TorchArrays, "jax": _JaxArrays}
-
-
-def _import(name: str) -> Any:
-    try:
-        return import_module(name)
-    except ImportError:
-        way_out = install_hint("torch") if name == "torch" else f"pip install {name}"
-        raise BackendError(
-            f'arrays="{name}" needs {name}, which is not installed: {way_out}'
-        ) from None
 
 
 def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter] | None:
@@ -176,38 +156,37 @@ class RefusedError(Exception):
     """The function raised, which is the cause, or returned what can be no rotation."""
 
 
+@dataclass(kw_only=True)
 class Caller:
-    """Somebody's rotation behind one interface.
+    """Somebody's rotation behind one interface; `measured` makes it.
 
     Attributes:
+        function: The rotation.
+        table: What makes its cos and sin from positions, if it takes those.
         arrays: Whose arrays it takes, and their dtype.
         takes: The arguments that it is given, in order.
         layout: The order of the dimensions of its vectors.
+        position_layout: The same of positions.
         head_dim: Width of one head.
         n_axes: Coordinates of a position.
         changed_inputs: Names of arguments that were found changed after a call.
         out_dtype: The dtype of its results.
     """
 
-    def __init__(
-        self,
-        function: Callable[..., Any],
-        head_dim: int,
-        n_axes: int,
-        *,
-        table: Callable[..., Any] | None,
-        arrays: Arrays,
-        takes: str,
-        layout: Layout,
-        position_layout: str,
-    ) -> None:
-        self.arrays, self.takes, self.layout = arrays, takes, layout
-        self.head_dim, self.n_axes = head_dim, n_axes
-        self.changed_inputs: set[str] = set()
-        self.out_dtype = arrays.dtype
-        self._function, self._table, self._position_layout = function, table, position_layout
+    function: Callable[..., Any]
+    table: Callable[..., Any] | None
+    arrays: Arrays
+    takes: str
+    layout: Layout
+    position_layout: str
+    head_dim: int
+    n_axes: int
+    changed_inputs: set[str] = field(default_factory=set[str])
+    out_dtype: str = "float64"
+
+    def __post_init__(self) -> None:
         # pairs of a keyword (empty for a positional argument) and the word for what is passed
-        self._arguments = [word.rpartition("=")[::2] for word in takes.split()]
+        self._arguments = [word.rpartition("=")[::2] for word in self.takes.split()]
         self._words = {word for _, word in self._arguments}
         self._takes_positions = not self._words <= set(_VECTORS)
 
@@ -221,9 +200,11 @@ class Caller:
         """The highest position worth a call: a function without positions makes all below it."""
         return 1 << 62 if self._takes_positions else _LONGEST_WITHOUT_POSITIONS
 
-    def turn(
-        self, vectors: NDArray[Any], positions: Sequence[Any] | NDArray[Any]
-    ) -> NDArray[np.float64]:
+    def map(self, position: int) -> Floats:
+        """The linear map at a position, ``[out, in]``, of queries where it makes both."""
+        return self.turn(np.eye(self.head_dim), [position])[0, 0].T
+
+    def turn(self, vectors: NDArray[Any], positions: Sequence[Any] | NDArray[Any]) -> Floats:
         """Every vector at every position.
 
         Args:
@@ -247,7 +228,7 @@ class Caller:
             return np.concatenate([self._turn_tokens(vectors, at[[i]]) for i in range(len(at))], 1)
         return self._turn_tokens(vectors, at)
 
-    def _turn_tokens(self, vectors: NDArray[Any], at: NDArray[Any]) -> NDArray[np.float64]:
+    def _turn_tokens(self, vectors: NDArray[Any], at: NDArray[Any]) -> Floats:
         if "h" in self.layout:  # every vector is a head of every token: [P, m, d]
             return self._call(np.broadcast_to(vectors, (len(at), *vectors.shape)), at)
         if self._takes_positions:  # every vector is a token: [P * m, 1, d] and back
@@ -259,16 +240,16 @@ class Caller:
         ]
         return np.concatenate(one_by_one, axis=2)
 
-    def _call(self, tokens: NDArray[Any], at: NDArray[Any]) -> NDArray[np.float64]:
+    def _call(self, tokens: NDArray[Any], at: NDArray[Any]) -> Floats:
         """One call with ``tokens`` ``[s, h, d]`` at positions ``[s]`` or ``[s, n_axes]``."""
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), self.arrays.quiet():
             warnings.simplefilter("ignore")
             try:
                 given = self._make_arguments(tokens, at)
                 before = {name: self.arrays.read(value) for name, value in given.items()}
                 plain = [given[word] for name, word in self._arguments if not name]
                 named = {name: given[word] for name, word in self._arguments if name}
-                result = self.arrays.quietly(lambda: self._function(*plain, **named))
+                result = self.function(*plain, **named)
                 vectors = [given[word] for word in _VECTORS if word in given]
                 if result is None:  # it wrote its inputs and returns nothing
                     result = vectors
@@ -298,28 +279,31 @@ class Caller:
         else:
             vectors = tokens[:, 0]  # [s, 1, d] to [s, d]
         vectors = vectors[None] if "b" in self.layout else vectors
-        # separate copies: a function may write one of them
+        # an array for each argument: a function may write one of them
         given = {
-            word: self.arrays.vectors(vectors.copy()) for word in _VECTORS if word in self._words
+            word: self.arrays.make(vectors, self.arrays.dtype)
+            for word in _VECTORS
+            if word in self._words
         }
-        positions = self.arrays.positions(_arrange_positions(at, self._position_layout))
+        ordered = at.T if self.position_layout in ("ns", "nbs") else at
+        if "b" in self.position_layout:
+            ordered = np.expand_dims(ordered, self.position_layout.index("b"))
+        positions = self.arrays.make(ordered)
         if "positions" in self._words:
             given["positions"] = positions
         if "offset" in self._words:
             given["offset"] = int(at[0])
-        table = self._table
-        if table is not None:
-            parameters = _parameters(table)
+        if self.table is not None:
+            parameters = _parameters(self.table)
             alone = parameters is not None and _count_required(parameters) == 1
-            arguments = (positions,) if alone else (next(iter(given.values())), positions)
-            rows = self.arrays.quietly(lambda: table(*arguments))
+            rows = self.table(*([] if alone else [next(iter(given.values()))]), positions)
             if "rows" in self._words:
                 given["rows"] = rows
             else:
                 given["cos"], given["sin"] = rows
         return given
 
-    def _unpack(self, result: NDArray[np.float64], shape: tuple[int, ...]) -> NDArray[np.float64]:
+    def _unpack(self, result: Floats, shape: tuple[int, ...]) -> Floats:
         """A result in the function's layout as ``[s, h, d]``."""
         if result.shape != shape:
             raise TensorError(f"of {list(shape)} it makes {list(result.shape)}")
@@ -330,29 +314,31 @@ class Caller:
         return np.transpose(inner, [letters.index(letter) for letter in "shd"])
 
 
-def _arrange_positions(at: NDArray[Any], layout: str) -> NDArray[Any]:
-    """Positions ``[s]`` or ``[s, n]`` with their dimensions in the order of ``layout``."""
-    ordered = at.T if layout in ("ns", "nbs") else at
-    return np.expand_dims(ordered, layout.index("b")) if "b" in layout else ordered
-
-
-def find_caller(
+def measured(
     function: Callable[..., Any],
     head_dim: int,
     *,
-    takes: str | None,
-    table: Callable[..., Any] | None,
-    layout: str | None,
-    arrays: str | None,
-    dtype: str,
-    n_axes: int,
+    table: Callable[..., Any] | None = None,
+    takes: str | None = None,
+    layout: str | None = None,
+    arrays: str | None = None,
+    dtype: str = "float32",
+    n_axes: int = 1,
 ) -> Caller:
     """The first way of calling ``function`` that works and treats all heads alike.
+
+    Arguments as for `identify`; `diff_measured` compares what is returned.
 
     Raises:
         SpecError: For an argument that means nothing.
         BackendError: If the library named by ``arrays`` is not installed, or lacks the dtype.
         TensorError: If no way works; what was tried and what it said are in the message.
+
+    >>> from phasor import Rope
+    >>> from phasor.numpy import rotate
+    >>> rope = Rope(head_dim=4, pairing="half")
+    >>> measured(lambda x, p: rotate(x, p, rope), 4).map(0).tolist() == np.eye(4).tolist()
+    True
     """
     if not callable(function):
         raise SpecError(f"function must be callable, got {function!r}")
@@ -372,8 +358,8 @@ def find_caller(
             continue
         for guess, laid, positions in product(guesses, layouts, _POSITION_LAYOUTS[n_axes > 1]):
             caller = Caller(
-                function, head_dim, n_axes, table=table, arrays=kind, takes=guess, layout=laid,
-                position_layout=positions,
+                function=function, table=table, arrays=kind, takes=guess, layout=laid,
+                position_layout=positions, head_dim=head_dim, n_axes=n_axes,
             )  # fmt: skip
             try:
                 _check_caller(caller)
@@ -382,11 +368,10 @@ def find_caller(
             except RefusedError as error:
                 raised = error.__cause__ is not None
                 refusals.append((raised, f"{name} {laid} ({guess}): {error}"))
-    # an answer that was refused says more than an exception, and comes first
-    lines = [line for _, line in sorted(refusals, key=lambda one: one[0])]
-    # a few different refusals, not the same one many times
+    # an answer that was refused says more than an exception, and comes first; and a few different
+    # refusals more than the same one many times
     different: dict[str, str] = {}
-    for line in lines:
+    for _, line in sorted(refusals, key=lambda one: one[0]):
         different.setdefault(line.partition(": ")[2][:40], line)
     tried = "; ".join(" ".join(line.split())[:160] for line in [*different.values()][:4])
     raise TensorError(
@@ -408,7 +393,7 @@ def _check_caller(caller: Caller) -> None:
         raise RefusedError(f"it gives {'NaN' if np.isnan(heads).any() else 'infinity'}")
     room = 16 * caller.rounding * float(np.abs(heads).max())
 
-    def alike(a: NDArray[np.float64], b: NDArray[np.float64]) -> bool:
+    def alike(a: Floats, b: Floats) -> bool:
         return np.allclose(a, b, rtol=0, atol=room)
 
     if not alike(again, heads):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -12,14 +11,11 @@ import numpy as np
 from phasor._checks import number, whole
 from phasor.describe import ranges, resolved
 from phasor.errors import SpecError
-from phasor.identification.calling import Caller, RefusedError, find_caller
-from phasor.identification.limits import first_bad
-from phasor.identification.mistakes import exact_turns
+from phasor.identification.calling import Caller, RefusedError
 from phasor.identification.report import finite_or_none
-from phasor.identification.spectrum import Floats
+from phasor.identification.spectrum import Floats, exact_turns, first_bad, on_every_axis
 from phasor.layers import LayerRopes
-from phasor.numpy import matrix
-from phasor.pairings import by_pairing
+from phasor.numpy import matrix, pair_indices
 from phasor.rope import Rope, real_inv_freq
 
 
@@ -93,52 +89,55 @@ def diff(a: Rope, b: Rope, *, context: int = 1 << 20, tolerance: float = 1e-6) -
     names = ("head_dim", "pairing", "rotary_dim", "rotary_start", "direction", "axes")
     fields = {name: (getattr(a, name), getattr(b, name)) for name in names}
     fields["pairing_out"] = a.output_pairing, b.output_pairing
-    fields = {name: both for name, both in fields.items() if both[0] != both[1]}
-    partings: list[Parting] = []
-    if a.num_pairs == b.num_pairs:
-        if a.axes.n_axes == b.axes.n_axes and _axes_of_pairs(a) == _axes_of_pairs(b):
-            fields.pop("axes", None)  # sections may be said in several ways
-        partings = _partings(a, b, context, tolerance)
+    if _axes_of_pairs(a) == _axes_of_pairs(b):
+        fields.pop("axes")  # sections may be said in several ways
+    same_pairs = a.num_pairs == b.num_pairs
+    positions = _parting_positions(a, b, tolerance) if same_pairs else np.array([])
+    apart = np.flatnonzero(positions < context)
+
+    def parting(pair: int) -> Parting:
+        at = np.array([int(positions[pair])])
+        za, zb = (exact_turns(rope, at)[0, pair] for rope in (a, b))
+        return Parting(
+            pair=pair,
+            position=int(at[0]),
+            error=float(abs(za - zb)),
+            inv_freq=(float(a.inv_freq[pair]), float(b.inv_freq[pair])),
+        )
+
     return Difference(
-        fields=fields,
-        earliest=min(partings, key=lambda parting: parting.position, default=None),
-        first_pair=partings[0] if partings else None,
-        pairs=len(partings),
+        fields={name: both for name, both in fields.items() if both[0] != both[1]},
+        earliest=parting(int(np.argmin(positions))) if len(apart) else None,
+        first_pair=parting(int(apart[0])) if len(apart) else None,
+        pairs=len(apart),
         attention_factors=_if_apart(a.attention_factor, b.attention_factor, tolerance),
         softmax_factors=_if_apart(a.softmax_factor, b.softmax_factor, tolerance),
         logit_factors=_if_apart(a.logit_factor, b.logit_factor, tolerance),
     )
 
 
-def _axes_of_pairs(rope: Rope) -> tuple[tuple[int, ...], ...]:
-    return rope.axes.axis_of_pair(rope.num_pairs), rope.axes.spectra(rope.num_pairs)
+def _axes_of_pairs(rope: Rope) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
+    pairs = rope.num_pairs
+    return rope.axes.n_axes, rope.axes.axis_of_pair(pairs), rope.axes.spectra(pairs)
 
 
 def _if_apart(a: float, b: float, tolerance: float) -> tuple[float, float] | None:
     return (a, b) if abs(a - b) > tolerance * max(abs(a), abs(b)) else None
 
 
-def _partings(a: Rope, b: Rope, context: int, tolerance: float) -> list[Parting]:
-    """Where each pair that parts within the context does."""
+def _parting_positions(a: Rope, b: Rope, tolerance: float) -> Floats:
+    """The position at which each pair parts, infinity where it never does, ``[num_pairs]``."""
     # |exp(ix) - exp(iy)| = 2 |sin((x - y) / 2)| passes the tolerance at this angle
     apart = 2 * math.asin(tolerance / 2)
-    found: list[Parting] = []
-    for pair, (fa, fb) in enumerate(zip(real_inv_freq(a), real_inv_freq(b), strict=True)):
-        # whole positions cannot tell frequencies that differ by whole turns
-        gap = abs(math.remainder(float(fa - fb), 2 * math.pi))
-        if gap * (context - 1) <= apart:
-            continue
-        position = math.floor(apart / gap) + 1
-        if position < context:
-            at = np.array([position])
-            za, zb = (exact_turns(rope, at, 0.0)[0, pair] for rope in (a, b))
-            frequencies = float(fa), float(fb)
-            found.append(
-                Parting(
-                    pair=pair, position=position, error=float(abs(za - zb)), inv_freq=frequencies
-                )
-            )
-    return found
+    # whole positions cannot tell frequencies that differ by whole turns
+    gaps = np.array(
+        [
+            abs(math.remainder(float(fa - fb), 2 * math.pi))
+            for fa, fb in zip(real_inv_freq(a), real_inv_freq(b), strict=True)
+        ]
+    )
+    with np.errstate(divide="ignore"):
+        return np.floor(apart / gaps) + 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,55 +162,9 @@ class MeasuredParting:
     refused: str | None = None
 
 
-@dataclass(frozen=True)
-class Measured:
-    """A function that rotates, with the way to call it; made by `measured`.
-
-    Attributes:
-        caller: Calls it.
-    """
-
-    caller: Caller
-
-    @property
-    def head_dim(self) -> int:
-        """Width of one head."""
-        return self.caller.head_dim
-
-    def map(self, position: int) -> Floats:
-        """The linear map at a position, ``[out, in]``, of queries where it makes both."""
-        return self.caller.turn(np.eye(self.caller.head_dim), [position])[0, 0].T
-
-
-def measured(
-    function: Callable[..., Any],
-    head_dim: int,
-    *,
-    table: Callable[..., Any] | None = None,
-    takes: str | None = None,
-    layout: str | None = None,
-    arrays: str | None = None,
-    dtype: str = "float32",
-    n_axes: int = 1,
-) -> Measured:
-    """``function`` for `diff_measured` to compare; arguments and errors as for `identify`.
-
-    >>> from phasor.numpy import rotate
-    >>> rope = Rope(head_dim=4, pairing="half")
-    >>> measured(lambda x, p: rotate(x, p, rope), 4).map(0).tolist() == np.eye(4).tolist()
-    True
-    """
-    return Measured(
-        find_caller(
-            function, head_dim, table=table, takes=takes, layout=layout, arrays=arrays,
-            dtype=dtype, n_axes=n_axes,
-        )
-    )  # fmt: skip
-
-
 def diff_measured(
-    first: Rope | Measured,
-    second: Rope | Measured,
+    first: Rope | Caller,
+    second: Rope | Caller,
     *,
     context: int = 1 << 20,
     tolerance: float = 1e-3,
@@ -230,6 +183,7 @@ def diff_measured(
     Raises:
         SpecError: If the heads differ in width, or an argument is out of bounds.
 
+    >>> from phasor.identification import measured
     >>> from phasor.numpy import rotate
     >>> rope = Rope(head_dim=8, pairing="half")
     >>> late = measured(lambda x, p: rotate(x, p + 1, rope), 8)
@@ -244,7 +198,23 @@ def diff_measured(
         raise SpecError(f"first and second must have one head_dim, got {widths[0]} and {widths[1]}")
 
     def parting(position: int) -> MeasuredParting | None:
-        return _measured_parting(first, second, position, tolerance)
+        try:
+            a, b = _map_at(first, position), _map_at(second, position)
+            origins = _map_at(first, 0), _map_at(second, 0)
+        except RefusedError as error:
+            return MeasuredParting(position=position, refused=str(error))
+        apart = np.linalg.norm(a - b, axis=0)
+        if np.all(apart <= tolerance):
+            return None
+        read = int(np.argmax(np.where(np.isfinite(apart), apart, np.inf)))
+        scores = a.T @ origins[0] - b.T @ origins[1]
+        return MeasuredParting(
+            position=position,
+            coordinates=(read, int(np.argmax(np.abs(a - b)[:, read]))),
+            pair=next((_pair_of(x, read) for x in (first, second) if isinstance(x, Rope)), None),
+            size=finite_or_none(float(apart[read])),
+            score=float(np.linalg.norm(scores, 2)) if np.isfinite(scores).all() else None,
+        )
 
     near_powers = {(1 << j) + step for j in range(4, context.bit_length()) for step in (-1, 0, 1)}
     agreed = -1
@@ -255,40 +225,15 @@ def diff_measured(
     return None
 
 
-def _measured_parting(
-    first: Rope | Measured, second: Rope | Measured, position: int, tolerance: float
-) -> MeasuredParting | None:
-    try:
-        a, b = _map_at(first, position), _map_at(second, position)
-        origins = _map_at(first, 0), _map_at(second, 0)
-    except RefusedError as error:
-        return MeasuredParting(position=position, refused=str(error))
-    apart = np.linalg.norm(a - b, axis=0)
-    if np.all(apart <= tolerance):
-        return None
-    read = int(np.argmax(np.where(np.isfinite(apart), apart, np.inf)))
-    scores = a.T @ origins[0] - b.T @ origins[1]
-    return MeasuredParting(
-        position=position,
-        coordinates=(read, int(np.argmax(np.abs(a - b)[:, read]))),
-        pair=next((_pair_of(x, read) for x in (first, second) if isinstance(x, Rope)), None),
-        size=finite_or_none(float(apart[read])),
-        score=float(np.linalg.norm(scores, 2)) if np.isfinite(scores).all() else None,
-    )
-
-
-def _map_at(one: Rope | Measured, position: int) -> Floats:
-    if isinstance(one, Measured):
+def _map_at(one: Rope | Caller, position: int) -> Floats:
+    if isinstance(one, Caller):
         return one.map(position)
-    n = one.axes.n_axes
-    return matrix(position if n == 1 else [position] * n, one)
+    return matrix(on_every_axis(position, one), one)
 
 
 def _pair_of(rope: Rope, coordinate: int) -> int | None:
-    inside = coordinate - rope.rotary_start
-    if not 0 <= inside < rope.rotary_dim:
-        return None
-    return by_pairing(rope.pairing, half=inside % rope.num_pairs, interleaved=inside // 2)
+    pairs = np.flatnonzero(np.equal(pair_indices(rope, rope.pairing), coordinate).any(axis=0))
+    return int(pairs[0]) if len(pairs) else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -388,23 +333,16 @@ def compare(
     layers_of: dict[tuple[str, str], list[int]] = {}
     for layer, kinds in enumerate(zip(a.layer_kinds, b.layer_kinds, strict=False)):
         layers_of.setdefault(kinds, []).append(layer)
-
-    def difference(one: Rope | None, other: Rope | None) -> Difference | None:
-        if one is None or other is None:
-            return None
-        static = resolved(one, seq_len), resolved(other, seq_len)
-        return diff(*static, context=context, tolerance=tolerance)
-
     meetings: list[Meeting] = []
     for kinds, layers in layers_of.items():
-        ropes = a.kinds[kinds[0]], b.kinds[kinds[1]]
+        one, other = a.kinds[kinds[0]], b.kinds[kinds[1]]
+        difference = None
+        if one is not None and other is not None:
+            static = resolved(one, seq_len), resolved(other, seq_len)
+            difference = diff(*static, context=context, tolerance=tolerance)
+        has_rope = one is not None, other is not None
         meetings.append(
-            Meeting(
-                layers=ranges(layers),
-                kinds=kinds,
-                has_rope=(ropes[0] is not None, ropes[1] is not None),
-                difference=difference(*ropes),
-            )
+            Meeting(layers=ranges(layers), kinds=kinds, has_rope=has_rope, difference=difference)
         )
     return Comparison(
         names=(a.name, b.name),

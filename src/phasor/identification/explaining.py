@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Any, Literal
+from collections.abc import Callable, Iterable
+from dataclasses import fields, replace
+from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from phasor.axes import Alternating, Axes, Axial, InterleavedSections, OneAxis, Sectioned
 from phasor.errors import SpecError
 from phasor.identification.blocks import Arrangement
 from phasor.identification.laws import Explanation, explanations, law_text
-from phasor.identification.report import Finding, Identification, PairFound
-from phasor.identification.spectrum import Floats, Spectrum, around, log_base
+from phasor.identification.report import Finding, Identification, PairFound, finding
+from phasor.identification.spectrum import (
+    DTYPES,
+    ROUNDING,
+    Floats,
+    Spectrum,
+    around,
+    log_base,
+    nearest,
+)
 from phasor.pairings import by_pairing
 from phasor.rope import Rope
 from phasor.scaling import Law
@@ -28,16 +36,14 @@ LAYOUTS: dict[str, Callable[[tuple[int, ...]], Axes]] = {
     "interleaved": InterleavedSections,
     "alternating": Alternating,
 }
-# fields of a Rope, but for base and scaling, and what explains its frequencies
-Fit = tuple[dict[str, Any], list[Explanation]]
-#: The axes that turn each pair.
-Drivers = Sequence[tuple[int, ...]]
+# a Rope but for base and scaling, and what explains its frequencies
+Fit = tuple[Rope, list[Explanation]]
+#: Whether an axis turns a pair, ``[n_axes, pairs]``.
+Drivers = NDArray[np.bool_]
 # how far float64 arithmetic may take a program's frequencies from the exact ones, relatively
 _EXACT = 1e-14
 # the same for float32: one rounding; a power with its roundings; a power by way of logarithms
 _FLOAT32 = (2.0**-24, 2e-7, 1e-6)
-# significant bits, and the exponent of the smallest number
-_DTYPES = {"bfloat16": (8, -133), "float16": (11, -24), "float32": (24, -149)}
 # frequencies are said to be numbers of a dtype if chance makes them so once in 2 to this
 _CERTAIN_BITS = 24
 
@@ -48,7 +54,6 @@ def explain(
     drivers: Drivers,
     sizes: Floats,
     *,
-    n_axes: int,
     rounding: float,
     is_rotation: bool = True,
 ) -> Identification:
@@ -57,45 +62,43 @@ def explain(
     Args:
         arrangement: Where pairs are.
         spectrum: How fast they turn, with equal coordinates on all axes.
-        drivers: The axes that turn each pair; none if it was not seen to turn.
+        drivers: Which axes turn which pair; none where it was not seen to turn.
         sizes: The lengths of turned unit vectors, ``[P, pairs]``.
-        n_axes: Coordinates of a position.
         rounding: Relative rounding error of what was measured.
         is_rotation: Whether both members of every pair turn alike.
     """
     middle = float(np.median(sizes))
-    one_gain = float(np.ptp(sizes)) <= 16 * rounding * max(middle, 1)
+    one_gain = is_rotation and float(np.ptp(sizes)) <= 16 * rounding * max(middle, 1)
     gain = around(middle, 4 * rounding + 1e-12).simplest() or 0.0
-    (read, other), (written, other_written) = (
-        arrangement.read.tolist(),
-        arrangement.written.tolist(),
-    )
+    axis = np.where(drivers.any(axis=0), drivers.argmax(axis=0), -1).tolist()
     report = Identification(
         head_dim=arrangement.head_dim,
         called=None,
         linear=True,
-        is_rotation=is_rotation and one_gain,
-        keeps_norms=is_rotation and one_gain and gain == 1,
-        attention_factor=gain if is_rotation and one_gain else None,
+        is_rotation=one_gain,
+        keeps_norms=one_gain and gain == 1,
+        attention_factor=gain if one_gain else None,
         pairing=arrangement.pairing,
         pairing_out=arrangement.pairing_out,
         rotary_start=arrangement.rotary_start,
         rotary_dim=arrangement.rotary_dim,
         pairs=tuple(
             PairFound(
-                read=(read[k], other[k]),
-                written=(written[k], other_written[k]),
+                read=(read[0], read[1]),
+                written=(written[0], written[1]),
                 inv_freq=float(spectrum.inv_freq[k]),
                 uncertainty=float(spectrum.uncertainty[k]),
-                axis=drivers[k][0] if drivers[k] else None,
+                axis=None if axis[k] < 0 else axis[k],
             )
-            for k in range(arrangement.num_pairs)
+            for k, (read, written) in enumerate(
+                zip(arrangement.read.T.tolist(), arrangement.written.T.tolist(), strict=True)
+            )
         ),
     )
     if not is_rotation:
         return replace(report, why_no_rope="the two members of a pair do not turn together")
     if one_gain:
-        return _explain_rotation(report, spectrum, drivers, n_axes)
+        return _explain_rotation(report, spectrum, drivers)
     says = "The length of a vector changes with its position, as in xPos."
     if float(np.ptp(sizes, axis=0).max()) <= 16 * rounding:
         between = f"from {sizes.min():.6g} to {sizes.max():.6g}"
@@ -108,18 +111,18 @@ def explain(
 
 
 def _explain_rotation(
-    report: Identification, spectrum: Spectrum, drivers: Drivers, n_axes: int
+    report: Identification, spectrum: Spectrum, drivers: Drivers
 ) -> Identification:
-    direction, f, findings = _direction(spectrum)
+    direction, f, turning = _direction(spectrum)
     offset, shifts = _offset(spectrum)
-    findings = [*shifts, *findings]
-    slices = _possible_slices(report, direction, drivers, n_axes)
+    findings = [*shifts, *turning]
+    slices = _possible_slices(report, direction, drivers)
     why = None
     if report.pairing is None:
         why = "its pairs are neither halves nor interleaved; their coordinates are in pairs"
-    elif any(len(axes) > 1 for axes in drivers):
+    elif np.any(drivers.sum(axis=0) > 1):
         why = "a pair turns with more than one axis"
-    elif any(finding.name == "constant-phase" for finding in findings):
+    elif any(one.name == "constant-phase" for one in shifts):
         why = "it turns by a constant angle at position 0, which no shift of positions explains"
     elif not slices:
         why = "the axes are dealt to the pairs in an order that has no name here"
@@ -134,8 +137,7 @@ def _explain_rotation(
     if grid is not None:
         findings.append(_dtype_finding(*grid))
         f = grid[1]
-    rope = Rope(**slices[0], explicit_inv_freq=tuple(_pad(f, slices[0]).tolist()))
-    return replace(report, rope=rope, findings=tuple(findings))
+    return replace(report, rope=_with_frequencies(slices[0], f), findings=tuple(findings))
 
 
 def _direction(spectrum: Spectrum) -> tuple[Literal[1, -1], Floats, list[Finding]]:
@@ -148,17 +150,9 @@ def _direction(spectrum: Spectrum) -> tuple[Literal[1, -1], Floats, list[Finding
     findings: list[Finding] = []
     if len(against):
         more = f" and {len(against) - 1} more turn" if len(against) > 1 else " turns"
-        says = (
-            f"Pair {against[0]}{more} by more than half a turn per position, or against the "
-            "others: whole positions cannot tell which."
-        )
-        findings.append(Finding("beyond-half-a-turn", says))
+        findings.append(finding("beyond-half-a-turn", pairs=f"{against[0]}{more}"))
     if direction < 0:
-        says = (
-            "It turns clockwise: y0 = x0 cos + x1 sin. Scores against keys turned the usual way "
-            "are wrong."
-        )
-        findings.append(Finding("sign-reversed", says))
+        findings.append(finding("sign-reversed"))
     return direction, np.where(f < 0, f + 2 * np.pi, f), findings
 
 
@@ -175,66 +169,57 @@ def _offset(spectrum: Spectrum) -> tuple[float, list[Finding]]:
         offset = round(float(phase[k] / f[k]) * 2) / 2
         off = np.abs(np.exp(1j * offset * f) - np.exp(1j * phase))
         if offset and off.max() <= room + 1e-5 * abs(offset):
-            says = (
-                f"Positions are off by {offset:+g}: position 0 is turned as {offset:g}. "
-                "Scores of distances are right, keys turned elsewhere are not."
-            )
-            return offset, [Finding("position-offset", says)]
-    return 0.0, [Finding("constant-phase", "Position 0 is turned by a constant angle.")]
+            return offset, [finding("position-offset", offset=offset)]
+    return 0.0, [finding("constant-phase")]
 
 
 # Which slice and which layout of axes.
 
 
 def _possible_slices(
-    report: Identification, direction: int, drivers: Drivers, n_axes: int
-) -> list[dict[str, Any]]:
-    """Fields of a Rope, but for its frequencies, with every layout of axes that fits.
+    report: Identification, direction: Literal[1, -1], drivers: Drivers
+) -> list[Rope]:
+    """Ropes, but for their frequencies, with every layout of axes that fits.
 
     Interleaved pairs that do not turn are not seen, so that the slice may be as wide as the head;
     where axes have a layout in the slice seen, that one is taken.
     """
-    if report.pairing is None or report.pairing_out is None:
+    pairing, pairing_out, start = report.pairing, report.pairing_out, report.rotary_start
+    if pairing is None or pairing_out is None:
         return []
-    fields: dict[str, Any] = {
-        "head_dim": report.head_dim,
-        "pairing": report.pairing,
-        "pairing_out": report.pairing_out,
-        "rotary_start": report.rotary_start,
-        "direction": direction,
-    }
-    whole = (report.head_dim - report.rotary_start) // 2 * 2
-    unseen = all(
-        by_pairing(one, half=False, interleaved=True)
-        for one in (report.pairing, report.pairing_out)
-    )
-    found: list[dict[str, Any]] = []
-    for width in dict.fromkeys([report.rotary_dim, whole if unseen else report.rotary_dim]):
+    n_axes, seen = drivers.shape
+    widths = [report.rotary_dim]
+    if all(by_pairing(one, half=False, interleaved=True) for one in (pairing, pairing_out)):
+        widths.append((report.head_dim - start) // 2 * 2)
+    found: list[Rope] = []
+    for width in dict.fromkeys(widths):
         if not found or n_axes == 1:
-            more = ((),) * (width // 2 - len(drivers))
             found += [
-                fields | {"rotary_dim": width, "axes": axes}
-                for axes in _layouts((*drivers, *more), n_axes)
-            ]
+                Rope(
+                    head_dim=report.head_dim, pairing=pairing, pairing_out=pairing_out,
+                    rotary_start=start, rotary_dim=width, direction=direction, axes=axes,
+                )
+                for axes in _layouts(np.pad(drivers, ((0, 0), (0, width // 2 - seen))))
+            ]  # fmt: skip
     return found
 
 
-def _layouts(drivers: Drivers, n_axes: int) -> list[Axes]:
+def _layouts(drivers: Drivers) -> list[Axes]:
     """The layouts in which every pair that turns follows the axis it was seen to follow."""
-    counts = [sum(axes == (axis,) for axes in drivers) for axis in range(n_axes)]
+    n_axes, pairs = drivers.shape
+    counts, unseen = drivers.sum(axis=1).tolist(), ~drivers.any(axis=0)
     found: list[Axes] = []
     for make in LAYOUTS.values():
-        for more in _shares(len(drivers) - sum(counts), n_axes):
+        for more in _shares(int(unseen.sum()), n_axes):
             sections = tuple(n + extra for n, extra in zip(counts, more, strict=True))
             try:
                 layout = make(sections)
-                follows = layout.axis_of_pair(len(drivers))
+                follows = layout.axis_of_pair(pairs)
             except SpecError:
                 continue
             # interleaved sections may name other counts than the pairs that they give each axis
-            exact = all(follows.count(axis) == n for axis, n in enumerate(sections))
-            as_seen = all(a in ((), (b,)) for a, b in zip(drivers, follows, strict=True))
-            if layout.n_axes == n_axes and exact and as_seen and layout not in found:
+            exact = layout.n_axes == n_axes and sections == tuple(map(follows.count, range(n_axes)))
+            if exact and np.all(unseen | drivers[follows, range(pairs)]) and layout not in found:
                 found.append(layout)
     return found
 
@@ -250,7 +235,7 @@ def _shares(count: int, n_axes: int) -> list[tuple[int, ...]]:
 
 
 def _best_fit(
-    slices: list[dict[str, Any]], f: Floats, uncertainty: Floats, *, may_be_float64: bool
+    slices: list[Rope], f: Floats, uncertainty: Floats, *, may_be_float64: bool
 ) -> Fit | None:
     """The slice, and the explanations of frequencies ``f`` in it, with the fewest digits.
 
@@ -258,44 +243,43 @@ def _best_fit(
     be off by what float32 loses, and where they certainly are, fewer digits are likelier.
     """
 
+    def likeliest(fits: Iterable[Fit | None]) -> Fit | None:
+        return min((fit for fit in fits if fit), key=lambda fit: fit[1][0].digits, default=None)
+
     def best(slack: float) -> Fit | None:
-        fits = ((fields, _explanations(fields, f, uncertainty, slack)) for fields in slices)
-        return min((fit for fit in fits if fit[1]), key=_digits, default=None)
+        fits = ((rope, _explanations(rope, f, uncertainty, slack)) for rope in slices)
+        return likeliest(fit for fit in fits if fit[1])
 
     exact = best(_EXACT)
-    near, _ = _nearest(f, "float32")
-    if (exact and may_be_float64) or np.any(np.abs(near - f) > uncertainty):
+    if (exact and may_be_float64) or np.any(np.abs(nearest(f, "float32")[0] - f) > uncertainty):
         return exact
-    loose = next(filter(None, map(best, _FLOAT32)), None)
-    return min((fit for fit in (exact, loose) if fit), key=_digits, default=None)
+    return likeliest([exact, next(filter(None, map(best, _FLOAT32)), None)])
 
 
-def _digits(fit: Fit) -> int:
-    return fit[1][0].digits
-
-
-def _pad(values: Floats, fields: dict[str, Any]) -> Floats:
+def _pad(values: Floats, rope: Rope) -> Floats:
     """Values of the pairs seen, and 0 for the others that the slice has."""
-    return np.pad(values, (0, fields["rotary_dim"] // 2 - len(values)))
+    return np.pad(values, (0, rope.num_pairs - len(values)))
 
 
-def _explanations(
-    fields: dict[str, Any], f: Floats, uncertainty: Floats, slack: float
-) -> list[Explanation]:
+def _with_frequencies(rope: Rope, f: Floats) -> Rope:
+    return replace(rope, base=None, explicit_inv_freq=tuple(_pad(f, rope).tolist()))
+
+
+def _explanations(rope: Rope, f: Floats, uncertainty: Floats, slack: float) -> list[Explanation]:
     """What explains the frequencies in one slice with one layout of axes, the likeliest first."""
-    f, uncertainty = _pad(f, fields), _pad(uncertainty, fields)
+    f, uncertainty = _pad(f, rope), _pad(uncertainty, rope)
     room = uncertainty + slack * f
     # the widest spectrum is explained alone, and all are checked
-    spectra = fields["axes"].spectra(len(f))
+    spectra = rope.axes.spectra(len(f))
     widest = int(np.argmax(spectra))
     part = slice(sum(spectra[:widest]), sum(spectra[: widest + 1]))
 
     def check(base: float, law: Law | None) -> bool:
-        rope = Rope(**fields, base=base, scaling=law)
+        lawful = replace(rope, base=base, scaling=law)
         # the base was found from rounded logarithms
-        return bool(np.all(np.abs(rope.inv_freq - f) <= room + _EXACT * f))
+        return bool(np.all(np.abs(lawful.inv_freq - f) <= room + _EXACT * f))
 
-    return explanations(f[part], room[part], head_dim=fields["head_dim"], check=check)
+    return explanations(f[part], room[part], head_dim=rope.head_dim, check=check)
 
 
 def _with_explanation(
@@ -306,17 +290,19 @@ def _with_explanation(
     grid: tuple[str, Floats] | None,
 ) -> Identification:
     """The report with the base and law that explain the frequencies ``f`` of the pairs seen."""
-    fields, (best, *others) = fit
-    f, uncertainty = _pad(f, fields), _pad(uncertainty, fields)
+    rope, (best, *others) = fit
     findings = report.findings
     if best.mistake is not None:
         findings = (*findings, best.mistake)
     if not best.gives_frequencies:
-        rope = Rope(**fields, explicit_inv_freq=tuple(f.tolist()))
+        rope = _with_frequencies(rope, f)
         return replace(report, base=best.base, rope=rope, findings=findings)
-    law = _with_attention_factor(best.law, report.attention_factor or 1.0)
-    rope = Rope(**fields, base=best.base, scaling=law)
-    room = uncertainty + _EXACT * f
+    law, gain = best.law, report.attention_factor or 1.0
+    settable = law is not None and "attention_factor" in {one.name for one in fields(law)}
+    if law is not None and settable and abs(law.temperature().attention_factor - gain) > 1e-6:
+        law = replace(law, attention_factor=gain)
+    rope = replace(rope, base=best.base, scaling=law)
+    f, room = _pad(f, rope), _pad(uncertainty + _EXACT * f, rope)
     if grid is not None and np.any(np.abs(rope.inv_freq - f) > room):
         rounded = replace(rope, inv_freq_dtype="float32")
         if np.all(np.abs(rounded.inv_freq - f) <= room):
@@ -333,44 +319,26 @@ def _with_explanation(
     )  # fmt: skip
 
 
-def _with_attention_factor(law: Law | None, gain: float) -> Law | None:
-    """The law with the attention factor that was measured, where it has one to set."""
-    if law is None or abs(law.temperature().attention_factor - gain) <= 1e-6:
-        return law
-    settable = "attention_factor" in {field.name for field in dataclasses.fields(law)}
-    try:
-        return replace(law, attention_factor=gain) if settable else law
-    except SpecError:
-        return law
-
-
 # The dtype that frequencies are numbers of.
 
 
 def _dtype_of_frequencies(f: Floats, uncertainty: Floats) -> tuple[str, Floats] | None:
     """A dtype of which all frequencies are numbers, by more than chance, and the numbers."""
-    for dtype, (bits, _) in _DTYPES.items():
-        near, unit = _nearest(f, dtype)
+    for dtype in ("bfloat16", "float16", "float32"):
+        near, unit = nearest(f, dtype)
         # a number of few bits may be meant, as the powers of two are
-        long = np.ldexp(np.frexp(near)[0], bits // 3) % 1 != 0
+        long = np.ldexp(np.frexp(near)[0], DTYPES[dtype][0] // 3) % 1 != 0
         evidence = -np.log2(np.clip(2 * uncertainty[long] / unit[long], 1e-300, 1)).sum()
         if evidence >= _CERTAIN_BITS and np.all(np.abs(near - f) <= uncertainty):
             return dtype, near
     return None
 
 
-def _nearest(f: Floats, dtype: str) -> tuple[Floats, Floats]:
-    """The nearest numbers of a dtype, and how far apart its numbers are there."""
-    bits, least = _DTYPES[dtype]
-    unit = np.ldexp(1.0, np.maximum(np.frexp(f)[1] - bits, least))
-    return np.rint(f / unit) * unit, unit
-
-
 def _dtype_finding(dtype: str, f: Floats) -> Finding:
-    says = f"Frequencies are held in {dtype}: each is a {dtype} number"
+    more = ""
     if dtype != "float32":
-        indices, loose = np.arange(len(f), dtype=np.float64), 2.0 ** (1 - _DTYPES[dtype][0])
+        indices, loose = np.arange(len(f), dtype=np.float64), 2 * ROUNDING[dtype]
         base = log_base(f, np.full(len(f), loose), len(f), indices).exp().simplest()
-        says += f", near the powers of base {base:.15g}" if base else ""
-        says += ". A buffer of frequencies followed the model's cast, most likely"
-    return Finding(f"frequencies-in-{dtype}", f"{says}.")
+        more = f", near the powers of base {base:.15g}" if base else ""
+        more += ". A buffer of frequencies followed the model's cast, most likely"
+    return finding("frequencies-in-{dtype}", dtype=dtype, more=more)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from itertools import product
 from typing import Any, Literal
 
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from phasor import scaling
 from phasor.errors import SpecError
-from phasor.identification.report import Finding
+from phasor.identification.report import Finding, finding
 from phasor.identification.spectrum import Floats, Interval, around, count_digits, log_base
 from phasor.scaling import Law
 
@@ -48,15 +48,20 @@ class Explanation:
         law: The law, None for plain powers of the base.
         mistake: The known mistake that gives them in far fewer digits than any law does.
         digits: How many digits it takes; the least is the likeliest.
-        gives_frequencies: Whether a Rope with this base and law has these frequencies; not after
-            the one mistake that no law says, which is checked where it is proposed.
     """
 
     base: float
     law: Law | None
     mistake: Finding | None = None
     digits: int
-    gives_frequencies: bool = True
+
+    @property
+    def gives_frequencies(self) -> bool:
+        """Whether a Rope with this base and law has these frequencies.
+
+        Not after the one mistake that no law says, which is checked where it is proposed.
+        """
+        return self.mistake is None or self.mistake.name != "ramp-inverted"
 
 
 class Frequencies:
@@ -96,8 +101,8 @@ class Frequencies:
 
 
 Form = Literal["powers", "stopped", "scaled"]
-# where a scan finds no base, its law is not proposed
-Proposals = Iterator[tuple[float | None, Law | None]]
+# None where a scan finds no base
+Proposals = Iterator[Explanation | None]
 Scan = Callable[[Frequencies], Proposals]
 
 
@@ -114,7 +119,7 @@ def explanations(
     """
     found: list[Explanation] = []
     for one in _proposals(inv_freq, room, head_dim):
-        if not 1 < one.base < 1e30 or one in found:
+        if one is None or not 1 < one.base < 1e30 or one in found:
             continue
         try:
             if not one.gives_frequencies or check(one.base, one.law):
@@ -126,7 +131,7 @@ def explanations(
     return sorted(likely, key=lambda one: one.digits)
 
 
-def _proposals(f: Floats, room: Floats, head_dim: int) -> Iterator[Explanation]:
+def _proposals(f: Floats, room: Floats, head_dim: int) -> Proposals:
     relative = room / np.maximum(f, 1e-300)
     turning = int(np.count_nonzero(f))
     # one frequency is a power of any base, and no law has gaps between pairs that turn
@@ -140,25 +145,26 @@ def _proposals(f: Floats, room: Floats, head_dim: int) -> Iterator[Explanation]:
             return
     elif turning < len(f):
         form = "stopped"
-    proposals: list[tuple[float | None, Law | None]] = []
     if form == "powers":
-        proposals.append((base, None))
-    for needs, scan in dict.fromkeys(one for one in SCANS.values() if not isinstance(one, str)):
+        yield _propose(base)
+    scans = dict.fromkeys(one for one in SCANS.values() if not isinstance(one, str))
+    for needs, scan in (*scans, *_MISTAKES):
         if needs == form:
-            proposals += scan(measured)
-    for base, law in proposals:
-        if base is not None:
-            yield _of_law(base, law)
-    for needs, find_mistake in _MISTAKES:
-        if needs == form:
-            yield from find_mistake(measured)
+            yield from scan(measured)
 
 
-def _of_law(base: float, law: Law | None) -> Explanation:
-    values = [] if law is None else list(changed_parameters(law).values())
-    digits = count_digits(base) + (law is not None)
-    digits += sum(1 + count_digits(v) for v in values if type(v) in (int, float))
-    return Explanation(base=base, law=law, digits=digits)
+def _propose(
+    base: float | None, law: Law | None = None, mistake: Finding | None = None, *numbers: float
+) -> Explanation | None:
+    """The explanation with its digits: of a base and a law, or of the numbers in a mistake."""
+    if base is None:
+        return None
+    digits = 1 + sum(map(count_digits, numbers))
+    if mistake is None:
+        values = [] if law is None else list(changed_parameters(law).values())
+        digits = count_digits(base) + (law is not None)
+        digits += sum(1 + count_digits(v) for v in values if type(v) in (int, float))
+    return Explanation(base=base, law=law, mistake=mistake, digits=digits)
 
 
 def changed_parameters(law: Law) -> dict[str, Any]:
@@ -191,75 +197,59 @@ def _scan_stretched_base(measured: Frequencies) -> Proposals:
         ):
             stretch = around(factor, spread).simplest()
             if stretch is not None and count_digits(stretch) <= 3:
-                yield usual, law(factor=stretch)
+                yield _propose(usual, law(factor=stretch))
 
 
-def _find_exponent_width(measured: Frequencies) -> Iterator[Explanation]:
+def _find_exponent_width(measured: Frequencies) -> Proposals:
     bases, pairs = measured.base_of(slice(None)), measured.num_pairs
     short = bases.simplest()
     for width in {measured.head_dim, pairs, 4 * pairs} - {2 * pairs}:
         meant = bases.power(width / (2 * pairs)).simplest()
         if short and meant in _USUAL_BASES and short not in _USUAL_BASES:
-            says = (
-                f"The exponents run over {width}, not over the {2 * pairs} coordinates that turn: "
-                f"frequencies are {meant:.15g}^(-2k/{width}). Where pairs were meant not to turn "
-                "(p-RoPE) that is right, in a partial rotation it is not."
-            )
-            yield _of_mistake("exponent-width", says, short, None, meant)
-
-
-def _of_mistake(name: str, says: str, base: float, law: Law | None, *numbers: float) -> Explanation:
-    digits = sum(map(count_digits, numbers)) + 1
-    return Explanation(base=base, law=law, mistake=Finding(name, says), digits=digits)
+            mistake = finding("exponent-width", width=width, rotary_dim=2 * pairs, meant=meant)
+            yield _propose(short, None, mistake, meant)
 
 
 # Laws that change every pair: the first frequency is not 1.
 
 
-def _divided(measured: Frequencies) -> tuple[float | None, float]:
-    """The base and the factor of powers that are all divided by one factor."""
+def _divided(
+    measured: Frequencies, exponent: float = 1.0, divisor: Callable[[float], Any] = float
+) -> tuple[float | None, float]:
+    """The base and the factor of powers that are divided, the first by a root of the factor."""
     turning = slice(measured.num_turning)
-    found = ((measured.base_of(turning, n).simplest(), n) for n in measured.factor.decimals())
-    return next((one for one in found if one[0] is not None), (None, 1.0))
+    for factor in measured.factor.power(exponent).decimals():
+        base = measured.base_of(turning, divisor(factor)).simplest()
+        if base is not None:
+            return base, factor
+    return None, 1.0
 
 
 def _scan_divided(measured: Frequencies) -> Proposals:
     base, factor = _divided(measured)
-    yield base, scaling.Linear(factor=factor)
+    yield _propose(base, scaling.Linear(factor=factor))
 
 
-def _find_stretched_frequencies(measured: Frequencies) -> Iterator[Explanation]:
+def _find_stretched_frequencies(measured: Frequencies) -> Proposals:
     (base, factor), pairs = _divided(measured), measured.num_pairs
     meant = measured.factor.power((pairs - 1) / pairs).simplest()
     if base is not None and meant is not None:
-        says = (
-            f"Every frequency is divided by {meant:.15g}^(d/(d-2)), the number by which "
-            "NTK-aware scaling multiplies the base."
-        )
-        law = scaling.Linear(factor=factor)
-        yield _of_mistake("stretch-on-frequencies", says, base, law, base, meant)
+        mistake = finding("stretch-on-frequencies", factor=meant)
+        yield _propose(base, scaling.Linear(factor=factor), mistake, base, meant)
 
 
-def _find_indices_from_one(measured: Frequencies) -> Iterator[Explanation]:
+def _find_indices_from_one(measured: Frequencies) -> Proposals:
     pairs = measured.num_pairs
     base = measured.base_of(slice(None), shift=1).simplest()
     if base is not None:
-        says = (
-            f"Pairs are counted from 1: frequencies are {base:.15g}^(-2(k+1)/{2 * pairs}), "
-            "so that every one is one step too slow."
-        )
-        law = scaling.Linear(factor=base ** (1 / pairs))
-        yield _of_mistake("index-from-one", says, base, law, base)
+        mistake = finding("index-from-one", base=base, rotary_dim=2 * pairs)
+        yield _propose(base, scaling.Linear(factor=base ** (1 / pairs)), mistake, base)
 
 
 def _scan_ntk_fixed(measured: Frequencies) -> Proposals:
-    pairs = measured.num_pairs
-    for factor in measured.factor.power(pairs).decimals():
-        divisors = factor ** ((measured.indices + 1) / pairs)
-        base = measured.base_of(slice(None), divisors).simplest()
-        if base is not None:
-            yield base, scaling.NTKFixed(factor=factor)
-            return
+    pairs, roots = measured.num_pairs, (measured.indices + 1) / measured.num_pairs
+    base, factor = _divided(measured, pairs, lambda factor: factor**roots)
+    yield _propose(base, scaling.NTKFixed(factor=factor))
 
 
 def _scan_ntk_mixed(measured: Frequencies) -> Proposals:
@@ -275,7 +265,7 @@ def _scan_ntk_mixed(measured: Frequencies) -> Proposals:
             factor = around(math.exp(a * pairs**exponent), 1e-4).simplest()
             if factor is not None and factor != 1:
                 law = scaling.NTKMixed(factor=factor, exponent=exponent)
-                yield around(math.exp(log_b), 1e-4).simplest(), law
+                yield _propose(around(math.exp(log_b), 1e-4).simplest(), law)
 
 
 def _scan_whole_wavelengths(measured: Frequencies) -> Proposals:
@@ -283,7 +273,7 @@ def _scan_whole_wavelengths(measured: Frequencies) -> Proposals:
     if np.all(np.abs(lengths - np.rint(lengths)) <= 2 * measured.relative * lengths):
         # rounding a wavelength hides half a position either way
         logs = log_base(measured.inv_freq, 0.51 / lengths, measured.num_pairs, measured.indices)
-        yield logs.exp().simplest(), scaling.Resonance()
+        yield _propose(logs.exp().simplest(), scaling.Resonance())
 
 
 # Laws that stop the last pairs.
@@ -298,11 +288,11 @@ def _scan_stopped(measured: Frequencies) -> Proposals:
     within = Interval(exact, (turning + 1) / pairs * (1 - 1e-12))
     fraction = exact if count_digits(exact) <= 4 else within.simplest()
     if fraction is not None:
-        yield base, scaling.Proportional(fraction=fraction, factor=factor)
+        yield _propose(base, scaling.Proportional(fraction=fraction, factor=factor))
     slowest = base ** (-np.array([turning - 1, turning]) / pairs)
     length = Interval(*(2 * np.pi / slowest)).power_of_two()
     if factor == 1 and length is not None:
-        yield base, scaling.Hope(original_max_positions=length)
+        yield _propose(base, scaling.Hope(original_max_positions=length))
 
 
 def _scan_faded(measured: Frequencies) -> Proposals:
@@ -310,7 +300,7 @@ def _scan_faded(measured: Frequencies) -> Proposals:
     if measured.num_turning == measured.num_pairs - 1 and most is not None:
         base, kept = most
         # the first of the faded pairs is multiplied by 1
-        yield base, scaling.Cope(num_pairs=measured.num_pairs - kept + 1)
+        yield _propose(base, scaling.Cope(num_pairs=measured.num_pairs - kept + 1))
 
 
 # Laws that keep the fast pairs, divide the slow ones, and have a ramp between.
@@ -378,9 +368,7 @@ def _scan_yarn(measured: Frequencies) -> Proposals:
             )
             found: list[tuple[float | None, float | None, float]] = []
             for fast, slow in _BETAS:
-                both = Interval(low.low * fast, low.high * fast) & Interval(
-                    high.low * slow, high.high * slow
-                )
+                both = low.times(fast) & high.times(slow)
                 found.append((both.power_of_two() or both.simplest(), fast, slow))
             length = high.power_of_two()
             if length is not None and low.low > 0:
@@ -388,10 +376,11 @@ def _scan_yarn(measured: Frequencies) -> Proposals:
                 found.append((length, turns, 1.0))
             for context, fast, slow in found:
                 if context and fast and context >= 1 and fast >= 1 and context == int(context):
-                    yield base, scaling.Yarn(
+                    law = scaling.Yarn(
                         factor=factor, original_max_positions=int(context), beta_fast=fast,
                         beta_slow=slow, truncate=truncate,
                     )  # fmt: skip
+                    yield _propose(base, law)
 
 
 def _scan_ramps_over_frequency(measured: Frequencies) -> Proposals:
@@ -404,9 +393,8 @@ def _scan_ramps_over_frequency(measured: Frequencies) -> Proposals:
             one = Interval(*wavelengths[:2]).power_of_two() if len(wavelengths) > 1 else None
             contexts, high_turns = [] if one is None else [one], (1.0, 4.0)
         elif len(inside) == 1:  # one pair tells one number: the usual turns are assumed
-            k = inside[0]
-            contexts = _round_contexts(float(2 * np.pi * (1 + 3 * shares[k]) / plain[k]))
-            high_turns = (4.0,)
+            slow = float(plain[inside[0]] / (1 + 3 * shares[inside[0]]))
+            contexts, high_turns = _round_contexts(2 * np.pi / slow), (4.0,)
         else:
             slope, last = _slope(shares, inside, -plain), inside[-1]
             slow = float(plain[last] - shares[last] / slope) if slope > 0 else 0.0
@@ -416,15 +404,16 @@ def _scan_ramps_over_frequency(measured: Frequencies) -> Proposals:
             contexts, high_turns = _round_contexts(2 * np.pi / slow), (ratio,)
             paper = around(2 * np.pi / slow, 1e-3).power_of_two()
             if paper is not None:
-                yield (
-                    base,
-                    scaling.YarnPaper(factor=factor, original_max_positions=paper, beta_fast=ratio),
+                extends = scaling.YarnPaper(
+                    factor=factor, original_max_positions=paper, beta_fast=ratio
                 )
+                yield _propose(base, extends)
         for length, high in product(contexts, high_turns):
-            yield base, scaling.Llama3(
+            law = scaling.Llama3(
                 factor=factor, original_max_positions=length, low_freq_factor=1.0,
                 high_freq_factor=high,
             )  # fmt: skip
+            yield _propose(base, law)
 
 
 def _round_contexts(length: float) -> list[int]:
@@ -441,10 +430,11 @@ def _scan_part_ntk(measured: Frequencies) -> Proposals:
             # its ramp begins where a pair turns 16 times over the context
             index = measured.num_pairs * math.log(length / (32 * math.pi)) / math.log(base)
             if len(changed) > 0 and abs(int(changed[0]) - index) <= 2:
-                yield base, scaling.PartNTK(factor=factor, original_max_positions=length)
+                law = scaling.PartNTK(factor=factor, original_max_positions=length)
+                yield _propose(base, law)
 
 
-def _find_inverted_ramp(measured: Frequencies) -> Iterator[Explanation]:
+def _find_inverted_ramp(measured: Frequencies) -> Proposals:
     """A YaRN ramp that divides the fast pairs and keeps the slow ones."""
     f, pairs, indices = measured.inv_freq, measured.num_pairs, measured.indices
     factor = around(1 / f[0], 2 * measured.relative[0] + 1e-12).simplest()
@@ -462,12 +452,7 @@ def _find_inverted_ramp(measured: Frequencies) -> Iterator[Explanation]:
     exact = base ** (-indices / pairs) * (ramp + (1 - ramp) / factor)
     fits = np.all(np.abs(exact - f) <= (2 * measured.relative + 1e-9) * f)
     if slope > 0 and ramp[-1] == 1 and fits:
-        says = (
-            f"YaRN's ramp runs the wrong way: fast pairs are divided by {factor:.15g} and slow "
-            "ones kept, where it should be the other way round."
-        )
-        one = _of_mistake("ramp-inverted", says, base, None, base, factor)
-        yield replace(one, gives_frequencies=False)
+        yield _propose(base, None, finding("ramp-inverted", factor=factor), base, factor)
 
 
 #: How the laws of `phasor.scaling.LAWS` are recognised: in spectra of which form, and by which
@@ -487,11 +472,11 @@ SCANS: dict[str, tuple[Form, Scan] | str] = {
     "hope": ("stopped", _scan_stopped),
     "cope": ("stopped", _scan_faded),
     "per_pair": "a divisor for each pair gives any frequencies: they are listed one by one",
-    "dynamic_ntk": "a rule: limits.with_rule finds it from calls of several lengths",
-    "longrope": "a rule: limits.with_rule finds it from calls of several lengths",
+    "dynamic_ntk": "a rule: mistakes.with_rule finds it from calls of several lengths",
+    "longrope": "a rule: mistakes.with_rule finds it from calls of several lengths",
     "stepped_ntk": "a rule that is not looked for: its length is reported, and the law below it",
 }
-_MISTAKES: tuple[tuple[Form, Callable[[Frequencies], Iterator[Explanation]]], ...] = (
+_MISTAKES: tuple[tuple[Form, Scan], ...] = (
     ("powers", _find_exponent_width),
     ("scaled", _find_indices_from_one),
     ("scaled", _find_stretched_frequencies),

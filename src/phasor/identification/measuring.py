@@ -6,11 +6,11 @@ Of a function, of recorded vectors, and of tables of cos and sin.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from phasor._checks import choice, whole
 from phasor.errors import PositionError, TensorError
@@ -20,25 +20,30 @@ from phasor.identification.blocks import (
     arrangement_of,
     every_arrangement,
     find_blocks,
-    read_turns,
+    read_rows,
 )
-from phasor.identification.calling import ROUNDING, Caller, RefusedError, find_caller
-from phasor.identification.explaining import explain
-from phasor.identification.limits import call_with_growing_lengths, with_limits, with_rule
+from phasor.identification.calling import Caller, RefusedError, measured
+from phasor.identification.explaining import Drivers, explain
 from phasor.identification.mistakes import (
     PRECISION_POSITIONS,
+    Probe,
+    call_with_growing_lengths,
     coarse_table,
     compare_members,
     compare_queries_and_keys,
-    exact_turns,
+    with_limits,
     with_precision,
+    with_rule,
 )
-from phasor.identification.report import Finding, Identification
+from phasor.identification.report import Finding, Identification, finding
 from phasor.identification.spectrum import (
+    ROUNDING,
     Complex,
     Floats,
     Spectrum,
+    exact_turns,
     find_spectrum,
+    on_every_axis,
     powers_of_two,
     rounded_angles,
 )
@@ -103,7 +108,7 @@ def identify(
     whole("head_dim", head_dim, least=2)
     whole("n_axes", n_axes, least=1)
     whole("longest", longest, least=64)
-    caller = find_caller(
+    caller = measured(
         function, head_dim, table=table, takes=takes, layout=layout, arrays=arrays, dtype=dtype,
         n_axes=n_axes,
     )  # fmt: skip
@@ -124,8 +129,7 @@ def _measure(caller: Caller, longest: int) -> Identification:
     rounding, findings = coarse_table(maps, caller.rounding, caller.out_dtype)
     linear = _is_linear(caller, maps[0], rounding)
     if caller.changed_inputs:
-        says = "It writes its inputs: keep a copy of what goes in."
-        findings.append(Finding("inputs-written", says))
+        findings.append(finding("inputs-written"))
     nothing = Identification(
         head_dim=caller.head_dim, called=None, linear=linear, findings=tuple(findings)
     )
@@ -134,7 +138,7 @@ def _measure(caller: Caller, longest: int) -> Identification:
     blocks = find_blocks(np.concatenate(list(maps)), rounding)
     arrangement = arrange(blocks, caller.head_dim)
     if arrangement is not None:
-        return _measure_pairs(caller, longest, maps, arrangement, rounding, findings)
+        return _measure_pairs(Probe(caller, arrangement, rounding), longest, maps, findings)
     wide = next((list(block.read) for block in blocks if len(block.read) > 2), None)
     if wide is None:
         return replace(nothing, why_no_rope="nothing turns at the positions tried")
@@ -147,21 +151,20 @@ def _maps(caller: Caller) -> Floats:
 
     The first are at `_SMALL`, equal on all axes; with several axes, others follow that are not.
     """
-    positions: list[Any] = list(_SMALL)
-    if caller.n_axes > 1:
-        positions = [(p,) * caller.n_axes for p in _SMALL]
-        positions += [
-            p for axis in range(caller.n_axes) for p in _on_axis(axis, caller, _SMALL[1:])
-        ]
+    n = caller.n_axes
+    positions = np.array(_SMALL)
+    if n > 1:
+        alone = [_on_axis(axis, n, _SMALL[1:]) for axis in range(n)]
+        positions = np.concatenate([np.repeat(positions[:, None], n, axis=1), *alone])
     turned = caller.turn(np.eye(caller.head_dim), positions)
     if not np.isfinite(turned).all():
         raise RefusedError("it gives numbers that are not finite")
     return np.swapaxes(turned, 2, 3)  # vectors in are columns
 
 
-def _on_axis(axis: int, caller: Caller, coordinates: Sequence[int]) -> list[tuple[int, ...]]:
-    """Positions with a coordinate on one axis and 0 on the others."""
-    return [tuple(p if a == axis else 0 for a in range(caller.n_axes)) for p in coordinates]
+def _on_axis(axis: int, n_axes: int, coordinates: Sequence[int]) -> NDArray[np.int64]:
+    """Positions ``[P, n_axes]`` with a coordinate on one axis and 0 on the others."""
+    return np.outer(coordinates, np.arange(n_axes) == axis)
 
 
 def _is_linear(caller: Caller, maps: Floats, rounding: float) -> bool:
@@ -174,90 +177,53 @@ def _is_linear(caller: Caller, maps: Floats, rounding: float) -> bool:
     return bool(np.abs(caller.turn(vectors, [5])[0, 0] - expected).max() <= room)
 
 
-@dataclass(frozen=True)
-class _Probe:
-    """One vector per call shows how far every pair turns."""
-
-    caller: Caller
-    arrangement: Arrangement
-
-    def __call__(self, positions: Sequence[Any]) -> Complex:
-        """At positions ``[P]``, equal on all axes, or ``[P, n_axes]``: ``[P, pairs]``."""
-        vector = np.zeros((1, self.caller.head_dim))
-        vector[0, self.arrangement.read[0]] = 1
-        turned = self.caller.turn(vector, positions)[0, :, 0]
-        first, second = self.arrangement.written
-        z = np.empty((len(turned), len(first)), dtype=np.complex128)
-        z.real, z.imag = turned[:, first], turned[:, second]  # a product would warn of infinities
-        return z
-
-
 def _measure_pairs(
-    caller: Caller,
-    longest: int,
-    maps: Floats,
-    arrangement: Arrangement,
-    rounding: float,
-    findings: list[Finding],
+    probe: Probe, longest: int, maps: Floats, findings: list[Finding]
 ) -> Identification:
-    probe = _Probe(caller, arrangement)
-    lengths = call_with_growing_lengths(probe, longest, rounding)
-    z = np.array([lengths.same[p] for p in sorted(lengths.same)])
-    spectrum = find_spectrum(sorted(lengths.same), z, rounded_angles(z, rounding))
-    turns = read_turns(arrangement.blocks(maps[0]))
-    members = compare_members(turns, arrangement, rounding, caller.n_axes)
-    key_factor, keys = compare_queries_and_keys(maps, arrangement, rounding)
+    arrangement, rounding = probe.arrangement, probe.rounding
+    lengths = call_with_growing_lengths(probe, longest)
+    z = lengths.answers[lengths.agreed]
+    spectrum = find_spectrum(powers_of_two(lengths.agreed), z, rounded_angles(z, rounding))
+    rows = read_rows(arrangement.blocks(maps[0]))
+    members = compare_members(probe, rows)
+    key_factor, keys = compare_queries_and_keys(probe, maps)
     findings = [*findings, *members, *keys]
     if lengths.remembers is not None:
-        says = (
-            "The result depends on earlier calls, or on chance: positions up to "
-            f"{lengths.remembers} are turned otherwise when they are asked for again."
-        )
-        findings.append(Finding("remembers", says))
+        findings.append(finding("remembers", top=lengths.remembers))
+    sizes, drivers = np.abs(rows.mean(axis=0)), _drivers_by_axis(probe, spectrum)
     report = explain(
-        arrangement, spectrum, _drivers_by_axis(probe, caller.n_axes, spectrum, rounding),
-        np.abs(turns.z), n_axes=caller.n_axes, rounding=rounding, is_rotation=not members,
-    )  # fmt: skip
+        arrangement, spectrum, drivers, sizes, rounding=rounding, is_rotation=not members
+    )
     report = replace(report, findings=(*findings, *report.findings), key_factor=key_factor)
     if lengths.changes_at is not None:
         report = with_rule(report, lengths, rounding)
     elif report.is_rotation:
-        report = with_limits(report, probe, spectrum, rounding=rounding, longest=longest)
+        report = with_limits(report, probe, spectrum, longest)
     report = _with_error(maps[0], report)
     end = min(longest, lengths.changes_at or longest, report.table_end or longest)
-    return with_precision(report, spectrum, probe, rounding=rounding, end=end)
+    return with_precision(report, spectrum, probe, end)
 
 
-def _drivers_by_axis(
-    probe: _Probe, n_axes: int, spectrum: Spectrum, rounding: float
-) -> tuple[tuple[int, ...], ...]:
+def _drivers_by_axis(probe: Probe, spectrum: Spectrum) -> Drivers:
     """The axes that turn each pair, tried one axis at a time as far as the spectrum reached."""
+    n_axes = probe.caller.n_axes
     if n_axes == 1:
-        return tuple((0,) if f else () for f in spectrum.inv_freq)
+        return spectrum.inv_freq[None] != 0
     places = powers_of_two(max(spectrum.reach, 1))
-    moved: list[Floats] = []
-    for axis in range(n_axes):
-        z = probe(_on_axis(axis, probe.caller, places))
-        moved.append(np.abs(z - z[0]).max(axis=0))  # the first is at position 0
-    return tuple(
-        tuple(axis for axis in range(n_axes) if moved[axis][pair] > 8 * rounding)
-        for pair in range(len(spectrum.inv_freq))
-    )
+    z = np.array([probe(_on_axis(axis, n_axes, places)) for axis in range(n_axes)])
+    return np.abs(z - z[:, :1]).max(axis=1) > 8 * probe.rounding  # the first is at position 0
 
 
 def _with_error(maps: Floats, report: Identification) -> Identification:
     """The report with how far its Rope is from the maps ``[P, out, in]``."""
-    if report.rope is None:
-        return report
     rope = report.rope
+    if rope is None:
+        return report
     factors = np.ones(report.head_dim)
     factors[rope.rotary_start :][: rope.rotary_dim] = report.attention_factor or 1.0
-    worst = 0.0
-    for p, found in zip(_SMALL, maps, strict=False):
-        at = p + report.position_offset
-        place: ArrayLike = at if rope.axes.n_axes == 1 else [at] * rope.axes.n_axes
-        worst = max(worst, float(np.abs(found - factors * matrix(place, rope)).max()))
-    return replace(report, error=worst)
+    at = np.array(_SMALL) + report.position_offset
+    exact = np.array([factors * matrix(on_every_axis(p, rope), rope) for p in at])
+    return replace(report, error=float(np.abs(maps[: len(at)] - exact).max()))
 
 
 def identify_rows(z: Complex, dtype: str, layout: Rope) -> Identification:
@@ -275,26 +241,19 @@ def identify_rows(z: Complex, dtype: str, layout: Rope) -> Identification:
     rounding, findings = coarse_table(np.stack((z.real, z.imag)), ROUNDING[dtype], dtype)
     places = powers_of_two(len(z) - 1)
     spectrum = find_spectrum(places, z[places], rounded_angles(z[places], rounding))
-    drivers = ((0,),) * z.shape[1]
-    report = explain(
-        arrangement_of(layout), spectrum, drivers, np.abs(z), n_axes=1, rounding=rounding
-    )
+    drivers = np.ones((1, z.shape[1]), dtype=bool)
+    report = explain(arrangement_of(layout), spectrum, drivers, np.abs(z), rounding=rounding)
     report = replace(report, findings=(*findings, *report.findings), table_end=len(z))
     beyond = next((p for p in places if p > spectrum.reach), None)
     if beyond is not None:
         why = f"rows 0 to {spectrum.reach} do, row {beyond} does not"
         why = f"rows must turn at fixed frequencies, and {why}"
         return replace(report, rope=None, why_no_rope=why)
-    return report if report.rope is None else _compare_rows(z, report, report.rope, rounding)
-
-
-def _compare_rows(
-    z: Complex, report: Identification, rope: Rope, rounding: float
-) -> Identification:
-    """The report with the error of every row, or why the Rope does not have one of them."""
+    if report.rope is None:
+        return report
     gain, offset = report.attention_factor or 1.0, report.position_offset
     rows = np.arange(len(z))
-    error = np.abs(z - gain * exact_turns(rope, rows, offset)[:, : z.shape[1]]).max(axis=1)
+    error = np.abs(z - gain * exact_turns(report.rope, rows, offset)[:, : z.shape[1]]).max(axis=1)
     # angles may be float32 products of float32 frequencies, each a few roundings off
     fastest = max(abs(pair.inv_freq) for pair in report.pairs)
     room = gain * (16 * rounding + (rows + abs(offset)) * fastest * 2.0**-20)
@@ -357,12 +316,12 @@ def identify_samples(
     angle_rounding = 2.0**-52 if dtype == "float64" else _FLOAT32_ANGLES
     spectrum = find_spectrum(places, z, np.full(z.shape, rounding), angle_rounding)
     drivers = _drivers_of_samples(unequal, n_axes, arrangement, spectrum, rounding)
-    report = explain(arrangement, spectrum, drivers, np.abs(z), n_axes=n_axes, rounding=rounding)
+    report = explain(arrangement, spectrum, drivers, np.abs(z), rounding=rounding)
     beyond = next((p for p in places if p > spectrum.reach), None)
     if beyond is None:
         return report
-    says = f"Up to position {spectrum.reach} the samples turn alike; {beyond} does not."
-    return replace(report, findings=(*report.findings, Finding("samples-part", says)))
+    part = finding("samples-part", reach=spectrum.reach, beyond=beyond)
+    return replace(report, findings=(*report.findings, part))
 
 
 def _group_samples(
@@ -386,12 +345,10 @@ def _group_samples(
     unequal: dict[tuple[int, ...], Group] = {}
     for p in np.unique(at, axis=0):
         here = np.flatnonzero((at == p).all(axis=1))[:_SAMPLES_USED]
-        if len(here) > 1:
-            group = x[here], y[here]
-            if (p == p[0]).all():
-                equal[int(p[0])] = group
-            else:
-                unequal[tuple(p.tolist())] = group
+        if len(here) > 1 and np.ptp(p) == 0:
+            equal[int(p[0])] = x[here], y[here]
+        elif len(here) > 1:
+            unequal[tuple(p.tolist())] = x[here], y[here]
     if len(equal) < 2 or 1 not in np.diff(list(equal)):
         raise PositionError(
             "positions must hold two that are one apart, with two samples or more at each (of "
@@ -447,10 +404,8 @@ def _drivers_of_samples(
     arrangement: Arrangement,
     spectrum: Spectrum,
     rounding: float,
-) -> tuple[tuple[int, ...], ...]:
+) -> Drivers:
     """The axis that explains each pair's turns at unequal coordinates; none where all would do."""
-    if n_axes == 1:
-        return ((0,),) * arrangement.num_pairs
     fits = np.ones((n_axes, arrangement.num_pairs), dtype=bool)
     for coordinates, group in groups.items():
         z = _turn(group, arrangement)[0]
@@ -460,9 +415,5 @@ def _drivers_of_samples(
         room = rounding * (8 + np.abs(at[:, None] * spectrum.inv_freq))
         room += at[:, None] * spectrum.uncertainty + spectrum.phase_uncertainty
         fits &= np.abs(spectrum.at(at) - turned) <= room
-    alone = fits.sum(axis=0) == 1
-    everywhere = tuple(range(n_axes))
-    return tuple(
-        (int(np.argmax(fits[:, k])),) if alone[k] else () if fits[:, k].any() else everywhere
-        for k in range(arrangement.num_pairs)
-    )
+    # where no axis explains a pair's turns, several turn it
+    return np.where(fits.sum(axis=0) == 1, fits, ~fits.any(axis=0))

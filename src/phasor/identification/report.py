@@ -11,6 +11,55 @@ from phasor.pairings import Pairing
 from phasor.rope import Rope
 from phasor.scaling import Law, Rule
 
+#: What is said of each finding; `finding` puts what was measured in place of the braces. What
+#: happens at a table's end, at negative positions and to norms has sentences where it is measured.
+SENTENCES = {
+    "inputs-written": "It writes its inputs: keep a copy of what goes in.",
+    "remembers": "The result depends on earlier calls, or on chance: positions up to {top} are "
+    "turned otherwise when they are asked for again.",
+    "depends-on-length": "The result depends on the length of the call: it changes when one "
+    "reaches {length}.{rule}",
+    "table-in-{dtype}": "Cos and sin are held in {dtype}: every value of the {of} result is a "
+    "{dtype} number, so they are off by up to {off:.1e}.",
+    "frequencies-in-{dtype}": "Frequencies are held in {dtype}: each is a {dtype} number{more}.",
+    "angles-in-float32": "Angles are computed in float32: the error grows with the position, and "
+    "is {error:.1e} near {near}{about}.",
+    "positions-in-{dtype}": "Positions are held in {dtype}: {position} is turned as if it were "
+    "{same}.",
+    "beyond-half-a-turn": "Pair {pairs} by more than half a turn per position, or against the "
+    "others: whole positions cannot tell which.",
+    "sign-reversed": "It turns clockwise: y0 = x0 cos + x1 sin. Scores against keys turned the "
+    "usual way are wrong.",
+    "position-offset": "Positions are off by {offset:+g}: position 0 is turned as {offset:g}. "
+    "Scores of distances are right, keys turned elsewhere are not.",
+    "constant-phase": "Position 0 is turned by a constant angle.",
+    "samples-part": "Up to position {reach} the samples turn alike; {beyond} does not.",
+    "interleaved-rows-on-halves": "Rows of cos and sin for interleaved pairs (each angle twice in "
+    "a row) are used on halves: the two members of a pair turn by different angles.",
+    "half-rows-on-interleaved": "Rows of cos and sin for halves (all angles, then all again) are "
+    "used on interleaved pairs: the two members of a pair turn by different angles.",
+    "reflection": "{which} reflected, not turned: one sign is wrong.",
+    "members-on-different-axes": "The two members of {count} pairs turn by different angles, such "
+    "as coordinates {at}: they follow different axes. Equal coordinates hide it, so text is right "
+    "and images are not.",
+    "members-differ": "The two members of {count} pairs turn by different angles, such as "
+    "coordinates {at}.",
+    "factor-on-one-side": "Queries are multiplied by {queries:.7g} and keys by {keys:.7g}: a "
+    "softmax factor is folded into one of them.",
+    "keys-turn-backwards": "Keys turn against queries: scores depend on the sum of positions.",
+    "queries-and-keys-differ": "Queries and keys are turned differently, pair {pair} the most: "
+    "scores do not depend on distance alone.",
+    "exponent-width": "The exponents run over {width}, not over the {rotary_dim} coordinates that "
+    "turn: frequencies are {meant:.15g}^(-2k/{width}). Where pairs were meant not to turn (p-RoPE) "
+    "that is right, in a partial rotation it is not.",
+    "stretch-on-frequencies": "Every frequency is divided by {factor:.15g}^(d/(d-2)), the number "
+    "by which NTK-aware scaling multiplies the base.",
+    "index-from-one": "Pairs are counted from 1: frequencies are {base:.15g}^(-2(k+1)/"
+    "{rotary_dim}), so that every one is one step too slow.",
+    "ramp-inverted": "YaRN's ramp runs the wrong way: fast pairs are divided by {factor:.15g} and "
+    "slow ones kept, where it should be the other way round.",
+}
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -23,6 +72,11 @@ class Finding:
 
     name: str
     says: str
+
+
+def finding(name: str, /, **measured: Any) -> Finding:
+    """The finding of that name in `SENTENCES`, with what was measured."""
+    return Finding(name.format_map(measured), SENTENCES[name].format_map(measured))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +163,7 @@ class Identification:
 
     def names(self) -> set[str]:
         """The names of the findings."""
-        return {finding.name for finding in self.findings}
+        return {one.name for one in self.findings}
 
     def __str__(self) -> str:
         return self.explain()
@@ -126,7 +180,7 @@ class Identification:
             lines.append(f"Its result is multiplied by {self.attention_factor:.9g}.")
         if self.position_offset:
             lines.append(f"Position p is turned as p {self.position_offset:+g}.")
-        lines += [finding.says for finding in self.findings]
+        lines += [one.says for one in self.findings]
         if self.negative is not None and not any("negative" in name for name in self.names()):
             lines.append(f"A negative position {self.negative}.")
         if self.precision:
@@ -161,7 +215,7 @@ class Identification:
         """Everything as JSON values; an error that is no finite number is None."""
         plain = {name: getattr(self, name) for name in self.__dataclass_fields__}
         plain["pairs"] = [asdict(pair) for pair in self.pairs]
-        plain["findings"] = [asdict(finding) for finding in self.findings]
+        plain["findings"] = [asdict(one) for one in self.findings]
         plain["precision"] = [[p, finite_or_none(error)] for p, error in self.precision]
         plain["error"] = None if self.error is None else finite_or_none(self.error)
         plain["alternatives"] = list(self.alternatives)

@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from phasor.angles import cos_sin
+from phasor.rope import Rope
+
 Floats = NDArray[np.float64]
 Complex = NDArray[np.complex128]
+#: Significant bits of a dtype, and the exponent of its smallest number.
+DTYPES = {
+    "float64": (53, -1074),
+    "float32": (24, -149),
+    "float16": (11, -24),
+    "bfloat16": (8, -133),
+}
+#: Largest relative error of rounding to a dtype.
+ROUNDING = {dtype: 2.0**-bits for dtype, (bits, _) in DTYPES.items()}
 # an angle this far from its prediction is of no use: the table has ended, or the precision
 _SURPRISE = 0.5
 # float16's smallest number, which is also its step size near 0
@@ -40,9 +53,40 @@ class Spectrum:
         return np.exp(1j * (self.phase + positions[:, None] * self.inv_freq))
 
 
+def nearest(values: Floats, dtype: str) -> tuple[Floats, Floats]:
+    """The nearest numbers of a dtype, ties to even, and how far apart its numbers are there."""
+    bits, least = DTYPES[dtype]
+    unit = np.ldexp(1.0, np.maximum(np.frexp(values)[1] - bits, least))
+    return np.rint(values / unit) * unit, unit
+
+
 def powers_of_two(highest: int) -> list[int]:
     """0 and the powers of two up to ``highest``: positions from which frequencies can be read."""
     return [0, *(1 << j for j in range(highest.bit_length()))]
+
+
+def first_bad(good: int, bad: int, is_good: Callable[[int], bool]) -> int:
+    """The position where good ones end, by halving between one that is good and one that is not."""
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        good, bad = (middle, bad) if is_good(middle) else (good, middle)
+    return bad
+
+
+def on_every_axis(positions: Any, rope: Rope) -> Any:
+    """A position, or an array of them, as the coordinates on each of the Rope's axes."""
+    n = rope.axes.n_axes
+    return positions if n == 1 else np.stack([positions] * n, axis=-1)
+
+
+def exact_turns(rope: Rope, positions: NDArray[np.int64], offset: float = 0.0) -> Complex:
+    """``exp(i angle)`` at positions plus an offset, on every axis: ``[P, pairs]``.
+
+    A Rope that is wider than what was measured has more pairs there, which do not turn.
+    """
+    at = positions + int(offset) if offset.is_integer() else positions + offset
+    cos, sin = cos_sin(rope, on_every_axis(at, rope))
+    return cos + 1j * sin
 
 
 def rounded_angles(z: Complex, rounding: float) -> Floats:
@@ -118,6 +162,10 @@ class Interval:
 
     def __and__(self, other: Interval) -> Interval:
         return Interval(max(self.low, other.low), min(self.high, other.high))
+
+    def times(self, factor: float) -> Interval:
+        """All of them times a positive number."""
+        return Interval(self.low * factor, self.high * factor)
 
     def exp(self) -> Interval:
         """The exponentials of all of them."""

@@ -12,8 +12,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from phasor.errors import ConfigError, PositionError, TensorError
 from phasor.identification import Identification
-from phasor.identification.calling import ROUNDING
 from phasor.identification.measuring import identify_rows
+from phasor.identification.spectrum import ROUNDING
 from phasor.numpy import rotate_by
 from phasor.pairings import Pairing
 from phasor.rope import Rope

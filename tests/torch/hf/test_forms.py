@@ -10,8 +10,14 @@ from torch import Tensor
 
 from phasor import Rope
 from phasor.errors import TensorError
-from phasor.torch.hf.carriers import CarriedRope, Carrier, Form, carry_positions
-from phasor.torch.hf.functions import measure_form, substitute
+from phasor.torch.hf.carriers import (
+    CarriedRope,
+    Carrier,
+    Form,
+    carry_positions,
+    measure_form,
+    substitute,
+)
 
 PAIRS, SPARE, BASE = 3, 4, 50.0
 PLACES = torch.tensor([[0, 1, 7, 30, 99]])

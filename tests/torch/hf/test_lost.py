@@ -15,10 +15,9 @@ import torch
 from torch import Tensor
 
 from phasor.errors import ConfigError
-from phasor.torch.hf import CheckedModule, check, functions, patch, unpatch
+from phasor.torch.hf import CheckedModule, carriers, check, patch, unpatch
 from phasor.torch.hf.architectures import tiny_model
-from phasor.torch.hf.carriers import rotate_by_carrier
-from phasor.torch.hf.functions import measure_form
+from phasor.torch.hf.carriers import measure_form, rotate_by_carrier
 
 from ...rounding import rounding
 from .live_models import difference, generated, prefill, tokens
@@ -168,7 +167,7 @@ def test_a_model_that_accelerate_spread_is_patched(
         rotated.append(len(given))
         return rotate_by_carrier(*given)
 
-    monkeypatch.setattr(functions, "rotate_by_carrier", counted)
+    monkeypatch.setattr(carriers, "rotate_by_carrier", counted)
     from accelerate import dispatch_model
 
     model = copy.deepcopy(small[name])

@@ -16,20 +16,30 @@ the class of the model are not touched, so that what is saved, wrapped or traine
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from torch import nn
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
 
 from phasor._checks import whole
+from phasor.angles import cos_sin
 from phasor.errors import ConfigError
 from phasor.layers import LayerRopes
 from phasor.rope import Rope
-from phasor.torch.hf.checking import Checked, CheckedModule, check
-from phasor.torch.hf.methods import ORIGINAL, named_modules, original_class
+from phasor.torch.functional import rotate
+from phasor.torch.hf.embeddings import (
+    buffers_and_factors,
+    each_row,
+    half_rows,
+    isolated_torch_state,
+)
+from phasor.torch.hf.methods import ORIGINAL, named_modules, original_class, rotations_of
 from phasor.torch.hf.modules import (
     CARRIED_ROPES,
+    TABLE,
     Member,
     carrying_class,
     holds_table,
@@ -38,8 +48,10 @@ from phasor.torch.hf.modules import (
     set_class,
 )
 from phasor.torch.hf.reading import (
+    Embedding,
     PartRotation,
     check_buffers,
+    is_lost,
     language_part,
     read_parts,
 )
@@ -54,6 +66,11 @@ __all__ = [
     "patch",
     "unpatch",
 ]
+
+
+# where a config names no context, as those of towers do not
+_CONTEXT = 4096
+_MOST_POSITIONS = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +126,58 @@ class Patched:
         return "\n".join([head + few, *lines])
 
 
+@dataclass(frozen=True, kw_only=True)
+class CheckedModule:
+    """The cosines and sines of one module, for one kind of layer; as text, a line.
+
+    Attributes:
+        path: The module's name in the model.
+        class_name: Its class.
+        kind: The kind of layer, where it makes cosines for several.
+        context: Positions from 0 that were looked at, at most 65,536 of them, evenly spread.
+        error: The largest distance of a cosine or a sine from its exact value; NaN if it has none.
+        dtype: What its cosines and sines come in.
+        rounding: What rounding to that dtype may cost, half a unit in the last place of the gain.
+        beyond: The first of those positions where the distance is more than that, if any.
+        lost: What the module holds no numbers in any more, such as ``inv_freq``; "" if nothing.
+    """
+
+    path: str
+    class_name: str
+    kind: str | None
+    context: int
+    error: float
+    dtype: torch.dtype
+    rounding: float
+    beyond: int | None
+    lost: str = ""
+
+    def __str__(self) -> str:
+        who = f"{self.path} ({self.class_name})" + (f", {self.kind}" if self.kind else "")
+        if self.lost:
+            return f"{who}: no cosines, for its {self.lost} is lost; a patched model needs none"
+        reach = "never" if self.beyond is None else f"from position {self.beyond}"
+        kind = str(self.dtype).removeprefix("torch.")
+        return (
+            f"{who}: cosines within {self.error:.1e} of exact over {self.context} positions, "
+            f"beyond the rounding of {kind} ({self.rounding:.1e}) {reach}"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checked:
+    """What `check` found; as text, a line for each module.
+
+    Attributes:
+        modules: Those that make cosines, in the model's order.
+    """
+
+    modules: tuple[CheckedModule, ...]
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.modules))
+
+
 def patch(model: nn.Module, *, part: str | None = None, seq_len: int | None = None) -> Patched:
     """Let ``model`` rotate with phasor from now on; prints and returns what was replaced.
 
@@ -146,36 +215,38 @@ def patch(model: nn.Module, *, part: str | None = None, seq_len: int | None = No
     """
     if seq_len is not None:
         whole("seq_len", seq_len, least=1)
-    read = read_parts(model, part, "patch")
-    patched = [
-        one.path
-        for part_read in read
-        for one in part_read.members
-        if original_class(one.module) is not None
-    ]
-    if patched:
-        raise ConfigError(
-            f"model must not be patched yet, and {patched[0]} is; call unpatch(model) first"
-        )
     ropes: list[tuple[nn.Module, Any]] = []
-    classes: list[tuple[nn.Module, type]] = []
+    classes: list[tuple[Member, type]] = []
     # every class is made before the first module changes
+    read = read_parts(model, part, "patch")
     for one in read:
         check_buffers(one)
         for embedding in one.embeddings:
-            module, cls = embedding.member.module, embedding.member.cls
-            fixed = bool(embedding.layout.fixed)
-            ropes.append((module, embedding.carried_ropes(seq_len)))
-            classes.append((module, carrying_class(cls, fixed, embedding.single)))
+            member, fresh = embedding.member, embedding.fresh
+            ropes.append((member.module, embedding.carried_ropes(seq_len)))
+            cls = carrying_class(member.cls, bool(fresh.layout.fixed), fresh.single)
+            classes.append((member, cls))
         # a module that is both, with a table of its own, gets the second of its classes
-        for member, _ in one.rotating:
-            cls = rotating_class(member.cls, one.batched, holds_table(member.module))
-            classes.append((member.module, cls))
+        batched = one.embeddings[0].fresh.layout.batched
+        for member in one.rotating:
+            cls = rotating_class(member.cls, batched, holds_table(member.module))
+            classes.append((member, cls))
+    for member, _ in classes:
+        if original_class(member.module) is not None:
+            raise ConfigError(
+                f"model must not be patched yet, and {member.path} is; call unpatch(model) first"
+            )
     for module, by_kind in ropes:
         module.__dict__[CARRIED_ROPES] = by_kind
-    for module, cls in classes:
-        set_class(module, cls)
-    report = _report(model, read, seq_len)
+    for member, cls in classes:
+        set_class(member.module, cls)
+    report = Patched(
+        model=type(model).__name__,
+        embeddings=tuple(it.member.path for one in read for it in one.embeddings),
+        layers=tuple(
+            _replaced(member, one.layers, seq_len) for one in read for member in one.rotating
+        ),
+    )
     print(report)
     return report
 
@@ -243,22 +314,43 @@ def from_model(model: nn.Module, *, part: str | None = None) -> LayerRopes:
     return read.layers
 
 
-def _report(model: nn.Module, read: Sequence[PartRotation], seq_len: int | None) -> Patched:
-    layers = [
-        _replaced(member, tuple(sorted(functions)), one.layers, seq_len)
-        for one in read
-        for member, functions in one.rotating
-    ]
-    return Patched(
-        model=type(model).__name__,
-        embeddings=tuple(it.member.path for one in read for it in one.embeddings),
-        layers=tuple(layers),
-    )
+def check(model: nn.Module, *, part: str | None = None) -> Checked:
+    """How far the cosines that ``model`` turns by, as it is, are from exact.
+
+    Frequencies are rounded by ``model.to(torch.bfloat16)``, lost by ``to_empty``, and multiplied
+    by positions in float32: the further a token is from the start, the further its angle is off.
+    `patch` mends all three, since a patched model holds no frequencies.
+
+    Args:
+        model: A model of transformers, or a part of one, patched or not. It is not changed.
+        part: As in `patch`.
+
+    Raises:
+        ConfigError: If something in the model rotates in a way that is not understood.
+
+    >>> from transformers import LlamaConfig, LlamaModel
+    >>> small = LlamaConfig(num_hidden_layers=1, hidden_size=64, num_attention_heads=2,
+    ...     num_key_value_heads=1, intermediate_size=8, vocab_size=16)
+    >>> print(check(LlamaModel(small).to(torch.bfloat16)))  # doctest: +ELLIPSIS
+    rotary_emb (LlamaRotaryEmbedding): cosines within 3.6e-01 of exact over 2048 positions, ...
+    """
+    read = read_parts(model, part, "check")
+    like = next((p for p in model.parameters() if p.is_floating_point() and not p.is_meta), None)
+    hidden = torch.empty(0) if like is None else like
+    with isolated_torch_state():
+        modules = [
+            _check_module(embedding, kind, one, hidden)
+            for one in read
+            for embedding in one.embeddings
+            for kind in embedding.ropes
+        ]
+    return Checked(modules=tuple(modules))
 
 
-def _replaced(
-    member: Member, functions: tuple[str, ...], ropes: LayerRopes | str, seq_len: int | None
-) -> Replaced:
+# ---- what was replaced ----
+
+
+def _replaced(member: Member, ropes: LayerRopes | str, seq_len: int | None) -> Replaced:
     layer = layer_number(member)
     doubt, rope = (ropes, None) if isinstance(ropes, str) else ("", None)
     if isinstance(ropes, LayerRopes) and layer is not None and layer < len(ropes):
@@ -267,7 +359,7 @@ def _replaced(
         path=member.path,
         class_name=member.cls.__name__,
         layer=layer,
-        functions=functions,
+        functions=tuple(sorted(rotations_of(member.cls))),
         rope=rope if rope is None or seq_len is None else rope.at(seq_len),
         doubt=doubt,
     )
@@ -281,3 +373,69 @@ def _in_words(rope: Rope) -> str:
     if rope.scaling is not None:
         words.append(type(rope.scaling).__name__)
     return ", ".join(words)
+
+
+# ---- how far cosines are from exact ----
+
+
+def _check_module(
+    embedding: Embedding, kind: str | None, read: PartRotation, hidden: Tensor
+) -> CheckedModule:
+    member, fresh = embedding.member, embedding.fresh
+    context = read.layers.context if isinstance(read.layers, LayerRopes) else None
+    grid = _grid(embedding, context or _CONTEXT)
+    law = replace(embedding.ropes[kind].at(int(grid.max()) + 1), direction=1)
+    live = buffers_and_factors(member.module)
+    of_kind = [name for name in fresh.buffers if name in live and name.startswith(kind or "")]
+    lost = [name for name in of_kind if is_lost(live[name], fresh.buffers[name])]
+    if original_class(member.module) is not None:
+        rows, dtype, lost = _operator_rows(law, grid), torch.float32, []
+    elif lost:
+        nothing = np.full((grid.shape[1], law.num_pairs), np.nan)
+        rows, dtype = (nothing, nothing), hidden.dtype
+    else:
+        answer = fresh.rows_of(member.module, grid, kind, hidden.new_zeros(1, grid.shape[1], 1))
+        assert fresh.form is not None, "a rope was found for it"
+        rows, dtype = half_rows(answer, fresh.form), each_row(answer)[0].real.dtype
+    gain = law.attention_factor
+    exact = cos_sin(law, _positions(law, grid))
+    error = np.max([np.abs(a - gain * b).max(-1) for a, b in zip(rows, exact, strict=True)], 0)
+    rounding = torch.finfo(dtype).eps / 2 * gain
+    beyond = np.flatnonzero(~(error <= rounding))
+    return CheckedModule(
+        path=member.path,
+        class_name=member.cls.__name__,
+        kind=kind,
+        context=int(grid.max()) + 1,
+        error=float(error.max()),
+        dtype=dtype,
+        rounding=rounding,
+        beyond=int(grid[:, beyond[0]].max()) if len(beyond) else None,
+        lost=lost[0] if lost else "",
+    )
+
+
+def _grid(embedding: Embedding, context: int) -> NDArray[np.int64]:
+    """Positions ``[axes, seq]``, the same on every axis."""
+    if embedding.fresh.layout.fixed:
+        return np.array(embedding.fresh.layout.fixed).T
+    if holds_table(embedding.member.module):
+        context = len(embedding.fresh.buffers[TABLE])
+    count = min(context, _MOST_POSITIONS)
+    positions = np.unique(np.linspace(0, context - 1, count).round().astype(np.int64))
+    return np.tile(positions, (embedding.fresh.n_axes, 1))
+
+
+def _positions(law: Rope, grid: NDArray[np.int64]) -> NDArray[np.int64]:
+    """``[seq]``, or ``[seq, axes]`` of several axes."""
+    return grid.T if law.axes.n_axes > 1 else grid[0]
+
+
+def _operator_rows(law: Rope, grid: NDArray[np.int64]) -> tuple[NDArray[np.float64], ...]:
+    """Rows of phasor's operator, off the pairs (1, 0) that it turns."""
+    plain = replace(law, head_dim=law.rotary_dim, rotary_start=0, pairing="half", pairing_out=None)
+    ones = torch.tensor([1.0, 0.0]).repeat_interleave(law.num_pairs).repeat(grid.shape[1], 1, 1)
+    positions = torch.as_tensor(_positions(law, grid))
+    rotated = rotate(ones, positions, plain, gain=law.attention_factor)
+    cos, sin = rotated[:, 0].double().chunk(2, -1)
+    return cos.numpy(), sin.numpy()

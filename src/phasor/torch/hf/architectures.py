@@ -56,11 +56,7 @@ def particulars() -> Mapping[str, Any]:
 
 
 def transformers() -> Any:
-    """The installed transformers.
-
-    Raises:
-        BackendError: If there is none.
-    """
+    """The installed transformers, or a BackendError if there is none."""
     if find_spec("transformers") is None:
         raise BackendError(
             "the architectures of transformers are asked for, and transformers is not installed: "
@@ -70,11 +66,7 @@ def transformers() -> Any:
 
 
 def installed_model_types() -> tuple[str, ...]:
-    """The model types of the installed transformers whose models take tokens and rotate, sorted.
-
-    Raises:
-        BackendError: If transformers is not installed.
-    """
+    """The model types of the installed transformers whose models take tokens and rotate, sorted."""
     return tuple(name for name in sorted(_modules()) if _class_of(name) is not None)
 
 
@@ -85,10 +77,7 @@ def not_built() -> Mapping[str, str]:
 
 
 def model_class(name: str) -> Any:
-    """The class of a model type, its causal language model where there is one.
-
-    Args:
-        name: Such as ``llama``, or the name of any of its model classes.
+    """The class of a model type or any of its classes, its causal model where there is one.
 
     Raises:
         BackendError: If transformers is not installed.
@@ -188,17 +177,11 @@ def foreign_errors(what: str) -> Generator[None]:
 
 
 def tiny_config(name: str, config: Mapping[str, Any] | None = None) -> Any:
-    """The config of a small model that rotates as one of that type does.
+    """The config of a small model that rotates as one of that type or class does.
 
-    It keeps the first layer of every kind, two at least, the width of a head, and all that is said
-    about the rotation; hidden width, vocabulary and experts are small.
-
-    Args:
-        name: A model type, or the name of a model class.
-        config: What a ``config.json`` of that type says; the class's defaults if None.
-
-    Returns:
-        An instance of the architecture's config class, with eager attention.
+    It keeps the first layer of every kind, two at least, the width of a head, and all that
+    ``config``, as in a ``config.json``, or else the class says about the rotation; hidden width,
+    vocabulary and experts are small. Attention is eager, so that all is called from Python.
 
     Raises:
         BackendError: If transformers is not installed.
@@ -219,17 +202,9 @@ def tiny_config(name: str, config: Mapping[str, Any] | None = None) -> Any:
 
 
 def tiny_model(name: str, config: Mapping[str, Any] | None = None, *, seed: int = 0) -> Any:
-    """A small random model of an architecture: float32, on the CPU, made without a download.
+    """A random model of `tiny_config`, evaluating, float32, on the CPU, without a download.
 
-    Attention is eager, so that everything is called from Python; the rest is as in `tiny_config`.
-
-    Args:
-        name: A model type, or the name of a model class.
-        config: What a ``config.json`` of that type says; the class's defaults if None.
-        seed: Of the weights; torch's random generator is left as it was.
-
-    Returns:
-        The model, in evaluation mode.
+    Torch's random generator is left as it was.
 
     Raises:
         BackendError: If transformers is not installed.
@@ -251,10 +226,8 @@ def kept_layers(config: Mapping[str, Any]) -> list[int]:
     """The layers to keep: the first of every kind, and two at least."""
     count = _first(config, _LAYERS, 2)
     kinds = [config[key] for key in _TELLS_LAYERS_APART if _is_per_layer(config.get(key), count)]
-    first: dict[tuple[Any, ...], int] = {}
-    for i in range(count):
-        first.setdefault(tuple(one[i] for one in kinds), i)
-    kept = sorted(first.values())
+    by_layer = list(zip(*kinds, strict=True)) if kinds else [()] * count
+    kept = sorted({by_layer.index(kind) for kind in by_layer})
     return kept if len(kept) > 1 else list(range(min(count, 2)))
 
 

@@ -1,31 +1,42 @@
-"""What a patched model hands from layer to layer in the place of its cosines, and how it rotates.
+"""What rotation functions do, and what stands in their place and in that of cosines once patched.
 
-A carrier holds the positions of the tokens and says which Rope rotates by them: a few integers,
-where the model would have handed ``[batch, seq, head_dim]`` of cosines and as many sines. Only a
-Rope whose rule picks its law from the length of the sequence is carried as rows of cos and sin,
-half as wide and made once a forward pass: which law it is depends on the data then.
+A rotation function is measured by calling it. Of a patched model it is given a carrier: the
+positions of the tokens and the Rope that rotates by them, a few integers, where the model would
+have handed ``[batch, seq, head_dim]`` of cosines and as many sines. Only a Rope whose rule picks
+its law from the length of the sequence is carried as rows of cos and sin, half as wide and made
+once a forward pass: which law it is depends on the data then.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from phasor.errors import TensorError
-from phasor.pairings import Pairing
+from phasor.pairings import PAIRINGS, Pairing
 from phasor.rope import Rope
 from phasor.scaling import Rule
 from phasor.torch import ops
 from phasor.torch._internals import cached_constant
-from phasor.torch._tables import count_axes, layout_text, read_rope
-from phasor.torch.functional import rotate, rotate_qk
+from phasor.torch._tables import axis_of_pair, compute_dtype, count_axes, layout_text, read_rope
+from phasor.torch.functional import rotate, rotate_by, rotate_qk
+from phasor.torch.hf.methods import COMPLEX_ROWS, ROWS, parameters
 
+#: What RoFormer calls its sines and cosines, which are one tensor.
+TABLE_ROWS = "sinusoidal_pos"
+_OPTIONS = ("position_ids", "unsqueeze_dim", "value_layer")
+_PAIRS = 4
+_SPARE = 6
+_TOLERANCE = 1e-6
 RowWidth = Literal["twice", "repeated", "half", "complex", "table"]
+TurnedSlice = Literal["start", "end", "exact"]
 
 
 class Form(NamedTuple):
@@ -46,7 +57,7 @@ class Form(NamedTuple):
     pairing: Pairing
     pairing_out: Pairing
     direction: int
-    slice: Literal["start", "end", "exact"]
+    slice: TurnedSlice
     width: RowWidth
     heads_first: bool
 
@@ -160,12 +171,8 @@ class Carrier:
 class CarrierTable:
     """Stands for the table of sines in GPT-J's and CodeGen's attention, and for what it returns.
 
-    Their code looks rows up by positions and splits them into sines and cosines.
-
-    Args:
-        by: How the layer rotates.
-        device: Where the table is.
-        carrier: What was looked up, if anything was.
+    Their code looks rows up by positions and splits them into sines and cosines: ``carrier`` is
+    what was looked up, if anything was.
     """
 
     def __init__(
@@ -202,11 +209,8 @@ class CarrierTable:
 def carry_positions(by: CarriedRope, position_ids: Tensor, dtype: torch.dtype) -> Carrier:
     """The carrier for a model's ``position_ids``, whatever was carried before.
 
-    Args:
-        by: How these layers rotate.
-        position_ids: ``[batch, seq]``, or as ``by.layout`` says where positions have axes; one
-            coordinate stands for all of them.
-        dtype: Of the hidden states.
+    They are ``[batch, seq]``, or as ``by.layout`` says where positions have axes; one coordinate
+    stands for all of them. Under a rule the rows are for hidden states of that dtype.
     """
     positions, layout = position_ids, by.layout
     n_axes = count_axes(by.rope)
@@ -220,19 +224,15 @@ def carry_positions(by: CarriedRope, position_ids: Tensor, dtype: torch.dtype) -
     if by.rule is None:
         return Carrier((positions,), by)
     with torch.no_grad():
-        return Carrier(rule_rows(by.rule, by.rope, positions, dtype), by)
+        return Carrier(_rule_rows(by.rule, by.rope, positions, dtype), by)
 
 
 def rotate_by_carrier(
     xs: Sequence[Tensor], carrier: Any, form: Form, heads_first: bool
 ) -> list[Tensor]:
-    """``xs`` rotated as a foreign function of that form would have done it.
+    """``xs``, ``[..., seq, heads, head_dim]``, rotated as a function of that form would have done.
 
-    Args:
-        xs: Tensors ``[..., heads, seq, head_dim]`` or ``[..., seq, heads, head_dim]``.
-        carrier: What a patched model hands to it.
-        form: The function's geometry.
-        heads_first: Which of the two.
+    With ``heads_first`` they are ``[..., heads, seq, head_dim]``.
     """
     if not isinstance(carrier, Carrier):
         raise TensorError(
@@ -255,13 +255,15 @@ def rotate_by_carrier(
         text, gain = rope_of_heads(*rope), carrier.by.gain
         done = ops.apply(xs, list(carrier.angles), text, inverse, gain, "auto")
     else:
-        positions, of_heads = carrier.angles[0], read_rope(rope_of_heads(*rope))
+        positions, of_heads, gain = (
+            carrier.angles[0],
+            read_rope(rope_of_heads(*rope)),
+            carrier.by.gain,
+        )
         if len(xs) == 1:
-            done = [rotate(xs[0], positions, of_heads, inverse=inverse, gain=carrier.by.gain)]
+            done = [rotate(xs[0], positions, of_heads, inverse=inverse, gain=gain)]
         else:
-            done = rotate_qk(
-                xs[0], xs[1], positions, of_heads, inverse=inverse, gain=carrier.by.gain
-            )
+            done = rotate_qk(xs[0], xs[1], positions, of_heads, inverse=inverse, gain=gain)
     return [y.transpose(-3, -2) if heads_first else y for y in done]
 
 
@@ -294,46 +296,31 @@ def rows_text(text: str, head_dim: int, form: Form) -> str:
 # ---- rows under a rule ----
 
 
-def rule_rows(
+def _rule_rows(
     rule: Rule, text: str, positions: Tensor, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Rows of cos and sin ``[..., seq, num_pairs]`` under the law for these positions.
+    """Rows ``[..., seq, num_pairs]`` of cos and sin, with gain, under the law for these positions.
 
     They are what ``rope.at(farthest + 1)`` would say, in tensor operations alone where the rule
     can say it so: then a compiler can follow, and no device is stopped.
-
-    Args:
-        rule: Picks the law.
-        text: The Rope, whose scaling is that rule.
-        positions: ``[..., seq]``, or ``[..., seq, axes]``.
-        dtype: Of the tensors that will be rotated.
-
-    Returns:
-        Cosines and sines that hold their gain.
     """
-    steps, gain = _radians_per_position(rule, text, positions)
+    length = (positions.max() + 1).double()
+    # numbers, not tensors: a compiler takes only one tensor as a constant from one function
+    spectra = [length.new_tensor(one) for one in _plain_spectra(text)]
+    scaled = [rule.at_lengths(length, one, torch) for one in spectra]
+    if scaled[0] is None:
+        steps, gain = _outside_the_graph(text, length)
+    else:
+        steps, gain = torch.cat([one for one, _ in cast(Any, scaled)], -1), scaled[0][1]
+        if _rounds_to_float32(text):
+            steps = steps.float().double()
     columns = positions.unsqueeze(-1).double()
     if count_axes(text) > 1:
         # the coordinate of each pair: [..., seq, axes] -> [..., seq, num_pairs]
-        columns = positions.double()[..., list(_rule_constants(text).axis_of_pair)]
+        columns = positions.double()[..., axis_of_pair(text, positions.device)]
     angles = columns * steps
-    row_dtype = torch.float64 if dtype == torch.float64 else torch.float32
+    row_dtype = compute_dtype(dtype)
     return (angles.cos() * gain).to(row_dtype), (angles.sin() * gain).to(row_dtype)
-
-
-def _radians_per_position(rule: Rule, text: str, positions: Tensor) -> tuple[Tensor, Any]:
-    """Of every pair, and the gain."""
-    length = (positions.max() + 1).double()
-    # numbers, not tensors: a compiler takes only one tensor as a constant from one function
-    spectra = [length.new_tensor(one) for one in _rule_constants(text).spectra]
-    found = [rule.at_lengths(length, one, torch) for one in spectra]
-    scaled = [one for one in found if one is not None]
-    if len(scaled) < len(found):
-        return _outside_the_graph(text, length)
-    steps = torch.cat([one for one, _ in scaled], -1)
-    if _rule_constants(text).in_float32:
-        steps = steps.float().double()
-    return steps, scaled[0][1]
 
 
 def _read_length(text: str, length: Tensor) -> tuple[Tensor, float]:
@@ -348,27 +335,150 @@ _outside_the_graph = cast(
 )
 
 
-class _RuleConstants(NamedTuple):
-    """What rows under a rule need of its Rope.
-
-    Attributes:
-        spectra: The frequencies of every spectrum before the rule.
-        in_float32: Whether frequencies are rounded to float32.
-        axis_of_pair: The axis of every pair.
-    """
-
-    spectra: tuple[tuple[float, ...], ...]
-    in_float32: bool
-    axis_of_pair: tuple[int, ...]
+@cached_constant
+def _plain_spectra(text: str) -> tuple[tuple[float, ...], ...]:
+    """The frequencies of every spectrum before the rule."""
+    rope = read_rope(text)
+    widths = rope.axes.spectra(rope.num_pairs)
+    plain = [Rope(head_dim=2 * n, pairing="half", base=rope.base) for n in widths]
+    return tuple(tuple(one.inv_freq.tolist()) for one in plain)
 
 
 @cached_constant
-def _rule_constants(text: str) -> _RuleConstants:
-    rope = read_rope(text)
-    pairs = rope.num_pairs
-    plain = [Rope(head_dim=2 * n, pairing="half", base=rope.base) for n in rope.axes.spectra(pairs)]
-    return _RuleConstants(
-        tuple(tuple(one.inv_freq.tolist()) for one in plain),
-        rope.inv_freq_dtype == "float32",
-        rope.axes.axis_of_pair(pairs),
-    )
+def _rounds_to_float32(text: str) -> bool:
+    return read_rope(text).inv_freq_dtype == "float32"
+
+
+# ---- rotation functions of others ----
+
+
+def tensor_parameters(function: Any) -> tuple[str, ...]:
+    """The parameters of a rotation function that it rotates: all but its rows and options."""
+    others = (*ROWS, TABLE_ROWS, *_OPTIONS)
+    return tuple(name for name in parameters(function) if name not in others)
+
+
+def substitute(function: Any, batched: bool = True) -> Callable[..., Any]:
+    """What takes the place of ``function`` in a patched model: the same call, given carriers."""
+    form = measure_form(function, batched)
+    if form is None or form.width == "table":
+        raise TensorError(f"{function} must be a rotation that phasor understands")
+    names, tensors = tuple(parameters(function)), tensor_parameters(function)
+    # the carrier stands for cosines as well, but the sine's sign says which way to turn
+    row = next(name for name in ("sin", *COMPLEX_ROWS) if name in names)
+
+    def rotation(*args: Any, **words: Any) -> Any:
+        given = {**dict(zip(names, args, strict=False)), **words}
+        carrier, unsqueeze_dim = given[row], given.get("unsqueeze_dim")
+        heads_first = form.heads_first
+        if unsqueeze_dim is not None:
+            rank = carrier.rank if isinstance(carrier, Carrier) else 3
+            heads_first = heads_come_first(unsqueeze_dim, rank)
+        xs = [given[name] for name in tensors]
+        # a key may be None, where only queries are rotated
+        done = rotate_by_carrier([x for x in xs if x is not None], carrier, form, heads_first)
+        if len(xs) == 1:
+            return done[0]
+        return done[0], (done[1] if len(done) > 1 else None)
+
+    return rotation
+
+
+def heads_come_first(unsqueeze_dim: int, rank: int) -> bool:
+    """Whether cosines ``[..., seq, width]`` get their axis of heads before that of tokens."""
+    axis = unsqueeze_dim % (rank + 1)
+    if axis not in (rank - 2, rank - 1):
+        raise TensorError(
+            f"unsqueeze_dim must be {rank - 2} or {rank - 1} in a patched model, "
+            f"got {unsqueeze_dim}"
+        )
+    return axis == rank - 2
+
+
+@lru_cache(maxsize=256)
+def measure_form(function: Any, batched: bool = True) -> Form | None:
+    """The geometry of a rotation function, or None where it is none that is understood.
+
+    It is called with tensors and angles of its own, on the CPU, and one form of all that there
+    are must explain what it returns. Its cosines are ``[batch, seq, width]``, or ``[seq, width]``
+    where they are not ``batched``.
+    """
+    names = parameters(function)
+    rows = {*names} & {*ROWS, TABLE_ROWS}
+    takes_rows = rows == {"cos", "sin"} or len(rows) == 1
+    if not takes_rows or len(tensor_parameters(function)) not in (1, 2):
+        return None
+    widths: tuple[RowWidth, ...] = ("twice", "repeated", "half")
+    if len(rows) == 1:
+        widths = ("table",) if TABLE_ROWS in rows else ("complex",)
+    shape = (1, 3, _PAIRS) if batched else (3, _PAIRS)
+    orders = (True, False)
+    if "unsqueeze_dim" in names:
+        orders = (heads_come_first(names["unsqueeze_dim"].default, len(shape)),)
+    with torch.device("cpu"), torch.no_grad():
+        phases = torch.rand(shape, generator=torch.Generator().manual_seed(0)) * 6
+        for width, heads_first in itertools.product(widths, orders):
+            # a head wider than the rotation shows which slice turns, where the function takes one
+            called = _call_measured(function, phases, width, heads_first, _SPARE)
+            called = called or _call_measured(function, phases, width, heads_first, 0)
+            geometry = called and _explain(*called, phases)
+            if geometry:
+                return Form(*geometry, width, heads_first)
+    return None
+
+
+def call_rotation(function: Any, x: Tensor, rows: Any) -> Tensor:
+    """What ``function`` makes of ``x``, given ``(cos, sin)`` or one tensor for both."""
+    cos, sin = (rows, rows) if isinstance(rows, Tensor) else rows
+    by_name = {"cos": cos, "sin": sin} | dict.fromkeys((*COMPLEX_ROWS, TABLE_ROWS), cos)
+    # a copy of each, for a function may write into what it is given
+    names = [name for name in parameters(function) if name not in _OPTIONS]
+    done = function(*(by_name[name] if name in by_name else x.clone() for name in names))
+    return cast(Tensor, done[0] if isinstance(done, tuple) else done)
+
+
+def _rows(phases: Tensor, width: RowWidth) -> Any:
+    cos, sin = phases.cos(), phases.sin()
+    match width:
+        case "twice":
+            return tuple(torch.cat((row, row), -1) for row in (cos, sin))
+        case "repeated":
+            return tuple(row.repeat_interleave(2, -1) for row in (cos, sin))
+        case "half":
+            return cos, sin
+        case "complex":
+            return torch.complex(cos, sin)
+        case "table":
+            return torch.cat((sin, cos), -1)
+
+
+def _call_measured(
+    function: Any, phases: Tensor, width: RowWidth, heads_first: bool, spare: int
+) -> tuple[Tensor, Tensor] | None:
+    """A tensor and what the function makes of it, both ``[..., seq, heads, head_dim]``."""
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(*phases.shape[:-1], 2, 2 * _PAIRS + spare, generator=generator)
+    try:
+        given = x.transpose(-3, -2) if heads_first else x
+        y = call_rotation(function, given, _rows(phases, width))
+    except (RuntimeError, ValueError, IndexError, TypeError):
+        return None  # tensors of these shapes do not go together in it
+    y = y.transpose(-3, -2) if heads_first else y
+    return (x, y) if y.shape == x.shape else None
+
+
+def _explain(
+    x: Tensor, y: Tensor, phases: Tensor
+) -> tuple[Pairing, Pairing, int, TurnedSlice] | None:
+    """The pairings, direction and slice of the rotation that makes ``y`` of ``x``, if one does."""
+    spare = x.shape[-1] - 2 * _PAIRS
+    starts: dict[TurnedSlice, int] = {"start": 0, "end": spare} if spare else {"exact": 0}
+    for place, source, target in itertools.product(starts, PAIRINGS, PAIRINGS):
+        for direction in (1, -1) if source == target else (1,):
+            expected = rotate_by(
+                x, phases.cos(), direction * phases.sin(),
+                pairing=source, pairing_out=target, rotary_start=starts[place], backend="eager",
+            )  # fmt: skip
+            if torch.allclose(expected, y, atol=_TOLERANCE, rtol=0):
+                return source, target, direction, place
+    return None

@@ -24,9 +24,8 @@ from phasor.identification import Identification, identify_samples
 from phasor.positions import every_axis
 from phasor.rope import Rope
 from phasor.torch._internals import outside_modes, outside_transforms
-from phasor.torch.hf.carriers import Form, PositionLayout
-from phasor.torch.hf.functions import call_rotation, measure_form
-from phasor.torch.hf.modules import TABLE_MAKER
+from phasor.torch.hf.carriers import Form, PositionLayout, call_rotation, measure_form
+from phasor.torch.hf.modules import TABLE, TABLE_MAKER
 
 Grid = NDArray[np.int64]  # positions [axes, seq]
 #: What foreign code may raise that is built and called as it was not meant to be.
@@ -79,29 +78,6 @@ def base_of_config(config: Any) -> float | None:
     return cast("float | None", inside or getattr(config, "rope_theta", None))
 
 
-def call_embedding(
-    module: Any, grid: Grid, layout: PositionLayout, kind: str | None, like: Tensor
-) -> Any:
-    """What an embedding module answers at positions ``[axes, seq]``.
-
-    Args:
-        module: The module.
-        grid: The positions.
-        layout: How it takes them.
-        kind: The kind of layer to ask it for, if it takes one.
-        like: Hidden states, which it takes its dtype and device from.
-    """
-    if layout.axis_order:
-        grid = grid[np.argsort(layout.axis_order)]
-    given = grid.T if layout.axes_last else grid
-    if layout.batched:
-        given = given[None] if layout.axes_last else given[:, None]
-    if len(grid) == 1 and not layout.axes_last:
-        given = given[0]
-    kinds = [] if kind is None else [kind]
-    return module(like, torch.as_tensor(given.copy(), device=like.device), *kinds)
-
-
 # ---- rows of cosines and sines, and the Rope that they are ----
 
 
@@ -113,9 +89,7 @@ def each_row(answer: Any) -> tuple[Tensor, ...]:
 def half_rows(answer: Any, form: Form) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Cosines and sines ``[seq, num_pairs]``, of rows as a rotation of that form takes them.
 
-    Args:
-        answer: ``(cos, sin)`` or one tensor for both, of one sequence, with or without a batch.
-        form: The rotation's.
+    ``answer`` is ``(cos, sin)`` or one tensor for both, of one sequence, with or without a batch.
     """
     # [1, seq, width] -> [seq, width]
     rows = [row.reshape(-1, row.shape[-1]) for row in each_row(answer)]
@@ -134,19 +108,13 @@ def half_rows(answer: Any, form: Form) -> tuple[NDArray[np.float64], NDArray[np.
     return cos, sin
 
 
-def rope_error(rope: Rope, form: Form, answer: Any, grid: Grid, gain: float | None = None) -> float:
+def rope_error(rope: Rope, form: Form, answer: Any, grid: Grid) -> float:
     """How far ``rope`` is from what a rotation turns by, as a share of what float32 explains.
 
     At most 1 is right. The logarithm of a frequency is the product of ln(base) and an exponent,
     and a rounding of that is a relative error of the frequency; some roundings more make the law,
-    the angle, the cosine and its gain.
-
-    Args:
-        rope: Whose angles and attention factor are compared; its head and slice are not.
-        form: The rotation's geometry; infinity if the rope has another.
-        answer: The rows that it is given, as in `half_rows`.
-        grid: The positions ``[axes, seq]`` that they were made for.
-        gain: Measured to 32 roundings, in the place of the rope's factor.
+    the angle, the cosine and its gain. Infinity where the rope has another geometry than ``form``;
+    its head and slice are not compared.
     """
     geometry = rope.pairing, rope.output_pairing, rope.direction
     if (form.pairing, form.pairing_out, form.direction) != geometry:
@@ -156,8 +124,8 @@ def rope_error(rope: Rope, form: Form, answer: Any, grid: Grid, gain: float | No
         return math.inf
     angles = grid[list(rope.axes.axis_of_pair(pairs))].T * rope.inv_freq
     roundings = np.log(rope.base or 1e4) * np.arange(pairs) / pairs + 8
-    allowed = np.abs(angles) * roundings + (8 if gain is None else 40)
-    gain = rope.attention_factor if gain is None else gain
+    allowed = np.abs(angles) * roundings + 8
+    gain = rope.attention_factor
     off = np.hypot(rows[0] - gain * np.cos(angles), rows[1] - gain * np.sin(angles))
     share = off / (gain * allowed * _ROUNDING)
     # a NaN is less than nothing, and right to nobody
@@ -182,14 +150,9 @@ def spread_positions(end: int, n_axes: int = 1) -> Grid:
 def identify_rows(
     function: Any, form: Form, answer: Any, grid: Grid, head_dim: int | None = None
 ) -> Identification:
-    """Which rope random vectors show that ``function`` turns by these rows.
+    """Which rope random vectors show that ``function`` turns by these rows, made for ``grid``.
 
-    Args:
-        function: The rotation function.
-        form: Its geometry.
-        answer: The rows, of one sequence, with the batch and width that it wants.
-        grid: The positions ``[axes, seq]`` that they were made for.
-        head_dim: Width of the vectors; as many coordinates as the rows turn if None.
+    The vectors are as wide as what the rows turn unless ``head_dim`` is given.
     """
     count, width = grid.shape[1], head_dim or 2 * half_rows(answer, form)[0].shape[-1]
     generator = torch.Generator().manual_seed(0)
@@ -206,36 +169,79 @@ def identify_rows(
 
 
 class FreshEmbedding:
-    """What an embedding class makes of positions, for one kind of layer.
+    """What an embedding class, built from a config alone, makes of positions for a kind of layer.
 
-    Args:
-        cls: The class, built from a config alone.
-        config: Its config.
-        kind: The kind of layer to ask it for, or None where it takes none.
+    Attributes:
+        buffers: What a new instance multiplies by.
+        layout: How positions come to it.
+        n_axes: How many coordinates a position has.
+        farthest: The farthest position that it can be asked for.
+        single: Whether it answers with one complex tensor.
+        form: The geometry of the function that turns by its rows, once a rope has been found.
     """
 
     form: Form | None = None
+    layout = PositionLayout()
+    n_axes = 1
     farthest = _FAR[-1]
 
     def __init__(self, cls: Any, config: Any, kind: str | None) -> None:
-        self._cls, self._config, self._kind = cls, config, kind
-        self.buffers = buffers_and_factors(self._new())
-        self.n_axes, self.layout = self._find_layout()
+        # it may write into its config
+        self._new: Any = cls(copy.deepcopy(config))
+        self._config, self._kind = config, kind
+        self.buffers = buffers_and_factors(self._new)
+        self._find_layout()
         self.single = isinstance(self(np.zeros((self.n_axes, 1), int)), Tensor)
 
     def __call__(self, grid: Grid) -> Any:
         """Cosines and sines, or complex numbers, at positions ``[axes, seq]``."""
-        return self._answer(grid, self.layout)
+        return self.rows_of(self._new, grid, self._kind, torch.zeros(1, grid.shape[1], 1))
 
-    def _new(self) -> Any:
-        # it may write into its config
-        return self._cls(copy.deepcopy(self._config))
+    def rows_of(self, module: Any, grid: Grid, kind: str | None, like: Tensor) -> Any:
+        """The same from any module of the class, for hidden states like these."""
+        if self.layout.axis_order:
+            grid = grid[np.argsort(self.layout.axis_order)]
+        given = grid.T if self.layout.axes_last else grid
+        if self.layout.batched:
+            given = given[None] if self.layout.axes_last else given[:, None]
+        if len(grid) == 1 and not self.layout.axes_last:
+            given = given[0]
+        kinds = [] if kind is None else [kind]
+        # of a copy, for some write down what they were called with
+        return copy.deepcopy(module)(like, torch.tensor(given, device=like.device), *kinds)
 
-    def _answer(self, grid: Grid, layout: PositionLayout) -> Any:
-        like = torch.zeros(1, grid.shape[1], 1)
-        return call_embedding(self._new(), grid, layout, self._kind, like)
+    def _find_layout(self) -> None:
+        """Find out how many coordinates a position may have, and in which order of dimensions."""
+        last = PositionLayout(axes_last=True)
+        for self.n_axes, self.layout in [
+            *((n, PositionLayout()) for n in (3, 2, 4)),
+            *((n, one) for n in (4, 3, 2) for one in (last._replace(batched=False), last)),
+        ]:
+            try:
+                answer = self(np.arange(5 * self.n_axes).reshape(self.n_axes, 5))
+                shapes = {rows.shape[:-1] for rows in each_row(answer)}
+                fits = shapes == {(1, 5) if self.layout.batched else (5,)}
+                if fits and (not self.layout.axes_last or self._uses_every_axis()):
+                    return
+            except FOREIGN_ERRORS:
+                continue
+        self.n_axes, self.layout = 1, PositionLayout()
+
+    def _uses_every_axis(self) -> bool:
+        """Whether every coordinate turns something, and all together no more than a head."""
+        steps = np.eye(self.n_axes, dtype=int)
+        answers = [self(steps[:, [axis]]) for axis in range(self.n_axes)]
+        still = self(np.zeros((self.n_axes, 1), int))
+        hidden = next((n for key in _WIDTH_KEYS if (n := getattr(self._config, key, None))), 0)
+        width = getattr(self._config, "head_dim", None) or (
+            hidden // self._config.num_attention_heads
+        )
+        return each_row(still)[0].shape[-1] <= width and not any(
+            torch.equal(each_row(one)[-1], each_row(still)[-1]) for one in answers
+        )
 
     def _forms(self, functions: Sequence[Any]) -> list[tuple[Any, Form]]:
+        """The functions that take what this answers, and their geometry."""
         forms = [(function, measure_form(function, self.layout.batched)) for function in functions]
         return [
             (function, form)
@@ -247,9 +253,9 @@ class FreshEmbedding:
         """Whether one of the functions, given this, turns as ``rope`` says, near and far."""
         if rope.axes.n_axes != self.n_axes:
             return False
-        for places in (_NEAR, tuple(min(place, self.farthest) for place in _FAR)):
-            grid = np.stack([np.roll(places, axis) for axis in range(self.n_axes)])
-            if not self._is_explained(rope.at(max(places) + 1), functions, self(grid), grid):
+        for positions in (_NEAR, tuple(min(far, self.farthest) for far in _FAR)):
+            grid = np.stack([np.roll(positions, axis) for axis in range(self.n_axes)])
+            if not self._is_explained(rope.at(max(positions) + 1), functions, self(grid), grid):
                 return False
         return True
 
@@ -263,77 +269,36 @@ class FreshEmbedding:
     def identify(self, functions: Sequence[Any]) -> Rope | None:
         """The Rope that is read off one of the functions, given this."""
         for function, form in self._forms(functions):
-            rope = (
-                self._axial(form) if self.layout.axes_last else self._identify_rope(function, form)
-            )
+            if self.layout.axes_last:
+                steps = half_rows(self(np.eye(self.n_axes, dtype=np.int64)), form)
+                rope, order = axial_rope(steps, form, base_of_config(self._config))
+                self.layout = self.layout._replace(axis_order=order)
+            else:
+                grid = spread_positions(min(FARTHEST, self.farthest + 1), self.n_axes)
+                try:
+                    rope = identify_rows(function, form, self(grid), grid).rope
+                except PhasorError:
+                    continue
             if rope is not None and self.turns_by(rope, functions):
                 return rope
         return None
 
-    def _axial(self, form: Form) -> Rope | None:
-        found = axial_rope(half_rows(self(np.eye(self.n_axes, dtype=np.int64)), form), form,
-                           base_of_config(self._config))  # fmt: skip
-        if found is None:
-            return None
-        rope, order = found
-        self.layout = self.layout._replace(axis_order=order)
-        return rope
-
-    def _identify_rope(self, function: Any, form: Form) -> Rope | None:
-        grid = spread_positions(min(FARTHEST, self.farthest + 1), self.n_axes)
-        try:
-            return identify_rows(function, form, self(grid), grid).rope
-        except PhasorError:
-            return None
-
-    def _find_layout(self) -> tuple[int, PositionLayout]:
-        """How many coordinates a position may have, and how they have to stand."""
-        first, last = PositionLayout(), PositionLayout(axes_last=True)
-        for n_axes, layout in [
-            *((n, first) for n in (3, 2, 4)),
-            *((n, one) for n in (4, 3, 2) for one in (last._replace(batched=False), last)),
-        ]:
-            try:
-                answer = self._answer(np.arange(5 * n_axes).reshape(n_axes, 5), layout)
-                shapes = {rows.shape[:-1] for rows in each_row(answer)}
-                fits = shapes == {(1, 5) if layout.batched else (5,)}
-                if fits and (not layout.axes_last or self._uses_every_axis(n_axes, layout)):
-                    return n_axes, layout
-            except FOREIGN_ERRORS:
-                continue
-        return 1, first
-
-    def _uses_every_axis(self, n_axes: int, layout: PositionLayout) -> bool:
-        """Whether every coordinate turns something, and all together no more than a head."""
-        steps = np.eye(n_axes, dtype=int)
-        answers = [self._answer(steps[:, [axis]], layout) for axis in range(n_axes)]
-        still = self._answer(np.zeros((n_axes, 1), int), layout)
-        hidden = next((n for key in _WIDTH_KEYS if (n := getattr(self._config, key, None))), 0)
-        width = getattr(self._config, "head_dim", None) or (
-            hidden // self._config.num_attention_heads
-        )
-        return each_row(still)[0].shape[-1] <= width and not any(
-            torch.equal(each_row(one)[-1], each_row(still)[-1]) for one in answers
-        )
-
 
 class FreshTable(FreshEmbedding):
-    """What a new table of sines and cosines says, as GPT-J and CodeGen keep in attention.
+    """What a new table of sines and cosines says, as GPT-J and CodeGen keep in attention."""
 
-    Args:
-        cls: The class of attention that keeps the table.
-        table: The table it has.
-        name: What it is called.
-    """
+    single = False
 
-    def __init__(self, cls: Any, table: Tensor, name: str) -> None:
-        self._table: Tensor = cls.forward.__globals__[TABLE_MAKER](*table.shape)
-        self.buffers = {name: self._table}
-        self.single, self.n_axes, self.layout = False, 1, PositionLayout()
-        self.farthest = min(len(self._table) - 1, _FAR[-1])
+    def __init__(self, cls: Any, table: Tensor) -> None:
+        self._new = nn.Module()
+        self._new.register_buffer(TABLE, cls.forward.__globals__[TABLE_MAKER](*table.shape))
+        self.buffers = buffers_and_factors(self._new)
+        self.farthest = min(len(table) - 1, _FAR[-1])
+        self._kind = None
 
-    def __call__(self, grid: Grid) -> Any:
-        sin, cos = self._table[torch.as_tensor(grid[:1])].chunk(2, -1)
+    def rows_of(self, module: Any, grid: Grid, kind: str | None, like: Tensor) -> Any:
+        """The rows of a module's table."""
+        sin, cos = module.get_buffer(TABLE)[torch.as_tensor(grid[:1])].chunk(2, -1)
         return cos, sin
 
 
@@ -341,21 +306,21 @@ class FreshGrid(FreshEmbedding):
     """What a module says that answers with one table of complex rows, whatever it is given.
 
     Llama 4's is of the patches of its one size of picture; positions are what explains its rows.
-
-    Args:
-        cls: The class, built from a config alone.
-        config: Its config.
     """
 
+    single, n_axes, layout = True, 2, PositionLayout(axes_last=True)
+
     def __init__(self, cls: Any, config: Any) -> None:
-        self._cls, self._config = cls, config
-        made = self._new()
-        answers = [made(torch.zeros(shape)) for shape in ((1, 1, 1), (2, 7, 3))]
+        self._new, self._config = cls(copy.deepcopy(config)), config
+        answers = [self._new(torch.zeros(shape)) for shape in ((1, 1, 1), (2, 7, 3))]
         if not torch.equal(*answers) or not answers[0].is_complex():
             raise TypeError("what it answers is no table of complex rows")
         self._table = answers[0]
-        self.buffers = buffers_and_factors(made)
-        self.single, self.n_axes, self.layout = True, 2, PositionLayout(axes_last=True)
+        self.buffers = buffers_and_factors(self._new)
+
+    def rows_of(self, module: Any, grid: Grid, kind: str | None, like: Tensor) -> Any:
+        """The module's table, whatever the positions."""
+        return module(like)
 
     def identify(self, functions: Sequence[Any]) -> Rope | None:
         """Height and width with a spectrum each, if whole positions explain every row."""
@@ -380,19 +345,16 @@ class FreshGrid(FreshEmbedding):
 
 def axial_rope(
     rows: tuple[NDArray[np.float64], ...], form: Form, base: float | None
-) -> tuple[Rope, tuple[int, ...]] | None:
+) -> tuple[Rope | None, tuple[int, ...]]:
     """The Rope of several axes that an embedding of pictures makes cosines by.
 
     Each pair follows one coordinate. The frequencies are powers of one base, but which power a
-    pair has, and which axis, differs from tower to tower: both are read off single steps.
-
-    Args:
-        rows: Cosines and sines ``[axes, num_pairs]`` one step along each axis.
-        form: The geometry of the function that rotates by them.
-        base: What the frequencies are powers of.
+    pair has, and which axis, differs from tower to tower: both are read off ``rows``, cosines and
+    sines ``[axes, num_pairs]`` one step along each axis.
 
     Returns:
-        The Rope, and which coordinate each of its axes is where they are given in another order.
+        The Rope, None if there is none; and which coordinate each of its axes is where they are
+        given in another order.
     """
     cos, sin = rows
     steps = np.arctan2(sin, cos)  # [axis, pair]: a step along that axis turns the pair by this
@@ -400,32 +362,29 @@ def axial_rope(
     axis_of_pair = np.argmax(np.abs(steps), 0)
     turns = steps.max(0)
     if base is None or base <= 1 or np.count_nonzero(steps) > pairs or turns.min() <= 0:
-        return None
+        return None, ()
     exponents = -np.log(turns) / math.log(base) * pairs
     powers = exponents.round()
     if np.abs(exponents - powers).max() > _WHOLE:
-        return None
+        return None, ()
     counts = tuple(int(n) for n in np.bincount(axis_of_pair, minlength=axes))
     for order in permutations(range(axes)):
         wanted = tuple(order.index(int(axis)) for axis in axis_of_pair)
-        for kind in (Axial, Sectioned, InterleavedSections):
-            layout = kind(tuple(counts[axis] for axis in order))
-            if _axis_of_pair(layout, pairs) == wanted:
-                plain = _rope_of_form(form, pairs, layout, base, None)
-                exact = tuple(base ** (-power / pairs) for power in powers)
-                if not np.allclose(plain.inv_freq, exact, rtol=_SAME, atol=0):
-                    if kind is Axial:
-                        continue
-                    plain = _rope_of_form(form, pairs, layout, None, exact)
-                return plain, () if order == tuple(range(axes)) else order
-    return None
-
-
-def _axis_of_pair(layout: Axes, pairs: int) -> tuple[int, ...] | None:
-    try:
-        return layout.axis_of_pair(pairs)
-    except SpecError:
-        return None
+        sections = tuple(counts[axis] for axis in order)
+        for layout in (Axial(sections), Sectioned(sections), InterleavedSections(sections)):
+            try:
+                if layout.axis_of_pair(pairs) != wanted:
+                    continue
+            except SpecError:  # these sections cannot be dealt out so
+                continue
+            rope = _rope_of_form(form, pairs, layout, base, None)
+            exact = tuple(base ** (-power / pairs) for power in powers)
+            if not np.allclose(rope.inv_freq, exact, rtol=_SAME, atol=0):
+                if isinstance(layout, Axial):
+                    continue
+                rope = _rope_of_form(form, pairs, layout, None, exact)
+            return rope, () if order == tuple(range(axes)) else order
+    return None, ()
 
 
 def _rope_of_form(

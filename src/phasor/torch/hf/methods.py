@@ -15,7 +15,7 @@ import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from types import CellType, CodeType, FunctionType
-from typing import Any, TypeGuard, cast
+from typing import Any, cast
 
 import torch
 
@@ -173,13 +173,11 @@ def function_given_cosines(method: FunctionType) -> str:
         for name, one in parameters(method).items()
         if name in (_BOTH_ROWS, *ROWS) or one.kind is inspect.Parameter.VAR_KEYWORD
     }
-    for node in () if tree is None else ast.walk(tree):
-        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
-            continue
-        words = [word.value for word in node.keywords if word.arg in (None, _BOTH_ROWS, *ROWS)]
-        names = {n.id for n in (*node.args, *words) if isinstance(n, ast.Name)}
-        if names & taken and not hasattr(builtins, node.func.id):
-            return node.func.id
+    for function, call in () if tree is None else _calls_by_name(tree):
+        words = [word.value for word in call.keywords if word.arg in (None, _BOTH_ROWS, *ROWS)]
+        names = {n.id for n in (*call.args, *words) if isinstance(n, ast.Name)}
+        if names & taken and not hasattr(builtins, function):
+            return function
     return ""
 
 
@@ -192,32 +190,34 @@ def _source_tree(method: FunctionType) -> ast.AST | None:
 
 def _names_read(tree: ast.AST) -> Iterator[ast.Name]:
     """The names whose values are used; a comparison with None is no use."""
-    compared = {id(node.left) for node in ast.walk(tree) if _compares_with_none(node)}
+    compared = {
+        id(node.left)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Compare)
+        and ast.unparse(node).endswith((" is None", " is not None"))
+    }
     for node in ast.walk(tree):
-        if id(node) in compared:
-            continue
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+        if (
+            isinstance(node, ast.Name)
+            and isinstance(node.ctx, ast.Load)
+            and id(node) not in compared
+        ):
             yield node
 
 
-def _compares_with_none(node: ast.AST) -> TypeGuard[ast.Compare]:
-    return (
-        isinstance(node, ast.Compare)
-        and isinstance(node.ops[0], (ast.Is, ast.IsNot))
-        and [ast.unparse(one) for one in node.comparators] == ["None"]
-    )
+def _calls_by_name(tree: ast.AST) -> Iterator[tuple[str, ast.Call]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            yield node.func.id, node
 
 
 def _cosine_arguments(tree: ast.AST, functions: Mapping[str, Any]) -> Iterator[ast.expr]:
     """What is given as cosines or sines to a rotation function."""
-    for node in ast.walk(tree):
-        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
-            continue
-        if node.func.id not in functions:
-            continue
-        names = parameters(functions[node.func.id])
-        yield from (given for name, given in zip(names, node.args, strict=False) if name in ROWS)
-        yield from (word.value for word in node.keywords if word.arg in ROWS)
+    for function, call in _calls_by_name(tree):
+        if function in functions:
+            names = parameters(functions[function])
+            yield from (arg for name, arg in zip(names, call.args, strict=False) if name in ROWS)
+            yield from (word.value for word in call.keywords if word.arg in ROWS)
 
 
 def _without_allowed_changes(node: ast.expr) -> ast.expr:
@@ -255,14 +255,10 @@ def original_class(module: Any) -> type | None:
 def subclass_calling(
     cls: type, replaced: Mapping[str, Any], rebuild: Any, body: Mapping[str, Any] | None = None
 ) -> type:
-    """A subclass of ``cls`` that rotates with other functions.
+    """A subclass of ``cls``, with more in its body, that rotates with other functions.
 
-    Args:
-        cls: A class of modules.
-        replaced: What stands in for the functions that `rotations_of` named, and for other globals
-            of the methods that call one.
-        rebuild: Called with ``cls`` where an instance is unpickled; gives the instance's class.
-        body: What else the subclass has.
+    ``replaced`` stands in for the functions that `rotations_of` named, and for other globals of the
+    methods that call one. Unpickling calls ``rebuild(cls)`` for an instance's class.
     """
     remade: dict[str, Any] = {
         name: _remake(method, replaced)

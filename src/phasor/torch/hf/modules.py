@@ -18,8 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from phasor.errors import ConfigError
-from phasor.torch.hf.carriers import Carrier, CarrierTable, carry_positions
-from phasor.torch.hf.functions import substitute
+from phasor.torch.hf.carriers import Carrier, CarrierTable, carry_positions, substitute
 from phasor.torch.hf.methods import (
     named_modules,
     original_class,
@@ -33,7 +32,8 @@ TABLE = "embed_positions"
 TABLE_MAKER = "create_sinusoidal_positions"
 #: Where a patched module that makes cosines keeps the rope of each kind of layer.
 CARRIED_ROPES = "_phasor_ropes"
-_EMBEDDING = re.compile(r"Rotary")
+#: A number between the dots of a path.
+NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +106,7 @@ def parts_of(model: nn.Module) -> dict[str, list[Member]]:
 
 def makes_cosines(member: Member) -> bool:
     """Whether a module turns positions into cosines and sines, or keeps a table of them."""
-    return bool(_EMBEDDING.search(member.cls.__name__)) or (
+    return "Rotary" in member.cls.__name__ or (
         holds_table(member.module) and bool(rotations_of(member.cls))
     )
 
@@ -114,7 +114,7 @@ def makes_cosines(member: Member) -> bool:
 def layer_number(member: Member) -> int | None:
     """The number of the layer that a module belongs to, where it has one."""
     # the path, for a module that several layers share has one layer_idx
-    numbers = re.findall(r"(?<![^.])\d+(?![^.])", member.path)
+    numbers = NUMBER.findall(member.path)
     return int(numbers[-1]) if numbers else getattr(member.module, "layer_idx", None)
 
 
@@ -190,10 +190,8 @@ def has_foreign_forward(member: Member) -> bool:
 def rotating_class(cls: type, batched: bool, with_table: bool) -> type:
     """For a module that rotates: its methods call phasor's operator.
 
-    Args:
-        cls: The module's class.
-        batched: Whether its cosines have a batch.
-        with_table: Whether it looks them up in a table of its own.
+    ``batched`` says whether its cosines have a batch, ``with_table`` whether it looks them up in a
+    table of its own.
     """
 
     def table(self: Any) -> CarrierTable:
@@ -209,10 +207,8 @@ def rotating_class(cls: type, batched: bool, with_table: bool) -> type:
 def carrying_class(cls: type, fixed: bool, single: bool) -> type:
     """For a module that makes cosines: it answers with positions in their place.
 
-    Args:
-        cls: The module's class.
-        fixed: Whether it knows the positions of all tokens and is told none.
-        single: Whether it answers once, with complex numbers, and not with cosines and sines.
+    With ``fixed`` it knows the positions of all tokens and is told none; with ``single`` it answers
+    once, as with complex numbers, and not with cosines and sines.
     """
 
     def forward(

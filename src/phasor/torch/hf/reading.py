@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import inspect
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -18,7 +17,7 @@ from phasor.errors import ConfigError, PhasorError
 from phasor.layers import LayerRopes
 from phasor.rope import Rope
 from phasor.scaling import Rule
-from phasor.torch.hf.carriers import CarriedRope, Form, PositionLayout
+from phasor.torch.hf.carriers import CarriedRope, measure_form
 from phasor.torch.hf.embeddings import (
     FOREIGN_ERRORS,
     FreshEmbedding,
@@ -27,7 +26,6 @@ from phasor.torch.hf.embeddings import (
     buffers_and_factors,
     isolated_torch_state,
 )
-from phasor.torch.hf.functions import measure_form
 from phasor.torch.hf.methods import (
     function_given_cosines,
     methods_of,
@@ -38,6 +36,7 @@ from phasor.torch.hf.methods import (
     used_cosine_parameter,
 )
 from phasor.torch.hf.modules import (
+    NUMBER,
     TABLE,
     Member,
     has_foreign_forward,
@@ -46,7 +45,6 @@ from phasor.torch.hf.modules import (
     parts_of,
 )
 
-_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 _PARAMETERS = (("self", "x", "position_ids"), ("self", "x", "position_ids", "layer_type"))
 _LAYER_COUNTS = ("num_hidden_layers", "n_layer", "num_layers", "depth")
 
@@ -58,18 +56,12 @@ class Embedding:
     Attributes:
         member: The module.
         ropes: The rope of every kind of layer that it can be asked for.
-        single: Whether it answers with one complex tensor.
-        buffers: What a new instance of its class multiplies by.
-        layout: How positions come to it.
-        form: The geometry of the function that turns by its rows.
+        fresh: What a new instance of its class answers.
     """
 
     member: Member
     ropes: dict[str | None, Rope]
-    single: bool
-    buffers: dict[str, Tensor]
-    layout: PositionLayout
-    form: Form
+    fresh: FreshEmbedding
 
     def carried_ropes(self, seq_len: int | None) -> dict[str | None, CarriedRope]:
         """How every kind of layer rotates, under the law for ``seq_len`` tokens if one is given."""
@@ -78,7 +70,7 @@ class Embedding:
             kind: CarriedRope(
                 replace(law, direction=1).to_json(),
                 1.0 if isinstance(law.scaling, Rule) else law.attention_factor,
-                self.layout,
+                self.fresh.layout,
             )
             for kind, law in laws.items()
         }
@@ -89,26 +81,14 @@ class PartRotation:
     """The rotation of one part of a model as it is.
 
     Attributes:
-        part: The key of its config in the model's; "" for the model's own.
         layers: The rope of every layer, or why that is not known.
         embeddings: Modules that make cosines and sines of positions.
-        rotating: Modules that rotate queries and keys, each with the functions that do.
+        rotating: Modules that rotate queries and keys.
     """
 
-    part: str
     layers: LayerRopes | str
     embeddings: tuple[Embedding, ...]
-    rotating: tuple[tuple[Member, dict[str, Any]], ...]
-
-    @property
-    def batched(self) -> bool:
-        """Whether cosines of this part have a batch."""
-        return self.embeddings[0].layout.batched
-
-    @property
-    def members(self) -> tuple[Member, ...]:
-        """Every module that takes part."""
-        return (*(one.member for one in self.embeddings), *(one for one, _ in self.rotating))
+    rotating: tuple[Member, ...]
 
 
 # ---- the parts of a model ----
@@ -117,10 +97,7 @@ class PartRotation:
 def read_parts(model: nn.Module, part: str | None, verb: str) -> list[PartRotation]:
     """What the part of that name, and the parts inside it, rotate with; all of the model if None.
 
-    Args:
-        model: The whole model.
-        part: As in `phasor.torch.hf.patch`.
-        verb: What the caller is called, for the call that works where this one does not.
+    ``verb`` is the caller's name, for the call that works where this one does not.
 
     Raises:
         ConfigError: If there is no such part, or one of them is not understood.
@@ -128,21 +105,20 @@ def read_parts(model: nn.Module, part: str | None, verb: str) -> list[PartRotati
     every = parts_of(model)
     chosen = [name for name in every if part in (None, name) or name.startswith(f"{part}.")]
     if not chosen:
-        raise ConfigError(
-            f"part must be one of {_quoted(every)} in this model, got {short_repr(part)}"
-        )
-    understood: list[PartRotation] = []
+        names = ", ".join(map(repr, every))
+        raise ConfigError(f"part must be one of {names} in this model, got {short_repr(part)}")
+    understood: dict[str, PartRotation] = {}
     refused: list[ConfigError] = []
     for name in chosen:
         try:
-            understood.append(read_part(name, every[name]))
+            understood[name] = _read_part(every[name])
         except ConfigError as error:
             refused.append(error)
     if refused:
-        calls = " or ".join(f'{verb}(model, part="{one.part}")' for one in understood)
+        calls = " or ".join(f'{verb}(model, part="{name}")' for name in understood)
         way_out = f", and for the other parts {calls} works" if calls else ""
         raise ConfigError(f"{refused[0]}; nothing was changed{way_out}")
-    return understood
+    return list(understood.values())
 
 
 def language_part(model: nn.Module) -> str:
@@ -155,32 +131,23 @@ def language_part(model: nn.Module) -> str:
     languages = [name for name in every if all(key in NESTED for key in name.split(".") if key)]
     if len(every) == 1 or languages:
         return max(languages, key=len) if languages else next(iter(every))
-    raise ConfigError(f"part must say which of {_quoted(every)} is meant")
-
-
-def _quoted(names: Iterable[str]) -> str:
-    return ", ".join(repr(name) for name in names)
+    raise ConfigError(f"part must say which of {', '.join(map(repr, every))} is meant")
 
 
 # ---- one part ----
 
 
 @isolated_torch_state()
-def read_part(part: str, members: Sequence[Member]) -> PartRotation:
-    """Everything that rotates in one of `parts_of`, or an error that names what is not understood.
-
-    Args:
-        part: Its name.
-        members: Its modules.
-    """
-    rotating = [(one, functions) for one in members if (functions := rotations_of(one.cls))]
+def _read_part(members: Sequence[Member]) -> PartRotation:
+    """Everything that rotates in one of `parts_of`; what is not understood is named in an error."""
+    rotating = [one for one in members if rotations_of(one.cls)]
     making = [one for one in members if makes_cosines(one)]
     if not making:
-        raise _refusal(rotating[0][0], "no module of its part of the model makes cosines for it")
-    _check_classes(members, {one.path for one, _ in rotating})
-    for one, functions in rotating:
-        _check_functions(one, functions)
-    for one in [*making, *(one for one, _ in rotating)]:
+        raise _refusal(rotating[0], "no module of its part of the model makes cosines for it")
+    _check_classes(members, {one.path for one in rotating})
+    for one in rotating:
+        _check_functions(one)
+    for one in [*making, *rotating]:
         if has_foreign_forward(one):
             why = "a hook has taken its forward; patch the model before it is placed"
             raise _refusal(one, why)
@@ -192,12 +159,10 @@ def read_part(part: str, members: Sequence[Member]) -> PartRotation:
         if key not in read:
             read[key] = _read_embedding(one, described, _functions_beside(one, rotating))
         embeddings.append(replace(read[key], member=one))
-    if len({one.layout.batched for one in embeddings}) > 1:
+    if len({one.fresh.layout.batched for one in embeddings}) > 1:
         raise _refusal(embeddings[-1].member, "others beside it answer with a batch, it without")
     layers = _layers_by_code(embeddings) if described is None else described
-    return PartRotation(
-        part=part, layers=layers, embeddings=tuple(embeddings), rotating=tuple(rotating)
-    )
+    return PartRotation(layers=layers, embeddings=tuple(embeddings), rotating=tuple(rotating))
 
 
 def _refusal(member: Member, why: str) -> ConfigError:
@@ -206,7 +171,7 @@ def _refusal(member: Member, why: str) -> ConfigError:
 
 def _check_classes(members: Sequence[Member], rotating: set[str]) -> None:
     """Refuse a module that would be handed positions and rotates with code of its own."""
-    without_numbers = {_NUMBER.sub("*", path) for path in rotating}
+    without_numbers = {NUMBER.sub("*", path) for path in rotating}
     parents = {path.rpartition(".")[0] for path in rotating}
     for member in members:
         name = override_of_rotation(member.cls)
@@ -216,7 +181,7 @@ def _check_classes(members: Sequence[Member], rotating: set[str]) -> None:
         if member.path in rotating:
             continue
         holds_rotating = any(path.startswith(f"{member.path}.") for path in rotating)
-        is_beside = not holds_rotating and _NUMBER.sub("*", member.path) in without_numbers
+        is_beside = not holds_rotating and NUMBER.sub("*", member.path) in without_numbers
         for method in methods_of(member.cls).values():
             if member.path in parents and (other := function_given_cosines(method)):
                 why = f"its {method.__name__} hands cosines to {other}, which is no rotation"
@@ -226,7 +191,8 @@ def _check_classes(members: Sequence[Member], rotating: set[str]) -> None:
                 raise _refusal(member, why)
 
 
-def _check_functions(member: Member, functions: dict[str, Any]) -> None:
+def _check_functions(member: Member) -> None:
+    functions = rotations_of(member.cls)
     for name, function in functions.items():
         if all(measure_form(function, batched) is None for batched in (True, False)):
             raise _refusal(
@@ -261,16 +227,13 @@ def _ropes_of_config(making: Sequence[Member]) -> LayerRopes | None:
     return None if over_patches else ropes
 
 
-def _functions_beside(
-    member: Member, rotating: Sequence[tuple[Member, dict[str, Any]]]
-) -> list[Any]:
+def _functions_beside(member: Member, rotating: Sequence[Member]) -> list[Any]:
     """The rotation functions of the same file, or that modules from it call."""
-    found = {
-        id(function): function
-        for other, functions in rotating
-        if _files(member.cls) & (_files(other.cls) | {one.__module__ for one in functions.values()})
-        for function in functions.values()
-    }
+    found: dict[int, Any] = {}
+    for other in rotating:
+        functions = rotations_of(other.cls).values()
+        if _files(member.cls) & (_files(other.cls) | {one.__module__ for one in functions}):
+            found |= {id(function): function for function in functions}
     if not found:
         raise _refusal(member, "no module of the model rotates by what it returns")
     return list(found.values())
@@ -287,41 +250,29 @@ def _read_embedding(
     """How every kind of layer rotates, verified against the class's own arithmetic."""
     by_kind = getattr(member.module, "rope_type", None)
     kinds = list(cast("dict[str, Any]", by_kind)) if isinstance(by_kind, dict) else []
-    try:
-        found = {kind: _verify(member, kind, described, functions) for kind in kinds or [None]}
-    except PhasorError:
-        raise
-    except FOREIGN_ERRORS as error:
-        why = f"a new one, asked for cosines, says {' '.join(str(error).split()) or error!r}"
-        raise _refusal(member, why) from None
-    fresh = next(iter(found.values()))[0]
-    return Embedding(
-        member=member,
-        ropes={kind: rope for kind, (_, rope) in found.items()},
-        single=fresh.single,
-        buffers=fresh.buffers,
-        layout=fresh.layout,
-        form=cast(Form, fresh.form),
-    )
-
-
-def _verify(
-    member: Member, kind: str | None, described: LayerRopes | None, functions: Sequence[Any]
-) -> tuple[FreshEmbedding, Rope]:
-    fresh = _fresh(member, kind)
-    rope = _agreed_rope(fresh, kind, described, functions)
-    if rope is None:
-        of_kind = "" if kind is None else f" for {kind} layers"
-        what = "table of sines is" if holds_table(member.module) else f"cosines{of_kind} are"
-        source = "that which" if holds_table(member.module) else "those that"
-        raise _refusal(member, f"its {what} not {source} its config describes")
-    return fresh, rope
+    fresh: list[FreshEmbedding] = []
+    ropes: dict[str | None, Rope] = {}
+    for kind in kinds or [None]:
+        try:
+            fresh.append(_fresh(member, kind))
+            rope = _agreed_rope(fresh[-1], kind, described, functions)
+        except PhasorError:
+            raise
+        except FOREIGN_ERRORS as error:
+            why = f"a new one, asked for cosines, says {' '.join(str(error).split()) or error!r}"
+            raise _refusal(member, why) from None
+        if rope is None:
+            of_kind = "" if kind is None else f" for {kind} layers"
+            why = f"its cosines{of_kind} are not those that its config describes"
+            raise _refusal(member, why)
+        ropes[kind] = rope
+    return Embedding(member=member, ropes=ropes, fresh=fresh[0])
 
 
 def _fresh(member: Member, kind: str | None) -> FreshEmbedding:
     cls = cast(Any, member.cls)
     if holds_table(member.module):
-        return FreshTable(cls, dict(member.module.named_buffers())[TABLE], TABLE)
+        return FreshTable(cls, dict(member.module.named_buffers())[TABLE])
     names = tuple(inspect.signature(cls.forward).parameters)
     if names in _PARAMETERS:
         return FreshEmbedding(cls, member.config, kind)
@@ -339,10 +290,10 @@ def _agreed_rope(
     """The rope that both the config describes and the class computes."""
     if described is None:
         return fresh.identify(functions)
-    known = kind in described.kinds
-    candidates = [described.kinds[cast(str, kind)]] if known else list(described.ropes)
+    is_named = kind in described.kinds
+    candidates = [described.kinds[cast(str, kind)]] if is_named else described.ropes
     agreed = next((rope for rope in candidates if rope and fresh.turns_by(rope, functions)), None)
-    if agreed is None and kind is not None and not known:
+    if agreed is None and kind is not None and not is_named:
         return fresh.identify(functions)  # a kind that no layer of this config is of
     return agreed
 
@@ -362,7 +313,9 @@ def _layers_by_code(embeddings: Sequence[Embedding]) -> LayerRopes | str:
         f"The model type {config.model_type} is not one whose configs phasor reads: its ropes were "
         "identified from its code, and layers without position embedding are not told apart."
     ]
-    if swapped := next((one.layout.axis_order for one in embeddings if one.layout.axis_order), ()):
+    if swapped := next(
+        (one.fresh.layout.axis_order for one in embeddings if one.fresh.layout.axis_order), ()
+    ):
         notes.append(f"The axes of its ropes are the coordinates {swapped} of its position_ids.")
     return LayerRopes(
         name=config.model_type, layer_kinds=tuple(order), kinds=kinds, notes=tuple(notes)
@@ -387,9 +340,19 @@ def check_buffers(one: PartRotation) -> None:
             if isinstance(rope.scaling, Rule)
         }
         for name, live in buffers_and_factors(embedding.member.module).items():
-            expected = embedding.buffers.get(name)
-            if expected is not None and name not in rewritten and not is_lost(live, expected):
-                _check_same(embedding.member, name, live, expected)
+            expected = embedding.fresh.buffers.get(name)
+            if expected is None or name in rewritten or is_lost(live, expected):
+                continue
+            # a cast to 16 bit is no change of mind; float16 steps by 6e-8 near zero
+            rtol, atol = (0.01, 1e-7) if live.element_size() < 4 else (1e-5, 0.0)
+            kind = torch.complex64 if expected.is_complex() else torch.float32
+            if not torch.allclose(live.cpu().to(kind), expected.to(kind), rtol=rtol, atol=atol):
+                why = f"its {name} is not what its config says"
+                if live.dim():
+                    path = embedding.member.path
+                    why += f'; if it was lost and not changed, move {path} to "meta", for a '
+                    why += "patched module needs none"
+                raise _refusal(embedding.member, why)
 
 
 def is_lost(live: Tensor, expected: Tensor) -> bool:
@@ -397,16 +360,3 @@ def is_lost(live: Tensor, expected: Tensor) -> bool:
     if live.is_meta or live.is_complex() is not expected.is_complex():
         return True
     return live.dim() > 0 and not (bool(live.isfinite().all()) and bool(live.any()))
-
-
-def _check_same(member: Member, name: str, live: Tensor, expected: Tensor) -> None:
-    # a cast to 16 bit is no change of mind; float16 steps by 6e-8 near zero
-    rtol, atol = (0.01, 1e-7) if live.element_size() < 4 else (1e-5, 0.0)
-    kind = torch.complex64 if expected.is_complex() else torch.float32
-    if not torch.allclose(live.cpu().to(kind), expected.to(kind), rtol=rtol, atol=atol):
-        way_out = (
-            f'; if it was lost and not changed, move {member.path} to "meta", for a patched '
-            "module needs none"
-        )
-        says = f"its {name} is not what its config says"
-        raise _refusal(member, says + (way_out if live.dim() else ""))

@@ -1,10 +1,9 @@
-"""Whether phasor says of an architecture what the architecture does.
+"""Whether `phasor.load` says of an architecture what the architecture does.
 
 A tiny random model of it runs with recorders where `phasor.torch.hf.patch` would put phasor's
 operator. They note which layers rotate, with which function and which cosines and sines; what the
-function is and what those turn by is then read as `patch` reads a live model. Two statements are
-held against that: the ropes that `phasor.load` reads from the config, and the rope that
-`phasor.identification.identify_samples` finds.
+function does is then measured as `patch` measures it, and compared with the ropes that
+`phasor.load` reads from the config.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import functools
 import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -28,7 +27,7 @@ from phasor.layers import LayerRopes
 from phasor.rope import Rope
 from phasor.scaling import Rule
 from phasor.torch.hf.architectures import foreign_errors, model_class, particulars, tiny_model
-from phasor.torch.hf.carriers import Form
+from phasor.torch.hf.carriers import TABLE_ROWS, Form, measure_form, tensor_parameters
 from phasor.torch.hf.embeddings import (
     FARTHEST,
     Grid,
@@ -37,48 +36,43 @@ from phasor.torch.hf.embeddings import (
     rope_error,
     spread_positions,
 )
-from phasor.torch.hf.functions import TABLE_ROWS, measure_form, tensor_parameters
-from phasor.torch.hf.methods import COMPLEX_ROWS, parameters, rotations_of, subclass_calling
+from phasor.torch.hf.methods import ROWS, parameters, rotations_of, subclass_calling
 from phasor.torch.hf.modules import layer_number, members_of, set_class
 
 _ATTENTION = "eager_attention_forward"
 _IN_A_ROW = 256
-# roundings to which a gain is measured
-_GAIN_ERROR = 32 * 2.0**-24
 
 
 @dataclass(frozen=True, kw_only=True)
 class KindVerdict:
-    """What was said about one kind of layer, and what its layers do.
+    """What the config says of one kind of layer, and what its layers do.
 
     Attributes:
         kind: As `phasor.load` names it.
         layers: The layers of this kind in the tiny model.
         loaded: The rope that the config states; None where it states none.
-        found: What the class is identified as; None where nothing is turned.
+        found: What the class is identified as; None where nothing is rotated.
         beyond: The same beyond the original context, where the rope is a rule.
-        loaded_error: Error of ``loaded`` as a share of what float32 angles explain, so that at most
-            1 is right. None where there is nothing to compare.
-        found_error: The same for ``found`` and ``beyond``.
-        place: Where the vectors stand in the heads that attention is given, and the width of those,
-            where the model turns a slice that it has cut out (latent attention). None elsewhere.
+        error: Error of ``loaded`` as a share of what float32 angles explain, so that at most 1 is
+            right. None where there is nothing to compare.
+        place: Where the vectors are in the heads that attention is given, and the width of those,
+            where the model rotates a slice that it has cut out (latent attention). None elsewhere.
         wrong: What is wrong, a sentence each.
     """
 
     kind: str
     layers: tuple[int, ...]
-    loaded: Rope | None = None
-    found: Identification | None = None
-    beyond: Identification | None = None
-    loaded_error: float | None = None
-    found_error: float | None = None
-    place: tuple[int, int] | None = None
-    wrong: tuple[str, ...] = ()
+    loaded: Rope | None
+    found: Identification | None
+    beyond: Identification | None
+    error: float | None
+    place: tuple[int, int] | None
+    wrong: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What phasor says about an architecture, and whether its own code bears it out.
+    """What phasor says about an architecture, and whether its own code does so.
 
     Attributes:
         model_type: What its configs call it.
@@ -88,7 +82,7 @@ class Verdict:
         notes: What limits the comparison.
         wrong: What is wrong with the whole.
         not_built: Why nothing ran; None where it did.
-        tokens: How many were turned.
+        tokens: How many were rotated.
         farthest: The largest coordinate of their positions.
     """
 
@@ -104,14 +98,14 @@ class Verdict:
 
     @property
     def right(self) -> bool:
-        """Whether something ran, and bears out all that was said."""
+        """Whether something ran, and does all that was said."""
         clean = not self.wrong and not any(kind.wrong for kind in self.kinds)
         return self.not_built is None and clean
 
     def as_plain(self) -> dict[str, Any]:
         """Everything as JSON values."""
         kinds = [
-            asdict(replace(one, loaded=None, found=None, beyond=None))
+            vars(one)
             | {
                 "loaded": None if one.loaded is None else one.loaded.to_dict(),
                 "found": None if one.found is None else one.found.as_plain(),
@@ -119,7 +113,7 @@ class Verdict:
             }
             for one in self.kinds
         ]
-        return asdict(replace(self, kinds=())) | {"kinds": kinds, "right": self.right}
+        return vars(self) | {"kinds": kinds, "right": self.right}
 
 
 @dataclass(kw_only=True, eq=False)
@@ -133,9 +127,8 @@ class Call:
         arguments: What the function calls the vectors.
         rotated: The vectors after their rotation, ``[batch, heads, seq, width]`` or ``[batch, seq,
             heads, width]``.
-        slice_start: Where the vectors stand in the heads that attention is given; None if they are
-            not seen there.
-        head_dim: The width of those heads; None if they are not seen there.
+        place: Where the vectors are in the heads that attention is given, and the width of those;
+            None if they are not seen there.
     """
 
     layer: int
@@ -143,8 +136,7 @@ class Call:
     rows: Any
     arguments: tuple[str, ...]
     rotated: Sequence[Tensor]
-    slice_start: int | None = None
-    head_dim: int | None = None
+    place: tuple[int, int] | None = None
 
     @property
     def width(self) -> int:
@@ -160,6 +152,12 @@ class Call:
     def form(self) -> Form | None:
         """The geometry of the function."""
         return measure_form(self.function, each_row(self.rows)[0].dim() > 2)
+
+    def identify(self, grid: Grid) -> Identification | None:
+        """What it is identified as; None where it is not understood or rotates other tokens."""
+        if self.form is None or self.tokens != grid.shape[1]:
+            return None
+        return identify_rows(self.function, self.form, self.rows, grid, self.width)
 
 
 class _Run(NamedTuple):
@@ -271,18 +269,13 @@ def _run(model: Any, grid: Grid) -> _Run:
         inputs["position_ids"] = torch.from_numpy(grid if len(grid) == 1 else grid[:, None])
     calls = record_calls(model, inputs)
     # of a query that is multiplied after its rotation, only the key of the call is seen again
-    seen = {call.layer for call in calls if call.head_dim is not None}
-    own = [call for call in calls if call.head_dim is not None or call.layer not in seen]
+    seen = {call.layer for call in calls if call.place}
+    own = [call for call in calls if call.place or call.layer not in seen]
     return _Run(grid, own, [call for call in calls if call not in own])
 
 
 def record_calls(model: Any, inputs: Mapping[str, Tensor]) -> list[Call]:
-    """Every call of a rotation function during ``model(**inputs)``, in order.
-
-    Args:
-        model: Of transformers, on the CPU.
-        inputs: Its keyword arguments, of one sequence.
-    """
+    """Every call of a rotation function during ``model(**inputs)`` of one sequence, in order."""
     calls: list[Call] = []
     watched: list[tuple[Any, type]] = []
     try:
@@ -328,12 +321,11 @@ def _rotation_recorder(
         returned: Any = function(*args, **words)
         outputs = [returned] if isinstance(returned, Tensor) else list(returned)
         rotated = [one for one in outputs[: len(tensors)] if isinstance(one, Tensor)]
-        single = next((name for name in (*COMPLEX_ROWS, TABLE_ROWS) if name in given), None)
-        rows = (given["cos"], given["sin"]) if single is None else (given[single],)
+        rows = [given[name] for name in (*ROWS, TABLE_ROWS) if name in given]
         # [1, 1, seq, width] -> [seq, width]
-        rows = tuple(row.reshape(row.shape[-2:]) if row.dim() > 3 else row for row in rows)
+        rows = [row.reshape(row.shape[-2:]) if row.dim() > 3 else row for row in rows]
         call = Call(
-            layer=layer, function=function, rows=rows if single is None else rows[0],
+            layer=layer, function=function, rows=rows if len(rows) > 1 else rows[0],
             arguments=tensors[: len(rotated)], rotated=rotated,
         )  # fmt: skip
         calls.append(call)
@@ -348,23 +340,22 @@ def _attention_recorder(calls: list[Call], function: Callable[..., Any]) -> Call
         for call in calls:
             for heads in (query, key):
                 # beside a sequence, keys of other tokens may stand
-                if call.head_dim is None and heads.shape[2] == call.tokens:
-                    _find_in_heads(call, heads)
+                if call.place is None and heads.shape[2] == call.tokens:
+                    call.place = _find_in_head(call, heads[0, 0, -1])
         return function(module, query, key, *args, **words)
 
     return recorded
 
 
-def _find_in_heads(call: Call, heads: Tensor) -> None:
-    """Note where a call's vectors stand in attention's ``[batch, heads, seq, head_dim]``."""
-    head = heads[0, 0, -1]
+def _find_in_head(call: Call, head: Tensor) -> tuple[int, int] | None:
+    """Where a call's vector is in the first head of the last token, and the width of that."""
     for x in call.rotated:
         # the last token of the first head, wherever the function has its heads
         for vector in (x[0, 0, -1], x[0, -1, 0]) if x.dim() == 4 else (x[0, -1],):
             for start in range(len(head) - call.width + 1):
                 if torch.equal(head[start : start + call.width], vector):
-                    call.slice_start, call.head_dim = start, len(head)
-                    return
+                    return start, len(head)
+    return None
 
 
 # ---- whether it is what was said ----
@@ -373,75 +364,41 @@ def _find_in_heads(call: Call, heads: Tensor) -> None:
 def _kind_verdict(kind: str, ropes: LayerRopes, runs: Sequence[_Run]) -> KindVerdict:
     layers = tuple(layer for layer, one in enumerate(ropes.layer_kinds) if one == kind)
     loaded = ropes.kinds[kind]
-    result = KindVerdict(kind=kind, layers=layers, loaded=loaded)
-    errors: dict[str, list[float]] = {"phasor.load": [], "identify": []}
-    identified: list[Identification] = []
+    found: list[Identification] = []
+    errors: list[float] = []
     wrong: list[str] = []
-
-    def judge(who: str, rope: Rope, run: _Run, calls: list[Call], gain: float | None) -> None:
-        error, why = compare(rope, calls, run.grid, gain)
-        errors[who].append(error)
-        wrong.extend(f"{who}: {one}" for one in why)
-
+    places: list[tuple[int, int]] = []
     for run in runs:
         calls = [call for call in run.own if call.layer in layers]
         if not calls:
-            absent = (
-                () if loaded is None else ("phasor.load states a rope, and nothing was turned",)
-            )
-            return replace(result, wrong=absent)
-        found = _identify(calls[0], run.grid)
-        if found is None:
-            name = calls[0].function.__name__
-            return replace(result, wrong=(f"{name} turns no pairs that phasor knows",))
-        identified.append(found)
-        result = replace(result, place=result.place or _place(calls))
+            if loaded is not None:
+                wrong.append("phasor.load states a rope, and nothing was turned")
+            continue
+        places += [call.place for call in calls if call.place and call.place[1] != call.width]
+        if (identification := calls[0].identify(run.grid)) is None:
+            wrong.append(f"{calls[0].function.__name__} turns no pairs that phasor knows")
+            continue
+        found.append(identification)
         if loaded is None:
             wrong.append("phasor.load states no rope, and vectors were turned")
-        else:
-            judge("phasor.load", loaded.at(int(run.grid.max()) + 1), run, calls, None)
-        if found.rope is None:
-            wrong.append(f"identify: {found.why_no_rope}")
-        else:
-            judge("identify", found.rope, run, calls, found.attention_factor)
-    return replace(
-        result,
-        found=identified[0],
-        beyond=identified[1] if len(identified) > 1 else None,
-        loaded_error=max(errors["phasor.load"], default=None),
-        found_error=max(errors["identify"], default=None),
+            continue
+        error, why = compare(loaded.at(int(run.grid.max()) + 1), calls, run.grid)
+        errors.append(error)
+        wrong += [f"phasor.load: {one}" for one in why]
+    return KindVerdict(
+        kind=kind,
+        layers=layers,
+        loaded=loaded,
+        found=found[0] if found else None,
+        beyond=found[1] if len(found) > 1 else None,
+        error=max(errors, default=None),
+        place=places[0] if places else None,
         wrong=tuple(dict.fromkeys(wrong)),
     )
 
 
-def _place(calls: Sequence[Call]) -> tuple[int, int] | None:
-    for call in calls:
-        if call.slice_start is not None and call.head_dim not in (None, call.width):
-            return call.slice_start, call.head_dim
-    return None
-
-
-def _identify(call: Call, grid: Grid) -> Identification | None:
-    """What a call is identified as; None where it cannot be looked at."""
-    if call.form is None or call.tokens != grid.shape[1]:
-        return None
-    return identify_rows(call.function, call.form, call.rows, grid, call.width)
-
-
-def compare(
-    rope: Rope, calls: Sequence[Call], grid: Grid, gain: float | None = None
-) -> tuple[float, list[str]]:
-    """The worst error over the calls as a share of what float32 explains, and what is wrong.
-
-    Args:
-        rope: What was said.
-        calls: What was done.
-        grid: The positions ``[axes, seq]``.
-        gain: Of cosines and sines, where it was measured.
-    """
-    # where the law has it the law says it more exactly
-    if gain is not None and np.isclose(rope.attention_factor, gain, rtol=_GAIN_ERROR, atol=0):
-        gain = None
+def compare(rope: Rope, calls: Sequence[Call], grid: Grid) -> tuple[float, list[str]]:
+    """The worst error over the calls as a share of what float32 explains, and what is wrong."""
     if len(grid) == 1:
         grid = np.tile(grid, (rope.axes.n_axes, 1))
     if rope.axes.n_axes != len(grid):
@@ -449,7 +406,7 @@ def compare(
     worst, why = 0.0, dict[str, None]()
     for call in calls:
         form, width = call.form, call.width
-        start, head_dim = call.slice_start, call.head_dim
+        start, head_dim = call.place or (None, None)
         if width == rope.head_dim:
             head_dim = width
             start = width - rope.rotary_dim if form is not None and form.slice == "end" else 0
@@ -463,7 +420,7 @@ def compare(
             why[f"heads of {rope.head_dim}, the model's are of {head_dim}"] = None
         error = np.inf
         if form is not None and call.tokens == grid.shape[1]:
-            error = rope_error(rope, form, call.rows, grid, gain)
+            error = rope_error(rope, form, call.rows, grid)
         worst = max(worst, error)
     if worst > 1:
         why[f"off by {worst:.3g} times what float32 angles explain"] = None
@@ -471,9 +428,9 @@ def compare(
 
 
 def _sentences(call: Call, grid: Grid) -> list[str]:
-    """About each of the vectors that a call turned beside attention."""
+    """About each of the vectors that a call rotated beside attention."""
     try:
-        found = _identify(call, grid)
+        found = call.identify(grid)
     except PhasorError:
         found = None
     rope = None if found is None else found.rope
