@@ -25,8 +25,6 @@ WORKER = HERE / "distributed_worker.py"
 # a stopped machine is not a failure
 LIMIT = 1200
 
-pytestmark = pytest.mark.processes
-
 
 def run(*program: str) -> str:
     """What a Python program on threads of its own prints."""

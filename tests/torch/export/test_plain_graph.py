@@ -21,8 +21,6 @@ from phasor.torch.fused import norm_rotate_qk
 from ..torch_cases import HALF, MIXED, PLACES, THREE
 from ..torch_oracle import assert_rotated, normal
 
-pytestmark = pytest.mark.compile
-
 
 @pytest.fixture(autouse=True)
 def _forget() -> Iterator[None]:
