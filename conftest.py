@@ -29,8 +29,8 @@ if find_spec("triton") is None:
 # a shared machine is slow now and then; that is not a failure
 # failures are remembered beside the tests, where that can be written
 MEMORY = {} if os.access(Path(__file__).parent, os.W_OK) else {"database": None}
-settings.register_profile("phasor", deadline=None, print_blob=True, **MEMORY)
-settings.load_profile("phasor")
+settings.register_profile("everything", deadline=None, print_blob=True, **MEMORY)
+settings.register_profile("everyday", settings.get_profile("everything"), max_examples=25)
 
 
 KINDS = (
@@ -77,10 +77,21 @@ def kind_of(path: Path) -> str | None:
     return next((ROOMS[str(one)] for one in (inside, *inside.parents) if str(one) in ROOMS), None)
 
 
+def is_everyday(config: pytest.Config) -> bool:
+    """Whether this is a run of ``make test``."""
+    return config.option.markexpr == "not slow"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Try a quarter of the examples of each property every day."""
+    settings.load_profile("everyday" if is_everyday(config) else "everything")
+    missing = [place for place in ROOMS if not (ROOT / place).exists()]
+    assert not missing, f"ROOMS of conftest.py names what is not there: {missing}"
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Do not even import what everyday tests leave out."""
-    everyday = config.option.markexpr == "not slow"
-    return True if everyday and kind_of(collection_path) else None
+    return True if is_everyday(config) and kind_of(collection_path) else None
 
 
 @pytest.hookimpl(tryfirst=True)

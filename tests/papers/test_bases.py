@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from phasor import Rope
 from phasor.papers import feasible_bases, negative_distances
@@ -61,7 +61,6 @@ def test_table_4_counts_negative_cosines(rope: Rope, context: int, count: int) -
 
 
 @given(strategies.resolved_ropes().filter(lambda rope: rope.axes.n_axes == 1))
-@settings(deadline=None, max_examples=30)
 def test_negative_distances_are_those_with_a_negative_trace(rope: Rope) -> None:
     """By real numbers, coordinates that stay counted; nearly zero may go either way."""
     found = set(negative_distances(rope, 25).tolist())
@@ -97,11 +96,7 @@ def test_a_head_rotated_by_half_has_no_negative_distance() -> None:
     ("tokens", "least"),
     [
         (1, 4294),
-        (2, 11_590),
-        (4, 26_950),
-        (8, 83_770),
-        pytest.param(16, 2.341e5, marks=pytest.mark.slow),
-        pytest.param(32, 6.301e5, marks=pytest.mark.slow),
+        pytest.param(4, 26_950, marks=pytest.mark.slow),
         pytest.param(64, 2.0914e6, marks=pytest.mark.slow),
     ],
     ids=lambda value: f"{value:g}",
@@ -129,6 +124,7 @@ def test_the_first_kilotoken_is_1024() -> None:
     assert found[0, 0] == pytest.approx(4206, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_feasible_bases_are_no_interval() -> None:
     """At 1024 tokens there are three stretches on this grid, and the last starts at 6.02e3."""
     found = feasible_bases(head(), 1024, grid(4200, 8000, 4e-3))
