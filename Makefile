@@ -6,6 +6,8 @@ BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest -q -n auto --dist loadfile --no-loadscope-reorder
 BUILD_DOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+# what the kernel is built into by `make demo` stays, so that no other target builds it again
+ADD := PHASOR_NO_KERNEL=1 $(PIP)
 MADE_BY := pyproject.toml constraints.txt setup.py $(wildcard csrc/*)
 
 .PHONY: help demo test test-slow test-gpu-kernels test-machines check docs docs-serve bench bench-gpu sanitize valgrind neon figures clean
@@ -73,18 +75,18 @@ $(VENV)/demo.done: $(MADE_BY) | $(VENV)/python.done
 	$(PIP) --editable '.[torch]'
 	@touch $@
 
-$(VENV)/test.done: $(MADE_BY) | $(VENV)/python.done
-	$(PIP) --editable '.[torch,charts]' --group test
+$(VENV)/test.done: $(VENV)/demo.done
+	$(ADD) --editable '.[torch,charts]' --group test
 	@touch $@
 
-$(VENV)/check.done: $(MADE_BY) | $(VENV)/python.done
-	$(PIP) --editable '.[torch,charts]' --group check --group docs
+$(VENV)/check.done: $(VENV)/demo.done
+	$(ADD) --editable '.[torch,charts]' --group check --group docs
 	@touch $@
 
-$(VENV)/bench.done: $(MADE_BY) | $(VENV)/python.done
-	$(PIP) --editable '.[torch]' --group peers
+$(VENV)/bench.done: $(VENV)/demo.done
+	$(ADD) --editable '.[torch]' --group peers
 	@touch $@
 
-$(VENV)/docs.done: $(MADE_BY) | $(VENV)/python.done
-	$(PIP) --editable '.[torch,charts]' --group docs
+$(VENV)/docs.done: $(VENV)/demo.done
+	$(ADD) --editable '.[torch,charts]' --group docs
 	@touch $@

@@ -67,6 +67,12 @@ ROOMS = {
     "tests/torch/export/test_plain_graph.py": "compile",
     "tests/torch/hf": "transformers",
 }
+# those that take a minute or more
+LONGEST = (
+    "tests/torch/distributed/test_processes.py",
+    "tests/torch/hf/test_patch.py",
+    "tests/gpu/test_kernels.py",
+)
 ROOT = Path(__file__).parent
 
 
@@ -85,8 +91,8 @@ def is_everyday(config: pytest.Config) -> bool:
 def pytest_configure(config: pytest.Config) -> None:
     """Try a quarter of the examples of each property every day."""
     settings.load_profile("everyday" if is_everyday(config) else "everything")
-    missing = [place for place in ROOMS if not (ROOT / place).exists()]
-    assert not missing, f"ROOMS of conftest.py names what is not there: {missing}"
+    missing = [place for place in (*ROOMS, *LONGEST) if not (ROOT / place).exists()]
+    assert not missing, f"conftest.py names what is not there: {missing}"
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -98,15 +104,17 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark rooms of one kind with it, and all kinds as slow, for ``-m "not slow"``.
 
-    Files of slow tests come first, so that at the end no worker waits for another's long file.
+    The longest files come first, and then all of slow tests, so that at the end no worker waits for
+    another's.
     """
     for item in items:
         if kind := kind_of(item.path):
             item.add_marker(kind)
         if any(mark.name in KINDS for mark in item.iter_markers()):
             item.add_marker("slow")
-    long = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in long)
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    longest = {ROOT / one for one in LONGEST}
+    items.sort(key=lambda item: (item.path not in longest, item.path not in slow))
 
 
 def pytest_collection_finish() -> None:

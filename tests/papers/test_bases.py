@@ -108,9 +108,7 @@ def test_least_bases_are_the_known_ones(tokens: int, least: float) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("tokens", "low", "least"), [(1, 2000, 4294), (2, 4294, 11_590), (4, 11_000, 26_950)]
-)
+@pytest.mark.parametrize(("tokens", "low", "least"), [(1, 2000, 4294), (4, 11_000, 26_950)])
 def test_nothing_feasible_is_far_below_the_least_base(
     tokens: int, low: float, least: float
 ) -> None:
@@ -142,7 +140,7 @@ def test_feasible_bases_are_no_interval() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("tokens", "safe", "most"),
-    [(2, 2.28e4, 1e5), (4, 5.89e4, 2e5), (8, 3.95e5, 1e6), (16, 1.321e6, 2e6), (32, 3.192e6, 4e6)],
+    [(2, 2.28e4, 1e5), (16, 1.321e6, 2e6), (32, 3.192e6, 4e6)],
     ids=lambda value: f"{value:g}",
 )
 def test_safe_bases_are_the_known_ones(tokens: int, safe: float, most: float) -> None:
