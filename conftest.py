@@ -117,10 +117,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: (item.path not in longest, item.path not in slow))
 
 
+def pytest_collection() -> None:
+    """Do not search thousands of tests for garbage again and again while they are collected."""
+    gc.disable()
+
+
 def pytest_collection_finish() -> None:
-    """Leave the thousands of tests that were collected out of every later search for garbage."""
+    """Leave them out of every later search."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def run_console(example: Example) -> None:
