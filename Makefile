@@ -33,9 +33,9 @@ test-machines: $(VENV)/test.done  ## the everyday tests as on other machines, on
 check: $(VENV)/check.done  ## what CI runs: format, lint, types, everyday and slow tests, strict documentation
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/pyright --pythonpath $(BIN)/python
+	# side by side: each takes one core
+	$(BIN)/pyright --pythonpath $(BIN)/python & types=$$!; $(BUILD_DOCS) && wait $$types
 	$(PYTEST) -m "not every_kernel"
-	$(BUILD_DOCS)
 
 docs: $(VENV)/docs.done  ## build the documentation into site/, strictly
 	$(BUILD_DOCS)
