@@ -33,7 +33,7 @@ test-machines: $(VENV)/test.done  ## the everyday tests as on other machines, on
 check: $(VENV)/check.done  ## what CI runs: format, lint, types, everyday and slow tests, strict documentation
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	# side by side: each takes one core
+# types and pages side by side: each takes one core
 	$(BIN)/pyright --pythonpath $(BIN)/python & types=$$!; $(BUILD_DOCS) && wait $$types
 	$(PYTEST) -m "not every_kernel"
 
