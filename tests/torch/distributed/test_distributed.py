@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -79,7 +79,6 @@ def tokens_only(placements: Sequence[Placement], shift: int = 0) -> list[Placeme
 PLACEMENT = st.sampled_from([Replicate(), Partial(), Shard(0), Shard(1), Shard(2)])
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     shape=st.sampled_from([(3,), (2, 2)]),
     placements=st.tuples(PLACEMENT, PLACEMENT),
