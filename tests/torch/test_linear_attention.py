@@ -230,7 +230,7 @@ REFUSED = {
     "three maps": (SpecError, "pair of callables", {"feature_map": (torch.exp,) * 3}),
     "shen, causal": (SpecError, "use 'softmax'", {"feature_map": "shen"}),
     "a state of all": (SpecError, "state must be None", {"causal": False, "state": LinearState()}),
-    "no rope": (SpecError, "rope must be", {"rope": None}),
+    "no rope": (SpecError, "rope must be a phasor.Rope, got int", {"rope": 8}),
     "wide features": (
         TensorError,
         "feature_map must make",

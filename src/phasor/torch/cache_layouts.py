@@ -157,8 +157,9 @@ def cos_sin_cache(
     stored = dtypes[dtype]
     nearest = stored in (torch.float32, torch.complex64) and gain == 1 and arrange is not _megatron
     # arrays of no rows have the names and the widths
-    empty = arrange(*np.zeros((2, 0, rope.num_pairs)), rope.pairing)
-    shapes = {name: [rows, *array.shape[1:]] for name, array in empty.items()}
+    none = np.empty((0, rope.num_pairs))
+    named = arrange(none, none, rope.pairing)
+    shapes = {name: [rows, *array.shape[1:]] for name, array in named.items()}
     tables = _allocate(shapes, stored, device)
     if next(iter(tables.values())).is_meta:
         return tables

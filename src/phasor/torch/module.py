@@ -102,7 +102,7 @@ class RotaryEmbedding(nn.Module):
                 Rope of several axes, or one of the three does not fit.
         """
         if positions is None:
-            (rows,) = tokens_first([q], self.heads_first)
+            (rows,) = tokens_first([q], self.heads_first, ["q"])
             check_heads("q", rows, self.rope, self.heads_first)
             check_counts_tokens(self.rope)
             positions = count_positions(rows.shape[:-2], q.device, offset, cu_seqlens)
