@@ -71,7 +71,7 @@ class PositiveRandomFeatures(nn.Module):
         # without the signs the directions would not be uniform
         orthogonal = orthogonal * upper.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)
         others = torch.randn(shape, generator=draw, dtype=torch.float64, device="cpu")
-        rows = (orthogonal * torch.linalg.vector_norm(others, dim=-1, keepdim=True)).flatten(0, 1)
+        rows = (orthogonal * others.square().sum(-1, keepdim=True).sqrt()).flatten(0, 1)
         rows = rows[: self.num_features].float()
         self.register_buffer("projection", rows.to(torch.empty(0, device=device).device))
 
