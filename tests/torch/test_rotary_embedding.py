@@ -361,11 +361,17 @@ def test_calls_that_mean_nothing_are_refused(case: str, heads_first: bool) -> No
 
 
 def test_several_axes_are_not_counted() -> None:
-    """And a scripting compiler is told the way out."""
+    """Three tokens' range must not pass for one token's three coordinates."""
     with pytest.raises(PositionError, match="positions must be given for a Rope of 3 axes"):
         RotaryEmbedding(THREE)(*pair())
-    with pytest.raises(BackendError, match="phasor has no form in TorchScript"):
-        torch.jit.script(RotaryEmbedding(HALF))
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_torchscript_is_refused() -> None:
+    """It would freeze the positions of one call; the message names the ways out."""
+    for attempt in (torch.jit.script, lambda module: torch.jit.trace(module, pair())):
+        with pytest.raises(BackendError, match="phasor has no form in TorchScript"):
+            attempt(RotaryEmbedding(HALF))
 
 
 def shards(bounds: list[int], ranks: int) -> dict[str, Callable[[int], tuple[Tensor, Tensor]]]:

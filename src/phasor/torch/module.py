@@ -14,7 +14,7 @@ from phasor.errors import PositionError, SpecError
 from phasor.rope import Rope
 from phasor.torch import positions as torch_positions
 from phasor.torch._arguments import check_counts_tokens, check_heads, check_rope, tokens_first
-from phasor.torch._internals import refuse_torchscript
+from phasor.torch._internals import refuse_torchscript, refuse_tracing
 from phasor.torch.functional import rotate_qk
 
 
@@ -139,6 +139,7 @@ def count_positions(
     Returns:
         int64 ``[seq]``, or ``[..., seq]`` where each row has an offset of its own.
     """
+    refuse_tracing()  # under torch.jit.trace lengths are tensors
     *rows, seq = tokens
     starts = None
     if isinstance(offset, Tensor):
