@@ -366,7 +366,8 @@ def test_several_axes_are_not_counted() -> None:
         RotaryEmbedding(THREE)(*pair())
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_torchscript_is_refused() -> None:
     """It would freeze the positions of one call; the message names the ways out."""
     for attempt in (torch.jit.script, lambda module: torch.jit.trace(module, pair())):

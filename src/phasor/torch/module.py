@@ -101,6 +101,7 @@ class RotaryEmbedding(nn.Module):
             PositionError: If positions are given with an offset or boundaries, are missing for a
                 Rope of several axes, or one of the three does not fit.
         """
+        refuse_tracing()  # lengths would be tensors
         if positions is None:
             (rows,) = tokens_first([q], self.heads_first, ["q"])
             check_heads("q", rows, self.rope, self.heads_first)
@@ -139,7 +140,6 @@ def count_positions(
     Returns:
         int64 ``[seq]``, or ``[..., seq]`` where each row has an offset of its own.
     """
-    refuse_tracing()  # under torch.jit.trace lengths are tensors
     *rows, seq = tokens
     starts = None
     if isinstance(offset, Tensor):
