@@ -318,6 +318,19 @@ def test_gathered_keys_are_for_rotary_attention_on_one_mesh_dimension() -> None:
         parallelize_module(layer, mesh, GatheredKeys("zigzag"))
         with pytest.raises(SpecError, match="cu_seqlens must be None where keys are gathered"):
             layer(torch.zeros(1, 4, 16), cu_seqlens=[0, 4])
+        with pytest.raises(SpecError, match="key_value_states must be None where keys are"):
+            layer(torch.zeros(1, 4, 16), key_value_states=torch.zeros(1, 4, 16))
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_gathered_keys_drop_weights_in_training(causal: bool) -> None:
+    """All of them, where the chance is 1."""
+    with one_of((1,), 0) as mesh:
+        layer = RotaryAttention(ROPE, 16, 2, causal=causal, dropout=1.0)
+        parallelize_module(layer, mesh, GatheredKeys("zigzag"))
+        x = normal(1, 4, 16)
+        assert not layer.train()(x).any()
+        assert layer.eval()(x).all()
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
