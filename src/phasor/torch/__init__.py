@@ -1,4 +1,4 @@
-"""phasor for PyTorch: one differentiable operator, its verbs, and the attention layers.
+"""phasor for PyTorch: one differentiable operator, its verbs, and the modules around it.
 
 Cached keys are in `phasor.torch.kv_cache`, what the papers build of rotations in
 `phasor.torch.papers`.
@@ -6,6 +6,7 @@ Cached keys are in `phasor.torch.kv_cache`, what the papers build of rotations i
 
 from phasor.torch import positions as positions
 from phasor.torch.attention import RotaryAttention
+from phasor.torch.cache_layouts import cos_sin_cache
 from phasor.torch.functional import (
     chosen_backend,
     rotate,
@@ -15,12 +16,15 @@ from phasor.torch.functional import (
     rotate_qk,
     rotate_qk_,
 )
+from phasor.torch.module import RotaryEmbedding
 from phasor.torch.papers.linear import RotaryLinearAttention
 
 __all__ = [
     "RotaryAttention",
+    "RotaryEmbedding",
     "RotaryLinearAttention",
     "chosen_backend",
+    "cos_sin_cache",
     "rotate",
     "rotate_",
     "rotate_by",

@@ -167,6 +167,15 @@ def check_rope(rope: Any, name: str = "rope") -> None:
     rope.law()  # which says that a rule has to pick its law first
 
 
+def check_counts_tokens(rope: Rope) -> None:
+    """Refuse to count positions for a Rope of several axes."""
+    if rope.axes.n_axes > 1:
+        raise PositionError(
+            f"positions must be given for a Rope of {rope.axes.n_axes} axes, got None; "
+            "phasor.positions.every_axis makes them of text positions"
+        )
+
+
 def check_is_tensor(name: str, x: Any) -> None:
     """Refuse anything but a dense, strided tensor."""
     if not isinstance(x, Tensor):

@@ -1,4 +1,4 @@
-"""`RotaryAttention`: self-attention whose queries and keys are rotated.
+"""`RotaryAttention`: attention whose queries and keys are rotated.
 
 It runs on ``scaled_dot_product_attention``. Where torch's own kernels know the mask (full, causal),
 they apply it. Every other mask is a boolean one for `CHUNK` queries at a time, so that memory is
@@ -17,12 +17,13 @@ import torch.nn.functional as nnf
 from torch import Tensor, nn
 
 from phasor._checks import number, short_repr, whole
-from phasor.errors import PositionError, SpecError, TensorError
+from phasor.errors import SpecError, TensorError
 from phasor.rope import Rope
-from phasor.torch._arguments import check_is_tensor, check_rope
-from phasor.torch._internals import refuse_torchscript
-from phasor.torch.functional import rotate_qk
+from phasor.torch._arguments import check_counts_tokens, check_is_tensor, check_rope
+from phasor.torch._internals import refuse_torchscript, refuse_tracing
+from phasor.torch.functional import rotate, rotate_qk
 from phasor.torch.kv_cache.cache import KVCache, check_attention_mask
+from phasor.torch.module import checked_bounds, count_positions
 
 #: Queries that share one mask.
 CHUNK = 512
@@ -50,6 +51,7 @@ class RotaryAttention(nn.Module):
         qk_norm: Whether each head of queries and keys goes through an RMS norm with weights before
             the rotation (Qwen3, 2505.09388).
         norm_eps: Epsilon of these norms.
+        dropout: Probability with which a weight of the softmax is set to 0 in training.
         qkv_bias: Whether ``q_proj``, ``k_proj`` and ``v_proj`` have biases.
         o_bias: Whether ``o_proj`` has one.
         device: Where the weights are; torch's default if None.
@@ -90,6 +92,7 @@ class RotaryAttention(nn.Module):
         window: int | None = None,
         qk_norm: bool = False,
         norm_eps: float = 1e-6,
+        dropout: float = 0.0,
         qkv_bias: bool = False,
         o_bias: bool = False,
         device: torch.device | str | None = None,
@@ -114,6 +117,7 @@ class RotaryAttention(nn.Module):
                 f"qk_norm must be True or False, got {short_repr(qk_norm)}; norm_eps is the epsilon"
             )
         norm_eps = number("norm_eps", norm_eps, above=0)
+        self.dropout = number("dropout", dropout, least=0, most=1)
         self.rope = rope
 
         q_dim, kv_dim = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
@@ -148,6 +152,8 @@ class RotaryAttention(nn.Module):
         attention_mask: Tensor | None = None,
         cu_seqlens: Sequence[int] | Tensor | None = None,
         cache: KVCache | None = None,
+        key_value_states: Tensor | None = None,
+        key_value_positions: Tensor | None = None,
     ) -> Tensor:
         """The attention output of every token.
 
@@ -158,37 +164,64 @@ class RotaryAttention(nn.Module):
                 are. A Rope of several axes needs them; a layer without Rope ignores them, so that
                 all layers of a model can be called alike.
             attention_mask: Bools ``[batch, seq]``: True is a token, False is padding, on either
-                side. No token sees padding, and the output for padding means nothing.
+                side. No token sees padding, and the output for padding means nothing. With
+                ``key_value_states`` it is theirs, ``[batch, key_seq]``.
             cu_seqlens: Boundaries of sequences packed end to end in every row, ``[0, ..., seq]``;
                 no sequence sees another. They are read on the host, so under ``torch.compile`` and
                 on accelerators give a list of ints.
             cache: From `make_cache`. Holds the tokens before these, and then these too.
+            key_value_states: ``[batch, key_seq, embed_dim]``: cross-attention. Keys and values are
+                made of these, as of an encoder's output, and queries of ``x``. Every query sees
+                every key, so the layer has ``causal=False``.
+            key_value_positions: Positions of these keys, in the shapes of ``positions`` and on the
+                same scale: a score depends on the distance between its query and its key. If None,
+                they are counted as those of ``x`` are.
 
         Returns:
             ``[batch, seq, embed_dim]``.
 
         Raises:
-            TensorError: If ``x``, ``attention_mask`` or ``cache`` do not fit, or a cache would
-                have to record a gradient.
+            TensorError: If ``x``, ``key_value_states``, ``attention_mask`` or ``cache`` do not fit,
+                or a cache would have to record a gradient.
             PositionError: If positions or boundaries do not fit.
             SpecError: If a cache is given with packed sequences, or to attention that is not
-                causal.
+                causal; if ``key_value_states`` are given to attention that is, with packed
+                sequences, or are missing where their positions are given.
         """
+        refuse_tracing()  # lengths would be tensors
         self._check_inputs(x, attention_mask, cu_seqlens, cache)
+        if key_value_states is not None or key_value_positions is not None:
+            self._check_cross(x, cu_seqlens, key_value_states)
+        keys_of = x if key_value_states is None else key_value_states
+        if attention_mask is not None:
+            check_attention_mask(attention_mask, keys_of.shape[:2])
         batch, seq, _ = x.shape
-        bounds = None if cu_seqlens is None else _checked_bounds(cu_seqlens, seq)
+        bounds = None if cu_seqlens is None else checked_bounds(cu_seqlens, seq)
         # [batch, seq, embed_dim] -> [batch, seq, num_heads, head_dim]
         q = self.q_proj(x).view(batch, seq, self.num_heads, self.head_dim)
-        # [batch, seq, embed_dim] -> [batch, seq, num_kv_heads, head_dim]
-        k = self.k_proj(x).view(batch, seq, self.num_kv_heads, self.head_dim)
-        v = self.v_proj(x).view(batch, seq, self.num_kv_heads, self.head_dim)
+        # [batch, key_seq, embed_dim] -> [batch, key_seq, num_kv_heads, head_dim]
+        key_shape = (batch, keys_of.shape[1], self.num_kv_heads, self.head_dim)
+        k = self.k_proj(keys_of).view(key_shape)
+        v = self.v_proj(keys_of).view(key_shape)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
-        if self.rope is not None:
-            if positions is None:
-                positions = _default_positions(x, self.rope, attention_mask, bounds, cache)
-            q, k = rotate_qk(q, k, positions, self.rope, gain=self._gain)
-        y = self._attend(q, k, v, attention_mask, bounds, cache)
+        if key_value_states is not None:
+            if self.rope is not None:
+                if positions is None:
+                    positions = _default_positions(x, self.rope)
+                if key_value_positions is None:
+                    key_value_positions = _default_positions(keys_of, self.rope, attention_mask)
+                q = rotate(q, positions, self.rope, gain=self._gain)
+                k = rotate(k, key_value_positions, self.rope, gain=self._gain)
+            # [batch, key_seq] -> [batch, heads, seq, key_seq], of size 1 where all are alike
+            visible = None if attention_mask is None else attention_mask[:, None, None]
+            y = _sdpa(q, k, v, self._factor, visible, dropout=self._dropout_now())
+        else:
+            if self.rope is not None:
+                if positions is None:
+                    positions = _default_positions(x, self.rope, attention_mask, bounds, cache)
+                q, k = rotate_qk(q, k, positions, self.rope, gain=self._gain)
+            y = self._attend(q, k, v, attention_mask, bounds, cache)
         # [batch, seq, num_heads, head_dim] -> [batch, seq, embed_dim]
         return self.o_proj(y.reshape(batch, seq, self.num_heads * self.head_dim))
 
@@ -218,22 +251,19 @@ class RotaryAttention(nn.Module):
 
     def extra_repr(self) -> str:
         window = "" if self.window is None else f", window={self.window}"
+        dropout = f", dropout={self.dropout}" if self.dropout else ""
         return (
             f"num_heads={self.num_heads}, num_kv_heads={self.num_kv_heads}, "
-            f"causal={self.causal}{window}, rope={self.rope}"
+            f"causal={self.causal}{window}{dropout}, rope={self.rope}"
         )
+
+    def _dropout_now(self) -> float:
+        return self.dropout if self.training else 0.0
 
     def _check_inputs(
         self, x: Tensor, attention_mask: Tensor | None, cu_seqlens: object, cache: KVCache | None
     ) -> None:
-        check_is_tensor("x", x)
-        if x.dim() != 3 or x.shape[-1] != self.q_proj.in_features:
-            raise TensorError(
-                f"x must be [batch, seq, embed_dim] with embed_dim {self.q_proj.in_features}, "
-                f"got shape {list(x.shape)}"
-            )
-        if attention_mask is not None:
-            check_attention_mask(attention_mask, x.shape[:2])
+        self._check_tokens("x", x)
         if cu_seqlens is not None and (attention_mask is not None or cache is not None):
             other = "attention_mask" if attention_mask is not None else "cache"
             raise SpecError(f"cu_seqlens and {other} exclude each other; give one of them")
@@ -248,6 +278,34 @@ class RotaryAttention(nn.Module):
                 f"cache must have the batch of x ({x.shape[0]}), got {cache.lengths.shape[0]}"
             )
 
+    def _check_cross(self, x: Tensor, cu_seqlens: object, key_value_states: Any) -> None:
+        if key_value_states is None:
+            raise SpecError("key_value_positions are those of key_value_states, got None for them")
+        self._check_tokens("key_value_states", key_value_states)
+        if key_value_states.shape[0] != x.shape[0]:
+            raise TensorError(
+                f"key_value_states must have the batch of x ({x.shape[0]}), got "
+                f"{key_value_states.shape[0]}"
+            )
+        if self.causal:
+            raise SpecError(
+                "key_value_states are seen by every query, and this layer has causal=True; build "
+                "it with causal=False"
+            )
+        if cu_seqlens is not None:
+            raise SpecError(
+                "cu_seqlens and key_value_states exclude each other; pad the keys, and give their "
+                "attention_mask"
+            )
+
+    def _check_tokens(self, name: str, x: Tensor) -> None:
+        check_is_tensor(name, x)
+        if x.dim() != 3 or x.shape[-1] != self.q_proj.in_features:
+            raise TensorError(
+                f"{name} must be [batch, seq, embed_dim] with embed_dim "
+                f"{self.q_proj.in_features}, got shape {list(x.shape)}"
+            )
+
     def _attend(
         self,
         q: Tensor,
@@ -258,10 +316,12 @@ class RotaryAttention(nn.Module):
         cache: KVCache | None,
     ) -> Tensor:
         """``[batch, seq, num_heads, head_dim]`` of rotated queries and keys."""
-        factor, causal, window = self._factor, self.causal, self.window
+        factor = self._factor
+        options: dict[str, Any] = {"causal": self.causal, "window": self.window}
+        options["dropout"] = self._dropout_now()
         if bounds is not None:
             parts = [
-                attend(q[:, a:b], k[:, a:b], v[:, a:b], factor, causal=causal, window=window)
+                attend(q[:, a:b], k[:, a:b], v[:, a:b], factor, **options)
                 for a, b in pairwise(bounds)
             ]
             return torch.cat(parts, dim=1) if parts else q
@@ -269,9 +329,8 @@ class RotaryAttention(nn.Module):
             is_first, index = cache.used == 0, cache.next_positions(q.shape[1], attention_mask)
             cache.append(k, v, attention_mask)
             if not is_first:
-                k, v = cache.keys, cache.values
-                return attend(q, k, v, factor, causal=True, window=window, index=index)
-        return attend(q, k, v, factor, causal=causal, window=window, attention_mask=attention_mask)
+                return attend(q, cache.keys, cache.values, factor, index=index, **options)
+        return attend(q, k, v, factor, attention_mask=attention_mask, **options)
 
 
 def attend(
@@ -284,6 +343,7 @@ def attend(
     window: int | None = None,
     attention_mask: Tensor | None = None,
     index: Tensor | None = None,
+    dropout: float = 0.0,
 ) -> Tensor:
     """Softmax attention with any of the layer's masks.
 
@@ -298,13 +358,14 @@ def attend(
             because a softmax over nothing would be NaN.
         index: ``[batch, new]``, the index in ``k`` of each query's own token, as of new tokens in
             a cache. None where queries and keys are of the same tokens.
+        dropout: Probability with which a weight is set to 0.
 
     Returns:
         ``[batch, new, num_heads, head_dim]``.
     """
     length = q.shape[1]
     if index is None and attention_mask is None and (window is None or length <= window):
-        return _sdpa(q, k, v, factor, causal=causal)
+        return _sdpa(q, k, v, factor, causal=causal, dropout=dropout)
     keys = torch.arange(k.shape[1], device=q.device)
     parts: list[Tensor] = []
     # counted in chunks: a compiler that does not know the length then makes one graph for each
@@ -324,7 +385,8 @@ def attend(
         if attention_mask is not None:
             visible = (visible & attention_mask[:, None, first:last]) | (others == queries)
         visible = visible.unsqueeze(-3)  # the same for all heads
-        parts.append(_sdpa(q[:, start:stop], k[:, first:last], v[:, first:last], factor, visible))
+        now = q[:, start:stop], k[:, first:last], v[:, first:last]
+        parts.append(_sdpa(*now, factor, visible, dropout=dropout))
     return torch.cat(parts, dim=1) if parts else q
 
 
@@ -336,6 +398,7 @@ def _sdpa(
     visible: Tensor | None = None,
     *,
     causal: bool = False,
+    dropout: float = 0.0,
 ) -> Tensor:
     # [batch, seq, heads, head_dim] -> [batch, heads, seq, head_dim], and back
     y = nnf.scaled_dot_product_attention(
@@ -343,6 +406,7 @@ def _sdpa(
         k.transpose(1, 2),
         v.transpose(1, 2),
         attn_mask=visible,
+        dropout_p=dropout,
         is_causal=causal,
         scale=factor,
         enable_gqa=q.shape[2] != k.shape[2],
@@ -375,45 +439,18 @@ def _head_dim(rope: Rope | None, head_dim: int | None) -> int:
     return rope.head_dim
 
 
-def _checked_bounds(cu_seqlens: Sequence[int] | Tensor, seq: int) -> list[int]:
-    """The boundaries as a list, or an error if they do not divide ``seq`` tokens."""
-    if isinstance(cu_seqlens, Tensor):
-        given = cast(list[Any], cu_seqlens.flatten().tolist())
-    elif isinstance(cast(object, cu_seqlens), Sequence):
-        given = list(cu_seqlens)
-    else:
-        came = type(cu_seqlens).__name__
-        raise PositionError(f"cu_seqlens must be whole numbers [0, ..., {seq}], got {came}")
-    bounds = [whole("cu_seqlens", bound, least=0, error=PositionError) for bound in given]
-    rising = all(a <= b for a, b in pairwise(bounds))
-    if not bounds or bounds[0] != 0 or bounds[-1] != seq or not rising:
-        raise PositionError(
-            f"cu_seqlens must rise from 0 to the number of tokens ({seq}), got {bounds}; "
-            "lengths become boundaries by a cumulative sum"
-        )
-    return bounds
-
-
 def _default_positions(
     x: Tensor,
     rope: Rope,
-    attention_mask: Tensor | None,
-    bounds: list[int] | None,
-    cache: KVCache | None,
+    attention_mask: Tensor | None = None,
+    bounds: list[int] | None = None,
+    cache: KVCache | None = None,
 ) -> Tensor:
     """Positions counted from the first token of each sequence, ``[seq]`` or ``[batch, seq]``."""
-    if rope.axes.n_axes > 1:
-        raise PositionError(
-            f"positions must be given for a Rope of {rope.axes.n_axes} axes, got None; "
-            "phasor.positions.every_axis makes them of text positions"
-        )
+    check_counts_tokens(rope)
     seq = x.shape[1]
     if cache is not None:
         return cache.next_positions(seq, attention_mask)
     if attention_mask is not None:
         return (attention_mask.cumsum(-1) - 1) * attention_mask
-    index = torch.arange(seq, device=x.device)
-    if bounds is None:
-        return index
-    starts = [index[a:b] - a for a, b in pairwise(bounds)]
-    return torch.cat(starts) if starts else index
+    return count_positions([seq], x.device, cu_seqlens=bounds)

@@ -211,14 +211,19 @@ class _GatheringAttention(RotaryAttention):
         attention_mask: Tensor | None = None,
         cu_seqlens: Sequence[int] | Tensor | None = None,
         cache: KVCache | None = None,
+        key_value_states: Tensor | None = None,
+        key_value_positions: Tensor | None = None,
     ) -> Tensor:
         """The attention output of this rank's tokens; positions are those of the layout if None."""
         options = {"attention_mask": attention_mask, "cu_seqlens": cu_seqlens, "cache": cache}
+        options["key_value_states"] = key_value_states
+        options["key_value_positions"] = key_value_positions
         for name, value in options.items():
             if value is not None:
                 raise SpecError(
                     f"{name} must be None where keys are gathered from other ranks, got "
-                    f"{type(value).__name__}; sequences have to be of one length without padding"
+                    f"{type(value).__name__}; the layer takes the tokens of sequences of one "
+                    "length without padding, and nothing else"
                 )
         if positions is None and (self.rope is None or self.rope.axes.n_axes == 1):
             positions = self._token_indices(x)[self.mesh.get_local_rank()]
@@ -242,10 +247,11 @@ class _GatheringAttention(RotaryAttention):
         whole = local.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
         # [batch, ranks * seq, heads, 2 * head_dim], rank after rank -> in the order of the tokens
         keys, values = whole[:, indices.flatten().argsort()].chunk(2, dim=-1)
-        if not self.causal:
-            return attend(q, keys, values, self._factor, causal=False)
-        own = indices[self.mesh.get_local_rank()].unsqueeze(0)
-        return attend(q, keys, values, self._factor, causal=True, window=self.window, index=own)
+        options: dict[str, Any] = {"dropout": self._dropout_now()}
+        if self.causal:
+            own = indices[self.mesh.get_local_rank()].unsqueeze(0)
+            options |= {"window": self.window, "index": own}
+        return attend(q, keys, values, self._factor, causal=self.causal, **options)
 
     def _token_indices(self, x: Tensor) -> Tensor:
         """Which tokens each rank holds, ``[ranks, seq]``, where ``x`` is ``[batch, seq, ...]``."""

@@ -1,5 +1,7 @@
 """`phasor.positions` for tensors: the same names, on their device, without waiting for it.
 
+`sequence_indices` is here alone: masks of packed sequences are made on a device.
+
 Values are checked for tensors in the CPU's memory: for example, that boundaries never decrease. On
 another device, under a compiler and for fake tensors they are not read. Coordinates of images and
 videos begin on the host: ``torch.from_numpy(phasor.positions.multimodal(...))``.
@@ -39,8 +41,8 @@ def span(length: int, start: int = 0, *, device: _Device = None) -> Tensor:
     >>> span(4, start=10)
     tensor([10, 11, 12, 13])
     """
-    _check_whole("length", length, least=0)
-    _check_whole("start", start, least=-_LAST - 1)
+    check_whole("length", length, least=0)
+    check_whole("start", start, least=-_LAST - 1)
     if start + length - 1 > _LAST:
         raise PositionError(
             f"start + length - 1 must be at most 2**63 - 1, got {start} + {length} - 1"
@@ -68,7 +70,7 @@ def packed(cu_seqlens: Tensor, total_tokens: int | None = None) -> Tensor:
     >>> packed(torch.tensor([0, 3, 5], dtype=torch.int32), total_tokens=6)
     tensor([0, 1, 2, 0, 1, 0])
     """
-    bounds = _integers("cu_seqlens", cu_seqlens)
+    bounds = as_int64("cu_seqlens", cu_seqlens)
     if bounds.dim() != 1 or bounds.shape[0] == 0:
         raise PositionError(
             f"cu_seqlens must have the shape [n_sequences + 1], got {list(bounds.shape)}"
@@ -86,10 +88,32 @@ def packed(cu_seqlens: Tensor, total_tokens: int | None = None) -> Tensor:
             f"total_tokens must be given for cu_seqlens on {cu_seqlens.device}, which would have "
             "to be waited for; it is the length of what is packed, x.shape[0]"
         )
-    _check_whole("total_tokens", total_tokens, least=0)
+    check_whole("total_tokens", total_tokens, least=0)
     tokens = torch.arange(total_tokens, device=bounds.device)
-    sequence = torch.searchsorted(bounds, tokens, right=True) - 1
-    return tokens - bounds[sequence]
+    return tokens - bounds[sequence_indices(bounds, total_tokens)]
+
+
+def sequence_indices(cu_seqlens: Tensor, total_tokens: int) -> Tensor:
+    """Which of the packed sequences each token is in: what a mask between sequences compares.
+
+    Args:
+        cu_seqlens: Boundaries ``[n_sequences + 1]``, as for `packed`, whose checks it leaves out.
+        total_tokens: The length of the packed tensor.
+
+    Returns:
+        int64 ``[total_tokens]``, on the device of ``cu_seqlens``; ``n_sequences`` for padding after
+        the last boundary.
+
+    Raises:
+        PositionError: If an argument does not hold whole numbers.
+
+    >>> sequence_indices(torch.tensor([0, 3, 5], dtype=torch.int32), total_tokens=6)
+    tensor([0, 0, 0, 1, 1, 2])
+    """
+    bounds = as_int64("cu_seqlens", cu_seqlens)
+    check_whole("total_tokens", total_tokens, least=0)
+    tokens = torch.arange(total_tokens, device=bounds.device)
+    return torch.searchsorted(bounds, tokens, right=True) - 1
 
 
 def padded(mask: Tensor) -> Tensor:
@@ -108,7 +132,7 @@ def padded(mask: Tensor) -> Tensor:
     tensor([[0, 0, 1],
             [0, 0, 0]])
     """
-    tokens = _integers("mask", mask, bools=True)
+    tokens = as_int64("mask", mask, bools=True)
     if tokens.dim() == 0:
         raise PositionError("mask must have the shape [..., seq], got a single value")
     _checked_values(numpy_positions.padded, mask)
@@ -133,8 +157,8 @@ def cached(lengths: Tensor, new_tokens: int) -> Tensor:
     tensor([[ 7,  8,  9],
             [-2, -1,  0]])
     """
-    starts = _integers("lengths", lengths)
-    _check_whole("new_tokens", new_tokens, least=0)
+    starts = as_int64("lengths", lengths)
+    check_whole("new_tokens", new_tokens, least=0)
     if starts.dim() != 1:
         raise PositionError(f"lengths must have the shape [batch], got {list(starts.shape)}")
     _checked_values(numpy_positions.cached, lengths, new_tokens)
@@ -162,7 +186,7 @@ def grid(*sizes: int, device: _Device = None) -> Tensor:
     if not sizes:
         raise PositionError("sizes must name at least one axis, got none")
     for i, size in enumerate(sizes):
-        _check_whole(f"sizes[{i}]", size, least=0)
+        check_whole(f"sizes[{i}]", size, least=0)
     axes = torch.meshgrid(*(torch.arange(n, device=device) for n in sizes), indexing="ij")
     # n_axes times [*sizes] -> [*sizes, n_axes] -> [prod(sizes), n_axes]
     return torch.stack(axes, -1).flatten(0, -2)
@@ -185,7 +209,7 @@ def every_axis(positions: Tensor, n_axes: int) -> Tensor:
     tensor([[0, 1, 5],
             [0, 1, 5]])
     """
-    positions = _integers("positions", positions)
+    positions = as_int64("positions", positions)
     if positions.dim() == 0:
         raise PositionError("positions must have the shape [..., seq], got a single value")
     return torch.stack([positions] * whole("n_axes", n_axes, least=1, error=PositionError), -1)
@@ -222,13 +246,13 @@ def context_parallel(
     return torch.cat([span(len(chunk), chunk.start, device=device) for chunk in chunks])
 
 
-def _check_whole(name: str, value: Any, *, least: int) -> None:
+def check_whole(name: str, value: Any, *, least: int) -> None:
     """Refuse what is no whole number. A compiler's symbol passes, without a guard on its value."""
     if type(value) is not torch.SymInt and not (type(value) is int and least <= value <= _LAST):
         whole(name, value, least=least, most=_LAST, error=PositionError)
 
 
-def _integers(name: str, values: Any, *, bools: bool = False) -> Tensor:
+def as_int64(name: str, values: Any, *, bools: bool = False) -> Tensor:
     """``values`` as int64, or an error that says why not."""
     if not isinstance(values, Tensor):
         raise PositionError(

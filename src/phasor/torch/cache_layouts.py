@@ -1,0 +1,216 @@
+"""`cos_sin_cache`: the tables of cos and sin that other programs keep, in their layouts."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, cast, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from phasor._checks import choice, number, short_repr, whole
+from phasor.angles import cos_sin, digit_rows
+from phasor.errors import SpecError, TensorError
+from phasor.pairings import Pairing, by_pairing
+from phasor.rope import Rope
+from phasor.torch._arguments import check_rope
+
+CacheLayout = Literal["vllm", "flash-attn", "transformers", "meta", "megatron"]
+_Array = NDArray[Any]
+
+# numbers computed at a time, so that the temporaries are small whatever the table is
+_CHUNK = 1 << 20
+_REAL = {dtype: dtype for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16)}
+_REAL_OF_ANGLES = {dtype: dtype for dtype in (torch.float64, torch.float32)}
+_COMPLEX = {
+    torch.float32: torch.complex64,
+    torch.complex64: torch.complex64,
+    torch.float64: torch.complex128,
+    torch.complex128: torch.complex128,
+}
+
+
+def _vllm(cos: _Array, sin: _Array, _pairing: Pairing) -> dict[str, _Array]:
+    return {"cos_sin": np.concatenate((cos, sin), -1)}
+
+
+def _flash_attn(cos: _Array, sin: _Array, _pairing: Pairing) -> dict[str, _Array]:
+    return {"cos": cos, "sin": sin}
+
+
+def _transformers(cos: _Array, sin: _Array, pairing: Pairing) -> dict[str, _Array]:
+    return {"cos": _full_width(cos, pairing), "sin": _full_width(sin, pairing)}
+
+
+def _meta(cos: _Array, sin: _Array, _pairing: Pairing) -> dict[str, _Array]:
+    return {"freqs_cis": cos + 1j * sin}
+
+
+def _megatron(cos: _Array, sin: _Array, pairing: Pairing) -> dict[str, _Array]:
+    # [n, rotary_dim] -> [n, 1, 1, rotary_dim]
+    return {"angles": _full_width(np.arctan2(sin, cos), pairing)[:, None, None]}
+
+
+def _full_width(values: _Array, pairing: Pairing) -> _Array:
+    """``[n, num_pairs]`` to ``[n, rotary_dim]``: the value of a pair for both its coordinates."""
+    return by_pairing(
+        pairing,
+        half=np.concatenate((values, values), -1),
+        interleaved=np.repeat(values, 2, -1),
+    )
+
+
+#: The named arrays of cos and sin ``[n, num_pairs]``; what may be asked for, and what is stored.
+_LAYOUTS: dict[
+    CacheLayout,
+    tuple[
+        Callable[[_Array, _Array, Pairing], dict[str, _Array]],
+        Mapping[torch.dtype, torch.dtype],
+    ],
+] = {
+    "vllm": (_vllm, _REAL),
+    "flash-attn": (_flash_attn, _REAL),
+    "transformers": (_transformers, _REAL),
+    "meta": (_meta, _COMPLEX),
+    "megatron": (_megatron, _REAL_OF_ANGLES),
+}
+
+
+def cos_sin_cache(
+    rope: Rope,
+    max_positions: int,
+    *,
+    layout: CacheLayout,
+    gain: float = 1.0,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str | None = None,
+) -> dict[str, Tensor]:
+    """The table of positions 0 to ``max_positions - 1`` as another program keeps it.
+
+    | ``layout`` | tensors, ``n`` is ``rope.num_pairs`` | for |
+    |---|---|---|
+    | ``"vllm"`` | ``cos_sin`` ``[max_positions, 2 n]``, cosines first | vLLM, sglang, flashinfer |
+    | ``"flash-attn"`` | ``cos``, ``sin`` ``[max_positions, n]`` | flash-attention, ONNX |
+    | ``"transformers"`` | ``cos``, ``sin`` ``[max_positions, 2 n]``, widened | transformers |
+    | ``"meta"`` | ``freqs_cis``, complex ``[max_positions, n]`` | Meta's code |
+    | ``"megatron"`` | ``angles`` ``[max_positions, 1, 1, 2 n]``, widened | Megatron, TE |
+
+    Widened: the ``n`` values are doubled, end to end, for the pairing ``"half"``, and each is
+    repeated for ``"interleaved"``. Angles are in radians. TE is TransformerEngine.
+
+    Every number is computed in float64 and rounded once; float32 without a gain is the nearest to
+    the real number. Angles are reduced to ``[-π, π]`` before they are rounded, so they are as good
+    at the last position as at the first. The sign of the sines and of the angles is that of
+    ``rope.direction``; no table says where the rotated part of the head begins, or
+    the pairing of what comes out.
+
+    Args:
+        rope: One axis; its scaling must be a law.
+        max_positions: How many rows.
+        layout: One of the above.
+        gain: Multiplied into cos and sin. It is not ``rope.attention_factor`` unless you say so:
+            some programs multiply by that themselves.
+        dtype: Of the numbers. ``"meta"`` takes float32 or complex64, float64 or complex128;
+            ``"megatron"`` takes float32 or float64, for a 16-bit angle is off by a hundredth.
+        device: Where the table is; torch's default if None.
+
+    Returns:
+        The tensors of the layout by their names.
+
+    Raises:
+        SpecError: If the Rope has a rule (use ``rope.at(n)``) or several axes, or an argument is
+            none of the above.
+        TensorError: If the table is larger than the memory, with the number of bytes.
+
+    >>> from phasor import Rope
+    >>> rope = Rope(head_dim=4, pairing="interleaved", base=100.0)
+    >>> cos_sin_cache(rope, 2, layout="vllm")["cos_sin"]
+    tensor([[1.0000, 1.0000, 0.0000, 0.0000],
+            [0.5403, 0.9950, 0.8415, 0.0998]])
+    >>> cos_sin_cache(rope, 2, layout="megatron")["angles"][1, 0, 0]
+    tensor([1.0000, 1.0000, 0.1000, 0.1000])
+    """
+    check_rope(rope)
+    if rope.axes.n_axes > 1:
+        raise SpecError(
+            f"rope must have one axis for a table of positions, got {rope.axes.n_axes} axes; "
+            "phasor.angles.cos_sin makes rows for coordinates, phasor.torch.rotate takes them"
+        )
+    rows = whole("max_positions", max_positions, least=1)
+    arrange, dtypes = _LAYOUTS[choice("layout", layout, get_args(CacheLayout))]
+    gain = number("gain", gain)
+    if arrange is _megatron and gain != 1:
+        raise SpecError(
+            f"gain must be 1 for layout={layout!r}, whose angles cannot carry one, got {gain}; "
+            "give it to the function that rotates, as Megatron's mscale"
+        )
+    if dtype not in dtypes:
+        known = ", ".join(map(str, dtypes))
+        raise SpecError(f"dtype must be {known} for layout={layout!r}, got {short_repr(dtype)}")
+    stored = dtypes[dtype]
+    nearest = stored in (torch.float32, torch.complex64) and gain == 1 and arrange is not _megatron
+    # arrays of no rows have the names and the widths
+    none = np.empty((0, rope.num_pairs))
+    named = arrange(none, none, rope.pairing)
+    shapes = {name: [rows, *array.shape[1:]] for name, array in named.items()}
+    tables = _allocate(shapes, stored, device)
+    if next(iter(tables.values())).is_meta:
+        return tables
+    chunk = max(1, _CHUNK // rope.num_pairs)
+    for start in range(0, rows, chunk):
+        positions = np.arange(start, min(start + chunk, rows))
+        if nearest:
+            # each position as the lowest digit of itself: rows that are rounded from 60 digits
+            # where float64 leaves a doubt
+            both = digit_rows(rope, np.zeros_like(positions), positions, np.float32)
+            cos, sin = both[..., 0], both[..., 1]
+        else:
+            cos, sin = (gain * part for part in cos_sin(rope, positions))
+        for name, array in arrange(cos, sin, rope.pairing).items():
+            tables[name][start : start + chunk] = _rounded_once(array, stored)
+    return tables
+
+
+def _rounded_once(values: _Array, stored: torch.dtype) -> Tensor:
+    """``values`` as a tensor of ``stored``; torch itself takes float64 to 16 bits by way of 32."""
+    if stored in (torch.bfloat16, torch.float16):
+        # rounded to odd: towards zero, with the last bit set where that was inexact. Rounded to
+        # the nearest from there, 16 bits are what they would be from float64
+        single = values.astype(np.float32)
+        bits = single.view(np.int32)
+        bits -= np.abs(single.astype(np.float64)) > np.abs(values)
+        bits |= single.astype(np.float64) != values
+        values = single
+    return torch.from_numpy(np.ascontiguousarray(values)).to(stored)
+
+
+def _allocate(
+    shapes: dict[str, list[int]], dtype: torch.dtype, device: torch.device | str | None
+) -> dict[str, Tensor]:
+    """Empty tensors, or an error with their bytes where they are larger than the memory."""
+    where = torch.empty(0, device=device).device
+    size = sum(map(math.prod, shapes.values())) * dtype.itemsize
+    too_large = TensorError(
+        f"max_positions must be few enough for the memory of {where}, got a table of {size} "
+        "bytes; phasor.torch.rotate needs none"
+    )
+    if where.type == "cpu" and size > _memory_bytes():
+        raise too_large
+    try:
+        return {
+            name: torch.empty(shape, dtype=dtype, device=where) for name, shape in shapes.items()
+        }
+    except RuntimeError:  # an allocator's "not enough memory", or sizes beyond int64
+        raise too_large from None
+
+
+def _memory_bytes() -> float:
+    """The machine's memory; infinite where the system does not say."""
+    names = cast(dict[str, int], getattr(os, "sysconf_names", {}))
+    if "SC_PHYS_PAGES" not in names:
+        return math.inf
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
