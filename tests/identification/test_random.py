@@ -14,7 +14,7 @@ from .. import oracle
 from .foreign_ropes import Hidden, hidden, turning
 
 EVERYDAY = range(25)
-ALL = range(500)
+ALL = range(2000)
 # a name's frequencies may be this far from those read, relatively, and the real ones' float64 too
 ARITHMETIC = 3e-14
 ROUNDING = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11}
@@ -57,7 +57,7 @@ def test_random_ropes_are_named_right_or_not_at_all() -> None:
 
 
 @pytest.mark.slow
-def test_five_hundred_random_ropes_are_named_right_or_not_at_all() -> None:
+def test_two_thousand_random_ropes_are_named_right_or_not_at_all() -> None:
     """As above; and most laws have a name."""
     said = Counter(judged(hidden(seed)) for seed in ALL)
     assert said["named"] > 0.7 * len(ALL)
