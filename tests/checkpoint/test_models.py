@@ -17,8 +17,6 @@ from phasor.checkpoint import plan, write
 
 from .checkpoints import load
 
-pytestmark = pytest.mark.transformers
-
 TOKENS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]
 SMALL: dict[str, Any] = {
     "vocab_size": 16,
