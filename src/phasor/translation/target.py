@@ -124,6 +124,13 @@ class Target:
         if rope.rotary_dim < rope.head_dim and not self.partial:
             self.refuse(f"{rope.rotary_dim} rotated coordinates of {rope.head_dim}", rope, context)
 
+    def refuse_different_ropes(self, ropes: LayerRopes, context: int) -> NoReturn:
+        """Raise the error for a program that has one rope; the nearest is the first for all."""
+        first, other = (rope.at(context) for rope in ropes.ropes[:2])
+        kinds = " and ".join(kind for kind, rope in ropes.kinds.items() if rope is not None)
+        near = [first] if first.num_pairs == other.num_pairs else []
+        self.refuse(f"different ropes in {kinds} layers", other, context, near)
+
     def refuse(
         self, what: str, rope: Rope, context: int, candidates: Iterable[Rope] = ()
     ) -> NoReturn:
