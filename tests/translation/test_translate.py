@@ -121,7 +121,7 @@ def test_a_program_given_this_turns_as_the_model_does(name: str, target: str) ->
 
 
 def other_frequencies(rope: Rope, named: str) -> bool:
-    """Whether frequencies are neither powers of one base nor, to their number, a named law's."""
+    """Whether frequencies are neither negative powers of one base nor those of a law in ``named``."""
     law = rope.scaling
     if isinstance(law, Rule):
         return False
@@ -129,8 +129,10 @@ def other_frequencies(rope: Rope, named: str) -> bool:
         return "YaRN" not in named
     if isinstance(law, Llama3) and (law.original_max_positions, law.low_freq_factor) == (8192, 1):
         return "Llama3" not in named
-    logs = np.log([float(f) for f in oracle.frequencies(rope)])
-    return bool(np.ptp(np.diff(logs)) > 1e-9)
+    found = np.array([float(f) for f in oracle.frequencies(rope)])
+    powers = found[0] * (found[1] / found[0]) ** np.arange(len(found))
+    divided = found[0] != 1 and "one factor" not in named
+    return divided or not np.allclose(found, powers, rtol=1e-10, atol=0)
 
 
 def unusual_yarn(law: object) -> bool:

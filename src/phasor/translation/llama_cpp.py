@@ -45,8 +45,8 @@ def _scaling(rope: Rope, context: int) -> dict[str, Any]:
         return {"--rope-scaling": "linear", "--rope-scale": law.factor}
     if not isinstance(law, Yarn) or not law.truncate:
         TARGET.refuse(
-            "frequencies other than powers of one base, divided by one factor or by YaRN's ramp "
-            "between whole pairs (a GGUF file can: gguf)",
+            "frequencies other than base ** (-2k / d), or these divided by one factor or by YaRN's "
+            "ramp between whole pairs (a GGUF file can: gguf)",
             rope, context, plain_candidates(rope),
         )  # fmt: skip
     usual = yarn_multiplier(law.factor, 1.0)

@@ -50,7 +50,7 @@ def _scaling(rope: Rope, context: int) -> dict[str, Any]:
         or law.original_max_positions != _ORIGINAL
     ):
         TARGET.refuse(
-            "frequencies other than powers of one base, or those scaled by Llama3 with "
+            "frequencies other than base ** (-2k / d), or these scaled by Llama3 with "
             f"low_freq_factor={_LOW:g} and original_max_positions={_ORIGINAL}",
             rope, context, (near for near in plain_candidates(rope) if near.scaling is None),
         )  # fmt: skip
