@@ -231,7 +231,7 @@ def llama_cpp(job: Job) -> np.ndarray:
 
 
 def by_ggml(job: Job, keys: dict[str, Any], flags: dict[str, Any]) -> np.ndarray:
-    """The slice turned in the mode that a note says, by a context of as many tokens as there are."""
+    """The slice turned in the mode that a note says, with a context that ends at the last token."""
     (mode,) = {mode for note in job.part.notes for mode in re.findall(r"rope type (\w+)", note)}
     to = described_ggml.llama_rope(
         keys, flags, mode=mode, n_ctx=job.offset + len(job.x), swa="sliding" in job.kind

@@ -121,7 +121,7 @@ def test_a_program_given_this_turns_as_the_model_does(name: str, target: str) ->
 
 
 def other_frequencies(rope: Rope, named: str) -> bool:
-    """Whether frequencies are neither negative powers of one base nor those of a law in ``named``."""
+    """Whether frequencies are neither powers of one base nor those of a law in ``named``."""
     law = rope.scaling
     if isinstance(law, Rule):
         return False
@@ -153,7 +153,8 @@ def reason_is_true(ropes: LayerRopes, said: str) -> bool:
         "picks one by the length": any(hasattr(rope.scaling, "at") for rope in ropes.ropes),
         "different ropes": len(ropes.ropes) > 1,
         "rotated coordinates of": any(rope.rotary_dim < rope.head_dim for rope in ropes.ropes),
-        "not every n-th": unrotated != list(range(len(ropes) + 1))[:: min(unrotated, default=1)][1:],
+        "not every n-th": unrotated
+        != list(range(len(ropes) + 1))[:: min(unrotated, default=1)][1:],
         "frequencies other than": any(other_frequencies(rope, said) for rope in ropes.ropes),
         "YaRN with cos and sin multiplied": any(unusual_yarn(r.scaling) for r in ropes.ropes),
     }

@@ -13,14 +13,12 @@ from phasor.translation.target import Part, Target, plain_candidates
 
 
 def _write(ropes: LayerRopes, context: int) -> tuple[Part, ...]:
-    if len(ropes.ropes) > 1:
-        TARGET.refuse_different_ropes(ropes, context)
-    rope, notes = ggml_form(TARGET, ropes.ropes[0], context)
+    rope, sections, notes = ggml_form(TARGET, TARGET.only_rope(ropes, context), context)
     settings = {"--rope-freq-base": rope.base, **_scaling(rope, context)}
     flags = " ".join(f"{name} {value}" for name, value in settings.items())
     file = f"The file has to say rope.dimension_count = {rope.rotary_dim}"
-    if not isinstance(rope.axes, OneAxis):
-        file += f" and rope.dimension_sections = {list(rope.axes.sections)}"
+    if sections:
+        file += f" and rope.dimension_sections = {sections}"
     return (
         Part(
             ropes={kind: rope for kind, other in ropes.kinds.items() if other is not None},

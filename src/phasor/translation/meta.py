@@ -18,9 +18,7 @@ _LLAMA3 = {"rope_scaling_factor": 8.0, "rope_high_freq_factor": 4.0}
 
 
 def _write(ropes: LayerRopes, context: int) -> tuple[Part, ...]:
-    if len(ropes.ropes) > 1:
-        TARGET.refuse_different_ropes(ropes, context)
-    rope = ropes.ropes[0]
+    rope = TARGET.only_rope(ropes, context)
     if isinstance(rope.scaling, NTK):
         rope = with_raised_base(rope, rope.scaling.factor)
     settings: dict[str, Any] = {"rope_theta": rope.base, "use_scaled_rope": False}
