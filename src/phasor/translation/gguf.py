@@ -129,8 +129,10 @@ def ggml_form(target: Target, rope: Rope, context: int) -> GgmlForm:
             )
             rope = replace(rope, pairing="half")
     start = f" from coordinate {rope.rotary_start} on" if rope.rotary_start else ""
-    turns = f"The architecture has to turn {rope.pairing} pairs{start} (rope type {rope_type})."
-    return GgmlForm(rope, sections, (*notes, turns))
+    turns = f"The architecture has to turn {rope.pairing} pairs{start} (rope type {rope_type})"
+    if not sections:
+        turns += ", or the weights are reordered for its own, as llama.cpp's converter does"
+    return GgmlForm(rope, sections, (*notes, f"{turns}."))
 
 
 def _fourth(rope_type: str, sections: list[int], num_pairs: int) -> list[int]:
