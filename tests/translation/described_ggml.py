@@ -37,13 +37,18 @@ def single(value: float) -> float:
     return float(np.float32(value))
 
 
-def ggml_rope(x: np.ndarray, positions: Sequence[int], to: RopeArguments) -> np.ndarray:
+def text_positions(start: int, count: int) -> list[tuple[int, ...]]:
+    """Of text: three coordinates are the position, a fourth is 0."""
+    return [(p, p, p, 0) for p in range(start, start + count)]
+
+
+def ggml_rope(x: np.ndarray, positions: Sequence[Sequence[int]], to: RopeArguments) -> np.ndarray:
     """``x`` ``[seq, head_dim]`` turned; modes NORM, NEOX, MROPE and IMROPE."""
     n = to.n_dims // 2
     turned = x.astype(np.float64)
     for token, position in enumerate(positions):
         for i in range(n):
-            theta = text_position(i, position, to) * to.freq_base ** (-2 * i / to.n_dims)
+            theta = position[axis_of(i, to)] * to.freq_base ** (-2 * i / to.n_dims)
             if to.freq_factors is not None:
                 theta /= single(to.freq_factors[i])
             theta, mscale = rope_yarn(theta, i, to)
@@ -73,13 +78,14 @@ def rope_yarn(theta: float, i: int, to: RopeArguments) -> tuple[float, float]:
     return scaled * (1 - mix) + theta * mix, mscale
 
 
-def text_position(i: int, position: int, to: RopeArguments) -> int:
-    """The coordinate of pair ``i`` in text: three are the position, a fourth is 0."""
+def axis_of(i: int, to: RopeArguments) -> int:
+    """The coordinate that turns pair ``i``."""
     if to.mode in ("NORM", "NEOX"):
-        return position
+        return 0
     if to.mode == "MROPE":
-        return position if i < sum(to.sections[:3]) else 0
-    return position if i < 3 * to.sections[i % 3] else 0
+        ends = [sum(to.sections[: axis + 1]) for axis in range(3)]
+        return sum(i >= end for end in ends)
+    return i % 3 if i < 3 * to.sections[i % 3] else 3
 
 
 def llama_rope(

@@ -236,7 +236,7 @@ def by_ggml(job: Job, keys: dict[str, Any], flags: dict[str, Any]) -> np.ndarray
     to = described_ggml.llama_rope(
         keys, flags, mode=mode, n_ctx=job.offset + len(job.x), swa="sliding" in job.kind
     )
-    positions = range(job.offset, job.offset + len(job.x))
+    positions = described_ggml.text_positions(job.offset, len(job.x))
     return on_slice(job, lambda x: described_ggml.ggml_rope(x, positions, to))
 
 

@@ -12,7 +12,8 @@ from phasor import LayerRopes, Rope
 from phasor.scaling import Linear, LongRope, Yarn
 from phasor.translation import TranslationError, translate
 
-from .described_ggml import deepseek_softmax
+from .. import oracle
+from .described_ggml import deepseek_softmax, ggml_rope, llama_rope
 
 PLAIN = Rope(head_dim=64, pairing="half")
 
@@ -63,6 +64,26 @@ def test_two_factors_of_longrope_are_refused() -> None:
     )
     with pytest.raises(TranslationError, match="one attention factor for both lists"):
         translate(replace(PLAIN, scaling=law), "gguf", context=8192)
+
+
+@pytest.mark.parametrize(
+    "name", ["qwen2-vl-7b", "glm-4.1v-9b", "pixtral-vision", "qwen3.5-35b-a3b"]
+)
+def test_each_axis_turns_its_pairs(name: str) -> None:
+    """Coordinates of an image differ, and the type of rotation deals them out."""
+    (part,) = translate(phasor.preset(name), "gguf", context=4096).parts
+    (rope,) = part.ropes.values()
+    mode = next(mode for mode in ("IMROPE", "MROPE") if any(mode in note for note in part.notes))
+    to = llama_rope(without_arch(part.settings), {}, mode=mode, n_ctx=4096, swa=False)
+    at = (3, 11, 29)
+    x = np.random.default_rng(0).standard_normal((1, rope.head_dim)).astype(np.float32)
+    turned = ggml_rope(x, [(*at, 1000)], to)[0]
+    cos, sin = oracle.cos_sin(rope, at[: rope.axes.n_axes])
+    for k in range(rope.num_pairs):
+        i, j = oracle.pair_of(rope, k, "half")
+        wanted = complex(x[0, i], x[0, j]) * complex(cos[k], sin[k])
+        # an angle of at most 29 radians by a divisor rounded to float32, of numbers below 4
+        assert abs(complex(turned[i], turned[j]) - wanted) <= 4 * 29 * 2**-24
 
 
 @pytest.mark.parametrize("kinds", [("full", "sliding"), ("full_attention", "sliding_attention")])
