@@ -89,11 +89,23 @@ def axis_of(i: int, to: RopeArguments) -> int:
 
 
 def llama_rope(
-    keys: Mapping[str, Any], flags: Mapping[str, Any], *, mode: str, n_ctx: int, swa: bool
+    keys: Mapping[str, Any],
+    flags: Mapping[str, Any],
+    *,
+    mode: str,
+    n_ctx: int,
+    swa: bool = False,
+    scale_swa: bool = True,
 ) -> RopeArguments:
-    """What llama.cpp gives ggml in a layer, with a sliding window or without.
+    """What llama.cpp gives ggml in a layer.
 
-    A file's keys without the architecture's prefix, and its tensors; flags replace keys.
+    Args:
+        keys: A file's, without the architecture's prefix, and its tensors.
+        flags: They replace keys.
+        mode: The architecture's type of rotation.
+        n_ctx: Tokens that it is started for.
+        swa: Whether the layer has a sliding window.
+        scale_swa: Whether the architecture scales those too.
     """
     kind = flags.get("--rope-scaling", keys.get("rope.scaling.type", "linear"))
     original = keys.get("rope.scaling.original_context_length", n_ctx)
@@ -112,17 +124,14 @@ def llama_rope(
     tensors = [keys.get(f"rope_{name}.weight") for name in ("freqs", "factors_short")]
     if n_ctx > original:
         tensors[1] = keys.get("rope_factors_long.weight")
-    if swa and "rope.freq_base_swa" in keys:
-        # the law is for the other layers
-        base = keys["rope.freq_base_swa"]
-        return RopeArguments(
-            n_dims=keys.get("rope.dimension_count_swa", width), mode=mode, freq_base=single(base)
-        )
-    compressed = "attention.compress_rope_freq_base"
-    if compressed in keys:
-        if swa:
-            return RopeArguments(n_dims=width, mode=mode, freq_base=single(base))
-        base = keys[compressed]
+    compressed = keys.get("attention.compress_rope_freq_base")
+    if swa and compressed is None:
+        base = keys.get("rope.freq_base_swa", base)
+        width = keys.get("rope.dimension_count_swa", width)
+    elif compressed is not None and not swa:
+        base = compressed
+    if swa and not scale_swa:
+        return RopeArguments(n_dims=width, mode=mode, freq_base=single(base))
     return RopeArguments(
         n_dims=width,
         mode=mode,

@@ -234,7 +234,12 @@ def by_ggml(job: Job, keys: dict[str, Any], flags: dict[str, Any]) -> np.ndarray
     """The slice turned in the mode that a note says, with a context that ends at the last token."""
     (mode,) = {mode for note in job.part.notes for mode in re.findall(r"rope type (\w+)", note)}
     to = described_ggml.llama_rope(
-        keys, flags, mode=mode, n_ctx=job.offset + len(job.x), swa="sliding" in job.kind
+        keys,
+        flags,
+        mode=mode,
+        n_ctx=job.offset + len(job.x),
+        swa="sliding" in job.kind,
+        scale_swa=not any("layers alone" in note for note in job.part.notes),
     )
     positions = described_ggml.text_positions(job.offset, len(job.x))
     return on_slice(job, lambda x: described_ggml.ggml_rope(x, positions, to))

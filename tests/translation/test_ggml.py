@@ -74,7 +74,7 @@ def test_each_axis_turns_its_pairs(name: str) -> None:
     (part,) = translate(phasor.preset(name), "gguf", context=4096).parts
     (rope,) = part.ropes.values()
     mode = next(mode for mode in ("IMROPE", "MROPE") if any(mode in note for note in part.notes))
-    to = llama_rope(without_arch(part.settings), {}, mode=mode, n_ctx=4096, swa=False)
+    to = llama_rope(without_arch(part.settings), {}, mode=mode, n_ctx=4096)
     at = (3, 11, 29)
     x = np.random.default_rng(0).standard_normal((1, rope.head_dim)).astype(np.float32)
     turned = ggml_rope(x, [(*at, 1000)], to)[0]

@@ -71,18 +71,22 @@ def _write(ropes: LayerRopes, context: int) -> tuple[Part, ...]:
     notes += [note for form in forms.values() for note in form.notes]
     two = _two_ropes(kinds)
     keys: dict[str, Any]
+    scale = ""
     if two is None:
         scaled = TARGET.only_rope(replace(ropes, kinds={**ropes.kinds, **kinds}), context)
         keys = {"rope.freq_base": scaled.base or _BASE, "rope.dimension_count": scaled.rotary_dim}
+        if any(_short(kind) == "sliding" for kind in kinds):
+            keys["rope.freq_base_swa"] = keys["rope.freq_base"]
+            scale = "sliding layers too, as exaone4 does"
     else:
         scaled, plain = _named(kinds, two.scaled), _named(kinds, two.plain)
         keys = {two.scaled_base: scaled.base, two.plain_base: plain.base}
         keys["rope.dimension_count"] = scaled.rotary_dim
         if plain.rotary_dim != scaled.rotary_dim:
             keys["rope.dimension_count_swa"] = plain.rotary_dim
-        notes.append(
-            f"The architecture has to scale {two.scaled} layers alone, as {two.architectures}."
-        )
+        scale = f"{two.scaled} layers alone, as {two.architectures}"
+    if scale and scaled.scaling is not None:
+        notes.append(f"The architecture has to scale {scale}.")
     sections = next(form.sections for form in forms.values() if form.rope == scaled)
     if sections:
         keys["rope.dimension_sections"] = sections

@@ -29,7 +29,8 @@ def _write(ropes: LayerRopes, context: int) -> tuple[Part, ...]:
                 f"{file}.",
                 "A file with rope_freqs or rope_factors tensors, rope.scaling.attn_factor or "
                 "rope.scaling.yarn_log_multiplier scales besides: take one without.",
-                "Layers with a sliding window keep the base and the scale of the file.",
+                "Most architectures with sliding windows (gemma3 and gpt-oss) give those layers "
+                "the base and the scale of the file, whatever the flags are.",
             ),
         ),
     )
