@@ -8,6 +8,7 @@ documentation.
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import sys
 from collections.abc import Callable
@@ -199,17 +200,22 @@ def meta(job: Job) -> np.ndarray:
     return on_slice(job, turn)
 
 
+@functools.cache
 def llama_models(name: str) -> tuple[Any, Any]:
-    """The modules ``args`` and ``model``, which imports parallel layers of fairscale."""
+    """The modules ``args`` and ``model``; the latter imports parallel layers from fairscale."""
     from importlib import import_module
-    from unittest.mock import MagicMock, patch
+    from unittest.mock import MagicMock
 
     root = "fairscale.nn.model_parallel"
     parts = ("fairscale", "fairscale.nn", root, f"{root}.initialize", f"{root}.layers",
              f"{root}.mappings")  # fmt: skip
-    with patch.dict(sys.modules, {part: MagicMock() for part in parts}):
+    sys.modules.update({part: MagicMock() for part in parts})
+    try:
         package = f"llama_models.{name}"
         return import_module(f"{package}.args"), import_module(f"{package}.model")
+    finally:
+        for part in parts:
+            del sys.modules[part]
 
 
 def gguf(job: Job) -> np.ndarray:
