@@ -119,7 +119,12 @@ def ggml_form(target: Target, rope: Rope, context: int) -> GgmlForm:
     if isinstance(rope.axes, (Sectioned, InterleavedSections)):
         rope_type = "IMROPE" if isinstance(rope.axes, InterleavedSections) else "MROPE"
         sections = [*rope.axes.sections, 0, 0][:4]
-        fourth = _fourth(rope_type, sections, rope.num_pairs)
+        # IMROPE deals pairs out to three axes in turn; those of a section that is full are left
+        fourth = [
+            k
+            for k, axis in enumerate(rope.axes.axis_of_pair(rope.num_pairs))
+            if axis > 2 or (rope_type == "IMROPE" and k >= 3 * sections[k % 3])
+        ]
         if fourth:
             target.refuse(
                 f"{type(rope.axes).__name__} axes of {rope.axes.sections} pairs: it turns pairs "
@@ -137,13 +142,6 @@ def ggml_form(target: Target, rope: Rope, context: int) -> GgmlForm:
     if not sections:
         turns += ", or the weights are reordered for its own, as llama.cpp's converter does"
     return GgmlForm(rope, sections, (*notes, f"{turns}."))
-
-
-def _fourth(rope_type: str, sections: list[int], num_pairs: int) -> list[int]:
-    """The pairs that ggml gives to none of the first three axes."""
-    if rope_type == "MROPE":
-        return list(range(sum(sections[:3]), num_pairs))
-    return [k for k in range(num_pairs) if k >= 3 * sections[k % 3]]
 
 
 def _two_ropes(kinds: Mapping[str, Rope]) -> _TwoRopes | None:
