@@ -10,7 +10,7 @@ import pytest
 
 import phasor
 from phasor import LayerRopes, Rope
-from phasor.scaling import DynamicNTK, LongRope
+from phasor.scaling import DynamicNTK, Llama3, LongRope, Rule, Yarn
 from phasor.translation import TARGETS, Translation, TranslationError, translate
 
 from .. import oracle
@@ -120,12 +120,42 @@ def test_a_program_given_this_turns_as_the_model_does(name: str, target: str) ->
     assert_turns(phasor.preset(name), target)
 
 
+def other_frequencies(rope: Rope, named: str) -> bool:
+    """Whether frequencies are neither powers of one base nor those of a law in ``named``."""
+    law = rope.scaling
+    if isinstance(law, Rule):
+        return False
+    if isinstance(law, Yarn) and law.truncate:
+        return "YaRN" not in named
+    if isinstance(law, Llama3) and (law.original_max_positions, law.low_freq_factor) == (8192, 1):
+        return "Llama3" not in named
+    found = np.array([float(f) for f in oracle.frequencies(rope)])
+    powers = found[0] * (found[1] / found[0]) ** np.arange(len(found))
+    divided = found[0] != 1 and "one factor" not in named
+    return divided or not np.allclose(found, powers, rtol=1e-10, atol=0)
+
+
+def unusual_yarn(law: object) -> bool:
+    """Whether cos and sin are multiplied by another factor than the paper's."""
+    if not isinstance(law, Yarn):
+        return False
+    factor, _ = law.temperature()
+    return not math.isclose(factor, 0.1 * math.log(law.factor) + 1)
+
+
 def reason_is_true(ropes: LayerRopes, said: str) -> bool:
     """Whether what the program is said to lack is something that the model has."""
+    unrotated = [i for i, kind in enumerate(ropes.layer_kinds, 1) if ropes.kinds[kind] is None]
     facts = {
         "axes": any(rope.axes.n_axes > 1 for rope in ropes.ropes),
         "clockwise": any(rope.direction < 0 for rope in ropes.ropes),
         "in its code": ropes.in_config.fixed,
         "picks one by the length": any(hasattr(rope.scaling, "at") for rope in ropes.ropes),
+        "different ropes": len(ropes.ropes) > 1,
+        "rotated coordinates of": any(rope.rotary_dim < rope.head_dim for rope in ropes.ropes),
+        "not every n-th": unrotated
+        != list(range(len(ropes) + 1))[:: min(unrotated, default=1)][1:],
+        "frequencies other than": any(other_frequencies(rope, said) for rope in ropes.ropes),
+        "YaRN with cos and sin multiplied": any(unusual_yarn(r.scaling) for r in ropes.ropes),
     }
     return any(fact and word in said for word, fact in facts.items())

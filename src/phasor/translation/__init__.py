@@ -15,13 +15,22 @@ from phasor.errors import SpecError
 from phasor.layers import LayerRopes
 from phasor.rope import Rope
 from phasor.scaling import Rule
-from phasor.translation import flash_attn, mlx, transformers
+from phasor.translation import flash_attn, gguf, llama_cpp, meta, mlx, onnx, transformers
 from phasor.translation.target import Part, Target, TranslationError
 
 __all__ = ["TARGETS", "Part", "Target", "Translation", "TranslationError", "translate"]
 
 TARGETS: Mapping[str, Target] = {
-    target.name: target for target in (transformers.TARGET, mlx.TARGET, flash_attn.TARGET)
+    target.name: target
+    for target in (
+        flash_attn.TARGET,
+        gguf.TARGET,
+        llama_cpp.TARGET,
+        meta.TARGET,
+        mlx.TARGET,
+        onnx.TARGET,
+        transformers.TARGET,
+    )
 }
 
 

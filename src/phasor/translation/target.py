@@ -124,6 +124,20 @@ class Target:
         if rope.rotary_dim < rope.head_dim and not self.partial:
             self.refuse(f"{rope.rotary_dim} rotated coordinates of {rope.head_dim}", rope, context)
 
+    def only_rope(self, ropes: LayerRopes, context: int) -> Rope:
+        """The rope of all layers, for a program that keeps one.
+
+        Raises:
+            TranslationError: If layers have different ropes; the nearest is the first for all.
+        """
+        first, *others = ropes.ropes
+        if others:
+            kinds = " and ".join(kind for kind, rope in ropes.kinds.items() if rope is not None)
+            near, other = first.at(context), others[0].at(context)
+            same_width = [near] if near.num_pairs == other.num_pairs else []
+            self.refuse(f"different ropes in {kinds} layers", other, context, same_width)
+        return first
+
     def refuse(
         self, what: str, rope: Rope, context: int, candidates: Iterable[Rope] = ()
     ) -> NoReturn:
