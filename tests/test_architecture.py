@@ -34,6 +34,8 @@ PIPELINE = """
     identification.laws identification.explaining identification.limits identification.mistakes
     identification.measuring identification.differences identification
     extending translation.target translation.transformers translation.mlx translation.flash_attn
+    translation.flashinfer translation.megatron translation.transformer_engine
+    translation.serving translation.sglang translation.vllm
     translation.onnx translation phasor
     charts.style charts.curves charts.coverage charts.attention charts
     report.snippet report

@@ -15,13 +15,32 @@ from phasor.errors import SpecError
 from phasor.layers import LayerRopes
 from phasor.rope import Rope
 from phasor.scaling import Rule
-from phasor.translation import flash_attn, mlx, transformers
+from phasor.translation import (
+    flash_attn,
+    flashinfer,
+    megatron,
+    mlx,
+    sglang,
+    transformer_engine,
+    transformers,
+    vllm,
+)
 from phasor.translation.target import Part, Target, TranslationError
 
 __all__ = ["TARGETS", "Part", "Target", "Translation", "TranslationError", "translate"]
 
 TARGETS: Mapping[str, Target] = {
-    target.name: target for target in (transformers.TARGET, mlx.TARGET, flash_attn.TARGET)
+    target.name: target
+    for target in (
+        flash_attn.TARGET,
+        flashinfer.TARGET,
+        megatron.TARGET,
+        mlx.TARGET,
+        sglang.TARGET,
+        transformer_engine.TARGET,
+        transformers.TARGET,
+        vllm.TARGET,
+    )
 }
 
 
@@ -123,7 +142,7 @@ def _as_read(target: Target, rope: Rope) -> tuple[Rope, tuple[str, ...]]:
             f"(phasor convert FOLDER OUT --to {pairing})."
         )
         rope = replace(rope, pairing=pairing, pairing_out=None)
-    if rope.pairing_out is not None:
+    if rope.pairing_out is not None and not target.other_pairs_out:
         notes.append(
             f"The model writes {rope.pairing_out} pairs and {target.name} keeps {rope.pairing}: "
             "scores are the same, cached keys are in another order."

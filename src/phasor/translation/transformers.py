@@ -17,19 +17,28 @@ from phasor.scaling import NTK, DynamicNTK, LongRope, PerPair
 from phasor.translation.target import Part, Target, TranslationError, plain_candidates
 
 
-def in_config_form(rope: Rope, context: int) -> Rope:
+def in_config_form(target: Target, rope: Rope, context: int) -> Rope:
     """The rope with a law that has a ``rope_type``: a raised base, or a divisor for each pair.
 
     Raises:
-        TranslationError: If a pair stands still, which no divisor says.
+        TranslationError: If a pair stands still, which no divisor says; ``target`` refuses it.
     """
     if isinstance(rope.scaling, NTK):
         return with_raised_base(rope, rope.scaling.factor)
     if rope.explicit_inv_freq is None and type(rope.scaling) in WRITERS:
         return rope
+    return with_divisors(target, rope, context)
+
+
+def with_divisors(target: Target, rope: Rope, context: int) -> Rope:
+    """The same rotation by a base and a divisor for each pair.
+
+    Raises:
+        TranslationError: As `in_config_form`.
+    """
     scaled = rope.inv_freq
     if not scaled.all():
-        TARGET.refuse("pairs that stand still, but for those of p-RoPE", rope, context,
+        target.refuse("pairs that stand still, but for those of p-RoPE", rope, context,
                       plain_candidates(rope))  # fmt: skip
     plain = replace(rope, scaling=None, explicit_inv_freq=None, base=rope.base or 10_000.0)
     law = PerPair(
@@ -45,7 +54,7 @@ def _write(ropes: LayerRopes, context: int) -> tuple[Part, ...]:
             "none from a config: there is nothing to give"
         )
     kinds = {
-        kind: None if rope is None else in_config_form(rope, context)
+        kind: None if rope is None else in_config_form(TARGET, rope, context)
         for kind, rope in ropes.kinds.items()
     }
     readable = replace(ropes, kinds=kinds)

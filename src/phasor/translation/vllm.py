@@ -1,0 +1,64 @@
+"""vLLM: ``--hf-overrides`` of its serve command, and the arguments of ``get_rope``."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from phasor.axes import InterleavedSections, OneAxis, Sectioned
+from phasor.layers import LayerRopes
+from phasor.rope import Rope
+from phasor.scaling import NTKFixed, NTKMixed, Yarn
+from phasor.translation import serving
+from phasor.translation.target import Part, Target, yarn_mscale
+from phasor.translation.transformers import with_divisors
+
+
+def _block(rope: Rope, context: int) -> serving.Block:
+    law = rope.scaling
+    if isinstance(law, (NTKFixed, NTKMixed)) and isinstance(rope.axes, OneAxis):
+        keys = serving.block(TARGET, replace(rope, scaling=None), context)
+        mixed = {"mixed_b": law.exponent} if isinstance(law, NTKMixed) else {}
+        return keys | {"rope_type": "ntk", "factor": law.factor} | mixed
+    if isinstance(law, Yarn) and context > law.factor * law.original_max_positions:
+        # its table for YaRN ends there; that of divisors does not
+        return serving.block(TARGET, with_divisors(TARGET, rope, context), context)
+    keys = serving.block(TARGET, rope, context)
+    if isinstance(law, Yarn) and law.mscale_all_dim and law.mscale:
+        # DeepSeek's classes leave their softmax scale alone where they see an attention_factor
+        keys.pop("attention_factor", None)
+        keys["mscale"] = yarn_mscale(law)
+    elif isinstance(law, Yarn):
+        keys["attention_factor"] = rope.attention_factor
+    return keys
+
+
+def _get_rope(rope: Rope, context: int, block: serving.Block) -> dict[str, Any]:
+    return {
+        "head_size": rope.head_dim - rope.rotary_start,
+        "max_position": context,
+        "is_neox_style": rope.pairing == "half",
+        "rope_parameters": block,
+    }
+
+
+def _write(ropes: LayerRopes, context: int) -> tuple[Part, ...]:
+    return serving.parts(
+        TARGET,
+        ropes,
+        context,
+        block=_block,
+        get_rope=_get_rope,
+        command="vllm serve MODEL --max-model-len {} --hf-overrides",
+    )
+
+
+TARGET = Target(
+    name="vllm",
+    program="--hf-overrides of vllm serve, and the arguments of its get_rope",
+    source="https://docs.vllm.ai/en/latest/api/vllm/model_executor/layers/rotary_embedding",
+    checked="description",
+    write=_write,
+    axes=(OneAxis, Sectioned, InterleavedSections),
+    softmax=True,
+)
