@@ -10,7 +10,7 @@ import pytest
 
 import phasor
 from phasor import LayerRopes, Rope
-from phasor.scaling import DynamicNTK, LongRope
+from phasor.scaling import NTK, DynamicNTK, Llama3, LongRope, Yarn
 from phasor.translation import TARGETS, Translation, TranslationError, translate
 
 from .. import oracle
@@ -122,10 +122,42 @@ def test_a_program_given_this_turns_as_the_model_does(name: str, target: str) ->
 
 def reason_is_true(ropes: LayerRopes, said: str) -> bool:
     """Whether what the program is said to lack is something that the model has."""
+    bases = [raised_base(rope) for rope in ropes.ropes if rope.base is not None]
     facts = {
         "axes": any(rope.axes.n_axes > 1 for rope in ropes.ropes),
         "clockwise": any(rope.direction < 0 for rope in ropes.ropes),
         "in its code": ropes.in_config.fixed,
         "picks one by the length": any(hasattr(rope.scaling, "at") for rope in ropes.ropes),
+        "neighbours at once": any(not fits_a_vector(rope) for rope in ropes.ropes),
+        "ropes: translate one": len(ropes.ropes) > 1,
+        "no whole number": any(base != int(base) for base in bases),
+        "with its constants": any(not megatrons_law(rope) for rope in ropes.ropes),
+        "YaRN of": any(isinstance(rope.scaling, Yarn) for rope in ropes.ropes)
+        and any(rope.pairing == "interleaved" for rope in ropes.ropes),
     }
     return any(fact and word in said for word, fact in facts.items())
+
+
+def raised_base(rope: Rope) -> float:
+    """The base with what NTK-aware scaling makes of it."""
+    assert rope.base is not None
+    factor = rope.scaling.factor if isinstance(rope.scaling, NTK) else 1.0
+    return rope.base * factor ** (rope.num_pairs / (rope.num_pairs - 1))
+
+
+def fits_a_vector(rope: Rope) -> bool:
+    """Whether 16 bytes of 16-bit numbers lie in one half of the pairs, and 32 for odd widths."""
+    usual = rope.head_dim in (64, 128, 256)
+    together = rope.num_pairs if rope.pairing == "half" else rope.rotary_dim
+    return together % (8 if usual else 16) == 0 and rope.head_dim % 8 == 0
+
+
+def megatrons_law(rope: Rope) -> bool:
+    """Whether the law has the numbers that Megatron-LM has in its code."""
+    law = rope.scaling
+    if isinstance(law, Llama3):
+        numbers = law.low_freq_factor, law.high_freq_factor, law.original_max_positions
+        return numbers == (1.0, 4.0, 8192)
+    if isinstance(law, Yarn):
+        return (law.beta_fast, law.beta_slow, law.original_max_positions) == (32.0, 1.0, 4096)
+    return law is None

@@ -39,8 +39,8 @@ def _write(rope: Rope, context: int) -> Written:
 
 
 def _call(function: str, arguments: dict[str, Any]) -> Written:
-    named = ", ".join(f"{name}={name}" for name in arguments)
-    return Written(arguments, f"flashinfer.{function}(q, k, positions, {named})", (_NOTE,))
+    named = "".join(f"    {name}={name},\n" for name in arguments)
+    return Written(arguments, f"flashinfer.{function}(\n    q, k, positions,\n{named})", (_NOTE,))
 
 
 def _table(rope: Rope, context: int) -> Written:

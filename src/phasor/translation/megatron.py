@@ -23,9 +23,9 @@ from phasor.translation.target import (
 Flags = dict[str, Any]
 
 # what the code of --use-rope-scaling has for everything but the factor
-_LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_positions": 8192}
+_LLAMA3: Flags = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_positions": 8192}
 # what latent attention has, which reads no flags for these
-_LATENT_YARN = {
+_LATENT_YARN: Flags = {
     "beta_fast": 32.0,
     "beta_slow": 1.0,
     "original_max_positions": 4096,
@@ -106,7 +106,7 @@ def _common(rope: Rope, context: int) -> Flags:
         rounded = "yarn-correction-range-round-to-int"
         flags[f"--{rounded}" if law.truncate else f"--no-{rounded}"] = True
     elif law is not None and not isinstance(law, (NTK, NTKOld)):
-        _refuse(f"the law {law!r}", rope, context)
+        _refuse(f"the law {type(law).__name__} with its constants", rope, context)
     return flags
 
 
@@ -123,7 +123,8 @@ def _latent(rope: Rope, context: int) -> Flags:
         flags |= {"--rope-type": "yarn", "--rotary-scaling-factor": law.factor}
         flags |= _mscales(law, rope, context)
     elif law is not None and not isinstance(law, (NTK, NTKOld)):
-        _refuse(f"the law {law!r} in latent attention", rope, context)
+        _refuse(f"the law {type(law).__name__} with its constants in latent attention",
+                rope, context)  # fmt: skip
     return flags
 
 
@@ -152,8 +153,12 @@ def _has(law: Llama3 | Yarn, constants: Mapping[str, Any]) -> bool:
 
 
 def _refuse(what: str, rope: Rope, context: int) -> NoReturn:
-    plain = [other for other in plain_candidates(rope) if other.scaling is None]
-    whole = [replace(other, axes=OneAxis(), base=float(round(other.base or 2))) for other in plain]
+    known = [other for other in plain_candidates(rope) if other.scaling is None]
+    if isinstance(rope.scaling, Llama3):
+        known.append(replace(rope, scaling=replace(rope.scaling, **_LLAMA3)))
+    if isinstance(rope.scaling, Yarn):
+        known.append(replace(rope, scaling=replace(rope.scaling, **_LATENT_YARN)))
+    whole = [replace(other, axes=OneAxis(), base=float(round(other.base or 2))) for other in known]
     TARGET.refuse(what, rope, context, whole)
 
 

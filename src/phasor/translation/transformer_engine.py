@@ -13,8 +13,8 @@ from phasor.translation.target import Target, Written, per_rope
 def _write(rope: Rope, context: int) -> Written:
     law, settings = rope.scaling, _embedding(rope, context)
     if settings is not None:
-        named = ", ".join(f"{name}={name}" for name in settings)
-        angles = f"transformer_engine.pytorch.RotaryPositionEmbedding({named})(max_seq_len)"
+        named = "".join(f"    {name}={name},\n" for name in settings)
+        angles = f"transformer_engine.pytorch.RotaryPositionEmbedding(\n{named})(max_seq_len)"
         settings["max_seq_len"] = context
     else:
         settings = {

@@ -24,12 +24,14 @@ def _block(rope: Rope, context: int) -> serving.Block:
         # its table for YaRN ends there; that of divisors does not
         return serving.block(TARGET, with_divisors(TARGET, rope, context), context)
     keys = serving.block(TARGET, rope, context)
-    if isinstance(law, Yarn) and law.mscale_all_dim and law.mscale:
-        # DeepSeek's classes leave their softmax scale alone where they see an attention_factor
-        keys.pop("attention_factor", None)
-        keys["mscale"] = yarn_mscale(law)
-    elif isinstance(law, Yarn):
-        keys["attention_factor"] = rope.attention_factor
+    if isinstance(law, Yarn):
+        # DeepSeek's classes read these two, and take an attention_factor of 1 for a wish to leave
+        # the softmax scale alone; all others prefer the attention_factor
+        keys |= {"mscale": yarn_mscale(law), "mscale_all_dim": law.mscale_all_dim}
+        if keys["mscale"] and keys["mscale_all_dim"]:
+            keys.pop("attention_factor", None)
+        else:
+            keys["attention_factor"] = rope.attention_factor
     return keys
 
 
