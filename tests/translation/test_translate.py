@@ -131,7 +131,7 @@ def reason_is_true(ropes: LayerRopes, said: str) -> bool:
         "neighbours at once": any(not fits_a_vector(rope) for rope in ropes.ropes),
         "ropes: translate one": len(ropes.ropes) > 1,
         "no whole number": any(base != int(base) for base in bases),
-        "with its constants": any(not megatrons_law(rope) for rope in ropes.ropes),
+        "other numbers than it has": any(not megatrons_law(rope) for rope in ropes.ropes),
         "YaRN of": any(isinstance(rope.scaling, Yarn) for rope in ropes.ropes)
         and any(rope.pairing == "interleaved" for rope in ropes.ropes),
     }

@@ -106,7 +106,7 @@ def _common(rope: Rope, context: int) -> Flags:
         rounded = "yarn-correction-range-round-to-int"
         flags[f"--{rounded}" if law.truncate else f"--no-{rounded}"] = True
     elif law is not None and not isinstance(law, (NTK, NTKOld)):
-        _refuse(f"the law {type(law).__name__} with its constants", rope, context)
+        _refuse_law(rope, context)
     return flags
 
 
@@ -123,8 +123,7 @@ def _latent(rope: Rope, context: int) -> Flags:
         flags |= {"--rope-type": "yarn", "--rotary-scaling-factor": law.factor}
         flags |= _mscales(law, rope, context)
     elif law is not None and not isinstance(law, (NTK, NTKOld)):
-        _refuse(f"the law {type(law).__name__} with its constants in latent attention",
-                rope, context)  # fmt: skip
+        _refuse_law(rope, context)
     return flags
 
 
@@ -150,6 +149,12 @@ def _mscales(law: Yarn, rope: Rope, context: int) -> Flags:
 
 def _has(law: Llama3 | Yarn, constants: Mapping[str, Any]) -> bool:
     return all(getattr(law, name) == value for name, value in constants.items())
+
+
+def _refuse_law(rope: Rope, context: int) -> NoReturn:
+    name = type(rope.scaling).__name__
+    known = isinstance(rope.scaling, (Linear, Llama3, Yarn))
+    _refuse(f"{name} with other numbers than it has" if known else f"the law {name}", rope, context)
 
 
 def _refuse(what: str, rope: Rope, context: int) -> NoReturn:

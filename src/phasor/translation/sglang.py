@@ -7,7 +7,7 @@ from typing import Any
 from phasor.axes import InterleavedSections, OneAxis, Sectioned
 from phasor.layers import LayerRopes
 from phasor.rope import Rope
-from phasor.scaling import Proportional, Yarn
+from phasor.scaling import LongRope, Proportional, Yarn
 from phasor.scaling.laws import yarn_multiplier
 from phasor.translation import serving
 from phasor.translation.target import Part, Target, TranslationError, yarn_mscale
@@ -15,6 +15,12 @@ from phasor.translation.target import Part, Target, TranslationError, yarn_mscal
 
 def _block(rope: Rope, context: int) -> serving.Block:
     law = rope.scaling
+    if isinstance(law, LongRope):
+        raise TranslationError(
+            "sglang picks one list of divisors by the positions of a whole batch, and LongRope "
+            "picks one by the length of the sequence; translate rope.at(seq_len), or give "
+            "--at TOKENS"
+        )
     keys = serving.block(TARGET, rope, context, with_axes=(type(None), Yarn))
     if isinstance(law, Yarn):
         keys.pop("attention_factor", None)  # not read
@@ -66,5 +72,6 @@ TARGET = Target(
     checked="description",
     write=_write,
     axes=(OneAxis, Sectioned, InterleavedSections),
+    rules=(LongRope,),
     softmax=True,
 )
