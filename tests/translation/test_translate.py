@@ -4,13 +4,29 @@ from __future__ import annotations
 
 import functools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import phasor
 from phasor import LayerRopes, Rope
-from phasor.scaling import NTK, DynamicNTK, Llama3, LongRope, Yarn
+from phasor.axes import InterleavedSections, Sectioned
+from phasor.scaling import (
+    NTK,
+    DynamicNTK,
+    Linear,
+    Llama3,
+    LongRope,
+    NTKFixed,
+    NTKMixed,
+    NTKOld,
+    PartNTK,
+    PerPair,
+    Proportional,
+    Yarn,
+    YarnPaper,
+)
 from phasor.translation import TARGETS, Translation, TranslationError, translate
 
 from .. import oracle
@@ -39,9 +55,10 @@ def roundings(rope: Rope) -> float:
 
 
 @functools.cache
-def exact(rope: Rope, position: int) -> tuple[np.ndarray, np.ndarray]:
-    """Cosine and sine of every pair, with the same coordinate on each axis."""
-    at = position if rope.axes.n_axes == 1 else [position] * rope.axes.n_axes
+def exact(rope: Rope, position: int | tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """Cosine and sine of every pair; one coordinate is that of each axis."""
+    alone = isinstance(position, int) and rope.axes.n_axes > 1
+    at = [position] * rope.axes.n_axes if alone else position
     cos, sin = oracle.cos_sin(rope, at)
     return np.array(cos, dtype=float), np.array(sin, dtype=float)
 
@@ -94,7 +111,11 @@ def reordered(x: np.ndarray, model: Rope, performed: Rope) -> np.ndarray:
 
 
 def check_token(
-    turned: np.ndarray, x: np.ndarray, position: int, model: Rope, performed: Rope
+    turned: np.ndarray,
+    x: np.ndarray,
+    position: int | tuple[int, ...],
+    model: Rope,
+    performed: Rope,
 ) -> None:
     """One token is where the model turns it to; what does not turn is as it was."""
     cos, sin = exact(model, position)
@@ -106,7 +127,7 @@ def check_token(
         wanted = gain * z * complex(cos[k], sin[k])
         i, j = oracle.pair_of(model, k, performed.output_pairing)
         untouched[[i, j]] = False
-        angle = position * float(oracle.frequencies(model)[k])
+        angle = np.max(position) * float(oracle.frequencies(model)[k])
         room = gain * abs(z) * UNIT * (angle * roundings(model) + 12)
         assert abs(complex(turned[i], turned[j]) - wanted) <= room, (position, k)
     if performed.pairing == model.pairing:
@@ -120,8 +141,82 @@ def test_a_program_given_this_turns_as_the_model_does(name: str, target: str) ->
     assert_turns(phasor.preset(name), target)
 
 
+LLAMA = Rope(head_dim=128, pairing="half", base=500_000.0)
+YARN = Yarn(factor=4.0, original_max_positions=1024)
+OTHERS = {
+    "a fraction of a position": replace(LLAMA, scaling=Linear(factor=2.5)),
+    "part of a head": replace(LLAMA, rotary_dim=48, scaling=Linear(factor=2.0)),
+    "ntk old": replace(LLAMA, scaling=NTKOld(factor=3.0)),
+    "ntk fixed": replace(LLAMA, scaling=NTKFixed(factor=4.0)),
+    "ntk fixed, interleaved": replace(LLAMA, pairing="interleaved", scaling=NTKFixed(factor=4.0)),
+    "ntk mixed": replace(LLAMA, scaling=NTKMixed(factor=4.0)),
+    "part ntk": replace(LLAMA, scaling=PartNTK(factor=4.0, original_max_positions=2048)),
+    "yarn of the paper": replace(LLAMA, scaling=YarnPaper(factor=4.0, original_max_positions=1024)),
+    "yarn, interleaved": replace(LLAMA, pairing="interleaved", scaling=YARN),
+    "yarn with a factor": replace(LLAMA, scaling=replace(YARN, attention_factor=1.25)),
+    "yarn with two factors": replace(
+        LLAMA, scaling=replace(YARN, attention_factor=1.25, mscale_all_dim=0.5)
+    ),
+    "yarn with another factor": replace(LLAMA, scaling=replace(YARN, mscale=0.5)),
+    "yarn without a factor": replace(LLAMA, scaling=replace(YARN, mscale=0.0)),
+    "yarn of less": replace(LLAMA, scaling=replace(YARN, original_max_positions=512)),
+    "a step": replace(
+        LLAMA,
+        scaling=Llama3(
+            factor=8.0, low_freq_factor=2.0, high_freq_factor=2.0, original_max_positions=8192
+        ),
+    ),
+    "divisors": replace(
+        LLAMA, scaling=PerPair(factors=tuple(np.linspace(1, 9, 64)), attention_factor=1.5)
+    ),
+    "divisors, interleaved": replace(
+        LLAMA, pairing="interleaved", scaling=PerPair(factors=tuple(np.linspace(1, 9, 64)))
+    ),
+    "some stand still": replace(LLAMA, scaling=Proportional(fraction=0.25, factor=2.0)),
+    "in the middle": replace(LLAMA, rotary_start=32, rotary_dim=64, scaling=YARN),
+    "explicit": Rope(head_dim=8, pairing="half", explicit_inv_freq=(1.0, 0.3, 0.2, 0.1)),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("target", sorted(set(TARGETS) & set(PROGRAMS)))
+def test_laws_of_no_preset_are_performed_or_refused(name: str, target: str) -> None:
+    """One rope for all layers."""
+    rope = OTHERS[name]
+    assert_turns(LayerRopes(name=name, layer_kinds=("rope",), kinds={"rope": rope}), target)
+
+
+WITH_AXES = {
+    "sections": replace(LLAMA, axes=Sectioned((16, 24, 24))),
+    "sections and yarn": replace(LLAMA, axes=Sectioned((16, 24, 24)), scaling=YARN),
+    "sections and linear": replace(LLAMA, axes=Sectioned((16, 24, 24)), scaling=Linear(factor=2.0)),
+    "dealt out": replace(LLAMA, axes=InterleavedSections((24, 20, 20))),
+    "dealt out of too many": replace(LLAMA, axes=InterleavedSections((40, 20, 20))),
+    "dealt out to part": replace(LLAMA, rotary_dim=64, axes=InterleavedSections((11, 11, 10))),
+}
+
+
+@pytest.mark.parametrize("name", WITH_AXES)
+@pytest.mark.parametrize("target", ["megatron", "sglang", "vllm"])
+def test_each_axis_drives_its_pairs(name: str, target: str) -> None:
+    """Tokens of an image, whose coordinates differ."""
+    rope = WITH_AXES[name]
+    ropes = LayerRopes(name=name, layer_kinds=("rope",), kinds={"rope": rope})
+    reason, translated = refused(ropes, target, LONGEST)
+    if translated is None:
+        assert reason_is_true(ropes, reason), reason
+        return
+    x = np.random.default_rng(0).standard_normal((4, rope.head_dim)).astype(np.float32)
+    places = np.array([[0, 7, 7, 4000], [0, 1, 2, 300], [0, 5, 3, 20]])
+    job = Job(ropes, translated.parts[0], "rope", x, 0, places)
+    turned = PROGRAMS[target](job)
+    for token, place in enumerate(places.T.tolist()):
+        check_token(turned[token], x[token], tuple(place), rope, job.part.ropes["rope"])
+
+
 def reason_is_true(ropes: LayerRopes, said: str) -> bool:
     """Whether what the program is said to lack is something that the model has."""
+    beyond_blocks = (NTKFixed, NTKMixed, PartNTK, PerPair, YarnPaper)
     bases = [raised_base(rope) for rope in ropes.ropes if rope.base is not None]
     facts = {
         "axes": any(rope.axes.n_axes > 1 for rope in ropes.ropes),
@@ -132,6 +227,16 @@ def reason_is_true(ropes: LayerRopes, said: str) -> bool:
         "ropes: translate one": len(ropes.ropes) > 1,
         "no whole number": any(base != int(base) for base in bases),
         "other numbers than it has": any(not megatrons_law(rope) for rope in ropes.ropes),
+        "stand still beside": any(0 in oracle.frequencies(rope) for rope in ropes.ropes),
+        "for interleaved pairs": any(
+            rope.pairing == "interleaved" and isinstance(rope.scaling, beyond_blocks)
+            for rope in ropes.ropes
+        ),
+        "megatron cannot express the law": any(
+            isinstance(rope.scaling, (*beyond_blocks, Proportional)) for rope in ropes.ropes
+        ),
+        "from coordinate": any(rope.rotary_start for rope in ropes.ropes),
+        "without a base": any(rope.base is None for rope in ropes.ropes),
         "YaRN of": any(isinstance(rope.scaling, Yarn) for rope in ropes.ropes)
         and any(rope.pairing == "interleaved" for rope in ropes.ropes),
     }
@@ -158,6 +263,8 @@ def megatrons_law(rope: Rope) -> bool:
     if isinstance(law, Llama3):
         numbers = law.low_freq_factor, law.high_freq_factor, law.original_max_positions
         return numbers == (1.0, 4.0, 8192)
+    if isinstance(law, Linear):
+        return law.factor.is_integer()
     if isinstance(law, Yarn):
         return (law.beta_fast, law.beta_slow, law.original_max_positions) == (32.0, 1.0, 4096)
     return law is None

@@ -13,7 +13,7 @@ from phasor.errors import ConfigError
 from phasor.extending import with_raised_base
 from phasor.layers import LayerRopes
 from phasor.rope import Rope
-from phasor.scaling import NTK, DynamicNTK, LongRope, PerPair
+from phasor.scaling import NTK, DynamicNTK, LongRope, PerPair, Yarn
 from phasor.translation.target import Part, Target, TranslationError, plain_candidates
 
 
@@ -25,7 +25,12 @@ def in_config_form(target: Target, rope: Rope, context: int) -> Rope:
     """
     if isinstance(rope.scaling, NTK):
         return with_raised_base(rope, rope.scaling.factor)
-    if rope.explicit_inv_freq is None and type(rope.scaling) in WRITERS:
+    law = rope.scaling
+    if isinstance(law, Yarn) and law.mscale != 1 and not law.mscale_all_dim:
+        # a block's mscale alone is not read
+        law = replace(law, mscale=1.0, attention_factor=rope.attention_factor)
+        return replace(rope, scaling=law)
+    if rope.explicit_inv_freq is None and type(law) in WRITERS:
         return rope
     return with_divisors(target, rope, context)
 
