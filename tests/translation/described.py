@@ -112,7 +112,11 @@ def apply_llama31_rope_pos_ids(
     """flashinfer's; the two factors must differ, for it divides by their difference."""
     assert low_freq_factor != high_freq_factor
     freqs = llama3(
-        plain(rotary_dim, rope_theta), rope_scale, low_freq_factor, high_freq_factor, old_context_len
+        plain(rotary_dim, rope_theta),
+        rope_scale,
+        low_freq_factor,
+        high_freq_factor,
+        old_context_len,
     )
     return _by_positions(q, k, pos_ids, freqs, interleave)
 
@@ -278,7 +282,7 @@ def _longrope(
 def vllm_get_rope(
     head_size: int, max_position: int, is_neox_style: bool, rope_parameters: Mapping[str, Any]
 ) -> Rotate:
-    """vLLM's factory for a server whose max_model_len is ``max_position``."""
+    """The factory of vLLM for a server whose max_model_len is ``max_position``."""
     block = rope_parameters
     base, kind = block["rope_theta"], block["rope_type"]
     rotary_dim = int(head_size * block.get("partial_rotary_factor", 1.0))
@@ -320,7 +324,7 @@ def sglang_get_rope(
     is_neox_style: bool,
     rope_scaling: Mapping[str, Any],
 ) -> Rotate:
-    """sglang's factory; its tables for YaRN grow with the positions."""
+    """The factory of sglang; its tables for YaRN grow with the positions."""
     block = rope_scaling
     gain, rows = 1.0, float(max_position)
     alike = _static(block, rotary_dim, base, head_size)

@@ -227,7 +227,7 @@ def megatron(job: Job) -> np.ndarray:
     import torch
 
     warned = warnings.catch_warnings(action="ignore")  # of TransformerEngine, which is not here
-    with warned, mock.patch("torch.cuda.current_device", lambda: "cpu"):
+    with warned, mock.patch("torch.cuda.current_device", return_value="cpu"):
         pytest.importorskip("megatron.core", reason="megatron-core has no wheel here")
         embeddings = "megatron.core.models.common.embeddings"
         rotary = import_module(f"{embeddings}.rotary_pos_embedding")

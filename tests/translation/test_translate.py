@@ -153,6 +153,8 @@ OTHERS = {
     "part ntk": replace(LLAMA, scaling=PartNTK(factor=4.0, original_max_positions=2048)),
     "yarn of the paper": replace(LLAMA, scaling=YarnPaper(factor=4.0, original_max_positions=1024)),
     "yarn, interleaved": replace(LLAMA, pairing="interleaved", scaling=YARN),
+    "yarn of a part": replace(LLAMA, rotary_dim=64, scaling=YARN),
+    "ntk old, interleaved": replace(LLAMA, pairing="interleaved", scaling=NTKOld(factor=3.0)),
     "yarn with a factor": replace(LLAMA, scaling=replace(YARN, attention_factor=1.25)),
     "yarn with two factors": replace(
         LLAMA, scaling=replace(YARN, attention_factor=1.25, mscale_all_dim=0.5)
@@ -160,6 +162,9 @@ OTHERS = {
     "yarn with another factor": replace(LLAMA, scaling=replace(YARN, mscale=0.5)),
     "yarn without a factor": replace(LLAMA, scaling=replace(YARN, mscale=0.0)),
     "yarn of less": replace(LLAMA, scaling=replace(YARN, original_max_positions=512)),
+    "yarn of less, interleaved": replace(
+        LLAMA, pairing="interleaved", scaling=replace(YARN, original_max_positions=512)
+    ),
     "a step": replace(
         LLAMA,
         scaling=Llama3(
@@ -188,10 +193,14 @@ def test_laws_of_no_preset_are_performed_or_refused(name: str, target: str) -> N
 
 WITH_AXES = {
     "sections": replace(LLAMA, axes=Sectioned((16, 24, 24))),
+    "sections of interleaved pairs": replace(
+        LLAMA, pairing="interleaved", axes=Sectioned((16, 24, 24))
+    ),
     "sections and yarn": replace(LLAMA, axes=Sectioned((16, 24, 24)), scaling=YARN),
     "sections and linear": replace(LLAMA, axes=Sectioned((16, 24, 24)), scaling=Linear(factor=2.0)),
     "dealt out": replace(LLAMA, axes=InterleavedSections((24, 20, 20))),
     "dealt out of too many": replace(LLAMA, axes=InterleavedSections((40, 20, 20))),
+    "dealt out beyond the last": replace(LLAMA, axes=InterleavedSections((0, 30, 30))),
     "dealt out to part": replace(LLAMA, rotary_dim=64, axes=InterleavedSections((11, 11, 10))),
 }
 
@@ -208,15 +217,16 @@ def test_each_axis_drives_its_pairs(name: str, target: str) -> None:
         return
     x = np.random.default_rng(0).standard_normal((4, rope.head_dim)).astype(np.float32)
     places = np.array([[0, 7, 7, 4000], [0, 1, 2, 300], [0, 5, 3, 20]])
-    job = Job(ropes, translated.parts[0], "rope", x, 0, places)
+    part = translated.parts[0]
+    job = Job(ropes, part, "rope", reordered(x, rope, part.ropes["rope"]), 0, places)
     turned = PROGRAMS[target](job)
     for token, place in enumerate(places.T.tolist()):
-        check_token(turned[token], x[token], tuple(place), rope, job.part.ropes["rope"])
+        check_token(turned[token], x[token], tuple(place), rope, part.ropes["rope"])
 
 
 def reason_is_true(ropes: LayerRopes, said: str) -> bool:
     """Whether what the program is said to lack is something that the model has."""
-    beyond_blocks = (NTKFixed, NTKMixed, PartNTK, PerPair, YarnPaper)
+    beyond_blocks = (NTKMixed, PartNTK, PerPair, YarnPaper)
     bases = [raised_base(rope) for rope in ropes.ropes if rope.base is not None]
     facts = {
         "axes": any(rope.axes.n_axes > 1 for rope in ropes.ropes),
@@ -227,18 +237,27 @@ def reason_is_true(ropes: LayerRopes, said: str) -> bool:
         "ropes: translate one": len(ropes.ropes) > 1,
         "no whole number": any(base != int(base) for base in bases),
         "other numbers than it has": any(not megatrons_law(rope) for rope in ropes.ropes),
-        "stand still beside": any(0 in oracle.frequencies(rope) for rope in ropes.ropes),
+        "stand still beside": any(
+            isinstance(rope.scaling, Proportional) and 0 in oracle.frequencies(rope)
+            for rope in ropes.ropes
+        ),
         "for interleaved pairs": any(
             rope.pairing == "interleaved" and isinstance(rope.scaling, beyond_blocks)
             for rope in ropes.ropes
         ),
         "megatron cannot express the law": any(
-            isinstance(rope.scaling, (*beyond_blocks, Proportional)) for rope in ropes.ropes
+            isinstance(rope.scaling, (*beyond_blocks, NTKFixed, Proportional))
+            for rope in ropes.ropes
         ),
         "from coordinate": any(rope.rotary_start for rope in ropes.ropes),
         "without a base": any(rope.base is None for rope in ropes.ropes),
+        "where its table ends": any(
+            isinstance(rope.scaling, Yarn)
+            and rope.scaling.factor * rope.scaling.original_max_positions < LONGEST
+            for rope in ropes.ropes
+        ),
         "YaRN of": any(isinstance(rope.scaling, Yarn) for rope in ropes.ropes)
-        and any(rope.pairing == "interleaved" for rope in ropes.ropes),
+        and any(rope.rotary_dim < rope.head_dim for rope in ropes.ropes),
     }
     return any(fact and word in said for word, fact in facts.items())
 

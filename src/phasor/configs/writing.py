@@ -189,7 +189,7 @@ def _read_back(rope: Rope, block: dict[str, Any], context: int) -> None:
 
 
 def rotated_fraction(rotary_dim: int, head_dim: int) -> float:
-    # readers compute int(head_dim * fraction), where rounding may lose a coordinate
+    """The fraction with which readers that compute ``int(head_dim * fraction)`` lose nothing."""
     exact = rotary_dim / head_dim
     return exact if int(head_dim * exact) == rotary_dim else (rotary_dim + 0.5) / head_dim
 

@@ -136,12 +136,8 @@ def _as_read(target: Target, rope: Rope) -> tuple[Rope, tuple[str, ...]]:
     """The rope in a pairing that the target turns, and what that and the rest asks of the user."""
     notes: list[str] = []
     if rope.pairing not in target.pairings:
-        (pairing,) = target.pairings
-        notes.append(
-            f"{target.name} turns {pairing} pairs: reorder the weights first "
-            f"(phasor convert FOLDER OUT --to {pairing})."
-        )
-        rope = replace(rope, pairing=pairing, pairing_out=None)
+        rope, note = target.reordered(rope, *target.pairings)
+        notes.append(note)
     if rope.pairing_out is not None and not target.other_pairs_out:
         notes.append(
             f"The model writes {rope.pairing_out} pairs and {target.name} keeps {rope.pairing}: "

@@ -6,7 +6,7 @@ from typing import Any
 
 from phasor.rope import Rope
 from phasor.scaling import Linear, Llama3
-from phasor.translation.target import Target, Written, per_rope, plain_candidates
+from phasor.translation.target import Target, Written, per_rope
 
 # widths of a head for which the kernels that compute cos and sin are compiled
 _WIDTHS = (64, 128, 256, 512)

@@ -11,7 +11,7 @@ from phasor.configs.writing import rotated_fraction
 from phasor.extending import with_raised_base
 from phasor.layers import LayerRopes
 from phasor.rope import Rope
-from phasor.scaling import NTK, Linear, Llama3, NTKOld, Yarn
+from phasor.scaling import NTK, Law, Linear, Llama3, NTKOld, Rule, Yarn
 from phasor.translation.target import (
     Part,
     Target,
@@ -39,17 +39,21 @@ def _write(ropes: LayerRopes, context: int) -> tuple[Part, ...]:
             f"megatron has one rotation for all layers, and {ropes.name} has {len(ropes.ropes)} "
             "ropes: translate one of them"
         )
-    (rope,) = ropes.ropes
+    rope = ropes.ropes[0]
     if rope.rotary_start:
         TARGET.refuse(f"a rotation from coordinate {rope.rotary_start} on", rope, context)
     # latent attention rotates a part of its own, with one key for all heads
-    whole = rope.rotary_dim == rope.head_dim
+    whole = rope.rotary_dim == rope.head_dim and isinstance(rope.axes, OneAxis)
     latent = rope.pairing == "interleaved" and whole and ropes.key_heads == 1
+    notes: list[str] = []
+    only_half = isinstance(rope.scaling, Yarn) or isinstance(rope.axes, Sectioned)
+    if rope.pairing == "interleaved" and only_half and not latent:
+        rope, note = TARGET.reordered(rope, "half")
+        notes.append(note)
     flags = _latent(rope, context) if latent else _common(rope, context)
     skipped = [int(ropes.kinds[kind] is None) for kind in ropes.layer_kinds]
     if any(skipped):
         flags["--no-rope-freq"] = f"[{','.join(map(str, skipped))}]"
-    notes: list[str] = []
     performed = replace(rope, pairing_out="half" if latent else None)
     if performed != rope:
         notes.append(
@@ -82,19 +86,17 @@ def _common(rope: Rope, context: int) -> Flags:
     if rope.pairing == "interleaved":
         flags["--rotary-interleaved"] = True
     if isinstance(rope.axes, Sectioned):
-        if rope.axes.n_axes != 3 or rope.pairing == "interleaved":
-            _refuse(f"positions of {rope.axes.n_axes} axes for {rope.pairing} pairs", rope, context)
+        if rope.axes.n_axes != 3 or not isinstance(law, (type(None), Linear, NTK, NTKOld)):
+            _refuse(f"positions of {rope.axes.n_axes} axes with {_name(law)}", rope, context)
         flags["--position-embedding-type"] = "mrope"
         flags["--mrope-section"] = " ".join(map(str, rope.axes.sections))
-    one_axis = isinstance(rope.axes, OneAxis)
     if isinstance(law, Linear) and law.factor.is_integer():
         flags["--rotary-seq-len-interpolation-factor"] = int(law.factor)
-    elif isinstance(law, Llama3) and one_axis and _has(law, _LLAMA3):
+    elif isinstance(law, Llama3) and _has(law, _LLAMA3):
         flags |= {"--use-rope-scaling": True, "--rope-scaling-factor": law.factor}
-    elif isinstance(law, Yarn) and one_axis:
-        if rope.pairing == "interleaved" or rope.rotary_dim < rope.head_dim:
-            _refuse(f"YaRN of {rope.rotary_dim} {rope.pairing} coordinates of {rope.head_dim}",
-                    rope, context)  # fmt: skip
+    elif isinstance(law, Yarn):
+        if rope.rotary_dim < rope.head_dim:
+            _refuse(f"YaRN of {rope.rotary_dim} of {rope.head_dim} coordinates", rope, context)
         flags |= {
             "--position-embedding-type": "yarn",
             "--rotary-scaling-factor": law.factor,
@@ -152,9 +154,13 @@ def _has(law: Llama3 | Yarn, constants: Mapping[str, Any]) -> bool:
 
 
 def _refuse_law(rope: Rope, context: int) -> NoReturn:
-    name = type(rope.scaling).__name__
     known = isinstance(rope.scaling, (Linear, Llama3, Yarn))
-    _refuse(f"{name} with other numbers than it has" if known else f"the law {name}", rope, context)
+    more = " with other numbers than it has" if known else ""
+    _refuse(_name(rope.scaling) + more, rope, context)
+
+
+def _name(law: Law | Rule | None) -> str:
+    return "no law" if law is None else f"the law {type(law).__name__}"
 
 
 def _refuse(what: str, rope: Rope, context: int) -> NoReturn:

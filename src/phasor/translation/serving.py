@@ -35,20 +35,21 @@ def block(
         TranslationError: If no block of the factories says it.
     """
     rope = replace(rope, head_dim=rope.head_dim - rope.rotary_start, rotary_start=0)
+    in_text = replace(rope, axes=OneAxis())
     if rope.axes.n_axes not in (1, 3):
-        target.refuse(f"positions of {rope.axes.n_axes} axes", rope, context,
-                      [replace(rope, axes=OneAxis())])  # fmt: skip
+        target.refuse(f"positions of {rope.axes.n_axes} axes", rope, context, [in_text])
     form = in_config_form(target, rope, context)
-    law = form.scaling
+    law, name = form.scaling, _name(rope.scaling)
+    missing, nearby = "", plain_candidates(in_text)
     if isinstance(law, Proportional) and law.factor != 1:
-        target.refuse(f"pairs that stand still beside pairs divided by {law.factor:g}",
-                      rope, context, plain_candidates(rope))  # fmt: skip
-    if isinstance(law, PerPair) and rope.pairing == "interleaved":
-        target.refuse(f"the law {_name(rope.scaling)} for interleaved pairs",
-                      rope, context, plain_candidates(rope))  # fmt: skip
-    if rope.axes.n_axes > 1 and not isinstance(law, with_axes):
-        target.refuse(f"the law {_name(rope.scaling)} with positions of three axes",
-                      rope, context, [replace(rope, axes=OneAxis()), *plain_candidates(rope)])  # fmt: skip
+        missing = f"pairs that stand still beside pairs divided by {law.factor:g}"
+    elif isinstance(law, PerPair) and rope.pairing == "interleaved":
+        missing = f"the law {name} for interleaved pairs"
+    elif rope.axes.n_axes > 1 and not isinstance(law, with_axes):
+        missing = f"the law {name} with positions of three axes"
+        nearby.append(in_text)
+    if missing:
+        target.refuse(missing, rope, context, nearby)
     try:
         keys = rope_parameters(form, context)
     except ConfigError as error:
@@ -58,9 +59,9 @@ def block(
         del keys["attention_factor"]
         keys |= dict.fromkeys(("short_mscale", "long_mscale"), law.attention_factor)
     if "mrope_section" in keys:
-        # of interleaved sections the first may say anything; the factories want the sum to be right
-        rest = keys["mrope_section"][1:]
-        keys["mrope_section"] = [rope.num_pairs - sum(rest), *rest]
+        # interleaved sections may count pairs that there are not; the factories check the sum
+        axes = rope.axes.axis_of_pair(rope.num_pairs)
+        keys["mrope_section"] = [axes.count(axis) for axis in range(3)]
     return keys
 
 

@@ -148,6 +148,13 @@ class Target:
             f"{message}; the nearest that it can is {near}", nearest=nearest, radians=radians
         )
 
+    def reordered(self, rope: Rope, pairing: Pairing) -> tuple[Rope, str]:
+        """The rope with other pairs, and what has to be done with the weights for it."""
+        return replace(rope, pairing=pairing, pairing_out=None), (
+            f"{self.name} turns {pairing} pairs here: reorder the weights first "
+            f"(phasor convert FOLDER OUT --to {pairing})."
+        )
+
 
 class Written(NamedTuple):
     """The settings, code and notes of a `Part` for one rope."""
@@ -179,10 +186,10 @@ def per_rope(
 
 
 def yarn_mscale(law: Yarn) -> float:
-    """The ``mscale`` with which the law's factor on cos and sin is `yarn_multiplier` of it, over
-    that of ``mscale_all_dim``: for programs that read no ``attention_factor``.
+    """The ``mscale`` that says the law's factor on cos and sin without an ``attention_factor``.
 
-    Any number does for a ``factor`` of at most 1, where such programs multiply by 1.
+    Programs divide `yarn_multiplier` of it by that of ``mscale_all_dim``; for a ``factor`` of at
+    most 1 both are 1, whatever this says.
     """
     if law.attention_factor is None or law.factor <= 1:
         return law.mscale

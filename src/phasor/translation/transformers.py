@@ -13,7 +13,7 @@ from phasor.errors import ConfigError
 from phasor.extending import with_raised_base
 from phasor.layers import LayerRopes
 from phasor.rope import Rope
-from phasor.scaling import NTK, DynamicNTK, LongRope, PerPair, Yarn
+from phasor.scaling import NTK, DynamicNTK, Linear, LongRope, NTKFixed, NTKOld, PerPair, Yarn
 from phasor.translation.target import Part, Target, TranslationError, plain_candidates
 
 
@@ -23,9 +23,14 @@ def in_config_form(target: Target, rope: Rope, context: int) -> Rope:
     Raises:
         TranslationError: If a pair stands still, which no divisor says; ``target`` refuses it.
     """
-    if isinstance(rope.scaling, NTK):
-        return with_raised_base(rope, rope.scaling.factor)
     law = rope.scaling
+    if isinstance(law, NTK):
+        return with_raised_base(rope, law.factor)
+    if isinstance(law, (NTKOld, NTKFixed)):
+        assert rope.base is not None, "a law scales the powers of a base"
+        rest = Linear(factor=law.factor ** (1 / rope.num_pairs))
+        scaling = rest if isinstance(law, NTKFixed) else None
+        return replace(rope, base=rope.base * law.factor, scaling=scaling)
     if isinstance(law, Yarn) and law.mscale != 1 and not law.mscale_all_dim:
         # a block's mscale alone is not read
         law = replace(law, mscale=1.0, attention_factor=rope.attention_factor)

@@ -8,20 +8,22 @@ from typing import Any
 from phasor.axes import InterleavedSections, OneAxis, Sectioned
 from phasor.layers import LayerRopes
 from phasor.rope import Rope
-from phasor.scaling import NTKFixed, NTKMixed, Yarn
+from phasor.scaling import NTKMixed, Yarn
 from phasor.translation import serving
-from phasor.translation.target import Part, Target, yarn_mscale
+from phasor.translation.target import Part, Target, plain_candidates, yarn_mscale
 from phasor.translation.transformers import with_divisors
 
 
 def _block(rope: Rope, context: int) -> serving.Block:
     law = rope.scaling
-    if isinstance(law, (NTKFixed, NTKMixed)) and isinstance(rope.axes, OneAxis):
+    if isinstance(law, NTKMixed) and isinstance(rope.axes, OneAxis):
         keys = serving.block(TARGET, replace(rope, scaling=None), context)
-        mixed = {"mixed_b": law.exponent} if isinstance(law, NTKMixed) else {}
-        return keys | {"rope_type": "ntk", "factor": law.factor} | mixed
-    if isinstance(law, Yarn) and context > law.factor * law.original_max_positions:
-        # its table for YaRN ends there; that of divisors does not
+        return keys | {"rope_type": "ntk", "factor": law.factor, "mixed_b": law.exponent}
+    if isinstance(law, Yarn) and context > (end := law.factor * law.original_max_positions):
+        if rope.pairing == "interleaved":
+            TARGET.refuse(f"YaRN from position {end:g} on, where its table ends",
+                          rope, context, plain_candidates(rope))  # fmt: skip
+        # the table of divisors does not end there
         return serving.block(TARGET, with_divisors(TARGET, rope, context), context)
     keys = serving.block(TARGET, rope, context)
     if isinstance(law, Yarn):
