@@ -34,12 +34,12 @@ _LATENT_YARN: Flags = {
 
 
 def _write(ropes: LayerRopes, context: int) -> tuple[Part, ...]:
-    if len(ropes.ropes) > 1:
+    rope, *others = ropes.ropes
+    if others:
         raise TranslationError(
             f"megatron has one rotation for all layers, and {ropes.name} has {len(ropes.ropes)} "
             "ropes: translate one of them"
         )
-    rope = ropes.ropes[0]
     if rope.rotary_start:
         TARGET.refuse(f"a rotation from coordinate {rope.rotary_start} on", rope, context)
     # latent attention rotates a part of its own, with one key for all heads
