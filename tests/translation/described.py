@@ -125,12 +125,20 @@ def _by_positions(
     q: Tensor, k: Tensor, pos_ids: Tensor, freqs: Tensor, interleave: bool
 ) -> tuple[Tensor, Tensor]:
     assert q.shape[-1] in (64, 128, 256, 512), "flashinfer refuses other widths here"
+    assert_whole_vectors(q.shape[-1], 2 * len(freqs), interleave=interleave)
     angles = pos_ids[:, None, None].float() * freqs
     cos, sin = angles.cos(), angles.sin()
     return (
         turned(q, cos, sin, interleaved=interleave),
         turned(k, cos, sin, interleaved=interleave),
     )
+
+
+def assert_whole_vectors(width: int, rotary_dim: int, *, interleave: bool) -> None:
+    """A thread of its kernels turns one vector of 16-bit numbers, and looks at its start only."""
+    vector = {64: 8, 128: 8, 256: 8, 512: 16}.get(width, 16)
+    assert (rotary_dim if interleave else rotary_dim // 2) % vector == 0
+    assert width % 8 == 0, "heads begin at 16 bytes"
 
 
 def apply_rope_with_cos_sin_cache(
@@ -143,6 +151,7 @@ def apply_rope_with_cos_sin_cache(
 ) -> tuple[Tensor, Tensor]:
     """flashinfer's: rows of cosines, then sines, in float32; query ``[tokens, heads * width]``."""
     assert cos_sin_cache.dtype == torch.float32, "flashinfer refuses other dtypes"
+    assert_whole_vectors(head_size, cos_sin_cache.shape[1], interleave=not is_neox)
     cos, sin = cos_sin_cache[positions][:, None].chunk(2, dim=-1)
     query, key = (
         turned(x.unflatten(1, (-1, head_size)), cos, sin, interleaved=not is_neox).flatten(1)

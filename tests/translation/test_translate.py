@@ -160,6 +160,9 @@ OTHERS = {
         LLAMA, scaling=replace(YARN, attention_factor=1.25, mscale_all_dim=0.5)
     ),
     "yarn with another factor": replace(LLAMA, scaling=replace(YARN, mscale=0.5)),
+    "yarn with a softmax factor": replace(
+        LLAMA, scaling=replace(YARN, mscale=0.0, mscale_all_dim=1.0)
+    ),
     "yarn without a factor": replace(LLAMA, scaling=replace(YARN, mscale=0.0)),
     "yarn of less": replace(LLAMA, scaling=replace(YARN, original_max_positions=512)),
     "yarn of less, interleaved": replace(
@@ -189,6 +192,16 @@ def test_laws_of_no_preset_are_performed_or_refused(name: str, target: str) -> N
     """One rope for all layers."""
     rope = OTHERS[name]
     assert_turns(LayerRopes(name=name, layer_kinds=("rope",), kinds={"rope": rope}), target)
+
+
+@pytest.mark.parametrize("target", ["sglang", "transformers", "vllm"])
+def test_a_kind_of_layer_without_a_rope_has_an_empty_block(target: str) -> None:
+    """Where each kind has a block of its own."""
+    kinds = {"full": LLAMA, "sliding": replace(LLAMA, base=10_000.0), "none": None}
+    ropes = LayerRopes(name="toy", layer_kinds=tuple(kinds), kinds=kinds)
+    assert_turns(ropes, target)
+    settings = translate(ropes, target, context=CONTEXT).parts[0].settings
+    assert settings.get("override", settings)["rope_parameters"]["none"] is None
 
 
 WITH_AXES = {

@@ -31,8 +31,8 @@ def in_config_form(target: Target, rope: Rope, context: int) -> Rope:
         rest = Linear(factor=law.factor ** (1 / rope.num_pairs))
         scaling = rest if isinstance(law, NTKFixed) else None
         return replace(rope, base=rope.base * law.factor, scaling=scaling)
-    if isinstance(law, Yarn) and law.mscale != 1 and not law.mscale_all_dim:
-        # a block's mscale alone is not read
+    if isinstance(law, Yarn) and law.mscale != 1 and not (law.mscale and law.mscale_all_dim):
+        # a block's mscale is read beside a mscale_all_dim, and both must not be 0
         law = replace(law, mscale=1.0, attention_factor=rope.attention_factor)
         return replace(rope, scaling=law)
     if rope.explicit_inv_freq is None and type(law) in WRITERS:
