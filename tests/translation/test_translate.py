@@ -249,7 +249,7 @@ def reason_is_true(ropes: LayerRopes, said: str) -> bool:
         "neighbours at once": any(not fits_a_vector(rope) for rope in ropes.ropes),
         "ropes: translate one": len(ropes.ropes) > 1,
         "no whole number": any(base != int(base) for base in bases),
-        "other numbers than it has": any(not megatrons_law(rope) for rope in ropes.ropes),
+        "other numbers than its code has": any(not megatrons_law(rope) for rope in ropes.ropes),
         "stand still beside": any(
             isinstance(rope.scaling, Proportional) and 0 in oracle.frequencies(rope)
             for rope in ropes.ropes

@@ -155,7 +155,7 @@ def _has(law: Llama3 | Yarn, constants: Mapping[str, Any]) -> bool:
 
 def _refuse_law(rope: Rope, context: int) -> NoReturn:
     known = isinstance(rope.scaling, (Linear, Llama3, Yarn))
-    more = " with other numbers than it has" if known else ""
+    more = " with other numbers than its code has" if known else ""
     _refuse(_name(rope.scaling) + more, rope, context)
 
 
