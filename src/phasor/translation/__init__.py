@@ -15,7 +15,20 @@ from phasor.errors import SpecError
 from phasor.layers import LayerRopes
 from phasor.rope import Rope
 from phasor.scaling import Rule
-from phasor.translation import flash_attn, gguf, llama_cpp, meta, mlx, onnx, transformers
+from phasor.translation import (
+    flash_attn,
+    flashinfer,
+    gguf,
+    llama_cpp,
+    megatron,
+    meta,
+    mlx,
+    onnx,
+    sglang,
+    transformer_engine,
+    transformers,
+    vllm,
+)
 from phasor.translation.target import Part, Target, TranslationError
 
 __all__ = ["TARGETS", "Part", "Target", "Translation", "TranslationError", "translate"]
@@ -24,12 +37,17 @@ TARGETS: Mapping[str, Target] = {
     target.name: target
     for target in (
         flash_attn.TARGET,
+        flashinfer.TARGET,
         gguf.TARGET,
         llama_cpp.TARGET,
+        megatron.TARGET,
         meta.TARGET,
         mlx.TARGET,
         onnx.TARGET,
+        sglang.TARGET,
+        transformer_engine.TARGET,
         transformers.TARGET,
+        vllm.TARGET,
     )
 }
 
@@ -126,13 +144,9 @@ def _as_read(target: Target, rope: Rope) -> tuple[Rope, tuple[str, ...]]:
     """The rope in a pairing that the target turns, and what that and the rest asks of the user."""
     notes: list[str] = []
     if rope.pairing not in target.pairings:
-        (pairing,) = target.pairings
-        notes.append(
-            f"{target.name} turns {pairing} pairs: reorder the weights first "
-            f"(phasor convert FOLDER OUT --to {pairing})."
-        )
-        rope = replace(rope, pairing=pairing, pairing_out=None)
-    if rope.pairing_out is not None:
+        rope, note = target.reordered(rope, *target.pairings)
+        notes.append(note)
+    if rope.pairing_out is not None and not target.other_pairs_out:
         notes.append(
             f"The model writes {rope.pairing_out} pairs and {target.name} keeps {rope.pairing}: "
             "scores are the same, cached keys are in another order."

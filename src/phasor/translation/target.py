@@ -20,7 +20,8 @@ from phasor.errors import ConfigError
 from phasor.layers import LayerRopes
 from phasor.pairings import PAIRINGS, Pairing
 from phasor.rope import Rope, real_inv_freq
-from phasor.scaling import Linear, Rule
+from phasor.scaling import Linear, Rule, Yarn
+from phasor.scaling.laws import yarn_multiplier
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +89,8 @@ class Target:
         axes: Layouts of position axes that it knows.
         rules: Rules that it applies by itself; others are resolved before.
         softmax: Whether it is given the softmax factor with the rest.
+        other_pairs_out: Whether it may write other pairs than it reads: ``write`` is given the
+            rope's ``pairing_out``.
     """
 
     name: str
@@ -101,6 +104,7 @@ class Target:
     axes: tuple[type[Axes], ...] = (OneAxis,)
     rules: tuple[type[Rule], ...] = ()
     softmax: bool = False
+    other_pairs_out: bool = False
 
     def check(self, rope: Rope, context: int) -> None:
         """Refuse a rope that the program cannot express whatever its frequencies are.
@@ -158,6 +162,13 @@ class Target:
             f"{message}; the nearest that it can is {near}", nearest=nearest, radians=radians
         )
 
+    def reordered(self, rope: Rope, pairing: Pairing) -> tuple[Rope, str]:
+        """The rope with other pairs, and what has to be done with the weights for it."""
+        return replace(rope, pairing=pairing, pairing_out=None), (
+            f"{self.name} turns {pairing} pairs here: reorder the weights first "
+            f"(phasor convert FOLDER OUT --to {pairing})."
+        )
+
 
 class Written(NamedTuple):
     """The settings, code and notes of a `Part` for one rope."""
@@ -186,6 +197,18 @@ def per_rope(
         return Part(ropes=kinds, settings=settings, code=code, notes=notes, as_variables=True)
 
     return lambda ropes, context: tuple(part(rope, ropes, context) for rope in ropes.ropes)
+
+
+def yarn_mscale(law: Yarn) -> float:
+    """The ``mscale`` that says the law's factor on cos and sin without an ``attention_factor``.
+
+    Programs divide `yarn_multiplier` of it by that of ``mscale_all_dim``; for a ``factor`` of at
+    most 1 both are 1, whatever this says.
+    """
+    if law.attention_factor is None or law.factor <= 1:
+        return law.mscale
+    over = law.attention_factor * yarn_multiplier(law.factor, law.mscale_all_dim)
+    return (over - 1) / (yarn_multiplier(law.factor, 1.0) - 1)
 
 
 def radians_apart(a: Rope, b: Rope, context: int) -> float:

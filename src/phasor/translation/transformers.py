@@ -13,23 +13,42 @@ from phasor.errors import ConfigError
 from phasor.extending import with_raised_base
 from phasor.layers import LayerRopes
 from phasor.rope import Rope
-from phasor.scaling import NTK, DynamicNTK, LongRope, PerPair
+from phasor.scaling import NTK, DynamicNTK, Linear, LongRope, NTKFixed, NTKOld, PerPair, Yarn
 from phasor.translation.target import Part, Target, TranslationError, plain_candidates
 
 
-def in_config_form(rope: Rope, context: int) -> Rope:
+def in_config_form(target: Target, rope: Rope, context: int) -> Rope:
     """The rope with a law that has a ``rope_type``: a raised base, or a divisor for each pair.
 
     Raises:
-        TranslationError: If a pair stands still, which no divisor says.
+        TranslationError: If a pair stands still, which no divisor says; ``target`` refuses it.
     """
-    if isinstance(rope.scaling, NTK):
-        return with_raised_base(rope, rope.scaling.factor)
-    if rope.explicit_inv_freq is None and type(rope.scaling) in WRITERS:
+    law = rope.scaling
+    if isinstance(law, NTK):
+        return with_raised_base(rope, law.factor)
+    if isinstance(law, (NTKOld, NTKFixed)):
+        assert rope.base is not None, "a law scales the powers of a base"
+        rest = Linear(factor=law.factor ** (1 / rope.num_pairs))
+        scaling = rest if isinstance(law, NTKFixed) else None
+        return replace(rope, base=rope.base * law.factor, scaling=scaling)
+    if isinstance(law, Yarn) and law.mscale != 1 and not (law.mscale and law.mscale_all_dim):
+        # a block's mscale is read beside a mscale_all_dim, and both must not be 0
+        law = replace(law, mscale=1.0, attention_factor=rope.attention_factor)
+        return replace(rope, scaling=law)
+    if rope.explicit_inv_freq is None and type(law) in WRITERS:
         return rope
+    return with_divisors(target, rope, context)
+
+
+def with_divisors(target: Target, rope: Rope, context: int) -> Rope:
+    """The same rotation by a base and a divisor for each pair.
+
+    Raises:
+        TranslationError: As `in_config_form`.
+    """
     scaled = rope.inv_freq
     if not scaled.all():
-        TARGET.refuse("pairs that stand still, but for those of p-RoPE", rope, context,
+        target.refuse("pairs that stand still, but for those of p-RoPE", rope, context,
                       plain_candidates(rope))  # fmt: skip
     plain = replace(rope, scaling=None, explicit_inv_freq=None, base=rope.base or 10_000.0)
     law = PerPair(
@@ -45,7 +64,7 @@ def _write(ropes: LayerRopes, context: int) -> tuple[Part, ...]:
             "none from a config: there is nothing to give"
         )
     kinds = {
-        kind: None if rope is None else in_config_form(rope, context)
+        kind: None if rope is None else in_config_form(TARGET, rope, context)
         for kind, rope in ropes.kinds.items()
     }
     readable = replace(ropes, kinds=kinds)
