@@ -34,6 +34,7 @@ PIPELINE = """
     identification.laws identification.explaining identification.limits identification.mistakes
     identification.measuring identification.differences identification
     extending translation.target translation.transformers translation.mlx translation.flash_attn
+    translation.liger translation.rotary_embedding_torch translation.torchtune
     translation.onnx translation phasor
     charts.style charts.curves charts.coverage charts.attention charts
     report.snippet report

@@ -8,10 +8,13 @@ documentation.
 from __future__ import annotations
 
 import ast
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
@@ -70,8 +73,6 @@ def mlx(job: Job) -> np.ndarray:
 
 def transformers(job: Job) -> np.ndarray:
     """A class of the pairing: Phi's and GLM's turn a part of a head, Llama's and Cohere's all."""
-    from importlib import import_module
-
     import torch
 
     rope = job.part.ropes[job.kind]
@@ -118,8 +119,59 @@ def flash_attn(job: Job) -> np.ndarray:
     return on_slice(job, turn)
 
 
+def torchtune(job: Job) -> np.ndarray:
+    """The module that attention calls with all of a head."""
+    import torch
+
+    tokens = torch.tensor(job.x)[None, :, None]  # [batch, seq, heads, head_dim]
+    positions = torch.arange(job.offset, job.offset + len(job.x))[None]
+    turned = run_code(job.part, x=tokens, positions=positions)
+    return turned[0, :, 0].double().numpy()
+
+
+def rotary_embedding_torch(job: Job) -> np.ndarray:
+    """Its class or, for positions of several axes, its function."""
+    import torch
+
+    n_axes = job.part.ropes[job.kind].axes.n_axes
+
+    def turn(x: np.ndarray) -> np.ndarray:
+        positions = torch.arange(job.offset, job.offset + len(x))[:, None].expand(-1, n_axes)
+        names = {"torch": torch, "positions": positions, "offset": job.offset}
+        turned = run_code(job.part, x=torch.tensor(x)[None, None], **names)
+        return turned[0, 0].detach().double().numpy()
+
+    return on_slice(job, turn)
+
+
+def liger(job: Job) -> np.ndarray:
+    """Its kernel, by Triton's interpreter, which is chosen where a kernel is imported."""
+    import torch
+
+    import phasor.angles
+    import phasor.torch
+
+    import_module("triton.experimental.gluon")  # all of Triton itself as it is elsewhere
+    with mock.patch.dict(os.environ, {"TRITON_INTERPRET": "1"}):
+        import_module("liger_kernel.ops.rope")
+    n_axes = job.part.ropes[job.kind].axes.n_axes
+
+    def turn(x: np.ndarray) -> np.ndarray:
+        positions = np.arange(job.offset, job.offset + len(x))[:, None].repeat(n_axes, 1)
+        q, k = (torch.tensor(x)[None, None] for _ in range(2))  # [batch, heads, seq, head_dim]
+        names = {"phasor": phasor, "torch": torch, "positions": positions, "offset": job.offset}
+        turned = run_code(job.part, q=q, k=k, **names)
+        assert torch.equal(*turned)
+        return turned[0][0, 0].double().numpy()
+
+    return on_slice(job, turn)
+
+
 PROGRAMS: dict[str, Callable[[Job], np.ndarray]] = {
     "flash-attn": flash_attn,
+    "liger": liger,
     "mlx": mlx,
+    "rotary-embedding-torch": rotary_embedding_torch,
+    "torchtune": torchtune,
     "transformers": transformers,
 }

@@ -126,6 +126,9 @@ def reason_is_true(ropes: LayerRopes, said: str) -> bool:
         "axes": any(rope.axes.n_axes > 1 for rope in ropes.ropes),
         "clockwise": any(rope.direction < 0 for rope in ropes.ropes),
         "in its code": ropes.in_config.fixed,
+        "rotated coordinates of": any(rope.rotary_dim < rope.head_dim for rope in ropes.ropes),
+        "explicit frequencies": any(rope.explicit_inv_freq for rope in ropes.ropes),
         "picks one by the length": any(hasattr(rope.scaling, "at") for rope in ropes.ropes),
     }
+    facts |= {f"the law {type(rope.scaling).__name__}": True for rope in ropes.ropes}
     return any(fact and word in said for word, fact in facts.items())

@@ -15,13 +15,28 @@ from phasor.errors import SpecError
 from phasor.layers import LayerRopes
 from phasor.rope import Rope
 from phasor.scaling import Rule
-from phasor.translation import flash_attn, mlx, transformers
+from phasor.translation import (
+    flash_attn,
+    liger,
+    mlx,
+    rotary_embedding_torch,
+    torchtune,
+    transformers,
+)
 from phasor.translation.target import Part, Target, TranslationError
 
 __all__ = ["TARGETS", "Part", "Target", "Translation", "TranslationError", "translate"]
 
 TARGETS: Mapping[str, Target] = {
-    target.name: target for target in (transformers.TARGET, mlx.TARGET, flash_attn.TARGET)
+    target.name: target
+    for target in (
+        flash_attn.TARGET,
+        liger.TARGET,
+        mlx.TARGET,
+        rotary_embedding_torch.TARGET,
+        torchtune.TARGET,
+        transformers.TARGET,
+    )
 }
 
 
@@ -116,8 +131,9 @@ def _merged(notes: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
 def _as_read(target: Target, rope: Rope) -> tuple[Rope, tuple[str, ...]]:
     """The rope in a pairing that the target turns, and what that and the rest asks of the user."""
     notes: list[str] = []
-    if rope.pairing not in target.pairings:
-        (pairing,) = target.pairings
+    pairings = target.pairings(rope) if callable(target.pairings) else target.pairings
+    if rope.pairing not in pairings:
+        (pairing,) = pairings
         notes.append(
             f"{target.name} turns {pairing} pairs: reorder the weights first "
             f"(phasor convert FOLDER OUT --to {pairing})."

@@ -82,7 +82,8 @@ class Target:
         checked: ``"run"`` where the tests run the program itself with what is written;
             ``"description"`` where they run a function written from its documentation.
         write: Writes one `Part` for each rope, or for the model; the ropes have passed `check`.
-        pairings: Pairings that it turns. Weights of the other one are reordered first.
+        pairings: Pairings that it turns, for one rope where that depends on its law. Weights of
+            the other one are reordered first.
         partial: Whether a part of the head may stay as it is.
         backwards: Whether pairs may turn clockwise.
         axes: Layouts of position axes that it knows.
@@ -95,7 +96,7 @@ class Target:
     source: str
     checked: Literal["run", "description"]
     write: Callable[[LayerRopes, int], tuple[Part, ...]]
-    pairings: tuple[Pairing, ...] = PAIRINGS
+    pairings: tuple[Pairing, ...] | Callable[[Rope], tuple[Pairing, ...]] = PAIRINGS
     partial: bool = True
     backwards: bool = False
     axes: tuple[type[Axes], ...] = (OneAxis,)
