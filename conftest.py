@@ -34,7 +34,7 @@ settings.load_profile("phasor")
 
 KINDS = (
     *("transformers", "compile", "onnx", "report", "processes", "training"),
-    *("kernels", "every_kernel"),
+    *("programs", "kernels", "every_kernel"),
 )
 ROOMS = {
     "torch/hf": "transformers",

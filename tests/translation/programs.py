@@ -167,6 +167,9 @@ def liger(job: Job) -> np.ndarray:
     return on_slice(job, turn)
 
 
+#: Those that only the slow tests run.
+IMPORT_LARGE_LIBRARIES = {"liger", "torchtune", "transformers"}
+
 PROGRAMS: dict[str, Callable[[Job], np.ndarray]] = {
     "flash-attn": flash_attn,
     "liger": liger,

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import phasor
 from phasor import LayerRopes, Rope
@@ -14,11 +18,14 @@ from phasor.scaling import DynamicNTK, LongRope
 from phasor.translation import TARGETS, Translation, TranslationError, translate
 
 from .. import oracle
-from .programs import PROGRAMS, Job
+from ..strategies import LENGTHS, ropes
+from .programs import IMPORT_LARGE_LIBRARIES, PROGRAMS, Job
 
 UNIT = 2.0**-24  # half a unit in the last place of float32
 CONTEXT = 4096  # where a model has none
 LONGEST = 4096  # of the tables that the programs are given here
+# a law in each pairing, a part of a head, several axes, clockwise, a rule
+EVERYDAY = ("llama-3.1-405b", "deepseek-r1", "phi-4-mini", "qwen2-vl-7b", "nanochat-d32")
 
 
 def ropes_of_presets() -> dict[str, str]:
@@ -113,11 +120,28 @@ def check_token(
         assert np.array_equal(turned[untouched], x[untouched].astype(np.float64))
 
 
-@pytest.mark.parametrize("name", ropes_of_presets())
-@pytest.mark.parametrize("target", sorted(set(TARGETS) & set(PROGRAMS)))
+def cases() -> Iterator[Any]:
+    """Each preset for each program; the everyday tests have a few for those that import fast."""
+    for target in sorted(set(TARGETS) & set(PROGRAMS)):
+        for name in ropes_of_presets():
+            everyday = name in EVERYDAY and target not in IMPORT_LARGE_LIBRARIES
+            marks = [] if everyday else [pytest.mark.programs]
+            yield pytest.param(name, target, marks=marks, id=f"{target}-{name}")
+
+
+@pytest.mark.parametrize(("name", "target"), list(cases()))
 def test_a_program_given_this_turns_as_the_model_does(name: str, target: str) -> None:
     """Or the reason why it cannot is true of the model."""
     assert_turns(phasor.preset(name), target)
+
+
+@given(ropes(), st.sampled_from(sorted(set(PROGRAMS) - IMPORT_LARGE_LIBRARIES)), st.data())
+@settings(max_examples=25)
+def test_a_program_turns_as_any_rope_does(rope: Rope, target: str, data: st.DataObject) -> None:
+    """Of every law, layout and pairing, or the reason why it cannot is true of it."""
+    static = rope.at(data.draw(LENGTHS))
+    layers = LayerRopes(name="any", layer_kinds=("any",), kinds={"any": static}, context=64)
+    assert_turns(layers, target)
 
 
 def reason_is_true(ropes: LayerRopes, said: str) -> bool:

@@ -5,7 +5,7 @@ A file for each target; `TARGETS` lists them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
@@ -23,7 +23,7 @@ from phasor.translation import (
     torchtune,
     transformers,
 )
-from phasor.translation.target import Part, Target, TranslationError
+from phasor.translation.target import Part, Refusal, Target, TranslationError
 
 __all__ = ["TARGETS", "Part", "Target", "Translation", "TranslationError", "translate"]
 
@@ -104,24 +104,60 @@ def translate(
     """
     chosen = TARGETS[choice("target", target, tuple(TARGETS))]
     if isinstance(ropes, Rope):
-        ropes = LayerRopes(name="rope", layer_kinds=("rope",), kinds={"rope": ropes})
+        ropes = _of_one(ropes)
     if context is None and ropes.context is None:
         raise SpecError("context must be given: this rope does not say how many tokens it is for")
     length = whole("context", ropes.context if context is None else context, least=2)
     if not ropes.ropes:
         raise TranslationError(f"{ropes.name} has no rotation in any layer: give {target} none")
-    notes: dict[str, tuple[str, ...]] = {}
-    kinds: dict[str, Rope | None] = dict.fromkeys(ropes.kinds)
-    for kind, rope in ropes.kinds.items():
-        if rope is not None:
-            static = rope.at(at) if at is not None else rope
-            chosen.check(static, length)
-            kinds[kind], notes[kind] = _as_read(chosen, static)
-    parts = tuple(
-        replace(part, notes=part.notes + _merged(notes[kind] for kind in part.ropes))
-        for part in chosen.write(replace(ropes, kinds=kinds), length)
-    )
+    if at is not None:
+        ropes = _with_kinds(ropes, lambda rope: rope.at(at))
+    try:
+        parts = _express(chosen, ropes, length)
+    except Refusal as refusal:
+        raise refusal.with_nearest(_expressible(chosen, refusal)) from None
     return Translation(model=ropes.name, target=chosen, context=length, parts=parts)
+
+
+def _express(target: Target, ropes: LayerRopes, context: int) -> tuple[Part, ...]:
+    """What the target is given, with its notes.
+
+    Raises:
+        Refusal: If it cannot express a rope, and others may be near.
+        TranslationError: If it cannot, and none is.
+    """
+    for rope in ropes.ropes:
+        target.check(rope, context)
+    read = {rope: _as_read(target, rope) for rope in ropes.ropes}
+    readable = _with_kinds(ropes, lambda rope: read[rope][0])
+    notes = {kind: read[rope][1] for kind, rope in ropes.kinds.items() if rope is not None}
+    return tuple(
+        replace(part, notes=part.notes + _merged(notes[kind] for kind in part.ropes))
+        for part in target.write(readable, context)
+    )
+
+
+def _expressible(target: Target, refusal: Refusal, deeper: int = 2) -> Iterator[Rope]:
+    """Candidates that the target can express; of those that it cannot, their own."""
+    for rope in refusal.candidates:
+        try:
+            _express(target, _of_one(rope), refusal.context)
+        except Refusal as again:
+            if deeper:
+                yield from _expressible(target, again, deeper - 1)
+        except TranslationError:
+            pass
+        else:
+            yield rope
+
+
+def _of_one(rope: Rope) -> LayerRopes:
+    return LayerRopes(name="rope", layer_kinds=("rope",), kinds={"rope": rope})
+
+
+def _with_kinds(ropes: LayerRopes, change: Callable[[Rope], Rope]) -> LayerRopes:
+    kinds = {kind: None if rope is None else change(rope) for kind, rope in ropes.kinds.items()}
+    return replace(ropes, kinds=kinds)
 
 
 def _merged(notes: Iterable[tuple[str, ...]]) -> tuple[str, ...]:

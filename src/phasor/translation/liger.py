@@ -45,6 +45,7 @@ TARGET = Target(
     program="the tables of liger_rotary_pos_emb",
     source="https://github.com/linkedin/Liger-Kernel/blob/main/src/liger_kernel/transformers/rope.py",
     checked="run",
+    package="liger-kernel",
     write=per_rope(_write),
     pairings=("half",),
     backwards=True,

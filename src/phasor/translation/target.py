@@ -71,6 +71,31 @@ class TranslationError(ConfigError):
         self.radians = radians
 
 
+class Refusal(TranslationError):
+    """What `Target.refuse` raises; `translate` finds the nearest and says how far off it is."""
+
+    def __init__(
+        self, message: str, rope: Rope, context: int, candidates: Iterable[Rope]
+    ) -> None:
+        super().__init__(message)
+        self.rope, self.context = rope, context
+        self.candidates = tuple(candidates)
+
+    def with_nearest(self, expressible: Iterable[Rope]) -> TranslationError:
+        """The error for users; ``expressible`` are those near candidates that the target can."""
+        apart = {other: radians_apart(self.rope, other, self.context) for other in expressible}
+        if not apart:
+            return TranslationError(f"{self}, and nothing that it can is near")
+        nearest = min(apart, key=lambda other: apart[other])
+        radians, differs = apart[nearest], _differences(self.rope, nearest)
+        if radians == 0:
+            near = f"exact where a token's coordinates are equal, as in text: {differs}"
+        else:
+            near = f"off by up to {radians:.3g} radians at position {self.context - 1}: {differs}"
+        message = f"{self}; the nearest that it can is {near}"
+        return TranslationError(message, nearest=nearest, radians=radians)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Target:
     """A program that rotates, and what it can express.
@@ -81,6 +106,7 @@ class Target:
         source: Where its arguments are documented.
         checked: ``"run"`` where the tests run the program itself with what is written;
             ``"description"`` where they run a function written from its documentation.
+        package: What the tests run, as it is installed; ``name`` unless given.
         write: Writes one `Part` for each rope, or for the model; the ropes have passed `check`.
         pairings: Pairings that it turns, for one rope where that depends on its law. Weights of
             the other one are reordered first.
@@ -96,6 +122,7 @@ class Target:
     source: str
     checked: Literal["run", "description"]
     write: Callable[[LayerRopes, int], tuple[Part, ...]]
+    package: str = ""
     pairings: tuple[Pairing, ...] | Callable[[Rope], tuple[Pairing, ...]] = PAIRINGS
     partial: bool = True
     backwards: bool = False
@@ -128,22 +155,11 @@ class Target:
     def refuse(
         self, what: str, rope: Rope, context: int, candidates: Iterable[Rope] = ()
     ) -> NoReturn:
-        """Raise the error for ``what`` the program lacks; ``candidates`` are ropes that it has."""
-        nearest = min(
-            candidates, key=lambda other: radians_apart(rope, other, context), default=None
-        )
-        message = f"{self.name} cannot express {what}"
-        if nearest is None:
-            raise TranslationError(f"{message}, and nothing that it can is near")
-        radians = radians_apart(rope, nearest, context)
-        differs = _differences(rope, nearest)
-        if radians == 0:
-            near = f"exact where a token's coordinates are equal, as in text: {differs}"
-        else:
-            near = f"off by up to {radians:.3g} radians at position {context - 1}: {differs}"
-        raise TranslationError(
-            f"{message}; the nearest that it can is {near}", nearest=nearest, radians=radians
-        )
+        """Raise the error for ``what`` the program lacks; ``candidates`` are ropes near this one.
+
+        The nearest is picked from those that it can express, or whose own candidates it can.
+        """
+        raise Refusal(f"{self.name} cannot express {what}", rope, context, candidates)
 
 
 class Written(NamedTuple):
