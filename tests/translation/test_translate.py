@@ -18,7 +18,7 @@ from phasor.scaling import DynamicNTK, LongRope
 from phasor.translation import TARGETS, Translation, TranslationError, translate
 
 from .. import oracle
-from ..strategies import LENGTHS, ropes
+from ..strategies import resolved_ropes
 from .programs import IMPORT_LARGE_LIBRARIES, PROGRAMS, Job
 
 UNIT = 2.0**-24  # half a unit in the last place of float32
@@ -135,12 +135,12 @@ def test_a_program_given_this_turns_as_the_model_does(name: str, target: str) ->
     assert_turns(phasor.preset(name), target)
 
 
-@given(ropes(), st.sampled_from(sorted(set(PROGRAMS) - IMPORT_LARGE_LIBRARIES)), st.data())
-@settings(max_examples=25)
-def test_a_program_turns_as_any_rope_does(rope: Rope, target: str, data: st.DataObject) -> None:
-    """Of every law, layout and pairing, or the reason why it cannot is true of it."""
-    static = rope.at(data.draw(LENGTHS))
-    layers = LayerRopes(name="any", layer_kinds=("any",), kinds={"any": static}, context=64)
+@given(resolved_ropes(), st.sampled_from(sorted({*TARGETS} & {*PROGRAMS} - IMPORT_LARGE_LIBRARIES)))
+@settings(max_examples=50)
+def test_a_program_turns_as_any_rope_does(rope: Rope, target: str) -> None:
+    """Of every law, layout and pairing; or the reason why it cannot is true of it."""
+    kinds = {"any": rope}
+    layers = LayerRopes(name="any", layer_kinds=("any",), kinds=kinds, context=64)
     assert_turns(layers, target)
 
 
@@ -152,6 +152,7 @@ def reason_is_true(ropes: LayerRopes, said: str) -> bool:
         "in its code": ropes.in_config.fixed,
         "rotated coordinates of": any(rope.rotary_dim < rope.head_dim for rope in ropes.ropes),
         "explicit frequencies": any(rope.explicit_inv_freq for rope in ropes.ropes),
+        "stand still": any(f < 1e-300 for rope in ropes.ropes for f in oracle.frequencies(rope)),
         "picks one by the length": any(hasattr(rope.scaling, "at") for rope in ropes.ropes),
     }
     facts |= {f"the law {type(rope.scaling).__name__}": True for rope in ropes.ropes}

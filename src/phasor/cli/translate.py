@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import click
-import numpy as np
 from rich import box
 from rich.table import Table
 
@@ -19,9 +18,6 @@ from phasor.cli.common import (
     say_json,
     token_counts,
 )
-from phasor.layers import LayerRopes
-from phasor.presets import preset_names
-from phasor.rope import Rope
 from phasor.translation import TARGETS, Translation
 from phasor.translation import translate as to_target
 
@@ -50,12 +46,11 @@ def translate(
     if target is None:
         print_targets()
         return
-    ropes = read(model, reading)
-    translated = to_target(ropes, target, context=context, at=seq_len)
+    translated = to_target(read(model, reading), target, context=context, at=seq_len)
     if as_json:
         say_json(translated.as_plain())
     else:
-        print_translation(translated, ropes)
+        print_translation(translated)
 
 
 def print_targets() -> None:
@@ -68,29 +63,16 @@ def print_targets() -> None:
     Screen().print(table)
 
 
-def print_translation(translated: Translation, ropes: LayerRopes) -> None:
-    """What to give, part by part; long arrays by their ends, a preset's rope by its name."""
+def print_translation(translated: Translation) -> None:
+    """What to give, part by part; ``--json`` has long arrays whole."""
     screen, target = Screen(), translated.target
     screen.say((translated.model, "bold"), " for ", (target.name, "bold"), f": {target.program}")
     screen.say(f"{target.source}; {_PROOF[target.checked]}", style="dim")
     for part in translated.parts:
         screen.say()
         screen.say((", ".join(part.ropes), "bold cyan"), " layers")
-        if part.as_variables:
-            for name, value in part.settings.items():
-                screen.say(f"{name} = {_short(value, ropes)}")
+        for line in translated.variables(part):
+            screen.say(line)
         screen.print(part.code, soft_wrap=True)
         for note in part.notes:
             screen.say(f"! {note}", style="yellow")
-
-
-def _short(value: Any, ropes: LayerRopes) -> str:
-    if isinstance(value, Rope):
-        for kind, rope in ropes.kinds.items():
-            if rope == value and ropes.name in preset_names():
-                return f"phasor.preset({ropes.name!r}).kinds[{kind!r}]"
-        return f"phasor.Rope.from_json({value.to_json()!r})"
-    if isinstance(value, np.ndarray):
-        ends = [f"{x:.9g}" for x in (value[0], value[1], value[-1])]
-        return f"[{ends[0]}, {ends[1]}, … {ends[2]}]  # {value.size} numbers; --json has them all"
-    return repr(value)

@@ -10,9 +10,12 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
+import numpy as np
+
 from phasor._checks import choice, whole
 from phasor.errors import SpecError
 from phasor.layers import LayerRopes
+from phasor.presets import preset, preset_names
 from phasor.rope import Rope
 from phasor.scaling import Rule
 from phasor.translation import (
@@ -40,7 +43,7 @@ TARGETS: Mapping[str, Target] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Translation:
     """A model's rotation in the words of another program.
 
@@ -67,10 +70,31 @@ class Translation:
             "parts": [part.as_plain() for part in self.parts],
         }
 
+    def variables(self, part: Part) -> list[str]:
+        """A line for each setting that the part's code calls by its name; long arrays by ends."""
+        if not part.as_variables:
+            return []
+        return [f"{name} = {self._short(value)}" for name, value in part.settings.items()]
+
+    def _short(self, value: Any) -> str:
+        if isinstance(value, Rope):
+            ropes = preset(self.model).kinds if self.model in preset_names() else {}
+            for kind, rope in ropes.items():
+                if rope == value:
+                    return f"phasor.preset({self.model!r}).kinds[{kind!r}]"
+            return f"phasor.Rope.from_json({value.to_json()!r})"
+        numbers = np.asarray(value)
+        if numbers.ndim != 1 or numbers.dtype.kind not in "if":
+            return repr(value)
+        shown = [f"{x:.9g}" for x in numbers.tolist()]
+        if len(shown) > 3:
+            return f"[{shown[0]}, {shown[1]}, … {shown[-1]}]  # {len(shown)} numbers"
+        return f"[{', '.join(shown)}]"
+
     def __str__(self) -> str:
         lines = [f"{self.model} for {self.target.name}: {self.target.program}"]
         for part in self.parts:
-            lines += ["", f"{', '.join(part.ropes)} layers:", part.code]
+            lines += ["", f"{', '.join(part.ropes)} layers:", *self.variables(part), part.code]
             lines += [f"# {note}" for note in part.notes]
         return "\n".join(lines)
 
@@ -99,8 +123,11 @@ def translate(
 
     >>> from phasor.scaling import Linear
     >>> rope = Rope(head_dim=64, pairing="half", scaling=Linear(factor=4.0))
-    >>> print(translate(rope, "mlx", context=8192).parts[0].code)
-    mx.fast.rope(x, 64, traditional=False, base=10000.0, scale=0.25, offset=offset)
+    >>> (part,) = translate(rope, "mlx", context=8192).parts
+    >>> part.settings
+    {'dims': 64, 'traditional': False, 'base': 10000.0, 'scale': 0.25}
+    >>> print(part.code)
+    mx.fast.rope(x, dims, traditional=traditional, base=base, scale=scale, offset=offset)
     """
     chosen = TARGETS[choice("target", target, tuple(TARGETS))]
     if isinstance(ropes, Rope):

@@ -7,6 +7,7 @@ one function that writes what the program has to be given for a Rope that it can
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, NoReturn
@@ -23,7 +24,7 @@ from phasor.rope import Rope, real_inv_freq
 from phasor.scaling import Linear, Rule
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)  # settings may be arrays
 class Part:
     """What a target is given for the layers of one rope, or for the whole model.
 
@@ -216,7 +217,7 @@ def plain_candidates(rope: Rope) -> list[Rope]:
     plain = replace(rope, scaling=None, explicit_inv_freq=None)
     fastest = float(scaled.max())
     found = [plain, replace(plain, base=_nearest_base(scaled))]
-    if 0 < fastest != 1:
+    if fastest > sys.float_info.min and fastest != 1:
         divided = Linear(factor=1 / fastest)
         found.append(replace(plain, base=_nearest_base(scaled / fastest), scaling=divided))
     return found

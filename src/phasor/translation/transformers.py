@@ -6,6 +6,8 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 
+import numpy as np
+
 from phasor.axes import Alternating, InterleavedSections, OneAxis, Sectioned
 from phasor.configs import config_keys
 from phasor.configs.writing import WRITERS
@@ -23,18 +25,18 @@ def in_config_form(rope: Rope, context: int) -> Rope:
     Raises:
         TranslationError: If a pair stands still, which no divisor says.
     """
-    if isinstance(rope.scaling, NTK):
-        return with_raised_base(rope, rope.scaling.factor)
-    if rope.explicit_inv_freq is None and type(rope.scaling) in WRITERS:
-        return rope
-    scaled = rope.inv_freq
-    if not scaled.all():
+    given = replace(rope, inv_freq_dtype="exact")  # its classes round each frequency to float32
+    if isinstance(given.scaling, NTK):
+        return with_raised_base(given, given.scaling.factor)
+    if given.explicit_inv_freq is None and type(given.scaling) in WRITERS:
+        return given
+    plain = replace(given, scaling=None, explicit_inv_freq=None, base=given.base or 10_000.0)
+    with np.errstate(divide="ignore", over="ignore"):
+        factors = plain.inv_freq / rope.inv_freq
+    if not np.isfinite(factors).all():
         TARGET.refuse("pairs that stand still, but for those of p-RoPE", rope, context,
                       plain_candidates(rope))  # fmt: skip
-    plain = replace(rope, scaling=None, explicit_inv_freq=None, base=rope.base or 10_000.0)
-    law = PerPair(
-        factors=tuple((plain.inv_freq / scaled).tolist()), attention_factor=rope.attention_factor
-    )
+    law = PerPair(factors=tuple(factors.tolist()), attention_factor=rope.attention_factor)
     return replace(plain, scaling=law)
 
 
