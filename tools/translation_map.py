@@ -50,7 +50,7 @@ def cell(ropes: LayerRopes, target: str) -> Cell:
         translated = translate(ropes, target, context=context, at=at)
     except TranslationError as error:
         reason = str(error).partition("; the nearest")[0].partition(", and nothing")[0]
-        reason = reason.removeprefix(f"{target} cannot express ").replace(ropes.name, "the model")
+        reason = reason.replace(f"{target} cannot", "it cannot").replace(ropes.name, "the model")
         return Cell(REFUSED, re.sub(r"\b\d+(\.\d+)?\b", "n", reason), error.radians)
     symbols = [PROOFS[TARGETS[target].checked]]
     if is_reordered(ropes, translated):
@@ -114,7 +114,7 @@ def map_table() -> Iterator[str]:
         ]
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         yield f"| {number}. `{names[0]}`{more} | {' | '.join(shown)} |"
-    yield from ("", "Why not:", "")
+    yield from ("", "Reasons:", "")
     for number, reason in enumerate(reasons, 1):
         yield f"{number}. {reason}{distance(radians[reason])}."
     yield from ("", "The presets of each row:", "")
@@ -128,7 +128,7 @@ def distance(radians: list[float]) -> str:
         return ""
     if not any(radians):
         return "; the nearest is exact for text"
-    ends = list(dict.fromkeys(f"{end:.2g}" for end in (min(radians), max(radians))))
+    ends = list(dict.fromkeys(f"{float(f'{end:.2g}'):,g}" for end in (min(radians), max(radians))))
     return f"; the nearest is off by {' to '.join(ends)} radians at the end of the context"
 
 

@@ -137,9 +137,7 @@ def test_a_rule_has_to_pick_its_law() -> None:
 def test_layers_without_rotation_have_nothing_to_give() -> None:
     """A model whose every layer goes without."""
     ropes = LayerRopes(name="flat", layer_kinds=("nope",), kinds={"nope": None}, context=64)
-    assert str(refusal(ropes, "mlx")) == (
-        "flat has no rotation in any layer: give mlx none"
-    )
+    assert str(refusal(ropes, "mlx")) == ("flat has no rotation in any layer: give mlx none")
 
 
 @pytest.mark.parametrize(

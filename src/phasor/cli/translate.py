@@ -22,30 +22,35 @@ from phasor.translation import TARGETS, Translation
 from phasor.translation import translate as to_target
 
 _PROOF = {
-    "run": "its own code is run with this in phasor's tests",
-    "description": "checked against its documentation, and not run",
+    "run": "its own code is run in phasor's tests",
+    "description": "checked against its description, not proved",
 }
 
 
 @click.command()
-@click.argument("model", type=MODEL)
+@click.argument("model", type=MODEL, required=False)
 @click.option("--to", "target", type=click.Choice(sorted(TARGETS)), help="The program.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON, with every number.")
 @click.option("--context", type=token_counts, metavar="TOKENS", help="Length of its tables.")
 @at_option
 @reading_options
 def translate(
-    model: str,
+    model: str | None,
     target: str | None,
     as_json: bool,
     context: int | None,
     seq_len: int | None,
     reading: Mapping[str, Any],
 ) -> None:
-    """Print what another program has to be given so that it rotates like MODEL."""
+    """Print what another program has to be given so that it rotates like MODEL.
+
+    Without --to it lists the programs.
+    """
     if target is None:
         print_targets()
         return
+    if model is None:
+        raise click.UsageError("--to needs a MODEL.")
     translated = to_target(read(model, reading), target, context=context, at=seq_len)
     if as_json:
         say_json(translated.as_plain())

@@ -133,7 +133,7 @@ def translate(
     if isinstance(ropes, Rope):
         ropes = _of_one(ropes)
     if context is None and ropes.context is None:
-        raise SpecError("context must be given: this rope does not say how many tokens it is for")
+        raise SpecError(f"context must be given: {ropes.name} does not say how many tokens it has")
     length = whole("context", ropes.context if context is None else context, least=2)
     if not ropes.ropes:
         raise TranslationError(f"{ropes.name} has no rotation in any layer: give {target} none")

@@ -75,9 +75,7 @@ class TranslationError(ConfigError):
 class Refusal(TranslationError):
     """What `Target.refuse` raises; `translate` finds the nearest and says how far off it is."""
 
-    def __init__(
-        self, message: str, rope: Rope, context: int, candidates: Iterable[Rope]
-    ) -> None:
+    def __init__(self, message: str, rope: Rope, context: int, candidates: Iterable[Rope]) -> None:
         super().__init__(message)
         self.rope, self.context = rope, context
         self.candidates = tuple(candidates)
