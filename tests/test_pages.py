@@ -8,11 +8,11 @@ from pathlib import Path
 
 import click
 import numpy as np
+from tools.translation_map import fill
 
 from phasor import Rope
 from phasor.cli import COMMANDS, main
 from phasor.papers import angle_errors
-from tools.translation_map import fill
 
 ROOT = Path(__file__).parent.parent
 

@@ -125,11 +125,9 @@ def test_notes_say_what_is_besides_cos_and_sin() -> None:
         scaling=Yarn(factor=4.0, original_max_positions=4096, mscale=1.0, mscale_all_dim=1.0),
     )
     (part,) = translate(rope, "mlx", context=64).parts
-    assert [note.split(" ")[:5] for note in part.notes] == [
-        "x is the slice of".split(),
-        "The model writes half pairs".split(),
-        "The model multiplies its softmax".split(),
-    ]
+    begins = ("x is the slice of a head", "The model writes half pairs", "The model multiplies")
+    assert all(map(str.startswith, part.notes, begins))
+    assert len(part.notes) == 3
     assert repr(rope.softmax_factor) in part.notes[2]
 
 

@@ -26,7 +26,7 @@ from phasor.translation import (
     torchtune,
     transformers,
 )
-from phasor.translation.target import Part, Refusal, Target, TranslationError
+from phasor.translation.target import Part, RefusalError, Target, TranslationError
 
 __all__ = ["TARGETS", "Part", "Target", "Translation", "TranslationError", "translate"]
 
@@ -78,8 +78,8 @@ class Translation:
 
     def _short(self, value: Any) -> str:
         if isinstance(value, Rope):
-            ropes = preset(self.model).kinds if self.model in preset_names() else {}
-            for kind, rope in ropes.items():
+            known = preset(self.model).kinds.items() if self.model in preset_names() else ()
+            for kind, rope in known:
                 if rope == value:
                     return f"phasor.preset({self.model!r}).kinds[{kind!r}]"
             return f"phasor.Rope.from_json({value.to_json()!r})"
@@ -141,7 +141,7 @@ def translate(
         ropes = _with_kinds(ropes, lambda rope: rope.at(at))
     try:
         parts = _express(chosen, ropes, length)
-    except Refusal as refusal:
+    except RefusalError as refusal:
         raise refusal.with_nearest(_expressible(chosen, refusal)) from None
     return Translation(model=ropes.name, target=chosen, context=length, parts=parts)
 
@@ -150,7 +150,7 @@ def _express(target: Target, ropes: LayerRopes, context: int) -> tuple[Part, ...
     """What the target is given, with its notes.
 
     Raises:
-        Refusal: If it cannot express a rope, and others may be near.
+        RefusalError: If it cannot express a rope, and others may be near.
         TranslationError: If it cannot, and none is.
     """
     for rope in ropes.ropes:
@@ -164,12 +164,12 @@ def _express(target: Target, ropes: LayerRopes, context: int) -> tuple[Part, ...
     )
 
 
-def _expressible(target: Target, refusal: Refusal, deeper: int = 2) -> Iterator[Rope]:
+def _expressible(target: Target, refusal: RefusalError, deeper: int = 2) -> Iterator[Rope]:
     """Candidates that the target can express; of those that it cannot, their own."""
     for rope in refusal.candidates:
         try:
             _express(target, _of_one(rope), refusal.context)
-        except Refusal as again:
+        except RefusalError as again:
             if deeper:
                 yield from _expressible(target, again, deeper - 1)
         except TranslationError:

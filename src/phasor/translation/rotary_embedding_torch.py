@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from phasor.axes import Alternating, Axial, InterleavedSections, OneAxis, Sectioned
 from phasor.rope import Rope
 from phasor.scaling import Linear

@@ -72,7 +72,7 @@ class TranslationError(ConfigError):
         self.radians = radians
 
 
-class Refusal(TranslationError):
+class RefusalError(TranslationError):
     """What `Target.refuse` raises; `translate` finds the nearest and says how far off it is."""
 
     def __init__(self, message: str, rope: Rope, context: int, candidates: Iterable[Rope]) -> None:
@@ -158,7 +158,7 @@ class Target:
 
         The nearest is picked from those that it can express, or whose own candidates it can.
         """
-        raise Refusal(f"{self.name} cannot express {what}", rope, context, candidates)
+        raise RefusalError(f"{self.name} cannot express {what}", rope, context, candidates)
 
 
 class Written(NamedTuple):
