@@ -35,6 +35,7 @@ class Job:
         kind: The kind of layer to perform.
         x: float32 ``[seq, head_dim]``, with pairs as the program reads them.
         offset: Position of the first token.
+        coordinates: Those of the tokens on each axis, ``[n_axes, seq]``, in place of the offset.
     """
 
     ropes: LayerRopes
@@ -42,6 +43,16 @@ class Job:
     kind: str
     x: np.ndarray
     offset: int
+    coordinates: np.ndarray | None = None
+
+    @property
+    def positions(self) -> np.ndarray:
+        """``[seq]``, or ``[n_axes, seq]`` for a model with several axes."""
+        if self.coordinates is not None:
+            return self.coordinates
+        line = np.arange(self.offset, self.offset + len(self.x))
+        n_axes = self.part.ropes[self.kind].axes.n_axes
+        return line if n_axes == 1 else np.tile(line, (n_axes, 1))
 
 
 def run_code(part: Part, **names: Any) -> Any:
@@ -124,7 +135,7 @@ def torchtune(job: Job) -> np.ndarray:
     import torch
 
     tokens = torch.tensor(job.x)[None, :, None]  # [batch, seq, heads, head_dim]
-    positions = torch.arange(job.offset, job.offset + len(job.x))[None]
+    positions = torch.tensor(job.positions)[None]
     turned = run_code(job.part, x=tokens, positions=positions)
     return turned[0, :, 0].double().numpy()
 
@@ -133,10 +144,8 @@ def rotary_embedding_torch(job: Job) -> np.ndarray:
     """Its class or, for positions of several axes, its function."""
     import torch
 
-    n_axes = job.part.ropes[job.kind].axes.n_axes
-
     def turn(x: np.ndarray) -> np.ndarray:
-        positions = torch.arange(job.offset, job.offset + len(x))[:, None].expand(-1, n_axes)
+        positions = torch.tensor(np.atleast_2d(job.positions).T)  # [seq, n_axes]
         names = {"torch": torch, "positions": positions, "offset": job.offset}
         turned = run_code(job.part, x=torch.tensor(x)[None, None], **names)
         return turned[0, 0].detach().double().numpy()
@@ -154,10 +163,9 @@ def liger(job: Job) -> np.ndarray:
     import_module("triton.experimental.gluon")  # all of Triton itself as it is elsewhere
     with mock.patch.dict(os.environ, {"TRITON_INTERPRET": "1"}):
         import_module("liger_kernel.ops.rope")
-    n_axes = job.part.ropes[job.kind].axes.n_axes
 
     def turn(x: np.ndarray) -> np.ndarray:
-        positions = np.arange(job.offset, job.offset + len(x))[:, None].repeat(n_axes, 1)
+        positions = job.positions.T  # [seq, n_axes]
         q, k = (torch.tensor(x)[None, None] for _ in range(2))  # [batch, heads, seq, head_dim]
         names = {"phasor": phasor, "torch": torch, "positions": positions, "offset": job.offset}
         turned = run_code(job.part, q=q, k=k, **names)

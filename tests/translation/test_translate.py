@@ -37,6 +37,11 @@ def ropes_of_presets() -> dict[str, str]:
     return {name: name for name in seen.values()}
 
 
+def several_axes(name: str) -> bool:
+    """Whether a preset's tokens have several coordinates."""
+    return any(rope.axes.n_axes > 1 for rope in phasor.preset(name).ropes)
+
+
 def roundings(rope: Rope) -> float:
     """By how many units an angle may be off relatively that a program computes in float32.
 
@@ -47,9 +52,10 @@ def roundings(rope: Rope) -> float:
 
 
 @functools.cache
-def exact(rope: Rope, position: int) -> tuple[np.ndarray, np.ndarray]:
-    """Cosine and sine of every pair, with the same coordinate on each axis."""
-    at = position if rope.axes.n_axes == 1 else [position] * rope.axes.n_axes
+def exact(rope: Rope, position: int | tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """Cosine and sine of every pair; one coordinate is that of each axis."""
+    alone = isinstance(position, int) and rope.axes.n_axes > 1
+    at = [position] * rope.axes.n_axes if alone else position
     cos, sin = oracle.cos_sin(rope, at)
     return np.array(cos, dtype=float), np.array(sin, dtype=float)
 
@@ -111,7 +117,11 @@ def reordered(x: np.ndarray, model: Rope, performed: Rope) -> np.ndarray:
 
 
 def check_token(
-    turned: np.ndarray, x: np.ndarray, position: int, model: Rope, performed: Rope
+    turned: np.ndarray,
+    x: np.ndarray,
+    position: int | tuple[int, ...],
+    model: Rope,
+    performed: Rope,
 ) -> None:
     """One token is where the model turns it to; what does not turn is as it was."""
     cos, sin = exact(model, position)
@@ -123,7 +133,7 @@ def check_token(
         wanted = gain * z * complex(cos[k], sin[k])
         i, j = oracle.pair_of(model, k, performed.output_pairing)
         untouched[[i, j]] = False
-        angle = position * float(oracle.frequencies(model)[k])
+        angle = np.max(position) * float(oracle.frequencies(model)[k])
         room = gain * abs(z) * UNIT * (angle * roundings(model) + 12)
         assert abs(complex(turned[i], turned[j]) - wanted) <= room, (position, k)
     if performed.pairing == model.pairing:
@@ -143,6 +153,26 @@ def cases() -> Iterator[Any]:
 def test_a_program_given_this_turns_as_the_model_does(name: str, target: str) -> None:
     """Or the reason why it cannot is true of the model."""
     assert_turns(phasor.preset(name), target)
+
+
+@pytest.mark.parametrize("name", [name for name in ropes_of_presets() if several_axes(name)])
+@pytest.mark.parametrize(
+    "target", ["rotary-embedding-torch", pytest.param("liger", marks=pytest.mark.programs)]
+)
+def test_a_program_turns_each_pair_by_its_axis(name: str, target: str) -> None:
+    """Tokens of pictures and videos, whose coordinates differ."""
+    ropes = phasor.preset(name)
+    chance = np.random.default_rng(0)
+    for part in translate(ropes, target, context=CONTEXT).parts:
+        for kind, performed in part.ropes.items():
+            model = ropes.kinds[kind]
+            assert model is not None
+            x = chance.standard_normal((4, model.head_dim)).astype(np.float32)
+            coordinates = chance.integers(0, CONTEXT, (model.axes.n_axes, len(x)))
+            job = Job(ropes, part, kind, reordered(x, model, performed), 0, coordinates)
+            turned = PROGRAMS[target](job)
+            for token, position in enumerate(coordinates.T.tolist()):
+                check_token(turned[token], x[token], tuple(position), model, performed)
 
 
 @given(resolved_ropes(), st.sampled_from(sorted({*TARGETS} & {*PROGRAMS} - IMPORT_LARGE_LIBRARIES)))
