@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import phasor
 from phasor import LayerRopes, Rope
-from phasor.scaling import DynamicNTK, LongRope
+from phasor.scaling import NTK, DynamicNTK, Linear, LongRope, Yarn
 from phasor.translation import TARGETS, Translation, TranslationError, translate
 
 from .. import oracle
@@ -140,9 +140,16 @@ def check_token(
         assert np.array_equal(turned[untouched], x[untouched].astype(np.float64))
 
 
+#: The targets that are run or described, for the everyday tests those that import fast.
+EVERY_PROGRAM = [
+    pytest.param(target, marks=[pytest.mark.programs] if target in IMPORT_LARGE_LIBRARIES else [])
+    for target in sorted({*TARGETS} & {*PROGRAMS})
+]
+
+
 def cases() -> Iterator[Any]:
     """Each preset for each program; the everyday tests have a few for those that import fast."""
-    for target in sorted(set(TARGETS) & set(PROGRAMS)):
+    for target in sorted({*TARGETS} & {*PROGRAMS}):
         for name in ropes_of_presets():
             everyday = name in EVERYDAY and target not in IMPORT_LARGE_LIBRARIES
             marks = [] if everyday else [pytest.mark.programs]
@@ -175,13 +182,44 @@ def test_a_program_turns_each_pair_by_its_axis(name: str, target: str) -> None:
                 check_token(turned[token], x[token], tuple(position), model, performed)
 
 
+PLAIN = Rope(head_dim=8, pairing="interleaved")
+ODD = {
+    "positions multiplied": replace(PLAIN, scaling=Linear(factor=0.5)),
+    "one pair": Rope(head_dim=2, pairing="half"),
+    "backwards with a gain": replace(
+        PLAIN, direction=-1, scaling=Yarn(factor=4.0, original_max_positions=16)
+    ),
+    "another base": replace(PLAIN, scaling=NTK(factor=4.0)),
+    "explicit": Rope(head_dim=6, pairing="half", explicit_inv_freq=(0.5, 2.0, 0.0)),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+@pytest.mark.parametrize("target", EVERY_PROGRAM)
+def test_a_program_turns_as_a_rope_of_no_preset_does(name: str, target: str) -> None:
+    """Or the reason why it cannot is true of it."""
+    assert_turns(model_of(ODD[name]), target)
+
+
 @given(resolved_ropes(), st.sampled_from(sorted({*TARGETS} & {*PROGRAMS} - IMPORT_LARGE_LIBRARIES)))
 @settings(max_examples=50)
 def test_a_program_turns_as_any_rope_does(rope: Rope, target: str) -> None:
     """Of every law, layout and pairing; or the reason why it cannot is true of it."""
-    kinds = {"any": rope}
-    layers = LayerRopes(name="any", layer_kinds=("any",), kinds=kinds, context=64)
-    assert_turns(layers, target)
+    assert_turns(model_of(rope), target)
+
+
+@pytest.mark.programs
+@pytest.mark.parametrize("target", EVERY_PROGRAM)
+@given(resolved_ropes())
+@settings(max_examples=100)
+def test_every_program_turns_as_any_rope_does(target: str, rope: Rope) -> None:
+    """The same, with those that import large libraries."""
+    assert_turns(model_of(rope), target)
+
+
+def model_of(rope: Rope) -> LayerRopes:
+    """A model with one layer and a short context."""
+    return LayerRopes(name="any", layer_kinds=("any",), kinds={"any": rope}, context=64)
 
 
 def reason_is_true(ropes: LayerRopes, said: str) -> bool:
@@ -196,5 +234,8 @@ def reason_is_true(ropes: LayerRopes, said: str) -> bool:
         "stand still": min(frequencies) < 1e-300,
         "picks one by the length": any(hasattr(rope.scaling, "at") for rope in ropes.ropes),
     }
-    facts |= {f"the law {type(rope.scaling).__name__}": True for rope in ropes.ropes}
+    for rope in ropes.ropes:
+        law = type(rope.scaling).__name__
+        facts[f"the law {law}"] = True
+        facts[f"block cannot say {law}"] = rope.rotary_dim < rope.head_dim
     return any(fact and word in said for word, fact in facts.items())
