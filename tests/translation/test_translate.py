@@ -190,6 +190,7 @@ ODD = {
         PLAIN, direction=-1, scaling=Yarn(factor=4.0, original_max_positions=16)
     ),
     "another base": replace(PLAIN, scaling=NTK(factor=4.0)),
+    "a base below 1": replace(PLAIN, base=2.0, scaling=NTK(factor=0.25)),
     "explicit": Rope(head_dim=6, pairing="half", explicit_inv_freq=(0.5, 2.0, 0.0)),
 }
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, NoReturn
 
@@ -17,11 +18,12 @@ from numpy.typing import NDArray
 
 from phasor._checks import short_repr
 from phasor.axes import Axes, OneAxis
-from phasor.errors import ConfigError
+from phasor.errors import ConfigError, SpecError
+from phasor.extending import with_raised_base
 from phasor.layers import LayerRopes
 from phasor.pairings import PAIRINGS, Pairing
 from phasor.rope import Rope, real_inv_freq
-from phasor.scaling import Linear, Rule
+from phasor.scaling import NTK, Linear, Rule
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)  # settings may be arrays
@@ -188,6 +190,14 @@ def per_rope(
         return Part(ropes=kinds, settings=settings, code=code, notes=notes, as_variables=True)
 
     return lambda ropes, context: tuple(part(rope, ropes, context) for rope in ropes.ropes)
+
+
+def ntk_as_base(rope: Rope) -> Rope:
+    """The rope with a raised base in place of an NTK law, where that is a base above 1."""
+    if isinstance(rope.scaling, NTK):
+        with suppress(SpecError):
+            return with_raised_base(rope, rope.scaling.factor)
+    return rope
 
 
 def radians_apart(a: Rope, b: Rope, context: int) -> float:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from phasor.extending import with_raised_base
 from phasor.pairings import Pairing
 from phasor.rope import Rope
-from phasor.scaling import NTK, Law, Linear, Llama3, Rule
-from phasor.translation.target import Target, Written, per_rope, plain_candidates
+from phasor.scaling import Law, Linear, Llama3, Rule
+from phasor.translation.target import Target, Written, ntk_as_base, per_rope, plain_candidates
 
 
 class _Class(NamedTuple):
@@ -46,8 +45,7 @@ def _pairings(rope: Rope) -> tuple[Pairing, ...]:
 
 
 def _write(rope: Rope, context: int) -> Written:
-    if isinstance(rope.scaling, NTK):
-        rope = with_raised_base(rope, rope.scaling.factor)
+    rope = ntk_as_base(rope)
     scaling = _scaling(rope.scaling)
     if rope.base is None or (rope.scaling is not None and scaling is None):
         given = type(rope.scaling).__name__

@@ -12,11 +12,10 @@ from phasor.axes import Alternating, InterleavedSections, OneAxis, Sectioned
 from phasor.configs import config_keys
 from phasor.configs.writing import WRITERS
 from phasor.errors import ConfigError
-from phasor.extending import with_raised_base
 from phasor.layers import LayerRopes
 from phasor.rope import Rope
-from phasor.scaling import NTK, DynamicNTK, LongRope, PerPair
-from phasor.translation.target import Part, Target, TranslationError, plain_candidates
+from phasor.scaling import DynamicNTK, LongRope, PerPair
+from phasor.translation.target import Part, Target, TranslationError, ntk_as_base, plain_candidates
 
 
 def in_config_form(rope: Rope, context: int) -> Rope:
@@ -25,9 +24,8 @@ def in_config_form(rope: Rope, context: int) -> Rope:
     Raises:
         TranslationError: If a pair stands still, which no divisor says.
     """
-    given = replace(rope, inv_freq_dtype="exact")  # its classes round each frequency to float32
-    if isinstance(given.scaling, NTK):
-        return with_raised_base(given, given.scaling.factor)
+    # its classes round each frequency to float32
+    given = ntk_as_base(replace(rope, inv_freq_dtype="exact"))
     if given.explicit_inv_freq is None and type(given.scaling) in WRITERS:
         return given
     plain = replace(given, scaling=None, explicit_inv_freq=None, base=given.base or 10_000.0)
