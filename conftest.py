@@ -35,7 +35,7 @@ settings.register_profile("everyday", settings.get_profile("everything"), max_ex
 
 KINDS = (
     *("transformers", "compile", "onnx", "report", "processes", "training"),
-    *("kernels", "every_kernel"),
+    *("programs", "kernels", "every_kernel"),
 )
 # files and folders of one kind, by what they take; `slow` where that is only their arithmetic
 ROOMS = {

@@ -36,7 +36,8 @@ PIPELINE = """
     extending translation.target translation.transformers translation.mlx translation.flash_attn
     translation.flashinfer translation.megatron translation.transformer_engine
     translation.serving translation.sglang translation.vllm translation.gguf
-    translation.llama_cpp translation.meta translation.onnx translation phasor
+    translation.llama_cpp translation.meta translation.liger translation.rotary_embedding_torch
+    translation.torchtune translation.onnx translation phasor
     charts.style charts.curves charts.coverage charts.attention charts
     report.snippet report
     torch._internals torch.positions torch._tables torch._arguments torch._in_place

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import phasor
 from phasor import LayerRopes, Rope
@@ -30,11 +34,14 @@ from phasor.scaling import (
 from phasor.translation import TARGETS, Translation, TranslationError, translate
 
 from .. import oracle
-from .programs import PROGRAMS, Job
+from ..strategies import resolved_ropes
+from .jobs import Job
+from .programs import IMPORT_LARGE_LIBRARIES, PROGRAMS
+from .reasons import CONTEXT, LONGEST, reason_is_true, resolved
 
 UNIT = 2.0**-24  # half a unit in the last place of float32
-CONTEXT = 4096  # where a model has none
-LONGEST = 4096  # of the tables that the programs are given here
+# a law in each pairing, a part of a head, several axes, clockwise, a rule
+EVERYDAY = ("llama-3.1-405b", "deepseek-r1", "phi-4-mini", "qwen2-vl-7b", "nanochat-d32")
 
 
 def ropes_of_presets() -> dict[str, str]:
@@ -43,6 +50,11 @@ def ropes_of_presets() -> dict[str, str]:
     for name in phasor.preset_names():
         seen.setdefault(frozenset(phasor.preset(name).kinds.items()), name)
     return {name: name for name in seen.values()}
+
+
+def several_axes(name: str) -> bool:
+    """Whether a preset's tokens have several coordinates."""
+    return any(rope.axes.n_axes > 1 for rope in phasor.preset(name).ropes)
 
 
 def roundings(rope: Rope) -> float:
@@ -69,6 +81,8 @@ def assert_turns(ropes: LayerRopes, target: str) -> None:
     reason, translated = refused(ropes, target, context)
     if translated is None:
         assert reason_is_true(ropes, reason), reason
+        if "picks one by the length" in reason:  # at one length it can, or says why not
+            assert_turns(resolved(ropes), target)
         return
     chance = np.random.default_rng(0)
     described = [kind for kind, rope in ropes.kinds.items() if rope is not None]
@@ -134,13 +148,49 @@ def check_token(
         assert np.array_equal(turned[untouched], x[untouched].astype(np.float64))
 
 
-@pytest.mark.parametrize("name", ropes_of_presets())
-@pytest.mark.parametrize("target", sorted(set(TARGETS) & set(PROGRAMS)))
+#: The targets that are run or described, for the everyday tests those that import fast.
+EVERY_PROGRAM = [
+    pytest.param(target, marks=[pytest.mark.programs] if target in IMPORT_LARGE_LIBRARIES else [])
+    for target in sorted({*TARGETS} & {*PROGRAMS})
+]
+
+
+def cases() -> Iterator[Any]:
+    """Each preset for each program; the everyday tests have a few for those that import fast."""
+    for target in sorted({*TARGETS} & {*PROGRAMS}):
+        for name in ropes_of_presets():
+            everyday = name in EVERYDAY and target not in IMPORT_LARGE_LIBRARIES
+            marks = [] if everyday else [pytest.mark.programs]
+            yield pytest.param(name, target, marks=marks, id=f"{target}-{name}")
+
+
+@pytest.mark.parametrize(("name", "target"), list(cases()))
 def test_a_program_given_this_turns_as_the_model_does(name: str, target: str) -> None:
     """Or the reason why it cannot is true of the model."""
     assert_turns(phasor.preset(name), target)
 
 
+@pytest.mark.parametrize("name", [name for name in ropes_of_presets() if several_axes(name)])
+@pytest.mark.parametrize(
+    "target", ["rotary-embedding-torch", pytest.param("liger", marks=pytest.mark.programs)]
+)
+def test_a_program_turns_each_pair_by_its_axis(name: str, target: str) -> None:
+    """Tokens of pictures and videos, whose coordinates differ."""
+    ropes = phasor.preset(name)
+    chance = np.random.default_rng(0)
+    for part in translate(ropes, target, context=CONTEXT).parts:
+        for kind, performed in part.ropes.items():
+            model = ropes.kinds[kind]
+            assert model is not None
+            x = chance.standard_normal((4, model.head_dim)).astype(np.float32)
+            coordinates = chance.integers(0, CONTEXT, (model.axes.n_axes, len(x)))
+            job = Job(ropes, part, kind, reordered(x, model, performed), 0, coordinates)
+            turned = PROGRAMS[target](job)
+            for token, position in enumerate(coordinates.T.tolist()):
+                check_token(turned[token], x[token], tuple(position), model, performed)
+
+
+PLAIN = Rope(head_dim=8, pairing="interleaved")
 LLAMA = Rope(head_dim=128, pairing="half", base=500_000.0)
 YARN = Yarn(factor=4.0, original_max_positions=1024)
 OTHERS = {
@@ -183,15 +233,43 @@ OTHERS = {
     "some stand still": replace(LLAMA, scaling=Proportional(fraction=0.25, factor=2.0)),
     "in the middle": replace(LLAMA, rotary_start=32, rotary_dim=64, scaling=YARN),
     "explicit": Rope(head_dim=8, pairing="half", explicit_inv_freq=(1.0, 0.3, 0.2, 0.1)),
+    "positions multiplied": replace(PLAIN, scaling=Linear(factor=0.5)),
+    "one pair": Rope(head_dim=2, pairing="half"),
+    "backwards with a gain": replace(
+        PLAIN, direction=-1, scaling=Yarn(factor=4.0, original_max_positions=16)
+    ),
+    "another base": replace(PLAIN, scaling=NTK(factor=4.0)),
+    "a base below 1": replace(PLAIN, base=2.0, scaling=NTK(factor=0.25)),
+    "explicit, one still": Rope(head_dim=6, pairing="half", explicit_inv_freq=(0.5, 2.0, 0.0)),
 }
 
 
 @pytest.mark.parametrize("name", OTHERS)
-@pytest.mark.parametrize("target", sorted(set(TARGETS) & set(PROGRAMS)))
-def test_laws_of_no_preset_are_performed_or_refused(name: str, target: str) -> None:
-    """One rope for all layers."""
-    rope = OTHERS[name]
-    assert_turns(LayerRopes(name=name, layer_kinds=("rope",), kinds={"rope": rope}), target)
+@pytest.mark.parametrize("target", EVERY_PROGRAM)
+def test_a_program_turns_as_a_rope_of_no_preset_does(name: str, target: str) -> None:
+    """Or the reason why it cannot is true of it."""
+    assert_turns(model_of(OTHERS[name]), target)
+
+
+@given(resolved_ropes(), st.sampled_from(sorted({*TARGETS} & {*PROGRAMS} - IMPORT_LARGE_LIBRARIES)))
+@settings(max_examples=50)
+def test_a_program_turns_as_any_rope_does(rope: Rope, target: str) -> None:
+    """Of every law, layout and pairing; or the reason why it cannot is true of it."""
+    assert_turns(model_of(rope), target)
+
+
+@pytest.mark.programs
+@pytest.mark.parametrize("target", EVERY_PROGRAM)
+@given(resolved_ropes())
+@settings(max_examples=100)
+def test_every_program_turns_as_any_rope_does(target: str, rope: Rope) -> None:
+    """The same, with those that import large libraries."""
+    assert_turns(model_of(rope), target)
+
+
+def model_of(rope: Rope) -> LayerRopes:
+    """A model with one layer and a short context."""
+    return LayerRopes(name="any", layer_kinds=("any",), kinds={"any": rope}, context=64)
 
 
 @pytest.mark.parametrize("target", ["sglang", "transformers", "vllm"])
@@ -235,68 +313,3 @@ def test_each_axis_drives_its_pairs(name: str, target: str) -> None:
     turned = PROGRAMS[target](job)
     for token, place in enumerate(places.T.tolist()):
         check_token(turned[token], x[token], tuple(place), rope, part.ropes["rope"])
-
-
-def reason_is_true(ropes: LayerRopes, said: str) -> bool:
-    """Whether what the program is said to lack is something that the model has."""
-    beyond_blocks = (NTKMixed, PartNTK, PerPair, YarnPaper)
-    bases = [raised_base(rope) for rope in ropes.ropes if rope.base is not None]
-    facts = {
-        "axes": any(rope.axes.n_axes > 1 for rope in ropes.ropes),
-        "clockwise": any(rope.direction < 0 for rope in ropes.ropes),
-        "in its code": ropes.in_config.fixed,
-        "picks one by the length": any(hasattr(rope.scaling, "at") for rope in ropes.ropes),
-        "neighbours at once": any(not fits_a_vector(rope) for rope in ropes.ropes),
-        "ropes: translate one": len(ropes.ropes) > 1,
-        "no whole number": any(base != int(base) for base in bases),
-        "other numbers than its code has": any(not megatrons_law(rope) for rope in ropes.ropes),
-        "stand still beside": any(
-            isinstance(rope.scaling, Proportional) and 0 in oracle.frequencies(rope)
-            for rope in ropes.ropes
-        ),
-        "for interleaved pairs": any(
-            rope.pairing == "interleaved" and isinstance(rope.scaling, beyond_blocks)
-            for rope in ropes.ropes
-        ),
-        "megatron cannot express the law": any(
-            isinstance(rope.scaling, (*beyond_blocks, NTKFixed, Proportional))
-            for rope in ropes.ropes
-        ),
-        "from coordinate": any(rope.rotary_start for rope in ropes.ropes),
-        "without a base": any(rope.base is None for rope in ropes.ropes),
-        "where its table ends": any(
-            isinstance(rope.scaling, Yarn)
-            and rope.scaling.factor * rope.scaling.original_max_positions < LONGEST
-            for rope in ropes.ropes
-        ),
-        "YaRN of": any(isinstance(rope.scaling, Yarn) for rope in ropes.ropes)
-        and any(rope.rotary_dim < rope.head_dim for rope in ropes.ropes),
-    }
-    return any(fact and word in said for word, fact in facts.items())
-
-
-def raised_base(rope: Rope) -> float:
-    """The base with what NTK-aware scaling makes of it."""
-    assert rope.base is not None
-    factor = rope.scaling.factor if isinstance(rope.scaling, NTK) else 1.0
-    return rope.base * factor ** (rope.num_pairs / (rope.num_pairs - 1))
-
-
-def fits_a_vector(rope: Rope) -> bool:
-    """Whether 16 bytes of 16-bit numbers lie in one half of the pairs, and 32 for odd widths."""
-    usual = rope.head_dim in (64, 128, 256)
-    together = rope.num_pairs if rope.pairing == "half" else rope.rotary_dim
-    return together % (8 if usual else 16) == 0 and rope.head_dim % 8 == 0
-
-
-def megatrons_law(rope: Rope) -> bool:
-    """Whether the law has the numbers that Megatron-LM has in its code."""
-    law = rope.scaling
-    if isinstance(law, Llama3):
-        numbers = law.low_freq_factor, law.high_freq_factor, law.original_max_positions
-        return numbers == (1.0, 4.0, 8192)
-    if isinstance(law, Linear):
-        return law.factor.is_integer()
-    if isinstance(law, Yarn):
-        return (law.beta_fast, law.beta_slow, law.original_max_positions) == (32.0, 1.0, 4096)
-    return law is None

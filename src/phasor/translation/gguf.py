@@ -10,12 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from phasor.axes import InterleavedSections, OneAxis, Sectioned
-from phasor.extending import with_raised_base
 from phasor.layers import LayerRopes
 from phasor.pairings import by_pairing
 from phasor.rope import Rope
-from phasor.scaling import NTK, Linear, LongRope, Yarn, yarn_multiplier
-from phasor.translation.target import Part, Target, TranslationError
+from phasor.scaling import Linear, LongRope, Yarn, yarn_multiplier
+from phasor.translation.target import Part, Target, TranslationError, ntk_as_base
 
 _BASE = 10_000.0
 _GAIN = "rope.scaling.attn_factor"
@@ -111,8 +110,7 @@ def ggml_form(target: Target, rope: Rope, context: int) -> GgmlForm:
     Raises:
         TranslationError: If ggml would turn pairs by a fourth coordinate.
     """
-    if isinstance(rope.scaling, NTK):
-        rope = with_raised_base(rope, rope.scaling.factor)
+    rope = ntk_as_base(rope)
     notes: tuple[str, ...] = ()
     sections: list[int] = []
     rope_type = by_pairing(rope.pairing, half="NEOX", interleaved="NORM")

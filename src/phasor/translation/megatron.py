@@ -8,7 +8,6 @@ from typing import Any, NoReturn
 
 from phasor.axes import OneAxis, Sectioned
 from phasor.configs.writing import rotated_fraction
-from phasor.extending import with_raised_base
 from phasor.layers import LayerRopes
 from phasor.rope import Rope
 from phasor.scaling import NTK, Law, Linear, Llama3, NTKOld, Rule, Yarn
@@ -16,6 +15,7 @@ from phasor.translation.target import (
     Part,
     Target,
     TranslationError,
+    ntk_as_base,
     plain_candidates,
     yarn_mscale,
 )
@@ -135,7 +135,7 @@ def _whole_base(rope: Rope, context: int) -> int:
         _refuse("frequencies without a base", rope, context)
     base = rope.base
     if isinstance(rope.scaling, NTK):
-        base = with_raised_base(rope, rope.scaling.factor).base or base
+        base = ntk_as_base(rope).base or base
     elif isinstance(rope.scaling, NTKOld):
         base *= rope.scaling.factor
     if not base.is_integer():
@@ -178,6 +178,7 @@ TARGET = Target(
     program="flags of Megatron-LM's training command",
     source="https://github.com/NVIDIA/Megatron-LM/blob/main/megatron/training/arguments.py",
     checked="run",
+    package="megatron-core",
     write=_write,
     axes=(OneAxis, Sectioned),
     softmax=True,

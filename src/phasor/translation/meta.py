@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from phasor.extending import with_raised_base
 from phasor.layers import LayerRopes
 from phasor.rope import Rope
-from phasor.scaling import NTK, Llama3
-from phasor.translation.target import Part, Target, TranslationError, plain_candidates
+from phasor.scaling import Llama3
+from phasor.translation.target import Part, Target, TranslationError, ntk_as_base, plain_candidates
 
 #: The numbers in the code of ``apply_scaling``.
 _LOW, _ORIGINAL = 1.0, 8192
@@ -19,8 +18,7 @@ _LLAMA3 = {"rope_scaling_factor": 8.0, "rope_high_freq_factor": 4.0}
 
 def _write(ropes: LayerRopes, context: int) -> tuple[Part, ...]:
     rope = TARGET.only_rope(ropes, context)
-    if isinstance(rope.scaling, NTK):
-        rope = with_raised_base(rope, rope.scaling.factor)
+    rope = ntk_as_base(rope)
     settings: dict[str, Any] = {"rope_theta": rope.base, "use_scaled_rope": False}
     if rope.scaling is not None or rope.base is None:
         settings |= _scaling(rope, context)
@@ -78,6 +76,7 @@ TARGET = Target(
     program="keys of a params.json for llama-models",
     source="https://github.com/meta-llama/llama-models/tree/main/models",
     checked="run",
+    package="llama-models",
     write=_write,
     pairings=("interleaved",),
     partial=False,

@@ -207,6 +207,7 @@ TARGET = Target(
     program="the caches and attributes of the operator RotaryEmbedding (opset 23)",
     source="https://onnx.ai/onnx/operators/onnx__RotaryEmbedding.html",
     checked="run",
+    package="onnxruntime",
     write=per_rope(_write),
     backwards=True,
 )

@@ -7,7 +7,9 @@ one function that writes what the program has to be given for a Rope that it can
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, NoReturn
 
@@ -16,15 +18,16 @@ from numpy.typing import NDArray
 
 from phasor._checks import short_repr
 from phasor.axes import Axes, OneAxis
-from phasor.errors import ConfigError
+from phasor.errors import ConfigError, SpecError
+from phasor.extending import with_raised_base
 from phasor.layers import LayerRopes
 from phasor.pairings import PAIRINGS, Pairing
 from phasor.rope import Rope, real_inv_freq
-from phasor.scaling import Linear, Rule, Yarn
+from phasor.scaling import NTK, Linear, Rule, Yarn
 from phasor.scaling.laws import yarn_multiplier
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)  # settings may be arrays
 class Part:
     """What a target is given for the layers of one rope, or for the whole model.
 
@@ -72,6 +75,29 @@ class TranslationError(ConfigError):
         self.radians = radians
 
 
+class RefusalError(TranslationError):
+    """What `Target.refuse` raises; `translate` finds the nearest and says how far off it is."""
+
+    def __init__(self, message: str, rope: Rope, context: int, candidates: Iterable[Rope]) -> None:
+        super().__init__(message)
+        self.rope, self.context = rope, context
+        self.candidates = tuple(candidates)
+
+    def with_nearest(self, expressible: Iterable[Rope]) -> TranslationError:
+        """The error for users; ``expressible`` are those near candidates that the target can."""
+        apart = {other: radians_apart(self.rope, other, self.context) for other in expressible}
+        if not apart:
+            return TranslationError(f"{self}, and nothing that it can is near")
+        nearest = min(apart, key=lambda other: apart[other])
+        radians, differs = apart[nearest], _differences(self.rope, nearest)
+        if radians == 0:
+            near = f"exact where a token's coordinates are equal, as in text: {differs}"
+        else:
+            near = f"off by up to {radians:.3g} radians at position {self.context - 1}: {differs}"
+        message = f"{self}; the nearest that it can is {near}"
+        return TranslationError(message, nearest=nearest, radians=radians)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Target:
     """A program that rotates, and what it can express.
@@ -82,8 +108,10 @@ class Target:
         source: Where its arguments are documented.
         checked: ``"run"`` where the tests run the program itself with what is written;
             ``"description"`` where they run a function written from its documentation.
+        package: What the tests run, as it is installed; ``name`` unless given.
         write: Writes one `Part` for each rope, or for the model; the ropes have passed `check`.
-        pairings: Pairings that it turns. Weights of the other one are reordered first.
+        pairings: Pairings that it turns, for one rope where that depends on its law. Weights of
+            the other one are reordered first.
         partial: Whether a part of the head may stay as it is.
         backwards: Whether pairs may turn clockwise.
         axes: Layouts of position axes that it knows.
@@ -98,7 +126,8 @@ class Target:
     source: str
     checked: Literal["run", "description"]
     write: Callable[[LayerRopes, int], tuple[Part, ...]]
-    pairings: tuple[Pairing, ...] = PAIRINGS
+    package: str = ""
+    pairings: tuple[Pairing, ...] | Callable[[Rope], tuple[Pairing, ...]] = PAIRINGS
     partial: bool = True
     backwards: bool = False
     axes: tuple[type[Axes], ...] = (OneAxis,)
@@ -145,22 +174,11 @@ class Target:
     def refuse(
         self, what: str, rope: Rope, context: int, candidates: Iterable[Rope] = ()
     ) -> NoReturn:
-        """Raise the error for ``what`` the program lacks; ``candidates`` are ropes that it has."""
-        nearest = min(
-            candidates, key=lambda other: radians_apart(rope, other, context), default=None
-        )
-        message = f"{self.name} cannot express {what}"
-        if nearest is None:
-            raise TranslationError(f"{message}, and nothing that it can is near")
-        radians = radians_apart(rope, nearest, context)
-        differs = _differences(rope, nearest)
-        if radians == 0:
-            near = f"exact where a token's coordinates are equal, as in text: {differs}"
-        else:
-            near = f"off by up to {radians:.3g} radians at position {context - 1}: {differs}"
-        raise TranslationError(
-            f"{message}; the nearest that it can is {near}", nearest=nearest, radians=radians
-        )
+        """Raise the error for ``what`` the program lacks; ``candidates`` are ropes near this one.
+
+        The nearest is picked from those that it can express, or whose own candidates it can.
+        """
+        raise RefusalError(f"{self.name} cannot express {what}", rope, context, candidates)
 
     def reordered(self, rope: Rope, pairing: Pairing) -> tuple[Rope, str]:
         """The rope with other pairs, and what has to be done with the weights for it."""
@@ -211,6 +229,14 @@ def yarn_mscale(law: Yarn) -> float:
     return (over - 1) / (yarn_multiplier(law.factor, 1.0) - 1)
 
 
+def ntk_as_base(rope: Rope) -> Rope:
+    """The rope with a raised base in place of an NTK law, where that is a base above 1."""
+    if isinstance(rope.scaling, NTK):
+        with suppress(SpecError):
+            return with_raised_base(rope, rope.scaling.factor)
+    return rope
+
+
 def radians_apart(a: Rope, b: Rope, context: int) -> float:
     """The largest difference of a pair's angle at the last position, whole turns included.
 
@@ -236,7 +262,7 @@ def plain_candidates(rope: Rope) -> list[Rope]:
     plain = replace(rope, scaling=None, explicit_inv_freq=None)
     fastest = float(scaled.max())
     found = [plain, replace(plain, base=_nearest_base(scaled))]
-    if 0 < fastest != 1:
+    if fastest > sys.float_info.min and fastest != 1:
         divided = Linear(factor=1 / fastest)
         found.append(replace(plain, base=_nearest_base(scaled / fastest), scaling=divided))
     return found

@@ -6,15 +6,16 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 
+import numpy as np
+
 from phasor.axes import Alternating, InterleavedSections, OneAxis, Sectioned
 from phasor.configs import config_keys
 from phasor.configs.writing import WRITERS
 from phasor.errors import ConfigError
-from phasor.extending import with_raised_base
 from phasor.layers import LayerRopes
 from phasor.rope import Rope
-from phasor.scaling import NTK, DynamicNTK, Linear, LongRope, NTKFixed, NTKOld, PerPair, Yarn
-from phasor.translation.target import Part, Target, TranslationError, plain_candidates
+from phasor.scaling import DynamicNTK, Linear, LongRope, NTKFixed, NTKOld, PerPair, Yarn
+from phasor.translation.target import Part, Target, TranslationError, ntk_as_base, plain_candidates
 
 
 def in_config_form(target: Target, rope: Rope, context: int) -> Rope:
@@ -23,21 +24,20 @@ def in_config_form(target: Target, rope: Rope, context: int) -> Rope:
     Raises:
         TranslationError: If a pair stands still, which no divisor says; ``target`` refuses it.
     """
-    law = rope.scaling
-    if isinstance(law, NTK):
-        return with_raised_base(rope, law.factor)
-    if isinstance(law, (NTKOld, NTKFixed)):
-        assert rope.base is not None, "a law scales the powers of a base"
+    # its classes round each frequency to float32
+    given = ntk_as_base(replace(rope, inv_freq_dtype="exact"))
+    law = given.scaling
+    if isinstance(law, (NTKOld, NTKFixed)) and given.base and given.base * law.factor > 1:
         rest = Linear(factor=law.factor ** (1 / rope.num_pairs))
         scaling = rest if isinstance(law, NTKFixed) else None
-        return replace(rope, base=rope.base * law.factor, scaling=scaling)
+        return replace(given, base=given.base * law.factor, scaling=scaling)
     if isinstance(law, Yarn) and law.mscale != 1 and not (law.mscale and law.mscale_all_dim):
         # a block's mscale is read beside a mscale_all_dim, and both must not be 0
         law = replace(law, mscale=1.0, attention_factor=rope.attention_factor)
-        return replace(rope, scaling=law)
-    if rope.explicit_inv_freq is None and type(law) in WRITERS:
-        return rope
-    return with_divisors(target, rope, context)
+        return replace(given, scaling=law)
+    if given.explicit_inv_freq is None and type(law) in WRITERS:
+        return given
+    return with_divisors(target, given, context)
 
 
 def with_divisors(target: Target, rope: Rope, context: int) -> Rope:
@@ -46,14 +46,13 @@ def with_divisors(target: Target, rope: Rope, context: int) -> Rope:
     Raises:
         TranslationError: As `in_config_form`.
     """
-    scaled = rope.inv_freq
-    if not scaled.all():
+    plain = replace(rope, scaling=None, explicit_inv_freq=None, base=rope.base or 10_000.0)
+    with np.errstate(divide="ignore", over="ignore"):
+        factors = plain.inv_freq / rope.inv_freq
+    if not np.isfinite(factors).all():
         target.refuse("pairs that stand still, but for those of p-RoPE", rope, context,
                       plain_candidates(rope))  # fmt: skip
-    plain = replace(rope, scaling=None, explicit_inv_freq=None, base=rope.base or 10_000.0)
-    law = PerPair(
-        factors=tuple((plain.inv_freq / scaled).tolist()), attention_factor=rope.attention_factor
-    )
+    law = PerPair(factors=tuple(factors.tolist()), attention_factor=rope.attention_factor)
     return replace(plain, scaling=law)
 
 
