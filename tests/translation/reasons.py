@@ -14,6 +14,7 @@ from phasor.scaling import (
     Llama3,
     NTKFixed,
     NTKMixed,
+    NTKOld,
     PartNTK,
     PerPair,
     Proportional,
@@ -97,9 +98,13 @@ def other_frequencies(rope: Rope, named: str) -> bool:
     if isinstance(law, Llama3) and (law.original_max_positions, law.low_freq_factor) == (8192, 1):
         return "Llama3" not in named
     found = np.array([float(f) for f in oracle.frequencies(rope)])
-    powers = found[0] * (found[1] / found[0]) ** np.arange(len(found))
     divided = found[0] != 1 and "one factor" not in named
-    return divided or not np.allclose(found, powers, rtol=1e-10, atol=0)
+    if divided or not found.all():
+        return True
+    ratio = found[1] / found[0] if len(found) > 1 else 0.5
+    powers = found[0] * ratio ** np.arange(len(found))
+    # explicit frequencies may happen to be powers; their program is not asked to see it
+    return ratio >= 1 or rope.base is None or not np.allclose(found, powers, rtol=1e-10, atol=0)
 
 
 def unusual_yarn(law: object) -> bool:
@@ -111,10 +116,12 @@ def unusual_yarn(law: object) -> bool:
 
 
 def raised_base(rope: Rope) -> float:
-    """The base with what NTK-aware scaling makes of it."""
+    """The base with what NTK laws make of it."""
     assert rope.base is not None
-    factor = rope.scaling.factor if isinstance(rope.scaling, NTK) else 1.0
-    return rope.base * factor ** (rope.num_pairs / (rope.num_pairs - 1))
+    law, pairs = rope.scaling, rope.num_pairs
+    if isinstance(law, NTK):
+        return rope.base * law.factor ** (pairs / (pairs - 1))
+    return rope.base * law.factor if isinstance(law, (NTKOld, NTKFixed)) else rope.base
 
 
 def fits_a_vector(rope: Rope) -> bool:

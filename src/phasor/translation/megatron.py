@@ -10,7 +10,7 @@ from phasor.axes import OneAxis, Sectioned
 from phasor.configs.writing import rotated_fraction
 from phasor.layers import LayerRopes
 from phasor.rope import Rope
-from phasor.scaling import NTK, Law, Linear, Llama3, NTKOld, Rule, Yarn
+from phasor.scaling import Law, Linear, Llama3, Rule, Yarn
 from phasor.translation.target import (
     Part,
     Target,
@@ -78,15 +78,15 @@ def _write(ropes: LayerRopes, context: int) -> tuple[Part, ...]:
 
 def _common(rope: Rope, context: int) -> Flags:
     """The flags of usual attention."""
-    law = rope.scaling
+    base, law = _base_and_law(rope, context)
     flags: Flags = {"--position-embedding-type": "rope", "--kv-channels": rope.head_dim}
-    flags["--rotary-base"] = _whole_base(rope, context)
+    flags["--rotary-base"] = base
     if rope.rotary_dim < rope.head_dim:
         flags["--rotary-percent"] = rotated_fraction(rope.rotary_dim, rope.head_dim)
     if rope.pairing == "interleaved":
         flags["--rotary-interleaved"] = True
     if isinstance(rope.axes, Sectioned):
-        if rope.axes.n_axes != 3 or not isinstance(law, (type(None), Linear, NTK, NTKOld)):
+        if rope.axes.n_axes != 3 or not isinstance(law, (type(None), Linear)):
             _refuse(f"positions of {rope.axes.n_axes} axes with {_name(law)}", rope, context)
         flags["--position-embedding-type"] = "mrope"
         flags["--mrope-section"] = " ".join(map(str, rope.axes.sections))
@@ -107,40 +107,36 @@ def _common(rope: Rope, context: int) -> Flags:
         }
         rounded = "yarn-correction-range-round-to-int"
         flags[f"--{rounded}" if law.truncate else f"--no-{rounded}"] = True
-    elif law is not None and not isinstance(law, (NTK, NTKOld)):
+    elif law is not None:
         _refuse_law(rope, context)
     return flags
 
 
 def _latent(rope: Rope, context: int) -> Flags:
     """The flags of latent attention, which reads interleaved pairs and writes halves."""
-    law = rope.scaling
+    base, law = _base_and_law(rope, context)
     flags: Flags = {
         "--multi-latent-attention": True,
         "--qk-pos-emb-head-dim": rope.head_dim,
         "--rope-type": "rope",
-        "--rotary-base": _whole_base(rope, context),
+        "--rotary-base": base,
     }
     if isinstance(law, Yarn) and _has(law, _LATENT_YARN):
         flags |= {"--rope-type": "yarn", "--rotary-scaling-factor": law.factor}
         flags |= _mscales(law, rope, context)
-    elif law is not None and not isinstance(law, (NTK, NTKOld)):
+    elif law is not None:
         _refuse_law(rope, context)
     return flags
 
 
-def _whole_base(rope: Rope, context: int) -> int:
-    """``--rotary-base``, with what a raised base says in it."""
-    if rope.base is None:
+def _base_and_law(rope: Rope, context: int) -> tuple[int, Law | None]:
+    """``--rotary-base``, with what NTK laws make of it, and the law that is left."""
+    form = ntk_as_base(rope)
+    if form.base is None:
         _refuse("frequencies without a base", rope, context)
-    base = rope.base
-    if isinstance(rope.scaling, NTK):
-        base = ntk_as_base(rope).base or base
-    elif isinstance(rope.scaling, NTKOld):
-        base *= rope.scaling.factor
-    if not base.is_integer():
-        _refuse(f"a base of {base!r}, which is no whole number", rope, context)
-    return int(base)
+    if not form.base.is_integer():
+        _refuse(f"a base of {form.base!r}, which is no whole number", rope, context)
+    return int(form.base), form.law()
 
 
 def _mscales(law: Yarn, rope: Rope, context: int) -> Flags:
@@ -169,7 +165,10 @@ def _refuse(what: str, rope: Rope, context: int) -> NoReturn:
         known.append(replace(rope, scaling=replace(rope.scaling, **_LLAMA3)))
     if isinstance(rope.scaling, Yarn):
         known.append(replace(rope, scaling=replace(rope.scaling, **_LATENT_YARN)))
-    whole = [replace(other, axes=OneAxis(), base=float(round(other.base or 2))) for other in known]
+    whole = [
+        replace(other, axes=OneAxis(), base=float(max(2, round(other.base or 2))))
+        for other in known
+    ]
     TARGET.refuse(what, rope, context, whole)
 
 

@@ -16,9 +16,9 @@ from phasor.configs.writing import rope_parameters
 from phasor.errors import ConfigError
 from phasor.layers import LayerRopes
 from phasor.rope import Rope
-from phasor.scaling import Law, PerPair, Proportional, Rule
+from phasor.scaling import Law, Linear, PerPair, Proportional, Rule
 from phasor.translation.target import Part, Target, TranslationError, plain_candidates
-from phasor.translation.transformers import in_config_form
+from phasor.translation.transformers import in_config_form, with_divisors
 
 Block = dict[str, Any]
 
@@ -38,7 +38,9 @@ def block(
     in_text = replace(rope, axes=OneAxis())
     if rope.axes.n_axes not in (1, 3):
         target.refuse(f"positions of {rope.axes.n_axes} axes", rope, context, [in_text])
-    form = in_config_form(target, rope, context)
+    shrinking = isinstance(rope.scaling, Linear) and rope.scaling.factor < 1
+    # the factories' tables end at the factor times the context
+    form = (with_divisors if shrinking else in_config_form)(target, rope, context)
     law, name = form.scaling, _name(rope.scaling)
     missing, nearby = "", plain_candidates(in_text)
     if isinstance(law, Proportional) and law.factor != 1:

@@ -23,7 +23,7 @@ from phasor.extending import with_raised_base
 from phasor.layers import LayerRopes
 from phasor.pairings import PAIRINGS, Pairing
 from phasor.rope import Rope, real_inv_freq
-from phasor.scaling import NTK, Linear, Rule, Yarn
+from phasor.scaling import NTK, Linear, NTKFixed, NTKOld, Rule, Yarn
 from phasor.scaling.laws import yarn_multiplier
 
 
@@ -183,7 +183,7 @@ class Target:
     def reordered(self, rope: Rope, pairing: Pairing) -> tuple[Rope, str]:
         """The rope with other pairs, and what has to be done with the weights for it."""
         return replace(rope, pairing=pairing, pairing_out=None), (
-            f"{self.name} turns {pairing} pairs here: reorder the weights first "
+            f"{self.name} turns {pairing} pairs: reorder the weights first "
             f"(phasor convert FOLDER OUT --to {pairing})."
         )
 
@@ -231,9 +231,16 @@ def yarn_mscale(law: Yarn) -> float:
 
 def ntk_as_base(rope: Rope) -> Rope:
     """The rope with a raised base in place of an NTK law, where that is a base above 1."""
-    if isinstance(rope.scaling, NTK):
-        with suppress(SpecError):
-            return with_raised_base(rope, rope.scaling.factor)
+    law = rope.scaling
+    with suppress(SpecError):
+        if isinstance(law, NTK):
+            return with_raised_base(rope, law.factor)
+        if isinstance(law, (NTKOld, NTKFixed)):
+            assert rope.base is not None, "a law scales the powers of a base"
+            # the fixed one divides all pairs by what its fastest one is divided by
+            rest = Linear(factor=law.factor ** (1 / rope.num_pairs))
+            scaling = rest if isinstance(law, NTKFixed) else None
+            return replace(rope, base=rope.base * law.factor, scaling=scaling)
     return rope
 
 

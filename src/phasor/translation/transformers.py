@@ -14,7 +14,7 @@ from phasor.configs.writing import WRITERS
 from phasor.errors import ConfigError
 from phasor.layers import LayerRopes
 from phasor.rope import Rope
-from phasor.scaling import DynamicNTK, Linear, LongRope, NTKFixed, NTKOld, PerPair, Yarn
+from phasor.scaling import DynamicNTK, LongRope, PerPair, Yarn
 from phasor.translation.target import Part, Target, TranslationError, ntk_as_base, plain_candidates
 
 
@@ -27,10 +27,6 @@ def in_config_form(target: Target, rope: Rope, context: int) -> Rope:
     # its classes round each frequency to float32
     given = ntk_as_base(replace(rope, inv_freq_dtype="exact"))
     law = given.scaling
-    if isinstance(law, (NTKOld, NTKFixed)) and given.base and given.base * law.factor > 1:
-        rest = Linear(factor=law.factor ** (1 / rope.num_pairs))
-        scaling = rest if isinstance(law, NTKFixed) else None
-        return replace(given, base=given.base * law.factor, scaling=scaling)
     if isinstance(law, Yarn) and law.mscale != 1 and not (law.mscale and law.mscale_all_dim):
         # a block's mscale is read beside a mscale_all_dim, and both must not be 0
         law = replace(law, mscale=1.0, attention_factor=rope.attention_factor)
