@@ -35,7 +35,13 @@ from phasor.translation import (
     transformers,
     vllm,
 )
-from phasor.translation.target import Part, RefusalError, Target, TranslationError
+from phasor.translation.target import (
+    Part,
+    RefusalError,
+    Target,
+    TranslationError,
+    with_simplest_law,
+)
 
 __all__ = ["TARGETS", "Part", "Target", "Translation", "TranslationError", "translate"]
 
@@ -212,6 +218,7 @@ def _merged(notes: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
 def _as_read(target: Target, rope: Rope) -> tuple[Rope, tuple[str, ...]]:
     """The rope in a pairing that the target turns, and what that and the rest asks of the user."""
     notes: list[str] = []
+    rope = with_simplest_law(rope)
     pairings = target.pairings(rope) if callable(target.pairings) else target.pairings
     if rope.pairing not in pairings:
         rope, note = target.reordered(rope, *pairings)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -179,15 +180,32 @@ def _law(rope: Rope) -> _Law:
         if isinstance(law, Linear):
             keys = {"rope.scaling.type": "linear", "rope.scaling.factor": law.factor}
             return _Law(keys, {}, ())
-        if isinstance(law, Yarn) and law.truncate:
-            return _yarn(law)
+        if is_ggml_yarn(rope):
+            return _yarn(cast(Yarn, law))
     plain = replace(rope, base=rope.base or _BASE, scaling=None, explicit_inv_freq=None)
-    with np.errstate(divide="ignore"):
+    with np.errstate(divide="ignore", over="ignore"):
         divisors = rope.direction * plain.inv_freq / rope.inv_freq
-    divisors[np.isinf(divisors)] = _STILL
+    divisors = np.clip(divisors, -_STILL, _STILL)  # tensors are float32
     keys = {} if rope.attention_factor == 1 else {_GAIN: rope.attention_factor}
     notes = (_TENSORS, *_softmax(rope.softmax_factor))
     return _Law(keys, {"rope_freqs.weight": divisors}, notes)
+
+
+def is_ggml_yarn(rope: Rope) -> bool:
+    """Whether the law is YaRN with a ramp between whole pairs that ggml computes too.
+
+    Where heads are so narrow that the ramp would end before it begins, programs differ.
+    """
+    law, base = rope.scaling, rope.base
+    if not isinstance(law, Yarn) or not law.truncate or base is None:
+        return False
+
+    def index(turns: float) -> float:
+        turns_of_first = law.original_max_positions / (2 * math.pi * turns)
+        return rope.num_pairs * math.log(turns_of_first) / math.log(base)
+
+    begin, end = math.floor(index(law.beta_fast)), math.ceil(index(law.beta_slow))
+    return max(begin, 0) <= min(end, rope.rotary_dim - 1)
 
 
 def _softmax(factor: float) -> tuple[str, ...]:

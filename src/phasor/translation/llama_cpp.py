@@ -8,7 +8,7 @@ from phasor.axes import InterleavedSections, OneAxis, Sectioned
 from phasor.layers import LayerRopes
 from phasor.rope import Rope
 from phasor.scaling import Linear, Yarn, yarn_multiplier
-from phasor.translation.gguf import ggml_form
+from phasor.translation.gguf import ggml_form, is_ggml_yarn
 from phasor.translation.target import Part, Target, plain_candidates
 
 
@@ -42,7 +42,7 @@ def _scaling(rope: Rope, context: int) -> dict[str, Any]:
         return {"--rope-scaling": "none"}
     if isinstance(law, Linear):
         return {"--rope-scaling": "linear", "--rope-scale": law.factor}
-    if not isinstance(law, Yarn) or not law.truncate:
+    if not isinstance(law, Yarn) or not is_ggml_yarn(rope):
         TARGET.refuse(
             "frequencies other than base ** (-2k / d), or these divided by one factor or by YaRN's "
             "ramp between whole pairs (a GGUF file can: gguf)",

@@ -38,9 +38,10 @@ def block(
     in_text = replace(rope, axes=OneAxis())
     if rope.axes.n_axes not in (1, 3):
         target.refuse(f"positions of {rope.axes.n_axes} axes", rope, context, [in_text])
-    shrinking = isinstance(rope.scaling, Linear) and rope.scaling.factor < 1
-    # the factories' tables end at the factor times the context
-    form = (with_divisors if shrinking else in_config_form)(target, rope, context)
+    form = in_config_form(target, rope, context)
+    if isinstance(form.scaling, Linear) and form.scaling.factor < 1:
+        # the factories' tables of a linear law end at the factor times the context
+        form = with_divisors(target, form, context)
     law, name = form.scaling, _name(rope.scaling)
     missing, nearby = "", plain_candidates(in_text)
     if isinstance(law, Proportional) and law.factor != 1:

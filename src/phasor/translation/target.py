@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from typing import Any, Literal, NamedTuple, NoReturn
 
 import numpy as np
@@ -227,6 +228,19 @@ def yarn_mscale(law: Yarn) -> float:
         return law.mscale
     over = law.attention_factor * yarn_multiplier(law.factor, law.mscale_all_dim)
     return (over - 1) / (yarn_multiplier(law.factor, 1.0) - 1)
+
+
+def with_simplest_law(rope: Rope) -> Rope:
+    """Without a law that changes nothing, or with `Linear` in place of one that acts like it."""
+    law = rope.scaling
+    if law is None or isinstance(law, (Linear, Rule)) or rope.logit_factor != 1:
+        return rope
+    plain, scaled = real_inv_freq(replace(rope, scaling=None)), real_inv_freq(rope)
+    ratio = plain[0] / scaled[0] if scaled[0] else Decimal(0)
+    # the frequencies have 60 digits
+    if any(abs(f - s * ratio) > f * Decimal("1e-40") for f, s in zip(plain, scaled, strict=True)):
+        return rope
+    return replace(rope, scaling=None if ratio == 1 else Linear(factor=float(ratio)))
 
 
 def ntk_as_base(rope: Rope) -> Rope:

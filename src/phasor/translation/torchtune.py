@@ -41,7 +41,7 @@ def _scaling(law: Law | Rule | None) -> dict[str, float] | None:
 
 
 def _pairings(rope: Rope) -> tuple[Pairing, ...]:
-    return ("interleaved",) if _scaling(rope.scaling) else ("half", "interleaved")
+    return ("interleaved",) if _scaling(ntk_as_base(rope).scaling) else ("half", "interleaved")
 
 
 def _write(rope: Rope, context: int) -> Written:
