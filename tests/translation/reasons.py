@@ -54,6 +54,9 @@ def reason_is_true(ropes: LayerRopes, said: str) -> bool:
         "not every n-th": unrotated
         != list(range(len(ropes) + 1))[:: min(unrotated, default=1)][1:],
         "frequencies other than": any(other_frequencies(rope, said) for rope in ropes.ropes),
+        "cannot express cos and sin multiplied": any(
+            rope.attention_factor != 1 for rope in resolved(ropes).ropes
+        ),
         "YaRN with cos and sin multiplied": any(unusual_yarn(r.scaling) for r in ropes.ropes),
         "neighbours at once": any(not fits_a_vector(rope) for rope in ropes.ropes),
         "ropes: translate one": len(ropes.ropes) > 1,

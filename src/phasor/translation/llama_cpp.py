@@ -42,6 +42,11 @@ def _scaling(rope: Rope, context: int) -> dict[str, Any]:
         return {"--rope-scaling": "none"}
     if isinstance(law, Linear):
         return {"--rope-scaling": "linear", "--rope-scale": law.factor}
+    if not is_ggml_yarn(rope) and rope.attention_factor != 1:
+        TARGET.refuse(
+            f"cos and sin multiplied by {rope.attention_factor:g} (a GGUF file can: gguf)",
+            rope, context, plain_candidates(rope),
+        )  # fmt: skip
     if not isinstance(law, Yarn) or not is_ggml_yarn(rope):
         TARGET.refuse(
             "frequencies other than base ** (-2k / d), or these divided by one factor or by YaRN's "
