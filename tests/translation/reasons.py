@@ -99,7 +99,8 @@ def other_frequencies(rope: Rope, named: str) -> bool:
     if isinstance(law, Yarn) and law.truncate:
         # of a narrow head the ramp ends before it begins, and programs differ
         return "YaRN" not in named or rope.num_pairs < 8
-    if rope.base is not None and raised_base(rope) <= 1:
+    # frequencies that are given, or any two of a law, may happen to be powers of some base
+    if rope.base is None or raised_base(rope) <= 1 or (law and rope.num_pairs <= 2):
         return True
     if isinstance(law, Llama3) and (law.original_max_positions, law.low_freq_factor) == (8192, 1):
         return "Llama3" not in named
@@ -107,10 +108,9 @@ def other_frequencies(rope: Rope, named: str) -> bool:
     divided = found[0] != 1 and "one factor" not in named
     if divided or not found.all():
         return True
-    ratio = found[1] / found[0] if len(found) > 1 else 0.5
+    ratio = found[1] / found[0]
     powers = found[0] * ratio ** np.arange(len(found))
-    # explicit frequencies may happen to be powers; their program is not asked to see it
-    return ratio >= 1 or rope.base is None or not np.allclose(found, powers, rtol=1e-10, atol=0)
+    return ratio >= 1 or not np.allclose(found, powers, rtol=1e-10, atol=0)
 
 
 def unusual_yarn(law: object) -> bool:
