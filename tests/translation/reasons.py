@@ -108,6 +108,8 @@ def other_frequencies(rope: Rope, named: str) -> bool:
     divided = found[0] != 1 and "one factor" not in named
     if divided or not found.all():
         return True
+    if len(found) == 1:
+        return False
     ratio = found[1] / found[0]
     powers = found[0] * ratio ** np.arange(len(found))
     return ratio >= 1 or not np.allclose(found, powers, rtol=1e-10, atol=0)
