@@ -14,6 +14,13 @@ from phasor.errors import CheckpointError, ConfigError
 from phasor.rope import Rope
 from phasor.scaling import Llama3
 
+_PARAMS = {
+    "dim", "n_layers", "n_heads", "n_kv_heads", "head_dim", "hidden_dim", "vocab_size",
+    "multiple_of", "ffn_dim_multiplier", "norm_eps", "rope_theta", "use_scaled_rope",
+    "rope_scaling_factor", "rope_high_freq_factor", "max_seq_len", "max_batch_size",
+}  # fmt: skip
+_SCALED_CONTEXT = 131_072  # of every release with use_scaled_rope: Llama 3.1, 3.2 and 3.3
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Llama:
@@ -33,7 +40,7 @@ class Llama:
 def read_params(path: Path) -> Llama:
     """What Meta's ``params.json`` says."""
     config = _read_file(path)
-    if unknown := sorted(k for k, v in config.values.items() if k not in _PARAMS and v is not None):
+    if unknown := sorted(k for k, v in config.values.items() if k not in _PARAMS and v):
         raise ConfigError(
             f"{path} must be of a plain Llama 2 or 3, and {', '.join(unknown)} says otherwise; "
             "experts, images, adapters and quantised weights are not converted"

@@ -77,55 +77,6 @@ _DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat
 
 
 @dataclass(frozen=True, slots=True)
-class _Weight:
-    """A weight of a Llama: its two names, its shape, and the axis on which ranks divide it.
-
-    The axis is None where every rank has all of it; ``role`` is that of weights with pairs.
-    """
-
-    meta: str
-    transformers: str
-    shape: tuple[str, ...]
-    axis: int | None
-    role: Literal["query", "key"] | None = None
-
-    def name(self, program: Program) -> str:
-        """Its name in the files of a program."""
-        return self.meta if program == "meta" else self.transformers
-
-
-_BEFORE_LAYERS = (
-    # Llama 2 divides it on axis 1, which the shape tells
-    _Weight("tok_embeddings.weight", "model.embed_tokens.weight", ("vocab", "dim"), 0),
-)
-_OF_LAYER = (
-    _Weight("attention_norm", "input_layernorm", ("dim",), None),
-    _Weight("attention.wq", "self_attn.q_proj", ("queries", "dim"), 0, "query"),
-    _Weight("attention.wk", "self_attn.k_proj", ("keys", "dim"), 0, "key"),
-    _Weight("attention.wv", "self_attn.v_proj", ("keys", "dim"), 0),
-    _Weight("attention.wo", "self_attn.o_proj", ("dim", "queries"), 1),
-    _Weight("ffn_norm", "post_attention_layernorm", ("dim",), None),
-    _Weight("feed_forward.w1", "mlp.gate_proj", ("hidden", "dim"), 0),
-    _Weight("feed_forward.w2", "mlp.down_proj", ("dim", "hidden"), 1),
-    _Weight("feed_forward.w3", "mlp.up_proj", ("hidden", "dim"), 0),
-)
-_AFTER_LAYERS = (
-    _Weight("norm.weight", "model.norm.weight", ("dim",), None),
-    _Weight("output.weight", "lm_head.weight", ("vocab", "dim"), 0),
-)
-# tables of frequencies that old files store beside the weights
-_FREQUENCIES = re.compile(r"rope\.freqs|model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
-_META_WEIGHTS = "consolidated.safetensors"
-_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-_PARAMS = {
-    "dim", "n_layers", "n_heads", "n_kv_heads", "head_dim", "hidden_dim", "vocab_size",
-    "multiple_of", "ffn_dim_multiplier", "norm_eps", "rope_theta", "use_scaled_rope",
-    "rope_scaling_factor", "rope_high_freq_factor", "max_seq_len", "max_batch_size",
-}  # fmt: skip
-_SCALED_CONTEXT = 131_072  # of every release with use_scaled_rope: Llama 3.1, 3.2 and 3.3
-
-
-@dataclass(frozen=True, slots=True)
 class JoinedTensor:
     """One tensor of the result, and the pieces of the source that it is made of.
 
@@ -230,8 +181,8 @@ def plan_for(path: str | os.PathLike[str], program: Program) -> ProgramPlan:
     ``consolidated.NN.pth`` for each rank or ``consolidated.safetensors``. The result is a folder
     with ``config.json`` and ``model.safetensors``, queries and keys in half pairs. For ``"meta"``
     it is the other way round, and the result has interleaved pairs in a single
-    ``consolidated.safetensors``.
-    Tokenizers are not converted. Nothing but headers, and norms of several ranks, is read.
+    ``consolidated.safetensors``. Tokenizers are not converted. Only headers are read, and the
+    norms where there are several ranks.
 
     Args:
         path: The folder of the source.
