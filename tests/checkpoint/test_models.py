@@ -163,8 +163,9 @@ def room(weights: dict[str, np.ndarray], params: dict[str, Any]) -> float:
     """How far logits may be apart by transformers' angles, which are in float32.
 
     An angle there is a power, at most four operations of the law and a product, each within half an
-    ulp (2^-24 relative), then a cosine within one: the oracle itself says what twice as much does
-    to its logits, with signs by chance, of which the largest of eight answers is taken.
+    ulp (2^-24 relative), then a cosine within one; the first pair's angles are whole numbers, and
+    exact. The oracle itself says what twice as much does to its logits, with signs by chance, of
+    which the largest of eight answers is taken.
     """
     exact = turns(params, POSITIONS)
     wanted = forward(weights, params, TOKENS, exact)
@@ -172,7 +173,8 @@ def room(weights: dict[str, np.ndarray], params: dict[str, Any]) -> float:
     apart = 0.0
     for _ in range(8):
         signs = rng.choice([-1.0, 1.0], exact.shape)
-        moved = exact + signs * (2 * 6 * exact + 2) * 2.0**-24
+        rounded = exact * (np.arange(exact.shape[1]) > 0)
+        moved = exact + signs * (2 * 6 * rounded + 2) * 2.0**-24
         apart = max(apart, np.abs(forward(weights, params, TOKENS, moved) - wanted).max())
     return apart
 

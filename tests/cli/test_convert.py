@@ -163,8 +163,8 @@ BAD: dict[str, tuple[list[str], str]] = {
         "--for goes only with",
     ),
     "not what Meta's code computes": (["a", "b", "--for", "meta"], "these tensors are missing"),
-    "Meta's files without a program": (["meta", "b", "--to", "half"], "--for transformers"),
-    "Meta's files without params.json": (["meta", "b", "--for", "transformers"], "params.json is"),
+    "Meta's files without a program": (["pth", "b", "--to", "half"], "--for transformers"),
+    "Meta's files without params.json": (["pth", "b", "--for", "transformers"], "params.json is"),
     "no such pairing": (["a", "b", "--to", "halves"], "halves"),
     "no result": (["a", "--to", "interleaved"], "Missing argument 'OUT'"),
     "no source": (["none", "b", "--to", "half"], "none does not exist"),
@@ -196,11 +196,11 @@ def test_bad_input_is_one_line_and_exit_code_2(tmp_path: Path, folder: Path, kin
     (tmp_path / "pickle.bin").write_bytes(b"PK\x03\x04" + bytes(60))
     whole = (folder / "model.safetensors").read_bytes()
     (tmp_path / "cut.safetensors").write_bytes(whole[:-1])
-    (tmp_path / "meta").mkdir()
-    (tmp_path / "meta/consolidated.00.pth").touch()
+    (tmp_path / "pth").mkdir()
+    (tmp_path / "pth/consolidated.00.pth").touch()
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     arguments, said = BAD[kind]
-    files = {"a", "b", "none", "meta", "pickle.bin", "cut.safetensors"}
+    files = {"a", "b", "none", "pth", "pickle.bin", "cut.safetensors"}
     done = convert(*(tmp_path / word if word in files else word for word in arguments))
     assert done.returncode == 2
     assert done.stdout == ""
