@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -98,15 +98,23 @@ def turns(params: dict[str, Any], positions: Sequence[int]) -> np.ndarray:
 
 
 def forward(
-    weights: Weights, params: dict[str, Any], tokens: Sequence[int], angles: np.ndarray
+    weights: Weights,
+    params: dict[str, Any],
+    tokens: Sequence[int],
+    angles: np.ndarray,
+    rounding: Callable[[np.ndarray], np.ndarray] = lambda x: x,
 ) -> np.ndarray:
-    """Meta's Transformer.forward: logits of every token."""
+    """Meta's Transformer.forward: logits of every token.
+
+    ``rounding`` is done to what transformers computes in float32 in any model: the norms before
+    their weights, and the softmax.
+    """
     heads, key_heads = params["n_heads"], params["n_kv_heads"]
     width, count = 2 * angles.shape[1], len(tokens)
 
     def norm(x: np.ndarray, name: str) -> np.ndarray:
         size = np.sqrt((x**2).mean(-1, keepdims=True) + params["norm_eps"])
-        return x / size * weights[f"{name}.weight"]
+        return rounding(x / size) * weights[f"{name}.weight"]
 
     def linear(x: np.ndarray, name: str) -> np.ndarray:
         return x @ weights[f"{name}.weight"].T + weights.get(f"{name}.bias", 0.0)
@@ -128,7 +136,7 @@ def forward(
             scores = rotated(q[:, mine]) @ rotated(k[:, theirs]).T / np.sqrt(width)
             scores[np.triu_indices(count, 1)] = -np.inf
             share = np.exp(scores - scores.max(-1, keepdims=True))
-            mixed.append(share / share.sum(-1, keepdims=True) @ v[:, theirs])
+            mixed.append(rounding(share / share.sum(-1, keepdims=True)) @ v[:, theirs])
         x = x + linear(np.concatenate(mixed, -1), f"{name}.attention.wo")
         y = norm(x, f"{name}.ffn_norm")
         gate = linear(y, f"{name}.feed_forward.w1")

@@ -160,23 +160,26 @@ def logits_far_apart(folder: Path) -> np.ndarray:
 
 
 def room(weights: dict[str, np.ndarray], params: dict[str, Any]) -> float:
-    """How far logits may be apart by transformers' angles, which are in float32.
+    """How far apart logits may be by what transformers computes in float32 in any model.
 
-    An angle there is a power, at most four operations of the law and a product, each within half an
-    ulp (2^-24 relative), then a cosine within one; the first pair's angles are whole numbers, and
-    exact. The oracle itself says what twice as much does to its logits, with signs by chance, of
-    which the largest of eight answers is taken.
+    In units of 2^-24, half an ulp: an angle is a power, at most four operations of the law and a
+    product, and its cosine is within two (the first pair's angles are whole numbers, and exact); a
+    norm and a softmax have fewer than six, and the scores before that, below 10, as many units as
+    they are large. The oracle itself says what so much does to its logits, with signs by chance, of
+    which the largest of eight answers is taken, twice.
     """
     exact = turns(params, POSITIONS)
     wanted = forward(weights, params, TOKENS, exact)
     rng = np.random.default_rng(0)
-    apart = 0.0
-    for _ in range(8):
-        signs = rng.choice([-1.0, 1.0], exact.shape)
-        rounded = exact * (np.arange(exact.shape[1]) > 0)
-        moved = exact + signs * (2 * 6 * rounded + 2) * 2.0**-24
-        apart = max(apart, np.abs(forward(weights, params, TOKENS, moved) - wanted).max())
-    return apart
+
+    def moved(x: np.ndarray, by: np.ndarray | float) -> np.ndarray:
+        return x + rng.choice([-1.0, 1.0], x.shape) * by * 2.0**-24
+
+    def answer() -> np.ndarray:
+        angles = moved(exact, 2 + 6 * exact * (np.arange(exact.shape[1]) > 0))
+        return forward(weights, params, TOKENS, angles, lambda x: moved(x, 16 * np.abs(x)))
+
+    return 2 * max(np.abs(answer() - wanted).max() for _ in range(8))
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
