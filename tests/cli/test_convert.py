@@ -141,7 +141,7 @@ def test_a_llama_goes_to_transformers_and_back(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
         f"{meta}: 21 tensors of 2 ranks for transformers, 4 from interleaved to half",
-        "config.json is for transformers 5, and has no bos_token_id and eos_token_id.",
+        "config.json is for transformers 5; add the tokenizer's bos and eos ids.",
         "The tokenizer is not converted.",
         "Verified: both sides agree, byte for byte and in their scores.",
         f"Written to {tmp_path / 'hf'}: config.json and model.safetensors.",

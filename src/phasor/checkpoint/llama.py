@@ -83,7 +83,7 @@ def config_json(model: Llama, sizes: Mapping[str, int]) -> tuple[dict[str, Any],
         "eos_token_id": None,
         "rope_parameters": rope_parameters(model.rope, model.context or 1),
     }
-    notes = ["config.json is for transformers 5, and has no bos_token_id and eos_token_id."]
+    notes = ["config.json is for transformers 5; add the tokenizer's bos and eos ids."]
     if model.context is None:
         notes.append("params.json does not say the context: add max_position_embeddings.")
     else:
