@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from phasor import CheckpointError, ConfigError, VerificationError, load
 from phasor.checkpoint import plan_for, programs, verify, write
@@ -201,6 +202,46 @@ def test_what_is_wrong_is_said_before_anything_is_written(
     with pytest.raises((CheckpointError, ConfigError), match=message):
         plan_for(tmp_path / "a", "transformers")
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+@pytest.mark.parametrize("kind", ["transposed", "empty"])
+def test_tensors_as_torch_can_store_them(tmp_path: Path, kind: str) -> None:
+    """A transposed storage reads as its tensor; one without rows is refused."""
+    weights = random_weights(PARAMS)
+    wanted = weights["output.weight"]
+    folder = save_meta(tmp_path / "a", PARAMS, weights)
+    edit(folder, output__weight=wanted.t().contiguous().t() if kind == "transposed" else wanted[:0])
+    if kind == "empty":
+        with pytest.raises(CheckpointError, match=r"with rows, got torch.float32 .0, 32."):
+            plan_for(folder, "transformers")
+        return
+    write(plan_for(folder, "transformers"), tmp_path / "b", verified=True)
+    assert torch.equal(load_file(tmp_path / "b/model.safetensors")["lm_head.weight"], wanted)
+
+
+def test_mistrals_file_is_read_as_metas(tmp_path: Path) -> None:
+    """It has the same names, in one safetensors file, and says how wide heads and layers are."""
+    params = PARAMS | {"head_dim": 8, "hidden_dim": 112, "rope_theta": 1e6}
+    del params["use_scaled_rope"], params["rope_scaling_factor"]
+    weights = random_weights(params)
+    (tmp_path / "a").mkdir()
+    save_file(weights, tmp_path / "a/consolidated.safetensors")
+    (tmp_path / "a/params.json").write_text(json.dumps(params))
+    plan = plan_for(tmp_path / "a", "transformers")
+    assert (plan.config["head_dim"], plan.config["intermediate_size"]) == (8, 112)
+    set_param(tmp_path / "a", "sliding_window", 4096)
+    with pytest.raises(ConfigError, match="sliding_window says otherwise"):
+        plan_for(tmp_path / "a", "transformers")
+
+
+def test_without_torch_the_way_to_it_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only files of torch.save need it."""
+    meta(tmp_path / "a")
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(CheckpointError, match=r"needs torch to read: pip install .*\[torch\]"):
+        plan_for(tmp_path / "a", "transformers")
 
 
 HF: dict[str, tuple[dict[str, Any], str]] = {

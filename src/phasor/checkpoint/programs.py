@@ -264,10 +264,10 @@ def _rows_by_name(path: Path) -> Mapping[str, Rows]:
     found: dict[str, Rows] = {}
     for file, header in checkpoint.files.items():
         for name, entry in header.tensors.items():
-            if entry.dtype not in _DTYPES or not entry.shape:
+            if entry.dtype not in _DTYPES or not entry.shape or not entry.count:
                 raise CheckpointError(
-                    f"{short_repr(name)} must have a dtype of {', '.join(_DTYPES)} and one axis or "
-                    f"more, got {entry.dtype} {list(entry.shape)}; convert before quantising"
+                    f"{short_repr(name)} must have a dtype of {', '.join(_DTYPES)} and rows, got "
+                    f"{entry.dtype} {list(entry.shape)}; convert before quantising"
                 )
             found[name] = rows_of(checkpoint.location(file), entry)
     return found

@@ -54,10 +54,10 @@ def _rows(path: Path, name: str, tensor: object) -> Rows:
     if not isinstance(tensor, torch.Tensor):
         raise CheckpointError(f"{path}: {short_repr(name)} must be a tensor, got {type(tensor)}")
     dtype = _DTYPES.get(str(tensor.dtype).removeprefix("torch."))
-    if dtype is None or tensor.ndim == 0 or tensor.layout != torch.strided:
+    if dtype is None or not tensor.ndim or not tensor.numel() or tensor.layout != torch.strided:
         raise CheckpointError(
-            f"{path}: {short_repr(name)} must be a dense tensor of {', '.join(_DTYPES)} with one "
-            f"axis or more, got {tensor.dtype} {list(tensor.shape)}; convert before quantising"
+            f"{path}: {short_repr(name)} must be a dense tensor of {', '.join(_DTYPES)} with rows, "
+            f"got {tensor.dtype} {list(tensor.shape)}; convert before quantising"
         )
     row_bytes = tensor.element_size() * tensor[:1].numel()
 

@@ -134,7 +134,7 @@ def _holds_reordered(
 
 def _compare_program(plan: ProgramPlan, folder: Path, advance: Advance) -> None:
     config, weights = folder / plan.config_file, folder / plan.weights_file
-    if config.read_text("utf-8") != plan.config_text:
+    if config.read_bytes() != plan.config_text.encode():
         raise VerificationError(f"{config} must be what the plan says, and is not")
     header = read_header(weights)
     with weights.open("rb") as stream:
@@ -265,7 +265,7 @@ def _write_program(plan: ProgramPlan, folder: Path, advance: Advance) -> None:
                 advance(chunk.size)
         new.flush()
         os.fsync(new.fileno())
-    (folder / plan.config_file).write_text(plan.config_text, "utf-8")
+    (folder / plan.config_file).write_bytes(plan.config_text.encode())
     _sync(folder / plan.config_file)
 
 

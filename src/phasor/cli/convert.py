@@ -96,56 +96,40 @@ def convert(
         others = (target, origin, config, head_dim, rotary_dim, rotary_start, like)
         if patterns.each() or lenient or any(value is not None for value in others):
             raise click.UsageError("--for goes only with --dry-run and --verify.")
-        _convert_for(source, out, program, dry_run=dry_run, verified=verified)
-        return
-    if target is None:
+        planned = plan_for(source, program)
+    elif target is None:
         raise click.UsageError("Missing option '--to' or '--for'.")
-    rope = _rope(target, origin, config, head_dim, rotary_dim, rotary_start)
-    with warnings.catch_warnings():
-        # what is assumed of sizes has no part in which rows are paired
-        warnings.simplefilter("ignore", PhasorWarning)
-        planned = plan(
-            source,
-            target,
-            source=origin,
-            model=config if rope is None else rope,
-            patterns=patterns if patterns.each() else None,
-            like=like,
-            strict=not lenient,
+    else:
+        rope = _rope(target, origin, config, head_dim, rotary_dim, rotary_start)
+        with warnings.catch_warnings():
+            # what is assumed of sizes has no part in which rows are paired
+            warnings.simplefilter("ignore", PhasorWarning)
+            planned = plan(
+                source,
+                target,
+                source=origin,
+                model=config if rope is None else rope,
+                patterns=patterns if patterns.each() else None,
+                like=like,
+                strict=not lenient,
+            )
+    if out is not None and not dry_run:
+        _write(planned, out, verified=verified)
+    if isinstance(planned, ProgramPlan):
+        ranks = "" if planned.ranks == 1 else f" of {planned.ranks} ranks"
+        say(
+            f"{source}: {len(planned.tensors)} tensors{ranks} for {program}, "
+            f"{len(planned.changes)} from {planned.source} to {planned.target}"
         )
-    if out is not None and not dry_run:
-        _write(planned, out, verified=verified)
-    _describe(planned)
-    if verified:
-        say("Verified: both sides agree, byte for byte and in their scores.")
-    say(
-        "Nothing was written."
-        if out is None or dry_run
-        else f"Written to {out}. Files beside the weights were not copied."
-    )
-
-
-def _convert_for(
-    source: Path, out: Path | None, program: Program, *, dry_run: bool, verified: bool
-) -> None:
-    """The conversion with --for."""
-    planned = plan_for(source, program)
-    if out is not None and not dry_run:
-        _write(planned, out, verified=verified)
-    ranks = "" if planned.ranks == 1 else f" of {planned.ranks} ranks"
-    say(
-        f"{source}: {len(planned.tensors)} tensors{ranks} for {program}, "
-        f"{len(planned.changes)} from {planned.source} to {planned.target}"
-    )
+        files = f"Written to {out}: {planned.config_file} and {planned.weights_file}."
+    else:
+        _describe(planned)
+        files = f"Written to {out}. Files beside the weights were not copied."
     for note in planned.notes:
         say(note)
     if verified:
         say("Verified: both sides agree, byte for byte and in their scores.")
-    say(
-        "Nothing was written."
-        if out is None or dry_run
-        else f"Written to {out}: {planned.config_file} and {planned.weights_file}."
-    )
+    say("Nothing was written." if out is None or dry_run else files)
 
 
 def _rope(
@@ -189,8 +173,6 @@ def _describe(planned: ConversionPlan) -> None:
         say("Named alike and left as they are:")
         for kind, count in planned.alike.items():
             say(f"  {kind}  {count}")
-    for note in planned.notes:
-        say(note)
 
 
 def _write(planned: ConversionPlan | ProgramPlan, out: Path, *, verified: bool) -> None:
