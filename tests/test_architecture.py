@@ -34,7 +34,10 @@ PIPELINE = """
     identification.laws identification.explaining identification.mistakes
     identification.measuring identification.differences identification
     extending translation.target translation.transformers translation.mlx translation.flash_attn
-    translation.onnx translation phasor
+    translation.flashinfer translation.megatron translation.transformer_engine
+    translation.serving translation.sglang translation.vllm translation.gguf
+    translation.llama_cpp translation.meta translation.liger translation.rotary_embedding_torch
+    translation.torchtune translation.onnx translation phasor
     charts.style charts.curves charts.coverage charts.attention charts
     report.snippet report
     torch._internals torch.positions torch._tables torch._arguments torch._in_place
@@ -44,6 +47,7 @@ PIPELINE = """
     torch._fused_ops torch.fused
     torch.kv_cache.cache torch.kv_cache.verbs torch.kv_cache.cached_keys
     torch.kv_cache torch.module torch.cache_layouts torch.attention
+    torch.papers.feature_maps
     torch.papers.linear torch.papers.relative torch.papers.heads torch.papers.usage torch.papers
     torch.export torch.distributed
     torch.hf.methods torch.hf.carriers torch.hf.modules torch.hf.embeddings

@@ -20,8 +20,6 @@ from phasor.scaling import Llama3
 from .checkpoints import load
 from .metas_llama import PARAMS, forward, random_weights, save_meta, turns
 
-pytestmark = pytest.mark.transformers
-
 TOKENS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]
 SMALL: dict[str, Any] = {
     "vocab_size": 16,
