@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phasor._checks import short_repr
+from phasor._reals import in_reals
 from phasor.axes import Axes, OneAxis
 from phasor.errors import ConfigError, SpecError
 from phasor.extending import with_raised_base
@@ -230,6 +231,7 @@ def yarn_mscale(law: Yarn) -> float:
     return (over - 1) / (yarn_multiplier(law.factor, 1.0) - 1)
 
 
+@in_reals
 def with_simplest_law(rope: Rope) -> Rope:
     """Without a law that changes nothing, or with `Linear` in place of one that acts like it."""
     law = rope.scaling
