@@ -25,8 +25,8 @@ PIPELINE = """
     configs.block configs.facts configs.laws configs.sources configs.layer_kinds configs.unread_keys
     configs.huggingface configs.diffusers configs.gguf configs.params configs.writing configs
     frequencies angles positions numpy
-    checkpoint.files checkpoint.model checkpoint.rows checkpoint.planning checkpoint.writing
-    checkpoint
+    checkpoint.files checkpoint.pth checkpoint.model checkpoint.rows checkpoint.planning
+    checkpoint.llama checkpoint.programs checkpoint.writing checkpoint
     papers.precision papers.distances papers.heads papers.bounds
     papers.phases papers.usage papers.linear papers
     describe
@@ -58,8 +58,9 @@ PIPELINE = """
     cli.report cli.presets cli.demo cli.benchmark cli.bench cli __main__
 """
 ORDER = PIPELINE.split()
-# the benchmark and the demonstration drive phasor.torch; only their commands import them
-USE_TORCH = ("torch", "cli.benchmark", "cli.demo")
+# the benchmark and the demonstration drive phasor.torch; only their commands import them.
+# checkpoint.pth imports it when a file of torch.save is read
+USE_TORCH = ("torch", "checkpoint.pth", "cli.benchmark", "cli.demo")
 MOST_LINES = 500
 
 

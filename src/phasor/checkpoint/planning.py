@@ -57,6 +57,11 @@ class ConversionPlan:
     alike: Mapping[str, int]
     notes: tuple[str, ...]
 
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return self.checkpoint.size
+
 
 def plan(
     path: str | os.PathLike[str],
@@ -159,7 +164,7 @@ def _check(
         if unused := patterns.unused(names):
             raise CheckpointError(
                 f"the pattern {unused[0]!r} must match a whole name, and matches none of "
-                f"{_listed(names)}"
+                f"{listed(names)}"
             )
     elif indexer := next((n for n in names if re.search(r"\.(indexer|compressor)\.", n)), None):
         raise CheckpointError(
@@ -168,7 +173,7 @@ def _check(
         )
     if not changes:
         raise CheckpointError(
-            f"{checkpoint.path} holds nothing to convert; its tensors are {_listed(names)}. "
+            f"{checkpoint.path} holds nothing to convert; its tensors are {listed(names)}. "
             "Say which are queries and keys (--query, --key)"
         )
     # a LoRA may have queries only; its keys are in the base model
@@ -197,7 +202,7 @@ def _check_sides(checkpoint: Checkpoint, context: Context, changes: Mapping[str,
             raise CheckpointError(
                 f"{checkpoint.path} must hold queries and keys of {place}, got "
                 f"{f'only {roles.pop()}' if roles else 'neither'}; its tensors are "
-                f"{_listed(siblings)}"
+                f"{listed(siblings)}"
             )
 
 
@@ -206,7 +211,8 @@ def _kinds(names: Iterable[str]) -> dict[str, int]:
     return dict(Counter(re.sub(r"(?<=\.)\d+(?=\.)", "*", name) for name in names))
 
 
-def _listed(names: Iterable[str]) -> str:
+def listed(names: Iterable[str]) -> str:
+    """Kinds of names with their counts, for messages."""
     kinds = _kinds(names)
     some = [f"{kind} ({count})" for kind, count in list(kinds.items())[:_SHOWN]]
     more = len(kinds) - len(some)
