@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from decimal import Decimal
 from typing import Any, cast
 
-import numpy as np
-from numpy.typing import NDArray
-
-from phasor._checks import whole
+from phasor._checks import choice, whole
 from phasor.axes import Axial
 from phasor.configs import REPLACED, REPLACED_OF_KINDS, config_keys
 from phasor.describe import resolved
@@ -18,6 +16,7 @@ from phasor.errors import ConfigError, SpecError
 from phasor.layers import LayerRopes
 from phasor.papers.distances import kernel
 from phasor.papers.phases import Coverage, coverage
+from phasor.presets import DocumentedExtension, documented_extension
 from phasor.rope import Rope
 from phasor.scaling import (
     LAWS,
@@ -28,10 +27,36 @@ from phasor.scaling import (
     Llama3,
     LongRope,
     PerPair,
+    Rule,
     Yarn,
 )
 
 UNCHANGED = "unchanged"
+DOCUMENTED = "documented"
+#: By law, what was measured of it on trained models, with the place where that is published.
+EVIDENCE: Mapping[str, str] = {
+    UNCHANGED: "Llama 2 13B has a loss of 1.50 at 4096 tokens and 8.86 at 8192 (Su, ReRoPE).",
+    "linear": "Llama 2 fine-tuned with it has perplexity 3.34 at 8192 tokens (YaRN 2309.00071, "
+    "Table 1). Without fine-tuning, a small model got worse than unchanged (Su, kexue.fm/9706).",
+    "ntk": "Without fine-tuning, the loss of Llama 2 13B is 1.54 at 8192 tokens, and 1.61 in place "
+    "of 1.50 at 4096 (Su, ReRoPE). Fine-tuned, its perplexity of 3.59 at 8192 is behind linear and "
+    "YaRN (2309.00071, Table 1).",
+    "dynamic_ntk": "No measurement is quoted here. InternLM 2.5 is released with it. Cached keys "
+    "keep the frequencies of the length at which they were made.",
+    "yarn": "Llama 2 fine-tuned with it has perplexity 3.35 at 8192 tokens and 6.04 at 10240, "
+    "where linear has 8.07 and NTK 6.24 (2309.00071, Table 1). In LongRoPE2's test at 128k (RULER) "
+    "it is behind: 49.4 against 73.2 for NTK (2502.20082). DeepSeek V3, Kimi K2 and gpt-oss are "
+    "released with it.",
+    "llama3": "No comparison with other laws is quoted here. Llama 3.1 to 3.3 are released with "
+    "it, after training at that length (2407.21783).",
+    "longrope": "At 128k (RULER) it has 73.4, NTK 73.2, YaRN 49.4, and its successor LongRoPE2 "
+    "82.0 (2502.20082).",
+}
+_MEASURE = (
+    "Measure the laws on your own weights and texts: perplexity at the full length, whether a fact "
+    "is found at every depth of it, and both again at the trained length, which a law can make "
+    "worse. Fine-tuning improves any law."
+)
 _SCAN = 1 << 16  # distances computed at a time, until one is negative
 # limits on pairs and on pairs times distances, so that a comparison takes seconds
 _PAIRS, _COSINES = 1 << 11, 1 << 31
@@ -46,8 +71,10 @@ class Extension:
     """One law for the longer context, and its effects.
 
     Attributes:
-        name: The law as `phasor.scaling.LAWS` names it; ``"unchanged"`` for none.
-        rope: The Rope for the longer context.
+        name: The law as `phasor.scaling.LAWS` names it; ``"unchanged"`` for none, and
+            ``"documented"`` for what the model's release documents.
+        rope: The Rope for the longer context, with a static law.
+        rule: The rule that picked this law (dynamic NTK, LongRoPE); None for other laws.
         coverage: Which of its phases did not occur in training.
         sign_change: The first distance where ``C(r) = sum_k cos(r * inv_freq[k])`` is negative:
             from there on a similar key may score below a random one (Men et al. 2405.14591,
@@ -58,6 +85,7 @@ class Extension:
 
     name: str
     rope: Rope
+    rule: Rule | None
     coverage: Coverage
     sign_change: int | None
     resolution: float
@@ -77,17 +105,32 @@ class Extension:
         """The law's factor on cos and sin; see `Rope.attention_factor`."""
         return self.rope.attention_factor
 
+    @property
+    def evidence(self) -> str:
+        """What was measured of the law on trained models, with its source; "" if nothing is known.
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Recommendation:
-    """Which extension to take, and why, in one sentence."""
+        Numbers of the papers, not of this model.
+        """
+        return EVIDENCE.get(self.name, "")
 
-    extension: Extension
-    reason: str
+    def __repr__(self) -> str:
+        return f"Extension({self})"
+
+    def __str__(self) -> str:
+        sign = "never" if self.sign_change is None else f"from {self.sign_change}"
+        return (
+            f"{self.name}: {self.pairs_affected} of {self.rope.num_pairs} pairs show new phases, "
+            f"C(r) < 0 {sign}, {self.resolution:.3g} of the angle between neighbours kept"
+        )
 
 
 def extensions(
-    rope: Rope, context: int, to: int, *, factors: Sequence[float] | None = None
+    rope: Rope,
+    context: int,
+    to: int,
+    *,
+    factors: Sequence[float] | None = None,
+    parameters: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> tuple[Extension, ...]:
     """The laws that can extend ``rope`` from ``context`` to ``to`` tokens, and their effects.
 
@@ -103,13 +146,16 @@ def extensions(
         context: Tokens of the training.
         to: Tokens of the wanted context, more than ``context``.
         factors: LongRoPE's divisor for every pair; only for a Rope without a law.
+        parameters: By name of a law, fields of its class that replace those above, such as
+            ``{"yarn": {"beta_fast": 16.0}}``.
 
     Returns:
         The unchanged Rope first, then each law.
 
     Raises:
         SpecError: If a length is not a whole number or ``to`` is not above ``context``; if
-            ``factors`` do not fit; or if ``rope.scaling`` is a rule: `Rope.at` picks its law.
+            ``factors`` or ``parameters`` do not fit; or if ``rope.scaling`` is a rule: `Rope.at`
+            picks its law.
 
     >>> llama2 = Rope(head_dim=128, pairing="half", base=10_000.0)
     >>> for way in extensions(llama2, 4096, 32768):
@@ -137,72 +183,45 @@ def extensions(
             original_max_positions=context,
             factor=to / context,
         )
-        ropes["longrope"] = replace(rope, scaling=rule.at(to))
+        ropes["longrope"] = replace(rope, scaling=rule)
+    for law, values in (parameters or {}).items():
+        if law not in ropes:
+            raise _no_such_law(law, ropes)
+        ropes[law] = _with_parameters(law, ropes[law], values)
     return tuple(_extension(name, rope, context, new, to) for name, new in ropes.items())
 
 
-def recommend(ways: Sequence[Extension]) -> Recommendation:
-    """The extension to take without training, and the reason.
-
-    No change if that shows no new phase. Otherwise the law with the fewest pairs out of
-    distribution; of equals, the one with the highest resolution; then the one that changes the
-    frequencies least (in octaves, over all pairs). The sign change does not count, as every law
-    that slows pairs down moves it outwards; it is part of the reason. Measure the perplexity of
-    the result; fine-tuning improves it.
-
-    Args:
-        ways: What `extensions` returned, the unchanged Rope first.
-
-    Raises:
-        SpecError: If ``ways`` does not begin with the unchanged Rope.
-
-    >>> llama3 = Rope(head_dim=128, pairing="half", base=500_000.0)
-    >>> found = recommend(extensions(llama3, 8192, 131072))
-    >>> print(found.extension.name)
-    llama3
-    >>> print(found.reason)
-    no pair shows a new phase (29 do unchanged), the fastest pair keeps its whole angle between \
-neighbours, 35 pairs slow down; C(r) stays positive up to 131072
-    """
-    if not ways or ways[0].name != UNCHANGED:
-        raise SpecError("ways must be what extensions returned, the unchanged rope first")
-    unchanged = ways[0]
-    if unchanged.pairs_affected == 0:
-        reached = f"every phase up to {unchanged.coverage.to} was met in training"
-        return Recommendation(extension=unchanged, reason=f"{reached}; nothing needs to change")
-
-    def order(way: Extension) -> tuple[float, float, float]:
-        moved = float(np.abs(_octaves(unchanged.rope, way.rope)).sum())
-        return way.pairs_affected, -way.resolution, moved
-
-    best = min(ways, key=order)
-    return Recommendation(extension=best, reason=_reason(unchanged, best))
+def _no_such_law(law: str, known: Mapping[str, Any]) -> SpecError:
+    names = ", ".join(known)
+    if law == "longrope":
+        return SpecError(
+            "longrope needs factors, a divisor for each pair that a search over the model's loss "
+            "finds (2402.13753), and phasor does not search; give them (--factors FILE on the "
+            f"command line), or take one of {names}"
+        )
+    return SpecError(f"law must be one of {names}, got {law!r}")
 
 
-def _reason(unchanged: Extension, best: Extension) -> str:
-    """The numbers that made `recommend` choose ``best``, as a sentence."""
-    count, kept = best.pairs_affected, best.resolution
-    slower = np.count_nonzero(_octaves(unchanged.rope, best.rope) < -1e-12)
-    angle = "its whole angle" if kept == 1 else f"{kept:.3g} of its angle"
-    sign = f"stays positive up to {best.coverage.to}"
-    if best.sign_change is not None:
-        sign = f"is first negative at {best.sign_change}"
-    return (
-        f"{count or 'no'} {'pairs show' if count > 1 else 'pair shows'} a new phase "
-        f"({unchanged.pairs_affected} do unchanged), the fastest pair keeps {angle} between "
-        f"neighbours, {slower} pairs slow down; C(r) {sign}"
-    )
+def _with_parameters(name: str, rope: Rope, values: Mapping[str, Any]) -> Rope:
+    """``rope`` with fields of its law replaced."""
+    law = rope.scaling
+    known = [] if law is None or name == UNCHANGED else [field.name for field in fields(law)]
+    for parameter in values:
+        if not known:
+            raise SpecError(f"{name} has no parameters to set, got {parameter!r}")
+        choice(f"a parameter of {name}", parameter, known)
+    return rope if law is None else replace(rope, scaling=replace(law, **values))
 
 
 def _stretched(rope: Rope, context: int, to: int) -> dict[str, Rope]:
-    """By name of the law, ``rope`` extended by it."""
+    """By name of the law, ``rope`` extended by it; a rule has not picked its law yet."""
     s = to / context
     trained_law = rope.law()
     if rope.explicit_inv_freq is None and trained_law is None:
-        laws: dict[str, Law] = {"linear": Linear(factor=s)}
+        laws: dict[str, Law | Rule] = {"linear": Linear(factor=s)}
         if min(rope.axes.spectra(rope.num_pairs)) > 1:
             laws["ntk"] = NTK(factor=s)
-            laws["dynamic_ntk"] = DynamicNTK(factor=s, original_max_positions=context).at(to)
+            laws["dynamic_ntk"] = DynamicNTK(factor=s, original_max_positions=context)
         laws["yarn"] = Yarn(factor=s, original_max_positions=context)
         laws["llama3"] = Llama3(factor=s, original_max_positions=context)
         return {name: replace(rope, scaling=law) for name, law in laws.items()}
@@ -218,13 +237,15 @@ def _stretched(rope: Rope, context: int, to: int) -> dict[str, Rope]:
     return {"linear": replace(rope, base=None, scaling=None, explicit_inv_freq=divided)}
 
 
-def _extension(name: str, trained: Rope, context: int, rope: Rope, to: int) -> Extension:
+def _extension(name: str, trained: Rope, context: int, scaled: Rope, to: int) -> Extension:
+    rope = scaled.at(to)
     before, after = trained.inv_freq, rope.inv_freq
     fastest = before.argmax()
     all_zero = before[fastest] == 0
     return Extension(
         name=name,
         rope=rope,
+        rule=scaled.scaling if isinstance(scaled.scaling, Rule) else None,
         coverage=coverage(trained, context, rope, to),
         sign_change=_sign_change(rope, to),
         resolution=1.0 if all_zero else float(after[fastest] / before[fastest]),
@@ -240,13 +261,6 @@ def _sign_change(rope: Rope, to: int) -> int | None:
     return None
 
 
-def _octaves(before: Rope, after: Rope) -> NDArray[np.float64]:
-    """By how many octaves each frequency changed; 0 for one that is 0 before or after."""
-    f, g = before.inv_freq, after.inv_freq
-    turning = (f > 0) & (g > 0)
-    return np.log2(np.where(turning, g, 1.0) / np.where(turning, f, 1.0))
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Way:
     """A law for the longer context.
@@ -254,7 +268,8 @@ class Way:
     Attributes:
         extension: What the law does.
         rope: The Rope in the form that configs use: NTK-aware scaling as a raised base, dynamic
-            NTK as its rule. Over the longer context it rotates as ``extension.rope``.
+            NTK and LongRoPE as their rules. Over the longer context it rotates as
+            ``extension.rope``.
         config: The keys to set in a Hugging Face config; None if the format cannot express it.
         refused: The reason, if ``config`` is None.
     """
@@ -264,52 +279,121 @@ class Way:
     config: Mapping[str, Any] | None
     refused: str | None
 
+    def __repr__(self) -> str:
+        return f"Way({self.extension})"
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ExtensionPlan:
-    """The laws for the layers that share one rope, and the recommended one.
+    """The laws for the layers that share one rope, and what the model's release documents.
 
     Attributes:
         model: Name of the model.
         kinds: The kinds of layers to extend.
         labels: Names of their blocks in ``rope_parameters``; empty if one block is for all.
         inside: Path in the config file where the keys go, joined by dots; empty for the top.
+        replaced: Keys of the file to remove, because a way's ``config`` replaces them; None if no
+            Hugging Face config was read.
         context: Tokens of the training.
         to: Tokens of the wanted context.
-        ways: The unchanged Rope first, by name.
-        recommended: A key of ``ways``.
-        reason: Why it is recommended.
+        ways: By name, the unchanged Rope first, then ``"documented"`` if that reaches ``to``.
+        documented: The longer context that the model's release documents, if phasor knows one.
     """
 
     model: str
     kinds: tuple[str, ...]
     labels: tuple[str, ...]
     inside: str
+    replaced: tuple[str, ...] | None
     context: int
     to: int
     ways: Mapping[str, Way]
-    recommended: str
-    reason: str
+    documented: DocumentedExtension | None
 
     @property
-    def replaced(self) -> tuple[str, ...]:
-        """Keys to remove from a config, because a way's ``config`` replaces them."""
-        return REPLACED + REPLACED_OF_KINDS if self.labels else REPLACED
+    def recommended(self) -> str | None:
+        """The way for which there is evidence: what the release documents. None if it does not."""
+        return DOCUMENTED if DOCUMENTED in self.ways else None
+
+    @property
+    def title(self) -> str:
+        """Layers and lengths, in half a line."""
+        return f"{', '.join(self.kinds)} layers: from {self.context} to {self.to} tokens"
+
+    @property
+    def judgement(self) -> tuple[str, ...]:
+        """What to take, or that nothing is known and has to be measured; in sentences."""
+        known = self.documented
+        if known is None:
+            return (
+                "No release of this model is known to document a longer context, so no law is "
+                "recommended.",
+                _MEASURE,
+            )
+        says = (
+            f"The release of {known.model} documents YaRN with factor {known.law.factor:g} from "
+            f"{known.law.original_max_positions} tokens, for up to {known.reach}. "
+            f"Source: {known.source}."
+        )
+        if self.recommended is not None:
+            return says, f"Recommended: that, called {DOCUMENTED!r} here."
+        return says, f"For {self.to} tokens no law is recommended.", _MEASURE
 
     def way(self, law: str | None) -> Way:
         """The way with this law; with None the recommended one.
 
         Raises:
-            SpecError: If no such law is among the ways.
+            SpecError: If no such law is among the ways, or none is recommended.
         """
         name = self.recommended if law is None else law
+        if name is None:
+            raise SpecError(
+                f"law must be given, since none is recommended: one of {', '.join(self.ways)}"
+            )
         if name not in self.ways:
-            raise SpecError(f"law must be one of {', '.join(self.ways)}, got {law!r}")
+            raise _no_such_law(name, self.ways)
         return self.ways[name]
+
+    def config_with(self, config: Mapping[str, Any], law: str | None) -> dict[str, Any]:
+        """The Hugging Face config that the plan is about, changed for the longer context.
+
+        Args:
+            config: The whole file, which stays as it is.
+            law: As for `way`.
+
+        Returns:
+            A copy with the keys of the way set, and those that they replace removed.
+
+        Raises:
+            ConfigError: If a config cannot express the law, or has no config at ``inside``.
+            SpecError: As for `way`.
+        """
+        way = self.way(law)
+        if way.config is None:
+            raise ConfigError(str(way.refused))
+        changed = copy.deepcopy(dict(config))
+        inner = changed
+        for key in filter(None, self.inside.split(".")):
+            if not isinstance(inner.get(key), dict):
+                raise ConfigError(f"config must hold another one at {self.inside!r}, and does not")
+            inner = cast(dict[str, Any], inner[key])
+        for key in self.replaced or ():
+            inner.pop(key, None)
+        inner.update(copy.deepcopy(dict(way.config)))
+        return changed
+
+    def __repr__(self) -> str:
+        return f"ExtensionPlan({self.model!r}, {self.title}, ways {', '.join(self.ways)})"
+
+    def __str__(self) -> str:
+        ways = (f"  {way.extension}" for way in self.ways.values())
+        return "\n".join([f"{self.model}, {self.title}", *self.judgement, *ways])
 
     def as_plain(self, law: str | None) -> dict[str, Any]:
         """Everything as JSON values, with the config of ``law`` or of the recommended one."""
-        chosen = self.way(law)
+        name = self.recommended if law is None else law
+        chosen = None if name is None else self.way(name)
+        known = self.documented
         return {
             "model": self.model,
             "kinds": list(self.kinds),
@@ -317,13 +401,16 @@ class ExtensionPlan:
             "inside": self.inside,
             "context": self.context,
             "to": self.to,
+            "documented": None
+            if known is None
+            else {"model": known.model, "reach": known.reach, "source": known.source},
             "recommended": self.recommended,
-            "reason": self.reason,
-            "law": chosen.extension.name,
-            "rope": chosen.rope.to_dict(),
-            "config": chosen.config,
-            "replaced": list(self.replaced),
-            "refused": chosen.refused,
+            "judgement": list(self.judgement),
+            "law": name,
+            "rope": None if chosen is None else chosen.rope.to_dict(),
+            "config": None if chosen is None else chosen.config,
+            "replaced": None if self.replaced is None else list(self.replaced),
+            "refused": None if chosen is None else chosen.refused,
             "ways": [
                 {
                     "law": name,
@@ -332,6 +419,7 @@ class ExtensionPlan:
                     "sign_change": way.extension.sign_change,
                     "resolution": way.extension.resolution,
                     "attention_factor": way.extension.attention_factor,
+                    "evidence": way.extension.evidence,
                 }
                 for name, way in self.ways.items()
             ],
@@ -339,9 +427,18 @@ class ExtensionPlan:
 
 
 def plan(
-    ropes: LayerRopes, kind: str | Sequence[str] | None, context: int | None, to: int
+    ropes: LayerRopes,
+    kind: str | Sequence[str] | None,
+    context: int | None,
+    to: int,
+    *,
+    factors: Sequence[float] | None = None,
+    parameters: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> ExtensionPlan:
-    """The laws that extend a model's layers to ``to`` tokens, and the recommended one.
+    """The laws that extend a model's layers to ``to`` tokens, and what its release documents.
+
+    Recommended is only what the release documents. The numbers of the laws are computed from
+    angles, which no paper has shown to predict perplexity.
 
     Args:
         ropes: The model.
@@ -349,14 +446,19 @@ def plan(
             their config block are included. None if all ropes of the model are equal.
         context: Tokens of the training; None for the model's own ``context``.
         to: Tokens of the wanted context.
+        factors: As for `extensions`.
+        parameters: As for `extensions`.
 
     Raises:
         SpecError: If the kind must be named or does not rotate, no context is known, ``to`` is not
-            above it, or there are so many pairs or distances that it would take minutes.
+            above it, ``factors`` or ``parameters`` do not fit, or there are so many pairs or
+            distances that it would take minutes.
 
     >>> from phasor import preset
+    >>> planned = plan(preset("qwen3-8b"), None, None, 131072)
+    >>> planned.recommended, planned.documented.law.factor
+    ('documented', 4.0)
     >>> plan(preset("llama-3-8b"), None, None, 131072).recommended
-    'llama3'
     """
     length = ropes.context if context is None else context
     if length is None:
@@ -382,18 +484,25 @@ def plan(
     whole("to", to, least=2, most=_COSINES // rope.num_pairs)
     names = _with_shared_blocks(ropes, names, rope)
     labels = map(ropes.in_config.label, names) if ropes.has_blocks_by_kind else ()
-    candidates = extensions(resolved(rope, length), length, to)
-    best = recommend(candidates)
+    trained = resolved(rope, length)
+    unchanged, *laws = extensions(trained, length, to, factors=factors, parameters=parameters)
+    candidates = [unchanged]
+    documented = documented_extension(ropes)
+    if documented is not None and to <= documented.reach:
+        scaled = replace(rope, scaling=documented.law)
+        candidates.append(_extension(DOCUMENTED, trained, length, scaled, to))
+    replaceable = REPLACED + REPLACED_OF_KINDS if ropes.has_blocks_by_kind else REPLACED
+    in_file = ropes.in_config.keys
     return ExtensionPlan(
         model=ropes.name,
         kinds=tuple(names),
         labels=tuple(dict.fromkeys(labels)),
         inside=ropes.in_config.inside,
+        replaced=tuple(key for key in replaceable if key in in_file) if in_file else None,
         context=length,
         to=to,
-        ways={way.name: _way(way, rope, ropes, names) for way in candidates},
-        recommended=best.extension.name,
-        reason=best.reason,
+        ways={way.name: _way(way, rope, ropes, names) for way in (*candidates, *laws)},
+        documented=documented,
     )
 
 
@@ -434,11 +543,9 @@ def _way(extension: Extension, original: Rope, ropes: LayerRopes, names: list[st
 
 def _config_form(extension: Extension, original: Rope) -> Rope:
     """The extension's Rope in the form that configs use; see `Way.rope`."""
-    context, to = extension.coverage.context, extension.coverage.to
-    rope = original if extension.name == "unchanged" else extension.rope
-    if extension.name == "dynamic_ntk":
-        rule = DynamicNTK(factor=to / context, original_max_positions=context)
-        return replace(rope, scaling=rule)
+    rope = original if extension.name == UNCHANGED else extension.rope
+    if extension.rule is not None:
+        return replace(rope, scaling=extension.rule)
     if isinstance(rope.scaling, NTK) and not isinstance(rope.axes, Axial):
         return with_raised_base(rope, rope.scaling.factor)
     return rope

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 import warnings
-from collections import Counter
 from pathlib import Path
 
 import click
@@ -88,7 +86,8 @@ def convert(
         )
     if out is not None and not dry_run:
         _write(planned, out, verified=verified)
-    _describe(planned)
+    for line in planned.lines():
+        say(line)
     if verified:
         say("Verified: both sides agree, byte for byte and in their scores.")
     say(
@@ -120,27 +119,6 @@ def _rope(
         rotary_dim=head_dim - start if rotary_dim is None else rotary_dim,
         rotary_start=start,
     )
-
-
-def _describe(planned: ConversionPlan) -> None:
-    """What changes and what stays, by kinds of names."""
-    every = sum(len(header.tensors) for header in planned.checkpoint.files.values())
-    say(
-        f"{planned.checkpoint.path}: {planned.source} to {planned.target}, "
-        f"{len(planned.changes)} of {every} tensors change"
-    )
-    kinds = Counter(
-        (re.sub(r"(?<=\.)\d+(?=\.)", "*", name), change.part.role)
-        for name, change in planned.changes.items()
-    )
-    for (kind, role), count in kinds.items():
-        say(f"  {kind}  {count} x {role}")
-    if planned.alike:
-        say("Named alike and left as they are:")
-        for kind, count in planned.alike.items():
-            say(f"  {kind}  {count}")
-    for note in planned.notes:
-        say(note)
 
 
 def _write(planned: ConversionPlan, out: Path, *, verified: bool) -> None:

@@ -52,6 +52,9 @@ class Translation:
             "parts": [part.as_plain() for part in self.parts],
         }
 
+    def __repr__(self) -> str:
+        return f"Translation({self.model!r} for {self.target.name!r}, {len(self.parts)} parts)"
+
     def __str__(self) -> str:
         lines = [f"{self.model} for {self.target.name}: {self.target.program}"]
         for part in self.parts:
