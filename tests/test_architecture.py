@@ -33,7 +33,8 @@ PIPELINE = """
     identification.spectrum identification.report identification.calling identification.blocks
     identification.laws identification.explaining identification.mistakes
     identification.measuring identification.differences identification
-    extending translation.target translation.transformers translation.mlx translation.flash_attn
+    extending.laws extending.planning extending
+    translation.target translation.transformers translation.mlx translation.flash_attn
     translation.onnx translation phasor
     charts.style charts.curves charts.coverage charts.attention charts
     report.snippet report

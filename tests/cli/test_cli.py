@@ -16,6 +16,7 @@ import pytest
 import phasor
 import phasor.cli
 from phasor.cli import COMMANDS, run
+from phasor.cli.common import say
 from phasor.cli.show import print_model
 from phasor.identification import compare
 

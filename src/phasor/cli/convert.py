@@ -60,7 +60,7 @@ def convert(
     lenient: bool,
     verified: bool,
 ) -> None:
-    """Write the checkpoint SOURCE to OUT with queries and keys in the other pairing.
+    """Write a checkpoint with queries and keys in the other pairing.
 
     SOURCE is a safetensors file or a folder with one or with shards and their index; OUT becomes
     the same and must not exist. Which tensors change follows from the config beside SOURCE, unless

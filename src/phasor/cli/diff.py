@@ -13,6 +13,7 @@ import click
 from phasor.cli.common import (
     MODEL,
     STDIN,
+    Screen,
     at_option,
     function_widths,
     read,
@@ -108,8 +109,10 @@ def diff(
     if as_json:
         say_json(compared.as_plain())
     else:
-        for line in compared.lines():
-            say(line)
+        screen, (title, *rest) = Screen(), compared.lines()
+        screen.say((title, "bold"))
+        for line in rest:
+            screen.say(line)
     sys.exit(1 if compared.differ else 0)
 
 

@@ -43,7 +43,10 @@ from phasor.cli.common import (
 def report(
     model: str, output: Path, to: int | None, context: int | None, reading: Mapping[str, Any]
 ) -> None:
-    """Write all that can be said about MODEL's rope as one HTML page that needs no network."""
+    """Write all of this about MODEL as one HTML page.
+
+    The page needs no network.
+    """
     need("the report", "charts", "altair", "jinja2", "vl_convert")
     from phasor.report import report as written
 

@@ -7,8 +7,6 @@ from typing import Any
 
 import click
 import numpy as np
-from rich import box
-from rich.table import Table
 
 from phasor.cli.common import (
     MODEL,
@@ -46,7 +44,7 @@ def translate(
     seq_len: int | None,
     reading: Mapping[str, Any],
 ) -> None:
-    """Print what another program has to be given so that it rotates like MODEL."""
+    """Print what makes another program rotate like MODEL."""
     if target is None:
         print_targets()
         return
@@ -60,12 +58,11 @@ def translate(
 
 def print_targets() -> None:
     """The programs that there are, for a command without ``--to``."""
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1))
-    for title in ("--to", "what it is given", "proof"):
-        table.add_column(title)
+    screen = Screen()
     for name in sorted(TARGETS):
-        table.add_row(name, TARGETS[name].program, _PROOF[TARGETS[name].checked])
-    Screen().print(table)
+        target = TARGETS[name]
+        screen.say((f"--to {name}", "bold"))
+        screen.say(f"  {target.program}; {_PROOF[target.checked]}")
 
 
 def print_translation(translated: Translation, ropes: LayerRopes) -> None:

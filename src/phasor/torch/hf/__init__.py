@@ -198,10 +198,11 @@ def patch(
 ) -> Patched:
     """Let ``model`` rotate with phasor from now on; prints a line and returns what was replaced.
 
-    Only this model changes, and modules that are patched already stay as they are. Rows of cos and sin are correct to float32 at every position, the
-    arithmetic is float32 with one rounding at the end, and positions travel in the place of
-    ``[batch, seq, head_dim]`` of cosines and sines. The law of a rule (dynamic NTK, LongRoPE) is
-    picked by the positions of each call alone, whatever was called before.
+    Only this model changes, and modules that are patched already stay as they are. Rows of cos and
+    sin are correct to float32 at every position, the arithmetic is float32 with one rounding at the
+    end, and positions travel in the place of ``[batch, seq, head_dim]`` of cosines and sines. The
+    law of a rule (dynamic NTK, LongRoPE) is picked by the positions of each call alone, whatever
+    was called before.
 
     Args:
         model: A model of transformers, or a part of one.

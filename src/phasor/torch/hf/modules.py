@@ -124,7 +124,7 @@ def _own_rotation(member: Member) -> str:
     """A buffer or a name in the class's own methods that speaks of a rotation; "" if none."""
     if type(member.module).__module__.startswith("torch.nn."):
         return ""
-    used = [*member.module._buffers, *(n for n, _ in member.module.named_parameters(recurse=False))]
+    used = [name for name, _ in member.module.named_buffers(recurse=False)]
     for method in methods_of(member.cls).values():
         used += method.__code__.co_names
     return next((name for name in [*used, member.cls.__name__] if _ROTATION.search(name)), "")
