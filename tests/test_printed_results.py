@@ -28,7 +28,7 @@ def conversion(folder: Any) -> Any:
 
 
 def patched(_: Any) -> Any:
-    """What `patch` says of a model of twelve layers."""
+    """What `patch` says of a small model."""
     pytest.importorskip("transformers")
     from phasor.torch.hf import patch
     from phasor.torch.hf.architectures import tiny_model

@@ -68,7 +68,7 @@ WITH_BARS = ("demo", "bench")
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
-    """A function, a config and a checkpoint in the current folder; few architectures, short runs."""
+    """A function, a config and a checkpoint in the folder; few architectures, short runs."""
     refuse_connections(monkeypatch)
     (tmp_path / "somebodys.py").write_text(FUNCTIONS, "utf-8")
     (tmp_path / "config.json").write_text(json.dumps(small()), "utf-8")
@@ -131,7 +131,7 @@ def test_help_ends_where_its_sentences_do(name):
 @pytest.mark.parametrize(("text", "tokens"), [("4096", 4096), ("128k", 1 << 17), ("1M", 1 << 20)])
 @pytest.mark.parametrize("command", [["show", "--context"], ["report", "--to"], ["extend", "--to"]])
 def test_tokens_are_counted_with_letters_too(command, text, tokens):
-    """k is 1024 and M is 1024 times that, whatever their case."""
+    """They are 1024 and 1024 times that, whatever their case."""
     from phasor.cli.common import TokenCount
 
     for spelling in (text, text.lower(), text.upper()):
