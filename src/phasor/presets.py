@@ -103,13 +103,14 @@ class DocumentedExtension:
 def documented_extension(ropes: LayerRopes) -> DocumentedExtension | None:
     """What the release of a model documents for longer contexts; None if none is known.
 
-    A model is known by its layers, heads and context, so a config file of it will do.
+    A preset is known by its name, and a config file by its layers, heads and context.
 
     >>> documented_extension(preset("qwen3-8b")).reach
     131072
     """
     for name, table in _tables().items():
-        if "extends" not in table:
+        # a preset that documents nothing may be like another that does
+        if "extends" not in table or (ropes.name != name and ropes.name in preset_names()):
             continue
         known = preset(name)
         sizes = [(len(one), one.query_heads, one.key_heads, one.context) for one in (known, ropes)]

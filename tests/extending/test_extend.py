@@ -256,9 +256,17 @@ def test_what_a_release_documents_reaches_its_length(name):
     assert known.law.original_max_positions <= ropes.context < known.reach
 
 
+def test_a_preset_has_what_its_own_release_documents():
+    """Qwen2 has the layers of Qwen2.5, and its base model's card documents nothing."""
+    assert list(preset("qwen2-7b")) == list(preset("qwen2.5-7b-instruct"))
+    assert documented_extension(preset("qwen2-7b")) is None
+
+
 def test_a_config_file_of_a_release_is_known_by_its_layers():
     """And one with another base or context is not."""
     assert documented_extension(load(QWEN3)).model == "qwen3-8b"
+    judged = plan(load(QWEN3), None, None, 131072).judgement
+    assert judged[0].startswith("Its layers are as in qwen3-8b, which documents YaRN with factor 4")
     assert documented_extension(load(QWEN3 | {"rope_theta": 1e4})) is None
     assert documented_extension(load(QWEN3 | {"max_position_embeddings": 32768})) is None
 

@@ -108,8 +108,11 @@ class ExtensionPlan:
                 "recommended.",
                 _MEASURE,
             )
+        whose = (
+            "The release of {}" if known.model == self.model else "Its layers are as in {}, which"
+        )
         says = (
-            f"The release of {known.model} documents YaRN with factor {known.law.factor:g} from "
+            f"{whose.format(known.model)} documents YaRN with factor {known.law.factor:g} from "
             f"{known.law.original_max_positions} tokens, for up to {known.reach}. "
             f"Source: {known.source}."
         )
