@@ -97,6 +97,18 @@ def test_the_words_are_those_of_show(text):
     assert "no law is recommended" in text
 
 
+def test_what_a_release_documents_comes_before_the_laws():
+    """With its source and its block open; what was measured of the laws is beneath the table."""
+    page = Page(report(preset("qwen3-8b"), to=131072))
+    text = " ".join(page.texts["p"])
+    assert "The release of qwen3-8b documents YaRN with factor 4 from 32768 tokens" in text
+    assert "documented (recommended)" in page.texts["th"]
+    assert page.texts["summary"][:2] == ["documented", "linear"]
+    assert any("2309.00071, Table 1" in line for line in page.texts["li"])
+    blocks = [json.loads(block) for block in page.texts["code"] if block.startswith("{")]
+    assert blocks[0]["rope_parameters"]["factor"] == 4.0
+
+
 def test_a_rule_says_where_it_stands():
     """What is shown of a rule is its law at the context of the training."""
     words = Page(report(preset("phi-3.5-mini"), context=4096, to=8192)).texts["li"]
