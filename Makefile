@@ -6,6 +6,8 @@ BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest -q -n auto --dist loadfile --no-loadscope-reorder
 BUILD_DOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+# what the kernel is built into by `make demo` stays, so that no other target builds it again
+ADD := PHASOR_NO_KERNEL=1 $(PIP)
 MADE_BY := pyproject.toml constraints.txt setup.py $(wildcard csrc/*)
 
 .PHONY: help demo test test-slow test-gpu-kernels test-machines check docs docs-serve bench bench-gpu sanitize valgrind neon figures clean
@@ -31,9 +33,9 @@ test-machines: $(VENV)/test.done  ## the everyday tests as on other machines, on
 check: $(VENV)/check.done  ## what CI runs: format, lint, types, everyday and slow tests, strict documentation
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/pyright --pythonpath $(BIN)/python
+# types and pages side by side: each takes one core
+	$(BIN)/pyright --pythonpath $(BIN)/python & types=$$!; $(BUILD_DOCS) && wait $$types
 	$(PYTEST) -m "not every_kernel"
-	$(BUILD_DOCS)
 
 docs: $(VENV)/docs.done  ## build the documentation into site/, strictly
 	$(BUILD_DOCS)
@@ -73,18 +75,18 @@ $(VENV)/demo.done: $(MADE_BY) | $(VENV)/python.done
 	$(PIP) --editable '.[torch]'
 	@touch $@
 
-$(VENV)/test.done: $(MADE_BY) | $(VENV)/python.done
-	$(PIP) --editable '.[torch,charts]' --group test
+$(VENV)/test.done: $(VENV)/demo.done
+	$(ADD) --editable '.[torch,charts]' --group test
 	@touch $@
 
-$(VENV)/check.done: $(MADE_BY) | $(VENV)/python.done
-	$(PIP) --editable '.[torch,charts]' --group check --group docs
+$(VENV)/check.done: $(VENV)/demo.done
+	$(ADD) --editable '.[torch,charts]' --group check --group docs
 	@touch $@
 
-$(VENV)/bench.done: $(MADE_BY) | $(VENV)/python.done
-	$(PIP) --editable '.[torch]' --group peers
+$(VENV)/bench.done: $(VENV)/demo.done
+	$(ADD) --editable '.[torch]' --group peers
 	@touch $@
 
-$(VENV)/docs.done: $(MADE_BY) | $(VENV)/python.done
-	$(PIP) --editable '.[torch,charts]' --group docs
+$(VENV)/docs.done: $(VENV)/demo.done
+	$(ADD) --editable '.[torch,charts]' --group docs
 	@touch $@

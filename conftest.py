@@ -4,6 +4,7 @@ import gc
 import os
 import re
 import shlex
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -29,43 +30,104 @@ if find_spec("triton") is None:
 # a shared machine is slow now and then; that is not a failure
 # failures are remembered beside the tests, where that can be written
 MEMORY = {} if os.access(Path(__file__).parent, os.W_OK) else {"database": None}
-settings.register_profile("phasor", deadline=None, print_blob=True, **MEMORY)
-settings.load_profile("phasor")
+settings.register_profile("everything", deadline=None, print_blob=True, **MEMORY)
+settings.register_profile("everyday", settings.get_profile("everything"), max_examples=25)
 
 
 KINDS = (
     *("transformers", "compile", "onnx", "report", "processes", "training"),
-    *("kernels", "every_kernel"),
+    *("programs", "kernels", "every_kernel"),
 )
+# files and folders of one kind, by what they take; `slow` where that is only their arithmetic
 ROOMS = {
-    "torch/hf": "transformers",
-    "torch/compile": "compile",
-    "report": "report",
-    "examples": "training",
+    "docs/exporting.md": "onnx",
+    "docs/extending.md": "report",
+    "docs/figures.md": "report",
+    "docs/linear-attention.md": "slow",
+    "src/phasor/charts": "report",
+    "src/phasor/report": "report",
+    "src/phasor/torch/export.py": "onnx",
+    "src/phasor/torch/hf": "transformers",
+    "tests/checkpoint/test_models.py": "transformers",
+    "tests/cli/test_architectures.py": "transformers",
+    "tests/configs/test_rotations.py": "transformers",
+    "tests/examples": "training",
+    "tests/gpu/ptx": "kernels",
+    "tests/gpu/test_code.py": "kernels",
+    "tests/gpu/test_compiled.py": "kernels",
+    "tests/gpu/test_kernels.py": "kernels",
+    "tests/gpu/test_machine.py": "kernels",
+    "tests/gpu/test_ptx.py": "kernels",
+    "tests/identification/test_foreign.py": "transformers",
+    "tests/report": "report",
+    "tests/torch/compile": "compile",
+    "tests/torch/distributed/test_processes.py": "processes",
+    "tests/torch/export/test_export.py": "compile",
+    "tests/torch/export/test_onnx.py": "onnx",
+    "tests/torch/export/test_onnx_models.py": "onnx",
+    "tests/torch/export/test_plain_graph.py": "compile",
+    "tests/torch/hf": "transformers",
 }
+# those that take a minute or more
+LONGEST = (
+    "tests/torch/distributed/test_processes.py",
+    "tests/torch/hf/test_patch.py",
+    "tests/gpu/test_kernels.py",
+)
+ROOT = Path(__file__).parent
+
+
+@cache
+def kind_of(path: Path) -> str | None:
+    """The kind of the file or folder ``path``, where all of it is of one."""
+    inside = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
+    return next((ROOMS[str(one)] for one in (inside, *inside.parents) if str(one) in ROOMS), None)
+
+
+def is_everyday(config: pytest.Config) -> bool:
+    """Whether this is a run of ``make test``."""
+    return config.option.markexpr == "not slow"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Try a quarter of the examples of each property every day."""
+    settings.load_profile("everyday" if is_everyday(config) else "everything")
+    missing = [place for place in (*ROOMS, *LONGEST) if not (ROOT / place).exists()]
+    assert not missing, f"conftest.py names what is not there: {missing}"
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not even import what everyday tests leave out."""
+    return True if is_everyday(config) and kind_of(collection_path) else None
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark rooms of one kind with it, and all kinds as slow, for ``-m "not slow"``.
 
-    Files of slow tests come first, so that at the end no worker waits for another's long file.
+    The longest files come first, and then all of slow tests, so that at the end no worker waits for
+    another's.
     """
-    tests = Path(__file__).parent / "tests"
     for item in items:
-        for room, kind in ROOMS.items():
-            if item.path.is_relative_to(tests / room):
-                item.add_marker(kind)
-        if any(item.get_closest_marker(kind) for kind in KINDS):
+        if kind := kind_of(item.path):
+            item.add_marker(kind)
+        if any(mark.name in KINDS for mark in item.iter_markers()):
             item.add_marker("slow")
-    long = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in long)
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    longest = {ROOT / one for one in LONGEST}
+    items.sort(key=lambda item: (item.path not in longest, item.path not in slow))
+
+
+def pytest_collection() -> None:
+    """Do not search thousands of tests for garbage again and again while they are collected."""
+    gc.disable()
 
 
 def pytest_collection_finish() -> None:
-    """Leave the thousands of tests that were collected out of every later search for garbage."""
+    """Leave them out of every later search."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def run_console(example: Example) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import mpmath
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from phasor import PositionError, Rope, SpecError
 from phasor.angles import (
@@ -70,7 +70,6 @@ def test_a_whole_head_is_exact_in_every_band(base: float) -> None:
 
 
 @given(strategies.placed_ropes())
-@settings(deadline=None, max_examples=150)
 def test_any_rope_is_exact_at_any_int64(placed: tuple[Rope, Any]) -> None:
     """Every layout, direction, width and explicit frequency up to 8."""
     rope, position = placed
@@ -78,7 +77,6 @@ def test_any_rope_is_exact_at_any_int64(placed: tuple[Rope, Any]) -> None:
 
 
 @given(strategies.placed_ropes(strategies.FLOAT_POSITIONS))
-@settings(deadline=None, max_examples=150)
 def test_any_rope_is_good_to_float64_at_any_float(placed: tuple[Rope, Any]) -> None:
     """A rest of at most half a position adds at most 4 roundings of its angle, |8/2|."""
     rope, position = placed

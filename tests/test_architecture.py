@@ -25,8 +25,8 @@ PIPELINE = """
     configs.block configs.facts configs.laws configs.sources configs.layer_kinds configs.unread_keys
     configs.huggingface configs.diffusers configs.gguf configs.params configs.writing configs
     frequencies angles positions numpy
-    checkpoint.files checkpoint.model checkpoint.rows checkpoint.planning checkpoint.writing
-    checkpoint
+    checkpoint.files checkpoint.pth checkpoint.model checkpoint.rows checkpoint.planning
+    checkpoint.llama checkpoint.programs checkpoint.writing checkpoint
     papers.precision papers.distances papers.heads papers.bounds
     papers.phases papers.usage papers.linear papers
     describe
@@ -35,7 +35,10 @@ PIPELINE = """
     identification.measuring identification.differences identification
     extending.laws extending.planning extending
     translation.target translation.transformers translation.mlx translation.flash_attn
-    translation.onnx translation phasor
+    translation.flashinfer translation.megatron translation.transformer_engine
+    translation.serving translation.sglang translation.vllm translation.gguf
+    translation.llama_cpp translation.meta translation.liger translation.rotary_embedding_torch
+    translation.torchtune translation.onnx translation phasor
     charts.style charts.curves charts.coverage charts.attention charts
     report.snippet report
     torch._internals torch.positions torch._tables torch._arguments torch._in_place
@@ -45,6 +48,7 @@ PIPELINE = """
     torch._fused_ops torch.fused
     torch.kv_cache.cache torch.kv_cache.verbs torch.kv_cache.cached_keys
     torch.kv_cache torch.module torch.cache_layouts torch.attention
+    torch.papers.feature_maps
     torch.papers.linear torch.papers.relative torch.papers.heads torch.papers.usage torch.papers
     torch.export torch.distributed
     torch.hf.methods torch.hf.carriers torch.hf.modules torch.hf.embeddings
@@ -55,8 +59,9 @@ PIPELINE = """
     cli.report cli.presets cli.demo cli.benchmark cli.bench cli __main__
 """
 ORDER = PIPELINE.split()
-# the benchmark and the demonstration drive phasor.torch; only their commands import them
-USE_TORCH = ("torch", "cli.benchmark", "cli.demo")
+# the benchmark and the demonstration drive phasor.torch; only their commands import them.
+# checkpoint.pth imports it when a file of torch.save is read
+USE_TORCH = ("torch", "checkpoint.pth", "cli.benchmark", "cli.demo")
 MOST_LINES = 500
 
 

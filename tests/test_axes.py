@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from phasor import PositionError, Rope, diff
@@ -70,7 +70,6 @@ def test_each_axis_drives_as_many_pairs_as_its_section_says(axes: Axes, counts: 
 
 
 @given(st.data())
-@settings(deadline=None, max_examples=200)
 def test_any_layout_is_the_one_dealt_out_by_hand(data: st.DataObject) -> None:
     """Against an independent loop, and every section gets its count."""
     pairs = data.draw(st.integers(1, 40))

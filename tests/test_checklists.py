@@ -1,6 +1,6 @@
 """What is new is missed nowhere: each test names the places that it needs.
 
-Laws, model types, pairings, layouts of axes, backends and options of attention.
+Laws, model types, pairings, layouts of axes, backends, options of attention and targets.
 
 The lists themselves, with what to write in each place, are in CONTRIBUTING.md.
 """
@@ -8,16 +8,17 @@ The lists themselves, with what to write in each place, are in CONTRIBUTING.md.
 from __future__ import annotations
 
 import inspect
+import re
 import tomllib
 from collections.abc import Iterator
-from importlib import resources
+from importlib import import_module, resources
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-from phasor import Rope, axes, scaling
+from phasor import Rope, axes, scaling, translation
 from phasor.axes import AXES, OneAxis
 from phasor.configs.facts import table
 from phasor.configs.writing import WRITERS
@@ -28,10 +29,12 @@ from phasor.scaling import LAWS, Law, Rule
 from phasor.torch import RotaryAttention, backends, rotate
 from phasor.torch.backends import eager
 from phasor.torch.ops import BACKENDS
+from phasor.translation import TARGETS, Target
 
 from . import oracle, strategies
 from .configs import published_configs
 from .torch import attention_oracle, torch_oracle
+from .translation.programs import PROGRAMS
 
 # older entries that neither a published file nor the sizes of a class vouch for; bring a file
 UNCHECKED_TYPES = {
@@ -197,3 +200,27 @@ def test_every_option_of_attention_is_in_every_place() -> None:
         "tests/torch/attention_oracle.py LAYERS": sorted({*options} - always - tried),
     }
     assert {place: names for place, names in missing.items() if names} == {}
+
+
+def test_every_target_is_in_the_registry() -> None:
+    """A file with a target that is not in ``TARGETS`` is never asked."""
+    folder = Path(str(translation.__file__)).parent
+    modules = [import_module(f"phasor.translation.{path.stem}") for path in folder.glob("*.py")]
+    found = {one.TARGET.name for one in modules if isinstance(vars(one).get("TARGET"), Target)}
+    assert found - {*TARGETS} == set(), "translation/__init__.py TARGETS"
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_a_target_is_in_every_place(name: str) -> None:
+    """What runs it, the requirement of the tests that is run, and its row and column."""
+    target = TARGETS[name]
+    groups = tomllib.loads((DOCS.parent / "pyproject.toml").read_text("utf-8"))["dependency-groups"]
+    required = {re.split(r"[^\w.-]", one)[0] for one in [*groups["peers"], *groups["test"]]
+                if isinstance(one, str)}  # fmt: skip
+    places = {
+        "tests/translation/programs.py PROGRAMS": name in PROGRAMS,
+        "pyproject.toml test, or TARGET.package": target.checked == "description"
+        or (target.package or name) in required,
+        "docs/translate.md, by tools/translation_map.py": f"| `{name}` |" in page("translate.md"),
+    }
+    assert [place for place, there in places.items() if not there] == []

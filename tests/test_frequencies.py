@@ -9,7 +9,7 @@ from typing import Any
 import mpmath
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from phasor import Rope
 from phasor.errors import SpecError
@@ -182,7 +182,6 @@ def test_every_golden_row_is_checked(base: int) -> None:
 
 
 @given(strategies.resolved_ropes())
-@settings(deadline=None, max_examples=200)
 def test_frequencies_are_the_oracles_to_50_digits(rope: Rope) -> None:
     """Every law, layout and width, against formulas written apart from the package's."""
     with mpmath.workdps(70):
@@ -191,7 +190,6 @@ def test_frequencies_are_the_oracles_to_50_digits(rope: Rope) -> None:
 
 
 @given(strategies.resolved_ropes())
-@settings(deadline=None, max_examples=100)
 def test_the_float64_frequencies_are_correctly_rounded(rope: Rope) -> None:
     """float() of an exact real rounds to nearest, so no ulp is lost."""
     assert rope.inv_freq.tolist() == [float(f) for f in oracle.frequencies(rope)]

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from phasor import PositionError, Rope, SpecError, TensorError
@@ -74,7 +74,6 @@ def test_pairs_lie_within_the_rotated_slice(
 
 
 @given(strategies.placed_ropes(), st.integers(0, 2**32))
-@settings(deadline=None, max_examples=200)
 def test_any_rope_turns_as_the_oracle_does(placed: tuple[Rope, Any], seed: int) -> None:
     """Every pairing, output pairing, slice, direction, layout and law, at any int64."""
     rope, position = placed
@@ -138,7 +137,6 @@ def test_the_result_may_have_another_pairing(pairing: Any, out: Any) -> None:
 
 
 @given(strategies.placed_ropes(), st.integers(0, 2**32))
-@settings(deadline=None, max_examples=100)
 def test_the_inverse_undoes_any_rotation(placed: tuple[Rope, Any], seed: int) -> None:
     """Also where the result has another pairing."""
     rope, position = placed

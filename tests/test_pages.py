@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 import numpy as np
+from tools.translation_map import fill
 
 from phasor import Rope
 from phasor.cli import COMMANDS, main
@@ -43,6 +44,11 @@ def test_the_readme_is_as_precise_as_it_says() -> None:
     rope = Rope(head_dim=128, pairing="half", base=10_000.0)
     worst = angle_errors(rope, 131_072 + np.arange(1024), "float32 angle").max()
     assert f"{worst:.0e}".replace("e-0", "e-") + " at 131 072 tokens" in page("README.md")
+
+
+def test_the_table_of_translations_is_what_its_tool_writes() -> None:
+    """``python tools/translation_map.py --write`` makes it; date and versions may be older."""
+    assert fill(page("docs/translate.md"), "targets", "map") == page("docs/translate.md")
 
 
 def test_every_extra_is_on_the_first_page_and_in_the_reference() -> None:

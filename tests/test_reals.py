@@ -8,7 +8,7 @@ from decimal import Decimal
 import mpmath
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from phasor._reals import PI, PRECISION, cos_sin_of_turns, in_reals, nearest_float32
@@ -87,7 +87,6 @@ def test_the_precision_holds_inside_and_ends_outside() -> None:
 
 
 @given(st.floats(-LARGEST, LARGEST), st.integers(-(10**9), 10**9))
-@settings(deadline=None, max_examples=300)
 def test_the_nearest_float32_is_the_nearest(value: float, nudge: int) -> None:
     """Against rounding with integers, for reals that are no float64 themselves."""
     real = Decimal(value) * (1 + Decimal(nudge) * Decimal(10) ** -30)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from phasor import Rope, SpecError
 from phasor.axes import AXES, Axes, OneAxis, Sectioned
@@ -178,7 +178,6 @@ def test_a_rope_is_frozen() -> None:
 
 
 @given(strategies.ropes())
-@settings(deadline=None, max_examples=300)
 def test_json_is_an_exact_round_trip(rope: Rope) -> None:
     """Text and back is the same Rope, to the last bit of every float."""
     again = Rope.from_json(rope.to_json())
@@ -190,7 +189,6 @@ def test_json_is_an_exact_round_trip(rope: Rope) -> None:
 
 
 @given(strategies.descriptions(), strategies.descriptions())
-@settings(deadline=None, max_examples=100)
 def test_ropes_are_equal_exactly_when_their_text_is(one: Any, other: Any) -> None:
     """So the text can stand for the Rope in an operator's schema."""
     left, right = Rope(**one), Rope(**other)
@@ -200,7 +198,6 @@ def test_ropes_are_equal_exactly_when_their_text_is(one: Any, other: Any) -> Non
 
 
 @given(strategies.ropes())
-@settings(deadline=None, max_examples=50)
 def test_a_rope_survives_pickling(rope: Rope) -> None:
     """Workers of a data loader get the same value."""
     again = pickle.loads(pickle.dumps(rope))

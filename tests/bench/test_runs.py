@@ -287,6 +287,7 @@ def test_a_run_on_a_gpu_has_all_its_tables(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(run, "everyone", everyone)
     monkeypatch.setattr(BENCH.facts, "everyone", everyone)
+    monkeypatch.setitem(sys.modules, "liger_kernel", None)  # as where it is not installed
     monkeypatch.setattr(run, "LAUNCH", replace(TINY, seq=1))
     monkeypatch.setattr(BENCH.run, "host_timer", lambda call, repeats: 1.0)
     cases = [replace(TINY, name=f"A, {name}", group="A", seq=n, norm=True)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import cmath
 import itertools
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,24 +31,30 @@ WAYS = {
     "linear": coverage(ROPE, 4096, replace(ROPE, scaling=Linear(factor=4.0)), 16384),
     "ntk": coverage(ROPE, 4096, replace(ROPE, scaling=NTK(factor=4.0)), 16384),
 }
-DRAWN: dict[str, Any] = {
-    "rotation_chart": charts.rotation_chart(ROPE, pairs=[0, 9, 16, 40], tokens=12),
-    "decay_chart": charts.decay_chart(EIGHT, range(64), window=(6, 22)),
-    "cosine_chart": charts.cosine_chart(EIGHT, [1, 10, 100], seed=3),
-    "wavelength_chart": charts.wavelength_chart(EIGHT, context=4096),
-    "scaling_chart": charts.scaling_chart(ROPE, EIGHT),
-    "attention_chart": charts.attention_chart(ROPE, [0, 1, 3], alpha=12.0, tokens=9),
-    "usage_chart": charts.usage_chart({"0": np.ones((2, 4)), "1": np.ones((3, 4))}),
-    "coverage_chart": charts.coverage_chart(WAYS),
-    "turns_chart": charts.turns_chart(WAYS),
-    "precision_chart": charts.precision_chart(ROPE, bits=6, draws=2),
-    "required_alpha_chart": charts.required_alpha_chart(ROPE, [4, 64], context=16),
-    "previous_token_chart": charts.previous_token_chart(
+CHARTS: dict[str, Callable[[], Any]] = {
+    "rotation_chart": lambda: charts.rotation_chart(ROPE, pairs=[0, 9, 16, 40], tokens=12),
+    "decay_chart": lambda: charts.decay_chart(EIGHT, range(64), window=(6, 22)),
+    "cosine_chart": lambda: charts.cosine_chart(EIGHT, [1, 10, 100], seed=3),
+    "wavelength_chart": lambda: charts.wavelength_chart(EIGHT, context=4096),
+    "scaling_chart": lambda: charts.scaling_chart(ROPE, EIGHT),
+    "attention_chart": lambda: charts.attention_chart(ROPE, [0, 1, 3], alpha=12.0, tokens=9),
+    "usage_chart": lambda: charts.usage_chart({"0": np.ones((2, 4)), "1": np.ones((3, 4))}),
+    "coverage_chart": lambda: charts.coverage_chart(WAYS),
+    "turns_chart": lambda: charts.turns_chart(WAYS),
+    "precision_chart": lambda: charts.precision_chart(ROPE, bits=6, draws=2),
+    "required_alpha_chart": lambda: charts.required_alpha_chart(ROPE, [4, 64], context=16),
+    "previous_token_chart": lambda: charts.previous_token_chart(
         {"one": ROPE}, [4, 64], trained=ROPE, alpha=30.0, context=16
     ),
-    "linear_chart": charts.linear_chart(SMALL, [8, 64], draws=3),
+    "linear_chart": lambda: charts.linear_chart(SMALL, [8, 64], draws=3),
 }
-every_chart = pytest.mark.parametrize("name", DRAWN)
+every_chart = pytest.mark.parametrize("name", CHARTS)
+
+
+@cache
+def drawn(name: str) -> Any:
+    """A chart, drawn once."""
+    return CHARTS[name]()
 
 
 def panels(chart: Any) -> list[Any]:
@@ -77,15 +85,14 @@ def column(chart: Any, field: str, panel: int = 0, **where: Any) -> list[Any]:
 
 def test_every_function_is_drawn_here() -> None:
     """So that the tests below speak of all."""
-    assert set(DRAWN) == set(charts.__all__)
+    assert set(CHARTS) == set(charts.__all__)
 
 
 @every_chart
 def test_every_chart_can_be_drawn(name: str) -> None:
     """Altair checks it against Vega-Lite's schema, and it has marks and a description."""
-    drawn = vl_convert.vegalite_to_svg(DRAWN[name].to_dict())
-    assert len(drawn) > 2000
-    assert len(DRAWN[name].description) > 20
+    assert len(vl_convert.vegalite_to_svg(drawn(name).to_dict())) > 2000
+    assert len(drawn(name).description) > 20
 
 
 @pytest.mark.parametrize(
@@ -94,14 +101,14 @@ def test_every_chart_can_be_drawn(name: str) -> None:
 def test_a_chart_is_saved_for_a_paper(tmp_path: Path, ending: str, beginning: bytes) -> None:
     """Each format begins as it should."""
     path = tmp_path / f"chart.{ending}"
-    DRAWN["coverage_chart"].save(path)
+    drawn("coverage_chart").save(path)
     assert path.read_bytes().startswith(beginning)
 
 
 @every_chart
 def test_the_colours_of_a_page_are_all_defined(name: str) -> None:
     """A chart names no colour itself: those of paper are exchanged for variables of the page."""
-    text = str(style.screen_spec(DRAWN[name]))
+    text = str(style.screen_spec(drawn(name)))
     assert "#" not in text
     assert all(
         f"--{part.split(')')[0]}:" in style.stylesheet() for part in text.split("var(--")[1:]
@@ -230,7 +237,7 @@ def test_drawn_cosines_come_from_the_seed(panel: int, same: bool) -> None:
 
 def test_the_band_is_one_deviation_of_independent_vectors() -> None:
     """``128 ** -0.5`` either way, in the last panel alone."""
-    bands = [panel.layer[0].data.values for panel in DRAWN["cosine_chart"].concat]
+    bands = [panel.layer[0].data.values for panel in drawn("cosine_chart").concat]
     assert bands[3] == [{"low": -(128**-0.5), "high": 128**-0.5}]
     assert all("low" not in band[0] for band in bands[:3])
 
@@ -267,7 +274,7 @@ def test_scaling_is_the_share_of_the_frequency_that_is_left() -> None:
 
 def test_coverage_shows_turns_and_new_phases() -> None:
     """Turns by their definition; shares by counting every distance."""
-    chart = DRAWN["coverage_chart"]
+    chart = drawn("coverage_chart")
     turn = np.array(ROPE.inv_freq) / (2 * math.pi)
     wanted = {"in training": 4096 * turn, "unchanged": 16384 * turn, "linear": 4096 * turn}
     for name, values in wanted.items():
@@ -280,7 +287,7 @@ def test_coverage_shows_turns_and_new_phases() -> None:
 
 def test_coverage_marks_pairs_that_never_came_round() -> None:
     """46 to 63 of Llama 2: its critical dimension is 92."""
-    marked = DRAWN["coverage_chart"].vconcat[0].layer[0].data.values
+    marked = drawn("coverage_chart").vconcat[0].layer[0].data.values
     assert [row["start"] for row in marked] == [pair - 0.5 for pair in range(46, 64)]
 
 
@@ -321,7 +328,7 @@ def test_attention_is_the_softmax_of_summed_cosines() -> None:
                 for n in range(m + 1)
             ]
             shares = [math.exp(score - max(scores)) for score in scores]
-            found = column(DRAWN["attention_chart"], "weight", panel, query=m)
+            found = column(drawn("attention_chart"), "weight", panel, query=m)
             expected = [share / sum(shares) for share in shares]
             np.testing.assert_allclose(found[: m + 1], expected, atol=1e-13)
             assert found[m + 1 :] == [None] * (8 - m)
@@ -386,7 +393,7 @@ def weights(length: int, seed: int) -> list[float]:
 
 def test_linear_weights_are_means_over_draws() -> None:
     """Share below 0, sum and its expectation, a mean of cosines, with one deviation as a band."""
-    chart = DRAWN["linear_chart"]
+    chart = drawn("linear_chart")
     for panel, measure in enumerate((lambda w: np.mean(np.array(w) < 0), sum)):
         found = np.array([[measure(weights(n, seed)) for seed in range(3)] for n in (8, 64)])
         mean = {"name": "mean of 3 draws"}
@@ -396,8 +403,8 @@ def test_linear_weights_are_means_over_draws() -> None:
         np.testing.assert_allclose(
             column(chart, "high", panel, **mean), middle + spread, atol=1e-13
         )
-    drawn = column(chart, "value", 1, name="expected sum")
-    for length, one in zip((8, 64), drawn, strict=True):
+    sums = column(chart, "value", 1, name="expected sum")
+    for length, one in zip((8, 64), sums, strict=True):
         cosines = [math.cos(r * f) for r in range(length) for f in SMALL.inv_freq]
         assert one == pytest.approx(sum(cosines) / len(cosines), abs=1e-14)
 

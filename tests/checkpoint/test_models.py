@@ -13,11 +13,12 @@ import pytest
 import torch
 import transformers
 
-from phasor.checkpoint import plan, write
+from phasor import load as load_ropes
+from phasor.checkpoint import plan, plan_for, write
+from phasor.scaling import Llama3
 
 from .checkpoints import load
-
-pytestmark = pytest.mark.transformers
+from .metas_llama import PARAMS, forward, random_weights, save_meta, turns
 
 TOKENS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]
 SMALL: dict[str, Any] = {
@@ -72,46 +73,37 @@ def loaded(model: Any, folder: Path) -> Any:
     )
 
 
+METAS_NAMES = {
+    "model.": "",
+    "embed_tokens": "tok_embeddings",
+    "self_attn.": "attention.",
+    "input_layernorm": "attention_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.": "feed_forward.",
+    "gate_proj": "w1",
+    "down_proj": "w2",
+    "up_proj": "w3",
+    "lm_head": "output",
+} | {f"{c}_proj": f"w{c}" for c in "qkvo"}
+
+
 def metas_llama(weights: dict[str, np.ndarray], config: dict[str, Any]) -> np.ndarray:
-    """Logits of a Llama as Meta wrote it, with complex numbers on neighbouring rows."""
-    heads, key_heads = config["num_attention_heads"], config["num_key_value_heads"]
-    width, count = config["head_dim"], len(TOKENS)
-    step = config["rope_parameters"]["rope_theta"] ** (-np.arange(0, width, 2) / width)
-    turn = np.exp(1j * np.outer(np.arange(count), step))
-
-    def norm(x: np.ndarray, name: str) -> np.ndarray:
-        size = np.sqrt((x**2).mean(-1, keepdims=True) + config["rms_norm_eps"])
-        return x / size * weights[f"{name}.weight"]
-
-    def linear(x: np.ndarray, name: str) -> np.ndarray:
-        return x @ weights[f"{name}.weight"].T + weights.get(f"{name}.bias", 0.0)
-
-    def rotated(x: np.ndarray) -> np.ndarray:
-        turned = (x[:, 0::2] + 1j * x[:, 1::2]) * turn
-        return np.stack((turned.real, turned.imag), -1).reshape(x.shape)
-
-    x = weights["model.embed_tokens.weight"][TOKENS]
-    for layer in range(config["num_hidden_layers"]):
-        name = f"model.layers.{layer}"
-        y = norm(x, f"{name}.input_layernorm")
-        q, k, v = (linear(y, f"{name}.self_attn.{c}_proj") for c in "qkv")
-        mixed = []
-        for head in range(heads):
-            mine = slice(head * width, head * width + width)
-            of_group = head // (heads // key_heads) * width
-            theirs = slice(of_group, of_group + width)
-            logits = rotated(q[:, mine]) @ rotated(k[:, theirs]).T / np.sqrt(width)
-            logits[np.triu_indices(count, 1)] = -np.inf
-            share = np.exp(logits - logits.max(-1, keepdims=True))
-            mixed.append(share / share.sum(-1, keepdims=True) @ v[:, theirs])
-        x = x + linear(np.concatenate(mixed, -1), f"{name}.self_attn.o_proj")
-        y = norm(x, f"{name}.post_attention_layernorm")
-        gate = linear(y, f"{name}.mlp.gate_proj")
-        x = x + linear(
-            gate / (1 + np.exp(-gate)) * linear(y, f"{name}.mlp.up_proj"), f"{name}.mlp.down_proj"
-        )
-    head = weights.get("lm_head.weight", weights["model.embed_tokens.weight"])
-    return norm(x, "model.norm") @ head.T
+    """Logits of a Llama as Meta wrote it, of weights under transformers' names."""
+    renamed = {}
+    for name, weight in weights.items():
+        for theirs, metas in METAS_NAMES.items():
+            name = name.replace(theirs, metas)
+        renamed[name] = weight
+    params = {
+        "n_layers": config["num_hidden_layers"],
+        "n_heads": config["num_attention_heads"],
+        "n_kv_heads": config["num_key_value_heads"],
+        "head_dim": config["head_dim"],
+        "norm_eps": config["rms_norm_eps"],
+        "rope_theta": config["rope_parameters"]["rope_theta"],
+    }
+    renamed.setdefault("output.weight", renamed["tok_embeddings.weight"])
+    return forward(renamed, params, TOKENS, turns(params, range(len(TOKENS))))
 
 
 SHAPES = {
@@ -145,6 +137,100 @@ def test_transformers_weights_give_metas_logits(tmp_path: Path, shape: str) -> N
     write(plan(tmp_path / "a", "interleaved"), tmp_path / "b", verified=True)
     meta = metas_llama(load(tmp_path / "b/model.safetensors"), config)
     np.testing.assert_allclose(meta, outputs(model), rtol=0, atol=CLOSE * np.abs(meta).max())
+
+
+POSITIONS = [0, 1, 2, 40, 41, 200, 500, 501, 900, 1300]  # so that scaling is seen
+
+
+def numbers(weights: dict[str, torch.Tensor]) -> dict[str, np.ndarray]:
+    """Weights for the oracle."""
+    return {name: weight.double().numpy() for name, weight in weights.items()}
+
+
+def logits_far_apart(folder: Path) -> np.ndarray:
+    """What transformers' class computes in float64 from a folder."""
+    model = transformers.LlamaForCausalLM.from_pretrained(
+        folder, dtype=torch.float64, attn_implementation="eager"
+    )
+    with torch.no_grad():
+        out = model(torch.tensor([TOKENS]), position_ids=torch.tensor([POSITIONS]))
+    return out.logits[0].numpy()
+
+
+def room(weights: dict[str, np.ndarray], params: dict[str, Any]) -> float:
+    """How far apart logits may be by what transformers computes in float32 in any model.
+
+    In units of 2^-24, half an ulp: an angle is a power, at most four operations of the law and a
+    product, and its cosine is within two (the first pair's angles are whole numbers, and exact); a
+    norm and a softmax have fewer than six, and the scores before that, below 10, as many units as
+    they are large. The oracle itself says what so much does to its logits, with signs by chance, of
+    which the largest of eight answers is taken, twice.
+    """
+    exact = turns(params, POSITIONS)
+    wanted = forward(weights, params, TOKENS, exact)
+    rng = np.random.default_rng(0)
+
+    def moved(x: np.ndarray, by: np.ndarray | float) -> np.ndarray:
+        return x + rng.choice([-1.0, 1.0], x.shape) * by * 2.0**-24
+
+    def answer() -> np.ndarray:
+        angles = moved(exact, 2 + 6 * exact * (np.arange(exact.shape[1]) > 0))
+        return forward(weights, params, TOKENS, angles, lambda x: moved(x, 16 * np.abs(x)))
+
+    return 2 * max(np.abs(answer() - wanted).max() for _ in range(8))
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("embeddings_on", [0, 1], ids=["as Llama 3", "as Llama 2"])
+def test_metas_files_give_metas_logits_in_transformers(
+    tmp_path: Path, ranks: int, embeddings_on: int
+) -> None:
+    """Grouped queries, Llama 3's scaling, one rank and two; without the scaling it is far off."""
+    weights = random_weights(PARAMS)
+    folder = save_meta(tmp_path / "a", PARAMS, weights, ranks, tok_embeddings=embeddings_on)
+    write(plan_for(folder, "transformers"), tmp_path / "b", verified=True)
+    found, allowed = logits_far_apart(tmp_path / "b"), room(numbers(weights), PARAMS)
+    wanted = forward(numbers(weights), PARAMS, TOKENS, turns(PARAMS, POSITIONS))
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=allowed)
+    plain = turns(PARAMS | {"use_scaled_rope": False}, POSITIONS)
+    unscaled = forward(numbers(weights), PARAMS, TOKENS, plain)
+    assert np.abs(unscaled - wanted).max() > 100 * allowed
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_transformers_files_give_its_logits_in_metas_code(tmp_path: Path, tied: bool) -> None:
+    """The other way round; tied embeddings become two tensors, and any width is said exactly."""
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=20,
+        hidden_size=32,
+        intermediate_size=57,  # 57 / 85 * 85 is less in floating point
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        tie_word_embeddings=tied,
+        rope_parameters={
+            "rope_type": "llama3",
+            "rope_theta": 500000.0,
+            "factor": 32.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+        },
+    )
+    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path / "a", max_shard_size="20KB")
+    assert (tmp_path / "a/model.safetensors.index.json").exists()
+    plan = plan_for(tmp_path / "a", "meta")
+    assert any("scales by 8" in note for note in plan.notes)
+    write(plan, tmp_path / "b", verified=True)
+    weights = load(tmp_path / "b/consolidated.safetensors")
+    params = json.loads((tmp_path / "b/params.json").read_text())
+    assert load_ropes(tmp_path / "b")[0].scaling == Llama3(factor=32.0, original_max_positions=8192)
+    hidden = int(params["ffn_dim_multiplier"] * int(2 * 4 * params["dim"] / 3))
+    assert (hidden, params["multiple_of"]) == (57, 1)
+    wanted = forward(weights, params, TOKENS, turns(params, POSITIONS))
+    allowed = room(weights, params)
+    np.testing.assert_allclose(logits_far_apart(tmp_path / "a"), wanted, rtol=0, atol=allowed)
 
 
 def swapped(pairing: str) -> Any:

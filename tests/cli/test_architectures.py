@@ -17,8 +17,6 @@ from phasor.torch.hf.architectures import not_built
 
 from ..offline import refuse_connections
 
-pytestmark = pytest.mark.transformers
-
 
 @pytest.fixture(autouse=True)
 def offline(monkeypatch):

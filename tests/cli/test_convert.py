@@ -15,6 +15,7 @@ import pytest
 from phasor.cli import run
 
 from ..checkpoint.checkpoints import Tensors, llama, llama_tensors, load, save, save_folder, tensor
+from ..checkpoint.metas_llama import PARAMS, random_weights, save_meta
 from .running import run_phasor
 
 ORDER = [0, 4, 1, 5, 2, 6, 3, 7]  # interleaved rows from halves, of a head of 8
@@ -132,8 +133,38 @@ def test_a_slice_of_the_head_is_said_with_numbers(tmp_path: Path) -> None:
     assert load(out)["keys"].tolist() == [0, 1, 2, 4, 3, 5, 6]
 
 
+def test_a_llama_goes_to_transformers_and_back(tmp_path: Path) -> None:
+    """Each way verified, with what the result needs; the weights are the same bytes at the end."""
+    weights = random_weights(PARAMS)
+    meta = save_meta(tmp_path / "meta", PARAMS, weights, 2)
+    done = convert(meta, tmp_path / "hf", "--for", "transformers", "--verify")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        f"{meta}: 21 tensors of 2 ranks for transformers, 4 from interleaved to half",
+        "config.json is for transformers 5; add the tokenizer's bos and eos ids.",
+        "The tokenizer is not converted.",
+        "Verified: both sides agree, byte for byte and in their scores.",
+        f"Written to {tmp_path / 'hf'}: config.json and model.safetensors.",
+    ]
+    done = convert(tmp_path / "hf", tmp_path / "back", "--for", "meta", "--verify")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1].endswith("params.json and consolidated.safetensors.")
+    found = load(tmp_path / "back/consolidated.safetensors")
+    assert all(found[name].tobytes() == weights[name].numpy().tobytes() for name in weights)
+    done = convert(meta, "--for", "transformers", "--dry-run")
+    assert done.stdout.endswith("The tokenizer is not converted.\nNothing was written.\n")
+
+
 BAD: dict[str, tuple[list[str], str]] = {
-    "no target pairing": (["a", "b"], "--to"),
+    "no target pairing": (["a", "b"], "Missing option '--to' or '--for'"),
+    "no such program": (["a", "b", "--for", "vllm"], "vllm"),
+    "a program and a pairing": (
+        ["a", "b", "--for", "meta", "--to", "half"],
+        "--for goes only with",
+    ),
+    "not what Meta's code computes": (["a", "b", "--for", "meta"], "these tensors are missing"),
+    "Meta's files without a program": (["pth", "b", "--to", "half"], "--for transformers"),
+    "Meta's files without params.json": (["pth", "b", "--for", "transformers"], "params.json is"),
     "no such pairing": (["a", "b", "--to", "halves"], "halves"),
     "no result": (["a", "--to", "interleaved"], "Missing argument 'OUT'"),
     "no source": (["none", "b", "--to", "half"], "none does not exist"),
@@ -165,9 +196,11 @@ def test_bad_input_is_one_line_and_exit_code_2(tmp_path: Path, folder: Path, kin
     (tmp_path / "pickle.bin").write_bytes(b"PK\x03\x04" + bytes(60))
     whole = (folder / "model.safetensors").read_bytes()
     (tmp_path / "cut.safetensors").write_bytes(whole[:-1])
+    (tmp_path / "pth").mkdir()
+    (tmp_path / "pth/consolidated.00.pth").touch()
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     arguments, said = BAD[kind]
-    files = {"a", "b", "none", "pickle.bin", "cut.safetensors"}
+    files = {"a", "b", "none", "pth", "pickle.bin", "cut.safetensors"}
     done = convert(*(tmp_path / word if word in files else word for word in arguments))
     assert done.returncode == 2
     assert done.stdout == ""

@@ -46,7 +46,7 @@ GIVEN = {
         ["somebodys:late", "--head-dim", "64"],
     ],
     "convert": [["meta.safetensors", "--to", "half", "--head-dim", "64", "--dry-run"]],
-    "translate": [["llama-3-8b"]],
+    "translate": [[], ["llama-3-8b", "--to", "transformers"]],
     "extend": [
         ["qwen3-8b", "--to", "128k"],
         ["llama-3-8b", "--to", "1M", "--law", "yarn"],

@@ -11,13 +11,11 @@ from typing import Any
 import pytest
 from huggingface_hub.errors import StrictDataclassFieldValidationError
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-from transformers.models.deepseek_v4.modeling_deepseek_v4 import DeepseekV4RotaryEmbedding
 
 from phasor import ConfigError
 from phasor.configs import load
 from phasor.configs.facts import table
 from phasor.scaling import Linear
-from phasor.torch.hf.architectures import tiny_model
 
 from .config_files import sized
 
@@ -74,6 +72,7 @@ def phasor_heeds(model_type: str) -> bool:
     return Linear(factor=4.0) in [rope.scaling for rope in ropes]
 
 
+@pytest.mark.transformers
 @pytest.mark.parametrize("model_type", [*NESTED_TYPES, *FLAT_TYPES])
 def test_one_block_for_all_layers_is_read_where_transformers_reads_it(model_type):
     """Classes that keep a block for each kind of layer ignore it, or cannot be built of it."""
@@ -96,6 +95,7 @@ def test_a_plain_type_beside_the_blocks_of_single_kinds_says_nothing(key):
         load(said | {"rope_parameters": {key: "yarn"} | blocks})
 
 
+@pytest.mark.transformers
 def test_the_base_of_deepseeks_plain_layers_stands_beside_a_block_for_all():
     """As its class reads it: the block's own is for none."""
     said = sized("deepseek_v4", layer_types=COMPRESSED, qk_rope_head_dim=64, rope_theta=2e4)
@@ -129,8 +129,11 @@ def test_the_base_of_a_kind_that_no_layer_is_of_may_stand_in_the_file():
     assert ropes.in_config.unread["main"].base == 2e4
 
 
+@pytest.mark.transformers
 def test_only_one_block_for_all_layers_lacks_deepseeks_yarn_factor():
     """Its class puts a factor of 1 into that one, and leaves blocks of single kinds alone."""
+    from transformers.models.deepseek_v4.modeling_deepseek_v4 import DeepseekV4RotaryEmbedding
+
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
     plain = {"rope_type": "default", "rope_theta": 1e4}
     said = sized("deepseek_v4", layer_types=COMPRESSED, qk_rope_head_dim=64, head_dim=512)
@@ -149,6 +152,8 @@ PLAIN = {"rope_type": "default", "rope_theta": 1e4}
 
 def position_tables(model_type: str, block: Any) -> list[Any]:
     """The tables of sines and cosines of a small model of transformers."""
+    from phasor.torch.hf.architectures import tiny_model
+
     model = tiny_model(model_type, {"rope_parameters": block, "rope_theta": block["rope_theta"]})
     tensors = [*model.named_buffers(), *model.named_parameters()]
     return [found for name, found in tensors if "embed_positions" in name]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -9,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from phasor import ConfigError
+from phasor import ConfigError, preset
 from phasor.axes import InterleavedSections, Sectioned
 from phasor.configs import load
-from phasor.scaling import Linear, LongRope, PerPair, Yarn
+from phasor.scaling import Linear, Llama3, LongRope, PerPair, Yarn
 
 from .config_files import CONFIGS, plain
 
@@ -47,6 +48,59 @@ def test_apply_scale_brings_yarns_temperature() -> None:
     config = plain("mistral_params")
     config["yarn"]["apply_scale"] = True
     assert load(config).ropes[0].attention_factor == pytest.approx(0.1 * math.log(16) + 1)
+
+
+# original/params.json of meta-llama/Llama-3.1-8B
+LLAMA = {
+    "dim": 4096,
+    "n_layers": 32,
+    "n_heads": 32,
+    "n_kv_heads": 8,
+    "vocab_size": 128256,
+    "ffn_dim_multiplier": 1.3,
+    "multiple_of": 1024,
+    "norm_eps": 1e-05,
+    "rope_theta": 500000.0,
+    "use_scaled_rope": True,
+}
+RELEASES: dict[str, tuple[dict[str, Any], float]] = {
+    "llama-3.1-8b-meta": ({}, 8),
+    "llama-3.1-70b": ({"dim": 8192, "n_layers": 80, "n_heads": 64}, 8),
+    "llama-3.3-70b": ({"dim": 8192, "n_layers": 80, "n_heads": 64}, 8),
+    "llama-3.1-405b": ({"dim": 16384, "n_layers": 126, "n_heads": 128}, 8),
+    "llama-3.2-1b": ({"dim": 2048, "n_layers": 16}, 32),
+    "llama-3.2-3b": ({"dim": 3072, "n_layers": 28, "n_heads": 24}, 32),
+}
+
+
+@pytest.mark.parametrize("name", RELEASES)
+def test_metas_scaling_is_that_of_the_release(name: str) -> None:
+    """The same ropes as the preset from the Hub's config, in interleaved pairs; a note says why."""
+    sizes, factor = RELEASES[name]
+    ropes, published = load(LLAMA | sizes), preset(name)
+    assert len(ropes) == len(published)
+    assert ropes[0] == dataclasses.replace(published.ropes[0], pairing="interleaved")
+    assert f"has {factor:g}." in ropes.notes[0]
+    assert ("8 as a constant" in ropes.notes[-1]) == (factor != 8)
+
+
+def test_metas_scaling_is_what_the_file_says() -> None:
+    """With the key that newer code of Meta reads, for a model of any size."""
+    said = {"dim": 512, "rope_scaling_factor": 32, "rope_high_freq_factor": 2}
+    ropes = load(LLAMA | said)
+    assert ropes[0] is not None
+    assert ropes[0].scaling == Llama3(
+        factor=32.0, original_max_positions=8192, high_freq_factor=2.0
+    )
+    assert ropes.notes == ()
+
+
+def test_llama_4_fills_in_its_own_numbers() -> None:
+    """Factor 16 and a step at one turn; every fourth layer has no rotation."""
+    sizes = {"dim": 5120, "n_layers": 48, "n_heads": 40, "nope_layer_interval": 4}
+    ropes, scout = load(LLAMA | sizes), preset("llama-4-scout")
+    assert ropes.ropes == scout.ropes
+    assert [rope is None for rope in ropes] == [rope is None for rope in scout]
 
 
 def test_deepseek_defaults_are_noted() -> None:
@@ -273,9 +327,21 @@ WRONG = {
         {k: v for k, v in plain("mistral_params").items() if k != "rope_theta"},
         "rope_theta is absent",
     ),
-    "params with Meta's scaling": (
-        plain("mistral_params") | {"use_scaled_rope": True},
-        "use_scaled_rope",
+    "params with Meta's scaling beside yarn": (
+        plain("mistral_params") | {"use_scaled_rope": True, "rope_scaling_factor": 8},
+        "use_scaled_rope must be false beside yarn",
+    ),
+    "params with Meta's scaling and sizes of no release": (
+        LLAMA | {"n_layers": 33},
+        r'add "rope_scaling_factor": 8 \(as Llama 3\.1 and 3\.3 have\) or 32 \(as Llama 3\.2 1B',
+    ),
+    "params with a factor that nothing reads": (
+        LLAMA | {"use_scaled_rope": False, "rope_scaling_factor": 8},
+        "rope_scaling_factor",
+    ),
+    "params with bands in the wrong order": (
+        LLAMA | {"rope_high_freq_factor": 0.5},
+        "rope_high_freq_factor cannot be used",
     ),
     "params with an unknown key": (plain("mistral_params") | {"rope_zoom": 2}, "rope_zoom"),
     "DeepSeek with an unknown key": (plain("deepseek_inference") | {"rope_zoom": 2}, "rope_zoom"),

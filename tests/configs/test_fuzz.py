@@ -108,19 +108,14 @@ def loads_or_refuses(source: Any) -> None:
     assert len(ropes) >= 1
 
 
-@settings(max_examples=400, deadline=None, derandomize=True)
+@settings(max_examples=4 * settings().max_examples, derandomize=True)
 @given(damaged())
 def test_a_damaged_dictionary_loads_or_is_refused(config: dict[str, Any]) -> None:
     """Deleted, retyped, negative, not finite or nested values: never another exception."""
     loads_or_refuses(config)
 
 
-@settings(
-    max_examples=100,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.too_slow],
-)
+@settings(derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(damaged(), st.integers(0, 400), st.binary(max_size=3))
 def test_a_damaged_file_loads_or_is_refused(
     config: dict[str, Any], place: int, bytes_there: bytes

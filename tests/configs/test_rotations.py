@@ -31,8 +31,6 @@ from phasor.torch.hf.architectures import installed_model_types
 from ..offline import refuse_connections
 from .transformers_frequencies import quiet
 
-pytestmark = pytest.mark.transformers
-
 #: Types that rotate, and why no class of transformers says how.
 WITHOUT_A_CLASS = {
     "xlm-roberta": "transformers' class does not rotate; the code beside jina's files does",

@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from gguf import GGUFWriter
-from transformers import LlamaConfig, Qwen2VLConfig
 
 from phasor import ConfigError
 from phasor.axes import InterleavedSections
@@ -45,6 +44,8 @@ def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
 
 def test_a_live_config_of_transformers_is_read_as_its_file() -> None:
     """Whole, or the language model's inside a larger one."""
+    from transformers import LlamaConfig, Qwen2VLConfig
+
     live = LlamaConfig(
         hidden_size=512,
         num_attention_heads=4,

@@ -37,7 +37,7 @@ from .triton_compiler import (
     misaligned,
 )
 
-pytestmark = [*compiles, pytest.mark.kernels]
+pytestmark = compiles
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ MOVED = "tests/gpu/test_machine.py"
 FEW, REST = "not every_kernel", "every_kernel"
 EVERY = f"{FEW} or {REST}"
 
-pytestmark = [starts_another, pytest.mark.kernels]
+pytestmark = starts_another
 
 
 @pytest.mark.parametrize("files", [ROTATED, FUSED], ids=["rotation", "fused"])

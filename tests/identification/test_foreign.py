@@ -13,7 +13,7 @@ from phasor.identification import identify
 from phasor.scaling import DynamicNTK, Llama3, LongRope, Yarn
 
 # other people's imports warn
-pytestmark = [pytest.mark.transformers, pytest.mark.filterwarnings("ignore")]
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 def llama(head_dim: int = 128, *, longest: int = 2048, **parameters: Any) -> tuple[Any, Any]:

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 
 from phasor import Rope
 from phasor.axes import AXES, Alternating
@@ -21,7 +21,6 @@ def placed(rope: Rope, position: int) -> int | list[int]:
     return position if n == 1 else [2 * position] + [position] * (n - 1)
 
 
-@settings(max_examples=60)
 @given(strategies.resolved_ropes())
 def test_a_random_rope_is_found_again(rope: Rope) -> None:
     """The rope found does what the rope hidden does, at whole positions on unequal axes."""
@@ -45,11 +44,10 @@ def test_a_random_rope_is_found_again(rope: Rope) -> None:
         np.testing.assert_allclose(seen, hidden, rtol=0, atol=room)
 
 
-@pytest.mark.parametrize("pairing", ["half", "interleaved"])
 @pytest.mark.parametrize("name", strategies.EVERY_LAW)
-def test_every_law_is_reproduced(name: str, pairing: str) -> None:
+def test_every_law_is_reproduced(name: str) -> None:
     """Whatever it is called: several laws may give one spectrum."""
-    rope = Rope(head_dim=64, pairing=pairing, base=10_000.0, scaling=strategies.EVERY_LAW[name])  # pyright: ignore[reportArgumentType]
+    rope = Rope(head_dim=64, pairing="half", base=10_000.0, scaling=strategies.EVERY_LAW[name])  # pyright: ignore[reportArgumentType]
     found = identify(lambda x, p: rotate(x, p, rope), 64, dtype="float64").rope
     assert found is not None
     # the last of a fading row of pairs may stand still, and then the slice looks narrower

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 
 from phasor import PositionError, Rope, TensorError
 from phasor.axes import Alternating, InterleavedSections, Sectioned
@@ -24,7 +24,6 @@ def recorded(rope, positions, heads=3, seed=0):
     return x.reshape(-1, width), y.reshape(-1, width), np.repeat(positions, heads, axis=0)
 
 
-@settings(max_examples=40)
 @given(strategies.resolved_ropes())
 def test_a_random_rope_is_found_again(rope):
     """From 512 tokens of three heads, as a model's first pass gives."""

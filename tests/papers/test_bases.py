@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from phasor import Rope
 from phasor.papers import feasible_bases, negative_distances
@@ -61,7 +61,6 @@ def test_table_4_counts_negative_cosines(rope: Rope, context: int, count: int) -
 
 
 @given(strategies.resolved_ropes().filter(lambda rope: rope.axes.n_axes == 1))
-@settings(deadline=None, max_examples=30)
 def test_negative_distances_are_those_with_a_negative_trace(rope: Rope) -> None:
     """By real numbers, coordinates that stay counted; nearly zero may go either way."""
     found = set(negative_distances(rope, 25).tolist())
@@ -97,11 +96,7 @@ def test_a_head_rotated_by_half_has_no_negative_distance() -> None:
     ("tokens", "least"),
     [
         (1, 4294),
-        (2, 11_590),
-        (4, 26_950),
-        (8, 83_770),
-        pytest.param(16, 2.341e5, marks=pytest.mark.slow),
-        pytest.param(32, 6.301e5, marks=pytest.mark.slow),
+        pytest.param(4, 26_950, marks=pytest.mark.slow),
         pytest.param(64, 2.0914e6, marks=pytest.mark.slow),
     ],
     ids=lambda value: f"{value:g}",
@@ -113,9 +108,7 @@ def test_least_bases_are_the_known_ones(tokens: int, least: float) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("tokens", "low", "least"), [(1, 2000, 4294), (2, 4294, 11_590), (4, 11_000, 26_950)]
-)
+@pytest.mark.parametrize(("tokens", "low", "least"), [(1, 2000, 4294), (4, 11_000, 26_950)])
 def test_nothing_feasible_is_far_below_the_least_base(
     tokens: int, low: float, least: float
 ) -> None:
@@ -129,6 +122,7 @@ def test_the_first_kilotoken_is_1024() -> None:
     assert found[0, 0] == pytest.approx(4206, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_feasible_bases_are_no_interval() -> None:
     """At 1024 tokens there are three stretches on this grid, and the last starts at 6.02e3."""
     found = feasible_bases(head(), 1024, grid(4200, 8000, 4e-3))
@@ -146,7 +140,7 @@ def test_feasible_bases_are_no_interval() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("tokens", "safe", "most"),
-    [(2, 2.28e4, 1e5), (4, 5.89e4, 2e5), (8, 3.95e5, 1e6), (16, 1.321e6, 2e6), (32, 3.192e6, 4e6)],
+    [(2, 2.28e4, 1e5), (16, 1.321e6, 2e6), (32, 3.192e6, 4e6)],
     ids=lambda value: f"{value:g}",
 )
 def test_safe_bases_are_the_known_ones(tokens: int, safe: float, most: float) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import mpmath
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from phasor import Rope, SpecError, TensorError
@@ -61,7 +61,6 @@ def test_two_pairs_of_64_are_slower_than_32000_tokens(width: int, slow: int) -> 
 
 
 @given(strategies.resolved_ropes(), st.integers(1, 2**30))
-@settings(deadline=None, max_examples=60)
 def test_a_critical_dimension_counts_pairs_that_come_round(rope: Rope, context: int) -> None:
     """For any law, layout and frequencies."""
     round_trips = [f for f in oracle.frequencies(rope) if f * context > 2 * mpmath.pi]
@@ -143,7 +142,6 @@ def test_the_printed_bound_is_broken() -> None:
     st.floats(-5000, 5000),
     st.integers(0, 2**32),
 )
-@settings(deadline=None, max_examples=150)
 def test_the_correct_bound_is_never_broken(rope: Rope, distance: float, seed: int) -> None:
     """Any rope and Gaussian vectors; a float64 angle below 5000 * 8 is good to 1e-11."""
     q, k = np.random.default_rng(seed).standard_normal((2, rope.head_dim))

@@ -7,7 +7,7 @@ from typing import Any
 import mpmath
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from phasor import Rope
@@ -89,7 +89,6 @@ def test_independent_vectors_have_no_trend() -> None:
 
 
 @given(strategies.placed_ropes(), st.sampled_from(KINDS))
-@settings(deadline=None, max_examples=60)
 def test_cosines_are_those_of_turned_vectors(placed: tuple[Rope, Any], kind: Any) -> None:
     """Any rope and kind, in the sign of a key that stands after its query."""
     rope, distance = placed
@@ -109,7 +108,6 @@ def test_cosines_are_those_of_turned_vectors(placed: tuple[Rope, Any], kind: Any
 
 
 @given(strategies.placed_ropes(), st.integers(0, 2**32))
-@settings(deadline=None, max_examples=60)
 def test_expected_scores_are_means_and_traces(placed: tuple[Rope, Any], seed: int) -> None:
     """mean^T R(r) mean, and deviation^2 times the trace of R(r) more for a similar key."""
     rope, distance = placed

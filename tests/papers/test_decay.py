@@ -8,7 +8,7 @@ from typing import Any
 import mpmath
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from phasor import PositionError, Rope, SpecError, TensorError
@@ -97,7 +97,6 @@ def test_far_away_the_curve_of_figure_2_is_level() -> None:
 
 
 @given(strategies.placed_ropes() | strategies.placed_ropes(strategies.FLOAT_POSITIONS))
-@settings(deadline=None, max_examples=60)
 def test_decay_is_the_mean_of_partial_sums_for_any_rope(placed: tuple[Rope, Any]) -> None:
     """Every law, layout, direction and distance, against sums made one pair at a time."""
     rope, distance = placed
@@ -148,7 +147,6 @@ def test_abels_bound_of_ones_rests_on_the_last_step() -> None:
 
 
 @given(strategies.placed_ropes(), st.integers(0, 2**32))
-@settings(deadline=None, max_examples=60)
 def test_abels_bound_is_eq_37_and_holds_for_any_rope(placed: tuple[Rope, Any], seed: int) -> None:
     """Both by complex numbers of the oracle, coordinates that stay and all."""
     rope, distance = placed

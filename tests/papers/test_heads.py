@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from phasor import LayerRopes, Rope, SpecError, preset
@@ -22,10 +22,9 @@ from ..ropes import head as plain
 OFFSETS = [-5, -1, 0, 1, 7, 100, 4000]
 
 
-@pytest.mark.parametrize("offset", [0, 1, 100])
-def test_every_one_of_8192_tokens_is_picked_exactly(offset: int) -> None:
+def test_every_one_of_8192_tokens_is_picked_exactly() -> None:
     """Random content, causal attention: each row's largest share is the wanted token's, 0.99."""
-    rope, tokens = plain(64), 8192
+    rope, tokens, offset = plain(64), 8192, 1
     alpha = required_alpha(rope, tokens, 0.99, offset=offset)
     head = positional_head(rope, offset, alpha=alpha, width=16, constant=5)
     x = np.random.default_rng(0).standard_normal((tokens, 16))
@@ -62,7 +61,6 @@ def test_a_head_may_look_at_any_distance(vector: str, offset: int) -> None:
 
 
 @given(strategies.resolved_ropes(), *[st.integers(-(2**40), 2**40)] * 3)
-@settings(max_examples=80)
 def test_any_head_scores_the_distance_alone(
     rope: Rope, offset: int, position: int, beside: int
 ) -> None:

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from phasor import Rope, SpecError
@@ -229,7 +229,6 @@ def test_weights_of_linear_attention_turn_negative_and_shrink(keys, negative, to
 
 
 @given(strategies.resolved_ropes(), st.integers(1, 40))
-@settings(max_examples=60)
 def test_the_expected_sum_of_linear_weights_is_that_of_equal_entries(rope, length):
     """What vectors of one distribution have in common, turned by the oracle.
 

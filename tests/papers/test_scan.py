@@ -8,7 +8,7 @@ from typing import Any
 import mpmath
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from phasor import PositionError, Rope, SpecError, angles
@@ -37,7 +37,6 @@ def allowed(rope: Rope, weights: Any) -> float:
 
 
 @given(strategies.resolved_ropes(), st.integers(-(2**62), 2**62), st.integers(0, 2**32))
-@settings(max_examples=60)
 def test_any_rope_is_summed_as_the_oracle_sums(rope: Rope, start: int, seed: int) -> None:
     """Complex weights, every layout, law and direction, wherever the scan starts."""
     weights = np.random.default_rng(seed).standard_normal((2, rope.num_pairs))

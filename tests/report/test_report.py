@@ -30,6 +30,12 @@ def page(text):
     return Page(text)
 
 
+@pytest.fixture(scope="module")
+def two_kinds():
+    """The page of Gemma 3, parsed."""
+    return Page(report(preset("gemma-3-4b"), context=1024, to=2048))
+
+
 def test_the_page_is_a_document(page):
     """Language, title, viewport, one first heading, no level left out, every tag closed."""
     assert page.all("html") == [{"lang": "en"}]
@@ -115,24 +121,22 @@ def test_a_rule_says_where_it_stands():
     assert "The rule LongRope picks the law from the length; here at 4096 tokens." in words
 
 
-def test_each_kind_of_layer_has_its_part():
+def test_each_kind_of_layer_has_its_part(two_kinds):
     """Two ropes, two sections; a kind without one is named."""
-    page = Page(report(preset("gemma-3-4b"), context=1024, to=2048))
-    assert [h for h in page.texts["h2"] if h.startswith("The ")] == [
+    assert [h for h in two_kinds.texts["h2"] if h.startswith("The ")] == [
         "The sliding layers",
         "The full layers",
     ]
-    assert len(page.scripts) == 14
+    assert len(two_kinds.scripts) == 14
     assert "none" in Page(report(preset("smollm3-3b"), context=1024, to=2048)).texts["td"]
 
 
-def test_each_kind_of_layer_has_its_block_beside_the_others():
+def test_each_kind_of_layer_has_its_block_beside_the_others(two_kinds):
     """What a section says of a config can be put into one, and leaves the other kind alone."""
     ropes = preset("gemma-3-4b")
-    page = Page(report(ropes, context=1024, to=2048))
     said = {"model_type": "gemma3_text", "num_hidden_layers": 2, "head_dim": 256}
     said["layer_types"] = ["sliding_attention", "full_attention"]
-    blocks = [json.loads(block) for block in page.texts["code"] if block.startswith("{")]
+    blocks = [json.loads(block) for block in two_kinds.texts["code"] if block.startswith("{")]
     # the sliding layers can take five laws; the full ones are linear, and laws are not combined
     assert len(blocks) == 6
     for changed, keys in zip((0, 0, 0, 0, 0, 1), blocks, strict=True):
@@ -140,7 +144,7 @@ def test_each_kind_of_layer_has_its_block_beside_the_others():
         again = load(said | keys)
         assert again[kept] == ropes.kinds[["sliding", "full"][kept]]
         assert again[changed] != ropes.kinds[["sliding", "full"][changed]]
-    assert {"sliding_attention", "full_attention"} <= {*page.texts["code"]}
+    assert {"sliding_attention", "full_attention"} <= {*two_kinds.texts["code"]}
 
 
 def test_kinds_that_turn_alike_share_a_section_and_are_extended_together():

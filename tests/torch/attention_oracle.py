@@ -58,19 +58,20 @@ LAYERS: dict[str, tuple[dict[str, Any], Any]] = {
     "normed": ({"qk_norm": True, "num_kv_heads": 2}, causal),
     "biased": ({"qkv_bias": True, "o_bias": True}, causal),
     "without positions": ({"rope": None, "head_dim": 6, "window": 5}, last(5)),
+    "dropout, which is for training": ({"dropout": 0.5}, causal),
     "a part of the head": ({"rope": MIXED, "qk_norm": True, "norm_eps": 1e-2}, causal),
 }
 
 
 def layer(dtype: torch.dtype = torch.float64, **options: Any) -> RotaryAttention:
-    """A layer with weights of every size, norms' weights among them."""
+    """A layer with weights of every size, norms' weights among them; not in training."""
     made = RotaryAttention(**{"rope": HALF, "embed_dim": WIDTH, "num_heads": HEADS} | options)
     made = made.to(dtype)
     with torch.no_grad():
         for seed, (name, weight) in enumerate(made.named_parameters()):
             spread = normal(*weight.shape, dtype=dtype, seed=seed)
             weight.copy_(1 + spread / 4 if "norm" in name else spread * weight.shape[-1] ** -0.5)
-    return made
+    return made.eval()
 
 
 def gamma(operations: int, unit: float) -> float:
@@ -151,22 +152,29 @@ def attention(
     x: Tensor,
     positions: Sequence[Any],
     sees: Callable[[int, int], bool],
+    keys_of: tuple[Tensor, Sequence[Any]] | None = None,
     *,
     dtype: torch.dtype,
 ) -> Carried:
-    """What ``layer`` must give for one row ``[seq, width]``, and how far off it may be."""
+    """What ``layer`` must give for one row ``[seq, width]``, and how far off it may be.
+
+    Keys and values are those of ``keys_of``, its row and positions, or of the same tokens.
+    """
     unit = torch.finfo(dtype).eps / 2
     seq, heads, group = len(x), layer.num_heads, layer.num_heads // layer.num_kv_heads
-    start = (float64(x), np.zeros(x.shape))
+    y, key_positions = (x, positions) if keys_of is None else keys_of
 
-    def projected(map_: nn.Linear, norm: nn.RMSNorm | None = None) -> Carried:
-        value, off = (one.reshape(seq, -1, layer.head_dim) for one in linear(start, map_, unit))
+    def projected(row: Tensor, map_: nn.Linear, norm: nn.RMSNorm | None = None) -> Carried:
+        start = (float64(row), np.zeros(row.shape))
+        value, off = (
+            one.reshape(len(row), -1, layer.head_dim) for one in linear(start, map_, unit)
+        )
         return normed((value, off), norm, unit)
 
-    q = rotated(projected(layer.q_proj, layer.q_norm), layer.rope, positions, unit, dtype)
-    k = rotated(projected(layer.k_proj, layer.k_norm), layer.rope, positions, unit, dtype)
-    v = projected(layer.v_proj)
-    seen = np.array([[sees(i, j) for j in range(seq)] for i in range(seq)])
+    q = rotated(projected(x, layer.q_proj, layer.q_norm), layer.rope, positions, unit, dtype)
+    k = rotated(projected(y, layer.k_proj, layer.k_norm), layer.rope, key_positions, unit, dtype)
+    v = projected(y, layer.v_proj)
+    seen = np.array([[sees(i, j) for j in range(len(y))] for i in range(seq)])
     per_head = [
         gathered(
             (q[0][:, h], q[1][:, h]),
@@ -191,10 +199,11 @@ def assert_attends(
     x: Tensor,
     sees: Callable[[int, int], bool],
     positions: Sequence[Any] | None = None,
+    keys_of: tuple[Tensor, Sequence[Any]] | None = None,
 ) -> None:
     """``actual`` is what ``layer`` must give for the row ``x``, to within the bound everywhere."""
     places = range(len(x)) if positions is None else positions
-    right, bound = attention(layer, x, list(places), sees, dtype=actual.dtype)
+    right, bound = attention(layer, x, list(places), sees, keys_of, dtype=actual.dtype)
     assert actual.shape == x.shape
     off = np.abs(float64(actual) - right)
     assert np.isfinite(off).all()

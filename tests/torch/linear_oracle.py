@@ -39,8 +39,10 @@ RIGHT_MAPS: dict[str, Maps] = {
 }
 
 
-def turned(x: np.ndarray, positions: Any, rope: Rope) -> np.ndarray:
-    """``x`` ``[seq, heads, head_dim]``, rotated as complex numbers."""
+def turned(x: np.ndarray, positions: Any, rope: Rope | None) -> np.ndarray:
+    """``x`` ``[seq, heads, head_dim]``, rotated as complex numbers; as it is without a rope."""
+    if rope is None:
+        return x
     rows = turns(rope, positions)
     first, second = pair_places(rope.pairing, rope.rotary_start, rope.num_pairs)
     z = (x[..., first] + 1j * x[..., second]) * rows[:, None]
@@ -53,14 +55,14 @@ def turned(x: np.ndarray, positions: Any, rope: Rope) -> np.ndarray:
 def right(
     qkv: tuple[Tensor, Tensor, Tensor],
     positions: Any,
-    rope: Rope,
+    rope: Rope | None,
     *,
     causal: bool,
-    feature_map: str = "elu",
+    feature_map: str | Maps = "elu",
 ) -> np.ndarray:
     """Eq. 19 of one sequence ``[seq, heads, width]``, a sum for every token and head."""
     q, k, v = map(float64, qkv)
-    map_query, map_key = RIGHT_MAPS[feature_map]
+    map_query, map_key = RIGHT_MAPS[feature_map] if isinstance(feature_map, str) else feature_map
     q, k = map_query(q), map_key(k)
     turned_q, turned_k = turned(q, positions, rope), turned(k, positions, rope)
     out = np.zeros((*q.shape[:2], v.shape[-1]))

@@ -15,7 +15,16 @@ from phasor.torch import attention as attention_module
 from phasor.torch.attention import RotaryAttention
 
 from ..rounding import rounding
-from .attention_oracle import HEADS, LAYERS, WIDTH, assert_attends, causal, last, layer
+from .attention_oracle import (
+    HEADS,
+    LAYERS,
+    WIDTH,
+    assert_attends,
+    causal,
+    everything,
+    last,
+    layer,
+)
 from .hf.live_models import difference
 from .torch_oracle import normal
 
@@ -108,6 +117,88 @@ def test_positions_may_be_given(dtype: torch.dtype) -> None:
     y = attention(x, positions)
     for row in range(2):
         assert_attends(y[row], attention, x[row], last(5), positions[row].tolist())
+
+
+UNMASKED = [n for n, (options, _) in LAYERS.items() if not options.get("window")]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", UNMASKED)
+def test_keys_may_come_from_elsewhere(name: str, dtype: torch.dtype) -> None:
+    """More or fewer than the queries, with positions of their own; every query sees them all."""
+    attention = layer(dtype, **LAYERS[name][0] | {"causal": False})
+    x, places = normal(2, 7, WIDTH, dtype=dtype), torch.tensor([5, 9, 2, 700, 701, 0, -3])
+    for length in (4, 11):
+        memory = normal(2, length, WIDTH, dtype=dtype, seed=5)
+        key_places = torch.arange(2 * length).reshape(2, length) * 3 - 4
+        counted = attention(x, key_value_states=memory)
+        given = attention(x, places, key_value_states=memory, key_value_positions=key_places)
+        for row in range(2):
+            own = (memory[row], range(length))
+            assert_attends(counted[row], attention, x[row], everything, keys_of=own)
+            own = (memory[row], key_places[row].tolist())
+            assert_attends(given[row], attention, x[row], everything, places.tolist(), own)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_among_keys_from_elsewhere_is_not_seen(side: str) -> None:
+    """Nor counted; queries have no padding."""
+    attention, x = layer(causal=False), normal(2, 5, WIDTH, dtype=torch.float64)
+    memory, mask = normal(2, 11, WIDTH, dtype=torch.float64, seed=5), torch.ones(2, 11).bool()
+    mask[0, PADDING[side]] = False
+    y = attention(x, key_value_states=memory, attention_mask=mask)
+    for row in range(2):
+        own = memory[row, mask[row]]
+        assert_attends(y[row], attention, x[row], everything, keys_of=(own, range(len(own))))
+
+
+def test_a_query_that_sees_no_key_gathers_nothing() -> None:
+    """Zeros before the last projection, and not NaN."""
+    attention, x = layer(causal=False, o_bias=True), normal(2, 5, WIDTH, dtype=torch.float64)
+    mask = torch.tensor([[False] * 3, [True] * 3])
+    y = attention(x, key_value_states=x[:, :3], attention_mask=mask)
+    assert torch.equal(y[0], attention.o_proj.bias.expand(5, WIDTH))
+    assert_attends(y[1], attention, x[1], everything, keys_of=(x[1, :3], range(3)))
+
+
+@pytest.mark.parametrize("kind", ["causal", "window", "packed", "padded", "cross"])
+def test_dropout_sets_weights_to_zero_in_training(kind: str) -> None:
+    """Each with that chance, and the rest are larger by what is lost; whatever the mask."""
+    window = 9 if kind == "window" else None
+    attention = layer(dropout=0.25, window=window, causal=kind != "cross")
+    seq = 24
+    x = normal(40, seq, WIDTH, dtype=torch.float64)
+    options: dict[str, Any] = {
+        "packed": {"cu_seqlens": [0, 10, seq]},
+        "padded": {"attention_mask": torch.arange(seq).expand(40, seq) > 3},
+        "cross": {"key_value_states": x},
+    }.get(kind, {})
+    # keys and queries of nothing: every weight is the same; values and outputs: which key it is
+    with torch.no_grad():
+        for weight in (attention.q_proj.weight, attention.k_proj.weight):
+            weight.zero_()
+        exact = attention(x, **options)
+        torch.manual_seed(0)
+        dropped = [attention.train()(x, **options) for _ in range(60)]
+    off = torch.stack(dropped) - exact
+    assert off.abs().max() > 0.1
+    # no bias: the mean of 60 is within six of its own standard errors
+    assert (off.mean(0).abs() <= 6 * off.std(0) / 60**0.5 + 1e-12).all()
+    assert torch.equal(attention.eval()(x, **options), exact)
+
+
+def test_a_dropped_weight_is_zero_and_the_others_grow() -> None:
+    """By the weights themselves, of values that name their keys."""
+    q, k = normal(1, 40, 1, 8, dtype=torch.float64), normal(1, 40, 1, 8, dtype=torch.float64)
+    names = torch.eye(40, dtype=torch.float64)[None, :, None]
+    weights = attention_module.attend(q, k, names, 0.3, causal=True)
+    torch.manual_seed(0)
+    dropped = attention_module.attend(q, k, names, 0.3, causal=True, dropout=0.25)
+    kept = dropped != 0
+    assert torch.allclose(dropped[kept], weights[kept] / 0.75, rtol=1e-12)
+    # of 820 weights a quarter, within five standard deviations
+    share = 1 - kept.sum() / (weights != 0).sum()
+    assert abs(float(share) - 0.25) < 5 * (0.25 * 0.75 / 820) ** 0.5
 
 
 def test_a_rope_of_several_axes_takes_their_positions() -> None:

@@ -31,6 +31,10 @@ BUILDS: dict[str, tuple[dict[str, Any], str]] = {
         {"window": 4, "causal": False},
         "window is for causal attention, got causal=False and window=4",
     ),
+    "more than all dropped": (
+        {"dropout": 1.5},
+        "dropout must be a finite number >= 0 and <= 1, got 1.5",
+    ),
     "an empty window": ({"window": 0}, "window must be a whole number >= 1, got 0"),
     "no heads": ({"num_heads": 0}, "num_heads must be a whole number >= 1, got 0"),
     "no epsilon": ({"norm_eps": 0.0}, "norm_eps must be a finite number > 0, got 0.0"),
@@ -140,6 +144,45 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], type[Exception], str]] 
         {"cache": KVCache(3, 9, 4, 8)},
         TensorError,
         "cache must have the batch of x (1), got 3",
+    ),
+    "keys for a causal layer": (
+        {},
+        {"key_value_states": TOKENS},
+        SpecError,
+        "key_value_states are seen by every query, and this layer has causal=True; build it with "
+        "causal=False",
+    ),
+    "keys of another width": (
+        {"causal": False},
+        {"key_value_states": TOKENS[..., :8]},
+        TensorError,
+        "key_value_states must be [batch, seq, embed_dim] with embed_dim 12, got shape [1, 5, 8]",
+    ),
+    "keys of another batch": (
+        {"causal": False},
+        {"key_value_states": TOKENS.expand(2, 5, WIDTH)},
+        TensorError,
+        "key_value_states must have the batch of x (1), got 2",
+    ),
+    "positions of no keys": (
+        {"causal": False},
+        {"key_value_positions": torch.arange(5)},
+        SpecError,
+        "key_value_positions are those of key_value_states, got None for them",
+    ),
+    "packed queries and other keys": (
+        {"causal": False},
+        {"key_value_states": TOKENS, "cu_seqlens": [0, 5]},
+        SpecError,
+        "cu_seqlens and key_value_states exclude each other; pad the keys, and give their "
+        "attention_mask",
+    ),
+    "a mask of the queries for other keys": (
+        {"causal": False},
+        {"key_value_states": TOKENS[:, :3], "attention_mask": torch.ones(1, 5).bool()},
+        TensorError,
+        "attention_mask must be bools of shape [1, 3], True for tokens, got torch.bool of shape "
+        "[1, 5]; .bool() makes bools of 0 and 1",
     ),
     "no positions for several axes": (
         {"rope": Rope(head_dim=8, pairing="half", axes=Sectioned((2, 1, 1)))},

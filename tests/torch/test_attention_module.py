@@ -140,6 +140,21 @@ def test_every_mask_compiles_to_one_graph(name: str, call: str, chunk: int) -> N
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
+@pytest.mark.usefixtures("_forget")
+@pytest.mark.compile
+def test_cross_attention_compiles_to_one_graph() -> None:
+    """Forward and backward, to both inputs, with eager mode's bits."""
+    attention = layer(torch.float32, causal=False)
+    quick = torch.compile(attention, fullgraph=True, backend=BACKEND)
+    results = []
+    for run in (attention, quick):
+        x, memory = normal(1, 5, WIDTH).requires_grad_(), normal(1, 8, WIDTH).requires_grad_()
+        y = run(x, key_value_states=memory)
+        y.sum().backward()
+        results.append((y, x.grad, memory.grad))
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
 class Largest(TorchDispatchMode):
     """Remembers the largest tensor that any operation made."""
 

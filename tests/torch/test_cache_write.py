@@ -152,7 +152,13 @@ def test_eight_bits_round_to_nearest_and_stop_at_the_largest(backend: str) -> No
     assert [str(x) for x in values.cpu().float().flatten().tolist()] == [str(x) for x in wanted]
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    "backend",
+    [
+        pytest.param("eager", marks=once),
+        pytest.param("triton", marks=[runs_kernels, pytest.mark.every_kernel]),
+    ],
+)
 def test_every_16_bit_number_becomes_the_8_bits_that_torch_makes_of_it(backend: str) -> None:
     """With an instruction for it on a GPU that has one, and in integers on the others."""
     bits = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16)

@@ -23,7 +23,7 @@ from ..gpu.triton_runs import RUN_BY
 from .torch_oracle import normal
 
 # Triton in a process of its own, which tests/gpu/test_kernels.py starts
-BACKENDS = ["auto", "eager", *(["triton"] if RUN_BY == "interpreter" else [])]
+BACKENDS = ["triton"] if RUN_BY == "interpreter" else ["auto", "eager"]
 HALF = Rope(head_dim=16, pairing="half")
 ROPES = {
     "half": HALF,

@@ -17,7 +17,7 @@ from phasor.axes import Sectioned
 from phasor.errors import PositionError, SpecError, TensorError
 from phasor.papers import expected_linear_sum, linear_weights
 from phasor.torch import RotaryLinearAttention
-from phasor.torch.papers import LinearState, linear, linear_attention
+from phasor.torch.papers import LinearState, PositiveRandomFeatures, linear, linear_attention
 
 from .linear_oracle import HALF, elu_plus_one, off, right, three, turned
 from .torch_oracle import float64, normal
@@ -27,9 +27,11 @@ SECTIONED = Rope(head_dim=8, pairing="half", axes=Sectioned((2, 1, 1)))
 SUMS = [("elu", True), ("softmax", True), ("elu", False), ("softmax", False), ("shen", False)]
 
 
-@pytest.mark.parametrize("rope", [HALF, PARTIAL], ids=["half", "partial, re-paired"])
+@pytest.mark.parametrize(
+    "rope", [HALF, PARTIAL, None], ids=["half", "partial, re-paired", "no rope"]
+)
 @pytest.mark.parametrize(("feature_map", "causal"), SUMS)
-def test_it_is_the_quadratic_form(feature_map: str, rope: Rope, causal: bool) -> None:
+def test_it_is_the_quadratic_form(feature_map: str, rope: Rope | None, causal: bool) -> None:
     """Chunked or over all tokens, eq. 19 comes out to 1e-13, over more than two chunks."""
     seq = 2 * linear.CHUNK + 3
     q, k, v = three(seq, 2, 8)
@@ -131,6 +133,143 @@ def test_features_may_be_anything() -> None:
     assert off(made, expected) < 1e-13
 
 
+def positive_features(rows: np.ndarray) -> Any:
+    """Lemma 1 of Performer, a product for every feature."""
+
+    def made(x: np.ndarray) -> np.ndarray:
+        y = x / x.shape[-1] ** 0.25
+        below = np.exp(-(y * y).sum(-1, keepdims=True) / 2) / len(rows) ** 0.5
+        return np.stack([np.exp((y * row).sum(-1)) for row in rows], -1) * below
+
+    return made, made
+
+
+@pytest.mark.parametrize("rope", [Rope(head_dim=20, pairing="interleaved"), None], ids=str)
+@pytest.mark.parametrize("causal", [True, False])
+def test_random_features_widen_heads(rope: Rope | None, causal: bool) -> None:
+    """Twenty features of heads of four, all of them rotated; eq. 19 from their definition."""
+    q, k, v = three(70, 2, 4)
+    features = PositiveRandomFeatures(4, 20, seed=3)
+    rows = float64(features.projection)
+    assert rows.shape == (20, 4)
+    made = linear_attention(q, k, v, torch.arange(70), rope, causal=causal, feature_map=features)
+    right_maps = positive_features(rows)
+    expected = right((q, k, v), torch.arange(70), rope, causal=causal, feature_map=right_maps)
+    assert off(features(q), right_maps[0](float64(q))) < 1e-12
+    assert off(made, expected) < 1e-12
+
+
+def test_random_features_estimate_the_softmax() -> None:
+    """Without bias, and with an error below that of independent rows (Performer, lemma 2)."""
+    q, k = normal(30, 8, dtype=torch.float64) / 2, normal(30, 8, dtype=torch.float64, seed=1) / 2
+    exact = float64(((q * k).sum(-1) / 8**0.5).exp())
+    draws = 400
+    sums = np.stack(
+        [
+            float64((features(q) * features(k)).sum(-1))
+            for features in (PositiveRandomFeatures(8, 24, seed=seed) for seed in range(draws))
+        ]
+    )
+    both = float64((q + k).square().sum(-1)) / 8**0.5
+    variance = np.exp(both) * exact**2 * (1 - np.exp(-both)) / 24
+    assert (np.abs(sums.mean(0) - exact) <= 5 * (variance / draws) ** 0.5).all()
+    # of 400 draws a variance is known to a tenth or two
+    assert np.mean(sums.var(0) / variance) < 1.1
+
+
+def test_random_rows_are_orthogonal_and_as_long_as_normal_ones() -> None:
+    """In blocks of the width of a head; the same for the same seed, others for another."""
+    rows = PositiveRandomFeatures(16, 40, seed=1).projection.double()
+    for block in (rows[:16], rows[16:32], rows[32:]):
+        products = block @ block.T
+        # float32 entries of rows with a length of about four
+        assert (products - products.diag().diag()).abs().max() < 16 * 16 * 2**-24
+    many = PositiveRandomFeatures(16, 3200, seed=2).projection.double().square().sum(-1)
+    # a chi-squared of 16 degrees has the mean 16 and the variance 32
+    assert abs(float(many.mean()) - 16) < 5 * (32 / 3200) ** 0.5
+    assert abs(float(many.var()) - 32) < 0.2 * 32
+    again, other = (PositiveRandomFeatures(16, 40, seed=seed).projection for seed in (1, 2))
+    assert torch.equal(again.double(), rows)
+    assert not torch.equal(other.double(), rows)
+
+
+def test_large_queries_do_not_underflow() -> None:
+    """Features of a query of length 200 are zero in float32; its mean of values is a mean."""
+    q = torch.full((3, 1, 4), 100.0)
+    k, v = normal(3, 1, 4), normal(3, 1, 4)
+    features = PositiveRandomFeatures(4, 8)
+    assert not features(q).any()
+    made = linear_attention(q, k, v, 0, None, causal=False, feature_map=features)
+    assert made.isfinite().all()
+    assert (made.amax(0) <= v.amax(0) + 1e-5).all()
+
+
+@pytest.mark.parametrize("rope", [Rope(head_dim=20, pairing="half"), None], ids=str)
+def test_the_module_takes_random_features(rope: Rope | None) -> None:
+    """Trained and decoded alike, with the rows in its state, which a seed or a file brings back."""
+    torch.manual_seed(0)
+    made, other = (
+        RotaryLinearAttention(
+            rope, 6, 2, head_dim=4, feature_map=PositiveRandomFeatures(4, 20, seed=seed)
+        ).double()
+        for seed in (0, 1)
+    )
+    assert made.q_proj.weight.shape == (8, 6)
+    assert "feature_map.projection" in made.state_dict()
+    x, state = normal(2, 30, 6, dtype=torch.float64), LinearState()
+    with torch.no_grad():
+        whole = made(x)
+        parts = [made(x[:, :29], state=state), made(x[:, 29:], state=state)]
+        assert off(torch.cat(parts, 1), float64(whole)) < 1e-13
+        assert off(other(x), float64(whole)) > 1e-3
+        other.load_state_dict(made.state_dict())
+        assert torch.equal(other(x), whole)
+    q, k, v = (
+        (x[0] @ part.weight.T).reshape(30, 2, 4) for part in (made.q_proj, made.k_proj, made.v_proj)
+    )
+    maps = positive_features(float64(made.feature_map.projection))
+    gathered = right((q, k, v), torch.arange(30), rope, causal=True, feature_map=maps)
+    assert off(whole[0], gathered.reshape(30, 8) @ float64(made.o_proj.weight).T) < 1e-12
+
+
+def test_a_module_without_rope_sees_no_positions() -> None:
+    """It is eq. 18, whatever positions are given, so that all layers may be called alike."""
+    layer = RotaryLinearAttention(None, 6, 2, head_dim=8, dtype=torch.float64)
+    x = normal(9, 6, dtype=torch.float64)
+    assert torch.equal(layer(x), layer(x, torch.arange(9) + 5))
+    q, k, v = (
+        (x @ part.weight.T).reshape(9, 2, 8) for part in (layer.q_proj, layer.k_proj, layer.v_proj)
+    )
+    gathered = right((q, k, v), range(9), None, causal=True).reshape(9, 16)
+    assert off(layer(x), gathered @ float64(layer.o_proj.weight).T) < 1e-13
+
+
+BUILDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "no width": ("head_dim must be given where rope is None", {"rope": None}),
+    "a width that no named map makes": (
+        "rope must have as many coordinates as the features that it rotates (4), got head_dim 8",
+        {"head_dim": 4},
+    ),
+    "fewer features than the rope rotates": (
+        "rope must have as many coordinates as the features that it rotates (6), got head_dim 8",
+        {"head_dim": 4, "feature_map": PositiveRandomFeatures(4, 6)},
+    ),
+    "features of wider heads": (
+        "feature_map must be for heads of width 4, got 16",
+        {"head_dim": 4, "feature_map": PositiveRandomFeatures(16, 8)},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BUILDS)
+def test_modules_whose_widths_do_not_fit_are_refused(case: str) -> None:
+    """When they are built."""
+    text, options = BUILDS[case]
+    with pytest.raises(SpecError) as refused:
+        RotaryLinearAttention(**{"rope": HALF, "embed_dim": 6, "num_heads": 2} | options)
+    assert text in str(refused.value)
+
+
 @pytest.mark.parametrize("feature_map", ["elu", "shen"])
 def test_heads_first_is_the_same_call_on_transposed_views(feature_map: str) -> None:
     """Bit for bit, also for a map that looks along the tokens."""
@@ -230,11 +369,16 @@ REFUSED = {
     "three maps": (SpecError, "pair of callables", {"feature_map": (torch.exp,) * 3}),
     "shen, causal": (SpecError, "use 'softmax'", {"feature_map": "shen"}),
     "a state of all": (SpecError, "state must be None", {"causal": False, "state": LinearState()}),
-    "no rope": (SpecError, "rope must be", {"rope": None}),
+    "no rope": (SpecError, "rope must be a phasor.Rope, got int", {"rope": 8}),
     "wide features": (
         TensorError,
         "feature_map must make",
         {"rope": Rope(head_dim=16, pairing="half")},
+    ),
+    "keys of other features": (
+        TensorError,
+        "feature_map must make",
+        {"rope": None, "feature_map": (torch.exp, lambda k: k[..., :4].exp())},
     ),
     "not a tensor": (TensorError, "v must be", {"v": [1.0]}),
     "integers": (TensorError, "k must be", {"k": K.long()}),

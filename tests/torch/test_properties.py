@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.func import vmap
@@ -17,8 +17,6 @@ from phasor.scaling import Linear
 from phasor.torch import rotate, rotate_, rotate_by, rotate_by_, rotate_qk, rotate_qk_
 
 from .torch_oracle import DTYPES, assert_rotated, excess_by, float64, normal
-
-often = settings(max_examples=150, deadline=None)
 
 PAIRING = st.sampled_from(["half", "interleaved"])
 AXES = {
@@ -124,7 +122,6 @@ def tokens(case: Case, data: st.DataObject, **options: bool) -> Tensor:
     return data.draw(tensors((*case.lead, heads, case.rope.head_dim), **options), label="x")
 
 
-@often
 @given(case=cases(), data=st.data())
 def test_any_rotation_is_the_oracles(case: Case, data: st.DataObject) -> None:
     """Right to the derived bound, laid out like the input, and the input is as it was."""
@@ -137,7 +134,6 @@ def test_any_rotation_is_the_oracles(case: Case, data: st.DataObject) -> None:
     assert y.untyped_storage().data_ptr() != x.untyped_storage().data_ptr() or x.numel() == 0
 
 
-@often
 @given(case=cases(), data=st.data())
 def test_any_write_is_the_copy(case: Case, data: st.DataObject) -> None:
     """In place is out of place to the bit, for query and key of different dtypes and layouts."""
@@ -150,7 +146,6 @@ def test_any_write_is_the_copy(case: Case, data: st.DataObject) -> None:
     assert all(map(torch.equal, (alone, *written), (expected[0], *expected)))
 
 
-@often
 @given(case=cases(), data=st.data())
 def test_any_backward_is_the_inverse_rotation(case: Case, data: st.DataObject) -> None:
     """With any layout of the incoming gradient."""
@@ -165,7 +160,6 @@ def test_any_backward_is_the_inverse_rotation(case: Case, data: st.DataObject) -
     assert_rotated(came, out, case.places, case.rope, **options)
 
 
-@often
 @given(case=cases(), data=st.data())
 def test_any_rows_turn_as_they_say(case: Case, data: st.DataObject) -> None:
     """Explicit rows of any float dtype, out of place and in place."""
@@ -196,7 +190,6 @@ def test_any_rows_turn_as_they_say(case: Case, data: st.DataObject) -> None:
     assert torch.equal(rotate_by_(x, cos, sin, **layout), y)
 
 
-@often
 @given(
     case=cases(
         whole=st.integers(-(2**40) + 1, 2**40 - 1),

@@ -116,7 +116,8 @@ def stylesheet() -> str:
 
 def screen_spec(chart: AnyChart, **changes: Any) -> dict[str, Any]:
     """The Vega-Lite description of ``chart`` in the colours of `SCREEN`, with top-level changes."""
-    return chart.to_dict() | {"config": SCREEN} | changes
+    # a third of a page's time would go into holding it against the schema, as tests/charts does
+    return chart.to_dict(validate=False) | {"config": SCREEN} | changes
 
 
 def on_paper(chart: AChart, description: str) -> AChart:

@@ -1,8 +1,9 @@
-"""Converts a checkpoint to another pairing by reordering the rows of its queries and keys.
+"""Converts a checkpoint to another pairing, or a Llama between Meta's files and transformers'.
 
-`plan` reads headers and decides which tensors change, `write` streams the result, `verify` compares
-it with the source. Only the safetensors format is supported. The safetensors library is not needed,
-because only rows move and every header stays the same.
+`plan` reads headers and decides which rows of queries and keys move; `plan_for` does so for
+another program, whose names and config the result has. `write` streams the result, `verify`
+compares it with the source. The result is safetensors, written without that library; Meta's
+``.pth`` files are read with torch.
 
 >>> import json, struct, tempfile
 >>> from pathlib import Path
@@ -24,7 +25,20 @@ from __future__ import annotations
 
 from phasor.checkpoint.model import Patterns
 from phasor.checkpoint.planning import Change, ConversionPlan, plan
+from phasor.checkpoint.programs import PROGRAMS, Program, ProgramPlan, plan_for
 from phasor.checkpoint.writing import verify, write
 from phasor.errors import CheckpointError
 
-__all__ = ["Change", "CheckpointError", "ConversionPlan", "Patterns", "plan", "verify", "write"]
+__all__ = [
+    "PROGRAMS",
+    "Change",
+    "CheckpointError",
+    "ConversionPlan",
+    "Patterns",
+    "Program",
+    "ProgramPlan",
+    "plan",
+    "plan_for",
+    "verify",
+    "write",
+]

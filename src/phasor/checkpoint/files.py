@@ -14,6 +14,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, BinaryIO, NoReturn, cast
 
+import numpy as np
+from numpy.typing import NDArray
+
 from phasor._checks import first_repeated, short_repr
 from phasor.errors import CheckpointError
 
@@ -209,6 +212,36 @@ def _are_sizes(values: object) -> bool:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """A tensor as rows of bytes, which are read a few at a time.
+
+    Attributes:
+        dtype: As safetensors spells it.
+        shape: Its shape; the first axis counts the rows.
+        row_bytes: Bytes of a row.
+        read: ``read(first, count)`` gives ``count`` rows as ``uint8[count, row_bytes]``.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    row_bytes: int
+    read: Callable[[int, int], NDArray[np.uint8]]
+
+
+def rows_of(path: Path, entry: Entry) -> Rows:
+    """A tensor of a safetensors file, of at least one axis and of whole bytes a row."""
+    row_bytes = (entry.end - entry.begin) // max(1, entry.shape[0])
+
+    def read(first: int, count: int) -> NDArray[np.uint8]:
+        with path.open("rb") as stream:
+            stream.seek(entry.begin + first * row_bytes)
+            data = read_exactly(stream, count * row_bytes)
+        return np.frombuffer(data, np.uint8).reshape(count, row_bytes)
+
+    return Rows(entry.dtype, entry.shape, row_bytes, read)
+
+
 _INDEX = ".safetensors.index.json"
 _INDEX_LIMIT = 100_000_000
 CHUNK = 8 * 2**20  # bytes read at a time
@@ -284,10 +317,12 @@ def open_checkpoint(source: Path) -> Checkpoint:
         path.name for ending in ("bin", "pt", "pth") for path in source.glob(f"*.{ending}")
     )
     instead = f", only {short_repr(', '.join(others))}" if others else ""
-    raise CheckpointError(
-        f"{source} holds no safetensors file{instead}; write the tensors with the safetensors "
-        "library first"
+    way_out = (
+        "convert Meta's files for transformers: --for transformers, in Python plan_for"
+        if others and others[0].startswith("consolidated.")
+        else "write the tensors with the safetensors library first"
     )
+    raise CheckpointError(f"{source} holds no safetensors file{instead}; {way_out}")
 
 
 def _sharded(folder: Path, index: str) -> Checkpoint:

@@ -57,6 +57,11 @@ class ConversionPlan:
     alike: Mapping[str, int]
     notes: tuple[str, ...]
 
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return self.checkpoint.size
+
     def lines(self) -> list[str]:
         """What changes and what stays, by kinds of names, a line each."""
         every = sum(len(header.tensors) for header in self.checkpoint.files.values())
@@ -184,7 +189,7 @@ def _check(
         if unused := patterns.unused(names):
             raise CheckpointError(
                 f"the pattern {unused[0]!r} must match a whole name, and matches none of "
-                f"{_listed(names)}"
+                f"{listed(names)}"
             )
     elif indexer := next((n for n in names if re.search(r"\.(indexer|compressor)\.", n)), None):
         raise CheckpointError(
@@ -193,7 +198,7 @@ def _check(
         )
     if not changes:
         raise CheckpointError(
-            f"{checkpoint.path} holds nothing to convert; its tensors are {_listed(names)}. "
+            f"{checkpoint.path} holds nothing to convert; its tensors are {listed(names)}. "
             "Say which are queries and keys (--query, --key)"
         )
     # a LoRA may have queries only; its keys are in the base model
@@ -222,7 +227,7 @@ def _check_sides(checkpoint: Checkpoint, context: Context, changes: Mapping[str,
             raise CheckpointError(
                 f"{checkpoint.path} must hold queries and keys of {place}, got "
                 f"{f'only {roles.pop()}' if roles else 'neither'}; its tensors are "
-                f"{_listed(siblings)}"
+                f"{listed(siblings)}"
             )
 
 
@@ -231,7 +236,8 @@ def _kinds(names: Iterable[str]) -> dict[str, int]:
     return dict(Counter(re.sub(r"(?<=\.)\d+(?=\.)", "*", name) for name in names))
 
 
-def _listed(names: Iterable[str]) -> str:
+def listed(names: Iterable[str]) -> str:
+    """Kinds of names with their counts, for messages."""
     kinds = _kinds(names)
     some = [f"{kind} ({count})" for kind, count in list(kinds.items())[:_SHOWN]]
     more = len(kinds) - len(some)

@@ -19,12 +19,15 @@ from phasor.checkpoint.files import (
     Checkpoint,
     Entry,
     Header,
+    Rows,
     no_progress,
     open_checkpoint,
     read_exactly,
     read_header,
+    rows_of,
 )
 from phasor.checkpoint.planning import Change, ConversionPlan
+from phasor.checkpoint.programs import JoinedTensor, ProgramPlan
 from phasor.checkpoint.rows import Reorder
 from phasor.errors import CheckpointError, VerificationError
 from phasor.numpy import score
@@ -34,7 +37,10 @@ _DISTANCES = np.array([0, 1, -7, 1000])
 
 
 def verify(
-    plan: ConversionPlan, target: str | os.PathLike[str], *, advance: Advance = no_progress
+    plan: ConversionPlan | ProgramPlan,
+    target: str | os.PathLike[str],
+    *,
+    advance: Advance = no_progress,
 ) -> None:
     """Check that ``target`` is the conversion that ``plan`` describes; return if it is.
 
@@ -42,8 +48,11 @@ def verify(
     other tensor must hold the source's rows in the planned order. For every row order in use,
     random queries and keys must have equal scores before and after.
 
+    Between programs, header and config must be those of the plan, and each rank's part of every
+    tensor must be found again in its place.
+
     Args:
-        plan: From `plan`.
+        plan: From `plan` or `plan_for`.
         target: What `write` made of it.
         advance: Called with the number of bytes compared since the last call.
 
@@ -52,6 +61,13 @@ def verify(
         CheckpointError: If ``target`` cannot be read.
     """
     result = Path(target)
+    if isinstance(plan, ProgramPlan):
+        try:
+            _compare_program(plan, result, advance)
+        except OSError as error:
+            raise CheckpointError(f"{result} cannot be compared: {error}") from None
+        compare_scores(plan)
+        return
     if result.is_dir() != plan.checkpoint.is_folder:
         raise CheckpointError(
             f"{result} must be a {'folder' if plan.checkpoint.is_folder else 'file'}, as "
@@ -116,7 +132,42 @@ def _holds_reordered(
     return True
 
 
-def compare_scores(plan: ConversionPlan) -> None:
+def _compare_program(plan: ProgramPlan, folder: Path, advance: Advance) -> None:
+    config, weights = folder / plan.config_file, folder / plan.weights_file
+    if config.read_bytes() != plan.config_text.encode():
+        raise VerificationError(f"{config} must be what the plan says, and is not")
+    header = read_header(weights)
+    with weights.open("rb") as stream:
+        if read_exactly(stream, header.begin) != plan.header:
+            raise VerificationError(f"{weights} must have the header of the plan, and has another")
+    for name, tensor in plan.tensors.items():
+        if not _holds_ranks(rows_of(weights, header.tensors[name]), tensor):
+            raise VerificationError(f"{weights}: {name!r} is not what the ranks make of it")
+        advance(tensor.size)
+
+
+def _holds_ranks(result: Rows, tensor: JoinedTensor) -> bool:
+    """Whether every row of every rank is where the plan puts it."""
+    first_row = first_column = 0
+    for rank in tensor.ranks:
+        columns = slice(first_column, first_column + rank.row_bytes)
+        for first, count in tensor.steps(rank):
+            rows = result.read(first_row + first, count)[:, columns]
+            if tensor.reorder is not None:
+                # from the result's order back to the source's
+                order = tensor.reorder.order
+                heads = rows.reshape(-1, len(order), rank.row_bytes)
+                rows = heads[:, np.argsort(order)].reshape(rows.shape)
+            if not np.array_equal(rows, rank.read(first, count)):
+                return False
+        if tensor.axis == 0:
+            first_row += rank.shape[0]
+        else:
+            first_column += rank.row_bytes
+    return True
+
+
+def compare_scores(plan: ConversionPlan | ProgramPlan) -> None:
     """Check with random vectors that every row order in the plan keeps the scores of its heads.
 
     Raises:
@@ -130,7 +181,7 @@ def compare_scores(plan: ConversionPlan) -> None:
         seen.add(key)
 
 
-def _scores_agree(plan: ConversionPlan, change: Change) -> bool:
+def _scores_agree(plan: ConversionPlan | ProgramPlan, change: Change) -> bool:
     # the row order must keep scores for any frequencies, so the default ones suffice
     ropes = [
         Rope(
@@ -162,7 +213,7 @@ def _scores_agree(plan: ConversionPlan, change: Change) -> bool:
 
 
 def write(
-    plan: ConversionPlan,
+    plan: ConversionPlan | ProgramPlan,
     target: str | os.PathLike[str],
     *,
     verified: bool = False,
@@ -172,12 +223,13 @@ def write(
 
     A file becomes a file; a folder becomes a folder with the weights and their index and nothing
     else. Headers and unconverted tensors are copied byte for byte. Memory use is one period of a
-    tensor: one head, or a whole projection where heads are not repeated. The source is only read.
+    tensor: one head, or a whole projection where heads are not repeated. Between programs the
+    result is a folder with the config and one file of weights. The source is only read.
     The result is renamed to ``target`` once all of it is on disk; an interrupted run leaves at
     most a hidden ``.partial`` folder beside it.
 
     Args:
-        plan: From `plan`.
+        plan: From `plan` or `plan_for`.
         target: A path that does not exist yet.
         verified: Run `verify` before the result is renamed to ``target``.
         advance: Called with the number of bytes written, and then compared, since the last call.
@@ -191,18 +243,39 @@ def write(
     _refuse_existing(final)
     if not final.parent.is_dir():
         raise CheckpointError(f"{final.parent} is not a folder; make it first")
-    checkpoint = plan.checkpoint
-    with _disk_errors(final), _partial(final, is_folder=checkpoint.is_folder) as partial:
-        for name, header in checkpoint.files.items():
-            to = partial / name if checkpoint.is_folder else partial
-            _convert(plan, checkpoint.location(name), to, header, advance)
-        if checkpoint.index is not None:
-            _copy_index(checkpoint, partial)
+    is_folder = isinstance(plan, ProgramPlan) or plan.checkpoint.is_folder
+    with _disk_errors(final), _partial(final, is_folder=is_folder) as partial:
+        if isinstance(plan, ProgramPlan):
+            _write_program(plan, partial, advance)
+        else:
+            _write_files(plan, partial, advance)
         if verified:
             verify(plan, partial, advance=advance)
         _refuse_existing(final)
         partial.rename(final)
         _sync(final.parent)
+
+
+def _write_program(plan: ProgramPlan, folder: Path, advance: Advance) -> None:
+    with (folder / plan.weights_file).open("xb") as new:
+        new.write(plan.header)
+        for tensor in plan.tensors.values():
+            for chunk in tensor.chunks():
+                new.write(np.ascontiguousarray(chunk).data)
+                advance(chunk.size)
+        new.flush()
+        os.fsync(new.fileno())
+    (folder / plan.config_file).write_bytes(plan.config_text.encode())
+    _sync(folder / plan.config_file)
+
+
+def _write_files(plan: ConversionPlan, partial: Path, advance: Advance) -> None:
+    checkpoint = plan.checkpoint
+    for name, header in checkpoint.files.items():
+        to = partial / name if checkpoint.is_folder else partial
+        _convert(plan, checkpoint.location(name), to, header, advance)
+    if checkpoint.index is not None:
+        _copy_index(checkpoint, partial)
 
 
 def _convert(

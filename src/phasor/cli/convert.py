@@ -1,4 +1,4 @@
-"""``phasor convert``: a checkpoint's queries and keys from one pairing to the other."""
+"""``phasor convert``: a checkpoint in the other pairing, or as another program's files."""
 
 from __future__ import annotations
 
@@ -7,7 +7,16 @@ from pathlib import Path
 
 import click
 
-from phasor.checkpoint import ConversionPlan, Patterns, plan, write
+from phasor.checkpoint import (
+    PROGRAMS,
+    ConversionPlan,
+    Patterns,
+    Program,
+    ProgramPlan,
+    plan,
+    plan_for,
+    write,
+)
 from phasor.cli.common import Screen, say
 from phasor.errors import PhasorWarning
 from phasor.pairings import PAIRINGS, Pairing, opposite
@@ -20,7 +29,13 @@ _REGEX = "REGEX"
 @click.command()
 @click.argument("source", type=click.Path(path_type=Path))
 @click.argument("out", type=click.Path(path_type=Path), required=False)
-@click.option("--to", "target", type=_PAIRING, required=True, help="The pairing wanted.")
+@click.option("--to", "target", type=_PAIRING, help="The pairing wanted.")
+@click.option(
+    "--for",
+    "program",
+    type=click.Choice(PROGRAMS),
+    help="Instead of --to: a Llama from Meta's folder for transformers, or back for Meta's code.",
+)
 @click.option(
     "--from", "origin", type=_PAIRING, help="The pairing of SOURCE, where its config is wrong."
 )
@@ -44,7 +59,8 @@ _REGEX = "REGEX"
 def convert(
     source: Path,
     out: Path | None,
-    target: Pairing,
+    target: Pairing | None,
+    program: Program | None,
     origin: Pairing | None,
     config: str | None,
     head_dim: int | None,
@@ -65,36 +81,47 @@ def convert(
     SOURCE is a safetensors file or a folder with one or with shards and their index; OUT becomes
     the same and must not exist. Which tensors change follows from the config beside SOURCE, unless
     patterns say it: regular expressions that match whole names of tensors.
+
+    With --for, SOURCE is the folder of a Llama, and OUT gets the other program's names and config
+    too: of Meta's params.json and consolidated.*.pth it makes a folder for transformers, and back.
     """
     if out is None and not dry_run:
         raise click.UsageError("Missing argument 'OUT'; only --dry-run goes without.")
     if dry_run and verified:
         raise click.UsageError("--verify has nothing to read after --dry-run; give one of them.")
     patterns = Patterns(query=query, key=key, blocks=qkv_blocks, groups=qkv_groups, vectors=vectors)
-    rope = _rope(target, origin, config, head_dim, rotary_dim, rotary_start)
-    with warnings.catch_warnings():
-        # what is assumed of sizes has no part in which rows are paired
-        warnings.simplefilter("ignore", PhasorWarning)
-        planned = plan(
-            source,
-            target,
-            source=origin,
-            model=config if rope is None else rope,
-            patterns=patterns if patterns.each() else None,
-            like=like,
-            strict=not lenient,
-        )
+    if program is not None:
+        others = (target, origin, config, head_dim, rotary_dim, rotary_start, like)
+        if patterns.each() or lenient or any(value is not None for value in others):
+            raise click.UsageError("--for goes only with --dry-run and --verify.")
+        planned = plan_for(source, program)
+    elif target is None:
+        raise click.UsageError("Missing option '--to' or '--for'.")
+    else:
+        rope = _rope(target, origin, config, head_dim, rotary_dim, rotary_start)
+        with warnings.catch_warnings():
+            # what is assumed of sizes has no part in which rows are paired
+            warnings.simplefilter("ignore", PhasorWarning)
+            planned = plan(
+                source,
+                target,
+                source=origin,
+                model=config if rope is None else rope,
+                patterns=patterns if patterns.each() else None,
+                like=like,
+                strict=not lenient,
+            )
     if out is not None and not dry_run:
         _write(planned, out, verified=verified)
     for line in planned.lines():
         say(line)
+    if isinstance(planned, ProgramPlan):
+        files = f"Written to {out}: {planned.config_file} and {planned.weights_file}."
+    else:
+        files = f"Written to {out}. Files beside the weights were not copied."
     if verified:
         say("Verified: both sides agree, byte for byte and in their scores.")
-    say(
-        "Nothing was written."
-        if out is None or dry_run
-        else f"Written to {out}. Files beside the weights were not copied."
-    )
+    say("Nothing was written." if out is None or dry_run else files)
 
 
 def _rope(
@@ -121,11 +148,11 @@ def _rope(
     )
 
 
-def _write(planned: ConversionPlan, out: Path, *, verified: bool) -> None:
+def _write(planned: ConversionPlan | ProgramPlan, out: Path, *, verified: bool) -> None:
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
 
     screen = Screen(stderr=True)
     columns = BarColumn(), DownloadColumn(), TimeRemainingColumn()
     with Progress(*columns, console=screen, disable=not screen.is_terminal) as progress:
-        task = progress.add_task("", total=planned.checkpoint.size * (2 if verified else 1))
+        task = progress.add_task("", total=planned.size * (2 if verified else 1))
         write(planned, out, verified=verified, advance=lambda count: progress.advance(task, count))

@@ -13,8 +13,16 @@ from phasor.configs.unread_keys import check_unread_keys
 from phasor.errors import ConfigError
 from phasor.layers import LayerRopes
 from phasor.rope import WIDEST, Rope
-from phasor.scaling import Yarn
+from phasor.scaling import Llama3, Yarn
 
+# The factor of Meta's releases with use_scaled_rope, by dim and n_layers: no params.json has it.
+_RELEASES: Mapping[tuple[int, int], tuple[float, str]] = {
+    (4096, 32): (8.0, "Llama 3.1 8B (and 3.2 11B Vision)"),
+    (8192, 80): (8.0, "Llama 3.1 and 3.3 70B (and 3.2 90B Vision)"),
+    (16384, 126): (8.0, "Llama 3.1 405B"),
+    (2048, 16): (32.0, "Llama 3.2 1B"),
+    (3072, 28): (32.0, "Llama 3.2 3B"),
+}
 # defaults of DeepSeek-V3's inference/model.py
 _DEEPSEEK: Mapping[str, float] = {
     "beta_fast": 32.0,
@@ -28,12 +36,12 @@ _DEEPSEEK: Mapping[str, float] = {
 
 
 def load_params(config: Block, *, strict: bool) -> LayerRopes:
-    """The rope of each layer, the same for all."""
-    if config.flag("use_scaled_rope"):
-        raise ConfigError(
-            f"{config.name('use_scaled_rope')} is true, but the numbers of the scaling stand in "
-            "Meta's code and differ from model to model; load the model's config.json instead"
-        )
+    """The rope of each layer, the same for all but Llama 4's layers without one.
+
+    Where ``use_scaled_rope`` is true the law is Llama 3's. Its factor is ``rope_scaling_factor``,
+    which Meta's code for Llama 4 reads; without that key, the one of the release with this
+    ``dim`` and ``n_layers``.
+    """
     heads = required(config, "n_heads", config.whole("n_heads"))
     layers = required(config, "n_layers", config.whole("n_layers", most=MOST_LAYERS))
     head_dim = _head_dim(config, heads)
@@ -44,21 +52,29 @@ def load_params(config: Block, *, strict: bool) -> LayerRopes:
             "differently (10000 and 1000000); add it"
         )
     yarn = config.block("yarn")
+    notes: list[str] = []
+    scaling = _scaled_rope(config, layers, notes) if config.flag("use_scaled_rope") else None
+    if yarn is not None:
+        if scaling is not None:
+            config.refuse("use_scaled_rope", "false beside yarn, which scales as well")
+        scaling = _yarn(yarn, latent=config.has("qk_rope_head_dim"))
     with renamed_keys(config, {"rotary_dim": "head_dim", "head_dim": "head_dim"}):
         rope = Rope(
             head_dim=head_dim,
             pairing="interleaved",
             base=base,
-            scaling=None if yarn is None else _yarn(yarn, latent=config.has("qk_rope_head_dim")),
+            scaling=scaling,
         )
     blocks = () if yarn is None else (yarn,)
-    notes = check_unread_keys(config, blocks, (rope,), "of a params.json", strict=strict)
+    interval = config.whole("nope_layer_interval")
+    kinds = ["nope" if interval and i % interval == 0 else "rope" for i in range(1, layers + 1)]
+    notes += check_unread_keys(config, blocks, (rope,), "of a params.json", strict=strict)
     lengths = ("max_position_embeddings", "max_seq_len", "model_max_length")
     context = single_value((config.name(key), config.whole(key)) for key in lengths)
     return LayerRopes(
         name="params.json",
-        layer_kinds=("rope",) * layers,
-        kinds={"rope": rope},
+        layer_kinds=tuple(kinds),
+        kinds={"rope": rope, "nope": None} if "nope" in kinds else {"rope": rope},
         context=context,
         query_heads=heads,
         # latent attention rotates one key for all heads
@@ -122,6 +138,39 @@ def _head_dim(config: Block, heads: int) -> int:
             return head_dim
     width = required(config, "dim", config.whole("dim"))
     return head_width(config, "head_dim", "dim / n_heads", width, heads)
+
+
+def _scaled_rope(config: Block, layers: int, notes: list[str]) -> Llama3:
+    """Llama 3's law with the numbers of the file, of Llama 4's code, or of the release."""
+    factor = config.number("rope_scaling_factor", above=0)
+    high = config.number("rope_high_freq_factor", above=0)
+    # what Meta's code for Llama 4 fills in, and the constant in that for Llama 3
+    is_llama4 = config.has("moe_args") or config.has("nope_layer_interval")
+    high = (1.0 if is_llama4 else 4.0) if high is None else high
+    if factor is None and is_llama4:
+        factor = 16.0
+        notes.append("The file has no rope_scaling_factor; 16 is the default of Llama 4's code.")
+    if factor is None:
+        release = _RELEASES.get((config.whole("dim") or 0, layers))
+        if release is None:
+            raise ConfigError(
+                f"{config.name('use_scaled_rope')} is true, the factor is not in the file, and "
+                f'dim and n_layers are those of no release; add "rope_scaling_factor": 8 (as '
+                "Llama 3.1 and 3.3 have) or 32 (as Llama 3.2 1B and 3B have)"
+            )
+        factor, name = release
+        notes.append(
+            f"The file has no rope_scaling_factor; dim and n_layers are those of {name}, whose "
+            f"config.json on the Hub has {factor:g}."
+        )
+        if factor != 8:
+            notes.append(
+                "Meta's code for Llama 3 (llama-models 0.3) has 8 as a constant for every model, "
+                "so there the slow pairs turn faster than in transformers."
+            )
+    names = {"factor": "rope_scaling_factor", "high_freq_factor": "rope_high_freq_factor"}
+    with renamed_keys(config, names):
+        return Llama3(factor=factor, original_max_positions=8192, high_freq_factor=high)
 
 
 def _yarn(block: Block, *, latent: bool) -> Yarn:

@@ -86,7 +86,7 @@ def rope_parameters(rope: Rope, context: int) -> dict[str, Any]:
     block = write(law)
     block["rope_theta"] = rope.base
     if rope.rotary_dim != rope.head_dim:
-        block["partial_rotary_factor"] = _fraction(rope.rotary_dim, rope.head_dim)
+        block["partial_rotary_factor"] = rotated_fraction(rope.rotary_dim, rope.head_dim)
     block |= _sections(rope.axes)
     _read_back(rope, block, context)
     return block
@@ -160,8 +160,8 @@ def _read_back(rope: Rope, block: dict[str, Any], context: int) -> None:
         )
 
 
-def _fraction(rotary_dim: int, head_dim: int) -> float:
-    # readers compute int(head_dim * fraction), where rounding may lose a coordinate
+def rotated_fraction(rotary_dim: int, head_dim: int) -> float:
+    """The fraction with which readers that compute ``int(head_dim * fraction)`` lose nothing."""
     exact = rotary_dim / head_dim
     return exact if int(head_dim * exact) == rotary_dim else (rotary_dim + 0.5) / head_dim
 

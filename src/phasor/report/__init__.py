@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from importlib import resources
 from typing import Any
 
@@ -82,14 +83,19 @@ def report(
         colours=stylesheet(),
         kinds=[_kind(ropes, kind) for kind in ropes.kinds],
         sections=sections,
-        # the program of the charts; nothing in a script may end it
-        bundle=vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;").replace(
-            "</script", "<\\/script"
-        ),
+        bundle=_bundle(),
     )
     if progress is not None:
         progress(steps, steps)
     return page
+
+
+@cache
+def _bundle() -> str:
+    """The program of the charts, which is the same for every page and takes most of a second."""
+    program = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
+    # nothing in a script may end it
+    return program.replace("</script", "<\\/script")
 
 
 def _kind(ropes: LayerRopes, kind: str) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from phasor._checks import number, short_repr, whole
 from phasor.errors import SpecError, TensorError
 from phasor.rope import Rope
 from phasor.torch._arguments import check_counts_tokens, check_is_tensor, check_rope
-from phasor.torch._internals import refuse_torchscript
+from phasor.torch._internals import refuse_torchscript, refuse_tracing
 from phasor.torch.functional import rotate, rotate_qk
 from phasor.torch.kv_cache.cache import KVCache, check_attention_mask
 from phasor.torch.module import checked_bounds, count_positions
@@ -188,6 +188,7 @@ class RotaryAttention(nn.Module):
                 causal; if ``key_value_states`` are given to attention that is, with packed
                 sequences, or are missing where their positions are given.
         """
+        refuse_tracing()  # lengths would be tensors
         self._check_inputs(x, attention_mask, cu_seqlens, cache)
         if key_value_states is not None or key_value_positions is not None:
             self._check_cross(x, cu_seqlens, key_value_states)

@@ -91,19 +91,16 @@ def cos_sin_cache(
 ) -> dict[str, Tensor]:
     """The table of positions 0 to ``max_positions - 1`` as another program keeps it.
 
-    ========================  ===================================================================
-    ``layout``                tensors; ``n`` is ``rope.num_pairs``, half of ``rope.rotary_dim``
-    ========================  ===================================================================
-    ``"vllm"``                ``cos_sin`` ``[max_positions, 2 n]``, cosines before sines, for vLLM,
-                              sglang and flashinfer
-    ``"flash-attn"``          ``cos`` and ``sin`` ``[max_positions, n]``, for flash-attention and
-                              ONNX
-    ``"transformers"``        ``cos`` and ``sin`` ``[max_positions, 2 n]``: doubled for the pairing
-                              ``"half"``, each repeated for ``"interleaved"``
-    ``"meta"``                ``freqs_cis``, complex ``[max_positions, n]``, for Meta's code
-    ``"megatron"``            ``angles`` ``[max_positions, 1, 1, 2 n]`` in radians, widened as for
-                              ``"transformers"``, for Megatron and TransformerEngine
-    ========================  ===================================================================
+    | ``layout`` | tensors, ``n`` is ``rope.num_pairs`` | for |
+    |---|---|---|
+    | ``"vllm"`` | ``cos_sin`` ``[max_positions, 2 n]``, cosines first | vLLM, sglang, flashinfer |
+    | ``"flash-attn"`` | ``cos``, ``sin`` ``[max_positions, n]`` | flash-attention, ONNX |
+    | ``"transformers"`` | ``cos``, ``sin`` ``[max_positions, 2 n]``, widened | transformers |
+    | ``"meta"`` | ``freqs_cis``, complex ``[max_positions, n]`` | Meta's code |
+    | ``"megatron"`` | ``angles`` ``[max_positions, 1, 1, 2 n]``, widened | Megatron, TE |
+
+    Widened: the ``n`` values are doubled, end to end, for the pairing ``"half"``, and each is
+    repeated for ``"interleaved"``. Angles are in radians. TE is TransformerEngine.
 
     Every number is computed in float64 and rounded once; float32 without a gain is the nearest to
     the real number. Angles are reduced to ``[-π, π]`` before they are rounded, so they are as good
@@ -157,8 +154,9 @@ def cos_sin_cache(
     stored = dtypes[dtype]
     nearest = stored in (torch.float32, torch.complex64) and gain == 1 and arrange is not _megatron
     # arrays of no rows have the names and the widths
-    empty = arrange(*np.zeros((2, 0, rope.num_pairs)), rope.pairing)
-    shapes = {name: [rows, *array.shape[1:]] for name, array in empty.items()}
+    none = np.empty((0, rope.num_pairs))
+    named = arrange(none, none, rope.pairing)
+    shapes = {name: [rows, *array.shape[1:]] for name, array in named.items()}
     tables = _allocate(shapes, stored, device)
     if next(iter(tables.values())).is_meta:
         return tables

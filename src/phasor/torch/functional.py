@@ -99,17 +99,35 @@ def rotate_qk(
     heads_first: bool = False,
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor]:
-    """`rotate` of a query and a key that share their tokens, in one launch.
+    """Query and key rotated at their tokens' positions, as new tensors, in one launch.
 
-    ``q`` is ``[..., seq, query_heads, head_dim]`` and ``k`` ``[..., seq, key_heads, head_dim]``
-    with the same leading dimensions, or both have ``heads_first``. Everything else is as for
-    `rotate`.
+    Both become ``R(p) x`` (RoFormer 2104.09864, eq. 34), so their scores depend on distances only.
+    Differentiable any number of times. `rotate` takes one tensor, and says how exact both are.
+
+    Args:
+        q: ``[..., seq, num_heads, head_dim]``: float64, float32, bfloat16 or float16, any strides.
+        k: ``[..., seq, num_kv_heads, head_dim]``, with the leading dimensions of ``q``.
+        positions: Integers or floats of shape ``[..., seq]``, broadcast against the leading
+            dimensions of both; ``[..., seq, n_axes]`` for a Rope of several axes. A scalar is the
+            position of every token.
+        rope: What rotates; its scaling must be a law, not a rule.
+        inverse: Undo the rotation instead.
+        gain: Multiplied into cos and sin, for models that want ``rope.attention_factor`` there.
+        heads_first: Whether both are ``[..., heads, seq, head_dim]``, and the results too; the
+            shape of ``positions`` stays ``[..., seq]``.
+        backend: ``"auto"``, or one implementation, which is then never replaced: ``"cpu"``,
+            ``"triton"`` or ``"eager"``.
 
     Returns:
-        The new query and the new key.
+        The new query and the new key, of the shapes, dtypes and strides of ``q`` and ``k``.
 
     Raises:
-        TensorError: As `rotate`, and if ``q`` and ``k`` differ in tokens or device.
+        TensorError: If a tensor does not fit the Rope or has a dtype that cannot be rotated, or
+            ``q`` and ``k`` differ in tokens or device.
+        PositionError: If the positions do not fit, are no numbers or want a gradient.
+        SpecError: If ``rope.scaling`` is a rule: use ``rope.at(seq_len)``; or for another option
+            of the wrong type.
+        BackendError: If the named backend does not exist, or cannot rotate them.
 
     >>> import torch
     >>> from phasor import Rope
@@ -133,13 +151,28 @@ def rotate_(
     heads_first: bool = False,
     backend: str = "auto",
 ) -> Tensor:
-    """`rotate`, written into ``x``, which is returned.
+    """``x`` rotated at its tokens' positions, in place: `rotate` without a new tensor.
 
     Nothing else of the storage of ``x`` is written. Where a gradient has to be recorded, the new
-    values are computed aside and copied in. Every argument is as for `rotate`.
+    values are computed aside and copied in.
+
+    Args:
+        x: ``[..., seq, heads, head_dim]``, any strides without elements that share memory.
+        positions: Integers or floats ``[..., seq]``, or ``[..., seq, n_axes]``.
+        rope: What rotates; its scaling must be a law, not a rule.
+        inverse: Undo the rotation instead.
+        gain: Multiplied into cos and sin.
+        heads_first: Whether ``x`` is ``[..., heads, seq, head_dim]``.
+        backend: ``"auto"``, ``"cpu"``, ``"triton"`` or ``"eager"``.
+
+    Returns:
+        ``x`` itself.
 
     Raises:
-        TensorError: As `rotate`, and if elements of ``x`` share memory (an expanded view).
+        TensorError: If ``x`` cannot be rotated, or elements of it share memory (an expanded view).
+        PositionError: If the positions do not fit, are no numbers or want a gradient.
+        SpecError: If ``rope.scaling`` is a rule, or an option has the wrong type.
+        BackendError: If the named backend does not exist, or cannot rotate ``x``.
 
     >>> import torch
     >>> from phasor import Rope
@@ -165,13 +198,30 @@ def rotate_qk_(
     heads_first: bool = False,
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor]:
-    """`rotate_qk`, written into ``q`` and ``k``, which are returned.
+    """Query and key rotated in place, in one launch: `rotate_qk` without new tensors.
 
-    They may be slices of one projection; nothing else of its storage is written. Every argument is
-    as for `rotate_qk`.
+    They may be slices of one projection; nothing else of its storage is written, and nothing at
+    all if one of the two is refused.
+
+    Args:
+        q: ``[..., seq, num_heads, head_dim]``.
+        k: ``[..., seq, num_kv_heads, head_dim]``, with the leading dimensions of ``q``.
+        positions: Integers or floats ``[..., seq]``, or ``[..., seq, n_axes]``.
+        rope: What rotates; its scaling must be a law, not a rule.
+        inverse: Undo the rotation instead.
+        gain: Multiplied into cos and sin.
+        heads_first: Whether both are ``[..., heads, seq, head_dim]``.
+        backend: ``"auto"``, ``"cpu"``, ``"triton"`` or ``"eager"``.
+
+    Returns:
+        ``q`` and ``k`` themselves.
 
     Raises:
-        TensorError: As `rotate_qk`, and if ``q`` and ``k`` share an element, or are one tensor.
+        TensorError: If a tensor cannot be rotated, the two differ in tokens or device, share an
+            element, or are one tensor.
+        PositionError: If the positions do not fit, are no numbers or want a gradient.
+        SpecError: If ``rope.scaling`` is a rule, or an option has the wrong type.
+        BackendError: If the named backend does not exist, or cannot rotate them.
 
     >>> import torch
     >>> from phasor import Rope
@@ -204,7 +254,7 @@ def rotate_by(
     """``x`` rotated by given cos and sin, one entry per pair: for bridges and learned rotations.
 
     Args:
-        x: ``[..., seq, heads, head_dim]``, as for `rotate`.
+        x: ``[..., seq, heads, head_dim]``: float64, float32, bfloat16 or float16, any strides.
         cos: ``[..., seq, num_pairs]``, broadcast against the leading dimensions of ``x``. Half
             width: of a full-width table in the half pairing, take ``cos[..., :num_pairs]``. Of any
             floating dtype; unless ``x`` is float64, the arithmetic is float32, and wider values are
@@ -216,7 +266,7 @@ def rotate_by(
         inverse: Undo it instead: ``sin`` changes sign, and the pairings change places.
         heads_first: Whether ``x`` is ``[..., heads, seq, head_dim]``; the shapes of ``cos`` and
             ``sin`` stay.
-        backend: As for `rotate`.
+        backend: ``"auto"``, ``"cpu"``, ``"triton"`` or ``"eager"``.
 
     Returns:
         A tensor of the shape, dtype and strides of ``x``. Differentiable in ``x``, and in ``cos``
@@ -226,7 +276,7 @@ def rotate_by(
         TensorError: If a shape or dtype does not fit.
         SpecError: For a pairing that does not exist, or an ``inverse`` or ``heads_first`` that is
             no bool.
-        BackendError: As for `rotate`.
+        BackendError: If the named backend does not exist, or cannot rotate ``x``.
 
     >>> import torch
     >>> from phasor import Rope
@@ -259,13 +309,29 @@ def rotate_by_(
     heads_first: bool = False,
     backend: str = "auto",
 ) -> Tensor:
-    """`rotate_by`, written into ``x``, which is returned.
+    """``x`` rotated in place by given cos and sin: `rotate_by` without a new tensor.
 
-    Nothing else of the storage of ``x`` is written. Every argument is as for `rotate_by`.
+    Nothing else of the storage of ``x`` is written.
+
+    Args:
+        x: ``[..., seq, heads, head_dim]``.
+        cos: ``[..., seq, num_pairs]``, broadcast against the leading dimensions of ``x``.
+        sin: The same shape.
+        pairing: ``"half"`` or ``"interleaved"``.
+        pairing_out: Pairing of the result where it differs.
+        rotary_start: Where the rotated slice begins inside the head.
+        inverse: Undo it instead.
+        heads_first: Whether ``x`` is ``[..., heads, seq, head_dim]``.
+        backend: ``"auto"``, ``"cpu"``, ``"triton"`` or ``"eager"``.
+
+    Returns:
+        ``x`` itself.
 
     Raises:
-        TensorError: As `rotate_by`, and if elements of ``x`` share memory, with each other or
-            with ``cos`` or ``sin``.
+        TensorError: If a shape or dtype does not fit, or elements of ``x`` share memory, with each
+            other or with ``cos`` or ``sin``.
+        SpecError: For a pairing that does not exist, or an option of the wrong type.
+        BackendError: If the named backend does not exist, or cannot rotate ``x``.
 
     >>> import torch
     >>> x = torch.tensor([1.0, 0.0]).reshape(1, 1, 2)

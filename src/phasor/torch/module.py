@@ -14,7 +14,7 @@ from phasor.errors import PositionError, SpecError
 from phasor.rope import Rope
 from phasor.torch import positions as torch_positions
 from phasor.torch._arguments import check_counts_tokens, check_heads, check_rope, tokens_first
-from phasor.torch._internals import refuse_torchscript
+from phasor.torch._internals import refuse_torchscript, refuse_tracing
 from phasor.torch.functional import rotate_qk
 
 
@@ -101,8 +101,9 @@ class RotaryEmbedding(nn.Module):
             PositionError: If positions are given with an offset or boundaries, are missing for a
                 Rope of several axes, or one of the three does not fit.
         """
+        refuse_tracing()  # lengths would be tensors
         if positions is None:
-            (rows,) = tokens_first([q], self.heads_first)
+            (rows,) = tokens_first([q], self.heads_first, ["q"])
             check_heads("q", rows, self.rope, self.heads_first)
             check_counts_tokens(self.rope)
             positions = count_positions(rows.shape[:-2], q.device, offset, cu_seqlens)

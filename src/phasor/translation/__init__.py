@@ -5,27 +5,69 @@ A file for each target; `TARGETS` lists them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
+import numpy as np
+
 from phasor._checks import choice, whole
 from phasor.errors import SpecError
 from phasor.layers import LayerRopes
+from phasor.presets import preset, preset_names
 from phasor.rope import Rope
 from phasor.scaling import Rule
-from phasor.translation import flash_attn, mlx, transformers
-from phasor.translation.target import Part, Target, TranslationError
+from phasor.translation import (
+    flash_attn,
+    flashinfer,
+    gguf,
+    liger,
+    llama_cpp,
+    megatron,
+    meta,
+    mlx,
+    onnx,
+    rotary_embedding_torch,
+    sglang,
+    torchtune,
+    transformer_engine,
+    transformers,
+    vllm,
+)
+from phasor.translation.target import (
+    Part,
+    RefusalError,
+    Target,
+    TranslationError,
+    with_simplest_law,
+)
 
 __all__ = ["TARGETS", "Part", "Target", "Translation", "TranslationError", "translate"]
 
 TARGETS: Mapping[str, Target] = {
-    target.name: target for target in (transformers.TARGET, mlx.TARGET, flash_attn.TARGET)
+    target.name: target
+    for target in (
+        flash_attn.TARGET,
+        flashinfer.TARGET,
+        gguf.TARGET,
+        liger.TARGET,
+        llama_cpp.TARGET,
+        megatron.TARGET,
+        meta.TARGET,
+        mlx.TARGET,
+        onnx.TARGET,
+        rotary_embedding_torch.TARGET,
+        sglang.TARGET,
+        torchtune.TARGET,
+        transformer_engine.TARGET,
+        transformers.TARGET,
+        vllm.TARGET,
+    )
 }
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Translation:
     """A model's rotation in the words of another program.
 
@@ -52,13 +94,34 @@ class Translation:
             "parts": [part.as_plain() for part in self.parts],
         }
 
+    def variables(self, part: Part) -> list[str]:
+        """A line for each setting that the part's code calls by its name; long arrays by ends."""
+        if not part.as_variables:
+            return []
+        return [f"{name} = {self._short(value)}" for name, value in part.settings.items()]
+
+    def _short(self, value: Any) -> str:
+        if isinstance(value, Rope):
+            known = preset(self.model).kinds.items() if self.model in preset_names() else ()
+            for kind, rope in known:
+                if rope == value:
+                    return f"phasor.preset({self.model!r}).kinds[{kind!r}]"
+            return f"phasor.Rope.from_json({value.to_json()!r})"
+        numbers = np.asarray(value)
+        if numbers.ndim != 1 or numbers.dtype.kind not in "if":
+            return repr(value)
+        shown = [f"{x:.9g}" for x in numbers.tolist()]
+        if len(shown) > 3:
+            return f"[{shown[0]}, {shown[1]}, … {shown[-1]}]  # {len(shown)} numbers"
+        return f"[{', '.join(shown)}]"
+
     def __repr__(self) -> str:
         return f"Translation({self.model!r} for {self.target.name!r}, {len(self.parts)} parts)"
 
     def __str__(self) -> str:
         lines = [f"{self.model} for {self.target.name}: {self.target.program}"]
         for part in self.parts:
-            lines += ["", f"{', '.join(part.ropes)} layers:", part.code]
+            lines += ["", f"{', '.join(part.ropes)} layers:", *self.variables(part), part.code]
             lines += [f"# {note}" for note in part.notes]
         return "\n".join(lines)
 
@@ -87,29 +150,68 @@ def translate(
 
     >>> from phasor.scaling import Linear
     >>> rope = Rope(head_dim=64, pairing="half", scaling=Linear(factor=4.0))
-    >>> print(translate(rope, "mlx", context=8192).parts[0].code)
-    mx.fast.rope(x, 64, traditional=False, base=10000.0, scale=0.25, offset=offset)
+    >>> (part,) = translate(rope, "mlx", context=8192).parts
+    >>> part.settings
+    {'dims': 64, 'traditional': False, 'base': 10000.0, 'scale': 0.25}
+    >>> print(part.code)
+    mx.fast.rope(x, dims, traditional=traditional, base=base, scale=scale, offset=offset)
     """
     chosen = TARGETS[choice("target", target, tuple(TARGETS))]
     if isinstance(ropes, Rope):
-        ropes = LayerRopes(name="rope", layer_kinds=("rope",), kinds={"rope": ropes})
+        ropes = _of_one(ropes)
     if context is None and ropes.context is None:
-        raise SpecError("context must be given: this rope does not say how many tokens it is for")
+        raise SpecError(f"context must be given: {ropes.name} does not say how many tokens it has")
     length = whole("context", ropes.context if context is None else context, least=2)
     if not ropes.ropes:
         raise TranslationError(f"{ropes.name} has no rotation in any layer: give {target} none")
-    notes: dict[str, tuple[str, ...]] = {}
-    kinds: dict[str, Rope | None] = dict.fromkeys(ropes.kinds)
-    for kind, rope in ropes.kinds.items():
-        if rope is not None:
-            static = rope.at(at) if at is not None else rope
-            chosen.check(static, length)
-            kinds[kind], notes[kind] = _as_read(chosen, static)
-    parts = tuple(
-        replace(part, notes=part.notes + _merged(notes[kind] for kind in part.ropes))
-        for part in chosen.write(replace(ropes, kinds=kinds), length)
-    )
+    if at is not None:
+        ropes = _with_kinds(ropes, lambda rope: rope.at(at))
+    try:
+        parts = _express(chosen, ropes, length)
+    except RefusalError as refusal:
+        raise refusal.with_nearest(_expressible(chosen, refusal)) from None
     return Translation(model=ropes.name, target=chosen, context=length, parts=parts)
+
+
+def _express(target: Target, ropes: LayerRopes, context: int) -> tuple[Part, ...]:
+    """What the target is given, with its notes.
+
+    Raises:
+        RefusalError: If it cannot express a rope, and others may be near.
+        TranslationError: If it cannot, and none is.
+    """
+    for rope in ropes.ropes:
+        target.check(rope, context)
+    read = {rope: _as_read(target, rope) for rope in ropes.ropes}
+    readable = _with_kinds(ropes, lambda rope: read[rope][0])
+    notes = {kind: read[rope][1] for kind, rope in ropes.kinds.items() if rope is not None}
+    return tuple(
+        replace(part, notes=part.notes + _merged(notes[kind] for kind in part.ropes))
+        for part in target.write(readable, context)
+    )
+
+
+def _expressible(target: Target, refusal: RefusalError, deeper: int = 2) -> Iterator[Rope]:
+    """Candidates that the target can express; of those that it cannot, their own."""
+    for rope in refusal.candidates:
+        try:
+            _express(target, _of_one(rope), refusal.context)
+        except RefusalError as again:
+            if deeper:
+                yield from _expressible(target, again, deeper - 1)
+        except TranslationError:
+            pass
+        else:
+            yield rope
+
+
+def _of_one(rope: Rope) -> LayerRopes:
+    return LayerRopes(name="rope", layer_kinds=("rope",), kinds={"rope": rope})
+
+
+def _with_kinds(ropes: LayerRopes, change: Callable[[Rope], Rope]) -> LayerRopes:
+    kinds = {kind: None if rope is None else change(rope) for kind, rope in ropes.kinds.items()}
+    return replace(ropes, kinds=kinds)
 
 
 def _merged(notes: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
@@ -119,14 +221,12 @@ def _merged(notes: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
 def _as_read(target: Target, rope: Rope) -> tuple[Rope, tuple[str, ...]]:
     """The rope in a pairing that the target turns, and what that and the rest asks of the user."""
     notes: list[str] = []
-    if rope.pairing not in target.pairings:
-        (pairing,) = target.pairings
-        notes.append(
-            f"{target.name} turns {pairing} pairs: reorder the weights first "
-            f"(phasor convert FOLDER OUT --to {pairing})."
-        )
-        rope = replace(rope, pairing=pairing, pairing_out=None)
-    if rope.pairing_out is not None:
+    rope = with_simplest_law(rope)
+    pairings = target.pairings(rope) if callable(target.pairings) else target.pairings
+    if rope.pairing not in pairings:
+        rope, note = target.reordered(rope, *pairings)
+        notes.append(note)
+    if rope.pairing_out is not None and not target.other_pairs_out:
         notes.append(
             f"The model writes {rope.pairing_out} pairs and {target.name} keeps {rope.pairing}: "
             "scores are the same, cached keys are in another order."

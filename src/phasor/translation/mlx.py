@@ -24,7 +24,7 @@ def _write(rope: Rope, context: int) -> Written:
         settings["scale"] = 1 / rope.scaling.factor
     elif rope.scaling is not None or rope.base is None or rope.direction < 0:
         # positions are divided by these: what stands still has infinity, a negative one turns back
-        with np.errstate(divide="ignore"):
+        with np.errstate(divide="ignore", over="ignore"):
             settings |= {"base": None, "freqs": rope.direction / rope.inv_freq}
         freqs = ", freqs=mx.array(freqs)"
     if rope.attention_factor != 1:

@@ -1,4 +1,4 @@
-"""The rotation of ONNX without torch: its operator in NumPy, and its caches read back as a `Rope`.
+"""ONNX: what its operator RotaryEmbedding is given; the operator in NumPy; its caches read back.
 
 `phasor.torch.export` exports models that use it.
 """
@@ -17,6 +17,7 @@ from phasor.identification.spectrum import ROUNDING
 from phasor.numpy import rotate_by
 from phasor.pairings import Pairing
 from phasor.rope import Rope
+from phasor.translation.target import Target, Written, per_rope
 
 
 def rotary_embedding(
@@ -178,3 +179,35 @@ def _rows(name: str, cache: ArrayLike, position_ids: ArrayLike | None) -> NDArra
             f"position_ids must be rows of {name}, whole numbers from 0 to {len(table) - 1}"
         )
     return table[at]
+
+
+def _write(rope: Rope, context: int) -> Written:
+    return Written(
+        {
+            "rope": rope,
+            "layout": "flash-attn",
+            "max_positions": context,
+            "gain": rope.attention_factor,
+            "interleaved": int(rope.pairing == "interleaved"),
+            "rotary_embedding_dim": rope.rotary_dim,
+        },
+        "tables = phasor.torch.cos_sin_cache(\n"
+        "    rope, max_positions, layout=layout, gain=gain, dtype=dtype\n"
+        ")  # the initializers cos_cache and sin_cache, of the dtype of x\n"
+        "onnx.helper.make_node(\n"
+        '    "RotaryEmbedding", ["x", "cos_cache", "sin_cache", "position_ids"], ["turned"],\n'
+        "    interleaved=interleaved, rotary_embedding_dim=rotary_embedding_dim,\n"
+        ")",
+        ("If x is [batch, seq, heads * head_dim], give num_heads=heads too.",),
+    )
+
+
+TARGET = Target(
+    name="onnx",
+    program="the caches and attributes of the operator RotaryEmbedding (opset 23)",
+    source="https://onnx.ai/onnx/operators/onnx__RotaryEmbedding.html",
+    checked="run",
+    package="onnxruntime",
+    write=per_rope(_write),
+    backwards=True,
+)

@@ -7,23 +7,29 @@ one function that writes what the program has to be given for a Rope that it can
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from typing import Any, Literal, NamedTuple, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
 from phasor._checks import short_repr
+from phasor._reals import in_reals
 from phasor.axes import Axes, OneAxis
-from phasor.errors import ConfigError
+from phasor.errors import ConfigError, SpecError
+from phasor.extending import with_raised_base
 from phasor.layers import LayerRopes
 from phasor.pairings import PAIRINGS, Pairing
 from phasor.rope import Rope, real_inv_freq
-from phasor.scaling import Linear, Rule
+from phasor.scaling import NTK, Linear, NTKFixed, NTKOld, Rule, Yarn
+from phasor.scaling.laws import yarn_multiplier
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)  # settings may be arrays
 class Part:
     """What a target is given for the layers of one rope, or for the whole model.
 
@@ -71,6 +77,29 @@ class TranslationError(ConfigError):
         self.radians = radians
 
 
+class RefusalError(TranslationError):
+    """What `Target.refuse` raises; `translate` finds the nearest and says how far off it is."""
+
+    def __init__(self, message: str, rope: Rope, context: int, candidates: Iterable[Rope]) -> None:
+        super().__init__(message)
+        self.rope, self.context = rope, context
+        self.candidates = tuple(candidates)
+
+    def with_nearest(self, expressible: Iterable[Rope]) -> TranslationError:
+        """The error for users; ``expressible`` are those near candidates that the target can."""
+        apart = {other: radians_apart(self.rope, other, self.context) for other in expressible}
+        if not apart:
+            return TranslationError(f"{self}, and nothing that it can is near")
+        nearest = min(apart, key=lambda other: apart[other])
+        radians, differs = apart[nearest], _differences(self.rope, nearest)
+        if radians == 0:
+            near = f"exact where a token's coordinates are equal, as in text: {differs}"
+        else:
+            near = f"off by up to {radians:.3g} radians at position {self.context - 1}: {differs}"
+        message = f"{self}; the nearest that it can is {near}"
+        return TranslationError(message, nearest=nearest, radians=radians)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Target:
     """A program that rotates, and what it can express.
@@ -81,13 +110,17 @@ class Target:
         source: Where its arguments are documented.
         checked: ``"run"`` where the tests run the program itself with what is written;
             ``"description"`` where they run a function written from its documentation.
+        package: What the tests run, as it is installed; ``name`` unless given.
         write: Writes one `Part` for each rope, or for the model; the ropes have passed `check`.
-        pairings: Pairings that it turns. Weights of the other one are reordered first.
+        pairings: Pairings that it turns, for one rope where that depends on its law. Weights of
+            the other one are reordered first.
         partial: Whether a part of the head may stay as it is.
         backwards: Whether pairs may turn clockwise.
         axes: Layouts of position axes that it knows.
         rules: Rules that it applies by itself; others are resolved before.
         softmax: Whether it is given the softmax factor with the rest.
+        other_pairs_out: Whether it may write other pairs than it reads: ``write`` is given the
+            rope's ``pairing_out``.
     """
 
     name: str
@@ -95,12 +128,14 @@ class Target:
     source: str
     checked: Literal["run", "description"]
     write: Callable[[LayerRopes, int], tuple[Part, ...]]
-    pairings: tuple[Pairing, ...] = PAIRINGS
+    package: str = ""
+    pairings: tuple[Pairing, ...] | Callable[[Rope], tuple[Pairing, ...]] = PAIRINGS
     partial: bool = True
     backwards: bool = False
     axes: tuple[type[Axes], ...] = (OneAxis,)
     rules: tuple[type[Rule], ...] = ()
     softmax: bool = False
+    other_pairs_out: bool = False
 
     def check(self, rope: Rope, context: int) -> None:
         """Refuse a rope that the program cannot express whatever its frequencies are.
@@ -124,24 +159,34 @@ class Target:
         if rope.rotary_dim < rope.head_dim and not self.partial:
             self.refuse(f"{rope.rotary_dim} rotated coordinates of {rope.head_dim}", rope, context)
 
+    def only_rope(self, ropes: LayerRopes, context: int) -> Rope:
+        """The rope of all layers, for a program that keeps one.
+
+        Raises:
+            TranslationError: If layers have different ropes; the nearest is the first for all.
+        """
+        first, *others = ropes.ropes
+        if others:
+            kinds = " and ".join(kind for kind, rope in ropes.kinds.items() if rope is not None)
+            near, other = first.at(context), others[0].at(context)
+            same_width = [near] if near.num_pairs == other.num_pairs else []
+            self.refuse(f"different ropes in {kinds} layers", other, context, same_width)
+        return first
+
     def refuse(
         self, what: str, rope: Rope, context: int, candidates: Iterable[Rope] = ()
     ) -> NoReturn:
-        """Raise the error for ``what`` the program lacks; ``candidates`` are ropes that it has."""
-        nearest = min(
-            candidates, key=lambda other: radians_apart(rope, other, context), default=None
-        )
-        message = f"{self.name} cannot express {what}"
-        if nearest is None:
-            raise TranslationError(f"{message}, and nothing that it can is near")
-        radians = radians_apart(rope, nearest, context)
-        differs = _differences(rope, nearest)
-        if radians == 0:
-            near = f"exact where a token's coordinates are equal, as in text: {differs}"
-        else:
-            near = f"off by up to {radians:.3g} radians at position {context - 1}: {differs}"
-        raise TranslationError(
-            f"{message}; the nearest that it can is {near}", nearest=nearest, radians=radians
+        """Raise the error for ``what`` the program lacks; ``candidates`` are ropes near this one.
+
+        The nearest is picked from those that it can express, or whose own candidates it can.
+        """
+        raise RefusalError(f"{self.name} cannot express {what}", rope, context, candidates)
+
+    def reordered(self, rope: Rope, pairing: Pairing) -> tuple[Rope, str]:
+        """The rope with other pairs, and what has to be done with the weights for it."""
+        return replace(rope, pairing=pairing, pairing_out=None), (
+            f"{self.name} turns {pairing} pairs: reorder the weights first "
+            f"(phasor convert FOLDER OUT --to {pairing})."
         )
 
 
@@ -174,6 +219,47 @@ def per_rope(
     return lambda ropes, context: tuple(part(rope, ropes, context) for rope in ropes.ropes)
 
 
+def yarn_mscale(law: Yarn) -> float:
+    """The ``mscale`` that says the law's factor on cos and sin without an ``attention_factor``.
+
+    Programs divide `yarn_multiplier` of it by that of ``mscale_all_dim``; for a ``factor`` of at
+    most 1 both are 1, whatever this says.
+    """
+    if law.attention_factor is None or law.factor <= 1:
+        return law.mscale
+    over = law.attention_factor * yarn_multiplier(law.factor, law.mscale_all_dim)
+    return (over - 1) / (yarn_multiplier(law.factor, 1.0) - 1)
+
+
+@in_reals
+def with_simplest_law(rope: Rope) -> Rope:
+    """Without a law that changes nothing, or with `Linear` in place of one that acts like it."""
+    law = rope.scaling
+    if law is None or isinstance(law, (Linear, Rule)) or rope.logit_factor != 1:
+        return rope
+    plain, scaled = real_inv_freq(replace(rope, scaling=None)), real_inv_freq(rope)
+    ratio = plain[0] / scaled[0] if scaled[0] else Decimal(0)
+    # the frequencies have 60 digits
+    if any(abs(f - s * ratio) > f * Decimal("1e-40") for f, s in zip(plain, scaled, strict=True)):
+        return rope
+    return replace(rope, scaling=None if ratio == 1 else Linear(factor=float(ratio)))
+
+
+def ntk_as_base(rope: Rope) -> Rope:
+    """The rope with a raised base in place of an NTK law, where that is a base above 1."""
+    law = rope.scaling
+    with suppress(SpecError):
+        if isinstance(law, NTK):
+            return with_raised_base(rope, law.factor)
+        if isinstance(law, (NTKOld, NTKFixed)):
+            assert rope.base is not None, "a law scales the powers of a base"
+            # the fixed one divides all pairs by what its fastest one is divided by
+            rest = Linear(factor=law.factor ** (1 / rope.num_pairs))
+            scaling = rest if isinstance(law, NTKFixed) else None
+            return replace(rope, base=rope.base * law.factor, scaling=scaling)
+    return rope
+
+
 def radians_apart(a: Rope, b: Rope, context: int) -> float:
     """The largest difference of a pair's angle at the last position, whole turns included.
 
@@ -199,7 +285,7 @@ def plain_candidates(rope: Rope) -> list[Rope]:
     plain = replace(rope, scaling=None, explicit_inv_freq=None)
     fastest = float(scaled.max())
     found = [plain, replace(plain, base=_nearest_base(scaled))]
-    if 0 < fastest != 1:
+    if fastest > sys.float_info.min and fastest != 1:
         divided = Linear(factor=1 / fastest)
         found.append(replace(plain, base=_nearest_base(scaled / fastest), scaling=divided))
     return found

@@ -6,35 +6,49 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 
+import numpy as np
+
 from phasor.axes import Alternating, InterleavedSections, OneAxis, Sectioned
 from phasor.configs import config_keys
 from phasor.configs.writing import WRITERS
 from phasor.errors import ConfigError
-from phasor.extending import with_raised_base
 from phasor.layers import LayerRopes
 from phasor.rope import Rope
-from phasor.scaling import NTK, DynamicNTK, LongRope, PerPair
-from phasor.translation.target import Part, Target, TranslationError, plain_candidates
+from phasor.scaling import DynamicNTK, LongRope, PerPair, Yarn
+from phasor.translation.target import Part, Target, TranslationError, ntk_as_base, plain_candidates
 
 
-def in_config_form(rope: Rope, context: int) -> Rope:
+def in_config_form(target: Target, rope: Rope, context: int) -> Rope:
     """The rope with a law that has a ``rope_type``: a raised base, or a divisor for each pair.
 
     Raises:
-        TranslationError: If a pair stands still, which no divisor says.
+        TranslationError: If a pair stands still, which no divisor says; ``target`` refuses it.
     """
-    if isinstance(rope.scaling, NTK):
-        return with_raised_base(rope, rope.scaling.factor)
-    if rope.explicit_inv_freq is None and type(rope.scaling) in WRITERS:
-        return rope
-    scaled = rope.inv_freq
-    if not scaled.all():
-        TARGET.refuse("pairs that stand still, but for those of p-RoPE", rope, context,
-                      plain_candidates(rope))  # fmt: skip
+    # its classes round each frequency to float32
+    given = ntk_as_base(replace(rope, inv_freq_dtype="exact"))
+    law = given.scaling
+    if isinstance(law, Yarn) and law.mscale != 1 and not (law.mscale and law.mscale_all_dim):
+        # a block's mscale is read beside a mscale_all_dim, and both must not be 0
+        law = replace(law, mscale=1.0, attention_factor=rope.attention_factor)
+        return replace(given, scaling=law)
+    if given.explicit_inv_freq is None and type(law) in WRITERS:
+        return given
+    return with_divisors(target, given, context)
+
+
+def with_divisors(target: Target, rope: Rope, context: int) -> Rope:
+    """The same rotation by a base and a divisor for each pair.
+
+    Raises:
+        TranslationError: As `in_config_form`.
+    """
     plain = replace(rope, scaling=None, explicit_inv_freq=None, base=rope.base or 10_000.0)
-    law = PerPair(
-        factors=tuple((plain.inv_freq / scaled).tolist()), attention_factor=rope.attention_factor
-    )
+    with np.errstate(divide="ignore", over="ignore"):
+        factors = plain.inv_freq / rope.inv_freq
+    if not np.isfinite(factors).all():
+        target.refuse("pairs that stand still, but for those of p-RoPE", rope, context,
+                      plain_candidates(rope))  # fmt: skip
+    law = PerPair(factors=tuple(factors.tolist()), attention_factor=rope.attention_factor)
     return replace(plain, scaling=law)
 
 
@@ -45,7 +59,7 @@ def _write(ropes: LayerRopes, context: int) -> tuple[Part, ...]:
             "none from a config: there is nothing to give"
         )
     kinds = {
-        kind: None if rope is None else in_config_form(rope, context)
+        kind: None if rope is None else in_config_form(TARGET, rope, context)
         for kind, rope in ropes.kinds.items()
     }
     readable = replace(ropes, kinds=kinds)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from phasor import Rope, angles
@@ -91,7 +91,6 @@ def test_a_static_law_soon_has_all_rows(rows_made: list[int]) -> None:
     kind=st.sampled_from([torch.int64, torch.int32, torch.int16]),
     seed=st.integers(8, 10**6),
 )  # fmt: skip
-@settings(deadline=None, max_examples=60)
 def test_bits_do_not_depend_on_which_rows_were_there(
     places: list[int], before: list[int], kind: torch.dtype, seed: int
 ) -> None:

@@ -1,6 +1,6 @@
 """What every process does in the tests of many machines; rank 0 writes down what it measured.
 
-torchrun --standalone --nproc-per-node 2 FOLDER/distributed_worker.py measured.json [train]
+torchrun --standalone --nproc-per-node 2 FOLDER/distributed_worker.py measured.json [steps]
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class Both(ParallelStyle):
 
 
 def train(
-    cut: Callable[[nn.Module], None] | None, rope: Rope | None, steps: int = 20
+    cut: Callable[[nn.Module], None] | None, rope: Rope | None, steps: int
 ) -> tuple[list[float], dict[str, int]]:
     """Losses of the example's model, and the collectives of the first step."""
     torch.manual_seed(0)
@@ -242,12 +242,12 @@ def through_torchs_ring(mesh: DeviceMesh) -> dict[str, Any]:
     return {"error": max(o.detach().abs().max().item() for o in off), "same tokens": same}
 
 
-def trained(mesh: DeviceMesh) -> dict[str, Any]:
+def trained(mesh: DeviceMesh, steps: int) -> dict[str, Any]:
     """Losses against one process, and collectives with the rotation and without."""
-    plain, _ = train(None, ROPE)
+    plain, _ = train(None, ROPE, steps)
     measured: dict[str, Any] = {}
     for name, cut in (("heads", sharded_in_heads(mesh)), ("tokens", sharded_in_tokens(mesh))):
-        losses, collectives = train(cut, ROPE)
+        losses, collectives = train(cut, ROPE, steps)
         _, without = train(cut, None, steps=1)
         off = max(abs(a - b) for a, b in zip(losses, plain, strict=True))
         measured[name] = {"error": off, "collectives": collectives, "without": without}
@@ -266,8 +266,8 @@ def main() -> None:
         "full": gathered(mesh, "zigzag", causal=False),
         "ring": through_torchs_ring(mesh),
     }
-    if "train" in sys.argv:
-        measured |= trained(mesh)
+    if len(sys.argv) > 2:
+        measured |= trained(mesh, int(sys.argv[2]))
     if dist.get_rank() == 0:
         Path(sys.argv[1]).write_text(json.dumps(measured))
     dist.destroy_process_group()

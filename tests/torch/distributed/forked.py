@@ -1,4 +1,4 @@
-"""Run scripts on several processes, forked from one that has imported torch once for all of them.
+"""Run scripts on several processes, forked from one that has imported for all what they import.
 
 What many processes add up in another order than one differs by roundings: in float64, torch's
 default here, they are too small to hide anything else.
@@ -22,6 +22,15 @@ import tempfile
 from pathlib import Path
 
 import torch
+
+# what scripts under torchrun import, some of it late; it takes longer than they do
+import torch._dynamo
+import torch.distributed.checkpoint.state_dict
+import torch.distributed.fsdp
+import torch.distributed.tensor.experimental
+import torch.distributed.tensor.parallel
+
+import phasor.torch.distributed  # noqa: F401
 
 
 def run_and_leave(arguments: list[str]) -> None:

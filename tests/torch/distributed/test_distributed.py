@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import product
 from math import prod
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -29,7 +30,7 @@ from phasor import PositionError, Rope, SpecError, TensorError
 from phasor.angles import cos_sin
 from phasor.axes import Sectioned
 from phasor.positions import context_parallel
-from phasor.torch import RotaryAttention, rotate, rotate_, rotate_by, rotate_qk
+from phasor.torch import RotaryAttention, RotaryEmbedding, rotate, rotate_, rotate_by, rotate_qk
 from phasor.torch.distributed import GatheredKeys
 
 from ..torch_oracle import assert_rotated, normal
@@ -79,7 +80,6 @@ def tokens_only(placements: Sequence[Placement], shift: int = 0) -> list[Placeme
 PLACEMENT = st.sampled_from([Replicate(), Partial(), Shard(0), Shard(1), Shard(2)])
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     shape=st.sampled_from([(3,), (2, 2)]),
     placements=st.tuples(PLACEMENT, PLACEMENT),
@@ -146,6 +146,27 @@ def test_heads_may_come_first_in_a_sharded_tensor(dim: int) -> None:
             assert y.shape == x.shape
             assert torch.equal(y.to_local(), part(expected, mesh, [Shard(dim)]))
     assert collectives.get_total_counts() == 0
+
+
+@pytest.mark.parametrize("form", ["rows", "pack"])
+def test_the_module_counts_the_positions_of_the_whole(form: str) -> None:
+    """Offsets and boundaries say where all tokens stand; each rank takes its own, in silence."""
+    q, k = normal(2, 6, 4, 8), normal(2, 6, 2, 8, seed=1)
+    offset = torch.tensor([40, -3])
+    options: dict[str, Any] = {"offset": offset}
+    places = torch.arange(6) + offset[:, None]
+    if form == "pack":
+        options["cu_seqlens"] = torch.tensor([0, 4, 6])
+        places = torch.tensor([[40, 41, 42, 43, -3, -2]] * 2)
+    for rank, dim in product(range(2), range(3)):
+        with one_of((2,), rank) as mesh, CommDebugMode() as collectives:
+            given = [sharded(x, mesh, [Shard(dim)]) for x in (q, k)]
+            made = RotaryEmbedding(ROPE)(*given, **options)
+            mine = part(places, mesh, tokens_only([Shard(dim)]))
+            for y, x in zip(made, given, strict=True):
+                assert y.placements == (Shard(dim),)
+                assert_rotated(y.to_local(), x.to_local(), mine, ROPE)
+            assert collectives.get_total_counts() == 0
 
 
 def test_a_query_is_sharded_in_heads_beside_a_key_that_is_whole() -> None:
@@ -296,6 +317,19 @@ def test_gathered_keys_are_for_rotary_attention_on_one_mesh_dimension() -> None:
         parallelize_module(layer, mesh, GatheredKeys("zigzag"))
         with pytest.raises(SpecError, match="cu_seqlens must be None where keys are gathered"):
             layer(torch.zeros(1, 4, 16), cu_seqlens=[0, 4])
+        with pytest.raises(SpecError, match="key_value_states must be None where keys are"):
+            layer(torch.zeros(1, 4, 16), key_value_states=torch.zeros(1, 4, 16))
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_gathered_keys_drop_weights_in_training(causal: bool) -> None:
+    """All of them, where the chance is 1."""
+    with one_of((1,), 0) as mesh:
+        layer = RotaryAttention(ROPE, 16, 2, causal=causal, dropout=1.0)
+        parallelize_module(layer, mesh, GatheredKeys("zigzag"))
+        x = normal(1, 4, 16)
+        assert not layer.train()(x).any()
+        assert layer.eval()(x).all()
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
@@ -327,3 +361,38 @@ def test_positions_that_mixed_precision_has_rounded_are_refused() -> None:
         assert layer(torch.zeros(1, 4, 16), torch.arange(4)).dtype == torch.bfloat16
         with pytest.raises(PositionError, match="bfloat16 cannot tell 256 from 257"):
             layer(torch.zeros(1, 4, 16), torch.arange(4) / 2)
+
+
+class Layer(torch.nn.Module):
+    """A projection whose output is rotated, as a model's own attention does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.proj, self.rotary = torch.nn.Linear(8, 8), RotaryEmbedding(ROPE)
+
+    def forward(self, x: Tensor, offset: Tensor) -> Tensor:
+        """One head of each token."""
+        q = self.proj(x)[:, :, None]
+        return self.rotary(q, q, offset=offset)[0]
+
+
+@pytest.mark.parametrize("alone", [False, True], ids=["with its layer", "a unit of its own"])
+def test_a_fully_sharded_model_rotates_as_before(alone: bool) -> None:
+    """In mixed precision; the module has nothing to shard and takes whole numbers as they are."""
+    layer, x, offset = Layer(), normal(2, 4, 8), torch.tensor([70_001, 5])
+    with one_of((1,), 0) as mesh:
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+        with torch.no_grad():
+            q = (x.bfloat16() @ layer.proj.weight.bfloat16().T + layer.proj.bias.bfloat16())[
+                :, :, None
+            ]
+        if alone:
+            fully_shard(layer.rotary, mesh=mesh, mp_policy=policy)
+        fully_shard(layer, mesh=mesh, mp_policy=policy)
+        y = layer(x, offset)
+        assert set(layer.state_dict()) == {"proj.weight", "proj.bias"}
+    assert y.dtype == torch.bfloat16
+    # the projection itself is rounded to bfloat16 in one way or another
+    room = 4 * torch.finfo(torch.bfloat16).eps * q.abs().max()
+    expected = rotate(q.float(), torch.arange(4) + offset[:, None], ROPE)
+    assert (y.float() - expected).abs().max() <= room

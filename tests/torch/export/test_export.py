@@ -22,7 +22,6 @@ from ..torch_oracle import assert_rotated, normal
 ROPE = Rope(head_dim=8, pairing="half", base=500_000.0)
 # torch deprecates what is refused here, and warns of more on the way to the refusal
 pytestmark = [
-    pytest.mark.compile,
     pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning"),
     pytest.mark.filterwarnings("ignore:.*torch.jit.trace:DeprecationWarning"),
 ]

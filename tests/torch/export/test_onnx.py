@@ -26,8 +26,6 @@ from .onnx_engines import (
     truth,
 )
 
-pytestmark = pytest.mark.onnx
-
 ROPES = {
     "half": PLAIN,
     "interleaved": Rope(head_dim=8, pairing="interleaved"),

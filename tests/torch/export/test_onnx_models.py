@@ -33,8 +33,6 @@ from .onnx_engines import (
     room,
 )
 
-pytestmark = pytest.mark.onnx
-
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_tensors_of_16_bits_are_turned_in_float32_and_rounded_once(dtype: torch.dtype) -> None:

@@ -24,12 +24,19 @@ from .live_models import difference, generated, prefill, tokens
 from .pictured_models import pictured
 
 NAMES = ["llama", "gptj", "llama4_text"]
+Said = dict[str, tuple[Tensor, float]]
 
 
 @pytest.fixture(scope="module")
 def small() -> dict[str, Any]:
     """Models, unpatched, each made once; tests change copies."""
     return {name: tiny_model(name) for name in NAMES}
+
+
+@pytest.fixture(scope="module")
+def said(small: dict[str, Any]) -> Said:
+    """What each model says, and how far its patched twin may be from it."""
+    return {name: (prefill(model), rounding(model, prefill)) for name, model in small.items()}
 
 
 def empty_weights(include_buffers: bool) -> AbstractContextManager[Any]:
@@ -75,7 +82,7 @@ AROUND: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("around", AROUND)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_model_is_patched_whatever_is_on_around_it(
-    name: str, around: str, small: dict[str, Any]
+    name: str, around: str, small: dict[str, Any], said: Said
 ) -> None:
     """And says the same once that is over; what was measured before is forgotten for the test."""
     model = copy.deepcopy(small[name])
@@ -83,7 +90,8 @@ def test_a_model_is_patched_whatever_is_on_around_it(
     with AROUND[around]():
         patch(model)
     assert torch.get_default_dtype() == torch.float32
-    assert difference(prefill(small[name]), prefill(model)) <= rounding(small[name], prefill)
+    before, room = said[name]
+    assert difference(before, prefill(model)) <= room
 
 
 def test_a_tower_is_patched_on_the_meta_device() -> None:
@@ -99,7 +107,7 @@ def test_a_tower_is_patched_on_the_meta_device() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_model_made_without_memory_and_loaded_by_assignment(
-    name: str, small: dict[str, Any]
+    name: str, small: dict[str, Any], said: Said
 ) -> None:
     """Frequencies are in no file, so they stay on the meta device; nobody needs them."""
     with empty_weights(True):
@@ -108,13 +116,14 @@ def test_a_model_made_without_memory_and_loaded_by_assignment(
     model.set_attn_implementation("eager")
     assert all(one.lost and math.isnan(one.error) for one in check(model).modules)
     patch(model.eval())
-    assert difference(prefill(small[name]), prefill(model)) <= rounding(small[name], prefill)
+    before, room = said[name]
+    assert difference(before, prefill(model)) <= room
 
 
 @pytest.mark.parametrize("left", [0.0, math.nan, math.inf], ids=str)
 @pytest.mark.parametrize("name", NAMES)
 def test_frequencies_that_nobody_wrote_are_no_obstacle(
-    name: str, left: float, small: dict[str, Any]
+    name: str, left: float, small: dict[str, Any], said: Said
 ) -> None:
     """As to_empty leaves them; what is a number is taken for a change of somebody's."""
     model = copy.deepcopy(small[name])
@@ -123,7 +132,8 @@ def test_frequencies_that_nobody_wrote_are_no_obstacle(
     assert all(one.lost for one in check(model).modules)
     patch(model)
     assert not any(one.lost for one in check(model).modules)
-    assert difference(prefill(small[name]), prefill(model)) <= rounding(small[name], prefill)
+    before, room = said[name]
+    assert difference(before, prefill(model)) <= room
 
 
 def test_the_way_out_of_frequencies_that_are_not_the_configs(small: dict[str, Any]) -> None:
@@ -158,7 +168,7 @@ def test_rounded_frequencies_are_mended(name: str) -> None:
 @pytest.mark.filterwarnings("ignore:.*offloaded")
 @pytest.mark.parametrize("name", NAMES)
 def test_a_model_that_accelerate_spread_is_patched(
-    name: str, small: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, small: dict[str, Any], said: Said, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Over a disk: its hooks go on loading weights, and unpatching leaves them in place."""
     rotated: list[int] = []
@@ -183,7 +193,8 @@ def test_a_model_that_accelerate_spread_is_patched(
     )  # fmt: skip
     assert any("_hf_hook" in module.__dict__ for module in model.modules())
     report = patch(model)
-    assert difference(prefill(small[name]), prefill(model)) <= rounding(small[name], prefill)
+    before, room = said[name]
+    assert difference(before, prefill(model)) <= room
     each = {"gptj": 2}.get(name, 1)  # a call for queries, and one for keys
     assert len(rotated) == each * sum(one.rope is not None for one in report.layers)
     assert torch.equal(_told(generated(small[name])), _told(generated(model)))

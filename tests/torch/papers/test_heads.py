@@ -16,7 +16,7 @@ from phasor.papers.heads import attention_weight, positional_head, required_alph
 from phasor.torch.papers.heads import PositionalHead
 
 from ... import oracle
-from ..torch_oracle import DTYPES, implementations, normal, run_on
+from ..torch_oracle import DTYPES, normal
 
 ROPES = {
     "half": Rope(head_dim=16, pairing="half"),
@@ -27,12 +27,6 @@ ROPES = {
     "sectioned": Rope(head_dim=16, pairing="half", axes=Sectioned((4, 2, 2))),
     "interleaved axes": Rope(head_dim=16, pairing="half", axes=InterleavedSections((4, 2, 2))),
 }
-
-
-@pytest.fixture(autouse=True, params=implementations())
-def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every test here runs on every implementation that this machine has."""
-    run_on(request.param, monkeypatch)
 
 
 def every_axis(rope: Rope, places: list[int]) -> Any:

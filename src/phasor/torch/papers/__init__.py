@@ -3,6 +3,7 @@
 The layer around `linear_attention` is `phasor.torch.RotaryLinearAttention`.
 """
 
+from phasor.torch.papers.feature_maps import PositiveRandomFeatures
 from phasor.torch.papers.heads import PositionalHead
 from phasor.torch.papers.linear import LinearState, linear_attention
 from phasor.torch.papers.relative import ReRope, SelfExtend, relative_attention
@@ -13,6 +14,7 @@ __all__ = [
     "LinearState",
     "PairNorms",
     "PositionalHead",
+    "PositiveRandomFeatures",
     "ReRope",
     "SelfExtend",
     "linear_attention",

@@ -5,23 +5,19 @@ Over all tokens, over the tokens so far in chunks, and token by token with a sta
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from phasor._checks import short_repr, whole
-from phasor.errors import PositionError, SpecError, TensorError
+from phasor._checks import whole
+from phasor.errors import SpecError, TensorError
 from phasor.rope import Rope
-from phasor.torch._arguments import check_rope, tokens_first
+from phasor.torch._arguments import check_counts_tokens, check_rope, tokens_first
 from phasor.torch._internals import outside_autocast
 from phasor.torch.functional import rotate_qk
-
-FeatureMap = Callable[[Tensor], Tensor]
-FeatureMaps = str | FeatureMap | tuple[FeatureMap, FeatureMap]
+from phasor.torch.papers.feature_maps import FeatureMaps, checked_feature_maps, number_of_features
 
 # Tokens in a chunk of a causal sum. Work for one token is CHUNK * (features + values) within its
 # chunk and features * values with the state before it. Of 32, 64 and 128, measured for heads of 64
@@ -67,7 +63,7 @@ def linear_attention(
     k: Tensor,
     v: Tensor,
     positions: Any,
-    rope: Rope,
+    rope: Rope | None,
     *,
     causal: bool,
     feature_map: FeatureMaps = "elu",
@@ -95,16 +91,18 @@ def linear_attention(
         k: The same shape. Keys that several heads share are repeated for each:
             ``k.repeat_interleave(groups, -2)``.
         v: ``[..., seq, heads, value_dim]``, as many tokens and heads.
-        positions: As for `phasor.torch.rotate`.
-        rope: Rotates the features: its ``head_dim`` is how many the feature map makes.
+        positions: As for `phasor.torch.rotate`; ignored where ``rope`` is None.
+        rope: Rotates the features: its ``head_dim`` is how many the feature map makes, which may be
+            more than the ``head_dim`` of ``q``. None for eq. 18, without positions.
         causal: Whether a token sees only itself and those before it.
         feature_map: ``"elu"``: ``φ(x) = ϕ(x) = elu(x) + 1`` (Katharopoulos et al. 2020,
             2006.16236). ``"softmax"``: ``φ`` the softmax over the features, ``ϕ`` the exponential,
             as RoFormer reads Shen et al.; float32 overflows where a key exceeds 88. ``"shen"``:
             ``ϕ`` the softmax over the tokens instead, as Shen et al. (1812.01243) write it, for
-            sums over all tokens. A callable makes features ``[..., seq, heads, rope.head_dim]`` of
-            queries and keys alike, a pair of callables of queries and of keys. Features should be
-            positive: a token whose denominator is 0 comes out as NaN.
+            sums over all tokens. `PositiveRandomFeatures` (FAVOR+), which estimate the softmax. A
+            callable makes features ``[..., seq, heads, features]`` of queries and keys alike, a
+            pair of callables of queries and of keys; with a Rope there are ``rope.head_dim`` of
+            them. Features should be positive: a token whose denominator is 0 comes out as NaN.
         state: What to continue from, with ``causal``; it is updated to include these tokens.
         heads_first: Whether ``q``, ``k``, ``v`` and the result are ``[..., heads, seq, head_dim]``;
             ``positions`` and what a feature map is called with keep their shapes.
@@ -124,7 +122,7 @@ def linear_attention(
     >>> linear_attention(q, k, v, torch.arange(500), rope, causal=True).shape
     torch.Size([2, 500, 8, 64])
     """
-    map_query, map_key = _checked_feature_maps(feature_map, causal)
+    map_query, map_key = checked_feature_maps(feature_map, causal)
     if state is not None and not causal:
         raise SpecError("state must be None with causal=False, for such a sum has no order")
     q, k, v = tokens_first([q, k, v], heads_first, ("q", "k", "v"))
@@ -134,9 +132,11 @@ def linear_attention(
     with outside_autocast(q.device):
         dtype = torch.float64 if v.dtype == torch.float64 else torch.float32
         features_q, features_k = map_query(q.to(dtype)), map_key(k.to(dtype))
-        _check_features(features_q, q, rope)
-        _check_features(features_k, k, rope)
-        rotated_q, rotated_k = rotate_qk(features_q, features_k, positions, rope)
+        _check_features(features_q, q, rope, None)
+        _check_features(features_k, k, rope, features_q.shape[-1])
+        rotated_q, rotated_k = features_q, features_k
+        if rope is not None:
+            rotated_q, rotated_k = rotate_qk(features_q, features_k, positions, rope)
         # [..., seq, heads, features] -> [..., heads, seq, features], views
         features_q, features_k, rotated_q, rotated_k, values = (
             x.transpose(-3, -2) for x in (features_q, features_k, rotated_q, rotated_k, v.to(dtype))
@@ -164,13 +164,15 @@ def linear_attention(
 class RotaryLinearAttention(nn.Module):
     """`linear_attention` between projections, as `RotaryAttention` is softmax attention.
 
-    The module holds the Rope and its weights. Heads are as wide as the Rope, and the feature map
-    keeps that width.
+    The module holds the Rope and its weights.
 
     Args:
-        rope: What rotates the features of queries and keys.
+        rope: What rotates the features of queries and keys, so its ``head_dim`` is their number;
+            None for a layer without positions (eq. 18).
         embed_dim: Width of the input and the output.
         num_heads: Heads of queries, keys and values.
+        head_dim: Width of a head, before the feature map. Needed where ``rope`` is None or the map
+            makes more features than that; else the Rope's.
         causal: Whether a token sees nothing after itself.
         feature_map: As for `linear_attention`.
         qkv_bias: Whether ``q_proj``, ``k_proj`` and ``v_proj`` have biases.
@@ -179,13 +181,14 @@ class RotaryLinearAttention(nn.Module):
         dtype: Of the weights; torch's default if None.
 
     Attributes:
-        q_proj: ``nn.Linear``, ``embed_dim`` to ``num_heads * rope.head_dim``.
+        q_proj: ``nn.Linear``, ``embed_dim`` to ``num_heads * head_dim``.
         k_proj: The same shape.
         v_proj: The same shape.
-        o_proj: ``nn.Linear``, ``num_heads * rope.head_dim`` to ``embed_dim``.
+        o_proj: ``nn.Linear``, ``num_heads * head_dim`` to ``embed_dim``.
 
     Raises:
-        SpecError: If a size is not a positive whole number, or the feature map does not fit.
+        SpecError: If a size is not a positive whole number, or the feature map does not fit: the
+            named ones make as many features as a head is wide.
 
     >>> rope = Rope(head_dim=16, pairing="half")
     >>> attention = RotaryLinearAttention(rope, embed_dim=64, num_heads=4)
@@ -199,10 +202,11 @@ class RotaryLinearAttention(nn.Module):
 
     def __init__(
         self,
-        rope: Rope,
+        rope: Rope | None,
         embed_dim: int,
         num_heads: int,
         *,
+        head_dim: int | None = None,
         causal: bool = True,
         feature_map: FeatureMaps = "elu",
         qkv_bias: bool = False,
@@ -211,12 +215,23 @@ class RotaryLinearAttention(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        check_rope(rope)
+        if rope is not None:
+            check_rope(rope)
+            head_dim = rope.head_dim if head_dim is None else head_dim
+        elif head_dim is None:
+            raise SpecError("head_dim must be given where rope is None")
         embed_dim = whole("embed_dim", embed_dim, least=1)
         self.num_heads = whole("num_heads", num_heads, least=1)
-        _checked_feature_maps(feature_map, causal)
+        self.head_dim = whole("head_dim", head_dim, least=1)
+        checked_feature_maps(feature_map, causal)
+        features = number_of_features(feature_map, self.head_dim)
+        if rope is not None and features not in (None, rope.head_dim):
+            raise SpecError(
+                f"rope must have as many coordinates as the features that it rotates ({features}), "
+                f"got head_dim {rope.head_dim}"
+            )
         self.rope, self.causal, self.feature_map = rope, causal, feature_map
-        heads_dim = self.num_heads * rope.head_dim
+        heads_dim = self.num_heads * self.head_dim
         self.q_proj = nn.Linear(embed_dim, heads_dim, qkv_bias, device, dtype)
         self.k_proj = nn.Linear(embed_dim, heads_dim, qkv_bias, device, dtype)
         self.v_proj = nn.Linear(embed_dim, heads_dim, qkv_bias, device, dtype)
@@ -230,7 +245,8 @@ class RotaryLinearAttention(nn.Module):
         Args:
             x: ``[..., seq, embed_dim]``.
             positions: As for `phasor.torch.rotate`. If None, 0, 1, 2, ..., counted on from the
-                tokens in the state. A Rope of several axes needs them.
+                tokens in the state. A Rope of several axes needs them; a layer without Rope ignores
+                them.
             state: As for `linear_attention`.
 
         Returns:
@@ -241,17 +257,13 @@ class RotaryLinearAttention(nn.Module):
             TensorError: As for `linear_attention`.
             SpecError: If a state is given to attention that is not causal.
         """
-        if positions is None:
-            if self.rope.axes.n_axes > 1:
-                raise PositionError(
-                    f"positions must be given for {type(self.rope.axes).__name__} axes, got None; "
-                    "phasor.positions makes them"
-                )
+        if positions is None and self.rope is not None:
+            check_counts_tokens(self.rope)
             past = 0 if state is None else state.tokens
             positions = torch.arange(past, past + x.shape[-2], device=x.device)
         # [..., seq, embed_dim] -> [..., seq, num_heads, head_dim]
         q, k, v = (
-            proj(x).unflatten(-1, (self.num_heads, self.rope.head_dim))
+            proj(x).unflatten(-1, (self.num_heads, self.head_dim))
             for proj in (self.q_proj, self.k_proj, self.v_proj)
         )
         options: dict[str, Any] = {"causal": self.causal, "feature_map": self.feature_map}
@@ -331,45 +343,18 @@ class _CausalSum(torch.autograd.Function):
         return (*made, None)
 
 
-def _elu_plus_one(x: Tensor) -> Tensor:
-    # elu(x) + 1 in float32 is 0 from -17 on; this form is positive down to -103
-    return x.clamp(max=0).exp() + x.relu()
-
-
-#: The maps of queries and of keys [..., seq, heads, head_dim], by name.
-_FEATURE_MAPS: dict[str, tuple[FeatureMap, FeatureMap]] = {
-    "elu": (_elu_plus_one, _elu_plus_one),
-    "softmax": (partial(torch.softmax, dim=-1), torch.exp),
-    "shen": (partial(torch.softmax, dim=-1), partial(torch.softmax, dim=-3)),
-}
-
-
-def _checked_feature_maps(given: object, causal: bool) -> tuple[FeatureMap, FeatureMap]:
-    """The maps of queries and of keys, or an error that says why ``given`` names none."""
-    if isinstance(given, str) and given in _FEATURE_MAPS:
-        if given == "shen" and causal:
-            raise SpecError(
-                "feature_map='shen' divides every key by a sum over all tokens, later ones too, "
-                "and cannot be causal; use 'softmax', or causal=False"
-            )
-        return _FEATURE_MAPS[given]
-    pair = cast(tuple[Any, ...], given if isinstance(given, tuple) else (given, given))
-    if len(pair) == 2 and all(map(callable, pair)):
-        return pair[0], pair[1]
-    known = ", ".join(repr(name) for name in _FEATURE_MAPS)
-    raise SpecError(
-        f"feature_map must be {known}, a callable or a pair of callables, "
-        f"got {short_repr(cast(object, given))}"
-    )
-
-
-def _check_features(features: Any, x: Tensor, rope: Rope) -> None:
-    check_rope(rope)
-    wanted = [*x.shape[:-1], rope.head_dim]
-    shape = list(features.shape) if isinstance(features, Tensor) else type(features).__name__
-    if shape != wanted:
+def _check_features(features: Any, x: Tensor, rope: Rope | None, width: int | None) -> None:
+    """Refuse features that ``rope`` does not rotate, or not of ``width`` where that is given."""
+    if rope is not None:
+        check_rope(rope)
+        width = rope.head_dim
+    fits = isinstance(features, Tensor) and features.shape[:-1] == x.shape[:-1]
+    if not fits or width not in (None, features.shape[-1]):
+        of_whom = "the number of features" if rope is None else "rope.head_dim"
+        shape = list(features.shape) if isinstance(features, Tensor) else type(features).__name__
+        wanted = [*x.shape[:-1], "features" if width is None else width]
         raise TensorError(
-            f"feature_map must make features {wanted}, the last of them rope.head_dim, of a "
+            f"feature_map must make features {wanted}, the last of them {of_whom}, of a "
             f"tensor {list(x.shape)}, got {shape}"
         )
 

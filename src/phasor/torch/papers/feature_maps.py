@@ -1,0 +1,144 @@
+"""The feature maps of linear attention: by name, random, or the caller's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from phasor._checks import short_repr, whole
+from phasor.errors import SpecError
+
+FeatureMap = Callable[[Tensor], Tensor]
+FeatureMaps = str | FeatureMap | tuple[FeatureMap, FeatureMap]
+
+
+class PositiveRandomFeatures(nn.Module):
+    """FAVOR+: features whose products estimate ``exp(q · k / sqrt(head_dim))``.
+
+    ``φ(x) = exp(w · y - |y|² / 2) / sqrt(num_features)`` with ``y = x / head_dim**0.25`` for every
+    row ``w`` of ``projection`` (Performer 2009.14794, lemma 1). The estimate has no bias; its
+    relative standard deviation is about ``exp(|y_q + y_k|² / 2) / sqrt(num_features)`` (lemma 2).
+    Rotated, the features give RoFormer's eq. 19, which estimates no softmax of rotated queries and
+    keys.
+
+    As the ``feature_map`` of a sum, features of a query are also divided by the largest one of its
+    head, which changes no mean of values and keeps float32 from underflow. Keys whose ``|y|²``
+    exceeds 170 still underflow to zero.
+
+    Args:
+        head_dim: Width of a head.
+        num_features: How many features a head becomes.
+        seed: Of the random rows, which are orthogonal in blocks of ``head_dim`` and have the
+            lengths of normal vectors.
+        device: Where they are; torch's default if None.
+
+    Attributes:
+        projection: Buffer ``[num_features, head_dim]``, float32, in the ``state_dict``.
+
+    Raises:
+        SpecError: If a size is not a positive whole number.
+
+    >>> features = PositiveRandomFeatures(head_dim=16, num_features=20_000)
+    >>> q, k = torch.randn(2, 1, 1, 16, generator=torch.Generator().manual_seed(0)) / 2
+    >>> estimate, exact = (features(q) * features(k)).sum(), ((q * k).sum() / 4).exp()
+    >>> bool((estimate / exact - 1).abs() < 0.1)
+    True
+    """
+
+    projection: Tensor
+
+    def __init__(
+        self,
+        head_dim: int,
+        num_features: int,
+        *,
+        seed: int = 0,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        self.head_dim = whole("head_dim", head_dim, least=1)
+        self.num_features = whole("num_features", num_features, least=1)
+        draw = torch.Generator().manual_seed(whole("seed", seed, least=0))
+        # one square of random rows for each block of head_dim features, the last one cut off
+        blocks = -(-self.num_features // self.head_dim)
+        shape = (blocks, self.head_dim, self.head_dim)
+        normal = torch.randn(shape, generator=draw, dtype=torch.float64, device="cpu")
+        orthogonal, upper = cast(tuple[Tensor, Tensor], torch.linalg.qr(normal))
+        # without the signs the directions would not be uniform
+        orthogonal = orthogonal * upper.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)
+        others = torch.randn(shape, generator=draw, dtype=torch.float64, device="cpu")
+        rows = (orthogonal * others.square().sum(-1, keepdim=True).sqrt()).flatten(0, 1)
+        rows = rows[: self.num_features].float()
+        self.register_buffer("projection", rows.to(torch.empty(0, device=device).device))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Features ``[..., num_features]`` of ``x`` ``[..., head_dim]``, in its dtype."""
+        return self._exponents(x).exp() * self.num_features**-0.5
+
+    def of_queries(self, x: Tensor) -> Tensor:
+        """The same, each divided by the largest of its ``num_features``."""
+        exponents = self._exponents(x)
+        return (exponents - exponents.amax(-1, keepdim=True).detach()).exp()
+
+    def _exponents(self, x: Tensor) -> Tensor:
+        y = x * self.head_dim**-0.25
+        return y @ self.projection.to(y.dtype).T - y.square().sum(-1, keepdim=True) / 2
+
+    def extra_repr(self) -> str:
+        return f"head_dim={self.head_dim}, num_features={self.num_features}"
+
+
+def _elu_plus_one(x: Tensor) -> Tensor:
+    # elu(x) + 1 in float32 is 0 from -17 on; this form is positive down to -103
+    return x.clamp(max=0).exp() + x.relu()
+
+
+#: The maps of queries and of keys [..., seq, heads, head_dim], by name.
+_FEATURE_MAPS: dict[str, tuple[FeatureMap, FeatureMap]] = {
+    "elu": (_elu_plus_one, _elu_plus_one),
+    "softmax": (partial(torch.softmax, dim=-1), torch.exp),
+    "shen": (partial(torch.softmax, dim=-1), partial(torch.softmax, dim=-3)),
+}
+
+
+def checked_feature_maps(given: object, causal: bool) -> tuple[FeatureMap, FeatureMap]:
+    """The maps of queries and of keys, or an error that says why ``given`` names none."""
+    if isinstance(given, str) and given in _FEATURE_MAPS:
+        if given == "shen" and causal:
+            raise SpecError(
+                "feature_map='shen' divides every key by a sum over all tokens, later ones too, "
+                "and cannot be causal; use 'softmax', or causal=False"
+            )
+        return _FEATURE_MAPS[given]
+    if isinstance(given, PositiveRandomFeatures):
+        return given.of_queries, given
+    pair = cast(tuple[Any, ...], given if isinstance(given, tuple) else (given, given))
+    if len(pair) == 2 and all(map(callable, pair)):
+        return pair[0], pair[1]
+    known = ", ".join(repr(name) for name in _FEATURE_MAPS)
+    raise SpecError(
+        f"feature_map must be {known}, a callable or a pair of callables, "
+        f"got {short_repr(cast(object, given))}"
+    )
+
+
+def number_of_features(feature_map: object, head_dim: int) -> int | None:
+    """How many features a head becomes; None where only a call would tell.
+
+    Raises:
+        SpecError: If the map is for heads of another width.
+    """
+    if isinstance(feature_map, str):
+        return head_dim
+    if not isinstance(feature_map, PositiveRandomFeatures):
+        return None
+    if feature_map.head_dim != head_dim:
+        raise SpecError(
+            f"feature_map must be for heads of width {head_dim}, got {feature_map.head_dim}; "
+            "head_dim is that of the layer, and the Rope's is the number of features"
+        )
+    return feature_map.num_features

@@ -1,0 +1,289 @@
+"""GGUF: the metadata and tensors of a file that llama.cpp runs."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+
+from phasor.axes import InterleavedSections, OneAxis, Sectioned
+from phasor.layers import LayerRopes
+from phasor.pairings import by_pairing
+from phasor.rope import Rope
+from phasor.scaling import Linear, LongRope, Yarn, yarn_multiplier
+from phasor.translation.target import Part, Target, TranslationError, ntk_as_base
+
+_BASE = 10_000.0
+_GAIN = "rope.scaling.attn_factor"
+_TENSORS = (
+    "The architecture has to read these tensors: llama does, and an architecture that does not "
+    "refuses the file."
+)
+#: What converters divide by so that a pair stands still: infinity is not safe on every device.
+_STILL = 1e30
+_BETAS = {"beta_fast": 32.0, "beta_slow": 1.0}  # llama.cpp's own, for most architectures
+
+
+class GgmlForm(NamedTuple):
+    """A rope as ggml turns it.
+
+    Attributes:
+        rope: With NTK-aware scaling as a raised base; in half pairs if it has several axes.
+        sections: Pairs of four axes; none for a rope with one.
+        notes: What the architecture has to do.
+    """
+
+    rope: Rope
+    sections: list[int]
+    notes: tuple[str, ...]
+
+
+class _TwoRopes(NamedTuple):
+    """The base keys of two kinds of layers; scaling keys are for the first of them."""
+
+    scaled: str
+    plain: str
+    scaled_base: str
+    plain_base: str
+    architectures: str
+
+
+_TWO_ROPES = (
+    _TwoRopes("full", "sliding", "rope.freq_base", "rope.freq_base_swa", "gemma4 and olmo2 do"),
+    _TwoRopes(
+        scaled="compressed",
+        plain="sliding",
+        scaled_base="attention.compress_rope_freq_base",
+        plain_base="rope.freq_base",
+        architectures="deepseek4 does",
+    ),
+)
+
+
+def _write(ropes: LayerRopes, context: int) -> tuple[Part, ...]:
+    forms = {kind: ggml_form(TARGET, rope, context) for kind, rope in ropes.kinds.items() if rope}
+    kinds = {kind: form.rope for kind, form in forms.items()}
+    notes = ["{arch} is the file's general.architecture."]
+    notes += [note for form in forms.values() for note in form.notes]
+    two = _two_ropes(kinds)
+    keys: dict[str, Any]
+    scale = ""
+    if two is None:
+        scaled = TARGET.only_rope(replace(ropes, kinds={**ropes.kinds, **kinds}), context)
+        keys = {"rope.freq_base": scaled.base or _BASE, "rope.dimension_count": scaled.rotary_dim}
+        if any(_short(kind) == "sliding" for kind in kinds):
+            keys["rope.freq_base_swa"] = keys["rope.freq_base"]
+            scale = "sliding layers too, as exaone4 does"
+    else:
+        scaled, plain = _named(kinds, two.scaled), _named(kinds, two.plain)
+        keys = {two.scaled_base: scaled.base, two.plain_base: plain.base}
+        keys["rope.dimension_count"] = scaled.rotary_dim
+        if plain.rotary_dim != scaled.rotary_dim:
+            keys["rope.dimension_count_swa"] = plain.rotary_dim
+        scale = f"{two.scaled} layers alone, as {two.architectures}"
+    if scale and scaled.scaling is not None:
+        notes.append(f"The architecture has to scale {scale}.")
+    sections = next(form.sections for form in forms.values() if form.rope == scaled)
+    if sections:
+        keys["rope.dimension_sections"] = sections
+    still = [kind for kind, rope in ropes.kinds.items() if rope is None]
+    if still:
+        notes.append(f"The architecture has to leave {' and '.join(still)} layers as they are.")
+    law, tensors, law_notes = _law(scaled)
+    settings = {f"{{arch}}.{key}": value for key, value in (keys | law).items()} | tensors
+    return (
+        Part(
+            ropes=kinds,
+            settings=settings,
+            code="\n".join(f"{key} = {_text(value)}" for key, value in settings.items()),
+            notes=tuple(dict.fromkeys((*notes, *law_notes))),
+        ),
+    )
+
+
+def ggml_form(target: Target, rope: Rope, context: int) -> GgmlForm:
+    """The rope as ggml turns it.
+
+    Raises:
+        TranslationError: If ggml would turn pairs by a fourth coordinate.
+    """
+    rope = ntk_as_base(rope)
+    notes: tuple[str, ...] = ()
+    sections: list[int] = []
+    rope_type = by_pairing(rope.pairing, half="NEOX", interleaved="NORM")
+    if isinstance(rope.axes, (Sectioned, InterleavedSections)):
+        rope_type = "IMROPE" if isinstance(rope.axes, InterleavedSections) else "MROPE"
+        sections = [*rope.axes.sections, 0, 0][:4]
+        # IMROPE deals pairs out to three axes in turn; those of a section that is full are left
+        fourth = [
+            k
+            for k, axis in enumerate(rope.axes.axis_of_pair(rope.num_pairs))
+            if axis > 2 or (rope_type == "IMROPE" and k >= 3 * sections[k % 3])
+        ]
+        if fourth:
+            target.refuse(
+                f"{type(rope.axes).__name__} axes of {rope.axes.sections} pairs: it turns pairs "
+                f"{fourth[0]} to {fourth[-1]} by a fourth coordinate, which is 0 in text",
+                rope, context, [replace(rope, axes=OneAxis())],
+            )  # fmt: skip
+        if rope.pairing == "interleaved":
+            notes = (
+                f"{target.name} turns half pairs where positions have axes: reorder the weights "
+                "first (phasor convert FOLDER OUT --to half).",
+            )
+            rope = replace(rope, pairing="half")
+    start = f" from coordinate {rope.rotary_start} on" if rope.rotary_start else ""
+    turns = f"The architecture has to turn {rope.pairing} pairs{start} (rope type {rope_type})"
+    if not sections:
+        turns += ", or the weights are reordered for its own, as llama.cpp's converter does"
+    return GgmlForm(rope, sections, (*notes, f"{turns}."))
+
+
+def _two_ropes(kinds: Mapping[str, Rope]) -> _TwoRopes | None:
+    """The base keys for ropes that differ, if there are: one of them is plain."""
+    if len(set(kinds.values())) == 1:
+        return None
+    for two in _TWO_ROPES:
+        if {_short(kind) for kind in kinds} == {two.scaled, two.plain}:
+            scaled, plain = _named(kinds, two.scaled), _named(kinds, two.plain)
+            alike = scaled.axes == plain.axes and scaled.direction == plain.direction == 1
+            if alike and scaled.base and plain.base and plain.scaling is None:
+                return two
+    return None
+
+
+def _named(kinds: Mapping[str, Rope], name: str) -> Rope:
+    return next(rope for kind, rope in kinds.items() if _short(kind) == name)
+
+
+def _short(kind: str) -> str:
+    return kind.removesuffix("_attention")
+
+
+class _Law(NamedTuple):
+    keys: dict[str, Any]
+    tensors: dict[str, Any]
+    notes: tuple[str, ...]
+
+
+def _law(rope: Rope) -> _Law:
+    law = rope.scaling
+    if isinstance(law, LongRope):
+        return _longrope(law)
+    if rope.direction == 1 and rope.base is not None:
+        if law is None:
+            return _Law({}, {}, ())
+        if isinstance(law, Linear):
+            keys = {"rope.scaling.type": "linear", "rope.scaling.factor": law.factor}
+            return _Law(keys, {}, ())
+        if is_ggml_yarn(rope):
+            return _yarn(cast(Yarn, law))
+    plain = replace(rope, base=rope.base or _BASE, scaling=None, explicit_inv_freq=None)
+    with np.errstate(divide="ignore", over="ignore"):
+        divisors = rope.direction * plain.inv_freq / rope.inv_freq
+    divisors = np.clip(divisors, -_STILL, _STILL)  # tensors are float32
+    keys = {} if rope.attention_factor == 1 else {_GAIN: rope.attention_factor}
+    notes = (_TENSORS, *_softmax(rope.softmax_factor))
+    return _Law(keys, {"rope_freqs.weight": divisors}, notes)
+
+
+def is_ggml_yarn(rope: Rope) -> bool:
+    """Whether the law is YaRN with a ramp between whole pairs that ggml computes too.
+
+    Where heads are so narrow that the ramp would end before it begins, programs differ.
+    """
+    law, base = rope.scaling, rope.base
+    if not isinstance(law, Yarn) or not law.truncate or base is None:
+        return False
+
+    def index(turns: float) -> float:
+        turns_of_first = law.original_max_positions / (2 * math.pi * turns)
+        return rope.num_pairs * math.log(turns_of_first) / math.log(base)
+
+    begin, end = math.floor(index(law.beta_fast)), math.ceil(index(law.beta_slow))
+    return max(begin, 0) <= min(end, rope.rotary_dim - 1)
+
+
+def _softmax(factor: float) -> tuple[str, ...]:
+    if factor == 1:
+        return ()
+    return (f"The model multiplies its softmax scale by {factor!r}: do that besides.",)
+
+
+def _longrope(law: LongRope) -> _Law:
+    original = law.original_max_positions
+    gain, beyond = (law.at(length).attention_factor for length in (original, original + 1))
+    if gain != beyond:
+        raise TranslationError(
+            f"gguf keeps one attention factor for both lists of LongRope, and these have {gain:g} "
+            f"and {beyond:g}; translate rope.at(seq_len), or give --at TOKENS"
+        )
+    keys = {
+        "rope.scaling.type": "longrope",
+        "rope.scaling.original_context_length": original,
+        _GAIN: gain,
+    }
+    tensors = {
+        "rope_factors_short.weight": np.array(law.short_factors),
+        "rope_factors_long.weight": np.array(law.long_factors),
+    }
+    picks = (
+        f"llama.cpp takes the long list if it is started with a context (-c) of more than "
+        f"{original} tokens, whatever the length of the sequence is."
+    )
+    return _Law(keys, tensors, (_TENSORS, picks))
+
+
+def _yarn(law: Yarn) -> _Law:
+    """YaRN by name; llama.cpp multiplies cos and sin by ``m(1)``, and by the key besides."""
+    keys: dict[str, Any] = {
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": law.factor,
+        "rope.scaling.original_context_length": law.original_max_positions,
+    }
+    notes: tuple[str, ...] = ()
+    betas = {f"yarn_{name}": getattr(law, name) for name in _BETAS}
+    if betas != {f"yarn_{name}": value for name, value in _BETAS.items()}:
+        keys |= {f"rope.scaling.{name}": value for name, value in betas.items()}
+        flags = " ".join(f"--{name.replace('_', '-')} {value:g}" for name, value in betas.items())
+        notes += (
+            f"Most architectures do not read yarn_beta_fast and yarn_beta_slow (grok and mistral3 "
+            f"do): start llama.cpp with {flags} besides.",
+        )
+    gain, softmax = law.temperature()
+    if softmax != 1 and gain == 1:
+        # deepseek2 divides by its unit of 0.1, keeps cos and sin, and scales the softmax
+        keys["rope.scaling.yarn_log_multiplier"] = 0.1 * law.mscale_all_dim
+        notes += (
+            "The architecture has to be deepseek2, or one like it, which multiplies its softmax "
+            f"scale by {softmax:.6g} for yarn_log_multiplier.",
+        )
+        return _Law(keys, {}, notes)
+    extra = gain / yarn_multiplier(law.factor, 1.0)
+    if extra != 1:
+        keys[_GAIN] = extra
+    return _Law(keys, {}, (*notes, *_softmax(softmax)))
+
+
+def _text(value: Any) -> str:
+    """A value as it is shown; tensors are float32."""
+    if isinstance(value, np.ndarray):
+        return f"[{', '.join(str(np.float32(x)) for x in value.tolist())}]"
+    return json.dumps(value)
+
+
+TARGET = Target(
+    name="gguf",
+    program="metadata and tensors of a file for llama.cpp",
+    source="https://github.com/ggml-org/ggml/blob/master/docs/gguf.md",
+    checked="description",
+    write=_write,
+    backwards=True,
+    axes=(OneAxis, Sectioned, InterleavedSections),
+    rules=(LongRope,),
+    softmax=True,
+)

@@ -1,0 +1,56 @@
+"""rotary-embedding-torch: the arguments of its ``RotaryEmbedding``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from phasor.axes import Alternating, Axial, InterleavedSections, OneAxis, Sectioned
+from phasor.rope import Rope
+from phasor.scaling import Linear
+from phasor.translation.target import Target, Written, per_rope
+
+
+def _write(rope: Rope, context: int) -> Written:
+    del context
+    gain = {} if rope.attention_factor == 1 else {"gain": rope.attention_factor}
+    scale = ", scale=gain" if gain else ""
+    # its class divides by dim - 2, and counts along one axis
+    if rope.axes.n_axes > 1 or rope.rotary_dim == 2:
+        axis_of_pair = list(rope.axes.axis_of_pair(rope.num_pairs))
+        return Written(
+            {"freqs": rope.direction * rope.inv_freq, "axis_of_pair": axis_of_pair, **gain},
+            "from rotary_embedding_torch import apply_rotary_emb\n\n"
+            "# positions [seq, axes], x [..., seq, head_dim]\n"
+            "angles = positions[:, axis_of_pair] * torch.tensor(freqs)\n"
+            f"apply_rotary_emb(angles.float().repeat_interleave(2, dim=-1), x{scale})",
+        )
+    settings: dict[str, Any] = {"dim": rope.rotary_dim}
+    linear = isinstance(rope.scaling, Linear) and rope.scaling.factor >= 1
+    if rope.base is None or rope.direction < 0 or not (rope.scaling is None or linear):
+        settings["freqs"] = rope.direction * rope.inv_freq
+        law = "custom_freqs=torch.tensor(freqs, dtype=torch.float32)"
+    else:
+        settings["theta"] = rope.base
+        law = "theta=theta"
+        if isinstance(rope.scaling, Linear):
+            settings["interpolate_factor"] = rope.scaling.factor
+            law += ", interpolate_factor=interpolate_factor"
+    return Written(
+        settings | gain,
+        "from rotary_embedding_torch import RotaryEmbedding\n\n"
+        f"rotary = RotaryEmbedding(dim, {law})\n"
+        f"rotary.rotate_queries_or_keys(x, offset=offset{scale})",
+        ("Give it x in float32: it counts positions in the dtype of x.",),
+    )
+
+
+TARGET = Target(
+    name="rotary-embedding-torch",
+    program="the arguments of RotaryEmbedding, or angles for apply_rotary_emb",
+    source="https://github.com/lucidrains/rotary-embedding-torch",
+    checked="run",
+    write=per_rope(_write),
+    pairings=("interleaved",),
+    backwards=True,
+    axes=(OneAxis, Sectioned, Axial, InterleavedSections, Alternating),
+)

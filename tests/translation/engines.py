@@ -1,0 +1,152 @@
+"""Programs that do not install here: functions written from their documentation."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from . import described, described_ggml
+from .jobs import Job, on_slice, run_code
+
+
+def flash_attn(job: Job) -> np.ndarray:
+    """What ``apply_rotary_emb`` is documented to do, with the code that calls it."""
+    import torch
+
+    import phasor.torch
+
+    program = SimpleNamespace(
+        layers=SimpleNamespace(rotary=SimpleNamespace(apply_rotary_emb=described.apply_rotary_emb))
+    )
+
+    def turn(x: np.ndarray) -> np.ndarray:
+        tokens = torch.tensor(x)[None, :, None]  # [batch, seq, heads, head_dim]
+        names = {"phasor": phasor, "flash_attn": program, "x": tokens, "offset": job.offset}
+        return run_code(job.part, **names)[0, :, 0].double().numpy()
+
+    return on_slice(job, turn)
+
+
+def flashinfer(job: Job) -> np.ndarray:
+    """The three functions, as they are documented."""
+    import torch
+
+    import phasor.torch
+
+    program = SimpleNamespace(
+        apply_rope_pos_ids=described.apply_rope_pos_ids,
+        apply_llama31_rope_pos_ids=described.apply_llama31_rope_pos_ids,
+        apply_rope_with_cos_sin_cache=described.apply_rope_with_cos_sin_cache,
+    )
+
+    def turn(x: np.ndarray) -> np.ndarray:
+        tokens = torch.tensor(x)[:, None]  # [seq, heads, head_dim]
+        names = {"phasor": phasor, "flashinfer": program, "q": tokens, "k": tokens}
+        q, k = run_code(job.part, positions=torch.tensor(job.positions), **names)
+        assert torch.equal(q, k)
+        return q.flatten(1).double().numpy()
+
+    return on_slice(job, turn)
+
+
+def transformer_engine(job: Job) -> np.ndarray:
+    """The class and the function, as they are documented."""
+    import torch
+
+    import phasor.torch
+
+    rope = SimpleNamespace(apply_rotary_pos_emb=described.apply_rotary_pos_emb)
+    pytorch = SimpleNamespace(
+        RotaryPositionEmbedding=described.RotaryPositionEmbedding,
+        attention=SimpleNamespace(rope=rope),
+    )
+    program = SimpleNamespace(pytorch=pytorch)
+
+    def turn(x: np.ndarray) -> np.ndarray:
+        names = {"phasor": phasor, "torch": torch, "transformer_engine": program}
+        turned = run_code(
+            job.part,
+            t=torch.tensor(x)[:, None, None],  # [seq, batch, heads, head_dim]
+            tensor_format="sbhd",
+            start_positions=torch.tensor([job.offset]),
+            **names,
+        )
+        return turned[:, 0, 0].double().numpy()
+
+    return on_slice(job, turn)
+
+
+def vllm(job: Job) -> np.ndarray:
+    """``get_rope`` as it is documented, and the same block in the command."""
+    arguments = job.part.settings["get_rope"][job.kind]
+    assert in_command(job, "--hf-overrides") in (None, arguments["rope_parameters"])
+    return by_factory(job, described.vllm_get_rope(**arguments))
+
+
+def sglang(job: Job) -> np.ndarray:
+    """``get_rope`` as it is documented, and the same block in the command."""
+    arguments = job.part.settings["get_rope"][job.kind]
+    assert in_command(job, "--json-model-override-args") in (None, arguments["rope_scaling"])
+    return by_factory(job, described.sglang_get_rope(**arguments))
+
+
+def in_command(job: Job, option: str) -> Any:
+    """The block of a kind of layer that the command overrides; None where it does not."""
+    if job.ropes.in_config.fixed:
+        assert option not in job.part.code
+        return None
+    words = shlex.split(job.part.code)
+    override = json.loads(words[words.index(option) + 1])
+    for name in filter(None, job.ropes.in_config.inside.split(".")):
+        override = override[name]
+    assert job.offset < override["max_position_embeddings"]
+    blocks = override["rope_parameters"]
+    return blocks if "rope_type" in blocks else blocks[job.ropes.in_config.label(job.kind)]
+
+
+def by_factory(job: Job, rotate: described.Rotate) -> np.ndarray:
+    """The tokens turned by a module of a serving engine."""
+    import torch
+
+    def turn(x: np.ndarray) -> np.ndarray:
+        return rotate(torch.tensor(job.positions), torch.tensor(x)).double().numpy()
+
+    return on_slice(job, turn)
+
+
+def gguf(job: Job) -> np.ndarray:
+    """What ggml is documented to do with the file, in a layer of this kind."""
+    keys = {key.removeprefix("{arch}."): value for key, value in job.part.settings.items()}
+    return by_ggml(job, keys, {})
+
+
+def llama_cpp(job: Job) -> np.ndarray:
+    """What the flags are documented to do to a file without scaling."""
+    rope = job.part.ropes[job.kind]
+    keys: dict[str, Any] = {
+        "rope.freq_base": 10_000.0,
+        "rope.dimension_count": rope.rotary_dim,
+    }
+    if rope.axes.n_axes > 1:
+        keys["rope.dimension_sections"] = rope.axes.sections
+    return by_ggml(job, keys, job.part.settings)
+
+
+def by_ggml(job: Job, keys: dict[str, Any], flags: dict[str, Any]) -> np.ndarray:
+    """The slice turned in the mode that a note says, with a context that ends at the last token."""
+    (mode,) = {mode for note in job.part.notes for mode in re.findall(r"rope type (\w+)", note)}
+    to = described_ggml.llama_rope(
+        keys,
+        flags,
+        mode=mode,
+        n_ctx=job.offset + len(job.x),
+        swa="sliding" in job.kind,
+        scale_swa=not any("layers alone" in note for note in job.part.notes),
+    )
+    positions = described_ggml.text_positions(job.offset, len(job.x))
+    return on_slice(job, lambda x: described_ggml.ggml_rope(x, positions, to))
