@@ -2,6 +2,7 @@
 
 import gc
 import os
+import re
 import shlex
 from functools import cache
 from importlib.util import find_spec
@@ -130,14 +131,15 @@ def pytest_collection_finish() -> None:
 
 
 def run_console(example: Example) -> None:
-    """Run each ``$ phasor ...`` line of a block and compare what it prints with what follows."""
+    """Run each ``$ phasor ...`` line of a block and compare what a terminal shows of it."""
     sessions = [part for part in ("\n" + example.parsed).split("\n$ ") if part.strip()]
     for session in sessions:
         command, _, expected = session.partition("\n")
         program, *arguments = shlex.split(command)
         assert program == "phasor", f"only phasor commands are run, got {command!r}"
-        done = run_phasor(*arguments)
-        printed = [line.rstrip() for line in (done.stdout + done.stderr).strip().splitlines()]
+        done = run_phasor(*arguments, FORCE_COLOR="1", TERM="xterm")
+        shown = re.sub("\x1b\\[[0-9;]*m", "", done.stderr if done.returncode == 2 else done.stdout)
+        printed = [line.rstrip() for line in shown.strip().splitlines()]
         wanted = [line.rstrip() for line in expected.strip().splitlines()]
         assert printed == wanted, "\n".join(["printed:", *printed])
 

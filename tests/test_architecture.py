@@ -33,7 +33,8 @@ PIPELINE = """
     identification.spectrum identification.report identification.calling identification.blocks
     identification.laws identification.explaining identification.mistakes
     identification.measuring identification.differences identification
-    extending translation.target translation.transformers translation.mlx translation.flash_attn
+    extending.laws extending.planning extending
+    translation.target translation.transformers translation.mlx translation.flash_attn
     translation.flashinfer translation.megatron translation.transformer_engine
     translation.serving translation.sglang translation.vllm translation.gguf
     translation.llama_cpp translation.meta translation.liger translation.rotary_embedding_torch

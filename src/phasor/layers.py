@@ -28,6 +28,7 @@ class InConfig:
         fixed: Whether the model's class ignores laws and other bases in its config.
         inside: Path of this language model's config inside the file of a larger model, keys
             joined by dots; empty where it is the file itself.
+        keys: The keys of that config; empty where no Hugging Face config was read.
 
     >>> InConfig(labels={"full": "full_attention"}).label("full")
     'full_attention'
@@ -37,6 +38,7 @@ class InConfig:
     unread: Mapping[str, Rope] = field(default_factory=dict[str, Rope])
     fixed: bool = False
     inside: str = ""
+    keys: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         _freeze(self, "labels", "unread")

@@ -1,6 +1,7 @@
 """Published models as data: `preset` gives the ropes of a model, `preset_names` lists the models.
 
-`find_hub_id` knows a model by its repository on the Hugging Face Hub.
+`find_hub_id` knows a model by its repository on the Hugging Face Hub, and `documented_extension`
+says what its release documents for longer contexts.
 
 The data is ``presets.toml``, whose head says what its keys mean.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 import difflib
 import tomllib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain, cycle, islice
 from pathlib import Path
@@ -19,9 +21,10 @@ from phasor._checks import short_repr
 from phasor.errors import SpecError
 from phasor.layers import InConfig, LayerRopes
 from phasor.rope import Rope
+from phasor.scaling import Yarn
 
 # keys that a table does not inherit from the one it is `like`
-_NOT_INHERITED = frozenset({"source", "uncertain", "hub"})
+_NOT_INHERITED = frozenset({"source", "uncertain", "hub", "extends"})
 _MERGED = frozenset({"rope", "size", "kinds"})
 _KNOWN = _NOT_INHERITED | _MERGED | {"prefix", "pattern", "labels", "fixed", "notes"}
 _SIZES = frozenset({"layers", "heads", "context"})
@@ -75,6 +78,47 @@ def find_hub_id(repository: str) -> str | None:
     'llama-3.1-8b'
     """
     return _by_hub_id().get(str(repository).lower())
+
+
+@dataclass(frozen=True, kw_only=True)
+class DocumentedExtension:
+    """The longer context that a model's release documents, beside the one it is set to.
+
+    Attributes:
+        model: The preset of the release.
+        law: The law that it says to use.
+        source: Where it says so.
+    """
+
+    model: str
+    law: Yarn
+    source: str
+
+    @property
+    def reach(self) -> int:
+        """Tokens up to which the law is documented: its factor times its original context."""
+        return int(self.law.factor * self.law.original_max_positions)
+
+
+def documented_extension(ropes: LayerRopes) -> DocumentedExtension | None:
+    """What the release of a model documents for longer contexts; None if none is known.
+
+    A preset is known by its name, and a config file by its layers, heads and context.
+
+    >>> documented_extension(preset("qwen3-8b")).reach
+    131072
+    """
+    for name, table in _tables().items():
+        # a preset that documents nothing may be like another that does
+        if "extends" not in table or (ropes.name != name and ropes.name in preset_names()):
+            continue
+        known = preset(name)
+        sizes = [(len(one), one.query_heads, one.key_heads, one.context) for one in (known, ropes)]
+        if sizes[0] == sizes[1] and list(known) == list(ropes):
+            law = dict(table["extends"])
+            source = law.pop("source")
+            return DocumentedExtension(model=name, law=Yarn(**law), source=source)
+    return None
 
 
 @lru_cache(maxsize=1)

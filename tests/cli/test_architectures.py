@@ -100,14 +100,13 @@ def test_functions_of_transformers_are_functions():
 
 
 def test_the_table_shows_every_architecture_and_fails_for_one(monkeypatch):
-    """A row for each kind of layer, the reasons, the count; exit code 1 if one is wrong."""
+    """A line for each kind of layer, the reasons, the count; exit code 1 if one is wrong."""
     monkeypatch.setattr(architectures, "installed_model_types", lambda: ("cohere2", "llama"))
     code, said = run("--list")
     assert code == 0
-    rows = {line.split()[0]: line for line in said.splitlines() if line.strip()}
-    assert "interleaved" in rows["cohere2"]
-    assert "0:128 of 128" in rows["llama"]
-    assert "1 full_attention" in said
+    assert "cohere2 (Cohere2ForCausalLM), 1 sliding_attention: interleaved, 0:128 of 128" in said
+    assert "llama (LlamaForCausalLM), 2 rope: half, 0:128 of 128, base 10000, error 0." in said
+    assert "cohere2 (Cohere2ForCausalLM), 1 full_attention: nothing turned" in said
     assert "jamba: its tokens are not rotated" in said
     assert f"2 architectures: 2 right, 0 wrong; {len(not_built())} not built." in said
     load = verdicts.load

@@ -16,7 +16,7 @@ import pytest
 import phasor
 import phasor.cli
 from phasor.cli import COMMANDS, run
-from phasor.cli.diff import print_comparison
+from phasor.cli.common import say
 from phasor.cli.show import print_model
 from phasor.identification import compare
 
@@ -102,7 +102,7 @@ def test_diff_names_the_first_pair_and_position():
     assert "35 pairs part within the context." in done.stdout
 
 
-def test_a_factor_on_cos_and_sin_and_one_on_the_softmax_are_told_apart(capsys):
+def test_a_factor_on_cos_and_sin_and_one_on_the_softmax_are_told_apart():
     """The same square on the logits, by either way."""
     law = phasor.scaling.Yarn(factor=40.0, original_max_positions=4096)
     one, other = (
@@ -113,8 +113,7 @@ def test_a_factor_on_cos_and_sin_and_one_on_the_softmax_are_told_apart(capsys):
         )
         for name, scaling in (("cos", law), ("softmax", replace(law, mscale_all_dim=1.0)))
     )
-    print_comparison(compare(one, other, seq_len=64, context=64, tolerance=1e-6))
-    said = capsys.readouterr().out
+    said = str(compare(one, other, seq_len=64, context=64, tolerance=1e-6))
     assert "Softmax scale: times 1 and 1.87385421." in said
     assert "Attention factor: 1.36888795 and 1." in said
     assert "Softmax factor: 1 and 1.87385421." in said
@@ -200,7 +199,8 @@ def test_a_kind_of_layer_is_only_ever_text(kind, capsys):
         for one in (rope, replace(rope, base=5.0))
     )
     print_model(first, None, None, every_pair=False)
-    print_comparison(compare(first, second, 16, 16, 1e-6))
+    for line in compare(first, second, 16, 16, 1e-6).lines():
+        say(line)
     assert capsys.readouterr().out.count(f"\n{kind} (layers 0)") == 2
 
 

@@ -19,7 +19,8 @@ def test_without_a_target_it_lists_them() -> None:
     done = run_phasor("translate", COLUMNS="200")
     assert done.returncode == 0
     for name, target in TARGETS.items():
-        (row,) = [line for line in done.stdout.splitlines() if line.split()[:1] == [name]]
+        lines = done.stdout.splitlines()
+        row = lines[lines.index(f"--to {name}") + 1]
         assert target.program in row
         assert ("not proved" in row) == (target.checked == "description")
 

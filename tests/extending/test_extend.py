@@ -3,6 +3,9 @@
 import copy
 import functools
 import json
+from dataclasses import replace
+from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -13,8 +16,9 @@ from phasor.configs import REPLACED, REPLACED_OF_KINDS, config_keys
 from phasor.configs.facts import CONTEXTS, table
 from phasor.errors import SpecError
 from phasor.extending import plan
+from phasor.presets import documented_extension
 from phasor.report import report
-from phasor.scaling import DynamicNTK, PerPair
+from phasor.scaling import DynamicNTK, LongRope, PerPair, Yarn
 
 from ..cli.running import run_phasor
 from ..configs.config_files import CONFIGS, small
@@ -51,6 +55,19 @@ FILES = {
     name: json.loads((CONFIGS / f"{name}.json").read_text("utf-8"))
     for name in ("llama_3_1_v4", "deepseek_v3", "gpt_oss", "phi_3", "qwen2_vl")
 }  # fmt: skip
+
+
+# what Qwen3-8B's own file says, of which the release documents YaRN 4 from 32768
+QWEN3 = small(
+    model_type="qwen3",
+    num_hidden_layers=36,
+    num_attention_heads=32,
+    num_key_value_heads=8,
+    hidden_size=4096,
+    head_dim=128,
+    max_position_embeddings=40960,
+    rope_theta=1000000.0,
+)
 
 
 def extend(*arguments):
@@ -152,20 +169,20 @@ def test_the_context_may_have_had_another_name(key):
 @pytest.mark.report
 def test_the_keys_go_where_the_language_model_is_described(levels, said, capsys):
     """At the top of a larger model's file they would contradict the config inside."""
-    inner = small()
     config = functools.reduce(
-        lambda one, key: {"model_type": "llava", key: one}, levels[::-1], inner
+        lambda one, key: {"model_type": "llava", key: one}, levels[::-1], dict(QWEN3)
     )
-    planned = plan(load(config), None, None, 32768)
+    planned = plan(load(config), None, None, 131072)
     print_plan(planned, None)
-    assert f"\n{said}, and remove" in capsys.readouterr().out
+    assert f"\n{said}, and remove rope_theta:\n" in capsys.readouterr().out
     assert planned.as_plain(None)["inside"] == ".".join(levels)
     place = f"<code>{'.'.join(levels)}</code> of " if levels else ""
-    page = report(load(config), to=32768)
-    assert f"In {place}a Hugging Face <code>config.json</code> set these keys" in page
-    del inner["rope_theta"]
-    inner.update(planned.way(None).config)
-    assert load(config)[0] == planned.way(None).rope
+    page = report(load(config), to=131072)
+    says = f"In {place}a Hugging Face <code>config.json</code> set the keys of one law"
+    assert f"{says}, and remove <code>rope_theta</code>:" in page
+    changed = planned.config_with(config, None)
+    assert load(changed)[0] == planned.way(None).rope
+    assert "rope_theta" in str(config), "the file that was given stays"
 
 
 def test_dynamic_scaling_keeps_the_context_of_training_beside_it():
@@ -191,15 +208,175 @@ def test_the_table_counts_what_a_loop_counts():
     assert min(sums[:-1]) >= 0 > sums[-1]
 
 
-def test_the_recommended_block_is_printed_and_any_other_on_request():
+@pytest.mark.parametrize("law", [None, "documented", "yarn", "llama3"])
+def test_the_documented_block_is_printed_and_any_other_on_request(law):
     """The JSON at the end of the text is the config's, of the law asked for."""
-    for arguments, law in (([], "llama3"), (["--law", "yarn"], "yarn")):
-        done = extend("llama-3-8b", "--to", 131072, *arguments)
-        assert done.returncode == 0, done.stderr
-        keys = json.loads(done.stdout[done.stdout.index("\n{") :])
-        assert keys["max_position_embeddings"] == 131072
-        assert keys["rope_parameters"]["rope_type"] == law
-        assert "Recommended without training: llama3" in done.stdout
+    done = extend("qwen3-8b", "--to", "128k", *([] if law is None else ["--law", law]))
+    assert done.returncode == 0, done.stderr
+    keys = json.loads(done.stdout[done.stdout.index("\n{") :])
+    assert keys["max_position_embeddings"] == 131072
+    assert keys["rope_parameters"]["rope_type"] == ("llama3" if law == "llama3" else "yarn")
+    said = (4.0, 32768) if law in (None, "documented") else (3.2, 40960)
+    block = keys["rope_parameters"]
+    assert (block["factor"], block["original_max_position_embeddings"]) == said
+    before, _, table = done.stdout.partition("new phases")
+    assert "The release of qwen3-8b documents YaRN with factor 4 from 32768 tokens" in before
+    assert "Source: Qwen3's model cards" in before
+    assert "Recommended: that" in before
+    assert "2309.00071, Table 1" in table
+
+
+@pytest.mark.parametrize(
+    ("model", "to"), [("llama-3-8b", "128k"), ("qwen3-8b", "131073"), ("qwen3-4b-2507", "1M")]
+)
+def test_without_evidence_nothing_is_recommended(model, to):
+    """What to measure is said in its place, and no block is printed until a law is named."""
+    done = extend(model, "--to", to)
+    assert done.returncode == 0, done.stderr
+    assert "Recommended" not in done.stdout
+    assert "{" not in done.stdout
+    assert "no law is recommended" in done.stdout
+    assert "perplexity at the full length" in done.stdout
+    plain = json.loads(extend(model, "--to", to, "--json").stdout)
+    assert plain["recommended"] is plain["law"] is plain["config"] is None
+    with pytest.raises(SpecError, match="law must be given, since none is recommended"):
+        plan(preset(model), None, None, plain["to"]).way(None)
+
+
+@pytest.mark.parametrize(
+    "name", ["qwen3-8b", "qwen3-30b-a3b", "qwen2.5-7b-instruct", "qwen2.5-72b-instruct"]
+)
+def test_what_a_release_documents_reaches_its_length(name):
+    """YaRN's factor times the original context, 131072 for both families of Qwen."""
+    ropes = preset(name)
+    known = documented_extension(ropes)
+    assert (known.model, known.reach) == (name, 131072)
+    assert len(ropes.ropes) == 1
+    assert ropes[0].scaling is None
+    assert known.law.original_max_positions <= ropes.context < known.reach
+
+
+def test_a_preset_has_what_its_own_release_documents():
+    """Qwen2 has the layers of Qwen2.5, and its base model's card documents nothing."""
+    assert list(preset("qwen2-7b")) == list(preset("qwen2.5-7b-instruct"))
+    assert documented_extension(preset("qwen2-7b")) is None
+
+
+def test_a_config_file_of_a_release_is_known_by_its_layers():
+    """And one with another base or context is not."""
+    assert documented_extension(load(QWEN3)).model == "qwen3-8b"
+    judged = plan(load(QWEN3), None, None, 131072).judgement
+    assert judged[0].startswith("Its layers are as in qwen3-8b, which documents YaRN with factor 4")
+    assert documented_extension(load(QWEN3 | {"rope_theta": 1e4})) is None
+    assert documented_extension(load(QWEN3 | {"max_position_embeddings": 32768})) is None
+
+
+def test_only_keys_that_the_file_has_are_to_be_removed():
+    """Of a preset no file was read."""
+    assert plan(load(small()), None, None, 16384).replaced == ("rope_theta",)
+    assert plan(preset("llama-3-8b"), None, None, 16384).replaced is None
+    modern = {key: value for key, value in small().items() if key != "rope_theta"}
+    modern["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e4}
+    assert plan(load(modern), None, None, 16384).replaced == ()
+
+
+def test_write_makes_a_config_that_reads_back(tmp_path):
+    """The rest of the file is as it was, and the given one is not touched."""
+    source = tmp_path / "config.json"
+    config = QWEN3 | {"rope_scaling": None, "vocab_size": 151936, "title": "größer"}
+    source.write_text(json.dumps(config), "utf-8")
+    before = source.read_bytes()
+    done = extend(source, "--to", "128k", "--write", tmp_path / "longer")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("for 131072 tokens by documented.\n")
+    written = json.loads((tmp_path / "longer" / "config.json").read_text("utf-8"))
+    assert source.read_bytes() == before
+    assert set(config) - set(written) == {"rope_theta", "rope_scaling"}
+    assert all(written[key] == config[key] for key in ("vocab_size", "title", "model_type"))
+    expected = Yarn(factor=4.0, original_max_positions=32768)
+    assert load(tmp_path / "longer")[0] == replace(load(QWEN3)[0], scaling=expected)
+    assert load(tmp_path / "longer").context == 131072
+    again = extend(source, "--to", "128k", "--write", tmp_path / "longer")
+    assert again.returncode == 2
+    assert "is there already" in again.stderr
+    assert [path.name for path in (tmp_path / "longer").iterdir()] == ["config.json"]
+
+
+@pytest.mark.parametrize(
+    ("model", "arguments", "said"),
+    [
+        ("qwen3-8b", [], "give its path"),
+        ("-", [], "give its path"),
+        ("params.json", ["--law", "yarn"], "give its path"),
+        ("config.json", [], "law must be given"),
+        ("gptj.json", ["--law", "yarn"], "takes no law and no base"),
+    ],
+    ids=["preset", "standard input", "another format", "no law", "a class without laws"],
+)
+def test_write_refuses_what_it_cannot_change(tmp_path, model, arguments, said):
+    """With one line, and no folder is made."""
+    files = {
+        "config.json": small(),
+        "gptj.json": small(model_type="gptj", rope_theta=1e4),
+        "params.json": {"dim": 64, "n_layers": 1, "n_heads": 1, "rope_theta": 1e4},
+    }
+    for name, config in files.items():
+        (tmp_path / name).write_text(json.dumps(config), "utf-8")
+    done = run_phasor(
+        *("extend", tmp_path / model if model in files else model, "--to", "128k"),
+        *("--context", 8192, "--write", tmp_path / "out", *arguments),
+        stdin=json.dumps(QWEN3).encode(),
+    )
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert said in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_file_that_cannot_be_written_leaves_nothing(tmp_path):
+    """Neither a part of it nor the folder that was made for it."""
+    source = tmp_path / "config.json"
+    source.write_text(json.dumps(QWEN3), "utf-8")
+    failing = mock.patch.object(Path, "replace", side_effect=OSError(28, "No space left"))
+    with failing:
+        done = extend(source, "--to", "128k", "--write", tmp_path / "out")
+    assert done.returncode == 2
+    assert "No space left" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_longrope_takes_the_factors_of_a_search(tmp_path):
+    """As a rule that is plain within the trained length; without them the error says what to do."""
+    refused = extend("llama-3-8b", "--to", "16k", "--law", "longrope")
+    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+    assert "--factors FILE" in refused.stderr
+    file = tmp_path / "factors.json"
+    file.write_text(json.dumps({"long_factor": [1.0] * 40 + [2.0] * 24}), "utf-8")
+    way = ["extend", "llama-3-8b", "--to", "16k", "--law", "longrope", "--factors", file]
+    plain = json.loads(run_phasor(*way, "--json").stdout)
+    again = load(with_keys(FILES["plain"], plain["config"]))[0]
+    expected = LongRope(
+        short_factors=(1.0,) * 64,
+        long_factors=(1.0,) * 40 + (2.0,) * 24,
+        original_max_positions=8192,
+        factor=2.0,
+    )
+    assert again.scaling == Rope.from_dict(plain["rope"]).scaling == expected
+    for text in ("[1.0]", '{"long_factor": 2}', '{"long_factor": [1.0]}', '{"long_factor": ["a"]}'):
+        file.write_text(text, "utf-8")
+        assert run_phasor(*way).returncode == 2
+
+
+def test_set_changes_the_parameters_of_the_law():
+    """The block says them, and the table is about them."""
+    arguments = ["llama-3-8b", "--to", "64k", "--law", "yarn", "--json"]
+    plain = json.loads(
+        extend(*arguments, "--set", "beta_fast=16", "--set", "truncate=false").stdout
+    )
+    assert plain["config"]["rope_parameters"]["beta_fast"] == 16.0
+    assert plain["config"]["rope_parameters"]["truncate"] is False
+    factor = json.loads(extend(*arguments, "--set", "factor=32").stdout)
+    ways = {way["law"]: way["attention_factor"] for way in factor["ways"]}
+    assert ways["yarn"] == pytest.approx(0.1 * np.log(32) + 1, rel=1e-15)
 
 
 def test_json_holds_the_rope_that_the_block_reads_back_as():
@@ -215,7 +392,7 @@ def test_a_model_of_several_kinds_asks_for_one():
     asked = extend("gemma-3-4b", "--to", 262144)
     assert asked.returncode == 2
     assert "kind must be given" in asked.stderr
-    done = extend("gemma-3-4b", "--to", 262144, "--kind", "full")
+    done = extend("gemma-3-4b", "--to", 262144, "--kind", "full", "--law", "linear")
     assert done.returncode == 0, done.stderr
     assert "'full_attention' is the block of these layers" in done.stdout
     keys = json.loads(done.stdout[done.stdout.index("\n{") :])
@@ -230,8 +407,16 @@ def test_a_model_of_several_kinds_asks_for_one():
         (["llama-3-8b", "--to", "16384", "--law", "yarm"], "law must be one of"),
         (["llama-3-8b", "--to", "16384", "--kind", "full"], "kind must be one of rope"),
         (["glm-4-9b", "--to", "16384"], "context must be given"),
+        (["llama-3-8b", "--to", "16384", "--set", "factor=2"], "name it with --law"),
+        (["llama-3-8b", "--to", "16k", "--law", "yarn", "--set", "x=2"], "beta_fast"),
+        (["llama-3-8b", "--to", "16k", "--law", "yarn", "--set", "factor"], "NAME=NUMBER"),
+        (["llama-3-8b", "--to", "16k", "--law", "yarn", "--set", "factor=[1]"], "NAME=NUMBER"),
+        (["llama-3-8b", "--to", "16q"], "128k (131072)"),
     ],
-    ids=["no length", "no longer", "unknown law", "unknown kind", "unknown context"],
+    ids=[
+        *("no length", "no longer", "unknown law", "unknown kind", "unknown context"),
+        *("no law to set", "unknown parameter", "no number", "list", "unknown unit"),
+    ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(arguments, said):
     """Nothing on stdout, no traceback."""

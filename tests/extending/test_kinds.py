@@ -137,12 +137,12 @@ def test_kinds_that_read_one_block_are_extended_together_or_not_at_all():
     planned = plan(load(said), kinds[2], None, 16384)
     assert planned.kinds == tuple(kinds[1:])
     assert planned.labels == ("compress",)
-    again = load(said | planned.way(None).config)
-    assert again[1] == again[2] == planned.way(None).rope
+    again = load(said | planned.way("yarn").config)
+    assert again[1] == again[2] == planned.way("yarn").rope
     assert again[0] == load(said)[0]
     law = {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e4}
     said = small("molmo2_text", rope_parameters=law, rope_scaling_layers=[0, 2])
-    way = plan(load(said), "scaled", None, 16384).way(None)
+    way = plan(load(said), "scaled", None, 16384).way("linear")
     assert way.config is None
     assert "kinds scaled and unscaled read one block" in way.refused
 

@@ -1,4 +1,4 @@
-"""The laws that reach a longer context compared, and the one that is recommended."""
+"""The laws that reach a longer context compared."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from phasor import Rope, SpecError
-from phasor.extending import Extension, extensions, recommend
+from phasor.extending import Extension, extensions
 from phasor.scaling import (
     NTK,
     Law,
@@ -107,11 +107,10 @@ def test_resolution_is_the_fastest_pair_s_share_of_its_angle(name, resolution):
     ids=["p=0", "explicit"],
 )
 def test_a_rope_without_a_pair_that_turns_has_no_angle_to_lose(rope: Rope):
-    """It keeps the whole of nothing, meets no new phase, and needs no change."""
+    """It keeps the whole of nothing, and meets no new phase."""
     ways = extensions(rope, 64, 128)
     assert [way.resolution for way in ways] == [1.0] * len(ways)
     assert [way.pairs_affected for way in ways] == [0] * len(ways)
-    assert recommend(ways).extension.name == "unchanged"
 
 
 def test_attention_factors_are_the_laws_own():
@@ -215,50 +214,37 @@ def test_extensions_refuse(rope, lengths, factors, message):
         extensions(rope, *lengths, factors=factors)
 
 
-def test_nothing_is_recommended_where_nothing_is_new():
-    """At base 500 every pair of Llama 2 comes round within 4096 tokens."""
-    rope = dataclasses.replace(LLAMA_2, base=500.0)
-    found = recommend(extensions(rope, 4096, 65536))
-    assert found.extension.name == "unchanged"
-    assert found.reason == "every phase up to 65536 was met in training; nothing needs to change"
+@pytest.mark.parametrize(
+    ("law", "values", "expected"),
+    [
+        ("linear", {"factor": 4.0}, Linear(factor=4.0)),
+        (
+            "yarn",
+            {"beta_fast": 16.0, "truncate": False},
+            Yarn(factor=8.0, original_max_positions=4096, beta_fast=16.0, truncate=False),
+        ),
+        ("dynamic_ntk", {"factor": 2.0}, NTK(factor=15.0)),
+    ],
+)
+def test_parameters_replace_those_of_one_law(law, values, expected):
+    """At 8 times the length dynamic NTK of factor f is NTK of factor 8 f - (f - 1)."""
+    ways = by_name(extensions(LLAMA_2, 4096, 32768, parameters={law: values}))
+    assert ways[law].rope.scaling == expected
+    plain = by_name(extensions(LLAMA_2, 4096, 32768))
+    assert all(ways[name].rope == plain[name].rope for name in plain if name != law)
 
 
-def test_the_law_that_changes_least_is_recommended():
-    """YaRN and dynamic NTK show nothing new either, but slow more pairs down further."""
-    found = recommend(extensions(LLAMA_2, 4096, 32768))
-    assert found.extension.name == "llama3"
-    # four turns within 4096, which a pair needs to be kept, are made up to pair 35
-    assert found.reason == (
-        "no pair shows a new phase (18 do unchanged), the fastest pair keeps its whole angle "
-        "between neighbours, 28 pairs slow down; C(r) is first negative at 11089"
-    )
-
-
-def test_fewer_pairs_out_of_distribution_come_before_less_change():
-    """Of interpolation and NTK, the one that shows nothing new, though neighbours crowd."""
-    ways = by_name(extensions(LLAMA_2, 4096, 32768))
-    found = recommend([ways[name] for name in ("unchanged", "ntk", "linear")])
-    assert found.extension.name == "linear"
-    assert "keeps 0.125 of its angle between neighbours, 64 pairs slow down" in found.reason
-
-
-def test_resolution_comes_before_less_change():
-    """Divisors that touch the slow pairs alone, and the fastest a little, lose to Llama 3."""
-    ways = extensions(LLAMA_2, 4096, 32768, factors=[1.01] + [1.0] * 45 + [8.0] * 18)
-    assert by_name(ways)["longrope"].pairs_affected == 0
-    assert recommend(ways).extension.name == "llama3"
-    untouched = extensions(LLAMA_2, 4096, 32768, factors=[1.0] * 46 + [8.0] * 18)
-    assert recommend(untouched).extension.name == "longrope"
-
-
-def test_a_single_pair_out_of_distribution_is_spoken_of_in_the_singular():
-    """Where the unchanged rope is all there is to choose from."""
-    rope = Rope(head_dim=4, pairing="half", explicit_inv_freq=(1.0, 0.001))
-    found = recommend(extensions(rope, 64, 256)[:1])
-    assert found.reason.startswith("1 pair shows a new phase (1 do unchanged)")
-
-
-def test_a_recommendation_needs_the_unchanged_rope():
-    """It is what the others are measured against."""
-    with pytest.raises(SpecError, match="the unchanged rope first"):
-        recommend(extensions(LLAMA_2, 4096, 8192)[1:])
+@pytest.mark.parametrize(
+    ("law", "values", "message"),
+    [
+        ("yarm", {"factor": 2.0}, "law must be one of unchanged, linear, .*, got 'yarm'"),
+        ("longrope", {"factor": 2.0}, "longrope needs factors"),
+        ("yarn", {"beta": 2.0}, "a parameter of yarn must be one of .*'beta_fast'"),
+        ("yarn", {"beta_fast": -1.0}, "beta_fast"),
+        ("unchanged", {"factor": 2.0}, "unchanged has no parameters"),
+    ],
+)
+def test_parameters_that_do_not_fit_are_refused(law, values, message):
+    """The error names the parameters that there are."""
+    with pytest.raises(SpecError, match=message):
+        extensions(LLAMA_2, 4096, 8192, parameters={law: values})

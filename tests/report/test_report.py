@@ -100,7 +100,19 @@ def test_the_words_are_those_of_show(text):
     """What `phasor show` says of the rope stands on the page."""
     assert "All 128 coordinates of a head turn, in 64 pairs (i, i + 64)." in text
     assert "Pairs 35-63 never complete a turn within 8192 positions." in text
-    assert "(recommended)" in text
+    assert "no law is recommended" in text
+
+
+def test_what_a_release_documents_comes_before_the_laws():
+    """With its source and its block open; what was measured of the laws is beneath the table."""
+    page = Page(report(preset("qwen3-8b"), to=131072))
+    text = " ".join(page.texts["p"])
+    assert "The release of qwen3-8b documents YaRN with factor 4 from 32768 tokens" in text
+    assert "documented (recommended)" in page.texts["th"]
+    assert page.texts["summary"][:2] == ["documented", "linear"]
+    assert any("2309.00071, Table 1" in line for line in page.texts["li"])
+    blocks = [json.loads(block) for block in page.texts["code"] if block.startswith("{")]
+    assert blocks[0]["rope_parameters"]["factor"] == 4.0
 
 
 def test_a_rule_says_where_it_stands():
@@ -125,14 +137,14 @@ def test_each_kind_of_layer_has_its_block_beside_the_others(two_kinds):
     said = {"model_type": "gemma3_text", "num_hidden_layers": 2, "head_dim": 256}
     said["layer_types"] = ["sliding_attention", "full_attention"]
     blocks = [json.loads(block) for block in two_kinds.texts["code"] if block.startswith("{")]
-    assert len(blocks) == 2
-    for changed, kept, keys in zip((0, 1), (1, 0), blocks, strict=True):
+    # the sliding layers can take five laws; the full ones are linear, and laws are not combined
+    assert len(blocks) == 6
+    for changed, keys in zip((0, 0, 0, 0, 0, 1), blocks, strict=True):
+        kept = 1 - changed
         again = load(said | keys)
         assert again[kept] == ropes.kinds[["sliding", "full"][kept]]
         assert again[changed] != ropes.kinds[["sliding", "full"][changed]]
-    assert {"sliding_attention", "full_attention", "rope_local_base_freq"} <= {
-        *two_kinds.texts["code"]
-    }
+    assert {"sliding_attention", "full_attention"} <= {*two_kinds.texts["code"]}
 
 
 def test_kinds_that_turn_alike_share_a_section_and_are_extended_together():
@@ -141,10 +153,11 @@ def test_kinds_that_turn_alike_share_a_section_and_are_extended_together():
     kinds, labels = dict.fromkeys("ab", rope), {"a": "first", "b": "second"}
     two = InConfig(labels=labels)
     page = Page(report(toy(rope, layer_kinds=("a", "b"), kinds=kinds, in_config=two)))
-    (said,) = (json.loads(block) for block in page.texts["code"] if block.startswith("{"))
-    blocks = said["rope_parameters"]
-    assert list(blocks) == ["first", "second"]
-    assert blocks["first"] == blocks["second"] != rope_parameters(rope, 64)
+    for block in [block for block in page.texts["code"] if block.startswith("{")]:
+        blocks = json.loads(block)["rope_parameters"]
+        assert list(blocks) == ["first", "second"]
+        assert blocks["first"] == blocks["second"] != rope_parameters(rope, 64)
+    assert "linear" in page.texts["summary"]
 
 
 @pytest.mark.parametrize(

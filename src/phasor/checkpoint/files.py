@@ -262,6 +262,9 @@ class Checkpoint:
     files: Mapping[str, Header]
     index: str | None
 
+    def __repr__(self) -> str:
+        return f"Checkpoint({str(self.path)!r}, {len(self.files)} files)"
+
     @property
     def is_folder(self) -> bool:
         """Whether `path` is a folder."""

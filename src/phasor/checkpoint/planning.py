@@ -62,6 +62,31 @@ class ConversionPlan:
         """Bytes of all files."""
         return self.checkpoint.size
 
+    def lines(self) -> list[str]:
+        """What changes and what stays, by kinds of names, a line each."""
+        every = sum(len(header.tensors) for header in self.checkpoint.files.values())
+        found = [
+            f"{self.checkpoint.path}: {self.source} to {self.target}, "
+            f"{len(self.changes)} of {every} tensors change"
+        ]
+        roles = {name: change.part.role for name, change in self.changes.items()}
+        for role in dict.fromkeys(roles.values()):
+            kinds = _kinds(name for name in roles if roles[name] == role)
+            found += [f"  {kind}  {count} x {role}" for kind, count in kinds.items()]
+        if self.alike:
+            found.append("Named alike and left as they are:")
+            found += [f"  {kind}  {count}" for kind, count in self.alike.items()]
+        return [*found, *self.notes]
+
+    def __repr__(self) -> str:
+        return (
+            f"ConversionPlan({str(self.checkpoint.path)!r}, {self.source} to {self.target}, "
+            f"{len(self.changes)} tensors)"
+        )
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
+
 
 def plan(
     path: str | os.PathLike[str],

@@ -127,6 +127,7 @@ class ProgramPlan:
 
     Attributes:
         path: The source, a folder.
+        program: Whose files the result has.
         ranks: How many files of ranks are joined.
         source: The pairing of its rows.
         target: The pairing of the result's rows.
@@ -139,6 +140,7 @@ class ProgramPlan:
     """
 
     path: Path
+    program: Program
     ranks: int
     source: Pairing
     target: Pairing
@@ -148,6 +150,21 @@ class ProgramPlan:
     tensors: Mapping[str, JoinedTensor]
     changes: Mapping[str, Change]
     notes: tuple[str, ...]
+
+    def lines(self) -> list[str]:
+        """What is converted and what to know of it, a line each."""
+        ranks = "" if self.ranks == 1 else f" of {self.ranks} ranks"
+        return [
+            f"{self.path}: {len(self.tensors)} tensors{ranks} for {self.program}, "
+            f"{len(self.changes)} from {self.source} to {self.target}",
+            *self.notes,
+        ]
+
+    def __repr__(self) -> str:
+        return f"ProgramPlan({self.lines()[0]!r})"
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
 
     @property
     def header(self) -> bytes:
@@ -216,6 +233,7 @@ def plan_for(path: str | os.PathLike[str], program: Program) -> ProgramPlan:
         config["dtype"] = _DTYPES[next(iter(tensors.values())).ranks[0].dtype]
     return ProgramPlan(
         path=folder,
+        program=program,
         ranks=len(ranks),
         source=opposite(target),
         target=target,

@@ -7,9 +7,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rich import box
-from rich.table import Table
-
 from phasor.cli.common import Screen, need_torch, progress_bar, say_json
 from phasor.configs import language_models, read_source
 from phasor.describe import original_context, ranges, resolved, sentences
@@ -22,8 +19,6 @@ if TYPE_CHECKING:
     from phasor.torch.hf.verdicts import KindVerdict, Verdict
 
 _PREFIX = "transformers:"
-_WIDE = 200
-_COLUMNS = ("model type", "class", "layers", "pairs", "slice", "base", "law", "axes")
 
 
 def is_architecture(text: str) -> bool:
@@ -128,18 +123,18 @@ def print_verdict(verdict: Verdict) -> None:
 
 
 def print_verdicts(verdicts: Sequence[Verdict]) -> None:
-    """A row for each kind of layer of each architecture, and what could not be built."""
+    """A line for each kind of layer of each architecture, and what could not be built."""
     screen = Screen()
-    if not screen.is_terminal:
-        screen = Screen(width=_WIDE)
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1))
-    for column in _COLUMNS:
-        table.add_column(column, overflow="fold")
-    table.add_column("error", justify="right")
     for one in verdicts:
-        if one.not_built is None:
-            _add_rows(table, one)
-    screen.print(table)
+        for kind in one.kinds:
+            rope = _rope(kind)
+            facts = ["nothing turned"] if rope is None else _facts(rope, kind.place)
+            facts += [] if kind.error is None else [f"error {kind.error:.2g}"]
+            screen.say(
+                (one.model_type, "bold"),
+                f" ({one.class_name}), {len(kind.layers)} {kind.kind}: {', '.join(facts)}",
+                style="bold red" if one.wrong or kind.wrong else "",
+            )
     for one in verdicts:
         for wrong in (*one.wrong, *(f"{k.kind}: {w}" for k in one.kinds for w in k.wrong)):
             screen.say(f"{one.model_type}: {wrong}", style="red")
@@ -163,30 +158,19 @@ def print_verdicts(verdicts: Sequence[Verdict]) -> None:
     )
 
 
-def _add_rows(table: Table, one: Verdict) -> None:
-    names = (one.model_type, one.class_name or "")
-    for kind in one.kinds:
-        rope = _rope(kind)
-        layers = f"{len(kind.layers)} {kind.kind}"
-        good = not (one.wrong or kind.wrong)
-        cells = ("", "nothing turned", "", "", "") if rope is None else _columns(rope, kind.place)
-        error = "" if kind.error is None else f"{kind.error:.2g}"
-        table.add_row(*names, layers, *cells, error, style=None if good else "bold red")
-        names = ("", "")
-
-
-def _columns(rope: Rope, place: tuple[int, int] | None) -> tuple[str, str, str, str, str]:
+def _facts(rope: Rope, place: tuple[int, int] | None) -> list[str]:
+    """Pairs, slice, base, law and axes of a rope, in short."""
     changed = "" if rope.output_pairing == rope.pairing else f" to {rope.output_pairing}"
     start, width = rope.rotary_start, rope.head_dim
     if place is not None and rope.rotary_dim == width:
         start, width = place
-    return (
+    return [
         rope.pairing + changed + (" backwards" if rope.direction < 0 else ""),
         f"{start}:{start + rope.rotary_dim} of {width}",
-        "explicit" if rope.base is None else f"{rope.base:.15g}",
-        "" if rope.scaling is None else type(rope.scaling).__name__,
-        "" if rope.axes.n_axes == 1 else f"{type(rope.axes).__name__} {rope.axes.n_axes}",
-    )
+        "explicit" if rope.base is None else f"base {rope.base:.15g}",
+        *([] if rope.scaling is None else [type(rope.scaling).__name__]),
+        *([] if rope.axes.n_axes == 1 else [f"{type(rope.axes).__name__} {rope.axes.n_axes}"]),
+    ]
 
 
 def _rope(kind: KindVerdict) -> Rope | None:

@@ -9,7 +9,10 @@ from phasor.cli.common import need_torch
 
 @click.command()
 def bench() -> None:
-    """Measure this machine for a minute: phasor against a copy and against plain torch."""
+    """Measure this machine for a minute.
+
+    phasor is timed against a copy of the same bytes and against plain torch.
+    """
     need_torch("the benchmark")
     from phasor.cli.benchmark import run
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import warnings
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from functools import wraps
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import click
 from click.shell_completion import CompletionItem
@@ -38,8 +39,32 @@ class _Model(click.ParamType[str]):
         return names or [CompletionItem(incomplete, type="file")]
 
 
+class TokenCount(click.ParamType[int]):
+    """A number of tokens, at least ``least``: whole, or with k (1024) or M (1024 * 1024)."""
+
+    name = "tokens"
+    _UNITS: ClassVar = {"": 1, "k": 1 << 10, "m": 1 << 20}
+
+    def __init__(self, least: int = 1) -> None:
+        self._least = least
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        parts = re.fullmatch(r"([0-9][0-9_]*)([km]?)", str(value).lower())
+        # more digits than any count has are not made a number
+        count = 0 if parts is None or len(parts[1]) > 30 else int(parts[1].replace("_", ""))
+        count *= 1 if parts is None else self._UNITS[parts[2]]
+        if not self._least <= count < 1 << 63:
+            self.fail(
+                f"{value!r} is no number of tokens from {self._least} to 2**63 - 1, such as 4096, "
+                "128k (131072) or 1M (1048576).",
+                param,
+                ctx,
+            )
+        return count
+
+
 MODEL = _Model()
-token_counts = click.IntRange(1, 2**63 - 1)
+token_counts = TokenCount()
 # functions are called with a matrix of this width at many positions, which takes gigabytes
 function_widths = click.IntRange(2, 4096)
 at_option = click.option(
@@ -53,7 +78,7 @@ at_option = click.option(
 
 trained_option = click.option(
     "--context",
-    type=click.IntRange(2),
+    type=TokenCount(2),
     metavar="TOKENS",
     help="Tokens of the training; the model's own context unless given.",
 )
@@ -83,8 +108,8 @@ def reading_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def say(text: str = "", *, err: bool = False) -> None:
-    """Print one line, with unprintable characters escaped."""
-    click.echo(visible(text), err=err)
+    """Print one line, as `Screen.say` does."""
+    Screen(stderr=err).say(text)
 
 
 def say_json(plain: Any) -> None:
@@ -124,6 +149,19 @@ def output_file(path: Path) -> Path:
     return file
 
 
+def write_file(path: Path, text: str) -> None:
+    """Write a file whole or not at all; one that is there is replaced."""
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with part.open("x", encoding="utf-8", errors="xmlcharrefreplace") as stream:
+            stream.write(text)
+        part.replace(path)
+    except OSError as error:
+        raise SpecError(f"{path} cannot be written: {error.strerror}") from None
+    finally:
+        part.unlink(missing_ok=True)
+
+
 def read(model: str, reading: Mapping[str, Any]) -> LayerRopes:
     """Load a preset by name, or a file by path or dash; ``reading`` has the options for files."""
     is_path = model == STDIN or Path(model).exists() or "/" in model or model.endswith(".json")
@@ -153,12 +191,26 @@ class Screen(Console):
         return super().render_str("\n".join(map(visible, text.split("\n"))), **how)
 
     def say(self, *parts: str | tuple[str, str], style: str = "") -> None:
-        """Print one line, however long; a part is text, or text with its style."""
+        """Print one line; a part is text, or text with its style.
+
+        A terminal gets it broken between words and indented as it begins; a file, in one piece.
+        """
         line = Text(style=style)
         for part in parts:
             text, text_style = (part, "") if isinstance(part, str) else part
             line.append(visible(text), text_style)
-        self.print(line, soft_wrap=True)
+        if not self.is_terminal or len(line) <= self.width:
+            self.print(line, soft_wrap=True)
+            return
+        indent = len(line.plain) - len(line.plain.lstrip())
+        starts, start = list[int](), indent
+        for word in re.finditer(r"\S+", line.plain):
+            if word.start() > start and word.end() - start > self.width - indent:
+                start = word.start()
+                starts.append(start)
+        for row in line[indent:].divide([start - indent for start in starts]):
+            row.rstrip()
+            self.print(Text(" " * indent) + row, soft_wrap=True)
 
     def on_broken_pipe(self) -> None:
         # called inside the except block; rich would exit with status 1

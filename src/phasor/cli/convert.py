@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 import warnings
-from collections import Counter
 from pathlib import Path
 
 import click
@@ -78,7 +76,7 @@ def convert(
     lenient: bool,
     verified: bool,
 ) -> None:
-    """Write the checkpoint SOURCE to OUT with queries and keys in the other pairing.
+    """Write a checkpoint with queries and keys in the other pairing.
 
     SOURCE is a safetensors file or a folder with one or with shards and their index; OUT becomes
     the same and must not exist. Which tensors change follows from the config beside SOURCE, unless
@@ -115,18 +113,12 @@ def convert(
             )
     if out is not None and not dry_run:
         _write(planned, out, verified=verified)
+    for line in planned.lines():
+        say(line)
     if isinstance(planned, ProgramPlan):
-        ranks = "" if planned.ranks == 1 else f" of {planned.ranks} ranks"
-        say(
-            f"{source}: {len(planned.tensors)} tensors{ranks} for {program}, "
-            f"{len(planned.changes)} from {planned.source} to {planned.target}"
-        )
         files = f"Written to {out}: {planned.config_file} and {planned.weights_file}."
     else:
-        _describe(planned)
         files = f"Written to {out}. Files beside the weights were not copied."
-    for note in planned.notes:
-        say(note)
     if verified:
         say("Verified: both sides agree, byte for byte and in their scores.")
     say("Nothing was written." if out is None or dry_run else files)
@@ -154,25 +146,6 @@ def _rope(
         rotary_dim=head_dim - start if rotary_dim is None else rotary_dim,
         rotary_start=start,
     )
-
-
-def _describe(planned: ConversionPlan) -> None:
-    """What changes and what stays, by kinds of names."""
-    every = sum(len(header.tensors) for header in planned.checkpoint.files.values())
-    say(
-        f"{planned.checkpoint.path}: {planned.source} to {planned.target}, "
-        f"{len(planned.changes)} of {every} tensors change"
-    )
-    kinds = Counter(
-        (re.sub(r"(?<=\.)\d+(?=\.)", "*", name), change.part.role)
-        for name, change in planned.changes.items()
-    )
-    for (kind, role), count in kinds.items():
-        say(f"  {kind}  {count} x {role}")
-    if planned.alike:
-        say("Named alike and left as they are:")
-        for kind, count in planned.alike.items():
-            say(f"  {kind}  {count}")
 
 
 def _write(planned: ConversionPlan | ProgramPlan, out: Path, *, verified: bool) -> None:

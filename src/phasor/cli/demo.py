@@ -81,7 +81,7 @@ def _cases() -> list[_Case]:
 
 @click.command()
 def demo() -> None:
-    """Read a real model's configuration, rotate its queries and keys, and prove the result."""
+    """Rotate with the configs of real models, and prove the result."""
     need_torch("the demo")
     sys.exit(0 if run() else 1)
 

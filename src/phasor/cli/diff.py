@@ -26,9 +26,7 @@ from phasor.cli.identify import find_function, is_function
 from phasor.describe import resolved
 from phasor.errors import SpecError
 from phasor.identification import (
-    Comparison,
     MeasuredParting,
-    Meeting,
     compare,
     diff_measured,
     measured,
@@ -99,7 +97,7 @@ def diff(
             plain = None if parting is None else asdict(parting)
             say_json({"differ": parting is not None, "parting": plain})
         else:
-            say(parting_text(parting))
+            say("They agree wherever they were compared." if parting is None else str(parting))
         sys.exit(0 if parting is None else 1)
     for option, value in (("--head-dim", head_dim), ("--kind", kind)):
         if value is not None:
@@ -111,7 +109,10 @@ def diff(
     if as_json:
         say_json(compared.as_plain())
     else:
-        print_comparison(compared)
+        screen, (title, *rest) = Screen(), compared.lines()
+        screen.say((title, "bold"))
+        for line in rest:
+            screen.say(line)
     sys.exit(1 if compared.differ else 0)
 
 
@@ -138,69 +139,3 @@ def find_parting(
             for side in (first, second)
         ]
         return diff_measured(sides[0], sides[1], context=context, tolerance=tolerance)
-
-
-def parting_text(parting: MeasuredParting | None) -> str:
-    """The result of `find_parting` as a sentence."""
-    if parting is None:
-        return "They agree wherever they were compared."
-    where = f"They part at position {parting.position}"
-    if parting.refused is not None:
-        return f"{where}, which one refuses: {parting.refused}."
-    where += "" if parting.pair is None else f" in pair {parting.pair}"
-    if parting.size is None or parting.score is None:
-        return f"{where}: one gives no finite numbers."
-    return (
-        f"{where}: a unit vector comes out {parting.size:.3g} apart, and a score of unit vectors "
-        f"changes by up to {parting.score:.3g}."
-    )
-
-
-def print_comparison(compared: Comparison) -> None:
-    """Print where two models differ, or that they agree."""
-    screen = Screen()
-    a, b = compared.names
-    screen.say((a, "bold"), " and ", (b, "bold"), f", positions 0 to {compared.context - 1}")
-    if not compared.differ:
-        screen.say(
-            ("They agree", "green"),
-            f" within {compared.tolerance:g} on every pair of every layer.",
-        )
-        return
-    if compared.layer_counts[0] != compared.layer_counts[1]:
-        screen.say("  Layers: {} and {}.".format(*compared.layer_counts))
-    if compared.softmax_factors[0] != compared.softmax_factors[1]:
-        screen.say("  Softmax scale: times {:.9g} and {:.9g}.".format(*compared.softmax_factors))
-    for meeting in compared.meetings:
-        if meeting.differ:
-            _print_meeting(screen, meeting)
-
-
-def _print_meeting(screen: Screen, meeting: Meeting) -> None:
-    kinds = meeting.kinds[0] if len(set(meeting.kinds)) == 1 else " and ".join(meeting.kinds)
-    screen.say()
-    screen.say((kinds, "bold cyan"), f" (layers {meeting.layers})")
-    found = meeting.difference
-    if found is None:
-        which = "first" if meeting.has_rope[0] else "second"
-        screen.say(f"  Only the {which} has a position embedding here.")
-        return
-    for name, values in found.fields.items():
-        screen.say(f"  {name}: {values[0]} and {values[1]}")
-    for name, factors in (
-        ("Attention factor", found.attention_factors),
-        ("Softmax factor", found.softmax_factors),
-        ("Logit factor", found.logit_factors),
-    ):
-        if factors:
-            screen.say(f"  {name}: {factors[0]:.9g} and {factors[1]:.9g}.")
-    if found.earliest is None:
-        return
-    screen.say(f"  {found.pairs} pairs part within the context.")
-    for which, parting in (("Earliest", found.earliest), ("First", found.first_pair)):
-        if parting is not None and (which == "Earliest" or parting != found.earliest):
-            screen.say(
-                f"  {which} pair: {parting.pair} at position {parting.position}, "
-                f"{parting.error:.3g} apart "
-                "(inv_freq {:.9g} and {:.9g})".format(*parting.inv_freq)
-            )

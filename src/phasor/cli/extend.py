@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import click
 from rich import box
@@ -13,20 +15,48 @@ from rich.table import Table
 from phasor.cli.common import (
     MODEL,
     Screen,
+    TokenCount,
     read,
     reading_options,
+    say,
     say_json,
     trained_option,
     waiting,
+    write_file,
 )
+from phasor.configs import load, read_source
+from phasor.errors import ConfigError, PhasorWarning, SpecError
 from phasor.extending import ExtensionPlan, plan
+from phasor.layers import LayerRopes
 
 
 @click.command()
 @click.argument("model", type=MODEL)
-@click.option("--to", type=click.IntRange(3), required=True, metavar="TOKENS", help="Wanted.")
-@click.option("--law", metavar="NAME", help="Write this law's block, not the recommended one's.")
+@click.option(
+    "--to", type=TokenCount(3), required=True, metavar="TOKENS", help="Wanted, such as 128k or 1M."
+)
+@click.option("--law", metavar="NAME", help="Write this law's block, not the documented one's.")
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="NAME=NUMBER",
+    help="A parameter of --law, such as beta_fast=16. Repeatable.",
+)
+@click.option(
+    "--factors",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="For longrope: a JSON file with long_factor, a list with a divisor for each pair.",
+)
 @click.option("--kind", metavar="NAME", help="Layers to extend, where a model has several kinds.")
+@click.option(
+    "--write",
+    "folder",
+    type=click.Path(path_type=Path),
+    metavar="FOLDER",
+    help="Write MODEL's config.json, changed, to this folder.",
+)
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 @trained_option
 @reading_options
@@ -34,39 +64,117 @@ def extend(
     model: str,
     to: int,
     law: str | None,
+    settings: tuple[str, ...],
+    factors: Path | None,
     kind: str | None,
+    folder: Path | None,
     as_json: bool,
     context: int | None,
     reading: Mapping[str, Any],
 ) -> None:
-    """Compare the laws that take MODEL to a longer context, and write the config's block."""
+    """Compare the laws for a longer context, and write the config.
+
+    What the release of MODEL documents comes first, and is the only thing that is recommended.
+    """
+    if settings and law is None:
+        raise click.UsageError("--set changes a parameter of a law: name it with --law.")
     ropes = read(model, reading)
+    parameters = {law: dict(map(_parameter, settings))} if law is not None and settings else None
+    divisors = None if factors is None else _divisors(factors)
     with waiting("comparing the laws"):
-        planned = plan(ropes, kind, context, to)
+        planned = plan(ropes, kind, context, to, factors=divisors, parameters=parameters)
     if as_json:
         say_json(planned.as_plain(law))
-    else:
+    elif folder is None:
         print_plan(planned, law)
+    if folder is not None:
+        written = write_config(planned, law, model, reading, ropes, folder)
+        if not as_json:
+            say(f"Written: {written}, for {to} tokens by {planned.way(law).extension.name}.")
+
+
+def _divisors(path: Path) -> list[float]:
+    """LongRoPE's divisors in a JSON file."""
+    found = read_source(path).values.get("long_factor")
+    if not isinstance(found, list):
+        raise SpecError(f"{path} must hold an object with a list called long_factor")
+    return cast(list[float], found)
+
+
+def _parameter(setting: str) -> tuple[str, Any]:
+    name, _, text = setting.partition("=")
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    if not isinstance(value, (bool, int, float)):
+        raise click.UsageError(f"--set takes NAME=NUMBER, or true or false, got {setting!r}.")
+    return name, value
+
+
+def write_config(
+    planned: ExtensionPlan,
+    law: str | None,
+    model: str,
+    reading: Mapping[str, Any],
+    ropes: LayerRopes,
+    folder: Path,
+) -> Path:
+    """Write the config of ``model``, changed by the plan, to ``folder``; return its path.
+
+    Raises:
+        SpecError: If ``model`` is no Hugging Face config on disk, or the file is there already.
+        ConfigError: If the config cannot express the law.
+    """
+    if not Path(model).exists() or not ropes.in_config.keys:
+        raise SpecError(
+            "--write changes a copy of a Hugging Face config.json: give its path, or that of its "
+            f"folder, as MODEL, got {model!r}"
+        )
+    config, way = planned.config_with(read_source(model).values, law), planned.way(law)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PhasorWarning)
+        again = load(config, **reading)
+    if any(again.kinds[kind] != way.rope for kind in planned.kinds):
+        raise ConfigError(
+            f"{model} with the new keys would describe another rope than planned; write them by "
+            "hand, without --write"
+        )
+    path = folder / "config.json"
+    if path.exists() or path.is_symlink():
+        raise SpecError(f"{path} is there already: --write makes a new file, name another folder")
+    is_new = not folder.exists()
+    folder.mkdir(exist_ok=True)
+    try:
+        write_file(path, json.dumps(config, indent=2) + "\n")
+    except SpecError:
+        if is_new:
+            folder.rmdir()
+        raise
+    return path
 
 
 def print_plan(planned: ExtensionPlan, law: str | None) -> None:
-    """The laws for a longer context side by side, the recommendation, and what a config says."""
-    screen, chosen = Screen(), planned.way(law)
-    screen.say(
-        (planned.model, "bold"),
-        f", {', '.join(planned.kinds)} layers: from {planned.context} to {planned.to} tokens",
-    )
-    screen.say()
+    """What is documented, the laws side by side with their evidence, and what a config says."""
+    screen = Screen()
+    chosen = None if law is None and planned.recommended is None else planned.way(law)
+    screen.say((planned.model, "bold"), f", {planned.title}")
+    for sentence in planned.judgement:
+        screen.say(f"  {sentence}")
     screen.print(_plan_table(planned))
     screen.say("  new phases: pairs that show an angle never met in training")
     screen.say("  slowest: turns of the slowest pair over the context")
     screen.say("  C(r) < 0: distance from where a like key may score below a random one")
     screen.say("  neighbours: how much of the angle between neighbours the fastest pair keeps")
     screen.say()
-    screen.say(f"Recommended without training: {planned.recommended}", style="bold")
-    screen.say(f"  {planned.reason}.")
-    screen.say("  Measure perplexity before you rely on it; fine-tuning improves any law.")
+    screen.say("Measured on trained models", style="bold")
+    for name, way in planned.ways.items():
+        if way.extension.evidence:
+            screen.say(f"  {name}: {way.extension.evidence}")
     screen.say()
+    if chosen is None:
+        screen.say("--law NAME prints the block of a law for a Hugging Face config.json.")
+        return
     screen.say((chosen.extension.name, "bold"), " in a Hugging Face config.json")
     if chosen.config is None:
         screen.say(f"  {chosen.refused}")
@@ -78,9 +186,10 @@ def print_plan(planned: ExtensionPlan, law: str | None) -> None:
             "any other says what it said."
         )
     set_these = f"In {planned.inside} set" if planned.inside else "Set"
-    screen.say(
-        f"  {set_these} these keys, and remove {', '.join(planned.replaced)} where they stand:"
-    )
+    remove = f", and remove {', '.join(planned.replaced)}" if planned.replaced else ""
+    if planned.replaced is None:
+        remove = ", and remove older names of them (from the path of a config.json this says which)"
+    screen.say(f"  {set_these} these keys{remove}:")
     screen.print(json.dumps(chosen.config, indent=2), soft_wrap=True)
 
 

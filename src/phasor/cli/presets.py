@@ -14,7 +14,10 @@ from phasor.presets import preset, preset_names
 @click.argument("words", nargs=-1)
 @click.option("--json", "as_json", is_flag=True, help="The names alone, as JSON.")
 def presets(words: tuple[str, ...], as_json: bool) -> None:
-    """List the presets whose names have all WORDS in them, with a line of facts each."""
+    """List the presets with all WORDS in their names.
+
+    Each has a line with its rope and its context.
+    """
     names = [name for name in preset_names() if all(word.lower() in name for word in words)]
     if as_json:
         say_json(names)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import click
 
 from phasor.cli.common import (
     MODEL,
+    TokenCount,
     need,
     output_file,
     progress_bar,
@@ -18,8 +18,8 @@ from phasor.cli.common import (
     reading_options,
     say,
     trained_option,
+    write_file,
 )
-from phasor.errors import SpecError
 
 
 @click.command()
@@ -34,7 +34,7 @@ from phasor.errors import SpecError
 )
 @click.option(
     "--to",
-    type=click.IntRange(3),
+    type=TokenCount(3),
     metavar="TOKENS",
     help="Longest context to look at; eight times the context unless given.",
 )
@@ -43,24 +43,14 @@ from phasor.errors import SpecError
 def report(
     model: str, output: Path, to: int | None, context: int | None, reading: Mapping[str, Any]
 ) -> None:
-    """Write all that can be said about MODEL's rope as one HTML page that needs no network."""
+    """Write all of this about MODEL as one HTML page.
+
+    The page needs no network.
+    """
     need("the report", "charts", "altair", "jinja2", "vl_convert")
     from phasor.report import report as written
 
     file, ropes = output_file(output), read(model, reading)
     with progress_bar("writing the report") as progress:
-        _replace_file(file, written(ropes, context=context, to=to, progress=progress))
+        write_file(file, written(ropes, context=context, to=to, progress=progress))
     say(f"{output}: {file.stat().st_size / 1e6:.1f} MB")
-
-
-def _replace_file(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with part.open("x", encoding="utf-8", errors="xmlcharrefreplace") as stream:
-            stream.write(text)
-        part.replace(path)
-    except OSError as error:
-        raise SpecError(f"{path} cannot be written: {error.strerror}") from None
-    finally:
-        part.unlink(missing_ok=True)

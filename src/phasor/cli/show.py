@@ -50,7 +50,7 @@ def show(
     seq_len: int | None,
     reading: Mapping[str, Any],
 ) -> None:
-    """Say which rotation MODEL means, in words and as a table of pairs."""
+    """Say which rotation MODEL means, in words and pair by pair."""
     ropes = read(model, reading)
     length = context or ropes.context
     if as_json:

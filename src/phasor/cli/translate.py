@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import click
-from rich import box
-from rich.table import Table
 
 from phasor.cli.common import (
     MODEL,
@@ -29,7 +27,13 @@ _PROOF = {
 
 @click.command()
 @click.argument("model", type=MODEL, required=False)
-@click.option("--to", "target", type=click.Choice(sorted(TARGETS)), help="The program.")
+@click.option(
+    "--to",
+    "target",
+    type=click.Choice(sorted(TARGETS)),
+    metavar="PROGRAM",
+    help="The program; without it all are listed.",
+)
 @click.option("--json", "as_json", is_flag=True, help="As JSON, with every number.")
 @click.option("--context", type=token_counts, metavar="TOKENS", help="Length of its tables.")
 @at_option
@@ -42,7 +46,7 @@ def translate(
     seq_len: int | None,
     reading: Mapping[str, Any],
 ) -> None:
-    """Print what another program has to be given so that it rotates like MODEL.
+    """Print what makes another program rotate like MODEL.
 
     Without --to it lists the programs.
     """
@@ -60,12 +64,11 @@ def translate(
 
 def print_targets() -> None:
     """The programs that there are, for a command without ``--to``."""
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1))
-    for title in ("--to", "what it is given", "proof"):
-        table.add_column(title)
+    screen = Screen()
     for name in sorted(TARGETS):
-        table.add_row(name, TARGETS[name].program, _PROOF[TARGETS[name].checked])
-    Screen().print(table)
+        target = TARGETS[name]
+        screen.say((f"--to {name}", "bold"))
+        screen.say(f"  {target.program}; {_PROOF[target.checked]}")
 
 
 def print_translation(translated: Translation) -> None:
@@ -77,7 +80,7 @@ def print_translation(translated: Translation) -> None:
         screen.say()
         screen.say((", ".join(part.ropes), "bold cyan"), " layers")
         for line in translated.variables(part):
-            screen.say(line)
+            screen.print(line, soft_wrap=True)
         screen.print(part.code, soft_wrap=True)
         for note in part.notes:
             screen.say(f"! {note}", style="yellow")

@@ -75,7 +75,13 @@ def load_huggingface(top: Block, *, part: str | None, like: str | None, strict: 
         # latent attention rotates one key for all heads
         key_heads=1 if facts.latent else config.largest("num_key_value_heads"),
         notes=tuple(dict.fromkeys(notes)),
-        in_config=InConfig(labels=labels, unread=unread, fixed=facts.fixed, inside=config.path),
+        in_config=InConfig(
+            labels=labels,
+            unread=unread,
+            fixed=facts.fixed,
+            inside=config.path,
+            keys=frozenset(levels[-1].values),
+        ),
     )
 
 

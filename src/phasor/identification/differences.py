@@ -35,6 +35,13 @@ class Parting:
     error: float
     inv_freq: tuple[float, float]
 
+    def __str__(self) -> str:
+        first, second = self.inv_freq
+        return (
+            f"{self.pair} at position {self.position}, {self.error:.3g} apart "
+            f"(inv_freq {first:.9g} and {second:.9g})"
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
@@ -60,6 +67,27 @@ class Difference:
 
     def __bool__(self) -> bool:
         return bool(self.fields or self.earliest or self.attention_factors or self.softmax_factors)
+
+    def lines(self) -> list[str]:
+        """What differs, a line each."""
+        found = [f"{name}: {first} and {second}" for name, (first, second) in self.fields.items()]
+        for name, factors in (
+            ("Attention factor", self.attention_factors),
+            ("Softmax factor", self.softmax_factors),
+            ("Logit factor", self.logit_factors),
+        ):
+            if factors:
+                found.append(f"{name}: {factors[0]:.9g} and {factors[1]:.9g}.")
+        if self.earliest is None or self.first_pair is None:
+            return found
+        part = "1 pair parts" if self.pairs == 1 else f"{self.pairs} pairs part"
+        found += [f"{part} within the context.", f"Earliest pair: {self.earliest}"]
+        if self.first_pair != self.earliest:
+            found.append(f"First pair: {self.first_pair}")
+        return found
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines()) or "They agree at every position within the context."
 
 
 def diff(a: Rope, b: Rope, *, context: int = 1 << 20, tolerance: float = 1e-6) -> Difference:
@@ -161,6 +189,18 @@ class MeasuredParting:
     score: float | None = None
     refused: str | None = None
 
+    def __str__(self) -> str:
+        where = f"They part at position {self.position}"
+        if self.refused is not None:
+            return f"{where}, which one refuses: {self.refused}."
+        where += "" if self.pair is None else f" in pair {self.pair}"
+        if self.size is None or self.score is None:
+            return f"{where}: one gives no finite numbers."
+        return (
+            f"{where}: a unit vector comes out {self.size:.3g} apart, and a score of unit vectors "
+            f"changes by up to {self.score:.3g}."
+        )
+
 
 def diff_measured(
     first: Rope | Caller,
@@ -257,6 +297,16 @@ class Meeting:
         """Whether the layers disagree in anything."""
         return self.has_rope[0] != self.has_rope[1] or bool(self.difference)
 
+    def lines(self) -> list[str]:
+        """The layers, and what differs in them, a line each."""
+        kinds = " and ".join(dict.fromkeys(self.kinds))
+        if self.difference is None:
+            which = "first" if self.has_rope[0] else "second"
+            found = [f"Only the {which} has a position embedding here."] if self.differ else []
+        else:
+            found = self.difference.lines()
+        return [f"{kinds} (layers {self.layers})", *(f"  {line}" for line in found)]
+
     def as_plain(self) -> dict[str, Any]:
         """Everything as JSON values, with the verdict in ``differ``; axes as their repr."""
         plain: dict[str, Any] = asdict(self) | {"differ": self.differ}
@@ -296,6 +346,27 @@ class Comparison:
             or _if_apart(*self.softmax_factors, self.tolerance) is not None
             or any(meeting.differ for meeting in self.meetings)
         )
+
+    def lines(self) -> list[str]:
+        """Both names, and what differs or that nothing does, a line each."""
+        found = [f"{' and '.join(self.names)}, positions 0 to {self.context - 1}"]
+        if not self.differ:
+            found.append(f"They agree within {self.tolerance:g} on every pair of every layer.")
+        if self.layer_counts[0] != self.layer_counts[1]:
+            found.append("  Layers: {} and {}.".format(*self.layer_counts))
+        if self.differ and self.softmax_factors[0] != self.softmax_factors[1]:
+            found.append("  Softmax scale: times {:.9g} and {:.9g}.".format(*self.softmax_factors))
+        for meeting in self.meetings:
+            if meeting.differ:
+                found += ["", *meeting.lines()]
+        return found
+
+    def __repr__(self) -> str:
+        verdict = "they differ" if self.differ else "they agree"
+        return f"Comparison({self.names[0]!r}, {self.names[1]!r}: {verdict})"
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
 
     def as_plain(self) -> dict[str, Any]:
         """Everything as JSON values, with the verdict in ``differ`` here and at each meeting."""

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from phasor.describe import ranges, sentences
+from phasor.layers import summarize
 from phasor.pairings import Pairing
 from phasor.rope import Rope
 from phasor.scaling import Law, Rule
@@ -164,6 +165,11 @@ class Identification:
     def names(self) -> set[str]:
         """The names of the findings."""
         return {one.name for one in self.findings}
+
+    def __repr__(self) -> str:
+        rope = f"no Rope: {self.why_no_rope}" if self.rope is None else summarize(self.rope)
+        names = ", ".join(one.name for one in self.findings)
+        return f"Identification({rope}; findings: {names or 'none'})"
 
     def __str__(self) -> str:
         return self.explain()

@@ -64,6 +64,10 @@ class Coverage:
         """Bool ``[num_pairs]``: pairs with a new phase."""
         return self.new_share > 0
 
+    def __repr__(self) -> str:
+        count = f"{self.affected.sum()} of {len(self.affected)}"
+        return f"Coverage({self.context} to {self.to} tokens: {count} pairs show new phases)"
+
 
 @in_reals
 def coverage(rope: Rope, context: int, extended: Rope, to: int) -> Coverage:

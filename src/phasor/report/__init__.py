@@ -113,7 +113,6 @@ def _section(ropes: LayerRopes, rope: Rope, context: int, to: int, index: int) -
     kinds = [kind for kind, its in ropes.kinds.items() if its == rope]
     planned = plan(ropes, kinds, context, to)
     trained = planned.ways["unchanged"].extension.rope
-    best = planned.way(None)
     drawn = _curves(planned)
     alpha: float | None = None
     no_head = ""
@@ -127,8 +126,7 @@ def _section(ropes: LayerRopes, rope: Rope, context: int, to: int, index: int) -
         "title": ", ".join(kinds),
         "sentences": [*_rule_sentence(rope, context), *sentences(trained, context)],
         "planned": planned,
-        "config": None if best.config is None else json.dumps(best.config, indent=2),
-        "refused": best.refused,
+        "configs": {name: json.dumps(way.config, indent=2) for name, way in planned.ways.items()},
         "alpha": alpha,
         "no_head": no_head,
         "charts": {
@@ -160,8 +158,9 @@ def _curves(planned: ExtensionPlan) -> dict[str, AnyChart]:
             {name: way.extension.coverage for name, way in planned.ways.items()}
         ),
         "scaling": charts.scaling_chart(trained, laws),
+        # beside the unchanged rope, the documented one at first, or any
         "cosine": charts.cosine_chart(
-            laws, distances, kinds=["aligned"], context=context, menu=planned.recommended
+            laws, distances, kinds=["aligned"], context=context, menu=list(laws)[1]
         ),
         "decay": charts.decay_chart({"trained": trained}, distances, context=context, log=True),
         "precision": charts.precision_chart(

@@ -115,6 +115,9 @@ class Translation:
             return f"[{shown[0]}, {shown[1]}, … {shown[-1]}]  # {len(shown)} numbers"
         return f"[{', '.join(shown)}]"
 
+    def __repr__(self) -> str:
+        return f"Translation({self.model!r} for {self.target.name!r}, {len(self.parts)} parts)"
+
     def __str__(self) -> str:
         lines = [f"{self.model} for {self.target.name}: {self.target.program}"]
         for part in self.parts:

@@ -32,7 +32,7 @@ REFUSED = {
     "hunyuan_vl_text": "are not those that its config describes",
     "neomme": "are not those that its config describes",
     "qwen4_exp_text": "does more with cosines than rotate",
-    "roformer": "calls a rotation as those of transformers do",
+    "roformer": "has a rotation of its own",
 }
 
 
@@ -93,11 +93,17 @@ def test_no_other_model_is_touched(small: dict[str, Any]) -> None:
 def test_the_report_names_every_layer(
     name: str, small: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The table is printed and returned, with the rope of each layer."""
+    """A line is printed, the table on request; both are in what is returned."""
     model = copy.deepcopy(small[name])
     ropes = from_model(model)
-    report = patch(model)
-    assert str(report) == capsys.readouterr().out.rstrip("\n")
+    patch(model)
+    (line,) = capsys.readouterr().out.splitlines()
+    assert f": phasor rotates in {len(ropes)} modules; positions come from " in line
+    unpatch(model)
+    report = patch(model, verbose=True)
+    assert capsys.readouterr().out == f"{report}\n{report.table()}\n"
+    assert str(report) == line
+    assert len(report.table().splitlines()) == len(ropes) + 1
     assert [one.layer for one in report.layers] == list(range(len(ropes)))
     assert [one.rope for one in report.layers] == list(ropes)
     assert from_model(model).kinds == ropes.kinds
@@ -307,20 +313,92 @@ def test_a_class_given_since_is_not_taken_away(small: dict[str, Any]) -> None:
     unpatch(model)
 
 
-def test_a_model_without_rotation_is_refused() -> None:
-    """With the names of what was looked for."""
-    with pytest.raises(ConfigError, match="no module of Linear calls a rotation"):
-        patch(torch.nn.Linear(2, 2))
+class OwnRotation(torch.nn.Module):
+    """Attention as people write it, with its frequencies in a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("inv_freq", torch.ones(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Whatever it does with them."""
+        return x * self.inv_freq
 
 
-def test_patching_twice_is_refused(small: dict[str, Any]) -> None:
-    """The module that is patched is named."""
-    model = copy.deepcopy(small["llama"])
-    patch(model)
-    with pytest.raises(ConfigError, match=r"layers\.0\.self_attn|rotary_emb.* is; call unpatch"):
+def own_function(x: torch.Tensor) -> torch.Tensor:
+    """A rotation by name."""
+    return x
+
+
+class CallsOwnFunction(torch.nn.Module):
+    """Attention that calls a function for it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The name is all that is looked at."""
+        apply_rope = own_function
+        return apply_rope(x) if x.numel() else rotate_my_way(x)
+
+
+rotate_my_way = own_function
+
+
+@pytest.mark.parametrize("verb", [patch, from_model])
+def test_a_model_without_rotation_has_nothing_to_replace(verb: Any) -> None:
+    """GPT-2 learns its positions, and a linear layer knows none."""
+    from transformers import GPT2Config, GPT2Model
+
+    sizes: dict[str, Any] = {"n_layer": 1, "n_head": 2, "n_embd": 8, "vocab_size": 16}
+    for model in (torch.nn.Linear(2, 2), GPT2Model(GPT2Config(**sizes))):
+        with pytest.raises(ConfigError, match="there is nothing to replace") as error:
+            verb(model)
+        assert "rotate_qk" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("cls", "says"),
+    [(OwnRotation, r"\(inv_freq\)"), (CallsOwnFunction, r"\(rotate_my_way\)")],
+)
+def test_a_rotation_of_ones_own_is_shown_the_way_to_rotate_qk(cls: Any, says: str) -> None:
+    """The module is named, and what in it speaks of a rotation."""
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), cls())
+    with pytest.raises(ConfigError, match=rf"and 1 \({cls.__name__}\) of Sequential.*{says}") as e:
         patch(model)
+    assert "phasor.torch.rotate_qk(q, k, positions, rope)" in str(e.value)
+
+
+def test_patching_twice_says_already(
+    small: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing changes, and one call of `unpatch` undoes both."""
+    model = copy.deepcopy(small["llama"])
+    before = prefill(model)
+    first = patch(model)
+    classes = [type(module) for module in model.modules()]
+    capsys.readouterr()
+    again = patch(model)
+    assert [type(module) for module in model.modules()] == classes
+    assert capsys.readouterr().out == (
+        "LlamaForCausalLM: phasor rotates in 2 modules already; nothing has changed\n"
+    )
+    assert (first.already, again.already) == (False, True)
+    assert again.layers == first.layers
     with pytest.raises(SpecError, match="seq_len must be a whole number"):
         patch(model, seq_len=0)
+    unpatch(model)
+    assert torch.equal(before, prefill(model))
+
+
+def test_another_length_for_a_patched_model_is_refused() -> None:
+    """It would be ignored otherwise; the same one is said to be there already."""
+    model = tiny_model("llama")
+    rule = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+    config = copy.deepcopy(model.config)
+    config.rope_parameters = rule
+    model = type(model)(config)
+    patch(model, seq_len=100_000)
+    assert patch(model, seq_len=100_000).already
+    with pytest.raises(ConfigError, match=r"seq_len must be as before, and model\.rotary_emb"):
+        patch(model, seq_len=200_000)
 
 
 def test_cosines_of_ones_own_are_refused(small: dict[str, Any]) -> None:

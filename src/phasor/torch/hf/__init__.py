@@ -97,19 +97,33 @@ class Replaced:
 
 @dataclass(frozen=True, kw_only=True)
 class Patched:
-    """What `patch` replaced; as text, a table.
+    """What `patch` replaced; as text, one line.
 
     Attributes:
         model: The name of the model's class.
         embeddings: Paths of the modules that hand out positions in the place of cosines.
         layers: The modules that rotate, part by part, in the model's order.
+        already: Whether all of them were patched before, so that nothing has changed.
     """
 
     model: str
     embeddings: tuple[str, ...]
     layers: tuple[Replaced, ...]
+    already: bool = False
+
+    def __repr__(self) -> str:
+        return f"Patched({self})"
 
     def __str__(self) -> str:
+        count = len(self.layers)
+        modules = f"{count} module{'' if count == 1 else 's'}"
+        if self.already:
+            return f"{self.model}: phasor rotates in {modules} already; nothing has changed"
+        few = ", ".join(self.embeddings[:3]) + (" and others" if self.embeddings[3:] else "")
+        return f"{self.model}: phasor rotates in {modules}; positions come from {few}"
+
+    def table(self) -> str:
+        """A row for each module that rotates: its layer, what it called, and its rope."""
         rows = [("layer", "module", "was", "turns by")]
         for one in self.layers:
             number = "" if one.layer is None else str(one.layer)
@@ -117,13 +131,10 @@ class Patched:
             turns = unknown if one.rope is None else _in_words(one.rope)
             rows.append((number, f"{one.path} ({one.class_name})", ", ".join(one.functions), turns))
         widths = [max(len(row[i]) for row in rows) for i in range(3)]
-        lines = [
+        return "\n".join(
             "  ".join([*(cell.ljust(w) for cell, w in zip(row, widths, strict=False)), row[3]])
             for row in rows
-        ]
-        head = f"{self.model}: phasor rotates in {len(self.layers)} modules; positions come from "
-        few = ", ".join(self.embeddings[:3]) + (" and others" if self.embeddings[3:] else "")
-        return "\n".join([head + few, *lines])
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,13 +189,20 @@ class Checked:
         return "\n".join(map(str, self.modules))
 
 
-def patch(model: nn.Module, *, part: str | None = None, seq_len: int | None = None) -> Patched:
-    """Let ``model`` rotate with phasor from now on; prints and returns what was replaced.
+def patch(
+    model: nn.Module,
+    *,
+    part: str | None = None,
+    seq_len: int | None = None,
+    verbose: bool = False,
+) -> Patched:
+    """Let ``model`` rotate with phasor from now on; prints a line and returns what was replaced.
 
-    Only this model changes. Rows of cos and sin are correct to float32 at every position, the
-    arithmetic is float32 with one rounding at the end, and positions travel in the place of
-    ``[batch, seq, head_dim]`` of cosines and sines. The law of a rule (dynamic NTK, LongRoPE) is
-    picked by the positions of each call alone, whatever was called before.
+    Only this model changes, and modules that are patched already stay as they are. Rows of cos and
+    sin are correct to float32 at every position, the arithmetic is float32 with one rounding at the
+    end, and positions travel in the place of ``[batch, seq, head_dim]`` of cosines and sines. The
+    law of a rule (dynamic NTK, LongRoPE) is picked by the positions of each call alone, whatever
+    was called before.
 
     Args:
         model: A model of transformers, or a part of one.
@@ -194,21 +212,23 @@ def patch(model: nn.Module, *, part: str | None = None, seq_len: int | None = No
         seq_len: Pick the law of a rule once and for all, for sequences of this many tokens. Keys
             that a cache holds then match all later queries; without it they are as transformers
             leaves them, under the law of the call that made them.
+        verbose: Print `Patched.table` too, a row for each module.
 
     Returns:
         What was replaced, layer by layer.
 
     Raises:
-        ConfigError: If something in the model, or in the part of it that was asked for, rotates in
-            a way that is not understood, or is patched already. It is named, with the call that
-            works for the other parts, and nothing has been changed.
+        ConfigError: If the model has no rotary embedding, or something in it, or in the part that
+            was asked for, rotates in a way that is not understood, or it is patched already for
+            another ``seq_len``. The error says which and what to do, and nothing has been changed.
 
     >>> from transformers import LlamaConfig, LlamaModel
     >>> small = LlamaConfig(num_hidden_layers=1, hidden_size=64, num_attention_heads=2,
     ...     num_key_value_heads=1, intermediate_size=8, vocab_size=16)
     >>> model = LlamaModel(small)
-    >>> patched = patch(model)  # doctest: +ELLIPSIS
-    LlamaModel: phasor rotates in 1 modules; positions come from rotary_emb
+    >>> patched = patch(model)
+    LlamaModel: phasor rotates in 1 module; positions come from rotary_emb
+    >>> print(patched.table())  # doctest: +ELLIPSIS
     layer  module ...
     0      layers.0.self_attn (LlamaAttention)  ...  half pairs, 32 of 32, base 10000
     >>> unpatch(model)
@@ -223,19 +243,23 @@ def patch(model: nn.Module, *, part: str | None = None, seq_len: int | None = No
         check_buffers(one)
         for embedding in one.embeddings:
             member, fresh = embedding.member, embedding.fresh
-            ropes.append((member.module, embedding.carried_ropes(seq_len)))
+            carried = embedding.carried_ropes(seq_len)
+            if original_class(member.module) is not None:
+                if member.module.__dict__[CARRIED_ROPES] != carried:
+                    raise ConfigError(
+                        f"seq_len must be as before, and {member.path} was patched for another; "
+                        "call unpatch(model) first"
+                    )
+                continue
+            ropes.append((member.module, carried))
             cls = carrying_class(member.cls, bool(fresh.layout.fixed), fresh.single)
             classes.append((member, cls))
         # a module that is both, with a table of its own, gets the second of its classes
         batched = one.embeddings[0].fresh.layout.batched
         for member in one.rotating:
-            cls = rotating_class(member.cls, batched, holds_table(member.module))
-            classes.append((member, cls))
-    for member, _ in classes:
-        if original_class(member.module) is not None:
-            raise ConfigError(
-                f"model must not be patched yet, and {member.path} is; call unpatch(model) first"
-            )
+            if original_class(member.module) is None:
+                cls = rotating_class(member.cls, batched, holds_table(member.module))
+                classes.append((member, cls))
     for module, by_kind in ropes:
         module.__dict__[CARRIED_ROPES] = by_kind
     for member, cls in classes:
@@ -246,8 +270,9 @@ def patch(model: nn.Module, *, part: str | None = None, seq_len: int | None = No
         layers=tuple(
             _replaced(member, one.layers, seq_len) for one in read for member in one.rotating
         ),
+        already=not classes,
     )
-    print(report)
+    print(f"{report}\n{report.table()}" if verbose else report)
     return report
 
 
@@ -264,7 +289,7 @@ def unpatch(model: nn.Module) -> None:
     >>> model = LlamaModel(small)
     >>> before = type(model.rotary_emb)
     >>> patched = patch(model)  # doctest: +ELLIPSIS
-    LlamaModel: phasor rotates in 1 modules; ...
+    LlamaModel: phasor rotates in 1 module; ...
     >>> type(model.rotary_emb) is before
     False
     >>> unpatch(model)

@@ -8,7 +8,7 @@ or several keys joined by dots; by nothing where it is that of the whole model.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from types import FunctionType, MethodType
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from phasor.errors import ConfigError
 from phasor.torch.hf.carriers import Carrier, CarrierTable, carry_positions, substitute
 from phasor.torch.hf.methods import (
+    methods_of,
     named_modules,
     original_class,
     rotations_of,
@@ -34,6 +35,8 @@ TABLE_MAKER = "create_sinusoidal_positions"
 CARRIED_ROPES = "_phasor_ropes"
 #: A number between the dots of a path.
 NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
+#: What names of rotary embeddings have in them.
+_ROTATION = re.compile(r"(?i)rotary|rotate|(?<![a-z])rope(?![a-z])|inv_freq|freqs_cis|sinusoid")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,17 +84,13 @@ def parts_of(model: nn.Module) -> dict[str, list[Member]]:
     A module with a config of its own that rotates by the cosines of a part around it is of that.
 
     Raises:
-        ConfigError: If there is no such part.
+        ConfigError: If nothing rotates as models of transformers do.
     """
     ones = list(members_of(model))
     rotating = [one for one in ones if rotations_of(one.cls)]
     making = {one.part for one in ones if makes_cosines(one)}
     if not rotating or not making:
-        what = "calls a rotation" if not rotating else "makes cosines and sines of positions"
-        raise ConfigError(
-            f"model must rotate queries and keys in a way that phasor knows, and no module of "
-            f"{type(model).__name__} {what} as those of transformers do"
-        )
+        raise _no_known_rotation(model, ones)
     part_at = {one.path: one.part for one in ones}
     without = {one.part for one in rotating} - making
     found: dict[str, list[Member]] = {}
@@ -102,6 +101,33 @@ def parts_of(model: nn.Module) -> dict[str, list[Member]]:
         part = part_at[outer] if part_at.get(outer) in making else one.part
         found.setdefault(part, []).append(replace(one, part=part))
     return {part: found[part] for part in found if part in making | without}
+
+
+def _no_known_rotation(model: nn.Module, members: Sequence[Member]) -> ConfigError:
+    """The error for a model with a rotation of its own, or for one without any."""
+    name = type(model).__name__
+    for one in members:
+        if used := _own_rotation(one):
+            return ConfigError(
+                f"model must rotate as those of transformers do, and {one.path} "
+                f"({one.cls.__name__}) of {name} has a rotation of its own ({used}): call "
+                "phasor.torch.rotate_qk(q, k, positions, rope) in its place; phasor.identify says "
+                "which rope that is"
+            )
+    return ConfigError(
+        f"model must have a rotary position embedding, and no module of {name} does anything like "
+        "one: there is nothing to replace"
+    )
+
+
+def _own_rotation(member: Member) -> str:
+    """A buffer or a name in the class's own methods that speaks of a rotation; "" if none."""
+    if type(member.module).__module__.startswith("torch.nn."):
+        return ""
+    used = [name for name, _ in member.module.named_buffers(recurse=False)]
+    for method in methods_of(member.cls).values():
+        used += method.__code__.co_names
+    return next((name for name in [*used, member.cls.__name__] if _ROTATION.search(name)), "")
 
 
 def makes_cosines(member: Member) -> bool:

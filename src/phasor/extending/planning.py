@@ -1,0 +1,332 @@
+"""The laws that extend a model's layers, what its release documents, and the config for each."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from phasor._checks import whole
+from phasor.axes import Axial
+from phasor.configs import REPLACED, REPLACED_OF_KINDS, config_keys
+from phasor.describe import resolved
+from phasor.errors import ConfigError, SpecError
+from phasor.extending.laws import (
+    UNCHANGED,
+    Extension,
+    extension,
+    extensions,
+    no_such_law,
+    with_raised_base,
+)
+from phasor.layers import LayerRopes
+from phasor.presets import DocumentedExtension, documented_extension
+from phasor.rope import Rope
+from phasor.scaling import NTK
+
+DOCUMENTED = "documented"
+_MEASURE = (
+    "Measure the laws on your own weights and texts: perplexity at the full length, whether a fact "
+    "is found at every depth of it, and both again at the trained length, which a law can make "
+    "worse. Fine-tuning improves any law."
+)
+# limits on pairs and on pairs times distances, so that a comparison takes seconds
+_PAIRS, _COSINES = 1 << 11, 1 << 31
+_FIXED = (
+    "the class of this model takes no law and no base from its config; rotate with the rope itself "
+    "(Rope.to_json keeps it)"
+)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Way:
+    """A law for the longer context.
+
+    Attributes:
+        extension: What the law does.
+        rope: The Rope in the form that configs use: NTK-aware scaling as a raised base, dynamic
+            NTK and LongRoPE as their rules. Over the longer context it rotates as
+            ``extension.rope``.
+        config: The keys to set in a Hugging Face config; None if the format cannot express it.
+        refused: The reason, if ``config`` is None.
+    """
+
+    extension: Extension
+    rope: Rope
+    config: Mapping[str, Any] | None
+    refused: str | None
+
+    def __repr__(self) -> str:
+        return f"Way({self.extension})"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ExtensionPlan:
+    """The laws for the layers that share one rope, and what the model's release documents.
+
+    Attributes:
+        model: Name of the model.
+        kinds: The kinds of layers to extend.
+        labels: Names of their blocks in ``rope_parameters``; empty if one block is for all.
+        inside: Path in the config file where the keys go, joined by dots; empty for the top.
+        replaced: Keys of the file to remove, because a way's ``config`` replaces them; None if no
+            Hugging Face config was read.
+        context: Tokens of the training.
+        to: Tokens of the wanted context.
+        ways: By name, the unchanged Rope first, then ``"documented"`` if that reaches ``to``.
+        documented: The longer context that the model's release documents, if phasor knows one.
+    """
+
+    model: str
+    kinds: tuple[str, ...]
+    labels: tuple[str, ...]
+    inside: str
+    replaced: tuple[str, ...] | None
+    context: int
+    to: int
+    ways: Mapping[str, Way]
+    documented: DocumentedExtension | None
+
+    @property
+    def recommended(self) -> str | None:
+        """The way for which there is evidence: what the release documents. None if it does not."""
+        return DOCUMENTED if DOCUMENTED in self.ways else None
+
+    @property
+    def title(self) -> str:
+        """Layers and lengths, in half a line."""
+        return f"{', '.join(self.kinds)} layers: from {self.context} to {self.to} tokens"
+
+    @property
+    def judgement(self) -> tuple[str, ...]:
+        """What to take, or that nothing is known and has to be measured; in sentences."""
+        known = self.documented
+        if known is None:
+            return (
+                "No release of this model is known to document a longer context, so no law is "
+                "recommended.",
+                _MEASURE,
+            )
+        whose = (
+            "The release of {}" if known.model == self.model else "Its layers are as in {}, which"
+        )
+        says = (
+            f"{whose.format(known.model)} documents YaRN with factor {known.law.factor:g} from "
+            f"{known.law.original_max_positions} tokens, for up to {known.reach}. "
+            f"Source: {known.source}."
+        )
+        if self.recommended is not None:
+            return says, f"Recommended: that, called {DOCUMENTED!r} here."
+        return says, f"For {self.to} tokens no law is recommended.", _MEASURE
+
+    def way(self, law: str | None) -> Way:
+        """The way with this law; with None the recommended one.
+
+        Raises:
+            SpecError: If no such law is among the ways, or none is recommended.
+        """
+        name = self.recommended if law is None else law
+        if name is None:
+            raise SpecError(
+                f"law must be given, since none is recommended: one of {', '.join(self.ways)}"
+            )
+        if name not in self.ways:
+            raise no_such_law(name, self.ways)
+        return self.ways[name]
+
+    def config_with(self, config: Mapping[str, Any], law: str | None) -> dict[str, Any]:
+        """The Hugging Face config that the plan is about, changed for the longer context.
+
+        Args:
+            config: The whole file, which stays as it is.
+            law: As for `way`.
+
+        Returns:
+            A copy with the keys of the way set, and those that they replace removed.
+
+        Raises:
+            ConfigError: If a config cannot express the law, or has no config at ``inside``.
+            SpecError: As for `way`.
+        """
+        way = self.way(law)
+        if way.config is None:
+            raise ConfigError(str(way.refused))
+        changed = copy.deepcopy(dict(config))
+        inner = changed
+        for key in filter(None, self.inside.split(".")):
+            if not isinstance(inner.get(key), dict):
+                raise ConfigError(f"config must hold another one at {self.inside!r}, and does not")
+            inner = cast(dict[str, Any], inner[key])
+        for key in self.replaced or ():
+            inner.pop(key, None)
+        inner.update(copy.deepcopy(dict(way.config)))
+        return changed
+
+    def __repr__(self) -> str:
+        return f"ExtensionPlan({self.model!r}, {self.title}, ways {', '.join(self.ways)})"
+
+    def __str__(self) -> str:
+        ways = (f"  {way.extension}" for way in self.ways.values())
+        return "\n".join([f"{self.model}, {self.title}", *self.judgement, *ways])
+
+    def as_plain(self, law: str | None) -> dict[str, Any]:
+        """Everything as JSON values, with the config of ``law`` or of the recommended one."""
+        name = self.recommended if law is None else law
+        chosen = None if name is None else self.way(name)
+        known = self.documented
+        return {
+            "model": self.model,
+            "kinds": list(self.kinds),
+            "labels": list(self.labels),
+            "inside": self.inside,
+            "context": self.context,
+            "to": self.to,
+            "documented": None
+            if known is None
+            else {"model": known.model, "reach": known.reach, "source": known.source},
+            "recommended": self.recommended,
+            "judgement": list(self.judgement),
+            "law": name,
+            "rope": None if chosen is None else chosen.rope.to_dict(),
+            "config": None if chosen is None else chosen.config,
+            "replaced": None if self.replaced is None else list(self.replaced),
+            "refused": None if chosen is None else chosen.refused,
+            "ways": [
+                {
+                    "law": name,
+                    "pairs_affected": way.extension.pairs_affected,
+                    "slowest_turns": way.extension.slowest_turns,
+                    "sign_change": way.extension.sign_change,
+                    "resolution": way.extension.resolution,
+                    "attention_factor": way.extension.attention_factor,
+                    "evidence": way.extension.evidence,
+                }
+                for name, way in self.ways.items()
+            ],
+        }
+
+
+def plan(
+    ropes: LayerRopes,
+    kind: str | Sequence[str] | None,
+    context: int | None,
+    to: int,
+    *,
+    factors: Sequence[float] | None = None,
+    parameters: Mapping[str, Mapping[str, Any]] | None = None,
+) -> ExtensionPlan:
+    """The laws that extend a model's layers to ``to`` tokens, and what its release documents.
+
+    Recommended is only what the release documents. The numbers of the laws are computed from
+    angles, which no paper has shown to predict perplexity.
+
+    Args:
+        ropes: The model.
+        kind: The kind of layers to extend, or several kinds with equal ropes; kinds that share
+            their config block are included. None if all ropes of the model are equal.
+        context: Tokens of the training; None for the model's own ``context``.
+        to: Tokens of the wanted context.
+        factors: As for `extensions`.
+        parameters: As for `extensions`.
+
+    Raises:
+        SpecError: If the kind must be named or does not rotate, no context is known, ``to`` is not
+            above it, ``factors`` or ``parameters`` do not fit, or there are so many pairs or
+            distances that it would take minutes.
+
+    >>> from phasor import preset
+    >>> planned = plan(preset("qwen3-8b"), None, None, 131072)
+    >>> planned.recommended, planned.documented.law.factor
+    ('documented', 4.0)
+    >>> plan(preset("llama-3-8b"), None, None, 131072).recommended
+    """
+    length = ropes.context if context is None else context
+    if length is None:
+        raise SpecError(
+            f"context must be given, since the description of {ropes.name} has none: how many "
+            "tokens was it trained on?"
+        )
+    rotating = [name for name, kind_rope in ropes.kinds.items() if kind_rope is not None]
+    if kind is None:
+        names = _only_rope(ropes, rotating)
+    else:
+        names = [kind] if isinstance(kind, str) else list(kind)
+    rope = ropes.kinds.get(names[0])
+    if rope is None or any(ropes.kinds.get(name) != rope for name in names):
+        raise SpecError(
+            f"kind must be one of {', '.join(rotating) or '(none rotates)'}, got {kind!r}"
+        )
+    if rope.num_pairs > _PAIRS:
+        raise SpecError(
+            f"laws are compared for at most {_PAIRS} pairs, got {rope.num_pairs}; is the width of "
+            "a head that of the model?"
+        )
+    whole("to", to, least=2, most=_COSINES // rope.num_pairs)
+    names = _with_shared_blocks(ropes, names, rope)
+    labels = map(ropes.in_config.label, names) if ropes.has_blocks_by_kind else ()
+    trained = resolved(rope, length)
+    unchanged, *laws = extensions(trained, length, to, factors=factors, parameters=parameters)
+    candidates = [unchanged]
+    documented = documented_extension(ropes)
+    if documented is not None and to <= documented.reach:
+        scaled = replace(rope, scaling=documented.law)
+        candidates.append(extension(DOCUMENTED, trained, length, scaled, to))
+    replaceable = REPLACED + REPLACED_OF_KINDS if ropes.has_blocks_by_kind else REPLACED
+    in_file = ropes.in_config.keys
+    return ExtensionPlan(
+        model=ropes.name,
+        kinds=tuple(names),
+        labels=tuple(dict.fromkeys(labels)),
+        inside=ropes.in_config.inside,
+        replaced=tuple(key for key in replaceable if key in in_file) if in_file else None,
+        context=length,
+        to=to,
+        ways={way.name: _way(way, rope, ropes, names) for way in (*candidates, *laws)},
+        documented=documented,
+    )
+
+
+def _only_rope(ropes: LayerRopes, rotating: list[str]) -> list[str]:
+    """All kinds that rotate, if they have one rope."""
+    if len(ropes.ropes) == 1:
+        return rotating
+    if not rotating:
+        raise SpecError(f"no layer of {ropes.name} has a rotary embedding to extend")
+    raise SpecError(
+        f"kind must be given, since the layers of {ropes.name} differ: one of {', '.join(rotating)}"
+    )
+
+
+def _with_shared_blocks(ropes: LayerRopes, names: list[str], rope: Rope) -> list[str]:
+    """The kinds ``names``, and the kinds with the same rope that read the same config block."""
+    same_rope = [kind for kind, kind_rope in ropes.kinds.items() if kind_rope == rope]
+    if not ropes.has_blocks_by_kind:
+        return same_rope
+    label = ropes.in_config.label
+    labels = {label(name) for name in names}
+    return [kind for kind in same_rope if label(kind) in labels]
+
+
+def _way(extension: Extension, original: Rope, ropes: LayerRopes, names: list[str]) -> Way:
+    rope = _config_form(extension, original)
+    if ropes.in_config.fixed:
+        return Way(extension=extension, rope=rope, config=None, refused=_FIXED)
+    try:
+        changed = replace(ropes, kinds=dict(ropes.kinds) | dict.fromkeys(names, rope))
+        keys = config_keys(
+            changed.config_blocks(), extension.coverage.context, extension.coverage.to
+        )
+    except ConfigError as error:
+        return Way(extension=extension, rope=rope, config=None, refused=str(error))
+    return Way(extension=extension, rope=rope, config=keys, refused=None)
+
+
+def _config_form(extension: Extension, original: Rope) -> Rope:
+    """The extension's Rope in the form that configs use; see `Way.rope`."""
+    rope = original if extension.name == UNCHANGED else extension.rope
+    if extension.rule is not None:
+        return replace(rope, scaling=extension.rule)
+    if isinstance(rope.scaling, NTK) and not isinstance(rope.axes, Axial):
+        return with_raised_base(rope, rope.scaling.factor)
+    return rope

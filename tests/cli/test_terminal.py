@@ -1,0 +1,141 @@
+"""What a terminal of 80 columns shows: no word broken, no line too long, no help cut short."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import numpy as np
+import pytest
+import torch
+
+from phasor.cli import COMMANDS, benchmark
+from phasor.torch.hf import architectures
+
+from ..checkpoint.checkpoints import save, tensor
+from ..configs.config_files import small
+from ..offline import refuse_connections
+from .running import run_phasor
+
+FUNCTIONS = """
+import numpy as np
+from phasor import Rope
+from phasor.numpy import rotate
+def turned(x, positions):
+    return rotate(x, positions, Rope(head_dim=64, pairing="half"))
+def late(x, positions):
+    return rotate(x, positions + 1, Rope(head_dim=64, pairing="half"))
+"""
+# what each command is given; what it prints for machines or as code may be as long as it is
+GIVEN = {
+    "show": [
+        ["deepseek-v4-flash"],
+        ["llama-3.1-8b", "--pairs"],
+        ["phi-3.5-mini"],
+        ["qwen3.5-35b-a3b"],
+    ],
+    "diff": [
+        ["llama-3-8b", "llama-3.1-8b"],
+        ["gemma-3-4b", "llama-4-scout"],
+        ["qwen3-8b", "qwen3-8b"],
+        ["somebodys:turned", "somebodys:late", "--head-dim", "64"],
+    ],
+    "identify": [
+        ["--list"],
+        ["transformers:llama"],
+        ["somebodys:late", "--head-dim", "64"],
+    ],
+    "convert": [["meta.safetensors", "--to", "half", "--head-dim", "64", "--dry-run"]],
+    "translate": [[], ["llama-3-8b", "--to", "transformers"]],
+    "extend": [
+        ["qwen3-8b", "--to", "128k"],
+        ["llama-3-8b", "--to", "1M", "--law", "yarn"],
+        ["gpt-j-6b", "--to", "8k", "--law", "linear"],
+        ["config.json", "--to", "128k", "--law", "dynamic_ntk"],
+        ["gemma-3-4b", "--to", "1M", "--kind", "full", "--law", "linear"],
+    ],
+    "report": [
+        ["no-such-model-of-anybodys", "-o", "page.html"],
+        ["qwen3-8b", "-o", "no/page.html"],
+    ],
+    "presets": [[], ["gemma"], ["no", "such", "name"]],
+    "demo": [[]],
+    "bench": [[]],
+}
+#: Commands that draw a bar on stdout, so they are run into a file, which is given whole lines.
+WITH_BARS = ("demo", "bench")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """A function, a config and a checkpoint in the folder; few architectures, short runs."""
+    refuse_connections(monkeypatch)
+    (tmp_path / "somebodys.py").write_text(FUNCTIONS, "utf-8")
+    (tmp_path / "config.json").write_text(json.dumps(small()), "utf-8")
+    zeros = np.zeros((128, 4), np.float32)
+    tensors = {f"layers.0.attention.w{c}.weight": tensor(zeros) for c in "qkv"}
+    save(tmp_path / "meta.safetensors", tensors)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(architectures, "installed_model_types", lambda: ("cohere2", "llama"))
+    tiny = benchmark.Case("prefill 4096", torch.bfloat16, 2)
+    monkeypatch.setattr(benchmark.run, "__defaults__", ([tiny],))
+    monkeypatch.setattr(benchmark.run, "__kwdefaults__", {"seconds": 0.0})
+
+
+def shown(columns, *arguments):
+    """What a terminal of that width shows, or the error, without colours."""
+    colour = {} if arguments[0] in WITH_BARS else {"FORCE_COLOR": "1"}
+    done = run_phasor(*arguments, COLUMNS=str(columns), TERM="xterm", **colour)
+    assert done.returncode in (0, 1, 2)
+    # spinners and bars are on stderr
+    said = done.stderr if done.returncode == 2 else done.stdout
+    return re.sub("\x1b\\[[0-9;]*m", "", said)
+
+
+def words(text):
+    """The words in it, without the lines of tables; times of `bench` differ from run to run."""
+    found = (word for word in text.split() if set(word) != {"─"})
+    return sorted("0" if re.match(r"[\d.]+$|±", word) else word for word in found)
+
+
+def test_every_command_is_given_something():
+    """So that a new one is looked at."""
+    assert tuple(GIVEN) == COMMANDS
+
+
+@pytest.mark.transformers
+@pytest.mark.filterwarnings("ignore::phasor.PhasorWarning")
+@pytest.mark.parametrize(
+    "given", [[name, *some] for name in GIVEN for some in GIVEN[name]], ids=" ".join
+)
+def test_no_word_is_broken_and_no_line_is_too_long(given):
+    """The words are those that a wide terminal shows, and only code is longer than the line."""
+    narrow, wide = shown(80, *given), shown(2000, *given)
+    assert words(narrow) == words(wide)
+    assert "…" not in narrow
+    for line in [] if given[0] in WITH_BARS else narrow.splitlines():
+        assert len(line.rstrip()) <= 80 or " " not in line.strip(), line
+
+
+@pytest.mark.parametrize("name", ["", *COMMANDS])
+def test_help_ends_where_its_sentences_do(name):
+    """Nothing is cut short with dots, and no bound of 19 digits is shown."""
+    done = run_phasor(*filter(None, [name]), "--help")
+    _, *lines = done.stdout.splitlines()
+    assert not [line for line in lines if "..." in line or len(line) > 80]
+    assert "9223372036854775807" not in done.stdout
+    for line in lines[lines.index("Commands:") + 1 :] if name == "" else []:
+        assert line.endswith(".")
+
+
+@pytest.mark.parametrize(("text", "tokens"), [("4096", 4096), ("128k", 1 << 17), ("1M", 1 << 20)])
+@pytest.mark.parametrize("command", [["show", "--context"], ["report", "--to"], ["extend", "--to"]])
+def test_tokens_are_counted_with_letters_too(command, text, tokens):
+    """They are 1024 and 1024 times that, whatever their case."""
+    from phasor.cli.common import TokenCount
+
+    for spelling in (text, text.lower(), text.upper()):
+        assert TokenCount().convert(spelling, None, None) == tokens
+    refused = run_phasor(command[0], "llama-3-8b", command[1], "12q")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "128k (131072)" in refused.stderr
