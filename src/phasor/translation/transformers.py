@@ -33,7 +33,7 @@ def in_config_form(target: Target, rope: Rope, context: int) -> Rope:
         return replace(given, scaling=law)
     if given.explicit_inv_freq is None and type(law) in WRITERS:
         return given
-    return with_divisors(target, given, context)
+    return with_divisors(target, replace(given, inv_freq_dtype=rope.inv_freq_dtype), context)
 
 
 def with_divisors(target: Target, rope: Rope, context: int) -> Rope:
@@ -42,7 +42,10 @@ def with_divisors(target: Target, rope: Rope, context: int) -> Rope:
     Raises:
         TranslationError: As `in_config_form`.
     """
-    plain = replace(rope, scaling=None, explicit_inv_freq=None, base=rope.base or 10_000.0)
+    exact = replace(
+        rope, inv_freq_dtype="exact", base=rope.base or 10_000.0, explicit_inv_freq=None
+    )
+    plain = replace(exact, scaling=None)
     with np.errstate(divide="ignore", over="ignore"):
         factors = plain.inv_freq / rope.inv_freq
     if not np.isfinite(factors).all():
