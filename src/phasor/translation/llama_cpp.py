@@ -16,7 +16,7 @@ def _write(ropes: LayerRopes, context: int) -> tuple[Part, ...]:
     rope, sections, notes = ggml_form(TARGET, TARGET.only_rope(ropes, context), context)
     settings = {"--rope-freq-base": rope.base, **_scaling(rope, context)}
     flags = " ".join(f"{name} {value}" for name, value in settings.items())
-    file = f"The file has to say rope.dimension_count = {rope.rotary_dim}"
+    file = f"The file has to have rope.dimension_count = {rope.rotary_dim}"
     if sections:
         file += f" and rope.dimension_sections = {sections}"
     return (
@@ -27,8 +27,9 @@ def _write(ropes: LayerRopes, context: int) -> tuple[Part, ...]:
             notes=(
                 *notes,
                 f"{file}.",
-                "A file with rope_freqs or rope_factors tensors, rope.scaling.attn_factor or "
-                "rope.scaling.yarn_log_multiplier scales besides: take one without.",
+                "The file must not have rope_freqs or rope_factors tensors, nor the keys "
+                "rope.scaling.attn_factor and rope.scaling.yarn_log_multiplier: they would scale "
+                "too.",
                 "Most architectures with sliding windows (gemma3 and gpt-oss) give those layers "
                 "the base and the scale of the file, whatever the flags are.",
             ),
