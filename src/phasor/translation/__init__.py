@@ -221,7 +221,7 @@ def _merged(notes: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
 
 
 def _as_read(target: Target, rope: Rope) -> tuple[Rope, tuple[str, ...]]:
-    """The rope in a pairing that the target turns, and what that and the rest asks of the user."""
+    """The rope as the target reads it, in a pairing that it rotates, and notes for the user."""
     notes: list[str] = []
     rope = with_simplest_law(rope)
     pairings = target.pairings(rope) if callable(target.pairings) else target.pairings

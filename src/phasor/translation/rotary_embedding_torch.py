@@ -44,7 +44,10 @@ def _write(rope: Rope, context: int) -> Written:
         "# x [batch, heads, seq, head_dim]; offset is the position of the first token\n"
         f"rotary = RotaryEmbedding(dim, {law})\n"
         f"rotary.rotate_queries_or_keys(x, offset=offset{scale})",
-        ("Give it x in float32: it counts positions in the dtype of x.",),
+        (
+            "x has to be float32: positions are counted in its dtype, in bfloat16 exactly up to "
+            "256 only.",
+        ),
     )
 
 

@@ -85,7 +85,7 @@ class RefusalError(TranslationError):
         self.candidates = tuple(candidates)
 
     def with_nearest(self, expressible: Iterable[Rope]) -> TranslationError:
-        """The error for users; ``expressible`` are those near candidates that the target can."""
+        """The error for users; ``expressible`` are candidates that the target can express."""
         apart = {other: radians_apart(self.rope, other, self.context) for other in expressible}
         if not apart:
             return TranslationError(f"{self}, and nothing that it can is near")
@@ -105,7 +105,7 @@ class Target:
 
     Attributes:
         name: What `translate` calls it.
-        program: What is given what, in half a line.
+        program: Which part of the program is given what, in half a line.
         source: Where its arguments are documented.
         checked: ``"run"`` where the tests run the program itself with what is written;
             ``"description"`` where they run a function written from its documentation.
@@ -117,7 +117,7 @@ class Target:
         backwards: Whether pairs may turn clockwise.
         axes: Layouts of position axes that it knows.
         rules: Rules that it applies by itself; others are resolved before.
-        softmax: Whether it is given the softmax factor with the rest.
+        softmax: Whether ``write`` has a setting or a note for the softmax factor.
         other_pairs_out: Whether it may write other pairs than it reads: ``write`` is given the
             rope's ``pairing_out``.
     """

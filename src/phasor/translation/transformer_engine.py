@@ -11,13 +11,14 @@ from phasor.translation.target import Target, Written, per_rope
 
 
 def _write(rope: Rope, context: int) -> Written:
-    settings = _embedding(rope, context)
+    embedding = _embedding(rope, context)
+    settings: dict[str, Any]
     imports = ["from transformer_engine.pytorch.attention.rope import apply_rotary_pos_emb"]
-    if settings is not None:
-        named = "".join(f"    {name}={name},\n" for name in settings)
+    if embedding is not None:
+        named = "".join(f"    {name}={name},\n" for name in embedding)
         imports = [f"{imports[0]}, RotaryPositionEmbedding"]
         angles = f"RotaryPositionEmbedding(\n{named})(max_seq_len)"
-        settings["max_seq_len"] = context
+        settings = {**embedding, "max_seq_len": context}
     else:
         settings = {
             "rope": rope,

@@ -87,7 +87,7 @@ def class_notes(target: Target, ropes: Iterable[Rope]) -> tuple[str, ...]:
     notes: list[str] = []
     its_class = f"The class for the model in {target.name}"
     for rope in ropes:
-        written = f" and write {rope.pairing_out} ones" if rope.pairing_out else ""
+        written = f" and write {rope.pairing_out} pairs" if rope.pairing_out else ""
         notes.append(
             f"{its_class} must rotate {rope.pairing} pairs{written}: no config says which."
         )
