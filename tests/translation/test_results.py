@@ -141,6 +141,21 @@ def test_a_shell_does_not_expand_the_list_of_layers() -> None:
     assert part.settings["--no-rope-freq"] == "[0,1]"
 
 
+@pytest.mark.parametrize("target", ["flashinfer", "liger"])
+def test_kernels_that_read_behind_their_tables_have_a_note(target: str) -> None:
+    """An error would say it otherwise."""
+    (part,) = translate(phasor.preset("gpt-oss-20b"), target).parts
+    assert any("the kernel does not check" in note for note in part.notes)
+
+
+def test_llama_cpp_is_told_how_to_take_the_longer_context() -> None:
+    """Its server caps a scaled context at the one that the file says."""
+    scaled = Rope(head_dim=64, pairing="half", scaling=Linear(factor=4.0))
+    for rope, told in ((scaled, True), (ROPE, False)):
+        (part,) = translate(rope, "llama.cpp", context=8192).parts
+        assert any("ARCH.context_length=int:8192," in note for note in part.notes) == told
+
+
 @pytest.mark.parametrize("target", ["sglang", "transformers", "vllm"])
 def test_classes_that_scale_the_softmax_themselves_are_named(target: str) -> None:
     """Who multiplied besides would do it twice."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from phasor.rope import Rope
 from phasor.scaling import Linear, Llama3
-from phasor.translation.target import Target, Written, per_rope
+from phasor.translation.target import POSITIONS_UNCHECKED, Target, Written, per_rope
 
 _SHAPES = "# q, k [tokens, heads, head_dim]; positions, whole numbers [tokens]\n"
 # widths of a head for which the kernels that compute cos and sin are compiled
@@ -66,6 +66,7 @@ def _table(rope: Rope, context: int) -> Written:
         "apply_rope_with_cos_sin_cache(\n"
         "    positions, q.flatten(1), k.flatten(1), head_size, table, is_neox=is_neox\n"
         ")",
+        (POSITIONS_UNCHECKED,),
     )
 
 

@@ -6,13 +6,15 @@ from typing import Any
 
 from phasor.axes import Alternating, Axial, InterleavedSections, OneAxis, Sectioned
 from phasor.rope import Rope
-from phasor.translation.target import Target, Written, per_rope
+from phasor.translation.target import POSITIONS_UNCHECKED, Target, Written, per_rope
 
 
 def _write(rope: Rope, context: int) -> Written:
+    notes: tuple[str, ...] = ("It may overwrite q and k.",)
     settings: dict[str, Any] = {"rope": rope, "gain": rope.attention_factor}
     if rope.axes.n_axes == 1:
         settings |= {"layout": "transformers", "max_positions": context}
+        notes += (POSITIONS_UNCHECKED,)
         imports, rows = (
             "from phasor.torch import cos_sin_cache",
             "# q, k [batch, heads, seq, head_dim]; offset is the position of the first token\n"
@@ -32,7 +34,6 @@ def _write(rope: Rope, context: int) -> Written:
             "    for part in cos_sin(rope, positions)\n"
             ")\n",
         )
-    notes = ("It may overwrite q and k.",)
     if rope.rotary_dim < rope.head_dim - rope.rotary_start:
         notes += ("This rotates a part of a head, which needs liger-kernel 0.8.5 or newer.",)
     return Written(

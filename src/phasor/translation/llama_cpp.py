@@ -19,6 +19,12 @@ def _write(ropes: LayerRopes, context: int) -> tuple[Part, ...]:
     file = f"The file has to have rope.dimension_count = {rope.rotary_dim}"
     if sections:
         file += f" and rope.dimension_sections = {sections}"
+    if rope.scaling is not None:
+        notes += (
+            "llama-server gives no sequence more tokens than the file's context_length. If that "
+            f"is below {context}, add --override-kv ARCH.context_length=int:{context}, with the "
+            "file's general.architecture for ARCH.",
+        )
     return (
         Part(
             ropes={kind: rope for kind, other in ropes.kinds.items() if other is not None},

@@ -219,6 +219,10 @@ def per_rope(
     return lambda ropes, context: tuple(part(rope, ropes, context) for rope in ropes.ropes)
 
 
+#: For kernels that read behind the end of a table.
+POSITIONS_UNCHECKED = "No position may be max_positions or more: the kernel does not check that."
+
+
 def softmax_note(factor: float) -> str:
     """What a user of a program that is not given the softmax factor has to do."""
     return f"Multiply the softmax scale by {factor!r} as well, as the model does."
