@@ -156,6 +156,9 @@ def translate(
     >>> part.settings
     {'dims': 64, 'traditional': False, 'base': 10000.0, 'scale': 0.25}
     >>> print(part.code)
+    import mlx.core as mx
+    <BLANKLINE>
+    # x [batch, heads, seq, head_dim]; offset is the position of the first token
     mx.fast.rope(x, dims, traditional=traditional, base=base, scale=scale, offset=offset)
     """
     chosen = TARGETS[choice("target", target, tuple(TARGETS))]
