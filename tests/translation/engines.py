@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,20 +17,27 @@ from . import described, described_ggml
 from .jobs import Job, on_slice, run_code
 
 
+@contextmanager
+def installed(module: str, program: Any) -> Iterator[None]:
+    """A context in which the module can be imported and holds the described functions."""
+    sys.modules[module] = program
+    try:
+        yield
+    finally:
+        del sys.modules[module]
+
+
 def flash_attn(job: Job) -> np.ndarray:
     """What ``apply_rotary_emb`` is documented to do, with the code that calls it."""
     import torch
 
-    import phasor.torch
-
-    program = SimpleNamespace(
-        layers=SimpleNamespace(rotary=SimpleNamespace(apply_rotary_emb=described.apply_rotary_emb))
-    )
+    program = SimpleNamespace(apply_rotary_emb=described.apply_rotary_emb)
 
     def turn(x: np.ndarray) -> np.ndarray:
         tokens = torch.tensor(x)[None, :, None]  # [batch, seq, heads, head_dim]
-        names = {"phasor": phasor, "flash_attn": program, "x": tokens, "offset": job.offset}
-        return run_code(job.part, **names)[0, :, 0].double().numpy()
+        with installed("flash_attn.layers.rotary", program):
+            turned = run_code(job.part, x=tokens, offset=job.offset)
+        return turned[0, :, 0].double().numpy()
 
     return on_slice(job, turn)
 
@@ -35,8 +45,6 @@ def flash_attn(job: Job) -> np.ndarray:
 def flashinfer(job: Job) -> np.ndarray:
     """The three functions, as they are documented."""
     import torch
-
-    import phasor.torch
 
     program = SimpleNamespace(
         apply_rope_pos_ids=described.apply_rope_pos_ids,
@@ -46,8 +54,9 @@ def flashinfer(job: Job) -> np.ndarray:
 
     def turn(x: np.ndarray) -> np.ndarray:
         tokens = torch.tensor(x)[:, None]  # [seq, heads, head_dim]
-        names = {"phasor": phasor, "flashinfer": program, "q": tokens, "k": tokens}
-        q, k = run_code(job.part, positions=torch.tensor(job.positions), **names)
+        with installed("flashinfer", program):
+            positions = torch.tensor(job.positions)
+            q, k = run_code(job.part, q=tokens, k=tokens, positions=positions)
         assert torch.equal(q, k)
         return q.flatten(1).double().numpy()
 
@@ -58,24 +67,19 @@ def transformer_engine(job: Job) -> np.ndarray:
     """The class and the function, as they are documented."""
     import torch
 
-    import phasor.torch
-
-    rope = SimpleNamespace(apply_rotary_pos_emb=described.apply_rotary_pos_emb)
-    pytorch = SimpleNamespace(
+    program = SimpleNamespace(
         RotaryPositionEmbedding=described.RotaryPositionEmbedding,
-        attention=SimpleNamespace(rope=rope),
+        apply_rotary_pos_emb=described.apply_rotary_pos_emb,
     )
-    program = SimpleNamespace(pytorch=pytorch)
 
     def turn(x: np.ndarray) -> np.ndarray:
-        names = {"phasor": phasor, "torch": torch, "transformer_engine": program}
-        turned = run_code(
-            job.part,
-            t=torch.tensor(x)[:, None, None],  # [seq, batch, heads, head_dim]
-            tensor_format="sbhd",
-            start_positions=torch.tensor([job.offset]),
-            **names,
-        )
+        with installed("transformer_engine.pytorch.attention.rope", program):
+            turned = run_code(
+                job.part,
+                t=torch.tensor(x)[:, None, None],  # [seq, batch, heads, head_dim]
+                tensor_format="sbhd",
+                start_positions=torch.tensor([job.offset]),
+            )
         return turned[:, 0, 0].double().numpy()
 
     return on_slice(job, turn)

@@ -44,7 +44,10 @@ class Job:
 
 
 def run_code(part: Part, **names: Any) -> Any:
-    """The value of the last line of ``part.code``, with the settings and ``names`` as variables."""
+    """The value of the last line of ``part.code``, with its settings and ``names`` as variables.
+
+    The code imports what else it needs.
+    """
     *before, last = ast.parse(part.code).body
     assert isinstance(last, ast.Expr), "the code ends in a call"
     scope = {**part.settings, **names}

@@ -6,6 +6,7 @@ import argparse
 import functools
 import inspect
 import os
+import shlex
 import sys
 import warnings
 from importlib import import_module
@@ -27,19 +28,22 @@ def mlx(job: Job) -> np.ndarray:
 
     def turn(x: np.ndarray) -> np.ndarray:
         heads = mx.array(x)[None]  # [batch, seq, head_dim]
-        return np.array(run_code(job.part, mx=mx, x=heads, offset=job.offset))[0]
+        return np.array(run_code(job.part, x=heads, offset=job.offset))[0]
 
     return on_slice(job, turn)
 
 
 def transformers(job: Job) -> np.ndarray:
-    """A class of the pairing: Phi's and GLM's turn a part of a head, Llama's and Cohere's all."""
+    """A class of the pairing: Phi's and GLM's turn a part of a head, Llama's and Cohere's all.
+
+    A function of DeepSeek's reads interleaved pairs and writes halves.
+    """
     import torch
 
     rope = job.part.ropes[job.kind]
     whole = rope.rotary_dim == rope.head_dim
     name = by_pairing(
-        rope.pairing,
+        rope.output_pairing,
         half="Llama" if whole else "Phi",
         interleaved="Cohere" if whole else "Glm",
     )
@@ -52,11 +56,18 @@ def transformers(job: Job) -> np.ndarray:
     )
     rotary = getattr(module, f"{name}RotaryEmbedding")(config)
 
+    apply = module.apply_rotary_pos_emb
+    if rope.pairing != rope.output_pairing == "half":
+        deepseek = import_module("transformers.models.deepseek_v3.modeling_deepseek_v3")
+        apply = deepseek.apply_rotary_pos_emb_interleave
+
     def turn(x: np.ndarray) -> np.ndarray:
         tokens = torch.tensor(x)[None, None]  # [batch, heads, seq, head_dim]
         cos, sin = rotary(tokens, torch.arange(job.offset, job.offset + len(x))[None])
         first, rest = tokens[..., : cos.shape[-1]], tokens[..., cos.shape[-1] :]
-        turned, _ = module.apply_rotary_pos_emb(first, first, cos, sin)
+        if rope.pairing != rope.output_pairing == "interleaved":  # as no class does
+            first = first.unflatten(-1, (2, -1)).mT.flatten(-2)
+        turned, _ = apply(first, first, cos, sin)
         return torch.cat((turned, rest), -1)[0, 0].double().numpy()
 
     return on_slice(job, turn)
@@ -78,7 +89,7 @@ def rotary_embedding_torch(job: Job) -> np.ndarray:
 
     def turn(x: np.ndarray) -> np.ndarray:
         positions = torch.tensor(np.atleast_2d(job.positions).T)  # [seq, n_axes]
-        names = {"torch": torch, "positions": positions, "offset": job.offset}
+        names = {"positions": positions, "offset": job.offset}
         turned = run_code(job.part, x=torch.tensor(x)[None, None], **names)
         return turned[0, 0].detach().double().numpy()
 
@@ -89,9 +100,6 @@ def liger(job: Job) -> np.ndarray:
     """Its kernel, by Triton's interpreter, which is chosen where a kernel is imported."""
     import torch
 
-    import phasor.angles
-    import phasor.torch
-
     import_module("triton.experimental.gluon")  # all of Triton itself as it is elsewhere
     with mock.patch.dict(os.environ, {"TRITON_INTERPRET": "1"}):
         import_module("liger_kernel.ops.rope")
@@ -99,8 +107,7 @@ def liger(job: Job) -> np.ndarray:
     def turn(x: np.ndarray) -> np.ndarray:
         positions = job.positions.T  # [seq, n_axes]
         q, k = (torch.tensor(x)[None, None] for _ in range(2))  # [batch, heads, seq, head_dim]
-        names = {"phasor": phasor, "torch": torch, "positions": positions, "offset": job.offset}
-        turned = run_code(job.part, q=q, k=k, **names)
+        turned = run_code(job.part, q=q, k=k, positions=positions, offset=job.offset)
         assert torch.equal(*turned)
         return turned[0][0, 0].double().numpy()
 
@@ -117,12 +124,14 @@ def onnx(job: Job) -> np.ndarray:
 
     tables: dict[str, Any] = {}
 
+    make_tables = phasor.torch.cos_sin_cache
+
     def cos_sin_cache(*given: Any, **options: Any) -> dict[str, torch.Tensor]:
-        tables.update(phasor.torch.cos_sin_cache(*given, **options))
+        tables.update(make_tables(*given, **options))
         return tables
 
-    ours = SimpleNamespace(torch=SimpleNamespace(cos_sin_cache=cos_sin_cache))
-    node = run_code(job.part, phasor=ours, onnx=onnx, dtype=torch.float32)
+    with mock.patch("phasor.torch.cos_sin_cache", cos_sin_cache):
+        node = run_code(job.part, dtype=torch.float32)
 
     def turn(x: np.ndarray) -> np.ndarray:
         heads = x[None, None]  # [batch, heads, seq, head_dim]
@@ -248,7 +257,7 @@ def megatron_flags(code: str) -> argparse.Namespace:
     parser.add_argument(f"--no-{rounded}", action="store_false", dest=rounded.replace("-", "_"))
     parser.add_argument("--mrope-section", type=int, nargs="+")
     parser.add_argument("--no-rope-freq")
-    return parser.parse_args(code.split())
+    return parser.parse_args(shlex.split(code))
 
 
 def megatron_angles(flags: argparse.Namespace, rotary: Any, positions: Any) -> tuple[Any, float]:

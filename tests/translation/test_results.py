@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import phasor
 from phasor import LayerRopes, Rope
 from phasor.errors import SpecError
-from phasor.scaling import Linear, Yarn
+from phasor.scaling import Linear, Proportional, Yarn
 from phasor.translation import TARGETS, TranslationError, translate
 
 from .. import oracle
@@ -108,10 +108,67 @@ def test_a_translation_in_words() -> None:
         "    high_freq_factor=high_freq_factor,\n"
         "    old_context_len=old_context_len,\n"
         ")\n"
+        "# x [batch, seq, heads, head_dim]; positions [batch, seq]\n"
         "rotary(x, input_pos=positions)\n"
         "# torchtune turns interleaved pairs: reorder the weights first "
         "(phasor convert FOLDER OUT --to interleaved)."
     )
+
+
+STILL = Rope(head_dim=8, pairing="interleaved", scaling=Proportional(fraction=0.5))
+
+
+@pytest.mark.parametrize("target", sorted(TARGETS))
+def test_printed_variables_can_be_pasted(target: str) -> None:
+    """Each is set to its setting, whole arrays and infinities too."""
+    try:
+        translated = translate(STILL, target, context=64)
+    except TranslationError:
+        return
+    for part in translated.parts:
+        scope: dict[str, Any] = {}
+        exec("\n".join(translated.variables(part)), scope)
+        if part.as_variables:
+            for name, value in part.settings.items():
+                assert equal(np.asarray(scope[name]) if isinstance(value, np.ndarray) else
+                             scope[name], value)  # fmt: skip
+
+
+def test_a_shell_does_not_expand_the_list_of_layers() -> None:
+    """Brackets are a pattern of file names to it."""
+    (part,) = translate(layers({"full": ROPE, "nope": None}), "megatron").parts
+    assert "--no-rope-freq '[0,1]'" in part.code
+    assert part.settings["--no-rope-freq"] == "[0,1]"
+
+
+@pytest.mark.parametrize("target", ["flashinfer", "liger"])
+def test_kernels_that_read_behind_their_tables_have_a_note(target: str) -> None:
+    """An error would say it otherwise."""
+    (part,) = translate(phasor.preset("gpt-oss-20b"), target).parts
+    assert any("the kernel does not check" in note for note in part.notes)
+
+
+def test_llama_cpp_is_told_how_to_take_the_longer_context() -> None:
+    """Its server caps a scaled context at the one that the file says."""
+    scaled = Rope(head_dim=64, pairing="half", scaling=Linear(factor=4.0))
+    for rope, told in ((scaled, True), (ROPE, False)):
+        (part,) = translate(rope, "llama.cpp", context=8192).parts
+        assert any("ARCH.context_length=int:8192," in note for note in part.notes) == told
+
+
+@pytest.mark.parametrize("target", ["sglang", "transformers", "vllm"])
+def test_classes_that_scale_the_softmax_themselves_are_named(target: str) -> None:
+    """Who multiplied besides would do it twice."""
+    (part,) = translate(phasor.preset("deepseek-v3"), target).parts
+    (note,) = [note for note in part.notes if "softmax" in note]
+    assert "the classes of DeepSeek models do that themselves" in note
+
+
+@pytest.mark.parametrize("target", ["sglang", "vllm"])
+def test_a_call_of_a_factory_imports_it(target: str) -> None:
+    """Where the class of the model reads no config."""
+    (part,) = translate(phasor.preset("gpt-j-6b"), target).parts
+    assert ".rotary_embedding import get_rope\n\nget_rope(**{" in part.code
 
 
 def test_notes_say_what_is_besides_cos_and_sin() -> None:
@@ -125,7 +182,7 @@ def test_notes_say_what_is_besides_cos_and_sin() -> None:
         scaling=Yarn(factor=4.0, original_max_positions=4096, mscale=1.0, mscale_all_dim=1.0),
     )
     (part,) = translate(rope, "mlx", context=64).parts
-    begins = ("x is the slice of a head", "The model writes half pairs", "The model multiplies")
+    begins = ("x is the slice of a head", "The model writes half pairs", "Multiply the softmax")
     assert all(map(str.startswith, part.notes, begins))
     assert len(part.notes) == 3
     assert repr(rope.softmax_factor) in part.notes[2]

@@ -35,7 +35,9 @@ _PROOF = {
     help="The program; without it all are listed.",
 )
 @click.option("--json", "as_json", is_flag=True, help="As JSON, with every number.")
-@click.option("--context", type=token_counts, metavar="TOKENS", help="Length of its tables.")
+@click.option(
+    "--context", type=token_counts, metavar="TOKENS", help="Tokens that its tables are for."
+)
 @at_option
 @reading_options
 def translate(
@@ -72,7 +74,7 @@ def print_targets() -> None:
 
 
 def print_translation(translated: Translation) -> None:
-    """What to give, part by part; ``--json`` has long arrays whole."""
+    """What to give, part by part."""
     screen, target = Screen(), translated.target
     screen.say((translated.model, "bold"), " for ", (target.name, "bold"), f": {target.program}")
     screen.say(f"{target.source}; {_PROOF[target.checked]}", style="dim")

@@ -98,8 +98,9 @@ class RotaryEmbedding(nn.Module):
 
         Raises:
             TensorError: As for `phasor.torch.rotate_qk`.
-            PositionError: If positions are given with an offset or boundaries, are missing for a
-                Rope of several axes, or one of the three does not fit.
+            PositionError: If positions are given together with ``offset`` or ``cu_seqlens``, are
+                missing for a Rope of several axes, or if one of the three has a wrong shape, dtype,
+                device or value.
         """
         refuse_tracing()  # lengths would be tensors
         if positions is None:
@@ -183,7 +184,7 @@ def _check_one_for_each(what: str, offset: Tensor, shape: Sequence[int]) -> None
     if offset.dim() and list(offset.shape) != list(shape):
         raise PositionError(
             f"offset must be a single value, or one for each {what} {list(shape)}, got shape "
-            f"{list(offset.shape)}; what differs from token to token are positions"
+            f"{list(offset.shape)}; give positions where it differs from token to token"
         )
 
 

@@ -5,6 +5,7 @@ A file for each target; `TARGETS` lists them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -40,6 +41,7 @@ from phasor.translation.target import (
     RefusalError,
     Target,
     TranslationError,
+    softmax_note,
     with_simplest_law,
 )
 
@@ -95,25 +97,25 @@ class Translation:
         }
 
     def variables(self, part: Part) -> list[str]:
-        """A line for each setting that the part's code calls by its name; long arrays by ends."""
+        """Python code that sets each variable that the part's code reads."""
         if not part.as_variables:
             return []
-        return [f"{name} = {self._short(value)}" for name, value in part.settings.items()]
+        imports = ["import phasor"] if "rope" in part.settings else []
+        lines = [f"{name} = {self._literal(value)}" for name, value in part.settings.items()]
+        return imports + lines
 
-    def _short(self, value: Any) -> str:
+    def _literal(self, value: Any) -> str:
         if isinstance(value, Rope):
             known = preset(self.model).kinds.items() if self.model in preset_names() else ()
             for kind, rope in known:
                 if rope == value:
                     return f"phasor.preset({self.model!r}).kinds[{kind!r}]"
             return f"phasor.Rope.from_json({value.to_json()!r})"
-        numbers = np.asarray(value)
-        if numbers.ndim != 1 or numbers.dtype.kind not in "if":
-            return repr(value)
-        shown = [f"{x:.9g}" for x in numbers.tolist()]
-        if len(shown) > 3:
-            return f"[{shown[0]}, {shown[1]}, … {shown[-1]}]  # {len(shown)} numbers"
-        return f"[{', '.join(shown)}]"
+        if isinstance(value, np.ndarray):
+            numbers: list[float] = value.tolist()
+            shown = [repr(x) if math.isfinite(x) else f'float("{x}")' for x in numbers]
+            return f"[{', '.join(shown)}]"
+        return repr(value)
 
     def __repr__(self) -> str:
         return f"Translation({self.model!r} for {self.target.name!r}, {len(self.parts)} parts)"
@@ -154,6 +156,9 @@ def translate(
     >>> part.settings
     {'dims': 64, 'traditional': False, 'base': 10000.0, 'scale': 0.25}
     >>> print(part.code)
+    import mlx.core as mx
+    <BLANKLINE>
+    # x [batch, heads, seq, head_dim]; offset is the position of the first token
     mx.fast.rope(x, dims, traditional=traditional, base=base, scale=scale, offset=offset)
     """
     chosen = TARGETS[choice("target", target, tuple(TARGETS))]
@@ -219,7 +224,7 @@ def _merged(notes: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
 
 
 def _as_read(target: Target, rope: Rope) -> tuple[Rope, tuple[str, ...]]:
-    """The rope in a pairing that the target turns, and what that and the rest asks of the user."""
+    """The rope as the target reads it, in a pairing that it rotates, and notes for the user."""
     notes: list[str] = []
     rope = with_simplest_law(rope)
     pairings = target.pairings(rope) if callable(target.pairings) else target.pairings
@@ -228,12 +233,10 @@ def _as_read(target: Target, rope: Rope) -> tuple[Rope, tuple[str, ...]]:
         notes.append(note)
     if rope.pairing_out is not None and not target.other_pairs_out:
         notes.append(
-            f"The model writes {rope.pairing_out} pairs and {target.name} keeps {rope.pairing}: "
-            "scores are the same, cached keys are in another order."
+            f"The model writes {rope.pairing_out} pairs, {target.name} {rope.pairing} ones: "
+            "attention scores are the same, coordinates of cached keys are in another order."
         )
         rope = replace(rope, pairing_out=None)
     if not target.softmax and not isinstance(rope.scaling, Rule) and rope.softmax_factor != 1:
-        notes.append(
-            f"The model multiplies its softmax scale by {rope.softmax_factor!r}: do that besides."
-        )
+        notes.append(softmax_note(rope.softmax_factor))
     return rope, tuple(notes)

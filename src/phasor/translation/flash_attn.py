@@ -15,10 +15,13 @@ def _write(rope: Rope, context: int) -> Written:
             "gain": rope.attention_factor,
             "interleaved": rope.pairing == "interleaved",
         },
-        "tables = phasor.torch.cos_sin_cache(\n"
+        "from flash_attn.layers.rotary import apply_rotary_emb\n"
+        "from phasor.torch import cos_sin_cache\n\n"
+        "# x [batch, seq, heads, head_dim]; offset is the position of the first token\n"
+        "tables = cos_sin_cache(\n"
         "    rope, max_positions, layout=layout, gain=gain, dtype=x.dtype, device=x.device\n"
         ")\n"
-        "flash_attn.layers.rotary.apply_rotary_emb(\n"
+        "apply_rotary_emb(\n"
         '    x, tables["cos"], tables["sin"], interleaved=interleaved, seqlen_offsets=offset\n'
         ")",
     )

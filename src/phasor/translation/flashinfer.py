@@ -6,8 +6,9 @@ from typing import Any
 
 from phasor.rope import Rope
 from phasor.scaling import Linear, Llama3
-from phasor.translation.target import Target, Written, per_rope
+from phasor.translation.target import POSITIONS_UNCHECKED, Target, Written, per_rope
 
+_SHAPES = "# q, k [tokens, heads, head_dim]; positions, whole numbers [tokens]\n"
 # widths of a head for which the kernels that compute cos and sin are compiled
 _WIDTHS = (64, 128, 256, 512)
 _NOTE = (
@@ -40,7 +41,10 @@ def _write(rope: Rope, context: int) -> Written:
 
 def _call(function: str, arguments: dict[str, Any]) -> Written:
     named = "".join(f"    {name}={name},\n" for name in arguments)
-    return Written(arguments, f"flashinfer.{function}(\n    q, k, positions,\n{named})", (_NOTE,))
+    code = (
+        f"from flashinfer import {function}\n\n{_SHAPES}{function}(\n    q, k, positions,\n{named})"
+    )
+    return Written(arguments, code, (_NOTE,))
 
 
 def _table(rope: Rope, context: int) -> Written:
@@ -54,12 +58,15 @@ def _table(rope: Rope, context: int) -> Written:
     }
     return Written(
         settings,
-        "table = phasor.torch.cos_sin_cache(\n"
+        "from flashinfer import apply_rope_with_cos_sin_cache\n"
+        "from phasor.torch import cos_sin_cache\n\n"
+        f"{_SHAPES}table = cos_sin_cache(\n"
         "    rope, max_positions, layout=layout, gain=gain, device=q.device\n"
         ')["cos_sin"]\n'
-        "flashinfer.apply_rope_with_cos_sin_cache(\n"
+        "apply_rope_with_cos_sin_cache(\n"
         "    positions, q.flatten(1), k.flatten(1), head_size, table, is_neox=is_neox\n"
         ")",
+        (POSITIONS_UNCHECKED,),
     )
 
 

@@ -15,13 +15,13 @@ from phasor.layers import LayerRopes
 from phasor.pairings import by_pairing
 from phasor.rope import Rope
 from phasor.scaling import Linear, LongRope, Yarn, yarn_multiplier
-from phasor.translation.target import Part, Target, TranslationError, ntk_as_base
+from phasor.translation.target import Part, Target, TranslationError, ntk_as_base, softmax_note
 
 _BASE = 10_000.0
 _GAIN = "rope.scaling.attn_factor"
 _TENSORS = (
-    "The architecture has to read these tensors: llama does, and an architecture that does not "
-    "refuses the file."
+    "These tensors are float32. The architecture has to read them: llama does; the loader of one "
+    "that does not refuses the file."
 )
 #: What converters divide by so that a pair stands still: infinity is not safe on every device.
 _STILL = 1e30
@@ -137,10 +137,13 @@ def ggml_form(target: Target, rope: Rope, context: int) -> GgmlForm:
             )
             rope = replace(rope, pairing="half")
     start = f" from coordinate {rope.rotary_start} on" if rope.rotary_start else ""
-    turns = f"The architecture has to turn {rope.pairing} pairs{start} (rope type {rope_type})"
+    turns = f"The architecture has to rotate {rope.pairing} pairs{start} (rope type {rope_type})."
     if not sections:
-        turns += ", or the weights are reordered for its own, as llama.cpp's converter does"
-    return GgmlForm(rope, sections, (*notes, f"{turns}."))
+        turns += (
+            " If it rotates the other pairs, the weights have to be reordered: llama.cpp's "
+            "converter does that for the architectures that it knows."
+        )
+    return GgmlForm(rope, sections, (*notes, turns))
 
 
 def _two_ropes(kinds: Mapping[str, Rope]) -> _TwoRopes | None:
@@ -187,7 +190,9 @@ def _law(rope: Rope) -> _Law:
         divisors = rope.direction * plain.inv_freq / rope.inv_freq
     divisors = np.clip(divisors, -_STILL, _STILL)  # tensors are float32
     keys = {} if rope.attention_factor == 1 else {_GAIN: rope.attention_factor}
-    notes = (_TENSORS, *_softmax(rope.softmax_factor))
+    notes = (_TENSORS,)
+    if rope.softmax_factor != 1:
+        notes += (softmax_note(rope.softmax_factor),)
     return _Law(keys, {"rope_freqs.weight": divisors}, notes)
 
 
@@ -206,12 +211,6 @@ def is_ggml_yarn(rope: Rope) -> bool:
 
     begin, end = math.floor(index(law.beta_fast)), math.ceil(index(law.beta_slow))
     return max(begin, 0) <= min(end, rope.rotary_dim - 1)
-
-
-def _softmax(factor: float) -> tuple[str, ...]:
-    if factor == 1:
-        return ()
-    return (f"The model multiplies its softmax scale by {factor!r}: do that besides.",)
 
 
 def _longrope(law: LongRope) -> _Law:
@@ -239,7 +238,7 @@ def _longrope(law: LongRope) -> _Law:
 
 
 def _yarn(law: Yarn) -> _Law:
-    """YaRN by name; llama.cpp multiplies cos and sin by ``m(1)``, and by the key besides."""
+    """YaRN by name; llama.cpp multiplies cos and sin by ``m(1)``, and by the key as well."""
     keys: dict[str, Any] = {
         "rope.scaling.type": "yarn",
         "rope.scaling.factor": law.factor,
@@ -252,7 +251,7 @@ def _yarn(law: Yarn) -> _Law:
         flags = " ".join(f"--{name.replace('_', '-')} {value:g}" for name, value in betas.items())
         notes += (
             f"Most architectures do not read yarn_beta_fast and yarn_beta_slow (grok and mistral3 "
-            f"do): start llama.cpp with {flags} besides.",
+            f"do): start llama.cpp with {flags} as well.",
         )
     gain, softmax = law.temperature()
     if softmax != 1 and gain == 1:
@@ -266,7 +265,9 @@ def _yarn(law: Yarn) -> _Law:
     extra = gain / yarn_multiplier(law.factor, 1.0)
     if extra != 1:
         keys[_GAIN] = extra
-    return _Law(keys, {}, (*notes, *_softmax(softmax)))
+    if softmax != 1:
+        notes += (softmax_note(softmax),)
+    return _Law(keys, {}, notes)
 
 
 def _text(value: Any) -> str:

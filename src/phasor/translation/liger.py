@@ -6,35 +6,39 @@ from typing import Any
 
 from phasor.axes import Alternating, Axial, InterleavedSections, OneAxis, Sectioned
 from phasor.rope import Rope
-from phasor.translation.target import Target, Written, per_rope
+from phasor.translation.target import POSITIONS_UNCHECKED, Target, Written, per_rope
 
 
 def _write(rope: Rope, context: int) -> Written:
+    notes: tuple[str, ...] = ("It may overwrite q and k.",)
     settings: dict[str, Any] = {"rope": rope, "gain": rope.attention_factor}
     if rope.axes.n_axes == 1:
         settings |= {"layout": "transformers", "max_positions": context}
-        rows = (
-            "tables = phasor.torch.cos_sin_cache(\n"
+        notes += (POSITIONS_UNCHECKED,)
+        imports, rows = (
+            "from phasor.torch import cos_sin_cache",
+            "# q, k [batch, heads, seq, head_dim]; offset is the position of the first token\n"
+            "tables = cos_sin_cache(\n"
             "    rope, max_positions, layout=layout, gain=gain, device=q.device\n"
             ")\n"
             "rows = slice(offset, offset + q.shape[2])\n"
-            'cos, sin = tables["cos"][None, rows], tables["sin"][None, rows]\n'
+            'cos, sin = tables["cos"][None, rows], tables["sin"][None, rows]\n',
         )
     else:
         # [seq, pairs] -> [1, seq, rotary_dim]
-        rows = (
-            "# positions [seq, axes]\n"
+        imports, rows = (
+            "import torch\nfrom phasor.angles import cos_sin",
+            "# q, k [batch, heads, seq, head_dim]; positions, a NumPy array [seq, axes]\n"
             "cos, sin = (\n"
             "    gain * torch.tensor(part).float().to(q.device).repeat(1, 2)[None]\n"
-            "    for part in phasor.angles.cos_sin(rope, positions)\n"
-            ")\n"
+            "    for part in cos_sin(rope, positions)\n"
+            ")\n",
         )
-    notes = ("It may write into q and k.",)
     if rope.rotary_dim < rope.head_dim - rope.rotary_start:
-        notes += ("liger-kernel 0.8.5 or newer leaves the rest of a head as it is.",)
+        notes += ("This rotates a part of a head, which needs liger-kernel 0.8.5 or newer.",)
     return Written(
         settings,
-        "from liger_kernel.transformers.rope import liger_rotary_pos_emb\n\n"
+        f"{imports}\nfrom liger_kernel.transformers.rope import liger_rotary_pos_emb\n\n"
         f"{rows}liger_rotary_pos_emb(q, k, cos, sin)",
         notes,
     )

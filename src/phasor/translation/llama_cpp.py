@@ -16,9 +16,15 @@ def _write(ropes: LayerRopes, context: int) -> tuple[Part, ...]:
     rope, sections, notes = ggml_form(TARGET, TARGET.only_rope(ropes, context), context)
     settings = {"--rope-freq-base": rope.base, **_scaling(rope, context)}
     flags = " ".join(f"{name} {value}" for name, value in settings.items())
-    file = f"The file has to say rope.dimension_count = {rope.rotary_dim}"
+    file = f"The file has to have rope.dimension_count = {rope.rotary_dim}"
     if sections:
         file += f" and rope.dimension_sections = {sections}"
+    if rope.scaling is not None:
+        notes += (
+            "llama-server gives no sequence more tokens than the file's context_length. If that "
+            f"is below {context}, add --override-kv ARCH.context_length=int:{context}, with the "
+            "file's general.architecture for ARCH.",
+        )
     return (
         Part(
             ropes={kind: rope for kind, other in ropes.kinds.items() if other is not None},
@@ -27,8 +33,9 @@ def _write(ropes: LayerRopes, context: int) -> tuple[Part, ...]:
             notes=(
                 *notes,
                 f"{file}.",
-                "A file with rope_freqs or rope_factors tensors, rope.scaling.attn_factor or "
-                "rope.scaling.yarn_log_multiplier scales besides: take one without.",
+                "The file must not have rope_freqs or rope_factors tensors, nor the keys "
+                "rope.scaling.attn_factor and rope.scaling.yarn_log_multiplier: they would scale "
+                "too.",
                 "Most architectures with sliding windows (gemma3 and gpt-oss) give those layers "
                 "the base and the scale of the file, whatever the flags are.",
             ),

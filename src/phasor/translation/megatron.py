@@ -17,6 +17,7 @@ from phasor.translation.target import (
     TranslationError,
     ntk_as_base,
     plain_candidates,
+    softmax_note,
     yarn_mscale,
 )
 
@@ -57,23 +58,27 @@ def _write(ropes: LayerRopes, context: int) -> tuple[Part, ...]:
     performed = replace(rope, pairing_out="half" if latent else None)
     if performed != rope:
         notes.append(
-            f"megatron writes {performed.output_pairing} pairs here: scores are the same, "
-            "cached keys are in another order."
+            f"megatron writes {performed.output_pairing} pairs here: attention scores are the "
+            "same, coordinates of cached keys are in another order."
         )
     if rope.softmax_factor != 1 and not latent:
-        notes.append(
-            f"The model multiplies its softmax scale by {rope.softmax_factor!r}: do that besides."
-        )
+        notes.append(softmax_note(rope.softmax_factor))
     return (
         Part(
             ropes={kind: performed for kind, other in ropes.kinds.items() if other is not None},
             settings=flags,
             code=" ".join(
-                name if value is True else f"{name} {value}" for name, value in flags.items()
+                name if value is True else f"{name} {_in_shell(value)}"
+                for name, value in flags.items()
             ),
             notes=tuple(notes),
         ),
     )
+
+
+def _in_shell(value: Any) -> str:
+    # a shell reads brackets as a pattern of file names
+    return f"'{value}'" if str(value).startswith("[") else str(value)
 
 
 def _common(rope: Rope, context: int) -> Flags:

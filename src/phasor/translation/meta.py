@@ -23,8 +23,7 @@ def _write(ropes: LayerRopes, context: int) -> tuple[Part, ...]:
     if rope.scaling is not None or rope.base is None:
         settings |= _scaling(rope, context)
     settings |= _unrotated_layers(ropes)
-    notes = [f"The code takes dim / n_heads for the width of a head, which has to be "
-             f"{rope.head_dim}."]  # fmt: skip
+    notes = [f"The code computes head_dim as dim / n_heads, which has to be {rope.head_dim}."]
     of_llama4 = {key: settings[key] for key in _LLAMA3 if key in settings} not in ({}, _LLAMA3)
     if of_llama4 or "nope_layer_interval" in settings:
         notes.append("llama_models.llama4 reads all these keys, llama_models.llama3 does not.")

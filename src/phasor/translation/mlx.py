@@ -34,6 +34,8 @@ def _write(rope: Rope, context: int) -> Written:
             x = "mx.concatenate([gain * x[..., :dims], x[..., dims:]], axis=-1)"
     return Written(
         settings,
+        "import mlx.core as mx\n\n"
+        "# x [batch, heads, seq, head_dim]; offset is the position of the first token\n"
         f"mx.fast.rope({x}, dims, traditional=traditional, base=base, scale=scale, "
         f"offset=offset{freqs})",
     )

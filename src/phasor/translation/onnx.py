@@ -191,9 +191,11 @@ def _write(rope: Rope, context: int) -> Written:
             "interleaved": int(rope.pairing == "interleaved"),
             "rotary_embedding_dim": rope.rotary_dim,
         },
-        "tables = phasor.torch.cos_sin_cache(\n"
-        "    rope, max_positions, layout=layout, gain=gain, dtype=dtype\n"
-        ")  # the initializers cos_cache and sin_cache, of the dtype of x\n"
+        "import onnx\nfrom phasor.torch import cos_sin_cache\n\n"
+        "# x [batch, heads, seq, head_dim]; position_ids, int64 [batch, seq]\n"
+        "tables = cos_sin_cache(\n"
+        "    rope, max_positions, layout=layout, gain=gain, dtype=dtype  # of x, as torch.float32\n"
+        ')  # "cos" and "sin" become the initializers cos_cache and sin_cache\n'
         "onnx.helper.make_node(\n"
         '    "RotaryEmbedding", ["x", "cos_cache", "sin_cache", "position_ids"], ["turned"],\n'
         "    interleaved=interleaved, rotary_embedding_dim=rotary_embedding_dim,\n"

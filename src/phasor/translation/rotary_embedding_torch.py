@@ -19,14 +19,17 @@ def _write(rope: Rope, context: int) -> Written:
         axis_of_pair = list(rope.axes.axis_of_pair(rope.num_pairs))
         return Written(
             {"freqs": rope.direction * rope.inv_freq, "axis_of_pair": axis_of_pair, **gain},
-            "from rotary_embedding_torch import apply_rotary_emb\n\n"
-            "# positions [seq, axes], x [..., seq, head_dim]\n"
-            "angles = positions[:, axis_of_pair] * torch.tensor(freqs)\n"
+            "import torch\nfrom rotary_embedding_torch import apply_rotary_emb\n\n"
+            "# x [..., seq, head_dim]; positions, a tensor [seq, axes]\n"
+            "freqs = torch.tensor(freqs, dtype=torch.float64, device=positions.device)\n"
+            "angles = positions[:, axis_of_pair] * freqs\n"
             f"apply_rotary_emb(angles.float().repeat_interleave(2, dim=-1), x{scale})",
         )
+    imports = ""
     settings: dict[str, Any] = {"dim": rope.rotary_dim}
     linear = isinstance(rope.scaling, Linear) and rope.scaling.factor >= 1
     if rope.base is None or rope.direction < 0 or not (rope.scaling is None or linear):
+        imports = "import torch\n"
         settings["freqs"] = rope.direction * rope.inv_freq
         law = "custom_freqs=torch.tensor(freqs, dtype=torch.float32)"
     else:
@@ -37,10 +40,14 @@ def _write(rope: Rope, context: int) -> Written:
             law += ", interpolate_factor=interpolate_factor"
     return Written(
         settings | gain,
-        "from rotary_embedding_torch import RotaryEmbedding\n\n"
+        f"{imports}from rotary_embedding_torch import RotaryEmbedding\n\n"
+        "# x [batch, heads, seq, head_dim]; offset is the position of the first token\n"
         f"rotary = RotaryEmbedding(dim, {law})\n"
         f"rotary.rotate_queries_or_keys(x, offset=offset{scale})",
-        ("Give it x in float32: it counts positions in the dtype of x.",),
+        (
+            "x has to be float32: positions are counted in its dtype, in bfloat16 exactly up to "
+            "256 only.",
+        ),
     )
 
 

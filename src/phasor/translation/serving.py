@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from phasor.layers import LayerRopes
 from phasor.rope import Rope
 from phasor.scaling import Law, Linear, PerPair, Proportional, Rule
 from phasor.translation.target import Part, Target, TranslationError, plain_candidates
-from phasor.translation.transformers import in_config_form, with_divisors
+from phasor.translation.transformers import class_notes, in_config_form, with_divisors
 
 Block = dict[str, Any]
 
@@ -79,6 +79,7 @@ def parts(
     *,
     block: Callable[[Rope, int], Block],
     get_rope: Callable[[Rope, int, Block], Block],
+    module: str,
     command: str,
 ) -> tuple[Part, ...]:
     """The one `Part` of a model: ``command`` with its override, or calls of ``get_rope``.
@@ -89,6 +90,7 @@ def parts(
         context: Tokens.
         block: The block of a rope.
         get_rope: The arguments of the factory for a rope and its block.
+        module: Where the factory is.
         command: Where the override follows; ``{}`` stands for the context.
     """
     kinds = {kind: rope for kind, rope in ropes.kinds.items() if rope is not None}
@@ -96,18 +98,19 @@ def parts(
     settings: dict[str, Any] = {"get_rope": calls}
     if ropes.in_config.fixed:
         # the class reads no law from a config, and its authors call the factory
-        code = "\n".join(f"get_rope(**{arguments})  # {kind}" for kind, arguments in calls.items())
+        lines = [f"get_rope(**{arguments})  # {kind} layers" for kind, arguments in calls.items()]
+        code = "\n".join([f"from {module} import get_rope", "", *lines])
     else:
         override = settings["override"] = _override(target, ropes, context, block)
         code = f"{command.format(context)} {shlex.quote(json.dumps(override))}"
-    notes = tuple(dict.fromkeys(_of_the_class(target, kinds.values())))
+    notes = class_notes(target, kinds.values())
     return (Part(ropes=kinds, settings=settings, code=code, notes=notes),)
 
 
 def _override(
     target: Target, ropes: LayerRopes, context: int, block: Callable[[Rope, int], Block]
 ) -> Block:
-    """The keys of the config, at the path where they stand."""
+    """The keys of the config, nested as in the config."""
     try:
         blocks = ropes.config_blocks()
     except ConfigError as error:
@@ -121,16 +124,3 @@ def _override(
     for name in reversed(ropes.in_config.inside.split(".") if ropes.in_config.inside else ()):
         keys = {name: keys}
     return keys
-
-
-def _of_the_class(target: Target, ropes: Any) -> Iterator[str]:
-    """What neither the config nor the factory says and the class of the model has to do."""
-    for rope in ropes:
-        yield f"The class of the model in {target.name} has to turn {rope.pairing} pairs."
-        if rope.rotary_start:
-            yield f"It has to give the slice of a head from coordinate {rope.rotary_start} on."
-        if rope.softmax_factor != 1:
-            yield (
-                f"It has to multiply its softmax scale by {rope.softmax_factor!r}, as those of "
-                "DeepSeek do by themselves."
-            )

@@ -60,6 +60,7 @@ def _write(ropes: LayerRopes, context: int) -> tuple[Part, ...]:
         context,
         block=_block,
         get_rope=_get_rope,
+        module="sglang.srt.layers.rotary_embedding",
         command="python -m sglang.launch_server --model-path MODEL --context-length {} "
         "--json-model-override-args",
     )

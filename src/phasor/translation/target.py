@@ -37,11 +37,10 @@ class Part:
         ropes: By kind of layer, the rope that the target then performs, in the pairing that it
             reads.
         settings: What to give, by the target's own names: JSON values, and float64 arrays.
-        code: How it is given: a call in which arrays stand by their names in ``settings``, a
-            command, or a piece of a file.
-        notes: What has to be done besides; a sentence each.
-        as_variables: Whether ``code`` calls the settings by their names; otherwise it has them in
-            it.
+        code: How it is given: Python with its imports, which reads the settings as variables; a
+            command; or a piece of a file.
+        notes: What else has to be done; a sentence each.
+        as_variables: Whether ``code`` reads the settings as variables; otherwise it contains them.
     """
 
     ropes: Mapping[str, Rope]
@@ -86,7 +85,7 @@ class RefusalError(TranslationError):
         self.candidates = tuple(candidates)
 
     def with_nearest(self, expressible: Iterable[Rope]) -> TranslationError:
-        """The error for users; ``expressible`` are those near candidates that the target can."""
+        """The error for users; ``expressible`` are candidates that the target can express."""
         apart = {other: radians_apart(self.rope, other, self.context) for other in expressible}
         if not apart:
             return TranslationError(f"{self}, and nothing that it can is near")
@@ -106,7 +105,7 @@ class Target:
 
     Attributes:
         name: What `translate` calls it.
-        program: What is given what, in half a line.
+        program: Which part of the program is given what, in half a line.
         source: Where its arguments are documented.
         checked: ``"run"`` where the tests run the program itself with what is written;
             ``"description"`` where they run a function written from its documentation.
@@ -118,7 +117,7 @@ class Target:
         backwards: Whether pairs may turn clockwise.
         axes: Layouts of position axes that it knows.
         rules: Rules that it applies by itself; others are resolved before.
-        softmax: Whether it is given the softmax factor with the rest.
+        softmax: Whether ``write`` has a setting or a note for the softmax factor.
         other_pairs_out: Whether it may write other pairs than it reads: ``write`` is given the
             rope's ``pairing_out``.
     """
@@ -203,7 +202,8 @@ def per_rope(
 ) -> Callable[[LayerRopes, int], tuple[Part, ...]]:
     """A `Target.write` that calls ``write`` once for each different rope of a model.
 
-    Such a function rotates a whole array, so the slice of a head is given to it alone.
+    Such a function rotates an array from its first coordinate on; a note says which slice of a
+    head that array has to be, where the rotation begins later.
     """
 
     def part(rope: Rope, ropes: LayerRopes, context: int) -> Part:
@@ -217,6 +217,15 @@ def per_rope(
         return Part(ropes=kinds, settings=settings, code=code, notes=notes, as_variables=True)
 
     return lambda ropes, context: tuple(part(rope, ropes, context) for rope in ropes.ropes)
+
+
+#: For kernels that read behind the end of a table.
+POSITIONS_UNCHECKED = "No position may be max_positions or more: the kernel does not check that."
+
+
+def softmax_note(factor: float) -> str:
+    """What a user of a program that is not given the softmax factor has to do."""
+    return f"Multiply the softmax scale by {factor!r} as well, as the model does."
 
 
 def yarn_mscale(law: Yarn) -> float:

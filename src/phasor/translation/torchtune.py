@@ -62,6 +62,7 @@ def _write(rope: Rope, context: int) -> Written:
         settings,
         f"from {chosen.module} import {chosen.name}\n\n"
         f"rotary = {chosen.name}(\n{arguments})\n"
+        "# x [batch, seq, heads, head_dim]; positions [batch, seq]\n"
         "rotary(x, input_pos=positions)",
     )
 

@@ -11,11 +11,14 @@ from phasor.translation.target import Target, Written, per_rope
 
 
 def _write(rope: Rope, context: int) -> Written:
-    law, settings = rope.scaling, _embedding(rope, context)
-    if settings is not None:
-        named = "".join(f"    {name}={name},\n" for name in settings)
-        angles = f"transformer_engine.pytorch.RotaryPositionEmbedding(\n{named})(max_seq_len)"
-        settings["max_seq_len"] = context
+    embedding = _embedding(rope, context)
+    settings: dict[str, Any]
+    imports = ["from transformer_engine.pytorch.attention.rope import apply_rotary_pos_emb"]
+    if embedding is not None:
+        named = "".join(f"    {name}={name},\n" for name in embedding)
+        imports = [f"{imports[0]}, RotaryPositionEmbedding"]
+        angles = f"RotaryPositionEmbedding(\n{named})(max_seq_len)"
+        settings = {**embedding, "max_seq_len": context}
     else:
         settings = {
             "rope": rope,
@@ -23,22 +26,27 @@ def _write(rope: Rope, context: int) -> Written:
             "max_positions": context,
             "interleaved": rope.pairing == "interleaved",
         }
+        imports.insert(0, "from phasor.torch import cos_sin_cache")
         angles = (
-            "phasor.torch.cos_sin_cache(\n"
-            "    rope, max_positions, layout=layout, device=t.device\n"
-            ')["angles"]'
+            'cos_sin_cache(\n    rope, max_positions, layout=layout, device=t.device\n)["angles"]'
         )
     t = "t"
-    if law is not None and rope.attention_factor != 1:
+    if rope.attention_factor != 1:
         # angles carry no factor; it may come before the rotation as well
-        settings |= {"gain": rope.attention_factor, "rotary_dim": rope.rotary_dim}
+        settings["gain"] = rope.attention_factor
         t = "gain * t"
         if rope.rotary_start + rope.rotary_dim < rope.head_dim:
+            imports.insert(0, "import torch")
+            settings["rotary_dim"] = rope.rotary_dim
             t = "torch.cat((gain * t[..., :rotary_dim], t[..., rotary_dim:]), -1)"
     return Written(
         settings,
+        "\n".join(imports) + "\n\n"
+        '# t [seq, batch, heads, head_dim] for tensor_format="sbhd", or\n'
+        '# [batch, seq, heads, head_dim] for "bshd"; start_positions is the position of the first\n'
+        "# token of each row, a tensor [batch], or None for 0\n"
         f"freqs = {angles}\n"
-        "transformer_engine.pytorch.attention.rope.apply_rotary_pos_emb(\n"
+        "apply_rotary_pos_emb(\n"
         f"    {t}, freqs, tensor_format=tensor_format,\n"
         "    start_positions=start_positions, interleaved=interleaved\n"
         ")",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -14,7 +14,7 @@ from phasor.configs.writing import WRITERS
 from phasor.errors import ConfigError
 from phasor.layers import LayerRopes
 from phasor.rope import Rope
-from phasor.scaling import DynamicNTK, LongRope, PerPair, Yarn
+from phasor.scaling import DynamicNTK, LongRope, PerPair, Rule, Yarn
 from phasor.translation.target import Part, Target, TranslationError, ntk_as_base, plain_candidates
 
 
@@ -70,24 +70,35 @@ def _write(ropes: LayerRopes, context: int) -> tuple[Part, ...]:
         keys = config_keys(readable.config_blocks(), context, context)
     except ConfigError as error:
         raise TranslationError(f"transformers cannot express it: {error}") from None
+    path = ropes.in_config.inside
+    inside = (f"These keys belong inside {path} of the config.",) if path else ()
     return (
         Part(
             ropes={kind: rope for kind, rope in kinds.items() if rope is not None},
             settings=keys,
             code=json.dumps(keys, indent=2),
-            notes=tuple(dict.fromkeys(_of_the_class(ropes))),
+            notes=inside + class_notes(TARGET, ropes.ropes),
         ),
     )
 
 
-def _of_the_class(ropes: LayerRopes) -> Iterator[str]:
-    """What a config does not say and the class of the model has to do."""
-    if ropes.in_config.inside:
-        yield f"These keys stand in {ropes.in_config.inside}."
-    for rope in ropes.ropes:
-        yield f"The class of the model has to turn {rope.pairing} pairs."
+def class_notes(target: Target, ropes: Iterable[Rope]) -> tuple[str, ...]:
+    """What no config says: it is in the code of the class that runs the model."""
+    notes: list[str] = []
+    its_class = f"The class for the model in {target.name}"
+    for rope in ropes:
+        written = f" and write {rope.pairing_out} pairs" if rope.pairing_out else ""
+        notes.append(
+            f"{its_class} must rotate {rope.pairing} pairs{written}: no config says which."
+        )
         if rope.rotary_start:
-            yield f"The class of the model has to turn from coordinate {rope.rotary_start} on."
+            notes.append(f"{its_class} must rotate from coordinate {rope.rotary_start} on.")
+        if not isinstance(rope.scaling, Rule) and rope.softmax_factor != 1:
+            notes.append(
+                f"{its_class} must multiply its softmax scale by {rope.softmax_factor!r}: the "
+                "classes of DeepSeek models do that themselves."
+            )
+    return tuple(dict.fromkeys(notes))
 
 
 TARGET = Target(
@@ -98,4 +109,6 @@ TARGET = Target(
     write=_write,
     axes=(OneAxis, Sectioned, InterleavedSections, Alternating),
     rules=(DynamicNTK, LongRope),
+    softmax=True,
+    other_pairs_out=True,
 )

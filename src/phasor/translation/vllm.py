@@ -53,6 +53,7 @@ def _write(ropes: LayerRopes, context: int) -> tuple[Part, ...]:
         context,
         block=_block,
         get_rope=_get_rope,
+        module="vllm.model_executor.layers.rotary_embedding",
         command="vllm serve MODEL --max-model-len {} --hf-overrides",
     )
 
