@@ -261,7 +261,9 @@ def test_a_preset_is_what_the_config_of_its_repository_says() -> None:
             continue
         ours, theirs = preset("/".join(name.groups())), phasor.load(case["config"], strict=False)
         assert list(ours) == list(theirs), ours.name
-        assert (ours.query_heads, ours.key_heads) == (theirs.query_heads, theirs.key_heads), ours.name
+        assert (ours.query_heads, ours.key_heads) == (theirs.query_heads, theirs.key_heads), (
+            ours.name
+        )
         assert ours.context == theirs.context, ours.name
         compared += 1
     assert compared > 15
