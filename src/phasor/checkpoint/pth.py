@@ -39,8 +39,8 @@ def open_pth(path: Path) -> dict[str, Rows]:
     except Exception as error:  # torch raises what its unpickler and its zip reader happen to raise
         first_line = str(error).strip().partition("\n")[0]
         raise CheckpointError(
-            f"{path} cannot be read by torch.load(mmap=True, weights_only=True); it is damaged, was "
-            f"written by torch before 1.6, or holds more than tensors: {short_repr(first_line)}"
+            f"{path} cannot be read by torch.load(mmap=True, weights_only=True); it is damaged, "
+            f"was written by torch before 1.6, or holds more than tensors: {short_repr(first_line)}"
         ) from None
     if not isinstance(state, dict) or not state:
         kind = "an empty one" if isinstance(state, dict) else f"a {type(state).__name__}"
