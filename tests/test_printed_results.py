@@ -59,13 +59,11 @@ RESULTS = {
         "They part at position 1",
     ),
     "extension plan": (
-        lambda _: extension_plan(preset("qwen3-8b"), None, None, 131072),
+        lambda _: extension_plan(preset("qwen3-8b"), 131072),
         "The release of qwen3-8b documents YaRN",
     ),
     "coverage": (
-        lambda _: (
-            extension_plan(preset("qwen3-8b"), None, None, 131072).ways["linear"].extension.coverage
-        ),
+        lambda _: extension_plan(preset("qwen3-8b"), 131072).ways["linear"].extension.coverage,
         "0 of 64 pairs show new phases",
     ),
     "translation": (lambda _: phasor.translate(preset("llama-3-8b"), "mlx"), "mx.fast.rope"),

@@ -112,11 +112,11 @@ class LayerRopes(Sequence[Rope | None]):
         return f"LayerRopes({self.name!r}, {len(self)} layers)"
 
     def __getattr__(self, name: str) -> Any:
-        # a model where a Rope is wanted; dunders are Python's own questions
+        # names with an underscore are looked up by copy, pickle and IPython
         if name.startswith("_") or (not hasattr(Rope, name) and name not in _ROPE_FIELDS):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         raise _NotARopeError(
-            f"a Rope is wanted for its {name}, got {type(self).__name__}{rope_hint(self)}"
+            f"{name} is an attribute of a Rope, got {type(self).__name__}{rope_hint(self)}"
         )
 
     def __str__(self) -> str:
@@ -195,7 +195,7 @@ class LayerRopes(Sequence[Rope | None]):
 
 
 class _NotARopeError(SpecError, AttributeError):
-    """A Rope's attribute asked of a model's ropes; an AttributeError, so that hasattr is false."""
+    """A Rope's attribute looked up on LayerRopes; an AttributeError, so that hasattr is false."""
 
 
 def rope_hint(value: object) -> str:
@@ -208,7 +208,8 @@ def rope_hint(value: object) -> str:
 def summarize(rope: Rope) -> str:
     """The rope in half a line: pairing, width, base, law."""
     rotated = "" if rope.rotary_dim == rope.head_dim else f"{rope.rotary_dim} of "
-    text = f"{rope.pairing} pairs, {rotated}{rope.head_dim} coordinates, "
+    pairs = rope.pairing if rope.pairing_out is None else f"{rope.pairing} to {rope.pairing_out}"
+    text = f"{pairs} pairs, {rotated}{rope.head_dim} coordinates, "
     text += "explicit frequencies" if rope.base is None else f"base {rope.base:.12g}"
     law = rope.scaling
     if law is None:

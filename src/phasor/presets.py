@@ -1,7 +1,7 @@
 """Published models as data: `preset` gives the ropes of a model, `preset_names` lists the models.
 
-`find_hub_id` knows a model by its repository on the Hugging Face Hub, and `documented_extension`
-says what its release documents for longer contexts.
+`preset_of_hub_id` finds the preset of a repository on the Hugging Face Hub, and
+`documented_extension` says what a model's release documents for longer contexts.
 
 The data is ``presets.toml``, whose head says what its keys mean.
 """
@@ -50,7 +50,7 @@ def preset(name: str) -> LayerRopes:
     >>> [rope is None for rope in preset("smollm3-3b")[:4]]
     [False, False, False, True]
     """
-    name = find_hub_id(name) or name
+    name = preset_of_hub_id(name) or name
     if name not in preset_names():
         near = difflib.get_close_matches(str(name).lower(), preset_names(), n=3, cutoff=0.5)
         hint = f"did you mean {', '.join(map(repr, near))}? " if near else ""
@@ -71,10 +71,10 @@ def preset_names() -> tuple[str, ...]:
     return tuple(sorted(_tables()))
 
 
-def find_hub_id(repository: str) -> str | None:
-    """The preset of a repository on the Hugging Face Hub, whatever its capitals; None without one.
+def preset_of_hub_id(repository: str) -> str | None:
+    """The name of the preset of a repository on the Hugging Face Hub, in any capitals, or None.
 
-    >>> find_hub_id("meta-llama/llama-3.1-8b")
+    >>> preset_of_hub_id("meta-llama/llama-3.1-8b")
     'llama-3.1-8b'
     """
     return _by_hub_id().get(str(repository).lower())

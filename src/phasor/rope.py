@@ -104,7 +104,7 @@ class Rope:
                 )
             if "inv_freq" in fields:
                 raise SpecError(_RENAMED)
-            # copies are made without fields
+            # copy and pickle call this without fields
             for name, hint in _REQUIRED.items():
                 if fields and name not in fields:
                     raise SpecError(f"{name} must be given: {hint}")

@@ -33,7 +33,9 @@ def test_there_and_back_is_the_same_bit_for_bit(
     save_meta(tmp_path / "a", PARAMS, weights, ranks)
     steps = [("a", "b", "transformers"), ("b", "c", "meta"), ("c", "d", "transformers")]
     for source, result, program in steps:
-        write(plan_for(tmp_path / source, program), tmp_path / result, verified=True)
+        plan, counts = plan_for(tmp_path / source, program), list[int]()
+        write(plan, tmp_path / result, verified=True, advance=counts.append)
+        assert sum(counts) == 2 * plan.size
     back = load_file(tmp_path / "c/consolidated.safetensors")
     assert set(back) == set(weights)
     for name, weight in weights.items():
@@ -141,6 +143,10 @@ WRONG: dict[str, tuple[Any, str]] = {
     "the first rank missing": (
         lambda a: (a / "consolidated.00.pth").unlink(),
         r"consolidated\.00\.pth is missing",
+    ),
+    "a rank in the middle missing": (
+        lambda a: (a / "consolidated.01.pth").rename(a / "consolidated.02.pth"),
+        r"holds consolidated\.02\.pth, and consolidated\.01\.pth is missing",
     ),
     "the last rank missing": (
         lambda a: (a / "consolidated.01.pth").unlink(),
@@ -295,8 +301,11 @@ def test_every_wrong_byte_is_found(tmp_path: Path, ranks: int) -> None:
             verify(plan, tmp_path / "b")
         path.write_bytes(whole)
     config = tmp_path / "b/config.json"
+    # what a note of the plan says to add
+    config.write_text(config.read_text().replace('"bos_token_id": null', '"bos_token_id": 1'))
+    verify(plan, tmp_path / "b")
     config.write_text(config.read_text().replace("131072", "131073"))
-    with pytest.raises(VerificationError, match="must be what the plan says"):
+    with pytest.raises(VerificationError, match="max_position_embeddings must be 131072, got 1310"):
         verify(plan, tmp_path / "b")
     config.unlink()
     with pytest.raises(CheckpointError, match="cannot be compared"):

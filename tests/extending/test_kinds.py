@@ -34,7 +34,7 @@ def test_one_kind_of_several_is_extended_in_its_own_block():
     kinds = {"sliding_attention": 10_000.0, "full_attention": 1_000_000.0}
     blocks = {kind: {"rope_type": "default", "rope_theta": base} for kind, base in kinds.items()}
     config = small("gemma3_text", head_dim=128, rope_parameters=blocks, layer_types=[*kinds] * 2)
-    planned = plan(load(config), "full_attention", None, 32768)
+    planned = plan(load(config), 32768, kind="full_attention")
     assert (planned.kinds, planned.labels) == (("full_attention",), ("full_attention",))
     for way in planned.ways.values():
         again = load(config | way.config)
@@ -81,7 +81,7 @@ def longer(name, kind):
     """The ways of one kind of layer of a preset to four times its context."""
     ropes = preset(name)
     context = ropes.context or 8192
-    return plan(ropes, kind, context, 4 * context)
+    return plan(ropes, 4 * context, kind=kind, context=context)
 
 
 def test_every_preset_of_several_kinds_has_the_labels_of_its_blocks():
@@ -134,7 +134,7 @@ def test_kinds_that_read_one_block_are_extended_together_or_not_at_all():
     """DeepSeek V4's two sorts of compressed layers; Molmo 2's block has no room for one kind."""
     kinds = ["sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"]
     said = small("deepseek_v4", layer_types=kinds, num_hidden_layers=3, head_dim=512)
-    planned = plan(load(said), kinds[2], None, 16384)
+    planned = plan(load(said), 16384, kind=kinds[2])
     assert planned.kinds == tuple(kinds[1:])
     assert planned.labels == ("compress",)
     again = load(said | planned.way("yarn").config)
@@ -142,7 +142,7 @@ def test_kinds_that_read_one_block_are_extended_together_or_not_at_all():
     assert again[0] == load(said)[0]
     law = {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e4}
     said = small("molmo2_text", rope_parameters=law, rope_scaling_layers=[0, 2])
-    way = plan(load(said), "scaled", None, 16384).way("linear")
+    way = plan(load(said), 16384, kind="scaled").way("linear")
     assert way.config is None
     assert "kinds scaled and unscaled read one block" in way.refused
 
@@ -155,7 +155,7 @@ def test_a_block_that_no_layer_reads_is_written_where_transformers_insists_on_it
     """DeepSeek V4's class drops one of its two blocks if the other is absent."""
     more = {"rope_theta": 1e4, "compress_rope_theta": 1.6e5, "qk_rope_head_dim": 64}
     said = small("deepseek_v4", head_dim=512, compress_ratios=[CODES[label]] * 4, **more)
-    planned = plan(load(said), load(said).layer_kinds[0], None, 32768)
+    planned = plan(load(said), 32768, kind=load(said).layer_kinds[0])
     for way in planned.ways.values():
         assert way.config["rope_parameters"].keys() == {"main", "compress"}
         kept = {key: value for key, value in said.items() if key not in planned.replaced}
@@ -176,7 +176,7 @@ def test_kinds_that_turn_alike_get_their_own_blocks_all_the_same():
     said = small("olmo3", rope_parameters=dict.fromkeys(ALTERNATING, BLOCK))
     said["layer_types"] = ALTERNATING * 2
     for kind, changed in ((None, ALTERNATING), ("full_attention", ["full_attention"])):
-        planned = plan(load(said), kind, None, 32768)
+        planned = plan(load(said), 32768, kind=kind)
         assert planned.kinds == planned.labels == tuple(changed)
         way = planned.way("linear")
         again = load(said | way.config)
@@ -186,7 +186,7 @@ def test_kinds_that_turn_alike_get_their_own_blocks_all_the_same():
 def test_kinds_without_blocks_of_their_own_are_extended_together():
     """One block is for all of them, whichever is asked for, and all are named."""
     said = small("qwen2", layer_types=ALTERNATING * 2, rope_theta=1e6)
-    planned = plan(load(said), "full_attention", None, 32768)
+    planned = plan(load(said), 32768, kind="full_attention")
     assert (planned.kinds, planned.labels) == (tuple(ALTERNATING), ())
     del said["rope_theta"]
     again = load(said | planned.way("yarn").config)
@@ -213,7 +213,7 @@ def test_kinds_without_blocks_of_their_own_are_extended_together():
 def test_all_kinds_that_a_new_block_changes_are_named(said, kinds, blocks, capsys, monkeypatch):
     """On a terminal, in the JSON and on the page."""
     monkeypatch.setenv("COLUMNS", "200")
-    planned = plan(load(said), None, None, 32768)
+    planned = plan(load(said), 32768)
     print_plan(planned, "linear")
     printed = capsys.readouterr().out
     assert kinds in printed

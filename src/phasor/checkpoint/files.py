@@ -30,6 +30,8 @@ _BITS = {
     "I32": 32, "U32": 32, "F32": 32,
     "I64": 64, "U64": 64, "F64": 64, "C64": 64,
 }  # fmt: skip
+#: The dtypes of plain weights: safetensors' name, torch's.
+FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _FOREIGN = {
     b"PK\x03\x04": "a PyTorch pickle in a zip",
     b"\x80\x02": "a pickle",
@@ -142,7 +144,7 @@ def parse_json(data: bytes, where: str) -> dict[str, Any]:
     except CheckpointError:
         raise
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{where}: the header must be JSON, got {error}") from None
+        raise CheckpointError(f"{where}: no valid JSON: {error}") from None
     if not isinstance(value, dict):
         raise CheckpointError(f"{where} must hold a JSON object, got {short_repr(value)}")
     return cast(dict[str, Any], value)

@@ -94,9 +94,10 @@ def config_json(model: Llama, sizes: Mapping[str, int]) -> tuple[dict[str, Any],
 def read_config(path: Path) -> Llama:
     """What the ``config.json`` of a Llama says, if Meta's code can say it too."""
     config = _read_file(path)
-    for key, expected in (("model_type", "llama"), ("hidden_act", "silu")):
-        if config.text(key) not in (expected, None if key == "hidden_act" else expected):
-            config.refuse(key, f"{expected}, the one that Meta's code computes")
+    if config.text("model_type") != "llama":
+        config.refuse("model_type", "llama, the one that Meta's code computes")
+    if config.text("hidden_act") not in (None, "silu"):
+        config.refuse("hidden_act", "silu, the one that Meta's code computes")
     ropes = load(path)
     rope = ropes.ropes[0]
     heads = required(config, "num_attention_heads", ropes.query_heads)

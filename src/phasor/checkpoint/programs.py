@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phasor._checks import short_repr
-from phasor.checkpoint.files import CHUNK, Rows, open_checkpoint, rows_of
+from phasor.checkpoint.files import CHUNK, FLOATS, Rows, open_checkpoint, rows_of
 from phasor.checkpoint.llama import Llama, config_json, params_json, read_config, read_params
 from phasor.checkpoint.model import Part
 from phasor.checkpoint.planning import Change, listed
@@ -73,7 +73,6 @@ _AFTER_LAYERS = (
 # tables of frequencies that old files store beside the weights
 _FREQUENCIES = re.compile(r"rope\.freqs|model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
 _META_WEIGHTS = "consolidated.safetensors"
-_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +229,7 @@ def plan_for(path: str | os.PathLike[str], program: Program) -> ProgramPlan:
     write_config = config_json if program == "transformers" else params_json
     config, notes = write_config(model, sizes)
     if program == "transformers":
-        config["dtype"] = _DTYPES[next(iter(tensors.values())).ranks[0].dtype]
+        config["dtype"] = FLOATS[next(iter(tensors.values())).ranks[0].dtype]
     return ProgramPlan(
         path=folder,
         program=program,
@@ -251,7 +250,7 @@ def _open_consolidated(folder: Path) -> list[Mapping[str, Rows]]:
     by_rank = {
         int(match[1]): path
         for path in folder.iterdir()
-        if (match := re.fullmatch(r"consolidated\.(\d{1,4})\.pth", path.name))
+        if (match := re.fullmatch(r"consolidated\.(\d\d)\.pth", path.name))
     }
     single = folder / _META_WEIGHTS
     if single.exists() == bool(by_rank):
@@ -264,7 +263,8 @@ def _open_consolidated(folder: Path) -> list[Mapping[str, Rows]]:
     missing = sorted(set(range(max(by_rank) + 1)) - set(by_rank))
     if missing:
         raise CheckpointError(
-            f"{folder} holds {len(by_rank)} ranks, and consolidated.{missing[0]:02}.pth is missing"
+            f"{folder} holds {by_rank[max(by_rank)].name}, and consolidated.{missing[0]:02}.pth is "
+            "missing"
         )
     ranks = [open_pth(by_rank[rank]) for rank in sorted(by_rank)]
     for number, rank in enumerate(ranks):
@@ -282,9 +282,9 @@ def _rows_by_name(path: Path) -> Mapping[str, Rows]:
     found: dict[str, Rows] = {}
     for file, header in checkpoint.files.items():
         for name, entry in header.tensors.items():
-            if entry.dtype not in _DTYPES or not entry.shape or not entry.count:
+            if entry.dtype not in FLOATS or not entry.shape or not entry.count:
                 raise CheckpointError(
-                    f"{short_repr(name)} must have a dtype of {', '.join(_DTYPES)} and rows, got "
+                    f"{short_repr(name)} must have a dtype of {', '.join(FLOATS)} and rows, got "
                     f"{entry.dtype} {list(entry.shape)}; convert before quantising"
                 )
             found[name] = rows_of(checkpoint.location(file), entry)

@@ -9,13 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phasor._checks import short_repr
-from phasor.checkpoint.files import Rows
+from phasor.checkpoint.files import FLOATS, Rows
 from phasor.errors import CheckpointError, install_hint
 
 if TYPE_CHECKING:
     import torch
 
-_DTYPES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+_DTYPES = {f"torch.{theirs}": ours for ours, theirs in FLOATS.items()}
 
 
 def open_pth(path: Path) -> dict[str, Rows]:
@@ -39,8 +39,8 @@ def open_pth(path: Path) -> dict[str, Rows]:
     except Exception as error:  # torch raises what its unpickler and its zip reader happen to raise
         first_line = str(error).strip().partition("\n")[0]
         raise CheckpointError(
-            f"{path} cannot be read by torch.load(mmap=True, weights_only=True), it is damaged or "
-            f"older than torch 1.6: {short_repr(first_line)}"
+            f"{path} cannot be read by torch.load(mmap=True, weights_only=True); it is damaged, "
+            f"was written by torch before 1.6, or holds more than tensors: {short_repr(first_line)}"
         ) from None
     if not isinstance(state, dict) or not state:
         kind = "an empty one" if isinstance(state, dict) else f"a {type(state).__name__}"
@@ -53,11 +53,11 @@ def _rows(path: Path, name: str, tensor: object) -> Rows:
 
     if not isinstance(tensor, torch.Tensor):
         raise CheckpointError(f"{path}: {short_repr(name)} must be a tensor, got {type(tensor)}")
-    dtype = _DTYPES.get(str(tensor.dtype).removeprefix("torch."))
+    dtype = _DTYPES.get(str(tensor.dtype))
     if dtype is None or not tensor.ndim or not tensor.numel() or tensor.layout != torch.strided:
         raise CheckpointError(
-            f"{path}: {short_repr(name)} must be a dense tensor of {', '.join(_DTYPES)} with rows, "
-            f"got {tensor.dtype} {list(tensor.shape)}; convert before quantising"
+            f"{path}: {short_repr(name)} must be a dense tensor of {', '.join(FLOATS.values())} "
+            f"with rows, got {tensor.dtype} {list(tensor.shape)}; convert before quantising"
         )
     row_bytes = tensor.element_size() * tensor[:1].numel()
 

@@ -13,6 +13,7 @@ from typing import BinaryIO
 
 import numpy as np
 
+from phasor._checks import short_repr
 from phasor.checkpoint.files import (
     CHUNK,
     Advance,
@@ -22,6 +23,7 @@ from phasor.checkpoint.files import (
     Rows,
     no_progress,
     open_checkpoint,
+    parse_json,
     read_exactly,
     read_header,
     rows_of,
@@ -48,8 +50,8 @@ def verify(
     other tensor must hold the source's rows in the planned order. For every row order in use,
     random queries and keys must have equal scores before and after.
 
-    Between programs, header and config must be those of the plan, and each rank's part of every
-    tensor must be found again in its place.
+    Between programs, the header must be the plan's, the config must hold what the plan says (keys
+    may be added), and each rank's part of every tensor must be in its place.
 
     Args:
         plan: From `plan` or `plan_for`.
@@ -134,12 +136,18 @@ def _holds_reordered(
 
 def _compare_program(plan: ProgramPlan, folder: Path, advance: Advance) -> None:
     config, weights = folder / plan.config_file, folder / plan.weights_file
-    if config.read_bytes() != plan.config_text.encode():
-        raise VerificationError(f"{config} must be what the plan says, and is not")
+    found = parse_json(config.read_bytes(), str(config))
+    for key, value in plan.config.items():
+        # keys may be added, and the ids of tokens, which are None, filled in
+        if value is not None and found.get(key) != value:
+            raise VerificationError(
+                f"{config}: {key} must be {short_repr(value)}, got {short_repr(found.get(key))}"
+            )
     header = read_header(weights)
     with weights.open("rb") as stream:
         if read_exactly(stream, header.begin) != plan.header:
             raise VerificationError(f"{weights} must have the header of the plan, and has another")
+    advance(header.begin)
     for name, tensor in plan.tensors.items():
         if not _holds_ranks(rows_of(weights, header.tensors[name]), tensor):
             raise VerificationError(f"{weights}: {name!r} is not what the ranks make of it")
@@ -258,7 +266,9 @@ def write(
 
 def _write_program(plan: ProgramPlan, folder: Path, advance: Advance) -> None:
     with (folder / plan.weights_file).open("xb") as new:
-        new.write(plan.header)
+        header = plan.header
+        new.write(header)
+        advance(len(header))
         for tensor in plan.tensors.values():
             for chunk in tensor.chunks():
                 new.write(np.ascontiguousarray(chunk).data)

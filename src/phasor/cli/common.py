@@ -49,10 +49,9 @@ class TokenCount(click.ParamType[int]):
         self._least = least
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        parts = re.fullmatch(r"([0-9][0-9_]*)([km]?)", str(value).lower())
-        # more digits than any count has are not made a number
-        count = 0 if parts is None or len(parts[1]) > 30 else int(parts[1].replace("_", ""))
-        count *= 1 if parts is None else self._UNITS[parts[2]]
+        # no more digits than any count has
+        parts = re.fullmatch(r"([0-9][0-9_]{,30})([km]?)", str(value).lower())
+        count = 0 if parts is None else int(parts[1].replace("_", "")) * self._UNITS[parts[2]]
         if not self._least <= count < 1 << 63:
             self.fail(
                 f"{value!r} is no number of tokens from {self._least} to 2**63 - 1, such as 4096, "

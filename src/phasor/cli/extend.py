@@ -33,7 +33,11 @@ from phasor.layers import LayerRopes
 @click.command()
 @click.argument("model", type=MODEL)
 @click.option(
-    "--to", type=TokenCount(3), required=True, metavar="TOKENS", help="Wanted, such as 128k or 1M."
+    "--to",
+    type=TokenCount(3),
+    required=True,
+    metavar="TOKENS",
+    help="The longer context, such as 128k or 1M.",
 )
 @click.option("--law", metavar="NAME", help="Write this law's block, not the documented one's.")
 @click.option(
@@ -82,15 +86,17 @@ def extend(
     parameters = {law: dict(map(_parameter, settings))} if law is not None and settings else None
     divisors = None if factors is None else _divisors(factors)
     with waiting("comparing the laws"):
-        planned = plan(ropes, kind, context, to, factors=divisors, parameters=parameters)
+        planned = plan(
+            ropes, to, kind=kind, context=context, factors=divisors, parameters=parameters
+        )
+    # first, so that nothing is printed where it fails
+    written = write_config(planned, law, model, reading, ropes, folder) if folder else None
     if as_json:
         say_json(planned.as_plain(law))
-    elif folder is None:
+    elif written is not None:
+        say(f"Written: {written}, for {to} tokens by {planned.way(law).extension.name}.")
+    else:
         print_plan(planned, law)
-    if folder is not None:
-        written = write_config(planned, law, model, reading, ropes, folder)
-        if not as_json:
-            say(f"Written: {written}, for {to} tokens by {planned.way(law).extension.name}.")
 
 
 def _divisors(path: Path) -> list[float]:

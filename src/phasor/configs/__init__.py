@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 from phasor.configs.diffusers import load_diffusers
 from phasor.configs.facts import table
@@ -39,7 +39,7 @@ from phasor.configs.writing import (
 )
 from phasor.errors import ConfigError, SpecError
 from phasor.layers import LayerRopes
-from phasor.presets import find_hub_id, preset
+from phasor.presets import preset, preset_of_hub_id
 
 __all__ = [
     "NESTED",
@@ -69,8 +69,9 @@ def load(
     Args:
         source: Path of a file, of a folder that holds a ``config.json`` or a ``params.json``, ``-``
             for standard input, the dictionary that such a file holds, or a config object of
-            transformers. Or the id of a repository on the Hugging Face Hub, for its preset or the
-            file in the local cache; nothing is downloaded. Of a GGUF file the header is read, with
+            transformers. Or the id of a repository on the Hugging Face Hub: its preset, or
+            where there is none, and with ``part`` or ``like``, the file in the local cache; nothing
+            is downloaded. Of a GGUF file the header is read, with
             the ``gguf`` package. GGUF metadata may come as a dictionary too, with the tensors
             ``rope_freqs.weight``, ``rope_factors_short.weight`` and ``rope_factors_long.weight``
             among them as lists.
@@ -104,10 +105,9 @@ def load(
     'gpt2 has no rotary embedding; in its place: learned absolute position embeddings.'
     """
     if is_hub_id(source):
-        repository = cast(str, source)
-        if part is None and like is None and (name := find_hub_id(repository)) is not None:
+        if part is None and like is None and (name := preset_of_hub_id(source)) is not None:
             return preset(name)
-        source = cached_config(repository) or source
+        source = cached_config(source) or source
     config = read_source(source)
     try:
         if part is None and like is None:

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeGuard, cast
 
 from phasor._checks import first_repeated, short_repr
 from phasor.configs.block import Block
@@ -104,7 +104,7 @@ def cached_config(repository: str) -> Path | None:
     return None
 
 
-def is_hub_id(source: object) -> bool:
+def is_hub_id(source: object) -> TypeGuard[str]:
     """Whether ``source`` reads as ``owner/name`` and there is no such file."""
     return (
         isinstance(source, str)
@@ -118,8 +118,8 @@ def _download_hint(source: str) -> str:
     if not is_hub_id(source) or source.endswith((".json", ".gguf")):
         return ""
     return (
-        "as a repository of the Hugging Face Hub it is neither a preset nor in the local cache: "
-        f"`hf download {source} config.json` fetches it"
+        "if it is a repository of the Hugging Face Hub, its config is not in the local cache: "
+        f"`hf download {source} config.json` (of huggingface_hub) fetches it"
     )
 
 

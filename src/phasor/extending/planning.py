@@ -209,10 +209,10 @@ class ExtensionPlan:
 
 def plan(
     ropes: LayerRopes,
-    kind: str | Sequence[str] | None,
-    context: int | None,
     to: int,
     *,
+    kind: str | Sequence[str] | None = None,
+    context: int | None = None,
     factors: Sequence[float] | None = None,
     parameters: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> ExtensionPlan:
@@ -223,10 +223,10 @@ def plan(
 
     Args:
         ropes: The model.
+        to: Tokens of the wanted context.
         kind: The kind of layers to extend, or several kinds with equal ropes; kinds that share
             their config block are included. None if all ropes of the model are equal.
         context: Tokens of the training; None for the model's own ``context``.
-        to: Tokens of the wanted context.
         factors: As for `extensions`.
         parameters: As for `extensions`.
 
@@ -236,10 +236,10 @@ def plan(
             distances that it would take minutes.
 
     >>> from phasor import preset
-    >>> planned = plan(preset("qwen3-8b"), None, None, 131072)
+    >>> planned = plan(preset("qwen3-8b"), 131072)
     >>> planned.recommended, planned.documented.law.factor
     ('documented', 4.0)
-    >>> plan(preset("llama-3-8b"), None, None, 131072).recommended
+    >>> plan(preset("llama-3-8b"), 131072).recommended
     """
     length = ropes.context if context is None else context
     if length is None:

@@ -111,7 +111,7 @@ def _kind(ropes: LayerRopes, kind: str) -> dict[str, Any]:
 def _section(ropes: LayerRopes, rope: Rope, context: int, to: int, index: int) -> dict[str, Any]:
     """What the template says about the layers that rotate by ``rope``."""
     kinds = [kind for kind, its in ropes.kinds.items() if its == rope]
-    planned = plan(ropes, kinds, context, to)
+    planned = plan(ropes, to, kind=kinds, context=context)
     trained = planned.ways["unchanged"].extension.rope
     drawn = _curves(planned)
     alpha: float | None = None

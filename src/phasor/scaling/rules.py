@@ -137,7 +137,7 @@ class LongRope(Rule):
 
         def __new__(cls, **fields: object) -> LongRope:
             """Say the way out where Python would raise a bare TypeError."""
-            # copies are made without fields
+            # copy and pickle call this without fields
             missing = [n for n in ("short_factors", "long_factors") if fields and n not in fields]
             if missing:
                 raise SpecError(

@@ -8,7 +8,7 @@
 A model of pictures and text has a part for each, named by the key of its config in the config file,
 as in ``patch(model, part="text_config")``.
 
-The modules stay who they are. Those that turn positions into cosines, and those that rotate by
+The modules stay the same objects. Those that turn positions into cosines, and those that rotate by
 them, become instances of a subclass of their own class: the first answers with the positions
 themselves, the second meets those with phasor's operator. Parameters, buffers, hooks, names and
 the class of the model are not touched, so that what is saved, wrapped or trained is as before.
@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from phasor._checks import whole
 from phasor.angles import cos_sin
 from phasor.errors import ConfigError
-from phasor.layers import LayerRopes
+from phasor.layers import LayerRopes, summarize
 from phasor.rope import Rope
 from phasor.torch.functional import rotate
 from phasor.torch.hf.embeddings import (
@@ -68,7 +68,7 @@ __all__ = [
 ]
 
 
-# where a config names no context, as those of towers do not
+# positions that are checked where the config has no context, as those of vision towers
 _CONTEXT = 4096
 _MOST_POSITIONS = 1 << 16
 
@@ -128,7 +128,7 @@ class Patched:
         for one in self.layers:
             number = "" if one.layer is None else str(one.layer)
             unknown = "its positions' rope" if one.doubt else "nothing"
-            turns = unknown if one.rope is None else _in_words(one.rope)
+            turns = unknown if one.rope is None else summarize(one.rope)
             rows.append((number, f"{one.path} ({one.class_name})", ", ".join(one.functions), turns))
         widths = [max(len(row[i]) for row in rows) for i in range(3)]
         return "\n".join(
@@ -230,7 +230,7 @@ def patch(
     LlamaModel: phasor rotates in 1 module; positions come from rotary_emb
     >>> print(patched.table())  # doctest: +ELLIPSIS
     layer  module ...
-    0      layers.0.self_attn (LlamaAttention)  ...  half pairs, 32 of 32, base 10000
+    0      layers.0.self_attn (LlamaAttention)  ...  half pairs, 32 coordinates, base 10000
     >>> unpatch(model)
     """
     if seq_len is not None:
@@ -390,16 +390,6 @@ def _replaced(member: Member, ropes: LayerRopes | str, seq_len: int | None) -> R
     )
 
 
-def _in_words(rope: Rope) -> str:
-    pairs = rope.pairing if rope.pairing_out is None else f"{rope.pairing} to {rope.pairing_out}"
-    words = [f"{pairs} pairs", f"{rope.rotary_dim} of {rope.head_dim}"]
-    if rope.base is not None:
-        words.append(f"base {rope.base:g}")
-    if rope.scaling is not None:
-        words.append(type(rope.scaling).__name__)
-    return ", ".join(words)
-
-
 # ---- how far cosines are from exact ----
 
 
@@ -457,7 +447,7 @@ def _positions(law: Rope, grid: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _operator_rows(law: Rope, grid: NDArray[np.int64]) -> tuple[NDArray[np.float64], ...]:
-    """Rows of phasor's operator, off the pairs (1, 0) that it turns."""
+    """The cosines and sines that phasor's operator makes of the pairs (1, 0)."""
     plain = replace(law, head_dim=law.rotary_dim, rotary_start=0, pairing="half", pairing_out=None)
     ones = torch.tensor([1.0, 0.0]).repeat_interleave(law.num_pairs).repeat(grid.shape[1], 1, 1)
     positions = torch.as_tensor(_positions(law, grid))
