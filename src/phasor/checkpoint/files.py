@@ -144,7 +144,7 @@ def parse_json(data: bytes, where: str) -> dict[str, Any]:
     except CheckpointError:
         raise
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{where}: no valid JSON: {error}") from None
+        raise CheckpointError(f"{where}: must be JSON, and is not: {error}") from None
     if not isinstance(value, dict):
         raise CheckpointError(f"{where} must hold a JSON object, got {short_repr(value)}")
     return cast(dict[str, Any], value)
