@@ -97,8 +97,7 @@ def other_frequencies(rope: Rope, named: str) -> bool:
     if isinstance(law, Rule):
         return False
     if isinstance(law, Yarn) and law.truncate:
-        # of a narrow head the ramp ends before it begins, and programs differ
-        return "YaRN" not in named or rope.num_pairs < 8
+        return "YaRN" not in named or ramp_ends_before_it_begins(rope, law)
     # frequencies that are given, or any two of a law, may happen to be powers of some base
     if rope.base is None or raised_base(rope) <= 1 or (law and rope.num_pairs <= 2):
         return True
@@ -113,6 +112,15 @@ def other_frequencies(rope: Rope, named: str) -> bool:
     ratio = found[1] / found[0]
     powers = found[0] * ratio ** np.arange(len(found))
     return ratio >= 1 or not np.allclose(found, powers, rtol=1e-10, atol=0)
+
+
+def ramp_ends_before_it_begins(rope: Rope, law: Yarn) -> bool:
+    """Whether the ramp of a narrow head is one that programs compute differently."""
+    first, last = (
+        oracle.index_of_turns(rope.num_pairs, rope.base, law.original_max_positions, turns)
+        for turns in (law.beta_fast, law.beta_slow)
+    )
+    return max(math.floor(first), 0) > min(math.ceil(last), rope.rotary_dim - 1)
 
 
 def unusual_yarn(law: object) -> bool:
