@@ -111,6 +111,8 @@ template <> struct Lane<Bf16> : Floats {
     store<kStream>(p, round_interleaved(y0, y1));
   }
 
+  struct Constants {};
+
   // Rows as `rotate_whole` uses them. One shift and one mask unpack 16 numbers into the even and the
   // odd ones, which is faster than unpacking them in order; so where both pairings are halves, the
   // cosines of 16 neighbouring pairs are put into that order too.
@@ -121,7 +123,7 @@ template <> struct Lane<Bf16> : Floats {
   }
   template <bool kHalfIn, bool kHalfOut, bool kStream, int kBlocks>
   static void rotate_whole(const char *in, char *out, const V *c, const V *s, const float *,
-                         const float *) {
+                         const float *, const Constants &) {
     constexpr int64_t bytes = int64_t{kBlocks} * width * 2;
     if constexpr (kHalfIn && kHalfOut) {
       for (int b = 0; b < kBlocks; b += 2) {

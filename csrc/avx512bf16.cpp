@@ -23,27 +23,35 @@ void rotate_block(const char *in, char *out, int64_t bytes, int64_t at, V c, V s
 template <> struct Lane<Bf16> : Bf16Emulated {
   static constexpr bool has_rotate_whole = true;
 
-  static __m512i interleave(__m512i v) {
-    alignas(64) static constexpr int16_t kWeave[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,
-                                                       21, 6, 22, 7, 23, 8,  24, 9,  25, 10, 26,
-                                                       11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
-    return _mm512_permutexvar_epi16(_mm512_load_si512(kWeave), v);
-  }
-
-  // Rows as `rotate_whole` uses them. One shift and one mask unpack 32 numbers into the even and the
-  // odd ones, which is faster than unpacking them in order; so where both pairings are halves, the
-  // cosines of 32 neighbouring pairs are put into that order too.
-  template <bool kHalfIn, bool kHalfOut, int kBlocks> static void arrange_rows(V *row) {
-    if constexpr (kHalfIn && kHalfOut) {
-      const __m512i even =
-          _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
-      const __m512i odd = _mm512_add_epi32(even, _mm512_set1_epi32(1));
-      for (int b = 0; b < kBlocks; b += 2) {
-        const V low = row[b], high = row[b + 1];
-        row[b] = _mm512_permutex2var_ps(low, even, high);
-        row[b + 1] = _mm512_permutex2var_ps(low, odd, high);
-      }
+  // What every head needs, in registers: the compiler would make some of it again for each.
+  struct Constants {
+    __m512i low, high, weave, magnitude;
+    Constants() {
+      alignas(64) static constexpr int16_t kLow[32] = {0, 0, 0, 1, 0, 2,  0, 3,  0, 4,  0,
+                                                       5, 0, 6, 0, 7, 0,  8, 0,  9, 0,  10,
+                                                       0, 11, 0, 12, 0, 13, 0, 14, 0, 15};
+      alignas(64) static constexpr int16_t kWeave[32] = {
+          0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+          8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+      low = in_register(_mm512_load_si512(kLow));
+      high = in_register(_mm512_add_epi16(low, _mm512_set1_epi16(16)));
+      weave = in_register(_mm512_load_si512(kWeave));
+      magnitude = in_register(_mm512_set1_epi16(0x7fff));
     }
+    static __m512i in_register(__m512i v) {
+      asm("" : "+v"(v));
+      return v;
+    }
+  };
+  // Rows stay in order.
+  template <bool, bool, int> static void arrange_rows(V *) {}
+
+  // 32 numbers side by side, widened in order: each goes to the upper half of a lane, above zeros.
+  static void load_32(const char *p, const Constants &k, V &first, V &second) {
+    const __mmask32 upper = 0xaaaaaaaau;
+    const __m512i raw = _mm512_loadu_si512(p);
+    first = _mm512_castsi512_ps(_mm512_maskz_permutexvar_epi16(upper, k.low, raw));
+    second = _mm512_castsi512_ps(_mm512_maskz_permutexvar_epi16(upper, k.high, raw));
   }
 
   // The instruction that rounds to bfloat16 takes subnormal numbers for zero. So a head is rotated in
@@ -51,51 +59,39 @@ template <> struct Lane<Bf16> : Bf16Emulated {
   // the instruction. Nothing is stored before.
   template <bool kHalfIn, bool kHalfOut, bool kStream, int kBlocks>
   static void rotate_whole(const char *in, char *out, const V *c, const V *s, const float *cos,
-                         const float *sin) {
+                         const float *sin, const Constants &k) {
     constexpr int64_t bytes = int64_t{kBlocks} * width * 2;
+    // two blocks: firsts, then seconds, of 32 pairs; interleaved, one block is the other way round
     __m512i results[kBlocks];
-    if constexpr (kHalfIn && kHalfOut) {
-      for (int b = 0; b < kBlocks; b += 2) {
-        const int64_t at = b * int64_t{width} * 2;
-        V even0, odd0, even1, odd1, y0, y1, z0, z1;
-        load_interleaved(in + at, even0, odd0);
-        load_interleaved(in + bytes + at, even1, odd1);
-        rotate(even0, even1, c[b], s[b], y0, y1);
-        rotate(odd0, odd1, c[b + 1], s[b + 1], z0, z1);
-        results[b] = (__m512i)_mm512_cvtne2ps_pbh(z0, y0);
-        results[b + 1] = (__m512i)_mm512_cvtne2ps_pbh(z1, y1);
+    for (int b = 0; b < kBlocks; b += 2) {
+      const int64_t at = b * int64_t{width} * 2;
+      V x0[2], x1[2], y0[2], y1[2];
+      if constexpr (kHalfIn) {
+        load_32(in + at, k, x0[0], x0[1]);
+        load_32(in + bytes + at, k, x1[0], x1[1]);
+      } else {
+        load_interleaved(in + 2 * at, x0[0], x1[0]);
+        load_interleaved(in + 2 * at + 64, x0[1], x1[1]);
       }
-    } else {
-      for (int b = 0; b < kBlocks; ++b) {
-        const int64_t at = b * int64_t{width} * 2;
-        V x0, x1, y0, y1;
-        if constexpr (kHalfIn) {
-          x0 = load_half(in + at);
-          x1 = load_half(in + bytes + at);
-        } else {
-          load_interleaved(in + 2 * at, x0, x1);
-        }
-        rotate(x0, x1, c[b], s[b], y0, y1);
-        results[b] = (__m512i)_mm512_cvtne2ps_pbh(y1, y0);
+      for (int i = 0; i < 2; ++i) rotate(x0[i], x1[i], c[b + i], s[b + i], y0[i], y1[i]);
+      if constexpr (kHalfOut) {
+        results[b] = (__m512i)_mm512_cvtne2ps_pbh(y0[1], y0[0]);
+        results[b + 1] = (__m512i)_mm512_cvtne2ps_pbh(y1[1], y1[0]);
+      } else {
+        for (int i = 0; i < 2; ++i) results[b + i] = (__m512i)_mm512_cvtne2ps_pbh(y1[i], y0[i]);
       }
     }
     __mmask32 zeros = 0;
     for (int b = 0; b < kBlocks; ++b)
-      zeros |= _mm512_testn_epi16_mask(results[b], _mm512_set1_epi16(0x7fff));
+      zeros |= _mm512_testn_epi16_mask(results[b], k.magnitude);
     if (__builtin_expect(zeros != 0, 0)) {
       rotate_emulated<kHalfIn, kHalfOut, kStream, kBlocks>(in, out, cos, sin);
       return;
     }
     for (int b = 0; b < kBlocks; ++b) {
       const int64_t at = b * int64_t{width} * 2;
-      if constexpr (kHalfIn && kHalfOut) {
-        store<kStream>(out + (b % 2 ? bytes + at - 32 : at), interleave(results[b]));
-      } else if constexpr (kHalfOut) {
-        store<kStream>(out + at, _mm512_castsi512_si256(results[b]));
-        store<kStream>(out + bytes + at, _mm512_extracti64x4_epi64(results[b], 1));
-      } else {
-        store<kStream>(out + 2 * at, interleave(results[b]));
-      }
+      if constexpr (kHalfOut) store<kStream>(out + (b % 2 ? bytes + at - 32 : at), results[b]);
+      else store<kStream>(out + 2 * at, _mm512_permutexvar_epi16(k.weave, results[b]));
     }
   }
 

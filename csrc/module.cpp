@@ -5,6 +5,7 @@
 #include <Python.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "dlpack.h"
@@ -16,10 +17,12 @@
 namespace phasor {
 namespace {
 
-// What is the same in every call for a Rope, packed by `plan` into a bytes object.
+// What is the same in every call for a Rope, packed by `plan` into a bytes object. The addresses are 0
+// where cosines and sines are given; else the caller keeps alive what they point to.
 struct Plan {
   int64_t head_dim, start, pairs, axes;
   int64_t half_in, half_out;
+  int64_t tables, made, axis_of_pair;
 };
 
 const DLPackExchangeAPI *dlpack = nullptr;
@@ -32,14 +35,15 @@ bool view(PyObject *object, DLTensor *out) {
 
 // A call of `rotate` while its arguments are read. Each step below returns false where it ends the
 // call, before anything is written: `answer` is then null with an error set, or Python's False where
-// the caller wants to try something else instead of an error.
+// the caller wants to try something else instead of an error, or None where rows have to be made.
 struct Call {
   PyObject *const *args;
   bool raises;
   bool from_positions;
   int inner; // trailing dimensions of the angles that are not those of tokens
   Job job;
-  DLTensor x[2], y[2], first, second, tables, axes;
+  const char *made; // which rows of the tables are: see `check_positions`
+  DLTensor x[2], y[2], first, second;
   int64_t elements;
   PyObject *answer;
 
@@ -49,7 +53,7 @@ struct Call {
     return false;
   }
 
-  // The same for a tensor that DLPack cannot export, such as one without memory.
+  // The same where Python raised: a tensor that DLPack cannot export, such as one without memory.
   bool refuse_unreadable() {
     if (raises) return false;
     PyErr_Clear();
@@ -59,8 +63,8 @@ struct Call {
 };
 
 bool read_options(Call &call, Py_ssize_t count) {
-  if (count != 11 && count != 13) {
-    PyErr_SetString(PyExc_TypeError, "rotate takes 11 or 13 arguments");
+  if (count != 9 && count != 11) {
+    PyErr_SetString(PyExc_TypeError, "rotate takes 9 or 11 arguments");
     return false;
   }
   char *packed;
@@ -77,14 +81,20 @@ bool read_options(Call &call, Py_ssize_t count) {
   job.start = plan.start;
   job.pairs = plan.pairs;
   job.axes = int(plan.axes);
-  job.inverse = PyObject_IsTrue(call.args[5]);
+  job.tables = reinterpret_cast<const void *>(plan.tables);
+  job.axis_of_pair = reinterpret_cast<const int64_t *>(plan.axis_of_pair);
+  call.made = reinterpret_cast<const char *>(plan.made);
+  if (!PyBool_Check(call.args[3]) || !(PyFloat_CheckExact(call.args[4]) || PyLong_CheckExact(call.args[4])))
+    return call.refuse(PyExc_TypeError, "inverse must be a bool and gain a number");
+  job.inverse = call.args[3] == Py_True;
   job.half_in = job.inverse ? plan.half_out : plan.half_in;
   job.half_out = job.inverse ? plan.half_in : plan.half_out;
-  job.gain = PyFloat_AsDouble(call.args[6]);
-  call.raises = PyObject_IsTrue(call.args[8]);
-  if (PyErr_Occurred()) return false;
-  job.operands = count == 11 ? 1 : 2;
-  job.in_place = call.args[9] == call.args[10]; // not by address: empty tensors all start at null
+  job.gain = PyFloat_AsDouble(call.args[4]);
+  call.raises = PyObject_IsTrue(call.args[6]);
+  if (PyErr_Occurred()) return call.refuse_unreadable();
+  if (!std::isfinite(job.gain)) return call.refuse(PyExc_ValueError, "gain must be finite");
+  job.operands = count == 9 ? 1 : 2;
+  job.in_place = call.args[7] == call.args[8]; // not by address: empty tensors all start at null
   if (job.head_dim > 2 * kMaxPairs)
     return call.refuse(tensor_error, "x must have heads at most 4096 wide; use backend='eager'");
   return true;
@@ -94,7 +104,10 @@ bool read_tensors(Call &call) {
   Job &job = call.job;
   for (int i = 0; i < job.operands; ++i) {
     DLTensor &x = call.x[i], &y = call.y[i];
-    if (!view(call.args[9 + 2 * i], &x) || !view(call.args[10 + 2 * i], &y)) return call.refuse_unreadable();
+    PyObject *in = call.args[7 + 2 * i], *out = call.args[8 + 2 * i];
+    if (!view(in, &x)) return call.refuse_unreadable();
+    if (out == in) y = x;
+    else if (!view(out, &y)) return call.refuse_unreadable();
     Dtype dtype;
     const bool sound = x.device.device_type == kDLCPU && y.device.device_type == kDLCPU &&
                        x.ndim >= 3 && x.ndim <= kMaxRank && dtype_of(x, &dtype) &&
@@ -119,11 +132,11 @@ bool read_tensors(Call &call) {
 bool read_angles(Call &call) {
   const Job &job = call.job;
   DLTensor &first = call.first, &second = call.second;
-  call.from_positions = call.args[4] == Py_None;
+  call.from_positions = call.args[2] == Py_None;
   call.inner = call.from_positions && job.axes == 1 ? 0 : 1;
-  if (!view(call.args[3], &first)) return call.refuse_unreadable();
+  if (!view(call.args[1], &first)) return call.refuse_unreadable();
   if (!call.from_positions) {
-    if (!view(call.args[4], &second)) return call.refuse_unreadable();
+    if (!view(call.args[2], &second)) return call.refuse_unreadable();
     if (!fits(first, 1, call.x[0]) || !fits(second, 1, call.x[0]))
       return call.refuse(tensor_error, "cos and sin must broadcast to the tokens of x");
     for (int i = 0; i < job.operands && job.in_place; ++i)
@@ -132,8 +145,6 @@ bool read_angles(Call &call) {
                                          "in place; pass clones");
     return true;
   }
-  if (!view(call.args[1], &call.tables) || (job.axes > 1 && !view(call.args[2], &call.axes)))
-    return call.refuse_unreadable();
   const bool sound = first.device.device_type == kDLCPU && is_integer(first) &&
                      fits(first, call.inner, call.x[0]) &&
                      (call.inner == 0 || first.shape[first.ndim - 1] == job.axes);
@@ -141,7 +152,11 @@ bool read_angles(Call &call) {
     return call.refuse(position_error, "positions must be int32 or int64 on the CPU and broadcast "
                                        "to the tokens of x");
   int64_t found, index;
-  if (!find_outside(first, &found, &index)) return true;
+  switch (check_positions(first, call.made, &found, &index)) {
+  case Positions::fine: return true;
+  case Positions::without_rows: call.answer = Py_NewRef(Py_None); return false;
+  case Positions::too_far: break;
+  }
   if (!call.raises) return call.refuse(position_error, "");
   PyErr_Format(position_error,
                "positions must lie within 2**40 either way, got %lld at index %lld; rotate_by "
@@ -185,11 +200,7 @@ bool lay_out(Call &call) {
   if (call.from_positions) {
     job.positions = start_of(call.first);
     job.position_bytes = int(size_of(call.first));
-    job.tables = start_of(call.tables);
-    if (job.axes > 1) {
-      job.axis_of_pair = reinterpret_cast<const int64_t *>(start_of(call.axes));
-      job.axis_stride = stride_of(call.first, call.first.ndim - 1);
-    }
+    if (job.axes > 1) job.axis_stride = stride_of(call.first, call.first.ndim - 1);
   } else {
     job.cos = start_of(call.first);
     job.sin = start_of(call.second);
@@ -222,16 +233,16 @@ long threads_of_torch() {
   return threads;
 }
 
-// rotate(plan, tables, axis_of_pair, angles0, angles1, inverse, gain, path, raises, x0, y0[, x1, y1])
+// rotate(plan, angles0, angles1, inverse, gain, path, raises, x0, y0[, x1, y1])
 //
-// Angles are positions and None, with tables; or cosines and sines, without. An output that is its
+// Angles are positions and None, for a plan with tables; or cosines and sines. An output that is its
 // input is written in place. Returns True, or the answer of `Call` to arguments that do not fit.
 PyObject *rotate(PyObject *, PyObject *const *args, Py_ssize_t count) {
   Call call{};
   call.args = args;
   if (!read_options(call, count) || !read_tensors(call) || !read_angles(call) || !lay_out(call))
     return call.answer;
-  const long path = PyLong_AsLong(args[7]);
+  const long path = PyLong_AsLong(args[5]);
   if (path == -1 && PyErr_Occurred()) return nullptr;
   if (call.elements == 0) Py_RETURN_TRUE;
   Job &job = call.job;
@@ -255,14 +266,15 @@ PyObject *rotate(PyObject *, PyObject *const *args, Py_ssize_t count) {
 
 PyObject *plan(PyObject *, PyObject *args) {
   Plan p;
-  long long head_dim, start, pairs, axes;
+  long long head_dim, start, pairs, axes, tables, made, axis_of_pair;
   int half_in, half_out;
-  if (!PyArg_ParseTuple(args, "LLLLpp", &head_dim, &start, &pairs, &axes, &half_in, &half_out))
+  if (!PyArg_ParseTuple(args, "LLLLppLLL", &head_dim, &start, &pairs, &axes, &half_in, &half_out, &tables,
+                        &made, &axis_of_pair))
     return nullptr;
   if (start < 0 || pairs < 0 || pairs > (head_dim - start) / 2)
     return PyErr_Format(tensor_error, "%lld pairs from coordinate %lld on do not fit a head of %lld",
                         pairs, start, head_dim);
-  p = {head_dim, start, pairs, axes, half_in, half_out};
+  p = {head_dim, start, pairs, axes, half_in, half_out, tables, made, axis_of_pair};
   return PyBytes_FromStringAndSize(reinterpret_cast<const char *>(&p), sizeof p);
 }
 

@@ -2,6 +2,7 @@
 // ranges of its tokens.
 #pragma once
 #include <cstdint>
+#include <cstring>
 
 namespace phasor {
 
@@ -50,6 +51,17 @@ struct Job {
   const char *cos, *sin;
   int64_t cos_stride[kMaxDims], sin_stride[kMaxDims];
 };
+
+inline int64_t position_at(const char *p, int bytes) {
+  if (bytes == 8) {
+    int64_t v;
+    std::memcpy(&v, p, 8);
+    return v;
+  }
+  int32_t v;
+  std::memcpy(&v, p, 4);
+  return v;
+}
 
 using Run = void (*)(const Job &, int64_t first, int64_t last);
 

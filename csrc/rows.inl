@@ -5,7 +5,7 @@ namespace {
 
 // The rows of a tile of tokens: in `storage`, which fits the nearest cache, or in the tables.
 template <class C> struct Rows {
-  static constexpr int64_t kBytes = 32 * 1024;
+  static constexpr int64_t kBytes = 16 * 1024;
   alignas(64) C storage[kBytes / sizeof(C)];
   alignas(64) C scratch[2 * kMaxPairs];
   const C *cos[kMaxTile], *sin[kMaxTile];
@@ -18,17 +18,6 @@ inline void multiply(const C *__restrict a, const C *__restrict b, C *__restrict
     out[k] = re;
     out[n + k] = im;
   }
-}
-
-inline int64_t position_at(const char *p, int bytes) {
-  if (bytes == 8) {
-    int64_t v;
-    std::memcpy(&v, p, 8);
-    return v;
-  }
-  int32_t v;
-  std::memcpy(&v, p, 4);
-  return v;
 }
 
 // The row of one position on one axis: the product of its digits' rows, in `out` or `scratch`. Where

@@ -77,22 +77,36 @@ struct Vectors {
   int64_t ahead; // how many bytes beyond a head to prefetch; 0 for not at all
 };
 
-template <class T, class C, bool kHalfIn, bool kHalfOut, bool kStream>
-__attribute__((always_inline)) inline void rotate_any_width(const Vectors &w, const C *cos, const C *sin, int64_t pairs) {
+// The next `kHeads` heads, which share every load of cosines and sines.
+template <class T, class C, bool kHalfIn, bool kHalfOut, bool kStream, int kHeads>
+__attribute__((always_inline)) inline void rotate_group(Vectors &w, const C *cos, const C *sin,
+                                                        int64_t pairs) {
   using L = Lane<T>;
   const int64_t bytes = pairs * int64_t{sizeof(T)};
-  const char *in = w.in;
-  char *out = w.out;
-  for (int64_t i = 0; i < w.count; ++i, in += w.step_in, out += w.step_out) {
-    if (w.ahead)
-      for (int64_t at = 0; at < 2 * bytes; at += 64) __builtin_prefetch(in + w.ahead + at);
+  for (; w.count >= kHeads; w.count -= kHeads) {
+    for (int h = 0; h < kHeads && w.ahead; ++h)
+      for (int64_t at = 0; at < 2 * bytes; at += 64)
+        __builtin_prefetch(w.in + h * w.step_in + w.ahead + at);
     int64_t k = 0;
-    for (; k + L::width <= pairs; k += L::width)
-      rotate_block<T, kHalfIn, kHalfOut, kStream>(in, out, bytes, k * int64_t{sizeof(T)},
-                                                L::load_row(cos + k), L::load_row(sin + k));
-    if (k < pairs)
-      rotate_scalar<T, C>(in, out, sizeof(T), sizeof(T), kHalfIn, kHalfOut, cos, sin, k, pairs);
+    for (; k + L::width <= pairs; k += L::width) {
+      const auto c = L::load_row(cos + k), s = L::load_row(sin + k);
+#pragma GCC unroll 4
+      for (int h = 0; h < kHeads; ++h)
+        rotate_block<T, kHalfIn, kHalfOut, kStream>(w.in + h * w.step_in, w.out + h * w.step_out, bytes,
+                                                    k * int64_t{sizeof(T)}, c, s);
+    }
+    for (int h = 0; h < kHeads && k < pairs; ++h)
+      rotate_scalar<T, C>(w.in + h * w.step_in, w.out + h * w.step_out, sizeof(T), sizeof(T), kHalfIn,
+                          kHalfOut, cos, sin, k, pairs);
+    w.in += kHeads * w.step_in;
+    w.out += kHeads * w.step_out;
   }
+}
+
+template <class T, class C, bool kHalfIn, bool kHalfOut, bool kStream>
+inline void rotate_any_width(Vectors w, const C *cos, const C *sin, int64_t pairs) {
+  rotate_group<T, C, kHalfIn, kHalfOut, kStream, 4>(w, cos, sin, pairs);
+  rotate_group<T, C, kHalfIn, kHalfOut, kStream, 1>(w, cos, sin, pairs);
 }
 
 // The same for heads of `kBlocks` registers: the cosines and sines stay in registers for all heads,
@@ -106,21 +120,28 @@ __attribute__((always_inline)) inline void rotate_from_registers(const Vectors &
     c[b] = L::load_row(cos + b * L::width);
     s[b] = L::load_row(sin + b * L::width);
   }
+  const auto each_head = [&](auto rotate_head) {
+    const char *in = w.in;
+    char *out = w.out;
+    for (int64_t i = 0; i < w.count; ++i, in += w.step_in, out += w.step_out) {
+      if (w.ahead)
+        for (int64_t at = 0; at < 2 * bytes; at += 64) __builtin_prefetch(in + w.ahead + at);
+      rotate_head(in, out);
+    }
+  };
   if constexpr (L::has_rotate_whole) {
     L::template arrange_rows<kHalfIn, kHalfOut, kBlocks>(c);
     L::template arrange_rows<kHalfIn, kHalfOut, kBlocks>(s);
-  }
-  const char *in = w.in;
-  char *out = w.out;
-  for (int64_t i = 0; i < w.count; ++i, in += w.step_in, out += w.step_out) {
-    if (w.ahead)
-      for (int64_t at = 0; at < 2 * bytes; at += 64) __builtin_prefetch(in + w.ahead + at);
-    if constexpr (L::has_rotate_whole)
-      L::template rotate_whole<kHalfIn, kHalfOut, kStream, kBlocks>(in, out, c, s, cos, sin);
-    else
+    const typename L::Constants constants;
+    each_head([&](const char *in, char *out) {
+      L::template rotate_whole<kHalfIn, kHalfOut, kStream, kBlocks>(in, out, c, s, cos, sin, constants);
+    });
+  } else {
+    each_head([&](const char *in, char *out) {
       for (int b = 0; b < kBlocks; ++b)
         rotate_block<T, kHalfIn, kHalfOut, kStream>(
             in, out, bytes, b * int64_t{L::width} * int64_t{sizeof(T)}, c[b], s[b]);
+    });
   }
 }
 
@@ -202,9 +223,9 @@ inline void sweep_tile(const Job &job, const Operand &x, const char *in, char *o
     }
     return;
   }
-  // [heads, tokens] memory: go along the tokens, which lie side by side, with two heads at a time.
-  // That reads memory in order, and still uses each row of cosines twice while it is in cache
-  constexpr int64_t kStreams = 2;
+  // [heads, tokens] memory: go along the tokens, which lie side by side, with a few heads at a
+  // time. That reads memory in order, and uses each row of cosines for all of them
+  constexpr int64_t kStreams = 4;
   const int64_t ahead = ahead_of(job, token_in);
   auto along_tokens = [&](auto blocks) {
     for (int64_t h = 0; h < x.heads; h += kStreams)

@@ -153,32 +153,35 @@ inline int merge(int dims, int64_t *shape, int64_t *const *strides, int operands
   return 1;
 }
 
-// The first position without a digit row, or false.
-inline bool find_outside(const DLTensor &t, int64_t *found, int64_t *index) {
-  int64_t count = 1;
+enum class Positions { fine, too_far, without_rows };
+
+// Whether the tables have the rows of every position; `found` and `index` are of the first one beyond
+// them. `made` says of every row, digit after digit, whether it is there, and first whether all are.
+inline Positions check_positions(const DLTensor &t, const char *made, int64_t *found, int64_t *index) {
+  constexpr int64_t kLimit = int64_t{1} << (kDigitBits * kDigits);
+  const bool every_row = made[0] != 0;
+  bool missing = false;
+  int64_t at[kMaxRank] = {}, count = 1;
   for (int d = 0; d < t.ndim; ++d) count *= t.shape[d];
-  const int64_t limit = int64_t{1} << (kDigitBits * kDigits);
+  const char *p = start_of(t);
   for (int64_t i = 0; i < count; ++i) {
-    int64_t offset = 0, left = i;
-    for (int d = t.ndim - 1; d >= 0; --d) {
-      offset += left % t.shape[d] * stride_of(t, d);
-      left /= t.shape[d];
-    }
-    int64_t p;
-    if (size_of(t) == 8) {
-      std::memcpy(&p, start_of(t) + offset, 8);
-    } else {
-      int32_t narrow;
-      std::memcpy(&narrow, start_of(t) + offset, 4);
-      p = narrow;
-    }
-    if (p <= -limit || p >= limit) {
-      *found = p;
+    const int64_t position = position_at(p, int(size_of(t)));
+    if (position <= -kLimit || position >= kLimit) {
+      *found = position;
       *index = i;
-      return true;
+      return Positions::too_far;
+    }
+    const int64_t size = position < 0 ? -position : position;
+    for (int digit = 0; digit < kDigits && !every_row; ++digit)
+      missing |= !made[1 + digit * kRows + ((size >> (kDigitBits * digit)) & (kRows - 1))];
+    for (int d = t.ndim - 1; d >= 0; --d) {
+      p += stride_of(t, d);
+      if (++at[d] < t.shape[d]) break;
+      p -= at[d] * stride_of(t, d);
+      at[d] = 0;
     }
   }
-  return false;
+  return missing ? Positions::without_rows : Positions::fine;
 }
 
 } // namespace phasor

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -17,7 +16,7 @@ from phasor.layers import rope_hint
 from phasor.pairings import checked_pairing
 from phasor.rope import Rope
 from phasor.scaling import Rule
-from phasor.torch._internals import dispatch_is_plain, refuse_tracing
+from phasor.torch._internals import refuse_tracing
 from phasor.torch._tables import layout_text
 
 #: The dtypes that are rotated.
@@ -32,22 +31,6 @@ _DTYPES_REFUSED = {
     torch.bfloat16: "bfloat16 cannot tell 256 from 257",
     torch.float16: "float16 cannot tell 2048 from 2049",
 }
-
-
-def skips_checks(xs: Sequence[Any], positions: Any, rope: Any, inverse: Any, gain: Any) -> bool:
-    """Whether a kernel may take these as they are: nothing has to be converted or recorded.
-
-    Shapes, dtypes and memory are checked by the kernel itself.
-    """
-    return (
-        dispatch_is_plain(xs)
-        and type(positions) is Tensor
-        and not positions.is_neg()
-        and type(rope) is Rope
-        and (type(gain) is float or type(gain) is int)
-        and -math.inf < gain < math.inf
-        and type(inverse) is bool
-    )
 
 
 def tokens_first(

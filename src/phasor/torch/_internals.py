@@ -18,6 +18,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 _C = cast(Any, torch)._C
+_forward_ad = cast(Any, forward_ad)
 
 #: Inside, operators skip autograd: for code that has already taken care of derivatives.
 below_autograd: Callable[[], AbstractContextManager[None]] = _C._AutoDispatchBelowAutograd
@@ -33,6 +34,8 @@ in_transform: Callable[[], bool] = _C._are_functorch_transforms_active
 is_tracing: Callable[[], bool] = _C._is_tracing
 #: How many dispatch modes are on.
 count_modes: Callable[[], int] = _C._len_torch_dispatch_stack
+#: Raise the version counters by which autograd notices writes; inference tensors have none.
+count_writes: Callable[[Sequence[Tensor]], None] = _C._increment_version
 
 
 def outside_autocast(device: torch.device) -> AbstractContextManager[Any]:
@@ -70,24 +73,28 @@ def dispatch_is_plain(xs: Sequence[Any]) -> bool:
     Only then may a call go past the dispatcher, which costs several times as much as the rotation
     of one token.
     """
-    if torch.compiler.is_compiling():
+    if (
+        torch.compiler.is_compiling()
+        or _forward_ad._current_level >= 0
+        or in_transform()
+        or count_modes()
+        or is_tracing()
+    ):
         return False
     recording = torch.is_grad_enabled()
     for x in xs:
         if type(x) is not Tensor or x.is_neg() or (recording and x.requires_grad):
             return False
-    in_forward_mode = cast(int, cast(Any, forward_ad)._current_level) >= 0
-    return not (in_forward_mode or in_transform() or count_modes() or is_tracing())
+    return True
 
 
 def may_write(xs: Sequence[Tensor]) -> bool:
     """Whether torch lets these be written here: inference tensors only in inference mode."""
-    return torch.is_inference_mode_enabled() or not any(x.is_inference() for x in xs)
-
-
-def count_writes(xs: Sequence[Tensor]) -> None:
-    """Raise the version counters by which autograd notices writes; inference tensors have none."""
-    torch.autograd.graph.increment_version([x for x in xs if not x.is_inference()])
+    if not torch.is_inference_mode_enabled():
+        for x in xs:
+            if x.is_inference():
+                return False
+    return True
 
 
 def autograd_may_refuse_write(x: Tensor) -> bool:

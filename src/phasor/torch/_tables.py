@@ -38,7 +38,7 @@ _Table = Callable[Concatenate[str, torch.device, _P], Tensor]
 #: What `count_digits` answers when four digits are too few.
 TOO_FAR = 0
 _FEW_POSITIONS = 256  # up to so many, only the rows that they need are made
-_MANY_CALLS = 16  # after so many, a Rope is in steady use and its tables are filled
+_MANY_TIMES = 16  # rows were missing so often: a Rope is in steady use and its tables are filled
 _DIGIT = np.arange(DIGITS)
 
 # Tables that a CUDA graph was captured with. It holds their addresses but not their memory.
@@ -156,51 +156,51 @@ class GrowingTables:
     A rule picks a law for every length, and a step of decoding needs four rows of its tables, not
     4,096. A row of float32 is rounded once from 60 digits, so it is the same whenever it is made;
     tables of float64, whose last bit may depend on how many are made at once, are filled at once.
+
+    Attributes:
+        made: bool ``[1 + 4 * 1024]``: whether every row is there, then of each whether it is.
     """
 
     def __init__(self, rope: Rope, dtype: torch.dtype) -> None:
         self._rope = rope
-        # position tensors whose rows are there, by dtype and bytes; None once every row is
-        self._covered: set[tuple[torch.dtype, bytes]] | None = set()
-        shape = DIGITS, ROWS, 2, rope.num_pairs
-        # a row that is not made is never read, so it need not be cleared
-        self._values = np.empty(shape, _numpy_dtype(dtype))
-        self._is_made = np.zeros(shape[:2], dtype=bool)
+        self._times_grown = 0
+        self.made = np.zeros(1 + DIGITS * ROWS, dtype=bool)
+        self._is_made = self.made[1:].reshape(DIGITS, ROWS)
+        # a row that is not made is never read, so it need not be cleared; torch aligns its memory
+        # to cache lines, which NumPy does not
         with torch.inference_mode(mode=False), outside_transforms(), outside_modes():
-            self._tables = torch.from_numpy(self._values)
+            self.tables = torch.empty(DIGITS, ROWS, 2, rope.num_pairs, dtype=dtype, device="cpu")
+            self._values = self.tables.numpy()
         if dtype == torch.float64:
             self.fill()
 
     def fill(self) -> Tensor:
         """The tables with every row."""
-        if self._covered is not None:
+        if not self.made[0]:
             self._make_rows(~self._is_made)
-            self._covered = None
-        return self._tables
+            self.made[0] = True
+        return self.tables
 
     def cover(self, positions: Tensor) -> Tensor:
         """The tables with at least the rows that ``positions`` need.
 
         Only int32 and int64 positions in memory are read, the ones that the CPU kernel takes.
         """
-        covered = self._covered
         readable = positions.dtype in (torch.int64, torch.int32) and positions.is_cpu
-        if covered is None or not readable or positions.layout != torch.strided:
-            return self._tables
-        if positions.numel() > _FEW_POSITIONS or len(covered) > _MANY_CALLS:
+        if self.made[0] or not readable or positions.layout != torch.strided:
+            return self.tables
+        if positions.numel() > _FEW_POSITIONS or self._times_grown == _MANY_TIMES:
             return self.fill()
-        numbers = positions.numpy()
-        key = positions.dtype, numbers.tobytes()
-        if key not in covered:
-            # [n, 1] >> [4] -> [n, 4]: the four digits of every position
-            digits = (np.abs(numbers.astype(np.int64)).reshape(-1, 1) >> (DIGIT_BITS * _DIGIT)) & (
-                ROWS - 1
-            )
-            needed = np.zeros_like(self._is_made)
-            needed[_DIGIT, digits] = True
-            self._make_rows(needed & ~self._is_made)
-            covered.add(key)
-        return self._tables
+        numbers = positions.numpy().astype(np.int64).reshape(-1, 1)
+        # [n, 1] >> [4] -> [n, 4]: the four digits of every position
+        digits = (np.abs(numbers) >> (DIGIT_BITS * _DIGIT)) & (ROWS - 1)
+        needed = np.zeros_like(self._is_made)
+        needed[_DIGIT, digits] = True
+        missing = needed & ~self._is_made
+        if missing.any():
+            self._make_rows(missing)
+            self._times_grown += 1
+        return self.tables
 
     def _make_rows(self, missing: NDArray[np.bool_]) -> None:
         digits, values = np.nonzero(missing)

@@ -23,14 +23,19 @@ from torch import Tensor
 
 from phasor.errors import BackendError, TensorError
 from phasor.rope import Rope
-from phasor.torch._arguments import skips_checks
 from phasor.torch._in_place import (
     check_copies,
     check_mutable,
     check_not_expanded,
     check_writable,
 )
-from phasor.torch._internals import below_autograd, count_writes, in_transform, may_write
+from phasor.torch._internals import (
+    below_autograd,
+    count_writes,
+    dispatch_is_plain,
+    in_transform,
+    may_write,
+)
 from phasor.torch._tables import count_own_dimensions
 from phasor.torch.backends import cpu, eager
 from phasor.torch.backends import triton as triton_backend
@@ -78,18 +83,20 @@ def rotate_directly(
     For one token the dispatcher costs ten times the rotation. A kernel refuses whatever it is not
     sure of, and then the ordinary way rotates, or says what is wrong.
     """
-    if not skips_checks(xs, positions, rope, inverse, gain):
+    if type(rope) is not Rope or type(positions) is not Tensor:
         return None
-    if backend == "triton" or (backend == "auto" and xs[0].is_cuda):
-        kernel = triton_backend
-    elif backend in ("auto", "cpu") and xs[0].is_cpu:
+    if not dispatch_is_plain(xs) or positions.is_neg():
+        return None
+    if backend in ("auto", "cpu") and xs[0].is_cpu:
         kernel = cpu
+    elif backend == "triton" or (backend == "auto" and xs[0].is_cuda):
+        kernel = triton_backend
     else:
         return None
-    if not kernel.is_ready() or (in_place and not may_write(xs)):
+    if in_place and not may_write(xs):
         return None
     outs = xs if in_place else [torch.empty_like(x) for x in xs]
-    if not kernel.rotate_directly(xs, outs, positions, rope, inverse, gain):
+    if not kernel.rotate_directly(xs, outs, positions, rope.to_json(), inverse, gain):
         return None
     if in_place:
         count_writes(xs)

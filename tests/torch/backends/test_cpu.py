@@ -16,7 +16,7 @@ from torch import Tensor
 import phasor.torch
 from phasor import BackendError, PositionError, Rope, TensorError
 from phasor.axes import InterleavedSections
-from phasor.torch import _tables, rotate, rotate_, rotate_by, rotate_qk, rotate_qk_
+from phasor.torch import rotate, rotate_, rotate_by, rotate_qk, rotate_qk_
 from phasor.torch.backends import cpu
 
 from ..torch_oracle import DTYPES, assert_rotated, normal, run_on
@@ -286,11 +286,11 @@ def test_the_extension_refuses_positions_that_no_digits_reach() -> None:
     rope = Rope(head_dim=16, pairing="half")
     x = normal(2, 3, 1, 16)
     kept = x.clone()
-    plan = cpu._plan(rope.to_json(), 16, 8)
-    tables = _tables.digit_tables(rope.to_json(), x.device, torch.float32)
+    plan, *kept_alive = cpu._prepare(rope.to_json(), torch.float32)
     places = torch.tensor([[0, 1, 2], [3, 2**40, 5]])
     with pytest.raises(PositionError, match="got 1099511627776 at index 4"):
-        cpu._native.rotate(plan, tables, None, places, None, False, 1.0, 0, True, x, x)
+        cpu._native.rotate(plan, places, None, False, 1.0, 0, True, x, x)
+    del kept_alive
     assert torch.equal(x, kept)
 
 

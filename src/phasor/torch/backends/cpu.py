@@ -19,7 +19,6 @@ from torch import Tensor
 
 from phasor.errors import DISTRIBUTION, BackendError, PositionError, TensorError
 from phasor.pairings import by_pairing
-from phasor.rope import Rope
 from phasor.torch._in_place import check_writable
 from phasor.torch._internals import cached_constant, count_writes
 from phasor.torch._tables import (
@@ -91,11 +90,6 @@ def paths() -> tuple[str, ...]:
     return tuple(name for name, available in _native.paths() if available)
 
 
-def is_ready() -> bool:
-    """Whether `rotate_directly` is worth a call."""
-    return _native is not None
-
-
 def refusal(x: Tensor) -> str:
     """Why this backend cannot rotate ``x``; nothing if it can."""
     if x.device.type != "cpu":
@@ -109,26 +103,31 @@ def rotate_directly(
     xs: Sequence[Tensor],
     outs: Sequence[Tensor],
     positions: Tensor,
-    rope: Rope,
+    rope: str,
     inverse: bool,
     gain: float,
 ) -> bool:
     """One pass from ``xs`` to ``outs``; false, with nothing written, where the kernel refuses."""
-    plan, tables, axes = _prepare(rope.to_json(), xs[0].dtype)
+    if _native is None:
+        return False
+    plan, tables, _ = _prepare(rope, xs[0].dtype)
     operands = (xs[0], outs[0]) if len(xs) == 1 else (xs[0], outs[0], xs[1], outs[1])
-    return _native.rotate(
-        *(plan, tables.cover(positions), axes),
-        *(positions, None, inverse, gain, _path_index, False, *operands),
-    )
+    arguments = plan, positions, None, inverse, gain, _path_index, False, *operands
+    is_done = _native.rotate(*arguments)
+    if is_done is None:
+        tables.cover(positions)
+        is_done = _native.rotate(*arguments)
+    return is_done
 
 
 @lru_cache(maxsize=64)
 def _prepare(rope: str, dtype: torch.dtype) -> tuple[bytes, GrowingTables, Tensor]:
-    """A Rope's plan, digit tables and axes, for tensors of ``dtype``."""
+    """A Rope's plan for tensors of ``dtype``, and the tables and axes whose addresses it holds."""
     value = read_rope(rope)
-    plan = _plan(rope, value.head_dim, value.num_pairs)
     tables = growing_tables(rope, compute_dtype(dtype))
-    return plan, tables, axis_of_pair(rope, torch.device("cpu"))
+    axes = axis_of_pair(rope, torch.device("cpu"))
+    addresses = tables.tables.data_ptr(), tables.made.ctypes.data, axes.data_ptr()
+    return _pack_plan(rope, value.head_dim, value.num_pairs, addresses), tables, axes
 
 
 def rotate_into(
@@ -164,23 +163,23 @@ def _sweep(
         for x, out in zip(xs, outs, strict=True):
             _sweep([x], [out], angles, rope, inverse, gain)
         return
-    operands = [tensor for pair in zip(xs, outs, strict=True) for tensor in pair]
+    operands = tuple(tensor for pair in zip(xs, outs, strict=True) for tensor in pair)
     if len(angles) == 1 and not angles[0].is_floating_point():
         has_kernel = angles[0].dtype in (torch.int64, torch.int32)
         positions = angles[0] if has_kernel else angles[0].long()
-        plan, tables, axes = _prepare(rope, xs[0].dtype)
-        arguments = plan, tables.cover(positions), axes, positions, None
-        if _native.rotate(*arguments, inverse, gain, _path_index, False, *operands):
+        if rotate_directly(xs, outs, positions, rope, inverse, gain):
             return
     # given cos and sin, fractions of positions, or positions beyond the digit tables
     values = cos_sin(angles, rope, compute_dtype(xs[0].dtype), count_digits(angles))
     cos, sin = (each.contiguous() for each in values)
-    plan = _plan(rope, xs[0].shape[-1], cos.shape[-1])
-    _native.rotate(plan, None, None, cos, sin, inverse, gain, _path_index, True, *operands)
+    plan = _pack_plan(rope, xs[0].shape[-1], cos.shape[-1])
+    _native.rotate(plan, cos, sin, inverse, gain, _path_index, True, *operands)
 
 
 @cached_constant
-def _plan(rope: str, head_dim: int, pairs: int) -> bytes:
+def _pack_plan(
+    rope: str, head_dim: int, pairs: int, addresses: tuple[int, int, int] = (0, 0, 0)
+) -> bytes:
     """What the extension needs to know of a Rope, packed into bytes once."""
     layout = read_layout(rope)
     axes = count_axes(rope) if '"head_dim"' in rope else 1  # the text of given cos and sin has none
@@ -188,4 +187,4 @@ def _plan(rope: str, head_dim: int, pairs: int) -> bytes:
         by_pairing(pairing, half=True, interleaved=False)
         for pairing in (layout.pairing, layout.pairing_out)
     )
-    return _native.plan(head_dim, layout.rotary_start, pairs, axes, *halves)
+    return _native.plan(head_dim, layout.rotary_start, pairs, axes, *halves, *addresses)

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from phasor.rope import Rope
 from phasor.torch._in_place import (
     check_cos_sin,
     check_no_self_overlap,
@@ -82,16 +81,11 @@ def rotate_into(
         count_writes(xs)
 
 
-def is_ready() -> bool:
-    """Whether there is a launch that `rotate_directly` could repeat."""
-    return bool(_PLANS)
-
-
 def rotate_directly(
     xs: Sequence[Tensor],
     outs: Sequence[Tensor],
     positions: Tensor,
-    rope: Rope,
+    rope: str,
     inverse: bool,
     gain: float,
 ) -> bool:
@@ -99,9 +93,11 @@ def rotate_directly(
 
     It writes from ``xs`` to ``outs``, which are ``xs`` in place.
     """
+    if type(inverse) is not bool or (type(gain) is not float and type(gain) is not int):
+        return False
     tensors, angles = (xs[0], xs[-1], outs[0], outs[-1]), (positions,)
     new = outs is not xs
-    plan = _PLANS.get(plan_key(tensors, angles, rope.to_json(), inverse, gain, len(xs) == 2, new))
+    plan = _PLANS.get(plan_key(tensors, angles, rope, inverse, gain, len(xs) == 2, new))
     if plan is None or (xs[0].is_cuda and xs[0].device.index != torch.cuda.current_device()):
         return False
     plan.launch(tensors, angles)
