@@ -1,11 +1,6 @@
 // AVX2 with FMA and F16C: 8 pairs of floats at once, 4 of doubles.
 #if defined(__x86_64__)
-#include <algorithm>
-#include <cmath>
-#include <cstring>
-#include <limits>
 #include <immintrin.h>
-#include <type_traits>
 
 #include "numbers.h"
 #include "rotate.h"
@@ -192,7 +187,6 @@ template <> struct Lane<double> {
     store<kStream>(p + 32, _mm256_castpd_si256(_mm256_permute2f128_pd(low, high, 0x31)));
   }
 };
-
 
 } // namespace
 #include "sweep.inl"

@@ -1,11 +1,6 @@
 // AVX-512.
 #if defined(__x86_64__)
-#include <algorithm>
-#include <cmath>
-#include <cstring>
-#include <limits>
 #include <immintrin.h>
-#include <type_traits>
 
 #include "numbers.h"
 #include "rotate.h"

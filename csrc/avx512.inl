@@ -144,6 +144,5 @@ template <> struct Lane<double> {
   }
 };
 
-
 } // namespace
 } // namespace phasor

@@ -1,11 +1,6 @@
 // NEON on 64-bit Arm: 4 pairs of floats at once, 2 of doubles.
 #if defined(__aarch64__)
-#include <algorithm>
-#include <cmath>
 #include <arm_neon.h>
-#include <cstring>
-#include <limits>
-#include <type_traits>
 
 #include "numbers.h"
 #include "rotate.h"
@@ -122,7 +117,6 @@ template <> struct Lane<double> {
     vst2q_f64(doubles(p), float64x2x2_t{{y0, y1}});
   }
 };
-
 
 } // namespace
 #include "sweep.inl"

@@ -1,7 +1,12 @@
 // 16-bit floats, widened exactly and narrowed with one rounding to the nearest, ties to even.
+// It brings what the files of an instruction set need, for they include the rest within theirs.
 #pragma once
+#include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <limits>
+#include <type_traits>
 
 namespace phasor {
 

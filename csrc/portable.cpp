@@ -1,9 +1,4 @@
 // Any processor: plain C++, one pair at a time where the compiler finds nothing better.
-#include <algorithm>
-#include <cmath>
-#include <cstring>
-#include <limits>
-#include <type_traits>
 
 #include "numbers.h"
 #include "rotate.h"
