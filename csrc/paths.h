@@ -10,39 +10,23 @@ struct Path {
   bool here;
 };
 
-inline bool has_avx512() {
 #if defined(__x86_64__)
-  __builtin_cpu_init();
-  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-#else
-  return false;
-#endif
-}
-
-inline bool has_bf16() {
-#if defined(__x86_64__)
-  __builtin_cpu_init();
-  return __builtin_cpu_supports("avx512bf16");
-#else
-  return false;
-#endif
-}
-
 inline bool has_avx2() {
-#if defined(__x86_64__)
   __builtin_cpu_init();
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
          __builtin_cpu_supports("f16c");
-#else
-  return false;
-#endif
 }
+inline bool has_avx512() {
+  return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+}
+inline bool has_avx512bf16() { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }
+#endif
 
 // Best first.
 const Path kPaths[] = {
 #if defined(__x86_64__)
-    {"avx512bf16", run_avx512bf16, has_avx512() && has_bf16()},
+    {"avx512bf16", run_avx512bf16, has_avx512bf16()},
     {"avx512", run_avx512, has_avx512()},
     {"avx2", run_avx2, has_avx2()},
 #elif defined(__aarch64__)
