@@ -16,7 +16,7 @@ from torch import Tensor
 ROOT = Path(__file__).parents[2]
 _NAMES = (
     *("cases", "timing", "gate", "device", "measure", "others", "contenders", "facts", "targets"),
-    *("report", "run", "linear_attention"),
+    *("report", "run", "linear_attention", "small_calls"),
 )
 
 

@@ -23,17 +23,29 @@ def verdicts(measured: Sequence[Any], **others: Any) -> dict[str, tuple[str, str
 def test_a_target_that_is_missed_is_named() -> None:
     """With the case and the number; one that is held says so, one without numbers too."""
     rows = verdicts([
-        result("prefill 64", {"phasor, in place, half": 0.9, "phasor, in place, interleaved": 1.3},
+        result("prefill 64", {"phasor, in place, half": 0.9, "phasor, in place, interleaved": 1.3,
+                              "in-place multiply": 1.0},
                seq=64, dtype="bfloat16"),
         result("prefill 512", {"phasor, in place, half": 0.7}, seq=512, dtype="bfloat16"),
     ])  # fmt: skip
-    assert rows["prefill of 64 tokens, bfloat16, in place / copy"] == (
+    assert rows["prefill of 64 tokens, bfloat16, in place / multiply"] == (
         "≤ 1", "0.90 to 1.30",
         "**short** in 1 of 2: prefill 64, bfloat16, in place, interleaved: 1.30",
     )  # fmt: skip
     assert rows["prefill of 512 tokens, bfloat16, in place / copy"][1:] == ("0.70", "held")
     assert rows["MLA, in place / strided copy"][1:] == ("", "not measured")
-    assert len(rows) == 17
+    assert len(rows) == 18
+
+
+def test_the_systems_allocator_has_a_target_of_its_own() -> None:
+    """New outputs in float32, against onnxruntime in the same pairing."""
+    times = {"phasor, new output, half": 1.1, "onnxruntime, half": 1.0, "x, half": 0.1}
+    system = [result("prefill 4096", times).as_plain()]
+    rows = BENCH.targets.target_rows(results([], system_memory=system))
+    assert rows[-1] == (
+        "new output, float32, malloc as it comes / onnxruntime", "≤ 1", "1.10",
+        "**short** in 1 of 1: prefill 4096, float32, new output, half: 1.10",
+    )  # fmt: skip
 
 
 def test_targets_against_others_compare_one_pairing() -> None:

@@ -406,3 +406,21 @@ def test_an_odd_call_of_a_short_length_does_not_show(monkeypatch: pytest.MonkeyP
     medians = timed.seconds(training=False)["linear"]
     assert {seq: len(taken) - 1 for seq, taken in calls.items()} == {256: 15, 1024: 15, 2048: 3}
     assert medians[256] == medians[1024] == 1.0
+
+
+def test_the_parts_of_a_small_call_are_shares_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each part runs by itself, and what no part takes is left for Python's own calls."""
+    parts = BENCH.small_calls
+    took = {"call": 10.0, COPY: 5.0, MULTIPLY: 20.0, "extension": 4.0, "one thread": 6.0,
+            "setting threads": 1.0, "no tokens": 1.0}  # fmt: skip
+
+    def interleave(calls: Mapping[str, Callable[[], object]], **_: Any) -> dict[str, list[float]]:
+        for call in calls.values():
+            call()
+        return {name: [took.get(name, 0.5)] * 5 for name in calls}
+
+    monkeypatch.setattr(parts, "interleave", interleave)
+    threads = torch.get_num_threads()
+    shares = ["30%", "40%", "10%", "5%", "5%", "5%", "5%", "40%"]
+    assert parts.row(TINY) == [TINY.name, "2.00", "0.50", *shares]
+    assert torch.get_num_threads() == threads
