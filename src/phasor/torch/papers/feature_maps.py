@@ -126,6 +126,13 @@ def checked_feature_maps(given: object, causal: bool) -> tuple[FeatureMap, Featu
     )
 
 
+def maps_each_token(feature_map: object) -> bool:
+    """Whether a map is known to look at one token at a time, and to have nothing that learns."""
+    if isinstance(feature_map, PositiveRandomFeatures):
+        return not feature_map.projection.requires_grad
+    return isinstance(feature_map, str) and feature_map != "shen"
+
+
 def number_of_features(feature_map: object, head_dim: int) -> int | None:
     """How many features a head becomes; None where only a call would tell.
 

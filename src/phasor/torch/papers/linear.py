@@ -5,7 +5,9 @@ Over all tokens, over the tokens so far in chunks, and token by token with a sta
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, cast
 
 import torch
@@ -14,16 +16,31 @@ from torch import Tensor, nn
 from phasor._checks import whole
 from phasor.errors import SpecError, TensorError
 from phasor.rope import Rope
-from phasor.torch._arguments import check_counts_tokens, check_rope, tokens_first
-from phasor.torch._internals import outside_autocast
+from phasor.torch._arguments import (
+    check_counts_tokens,
+    check_rope,
+    checked_positions,
+    tokens_first,
+)
+from phasor.torch._internals import in_transform, outside_autocast
 from phasor.torch.functional import rotate_qk
-from phasor.torch.papers.feature_maps import FeatureMaps, checked_feature_maps, number_of_features
+from phasor.torch.papers.feature_maps import (
+    FeatureMap,
+    FeatureMaps,
+    checked_feature_maps,
+    maps_each_token,
+    number_of_features,
+)
 
 # Tokens in a chunk of a causal sum. Work for one token is CHUNK * (features + values) within its
 # chunk and features * values with the state before it. Of 32, 64 and 128, measured for heads of 64
 # on one and two threads of a processor, the first two take the same time to a tenth and 128 up to
 # a third more, forward and backward.
 CHUNK = 64
+# Chunks in a block, fewer where a tensor would have more elements than this. Temporaries of that
+# size stay in the cache, and in malloc's hands from block to block; those of a long sequence would
+# be mapped anew by every operation, which takes longer than what it computes.
+BLOCK, BLOCK_ELEMENTS = 8, 2**19
 
 
 @dataclass(slots=True)
@@ -129,36 +146,38 @@ def linear_attention(
     _check_tensors(q, k, v)
     if state is not None and not isinstance(cast(object, state), LinearState):
         raise TensorError(f"state must be a LinearState, got {type(state).__name__}")
+    seq, dtype = q.shape[-3], torch.float64 if v.dtype == torch.float64 else torch.float32
     with outside_autocast(q.device):
-        dtype = torch.float64 if v.dtype == torch.float64 else torch.float32
-        features_q, features_k = map_query(q.to(dtype)), map_key(k.to(dtype))
+        if causal and maps_each_token(feature_map):
+            # features are made block by block; these views have their shapes
+            features_q, features_k = (
+                x.new_empty(()).expand(*x.shape[:-1], number_of_features(feature_map, x.shape[-1]))
+                for x in (q, k)
+            )
+            maps = map_query, map_key
+        else:
+            features_q, features_k, maps = map_query(q.to(dtype)), map_key(k.to(dtype)), None
         _check_features(features_q, q, rope, None)
         _check_features(features_k, k, rope, features_q.shape[-1])
-        rotated_q, rotated_k = features_q, features_k
+        if maps is None:
+            q, k = features_q, features_k
         if rope is not None:
-            rotated_q, rotated_k = rotate_qk(features_q, features_k, positions, rope)
-        # [..., seq, heads, features] -> [..., heads, seq, features], views
-        features_q, features_k, rotated_q, rotated_k, values = (
-            x.transpose(-3, -2) for x in (features_q, features_k, rotated_q, rotated_k, v.to(dtype))
-        )
-        # numerator [..., heads, seq, values], denominator [..., heads, seq, 1]
-        if causal:
-            ones = values.new_ones(()).expand(*values.shape[:-1], 1)
-            numerator = causal_sum(rotated_q, rotated_k, values)
-            denominator = causal_sum(features_q, features_k, ones)
-        else:
-            numerator = rotated_q @ (rotated_k.mT @ values)
-            denominator = features_q @ features_k.sum(-2).unsqueeze(-1)
-        if state is not None:
-            value_sums, weight_sums = _sums_of(state, rotated_k, values)
-            numerator = numerator + rotated_q @ value_sums
-            denominator = denominator + features_q @ weight_sums.unsqueeze(-1)
-            state.values = value_sums + rotated_k.mT @ values
-            state.weights = weight_sums + features_k.sum(-2)
-            state.tokens += q.shape[-3]
-        # [..., heads, seq, values] -> [..., seq, heads, values]
-        y = (numerator / denominator).transpose(-3, -2).to(v.dtype).contiguous()
-        return tokens_first([y], heads_first)[0]
+            positions = checked_positions(positions, [features_q, features_k], rope)
+            each = positions.shape[-1:] if rope.axes.n_axes > 1 else ()
+            # a view with a position for every token, [..., seq] or [..., seq, n_axes]
+            tokens = positions.shape[: positions.dim() - len(each)]
+            positions = positions.expand(*tokens[:-1], seq, *each)
+        sums = _sums_of(state, features_k, v, dtype)
+        step = _Step(maps, rope, causal, _block_sizes(sums[0], seq) if causal else [seq])
+        # torch.func and compilers see plain operations
+        plain = len(step.sizes) == 1 or in_transform() or torch.compiler.is_compiling()
+        attend = _attend_in_blocks if plain else _Recomputed.apply
+        y, value_sums, weight_sums = attend(step, q, k, v, positions, *sums)
+        y = cast(Tensor, y).contiguous()
+    if state is not None:
+        state.values, state.weights = value_sums, weight_sums.squeeze(-1)
+        state.tokens += seq
+    return tokens_first([y], heads_first)[0]
 
 
 class RotaryLinearAttention(nn.Module):
@@ -278,69 +297,150 @@ class RotaryLinearAttention(nn.Module):
         )
 
 
-def causal_sum(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """``Σ_{n ≤ m} (q_m · k_n) v_n`` for every token ``m``, without an N×N matrix.
-
-    Linear in each of its three arguments, so each derivative is the same sum of other arguments,
-    or the same sum from the other end. One function is then its own backward pass, any number of
-    times, and saves nothing but its inputs.
+def causal_sum(q: Tensor, k: Tensor, v: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
+    """``q_m · (S + Σ_{n ≤ m} k_n v_nᵀ)`` for every token ``m``, without an N×N matrix.
 
     Args:
-        q: ``[..., heads, seq, features]``, any strides.
+        q: ``[..., heads, seq, features]``, of at most `CHUNK` tokens or a multiple of that.
         k: The same shape.
-        v: ``[..., heads, seq, values]``, the same leading dimensions.
+        v: ``[..., heads, seq, values]``.
+        before: ``S``, the sum of ``k_n v_nᵀ`` over earlier tokens, ``[..., heads, features,
+            values]``.
 
     Returns:
-        ``[..., heads, seq, values]``, a view of a contiguous ``[..., seq, heads, values]``.
+        ``[..., heads, seq, values]``, and the sum that includes these tokens.
 
     >>> one = torch.ones(1, 3, 1)
-    >>> causal_sum(one, one, torch.tensor([[[1.0], [10.0], [100.0]]])).flatten().tolist()
+    >>> y, _ = causal_sum(one, one, torch.tensor([[[1.0], [10.0], [100.0]]]), torch.zeros(1, 1, 1))
+    >>> y.flatten().tolist()
     [1.0, 11.0, 111.0]
     """
-    return cast(Tensor, _CausalSum.apply(q, k, v, False))
+    chunk = min(CHUNK, q.shape[-2])
+    chunks = q.shape[-2] // chunk if chunk else 1
+    # [..., heads, seq, width] -> [..., heads, chunks, chunk, width]
+    q, k, v = (x.unflatten(-2, (chunks, chunk)) for x in (q, k, v))
+    *starts, after = accumulate((k.mT @ v).unbind(-3), initial=before)
+    scores = (q @ k.mT).tril()  # [..., heads, chunks, chunk, chunk]
+    y = scores @ v + q @ torch.stack(starts, -3)
+    return y.flatten(-3, -2), after
 
 
-class _CausalSum(torch.autograd.Function):
-    """The sum over ``n ≤ m``, or with ``last_first`` the one over ``n ≥ m``."""
+def _full_sum(q: Tensor, k: Tensor, v: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
+    """The same over all tokens for every token, however many."""
+    after = before + k.mT @ v
+    return q @ after, after
 
-    generate_vmap_rule = True
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """What is done to every block of tokens, and how many tokens each has."""
+
+    maps: tuple[FeatureMap, FeatureMap] | None
+    rope: Rope | None
+    causal: bool
+    sizes: list[int]
+
+    def split(self, q: Tensor, k: Tensor, v: Tensor, positions: Tensor | None) -> list[Any]:
+        """The blocks of each, as views."""
+        if positions is None or self.rope is None:
+            places: Sequence[Tensor | None] = [None] * len(self.sizes)
+        else:
+            places = positions.split(self.sizes, -1 if self.rope.axes.n_axes == 1 else -2)
+        return list(zip(*(x.split(self.sizes, -3) for x in (q, k, v)), places, strict=True))
+
+    def attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        positions: Tensor | None,
+        value_sums: Tensor,
+        weight_sums: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The output ``[..., seq, heads, values]`` of a block, and the sums that include it.
+
+        ``value_sums`` ``[..., heads, features, values]`` and ``weight_sums``
+        ``[..., heads, features, 1]`` are over the tokens before.
+        """
+        # [..., seq, heads, width] -> [..., heads, seq, width]; products want it contiguous
+        features_q, features_k, values = (
+            x.transpose(-3, -2).to(value_sums.dtype).contiguous() for x in (q, k, v)
+        )
+        if self.maps is not None:
+            features_q, features_k = self.maps[0](features_q), self.maps[1](features_k)
+        rotated_q, rotated_k = features_q, features_k
+        if self.rope is not None:
+            rotated_q, rotated_k = rotate_qk(
+                features_q, features_k, positions, self.rope, heads_first=True
+            )
+        ones = values.new_ones(()).expand(*values.shape[:-1], 1)
+        add = causal_sum if self.causal else _full_sum
+        numerator, value_sums = add(rotated_q, rotated_k, values, value_sums)
+        denominator, weight_sums = add(features_q, features_k, ones, weight_sums)
+        return (numerator / denominator).transpose(-3, -2).to(v.dtype), value_sums, weight_sums
+
+
+def _attend_in_blocks(
+    step: _Step,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    positions: Tensor | None,
+    value_sums: Tensor,
+    weight_sums: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The output of all blocks, and the sums after them."""
+    parts: list[Tensor] = []
+    for block in step.split(q, k, v, positions):
+        y, value_sums, weight_sums = step.attend(*block, value_sums, weight_sums)
+        parts.append(y)
+    return parts[0] if len(parts) == 1 else torch.cat(parts, -3), value_sums, weight_sums
+
+
+class _Recomputed(torch.autograd.Function):
+    """`_attend_in_blocks` that keeps its inputs alone: backward makes each block once more."""
 
     @staticmethod
-    def forward(q: Tensor, k: Tensor, v: Tensor, last_first: bool) -> Tensor:
-        # each [..., heads, CHUNK, features or values]
-        chunks = list(zip(*(cast(Any, x).split(CHUNK, -2) for x in (q, k, v)), strict=True))
-        # the sum of k_n v_nᵀ over the chunks before, [..., heads, features, values]
-        state = q.new_zeros(*q.shape[:-2], q.shape[-1], v.shape[-1])
-        sums: list[Tensor] = []
-        for q_chunk, k_chunk, v_chunk in reversed(chunks) if last_first else chunks:
-            scores = q_chunk @ k_chunk.mT  # [..., heads, CHUNK, CHUNK]
-            scores = scores.triu() if last_first else scores.tril()
-            # [..., heads, CHUNK, values] -> [..., CHUNK, heads, values]
-            sums.append((scores @ v_chunk + q_chunk @ state).transpose(-3, -2))
-            state = state + k_chunk.mT @ v_chunk
-        if last_first:
-            sums.reverse()
-        # [..., seq, heads, values] -> [..., heads, seq, values], a view
-        return torch.cat(sums, -3).transpose(-3, -2)
+    def forward(ctx: Any, step: _Step, *inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v, positions, *sums = inputs
+        y, starts = v.new_empty(v.shape), list[Tensor]()
+        blocks = step.split(q, k, v, positions)
+        for block, out in zip(blocks, y.split(step.sizes, -3), strict=True):
+            starts += sums
+            made, *sums = step.attend(*block, *sums)
+            out.copy_(made)
+        ctx.step = step
+        ctx.save_for_backward(q, k, v, positions, *starts)
+        return y, *sums
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        *tensors, ctx.last_first = inputs
-        ctx.save_for_backward(*tensors)
-        ctx.set_materialize_grads(False)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        (grad,) = grads
-        if grad is None:
-            return None, None, None, None
-        q, k, v = ctx.saved_tensors
-        same_end, other_end = ctx.last_first, not ctx.last_first
-        # the sums that are the gradients of q, k and v
-        sums = (grad, v, k, same_end), (v, grad, q, other_end), (k, q, grad, other_end)
-        needed = zip(sums, ctx.needs_input_grad[:3], strict=True)
-        made = [cast(Tensor, _CausalSum.apply(*of)) if needs else None for of, needs in needed]
-        return (*made, None)
+    def backward(ctx: Any, grad_y: Tensor, *grad_sums: Tensor) -> tuple[Tensor | None, ...]:
+        step = cast(_Step, ctx.step)
+        q, k, v, positions, *starts = ctx.saved_tensors
+        again = torch.is_grad_enabled()
+        with outside_autocast(q.device), torch.enable_grad():
+            if again or in_transform():
+                # to be derived once more, or for many gradients at once: by plain operations
+                given = (q, k, v, *starts[:2])
+                inputs = [x if x.requires_grad else x.detach().requires_grad_() for x in given]
+                made = _attend_in_blocks(step, *inputs[:3], positions, *inputs[3:])
+                grads = torch.autograd.grad(made, inputs, (grad_y, *grad_sums), create_graph=again)
+                return None, *grads[:3], None, *grads[3:]
+            grads = [grad_y.new_empty(x.shape, dtype=x.dtype) for x in (q, k, v)]
+            blocks = zip(
+                step.split(q, k, v, positions),
+                zip(starts[::2], starts[1::2], strict=True),
+                zip(*(x.split(step.sizes, -3) for x in (grad_y, *grads)), strict=True),
+                strict=True,
+            )
+            for (*qkv, places), sums, (grad, *outs) in reversed(list(blocks)):
+                inputs = [x.detach().requires_grad_() for x in (*qkv, *sums)]
+                made = step.attend(*inputs[:3], places, *inputs[3:])
+                found = torch.autograd.grad(made, inputs, (grad, *grad_sums))
+                for out, of_block in zip(outs, found[:3], strict=True):
+                    out.copy_(of_block)
+                grad_sums = found[3:]
+        return None, *grads, None, *grad_sums
 
 
 def _check_features(features: Any, x: Tensor, rope: Rope | None, width: int | None) -> None:
@@ -379,14 +479,30 @@ def _check_tensors(q: Any, k: Any, v: Any) -> None:
             )
 
 
-def _sums_of(state: LinearState, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """The two sums of ``state``, zeros where it is empty."""
-    shape = (*k.shape[:-2], k.shape[-1], v.shape[-1])
-    if state.values is None or state.weights is None:
-        return v.new_zeros(shape), v.new_zeros(shape[:-1])
-    if (state.values.shape, state.values.dtype) != (shape, v.dtype):
+def _sums_of(
+    state: LinearState | None, k: Tensor, v: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """The sums ``[..., heads, features, values]`` and ``[..., heads, features, 1]`` to start from.
+
+    Those of ``state``; zeros where there is none or it is empty.
+    """
+    shape = (*k.shape[:-3], k.shape[-2], k.shape[-1], v.shape[-1])
+    if state is None or state.values is None or state.weights is None:
+        zeros = v.new_zeros(shape, dtype=dtype)
+        return zeros, v.new_zeros((*shape[:-1], 1), dtype=dtype)
+    if (state.values.shape, state.values.dtype) != (shape, dtype):
         raise TensorError(
-            f"state must hold values {list(shape)} in {v.dtype} for these tensors, got "
+            f"state must hold values {list(shape)} in {dtype} for these tensors, got "
             f"{list(state.values.shape)} in {state.values.dtype}; LinearState() starts anew"
         )
-    return state.values, state.weights
+    return state.values, state.weights.unsqueeze(-1)
+
+
+def _block_sizes(sums: Tensor, seq: int) -> list[int]:
+    """Tokens of each block: whole chunks, and last those that fill none."""
+    # heads of all sequences, by the widest that each token has
+    elements = sums[..., 0, 0].numel() * max(*sums.shape[-2:], CHUNK)
+    block = CHUNK * max(1, min(BLOCK, BLOCK_ELEMENTS // max(1, CHUNK * elements)))
+    chunked = seq - seq % CHUNK
+    sizes = [min(block, chunked - start) for start in range(0, chunked, block)]
+    return sizes + [seq % CHUNK] * (seq % CHUNK > 0) or [0]
