@@ -175,7 +175,7 @@ def linear_attention(
         y, value_sums, weight_sums = attend(step, q, k, v, positions, *sums)
         y = cast(Tensor, y).contiguous()
     if state is not None:
-        state.values, state.weights = value_sums, weight_sums.squeeze(-1)
+        state.values, state.weights = value_sums, weight_sums
         state.tokens += seq
     return tokens_first([y], heads_first)[0]
 
@@ -360,7 +360,7 @@ class _Step:
         """The output ``[..., seq, heads, values]`` of a block, and the sums that include it.
 
         ``value_sums`` ``[..., heads, features, values]`` and ``weight_sums``
-        ``[..., heads, features, 1]`` are over the tokens before.
+        ``[..., heads, features]`` are over the tokens before.
         """
         # [..., seq, heads, width] -> [..., heads, seq, width]; products want it contiguous
         features_q, features_k, values = (
@@ -373,10 +373,12 @@ class _Step:
             rotated_q, rotated_k = rotate_qk(
                 features_q, features_k, positions, self.rope, heads_first=True
             )
-        ones = values.new_ones(()).expand(*values.shape[:-1], 1)
+        # the sums of keys that a token divides by, [..., heads, seq or 1, features]
+        keys = features_k.cumsum(-2) if self.causal else features_k.sum(-2, keepdim=True)
+        denominator = (features_q * (keys + weight_sums.unsqueeze(-2))).sum(-1, keepdim=True)
+        weight_sums = weight_sums + features_k.sum(-2)
         add = causal_sum if self.causal else _full_sum
         numerator, value_sums = add(rotated_q, rotated_k, values, value_sums)
-        denominator, weight_sums = add(features_q, features_k, ones, weight_sums)
         return (numerator / denominator).transpose(-3, -2).to(v.dtype), value_sums, weight_sums
 
 
@@ -482,20 +484,20 @@ def _check_tensors(q: Any, k: Any, v: Any) -> None:
 def _sums_of(
     state: LinearState | None, k: Tensor, v: Tensor, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """The sums ``[..., heads, features, values]`` and ``[..., heads, features, 1]`` to start from.
+    """The sums ``[..., heads, features, values]`` and ``[..., heads, features]`` to start from.
 
     Those of ``state``; zeros where there is none or it is empty.
     """
     shape = (*k.shape[:-3], k.shape[-2], k.shape[-1], v.shape[-1])
     if state is None or state.values is None or state.weights is None:
         zeros = v.new_zeros(shape, dtype=dtype)
-        return zeros, v.new_zeros((*shape[:-1], 1), dtype=dtype)
+        return zeros, v.new_zeros(shape[:-1], dtype=dtype)
     if (state.values.shape, state.values.dtype) != (shape, dtype):
         raise TensorError(
             f"state must hold values {list(shape)} in {dtype} for these tensors, got "
             f"{list(state.values.shape)} in {state.values.dtype}; LinearState() starts anew"
         )
-    return state.values, state.weights.unsqueeze(-1)
+    return state.values, state.weights
 
 
 def _block_sizes(sums: Tensor, seq: int) -> list[int]:
