@@ -5,7 +5,6 @@ Over all tokens, over the tokens so far in chunks, and token by token with a sta
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, cast
@@ -146,37 +145,35 @@ def linear_attention(
     _check_tensors(q, k, v)
     if state is not None and not isinstance(cast(object, state), LinearState):
         raise TensorError(f"state must be a LinearState, got {type(state).__name__}")
-    seq, dtype = q.shape[-3], torch.float64 if v.dtype == torch.float64 else torch.float32
+    dtype = torch.float64 if v.dtype == torch.float64 else torch.float32
     with outside_autocast(q.device):
-        if causal and maps_each_token(feature_map):
-            # features are made block by block; these views have their shapes
+        maps = (map_query, map_key) if causal and maps_each_token(feature_map) else None
+        if maps is None:
+            features_q, features_k = map_query(q.to(dtype)), map_key(k.to(dtype))
+        else:
+            # features are made block by block; these are views of their shapes, to be checked
             features_q, features_k = (
                 x.new_empty(()).expand(*x.shape[:-1], number_of_features(feature_map, x.shape[-1]))
-                for x in (q, k)
+                for x in cast(list[Any], [q, k])
             )
-            maps = map_query, map_key
-        else:
-            features_q, features_k, maps = map_query(q.to(dtype)), map_key(k.to(dtype)), None
         _check_features(features_q, q, rope, None)
         _check_features(features_k, k, rope, features_q.shape[-1])
+        if rope is None:
+            positions = q.new_zeros(())
+        else:
+            positions = checked_positions(positions, [features_q, features_k], rope)
+        sums = _sums_of(state, features_k, v, dtype)
         if maps is None:
             q, k = features_q, features_k
-        if rope is not None:
-            positions = checked_positions(positions, [features_q, features_k], rope)
-            each = positions.shape[-1:] if rope.axes.n_axes > 1 else ()
-            # a view with a position for every token, [..., seq] or [..., seq, n_axes]
-            tokens = positions.shape[: positions.dim() - len(each)]
-            positions = positions.expand(*tokens[:-1], seq, *each)
-        sums = _sums_of(state, features_k, v, dtype)
-        step = _Step(maps, rope, causal, _block_sizes(sums[0], seq) if causal else [seq])
-        # torch.func and compilers see plain operations
+        step = _Step(maps, rope, causal, _block_sizes(sums[0], q.shape[-3], causal))
+        # torch.func and compilers are given plain operations
         plain = len(step.sizes) == 1 or in_transform() or torch.compiler.is_compiling()
-        attend = _attend_in_blocks if plain else _Recomputed.apply
-        y, value_sums, weight_sums = attend(step, q, k, v, positions, *sums)
-        y = cast(Tensor, y).contiguous()
+        attend = _attend if plain else cast(Any, _AttendAndRecompute.apply)
+        y, value_sums, weight_sums = attend(step, positions, q, k, v, *sums)
+        y = y.contiguous()
     if state is not None:
         state.values, state.weights = value_sums, weight_sums
-        state.tokens += seq
+        state.tokens += q.shape[-3]
     return tokens_first([y], heads_first)[0]
 
 
@@ -301,7 +298,7 @@ def causal_sum(q: Tensor, k: Tensor, v: Tensor, before: Tensor) -> tuple[Tensor,
     """``q_m · (S + Σ_{n ≤ m} k_n v_nᵀ)`` for every token ``m``, without an N×N matrix.
 
     Args:
-        q: ``[..., heads, seq, features]``, of at most `CHUNK` tokens or a multiple of that.
+        q: ``[..., heads, seq, features]``, of less than `CHUNK` tokens or a multiple of that.
         k: The same shape.
         v: ``[..., heads, seq, values]``.
         before: ``S``, the sum of ``k_n v_nᵀ`` over earlier tokens, ``[..., heads, features,
@@ -315,57 +312,41 @@ def causal_sum(q: Tensor, k: Tensor, v: Tensor, before: Tensor) -> tuple[Tensor,
     >>> y.flatten().tolist()
     [1.0, 11.0, 111.0]
     """
-    chunk = min(CHUNK, q.shape[-2])
-    chunks = q.shape[-2] // chunk if chunk else 1
-    # [..., heads, seq, width] -> [..., heads, chunks, chunk, width]
-    q, k, v = (x.unflatten(-2, (chunks, chunk)) for x in (q, k, v))
+    seq = q.shape[-2]
+    chunks = (seq // CHUNK, CHUNK) if seq >= CHUNK else (1, seq)
+    # [..., heads, seq, width] -> [..., heads, chunks, CHUNK or seq, width]
+    q, k, v = (cast(Tensor, cast(Any, x).unflatten(-2, chunks)) for x in (q, k, v))
     *starts, after = accumulate((k.mT @ v).unbind(-3), initial=before)
-    scores = (q @ k.mT).tril()  # [..., heads, chunks, chunk, chunk]
-    y = scores @ v + q @ torch.stack(starts, -3)
-    return y.flatten(-3, -2), after
-
-
-def _full_sum(q: Tensor, k: Tensor, v: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
-    """The same over all tokens for every token, however many."""
-    after = before + k.mT @ v
-    return q @ after, after
+    scores = (q @ k.mT).tril()  # [..., heads, chunks, CHUNK, CHUNK]
+    return (scores @ v + q @ torch.stack(starts, -3)).flatten(-3, -2), after
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """What is done to every block of tokens, and how many tokens each has."""
+    """What is done to each block of tokens, and how many tokens each has."""
 
     maps: tuple[FeatureMap, FeatureMap] | None
     rope: Rope | None
     causal: bool
     sizes: list[int]
 
-    def split(self, q: Tensor, k: Tensor, v: Tensor, positions: Tensor | None) -> list[Any]:
-        """The blocks of each, as views."""
-        if positions is None or self.rope is None:
-            places: Sequence[Tensor | None] = [None] * len(self.sizes)
+    def split(self, positions: Tensor, *xs: Tensor) -> list[tuple[Tensor, ...]]:
+        """Of every block the positions and the parts of ``xs``, as views."""
+        axis = -2 if self.rope is not None and self.rope.axes.n_axes > 1 else -1
+        if positions.dim() < -axis or positions.shape[axis] == 1:
+            places = [positions] * len(self.sizes)  # all tokens share one
         else:
-            places = positions.split(self.sizes, -1 if self.rope.axes.n_axes == 1 else -2)
-        return list(zip(*(x.split(self.sizes, -3) for x in (q, k, v)), places, strict=True))
+            places = cast(Any, positions).split(self.sizes, axis)
+        return list(zip(places, *(cast(Any, x).split(self.sizes, -3) for x in xs), strict=True))
 
     def attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        positions: Tensor | None,
-        value_sums: Tensor,
-        weight_sums: Tensor,
+        self, positions: Tensor, q: Tensor, k: Tensor, v: Tensor, values: Tensor, weights: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The output ``[..., seq, heads, values]`` of a block, and the sums that include it.
-
-        ``value_sums`` ``[..., heads, features, values]`` and ``weight_sums``
-        ``[..., heads, features]`` are over the tokens before.
-        """
-        # [..., seq, heads, width] -> [..., heads, seq, width]; products want it contiguous
-        features_q, features_k, values = (
-            x.transpose(-3, -2).to(value_sums.dtype).contiguous() for x in (q, k, v)
-        )
+        """The output of a block, and the sums of a `LinearState` that include it."""
+        # [..., seq, heads, width] -> [..., heads, seq, width]
+        heads = (x.transpose(-3, -2).to(values.dtype) for x in (q, k, v))
+        # a copy of a small block is what its products take least time of
+        features_q, features_k, v_heads = (x.contiguous() if self.causal else x for x in heads)
         if self.maps is not None:
             features_q, features_k = self.maps[0](features_q), self.maps[1](features_k)
         rotated_q, rotated_k = features_q, features_k
@@ -373,76 +354,71 @@ class _Step:
             rotated_q, rotated_k = rotate_qk(
                 features_q, features_k, positions, self.rope, heads_first=True
             )
-        # the sums of keys that a token divides by, [..., heads, seq or 1, features]
-        keys = features_k.cumsum(-2) if self.causal else features_k.sum(-2, keepdim=True)
-        denominator = (features_q * (keys + weight_sums.unsqueeze(-2))).sum(-1, keepdim=True)
-        weight_sums = weight_sums + features_k.sum(-2)
-        add = causal_sum if self.causal else _full_sum
-        numerator, value_sums = add(rotated_q, rotated_k, values, value_sums)
-        return (numerator / denominator).transpose(-3, -2).to(v.dtype), value_sums, weight_sums
+        if self.causal:
+            numerator, values = causal_sum(rotated_q, rotated_k, v_heads, values)
+            keys = features_k.cumsum(-2) + weights.unsqueeze(-2)
+            weights = weights + features_k.sum(-2)
+        else:
+            numerator = rotated_q @ (rotated_k.mT @ v_heads)
+            keys = features_k.sum(-2, keepdim=True)
+        denominator = (features_q * keys).sum(-1, keepdim=True)
+        # [..., heads, seq, values] -> [..., seq, heads, values]
+        return (numerator / denominator).transpose(-3, -2).to(v.dtype), values, weights
 
 
-def _attend_in_blocks(
-    step: _Step,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    positions: Tensor | None,
-    value_sums: Tensor,
-    weight_sums: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The output of all blocks, and the sums after them."""
+def _attend(
+    step: _Step, positions: Tensor, q: Tensor, k: Tensor, v: Tensor, *sums: Tensor
+) -> tuple[Tensor, ...]:
+    """The output of all blocks, and the sums that include them."""
     parts: list[Tensor] = []
-    for block in step.split(q, k, v, positions):
-        y, value_sums, weight_sums = step.attend(*block, value_sums, weight_sums)
+    for block in step.split(positions, q, k, v):
+        y, *rest = step.attend(*block, *sums)
         parts.append(y)
-    return parts[0] if len(parts) == 1 else torch.cat(parts, -3), value_sums, weight_sums
+        sums = tuple(rest)
+    return parts[0] if len(parts) == 1 else torch.cat(parts, -3), *sums
 
 
-class _Recomputed(torch.autograd.Function):
-    """`_attend_in_blocks` that keeps its inputs alone: backward makes each block once more."""
+class _AttendAndRecompute(torch.autograd.Function):
+    """`_attend` that keeps its inputs and the sums between blocks; backward does the rest again."""
 
     @staticmethod
-    def forward(ctx: Any, step: _Step, *inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v, positions, *sums = inputs
+    def forward(ctx: Any, step: _Step, positions: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
+        q, k, v, *sums = inputs
         y, starts = v.new_empty(v.shape), list[Tensor]()
-        blocks = step.split(q, k, v, positions)
-        for block, out in zip(blocks, y.split(step.sizes, -3), strict=True):
+        for *block, out in step.split(positions, q, k, v, y):
             starts += sums
             made, *sums = step.attend(*block, *sums)
             out.copy_(made)
         ctx.step = step
-        ctx.save_for_backward(q, k, v, positions, *starts)
+        ctx.save_for_backward(positions, q, k, v, *starts)
         return y, *sums
 
     @staticmethod
-    def backward(ctx: Any, grad_y: Tensor, *grad_sums: Tensor) -> tuple[Tensor | None, ...]:
-        step = cast(_Step, ctx.step)
-        q, k, v, positions, *starts = ctx.saved_tensors
-        again = torch.is_grad_enabled()
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        step, again = cast(_Step, ctx.step), torch.is_grad_enabled()
+        positions, q, k, v, *starts = cast(tuple[Tensor, ...], ctx.saved_tensors)
         with outside_autocast(q.device), torch.enable_grad():
             if again or in_transform():
-                # to be derived once more, or for many gradients at once: by plain operations
+                # differentiated once more, or mapped
                 given = (q, k, v, *starts[:2])
                 inputs = [x if x.requires_grad else x.detach().requires_grad_() for x in given]
-                made = _attend_in_blocks(step, *inputs[:3], positions, *inputs[3:])
-                grads = torch.autograd.grad(made, inputs, (grad_y, *grad_sums), create_graph=again)
-                return None, *grads[:3], None, *grads[3:]
-            grads = [grad_y.new_empty(x.shape, dtype=x.dtype) for x in (q, k, v)]
-            blocks = zip(
-                step.split(q, k, v, positions),
-                zip(starts[::2], starts[1::2], strict=True),
-                zip(*(x.split(step.sizes, -3) for x in (grad_y, *grads)), strict=True),
-                strict=True,
-            )
-            for (*qkv, places), sums, (grad, *outs) in reversed(list(blocks)):
-                inputs = [x.detach().requires_grad_() for x in (*qkv, *sums)]
-                made = step.attend(*inputs[:3], places, *inputs[3:])
-                found = torch.autograd.grad(made, inputs, (grad, *grad_sums))
-                for out, of_block in zip(outs, found[:3], strict=True):
-                    out.copy_(of_block)
-                grad_sums = found[3:]
-        return None, *grads, None, *grad_sums
+                made = _attend(step, positions, *inputs)
+                return None, None, *torch.autograd.grad(made, inputs, grads, create_graph=again)
+            grad_y, *grad_sums = grads
+            # made from grad_y, which with is_grads_batched stands for many
+            grad_qkv = [grad_y.new_empty(x.shape, dtype=x.dtype) for x in (q, k, v)]
+            blocks = step.split(positions, q, k, v, grad_y, *grad_qkv)
+            for i, (places, *xs) in reversed(list(enumerate(blocks))):
+                given = (*xs[:3], *starts[2 * i : 2 * i + 2])
+                inputs = [x.detach().requires_grad_() for x in given]
+                made = step.attend(places, *inputs)
+                *parts, of_values, of_weights = torch.autograd.grad(
+                    made, inputs, (xs[3], *grad_sums)
+                )
+                for out, part in zip(xs[4:], parts, strict=True):
+                    out.copy_(part)
+                grad_sums = [of_values, of_weights]
+        return None, None, *grad_qkv, *grad_sums
 
 
 def _check_features(features: Any, x: Tensor, rope: Rope | None, width: int | None) -> None:
@@ -500,11 +476,13 @@ def _sums_of(
     return state.values, state.weights
 
 
-def _block_sizes(sums: Tensor, seq: int) -> list[int]:
+def _block_sizes(sums: Tensor, seq: int, causal: bool) -> list[int]:
     """Tokens of each block: whole chunks, and last those that fill none."""
-    # heads of all sequences, by the widest that each token has
+    if not causal or seq <= CHUNK:
+        return [seq]
+    # of one token, in the widest tensor of a block
     elements = sums[..., 0, 0].numel() * max(*sums.shape[-2:], CHUNK)
     block = CHUNK * max(1, min(BLOCK, BLOCK_ELEMENTS // max(1, CHUNK * elements)))
     chunked = seq - seq % CHUNK
     sizes = [min(block, chunked - start) for start in range(0, chunked, block)]
-    return sizes + [seq % CHUNK] * (seq % CHUNK > 0) or [0]
+    return sizes if chunked == seq else [*sizes, seq - chunked]
