@@ -39,6 +39,7 @@ def test_it_is_the_quadratic_form(feature_map: str, rope: Rope | None, causal: b
     made = linear_attention(q, k, v, positions, rope, causal=causal, feature_map=feature_map)
     expected = right((q, k, v), positions, rope, causal=causal, feature_map=feature_map)
     assert off(made, expected) < 1e-13
+    assert made.is_contiguous()
 
 
 @given(st.integers(1, 40), st.integers(1, 9), st.data())
@@ -284,6 +285,7 @@ def test_heads_first_is_the_same_call_on_transposed_views(feature_map: str) -> N
     options: dict[str, Any] = {"causal": feature_map == "elu", "feature_map": feature_map}
     views = [x.transpose(1, 2) for x in given]
     expected = linear_attention(*views, torch.arange(20), HALF, **options)
+    assert expected.is_contiguous()
     made = linear_attention(*given, torch.arange(20), HALF, heads_first=True, **options)
     assert torch.equal(made.transpose(1, 2), expected)
 

@@ -38,7 +38,7 @@ def test_gradients_are_right(
 
     inputs = leaves(1, 5, 1, 8)
     assert gradcheck(attended, inputs, check_batched_grad=True)
-    assert gradgradcheck(attended, inputs)
+    assert gradgradcheck(attended, inputs, check_batched_grad=True)
 
 
 def test_gradients_pass_through_the_state(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,6 +55,21 @@ def test_gradients_pass_through_the_state(monkeypatch: pytest.MonkeyPatch) -> No
 
     assert gradcheck(attended, leaves(1, 5, 1, 8))
     assert gradgradcheck(attended, leaves(1, 5, 1, 8))
+
+
+def test_gradients_of_many_directions_may_be_mapped() -> None:
+    """`torch.func.vmap` over `torch.autograd.grad` gives what one call after another gives."""
+    inputs = leaves(1, 200, 1, 8)
+    y = linear_attention(*inputs, torch.arange(200), HALF, causal=True)
+    directions = normal(3, *y.shape, dtype=torch.float64)
+
+    def derive(direction: Tensor) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(y, inputs, direction, retain_graph=True)
+
+    mapped = torch.func.vmap(derive)(directions)
+    for i, direction in enumerate(directions):
+        for many, one in zip(mapped, derive(direction), strict=True):
+            assert off(many[i], float64(one)) < 1e-12
 
 
 @pytest.mark.parametrize("random", [True, False])

@@ -6,6 +6,7 @@ Over all tokens, over the tokens so far in chunks, and token by token with a sta
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from typing import Any, cast
 
@@ -395,15 +396,15 @@ class _AttendAndRecompute(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        step, again = cast(_Step, ctx.step), torch.is_grad_enabled()
+        step = cast(_Step, ctx.step)
         positions, q, k, v, *starts = cast(tuple[Tensor, ...], ctx.saved_tensors)
+        if torch.is_grad_enabled() or in_transform():
+            # to be differentiated once more, or mapped: only plain operations can be
+            with outside_autocast(q.device):
+                attend = partial(_attend, step, positions)
+                _, pull_back = cast(Any, torch.func.vjp)(attend, q, k, v, *starts[:2])
+                return None, None, *pull_back(grads)
         with outside_autocast(q.device), torch.enable_grad():
-            if again or in_transform():
-                # differentiated once more, or mapped
-                given = (q, k, v, *starts[:2])
-                inputs = [x if x.requires_grad else x.detach().requires_grad_() for x in given]
-                made = _attend(step, positions, *inputs)
-                return None, None, *torch.autograd.grad(made, inputs, grads, create_graph=again)
             grad_y, *grad_sums = grads
             # made from grad_y, which with is_grads_batched stands for many
             grad_qkv = [grad_y.new_empty(x.shape, dtype=x.dtype) for x in (q, k, v)]
