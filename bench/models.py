@@ -277,8 +277,8 @@ mean of {STEPS}; a `StaticCache` where compiled), and forward, loss, backward an
 {PROMPT} tokens. Both are called in turn, in {ROUNDS[0]} to {ROUNDS[1]} rounds; the ratio is the
 median over rounds with its quartiles. Compiled is `torch.compile(model, dynamic=False)`. What part
 of an eager call is rotation, with the embedding and the backward pass, is that of a profile by
-`torch.profiler`, which adds more to many small operations than to one. Of a compiled call it is what
-is gone in a model that leaves rotation out, called in the same rounds; below the spread of the
+`torch.profiler`, which adds more to many small operations than to one. Of a compiled call it is
+what is gone in a model that leaves rotation out, called in the same rounds; below the spread of the
 ratios that says nothing.
 """
 

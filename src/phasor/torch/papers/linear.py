@@ -98,10 +98,10 @@ def linear_attention(
     its own output.
 
     Arithmetic is float32 (float64 for float64 tensors) from the feature map on, under autocast
-    too, with one rounding at the end. The causal sum goes through the tokens in chunks, forward
-    and backward, and keeps features and values for the backward pass, never an N×N matrix.
-    Differentiable any number of times. ``rope.attention_factor`` would multiply the result as a
-    whole and is not applied.
+    too, with one rounding at the end. A causal sum goes through the tokens in blocks; for the
+    backward pass it keeps its inputs (of a callable, the features) and computes each block again,
+    never an N×N matrix. Differentiable any number of times. ``rope.attention_factor`` would
+    multiply the result as a whole and is not applied.
 
     Args:
         q: ``[..., seq, heads, head_dim]``: float64, float32, bfloat16 or float16, any strides.
