@@ -213,7 +213,7 @@ class Row(NamedTuple):
 def measure(run: str, dtype: str, *, compiled: bool) -> Row:
     """Unpatched and patched in turn; compiled also without rotation, for nothing else tells."""
     name = f"{run}, {dtype}, {'compiled' if compiled else 'eager'}"
-    print(name, file=sys.stderr)
+    print(f"{datetime.now(UTC):%H:%M:%S} {name}", file=sys.stderr)
     torch.compiler.reset()
     models = ("plain", "ours", "without") if compiled else ("plain", "ours")
     calls = {which: run_of(llama(which, dtype), run, compiled=compiled) for which in models}
