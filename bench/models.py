@@ -241,12 +241,12 @@ def verdict(rows: Sequence[Row]) -> str:
         sorted(row.shares[i] or 0 for row in rows if row.name.endswith("eager")) for i in (0, 1)
     )
     return (
-        "A Llama of 104 million parameters was run patched and unpatched on "
-        f"{THREADS} threads of a CPU, in prefill, decode and training, eager and compiled, in "
-        f"bfloat16 and float32. Patched it was faster in {faster} of {len(rows)} runs and slower in "
-        f"{slower}; in the other {len(rows) - faster - slower} the difference is within the quartiles of the rounds. "
-        f"Rotation takes {before[0]:.1%} to {before[-1]:.1%} of an eager call of transformers, and "
-        f"{after[0]:.1%} to {after[-1]:.1%} of a patched one."
+        f"A Llama of 104 million parameters was run patched and unpatched on {THREADS} threads of "
+        "a CPU, in prefill, decode and training, eager and compiled, in bfloat16 and float32. "
+        f"Patched it was faster in {faster} of {len(rows)} runs and slower in {slower}; in the "
+        f"other {len(rows) - faster - slower} the difference is within the quartiles of the "
+        f"rounds. Rotation takes {before[0]:.1%} to {before[-1]:.1%} of an eager call of "
+        f"transformers, and {after[0]:.1%} to {after[-1]:.1%} of a patched one."
     )
 
 
