@@ -37,7 +37,7 @@ from phasor.torch.hf.methods import original_class, rotations_of, subclass_calli
 
 LAYERS, PROMPT, STEPS, LONG = 2, 512, 8, 32_768
 #: Fewest and most rounds of a run, and roughly how long it goes on.
-ROUNDS, SECONDS = (7, 25), 12.0
+ROUNDS, SECONDS = (5, 25), 8.0
 # labels in the profile of an eager call, and how many calls are profiled
 ROTATION, STEP, PROFILED = "the rotation", "the whole call", 4
 RESULTS = Path(__file__).with_name("results")
