@@ -138,13 +138,14 @@ def section(title: str, times: dict[str, dict[int, float]], usual: dict[str, Any
         ends, fitted = exponents(found["linear"])
         held = "held" if ends <= EXPONENT else "**short**"
         grown.append(f"{ends:.2f}{memory} (fitted {fitted:.2f}; {held})")
-    rest = {seq: usual["linear"][seq] - usual["least"][seq] for seq in GROWN}
+    rest = {seq: max(1e-9, usual["linear"][seq] - usual["least"][seq]) for seq in GROWN}
     return (
         f"### {title}\n\n{table(titles, rows)}\n\n"
         f"From {GROWN[0]} to {GROWN[-1]} tokens time grows as tokens to the power "
         f"{' and '.join(grown)}; the target is at most {EXPONENT}. There, outputs of 32 MB "
         "or more are new pages at every call, which `q + k * v` pays for as well; without its time "
-        f"the power is {exponents(rest)[0]:.2f}. Linear attention is the faster one {crossing(times)}."
+        f"the power is {exponents(rest)[0]:.2f}. Linear attention is the faster one "
+        f"{crossing(times)}."
     )
 
 
