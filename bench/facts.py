@@ -31,11 +31,12 @@ def fresh(script: str, *arguments: str) -> Any:
     The system's malloc gives large tensors back.
     """
     program = [sys.executable, str(Path(__file__).with_name(script)), *arguments]
+    # what it says of its progress goes on to stderr
     done = subprocess.run(
-        program, capture_output=True, text=True, check=False, env=usual_environment()
+        program, stdout=subprocess.PIPE, text=True, check=False, env=usual_environment()
     )
     if done.returncode:
-        raise RuntimeError(f"{script} {' '.join(arguments)} failed:\n{done.stderr}")
+        raise RuntimeError(f"{script} {' '.join(arguments)} failed, as said above")
     return json.loads(done.stdout.splitlines()[-1])
 
 

@@ -39,6 +39,7 @@ def test_it_is_the_quadratic_form(feature_map: str, rope: Rope | None, causal: b
     made = linear_attention(q, k, v, positions, rope, causal=causal, feature_map=feature_map)
     expected = right((q, k, v), positions, rope, causal=causal, feature_map=feature_map)
     assert off(made, expected) < 1e-13
+    assert made.is_contiguous()
 
 
 @given(st.integers(1, 40), st.integers(1, 9), st.data())
@@ -51,6 +52,7 @@ def test_chunks_and_steps_of_any_size_agree(seq: int, chunk: int, data: st.DataO
     state, parts = LinearState(), []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(linear, "CHUNK", chunk)
+        patch.setattr(linear, "BLOCK", 2)
         for a, b in pairwise(cuts):
             now = (x[a:b] for x in (q, k, v, positions))
             parts.append(linear_attention(*now, rope, causal=True, state=state))
@@ -94,12 +96,18 @@ def test_only_distances_matter() -> None:
     assert off(near, float64(far)) < 1e-13
 
 
-def test_positions_of_several_axes_rotate() -> None:
-    """A Rope of three axes takes three coordinates a token."""
+@pytest.mark.parametrize("tokens", [(20,), (1,), ()], ids=str)
+def test_positions_of_several_axes_rotate(
+    tokens: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Rope of three axes takes three coordinates a token, or three for all, in every block."""
+    monkeypatch.setattr(linear, "CHUNK", 4)
+    monkeypatch.setattr(linear, "BLOCK", 2)
     q, k, v = three(20, 1, 8)
-    positions = torch.from_numpy(np.random.default_rng(0).integers(0, 99, (20, 3)))
+    positions = torch.from_numpy(np.random.default_rng(0).integers(0, 99, (*tokens, 3)))
     made = linear_attention(q, k, v, positions, SECTIONED, causal=True)
-    assert off(made, right((q, k, v), positions, SECTIONED, causal=True)) < 1e-13
+    each = positions.expand(20, 3)
+    assert off(made, right((q, k, v), each, SECTIONED, causal=True)) < 1e-13
 
 
 def test_sequences_of_a_batch_do_not_meet() -> None:
@@ -277,6 +285,7 @@ def test_heads_first_is_the_same_call_on_transposed_views(feature_map: str) -> N
     options: dict[str, Any] = {"causal": feature_map == "elu", "feature_map": feature_map}
     views = [x.transpose(1, 2) for x in given]
     expected = linear_attention(*views, torch.arange(20), HALF, **options)
+    assert expected.is_contiguous()
     made = linear_attention(*given, torch.arange(20), HALF, heads_first=True, **options)
     assert torch.equal(made.transpose(1, 2), expected)
 

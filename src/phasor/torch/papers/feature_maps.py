@@ -94,7 +94,8 @@ class PositiveRandomFeatures(nn.Module):
 
 def _elu_plus_one(x: Tensor) -> Tensor:
     # elu(x) + 1 in float32 is 0 from -17 on; this form is positive down to -103
-    return x.clamp(max=0).exp() + x.relu()
+    positive = x.relu()
+    return (x - positive).exp() + positive
 
 
 #: The maps of queries and of keys [..., seq, heads, head_dim], by name.
@@ -124,6 +125,13 @@ def checked_feature_maps(given: object, causal: bool) -> tuple[FeatureMap, Featu
         f"feature_map must be {known}, a callable or a pair of callables, "
         f"got {short_repr(cast(object, given))}"
     )
+
+
+def maps_each_token(feature_map: object) -> bool:
+    """Whether a map is known to look at one token at a time, and to have nothing that learns."""
+    if isinstance(feature_map, PositiveRandomFeatures):
+        return not feature_map.projection.requires_grad
+    return isinstance(feature_map, str) and feature_map != "shen"
 
 
 def number_of_features(feature_map: object, head_dim: int) -> int | None:

@@ -6,6 +6,8 @@ Over all tokens, over the tokens so far in chunks, and token by token with a sta
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
 from typing import Any, cast
 
 import torch
@@ -14,16 +16,31 @@ from torch import Tensor, nn
 from phasor._checks import whole
 from phasor.errors import SpecError, TensorError
 from phasor.rope import Rope
-from phasor.torch._arguments import check_counts_tokens, check_rope, tokens_first
-from phasor.torch._internals import outside_autocast
+from phasor.torch._arguments import (
+    check_counts_tokens,
+    check_rope,
+    checked_positions,
+    tokens_first,
+)
+from phasor.torch._internals import in_transform, outside_autocast
 from phasor.torch.functional import rotate_qk
-from phasor.torch.papers.feature_maps import FeatureMaps, checked_feature_maps, number_of_features
+from phasor.torch.papers.feature_maps import (
+    FeatureMap,
+    FeatureMaps,
+    checked_feature_maps,
+    maps_each_token,
+    number_of_features,
+)
 
 # Tokens in a chunk of a causal sum. Work for one token is CHUNK * (features + values) within its
 # chunk and features * values with the state before it. Of 32, 64 and 128, measured for heads of 64
 # on one and two threads of a processor, the first two take the same time to a tenth and 128 up to
 # a third more, forward and backward.
 CHUNK = 64
+# Chunks in a block, fewer where a tensor would have more elements than this. Temporaries of that
+# size stay in the cache, and in malloc's hands from block to block; those of a long sequence would
+# be mapped anew by every operation, which takes longer than what it computes.
+BLOCK, BLOCK_ELEMENTS = 8, 2**19
 
 
 @dataclass(slots=True)
@@ -81,10 +98,10 @@ def linear_attention(
     its own output.
 
     Arithmetic is float32 (float64 for float64 tensors) from the feature map on, under autocast
-    too, with one rounding at the end. The causal sum goes through the tokens in chunks, forward
-    and backward, and keeps features and values for the backward pass, never an N×N matrix.
-    Differentiable any number of times. ``rope.attention_factor`` would multiply the result as a
-    whole and is not applied.
+    too, with one rounding at the end. A causal sum goes through the tokens in blocks; for the
+    backward pass it keeps its inputs (of a callable, the features) and computes each block again,
+    never an N×N matrix. Differentiable any number of times. ``rope.attention_factor`` would
+    multiply the result as a whole and is not applied.
 
     Args:
         q: ``[..., seq, heads, head_dim]``: float64, float32, bfloat16 or float16, any strides.
@@ -129,36 +146,36 @@ def linear_attention(
     _check_tensors(q, k, v)
     if state is not None and not isinstance(cast(object, state), LinearState):
         raise TensorError(f"state must be a LinearState, got {type(state).__name__}")
+    dtype = torch.float64 if v.dtype == torch.float64 else torch.float32
     with outside_autocast(q.device):
-        dtype = torch.float64 if v.dtype == torch.float64 else torch.float32
-        features_q, features_k = map_query(q.to(dtype)), map_key(k.to(dtype))
+        maps = (map_query, map_key) if causal and maps_each_token(feature_map) else None
+        if maps is None:
+            features_q, features_k = map_query(q.to(dtype)), map_key(k.to(dtype))
+        else:
+            # features are made block by block; these are views of their shapes, to be checked
+            features_q, features_k = (
+                x.new_empty(()).expand(*x.shape[:-1], number_of_features(feature_map, x.shape[-1]))
+                for x in cast(list[Any], [q, k])
+            )
         _check_features(features_q, q, rope, None)
         _check_features(features_k, k, rope, features_q.shape[-1])
-        rotated_q, rotated_k = features_q, features_k
-        if rope is not None:
-            rotated_q, rotated_k = rotate_qk(features_q, features_k, positions, rope)
-        # [..., seq, heads, features] -> [..., heads, seq, features], views
-        features_q, features_k, rotated_q, rotated_k, values = (
-            x.transpose(-3, -2) for x in (features_q, features_k, rotated_q, rotated_k, v.to(dtype))
-        )
-        # numerator [..., heads, seq, values], denominator [..., heads, seq, 1]
-        if causal:
-            ones = values.new_ones(()).expand(*values.shape[:-1], 1)
-            numerator = causal_sum(rotated_q, rotated_k, values)
-            denominator = causal_sum(features_q, features_k, ones)
+        if rope is None:
+            positions = q.new_zeros(())
         else:
-            numerator = rotated_q @ (rotated_k.mT @ values)
-            denominator = features_q @ features_k.sum(-2).unsqueeze(-1)
-        if state is not None:
-            value_sums, weight_sums = _sums_of(state, rotated_k, values)
-            numerator = numerator + rotated_q @ value_sums
-            denominator = denominator + features_q @ weight_sums.unsqueeze(-1)
-            state.values = value_sums + rotated_k.mT @ values
-            state.weights = weight_sums + features_k.sum(-2)
-            state.tokens += q.shape[-3]
-        # [..., heads, seq, values] -> [..., seq, heads, values]
-        y = (numerator / denominator).transpose(-3, -2).to(v.dtype).contiguous()
-        return tokens_first([y], heads_first)[0]
+            positions = checked_positions(positions, [features_q, features_k], rope)
+        sums = _sums_of(state, features_k, v, dtype)
+        if maps is None:
+            q, k = features_q, features_k
+        step = _Step(maps, rope, causal, _block_sizes(sums[0], q.shape[-3], causal))
+        # torch.func and compilers are given plain operations
+        plain = len(step.sizes) == 1 or in_transform() or torch.compiler.is_compiling()
+        attend = _attend if plain else cast(Any, _AttendAndRecompute.apply)
+        y, value_sums, weight_sums = attend(step, positions, q, k, v, *sums)
+        y = y.contiguous()
+    if state is not None:
+        state.values, state.weights = value_sums, weight_sums
+        state.tokens += q.shape[-3]
+    return tokens_first([y], heads_first)[0]
 
 
 class RotaryLinearAttention(nn.Module):
@@ -278,69 +295,131 @@ class RotaryLinearAttention(nn.Module):
         )
 
 
-def causal_sum(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """``Σ_{n ≤ m} (q_m · k_n) v_n`` for every token ``m``, without an N×N matrix.
-
-    Linear in each of its three arguments, so each derivative is the same sum of other arguments,
-    or the same sum from the other end. One function is then its own backward pass, any number of
-    times, and saves nothing but its inputs.
+def causal_sum(q: Tensor, k: Tensor, v: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
+    """``q_m · (S + Σ_{n ≤ m} k_n v_nᵀ)`` for every token ``m``, without an N×N matrix.
 
     Args:
-        q: ``[..., heads, seq, features]``, any strides.
+        q: ``[..., heads, seq, features]``, of less than `CHUNK` tokens or a multiple of that.
         k: The same shape.
-        v: ``[..., heads, seq, values]``, the same leading dimensions.
+        v: ``[..., heads, seq, values]``.
+        before: ``S``, the sum of ``k_n v_nᵀ`` over earlier tokens, ``[..., heads, features,
+            values]``.
 
     Returns:
-        ``[..., heads, seq, values]``, a view of a contiguous ``[..., seq, heads, values]``.
+        ``[..., heads, seq, values]``, and the sum that includes these tokens.
 
     >>> one = torch.ones(1, 3, 1)
-    >>> causal_sum(one, one, torch.tensor([[[1.0], [10.0], [100.0]]])).flatten().tolist()
+    >>> y, _ = causal_sum(one, one, torch.tensor([[[1.0], [10.0], [100.0]]]), torch.zeros(1, 1, 1))
+    >>> y.flatten().tolist()
     [1.0, 11.0, 111.0]
     """
-    return cast(Tensor, _CausalSum.apply(q, k, v, False))
+    seq = q.shape[-2]
+    chunks = (seq // CHUNK, CHUNK) if seq >= CHUNK else (1, seq)
+    # [..., heads, seq, width] -> [..., heads, chunks, CHUNK or seq, width]
+    q, k, v = (cast(Tensor, cast(Any, x).unflatten(-2, chunks)) for x in (q, k, v))
+    *starts, after = accumulate((k.mT @ v).unbind(-3), initial=before)
+    scores = (q @ k.mT).tril()  # [..., heads, chunks, CHUNK, CHUNK]
+    return (scores @ v + q @ torch.stack(starts, -3)).flatten(-3, -2), after
 
 
-class _CausalSum(torch.autograd.Function):
-    """The sum over ``n ≤ m``, or with ``last_first`` the one over ``n ≥ m``."""
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """What is done to each block of tokens, and how many tokens each has."""
 
-    generate_vmap_rule = True
+    maps: tuple[FeatureMap, FeatureMap] | None
+    rope: Rope | None
+    causal: bool
+    sizes: list[int]
+
+    def split(self, positions: Tensor, *xs: Tensor) -> list[tuple[Tensor, ...]]:
+        """Of every block the positions and the parts of ``xs``, as views."""
+        axis = -2 if self.rope is not None and self.rope.axes.n_axes > 1 else -1
+        if positions.dim() < -axis or positions.shape[axis] == 1:
+            places = [positions] * len(self.sizes)  # all tokens share one
+        else:
+            places = cast(Any, positions).split(self.sizes, axis)
+        return list(zip(places, *(cast(Any, x).split(self.sizes, -3) for x in xs), strict=True))
+
+    def attend(
+        self, positions: Tensor, q: Tensor, k: Tensor, v: Tensor, values: Tensor, weights: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The output of a block, and the sums of a `LinearState` that include it."""
+        # [..., seq, heads, width] -> [..., heads, seq, width]
+        heads = (x.transpose(-3, -2).to(values.dtype) for x in (q, k, v))
+        # a copy of a small block is what its products take least time of
+        features_q, features_k, v_heads = (x.contiguous() if self.causal else x for x in heads)
+        if self.maps is not None:
+            features_q, features_k = self.maps[0](features_q), self.maps[1](features_k)
+        rotated_q, rotated_k = features_q, features_k
+        if self.rope is not None:
+            rotated_q, rotated_k = rotate_qk(
+                features_q, features_k, positions, self.rope, heads_first=True
+            )
+        if self.causal:
+            numerator, values = causal_sum(rotated_q, rotated_k, v_heads, values)
+            keys = features_k.cumsum(-2) + weights.unsqueeze(-2)
+            weights = weights + features_k.sum(-2)
+        else:
+            numerator = rotated_q @ (rotated_k.mT @ v_heads)
+            keys = features_k.sum(-2, keepdim=True)
+        denominator = (features_q * keys).sum(-1, keepdim=True)
+        # [..., heads, seq, values] -> [..., seq, heads, values]
+        return (numerator / denominator).transpose(-3, -2).to(v.dtype), values, weights
+
+
+def _attend(
+    step: _Step, positions: Tensor, q: Tensor, k: Tensor, v: Tensor, *sums: Tensor
+) -> tuple[Tensor, ...]:
+    """The output of all blocks, and the sums that include them."""
+    parts: list[Tensor] = []
+    for block in step.split(positions, q, k, v):
+        y, *rest = step.attend(*block, *sums)
+        parts.append(y)
+        sums = tuple(rest)
+    return parts[0] if len(parts) == 1 else torch.cat(parts, -3), *sums
+
+
+class _AttendAndRecompute(torch.autograd.Function):
+    """`_attend` that keeps its inputs and the sums between blocks; backward does the rest again."""
 
     @staticmethod
-    def forward(q: Tensor, k: Tensor, v: Tensor, last_first: bool) -> Tensor:
-        # each [..., heads, CHUNK, features or values]
-        chunks = list(zip(*(cast(Any, x).split(CHUNK, -2) for x in (q, k, v)), strict=True))
-        # the sum of k_n v_nᵀ over the chunks before, [..., heads, features, values]
-        state = q.new_zeros(*q.shape[:-2], q.shape[-1], v.shape[-1])
-        sums: list[Tensor] = []
-        for q_chunk, k_chunk, v_chunk in reversed(chunks) if last_first else chunks:
-            scores = q_chunk @ k_chunk.mT  # [..., heads, CHUNK, CHUNK]
-            scores = scores.triu() if last_first else scores.tril()
-            # [..., heads, CHUNK, values] -> [..., CHUNK, heads, values]
-            sums.append((scores @ v_chunk + q_chunk @ state).transpose(-3, -2))
-            state = state + k_chunk.mT @ v_chunk
-        if last_first:
-            sums.reverse()
-        # [..., seq, heads, values] -> [..., heads, seq, values], a view
-        return torch.cat(sums, -3).transpose(-3, -2)
+    def forward(ctx: Any, step: _Step, positions: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
+        q, k, v, *sums = inputs
+        y, starts = v.new_empty(v.shape), list[Tensor]()
+        for *block, out in step.split(positions, q, k, v, y):
+            starts += sums
+            made, *sums = step.attend(*block, *sums)
+            out.copy_(made)
+        ctx.step = step
+        ctx.save_for_backward(positions, q, k, v, *starts)
+        return y, *sums
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        *tensors, ctx.last_first = inputs
-        ctx.save_for_backward(*tensors)
-        ctx.set_materialize_grads(False)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        (grad,) = grads
-        if grad is None:
-            return None, None, None, None
-        q, k, v = ctx.saved_tensors
-        same_end, other_end = ctx.last_first, not ctx.last_first
-        # the sums that are the gradients of q, k and v
-        sums = (grad, v, k, same_end), (v, grad, q, other_end), (k, q, grad, other_end)
-        needed = zip(sums, ctx.needs_input_grad[:3], strict=True)
-        made = [cast(Tensor, _CausalSum.apply(*of)) if needs else None for of, needs in needed]
-        return (*made, None)
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        step = cast(_Step, ctx.step)
+        positions, q, k, v, *starts = cast(tuple[Tensor, ...], ctx.saved_tensors)
+        if torch.is_grad_enabled() or in_transform():
+            # to be differentiated once more, or mapped: only plain operations can be
+            with outside_autocast(q.device):
+                attend = partial(_attend, step, positions)
+                _, pull_back = cast(Any, torch.func.vjp)(attend, q, k, v, *starts[:2])
+                return None, None, *pull_back(grads)
+        with outside_autocast(q.device), torch.enable_grad():
+            grad_y, *grad_sums = grads
+            # made from grad_y, which with is_grads_batched stands for many
+            grad_qkv = [grad_y.new_empty(x.shape, dtype=x.dtype) for x in (q, k, v)]
+            blocks = step.split(positions, q, k, v, grad_y, *grad_qkv)
+            for i, (places, *xs) in reversed(list(enumerate(blocks))):
+                given = (*xs[:3], *starts[2 * i : 2 * i + 2])
+                inputs = [x.detach().requires_grad_() for x in given]
+                made = step.attend(places, *inputs)
+                *parts, of_values, of_weights = torch.autograd.grad(
+                    made, inputs, (xs[3], *grad_sums)
+                )
+                for out, part in zip(xs[4:], parts, strict=True):
+                    out.copy_(part)
+                grad_sums = [of_values, of_weights]
+        return None, None, *grad_qkv, *grad_sums
 
 
 def _check_features(features: Any, x: Tensor, rope: Rope | None, width: int | None) -> None:
@@ -379,14 +458,32 @@ def _check_tensors(q: Any, k: Any, v: Any) -> None:
             )
 
 
-def _sums_of(state: LinearState, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """The two sums of ``state``, zeros where it is empty."""
-    shape = (*k.shape[:-2], k.shape[-1], v.shape[-1])
-    if state.values is None or state.weights is None:
-        return v.new_zeros(shape), v.new_zeros(shape[:-1])
-    if (state.values.shape, state.values.dtype) != (shape, v.dtype):
+def _sums_of(
+    state: LinearState | None, k: Tensor, v: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """The sums ``[..., heads, features, values]`` and ``[..., heads, features]`` to start from.
+
+    Those of ``state``; zeros where there is none or it is empty.
+    """
+    shape = (*k.shape[:-3], k.shape[-2], k.shape[-1], v.shape[-1])
+    if state is None or state.values is None or state.weights is None:
+        zeros = v.new_zeros(shape, dtype=dtype)
+        return zeros, v.new_zeros(shape[:-1], dtype=dtype)
+    if (state.values.shape, state.values.dtype) != (shape, dtype):
         raise TensorError(
-            f"state must hold values {list(shape)} in {v.dtype} for these tensors, got "
+            f"state must hold values {list(shape)} in {dtype} for these tensors, got "
             f"{list(state.values.shape)} in {state.values.dtype}; LinearState() starts anew"
         )
     return state.values, state.weights
+
+
+def _block_sizes(sums: Tensor, seq: int, causal: bool) -> list[int]:
+    """Tokens of each block: whole chunks, and last those that fill none."""
+    if not causal or seq <= CHUNK:
+        return [seq]
+    # of one token, in the widest tensor of a block
+    elements = sums[..., 0, 0].numel() * max(*sums.shape[-2:], CHUNK)
+    block = CHUNK * max(1, min(BLOCK, BLOCK_ELEMENTS // max(1, CHUNK * elements)))
+    chunked = seq - seq % CHUNK
+    sizes = [min(block, chunked - start) for start in range(0, chunked, block)]
+    return sizes if chunked == seq else [*sizes, seq - chunked]
