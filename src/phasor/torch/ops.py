@@ -23,6 +23,7 @@ from torch import Tensor
 
 from phasor.errors import BackendError, TensorError
 from phasor.rope import Rope
+from phasor.torch import _inductor
 from phasor.torch._arguments import skips_checks
 from phasor.torch._in_place import (
     check_copies,
@@ -104,14 +105,16 @@ def apply(
     They are where the operator has no rule: for gradients of cos and sin, under ``torch.func``,
     and for compilers that are given ``backend="eager"``.
     """
-    name = resolve(backend, xs[0])
+    if backend != "auto":
+        resolve(backend, xs[0])
     learned = _wants_cos_sin_gradient(angles)
     if learned or eager.needs_plain_ops(backend, [*xs, *angles]):
         if backend not in ("auto", "eager"):
             what = "torch.func transformations" if not learned else "gradients for cos and sin"
             raise BackendError(f"backend={backend!r} has no {what}; use 'auto' or 'eager'")
         return eager.composite(xs, angles, rope, inverse, gain)
-    return rotate(xs, angles, rope, inverse, gain, name)
+    # "auto" is resolved where the operator runs: an exported program may run on another machine
+    return rotate(xs, angles, rope, inverse, gain, backend)
 
 
 def apply_(
@@ -132,14 +135,16 @@ def apply_(
         for x, y in zip(xs, rotated, strict=True):
             x.copy_(y)
     else:
-        rotate_(xs, angles, rope, inverse, gain, resolve(backend, xs[0]))
+        if backend != "auto":
+            resolve(backend, xs[0])
+        rotate_(xs, angles, rope, inverse, gain, backend)
 
 
 def _run(
     xs: list[Tensor], angles: list[Tensor], rope: str, inverse: bool, gain: float, backend: str
 ) -> list[Tensor]:
     outs = [torch.empty_like(x) for x in xs]
-    BACKENDS[backend].rotate_into(xs, outs, angles, rope, inverse, gain)
+    BACKENDS[resolve(backend, xs[0])].rotate_into(xs, outs, angles, rope, inverse, gain)
     return outs
 
 
@@ -153,7 +158,7 @@ def _run_(
     xs: list[Tensor], angles: list[Tensor], rope: str, inverse: bool, gain: float, backend: str
 ) -> None:
     check_mutable(xs)
-    BACKENDS[backend].rotate_into(xs, xs, angles, rope, inverse, gain)
+    BACKENDS[resolve(backend, xs[0])].rotate_into(xs, xs, angles, rope, inverse, gain)
 
 
 class _Rotation(torch.autograd.Function):
@@ -232,6 +237,7 @@ def _autograd_(xs: list[Tensor], angles: list[Tensor], *options: Any) -> None:
 
 
 def _fake(xs: list[Tensor], *_: Any) -> list[Tensor]:
+    _inductor.register(rotate, resolve)  # whoever compiles comes by here first
     return [torch.empty_like(x) for x in xs]
 
 

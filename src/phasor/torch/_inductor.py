@@ -1,0 +1,140 @@
+"""What ``torch.compile`` makes of the operator: the operator itself, or operations to fuse.
+
+An operator is opaque to Inductor, which makes one loop of the operations around it. So below a
+measured size the operator is replaced while Inductor traces, after its derivative was taken, by
+plain operations. Other compilers and exporters keep it, and so does a backend that was named.
+
+Cos and sin are computed here from turns in fixed point, as `phasor.angles` does it. Unlike a look-up
+in digit tables that is arithmetic on 64 constants, which Inductor vectorizes, and it is exact at
+every int64 position.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from phasor.angles import turn_words
+from phasor.pairings import by_pairing
+from phasor.torch._tables import Layout, count_axes, read_rope
+from phasor.torch.backends.eager import layout_of, rotate_by
+
+ALWAYS, NEVER = 0, sys.maxsize
+
+#: From how many elements of all tensors together the operator is kept, by the backend that it
+#: would run, the pairing and the dtype. Measured by ``bench/compiled.py``; what is not listed, as
+#: Triton and float64, keeps the operator.
+OPERATOR_FROM: dict[tuple[str, str, torch.dtype], int] = {
+    ("cpu", "half", torch.float32): NEVER,
+    ("cpu", "half", torch.bfloat16): NEVER,
+    ("cpu", "half", torch.float16): NEVER,
+    ("cpu", "interleaved", torch.float32): 1 << 17,
+    ("cpu", "interleaved", torch.bfloat16): 1 << 17,
+    ("cpu", "interleaved", torch.float16): 1 << 17,
+}
+
+
+def register(operator: Any, resolve: Callable[[str, Tensor], str]) -> None:
+    """Give Inductor the decomposition of ``operator``, if this process compiles at all."""
+    # it is slow to import, and torch.compile has imported it before it traces
+    if "torch._inductor" not in sys.modules:
+        return
+    from torch._inductor import decomposition
+
+    if operator in decomposition.decompositions:
+        return
+
+    def decompose(
+        xs: list[Tensor], angles: list[Tensor], rope: str, inverse: bool, gain: float, backend: str
+    ) -> Any:
+        if backend != "auto" or keeps_operator(resolve(backend, xs[0]), xs, angles, rope):
+            return NotImplemented
+        return _rotate(xs, angles, rope, inverse, gain)
+
+    # the second is a copy of the first that Inductor makes once
+    for table in (decomposition.decompositions, decomposition.fast_random_decomps()):
+        table[operator] = decompose
+
+
+def keeps_operator(
+    backend: str, xs: Sequence[Tensor], angles: Sequence[Tensor], rope: str
+) -> bool:
+    """Whether Inductor is given the operator for these tensors, and not its decomposition.
+
+    Of a size that changes, the one that is compiled for first decides, and no guard is added.
+    """
+    fractions = len(angles) == 1 and angles[0].is_floating_point()
+    if fractions or not all(x.is_cpu for x in xs):
+        return True
+    layout = layout_of(rope, False)
+    # two halves are two loops over memory, pairs side by side are a loop over every other element
+    pairing = by_pairing(layout.pairing_out, half=layout.pairing, interleaved="interleaved")
+    limit = min(OPERATOR_FROM.get((backend, pairing, x.dtype), ALWAYS) for x in xs)
+    return sum(_hint(x.numel()) for x in xs) >= limit
+
+
+def _hint(size: int | torch.SymInt) -> int:
+    """A length that a compiler may leave open, as it is in the call that is compiled for."""
+    from torch.fx.experimental.symbolic_shapes import optimization_hint
+
+    return optimization_hint(size, fallback=NEVER)
+
+
+def _rotate(
+    xs: Sequence[Tensor], angles: Sequence[Tensor], rope: str, inverse: bool, gain: float
+) -> list[Tensor]:
+    """The operator in operations that Inductor fuses well."""
+    if len(angles) == 2:
+        cos, sin = (each.float() for each in angles)
+    else:
+        cos, sin = _cos_sin(angles[0], rope)
+    cos, sin = cos * gain, sin * (-gain if inverse else gain)
+    if len(angles) == 1:
+        # kept in memory, once for all heads: Inductor would compute them again for every head
+        cos, sin = (each.as_strided(each.shape, each.stride()) for each in (cos, sin))
+    # [..., seq, num_pairs] -> [..., seq, 1, num_pairs], to broadcast over heads
+    cos, sin = cos.unsqueeze(-2), sin.unsqueeze(-2)
+    layout = layout_of(rope, inverse)
+    return [_rotate_by(x, cos, sin, layout) for x in xs]
+
+
+def _cos_sin(positions: Tensor, text: str) -> tuple[Tensor, Tensor]:
+    """Cos and sin ``[..., seq, num_pairs]`` in float32 of positions that are integers.
+
+    Within 2**-25 and 4e-15: the frequency in turns is ``high * 2**-64 + low * 2**-128``, whole
+    turns overflow in the product with ``high``, and each of three roundings to float64 moves the
+    angle by at most 2**-50.
+    """
+    rope, device = read_rope(text), positions.device
+    words = turn_words(rope)
+    high = torch.tensor(words[0].view(np.int64), device=device)
+    low = torch.tensor(words[1].astype(np.float64) * 2.0**-128, device=device)
+    if count_axes(text) == 1:
+        # [..., seq] -> [..., seq, 1]
+        positions = positions.unsqueeze(-1)
+    else:
+        # [..., seq, n_axes] -> [..., seq, num_pairs]
+        axes = torch.tensor(rope.axes.axis_of_pair(rope.num_pairs), device=device)
+        positions = positions[..., axes]
+    positions = positions.long()
+    turns = (positions * high).double() * 2.0**-64 + positions.double() * low
+    angles = turns * (2 * math.pi)
+    return angles.cos().float(), angles.sin().float() * rope.direction
+
+
+def _rotate_by(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
+    """``x`` rotated, with its strides as `torch.empty_like` has them."""
+    strides = torch.empty_like(x).stride()
+    order = sorted(range(x.dim()), key=lambda dim: -_hint(strides[dim]))
+    if order[-1] != x.dim() - 1:
+        return rotate_by(x, cos, sin, layout)
+    # any order of dimensions -> the one that they have in memory, and back
+    cos, sin = (each[(None,) * (x.dim() - each.dim())].permute(order) for each in (cos, sin))
+    rotated = rotate_by(x.permute(order), cos, sin, layout)
+    return rotated.permute([order.index(dim) for dim in range(x.dim())])
