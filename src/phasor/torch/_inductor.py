@@ -1,31 +1,39 @@
 """What ``torch.compile`` makes of the operator: the operator itself, or operations to fuse.
 
-An operator is opaque to Inductor, which makes one loop of the operations around it. So below a
-measured size the operator is replaced while Inductor traces, after its derivative was taken, by
-plain operations. Other compilers and exporters keep it, and so does a backend that was named.
+An operator is opaque to Inductor, which otherwise makes one loop of neighbouring operations. So it
+is replaced by plain operations where those were measured to be faster, while Inductor traces and
+after the operator's derivative was taken. Other compilers and exporters keep the operator, and so
+does a backend that was named.
 
-Cos and sin are computed here from turns in fixed point, as `phasor.angles` does it. Unlike a look-up
-in digit tables that is arithmetic on 64 constants, which Inductor vectorizes, and it is exact at
+Cos and sin are computed from turns in fixed point, as in `phasor.angles`. That is arithmetic on two
+numbers for each pair, which Inductor vectorizes, unlike a look-up in digit tables, and it holds at
 every int64 position.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from importlib import import_module
+from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from phasor import angles as numpy_angles
 from phasor.angles import turn_words
 from phasor.pairings import by_pairing
 from phasor.torch._tables import Layout, count_axes, read_rope
+from phasor.torch.backends import eager
 from phasor.torch.backends.eager import layout_of, rotate_by
 
 ALWAYS, NEVER = 0, sys.maxsize
+_AUTO = "auto, rule "
+_SOURCES = sys.modules[__name__], eager, numpy_angles
 
 #: From how many elements of all tensors together the operator is kept, by the backend that it
 #: would run, the pairing and the dtype. Measured by ``bench/compiled.py``; what is not listed, as
@@ -40,31 +48,50 @@ OPERATOR_FROM: dict[tuple[str, str, torch.dtype], int] = {
 }
 
 
-def register(operator: Any, resolve: Callable[[str, Tensor], str]) -> None:
-    """Give Inductor the decomposition of ``operator``, if this process compiles at all."""
-    # it is slow to import, and torch.compile has imported it before it traces
-    if "torch._inductor" not in sys.modules:
-        return
-    from torch._inductor import decomposition
+def describe_rule() -> str:
+    """A text that names the code and the rule that graphs are compiled with.
 
+    Inside ``torch.compile`` it is the operator's argument for ``backend="auto"``. For torch keeps
+    compiled graphs on disk, and finds them by the arguments of operators without asking for
+    decompositions.
+    """
+    sources = b"".join(Path(str(module.__file__)).read_bytes() for module in _SOURCES)
+    return _AUTO + hashlib.sha256(sources + repr(OPERATOR_FROM).encode()).hexdigest()[:16]
+
+
+def is_compiled_auto(backend: str) -> bool:
+    """Whether the operator's argument is from `describe_rule`."""
+    return backend.startswith(_AUTO)
+
+
+def register(operator: Any, resolve: Callable[[str, Tensor], str]) -> None:
+    """Give Inductor the decomposition of ``operator``, which imports Inductor."""
+    decomposition = cast(Any, import_module("torch._inductor.decomposition"))
     if operator in decomposition.decompositions:
         return
 
     def decompose(
         xs: list[Tensor], angles: list[Tensor], rope: str, inverse: bool, gain: float, backend: str
     ) -> Any:
-        if backend != "auto" or keeps_operator(resolve(backend, xs[0]), xs, angles, rope):
+        named = not is_compiled_auto(backend)
+        if named or keeps_operator(resolve("auto", xs[0]), xs, angles, rope):
             return NotImplemented
         return _rotate(xs, angles, rope, inverse, gain)
 
-    # the second is a copy of the first that Inductor makes once
+    # the second is a copy of the first, made once
     for table in (decomposition.decompositions, decomposition.fast_random_decomps()):
         table[operator] = decompose
+    # an operator with a decomposition has to be told how it is called where it is kept
+    lowering = cast(Any, import_module("torch._inductor.lowering"))
+    lowering.make_fallback(
+        operator,
+        layout_constraint=lowering.constrain_to_fake_tensors,
+        warn=False,
+        override_decomp=True,
+    )
 
 
-def keeps_operator(
-    backend: str, xs: Sequence[Tensor], angles: Sequence[Tensor], rope: str
-) -> bool:
+def keeps_operator(backend: str, xs: Sequence[Tensor], angles: Sequence[Tensor], rope: str) -> bool:
     """Whether Inductor is given the operator for these tensors, and not its decomposition.
 
     Of a size that changes, the one that is compiled for first decides, and no guard is added.

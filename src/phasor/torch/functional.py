@@ -21,6 +21,7 @@ from phasor.torch._arguments import (
     checked_positions,
     tokens_first,
 )
+from phasor.torch._inductor import keeps_operator
 from phasor.torch._internals import unscriptable
 
 
@@ -344,18 +345,31 @@ def rotate_by_(
     return x
 
 
-def chosen_backend(x: Tensor) -> str:
-    """The backend that ``backend="auto"`` takes for ``x``.
+def chosen_backend(*xs: Tensor, compiled_for: Rope | None = None) -> str:
+    """The backend that ``backend="auto"`` takes for ``xs``, one tensor or a query and a key.
 
     ``"cpu"``, the kernel in C++, for tensors in the CPU's memory where its extension was built;
     ``"triton"``, one launch a call, for tensors on a GPU where Triton can be imported; else
     ``"eager"``, plain torch operations.
 
+    Args:
+        xs: ``[..., seq, heads, head_dim]``.
+        compiled_for: A Rope, to ask what ``torch.compile`` makes of its rotation with Inductor:
+            ``"inductor"`` where it fuses plain operations with their neighbours, or the backend
+            of the operator that it calls. That depends on the pairing, the dtype, and the number
+            of elements of all ``xs`` together.
+
     >>> import torch
     >>> chosen_backend(torch.zeros(1, 1, 2, device="meta"))
     'eager'
+    >>> rope = Rope(head_dim=64, pairing="half")
+    >>> chosen_backend(torch.zeros(1, 8, 64, dtype=torch.float64), compiled_for=rope)
+    'cpu'
     """
-    return ops.resolve("auto", x)
+    backend = ops.resolve("auto", xs[0])
+    if compiled_for is None or keeps_operator(backend, xs, [], compiled_for.to_json()):
+        return backend
+    return "inductor"
 
 
 def _rotate(

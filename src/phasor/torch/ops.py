@@ -31,7 +31,13 @@ from phasor.torch._in_place import (
     check_not_expanded,
     check_writable,
 )
-from phasor.torch._internals import below_autograd, count_writes, in_transform, may_write
+from phasor.torch._internals import (
+    below_autograd,
+    count_writes,
+    in_transform,
+    mark_constant,
+    may_write,
+)
 from phasor.torch._tables import count_own_dimensions
 from phasor.torch.backends import cpu, eager
 from phasor.torch.backends import triton as triton_backend
@@ -113,8 +119,7 @@ def apply(
             what = "torch.func transformations" if not learned else "gradients for cos and sin"
             raise BackendError(f"backend={backend!r} has no {what}; use 'auto' or 'eager'")
         return eager.composite(xs, angles, rope, inverse, gain)
-    # "auto" is resolved where the operator runs: an exported program may run on another machine
-    return rotate(xs, angles, rope, inverse, gain, backend)
+    return rotate(xs, angles, rope, inverse, gain, _operators_backend(backend))
 
 
 def apply_(
@@ -137,14 +142,32 @@ def apply_(
     else:
         if backend != "auto":
             resolve(backend, xs[0])
-        rotate_(xs, angles, rope, inverse, gain, backend)
+        rotate_(xs, angles, rope, inverse, gain, _operators_backend(backend))
+
+
+def _operators_backend(backend: str) -> str:
+    """The operator's argument. "auto" is resolved where it runs: a program may be exported."""
+    compiling = torch.compiler.is_compiling() and not torch.compiler.is_exporting()
+    return _compiled_auto() if backend == "auto" and compiling else backend
+
+
+@mark_constant
+def _compiled_auto() -> str:
+    """What stands for "auto" inside ``torch.compile``, where Inductor may decompose the operator."""
+    _inductor.register(rotate, resolve)
+    return _inductor.describe_rule()
+
+
+def _kernel(backend: str, x: Tensor) -> Any:
+    """The implementation that the operator runs, given its argument."""
+    return BACKENDS[resolve("auto" if _inductor.is_compiled_auto(backend) else backend, x)]
 
 
 def _run(
     xs: list[Tensor], angles: list[Tensor], rope: str, inverse: bool, gain: float, backend: str
 ) -> list[Tensor]:
     outs = [torch.empty_like(x) for x in xs]
-    BACKENDS[resolve(backend, xs[0])].rotate_into(xs, outs, angles, rope, inverse, gain)
+    _kernel(backend, xs[0]).rotate_into(xs, outs, angles, rope, inverse, gain)
     return outs
 
 
@@ -158,7 +181,7 @@ def _run_(
     xs: list[Tensor], angles: list[Tensor], rope: str, inverse: bool, gain: float, backend: str
 ) -> None:
     check_mutable(xs)
-    BACKENDS[resolve(backend, xs[0])].rotate_into(xs, xs, angles, rope, inverse, gain)
+    _kernel(backend, xs[0]).rotate_into(xs, xs, angles, rope, inverse, gain)
 
 
 class _Rotation(torch.autograd.Function):
@@ -237,7 +260,6 @@ def _autograd_(xs: list[Tensor], angles: list[Tensor], *options: Any) -> None:
 
 
 def _fake(xs: list[Tensor], *_: Any) -> list[Tensor]:
-    _inductor.register(rotate, resolve)  # whoever compiles comes by here first
     return [torch.empty_like(x) for x in xs]
 
 
