@@ -161,7 +161,8 @@ def main() -> None:
         for pairing in ("half", "interleaved"):
             for dtype in (torch.bfloat16, torch.float32):
                 for shape in shapes:
-                    if picked and step not in picked:
+                    words = step, pairing, str(dtype), str(shape[1])
+                    if picked and not set(picked) <= set(words):
                         continue
                     rope = Rope(head_dim=128, pairing=pairing, base=500_000.0)
                     rows.append(measure(step, rope, dtype, *shape))

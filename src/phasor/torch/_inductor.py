@@ -121,14 +121,26 @@ def _rotate(
         cos, sin = (each.float() for each in angles)
     else:
         cos, sin = _cos_sin(angles[0], rope)
-    cos, sin = cos * gain, sin * (-gain if inverse else gain)
-    if len(angles) == 1:
-        # kept in memory, once for all heads: Inductor would compute them again for every head
-        cos, sin = (each.as_strided(each.shape, each.stride()) for each in (cos, sin))
     # [..., seq, num_pairs] -> [..., seq, 1, num_pairs], to broadcast over heads
-    cos, sin = cos.unsqueeze(-2), sin.unsqueeze(-2)
+    cos, sin = (cos * gain).unsqueeze(-2), (sin * (-gain if inverse else gain)).unsqueeze(-2)
     layout = layout_of(rope, inverse)
-    return [_rotate_by(x, cos, sin, layout) for x in xs]
+    halves = layout.pairing == layout.pairing_out == "half"
+    if halves:
+        # twice [..., seq, 1, num_pairs] -> [..., seq, 1, 2, num_pairs]
+        cos, sin = torch.stack((cos, cos), -2), torch.stack((-sin, sin), -2)
+    # Inductor would compute them again for every head
+    cos, sin = _store(cos), _store(sin)
+    outs: list[Tensor] = []
+    for x in xs:
+        order = _memory_order(x)
+        own = 2 if halves else 1
+        there = _permute(x, order, 1), _permute(cos, order, own), _permute(sin, order, own)
+        y = _rotate_halves(*there, layout) if halves else rotate_by(*there, layout)
+        if inverse:
+            # a gradient goes into the sums of a norm's, which would read wider numbers otherwise
+            y = _store(y)
+        outs.append(_permute(y, [order.index(dim) for dim in range(len(order))], 1))
+    return outs
 
 
 def _cos_sin(positions: Tensor, text: str) -> tuple[Tensor, Tensor]:
@@ -155,13 +167,38 @@ def _cos_sin(positions: Tensor, text: str) -> tuple[Tensor, Tensor]:
     return angles.cos().float(), angles.sin().float() * rope.direction
 
 
-def _rotate_by(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
-    """``x`` rotated, with its strides as `torch.empty_like` has them."""
-    strides = torch.empty_like(x).stride()
-    order = sorted(range(x.dim()), key=lambda dim: -_hint(strides[dim]))
-    if order[-1] != x.dim() - 1:
-        return rotate_by(x, cos, sin, layout)
-    # any order of dimensions -> the one that they have in memory, and back
-    cos, sin = (each[(None,) * (x.dim() - each.dim())].permute(order) for each in (cos, sin))
-    rotated = rotate_by(x.permute(order), cos, sin, layout)
-    return rotated.permute([order.index(dim) for dim in range(x.dim())])
+def _rotate_halves(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
+    """``x`` rotated in the half pairing, whose result is fused with what follows.
+
+    Args:
+        x: ``[..., seq, heads, head_dim]``.
+        cos: ``[..., seq, 1, 2, num_pairs]``.
+        sin: The same shape, and negative for the first half.
+        layout: Where the rotated slice begins.
+    """
+    start, end = layout.rotary_start, layout.rotary_start + 2 * cos.shape[-1]
+    # [..., rotary_dim] -> [..., 2, num_pairs]
+    pairs = x[..., start:end].float().unflatten(-1, (2, cos.shape[-1]))
+    # addcmul rounds one product and fuses the other, as the kernels do
+    rotated = torch.addcmul(pairs * cos, pairs.flip(-2), sin).flatten(-2).to(x.dtype)
+    if cos.shape[-1] * 2 == x.shape[-1]:
+        return rotated
+    return torch.cat((x[..., :start], rotated, x[..., end:]), -1)
+
+
+def _store(x: Tensor) -> Tensor:
+    """``x``, which Inductor writes to memory, for no view of it is computed on the way."""
+    x = x.clone(memory_format=torch.contiguous_format)
+    return x.as_strided(x.shape, x.stride())
+
+
+def _memory_order(x: Tensor) -> list[int]:
+    """The dimensions ``[..., seq, heads]`` of ``x`` as a tensor like it has them in memory."""
+    strides = [_hint(stride) for stride in torch.empty_like(x).stride()[:-1]]
+    return sorted(range(len(strides)), key=lambda dim: -strides[dim])
+
+
+def _permute(x: Tensor, order: Sequence[int], own: int) -> Tensor:
+    """``x`` with its dimensions in that order, but for the last ``own``, and ones in front."""
+    x = x[(None,) * (len(order) + own - x.dim())]
+    return x.permute(*order, *range(len(order), x.dim()))

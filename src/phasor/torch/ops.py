@@ -153,7 +153,7 @@ def _operators_backend(backend: str) -> str:
 
 @mark_constant
 def _compiled_auto() -> str:
-    """What stands for "auto" inside ``torch.compile``, where Inductor may decompose the operator."""
+    """The argument for "auto" inside ``torch.compile``, where Inductor may decompose it."""
     _inductor.register(rotate, resolve)
     return _inductor.describe_rule()
 
