@@ -5,9 +5,9 @@ is replaced by plain operations where those were measured to be faster, while In
 after the operator's derivative was taken. Other compilers and exporters keep the operator, and so
 does a backend that was named.
 
-Cos and sin are computed from turns in fixed point, as in `phasor.angles`. That is arithmetic on two
-numbers for each pair, which Inductor vectorizes, unlike a look-up in digit tables, and it holds at
-every int64 position.
+Cos and sin are computed from turns, of which whole ones are left out first, as in `phasor.angles`.
+That is arithmetic on a few numbers for each pair, which Inductor vectorizes, unlike a look-up in
+digit tables, and it holds at every int64 position.
 """
 
 from __future__ import annotations
@@ -20,19 +20,21 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from phasor import angles as numpy_angles
 from phasor.angles import turn_words
 from phasor.pairings import by_pairing
+from phasor.rope import Rope
 from phasor.torch._tables import Layout, count_axes, read_rope
 from phasor.torch.backends import eager
 from phasor.torch.backends.eager import layout_of, rotate_by
 
 ALWAYS, NEVER = 0, sys.maxsize
 _AUTO = "auto, rule "
+_BITS = 21  # of a digit: its product with 32 bits has the 53 of a float64
+_MASK = (1 << _BITS) - 1
 _SOURCES = sys.modules[__name__], eager, numpy_angles
 
 #: From how many elements of all tensors together the operator is kept, by the backend that it
@@ -146,14 +148,12 @@ def _rotate(
 def _cos_sin(positions: Tensor, text: str) -> tuple[Tensor, Tensor]:
     """Cos and sin ``[..., seq, num_pairs]`` in float32 of positions that are integers.
 
-    Within 2**-25 and 4e-15: the frequency in turns is ``high * 2**-64 + low * 2**-128``, whole
-    turns overflow in the product with ``high``, and each of three roundings to float64 moves the
-    angle by at most 2**-50.
+    A position is three digits in base 2**21. The product of a digit and the first 32 bits of a
+    frequency in turns is exact in float64, and so is what remains without whole turns; integers
+    would overflow, which C++ leaves undefined. Each sum of three moves the angle by 2**-50 at most,
+    so cos and sin are within 2**-25 and 5e-15.
     """
     rope, device = read_rope(text), positions.device
-    words = turn_words(rope)
-    high = torch.tensor(words[0].view(np.int64), device=device)
-    low = torch.tensor(words[1].astype(np.float64) * 2.0**-128, device=device)
     if count_axes(text) == 1:
         # [..., seq] -> [..., seq, 1]
         positions = positions.unsqueeze(-1)
@@ -162,9 +162,34 @@ def _cos_sin(positions: Tensor, text: str) -> tuple[Tensor, Tensor]:
         axes = torch.tensor(rope.axes.axis_of_pair(rope.num_pairs), device=device)
         positions = positions[..., axes]
     positions = positions.long()
-    turns = (positions * high).double() * 2.0**-64 + positions.double() * low
-    angles = turns * (2 * math.pi)
+    last = positions >> (2 * _BITS)  # with the sign
+    digits = positions & _MASK, (positions >> _BITS) & _MASK, last
+    turns, rest = 0.0, 0.0
+    for digit, (leading, trailing) in zip(digits, _turns_of_digits(rope), strict=True):
+        value = digit.double()
+        product = value * torch.tensor(leading, dtype=torch.float64, device=device)
+        turns = turns + (product - product.round())
+        rest = rest + value * torch.tensor(trailing, dtype=torch.float64, device=device)
+    angles = (turns + rest) * (2 * math.pi)
     return angles.cos().float(), angles.sin().float() * rope.direction
+
+
+def _turns_of_digits(rope: Rope) -> list[tuple[list[float], list[float]]]:
+    """For each digit, the first 32 bits and the rest of every pair's turns, whole turns left out.
+
+    They are those of the positions 1, 2**21 and 2**42.
+    """
+    high, low = (words.tolist() for words in turn_words(rope))
+    made: list[tuple[list[float], list[float]]] = []
+    for digit in range(3):
+        # in units of 2**-128
+        turns = [
+            (((a << 64) | b) << (_BITS * digit)) % (1 << 128)
+            for a, b in zip(high, low, strict=True)
+        ]
+        leading = [(turn >> 96) * 2.0**-32 for turn in turns]
+        made.append((leading, [(turn % (1 << 96)) * 2.0**-128 for turn in turns]))
+    return made
 
 
 def _rotate_halves(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
