@@ -135,7 +135,7 @@ def measure(step: str, rope: Rope, dtype: torch.dtype, batch: int, seq: int) -> 
             wrong = (one.float() - other.float()).abs().max() / one.float().abs().max()
             assert wrong < 3e-2, (step, way, wrong)
     times = interleave(
-        {way: call for way, (call, _) in made.items()}, seconds=4, warm=False, rounds=(9, 400)
+        {way: call for way, (call, _) in made.items()}, seconds=2.5, warm=False, rounds=(9, 400)
     )
     heads = [torch.empty(batch, seq, n, 128, dtype=dtype, device=DEVICE)
              for n in ((8, 2) if step == "train a layer" else HEADS)]  # fmt: skip
@@ -161,7 +161,7 @@ def main() -> None:
         for pairing in ("half", "interleaved"):
             for dtype in (torch.bfloat16, torch.float32):
                 for shape in shapes:
-                    words = step, pairing, str(dtype), str(shape[1])
+                    words = step, pairing, str(dtype).removeprefix("torch."), str(shape[1])
                     if picked and not set(picked) <= set(words):
                         continue
                     rope = Rope(head_dim=128, pairing=pairing, base=500_000.0)
