@@ -47,6 +47,13 @@ OPERATOR_FROM: dict[tuple[str, str, torch.dtype], int] = {
     ("cpu", "interleaved", torch.float32): 120_000,
     ("cpu", "interleaved", torch.bfloat16): 20_000,
     ("cpu", "interleaved", torch.float16): 20_000,
+    # without the kernel the operator is the same operations, one by one
+    ("eager", "half", torch.float32): NEVER,
+    ("eager", "half", torch.bfloat16): NEVER,
+    ("eager", "half", torch.float16): NEVER,
+    ("eager", "interleaved", torch.float32): NEVER,
+    ("eager", "interleaved", torch.bfloat16): NEVER,
+    ("eager", "interleaved", torch.float16): NEVER,
 }
 
 
@@ -110,6 +117,8 @@ def keeps_operator(backend: str, xs: Sequence[Tensor], angles: Sequence[Tensor],
 
 def _hint(size: int | torch.SymInt) -> int:
     """A length that a compiler may leave open, as it is in the call that is compiled for."""
+    if type(size) is int:
+        return size
     from torch.fx.experimental.symbolic_shapes import optimization_hint
 
     return optimization_hint(size, fallback=NEVER)
@@ -164,13 +173,16 @@ def _cos_sin(positions: Tensor, text: str) -> tuple[Tensor, Tensor]:
     positions = positions.long()
     last = positions >> (2 * _BITS)  # with the sign
     digits = positions & _MASK, (positions >> _BITS) & _MASK, last
-    turns, rest = 0.0, 0.0
+    turns: list[Tensor] = []
+    rests: list[Tensor] = []
     for digit, (leading, trailing) in zip(digits, _turns_of_digits(rope), strict=True):
         value = digit.double()
         product = value * torch.tensor(leading, dtype=torch.float64, device=device)
-        turns = turns + (product - product.round())
-        rest = rest + value * torch.tensor(trailing, dtype=torch.float64, device=device)
-    angles = (turns + rest) * (2 * math.pi)
+        turns.append(product - product.round())
+        rests.append(value * torch.tensor(trailing, dtype=torch.float64, device=device))
+    # the small numbers first
+    total = (rests[0] + rests[1] + rests[2]) + (turns[0] + turns[1] + turns[2])
+    angles = total * (2 * math.pi)
     return angles.cos().float(), angles.sin().float() * rope.direction
 
 
@@ -203,7 +215,7 @@ def _rotate_halves(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tenso
     """
     start, end = layout.rotary_start, layout.rotary_start + 2 * cos.shape[-1]
     # [..., rotary_dim] -> [..., 2, num_pairs]
-    pairs = x[..., start:end].float().unflatten(-1, (2, cos.shape[-1]))
+    pairs = cast(Tensor, cast(Any, x[..., start:end].float()).unflatten(-1, (2, cos.shape[-1])))
     # addcmul rounds one product and fuses the other, as the kernels do
     rotated = torch.addcmul(pairs * cos, pairs.flip(-2), sin).flatten(-2).to(x.dtype)
     if cos.shape[-1] * 2 == x.shape[-1]:
