@@ -230,8 +230,8 @@ def _store(x: Tensor) -> Tensor:
 
 
 def _memory_order(x: Tensor) -> list[int]:
-    """The dimensions ``[..., seq, heads]`` of ``x`` as a tensor like it has them in memory."""
-    strides = [_hint(stride) for stride in torch.empty_like(x).stride()[:-1]]
+    """The dimensions ``[..., seq, heads]`` of ``x`` from the largest stride down."""
+    strides = [_hint(stride) for stride in x.stride()[:-1]]
     return sorted(range(len(strides)), key=lambda dim: -strides[dim])
 
 

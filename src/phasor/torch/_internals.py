@@ -29,8 +29,6 @@ outside_modes = cast(
 )
 #: Whether a ``torch.func`` transformation is running.
 in_transform: Callable[[], bool] = _C._are_functorch_transforms_active
-#: Whether a tensor is batched by autograd's ``is_grads_batched``, which is older than torch.func.
-is_legacy_batched: Callable[[Tensor], bool] = _C._functorch.is_legacy_batchedtensor
 #: Whether ``torch.jit.trace`` is recording.
 is_tracing: Callable[[], bool] = _C._is_tracing
 #: How many dispatch modes are on.

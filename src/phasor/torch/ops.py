@@ -34,9 +34,7 @@ from phasor.torch._in_place import (
 from phasor.torch._internals import (
     below_autograd,
     count_writes,
-    dispatch_is_plain,
     in_transform,
-    is_legacy_batched,
     mark_constant,
     may_write,
 )
@@ -244,14 +242,7 @@ def _have_addresses(xs: Sequence[Tensor]) -> bool:
     return not hidden and all(type(x) is Tensor and x.device.type != "meta" for x in xs)
 
 
-def _can_run_here(tensors: Sequence[Tensor]) -> bool:
-    """Whether nobody else has to see the call: another dispatch costs as much as a token does."""
-    return dispatch_is_plain(tensors) and not any(map(is_legacy_batched, tensors))
-
-
 def _autograd(xs: list[Tensor], angles: list[Tensor], *options: Any) -> list[Tensor]:
-    if _can_run_here([*xs, *angles]):
-        return _run(xs, angles, *options)
     active = tuple(map(_wants_gradient, xs))
     if any(active):
         return list(cast(tuple[Tensor, ...], _Rotation.apply(options, active, *xs, *angles)))
@@ -260,9 +251,6 @@ def _autograd(xs: list[Tensor], angles: list[Tensor], *options: Any) -> list[Ten
 
 
 def _autograd_(xs: list[Tensor], angles: list[Tensor], *options: Any) -> None:
-    if _can_run_here([*xs, *angles]):
-        _run_(xs, angles, *options)
-        return
     if any(map(_wants_gradient, xs)):
         raise RuntimeError(
             "phasor::rotate_ records no gradient; phasor.torch.rotate_ and rotate_qk_ do"

@@ -87,7 +87,7 @@ def rotate_by(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
     rotated = by_pairing(
         layout.pairing_out,
         half=pairs,
-        interleaved=[torch.stack(pairs, -1).flatten(-2)],
+        interleaved=[torch.stack(pairs, -1).reshape(*x.shape[:-1], end - start)],
     )
     return torch.cat((x[..., :start], *rotated, x[..., end:]), -1)
 
