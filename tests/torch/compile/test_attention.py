@@ -7,6 +7,7 @@ scaled_dot_product_attention asks all the same, so that there a length of 1 is a
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,7 +20,7 @@ from torch._inductor import config as graph_caches
 from torch.fx.experimental import _config as shapes
 
 from phasor import Rope
-from phasor.torch import RotaryAttention, rotate_qk
+from phasor.torch import RotaryAttention, _inductor, rotate_qk
 from phasor.torch.kv_cache import KVCache
 
 from ..torch_oracle import agree, normal
@@ -125,8 +126,13 @@ def test_inductor_trains_in_one_graph_from_length_2_and_one_for_1() -> None:
     assert counted == [1, 1, 1, 2, 2]
 
 
-def test_inductor_makes_one_graph_of_the_rotation_from_length_1() -> None:
-    """Neither the operator nor the rule that may replace it asks anything of a length."""
+@pytest.mark.parametrize(("limit", "counted"), [(0, 1), (sys.maxsize, 2)])
+def test_inductor_makes_one_graph_of_the_operator_and_two_of_operations(
+    limit: int, counted: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The operator asks nothing of a length; Inductor asks of plain operations whether it is 1."""
+    rule = dict.fromkeys(_inductor.OPERATOR_FROM, limit)
+    monkeypatch.setattr(_inductor, "OPERATOR_FROM", rule)
 
     def turned(x: Tensor) -> tuple[Tensor, Tensor]:
         return rotate_qk(x, x[:, :, :1], torch.arange(x.shape[1]), ROPE)
@@ -138,7 +144,7 @@ def test_inductor_makes_one_graph_of_the_rotation_from_length_1() -> None:
             torch._dynamo.mark_dynamic(x, 1)
             for y, expected in zip(quick(x), turned(x), strict=True):
                 assert agree(y, expected)
-            assert graphs() == 1
+    assert graphs() == counted
 
 
 def filled(module: RotaryAttention, used: int, capacity: int) -> KVCache:
