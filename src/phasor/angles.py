@@ -136,7 +136,7 @@ def _chunks(length: int, width: int) -> Iterator[slice]:
 
 @lru_cache(maxsize=256)
 @in_reals
-def _fractions(rope: Rope) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+def turn_words(rope: Rope) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
     """Turns per position of every pair, modulo whole turns: 128 bits as two words."""
     # the product with |p| < 2**63 still has 66 correct bits after the point
     fixed = [int((turn % 1 * 2**128).to_integral_value()) % 2**128 for turn in real_turns(rope)]
@@ -154,7 +154,7 @@ def _cos_sin(rope: Rope, positions: NDArray[Any]) -> tuple[NDArray[Any], NDArray
         integer, fraction = nearest.astype(np.int64), positions - nearest
     # abs(-2**63) overflows to itself in int64, which read as uint64 is 2**63
     size = np.abs(integer).astype(np.uint64)
-    quarters, turn = _reduced(size, *_fractions(rope))
+    quarters, turn = _reduced(size, *turn_words(rope))
     negative = integer < 0
     if fraction is not None:
         turn += np.where(negative, -fraction, fraction) * (rope.inv_freq / (2 * np.pi))

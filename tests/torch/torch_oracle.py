@@ -156,6 +156,26 @@ def bound(
     return limit
 
 
+def agree(found: Tensor, expected: Tensor, rotations: int = 1, size: float | None = None) -> bool:
+    """Whether two results of so many rotations in a row can both be right.
+
+    Each rotation is off by `bound`; a pair's two numbers add up to at most twice its largest one,
+    and rotations keep lengths.
+
+    Args:
+        found: One.
+        expected: The other.
+        rotations: How many were made, at most.
+        size: The largest number that is rotated; of ``expected`` unless given.
+    """
+    assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
+    size = float(expected.abs().max()) if size is None else size
+    limit = 2 * (2 * torch.finfo(torch.float32).eps + ROW_ERROR_40)
+    if found.dtype in (torch.bfloat16, torch.float16):
+        limit += torch.finfo(found.dtype).eps
+    return bool((found - expected).abs().max() <= 2 * rotations * limit * size)
+
+
 def row_error(dtype: torch.dtype, positions: Any) -> float:
     """Largest error of a row of cos and sin at those positions."""
     if dtype == torch.float64:

@@ -16,11 +16,13 @@ from phasor.errors import TensorError
 from phasor.rope import Rope
 from phasor.torch import ops
 from phasor.torch._arguments import (
+    check_rope,
     checked_cos_sin,
     checked_options,
     checked_positions,
     tokens_first,
 )
+from phasor.torch._inductor import keeps_operator
 from phasor.torch._internals import unscriptable
 
 
@@ -38,11 +40,11 @@ def rotate(
     """``R(p) x`` for every token (RoFormer 2104.09864, eq. 34), as a new tensor.
 
     Cos and sin are within `phasor.angles.ROW_ERROR_40` at every position below 2**40 either way.
-    Beyond, they are exact for tensors in the CPU's memory, and NaN where positions cannot be read
-    without waiting or tracing: on other devices, inside ``torch.func`` transformations and in a
-    compiler's plain operations. Arithmetic is float32 (float64 for float64 tensors) with one
-    rounding at the end. Differentiable in ``x`` any number of times; only ``positions`` is saved
-    for the backward pass.
+    Beyond, they are exact for tensors in the CPU's memory, compiled or not, and NaN where positions
+    cannot be read without waiting or tracing: on other devices, inside ``torch.func``
+    transformations, and where a compiler is given ``backend="eager"``. Arithmetic is float32
+    (float64 for float64 tensors) with one rounding at the end. Differentiable in ``x`` any number
+    of times; only ``positions`` is saved for the backward pass.
 
     Args:
         x: ``[..., seq, heads, head_dim]``: float64, float32, bfloat16 or float16, any strides.
@@ -57,8 +59,9 @@ def rotate(
             shape of ``positions`` stays ``[..., seq]``. It costs no copy.
         backend: ``"auto"``, or one implementation, which is then never replaced: ``"cpu"``,
             ``"triton"`` or ``"eager"`` (plain torch operations).
-            A compiler or exporter sees plain torch operations, to be fused with their neighbours,
-            where it is ``"eager"``; and else one operator.
+            A compiler or exporter sees plain torch operations where it is ``"eager"``, and else
+            one operator, which Inductor replaces by operations to fuse where it is ``"auto"`` and
+            `chosen_backend` says so.
 
     Returns:
         A tensor of the shape, dtype and strides of ``x``; contiguous inside ``torch.func``
@@ -344,18 +347,37 @@ def rotate_by_(
     return x
 
 
-def chosen_backend(x: Tensor) -> str:
-    """The backend that ``backend="auto"`` takes for ``x``.
+def chosen_backend(x: Tensor, *more: Tensor, compiled_for: Rope | None = None) -> str:
+    """The backend that ``backend="auto"`` takes for ``x``, or for a query and a key.
 
     ``"cpu"``, the kernel in C++, for tensors in the CPU's memory where its extension was built;
     ``"triton"``, one launch a call, for tensors on a GPU where Triton can be imported; else
     ``"eager"``, plain torch operations.
 
+    Args:
+        x: ``[..., seq, heads, head_dim]``.
+        more: What is rotated in the same call.
+        compiled_for: A Rope, to ask what ``torch.compile`` makes of its rotation with Inductor:
+            ``"inductor"`` where operations are fused with their neighbours, or the backend of the
+            operator that is kept. That depends on the pairing, the dtype and the number of
+            elements of all tensors together.
+
+    Raises:
+        SpecError: If ``compiled_for`` is no Rope, or its scaling is a rule.
+
     >>> import torch
     >>> chosen_backend(torch.zeros(1, 1, 2, device="meta"))
     'eager'
+    >>> rope = Rope(head_dim=64, pairing="half")
+    >>> chosen_backend(torch.zeros(1, 8, 64), compiled_for=rope)
+    'inductor'
     """
-    return ops.resolve("auto", x)
+    backend = ops.resolve("auto", x)
+    if compiled_for is None:
+        return backend
+    check_rope(compiled_for, "compiled_for")
+    kept = keeps_operator(backend, [x, *more], [], compiled_for.to_json())
+    return backend if kept else "inductor"
 
 
 def _rotate(

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from phasor.errors import BackendError, TensorError
 from phasor.rope import Rope
+from phasor.torch import _inductor
 from phasor.torch._in_place import (
     check_copies,
     check_mutable,
@@ -34,6 +35,7 @@ from phasor.torch._internals import (
     count_writes,
     dispatch_is_plain,
     in_transform,
+    mark_constant,
     may_write,
 )
 from phasor.torch._tables import count_own_dimensions
@@ -111,14 +113,15 @@ def apply(
     They are where the operator has no rule: for gradients of cos and sin, under ``torch.func``,
     and for compilers that are given ``backend="eager"``.
     """
-    name = resolve(backend, xs[0])
+    if backend != "auto":
+        resolve(backend, xs[0])
     learned = _wants_cos_sin_gradient(angles)
     if learned or eager.needs_plain_ops(backend, [*xs, *angles]):
         if backend not in ("auto", "eager"):
             what = "torch.func transformations" if not learned else "gradients for cos and sin"
             raise BackendError(f"backend={backend!r} has no {what}; use 'auto' or 'eager'")
         return eager.composite(xs, angles, rope, inverse, gain)
-    return rotate(xs, angles, rope, inverse, gain, name)
+    return rotate(xs, angles, rope, inverse, gain, _operators_backend(backend))
 
 
 def apply_(
@@ -139,14 +142,34 @@ def apply_(
         for x, y in zip(xs, rotated, strict=True):
             x.copy_(y)
     else:
-        rotate_(xs, angles, rope, inverse, gain, resolve(backend, xs[0]))
+        if backend != "auto":
+            resolve(backend, xs[0])
+        rotate_(xs, angles, rope, inverse, gain, _operators_backend(backend))
+
+
+def _operators_backend(backend: str) -> str:
+    """The operator's argument. "auto" is resolved where it runs: a program may be exported."""
+    compiling = torch.compiler.is_compiling() and not torch.compiler.is_exporting()
+    return _compiled_auto() if backend == "auto" and compiling else backend
+
+
+@mark_constant
+def _compiled_auto() -> str:
+    """The argument for "auto" inside ``torch.compile``, where Inductor may decompose it."""
+    _inductor.register(rotate, resolve)
+    return _inductor.describe_rule()
+
+
+def _kernel(backend: str, x: Tensor) -> Any:
+    """The implementation that the operator runs, given its argument."""
+    return BACKENDS[resolve("auto" if _inductor.is_compiled_auto(backend) else backend, x)]
 
 
 def _run(
     xs: list[Tensor], angles: list[Tensor], rope: str, inverse: bool, gain: float, backend: str
 ) -> list[Tensor]:
     outs = [torch.empty_like(x) for x in xs]
-    BACKENDS[backend].rotate_into(xs, outs, angles, rope, inverse, gain)
+    _kernel(backend, xs[0]).rotate_into(xs, outs, angles, rope, inverse, gain)
     return outs
 
 
@@ -160,7 +183,7 @@ def _run_(
     xs: list[Tensor], angles: list[Tensor], rope: str, inverse: bool, gain: float, backend: str
 ) -> None:
     check_mutable(xs)
-    BACKENDS[backend].rotate_into(xs, xs, angles, rope, inverse, gain)
+    _kernel(backend, xs[0]).rotate_into(xs, xs, angles, rope, inverse, gain)
 
 
 class _Rotation(torch.autograd.Function):

@@ -1,4 +1,7 @@
-"""Compilers see one operator and modules hold no tensor: nothing recompiles, nothing is cast."""
+"""Compilers see one operator and modules hold no tensor: nothing recompiles, nothing is cast.
+
+What Inductor makes of the operator is tested in `test_inductor`.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from phasor import Rope
 from phasor.torch import rotate, rotate_, rotate_by, rotate_by_, rotate_qk, rotate_qk_
 
 from ..torch_cases import HALF, MIXED, PLACES, THREE
-from ..torch_oracle import assert_rotated, normal
+from ..torch_oracle import agree, assert_rotated, normal
 
 SEQUENCES = [5, 6, 9, 17]
 BACKENDS = ["eager", "aot_eager", "inductor"]
@@ -38,6 +41,11 @@ def _forget() -> Iterator[None]:
 def compiled(function: Callable[..., Any], backend: str = "aot_eager") -> Callable[..., Any]:
     """``function`` as one graph for every length."""
     return torch.compile(function, fullgraph=True, dynamic=True, backend=backend)
+
+
+def same(y: Tensor, expected: Tensor, backend: str, *more: Any) -> bool:
+    """Eager's bits, but where Inductor rotates with operations of its own."""
+    return agree(y, expected, *more) if backend == "inductor" else torch.equal(y, expected)
 
 
 class Encoder(torch.nn.Module):
@@ -70,13 +78,13 @@ def rotated(x: Tensor, places: Tensor, rope: Rope) -> Tensor:
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("held", [by_closure, Encoder], ids=["closure", "module attribute"])
 def test_one_graph_serves_every_length(held: Callable[..., Any], backend: str) -> None:
-    """Four lengths, one compilation, eager's bits, however the function holds its Rope."""
+    """Four lengths, one compilation, eager's values, however the function holds its Rope."""
     plain = held(MIXED)
     quick = compiled(plain, backend)
     for length in SEQUENCES:
         x, places = normal(2, length, 3, 8), torch.arange(length) * 70_001
         y = quick(x, places)
-        assert torch.equal(y, plain(x, places))
+        assert same(y, plain(x, places), backend)
         assert_rotated(y, x, places, MIXED)
 
 
@@ -130,7 +138,7 @@ def test_every_verb_compiles_to_eagers_values(verb: str, backend: str) -> None:
     for length in SEQUENCES[:2]:
         x, places = normal(2, length, 3, 8), torch.arange(length)
         for y, expected in zip(both(quick(x, places)), both(VERBS[verb](x, places)), strict=True):
-            assert torch.equal(y, expected)
+            assert same(y, expected, backend)
             assert y.stride() == expected.stride()
 
 
@@ -149,7 +157,7 @@ def test_writing_an_argument_in_place_is_seen_outside(backend: str) -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_training_step_compiles(dtype: torch.dtype, backend: str) -> None:
-    """Gradients through out-of-place and in-place verbs are eager's, to the bit.
+    """Gradients through out-of-place and in-place verbs are eager's.
 
     Beside the verbs there are powers of two and one sum, which no fusion rounds otherwise.
     """
@@ -163,7 +171,7 @@ def test_a_training_step_compiles(dtype: torch.dtype, backend: str) -> None:
     for function in (step, compiled(step, backend)):
         x = normal(2, 5, 3, 8, dtype=dtype).requires_grad_()
         grads += torch.autograd.grad(function(x, places), x, out)
-    assert torch.equal(*grads)
+    assert same(grads[1], grads[0], backend, 2, 8 * float(out.abs().max()))
 
 
 def test_learned_rows_train_when_compiled() -> None:

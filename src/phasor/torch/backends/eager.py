@@ -46,7 +46,7 @@ def rotate_into(
     """The operator's kernel: from ``xs`` to ``outs``, which are ``xs`` in place."""
     if outs is xs:
         check_writable(xs)
-    layout = _layout_of(rope, inverse)
+    layout = layout_of(rope, inverse)
     rotations = _with_cos_sin(xs, angles, rope, inverse, gain, count_digits(angles))
     for (x, cos, sin), out in zip(rotations, outs, strict=True):
         first, second = _rotate_pairs(x, cos, sin, layout)
@@ -72,19 +72,28 @@ def composite(
     xs: Sequence[Tensor], angles: Sequence[Tensor], rope: str, inverse: bool, gain: float
 ) -> list[Tensor]:
     """`rotate` without writing to a tensor or reading a value, as transformations require."""
-    outs: list[Tensor] = []
-    layout = _layout_of(rope, inverse)
-    for x, cos, sin in _with_cos_sin(xs, angles, rope, inverse, gain, DIGITS):
-        start, end = layout.rotary_start, layout.rotary_start + 2 * cos.shape[-1]
-        # [..., num_pairs, 2] flattened is interleaved, [..., 2, num_pairs] is two halves
-        dim = by_pairing(layout.pairing_out, half=-2, interleaved=-1)
-        pairs = torch.stack(_rotate_pairs(x, cos, sin, layout), dim)
-        rotated = pairs.reshape(*pairs.shape[:-2], end - start).to(x.dtype)
-        outs.append(torch.cat((x[..., :start], rotated, x[..., end:]), -1))
-    return outs
+    layout = layout_of(rope, inverse)
+    return [
+        rotate_by(x, cos, sin, layout)
+        for x, cos, sin in _with_cos_sin(xs, angles, rope, inverse, gain, DIGITS)
+    ]
 
 
-def _layout_of(rope: str, inverse: bool) -> Layout:
+def rotate_by(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
+    """``x`` rotated by cos and sin ``[..., seq, 1, num_pairs]``, without writing to a tensor."""
+    start, end = layout.rotary_start, layout.rotary_start + 2 * cos.shape[-1]
+    pairs = [each.to(x.dtype) for each in _rotate_pairs(x, cos, sin, layout)]
+    # twice [..., seq, heads, num_pairs] -> [..., seq, heads, rotary_dim]
+    rotated = by_pairing(
+        layout.pairing_out,
+        half=pairs,
+        interleaved=[torch.stack(pairs, -1).reshape(*x.shape[:-1], end - start)],
+    )
+    return torch.cat((x[..., :start], *rotated, x[..., end:]), -1)
+
+
+def layout_of(rope: str, inverse: bool) -> Layout:
+    """The layout that the operator's text describes, of the rotation or its inverse."""
     layout = read_layout(rope)
     return layout.inverse() if inverse else layout
 

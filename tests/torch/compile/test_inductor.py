@@ -1,0 +1,302 @@
+"""Inductor keeps the operator where that was measured to be faster, and fuses operations elsewhere.
+
+Every test of values runs on both sides of the rule, against angles of 60 digits.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._dynamo.utils import counters
+from torch._functorch import config as joint
+from torch._inductor import config as graph_caches
+from torch._inductor.utils import run_and_get_code
+
+from phasor import Rope
+from phasor.torch import (
+    _inductor,
+    chosen_backend,
+    rotate,
+    rotate_,
+    rotate_by,
+    rotate_qk,
+    rotate_qk_,
+)
+from phasor.torch.backends import cpu
+
+from ..torch_cases import HALF, MIXED, PART, THREE
+from ..torch_oracle import assert_rotated, normal, turns
+
+ROPES = {"half": HALF, "interleaved": Rope(head_dim=8, pairing="interleaved"), "mixed": MIXED,
+         "part": PART,
+         "part of halves": Rope(head_dim=8, pairing="half", rotary_dim=6, rotary_start=1),
+         "wide": Rope(head_dim=64, pairing="half", direction=-1, base=500_000.0)}  # fmt: skip
+SIDES = {"operator": _inductor.ALWAYS, "decomposition": _inductor.NEVER}
+# beyond the digit tables too, where a look-up would be NaN, and up to the ends of int64
+FAR = torch.tensor([0, -1, 70_001, 2**31, -(2**40), 2**41 + 12_345, 2**63 - 1, -(2**63) + 1])
+BUILT = pytest.mark.skipif(not cpu.is_ready(), reason="the rule is for the kernel in C++")
+
+
+@pytest.fixture(autouse=True)
+def _forget() -> Iterator[None]:
+    """Every test compiles from nothing, and a second graph for one function is an error."""
+    torch._dynamo.reset()
+    counters.clear()
+    # a graph on disk has the choice of the size that it was first compiled for
+    no_disk = graph_caches.patch(fx_graph_cache=False), joint.patch(enable_autograd_cache=False)
+    with no_disk[0], no_disk[1], torch._dynamo.config.patch(error_on_recompile=True):
+        yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture(params=SIDES)
+def side(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Which side of the rule every size is on."""
+    set_limit(monkeypatch, SIDES[request.param])
+    return request.param
+
+
+def set_limit(monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
+    """Keep the operator from ``limit`` elements on."""
+    monkeypatch.setattr(_inductor, "OPERATOR_FROM", dict.fromkeys(_inductor.OPERATOR_FROM, limit))
+
+
+def compiled(
+    function: Callable[..., Any], *arguments: Any, dynamic: bool = False
+) -> tuple[Any, str]:
+    """What the compiled function returns, and what Inductor made of it."""
+    quick = torch.compile(function, fullgraph=True, dynamic=dynamic)
+    result, code = run_and_get_code(quick, *arguments)
+    return result, "operator" if any("phasor.rotate" in each for each in code) else "decomposition"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ROPES)
+def test_values_and_gradients_are_right_at_every_position(
+    name: str, dtype: torch.dtype, side: str
+) -> None:
+    """A rotation and its derivative, the inverse rotation, with a gain, in int64's whole range."""
+    rope = ROPES[name]
+    x = normal(2, len(FAR), 3, rope.head_dim, dtype=dtype).requires_grad_()
+    grad = normal(*x.shape, dtype=dtype, seed=1)
+    y, made = compiled(lambda x: rotate(x, FAR, rope, gain=1.5), x)
+    assert made == side
+    assert_rotated(y, x, FAR, rope, gain=1.5)
+    (back,) = torch.autograd.grad(y, x, grad)
+    again = rotate(back, FAR, rope)  # 1.5 times the gradient, but for what is not rotated
+    start, end = rope.rotary_start, rope.rotary_start + rope.rotary_dim
+    expected = grad.clone()
+    expected[..., start:end] *= 1.5
+    coarse = torch.finfo(dtype).eps
+    assert (again - expected).abs().max() <= 8 * coarse * expected.abs().max()
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        pytest.param(lambda x: x.transpose(1, 2).contiguous().transpose(1, 2), id="heads first"),
+        pytest.param(lambda x: x[:, :, :1].expand(-1, -1, 3, -1), id="expanded"),
+        pytest.param(lambda x: torch.cat((x, x), -1)[..., :8], id="a slice"),
+        pytest.param(lambda x: x.transpose(-1, -2).contiguous().transpose(-1, -2), id="transposed"),
+    ],
+)
+@pytest.mark.parametrize("pairing", ["half", "interleaved"])
+@pytest.mark.parametrize("inverse", [False, True])
+def test_any_strides_are_right_and_kept(
+    place: Callable[[Tensor], Tensor], pairing: str, inverse: bool, side: str
+) -> None:
+    """Tensors as others lay them out, rotated at positions that are expanded and transposed."""
+    rope = Rope(head_dim=8, pairing=pairing)
+    x = place(normal(4, 5, 3, 8))
+    places = torch.arange(20).reshape(5, 4).T * 1001
+    (y, z), made = compiled(
+        lambda x: (
+            rotate(x, places, rope, inverse=inverse),
+            rotate(x, places[:1].expand(4, 5), rope, inverse=inverse),
+        ),
+        x,
+    )
+    assert made == side
+    sign = -1 if inverse else 1
+    assert_rotated(y, x, places * sign, rope)
+    assert_rotated(z, x, places[:1].expand(4, 5) * sign, rope)
+    if x.stride(-1) <= 1:  # head_dim is the last in memory
+        assert y.stride() == torch.empty_like(x).stride()
+
+
+def test_queries_keys_rows_axes_and_writes_are_right(side: str) -> None:
+    """Every way to say what is rotated, on both sides."""
+    q, k = normal(2, 5, 3, 8), normal(2, 5, 1, 8, dtype=torch.bfloat16)
+    places = torch.arange(5) * 70_001
+    several = torch.stack((places, places * 2, -places), -1)
+    rows = turns(HALF, places)
+    cos, sin = torch.from_numpy(rows.real.copy()), torch.from_numpy(rows.imag.copy())
+
+    def step(q: Tensor, k: Tensor) -> tuple[Tensor, ...]:
+        return (
+            *rotate_qk(q, k, places, HALF),
+            rotate(q, 7, HALF),
+            rotate(q, several, THREE),
+            rotate_by(q, cos, sin, pairing="half"),
+        )
+
+    (q2, k2, one, many, by), made = compiled(step, q, k)
+    assert made == side
+    for y, x in ((q2, q), (k2, k), (by, q)):
+        assert_rotated(y, x, places, HALF)
+    assert_rotated(one, q, torch.full((5,), 7), HALF)
+    assert_rotated(many, q, several, THREE)
+
+    def write(q: Tensor, k: Tensor) -> Tensor:
+        rotate_qk_(q, k, places, HALF)
+        return rotate_(q * 2, places, HALF)
+
+    q3, k3 = q.clone(), k.clone()
+    twice, _ = compiled(write, q3, k3)
+    assert_rotated(q3, q, places, HALF)
+    assert_rotated(k3, k, places, HALF)
+    assert_rotated(twice, q3 * 2, places, HALF)
+
+
+@BUILT
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(
+    ("pairing", "length", "made"),
+    [("half", 4, "decomposition"), ("half", 300, "decomposition"),
+     ("interleaved", 4, "decomposition"), ("interleaved", 300, "operator")],
+)  # fmt: skip
+def test_the_rule_chooses_by_pairing_and_size_and_can_be_asked(
+    pairing: str, length: int, made: str, dynamic: bool
+) -> None:
+    """The size of the first call decides, for every later one, without a second graph."""
+    rope = Rope(head_dim=128, pairing=pairing)
+    x = normal(1, length, 8, 128)
+    assert (chosen_backend(x, compiled_for=rope) == "inductor") == (made == "decomposition")
+    function = torch.compile(
+        lambda x: rotate(x, torch.arange(x.shape[1]), rope), fullgraph=True, dynamic=dynamic
+    )
+    _, code = run_and_get_code(function, x)
+    assert any("phasor.rotate" in each for each in code) == (made == "operator")
+    for other in (5, 600) if dynamic else ():
+        x = normal(1, other, 8, 128)
+        assert_rotated(function(x), x, torch.arange(other), rope)
+    assert counters["stats"]["unique_graphs"] == 1
+
+
+def test_a_query_and_a_key_count_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half the elements each, on the two sides of the limit together and alone."""
+    set_limit(monkeypatch, 200)
+    x = normal(1, 5, 3, 8)  # 120 elements
+    assert chosen_backend(x, compiled_for=HALF) == "inductor"
+    assert chosen_backend(x, x, compiled_for=HALF) == chosen_backend(x)
+    assert compiled(lambda x: rotate(x, 3, HALF), x)[1] == "decomposition"
+    torch._dynamo.reset()
+    assert compiled(lambda x: rotate_qk(x, x * 2, 3, HALF), x)[1] == "operator"
+
+
+@pytest.mark.parametrize(
+    ("places", "dtype"), [(torch.arange(5) + 0.5, torch.float32), (torch.arange(5), torch.float64)]
+)
+def test_fractions_of_positions_and_float64_keep_the_operator(
+    places: Tensor, dtype: torch.dtype
+) -> None:
+    """Fractions may be infinite, which only the operator refuses; float64 needs its tables."""
+    x = normal(2, 5, 3, 8, dtype=dtype)
+    y, made = compiled(lambda x: rotate(x, places, HALF), x)
+    assert made == "operator"
+    assert torch.equal(y, rotate(x, places, HALF))
+
+
+@BUILT
+def test_a_named_backend_is_never_replaced() -> None:
+    """By its name the operator is kept at a size that "auto" decomposes."""
+    x = normal(1, 5, 3, 8)
+    y, made = compiled(lambda x: rotate(x, 3, HALF, backend="cpu"), x)
+    assert made == "operator"
+    assert torch.equal(y, rotate(x, 3, HALF))
+
+
+_PROCESS = """
+import sys, torch
+from phasor import Rope
+from phasor.torch import rotate
+from torch._dynamo.utils import counters
+from torch._functorch import config as joint
+from torch._inductor import config as graph_caches
+from torch._inductor.utils import run_and_get_code
+import phasor.torch._inductor as rule
+for key in rule.OPERATOR_FROM:
+    rule.OPERATOR_FROM[key] = int(sys.argv[1])
+rope = Rope(head_dim=8, pairing="half")
+quick = torch.compile(lambda x: rotate(x * 2, torch.arange(5), rope), fullgraph=True)
+x = torch.randn(5, 2, 8, requires_grad=True)
+quick(x).sum().backward()
+with torch.profiler.profile() as seen:
+    quick(x).sum().backward()
+names = [event.key for event in seen.key_averages()]
+print("operator" if "phasor::rotate" in names else "decomposition",
+      counters["aot_autograd"]["autograd_cache_hit"])
+"""
+
+
+@BUILT
+def test_a_graph_kept_on_disk_is_found_again_under_the_same_rule_only(tmp_path: Path) -> None:
+    """Four processes share a folder: the second finds what the first made, the third may not."""
+    found = [
+        subprocess.run(
+            [sys.executable, "-c", _PROCESS, str(limit)],
+            env={**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)},
+            capture_output=True, text=True, check=True,
+        ).stdout.split()
+        for limit in (_inductor.NEVER, _inductor.NEVER, 0, 0)
+    ]  # fmt: skip
+    assert found == [["decomposition", "0"], ["decomposition", "1"], ["operator", "0"],
+                     ["operator", "1"]]  # fmt: skip
+
+
+def test_importing_phasor_imports_no_compiler() -> None:
+    """Nor does rotating; only torch.compile does."""
+    code = (
+        "import sys, torch, phasor, phasor.torch\n"
+        "x = torch.ones(5, 2, 8, requires_grad=True)\n"
+        "phasor.torch.rotate(x, 3, phasor.Rope(head_dim=8, pairing='half')).sum().backward()\n"
+        "assert 'torch._inductor' not in sys.modules\n"
+        "assert 'torch._dynamo' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# torch's own lowering still calls what torch deprecates
+@pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
+def test_other_compilers_and_exports_keep_the_operator() -> None:
+    """Whatever Inductor was given before."""
+
+    class Module(torch.nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return rotate(x, torch.arange(5), HALF)
+
+    x = normal(2, 5, 3, 8)
+    assert compiled(Module(), x)[1] == "decomposition"
+    torch._dynamo.reset()
+    seen: list[str] = []
+
+    def look(graph: torch.fx.GraphModule, _: Any) -> Any:
+        seen.extend(str(node.target) for node in graph.graph.nodes)
+        return graph
+
+    from torch._dynamo.backends.common import aot_autograd
+
+    torch.compile(Module(), fullgraph=True, backend=aot_autograd(fw_compiler=look))(x)
+    assert "phasor.rotate.default" in seen
+    program = torch.export.export(Module(), (x,)).run_decompositions()
+    (call,) = [node for node in program.graph.nodes if str(node.target).startswith("phasor")]
+    assert call.args[-1] == "auto"  # which is resolved where it runs
+    assert torch.equal(program.module()(x), Module()(x))
