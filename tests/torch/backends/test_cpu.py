@@ -368,7 +368,7 @@ def test_heads_wider_than_the_kernels_rows_are_rotated_without_it(
     assert_rotated(rotate(x, places, rope), x, places, rope)
     y = x.clone()
     assert_rotated(rotate_(y, places, rope), x, places, rope)
-    with pytest.raises(TensorError, match="x must have heads at most 4096 wide"):
+    with pytest.raises(BackendError, match="cannot rotate x: its heads are at most 4096 wide"):
         torch.ops.phasor.rotate([x], [places], rope.to_json(), False, 1.0, "cpu")
 
 
