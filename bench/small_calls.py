@@ -49,19 +49,11 @@ def layers(case: Case) -> Mapping[str, Call]:
         rest = positions, None, False, 1.0, cpu._path_index, False, q, q, k, k
         return lambda: native.rotate(plan, *rest)
 
-    def alone() -> None:
-        torch.set_num_threads(1)
-        call()
-        torch.set_num_threads(threads)
-
-    threads, call = torch.get_num_threads(), extension(q, k, positions)
     return {
         COPY: lambda: (q_out.copy_(q), k_out.copy_(k)),
         MULTIPLY: lambda: [x.mul_(-1.0) for x in words],
         WHOLE: lambda: rotate_qk_(q, k, positions, rope),
-        EXTENSION: call,
-        ALONE: alone,
-        "setting threads": lambda: (torch.set_num_threads(1), torch.set_num_threads(threads)),
+        EXTENSION: extension(q, k, positions),
         ARGUMENTS: extension(*none, no_positions),
         "is the dispatch plain": lambda: dispatch_is_plain((q, k)),
         "may they be written": lambda: may_write((q, k)),
@@ -72,9 +64,13 @@ def layers(case: Case) -> Mapping[str, Call]:
 
 def row(case: Case) -> list[str]:
     """The median of every part, as a share of the whole call's median."""
-    samples = interleave(layers(case), seconds=SECONDS, warm=True)
+    calls, threads = layers(case), torch.get_num_threads()
+    samples = interleave(calls, seconds=SECONDS, warm=True)
+    # by itself, because a change of their number starts threads anew
+    torch.set_num_threads(1)
+    samples |= interleave({ALONE: calls[EXTENSION]}, seconds=SECONDS / 10, warm=True)
+    torch.set_num_threads(threads)
     took = {name: spread(some).median for name, some in samples.items()}
-    took[ALONE] -= took.pop("setting threads")
     whole, copy, multiply = took.pop(WHOLE), took.pop(COPY), took.pop(MULTIPLY)
     loop, single, arguments = took.pop(EXTENSION), took.pop(ALONE), took.pop(ARGUMENTS)
     shares = {

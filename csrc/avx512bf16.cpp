@@ -53,8 +53,9 @@ template <> struct Lane<Bf16> : Bf16Emulated {
   // registers, tested once for zeros among all results, and only if there is one computed again without
   // the instruction. Nothing is stored before.
   template <bool kHalfIn, bool kHalfOut, bool kStream, int kBlocks>
-  static void rotate_whole(const char *in, char *out, const V *c, const V *s, const float *cos,
-                         const float *sin, const Constants &k) {
+  __attribute__((always_inline)) static void rotate_whole(const char *in, char *out, const V *c,
+                                                          const V *s, const float *cos,
+                                                          const float *sin, const Constants &k) {
     constexpr int64_t bytes = int64_t{kBlocks} * width * 2;
     // two blocks: firsts, then seconds, of 32 pairs; interleaved, one block is the other way round
     __m512i results[kBlocks];

@@ -5,7 +5,7 @@ namespace {
 
 // The rows of a tile of tokens: in `storage`, which fits the nearest cache, or in the tables.
 template <class C> struct Rows {
-  static constexpr int64_t kBytes = 16 * 1024;
+  static constexpr int64_t kBytes = 32 * 1024;
   alignas(64) C storage[kBytes / sizeof(C)];
   alignas(64) C scratch[2 * kMaxPairs];
   const C *cos[kMaxTile], *sin[kMaxTile];

@@ -78,37 +78,36 @@ struct Vectors {
   int64_t ahead; // how many bytes beyond a head to prefetch; 0 for not at all
 };
 
-// `kHeads` heads, which share every load of cosines and sines.
+// The next `kHeads` heads, which share every load of cosines and sines.
 template <class T, class C, bool kHalfIn, bool kHalfOut, bool kStream, int kHeads>
-inline void rotate_group(const char *in, char *out, const Vectors &w, const C *cos, const C *sin,
-                         int64_t pairs) {
+__attribute__((always_inline)) inline void rotate_group(Vectors &w, const C *cos, const C *sin,
+                                                        int64_t pairs) {
   using L = Lane<T>;
   const int64_t bytes = pairs * int64_t{sizeof(T)};
-  for (int h = 0; h < kHeads && w.ahead; ++h)
-    for (int64_t at = 0; at < 2 * bytes; at += 64) __builtin_prefetch(in + h * w.step_in + w.ahead + at);
-  int64_t k = 0;
-  for (; k + L::width <= pairs; k += L::width) {
-    const auto c = L::load_row(cos + k), s = L::load_row(sin + k);
+  for (; w.count >= kHeads; w.count -= kHeads) {
+    for (int h = 0; h < kHeads && w.ahead; ++h)
+      for (int64_t at = 0; at < 2 * bytes; at += 64)
+        __builtin_prefetch(w.in + h * w.step_in + w.ahead + at);
+    int64_t k = 0;
+    for (; k + L::width <= pairs; k += L::width) {
+      const auto c = L::load_row(cos + k), s = L::load_row(sin + k);
 #pragma GCC unroll 4
-    for (int h = 0; h < kHeads; ++h)
-      rotate_block<T, kHalfIn, kHalfOut, kStream>(in + h * w.step_in, out + h * w.step_out, bytes,
-                                                  k * int64_t{sizeof(T)}, c, s);
+      for (int h = 0; h < kHeads; ++h)
+        rotate_block<T, kHalfIn, kHalfOut, kStream>(w.in + h * w.step_in, w.out + h * w.step_out, bytes,
+                                                    k * int64_t{sizeof(T)}, c, s);
+    }
+    for (int h = 0; h < kHeads && k < pairs; ++h)
+      rotate_scalar<T, C>(w.in + h * w.step_in, w.out + h * w.step_out, sizeof(T), sizeof(T), kHalfIn,
+                          kHalfOut, cos, sin, k, pairs);
+    w.in += kHeads * w.step_in;
+    w.out += kHeads * w.step_out;
   }
-  for (int h = 0; h < kHeads && k < pairs; ++h)
-    rotate_scalar<T, C>(in + h * w.step_in, out + h * w.step_out, sizeof(T), sizeof(T), kHalfIn,
-                        kHalfOut, cos, sin, k, pairs);
 }
 
 template <class T, class C, bool kHalfIn, bool kHalfOut, bool kStream>
-inline void rotate_any_width(const Vectors &w, const C *cos, const C *sin, int64_t pairs) {
-  constexpr int kGroup = 4;
-  const int64_t grouped = w.count / kGroup * kGroup;
-  for (int64_t i = 0; i < grouped; i += kGroup)
-    rotate_group<T, C, kHalfIn, kHalfOut, kStream, kGroup>(w.in + i * w.step_in, w.out + i * w.step_out,
-                                                           w, cos, sin, pairs);
-  for (int64_t i = grouped; i < w.count; ++i)
-    rotate_group<T, C, kHalfIn, kHalfOut, kStream, 1>(w.in + i * w.step_in, w.out + i * w.step_out, w,
-                                                      cos, sin, pairs);
+inline void rotate_any_width(Vectors w, const C *cos, const C *sin, int64_t pairs) {
+  rotate_group<T, C, kHalfIn, kHalfOut, kStream, 4>(w, cos, sin, pairs);
+  rotate_group<T, C, kHalfIn, kHalfOut, kStream, 1>(w, cos, sin, pairs);
 }
 
 // The same for heads of `kBlocks` registers: the cosines and sines stay in registers for all heads,
@@ -148,14 +147,14 @@ __attribute__((always_inline)) inline void rotate_from_registers(const Vectors &
 }
 
 template <class T, class C, bool kHalfIn, bool kHalfOut, bool kStream>
-__attribute__((always_inline)) inline void rotate_vectors(const Vectors &w, const C *cos, const C *sin, int64_t pairs) {
+inline void rotate_vectors(const Vectors &w, const C *cos, const C *sin, int64_t pairs) {
   using L = Lane<T>;
   if constexpr (L::cached_registers >= 8)
     if (pairs == 8 * L::width) return rotate_from_registers<T, C, kHalfIn, kHalfOut, kStream, 8>(w, cos, sin);
-  if constexpr (L::cached_registers >= 4)
-    if (pairs == 4 * L::width) return rotate_from_registers<T, C, kHalfIn, kHalfOut, kStream, 4>(w, cos, sin);
-  if constexpr (L::cached_registers >= 2)
-    if (pairs == 2 * L::width) return rotate_from_registers<T, C, kHalfIn, kHalfOut, kStream, 2>(w, cos, sin);
+  if ((w.count > 1 || L::has_rotate_whole) && L::cached_registers >= 4 && pairs == 4 * L::width)
+    return rotate_from_registers<T, C, kHalfIn, kHalfOut, kStream, 4>(w, cos, sin);
+  if ((w.count > 1 || L::has_rotate_whole) && L::cached_registers >= 2 && pairs == 2 * L::width)
+    return rotate_from_registers<T, C, kHalfIn, kHalfOut, kStream, 2>(w, cos, sin);
   rotate_any_width<T, C, kHalfIn, kHalfOut, kStream>(w, cos, sin, pairs);
 }
 
@@ -227,15 +226,29 @@ inline void sweep_tile(const Job &job, const Operand &x, const char *in, char *o
   }
   // [heads, tokens] memory: go along the tokens, which lie side by side, with a few heads at a
   // time. That reads memory in order, and uses each row of cosines for all of them
-  constexpr int64_t kStreams = 4;
+  constexpr int64_t kStreams = sizeof(T) > 2 && !kHalfOut ? 2 : 4; // as measured
   const int64_t ahead = ahead_of(job, token_in);
-  for (int64_t h = 0; h < x.heads; h += kStreams)
-    for (int64_t t = 0; t < tokens; ++t) {
-      const char *from = in + t * token_in + h * x.head_in;
-      char *to = out + t * token_out + h * x.head_out;
-      const Vectors heads{from, to, std::min(kStreams, x.heads - h), x.head_in, x.head_out, ahead};
-      rotate_vectors<T, C, kHalfIn, kHalfOut, kStream>(heads, rows.cos[t], rows.sin[t], job.pairs);
-    }
+  auto along_tokens = [&](auto blocks) {
+    for (int64_t h = 0; h < x.heads; h += kStreams)
+      for (int64_t t = 0; t < tokens; ++t) {
+        const Vectors heads{in + t * token_in + h * x.head_in,
+                       out + t * token_out + h * x.head_out,
+                       std::min(kStreams, x.heads - h),
+                       x.head_in,
+                       x.head_out,
+                       ahead};
+        if constexpr (blocks.value == 0)
+          rotate_any_width<T, C, kHalfIn, kHalfOut, kStream>(heads, rows.cos[t], rows.sin[t], job.pairs);
+        else
+          rotate_from_registers<T, C, kHalfIn, kHalfOut, kStream, blocks.value>(heads, rows.cos[t], rows.sin[t]);
+      }
+  };
+  using L = Lane<T>;
+  if constexpr (L::cached_registers >= 8)
+    if (job.pairs == 8 * L::width) return along_tokens(std::integral_constant<int, 8>{});
+  if (L::cached_registers >= 4 && job.pairs == 4 * L::width) along_tokens(std::integral_constant<int, 4>{});
+  else if (L::cached_registers >= 2 && job.pairs == 2 * L::width) along_tokens(std::integral_constant<int, 2>{});
+  else along_tokens(std::integral_constant<int, 0>{});
 }
 
 template <class T, class C>
