@@ -226,7 +226,8 @@ inline void sweep_tile(const Job &job, const Operand &x, const char *in, char *o
   }
   // [heads, tokens] memory: go along the tokens, which lie side by side, with a few heads at a
   // time. That reads memory in order, and uses each row of cosines for all of them
-  constexpr int64_t kStreams = sizeof(T) > 2 && !kHalfOut ? 2 : 4; // as measured
+  constexpr bool kWide = Lane<T>::width >= 16, kNarrowed = sizeof(T) == 2;
+  constexpr int64_t kStreams = kNarrowed == kWide || (kWide && kHalfOut) ? 4 : 2; // as measured
   const int64_t ahead = ahead_of(job, token_in);
   auto along_tokens = [&](auto blocks) {
     for (int64_t h = 0; h < x.heads; h += kStreams)
