@@ -44,7 +44,7 @@ OPERATOR_FROM: dict[tuple[str, str, torch.dtype], int] = {
     ("cpu", "half", torch.float32): NEVER,
     ("cpu", "half", torch.bfloat16): NEVER,
     ("cpu", "half", torch.float16): NEVER,
-    ("cpu", "interleaved", torch.float32): 120_000,
+    ("cpu", "interleaved", torch.float32): 240_000,
     ("cpu", "interleaved", torch.bfloat16): 20_000,
     ("cpu", "interleaved", torch.float16): 20_000,
     # without the kernel the operator is the same operations, one by one
