@@ -57,7 +57,7 @@ template <> struct Lane<Bf16> : Bf16Emulated {
                                                           const V *s, const float *cos,
                                                           const float *sin, const Constants &k) {
     constexpr int64_t bytes = int64_t{kBlocks} * width * 2;
-    // two blocks: firsts, then seconds, of 32 pairs; interleaved, one block is the other way round
+    // for halves, the firsts and the seconds of 32 pairs; else 16 pairs each, firsts below seconds
     __m512i results[kBlocks];
     for (int b = 0; b < kBlocks; b += 2) {
       const int64_t at = b * int64_t{width} * 2;

@@ -84,13 +84,13 @@ bool read_options(Call &call, Py_ssize_t count) {
   job.tables = reinterpret_cast<const void *>(plan.tables);
   job.axis_of_pair = reinterpret_cast<const int64_t *>(plan.axis_of_pair);
   call.made = reinterpret_cast<const char *>(plan.made);
+  call.raises = PyObject_IsTrue(call.args[6]);
   if (!PyBool_Check(call.args[3]) || !(PyFloat_CheckExact(call.args[4]) || PyLong_CheckExact(call.args[4])))
     return call.refuse(PyExc_TypeError, "inverse must be a bool and gain a number");
   job.inverse = call.args[3] == Py_True;
   job.half_in = job.inverse ? plan.half_out : plan.half_in;
   job.half_out = job.inverse ? plan.half_in : plan.half_out;
   job.gain = PyFloat_AsDouble(call.args[4]);
-  call.raises = PyObject_IsTrue(call.args[6]);
   if (PyErr_Occurred()) return call.refuse_unreadable();
   if (!std::isfinite(job.gain)) return call.refuse(PyExc_ValueError, "gain must be finite");
   job.operands = count == 9 ? 1 : 2;

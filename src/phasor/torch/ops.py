@@ -113,15 +113,14 @@ def apply(
     They are where the operator has no rule: for gradients of cos and sin, under ``torch.func``,
     and for compilers that are given ``backend="eager"``.
     """
-    if backend != "auto":
-        resolve(backend, xs[0])
+    operators_backend = _operators_backend(backend, xs[0])
     learned = _wants_cos_sin_gradient(angles)
     if learned or eager.needs_plain_ops(backend, [*xs, *angles]):
         if backend not in ("auto", "eager"):
             what = "torch.func transformations" if not learned else "gradients for cos and sin"
             raise BackendError(f"backend={backend!r} has no {what}; use 'auto' or 'eager'")
         return eager.composite(xs, angles, rope, inverse, gain)
-    return rotate(xs, angles, rope, inverse, gain, _operators_backend(backend))
+    return rotate(xs, angles, rope, inverse, gain, operators_backend)
 
 
 def apply_(
@@ -142,15 +141,15 @@ def apply_(
         for x, y in zip(xs, rotated, strict=True):
             x.copy_(y)
     else:
-        if backend != "auto":
-            resolve(backend, xs[0])
-        rotate_(xs, angles, rope, inverse, gain, _operators_backend(backend))
+        rotate_(xs, angles, rope, inverse, gain, _operators_backend(backend, xs[0]))
 
 
-def _operators_backend(backend: str) -> str:
+def _operators_backend(backend: str, x: Tensor) -> str:
     """The operator's argument. "auto" is resolved where it runs: a program may be exported."""
+    if backend != "auto":
+        return resolve(backend, x)
     compiling = torch.compiler.is_compiling() and not torch.compiler.is_exporting()
-    return _compiled_auto() if backend == "auto" and compiling else backend
+    return _compiled_auto() if compiling else backend
 
 
 @mark_constant
