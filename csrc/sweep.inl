@@ -70,92 +70,107 @@ inline void rotate_block(const char *in, char *out, int64_t bytes, int64_t at, V
   }
 }
 
-// Heads of one token, which share their cosines and sines.
+// Some heads of some tokens. The heads of a token share its cosines and sines.
 struct Vectors {
   const char *in;
   char *out;
-  int64_t count, step_in, step_out;
+  int64_t heads, head_in, head_out;
+  int64_t tokens, token_in, token_out;
   int64_t ahead; // how many bytes beyond a head to prefetch; 0 for not at all
 };
 
-// The next `kHeads` heads, which share every load of cosines and sines.
+// The next `kHeads` heads of one token, which share every load of cosines and sines.
 template <class T, class C, bool kHalfIn, bool kHalfOut, bool kStream, int kHeads>
 __attribute__((always_inline)) inline void rotate_group(Vectors &w, const C *cos, const C *sin,
                                                         int64_t pairs) {
   using L = Lane<T>;
   const int64_t bytes = pairs * int64_t{sizeof(T)};
-  for (; w.count >= kHeads; w.count -= kHeads) {
+  for (; w.heads >= kHeads; w.heads -= kHeads) {
     for (int h = 0; h < kHeads && w.ahead; ++h)
       for (int64_t at = 0; at < 2 * bytes; at += 64)
-        __builtin_prefetch(w.in + h * w.step_in + w.ahead + at);
+        __builtin_prefetch(w.in + h * w.head_in + w.ahead + at);
     int64_t k = 0;
     for (; k + L::width <= pairs; k += L::width) {
       const auto c = L::load_row(cos + k), s = L::load_row(sin + k);
 #pragma GCC unroll 4
       for (int h = 0; h < kHeads; ++h)
-        rotate_block<T, kHalfIn, kHalfOut, kStream>(w.in + h * w.step_in, w.out + h * w.step_out, bytes,
+        rotate_block<T, kHalfIn, kHalfOut, kStream>(w.in + h * w.head_in, w.out + h * w.head_out, bytes,
                                                     k * int64_t{sizeof(T)}, c, s);
     }
     for (int h = 0; h < kHeads && k < pairs; ++h)
-      rotate_scalar<T, C>(w.in + h * w.step_in, w.out + h * w.step_out, sizeof(T), sizeof(T), kHalfIn,
+      rotate_scalar<T, C>(w.in + h * w.head_in, w.out + h * w.head_out, sizeof(T), sizeof(T), kHalfIn,
                           kHalfOut, cos, sin, k, pairs);
-    w.in += kHeads * w.step_in;
-    w.out += kHeads * w.step_out;
+    w.in += kHeads * w.head_in;
+    w.out += kHeads * w.head_out;
   }
 }
 
 template <class T, class C, bool kHalfIn, bool kHalfOut, bool kStream>
-inline void rotate_any_width(Vectors w, const C *cos, const C *sin, int64_t pairs) {
-  rotate_group<T, C, kHalfIn, kHalfOut, kStream, 4>(w, cos, sin, pairs);
-  rotate_group<T, C, kHalfIn, kHalfOut, kStream, 1>(w, cos, sin, pairs);
+inline void rotate_any_width(const Vectors &w, const Rows<C> &rows, int64_t pairs) {
+  for (int64_t t = 0; t < w.tokens; ++t) {
+    Vectors heads = w;
+    heads.in += t * w.token_in;
+    heads.out += t * w.token_out;
+    rotate_group<T, C, kHalfIn, kHalfOut, kStream, 4>(heads, rows.cos[t], rows.sin[t], pairs);
+    rotate_group<T, C, kHalfIn, kHalfOut, kStream, 1>(heads, rows.cos[t], rows.sin[t], pairs);
+  }
 }
 
-// The same for heads of `kBlocks` registers: the cosines and sines stay in registers for all heads,
-// so that each head costs only its own loads and stores.
-template <class T, class C, bool kHalfIn, bool kHalfOut, bool kStream, int kBlocks>
-__attribute__((always_inline)) inline void rotate_from_registers(const Vectors &w, const C *cos, const C *sin) {
+// The same for heads of `kBlocks` registers: the cosines and sines stay in registers for all heads of
+// a token, so that each head costs only its own loads and stores. `kUnrolled` heads have instructions of
+// their own: a processor foresees the next address of an instruction whose addresses are evenly apart.
+template <class T, class C, bool kHalfIn, bool kHalfOut, bool kStream, int kUnrolled, int kBlocks>
+__attribute__((always_inline)) inline void rotate_from_registers(const Vectors &w, const Rows<C> &rows) {
   using L = Lane<T>;
   constexpr int64_t bytes = int64_t{kBlocks} * L::width * int64_t{sizeof(T)};
-  typename L::V c[kBlocks], s[kBlocks];
-  for (int b = 0; b < kBlocks; ++b) {
-    c[b] = L::load_row(cos + b * L::width);
-    s[b] = L::load_row(sin + b * L::width);
-  }
-  const auto each_head = [&](auto rotate_head) {
-    const char *in = w.in;
-    char *out = w.out;
-    for (int64_t i = 0; i < w.count; ++i, in += w.step_in, out += w.step_out) {
-      if (w.ahead)
-        for (int64_t at = 0; at < 2 * bytes; at += 64) __builtin_prefetch(in + w.ahead + at);
-      rotate_head(in, out);
+  const auto each_head = [&](auto arrange, auto rotate_head) {
+    for (int64_t t = 0; t < w.tokens; ++t) {
+      typename L::V c[kBlocks], s[kBlocks];
+      for (int b = 0; b < kBlocks; ++b) {
+        c[b] = L::load_row(rows.cos[t] + b * L::width);
+        s[b] = L::load_row(rows.sin[t] + b * L::width);
+      }
+      arrange(c);
+      arrange(s);
+      const char *in = w.in + t * w.token_in;
+      char *out = w.out + t * w.token_out;
+      for (int64_t h = 0; h < w.heads; h += kUnrolled)
+#pragma GCC unroll 4
+        for (int i = 0; i < kUnrolled; ++i, in += w.head_in, out += w.head_out) {
+          if (w.ahead)
+            for (int64_t at = 0; at < 2 * bytes; at += 64) __builtin_prefetch(in + w.ahead + at);
+          rotate_head(in, out, c, s, t);
+        }
     }
   };
   if constexpr (L::has_rotate_whole) {
-    L::template arrange_rows<kHalfIn, kHalfOut, kBlocks>(c);
-    L::template arrange_rows<kHalfIn, kHalfOut, kBlocks>(s);
     const typename L::Constants constants;
-    each_head([&](const char *in, char *out) {
-      L::template rotate_whole<kHalfIn, kHalfOut, kStream, kBlocks>(in, out, c, s, cos, sin, constants);
-    });
+    each_head([](auto *row) { L::template arrange_rows<kHalfIn, kHalfOut, kBlocks>(row); },
+              [&](const char *in, char *out, const auto *c, const auto *s, int64_t t) {
+                L::template rotate_whole<kHalfIn, kHalfOut, kStream, kBlocks>(in, out, c, s, rows.cos[t],
+                                                                              rows.sin[t], constants);
+              });
   } else {
-    each_head([&](const char *in, char *out) {
-      for (int b = 0; b < kBlocks; ++b)
-        rotate_block<T, kHalfIn, kHalfOut, kStream>(
-            in, out, bytes, b * int64_t{L::width} * int64_t{sizeof(T)}, c[b], s[b]);
-    });
+    each_head([](auto *) {},
+              [&](const char *in, char *out, const auto *c, const auto *s, int64_t) {
+                for (int b = 0; b < kBlocks; ++b)
+                  rotate_block<T, kHalfIn, kHalfOut, kStream>(
+                      in, out, bytes, b * int64_t{L::width} * int64_t{sizeof(T)}, c[b], s[b]);
+              });
   }
 }
 
-template <class T, class C, bool kHalfIn, bool kHalfOut, bool kStream>
-inline void rotate_vectors(const Vectors &w, const C *cos, const C *sin, int64_t pairs) {
+template <class T, class C, bool kHalfIn, bool kHalfOut, bool kStream, int kUnrolled>
+inline void rotate_vectors(const Vectors &w, const Rows<C> &rows, int64_t pairs) {
   using L = Lane<T>;
   if constexpr (L::cached_registers >= 8)
-    if (pairs == 8 * L::width) return rotate_from_registers<T, C, kHalfIn, kHalfOut, kStream, 8>(w, cos, sin);
-  if ((w.count > 1 || L::has_rotate_whole) && L::cached_registers >= 4 && pairs == 4 * L::width)
-    return rotate_from_registers<T, C, kHalfIn, kHalfOut, kStream, 4>(w, cos, sin);
-  if ((w.count > 1 || L::has_rotate_whole) && L::cached_registers >= 2 && pairs == 2 * L::width)
-    return rotate_from_registers<T, C, kHalfIn, kHalfOut, kStream, 2>(w, cos, sin);
-  rotate_any_width<T, C, kHalfIn, kHalfOut, kStream>(w, cos, sin, pairs);
+    if (pairs == 8 * L::width)
+      return rotate_from_registers<T, C, kHalfIn, kHalfOut, kStream, kUnrolled, 8>(w, rows);
+  if ((w.heads > 1 || L::has_rotate_whole) && L::cached_registers >= 4 && pairs == 4 * L::width)
+    return rotate_from_registers<T, C, kHalfIn, kHalfOut, kStream, kUnrolled, 4>(w, rows);
+  if ((w.heads > 1 || L::has_rotate_whole) && L::cached_registers >= 2 && pairs == 2 * L::width)
+    return rotate_from_registers<T, C, kHalfIn, kHalfOut, kStream, kUnrolled, 2>(w, rows);
+  rotate_any_width<T, C, kHalfIn, kHalfOut, kStream>(w, rows, pairs);
 }
 
 inline void copy_rest(const Job &job, const Operand &x, const char *in, char *out, size_t size) {
@@ -172,12 +187,12 @@ inline void copy_rest(const Job &job, const Operand &x, const char *in, char *ou
   copy(job.start + 2 * job.pairs, job.head_dim);
 }
 
-// How many bytes ahead to prefetch: whole steps, about 8 KiB. The hardware follows one stream of
+// How many bytes ahead to prefetch: whole steps, about `bytes`. The hardware follows one stream of
 // addresses well, but not the jumps from head to head.
-inline int64_t ahead_of(const Job &job, int64_t step) {
+inline int64_t ahead_of(const Job &job, int64_t step, int64_t bytes) {
   if (!job.prefetch) return 0;
   const int64_t size = std::max<int64_t>(1, step < 0 ? -step : step);
-  return step * std::max<int64_t>(1, 8192 / size);
+  return step * std::max<int64_t>(1, bytes / size);
 }
 
 template <class T, class C, bool kHalfIn, bool kHalfOut, bool kStream>
@@ -206,50 +221,33 @@ inline void sweep_tile(const Job &job, const Operand &x, const char *in, char *o
             std::memcpy(stage + i, from + i * x.item_in, size_t(size));
           from = reinterpret_cast<const char *>(stage);
         }
-        const Vectors head{from, to, 1, 0, 0, 0};
+        Vectors head{from, to, 1, 0, 0, 1, 0, 0, 0};
         if (packed)
-          rotate_any_width<T, C, kHalfIn, kHalfOut, false>(head, rows.cos[t], rows.sin[t], job.pairs);
+          rotate_group<T, C, kHalfIn, kHalfOut, false, 1>(head, rows.cos[t], rows.sin[t], job.pairs);
         else
           rotate_scalar<T, C>(from, to, staged ? size : x.item_in, x.item_out, kHalfIn, kHalfOut,
-                                rows.cos[t], rows.sin[t], 0, job.pairs);
+                              rows.cos[t], rows.sin[t], 0, job.pairs);
       }
     return;
   }
+  Vectors w{in, out, x.heads, x.head_in, x.head_out, tokens, token_in, token_out, 0};
   auto magnitude = [](int64_t v) { return v < 0 ? -v : v; };
-  if (tokens == 1 || x.heads == 1 || magnitude(x.head_in) <= magnitude(token_in)) {
-    const int64_t ahead = ahead_of(job, x.heads > 1 ? x.head_in : token_in);
-    for (int64_t t = 0; t < tokens; ++t) {
-      const Vectors heads{in + t * token_in, out + t * token_out, x.heads, x.head_in, x.head_out, ahead};
-      rotate_vectors<T, C, kHalfIn, kHalfOut, kStream>(heads, rows.cos[t], rows.sin[t], job.pairs);
+  if (tokens > 1 && x.heads > 1 && magnitude(x.head_in) > magnitude(token_in)) {
+    // [heads, tokens] memory: go along the tokens, which lie side by side, with a few heads at a
+    // time. That reads memory in order, and uses each row of cosines for all of them
+    constexpr int kStreams = 4;
+    w.ahead = ahead_of(job, token_in, 2048); // further would be beyond the tile
+    w.heads = kStreams;
+    for (int64_t h = x.heads / kStreams; h > 0; --h) {
+      rotate_vectors<T, C, kHalfIn, kHalfOut, kStream, kStreams>(w, rows, job.pairs);
+      w.in += kStreams * x.head_in;
+      w.out += kStreams * x.head_out;
     }
-    return;
+    w.heads = x.heads % kStreams;
+  } else {
+    w.ahead = ahead_of(job, x.heads > 1 ? x.head_in : token_in, 8192);
   }
-  // [heads, tokens] memory: go along the tokens, which lie side by side, with a few heads at a
-  // time. That reads memory in order, and uses each row of cosines for all of them
-  constexpr bool kWide = Lane<T>::width >= 16, kNarrowed = sizeof(T) == 2;
-  constexpr int64_t kStreams = kNarrowed == kWide || (kWide && kHalfOut) ? 4 : 2; // as measured
-  const int64_t ahead = ahead_of(job, token_in);
-  auto along_tokens = [&](auto blocks) {
-    for (int64_t h = 0; h < x.heads; h += kStreams)
-      for (int64_t t = 0; t < tokens; ++t) {
-        const Vectors heads{in + t * token_in + h * x.head_in,
-                       out + t * token_out + h * x.head_out,
-                       std::min(kStreams, x.heads - h),
-                       x.head_in,
-                       x.head_out,
-                       ahead};
-        if constexpr (blocks.value == 0)
-          rotate_any_width<T, C, kHalfIn, kHalfOut, kStream>(heads, rows.cos[t], rows.sin[t], job.pairs);
-        else
-          rotate_from_registers<T, C, kHalfIn, kHalfOut, kStream, blocks.value>(heads, rows.cos[t], rows.sin[t]);
-      }
-  };
-  using L = Lane<T>;
-  if constexpr (L::cached_registers >= 8)
-    if (job.pairs == 8 * L::width) return along_tokens(std::integral_constant<int, 8>{});
-  if (L::cached_registers >= 4 && job.pairs == 4 * L::width) along_tokens(std::integral_constant<int, 4>{});
-  else if (L::cached_registers >= 2 && job.pairs == 2 * L::width) along_tokens(std::integral_constant<int, 2>{});
-  else along_tokens(std::integral_constant<int, 0>{});
+  if (w.heads > 0) rotate_vectors<T, C, kHalfIn, kHalfOut, kStream, 1>(w, rows, job.pairs);
 }
 
 template <class T, class C>
