@@ -29,8 +29,12 @@ template <bool kStream> inline void store(char *p, __m256i v) {
 }
 
 template <class T> struct Lane;
+template <class T, bool kHalfIn, bool kHalfOut, bool kStream, class V>
+void rotate_block(const char *in, char *out, int64_t bytes, int64_t at, V c, V s);
 
 template <> struct Lane<float> : Floats {
+  static constexpr bool has_rotate_whole = true;
+  struct Constants {};
   static V load_half(const char *p) { return _mm512_loadu_ps(p); }
   static void load_interleaved(const char *p, V &x0, V &x1) {
     const V a = _mm512_loadu_ps(p), b = _mm512_loadu_ps(p + 64);
@@ -47,6 +51,34 @@ template <> struct Lane<float> : Floats {
     const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
     store<kStream>(p, _mm512_castps_si512(_mm512_permutex2var_ps(y0, low, y1)));
     store<kStream>(p + 64, _mm512_castps_si512(_mm512_permutex2var_ps(y0, high, y1)));
+  }
+  // Interleaved numbers are rotated where they lie, beside copies that trade places within each pair,
+  // by cosines and sines that each stand twice: one shuffle a register, not two.
+  template <bool kHalfIn, bool kHalfOut, int kBlocks> static void arrange_rows(V *row) {
+    if constexpr (kHalfIn || kHalfOut) return;
+    const __m512i low = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
+    const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
+#pragma GCC unroll 8
+    for (int b = kBlocks - 1; b >= 0; --b) {
+      row[2 * b + 1] = _mm512_permutexvar_ps(high, row[b]);
+      row[2 * b] = _mm512_permutexvar_ps(low, row[b]);
+    }
+  }
+  template <bool kHalfIn, bool kHalfOut, bool kStream, int kBlocks>
+  __attribute__((always_inline)) static void rotate_whole(const char *in, char *out, const V *c, const V *s,
+                                                          const float *, const float *, const Constants &) {
+    if constexpr (kHalfIn || kHalfOut) {
+#pragma GCC unroll 8
+      for (int b = 0; b < kBlocks; ++b)
+        rotate_block<float, kHalfIn, kHalfOut, kStream>(in, out, kBlocks * 64, b * 64, c[b], s[b]);
+    } else {
+#pragma GCC unroll 8
+      for (int b = 0; b < 2 * kBlocks; ++b) {
+        const V x = _mm512_loadu_ps(in + b * 64), traded = _mm512_permute_ps(x, 0xb1);
+        const V y = _mm512_fmaddsub_ps(x, c[b], _mm512_mul_ps(traded, s[b]));
+        store<kStream>(out + b * 64, _mm512_castps_si512(y));
+      }
+    }
   }
 };
 

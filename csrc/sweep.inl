@@ -9,7 +9,7 @@
 //   rotate(x0, x1, c, s, y0, y1)   the rotation
 //   cached_registers               how many registers of cosines are worth keeping for all heads
 //   has_rotate_whole               whether it has `rotate_whole`, for heads of that many registers, with
-//                                  `arrange_rows` and `Constants`, made once for all heads of a token
+//                                  `arrange_rows`, once for a token, and `Constants`, once for all
 //
 // `kFused` says whether `rotate` fuses a product and a sum, with one rounding. `kAligned` is the
 // alignment that its streaming stores need, and `fence` ends them.
@@ -123,9 +123,9 @@ template <class T, class C, bool kHalfIn, bool kHalfOut, bool kStream, int kUnro
 __attribute__((always_inline)) inline void rotate_from_registers(const Vectors &w, const Rows<C> &rows) {
   using L = Lane<T>;
   constexpr int64_t bytes = int64_t{kBlocks} * L::width * int64_t{sizeof(T)};
-  const auto each_head = [&](auto arrange, auto rotate_head) {
+  const auto each_head = [&](auto arrange, auto rotate_head) __attribute__((always_inline)) {
     for (int64_t t = 0; t < w.tokens; ++t) {
-      typename L::V c[kBlocks], s[kBlocks];
+      typename L::V c[2 * kBlocks], s[2 * kBlocks]; // `arrange_rows` may need twice as many
       for (int b = 0; b < kBlocks; ++b) {
         c[b] = L::load_row(rows.cos[t] + b * L::width);
         s[b] = L::load_row(rows.sin[t] + b * L::width);
