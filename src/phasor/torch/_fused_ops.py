@@ -1,14 +1,14 @@
 """The operators behind `phasor.torch.fused`: schemas, definitions in plain torch, derivatives.
 
-    phasor::norm_rotate         (xs, weights, angles, rope, epsilon, gain, backend) -> ys
-    phasor::norm_rotate_backward(grads, xs, weights, angles, rope, epsilon, gain, backend)
+    phasor::norm_rotate         (xs, weights, angles, rope, norm_eps, gain, backend) -> ys
+    phasor::norm_rotate_backward(grads, xs, weights, angles, rope, norm_eps, gain, backend)
                                                               -> gradients of xs, then of weights
     phasor::rotate_and_cache_   (q, k, v, positions, slots, key_cache, value_cache,
                                  rope, gain, key_unit, value_unit, backend) -> ()
 
-``y = R(p) (w n)`` with ``n = x / sqrt(mean(x^2) + epsilon)`` over a head. With ``v`` the gradient
+``y = R(p) (w n)`` with ``n = x / sqrt(mean(x^2) + norm_eps)`` over a head. With ``v`` the gradient
 of ``y`` rotated back, ``dw`` is the sum of ``v n`` over tokens and heads, and ``dx`` is
-``(w v - n mean(w v n)) / sqrt(mean(x^2) + epsilon)`` (Zhang & Sennrich 1910.07467, section 4).
+``(w v - n mean(w v n)) / sqrt(mean(x^2) + norm_eps)`` (Zhang & Sennrich 1910.07467, section 4).
 Only the inputs are saved for the backward pass.
 
 The cache write rotates ``q`` in place, does not write ``k`` and ``v``, and has no derivative.
@@ -33,7 +33,7 @@ from phasor.torch.backends.triton import fused as triton_fused
 from phasor.torch.backends.triton.launching import FLOAT8, LARGEST_FLOAT8, inverse_unit
 
 _LIBRARY = torch.library.Library("phasor", "FRAGMENT")
-_OPTIONS = "Tensor[] angles, str rope, float epsilon, float gain, str backend"
+_OPTIONS = "Tensor[] angles, str rope, float norm_eps, float gain, str backend"
 _LIBRARY.define(f"norm_rotate(Tensor[] xs, Tensor[] weights, {_OPTIONS}) -> Tensor[]")
 _LIBRARY.define(
     f"norm_rotate_backward(Tensor[] grads, Tensor[] xs, Tensor[] weights, {_OPTIONS}) -> Tensor[]"
@@ -79,7 +79,7 @@ def norm_rotate(
     weights: list[Tensor],
     angles: list[Tensor],
     rope: str,
-    epsilon: float,
+    norm_eps: float,
     gain: float,
     backend: str,
 ) -> list[Tensor]:
@@ -91,10 +91,10 @@ def norm_rotate(
     tensors = xs + weights
     has_tangent = any(forward_ad.unpack_dual(x).tangent is not None for x in tensors)
     if has_tangent or eager.needs_plain_ops(backend, tensors + angles):
-        normed = _normalize_all(xs, weights, epsilon)
+        normed = _normalize_all(xs, weights, norm_eps)
         rotated = eager.composite(normed, angles, rope, False, gain)
         return [y.to(x.dtype) for x, y in zip(xs, rotated, strict=True)]
-    return _norm_rotate(xs, weights, angles, rope, epsilon, gain, name)
+    return _norm_rotate(xs, weights, angles, rope, norm_eps, gain, name)
 
 
 def _eager_norm_rotate(
@@ -102,11 +102,11 @@ def _eager_norm_rotate(
     weights: Sequence[Tensor],
     angles: Sequence[Tensor],
     rope: str,
-    epsilon: float,
+    norm_eps: float,
     gain: float,
 ) -> list[Tensor]:
     """The definition, into tensors of the strides of ``xs``."""
-    rotated = eager.rotate(_normalize_all(xs, weights, epsilon), angles, rope, False, gain)
+    rotated = eager.rotate(_normalize_all(xs, weights, norm_eps), angles, rope, False, gain)
     return [torch.empty_like(x).copy_(y) for x, y in zip(xs, rotated, strict=True)]
 
 
@@ -116,7 +116,7 @@ def _eager_norm_rotate_backward(
     weights: Sequence[Tensor],
     angles: Sequence[Tensor],
     rope: str,
-    epsilon: float,
+    norm_eps: float,
     gain: float,
 ) -> list[Tensor]:
     """Gradients of ``xs``, then of ``weights``."""
@@ -124,7 +124,7 @@ def _eager_norm_rotate_backward(
     x_grads: list[Tensor] = []
     weight_grads: list[Tensor] = []
     for v, x, w in zip(eager.rotate(wide, angles, rope, True, gain), xs, weights, strict=True):
-        inverse_rms = _inverse_rms(x.to(v.dtype), epsilon)
+        inverse_rms = _inverse_rms(x.to(v.dtype), norm_eps)
         n = x.to(v.dtype) * inverse_rms
         n_grad = v * w.to(v.dtype)
         dx = (n_grad - n * (n_grad * n).mean(-1, keepdim=True)) * inverse_rms
@@ -134,18 +134,20 @@ def _eager_norm_rotate_backward(
     return x_grads + weight_grads
 
 
-def _normalize_all(xs: Sequence[Tensor], weights: Sequence[Tensor], epsilon: float) -> list[Tensor]:
+def _normalize_all(
+    xs: Sequence[Tensor], weights: Sequence[Tensor], norm_eps: float
+) -> list[Tensor]:
     """The RMS norm of each over its heads, in the dtype it is computed in."""
     normed: list[Tensor] = []
     for x, weight in zip(xs, weights, strict=True):
         wide = x.to(compute_dtype(x.dtype))
-        normed.append(wide * _inverse_rms(wide, epsilon) * weight.to(wide.dtype))
+        normed.append(wide * _inverse_rms(wide, norm_eps) * weight.to(wide.dtype))
     return normed
 
 
-def _inverse_rms(wide: Tensor, epsilon: float) -> Tensor:
+def _inverse_rms(wide: Tensor, norm_eps: float) -> Tensor:
     """``[..., 1]``: one over the root mean square of each head."""
-    return (wide.square().mean(-1, keepdim=True) + epsilon).rsqrt()
+    return (wide.square().mean(-1, keepdim=True) + norm_eps).rsqrt()
 
 
 def _run_norm(*arguments: Any) -> list[Tensor]:

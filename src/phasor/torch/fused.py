@@ -32,12 +32,12 @@ def norm_rotate_qk(
     positions: Any,
     rope: Rope,
     *,
-    epsilon: float,
+    norm_eps: float,
     gain: float = 1.0,
     heads_first: bool = False,
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor]:
-    """``R(p) (w x / sqrt(mean(x^2) + epsilon))`` of a query and a key, as new tensors.
+    """``R(p) (w x / sqrt(mean(x^2) + norm_eps))`` of a query and a key, as new tensors.
 
     The mean is over a head. Norm (Zhang & Sennrich 1910.07467, eq. 4) and rotation (RoFormer
     2104.09864, eq. 34) are computed in float32 (float64 for float64 tensors) and rounded once, so
@@ -52,7 +52,7 @@ def norm_rotate_qk(
         k_weight: The same of the key.
         positions: As for `phasor.torch.rotate`.
         rope: What rotates; the norm is of the whole head, also where only a part of it rotates.
-        epsilon: Added to the mean of the squares, as the model's configuration says.
+        norm_eps: Added to the mean of the squares, as the model's configuration says.
         gain: Multiplied into cos and sin.
         heads_first: Whether ``q`` and ``k`` are ``[..., heads, seq, head_dim]``.
         backend: ``"auto"``, ``"triton"`` or ``"eager"``; a named one is never replaced, and what
@@ -64,14 +64,14 @@ def norm_rotate_qk(
     Raises:
         TensorError: If a shape, dtype or device does not fit.
         PositionError: If the positions do not fit the tokens.
-        SpecError: If ``epsilon`` is negative, ``gain`` is no number, ``heads_first`` is no bool, or
-            ``rope.scaling`` is a rule.
+        SpecError: If ``norm_eps`` is negative, ``gain`` is no number, ``heads_first`` is no bool,
+            or ``rope.scaling`` is a rule.
         BackendError: If the named backend cannot run here.
 
     >>> rope = Rope(head_dim=4, pairing="half")
     >>> q, k = torch.full((1, 2, 4), 3.0), torch.full((1, 1, 4), -5.0)
     >>> one = torch.ones(4)
-    >>> norm_rotate_qk(q, k, one, one, 0, rope, epsilon=0.0)[1]
+    >>> norm_rotate_qk(q, k, one, one, 0, rope, norm_eps=0.0)[1]
     tensor([[[-1., -1., -1., -1.]]])
     """
     q, k = tokens_first([q, k], heads_first)
@@ -82,7 +82,7 @@ def norm_rotate_qk(
             raise TensorError(
                 f"{name} must be [head_dim] ({x.shape[-1]}), got shape {list(weight.shape)}"
             )
-    options = number("epsilon", epsilon, least=0.0), number("gain", gain), backend
+    options = number("norm_eps", norm_eps, least=0.0), number("gain", gain), backend
     ys = _fused_ops.norm_rotate([q, k], [q_weight, k_weight], angles, rope.to_json(), *options)
     # [..., seq, heads, head_dim] -> [..., heads, seq, head_dim]
     new_q, new_k = [y.transpose(-3, -2) for y in ys] if heads_first else ys

@@ -44,7 +44,7 @@ def norm_rotate(
     weights: Sequence[Tensor],
     angles: Sequence[Tensor],
     rope: str,
-    epsilon: float,
+    norm_eps: float,
     gain: float,
 ) -> list[Tensor]:
     """New tensors with the strides of ``xs``."""
@@ -54,7 +54,7 @@ def norm_rotate(
     for part in [slice(None)] if together else [slice(i, i + 1) for i in range(len(xs))]:
         own_angles = normalize_angles(angles, rope, xs[part][0].dtype)
         with _device_of(xs[0]):
-            _norm(xs[part], weights[part], outs[part], own_angles, rope, epsilon, gain)
+            _norm(xs[part], weights[part], outs[part], own_angles, rope, norm_eps, gain)
     return outs
 
 
@@ -64,7 +64,7 @@ def norm_rotate_backward(
     weights: Sequence[Tensor],
     angles: Sequence[Tensor],
     rope: str,
-    epsilon: float,
+    norm_eps: float,
     gain: float,
 ) -> list[Tensor]:
     """Gradients of ``xs``, then of ``weights``."""
@@ -75,7 +75,7 @@ def norm_rotate_backward(
         own_angles = normalize_angles(angles, rope, x.dtype)
         with _device_of(x):
             weight_grads.append(
-                _norm_gradient(tensors, own_angles, rope, epsilon, gain).to(w.dtype)
+                _norm_gradient(tensors, own_angles, rope, norm_eps, gain).to(w.dtype)
             )
     return x_grads + weight_grads
 
@@ -108,7 +108,7 @@ def _norm(
     outs: Sequence[Tensor],
     angles: Sequence[Tensor],
     rope: str,
-    epsilon: float,
+    norm_eps: float,
     gain: float,
 ) -> None:
     q, k, two = xs[0], xs[-1], len(xs) == 2
@@ -131,7 +131,7 @@ def _norm(
             tokens.axes,
             (
                 *(tokens.inner, q_heads, k_heads, reciprocal(blocks), reciprocal(tiles)),
-                *(float64_bits(gain), float64_bits(epsilon)),
+                *(float64_bits(gain), float64_bits(norm_eps)),
                 *(*strides, *tokens.angle_strides, tokens.source),
                 kernels.load_function(layout.pairing),
                 kernels.store_function(layout.pairing_out),
@@ -140,19 +140,19 @@ def _norm(
             ),
         )
 
-    plan = _find(("norm", two, rope, epsilon, gain), tensors, angles, make)
+    plan = _find(("norm", two, rope, norm_eps, gain), tensors, angles, make)
     if plan is not None:
         plan.launch(tensors, angles)
         return
     copies = [x.contiguous() for x in xs]
     results = [torch.empty_like(x) for x in copies]
-    _norm(copies, weights, results, _copy_angles(angles, rope, q), rope, epsilon, gain)
+    _norm(copies, weights, results, _copy_angles(angles, rope, q), rope, norm_eps, gain)
     for out, y in zip(outs, results, strict=True):
         out.copy_(y)
 
 
 def _norm_gradient(
-    tensors: Sequence[Tensor], angles: Sequence[Tensor], rope: str, epsilon: float, gain: float
+    tensors: Sequence[Tensor], angles: Sequence[Tensor], rope: str, norm_eps: float, gain: float
 ) -> Tensor:
     """Write the gradient of ``x``, and return that of the weight in the dtype it is computed in.
 
@@ -177,7 +177,7 @@ def _norm_gradient(
             tokens.axes,
             (
                 *(items, tokens.inner, x.shape[-2], reciprocal(blocks), reciprocal(tiles)),
-                *(float64_bits(gain), float64_bits(epsilon)),
+                *(float64_bits(gain), float64_bits(norm_eps)),
                 *(*strides, *tokens.angle_strides, tokens.source),
                 kernels.load_function(layout.pairing),
                 kernels.load_function(layout.pairing_out),
@@ -187,7 +187,7 @@ def _norm_gradient(
             ),
         )
 
-    plan = _find(("gradient", rope, epsilon, gain), tensors, angles, make)
+    plan = _find(("gradient", rope, norm_eps, gain), tensors, angles, make)
     if plan is not None:
         # [programs, head_dim], of which each program writes its whole row
         shape = plan.programs, x.shape[-1]
@@ -196,7 +196,7 @@ def _norm_gradient(
         return parts.sum(0)
     result = torch.empty_like(x, memory_format=torch.contiguous_format)
     copies = x.contiguous(), grad.contiguous(), result, weight
-    weight_grad = _norm_gradient(copies, _copy_angles(angles, rope, x), rope, epsilon, gain)
+    weight_grad = _norm_gradient(copies, _copy_angles(angles, rope, x), rope, norm_eps, gain)
     x_grad.copy_(result)
     return weight_grad
 
