@@ -71,8 +71,8 @@ def norm_rotate_qk(
     once, in query, key and weights; only the inputs are saved for the backward pass.
 
     Args:
-        q: ``[..., seq, query_heads, head_dim]``, any strides.
-        k: ``[..., seq, key_heads, head_dim]``, the same leading dimensions.
+        q: ``[..., seq, num_heads, head_dim]``, any strides.
+        k: ``[..., seq, num_kv_heads, head_dim]``, the same leading dimensions.
         q_weight: ``[head_dim]``, multiplied into the normalised query. Models whose weights count
             from 1, such as Gemma, pass ``1 + weight``.
         k_weight: The same of the key.
@@ -142,28 +142,28 @@ def rotate_and_cache_(
 ) -> Tensor:
     """``q``, rotated in place; the rotated ``k`` and ``v`` are written into caches.
 
-    A cache is ``[blocks, block, key_heads, head_dim]`` with any strides, and slot ``s`` is its row
-    ``[s // block, s % block]``:
+    A cache is ``[blocks, block, num_kv_heads, head_dim]`` with any strides, and slot ``s`` is its
+    row ``[s // block, s % block]``:
 
     * *paged*: ``blocks`` pages of ``block`` tokens; ``slot = page * block + index in the page``.
-    * *contiguous*: ``[batch, length, key_heads, head_dim]``; ``slot = sequence * length + index``.
-      A cache ``[batch, key_heads, length, head_dim]`` is passed as ``cache.transpose(1, 2)``.
+    * *contiguous*: ``[batch, length, num_kv_heads, head_dim]``; ``slot`` is
+      ``sequence * length + index``. With heads before tokens, ``cache.transpose(1, 2)`` is passed.
 
     The key is rounded once, from float32. A cache of ``torch.float8_e4m3fn`` holds ``x / unit``,
     clamped to 448 either way, and a reader multiplies by the unit: the float32 nearest to
     ``1 / unit`` is multiplied in before rounding. No gradient is recorded.
 
     Args:
-        q: ``[..., seq, query_heads, head_dim]``, any strides; written.
-        k: ``[..., seq, key_heads, head_dim]``; not written.
-        v: ``[..., seq, key_heads, value_dim]``.
+        q: ``[..., seq, num_heads, head_dim]``, any strides; written.
+        k: ``[..., seq, num_kv_heads, head_dim]``; not written.
+        v: ``[..., seq, num_kv_heads, value_dim]``.
         positions: As for `phasor.torch.rotate`: the tokens' positions in their text.
         rope: What rotates.
         slots: int64 or int32 ``[..., seq]``: the tokens' rows in the caches. The token of a
             negative slot is not stored. Slots beyond the cache are an error on the CPU; a GPU,
             which is not waited for, does not write them. Each slot is given at most once.
-        key_cache: ``[blocks, block, key_heads, head_dim]``: a float dtype, or 8 bits.
-        value_cache: ``[blocks, block, key_heads, value_dim]``, of its own dtype.
+        key_cache: ``[blocks, block, num_kv_heads, head_dim]``: a float dtype, or 8 bits.
+        value_cache: ``[blocks, block, num_kv_heads, value_dim]``, of its own dtype.
         key_unit: The number that a stored 1 means, in a key cache of 8 bits.
         value_unit: The same of the value cache.
         gain: Multiplied into cos and sin.
