@@ -97,7 +97,7 @@ def _normed() -> list[Contender]:
 
     def fused(pairing: Pairing, case: Case, positions: Tensor) -> Rotation:
         rope = case.rope(pairing)
-        return lambda q, k, qw, kw: norm_rotate_qk(q, k, qw, kw, positions, rope, epsilon=EPSILON)
+        return lambda q, k, qw, kw: norm_rotate_qk(q, k, qw, kw, positions, rope, norm_eps=EPSILON)
 
     def apart(pairing: Pairing, case: Case, positions: Tensor) -> Rotation:
         rope, norm = case.rope(pairing), torch.nn.functional.rms_norm
@@ -246,7 +246,7 @@ def fused_calls(case: Case, positions: Tensor) -> Mapping[str, Call]:
     keys, values = (k.new_zeros(1, slots.numel(), *k.shape[-2:]) for _ in range(2))
     return {
         "phasor, norm and rotation": lambda: norm_rotate_qk(
-            q, k, weight, weight, positions, rope, epsilon=EPSILON
+            q, k, weight, weight, positions, rope, norm_eps=EPSILON
         ),
         "phasor, rotation and cache write": lambda: rotate_and_cache_(
             q, k, k, positions, rope, slots, keys, values

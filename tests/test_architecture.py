@@ -46,7 +46,7 @@ PIPELINE = """
     torch.backends.triton.cache torch.backends.triton.fused torch.backends.triton
     torch.backends.eager torch.backends.cpu torch.backends torch._inductor torch.ops
     torch.functional
-    torch._fused_ops torch.fused
+    torch.fused
     torch.kv_cache.cache torch.kv_cache.verbs torch.kv_cache.cached_keys
     torch.kv_cache torch.module torch.cache_layouts torch.attention
     torch.papers.feature_maps

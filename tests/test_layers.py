@@ -77,8 +77,8 @@ def test_kinds_cannot_be_changed() -> None:
             "kinds['local'] must be a Rope or None, got 'a'",
         ),
         ({"context": 0}, "context must be a whole number >= 1, got 0"),
-        ({"query_heads": 1.5}, "query_heads must be a whole number >= 1, got 1.5"),
-        ({"key_heads": True}, "key_heads must be a whole number >= 1, got True"),
+        ({"num_heads": 1.5}, "num_heads must be a whole number >= 1, got 1.5"),
+        ({"num_kv_heads": True}, "num_kv_heads must be a whole number >= 1, got True"),
     ],
     ids=lambda value: str(value)[:30],
 )

@@ -56,15 +56,16 @@ class LayerRopes(Sequence[Rope | None]):
     """The rope of each layer: ``ropes[i]`` is layer ``i``'s, or None where it has none.
 
     Equality compares layers, ropes and sizes, and not names, notes and ``in_config``.
+    ``softmax_factor`` is that of the ropes where it is the same for all layers.
 
     Args:
         name: What the model is called.
         layer_kinds: The kind of every layer, in order.
         kinds: The rope of each kind; every kind named by a layer must be here.
         context: Positions the published model is meant for, if known.
-        query_heads: Attention heads of a layer, if known.
-        key_heads: Rotated key heads of a layer, if known; 1 in latent attention, which rotates one
-            key for all heads.
+        num_heads: Attention heads of a layer, if known.
+        num_kv_heads: Rotated key heads of a layer, if known; 1 in latent attention, where all heads
+            share one rotated key.
         notes: Facts that a Rope has no field for, and doubts; a sentence each.
         in_config: How a Hugging Face config states the ropes.
 
@@ -80,8 +81,8 @@ class LayerRopes(Sequence[Rope | None]):
     layer_kinds: tuple[str, ...]
     kinds: Mapping[str, Rope | None]
     context: int | None = None
-    query_heads: int | None = None
-    key_heads: int | None = None
+    num_heads: int | None = None
+    num_kv_heads: int | None = None
     notes: tuple[str, ...] = field(default=(), compare=False)
     in_config: InConfig = field(default_factory=InConfig, compare=False)
 
@@ -97,7 +98,7 @@ class LayerRopes(Sequence[Rope | None]):
             # the cast keeps this check for callers without a type checker
             if rope is not None and not isinstance(cast(object, rope), Rope):
                 raise SpecError(f"kinds[{kind!r}] must be a Rope or None, got {short_repr(rope)}")
-        for name in ("context", "query_heads", "key_heads"):
+        for name in ("context", "num_heads", "num_kv_heads"):
             if getattr(self, name) is not None:
                 whole(name, getattr(self, name), least=1)
         _freeze(self, "kinds")
@@ -122,8 +123,8 @@ class LayerRopes(Sequence[Rope | None]):
     def __str__(self) -> str:
         facts = [f"{len(self)} layers"]
         for count, unit in (
-            (self.query_heads, "query heads"),
-            (self.key_heads, "key heads"),
+            (self.num_heads, "query heads"),
+            (self.num_kv_heads, "key heads"),
             (self.context, "positions"),
         ):
             facts += [] if count is None else [f"{count} {unit}"]

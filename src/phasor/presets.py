@@ -113,7 +113,7 @@ def documented_extension(ropes: LayerRopes) -> DocumentedExtension | None:
         if "extends" not in table or (ropes.name != name and ropes.name in preset_names()):
             continue
         known = preset(name)
-        sizes = [(len(one), one.query_heads, one.key_heads, one.context) for one in (known, ropes)]
+        sizes = [(len(one), one.num_heads, one.num_kv_heads, one.context) for one in (known, ropes)]
         if sizes[0] == sizes[1] and list(known) == list(ropes):
             law = dict(table["extends"])
             source = law.pop("source")
@@ -151,7 +151,7 @@ def _layer_ropes(name: str, table: Mapping[str, Any]) -> LayerRopes:
         raise SpecError(f"preset {name!r} has unknown keys: {', '.join(map(repr, unknown))}")
     kinds: Mapping[str, Any] = table.get("kinds", {"rope": {}})
     order = chain(table.get("prefix", ()), cycle(table.get("pattern", kinds)))
-    query_heads, key_heads = size["heads"]
+    num_heads, num_kv_heads = size["heads"]
     return LayerRopes(
         name=name,
         layer_kinds=tuple(islice(order, size["layers"])),
@@ -160,8 +160,8 @@ def _layer_ropes(name: str, table: Mapping[str, Any]) -> LayerRopes:
             for kind, fields in kinds.items()
         },
         context=size.get("context"),
-        query_heads=query_heads,
-        key_heads=key_heads,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
         in_config=InConfig(labels=table.get("labels", {}), fixed=table.get("fixed", False)),
         notes=(
             f"Source: {table['source']}.",

@@ -18,7 +18,7 @@ def test_a_llama_file_says_everything() -> None:
     """Llama 3.1's file: pairing from the class, the rest from the file."""
     ropes = load(CONFIGS / "llama_3_1_v4.json")
     assert (ropes.name, len(ropes)) == ("llama", 32)
-    assert (ropes.context, ropes.query_heads, ropes.key_heads) == (131072, 32, 8)
+    assert (ropes.context, ropes.num_heads, ropes.num_kv_heads) == (131072, 32, 8)
     assert set(ropes.layer_kinds) == {"rope"}
     rope = ropes[0]
     assert rope is not None

@@ -34,7 +34,7 @@ def test_mistral_files_are_interleaved() -> None:
     assert rope is not None
     assert (rope.pairing, rope.base, rope.head_dim, len(ropes)) == ("interleaved", 1e6, 128, 40)
     assert rope.scaling == Yarn(factor=16.0, original_max_positions=16384, attention_factor=1.0)
-    assert (ropes.context, ropes.query_heads, ropes.key_heads) == (262144, 32, 8)
+    assert (ropes.context, ropes.num_heads, ropes.num_kv_heads) == (262144, 32, 8)
 
 
 def test_a_directory_is_read_through_its_params(tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ def test_norm_and_rotation_move_every_byte_once(model: str, dtype: torch.dtype) 
     q.requires_grad_()
     k.requires_grad_()
     weights = [normal(rope.head_dim, dtype=dtype, seed=n).requires_grad_() for n in (3, 4)]
-    new = norm_rotate_qk(q, k, *weights, places(rope), rope, epsilon=1e-6, **TRITON)
+    new = norm_rotate_qk(q, k, *weights, places(rope), rope, norm_eps=1e-6, **TRITON)
     assert moved(q, k) == once([q.nbytes, k.nbytes], [0, 0])
     assert moved(*new) == once([0, 0], [q.nbytes, k.nbytes])
     came = [normal(*y.shape, dtype=dtype, seed=5) for y in new]

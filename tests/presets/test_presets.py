@@ -34,9 +34,9 @@ def test_every_preset_is_whole(name: str) -> None:
     assert len(ropes) >= 1
     assert any(rope is not None for rope in ropes)
     assert set(ropes.layer_kinds) == set(ropes.kinds), "no kind is described that no layer has"
-    assert ropes.query_heads is not None
-    assert ropes.key_heads is not None
-    assert ropes.query_heads % ropes.key_heads == 0
+    assert ropes.num_heads is not None
+    assert ropes.num_kv_heads is not None
+    assert ropes.num_heads % ropes.num_kv_heads == 0
     sources = [note for note in ropes.notes if note.startswith("Source: ")]
     assert len(sources) == 1
     assert len(sources[0]) > len("Source: .")
@@ -175,7 +175,7 @@ def test_latent_attention_describes_its_rotated_slice(name: str) -> None:
     assert {(rope.head_dim, rope.rotary_dim, rope.rotary_start) for rope in ropes.ropes} == {
         (64, 64, 0)
     }
-    assert ropes.key_heads == 1
+    assert ropes.num_kv_heads == 1
     assert any("the last 64 of" in note for note in ropes.notes)
 
 
@@ -261,7 +261,7 @@ def test_a_preset_is_what_the_config_of_its_repository_says() -> None:
             continue
         ours, theirs = preset("/".join(name.groups())), phasor.load(case["config"], strict=False)
         assert list(ours) == list(theirs), ours.name
-        assert (ours.query_heads, ours.key_heads) == (theirs.query_heads, theirs.key_heads), (
+        assert (ours.num_heads, ours.num_kv_heads) == (theirs.num_heads, theirs.num_kv_heads), (
             ours.name
         )
         assert ours.context == theirs.context, ours.name

@@ -34,7 +34,7 @@ ROPES = {
 
 
 def normed_and_turned(
-    x: np.ndarray, weight: np.ndarray, positions: Any, rope: Rope, epsilon: float, gain: float
+    x: np.ndarray, weight: np.ndarray, positions: Any, rope: Rope, norm_eps: float, gain: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """What is right, its two terms' sizes and its pair's size: head by head, pair by pair."""
     value = np.empty_like(x)
@@ -45,7 +45,7 @@ def normed_and_turned(
     after = pair_places(rope.output_pairing, rope.rotary_start, rows.shape[-1])
     for at in np.ndindex(*x.shape[:-1]):
         head = [float(v) for v in x[at]]
-        length = math.sqrt(math.fsum(v * v for v in head) / len(head) + epsilon)
+        length = math.sqrt(math.fsum(v * v for v in head) / len(head) + norm_eps)
         normed = [v / length * float(w) for v, w in zip(head, weight, strict=True)]
         value[at] = normed
         terms[at] = np.abs(normed)
@@ -66,12 +66,12 @@ def assert_normed(
     weight: Tensor,
     positions: Any,
     rope: Rope,
-    epsilon: float = 1e-6,
+    norm_eps: float = 1e-6,
     gain: float = 1.0,
 ) -> None:
     """To within the rotation's bound, and a sum of squares, a root and two products before it."""
     given, w = float64(x), float64(weight)
-    value, terms, size = normed_and_turned(given, w, positions, rope, epsilon, gain)
+    value, terms, size = normed_and_turned(given, w, positions, rope, norm_eps, gain)
     limit = bound(x.dtype, value, terms, size, row_error(x.dtype, positions))
     wide = torch.finfo(torch.float64 if x.dtype == torch.float64 else torch.float32)
     # half of the sum's relative error enters through the root; 4 units are root and products

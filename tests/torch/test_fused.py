@@ -73,8 +73,8 @@ def test_norm_and_rotation_are_right_pair_by_pair(
     q = here(len(PLACES), 3, rope.head_dim, dtype=dtype)
     k = 1e-2 * here(len(PLACES), 2, rope.head_dim, dtype=dtype, seed=1)
     qw, kw = weights_of(rope.head_dim, dtype)
-    for gain, epsilon in ((1.0, 1e-6), (1.25, 1e-4)):
-        options: dict[str, Any] = {"gain": gain, "epsilon": epsilon}
+    for gain, norm_eps in ((1.0, 1e-6), (1.25, 1e-4)):
+        options: dict[str, Any] = {"gain": gain, "norm_eps": norm_eps}
         q2, k2 = norm_rotate_qk(q, k, qw, kw, PLACES, rope, backend=backend, **options)
         assert q2.dtype == k2.dtype == dtype
         assert_normed(q2, q, qw, PLACES, rope, **options)
@@ -90,7 +90,7 @@ def test_norm_is_right_in_every_tile(heads: int, backend: str) -> None:
     q, k = here(2, 7, heads, 16), here(2, 7, 1, 16, seed=1)
     qw, kw = weights_of(16, torch.float32)
     places = [[3, 1, 4, 1, 5, 9, 2], [6, 5, 3, 5, 8, 9, 7]]
-    q2, k2 = norm_rotate_qk(q, k, qw, kw, places, rope, epsilon=1e-6, backend=backend)
+    q2, k2 = norm_rotate_qk(q, k, qw, kw, places, rope, norm_eps=1e-6, backend=backend)
     assert_normed(q2, q, qw, places, rope)
     assert_normed(k2, k, kw, places, rope)
 
@@ -108,7 +108,7 @@ def test_norm_takes_every_kind_of_position(rope: Rope, places: Any, backend: str
     """As the rotation does."""
     q, k = here(5, 3, 8), here(5, 1, 8, seed=1)
     qw, kw = weights_of(8, torch.float32)
-    q2, k2 = norm_rotate_qk(q, k, qw, kw, places, rope, epsilon=1e-6, backend=backend)
+    q2, k2 = norm_rotate_qk(q, k, qw, kw, places, rope, norm_eps=1e-6, backend=backend)
     assert_normed(q2, q, qw, places, rope)
     assert_normed(k2, k, kw, places, rope)
 
@@ -135,14 +135,14 @@ def test_norm_reads_memory_however_it_lies(
     qw, kw = weights_of(8, torch.float32)
     places = torch.arange(30, device=DEVICE).reshape(2, 3, 5) * 11
     leaves = [x.detach().requires_grad_() for x in (q, k, qw, kw)]
-    ys = norm_rotate_qk(*leaves, places, HALF, epsilon=1e-6, backend=backend)
+    ys = norm_rotate_qk(*leaves, places, HALF, norm_eps=1e-6, backend=backend)
     for y, x, w in zip(ys, (q, k), (qw, kw), strict=True):
         assert_normed(y.detach(), x, w, places.cpu(), HALF)
         assert y.stride() == torch.empty_like(x).stride()
     grads = [lay_out(here(*y.shape, seed=7 + i)) for i, y in enumerate(ys)]
     came = torch.autograd.grad(ys, leaves, grads)
     wide = [x.detach().cpu().double().requires_grad_() for x in leaves]
-    exact = norm_rotate_qk(*wide, places.cpu(), HALF, epsilon=1e-6, backend="eager")
+    exact = norm_rotate_qk(*wide, places.cpu(), HALF, norm_eps=1e-6, backend="eager")
     right = torch.autograd.grad(exact, wide, [g.cpu().double() for g in grads])
     for a, b in zip(came, right, strict=True):
         # a weight's gradient sums 90 products, each some thirty roundings from exact
@@ -159,7 +159,7 @@ def test_the_gradient_of_the_definition_is_numerically_right(rope: Rope) -> None
 
     def function(*tensors: Tensor) -> tuple[Tensor, Tensor]:
         return norm_rotate_qk(
-            *tensors, [5, -3, 70_001], rope, epsilon=1e-3, gain=1.5, backend="eager"
+            *tensors, [5, -3, 70_001], rope, norm_eps=1e-3, gain=1.5, backend="eager"
         )
 
     assert gradcheck(function, leaves)
@@ -171,7 +171,7 @@ def test_heads_whose_squares_are_subnormal_have_a_norm(dtype: torch.dtype) -> No
     """Which they lose where a square root takes such numbers for 0."""
     # in float32 this is none, and unlike 0.0 its bits are more than 32, to which the interpreter
     # cuts what fits in them
-    options: dict[str, Any] = {"epsilon": 1e-60}
+    options: dict[str, Any] = {"norm_eps": 1e-60}
     x, w = (here(5, 3, 8, dtype=dtype) * 2.0**-64).requires_grad_(), here(8, dtype=dtype, seed=1)
     grad = here(5, 3, 8, dtype=dtype, seed=2) * 2.0**-64
     # the interpreter warns of what it computes for heads that a tile has and a tensor has not
@@ -196,13 +196,13 @@ def test_heads_whose_squares_are_subnormal_have_a_norm(dtype: torch.dtype) -> No
 def test_no_tokens_in_any_number_of_dimensions(lead: tuple[int, ...]) -> None:
     """Have no norm, and are a result of their shape; and so are no heads in any order."""
     q, w = here(*lead, 2, 8), here(8)
-    y, _ = norm_rotate_qk(q, q, w, w, torch.arange(lead[-1]), HALF, epsilon=1e-6, **TRITON)
+    y, _ = norm_rotate_qk(q, q, w, w, torch.arange(lead[-1]), HALF, norm_eps=1e-6, **TRITON)
     assert y.shape == q.shape
     none = torch.empty(4, 3, 2, 0, 8, device=DEVICE).permute(1, 0, 2, 3, 4)
     k = here(3, 4, 2, 2, 8)
-    y, turned = norm_rotate_qk(none, k, w, w, 5, HALF, epsilon=1e-6, **TRITON)
+    y, turned = norm_rotate_qk(none, k, w, w, 5, HALF, norm_eps=1e-6, **TRITON)
     assert y.shape == none.shape
-    assert torch.equal(turned, norm_rotate_qk(k, k, w, w, 5, HALF, epsilon=1e-6, **TRITON)[1])
+    assert torch.equal(turned, norm_rotate_qk(k, k, w, w, 5, HALF, norm_eps=1e-6, **TRITON)[1])
 
 
 @runs_kernels
@@ -230,7 +230,7 @@ def test_the_kernels_gradient_is_the_definitions(dtype: torch.dtype, name: str) 
 
     def gradients(backend: str, kind: torch.dtype, device: Any) -> list[Tensor]:
         leaves = [x.detach().to(device, kind).requires_grad_() for x in tensors]
-        options: dict[str, Any] = {"epsilon": 1e-6, "gain": 0.75, "backend": backend}
+        options: dict[str, Any] = {"norm_eps": 1e-6, "gain": 0.75, "backend": backend}
         ys = norm_rotate_qk(*leaves, places.to(device), rope, **options)
         return list(torch.autograd.grad(ys, leaves, [g.to(device, kind) for g in grads]))
 
@@ -255,7 +255,7 @@ def test_backward_keeps_what_came_in() -> None:
     with torch.autograd.graph.saved_tensors_hooks(
         lambda x: kept.append(x.data_ptr()) or x, lambda x: x
     ):
-        norm_rotate_qk(q, k, qw, kw, places, HALF, epsilon=1e-6)
+        norm_rotate_qk(q, k, qw, kw, places, HALF, norm_eps=1e-6)
     assert set(kept) == {x.data_ptr() for x in (q, k, qw, kw, places)}
 
 
@@ -266,7 +266,7 @@ def test_a_second_derivative_is_refused_and_torch_func_has_it() -> None:
     w = torch.ones(8, dtype=torch.float64)
 
     def loss(x: Tensor) -> Tensor:
-        return norm_rotate_qk(x, k, w, w, 3, HALF, epsilon=1e-6)[0].pow(3).sum()
+        return norm_rotate_qk(x, k, w, w, 3, HALF, norm_eps=1e-6)[0].pow(3).sum()
 
     leaf = q.clone().requires_grad_()
     (first,) = torch.autograd.grad(loss(leaf), leaf)
@@ -287,7 +287,7 @@ def test_norm_batches_under_vmap() -> None:
     w = torch.linspace(0.5, 1.5, 8)
 
     def both(x: Tensor) -> tuple[Tensor, Tensor]:
-        return norm_rotate_qk(x, x[:, :1], w, w, torch.arange(4), HALF, epsilon=1e-6)
+        return norm_rotate_qk(x, x[:, :1], w, w, torch.arange(4), HALF, norm_eps=1e-6)
 
     batched = torch.func.vmap(both)(xs)
     for i, x in enumerate(xs):
@@ -324,7 +324,7 @@ def test_both_compile_into_one_graph() -> None:
     qw, kw = torch.linspace(0.5, 1.5, 8), torch.linspace(1.5, 0.5, 8)
 
     def step(q: Tensor, k: Tensor, slots: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        q2, k2 = norm_rotate_qk(q, k, qw, kw, torch.arange(4), HALF, epsilon=1e-6)
+        q2, k2 = norm_rotate_qk(q, k, qw, kw, torch.arange(4), HALF, norm_eps=1e-6)
         return rotate_and_cache_(q2, k2, k, torch.arange(4), HALF, slots, keys, values)
 
     def run(function: Callable[..., Tensor]) -> list[Tensor]:
@@ -355,7 +355,7 @@ NORM: dict[str, tuple[type[PhasorError], str, dict[str, Any]]] = {
                      {"k_weight": torch.ones(4)}),
     "weight elsewhere": (TensorError, r"q_weight must be on the device of q and k \(cpu\)",
                          {"q_weight": torch.ones(8, device="meta")}),
-    "epsilon": (SpecError, "epsilon must be a finite number >= 0, got -1", {"epsilon": -1}),
+    "norm_eps": (SpecError, "norm_eps must be a finite number >= 0, got -1", {"norm_eps": -1}),
     "tokens": (TensorError, "q and k must share their tokens", {"k": torch.ones(3, 1, 8)}),
     "positions": (PositionError, "positions must be a scalar or broadcast",
                   {"positions": torch.arange(3)}),
@@ -375,7 +375,7 @@ def test_norm_refuses_what_it_cannot_use(
     one = torch.ones(8)
     arguments: dict[str, Any] = {
         "q": normal(4, 2, 8), "k": normal(4, 1, 8), "q_weight": one, "k_weight": one,
-        "positions": 0, "rope": HALF, "epsilon": 1e-6,
+        "positions": 0, "rope": HALF, "norm_eps": 1e-6,
     }  # fmt: skip
     with pytest.raises(kind, match=text):
         norm_rotate_qk(**(arguments | changed))
@@ -386,8 +386,8 @@ def test_triton_is_never_replaced_where_it_cannot_run() -> None:
     """On a CPU tensor it is an error by name, and "auto" takes the definition."""
     q, w = normal(1, 1, 8), torch.ones(8)
     with pytest.raises(BackendError, match="backend='triton' cannot do this: it needs a tensor"):
-        norm_rotate_qk(q, q, w, w, 0, HALF, epsilon=1e-6, backend="triton")
-    norm_rotate_qk(q, q, w, w, 0, HALF, epsilon=1e-6)
+        norm_rotate_qk(q, q, w, w, 0, HALF, norm_eps=1e-6, backend="triton")
+    norm_rotate_qk(q, q, w, w, 0, HALF, norm_eps=1e-6)
 
 
 @pytest.mark.skipif(RUN_BY != "gpu", reason="it takes a GPU")
@@ -400,7 +400,7 @@ def test_both_can_be_captured_in_a_graph() -> None:
     slots = torch.tensor([[1], [18]], device="cuda")
 
     def step() -> Tensor:
-        q2, k2 = norm_rotate_qk(q, k, weight, weight, places, rope, epsilon=1e-6)
+        q2, k2 = norm_rotate_qk(q, k, weight, weight, places, rope, norm_eps=1e-6)
         return rotate_and_cache_(q2, k2, v, places, rope, slots, keys, values)
 
     step()

@@ -171,7 +171,7 @@ def test_norm_and_rotation_is_the_transposed_call(backend: str) -> None:
         w = [weight.clone().requires_grad_() for weight in weights]
         views = (q, k) if heads_first else (swapped(q), swapped(k))
         ys = norm_rotate_qk(
-            *views, *w, PLACES, HALF, epsilon=1e-6, heads_first=heads_first, backend=backend
+            *views, *w, PLACES, HALF, norm_eps=1e-6, heads_first=heads_first, backend=backend
         )
         ys = ys if heads_first else (swapped(ys[0]), swapped(ys[1]))
         sum(y.square().sum() for y in ys).backward()

@@ -30,7 +30,7 @@ class Llama:
     layers: int
     dim: int
     heads: int
-    key_heads: int
+    num_kv_heads: int
     norm_eps: float
     context: int | None
     tied: bool = False
@@ -47,14 +47,14 @@ def read_params(path: Path) -> Llama:
         )
     ropes = load(path)
     rope = replace(ropes.ropes[0], pairing="half")
-    heads = required(config, "n_heads", ropes.query_heads)
+    heads = required(config, "n_heads", ropes.num_heads)
     scaled = isinstance(rope.scaling, Llama3)
     return Llama(
         rope=rope,
         layers=len(ropes),
         dim=required(config, "dim", config.whole("dim")),
         heads=heads,
-        key_heads=ropes.key_heads or heads,
+        num_kv_heads=ropes.num_kv_heads or heads,
         norm_eps=config.number("norm_eps", above=0) or 1e-5,  # the default of Meta's code
         context=ropes.context or (_SCALED_CONTEXT if scaled else None),
         notes=ropes.notes,
@@ -71,7 +71,7 @@ def config_json(model: Llama, sizes: Mapping[str, int]) -> tuple[dict[str, Any],
         "intermediate_size": sizes["hidden"],
         "num_hidden_layers": model.layers,
         "num_attention_heads": model.heads,
-        "num_key_value_heads": model.key_heads,
+        "num_key_value_heads": model.num_kv_heads,
         "head_dim": model.rope.head_dim,
         "hidden_act": "silu",
         "rms_norm_eps": model.norm_eps,
@@ -100,7 +100,7 @@ def read_config(path: Path) -> Llama:
         config.refuse("hidden_act", "silu, the one that Meta's code computes")
     ropes = load(path)
     rope = ropes.ropes[0]
-    heads = required(config, "num_attention_heads", ropes.query_heads)
+    heads = required(config, "num_attention_heads", ropes.num_heads)
     dim = required(config, "hidden_size", config.whole("hidden_size"))
     if rope.head_dim * heads != dim:
         raise ConfigError(
@@ -125,7 +125,7 @@ def read_config(path: Path) -> Llama:
         layers=len(ropes),
         dim=dim,
         heads=heads,
-        key_heads=ropes.key_heads or heads,
+        num_kv_heads=ropes.num_kv_heads or heads,
         norm_eps=config.number("rms_norm_eps", above=0) or 1e-6,  # the default of transformers
         context=ropes.context,
         tied=config.flag("tie_word_embeddings") or False,
@@ -143,7 +143,7 @@ def params_json(model: Llama, sizes: Mapping[str, int]) -> tuple[dict[str, Any],
         "dim": model.dim,
         "n_layers": model.layers,
         "n_heads": model.heads,
-        "n_kv_heads": model.key_heads,
+        "n_kv_heads": model.num_kv_heads,
         "vocab_size": sizes["vocab"],
         "ffn_dim_multiplier": multiplier,
         "multiple_of": 1,

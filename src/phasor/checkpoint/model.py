@@ -187,7 +187,7 @@ class Model:
     Attributes:
         ropes: The rope of each layer, or one for all.
         model_type: Its type, if a config gave one.
-        query_heads: Query heads of a layer, if known.
+        num_heads: Query heads of a layer, if known.
         latent: Whether heads are ``[without position | with position]`` and the key that is rotated
             comes after the latent vector in its projection (DeepSeek's multi-head latent
             attention).
@@ -199,7 +199,7 @@ class Model:
 
     ropes: LayerRopes | Rope
     model_type: str | None = None
-    query_heads: int | None = None
+    num_heads: int | None = None
     latent: bool = False
     table: Projections = PLAIN
     block_rows: int | None = None
@@ -271,7 +271,7 @@ def describe(
     return Model(
         ropes=ropes,
         model_type=model_type,
-        query_heads=ropes.query_heads,
+        num_heads=ropes.num_heads,
         latent=is_latent or (architecture is None and config.get(_LATENT) is not None),
         table=projections(model_type),
         block_rows=_block_rows(top) or _block_rows(config),

@@ -316,7 +316,7 @@ def _join(
     sizes = {
         "dim": model.dim,
         "queries": model.heads * model.rope.head_dim,
-        "keys": model.key_heads * model.rope.head_dim,
+        "keys": model.num_kv_heads * model.rope.head_dim,
         "hidden": len(ranks) * ranks[0][source["layers.0.feed_forward.w1.weight"]].shape[0],
         "vocab": len(ranks) * ranks[0][source["output.weight"]].shape[0],
     }

@@ -169,7 +169,7 @@ def _layout(context: Context, name: str, part: Part, width: int, rows: int) -> L
         _refuse(name, entry, f"its rows must be whole heads of head_dim {width}")
     if part.role == "latent key":
         _refuse(name, entry, "the config describes no latent attention")
-    heads = model.query_heads if part.module and not model.table.varied else None
+    heads = model.num_heads if part.module and not model.table.varied else None
     if part.role == "query" and heads is not None and count != heads:
         if model.table.gated and count == 2 * heads:
             return Layout(2 * width, (0,), heads)
@@ -197,12 +197,12 @@ def _layout(context: Context, name: str, part: Part, width: int, rows: int) -> L
 
 
 def _query_heads(model: Model, name: str) -> int:
-    if model.query_heads is None:
+    if model.num_heads is None:
         raise CheckpointError(
             f"{short_repr(name)} cannot be taken apart without the number of query heads; "
             "give a config that has it"
         )
-    return model.query_heads
+    return model.num_heads
 
 
 def _of_quantisation(context: Context, name: str, part: Part, rope: Rope) -> Reorder | None:

@@ -113,7 +113,7 @@ def run() -> bool:
     for case, dtype in track(work, "   rotating", console=screen, transient=True):
         forward, backward = _errors(case, dtype)
         worst = max(worst, forward, backward)
-        shapes = f"{case.ropes.query_heads} + {case.ropes.key_heads} heads of {_width(case)}"
+        shapes = f"{case.ropes.num_heads} + {case.ropes.num_kv_heads} heads of {_width(case)}"
         cells = (case.ropes.name, shapes, str(dtype).removeprefix("torch."))
         table.add_row(*cells, f"{forward:.3f}", f"{backward:.3f}")
     screen.print(table)
@@ -150,8 +150,8 @@ def _errors(case: _Case, dtype: torch.dtype) -> tuple[float, float]:
     def tensor(heads: int | None) -> Tensor:
         return torch.randn(1, _TOKENS, heads or 1, rope.head_dim, generator=draw).to(dtype)
 
-    q, k = tensor(case.ropes.query_heads), tensor(case.ropes.key_heads)
-    grads = tensor(case.ropes.query_heads), tensor(case.ropes.key_heads)
+    q, k = tensor(case.ropes.num_heads), tensor(case.ropes.num_kv_heads)
+    grads = tensor(case.ropes.num_heads), tensor(case.ropes.num_kv_heads)
     positions = torch.arange(case.start, case.start + _TOKENS)
     inputs = q.requires_grad_(), k.requires_grad_()
     turned = rotate_qk(*inputs, positions, rope)

@@ -64,8 +64,8 @@ def print_model(
 ) -> None:
     """Print the rope of each kind of layer, in sentences and as a table of pairs."""
     screen = Screen()
-    heads = f", {ropes.query_heads} query heads" if ropes.query_heads else ""
-    heads += f" and {ropes.key_heads} key heads" if ropes.key_heads else ""
+    heads = f", {ropes.num_heads} query heads" if ropes.num_heads else ""
+    heads += f" and {ropes.num_kv_heads} key heads" if ropes.num_kv_heads else ""
     length = f", context {ropes.context}" if ropes.context else ""
     screen.say((ropes.name, "bold"), f": {len(ropes)} layers{heads}{length}")
     for kind, rope in ropes.kinds.items():

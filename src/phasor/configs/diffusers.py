@@ -78,7 +78,7 @@ def load_diffusers(config: Block, *, strict: bool) -> LayerRopes:
         name=name,
         layer_kinds=(kind,) * layers,
         kinds={kind: rope},
-        query_heads=config.whole(facts.heads),
+        num_heads=config.whole(facts.heads),
         notes=tuple(notes),
     )
 

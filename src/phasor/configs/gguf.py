@@ -60,9 +60,9 @@ def load_gguf(top: Block, *, strict: bool) -> LayerRopes:
         layer_kinds=kinds_in_order,
         kinds=kinds,
         context=config.whole("context_length"),
-        query_heads=config.largest("attention.head_count"),
+        num_heads=config.largest("attention.head_count"),
         # latent attention rotates one key for all heads
-        key_heads=1 if facts.latent else config.largest("attention.head_count_kv"),
+        num_kv_heads=1 if facts.latent else config.largest("attention.head_count_kv"),
         notes=tuple(dict.fromkeys(notes)),
     )
 

@@ -71,9 +71,9 @@ def load_huggingface(top: Block, *, part: str | None, like: str | None, strict: 
         layer_kinds=kinds_in_order,
         kinds=kinds,
         context=context,
-        query_heads=config.largest("num_attention_heads"),
+        num_heads=config.largest("num_attention_heads"),
         # latent attention rotates one key for all heads
-        key_heads=1 if facts.latent else config.largest("num_key_value_heads"),
+        num_kv_heads=1 if facts.latent else config.largest("num_key_value_heads"),
         notes=tuple(dict.fromkeys(notes)),
         in_config=InConfig(
             labels=labels,

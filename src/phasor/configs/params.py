@@ -76,9 +76,9 @@ def load_params(config: Block, *, strict: bool) -> LayerRopes:
         layer_kinds=tuple(kinds),
         kinds={"rope": rope, "nope": None} if "nope" in kinds else {"rope": rope},
         context=context,
-        query_heads=heads,
+        num_heads=heads,
         # latent attention rotates one key for all heads
-        key_heads=1 if config.has("qk_rope_head_dim") else config.whole("n_kv_heads"),
+        num_kv_heads=1 if config.has("qk_rope_head_dim") else config.whole("n_kv_heads"),
         notes=tuple(notes),
     )
 
@@ -125,8 +125,8 @@ def load_deepseek(config: Block, *, strict: bool) -> LayerRopes:
         layer_kinds=("rope",) * layers,
         kinds={"rope": rope},
         context=longest,
-        query_heads=config.whole("n_heads"),
-        key_heads=1,  # latent attention rotates one key for all heads
+        num_heads=config.whole("n_heads"),
+        num_kv_heads=1,  # latent attention rotates one key for all heads
         notes=tuple(notes),
     )
 

@@ -172,9 +172,9 @@ def check_heads(name: str, x: Any, rope: Rope, heads_first: bool = False) -> Non
     """Refuse a tensor that ``rope`` does not rotate."""
     _check_floating(name, x, heads_first)
     if x.shape[-1] != rope.head_dim:
+        given = x.transpose(-3, -2) if heads_first else x
         raise TensorError(
-            f"{name} must end in head_dim ({rope.head_dim}), "
-            f"got shape {_callers_shape(x, heads_first)}"
+            f"{name} must end in head_dim ({rope.head_dim}), got shape {list(given.shape)}"
         )
 
 
@@ -212,10 +212,6 @@ def _layout_hint(tokens: Sequence[int], x: Tensor, heads_first: bool) -> str:
     """Where ``tokens`` would fit the other layout of ``x``: how to say that it is that one."""
     swapped = (*x.shape[:-3], x.shape[-2])
     return other_layout("x is", heads_first) if broadcasts(tokens, swapped) else ""
-
-
-def _callers_shape(x: Tensor, heads_first: bool) -> list[int]:
-    return list(x.transpose(-3, -2).shape if heads_first else x.shape)
 
 
 def _as_tensor(positions: Any, device: torch.device) -> Tensor:

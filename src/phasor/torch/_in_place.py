@@ -19,6 +19,8 @@ from phasor.torch._internals import autograd_may_refuse_write, in_transform, may
 
 #: ``(length, stride)`` in bytes of every dimension, the bytes of an element among them.
 ByteLayout = tuple[tuple[int, int], ...]
+#: Shape and strides of a tensor, and the bytes of an element.
+Strided = tuple[Sequence[int], Sequence[int], int]
 
 _MOST_STEPS = 1000  # of the search, after which it answers that two tensors could overlap
 
@@ -48,9 +50,7 @@ class PairLayout(NamedTuple):
 
 def pair_layout(q: Tensor, k: Tensor) -> PairLayout:
     """How two tensors lie in memory, computed once for tensors of the same shapes and strides."""
-    return _pair_layout(
-        q.shape, q.stride(), q.element_size(), k.shape, k.stride(), k.element_size()
-    )
+    return _pair_layout(*((x.shape, x.stride(), x.element_size()) for x in (q, k)))
 
 
 def check_mutable(xs: Sequence[Tensor]) -> None:
@@ -152,15 +152,7 @@ def _extent(shape: Sequence[int], stride: Sequence[int], size: int) -> int:
 
 
 @lru_cache(maxsize=256)
-def _pair_layout(
-    shape: Sequence[int],
-    stride: Sequence[int],
-    size: int,
-    k_shape: Sequence[int],
-    k_stride: Sequence[int],
-    k_size: int,
-) -> PairLayout:
-    q, k = (shape, stride, size), (k_shape, k_stride, k_size)
+def _pair_layout(q: Strided, k: Strided) -> PairLayout:
     return PairLayout(_byte_layout(*q), _byte_layout(*k), _extent(*q), _extent(*k))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal, cast, get_args
 
 import numpy as np
@@ -25,34 +25,16 @@ _Array = NDArray[Any]
 # numbers computed at a time, so that the temporaries are small whatever the table is
 _CHUNK = 1 << 20
 _REAL = {dtype: dtype for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16)}
-_REAL_OF_ANGLES = {dtype: dtype for dtype in (torch.float64, torch.float32)}
-_COMPLEX = {
-    torch.float32: torch.complex64,
-    torch.complex64: torch.complex64,
-    torch.float64: torch.complex128,
-    torch.complex128: torch.complex128,
+#: What may be asked for, and what is stored, where that is not `_REAL`.
+_DTYPES: Mapping[CacheLayout, Mapping[torch.dtype, torch.dtype]] = {
+    "meta": {
+        torch.float32: torch.complex64,
+        torch.complex64: torch.complex64,
+        torch.float64: torch.complex128,
+        torch.complex128: torch.complex128,
+    },
+    "megatron": {dtype: dtype for dtype in (torch.float64, torch.float32)},
 }
-
-
-def _vllm(cos: _Array, sin: _Array, _pairing: Pairing) -> dict[str, _Array]:
-    return {"cos_sin": np.concatenate((cos, sin), -1)}
-
-
-def _flash_attn(cos: _Array, sin: _Array, _pairing: Pairing) -> dict[str, _Array]:
-    return {"cos": cos, "sin": sin}
-
-
-def _transformers(cos: _Array, sin: _Array, pairing: Pairing) -> dict[str, _Array]:
-    return {"cos": _full_width(cos, pairing), "sin": _full_width(sin, pairing)}
-
-
-def _meta(cos: _Array, sin: _Array, _pairing: Pairing) -> dict[str, _Array]:
-    return {"freqs_cis": cos + 1j * sin}
-
-
-def _megatron(cos: _Array, sin: _Array, pairing: Pairing) -> dict[str, _Array]:
-    # [n, rotary_dim] -> [n, 1, 1, rotary_dim]
-    return {"angles": _full_width(np.arctan2(sin, cos), pairing)[:, None, None]}
 
 
 def _full_width(values: _Array, pairing: Pairing) -> _Array:
@@ -64,20 +46,20 @@ def _full_width(values: _Array, pairing: Pairing) -> _Array:
     )
 
 
-#: The named arrays of cos and sin ``[n, num_pairs]``; what may be asked for, and what is stored.
-_LAYOUTS: dict[
-    CacheLayout,
-    tuple[
-        Callable[[_Array, _Array, Pairing], dict[str, _Array]],
-        Mapping[torch.dtype, torch.dtype],
-    ],
-] = {
-    "vllm": (_vllm, _REAL),
-    "flash-attn": (_flash_attn, _REAL),
-    "transformers": (_transformers, _REAL),
-    "meta": (_meta, _COMPLEX),
-    "megatron": (_megatron, _REAL_OF_ANGLES),
-}
+def _arrange(layout: CacheLayout, cos: _Array, sin: _Array, pairing: Pairing) -> dict[str, _Array]:
+    """The arrays of a layout by their names, made of cos and sin ``[n, num_pairs]``."""
+    match layout:
+        case "vllm":
+            return {"cos_sin": np.concatenate((cos, sin), -1)}
+        case "flash-attn":
+            return {"cos": cos, "sin": sin}
+        case "transformers":
+            return {"cos": _full_width(cos, pairing), "sin": _full_width(sin, pairing)}
+        case "meta":
+            return {"freqs_cis": cos + 1j * sin}
+        case "megatron":
+            # [n, rotary_dim] -> [n, 1, 1, rotary_dim]
+            return {"angles": _full_width(np.arctan2(sin, cos), pairing)[:, None, None]}
 
 
 def cos_sin_cache(
@@ -141,9 +123,9 @@ def cos_sin_cache(
             "phasor.angles.cos_sin makes rows for coordinates, phasor.torch.rotate takes them"
         )
     rows = whole("max_positions", max_positions, least=1)
-    arrange, dtypes = _LAYOUTS[choice("layout", layout, get_args(CacheLayout))]
-    gain = number("gain", gain)
-    if arrange is _megatron and gain != 1:
+    layout = choice("layout", layout, get_args(CacheLayout))
+    dtypes, gain = _DTYPES.get(layout, _REAL), number("gain", gain)
+    if layout == "megatron" and gain != 1:
         raise SpecError(
             f"gain must be 1 for layout={layout!r}, whose angles cannot carry one, got {gain}; "
             "give it to the function that rotates, as Megatron's mscale"
@@ -152,10 +134,10 @@ def cos_sin_cache(
         known = ", ".join(map(str, dtypes))
         raise SpecError(f"dtype must be {known} for layout={layout!r}, got {short_repr(dtype)}")
     stored = dtypes[dtype]
-    nearest = stored in (torch.float32, torch.complex64) and gain == 1 and arrange is not _megatron
+    nearest = stored in (torch.float32, torch.complex64) and gain == 1 and layout != "megatron"
     # arrays of no rows have the names and the widths
     none = np.empty((0, rope.num_pairs))
-    named = arrange(none, none, rope.pairing)
+    named = _arrange(layout, none, none, rope.pairing)
     shapes = {name: [rows, *array.shape[1:]] for name, array in named.items()}
     tables = _allocate(shapes, stored, device)
     if next(iter(tables.values())).is_meta:
@@ -170,7 +152,7 @@ def cos_sin_cache(
             cos, sin = both[..., 0], both[..., 1]
         else:
             cos, sin = (gain * part for part in cos_sin(rope, positions))
-        for name, array in arrange(cos, sin, rope.pairing).items():
+        for name, array in _arrange(layout, cos, sin, rope.pairing).items():
             tables[name][start : start + chunk] = _rounded_once(array, stored)
     return tables
 

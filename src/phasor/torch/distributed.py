@@ -203,21 +203,8 @@ class _GatheringAttention(RotaryAttention):
     mesh: DeviceMesh
     layout: Literal["contiguous", "zigzag"]
 
-    def forward(
-        self,
-        x: Tensor,
-        positions: Tensor | None = None,
-        *,
-        attention_mask: Tensor | None = None,
-        cu_seqlens: Sequence[int] | Tensor | None = None,
-        cache: KVCache | None = None,
-        key_value_states: Tensor | None = None,
-        key_value_positions: Tensor | None = None,
-    ) -> Tensor:
+    def forward(self, x: Tensor, positions: Tensor | None = None, **options: Any) -> Tensor:
         """The attention output of this rank's tokens; positions are those of the layout if None."""
-        options = {"attention_mask": attention_mask, "cu_seqlens": cu_seqlens, "cache": cache}
-        options["key_value_states"] = key_value_states
-        options["key_value_positions"] = key_value_positions
         for name, value in options.items():
             if value is not None:
                 raise SpecError(
@@ -227,7 +214,7 @@ class _GatheringAttention(RotaryAttention):
                 )
         if positions is None and (self.rope is None or self.rope.axes.n_axes == 1):
             positions = self._token_indices(x)[self.mesh.get_local_rank()]
-        return super().forward(x, positions)
+        return super().forward(x, positions, **options)
 
     def _attend(
         self,

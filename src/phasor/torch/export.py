@@ -27,7 +27,8 @@ from phasor.errors import BackendError, PhasorError, SpecError, TensorError, ins
 from phasor.pairings import by_pairing
 from phasor.rope import Rope
 from phasor.torch import ops
-from phasor.torch._tables import Layout, read_layout, read_rope
+from phasor.torch._tables import Layout, read_rope
+from phasor.torch.backends.eager import layout_of
 
 _OPSET = 23  # the first one that has the operator
 _FLOATS = ("FLOAT", "FLOAT16", "BFLOAT16")
@@ -149,8 +150,16 @@ def translation_table(longest: int | None = None) -> dict[Callable[..., Any], Ca
         backend: str,
     ) -> Sequence[Any]:
         del backend  # which runs on the machine that exports
-        op = import_module("onnxscript").opset23
-        return _rotate(op, xs, angles, rope, inverse, gain, longest)
+        for x in xs:
+            if x.dtype.name not in _FLOATS or not all(type(n) is int for n in x.shape[-2:]):
+                raise TensorError(
+                    "x must be float32, float16 or bfloat16 with a fixed number of heads for "
+                    f"ONNX's RotaryEmbedding, got {x.dtype.name.lower()} of shape {list(x.shape)}; "
+                    "export the model in float32"
+                )
+        op, layout = import_module("onnxscript").opset23, layout_of(rope, inverse)
+        values = _find_cos_sin(op, angles, rope, inverse, gain, longest)
+        return [_rotate_one(op, x, values, layout) for x in xs]
 
     return {ops.rotate: translate}
 
@@ -185,28 +194,6 @@ class _CosSin(NamedTuple):
     sin: Any
     position_ids: Any | None
     num_pairs: int
-
-
-def _rotate(
-    op: Any,
-    xs: Sequence[Any],
-    angles: Sequence[Any],
-    rope: str,
-    inverse: bool,
-    gain: float,
-    longest: int | None,
-) -> list[Any]:
-    """``phasor::rotate`` as nodes; the arguments are those of the operator and of `export`."""
-    for x in xs:
-        if x.dtype.name not in _FLOATS or not all(type(n) is int for n in x.shape[-2:]):
-            raise TensorError(
-                "x must be float32, float16 or bfloat16 with a fixed number of heads for ONNX's "
-                f"RotaryEmbedding, got {x.dtype.name.lower()} of shape {list(x.shape)}; export the "
-                "model in float32"
-            )
-    layout = read_layout(rope)
-    values = _find_cos_sin(op, angles, rope, inverse, gain, longest)
-    return [_rotate_one(op, x, values, layout.inverse() if inverse else layout) for x in xs]
 
 
 def _rotate_one(op: Any, x: Any, values: _CosSin, layout: Layout) -> Any:

@@ -45,7 +45,7 @@ def _write(ropes: LayerRopes, context: int) -> tuple[Part, ...]:
         TARGET.refuse(f"a rotation from coordinate {rope.rotary_start} on", rope, context)
     # latent attention rotates a part of its own, with one key for all heads
     whole = rope.rotary_dim == rope.head_dim and isinstance(rope.axes, OneAxis)
-    latent = rope.pairing == "interleaved" and whole and ropes.key_heads == 1
+    latent = rope.pairing == "interleaved" and whole and ropes.num_kv_heads == 1
     notes: list[str] = []
     only_half = isinstance(rope.scaling, Yarn) or isinstance(rope.axes, Sectioned)
     if rope.pairing == "interleaved" and only_half and not latent:

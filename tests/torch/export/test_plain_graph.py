@@ -63,7 +63,7 @@ VERBS: dict[str, Callable[..., Any]] = {
     "rows": lambda x, p, b: rotate_by(x, *rows(p), pairing="half", backend=b),
     "rows in place": lambda x, p, b: rotate_by_(x * 2, *rows(p), pairing="half", backend=b),
     "norm": lambda x, p, b: norm_rotate_qk(
-        x, x[:, :, :1], x[0, 0, 0], x[0, 0, 1], p, HALF, epsilon=1e-6, backend=b
+        x, x[:, :, :1], x[0, 0, 0], x[0, 0, 1], p, HALF, norm_eps=1e-6, backend=b
     ),
 }
 

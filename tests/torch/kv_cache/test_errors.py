@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from phasor import PhasorError, PositionError, Rope, SpecError, TensorError
-from phasor.torch.kv_cache import evict, insert, retune_, shift_, undo_
+from phasor.torch.kv_cache import evict, insert, retune_, shift_
 
 from .turned_keys import HALF, LAYOUTS, LONG, SECTIONED
 
@@ -26,8 +26,8 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[PhasorError], str]] = {
         lambda: shift_(K[..., :6], 1, HALF), TensorError, r"head_dim \(8\)"),
     "keys that share memory": (
         lambda: shift_(K[:1].expand(2, 5, 3, 8), 1, HALF), TensorError, "share memory"),
-    "a gain of nothing": (lambda: undo_(K, 1, HALF, gain=0), SpecError, "gain must be .* > 0"),
-    "a rule to undo": (lambda: undo_(K, 1, RULE), SpecError, r"rope\.at\(seq_len\)"),
+    "a gain of nothing": (
+        lambda: retune_(K, 1, HALF, HALF, gain=0), SpecError, "gain must be .* > 0"),
     "a rule to retune from": (
         lambda: retune_(K, 1, RULE, HALF), SpecError, r"rope\.at\(seq_len\)"),
     "a rule to retune to": (
@@ -36,7 +36,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[PhasorError], str]] = {
         lambda: retune_(K, 1, HALF, 3), SpecError, "new must be a phasor.Rope, got int"),
     "another pairing": (
         lambda: retune_(K, 1, HALF, LAYOUTS["interleaved"]), SpecError,
-        r"output_pairing of old \(half\).*got interleaved; undo_"),
+        r"output_pairing of old \(half\).*got interleaved; rotate_"),
     "another slice": (
         lambda: retune_(K, 1, HALF, LAYOUTS["a slice"]), SpecError, r"rotary_dim of old \(8\)"),
     "other axes": (

@@ -155,7 +155,7 @@ def test_calls_add_up():
 def test_each_layer_has_its_own_rope():
     """Its pairing; and a layer without a rope is not watched."""
     model = Model("none", "none", "none")
-    ropes = layer_ropes("rope", "nope", "interleaved", query_heads=HEADS, key_heads=KEY_HEADS)
+    ropes = layer_ropes("rope", "nope", "interleaved", num_heads=HEADS, num_kv_heads=KEY_HEADS)
     with watch_usage(model, ropes) as layers:
         model(inputs(1, 7))
     assert layers[1] is None
@@ -238,8 +238,12 @@ def test_models_that_cannot_be_watched_are_refused(model, ropes, message):
     [
         ("none", Rope(head_dim=12, pairing="half"), "whole heads of head_dim 12, got 32"),
         ("tokens first", Rope(head_dim=16, pairing="half"), "head_dim 16, got 4 of 8"),
-        ("none", layer_ropes("rope", query_heads=2), "must have 2 heads of head_dim 8, got 4 of 8"),
-        ("none", layer_ropes("rope", key_heads=4), "must have 4 heads of head_dim 8, got 2 of 8"),
+        ("none", layer_ropes("rope", num_heads=2), "must have 2 heads of head_dim 8, got 4 of 8"),
+        (
+            "none",
+            layer_ropes("rope", num_kv_heads=4),
+            "must have 4 heads of head_dim 8, got 2 of 8",
+        ),
     ],
     ids=["torn heads", "other width", "other queries", "other keys"],
 )

@@ -206,12 +206,16 @@ class _DynamicLayer:
     @property
     def keys(self) -> Tensor:
         """``[batch, seq, heads, head_dim]``, a view of what is cached."""
-        return self._layer.keys.transpose(1, 2)
+        return self._view(self._layer.keys)
 
     @property
     def values(self) -> Tensor:
         """The values, in the same form."""
-        return self._layer.values.transpose(1, 2)
+        return self._view(self._layer.values)
+
+    def _view(self, cached: Tensor) -> Tensor:
+        # [batch, heads, seq, head_dim] -> [batch, seq, heads, head_dim]
+        return cached.transpose(1, 2)
 
     def row_lengths(self) -> list[int]:
         """How many tokens each row of the batch holds."""
@@ -236,13 +240,8 @@ class _StaticLayer(_DynamicLayer):
         super().__init__(layer)
         self.capacity = layer.max_cache_len
 
-    @property
-    def keys(self) -> Tensor:
-        return super().keys[:, : int(self._layer.cumulative_length)]
-
-    @property
-    def values(self) -> Tensor:
-        return super().values[:, : int(self._layer.cumulative_length)]
+    def _view(self, cached: Tensor) -> Tensor:
+        return cached.transpose(1, 2)[:, : int(self._layer.cumulative_length)]
 
     def tensors_to_write(self) -> tuple[Tensor, ...]:
         return self._layer.cumulative_length, self.keys, self.values
@@ -260,13 +259,8 @@ class _OwnLayer(_DynamicLayer):
         super().__init__(cache)
         self.capacity = cache.capacity
 
-    @property
-    def keys(self) -> Tensor:
-        return self._layer.keys
-
-    @property
-    def values(self) -> Tensor:
-        return self._layer.values
+    def _view(self, cached: Tensor) -> Tensor:
+        return cached
 
     def row_lengths(self) -> list[int]:
         return self._layer.lengths.tolist()

@@ -1,4 +1,4 @@
-"""Verbs on keys that are rotated already: move, undo, retune, cut out, put in.
+"""Verbs on keys that are rotated already: move, retune, cut out, put in.
 
 A verb with a trailing underscore writes the keys it is given; `insert` and `evict` return new ones.
 """
@@ -71,42 +71,6 @@ def shift_(keys: Tensor, delta: Any, rope: Rope, *, heads_first: bool = False) -
     """
     (view,) = tokens_first([keys], heads_first, _NAMES[:1])
     rotate_(view, check_in_place(view, delta, rope), _rope_of_stored(rope))
-    return keys
-
-
-def undo_(
-    keys: Tensor, positions: Any, rope: Rope, *, gain: float = 1.0, heads_first: bool = False
-) -> Tensor:
-    """``R(-p) k / gain`` for every cached key, in place: the keys before they were rotated.
-
-    Args:
-        keys: ``[..., seq, heads, head_dim]``, rotated by ``rope``. Their pairing becomes
-            ``rope.pairing`` where that differs from ``rope.output_pairing``.
-        positions: Of the tokens, as for `phasor.torch.rotate`.
-        rope: What rotated the keys.
-        gain: What cos and sin were multiplied by: ``rope.attention_factor`` for keys of a model
-            that does so.
-        heads_first: As for `shift_`.
-
-    Returns:
-        ``keys``.
-
-    Raises:
-        PositionError: If the positions do not fit the keys.
-        TensorError: If the keys do not fit the Rope, or elements of them share memory.
-        SpecError: If ``gain`` is not a positive number, or ``rope.scaling`` is a rule.
-
-    >>> import torch
-    >>> from phasor.torch import rotate
-    >>> rope = Rope(head_dim=8, pairing="half")
-    >>> raw = torch.randn(5, 2, 8, dtype=torch.float64)
-    >>> keys = undo_(rotate(raw, range(5), rope, gain=1.5), range(5), rope, gain=1.5)
-    >>> bool(torch.allclose(keys, raw, atol=1e-14))
-    True
-    """
-    gain = number("gain", gain, above=0)
-    (view,) = tokens_first([keys], heads_first, _NAMES[:1])
-    rotate_(view, check_in_place(view, positions, rope), rope, inverse=True, gain=1 / gain)
     return keys
 
 
@@ -298,7 +262,7 @@ def check_retune(keys: Tensor, positions: Any, old: Rope, new: Rope) -> Tensor:
         if before != after:
             raise SpecError(
                 f"new must have the {field} of old ({before}), for only frequencies can change "
-                f"under rotated keys, got {after}; undo_ the keys and rotate them again"
+                f"under rotated keys, got {after}; rotate_ them back with inverse=True, and again"
             )
     given = check_in_place(keys, positions, old)
     if count_digits([given]) == TOO_FAR:

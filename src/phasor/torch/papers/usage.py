@@ -127,7 +127,7 @@ def watch_usage(
             "that ropes describes, or use phasor.papers.pair_norms on queries and keys"
         )
     num_heads, num_kv_heads = (
-        (None, None) if isinstance(ropes, Rope) else (ropes.query_heads, ropes.key_heads)
+        (None, None) if isinstance(ropes, Rope) else (ropes.num_heads, ropes.num_kv_heads)
     )
     usage = tuple(
         None if rope is None else LayerUsage(name)

@@ -35,6 +35,7 @@ from phasor.torch.backends.triton.launching import (
     head_strides,
     load_kernels,
     normalize_angles,
+    on_device_of,
     reciprocal,
 )
 
@@ -61,7 +62,7 @@ def rotate_into(
 
     One launch for tensors of one dtype, which share cos and sin; else one for each.
     """
-    device, in_place = xs[0].device, outs is xs
+    in_place = outs is xs
     if in_place and len(angles) == 2:
         check_cos_sin(xs, angles)
     if xs[0].dtype != xs[-1].dtype:
@@ -72,11 +73,8 @@ def rotate_into(
             rotate_into(alone, alone if in_place else [out], angles, rope, inverse, gain)
         return
     angles = normalize_angles(angles, rope, xs[0].dtype)
-    if device.type == "cpu" or device.index == torch.cuda.current_device():
+    with on_device_of(xs[0]):
         _launch(xs, outs, angles, rope, inverse, gain)
-    else:
-        with torch.cuda.device(device):
-            _launch(xs, outs, angles, rope, inverse, gain)
     if in_place:
         count_writes(xs)
 

@@ -7,8 +7,7 @@ and strides. Where strides are too irregular for one launch, these work on conti
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -30,6 +29,7 @@ from phasor.torch.backends.triton.launching import (
     is_packed,
     load_kernels,
     normalize_angles,
+    on_device_of,
     reciprocal,
 )
 
@@ -44,7 +44,7 @@ def norm_rotate(
     weights: Sequence[Tensor],
     angles: Sequence[Tensor],
     rope: str,
-    epsilon: float,
+    norm_eps: float,
     gain: float,
 ) -> list[Tensor]:
     """New tensors with the strides of ``xs``."""
@@ -53,8 +53,8 @@ def norm_rotate(
     together = xs[0].dtype == xs[-1].dtype
     for part in [slice(None)] if together else [slice(i, i + 1) for i in range(len(xs))]:
         own_angles = normalize_angles(angles, rope, xs[part][0].dtype)
-        with _device_of(xs[0]):
-            _norm(xs[part], weights[part], outs[part], own_angles, rope, epsilon, gain)
+        with on_device_of(xs[0]):
+            _norm(xs[part], weights[part], outs[part], own_angles, rope, norm_eps, gain)
     return outs
 
 
@@ -64,7 +64,7 @@ def norm_rotate_backward(
     weights: Sequence[Tensor],
     angles: Sequence[Tensor],
     rope: str,
-    epsilon: float,
+    norm_eps: float,
     gain: float,
 ) -> list[Tensor]:
     """Gradients of ``xs``, then of ``weights``."""
@@ -73,9 +73,9 @@ def norm_rotate_backward(
     for grad, x, w, x_grad in zip(grads, xs, weights, x_grads, strict=True):
         tensors = x, grad, x_grad, w.contiguous()
         own_angles = normalize_angles(angles, rope, x.dtype)
-        with _device_of(x):
+        with on_device_of(x):
             weight_grads.append(
-                _norm_gradient(tensors, own_angles, rope, epsilon, gain).to(w.dtype)
+                _norm_gradient(tensors, own_angles, rope, norm_eps, gain).to(w.dtype)
             )
     return x_grads + weight_grads
 
@@ -97,7 +97,7 @@ def rotate_and_cache_(
     caches = (c.view(torch.uint8) if c.dtype == FLOAT8 else c for c in (key_cache, value_cache))
     tensors = q, k, v, *caches, slots
     angles = normalize_angles([positions], rope, q.dtype)
-    with _device_of(q):
+    with on_device_of(q):
         _store(tensors, angles, rope, gain, (key_unit, value_unit))
     count_writes((q, key_cache, value_cache))
 
@@ -108,51 +108,29 @@ def _norm(
     outs: Sequence[Tensor],
     angles: Sequence[Tensor],
     rope: str,
-    epsilon: float,
+    norm_eps: float,
     gain: float,
 ) -> None:
     q, k, two = xs[0], xs[-1], len(xs) == 2
     tensors = q, k, outs[0], outs[-1], weights[0], weights[-1]
+    heads = q.shape[-2], k.shape[-2] if two else 0
 
     def make() -> LaunchPlan | None:
-        tokens = find_tokens(tensors[:4], angles, rope)
-        if tokens is None:
-            return None
-        layout, kernels = read_layout(rope), load_kernels("kernels")
-        q_heads, k_heads = q.shape[-2], k.shape[-2] if two else 0
-        strides, packed = head_strides(tensors[:4], tokens)
-        rest = _power_of_two(q.shape[-1] - 2 * tokens.num_pairs)
-        tile = choose_tile(tokens, q, packed, FORWARD_PARTS, rest)
-        blocks, tiles = tile.count_heads(q_heads, k_heads), tile.count_tokens(tokens)
-        return LaunchPlan(
-            ("norm", "forward"),
-            tokens.outer * tiles * blocks,
-            tokens.tables,
-            tokens.axes,
-            (
-                *(tokens.inner, q_heads, k_heads, reciprocal(blocks), reciprocal(tiles)),
-                *(float64_bits(gain), float64_bits(epsilon)),
-                *(*strides, *tokens.angle_strides, tokens.source),
-                kernels.load_function(layout.pairing),
-                kernels.store_function(layout.pairing_out),
-                *(tokens.num_pairs, layout.rotary_start, q.shape[-1], packed),
-                *(tile.pairs, rest, tile.tokens, tile.heads),
-            ),
-        )
+        return _plan_norm("forward", tensors[:4], heads, angles, rope, norm_eps, gain)
 
-    plan = _find(("norm", two, rope, epsilon, gain), tensors, angles, make)
+    plan = _find(("norm", two, rope, norm_eps, gain), tensors, angles, make)
     if plan is not None:
         plan.launch(tensors, angles)
         return
     copies = [x.contiguous() for x in xs]
     results = [torch.empty_like(x) for x in copies]
-    _norm(copies, weights, results, _copy_angles(angles, rope, q), rope, epsilon, gain)
+    _norm(copies, weights, results, _copy_angles(angles, rope, q), rope, norm_eps, gain)
     for out, y in zip(outs, results, strict=True):
         out.copy_(y)
 
 
 def _norm_gradient(
-    tensors: Sequence[Tensor], angles: Sequence[Tensor], rope: str, epsilon: float, gain: float
+    tensors: Sequence[Tensor], angles: Sequence[Tensor], rope: str, norm_eps: float, gain: float
 ) -> Tensor:
     """Write the gradient of ``x``, and return that of the weight in the dtype it is computed in.
 
@@ -161,33 +139,9 @@ def _norm_gradient(
     x, grad, x_grad, weight = tensors
 
     def make() -> LaunchPlan | None:
-        tokens = find_tokens(tensors[:3], angles, rope)
-        if tokens is None:
-            return None
-        layout, kernels = read_layout(rope), load_kernels("kernels")
-        strides, packed = head_strides(tensors[:3], tokens)
-        rest = _power_of_two(x.shape[-1] - 2 * tokens.num_pairs)
-        tile = choose_tile(tokens, x, packed, BACKWARD_PARTS, rest)
-        blocks, tiles = tile.count_heads(x.shape[-2]), tile.count_tokens(tokens)
-        items = tokens.outer * tiles * blocks
-        return LaunchPlan(
-            ("norm", "backward"),
-            min(items, _MOST_PROGRAMS),
-            tokens.tables,
-            tokens.axes,
-            (
-                *(items, tokens.inner, x.shape[-2], reciprocal(blocks), reciprocal(tiles)),
-                *(float64_bits(gain), float64_bits(epsilon)),
-                *(*strides, *tokens.angle_strides, tokens.source),
-                kernels.load_function(layout.pairing),
-                kernels.load_function(layout.pairing_out),
-                kernels.store_function(layout.pairing),
-                *(tokens.num_pairs, layout.rotary_start, x.shape[-1], packed),
-                *(tile.pairs, rest, tile.tokens, tile.heads),
-            ),
-        )
+        return _plan_norm("backward", tensors[:3], x.shape[-2:-1], angles, rope, norm_eps, gain)
 
-    plan = _find(("gradient", rope, epsilon, gain), tensors, angles, make)
+    plan = _find(("gradient", rope, norm_eps, gain), tensors, angles, make)
     if plan is not None:
         # [programs, head_dim], of which each program writes its whole row
         shape = plan.programs, x.shape[-1]
@@ -196,9 +150,54 @@ def _norm_gradient(
         return parts.sum(0)
     result = torch.empty_like(x, memory_format=torch.contiguous_format)
     copies = x.contiguous(), grad.contiguous(), result, weight
-    weight_grad = _norm_gradient(copies, _copy_angles(angles, rope, x), rope, epsilon, gain)
+    weight_grad = _norm_gradient(copies, _copy_angles(angles, rope, x), rope, norm_eps, gain)
     x_grad.copy_(result)
     return weight_grad
+
+
+def _plan_norm(
+    kernel: Literal["forward", "backward"],
+    tensors: Sequence[Tensor],
+    heads: Sequence[int],
+    angles: Sequence[Tensor],
+    rope: str,
+    norm_eps: float,
+    gain: float,
+) -> LaunchPlan | None:
+    """The launch of a kernel in `norm`, or None where strides are too irregular for one.
+
+    ``tensors`` have heads, and ``heads`` says how many, of a query and a key where there are both.
+    """
+    tokens = find_tokens(tensors, angles, rope)
+    if tokens is None:
+        return None
+    layout, kernels, head_dim = read_layout(rope), load_kernels("kernels"), tensors[0].shape[-1]
+    strides, packed = head_strides(tensors, tokens)
+    rest = _power_of_two(head_dim - 2 * tokens.num_pairs)
+    backward = kernel == "backward"
+    parts = BACKWARD_PARTS if backward else FORWARD_PARTS
+    tile = choose_tile(tokens, tensors[0], packed, parts, rest)
+    blocks, tiles = tile.count_heads(*heads), tile.count_tokens(tokens)
+    items = tokens.outer * tiles * blocks
+    # the gradient comes in the pairing of the result, and leaves in that of ``x``
+    written = layout.pairing if backward else layout.pairing_out
+    return LaunchPlan(
+        ("norm", kernel),
+        min(items, _MOST_PROGRAMS) if backward else items,
+        tokens.tables,
+        tokens.axes,
+        (
+            *((items,) if backward else ()),
+            *(tokens.inner, *heads, reciprocal(blocks), reciprocal(tiles)),
+            *(float64_bits(gain), float64_bits(norm_eps)),
+            *(*strides, *tokens.angle_strides, tokens.source),
+            kernels.load_function(layout.pairing),
+            *((kernels.load_function(layout.pairing_out),) if backward else ()),
+            kernels.store_function(written),
+            *(tokens.num_pairs, layout.rotary_start, head_dim, packed),
+            *(tile.pairs, rest, tile.tokens, tile.heads),
+        ),
+    )
 
 
 def _store(
@@ -275,9 +274,3 @@ def _copy_angles(angles: Sequence[Tensor], rope: str, x: Tensor) -> list[Tensor]
 def _power_of_two(n: int) -> int:
     """The smallest power of two that is at least ``n``; 0 for none."""
     return 1 << (n - 1).bit_length() if n else 0
-
-
-def _device_of(x: Tensor) -> AbstractContextManager[Any]:
-    if x.is_cuda and x.device.index != torch.cuda.current_device():
-        return torch.cuda.device(x.device)
-    return nullcontext()

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Literal, NamedTuple
@@ -270,6 +271,13 @@ def is_packed(x: Tensor, strides: Sequence[int]) -> bool:
     """Whether every head of ``x``, reached by ``strides``, is one piece on 16-byte boundaries."""
     aligned = all(step * x.element_size() % VECTOR == 0 for step in strides)
     return aligned and x.data_ptr() % VECTOR == 0 and x.stride(-1) == 1
+
+
+def on_device_of(x: Tensor) -> AbstractContextManager[Any]:
+    """Inside, kernels are launched on the device of ``x``."""
+    if x.is_cuda and x.device.index != torch.cuda.current_device():
+        return torch.cuda.device(x.device)
+    return nullcontext()
 
 
 def reciprocal(n: int) -> int:

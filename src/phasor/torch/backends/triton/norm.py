@@ -23,7 +23,7 @@ from phasor.torch.backends.triton.kernels import (
     tile_index,
 )
 
-_COUNTS = ["inner", "per_blocks", "per_tiles", "gain", "epsilon"]
+_COUNTS = ["inner", "per_blocks", "per_tiles", "gain", "norm_eps"]
 
 
 @triton.jit
@@ -65,7 +65,7 @@ def _sum_columns(x):
 def forward(
     q, k, q_out, k_out, q_weight, k_weight, angles, tables, axis_of_pair,
     inner: tl.int64, q_heads: tl.int64, k_heads: tl.int64,
-    per_blocks: tl.int64, per_tiles: tl.int64, gain: tl.int64, epsilon: tl.int64,
+    per_blocks: tl.int64, per_tiles: tl.int64, gain: tl.int64, norm_eps: tl.int64,
     q_outer: tl.int64, q_inner: tl.int64, q_head: tl.int64, q_step: tl.int64,
     k_outer: tl.int64, k_inner: tl.int64, k_head: tl.int64, k_step: tl.int64,
     q_out_outer: tl.int64, q_out_inner: tl.int64, q_out_head: tl.int64, q_out_step: tl.int64,
@@ -79,7 +79,7 @@ def forward(
 ):  # fmt: skip
     """See `backends.triton.kernels.rotation`, whose arguments these are.
 
-    And: ``q_weight`` and ``k_weight`` point to contiguous weights; ``epsilon`` is the bits of a
+    And: ``q_weight`` and ``k_weight`` point to contiguous weights; ``norm_eps`` is the bits of a
     float64, as ``gain``; ``width`` are the columns of a head, and ``rest`` those that are not
     rotated, or the next power of two; 0 if there are none.
     """
@@ -125,7 +125,7 @@ def forward(
     squares = tl.sum(x0 * x0 + x1 * x1, axis=2)
     if rest > 0:
         squares += tl.sum(unrotated * unrotated, axis=2)
-    mean = squares / width + from_float64_bits(epsilon, dtype)
+    mean = squares / width + from_float64_bits(norm_eps, dtype)
     inverse_rms = (1.0 / _sqrt(mean))[:, :, None]
     always = tl.full((1, 1, 1), 1, tl.int1)
     w0, w1 = load_pairs(weight + start, 1, always, num_pairs, pair_block)
@@ -151,7 +151,7 @@ def forward(
 def backward(
     x, y_grad, x_grad, weight, parts, angles, tables, axis_of_pair,
     items: tl.int64, inner: tl.int64, n_heads: tl.int64,
-    per_blocks: tl.int64, per_tiles: tl.int64, gain: tl.int64, epsilon: tl.int64,
+    per_blocks: tl.int64, per_tiles: tl.int64, gain: tl.int64, norm_eps: tl.int64,
     x_outer: tl.int64, x_inner: tl.int64, x_head: tl.int64, x_step: tl.int64,
     y_grad_outer: tl.int64, y_grad_inner: tl.int64, y_grad_head: tl.int64, y_grad_step: tl.int64,
     x_grad_outer: tl.int64, x_grad_inner: tl.int64, x_grad_head: tl.int64, x_grad_step: tl.int64,
@@ -225,9 +225,9 @@ def backward(
         squares = tl.sum(x0 * x0 + x1 * x1, axis=2)
         if rest > 0:
             squares += tl.sum(unrotated * unrotated, axis=2)
-        mean_square = squares / width + from_float64_bits(epsilon, dtype)
+        mean_square = squares / width + from_float64_bits(norm_eps, dtype)
         inverse_rms = (1.0 / _sqrt(mean_square))[:, :, None]
-        # past the last token this would be 1 / 0 where epsilon is 0
+        # past the last token this would be 1 / 0 where norm_eps is 0
         inverse_rms = tl.where(exists, inverse_rms, 0.0)
         n0, n1 = x0 * inverse_rms, x1 * inverse_rms
         w0_grad += _sum_in_threads(v0 * n0, groups)
