@@ -114,7 +114,7 @@ def test_a_model_made_without_memory_and_loaded_by_assignment(
         model = type(small[name])(small[name].config)
     model.load_state_dict(small[name].state_dict(), assign=True)
     model.set_attn_implementation("eager")
-    assert all(one.lost and math.isnan(one.error) for one in check(model))
+    assert all(one.lost and math.isnan(one.error) for one in check(model).modules)
     patch(model.eval())
     before, room = said[name]
     assert difference(before, prefill(model)) <= room
@@ -129,9 +129,9 @@ def test_frequencies_that_nobody_wrote_are_no_obstacle(
     model = copy.deepcopy(small[name])
     for buffer in model.buffers():
         buffer.fill_(left)
-    assert all(one.lost for one in check(model))
+    assert all(one.lost for one in check(model).modules)
     patch(model)
-    assert not any(one.lost for one in check(model))
+    assert not any(one.lost for one in check(model).modules)
     before, room = said[name]
     assert difference(before, prefill(model)) <= room
 
@@ -239,7 +239,7 @@ def test_check_says_how_far_and_from_where(dtype: torch.dtype, small: dict[str, 
     """Against cosines of the same frequencies, and the exact ones in float64; nothing changes."""
     model = copy.deepcopy(small["llama"]).to(dtype)
     held = [buffer.clone() for buffer in model.buffers()]
-    (found,) = check(model)
+    (found,) = check(model).modules
     error, beyond = expected_line(model, dtype, 2048)
     assert (found.path, found.kind, found.dtype) == ("model.rotary_emb", None, dtype)
     assert found.context == 2048
@@ -247,16 +247,16 @@ def test_check_says_how_far_and_from_where(dtype: torch.dtype, small: dict[str, 
     assert found.error == pytest.approx(error, abs=2**-23)
     assert found.beyond is not None
     assert abs(found.beyond - beyond) <= (4 if dtype == torch.float32 else 0)
-    assert str(check(model)[0]) == str(found)
+    assert str(check(model)) == str(found)
     assert all(map(torch.equal, held, model.buffers()))
 
 
 def test_check_of_a_patched_model_measures_the_operator(small: dict[str, Any]) -> None:
     """Whatever its dtype: within three roundings of float32."""
     model = copy.deepcopy(small["llama"]).to(torch.bfloat16)
-    far = check(model)[0].error
+    far = check(model).modules[0].error
     patch(model)
-    (found,) = check(model)
+    (found,) = check(model).modules
     assert far > 1
     assert found.error < 3 * 2**-24
     assert found.dtype == torch.float32
@@ -267,7 +267,7 @@ def test_check_reads_what_a_rule_would_do_and_leaves_it_alone() -> None:
     rope = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10_000.0}
     model = tiny_model("llama", {"rope_parameters": rope, "max_position_embeddings": 256})
     before = model.model.rotary_emb.inv_freq.clone()
-    assert check(model)[0].error < 1e-4
+    assert check(model).modules[0].error < 1e-4
     assert torch.equal(before, model.model.rotary_emb.inv_freq)
     with torch.no_grad():
         model(tokens(1, 300))
@@ -277,14 +277,14 @@ def test_check_reads_what_a_rule_would_do_and_leaves_it_alone() -> None:
 
 def test_check_of_several_kinds_and_parts_is_a_line_for_each() -> None:
     """With the kind of layer, and where the numbers were lost."""
-    found = check(tiny_model("gemma3_text"))
-    assert [str(one).split(": ")[0] for one in found] == [
+    lines = str(check(tiny_model("gemma3_text"))).splitlines()
+    assert [line.split(": ")[0] for line in lines] == [
         f"model.rotary_emb (Gemma3RotaryEmbedding), {kind}"
         for kind in ("full_attention", "sliding_attention")
     ]
     model = pictured("llama4")[0]
     model.vision_model.rotary_embedding.to("meta")
-    tower, text = check(model)
+    tower, text = check(model).modules
     assert tower.lost == "freqs_ci"
     assert "its freqs_ci is lost" in str(tower)
     assert re.search(r"of exact over \d+ positions, beyond the rounding of float32", str(text))

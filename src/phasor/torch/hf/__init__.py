@@ -57,6 +57,7 @@ from phasor.torch.hf.reading import (
 )
 
 __all__ = [
+    "Checked",
     "CheckedModule",
     "Patched",
     "Replaced",
@@ -174,7 +175,27 @@ class CheckedModule:
         )
 
 
-def patch(model: nn.Module, *, part: str | None = None, seq_len: int | None = None) -> Patched:
+@dataclass(frozen=True, kw_only=True)
+class Checked:
+    """What `check` found; as text, a line for each module.
+
+    Attributes:
+        modules: Those that make cosines, in the model's order.
+    """
+
+    modules: tuple[CheckedModule, ...]
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.modules))
+
+
+def patch(
+    model: nn.Module,
+    *,
+    part: str | None = None,
+    seq_len: int | None = None,
+    verbose: bool = False,
+) -> Patched:
     """Let ``model`` rotate with phasor from now on; prints a line and returns what was replaced.
 
     Only this model changes, and modules that are patched already stay as they are. Rows of cos and
@@ -191,9 +212,10 @@ def patch(model: nn.Module, *, part: str | None = None, seq_len: int | None = No
         seq_len: Pick the law of a rule once and for all, for sequences of this many tokens. Keys
             that a cache holds then match all later queries; without it they are as transformers
             leaves them, under the law of the call that made them.
+        verbose: Print `Patched.table` too, a row for each module.
 
     Returns:
-        What was replaced, layer by layer; its ``table()`` has a row for each module.
+        What was replaced, layer by layer.
 
     Raises:
         ConfigError: If the model has no rotary embedding, or something in it, or in the part that
@@ -250,7 +272,7 @@ def patch(model: nn.Module, *, part: str | None = None, seq_len: int | None = No
         ),
         already=not classes,
     )
-    print(report)
+    print(f"{report}\n{report.table()}" if verbose else report)
     return report
 
 
@@ -317,8 +339,8 @@ def from_model(model: nn.Module, *, part: str | None = None) -> LayerRopes:
     return read.layers
 
 
-def check(model: nn.Module, *, part: str | None = None) -> list[CheckedModule]:
-    """How far the cosines that ``model`` turns by, as it is, are from exact, module by module.
+def check(model: nn.Module, *, part: str | None = None) -> Checked:
+    """How far the cosines that ``model`` turns by, as it is, are from exact.
 
     Frequencies are rounded by ``model.to(torch.bfloat16)``, lost by ``to_empty``, and multiplied
     by positions in float32: the further a token is from the start, the further its angle is off.
@@ -334,19 +356,20 @@ def check(model: nn.Module, *, part: str | None = None) -> list[CheckedModule]:
     >>> from transformers import LlamaConfig, LlamaModel
     >>> small = LlamaConfig(num_hidden_layers=1, hidden_size=64, num_attention_heads=2,
     ...     num_key_value_heads=1, intermediate_size=8, vocab_size=16)
-    >>> print(*check(LlamaModel(small).to(torch.bfloat16)))  # doctest: +ELLIPSIS
+    >>> print(check(LlamaModel(small).to(torch.bfloat16)))  # doctest: +ELLIPSIS
     rotary_emb (LlamaRotaryEmbedding): cosines within 3.6e-01 of exact over 2048 positions, ...
     """
     read = read_parts(model, part, "check")
     like = next((p for p in model.parameters() if p.is_floating_point() and not p.is_meta), None)
     hidden = torch.empty(0) if like is None else like
     with isolated_torch_state():
-        return [
+        modules = [
             _check_module(embedding, kind, one, hidden)
             for one in read
             for embedding in one.embeddings
             for kind in embedding.ropes
         ]
+    return Checked(modules=tuple(modules))
 
 
 # ---- what was replaced ----

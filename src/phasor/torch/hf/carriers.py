@@ -88,7 +88,7 @@ class CarriedRope:
 
     Attributes:
         rope: The Rope, counter-clockwise, as text.
-        gain: Of its cosines and sines; 1 under a rule, whose rows hold theirs.
+        gain: Of its cosines and sines.
         layout: How positions come to it.
         rule: What picks the Rope's law, if anything; here because a compiler follows the methods
             of what a module holds, and not of what a text describes.
@@ -247,14 +247,19 @@ def rotate_by_carrier(
         )
     # the operator takes [..., seq, heads, head_dim]
     xs = [x.transpose(-3, -2) if heads_first else x for x in xs]
-    rope, gain = (carrier.by.rope, xs[0].shape[-1], form), carrier.by.gain
-    are_rows = len(carrier.angles) == 2
-    if are_rows or torch.compiler.is_compiling():
+    rope = carrier.by.rope, xs[0].shape[-1], form
+    if len(carrier.angles) == 2:
+        done = ops.apply(xs, list(carrier.angles), rows_text(*rope), inverse, 1.0, "auto")
+    elif torch.compiler.is_compiling():
         # a text is a constant to the compiler, a Rope from a cache is not
-        text = rows_text(*rope) if are_rows else rope_of_heads(*rope)
+        text, gain = rope_of_heads(*rope), carrier.by.gain
         done = ops.apply(xs, list(carrier.angles), text, inverse, gain, "auto")
     else:
-        positions, of_heads = carrier.angles[0], read_rope(rope_of_heads(*rope))
+        positions, of_heads, gain = (
+            carrier.angles[0],
+            read_rope(rope_of_heads(*rope)),
+            carrier.by.gain,
+        )
         if len(xs) == 1:
             done = [rotate(xs[0], positions, of_heads, inverse=inverse, gain=gain)]
         else:
