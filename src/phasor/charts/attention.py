@@ -22,7 +22,7 @@ from phasor.charts.style import (
     trained_mark,
 )
 from phasor.errors import SpecError, TensorError
-from phasor.papers import expected_linear_sum, linear_weights
+from phasor.papers import cosine, linear_weights
 from phasor.papers.heads import attention_map, attention_weight, required_alpha
 from phasor.rope import Rope
 
@@ -257,9 +257,8 @@ def linear_chart(rope: Rope, lengths: Sequence[int], *, draws: int) -> alt.Conca
     negative = np.array([[(drawn < 0).mean() for drawn in row] for row in weights])
     total = np.array([[drawn.sum() for drawn in row] for row in weights])
     mean, theory = f"mean of {draws} draws", "expected sum"
-    expected = records(
-        name=theory, keys=lengths, value=[expected_linear_sum(rope, n) for n in lengths]
-    )
+    sums = [cosine(rope, np.arange(n), "aligned").mean() for n in lengths]
+    expected = records(name=theory, keys=lengths, value=sums)
 
     def panel(title: str, measured: Any, format_: str, low: Any, further: Any) -> alt.LayerChart:
         middle, spread = measured.mean(-1), measured.std(-1)

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from phasor._checks import choice, whole
 from phasor.errors import SpecError
-from phasor.papers.distances import kernel
+from phasor.papers.distances import first_negative
 from phasor.papers.phases import Coverage, coverage
 from phasor.rope import Rope
 from phasor.scaling import (
@@ -45,7 +45,6 @@ EVIDENCE: Mapping[str, str] = {
     "longrope": "At 128k (RULER) it has 73.4, NTK 73.2, YaRN 49.4, and its successor LongRoPE2 "
     "82.0 (2502.20082).",
 }
-_SCAN = 1 << 16  # distances computed at a time, until one is negative
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -231,18 +230,9 @@ def extension(name: str, trained: Rope, context: int, scaled: Rope, to: int) -> 
         rope=rope,
         rule=scaled.scaling if isinstance(scaled.scaling, Rule) else None,
         coverage=coverage(trained, context, rope, to),
-        sign_change=_sign_change(rope, to),
+        sign_change=first_negative(rope, to),
         resolution=1.0 if all_zero else float(after[fastest] / before[fastest]),
     )
-
-
-def _sign_change(rope: Rope, to: int) -> int | None:
-    """The first distance below ``to`` where the sum of cosines is negative."""
-    for start in range(0, to, _SCAN):
-        negative = kernel(rope, min(_SCAN, to - start), start=start).real < 0
-        if negative.any():
-            return start + int(negative.argmax())
-    return None
 
 
 def with_raised_base(rope: Rope, factor: float) -> Rope:
