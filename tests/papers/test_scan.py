@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phasor import PositionError, Rope, SpecError, angles
-from phasor.extending import extensions
+from phasor import LayerRopes, PositionError, Rope, SpecError, angles
+from phasor.extending import plan
 from phasor.papers import cosine, decay, feasible_bases
 from phasor.papers.distances import kernel, phasors
 from phasor.papers.heads import required_alpha
@@ -53,13 +53,18 @@ def test_blocks_join_without_a_seam(count: int, start: int) -> None:
 
 
 HEAD = Rope(head_dim=8, pairing="half")
-SLOW = Rope(head_dim=8, pairing="half", base=1e9)
 FAR = 1 << 20
+SLOW = LayerRopes(
+    name="slow",
+    layer_kinds=("rope",),
+    kinds={"rope": Rope(head_dim=8, pairing="half", base=1e9)},
+    context=FAR // 8,
+)
 SCANS: dict[str, Callable[[], object]] = {
     "decay": lambda: decay(HEAD, np.arange(FAR)),
     "cosine": lambda: cosine(HEAD, np.arange(FAR), "aligned"),
     "feasible base": lambda: feasible_bases(HEAD, FAR, [1e12]),
-    "six laws' change of sign": lambda: extensions(SLOW, FAR // 8, FAR // 6),
+    "six laws' change of sign": lambda: plan(SLOW, FAR // 6),
     "required alpha": lambda: required_alpha(HEAD, FAR, 0.9),
 }
 

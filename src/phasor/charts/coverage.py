@@ -36,16 +36,16 @@ def coverage_chart(ways: Mapping[str, Coverage]) -> alt.VConcatChart:
 
     Args:
         ways: Up to seven extensions of one training, by name: what `phasor.papers.coverage`
-            returned, such as ``{way.name: way.coverage for way in extensions(rope, 4096, 32768)}``.
+            returned, or each way of `phasor.extending.plan` has.
 
     Raises:
         SpecError: If there is none or more than seven, or they differ in their training or in the
             length that they reach.
 
-    >>> from phasor import Rope
-    >>> from phasor.extending import extensions
-    >>> ways = extensions(Rope(head_dim=128, pairing="half"), 4096, 32_768)
-    >>> chart = coverage_chart({way.name: way.coverage for way in ways})
+    >>> from phasor import preset
+    >>> from phasor.extending import plan
+    >>> ways = plan(preset("llama-2-7b"), 32_768).ways
+    >>> chart = coverage_chart({name: way.coverage for name, way in ways.items()})
     >>> len(chart.vconcat[1].data.values)  # six ways, 64 pairs
     384
     """

@@ -112,7 +112,7 @@ def _section(ropes: LayerRopes, rope: Rope, context: int, to: int, index: int) -
     """What the template says about the layers that rotate by ``rope``."""
     kinds = [kind for kind, its in ropes.kinds.items() if its == rope]
     planned = plan(ropes, to, kind=kinds, context=context)
-    trained = planned.ways["unchanged"].extension.rope
+    trained = planned.ways["unchanged"].rope
     drawn = _curves(planned)
     alpha: float | None = None
     no_head = ""
@@ -149,14 +149,12 @@ def _rule_sentence(rope: Rope, context: int) -> list[str]:
 def _curves(planned: ExtensionPlan) -> dict[str, AnyChart]:
     """The charts that every rope has."""
     context, to = planned.context, planned.to
-    laws = {name: way.extension.rope for name, way in planned.ways.items()}
+    laws = {name: way.rope for name, way in planned.ways.items()}
     trained = laws["unchanged"]
     # whole distances, evenly in their logarithm
     distances = np.unique(np.geomspace(1, to - 1, _POINTS).astype(np.int64))
     return {
-        "coverage": charts.turns_chart(
-            {name: way.extension.coverage for name, way in planned.ways.items()}
-        ),
+        "coverage": charts.turns_chart({name: way.coverage for name, way in planned.ways.items()}),
         "scaling": charts.scaling_chart(trained, laws),
         # beside the unchanged rope, the documented one at first, or any
         "cosine": charts.cosine_chart(
@@ -173,7 +171,7 @@ def _head_charts(planned: ExtensionPlan, alpha: float) -> dict[str, AnyChart]:
     """What a previous-token head needs, and what one of sharpness ``alpha`` keeps."""
     context = planned.context
     contexts = [1 << bit for bit in range(2, min(planned.to, _LONGEST_HEAD).bit_length())]
-    laws = {name: way.extension.rope for name, way in planned.ways.items()}
+    laws = {name: way.rope for name, way in planned.ways.items()}
     trained = laws["unchanged"]
     return {
         "needed": charts.required_alpha_chart(trained, contexts, context=context),
