@@ -50,13 +50,10 @@ def coverage_chart(ways: Mapping[str, Coverage]) -> alt.VConcatChart:
     384
     """
     first = _shared_training(ways)
-    names, pairs = [_TRAINED, *ways], np.arange(len(first.trained_turns))
+    pairs = np.arange(len(first.trained_turns))
     turns = {_TRAINED: first.trained_turns} | {n: way.extended_turns for n, way in ways.items()}
-    rows = [
-        row
-        for name, values in turns.items()
-        for row in records(name=name, pair=pairs, turns=np.where(values > 0, values, np.nan))
-    ]
+    # zero has no logarithm
+    series = {name: np.where(values > 0, values, np.nan) for name, values in turns.items()}
     y = alt.Y("turns:Q", title=["turns", f"(training {first.context},", f"extended {first.to} "
               "tokens)"], scale=alt.Scale(type="log"),
               axis=alt.Axis(format="~g", tickCount=6))  # fmt: skip
@@ -64,7 +61,7 @@ def coverage_chart(ways: Mapping[str, Coverage]) -> alt.VConcatChart:
     shade = data(records(start=never - 0.5, end=never + 0.5) if len(never) else [])
     marked = shade.mark_rect(style="shade").encode(x="start:Q", x2="end:Q")
     edges = [-0.5, len(pairs) - 0.5]
-    above = layer(marked, level(1), curves(rows, names, pair_axis(domain=edges), y))
+    above = layer(marked, level(1), curves(pairs, series, pair_axis(domain=edges), y))
 
     cells = [
         row
