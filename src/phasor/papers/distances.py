@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -52,10 +52,9 @@ def decay(rope: Rope, distances: ArrayLike) -> NDArray[np.float64]:
     >>> decay(Rope(head_dim=128, pairing="half"), [0, 1, 8, 256]).round(4)
     array([32.5   , 31.5382, 19.8174,  6.5431])
     """
-    given, found = _checked_distances(rope, distances)
-    for rows, turned in _phasors_in_chunks(rope, given):
-        found.reshape(-1)[rows] = np.abs(np.cumsum(turned, axis=-1)).mean(-1)
-    return found
+    return _at_each_distance(
+        rope, distances, lambda turned: np.abs(np.cumsum(turned, axis=-1)).mean(-1)
+    )
 
 
 def abel_bound(q: ArrayLike, k: ArrayLike, distance: ArrayLike, rope: Rope) -> NDArray[np.float64]:
@@ -142,10 +141,8 @@ def cosine(
         q = np.ones(rope.head_dim)
         k = q if kind == "aligned" else -q
     products, passed = pair_products(k, q, rope)
-    given, found = _checked_distances(rope, distances)
-    for rows, turned in _phasors_in_chunks(rope, given):
-        found.reshape(-1)[rows] = (turned @ products).real + passed
-    return found / (np.linalg.norm(q) * np.linalg.norm(k))
+    scores = _at_each_distance(rope, distances, lambda turned: (turned @ products).real + passed)
+    return scores / (np.linalg.norm(q) * np.linalg.norm(k))
 
 
 def pair_products(
@@ -172,13 +169,20 @@ def _heads(name: str, x: ArrayLike, rope: Rope) -> NDArray[np.float64]:
     return given.astype(np.float64)
 
 
-def _checked_distances(
-    rope: Rope, distances: ArrayLike
-) -> tuple[NDArray[Any], NDArray[np.float64]]:
-    """Checked distances in one row, and a place for one number at each."""
+def _at_each_distance(
+    rope: Rope,
+    distances: ArrayLike,
+    number_at_each: Callable[[NDArray[np.complex128]], NDArray[np.float64]],
+) -> NDArray[np.float64]:
+    """A number for each distance, made of its ``exp(i r inv_freq)``, ``[some, num_pairs]``."""
     given = checked_positions(distances)
     lead = given.shape if rope.axes.n_axes == 1 else given.shape[:-1]
-    return given.reshape(math.prod(lead), *given.shape[len(lead) :]), np.empty(lead)
+    # [..., n_axes] -> [distances, n_axes], or [...] -> [distances]
+    given = given.reshape(math.prod(lead), *given.shape[len(lead) :])
+    found = np.empty(len(given))
+    for rows, turned in _phasors_in_chunks(rope, given):
+        found[rows] = number_at_each(turned)
+    return found.reshape(lead)
 
 
 def _phasors_in_chunks(

@@ -39,7 +39,6 @@ from phasor.frequencies import real_turns
 from phasor.numpy import rotate
 from phasor.pairings import slices
 from phasor.papers.distances import kernel, phasors
-from phasor.positions import every_axis, span
 from phasor.rope import Rope
 
 _WIDEST = 1 << 20
@@ -146,17 +145,14 @@ def attention_map(rope: Rope, offset: int, *, alpha: float, tokens: int) -> NDAr
     (17, 17) 0.654992
     """
     size = whole("tokens", tokens, least=1)
-    head = positional_head(rope, offset, alpha=alpha, width=1)
-    n_axes = rope.axes.n_axes
-    positions = span(size) if n_axes == 1 else every_axis(span(size), n_axes)
-    # every token is the same 1, so its query and key are the projections' only columns
-    query, key = (
-        rotate(np.tile(weight[:, 0], (size, 1, 1)), positions, rope)[:, 0] for weight in head
-    )
-    later = np.triu(np.ones((size, size), dtype=bool), 1)
-    logits = np.where(later, -np.inf, query @ key.T / math.sqrt(rope.head_dim))
+    back = whole("offset", offset, least=0, most=size - 1)
+    scale = number("alpha", alpha, least=0) / math.sqrt(rope.head_dim)
+    # C(n - m + offset) for n - m from 1 - size to 0, so that of n - m is at n - m - 1 from the end
+    scores = scale * kernel(rope, size, start=back - size + 1).real
+    query, key = np.indices((size, size))
+    logits = np.where(key > query, -np.inf, scores[np.minimum(key - query, 0) - 1])
     weights = np.exp(logits - logits.max(-1, keepdims=True))
-    return np.where(later, np.nan, weights / weights.sum(-1, keepdims=True))
+    return np.where(key > query, np.nan, weights / weights.sum(-1, keepdims=True))
 
 
 def required_alpha(rope: Rope, context: int, weight: float, *, offset: int = 1) -> float:

@@ -16,14 +16,13 @@ from jinja2 import Environment, StrictUndefined
 from phasor import charts
 from phasor.axes import OneAxis
 from phasor.charts.style import AnyChart, screen_spec, stylesheet
-from phasor.describe import pair_rows, ranges, sentences
+from phasor.describe import pair_rows, ranges, rule_sentences, sentences
 from phasor.errors import SpecError
 from phasor.extending import ExtensionPlan, plan
 from phasor.layers import LayerRopes
 from phasor.papers.heads import required_alpha
 from phasor.report.snippet import usage
 from phasor.rope import Rope
-from phasor.scaling import Rule
 
 _POINTS = 240  # of a curve over distances
 _LONGEST_HEAD = 1 << 20  # a head's weight looks at every distance
@@ -124,7 +123,7 @@ def _section(ropes: LayerRopes, rope: Rope, context: int, to: int, index: int) -
     return {
         "id": f"rope-{index}",
         "title": ", ".join(kinds),
-        "sentences": [*_rule_sentence(rope, context), *sentences(trained, context)],
+        "sentences": [*rule_sentences(rope, context), *sentences(trained, context)],
         "planned": planned,
         "configs": {name: json.dumps(way.config, indent=2) for name, way in planned.ways.items()},
         "alpha": alpha,
@@ -137,13 +136,6 @@ def _section(ropes: LayerRopes, rope: Rope, context: int, to: int, index: int) -
         "several_axes": rope.axes.n_axes > 1,
         "usage": usage(rope, context),
     }
-
-
-def _rule_sentence(rope: Rope, context: int) -> list[str]:
-    if not isinstance(rope.scaling, Rule):
-        return []
-    rule = type(rope.scaling).__name__
-    return [f"The rule {rule} picks the law from the length; here at {context} tokens."]
 
 
 def _curves(planned: ExtensionPlan) -> dict[str, AnyChart]:
