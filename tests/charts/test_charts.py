@@ -175,6 +175,7 @@ def test_several_axes_are_seen_as_text() -> None:
         lambda rope: charts.attention_chart(rope, [1], alpha=3.0, tokens=5),
         lambda rope: charts.decay_chart({"one": rope}, [1, 5]),
         lambda rope: charts.cosine_chart({"one": rope}, [1, 5], kinds=["aligned"]),
+        lambda rope: charts.precision_chart(rope, bits=12, draws=3),
     ):
         assert rows(draw(SMALL)) == rows(draw(video))
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from phasor import Rope, SpecError
 from phasor.angles import ROW_ERROR_20, ROW_ERROR_40, cos_sin
+from phasor.axes import Sectioned
 from phasor.numpy import score
 from phasor.papers import angle_errors, cosine, linear_weights
 from phasor.papers.precision import _nearest_bfloat16
@@ -29,6 +30,14 @@ def test_float32_angles_lose_what_is_published(low, high, published):
     """The usual recipe is off by the published amounts, to a factor of two for other draws."""
     worst = angle_errors(ROPE, np.arange(low, high), "float32 angle").max()
     assert published / 2 < worst < published * 2
+
+
+def test_each_pair_is_turned_by_the_coordinate_of_its_axis():
+    """By another one it would be off by a length of its own order; 1e-12 is a float64 angle."""
+    video = Rope(head_dim=16, pairing="half", direction=-1, axes=Sectioned((4, 2, 2)))
+    errors = angle_errors(video, [[5, 70, 900], [-3, 0, 12]], "float64 angle")
+    assert errors.shape == (2,)
+    assert errors.max() < 1e-12
 
 
 @pytest.mark.parametrize(("bits", "bound"), [(20, ROW_ERROR_20), (40, ROW_ERROR_40)])

@@ -27,7 +27,7 @@ from phasor.charts.style import (
 from phasor.errors import SpecError
 from phasor.frequencies import wavelengths
 from phasor.papers import KINDS, RECIPES, Kind, Recipe, angle_errors, cosine, decay
-from phasor.positions import every_axis, span
+from phasor.positions import span
 from phasor.rope import Rope
 
 _KINDS: dict[Kind, str] = {
@@ -69,8 +69,7 @@ def rotation_chart(rope: Rope, *, pairs: Sequence[int], tokens: int) -> alt.Conc
     whole("number of pairs", len(pairs), least=1)
     shown = [whole("each pair", pair, least=0, most=rope.num_pairs - 1) for pair in pairs]
     positions = span(whole("tokens", tokens, least=2))
-    n_axes = rope.axes.n_axes
-    cos, sin = cos_sin(rope, positions if n_axes == 1 else every_axis(positions, n_axes))
+    cos, sin = cos_sin(rope, _along(rope, positions))
     lengths = wavelengths(rope)
 
     def axis(channel: Any, field: str, title: str) -> Any:
@@ -259,7 +258,7 @@ def precision_chart(
     """Largest error of cos and sin against position, for each recipe of `angle_errors`.
 
     Args:
-        rope: A Rope of one axis.
+        rope: What rotates; with several axes, a position is along every one, as in text.
         bits: Positions run up to ``2 ** bits``.
         draws: Random positions drawn in each octave; the curve is their maximum.
         context: Length of the training, marked by a line.
@@ -269,7 +268,7 @@ def precision_chart(
     120
     """
     draw = np.random.default_rng(0)
-    octaves = [draw.integers(2**bit, 2 ** (bit + 1), draws) for bit in range(bits)]
+    octaves = [_along(rope, draw.integers(2**bit, 2 ** (bit + 1), draws)) for bit in range(bits)]
     # an exact result has no logarithm
     errors = {
         _RECIPES[recipe]: [

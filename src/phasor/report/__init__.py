@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -14,7 +13,6 @@ import vl_convert
 from jinja2 import Environment, StrictUndefined
 
 from phasor import charts
-from phasor.axes import OneAxis
 from phasor.charts.style import AnyChart, screen_spec, stylesheet
 from phasor.describe import pair_rows, ranges, rule_sentences, sentences
 from phasor.errors import SpecError
@@ -153,9 +151,7 @@ def _curves(planned: ExtensionPlan) -> dict[str, AnyChart]:
             laws, distances, kinds=["aligned"], context=context, menu=list(laws)[1]
         ),
         "decay": charts.decay_chart({"trained": trained}, distances, context=context, log=True),
-        "precision": charts.precision_chart(
-            _one_axis(trained), bits=to.bit_length(), context=context
-        ),
+        "precision": charts.precision_chart(trained, bits=to.bit_length(), context=context),
     }
 
 
@@ -177,20 +173,6 @@ def _responsive(chart: AnyChart) -> dict[str, Any]:
     """The chart in the page's colours, as wide as its place."""
     fit = {"type": "fit-x", "contains": "padding"}
     return screen_spec(chart, width="container", autosize=fit)
-
-
-def _one_axis(rope: Rope) -> Rope:
-    """The same frequencies on one axis, for positions that are equal along all."""
-    if rope.axes.n_axes == 1:
-        return rope
-    return replace(
-        rope,
-        axes=OneAxis(),
-        base=None,
-        scaling=None,
-        explicit_inv_freq=tuple(rope.inv_freq.tolist()),
-        inv_freq_dtype="exact",
-    )
 
 
 __all__ = ["report"]
