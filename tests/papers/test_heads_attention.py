@@ -88,7 +88,7 @@ def exact_weight(rope: Rope, alpha: float, context: int, offset: int) -> float:
 
 
 def slack(rope: Rope, alpha: float) -> float:
-    """Relative error of a weight: alpha times the bound of `kernels.kernel`, and roundings."""
+    """Relative error of a weight: alpha times the bound of `cosine_sums`, and roundings."""
     pairs = rope.num_pairs
     return alpha * pairs * (4e-15 + pairs * 4 * 2**-53) + 1e-14
 

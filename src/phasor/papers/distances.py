@@ -206,13 +206,11 @@ def _phasors_in_chunks(
             yield slice(start + at, start + at + len(turned)), turned
 
 
-def kernel(rope: Rope, count: int, start: int = 0) -> NDArray[np.complex128]:
-    """``sum_k exp(1j * direction * r * inv_freq[k])`` for distances ``r`` in a row.
+def cosine_sums(rope: Rope, count: int, start: int = 0) -> NDArray[np.float64]:
+    """``C(r) = sum_k cos(r * inv_freq[k])`` for distances ``r`` in a row.
 
-    The score of ``q = k`` with all products of pairs 1 (Su et al. 2104.09864, eq. 35); its
-    real part is ``C(r) = sum_k cos(r * inv_freq[k])``. A distance
-    is the start of its block plus a rest, and ``R(a + b) = R(a) R(b)``: only the starts and the
-    rests of one block need cosines, and a matrix product does the others.
+    A distance is the start of its block plus a rest, and ``R(a + b) = R(a) R(b)``: only the starts
+    and the rests of one block need cosines, and a matrix product does the others.
 
     Each of the two factors is within ``sqrt(2) * COS_SIN_ERROR``, at any int64 distance, and a
     complex sum of n products within ``sqrt(2) * (n + 2)`` roundings (Higham 2002, section 3.6),
@@ -224,13 +222,13 @@ def kernel(rope: Rope, count: int, start: int = 0) -> NDArray[np.complex128]:
         start: The first distance; they are ``start, start + 1, ..., start + count - 1``.
 
     Returns:
-        complex128 ``[count]``.
+        float64 ``[count]``.
 
     Raises:
         PositionError: If a distance does not fit int64.
         SpecError: If ``rope.scaling`` is a rule that has not picked its law.
 
-    >>> print(kernel(Rope(head_dim=4, pairing="half", base=100.0), 3).real.round(4))
+    >>> print(cosine_sums(Rope(head_dim=4, pairing="half", base=100.0), 3).round(4))
     [2.     1.5353 0.5639]
     """
     inside = phasors(rope, np.arange(min(count, _BLOCK))).T.copy()
@@ -239,13 +237,13 @@ def kernel(rope: Rope, count: int, start: int = 0) -> NDArray[np.complex128]:
     for first in range(0, len(blocks), _STARTS):
         rows = slice(first, first + _STARTS)
         np.matmul(phasors(rope, np.array(blocks[rows])), inside, out=found[rows])
-    return found.reshape(-1)[:count]
+    return found.real.reshape(-1)[:count]
 
 
 def first_negative(rope: Rope, count: int, still: float = 0.0) -> int | None:
     """The first distance below ``count`` where ``C(r) + still`` is negative, if there is one."""
     for start in range(0, count, _TABLED):
-        negative = kernel(rope, min(_TABLED, count - start), start).real + still < 0
+        negative = cosine_sums(rope, min(_TABLED, count - start), start) + still < 0
         if negative.any():
             return start + int(negative.argmax())
     return None

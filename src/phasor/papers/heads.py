@@ -37,7 +37,7 @@ from phasor.errors import SpecError
 from phasor.frequencies import real_turns
 from phasor.numpy import rotate
 from phasor.pairings import slices
-from phasor.papers.distances import kernel, phasors
+from phasor.papers.distances import cosine_sums, phasors
 from phasor.rope import Rope
 
 _WIDEST = 1 << 20
@@ -147,7 +147,7 @@ def attention_map(rope: Rope, offset: int, *, alpha: float, tokens: int) -> NDAr
     back = whole("offset", offset, least=0, most=size - 1)
     scale = number("alpha", alpha, least=0) / math.sqrt(rope.head_dim)
     # C(n - m + offset) for n - m from 1 - size to 0, so that of n - m is at n - m - 1 from the end
-    scores = scale * kernel(rope, size, start=back - size + 1).real
+    scores = scale * cosine_sums(rope, size, start=back - size + 1)
     query, key = np.indices((size, size))
     logits = np.where(key > query, -np.inf, scores[np.minimum(key - query, 0) - 1])
     weights = np.exp(logits - logits.max(-1, keepdims=True))
@@ -223,7 +223,7 @@ def _logit_gaps(rope: Rope, context: int, offset: int) -> NDArray[np.float64]:
 def _gaps(rope: Rope, most: int) -> NDArray[np.float64]:
     """``C(0) - C(r)`` for ``r`` from 1 to ``most``, with a small relative error."""
     _check_rope(rope)
-    gaps = rope.num_pairs - kernel(rope, most, start=1).real
+    gaps = rope.num_pairs - cosine_sums(rope, most, start=1)
     small = np.flatnonzero(gaps < min(_SMALL * rope.num_pairs, 0.5))
     for begin in range(0, len(small), _CHUNK):
         some = small[begin : begin + _CHUNK]
