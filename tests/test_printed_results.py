@@ -63,7 +63,7 @@ RESULTS = {
         "The release of qwen3-8b documents YaRN",
     ),
     "coverage": (
-        lambda _: extension_plan(preset("qwen3-8b"), 131072).ways["linear"].extension.coverage,
+        lambda _: extension_plan(preset("qwen3-8b"), 131072).ways["linear"].coverage,
         "0 of 64 pairs show new phases",
     ),
     "translation": (lambda _: phasor.translate(preset("llama-3-8b"), "mlx"), "mx.fast.rope"),

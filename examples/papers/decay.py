@@ -11,7 +11,7 @@ import numpy as np
 from phasor import Rope
 from phasor.angles import cos_sin
 from phasor.numpy import rotate, score
-from phasor.papers import abel_bound, cosine, decay, expected_linear_sum
+from phasor.papers import abel_bound, cosine, decay
 
 from .shared import Row, Study, lines, mean_and_spread, table
 
@@ -49,10 +49,12 @@ def run(study: Study) -> None:
         narrow = Rope(head_dim=made["linear_head_dim"], pairing="half", base=base)
         lengths = _spaced(1, LENGTHS[-1], 60)
         study.measure(
-            f"{name}/linear", lambda r=narrow, n=lengths: [expected_linear_sum(r, x) for x in n]
+            f"{name}/linear",
+            lambda r=narrow, n=lengths: [cosine(r, np.arange(x), "aligned").mean() for x in n],
         )
         study.measure(
-            f"{name}/linear at", lambda r=narrow: [expected_linear_sum(r, x) for x in LENGTHS]
+            f"{name}/linear at",
+            lambda r=narrow: [cosine(r, np.arange(x), "aligned").mean() for x in LENGTHS],
         )
 
 

@@ -98,6 +98,15 @@ def sentences(rope: Rope, context: int | None) -> list[str]:
     return lines
 
 
+def rule_sentences(rope: Rope, seq_len: int | None) -> list[str]:
+    """At which length a rule has picked the law that `sentences` describe; none for a law."""
+    if not isinstance(rope.scaling, Rule):
+        return []
+    at = seq_len or original_context(rope)
+    rule = type(rope.scaling).__name__
+    return [f"The rule {rule} picks the law from the length; here at {at} tokens."]
+
+
 def _slice_sentence(rope: Rope) -> str:
     if rope.rotary_dim == rope.head_dim:
         what = f"All {rope.head_dim} coordinates of a head turn"

@@ -35,7 +35,6 @@ CHARTS: dict[str, Callable[[], Any]] = {
     "rotation_chart": lambda: charts.rotation_chart(ROPE, pairs=[0, 9, 16, 40], tokens=12),
     "decay_chart": lambda: charts.decay_chart(EIGHT, range(64), window=(6, 22)),
     "cosine_chart": lambda: charts.cosine_chart(EIGHT, [1, 10, 100], seed=3),
-    "wavelength_chart": lambda: charts.wavelength_chart(EIGHT, context=4096),
     "scaling_chart": lambda: charts.scaling_chart(ROPE, EIGHT),
     "attention_chart": lambda: charts.attention_chart(ROPE, [0, 1, 3], alpha=12.0, tokens=9),
     "usage_chart": lambda: charts.usage_chart({"0": np.ones((2, 4)), "1": np.ones((3, 4))}),
@@ -146,7 +145,7 @@ def test_any_two_curves_differ_in_their_dashes() -> None:
 def test_too_many_or_no_curves_are_refused(count: int) -> None:
     """Rather than left out."""
     with pytest.raises(SpecError, match=f"must have 1 to 8 curves.*got {count}"):
-        charts.wavelength_chart({str(n): ROPE for n in range(count)})
+        charts.scaling_chart(ROPE, {str(n): ROPE for n in range(count)})
 
 
 @pytest.mark.parametrize("direction", [1, -1])
@@ -176,6 +175,7 @@ def test_several_axes_are_seen_as_text() -> None:
         lambda rope: charts.attention_chart(rope, [1], alpha=3.0, tokens=5),
         lambda rope: charts.decay_chart({"one": rope}, [1, 5]),
         lambda rope: charts.cosine_chart({"one": rope}, [1, 5], kinds=["aligned"]),
+        lambda rope: charts.precision_chart(rope, bits=12, draws=3),
     ):
         assert rows(draw(SMALL)) == rows(draw(video))
 
@@ -246,16 +246,6 @@ def test_a_menu_needs_one_kind() -> None:
     """Four panels would share it."""
     with pytest.raises(SpecError, match="one with a menu, got 4"):
         charts.cosine_chart(EIGHT, [1], seed=0, menu="base 100")
-
-
-def test_wavelengths_are_drawn_against_the_context() -> None:
-    """Curves are ``2 pi base ** (2k / d)``; a pair that does not turn leaves a gap."""
-    chart = charts.wavelength_chart({"plain": ROPE}, context=8192)
-    expected = [2 * math.pi * 10_000.0 ** (k / 64) for k in range(64)]
-    np.testing.assert_allclose(column(chart, "wavelength"), expected, rtol=1e-14)
-    assert "context of 8192 tokens" in chart.to_json()
-    still = Rope(head_dim=4, pairing="half", explicit_inv_freq=(1.0, 0.0))
-    assert column(charts.wavelength_chart({"one": still}), "wavelength") == [2 * math.pi, None]
 
 
 def test_scaling_is_the_share_of_the_frequency_that_is_left() -> None:
@@ -400,9 +390,8 @@ def test_linear_weights_are_means_over_draws() -> None:
         assert column(chart, "keys", panel, **mean) == [8, 64]
         middle, spread = found.mean(-1), found.std(-1)
         np.testing.assert_allclose(column(chart, "value", panel, **mean), middle, atol=1e-13)
-        np.testing.assert_allclose(
-            column(chart, "high", panel, **mean), middle + spread, atol=1e-13
-        )
+        band = [row["high"] for row in chart.concat[panel].layer[0].data.values]
+        np.testing.assert_allclose(band, middle + spread, atol=1e-13)
     sums = column(chart, "value", 1, name="expected sum")
     for length, one in zip((8, 64), sums, strict=True):
         cosines = [math.cos(r * f) for r in range(length) for f in SMALL.inv_freq]

@@ -94,11 +94,11 @@ def test_every_block_reads_back_as_its_rope(name):
         assert way.config is not None, way.refused
         keys = json.loads(json.dumps(way.config))
         again = load(with_keys(FILES[name], keys))[0]
-        law = way.rope.scaling
+        law = way.config_rope.scaling
         if isinstance(law, PerPair):  # a longrope block whose lists are the law's at every length
-            assert {again.at(n) for n in (1, 10**6)} == {way.rope}
+            assert {again.at(n) for n in (1, 10**6)} == {way.config_rope}
         else:
-            assert again == way.rope
+            assert again == way.config_rope
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -107,12 +107,12 @@ def test_the_stated_rope_turns_as_the_compared_one(name):
     ropes = load(FILES[name])
     to = 4 * ropes.context
     for way in plan(ropes, to).ways.values():
-        if way.extension.name == "unchanged":
+        if way.name == "unchanged":
             continue
-        stated = way.rope.at(to)
+        stated = way.config_rope.at(to)
         # a base rounded to a float moves each frequency by half a rounding at most
-        assert np.allclose(stated.inv_freq, way.extension.rope.inv_freq, rtol=2.0**-51, atol=0)
-        assert stated.attention_factor == way.extension.attention_factor
+        assert np.allclose(stated.inv_freq, way.rope.inv_freq, rtol=2.0**-51, atol=0)
+        assert stated.attention_factor == way.rope.attention_factor
 
 
 def test_every_other_name_of_the_base_and_of_the_context_is_replaced():
@@ -143,7 +143,7 @@ def test_a_block_with_another_base_replaces_the_bases_other_names(said):
     for key in planned.replaced:
         config.pop(key, None)
     way = planned.way("ntk")
-    assert load(config | way.config)[0] == way.rope
+    assert load(config | way.config)[0] == way.config_rope
 
 
 @pytest.mark.parametrize("key", CONTEXTS)
@@ -181,7 +181,7 @@ def test_the_keys_go_where_the_language_model_is_described(levels, said, capsys)
     says = f"In {place}a Hugging Face <code>config.json</code> set the keys of one law"
     assert f"{says}, and remove <code>rope_theta</code>:" in page
     changed = planned.config_with(config, None)
-    assert load(changed)[0] == planned.way(None).rope
+    assert load(changed)[0] == planned.way(None).config_rope
     assert "rope_theta" in str(config), "the file that was given stays"
 
 

@@ -38,7 +38,7 @@ def test_one_kind_of_several_is_extended_in_its_own_block():
     assert (planned.kinds, planned.labels) == (("full_attention",), ("full_attention",))
     for way in planned.ways.values():
         again = load(config | way.config)
-        assert again.kinds["full_attention"] == way.rope
+        assert again.kinds["full_attention"] == way.config_rope
         assert again.kinds["sliding_attention"] == load(config).kinds["sliding_attention"]
 
 
@@ -100,7 +100,7 @@ def test_the_blocks_of_several_kinds_read_back_as_theirs(name, kind):
         assert way.config is not None, way.refused
         again = dict(zip(labels, load(said | json.loads(json.dumps(way.config))), strict=True))
         for one, rope in ropes.kinds.items():
-            assert again[ropes.in_config.labels[one]] == (way.rope if one == kind else rope)
+            assert again[ropes.in_config.labels[one]] == (way.config_rope if one == kind else rope)
 
 
 @pytest.mark.transformers
@@ -122,7 +122,7 @@ def test_the_blocks_of_several_kinds_are_transformers_too(name, kind):
         )
         found = turning(config)
         for one, rope in ropes.kinds.items():
-            wanted = (way.rope if one == kind else rope).at(planned.context)
+            wanted = (way.config_rope if one == kind else rope).at(planned.context)
             label = ropes.in_config.labels[one]
             theirs = getattr(found, f"{label}_inv_freq").double().numpy()
             assert np.allclose(wanted.inv_freq, theirs, rtol=1e-5, atol=0)
@@ -138,7 +138,7 @@ def test_kinds_that_read_one_block_are_extended_together_or_not_at_all():
     assert planned.kinds == tuple(kinds[1:])
     assert planned.labels == ("compress",)
     again = load(said | planned.way("yarn").config)
-    assert again[1] == again[2] == planned.way("yarn").rope
+    assert again[1] == again[2] == planned.way("yarn").config_rope
     assert again[0] == load(said)[0]
     law = {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e4}
     said = small("molmo2_text", rope_parameters=law, rope_scaling_layers=[0, 2])
@@ -159,7 +159,7 @@ def test_a_block_that_no_layer_reads_is_written_where_transformers_insists_on_it
     for way in planned.ways.values():
         assert way.config["rope_parameters"].keys() == {"main", "compress"}
         kept = {key: value for key, value in said.items() if key not in planned.replaced}
-        assert load(kept | way.config)[0] == way.rope
+        assert load(kept | way.config)[0] == way.config_rope
         theirs = CONFIG_MAPPING["deepseek_v4"](**copy.deepcopy(kept | way.config))
         assert (
             theirs.rope_parameters[label]["rope_type"]
@@ -180,7 +180,7 @@ def test_kinds_that_turn_alike_get_their_own_blocks_all_the_same():
         assert planned.kinds == planned.labels == tuple(changed)
         way = planned.way("linear")
         again = load(said | way.config)
-        assert {one for one, rope in again.kinds.items() if rope == way.rope} == set(changed)
+        assert {one for one, rope in again.kinds.items() if rope == way.config_rope} == set(changed)
 
 
 def test_kinds_without_blocks_of_their_own_are_extended_together():
@@ -190,7 +190,7 @@ def test_kinds_without_blocks_of_their_own_are_extended_together():
     assert (planned.kinds, planned.labels) == (tuple(ALTERNATING), ())
     del said["rope_theta"]
     again = load(said | planned.way("yarn").config)
-    assert set(again) == {planned.way("yarn").rope}
+    assert set(again) == {planned.way("yarn").config_rope}
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,23 @@ import pytest
 from hypothesis import given
 
 from phasor import Rope
-from phasor.papers import feasible_bases, negative_distances
+from phasor.papers import cosine, feasible_bases
+from phasor.papers.distances import first_negative
 from phasor.scaling import Linear
 
 from .. import strategies
 from ..oracle import cosines
 from ..ropes import METHOD_2, head
+
+
+def negative_distances(rope: Rope, context: int) -> np.ndarray:
+    """Distances where a key like the query is expected to score less than any other."""
+    return np.flatnonzero(cosine(rope, np.arange(context + 1), "aligned") < 0)
+
+
+def passes_at(base: float, context: int) -> bool:
+    """Whether a base alone is feasible."""
+    return feasible_bases(head(), context, [base]).size > 0
 
 
 def grid(low: float, high: float, step: float) -> np.ndarray:
@@ -41,7 +52,7 @@ def grid(low: float, high: float, step: float) -> np.ndarray:
 def test_the_first_negative_distance_is_the_known_one(width: int, base: float, first: int) -> None:
     """C(r) < 0 there, and not one before, by real numbers."""
     rope = head(width, base)
-    assert negative_distances(rope, first).tolist() == [first]
+    assert (first_negative(rope, first), first_negative(rope, first + 1)) == (None, first)
     assert cosines(rope, first) < 0 <= cosines(rope, first - 1)
 
 
@@ -61,35 +72,34 @@ def test_table_4_counts_negative_cosines(rope: Rope, context: int, count: int) -
 
 
 @given(strategies.resolved_ropes().filter(lambda rope: rope.axes.n_axes == 1))
-def test_negative_distances_are_those_with_a_negative_trace(rope: Rope) -> None:
+def test_the_first_negative_distance_is_that_of_a_negative_trace(rope: Rope) -> None:
     """By real numbers, coordinates that stay counted; nearly zero may go either way."""
-    found = set(negative_distances(rope, 25).tolist())
-    for r in range(26):
-        half_trace = cosines(rope, r) + (rope.head_dim - rope.rotary_dim) / 2
-        if abs(half_trace) > 1e-12:
-            assert (half_trace < 0) == (r in found)
+    still = (rope.head_dim - rope.rotary_dim) / 2
+    found = first_negative(rope, 26, still)
+    for r in range(26 if found is None else found):
+        assert cosines(rope, r) + still > -1e-12
+    if found is not None:
+        assert cosines(rope, found) + still < 1e-12
 
 
-def test_distances_beyond_one_block_are_counted_on() -> None:
-    """A scan to 200000 continues as one to 70000 begins, and each distance stands once."""
-    longer, shorter = (negative_distances(head(), end) for end in (200_000, 70_000))
-    np.testing.assert_array_equal(longer[longer <= 70_000], shorter)
-    assert (np.diff(longer) > 0).all()
-    assert longer[-1] > 2 * 65_536
-    assert cosines(head(), int(longer[-1])) < 0
+@pytest.mark.parametrize("first", [1, 1024, 65_535, 65_536, 65_537, 200_000])
+def test_a_first_negative_distance_may_stand_anywhere_in_a_scan(first: int) -> None:
+    """A quarter turn by half a token before it: also where a block of the scan begins."""
+    rope = head(2, None, explicit_inv_freq=(math.pi / 2 / (first - 0.5),))
+    assert first_negative(rope, 1 << 20) == first
+    assert first_negative(rope, first) is None
 
 
-def test_the_last_distance_is_the_context_itself() -> None:
-    """Where a block of the scan begins with it too: half a turn by 65536, none by 0."""
-    rope = head(2, None, explicit_inv_freq=(math.pi / 65_536,))
-    assert negative_distances(rope, 65_536).tolist() == list(range(32_769, 65_537))
-    assert negative_distances(rope, 0).size == 0
+def test_the_last_distance_of_a_context_is_the_context_itself() -> None:
+    """Base 1e4 fails at 1707 for the first time."""
+    assert passes_at(1e4, 1706)
+    assert not passes_at(1e4, 1707)
 
 
 def test_a_head_rotated_by_half_has_no_negative_distance() -> None:
     """1 + cos is never negative, so base and context are free (Su, spaces.ac.cn 10122)."""
-    assert negative_distances(head(64, base=2.0, rotary_dim=32), 20_000).size == 0
-    assert negative_distances(head(64, base=2.0, rotary_dim=40), 20_000).size > 0
+    assert feasible_bases(head(64, rotary_dim=32), 20_000, [2.0]).tolist() == [[2.0, 2.0]]
+    assert feasible_bases(head(64, rotary_dim=40), 20_000, [2.0]).size == 0
 
 
 @pytest.mark.parametrize(
@@ -130,11 +140,11 @@ def test_feasible_bases_are_no_interval() -> None:
     assert found[-1, 1] == 8000
     assert found[-1, 0] == pytest.approx(6.03e3, rel=5e-3)
     for low, high in found.tolist():
-        assert not negative_distances(head(base=low), 1024).size
-        assert not negative_distances(head(base=high), 1024).size
-        assert negative_distances(head(base=low * (1 - 3e-6)), 1024).size
+        assert passes_at(low, 1024)
+        assert passes_at(high, 1024)
+        assert not passes_at(low * (1 - 3e-6), 1024)
     for _, high in found[:-1].tolist():
-        assert negative_distances(head(base=high * (1 + 3e-6)), 1024).size
+        assert not passes_at(high * (1 + 3e-6), 1024)
 
 
 @pytest.mark.slow
@@ -194,19 +204,18 @@ def test_a_coarse_grid_calls_bases_safe_that_are_not(
 )
 def test_two_digits_of_a_base_are_too_few(tokens: int, base: float, passes: bool) -> None:
     """Published lower bounds fail as printed, and larger bases than a feasible one fail."""
-    assert (negative_distances(head(base=base), tokens * 1024).size == 0) == passes
+    assert passes_at(base, tokens * 1024) == passes
 
 
 @pytest.mark.parametrize(("tokens", "passes"), [(2**n, n == 3) for n in range(7)])
 def test_the_printed_fit_gives_bases_that_fail(tokens: int, passes: bool) -> None:
     """``0.0424 x**1.628`` passes at 8192 tokens, and at no other of the first seven lengths."""
-    rope = head(base=0.0424 * (1024 * tokens) ** 1.628)
-    assert (negative_distances(rope, 1024 * tokens).size == 0) == passes
+    assert passes_at(0.0424 * (1024 * tokens) ** 1.628, 1024 * tokens) == passes
 
 
 def test_llama_3_stands_just_above_the_safe_base() -> None:
     """5e5 at 8192 tokens: six times the least feasible base, and 1.27 times the safe one."""
-    assert negative_distances(head(base=5e5), 8192).size == 0
+    assert passes_at(5e5, 8192)
     assert f"{5e5 / 83_770:.1f} {5e5 / 3.95e5:.2f}" == "6.0 1.27"
 
 
@@ -217,14 +226,7 @@ def test_llama_3_stands_just_above_the_safe_base() -> None:
 )
 def test_the_third_digit_of_a_base_decides(base: float, passes: bool) -> None:
     """Around 1e5 at 8192 tokens, half a percent turns yes into no and back."""
-    assert (negative_distances(head(base=base), 8192).size == 0) == passes
-
-
-def test_progress_is_told_after_every_base() -> None:
-    """How many are done, of how many."""
-    told: list[tuple[int, int]] = []
-    feasible_bases(head(8), 10, [2.0, 3.0, 4.0], lambda done, of: told.append((done, of)))
-    assert told == [(1, 3), (2, 3), (3, 3)]
+    assert passes_at(base, 8192) == passes
 
 
 def test_a_law_stays_while_the_base_is_swept() -> None:

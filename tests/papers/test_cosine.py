@@ -1,10 +1,9 @@
-"""Cosines, expected scores and pairs that have moved: published tables, and vectors turned."""
+"""Cosines and what they say of expected scores: published tables, and vectors turned."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import mpmath
 import numpy as np
 import pytest
 from hypothesis import given
@@ -12,8 +11,7 @@ from hypothesis import strategies as st
 
 from phasor import Rope
 from phasor.numpy import score
-from phasor.papers import KINDS, cosine, expected_scores, turning_pairs
-from phasor.scaling import Linear
+from phasor.papers import KINDS, cosine
 
 from .. import oracle, strategies
 from ..ropes import at_0, head
@@ -107,59 +105,15 @@ def test_cosines_are_those_of_turned_vectors(placed: tuple[Rope, Any], kind: Any
     assert abs(cosine(rope, distance, kind, seed=seed) - expected) <= 1e-14 * rope.num_pairs
 
 
-@given(strategies.placed_ropes(), st.integers(0, 2**32))
-def test_expected_scores_are_means_and_traces(placed: tuple[Rope, Any], seed: int) -> None:
-    """mean^T R(r) mean, and deviation^2 times the trace of R(r) more for a similar key."""
-    rope, distance = placed
-    mean = np.random.default_rng(seed).standard_normal(rope.head_dim)
-    similar, unrelated = expected_scores(rope, distance, mean=mean, deviation=0.5)
-    expected = oracle.turned(mean, at_0(rope), rope) @ oracle.turned(mean, distance, rope)
-    cosines = float(mpmath.fsum(oracle.cos_sin(rope, distance)[0]))
-    trace = 2 * cosines + rope.head_dim - rope.rotary_dim
-    error = 1e-14 * rope.head_dim * (1 + mean @ mean)
-    assert abs(unrelated - expected) <= error
-    assert abs(similar - unrelated - 0.25 * trace) <= error
-
-
-def test_expected_scores_are_the_means_of_draws() -> None:
+def test_a_key_like_its_query_scores_a_trace_more_on_average() -> None:
     """Uniform, not Gaussian, coordinates: within five standard errors of 20000 draws."""
     rope, draws = head(16, 100.0), 20_000
     draw = np.random.default_rng(3)
     mean = draw.standard_normal(16)
     q, other, noise = mean + np.sqrt(3) * draw.uniform(-1, 1, (3, draws, 16))
     noise = noise - mean
-    similar, unrelated = expected_scores(rope, 7, mean=mean, deviation=1.0)
+    unrelated = score(mean, mean, 7, rope)
+    similar = unrelated + 16 * cosine(rope, 7, "aligned")
     for keys, expected in ((q + noise, similar), (other, unrelated)):
         scores = score(q, keys, 7, rope)
         assert abs(scores.mean() - expected) <= 5 * scores.std() / np.sqrt(draws)
-
-
-def test_unrelated_keys_of_mean_zero_score_nothing_anywhere() -> None:
-    """Proposition 3.2 of Barbero et al., at any distance."""
-    unrelated = expected_scores(head(), [0, 5, 10**6], mean=np.zeros(128), deviation=3.0).unrelated
-    assert unrelated.tolist() == [0, 0, 0]
-
-
-@pytest.mark.parametrize("base", [1e4, 5e5])
-def test_a_pair_has_moved_beyond_its_own_distance(base: float) -> None:
-    """Pair k by a radian after base**(2k/d) positions, either way."""
-    distances = [0, 1, 2, 7, 60, 999, 12_345, -60]
-    got = turning_pairs(head(base=base), distances)
-    for r, row in zip(distances, got, strict=True):
-        assert row.tolist() == [
-            abs(r) > mpmath.mpf(base) ** (mpmath.mpf(k) / 64) for k in range(64)
-        ]
-
-
-def test_a_radian_exactly_is_not_beyond_a_radian() -> None:
-    """At base 1e4 pair 16 j turns by one radian in 10**j positions."""
-    assert turning_pairs(head(), [1, 10, 100, 1000]).sum(-1).tolist() == [0, 16, 32, 48]
-    assert turning_pairs(head(), [2, 11, 101, 1001]).sum(-1).tolist() == [5, 17, 33, 49]
-
-
-def test_laws_move_pairs_later() -> None:
-    """Frequencies divided by 8 take eight times the distance."""
-    slower = head(scaling=Linear(factor=8.0))
-    np.testing.assert_array_equal(
-        turning_pairs(slower, [88, 808]), turning_pairs(head(), [11, 101])
-    )

@@ -1,4 +1,4 @@
-"""Decay curves, their bound and their smooth kernel: published tables, loops over real numbers."""
+"""Decay curves and their bound: published tables, loops over real numbers."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from phasor import PositionError, Rope, SpecError, TensorError
 from phasor.angles import COS_SIN_ERROR
 from phasor.axes import Axial
 from phasor.numpy import score
-from phasor.papers import abel_bound, cosine, decay, expected_scores, smooth_kernel, turning_pairs
-from phasor.papers.distances import _CHUNK, _TABLED, kernel
+from phasor.papers import abel_bound, cosine, decay
+from phasor.papers.distances import _CHUNK, _TABLED
 from phasor.scaling import DynamicNTK
 
 from .. import oracle, strategies
@@ -165,55 +165,6 @@ def test_abels_bound_is_eq_37_and_holds_for_any_rope(placed: tuple[Rope, Any], s
     assert abs(bound - expected) <= rounding * rope.num_pairs
 
 
-@pytest.mark.parametrize("base", [1.5, 100.0, 1e4, 5e5])
-def test_the_smooth_kernel_is_made_of_cosine_and_sine_integrals(base: float) -> None:
-    """Against mpmath, across the seam at 4, up to a million, and at 0 and below."""
-    distances = np.concatenate([np.geomspace(1e-5, 1e6, 60), np.linspace(3.9, 4.1, 9)])
-    expected = np.array(
-        [
-            complex(
-                (mpmath.ci(r) - mpmath.ci(r / base)) / mpmath.log(base),
-                (mpmath.si(r) - mpmath.si(r / base)) / mpmath.log(base),
-            )
-            for r in map(mpmath.mpf, distances.tolist())
-        ]
-    )
-    # ln(1.5) divides an error of 2e-15 in each integral
-    np.testing.assert_allclose(smooth_kernel(base, distances), expected, rtol=0, atol=1e-14)
-    np.testing.assert_array_equal(
-        smooth_kernel(base, -distances), smooth_kernel(base, distances).conj()
-    )
-    assert smooth_kernel(base, 0) == 1
-
-
-def test_the_published_examples_of_the_smooth_kernel_come_out() -> None:
-    """Mean cosines and their closed form, and the mean sine that needs its 1 / ln(base)."""
-    at_10, at_1000 = smooth_kernel(1e4, [10, 1000])
-    exact_10, exact_1000 = cosine(head(), [10, 1000], "aligned")
-    got = [at_10.real, exact_10, at_1000.real, exact_1000]
-    assert [f"{value:.5f}" for value in got] == ["0.68239", "0.66906", "0.18769", "0.15903"]
-    sines = [float(s) for s in oracle.cos_sin(head(), 10)[1]]
-    assert f"{np.mean(sines):.5f} {at_10.imag:.5f}" == "0.17405 0.17994"
-    assert f"{at_10.imag * np.log(1e4):.3f}" == "1.657"
-
-
-def test_heads_follow_the_smooth_kernel_for_a_while() -> None:
-    """To 0.02 in cosine and sine up to 33 at width 128, and no further."""
-    rows = [oracle.cos_sin(head(), r) for r in range(35)]
-    means = np.array([complex(mpmath.fsum(c), mpmath.fsum(s)) for c, s in rows]) / 64
-    off = means - smooth_kernel(1e4, np.arange(35))
-    worst = np.maximum(np.abs(off.real), np.abs(off.imag))
-    assert worst[:34].max() <= 0.02
-    assert worst[34] > 0.02
-
-
-def test_single_distances_leave_the_smooth_kernel_by_a_third() -> None:
-    """Up to 100000, so 0.02 is no tolerance for a whole curve."""
-    means = kernel(head(), 100_000) / 64
-    off = means - smooth_kernel(1e4, np.arange(100_000))
-    assert f"{np.abs(off.real).max():.3f} {np.abs(off.imag).max():.3f}" == "0.285 0.346"
-
-
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
@@ -223,19 +174,8 @@ def test_single_distances_leave_the_smooth_kernel_by_a_third() -> None:
         (lambda: cosine(head(), 1, "aligned", seed=1), SpecError, "seed must be left out"),
         (lambda: decay(head(), "far"), PositionError, "positions must be"),
         (lambda: decay(head(axes=Axial((32, 32))), 5), PositionError, "one coordinate per axis"),
-        (
-            lambda: turning_pairs(head(axes=Axial((32, 32))), 5),
-            SpecError,
-            "rope must have one axis",
-        ),
         (lambda: abel_bound([1.0], np.ones(128), 1, head()), TensorError, "q must be real and end"),
         (lambda: abel_bound(np.ones(128), 1j, 1, head()), TensorError, "k must be real and end in"),
-        (
-            lambda: expected_scores(head(), 1, mean=np.ones(128), deviation=-1.0),
-            SpecError,
-            "deviation must be a finite number >= 0",
-        ),
-        (lambda: smooth_kernel(1.0, 1), SpecError, "base must be a finite number > 1"),
         (
             lambda: decay(
                 head(scaling=DynamicNTK(factor=2.0, original_max_positions=4096)), [1, 2]

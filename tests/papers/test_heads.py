@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from phasor import LayerRopes, Rope, SpecError, preset
 from phasor.numpy import rotate, score
-from phasor.papers.heads import attention_weight, positional_head, required_alpha, strongest_rival
+from phasor.papers.heads import _gaps, attention_weight, positional_head, required_alpha
 from phasor.scaling import DynamicNTK, Proportional, Resonance
 
 from .. import oracle, strategies
@@ -148,7 +148,7 @@ def test_pairs_that_stand_still_reach_nothing(rope: Rope) -> None:
     """Each of 49 tokens gets a 49th, exactly; and the error says why."""
     assert attention_weight(rope, 1e6, 49) == 1 / 49
     assert required_alpha(rope, 49, 1 / 49) == 0
-    assert strongest_rival(rope, 49).gap == 0
+    assert not _gaps(rope, 48).any()
     with pytest.raises(SpecError, match=r"within reach.*0\.5: no pair turns.*49 tokens.*NoPE"):
         required_alpha(rope, 49, 0.5)
 
@@ -156,8 +156,9 @@ def test_pairs_that_stand_still_reach_nothing(rope: Rope) -> None:
 def test_a_common_period_is_the_end_of_a_head() -> None:
     """Wavelengths of 6 and 63 tokens (base 100) meet again after 126, and not before."""
     rope = plain(4, 100.0, scaling=Resonance())
-    assert strongest_rival(rope, 127, offset=0) == (126, 0.0)
-    assert strongest_rival(rope, 126, offset=0).gap > 1e-3
+    gaps = _gaps(rope, 126)
+    assert gaps[125] == 0
+    assert gaps[:125].min() > 1e-3
     alpha = required_alpha(rope, 126, 0.99, offset=0)
     assert attention_weight(rope, alpha, 126, offset=0) >= 0.99
     with pytest.raises(SpecError, match=r"0\.99: at distance 126 every pair.*less than 1/2"):
@@ -178,10 +179,10 @@ def test_equals_leave_less_than_their_share_in_reach() -> None:
 def test_frequencies_rounded_to_float32_have_no_common_period() -> None:
     """They miss by their rounding, and the alpha that it takes is found."""
     rope = plain(2, scaling=Resonance(), inv_freq_dtype="float32")
-    rival = strongest_rival(rope, 9)
-    assert rival.distance == 6
+    gaps = _gaps(rope, 7)
+    assert gaps.argmin() + 1 == 6
     expected = float(exact_gap(rope, 6))
-    assert abs(rival.gap / expected - 1) <= 2e-15 / math.sqrt(2 * expected) + 1e-15
+    assert abs(gaps[5] / expected - 1) <= 2e-15 / math.sqrt(2 * expected) + 1e-15
     assert attention_weight(rope, required_alpha(rope, 9, 0.99), 9) >= 0.99
 
 

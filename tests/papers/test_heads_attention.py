@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phasor import Rope, preset
-from phasor.papers.heads import attention_weight, positional_head, required_alpha, strongest_rival
+from phasor.papers.heads import _gaps, attention_weight, positional_head, required_alpha
 
 from .. import oracle, strategies
 from ..oracle import exact_gap
@@ -76,11 +76,11 @@ def model(name: str) -> Rope:
     return rope.at(context)
 
 
-def exact_weight(rope: Rope, alpha: float, context: int, offset: int, scaled: bool) -> float:
+def exact_weight(rope: Rope, alpha: float, context: int, offset: int) -> float:
     """The softmax of every key that the last query sees, key after key."""
     wanted = context - 1 - offset
     with mpmath.workdps(oracle.DIGITS):
-        sharp = mpmath.mpf(alpha) / (mpmath.sqrt(rope.head_dim) if scaled else 1)
+        sharp = mpmath.mpf(alpha) / mpmath.sqrt(rope.head_dim)
         seen = range(context)
         return float(
             1 / mpmath.fsum(mpmath.exp(-sharp * exact_gap(rope, n - wanted)) for n in seen)
@@ -88,7 +88,7 @@ def exact_weight(rope: Rope, alpha: float, context: int, offset: int, scaled: bo
 
 
 def slack(rope: Rope, alpha: float) -> float:
-    """Relative error of a weight: alpha times the bound of `kernels.kernel`, and roundings."""
+    """Relative error of a weight: alpha times the bound of `cosine_sums`, and roundings."""
     pairs = rope.num_pairs
     return alpha * pairs * (4e-15 + pairs * 4 * 2**-53) + 1e-14
 
@@ -105,32 +105,31 @@ def test_attention_is_the_tabled_one(case: Any, printed: list[float]) -> None:
 def test_attention_on_raw_products_is_the_tabled_one(case: Any, printed: list[float]) -> None:
     """The same without the scale, which is far sharper."""
     d, base, n = case
-    found = [attention_weight(plain(d, base), a, n + 1, scaled=False) for a in ALPHAS[:4]]
+    found = [attention_weight(plain(d, base), a * math.sqrt(d), n + 1) for a in ALPHAS[:4]]
     np.testing.assert_allclose(found, printed, rtol=0, atol=PRINTED)
 
 
 @pytest.mark.parametrize(("case", "printed"), GAPS_AT_ONE.items(), ids=str)
 def test_the_gap_of_a_neighbour_is_the_tabled_one(case: Any, printed: float) -> None:
     """A context of two tokens has one rival."""
-    rival = strongest_rival(plain(*case), 2)
-    assert rival.distance == 1
-    assert abs(rival.gap - printed) <= PRINTED
+    (gap,) = _gaps(plain(*case), 1)
+    assert abs(gap - printed) <= PRINTED
 
 
 @pytest.mark.parametrize(("case", "printed"), SMALLEST.items(), ids=str)
 def test_the_smallest_gap_is_where_the_table_has_it(case: Any, printed: Any) -> None:
     """Narrow heads come near to where they started within a context."""
     d, base, farthest = case
-    rival = strongest_rival(plain(d, base), farthest + 1, offset=0)
-    assert rival.distance == printed[0]
-    assert abs(rival.gap - printed[1]) <= PRINTED
+    gaps = _gaps(plain(d, base), farthest)
+    assert gaps.argmin() + 1 == printed[0]
+    assert abs(gaps.min() - printed[1]) <= PRINTED
 
 
 @pytest.mark.parametrize("base", [1e4, 5e5])
 @pytest.mark.parametrize("d", [16, 32, 64, 128, 256])
 def test_wide_heads_have_their_neighbours_for_rivals(d: int, base: float) -> None:
     """Up to 131072 tokens nothing comes nearer than the tokens beside the wanted one."""
-    assert strongest_rival(plain(d, base), 131_073, offset=0).distance == 1
+    assert _gaps(plain(d, base), 131_072).argmin() == 0
 
 
 @pytest.mark.parametrize(("case", "printed"), SHARP.items(), ids=str)
@@ -161,19 +160,19 @@ def test_one_pair_returns_at_the_convergents_of_two_pi(farthest: int) -> None:
                 break
             rest = 1 / (rest - whole)
         expected = 1 - mpmath.cos(last[0])
-        rival = strongest_rival(plain(2), farthest + 1, offset=0)
-        assert rival.distance == last[0]
-        off = abs(rival.gap - expected) / expected
-    assert off <= 2e-15 / math.sqrt(2 * rival.gap) + 1e-15
+        gaps = _gaps(plain(2), farthest)
+        assert gaps.argmin() + 1 == last[0]
+        off = abs(gaps.min() - expected) / expected
+    assert off <= 2e-15 / math.sqrt(2 * gaps.min()) + 1e-15
 
 
-@pytest.mark.parametrize(("offset", "scaled"), [(1, True), (24, False)])
+@pytest.mark.parametrize("offset", [1, 24])
 @pytest.mark.parametrize("law", strategies.EVERY_LAW.values(), ids=strategies.EVERY_LAW)
-def test_every_law_gives_the_exact_weight(law: Any, offset: int, scaled: bool) -> None:
+def test_every_law_gives_the_exact_weight(law: Any, offset: int) -> None:
     """Rivals on both sides, and on one of the first token of the context."""
     rope = plain(64, scaling=law)
-    found = attention_weight(rope, 3.0, 25, offset=offset, scaled=scaled)
-    expected = exact_weight(rope, 3.0, 25, offset, scaled)
+    found = attention_weight(rope, 3.0, 25, offset=offset)
+    expected = exact_weight(rope, 3.0, 25, offset)
     assert abs(found / expected - 1) <= slack(rope, 3.0)
 
 
@@ -183,7 +182,7 @@ def test_any_rope_gives_the_exact_weight(rope: Rope, context: int, data: st.Data
     offset = data.draw(st.integers(0, context - 1))
     alpha = data.draw(st.floats(0, 50))
     found = attention_weight(rope, alpha, context, offset=offset)
-    expected = exact_weight(rope, alpha, context, offset, scaled=True)
+    expected = exact_weight(rope, alpha, context, offset)
     assert abs(found / expected - 1) <= slack(rope, alpha)
 
 
@@ -214,14 +213,12 @@ def test_the_alpha_of_a_model_is_enough_and_no_more(name: str, weight: float) ->
         assert attention_weight(rope, alpha * (1 - 1e-9), context) < weight
 
 
-@given(st.integers(2, 400), st.integers(0, 3), st.floats(1e-9, 1, exclude_max=True), st.booleans())
-def test_the_alpha_returned_always_passes(
-    context: int, offset: int, weight: float, scaled: bool
-) -> None:
+@given(st.integers(2, 400), st.integers(0, 3), st.floats(1e-9, 1, exclude_max=True))
+def test_the_alpha_returned_always_passes(context: int, offset: int, weight: float) -> None:
     """Rounding included, from next to nothing to next to one; uniform attention needs none."""
     rope, offset = plain(8), min(offset, context - 1)
-    alpha = required_alpha(rope, context, weight, offset=offset, scaled=scaled)
-    assert attention_weight(rope, alpha, context, offset=offset, scaled=scaled) >= weight
+    alpha = required_alpha(rope, context, weight, offset=offset)
+    assert attention_weight(rope, alpha, context, offset=offset) >= weight
     assert (alpha == 0) == (weight <= 1 / context)
 
 

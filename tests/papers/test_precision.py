@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from phasor import Rope, SpecError
 from phasor.angles import ROW_ERROR_20, ROW_ERROR_40, cos_sin
+from phasor.axes import Sectioned
 from phasor.numpy import score
-from phasor.papers import angle_errors, expected_linear_sum, linear_weights
+from phasor.papers import angle_errors, cosine, linear_weights
 from phasor.papers.precision import _nearest_bfloat16
 from phasor.torch import rotate
 
@@ -29,6 +30,14 @@ def test_float32_angles_lose_what_is_published(low, high, published):
     """The usual recipe is off by the published amounts, to a factor of two for other draws."""
     worst = angle_errors(ROPE, np.arange(low, high), "float32 angle").max()
     assert published / 2 < worst < published * 2
+
+
+def test_each_pair_is_turned_by_the_coordinate_of_its_axis():
+    """By another one it would be off by a length of its own order; 1e-12 is a float64 angle."""
+    video = Rope(head_dim=16, pairing="half", direction=-1, axes=Sectioned((4, 2, 2)))
+    errors = angle_errors(video, [[5, 70, 900], [-3, 0, 12]], "float64 angle")
+    assert errors.shape == (2,)
+    assert errors.max() < 1e-12
 
 
 @pytest.mark.parametrize(("bits", "bound"), [(20, ROW_ERROR_20), (40, ROW_ERROR_40)])
@@ -232,11 +241,12 @@ def test_weights_of_linear_attention_turn_negative_and_shrink(keys, negative, to
 def test_the_expected_sum_of_linear_weights_is_that_of_equal_entries(rope, length):
     """What vectors of one distribution have in common, turned by the oracle.
 
-    A sum of cosines is off by what `kernel` allows, a mean of 40 by as many roundings more.
+    A sum of cosines is off by what a product of two of them allows, a mean of 40 by as many
+    roundings more.
     """
     ones, axes = np.ones(rope.head_dim), rope.axes.n_axes
     places = [r if axes == 1 else [r] * axes for r in range(length)]
     exact = math.fsum(ones @ oracle.turned(ones, place, rope) for place in places)
-    found = expected_linear_sum(rope, length)
+    found = cosine(rope, places, "aligned").mean()
     rounding = 4e-15 + (4 * rope.num_pairs + 40 + 2) * 2**-53
     assert abs(found - exact / length / rope.head_dim) <= rounding

@@ -15,7 +15,7 @@ from torch import Tensor
 from phasor import Rope
 from phasor.axes import Sectioned
 from phasor.errors import PositionError, SpecError, TensorError
-from phasor.papers import expected_linear_sum, linear_weights
+from phasor.papers import cosine, linear_weights
 from phasor.torch import RotaryLinearAttention
 from phasor.torch.papers import LinearState, PositiveRandomFeatures, linear, linear_attention
 
@@ -369,7 +369,7 @@ def test_random_weights_sum_to_what_is_expected(rope: Rope) -> None:
             for _ in range(400)
         ]
     )
-    assert abs(sums.mean() - expected_linear_sum(rope, 512)) < 4 * sums.std() / 20
+    assert abs(sums.mean() - cosine(rope, np.arange(512), "aligned").mean()) < 4 * sums.std() / 20
 
 
 Q, K, V = three(4, 2, 8)

@@ -22,7 +22,6 @@ from phasor.charts.curves import (
     precision_chart,
     rotation_chart,
     scaling_chart,
-    wavelength_chart,
 )
 
 __all__ = [
@@ -38,5 +37,4 @@ __all__ = [
     "scaling_chart",
     "turns_chart",
     "usage_chart",
-    "wavelength_chart",
 ]

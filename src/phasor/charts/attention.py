@@ -22,7 +22,7 @@ from phasor.charts.style import (
     trained_mark,
 )
 from phasor.errors import SpecError, TensorError
-from phasor.papers import expected_linear_sum, linear_weights
+from phasor.papers import cosine, linear_weights
 from phasor.papers.heads import attention_map, attention_weight, required_alpha
 from phasor.rope import Rope
 
@@ -162,18 +162,12 @@ def required_alpha_chart(
     >>> [row["context"] for row in chart.data.values]
     [4, 64]
     """
-    rows = [
-        row
+    series = {
+        f"{weight:g}": [required_alpha(rope, tokens, weight) for tokens in contexts]
         for weight in weights
-        for row in records(
-            name=f"{weight:g}",
-            context=contexts,
-            alpha=[required_alpha(rope, tokens, weight) for tokens in contexts],
-        )
-    ]
+    }
     y = alt.Y("alpha:Q", title="sharpness needed (alpha)", scale=alt.Scale(zero=True))
-    lines = curves(rows, [f"{weight:g}" for weight in weights], token_axis("context", "context "
-                   "(tokens)"), y)  # fmt: skip
+    lines = curves(contexts, series, token_axis("context", "context (tokens)"), y)
     drawn = layer(trained_mark(context, "context"), lines).properties(width=380, height=260)
     return on_paper(
         drawn,
@@ -209,21 +203,16 @@ def previous_token_chart(
     >>> [row["weight"] > 0.5 for row in chart.data.values]
     [True, True]
     """
-    rows = [
-        row
+    series = {
+        name: [
+            attention_weight(rope, alpha * rope.logit_factor / trained.logit_factor, tokens)
+            for tokens in contexts
+        ]
         for name, rope in ropes.items()
-        for row in records(
-            name=name,
-            context=contexts,
-            weight=[
-                attention_weight(rope, alpha * rope.logit_factor / trained.logit_factor, tokens)
-                for tokens in contexts
-            ],
-        )
-    ]
+    }
     scale = alt.Scale(domain=[0, 1])
     y = alt.Y("weight:Q", title="weight of the previous token", scale=scale)
-    lines = curves(rows, ropes, token_axis("context", "context (tokens)"), y)
+    lines = curves(contexts, series, token_axis("context", "context (tokens)"), y)
     drawn = layer(trained_mark(context, "context"), lines).properties(width=380, height=260)
     return on_paper(drawn, "Attention that a trained previous-token head keeps on its token.")
 
@@ -256,15 +245,11 @@ def linear_chart(rope: Rope, lengths: Sequence[int], *, draws: int) -> alt.Conca
     weights = [[_drawn_weights(rope, n, seed) for seed in range(draws)] for n in lengths]
     negative = np.array([[(drawn < 0).mean() for drawn in row] for row in weights])
     total = np.array([[drawn.sum() for drawn in row] for row in weights])
-    mean, theory = f"mean of {draws} draws", "expected sum"
-    expected = records(
-        name=theory, keys=lengths, value=[expected_linear_sum(rope, n) for n in lengths]
-    )
+    sums = [cosine(rope, np.arange(n), "aligned").mean() for n in lengths]
 
-    def panel(title: str, measured: Any, format_: str, low: Any, further: Any) -> alt.LayerChart:
+    def panel(title: str, measured: Any, format_: str, low: Any, expected: Any) -> alt.LayerChart:
         middle, spread = measured.mean(-1), measured.std(-1)
-        rows = records(name=mean, keys=lengths, value=middle, high=middle + spread,
-                       low=np.maximum(middle - spread, low))  # fmt: skip
+        rows = records(keys=lengths, high=middle + spread, low=np.maximum(middle - spread, low))
         ticks = alt.Axis(values=list(lengths), grid=False, format="d")
         x = alt.X("keys:Q", title="keys (tokens)", axis=ticks,
                   scale=alt.Scale(type="log", base=2, nice=False))  # fmt: skip
@@ -272,13 +257,14 @@ def linear_chart(rope: Rope, lengths: Sequence[int], *, draws: int) -> alt.Conca
             x=x, y=alt.Y("low:Q", title=title), y2="high:Q"
         )  # fmt: skip
         y = alt.Y("value:Q", title=title, axis=alt.Axis(format=format_))
-        lines = curves([*rows, *further], [mean, theory], x, y, clickable=False)
+        series = {f"mean of {draws} draws": middle, "expected sum": expected}
+        lines = curves(lengths, series, x, y, clickable=False)
         return layer(band, level(0), lines).properties(width=320, height=240)
 
     return on_paper(
         alt.concat(
-            panel("share of weights below 0", negative, ".0%", 0.0, []),
-            panel("sum of weights", total, "~g", -np.inf, expected),
+            panel("share of weights below 0", negative, ".0%", 0.0, np.nan),
+            panel("sum of weights", total, "~g", -np.inf, sums),
         ),
         "Share of negative weights and sum of weights against the number of keys.",
     )

@@ -36,27 +36,24 @@ def coverage_chart(ways: Mapping[str, Coverage]) -> alt.VConcatChart:
 
     Args:
         ways: Up to seven extensions of one training, by name: what `phasor.papers.coverage`
-            returned, such as ``{way.name: way.coverage for way in extensions(rope, 4096, 32768)}``.
+            returned, or each way of `phasor.extending.plan` has.
 
     Raises:
         SpecError: If there is none or more than seven, or they differ in their training or in the
             length that they reach.
 
-    >>> from phasor import Rope
-    >>> from phasor.extending import extensions
-    >>> ways = extensions(Rope(head_dim=128, pairing="half"), 4096, 32_768)
-    >>> chart = coverage_chart({way.name: way.coverage for way in ways})
+    >>> from phasor import preset
+    >>> from phasor.extending import plan
+    >>> ways = plan(preset("llama-2-7b"), 32_768).ways
+    >>> chart = coverage_chart({name: way.coverage for name, way in ways.items()})
     >>> len(chart.vconcat[1].data.values)  # six ways, 64 pairs
     384
     """
     first = _shared_training(ways)
-    names, pairs = [_TRAINED, *ways], np.arange(len(first.trained_turns))
+    pairs = np.arange(len(first.trained_turns))
     turns = {_TRAINED: first.trained_turns} | {n: way.extended_turns for n, way in ways.items()}
-    rows = [
-        row
-        for name, values in turns.items()
-        for row in records(name=name, pair=pairs, turns=np.where(values > 0, values, np.nan))
-    ]
+    # zero has no logarithm
+    series = {name: np.where(values > 0, values, np.nan) for name, values in turns.items()}
     y = alt.Y("turns:Q", title=["turns", f"(training {first.context},", f"extended {first.to} "
               "tokens)"], scale=alt.Scale(type="log"),
               axis=alt.Axis(format="~g", tickCount=6))  # fmt: skip
@@ -64,7 +61,7 @@ def coverage_chart(ways: Mapping[str, Coverage]) -> alt.VConcatChart:
     shade = data(records(start=never - 0.5, end=never + 0.5) if len(never) else [])
     marked = shade.mark_rect(style="shade").encode(x="start:Q", x2="end:Q")
     edges = [-0.5, len(pairs) - 0.5]
-    above = layer(marked, level(1), curves(rows, names, pair_axis(domain=edges), y))
+    above = layer(marked, level(1), curves(pairs, series, pair_axis(domain=edges), y))
 
     cells = [
         row

@@ -27,7 +27,7 @@ from phasor.charts.style import (
 from phasor.errors import SpecError
 from phasor.frequencies import wavelengths
 from phasor.papers import KINDS, RECIPES, Kind, Recipe, angle_errors, cosine, decay
-from phasor.positions import every_axis, span
+from phasor.positions import span
 from phasor.rope import Rope
 
 _KINDS: dict[Kind, str] = {
@@ -69,8 +69,7 @@ def rotation_chart(rope: Rope, *, pairs: Sequence[int], tokens: int) -> alt.Conc
     whole("number of pairs", len(pairs), least=1)
     shown = [whole("each pair", pair, least=0, most=rope.num_pairs - 1) for pair in pairs]
     positions = span(whole("tokens", tokens, least=2))
-    n_axes = rope.axes.n_axes
-    cos, sin = cos_sin(rope, positions if n_axes == 1 else every_axis(positions, n_axes))
+    cos, sin = cos_sin(rope, _along(rope, positions))
     lengths = wavelengths(rope)
 
     def axis(channel: Any, field: str, title: str) -> Any:
@@ -97,41 +96,6 @@ def rotation_chart(rope: Rope, *, pairs: Sequence[int], tokens: int) -> alt.Conc
         alt.concat(*panels, columns=3),
         "The vector of a pair at successive positions, a panel for each pair.",
     )
-
-
-def wavelength_chart(ropes: Mapping[str, Rope], *, context: int | None = None) -> alt.LayerChart:
-    """Positions per turn of every pair (`phasor.frequencies.wavelengths`), a curve for each Rope.
-
-    Args:
-        ropes: Up to eight Ropes with static laws, by the name their curve gets. A pair that does
-            not turn leaves a gap.
-        context: Drawn as a line: a pair above it never comes round within it.
-
-    Raises:
-        SpecError: If there are more Ropes than styles of lines, or one's scaling is a rule that
-            has not picked its law.
-
-    >>> rope = Rope(head_dim=128, pairing="half")
-    >>> chart = wavelength_chart({"base 10 000": rope}, context=4096)
-    >>> chart.save("wavelengths.pdf")  # doctest: +SKIP
-    """
-    rows = [
-        row
-        for name, rope in ropes.items()
-        for row in records(name=name, pair=range(rope.num_pairs), wavelength=wavelengths(rope))
-    ]
-    scale = alt.Scale(type="log", nice=False)
-    y = alt.Y("wavelength:Q", title="wavelength (tokens per turn)", scale=scale,
-              axis=alt.Axis(format="~s", tickCount=6))  # fmt: skip
-    marks = None
-    if context is not None:
-        base = data([{"level": context}]).encode(y="level:Q")
-        words = base.mark_text(align="left", baseline="bottom").encode(
-            x=alt.value(2), text=alt.value(f"context of {context} tokens")
-        )
-        marks = layer(base.mark_rule(style="reference"), words)
-    drawn = layer(curves(rows, ropes, pair_axis(), y), marks).properties(width=480, height=300)
-    return on_paper(drawn, "Positions per turn of each pair.")
 
 
 def scaling_chart(rope: Rope, scaled: Mapping[str, Rope]) -> alt.Chart:
@@ -163,14 +127,9 @@ def scaling_chart(rope: Rope, scaled: Mapping[str, Rope]) -> alt.Chart:
                 f"scaled must hold Ropes of as many pairs as rope ({rope.num_pairs}), got "
                 f"{one.num_pairs} in {name!r}; draw it by itself"
             )
-    pairs = range(rope.num_pairs)
-    rows = [
-        row
-        for name, one in scaled.items()
-        for row in records(name=name, pair=pairs, frequency=one.inv_freq / before)
-    ]
+    ratios = {name: one.inv_freq / before for name, one in scaled.items()}
     y = alt.Y("frequency:Q", title="frequency / plain frequency", scale=alt.Scale(zero=True))
-    drawn = curves(rows, scaled, pair_axis(), y).properties(width=480, height=300)
+    drawn = curves(range(rope.num_pairs), ratios, pair_axis(), y).properties(width=480, height=300)
     return on_paper(drawn, "What each law leaves of the frequency of each pair.")
 
 
@@ -205,18 +164,12 @@ def decay_chart(
     >>> chart.concat[1].title
     'cut to 6 … 22'
     """
-    rows = [
-        row
-        for name, rope in ropes.items()
-        for row in records(
-            name=name, distance=distances, decay=decay(rope, _along(rope, distances))
-        )
-    ]
+    series = {name: decay(rope, _along(rope, distances)) for name, rope in ropes.items()}
 
     def panel(**scale: Any) -> alt.LayerChart:
         x = token_axis("distance", "distance (tokens)", log=log)
         y = alt.Y("decay:Q", title="mean length of partial sums", scale=alt.Scale(**scale))
-        lines = curves(rows, ropes, x, y, clickable=window is None)
+        lines = curves(distances, series, x, y, clickable=window is None)
         return layer(trained_mark(context, "distance"), lines).properties(width=380, height=260)
 
     description = "RoFormer's decay curve, the mean length of partial sums, against distance."
@@ -267,18 +220,13 @@ def cosine_chart(
 
     def panel(kind: Kind) -> alt.LayerChart:
         drawn = seed if kind in ("random", "independent") else None
-        rows = [
-            row
+        series = {
+            name: cosine(rope, _along(rope, distances), kind, seed=drawn)
             for name, rope in ropes.items()
-            for row in records(
-                name=name,
-                distance=distances,
-                cosine=cosine(rope, _along(rope, distances), kind, seed=drawn),
-            )
-        ]
+        }
         y = alt.Y("cosine:Q", title="cosine", axis=alt.Axis(tickCount=5))
         x = token_axis("distance", "distance (tokens)")
-        lines = curves(rows, ropes, x, y, clickable=len(kinds) == 1)
+        lines = curves(distances, series, x, y, clickable=len(kinds) == 1)
         if menu is not None:
             first = json.dumps(next(iter(ropes)))
             lines = lines.transform_filter(f"datum.name == law || datum.name == {first}")
@@ -310,7 +258,7 @@ def precision_chart(
     """Largest error of cos and sin against position, for each recipe of `angle_errors`.
 
     Args:
-        rope: A Rope of one axis.
+        rope: What rotates; with several axes, a position is along every one, as in text.
         bits: Positions run up to ``2 ** bits``.
         draws: Random positions drawn in each octave; the curve is their maximum.
         context: Length of the training, marked by a line.
@@ -320,23 +268,19 @@ def precision_chart(
     120
     """
     draw = np.random.default_rng(0)
-    octaves = [draw.integers(2**bit, 2 ** (bit + 1), draws) for bit in range(bits)]
-    rows = [
-        row
+    octaves = [_along(rope, draw.integers(2**bit, 2 ** (bit + 1), draws)) for bit in range(bits)]
+    # an exact result has no logarithm
+    errors = {
+        _RECIPES[recipe]: [
+            max(float(angle_errors(rope, octave, recipe).max()), 2.0**-54) for octave in octaves
+        ]
         for recipe in RECIPES
-        for row in records(
-            name=_RECIPES[recipe],
-            position=[2**bit for bit in range(bits)],
-            # an exact result has no logarithm
-            error=[
-                max(float(angle_errors(rope, octave, recipe).max()), 2.0**-54) for octave in octaves
-            ],
-        )
-    ]
+    }
     axis = alt.Axis(format=".0e", values=[10.0**power for power in range(-16, 1, 2)])
     y = alt.Y("error:Q", title="largest error of cos and sin", axis=axis,
               scale=alt.Scale(type="log"))  # fmt: skip
-    lines = curves(rows, _RECIPES.values(), token_axis("position", "position (tokens)"), y)
+    x = token_axis("position", "position (tokens)")
+    lines = curves([2**bit for bit in range(bits)], errors, x, y)
     drawn = layer(trained_mark(context, "position"), lines).properties(width=480, height=300)
     return on_paper(
         drawn, "Largest error of cos and sin against position, for each way of making them."

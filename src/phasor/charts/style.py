@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import altair as alt
 import numpy as np
+from numpy.typing import ArrayLike
 
 from phasor.errors import SpecError
 
@@ -142,35 +143,33 @@ def records(**columns: Any) -> list[Record]:
     ]
 
 
-def checked_names(names: Iterable[str]) -> list[str]:
-    """The names of the curves of a chart.
-
-    Raises:
-        SpecError: If there is none, or more than can be told apart.
-    """
-    given = list(names)
-    if not 0 < len(given) <= len(_DASHES):
-        raise SpecError(
-            f"a chart must have 1 to {len(_DASHES)} curves, which can be told apart without "
-            f"colour, got {len(given)}; draw several charts"
-        )
-    return given
-
-
 def data(rows: Iterable[Record]) -> alt.Chart:
     """A chart of these records, still without a mark."""
     return alt.Chart(alt.Data(values=list(rows)))
 
 
 def curves(
-    rows: Iterable[Record], names: Iterable[str], x: alt.X, y: alt.Y, *, clickable: bool = True
+    xs: ArrayLike, series: Mapping[str, ArrayLike], x: alt.X, y: alt.Y, *, clickable: bool = True
 ) -> alt.Chart:
-    """A line for each ``name`` among the records, with a colour and a dash of its own.
+    """A line over ``xs`` for each of the ``series``, with a colour and a dash of its own.
 
     Where it is ``clickable``, a click on a name in the legend fades the others; panels that share
     a legend are not. A single curve has no legend.
+
+    Raises:
+        SpecError: If there is none, or more than can be told apart.
     """
-    given = checked_names(names)
+    given = list(series)
+    if not 0 < len(given) <= len(_DASHES):
+        raise SpecError(
+            f"a chart must have 1 to {len(_DASHES)} curves, which can be told apart without "
+            f"colour, got {len(given)}; draw several charts"
+        )
+    rows = [
+        row
+        for name, ys in series.items()
+        for row in records(**{"name": name, field_of(x): xs, field_of(y): ys})
+    ]
     legend = {"symbolSize": 600} if len(given) > 1 else None
     dashes = alt.Scale(domain=given, range=_DASHES[: len(given)])
     chart = (
@@ -209,10 +208,15 @@ def darkness(field: str, title: str, *, symbol: str = "square", **scale: Any) ->
     return alt.Opacity(f"{field}:Q", title=title, legend=legend, scale=alt.Scale(**scale))
 
 
+def field_of(channel: alt.X | alt.Y) -> str:
+    """The field of the records that a coordinate shows."""
+    described: Any = channel.to_dict()  # pyright: ignore[reportUnknownVariableType]
+    return described["field"]
+
+
 def rounded(channel: alt.X | alt.Y) -> alt.Tooltip:
     """What a pointer over a mark is told of one of its coordinates."""
-    field: Any = channel.to_dict()  # pyright: ignore[reportUnknownVariableType]
-    return alt.Tooltip(f"{field['field']}:Q", format=".4~g")
+    return alt.Tooltip(f"{field_of(channel)}:Q", format=".4~g")
 
 
 def pair_axis(field: str = "pair", **scale: Any) -> alt.X:

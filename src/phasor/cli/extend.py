@@ -94,7 +94,7 @@ def extend(
     if as_json:
         say_json(planned.as_plain(law))
     elif written is not None:
-        say(f"Written: {written}, for {to} tokens by {planned.way(law).extension.name}.")
+        say(f"Written: {written}, for {to} tokens by {planned.way(law).name}.")
     else:
         print_plan(planned, law)
 
@@ -141,7 +141,7 @@ def write_config(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PhasorWarning)
         again = load(config, **reading)
-    if any(again.kinds[kind] != way.rope for kind in planned.kinds):
+    if any(again.kinds[kind] != way.config_rope for kind in planned.kinds):
         raise ConfigError(
             f"{model} with the new keys would describe another rope than planned; write them by "
             "hand, without --write"
@@ -175,13 +175,13 @@ def print_plan(planned: ExtensionPlan, law: str | None) -> None:
     screen.say()
     screen.say("Measured on trained models", style="bold")
     for name, way in planned.ways.items():
-        if way.extension.evidence:
-            screen.say(f"  {name}: {way.extension.evidence}")
+        if way.evidence:
+            screen.say(f"  {name}: {way.evidence}")
     screen.say()
     if chosen is None:
         screen.say("--law NAME prints the block of a law for a Hugging Face config.json.")
         return
-    screen.say((chosen.extension.name, "bold"), " in a Hugging Face config.json")
+    screen.say((chosen.name, "bold"), " in a Hugging Face config.json")
     if chosen.config is None:
         screen.say(f"  {chosen.refused}")
         return
@@ -205,14 +205,13 @@ def _plan_table(planned: ExtensionPlan) -> Table:
     for title in ("new phases", "slowest", "C(r) < 0", "neighbours", "attention factor"):
         table.add_column(title, justify="right")
     for name, way in planned.ways.items():
-        does = way.extension
         table.add_row(
             name,
-            f"{does.pairs_affected} of {does.rope.num_pairs}",
-            f"{does.slowest_turns:.3g}",
-            "none" if does.sign_change is None else str(does.sign_change),
-            f"{does.resolution:.3g}",
-            f"{does.attention_factor:.6g}",
+            f"{way.pairs_affected} of {way.rope.num_pairs}",
+            f"{way.slowest_turns:.3g}",
+            "none" if way.sign_change is None else str(way.sign_change),
+            f"{way.resolution:.3g}",
+            f"{way.rope.attention_factor:.6g}",
             style="green" if name == planned.recommended else None,
         )
     return table

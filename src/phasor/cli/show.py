@@ -21,14 +21,13 @@ from phasor.cli.common import (
 from phasor.describe import (
     PairRow,
     as_plain,
-    original_context,
     pair_rows,
     ranges,
     resolved,
+    rule_sentences,
     sentences,
 )
 from phasor.layers import LayerRopes
-from phasor.scaling import Rule
 
 _FEW = 20  # tables of at most this many rows are printed in full
 
@@ -76,11 +75,7 @@ def print_model(
             screen.say("  No position embedding.")
             continue
         static = resolved(rope, seq_len)
-        if isinstance(rope.scaling, Rule):
-            at = seq_len or original_context(rope)
-            rule = type(rope.scaling).__name__
-            screen.say(f"  The rule {rule} picks the law from the length; here at {at} tokens.")
-        for sentence in sentences(static, context):
+        for sentence in (*rule_sentences(rope, seq_len), *sentences(static, context)):
             screen.say(f"  {sentence}")
         rows = pair_rows(static, context)
         screen.print(_pair_table(rows if every_pair else _selected(rows), context))

@@ -1,16 +1,14 @@
-"""The laws that extend a rope to a longer context, what each does, and what was measured."""
+"""The laws that extend a rope to a longer context, and what was measured of each."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from decimal import Decimal
 from typing import Any, cast
 
 from phasor._checks import choice, whole
 from phasor.errors import SpecError
-from phasor.papers.distances import kernel
-from phasor.papers.phases import Coverage, coverage
 from phasor.rope import Rope
 from phasor.scaling import (
     LAWS,
@@ -45,109 +43,32 @@ EVIDENCE: Mapping[str, str] = {
     "longrope": "At 128k (RULER) it has 73.4, NTK 73.2, YaRN 49.4, and its successor LongRoPE2 "
     "82.0 (2502.20082).",
 }
-_SCAN = 1 << 16  # distances computed at a time, until one is negative
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Extension:
-    """One law for the longer context, and its effects.
-
-    Attributes:
-        name: The law as `phasor.scaling.LAWS` names it; ``"unchanged"`` for none, and
-            ``"documented"`` for what the model's release documents.
-        rope: The Rope for the longer context, with a static law.
-        rule: The rule that picked this law (dynamic NTK, LongRoPE); None for other laws.
-        coverage: Which of its phases did not occur in training.
-        sign_change: The first distance where ``C(r) = sum_k cos(r * inv_freq[k])`` is negative:
-            from there on a similar key may score below a random one (Men et al. 2405.14591,
-            Theorem 1). None if there is none below ``coverage.to``.
-        resolution: New over old frequency of the fastest pair, which tells neighbouring tokens
-            apart; 1 if all frequencies are 0.
-    """
-
-    name: str
-    rope: Rope
-    rule: Rule | None
-    coverage: Coverage
-    sign_change: int | None
-    resolution: float
-
-    @property
-    def pairs_affected(self) -> int:
-        """Number of pairs with a phase that did not occur in training."""
-        return int(self.coverage.affected.sum())
-
-    @property
-    def slowest_turns(self) -> float:
-        """Turns that the slowest pair makes over the longer context."""
-        return float(self.coverage.extended_turns.min())
-
-    @property
-    def attention_factor(self) -> float:
-        """The law's factor on cos and sin; see `Rope.attention_factor`."""
-        return self.rope.attention_factor
-
-    @property
-    def evidence(self) -> str:
-        """What was measured of the law on trained models, with its source; "" if nothing is known.
-
-        Numbers of the papers, not of this model.
-        """
-        return EVIDENCE.get(self.name, "")
-
-    def __repr__(self) -> str:
-        return f"Extension({self})"
-
-    def __str__(self) -> str:
-        sign = "never" if self.sign_change is None else f"from {self.sign_change}"
-        return (
-            f"{self.name}: {self.pairs_affected} of {self.rope.num_pairs} pairs show new phases, "
-            f"C(r) < 0 {sign}, {self.resolution:.3g} of the angle between neighbours kept"
-        )
-
-
-def extensions(
+def extended_ropes(
     rope: Rope,
     context: int,
     to: int,
     *,
     factors: Sequence[float] | None = None,
     parameters: Mapping[str, Mapping[str, Any]] | None = None,
-) -> tuple[Extension, ...]:
-    """The laws that can extend ``rope`` from ``context`` to ``to`` tokens, and their effects.
+) -> dict[str, Rope]:
+    """By name of the law, ``rope`` extended from ``context`` to ``to`` tokens; itself first.
 
     With ``s = to / context``: no change, linear interpolation by ``s``, NTK-aware by ``s``, dynamic
     NTK with the usual parameters (factor ``s``, at ``to`` tokens), YaRN and Llama 3 with their
     published ramps, and LongRoPE if its searched ``factors`` are given. NTK laws are left out if
     an axis has a single pair. Laws are not combined: a Rope that has one gets the same law with
     ``s`` times its factor; explicit frequencies, and those of a law without a factor, are divided
-    by ``s``.
-
-    Args:
-        rope: The Rope of the training, its scaling a law or None.
-        context: Tokens of the training.
-        to: Tokens of the wanted context, more than ``context``.
-        factors: LongRoPE's divisor for every pair; only for a Rope without a law.
-        parameters: By name of a law, fields of its class that replace those above, such as
-            ``{"yarn": {"beta_fast": 16.0}}``.
-
-    Returns:
-        The unchanged Rope first, then each law.
+    by ``s``. Rules (dynamic NTK, LongRoPE) have not picked their law yet.
 
     Raises:
-        SpecError: If a length is not a whole number or ``to`` is not above ``context``; if
-            ``factors`` or ``parameters`` do not fit; or if ``rope.scaling`` is a rule: `Rope.at`
-            picks its law.
+        SpecError: If a length is not a whole number or ``to`` is not above ``context``, or if
+            ``factors`` or ``parameters`` do not fit.
 
-    >>> llama2 = Rope(head_dim=128, pairing="half", base=10_000.0)
-    >>> for way in extensions(llama2, 4096, 32768):
-    ...     print(way.name, way.pairs_affected, way.sign_change, round(way.resolution, 3))
-    unchanged 18 1707 1.0
-    linear 0 13649 0.125
-    ntk 17 5732 1.0
-    dynamic_ntk 0 21472 1.0
-    yarn 0 8886 1.0
-    llama3 0 11089 1.0
+    >>> extended = extended_ropes(Rope(head_dim=128, pairing="half"), 4096, 32768)
+    >>> extended["linear"].scaling
+    Linear(factor=8.0)
     """
     whole("context", context, least=2)
     whole("to", to, least=context + 1)
@@ -170,7 +91,7 @@ def extensions(
         if law not in ropes:
             raise no_such_law(law, ropes)
         ropes[law] = _with_parameters(law, ropes[law], values)
-    return tuple(extension(name, rope, context, new, to) for name, new in ropes.items())
+    return ropes
 
 
 def no_such_law(law: str, known: Mapping[str, Any]) -> SpecError:
@@ -218,31 +139,6 @@ def _stretched(rope: Rope, context: int, to: int) -> dict[str, Rope]:
         return {name: replace(rope, scaling=replace(trained_law, **larger))}
     divided = tuple(float(f / s) for f in rope.inv_freq)
     return {"linear": replace(rope, base=None, scaling=None, explicit_inv_freq=divided)}
-
-
-def extension(name: str, trained: Rope, context: int, scaled: Rope, to: int) -> Extension:
-    """What ``scaled``, whose rule has not picked its law yet, does beside the trained Rope."""
-    rope = scaled.at(to)
-    before, after = trained.inv_freq, rope.inv_freq
-    fastest = before.argmax()
-    all_zero = before[fastest] == 0
-    return Extension(
-        name=name,
-        rope=rope,
-        rule=scaled.scaling if isinstance(scaled.scaling, Rule) else None,
-        coverage=coverage(trained, context, rope, to),
-        sign_change=_sign_change(rope, to),
-        resolution=1.0 if all_zero else float(after[fastest] / before[fastest]),
-    )
-
-
-def _sign_change(rope: Rope, to: int) -> int | None:
-    """The first distance below ``to`` where the sum of cosines is negative."""
-    for start in range(0, to, _SCAN):
-        negative = kernel(rope, min(_SCAN, to - start), start=start).real < 0
-        if negative.any():
-            return start + int(negative.argmax())
-    return None
 
 
 def with_raised_base(rope: Rope, factor: float) -> Rope:

@@ -13,14 +13,15 @@ from phasor.configs import REPLACED, REPLACED_OF_KINDS, config_keys
 from phasor.describe import resolved
 from phasor.errors import ConfigError, SpecError
 from phasor.extending.laws import (
+    EVIDENCE,
     UNCHANGED,
-    Extension,
-    extension,
-    extensions,
+    extended_ropes,
     no_such_law,
     with_raised_base,
 )
 from phasor.layers import LayerRopes
+from phasor.papers.distances import first_negative
+from phasor.papers.phases import Coverage, coverage
 from phasor.presets import DocumentedExtension, documented_extension
 from phasor.rope import Rope
 from phasor.scaling import NTK
@@ -41,24 +42,60 @@ _FIXED = (
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Way:
-    """A law for the longer context.
+    """One law for the longer context, and its effects.
 
     Attributes:
-        extension: What the law does.
-        rope: The Rope in the form that configs use: NTK-aware scaling as a raised base, dynamic
-            NTK and LongRoPE as their rules. Over the longer context it rotates as
-            ``extension.rope``.
+        name: The law as `phasor.scaling.LAWS` names it; ``"unchanged"`` for none, and
+            ``"documented"`` for what the model's release documents.
+        rope: The Rope for the longer context, with a static law.
+        coverage: Which of its phases did not occur in training.
+        sign_change: The first distance where ``C(r) = sum_k cos(r * inv_freq[k])`` is negative:
+            from there on a similar key may score below a random one (Men et al. 2405.14591,
+            Theorem 1). None if there is none below ``coverage.to``.
+        resolution: New over old frequency of the fastest pair, which tells neighbouring tokens
+            apart; 1 if all frequencies are 0.
+        config_rope: ``rope`` in the form that configs use: NTK-aware scaling as a raised base,
+            dynamic NTK and LongRoPE as their rules.
         config: The keys to set in a Hugging Face config; None if the format cannot express it.
         refused: The reason, if ``config`` is None.
     """
 
-    extension: Extension
+    name: str
     rope: Rope
+    coverage: Coverage
+    sign_change: int | None
+    resolution: float
+    config_rope: Rope
     config: Mapping[str, Any] | None
     refused: str | None
 
+    @property
+    def pairs_affected(self) -> int:
+        """Number of pairs with a phase that did not occur in training."""
+        return int(self.coverage.affected.sum())
+
+    @property
+    def slowest_turns(self) -> float:
+        """Turns that the slowest pair makes over the longer context."""
+        return float(self.coverage.extended_turns.min())
+
+    @property
+    def evidence(self) -> str:
+        """What was measured of the law on trained models, with its source; "" if nothing is known.
+
+        Numbers of the papers, not of this model.
+        """
+        return EVIDENCE.get(self.name, "")
+
     def __repr__(self) -> str:
-        return f"Way({self.extension})"
+        return f"Way({self})"
+
+    def __str__(self) -> str:
+        sign = "never" if self.sign_change is None else f"from {self.sign_change}"
+        return (
+            f"{self.name}: {self.pairs_affected} of {self.rope.num_pairs} pairs show new phases, "
+            f"C(r) < 0 {sign}, {self.resolution:.3g} of the angle between neighbours kept"
+        )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -167,7 +204,7 @@ class ExtensionPlan:
         return f"ExtensionPlan({self.model!r}, {self.title}, ways {', '.join(self.ways)})"
 
     def __str__(self) -> str:
-        ways = (f"  {way.extension}" for way in self.ways.values())
+        ways = (f"  {way}" for way in self.ways.values())
         return "\n".join([f"{self.model}, {self.title}", *self.judgement, *ways])
 
     def as_plain(self, law: str | None) -> dict[str, Any]:
@@ -188,19 +225,19 @@ class ExtensionPlan:
             "recommended": self.recommended,
             "judgement": list(self.judgement),
             "law": name,
-            "rope": None if chosen is None else chosen.rope.to_dict(),
+            "rope": None if chosen is None else chosen.config_rope.to_dict(),
             "config": None if chosen is None else chosen.config,
             "replaced": None if self.replaced is None else list(self.replaced),
             "refused": None if chosen is None else chosen.refused,
             "ways": [
                 {
                     "law": name,
-                    "pairs_affected": way.extension.pairs_affected,
-                    "slowest_turns": way.extension.slowest_turns,
-                    "sign_change": way.extension.sign_change,
-                    "resolution": way.extension.resolution,
-                    "attention_factor": way.extension.attention_factor,
-                    "evidence": way.extension.evidence,
+                    "pairs_affected": way.pairs_affected,
+                    "slowest_turns": way.slowest_turns,
+                    "sign_change": way.sign_change,
+                    "resolution": way.resolution,
+                    "attention_factor": way.rope.attention_factor,
+                    "evidence": way.evidence,
                 }
                 for name, way in self.ways.items()
             ],
@@ -221,14 +258,20 @@ def plan(
     Recommended is only what the release documents. The numbers of the laws are computed from
     angles, which no paper has shown to predict perplexity.
 
+    With ``s`` the ratio of the lengths, the laws are: none, linear interpolation by ``s``,
+    NTK-aware by ``s``, dynamic NTK, YaRN and Llama 3 with their published parameters, and LongRoPE
+    if its searched ``factors`` are given. Laws are not combined: layers that have one get the same
+    law with ``s`` times its factor.
+
     Args:
         ropes: The model.
         to: Tokens of the wanted context.
         kind: The kind of layers to extend, or several kinds with equal ropes; kinds that share
             their config block are included. None if all ropes of the model are equal.
         context: Tokens of the training; None for the model's own ``context``.
-        factors: As for `extensions`.
-        parameters: As for `extensions`.
+        factors: LongRoPE's divisor for every pair; only for layers without a law.
+        parameters: By name of a law, fields of its class that replace the usual ones, such as
+            ``{"yarn": {"beta_fast": 16.0}}``.
 
     Raises:
         SpecError: If the kind must be named or does not rotate, no context is known, ``to`` is not
@@ -239,7 +282,14 @@ def plan(
     >>> planned = plan(preset("qwen3-8b"), 131072)
     >>> planned.recommended, planned.documented.law.factor
     ('documented', 4.0)
-    >>> plan(preset("llama-3-8b"), 131072).recommended
+    >>> for name, way in plan(preset("llama-2-7b"), 32768).ways.items():
+    ...     print(name, way.pairs_affected, way.sign_change, round(way.resolution, 3))
+    unchanged 18 1707 1.0
+    linear 0 13649 0.125
+    ntk 17 5732 1.0
+    dynamic_ntk 0 21472 1.0
+    yarn 0 8886 1.0
+    llama3 0 11089 1.0
     """
     length = ropes.context if context is None else context
     if length is None:
@@ -266,12 +316,33 @@ def plan(
     names = _with_shared_blocks(ropes, names, rope)
     labels = map(ropes.in_config.label, names) if ropes.has_blocks_by_kind else ()
     trained = resolved(rope, length)
-    unchanged, *laws = extensions(trained, length, to, factors=factors, parameters=parameters)
-    candidates = [unchanged]
+    extended = extended_ropes(trained, length, to, factors=factors, parameters=parameters)
     documented = documented_extension(ropes)
     if documented is not None and to <= documented.reach:
         scaled = replace(rope, scaling=documented.law)
-        candidates.append(extension(DOCUMENTED, trained, length, scaled, to))
+        # after the unchanged rope, before the other laws
+        extended = {UNCHANGED: trained, DOCUMENTED: scaled} | extended
+
+    def way(name: str, scaled: Rope) -> Way:
+        extended = scaled.at(to)
+        # NTK-aware scaling is a larger base in a config
+        config_rope = rope if name == UNCHANGED else scaled
+        if isinstance(config_rope.scaling, NTK) and not isinstance(config_rope.axes, Axial):
+            config_rope = with_raised_base(config_rope, config_rope.scaling.factor)
+        config, refused = _config_keys(ropes, names, config_rope, length, to)
+        fastest = trained.inv_freq.argmax()
+        before, after = trained.inv_freq[fastest], extended.inv_freq[fastest]
+        return Way(
+            name=name,
+            rope=extended,
+            coverage=coverage(trained, length, extended, to),
+            sign_change=first_negative(extended, to),
+            resolution=float(after / before) if before else 1.0,
+            config_rope=config_rope,
+            config=config,
+            refused=refused,
+        )
+
     replaceable = REPLACED + REPLACED_OF_KINDS if ropes.has_blocks_by_kind else REPLACED
     in_file = ropes.in_config.keys
     return ExtensionPlan(
@@ -282,7 +353,7 @@ def plan(
         replaced=tuple(key for key in replaceable if key in in_file) if in_file else None,
         context=length,
         to=to,
-        ways={way.name: _way(way, rope, ropes, names) for way in (*candidates, *laws)},
+        ways={name: way(name, scaled) for name, scaled in extended.items()},
         documented=documented,
     )
 
@@ -308,25 +379,14 @@ def _with_shared_blocks(ropes: LayerRopes, names: list[str], rope: Rope) -> list
     return [kind for kind in same_rope if label(kind) in labels]
 
 
-def _way(extension: Extension, original: Rope, ropes: LayerRopes, names: list[str]) -> Way:
-    rope = _config_form(extension, original)
+def _config_keys(
+    ropes: LayerRopes, names: list[str], rope: Rope, context: int, to: int
+) -> tuple[Mapping[str, Any] | None, str | None]:
+    """The keys that give the layers ``names`` this rope in a config; or the reason for none."""
     if ropes.in_config.fixed:
-        return Way(extension=extension, rope=rope, config=None, refused=_FIXED)
+        return None, _FIXED
     try:
         changed = replace(ropes, kinds=dict(ropes.kinds) | dict.fromkeys(names, rope))
-        keys = config_keys(
-            changed.config_blocks(), extension.coverage.context, extension.coverage.to
-        )
+        return config_keys(changed.config_blocks(), context, to), None
     except ConfigError as error:
-        return Way(extension=extension, rope=rope, config=None, refused=str(error))
-    return Way(extension=extension, rope=rope, config=keys, refused=None)
-
-
-def _config_form(extension: Extension, original: Rope) -> Rope:
-    """The extension's Rope in the form that configs use; see `Way.rope`."""
-    rope = original if extension.name == UNCHANGED else extension.rope
-    if extension.rule is not None:
-        return replace(rope, scaling=extension.rule)
-    if isinstance(rope.scaling, NTK) and not isinstance(rope.axes, Axial):
-        return with_raised_base(rope, rope.scaling.factor)
-    return rope
+        return None, str(error)

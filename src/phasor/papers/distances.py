@@ -1,18 +1,18 @@
-"""How scores change with distance: RoFormer's decay, its bound, cosines, expected scores."""
+"""How scores change with distance: RoFormer's decay, its bound, and cosines."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import Any, Literal, NamedTuple, cast
+from collections.abc import Callable, Iterator
+from typing import Any, Literal, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from phasor._checks import choice, number, whole
+from phasor._checks import choice, whole
 from phasor.angles import checked_positions, cos_sin
 from phasor.errors import SpecError, TensorError
-from phasor.numpy import pair_indices, score
+from phasor.numpy import pair_indices
 from phasor.positions import every_axis
 from phasor.rope import Rope
 
@@ -20,7 +20,7 @@ Kind = Literal["aligned", "opposite", "random", "independent"]
 KINDS: tuple[Kind, ...] = ("aligned", "opposite", "random", "independent")
 
 _SHARED = 10  # bits of a distance whose cosines are shared by all that agree in the others
-_TABLED = 1 << 16  # distances whose factors are kept at once, 128 MB where none agree
+_TABLED = 1 << 16  # distances looked at at once; factors of 128 MB where none agree
 _CHUNK = 1 << 11  # distances turned at once: two megabytes
 _BLOCK = 1 << 10  # distances in a row that share one exactly computed start
 _STARTS = 64  # blocks multiplied at once: a megabyte of answers
@@ -52,10 +52,9 @@ def decay(rope: Rope, distances: ArrayLike) -> NDArray[np.float64]:
     >>> decay(Rope(head_dim=128, pairing="half"), [0, 1, 8, 256]).round(4)
     array([32.5   , 31.5382, 19.8174,  6.5431])
     """
-    given, found = _checked_distances(rope, distances)
-    for rows, turned in _phasors_in_chunks(rope, given):
-        found.reshape(-1)[rows] = np.abs(np.cumsum(turned, axis=-1)).mean(-1)
-    return found
+    return _at_each_distance(
+        rope, distances, lambda turned: np.abs(np.cumsum(turned, axis=-1)).mean(-1)
+    )
 
 
 def abel_bound(q: ArrayLike, k: ArrayLike, distance: ArrayLike, rope: Rope) -> NDArray[np.float64]:
@@ -103,6 +102,11 @@ def cosine(
     mean 0 and deviation ``head_dim ** -0.5`` at every distance (Barbero et al. 2410.06205,
     proposition 3.2 and figure 2).
 
+    ``head_dim * cosine(rope, r, "aligned")`` is the trace of ``R(r)``. Of random queries with
+    coordinates of one deviation, a key that is the query plus noise scores ``deviation**2`` times
+    that more than an independent key on average, so where it is negative a key like the query is
+    expected to score less than any other (Men et al. 2405.14591, theorem 1).
+
     Args:
         rope: What rotates.
         distances: Integers or floats ``[...]``; ``[..., n_axes]`` for several axes.
@@ -137,94 +141,8 @@ def cosine(
         q = np.ones(rope.head_dim)
         k = q if kind == "aligned" else -q
     products, passed = pair_products(k, q, rope)
-    given, found = _checked_distances(rope, distances)
-    for rows, turned in _phasors_in_chunks(rope, given):
-        found.reshape(-1)[rows] = (turned @ products).real + passed
-    return found / (np.linalg.norm(q) * np.linalg.norm(k))
-
-
-class ExpectedScores(NamedTuple):
-    """What a query scores on average.
-
-    Attributes:
-        similar: With a key that is itself plus noise.
-        unrelated: With an independent key.
-    """
-
-    similar: NDArray[np.float64]
-    unrelated: NDArray[np.float64]
-
-
-def expected_scores(
-    rope: Rope, distances: ArrayLike, *, mean: ArrayLike, deviation: float
-) -> ExpectedScores:
-    """Mean score of a random query with a key like it, and with any key, against distance.
-
-    Coordinates of queries and keys are independent with the given means and one deviation; they
-    need not be Gaussian. An unrelated key scores ``mean^T R(r) mean``, which is 0 at mean 0 at
-    every distance (Barbero et al. 2410.06205, proposition 3.2). A similar key, ``k = q + noise``
-    with noise of mean 0, scores ``deviation**2 trace R(r)`` more, that is
-    ``2 deviation**2 C(r)`` with ``C(r) = sum_k cos(r * inv_freq[k])`` where the whole head turns
-    (Men et al. 2405.14591, theorem 1).
-
-    Args:
-        rope: What rotates.
-        distances: Integers or floats ``[...]``; ``[..., n_axes]`` for several axes.
-        mean: ``[head_dim]``, before rotation.
-        deviation: Standard deviation of every coordinate.
-
-    Returns:
-        Two float64 arrays ``[...]``.
-
-    Raises:
-        TensorError: If ``mean`` does not end in ``head_dim``.
-        PositionError: If the distances are not numbers.
-        SpecError: If ``deviation`` is negative, or ``rope.scaling`` is a rule that has not picked
-            its law.
-
-    >>> rope = Rope(head_dim=128, pairing="half")
-    >>> similar, unrelated = expected_scores(rope, [0, 4096], mean=np.zeros(128), deviation=1.0)
-    >>> print(similar.round(2), unrelated)
-    [128.    -6.77] [0. 0.]
-    """
-    spread = number("deviation", deviation, least=0) ** 2
-    unrelated = score(mean, mean, distances, rope)
-    trace = rope.head_dim * cosine(rope, distances, "aligned")
-    return ExpectedScores(unrelated + spread * trace, unrelated)
-
-
-def turning_pairs(rope: Rope, distances: ArrayLike) -> NDArray[np.bool_]:
-    """Which pairs turn by more than a radian over a distance: ``|r| * inv_freq[k] > 1``.
-
-    Without a law that is ``|r| > base ** (2k / rotary_dim)``: near tokens differ in the first
-    pairs only, distant ones in the later pairs too.
-
-    Args:
-        rope: What rotates, along one axis.
-        distances: Integers or floats ``[...]``.
-
-    Returns:
-        bool ``[..., num_pairs]``.
-
-    Raises:
-        PositionError: If the distances are not numbers.
-        SpecError: If the rope has several axes, or a rule that has not picked its law.
-
-    >>> rope = Rope(head_dim=128, pairing="half", base=10_000.0)
-    >>> turning_pairs(rope, [1, 10, 100, 1000]).sum(-1)
-    array([ 0, 16, 32, 48])
-    """
-    one_axis(rope)
-    return np.abs(checked_positions(distances).astype(np.float64))[..., None] * rope.inv_freq > 1
-
-
-def one_axis(rope: Rope) -> None:
-    """Refuse a rope whose pairs follow different coordinates."""
-    if rope.axes.n_axes != 1:
-        raise SpecError(
-            f"rope must have one axis, got {type(rope.axes).__name__} axes; "
-            "ask for one axis at a time"
-        )
+    scores = _at_each_distance(rope, distances, lambda turned: (turned @ products).real + passed)
+    return scores / (np.linalg.norm(q) * np.linalg.norm(k))
 
 
 def pair_products(
@@ -251,13 +169,20 @@ def _heads(name: str, x: ArrayLike, rope: Rope) -> NDArray[np.float64]:
     return given.astype(np.float64)
 
 
-def _checked_distances(
-    rope: Rope, distances: ArrayLike
-) -> tuple[NDArray[Any], NDArray[np.float64]]:
-    """Checked distances in one row, and a place for one number at each."""
+def _at_each_distance(
+    rope: Rope,
+    distances: ArrayLike,
+    number_at_each: Callable[[NDArray[np.complex128]], NDArray[np.float64]],
+) -> NDArray[np.float64]:
+    """A number for each distance, made of its ``exp(i r inv_freq)``, ``[some, num_pairs]``."""
     given = checked_positions(distances)
     lead = given.shape if rope.axes.n_axes == 1 else given.shape[:-1]
-    return given.reshape(math.prod(lead), *given.shape[len(lead) :]), np.empty(lead)
+    # [..., n_axes] -> [distances, n_axes], or [...] -> [distances]
+    given = given.reshape(math.prod(lead), *given.shape[len(lead) :])
+    found = np.empty(len(given))
+    for rows, turned in _phasors_in_chunks(rope, given):
+        found[rows] = number_at_each(turned)
+    return found.reshape(lead)
 
 
 def _phasors_in_chunks(
@@ -281,45 +206,47 @@ def _phasors_in_chunks(
             yield slice(start + at, start + at + len(turned)), turned
 
 
-def kernel(
-    rope: Rope, count: int, weights: NDArray[Any] | None = None, start: int = 0
-) -> NDArray[np.complex128]:
-    """``sum_k weights[k] * exp(1j * direction * r * inv_freq[k])`` for distances ``r`` in a row.
+def cosine_sums(rope: Rope, count: int, start: int = 0) -> NDArray[np.float64]:
+    """``C(r) = sum_k cos(r * inv_freq[k])`` for distances ``r`` in a row.
 
-    The sum over pairs that turns a query and a key into their score (Su et al. 2104.09864,
-    eq. 35); with weights of 1 its real part is ``C(r) = sum_k cos(r * inv_freq[k])``. A distance
-    is the start of its block plus a rest, and ``R(a + b) = R(a) R(b)``: only the starts and the
-    rests of one block need cosines, and a matrix product does the others.
+    A distance is the start of its block plus a rest, and ``R(a + b) = R(a) R(b)``: only the starts
+    and the rests of one block need cosines, and a matrix product does the others.
 
     Each of the two factors is within ``sqrt(2) * COS_SIN_ERROR``, at any int64 distance, and a
     complex sum of n products within ``sqrt(2) * (n + 2)`` roundings (Higham 2002, section 3.6),
-    so the answer is within ``(4e-15 + num_pairs * 4 * 2**-53) * sum(abs(weights))``.
+    so the answer is within ``(4e-15 + num_pairs * 4 * 2**-53) * num_pairs``.
 
     Args:
         rope: What rotates. Where it has several axes, ``r`` is along every one, as in text.
         count: How many distances.
-        weights: Real or complex ``[num_pairs]``; ones unless given.
         start: The first distance; they are ``start, start + 1, ..., start + count - 1``.
 
     Returns:
-        complex128 ``[count]``.
+        float64 ``[count]``.
 
     Raises:
         PositionError: If a distance does not fit int64.
         SpecError: If ``rope.scaling`` is a rule that has not picked its law.
 
-    >>> print(kernel(Rope(head_dim=4, pairing="half", base=100.0), 3).real.round(4))
+    >>> print(cosine_sums(Rope(head_dim=4, pairing="half", base=100.0), 3).round(4))
     [2.     1.5353 0.5639]
     """
     inside = phasors(rope, np.arange(min(count, _BLOCK))).T.copy()
-    if weights is not None:
-        inside *= weights[:, None]
     blocks = [start + offset for offset in range(0, count, _BLOCK)]
     found = np.empty((len(blocks), inside.shape[1]), dtype=np.complex128)
     for first in range(0, len(blocks), _STARTS):
         rows = slice(first, first + _STARTS)
         np.matmul(phasors(rope, np.array(blocks[rows])), inside, out=found[rows])
-    return found.reshape(-1)[:count]
+    return found.real.reshape(-1)[:count]
+
+
+def first_negative(rope: Rope, count: int, still: float = 0.0) -> int | None:
+    """The first distance below ``count`` where ``C(r) + still`` is negative, if there is one."""
+    for start in range(0, count, _TABLED):
+        negative = cosine_sums(rope, min(_TABLED, count - start), start) + still < 0
+        if negative.any():
+            return start + int(negative.argmax())
+    return None
 
 
 def phasors(rope: Rope, distances: NDArray[Any]) -> NDArray[np.complex128]:
@@ -338,52 +265,3 @@ def phasors(rope: Rope, distances: NDArray[Any]) -> NDArray[np.complex128]:
 def _unit_phasors(rope: Rope, positions: NDArray[Any]) -> NDArray[np.complex128]:
     cos, sin = cos_sin(rope, positions)
     return cos + 1j * sin
-
-
-def smooth_kernel(base: float, distances: ArrayLike) -> NDArray[np.complex128]:
-    """Mean of ``exp(i r inv_freq)`` over a spectrum of infinitely many pairs.
-
-    The integral of ``exp(i r base**-t)`` over ``t`` from 0 to 1, which is
-    ``(Ci(r) - Ci(r / base) + i (Si(r) - Si(r / base))) / ln(base)``: the real part smooths
-    ``C(r) / n`` (Su, spaces.ac.cn 10122), the imaginary part the mean sine (RoPE++ 2512.07525,
-    whose printed curve lacks the ``1 / ln(base)``). A head of 128 at base 10000 follows it to
-    0.02 up to a distance of 33 only: beyond, its fast pairs are too few to cancel, and below
-    100000 single distances are off by up to 0.28 in the cosine and 0.35 in the sine.
-
-    Args:
-        base: The base of the spectrum.
-        distances: Integers or floats ``[...]``.
-
-    Returns:
-        complex128 ``[...]``, within 1e-14.
-
-    Raises:
-        PositionError: If the distances are not numbers.
-        SpecError: If ``base`` is not above 1.
-
-    >>> smooth_kernel(10_000.0, [0, 10, 1000]).round(5)
-    array([1.     +0.j     , 0.68239+0.17994j, 0.18769+0.15963j])
-    """
-    log_base = np.log(number("base", base, above=1))
-    r = checked_positions(distances).astype(np.float64)
-    size = np.where(r == 0, 1.0, np.abs(r))
-    between = _exponential_integral(size) - _exponential_integral(size / base)
-    found = np.asarray(between / log_base)
-    found[r < 0] = found[r < 0].conj()
-    found[r == 0] = 1
-    return found
-
-
-def _exponential_integral(x: NDArray[np.float64]) -> NDArray[np.complex128]:
-    """``Ci(x) + i Si(x)`` for ``x > 0`` (Abramowitz & Stegun 5.2.14-16 and 5.1.22)."""
-    near = np.minimum(x, 4.0)
-    term = np.ones_like(near, dtype=np.complex128)
-    series = np.euler_gamma + np.log(near) + 0j
-    for n in range(1, 41):
-        term = term * (1j * near / n)
-        series += term / n
-    z = 1j * np.maximum(x, 4.0)
-    tail = z + 161
-    for n in range(80, 0, -1):
-        tail = z + (2 * n - 1) - n * n / tail
-    return np.where(x < 4.0, series, 0.5j * np.pi - (np.exp(-z) / tail).conj())

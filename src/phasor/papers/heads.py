@@ -1,9 +1,8 @@
 """Attention heads that look at a position, whatever the tokens say; and what they guarantee.
 
-Let every token carry a 1 in one coordinate of its input, as a projection with a bias has it (that
-of `phasor.torch.papers.PositionalHead`). With ``W_k x = e``, where ``e`` has a 1
-in the first coordinate of every pair, and ``W_q = alpha R(-offset) W_k``, the score of the query
-at ``m`` and the key at ``n`` is
+Let every token carry a 1 in one coordinate of its input, as a projection with a bias has it. With
+``W_k x = e``, where ``e`` has a 1 in the first coordinate of every pair, and
+``W_q = alpha R(-offset) W_k``, the score of the query at ``m`` and the key at ``n`` is
 
     (R(m) W_q x)^T (R(n) W_k x) = alpha C(n - m + offset),    C(r) = sum_k cos(r inv_freq[k])
 
@@ -38,8 +37,7 @@ from phasor.errors import SpecError
 from phasor.frequencies import real_turns
 from phasor.numpy import rotate
 from phasor.pairings import slices
-from phasor.papers.distances import kernel, phasors
-from phasor.positions import every_axis, span
+from phasor.papers.distances import cosine_sums, phasors
 from phasor.rope import Rope
 
 _WIDEST = 1 << 20
@@ -53,13 +51,6 @@ class HeadWeights(NamedTuple):
 
     query: NDArray[np.float64]
     key: NDArray[np.float64]
-
-
-class Rival(NamedTuple):
-    """The token that comes nearest to the wanted one, and by how much its score falls short."""
-
-    distance: int
-    gap: float
 
 
 def positional_head(
@@ -105,39 +96,12 @@ def positional_head(
     return head
 
 
-def strongest_rival(rope: Rope, context: int, *, offset: int = 1) -> Rival:
-    """The smallest ``C(0) - C(r)`` over a causal context, and the ``r`` where it is.
-
-    Multiplied by ``alpha`` (and ``1 / sqrt(head_dim)`` where logits are scaled) it is how far
-    behind the wanted token the strongest other one stays. Pairs are added without cancellation,
-    so that a gap of 1e-9 has its digits too; a gap is 0 only where ``R(r)`` is the identity.
-
-    Args:
-        rope: What rotates queries and keys.
-        context: Tokens seen by the last query, itself included; at least 2.
-        offset: Tokens back from the query, 0 to ``context - 1``.
-
-    Returns:
-        `Rival`: the distance from the wanted token, either way, and the gap.
-
-    Raises:
-        SpecError: For an argument that is not what it must be, or a rule that has not picked its
-            law.
-
-    >>> strongest_rival(Rope(head_dim=2, pairing="half"), 100)  # 44 is nearly seven turns
-    Rival(distance=44, gap=0.00015669135230877992)
-    """
-    gaps = _gaps(rope, *_reach(context, offset))
-    return Rival(int(gaps.argmin()) + 1, float(gaps.min()))
-
-
-def attention_weight(
-    rope: Rope, alpha: float, context: int, *, offset: int = 1, scaled: bool = True
-) -> float:
+def attention_weight(rope: Rope, alpha: float, context: int, *, offset: int = 1) -> float:
     """The attention that the last query of a causal context pays to the token ``offset`` back.
 
     ``1 / sum_n exp(-alpha * (C(0) - C(n - m + offset)) / sqrt(head_dim))`` over all
-    ``context`` tokens. Queries before the last see fewer rivals and pay more, so this is the
+    ``context`` tokens: logits are divided by ``sqrt(rope.head_dim)``, and any other factor on them
+    multiplies ``alpha``. Queries before the last see fewer rivals and pay more, so this is the
     least over the context of every query that has a token so far back.
 
     Args:
@@ -145,8 +109,6 @@ def attention_weight(
         alpha: As given to `positional_head`.
         context: Tokens seen by the last query, itself included; at least 2.
         offset: Tokens back from the query, 0 to ``context - 1``.
-        scaled: Logits are divided by ``sqrt(rope.head_dim)``, as attention usually does; False
-            for raw products. Any other factor on the logits multiplies ``alpha``.
 
     Raises:
         SpecError: For an argument that is not what it must be, or a rule that has not picked its
@@ -157,7 +119,7 @@ def attention_weight(
     0.65499
     """
     sharpness = number("alpha", alpha, least=0)
-    return _weight(sharpness, _logit_gaps(rope, context, offset, scaled))
+    return _weight(sharpness, _logit_gaps(rope, context, offset))
 
 
 def attention_map(rope: Rope, offset: int, *, alpha: float, tokens: int) -> NDArray[np.float64]:
@@ -182,22 +144,17 @@ def attention_map(rope: Rope, offset: int, *, alpha: float, tokens: int) -> NDAr
     (17, 17) 0.654992
     """
     size = whole("tokens", tokens, least=1)
-    head = positional_head(rope, offset, alpha=alpha, width=1)
-    n_axes = rope.axes.n_axes
-    positions = span(size) if n_axes == 1 else every_axis(span(size), n_axes)
-    # every token is the same 1, so its query and key are the projections' only columns
-    query, key = (
-        rotate(np.tile(weight[:, 0], (size, 1, 1)), positions, rope)[:, 0] for weight in head
-    )
-    later = np.triu(np.ones((size, size), dtype=bool), 1)
-    logits = np.where(later, -np.inf, query @ key.T / math.sqrt(rope.head_dim))
+    back = whole("offset", offset, least=0, most=size - 1)
+    scale = number("alpha", alpha, least=0) / math.sqrt(rope.head_dim)
+    # C(n - m + offset) for n - m from 1 - size to 0, so that of n - m is at n - m - 1 from the end
+    scores = scale * cosine_sums(rope, size, start=back - size + 1)
+    query, key = np.indices((size, size))
+    logits = np.where(key > query, -np.inf, scores[np.minimum(key - query, 0) - 1])
     weights = np.exp(logits - logits.max(-1, keepdims=True))
-    return np.where(later, np.nan, weights / weights.sum(-1, keepdims=True))
+    return np.where(key > query, np.nan, weights / weights.sum(-1, keepdims=True))
 
 
-def required_alpha(
-    rope: Rope, context: int, weight: float, *, offset: int = 1, scaled: bool = True
-) -> float:
+def required_alpha(rope: Rope, context: int, weight: float, *, offset: int = 1) -> float:
     """The least ``alpha`` with which `attention_weight` is ``weight`` or more over ``context``.
 
     Found by Newton's method on the logarithm of all rivals' weight, which is convex in ``alpha``;
@@ -210,7 +167,6 @@ def required_alpha(
         context: Tokens seen by the last query, itself included; at least 2.
         weight: The wanted attention, between 0 and 1.
         offset: Tokens back from the query, 0 to ``context - 1``.
-        scaled: As for `attention_weight`.
 
     Raises:
         SpecError: For an argument that is not what it must be, a rule that has not picked its
@@ -224,7 +180,7 @@ def required_alpha(
     wanted = number("weight", weight, above=0, most=1)
     if wanted == 1:
         raise SpecError("weight must be below 1, which a softmax never reaches, got 1; try 0.999")
-    gaps = _logit_gaps(rope, context, offset, scaled)
+    gaps = _logit_gaps(rope, context, offset)
     others, ties = (1 - wanted) / wanted, int((gaps == 0).sum())
     if wanted <= _weight(0.0, gaps):
         return 0.0
@@ -254,26 +210,20 @@ def _weight(alpha: float, gaps: NDArray[np.float64]) -> float:
     return 1 / (1 + float(np.exp(-alpha * gaps).sum()))
 
 
-def _logit_gaps(rope: Rope, context: int, offset: int, scaled: bool) -> NDArray[np.float64]:
+def _logit_gaps(rope: Rope, context: int, offset: int) -> NDArray[np.float64]:
     """How far behind every rival's logit is, for an alpha of 1."""
-    later, earlier = _reach(context, offset)
-    gaps = _gaps(rope, later, earlier)
-    every = np.concatenate((gaps[:later], gaps[:earlier]))
-    return every / math.sqrt(rope.head_dim) if scaled else every
-
-
-def _reach(context: int, offset: int) -> tuple[int, int]:
-    """How many rivals stand after the wanted token, and how many before it."""
     tokens = whole("context", context, least=2)
+    # rivals after the wanted token, and before it
     later = whole("offset", offset, least=0, most=tokens - 1)
-    return later, tokens - 1 - later
+    earlier = tokens - 1 - later
+    gaps = _gaps(rope, max(later, earlier))
+    return np.concatenate((gaps[:later], gaps[:earlier])) / math.sqrt(rope.head_dim)
 
 
-def _gaps(rope: Rope, *reach: int) -> NDArray[np.float64]:
-    """``C(0) - C(r)`` for ``r`` from 1 to the farther reach, with a small relative error."""
+def _gaps(rope: Rope, most: int) -> NDArray[np.float64]:
+    """``C(0) - C(r)`` for ``r`` from 1 to ``most``, with a small relative error."""
     _check_rope(rope)
-    most = max(reach)
-    gaps = rope.num_pairs - kernel(rope, most, start=1).real
+    gaps = rope.num_pairs - cosine_sums(rope, most, start=1)
     small = np.flatnonzero(gaps < min(_SMALL * rope.num_pairs, 0.5))
     for begin in range(0, len(small), _CHUNK):
         some = small[begin : begin + _CHUNK]

@@ -5,10 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from phasor._checks import whole
 from phasor.errors import TensorError
 from phasor.numpy import rotate
-from phasor.papers.distances import kernel
 from phasor.rope import Rope
 
 
@@ -16,8 +14,12 @@ def linear_weights(query: ArrayLike, keys: ArrayLike, rope: Rope) -> NDArray[np.
     """Weights of all tokens for the last query, in linear attention with a rotated numerator.
 
     ``w_n = (R(N-1) φ(q) · R(n) φ(k_n)) / Σ_j φ(q) · φ(k_j)`` with ``φ(x) = elu(x) + 1``
-    (RoFormer 2104.09864, eq. 19). They are not a distribution: some are negative, and for random
-    keys they sum to about `expected_linear_sum`.
+    (RoFormer 2104.09864, eq. 19). They are not a distribution: some are negative, and they do not
+    sum to 1. The mean sum over independent random keys is
+    ``cosine(rope, np.arange(N), "aligned").mean()``: where features have the same distribution in
+    all coordinates, their mean is a vector of equal entries, and rotated to many positions these
+    cancel. That is exact in the limit of large ``N``; the sum for a single query differs by a few
+    hundredths.
 
     Args:
         query: ``[head_dim]``, before the feature map; it stands at position ``N - 1``.
@@ -35,6 +37,9 @@ def linear_weights(query: ArrayLike, keys: ArrayLike, rope: Rope) -> NDArray[np.
     >>> weights = linear_weights(draw.standard_normal(64), draw.standard_normal((4096, 64)), rope)
     >>> bool(weights.min() < 0 and weights.sum() < 0.3)
     True
+    >>> from phasor.papers import cosine
+    >>> print(cosine(rope, np.arange(4096), "aligned").mean().round(3))
+    0.125
     """
     q, k = np.asarray(query, np.float64), np.asarray(keys, np.float64)
     if q.shape != (rope.head_dim,) or k.ndim != 2 or k.shape[1] != rope.head_dim or not len(k):
@@ -50,30 +55,3 @@ def linear_weights(query: ArrayLike, keys: ArrayLike, rope: Rope) -> NDArray[np.
 
 def _elu_plus_one(x: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.exp(np.minimum(x, 0)) + np.maximum(x, 0)
-
-
-def expected_linear_sum(rope: Rope, length: int) -> float:
-    """Mean sum of `linear_weights` for independent random keys of one distribution.
-
-    The mean of ``cos(r inv_freq[k])`` over the distances ``r`` below ``length`` and over the
-    coordinates, unrotated ones counting 1. It assumes that features have the same distribution in
-    all coordinates: their mean is then a vector of equal entries, and rotated to many positions
-    these cancel. Exact in the limit of large ``N``; the sum for a single query differs by a few
-    hundredths.
-
-    Args:
-        rope: What rotates; with several axes, a distance is along every one, as in text.
-        length: Number of keys.
-
-    Returns:
-        A number between -1 and 1.
-
-    Raises:
-        SpecError: If ``length`` is not a positive whole number.
-
-    >>> rope = Rope(head_dim=64, pairing="half")
-    >>> [round(expected_linear_sum(rope, n), 3) for n in (96, 1024, 4096)]
-    [0.535, 0.278, 0.125]
-    """
-    cosines = kernel(rope, whole("length", length, least=1)).real
-    return float((2 * cosines.mean() + rope.head_dim - rope.rotary_dim) / rope.head_dim)

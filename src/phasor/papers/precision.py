@@ -28,8 +28,8 @@ def angle_errors(rope: Rope, positions: ArrayLike, recipe: Recipe) -> NDArray[np
     The reference is `phasor.angles.cos_sin`, which is right to 1e-15 at every int64 position.
 
     Args:
-        rope: A Rope of one axis.
-        positions: Integers ``[...]``.
+        rope: What rotates.
+        positions: Integers ``[...]``; ``[..., n_axes]`` for several axes.
         recipe: ``"float32 angle"`` multiplies a float32 position by a float32 frequency and takes
             the cosine in float32, the commonest recipe; ``"float64 angle"`` does that in float64
             and keeps it; ``"complex64"`` takes the float32 angle into a complex exponential, as
@@ -66,7 +66,10 @@ def _cos_sin_by(
         table = rows(rope, positions, np.float32 if recipe == "float32 rows" else np.float64)
         return table[..., 0], table[..., 1]
     dtype: Any = np.float64 if recipe == "float64 angle" else np.float32
-    angle = positions[..., None].astype(dtype) * (rope.direction * rope.inv_freq).astype(dtype)
+    coordinates = positions[..., None] if rope.axes.n_axes == 1 else positions
+    # [..., n_axes] -> [..., num_pairs]
+    places = coordinates[..., list(rope.axes.axis_of_pair(rope.num_pairs))]
+    angle = places.astype(dtype) * (rope.direction * rope.inv_freq).astype(dtype)
     if recipe == "complex64":
         unit: NDArray[np.complex64] = np.exp(np.complex64(1j) * angle)
         return unit.real, unit.imag

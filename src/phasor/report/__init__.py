@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -14,16 +13,14 @@ import vl_convert
 from jinja2 import Environment, StrictUndefined
 
 from phasor import charts
-from phasor.axes import OneAxis
 from phasor.charts.style import AnyChart, screen_spec, stylesheet
-from phasor.describe import pair_rows, ranges, sentences
+from phasor.describe import pair_rows, ranges, rule_sentences, sentences
 from phasor.errors import SpecError
 from phasor.extending import ExtensionPlan, plan
 from phasor.layers import LayerRopes
 from phasor.papers.heads import required_alpha
 from phasor.report.snippet import usage
 from phasor.rope import Rope
-from phasor.scaling import Rule
 
 _POINTS = 240  # of a curve over distances
 _LONGEST_HEAD = 1 << 20  # a head's weight looks at every distance
@@ -112,7 +109,7 @@ def _section(ropes: LayerRopes, rope: Rope, context: int, to: int, index: int) -
     """What the template says about the layers that rotate by ``rope``."""
     kinds = [kind for kind, its in ropes.kinds.items() if its == rope]
     planned = plan(ropes, to, kind=kinds, context=context)
-    trained = planned.ways["unchanged"].extension.rope
+    trained = planned.ways["unchanged"].rope
     drawn = _curves(planned)
     alpha: float | None = None
     no_head = ""
@@ -124,7 +121,7 @@ def _section(ropes: LayerRopes, rope: Rope, context: int, to: int, index: int) -
     return {
         "id": f"rope-{index}",
         "title": ", ".join(kinds),
-        "sentences": [*_rule_sentence(rope, context), *sentences(trained, context)],
+        "sentences": [*rule_sentences(rope, context), *sentences(trained, context)],
         "planned": planned,
         "configs": {name: json.dumps(way.config, indent=2) for name, way in planned.ways.items()},
         "alpha": alpha,
@@ -139,33 +136,22 @@ def _section(ropes: LayerRopes, rope: Rope, context: int, to: int, index: int) -
     }
 
 
-def _rule_sentence(rope: Rope, context: int) -> list[str]:
-    if not isinstance(rope.scaling, Rule):
-        return []
-    rule = type(rope.scaling).__name__
-    return [f"The rule {rule} picks the law from the length; here at {context} tokens."]
-
-
 def _curves(planned: ExtensionPlan) -> dict[str, AnyChart]:
     """The charts that every rope has."""
     context, to = planned.context, planned.to
-    laws = {name: way.extension.rope for name, way in planned.ways.items()}
+    laws = {name: way.rope for name, way in planned.ways.items()}
     trained = laws["unchanged"]
     # whole distances, evenly in their logarithm
     distances = np.unique(np.geomspace(1, to - 1, _POINTS).astype(np.int64))
     return {
-        "coverage": charts.turns_chart(
-            {name: way.extension.coverage for name, way in planned.ways.items()}
-        ),
+        "coverage": charts.turns_chart({name: way.coverage for name, way in planned.ways.items()}),
         "scaling": charts.scaling_chart(trained, laws),
         # beside the unchanged rope, the documented one at first, or any
         "cosine": charts.cosine_chart(
             laws, distances, kinds=["aligned"], context=context, menu=list(laws)[1]
         ),
         "decay": charts.decay_chart({"trained": trained}, distances, context=context, log=True),
-        "precision": charts.precision_chart(
-            _one_axis(trained), bits=to.bit_length(), context=context
-        ),
+        "precision": charts.precision_chart(trained, bits=to.bit_length(), context=context),
     }
 
 
@@ -173,7 +159,7 @@ def _head_charts(planned: ExtensionPlan, alpha: float) -> dict[str, AnyChart]:
     """What a previous-token head needs, and what one of sharpness ``alpha`` keeps."""
     context = planned.context
     contexts = [1 << bit for bit in range(2, min(planned.to, _LONGEST_HEAD).bit_length())]
-    laws = {name: way.extension.rope for name, way in planned.ways.items()}
+    laws = {name: way.rope for name, way in planned.ways.items()}
     trained = laws["unchanged"]
     return {
         "needed": charts.required_alpha_chart(trained, contexts, context=context),
@@ -187,20 +173,6 @@ def _responsive(chart: AnyChart) -> dict[str, Any]:
     """The chart in the page's colours, as wide as its place."""
     fit = {"type": "fit-x", "contains": "padding"}
     return screen_spec(chart, width="container", autosize=fit)
-
-
-def _one_axis(rope: Rope) -> Rope:
-    """The same frequencies on one axis, for positions that are equal along all."""
-    if rope.axes.n_axes == 1:
-        return rope
-    return replace(
-        rope,
-        axes=OneAxis(),
-        base=None,
-        scaling=None,
-        explicit_inv_freq=tuple(rope.inv_freq.tolist()),
-        inv_freq_dtype="exact",
-    )
 
 
 __all__ = ["report"]

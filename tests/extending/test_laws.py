@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pytest
 
-from phasor import Rope, SpecError
-from phasor.extending import Extension, extensions
+from phasor import LayerRopes, Rope, SpecError
+from phasor.extending import Way, plan
 from phasor.scaling import (
     NTK,
     Law,
     Linear,
     Llama3,
-    LongRope,
     PerPair,
     Proportional,
     Resonance,
@@ -27,9 +28,10 @@ from ..ropes import LLAMA_2
 LLAMA_3 = Rope(head_dim=128, pairing="half", base=500_000.0)
 
 
-def by_name(ways: tuple[Extension, ...]) -> dict[str, Extension]:
-    """Each extension by its law."""
-    return {way.name: way for way in ways}
+def extensions(rope: Rope, context: int, to: int, **options: Any) -> Mapping[str, Way]:
+    """By name the laws for a model of one rope."""
+    ropes = LayerRopes(name="one", layer_kinds=("rope",), kinds={"rope": rope}, context=context)
+    return plan(ropes, to, **options).ways
 
 
 def first_negative(rope: Rope, to: int) -> int | None:
@@ -51,13 +53,13 @@ def first_negative(rope: Rope, to: int) -> int | None:
 )
 def test_each_law_turns_its_sign_where_a_plain_sum_does(rope, context, to):
     """Also where the distance lies beyond the first block that is looked at."""
-    for way in extensions(rope, context, to):
+    for way in extensions(rope, context, to).values():
         assert way.sign_change == first_negative(way.rope, to), way.name
 
 
 def test_each_law_of_a_plain_rope_is_compared():
     """Their parameters are those that reach the wanted context."""
-    ways = by_name(extensions(LLAMA_2, 4096, 32768, factors=[1.0 + 0.1 * k for k in range(64)]))
+    ways = extensions(LLAMA_2, 4096, 32768, factors=[1.0 + 0.1 * k for k in range(64)])
     assert {name: way.rope.scaling for name, way in ways.items()} == {
         "unchanged": None,
         "linear": Linear(factor=8.0),
@@ -85,7 +87,7 @@ def test_each_law_of_a_plain_rope_is_compared():
 )
 def test_pairs_out_of_distribution_of_llama_2_by_8(name, pairs):
     """From 4096 to 32768 tokens; laws that divide every slow pair by 8 show nothing new."""
-    assert by_name(extensions(LLAMA_2, 4096, 32768))[name].pairs_affected == pairs
+    assert extensions(LLAMA_2, 4096, 32768)[name].pairs_affected == pairs
 
 
 @pytest.mark.parametrize(
@@ -95,7 +97,7 @@ def test_pairs_out_of_distribution_of_llama_2_by_8(name, pairs):
 def test_resolution_is_the_fastest_pair_s_share_of_its_angle(name, resolution):
     """Interpolation crowds neighbours, laws that keep the fastest pair do not."""
     ways = extensions(LLAMA_2, 4096, 32768, factors=[1.25] + [8.0] * 63)
-    assert by_name(ways)[name].resolution == pytest.approx(resolution, rel=1e-15)
+    assert ways[name].resolution == pytest.approx(resolution, rel=1e-15)
 
 
 @pytest.mark.parametrize(
@@ -109,14 +111,14 @@ def test_resolution_is_the_fastest_pair_s_share_of_its_angle(name, resolution):
 def test_a_rope_without_a_pair_that_turns_has_no_angle_to_lose(rope: Rope):
     """It keeps the whole of nothing, and meets no new phase."""
     ways = extensions(rope, 64, 128)
-    assert [way.resolution for way in ways] == [1.0] * len(ways)
-    assert [way.pairs_affected for way in ways] == [0] * len(ways)
+    assert {way.resolution for way in ways.values()} == {1.0}
+    assert {way.pairs_affected for way in ways.values()} == {0}
 
 
 def test_attention_factors_are_the_laws_own():
     """YaRN's and LongRoPE's published factors; 1 for the others."""
-    ways = by_name(extensions(LLAMA_2, 4096, 32 * 4096, factors=[2.0] * 64))
-    factors = {name: way.attention_factor for name, way in ways.items()}
+    ways = extensions(LLAMA_2, 4096, 32 * 4096, factors=[2.0] * 64)
+    factors = {name: way.rope.attention_factor for name, way in ways.items()}
     assert factors.pop("yarn") == pytest.approx(1.34657359027997, rel=1e-14)
     assert factors.pop("longrope") == pytest.approx(1.19023807142381, rel=1e-14)
     assert set(factors.values()) == {1.0}
@@ -125,7 +127,7 @@ def test_attention_factors_are_the_laws_own():
 @pytest.mark.parametrize(("name", "turned"), [("unchanged", 32768), ("linear", 4096)])
 def test_slowest_turns_are_those_of_the_slowest_pair(name, turned):
     """Over the wanted context, of a published wavelength of 54410.1 tokens, divided or not."""
-    way = by_name(extensions(LLAMA_2, 4096, 32768))[name]
+    way = extensions(LLAMA_2, 4096, 32768)[name]
     assert way.slowest_turns == pytest.approx(turned / 54410.1, rel=1e-6)
 
 
@@ -145,14 +147,15 @@ def test_a_rope_with_a_law_is_stretched_by_the_same_law(law: Law, expected: Law)
     """Laws do not compose, so its factor grows."""
     rope = dataclasses.replace(LLAMA_3, scaling=law)
     ways = extensions(rope, 131072, 4 * 131072)
-    assert [way.rope.scaling for way in ways] == [law, expected]
-    assert ways[1].pairs_affected == 0
+    unchanged, longer = ways.values()
+    assert (unchanged.rope.scaling, longer.rope.scaling) == (law, expected)
+    assert longer.pairs_affected == 0
 
 
 def test_llama_3_1_can_be_stretched_beyond_its_context():
     """With its own law and twice the factor no phase is new at twice the context."""
     rope = dataclasses.replace(LLAMA_3, scaling=Llama3(factor=8.0, original_max_positions=8192))
-    ways = by_name(extensions(rope, 131072, 262144))
+    ways = extensions(rope, 131072, 262144)
     # divided by 8, pairs turn once in 131072 if 16384 * 500000**(-k/64) >= 2 pi: up to 38
     assert ways["unchanged"].pairs_affected == 25
     assert ways["llama3"].pairs_affected == 0
@@ -168,7 +171,7 @@ def test_llama_3_1_can_be_stretched_beyond_its_context():
 )
 def test_frequencies_that_no_law_can_stretch_are_divided(rope):
     """Which is interpolation."""
-    way = by_name(extensions(rope, 64, 256))["linear"]
+    way = extensions(rope, 64, 256)["linear"]
     expected = [float(f) / 4 for f in oracle.frequencies(rope)]
     np.testing.assert_allclose(way.rope.explicit_inv_freq, expected, rtol=1e-15)
 
@@ -176,7 +179,7 @@ def test_frequencies_that_no_law_can_stretch_are_divided(rope):
 def test_a_single_pair_has_no_ntk_law():
     """The laws that need two pairs are left out."""
     ways = extensions(Rope(head_dim=2, pairing="half"), 64, 128)
-    assert [way.name for way in ways] == ["unchanged", "linear", "yarn", "llama3"]
+    assert list(ways) == ["unchanged", "linear", "yarn", "llama3"]
 
 
 @pytest.mark.parametrize(
@@ -191,24 +194,10 @@ def test_a_single_pair_has_no_ntk_law():
             [1.0] * 64,
             "factors divide plain frequencies",
         ),
-        (
-            dataclasses.replace(
-                LLAMA_2,
-                scaling=LongRope(
-                    short_factors=(1.0,) * 64,
-                    long_factors=(2.0,) * 64,
-                    original_max_positions=64,
-                    factor=2.0,
-                ),
-            ),
-            (4096, 8192),
-            None,
-            r"use rope.at\(seq_len\)",
-        ),
     ],
-    ids=["not longer", "one token", "too few factors", "factors over a law", "rule"],
+    ids=["not longer", "one token", "too few factors", "factors over a law"],
 )
-def test_extensions_refuse(rope, lengths, factors, message):
+def test_laws_that_do_not_fit_are_refused(rope, lengths, factors, message):
     """The error names what is wrong."""
     with pytest.raises(SpecError, match=message):
         extensions(rope, *lengths, factors=factors)
@@ -228,9 +217,9 @@ def test_extensions_refuse(rope, lengths, factors, message):
 )
 def test_parameters_replace_those_of_one_law(law, values, expected):
     """At 8 times the length dynamic NTK of factor f is NTK of factor 8 f - (f - 1)."""
-    ways = by_name(extensions(LLAMA_2, 4096, 32768, parameters={law: values}))
+    ways = extensions(LLAMA_2, 4096, 32768, parameters={law: values})
     assert ways[law].rope.scaling == expected
-    plain = by_name(extensions(LLAMA_2, 4096, 32768))
+    plain = extensions(LLAMA_2, 4096, 32768)
     assert all(ways[name].rope == plain[name].rope for name in plain if name != law)
 
 
