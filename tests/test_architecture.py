@@ -50,7 +50,7 @@ PIPELINE = """
     torch.kv_cache.cache torch.kv_cache.verbs torch.kv_cache.cached_keys
     torch.kv_cache torch.module torch.cache_layouts torch.attention
     torch.papers.feature_maps
-    torch.papers.linear torch.papers.relative torch.papers.usage torch.papers
+    torch.papers.linear torch.papers.relative torch.papers.heads torch.papers.usage torch.papers
     torch.export torch.distributed
     torch.hf.methods torch.hf.carriers torch.hf.modules torch.hf.embeddings
     torch.hf.reading torch.hf torch

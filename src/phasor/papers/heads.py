@@ -1,8 +1,9 @@
 """Attention heads that look at a position, whatever the tokens say; and what they guarantee.
 
-Let every token carry a 1 in one coordinate of its input, as a projection with a bias has it. With
-``W_k x = e``, where ``e`` has a 1 in the first coordinate of every pair, and
-``W_q = alpha R(-offset) W_k``, the score of the query at ``m`` and the key at ``n`` is
+Let every token carry a 1 in one coordinate of its input, as a projection with a bias has it (that
+of `phasor.torch.papers.PositionalHead`). With ``W_k x = e``, where ``e`` has a 1
+in the first coordinate of every pair, and ``W_q = alpha R(-offset) W_k``, the score of the query
+at ``m`` and the key at ``n`` is
 
     (R(m) W_q x)^T (R(n) W_k x) = alpha C(n - m + offset),    C(r) = sum_k cos(r inv_freq[k])
 

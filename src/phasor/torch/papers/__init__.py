@@ -4,6 +4,7 @@ The layer around `linear_attention` is `phasor.torch.RotaryLinearAttention`.
 """
 
 from phasor.torch.papers.feature_maps import PositiveRandomFeatures
+from phasor.torch.papers.heads import PositionalHead
 from phasor.torch.papers.linear import LinearState, linear_attention
 from phasor.torch.papers.relative import ReRope, SelfExtend, relative_attention
 from phasor.torch.papers.usage import LayerUsage, PairNorms, watch_usage
@@ -12,6 +13,7 @@ __all__ = [
     "LayerUsage",
     "LinearState",
     "PairNorms",
+    "PositionalHead",
     "PositiveRandomFeatures",
     "ReRope",
     "SelfExtend",
