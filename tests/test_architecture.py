@@ -25,8 +25,9 @@ PIPELINE = """
     configs.block configs.facts configs.laws configs.sources configs.layer_kinds configs.unread_keys
     configs.huggingface configs.diffusers configs.gguf configs.params configs.writing configs
     frequencies angles positions numpy
-    checkpoint.files checkpoint.pth checkpoint.model checkpoint.rows checkpoint.planning
-    checkpoint.llama checkpoint.programs checkpoint.writing checkpoint
+    checkpoint.files checkpoint.pth checkpoint.model checkpoint.rows
+    checkpoint.conversion checkpoint.llama checkpoint.programs checkpoint.planning
+    checkpoint.writing checkpoint
     papers.precision papers.distances papers.heads papers.bounds
     papers.phases papers.usage papers.linear papers
     describe

@@ -48,11 +48,6 @@ class Reorder:
     order: NDArray[np.intp]
     item_bytes: int
 
-    @property
-    def period_bytes(self) -> int:
-        """Bytes of a period."""
-        return self.layout.width * self.item_bytes
-
     def moves_only_inside(self, block: int) -> bool:
         """Whether each item stays in its block of ``block`` items, counted from the start."""
         width = self.layout.width

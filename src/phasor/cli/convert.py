@@ -7,16 +7,7 @@ from pathlib import Path
 
 import click
 
-from phasor.checkpoint import (
-    PROGRAMS,
-    ConversionPlan,
-    Patterns,
-    Program,
-    ProgramPlan,
-    plan,
-    plan_for,
-    write,
-)
+from phasor.checkpoint import PROGRAMS, ConversionPlan, Patterns, Program, plan, write
 from phasor.cli.common import Screen, say
 from phasor.errors import PhasorWarning
 from phasor.pairings import PAIRINGS, Pairing, opposite
@@ -94,7 +85,7 @@ def convert(
         others = (target, origin, config, head_dim, rotary_dim, rotary_start, like)
         if patterns.each() or lenient or any(value is not None for value in others):
             raise click.UsageError("--for goes only with --dry-run and --verify.")
-        planned = plan_for(source, program)
+        planned = plan(source, program)
     elif target is None:
         raise click.UsageError("Missing option '--to' or '--for'.")
     else:
@@ -115,10 +106,9 @@ def convert(
         _write(planned, out, verified=verified)
     for line in planned.lines():
         say(line)
-    if isinstance(planned, ProgramPlan):
-        files = f"Written to {out}: {planned.config_file} and {planned.weights_file}."
-    else:
-        files = f"Written to {out}. Files beside the weights were not copied."
+    files = f"Written to {out}. Files beside the weights were not copied."
+    if program is not None:
+        files = f"Written to {out}: {' and '.join((*planned.beside, *planned.files))}."
     if verified:
         say("Verified: both sides agree, byte for byte and in their scores.")
     say("Nothing was written." if out is None or dry_run else files)
@@ -148,7 +138,7 @@ def _rope(
     )
 
 
-def _write(planned: ConversionPlan | ProgramPlan, out: Path, *, verified: bool) -> None:
+def _write(planned: ConversionPlan, out: Path, *, verified: bool) -> None:
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
 
     screen = Screen(stderr=True)
