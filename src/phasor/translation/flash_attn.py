@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from phasor.rope import Rope
-from phasor.translation.target import Target, Written, per_rope
+from phasor.translation.target import Part, Target, per_rope
 
 
-def _write(rope: Rope, context: int) -> Written:
-    return Written(
+def _write(rope: Rope, context: int) -> Part:
+    return Part(
         {
             "rope": rope,
             "layout": "flash-attn",

@@ -6,7 +6,7 @@ from typing import Any
 
 from phasor.rope import Rope
 from phasor.scaling import Linear, Llama3
-from phasor.translation.target import POSITIONS_UNCHECKED, Target, Written, per_rope
+from phasor.translation.target import POSITIONS_UNCHECKED, Part, Target, per_rope
 
 _SHAPES = "# q, k [tokens, heads, head_dim]; positions, whole numbers [tokens]\n"
 # widths of a head for which the kernels that compute cos and sin are compiled
@@ -18,7 +18,7 @@ _NOTE = (
 )
 
 
-def _write(rope: Rope, context: int) -> Written:
+def _write(rope: Rope, context: int) -> Part:
     _check_alignment(rope, context)
     law, computed = rope.scaling, rope.direction == 1 and _width(rope) in _WIDTHS
     arguments: dict[str, Any] = {
@@ -39,15 +39,15 @@ def _write(rope: Rope, context: int) -> Written:
     return _table(rope, context)
 
 
-def _call(function: str, arguments: dict[str, Any]) -> Written:
+def _call(function: str, arguments: dict[str, Any]) -> Part:
     named = "".join(f"    {name}={name},\n" for name in arguments)
     code = (
         f"from flashinfer import {function}\n\n{_SHAPES}{function}(\n    q, k, positions,\n{named})"
     )
-    return Written(arguments, code, (_NOTE,))
+    return Part(arguments, code, (_NOTE,))
 
 
-def _table(rope: Rope, context: int) -> Written:
+def _table(rope: Rope, context: int) -> Part:
     settings = {
         "rope": rope,
         "layout": "vllm",
@@ -56,7 +56,7 @@ def _table(rope: Rope, context: int) -> Written:
         "head_size": _width(rope),
         "is_neox": rope.pairing == "half",
     }
-    return Written(
+    return Part(
         settings,
         "from flashinfer import apply_rope_with_cos_sin_cache\n"
         "from phasor.torch import cos_sin_cache\n\n"

@@ -6,10 +6,10 @@ from typing import Any
 
 from phasor.axes import Alternating, Axial, InterleavedSections, OneAxis, Sectioned
 from phasor.rope import Rope
-from phasor.translation.target import POSITIONS_UNCHECKED, Target, Written, per_rope
+from phasor.translation.target import POSITIONS_UNCHECKED, Part, Target, per_rope
 
 
-def _write(rope: Rope, context: int) -> Written:
+def _write(rope: Rope, context: int) -> Part:
     notes: tuple[str, ...] = ("It may overwrite q and k.",)
     settings: dict[str, Any] = {"rope": rope, "gain": rope.attention_factor}
     if rope.axes.n_axes == 1:
@@ -36,7 +36,7 @@ def _write(rope: Rope, context: int) -> Written:
         )
     if rope.rotary_dim < rope.head_dim - rope.rotary_start:
         notes += ("This rotates a part of a head, which needs liger-kernel 0.8.5 or newer.",)
-    return Written(
+    return Part(
         settings,
         f"{imports}\nfrom liger_kernel.transformers.rope import liger_rotary_pos_emb\n\n"
         f"{rows}liger_rotary_pos_emb(q, k, cos, sin)",

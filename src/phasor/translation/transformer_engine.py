@@ -7,10 +7,10 @@ from typing import Any
 
 from phasor.rope import Rope
 from phasor.scaling import Linear
-from phasor.translation.target import Target, Written, per_rope
+from phasor.translation.target import Part, Target, per_rope
 
 
-def _write(rope: Rope, context: int) -> Written:
+def _write(rope: Rope, context: int) -> Part:
     embedding = _embedding(rope, context)
     settings: dict[str, Any]
     imports = ["from transformer_engine.pytorch.attention.rope import apply_rotary_pos_emb"]
@@ -39,7 +39,7 @@ def _write(rope: Rope, context: int) -> Written:
             imports.insert(0, "import torch")
             settings["rotary_dim"] = rope.rotary_dim
             t = "torch.cat((gain * t[..., :rotary_dim], t[..., rotary_dim:]), -1)"
-    return Written(
+    return Part(
         settings,
         "\n".join(imports) + "\n\n"
         '# t [seq, batch, heads, head_dim] for tensor_format="sbhd", or\n'
