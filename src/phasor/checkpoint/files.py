@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from io import BufferedReader
 from itertools import accumulate
@@ -72,10 +72,12 @@ class Header:
     """The header of a file.
 
     Attributes:
+        path: The file.
         data: Its bytes, with the length before it; the first tensor's bytes follow.
         tensors: The tensors by name, in the order of their bytes.
     """
 
+    path: Path
     data: bytes
     tensors: Mapping[str, Entry]
 
@@ -107,7 +109,7 @@ def read_header(path: Path) -> Header:
             f"{path}: the header must begin with '{{', got {short_repr(text[:8])}"
         )
     described = parse_json(text, str(path))
-    return Header(prefix + text, _tensors(path, described, 8 + length, size))
+    return Header(path, prefix + text, _tensors(path, described, 8 + length, size))
 
 
 def open_file(path: Path) -> BufferedReader:
@@ -260,20 +262,6 @@ class Checkpoint:
     path: Path
     files: Mapping[str, Header]
     index: str | None
-
-    @property
-    def is_folder(self) -> bool:
-        """Whether `path` is a folder."""
-        return self.path.is_dir()
-
-    def location(self, name: str) -> Path:
-        """Where the file ``name`` is."""
-        return self.path / name if self.is_folder else self.path
-
-    def tensors(self) -> Iterator[tuple[str, Entry]]:
-        """All tensors by name."""
-        for header in self.files.values():
-            yield from header.tensors.items()
 
 
 def open_checkpoint(source: Path) -> Checkpoint:

@@ -87,7 +87,9 @@ def plan(
     config = _config_folder(checkpoint) if model is None else model
     described = describe(config, like=like, strict=strict)
     origin = _source_pairing(described, source, target)
-    context = Context(described, origin, target, MappingProxyType(dict(checkpoint.tensors())))
+    headers = checkpoint.files.values()
+    entries = {name: entry for header in headers for name, entry in header.tensors.items()}
+    context = Context(described, origin, target, entries)
     changes: dict[str, Change] = {}
     alike: list[str] = []
     for name in context.entries:
@@ -109,7 +111,7 @@ def plan(
             name: ResultFile(
                 header.data,
                 {
-                    tensor: _result_tensor(checkpoint.location(name), entry, changes.get(tensor))
+                    tensor: _result_tensor(header.path, entry, changes.get(tensor))
                     for tensor, entry in header.tensors.items()
                 },
             )
@@ -133,7 +135,7 @@ def _result_tensor(path: Path, entry: Entry, change: Change | None) -> ResultTen
 
 
 def _config_folder(checkpoint: Checkpoint) -> Path:
-    folder = checkpoint.path if checkpoint.is_folder else checkpoint.path.parent
+    folder = checkpoint.path if checkpoint.path.is_dir() else checkpoint.path.parent
     if any((folder / name).is_file() for name in ("config.json", "params.json")):
         return folder
     raise CheckpointError(

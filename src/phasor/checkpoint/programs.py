@@ -140,9 +140,8 @@ def _open_consolidated(folder: Path) -> list[Mapping[str, Rows]]:
 
 def _rows_by_name(path: Path) -> Mapping[str, Rows]:
     """The tensors of a safetensors file, or of a folder with one or with an index."""
-    checkpoint = open_checkpoint(path)
     found: dict[str, Rows] = {}
-    for file, header in checkpoint.files.items():
+    for header in open_checkpoint(path).files.values():
         for name, entry in header.tensors.items():
             if entry.dtype not in FLOATS or not entry.shape or not entry.count:
                 raise CheckpointError(
@@ -150,7 +149,7 @@ def _rows_by_name(path: Path) -> Mapping[str, Rows]:
                     f"{entry.dtype} {list(entry.shape)}; convert before quantising"
                 )
             row_bytes = (entry.end - entry.begin) // entry.shape[0]
-            found[name] = rows_of(checkpoint.location(file), entry, row_bytes)
+            found[name] = rows_of(header.path, entry, row_bytes)
     return found
 
 

@@ -356,8 +356,9 @@ def _diff_models(
 
 @overload
 def diff(
-    a: Rope, b: Rope, *, context: int | None = None, tolerance: float | None = None
-) -> Difference: ...
+    a: Rope, b: Rope, *, context: int | None = None, tolerance: float | None = None,
+    head_dim: int | None = None,
+) -> Difference: ...  # fmt: skip
 @overload
 def diff(
     a: LayerRopes, b: LayerRopes, *, context: int | None = None, tolerance: float | None = None,

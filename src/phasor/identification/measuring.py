@@ -91,7 +91,7 @@ def identify(
         longest: The highest position to look at.
 
     Returns:
-        The report; ``report.rope`` is the Rope that does the same, ``report.explain()`` a text.
+        The report; ``report.rope`` is the Rope that does the same, ``str(report)`` a text.
 
     Raises:
         TensorError: If no way of calling ``function`` works.
