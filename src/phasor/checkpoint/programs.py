@@ -12,9 +12,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from phasor._checks import short_repr
 from phasor.checkpoint.conversion import (
@@ -29,11 +30,13 @@ from phasor.checkpoint.conversion import (
 from phasor.checkpoint.files import FLOATS, Rows, open_checkpoint, rows_of
 from phasor.checkpoint.llama import Llama, config_json, params_json, read_config, read_params
 from phasor.checkpoint.model import Part
-from phasor.checkpoint.pth import open_pth
 from phasor.checkpoint.rows import Layout, Reorder, period_order
-from phasor.errors import CheckpointError
+from phasor.errors import CheckpointError, install_hint
 from phasor.pairings import Pairing, opposite
 from phasor.rope import Rope
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +79,7 @@ _AFTER_LAYERS = (
 # tables of frequencies that old files store beside the weights
 _FREQUENCIES = re.compile(r"rope\.freqs|model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
 _META_WEIGHTS = "consolidated.safetensors"
+_DTYPES = {f"torch.{theirs}": ours for ours, theirs in FLOATS.items()}
 
 
 def plan_program(folder: Path, program: Program) -> ConversionPlan:
@@ -128,7 +132,7 @@ def _open_consolidated(folder: Path) -> list[Mapping[str, Rows]]:
             f"{folder} holds {by_rank[max(by_rank)].name}, and consolidated.{missing[0]:02}.pth is "
             "missing"
         )
-    ranks = [open_pth(by_rank[rank]) for rank in sorted(by_rank)]
+    ranks = [_open_pth(by_rank[rank]) for rank in sorted(by_rank)]
     for number, rank in enumerate(ranks):
         if differing := sorted(set(rank) ^ set(ranks[0])):
             raise CheckpointError(
@@ -136,6 +140,59 @@ def _open_consolidated(folder: Path) -> list[Mapping[str, Rows]]:
                 f"{by_rank[0].name} and {by_rank[number].name} holds {listed(differing)}"
             )
     return list(ranks)
+
+
+def _open_pth(path: Path) -> dict[str, Rows]:
+    """The tensors of a file of torch.save, by name. It is mapped into memory, not read.
+
+    torch's loader runs with ``weights_only=True``: only tensors and plain containers are made of
+    the pickle, and nothing in it is executed.
+
+    Raises:
+        CheckpointError: If torch is not installed, the file is damaged, holds anything else than
+            named tensors of one or more axes, or a dtype that is no plain floating-point one.
+    """
+    try:
+        import torch
+    except ImportError:
+        raise CheckpointError(
+            f"{path} is a file of torch.save and needs torch to read: {install_hint('torch')}"
+        ) from None
+    try:
+        state: object = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+    except Exception as error:  # torch raises what its unpickler and its zip reader happen to raise
+        first_line = str(error).strip().partition("\n")[0]
+        raise CheckpointError(
+            f"{path} cannot be read by torch.load(mmap=True, weights_only=True); it is damaged, "
+            f"was written by torch before 1.6, or holds more than tensors: {short_repr(first_line)}"
+        ) from None
+    if not isinstance(state, dict) or not state:
+        kind = "an empty one" if isinstance(state, dict) else f"a {type(state).__name__}"
+        raise CheckpointError(f"{path} must hold a dictionary of tensors, got {kind}")
+    return {
+        str(name): _pth_rows(path, str(name), t) for name, t in cast(dict[Any, Any], state).items()
+    }
+
+
+def _pth_rows(path: Path, name: str, tensor: object) -> Rows:
+    import torch
+
+    if not isinstance(tensor, torch.Tensor):
+        raise CheckpointError(f"{path}: {short_repr(name)} must be a tensor, got {type(tensor)}")
+    dtype = _DTYPES.get(str(tensor.dtype))
+    if dtype is None or not tensor.ndim or not tensor.numel() or tensor.layout != torch.strided:
+        raise CheckpointError(
+            f"{path}: {short_repr(name)} must be a dense tensor of {', '.join(FLOATS.values())} "
+            f"with rows, got {tensor.dtype} {list(tensor.shape)}; convert before quantising"
+        )
+    row_bytes = tensor.element_size() * tensor[:1].numel()
+
+    def read(first: int, count: int) -> NDArray[np.uint8]:
+        # contiguous before the view as bytes: a copy of these rows at most
+        rows: torch.Tensor = tensor[first : first + count].contiguous()
+        return rows.view(torch.uint8).reshape(count, row_bytes).numpy()
+
+    return Rows(dtype, tuple(tensor.shape), row_bytes, read)
 
 
 def _rows_by_name(path: Path) -> Mapping[str, Rows]:

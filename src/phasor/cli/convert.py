@@ -89,7 +89,19 @@ def convert(
     elif target is None:
         raise click.UsageError("Missing option '--to' or '--for'.")
     else:
-        rope = _rope(target, origin, config, head_dim, rotary_dim, rotary_start)
+        rope = None
+        if head_dim is not None:
+            if config is not None:
+                raise click.UsageError("--head-dim stands in place of --config; give one of them.")
+            start = rotary_start or 0
+            rope = Rope(
+                head_dim=head_dim,
+                pairing=origin or opposite(target),
+                rotary_dim=head_dim - start if rotary_dim is None else rotary_dim,
+                rotary_start=start,
+            )
+        elif rotary_dim is not None or rotary_start is not None:
+            raise click.UsageError("--rotary-dim and --rotary-start need --head-dim.")
         with warnings.catch_warnings():
             # what is assumed of sizes has no part in which rows are paired
             warnings.simplefilter("ignore", PhasorWarning)
@@ -112,30 +124,6 @@ def convert(
     if verified:
         say("Verified: both sides agree, byte for byte and in their scores.")
     say("Nothing was written." if out is None or dry_run else files)
-
-
-def _rope(
-    target: Pairing,
-    origin: Pairing | None,
-    config: str | None,
-    head_dim: int | None,
-    rotary_dim: int | None,
-    rotary_start: int | None,
-) -> Rope | None:
-    """The rope that the options describe, if they do."""
-    if head_dim is None:
-        if rotary_dim is not None or rotary_start is not None:
-            raise click.UsageError("--rotary-dim and --rotary-start need --head-dim.")
-        return None
-    if config is not None:
-        raise click.UsageError("--head-dim stands in place of --config; give one of them.")
-    start = rotary_start or 0
-    return Rope(
-        head_dim=head_dim,
-        pairing=origin or opposite(target),
-        rotary_dim=head_dim - start if rotary_dim is None else rotary_dim,
-        rotary_start=start,
-    )
 
 
 def _write(planned: ConversionPlan, out: Path, *, verified: bool) -> None:

@@ -1,6 +1,6 @@
 """What other programs have to be given so that they rotate like a rope, or a reason why not.
 
-A file for each target; `TARGETS` lists them.
+A file for each target, or for a few that share code; `TARGETS` lists them.
 """
 
 from __future__ import annotations
@@ -20,21 +20,16 @@ from phasor.presets import preset, preset_names
 from phasor.rope import Rope
 from phasor.scaling import Rule
 from phasor.translation import (
-    flash_attn,
-    flashinfer,
-    gguf,
-    liger,
-    llama_cpp,
+    ggml,
+    kernels,
     megatron,
     meta,
     mlx,
     onnx,
     rotary_embedding_torch,
-    sglang,
+    serving,
     torchtune,
-    transformer_engine,
     transformers,
-    vllm,
 )
 from phasor.translation.target import (
     Part,
@@ -50,21 +45,21 @@ __all__ = ["TARGETS", "Part", "Target", "Translation", "TranslationError", "tran
 TARGETS: Mapping[str, Target] = {
     target.name: target
     for target in (
-        flash_attn.TARGET,
-        flashinfer.TARGET,
-        gguf.TARGET,
-        liger.TARGET,
-        llama_cpp.TARGET,
+        kernels.FLASH_ATTN,
+        kernels.FLASHINFER,
+        ggml.GGUF,
+        kernels.LIGER,
+        ggml.LLAMA_CPP,
         megatron.TARGET,
         meta.TARGET,
         mlx.TARGET,
         onnx.TARGET,
         rotary_embedding_torch.TARGET,
-        sglang.TARGET,
+        serving.SGLANG,
         torchtune.TARGET,
-        transformer_engine.TARGET,
+        kernels.TRANSFORMER_ENGINE,
         transformers.TARGET,
-        vllm.TARGET,
+        serving.VLLM,
     )
 }
 

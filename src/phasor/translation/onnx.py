@@ -14,7 +14,7 @@ from phasor.identification.measuring import identify_rows
 from phasor.identification.spectrum import ROUNDING
 from phasor.pairings import Pairing
 from phasor.rope import Rope
-from phasor.translation.target import Part, Target, per_rope
+from phasor.translation.target import Part, Target, per_rope, table_settings
 
 
 def from_cache(
@@ -98,11 +98,8 @@ def _turns(cos: ArrayLike, sin: ArrayLike) -> tuple[NDArray[np.complex128], str]
 
 def _write(rope: Rope, context: int) -> Part:
     return Part(
-        {
-            "rope": rope,
-            "layout": "flash-attn",
-            "max_positions": context,
-            "gain": rope.attention_factor,
+        table_settings("flash-attn", rope, context)
+        | {
             "interleaved": int(rope.pairing == "interleaved"),
             "rotary_embedding_dim": rope.rotary_dim,
         },

@@ -212,6 +212,12 @@ def per_rope(
     return lambda ropes, context: tuple(part(rope, ropes, context) for rope in ropes.ropes)
 
 
+def table_settings(layout: str, rope: Rope, context: int) -> dict[str, Any]:
+    """What code that calls `phasor.torch.cos_sin_cache` reads as variables."""
+    gain = rope.attention_factor
+    return {"rope": rope, "layout": layout, "max_positions": context, "gain": gain}
+
+
 #: For kernels that read behind the end of a table.
 POSITIONS_UNCHECKED = "No position may be max_positions or more: the kernel does not check that."
 
