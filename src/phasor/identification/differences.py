@@ -394,8 +394,8 @@ def diff(
         b: The same.
         context: Positions 0 to ``context - 1`` count; the longer of two models' contexts, or 2**20,
             unless given.
-        tolerance: How far two unit vectors, or two factors relatively, may be apart; below 2. 1e-6
-            unless given, or 1e-3 for functions.
+        tolerance: How far two unit vectors, or two factors relatively, may be apart; below 2, but
+            for functions. 1e-6 unless given, or 1e-3 for functions.
         seq_len: The length at which rules of models pick their law; ``context`` unless given.
         head_dim: Width of a head, for two functions.
         calling: How functions are called: ``table``, ``takes``, ``layout``, ``arrays``, ``dtype``
@@ -428,8 +428,12 @@ def diff(
     >>> late.position, late.pair, round(late.size, 3)
     (0, 0, 0.495)
     """
+    measured = callable(a) or callable(b)
+    if calling and not measured:
+        raise SpecError(f"{next(iter(calling))} says how a function is called, and neither is one")
     whole("context", 1 if context is None else context, least=1)
-    number("tolerance", 1 if tolerance is None else tolerance, above=0, most=2)
+    limit = None if measured else 2
+    number("tolerance", 1 if tolerance is None else tolerance, above=0, most=limit)
     if isinstance(a, LayerRopes) and isinstance(b, LayerRopes):
         context = context or max((one.context for one in (a, b) if one.context), default=_CONTEXT)
         return _diff_models(a, b, seq_len or context, context, tolerance or 1e-6)

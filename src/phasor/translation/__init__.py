@@ -136,9 +136,10 @@ def translate(
         at: Length of the sequences, where a rule has to pick its law.
 
     Returns:
-        One part for each different rope, or one for the model, with the settings as data and as
-        they are written. A target whose pairing is the other one needs reordered weights, which a
-        note says; the part's rope is in the target's pairing.
+        ``parts``, one for each different rope or one for the model: ``settings`` by the target's
+        own names, ``code`` that gives them, ``notes`` on what else has to be done, and ``ropes``,
+        what the target then performs, by kind of layer. A target whose pairing is the other one
+        needs reordered weights, which a note says; the part's rope is in the target's pairing.
 
     Raises:
         TranslationError: If the target cannot express it; with the nearest that it can, and how
