@@ -30,7 +30,7 @@ from phasor.checkpoint.conversion import (
 from phasor.checkpoint.files import FLOATS, Rows, open_checkpoint, rows_of
 from phasor.checkpoint.llama import Llama, config_json, params_json, read_config, read_params
 from phasor.checkpoint.model import Part
-from phasor.checkpoint.rows import Layout, Reorder, period_order
+from phasor.checkpoint.rows import Layout, Reorder, reorder_heads
 from phasor.errors import CheckpointError, install_hint
 from phasor.pairings import Pairing, opposite
 from phasor.rope import Rope
@@ -320,5 +320,4 @@ def _reorder(name: str, rank: Rows, rows: int, rope: Rope, target: Pairing) -> R
             f"{rank.shape[0]}"
         )
     layout = Layout(width, (0,), rows // width)
-    order = period_order(rope, opposite(target), target, layout)
-    return Reorder(layout, order, rank.row_bytes)
+    return reorder_heads(rope, opposite(target), target, layout, rank.row_bytes)

@@ -6,9 +6,8 @@ A file for each target, or for a few that share code; `TARGETS` lists them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -186,10 +185,11 @@ def _express(target: Target, ropes: LayerRopes, context: int) -> tuple[Part, ...
     read = {rope: _as_read(target, rope) for rope in ropes.ropes}
     readable = _with_kinds(ropes, lambda rope: read[rope][0])
     notes = {kind: read[rope][1] for kind, rope in ropes.kinds.items() if rope is not None}
-    return tuple(
-        replace(part, notes=part.notes + _merged(notes[kind] for kind in part.ropes))
-        for part in target.write(readable, context)
-    )
+    parts: list[Part] = []
+    for part in target.write(readable, context):
+        more = dict.fromkeys(note for kind in part.ropes for note in notes[kind])
+        parts.append(replace(part, notes=(*part.notes, *more)))
+    return tuple(parts)
 
 
 def _expressible(target: Target, refusal: RefusalError, deeper: int = 2) -> Iterator[Rope]:
@@ -213,10 +213,6 @@ def _of_one(rope: Rope) -> LayerRopes:
 def _with_kinds(ropes: LayerRopes, change: Callable[[Rope], Rope]) -> LayerRopes:
     kinds = {kind: None if rope is None else change(rope) for kind, rope in ropes.kinds.items()}
     return replace(ropes, kinds=kinds)
-
-
-def _merged(notes: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(chain.from_iterable(notes)))
 
 
 def _as_read(target: Target, rope: Rope) -> tuple[Rope, tuple[str, ...]]:
