@@ -25,8 +25,9 @@ PIPELINE = """
     configs.block configs.facts configs.laws configs.sources configs.layer_kinds configs.unread_keys
     configs.huggingface configs.diffusers configs.gguf configs.params configs.writing configs
     frequencies angles positions numpy
-    checkpoint.files checkpoint.pth checkpoint.model checkpoint.rows checkpoint.planning
-    checkpoint.llama checkpoint.programs checkpoint.writing checkpoint
+    checkpoint.files checkpoint.model checkpoint.rows
+    checkpoint.conversion checkpoint.llama checkpoint.programs checkpoint.planning
+    checkpoint.writing checkpoint
     papers.precision papers.distances papers.heads papers.bounds
     papers.phases papers.usage papers.linear papers
     describe
@@ -34,11 +35,9 @@ PIPELINE = """
     identification.laws identification.explaining identification.mistakes
     identification.measuring identification.differences identification
     extending.laws extending.planning extending
-    translation.target translation.transformers translation.mlx translation.flash_attn
-    translation.flashinfer translation.megatron translation.transformer_engine
-    translation.serving translation.sglang translation.vllm translation.gguf
-    translation.llama_cpp translation.meta translation.liger translation.rotary_embedding_torch
-    translation.torchtune translation.onnx translation phasor
+    translation.target translation.transformers translation.mlx translation.kernels
+    translation.megatron translation.serving translation.ggml translation.meta
+    translation.rotary_embedding_torch translation.torchtune translation.onnx translation phasor
     charts.style charts.curves charts.coverage charts.attention charts
     report.snippet report
     torch._internals torch.positions torch._tables torch._arguments torch._in_place
@@ -61,8 +60,8 @@ PIPELINE = """
 """
 ORDER = PIPELINE.split()
 # the benchmark and the demonstration drive phasor.torch; only their commands import them.
-# checkpoint.pth imports it when a file of torch.save is read
-USE_TORCH = ("torch", "checkpoint.pth", "cli.benchmark", "cli.demo")
+# checkpoint.programs imports it when a file of torch.save is read
+USE_TORCH = ("torch", "checkpoint.programs", "cli.benchmark", "cli.demo")
 MOST_LINES = 500
 
 

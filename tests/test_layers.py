@@ -171,13 +171,14 @@ def test_a_model_where_a_rope_is_wanted_is_told_how_to_take_one() -> None:
     uses = [
         lambda: rotate(np.zeros((1, 128)), 0, ropes),
         lambda: wavelengths(ropes),
-        lambda: diff(ropes, ropes),
         lambda: rotate_qk(torch.zeros(1, 1, 128), torch.zeros(1, 1, 128), 0, ropes),
         lambda: ropes.inv_freq,
     ]
     for use in uses:
         with pytest.raises(SpecError, match=way):
             use()
+    with pytest.raises(SpecError, match=r"take one of its ropes, as ropes\[0\]"):
+        diff(ropes, ropes[0])  # pyright: ignore
     assert not hasattr(ropes, "inv_freq")
 
 

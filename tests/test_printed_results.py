@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import phasor
-from phasor import Rope, identification, preset
+from phasor import Rope, preset
 from phasor.checkpoint import plan as conversion_plan
 from phasor.extending import plan as extension_plan
 from phasor.numpy import rotate
@@ -48,15 +48,13 @@ RESULTS = {
         "pairing: half and interleaved",
     ),
     "no diff": (lambda _: phasor.diff(ROPE, ROPE), "They agree"),
-    "compare": (
-        lambda _: identification.compare(
-            preset("gemma-3-4b"), preset("llama-3-8b"), 8192, 8192, 1e-6
-        ),
+    "diff of models": (
+        lambda _: phasor.diff(preset("gemma-3-4b"), preset("llama-3-8b"), context=8192),
         "gemma-3-4b and llama-3-8b",
     ),
-    "diff_measured": (
-        lambda _: identification.diff_measured(ROPE, Rope(head_dim=64, pairing="interleaved")),
-        "They part at position 1",
+    "diff of a function": (
+        lambda _: phasor.diff(ROPE, lambda x, p: rotate(x, p + 1, ROPE)),
+        "They part at position 0",
     ),
     "extension plan": (
         lambda _: extension_plan(preset("qwen3-8b"), 131072),

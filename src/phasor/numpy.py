@@ -73,55 +73,6 @@ def rotate(
     return _rotate_pairs(vectors, cos, sin, pair_indices(rope, source), pair_indices(rope, target))
 
 
-def rotate_by(
-    x: ArrayLike,
-    cos: ArrayLike,
-    sin: ArrayLike,
-    *,
-    pairing: Pairing,
-    heads_first: bool = False,
-) -> NDArray[np.float64]:
-    """``x`` rotated by given cos and sin, whatever their values, one entry per pair.
-
-    ``y0 = x0 cos - x1 sin``, ``y1 = x0 sin + x1 cos``. Coordinates from ``2 * num_pairs`` on pass.
-
-    Args:
-        x: ``[..., seq, heads, head_dim]``.
-        cos: ``[..., seq, num_pairs]``, broadcast against the leading dimensions of ``x``.
-        sin: The same shape.
-        pairing: ``"half"`` or ``"interleaved"``.
-        heads_first: Whether ``x`` is ``[..., heads, seq, head_dim]``.
-
-    Returns:
-        float64, the shape of ``x``.
-
-    Raises:
-        TensorError: If cos and sin do not fit ``x`` or one another.
-        SpecError: For a pairing that does not exist, or a ``heads_first`` that is no bool.
-
-    >>> rotate_by([[[1.0, 0.0, 7.0]]], [[0.6]], [[0.8]], pairing="half")
-    array([[[0.6, 0.8, 7. ]]])
-    """
-    vectors = np.asarray(x)
-    c, s = np.asarray(cos, dtype=np.float64), np.asarray(sin, dtype=np.float64)
-    tokens, heads_dim = _token_shape(vectors.shape, heads_first)
-    width = 2 * c.shape[-1] if c.ndim else 0
-    if vectors.ndim < 3 or not 2 <= width <= vectors.shape[-1]:
-        raise TensorError(
-            f"x must be {LAYOUTS[heads_first]} with two coordinates for every entry of cos, "
-            f"got shape {list(vectors.shape)} and cos {list(c.shape)}"
-        )
-    if c.shape != s.shape or not broadcasts(c.shape[:-1], tokens):
-        raise TensorError(
-            f"cos and sin must both broadcast to the leading dimensions {list(tokens)} of x "
-            f"{LAYOUTS[heads_first]}, got {list(c.shape)} and {list(s.shape)}"
-        )
-    rope = Rope(head_dim=vectors.shape[-1], pairing=pairing, rotary_dim=width)
-    pairs = pair_indices(rope, pairing)
-    c, s = np.expand_dims(c, heads_dim), np.expand_dims(s, heads_dim)
-    return _rotate_pairs(_vectors("x", vectors, rope), c, s, pairs, pairs)
-
-
 _PairIndices = tuple[NDArray[np.intp], NDArray[np.intp]]
 
 

@@ -10,6 +10,8 @@ import pytest
 
 from phasor import VerificationError
 from phasor.checkpoint import CheckpointError, plan, verify, write, writing
+from phasor.checkpoint import conversion as conversions
+from phasor.checkpoint.files import read_header
 from phasor.checkpoint.writing import compare_scores
 
 from .checkpoints import (
@@ -57,6 +59,7 @@ def test_the_size_of_what_is_read_at_a_time_changes_nothing(
     folder = save_folder(tmp_path / "a", llama(), llama_tensors())
     write(plan(folder, "interleaved"), tmp_path / "whole")
     monkeypatch.setattr(writing, "CHUNK", chunk)
+    monkeypatch.setattr(conversions, "CHUNK", chunk)
     write(plan(folder, "interleaved"), tmp_path / "b", verified=True)
     whole, b = (tmp_path / side / "model.safetensors" for side in ("whole", "b"))
     assert whole.read_bytes() == b.read_bytes()
@@ -170,8 +173,8 @@ def test_verify_finds_one_wrong_byte(tmp_path: Path, spoil: str) -> None:
     verify(conversion, tmp_path / "b")
     path = tmp_path / "b/model.safetensors"
     data = bytearray(path.read_bytes())
-    begin = conversion.checkpoint.files["model.safetensors"].begin
-    tensors = conversion.checkpoint.files["model.safetensors"].tensors
+    header = read_header(path)
+    begin, tensors = len(header.data), header.tensors
     at = {
         "a row": tensors["model.layers.1.self_attn.k_proj.weight"].begin + 300,
         "an untouched tensor": tensors["model.layers.1.self_attn.v_proj.weight"].begin,

@@ -14,7 +14,7 @@ import torch
 import transformers
 
 from phasor import load as load_ropes
-from phasor.checkpoint import plan, plan_for, write
+from phasor.checkpoint import plan, write
 from phasor.scaling import Llama3
 
 from .checkpoints import load
@@ -188,7 +188,7 @@ def test_metas_files_give_metas_logits_in_transformers(
     """Grouped queries, Llama 3's scaling, one rank and two; without the scaling it is far off."""
     weights = random_weights(PARAMS)
     folder = save_meta(tmp_path / "a", PARAMS, weights, ranks, tok_embeddings=embeddings_on)
-    write(plan_for(folder, "transformers"), tmp_path / "b", verified=True)
+    write(plan(folder, "transformers"), tmp_path / "b", verified=True)
     found, allowed = logits_far_apart(tmp_path / "b"), room(numbers(weights), PARAMS)
     wanted = forward(numbers(weights), PARAMS, TOKENS, turns(PARAMS, POSITIONS))
     np.testing.assert_allclose(found, wanted, rtol=0, atol=allowed)
@@ -220,9 +220,9 @@ def test_transformers_files_give_its_logits_in_metas_code(tmp_path: Path, tied: 
     )
     transformers.LlamaForCausalLM(config).save_pretrained(tmp_path / "a", max_shard_size="20KB")
     assert (tmp_path / "a/model.safetensors.index.json").exists()
-    plan = plan_for(tmp_path / "a", "meta")
-    assert any("scales by 8" in note for note in plan.notes)
-    write(plan, tmp_path / "b", verified=True)
+    planned = plan(tmp_path / "a", "meta")
+    assert any("scales by 8" in note for note in planned.notes)
+    write(planned, tmp_path / "b", verified=True)
     weights = load(tmp_path / "b/consolidated.safetensors")
     params = json.loads((tmp_path / "b/params.json").read_text())
     assert load_ropes(tmp_path / "b")[0].scaling == Llama3(factor=32.0, original_max_positions=8192)

@@ -14,8 +14,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from phasor import CheckpointError, ConfigError, VerificationError, load
-from phasor.checkpoint import plan_for, programs, verify, write
+from phasor import CheckpointError, ConfigError, SpecError, VerificationError, load
+from phasor.checkpoint import conversion, plan, verify, write, writing
 
 from .checkpoints import contents
 from .metas_llama import PARAMS, random_weights, save_meta
@@ -28,14 +28,15 @@ def test_there_and_back_is_the_same_bit_for_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int, dtype: torch.dtype, chunk: int
 ) -> None:
     """From one rank and from two, and from the joined file once more; in small pieces too."""
-    monkeypatch.setattr(programs, "CHUNK", chunk)
+    monkeypatch.setattr(conversion, "CHUNK", chunk)
+    monkeypatch.setattr(writing, "CHUNK", chunk)
     weights = {name: weight.to(dtype) for name, weight in random_weights(PARAMS).items()}
     save_meta(tmp_path / "a", PARAMS, weights, ranks)
     steps = [("a", "b", "transformers"), ("b", "c", "meta"), ("c", "d", "transformers")]
     for source, result, program in steps:
-        plan, counts = plan_for(tmp_path / source, program), list[int]()
-        write(plan, tmp_path / result, verified=True, advance=counts.append)
-        assert sum(counts) == 2 * plan.size
+        planned, counts = plan(tmp_path / source, program), list[int]()
+        write(planned, tmp_path / result, verified=True, advance=counts.append)
+        assert sum(counts) == 2 * planned.size
     back = load_file(tmp_path / "c/consolidated.safetensors")
     assert set(back) == set(weights)
     for name, weight in weights.items():
@@ -47,7 +48,7 @@ def test_there_and_back_is_the_same_bit_for_bit(
 
 def test_the_config_says_what_params_said(tmp_path: Path) -> None:
     """And Llama 2's, which say neither scaling nor key heads nor a context."""
-    config = dict(plan_for(meta(tmp_path / "a"), "transformers").config)
+    config = json.loads(plan(meta(tmp_path / "a"), "transformers").beside["config.json"])
     assert config.pop("rope_parameters") == {
         "rope_type": "llama3",
         "factor": 8.0,
@@ -80,11 +81,12 @@ def test_the_config_says_what_params_said(tmp_path: Path) -> None:
     del params["use_scaled_rope"], params["rope_scaling_factor"]
     weights = random_weights(params)
     del params["n_kv_heads"]
-    plan = plan_for(save_meta(tmp_path / "b", params, weights, 2), "transformers")
-    assert plan.config["num_key_value_heads"] == 4
-    assert plan.config["rope_parameters"] == {"rope_type": "default", "rope_theta": 10000.0}
-    assert "max_position_embeddings" not in plan.config
-    assert "params.json does not say the context: add max_position_embeddings." in plan.notes
+    planned = plan(save_meta(tmp_path / "b", params, weights, 2), "transformers")
+    config = json.loads(planned.beside["config.json"])
+    assert config["num_key_value_heads"] == 4
+    assert config["rope_parameters"] == {"rope_type": "default", "rope_theta": 10000.0}
+    assert "max_position_embeddings" not in config
+    assert "params.json does not say the context: add max_position_embeddings." in planned.notes
 
 
 def meta(folder: Path, ranks: int = 1) -> Path:
@@ -206,7 +208,7 @@ def test_what_is_wrong_is_said_before_anything_is_written(
     spoil, message = WRONG[kind]
     spoil(meta(tmp_path / "a", 2))
     with pytest.raises((CheckpointError, ConfigError), match=message):
-        plan_for(tmp_path / "a", "transformers")
+        plan(tmp_path / "a", "transformers")
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
@@ -219,9 +221,9 @@ def test_tensors_as_torch_can_store_them(tmp_path: Path, kind: str) -> None:
     edit(folder, output__weight=wanted.t().contiguous().t() if kind == "transposed" else wanted[:0])
     if kind == "empty":
         with pytest.raises(CheckpointError, match=r"with rows, got torch.float32 .0, 32."):
-            plan_for(folder, "transformers")
+            plan(folder, "transformers")
         return
-    write(plan_for(folder, "transformers"), tmp_path / "b", verified=True)
+    write(plan(folder, "transformers"), tmp_path / "b", verified=True)
     assert torch.equal(load_file(tmp_path / "b/model.safetensors")["lm_head.weight"], wanted)
 
 
@@ -233,11 +235,12 @@ def test_mistrals_file_is_read_as_metas(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     save_file(weights, tmp_path / "a/consolidated.safetensors")
     (tmp_path / "a/params.json").write_text(json.dumps(params))
-    plan = plan_for(tmp_path / "a", "transformers")
-    assert (plan.config["head_dim"], plan.config["intermediate_size"]) == (8, 112)
+    planned = plan(tmp_path / "a", "transformers")
+    config = json.loads(planned.beside["config.json"])
+    assert (config["head_dim"], config["intermediate_size"]) == (8, 112)
     set_param(tmp_path / "a", "sliding_window", 4096)
     with pytest.raises(ConfigError, match="sliding_window says otherwise"):
-        plan_for(tmp_path / "a", "transformers")
+        plan(tmp_path / "a", "transformers")
 
 
 def test_without_torch_the_way_to_it_is_said(
@@ -247,7 +250,7 @@ def test_without_torch_the_way_to_it_is_said(
     meta(tmp_path / "a")
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(CheckpointError, match=r"needs torch to read: pip install .*\[torch\]"):
-        plan_for(tmp_path / "a", "transformers")
+        plan(tmp_path / "a", "transformers")
 
 
 HF: dict[str, tuple[dict[str, Any], str]] = {
@@ -265,51 +268,54 @@ HF: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("kind", HF)
 def test_what_metas_code_cannot_compute_is_refused(tmp_path: Path, kind: str) -> None:
     """A config says it; nothing is written in its place."""
-    write(plan_for(meta(tmp_path / "a"), "transformers"), tmp_path / "b")
+    write(plan(meta(tmp_path / "a"), "transformers"), tmp_path / "b")
     changes, message = HF[kind]
     path = tmp_path / "b/config.json"
     config = json.loads(path.read_text()) | changes
     path.write_text(json.dumps(config)) if changes else path.unlink()
     with pytest.raises((CheckpointError, ConfigError), match=message):
-        plan_for(tmp_path / "b", "meta")
+        plan(tmp_path / "b", "meta")
 
 
 def test_there_are_two_programs(tmp_path: Path) -> None:
-    """And a source is a folder."""
-    with pytest.raises(CheckpointError, match="transformers, meta, got 'vllm'"):
-        plan_for(meta(tmp_path / "a"), "vllm")  # pyright: ignore
+    """Whose config says all, and a source is a folder."""
+    with pytest.raises(SpecError, match=r"'transformers' or 'meta', must be .*, got 'vllm'"):
+        plan(meta(tmp_path / "a"), "vllm")  # pyright: ignore
+    with pytest.raises(SpecError, match="no other argument goes with the program meta"):
+        plan(tmp_path / "a", "meta", source="half")
     with pytest.raises(CheckpointError, match="must be a folder"):
-        plan_for(tmp_path / "a/params.json", "transformers")
+        plan(tmp_path / "a/params.json", "transformers")
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_every_wrong_byte_is_found(tmp_path: Path, ranks: int) -> None:
     """One bit of the config, of the header and of each tensor in turn."""
-    plan = plan_for(meta(tmp_path / "a", ranks), "transformers")
-    write(plan, tmp_path / "b")
-    verify(plan, tmp_path / "b")
+    planned = plan(meta(tmp_path / "a", ranks), "transformers")
+    write(planned, tmp_path / "b")
+    verify(planned, tmp_path / "b")
     path = tmp_path / "b/model.safetensors"
-    at = len(plan.header)
+    (file,) = planned.files.values()
+    at = len(file.header)
     places = [at - 3]  # in the padding or the last bracket of the header
-    for tensor in plan.tensors.values():
+    for tensor in file.tensors.values():
         places.append(at + tensor.size // 2)
         at += tensor.size
     for place in places:
         whole = path.read_bytes()
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
         with pytest.raises((VerificationError, CheckpointError)):
-            verify(plan, tmp_path / "b")
+            verify(planned, tmp_path / "b")
         path.write_bytes(whole)
     config = tmp_path / "b/config.json"
     # what a note of the plan says to add
     config.write_text(config.read_text().replace('"bos_token_id": null', '"bos_token_id": 1'))
-    verify(plan, tmp_path / "b")
+    verify(planned, tmp_path / "b")
     config.write_text(config.read_text().replace("131072", "131073"))
     with pytest.raises(VerificationError, match="max_position_embeddings must be 131072, got 1310"):
-        verify(plan, tmp_path / "b")
+        verify(planned, tmp_path / "b")
     config.unlink()
     with pytest.raises(CheckpointError, match="cannot be compared"):
-        verify(plan, tmp_path / "b")
+        verify(planned, tmp_path / "b")
 
 
 def test_one_chunk_is_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -318,10 +324,11 @@ def test_one_chunk_is_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
     params = PARAMS | {"vocab_size": 40_000}  # 5 MB each for embeddings and output
     save_meta(tmp_path / "a", params, random_weights(params), 2)
-    monkeypatch.setattr(programs, "CHUNK", 2**16)
-    plan = plan_for(tmp_path / "a", "transformers")
+    monkeypatch.setattr(conversion, "CHUNK", 2**16)
+    monkeypatch.setattr(writing, "CHUNK", 2**16)
+    planned = plan(tmp_path / "a", "transformers")
     tracemalloc.start()
-    write(plan, tmp_path / "b", verified=True)
+    write(planned, tmp_path / "b", verified=True)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 10 * 2**16

@@ -18,7 +18,6 @@ import phasor.cli
 from phasor.cli import COMMANDS, run
 from phasor.cli.common import say
 from phasor.cli.show import print_model
-from phasor.identification import compare
 
 from .running import run_phasor
 
@@ -113,7 +112,7 @@ def test_a_factor_on_cos_and_sin_and_one_on_the_softmax_are_told_apart():
         )
         for name, scaling in (("cos", law), ("softmax", replace(law, mscale_all_dim=1.0)))
     )
-    said = str(compare(one, other, seq_len=64, context=64, tolerance=1e-6))
+    said = str(phasor.diff(one, other, context=64))
     assert "Softmax scale: times 1 and 1.87385421." in said
     assert "Attention factor: 1.36888795 and 1." in said
     assert "Softmax factor: 1 and 1.87385421." in said
@@ -199,7 +198,7 @@ def test_a_kind_of_layer_is_only_ever_text(kind, capsys):
         for one in (rope, replace(rope, base=5.0))
     )
     print_model(first, None, None, every_pair=False)
-    for line in compare(first, second, 16, 16, 1e-6).lines():
+    for line in phasor.diff(first, second, context=16).lines():
         say(line)
     assert capsys.readouterr().out.count(f"\n{kind} (layers 0)") == 2
 

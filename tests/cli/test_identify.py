@@ -9,8 +9,9 @@ import pytest
 from click.testing import CliRunner
 
 from phasor import Rope, SpecError
+from phasor import diff as diff_rotations
 from phasor.cli.architectures import text_config
-from phasor.cli.diff import diff, find_parting
+from phasor.cli.diff import diff
 from phasor.cli.identify import find_function, identify, is_function
 from phasor.errors import ConfigError
 from phasor.numpy import rotate
@@ -108,16 +109,18 @@ def test_functions_are_told_from_models(text, is_one):
 
 
 def test_a_rope_and_a_function_part_where_they_do():
-    """Position, pair, size and score, as text and as JSON."""
-    options = {"head_dim": 16, "context": 4096, "tolerance": 1e-3}
-    late = find_parting(ROPE, "somebodys_rope:late", **options)
+    """Position, pair and size, as text."""
+    late, turned, short = (
+        find_function(f"somebodys_rope:{x}") for x in ("late", "turned", "short")
+    )
+    found = diff_rotations(ROPE, late, context=4096)
     x = np.eye(16)[0]
     apart = np.linalg.norm(rotate(x, 0, ROPE) - rotate(x, 1, ROPE))
-    assert (late.position, late.pair) == (0, 0)
-    assert late.size == pytest.approx(apart)
-    assert "position 0 in pair 0" in str(late)
-    assert find_parting("somebodys_rope:turned", ROPE, **options) is None
-    assert "refuses" in str(find_parting(ROPE, "somebodys_rope:short", **options))
+    assert (found.position, found.pair) == (0, 0)
+    assert found.size == pytest.approx(apart)
+    assert "position 0 in pair 0" in str(found)
+    assert diff_rotations(turned, ROPE, context=4096) is None
+    assert "refuses" in str(diff_rotations(ROPE, short, context=4096))
 
 
 @pytest.fixture
@@ -144,8 +147,8 @@ def test_diff_compares_a_model_with_a_function(config, function, code, says):
 def test_diff_of_two_functions_needs_the_width_of_a_head():
     """No model says it."""
     both = ["somebodys_rope:turned", "somebodys_rope:late"]
-    refused = CliRunner().invoke(diff, both)
-    assert (refused.exit_code, "--head-dim" in refused.output) == (2, True)
+    with pytest.raises(SpecError, match="--head-dim"):
+        CliRunner().invoke(diff, both, catch_exceptions=False)
     done = CliRunner().invoke(diff, [*both, "--head-dim", "16", "--json"])
     assert json.loads(done.output)["differ"] is True
 
@@ -167,8 +170,9 @@ def test_diff_as_json_of_a_refused_position_has_the_reason_and_no_infinity():
 
 def test_diff_refuses_a_width_that_is_not_the_models(config):
     """Rather than take one of them."""
-    done = CliRunner().invoke(diff, [config, "somebodys_rope:turned", "--head-dim", "32"])
-    assert (done.exit_code, "16, 32" in done.output) == (2, True)
+    words = [config, "somebodys_rope:turned", "--head-dim", "32"]
+    with pytest.raises(SpecError, match="16, 32"):
+        CliRunner().invoke(diff, words, catch_exceptions=False)
 
 
 def test_diff_of_two_models_refuses_what_is_for_functions(config):

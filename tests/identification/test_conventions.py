@@ -102,7 +102,9 @@ def test_ropes_of_different_width_have_no_common_pairs():
     assert found.earliest is None
 
 
-@pytest.mark.parametrize("bad", [{"context": 0}, {"tolerance": 0.0}, {"tolerance": 3.0}])
+@pytest.mark.parametrize(
+    "bad", [{"context": 0}, {"tolerance": 0.0}, {"tolerance": 3.0}, {"tolerence": 1.0}]
+)
 def test_arguments_out_of_bounds_are_refused(bad):
     """The error names the argument."""
     with pytest.raises(SpecError, match=next(iter(bad))):

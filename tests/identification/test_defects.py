@@ -53,9 +53,9 @@ def test_a_reflection_is_given_no_factor_and_no_angle(reflected, says):
 
     found = identify(mirrored, WIDTH)
     assert (found.rope, found.attention_factor) == (None, None)
-    assert says in found.explain()
-    assert "multiplied" not in found.explain()
-    assert "per position" not in found.explain()
+    assert says in str(found)
+    assert "multiplied" not in str(found)
+    assert "per position" not in str(found)
 
 
 @pytest.mark.parametrize(("value", "name"), [(np.nan, "NaN"), (np.inf, "infinity")])
@@ -69,7 +69,7 @@ def test_what_is_not_linear_is_not_taken_for_a_rotation():
     """And gets no Rope."""
     found = identify(bent, WIDTH)
     assert (found.linear, found.rope) == (False, None)
-    assert "not linear" in found.explain()
+    assert "not linear" in str(found)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_the_end_of_a_table_is_found_exactly(name, end):
     """The first position that is not turned as it should be."""
     found = identify(DEFECTS[name], WIDTH)
     assert found.table_end == end
-    assert f"Up to position {end - 1} it turns; from {end} on" in found.explain()
+    assert f"Up to position {end - 1} it turns; from {end} on" in str(found)
 
 
 def test_a_table_of_a_power_of_two_ends_there():
@@ -135,7 +135,7 @@ def test_the_length_that_switches_frequencies_is_exact():
     def switching(x, positions):
         return plain(x, positions, STEPS / (3.0 if positions.max() + 1 > 600 else 1.0))
 
-    assert "one reaches 600." in identify(switching, WIDTH).explain()
+    assert "one reaches 600." in str(identify(switching, WIDTH))
 
 
 def test_dropped_frequencies_padded_with_the_wrong_number():
@@ -149,7 +149,7 @@ def test_dropped_frequencies_padded_with_the_wrong_number():
 
     found = identify(padded, WIDTH)
     assert found.names() == {"norm-varies"}
-    assert "from 1 to 1.41421" in found.explain()
+    assert "from 1 to 1.41421" in str(found)
 
 
 def test_a_factor_on_queries_alone_is_measured_on_both():

@@ -129,7 +129,7 @@ def test_what_changes_now_and_then_is_said_to():
 
     found = identify(erratic, WIDTH)
     assert "remembers" in found.names()
-    assert "earlier calls, or on chance" in found.explain()
+    assert "earlier calls, or on chance" in str(found)
 
 
 def test_results_of_more_digits_than_float64_are_read():

@@ -85,7 +85,7 @@ def test_vectors_mixed_by_more_than_pairs_have_no_rope():
     x = rng.standard_normal((60, 8))
     found = identify_samples(x, x @ q, np.repeat(np.arange(20), 3), dtype="float64")
     assert found.rope is None
-    assert "no pairing" in found.explain()
+    assert "no pairing" in str(found)
 
 
 @pytest.mark.parametrize(

@@ -1,88 +1,19 @@
-"""ONNX's operator in NumPy passes the standard's own tests; caches become the Rope they are of."""
+"""Caches of ONNX files become the Rope they are of."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from importlib import import_module
 from typing import Any
 
 import numpy as np
 import pytest
 
 from phasor import Rope
-from phasor.errors import ConfigError, PositionError, SpecError, TensorError
+from phasor.errors import ConfigError, SpecError, TensorError
 from phasor.scaling import Cope, Linear, Llama3, NTKFixed, Proportional, Yarn
-from phasor.translation.onnx import from_cache, rotary_embedding
+from phasor.translation.onnx import from_cache
 
 from ..oracle import frequencies
-
-
-def backend_cases() -> list[Any]:
-    """What the standard tests its operator with: a model, its inputs and its outputs each."""
-    from onnx.backend.test.case import node
-
-    # importing makes the cases; `collect_testcases` would make those of every operator
-    import_module("onnx.backend.test.case.node.rotaryembedding")
-    ours = [case for case in node._NodeTestCases if "rotary_embedding" in case.name]
-    # the rest say the operator in others
-    return [case for case in ours if "expanded" not in case.name]
-
-
-def phasors_operator() -> type:
-    """The operator for onnx's evaluator, computed by phasor."""
-    from onnx.reference.op_run import OpRun
-
-    class RotaryEmbedding(OpRun):
-        def _run(self, *inputs: Any, **attributes: Any) -> tuple[np.ndarray]:
-            given = {name: value for name, value in attributes.items() if value is not None}
-            given["interleaved"] = bool(given.get("interleaved"))
-            return (rotary_embedding(*inputs, **given).astype(inputs[0].dtype),)
-
-    return RotaryEmbedding
-
-
-@pytest.mark.parametrize("case", backend_cases(), ids=lambda case: case.name)
-def test_the_standards_own_tests_pass(case: Any) -> None:
-    """Both ranks, both pairings, partial, with and without position_ids."""
-    from onnx.reference import ReferenceEvaluator
-
-    run = ReferenceEvaluator(case.model, new_ops=[phasors_operator()])
-    names = [given.name for given in case.model.graph.input]
-    assert case.data_sets
-    for inputs, outputs in case.data_sets:
-        found = run.run(None, dict(zip(names, inputs, strict=True)))
-        np.testing.assert_allclose(found[0], outputs[0], rtol=case.rtol, atol=case.atol)
-        assert found[0].dtype == outputs[0].dtype
-
-
-def test_the_standard_has_eight_tests_or_more() -> None:
-    """An empty list would pass too."""
-    assert len(backend_cases()) >= 8
-
-
-ROWS = np.ones((5, 2))
-REFUSED: dict[str, tuple[type[Exception], str, dict[str, Any]]] = {
-    "rank": (TensorError, "num_heads given", {"x": np.ones((3, 4))}),
-    "no heads": (TensorError, "num_heads=0", {"x": np.ones((1, 2, 8))}),
-    "uneven heads": (TensorError, "num_heads=3", {"x": np.ones((1, 2, 8)), "num_heads": 3}),
-    "cache rank": (TensorError, "cos_cache must be [max_positions", {"cos_cache": np.ones(4)}),
-    "token rows": (TensorError, "cos_cache must be [batch, seq", {"position_ids": None}),
-    "width": (TensorError, "must hold 1 pairs", {"rotary_embedding_dim": 2}),
-    "beyond": (PositionError, "from 0 to 4", {"position_ids": [[0, 5]]}),
-    "negative": (PositionError, "from 0 to 4", {"position_ids": [[0, -1]]}),
-    "fraction": (PositionError, "whole numbers", {"position_ids": [[0.5, 1.0]]}),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_the_operator_says_what_it_cannot_use(case: str) -> None:
-    """A position past the cache is an error here, whatever engines do."""
-    error, text, changed = REFUSED[case]
-    usual: dict[str, Any] = {"x": np.ones((1, 3, 2, 4)), "cos_cache": ROWS, "sin_cache": ROWS}
-    with pytest.raises(error) as caught:
-        rotary_embedding(**(usual | {"position_ids": [[0, 1]]} | changed))
-    assert text in str(caught.value)
-
 
 ROPES = {
     "plain": Rope(head_dim=64, pairing="half", base=500_000.0),

@@ -1,7 +1,7 @@
 """Converts a checkpoint to another pairing, or a Llama between Meta's files and transformers'.
 
-`plan` reads headers and decides which rows of queries and keys move; `plan_for` does so for
-another program, whose names and config the result has. `write` streams the result, `verify`
+`plan` reads headers and decides which rows of queries and keys move, and for another program which
+names and config the result has. `write` streams the result, `verify`
 compares it with the source. The result is safetensors, written without that library; Meta's
 ``.pth`` files are read with torch.
 
@@ -23,22 +23,19 @@ compares it with the source. The result is safetensors, written without that lib
 
 from __future__ import annotations
 
+from phasor.checkpoint.conversion import PROGRAMS, ConversionPlan, Program
 from phasor.checkpoint.model import Patterns
-from phasor.checkpoint.planning import Change, ConversionPlan, plan
-from phasor.checkpoint.programs import PROGRAMS, Program, ProgramPlan, plan_for
+from phasor.checkpoint.planning import plan
 from phasor.checkpoint.writing import verify, write
 from phasor.errors import CheckpointError
 
 __all__ = [
     "PROGRAMS",
-    "Change",
     "CheckpointError",
     "ConversionPlan",
     "Patterns",
     "Program",
-    "ProgramPlan",
     "plan",
-    "plan_for",
     "verify",
     "write",
 ]

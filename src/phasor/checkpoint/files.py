@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from io import BufferedReader
 from itertools import accumulate
@@ -72,13 +72,13 @@ class Header:
     """The header of a file.
 
     Attributes:
-        begin: Offset of the first tensor's bytes.
-        size: Length of the file.
+        path: The file.
+        data: Its bytes, with the length before it; the first tensor's bytes follow.
         tensors: The tensors by name, in the order of their bytes.
     """
 
-    begin: int
-    size: int
+    path: Path
+    data: bytes
     tensors: Mapping[str, Entry]
 
 
@@ -109,7 +109,7 @@ def read_header(path: Path) -> Header:
             f"{path}: the header must begin with '{{', got {short_repr(text[:8])}"
         )
     described = parse_json(text, str(path))
-    return Header(8 + length, size, _tensors(path, described, 8 + length, size))
+    return Header(path, prefix + text, _tensors(path, described, 8 + length, size))
 
 
 def open_file(path: Path) -> BufferedReader:
@@ -220,7 +220,7 @@ class Rows:
 
     Attributes:
         dtype: As safetensors spells it.
-        shape: Its shape; the first axis counts the rows.
+        shape: Its shape.
         row_bytes: Bytes of a row.
         read: ``read(first, count)`` gives ``count`` rows as ``uint8[count, row_bytes]``.
     """
@@ -231,9 +231,8 @@ class Rows:
     read: Callable[[int, int], NDArray[np.uint8]]
 
 
-def rows_of(path: Path, entry: Entry) -> Rows:
-    """A tensor of a safetensors file, of at least one axis and of whole bytes a row."""
-    row_bytes = (entry.end - entry.begin) // max(1, entry.shape[0])
+def rows_of(path: Path, entry: Entry, row_bytes: int) -> Rows:
+    """A tensor of a safetensors file."""
 
     def read(first: int, count: int) -> NDArray[np.uint8]:
         with path.open("rb") as stream:
@@ -263,28 +262,6 @@ class Checkpoint:
     path: Path
     files: Mapping[str, Header]
     index: str | None
-
-    def __repr__(self) -> str:
-        return f"Checkpoint({str(self.path)!r}, {len(self.files)} files)"
-
-    @property
-    def is_folder(self) -> bool:
-        """Whether `path` is a folder."""
-        return self.path.is_dir()
-
-    def location(self, name: str) -> Path:
-        """Where the file ``name`` is."""
-        return self.path / name if self.is_folder else self.path
-
-    @property
-    def size(self) -> int:
-        """Bytes of all files."""
-        return sum(header.size for header in self.files.values())
-
-    def tensors(self) -> Iterator[tuple[str, Entry]]:
-        """All tensors by name."""
-        for header in self.files.values():
-            yield from header.tensors.items()
 
 
 def open_checkpoint(source: Path) -> Checkpoint:
@@ -320,7 +297,7 @@ def open_checkpoint(source: Path) -> Checkpoint:
     )
     instead = f", only {short_repr(', '.join(others))}" if others else ""
     way_out = (
-        "convert Meta's files for transformers: --for transformers, in Python plan_for"
+        "convert Meta's files: --for transformers, in Python plan(folder, 'transformers')"
         if others and others[0].startswith("consolidated.")
         else "write the tensors with the safetensors library first"
     )

@@ -185,7 +185,7 @@ class Model:
     """A model for a conversion.
 
     Attributes:
-        ropes: The rope of each layer, or one for all.
+        ropes: The rope of each layer; one for all layers if there is only one.
         model_type: Its type, if a config gave one.
         num_heads: Query heads of a layer, if known.
         latent: Whether heads are ``[without position | with position]`` and the key that is rotated
@@ -197,7 +197,7 @@ class Model:
         shared: How many of the last layers use the keys of an earlier layer.
     """
 
-    ropes: LayerRopes | Rope
+    ropes: LayerRopes
     model_type: str | None = None
     num_heads: int | None = None
     latent: bool = False
@@ -209,14 +209,12 @@ class Model:
     @property
     def pairing(self) -> Pairing | None:
         """The pairing that the model's code reads; None where layers differ or none rotates."""
-        if isinstance(self.ropes, Rope):
-            return self.ropes.pairing
         pairings: list[Pairing] = [rope.pairing for rope in self.ropes.ropes]
         return pairings[0] if len(set(pairings)) == 1 else None
 
     def borrows_keys(self, part: Part) -> bool:
         """Whether the layer of a tensor uses the keys of an earlier layer."""
-        if isinstance(self.ropes, Rope) or part.layer is None or part.extra:
+        if not self.shared or part.layer is None or part.extra:
             return False
         return part.layer >= len(self.ropes) - self.shared
 
@@ -226,8 +224,6 @@ class Model:
         Raises:
             CheckpointError: If there are several ropes and the name does not tell which applies.
         """
-        if isinstance(self.ropes, Rope):
-            return self.ropes
         if part.layer is not None and part.layer < len(self.ropes) and not part.extra:
             return self.ropes[part.layer]
         # a multi-token prediction layer, which the config's layers do not include
@@ -257,7 +253,8 @@ def describe(
         CheckpointError: If the order of such a model's tensors cannot be changed.
     """
     if isinstance(model, Rope):
-        return Model(ropes=model)
+        one = LayerRopes(name="rope", layer_kinds=("rope",), kinds={"rope": model})
+        return Model(ropes=one)
     levels = [block.values for block in language_models(read_source(model))]
     top, config = levels[0], levels[-1]
     ropes = load(top, like=like, strict=strict)

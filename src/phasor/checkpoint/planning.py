@@ -4,93 +4,34 @@ from __future__ import annotations
 
 import os
 import re
-from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from phasor.checkpoint.files import Checkpoint, open_checkpoint
-from phasor.checkpoint.model import Model, Part, Patterns, describe, known_part, looks_alike
-from phasor.checkpoint.rows import Context, Reorder, reorder
-from phasor.errors import CheckpointError
+from phasor.checkpoint.conversion import (
+    PROGRAMS,
+    Change,
+    ConversionPlan,
+    Piece,
+    Program,
+    ResultFile,
+    ResultTensor,
+    count_kinds,
+    listed,
+)
+from phasor.checkpoint.files import Checkpoint, Entry, open_checkpoint, rows_of
+from phasor.checkpoint.model import Model, Patterns, describe, known_part, looks_alike
+from phasor.checkpoint.programs import plan_program
+from phasor.checkpoint.rows import Context, reorder
+from phasor.errors import CheckpointError, SpecError
 from phasor.pairings import Pairing, by_pairing, checked_pairing, opposite
 from phasor.rope import Rope
-
-_SHOWN = 12  # kinds of names in a message
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """One tensor that changes.
-
-    Attributes:
-        part: What the tensor is.
-        rope: The rope of its layer.
-        reorder: The new order of its bytes.
-    """
-
-    part: Part
-    rope: Rope
-    reorder: Reorder
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ConversionPlan:
-    """The description of a conversion, for `write` and `verify`.
-
-    Attributes:
-        checkpoint: The source.
-        source: The pairing of its rows.
-        target: The pairing of the result's rows.
-        changes: The tensors that change, by name.
-        alike: Names that look like queries or keys of tensors that do not change, with counts;
-            numbers in names are written as ``*``.
-        notes: What to know when using the result, a sentence each.
-    """
-
-    checkpoint: Checkpoint
-    source: Pairing
-    target: Pairing
-    changes: Mapping[str, Change]
-    alike: Mapping[str, int]
-    notes: tuple[str, ...]
-
-    @property
-    def size(self) -> int:
-        """Bytes of all files."""
-        return self.checkpoint.size
-
-    def lines(self) -> list[str]:
-        """What changes and what stays, by kinds of names, a line each."""
-        every = sum(len(header.tensors) for header in self.checkpoint.files.values())
-        found = [
-            f"{self.checkpoint.path}: {self.source} to {self.target}, "
-            f"{len(self.changes)} of {every} tensors change"
-        ]
-        roles = {name: change.part.role for name, change in self.changes.items()}
-        for role in dict.fromkeys(roles.values()):
-            kinds = _kinds(name for name in roles if roles[name] == role)
-            found += [f"  {kind}  {count} x {role}" for kind, count in kinds.items()]
-        if self.alike:
-            found.append("Named alike and left as they are:")
-            found += [f"  {kind}  {count}" for kind, count in self.alike.items()]
-        return [*found, *self.notes]
-
-    def __repr__(self) -> str:
-        return (
-            f"ConversionPlan({str(self.checkpoint.path)!r}, {self.source} to {self.target}, "
-            f"{len(self.changes)} tensors)"
-        )
-
-    def __str__(self) -> str:
-        return "\n".join(self.lines())
 
 
 def plan(
     path: str | os.PathLike[str],
-    target: Pairing,
+    target: Pairing | Program,
     *,
     source: Pairing | None = None,
     model: str | os.PathLike[str] | Mapping[str, Any] | Rope | None = None,
@@ -98,14 +39,24 @@ def plan(
     like: str | None = None,
     strict: bool = True,
 ) -> ConversionPlan:
-    """The conversion of a checkpoint's queries and keys to another pairing.
+    """The conversion of a checkpoint to another pairing, or of a Llama for another program.
 
-    Only headers are read. Query and key projections, their biases, QK-norms and LoRA's outer
-    matrices get a new row order. It is the same for queries and keys, so scores do not change.
+    Only headers are read, and the norms of several ranks. To another pairing, query and key
+    projections, their biases, QK-norms and LoRA's outer matrices get a new row order. It is the
+    same for queries and keys, so scores do not change.
+
+    For a program, names and config change as well. For ``"transformers"`` the source is a folder of
+    Meta's: ``params.json``, and one ``consolidated.NN.pth`` for each rank or
+    ``consolidated.safetensors``. The result is a folder with ``config.json`` and
+    ``model.safetensors``, queries and keys in half pairs. For ``"meta"`` it is the other way round,
+    and the result has interleaved pairs in a single ``consolidated.safetensors``. Tokenizers are
+    not converted. The config in the folder says all, so no other argument goes with a program.
 
     Args:
-        path: A safetensors file, or a folder with one or with an index and its shards.
-        target: The pairing of the result.
+        path: A safetensors file, or a folder with one or with an index and its shards; for a
+            program, the folder of the source.
+        target: The pairing of the result, or the program whose files it has: ``"transformers"`` or
+            ``"meta"``.
         source: The pairing of the rows; by default the config's. Give it where weights and config
             disagree, such as Meta's rows under transformers' names.
         model: The model's config (path, folder or dictionary), or a `Rope` for all layers; the
@@ -119,18 +70,26 @@ def plan(
 
     Raises:
         CheckpointError: If the files are damaged, nothing is to be converted, or a tensor that
-            looks as if it should cannot be.
-        ConfigError: If the config cannot be read.
-        SpecError: If a pairing does not exist.
+            looks as if it should cannot be. For a program, if ranks disagree, or a tensor is
+            missing, unknown or of another shape than the config says.
+        ConfigError: If the config cannot be read, or says what the program's cannot.
+        SpecError: If ``target`` does not exist, or other arguments are given with a program.
     """
-    checked_pairing("target", target)
+    if target == "transformers" or target == "meta":
+        if (source, model, patterns, like, strict) != (None, None, None, None, True):
+            raise SpecError(f"no other argument goes with the program {target}: leave them out")
+        return plan_program(Path(path), target)
+    programs = " or ".join(map(repr, PROGRAMS))
+    checked_pairing(f"target, if it is not {programs},", target)
     if source is not None:
         checked_pairing("source", source)
     checkpoint = open_checkpoint(Path(path))
     config = _config_folder(checkpoint) if model is None else model
     described = describe(config, like=like, strict=strict)
     origin = _source_pairing(described, source, target)
-    context = Context(described, origin, target, MappingProxyType(dict(checkpoint.tensors())))
+    headers = checkpoint.files.values()
+    entries = {name: entry for header in headers for name, entry in header.tensors.items()}
+    context = Context(described, origin, target, entries)
     changes: dict[str, Change] = {}
     alike: list[str] = []
     for name in context.entries:
@@ -143,18 +102,40 @@ def plan(
         if rope is not None and order is not None:
             changes[name] = Change(part, rope, order)
     _check(checkpoint, context, changes, patterns)
+    index = checkpoint.index
     return ConversionPlan(
-        checkpoint=checkpoint,
+        path=checkpoint.path,
         source=origin,
         target=target,
+        files={
+            name: ResultFile(
+                header.data,
+                {
+                    tensor: _result_tensor(header.path, entry, changes.get(tensor))
+                    for tensor, entry in header.tensors.items()
+                },
+            )
+            for name, header in checkpoint.files.items()
+        },
+        beside={} if index is None else {index: (checkpoint.path / index).read_bytes()},
         changes=MappingProxyType(changes),
-        alike=MappingProxyType(_kinds(alike)),
+        alike=MappingProxyType(count_kinds(alike)),
         notes=tuple(_notes(described, target, whole=patterns is None or not alike)),
     )
 
 
+def _result_tensor(path: Path, entry: Entry, change: Change | None) -> ResultTensor:
+    size = entry.end - entry.begin
+    if change is None:
+        return ResultTensor((Piece(rows_of(path, entry, 1), 0, size),))
+    layout, row_bytes = change.reorder.layout, change.reorder.item_bytes
+    rows, moved = rows_of(path, entry, row_bytes), layout.periods * layout.width
+    rest = Piece(rows, moved, size // row_bytes - moved)
+    return ResultTensor((Piece(rows, 0, moved, change.reorder.order), rest))
+
+
 def _config_folder(checkpoint: Checkpoint) -> Path:
-    folder = checkpoint.path if checkpoint.is_folder else checkpoint.path.parent
+    folder = checkpoint.path if checkpoint.path.is_dir() else checkpoint.path.parent
     if any((folder / name).is_file() for name in ("config.json", "params.json")):
         return folder
     raise CheckpointError(
@@ -229,19 +210,6 @@ def _check_sides(checkpoint: Checkpoint, context: Context, changes: Mapping[str,
                 f"{f'only {roles.pop()}' if roles else 'neither'}; its tensors are "
                 f"{listed(siblings)}"
             )
-
-
-def _kinds(names: Iterable[str]) -> dict[str, int]:
-    """Names with their numbers as ``*``, and how many tensors have each."""
-    return dict(Counter(re.sub(r"(?<=\.)\d+(?=\.)", "*", name) for name in names))
-
-
-def listed(names: Iterable[str]) -> str:
-    """Kinds of names with their counts, for messages."""
-    kinds = _kinds(names)
-    some = [f"{kind} ({count})" for kind, count in list(kinds.items())[:_SHOWN]]
-    more = len(kinds) - len(some)
-    return ", ".join(some) + (f" and {more} more" if more else "")
 
 
 def _notes(model: Model, target: Pairing, *, whole: bool) -> list[str]:

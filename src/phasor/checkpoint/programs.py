@@ -1,4 +1,4 @@
-"""`plan_for`: a Llama from Meta's files to transformers', or back: names, pairing, config, ranks.
+"""A Llama from Meta's files to transformers', or back: names, pairing, config, ranks.
 
 The facts are those of llama-models 0.3 (``llama3/model.py``, ``checkpoint.py``): which module is
 split over ranks on which axis, and how wide its layers are.
@@ -7,30 +7,36 @@ split over ranks on which axis, and how wide its layers are.
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from phasor._checks import short_repr
-from phasor.checkpoint.files import CHUNK, FLOATS, Rows, open_checkpoint, rows_of
+from phasor.checkpoint.conversion import (
+    Change,
+    ConversionPlan,
+    Piece,
+    Program,
+    ResultFile,
+    ResultTensor,
+    listed,
+)
+from phasor.checkpoint.files import FLOATS, Rows, open_checkpoint, rows_of
 from phasor.checkpoint.llama import Llama, config_json, params_json, read_config, read_params
 from phasor.checkpoint.model import Part
-from phasor.checkpoint.planning import Change, listed
-from phasor.checkpoint.pth import open_pth
-from phasor.checkpoint.rows import Layout, Reorder, period_order
-from phasor.errors import CheckpointError
+from phasor.checkpoint.rows import Layout, Reorder, reorder_heads
+from phasor.errors import CheckpointError, install_hint
 from phasor.pairings import Pairing, opposite
 from phasor.rope import Rope
 
-Program = Literal["transformers", "meta"]
-PROGRAMS: tuple[Program, ...] = ("transformers", "meta")
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,173 +79,33 @@ _AFTER_LAYERS = (
 # tables of frequencies that old files store beside the weights
 _FREQUENCIES = re.compile(r"rope\.freqs|model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
 _META_WEIGHTS = "consolidated.safetensors"
+_DTYPES = {f"torch.{theirs}": ours for ours, theirs in FLOATS.items()}
 
 
-@dataclass(frozen=True, slots=True)
-class JoinedTensor:
-    """One tensor of the result, and the pieces of the source that it is made of.
-
-    Attributes:
-        ranks: The pieces, in the order of the ranks.
-        axis: The axis on which they are joined.
-        shape: The shape of the result.
-        reorder: The new order of the rows of each head; None where rows stay.
-    """
-
-    ranks: tuple[Rows, ...]
-    axis: int
-    shape: tuple[int, ...]
-    reorder: Reorder | None
-
-    @property
-    def size(self) -> int:
-        """Bytes of the tensor."""
-        return sum(rank.shape[0] * rank.row_bytes for rank in self.ranks)
-
-    def steps(self, rank: Rows) -> Iterator[tuple[int, int]]:
-        """First row and number of rows of each chunk of a rank, heads never cut."""
-        period = 1 if self.reorder is None else len(self.reorder.order)
-        # the rows of all ranks may be in memory at once
-        step = period * max(1, CHUNK // (len(self.ranks) * rank.row_bytes * period))
-        for first in range(0, rank.shape[0], step):
-            yield first, min(step, rank.shape[0] - first)
-
-    def chunks(self) -> Iterator[NDArray[np.uint8]]:
-        """The bytes of the result in order, a few megabytes at a time."""
-        if self.axis == 1:
-            for first, count in self.steps(self.ranks[0]):
-                # a row of the result is the ranks' rows side by side
-                yield np.concatenate([rank.read(first, count) for rank in self.ranks], axis=1)
-            return
-        for rank in self.ranks:
-            for first, count in self.steps(rank):
-                rows = rank.read(first, count)
-                if self.reorder is not None:
-                    order = self.reorder.order
-                    rows = rows.reshape(-1, len(order), rank.row_bytes)[:, order]
-                yield rows
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ProgramPlan:
-    """The description of a conversion between programs, for `write` and `verify`.
-
-    Attributes:
-        path: The source, a folder.
-        program: Whose files the result has.
-        ranks: How many files of ranks are joined.
-        source: The pairing of its rows.
-        target: The pairing of the result's rows.
-        weights_file: Name of the file of weights in the result, a safetensors file.
-        config_file: Name of the config in the result.
-        config: What it holds.
-        tensors: The tensors of the result by name, in the order of the file.
-        changes: The queries and keys among them, whose rows get a new order.
-        notes: What to know when using the result, a sentence each.
-    """
-
-    path: Path
-    program: Program
-    ranks: int
-    source: Pairing
-    target: Pairing
-    weights_file: str
-    config_file: str
-    config: Mapping[str, Any]
-    tensors: Mapping[str, JoinedTensor]
-    changes: Mapping[str, Change]
-    notes: tuple[str, ...]
-
-    def lines(self) -> list[str]:
-        """What is converted and what to know of it, a line each."""
-        ranks = "" if self.ranks == 1 else f" of {self.ranks} ranks"
-        return [
-            f"{self.path}: {len(self.tensors)} tensors{ranks} for {self.program}, "
-            f"{len(self.changes)} from {self.source} to {self.target}",
-            *self.notes,
-        ]
-
-    def __repr__(self) -> str:
-        return f"ProgramPlan({self.lines()[0]!r})"
-
-    def __str__(self) -> str:
-        return "\n".join(self.lines())
-
-    @property
-    def header(self) -> bytes:
-        """The header of the file of weights, with its length before it."""
-        described: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-        at = 0
-        for name, tensor in self.tensors.items():
-            offsets = [at, at + tensor.size]
-            dtype, shape = tensor.ranks[0].dtype, list(tensor.shape)
-            described[name] = {"dtype": dtype, "shape": shape, "data_offsets": offsets}
-            at = offsets[1]
-        text = json.dumps(described).encode()
-        text += b" " * (-len(text) % 8)  # readers map the data, which begins at a multiple of 8
-        return len(text).to_bytes(8, "little") + text
-
-    @property
-    def config_text(self) -> str:
-        """The text of the config."""
-        return json.dumps(dict(self.config), indent=2) + "\n"
-
-    @property
-    def size(self) -> int:
-        """Bytes of the file of weights."""
-        return len(self.header) + sum(tensor.size for tensor in self.tensors.values())
-
-
-def plan_for(path: str | os.PathLike[str], program: Program) -> ProgramPlan:
-    """The conversion of a Llama for another program: names, pairing and config.
-
-    For ``"transformers"`` the source is a folder of Meta's: ``params.json``, and one
-    ``consolidated.NN.pth`` for each rank or ``consolidated.safetensors``. The result is a folder
-    with ``config.json`` and ``model.safetensors``, queries and keys in half pairs. For ``"meta"``
-    it is the other way round, and the result has interleaved pairs in a single
-    ``consolidated.safetensors``. Tokenizers are not converted. Only headers are read, and the
-    norms where there are several ranks.
-
-    Args:
-        path: The folder of the source.
-        program: Whose files the result has.
-
-    Returns:
-        The plan, for `write` and `verify`.
-
-    Raises:
-        CheckpointError: If a file is damaged or missing, ranks disagree, a tensor is missing,
-            unknown or of another shape than the config says, or ``program`` does not exist.
-        ConfigError: If the config cannot be read, or says what the other program's cannot.
-    """
-    folder = Path(path)
+def plan_program(folder: Path, program: Program) -> ConversionPlan:
+    """`plan` of a folder for another program."""
     if not folder.is_dir():
         raise CheckpointError(f"{folder} must be a folder with a config and weights, and is not")
-    match program:
-        case "transformers":
-            model, ranks = read_params(folder / "params.json"), _open_consolidated(folder)
-        case "meta":
-            model, ranks = read_config(folder / "config.json"), [_rows_by_name(folder)]
-        case _:
-            raise CheckpointError(
-                f"program must be one of {', '.join(PROGRAMS)}, got {short_repr(program)}"
-            )
-    target: Pairing = "half" if program == "transformers" else "interleaved"
-    sizes, tensors, changes = _join(model, program, ranks, target)
-    write_config = config_json if program == "transformers" else params_json
+    if program == "transformers":
+        model, ranks = read_params(folder / "params.json"), _open_consolidated(folder)
+        weights_file, config_file, write_config = "model.safetensors", "config.json", config_json
+        target: Pairing = "half"
+    else:
+        model, ranks = read_config(folder / "config.json"), [_rows_by_name(folder)]
+        weights_file, config_file, write_config = _META_WEIGHTS, "params.json", params_json
+        target = "interleaved"
+    sizes, file, changes = _join(model, program, ranks, target)
     config, notes = write_config(model, sizes)
     if program == "transformers":
-        config["dtype"] = FLOATS[next(iter(tensors.values())).ranks[0].dtype]
-    return ProgramPlan(
+        config["dtype"] = FLOATS[next(iter(file.tensors.values())).pieces[0].rows.dtype]
+    return ConversionPlan(
         path=folder,
         program=program,
         ranks=len(ranks),
         source=opposite(target),
         target=target,
-        weights_file="model.safetensors" if program == "transformers" else _META_WEIGHTS,
-        config_file="config.json" if program == "transformers" else "params.json",
-        config=MappingProxyType(config),
-        tensors=MappingProxyType(tensors),
+        files={weights_file: file},
+        beside={config_file: (json.dumps(config, indent=2) + "\n").encode()},
         changes=MappingProxyType(changes),
         notes=(*model.notes, *notes, "The tokenizer is not converted."),
     )
@@ -266,7 +132,7 @@ def _open_consolidated(folder: Path) -> list[Mapping[str, Rows]]:
             f"{folder} holds {by_rank[max(by_rank)].name}, and consolidated.{missing[0]:02}.pth is "
             "missing"
         )
-    ranks = [open_pth(by_rank[rank]) for rank in sorted(by_rank)]
+    ranks = [_open_pth(by_rank[rank]) for rank in sorted(by_rank)]
     for number, rank in enumerate(ranks):
         if differing := sorted(set(rank) ^ set(ranks[0])):
             raise CheckpointError(
@@ -276,18 +142,71 @@ def _open_consolidated(folder: Path) -> list[Mapping[str, Rows]]:
     return list(ranks)
 
 
+def _open_pth(path: Path) -> dict[str, Rows]:
+    """The tensors of a file of torch.save, by name. It is mapped into memory, not read.
+
+    torch's loader runs with ``weights_only=True``: only tensors and plain containers are made of
+    the pickle, and nothing in it is executed.
+
+    Raises:
+        CheckpointError: If torch is not installed, the file is damaged, holds anything else than
+            named tensors of one or more axes, or a dtype that is no plain floating-point one.
+    """
+    try:
+        import torch
+    except ImportError:
+        raise CheckpointError(
+            f"{path} is a file of torch.save and needs torch to read: {install_hint('torch')}"
+        ) from None
+    try:
+        state: object = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+    except Exception as error:  # torch raises what its unpickler and its zip reader happen to raise
+        first_line = str(error).strip().partition("\n")[0]
+        raise CheckpointError(
+            f"{path} cannot be read by torch.load(mmap=True, weights_only=True); it is damaged, "
+            f"was written by torch before 1.6, or holds more than tensors: {short_repr(first_line)}"
+        ) from None
+    if not isinstance(state, dict) or not state:
+        kind = "an empty one" if isinstance(state, dict) else f"a {type(state).__name__}"
+        raise CheckpointError(f"{path} must hold a dictionary of tensors, got {kind}")
+    return {
+        str(name): _pth_rows(path, str(name), t) for name, t in cast(dict[Any, Any], state).items()
+    }
+
+
+def _pth_rows(path: Path, name: str, tensor: object) -> Rows:
+    import torch
+
+    if not isinstance(tensor, torch.Tensor):
+        raise CheckpointError(f"{path}: {short_repr(name)} must be a tensor, got {type(tensor)}")
+    dtype = _DTYPES.get(str(tensor.dtype))
+    if dtype is None or not tensor.ndim or not tensor.numel() or tensor.layout != torch.strided:
+        raise CheckpointError(
+            f"{path}: {short_repr(name)} must be a dense tensor of {', '.join(FLOATS.values())} "
+            f"with rows, got {tensor.dtype} {list(tensor.shape)}; convert before quantising"
+        )
+    row_bytes = tensor.element_size() * tensor[:1].numel()
+
+    def read(first: int, count: int) -> NDArray[np.uint8]:
+        # contiguous before the view as bytes: a copy of these rows at most
+        rows: torch.Tensor = tensor[first : first + count].contiguous()
+        return rows.view(torch.uint8).reshape(count, row_bytes).numpy()
+
+    return Rows(dtype, tuple(tensor.shape), row_bytes, read)
+
+
 def _rows_by_name(path: Path) -> Mapping[str, Rows]:
     """The tensors of a safetensors file, or of a folder with one or with an index."""
-    checkpoint = open_checkpoint(path)
     found: dict[str, Rows] = {}
-    for file, header in checkpoint.files.items():
+    for header in open_checkpoint(path).files.values():
         for name, entry in header.tensors.items():
             if entry.dtype not in FLOATS or not entry.shape or not entry.count:
                 raise CheckpointError(
                     f"{short_repr(name)} must have a dtype of {', '.join(FLOATS)} and rows, got "
                     f"{entry.dtype} {list(entry.shape)}; convert before quantising"
                 )
-            found[name] = rows_of(checkpoint.location(file), entry)
+            row_bytes = (entry.end - entry.begin) // entry.shape[0]
+            found[name] = rows_of(header.path, entry, row_bytes)
     return found
 
 
@@ -304,8 +223,8 @@ def _weights(layers: int) -> Iterator[_Weight]:
 
 def _join(
     model: Llama, program: Program, ranks: list[Mapping[str, Rows]], target: Pairing
-) -> tuple[dict[str, int], dict[str, JoinedTensor], dict[str, Change]]:
-    """The sizes of the shapes; the tensors of the result, and those that change, by name."""
+) -> tuple[dict[str, int], ResultFile, dict[str, Change]]:
+    """The sizes of the shapes; the weights of the result, and those that change, by name."""
     origin: Program = "meta" if program == "transformers" else "transformers"
     weights = list(_weights(model.layers))
     source = {weight.meta: weight.name(origin) for weight in weights}
@@ -320,19 +239,28 @@ def _join(
         "hidden": len(ranks) * ranks[0][source["layers.0.feed_forward.w1.weight"]].shape[0],
         "vocab": len(ranks) * ranks[0][source["output.weight"]].shape[0],
     }
-    tensors: dict[str, JoinedTensor] = {}
+    tensors: dict[str, ResultTensor] = {}
     changes: dict[str, Change] = {}
+    described: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    at = 0
     for weight in weights:
         name, new_name = source[weight.meta], weight.name(program)
-        pieces = tuple(rank[name] for rank in ranks)
-        shape = tuple(sizes[word] for word in weight.shape)
-        tensor = _joined(name, pieces, shape, weight)
+        rows = [rank[name] for rank in ranks]
+        shape = [sizes[word] for word in weight.shape]
+        rows, axis = _joined(name, rows, shape, weight)
+        order = None
         if weight.role is not None:
-            order = _reorder(name, tensor, model.rope, target)
-            changes[new_name] = Change(Part(weight.role, None), model.rope, order)
-            tensor = replace(tensor, reorder=order)
+            reorder = _reorder(name, rows[0], shape[0], model.rope, target)
+            changes[new_name] = Change(Part(weight.role, None), model.rope, reorder)
+            order = reorder.order
+        tensor = ResultTensor(tuple(Piece(one, 0, one.shape[0], order) for one in rows), axis)
         tensors[new_name] = tensor
-    return sizes, tensors, changes
+        offsets = [at, at + tensor.size]
+        described[new_name] = {"dtype": rows[0].dtype, "shape": shape, "data_offsets": offsets}
+        at = offsets[1]
+    text = json.dumps(described).encode()
+    text += b" " * (-len(text) % 8)  # readers map the data, which begins at a multiple of 8
+    return sizes, ResultFile(len(text).to_bytes(8, "little") + text, tensors), changes
 
 
 def _check_names(model: Llama, rank: Mapping[str, Rows], source: Mapping[str, str]) -> None:
@@ -351,9 +279,9 @@ def _check_names(model: Llama, rank: Mapping[str, Rows], source: Mapping[str, st
 
 
 def _joined(
-    name: str, pieces: tuple[Rows, ...], shape: tuple[int, ...], weight: _Weight
-) -> JoinedTensor:
-    """The pieces of the ranks, which must make a tensor of ``shape``."""
+    name: str, pieces: list[Rows], shape: list[int], weight: _Weight
+) -> tuple[list[Rows], int]:
+    """The pieces of the ranks that make a tensor of ``shape``, and the axis that joins them."""
     first, axis = pieces[0], weight.axis
     for number, piece in enumerate(pieces):
         if (piece.dtype, piece.shape) != (first.dtype, first.shape):
@@ -369,27 +297,27 @@ def _joined(
                     "from rank 0; they are of different models"
                 )
         pieces, axis = pieces[:1], 0
-    elif weight in _BEFORE_LAYERS and first.shape[1:] != shape[1:]:
+    elif weight in _BEFORE_LAYERS and first.shape[1:] != tuple(shape[1:]):
         axis = 1
     joined = list(first.shape)
     if len(joined) == len(shape):
         joined[axis] *= len(pieces)
-    if tuple(joined) != shape:
+    if joined != shape:
         of_ranks = "" if len(pieces) == 1 else f" of {len(pieces)} ranks together"
         raise CheckpointError(
-            f"{short_repr(name)} must have the shape {list(shape)} by the config, got {joined}"
+            f"{short_repr(name)} must have the shape {shape} by the config, got {joined}"
             f"{of_ranks}; is the config of another model, or a rank missing?"
         )
-    return JoinedTensor(pieces, axis, shape, None)
+    return pieces, axis
 
 
-def _reorder(name: str, tensor: JoinedTensor, rope: Rope, target: Pairing) -> Reorder:
-    """The new order of the rows of each head."""
-    width, rows = rope.head_dim, tensor.ranks[0].shape[0]
-    if rows % width:
+def _reorder(name: str, rank: Rows, rows: int, rope: Rope, target: Pairing) -> Reorder:
+    """The new order of the rows of each head, of so many rows of all ranks together."""
+    width = rope.head_dim
+    if rank.shape[0] % width:
         raise CheckpointError(
-            f"{short_repr(name)} must hold whole heads of {width} rows on each rank, got {rows}"
+            f"{short_repr(name)} must hold whole heads of {width} rows on each rank, got "
+            f"{rank.shape[0]}"
         )
-    layout = Layout(width, (0,), tensor.shape[0] // width)
-    order = period_order(rope, opposite(target), target, layout)
-    return Reorder(layout, order, tensor.ranks[0].row_bytes)
+    layout = Layout(width, (0,), rows // width)
+    return reorder_heads(rope, opposite(target), target, layout, rank.row_bytes)

@@ -48,11 +48,6 @@ class Reorder:
     order: NDArray[np.intp]
     item_bytes: int
 
-    @property
-    def period_bytes(self) -> int:
-        """Bytes of a period."""
-        return self.layout.width * self.item_bytes
-
     def moves_only_inside(self, block: int) -> bool:
         """Whether each item stays in its block of ``block`` items, counted from the start."""
         width = self.layout.width
@@ -62,11 +57,14 @@ class Reorder:
         )
 
 
-def period_order(rope: Rope, source: Pairing, target: Pairing, layout: Layout) -> NDArray[np.intp]:
+def reorder_heads(
+    rope: Rope, source: Pairing, target: Pairing, layout: Layout, item_bytes: int
+) -> Reorder:
     """The permutation of a period that changes the pairing of each head.
 
     >>> rope = Rope(head_dim=4, pairing="half")
-    >>> period_order(rope, "interleaved", "half", Layout(width=6, heads=(2,), periods=1))
+    >>> layout = Layout(width=6, heads=(2,), periods=1)
+    >>> reorder_heads(rope, "interleaved", "half", layout, item_bytes=2).order
     array([0, 1, 2, 4, 3, 5])
     """
     head = change_pairing(
@@ -79,7 +77,7 @@ def period_order(rope: Rope, source: Pairing, target: Pairing, layout: Layout) -
     order = np.arange(layout.width)
     for start in layout.heads:
         order[start : start + rope.head_dim] = start + head
-    return order
+    return Reorder(layout, order, item_bytes)
 
 
 # what follows the module's name where the first axis is the projection's output
@@ -132,8 +130,7 @@ def _of_numbers(context: Context, name: str, entry: Entry, rope: Rope) -> Reorde
     if not entry.shape or entry.shape[-1] % width or entry.bits % 8:
         _refuse(name, entry, f"its last axis must hold whole heads of head_dim {width}")
     layout = Layout(width, (0,), entry.count // width)
-    order = period_order(rope, context.source, context.target, layout)
-    return Reorder(layout, order, entry.bits // 8)
+    return reorder_heads(rope, context.source, context.target, layout, entry.bits // 8)
 
 
 def _of_rows(context: Context, name: str, part: Part, rope: Rope) -> Reorder:
@@ -143,8 +140,8 @@ def _of_rows(context: Context, name: str, part: Part, rope: Rope) -> Reorder:
         _refuse(name, entry, "it must have rows of whole bytes")
     find = _latent_layout if context.model.latent else _layout
     layout = find(context, name, part, rope.head_dim, rows)
-    order = period_order(rope, context.source, context.target, layout)
-    return Reorder(layout, order, (entry.end - entry.begin) // rows)
+    row_bytes = (entry.end - entry.begin) // rows
+    return reorder_heads(rope, context.source, context.target, layout, row_bytes)
 
 
 def _latent_layout(context: Context, name: str, part: Part, width: int, rows: int) -> Layout:

@@ -107,7 +107,7 @@ def print_verdict(verdict: Verdict) -> None:
             screen.say(f"  Wrong: {wrong}.", style="bold red")
         if kind.wrong and kind.found is not None:
             screen.say("  What the class does instead:")
-            for line in kind.found.explain().split("\n"):
+            for line in str(kind.found).split("\n"):
                 screen.say(f"  {line}")
     if verdict.beside:
         screen.say()

@@ -7,16 +7,7 @@ from pathlib import Path
 
 import click
 
-from phasor.checkpoint import (
-    PROGRAMS,
-    ConversionPlan,
-    Patterns,
-    Program,
-    ProgramPlan,
-    plan,
-    plan_for,
-    write,
-)
+from phasor.checkpoint import PROGRAMS, ConversionPlan, Patterns, Program, plan, write
 from phasor.cli.common import Screen, say
 from phasor.errors import PhasorWarning
 from phasor.pairings import PAIRINGS, Pairing, opposite
@@ -94,11 +85,23 @@ def convert(
         others = (target, origin, config, head_dim, rotary_dim, rotary_start, like)
         if patterns.each() or lenient or any(value is not None for value in others):
             raise click.UsageError("--for goes only with --dry-run and --verify.")
-        planned = plan_for(source, program)
+        planned = plan(source, program)
     elif target is None:
         raise click.UsageError("Missing option '--to' or '--for'.")
     else:
-        rope = _rope(target, origin, config, head_dim, rotary_dim, rotary_start)
+        rope = None
+        if head_dim is not None:
+            if config is not None:
+                raise click.UsageError("--head-dim stands in place of --config; give one of them.")
+            start = rotary_start or 0
+            rope = Rope(
+                head_dim=head_dim,
+                pairing=origin or opposite(target),
+                rotary_dim=head_dim - start if rotary_dim is None else rotary_dim,
+                rotary_start=start,
+            )
+        elif rotary_dim is not None or rotary_start is not None:
+            raise click.UsageError("--rotary-dim and --rotary-start need --head-dim.")
         with warnings.catch_warnings():
             # what is assumed of sizes has no part in which rows are paired
             warnings.simplefilter("ignore", PhasorWarning)
@@ -115,40 +118,15 @@ def convert(
         _write(planned, out, verified=verified)
     for line in planned.lines():
         say(line)
-    if isinstance(planned, ProgramPlan):
-        files = f"Written to {out}: {planned.config_file} and {planned.weights_file}."
-    else:
-        files = f"Written to {out}. Files beside the weights were not copied."
+    files = f"Written to {out}. Files beside the weights were not copied."
+    if program is not None:
+        files = f"Written to {out}: {' and '.join((*planned.beside, *planned.files))}."
     if verified:
         say("Verified: both sides agree, byte for byte and in their scores.")
     say("Nothing was written." if out is None or dry_run else files)
 
 
-def _rope(
-    target: Pairing,
-    origin: Pairing | None,
-    config: str | None,
-    head_dim: int | None,
-    rotary_dim: int | None,
-    rotary_start: int | None,
-) -> Rope | None:
-    """The rope that the options describe, if they do."""
-    if head_dim is None:
-        if rotary_dim is not None or rotary_start is not None:
-            raise click.UsageError("--rotary-dim and --rotary-start need --head-dim.")
-        return None
-    if config is not None:
-        raise click.UsageError("--head-dim stands in place of --config; give one of them.")
-    start = rotary_start or 0
-    return Rope(
-        head_dim=head_dim,
-        pairing=origin or opposite(target),
-        rotary_dim=head_dim - start if rotary_dim is None else rotary_dim,
-        rotary_start=start,
-    )
-
-
-def _write(planned: ConversionPlan | ProgramPlan, out: Path, *, verified: bool) -> None:
+def _write(planned: ConversionPlan, out: Path, *, verified: bool) -> None:
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
 
     screen = Screen(stderr=True)

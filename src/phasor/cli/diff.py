@@ -25,16 +25,8 @@ from phasor.cli.common import (
 from phasor.cli.identify import find_function, is_function
 from phasor.describe import resolved
 from phasor.errors import SpecError
-from phasor.identification import (
-    MeasuredParting,
-    compare,
-    diff_measured,
-    measured,
-)
+from phasor.identification import diff as diff_rotations
 from phasor.rope import Rope
-
-_EXACT = 1e-6
-_FLOAT32 = 1e-3  # a function rotates float32 with angles of its own precision
 
 
 @click.command()
@@ -44,7 +36,7 @@ _FLOAT32 = 1e-3  # a function rotates float32 with angles of its own precision
 @click.option(
     "--tolerance",
     type=click.FloatRange(0, 2, min_open=True),
-    help=f"How far apart two unit vectors may be: {_EXACT:g}, or {_FLOAT32:g} for functions.",
+    help="How far apart two unit vectors may be: 1e-06, or 0.001 for functions.",
 )
 @click.option(
     "--context",
@@ -74,25 +66,14 @@ def diff(
     if first == second == STDIN:
         raise click.UsageError("standard input is read once; give one of the two as a file.")
     if is_function(first) or is_function(second):
-        sides = [
-            side if is_function(side) else _rope(side, kind, seq_len, reading)
-            for side in (first, second)
-        ]
-        widths = {side.head_dim for side in sides if isinstance(side, Rope)}
-        if head_dim is not None:
-            widths.add(head_dim)
-        if len(widths) != 1:
-            listed = ", ".join(map(str, sorted(widths)))
-            raise click.UsageError(
-                "functions are called with heads of one width: give --head-dim"
-                + (f", as wide as the model's ({listed})." if widths else ".")
+        with redirect_stdout(sys.stderr):  # output of the functions' own code
+            one, other = (
+                find_function(side) if is_function(side) else _rope(side, kind, seq_len, reading)
+                for side in (first, second)
             )
-        parting = find_parting(
-            *sides,
-            head_dim=widths.pop(),
-            context=context or 4096,
-            tolerance=tolerance or _FLOAT32,
-        )
+            parting = diff_rotations(
+                one, other, head_dim=head_dim, context=context or 4096, tolerance=tolerance
+            )
         if as_json:
             plain = None if parting is None else asdict(parting)
             say_json({"differ": parting is not None, "parting": plain})
@@ -103,9 +84,7 @@ def diff(
         if value is not None:
             raise click.UsageError(f"{option} is for functions; two models say it themselves.")
     a, b = read(first, reading), read(second, reading)
-    contexts = [ropes.context for ropes in (a, b) if ropes.context]
-    length = context or max(contexts, default=1 << 20)
-    compared = compare(a, b, seq_len or length, length, tolerance or _EXACT)
+    compared = diff_rotations(a, b, seq_len=seq_len, context=context, tolerance=tolerance)
     if as_json:
         say_json(compared.as_plain())
     else:
@@ -113,7 +92,7 @@ def diff(
         screen.say((title, "bold"))
         for line in rest:
             screen.say(line)
-    sys.exit(1 if compared.differ else 0)
+    sys.exit(1 if compared else 0)
 
 
 def _rope(model: str, kind: str | None, seq_len: int | None, reading: Mapping[str, Any]) -> Rope:
@@ -127,15 +106,3 @@ def _rope(model: str, kind: str | None, seq_len: int | None, reading: Mapping[st
             f"function, got {kind!r}: say --kind"
         )
     return resolved(rotating[name], seq_len or ropes.context)
-
-
-def find_parting(
-    first: Rope | str, second: Rope | str, *, head_dim: int, context: int, tolerance: float
-) -> MeasuredParting | None:
-    """Where two sides first differ; a str is the name of a function."""
-    with redirect_stdout(sys.stderr):  # output of the function's own code
-        sides = [
-            side if isinstance(side, Rope) else measured(find_function(side), head_dim, n_axes=1)
-            for side in (first, second)
-        ]
-        return diff_measured(sides[0], sides[1], context=context, tolerance=tolerance)

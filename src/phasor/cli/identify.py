@@ -106,5 +106,5 @@ def identify(
     if as_json:
         say_json(found.as_plain())
         return
-    for line in found.explain().split("\n"):
+    for line in str(found).split("\n"):
         say(line)

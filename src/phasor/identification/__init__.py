@@ -1,39 +1,13 @@
 """Which rotation is this, and where do two of them part?
 
-`identify` asks a function, `identify_samples` recorded vectors. `diff` compares two Ropes,
-`diff_measured` functions too, `compare` two models layer by layer.
+`identify` asks a function, `identify_samples` recorded vectors. `diff` compares two Ropes, two
+models layer by layer, or functions.
 """
 
 from __future__ import annotations
 
-from phasor.identification.calling import Caller, measured
-from phasor.identification.differences import (
-    Comparison,
-    Difference,
-    MeasuredParting,
-    Meeting,
-    Parting,
-    compare,
-    diff,
-    diff_measured,
-)
+from phasor.identification.differences import diff
 from phasor.identification.measuring import identify, identify_samples
-from phasor.identification.report import Finding, Identification, PairFound
+from phasor.identification.report import Identification
 
-__all__ = [
-    "Caller",
-    "Comparison",
-    "Difference",
-    "Finding",
-    "Identification",
-    "MeasuredParting",
-    "Meeting",
-    "PairFound",
-    "Parting",
-    "compare",
-    "diff",
-    "diff_measured",
-    "identify",
-    "identify_samples",
-    "measured",
-]
+__all__ = ["Identification", "diff", "identify", "identify_samples"]

@@ -1,6 +1,6 @@
 """Calling a rotation that somebody else wrote: whose arrays, in which order, positions how.
 
-`measured` tries the ways there are. `Caller.turn` then hides which one it was: vectors and
+`find_caller` tries the ways there are. `Caller.turn` then hides which one it was: vectors and
 positions in, float64 results out.
 """
 
@@ -158,7 +158,7 @@ class RefusedError(Exception):
 
 @dataclass(kw_only=True)
 class Caller:
-    """Somebody's rotation behind one interface; `measured` makes it.
+    """Somebody's rotation behind one interface; `find_caller` makes it.
 
     Attributes:
         function: The rotation.
@@ -314,7 +314,7 @@ class Caller:
         return np.transpose(inner, [letters.index(letter) for letter in "shd"])
 
 
-def measured(
+def find_caller(
     function: Callable[..., Any],
     head_dim: int,
     *,
@@ -327,7 +327,7 @@ def measured(
 ) -> Caller:
     """The first way of calling ``function`` that works and treats all heads alike.
 
-    Arguments as for `identify`; `diff_measured` compares what is returned.
+    Arguments as for `identify`.
 
     Raises:
         SpecError: For an argument that means nothing.
@@ -337,7 +337,7 @@ def measured(
     >>> from phasor import Rope
     >>> from phasor.numpy import rotate
     >>> rope = Rope(head_dim=4, pairing="half")
-    >>> measured(lambda x, p: rotate(x, p, rope), 4).map(0).tolist() == np.eye(4).tolist()
+    >>> find_caller(lambda x, p: rotate(x, p, rope), 4).map(0).tolist() == np.eye(4).tolist()
     True
     """
     if not callable(function):

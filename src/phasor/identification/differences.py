@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 
 from phasor._checks import number, whole
 from phasor.describe import ranges, resolved
 from phasor.errors import SpecError
-from phasor.identification.calling import Caller, RefusedError
+from phasor.identification.calling import Caller, RefusedError, find_caller
 from phasor.identification.report import finite_or_none
 from phasor.identification.spectrum import Floats, exact_turns, first_bad, on_every_axis
 from phasor.layers import LayerRopes
 from phasor.numpy import matrix, pair_indices
 from phasor.rope import Rope, real_inv_freq
+
+Function = Callable[..., Any]
+_CONTEXT = 1 << 20  # positions compared where no model says how many it has
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,30 +94,8 @@ class Difference:
         return "\n".join(self.lines()) or "They agree at every position within the context."
 
 
-def diff(a: Rope, b: Rope, *, context: int = 1 << 20, tolerance: float = 1e-6) -> Difference:
-    """How ``a`` and ``b`` differ; false if they agree at every position within the context.
-
-    Two pairs part at the first position where ``exp(i p f_a)`` and ``exp(i p f_b)`` are more than
-    ``tolerance`` apart, which is found from the frequencies' real difference, not by search.
-
-    Args:
-        a: With a static law.
-        b: With a static law.
-        context: Positions 0 to ``context - 1`` count.
-        tolerance: How far two unit vectors, or two factors relatively, may be apart; below 2.
-
-    Raises:
-        SpecError: If a scaling is an unresolved rule, or an argument is out of bounds.
-
-    >>> from phasor.scaling import Linear, NTK
-    >>> a = Rope(head_dim=64, pairing="half", scaling=Linear(factor=2.0))
-    >>> b = Rope(head_dim=64, pairing="half", scaling=NTK(factor=2.0))
-    >>> found = diff(a, b)
-    >>> found.first_pair.pair, found.first_pair.position, found.pairs
-    (0, 1, 31)
-    """
-    whole("context", context, least=1)
-    number("tolerance", tolerance, above=0, most=2)
+def _diff_ropes(a: Rope, b: Rope, context: int, tolerance: float) -> Difference:
+    """Where each pair parts is found from the frequencies' real difference, not by search."""
     names = ("head_dim", "pairing", "rotary_dim", "rotary_start", "direction", "axes")
     fields = {name: (getattr(a, name), getattr(b, name)) for name in names}
     fields["pairing_out"] = a.output_pairing, b.output_pairing
@@ -202,40 +184,13 @@ class MeasuredParting:
         )
 
 
-def diff_measured(
-    first: Rope | Caller,
-    second: Rope | Caller,
-    *,
-    context: int = 1 << 20,
-    tolerance: float = 1e-3,
+def _diff_measured(
+    first: Rope | Caller, second: Rope | Caller, context: int, tolerance: float
 ) -> MeasuredParting | None:
-    """The first position at which two rotations part, or None if they agree where compared.
+    """Compare at positions 0 to 16 and around every power of two below the context.
 
-    Compared at positions 0 to 16 and around every power of two below the context; between the
-    last that agrees and the first that does not, the place is found by halving.
-
-    Args:
-        first: A Rope, or a function as `measured` returns it.
-        second: The same.
-        context: Positions below this are looked at.
-        tolerance: How far apart the images of a unit vector may be.
-
-    Raises:
-        SpecError: If the heads differ in width, or an argument is out of bounds.
-
-    >>> from phasor.identification import measured
-    >>> from phasor.numpy import rotate
-    >>> rope = Rope(head_dim=8, pairing="half")
-    >>> late = measured(lambda x, p: rotate(x, p + 1, rope), 8)
-    >>> found = diff_measured(rope, late)
-    >>> found.position, found.pair, round(found.size, 3)
-    (0, 0, 0.959)
+    Between the last that agrees and the first that does not, the place is found by halving.
     """
-    whole("context", context, least=1)
-    number("tolerance", tolerance, above=0)
-    widths = first.head_dim, second.head_dim
-    if widths[0] != widths[1]:
-        raise SpecError(f"first and second must have one head_dim, got {widths[0]} and {widths[1]}")
 
     def parting(position: int) -> MeasuredParting | None:
         try:
@@ -278,7 +233,7 @@ def _pair_of(rope: Rope, coordinate: int) -> int | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Meeting:
-    """The layers that are of one kind in the first model and of one kind in the second.
+    """The layers of one kind in the first model and one in the second; false if they agree.
 
     Attributes:
         layers: Their indices, written short.
@@ -292,9 +247,7 @@ class Meeting:
     has_rope: tuple[bool, bool]
     difference: Difference | None
 
-    @property
-    def differ(self) -> bool:
-        """Whether the layers disagree in anything."""
+    def __bool__(self) -> bool:
         return self.has_rope[0] != self.has_rope[1] or bool(self.difference)
 
     def lines(self) -> list[str]:
@@ -302,14 +255,14 @@ class Meeting:
         kinds = " and ".join(dict.fromkeys(self.kinds))
         if self.difference is None:
             which = "first" if self.has_rope[0] else "second"
-            found = [f"Only the {which} has a position embedding here."] if self.differ else []
+            found = [f"Only the {which} has a position embedding here."] if self else []
         else:
             found = self.difference.lines()
         return [f"{kinds} (layers {self.layers})", *(f"  {line}" for line in found)]
 
     def as_plain(self) -> dict[str, Any]:
         """Everything as JSON values, with the verdict in ``differ``; axes as their repr."""
-        plain: dict[str, Any] = asdict(self) | {"differ": self.differ}
+        plain: dict[str, Any] = asdict(self) | {"differ": bool(self)}
         if self.difference is not None:
             plain["difference"]["fields"] = {
                 name: [v if isinstance(v, (str, int, float)) else repr(v) for v in both]
@@ -320,7 +273,7 @@ class Meeting:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Two models side by side.
+    """Two models side by side; false if no layer, frequency or factor differs.
 
     Attributes:
         names: What they are called.
@@ -338,31 +291,29 @@ class Comparison:
     tolerance: float
     meetings: tuple[Meeting, ...]
 
-    @property
-    def differ(self) -> bool:
-        """Whether anything differs: layers, softmax, layouts, frequencies or factors."""
+    def __bool__(self) -> bool:
         return (
             self.layer_counts[0] != self.layer_counts[1]
             or _if_apart(*self.softmax_factors, self.tolerance) is not None
-            or any(meeting.differ for meeting in self.meetings)
+            or any(self.meetings)
         )
 
     def lines(self) -> list[str]:
         """Both names, and what differs or that nothing does, a line each."""
         found = [f"{' and '.join(self.names)}, positions 0 to {self.context - 1}"]
-        if not self.differ:
+        if not self:
             found.append(f"They agree within {self.tolerance:g} on every pair of every layer.")
         if self.layer_counts[0] != self.layer_counts[1]:
             found.append("  Layers: {} and {}.".format(*self.layer_counts))
-        if self.differ and self.softmax_factors[0] != self.softmax_factors[1]:
+        if self and self.softmax_factors[0] != self.softmax_factors[1]:
             found.append("  Softmax scale: times {:.9g} and {:.9g}.".format(*self.softmax_factors))
         for meeting in self.meetings:
-            if meeting.differ:
+            if meeting:
                 found += ["", *meeting.lines()]
         return found
 
     def __repr__(self) -> str:
-        verdict = "they differ" if self.differ else "they agree"
+        verdict = "they differ" if self else "they agree"
         return f"Comparison({self.names[0]!r}, {self.names[1]!r}: {verdict})"
 
     def __str__(self) -> str:
@@ -370,37 +321,15 @@ class Comparison:
 
     def as_plain(self) -> dict[str, Any]:
         """Everything as JSON values, with the verdict in ``differ`` here and at each meeting."""
-        plain: dict[str, Any] = asdict(self) | {"differ": self.differ}
+        plain: dict[str, Any] = asdict(self) | {"differ": bool(self)}
         plain["meetings"] = [meeting.as_plain() for meeting in self.meetings]
         return plain
 
 
-def compare(
+def _diff_models(
     a: LayerRopes, b: LayerRopes, seq_len: int, context: int, tolerance: float
 ) -> Comparison:
-    """Compare two models layer by layer, as far as both have layers.
-
-    Args:
-        a: The first model.
-        b: The second model.
-        seq_len: The length at which rules pick their law.
-        context: Positions to compare.
-        tolerance: How far apart two unit vectors may be.
-
-    Returns:
-        One meeting for each pair of kinds that share a layer; layers that one model has more are
-        counted, not compared.
-
-    Raises:
-        SpecError: If ``context`` or ``tolerance`` is out of bounds, or ``seq_len`` where a rule
-            needs it.
-
-    >>> from phasor import preset
-    >>> models = preset("llama-3-8b"), preset("llama-3.1-8b")
-    >>> compared = compare(*models, seq_len=8192, context=8192, tolerance=1e-6)
-    >>> [(one.layers, one.difference.pairs) for one in compared.meetings]
-    [('0-31', 35)]
-    """
+    """One meeting for each pair of kinds that share a layer, as far as both have layers."""
     layers_of: dict[tuple[str, str], list[int]] = {}
     for layer, kinds in enumerate(zip(a.layer_kinds, b.layer_kinds, strict=False)):
         layers_of.setdefault(kinds, []).append(layer)
@@ -410,7 +339,7 @@ def compare(
         difference = None
         if one is not None and other is not None:
             static = resolved(one, seq_len), resolved(other, seq_len)
-            difference = diff(*static, context=context, tolerance=tolerance)
+            difference = _diff_ropes(*static, context, tolerance)
         has_rope = one is not None, other is not None
         meetings.append(
             Meeting(layers=ranges(layers), kinds=kinds, has_rope=has_rope, difference=difference)
@@ -423,3 +352,104 @@ def compare(
         tolerance=tolerance,
         meetings=tuple(meetings),
     )
+
+
+@overload
+def diff(
+    a: Rope, b: Rope, *, context: int | None = None, tolerance: float | None = None,
+    head_dim: int | None = None,
+) -> Difference: ...  # fmt: skip
+@overload
+def diff(
+    a: LayerRopes, b: LayerRopes, *, context: int | None = None, tolerance: float | None = None,
+    seq_len: int | None = None,
+) -> Comparison: ...  # fmt: skip
+@overload
+def diff(
+    a: Function, b: Rope | Function, *, context: int | None = None, tolerance: float | None = None,
+    head_dim: int | None = None, **calling: Any,
+) -> MeasuredParting | None: ...  # fmt: skip
+@overload
+def diff(
+    a: Rope, b: Function, *, context: int | None = None, tolerance: float | None = None,
+    head_dim: int | None = None, **calling: Any,
+) -> MeasuredParting | None: ...  # fmt: skip
+def diff(
+    a: Rope | LayerRopes | Function, b: Rope | LayerRopes | Function, *, context: int | None = None,
+    tolerance: float | None = None, seq_len: int | None = None, head_dim: int | None = None,
+    **calling: Any,
+) -> Difference | Comparison | MeasuredParting | None:  # fmt: skip
+    """How two Ropes, two models or two functions differ; false if they agree within the context.
+
+    Two pairs of Ropes part at the first position where ``exp(i p f_a)`` and ``exp(i p f_b)`` are
+    more than ``tolerance`` apart, which is found from the frequencies' real difference, not by
+    search. Models are compared layer by layer, as far as both have layers.
+
+    A function is compared with a Rope or with another function: at positions 0 to 16 and around
+    every power of two below the context; between the last that agrees and the first that does not,
+    the place is found by halving.
+
+    Args:
+        a: A Rope with a static law, the ropes of a model, or a function as `identify` takes it.
+        b: The same.
+        context: Positions 0 to ``context - 1`` count; the longer of two models' contexts, or 2**20,
+            unless given.
+        tolerance: How far two unit vectors, or two factors relatively, may be apart; below 2, but
+            for functions. 1e-6 unless given, or 1e-3 for functions.
+        seq_len: The length at which rules of models pick their law; ``context`` unless given.
+        head_dim: Width of a head, for two functions.
+        calling: How functions are called: ``table``, ``takes``, ``layout``, ``arrays``, ``dtype``
+            and ``n_axes``, as for `identify`.
+
+    Returns:
+        Of Ropes the fields, pairs and factors that differ; of models the same for each pair of
+        kinds that share a layer; of functions the first position at which they part, the pair, how
+        far, and what that does to a score, or None where they agree.
+
+    Raises:
+        SpecError: If a scaling is an unresolved rule, the heads of functions differ in width, or an
+            argument is out of bounds.
+        TensorError: If no way of calling a function works.
+
+    >>> from phasor.scaling import Linear, NTK
+    >>> a = Rope(head_dim=64, pairing="half", scaling=Linear(factor=2.0))
+    >>> b = Rope(head_dim=64, pairing="half", scaling=NTK(factor=2.0))
+    >>> found = diff(a, b)
+    >>> found.first_pair.pair, found.first_pair.position, found.pairs
+    (0, 1, 31)
+
+    >>> from phasor import preset
+    >>> compared = diff(preset("llama-3-8b"), preset("llama-3.1-8b"), context=8192)
+    >>> [(one.layers, one.difference.pairs) for one in compared.meetings]
+    [('0-31', 35)]
+
+    >>> from phasor.numpy import rotate
+    >>> late = diff(a, lambda x, p: rotate(x, p + 1, a))
+    >>> late.position, late.pair, round(late.size, 3)
+    (0, 0, 0.495)
+    """
+    measured = callable(a) or callable(b)
+    if calling and not measured:
+        raise SpecError(f"{next(iter(calling))} says how a function is called, and neither is one")
+    whole("context", 1 if context is None else context, least=1)
+    limit = None if measured else 2
+    number("tolerance", 1 if tolerance is None else tolerance, above=0, most=limit)
+    if isinstance(a, LayerRopes) and isinstance(b, LayerRopes):
+        context = context or max((one.context for one in (a, b) if one.context), default=_CONTEXT)
+        return _diff_models(a, b, seq_len or context, context, tolerance or 1e-6)
+    context = context or _CONTEXT
+    if isinstance(a, Rope) and isinstance(b, Rope):
+        return _diff_ropes(a, b, context, tolerance or 1e-6)
+    if isinstance(a, LayerRopes) or isinstance(b, LayerRopes):
+        raise SpecError("a model is compared with a model: take one of its ropes, as ropes[0]")
+    widths = {side.head_dim for side in (a, b) if isinstance(side, Rope)}
+    widths |= set() if head_dim is None else {head_dim}
+    if len(widths) != 1:
+        as_model = f", as wide as the model's ({', '.join(map(str, sorted(widths)))})"
+        raise SpecError(
+            "functions are called with heads of one width: give head_dim (--head-dim)"
+            + (as_model if widths else "")
+        )
+    (width,) = widths
+    callers = [x if isinstance(x, Rope) else find_caller(x, width, **calling) for x in (a, b)]
+    return _diff_measured(callers[0], callers[1], context, tolerance or 1e-3)

@@ -22,7 +22,7 @@ from phasor.identification.blocks import (
     find_blocks,
     read_rows,
 )
-from phasor.identification.calling import Caller, RefusedError, measured
+from phasor.identification.calling import Caller, RefusedError, find_caller
 from phasor.identification.explaining import Drivers, explain
 from phasor.identification.mistakes import (
     PRECISION_POSITIONS,
@@ -91,7 +91,7 @@ def identify(
         longest: The highest position to look at.
 
     Returns:
-        The report; ``report.rope`` is the Rope that does the same, ``report.explain()`` a text.
+        The report; ``report.rope`` is the Rope that does the same, ``str(report)`` a text.
 
     Raises:
         TensorError: If no way of calling ``function`` works.
@@ -108,7 +108,7 @@ def identify(
     whole("head_dim", head_dim, least=2)
     whole("n_axes", n_axes, least=1)
     whole("longest", longest, least=64)
-    caller = measured(
+    caller = find_caller(
         function, head_dim, table=table, takes=takes, layout=layout, arrays=arrays, dtype=dtype,
         n_axes=n_axes,
     )  # fmt: skip

@@ -172,10 +172,6 @@ class Identification:
         return f"Identification({rope}; findings: {names or 'none'})"
 
     def __str__(self) -> str:
-        return self.explain()
-
-    def explain(self) -> str:
-        """The report as a few lines of text."""
         lines = [] if self.called is None else [f"Called with {self.called}."]
         if self.rope is not None:
             lines += [*sentences(self.rope, None), self._law_sentence()]

@@ -1,14 +1,13 @@
 """What other programs have to be given so that they rotate like a rope, or a reason why not.
 
-A file for each target; `TARGETS` lists them.
+A file for each target, or for a few that share code; `TARGETS` lists them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -20,21 +19,16 @@ from phasor.presets import preset, preset_names
 from phasor.rope import Rope
 from phasor.scaling import Rule
 from phasor.translation import (
-    flash_attn,
-    flashinfer,
-    gguf,
-    liger,
-    llama_cpp,
+    ggml,
+    kernels,
     megatron,
     meta,
     mlx,
     onnx,
     rotary_embedding_torch,
-    sglang,
+    serving,
     torchtune,
-    transformer_engine,
     transformers,
-    vllm,
 )
 from phasor.translation.target import (
     Part,
@@ -50,21 +44,21 @@ __all__ = ["TARGETS", "Part", "Target", "Translation", "TranslationError", "tran
 TARGETS: Mapping[str, Target] = {
     target.name: target
     for target in (
-        flash_attn.TARGET,
-        flashinfer.TARGET,
-        gguf.TARGET,
-        liger.TARGET,
-        llama_cpp.TARGET,
+        kernels.FLASH_ATTN,
+        kernels.FLASHINFER,
+        ggml.GGUF,
+        kernels.LIGER,
+        ggml.LLAMA_CPP,
         megatron.TARGET,
         meta.TARGET,
         mlx.TARGET,
         onnx.TARGET,
         rotary_embedding_torch.TARGET,
-        sglang.TARGET,
+        serving.SGLANG,
         torchtune.TARGET,
-        transformer_engine.TARGET,
+        kernels.TRANSFORMER_ENGINE,
         transformers.TARGET,
-        vllm.TARGET,
+        serving.VLLM,
     )
 }
 
@@ -141,9 +135,10 @@ def translate(
         at: Length of the sequences, where a rule has to pick its law.
 
     Returns:
-        One part for each different rope, or one for the model, with the settings as data and as
-        they are written. A target whose pairing is the other one needs reordered weights, which a
-        note says; the part's rope is in the target's pairing.
+        ``parts``, one for each different rope or one for the model: ``settings`` by the target's
+        own names, ``code`` that gives them, ``notes`` on what else has to be done, and ``ropes``,
+        what the target then performs, by kind of layer. A target whose pairing is the other one
+        needs reordered weights, which a note says; the part's rope is in the target's pairing.
 
     Raises:
         TranslationError: If the target cannot express it; with the nearest that it can, and how
@@ -190,10 +185,11 @@ def _express(target: Target, ropes: LayerRopes, context: int) -> tuple[Part, ...
     read = {rope: _as_read(target, rope) for rope in ropes.ropes}
     readable = _with_kinds(ropes, lambda rope: read[rope][0])
     notes = {kind: read[rope][1] for kind, rope in ropes.kinds.items() if rope is not None}
-    return tuple(
-        replace(part, notes=part.notes + _merged(notes[kind] for kind in part.ropes))
-        for part in target.write(readable, context)
-    )
+    parts: list[Part] = []
+    for part in target.write(readable, context):
+        more = dict.fromkeys(note for kind in part.ropes for note in notes[kind])
+        parts.append(replace(part, notes=(*part.notes, *more)))
+    return tuple(parts)
 
 
 def _expressible(target: Target, refusal: RefusalError, deeper: int = 2) -> Iterator[Rope]:
@@ -217,10 +213,6 @@ def _of_one(rope: Rope) -> LayerRopes:
 def _with_kinds(ropes: LayerRopes, change: Callable[[Rope], Rope]) -> LayerRopes:
     kinds = {kind: None if rope is None else change(rope) for kind, rope in ropes.kinds.items()}
     return replace(ropes, kinds=kinds)
-
-
-def _merged(notes: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(chain.from_iterable(notes)))
 
 
 def _as_read(target: Target, rope: Rope) -> tuple[Rope, tuple[str, ...]]:

@@ -8,10 +8,10 @@ import numpy as np
 
 from phasor.rope import Rope
 from phasor.scaling import Linear
-from phasor.translation.target import Target, Written, per_rope
+from phasor.translation.target import Part, Target, per_rope
 
 
-def _write(rope: Rope, context: int) -> Written:
+def _write(rope: Rope, context: int) -> Part:
     del context
     settings: dict[str, Any] = {
         "dims": rope.rotary_dim,
@@ -32,7 +32,7 @@ def _write(rope: Rope, context: int) -> Written:
         x = "gain * x"
         if rope.rotary_start + rope.rotary_dim < rope.head_dim:
             x = "mx.concatenate([gain * x[..., :dims], x[..., dims:]], axis=-1)"
-    return Written(
+    return Part(
         settings,
         "import mlx.core as mx\n\n"
         "# x [batch, heads, seq, head_dim]; offset is the position of the first token\n"

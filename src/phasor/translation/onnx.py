@@ -1,76 +1,20 @@
-"""ONNX: what its operator RotaryEmbedding is given; the operator in NumPy; its caches read back.
+"""ONNX: what its operator RotaryEmbedding is given; its caches read back.
 
 `phasor.torch.export` exports models that use it.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from phasor.errors import ConfigError, PositionError, TensorError
+from phasor.errors import ConfigError, TensorError
 from phasor.identification import Identification
 from phasor.identification.measuring import identify_rows
 from phasor.identification.spectrum import ROUNDING
-from phasor.numpy import rotate_by
 from phasor.pairings import Pairing
 from phasor.rope import Rope
-from phasor.translation.target import Target, Written, per_rope
-
-
-def rotary_embedding(
-    x: ArrayLike,
-    cos_cache: ArrayLike,
-    sin_cache: ArrayLike,
-    position_ids: ArrayLike | None = None,
-    *,
-    interleaved: bool = False,
-    num_heads: int = 0,
-    rotary_embedding_dim: int = 0,
-) -> NDArray[np.float64]:
-    """What the operator RotaryEmbedding of ONNX (opset 23) means, in float64.
-
-    Its arguments have the operator's names.
-
-    Args:
-        x: ``[batch, heads, seq, head_dim]``, or ``[batch, seq, heads * head_dim]``.
-        cos_cache: ``[max_positions, num_pairs]`` with ``position_ids``, else
-            ``[batch, seq, num_pairs]``.
-        sin_cache: The same shape.
-        position_ids: Rows of the caches, ``[batch, seq]``.
-        interleaved: Whether pairs are ``(2i, 2i + 1)``; halves otherwise.
-        num_heads: How many heads the last axis of a three-dimensional ``x`` holds.
-        rotary_embedding_dim: Coordinates that turn, the first of each head; 0 for all.
-
-    Returns:
-        float64, the shape of ``x``.
-
-    Raises:
-        TensorError: If shapes do not fit.
-        PositionError: If a position is not a row of the caches.
-
-    >>> x = np.ones((1, 1, 2, 2))
-    >>> cos, sin = [[1.0], [0.6]], [[0.0], [0.8]]
-    >>> rotary_embedding(x, cos, sin, [[0, 1]]).round(2).tolist()
-    [[[[1.0, 1.0], [-0.2, 1.4]]]]
-    """
-    given = np.asarray(x)
-    heads = _heads(given, num_heads)
-    cos, sin = (
-        _rows(name, cache, position_ids)
-        for name, cache in (("cos_cache", cos_cache), ("sin_cache", sin_cache))
-    )
-    turning = rotary_embedding_dim or heads.shape[-1]
-    wanted = [*heads.shape[:2], turning // 2]
-    if list(cos.shape) != wanted:
-        raise TensorError(
-            f"cos_cache must hold {wanted[-1]} pairs for each of {wanted[:2]} tokens, "
-            f"got {list(cos.shape)}"
-        )
-    turned = rotate_by(heads, cos, sin, pairing="interleaved" if interleaved else "half")
-    return (turned.swapaxes(1, 2) if given.ndim == 4 else turned).reshape(given.shape)
+from phasor.translation.target import Part, Target, per_rope, table_settings
 
 
 def from_cache(
@@ -152,42 +96,10 @@ def _turns(cos: ArrayLike, sin: ArrayLike) -> tuple[NDArray[np.complex128], str]
     return z, max(dtypes, key=ROUNDING.__getitem__)
 
 
-def _heads(x: NDArray[Any], num_heads: int) -> NDArray[Any]:
-    """``[batch, seq, heads, head_dim]``."""
-    if x.ndim == 4:
-        return x.swapaxes(1, 2)
-    if x.ndim != 3 or num_heads < 1 or x.shape[2] % num_heads:
-        raise TensorError(
-            "x must be [batch, heads, seq, head_dim], or [batch, seq, num_heads * head_dim] with "
-            f"num_heads given, got shape {list(x.shape)} and num_heads={num_heads}"
-        )
-    return x.reshape(*x.shape[:2], num_heads, -1)
-
-
-def _rows(name: str, cache: ArrayLike, position_ids: ArrayLike | None) -> NDArray[Any]:
-    """One row of the cache for every token, ``[batch, seq, num_pairs]``."""
-    table = np.asarray(cache)
-    rank = 3 if position_ids is None else 2
-    if table.ndim != rank:
-        wanted = "[batch, seq, num_pairs]" if rank == 3 else "[max_positions, num_pairs]"
-        raise TensorError(f"{name} must be {wanted}, got shape {list(table.shape)}")
-    if position_ids is None:
-        return table
-    at = np.asarray(position_ids)
-    if at.dtype.kind not in "iu" or (at.size and (at.min() < 0 or at.max() >= len(table))):
-        raise PositionError(
-            f"position_ids must be rows of {name}, whole numbers from 0 to {len(table) - 1}"
-        )
-    return table[at]
-
-
-def _write(rope: Rope, context: int) -> Written:
-    return Written(
-        {
-            "rope": rope,
-            "layout": "flash-attn",
-            "max_positions": context,
-            "gain": rope.attention_factor,
+def _write(rope: Rope, context: int) -> Part:
+    return Part(
+        table_settings("flash-attn", rope, context)
+        | {
             "interleaved": int(rope.pairing == "interleaved"),
             "rotary_embedding_dim": rope.rotary_dim,
         },

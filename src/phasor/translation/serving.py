@@ -1,4 +1,4 @@
-"""What vLLM and sglang share: a command that overrides a config, and a factory ``get_rope``.
+"""vLLM and sglang: a command that overrides a config, and the arguments of a factory ``get_rope``.
 
 sglang's factory began as a copy of vLLM's; both read a block like transformers' rope_parameters.
 """
@@ -11,19 +11,29 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from phasor.axes import OneAxis
+from phasor.axes import InterleavedSections, OneAxis, Sectioned
 from phasor.configs.writing import rope_parameters
 from phasor.errors import ConfigError
 from phasor.layers import LayerRopes
 from phasor.rope import Rope
-from phasor.scaling import Law, Linear, PerPair, Proportional, Rule
-from phasor.translation.target import Part, Target, TranslationError, plain_candidates
+from phasor.scaling import (
+    Law,
+    Linear,
+    LongRope,
+    NTKMixed,
+    PerPair,
+    Proportional,
+    Rule,
+    Yarn,
+    yarn_multiplier,
+)
+from phasor.translation.target import Part, Target, TranslationError, plain_candidates, yarn_mscale
 from phasor.translation.transformers import class_notes, in_config_form, with_divisors
 
 Block = dict[str, Any]
 
 
-def block(
+def _engine_block(
     target: Target, rope: Rope, context: int, *, with_axes: tuple[type, ...] = (type(None),)
 ) -> Block:
     """``rope_parameters`` of the slice of a head from ``rope.rotary_start`` on.
@@ -72,7 +82,7 @@ def _name(law: Law | Rule | None) -> str:
     return "of explicit frequencies" if law is None else type(law).__name__
 
 
-def parts(
+def _parts(
     target: Target,
     ropes: LayerRopes,
     context: int,
@@ -124,3 +134,129 @@ def _override(
     for name in reversed(ropes.in_config.inside.split(".") if ropes.in_config.inside else ()):
         keys = {name: keys}
     return keys
+
+
+# vLLM
+
+
+def _block_vllm(rope: Rope, context: int) -> Block:
+    law = rope.scaling
+    if isinstance(law, NTKMixed) and isinstance(rope.axes, OneAxis):
+        keys = _engine_block(VLLM, replace(rope, scaling=None), context)
+        return keys | {"rope_type": "ntk", "factor": law.factor, "mixed_b": law.exponent}
+    if isinstance(law, Yarn) and context > (end := law.factor * law.original_max_positions):
+        if rope.pairing == "interleaved":
+            VLLM.refuse(f"YaRN from position {end:g} on, where its table ends",
+                          rope, context, plain_candidates(rope))  # fmt: skip
+        # the table of divisors does not end there
+        return _engine_block(VLLM, with_divisors(VLLM, rope, context), context)
+    keys = _engine_block(VLLM, rope, context)
+    if isinstance(law, Yarn):
+        # DeepSeek's classes read these two, and take an attention_factor of 1 for a wish to leave
+        # the softmax scale alone; all others prefer the attention_factor
+        keys |= {"mscale": yarn_mscale(law), "mscale_all_dim": law.mscale_all_dim}
+        if keys["mscale"] and keys["mscale_all_dim"]:
+            keys.pop("attention_factor", None)
+        else:
+            keys["attention_factor"] = rope.attention_factor
+    return keys
+
+
+def _get_rope_vllm(rope: Rope, context: int, block: Block) -> dict[str, Any]:
+    return {
+        "head_size": rope.head_dim - rope.rotary_start,
+        "max_position": context,
+        "is_neox_style": rope.pairing == "half",
+        "rope_parameters": block,
+    }
+
+
+def _write_vllm(ropes: LayerRopes, context: int) -> tuple[Part, ...]:
+    return _parts(
+        VLLM,
+        ropes,
+        context,
+        block=_block_vllm,
+        get_rope=_get_rope_vllm,
+        module="vllm.model_executor.layers.rotary_embedding",
+        command="vllm serve MODEL --max-model-len {} --hf-overrides",
+    )
+
+
+VLLM = Target(
+    name="vllm",
+    program="--hf-overrides of vllm serve, and the arguments of its get_rope",
+    source="https://docs.vllm.ai/en/latest/api/vllm/model_executor/layers/rotary_embedding",
+    checked="description",
+    write=_write_vllm,
+    axes=(OneAxis, Sectioned, InterleavedSections),
+    softmax=True,
+)
+
+
+# sglang
+
+
+def _block_sglang(rope: Rope, context: int) -> Block:
+    law = rope.scaling
+    if isinstance(law, LongRope):
+        raise TranslationError(
+            "sglang picks one list of divisors by the positions of a whole batch, and LongRope "
+            "picks one by the length of the sequence; translate rope.at(seq_len), or give "
+            "--at TOKENS"
+        )
+    keys = _engine_block(SGLANG, rope, context, with_axes=(type(None), Yarn))
+    if isinstance(law, Yarn):
+        keys.pop("attention_factor", None)  # not read
+        if isinstance(rope.axes, OneAxis):
+            keys |= {"mscale": yarn_mscale(law), "mscale_all_dim": law.mscale_all_dim}
+        else:
+            for name in ("mscale", "mscale_all_dim"):  # not taken
+                keys.pop(name, None)
+            keys["attn_factor"] = rope.attention_factor / yarn_multiplier(law.factor, 1.0)
+    return keys
+
+
+def _get_rope_sglang(rope: Rope, context: int, block: Block) -> dict[str, Any]:
+    law = rope.scaling
+    turning = rope.rotary_dim
+    if isinstance(law, Proportional):
+        turning = 2 * int(law.fraction * rope.rotary_dim // 2)
+    return {
+        "head_size": rope.head_dim - rope.rotary_start,
+        "rotary_dim": turning,
+        "max_position": context,
+        "base": block["rope_theta"],
+        "is_neox_style": rope.pairing == "half",
+        "rope_scaling": block,
+    }
+
+
+def _write_sglang(ropes: LayerRopes, context: int) -> tuple[Part, ...]:
+    if "." in ropes.in_config.inside:
+        raise TranslationError(
+            f"sglang overrides keys one level deep, and {ropes.name} has them in "
+            f"{ropes.in_config.inside}: change the file"
+        )
+    return _parts(
+        SGLANG,
+        ropes,
+        context,
+        block=_block_sglang,
+        get_rope=_get_rope_sglang,
+        module="sglang.srt.layers.rotary_embedding",
+        command="python -m sglang.launch_server --model-path MODEL --context-length {} "
+        "--json-model-override-args",
+    )
+
+
+SGLANG = Target(
+    name="sglang",
+    program="--json-model-override-args of its server, and the arguments of its get_rope",
+    source="https://docs.sglang.ai/advanced_features/server_arguments.html",
+    checked="description",
+    write=_write_sglang,
+    axes=(OneAxis, Sectioned, InterleavedSections),
+    rules=(LongRope,),
+    softmax=True,
+)

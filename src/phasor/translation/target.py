@@ -10,9 +10,9 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
-from typing import Any, Literal, NamedTuple, NoReturn
+from typing import Any, Literal, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,24 +29,24 @@ from phasor.scaling import NTK, Linear, NTKFixed, NTKOld, Rule, Yarn
 from phasor.scaling.laws import yarn_multiplier
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)  # settings may be arrays
+@dataclass(frozen=True, eq=False)  # settings may be arrays
 class Part:
     """What a target is given for the layers of one rope, or for the whole model.
 
     Attributes:
-        ropes: By kind of layer, the rope that the target then performs, in the pairing that it
-            reads.
         settings: What to give, by the target's own names: JSON values, and float64 arrays.
         code: How it is given: Python with its imports, which reads the settings as variables; a
             command; or a piece of a file.
         notes: What else has to be done; a sentence each.
+        ropes: By kind of layer, the rope that the target then performs, in the pairing that it
+            reads.
         as_variables: Whether ``code`` reads the settings as variables; otherwise it contains them.
     """
 
-    ropes: Mapping[str, Rope]
     settings: Mapping[str, Any]
     code: str
     notes: tuple[str, ...] = ()
+    ropes: Mapping[str, Rope] = field(default_factory=dict[str, Rope])
     as_variables: bool = False
 
     def as_plain(self) -> dict[str, Any]:
@@ -189,34 +189,33 @@ class Target:
         )
 
 
-class Written(NamedTuple):
-    """The settings, code and notes of a `Part` for one rope."""
-
-    settings: dict[str, Any]
-    code: str
-    notes: tuple[str, ...] = ()
-
-
 def per_rope(
-    write: Callable[[Rope, int], Written],
+    write: Callable[[Rope, int], Part],
 ) -> Callable[[LayerRopes, int], tuple[Part, ...]]:
-    """A `Target.write` that calls ``write`` once for each different rope of a model.
+    """A `Target.write` that calls ``write``, which leaves out ``ropes``, for each different rope.
 
     Such a function rotates an array from its first coordinate on; a note says which slice of a
     head that array has to be, where the rotation begins later.
     """
 
     def part(rope: Rope, ropes: LayerRopes, context: int) -> Part:
-        settings, code, notes = write(rope, context)
+        written = write(rope, context)
+        notes = written.notes
         if rope.rotary_start:
             notes += (
                 f"x is the slice of a head from coordinate {rope.rotary_start} on; the coordinates "
                 "before it stay as they are.",
             )
         kinds = {kind: rope for kind, other in ropes.kinds.items() if other == rope}
-        return Part(ropes=kinds, settings=settings, code=code, notes=notes, as_variables=True)
+        return replace(written, ropes=kinds, notes=notes, as_variables=True)
 
     return lambda ropes, context: tuple(part(rope, ropes, context) for rope in ropes.ropes)
+
+
+def table_settings(layout: str, rope: Rope, context: int) -> dict[str, Any]:
+    """What code that calls `phasor.torch.cos_sin_cache` reads as variables."""
+    gain = rope.attention_factor
+    return {"rope": rope, "layout": layout, "max_positions": context, "gain": gain}
 
 
 #: For kernels that read behind the end of a table.

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from phasor.pairings import Pairing
 from phasor.rope import Rope
 from phasor.scaling import Law, Linear, Llama3, Rule
-from phasor.translation.target import Target, Written, ntk_as_base, per_rope, plain_candidates
+from phasor.translation.target import Part, Target, ntk_as_base, per_rope, plain_candidates
 
 
 class _Class(NamedTuple):
@@ -44,7 +44,7 @@ def _pairings(rope: Rope) -> tuple[Pairing, ...]:
     return ("interleaved",) if _scaling(ntk_as_base(rope).scaling) else ("half", "interleaved")
 
 
-def _write(rope: Rope, context: int) -> Written:
+def _write(rope: Rope, context: int) -> Part:
     rope = ntk_as_base(rope)
     scaling = _scaling(rope.scaling)
     if rope.base is None or (rope.scaling is not None and scaling is None):
@@ -58,7 +58,7 @@ def _write(rope: Rope, context: int) -> Written:
         chosen = _LLAMA3
         settings |= scaling
     arguments = "".join(f"    {name}={name},\n" for name in settings)
-    return Written(
+    return Part(
         settings,
         f"from {chosen.module} import {chosen.name}\n\n"
         f"rotary = {chosen.name}(\n{arguments})\n"

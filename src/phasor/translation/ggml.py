@@ -1,4 +1,4 @@
-"""GGUF: the metadata and tensors of a file that llama.cpp runs."""
+"""ggml: the metadata and tensors of a GGUF file, and the flags of llama.cpp that replace them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,14 @@ from phasor.layers import LayerRopes
 from phasor.pairings import by_pairing
 from phasor.rope import Rope
 from phasor.scaling import Linear, LongRope, Yarn, yarn_multiplier
-from phasor.translation.target import Part, Target, TranslationError, ntk_as_base, softmax_note
+from phasor.translation.target import (
+    Part,
+    Target,
+    TranslationError,
+    ntk_as_base,
+    plain_candidates,
+    softmax_note,
+)
 
 _BASE = 10_000.0
 _GAIN = "rope.scaling.attn_factor"
@@ -28,7 +35,7 @@ _STILL = 1e30
 _BETAS = {"beta_fast": 32.0, "beta_slow": 1.0}  # llama.cpp's own, for most architectures
 
 
-class GgmlForm(NamedTuple):
+class _GgmlForm(NamedTuple):
     """A rope as ggml turns it.
 
     Attributes:
@@ -64,8 +71,8 @@ _TWO_ROPES = (
 )
 
 
-def _write(ropes: LayerRopes, context: int) -> tuple[Part, ...]:
-    forms = {kind: ggml_form(TARGET, rope, context) for kind, rope in ropes.kinds.items() if rope}
+def _write_gguf(ropes: LayerRopes, context: int) -> tuple[Part, ...]:
+    forms = {kind: _ggml_form(GGUF, rope, context) for kind, rope in ropes.kinds.items() if rope}
     kinds = {kind: form.rope for kind, form in forms.items()}
     notes = ["{arch} is the file's general.architecture."]
     notes += [note for form in forms.values() for note in form.notes]
@@ -73,7 +80,7 @@ def _write(ropes: LayerRopes, context: int) -> tuple[Part, ...]:
     keys: dict[str, Any]
     scale = ""
     if two is None:
-        scaled = TARGET.only_rope(replace(ropes, kinds={**ropes.kinds, **kinds}), context)
+        scaled = GGUF.only_rope(replace(ropes, kinds={**ropes.kinds, **kinds}), context)
         keys = {"rope.freq_base": scaled.base or _BASE, "rope.dimension_count": scaled.rotary_dim}
         if any(_short(kind) == "sliding" for kind in kinds):
             keys["rope.freq_base_swa"] = keys["rope.freq_base"]
@@ -105,7 +112,7 @@ def _write(ropes: LayerRopes, context: int) -> tuple[Part, ...]:
     )
 
 
-def ggml_form(target: Target, rope: Rope, context: int) -> GgmlForm:
+def _ggml_form(target: Target, rope: Rope, context: int) -> _GgmlForm:
     """The rope as ggml turns it.
 
     Raises:
@@ -143,7 +150,7 @@ def ggml_form(target: Target, rope: Rope, context: int) -> GgmlForm:
             " If it rotates the other pairs, the weights have to be reordered: llama.cpp's "
             "converter does that for the architectures that it knows."
         )
-    return GgmlForm(rope, sections, (*notes, turns))
+    return _GgmlForm(rope, sections, (*notes, turns))
 
 
 def _two_ropes(kinds: Mapping[str, Rope]) -> _TwoRopes | None:
@@ -183,7 +190,7 @@ def _law(rope: Rope) -> _Law:
         if isinstance(law, Linear):
             keys = {"rope.scaling.type": "linear", "rope.scaling.factor": law.factor}
             return _Law(keys, {}, ())
-        if is_ggml_yarn(rope):
+        if _is_ggml_yarn(rope):
             return _yarn(cast(Yarn, law))
     plain = replace(rope, base=rope.base or _BASE, scaling=None, explicit_inv_freq=None)
     with np.errstate(divide="ignore", over="ignore"):
@@ -196,7 +203,7 @@ def _law(rope: Rope) -> _Law:
     return _Law(keys, {"rope_freqs.weight": divisors}, notes)
 
 
-def is_ggml_yarn(rope: Rope) -> bool:
+def _is_ggml_yarn(rope: Rope) -> bool:
     """Whether the law is YaRN with a ramp between whole pairs that ggml computes too.
 
     Where heads are so narrow that the ramp would end before it begins, programs differ.
@@ -277,14 +284,92 @@ def _text(value: Any) -> str:
     return json.dumps(value)
 
 
-TARGET = Target(
+GGUF = Target(
     name="gguf",
     program="metadata and tensors of a file for llama.cpp",
     source="https://github.com/ggml-org/ggml/blob/master/docs/gguf.md",
     checked="description",
-    write=_write,
+    write=_write_gguf,
     backwards=True,
     axes=(OneAxis, Sectioned, InterleavedSections),
     rules=(LongRope,),
     softmax=True,
+)
+
+
+# llama.cpp: the flags that replace what a GGUF file says about scaling.
+
+
+def _write_llama_cpp(ropes: LayerRopes, context: int) -> tuple[Part, ...]:
+    rope, sections, notes = _ggml_form(LLAMA_CPP, LLAMA_CPP.only_rope(ropes, context), context)
+    settings = {"--rope-freq-base": rope.base, **_flags(rope, context)}
+    flags = " ".join(f"{name} {value}" for name, value in settings.items())
+    file = f"The file has to have rope.dimension_count = {rope.rotary_dim}"
+    if sections:
+        file += f" and rope.dimension_sections = {sections}"
+    if rope.scaling is not None:
+        notes += (
+            "llama-server gives no sequence more tokens than the file's context_length. If that "
+            f"is below {context}, add --override-kv ARCH.context_length=int:{context}, with the "
+            "file's general.architecture for ARCH.",
+        )
+    return (
+        Part(
+            ropes={kind: rope for kind, other in ropes.kinds.items() if other is not None},
+            settings=settings,
+            code=f"llama-server -m FILE {flags}",
+            notes=(
+                *notes,
+                f"{file}.",
+                "The file must not have rope_freqs or rope_factors tensors, nor the keys "
+                "rope.scaling.attn_factor and rope.scaling.yarn_log_multiplier: they would scale "
+                "too.",
+                "Most architectures with sliding windows (gemma3 and gpt-oss) give those layers "
+                "the base and the scale of the file, whatever the flags are.",
+            ),
+        ),
+    )
+
+
+def _flags(rope: Rope, context: int) -> dict[str, Any]:
+    law = rope.scaling
+    if rope.base is not None and law is None:
+        return {"--rope-scaling": "none"}
+    if isinstance(law, Linear):
+        return {"--rope-scaling": "linear", "--rope-scale": law.factor}
+    if not _is_ggml_yarn(rope) and rope.attention_factor != 1:
+        LLAMA_CPP.refuse(
+            f"cos and sin multiplied by {rope.attention_factor:g} (a GGUF file can: gguf)",
+            rope, context, plain_candidates(rope),
+        )  # fmt: skip
+    if not isinstance(law, Yarn) or not _is_ggml_yarn(rope):
+        LLAMA_CPP.refuse(
+            "frequencies other than base ** (-2k / d), or these divided by one factor or by YaRN's "
+            "ramp between whole pairs (a GGUF file can: gguf)",
+            rope, context, plain_candidates(rope),
+        )  # fmt: skip
+    usual = yarn_multiplier(law.factor, 1.0)
+    if rope.attention_factor != usual:
+        # --yarn-attn-factor is overwritten where YaRN is on
+        LLAMA_CPP.refuse(
+            f"YaRN with cos and sin multiplied by {rope.attention_factor:g}: its flags always give "
+            f"{usual:g} (a GGUF file can: gguf)",
+            rope, context, plain_candidates(rope),
+        )  # fmt: skip
+    return {
+        "--rope-scaling": "yarn",
+        "--rope-scale": law.factor,
+        "--yarn-orig-ctx": law.original_max_positions,
+        "--yarn-beta-fast": law.beta_fast,
+        "--yarn-beta-slow": law.beta_slow,
+    }
+
+
+LLAMA_CPP = Target(
+    name="llama.cpp",
+    program="flags for a GGUF file without scaling",
+    source="https://github.com/ggml-org/llama.cpp/blob/master/tools/server/README.md",
+    checked="description",
+    write=_write_llama_cpp,
+    axes=(OneAxis, Sectioned, InterleavedSections),
 )
