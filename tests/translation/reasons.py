@@ -81,6 +81,7 @@ def reason_is_true(ropes: LayerRopes, said: str) -> bool:
             and rope.scaling.factor * rope.scaling.original_max_positions < LONGEST
             for rope in ropes.ropes
         ),
+        "with a factor below 1": max(frequencies) > 1,
         "YaRN of": any(isinstance(rope.scaling, Yarn) for rope in ropes.ropes)
         and any(rope.rotary_dim < rope.head_dim for rope in ropes.ropes),
     }

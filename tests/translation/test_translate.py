@@ -28,6 +28,7 @@ from phasor.scaling import (
     PartNTK,
     PerPair,
     Proportional,
+    Resonance,
     Yarn,
     YarnPaper,
 )
@@ -265,6 +266,15 @@ def test_a_program_turns_as_any_rope_does(rope: Rope, target: str) -> None:
 def test_every_program_turns_as_any_rope_does(target: str, rope: Rope) -> None:
     """The same, with those that import large libraries."""
     assert_turns(model_of(rope), target)
+
+
+@pytest.mark.parametrize("target", ["sglang", "vllm"])
+def test_a_law_that_a_config_says_by_another_name_is_refused_truly(target: str) -> None:
+    """The resonance of one fast pair is a linear law with a factor below 1 in a config."""
+    narrow = Rope(head_dim=2, pairing="interleaved", base=2.0, scaling=Resonance())
+    with pytest.raises(TranslationError, match="Linear with a factor below 1"):
+        translate(model_of(narrow), target)
+    assert_turns(model_of(narrow), target)
 
 
 def model_of(rope: Rope) -> LayerRopes:

@@ -79,7 +79,11 @@ def _engine_block(
 
 
 def _name(law: Law | Rule | None) -> str:
-    return "of explicit frequencies" if law is None else type(law).__name__
+    if law is None:
+        return "of explicit frequencies"
+    # a config says other laws by a linear one too, such as the resonance of a single pair
+    speeds_up = isinstance(law, Linear) and law.factor < 1
+    return f"{type(law).__name__} with a factor below 1" if speeds_up else type(law).__name__
 
 
 def _parts(
