@@ -10,16 +10,20 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from phasor._checks import number, numbers, short_repr, whole
+from phasor._checks import number, short_repr, whole
 from phasor.errors import SpecError
-from phasor.scaling.laws import NTK, Law, PerPair
+from phasor.scaling.laws import NTK, Law, PerPair, check_fields
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rule(ABC):
     """A rule that picks a law from the length of the sequence."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     def __init_subclass__(cls) -> None:
         # a subclass that overrides `at` alone must not inherit an `at_lengths` for other laws
@@ -60,9 +64,7 @@ class DynamicNTK(Rule):
     original_max_positions: int
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "factor", number("factor", self.factor, least=1))
-        length = whole("original_max_positions", self.original_max_positions, least=1)
-        object.__setattr__(self, "original_max_positions", length)
+        check_fields(self, factor=partial(number, least=1))
 
     def at(self, seq_len: int) -> NTK:
         """The NTK-aware law for sequences of ``seq_len`` tokens.
@@ -98,10 +100,6 @@ class SteppedNTK(Rule):
     """
 
     original_max_positions: int
-
-    def __post_init__(self) -> None:
-        length = whole("original_max_positions", self.original_max_positions, least=1)
-        object.__setattr__(self, "original_max_positions", length)
 
     def at(self, seq_len: int) -> NTK:
         """The NTK-aware law for sequences of ``seq_len`` tokens.
@@ -155,19 +153,13 @@ class LongRope(Rule):
     long_attention_factor: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("short_factors", "long_factors"):
-            object.__setattr__(self, name, numbers(name, getattr(self, name), above=0))
+        # with an original context of 1 the default factor would divide by ln(1)
+        check_fields(self, original_max_positions=partial(whole, least=2))
         if len(self.short_factors) != len(self.long_factors):
             raise SpecError(
                 f"long_factors must be as many as short_factors ({len(self.short_factors)}), "
                 f"got {len(self.long_factors)}"
             )
-        length = whole("original_max_positions", self.original_max_positions, least=2)
-        object.__setattr__(self, "original_max_positions", length)
-        object.__setattr__(self, "factor", number("factor", self.factor, above=0))
-        for name in ("short_attention_factor", "long_attention_factor"):
-            if getattr(self, name) is not None:
-                object.__setattr__(self, name, number(name, getattr(self, name), above=0))
 
     def at(self, seq_len: int) -> PerPair:
         """The list of divisors for sequences of ``seq_len`` tokens, with its factor."""
