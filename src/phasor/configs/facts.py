@@ -15,16 +15,9 @@ from importlib import resources
 from types import MappingProxyType
 from typing import Any, cast
 
-from phasor.axes import Alternating, Axes, InterleavedSections, Sectioned
 from phasor.errors import ConfigError
 from phasor.pairings import PAIRINGS, Pairing
 
-#: What the tables call the layouts of axes of a multimodal rope.
-LAYOUTS: Mapping[str, type[Sectioned | InterleavedSections | Alternating]] = {
-    "sectioned": Sectioned,
-    "interleaved": InterleavedSections,
-    "alternating": Alternating,
-}
 _NO_PART = "holds the configs of its parts, and this file has none that phasor looks for"
 #: Keys for the context; a file may have several, with different values.
 CONTEXTS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
@@ -178,11 +171,6 @@ def table_error(file: str, entry: str, fact: str | None, what: str) -> ConfigErr
         pattern = re.compile(rf'(^|[{{,]\s*)"?{re.escape(fact)}"?\s*=')
         number = next((i for i in range(number, len(lines)) if pattern.search(lines[i])), number)
     return ConfigError(f"{file}:{number + 1}: {entry} {what}")
-
-
-def layout_name(axes: Axes) -> str | None:
-    """What the tables call a layout; None for one that they have no name for."""
-    return next((name for name, layout in LAYOUTS.items() if type(axes) is layout), None)
 
 
 def _text(name: str) -> str:

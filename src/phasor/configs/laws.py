@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
-from phasor.axes import Axes
+from phasor.axes import AXES, Axes
 from phasor.configs.block import Block, renamed_keys, required, single_value
-from phasor.configs.facts import CONTEXTS, LAYOUTS, Architecture
+from phasor.configs.facts import CONTEXTS, Architecture
 from phasor.errors import ConfigError
 from phasor.scaling import (
     NTK,
@@ -109,7 +109,7 @@ def axes(block: Block, model: Model) -> Axes | None:
         )
     ordered = tuple(sections[i] for i in facts.axis_order) if facts.axis_order else sections
     with renamed_keys(block, {"sections": key}):
-        layout = LAYOUTS[facts.axes](ordered)
+        layout: Axes = cast(Any, AXES[facts.axes])(ordered)
         layout.axis_of_pair(model.rotary_dim // 2)  # checks, while the error can name the key
         return layout
 

@@ -17,14 +17,9 @@ from functools import lru_cache
 from typing import Any
 
 from phasor._checks import short_repr
+from phasor.axes import AXES
 from phasor.configs.block import Block
-from phasor.configs.facts import (
-    check_entry,
-    layout_name,
-    read_table,
-    table_error,
-    tuples_for_lists,
-)
+from phasor.configs.facts import check_entry, read_table, table_error, tuples_for_lists
 from phasor.errors import ConfigError
 from phasor.rope import Rope
 
@@ -62,7 +57,7 @@ class Meaning:
             case "pairing":
                 return all(rope.pairing == meaning for rope in ropes)
             case "axes":
-                return all(layout_name(rope.axes) == meaning for rope in ropes)
+                return all(type(rope.axes) is AXES.get(str(meaning)) for rope in ropes)
             case "base":
                 return all(rope.base == number for rope in ropes)
             case "fraction":

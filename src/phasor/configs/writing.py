@@ -12,7 +12,7 @@ from phasor._checks import short_repr, whole
 from phasor.axes import Alternating, Axes, InterleavedSections, OneAxis, Sectioned
 from phasor.configs import laws
 from phasor.configs.block import Block
-from phasor.configs.facts import Architecture, layout_name, table
+from phasor.configs.facts import Architecture, table
 from phasor.errors import ConfigError
 from phasor.rope import Rope
 from phasor.scaling import DynamicNTK, Linear, Llama3, LongRope, PerPair, Proportional, Yarn
@@ -140,7 +140,7 @@ def _read_back(rope: Rope, block: dict[str, Any], context: int) -> None:
     law = rope.scaling
     facts = Architecture(
         pairing=rope.pairing,
-        axes=layout_name(rope.axes),
+        axes=None if rope.axes == OneAxis() else rope.to_dict()["axes"]["layout"],
         axis_order=_alternating().axis_order if isinstance(rope.axes, Alternating) else (),
         softmax=isinstance(law, Yarn) and law.mscale_all_dim > 0,
     )
