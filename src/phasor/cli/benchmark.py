@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import random
 import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from timeit import timeit
 
 import numpy as np
 import torch
@@ -149,12 +150,8 @@ def measure(case: Case, *, seconds: float) -> dict[str, list[float]]:
                     f"{form}, {pairing} in {case.name} must be within {TOLERANCE[case.dtype]:.1e} "
                     f"of the float64 truth, got {off:.1e}; please report it"
                 )
-            calls[f"{form}, {pairing}"] = _bound(rotate, x, y, positions, rope)
+            calls[f"{form}, {pairing}"] = partial(rotate, x, y, positions, rope)
     return time_in_turn(calls, seconds=seconds, warm=q.nbytes + k.nbytes <= _CACHED)
-
-
-def _bound(rotate: Rotation, q: Tensor, k: Tensor, positions: Tensor, rope: Rope) -> _Call:
-    return lambda: rotate(q, k, positions, rope)
 
 
 def error(
@@ -189,17 +186,10 @@ def time_in_turn(
     A call shorter than 0.1 ms is repeated within its turn. Where the tensors fit a cache (``warm``)
     each call is made once more before its turn, untimed, so that it finds its own there.
     """
-
-    def timed(call: _Call, repeats: int) -> float:
-        start = time.perf_counter()
-        for _ in range(repeats):
-            call()
-        return (time.perf_counter() - start) / repeats
-
     once: dict[str, float] = {}
     for name, call in calls.items():
         call()
-        once[name] = min(timed(call, 1) for _ in range(3))
+        once[name] = min(timeit(call, number=1) for _ in range(3))
     repeats = {name: max(1, min(1000, int(1e-4 / max(t, 1e-9)))) for name, t in once.items()}
     spent = sum(t * (repeats[name] + warm) for name, t in once.items())
     samples: dict[str, list[float]] = {name: [] for name in calls}
@@ -208,7 +198,7 @@ def time_in_turn(
         for name in draw.sample(list(calls), len(calls)):
             if warm:
                 calls[name]()
-            samples[name].append(timed(calls[name], repeats[name]))
+            samples[name].append(timeit(calls[name], number=repeats[name]) / repeats[name])
     return samples
 
 

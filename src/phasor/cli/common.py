@@ -82,27 +82,28 @@ trained_option = click.option(
     help="Tokens of the training; the model's own context unless given.",
 )
 
-_READING = (
-    click.option(
-        "--part", metavar="KEY", help="Config inside the file that is meant, as vision_config."
-    ),
-    click.option("--like", metavar="TYPE", help="Read an unknown model type as this known one."),
-    click.option(
-        "--lenient", is_flag=True, help="Leave aside keys that the model's class does not read."
-    ),
+part_option = click.option(
+    "--part", metavar="KEY", help="Config inside the file that is meant, as vision_config."
+)
+like_option = click.option(
+    "--like", metavar="TYPE", help="Read an unknown model type as this known one."
+)
+lenient_option = click.option(
+    "--lenient", is_flag=True, help="Leave aside keys that the model's class does not read."
 )
 
 
 def reading_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add the options for reading a config file, passed on as one argument ``reading``."""
 
+    @part_option
+    @like_option
+    @lenient_option
     @wraps(command)
     def take(*args: Any, part: str | None, like: str | None, lenient: bool, **rest: Any) -> None:
         reading = {"part": part, "like": like, "strict": not lenient}
         command(*args, reading=reading, **rest)
 
-    for option in reversed(_READING):
-        take = option(take)
     return take
 
 
@@ -214,13 +215,6 @@ class Screen(Console):
     def on_broken_pipe(self) -> None:
         # called inside the except block; rich would exit with status 1
         raise
-
-
-@contextmanager
-def waiting(what: str) -> Generator[None]:
-    """A spinner on a terminal's stderr while something runs."""
-    with Screen(stderr=True).status(what):
-        yield
 
 
 @contextmanager

@@ -48,6 +48,11 @@ class _Case:
     inv_freq: NDArray[np.float64]
     start: int
 
+    @property
+    def rope(self) -> Rope:
+        """The rope of every layer."""
+        return self.ropes.ropes[0]
+
 
 def _geometric(base: float, pairs: int) -> NDArray[np.float64]:
     return np.array([base ** -(k / pairs) for k in range(pairs)])
@@ -95,9 +100,7 @@ def run() -> bool:
     cases = _cases()
     llama = cases[0].ropes
     screen.say(("1. Read a configuration", "bold"), " (llama-3.1-8b.json)")
-    rope = llama[0]
-    assert rope is not None, "every layer of Llama has a rope"
-    for sentence in sentences(rope, llama.context):
+    for sentence in sentences(cases[0].rope, llama.context):
         screen.say(f"   {sentence}")
     screen.say()
     screen.say(
@@ -113,7 +116,7 @@ def run() -> bool:
     for case, dtype in track(work, "   rotating", console=screen, transient=True):
         forward, backward = _errors(case, dtype)
         worst = max(worst, forward, backward)
-        shapes = f"{case.ropes.query_heads} + {case.ropes.key_heads} heads of {_width(case)}"
+        shapes = f"{case.ropes.query_heads} + {case.ropes.key_heads} heads of {case.rope.head_dim}"
         cells = (case.ropes.name, shapes, str(dtype).removeprefix("torch."))
         table.add_row(*cells, f"{forward:.3f}", f"{backward:.3f}")
     screen.print(table)
@@ -132,19 +135,13 @@ def run() -> bool:
     return held
 
 
-def _width(case: _Case) -> int:
-    rope = case.ropes[0]
-    return 0 if rope is None else rope.head_dim
-
-
 def _errors(case: _Case, dtype: torch.dtype) -> tuple[float, float]:
     """Largest error of the new q and k, and of their gradients, in units of the bound."""
     import torch
 
     from phasor.torch import rotate_qk
 
-    rope = case.ropes[0]
-    assert rope is not None, "the demo's models have a rope in layer 0"
+    rope = case.rope
     draw = torch.Generator().manual_seed(0)
 
     def tensor(heads: int | None) -> Tensor:

@@ -21,7 +21,6 @@ from phasor.cli.common import (
     say,
     say_json,
     trained_option,
-    waiting,
     write_file,
 )
 from phasor.configs import load, read_source
@@ -85,7 +84,7 @@ def extend(
     ropes = read(model, reading)
     parameters = {law: dict(map(_parameter, settings))} if law is not None and settings else None
     divisors = None if factors is None else _divisors(factors)
-    with waiting("comparing the laws"):
+    with Screen(stderr=True).status("comparing the laws"):
         planned = plan(
             ropes, to, kind=kind, context=context, factors=divisors, parameters=parameters
         )
