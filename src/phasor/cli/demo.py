@@ -23,6 +23,7 @@ from phasor.configs import load
 from phasor.describe import sentences
 from phasor.layers import LayerRopes
 from phasor.pairings import Pairing
+from phasor.papers import angle_errors
 from phasor.presets import preset
 from phasor.rope import Rope
 
@@ -128,10 +129,9 @@ def run() -> bool:
         ("3. For comparison", "bold"),
         f": near position {cases[0].start} the usual float32 angles are off by",
     )
-    screen.say(
-        f"   up to {_usual_error(cases[0]):.1e} in cos and sin; phasor's rows are within "
-        f"{ROW_ERROR_20:.1e}."
-    )
+    positions = np.arange(cases[0].start, cases[0].start + _TOKENS)
+    usual = angle_errors(cases[0].rope, positions, "float32 angle").max()
+    screen.say(f"   up to {usual:.1e} in cos and sin; phasor's rows are within {ROW_ERROR_20:.1e}.")
     return held
 
 
@@ -203,11 +203,3 @@ def _bound(
     if dtype == torch.float32:
         return wide
     return wide + torch.finfo(dtype).eps / 2 * (np.abs(ref) + wide)
-
-
-def _usual_error(case: _Case) -> float:
-    """How far a float32 product of position and frequency puts cos and sin off."""
-    positions = np.arange(case.start, case.start + _TOKENS)
-    narrow = positions.astype(np.float32)[:, None] * case.inv_freq.astype(np.float32)
-    exact = positions[:, None] * case.inv_freq
-    return float(np.abs(np.exp(1j * narrow.astype(np.float64)) - np.exp(1j * exact)).max())

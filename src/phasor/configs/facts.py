@@ -236,11 +236,10 @@ def _architectures(
         entry = inherit(file, name, plain[name], plain)
         if not entry.keys() & {"pairing", "uses", "refused"}:
             raise table_error(file, name, None, "says neither its pairing nor what it uses instead")
-        if "kinds" in entry:
-            try:
-                entry["kinds"] = {kind: Kind(**facts) for kind, facts in entry["kinds"].items()}
-            except TypeError as error:
-                raise table_error(file, name, "kinds", str(error)) from None
+        kinds: dict[str, dict[str, Any]] = entry.get("kinds", {})
+        for facts in kinds.values():
+            check_entry(file, name, Kind, facts)
+        entry["kinds"] = {kind: Kind(**facts) for kind, facts in kinds.items()}
         entry["variants"] = tuple(build_variant(name, v) for v in entry.get("variants", ()))
         return Architecture(**_freeze_names({"names": dict[str, Any](), **entry}, names))
 

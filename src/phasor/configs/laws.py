@@ -147,14 +147,10 @@ def _stepped_ntk(block: Block, model: Model) -> SteppedNTK:
 
 def _llama3(block: Block, model: Model) -> Llama3:
     names = ("factor", "low_freq_factor", "high_freq_factor")
-    factor, low, high = (required(block, key, block.number(key, above=0)) for key in names)
+    numbers = {key: required(block, key, block.number(key, above=0)) for key in names}
+    original = _original_length(block, model, or_context=False)
     with renamed_keys(block, {name: name for name in names}):
-        return Llama3(
-            factor=factor,
-            low_freq_factor=low,
-            high_freq_factor=high,
-            original_max_positions=_original_length(block, model, or_context=False),
-        )
+        return Llama3(original_max_positions=original, **numbers)
 
 
 def _proportional(block: Block, model: Model) -> Proportional:

@@ -49,25 +49,25 @@ class Meaning:
         """Whether the model's ropes already have the property that ``value`` asks for."""
         if value in self.neutral:
             return True
-        meaning = self.values.get(json.dumps(value, default=repr).strip('"'))
-        number = float(value) if isinstance(value, (int, float)) else None
+        if self.values:
+            value = self.values.get(json.dumps(value, default=repr).strip('"'))
         match self.means:
             case "rotates":
-                return meaning == bool(ropes)
+                return value == bool(ropes)
             case "pairing":
-                return all(rope.pairing == meaning for rope in ropes)
+                return all(rope.pairing == value for rope in ropes)
             case "axes":
-                return all(type(rope.axes) is AXES.get(str(meaning)) for rope in ropes)
+                return all(type(rope.axes) is AXES.get(str(value)) for rope in ropes)
             case "base":
-                return all(rope.base == number for rope in ropes)
+                return all(rope.base == value for rope in ropes)
             case "fraction":
-                return number is not None and all(
-                    int(rope.head_dim * number) == rope.rotary_dim for rope in ropes
+                return isinstance(value, (int, float)) and all(
+                    int(rope.head_dim * value) == rope.rotary_dim for rope in ropes
                 )
             case "width":
-                return all(rope.rotary_dim == number for rope in ropes)
+                return all(rope.rotary_dim == value for rope in ropes)
             case "factor":
-                return number == 1
+                return value == 1
             case "switch":
                 return value is False
             case _:

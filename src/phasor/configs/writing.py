@@ -189,7 +189,11 @@ def _alternating() -> Architecture:
 
 def _fields(rope_type: str, *names: str) -> Callable[[Any], dict[str, Any]]:
     """A writer for laws whose block has their own fields."""
-    return lambda law: {"rope_type": rope_type} | {name: getattr(law, name) for name in names}
+    keys = {"original_max_positions": _ORIGINAL}
+    return lambda law: {
+        "rope_type": rope_type,
+        **{keys.get(name, name): getattr(law, name) for name in names},
+    }
 
 
 def _proportional(law: Proportional) -> dict[str, Any]:
@@ -197,14 +201,8 @@ def _proportional(law: Proportional) -> dict[str, Any]:
     return block if law.factor == 1 else block | {"factor": law.factor}
 
 
-def _llama3(law: Llama3) -> dict[str, Any]:
-    write = _fields("llama3", "factor", "low_freq_factor", "high_freq_factor")
-    return write(law) | {_ORIGINAL: law.original_max_positions}
-
-
 def _yarn(law: Yarn) -> dict[str, Any]:
-    block = _fields("yarn", "factor", "beta_fast", "beta_slow")(law)
-    block[_ORIGINAL] = law.original_max_positions
+    block = _fields("yarn", "factor", "beta_fast", "beta_slow", "original_max_positions")(law)
     if not law.truncate:
         block["truncate"] = False
     if law.attention_factor is not None:
@@ -249,7 +247,9 @@ WRITERS: Mapping[type, Callable[[Any], dict[str, Any]]] = {
     Linear: _fields("linear", "factor"),
     # its original context is max_position_embeddings, outside the block
     DynamicNTK: _fields("dynamic", "factor"),
-    Llama3: _llama3,
+    Llama3: _fields(
+        "llama3", "factor", "low_freq_factor", "high_freq_factor", "original_max_positions"
+    ),
     Proportional: _proportional,
     Yarn: _yarn,
     LongRope: _longrope,
