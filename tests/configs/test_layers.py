@@ -10,9 +10,10 @@ from transformers import configuration_utils
 from phasor import ConfigError
 from phasor.checkpoint.model import describe
 from phasor.cli.architectures import text_config
-from phasor.configs import NESTED, language_models, load
+from phasor.configs import load
 from phasor.configs.block import Block
 from phasor.configs.facts import table
+from phasor.configs.sources import NESTED, language_models
 from phasor.scaling import Linear
 
 from .config_files import sized

@@ -12,8 +12,8 @@ import pytest
 
 from phasor import Rope, load, preset
 from phasor.cli.extend import print_plan
-from phasor.configs import REPLACED, REPLACED_OF_KINDS, config_keys
 from phasor.configs.facts import CONTEXTS, table
+from phasor.configs.writing import REPLACED, REPLACED_OF_KINDS, config_keys
 from phasor.errors import SpecError
 from phasor.extending import plan
 from phasor.presets import documented_extension

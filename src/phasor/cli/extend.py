@@ -23,7 +23,8 @@ from phasor.cli.common import (
     trained_option,
     write_file,
 )
-from phasor.configs import load, read_source
+from phasor.configs import load
+from phasor.configs.sources import read_source
 from phasor.errors import ConfigError, PhasorWarning, SpecError
 from phasor.extending import ExtensionPlan, plan
 from phasor.layers import LayerRopes

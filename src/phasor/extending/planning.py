@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from phasor._checks import whole
 from phasor.axes import Axial
-from phasor.configs import REPLACED, REPLACED_OF_KINDS, config_keys
+from phasor.configs.writing import REPLACED, REPLACED_OF_KINDS, config_keys
 from phasor.describe import resolved
 from phasor.errors import ConfigError, SpecError
 from phasor.extending.laws import (

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from phasor._checks import short_repr
 from phasor.axes import Axial
-from phasor.configs import NESTED, load, model_types
+from phasor.configs import load, model_types
+from phasor.configs.sources import NESTED
 from phasor.errors import ConfigError, PhasorError
 from phasor.layers import LayerRopes
 from phasor.rope import Rope
