@@ -17,8 +17,6 @@ from typing import Any, cast
 from phasor.pairings import Pairing
 
 _NO_PART = "holds the configs of its parts, and this file has none that phasor looks for"
-#: Keys for the context; a file may have several, with different values.
-CONTEXTS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,12 +121,15 @@ class Table:
         gguf: Facts by ``general.architecture``.
         without_rope: Kinds of layers that rotate in no model.
         layer_words: Kinds of layers that a file may name.
+        keys: Lists of keys that any file may have, by what they are: ``contexts``,
+            ``language_models``, ``replaced`` and ``replaced_by_kind``.
     """
 
     huggingface: Mapping[str, Architecture]
     gguf: Mapping[str, Architecture]
     without_rope: frozenset[str]
     layer_words: frozenset[str]
+    keys: Mapping[str, list[str]]
 
 
 @lru_cache(maxsize=1)
@@ -152,6 +153,7 @@ def table() -> Table:
         gguf=_architectures(gguf, {}),
         without_rope=frozenset(huggingface["layers"]["without_rope"]),
         layer_words=frozenset(huggingface["layers"]["known"]),
+        keys=MappingProxyType(huggingface["keys"]),
     )
 
 

@@ -14,7 +14,7 @@ from phasor._checks import short_repr
 from phasor.axes import Axes, Axial, InterleavedSections, OneAxis, Sectioned
 from phasor.configs import laws
 from phasor.configs.block import Block, head_width, renamed_keys, single_value
-from phasor.configs.facts import CONTEXTS, Architecture, Kind, Variant, table
+from phasor.configs.facts import Architecture, Kind, Variant, table
 from phasor.configs.layer_kinds import MOST_LAYERS, Blocks, has_rope, layer_kinds
 from phasor.configs.sources import select_config
 from phasor.configs.unread_keys import check_unread_keys
@@ -128,7 +128,8 @@ def _assume_sizes(config: Block, facts: Architecture, model_type: str, notes: li
 
 def _context(config: Block, notes: list[str]) -> int | None:
     """The first context of the file; `laws.Model.context` refuses several that disagree."""
-    contexts = {config.name(key): config.whole(key) for key in CONTEXTS if config.has(key)}
+    stated = [key for key in table().keys["contexts"] if config.has(key)]
+    contexts = {config.name(key): config.whole(key) for key in stated}
     if len(set(contexts.values())) > 1:
         listed = ", ".join(f"{name} {length}" for name, length in contexts.items())
         notes.append(f"The file gives several contexts ({listed}); the first is taken.")

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from phasor.axes import AXES, Axes
 from phasor.configs.block import Block, renamed_keys, required, single_value
-from phasor.configs.facts import CONTEXTS, Architecture
+from phasor.configs.facts import Architecture, table
 from phasor.errors import ConfigError
 from phasor.scaling import (
     NTK,
@@ -54,7 +54,8 @@ class Model:
     @property
     def context(self) -> int | None:
         """The context, for laws that depend on it: all keys for it must agree."""
-        return single_value((self.config.name(key), self.config.whole(key)) for key in CONTEXTS)
+        keys = table().keys["contexts"]
+        return single_value((self.config.name(key), self.config.whole(key)) for key in keys)
 
 
 def rope_type(block: Block, facts: Architecture | None = None) -> str:

@@ -17,31 +17,6 @@ from phasor.errors import ConfigError
 from phasor.rope import Rope
 from phasor.scaling import DynamicNTK, Linear, Llama3, LongRope, PerPair, Proportional, Yarn
 
-#: Keys of older files, or outside the block, that ``rope_parameters`` replaces; and the other keys
-#: for the context.
-REPLACED = (
-    "rope_scaling",
-    "rope_theta",
-    "rotary_emb_base",
-    "rotary_embedding_base",
-    "rope_embedding_base",
-    "rope_freq_constant",
-    "rope_ratio",
-    "rotary",
-    "partial_rotary_factor",
-    "original_max_position_embeddings",
-    "n_positions",
-    "max_seq_len",
-    "seq_length",
-)
-#: Keys that blocks by kind of layer replace as well: the bases of single kinds.
-REPLACED_OF_KINDS = (
-    "rope_local_base_freq",
-    "global_rope_theta",
-    "local_rope_theta",
-    "swa_rope_theta",
-    "compress_rope_theta",
-)
 _ORIGINAL = "original_max_position_embeddings"
 
 
