@@ -32,7 +32,6 @@ from phasor.rope import Rope
 from phasor.torch import rotate_qk, rotate_qk_
 
 COPY, MULTIPLY = "copy_", "multiply in place"
-FORMS = ("in place", "new output", "plain torch")
 #: Largest error of a form that is timed, as a part of the pair's length. A float32 row is within
 #: 2**-22 of the truth and its product adds as much; bfloat16 adds three roundings, of rows,
 #: products and sums in plain torch, to each of two coordinates.
@@ -101,7 +100,7 @@ def run(cases: Sequence[Case] = CASES, *, seconds: float = 6.0) -> None:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), collapse_padding=True)
     table.add_column("case\n  copy_", no_wrap=True)
     table.add_column("pairing", no_wrap=True)
-    for title in (MULTIPLY, *FORMS):
+    for title in (MULTIPLY, *ROTATIONS):
         table.add_column(title.replace(" ", "\n", 1), justify="right", no_wrap=True)
     for case in track(cases, "measuring", console=screen, transient=True):
         samples = measure(case, seconds=seconds)
@@ -109,7 +108,7 @@ def run(cases: Sequence[Case] = CASES, *, seconds: float = 6.0) -> None:
         dtype = str(case.dtype).removeprefix("torch.")
         labels = (case.name, f"  {dtype}, {1e6 * statistics.median(copies):.1f} µs")
         for label, pairing in zip(labels, PAIRINGS, strict=True):
-            keys = (MULTIPLY, *(f"{form}, {pairing}" for form in FORMS))
+            keys = (MULTIPLY, *(f"{form}, {pairing}" for form in ROTATIONS))
             table.add_row(label, pairing, *(_ratio(samples[key], copies) for key in keys))
     screen.say(
         f"Time / time of copy_ of the same query and key, {torch.get_num_threads()} threads: "

@@ -9,6 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from phasor._checks import short_repr
 from phasor.axes import Axes, Axial, InterleavedSections, OneAxis, Sectioned
@@ -101,12 +102,8 @@ def _config(block: Block, facts: Architecture) -> tuple[Block, Architecture]:
 def _variant_applies(variant: Variant, config: Block) -> bool:
     if variant.value is None:
         return config.has(variant.key)
-    if isinstance(variant.value, bool):
-        value: bool | str | int | None = config.flag(variant.key)
-    elif isinstance(variant.value, str):
-        value = config.text(variant.key)
-    else:
-        value = config.whole(variant.key, least=0)
+    readers = {bool: config.flag, str: config.text, int: partial(config.whole, least=0)}
+    value = readers[type(variant.value)](variant.key)
     return ((variant.default if value is None else value) == variant.value) != variant.unless
 
 
