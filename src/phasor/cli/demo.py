@@ -155,12 +155,10 @@ def _errors(case: _Case, dtype: torch.dtype) -> tuple[float, float]:
     back = torch.autograd.grad(turned, inputs, grads)
     turns = np.exp(1j * positions.numpy()[:, None] * case.inv_freq)[:, None, :]
     layouts = rope.pairing, rope.output_pairing
+    # the heads of queries and of keys side by side
     return (
-        max(_error(x, y, turns, layouts, rope) for x, y in zip(inputs, turned, strict=True)),
-        max(
-            _error(grad, found, turns.conj(), layouts[::-1], rope)
-            for grad, found in zip(grads, back, strict=True)
-        ),
+        _error(torch.cat(inputs, 2), torch.cat(turned, 2), turns, layouts, rope),
+        _error(torch.cat(grads, 2), torch.cat(back, 2), turns.conj(), layouts[::-1], rope),
     )
 
 
