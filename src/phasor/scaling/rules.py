@@ -74,13 +74,7 @@ class DynamicNTK(Rule):
         """
         length = max(whole("seq_len", seq_len, least=1), self.original_max_positions)
         factor = Fraction(self.factor)
-        try:
-            grown = float(factor * length / self.original_max_positions - (factor - 1))
-        except OverflowError:
-            raise SpecError(
-                f"seq_len must leave a factor that fits in a float, got {short_repr(seq_len)}"
-            ) from None
-        return NTK(factor=grown)
+        return _ntk(factor * length / self.original_max_positions - (factor - 1), seq_len)
 
     def at_lengths(self, lengths: Any, plain: Any, xp: Any) -> tuple[Any, Any]:
         """`at` for an array of lengths: pair ``k`` of ``n`` times ``factor ** (-k / (n - 1))``."""
@@ -109,12 +103,7 @@ class SteppedNTK(Rule):
         """
         ratio = -(-whole("seq_len", seq_len, least=1) // self.original_max_positions)  # ceil
         doublings = (ratio - 1).bit_length()
-        try:
-            return NTK(factor=float(2 ** (doublings + 1) - 1) if doublings else 1.0)
-        except OverflowError:
-            raise SpecError(
-                f"seq_len must leave a factor that fits in a float, got {short_repr(seq_len)}"
-            ) from None
+        return _ntk(2 ** (doublings + 1) - 1 if doublings else 1, seq_len)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,6 +176,16 @@ class LongRope(Rule):
         if self.factor <= 1:
             return 1.0
         return math.sqrt(1 + math.log(self.factor) / math.log(self.original_max_positions))
+
+
+def _ntk(factor: Fraction | int, seq_len: int) -> NTK:
+    """The law with the factor that a rule computes exactly for this length."""
+    try:
+        return NTK(factor=float(factor))
+    except OverflowError:
+        raise SpecError(
+            f"seq_len must leave a factor that fits in a float, got {short_repr(seq_len)}"
+        ) from None
 
 
 def _like(plain: Any, values: Any, xp: Any) -> Any:
