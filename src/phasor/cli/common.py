@@ -7,7 +7,7 @@ import json
 import os
 import re
 import warnings
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
 from contextlib import contextmanager
 from functools import wraps
 from importlib.util import find_spec
@@ -16,7 +16,9 @@ from typing import Any, ClassVar
 
 import click
 from click.shell_completion import CompletionItem
+from rich import box
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 import phasor
@@ -215,6 +217,14 @@ class Screen(Console):
     def on_broken_pipe(self) -> None:
         # called inside the except block; rich would exit with status 1
         raise
+
+
+def make_table(*columns: str, words: Collection[str] = ()) -> Table:
+    """An empty table without lines between its rows; columns hold numbers, or ``words``."""
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1))
+    for title in columns:
+        table.add_column(title, justify="left" if title in words else "right")
+    return table
 
 
 @contextmanager

@@ -14,11 +14,9 @@ from typing import TYPE_CHECKING, assert_never
 import click
 import numpy as np
 from numpy.typing import NDArray
-from rich import box
-from rich.table import Table
 
 from phasor.angles import ROW_ERROR_20
-from phasor.cli.common import Screen, need_torch
+from phasor.cli.common import Screen, make_table, need_torch
 from phasor.configs import load
 from phasor.describe import sentences
 from phasor.layers import LayerRopes
@@ -110,9 +108,8 @@ def run() -> bool:
     )
     screen.say("   forward and backward, and compare with complex128 multiplication")
     work = [(case, dtype) for case in cases for dtype in (torch.float32, torch.bfloat16)]
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1))
-    for title in ("model", "q and k", "dtype", "forward", "backward"):
-        table.add_column(title, justify="right" if "ward" in title else "left")
+    words = "model", "q and k", "dtype"
+    table = make_table(*words, "forward", "backward", words=words)
     worst = 0.0
     for case, dtype in track(work, "   rotating", console=screen, transient=True):
         forward, backward = _errors(case, dtype)

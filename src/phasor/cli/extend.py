@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any, cast
 
 import click
-from rich import box
 from rich.table import Table
 
 from phasor.cli.common import (
     MODEL,
     Screen,
     TokenCount,
+    make_table,
     read,
     reading_options,
     say,
@@ -200,10 +200,8 @@ def print_plan(planned: ExtensionPlan, law: str | None) -> None:
 
 
 def _plan_table(planned: ExtensionPlan) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1))
-    table.add_column("law")
-    for title in ("new phases", "slowest", "C(r) < 0", "neighbours", "attention factor"):
-        table.add_column(title, justify="right")
+    numbers = "new phases", "slowest", "C(r) < 0", "neighbours", "attention factor"
+    table = make_table("law", *numbers, words=["law"])
     for name, way in planned.ways.items():
         does = way.extension
         table.add_row(
