@@ -25,12 +25,7 @@ from phasor.cli.common import (
 from phasor.cli.identify import find_function, is_function
 from phasor.describe import resolved
 from phasor.errors import SpecError
-from phasor.identification import (
-    MeasuredParting,
-    compare,
-    diff_measured,
-    measured,
-)
+from phasor.identification import MeasuredParting, compare, diff_measured, measured
 from phasor.rope import Rope
 
 _EXACT = 1e-6
