@@ -103,7 +103,7 @@ class SteppedNTK(Rule):
         """
         ratio = -(-whole("seq_len", seq_len, least=1) // self.original_max_positions)  # ceil
         doublings = (ratio - 1).bit_length()
-        return _ntk(2 ** (doublings + 1) - 1 if doublings else 1, seq_len)
+        return _ntk(2 ** (doublings + 1) - 1, seq_len)
 
 
 @dataclass(frozen=True, kw_only=True)
