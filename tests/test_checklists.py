@@ -11,6 +11,7 @@ import inspect
 import re
 import tomllib
 from collections.abc import Iterator
+from dataclasses import fields
 from importlib import import_module, resources
 from pathlib import Path
 from types import ModuleType
@@ -102,10 +103,11 @@ WITHOUT_ROPE_TYPE = {
 
 @pytest.mark.parametrize("name", LAWS)
 def test_a_law_is_in_every_place(name: str) -> None:
-    """Its formula, its writer, its search, its rows and its draw."""
+    """Its checks, its formula, its writer, its search, its rows and its draw."""
     law = LAWS[name]
     places = {
         "tests/oracle.py LAWS": not hasattr(law, "apply") or law.__name__ in oracle.LAWS,
+        "scaling/laws.py _CHECKS": {one.name for one in fields(law)} <= scaling.laws._CHECKS.keys(),
         "tests/strategies.py EVERY_LAW": name in strategies.EVERY_LAW,
         "configs/writing.py WRITERS, or WITHOUT_ROPE_TYPE here": (law in WRITERS)
         != (law.__name__ in WITHOUT_ROPE_TYPE),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from numbers import Integral, Real
 from operator import index
@@ -53,12 +54,8 @@ def broadcasts(tokens: Sequence[int], lead: Sequence[int]) -> bool:
 
 def first_repeated(pairs: Iterable[tuple[str, object]]) -> str | None:
     """The first key that occurs more than once among the pairs of a JSON object."""
-    seen: set[str] = set()
-    for name, _ in pairs:
-        if name in seen:
-            return name
-        seen.add(name)
-    return None
+    counts = Counter(name for name, _ in pairs)
+    return next((name for name, count in counts.items() if count > 1), None)
 
 
 def whole(

@@ -80,8 +80,8 @@ class _Sections(Axes):
                 f"(rotary_dim / 2 = {num_pairs}), got {sum(self.sections)}"
             )
 
-    def _consecutive(self, num_pairs: int) -> tuple[int, ...]:
-        """The axis of each pair when every axis has consecutive pairs."""
+    def axis_of_pair(self, num_pairs: int) -> tuple[int, ...]:
+        """The axis of each pair; here every axis has consecutive pairs."""
         self._check_sum(num_pairs)
         return tuple(axis for axis, n in enumerate(self.sections) for _ in range(n))
 
@@ -96,9 +96,6 @@ class Sectioned(_Sections):
 
     summary = "in consecutive sections of one spectrum"
 
-    def axis_of_pair(self, num_pairs: int) -> tuple[int, ...]:
-        return self._consecutive(num_pairs)
-
 
 @dataclass(frozen=True)
 class Axial(_Sections):
@@ -109,9 +106,6 @@ class Axial(_Sections):
     """
 
     summary = "in consecutive sections, each a spectrum of its own"
-
-    def axis_of_pair(self, num_pairs: int) -> tuple[int, ...]:
-        return self._consecutive(num_pairs)
 
     def spectra(self, num_pairs: int) -> tuple[int, ...]:
         self._check_sum(num_pairs)

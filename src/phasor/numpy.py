@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from phasor._checks import LAYOUTS, broadcasts, other_layout, short_repr, whole
-from phasor.angles import cos_sin
+from phasor.angles import checked_positions, cos_sin
 from phasor.errors import PositionError, SpecError, TensorError
 from phasor.pairings import Pairing, checked_pairing, slices
 from phasor.rope import Rope
@@ -150,19 +150,13 @@ def matrix(position: ArrayLike, rope: Rope) -> NDArray[np.float64]:
     >>> bool(np.allclose(matrix(2, rope) @ matrix(3, rope), matrix(5, rope), rtol=0, atol=1e-15))
     True
     """
-    rotations = blocks(position, rope)  # [num_pairs, 2, 2]
-    if rotations.ndim != 3:
+    if checked_positions(position).ndim != (rope.axes.n_axes > 1):
         raise PositionError(
             f"position must be one position, got shape {list(np.shape(position))}; "
             "blocks gives the rotations of many"
         )
-    head = np.eye(rope.head_dim)
-    rotated = slice(rope.rotary_start, rope.rotary_start + rope.rotary_dim)
-    head[rotated, rotated] = 0
-    for i, row in enumerate(pair_indices(rope, rope.output_pairing)):
-        for j, column in enumerate(pair_indices(rope, rope.pairing)):
-            head[row, column] = rotations[:, i, j]
-    return head
+    # its columns are the rotated basis vectors; adding 0.0 turns -0.0 into 0.0
+    return rotate(np.eye(rope.head_dim), position, rope).T + 0.0
 
 
 def score(q: ArrayLike, k: ArrayLike, distance: ArrayLike, rope: Rope) -> NDArray[np.float64]:

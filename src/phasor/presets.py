@@ -26,8 +26,6 @@ from phasor.scaling import Yarn
 # keys that a table does not inherit from the one it is `like`
 _NOT_INHERITED = frozenset({"source", "uncertain", "hub", "extends"})
 _MERGED = frozenset({"rope", "size", "kinds"})
-_KNOWN = _NOT_INHERITED | _MERGED | {"prefix", "pattern", "labels", "fixed", "notes"}
-_SIZES = frozenset({"layers", "heads", "context"})
 
 
 def preset(name: str) -> LayerRopes:
@@ -146,9 +144,6 @@ def _description(name: str) -> dict[str, Any]:
 
 def _layer_ropes(name: str, table: Mapping[str, Any]) -> LayerRopes:
     shared, size = table.get("rope", {}), table["size"]
-    unknown = sorted((set(table) - _KNOWN) | (set(size) - _SIZES))
-    if unknown:
-        raise SpecError(f"preset {name!r} has unknown keys: {', '.join(map(repr, unknown))}")
     kinds: Mapping[str, Any] = table.get("kinds", {"rope": {}})
     order = chain(table.get("prefix", ()), cycle(table.get("pattern", kinds)))
     num_heads, num_kv_heads = size["heads"]

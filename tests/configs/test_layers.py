@@ -10,9 +10,10 @@ from transformers import configuration_utils
 from phasor import ConfigError
 from phasor.checkpoint.model import describe
 from phasor.cli.architectures import text_config
-from phasor.configs import NESTED, language_models, load
+from phasor.configs import load
 from phasor.configs.block import Block
 from phasor.configs.facts import table
+from phasor.configs.sources import language_models
 from phasor.scaling import Linear
 
 from .config_files import sized
@@ -162,7 +163,7 @@ def test_a_latent_slice_may_be_stated_as_a_fraction_of_head_dim():
         load(said | {"rope_parameters": half})
 
 
-@pytest.mark.parametrize("key", NESTED)
+@pytest.mark.parametrize("key", table().keys["language_models"])
 def test_a_language_model_is_found_inside_a_larger_one(key):
     """Under each of the names it is given."""
     inner = sized("llama", rope_theta=5e5)

@@ -4,7 +4,7 @@ import pytest
 
 from phasor import Rope, preset
 from phasor.axes import Alternating, InterleavedSections, Sectioned
-from phasor.configs import rope_parameters
+from phasor.configs.writing import rope_parameters
 from phasor.errors import ConfigError
 from phasor.scaling import NTK, Cope, Linear, Llama3, LongRope, Proportional, Yarn
 

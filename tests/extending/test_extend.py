@@ -12,8 +12,8 @@ import pytest
 
 from phasor import Rope, load, preset
 from phasor.cli.extend import print_plan
-from phasor.configs import REPLACED, REPLACED_OF_KINDS, config_keys
-from phasor.configs.facts import CONTEXTS, table
+from phasor.configs.facts import table
+from phasor.configs.writing import config_keys
 from phasor.errors import SpecError
 from phasor.extending import plan
 from phasor.presets import documented_extension
@@ -57,6 +57,7 @@ FILES = {
 }  # fmt: skip
 
 
+KEYS = table().keys
 # what Qwen3-8B's own file says, of which the release documents YaRN 4 from 32768
 QWEN3 = small(
     model_type="qwen3",
@@ -79,7 +80,7 @@ def with_keys(config, keys):
     """The file as a user leaves it: what is replaced goes, what is printed comes."""
     changed = copy.deepcopy(config)
     inner = changed.get("text_config", changed)
-    for key in (*REPLACED, *REPLACED_OF_KINDS):
+    for key in (*KEYS["replaced"], *KEYS["replaced_by_kind"]):
         inner.pop(key, None)
     return changed | {"text_config": inner | keys} if "text_config" in changed else inner | keys
 
@@ -122,8 +123,8 @@ def test_every_other_name_of_the_base_and_of_the_context_is_replaced():
     of_kinds = {kind.base_key for one in facts for kind in one.kinds.values() if kind.base_key}
     bases = {"rope_theta"} | {name for one in facts for name in one.names.get("rope_theta", ())}
     flat = {name.partition(".")[0] for name in bases if not name.startswith("attn_config")}
-    assert {*flat, *CONTEXTS, *units} <= {*REPLACED, "max_position_embeddings"}
-    assert of_kinds <= {*REPLACED, *REPLACED_OF_KINDS}
+    assert {*flat, *KEYS["contexts"], *units} <= {*KEYS["replaced"], "max_position_embeddings"}
+    assert of_kinds <= {*KEYS["replaced"], *KEYS["replaced_by_kind"]}
 
 
 @pytest.mark.parametrize(
@@ -146,7 +147,7 @@ def test_a_block_with_another_base_replaces_the_bases_other_names(said):
     assert load(config | way.config)[0] == way.config_rope
 
 
-@pytest.mark.parametrize("key", CONTEXTS)
+@pytest.mark.parametrize("key", KEYS["contexts"])
 def test_the_context_may_have_had_another_name(key):
     """The file with the printed keys says one context, the new one."""
     config = small()

@@ -13,7 +13,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from phasor import Rope, load, preset, preset_names
 from phasor.cli.extend import print_plan
-from phasor.configs import config_keys
+from phasor.configs.writing import config_keys
 from phasor.errors import ConfigError
 from phasor.extending import plan
 from phasor.report import report

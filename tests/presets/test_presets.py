@@ -43,6 +43,16 @@ def test_every_preset_is_whole(name: str) -> None:
     assert all(note.endswith(".") and not note.endswith("..") for note in ropes.notes)
 
 
+def test_no_preset_has_a_key_that_nothing_reads() -> None:
+    """It would be passed over, and a size or a note with it."""
+    known = {"like", "source", "uncertain", "hub", "extends", "rope", "size", "kinds", "prefix"}
+    known |= {"pattern", "labels", "fixed", "notes"}
+    file = Path(phasor.__file__).with_name("presets.toml")
+    for name, table in tomllib.loads(file.read_text("utf-8")).items():
+        assert table.keys() <= known, name
+        assert table.get("size", {}).keys() <= {"layers", "heads", "context"}, name
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_every_rope_survives_its_own_json(name: str) -> None:
     """Reading back what a preset's ropes write gives equal ropes."""

@@ -8,7 +8,7 @@ import pytest
 import phasor
 from phasor import Rope, load, preset
 from phasor.axes import Sectioned
-from phasor.configs import rope_parameters
+from phasor.configs.writing import rope_parameters
 from phasor.errors import SpecError
 from phasor.layers import InConfig
 from phasor.report import report

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from phasor._checks import short_repr
-from phasor.configs import load, read_source, rope_parameters
+from phasor.configs import load
 from phasor.configs.block import Block, required
+from phasor.configs.sources import read_source
+from phasor.configs.writing import rope_parameters
 from phasor.errors import CheckpointError, ConfigError
 from phasor.rope import Rope
 from phasor.scaling import Llama3

@@ -12,8 +12,9 @@ from importlib import resources
 from typing import Any, Literal, cast
 
 from phasor._checks import short_repr
-from phasor.configs import language_models, load, read_source
+from phasor.configs import load
 from phasor.configs.facts import table
+from phasor.configs.sources import language_models, read_source
 from phasor.errors import CheckpointError
 from phasor.layers import LayerRopes
 from phasor.pairings import Pairing

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from phasor.cli.common import Screen, need_torch, progress_bar, say_json
-from phasor.configs import language_models, read_source
+from phasor.configs.sources import language_models, read_source
 from phasor.describe import original_context, ranges, resolved, sentences
 from phasor.errors import ConfigError
 from phasor.rope import Rope

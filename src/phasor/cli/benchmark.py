@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import random
 import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from timeit import timeit
 
 import numpy as np
 import torch
@@ -31,7 +32,6 @@ from phasor.rope import Rope
 from phasor.torch import rotate_qk, rotate_qk_
 
 COPY, MULTIPLY = "copy_", "multiply in place"
-FORMS = ("in place", "new output", "plain torch")
 #: Largest error of a form that is timed, as a part of the pair's length. A float32 row is within
 #: 2**-22 of the truth and its product adds as much; bfloat16 adds three roundings, of rows,
 #: products and sums in plain torch, to each of two coordinates.
@@ -100,7 +100,7 @@ def run(cases: Sequence[Case] = CASES, *, seconds: float = 6.0) -> None:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), collapse_padding=True)
     table.add_column("case\n  copy_", no_wrap=True)
     table.add_column("pairing", no_wrap=True)
-    for title in (MULTIPLY, *FORMS):
+    for title in (MULTIPLY, *ROTATIONS):
         table.add_column(title.replace(" ", "\n", 1), justify="right", no_wrap=True)
     for case in track(cases, "measuring", console=screen, transient=True):
         samples = measure(case, seconds=seconds)
@@ -108,7 +108,7 @@ def run(cases: Sequence[Case] = CASES, *, seconds: float = 6.0) -> None:
         dtype = str(case.dtype).removeprefix("torch.")
         labels = (case.name, f"  {dtype}, {1e6 * statistics.median(copies):.1f} µs")
         for label, pairing in zip(labels, PAIRINGS, strict=True):
-            keys = (MULTIPLY, *(f"{form}, {pairing}" for form in FORMS))
+            keys = (MULTIPLY, *(f"{form}, {pairing}" for form in ROTATIONS))
             table.add_row(label, pairing, *(_ratio(samples[key], copies) for key in keys))
     screen.say(
         f"Time / time of copy_ of the same query and key, {torch.get_num_threads()} threads: "
@@ -149,12 +149,8 @@ def measure(case: Case, *, seconds: float) -> dict[str, list[float]]:
                     f"{form}, {pairing} in {case.name} must be within {TOLERANCE[case.dtype]:.1e} "
                     f"of the float64 truth, got {off:.1e}; please report it"
                 )
-            calls[f"{form}, {pairing}"] = _bound(rotate, x, y, positions, rope)
+            calls[f"{form}, {pairing}"] = partial(rotate, x, y, positions, rope)
     return time_in_turn(calls, seconds=seconds, warm=q.nbytes + k.nbytes <= _CACHED)
-
-
-def _bound(rotate: Rotation, q: Tensor, k: Tensor, positions: Tensor, rope: Rope) -> _Call:
-    return lambda: rotate(q, k, positions, rope)
 
 
 def error(
@@ -189,17 +185,10 @@ def time_in_turn(
     A call shorter than 0.1 ms is repeated within its turn. Where the tensors fit a cache (``warm``)
     each call is made once more before its turn, untimed, so that it finds its own there.
     """
-
-    def timed(call: _Call, repeats: int) -> float:
-        start = time.perf_counter()
-        for _ in range(repeats):
-            call()
-        return (time.perf_counter() - start) / repeats
-
     once: dict[str, float] = {}
     for name, call in calls.items():
         call()
-        once[name] = min(timed(call, 1) for _ in range(3))
+        once[name] = min(timeit(call, number=1) for _ in range(3))
     repeats = {name: max(1, min(1000, int(1e-4 / max(t, 1e-9)))) for name, t in once.items()}
     spent = sum(t * (repeats[name] + warm) for name, t in once.items())
     samples: dict[str, list[float]] = {name: [] for name in calls}
@@ -208,7 +197,7 @@ def time_in_turn(
         for name in draw.sample(list(calls), len(calls)):
             if warm:
                 calls[name]()
-            samples[name].append(timed(calls[name], repeats[name]))
+            samples[name].append(timeit(calls[name], number=repeats[name]) / repeats[name])
     return samples
 
 

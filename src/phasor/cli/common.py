@@ -7,7 +7,7 @@ import json
 import os
 import re
 import warnings
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
 from contextlib import contextmanager
 from functools import wraps
 from importlib.util import find_spec
@@ -16,7 +16,9 @@ from typing import Any, ClassVar
 
 import click
 from click.shell_completion import CompletionItem
+from rich import box
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 import phasor
@@ -82,27 +84,28 @@ trained_option = click.option(
     help="Tokens of the training; the model's own context unless given.",
 )
 
-_READING = (
-    click.option(
-        "--part", metavar="KEY", help="Config inside the file that is meant, as vision_config."
-    ),
-    click.option("--like", metavar="TYPE", help="Read an unknown model type as this known one."),
-    click.option(
-        "--lenient", is_flag=True, help="Leave aside keys that the model's class does not read."
-    ),
+part_option = click.option(
+    "--part", metavar="KEY", help="Config inside the file that is meant, as vision_config."
+)
+like_option = click.option(
+    "--like", metavar="TYPE", help="Read an unknown model type as this known one."
+)
+lenient_option = click.option(
+    "--lenient", is_flag=True, help="Leave aside keys that the model's class does not read."
 )
 
 
 def reading_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add the options for reading a config file, passed on as one argument ``reading``."""
 
+    @part_option
+    @like_option
+    @lenient_option
     @wraps(command)
     def take(*args: Any, part: str | None, like: str | None, lenient: bool, **rest: Any) -> None:
         reading = {"part": part, "like": like, "strict": not lenient}
         command(*args, reading=reading, **rest)
 
-    for option in reversed(_READING):
-        take = option(take)
     return take
 
 
@@ -216,11 +219,12 @@ class Screen(Console):
         raise
 
 
-@contextmanager
-def waiting(what: str) -> Generator[None]:
-    """A spinner on a terminal's stderr while something runs."""
-    with Screen(stderr=True).status(what):
-        yield
+def make_table(*columns: str, words: Collection[str] = ()) -> Table:
+    """An empty table without lines between its rows; columns hold numbers, or ``words``."""
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1))
+    for title in columns:
+        table.add_column(title, justify="left" if title in words else "right")
+    return table
 
 
 @contextmanager

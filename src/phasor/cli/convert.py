@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from phasor.checkpoint import PROGRAMS, ConversionPlan, Patterns, Program, plan, write
-from phasor.cli.common import Screen, say
+from phasor.cli.common import Screen, lenient_option, like_option, say
 from phasor.errors import PhasorWarning
 from phasor.pairings import PAIRINGS, Pairing, opposite
 from phasor.rope import Rope
@@ -38,14 +38,16 @@ _REGEX = "REGEX"
 @click.option("--rotary-start", type=click.IntRange(0), help="With --head-dim: where that begins.")
 @click.option("--query", multiple=True, metavar=_REGEX, help="Names of query projections.")
 @click.option("--key", multiple=True, metavar=_REGEX, help="Names of key projections.")
-@click.option("--qkv-blocks", multiple=True, metavar=_REGEX, help="Fused, [all q | all k | all v].")
-@click.option("--qkv-groups", multiple=True, metavar=_REGEX, help="Fused, [q.. k v] per key head.")
+@click.option(
+    "--qkv-blocks", "blocks", multiple=True, metavar=_REGEX, help="Fused, [all q | all k | all v]."
+)
+@click.option(
+    "--qkv-groups", "groups", multiple=True, metavar=_REGEX, help="Fused, [q.. k v] per key head."
+)
 @click.option("--vectors", multiple=True, metavar=_REGEX, help="QK-norm scales, cached keys.")
 @click.option("--dry-run", is_flag=True, help="Say what would change and write nothing.")
-@click.option("--like", metavar="TYPE", help="Read an unknown model type as this known one.")
-@click.option(
-    "--lenient", is_flag=True, help="Leave aside keys that the model's class does not read."
-)
+@like_option
+@lenient_option
 @click.option("--verify", "verified", is_flag=True, help="Read both sides again and compare them.")
 def convert(
     source: Path,
@@ -57,15 +59,11 @@ def convert(
     head_dim: int | None,
     rotary_dim: int | None,
     rotary_start: int | None,
-    query: tuple[str, ...],
-    key: tuple[str, ...],
-    qkv_blocks: tuple[str, ...],
-    qkv_groups: tuple[str, ...],
-    vectors: tuple[str, ...],
     dry_run: bool,
     like: str | None,
     lenient: bool,
     verified: bool,
+    **regexes: tuple[str, ...],
 ) -> None:
     """Write a checkpoint with queries and keys in the other pairing.
 
@@ -80,7 +78,7 @@ def convert(
         raise click.UsageError("Missing argument 'OUT'; only --dry-run goes without.")
     if dry_run and verified:
         raise click.UsageError("--verify has nothing to read after --dry-run; give one of them.")
-    patterns = Patterns(query=query, key=key, blocks=qkv_blocks, groups=qkv_groups, vectors=vectors)
+    patterns = Patterns(**regexes)
     if program is not None:
         others = (target, origin, config, head_dim, rotary_dim, rotary_start, like)
         if patterns.each() or lenient or any(value is not None for value in others):

@@ -14,15 +14,14 @@ from typing import TYPE_CHECKING, assert_never
 import click
 import numpy as np
 from numpy.typing import NDArray
-from rich import box
-from rich.table import Table
 
 from phasor.angles import ROW_ERROR_20
-from phasor.cli.common import Screen, need_torch
+from phasor.cli.common import Screen, make_table, need_torch
 from phasor.configs import load
 from phasor.describe import sentences
 from phasor.layers import LayerRopes
 from phasor.pairings import Pairing
+from phasor.papers import angle_errors
 from phasor.presets import preset
 from phasor.rope import Rope
 
@@ -47,6 +46,11 @@ class _Case:
     ropes: LayerRopes
     inv_freq: NDArray[np.float64]
     start: int
+
+    @property
+    def rope(self) -> Rope:
+        """The rope of every layer."""
+        return self.ropes.ropes[0]
 
 
 def _geometric(base: float, pairs: int) -> NDArray[np.float64]:
@@ -95,9 +99,7 @@ def run() -> bool:
     cases = _cases()
     llama = cases[0].ropes
     screen.say(("1. Read a configuration", "bold"), " (llama-3.1-8b.json)")
-    rope = llama[0]
-    assert rope is not None, "every layer of Llama has a rope"
-    for sentence in sentences(rope, llama.context):
+    for sentence in sentences(cases[0].rope, llama.context):
         screen.say(f"   {sentence}")
     screen.say()
     screen.say(
@@ -106,14 +108,13 @@ def run() -> bool:
     )
     screen.say("   forward and backward, and compare with complex128 multiplication")
     work = [(case, dtype) for case in cases for dtype in (torch.float32, torch.bfloat16)]
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1))
-    for title in ("model", "q and k", "dtype", "forward", "backward"):
-        table.add_column(title, justify="right" if "ward" in title else "left")
+    words = "model", "q and k", "dtype"
+    table = make_table(*words, "forward", "backward", words=words)
     worst = 0.0
     for case, dtype in track(work, "   rotating", console=screen, transient=True):
         forward, backward = _errors(case, dtype)
         worst = max(worst, forward, backward)
-        shapes = f"{case.ropes.num_heads} + {case.ropes.num_kv_heads} heads of {_width(case)}"
+        shapes = f"{case.ropes.num_heads} + {case.ropes.num_kv_heads} heads of {case.rope.head_dim}"
         cells = (case.ropes.name, shapes, str(dtype).removeprefix("torch."))
         table.add_row(*cells, f"{forward:.3f}", f"{backward:.3f}")
     screen.print(table)
@@ -125,16 +126,10 @@ def run() -> bool:
         ("3. For comparison", "bold"),
         f": near position {cases[0].start} the usual float32 angles are off by",
     )
-    screen.say(
-        f"   up to {_usual_error(cases[0]):.1e} in cos and sin; phasor's rows are within "
-        f"{ROW_ERROR_20:.1e}."
-    )
+    positions = np.arange(cases[0].start, cases[0].start + _TOKENS)
+    usual = angle_errors(cases[0].rope, positions, "float32 angle").max()
+    screen.say(f"   up to {usual:.1e} in cos and sin; phasor's rows are within {ROW_ERROR_20:.1e}.")
     return held
-
-
-def _width(case: _Case) -> int:
-    rope = case.ropes[0]
-    return 0 if rope is None else rope.head_dim
 
 
 def _errors(case: _Case, dtype: torch.dtype) -> tuple[float, float]:
@@ -143,8 +138,7 @@ def _errors(case: _Case, dtype: torch.dtype) -> tuple[float, float]:
 
     from phasor.torch import rotate_qk
 
-    rope = case.ropes[0]
-    assert rope is not None, "the demo's models have a rope in layer 0"
+    rope = case.rope
     draw = torch.Generator().manual_seed(0)
 
     def tensor(heads: int | None) -> Tensor:
@@ -158,12 +152,10 @@ def _errors(case: _Case, dtype: torch.dtype) -> tuple[float, float]:
     back = torch.autograd.grad(turned, inputs, grads)
     turns = np.exp(1j * positions.numpy()[:, None] * case.inv_freq)[:, None, :]
     layouts = rope.pairing, rope.output_pairing
+    # the heads of queries and of keys side by side
     return (
-        max(_error(x, y, turns, layouts, rope) for x, y in zip(inputs, turned, strict=True)),
-        max(
-            _error(grad, found, turns.conj(), layouts[::-1], rope)
-            for grad, found in zip(grads, back, strict=True)
-        ),
+        _error(torch.cat(inputs, 2), torch.cat(turned, 2), turns, layouts, rope),
+        _error(torch.cat(grads, 2), torch.cat(back, 2), turns.conj(), layouts[::-1], rope),
     )
 
 
@@ -206,11 +198,3 @@ def _bound(
     if dtype == torch.float32:
         return wide
     return wide + torch.finfo(dtype).eps / 2 * (np.abs(ref) + wide)
-
-
-def _usual_error(case: _Case) -> float:
-    """How far a float32 product of position and frequency puts cos and sin off."""
-    positions = np.arange(case.start, case.start + _TOKENS)
-    narrow = positions.astype(np.float32)[:, None] * case.inv_freq.astype(np.float32)
-    exact = positions[:, None] * case.inv_freq
-    return float(np.abs(np.exp(1j * narrow.astype(np.float64)) - np.exp(1j * exact)).max())

@@ -9,22 +9,22 @@ from pathlib import Path
 from typing import Any, cast
 
 import click
-from rich import box
 from rich.table import Table
 
 from phasor.cli.common import (
     MODEL,
     Screen,
     TokenCount,
+    make_table,
     read,
     reading_options,
     say,
     say_json,
     trained_option,
-    waiting,
     write_file,
 )
-from phasor.configs import load, read_source
+from phasor.configs import load
+from phasor.configs.sources import read_source
 from phasor.errors import ConfigError, PhasorWarning, SpecError
 from phasor.extending import ExtensionPlan, plan
 from phasor.layers import LayerRopes
@@ -85,7 +85,7 @@ def extend(
     ropes = read(model, reading)
     parameters = {law: dict(map(_parameter, settings))} if law is not None and settings else None
     divisors = None if factors is None else _divisors(factors)
-    with waiting("comparing the laws"):
+    with Screen(stderr=True).status("comparing the laws"):
         planned = plan(
             ropes, to, kind=kind, context=context, factors=divisors, parameters=parameters
         )
@@ -200,10 +200,8 @@ def print_plan(planned: ExtensionPlan, law: str | None) -> None:
 
 
 def _plan_table(planned: ExtensionPlan) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1))
-    table.add_column("law")
-    for title in ("new phases", "slowest", "C(r) < 0", "neighbours", "attention factor"):
-        table.add_column(title, justify="right")
+    numbers = "new phases", "slowest", "C(r) < 0", "neighbours", "attention factor"
+    table = make_table("law", *numbers, words=["law"])
     for name, way in planned.ways.items():
         table.add_row(
             name,

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
-from rich import box
 from rich.table import Table
 
 from phasor.cli.common import (
     MODEL,
     Screen,
     at_option,
+    make_table,
     read,
     reading_options,
     say_json,
@@ -105,16 +105,10 @@ def _selected(rows: Sequence[PairRow]) -> list[PairRow]:
 
 
 def _pair_table(rows: Sequence[PairRow], context: int | None) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1))
     several = len({row.axis for row in rows}) > 1
-    table.add_column("pair", justify="right")
-    if several:
-        table.add_column("axis", justify="right")
-    table.add_column("inv_freq", justify="right")
-    table.add_column("wavelength", justify="right")
-    if context is not None:
-        table.add_column(f"turns in {context}", justify="right")
-    table.add_column("law")
+    titles = ["pair", *(["axis"] if several else []), "inv_freq", "wavelength"]
+    titles += [] if context is None else [f"turns in {context}"]
+    table = make_table(*titles, "law", words=["law"])
     for row in rows:
         never = row.turns is not None and row.turns < 1
         cells = [str(row.pair)]

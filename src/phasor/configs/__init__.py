@@ -24,34 +24,12 @@ from phasor.configs.facts import table
 from phasor.configs.gguf import load_gguf
 from phasor.configs.huggingface import load_huggingface
 from phasor.configs.params import load_deepseek, load_params
-from phasor.configs.sources import (
-    NESTED,
-    cached_config,
-    is_hub_id,
-    language_models,
-    read_source,
-)
-from phasor.configs.writing import (
-    REPLACED,
-    REPLACED_OF_KINDS,
-    config_keys,
-    rope_parameters,
-)
+from phasor.configs.sources import cached_config, is_hub_id, read_source
 from phasor.errors import ConfigError, SpecError
 from phasor.layers import LayerRopes
 from phasor.presets import preset, preset_of_hub_id
 
-__all__ = [
-    "NESTED",
-    "REPLACED",
-    "REPLACED_OF_KINDS",
-    "config_keys",
-    "language_models",
-    "load",
-    "model_types",
-    "read_source",
-    "rope_parameters",
-]
+__all__ = ["load", "model_types"]
 
 _PARAMS = ("dim", "n_layers", "n_heads")
 _DEEPSEEK = ("qk_rope_head_dim", "inter_dim")

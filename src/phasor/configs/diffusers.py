@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
-from typing import cast
+from typing import Any, cast
 
 from phasor._checks import short_repr
 from phasor.axes import Axes, Axial, OneAxis
 from phasor.configs.block import Block, renamed_keys
-from phasor.configs.facts import check_entry, inherit, read_table, table_error, tuples_for_lists
+from phasor.configs.facts import inherit, read_table, tuples_for_lists
 from phasor.configs.layer_kinds import MOST_LAYERS
 from phasor.configs.unread_keys import check_unread_keys
 from phasor.errors import ConfigError
@@ -138,13 +138,10 @@ _SPLITS: Mapping[str, Callable[[int], tuple[int, ...]]] = {
 @lru_cache(maxsize=1)
 def _classes() -> tuple[Mapping[str, Transformer], Mapping[str, str], Mapping[str, str]]:
     """``diffusers.toml``: classes that rotate, classes without a rope, and refused ones."""
-    file = "diffusers.toml"
-    plain = read_table(file)
-    rotating: dict[str, Transformer] = {}
-    for name, entry in plain["rotating"].items():
-        check_entry(file, name, Transformer, entry)
-        if entry.get("split") not in (None, *_SPLITS):
-            raise table_error(file, name, "split", f"has no such split as {entry['split']!r}")
-        facts = inherit(file, name, entry, plain["rotating"])
-        rotating[name] = Transformer(**tuples_for_lists(facts))
+    plain = read_table("diffusers.toml")
+    entries: Mapping[str, Mapping[str, Any]] = plain["rotating"]
+    rotating = {
+        name: Transformer(**tuples_for_lists(inherit(entry, entries)))
+        for name, entry in entries.items()
+    }
     return MappingProxyType(rotating), plain["without_rotation"], plain["refused"]

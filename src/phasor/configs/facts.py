@@ -1,12 +1,11 @@
 """The TOML tables of this package as Python values: what a model's class implies.
 
 ``huggingface.toml`` and ``gguf.toml`` have an entry for each model type; ``class_sizes.toml`` has
-the default sizes of transformers' classes. A mistake in a table is an error with file and line.
+the default sizes of transformers' classes. What a table may say is checked by its test.
 """
 
 from __future__ import annotations
 
-import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -15,19 +14,9 @@ from importlib import resources
 from types import MappingProxyType
 from typing import Any, cast
 
-from phasor.axes import Alternating, Axes, InterleavedSections, Sectioned
-from phasor.errors import ConfigError
-from phasor.pairings import PAIRINGS, Pairing
+from phasor.pairings import Pairing
 
-#: What the tables call the layouts of axes of a multimodal rope.
-LAYOUTS: Mapping[str, type[Sectioned | InterleavedSections | Alternating]] = {
-    "sectioned": Sectioned,
-    "interleaved": InterleavedSections,
-    "alternating": Alternating,
-}
 _NO_PART = "holds the configs of its parts, and this file has none that phasor looks for"
-#: Keys for the context; a file may have several, with different values.
-CONTEXTS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,12 +121,15 @@ class Table:
         gguf: Facts by ``general.architecture``.
         without_rope: Kinds of layers that rotate in no model.
         layer_words: Kinds of layers that a file may name.
+        keys: Lists of keys that any file may have, by what they are: ``contexts``,
+            ``language_models``, ``replaced`` and ``replaced_by_kind``.
     """
 
     huggingface: Mapping[str, Architecture]
     gguf: Mapping[str, Architecture]
     without_rope: frozenset[str]
     layer_words: frozenset[str]
+    keys: Mapping[str, list[str]]
 
 
 @lru_cache(maxsize=1)
@@ -157,36 +149,17 @@ def table() -> Table:
         known = {key: n for key, n in zip(keys, sizes[name], strict=True) if n}
         types[name] = {"sizes": known} | types[name]
     return Table(
-        huggingface=_architectures("huggingface.toml", types, huggingface["names"]),
-        gguf=_architectures("gguf.toml", gguf, {}),
+        huggingface=_architectures(types, huggingface["names"]),
+        gguf=_architectures(gguf, {}),
         without_rope=frozenset(huggingface["layers"]["without_rope"]),
         layer_words=frozenset(huggingface["layers"]["known"]),
+        keys=MappingProxyType(huggingface["keys"]),
     )
 
 
 def read_table(name: str) -> dict[str, Any]:
     """A TOML file of this package."""
-    return tomllib.loads(_text(name))
-
-
-def table_error(file: str, entry: str, fact: str | None, what: str) -> ConfigError:
-    """The error about a mistake in a table, with its line."""
-    heads = [rf'\[([\w-]+\.)*"?{re.escape(entry)}"?\]', rf'"?{re.escape(entry)}"?\s*=']
-    lines = _text(file).splitlines()
-    number = next((i for i, line in enumerate(lines) if re.match("|".join(heads), line)), 0)
-    if fact is not None:
-        pattern = re.compile(rf'(^|[{{,]\s*)"?{re.escape(fact)}"?\s*=')
-        number = next((i for i in range(number, len(lines)) if pattern.search(lines[i])), number)
-    return ConfigError(f"{file}:{number + 1}: {entry} {what}")
-
-
-def layout_name(axes: Axes) -> str | None:
-    """What the tables call a layout; None for one that they have no name for."""
-    return next((name for name, layout in LAYOUTS.items() if type(axes) is layout), None)
-
-
-def _text(name: str) -> str:
-    return resources.files("phasor.configs").joinpath(name).read_text("utf-8")
+    return tomllib.loads(resources.files("phasor.configs").joinpath(name).read_text("utf-8"))
 
 
 def tuples_for_lists(entry: Mapping[str, Any]) -> dict[str, Any]:
@@ -197,62 +170,34 @@ def tuples_for_lists(entry: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def check_entry(file: str, name: str, cls: type, facts: Mapping[str, Any]) -> None:
-    """Refuse facts that ``cls`` has no field for, and a pairing that is none."""
-    known = {field.name for field in fields(cls)} | {"like"}
-    for fact in facts:
-        if fact not in known:
-            raise table_error(file, name, fact, f"has the unknown fact {fact!r}")
-    for fact in ("pairing", "pairing_out"):
-        if facts.get(fact, "half") not in PAIRINGS:
-            raise table_error(file, name, fact, f"has no such {fact} as {facts[fact]!r}")
-
-
-def inherit(
-    file: str, name: str, entry: Mapping[str, Any], entries: Mapping[str, Mapping[str, Any]]
-) -> dict[str, Any]:
+def inherit(entry: Mapping[str, Any], entries: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """The entry merged with the one of ``entries`` that it is ``like``."""
     own = dict(entry)
-    like = cast("str | None", own.pop("like", None))
-    if like is not None and like not in entries:
-        raise table_error(file, name, "like", f"is like {like!r}, which is no entry")
-    return own if like is None else inherit(file, like, entries[like], entries) | own
+    like = own.pop("like", None)
+    return own if like is None else inherit(entries[like], entries) | own
 
 
 def _architectures(
-    file: str, plain: Mapping[str, dict[str, Any]], names: Mapping[str, list[str]]
+    plain: Mapping[str, dict[str, Any]], names: Mapping[str, list[str]]
 ) -> Mapping[str, Architecture]:
     """The entries of a table, which all have these names of keys besides their own."""
 
     def build_variant(name: str, entry: dict[str, Any]) -> Variant:
         entry = dict(entry)
-        if "key" not in entry or ("is" in entry and "unless" in entry):
-            raise table_error(
-                file, name, "variants", "has a variant without a key, or with two values"
-            )
         condition = {"key": entry.pop("key"), "default": entry.pop("default", None)}
         condition["unless"] = "unless" in entry
         condition["value"] = entry.pop("is", entry.pop("unless", None))
-        if condition["value"] is None and entry.pop("present", False) is not True:
-            raise table_error(file, name, "variants", "has a variant without a value")
-        facts = inherit(file, name, entry, plain)
+        entry.pop("present", None)
+        facts = inherit(entry, plain)
         if "like" in entry:
             # the other type's facts replace all of this one's, so these return to their defaults
             defaults = {field.name: field.default for field in fields(Architecture)}
             facts = {k: v for k, v in defaults.items() if k in plain[name]} | facts
-        check_entry(file, name, Architecture, facts)
         return Variant(**condition, facts=_freeze_names(facts, names))
 
     def build(name: str) -> Architecture:
-        check_entry(file, name, Architecture, plain[name])
-        entry = inherit(file, name, plain[name], plain)
-        if not entry.keys() & {"pairing", "uses", "refused"}:
-            raise table_error(file, name, None, "says neither its pairing nor what it uses instead")
-        if "kinds" in entry:
-            try:
-                entry["kinds"] = {kind: Kind(**facts) for kind, facts in entry["kinds"].items()}
-            except TypeError as error:
-                raise table_error(file, name, "kinds", str(error)) from None
+        entry = inherit(plain[name], plain)
+        entry["kinds"] = {kind: Kind(**facts) for kind, facts in entry.get("kinds", {}).items()}
         entry["variants"] = tuple(build_variant(name, v) for v in entry.get("variants", ()))
         return Architecture(**_freeze_names({"names": dict[str, Any](), **entry}, names))
 

@@ -222,8 +222,8 @@ def _yarn(config: Block, facts: Architecture, factor: float) -> Yarn:
         return Yarn(
             factor=factor,
             original_max_positions=_original(config),
-            beta_fast=betas.get("beta_fast", 32.0),
-            beta_slow=betas.get("beta_slow", 1.0),
+            **betas,
+            truncate=True,  # llama.cpp rounds the ends of the ramp
             mscale=mscale,
             mscale_all_dim=all_dim if facts.softmax else 0.0,
             attention_factor=None if neutral else extra * m(mscale) / m(all_dim),

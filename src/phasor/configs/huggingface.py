@@ -9,12 +9,13 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from phasor._checks import short_repr
 from phasor.axes import Axes, Axial, InterleavedSections, OneAxis, Sectioned
 from phasor.configs import laws
 from phasor.configs.block import Block, head_width, renamed_keys, single_value
-from phasor.configs.facts import CONTEXTS, Architecture, Kind, Variant, table
+from phasor.configs.facts import Architecture, Kind, Variant, table
 from phasor.configs.layer_kinds import MOST_LAYERS, Blocks, has_rope, layer_kinds
 from phasor.configs.sources import select_config
 from phasor.configs.unread_keys import check_unread_keys
@@ -101,12 +102,8 @@ def _config(block: Block, facts: Architecture) -> tuple[Block, Architecture]:
 def _variant_applies(variant: Variant, config: Block) -> bool:
     if variant.value is None:
         return config.has(variant.key)
-    if isinstance(variant.value, bool):
-        value: bool | str | int | None = config.flag(variant.key)
-    elif isinstance(variant.value, str):
-        value = config.text(variant.key)
-    else:
-        value = config.whole(variant.key, least=0)
+    readers = {bool: config.flag, str: config.text, int: partial(config.whole, least=0)}
+    value = readers[type(variant.value)](variant.key)
     return ((variant.default if value is None else value) == variant.value) != variant.unless
 
 
@@ -128,7 +125,8 @@ def _assume_sizes(config: Block, facts: Architecture, model_type: str, notes: li
 
 def _context(config: Block, notes: list[str]) -> int | None:
     """The first context of the file; `laws.Model.context` refuses several that disagree."""
-    contexts = {config.name(key): config.whole(key) for key in CONTEXTS if config.has(key)}
+    stated = [key for key in table().keys["contexts"] if config.has(key)]
+    contexts = {config.name(key): config.whole(key) for key in stated}
     if len(set(contexts.values())) > 1:
         listed = ", ".join(f"{name} {length}" for name, length in contexts.items())
         notes.append(f"The file gives several contexts ({listed}); the first is taken.")

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
-from phasor.axes import Axes
+from phasor.axes import AXES, Axes
 from phasor.configs.block import Block, renamed_keys, required, single_value
-from phasor.configs.facts import CONTEXTS, LAYOUTS, Architecture
+from phasor.configs.facts import Architecture, table
 from phasor.errors import ConfigError
 from phasor.scaling import (
     NTK,
@@ -54,7 +54,8 @@ class Model:
     @property
     def context(self) -> int | None:
         """The context, for laws that depend on it: all keys for it must agree."""
-        return single_value((self.config.name(key), self.config.whole(key)) for key in CONTEXTS)
+        keys = table().keys["contexts"]
+        return single_value((self.config.name(key), self.config.whole(key)) for key in keys)
 
 
 def rope_type(block: Block, facts: Architecture | None = None) -> str:
@@ -109,7 +110,7 @@ def axes(block: Block, model: Model) -> Axes | None:
         )
     ordered = tuple(sections[i] for i in facts.axis_order) if facts.axis_order else sections
     with renamed_keys(block, {"sections": key}):
-        layout = LAYOUTS[facts.axes](ordered)
+        layout: Axes = cast(Any, AXES[facts.axes])(ordered)
         layout.axis_of_pair(model.rotary_dim // 2)  # checks, while the error can name the key
         return layout
 
@@ -147,14 +148,10 @@ def _stepped_ntk(block: Block, model: Model) -> SteppedNTK:
 
 def _llama3(block: Block, model: Model) -> Llama3:
     names = ("factor", "low_freq_factor", "high_freq_factor")
-    factor, low, high = (required(block, key, block.number(key, above=0)) for key in names)
+    numbers = {key: required(block, key, block.number(key, above=0)) for key in names}
+    original = _original_length(block, model, or_context=False)
     with renamed_keys(block, {name: name for name in names}):
-        return Llama3(
-            factor=factor,
-            low_freq_factor=low,
-            high_freq_factor=high,
-            original_max_positions=_original_length(block, model, or_context=False),
-        )
+        return Llama3(original_max_positions=original, **numbers)
 
 
 def _proportional(block: Block, model: Model) -> Proportional:

@@ -5,34 +5,14 @@ All three store weights in interleaved pairs and rotate them in place.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from phasor.configs.block import Block, head_width, renamed_keys, required, single_value
+from phasor.configs.facts import read_table
 from phasor.configs.layer_kinds import MOST_LAYERS
 from phasor.configs.unread_keys import check_unread_keys
 from phasor.errors import ConfigError
 from phasor.layers import LayerRopes
 from phasor.rope import WIDEST, Rope
 from phasor.scaling import Llama3, Yarn
-
-# The factor of Meta's releases with use_scaled_rope, by dim and n_layers: no params.json has it.
-_RELEASES: Mapping[tuple[int, int], tuple[float, str]] = {
-    (4096, 32): (8.0, "Llama 3.1 8B (and 3.2 11B Vision)"),
-    (8192, 80): (8.0, "Llama 3.1 and 3.3 70B (and 3.2 90B Vision)"),
-    (16384, 126): (8.0, "Llama 3.1 405B"),
-    (2048, 16): (32.0, "Llama 3.2 1B"),
-    (3072, 28): (32.0, "Llama 3.2 3B"),
-}
-# defaults of DeepSeek-V3's inference/model.py
-_DEEPSEEK: Mapping[str, float] = {
-    "beta_fast": 32.0,
-    "beta_slow": 1.0,
-    "max_seq_len": 16384,
-    "mscale": 1.0,
-    "original_seq_len": 4096,
-    "rope_factor": 40.0,
-    "rope_theta": 10000.0,
-}
 
 
 def load_params(config: Block, *, strict: bool) -> LayerRopes:
@@ -86,12 +66,13 @@ def load_params(config: Block, *, strict: bool) -> LayerRopes:
 def load_deepseek(config: Block, *, strict: bool) -> LayerRopes:
     """The rope of each layer, the same for all; of the ``qk_rope_head_dim`` slice of a head."""
     notes: list[str] = []
+    defaults = read_table("params.toml")["deepseek"]
 
     def number_or_default(key: str, above: float) -> float:
         value = config.number(key, above=above)
         if value is not None:
             return value
-        default = _DEEPSEEK[key]
+        default = defaults[key]
         notes.append(f"The file has no {key}; {default:g} is the default of DeepSeek's own code.")
         return default
 
@@ -151,14 +132,15 @@ def _scaled_rope(config: Block, layers: int, notes: list[str]) -> Llama3:
         factor = 16.0
         notes.append("The file has no rope_scaling_factor; 16 is the default of Llama 4's code.")
     if factor is None:
-        release = _RELEASES.get((config.whole("dim") or 0, layers))
+        releases = read_table("params.toml")["releases"]
+        release = releases.get(f"{config.whole('dim')} x {layers}")
         if release is None:
             raise ConfigError(
                 f"{config.name('use_scaled_rope')} is true, the factor is not in the file, and "
                 f'dim and n_layers are those of no release; add "rope_scaling_factor": 8 (as '
                 "Llama 3.1 and 3.3 have) or 32 (as Llama 3.2 1B and 3B have)"
             )
-        factor, name = release
+        factor, name = float(release["factor"]), release["name"]
         notes.append(
             f"The file has no rope_scaling_factor; dim and n_layers are those of {name}, whose "
             f"config.json on the Hub has {factor:g}."

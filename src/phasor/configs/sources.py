@@ -24,18 +24,6 @@ from phasor.errors import ConfigError, install_hint
 
 SIZE_LIMIT = 16 * 2**20
 _NAMES = ("config.json", "params.json")
-#: Keys under which the config of a larger model holds that of its language model.
-NESTED = (
-    "text_config",
-    "llm_config",
-    "language_config",
-    "language_model_config",
-    "language",
-    "lm_config",
-    "thinker_config",
-    "decoder_config",
-    "decoder",
-)
 _UNKNOWN = (
     "if its code rotates as a known type's does, read it as that one: load(..., like='llama'), "
     "on the command line --like llama; else describe its embedding with phasor.Rope(...)"
@@ -198,8 +186,8 @@ def language_models(top: Block) -> list[Block]:
     Raises:
         ConfigError: If two of one level do, or one is no object.
     """
-    levels = [top]
-    while inner := [key for key in NESTED if levels[-1].has(key)]:
+    levels, keys = [top], table().keys["language_models"]
+    while inner := [key for key in keys if levels[-1].has(key)]:
         outer = levels[-1]
         if len(inner) > 1:
             raise ConfigError(

@@ -12,36 +12,11 @@ from phasor._checks import short_repr, whole
 from phasor.axes import Alternating, Axes, InterleavedSections, OneAxis, Sectioned
 from phasor.configs import laws
 from phasor.configs.block import Block
-from phasor.configs.facts import Architecture, layout_name, table
+from phasor.configs.facts import Architecture, table
 from phasor.errors import ConfigError
 from phasor.rope import Rope
 from phasor.scaling import DynamicNTK, Linear, Llama3, LongRope, PerPair, Proportional, Yarn
 
-#: Keys of older files, or outside the block, that ``rope_parameters`` replaces; and the other keys
-#: for the context.
-REPLACED = (
-    "rope_scaling",
-    "rope_theta",
-    "rotary_emb_base",
-    "rotary_embedding_base",
-    "rope_embedding_base",
-    "rope_freq_constant",
-    "rope_ratio",
-    "rotary",
-    "partial_rotary_factor",
-    "original_max_position_embeddings",
-    "n_positions",
-    "max_seq_len",
-    "seq_length",
-)
-#: Keys that blocks by kind of layer replace as well: the bases of single kinds.
-REPLACED_OF_KINDS = (
-    "rope_local_base_freq",
-    "global_rope_theta",
-    "local_rope_theta",
-    "swa_rope_theta",
-    "compress_rope_theta",
-)
 _ORIGINAL = "original_max_position_embeddings"
 
 
@@ -140,7 +115,7 @@ def _read_back(rope: Rope, block: dict[str, Any], context: int) -> None:
     law = rope.scaling
     facts = Architecture(
         pairing=rope.pairing,
-        axes=layout_name(rope.axes),
+        axes=None if rope.axes == OneAxis() else rope.to_dict()["axes"]["layout"],
         axis_order=_alternating().axis_order if isinstance(rope.axes, Alternating) else (),
         softmax=isinstance(law, Yarn) and law.mscale_all_dim > 0,
     )
@@ -189,7 +164,11 @@ def _alternating() -> Architecture:
 
 def _fields(rope_type: str, *names: str) -> Callable[[Any], dict[str, Any]]:
     """A writer for laws whose block has their own fields."""
-    return lambda law: {"rope_type": rope_type} | {name: getattr(law, name) for name in names}
+    keys = {"original_max_positions": _ORIGINAL}
+    return lambda law: {
+        "rope_type": rope_type,
+        **{keys.get(name, name): getattr(law, name) for name in names},
+    }
 
 
 def _proportional(law: Proportional) -> dict[str, Any]:
@@ -197,14 +176,8 @@ def _proportional(law: Proportional) -> dict[str, Any]:
     return block if law.factor == 1 else block | {"factor": law.factor}
 
 
-def _llama3(law: Llama3) -> dict[str, Any]:
-    write = _fields("llama3", "factor", "low_freq_factor", "high_freq_factor")
-    return write(law) | {_ORIGINAL: law.original_max_positions}
-
-
 def _yarn(law: Yarn) -> dict[str, Any]:
-    block = _fields("yarn", "factor", "beta_fast", "beta_slow")(law)
-    block[_ORIGINAL] = law.original_max_positions
+    block = _fields("yarn", "factor", "beta_fast", "beta_slow", "original_max_positions")(law)
     if not law.truncate:
         block["truncate"] = False
     if law.attention_factor is not None:
@@ -249,7 +222,9 @@ WRITERS: Mapping[type, Callable[[Any], dict[str, Any]]] = {
     Linear: _fields("linear", "factor"),
     # its original context is max_position_embeddings, outside the block
     DynamicNTK: _fields("dynamic", "factor"),
-    Llama3: _llama3,
+    Llama3: _fields(
+        "llama3", "factor", "low_freq_factor", "high_freq_factor", "original_max_positions"
+    ),
     Proportional: _proportional,
     Yarn: _yarn,
     LongRope: _longrope,

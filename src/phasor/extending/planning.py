@@ -9,7 +9,8 @@ from typing import Any, cast
 
 from phasor._checks import whole
 from phasor.axes import Axial
-from phasor.configs import REPLACED, REPLACED_OF_KINDS, config_keys
+from phasor.configs.facts import table
+from phasor.configs.writing import config_keys
 from phasor.describe import resolved
 from phasor.errors import ConfigError, SpecError
 from phasor.extending.laws import (
@@ -343,7 +344,8 @@ def plan(
             refused=refused,
         )
 
-    replaceable = REPLACED + REPLACED_OF_KINDS if ropes.has_blocks_by_kind else REPLACED
+    by_kind = table().keys["replaced_by_kind"] if ropes.has_blocks_by_kind else []
+    replaceable = [*table().keys["replaced"], *by_kind]
     in_file = ropes.in_config.keys
     return ExtensionPlan(
         model=ropes.name,

@@ -10,7 +10,6 @@ from __future__ import annotations
 from phasor.scaling.laws import (
     NTK,
     Cope,
-    Frequencies,
     Hope,
     Law,
     Linear,
@@ -54,7 +53,6 @@ __all__ = [
     "NTK",
     "Cope",
     "DynamicNTK",
-    "Frequencies",
     "Hope",
     "Law",
     "Linear",

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
 from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Decimal
-from typing import Literal, NamedTuple
+from functools import partial
+from typing import Any, Literal, NamedTuple
 
 from phasor._checks import choice, number, numbers, whole
 from phasor._reals import PI, cos_sin_of_turns, powers
@@ -19,6 +21,37 @@ from phasor.errors import SpecError
 Frequencies = tuple[Decimal, ...]
 
 _ONE, _ZERO = Decimal(1), Decimal(0)
+
+
+#: What a field must be, by its name, which means the same in every law and rule.
+_CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
+    **dict.fromkeys(("factor", "beta_fast", "beta_slow"), partial(number, above=0)),
+    **dict.fromkeys(("low_freq_factor", "high_freq_factor"), partial(number, above=0)),
+    "attention_factor": partial(number, above=0),
+    "short_attention_factor": partial(number, above=0),
+    "long_attention_factor": partial(number, above=0),
+    **dict.fromkeys(("exponent", "mscale", "mscale_all_dim"), partial(number, least=0)),
+    **dict.fromkeys(("factors", "short_factors", "long_factors"), partial(numbers, above=0)),
+    "fraction": partial(number, least=0, most=1),
+    "original_max_positions": partial(whole, least=1),
+    "num_pairs": partial(whole, least=2),
+    "truncate": partial(choice, allowed=(True, False)),
+    "clip": partial(choice, allowed=("soft", "hard")),
+}
+
+
+def check_fields(law: Any, **checks: Callable[[str, Any], Any]) -> None:
+    """Replace the fields of a law or rule by their checked values.
+
+    Args:
+        law: The law or rule. A field whose default is None may be None.
+        checks: By field, the checks that take the place of those in `_CHECKS`.
+    """
+    for field in fields(law):
+        check = checks.get(field.name, _CHECKS.get(field.name))
+        value = getattr(law, field.name)
+        if check is not None and not (value is None and field.default is None):
+            object.__setattr__(law, field.name, check(field.name, value))
 
 
 class Temperature(NamedTuple):
@@ -41,6 +74,9 @@ class Law(ABC):
     Laws compute in 60-digit decimals; the results are rounded to floats only where they are used.
     """
 
+    def __post_init__(self) -> None:
+        check_fields(self)
+
     @abstractmethod
     def apply(self, plain: Frequencies, base: Decimal) -> Frequencies:
         """The scaled frequencies.
@@ -62,9 +98,6 @@ class Law(ABC):
 @dataclass(frozen=True, kw_only=True)
 class _Stretch(Law):
     factor: float
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "factor", number("factor", self.factor, above=0))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,10 +168,6 @@ class NTKMixed(_Stretch):
 
     exponent: float = 0.625
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        object.__setattr__(self, "exponent", number("exponent", self.exponent, least=0))
-
     def apply(self, plain: Frequencies, base: Decimal) -> Frequencies:
         power = Decimal(self.exponent)
         a = Decimal(self.factor).ln() / Decimal(len(plain)) ** power
@@ -197,11 +226,6 @@ class _Extension(Law):
     factor: float
     original_max_positions: int
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "factor", number("factor", self.factor, above=0))
-        length = whole("original_max_positions", self.original_max_positions, least=1)
-        object.__setattr__(self, "original_max_positions", length)
-
 
 def yarn_multiplier(factor: float, coefficient: float) -> float:
     """YaRN's ``m(x) = 0.1 x ln(factor) + 1``; 1 where nothing is extended (2309.00071, 3.4)."""
@@ -220,17 +244,10 @@ class _YarnTemperature(_Extension):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("beta_fast", "beta_slow"):
-            object.__setattr__(self, name, number(name, getattr(self, name), above=0))
-        for name in ("mscale", "mscale_all_dim"):
-            object.__setattr__(self, name, number(name, getattr(self, name), least=0))
         if self.beta_fast < self.beta_slow:
             raise SpecError(
                 f"beta_fast must be at least beta_slow ({self.beta_slow:g}), got {self.beta_fast:g}"
             )
-        if self.attention_factor is not None:
-            checked = number("attention_factor", self.attention_factor, above=0)
-            object.__setattr__(self, "attention_factor", checked)
 
     def temperature(self) -> Temperature:
         """DeepSeek's form of YaRN's section 3.4; its defaults give the paper's ``0.1 ln s + 1``.
@@ -269,10 +286,6 @@ class Yarn(_YarnTemperature):
     """
 
     truncate: bool = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        choice("truncate", self.truncate, (True, False))
 
     def apply(self, plain: Frequencies, base: Decimal) -> Frequencies:
         keep = _index_ramp(
@@ -317,8 +330,6 @@ class Llama3(_Extension):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("low_freq_factor", "high_freq_factor"):
-            object.__setattr__(self, name, number(name, getattr(self, name), above=0))
         if self.high_freq_factor < self.low_freq_factor:
             raise SpecError(
                 f"high_freq_factor must be at least low_freq_factor ({self.low_freq_factor:g}), "
@@ -370,10 +381,6 @@ class Proportional(Law):
     fraction: float
     factor: float = 1.0
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "fraction", number("fraction", self.fraction, least=0, most=1))
-        object.__setattr__(self, "factor", number("factor", self.factor, above=0))
-
     def apply(self, plain: Frequencies, base: Decimal) -> Frequencies:
         turning = int(self.fraction * (2 * len(plain)) // 2)
         return tuple(
@@ -386,10 +393,6 @@ class Hope(Law):
     """Pairs that never complete a turn within the context stand still (HoPE, 2410.21216)."""
 
     original_max_positions: int
-
-    def __post_init__(self) -> None:
-        length = whole("original_max_positions", self.original_max_positions, least=1)
-        object.__setattr__(self, "original_max_positions", length)
 
     def apply(self, plain: Frequencies, base: Decimal) -> Frequencies:
         return tuple(f if f * self.original_max_positions >= 2 * PI else _ZERO for f in plain)
@@ -405,10 +408,6 @@ class Cope(Law):
 
     num_pairs: int = 20
     clip: Literal["soft", "hard"] = "soft"
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "num_pairs", whole("num_pairs", self.num_pairs, least=2))
-        choice("clip", self.clip, ("soft", "hard"))
 
     def apply(self, plain: Frequencies, base: Decimal) -> Frequencies:
         kept = len(plain) - self.num_pairs
@@ -443,11 +442,6 @@ class PerPair(Law):
 
     factors: tuple[float, ...]
     attention_factor: float = 1.0
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "factors", numbers("factors", self.factors, above=0))
-        factor = number("attention_factor", self.attention_factor, above=0)
-        object.__setattr__(self, "attention_factor", factor)
 
     def apply(self, plain: Frequencies, base: Decimal) -> Frequencies:
         if len(self.factors) != len(plain):

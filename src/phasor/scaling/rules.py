@@ -10,16 +10,20 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from phasor._checks import number, numbers, short_repr, whole
+from phasor._checks import number, short_repr, whole
 from phasor.errors import SpecError
-from phasor.scaling.laws import NTK, Law, PerPair
+from phasor.scaling.laws import NTK, Law, PerPair, check_fields
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rule(ABC):
     """A rule that picks a law from the length of the sequence."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     def __init_subclass__(cls) -> None:
         # a subclass that overrides `at` alone must not inherit an `at_lengths` for other laws
@@ -60,9 +64,7 @@ class DynamicNTK(Rule):
     original_max_positions: int
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "factor", number("factor", self.factor, least=1))
-        length = whole("original_max_positions", self.original_max_positions, least=1)
-        object.__setattr__(self, "original_max_positions", length)
+        check_fields(self, factor=partial(number, least=1))
 
     def at(self, seq_len: int) -> NTK:
         """The NTK-aware law for sequences of ``seq_len`` tokens.
@@ -72,13 +74,7 @@ class DynamicNTK(Rule):
         """
         length = max(whole("seq_len", seq_len, least=1), self.original_max_positions)
         factor = Fraction(self.factor)
-        try:
-            grown = float(factor * length / self.original_max_positions - (factor - 1))
-        except OverflowError:
-            raise SpecError(
-                f"seq_len must leave a factor that fits in a float, got {short_repr(seq_len)}"
-            ) from None
-        return NTK(factor=grown)
+        return _ntk(factor * length / self.original_max_positions - (factor - 1), seq_len)
 
     def at_lengths(self, lengths: Any, plain: Any, xp: Any) -> tuple[Any, Any]:
         """`at` for an array of lengths: pair ``k`` of ``n`` times ``factor ** (-k / (n - 1))``."""
@@ -99,10 +95,6 @@ class SteppedNTK(Rule):
 
     original_max_positions: int
 
-    def __post_init__(self) -> None:
-        length = whole("original_max_positions", self.original_max_positions, least=1)
-        object.__setattr__(self, "original_max_positions", length)
-
     def at(self, seq_len: int) -> NTK:
         """The NTK-aware law for sequences of ``seq_len`` tokens.
 
@@ -111,12 +103,7 @@ class SteppedNTK(Rule):
         """
         ratio = -(-whole("seq_len", seq_len, least=1) // self.original_max_positions)  # ceil
         doublings = (ratio - 1).bit_length()
-        try:
-            return NTK(factor=float(2 ** (doublings + 1) - 1) if doublings else 1.0)
-        except OverflowError:
-            raise SpecError(
-                f"seq_len must leave a factor that fits in a float, got {short_repr(seq_len)}"
-            ) from None
+        return _ntk(2 ** (doublings + 1) - 1, seq_len)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,19 +142,13 @@ class LongRope(Rule):
     long_attention_factor: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("short_factors", "long_factors"):
-            object.__setattr__(self, name, numbers(name, getattr(self, name), above=0))
+        # with an original context of 1 the default factor would divide by ln(1)
+        check_fields(self, original_max_positions=partial(whole, least=2))
         if len(self.short_factors) != len(self.long_factors):
             raise SpecError(
                 f"long_factors must be as many as short_factors ({len(self.short_factors)}), "
                 f"got {len(self.long_factors)}"
             )
-        length = whole("original_max_positions", self.original_max_positions, least=2)
-        object.__setattr__(self, "original_max_positions", length)
-        object.__setattr__(self, "factor", number("factor", self.factor, above=0))
-        for name in ("short_attention_factor", "long_attention_factor"):
-            if getattr(self, name) is not None:
-                object.__setattr__(self, name, number(name, getattr(self, name), above=0))
 
     def at(self, seq_len: int) -> PerPair:
         """The list of divisors for sequences of ``seq_len`` tokens, with its factor."""
@@ -195,6 +176,16 @@ class LongRope(Rule):
         if self.factor <= 1:
             return 1.0
         return math.sqrt(1 + math.log(self.factor) / math.log(self.original_max_positions))
+
+
+def _ntk(factor: Fraction | int, seq_len: int) -> NTK:
+    """The law with the factor that a rule computes exactly for this length."""
+    try:
+        return NTK(factor=float(factor))
+    except OverflowError:
+        raise SpecError(
+            f"seq_len must leave a factor that fits in a float, got {short_repr(seq_len)}"
+        ) from None
 
 
 def _like(plain: Any, values: Any, xp: Any) -> Any:

@@ -9,8 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from phasor.axes import Alternating, InterleavedSections, OneAxis, Sectioned
-from phasor.configs import config_keys
-from phasor.configs.writing import WRITERS
+from phasor.configs.writing import WRITERS, config_keys
 from phasor.errors import ConfigError
 from phasor.layers import LayerRopes
 from phasor.rope import Rope

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from phasor._checks import short_repr
 from phasor.axes import Axial
-from phasor.configs import NESTED, load, model_types
+from phasor.configs import load, model_types
+from phasor.configs.facts import table
 from phasor.errors import ConfigError, PhasorError
 from phasor.layers import LayerRopes
 from phasor.rope import Rope
@@ -128,7 +129,8 @@ def language_part(model: nn.Module) -> str:
         ConfigError: If there are several and it cannot be told which.
     """
     every = parts_of(model)
-    languages = [name for name in every if all(key in NESTED for key in name.split(".") if key)]
+    keys = {*table().keys["language_models"], ""}
+    languages = [name for name in every if keys.issuperset(name.split("."))]
     if len(every) == 1 or languages:
         return max(languages, key=len) if languages else next(iter(every))
     raise ConfigError(f"part must say which of {', '.join(map(repr, every))} is meant")
