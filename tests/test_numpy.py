@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phasor import PositionError, Rope, SpecError, TensorError
-from phasor.axes import InterleavedSections
+from phasor.axes import Axial, InterleavedSections
 from phasor.numpy import (
     blocks,
     change_pairing,
@@ -262,6 +262,12 @@ def test_a_matrix_is_of_one_position() -> None:
     assert str(caught.value) == (
         "position must be one position, got shape [2]; blocks gives the rotations of many"
     )
+
+
+def test_a_matrix_on_several_axes_is_of_a_coordinate_on_each() -> None:
+    """With the way to give the same on all of them."""
+    with pytest.raises(PositionError, match="one coordinate per axis"):
+        matrix(0, Rope(head_dim=8, pairing="half", axes=Axial((2, 2))))
 
 
 @pytest.mark.parametrize(

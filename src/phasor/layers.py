@@ -56,7 +56,6 @@ class LayerRopes(Sequence[Rope | None]):
     """The rope of each layer: ``ropes[i]`` is layer ``i``'s, or None where it has none.
 
     Equality compares layers, ropes and sizes, and not names, notes and ``in_config``.
-    ``softmax_factor`` is that of the ropes where it is the same for all layers.
 
     Args:
         name: What the model is called.

@@ -150,7 +150,7 @@ def matrix(position: ArrayLike, rope: Rope) -> NDArray[np.float64]:
     >>> bool(np.allclose(matrix(2, rope) @ matrix(3, rope), matrix(5, rope), rtol=0, atol=1e-15))
     True
     """
-    if checked_positions(position).ndim != (rope.axes.n_axes > 1):
+    if checked_positions(position).ndim > (rope.axes.n_axes > 1):
         raise PositionError(
             f"position must be one position, got shape {list(np.shape(position))}; "
             "blocks gives the rotations of many"

@@ -390,7 +390,9 @@ def test_linear_weights_are_means_over_draws() -> None:
         assert column(chart, "keys", panel, **mean) == [8, 64]
         middle, spread = found.mean(-1), found.std(-1)
         np.testing.assert_allclose(column(chart, "value", panel, **mean), middle, atol=1e-13)
-        band = [row["high"] for row in chart.concat[panel].layer[0].data.values]
+        rows = chart.concat[panel].layer[0].data.values
+        assert [row["keys"] for row in rows] == [8, 64]
+        band = [row["high"] for row in rows]
         np.testing.assert_allclose(band, middle + spread, atol=1e-13)
     sums = column(chart, "value", 1, name="expected sum")
     for length, one in zip((8, 64), sums, strict=True):

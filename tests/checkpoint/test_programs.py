@@ -48,7 +48,7 @@ def test_there_and_back_is_the_same_bit_for_bit(
 
 def test_the_config_says_what_params_said(tmp_path: Path) -> None:
     """And Llama 2's, which say neither scaling nor key heads nor a context."""
-    config = json.loads(plan(meta(tmp_path / "a"), "transformers").beside["config.json"])
+    config = json.loads(plan(meta(tmp_path / "a"), "transformers").other_files["config.json"])
     assert config.pop("rope_parameters") == {
         "rope_type": "llama3",
         "factor": 8.0,
@@ -82,7 +82,7 @@ def test_the_config_says_what_params_said(tmp_path: Path) -> None:
     weights = random_weights(params)
     del params["n_kv_heads"]
     planned = plan(save_meta(tmp_path / "b", params, weights, 2), "transformers")
-    config = json.loads(planned.beside["config.json"])
+    config = json.loads(planned.other_files["config.json"])
     assert config["num_key_value_heads"] == 4
     assert config["rope_parameters"] == {"rope_type": "default", "rope_theta": 10000.0}
     assert "max_position_embeddings" not in config
@@ -236,7 +236,7 @@ def test_mistrals_file_is_read_as_metas(tmp_path: Path) -> None:
     save_file(weights, tmp_path / "a/consolidated.safetensors")
     (tmp_path / "a/params.json").write_text(json.dumps(params))
     planned = plan(tmp_path / "a", "transformers")
-    config = json.loads(planned.beside["config.json"])
+    config = json.loads(planned.other_files["config.json"])
     assert (config["head_dim"], config["intermediate_size"]) == (8, 112)
     set_param(tmp_path / "a", "sliding_window", 4096)
     with pytest.raises(ConfigError, match="sliding_window says otherwise"):

@@ -171,7 +171,7 @@ def test_diff_as_json_of_a_refused_position_has_the_reason_and_no_infinity():
 def test_diff_refuses_a_width_that_is_not_the_models(config):
     """Rather than take one of them."""
     words = [config, "somebodys_rope:turned", "--head-dim", "32"]
-    with pytest.raises(SpecError, match="16, 32"):
+    with pytest.raises(SpecError, match="the model's, 16, got 32"):
         CliRunner().invoke(diff, words, catch_exceptions=False)
 
 

@@ -163,7 +163,7 @@ def test_a_latent_slice_may_be_stated_as_a_fraction_of_head_dim():
         load(said | {"rope_parameters": half})
 
 
-@pytest.mark.parametrize("key", table().keys["language_models"])
+@pytest.mark.parametrize("key", table().key_lists["language_models"])
 def test_a_language_model_is_found_inside_a_larger_one(key):
     """Under each of the names it is given."""
     inner = sized("llama", rope_theta=5e5)

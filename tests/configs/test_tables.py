@@ -13,7 +13,7 @@ import pytest
 
 from phasor.configs.diffusers import _SPLITS, Transformer
 from phasor.configs.facts import Architecture, Kind
-from phasor.configs.unread_keys import Meaning, Property
+from phasor.configs.unread_keys import Meaning, Topic
 from phasor.pairings import PAIRINGS
 
 #: The class of a file's entries, and the table that they are in; without one, the file itself.
@@ -33,7 +33,7 @@ WORDS = {
     "pairing": PAIRINGS,
     "pairing_out": PAIRINGS,
     "split": tuple(_SPLITS),
-    "means": get_args(Property),
+    "means": get_args(Topic),
 }
 CONDITIONS = {"is", "unless", "present"}
 
@@ -112,7 +112,8 @@ def slips_of_entry(
     for kind in entry.get("kinds", {}).values():
         yield from slips_of_entry(kind, {}, Kind)
     for variant in entry.get("variants", ()):
-        if "key" not in variant or len(CONDITIONS & variant.keys()) != 1:
+        one_condition = len(CONDITIONS & variant.keys()) == 1
+        if "key" not in variant or not one_condition or variant.get("present", True) is not True:
             yield "variants", "has a variant without a key, or without one condition"
         facts = {k: v for k, v in variant.items() if k not in CONDITIONS | {"key", "default"}}
         yield from slips_of_entry(facts, entries, Architecture)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from phasor import LayerRopes, Rope, SpecError
+from phasor import Rope, SpecError
 from phasor.extending import Way, plan
 from phasor.scaling import (
     NTK,
@@ -29,9 +29,8 @@ LLAMA_3 = Rope(head_dim=128, pairing="half", base=500_000.0)
 
 
 def extensions(rope: Rope, context: int, to: int, **options: Any) -> Mapping[str, Way]:
-    """By name the laws for a model of one rope."""
-    ropes = LayerRopes(name="one", layer_kinds=("rope",), kinds={"rope": rope}, context=context)
-    return plan(ropes, to, **options).ways
+    """By name the laws for one rope."""
+    return plan(rope, to, context=context, **options).ways
 
 
 def first_negative(rope: Rope, to: int) -> int | None:

@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from phasor import Rope, SpecError
+from phasor import LayerRopes, Rope, SpecError
 from phasor.axes import Sectioned
 from phasor.identification import diff
-from phasor.scaling import NTK, Linear, Yarn, YarnPaper
+from phasor.numpy import rotate
+from phasor.scaling import NTK, DynamicNTK, Linear, Yarn, YarnPaper
 
 PLAIN = Rope(head_dim=64, pairing="half", base=10_000.0)
 
@@ -109,3 +110,37 @@ def test_arguments_out_of_bounds_are_refused(bad):
     """The error names the argument."""
     with pytest.raises(SpecError, match=next(iter(bad))):
         diff(PLAIN, replace(PLAIN, scaling=NTK(factor=2.0)), **bad)
+
+
+EIGHT = Rope(head_dim=8, pairing="half")
+RULE = replace(EIGHT, scaling=DynamicNTK(factor=2.0, original_max_positions=64))
+
+
+def model(rope):
+    """One layer that rotates so."""
+    return LayerRopes(name="m", layer_kinds=("any",), kinds={"any": rope}, context=64)
+
+
+def test_rules_of_models_pick_their_law_at_the_length_given():
+    """And at the context otherwise."""
+    a, b = model(RULE), model(RULE.at(128))
+    assert not diff(a, b, seq_len=128)
+    assert diff(a, b)
+
+
+@pytest.mark.parametrize(
+    ("sides", "given", "message"),
+    [
+        ((EIGHT, EIGHT), {"seq_len": 5}, "seq_len picks the laws of models"),
+        ((EIGHT, lambda x, p: rotate(x, p, EIGHT)), {"seq_len": 5}, "seq_len picks the laws"),
+        ((EIGHT, EIGHT), {"head_dim": 8}, "head_dim says how a function is called"),
+        ((model(EIGHT), model(EIGHT)), {"head_dim": 8}, "head_dim says how a function is called"),
+        ((EIGHT, lambda x, p: x), {"head_dim": 16}, "as wide as the model's, 8, got 16"),
+        ((lambda x, p: x, lambda x, p: x), {}, "heads of one width: give head_dim"),
+        ((model(EIGHT), EIGHT), {}, "a model is compared with a model"),
+    ],
+)
+def test_arguments_that_mean_nothing_to_the_two_sides_are_refused(sides, given, message):
+    """Rather than left out of the comparison."""
+    with pytest.raises(SpecError, match=message):
+        diff(*sides, **given)

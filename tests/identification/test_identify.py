@@ -180,7 +180,7 @@ def test_laws_that_say_the_same_are_all_named():
 def test_a_report_prints_as_its_note():
     """A few lines, however many pairs there are."""
     found = identify(lambda x, p: reference(x, p), 16, dtype="float64")
-    assert str(found) == str(found)
+    assert "in 8 pairs (i, i + 8)" in str(found)
     assert len(str(found).splitlines()) < 10
 
 
@@ -280,5 +280,5 @@ def test_what_is_not_finite_parts_them_by_no_number():
 
 def test_heads_of_different_width_cannot_be_compared():
     """And the widths are named."""
-    with pytest.raises(SpecError, match="16, 32"):
+    with pytest.raises(SpecError, match="the model's, 16, got 32"):
         diff(ROPE, reference, head_dim=32)

@@ -140,11 +140,11 @@ def test_feasible_bases_are_no_interval() -> None:
     assert found[-1, 1] == 8000
     assert found[-1, 0] == pytest.approx(6.03e3, rel=5e-3)
     for low, high in found.tolist():
-        assert passes_at(low, 1024)
-        assert passes_at(high, 1024)
-        assert not passes_at(low * (1 - 3e-6), 1024)
+        assert not negative_distances(head(base=low), 1024).size
+        assert not negative_distances(head(base=high), 1024).size
+        assert negative_distances(head(base=low * (1 - 3e-6)), 1024).size
     for _, high in found[:-1].tolist():
-        assert not passes_at(high * (1 + 3e-6), 1024)
+        assert negative_distances(head(base=high * (1 + 3e-6)), 1024).size
 
 
 @pytest.mark.slow
@@ -170,6 +170,7 @@ def test_a_coarse_grid_calls_bases_safe_that_are_not(
 ) -> None:
     """Steps of 1 % end at 1.26e6 and 1.98e6; real numbers say that these larger bases fail."""
     assert negative_distances(head(base=base), tokens * 1024).tolist() == [distance]
+    assert first_negative(head(base=base), tokens * 1024 + 1) == distance
     assert cosines(head(base=base), distance) < -0.3
 
 

@@ -80,6 +80,13 @@ def test_interpolation_constants_are_the_known_ones(width: int, correct: float) 
     assert halfway == pytest.approx(correct, rel=2e-4)
 
 
+def test_the_bound_follows_the_place_between_whole_distances() -> None:
+    """0 at whole ones, w (1 - w) between them, below 0 as well."""
+    assert interpolation_bound(ONES, ONES, [-3, 0, 7], head()).tolist() == [0, 0, 0]
+    half, *quarters = interpolation_bound(ONES, ONES, [0.5, 0.25, -0.25, 0.75], head())
+    np.testing.assert_allclose(quarters, 0.75 * half, rtol=1e-15)
+
+
 def test_the_sum_of_squares_is_a_geometric_series() -> None:
     """3.99831, where the printed bound has 3.47436."""
     correct = 4 * interpolation_bound(ONES, ONES, 0.5, head())

@@ -12,7 +12,13 @@ from hypothesis import strategies as st
 
 from phasor import LayerRopes, Rope, SpecError, preset
 from phasor.numpy import rotate, score
-from phasor.papers.heads import _gaps, attention_weight, positional_head, required_alpha
+from phasor.papers.heads import (
+    _gaps,
+    attention_map,
+    attention_weight,
+    positional_head,
+    required_alpha,
+)
 from phasor.scaling import DynamicNTK, Proportional, Resonance
 
 from .. import oracle, strategies
@@ -208,6 +214,13 @@ def test_a_question_that_means_nothing_is_refused(change: Any, message: str) -> 
     question: dict[str, Any] = {"rope": plain(8), "context": 8, "weight": 0.9}
     with pytest.raises(SpecError, match=message):
         required_alpha(**question | change)
+
+
+@pytest.mark.parametrize("rope", [None, preset("llama-3.1-8b"), 64], ids=["None", "model", "64"])
+def test_a_map_is_of_the_rope_of_one_layer(rope: Any) -> None:
+    """As the alpha is."""
+    with pytest.raises(SpecError, match="rope must be a"):
+        attention_map(rope, 1, alpha=1.0, tokens=4)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import mpmath
@@ -63,7 +64,7 @@ SLOW = LayerRopes(
 SCANS: dict[str, Callable[[], object]] = {
     "decay": lambda: decay(HEAD, np.arange(FAR)),
     "cosine": lambda: cosine(HEAD, np.arange(FAR), "aligned"),
-    "feasible base": lambda: feasible_bases(HEAD, FAR, [1e12]),
+    "feasible base": lambda: feasible_bases(replace(HEAD, rotary_dim=4), FAR, [1e12]),
     "six laws' change of sign": lambda: plan(SLOW, FAR // 6),
     "required alpha": lambda: required_alpha(HEAD, FAR, 0.9),
 }

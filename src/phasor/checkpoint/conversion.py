@@ -135,7 +135,7 @@ class ConversionPlan:
         source: The pairing of the source's rows.
         target: The pairing of the result's rows.
         files: The safetensors files of the result, by name.
-        beside: The other files of the result, by name: an index or a config.
+        other_files: The other files of the result, by name: an index or a config.
         changes: The tensors that change, by name.
         alike: Names that look like queries or keys of tensors that do not change, with counts;
             numbers in names are written as ``*``.
@@ -148,7 +148,7 @@ class ConversionPlan:
     source: Pairing
     target: Pairing
     files: Mapping[str, ResultFile]
-    beside: Mapping[str, bytes]
+    other_files: Mapping[str, bytes]
     changes: Mapping[str, Change]
     alike: Mapping[str, int] = field(default_factory=dict[str, int])
     notes: tuple[str, ...]
@@ -192,7 +192,7 @@ def count_kinds(names: Iterable[str]) -> dict[str, int]:
     return dict(Counter(re.sub(r"(?<=\.)\d+(?=\.)", "*", name) for name in names))
 
 
-def listed(names: Iterable[str]) -> str:
+def list_kinds(names: Iterable[str]) -> str:
     """Kinds of names with their counts, for messages."""
     kinds = count_kinds(names)
     some = [f"{kind} ({count})" for kind, count in list(kinds.items())[:_SHOWN]]

@@ -18,7 +18,7 @@ from phasor.checkpoint.conversion import (
     ResultFile,
     ResultTensor,
     count_kinds,
-    listed,
+    list_kinds,
 )
 from phasor.checkpoint.files import Checkpoint, Entry, open_checkpoint, rows_of
 from phasor.checkpoint.model import Model, Patterns, describe, known_part, looks_alike
@@ -117,7 +117,7 @@ def plan(
             )
             for name, header in checkpoint.files.items()
         },
-        beside={} if index is None else {index: (checkpoint.path / index).read_bytes()},
+        other_files={} if index is None else {index: (checkpoint.path / index).read_bytes()},
         changes=MappingProxyType(changes),
         alike=MappingProxyType(count_kinds(alike)),
         notes=tuple(_notes(described, target, whole=patterns is None or not alike)),
@@ -170,7 +170,7 @@ def _check(
         if unused := patterns.unused(names):
             raise CheckpointError(
                 f"the pattern {unused[0]!r} must match a whole name, and matches none of "
-                f"{listed(names)}"
+                f"{list_kinds(names)}"
             )
     elif indexer := next((n for n in names if re.search(r"\.(indexer|compressor)\.", n)), None):
         raise CheckpointError(
@@ -179,7 +179,7 @@ def _check(
         )
     if not changes:
         raise CheckpointError(
-            f"{checkpoint.path} holds nothing to convert; its tensors are {listed(names)}. "
+            f"{checkpoint.path} holds nothing to convert; its tensors are {list_kinds(names)}. "
             "Say which are queries and keys (--query, --key)"
         )
     # a LoRA may have queries only; its keys are in the base model
@@ -208,7 +208,7 @@ def _check_sides(checkpoint: Checkpoint, context: Context, changes: Mapping[str,
             raise CheckpointError(
                 f"{checkpoint.path} must hold queries and keys of {place}, got "
                 f"{f'only {roles.pop()}' if roles else 'neither'}; its tensors are "
-                f"{listed(siblings)}"
+                f"{list_kinds(siblings)}"
             )
 
 

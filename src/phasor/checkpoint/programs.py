@@ -25,7 +25,7 @@ from phasor.checkpoint.conversion import (
     Program,
     ResultFile,
     ResultTensor,
-    listed,
+    list_kinds,
 )
 from phasor.checkpoint.files import FLOATS, Rows, open_checkpoint, rows_of
 from phasor.checkpoint.llama import Llama, config_json, params_json, read_config, read_params
@@ -105,7 +105,7 @@ def plan_program(folder: Path, program: Program) -> ConversionPlan:
         source=opposite(target),
         target=target,
         files={weights_file: file},
-        beside={config_file: (json.dumps(config, indent=2) + "\n").encode()},
+        other_files={config_file: (json.dumps(config, indent=2) + "\n").encode()},
         changes=MappingProxyType(changes),
         notes=(*model.notes, *notes, "The tokenizer is not converted."),
     )
@@ -137,7 +137,7 @@ def _open_consolidated(folder: Path) -> list[Mapping[str, Rows]]:
         if differing := sorted(set(rank) ^ set(ranks[0])):
             raise CheckpointError(
                 f"the ranks in {folder} must hold tensors of the same names, and only one of "
-                f"{by_rank[0].name} and {by_rank[number].name} holds {listed(differing)}"
+                f"{by_rank[0].name} and {by_rank[number].name} holds {list_kinds(differing)}"
             )
     return list(ranks)
 
@@ -267,14 +267,14 @@ def _check_names(model: Llama, rank: Mapping[str, Rows], source: Mapping[str, st
     if missing := [name for name in source.values() if name not in rank]:
         raise CheckpointError(
             f"the config describes {model.layers} layers, and these tensors are missing: "
-            f"{listed(missing)}; there are {listed(rank)}"
+            f"{list_kinds(missing)}; there are {list_kinds(rank)}"
         )
     expected = {*source.values(), *(("lm_head.weight",) if model.tied else ())}
     unknown = [name for name in rank if name not in expected and not _FREQUENCIES.fullmatch(name)]
     if unknown:
         raise CheckpointError(
             f"only the tensors of a plain Llama of {model.layers} layers have a name in both "
-            f"programs, got {listed(unknown)} as well"
+            f"programs, got {list_kinds(unknown)} as well"
         )
 
 

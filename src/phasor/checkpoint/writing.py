@@ -62,10 +62,11 @@ def verify(
     if plan.program is None:
         open_checkpoint(result)
     try:
-        for name, data in plan.beside.items():
+        for name, data in plan.other_files.items():
             _compare_beside(plan, result / name, data)
         for name, file in plan.files.items():
-            _compare_file(file, plan.location(name, result), advance)
+            source = plan.location(name, plan.path) if plan.program is None else "the plan"
+            _compare_file(file, plan.location(name, result), source, advance)
     except OSError as error:
         raise CheckpointError(f"{result} cannot be compared: {error}") from None
     compare_scores(plan)
@@ -87,10 +88,10 @@ def _compare_beside(plan: ConversionPlan, path: Path, data: bytes) -> None:
             )
 
 
-def _compare_file(file: ResultFile, path: Path, advance: Advance) -> None:
+def _compare_file(file: ResultFile, path: Path, source: Path | str, advance: Advance) -> None:
     header = read_header(path)
     if header.data != file.header:
-        raise VerificationError(f"{path} must have the header of the plan, and has another")
+        raise VerificationError(f"{path} must have the header of {source}, and has another")
     advance(len(file.header))
     for name, tensor in file.tensors.items():
         if not _is_in_place(path, header.tensors[name], tensor):
@@ -203,7 +204,7 @@ def write(
     with _disk_errors(final), _partial(final, is_folder=plan.path.is_dir()) as partial:
         for name, file in plan.files.items():
             _write_file(file, plan.location(name, partial), advance)
-        for name, data in plan.beside.items():
+        for name, data in plan.other_files.items():
             (partial / name).write_bytes(data)
             _sync(partial / name)
         if verified:

@@ -118,7 +118,7 @@ def convert(
         say(line)
     files = f"Written to {out}. Files beside the weights were not copied."
     if program is not None:
-        files = f"Written to {out}: {' and '.join((*planned.beside, *planned.files))}."
+        files = f"Written to {out}: {' and '.join((*planned.other_files, *planned.files))}."
     if verified:
         say("Verified: both sides agree, byte for byte and in their scores.")
     say("Nothing was written." if out is None or dry_run else files)

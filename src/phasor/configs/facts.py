@@ -121,7 +121,7 @@ class Table:
         gguf: Facts by ``general.architecture``.
         without_rope: Kinds of layers that rotate in no model.
         layer_words: Kinds of layers that a file may name.
-        keys: Lists of keys that any file may have, by what they are: ``contexts``,
+        key_lists: Lists of keys that any file may have, by what they are: ``contexts``,
             ``language_models``, ``replaced`` and ``replaced_by_kind``.
     """
 
@@ -129,7 +129,7 @@ class Table:
     gguf: Mapping[str, Architecture]
     without_rope: frozenset[str]
     layer_words: frozenset[str]
-    keys: Mapping[str, list[str]]
+    key_lists: Mapping[str, list[str]]
 
 
 @lru_cache(maxsize=1)
@@ -153,7 +153,7 @@ def table() -> Table:
         gguf=_architectures(gguf, {}),
         without_rope=frozenset(huggingface["layers"]["without_rope"]),
         layer_words=frozenset(huggingface["layers"]["known"]),
-        keys=MappingProxyType(huggingface["keys"]),
+        key_lists=MappingProxyType(huggingface["keys"]),
     )
 
 

@@ -125,7 +125,7 @@ def _assume_sizes(config: Block, facts: Architecture, model_type: str, notes: li
 
 def _context(config: Block, notes: list[str]) -> int | None:
     """The first context of the file; `laws.Model.context` refuses several that disagree."""
-    stated = [key for key in table().keys["contexts"] if config.has(key)]
+    stated = [key for key in table().key_lists["contexts"] if config.has(key)]
     contexts = {config.name(key): config.whole(key) for key in stated}
     if len(set(contexts.values())) > 1:
         listed = ", ".join(f"{name} {length}" for name, length in contexts.items())

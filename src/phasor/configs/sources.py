@@ -186,7 +186,7 @@ def language_models(top: Block) -> list[Block]:
     Raises:
         ConfigError: If two of one level do, or one is no object.
     """
-    levels, keys = [top], table().keys["language_models"]
+    levels, keys = [top], table().key_lists["language_models"]
     while inner := [key for key in keys if levels[-1].has(key)]:
         outer = levels[-1]
         if len(inner) > 1:

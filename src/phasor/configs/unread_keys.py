@@ -25,7 +25,7 @@ from phasor.rope import Rope
 
 # not the "rope" in "properties"
 _ABOUT_POSITIONS = re.compile(r"(?<!p)rope|rotary|alibi", re.IGNORECASE)
-Property = Literal[
+Topic = Literal[
     "pairing", "rotates", "axes", "base", "fraction", "width", "factor", "switch", "note"
 ]
 
@@ -42,7 +42,7 @@ class Meaning:
         neutral: Values besides null that change nothing in any model.
     """
 
-    means: Property
+    means: Topic
     says: str
     values: Mapping[str, Any] = field(default_factory=dict[str, Any])
     neutral: tuple[Any, ...] = ()

@@ -246,7 +246,7 @@ class ExtensionPlan:
 
 
 def plan(
-    ropes: LayerRopes,
+    ropes: LayerRopes | Rope,
     to: int,
     *,
     kind: str | Sequence[str] | None = None,
@@ -265,7 +265,7 @@ def plan(
     law with ``s`` times its factor.
 
     Args:
-        ropes: The model.
+        ropes: The model, or one Rope for all its layers.
         to: Tokens of the wanted context.
         kind: The kind of layers to extend, or several kinds with equal ropes; kinds that share
             their config block are included. None if all ropes of the model are equal.
@@ -292,6 +292,8 @@ def plan(
     yarn 0 8886 1.0
     llama3 0 11089 1.0
     """
+    if isinstance(ropes, Rope):
+        ropes = LayerRopes(name="rope", layer_kinds=("rope",), kinds={"rope": ropes})
     length = ropes.context if context is None else context
     if length is None:
         raise SpecError(
@@ -317,35 +319,35 @@ def plan(
     names = _with_shared_blocks(ropes, names, rope)
     labels = map(ropes.in_config.label, names) if ropes.has_blocks_by_kind else ()
     trained = resolved(rope, length)
-    extended = extended_ropes(trained, length, to, factors=factors, parameters=parameters)
+    by_law = extended_ropes(trained, length, to, factors=factors, parameters=parameters)
     documented = documented_extension(ropes)
     if documented is not None and to <= documented.reach:
         scaled = replace(rope, scaling=documented.law)
         # after the unchanged rope, before the other laws
-        extended = {UNCHANGED: trained, DOCUMENTED: scaled} | extended
+        by_law = {UNCHANGED: trained, DOCUMENTED: scaled} | by_law
 
     def way(name: str, scaled: Rope) -> Way:
-        extended = scaled.at(to)
+        static = scaled.at(to)
         # NTK-aware scaling is a larger base in a config
         config_rope = rope if name == UNCHANGED else scaled
         if isinstance(config_rope.scaling, NTK) and not isinstance(config_rope.axes, Axial):
             config_rope = with_raised_base(config_rope, config_rope.scaling.factor)
         config, refused = _config_keys(ropes, names, config_rope, length, to)
         fastest = trained.inv_freq.argmax()
-        before, after = trained.inv_freq[fastest], extended.inv_freq[fastest]
+        before, after = trained.inv_freq[fastest], static.inv_freq[fastest]
         return Way(
             name=name,
-            rope=extended,
-            coverage=coverage(trained, length, extended, to),
-            sign_change=first_negative(extended, to),
+            rope=static,
+            coverage=coverage(trained, length, static, to),
+            sign_change=first_negative(static, to),
             resolution=float(after / before) if before else 1.0,
             config_rope=config_rope,
             config=config,
             refused=refused,
         )
 
-    by_kind = table().keys["replaced_by_kind"] if ropes.has_blocks_by_kind else []
-    replaceable = [*table().keys["replaced"], *by_kind]
+    by_kind = table().key_lists["replaced_by_kind"] if ropes.has_blocks_by_kind else []
+    replaceable = [*table().key_lists["replaced"], *by_kind]
     in_file = ropes.in_config.keys
     return ExtensionPlan(
         model=ropes.name,
@@ -355,7 +357,7 @@ def plan(
         replaced=tuple(key for key in replaceable if key in in_file) if in_file else None,
         context=length,
         to=to,
-        ways={name: way(name, scaled) for name, scaled in extended.items()},
+        ways={name: way(name, scaled) for name, scaled in by_law.items()},
         documented=documented,
     )
 

@@ -429,8 +429,11 @@ def diff(
     (0, 0, 0.495)
     """
     measured = callable(a) or callable(b)
-    if calling and not measured:
-        raise SpecError(f"{next(iter(calling))} says how a function is called, and neither is one")
+    named = calling | ({} if head_dim is None else {"head_dim": head_dim})
+    if named and not measured:
+        raise SpecError(f"{next(iter(named))} says how a function is called, and neither is one")
+    if seq_len is not None and not (isinstance(a, LayerRopes) and isinstance(b, LayerRopes)):
+        raise SpecError("seq_len picks the laws of models: give the ropes as rope.at(seq_len)")
     whole("context", 1 if context is None else context, least=1)
     limit = None if measured else 2
     number("tolerance", 1 if tolerance is None else tolerance, above=0, most=limit)
@@ -443,13 +446,12 @@ def diff(
     if isinstance(a, LayerRopes) or isinstance(b, LayerRopes):
         raise SpecError("a model is compared with a model: take one of its ropes, as ropes[0]")
     widths = {side.head_dim for side in (a, b) if isinstance(side, Rope)}
-    widths |= set() if head_dim is None else {head_dim}
-    if len(widths) != 1:
-        as_model = f", as wide as the model's ({', '.join(map(str, sorted(widths)))})"
+    (width,) = widths or {head_dim}
+    if width is None:
+        raise SpecError("functions are called with heads of one width: give head_dim (--head-dim)")
+    if head_dim not in (None, width):
         raise SpecError(
-            "functions are called with heads of one width: give head_dim (--head-dim)"
-            + (as_model if widths else "")
+            f"head_dim (--head-dim) must be as wide as the model's, {width}, got {head_dim}"
         )
-    (width,) = widths
     callers = [x if isinstance(x, Rope) else find_caller(x, width, **calling) for x in (a, b)]
     return _diff_measured(callers[0], callers[1], context, tolerance or 1e-3)

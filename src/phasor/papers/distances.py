@@ -20,7 +20,7 @@ Kind = Literal["aligned", "opposite", "random", "independent"]
 KINDS: tuple[Kind, ...] = ("aligned", "opposite", "random", "independent")
 
 _SHARED = 10  # bits of a distance whose cosines are shared by all that agree in the others
-_TABLED = 1 << 16  # distances looked at at once; factors of 128 MB where none agree
+_AT_ONCE = 1 << 16  # distances computed together; their factors are 128 MB where none agree
 _CHUNK = 1 << 11  # distances turned at once: two megabytes
 _BLOCK = 1 << 10  # distances in a row that share one exactly computed start
 _STARTS = 64  # blocks multiplied at once: a megabyte of answers
@@ -194,8 +194,8 @@ def _phasors_in_chunks(
             rows = slice(at, at + _CHUNK)
             yield rows, _unit_phasors(rope, given[rows])
         return
-    for start in range(0, len(given), _TABLED):
-        some = given[start : start + _TABLED]
+    for start in range(0, len(given), _AT_ONCE):
+        some = given[start : start + _AT_ONCE]
         # R(a + b) = R(a) R(b), and distances that differ little have one a
         tops, top = np.unique(some >> _SHARED << _SHARED, return_inverse=True)
         rests, rest = np.unique(some & ((1 << _SHARED) - 1), return_inverse=True)
@@ -240,10 +240,13 @@ def cosine_sums(rope: Rope, count: int, start: int = 0) -> NDArray[np.float64]:
     return found.real.reshape(-1)[:count]
 
 
-def first_negative(rope: Rope, count: int, still: float = 0.0) -> int | None:
-    """The first distance below ``count`` where ``C(r) + still`` is negative, if there is one."""
-    for start in range(0, count, _TABLED):
-        negative = cosine_sums(rope, min(_TABLED, count - start), start) + still < 0
+def first_negative(rope: Rope, count: int, unrotated: float = 0.0) -> int | None:
+    """The first distance below ``count`` where ``C(r) + unrotated`` is negative, if there is one.
+
+    ``unrotated`` is half the number of coordinates that stay as they are and are counted.
+    """
+    for start in range(0, count, _AT_ONCE):
+        negative = cosine_sums(rope, min(_AT_ONCE, count - start), start) + unrotated < 0
         if negative.any():
             return start + int(negative.argmax())
     return None

@@ -144,6 +144,7 @@ def attention_map(rope: Rope, offset: int, *, alpha: float, tokens: int) -> NDAr
     >>> print(weights.shape, weights[16, 15].round(6))
     (17, 17) 0.654992
     """
+    _check_rope(rope)
     size = whole("tokens", tokens, least=1)
     back = whole("offset", offset, least=0, most=size - 1)
     scale = number("alpha", alpha, least=0) / math.sqrt(rope.head_dim)

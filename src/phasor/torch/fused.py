@@ -3,7 +3,7 @@
 `norm_rotate_qk` is the RMS norm of query and key that Qwen3, Gemma 3 and others put before the
 rotation. `rotate_and_cache_` rotates a query and a key and writes the key and the value into a
 cache, paged or contiguous, of 8-bit floats too. On a GPU each is one launch in Triton; elsewhere
-each is its definition in plain torch operations, which the kernels are checked against.
+each is its definition in plain torch operations, which the kernels are held to. The operators:
 
     phasor::norm_rotate         (xs, weights, angles, rope, norm_eps, gain, backend) -> ys
     phasor::norm_rotate_backward(grads, xs, weights, angles, rope, norm_eps, gain, backend)

@@ -129,7 +129,7 @@ def language_part(model: nn.Module) -> str:
         ConfigError: If there are several and it cannot be told which.
     """
     every = parts_of(model)
-    keys = {*table().keys["language_models"], ""}
+    keys = {*table().key_lists["language_models"], ""}
     languages = [name for name in every if keys.issuperset(name.split("."))]
     if len(every) == 1 or languages:
         return max(languages, key=len) if languages else next(iter(every))

@@ -262,7 +262,8 @@ def check_retune(keys: Tensor, positions: Any, old: Rope, new: Rope) -> Tensor:
         if before != after:
             raise SpecError(
                 f"new must have the {field} of old ({before}), for only frequencies can change "
-                f"under rotated keys, got {after}; rotate_ them back with inverse=True, and again"
+                f"under rotated keys, got {after}; rotate_ them back "
+                "by old with inverse=True, then rotate_ them by new"
             )
     given = check_in_place(keys, positions, old)
     if count_digits([given]) == TOO_FAR:

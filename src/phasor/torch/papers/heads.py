@@ -34,8 +34,8 @@ class PositionalHead(nn.Module):
     Args:
         rope: What rotates queries and keys.
         offset: Tokens back, 0 or more: 1 the previous token, 0 itself.
-        alpha: Sharpness. `phasor.papers.heads.required_alpha` finds it, with ``scaled=True``:
-            logits are divided by ``sqrt(rope.head_dim)`` here.
+        alpha: Sharpness. `phasor.papers.heads.required_alpha` finds it; logits are divided by
+            ``sqrt(rope.head_dim)`` there and here.
         embed_dim: Width of the input.
         device: Where the parameters are made.
         dtype: Of the parameters; torch's default unless given.
