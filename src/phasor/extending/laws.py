@@ -10,18 +10,7 @@ from typing import Any, cast
 from phasor._checks import choice, whole
 from phasor.errors import SpecError
 from phasor.rope import Rope
-from phasor.scaling import (
-    LAWS,
-    NTK,
-    DynamicNTK,
-    Law,
-    Linear,
-    Llama3,
-    LongRope,
-    PerPair,
-    Rule,
-    Yarn,
-)
+from phasor.scaling import LAWS, NTK, DynamicNTK, Law, Linear, Llama3, LongRope, PerPair, Rule, Yarn
 
 UNCHANGED = "unchanged"
 #: By law, what was measured of it on trained models, with the place where that is published.

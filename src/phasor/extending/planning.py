@@ -13,13 +13,7 @@ from phasor.configs.facts import table
 from phasor.configs.writing import config_keys
 from phasor.describe import resolved
 from phasor.errors import ConfigError, SpecError
-from phasor.extending.laws import (
-    EVIDENCE,
-    UNCHANGED,
-    extended_ropes,
-    no_such_law,
-    with_raised_base,
-)
+from phasor.extending.laws import EVIDENCE, UNCHANGED, extended_ropes, no_such_law, with_raised_base
 from phasor.layers import LayerRopes
 from phasor.papers.distances import first_negative
 from phasor.papers.phases import Coverage, coverage

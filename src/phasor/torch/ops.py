@@ -24,12 +24,7 @@ from torch import Tensor
 from phasor.errors import BackendError, TensorError
 from phasor.rope import Rope
 from phasor.torch import _inductor
-from phasor.torch._in_place import (
-    check_copies,
-    check_mutable,
-    check_not_expanded,
-    check_writable,
-)
+from phasor.torch._in_place import check_copies, check_mutable, check_not_expanded, check_writable
 from phasor.torch._internals import (
     below_autograd,
     count_writes,

@@ -15,12 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from phasor.torch._in_place import (
-    check_cos_sin,
-    check_no_self_overlap,
-    check_writable,
-    pair_layout,
-)
+from phasor.torch._in_place import check_cos_sin, check_no_self_overlap, check_writable, pair_layout
 from phasor.torch._internals import cached_constant, count_writes
 from phasor.torch._tables import read_layout
 from phasor.torch.backends.triton.launching import (
