@@ -6,7 +6,7 @@ import pytest
 
 from phasor import Rope, preset
 from phasor.axes import Sectioned
-from phasor.describe import as_plain, pair_rows, ranges, resolved, sentences
+from phasor.describe import as_plain, pair_rows, ranges, sentences, static_rope
 from phasor.scaling import Cope, Linear, LongRope, Proportional, Resonance, Yarn
 
 PLAIN = Rope(head_dim=128, pairing="half", base=10_000.0)
@@ -87,8 +87,8 @@ def test_a_rule_is_resolved_at_the_length_or_where_it_starts():
         short_factors=(1.0,) * 64, long_factors=(2.0,) * 64, original_max_positions=64, factor=2.0
     )
     rope = replace(PLAIN, scaling=rule)
-    assert resolved(rope, None).scaling.factors[0] == 1.0
-    assert resolved(rope, 65).scaling.factors[0] == 2.0
+    assert static_rope(rope, None).scaling.factors[0] == 1.0
+    assert static_rope(rope, 65).scaling.factors[0] == 2.0
 
 
 def test_plain_values_keep_layers_without_a_rope():

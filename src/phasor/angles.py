@@ -154,7 +154,7 @@ def _cos_sin(rope: Rope, positions: NDArray[Any]) -> tuple[NDArray[Any], NDArray
         integer, fraction = nearest.astype(np.int64), positions - nearest
     # abs(-2**63) overflows to itself in int64, which read as uint64 is 2**63
     size = np.abs(integer).astype(np.uint64)
-    quarters, turn = _reduced(size, *turn_words(rope))
+    quarters, turn = _reduce_angles(size, *turn_words(rope))
     negative = integer < 0
     if fraction is not None:
         turn += np.where(negative, -fraction, fraction) * (rope.inv_freq / (2 * np.pi))
@@ -168,7 +168,7 @@ def _cos_sin(rope: Rope, positions: NDArray[Any]) -> tuple[NDArray[Any], NDArray
     return cos, sin
 
 
-def _reduced(
+def _reduce_angles(
     size: NDArray[np.uint64], high: NDArray[np.uint64], low: NDArray[np.uint64]
 ) -> tuple[NDArray[np.uint64], NDArray[np.float64]]:
     """``size * fraction`` modulo one turn: quarter turns, and a rest of at most an eighth.

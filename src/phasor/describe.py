@@ -200,7 +200,7 @@ def as_plain(ropes: LayerRopes, seq_len: int | None, context: int | None) -> dic
         if rope is None:
             kinds[kind] = None
             continue
-        static = resolved(rope, seq_len)
+        static = static_rope(rope, seq_len)
         kinds[kind] = {
             "rope": rope.to_dict(),
             "law": static.to_dict()["scaling"],
@@ -222,7 +222,7 @@ def as_plain(ropes: LayerRopes, seq_len: int | None, context: int | None) -> dic
     }
 
 
-def resolved(rope: Rope, seq_len: int | None) -> Rope:
+def static_rope(rope: Rope, seq_len: int | None) -> Rope:
     """The Rope with a static law: a rule picks it for ``seq_len``.
 
     With None a rule picks the law of its original context.

@@ -49,7 +49,7 @@ def span(length: int, start: int = 0) -> Positions:
     if start + length - 1 > _LAST:
         what = "start + length - 1 must be at most 2**63 - 1"
         raise PositionError(f"{what}, got {start} + {length} - 1")
-    return _counted("length", length) + start
+    return _consecutive("length", length) + start
 
 
 def packed(cu_seqlens: ArrayLike) -> Positions:
@@ -83,7 +83,7 @@ def packed(cu_seqlens: ArrayLike) -> Positions:
             f"cu_seqlens must never decrease, got {bounds[at]} and then {bounds[at + 1]} "
             f"at index {at + 1}; lengths become boundaries by a cumulative sum"
         )
-    return _counted("cu_seqlens[-1]", int(bounds[-1])) - np.repeat(bounds[:-1], np.diff(bounds))
+    return _consecutive("cu_seqlens[-1]", int(bounds[-1])) - np.repeat(bounds[:-1], np.diff(bounds))
 
 
 def padded(mask: ArrayLike) -> Positions:
@@ -146,7 +146,7 @@ def cached(lengths: ArrayLike, new_tokens: int) -> Positions:
     if longest + new_tokens - 1 > _LAST:
         what = "lengths + new_tokens - 1 must be at most 2**63 - 1"
         raise PositionError(f"{what}, got {longest} + {new_tokens} - 1")
-    return held[:, None] + _counted("new_tokens", new_tokens)
+    return held[:, None] + _consecutive("new_tokens", new_tokens)
 
 
 def grid(*sizes: int) -> Positions:
@@ -168,7 +168,7 @@ def grid(*sizes: int) -> Positions:
     if not sizes:
         raise PositionError("sizes must name at least one axis, got none")
     shape = [whole(f"sizes[{i}]", n, least=0, error=PositionError) for i, n in enumerate(sizes)]
-    cells = _counted("the product of sizes", math.prod(shape))
+    cells = _consecutive("the product of sizes", math.prod(shape))
     return np.stack(np.unravel_index(cells, shape), axis=-1)
 
 
@@ -381,7 +381,7 @@ def multimodal(segments: Iterable[Segment]) -> Positions:
            [0, 1, 2, 3, 2, 3, 4]])
     """
     blocks, start = [np.empty((0, 3), dtype=np.int64)], 0
-    for segment in _checked(segments):
+    for segment in _check_segments(segments):
         if isinstance(segment, Text):
             block = every_axis(span(segment.length), 3)
         else:
@@ -430,7 +430,7 @@ def videorope(segments: Iterable[Segment], *, delta: float = 2.0) -> NDArray[np.
     """
     delta = number("delta", delta, above=0, error=PositionError)
     blocks, start = [np.empty((0, 3))], 0.0
-    for i, segment in enumerate(_checked(segments)):
+    for i, segment in enumerate(_check_segments(segments)):
         if isinstance(segment, Text):
             block = every_axis(span(segment.length), 3).astype(np.float64)
         elif isinstance(segment, Video) and segment.seconds_per_frame is not None:
@@ -455,7 +455,7 @@ def _set_whole(segment: Segment, field: str, *, least: int) -> None:
     object.__setattr__(segment, field, value)
 
 
-def _checked(segments: Any) -> list[Segment]:
+def _check_segments(segments: Any) -> list[Segment]:
     if not hasattr(segments, "__iter__"):
         what = "segments must be a list of Text, Image and Video"
         raise PositionError(f"{what}, got {short_repr(segments)}")
@@ -473,7 +473,7 @@ def _cells(segment: Image | Video) -> Positions:
     return grid(frames, segment.height, segment.width)
 
 
-def _counted(name: str, count: int) -> Positions:
+def _consecutive(name: str, count: int) -> Positions:
     """0, 1, ..., count - 1."""
     if count > _MOST:
         raise PositionError(

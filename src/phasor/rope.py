@@ -334,7 +334,7 @@ def real_inv_freq(rope: Rope) -> tuple[Decimal, ...]:
         base = rope.base or 0.0
         scaled = ()
         for pairs in rope.axes.spectra(rope.num_pairs):
-            plain = _unscaled(base, pairs)
+            plain = _plain_inv_freq(base, pairs)
             scaled += plain if law is None else law.apply(plain, Decimal(base))
     if max(scaled) > _FASTEST:
         raise SpecError(
@@ -348,7 +348,7 @@ def real_inv_freq(rope: Rope) -> tuple[Decimal, ...]:
 
 @lru_cache(maxsize=64)
 @in_reals
-def _unscaled(base: float, pairs: int) -> tuple[Decimal, ...]:
+def _plain_inv_freq(base: float, pairs: int) -> tuple[Decimal, ...]:
     return powers(Decimal(base), -1 / Decimal(pairs), pairs)
 
 

@@ -180,7 +180,7 @@ def curves(
             y=y,
             color=colour("name", given, legend),
             strokeDash=alt.StrokeDash("name:N", sort=given, scale=dashes),
-            tooltip=[alt.Tooltip("name:N", title=" "), rounded(x), rounded(y)],
+            tooltip=[alt.Tooltip("name:N", title=" "), rounded_tooltip(x), rounded_tooltip(y)],
         )
     )
     if not clickable or legend is None:
@@ -214,7 +214,7 @@ def field_of(channel: alt.X | alt.Y) -> str:
     return described["field"]
 
 
-def rounded(channel: alt.X | alt.Y) -> alt.Tooltip:
+def rounded_tooltip(channel: alt.X | alt.Y) -> alt.Tooltip:
     """What a pointer over a mark is told of one of its coordinates."""
     return alt.Tooltip(f"{field_of(channel)}:Q", format=".4~g")
 

@@ -78,10 +78,10 @@ class ResultTensor:
                 if piece.order is None:
                     yield rows
                 else:
-                    yield from _reordered(rows, piece.order)
+                    yield from _reorder_rows(rows, piece.order)
 
 
-def _reordered(rows: NDArray[np.uint8], order: NDArray[np.intp]) -> Iterator[NDArray[np.uint8]]:
+def _reorder_rows(rows: NDArray[np.uint8], order: NDArray[np.intp]) -> Iterator[NDArray[np.uint8]]:
     """Rows in their new order; a period may be a whole tensor, of which no copy is made at once."""
     row_bytes = rows.shape[1]
     # [rows, row_bytes] -> [periods, period], whose items are rows

@@ -282,7 +282,7 @@ def open_checkpoint(source: Path) -> Checkpoint:
     if len(indexes) > 1:
         raise CheckpointError(f"{source} holds several indexes ({', '.join(indexes)}); keep one")
     if indexes:
-        return _sharded(source, indexes[0])
+        return _open_sharded(source, indexes[0])
     names = sorted(path.name for path in source.glob("*.safetensors"))
     if len(names) == 1:
         headers = {names[0]: read_header(source / names[0])}
@@ -304,7 +304,7 @@ def open_checkpoint(source: Path) -> Checkpoint:
     raise CheckpointError(f"{source} holds no safetensors file{instead}; {way_out}")
 
 
-def _sharded(folder: Path, index: str) -> Checkpoint:
+def _open_sharded(folder: Path, index: str) -> Checkpoint:
     shard_of = _weight_map(folder / index)
     headers: dict[str, Header] = {}
     for shard in sorted(set(shard_of.values())):

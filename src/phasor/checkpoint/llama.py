@@ -9,7 +9,7 @@ from typing import Any
 
 from phasor._checks import short_repr
 from phasor.configs import load
-from phasor.configs.block import Block, required
+from phasor.configs.block import Block, require
 from phasor.configs.sources import read_source
 from phasor.configs.writing import rope_parameters
 from phasor.errors import CheckpointError, ConfigError
@@ -49,12 +49,12 @@ def read_params(path: Path) -> Llama:
         )
     ropes = load(path)
     rope = replace(ropes.ropes[0], pairing="half")
-    heads = required(config, "n_heads", ropes.num_heads)
+    heads = require(config, "n_heads", ropes.num_heads)
     scaled = isinstance(rope.scaling, Llama3)
     return Llama(
         rope=rope,
         layers=len(ropes),
-        dim=required(config, "dim", config.whole("dim")),
+        dim=require(config, "dim", config.whole("dim")),
         heads=heads,
         num_kv_heads=ropes.num_kv_heads or heads,
         norm_eps=config.number("norm_eps", above=0) or 1e-5,  # the default of Meta's code
@@ -102,8 +102,8 @@ def read_config(path: Path) -> Llama:
         config.refuse("hidden_act", "silu, the one that Meta's code computes")
     ropes = load(path)
     rope = ropes.ropes[0]
-    heads = required(config, "num_attention_heads", ropes.num_heads)
-    dim = required(config, "hidden_size", config.whole("hidden_size"))
+    heads = require(config, "num_attention_heads", ropes.num_heads)
+    dim = require(config, "hidden_size", config.whole("hidden_size"))
     if rope.head_dim * heads != dim:
         raise ConfigError(
             f"hidden_size must be num_attention_heads times head_dim, as in Meta's code, got {dim} "

@@ -112,7 +112,7 @@ class Patterns:
         layered = _LAYER.fullmatch(name)
         return Part(roles.pop(), int(layered["layer"]) if layered else None)
 
-    def unused(self, names: Iterable[str]) -> list[str]:
+    def unused_patterns(self, names: Iterable[str]) -> list[str]:
         """Patterns that match no tensor."""
         all_names = list(names)
         return [

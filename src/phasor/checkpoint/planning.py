@@ -167,7 +167,7 @@ def _check(
 ) -> None:
     names = context.entries
     if patterns is not None:
-        if unused := patterns.unused(names):
+        if unused := patterns.unused_patterns(names):
             raise CheckpointError(
                 f"the pattern {unused[0]!r} must match a whole name, and matches none of "
                 f"{list_kinds(names)}"

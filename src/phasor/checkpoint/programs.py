@@ -247,7 +247,7 @@ def _join(
         name, new_name = source[weight.meta], weight.name(program)
         rows = [rank[name] for rank in ranks]
         shape = [sizes[word] for word in weight.shape]
-        rows, axis = _joined(name, rows, shape, weight)
+        rows, axis = _join_ranks(name, rows, shape, weight)
         order = None
         if weight.role is not None:
             reorder = _reorder(name, rows[0], shape[0], model.rope, target)
@@ -278,7 +278,7 @@ def _check_names(model: Llama, rank: Mapping[str, Rows], source: Mapping[str, st
         )
 
 
-def _joined(
+def _join_ranks(
     name: str, pieces: list[Rows], shape: list[int], weight: _Weight
 ) -> tuple[list[Rows], int]:
     """The pieces of the ranks that make a tensor of ``shape``, and the axis that joins them."""

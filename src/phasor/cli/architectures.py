@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from phasor.cli.common import Screen, need_torch, progress_bar, say_json
 from phasor.configs.sources import language_models, read_source
-from phasor.describe import original_context, ranges, resolved, sentences
+from phasor.describe import original_context, ranges, sentences, static_rope
 from phasor.errors import ConfigError
 from phasor.rope import Rope
 from phasor.scaling import Rule
@@ -182,7 +182,7 @@ def _rope(kind: KindVerdict) -> Rope | None:
 
 def _rope_sentences(rope: Rope, tokens: int) -> list[str]:
     """What the rope is; a rule's, within the original context and at a length beyond."""
-    within = sentences(resolved(rope, None), None)
+    within = sentences(static_rope(rope, None), None)
     if not isinstance(rope.scaling, Rule):
         return within
     beyond = [one for one in sentences(rope.at(tokens), None) if one not in within]

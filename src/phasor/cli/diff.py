@@ -23,7 +23,7 @@ from phasor.cli.common import (
     token_counts,
 )
 from phasor.cli.identify import find_function, is_function
-from phasor.describe import resolved
+from phasor.describe import static_rope
 from phasor.errors import SpecError
 from phasor.identification import diff as diff_rotations
 from phasor.rope import Rope
@@ -105,4 +105,4 @@ def _rope(model: str, kind: str | None, seq_len: int | None, reading: Mapping[st
             f"kind must be one of {', '.join(map(repr, rotating))} to compare {ropes.name} with a "
             f"function, got {kind!r}: say --kind"
         )
-    return resolved(rotating[name], seq_len or ropes.context)
+    return static_rope(rotating[name], seq_len or ropes.context)

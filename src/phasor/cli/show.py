@@ -23,9 +23,9 @@ from phasor.describe import (
     as_plain,
     pair_rows,
     ranges,
-    resolved,
     rule_sentences,
     sentences,
+    static_rope,
 )
 from phasor.layers import LayerRopes
 
@@ -74,11 +74,11 @@ def print_model(
         if rope is None:
             screen.say("  No position embedding.")
             continue
-        static = resolved(rope, seq_len)
+        static = static_rope(rope, seq_len)
         for sentence in (*rule_sentences(rope, seq_len), *sentences(static, context)):
             screen.say(f"  {sentence}")
         rows = pair_rows(static, context)
-        screen.print(_pair_table(rows if every_pair else _selected(rows), context))
+        screen.print(_pair_table(rows if every_pair else _select_rows(rows), context))
         if not every_pair and len(rows) > _FEW:
             screen.say(f"  A selection of {len(rows)} pairs; --pairs shows all.")
     screen.say()
@@ -87,7 +87,7 @@ def print_model(
         screen.say(f"Note: {note}")
 
 
-def _selected(rows: Sequence[PairRow]) -> list[PairRow]:
+def _select_rows(rows: Sequence[PairRow]) -> list[PairRow]:
     """A selection of many rows: the ends, where the law's effect changes, and eight between."""
     if len(rows) <= _FEW:
         return list(rows)

@@ -217,7 +217,7 @@ def head_width(block: Block, key: str, quotient: str, width: int, heads: int) ->
     return width // heads
 
 
-def required(block: Block, key: str, value: _T | None) -> _T:
+def require(block: Block, key: str, value: _T | None) -> _T:
     """``value``; if it is None, raise the error that ``key`` is absent."""
     if value is None:
         raise ConfigError(f"{block.name(key)} is absent; add it, as the model's authors give it")

@@ -6,7 +6,7 @@ from functools import partial
 
 from phasor._checks import short_repr
 from phasor.axes import Axes, InterleavedSections, OneAxis, Sectioned
-from phasor.configs.block import Block, head_width, renamed_keys, required, single_value
+from phasor.configs.block import Block, head_width, renamed_keys, require, single_value
 from phasor.configs.facts import Architecture, Kind, table
 from phasor.configs.layer_kinds import MOST_LAYERS, has_rope, layers_by_pattern
 from phasor.errors import ConfigError
@@ -23,7 +23,7 @@ _BASE = 10_000.0
 
 def load_gguf(top: Block, *, strict: bool) -> LayerRopes:
     """The rope of each layer of a model in GGUF."""
-    name = required(top, "general.architecture", top.text("general.architecture"))
+    name = require(top, "general.architecture", top.text("general.architecture"))
     known = table().gguf
     if name not in known:
         top.refuse(
@@ -34,7 +34,7 @@ def load_gguf(top: Block, *, strict: bool) -> LayerRopes:
     config = Block(
         {k.removeprefix(prefix): v for k, v in top.values.items() if k.startswith(prefix)}, name
     )
-    count = required(config, "block_count", config.whole("block_count", most=MOST_LAYERS))
+    count = require(config, "block_count", config.whole("block_count", most=MOST_LAYERS))
     kinds_in_order = _kinds(config, facts, count)
     notes = [facts.note] if facts.note else []
     kinds = {
@@ -85,7 +85,7 @@ def _kinds(config: Block, facts: Architecture, count: int) -> tuple[str, ...]:
 def _rope(top: Block, config: Block, facts: Architecture, kind: Kind, notes: list[str]) -> Rope:
     width = config.whole("rope.dimension_count", least=2, most=WIDEST)
     head_dim = width if facts.latent else _head_dim(config)
-    head_dim = required(config, _LATENT, head_dim)
+    head_dim = require(config, _LATENT, head_dim)
     width = head_dim if width is None else width
     if width % 2 or width > head_dim:
         config.refuse(_LATENT, f"an even number of coordinates, at most {head_dim}")
@@ -112,8 +112,8 @@ def _head_dim(config: Block) -> int:
     head_dim = config.whole("attention.key_length", least=2, most=WIDEST)
     if head_dim is not None:
         return head_dim
-    width = required(config, "embedding_length", config.whole("embedding_length"))
-    heads = required(config, "attention.head_count", config.largest("attention.head_count"))
+    width = require(config, "embedding_length", config.whole("embedding_length"))
+    heads = require(config, "attention.head_count", config.largest("attention.head_count"))
     return head_width(config, "attention.key_length", "embedding_length / head_count", width, heads)
 
 
@@ -121,7 +121,7 @@ def _axes(config: Block, facts: Architecture, num_pairs: int) -> Axes:
     if facts.axes is None:
         return OneAxis()
     key = "rope.dimension_sections"
-    sections = required(config, key, config.wholes(key))
+    sections = require(config, key, config.wholes(key))
     while sections and not sections[-1]:
         # a fourth entry is for an axis that no text model has
         sections = sections[:-1]
@@ -182,7 +182,7 @@ def _divisors(top: Block, key: str, pairs: int) -> tuple[float, ...] | None:
 
 def _original(config: Block) -> int:
     key = "rope.scaling.original_context_length"
-    return required(config, key, config.whole(key) or config.whole("context_length"))
+    return require(config, key, config.whole(key) or config.whole("context_length"))
 
 
 def _longrope(top: Block, config: Block, pairs: int) -> LongRope:

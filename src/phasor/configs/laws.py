@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, cast
 
 from phasor.axes import AXES, Axes
-from phasor.configs.block import Block, renamed_keys, required, single_value
+from phasor.configs.block import Block, renamed_keys, require, single_value
 from phasor.configs.facts import Architecture, table
 from phasor.errors import ConfigError
 from phasor.scaling import (
@@ -99,7 +99,7 @@ def axes(block: Block, model: Model) -> Axes | None:
     stated = block.wholes(key)
     sections = stated or facts.sections
     if not sections:
-        required(block, key, None)
+        require(block, key, None)
     if facts.sections and len(sections) != len(facts.sections):
         block.refuse(key, f"a list of {len(facts.sections)} pair counts, one per axis")
     # interleaved sections need not add up: the first axis gets the remaining pairs
@@ -120,7 +120,7 @@ def _default(_block: Block, _model: Model) -> None:
 
 
 def _of_factor(law: Callable[..., Law], block: Block, _model: Model) -> Law:
-    return law(factor=required(block, "factor", block.number("factor", above=0)))
+    return law(factor=require(block, "factor", block.number("factor", above=0)))
 
 
 def _dynamic(block: Block, model: Model) -> NTK | DynamicNTK:
@@ -131,24 +131,24 @@ def _dynamic(block: Block, model: Model) -> NTK | DynamicNTK:
         )
     if model.architecture.ntk_alpha and block.has("alpha"):
         block.ignore("factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
-        return NTK(factor=required(block, "alpha", block.number("alpha", above=0)))
+        return NTK(factor=require(block, "alpha", block.number("alpha", above=0)))
     length = single_value([(block.name(_ORIGINAL), block.whole(_ORIGINAL)), (_MAX, model.context)])
     factor = block.number("factor", above=0) or model.architecture.factor
     with renamed_keys(block, {"factor": "factor"}):
         return DynamicNTK(
-            factor=required(block, "factor", factor),
-            original_max_positions=required(block, _ORIGINAL, length),
+            factor=require(block, "factor", factor),
+            original_max_positions=require(block, _ORIGINAL, length),
         )
 
 
 def _stepped_ntk(block: Block, model: Model) -> SteppedNTK:
     """The rule of Qwen 1, whose original length is the file's context."""
-    return SteppedNTK(original_max_positions=required(block, _MAX, model.context))
+    return SteppedNTK(original_max_positions=require(block, _MAX, model.context))
 
 
 def _llama3(block: Block, model: Model) -> Llama3:
     names = ("factor", "low_freq_factor", "high_freq_factor")
-    numbers = {key: required(block, key, block.number(key, above=0)) for key in names}
+    numbers = {key: require(block, key, block.number(key, above=0)) for key in names}
     original = _original_length(block, model, or_context=False)
     with renamed_keys(block, {name: name for name in names}):
         return Llama3(original_max_positions=original, **numbers)
@@ -168,7 +168,7 @@ def _longrope(block: Block, model: Model) -> LongRope:
     pairs = model.rotary_dim // 2
     lists: list[tuple[float, ...]] = []
     for key in ("short_factor", "long_factor"):
-        factors = required(block, key, block.numbers(key, above=0))
+        factors = require(block, key, block.numbers(key, above=0))
         if len(factors) != pairs:
             raise ConfigError(
                 f"{block.name(key)} must hold one number per pair ({pairs}), got {len(factors)}"
@@ -249,7 +249,7 @@ def _original_length(block: Block, model: Model, *, or_context: bool) -> int:
     )
     if length is None and or_context:
         length = model.context
-    return required(block, _ORIGINAL, length)
+    return require(block, _ORIGINAL, length)
 
 
 def _extension_factor(block: Block, model: Model, original: int) -> float:

@@ -5,7 +5,7 @@ All three store weights in interleaved pairs and rotate them in place.
 
 from __future__ import annotations
 
-from phasor.configs.block import Block, head_width, renamed_keys, required, single_value
+from phasor.configs.block import Block, head_width, renamed_keys, require, single_value
 from phasor.configs.facts import read_table
 from phasor.configs.layer_kinds import MOST_LAYERS
 from phasor.configs.unread_keys import check_unread_keys
@@ -22,8 +22,8 @@ def load_params(config: Block, *, strict: bool) -> LayerRopes:
     which Meta's code for Llama 4 reads; without that key, the one of the release with this
     ``dim`` and ``n_layers``.
     """
-    heads = required(config, "n_heads", config.whole("n_heads"))
-    layers = required(config, "n_layers", config.whole("n_layers", most=MOST_LAYERS))
+    heads = require(config, "n_heads", config.whole("n_heads"))
+    layers = require(config, "n_layers", config.whole("n_layers", most=MOST_LAYERS))
     head_dim = _head_dim(config, heads)
     base = config.number("rope_theta", above=1)
     if base is None:
@@ -76,9 +76,9 @@ def load_deepseek(config: Block, *, strict: bool) -> LayerRopes:
         notes.append(f"The file has no {key}; {default:g} is the default of DeepSeek's own code.")
         return default
 
-    layers = required(config, "n_layers", config.whole("n_layers", most=MOST_LAYERS))
+    layers = require(config, "n_layers", config.whole("n_layers", most=MOST_LAYERS))
     key = "qk_rope_head_dim"
-    head_dim = required(config, key, config.whole(key, least=2, most=WIDEST))
+    head_dim = require(config, key, config.whole(key, least=2, most=WIDEST))
     longest = config.whole("max_seq_len") or int(number_or_default("max_seq_len", 0))
     original = config.whole("original_seq_len") or int(number_or_default("original_seq_len", 0))
     mscale = number_or_default("mscale", 0)
@@ -117,7 +117,7 @@ def _head_dim(config: Block, heads: int) -> int:
         head_dim = config.whole(key, least=2, most=WIDEST)
         if head_dim is not None:
             return head_dim
-    width = required(config, "dim", config.whole("dim"))
+    width = require(config, "dim", config.whole("dim"))
     return head_width(config, "head_dim", "dim / n_heads", width, heads)
 
 
@@ -157,17 +157,17 @@ def _scaled_rope(config: Block, layers: int, notes: list[str]) -> Llama3:
 
 def _yarn(block: Block, *, latent: bool) -> Yarn:
     """Mistral's yarn block: ``beta`` is YaRN's fast end, ``alpha`` its slow one."""
-    applied = required(block, "apply_scale", block.flag("apply_scale"))
+    applied = require(block, "apply_scale", block.flag("apply_scale"))
     if applied and latent:
         block.refuse("apply_scale", "false, as Mistral's own latent-attention models have it")
     original = block.whole("original_max_position_embeddings")
-    fast = required(block, "beta", block.number("beta", above=0))
-    slow = required(block, "alpha", block.number("alpha", above=0))
-    factor = required(block, "factor", block.number("factor", above=0))
+    fast = require(block, "beta", block.number("beta", above=0))
+    slow = require(block, "alpha", block.number("alpha", above=0))
+    factor = require(block, "factor", block.number("factor", above=0))
     with renamed_keys(block, {"beta_fast": "beta", "beta_slow": "alpha"}):
         return Yarn(
             factor=factor,
-            original_max_positions=required(block, "original_max_position_embeddings", original),
+            original_max_positions=require(block, "original_max_position_embeddings", original),
             beta_fast=fast,
             beta_slow=slow,
             attention_factor=None if applied else 1.0,

@@ -66,7 +66,7 @@ def extended_ropes(
             "factors divide plain frequencies, and this rope has a law or explicit frequencies; "
             "give the Rope from before, with its context"
         )
-    ropes = {UNCHANGED: rope, **_stretched(rope, context, to)}
+    ropes = {UNCHANGED: rope, **_stretch(rope, context, to)}
     if factors is not None:
         divisors = tuple(factors)
         rule = LongRope(
@@ -106,7 +106,7 @@ def _with_parameters(name: str, rope: Rope, values: Mapping[str, Any]) -> Rope:
     return rope if law is None else replace(rope, scaling=replace(law, **values))
 
 
-def _stretched(rope: Rope, context: int, to: int) -> dict[str, Rope]:
+def _stretch(rope: Rope, context: int, to: int) -> dict[str, Rope]:
     """By name of the law, ``rope`` extended by it; a rule has not picked its law yet."""
     s = to / context
     trained_law = rope.law()

@@ -11,7 +11,7 @@ from phasor._checks import whole
 from phasor.axes import Axial
 from phasor.configs.facts import table
 from phasor.configs.writing import config_keys
-from phasor.describe import resolved
+from phasor.describe import static_rope
 from phasor.errors import ConfigError, SpecError
 from phasor.extending.laws import EVIDENCE, UNCHANGED, extended_ropes, no_such_law, with_raised_base
 from phasor.layers import LayerRopes
@@ -312,7 +312,7 @@ def plan(
     whole("to", to, least=2, most=_COSINES // rope.num_pairs)
     names = _with_shared_blocks(ropes, names, rope)
     labels = map(ropes.in_config.label, names) if ropes.has_blocks_by_kind else ()
-    trained = resolved(rope, length)
+    trained = static_rope(rope, length)
     by_law = extended_ropes(trained, length, to, factors=factors, parameters=parameters)
     documented = documented_extension(ropes)
     if documented is not None and to <= documented.reach:

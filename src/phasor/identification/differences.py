@@ -10,7 +10,7 @@ from typing import Any, overload
 import numpy as np
 
 from phasor._checks import number, whole
-from phasor.describe import ranges, resolved
+from phasor.describe import ranges, static_rope
 from phasor.errors import SpecError
 from phasor.identification.calling import Caller, RefusedError, find_caller
 from phasor.identification.report import finite_or_none
@@ -105,7 +105,7 @@ def _diff_ropes(a: Rope, b: Rope, context: int, tolerance: float) -> Difference:
     positions = _parting_positions(a, b, tolerance) if same_pairs else np.array([])
     apart = np.flatnonzero(positions < context)
 
-    def parting(pair: int) -> Parting:
+    def find_parting(pair: int) -> Parting:
         at = np.array([int(positions[pair])])
         za, zb = (exact_turns(rope, at)[0, pair] for rope in (a, b))
         return Parting(
@@ -117,8 +117,8 @@ def _diff_ropes(a: Rope, b: Rope, context: int, tolerance: float) -> Difference:
 
     return Difference(
         fields={name: both for name, both in fields.items() if both[0] != both[1]},
-        earliest=parting(int(np.argmin(positions))) if len(apart) else None,
-        first_pair=parting(int(apart[0])) if len(apart) else None,
+        earliest=find_parting(int(np.argmin(positions))) if len(apart) else None,
+        first_pair=find_parting(int(apart[0])) if len(apart) else None,
         pairs=len(apart),
         attention_factors=_if_apart(a.attention_factor, b.attention_factor, tolerance),
         softmax_factors=_if_apart(a.softmax_factor, b.softmax_factor, tolerance),
@@ -192,7 +192,7 @@ def _diff_measured(
     Between the last that agrees and the first that does not, the place is found by halving.
     """
 
-    def parting(position: int) -> MeasuredParting | None:
+    def find_parting(position: int) -> MeasuredParting | None:
         try:
             a, b = _map_at(first, position), _map_at(second, position)
             origins = _map_at(first, 0), _map_at(second, 0)
@@ -214,8 +214,8 @@ def _diff_measured(
     near_powers = {(1 << j) + step for j in range(4, context.bit_length()) for step in (-1, 0, 1)}
     agreed = -1
     for position in sorted(p for p in near_powers | set(range(17)) if p < context):
-        if parting(position) is not None:
-            return parting(first_bad(agreed, position, lambda p: parting(p) is None))
+        if find_parting(position) is not None:
+            return find_parting(first_bad(agreed, position, lambda p: find_parting(p) is None))
         agreed = position
     return None
 
@@ -338,7 +338,7 @@ def _diff_models(
         one, other = a.kinds[kinds[0]], b.kinds[kinds[1]]
         difference = None
         if one is not None and other is not None:
-            static = resolved(one, seq_len), resolved(other, seq_len)
+            static = static_rope(one, seq_len), static_rope(other, seq_len)
             difference = _diff_ropes(*static, context, tolerance)
         has_rope = one is not None, other is not None
         meetings.append(

@@ -13,7 +13,7 @@ from phasor.axes import Alternating, Axes, Axial, InterleavedSections, OneAxis, 
 from phasor.errors import SpecError
 from phasor.identification.blocks import Arrangement
 from phasor.identification.laws import Explanation, explanations, law_text
-from phasor.identification.report import Finding, Identification, PairFound, finding
+from phasor.identification.report import Finding, Identification, PairFound, make_finding
 from phasor.identification.spectrum import (
     DTYPES,
     ROUNDING,
@@ -150,9 +150,9 @@ def _direction(spectrum: Spectrum) -> tuple[Literal[1, -1], Floats, list[Finding
     findings: list[Finding] = []
     if len(against):
         more = f" and {len(against) - 1} more turn" if len(against) > 1 else " turns"
-        findings.append(finding("beyond-half-a-turn", pairs=f"{against[0]}{more}"))
+        findings.append(make_finding("beyond-half-a-turn", pairs=f"{against[0]}{more}"))
     if direction < 0:
-        findings.append(finding("sign-reversed"))
+        findings.append(make_finding("sign-reversed"))
     return direction, np.where(f < 0, f + 2 * np.pi, f), findings
 
 
@@ -169,8 +169,8 @@ def _offset(spectrum: Spectrum) -> tuple[float, list[Finding]]:
         offset = round(float(phase[k] / f[k]) * 2) / 2
         off = np.abs(np.exp(1j * offset * f) - np.exp(1j * phase))
         if offset and off.max() <= room + 1e-5 * abs(offset):
-            return offset, [finding("position-offset", offset=offset)]
-    return 0.0, [finding("constant-phase")]
+            return offset, [make_finding("position-offset", offset=offset)]
+    return 0.0, [make_finding("constant-phase")]
 
 
 # Which slice and which layout of axes.
@@ -341,4 +341,4 @@ def _dtype_finding(dtype: str, f: Floats) -> Finding:
         base = log_base(f, np.full(len(f), loose), len(f), indices).exp().simplest()
         more = f", near the powers of base {base:.15g}" if base else ""
         more += ". A buffer of frequencies followed the model's cast, most likely"
-    return finding("frequencies-in-{dtype}", dtype=dtype, more=more)
+    return make_finding("frequencies-in-{dtype}", dtype=dtype, more=more)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from phasor import scaling
 from phasor.errors import SpecError
-from phasor.identification.report import Finding, finding
+from phasor.identification.report import Finding, make_finding
 from phasor.identification.spectrum import Floats, Interval, around, count_digits, log_base
 from phasor.scaling import Law
 
@@ -206,14 +206,14 @@ def _find_exponent_width(measured: Frequencies) -> Proposals:
     for width in {measured.head_dim, pairs, 4 * pairs} - {2 * pairs}:
         meant = bases.power(width / (2 * pairs)).simplest()
         if short and meant in _USUAL_BASES and short not in _USUAL_BASES:
-            mistake = finding("exponent-width", width=width, rotary_dim=2 * pairs, meant=meant)
+            mistake = make_finding("exponent-width", width=width, rotary_dim=2 * pairs, meant=meant)
             yield _propose(short, None, mistake, meant)
 
 
 # Laws that change every pair: the first frequency is not 1.
 
 
-def _divided(
+def _fit_divided(
     measured: Frequencies, exponent: float = 1.0, divisor: Callable[[float], Any] = float
 ) -> tuple[float | None, float]:
     """The base and the factor of powers that are divided, the first by a root of the factor."""
@@ -226,15 +226,15 @@ def _divided(
 
 
 def _scan_divided(measured: Frequencies) -> Proposals:
-    base, factor = _divided(measured)
+    base, factor = _fit_divided(measured)
     yield _propose(base, scaling.Linear(factor=factor))
 
 
 def _find_stretched_frequencies(measured: Frequencies) -> Proposals:
-    (base, factor), pairs = _divided(measured), measured.num_pairs
+    (base, factor), pairs = _fit_divided(measured), measured.num_pairs
     meant = measured.factor.power((pairs - 1) / pairs).simplest()
     if base is not None and meant is not None:
-        mistake = finding("stretch-on-frequencies", factor=meant)
+        mistake = make_finding("stretch-on-frequencies", factor=meant)
         yield _propose(base, scaling.Linear(factor=factor), mistake, base, meant)
 
 
@@ -242,13 +242,13 @@ def _find_indices_from_one(measured: Frequencies) -> Proposals:
     pairs = measured.num_pairs
     base = measured.base_of(slice(None), shift=1).simplest()
     if base is not None:
-        mistake = finding("index-from-one", base=base, rotary_dim=2 * pairs)
+        mistake = make_finding("index-from-one", base=base, rotary_dim=2 * pairs)
         yield _propose(base, scaling.Linear(factor=base ** (1 / pairs)), mistake, base)
 
 
 def _scan_ntk_fixed(measured: Frequencies) -> Proposals:
     pairs, roots = measured.num_pairs, (measured.indices + 1) / measured.num_pairs
-    base, factor = _divided(measured, pairs, lambda factor: factor**roots)
+    base, factor = _fit_divided(measured, pairs, lambda factor: factor**roots)
     yield _propose(base, scaling.NTKFixed(factor=factor))
 
 
@@ -281,7 +281,7 @@ def _scan_whole_wavelengths(measured: Frequencies) -> Proposals:
 
 def _scan_stopped(measured: Frequencies) -> Proposals:
     pairs, turning = measured.num_pairs, measured.num_turning
-    base, factor = _divided(measured)
+    base, factor = _fit_divided(measured)
     if turning < 2 or base is None:  # one frequency is a power of any base
         return
     exact = turning / pairs
@@ -452,7 +452,7 @@ def _find_inverted_ramp(measured: Frequencies) -> Proposals:
     exact = base ** (-indices / pairs) * (ramp + (1 - ramp) / factor)
     fits = np.all(np.abs(exact - f) <= (2 * measured.relative + 1e-9) * f)
     if slope > 0 and ramp[-1] == 1 and fits:
-        yield _propose(base, None, finding("ramp-inverted", factor=factor), base, factor)
+        yield _propose(base, None, make_finding("ramp-inverted", factor=factor), base, factor)
 
 
 #: How the laws of `phasor.scaling.LAWS` are recognised: in spectra of which form, and by which

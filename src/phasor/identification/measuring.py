@@ -35,7 +35,7 @@ from phasor.identification.mistakes import (
     with_precision,
     with_rule,
 )
-from phasor.identification.report import Finding, Identification, finding
+from phasor.identification.report import Finding, Identification, make_finding
 from phasor.identification.spectrum import (
     ROUNDING,
     Complex,
@@ -129,7 +129,7 @@ def _measure(caller: Caller, longest: int) -> Identification:
     rounding, findings = coarse_table(maps, caller.rounding, caller.out_dtype)
     linear = _is_linear(caller, maps[0], rounding)
     if caller.changed_inputs:
-        findings.append(finding("inputs-written"))
+        findings.append(make_finding("inputs-written"))
     nothing = Identification(
         head_dim=caller.head_dim, called=None, linear=linear, findings=tuple(findings)
     )
@@ -189,7 +189,7 @@ def _measure_pairs(
     key_factor, keys = compare_queries_and_keys(probe, maps)
     findings = [*findings, *members, *keys]
     if lengths.remembers is not None:
-        findings.append(finding("remembers", top=lengths.remembers))
+        findings.append(make_finding("remembers", top=lengths.remembers))
     sizes, drivers = np.abs(rows.mean(axis=0)), _drivers_by_axis(probe, spectrum)
     report = explain(
         arrangement, spectrum, drivers, sizes, rounding=rounding, is_rotation=not members
@@ -320,7 +320,7 @@ def identify_samples(
     beyond = next((p for p in places if p > spectrum.reach), None)
     if beyond is None:
         return report
-    part = finding("samples-part", reach=spectrum.reach, beyond=beyond)
+    part = make_finding("samples-part", reach=spectrum.reach, beyond=beyond)
     return replace(report, findings=(*report.findings, part))
 
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from phasor.identification.blocks import Arrangement, read_rows
 from phasor.identification.calling import Caller, RefusedError
-from phasor.identification.report import Finding, Identification, finding
+from phasor.identification.report import Finding, Identification, make_finding
 from phasor.identification.spectrum import (
     DTYPES,
     ROUNDING,
@@ -90,7 +90,7 @@ def coarse_table(values: Floats, rounding: float, dtype: str) -> tuple[float, li
     for name in coarser if len(different) >= 16 else ():
         if np.array_equal(nearest(different, name)[0], different):
             off = ROUNDING[name]
-            return off, [finding("table-in-{dtype}", dtype=name, of=dtype, off=off / 2)]
+            return off, [make_finding("table-in-{dtype}", dtype=name, of=dtype, off=off / 2)]
     return rounding, []
 
 
@@ -126,7 +126,7 @@ def compare_members(probe: Probe, rows: Complex) -> list[Finding]:
                 half="interleaved-rows-on-halves",
                 interleaved="half-rows-on-interleaved",
             )
-            return [finding(name)]
+            return [make_finding(name)]
     worst = int(np.argmax(skew))
     at = tuple(arrangement.read[:, worst].tolist())
     # of a reflection the second row is minus the first
@@ -135,10 +135,10 @@ def compare_members(probe: Probe, rows: Complex) -> list[Finding]:
     if reflected[worst]:
         count = int(reflected.sum())
         some = f"{count} of {pairs} pairs, such as coordinates {at}, are"
-        return [finding("reflection", which=some if count > 1 else f"Coordinates {at} are")]
+        return [make_finding("reflection", which=some if count > 1 else f"Coordinates {at} are")]
     apart = probe.caller.n_axes > 1 and equal(rows[0, :6], rows[1, :6])
     name = "members-on-different-axes" if apart else "members-differ"
-    return [finding(name, count=int(wrong.sum()), at=at)]
+    return [make_finding(name, count=int(wrong.sum()), at=at)]
 
 
 def compare_queries_and_keys(probe: Probe, maps: Floats) -> tuple[float | None, list[Finding]]:
@@ -155,11 +155,11 @@ def compare_queries_and_keys(probe: Probe, maps: Floats) -> tuple[float | None, 
     queries, keys = (float(np.median(np.abs(z))) for z in (q, k))
     ratio = keys / queries
     if np.abs(k - ratio * q).max() <= room * max(1.0, ratio):
-        return keys, [finding("factor-on-one-side", queries=queries, keys=keys)]
+        return keys, [make_finding("factor-on-one-side", queries=queries, keys=keys)]
     if np.abs(k - np.conj(q)).max() <= room:
-        return None, [finding("keys-turn-backwards")]
+        return None, [make_finding("keys-turn-backwards")]
     worst = int(np.argmax(np.abs(q - k).max(axis=0)))
-    return None, [finding("queries-and-keys-differ", pair=worst)]
+    return None, [make_finding("queries-and-keys-differ", pair=worst)]
 
 
 def with_precision(
@@ -193,7 +193,7 @@ def with_precision(
     about = f" (above 1e-4 from about {threshold})" if error > 1e-4 else ""
     # an angle that is a float32 number makes its frequency look like one
     others = [one for one in report.findings if one.name != "frequencies-in-float32"]
-    float32 = finding("angles-in-float32", error=error, near=near, about=about)
+    float32 = make_finding("angles-in-float32", error=error, near=near, about=about)
     return replace(report, findings=(*others, float32))
 
 
@@ -263,7 +263,9 @@ def with_limits(
         findings.append(Finding(name, says))
     for dtype, position in coarse.items():
         same = _round_position(position, dtype)
-        findings.append(finding("positions-in-{dtype}", dtype=dtype, position=position, same=same))
+        findings.append(
+            make_finding("positions-in-{dtype}", dtype=dtype, position=position, same=same)
+        )
     name, negative = _negative_positions(predicted, end)
     if name is not None:
         findings.append(Finding(name, f"A negative position {negative}."))
@@ -376,7 +378,7 @@ def with_rule(report: Identification, lengths: Lengths, rounding: float) -> Iden
         if found is None and lengths.remembers is None:
             found = _longrope(report, report.rope, lengths.changes_at or 0, longer, rounding)
         rule, sentence = found or (None, "")
-    says = finding("depends-on-length", length=lengths.changes_at, rule=sentence)
+    says = make_finding("depends-on-length", length=lengths.changes_at, rule=sentence)
     return replace(report, rule=rule, findings=(*report.findings, says))
 
 

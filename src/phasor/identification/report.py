@@ -75,7 +75,7 @@ class Finding:
     says: str
 
 
-def finding(name: str, /, **measured: Any) -> Finding:
+def make_finding(name: str, /, **measured: Any) -> Finding:
     """The finding of that name in `SENTENCES`, with what was measured."""
     return Finding(name.format_map(measured), SENTENCES[name].format_map(measured))
 

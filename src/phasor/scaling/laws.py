@@ -186,7 +186,7 @@ def _blend(fast: Frequencies, slow: Frequencies, keep: Frequencies) -> Frequenci
     return tuple(f * w + s * (1 - w) for f, s, w in zip(fast, slow, keep, strict=True))
 
 
-def _divided(plain: Frequencies, factor: float) -> Frequencies:
+def _divide(plain: Frequencies, factor: float) -> Frequencies:
     return tuple(f / Decimal(factor) for f in plain)
 
 
@@ -295,7 +295,7 @@ class Yarn(_YarnTemperature):
             (self.beta_fast, self.beta_slow),
             self.truncate,
         )
-        return _blend(plain, _divided(plain, self.factor), keep)
+        return _blend(plain, _divide(plain, self.factor), keep)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -314,7 +314,7 @@ class YarnPaper(_YarnTemperature):
         keep = tuple(
             _clip((_turns(f, self.original_max_positions) - slow) / (fast - slow)) for f in plain
         )
-        return _blend(plain, _divided(plain, self.factor), keep)
+        return _blend(plain, _divide(plain, self.factor), keep)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -345,7 +345,7 @@ class Llama3(_Extension):
                 return _ONE if turns >= high else _ZERO
             return _clip((turns - low) / (high - low))
 
-        return _blend(plain, _divided(plain, self.factor), tuple(keep(f) for f in plain))
+        return _blend(plain, _divide(plain, self.factor), tuple(keep(f) for f in plain))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -362,7 +362,7 @@ class PartNTK(_Extension):
             return _index_ramp(len(plain), base, self.original_max_positions, (fast, slow), True)
 
         ntk_aware = NTK(factor=self.factor).apply(plain, base)
-        slow = _blend(ntk_aware, _divided(plain, self.factor), ramp(1.25, 0.75))
+        slow = _blend(ntk_aware, _divide(plain, self.factor), ramp(1.25, 0.75))
         return _blend(plain, slow, ramp(16.0, 2.0))
 
 

@@ -221,7 +221,7 @@ def _as_read(target: Target, rope: Rope) -> tuple[Rope, tuple[str, ...]]:
     rope = with_simplest_law(rope)
     pairings = target.pairings(rope) if callable(target.pairings) else target.pairings
     if rope.pairing not in pairings:
-        rope, note = target.reordered(rope, *pairings)
+        rope, note = target.reorder(rope, *pairings)
         notes.append(note)
     if rope.pairing_out is not None and not target.other_pairs_out:
         notes.append(

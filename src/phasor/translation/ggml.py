@@ -86,7 +86,7 @@ def _write_gguf(ropes: LayerRopes, context: int) -> tuple[Part, ...]:
             keys["rope.freq_base_swa"] = keys["rope.freq_base"]
             scale = "sliding layers too, as exaone4 does"
     else:
-        scaled, plain = _named(kinds, two.scaled), _named(kinds, two.plain)
+        scaled, plain = _rope_named(kinds, two.scaled), _rope_named(kinds, two.plain)
         keys = {two.scaled_base: scaled.base, two.plain_base: plain.base}
         keys["rope.dimension_count"] = scaled.rotary_dim
         if plain.rotary_dim != scaled.rotary_dim:
@@ -159,14 +159,14 @@ def _two_ropes(kinds: Mapping[str, Rope]) -> _TwoRopes | None:
         return None
     for two in _TWO_ROPES:
         if {_short(kind) for kind in kinds} == {two.scaled, two.plain}:
-            scaled, plain = _named(kinds, two.scaled), _named(kinds, two.plain)
+            scaled, plain = _rope_named(kinds, two.scaled), _rope_named(kinds, two.plain)
             alike = scaled.axes == plain.axes and scaled.direction == plain.direction == 1
             if alike and scaled.base and plain.base and plain.scaling is None:
                 return two
     return None
 
 
-def _named(kinds: Mapping[str, Rope], name: str) -> Rope:
+def _rope_named(kinds: Mapping[str, Rope], name: str) -> Rope:
     return next(rope for kind, rope in kinds.items() if _short(kind) == name)
 
 

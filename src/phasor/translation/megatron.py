@@ -49,7 +49,7 @@ def _write(ropes: LayerRopes, context: int) -> tuple[Part, ...]:
     notes: list[str] = []
     only_half = isinstance(rope.scaling, Yarn) or isinstance(rope.axes, Sectioned)
     if rope.pairing == "interleaved" and only_half and not latent:
-        rope, note = TARGET.reordered(rope, "half")
+        rope, note = TARGET.reorder(rope, "half")
         notes.append(note)
     flags = _latent(rope, context) if latent else _common(rope, context)
     skipped = [int(ropes.kinds[kind] is None) for kind in ropes.layer_kinds]

@@ -181,7 +181,7 @@ class Target:
         """
         raise RefusalError(f"{self.name} cannot express {what}", rope, context, candidates)
 
-    def reordered(self, rope: Rope, pairing: Pairing) -> tuple[Rope, str]:
+    def reorder(self, rope: Rope, pairing: Pairing) -> tuple[Rope, str]:
         """The rope with other pairs, and what has to be done with the weights for it."""
         return replace(rope, pairing=pairing, pairing_out=None), (
             f"{self.name} turns {pairing} pairs: reorder the weights first "

@@ -268,7 +268,9 @@ def patch(
         model=type(model).__name__,
         embeddings=tuple(it.member.path for one in read for it in one.embeddings),
         layers=tuple(
-            _replaced(member, one.layers, seq_len) for one in read for member in one.rotating
+            _describe_replaced(member, one.layers, seq_len)
+            for one in read
+            for member in one.rotating
         ),
         already=not classes,
     )
@@ -375,7 +377,7 @@ def check(model: nn.Module, *, part: str | None = None) -> Checked:
 # ---- what was replaced ----
 
 
-def _replaced(member: Member, ropes: LayerRopes | str, seq_len: int | None) -> Replaced:
+def _describe_replaced(member: Member, ropes: LayerRopes | str, seq_len: int | None) -> Replaced:
     layer = layer_number(member)
     doubt, rope = (ropes, None) if isinstance(ropes, str) else ("", None)
     if isinstance(ropes, LayerRopes) and layer is not None and layer < len(ropes):

@@ -144,14 +144,14 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, rope: Rope, distance: Distance) -> 
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     # [batch, num_kv_heads, group, seq, head_dim], with a group of 1 for keys and values
     near_q, far_q = (
-        _grouped(rotate(q, at[seq - new :], rope, gain=gain).to(dtype) * factor, k.shape[2])
+        _group_heads(rotate(q, at[seq - new :], rope, gain=gain).to(dtype) * factor, k.shape[2])
         for at in (positions, far_positions_q)
     )
     near_k, far_k = (
-        _grouped(rotate(k, at, rope, gain=gain).to(dtype), k.shape[2])
+        _group_heads(rotate(k, at, rope, gain=gain).to(dtype), k.shape[2])
         for at in (positions, far_positions_k)
     )
-    values = _grouped(v.to(dtype), k.shape[2])
+    values = _group_heads(v.to(dtype), k.shape[2])
     parts: list[Tensor] = []
     for start in range(0, new, CHUNK):
         stop = min(start + CHUNK, new)
@@ -173,7 +173,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, rope: Rope, distance: Distance) -> 
     return y.flatten(1, 2).transpose(1, 2).to(q.dtype)
 
 
-def _grouped(x: Tensor, num_kv_heads: int) -> Tensor:
+def _group_heads(x: Tensor, num_kv_heads: int) -> Tensor:
     """``[batch, seq, heads, head_dim]`` as ``[batch, num_kv_heads, group, seq, head_dim]``."""
     batch, seq, heads, head_dim = x.shape
     x = x.reshape(batch, seq, num_kv_heads, heads // num_kv_heads, head_dim)

@@ -41,7 +41,7 @@ def refusal(x: Tensor) -> str:
     """Why this backend cannot rotate ``x``; nothing if it can."""
     device = x.device.type
     if device == "cuda" or (device == "cpu" and os.environ.get("TRITON_INTERPRET") == "1"):
-        return _missing()
+        return _what_is_missing()
     return f"it needs a tensor on a GPU, got one on {x.device}"
 
 
@@ -98,7 +98,7 @@ def rotate_directly(
 
 
 @cached_constant
-def _missing() -> str:
+def _what_is_missing() -> str:
     """Why Triton cannot be used, with a warning the first time; "" if it can."""
     try:
         import_module("triton")
