@@ -229,3 +229,8 @@ def _rebuild(value: Any, *mappings: str) -> partial[Any]:
     values = {field.name: getattr(value, field.name) for field in fields(value)}
     plain = {name: dict(values[name]) for name in mappings}
     return partial(type(value), **(values | plain))
+
+
+def one_layer(rope: Rope) -> LayerRopes:
+    """A model of one layer, for functions that take a model or a Rope."""
+    return LayerRopes(name="rope", layer_kinds=("rope",), kinds={"rope": rope})

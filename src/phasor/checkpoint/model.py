@@ -16,7 +16,7 @@ from phasor.configs import load
 from phasor.configs.facts import table
 from phasor.configs.sources import language_models, read_source
 from phasor.errors import CheckpointError
-from phasor.layers import LayerRopes
+from phasor.layers import LayerRopes, one_layer
 from phasor.pairings import Pairing
 from phasor.rope import Rope
 
@@ -254,8 +254,7 @@ def describe(
         CheckpointError: If the order of such a model's tensors cannot be changed.
     """
     if isinstance(model, Rope):
-        one = LayerRopes(name="rope", layer_kinds=("rope",), kinds={"rope": model})
-        return Model(ropes=one)
+        return Model(ropes=one_layer(model))
     levels = [block.values for block in language_models(read_source(model))]
     top, config = levels[0], levels[-1]
     ropes = load(top, like=like, strict=strict)

@@ -14,7 +14,7 @@ from phasor.configs.writing import config_keys
 from phasor.describe import static_rope
 from phasor.errors import ConfigError, SpecError
 from phasor.extending.laws import EVIDENCE, UNCHANGED, extended_ropes, no_such_law, with_raised_base
-from phasor.layers import LayerRopes
+from phasor.layers import LayerRopes, one_layer
 from phasor.papers.distances import first_negative
 from phasor.papers.phases import Coverage, coverage
 from phasor.presets import DocumentedExtension, documented_extension
@@ -287,7 +287,7 @@ def plan(
     llama3 0 11089 1.0
     """
     if isinstance(ropes, Rope):
-        ropes = LayerRopes(name="rope", layer_kinds=("rope",), kinds={"rope": ropes})
+        ropes = one_layer(ropes)
     length = ropes.context if context is None else context
     if length is None:
         raise SpecError(

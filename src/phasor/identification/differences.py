@@ -356,9 +356,8 @@ def _diff_models(
 
 @overload
 def diff(
-    a: Rope, b: Rope, *, context: int | None = None, tolerance: float | None = None,
-    head_dim: int | None = None,
-) -> Difference: ...  # fmt: skip
+    a: Rope, b: Rope, *, context: int | None = None, tolerance: float | None = None
+) -> Difference: ...
 @overload
 def diff(
     a: LayerRopes, b: LayerRopes, *, context: int | None = None, tolerance: float | None = None,
@@ -374,6 +373,11 @@ def diff(
     a: Rope, b: Function, *, context: int | None = None, tolerance: float | None = None,
     head_dim: int | None = None, **calling: Any,
 ) -> MeasuredParting | None: ...  # fmt: skip
+@overload
+def diff(
+    a: Rope | Function, b: Rope | Function, *, context: int | None = None,
+    tolerance: float | None = None, head_dim: int | None = None, **calling: Any,
+) -> Difference | MeasuredParting | None: ...  # fmt: skip
 def diff(
     a: Rope | LayerRopes | Function, b: Rope | LayerRopes | Function, *, context: int | None = None,
     tolerance: float | None = None, seq_len: int | None = None, head_dim: int | None = None,

@@ -112,10 +112,10 @@ def feasible_bases(rope: Rope, context: int, bases: Iterable[float]) -> NDArray[
     if any(left >= right for left, right in itertools.pairwise(tried)):
         raise SpecError("bases must ascend, got a base that is not above the one before it")
 
-    still = (rope.head_dim - rope.rotary_dim) / 2
+    unrotated = (rope.head_dim - rope.rotary_dim) / 2
 
     def feasible(base: float) -> bool:
-        return first_negative(replace(rope, base=base), context + 1, still) is None
+        return first_negative(replace(rope, base=base), context + 1, unrotated) is None
 
     edges: list[float] = []
     inside = False

@@ -14,7 +14,7 @@ import numpy as np
 
 from phasor._checks import choice, whole
 from phasor.errors import SpecError
-from phasor.layers import LayerRopes
+from phasor.layers import LayerRopes, one_layer
 from phasor.presets import preset, preset_names
 from phasor.rope import Rope
 from phasor.scaling import Rule
@@ -158,7 +158,7 @@ def translate(
     """
     chosen = TARGETS[choice("target", target, tuple(TARGETS))]
     if isinstance(ropes, Rope):
-        ropes = _of_one(ropes)
+        ropes = one_layer(ropes)
     if context is None and ropes.context is None:
         raise SpecError(f"context must be given: {ropes.name} does not say how many tokens it has")
     length = whole("context", ropes.context if context is None else context, least=2)
@@ -196,7 +196,7 @@ def _expressible(target: Target, refusal: RefusalError, deeper: int = 2) -> Iter
     """Candidates that the target can express; of those that it cannot, their own."""
     for rope in refusal.candidates:
         try:
-            _express(target, _of_one(rope), refusal.context)
+            _express(target, one_layer(rope), refusal.context)
         except RefusalError as again:
             if deeper:
                 yield from _expressible(target, again, deeper - 1)
@@ -204,10 +204,6 @@ def _expressible(target: Target, refusal: RefusalError, deeper: int = 2) -> Iter
             pass
         else:
             yield rope
-
-
-def _of_one(rope: Rope) -> LayerRopes:
-    return LayerRopes(name="rope", layer_kinds=("rope",), kinds={"rope": rope})
 
 
 def _with_kinds(ropes: LayerRopes, change: Callable[[Rope], Rope]) -> LayerRopes:
