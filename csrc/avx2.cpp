@@ -37,7 +37,7 @@ struct Floats {
   using V = __m256;
   static constexpr int width = 8;
   static constexpr int cached_registers = 2;
-  static constexpr bool has_rotate_whole = false;
+  template <bool, bool> static constexpr bool has_rotate_whole = false;
   static V load_row(const float *p) { return _mm256_loadu_ps(p); }
   static void rotate(V x0, V x1, V c, V s, V &y0, V &y1) {
     y0 = _mm256_fmsub_ps(x0, c, _mm256_mul_ps(x1, s));
@@ -46,8 +46,6 @@ struct Floats {
 };
 
 template <class T> struct Lane;
-template <class T, bool kHalfIn, bool kHalfOut, bool kStream, class V>
-void rotate_block(const char *in, char *out, int64_t bytes, int64_t at, V c, V s);
 
 template <> struct Lane<float> : Floats {
   static V load_half(const char *p) { return _mm256_castsi256_ps(load(p)); }
@@ -84,7 +82,7 @@ inline __m256i round_interleaved(__m256 y0, __m256 y1) {
 
 template <> struct Lane<Bf16> : Floats {
   static constexpr int cached_registers = 8; // more than fit in registers, but arranged and in the nearest cache
-  static constexpr bool has_rotate_whole = true;
+  template <bool kHalfIn, bool kHalfOut> static constexpr bool has_rotate_whole = kHalfIn && kHalfOut;
   static V load_half(const char *p) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(load_short(p)), 16));
   }
@@ -112,29 +110,22 @@ template <> struct Lane<Bf16> : Floats {
   // odd ones, which is faster than unpacking them in order; so where both pairings are halves, the
   // cosines of 16 neighbouring pairs are put into that order too.
   template <bool kHalfIn, bool kHalfOut, int kBlocks> static void arrange_rows(V *row) {
-    if constexpr (kHalfIn && kHalfOut)
-      for (int b = 0; b < kBlocks; b += 2)
-        Lane<float>::deinterleave(row[b], row[b + 1], row[b], row[b + 1]);
+    for (int b = 0; b < kBlocks; b += 2)
+      Lane<float>::deinterleave(row[b], row[b + 1], row[b], row[b + 1]);
   }
   template <bool kHalfIn, bool kHalfOut, bool kStream, int kBlocks>
   static void rotate_whole(const char *in, char *out, const V *c, const V *s, const float *,
                          const float *, const Constants &) {
     constexpr int64_t bytes = int64_t{kBlocks} * width * 2;
-    if constexpr (kHalfIn && kHalfOut) {
-      for (int b = 0; b < kBlocks; b += 2) {
-        const int64_t at = b * int64_t{width} * 2;
-        V even0, odd0, even1, odd1, y0, y1, z0, z1;
-        load_interleaved(in + at, even0, odd0);
-        load_interleaved(in + bytes + at, even1, odd1);
-        rotate(even0, even1, c[b], s[b], y0, y1);
-        rotate(odd0, odd1, c[b + 1], s[b + 1], z0, z1);
-        store<kStream>(out + at, round_interleaved(y0, z0));
-        store<kStream>(out + bytes + at, round_interleaved(y1, z1));
-      }
-    } else {
-      for (int b = 0; b < kBlocks; ++b)
-        rotate_block<Bf16, kHalfIn, kHalfOut, kStream>(in, out, bytes, b * int64_t{width} * 2, c[b],
-                                                     s[b]);
+    for (int b = 0; b < kBlocks; b += 2) {
+      const int64_t at = b * int64_t{width} * 2;
+      V even0, odd0, even1, odd1, y0, y1, z0, z1;
+      load_interleaved(in + at, even0, odd0);
+      load_interleaved(in + bytes + at, even1, odd1);
+      rotate(even0, even1, c[b], s[b], y0, y1);
+      rotate(odd0, odd1, c[b + 1], s[b + 1], z0, z1);
+      store<kStream>(out + at, round_interleaved(y0, z0));
+      store<kStream>(out + bytes + at, round_interleaved(y1, z1));
     }
   }
 };
@@ -164,7 +155,7 @@ template <> struct Lane<double> {
   using V = __m256d;
   static constexpr int width = 4;
   static constexpr int cached_registers = 2;
-  static constexpr bool has_rotate_whole = false;
+  template <bool, bool> static constexpr bool has_rotate_whole = false;
   static V at(const char *p) { return _mm256_castsi256_pd(load(p)); }
   static V load_row(const double *p) { return _mm256_loadu_pd(p); }
   static V load_half(const char *p) { return at(p); }

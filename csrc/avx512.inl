@@ -11,7 +11,7 @@ struct Floats {
   using V = __m512;
   static constexpr int width = 16;
   static constexpr int cached_registers = 4;
-  static constexpr bool has_rotate_whole = false;
+  template <bool, bool> static constexpr bool has_rotate_whole = false;
   static V load_row(const float *p) { return _mm512_loadu_ps(p); }
   static void rotate(V x0, V x1, V c, V s, V &y0, V &y1) {
     y0 = _mm512_fmsub_ps(x0, c, _mm512_mul_ps(x1, s));
@@ -29,11 +29,8 @@ template <bool kStream> inline void store(char *p, __m256i v) {
 }
 
 template <class T> struct Lane;
-template <class T, bool kHalfIn, bool kHalfOut, bool kStream, class V>
-void rotate_block(const char *in, char *out, int64_t bytes, int64_t at, V c, V s);
-
 template <> struct Lane<float> : Floats {
-  static constexpr bool has_rotate_whole = true;
+  template <bool kHalfIn, bool kHalfOut> static constexpr bool has_rotate_whole = !kHalfIn && !kHalfOut;
   struct Constants {};
   static V load_half(const char *p) { return _mm512_loadu_ps(p); }
   static void load_interleaved(const char *p, V &x0, V &x1) {
@@ -55,7 +52,6 @@ template <> struct Lane<float> : Floats {
   // Interleaved numbers are rotated where they lie, beside copies that trade places within each pair,
   // by cosines and sines that each stand twice: one shuffle a register, not two.
   template <bool kHalfIn, bool kHalfOut, int kBlocks> static void arrange_rows(V *row) {
-    if constexpr (kHalfIn || kHalfOut) return;
     const __m512i low = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
     const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
 #pragma GCC unroll 8
@@ -67,17 +63,11 @@ template <> struct Lane<float> : Floats {
   template <bool kHalfIn, bool kHalfOut, bool kStream, int kBlocks>
   __attribute__((always_inline)) static void rotate_whole(const char *in, char *out, const V *c, const V *s,
                                                           const float *, const float *, const Constants &) {
-    if constexpr (kHalfIn || kHalfOut) {
 #pragma GCC unroll 8
-      for (int b = 0; b < kBlocks; ++b)
-        rotate_block<float, kHalfIn, kHalfOut, kStream>(in, out, kBlocks * 64, b * 64, c[b], s[b]);
-    } else {
-#pragma GCC unroll 8
-      for (int b = 0; b < 2 * kBlocks; ++b) {
-        const V x = _mm512_loadu_ps(in + b * 64), traded = _mm512_permute_ps(x, 0xb1);
-        const V y = _mm512_fmaddsub_ps(x, c[b], _mm512_mul_ps(traded, s[b]));
-        store<kStream>(out + b * 64, _mm512_castps_si512(y));
-      }
+    for (int b = 0; b < 2 * kBlocks; ++b) {
+      const V x = _mm512_loadu_ps(in + b * 64), traded = _mm512_permute_ps(x, 0xb1);
+      const V y = _mm512_fmaddsub_ps(x, c[b], _mm512_mul_ps(traded, s[b]));
+      store<kStream>(out + b * 64, _mm512_castps_si512(y));
     }
   }
 };
@@ -151,7 +141,7 @@ template <> struct Lane<double> {
   using V = __m512d;
   static constexpr int width = 8;
   static constexpr int cached_registers = 4;
-  static constexpr bool has_rotate_whole = false;
+  template <bool, bool> static constexpr bool has_rotate_whole = false;
   static V load_row(const double *p) { return _mm512_loadu_pd(p); }
   static V load_half(const char *p) { return _mm512_loadu_pd(p); }
   static void load_interleaved(const char *p, V &x0, V &x1) {

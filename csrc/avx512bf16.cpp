@@ -12,8 +12,11 @@
 namespace phasor {
 namespace {
 
+template <class T, bool kHalfIn, bool kHalfOut, bool kStream, class V>
+void rotate_block(const char *in, char *out, int64_t bytes, int64_t at, V c, V s);
+
 template <> struct Lane<Bf16> : Bf16Emulated {
-  static constexpr bool has_rotate_whole = true;
+  template <bool, bool> static constexpr bool has_rotate_whole = true;
 
   // What every head needs, in registers: the compiler would make some of it again for each.
   struct Constants {

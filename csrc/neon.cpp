@@ -23,7 +23,7 @@ struct Floats {
   using V = float32x4_t;
   static constexpr int width = 4;
   static constexpr int cached_registers = 0;
-  static constexpr bool has_rotate_whole = false;
+  template <bool, bool> static constexpr bool has_rotate_whole = false;
   static V load_row(const float *p) { return vld1q_f32(p); }
   static void rotate(V x0, V x1, V c, V s, V &y0, V &y1) {
     // vfmaq(a, b, c) is a + b c: the sign goes into the rounded product
@@ -97,7 +97,7 @@ template <> struct Lane<double> {
   using V = float64x2_t;
   static constexpr int width = 2;
   static constexpr int cached_registers = 0;
-  static constexpr bool has_rotate_whole = false;
+  template <bool, bool> static constexpr bool has_rotate_whole = false;
   static V load_row(const double *p) { return vld1q_f64(p); }
   static V load_half(const char *p) { return vld1q_f64(doubles(p)); }
   static void load_interleaved(const char *p, V &x0, V &x1) {

@@ -14,7 +14,7 @@ template <class T> struct Lane {
   using V = decltype(widen(T{}));
   static constexpr int width = 1;
   static constexpr int cached_registers = 0;
-  static constexpr bool has_rotate_whole = false;
+  template <bool, bool> static constexpr bool has_rotate_whole = false;
   static T read(const char *p) {
     T x;
     std::memcpy(&x, p, sizeof(T));

@@ -8,8 +8,8 @@
 //   load_row(p)                    cosines or sines
 //   rotate(x0, x1, c, s, y0, y1)   the rotation
 //   cached_registers               how many registers of cosines are worth keeping for all heads
-//   has_rotate_whole               whether it has `rotate_whole`, for heads of that many registers, with
-//                                  `arrange_rows`, once for a token, and `Constants`, once for all
+//   has_rotate_whole<in, out>      whether it has `rotate_whole` for these pairings and heads of that many
+//                                  registers, with `arrange_rows`, once for a token, and `Constants`
 //
 // `kFused` says whether `rotate` fuses a product and a sum, with one rounding. `kAligned` is the
 // alignment that its streaming stores need, and `fence` ends them.
@@ -143,7 +143,7 @@ __attribute__((always_inline)) inline void rotate_from_registers(const Vectors &
         }
     }
   };
-  if constexpr (L::has_rotate_whole) {
+  if constexpr (L::template has_rotate_whole<kHalfIn, kHalfOut>) {
     const typename L::Constants constants;
     each_head([](auto *row) { L::template arrange_rows<kHalfIn, kHalfOut, kBlocks>(row); },
               [&](const char *in, char *out, const auto *c, const auto *s, int64_t t) {
@@ -163,12 +163,13 @@ __attribute__((always_inline)) inline void rotate_from_registers(const Vectors &
 template <class T, class C, bool kHalfIn, bool kHalfOut, bool kStream, int kUnrolled>
 inline void rotate_vectors(const Vectors &w, const Rows<C> &rows, int64_t pairs) {
   using L = Lane<T>;
+  const bool pays = w.heads > 1 || L::template has_rotate_whole<kHalfIn, kHalfOut>;
   if constexpr (L::cached_registers >= 8)
     if (pairs == 8 * L::width)
       return rotate_from_registers<T, C, kHalfIn, kHalfOut, kStream, kUnrolled, 8>(w, rows);
-  if ((w.heads > 1 || L::has_rotate_whole) && L::cached_registers >= 4 && pairs == 4 * L::width)
+  if (pays && L::cached_registers >= 4 && pairs == 4 * L::width)
     return rotate_from_registers<T, C, kHalfIn, kHalfOut, kStream, kUnrolled, 4>(w, rows);
-  if ((w.heads > 1 || L::has_rotate_whole) && L::cached_registers >= 2 && pairs == 2 * L::width)
+  if (pays && L::cached_registers >= 2 && pairs == 2 * L::width)
     return rotate_from_registers<T, C, kHalfIn, kHalfOut, kStream, kUnrolled, 2>(w, rows);
   rotate_any_width<T, C, kHalfIn, kHalfOut, kStream>(w, rows, pairs);
 }
