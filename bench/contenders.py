@@ -225,7 +225,7 @@ def _rows_of_table(case: Case, positions: Tensor) -> Rotation:
 def _on_path(path: str, verb: Build, case: Case, positions: Tensor) -> Rotation:
     """One instruction set of the kernel, which only an environment variable picks for users."""
     native: Any = import_module("phasor._native")
-    wanted = [name for name, _ in native.paths()].index(path)
+    wanted = list(native.paths()).index(path)
     usual_rotation = verb(case, positions)
 
     def rotation(q: Tensor, k: Tensor) -> Any:

@@ -278,19 +278,12 @@ PyObject *plan(PyObject *, PyObject *args) {
   return PyBytes_FromStringAndSize(reinterpret_cast<const char *>(&p), sizeof p);
 }
 
-// paths() -> names this machine has, best first; an index into them is what `rotate` takes
+// paths() -> for each name, best first, whether this machine has it; its index is what `rotate` takes
 PyObject *paths(PyObject *, PyObject *) {
-  PyObject *names = PyList_New(0);
-  for (const Path &p : kPaths) {
-    if (names == nullptr) return nullptr;
-    PyObject *pair = Py_BuildValue("(sO)", p.name, p.here ? Py_True : Py_False);
-    if (pair == nullptr || PyList_Append(names, pair) < 0) {
-      Py_XDECREF(pair);
-      Py_DECREF(names);
-      return nullptr;
-    }
-    Py_DECREF(pair);
-  }
+  PyObject *names = PyDict_New();
+  for (const Path &p : kPaths)
+    if (names != nullptr && PyDict_SetItemString(names, p.name, p.here ? Py_True : Py_False) < 0)
+      Py_CLEAR(names);
   return names;
 }
 

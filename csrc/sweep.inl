@@ -192,8 +192,7 @@ inline void copy_rest(const Job &job, const Operand &x, const char *in, char *ou
 // addresses well, but not the jumps from head to head.
 inline int64_t ahead_of(const Job &job, int64_t step, int64_t bytes) {
   if (!job.prefetch) return 0;
-  const int64_t size = std::max<int64_t>(1, step < 0 ? -step : step);
-  return step * std::max<int64_t>(1, bytes / size);
+  return step * std::max<int64_t>(1, bytes / std::max<int64_t>(1, std::abs(step)));
 }
 
 template <class T, class C, bool kHalfIn, bool kHalfOut, bool kStream>
@@ -232,8 +231,7 @@ inline void sweep_tile(const Job &job, const Operand &x, const char *in, char *o
     return;
   }
   Vectors w{in, out, x.heads, x.head_in, x.head_out, tokens, token_in, token_out, 0};
-  auto magnitude = [](int64_t v) { return v < 0 ? -v : v; };
-  if (tokens > 1 && x.heads > 1 && magnitude(x.head_in) > magnitude(token_in)) {
+  if (tokens > 1 && x.heads > 1 && std::abs(x.head_in) > std::abs(token_in)) {
     // [heads, tokens] memory: go along the tokens, which lie side by side, with a few heads at a
     // time. That reads memory in order, and uses each row of cosines for all of them
     constexpr int kStreams = 4;
@@ -251,23 +249,23 @@ inline void sweep_tile(const Job &job, const Operand &x, const char *in, char *o
   if (w.heads > 0) rotate_vectors<T, C, kHalfIn, kHalfOut, kStream, 1>(w, rows, job.pairs);
 }
 
+// Calls `run` with a bool as a constant of the compiler's.
+template <class Run> inline void with_constant(bool value, Run run) {
+  value ? run(std::true_type{}) : run(std::false_type{});
+}
+
 template <class T, class C>
 inline void dispatch_tile(const Job &job, const Operand &x, const char *in, char *out,
                           int64_t tokens, int64_t token_in, int64_t token_out,
                           const Rows<C> &rows, bool stream) {
-  auto run = [&](auto half_in, auto half_out, auto streaming) {
-    sweep_tile<T, C, half_in.value, half_out.value, streaming.value>(job, x, in, out, tokens,
-                                                                     token_in, token_out, rows);
-  };
-  using Yes = std::true_type;
-  using No = std::false_type;
-  if (stream) {
-    if (job.half_in) job.half_out ? run(Yes{}, Yes{}, Yes{}) : run(Yes{}, No{}, Yes{});
-    else job.half_out ? run(No{}, Yes{}, Yes{}) : run(No{}, No{}, Yes{});
-  } else {
-    if (job.half_in) job.half_out ? run(Yes{}, Yes{}, No{}) : run(Yes{}, No{}, No{});
-    else job.half_out ? run(No{}, Yes{}, No{}) : run(No{}, No{}, No{});
-  }
+  with_constant(stream, [&](auto streaming) {
+    with_constant(job.half_in, [&](auto half_in) {
+      with_constant(job.half_out, [&](auto half_out) {
+        sweep_tile<T, C, half_in.value, half_out.value, streaming.value>(job, x, in, out, tokens, token_in,
+                                                                         token_out, rows);
+      });
+    });
+  });
 }
 
 // Whether to write past the caches: a large new output is not read again soon, and an ordinary store

@@ -2,6 +2,7 @@
 #pragma once
 #include <algorithm>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 
 #include "dlpack.h"
@@ -60,22 +61,19 @@ inline void broadcast(const DLTensor &t, int inner, int lead, int64_t *strides) 
 // Whether two elements of a written tensor could share memory. Conservative: false for dense slices,
 // true for some irregular strides that share nothing.
 inline bool overlaps_itself(const DLTensor &t) {
-  int64_t steps[kMaxRank], counts[kMaxRank];
+  struct Dimension {
+    int64_t step, length;
+  } dims[kMaxRank];
   int n = 0;
   for (int d = 0; d < t.ndim; ++d) {
     if (t.shape[d] == 0) return false;
-    if (t.shape[d] > 1) {
-      steps[n] = t.strides[d] < 0 ? -t.strides[d] : t.strides[d];
-      counts[n++] = t.shape[d];
-    }
+    if (t.shape[d] > 1) dims[n++] = {std::abs(t.strides[d]), t.shape[d]};
   }
-  int order[kMaxRank];
-  for (int i = 0; i < n; ++i) order[i] = i;
-  std::sort(order, order + n, [&](int a, int b) { return steps[a] < steps[b]; });
+  std::sort(dims, dims + n, [](const Dimension &a, const Dimension &b) { return a.step < b.step; });
   int64_t reach = 1;
   for (int i = 0; i < n; ++i) {
-    if (steps[order[i]] < reach) return true;
-    reach += steps[order[i]] * (counts[order[i]] - 1);
+    if (dims[i].step < reach) return true;
+    reach += dims[i].step * (dims[i].length - 1);
   }
   return false;
 }
@@ -104,9 +102,7 @@ inline bool touch(const DLTensor &a, const DLTensor &b) {
 // Whether two written tensors could share an element. Slices of one projection lie side by side
 // in every token, at the same token strides.
 inline bool overlap(const DLTensor &a, const DLTensor &b) {
-  const Span sa = span_of(a), sb = span_of(b);
-  if (sa.low == sa.high || sb.low == sb.high || sa.high <= sb.low || sb.high <= sa.low)
-    return false;
+  if (!touch(a, b)) return false;
   if (a.ndim != b.ndim) return true;
   int64_t token = 0;
   for (int d = 0; d < a.ndim - 2; ++d) {
@@ -171,7 +167,7 @@ inline Positions check_positions(const DLTensor &t, const char *made, int64_t *f
       *index = i;
       return Positions::too_far;
     }
-    const int64_t size = position < 0 ? -position : position;
+    const int64_t size = std::abs(position);
     for (int digit = 0; digit < kDigits && !every_row; ++digit)
       missing |= !made[1 + digit * kRows + ((size >> (kDigitBits * digit)) & (kRows - 1))];
     for (int d = t.ndim - 1; d >= 0; --d) {

@@ -39,7 +39,7 @@ def run_on(implementation: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(ops, "BACKENDS", {implementation: ops.BACKENDS[implementation]})
         monkeypatch.setattr(cpu, "_native", None)
     else:
-        every = [name for name, _ in cpu._native.paths()]
+        every = list(cpu._native.paths())
         monkeypatch.setattr(cpu, "_path_index", every.index(implementation))
 
 

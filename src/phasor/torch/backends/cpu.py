@@ -69,7 +69,7 @@ def _why_missing() -> str:
 
 def _choose_path(native: Any) -> int:
     """Index of the instruction set to run: the best this machine has, or ``PHASOR_CPU``'s."""
-    known = dict(native.paths())
+    known = native.paths()
     name = os.environ.get("PHASOR_CPU")
     if name is None:
         return list(known.values()).index(True)
@@ -87,7 +87,7 @@ def paths() -> tuple[str, ...]:
     """Instruction sets that this machine has, best first; none without the extension."""
     if _native is None:
         return ()
-    return tuple(name for name, available in _native.paths() if available)
+    return tuple(name for name, available in _native.paths().items() if available)
 
 
 def refusal(x: Tensor) -> str:
