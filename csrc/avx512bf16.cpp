@@ -16,6 +16,7 @@ template <class T, bool kHalfIn, bool kHalfOut, bool kStream, class V>
 void rotate_block(const char *in, char *out, int64_t bytes, int64_t at, V c, V s);
 
 template <> struct Lane<Bf16> : Bf16Emulated {
+  static constexpr int cached_registers = 8; // more than fit in registers, but in the nearest cache
   template <bool, bool> static constexpr bool has_rotate_whole = true;
 
   // What every head needs, in registers: the compiler would make some of it again for each.

@@ -52,46 +52,36 @@ template <> struct Lane<float> : Floats {
 
 // bfloat16, rounded to nearest even. A NaN stays one, because those of bfloat16 numbers and of `Rows`
 // have an empty lower half, which cannot carry.
-inline uint16x4_t round_to_bf16(float32x4_t y) {
-  const uint32x4_t u = vreinterpretq_u32_f32(y);
-  const uint32x4_t odd = vandq_u32(vshrq_n_u32(u, 16), vdupq_n_u32(1));
-  return vshrn_n_u32(vaddq_u32(vaddq_u32(u, vdupq_n_u32(0x7fff)), odd), 16);
-}
-inline float32x4_t widen_bf16(uint16x4_t x) { return vreinterpretq_f32_u32(vshll_n_u16(x, 16)); }
-
-template <> struct Lane<Bf16> : Floats {
-  static V load_half(const char *p) { return widen_bf16(vld1_u16(halves(p))); }
-  static void load_interleaved(const char *p, V &x0, V &x1) {
-    const uint16x4x2_t both = vld2_u16(halves(p));
-    x0 = widen_bf16(both.val[0]);
-    x1 = widen_bf16(both.val[1]);
-  }
-  template <bool> static void store_half(char *p, char *q, V y0, V y1) {
-    vst1_u16(halves(p), round_to_bf16(y0));
-    vst1_u16(halves(q), round_to_bf16(y1));
-  }
-  template <bool> static void store_interleaved(char *p, V y0, V y1) {
-    vst2_u16(halves(p), uint16x4x2_t{{round_to_bf16(y0), round_to_bf16(y1)}});
+struct Bf16Numbers {
+  static float32x4_t widen(uint16x4_t x) { return vreinterpretq_f32_u32(vshll_n_u16(x, 16)); }
+  static uint16x4_t narrow(float32x4_t y) {
+    const uint32x4_t u = vreinterpretq_u32_f32(y);
+    const uint32x4_t odd = vandq_u32(vshrq_n_u32(u, 16), vdupq_n_u32(1));
+    return vshrn_n_u32(vaddq_u32(vaddq_u32(u, vdupq_n_u32(0x7fff)), odd), 16);
   }
 };
+struct F16Numbers {
+  static float32x4_t widen(uint16x4_t x) { return vcvt_f32_f16(vreinterpret_f16_u16(x)); }
+  static uint16x4_t narrow(float32x4_t y) { return vreinterpret_u16_f16(vcvt_f16_f32(y)); }
+};
 
-template <> struct Lane<F16> : Floats {
-  static V widen_f16(uint16x4_t x) { return vcvt_f32_f16(vreinterpret_f16_u16(x)); }
-  static uint16x4_t narrow_f16(V y) { return vreinterpret_u16_f16(vcvt_f16_f32(y)); }
-  static V load_half(const char *p) { return widen_f16(vld1_u16(halves(p))); }
+template <class Numbers> struct Halves : Floats {
+  static V load_half(const char *p) { return Numbers::widen(vld1_u16(halves(p))); }
   static void load_interleaved(const char *p, V &x0, V &x1) {
     const uint16x4x2_t both = vld2_u16(halves(p));
-    x0 = widen_f16(both.val[0]);
-    x1 = widen_f16(both.val[1]);
+    x0 = Numbers::widen(both.val[0]);
+    x1 = Numbers::widen(both.val[1]);
   }
   template <bool> static void store_half(char *p, char *q, V y0, V y1) {
-    vst1_u16(halves(p), narrow_f16(y0));
-    vst1_u16(halves(q), narrow_f16(y1));
+    vst1_u16(halves(p), Numbers::narrow(y0));
+    vst1_u16(halves(q), Numbers::narrow(y1));
   }
   template <bool> static void store_interleaved(char *p, V y0, V y1) {
-    vst2_u16(halves(p), uint16x4x2_t{{narrow_f16(y0), narrow_f16(y1)}});
+    vst2_u16(halves(p), uint16x4x2_t{{Numbers::narrow(y0), Numbers::narrow(y1)}});
   }
 };
+template <> struct Lane<Bf16> : Halves<Bf16Numbers> {};
+template <> struct Lane<F16> : Halves<F16Numbers> {};
 
 template <> struct Lane<double> {
   using V = float64x2_t;

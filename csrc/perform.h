@@ -29,14 +29,12 @@ inline int64_t last_level_cache() {
 constexpr int64_t kNearCaches = int64_t{2} << 20; // what the caches next to the cores hold
 
 // A new tensor's memory is mapped page by page as it is written, which costs more than writing it.
-inline void ask_for_huge_pages(const DLTensor &t) {
+inline void ask_for_huge_pages([[maybe_unused]] const DLTensor &t) {
 #if defined(__linux__)
   constexpr int64_t kHuge = int64_t{2} << 20;
   const Span span = span_of(t);
   const int64_t low = (span.low + kHuge - 1) / kHuge * kHuge, high = span.high / kHuge * kHuge;
   if (high - low >= 2 * kHuge) madvise(reinterpret_cast<void *>(low), size_t(high - low), MADV_HUGEPAGE);
-#else
-  (void)t;
 #endif
 }
 
@@ -71,7 +69,7 @@ inline bool is_long(const Job &job, int64_t elements) {
 }
 
 // Run a job on at most that many threads.
-inline void perform(const Job &job, Run run, int most) {
+inline void perform(const Job &job, Run run, [[maybe_unused]] int most) {
 #if defined(_OPENMP)
   if (most > 1 && job.tokens > 1 && !omp_in_parallel()) {
 #pragma omp parallel num_threads(most)
@@ -83,8 +81,6 @@ inline void perform(const Job &job, Run run, int most) {
     }
     return;
   }
-#else
-  (void)most;
 #endif
   run(job, 0, job.tokens);
 }

@@ -1,7 +1,7 @@
 // The sweep over tokens and heads for one instruction set. A file of such a set defines
 // `template <class T> struct Lane` and includes this one inside a namespace of its own.
 //
-// Lane<T> handles `width` pairs at once in registers `V`:
+// Lane<T> handles `width` pairs at once in registers `V`; where that is one pair, it has no functions:
 //   load_half(p)                   first or second coordinates, which lie side by side
 //   load_interleaved(p, x0, x1)    both coordinates, from 2i and 2i + 1
 //   store_half<kStream>(p, q, y0, y1), store_interleaved<kStream>(p, y0, y1)
@@ -90,13 +90,14 @@ __attribute__((always_inline)) inline void rotate_group(Vectors &w, const C *cos
       for (int64_t at = 0; at < 2 * bytes; at += 64)
         __builtin_prefetch(w.in + h * w.head_in + w.ahead + at);
     int64_t k = 0;
-    for (; k + L::width <= pairs; k += L::width) {
-      const auto c = L::load_row(cos + k), s = L::load_row(sin + k);
+    if constexpr (L::width > 1)
+      for (; k + L::width <= pairs; k += L::width) {
+        const auto c = L::load_row(cos + k), s = L::load_row(sin + k);
 #pragma GCC unroll 4
-      for (int h = 0; h < kHeads; ++h)
-        rotate_block<T, kHalfIn, kHalfOut, kStream>(w.in + h * w.head_in, w.out + h * w.head_out, bytes,
-                                                    k * int64_t{sizeof(T)}, c, s);
-    }
+        for (int h = 0; h < kHeads; ++h)
+          rotate_block<T, kHalfIn, kHalfOut, kStream>(w.in + h * w.head_in, w.out + h * w.head_out, bytes,
+                                                      k * int64_t{sizeof(T)}, c, s);
+      }
     for (int h = 0; h < kHeads && k < pairs; ++h)
       rotate_scalar<T, C>(w.in + h * w.head_in, w.out + h * w.head_out, sizeof(T), sizeof(T), kHalfIn,
                           kHalfOut, cos, sin, k, pairs);
@@ -163,14 +164,16 @@ __attribute__((always_inline)) inline void rotate_from_registers(const Vectors &
 template <class T, class C, bool kHalfIn, bool kHalfOut, bool kStream, int kUnrolled>
 inline void rotate_vectors(const Vectors &w, const Rows<C> &rows, int64_t pairs) {
   using L = Lane<T>;
-  const bool pays = w.heads > 1 || L::template has_rotate_whole<kHalfIn, kHalfOut>;
+  [[maybe_unused]] const bool pays = w.heads > 1 || L::template has_rotate_whole<kHalfIn, kHalfOut>;
   if constexpr (L::cached_registers >= 8)
     if (pairs == 8 * L::width)
       return rotate_from_registers<T, C, kHalfIn, kHalfOut, kStream, kUnrolled, 8>(w, rows);
-  if (pays && L::cached_registers >= 4 && pairs == 4 * L::width)
-    return rotate_from_registers<T, C, kHalfIn, kHalfOut, kStream, kUnrolled, 4>(w, rows);
-  if (pays && L::cached_registers >= 2 && pairs == 2 * L::width)
-    return rotate_from_registers<T, C, kHalfIn, kHalfOut, kStream, kUnrolled, 2>(w, rows);
+  if constexpr (L::cached_registers >= 4)
+    if (pays && pairs == 4 * L::width)
+      return rotate_from_registers<T, C, kHalfIn, kHalfOut, kStream, kUnrolled, 4>(w, rows);
+  if constexpr (L::cached_registers >= 2)
+    if (pays && pairs == 2 * L::width)
+      return rotate_from_registers<T, C, kHalfIn, kHalfOut, kStream, kUnrolled, 2>(w, rows);
   rotate_any_width<T, C, kHalfIn, kHalfOut, kStream>(w, rows, pairs);
 }
 
