@@ -242,10 +242,11 @@ PyObject *rotate(PyObject *, PyObject *const *args, Py_ssize_t count) {
   call.args = args;
   if (!read_options(call, count) || !read_tensors(call) || !read_angles(call) || !lay_out(call))
     return call.answer;
-  const long path = PyLong_AsLong(args[5]);
+  long path = PyLong_AsLong(args[5]);
   if (path == -1 && PyErr_Occurred()) return nullptr;
   if (call.elements == 0) Py_RETURN_TRUE;
   Job &job = call.job;
+  while (job.pairs < kPaths[path].fewest_pairs) ++path;
   static const int64_t cache = last_level_cache();
   const int64_t bytes = call.elements * size_of(call.x[0]);
   job.prefetch = bytes > kNearCaches;
@@ -293,9 +294,7 @@ PyObject *connect(PyObject *, PyObject *args) {
   PyObject *capsule;
   if (!PyArg_ParseTuple(args, "OOOO", &capsule, &tensor_error, &position_error, &get_num_threads))
     return nullptr;
-  Py_INCREF(tensor_error);
-  Py_INCREF(position_error);
-  Py_INCREF(get_num_threads);
+  for (PyObject *kept : {tensor_error, position_error, get_num_threads}) Py_INCREF(kept);
   const auto *found = static_cast<const DLPackExchangeAPI *>(
       PyCapsule_GetPointer(capsule, "dlpack_exchange_api"));
   if (found == nullptr) return nullptr;

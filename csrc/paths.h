@@ -8,6 +8,7 @@ struct Path {
   const char *name;
   Run run;
   bool here;
+  int64_t fewest_pairs; // with fewer, the next is faster and rotates to the same bits
 };
 
 #if defined(__x86_64__)
@@ -26,13 +27,13 @@ inline bool has_avx512bf16() { return has_avx512() && __builtin_cpu_supports("av
 // Best first.
 const Path kPaths[] = {
 #if defined(__x86_64__)
-    {"avx512bf16", run_avx512bf16, has_avx512bf16()},
-    {"avx512", run_avx512, has_avx512()},
-    {"avx2", run_avx2, has_avx2()},
+    {"avx512bf16", run_avx512bf16, has_avx512bf16(), 16},
+    {"avx512", run_avx512, has_avx512(), 16},
+    {"avx2", run_avx2, has_avx2(), 0},
 #elif defined(__aarch64__)
-    {"neon", run_neon, true},
+    {"neon", run_neon, true, 0},
 #endif
-    {"portable", run_portable, true},
+    {"portable", run_portable, true, 0},
 };
 
 } // namespace phasor

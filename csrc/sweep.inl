@@ -52,10 +52,10 @@ inline void rotate_scalar(const char *in, char *out, int64_t item_in, int64_t it
 }
 
 // The pairs of one register, `at` bytes into the first half (twice that where they are interleaved).
-template <class T, bool kHalfIn, bool kHalfOut, bool kStream, class V>
-inline void rotate_block(const char *in, char *out, int64_t bytes, int64_t at, V c, V s) {
+template <class T, bool kHalfIn, class V>
+inline void load_rotated(const char *in, int64_t bytes, int64_t at, V c, V s, V &y0, V &y1) {
   using L = Lane<T>;
-  V x0, x1, y0, y1;
+  V x0, x1;
   if constexpr (kHalfIn) {
     x0 = L::load_half(in + at);
     x1 = L::load_half(in + bytes + at);
@@ -63,11 +63,17 @@ inline void rotate_block(const char *in, char *out, int64_t bytes, int64_t at, V
     L::load_interleaved(in + 2 * at, x0, x1);
   }
   L::rotate(x0, x1, c, s, y0, y1);
-  if constexpr (kHalfOut) {
-    L::template store_half<kStream>(out + at, out + bytes + at, y0, y1);
-  } else {
-    L::template store_interleaved<kStream>(out + 2 * at, y0, y1);
-  }
+}
+template <class T, bool kHalfOut, bool kStream, class V>
+inline void store_rotated(char *out, int64_t bytes, int64_t at, V y0, V y1) {
+  if constexpr (kHalfOut) Lane<T>::template store_half<kStream>(out + at, out + bytes + at, y0, y1);
+  else Lane<T>::template store_interleaved<kStream>(out + 2 * at, y0, y1);
+}
+template <class T, bool kHalfIn, bool kHalfOut, bool kStream, class V>
+inline void rotate_block(const char *in, char *out, int64_t bytes, int64_t at, V c, V s) {
+  V y0, y1;
+  load_rotated<T, kHalfIn>(in, bytes, at, c, s, y0, y1);
+  store_rotated<T, kHalfOut, kStream>(out, bytes, at, y0, y1);
 }
 
 // Some heads of some tokens. The heads of a token share its cosines and sines.
@@ -90,7 +96,15 @@ __attribute__((always_inline)) inline void rotate_group(Vectors &w, const C *cos
       for (int64_t at = 0; at < 2 * bytes; at += 64)
         __builtin_prefetch(w.in + h * w.head_in + w.ahead + at);
     int64_t k = 0;
-    if constexpr (L::width > 1)
+    if constexpr (L::width > 1) {
+      // what does not fill a register is rotated with the pairs before it, and before they are written
+      const int64_t last = pairs - L::width, last_bytes = last * int64_t{sizeof(T)};
+      const bool overlaps = last > 0 && pairs % L::width != 0;
+      typename L::V y0[kHeads], y1[kHeads];
+#pragma GCC unroll 4
+      for (int h = 0; h < kHeads && overlaps; ++h)
+        load_rotated<T, kHalfIn>(w.in + h * w.head_in, bytes, last_bytes, L::load_row(cos + last),
+                                 L::load_row(sin + last), y0[h], y1[h]);
       for (; k + L::width <= pairs; k += L::width) {
         const auto c = L::load_row(cos + k), s = L::load_row(sin + k);
 #pragma GCC unroll 4
@@ -98,6 +112,11 @@ __attribute__((always_inline)) inline void rotate_group(Vectors &w, const C *cos
           rotate_block<T, kHalfIn, kHalfOut, kStream>(w.in + h * w.head_in, w.out + h * w.head_out, bytes,
                                                       k * int64_t{sizeof(T)}, c, s);
       }
+#pragma GCC unroll 4
+      for (int h = 0; h < kHeads && overlaps; ++h)
+        store_rotated<T, kHalfOut, false>(w.out + h * w.head_out, bytes, last_bytes, y0[h], y1[h]);
+      if (overlaps) k = pairs;
+    }
     for (int h = 0; h < kHeads && k < pairs; ++h)
       rotate_scalar<T, C>(w.in + h * w.head_in, w.out + h * w.head_out, sizeof(T), sizeof(T), kHalfIn,
                           kHalfOut, cos, sin, k, pairs);

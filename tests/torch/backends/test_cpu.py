@@ -110,13 +110,16 @@ def test_memory_makes_no_difference(dtype: torch.dtype, pairing: Any, pairing_ou
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_instruction_sets_agree(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those with a fused multiplication give the same bits."""
-    x = normal(9, 4, 64, dtype=dtype)
+@pytest.mark.parametrize("width", [24, 64, 80, 512])
+def test_instruction_sets_agree(
+    dtype: torch.dtype, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those with a fused multiplication give the same bits, whatever part of a register is left."""
+    x = normal(9, 5, width, dtype=dtype)
     made = []
     for name in [name for name in cpu.paths() if name != "portable"]:
         run_on(name, monkeypatch)
-        ropes = [Rope(head_dim=64, pairing=pairing) for pairing in PAIRINGS]
+        ropes = [Rope(head_dim=width, pairing=pairing) for pairing in PAIRINGS]
         made += [[rotate(x, PLACES[:9], rope) for rope in ropes]]
     for other in made[1:]:
         assert all(map(torch.equal, other, made[0]))
@@ -320,8 +323,7 @@ def printed(program: str, **environment: str) -> str:
 def test_the_environment_forces_a_path(name: str) -> None:
     """PHASOR_CPU names the instruction set to run."""
     program = (
-        "from phasor.torch.backends import cpu\n"
-        "print(list(cpu._native.paths())[cpu._path_index])"
+        "from phasor.torch.backends import cpu\nprint(list(cpu._native.paths())[cpu._path_index])"
     )
     assert printed(program, PHASOR_CPU=name) == name
 
