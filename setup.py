@@ -9,9 +9,12 @@ import re
 import sys
 import sysconfig
 import tomllib
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
+from typing import Any
 
 from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
 
 SOURCES = ("module", "portable", "avx2", "avx512", "avx512bf16", "neon")
 UNIX = ["-std=c++17", "-O3", "-ffp-contract=off", "-fvisibility=hidden"]
@@ -70,11 +73,28 @@ def kernel() -> list[Extension]:
     ]
 
 
+class BuildInParallel(build_ext):
+    """Compiles as many sources at a time as there are processors: one alone takes half a minute."""
+
+    def build_extensions(self) -> None:
+        """Build the extension, if there is one."""
+        compile_all = self.compiler.compile
+
+        def compile_each(sources: list[str], **options: Any) -> list[str]:
+            with ThreadPool() as pool:
+                objects = pool.map(lambda source: compile_all([source], **options), sources)
+            return [path for one in objects for path in one]
+
+        self.compiler.compile = compile_each
+        super().build_extensions()
+
+
 project = tomllib.loads(Path("pyproject.toml").read_text("utf-8"))["project"]
 extensions = kernel()
 setup(
     options={"bdist_wheel": {"py_limited_api": "cp311"}} if STABLE and extensions else {},
     ext_modules=extensions,
+    cmdclass={"build_ext": BuildInParallel},
     long_description=index_readme(
         Path("README.md").read_text("utf-8"), project.get("urls", {}).get("Documentation")
     ),
