@@ -84,8 +84,8 @@ class Replaced:
         class_name: Its class.
         layer: The layer it belongs to, where it has a number.
         functions: The functions of transformers that its methods no longer call.
-        rope: What it turns by, or None where its layer has no position embedding, or where it is
-            not known which of the model's ropes its layer has.
+        rope: The rope by which it rotates; None where its layer has no position embedding, or where
+            it is not known which of the model's ropes its layer has.
         doubt: Why that is not known; "" where it is.
     """
 
@@ -254,7 +254,9 @@ def patch(
                     )
                 continue
             new_ropes.append((member.module, carried))
-            cls = carrying_class(member.cls, bool(reference.layout.fixed), reference.single)
+            cls = carrying_class(
+                member.cls, bool(reference.layout.fixed_positions), reference.single
+            )
             new_classes.append((member.module, cls))
         # a module that rotates by a table of its own is in both loops: the later class counts
         batched = rotation.embeddings[0].reference.layout.batched
@@ -441,8 +443,8 @@ def _check_module(
 
 def _choose_grid(embedding: Embedding, context: int) -> Grid:
     """Positions ``[axes, seq]``: those that the module is fixed to, or equal ones on every axis."""
-    if embedding.reference.layout.fixed:
-        return np.array(embedding.reference.layout.fixed).T
+    if embedding.reference.layout.fixed_positions:
+        return np.array(embedding.reference.layout.fixed_positions).T
     if holds_table(embedding.member.module):
         context = len(embedding.reference.buffers[TABLE])
     count = min(context, _MAX_POSITIONS)

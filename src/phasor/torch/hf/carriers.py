@@ -70,13 +70,13 @@ class PositionLayout(NamedTuple):
             batch, seq]``.
         batched: Whether positions and cosines have a batch, ``[batch, seq]``.
         axis_order: The coordinate of each axis of the Rope, where their order differs.
-        fixed: The positions of all tokens, where the module takes none.
+        fixed_positions: Those of all tokens, where the module takes none.
     """
 
     axes_last: bool = False
     batched: bool = True
     axis_order: tuple[int, ...] = ()
-    fixed: tuple[tuple[int, ...], ...] = ()
+    fixed_positions: tuple[tuple[int, ...], ...] = ()
 
 
 _PLAIN_LAYOUT = PositionLayout()

@@ -254,7 +254,7 @@ class ReferenceEmbedding:
             if form is not None and (form.width == "complex") is self.single
         ]
 
-    def turns_by(self, rope: Rope, functions: Sequence[Any]) -> bool:
+    def matches(self, rope: Rope, functions: Sequence[Any]) -> bool:
         """Whether one of the functions, with these rows, rotates as ``rope`` does, near and far."""
         if rope.axes.n_axes != self.n_axes:
             return False
@@ -285,7 +285,7 @@ class ReferenceEmbedding:
                     rope = identify_rows(function, form, self(grid), grid).rope
                 except PhasorError:
                     continue
-            if rope is not None and self.turns_by(rope, functions):
+            if rope is not None and self.matches(rope, functions):
                 return rope
         return None
 
@@ -342,8 +342,8 @@ class ReferenceGrid(ReferenceEmbedding):
             steps = np.arctan2(sin, cos)[:, slowest] / rope.inv_freq[slowest]
             grid = steps.round().T.astype(np.int64)
             if self._find_form(rope, functions, self._table, grid):
-                fixed = tuple((int(y), int(x)) for y, x in grid.T)
-                self.layout = self.layout._replace(fixed=fixed)
+                positions = tuple((int(y), int(x)) for y, x in grid.T)
+                self.layout = self.layout._replace(fixed_positions=positions)
                 return rope
         return None
 

@@ -176,8 +176,8 @@ def function_given_cosines(method: FunctionType) -> str:
         if name in (_ROW_PAIR, *ROWS) or parameter.kind is inspect.Parameter.VAR_KEYWORD
     }
     for function, call in () if tree is None else _calls_by_name(tree):
-        words = [word.value for word in call.keywords if word.arg in (None, _ROW_PAIR, *ROWS)]
-        names = {n.id for n in (*call.args, *words) if isinstance(n, ast.Name)}
+        keywords = [word.value for word in call.keywords if word.arg in (None, _ROW_PAIR, *ROWS)]
+        names = {n.id for n in (*call.args, *keywords) if isinstance(n, ast.Name)}
         if names & cosines and not hasattr(builtins, function):
             return function
     return ""

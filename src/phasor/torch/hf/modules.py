@@ -73,7 +73,7 @@ def members_of(model: nn.Module) -> Iterator[Member]:
                 part = next(known_parts, path if outermost else "")
                 outermost.append((own, part))
             else:
-                part = _part_key(own, config, part, path)
+                part = _find_part(own, config, part, path)
             config = own
         by_path[path] = config, part
         cls = original_class(module) or type(module)
@@ -89,20 +89,19 @@ def parts_of(model: nn.Module) -> dict[str, list[Member]]:
         ConfigError: If nothing rotates as models of transformers do.
     """
     members = list(members_of(model))
-    rotating = {member.part for member in members if rotations_of(member.cls)}
-    making = {member.part for member in members if makes_cosines(member)}
-    if not rotating or not making:
+    rotating_parts = {member.part for member in members if rotations_of(member.cls)}
+    cosine_parts = {member.part for member in members if makes_cosines(member)}
+    if not rotating_parts or not cosine_parts:
         raise _no_known_rotation(model, members)
     part_of_path = {member.path: member.part for member in members}
-    without_cosines = rotating - making
     found: dict[str, list[Member]] = {}
     for member in members:
         outer = member.path
-        while part_of_path.get(outer) in without_cosines and "." in outer:
+        while part_of_path.get(outer) in rotating_parts - cosine_parts and "." in outer:
             outer = outer.rpartition(".")[0]
-        part = part_of_path[outer] if part_of_path.get(outer) in making else member.part
+        part = part_of_path[outer] if part_of_path.get(outer) in cosine_parts else member.part
         found.setdefault(part, []).append(replace(member, part=part))
-    return {part: found[part] for part in found if part in making | rotating}
+    return {part: found[part] for part in found if part in rotating_parts | cosine_parts}
 
 
 def _no_known_rotation(model: nn.Module, members: Sequence[Member]) -> ConfigError:
@@ -152,18 +151,18 @@ def holds_table(module: Any) -> bool:
     return TABLE in module._buffers and TABLE_MAKER in getattr(cls.forward, "__globals__", {})
 
 
-def _part_key(own: Any, outer: Any, part: str, path: str) -> str:
-    """The part of a module with config ``own`` inside one of ``part`` with config ``outer``."""
-    if _equal(own, outer):
-        return part
-    configs = list(_configs_inside(outer))
+def _find_part(config: Any, outer_config: Any, outer_part: str, path: str) -> str:
+    """The part of the module at ``path`` with its own config inside a module of another part."""
+    if _equal(config, outer_config):
+        return outer_part
+    configs = list(_configs_inside(outer_config))
     # a model may have copied the configs of its parts, and changed the copies since
     keys = (
-        [key for key, config in configs if config is own]
-        or [key for key, config in configs if _equal(config, own)]
-        or [key for key, config in configs if type(config) is type(own)]
+        [key for key, inner in configs if inner is config]
+        or [key for key, inner in configs if _equal(inner, config)]
+        or [key for key, inner in configs if type(inner) is type(config)]
     )
-    return f"{part}.{keys[0]}".lstrip(".") if keys else path
+    return f"{outer_part}.{keys[0]}".lstrip(".") if keys else path
 
 
 def _configs_inside(config: Any, depth: int = 3) -> Iterator[tuple[str, Any]]:
@@ -246,7 +245,7 @@ def carrying_class(cls: type, fixed: bool, single: bool) -> type:
     ) -> Carrier | tuple[Carrier, Carrier]:
         rope = self._phasor_ropes[layer_type]
         if fixed:
-            position_ids = torch.tensor(rope.layout.fixed, device=x.device)
+            position_ids = torch.tensor(rope.layout.fixed_positions, device=x.device)
         assert position_ids is not None
         carrier = carry_positions(rope, position_ids, x.dtype)
         return carrier if single else (carrier, carrier)

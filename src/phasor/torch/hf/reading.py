@@ -296,7 +296,7 @@ def _find_rope(
     is_named = kind in described.kinds
     candidates = [described.kinds[cast(str, kind)]] if is_named else described.ropes
     for rope in candidates:
-        if rope and reference.turns_by(rope, functions):
+        if rope and reference.matches(rope, functions):
             return rope
     # the config describes no kind that none of its layers has
     return None if kind is None or is_named else reference.identify(functions)
