@@ -12,11 +12,11 @@ from phasor import BackendError, ConfigError
 from phasor.scaling import Llama3
 from phasor.torch.hf import architectures
 from phasor.torch.hf.architectures import (
-    kept_layers,
+    choose_layers,
     model_class,
     not_built,
-    particulars,
     small_values,
+    special_cases,
     tiny_config,
     tiny_model,
 )
@@ -111,8 +111,8 @@ def test_one_layer_of_every_kind_is_kept():
         "sizes": [1, 2, 3, 4, 5, 6],
         "per_layer_config": {"02": {"head_dim": 512}, "05": {"head_dim": 512}},
     }
-    assert kept_layers(config) == [0, 2]
-    assert kept_layers({"num_hidden_layers": 6}) == [0, 1]
+    assert choose_layers(config) == [0, 2]
+    assert choose_layers({"num_hidden_layers": 6}) == [0, 1]
     cut = small_values(config)
     assert (cut["layer_types"], cut["sizes"], cut["num_hidden_layers"]) == (["a", "b"], [1, 3], 2)
     assert cut["per_layer_config"] == {"01": {"head_dim": 512}}
@@ -141,7 +141,7 @@ def test_what_is_no_architecture_is_refused(name, says):
 
 def test_reasons_are_given_for_what_is_installed():
     """Each of a type that transformers has, and of none that is built."""
-    stated = [name for names in particulars()["not_built"].values() for name in names]
+    stated = [name for names in special_cases()["not_built"].values() for name in names]
     assert sorted(stated) == list(not_built())
     assert all(not_built().values())
 

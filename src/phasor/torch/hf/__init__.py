@@ -8,10 +8,10 @@
 A model of pictures and text has a part for each, named by the key of its config in the config file,
 as in ``patch(model, part="text_config")``.
 
-The modules stay the same objects. Those that turn positions into cosines, and those that rotate by
-them, become instances of a subclass of their own class: the first answers with the positions
-themselves, the second meets those with phasor's operator. Parameters, buffers, hooks, names and
-the class of the model are not touched, so that what is saved, wrapped or trained is as before.
+The modules stay the same objects, but become instances of a subclass of their own class. Those that
+made cosines of positions return the positions themselves; those that rotated by cosines rotate by
+these positions with phasor's operator. Parameters, buffers, hooks, names and the class of the model
+do not change, so the model is saved, wrapped and trained as before.
 """
 
 from __future__ import annotations
@@ -31,10 +31,12 @@ from phasor.layers import LayerRopes, summarize
 from phasor.rope import Rope
 from phasor.torch.functional import rotate
 from phasor.torch.hf.embeddings import (
+    Grid,
     buffers_and_factors,
     each_row,
     half_rows,
     isolated_torch_state,
+    positions_of_grid,
 )
 from phasor.torch.hf.methods import ORIGINAL, named_modules, original_class, rotations_of
 from phasor.torch.hf.modules import (
@@ -69,8 +71,8 @@ __all__ = [
 
 
 # positions that are checked where the config has no context, as those of vision towers
-_CONTEXT = 4096
-_MOST_POSITIONS = 1 << 16
+_DEFAULT_CONTEXT = 4096
+_MAX_POSITIONS = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,8 +84,8 @@ class Replaced:
         class_name: Its class.
         layer: The layer it belongs to, where it has a number.
         functions: The functions of transformers that its methods no longer call.
-        rope: What it turns by, or None where its layer has no position embedding, or where it is
-            not known which of the model's ropes its layer has.
+        rope: The rope by which it rotates; None where its layer has no position embedding, or where
+            it is not known which of the model's ropes its layer has.
         doubt: Why that is not known; "" where it is.
     """
 
@@ -101,7 +103,7 @@ class Patched:
 
     Attributes:
         model: The name of the model's class.
-        embeddings: Paths of the modules that hand out positions in the place of cosines.
+        embeddings: Paths of the modules that return positions instead of cosines.
         layers: The modules that rotate, part by part, in the model's order.
         already: Whether all of them were patched before, so that nothing has changed.
     """
@@ -119,22 +121,22 @@ class Patched:
         modules = f"{count} module{'' if count == 1 else 's'}"
         if self.already:
             return f"{self.model}: phasor rotates in {modules} already; nothing has changed"
-        few = ", ".join(self.embeddings[:3]) + (" and others" if self.embeddings[3:] else "")
-        return f"{self.model}: phasor rotates in {modules}; positions come from {few}"
+        paths = ", ".join(self.embeddings[:3]) + (" and others" if self.embeddings[3:] else "")
+        return f"{self.model}: phasor rotates in {modules}; positions come from {paths}"
 
     def table(self) -> str:
-        """A row for each module that rotates: its layer, what it called, and its rope."""
+        """A row for each module that rotates: its layer, the functions it called, and its rope."""
         rows = [("layer", "module", "was", "turns by")]
-        for one in self.layers:
-            number = "" if one.layer is None else str(one.layer)
-            unknown = "its positions' rope" if one.doubt else "nothing"
-            turns = unknown if one.rope is None else summarize(one.rope)
-            rows.append((number, f"{one.path} ({one.class_name})", ", ".join(one.functions), turns))
-        widths = [max(len(row[i]) for row in rows) for i in range(3)]
-        return "\n".join(
-            "  ".join([*(cell.ljust(w) for cell, w in zip(row, widths, strict=False)), row[3]])
-            for row in rows
-        )
+        for module in self.layers:
+            number = "" if module.layer is None else str(module.layer)
+            name = f"{module.path} ({module.class_name})"
+            rope = "its positions' rope" if module.doubt else "nothing"
+            if module.rope is not None:
+                rope = summarize(module.rope)
+            rows.append((number, name, ", ".join(module.functions), rope))
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = (map(str.ljust, row, widths) for row in rows)
+        return "\n".join("  ".join(line).rstrip() for line in lines)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,12 +147,12 @@ class CheckedModule:
         path: The module's name in the model.
         class_name: Its class.
         kind: The kind of layer, where it makes cosines for several.
-        context: Positions from 0 that were looked at, at most 65,536 of them, evenly spread.
+        context: How far the checked positions reach from 0: at most 65,536, evenly spread.
         error: The largest distance of a cosine or a sine from its exact value; NaN if it has none.
-        dtype: What its cosines and sines come in.
-        rounding: What rounding to that dtype may cost, half a unit in the last place of the gain.
-        beyond: The first of those positions where the distance is more than that, if any.
-        lost: What the module holds no numbers in any more, such as ``inv_freq``; "" if nothing.
+        dtype: Of its cosines and sines.
+        rounding: The error of rounding to that dtype, half a unit in the last place of the gain.
+        beyond: The first checked position where the distance exceeds that, if any.
+        lost: A buffer that has lost its numbers, such as ``inv_freq``; "" if there is none.
     """
 
     path: str
@@ -164,14 +166,14 @@ class CheckedModule:
     lost: str = ""
 
     def __str__(self) -> str:
-        who = f"{self.path} ({self.class_name})" + (f", {self.kind}" if self.kind else "")
+        name = f"{self.path} ({self.class_name})" + (f", {self.kind}" if self.kind else "")
         if self.lost:
-            return f"{who}: no cosines, for its {self.lost} is lost; a patched model needs none"
-        reach = "never" if self.beyond is None else f"from position {self.beyond}"
-        kind = str(self.dtype).removeprefix("torch.")
+            return f"{name}: no cosines, for its {self.lost} is lost; a patched model needs none"
+        excess = "never" if self.beyond is None else f"from position {self.beyond}"
+        dtype = str(self.dtype).removeprefix("torch.")
         return (
-            f"{who}: cosines within {self.error:.1e} of exact over {self.context} positions, "
-            f"beyond the rounding of {kind} ({self.rounding:.1e}) {reach}"
+            f"{name}: cosines within {self.error:.1e} of exact over {self.context} positions, "
+            f"beyond the rounding of {dtype} ({self.rounding:.1e}) {excess}"
         )
 
 
@@ -180,7 +182,7 @@ class Checked:
     """What `check` found; as text, a line for each module.
 
     Attributes:
-        modules: Those that make cosines, in the model's order.
+        modules: The modules that make cosines, in the model's order.
     """
 
     modules: tuple[CheckedModule, ...]
@@ -200,7 +202,7 @@ def patch(
 
     Only this model changes, and modules that are patched already stay as they are. Rows of cos and
     sin are correct to float32 at every position, the arithmetic is float32 with one rounding at the
-    end, and positions travel in the place of ``[batch, seq, head_dim]`` of cosines and sines. The
+    end, and positions are passed on instead of ``[batch, seq, head_dim]`` of cosines and sines. The
     law of a rule (dynamic NTK, LongRoPE) is picked by the positions of each call alone, whatever
     was called before.
 
@@ -209,18 +211,18 @@ def patch(
         part: Replace only this part of a model that has several, by the key of its config in the
             model's: ``"text_config"``, ``"vision_config"``, ``"thinker_config.text_config"``. All
             of them if None.
-        seq_len: Pick the law of a rule once and for all, for sequences of this many tokens. Keys
-            that a cache holds then match all later queries; without it they are as transformers
-            leaves them, under the law of the call that made them.
+        seq_len: Pick the law of a rule once, for sequences of this many tokens, so that cached keys
+            match all later queries. Without it cached keys keep the law of the call that made them,
+            as in transformers.
         verbose: Print `Patched.table` too, a row for each module.
 
     Returns:
         What was replaced, layer by layer.
 
     Raises:
-        ConfigError: If the model has no rotary embedding, or something in it, or in the part that
-            was asked for, rotates in a way that is not understood, or it is patched already for
-            another ``seq_len``. The error says which and what to do, and nothing has been changed.
+        ConfigError: If the model has no rotary embedding, if the model or the chosen part rotates
+            in a way that is not understood, or if it is patched already for another ``seq_len``.
+            The error says which and what to do, and nothing has been changed.
 
     >>> from transformers import LlamaConfig, LlamaModel
     >>> small = LlamaConfig(num_hidden_layers=1, hidden_size=64, num_attention_heads=2,
@@ -235,14 +237,14 @@ def patch(
     """
     if seq_len is not None:
         whole("seq_len", seq_len, least=1)
-    ropes: list[tuple[nn.Module, Any]] = []
-    classes: list[tuple[Member, type]] = []
+    new_ropes: list[tuple[nn.Module, Any]] = []
+    new_classes: list[tuple[nn.Module, type]] = []
     # every class is made before the first module changes
-    read = read_parts(model, part, "patch")
-    for one in read:
-        check_buffers(one)
-        for embedding in one.embeddings:
-            member, fresh = embedding.member, embedding.fresh
+    rotations = read_parts(model, part, "patch")
+    for rotation in rotations:
+        check_buffers(rotation)
+        for embedding in rotation.embeddings:
+            member, reference = embedding.member, embedding.reference
             carried = embedding.carried_ropes(seq_len)
             if original_class(member.module) is not None:
                 if member.module.__dict__[CARRIED_ROPES] != carried:
@@ -251,28 +253,30 @@ def patch(
                         "call unpatch(model) first"
                     )
                 continue
-            ropes.append((member.module, carried))
-            cls = carrying_class(member.cls, bool(fresh.layout.fixed), fresh.single)
-            classes.append((member, cls))
-        # a module that is both, with a table of its own, gets the second of its classes
-        batched = one.embeddings[0].fresh.layout.batched
-        for member in one.rotating:
+            new_ropes.append((member.module, carried))
+            cls = carrying_class(
+                member.cls, bool(reference.layout.fixed_positions), reference.single
+            )
+            new_classes.append((member.module, cls))
+        # a module that rotates by a table of its own is in both loops: the later class counts
+        batched = rotation.embeddings[0].reference.layout.batched
+        for member in rotation.rotating:
             if original_class(member.module) is None:
                 cls = rotating_class(member.cls, batched, holds_table(member.module))
-                classes.append((member, cls))
-    for module, by_kind in ropes:
-        module.__dict__[CARRIED_ROPES] = by_kind
-    for member, cls in classes:
-        set_class(member.module, cls)
+                new_classes.append((member.module, cls))
+    for module, carried in new_ropes:
+        module.__dict__[CARRIED_ROPES] = carried
+    for module, cls in new_classes:
+        set_class(module, cls)
     report = Patched(
         model=type(model).__name__,
-        embeddings=tuple(it.member.path for one in read for it in one.embeddings),
+        embeddings=tuple(it.member.path for rotation in rotations for it in rotation.embeddings),
         layers=tuple(
-            _describe_replaced(member, one.layers, seq_len)
-            for one in read
-            for member in one.rotating
+            _describe_replaced(member, rotation.layers, seq_len)
+            for rotation in rotations
+            for member in rotation.rotating
         ),
-        already=not classes,
+        already=not new_classes,
     )
     print(f"{report}\n{report.table()}" if verbose else report)
     return report
@@ -334,19 +338,19 @@ def from_model(model: nn.Module, *, part: str | None = None) -> LayerRopes:
     >>> len(ropes), ropes[0].head_dim, ropes[0].pairing, ropes[0].base
     (2, 32, 'half', 10000.0)
     """
-    (read,) = read_parts(model, language_part(model) if part is None else part, "from_model")
-    check_buffers(read)
-    if isinstance(read.layers, str):
-        raise ConfigError(f"model must be one whose layers can be told apart: {read.layers}")
-    return read.layers
+    (rotation,) = read_parts(model, language_part(model) if part is None else part, "from_model")
+    check_buffers(rotation)
+    if isinstance(rotation.layers, str):
+        raise ConfigError(f"model must be one whose layers can be told apart: {rotation.layers}")
+    return rotation.layers
 
 
 def check(model: nn.Module, *, part: str | None = None) -> Checked:
-    """How far the cosines that ``model`` turns by, as it is, are from exact.
+    """How far the cosines that ``model`` rotates by, in its present state, are from exact.
 
-    Frequencies are rounded by ``model.to(torch.bfloat16)``, lost by ``to_empty``, and multiplied
-    by positions in float32: the further a token is from the start, the further its angle is off.
-    `patch` mends all three, since a patched model holds no frequencies.
+    ``model.to(torch.bfloat16)`` rounds frequencies, ``to_empty`` loses them, and the product with
+    positions in float32 makes the error of an angle grow with the position. `patch` mends all
+    three, since a patched model holds no frequencies.
 
     Args:
         model: A model of transformers, or a part of one, patched or not. It is not changed.
@@ -361,14 +365,14 @@ def check(model: nn.Module, *, part: str | None = None) -> Checked:
     >>> print(check(LlamaModel(small).to(torch.bfloat16)))  # doctest: +ELLIPSIS
     rotary_emb (LlamaRotaryEmbedding): cosines within 3.6e-01 of exact over 2048 positions, ...
     """
-    read = read_parts(model, part, "check")
-    like = next((p for p in model.parameters() if p.is_floating_point() and not p.is_meta), None)
-    hidden = torch.empty(0) if like is None else like
+    rotations = read_parts(model, part, "check")
+    weights = (p for p in model.parameters() if p.is_floating_point() and not p.is_meta)
+    weight = next(weights, torch.empty(0))
     with isolated_torch_state():
         modules = [
-            _check_module(embedding, kind, one, hidden)
-            for one in read
-            for embedding in one.embeddings
+            _check_module(embedding, kind, rotation, weight)
+            for rotation in rotations
+            for embedding in rotation.embeddings
             for kind in embedding.ropes
         ]
     return Checked(modules=tuple(modules))
@@ -379,8 +383,10 @@ def check(model: nn.Module, *, part: str | None = None) -> Checked:
 
 def _describe_replaced(member: Member, ropes: LayerRopes | str, seq_len: int | None) -> Replaced:
     layer = layer_number(member)
-    doubt, rope = (ropes, None) if isinstance(ropes, str) else ("", None)
-    if isinstance(ropes, LayerRopes) and layer is not None and layer < len(ropes):
+    doubt, rope = "", None
+    if isinstance(ropes, str):
+        doubt = ropes
+    elif layer is not None and layer < len(ropes):
         rope = ropes[layer]
     return Replaced(
         path=member.path,
@@ -396,29 +402,32 @@ def _describe_replaced(member: Member, ropes: LayerRopes | str, seq_len: int | N
 
 
 def _check_module(
-    embedding: Embedding, kind: str | None, read: PartRotation, hidden: Tensor
+    embedding: Embedding, kind: str | None, rotation: PartRotation, weight: Tensor
 ) -> CheckedModule:
-    member, fresh = embedding.member, embedding.fresh
-    context = read.layers.context if isinstance(read.layers, LayerRopes) else None
-    grid = _grid(embedding, context or _CONTEXT)
+    """Compare a module's cosines for hidden states in the dtype and on the device of ``weight``."""
+    member, reference = embedding.member, embedding.reference
+    context = rotation.layers.context if isinstance(rotation.layers, LayerRopes) else None
+    grid = _choose_grid(embedding, context or _DEFAULT_CONTEXT)
     law = replace(embedding.ropes[kind].at(int(grid.max()) + 1), direction=1)
     live = buffers_and_factors(member.module)
-    of_kind = [name for name in fresh.buffers if name in live and name.startswith(kind or "")]
-    lost = [name for name in of_kind if is_lost(live[name], fresh.buffers[name])]
+    of_kind = [name for name in reference.buffers if name in live and name.startswith(kind or "")]
+    lost = [name for name in of_kind if is_lost(live[name], reference.buffers[name])]
     if original_class(member.module) is not None:
         rows, dtype, lost = _operator_rows(law, grid), torch.float32, []
     elif lost:
-        nothing = np.full((grid.shape[1], law.num_pairs), np.nan)
-        rows, dtype = (nothing, nothing), hidden.dtype
+        unknown = np.full((grid.shape[1], law.num_pairs), np.nan)
+        rows, dtype = (unknown, unknown), weight.dtype
     else:
-        answer = fresh.rows_of(member.module, grid, kind, hidden.new_zeros(1, grid.shape[1], 1))
-        assert fresh.form is not None, "a rope was found for it"
-        rows, dtype = half_rows(answer, fresh.form), each_row(answer)[0].real.dtype
+        hidden = weight.new_zeros(1, grid.shape[1], 1)
+        answer = reference.rows_of(member.module, grid, kind, hidden)
+        assert reference.form is not None, "a rope was found for it"
+        rows, dtype = half_rows(answer, reference.form), each_row(answer)[0].real.dtype
     gain = law.attention_factor
-    exact = cos_sin(law, _positions(law, grid))
+    exact = cos_sin(law, positions_of_grid(grid))
     error = np.max([np.abs(a - gain * b).max(-1) for a, b in zip(rows, exact, strict=True)], 0)
     rounding = torch.finfo(dtype).eps / 2 * gain
-    beyond = np.flatnonzero(~(error <= rounding))
+    # a NaN is not within the rounding either
+    inexact = np.flatnonzero(~(error <= rounding))
     return CheckedModule(
         path=member.path,
         class_name=member.cls.__name__,
@@ -427,32 +436,27 @@ def _check_module(
         error=float(error.max()),
         dtype=dtype,
         rounding=rounding,
-        beyond=int(grid[:, beyond[0]].max()) if len(beyond) else None,
+        beyond=int(grid[:, inexact[0]].max()) if len(inexact) else None,
         lost=lost[0] if lost else "",
     )
 
 
-def _grid(embedding: Embedding, context: int) -> NDArray[np.int64]:
-    """Positions ``[axes, seq]``, the same on every axis."""
-    if embedding.fresh.layout.fixed:
-        return np.array(embedding.fresh.layout.fixed).T
+def _choose_grid(embedding: Embedding, context: int) -> Grid:
+    """Positions ``[axes, seq]``: those that the module is fixed to, or equal ones on every axis."""
+    if embedding.reference.layout.fixed_positions:
+        return np.array(embedding.reference.layout.fixed_positions).T
     if holds_table(embedding.member.module):
-        context = len(embedding.fresh.buffers[TABLE])
-    count = min(context, _MOST_POSITIONS)
+        context = len(embedding.reference.buffers[TABLE])
+    count = min(context, _MAX_POSITIONS)
     positions = np.unique(np.linspace(0, context - 1, count).round().astype(np.int64))
-    return np.tile(positions, (embedding.fresh.n_axes, 1))
+    return np.tile(positions, (embedding.reference.n_axes, 1))
 
 
-def _positions(law: Rope, grid: NDArray[np.int64]) -> NDArray[np.int64]:
-    """``[seq]``, or ``[seq, axes]`` of several axes."""
-    return grid.T if law.axes.n_axes > 1 else grid[0]
-
-
-def _operator_rows(law: Rope, grid: NDArray[np.int64]) -> tuple[NDArray[np.float64], ...]:
+def _operator_rows(law: Rope, grid: Grid) -> tuple[NDArray[np.float64], ...]:
     """The cosines and sines that phasor's operator makes of the pairs (1, 0)."""
     plain = replace(law, head_dim=law.rotary_dim, rotary_start=0, pairing="half", pairing_out=None)
     ones = torch.tensor([1.0, 0.0]).repeat_interleave(law.num_pairs).repeat(grid.shape[1], 1, 1)
-    positions = torch.as_tensor(_positions(law, grid))
+    positions = torch.as_tensor(positions_of_grid(grid))
     rotated = rotate(ones, positions, plain, gain=law.attention_factor)
     cos, sin = rotated[:, 0].double().chunk(2, -1)
     return cos.numpy(), sin.numpy()

@@ -1,4 +1,4 @@
-"""The architectures of the installed transformers that rotate, and a tiny random model of each."""
+"""The architectures of the installed transformers that rotate, and tiny random models of them."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ import torch
 from phasor._checks import short_repr
 from phasor.errors import BackendError, ConfigError, PhasorError, install_hint
 
-_ROTATES = re.compile(r"^def \w*(rotary|rotate)|Rotary|rotary_emb|sinusoidal_pos", re.MULTILINE)
-# a model that holds more was not made small
-_MOST_NUMBERS = 60_000_000
-# more than any model has, of whatever
-_MOST_PARTS = 100_000
-_COUNTS = re.compile(r"(num|n)_(?!positions|ctx)\w+")
+_ROTARY = re.compile(r"^def \w*(rotary|rotate)|Rotary|rotary_emb|sinusoidal_pos", re.MULTILINE)
+# parameters and buffers of a tiny model
+_MAX_SIZE = 60_000_000
+# of layers, heads or experts: more than any model has
+_MAX_COUNT = 100_000
+_COUNT_KEYS = re.compile(r"(num|n)_(?!positions|ctx)\w+")
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _HEADS = ("num_attention_heads", "n_head", "n_heads")
 _WIDTHS = ("hidden_size", "n_embd", "d_model")
 _KEY_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv")
-# what says how one layer is unlike the next; the other lists of a layer each are only cut
-_TELLS_LAYERS_APART = ("layer_types", "layers_block_type", "no_rope_layers", "layer_rope_theta")
-_SMALL: Mapping[str, int] = {
+# lists that make layers of different kinds; other lists with an item for each layer are only cut
+_KIND_LISTS = ("layer_types", "layers_block_type", "no_rope_layers", "layer_rope_theta")
+_MAX_VALUES: Mapping[str, int] = {
     r"vocab_size\w*": 128,
     r"\w*intermediate_size\w*|\w*ffn_hidden_size|n_inner|ffn_dim": 64,
     r"n_routed_experts|num_(local_)?experts|moe_num_experts": 4,
@@ -42,17 +42,17 @@ _SMALL: Mapping[str, int] = {
     r"sliding_window": 16,
     r"num_kv_shared_layers": 0,
 }
-_TOKENS: Mapping[str, int] = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+_SPECIAL_TOKENS: Mapping[str, int] = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 
 
 @cache
-def particulars() -> Mapping[str, Any]:
-    """What ``architectures.toml`` says of single model types."""
+def special_cases() -> Mapping[str, Any]:
+    """The content of ``architectures.toml``: exceptions for single model types."""
     file = resources.files("phasor").joinpath("torch/hf/architectures.toml")
     return tomllib.loads(file.read_text("utf-8"))
 
 
-# ---- which there are ----
+# ---- the installed architectures ----
 
 
 def transformers() -> Any:
@@ -67,13 +67,14 @@ def transformers() -> Any:
 
 def installed_model_types() -> tuple[str, ...]:
     """The model types of the installed transformers whose models take tokens and rotate, sorted."""
-    return tuple(name for name in sorted(_modules()) if _class_of(name) is not None)
+    return tuple(name for name in sorted(_rotating_modules()) if _find_class(name) is not None)
 
 
 def not_built() -> Mapping[str, str]:
     """Model types of the installed transformers that name a rotation, and why none is built."""
-    reasons = {name: why for why, names in particulars()["not_built"].items() for name in names}
-    return {name: reasons[name] for name in sorted(reasons) if name in _modules()}
+    by_reason = special_cases()["not_built"].items()
+    reasons = {name: reason for reason, names in by_reason for name in names}
+    return {name: reasons[name] for name in sorted(reasons) if name in _rotating_modules()}
 
 
 def model_class(name: str) -> Any:
@@ -87,13 +88,13 @@ def model_class(name: str) -> Any:
     ('LlamaForCausalLM', True)
     """
     named: Any = None
-    if name not in _modules() and name.isidentifier():
+    if name not in _rotating_modules() and name.isidentifier():
         named = getattr(transformers(), name, None)
     config = getattr(named, "config_class", None)
     model_type = str(getattr(config, "model_type", name))
     if model_type in not_built():
         raise ConfigError(f"{short_repr(name)} is not built here: {not_built()[model_type]}")
-    found = _class_of(model_type)
+    found = _find_class(model_type)
     if found is None:
         known = "" if named is None else f": {name} is there, and its code has none"
         raise ConfigError(
@@ -105,8 +106,8 @@ def model_class(name: str) -> Any:
 
 
 @cache
-def _modules() -> Mapping[str, str]:
-    """Modules whose code names a rotation, by model type; none is imported."""
+def _rotating_modules() -> Mapping[str, str]:
+    """Names of the modules whose code names a rotation, by model type; none is imported."""
     library = transformers()
     auto = import_module("transformers.models.auto.configuration_auto")
     folder = Path(library.__file__).parent / "models"
@@ -114,14 +115,15 @@ def _modules() -> Mapping[str, str]:
     for model_type in auto.CONFIG_MAPPING_NAMES:
         name = auto.model_type_to_module_name(model_type)
         code = folder / name / f"modeling_{name}.py"
-        if code.exists() and _ROTATES.search(code.read_text("utf-8")):
+        if code.exists() and _ROTARY.search(code.read_text("utf-8")):
             rotating[model_type] = f"transformers.models.{name}.modeling_{name}"
     return rotating
 
 
 @cache
-def _class_of(model_type: str) -> Any:
-    module = _modules().get(model_type)
+def _find_class(model_type: str) -> Any:
+    """The first class of the model type that takes tokens, its causal model first; else None."""
+    module = _rotating_modules().get(model_type)
     if module is None or model_type in not_built():
         return None
     code = import_module(module)
@@ -132,30 +134,30 @@ def _class_of(model_type: str) -> Any:
         *vars(code),
     ]
     for name in names:
-        one = getattr(code, name, None) if isinstance(name, str) else None
-        if isinstance(one, type) and one.__module__ == module and _takes_tokens(one, model_type):
-            return one
+        cls = getattr(code, name, None) if isinstance(name, str) else None
+        if isinstance(cls, type) and cls.__module__ == module and _takes_tokens(cls, model_type):
+            return cls
     return None
 
 
-def _takes_tokens(one: Any, model_type: str) -> bool:
-    """Whether a class is a whole model of this type that is given tokens, and holds no other."""
-    if not issubclass(one, transformers().PreTrainedModel):
+def _takes_tokens(cls: Any, model_type: str) -> bool:
+    """Whether a class is a whole model of this type that takes tokens and contains no other."""
+    if not issubclass(cls, transformers().PreTrainedModel):
         return False
-    config = one.config_class
+    config = cls.config_class
     # some audio models are annotated with a union of configs
     if not isinstance(config, type) or cast(Any, config).model_type != model_type:
         return False
-    if cast(Any, config).sub_configs and model_type not in particulars()["holders"]:
+    if cast(Any, config).sub_configs and model_type not in special_cases()["containers"]:
         return False
-    return "input_ids" in inspect.signature(one.forward).parameters
+    return "input_ids" in inspect.signature(cls.forward).parameters
 
 
 @contextmanager
-def foreign_errors(what: str) -> Generator[None]:
-    """Whatever somebody's class raises becomes a ConfigError that begins with ``what``.
+def foreign_errors(failure: str) -> Generator[None]:
+    """Turn any exception of foreign code into a ConfigError that begins with ``failure``.
 
-    Its warnings and log messages, which are about defaults, are not shown.
+    Its warnings and log messages, which are about defaults, are hidden.
     """
     logging = transformers().logging
     usual = logging.get_verbosity()
@@ -167,44 +169,46 @@ def foreign_errors(what: str) -> Generator[None]:
     except PhasorError:
         raise
     except Exception as error:
-        why = " ".join(f"{type(error).__name__}: {error}".split())
-        raise ConfigError(f"{what}: {why[:300]}") from error
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ConfigError(f"{failure}: {reason[:300]}") from error
     finally:
         logging.set_verbosity(usual)
 
 
-# ---- a tiny model of one ----
+# ---- tiny models ----
 
 
 def tiny_config(name: str, config: Mapping[str, Any] | None = None) -> Any:
-    """The config of a small model that rotates as one of that type or class does.
+    """The config of a small model that rotates as models of that type or class do.
 
-    It keeps the first layer of every kind, two at least, the width of a head, and all that
-    ``config``, as in a ``config.json``, or else the class says about the rotation; hidden width,
-    vocabulary and experts are small. Attention is eager, so that all is called from Python.
+    Its values are those of ``config``, as in a ``config.json``, or the class's defaults, with the
+    first layer of every kind, two at least. The width of a head and all that concerns the rotation
+    stay; hidden width, vocabulary and experts become small. Attention is eager, so that all
+    functions are called from Python.
 
     Raises:
         BackendError: If transformers is not installed.
         ConfigError: If there is no such architecture, or its class refuses the config.
     """
     cls = model_class(name)
-    kind, model_type = cls.config_class, cls.config_class.model_type
-    given = particulars()["published"].get(model_type, {}) if config is None else config
-    for key, value in given.items():
-        if isinstance(value, int) and value > _MOST_PARTS and _COUNTS.fullmatch(key):
-            raise ConfigError(f"{key} must be at most {_MOST_PARTS}, got {short_repr(value)}")
+    config_class, model_type = cls.config_class, cls.config_class.model_type
+    if config is None:
+        config = cast("Mapping[str, Any]", special_cases()["published"].get(model_type, {}))
+    for key, value in config.items():
+        if isinstance(value, int) and value > _MAX_COUNT and _COUNT_KEYS.fullmatch(key):
+            raise ConfigError(f"{key} must be at most {_MAX_COUNT}, got {short_repr(value)}")
     with foreign_errors(f"no config of {cls.__name__} can be built"):
-        whole = kind.from_dict(dict(given)).to_dict()
-        dependent = particulars()["tiny"].get(model_type, {})
-        small = kind.from_dict({**whole, **small_values(whole), **dependent})
+        full = config_class.from_dict(dict(config)).to_dict()
+        dependent = special_cases()["tiny"].get(model_type, {})
+        small = config_class.from_dict({**full, **small_values(full), **dependent})
         small._attn_implementation = "eager"
     return small
 
 
 def tiny_model(name: str, config: Mapping[str, Any] | None = None, *, seed: int = 0) -> Any:
-    """A random model of `tiny_config`, evaluating, float32, on the CPU, without a download.
+    """A random model of `tiny_config` in evaluation mode, float32, on the CPU, without a download.
 
-    Torch's random generator is left as it was.
+    The state of torch's random generator does not change.
 
     Raises:
         BackendError: If transformers is not installed.
@@ -213,25 +217,25 @@ def tiny_model(name: str, config: Mapping[str, Any] | None = None, *, seed: int 
     cls, small = model_class(name), tiny_config(name, config)
     with foreign_errors(f"no tiny {cls.__name__} can be built"):
         with torch.device("meta"):
-            planned = cls(small)
-        size = sum(x.numel() for x in (*planned.parameters(), *planned.buffers()))
-        if size > _MOST_NUMBERS:
+            empty = cls(small)
+        size = sum(x.numel() for x in (*empty.parameters(), *empty.buffers()))
+        if size > _MAX_SIZE:
             raise ConfigError(f"{cls.__name__} holds {size:,} numbers even when made small")
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             return cls(small).eval()
 
 
-def kept_layers(config: Mapping[str, Any]) -> list[int]:
+def choose_layers(config: Mapping[str, Any]) -> list[int]:
     """The layers to keep: the first of every kind, and two at least."""
-    count = _first(config, _LAYERS, 2)
-    kinds = [config[key] for key in _TELLS_LAYERS_APART if _is_per_layer(config.get(key), count)]
+    count = _first_value(config, _LAYERS, 2)
+    kinds = [config[key] for key in _KIND_LISTS if _is_per_layer(config.get(key), count)]
     by_layer = list(zip(*kinds, strict=True)) if kinds else [()] * count
-    kept = sorted({by_layer.index(kind) for kind in by_layer})
-    return kept if len(kept) > 1 else list(range(min(count, 2)))
+    chosen = sorted({by_layer.index(kind) for kind in by_layer})
+    return chosen if len(chosen) > 1 else list(range(min(count, 2)))
 
 
-def _first(config: Mapping[str, Any], keys: Iterable[str], default: int) -> Any:
+def _first_value(config: Mapping[str, Any], keys: Iterable[str], default: int) -> Any:
     return next((config[key] for key in keys if config.get(key)), default)
 
 
@@ -240,10 +244,10 @@ def _is_per_layer(value: Any, count: int) -> bool:
 
 
 def small_values(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What to change in a config, so that its model is small and its rotation as before."""
-    layers, count = kept_layers(config), _first(config, _LAYERS, 2)
-    heads = _first(config, _HEADS, 4)
-    width = config.get("head_dim") or _first(config, _WIDTHS, 64 * heads) // heads
+    """The values of a config with which its model is small and rotates as before."""
+    layers, count = choose_layers(config), _first_value(config, _LAYERS, 2)
+    heads = _first_value(config, _HEADS, 4)
+    width = config.get("head_dim") or _first_value(config, _WIDTHS, 64 * heads) // heads
     changed: dict[str, Any] = {}
     for key, value in config.items():
         if key in _LAYERS:
@@ -254,27 +258,28 @@ def small_values(config: Mapping[str, Any]) -> dict[str, Any]:
             changed[key] = 4 * width
         elif key in _KEY_HEADS and value:
             changed[key] = 4 if value == heads else min(value, 2)
-        elif key in _TOKENS:
-            changed[key] = _TOKENS[key]
+        elif key in _SPECIAL_TOKENS:
+            changed[key] = _SPECIAL_TOKENS[key]
         elif key == "per_layer_config" and value:
-            # what single layers say, by their new numbers
-            by_layer = {int(layer): what for layer, what in value.items()}
-            new = {f"{i:02d}": by_layer[old] for i, old in enumerate(layers) if old in by_layer}
-            changed[key] = new
+            # the configs of single layers, under their new numbers
+            configs = {int(layer): its_config for layer, its_config in value.items()}
+            kept = [(new, old) for new, old in enumerate(layers) if old in configs]
+            changed[key] = {f"{new:02d}": configs[old] for new, old in kept}
         elif isinstance(value, Mapping) and any(inner in value for inner in _WIDTHS):
-            # a model that this one holds beside
+            # a model inside this one
             inside = cast("Mapping[str, Any]", value)
             changed[key] = {**inside, **small_values(inside)}
         else:
-            small = _smaller(key, value)
+            small = _limit_value(key, value)
             changed[key] = [small[i] for i in layers] if _is_per_layer(small, count) else small
     return changed
 
 
-def _smaller(key: str, value: Any) -> Any:
+def _limit_value(key: str, value: Any) -> Any:
+    """The value of a key, or every item of it, made no larger than a small model needs."""
     if isinstance(value, (list, tuple)):
-        return [_smaller(key, one) for one in cast(Iterable[Any], value)]
+        return [_limit_value(key, item) for item in cast(Iterable[Any], value)]
     if isinstance(value, bool) or not isinstance(value, int):
         return value
-    most = next((most for name, most in _SMALL.items() if re.fullmatch(name, key)), value)
-    return min(value, most)
+    limit = next((limit for name, limit in _MAX_VALUES.items() if re.fullmatch(name, key)), value)
+    return min(value, limit)

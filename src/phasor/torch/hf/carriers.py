@@ -1,10 +1,10 @@
-"""What rotation functions do, and what stands in their place and in that of cosines once patched.
+"""Foreign rotation functions: their geometry, and what replaces them in a patched model.
 
-A rotation function is measured by calling it. Of a patched model it is given a carrier: the
-positions of the tokens and the Rope that rotates by them, a few integers, where the model would
-have handed ``[batch, seq, head_dim]`` of cosines and as many sines. Only a Rope whose rule picks
-its law from the length of the sequence is carried as rows of cos and sin, half as wide and made
-once a forward pass: which law it is depends on the data then.
+A rotation function is measured by calling it. Its replacement in a patched model takes a carrier:
+the positions of the tokens and the Rope that rotates by them, a few integers, instead of
+``[batch, seq, head_dim]`` of cosines and as many sines. Only a Rope whose rule picks its law from
+the length of the sequence is carried as rows of cos and sin, half as wide and made once a forward
+pass, because the law then depends on the data.
 """
 
 from __future__ import annotations
@@ -29,54 +29,54 @@ from phasor.torch._tables import axis_of_pair, compute_dtype, count_axes, layout
 from phasor.torch.functional import rotate, rotate_by, rotate_qk
 from phasor.torch.hf.methods import COMPLEX_ROWS, ROWS, parameters
 
-#: What RoFormer calls its sines and cosines, which are one tensor.
+#: The parameter for sines and cosines in RoFormer, where they are one tensor.
 TABLE_ROWS = "sinusoidal_pos"
 _OPTIONS = ("position_ids", "unsqueeze_dim", "value_layer")
-_PAIRS = 4
-_SPARE = 6
+# of the heads that measure a function: rotated pairs, and further coordinates
+_PAIRS, _SPARE = 4, 6
 _TOLERANCE = 1e-6
 RowWidth = Literal["twice", "repeated", "half", "complex", "table"]
-TurnedSlice = Literal["start", "end", "exact"]
+RotatedSlice = Literal["start", "end", "exact"]
 
 
 class Form(NamedTuple):
     """The geometry of one foreign rotation function, as it was measured.
 
     Attributes:
-        pairing: Pairs on the way in.
-        pairing_out: Pairs on the way out.
+        pairing: Of its input.
+        pairing_out: Of its output.
         direction: -1 where positive angles turn clockwise.
-        slice: Which coordinates of a head wider than the rotation it turns; ``"exact"`` where it
-            takes no such head.
-        width: ``"twice"`` where it wants all cosines and all of them again, ``"repeated"`` where
-            each comes twice in a row, ``"half"`` where each comes once, ``"complex"`` as one
-            complex number, ``"table"`` where all sines and then all cosines are one tensor.
-        heads_first: Whether tensors are ``[..., heads, seq, head_dim]`` unless it is told.
+        slice: Which coordinates it rotates of a head that is wider than the rotation; ``"exact"``
+            where it takes no such head.
+        width: How it takes cosines and sines: ``"half"`` once per pair, ``"twice"`` with a copy
+            after them, ``"repeated"`` each twice in a row, ``"complex"`` as complex numbers,
+            ``"table"`` all sines and then all cosines in one tensor.
+        heads_first: Whether tensors are ``[..., heads, seq, head_dim]`` by default.
     """
 
     pairing: Pairing
     pairing_out: Pairing
     direction: int
-    slice: TurnedSlice
+    slice: RotatedSlice
     width: RowWidth
     heads_first: bool
 
 
 class PositionLayout(NamedTuple):
-    """How a foreign module is told where tokens stand.
+    """How a foreign module takes the positions of tokens.
 
     Attributes:
         axes_last: Whether positions of several axes are ``[..., seq, axes]``, and not ``[axes,
             batch, seq]``.
-        batched: Whether there is a batch, ``[batch, seq]``, in positions and cosines.
-        axis_order: Which coordinate each axis of the Rope is, where they stand in another order.
-        fixed: The positions of all tokens, where the module is told nothing.
+        batched: Whether positions and cosines have a batch, ``[batch, seq]``.
+        axis_order: The coordinate of each axis of the Rope, where their order differs.
+        fixed_positions: Those of all tokens, where the module takes none.
     """
 
     axes_last: bool = False
     batched: bool = True
     axis_order: tuple[int, ...] = ()
-    fixed: tuple[tuple[int, ...], ...] = ()
+    fixed_positions: tuple[tuple[int, ...], ...] = ()
 
 
 _PLAIN_LAYOUT = PositionLayout()
@@ -87,20 +87,20 @@ class CarriedRope:
     """How one kind of layer rotates.
 
     Attributes:
-        rope: The Rope, counter-clockwise, as text.
+        text: The Rope, counter-clockwise, as JSON.
         gain: Of its cosines and sines.
-        layout: How positions come to it.
-        rule: What picks the Rope's law, if anything; here because a compiler follows the methods
-            of what a module holds, and not of what a text describes.
+        layout: How the model passes positions.
+        rule: The Rope's rule, if it has one. It is an attribute because a compiler can follow the
+            methods of an object that a module holds, but not those of one that a text describes.
     """
 
-    rope: str
+    text: str
     gain: float
     layout: PositionLayout = _PLAIN_LAYOUT
     rule: Rule | None = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        scaling = read_rope(self.rope).scaling
+        scaling = read_rope(self.text).scaling
         object.__setattr__(self, "rule", scaling if isinstance(scaling, Rule) else None)
 
 
@@ -109,56 +109,58 @@ class Carrier:
     """Stands where a model expects cosines, sines, or both as complex numbers.
 
     Attributes:
-        angles: ``(positions,)``, or ``(cos, sin)`` rows of half width that hold their gain.
-        by: Which Rope rotates by them.
-        inverse: Whether to undo the rotation; the negative of a sine says so.
+        angles: ``(positions,)``, or ``(cos, sin)`` rows of half width, multiplied by the gain.
+        rope: The Rope that rotates by them.
+        inverse: Whether to undo the rotation, as the negative of a sine does.
     """
 
     angles: tuple[Tensor, ...]
-    by: CarriedRope
+    rope: CarriedRope
     inverse: bool = False
 
     def __neg__(self) -> Carrier:
-        return Carrier(self.angles, self.by, not self.inverse)
+        return Carrier(self.angles, self.rope, not self.inverse)
 
     @property
     def rank(self) -> int:
         """Dimensions of the cosines that it stands for: those of the tokens, and the width."""
-        return self.angles[0].dim() + self._is_without_width
+        return self.angles[0].dim() + self._is_scalar_position
 
     @property
-    def _is_without_width(self) -> bool:
-        return len(self.angles) == 1 and count_axes(self.by.rope) == 1
+    def _is_scalar_position(self) -> bool:
+        return len(self.angles) == 1 and count_axes(self.rope.text) == 1
 
-    def _over_tokens(self, change: Callable[[Tensor], Tensor]) -> Carrier:
-        return Carrier(tuple(map(change, self.angles)), self.by, self.inverse)
+    def _change_angles(self, change: Callable[[Tensor], Tensor]) -> Carrier:
+        return Carrier(tuple(map(change, self.angles)), self.rope, self.inverse)
 
     def __getitem__(self, key: Any) -> Carrier:
-        """``cos[..., :n]`` where that is all there is, or ``cos[tokens, :]``."""
+        """``cos[..., :n]`` where ``n`` is at least the whole width, or ``cos[tokens, :]``."""
         match key:
             case (e, slice(start=None, stop=int(stop), step=None)) if e is Ellipsis:
-                if stop >= read_rope(self.by.rope).rotary_dim:
+                if stop >= read_rope(self.rope.text).rotary_dim:
                     return self
             case (*tokens, slice(start=None, stop=None, step=None)) if len(key) == self.rank:
-                return self._over_tokens(lambda a: a[tuple(tokens)])
+                return self._change_angles(lambda a: a[tuple(tokens)])
             case _:
                 pass
         raise TensorError(f"cosines of a patched model are positions and cannot be cut, got {key}")
 
     def reshape(self, *shape: int) -> Carrier:
-        """Tokens in other dimensions, ``cos.reshape(groups, -1, width)``."""
-        if shape[-1] not in (-1, read_rope(self.by.rope).rotary_dim):
+        """The tokens in other dimensions, ``cos.reshape(groups, -1, width)``."""
+        if shape[-1] not in (-1, read_rope(self.rope.text).rotary_dim):
             raise TensorError(
                 f"cosines of a patched model are positions and keep their width, got {shape}"
             )
-        one = self._is_without_width
-        return self._over_tokens(lambda a: a.reshape(shape[:-1] + (() if one else a.shape[-1:])))
+        scalar = self._is_scalar_position
+        return self._change_angles(
+            lambda a: a.reshape(shape[:-1] + (() if scalar else a.shape[-1:]))
+        )
 
     def to(self, *args: Any, **kwargs: Any) -> Carrier:
-        """Follow a model to another device; a change of dtype is for cosines, not for positions."""
+        """Move to another device; a change of dtype is ignored, for positions keep theirs."""
         device = kwargs.get("device", args[0] if args else None)
         if isinstance(device, (str, int, torch.device)):
-            return self._over_tokens(lambda a: a.to(device))
+            return self._change_angles(lambda a: a.to(device))
         return self
 
     def __getattr__(self, name: str) -> Any:
@@ -169,16 +171,16 @@ class Carrier:
 
 
 class CarrierTable:
-    """Stands for the table of sines in GPT-J's and CodeGen's attention, and for what it returns.
+    """Stands for the table of sines in GPT-J's and CodeGen's attention, and for rows of it.
 
-    Their code looks rows up by positions and splits them into sines and cosines: ``carrier`` is
-    what was looked up, if anything was.
+    Their code looks rows up by positions and splits them into sines and cosines. ``carrier`` stands
+    for rows that were looked up; it is None for the table itself.
     """
 
     def __init__(
-        self, by: CarriedRope, device: torch.device, carrier: Carrier | None = None
+        self, rope: CarriedRope, device: torch.device, carrier: Carrier | None = None
     ) -> None:
-        self.by, self.device, self.carrier = by, device, carrier
+        self.rope, self.device, self.carrier = rope, device, carrier
         self.shape = (2,)
 
     def repeat(self, *sizes: int) -> CarrierTable:
@@ -192,8 +194,8 @@ class CarrierTable:
         return self
 
     def __getitem__(self, position_ids: Tensor) -> CarrierTable:
-        carrier = carry_positions(self.by, position_ids, torch.float32)
-        return CarrierTable(self.by, self.device, carrier)
+        carrier = carry_positions(self.rope, position_ids, torch.float32)
+        return CarrierTable(self.rope, self.device, carrier)
 
     @classmethod
     def __torch_function__(
@@ -206,14 +208,14 @@ class CarrierTable:
         raise TensorError(f"a table of a patched model holds positions, not sines, for {func}")
 
 
-def carry_positions(by: CarriedRope, position_ids: Tensor, dtype: torch.dtype) -> Carrier:
-    """The carrier for a model's ``position_ids``, whatever was carried before.
+def carry_positions(rope: CarriedRope, position_ids: Tensor, dtype: torch.dtype) -> Carrier:
+    """The carrier for a model's ``position_ids``.
 
-    They are ``[batch, seq]``, or as ``by.layout`` says where positions have axes; one coordinate
-    stands for all of them. Under a rule the rows are for hidden states of that dtype.
+    They are ``[batch, seq]``, or as ``rope.layout`` says where positions have axes; a single
+    coordinate stands for all of them. Under a rule the rows are for hidden states of ``dtype``.
     """
-    positions, layout = position_ids, by.layout
-    n_axes = count_axes(by.rope)
+    positions, layout = position_ids, rope.layout
+    n_axes = count_axes(rope.text)
     if n_axes > 1 and not layout.axes_last:
         # [axes, batch, seq] -> [batch, seq, axes]
         positions = (positions[None] if positions.dim() == 2 else positions).movedim(0, -1)
@@ -221,16 +223,16 @@ def carry_positions(by: CarriedRope, position_ids: Tensor, dtype: torch.dtype) -
             positions = positions.expand(*positions.shape[:-1], n_axes)
     if layout.axis_order:
         positions = positions[..., list(layout.axis_order)]
-    if by.rule is None:
-        return Carrier((positions,), by)
+    if rope.rule is None:
+        return Carrier((positions,), rope)
     with torch.no_grad():
-        return Carrier(_rule_rows(by.rule, by.rope, positions, dtype), by)
+        return Carrier(_rule_rows(rope.rule, rope.text, positions, dtype), rope)
 
 
 def rotate_by_carrier(
     xs: Sequence[Tensor], carrier: Any, form: Form, heads_first: bool
 ) -> list[Tensor]:
-    """``xs``, ``[..., seq, heads, head_dim]``, rotated as a function of that form would have done.
+    """``xs``, ``[..., seq, heads, head_dim]``, rotated as a function of that form rotates them.
 
     With ``heads_first`` they are ``[..., heads, seq, head_dim]``.
     """
@@ -247,29 +249,26 @@ def rotate_by_carrier(
         )
     # the operator takes [..., seq, heads, head_dim]
     xs = [x.transpose(-3, -2) if heads_first else x for x in xs]
-    rope = carrier.by.rope, xs[0].shape[-1], form
+    text, head_dim, gain = carrier.rope.text, xs[0].shape[-1], carrier.rope.gain
     if len(carrier.angles) == 2:
-        done = ops.apply(xs, list(carrier.angles), rows_text(*rope), inverse, 1.0, "auto")
+        layout = rows_text(text, head_dim, form)
+        ys = ops.apply(xs, list(carrier.angles), layout, inverse, 1.0, "auto")
     elif torch.compiler.is_compiling():
         # a text is a constant to the compiler, a Rope from a cache is not
-        text, gain = rope_of_heads(*rope), carrier.by.gain
-        done = ops.apply(xs, list(carrier.angles), text, inverse, gain, "auto")
+        text = rope_of_heads(text, head_dim, form)
+        ys = ops.apply(xs, list(carrier.angles), text, inverse, gain, "auto")
     else:
-        positions, of_heads, gain = (
-            carrier.angles[0],
-            read_rope(rope_of_heads(*rope)),
-            carrier.by.gain,
-        )
+        (positions,), rope = carrier.angles, read_rope(rope_of_heads(text, head_dim, form))
         if len(xs) == 1:
-            done = [rotate(xs[0], positions, of_heads, inverse=inverse, gain=gain)]
+            ys = [rotate(xs[0], positions, rope, inverse=inverse, gain=gain)]
         else:
-            done = rotate_qk(xs[0], xs[1], positions, of_heads, inverse=inverse, gain=gain)
-    return [y.transpose(-3, -2) if heads_first else y for y in done]
+            ys = rotate_qk(xs[0], xs[1], positions, rope, inverse=inverse, gain=gain)
+    return [y.transpose(-3, -2) if heads_first else y for y in ys]
 
 
 @cached_constant
 def rope_of_heads(text: str, head_dim: int, form: Form) -> str:
-    """The Rope that rotates heads of that width as the foreign function does, as text."""
+    """The text of the Rope that rotates heads of that width as the foreign function does."""
     rope = read_rope(text)
     spare = head_dim - rope.rotary_dim
     if spare < 0 or (spare and form.slice == "exact"):
@@ -288,7 +287,7 @@ def rope_of_heads(text: str, head_dim: int, form: Form) -> str:
 
 @cached_constant
 def rows_text(text: str, head_dim: int, form: Form) -> str:
-    """The layout of `rope_of_heads`, as the operator's text for rows."""
+    """The layout of `rope_of_heads` as text, which the operator takes beside rows."""
     start = read_rope(rope_of_heads(text, head_dim, form)).rotary_start
     return layout_text(form.pairing, form.pairing_out, start)
 
@@ -301,37 +300,37 @@ def _rule_rows(
 ) -> tuple[Tensor, Tensor]:
     """Rows ``[..., seq, num_pairs]`` of cos and sin, with gain, under the law for these positions.
 
-    They are what ``rope.at(farthest + 1)`` would say, in tensor operations alone where the rule
-    can say it so: then a compiler can follow, and no device is stopped.
+    The law is that of ``rope.at(max(positions) + 1)``. Where the rule has `at_lengths`, the rows
+    are made by tensor operations alone, which a compiler can follow and no device waits for.
     """
     length = (positions.max() + 1).double()
     # numbers, not tensors: a compiler takes only one tensor as a constant from one function
-    spectra = [length.new_tensor(one) for one in _plain_spectra(text)]
-    scaled = [rule.at_lengths(length, one, torch) for one in spectra]
+    spectra = [length.new_tensor(spectrum) for spectrum in _plain_spectra(text)]
+    scaled = [rule.at_lengths(length, spectrum, torch) for spectrum in spectra]
     if scaled[0] is None:
-        steps, gain = _outside_the_graph(text, length)
+        inv_freq, gain = _law_outside_graph(text, length)
     else:
-        steps, gain = torch.cat([one for one, _ in cast(Any, scaled)], -1), scaled[0][1]
+        inv_freq, gain = torch.cat([first for first, _ in cast(Any, scaled)], -1), scaled[0][1]
         if _rounds_to_float32(text):
-            steps = steps.float().double()
-    columns = positions.unsqueeze(-1).double()
+            inv_freq = inv_freq.float().double()
+    coordinates = positions.unsqueeze(-1).double()
     if count_axes(text) > 1:
         # the coordinate of each pair: [..., seq, axes] -> [..., seq, num_pairs]
-        columns = positions.double()[..., axis_of_pair(text, positions.device)]
-    angles = columns * steps
+        coordinates = positions.double()[..., axis_of_pair(text, positions.device)]
+    angles = coordinates * inv_freq
     row_dtype = compute_dtype(dtype)
     return (angles.cos() * gain).to(row_dtype), (angles.sin() * gain).to(row_dtype)
 
 
-def _read_length(text: str, length: Tensor) -> tuple[Tensor, float]:
+def _law_at_length(text: str, length: Tensor) -> tuple[Tensor, float]:
     rope = read_rope(text).at(max(1, math.ceil(length)))
     return length.new_tensor(rope.inv_freq.tolist()), rope.attention_factor
 
 
-# a rule without at_lengths has its length read, which no graph can hold
-_outside_the_graph = cast(
+# a rule without at_lengths needs the length as a number, which no graph holds
+_law_outside_graph = cast(
     Callable[[str, Tensor], tuple[Tensor, float]],
-    torch.compiler.disable(_read_length, reason="the rule has no at_lengths: its length is read"),
+    torch.compiler.disable(_law_at_length, reason="the rule has no at_lengths: its length is read"),
 )
 
 
@@ -341,7 +340,7 @@ def _plain_spectra(text: str) -> tuple[tuple[float, ...], ...]:
     rope = read_rope(text)
     widths = rope.axes.spectra(rope.num_pairs)
     plain = [Rope(head_dim=2 * n, pairing="half", base=rope.base) for n in widths]
-    return tuple(tuple(one.inv_freq.tolist()) for one in plain)
+    return tuple(tuple(spectrum.inv_freq.tolist()) for spectrum in plain)
 
 
 @cached_constant
@@ -349,43 +348,43 @@ def _rounds_to_float32(text: str) -> bool:
     return read_rope(text).inv_freq_dtype == "float32"
 
 
-# ---- rotation functions of others ----
+# ---- foreign rotation functions ----
 
 
 def tensor_parameters(function: Any) -> tuple[str, ...]:
     """The parameters of a rotation function that it rotates: all but its rows and options."""
-    others = (*ROWS, TABLE_ROWS, *_OPTIONS)
-    return tuple(name for name in parameters(function) if name not in others)
+    not_rotated = (*ROWS, TABLE_ROWS, *_OPTIONS)
+    return tuple(name for name in parameters(function) if name not in not_rotated)
 
 
 def substitute(function: Any, batched: bool = True) -> Callable[..., Any]:
-    """What takes the place of ``function`` in a patched model: the same call, given carriers."""
+    """The replacement of ``function`` in a patched model: it takes carriers instead of cosines."""
     form = measure_form(function, batched)
     if form is None or form.width == "table":
         raise TensorError(f"{function} must be a rotation that phasor understands")
     names, tensors = tuple(parameters(function)), tensor_parameters(function)
-    # the carrier stands for cosines as well, but the sine's sign says which way to turn
+    # the carrier stands for cosines as well, but only the sine's may be negative
     row = next(name for name in ("sin", *COMPLEX_ROWS) if name in names)
 
-    def rotation(*args: Any, **words: Any) -> Any:
-        given = {**dict(zip(names, args, strict=False)), **words}
-        carrier, unsqueeze_dim = given[row], given.get("unsqueeze_dim")
+    def rotation(*args: Any, **kwargs: Any) -> Any:
+        values = {**dict(zip(names, args, strict=False)), **kwargs}
+        carrier, unsqueeze_dim = values[row], values.get("unsqueeze_dim")
         heads_first = form.heads_first
         if unsqueeze_dim is not None:
             rank = carrier.rank if isinstance(carrier, Carrier) else 3
             heads_first = heads_come_first(unsqueeze_dim, rank)
-        xs = [given[name] for name in tensors]
+        xs = [values[name] for name in tensors]
         # a key may be None, where only queries are rotated
-        done = rotate_by_carrier([x for x in xs if x is not None], carrier, form, heads_first)
+        ys = rotate_by_carrier([x for x in xs if x is not None], carrier, form, heads_first)
         if len(xs) == 1:
-            return done[0]
-        return done[0], (done[1] if len(done) > 1 else None)
+            return ys[0]
+        return ys[0], (ys[1] if len(ys) > 1 else None)
 
     return rotation
 
 
 def heads_come_first(unsqueeze_dim: int, rank: int) -> bool:
-    """Whether cosines ``[..., seq, width]`` get their axis of heads before that of tokens."""
+    """Whether ``unsqueeze_dim`` puts heads before tokens in cosines ``[..., seq, width]``."""
     axis = unsqueeze_dim % (rank + 1)
     if axis not in (rank - 2, rank - 1):
         raise TensorError(
@@ -397,11 +396,11 @@ def heads_come_first(unsqueeze_dim: int, rank: int) -> bool:
 
 @lru_cache(maxsize=256)
 def measure_form(function: Any, batched: bool = True) -> Form | None:
-    """The geometry of a rotation function, or None where it is none that is understood.
+    """The geometry of a rotation function; None where it is not understood.
 
-    It is called with tensors and angles of its own, on the CPU, and one form of all that there
-    are must explain what it returns. Its cosines are ``[batch, seq, width]``, or ``[seq, width]``
-    where they are not ``batched``.
+    The function is called with random tensors and angles on the CPU, and some form must explain
+    what it returns. Its cosines are ``[batch, seq, width]``, or ``[seq, width]`` where they are not
+    ``batched``.
     """
     names = parameters(function)
     rows = {*names} & {*ROWS, TABLE_ROWS}
@@ -418,26 +417,26 @@ def measure_form(function: Any, batched: bool = True) -> Form | None:
     with torch.device("cpu"), torch.no_grad():
         phases = torch.rand(shape, generator=torch.Generator().manual_seed(0)) * 6
         for width, heads_first in itertools.product(widths, orders):
-            # a head wider than the rotation shows which slice turns, where the function takes one
-            called = _call_measured(function, phases, width, heads_first, _SPARE)
-            called = called or _call_measured(function, phases, width, heads_first, 0)
-            geometry = called and _explain(*called, phases)
+            # a wider head shows which slice is rotated, if the function takes one
+            sample = _sample_rotation(function, phases, width, heads_first, _SPARE)
+            sample = sample or _sample_rotation(function, phases, width, heads_first, 0)
+            geometry = sample and _find_geometry(*sample, phases)
             if geometry:
                 return Form(*geometry, width, heads_first)
     return None
 
 
 def call_rotation(function: Any, x: Tensor, rows: Any) -> Tensor:
-    """What ``function`` makes of ``x``, given ``(cos, sin)`` or one tensor for both."""
+    """``x`` rotated by ``function``, with rows ``(cos, sin)`` or one tensor for both."""
     cos, sin = (rows, rows) if isinstance(rows, Tensor) else rows
     by_name = {"cos": cos, "sin": sin} | dict.fromkeys((*COMPLEX_ROWS, TABLE_ROWS), cos)
-    # a copy of each, for a function may write into what it is given
+    # a copy for each parameter, because a function may write into its arguments
     names = [name for name in parameters(function) if name not in _OPTIONS]
-    done = function(*(by_name[name] if name in by_name else x.clone() for name in names))
-    return cast(Tensor, done[0] if isinstance(done, tuple) else done)
+    y = function(*(by_name[name] if name in by_name else x.clone() for name in names))
+    return cast(Tensor, y[0] if isinstance(y, tuple) else y)
 
 
-def _rows(phases: Tensor, width: RowWidth) -> Any:
+def _make_rows(phases: Tensor, width: RowWidth) -> Any:
     cos, sin = phases.cos(), phases.sin()
     match width:
         case "twice":
@@ -452,33 +451,33 @@ def _rows(phases: Tensor, width: RowWidth) -> Any:
             return torch.cat((sin, cos), -1)
 
 
-def _call_measured(
+def _sample_rotation(
     function: Any, phases: Tensor, width: RowWidth, heads_first: bool, spare: int
 ) -> tuple[Tensor, Tensor] | None:
-    """A tensor and what the function makes of it, both ``[..., seq, heads, head_dim]``."""
+    """A random tensor and the rotated one, ``[..., seq, heads, head_dim]``; None if it fails."""
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(*phases.shape[:-1], 2, 2 * _PAIRS + spare, generator=generator)
     try:
-        given = x.transpose(-3, -2) if heads_first else x
-        y = call_rotation(function, given, _rows(phases, width))
+        argument = x.transpose(-3, -2) if heads_first else x
+        y = call_rotation(function, argument, _make_rows(phases, width))
     except (RuntimeError, ValueError, IndexError, TypeError):
-        return None  # tensors of these shapes do not go together in it
+        return None  # the function does not take these shapes
     y = y.transpose(-3, -2) if heads_first else y
     return (x, y) if y.shape == x.shape else None
 
 
-def _explain(
+def _find_geometry(
     x: Tensor, y: Tensor, phases: Tensor
-) -> tuple[Pairing, Pairing, int, TurnedSlice] | None:
+) -> tuple[Pairing, Pairing, int, RotatedSlice] | None:
     """The pairings, direction and slice of the rotation that makes ``y`` of ``x``, if one does."""
     spare = x.shape[-1] - 2 * _PAIRS
-    starts: dict[TurnedSlice, int] = {"start": 0, "end": spare} if spare else {"exact": 0}
-    for place, source, target in itertools.product(starts, PAIRINGS, PAIRINGS):
+    starts: dict[RotatedSlice, int] = {"start": 0, "end": spare} if spare else {"exact": 0}
+    for rotated, source, target in itertools.product(starts, PAIRINGS, PAIRINGS):
         for direction in (1, -1) if source == target else (1,):
             expected = rotate_by(
                 x, phases.cos(), direction * phases.sin(),
-                pairing=source, pairing_out=target, rotary_start=starts[place], backend="eager",
+                pairing=source, pairing_out=target, rotary_start=starts[rotated], backend="eager",
             )  # fmt: skip
             if torch.allclose(expected, y, atol=_TOLERANCE, rtol=0):
-                return source, target, direction, place
+                return source, target, direction, rotated
     return None

@@ -1,7 +1,7 @@
-"""What embedding classes answer, and which Rope their cosines and sines are.
+"""The cosines and sines that embedding classes compute, and which Rope they belong to.
 
-A live module may have been cast to 16 bit, moved to the meta device, or changed by what it was
-called with. What a new instance of its class computes from its config has no such past.
+A live module may have been cast to 16 bit, moved to the meta device, or changed by earlier calls.
+The reference is therefore a new instance of its class, built from its config.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ from phasor.torch.hf.carriers import Form, PositionLayout, call_rotation, measur
 from phasor.torch.hf.modules import TABLE, TABLE_MAKER
 
 Grid = NDArray[np.int64]  # positions [axes, seq]
-#: What foreign code may raise that is built and called as it was not meant to be.
+#: What foreign code may raise when it is built or called in a way that it was not written for.
 FOREIGN_ERRORS = (
     TypeError, ValueError, RuntimeError, AttributeError, LookupError, ArithmeticError,
     AssertionError, ImportError,
 )  # fmt: skip
-#: Near, and far enough for slow pairs to show.
+#: Positions for fast pairs, and positions far enough to show slow pairs.
 _NEAR, _FAR = (0, 1, 2, 3), (1, 64, 4096, 65536)
-#: Far enough that slow pairs move by more than float32 loses.
+#: At this position the angle of a slow pair exceeds the rounding of float32.
 FARTHEST = 1 << 14
-_ROUNDING = 2.0**-24
+_FLOAT32_ROUNDING = 2.0**-24
 _HEADS = 8
 _WIDTH_KEYS = ("embed_dim", "hidden_size")
 # exponents are whole numbers; float32 cosines give them to 1e-4
-_WHOLE = 0.01
-# one and the same real number, by two ways in float64
-_SAME = 1e-14
+_EXPONENT_TOLERANCE = 0.01
+# between two float64 computations of the same real number
+_FLOAT64_TOLERANCE = 1e-14
 
 
 @contextmanager
 def isolated_torch_state() -> Generator[None]:
-    """On the CPU and in float32, whatever device, dtype, mode or transformation is on outside."""
+    """Compute on the CPU in float32, whatever device, dtype, mode or transformation is active."""
     usual = torch.get_default_dtype()
     torch.set_default_dtype(torch.float32)
     try:
@@ -62,7 +62,7 @@ def isolated_torch_state() -> Generator[None]:
 
 
 def buffers_and_factors(module: nn.Module) -> dict[str, Tensor]:
-    """What a module multiplies positions and cosines by: its buffers and attention factors."""
+    """The factors of a module's positions and cosines: its buffers and attention factors."""
     factors = {
         name: torch.as_tensor(value)
         for name, value in vars(module).items()
@@ -72,17 +72,17 @@ def buffers_and_factors(module: nn.Module) -> dict[str, Tensor]:
 
 
 def base_of_config(config: Any) -> float | None:
-    """The base that a config states, in its block or beside."""
+    """The base that a config states in ``rope_parameters``, or else at its top level."""
     block: Any = getattr(config, "rope_parameters", None)
     inside = cast(Any, block).get("rope_theta") if isinstance(block, Mapping) else None
     return cast("float | None", inside or getattr(config, "rope_theta", None))
 
 
-# ---- rows of cosines and sines, and the Rope that they are ----
+# ---- rows of cosines and sines, and the Rope that they belong to ----
 
 
 def each_row(answer: Any) -> tuple[Tensor, ...]:
-    """Cosines and sines, or the one tensor that is both."""
+    """The tensors of an answer: cosines and sines, or one tensor that holds both."""
     return (answer,) if isinstance(answer, Tensor) else tuple(answer)
 
 
@@ -109,11 +109,11 @@ def half_rows(answer: Any, form: Form) -> tuple[NDArray[np.float64], NDArray[np.
 
 
 def rope_error(rope: Rope, form: Form, answer: Any, grid: Grid) -> float:
-    """How far ``rope`` is from what a rotation turns by, as a share of what float32 explains.
+    """The distance of the rows from those of ``rope``, as a share of what float32 explains.
 
     At most 1 is right. The logarithm of a frequency is the product of ln(base) and an exponent,
-    and a rounding of that is a relative error of the frequency; some roundings more make the law,
-    the angle, the cosine and its gain. Infinity where the rope has another geometry than ``form``;
+    and a rounding of that is a relative error of the frequency; the law, the angle, the cosine and
+    its gain add some roundings more. Infinity where the rope has another geometry than ``form``;
     its head and slice are not compared.
     """
     geometry = rope.pairing, rope.output_pairing, rope.direction
@@ -126,33 +126,38 @@ def rope_error(rope: Rope, form: Form, answer: Any, grid: Grid) -> float:
     roundings = np.log(rope.base or 1e4) * np.arange(pairs) / pairs + 8
     allowed = np.abs(angles) * roundings + 8
     gain = rope.attention_factor
-    off = np.hypot(rows[0] - gain * np.cos(angles), rows[1] - gain * np.sin(angles))
-    share = off / (gain * allowed * _ROUNDING)
-    # a NaN is less than nothing, and right to nobody
+    error = np.hypot(rows[0] - gain * np.cos(angles), rows[1] - gain * np.sin(angles))
+    share = error / (gain * allowed * _FLOAT32_ROUNDING)
+    # rows with a NaN match no rope
     return float(share.max()) if np.isfinite(share).all() else math.inf
 
 
 def spread_positions(end: int, n_axes: int = 1) -> Grid:
     """Positions ``[axes, seq]`` below ``end`` that show both the fastest and the slowest pair.
 
-    Of several axes, equal coordinates first, then one axis after the other alone.
+    With several axes, equal coordinates come first, then positions along each axis alone.
     """
     steps = list(range(min(9, max(end, 2))))
-    while (farther := steps[-1] + steps[-1] // 2) < end:
-        steps.append(farther)
-    together = np.array(steps)
+    while (next_step := steps[-1] + steps[-1] // 2) < end:
+        steps.append(next_step)
+    positions = np.array(steps)
     if n_axes == 1:
-        return together[None]
-    alone = [np.where(np.arange(n_axes) == axis, together[1:, None], 0) for axis in range(n_axes)]
-    return np.concatenate([every_axis(together, n_axes), *alone]).T
+        return positions[None]
+    single = [np.where(np.arange(n_axes) == axis, positions[1:, None], 0) for axis in range(n_axes)]
+    return np.concatenate([every_axis(positions, n_axes), *single]).T
+
+
+def positions_of_grid(grid: Grid) -> NDArray[np.int64]:
+    """Positions ``[axes, seq]`` as a Rope takes them: ``[seq]``, or ``[seq, axes]`` of several."""
+    return grid[0] if len(grid) == 1 else grid.T
 
 
 def identify_rows(
     function: Any, form: Form, answer: Any, grid: Grid, head_dim: int | None = None
 ) -> Identification:
-    """Which rope random vectors show that ``function`` turns by these rows, made for ``grid``.
+    """Identify the rope of ``function`` with these rows, made for ``grid``, by random vectors.
 
-    The vectors are as wide as what the rows turn unless ``head_dim`` is given.
+    The vectors have the width that the rows rotate unless ``head_dim`` is given.
     """
     count, width = grid.shape[1], head_dim or 2 * half_rows(answer, form)[0].shape[-1]
     generator = torch.Generator().manual_seed(0)
@@ -160,24 +165,24 @@ def identify_rows(
     y = call_rotation(function, x.transpose(1, 2) if form.heads_first else x, answer)
     y = y.transpose(1, 2) if form.heads_first else y
     # [1, seq, heads, width] -> [seq * heads, width]
-    before, after = (one.double().reshape(-1, width).numpy() for one in (x, y))
-    positions = grid[0] if len(grid) == 1 else grid.T
-    return identify_samples(before, after, positions.repeat(_HEADS, axis=0))
+    before, after = (tensor.double().reshape(-1, width).numpy() for tensor in (x, y))
+    positions = positions_of_grid(grid).repeat(_HEADS, axis=0)
+    return identify_samples(before, after, positions)
 
 
-# ---- what a new instance answers ----
+# ---- new instances as references ----
 
 
-class FreshEmbedding:
-    """What an embedding class, built from a config alone, makes of positions for a kind of layer.
+class ReferenceEmbedding:
+    """A new instance of an embedding class, built from a config, for one kind of layer.
 
     Attributes:
-        buffers: What a new instance multiplies by.
-        layout: How positions come to it.
+        buffers: The buffers and factors of the new instance.
+        layout: How it takes positions.
         n_axes: How many coordinates a position has.
-        farthest: The farthest position that it can be asked for.
-        single: Whether it answers with one complex tensor.
-        form: The geometry of the function that turns by its rows, once a rope has been found.
+        farthest: The farthest position that it accepts.
+        single: Whether it returns one complex tensor.
+        form: The geometry of the function that rotates by its rows, once a rope has been found.
     """
 
     form: Form | None = None
@@ -186,62 +191,62 @@ class FreshEmbedding:
     farthest = _FAR[-1]
 
     def __init__(self, cls: Any, config: Any, kind: str | None) -> None:
-        # it may write into its config
-        self._new: Any = cls(copy.deepcopy(config))
+        # a copy, because the class may write into its config
+        self._instance: Any = cls(copy.deepcopy(config))
         self._config, self._kind = config, kind
-        self.buffers = buffers_and_factors(self._new)
+        self.buffers = buffers_and_factors(self._instance)
         self._find_layout()
         self.single = isinstance(self(np.zeros((self.n_axes, 1), int)), Tensor)
 
     def __call__(self, grid: Grid) -> Any:
         """Cosines and sines, or complex numbers, at positions ``[axes, seq]``."""
-        return self.rows_of(self._new, grid, self._kind, torch.zeros(1, grid.shape[1], 1))
+        return self.rows_of(self._instance, grid, self._kind, torch.zeros(1, grid.shape[1], 1))
 
-    def rows_of(self, module: Any, grid: Grid, kind: str | None, like: Tensor) -> Any:
-        """The same from any module of the class, for hidden states like these."""
+    def rows_of(self, module: Any, grid: Grid, kind: str | None, hidden: Tensor) -> Any:
+        """The same from any module of the class, for hidden states ``[1, seq, 1]``."""
         if self.layout.axis_order:
             grid = grid[np.argsort(self.layout.axis_order)]
-        given = grid.T if self.layout.axes_last else grid
+        positions = grid.T if self.layout.axes_last else grid
         if self.layout.batched:
-            given = given[None] if self.layout.axes_last else given[:, None]
+            positions = positions[None] if self.layout.axes_last else positions[:, None]
         if len(grid) == 1 and not self.layout.axes_last:
-            given = given[0]
+            positions = positions[0]
         kinds = [] if kind is None else [kind]
-        # of a copy, for some write down what they were called with
-        return copy.deepcopy(module)(like, torch.tensor(given, device=like.device), *kinds)
+        # a copy is called, because some modules keep what they were called with
+        return copy.deepcopy(module)(hidden, torch.tensor(positions, device=hidden.device), *kinds)
 
     def _find_layout(self) -> None:
-        """Find out how many coordinates a position may have, and in which order of dimensions."""
+        """Try how many coordinates a position may have, and in which order of dimensions."""
         last = PositionLayout(axes_last=True)
         for self.n_axes, self.layout in [
             *((n, PositionLayout()) for n in (3, 2, 4)),
-            *((n, one) for n in (4, 3, 2) for one in (last._replace(batched=False), last)),
+            *((n, it) for n in (4, 3, 2) for it in (last._replace(batched=False), last)),
         ]:
             try:
                 answer = self(np.arange(5 * self.n_axes).reshape(self.n_axes, 5))
                 shapes = {rows.shape[:-1] for rows in each_row(answer)}
-                fits = shapes == {(1, 5) if self.layout.batched else (5,)}
-                if fits and (not self.layout.axes_last or self._uses_every_axis()):
+                expected = (1, 5) if self.layout.batched else (5,)
+                if shapes == {expected} and (not self.layout.axes_last or self._uses_every_axis()):
                     return
             except FOREIGN_ERRORS:
                 continue
         self.n_axes, self.layout = 1, PositionLayout()
 
     def _uses_every_axis(self) -> bool:
-        """Whether every coordinate turns something, and all together no more than a head."""
+        """Whether every coordinate changes the rows, and these are no wider than a head."""
         steps = np.eye(self.n_axes, dtype=int)
-        answers = [self(steps[:, [axis]]) for axis in range(self.n_axes)]
-        still = self(np.zeros((self.n_axes, 1), int))
+        rows_of_steps = [each_row(self(steps[:, [axis]]))[-1] for axis in range(self.n_axes)]
+        rows_at_zero = each_row(self(np.zeros((self.n_axes, 1), int)))
         hidden = next((n for key in _WIDTH_KEYS if (n := getattr(self._config, key, None))), 0)
         width = getattr(self._config, "head_dim", None) or (
             hidden // self._config.num_attention_heads
         )
-        return each_row(still)[0].shape[-1] <= width and not any(
-            torch.equal(each_row(one)[-1], each_row(still)[-1]) for one in answers
+        return rows_at_zero[0].shape[-1] <= width and not any(
+            torch.equal(rows, rows_at_zero[-1]) for rows in rows_of_steps
         )
 
-    def _forms(self, functions: Sequence[Any]) -> list[tuple[Any, Form]]:
-        """The functions that take what this answers, and their geometry."""
+    def _forms_of(self, functions: Sequence[Any]) -> list[tuple[Any, Form]]:
+        """The functions that take the rows of this instance, each with its geometry."""
         forms = [(function, measure_form(function, self.layout.batched)) for function in functions]
         return [
             (function, form)
@@ -249,26 +254,27 @@ class FreshEmbedding:
             if form is not None and (form.width == "complex") is self.single
         ]
 
-    def turns_by(self, rope: Rope, functions: Sequence[Any]) -> bool:
-        """Whether one of the functions, given this, turns as ``rope`` says, near and far."""
+    def matches(self, rope: Rope, functions: Sequence[Any]) -> bool:
+        """Whether one of the functions, with these rows, rotates as ``rope`` does, near and far."""
         if rope.axes.n_axes != self.n_axes:
             return False
-        for positions in (_NEAR, tuple(min(far, self.farthest) for far in _FAR)):
+        for positions in (_NEAR, tuple(min(p, self.farthest) for p in _FAR)):
             grid = np.stack([np.roll(positions, axis) for axis in range(self.n_axes)])
-            if not self._is_explained(rope.at(max(positions) + 1), functions, self(grid), grid):
+            if not self._find_form(rope.at(max(positions) + 1), functions, self(grid), grid):
                 return False
         return True
 
-    def _is_explained(self, rope: Rope, functions: Sequence[Any], answer: Any, grid: Grid) -> bool:
-        for _, form in self._forms(functions):
+    def _find_form(self, rope: Rope, functions: Sequence[Any], answer: Any, grid: Grid) -> bool:
+        """Set `form` to that of a function that rotates as ``rope`` does; False if none does."""
+        for _, form in self._forms_of(functions):
             if rope_error(rope, form, answer, grid) <= 1:
                 self.form = form
                 return True
         return False
 
     def identify(self, functions: Sequence[Any]) -> Rope | None:
-        """The Rope that is read off one of the functions, given this."""
-        for function, form in self._forms(functions):
+        """The Rope by which one of the functions rotates with these rows; None if none is found."""
+        for function, form in self._forms_of(functions):
             if self.layout.axes_last:
                 steps = half_rows(self(np.eye(self.n_axes, dtype=np.int64)), form)
                 rope, order = axial_rope(steps, form, base_of_config(self._config))
@@ -279,63 +285,65 @@ class FreshEmbedding:
                     rope = identify_rows(function, form, self(grid), grid).rope
                 except PhasorError:
                     continue
-            if rope is not None and self.turns_by(rope, functions):
+            if rope is not None and self.matches(rope, functions):
                 return rope
         return None
 
 
-class FreshTable(FreshEmbedding):
-    """What a new table of sines and cosines says, as GPT-J and CodeGen keep in attention."""
+class ReferenceTable(ReferenceEmbedding):
+    """A new table of sines and cosines, such as GPT-J and CodeGen keep in attention."""
 
     single = False
 
     def __init__(self, cls: Any, table: Tensor) -> None:
-        self._new = nn.Module()
-        self._new.register_buffer(TABLE, cls.forward.__globals__[TABLE_MAKER](*table.shape))
-        self.buffers = buffers_and_factors(self._new)
+        self._instance = nn.Module()
+        self._instance.register_buffer(TABLE, cls.forward.__globals__[TABLE_MAKER](*table.shape))
+        self.buffers = buffers_and_factors(self._instance)
         self.farthest = min(len(table) - 1, _FAR[-1])
         self._kind = None
 
-    def rows_of(self, module: Any, grid: Grid, kind: str | None, like: Tensor) -> Any:
+    def rows_of(self, module: Any, grid: Grid, kind: str | None, hidden: Tensor) -> Any:
         """The rows of a module's table."""
         sin, cos = module.get_buffer(TABLE)[torch.as_tensor(grid[:1])].chunk(2, -1)
         return cos, sin
 
 
-class FreshGrid(FreshEmbedding):
-    """What a module says that answers with one table of complex rows, whatever it is given.
+class ReferenceGrid(ReferenceEmbedding):
+    """A new module that returns one table of complex rows, whatever its input.
 
-    Llama 4's is of the patches of its one size of picture; positions are what explains its rows.
+    Llama 4 has such a table for the patches of its only picture size. The positions are found from
+    the rows.
     """
 
     single, n_axes, layout = True, 2, PositionLayout(axes_last=True)
 
     def __init__(self, cls: Any, config: Any) -> None:
-        self._new, self._config = cls(copy.deepcopy(config)), config
-        answers = [self._new(torch.zeros(shape)) for shape in ((1, 1, 1), (2, 7, 3))]
+        self._instance, self._config = cls(copy.deepcopy(config)), config
+        answers = [self._instance(torch.zeros(shape)) for shape in ((1, 1, 1), (2, 7, 3))]
         if not torch.equal(*answers) or not answers[0].is_complex():
-            raise TypeError("what it answers is no table of complex rows")
+            raise TypeError("its forward does not return a table of complex rows")
         self._table = answers[0]
-        self.buffers = buffers_and_factors(self._new)
+        self.buffers = buffers_and_factors(self._instance)
 
-    def rows_of(self, module: Any, grid: Grid, kind: str | None, like: Tensor) -> Any:
+    def rows_of(self, module: Any, grid: Grid, kind: str | None, hidden: Tensor) -> Any:
         """The module's table, whatever the positions."""
-        return module(like)
+        return module(hidden)
 
     def identify(self, functions: Sequence[Any]) -> Rope | None:
-        """Height and width with a spectrum each, if whole positions explain every row."""
+        """A Rope with a spectrum for height and one for width, if it gives rows of the table."""
         base, pairs = base_of_config(self._config), self._table.shape[-1]
-        for _, form in self._forms(functions):
+        for _, form in self._forms_of(functions):
             if base is None or pairs % 2:
                 continue
             rope = _rope_of_form(form, pairs, Axial((pairs // 2, pairs // 2)), base, None)
             cos, sin = half_rows(self._table, form)
-            # the slowest pair of each axis is the last to come round
-            slow = [pairs // 2 - 1, pairs - 1]
-            grid = (np.arctan2(sin, cos)[:, slow] / rope.inv_freq[slow]).round().T.astype(np.int64)
-            if self._is_explained(rope, functions, self._table, grid):
-                fixed = tuple((int(y), int(x)) for y, x in grid.T)
-                self.layout = self.layout._replace(fixed=fixed)
+            # positions from the slowest pair of each axis, which makes less than half a turn
+            slowest = [pairs // 2 - 1, pairs - 1]
+            steps = np.arctan2(sin, cos)[:, slowest] / rope.inv_freq[slowest]
+            grid = steps.round().T.astype(np.int64)
+            if self._find_form(rope, functions, self._table, grid):
+                positions = tuple((int(y), int(x)) for y, x in grid.T)
+                self.layout = self.layout._replace(fixed_positions=positions)
                 return rope
         return None
 
@@ -346,40 +354,40 @@ class FreshGrid(FreshEmbedding):
 def axial_rope(
     rows: tuple[NDArray[np.float64], ...], form: Form, base: float | None
 ) -> tuple[Rope | None, tuple[int, ...]]:
-    """The Rope of several axes that an embedding of pictures makes cosines by.
+    """Find the Rope of several axes by which an embedding of pictures makes cosines.
 
-    Each pair follows one coordinate. The frequencies are powers of one base, but which power a
-    pair has, and which axis, differs from tower to tower: both are read off ``rows``, cosines and
-    sines ``[axes, num_pairs]`` one step along each axis.
+    Each pair follows one coordinate. The frequencies are powers of one base, but the power and the
+    axis of a pair differ from tower to tower. Both are found from ``rows``, cosines and sines
+    ``[axes, num_pairs]`` one step along each axis.
 
     Returns:
-        The Rope, None if there is none; and which coordinate each of its axes is where they are
-        given in another order.
+        The Rope, None if there is none; and the coordinate of each of its axes, empty where they
+        are in order.
     """
     cos, sin = rows
-    steps = np.arctan2(sin, cos)  # [axis, pair]: a step along that axis turns the pair by this
+    steps = np.arctan2(sin, cos)  # [axis, pair]: the pair's angle after one step along the axis
     axes, pairs = steps.shape
     axis_of_pair = np.argmax(np.abs(steps), 0)
-    turns = steps.max(0)
-    if base is None or base <= 1 or np.count_nonzero(steps) > pairs or turns.min() <= 0:
+    frequencies = steps.max(0)
+    if base is None or base <= 1 or np.count_nonzero(steps) > pairs or frequencies.min() <= 0:
         return None, ()
-    exponents = -np.log(turns) / math.log(base) * pairs
+    exponents = -np.log(frequencies) / math.log(base) * pairs
     powers = exponents.round()
-    if np.abs(exponents - powers).max() > _WHOLE:
+    if np.abs(exponents - powers).max() > _EXPONENT_TOLERANCE:
         return None, ()
     counts = tuple(int(n) for n in np.bincount(axis_of_pair, minlength=axes))
     for order in permutations(range(axes)):
-        wanted = tuple(order.index(int(axis)) for axis in axis_of_pair)
+        expected = tuple(order.index(int(axis)) for axis in axis_of_pair)
         sections = tuple(counts[axis] for axis in order)
         for layout in (Axial(sections), Sectioned(sections), InterleavedSections(sections)):
             try:
-                if layout.axis_of_pair(pairs) != wanted:
+                if layout.axis_of_pair(pairs) != expected:
                     continue
-            except SpecError:  # these sections cannot be dealt out so
+            except SpecError:  # this layout cannot have these sections
                 continue
             rope = _rope_of_form(form, pairs, layout, base, None)
             exact = tuple(base ** (-power / pairs) for power in powers)
-            if not np.allclose(rope.inv_freq, exact, rtol=_SAME, atol=0):
+            if not np.allclose(rope.inv_freq, exact, rtol=_FLOAT64_TOLERANCE, atol=0):
                 if isinstance(layout, Axial):
                     continue
                 rope = _rope_of_form(form, pairs, layout, None, exact)

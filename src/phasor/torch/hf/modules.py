@@ -1,8 +1,8 @@
 """The modules of a model, which part of it each belongs to, and the classes of a patched model.
 
-A model of pictures and text holds a config for each, and its modules carry theirs. A part is named
-by the key under which its config stands in the config file: ``text_config``, ``vision_config``,
-or several keys joined by dots; by nothing where it is that of the whole model.
+A model of pictures and text has a config for each, and its modules hold their own. A part is named
+by the key of its config in the config file: ``text_config``, ``vision_config``, or several keys
+joined by dots. The name is empty for the config of the whole model.
 """
 
 from __future__ import annotations
@@ -28,15 +28,16 @@ from phasor.torch.hf.methods import (
     subclass_of,
 )
 
-#: Where attention of GPT-J and CodeGen keeps its table of sines, and what makes the table.
+#: The buffer in which attention of GPT-J and CodeGen keeps its table of sines, and the function
+#: that makes the table.
 TABLE = "embed_positions"
 TABLE_MAKER = "create_sinusoidal_positions"
-#: Where a patched module that makes cosines keeps the rope of each kind of layer.
+#: The attribute in which a patched module that makes cosines keeps the rope of each kind of layer.
 CARRIED_ROPES = "_phasor_ropes"
 #: A number between the dots of a path.
 NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
-#: What names of rotary embeddings have in them.
-_ROTATION = re.compile(r"(?i)rotary|rotate|(?<![a-z])rope(?![a-z])|inv_freq|freqs_cis|sinusoid")
+#: Parts of the names of rotary embeddings.
+_ROTARY = re.compile(r"(?i)rotary|rotate|(?<![a-z])rope(?![a-z])|inv_freq|freqs_cis|sinusoid")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,20 +61,21 @@ class Member:
 
 def members_of(model: nn.Module) -> Iterator[Member]:
     """Every module of ``model``."""
-    around: dict[str, tuple[Any, str]] = {"": (None, "")}
+    by_path: dict[str, tuple[Any, str]] = {"": (None, "")}
     outermost: list[tuple[Any, str]] = []
     for path, module in named_modules(model):
-        config, part = around[path.rpartition(".")[0]]
+        config, part = by_path[path.rpartition(".")[0]]
         own = getattr(module, "config", None)
         if own is not config and hasattr(own, "to_dict"):
             if config is None:
-                # parts of a list of modules, of one model or of several
-                same = (part for other, part in outermost if _equal(own, other))
-                config, part = own, next(same, path if outermost else "")
-                outermost.append((config, part))
+                # a list of modules may be of one model or of several
+                known_parts = (part for known, part in outermost if _equal(own, known))
+                part = next(known_parts, path if outermost else "")
+                outermost.append((own, part))
             else:
-                config, part = own, _part_key(own, config, part, path)
-        around[path] = config, part
+                part = _find_part(own, config, part, path)
+            config = own
+        by_path[path] = config, part
         cls = original_class(module) or type(module)
         yield Member(path=path or cls.__name__, module=module, cls=cls, config=config, part=part)
 
@@ -81,36 +83,35 @@ def members_of(model: nn.Module) -> Iterator[Member]:
 def parts_of(model: nn.Module) -> dict[str, list[Member]]:
     """The modules of each part of ``model`` in which something rotates or makes cosines.
 
-    A module with a config of its own that rotates by the cosines of a part around it is of that.
+    A module with its own config that rotates by the cosines of an outer part belongs to that part.
 
     Raises:
         ConfigError: If nothing rotates as models of transformers do.
     """
-    ones = list(members_of(model))
-    rotating = [one for one in ones if rotations_of(one.cls)]
-    making = {one.part for one in ones if makes_cosines(one)}
-    if not rotating or not making:
-        raise _no_known_rotation(model, ones)
-    part_at = {one.path: one.part for one in ones}
-    without = {one.part for one in rotating} - making
+    members = list(members_of(model))
+    rotating_parts = {member.part for member in members if rotations_of(member.cls)}
+    cosine_parts = {member.part for member in members if makes_cosines(member)}
+    if not rotating_parts or not cosine_parts:
+        raise _no_known_rotation(model, members)
+    part_of_path = {member.path: member.part for member in members}
     found: dict[str, list[Member]] = {}
-    for one in ones:
-        outer = one.path
-        while part_at.get(outer) in without and "." in outer:
+    for member in members:
+        outer = member.path
+        while part_of_path.get(outer) in rotating_parts - cosine_parts and "." in outer:
             outer = outer.rpartition(".")[0]
-        part = part_at[outer] if part_at.get(outer) in making else one.part
-        found.setdefault(part, []).append(replace(one, part=part))
-    return {part: found[part] for part in found if part in making | without}
+        part = part_of_path[outer] if part_of_path.get(outer) in cosine_parts else member.part
+        found.setdefault(part, []).append(replace(member, part=part))
+    return {part: found[part] for part in found if part in rotating_parts | cosine_parts}
 
 
 def _no_known_rotation(model: nn.Module, members: Sequence[Member]) -> ConfigError:
     """The error for a model with a rotation of its own, or for one without any."""
     name = type(model).__name__
-    for one in members:
-        if used := _own_rotation(one):
+    for member in members:
+        if evidence := _own_rotation(member):
             return ConfigError(
-                f"model must rotate as those of transformers do, and {one.path} "
-                f"({one.cls.__name__}) of {name} has a rotation of its own ({used}): call "
+                f"model must rotate as those of transformers do, and {member.path} "
+                f"({member.cls.__name__}) of {name} has a rotation of its own ({evidence}): call "
                 "phasor.torch.rotate_qk(q, k, positions, rope) in its place; phasor.identify says "
                 "which rope that is"
             )
@@ -121,13 +122,13 @@ def _no_known_rotation(model: nn.Module, members: Sequence[Member]) -> ConfigErr
 
 
 def _own_rotation(member: Member) -> str:
-    """A buffer or a name in the class's own methods that speaks of a rotation; "" if none."""
+    """A name in a class, or of a buffer, that is typical of a rotation; "" if there is none."""
     if type(member.module).__module__.startswith("torch.nn."):
         return ""
-    used = [name for name, _ in member.module.named_buffers(recurse=False)]
+    names = [name for name, _ in member.module.named_buffers(recurse=False)]
     for method in methods_of(member.cls).values():
-        used += method.__code__.co_names
-    return next((name for name in [*used, member.cls.__name__] if _ROTATION.search(name)), "")
+        names += method.__code__.co_names
+    return next((name for name in [*names, member.cls.__name__] if _ROTARY.search(name)), "")
 
 
 def makes_cosines(member: Member) -> bool:
@@ -139,7 +140,7 @@ def makes_cosines(member: Member) -> bool:
 
 def layer_number(member: Member) -> int | None:
     """The number of the layer that a module belongs to, where it has one."""
-    # the path, for a module that several layers share has one layer_idx
+    # from the path first: a module that several layers share has a single layer_idx
     numbers = NUMBER.findall(member.path)
     return int(numbers[-1]) if numbers else getattr(member.module, "layer_idx", None)
 
@@ -150,40 +151,41 @@ def holds_table(module: Any) -> bool:
     return TABLE in module._buffers and TABLE_MAKER in getattr(cls.forward, "__globals__", {})
 
 
-def _part_key(own: Any, outer: Any, part: str, path: str) -> str:
-    """The key of a module's config, given that of the modules around it and its key."""
-    if _equal(own, outer):
-        return part
-    inside = list(_configs_inside(outer))
-    # a model of parts may have copied their configs, and changed the copies since
+def _find_part(config: Any, outer_config: Any, outer_part: str, path: str) -> str:
+    """The part of the module at ``path`` with its own config inside a module of another part."""
+    if _equal(config, outer_config):
+        return outer_part
+    configs = list(_configs_inside(outer_config))
+    # a model may have copied the configs of its parts, and changed the copies since
     keys = (
-        [key for key, one in inside if one is own]
-        or [key for key, one in inside if _equal(one, own)]
-        or [key for key, one in inside if type(one) is type(own)]
+        [key for key, inner in configs if inner is config]
+        or [key for key, inner in configs if _equal(inner, config)]
+        or [key for key, inner in configs if type(inner) is type(config)]
     )
-    return f"{part}.{keys[0]}".lstrip(".") if keys else path
+    return f"{outer_part}.{keys[0]}".lstrip(".") if keys else path
 
 
 def _configs_inside(config: Any, depth: int = 3) -> Iterator[tuple[str, Any]]:
     """The configs inside one, with their keys joined by dots, the outer ones first."""
     attributes = cast("dict[str, Any]", vars(config))
-    found = {key: one for key, one in attributes.items() if hasattr(one, "to_dict")}
+    found = {key: value for key, value in attributes.items() if hasattr(value, "to_dict")}
     yield from found.items()
-    for key, one in found.items() if depth else ():
-        yield from ((f"{key}.{inner}", deep) for inner, deep in _configs_inside(one, depth - 1))
+    for key, outer in found.items() if depth else ():
+        for inner_key, inner in _configs_inside(outer, depth - 1):
+            yield f"{key}.{inner_key}", inner
 
 
-def _equal(one: Any, other: Any) -> bool:
-    return type(one) is type(other) and one.to_dict() == other.to_dict()
+def _equal(first: Any, second: Any) -> bool:
+    return type(first) is type(second) and first.to_dict() == second.to_dict()
 
 
 # ---- another class for a module ----
 
 
 def bound_methods(module: nn.Module) -> Mapping[str, str]:
-    """Methods of its own class that a module keeps in itself, bound, each with its name there.
+    """Bound methods of its class that a module holds as attributes, with their names in the class.
 
-    accelerate keeps the ``forward`` that it wraps so when it spreads a model over devices.
+    accelerate stores the ``forward`` that it wraps like this when it spreads a model over devices.
     """
     return {
         name: value.__name__
@@ -196,7 +198,7 @@ def bound_methods(module: nn.Module) -> Mapping[str, str]:
 
 
 def set_class(module: nn.Module, cls: type) -> None:
-    """Give a module another class, and the methods that it keeps in itself with it."""
+    """Give a module another class, and bind the methods in its attributes to that class."""
     bound = bound_methods(module)
     module.__class__ = cls
     for name, method in bound.items():
@@ -204,7 +206,7 @@ def set_class(module: nn.Module, cls: type) -> None:
 
 
 def has_foreign_forward(member: Member) -> bool:
-    """Whether somebody's ``forward`` stands before the class's, and does not say what it calls."""
+    """Whether the module has a ``forward`` attribute that is not a method of its class."""
     module = member.module
     return "forward" in module.__dict__ and "forward" not in bound_methods(module).values()
 
@@ -214,7 +216,7 @@ def has_foreign_forward(member: Member) -> bool:
 
 @lru_cache(maxsize=512)
 def rotating_class(cls: type, batched: bool, with_table: bool) -> type:
-    """For a module that rotates: its methods call phasor's operator.
+    """The class for a module that rotates: its methods call phasor's operator.
 
     ``batched`` says whether its cosines have a batch, ``with_table`` whether it looks them up in a
     table of its own.
@@ -223,7 +225,7 @@ def rotating_class(cls: type, batched: bool, with_table: bool) -> type:
     def table(self: Any) -> CarrierTable:
         return CarrierTable(self._phasor_ropes[None], self._buffers[TABLE].device)
 
-    substitutes = {name: substitute(one, batched) for name, one in rotations_of(cls).items()}
+    substitutes = {name: substitute(it, batched) for name, it in rotations_of(cls).items()}
     rebuild = partial(rotating_class, batched=batched, with_table=with_table)
     body = {TABLE: property(table)} if with_table else {}
     return subclass_calling(cls, substitutes, rebuild, body)
@@ -231,20 +233,21 @@ def rotating_class(cls: type, batched: bool, with_table: bool) -> type:
 
 @lru_cache(maxsize=512)
 def carrying_class(cls: type, fixed: bool, single: bool) -> type:
-    """For a module that makes cosines: it answers with positions in their place.
+    """The class for a module that makes cosines: it returns positions instead.
 
-    With ``fixed`` it knows the positions of all tokens and is told none; with ``single`` it answers
-    once, as with complex numbers, and not with cosines and sines.
+    With ``fixed`` its layout has the positions of all tokens and its caller passes none; with
+    ``single`` it returns one carrier, as for complex numbers, and not one for cosines and one for
+    sines.
     """
 
     def forward(
         self: Any, x: Tensor, position_ids: Tensor | None = None, layer_type: Any = None
     ) -> Carrier | tuple[Carrier, Carrier]:
-        by = self._phasor_ropes[layer_type]
+        rope = self._phasor_ropes[layer_type]
         if fixed:
-            position_ids = torch.tensor(by.layout.fixed, device=x.device)
+            position_ids = torch.tensor(rope.layout.fixed_positions, device=x.device)
         assert position_ids is not None
-        carrier = carry_positions(by, position_ids, x.dtype)
+        carrier = carry_positions(rope, position_ids, x.dtype)
         return carrier if single else (carrier, carrier)
 
     rebuild = partial(carrying_class, fixed=fixed, single=single)

@@ -1,9 +1,9 @@
-"""Whether `phasor.load` says of an architecture what the architecture does.
+"""Whether the ropes that `phasor.load` reads for an architecture are those of its code.
 
-A tiny random model of it runs with recorders where `phasor.torch.hf.patch` would put phasor's
-operator. They note which layers rotate, with which function and which cosines and sines; what the
-function does is then measured as `patch` measures it, and compared with the ropes that
-`phasor.load` reads from the config.
+A tiny random model of it runs with recorders in the places where `phasor.torch.hf.patch` would put
+phasor's operator. They record which layers rotate, with which function and which cosines and sines.
+The function is then measured as by `patch`, and compared with the ropes that `phasor.load` reads
+from the config.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from phasor.identification import Identification
 from phasor.layers import LayerRopes
 from phasor.rope import Rope
 from phasor.scaling import Rule
-from phasor.torch.hf.architectures import foreign_errors, model_class, particulars, tiny_model
+from phasor.torch.hf.architectures import foreign_errors, model_class, special_cases, tiny_model
 from phasor.torch.hf.carriers import TABLE_ROWS, Form, measure_form, tensor_parameters
 from phasor.torch.hf.embeddings import (
     FARTHEST,
@@ -40,24 +40,26 @@ from phasor.torch.hf.methods import ROWS, parameters, rotations_of, subclass_cal
 from phasor.torch.hf.modules import layer_number, members_of, set_class
 
 _ATTENTION = "eager_attention_forward"
-_IN_A_ROW = 256
+# tokens of a model that takes no positions
+_MAX_CONSECUTIVE = 256
 
 
 @dataclass(frozen=True, kw_only=True)
 class KindVerdict:
-    """What the config says of one kind of layer, and what its layers do.
+    """What the config states for one kind of layer, and how its layers rotate.
 
     Attributes:
         kind: As `phasor.load` names it.
         layers: The layers of this kind in the tiny model.
         loaded: The rope that the config states; None where it states none.
-        found: What the class is identified as; None where nothing is rotated.
-        beyond: The same beyond the original context, where the rope is a rule.
+        found: The identified rotation; None where nothing is rotated.
+        beyond: The same beyond the original context, where the rope has a rule.
         error: Error of ``loaded`` as a share of what float32 angles explain, so that at most 1 is
             right. None where there is nothing to compare.
-        place: Where the vectors are in the heads that attention is given, and the width of those,
-            where the model rotates a slice that it has cut out (latent attention). None elsewhere.
-        wrong: What is wrong, a sentence each.
+        place: The first coordinate of the vectors in the heads of attention, and the width of those
+            heads, where the model rotates a slice that it has cut out (latent attention). None
+            elsewhere.
+        wrong: A sentence for each difference.
     """
 
     kind: str
@@ -72,17 +74,17 @@ class KindVerdict:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What phasor says about an architecture, and whether its own code does so.
+    """What phasor says about an architecture, and whether that is true of its code.
 
     Attributes:
-        model_type: What its configs call it.
+        model_type: As in its configs.
         class_name: The class that ran; None where none did.
         kinds: The kinds of its layers.
-        beside: Rotations that are not attention's own, such as those of an indexer.
-        notes: What limits the comparison.
-        wrong: What is wrong with the whole.
+        beside: Rotations of other vectors than attention's, such as those of an indexer.
+        notes: Limits of the comparison.
+        wrong: A sentence for each difference that concerns no single kind.
         not_built: Why nothing ran; None where it did.
-        tokens: How many were rotated.
+        tokens: The number of rotated tokens.
         farthest: The largest coordinate of their positions.
     """
 
@@ -98,20 +100,20 @@ class Verdict:
 
     @property
     def right(self) -> bool:
-        """Whether something ran, and does all that was said."""
-        clean = not self.wrong and not any(kind.wrong for kind in self.kinds)
-        return self.not_built is None and clean
+        """Whether a model ran, and nothing about it is wrong."""
+        wrong = self.wrong or any(kind.wrong for kind in self.kinds)
+        return self.not_built is None and not wrong
 
     def as_plain(self) -> dict[str, Any]:
         """Everything as JSON values."""
         kinds = [
-            vars(one)
+            vars(kind)
             | {
-                "loaded": None if one.loaded is None else one.loaded.to_dict(),
-                "found": None if one.found is None else one.found.as_plain(),
-                "beyond": None if one.beyond is None else one.beyond.as_plain(),
+                "loaded": None if kind.loaded is None else kind.loaded.to_dict(),
+                "found": None if kind.found is None else kind.found.as_plain(),
+                "beyond": None if kind.beyond is None else kind.beyond.as_plain(),
             }
-            for one in self.kinds
+            for kind in self.kinds
         ]
         return vars(self) | {"kinds": kinds, "right": self.right}
 
@@ -121,14 +123,14 @@ class Call:
     """One call of a rotation function during a forward pass.
 
     Attributes:
-        layer: Whose vectors it rotated.
+        layer: The layer of the vectors.
         function: The function.
-        rows: The cosines and sines that it was given, of one sequence.
-        arguments: What the function calls the vectors.
+        rows: Its cosines and sines, of one sequence.
+        arguments: The function's parameters for the vectors.
         rotated: The vectors after their rotation, ``[batch, heads, seq, width]`` or ``[batch, seq,
             heads, width]``.
-        place: Where the vectors are in the heads that attention is given, and the width of those;
-            None if they are not seen there.
+        place: The first coordinate of the vectors in the heads of attention, and the width of those
+            heads; None if they are not found there.
     """
 
     layer: int
@@ -140,12 +142,12 @@ class Call:
 
     @property
     def width(self) -> int:
-        """Of each vector."""
+        """The number of coordinates of each vector."""
         return self.rotated[0].shape[-1]
 
     @property
     def tokens(self) -> int:
-        """How many it rotated."""
+        """The number of rotated tokens."""
         return each_row(self.rows)[0].shape[-2]
 
     @property
@@ -154,30 +156,35 @@ class Call:
         return measure_form(self.function, each_row(self.rows)[0].dim() > 2)
 
     def identify(self, grid: Grid) -> Identification | None:
-        """What it is identified as; None where it is not understood or rotates other tokens."""
+        """The identified rotation; None where it is not understood or of other tokens."""
         if self.form is None or self.tokens != grid.shape[1]:
             return None
         return identify_rows(self.function, self.form, self.rows, grid, self.width)
 
 
 class _Run(NamedTuple):
-    """One forward pass at positions ``[axes, seq]``: attention's own calls, and those beside."""
+    """One forward pass at positions ``[axes, seq]``.
+
+    Attributes:
+        grid: The positions.
+        attention_calls: Rotations of the queries and keys of attention.
+        other_calls: All other rotations.
+    """
 
     grid: Grid
-    own: list[Call]
-    beside: list[Call]
+    attention_calls: list[Call]
+    other_calls: list[Call]
 
 
 def verdict(name: str, config: Mapping[str, Any] | None = None) -> Verdict:
-    """What phasor says about an architecture of transformers, and whether it is so.
+    """What phasor says about an architecture of transformers, and whether that is true.
 
-    A tiny random model runs once, and where a rule picks the law twice: within the original context
-    and beyond. The cosines that its own rotation is given there, and what that function does with
-    them, are the truth.
+    A tiny random model runs once, or twice where a rule picks the law: within the original context
+    and beyond. The reference is the model's own rotation function with the cosines that it gets.
 
     Args:
         name: A model type, or the name of a model class.
-        config: What a ``config.json`` of that type says; the class's defaults if None.
+        config: The content of a ``config.json`` of that type; the class's defaults if None.
 
     Raises:
         BackendError: If transformers is not installed.
@@ -190,55 +197,61 @@ def verdict(name: str, config: Mapping[str, Any] | None = None) -> Verdict:
     """
     cls = model_class(name)
     model_type = cls.config_class.model_type
-    # read before anything is built of it: a damaged number must not fill the memory
-    whole = None if config is None else load({"model_type": model_type, **config})
+    # read before the model is built: a damaged number must not fill the memory
+    full = None if config is None else load({"model_type": model_type, **config})
     model = tiny_model(name, config)
-    nothing = Verdict(model_type=model_type, class_name=cls.__name__)
+    unchecked = Verdict(model_type=model_type, class_name=cls.__name__)
     try:
         ropes = load(json.loads(model.config.to_json_string(use_diff=False)))
     except ConfigError as error:
-        return replace(nothing, wrong=(f"phasor.load: {error}",))
-    # transformers writes kinds of layers that the file may not have named
+        return replace(unchecked, wrong=(f"phasor.load: {error}",))
+    # ropes are compared without their kinds, which transformers names where the file may not
     wrong = [
         f"phasor.load says otherwise of {kind} layers before they are cut to a few"
         for kind, rope in ropes.kinds.items()
-        if whole is not None and rope not in whole.kinds.values()
+        if full is not None and rope not in full.kinds.values()
     ]
     with foreign_errors(f"no tiny {cls.__name__} can run"):
-        runs = [_run(model, grid) for grid in _grids(model, ropes)]
-    if not runs[0].own:
+        runs = [_run_model(model, grid) for grid in _choose_grids(model, ropes)]
+    if not runs[0].attention_calls:
         wrong.append("its rotation was not called, or not by a name that is watched")
-    beside = [one for run in runs for call in run.beside for one in _sentences(call, run.grid)]
-    equal = particulars()["equal_coordinates"].get(model_type)
+    beside = [
+        sentence
+        for run in runs
+        for call in run.other_calls
+        for sentence in _describe_vectors(call, run.grid)
+    ]
+    note = special_cases()["equal_coordinates"].get(model_type)
     return replace(
-        nothing,
-        kinds=tuple(_kind_verdict(kind, ropes, runs) for kind in dict.fromkeys(ropes.layer_kinds)),
+        unchecked,
+        kinds=tuple(_judge_kind(kind, ropes, runs) for kind in dict.fromkeys(ropes.layer_kinds)),
         beside=tuple(dict.fromkeys(beside)),
-        notes=() if equal is None else (equal,),
+        notes=() if note is None else (note,),
         wrong=tuple(wrong),
         tokens=sum(run.grid.shape[1] for run in runs),
         farthest=max(int(run.grid.max()) for run in runs),
     )
 
 
-# ---- what a model does ----
+# ---- runs of a model ----
 
 
-def _grids(model: Any, ropes: LayerRopes) -> list[Grid]:
-    """Positions for every run: within the context, and where a rule picks the law beyond it."""
+def _choose_grids(model: Any, ropes: LayerRopes) -> list[Grid]:
+    """Positions for every run: within the context, and beyond it where a rule picks the law."""
     config = model.config.get_text_config()
     context = getattr(config, "max_position_embeddings", None) or FARTHEST
     rules = [rope for rope in ropes.kinds.values() if rope and isinstance(rope.scaling, Rule)]
-    original = {length for rope in rules if (length := original_context(rope))}
-    end = min(context, FARTHEST, *original)
-    if _counts_itself(model):
-        return [np.arange(min(end, _IN_A_ROW))[None]]
-    with_equal = config.model_type in particulars()["equal_coordinates"]
-    n_axes = 1 if with_equal else _position_axes(model)
-    return [spread_positions(end, n_axes) for end in (end, *(2 * length for length in original))]
+    original_lengths = {length for rope in rules if (length := original_context(rope))}
+    end = min(context, FARTHEST, *original_lengths)
+    if _numbers_tokens(model):
+        return [np.arange(min(end, _MAX_CONSECUTIVE))[None]]
+    has_equal = config.model_type in special_cases()["equal_coordinates"]
+    n_axes = 1 if has_equal else _count_position_axes(model)
+    ends = [end, *(2 * length for length in original_lengths)]
+    return [spread_positions(end, n_axes) for end in ends]
 
 
-def _position_axes(model: Any) -> int:
+def _count_position_axes(model: Any) -> int:
     """How many coordinates a model's positions have: 1, or those of its multimodal rope."""
     for module in model.modules():
         sections = getattr(module, "mrope_section", None)
@@ -249,59 +262,59 @@ def _position_axes(model: Any) -> int:
     return 1
 
 
-def _counts_itself(model: Any) -> bool:
+def _numbers_tokens(model: Any) -> bool:
     """Whether a model takes no positions and numbers its tokens from 0."""
     taken = inspect.signature(model.forward).parameters
-    takes = "position_ids" in taken or any(
-        one.kind is inspect.Parameter.VAR_KEYWORD for one in taken.values()
+    takes_positions = "position_ids" in taken or any(
+        parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in taken.values()
     )
-    return not takes or model.config.model_type in particulars()["own_positions"]
+    return not takes_positions or model.config.model_type in special_cases()["own_positions"]
 
 
-def _run(model: Any, grid: Grid) -> _Run:
-    words = min(100, model.config.get_text_config().vocab_size)
+def _run_model(model: Any, grid: Grid) -> _Run:
+    vocabulary = min(100, model.config.get_text_config().vocab_size)
     generator = torch.Generator().manual_seed(0)
-    inputs = {"input_ids": torch.randint(3, words, (1, grid.shape[1]), generator=generator)}
-    if model.config.model_type in particulars()["timed"]:
+    inputs = {"input_ids": torch.randint(3, vocabulary, (1, grid.shape[1]), generator=generator)}
+    if model.config.model_type in special_cases()["time_inputs"]:
         inputs["t_cond"] = torch.zeros(1, 1, model.config.hidden_size)
-    if not _counts_itself(model):
+    if not _numbers_tokens(model):
         # [axes, seq] -> [1, seq] of one axis, [axes, 1, seq] of several
         inputs["position_ids"] = torch.from_numpy(grid if len(grid) == 1 else grid[:, None])
     calls = record_calls(model, inputs)
-    # of a query that is multiplied after its rotation, only the key of the call is seen again
-    seen = {call.layer for call in calls if call.place}
-    own = [call for call in calls if call.place or call.layer not in seen]
-    return _Run(grid, own, [call for call in calls if call not in own])
+    # in a layer of which no call is found in attention, every call counts as attention's
+    found = {call.layer for call in calls if call.place}
+    attention_calls = [call for call in calls if call.place or call.layer not in found]
+    return _Run(grid, attention_calls, [call for call in calls if call not in attention_calls])
 
 
 def record_calls(model: Any, inputs: Mapping[str, Tensor]) -> list[Call]:
     """Every call of a rotation function during ``model(**inputs)`` of one sequence, in order."""
     calls: list[Call] = []
-    watched: list[tuple[Any, type]] = []
+    changed: list[tuple[Any, type]] = []
     try:
         for member in members_of(model):
             cls: Any = member.cls
             functions, static = rotations_of(cls), _static_rotations(cls)
             if not functions and not static:
                 continue
-            recorder = functools.partial(_rotation_recorder, calls, layer_number(member) or 0)
-            recorders = {name: recorder(function) for name, function in functions.items()}
+            record = functools.partial(_record_rotation, calls, layer_number(member) or 0)
+            recorders = {name: record(function) for name, function in functions.items()}
             attention = cls.forward.__globals__.get(_ATTENTION)
             if attention is not None:
-                recorders[_ATTENTION] = _attention_recorder(calls, attention)
-            body = {name: staticmethod(recorder(one)) for name, one in static.items()}
-            watched.append((member.module, cls))
+                recorders[_ATTENTION] = _record_attention(calls, attention)
+            body = {name: staticmethod(record(function)) for name, function in static.items()}
+            changed.append((member.module, cls))
             set_class(member.module, subclass_calling(cls, recorders, None, body))
         with torch.no_grad():
             model(**inputs)
     finally:
-        for module, cls in watched:
+        for module, cls in changed:
             set_class(module, cls)
     return calls
 
 
 def _static_rotations(cls: type) -> dict[str, Any]:
-    """Static methods that rotate, as RoFormer has one."""
+    """The static methods that rotate, such as RoFormer's."""
     return {
         name: value.__func__
         for base in reversed(cls.__mro__)
@@ -310,18 +323,19 @@ def _static_rotations(cls: type) -> dict[str, Any]:
     }
 
 
-def _rotation_recorder(
+def _record_rotation(
     calls: list[Call], layer: int, function: Callable[..., Any]
 ) -> Callable[..., Any]:
+    """The rotation function of a layer, which also adds each of its calls to ``calls``."""
     names, tensors = tuple(parameters(function)), tensor_parameters(function)
 
     @functools.wraps(function)
-    def recorded(*args: Any, **words: Any) -> Any:
-        given = {**dict(zip(names, args, strict=False)), **words}
-        returned: Any = function(*args, **words)
+    def recorder(*args: Any, **kwargs: Any) -> Any:
+        values = {**dict(zip(names, args, strict=False)), **kwargs}
+        returned: Any = function(*args, **kwargs)
         outputs = [returned] if isinstance(returned, Tensor) else list(returned)
-        rotated = [one for one in outputs[: len(tensors)] if isinstance(one, Tensor)]
-        rows = [given[name] for name in (*ROWS, TABLE_ROWS) if name in given]
+        rotated = [output for output in outputs[: len(tensors)] if isinstance(output, Tensor)]
+        rows = [values[name] for name in (*ROWS, TABLE_ROWS) if name in values]
         # [1, 1, seq, width] -> [seq, width]
         rows = [row.reshape(row.shape[-2:]) if row.dim() > 3 else row for row in rows]
         call = Call(
@@ -331,26 +345,29 @@ def _rotation_recorder(
         calls.append(call)
         return returned
 
-    return recorded
+    return recorder
 
 
-def _attention_recorder(calls: list[Call], function: Callable[..., Any]) -> Callable[..., Any]:
+def _record_attention(calls: list[Call], function: Callable[..., Any]) -> Callable[..., Any]:
+    """The attention function, which also finds the places of earlier ``calls`` in its heads."""
+
     @functools.wraps(function)
-    def recorded(module: Any, query: Tensor, key: Tensor, *args: Any, **words: Any) -> Any:
+    def recorder(module: Any, query: Tensor, key: Tensor, *args: Any, **kwargs: Any) -> Any:
         for call in calls:
             for heads in (query, key):
-                # beside a sequence, keys of other tokens may stand
+                # a query that was multiplied after its rotation is not found, but its key is; and
+                # some models put keys of other tokens beside the sequence
                 if call.place is None and heads.shape[2] == call.tokens:
                     call.place = _find_in_head(call, heads[0, 0, -1])
-        return function(module, query, key, *args, **words)
+        return function(module, query, key, *args, **kwargs)
 
-    return recorded
+    return recorder
 
 
 def _find_in_head(call: Call, head: Tensor) -> tuple[int, int] | None:
-    """Where a call's vector is in the first head of the last token, and the width of that."""
+    """The place of a call's vector in the first head of the last token, and the head's width."""
     for x in call.rotated:
-        # the last token of the first head, wherever the function has its heads
+        # the last token of the first head, with heads or tokens first
         for vector in (x[0, 0, -1], x[0, -1, 0]) if x.dim() == 4 else (x[0, -1],):
             for start in range(len(head) - call.width + 1):
                 if torch.equal(head[start : start + call.width], vector):
@@ -358,18 +375,18 @@ def _find_in_head(call: Call, head: Tensor) -> tuple[int, int] | None:
     return None
 
 
-# ---- whether it is what was said ----
+# ---- comparison with the config ----
 
 
-def _kind_verdict(kind: str, ropes: LayerRopes, runs: Sequence[_Run]) -> KindVerdict:
-    layers = tuple(layer for layer, one in enumerate(ropes.layer_kinds) if one == kind)
+def _judge_kind(kind: str, ropes: LayerRopes, runs: Sequence[_Run]) -> KindVerdict:
+    layers = tuple(layer for layer, its_kind in enumerate(ropes.layer_kinds) if its_kind == kind)
     loaded = ropes.kinds[kind]
     found: list[Identification] = []
     errors: list[float] = []
     wrong: list[str] = []
     places: list[tuple[int, int]] = []
     for run in runs:
-        calls = [call for call in run.own if call.layer in layers]
+        calls = [call for call in run.attention_calls if call.layer in layers]
         if not calls:
             if loaded is not None:
                 wrong.append("phasor.load states a rope, and nothing was turned")
@@ -382,9 +399,9 @@ def _kind_verdict(kind: str, ropes: LayerRopes, runs: Sequence[_Run]) -> KindVer
         if loaded is None:
             wrong.append("phasor.load states no rope, and vectors were turned")
             continue
-        error, why = compare(loaded.at(int(run.grid.max()) + 1), calls, run.grid)
+        error, differences = compare(loaded.at(int(run.grid.max()) + 1), calls, run.grid)
         errors.append(error)
-        wrong += [f"phasor.load: {one}" for one in why]
+        wrong += [f"phasor.load: {difference}" for difference in differences]
     return KindVerdict(
         kind=kind,
         layers=layers,
@@ -398,12 +415,12 @@ def _kind_verdict(kind: str, ropes: LayerRopes, runs: Sequence[_Run]) -> KindVer
 
 
 def compare(rope: Rope, calls: Sequence[Call], grid: Grid) -> tuple[float, list[str]]:
-    """The worst error over the calls as a share of what float32 explains, and what is wrong."""
+    """The worst error of the calls as a share of what float32 explains, and all differences."""
     if len(grid) == 1:
         grid = np.tile(grid, (rope.axes.n_axes, 1))
     if rope.axes.n_axes != len(grid):
         return np.inf, [f"positions of {rope.axes.n_axes} axes, the model's have {len(grid)}"]
-    worst, why = 0.0, dict[str, None]()
+    worst, differences = 0.0, dict[str, None]()
     for call in calls:
         form, width = call.form, call.width
         start, head_dim = call.place or (None, None)
@@ -411,36 +428,36 @@ def compare(rope: Rope, calls: Sequence[Call], grid: Grid) -> tuple[float, list[
             head_dim = width
             start = width - rope.rotary_dim if form is not None and form.slice == "end" else 0
         elif width != rope.rotary_dim:
-            why[f"heads of {rope.head_dim}, and vectors of {width} were turned"] = None
+            differences[f"heads of {rope.head_dim}, and vectors of {width} were turned"] = None
             continue
-        # a slice that the model cuts out itself was seen in attention
+        # `place` tells the slice that a model cuts out itself
         if start not in (None, rope.rotary_start):
-            why[f"a slice from {rope.rotary_start}, the model's from {start}"] = None
+            differences[f"a slice from {rope.rotary_start}, the model's from {start}"] = None
         if head_dim not in (None, rope.head_dim):
-            why[f"heads of {rope.head_dim}, the model's are of {head_dim}"] = None
+            differences[f"heads of {rope.head_dim}, the model's are of {head_dim}"] = None
         error = np.inf
         if form is not None and call.tokens == grid.shape[1]:
             error = rope_error(rope, form, call.rows, grid)
         worst = max(worst, error)
     if worst > 1:
-        why[f"off by {worst:.3g} times what float32 angles explain"] = None
-    return worst, list(why)
+        differences[f"off by {worst:.3g} times what float32 angles explain"] = None
+    return worst, list(differences)
 
 
-def _sentences(call: Call, grid: Grid) -> list[str]:
-    """About each of the vectors that a call rotated beside attention."""
+def _describe_vectors(call: Call, grid: Grid) -> list[str]:
+    """A sentence about each of the vectors that a call rotated beside attention."""
     try:
         found = call.identify(grid)
     except PhasorError:
         found = None
     rope = None if found is None else found.rope
     if call.tokens != grid.shape[1]:
-        what = ", of other tokens"
+        rotation = ", of other tokens"
     elif rope is None:
-        what = ": not identified"
+        rotation = ": not identified"
     else:
-        back = " backwards" if rope.direction < 0 else ""
+        direction = " backwards" if rope.direction < 0 else ""
         base = "frequencies of their own" if rope.base is None else f"base {rope.base:.15g}"
-        what = f": {rope.pairing} pairs{back}, {rope.rotary_dim} turned, {base}"
+        rotation = f": {rope.pairing} pairs{direction}, {rope.rotary_dim} turned, {base}"
     name = call.function.__name__
-    return [f"{name}({one}) of {call.width} coordinates{what}" for one in call.arguments]
+    return [f"{name}({it}) of {call.width} coordinates{rotation}" for it in call.arguments]

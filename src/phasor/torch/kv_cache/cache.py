@@ -97,7 +97,7 @@ class KVCache:
         return (self.lengths[:, None] + attention_mask.cumsum(-1) - 1).clamp(min=0)
 
     def append(self, k: Tensor, v: Tensor, attention_mask: Tensor | None = None) -> None:
-        """Write the keys and values of new tokens after the ones held.
+        """Write the keys and values of new tokens after the cached ones.
 
         Args:
             k: ``[batch_size, new_tokens, num_kv_heads, head_dim]``.
@@ -114,7 +114,7 @@ class KVCache:
         new = k.shape[1] if k.dim() > 1 else 0
         for name, x in (("k", k), ("v", v)):
             check_is_tensor(name, x)
-            check_like(name, x, [batch_size, new, *head], self._keys)
+            check_fits_cache(name, x, [batch_size, new, *head], self._keys)
             if x.requires_grad and torch.is_grad_enabled():
                 raise TensorError(
                     f"{name} must not require a gradient: a cache is overwritten and records none; "
@@ -145,7 +145,7 @@ def check_attention_mask(mask: Any, shape: tuple[int, ...]) -> None:
         )
 
 
-def check_like(name: str, x: Tensor, shape: list[int], cached: Tensor) -> None:
+def check_fits_cache(name: str, x: Tensor, shape: list[int], cached: Tensor) -> None:
     """Refuse to put ``x`` into a cache where its shape, dtype or device does not fit."""
     if list(x.shape) != shape or (x.dtype, x.device) != (cached.dtype, cached.device):
         raise TensorError(

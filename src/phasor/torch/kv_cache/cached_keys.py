@@ -21,7 +21,7 @@ from phasor.torch.kv_cache.cache import KVCache
 from phasor.torch.kv_cache.verbs import Distance
 
 _Ropes = Rope | Sequence[Rope | None]
-_SUPPORTED = (
+_SUPPORTED_CACHES = (
     "a phasor KVCache, or a DynamicCache or StaticCache of transformers 5 whose layers keep every "
     "token"
 )
@@ -30,16 +30,16 @@ _SUPPORTED = (
 class CachedKeys:
     """The rotated keys of a whole cache, and the Ropes that rotated them.
 
-    Its methods write keys and values of every layer of the cache itself; where something does not
-    fit, nothing is written. Models number the next token by how many are cached, so after
-    `evict_` or `insert_` it comes right after the last one.
+    Its methods write into every layer of the cache itself, or raise an error and write nothing.
+    Models number the next token by how many are cached, so after `evict_` or `insert_` it comes
+    right after the last one.
 
     Args:
         cache: A `KVCache`, or a ``DynamicCache`` or ``StaticCache`` of transformers 5 in which
-            every layer keeps every token (``DynamicLayer``, ``StaticLayer``). It holds tokens.
+            every layer keeps every token (``DynamicLayer``, ``StaticLayer``). It must not be empty.
         ropes: One Rope for all layers, or one for each, None where a layer rotates nothing, as
-            `phasor.load` returns them. A rule has to have picked its law. Keys are taken to carry
-            ``rope.attention_factor``, by which these models multiply cos and sin.
+            `phasor.load` returns them, with a law in place of a rule. Keys must have been
+            multiplied by ``rope.attention_factor``, as these models do with cos and sin.
 
     Attributes:
         ropes: One per layer; `retune_` changes them.
@@ -65,12 +65,12 @@ class CachedKeys:
     ropes: tuple[Rope | None, ...]
 
     def __init__(self, cache: Any, ropes: _Ropes) -> None:
-        self._layers = _layers_of("cache", cache)
+        self._layers = _wrap_layers("cache", cache)
         self.ropes = self._rope_per_layer(ropes)
 
     def __len__(self) -> int:
         """How many tokens are cached; with padding, in columns."""
-        return _num_tokens("cache", self._layers)
+        return _check_lengths("cache", self._layers)
 
     def shift_(self, delta: Any) -> None:
         """`phasor.torch.kv_cache.shift_` of the keys of every layer.
@@ -78,7 +78,7 @@ class CachedKeys:
         Raises:
             PositionError: If ``delta`` does not fit the keys.
         """
-        _num_tokens("cache", self._layers)
+        _check_lengths("cache", self._layers)
         rotated = [
             (layer.keys, rope)
             for layer, rope in zip(self._layers, self.ropes, strict=True)
@@ -100,7 +100,7 @@ class CachedKeys:
             SpecError: If they differ from the old ones in more than frequencies and direction.
             PositionError: If the positions do not fit the keys.
         """
-        _num_tokens("cache", self._layers)
+        _check_lengths("cache", self._layers)
         new_ropes = self._rope_per_layer(ropes)
         rotated: list[tuple[Tensor, Rope, Rope]] = []
         for index, (old, new) in enumerate(zip(self.ropes, new_ropes, strict=True)):
@@ -127,7 +127,7 @@ class CachedKeys:
             PositionError: If the range is not within the tokens, or ``gap`` is missing or does not
                 fit.
         """
-        _num_tokens("cache", self._layers)
+        _check_lengths("cache", self._layers)
         cuts: list[verbs.Cut] = []
         for layer, rope in zip(self._layers, self.ropes, strict=True):
             cuts.append(verbs.check_evict(layer.keys, layer.values, start, stop, rope, gap))
@@ -146,19 +146,19 @@ class CachedKeys:
             PositionError: If ``at`` is not within the tokens, or ``offset`` or ``gap`` is missing
                 or does not fit.
         """
-        length = _num_tokens("cache", self._layers)
-        other_layers = _layers_of("other", other)
-        count = _num_tokens("other", other_layers)
+        length = _check_lengths("cache", self._layers)
+        other_layers = _wrap_layers("other", other)
+        count = _check_lengths("other", other_layers)
         if len(other_layers) != len(self._layers):
             raise TensorError(
                 f"other must have the layers of the cache ({len(self._layers)}), "
                 f"got {len(other_layers)}"
             )
         cuts: list[verbs.Cut] = []
-        for layer, added, rope in zip(self._layers, other_layers, self.ropes, strict=True):
-            new = ("keys of other", added.keys), ("values of other", added.values)
+        for layer, other_layer, rope in zip(self._layers, other_layers, self.ropes, strict=True):
+            new = ("keys of other", other_layer.keys), ("values of other", other_layer.values)
             cuts.append(verbs.check_insert(layer.keys, layer.values, at, new, rope, offset, gap))
-            _check_every_row_full(added, count)
+            _check_every_row_full(other_layer, count)
             _check_room(layer, at, length + count)
             check_mutable(layer.tensors_to_write())
         self._write(cuts)
@@ -195,7 +195,7 @@ class CachedKeys:
 
 
 class _DynamicLayer:
-    """A ``DynamicLayer`` of transformers, which is given new tensors; the other kinds override."""
+    """A ``DynamicLayer`` of transformers, which gets new tensors; base of the other layers."""
 
     #: How many tokens fit; None where memory grows.
     capacity: int | None = None
@@ -227,14 +227,14 @@ class _DynamicLayer:
         return ()
 
     def replace(self, keys: Tensor, values: Tensor, start: int, stop: int) -> None:
-        """Hold these instead: without tokens ``start`` to ``stop``, or with more put in there."""
+        """Store these instead: tokens ``start`` to ``stop - 1`` removed, or others put in there."""
         del start, stop
         self._layer.keys = keys.transpose(1, 2)
         self._layer.values = values.transpose(1, 2)
 
 
 class _StaticLayer(_DynamicLayer):
-    """A ``StaticLayer``: written in place, because compiled models hold its addresses."""
+    """A ``StaticLayer``, written in place because compiled models keep its addresses."""
 
     def __init__(self, layer: Any) -> None:
         super().__init__(layer)
@@ -252,8 +252,8 @@ class _StaticLayer(_DynamicLayer):
         self.values[:] = values
 
 
-class _OwnLayer(_DynamicLayer):
-    """A `KVCache`, whose rows may be shorter than what it holds."""
+class _KVCacheLayer(_DynamicLayer):
+    """A `KVCache`, whose rows may be shorter than its columns."""
 
     def __init__(self, cache: KVCache) -> None:
         super().__init__(cache)
@@ -269,48 +269,49 @@ class _OwnLayer(_DynamicLayer):
         return self._layer.lengths, self.keys, self.values
 
     def replace(self, keys: Tensor, values: Tensor, start: int, stop: int) -> None:
-        grown = max(0, keys.shape[1] - self._layer.used)
+        inserted = max(0, keys.shape[1] - self._layer.used)
         # a row may end inside the range, or before it
-        self._layer.lengths += grown - (self._layer.lengths.clamp(start, stop) - start)
+        removed = self._layer.lengths.clamp(start, stop) - start
+        self._layer.lengths += inserted - removed
         self._layer.used = keys.shape[1]
         self.keys[:] = keys
         self.values[:] = values
 
 
-def _layers_of(name: str, cache: Any) -> Sequence[_DynamicLayer]:
+def _wrap_layers(name: str, cache: Any) -> Sequence[_DynamicLayer]:
     """The layers of a supported cache that holds tokens, or an error."""
     if isinstance(cache, KVCache):
-        layers: list[_DynamicLayer] = [_OwnLayer(cache)]
+        layers: list[_DynamicLayer] = [_KVCacheLayer(cache)]
     else:
-        layers = _layers_of_transformers(name, cache)
+        layers = _wrap_transformers_layers(name, cache)
     if not layers or any(layer.keys.shape[1] == 0 for layer in layers):
         raise TensorError(f"{name} must hold tokens in every layer; run the prompt first")
     return layers
 
 
-def _layers_of_transformers(name: str, cache: Any) -> list[_DynamicLayer]:
-    known: Any = sys.modules.get("transformers.cache_utils")
-    if known is None or type(cache) not in (known.DynamicCache, known.StaticCache):
-        raise TensorError(f"{name} must be {_SUPPORTED}, got {type(cache).__name__}")
+def _wrap_transformers_layers(name: str, cache: Any) -> list[_DynamicLayer]:
+    library: Any = sys.modules.get("transformers.cache_utils")
+    if library is None or type(cache) not in (library.DynamicCache, library.StaticCache):
+        raise TensorError(f"{name} must be {_SUPPORTED_CACHES}, got {type(cache).__name__}")
     if cache.offloading:
         raise TensorError(
             f"{name} must not be offloaded, because its layers move between devices; make it with "
             "offloading=False"
         )
-    kinds = {known.DynamicLayer: _DynamicLayer, known.StaticLayer: _StaticLayer}
+    wrappers = {library.DynamicLayer: _DynamicLayer, library.StaticLayer: _StaticLayer}
     for index, layer in enumerate(cache.layers):
         # compared by type: a subclass of one of the two may keep fewer tokens, or other tensors
-        if type(layer) not in kinds:
+        if type(layer) not in wrappers:
             raise TensorError(
-                f"{name} must be {_SUPPORTED}, got a {type(layer).__name__} as layer {index}"
+                f"{name} must be {_SUPPORTED_CACHES}, got a {type(layer).__name__} as layer {index}"
             )
         if not layer.is_initialized:
             raise TensorError(f"{name} must hold tokens in every layer, got none in layer {index}")
-    return [kinds[type(layer)](layer) for layer in cache.layers]
+    return [wrappers[type(layer)](layer) for layer in cache.layers]
 
 
-def _num_tokens(name: str, layers: Sequence[_DynamicLayer]) -> int:
-    """How many tokens every layer holds, or an error where they differ."""
+def _check_lengths(name: str, layers: Sequence[_DynamicLayer]) -> int:
+    """How many tokens every layer holds, or an error if the layers differ."""
     shapes = {tuple(layer.keys.shape[:2]) for layer in layers}
     if len(shapes) > 1:
         raise TensorError(

@@ -1,4 +1,4 @@
-"""Verbs on keys that are rotated already: move, retune, cut out, put in.
+"""Verbs on keys that are rotated already: shift, retune, evict, insert.
 
 A verb with a trailing underscore writes the keys it is given; `insert` and `evict` return new ones.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,15 +26,15 @@ from phasor.torch._arguments import (
 from phasor.torch._in_place import check_copies, check_mutable, check_no_overlap
 from phasor.torch._tables import TOO_FAR, cos_sin, count_digits
 from phasor.torch.functional import rotate, rotate_, rotate_by_
-from phasor.torch.kv_cache.cache import check_like
+from phasor.torch.kv_cache.cache import check_fits_cache
 
 #: How far tokens move, in positions: one number per axis where the Rope has several.
 Distance = int | Sequence[int]
 
-# rows of cos and sin that `retune_` holds at once, so that a long cache needs little memory more
+# elements of cos and of sin that `retune_` computes at once, which limits its memory
 CHUNK = 1 << 20
 _INT64_MAX = 2**63 - 1
-_NAMES = ("keys", "values", "new_keys", "new_values")
+_KEYS_AND_VALUES = ("keys", "values")
 
 
 def shift_(keys: Tensor, delta: Any, rope: Rope, *, heads_first: bool = False) -> Tensor:
@@ -69,8 +69,8 @@ def shift_(keys: Tensor, delta: Any, rope: Rope, *, heads_first: bool = False) -
     >>> bool(torch.allclose(keys, rotate(raw, range(5), rope), atol=1e-14))
     True
     """
-    (view,) = tokens_first([keys], heads_first, _NAMES[:1])
-    rotate_(view, check_in_place(view, delta, rope), _rope_of_stored(rope))
+    (view,) = tokens_first([keys], heads_first, ("keys",))
+    rotate_(view, check_in_place(view, delta, rope), _rope_of_stored_keys(rope))
     return keys
 
 
@@ -86,8 +86,8 @@ def retune_(
     """``gain R_new(p) R_old(-p) k`` for every cached key, in place: keys for other frequencies.
 
     For a rule that picks another law as the sequence grows, such as LongRoPE with its short and
-    long list, or dynamic NTK. The two rotations are one, by ``p (f_new - f_old)``: cos and sin are
-    composed in float64 and the keys are rounded once.
+    long list, or dynamic NTK. The two rotations are one, by ``p (f_new - f_old)``. Its cos and sin
+    are computed in float64, so the keys are rounded once.
 
     Args:
         keys: ``[..., seq, heads, head_dim]``, rotated by ``old``.
@@ -118,17 +118,17 @@ def retune_(
     True
     """
     gain = number("gain", gain, above=0)
-    (view,) = tokens_first([keys], heads_first, _NAMES[:1])
-    given = check_retune(view, positions, old, new)
-    digits = count_digits([given])
+    (view,) = tokens_first([keys], heads_first, ("keys",))
+    position_tensor = check_retune(view, positions, old, new)
+    digits = count_digits([position_tensor])
     layout: dict[str, Any] = {"pairing": old.output_pairing, "rotary_start": old.rotary_start}
-    for part, at in _chunks(view, given, old):
+    for chunk, chunk_positions in _split_tokens(view, position_tensor, old):
         # angle addition: cos(a - b) and sin(a - b) of the new angle a and the old angle b
-        cos_new, sin_new = cos_sin([at], new.to_json(), torch.float64, digits)
-        cos_old, sin_old = cos_sin([at], old.to_json(), torch.float64, digits)
+        cos_new, sin_new = cos_sin([chunk_positions], new.to_json(), torch.float64, digits)
+        cos_old, sin_old = cos_sin([chunk_positions], old.to_json(), torch.float64, digits)
         cos = gain * (cos_new * cos_old + sin_new * sin_old)
         sin = gain * (sin_new * cos_old - cos_new * sin_old)
-        rotate_by_(part, cos, sin, **layout)
+        rotate_by_(chunk, cos, sin, **layout)
     return keys
 
 
@@ -144,7 +144,7 @@ def evict(
 ) -> tuple[Tensor, Tensor]:
     """Keys and values without tokens ``start`` to ``stop - 1``; later keys close the gap.
 
-    With the first few tokens kept and a window of the latest, this is a cache of StreamingLLM
+    A cache that keeps the first few tokens and a window of the latest is that of StreamingLLM
     (2309.17453, section 3.2), which numbers tokens by their index in the cache.
 
     Args:
@@ -174,9 +174,9 @@ def evict(
     >>> bool(torch.allclose(keys, rotate(raw[[0, 3, 4, 5]], range(4), rope), atol=1e-14))
     True
     """
-    keys, values = tokens_first((keys, values), heads_first, _NAMES[:2])
+    keys, values = tokens_first((keys, values), heads_first, _KEYS_AND_VALUES)
     keys, values = splice(keys, values, check_evict(keys, values, start, stop, rope, gap), rope)
-    keys, values = tokens_first((keys, values), heads_first, _NAMES[:2])
+    keys, values = tokens_first((keys, values), heads_first)
     return keys, values
 
 
@@ -194,8 +194,8 @@ def insert(
 ) -> tuple[Tensor, Tensor]:
     """Keys and values with others put in before token ``at``; later keys make room for them.
 
-    The new tokens are those of a passage that was encoded by itself, from position 0 on, as once
-    for many prompts. With ``at = seq`` this appends one cache to another.
+    The new tokens are those of a passage that was encoded by itself, from position 0 on, for
+    example once for many prompts. With ``at = seq`` this appends one cache to another.
 
     Args:
         keys: ``[..., seq, heads, head_dim]``, rotated by ``rope``.
@@ -228,29 +228,30 @@ def insert(
     >>> bool(torch.allclose(keys, rotate(raw, range(6), rope), atol=1e-14))
     True
     """
-    given = keys, values, new_keys, new_values
-    keys, values, new_keys, new_values = tokens_first(given, heads_first, _NAMES)
+    keys, values = tokens_first((keys, values), heads_first, _KEYS_AND_VALUES)
+    new_names = ("new_keys", "new_values")
+    new_keys, new_values = tokens_first((new_keys, new_values), heads_first, new_names)
     new = ("new_keys", new_keys), ("new_values", new_values)
     cut = check_insert(keys, values, at, new, rope, offset, gap)
     keys, values = splice(keys, values, cut, rope)
-    keys, values = tokens_first((keys, values), heads_first, _NAMES[:2])
+    keys, values = tokens_first((keys, values), heads_first)
     return keys, values
 
 
-# What follows is for [..., seq, heads, head_dim] alone. Checks are functions of their own, because
-# `CachedKeys` checks every layer before it writes the first.
+# The functions below take [..., seq, heads, head_dim] only. The checks are separate functions,
+# because `CachedKeys` checks every layer before it writes the first.
 
 
 def check_in_place(keys: Tensor, positions: Any, rope: Rope) -> Tensor:
     """The positions as a tensor, or an error if the keys cannot be rotated by them in place."""
     check_rope(rope)
     check_heads("keys", keys, rope)
-    given = checked_positions(positions, [keys], rope)
+    position_tensor = checked_positions(positions, [keys], rope)
     if not torch.compiler.is_compiling():
         check_mutable([keys])
         check_no_overlap({"keys": keys}, {})
         check_copies([keys], [keys])
-    return given
+    return position_tensor
 
 
 def check_retune(keys: Tensor, positions: Any, old: Rope, new: Rope) -> Tensor:
@@ -265,31 +266,38 @@ def check_retune(keys: Tensor, positions: Any, old: Rope, new: Rope) -> Tensor:
                 f"under rotated keys, got {after}; rotate_ them back "
                 "by old with inverse=True, then rotate_ them by new"
             )
-    given = check_in_place(keys, positions, old)
-    if count_digits([given]) == TOO_FAR:
-        checked_numpy_positions(given.numpy())  # raises if a position is not finite
-    return given
+    position_tensor = check_in_place(keys, positions, old)
+    if count_digits([position_tensor]) == TOO_FAR:
+        checked_numpy_positions(position_tensor.numpy())  # raises if a position is not finite
+    return position_tensor
 
 
 class Cut(NamedTuple):
-    """A checked range to replace: distances are one number per axis, none without a Rope."""
+    """A checked change of a cache: tokens ``start`` to ``stop - 1`` give way to new ones.
+
+    Attributes:
+        start: Index of the first token to remove.
+        stop: Index after the last one.
+        later_distances: How far the tokens from ``stop`` on move: one number per axis, none without
+            a Rope.
+        new_tokens: Keys and values to put in, and how far they move.
+    """
 
     start: int
     stop: int
-    #: How far the tokens from ``stop`` on move.
-    later: list[int]
-    #: Keys and values to put in, and how far they move.
-    new: tuple[Tensor, Tensor, list[int]] | None = None
+    later_distances: list[int]
+    new_tokens: tuple[Tensor, Tensor, list[int]] | None = None
 
 
 def check_evict(
     keys: Tensor, values: Tensor, start: int, stop: int, rope: Rope | None, gap: Distance | None
 ) -> Cut:
-    """What `evict` does, or the error that it raises."""
-    seq = _num_tokens(keys, values, rope)
+    """The change that `evict` makes, or the error that it raises."""
+    seq = _count_tokens(keys, values, rope)
     stop = whole("stop", stop, least=0, most=seq, error=PositionError)
     start = whole("start", start, least=0, most=stop, error=PositionError)
-    return Cut(start, stop, [-step for step in _distances("gap", gap, stop - start, rope)])
+    distances = _checked_distances("gap", gap, stop - start, rope)
+    return Cut(start, stop, [-distance for distance in distances])
 
 
 def check_insert(
@@ -301,26 +309,26 @@ def check_insert(
     offset: Distance | None,
     gap: Distance | None,
 ) -> Cut:
-    """What `insert` does with ``new`` keys and values, each with its name, or its error."""
-    seq = _num_tokens(keys, values, rope)
+    """The change that `insert` makes, or its error; ``new`` keys and values have names for it."""
+    seq = _count_tokens(keys, values, rope)
     (_, new_keys), (_, new_values) = new
-    count = _num_tokens(new_keys, new_values, None)
-    for (name, x), like in zip(new, (keys, values), strict=True):
-        check_like(name, x, [*like.shape[:-3], count, *like.shape[-2:]], like)
+    count = _count_tokens(new_keys, new_values, None)
+    for (name, x), cached in zip(new, (keys, values), strict=True):
+        check_fits_cache(name, x, [*cached.shape[:-3], count, *cached.shape[-2:]], cached)
     at = whole("at", at, least=0, most=seq, error=PositionError)
-    moved = new_keys, new_values, _distances("offset", offset, at, rope)
-    return Cut(at, at, _distances("gap", gap, count, rope), moved)
+    new_tokens = new_keys, new_values, _checked_distances("offset", offset, at, rope)
+    return Cut(at, at, _checked_distances("gap", gap, count, rope), new_tokens)
 
 
 def splice(keys: Tensor, values: Tensor, cut: Cut, rope: Rope | None) -> tuple[Tensor, Tensor]:
-    """New keys and values: those before the cut, the new ones, and the later ones moved."""
+    """New keys and values: those before the cut, the new ones, and the later ones, moved."""
     joined_keys = [keys[..., : cut.start, :, :]]
     joined_values = [values[..., : cut.start, :, :]]
-    if cut.new is not None:
-        new_keys, new_values, offset = cut.new
-        joined_keys.append(_shift_keys(new_keys, offset, rope))
+    if cut.new_tokens is not None:
+        new_keys, new_values, distances = cut.new_tokens
+        joined_keys.append(_shift_keys(new_keys, distances, rope))
         joined_values.append(new_values)
-    joined_keys.append(_shift_keys(keys[..., cut.stop :, :, :], cut.later, rope))
+    joined_keys.append(_shift_keys(keys[..., cut.stop :, :, :], cut.later_distances, rope))
     joined_values.append(values[..., cut.stop :, :, :])
     return torch.cat(joined_keys, dim=-3), torch.cat(joined_values, dim=-3)
 
@@ -328,17 +336,18 @@ def splice(keys: Tensor, values: Tensor, cut: Cut, rope: Rope | None) -> tuple[T
 def _shift_keys(keys: Tensor, distances: list[int], rope: Rope | None) -> Tensor:
     if rope is None:
         return keys
-    return rotate(keys, distances if len(distances) > 1 else distances[0], _rope_of_stored(rope))
+    delta = distances if len(distances) > 1 else distances[0]
+    return rotate(keys, delta, _rope_of_stored_keys(rope))
 
 
-def _rope_of_stored(rope: Rope) -> Rope:
-    """A Rope that reads what ``rope`` wrote: stored keys have its output pairing already."""
+def _rope_of_stored_keys(rope: Rope) -> Rope:
+    """A Rope for keys that ``rope`` rotated: they have its output pairing already."""
     if rope.pairing_out is None:
         return rope
     return dataclasses.replace(rope, pairing=rope.pairing_out, pairing_out=None)
 
 
-def _num_tokens(keys: Tensor, values: Tensor, rope: Rope | None) -> int:
+def _count_tokens(keys: Tensor, values: Tensor, rope: Rope | None) -> int:
     """How many tokens keys and values hold, or an error if they do not fit each other or Rope."""
     if rope is not None:
         check_rope(rope)
@@ -353,28 +362,29 @@ def _num_tokens(keys: Tensor, values: Tensor, rope: Rope | None) -> int:
     return keys.shape[-3]
 
 
-def _distances(name: str, given: Any, default: int, rope: Rope | None) -> list[int]:
-    """How far tokens move along each axis."""
+def _checked_distances(
+    name: str, distance: Distance | None, default: int, rope: Rope | None
+) -> list[int]:
+    """How far tokens move along each axis, or an error if ``distance`` does not fit the Rope."""
     if rope is None:
         return []  # keys that are not rotated have no position
     n_axes = rope.axes.n_axes
-    if given is None:
+    if distance is None:
         if n_axes > 1:
             raise PositionError(
                 f"{name} must be given for a Rope of {n_axes} axes, along which tokens are not one "
                 "position apart, got None; give one number of positions per axis"
             )
         return [default]
-    distances = list(cast(Sequence[Any], given)) if isinstance(given, (list, tuple)) else [given]
-    if len(distances) != n_axes:
-        raise PositionError(f"{name} must be one number per axis ({n_axes}), got {given!r}")
+    steps = list(distance) if isinstance(distance, (list, tuple)) else [distance]
+    if len(steps) != n_axes:
+        raise PositionError(f"{name} must be one number per axis ({n_axes}), got {distance!r}")
     return [
-        whole(name, distance, least=-_INT64_MAX, most=_INT64_MAX, error=PositionError)
-        for distance in distances
+        whole(name, step, least=-_INT64_MAX, most=_INT64_MAX, error=PositionError) for step in steps
     ]
 
 
-def _chunks(keys: Tensor, positions: Tensor, rope: Rope) -> Iterator[tuple[Tensor, Tensor]]:
+def _split_tokens(keys: Tensor, positions: Tensor, rope: Rope) -> Iterator[tuple[Tensor, Tensor]]:
     """Views of a few tokens of the keys at a time, with their positions."""
     token_dim = -2 if rope.axes.n_axes > 1 else -1
     per_token = positions.dim() >= -token_dim and positions.shape[token_dim] != 1
@@ -382,5 +392,5 @@ def _chunks(keys: Tensor, positions: Tensor, rope: Rope) -> Iterator[tuple[Tenso
     step = max(1, CHUNK // (sequences * rope.num_pairs))
     for start in range(0, seq, step):
         count = min(step, seq - start)
-        part = keys.narrow(-3, start, count)
-        yield part, positions.narrow(token_dim, start, count) if per_token else positions
+        chunk = keys.narrow(-3, start, count)
+        yield chunk, positions.narrow(token_dim, start, count) if per_token else positions

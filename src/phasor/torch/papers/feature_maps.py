@@ -62,17 +62,17 @@ class PositiveRandomFeatures(nn.Module):
         super().__init__()
         self.head_dim = whole("head_dim", head_dim, least=1)
         self.num_features = whole("num_features", num_features, least=1)
-        draw = torch.Generator().manual_seed(whole("seed", seed, least=0))
+        generator = torch.Generator().manual_seed(whole("seed", seed, least=0))
         # one square of random rows for each block of head_dim features, the last one cut off
         blocks = -(-self.num_features // self.head_dim)
         shape = (blocks, self.head_dim, self.head_dim)
-        normal = torch.randn(shape, generator=draw, dtype=torch.float64, device="cpu")
+        normal = torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu")
         orthogonal, upper = cast(tuple[Tensor, Tensor], torch.linalg.qr(normal))
         # without the signs the directions would not be uniform
         orthogonal = orthogonal * upper.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)
-        others = torch.randn(shape, generator=draw, dtype=torch.float64, device="cpu")
-        rows = (orthogonal * others.square().sum(-1, keepdim=True).sqrt()).flatten(0, 1)
-        rows = rows[: self.num_features].float()
+        normal = torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu")
+        lengths = normal.square().sum(-1, keepdim=True).sqrt()
+        rows = (orthogonal * lengths).flatten(0, 1)[: self.num_features].float()
         self.register_buffer("projection", rows.to(torch.empty(0, device=device).device))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -80,7 +80,7 @@ class PositiveRandomFeatures(nn.Module):
         return self._exponents(x).exp() * self.num_features**-0.5
 
     def of_queries(self, x: Tensor) -> Tensor:
-        """The same, each divided by the largest of its ``num_features``."""
+        """The features of queries, each divided by the largest of its ``num_features``."""
         exponents = self._exponents(x)
         return (exponents - exponents.amax(-1, keepdim=True).detach()).exp()
 
@@ -106,36 +106,37 @@ _FEATURE_MAPS: dict[str, tuple[FeatureMap, FeatureMap]] = {
 }
 
 
-def checked_feature_maps(given: object, causal: bool) -> tuple[FeatureMap, FeatureMap]:
-    """The maps of queries and of keys, or an error that says why ``given`` names none."""
-    if isinstance(given, str) and given in _FEATURE_MAPS:
-        if given == "shen" and causal:
+def checked_feature_maps(feature_map: object, causal: bool) -> tuple[FeatureMap, FeatureMap]:
+    """The maps of queries and of keys, or an error if ``feature_map`` gives none."""
+    if isinstance(feature_map, str) and feature_map in _FEATURE_MAPS:
+        if feature_map == "shen" and causal:
             raise SpecError(
                 "feature_map='shen' divides every key by a sum over all tokens, later ones too, "
                 "and cannot be causal; use 'softmax', or causal=False"
             )
-        return _FEATURE_MAPS[given]
-    if isinstance(given, PositiveRandomFeatures):
-        return given.of_queries, given
-    pair = cast(tuple[Any, ...], given if isinstance(given, tuple) else (given, given))
+        return _FEATURE_MAPS[feature_map]
+    if isinstance(feature_map, PositiveRandomFeatures):
+        return feature_map.of_queries, feature_map
+    is_pair = isinstance(feature_map, tuple)
+    pair = cast(tuple[Any, ...], feature_map if is_pair else (feature_map, feature_map))
     if len(pair) == 2 and all(map(callable, pair)):
         return pair[0], pair[1]
     known = ", ".join(repr(name) for name in _FEATURE_MAPS)
     raise SpecError(
         f"feature_map must be {known}, a callable or a pair of callables, "
-        f"got {short_repr(cast(object, given))}"
+        f"got {short_repr(cast(object, feature_map))}"
     )
 
 
 def maps_each_token(feature_map: object) -> bool:
-    """Whether a map is known to look at one token at a time, and to have nothing that learns."""
+    """Whether a map is known to take each token by itself, and to have no trainable parameters."""
     if isinstance(feature_map, PositiveRandomFeatures):
         return not feature_map.projection.requires_grad
     return isinstance(feature_map, str) and feature_map != "shen"
 
 
 def number_of_features(feature_map: object, head_dim: int) -> int | None:
-    """How many features a head becomes; None where only a call would tell.
+    """How many features a head becomes; None where only a call of the map shows it.
 
     Raises:
         SpecError: If the map is for heads of another width.
@@ -147,6 +148,6 @@ def number_of_features(feature_map: object, head_dim: int) -> int | None:
     if feature_map.head_dim != head_dim:
         raise SpecError(
             f"feature_map must be for heads of width {head_dim}, got {feature_map.head_dim}; "
-            "head_dim is that of the layer, and the Rope's is the number of features"
+            "head_dim is that of the layer, while the Rope's is the number of features"
         )
     return feature_map.num_features

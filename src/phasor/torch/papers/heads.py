@@ -71,11 +71,11 @@ class PositionalHead(nn.Module):
         super().__init__()
         whole("offset", offset, least=0)  # no causal query sees what comes after it
         embed_dim = whole("embed_dim", embed_dim, least=1)
-        # as if every token had one coordinate, which is 1: the weights on it are the biases
-        made = positional_head(rope, offset, alpha=alpha, width=1)
+        # for tokens of a single coordinate, which is 1, so that its weights are the biases
+        head = positional_head(rope, offset, alpha=alpha, width=1)
         self.rope, self.offset = rope, offset
-        self.q_proj = _constant(made.query[:, 0], embed_dim, device, dtype)
-        self.k_proj = _constant(made.key[:, 0], embed_dim, device, dtype)
+        self.q_proj = _constant_projection(head.query[:, 0], embed_dim, device, dtype)
+        self.k_proj = _constant_projection(head.key[:, 0], embed_dim, device, dtype)
 
     def forward(self, x: Tensor, positions: Any) -> Tensor:
         """The average of the tokens that each token attends to.
@@ -97,7 +97,7 @@ class PositionalHead(nn.Module):
                 f"x must end in [seq, embed_dim] with embed_dim {self.k_proj.in_features}, "
                 f"got shape {list(x.shape)}"
             )
-        # a sharp head has large scores, and 16 bits would round them by more than they are apart
+        # a sharp head has large scores: 16 bits would round them by more than their differences
         dtype = torch.promote_types(x.dtype, torch.float32)
         # [..., seq, embed_dim] -> [..., seq, 1, head_dim]
         q, k = (proj(x).unsqueeze(-2).to(dtype) for proj in (self.q_proj, self.k_proj))
@@ -112,7 +112,7 @@ class PositionalHead(nn.Module):
         return f"{self.rope}, offset={self.offset}"
 
 
-def _constant(
+def _constant_projection(
     vector: NDArray[np.float64],
     embed_dim: int,
     device: torch.device | str | None,

@@ -29,12 +29,12 @@ from phasor.torch.papers.feature_maps import (
 
 # Tokens in a chunk of a causal sum. Work for one token is CHUNK * (features + values) within its
 # chunk and features * values with the state before it. Of 32, 64 and 128, measured for heads of 64
-# on one and two threads of a processor, the first two take the same time to a tenth and 128 up to
-# a third more, forward and backward.
+# on one and two threads of a processor, the first two take the same time within a tenth and 128 up
+# to a third more, forward and backward.
 CHUNK = 64
 # Chunks in a block, fewer where a tensor would have more elements than this. Temporaries of that
-# size stay in the cache, and in malloc's hands from block to block; those of a long sequence would
-# be mapped anew by every operation, which takes longer than what it computes.
+# size stay in the cache, and malloc reuses their memory for the next block. Every operation would
+# map those of a long sequence anew, which takes longer than the arithmetic.
 BLOCK, BLOCK_ELEMENTS = 8, 2**19
 
 
@@ -147,7 +147,7 @@ def linear_attention(
         if maps is None:
             features_q, features_k = map_query(q.to(dtype)), map_key(k.to(dtype))
         else:
-            # features are made block by block; these are views of their shapes, to be checked
+            # features are made block by block; empty views of their shapes serve for the checks
             features_q, features_k = (
                 x.new_empty(()).expand(*x.shape[:-1], number_of_features(feature_map, x.shape[-1]))
                 for x in cast(list[Any], [q, k])
@@ -158,14 +158,14 @@ def linear_attention(
             positions = q.new_zeros(())
         else:
             positions = checked_positions(positions, [features_q, features_k], rope)
-        sums = _sums_of(state, features_k, v, dtype)
+        sums = _initial_sums(state, features_k, v, dtype)
         if maps is None:
             q, k = features_q, features_k
-        step = _Step(maps, rope, causal, _block_sizes(sums[0], q.shape[-3], causal))
-        # torch.func and compilers are given plain operations
-        plain = len(step.sizes) == 1 or in_transform() or torch.compiler.is_compiling()
-        attend = _attend if plain else cast(Any, _AttendAndRecompute.apply)
-        y, value_sums, weight_sums = attend(step, positions, q, k, v, *sums)
+        blocks = _Blocks(maps, rope, causal, _block_sizes(sums[0], q.shape[-3], causal))
+        # torch.func and compilers need plain operations
+        is_plain = len(blocks.sizes) == 1 or in_transform() or torch.compiler.is_compiling()
+        attend = _attend if is_plain else cast(Any, _AttendAndRecompute.apply)
+        y, value_sums, weight_sums = attend(blocks, positions, q, k, v, *sums)
         y = y.contiguous()
     if state is not None:
         state.values, state.weights = value_sums, weight_sums
@@ -174,7 +174,7 @@ def linear_attention(
 
 
 class RotaryLinearAttention(nn.Module):
-    """`linear_attention` between projections, as `RotaryAttention` is softmax attention.
+    """A layer of `linear_attention` with its projections, as `RotaryAttention` is of softmax.
 
     The module holds the Rope and its weights.
 
@@ -318,8 +318,15 @@ def causal_sum(q: Tensor, k: Tensor, v: Tensor, before: Tensor) -> tuple[Tensor,
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
-    """What is done to each block of tokens, and how many tokens each has."""
+class _Blocks:
+    """The blocks of tokens of a sum, and the options for each.
+
+    Attributes:
+        maps: The feature maps of queries and of keys; None where ``q`` and ``k`` are features.
+        rope: Rotates the features.
+        causal: Whether a token sees only itself and those before it.
+        sizes: The number of tokens of each block.
+    """
 
     maps: tuple[FeatureMap, FeatureMap] | None
     rope: Rope | None
@@ -327,13 +334,14 @@ class _Step:
     sizes: list[int]
 
     def split(self, positions: Tensor, *xs: Tensor) -> list[tuple[Tensor, ...]]:
-        """Of every block the positions and the parts of ``xs``, as views."""
+        """For every block its positions and its parts of ``xs``, as views."""
         axis = -2 if self.rope is not None and self.rope.axes.n_axes > 1 else -1
         if positions.dim() < -axis or positions.shape[axis] == 1:
-            places = [positions] * len(self.sizes)  # all tokens share one
+            block_positions = [positions] * len(self.sizes)  # all tokens share one
         else:
-            places = cast(Any, positions).split(self.sizes, axis)
-        return list(zip(places, *(cast(Any, x).split(self.sizes, -3) for x in xs), strict=True))
+            block_positions = cast(Any, positions).split(self.sizes, axis)
+        parts = (cast(Any, x).split(self.sizes, -3) for x in xs)
+        return list(zip(block_positions, *parts, strict=True))
 
     def attend(
         self, positions: Tensor, q: Tensor, k: Tensor, v: Tensor, values: Tensor, weights: Tensor
@@ -341,7 +349,7 @@ class _Step:
         """The output of a block, and the sums of a `LinearState` that include it."""
         # [..., seq, heads, width] -> [..., heads, seq, width]
         heads = (x.transpose(-3, -2).to(values.dtype) for x in (q, k, v))
-        # a copy of a small block is what its products take least time of
+        # products of a contiguous copy take less time
         features_q, features_k, v_heads = (x.contiguous() if self.causal else x for x in heads)
         if self.maps is not None:
             features_q, features_k = self.maps[0](features_q), self.maps[1](features_k)
@@ -352,68 +360,70 @@ class _Step:
             )
         if self.causal:
             numerator, values = causal_sum(rotated_q, rotated_k, v_heads, values)
-            keys = features_k.cumsum(-2) + weights.unsqueeze(-2)
+            key_sums = features_k.cumsum(-2) + weights.unsqueeze(-2)
             weights = weights + features_k.sum(-2)
         else:
             numerator = rotated_q @ (rotated_k.mT @ v_heads)
-            keys = features_k.sum(-2, keepdim=True)
-        denominator = (features_q * keys).sum(-1, keepdim=True)
+            key_sums = features_k.sum(-2, keepdim=True)
+        denominator = (features_q * key_sums).sum(-1, keepdim=True)
         # [..., heads, seq, values] -> [..., seq, heads, values]
         return (numerator / denominator).transpose(-3, -2).to(v.dtype), values, weights
 
 
 def _attend(
-    step: _Step, positions: Tensor, q: Tensor, k: Tensor, v: Tensor, *sums: Tensor
+    blocks: _Blocks, positions: Tensor, q: Tensor, k: Tensor, v: Tensor, *sums: Tensor
 ) -> tuple[Tensor, ...]:
     """The output of all blocks, and the sums that include them."""
-    parts: list[Tensor] = []
-    for block in step.split(positions, q, k, v):
-        y, *rest = step.attend(*block, *sums)
-        parts.append(y)
-        sums = tuple(rest)
-    return parts[0] if len(parts) == 1 else torch.cat(parts, -3), *sums
+    outputs: list[Tensor] = []
+    for block in blocks.split(positions, q, k, v):
+        y, *new_sums = blocks.attend(*block, *sums)
+        outputs.append(y)
+        sums = tuple(new_sums)
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs, -3), *sums
 
 
 class _AttendAndRecompute(torch.autograd.Function):
-    """`_attend` that keeps its inputs and the sums between blocks; backward does the rest again."""
+    """`_attend` that saves its inputs and the sums between blocks; backward repeats the rest."""
 
     @staticmethod
-    def forward(ctx: Any, step: _Step, positions: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
+    def forward(
+        ctx: Any, blocks: _Blocks, positions: Tensor, *inputs: Tensor
+    ) -> tuple[Tensor, ...]:
         q, k, v, *sums = inputs
-        y, starts = v.new_empty(v.shape), list[Tensor]()
-        for *block, out in step.split(positions, q, k, v, y):
-            starts += sums
-            made, *sums = step.attend(*block, *sums)
-            out.copy_(made)
-        ctx.step = step
-        ctx.save_for_backward(positions, q, k, v, *starts)
+        y, sums_before = v.new_empty(v.shape), list[Tensor]()
+        for *block, y_part in blocks.split(positions, q, k, v, y):
+            sums_before += sums
+            output, *sums = blocks.attend(*block, *sums)
+            y_part.copy_(output)
+        ctx.blocks = blocks
+        ctx.save_for_backward(positions, q, k, v, *sums_before)
         return y, *sums
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        step = cast(_Step, ctx.step)
-        positions, q, k, v, *starts = cast(tuple[Tensor, ...], ctx.saved_tensors)
+        blocks = cast(_Blocks, ctx.blocks)
+        positions, q, k, v, *sums_before = cast(tuple[Tensor, ...], ctx.saved_tensors)
         if torch.is_grad_enabled() or in_transform():
-            # to be differentiated once more, or mapped: only plain operations can be
+            # a second derivative or a transform of this one needs plain operations
             with outside_autocast(q.device):
-                attend = partial(_attend, step, positions)
-                _, pull_back = cast(Any, torch.func.vjp)(attend, q, k, v, *starts[:2])
+                attend = partial(_attend, blocks, positions)
+                _, pull_back = cast(Any, torch.func.vjp)(attend, q, k, v, *sums_before[:2])
                 return None, None, *pull_back(grads)
         with outside_autocast(q.device), torch.enable_grad():
             grad_y, *grad_sums = grads
             # made from grad_y, which with is_grads_batched stands for many
             grad_qkv = [grad_y.new_empty(x.shape, dtype=x.dtype) for x in (q, k, v)]
-            blocks = step.split(positions, q, k, v, grad_y, *grad_qkv)
-            for i, (places, *xs) in reversed(list(enumerate(blocks))):
-                given = (*xs[:3], *starts[2 * i : 2 * i + 2])
-                inputs = [x.detach().requires_grad_() for x in given]
-                made = step.attend(places, *inputs)
-                *parts, of_values, of_weights = torch.autograd.grad(
-                    made, inputs, (xs[3], *grad_sums)
+            parts = blocks.split(positions, q, k, v, grad_y, *grad_qkv)
+            for i, (block_positions, *xs) in reversed(list(enumerate(parts))):
+                saved = (*xs[:3], *sums_before[2 * i : 2 * i + 2])
+                inputs = [x.detach().requires_grad_() for x in saved]
+                outputs = blocks.attend(block_positions, *inputs)
+                *block_grads, grad_values, grad_weights = torch.autograd.grad(
+                    outputs, inputs, (xs[3], *grad_sums)
                 )
-                for out, part in zip(xs[4:], parts, strict=True):
-                    out.copy_(part)
-                grad_sums = [of_values, of_weights]
+                for grad_part, grad in zip(xs[4:], block_grads, strict=True):
+                    grad_part.copy_(grad)
+                grad_sums = [grad_values, grad_weights]
         return None, None, *grad_qkv, *grad_sums
 
 
@@ -422,23 +432,23 @@ def _check_features(features: Any, x: Tensor, rope: Rope | None, width: int | No
     if rope is not None:
         check_rope(rope)
         width = rope.head_dim
-    fits = isinstance(features, Tensor) and features.shape[:-1] == x.shape[:-1]
-    if not fits or width not in (None, features.shape[-1]):
-        of_whom = "the number of features" if rope is None else "rope.head_dim"
-        shape = list(features.shape) if isinstance(features, Tensor) else type(features).__name__
-        wanted = [*x.shape[:-1], "features" if width is None else width]
+    same_heads = isinstance(features, Tensor) and features.shape[:-1] == x.shape[:-1]
+    if not same_heads or width not in (None, features.shape[-1]):
+        last = "the number of features" if rope is None else "rope.head_dim"
+        actual = list(features.shape) if isinstance(features, Tensor) else type(features).__name__
+        expected = [*x.shape[:-1], "features" if width is None else width]
         raise TensorError(
-            f"feature_map must make features {wanted}, the last of them {of_whom}, of a "
-            f"tensor {list(x.shape)}, got {shape}"
+            f"feature_map must make features {expected}, the last of them {last}, of a "
+            f"tensor {list(x.shape)}, got {actual}"
         )
 
 
 def _check_tensors(q: Any, k: Any, v: Any) -> None:
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor) or not x.is_floating_point() or x.dim() < 3:
-            came = f"{x.dtype} {list(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
+            actual = f"{x.dtype} {list(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
             raise TensorError(
-                f"{name} must be a floating tensor [..., seq, heads, head_dim], got {came}"
+                f"{name} must be a floating tensor [..., seq, heads, head_dim], got {actual}"
             )
         if (x.dtype, x.device) != (q.dtype, q.device):
             raise TensorError(
@@ -453,7 +463,7 @@ def _check_tensors(q: Any, k: Any, v: Any) -> None:
             )
 
 
-def _sums_of(
+def _initial_sums(
     state: LinearState | None, k: Tensor, v: Tensor, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
     """The sums ``[..., heads, features, values]`` and ``[..., heads, features]`` to start from.
@@ -473,10 +483,10 @@ def _sums_of(
 
 
 def _block_sizes(sums: Tensor, seq: int, causal: bool) -> list[int]:
-    """Tokens of each block: whole chunks, and last those that fill none."""
+    """Tokens of each block: whole chunks, and at the end those that fill no chunk."""
     if not causal or seq <= CHUNK:
         return [seq]
-    # of one token, in the widest tensor of a block
+    # for each token, in the widest tensor of a block
     elements = sums[..., 0, 0].numel() * max(*sums.shape[-2:], CHUNK)
     block = CHUNK * max(1, min(BLOCK, BLOCK_ELEMENTS // max(1, CHUNK * elements)))
     chunked = seq - seq % CHUNK

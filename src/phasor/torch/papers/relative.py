@@ -1,8 +1,8 @@
 """Attention with distances that are changed beyond a width: ReRoPE, its leaky form, Self-Extend.
 
-A score with another distance is two rotations: keys nearer than ``width`` are scored with queries
-and keys rotated to their positions, keys further away with both rotated to other positions, whose
-difference is the changed distance.
+Queries and keys are rotated twice. The score of a key nearer than ``width`` is that of both rotated
+to their positions. The score of a key further away is that of both rotated to other positions,
+whose difference is the changed distance.
 """
 
 from __future__ import annotations
@@ -95,11 +95,11 @@ def relative_attention(
 ) -> Tensor:
     """Causal attention with changed distances: scores ``qᵀ R(-f(m, n)) k``.
 
-    ``f(m, n)`` is ``m - n`` below ``distance.width``, and what ``distance`` makes of it beyond.
+    ``f(m, n)`` is ``m - n`` below ``distance.width``, and is changed by ``distance`` from there on.
 
     Each score is computed once, except where keys are near to some queries of a block and far from
-    others. Memory holds the scores of 512 queries; for training, where autograd keeps them all,
-    checkpoint it. Scores and softmax are float32 at least, under autocast too.
+    others. Memory holds the scores of 512 queries; in training, where autograd keeps them all, use
+    checkpointing. Scores and softmax are float32 at least, under autocast too.
 
     Args:
         q: ``[batch, new, num_heads, head_dim]``, not rotated: the last ``new`` of the tokens.
@@ -128,7 +128,7 @@ def relative_attention(
     True
     """
     q, k, v = tokens_first([q, k, v], heads_first, ("q", "k", "v"))
-    _check(q, k, v)
+    _check_shapes(q, k, v)
     check_heads("q", q, rope)
     if not isinstance(cast(object, distance), Distance):
         raise SpecError(f"distance must be a ReRope or SelfExtend, got {type(distance).__name__}")
@@ -144,29 +144,29 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, rope: Rope, distance: Distance) -> 
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     # [batch, num_kv_heads, group, seq, head_dim], with a group of 1 for keys and values
     near_q, far_q = (
-        _group_heads(rotate(q, at[seq - new :], rope, gain=gain).to(dtype) * factor, k.shape[2])
-        for at in (positions, far_positions_q)
+        _group_heads(rotate(q, p[seq - new :], rope, gain=gain).to(dtype) * factor, k.shape[2])
+        for p in (positions, far_positions_q)
     )
     near_k, far_k = (
-        _group_heads(rotate(k, at, rope, gain=gain).to(dtype), k.shape[2])
-        for at in (positions, far_positions_k)
+        _group_heads(rotate(k, p, rope, gain=gain).to(dtype), k.shape[2])
+        for p in (positions, far_positions_k)
     )
     values = _group_heads(v.to(dtype), k.shape[2])
     parts: list[Tensor] = []
     for start in range(0, new, CHUNK):
         stop = min(start + CHUNK, new)
         first, last = seq - new + start, seq - new + stop  # positions of these queries
-        # keys before `mixed` are far from all of these queries, keys from `close` on near to all,
-        # and only those between need both scores
-        mixed, close = max(0, first - width + 1), max(0, last - width)
+        # keys before `near_start` are far from all of these queries, keys from `far_stop` on are
+        # near to all, and only those between need both scores
+        near_start, far_stop = max(0, first - width + 1), max(0, last - width)
         # [batch, num_kv_heads, group, queries, keys]
-        near = near_q[..., start:stop, :] @ near_k[..., mixed:last, :].mT
-        far = far_q[..., start:stop, :] @ far_k[..., :close, :].mT
-        own = positions[first:last, None]
-        is_near = own - positions[mixed:close] < width
-        both = torch.where(is_near, near[..., : close - mixed], far[..., mixed:])
-        scores = torch.cat((far[..., :mixed], both, near[..., close - mixed :]), dim=-1)
-        scores = scores.masked_fill(positions[:last] > own, -torch.inf)
+        near = near_q[..., start:stop, :] @ near_k[..., near_start:last, :].mT
+        far = far_q[..., start:stop, :] @ far_k[..., :far_stop, :].mT
+        q_positions, overlap = positions[first:last, None], far_stop - near_start
+        is_near = q_positions - positions[near_start:far_stop] < width
+        mixed = torch.where(is_near, near[..., :overlap], far[..., near_start:])
+        scores = torch.cat((far[..., :near_start], mixed, near[..., overlap:]), dim=-1)
+        scores = scores.masked_fill(positions[:last] > q_positions, -torch.inf)
         parts.append(scores.softmax(-1) @ values[..., :last, :])
     y = torch.cat(parts, dim=-2) if parts else near_q
     # [batch, num_kv_heads, group, new, head_dim] -> [batch, new, num_heads, head_dim]
@@ -180,7 +180,7 @@ def _group_heads(x: Tensor, num_kv_heads: int) -> Tensor:
     return x.permute(0, 2, 3, 1, 4)
 
 
-def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
+def _check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
     for name, x in (("q", q), ("k", k), ("v", v)):
         check_is_tensor(name, x)
     if q.dim() != 4 or k.dim() != 4 or k.shape != v.shape:
@@ -188,8 +188,8 @@ def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
             "q, k and v must be [batch, seq, heads, head_dim], k and v of one shape, "
             f"got {list(q.shape)}, {list(k.shape)} and {list(v.shape)}"
         )
-    shared = (q.shape[0], q.shape[3]) == (k.shape[0], k.shape[3])
-    if not shared or k.shape[2] == 0 or q.shape[2] % k.shape[2]:
+    same_batch_and_width = (q.shape[0], q.shape[3]) == (k.shape[0], k.shape[3])
+    if not same_batch_and_width or k.shape[2] == 0 or q.shape[2] % k.shape[2]:
         raise TensorError(
             "q must have the batch and head_dim of k and a multiple of its heads, "
             f"got {list(q.shape)} and {list(k.shape)}"

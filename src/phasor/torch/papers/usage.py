@@ -1,17 +1,17 @@
 """Which frequencies a running model uses: mean norms of the pairs of its queries and keys.
 
-What can be measured: `phasor.torch.RotaryAttention`, and attention modules with projections called
+Supported: `phasor.torch.RotaryAttention`, and attention modules with projections called
 ``q_proj`` and ``k_proj`` (or ``query`` and ``key``), one head after the other, and norms called
-``q_norm`` and ``k_norm`` where they have norms. Of transformers 5.23 these were compared with what
-they rotate: Llama, Mistral, Qwen 2, 3, 3-MoE and 3-Next, Gemma 3, OLMo 1 and 2, Cohere, Granite,
-GLM-4, SmolLM3.
+``q_norm`` and ``k_norm`` where they have norms. The norms were compared with those of the rotated
+vectors for these models of transformers 5.23: Llama, Mistral, Qwen 2, 3, 3-MoE and 3-Next, Gemma 3,
+OLMo 1 and 2, Cohere, Granite, GLM-4, SmolLM3.
 
-What cannot: fused projections (``qkv_proj`` of Phi-3, ``query_key_value`` of GPT-NeoX), latent
+Not supported: fused projections (``qkv_proj`` of Phi-3, ``query_key_value`` of GPT-NeoX), latent
 attention (DeepSeek), norms of another name (``q_layernorm`` of Phi, ``qk_norm`` of Llama 4, which
 comes after the rotation), layers that use the keys of another, and an output gate packed into a
 ``q_proj`` without a norm. For those, give queries and keys to `phasor.papers.pair_norms`.
 
-A rotation keeps the norm of every pair, so its input serves as well as its output.
+A rotation does not change the norm of a pair, so the norms are measured before it.
 """
 
 from __future__ import annotations
@@ -118,35 +118,36 @@ def watch_usage(
     >>> layers[0].queries.mean.shape, layers[0].keys.mean.shape, layers[0].keys.tokens
     ((2, 4), (1, 4), 5)
     """
-    found = dict(_attention_layers(model))
-    per_layer = (ropes,) * len(found) if isinstance(ropes, Rope) else tuple(ropes)
-    if not found or len(per_layer) != len(found):
+    sources = dict(_find_attention(model))
+    per_layer = (ropes,) * len(sources) if isinstance(ropes, Rope) else tuple(ropes)
+    if not sources or len(per_layer) != len(sources):
         raise SpecError(
             f"model must have {len(per_layer) or 'some'} modules with q_proj and k_proj (or query "
-            f"and key), one for each layer of ropes, got {len(found)}; give the part of the model "
-            "that ropes describes, or use phasor.papers.pair_norms on queries and keys"
+            f"and key), one for each layer of ropes, got {len(sources)}; give the part of the "
+            "model that ropes describes, or use phasor.papers.pair_norms on queries and keys"
         )
     num_heads, num_kv_heads = (
         (None, None) if isinstance(ropes, Rope) else (ropes.num_heads, ropes.num_kv_heads)
     )
     usage = tuple(
         None if rope is None else LayerUsage(name)
-        for name, rope in zip(found, per_layer, strict=True)
+        for name, rope in zip(sources, per_layer, strict=True)
     )
     hooks: list[Any] = []
     try:
-        for (queries, keys), rope, layer in zip(found.values(), per_layer, usage, strict=True):
+        for (queries, keys), rope, layer in zip(sources.values(), per_layer, usage, strict=True):
             if rope is not None and layer is not None:
-                hooks += _add_hooks(queries, _Heads(layer.name, rope, num_heads, layer.queries))
-                hooks += _add_hooks(keys, _Heads(layer.name, rope, num_kv_heads, layer.keys))
+                name = layer.name
+                hooks += _add_hooks(queries, _NormHooks(name, rope, num_heads, layer.queries))
+                hooks += _add_hooks(keys, _NormHooks(name, rope, num_kv_heads, layer.keys))
         yield usage
     finally:
         for hook in hooks:
             hook.remove()
 
 
-def _attention_layers(model: nn.Module) -> Iterator[tuple[str, tuple[_Source, _Source]]]:
-    """Each attention module's name, and what makes its queries and its keys."""
+def _find_attention(model: nn.Module) -> Iterator[tuple[str, tuple[_Source, _Source]]]:
+    """Each attention module's name, and the sources of its queries and of its keys."""
     modules = cast(Iterator[tuple[str, nn.Module]], model.named_modules())
     for name, module in modules:
         parts = dict(module.named_children())
@@ -163,40 +164,40 @@ def _attention_layers(model: nn.Module) -> Iterator[tuple[str, tuple[_Source, _S
             yield name, ((parts[q], parts.get("q_norm")), (parts[k], parts.get("k_norm")))
 
 
-def _add_hooks(source: _Source, heads: _Heads) -> list[Any]:
+def _add_hooks(source: _Source, hooks: _NormHooks) -> list[Any]:
     projection, norm = source
     if norm is None or isinstance(norm, nn.Identity):
-        return [projection.register_forward_hook(heads.of_projection)]
+        return [projection.register_forward_hook(hooks.after_projection)]
     return [
-        projection.register_forward_hook(heads.remember_length),
-        norm.register_forward_hook(heads.of_norm),
+        projection.register_forward_hook(hooks.store_length),
+        norm.register_forward_hook(hooks.after_norm),
     ]
 
 
 @dataclass(eq=False)
-class _Heads:
+class _NormHooks:
     """Hooks that split the output of a projection or a norm into heads, and add their norms."""
 
     name: str
     rope: Rope
-    count: int | None
+    num_heads: int | None
     norms: PairNorms
-    length: int = 0
+    seq: int = 0
 
-    def of_projection(self, _module: nn.Module, _inputs: Any, x: Tensor) -> None:
+    def after_projection(self, _module: nn.Module, _inputs: Any, x: Tensor) -> None:
         self._add(self._split(x))
 
-    def remember_length(self, _module: nn.Module, _inputs: Any, x: Tensor) -> None:
-        self.length = x.shape[-2]
+    def store_length(self, _module: nn.Module, _inputs: Any, x: Tensor) -> None:
+        self.seq = x.shape[-2]
 
-    def of_norm(self, _module: nn.Module, inputs: tuple[Tensor, ...], x: Tensor) -> None:
-        """A norm over whole projections, or over heads before or after the tokens."""
+    def after_norm(self, _module: nn.Module, inputs: tuple[Tensor, ...], x: Tensor) -> None:
+        """The norm may be over whole projections, or over heads before or after the tokens."""
         if x.ndim < 4:
             self._add(self._split(x))
             return
-        heads_first = x.shape[-2] == self.length
+        heads_first = x.shape[-2] == self.seq
         if x.shape[-3] == x.shape[-2]:
-            # as many heads as tokens: in memory the projection has the heads of a token together
+            # as many heads as tokens: in memory the heads of a token are next to each other
             heads_first = inputs[0].stride(-2) > inputs[0].stride(-3)
         self._add(x.transpose(-3, -2) if heads_first else x)
 
@@ -211,9 +212,9 @@ class _Heads:
 
     def _add(self, heads: Tensor) -> None:
         wrong_width = heads.shape[-1] != self.rope.head_dim
-        if wrong_width or self.count not in (None, heads.shape[-2]):
+        if wrong_width or self.num_heads not in (None, heads.shape[-2]):
             raise TensorError(
-                f"{self.name} must have {self.count or 'some'} heads of head_dim "
+                f"{self.name} must have {self.num_heads or 'some'} heads of head_dim "
                 f"{self.rope.head_dim}, got {heads.shape[-2]} of {heads.shape[-1]}; its projection "
                 "holds more than heads, or ropes describe another model"
             )
