@@ -27,16 +27,17 @@ from phasor.charts.style import (
 from phasor.errors import SpecError
 from phasor.frequencies import wavelengths
 from phasor.papers import KINDS, RECIPES, Kind, Recipe, angle_errors, cosine, decay
+from phasor.papers.distances import repeat_on_axes
 from phasor.positions import span
 from phasor.rope import Rope
 
-_KINDS: dict[Kind, str] = {
+_KIND_TITLES: dict[Kind, str] = {
     "aligned": "aligned: q = k = (1, 1, …)",
     "opposite": "opposite: q = (1, 1, …) = −k",
     "random": "random: q = k, one Gaussian draw",
     "independent": "independent: q and k, one Gaussian draw each",
 }
-_RECIPES: dict[Recipe, str] = {
+_RECIPE_NAMES: dict[Recipe, str] = {
     "float32 angle": "float32 angle",
     "float64 angle": "float64 angle",
     "float32 rows": "phasor, float32",
@@ -69,7 +70,7 @@ def rotation_chart(rope: Rope, *, pairs: Sequence[int], tokens: int) -> alt.Conc
     whole("number of pairs", len(pairs), least=1)
     shown = [whole("each pair", pair, least=0, most=rope.num_pairs - 1) for pair in pairs]
     positions = span(whole("tokens", tokens, least=2))
-    cos, sin = cos_sin(rope, _along(rope, positions))
+    cos, sin = cos_sin(rope, repeat_on_axes(rope, positions))
     lengths = wavelengths(rope)
 
     def axis(channel: Any, field: str, title: str) -> Any:
@@ -164,7 +165,7 @@ def decay_chart(
     >>> chart.concat[1].title
     'cut to 6 … 22'
     """
-    series = {name: decay(rope, _along(rope, distances)) for name, rope in ropes.items()}
+    series = {name: decay(rope, repeat_on_axes(rope, distances)) for name, rope in ropes.items()}
 
     def panel(**scale: Any) -> alt.LayerChart:
         x = token_axis("distance", "distance (tokens)", log=log)
@@ -221,7 +222,7 @@ def cosine_chart(
     def panel(kind: Kind) -> alt.LayerChart:
         drawn = seed if kind in ("random", "independent") else None
         series = {
-            name: cosine(rope, _along(rope, distances), kind, seed=drawn)
+            name: cosine(rope, repeat_on_axes(rope, distances), kind, seed=drawn)
             for name, rope in ropes.items()
         }
         y = alt.Y("cosine:Q", title="cosine", axis=alt.Axis(tickCount=5))
@@ -242,7 +243,7 @@ def cosine_chart(
     description = "Cosine between a rotated query and a rotated key against their distance."
     if len(kinds) == 1:
         return on_paper(panel(kinds[0]), description)
-    panels = [panel(kind).properties(title=_KINDS[kind]) for kind in kinds]
+    panels = [panel(kind).properties(title=_KIND_TITLES[kind]) for kind in kinds]
     return on_paper(alt.concat(*panels, columns=2).resolve_scale(y="shared"), description)
 
 
@@ -268,10 +269,12 @@ def precision_chart(
     120
     """
     draw = np.random.default_rng(0)
-    octaves = [_along(rope, draw.integers(2**bit, 2 ** (bit + 1), draws)) for bit in range(bits)]
+    octaves = [
+        repeat_on_axes(rope, draw.integers(2**bit, 2 ** (bit + 1), draws)) for bit in range(bits)
+    ]
     # an exact result has no logarithm
     errors = {
-        _RECIPES[recipe]: [
+        _RECIPE_NAMES[recipe]: [
             max(float(angle_errors(rope, octave, recipe).max()), 2.0**-54) for octave in octaves
         ]
         for recipe in RECIPES
@@ -285,9 +288,3 @@ def precision_chart(
     return on_paper(
         drawn, "Largest error of cos and sin against position, for each way of making them."
     )
-
-
-def _along(rope: Rope, distances: ArrayLike) -> Any:
-    """Distances ``[n]`` as the rope takes them: along every axis, as in text."""
-    given, n_axes = np.asarray(distances), rope.axes.n_axes
-    return given if n_axes == 1 else np.repeat(given[:, None], n_axes, axis=1)

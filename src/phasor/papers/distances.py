@@ -13,7 +13,6 @@ from phasor._checks import choice, whole
 from phasor.angles import checked_positions, cos_sin
 from phasor.errors import SpecError, TensorError
 from phasor.numpy import pair_indices
-from phasor.positions import every_axis
 from phasor.rope import Rope
 
 Kind = Literal["aligned", "opposite", "random", "independent"]
@@ -192,14 +191,14 @@ def _phasors_in_chunks(
     if rope.axes.n_axes > 1 or given.dtype != np.int64:
         for at in range(0, max(len(given), 1), _CHUNK):
             rows = slice(at, at + _CHUNK)
-            yield rows, _unit_phasors(rope, given[rows])
+            yield rows, _phasors_at(rope, given[rows])
         return
     for start in range(0, len(given), _AT_ONCE):
         some = given[start : start + _AT_ONCE]
         # R(a + b) = R(a) R(b), and distances that differ little have one a
         tops, top = np.unique(some >> _SHARED << _SHARED, return_inverse=True)
         rests, rest = np.unique(some & ((1 << _SHARED) - 1), return_inverse=True)
-        by_top, by_rest = _unit_phasors(rope, tops), _unit_phasors(rope, rests)
+        by_top, by_rest = _phasors_at(rope, tops), _phasors_at(rope, rests)
         for at in range(0, len(some), _CHUNK):
             rows = slice(at, at + _CHUNK)
             turned = by_top[top[rows]] * by_rest[rest[rows]]
@@ -261,10 +260,18 @@ def phasors(rope: Rope, distances: NDArray[Any]) -> NDArray[np.complex128]:
     >>> print(phasors(Rope(head_dim=2, pairing="half"), np.array([1])).round(4))
     [[0.5403+0.8415j]]
     """
-    n_axes = rope.axes.n_axes
-    return _unit_phasors(rope, distances if n_axes == 1 else every_axis(distances, n_axes))
+    return _phasors_at(rope, repeat_on_axes(rope, distances))
 
 
-def _unit_phasors(rope: Rope, positions: NDArray[Any]) -> NDArray[np.complex128]:
+def repeat_on_axes(rope: Rope, positions: ArrayLike) -> NDArray[Any]:
+    """Positions ``[...]`` as the rope takes them: ``[..., n_axes]``, the same on every axis.
+
+    With one axis they stay ``[...]``.
+    """
+    array, n_axes = np.asarray(positions), rope.axes.n_axes
+    return array if n_axes == 1 else np.repeat(array[..., None], n_axes, axis=-1)
+
+
+def _phasors_at(rope: Rope, positions: NDArray[Any]) -> NDArray[np.complex128]:
     cos, sin = cos_sin(rope, positions)
     return cos + 1j * sin
