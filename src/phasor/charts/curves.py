@@ -69,7 +69,7 @@ def rotation_chart(rope: Rope, *, pairs: Sequence[int], tokens: int) -> alt.Conc
     ['pair 16', '62.83 tokens per turn']
     """
     whole("number of pairs", len(pairs), least=1)
-    shown = [whole("each pair", pair, least=0, most=rope.num_pairs - 1) for pair in pairs]
+    indices = [whole("each pair", pair, least=0, most=rope.num_pairs - 1) for pair in pairs]
     positions = span(whole("tokens", tokens, least=2))
     cos, sin = cos_sin(rope, repeat_on_axes(rope, positions))
     lengths = wavelengths(rope)
@@ -79,7 +79,7 @@ def rotation_chart(rope: Rope, *, pairs: Sequence[int], tokens: int) -> alt.Conc
         return channel(f"{field}:Q", title=title, axis=plane, scale=alt.Scale(domain=[-1.15, 1.15]))
 
     panels: list[alt.LayerChart] = []
-    for pair in shown:
+    for pair in indices:
         points = records(position=positions, start=0, first=cos[:, pair], second=sin[:, pair])
         chart = chart_of(points).encode(opacity=darkness("position", "position (tokens)",
                                                      symbol="circle", range=[0.25, 1]))  # fmt: skip
@@ -108,7 +108,7 @@ def scaling_chart(rope: Rope, scaled: Mapping[str, Rope]) -> alt.Chart:
     ``scaled[name].inv_freq / rope.inv_freq``.
 
     Args:
-        rope: What the others are compared with; a pair that it does not turn has no point.
+        rope: The others are compared with it; a pair that it does not turn has no point.
         scaled: Up to eight Ropes, by the name their curve gets.
 
     Raises:
@@ -204,7 +204,7 @@ def cosine_chart(
             same vectors.
         distances: Integers or floats above 0, ascending; ``[n]``, along every axis of the Ropes.
         kinds: Which pairs of vectors, of `phasor.papers.KINDS`.
-        seed: What the Gaussian vectors of ``"random"`` and ``"independent"`` are drawn from.
+        seed: Seed of the Gaussian vectors of ``"random"`` and ``"independent"``.
         context: Length of the training, marked by a line.
         menu: The name of a Rope: show it beside the first one, with a menu to pick another
             instead. For one kind only. Without it, all Ropes are shown.

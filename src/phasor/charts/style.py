@@ -88,7 +88,7 @@ def _config(
     }
 
 
-#: Dark on white, for what is saved.
+#: Dark on white, for saved charts.
 PAPER = _config(**_LIGHT, background="white", font="sans-serif", columns=3)
 #: Colours that `stylesheet` defines, for pages and for pictures on pages.
 SCREEN = _config(

@@ -24,13 +24,13 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Arrangement:
-    """Where pairs are: pair ``k`` is ``read[:, k]`` before and ``written[:, k]`` after.
+    """The coordinates of pairs: pair ``k`` is ``read[:, k]`` before and ``written[:, k]`` after.
 
     Attributes:
         head_dim: Width of the head.
         pairing: The pairing that is read, None if it is neither.
         pairing_out: The pairing that is written, None if it is neither.
-        rotary_start: Where the rotated slice begins.
+        rotary_start: First coordinate of the rotated slice.
         rotary_dim: How wide it is.
         read: Coordinates, ``[2, pairs]``.
         written: Coordinates, ``[2, pairs]``.
@@ -79,7 +79,7 @@ def find_blocks(maps: NDArray[np.float64], rounding: float) -> list[Block]:
     if connected.sum(axis=0).max() > 2:
         connected = mixed > 16 * rounding * mixed.max()
     unassigned = set(range(maps.shape[2]))
-    found: list[Block] = []
+    blocks: list[Block] = []
     while unassigned:
         read, written = {min(unassigned)}, set[int]()
         while True:
@@ -91,8 +91,8 @@ def find_blocks(maps: NDArray[np.float64], rounding: float) -> list[Block]:
                 break
             read, written = reached_inputs, reached_outputs
         unassigned -= read
-        found.append(Block(tuple(sorted(read)), tuple(sorted(written))))
-    return found
+        blocks.append(Block(tuple(sorted(read)), tuple(sorted(written))))
+    return blocks
 
 
 def arrange_blocks(blocks: list[Block], head_dim: int) -> Arrangement | None:

@@ -79,8 +79,8 @@ class _TorchArrays(Arrays):
     name = "torch"
 
     def make(self, values: NDArray[Any], dtype: str | None = None) -> Any:
-        made = self.library.from_numpy(values.copy())
-        return made if dtype is None else made.to(getattr(self.library, dtype))
+        tensor = self.library.from_numpy(values.copy())
+        return tensor if dtype is None else tensor.to(getattr(self.library, dtype))
 
     def read(self, value: Any) -> Floats:
         if not isinstance(value, self.library.Tensor):
@@ -343,7 +343,7 @@ def find_caller(
     Raises:
         SpecError: For an argument that means nothing.
         BackendError: If the library named by ``arrays`` is not installed, or lacks the dtype.
-        TensorError: If no way works; what was tried and what it said are in the message.
+        TensorError: If no way works; the message lists what was tried and why it failed.
 
     >>> from phasor import Rope
     >>> from phasor.numpy import rotate

@@ -74,22 +74,22 @@ class Difference:
         return bool(self.fields or self.earliest or self.attention_factors or self.softmax_factors)
 
     def lines(self) -> list[str]:
-        """What differs, a line each."""
-        found = [f"{name}: {first} and {second}" for name, (first, second) in self.fields.items()]
+        """The differences, a line each."""
+        lines = [f"{name}: {first} and {second}" for name, (first, second) in self.fields.items()]
         for name, factors in (
             ("Attention factor", self.attention_factors),
             ("Softmax factor", self.softmax_factors),
             ("Logit factor", self.logit_factors),
         ):
             if factors:
-                found.append(f"{name}: {factors[0]:.9g} and {factors[1]:.9g}.")
+                lines.append(f"{name}: {factors[0]:.9g} and {factors[1]:.9g}.")
         if self.earliest is None or self.first_pair is None:
-            return found
+            return lines
         part = "1 pair parts" if self.pairs == 1 else f"{self.pairs} pairs part"
-        found += [f"{part} within the context.", f"Earliest pair: {self.earliest}"]
+        lines += [f"{part} within the context.", f"Earliest pair: {self.earliest}"]
         if self.first_pair != self.earliest:
-            found.append(f"First pair: {self.first_pair}")
-        return found
+            lines.append(f"First pair: {self.first_pair}")
+        return lines
 
     def __str__(self) -> str:
         return "\n".join(self.lines()) or "They agree at every position within the context."
@@ -256,14 +256,14 @@ class Meeting:
         return self.has_rope[0] != self.has_rope[1] or bool(self.difference)
 
     def lines(self) -> list[str]:
-        """The layers, and what differs in them, a line each."""
+        """The layers and their differences, a line each."""
         kinds = " and ".join(dict.fromkeys(self.kinds))
         if self.difference is None:
             which = "first" if self.has_rope[0] else "second"
-            found = [f"Only the {which} has a position embedding here."] if self else []
+            lines = [f"Only the {which} has a position embedding here."] if self else []
         else:
-            found = self.difference.lines()
-        return [f"{kinds} (layers {self.layers})", *(f"  {line}" for line in found)]
+            lines = self.difference.lines()
+        return [f"{kinds} (layers {self.layers})", *(f"  {line}" for line in lines)]
 
     def as_plain(self) -> dict[str, Any]:
         """Everything as JSON values, with the verdict in ``differ``; axes as their repr."""
@@ -304,18 +304,18 @@ class Comparison:
         )
 
     def lines(self) -> list[str]:
-        """Both names, and what differs or that nothing does, a line each."""
-        found = [f"{' and '.join(self.names)}, positions 0 to {self.context - 1}"]
+        """Both names and the differences, if there are any, a line each."""
+        lines = [f"{' and '.join(self.names)}, positions 0 to {self.context - 1}"]
         if not self:
-            found.append(f"They agree within {self.tolerance:g} on every pair of every layer.")
+            lines.append(f"They agree within {self.tolerance:g} on every pair of every layer.")
         if self.layer_counts[0] != self.layer_counts[1]:
-            found.append("  Layers: {} and {}.".format(*self.layer_counts))
+            lines.append("  Layers: {} and {}.".format(*self.layer_counts))
         if self and self.softmax_factors[0] != self.softmax_factors[1]:
-            found.append("  Softmax scale: times {:.9g} and {:.9g}.".format(*self.softmax_factors))
+            lines.append("  Softmax scale: times {:.9g} and {:.9g}.".format(*self.softmax_factors))
         for meeting in self.meetings:
             if meeting:
-                found += ["", *meeting.lines()]
-        return found
+                lines += ["", *meeting.lines()]
+        return lines
 
     def __repr__(self) -> str:
         verdict = "they differ" if self else "they agree"

@@ -60,11 +60,11 @@ def explain(
     """The report about the rotation: its pairs and factor, and the Rope that does the same.
 
     Args:
-        arrangement: Where pairs are.
+        arrangement: The coordinates of the pairs.
         spectrum: How fast they turn, with equal coordinates on all axes.
         drivers: Which axes turn which pair; none for a pair that was not seen to turn.
         sizes: The lengths of turned unit vectors, ``[P, pairs]``.
-        rounding: Relative rounding error of what was measured.
+        rounding: Relative rounding error of the measurements.
         is_rotation: Whether both members of every pair turn alike.
     """
     median = float(np.median(sizes))
@@ -191,24 +191,24 @@ def _possible_slices(
     widths = [report.rotary_dim]
     if all(by_pairing(word, half=False, interleaved=True) for word in (pairing, pairing_out)):
         widths.append((report.head_dim - start) // 2 * 2)
-    found: list[Rope] = []
+    ropes: list[Rope] = []
     for width in dict.fromkeys(widths):
-        if not found or n_axes == 1:
-            found += [
+        if not ropes or n_axes == 1:
+            ropes += [
                 Rope(
                     head_dim=report.head_dim, pairing=pairing, pairing_out=pairing_out,
                     rotary_start=start, rotary_dim=width, direction=direction, axes=axes,
                 )
                 for axes in _find_axis_layouts(np.pad(drivers, ((0, 0), (0, width // 2 - seen))))
             ]  # fmt: skip
-    return found
+    return ropes
 
 
 def _find_axis_layouts(drivers: Drivers) -> list[Axes]:
     """The layouts in which every pair that turns is driven by the axis that was measured."""
     n_axes, pairs = drivers.shape
     counts, unseen = drivers.sum(axis=1).tolist(), ~drivers.any(axis=0)
-    found: list[Axes] = []
+    layouts: list[Axes] = []
     for make_layout in LAYOUTS.values():
         for extras in _distribute(int(unseen.sum()), n_axes):
             sections = tuple(n + extra for n, extra in zip(counts, extras, strict=True))
@@ -224,10 +224,10 @@ def _find_axis_layouts(drivers: Drivers) -> list[Axes]:
             if (
                 same_counts
                 and np.all(unseen | drivers[axis_of_pair, range(pairs)])
-                and layout not in found
+                and layout not in layouts
             ):
-                found.append(layout)
-    return found
+                layouts.append(layout)
+    return layouts
 
 
 def _distribute(count: int, n_axes: int) -> list[tuple[int, ...]]:

@@ -73,7 +73,7 @@ class Explanation:
 
 
 Form = Literal["powers", "stopped", "scaled"]
-# None where a scan finds no base
+# None if a scan finds no base
 Proposals = Iterator[Explanation | None]
 Scan = Callable[[Frequencies], Proposals]
 Check = Callable[[float, Law | None], bool]
@@ -90,18 +90,24 @@ def find_explanations(
         head_dim: Width of the head.
         check: Tells whether a base and a law give all frequencies of the function.
     """
-    found: list[Explanation] = []
-    for one in _make_proposals(inv_freq, tolerance, head_dim):
-        if one is None or not 1 < one.base < 1e30 or one in found:
+    confirmed: list[Explanation] = []
+    for proposal in _make_proposals(inv_freq, tolerance, head_dim):
+        if proposal is None or not 1 < proposal.base < 1e30 or proposal in confirmed:
             continue
         try:
-            if not one.gives_frequencies or check(one.base, one.law):
-                found.append(one)
+            if not proposal.gives_frequencies or check(proposal.base, proposal.law):
+                confirmed.append(proposal)
         except SpecError:  # the law does not fit this spectrum
             continue
-    lawful = min((one.digits for one in found if one.mistake is None), default=1000)
-    likely = [one for one in found if one.mistake is None or one.digits + _MISTAKE_DIGITS <= lawful]
-    return sorted(likely, key=lambda one: one.digits)
+    lawful = min(
+        (proposal.digits for proposal in confirmed if proposal.mistake is None), default=1000
+    )
+    likely = [
+        proposal
+        for proposal in confirmed
+        if proposal.mistake is None or proposal.digits + _MISTAKE_DIGITS <= lawful
+    ]
+    return sorted(likely, key=lambda proposal: proposal.digits)
 
 
 def _make_proposals(f: Floats, tolerance: Floats, head_dim: int) -> Proposals:
@@ -121,7 +127,7 @@ def _make_proposals(f: Floats, tolerance: Floats, head_dim: int) -> Proposals:
         form = "stopped"
     if form == "powers":
         yield _propose(base)
-    scans = dict.fromkeys(one for one in SCANS.values() if not isinstance(one, str))
+    scans = dict.fromkeys(entry for entry in SCANS.values() if not isinstance(entry, str))
     for scanned_form, scan in (*scans, *_MISTAKES):
         if scanned_form == form:
             yield from scan(measured)
@@ -277,9 +283,9 @@ def _scan_stopped(measured: Frequencies) -> Proposals:
 def _scan_faded(measured: Frequencies) -> Proposals:
     run = measured.base_of_longest_run()
     if measured.num_turning == measured.num_pairs - 1 and run is not None:
-        base, kept = run
+        base, run_length = run
         # the first of the faded pairs is multiplied by 1
-        yield _propose(base, scaling.Cope(num_pairs=measured.num_pairs - kept + 1))
+        yield _propose(base, scaling.Cope(num_pairs=measured.num_pairs - run_length + 1))
 
 
 # Laws that keep the fast pairs, divide the slow ones by a factor, and have a ramp between them.
@@ -351,15 +357,15 @@ def _scan_yarn(measured: Frequencies) -> Proposals:
                 Interval(*(2 * math.pi * base ** (end / measured.num_pairs) for end in ends))
                 for ends in bounds
             )
-            found: list[tuple[float | None, float | None, float]] = []
+            candidates: list[tuple[float | None, float | None, float]] = []
             for fast, slow in _BETAS:
                 contexts = low.times(fast) & high.times(slow)
-                found.append((contexts.power_of_two() or contexts.simplest(), fast, slow))
+                candidates.append((contexts.power_of_two() or contexts.simplest(), fast, slow))
             length = high.power_of_two()
             if length is not None and low.low > 0:
                 turns = Interval(length / low.high, length / low.low).simplest()
-                found.append((length, turns, 1.0))
-            for context, fast, slow in found:
+                candidates.append((length, turns, 1.0))
+            for context, fast, slow in candidates:
                 if context and fast and context >= 1 and fast >= 1 and context == int(context):
                     law = scaling.Yarn(
                         factor=factor, original_max_positions=int(context), beta_fast=fast,
@@ -403,8 +409,10 @@ def _scan_ramps_over_frequency(measured: Frequencies) -> Proposals:
 
 def _find_round_contexts(length: float) -> list[int]:
     """Lengths near a measured one: a power of two, the one with fewest digits, the nearest."""
-    near = interval_around(length, 1e-3)
-    lengths = dict.fromkeys([near.power_of_two(), round(near.simplest() or 0), round(length)])
+    interval = interval_around(length, 1e-3)
+    lengths = dict.fromkeys(
+        [interval.power_of_two(), round(interval.simplest() or 0), round(length)]
+    )
     return [length for length in lengths if length is not None and length >= 1]
 
 
@@ -412,7 +420,7 @@ def _scan_part_ntk(measured: Frequencies) -> Proposals:
     for base, factor, shares in _find_kept_shares(measured):
         changed = np.flatnonzero(shares < 1 - _SHARE_ROUNDING)
         for length in (1 << power for power in range(9, 18)):
-            # its ramp begins where a pair turns 16 times over the context
+            # its ramp begins at the pair that turns 16 times over the context
             index = measured.num_pairs * math.log(length / (32 * math.pi)) / math.log(base)
             if len(changed) > 0 and abs(int(changed[0]) - index) <= 2:
                 law = scaling.PartNTK(factor=factor, original_max_positions=length)

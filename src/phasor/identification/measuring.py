@@ -83,7 +83,7 @@ def identify(
         head_dim: Width of one head.
         table: Makes ``cos, sin`` (or whatever rows ``function`` takes) from positions, or from
             ``(x, positions)``.
-        takes: The arguments in order, where they cannot be guessed: words of ``x``, ``q``, ``k``,
+        takes: The arguments in order, if they cannot be guessed: words of ``x``, ``q``, ``k``,
             ``positions``, ``offset`` (one whole number per call), ``cos``, ``sin``, ``rows``; one
             is passed by keyword as ``name=word``.
         layout: The order of the vectors' dimensions, such as ``"bhsd"``; tried in turn unless
@@ -237,8 +237,8 @@ def identify_rows(z: Complex, dtype: str, layout: Rope) -> Identification:
 
     Args:
         z: ``cos + i sin`` of each pair, finite, ``[positions, num_pairs]``, two rows or more.
-        dtype: What they are numbers of.
-        layout: Where the pairs are; its frequencies are not used.
+        dtype: Their dtype.
+        layout: Has the coordinates of the pairs; its frequencies are not used.
 
     Returns:
         The report; ``error`` is the largest difference between an entry and the Rope's, as a
@@ -293,7 +293,7 @@ def identify_samples(
             more than a factor of two to be of use; each position wants two vectors or more.
             ``[N, n_axes]`` for several axes: the above holds for those with equal coordinates, and
             those with unequal ones tell which axis drives which pair.
-        dtype: What the vectors were computed in.
+        dtype: The dtype in which the vectors were computed.
 
     Returns:
         The report, without what only calls can tell (written inputs, table end, other lengths).

@@ -51,7 +51,7 @@ class Probe:
 
     Attributes:
         caller: Calls the function.
-        arrangement: Where pairs are.
+        arrangement: The coordinates of the pairs.
         rounding: Relative rounding error of the results.
     """
 
@@ -294,33 +294,33 @@ def _describe_table_end(predicted: _Prediction, end: int) -> tuple[str, str]:
     if predicted.value(end) is None:
         return "table-end-raises", f"it raises ({predicted.refusal})"
     positions = (end, end + 1, end + 2, 2 * end + 3)
-    found = {p: z for p in positions if (z := predicted.value(p)) is not None}
-    values = np.array(list(found.values()))
+    results = {p: z for p in positions if (z := predicted.value(p)) is not None}
+    values = np.array(list(results.values()))
     if not np.isfinite(values).all():
         return "table-end-nan", "it gives NaN"
     if not values.any():
         return "table-end-zeros", "it gives zeros"
     if np.abs(values - 1).max() < 1e-3:
         return "table-end-identity", "it does not turn at all (identity)"
-    if predicted.are_turns_of(found, lambda p: end - 1):
+    if predicted.are_turns_of(results, lambda p: end - 1):
         return "positions-clamped", f"every position is turned as {end - 1} (clamped)"
-    if predicted.are_turns_of(found, lambda p: p % end):
+    if predicted.are_turns_of(results, lambda p: p % end):
         return "positions-wrapped", f"positions start again at 0 (modulo {end})"
     return "table-end-garbage", "it gives something else (memory that is no table, or other rows)"
 
 
 def _describe_negative_positions(predicted: _Prediction, end: int | None) -> tuple[str | None, str]:
     """The name of the finding if negative positions are wrong, and what happens to them."""
-    found = {p: predicted.value(p) for p in (-1, -3, -6)}
-    if any(z is None for z in found.values()):
+    results = {p: predicted.value(p) for p in (-1, -3, -6)}
+    if any(z is None for z in results.values()):
         return None, f"is refused ({predicted.refusal})"
-    if predicted.are_turns_of(found, lambda p: p):
+    if predicted.are_turns_of(results, lambda p: p):
         return None, "is turned backwards, as it should be"
-    if end is not None and predicted.are_turns_of(found, lambda p: end + p):
+    if end is not None and predicted.are_turns_of(results, lambda p: end + p):
         return "negative-wraps", f"counts from the table's end (-1 is {end - 1})"
-    if predicted.are_turns_of(found, abs):
+    if predicted.are_turns_of(results, abs):
         return "negative-unsigned", "is turned as if it were positive"
-    if predicted.are_turns_of(found, lambda p: 0):
+    if predicted.are_turns_of(results, lambda p: 0):
         return "negative-clamped", "is turned as 0"
     return "negative-garbage", "gives something else (another row of a table, perhaps)"
 
@@ -397,12 +397,12 @@ def add_rule(report: Identification, lengths: Lengths, rounding: float) -> Ident
             longer_calls.append(_LongerCall(top + 1, spectrum, float(np.median(np.abs(z)))))
     rule, sentence = None, ""
     if report.rope is not None and report.rope.num_pairs > 1 and len(longer_calls) > 1:
-        found = _fit_dynamic_ntk(report, longer_calls)
-        if found is None and lengths.irreproducible_at is None:
-            found = _fit_longrope(
+        rule_and_sentence = _fit_dynamic_ntk(report, longer_calls)
+        if rule_and_sentence is None and lengths.irreproducible_at is None:
+            rule_and_sentence = _fit_longrope(
                 report, report.rope, lengths.changes_at or 0, longer_calls, rounding
             )
-        rule, sentence = found or (None, "")
+        rule, sentence = rule_and_sentence or (None, "")
     finding = make_finding("depends-on-length", length=lengths.changes_at, rule=sentence)
     return replace(report, rule=rule, findings=(*report.findings, finding))
 

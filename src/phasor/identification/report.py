@@ -12,7 +12,7 @@ from phasor.pairings import Pairing
 from phasor.rope import Rope
 from phasor.scaling import Law, Rule
 
-#: The sentence of each finding; `make_finding` replaces the braces by what was measured. Findings
+#: The sentence of each finding; `make_finding` replaces the braces by measured values. Findings
 #: about a table's end, negative positions and norms have sentences where they are measured.
 SENTENCES = {
     "inputs-written": "It writes its inputs: keep a copy of what goes in.",
@@ -76,7 +76,7 @@ class Finding:
 
 
 def make_finding(name: str, /, **measured: Any) -> Finding:
-    """The finding of that name in `SENTENCES`, with what was measured."""
+    """The finding of that name in `SENTENCES`, with the measured values."""
     return Finding(name.format_map(measured), SENTENCES[name].format_map(measured))
 
 
@@ -110,19 +110,19 @@ class Identification:
         is_rotation: Whether that map turns pairs of coordinates, up to one factor.
         keeps_norms: Whether the factor is 1.
         attention_factor: The factor; None if there is no single one.
-        key_factor: The factor on keys, where it differs.
+        key_factor: The factor on keys, if it differs.
         pairing: The pairing it reads, None if it is neither.
         pairing_out: The pairing it writes, None if it is neither.
-        rotary_start: Where the rotated slice begins.
+        rotary_start: First coordinate of the rotated slice.
         rotary_dim: How wide it is.
         direction: 1 counter-clockwise, -1 clockwise.
         pairs: Every pair.
         base: The base that explains the frequencies best, if one does.
-        law: The law beside it; None for plain powers, and where nothing explains them.
+        law: The law beside it; None for plain powers, and if nothing explains them.
         known_law: Whether a base and a law explain the frequencies.
         alternatives: Other laws that give the same frequencies within the uncertainty.
         rule: The rule that picks other laws at other lengths, if there is one.
-        position_offset: What is added to a position before it is turned.
+        position_offset: The number added to a position before it is turned.
         table_end: The first position that is not turned as the lower ones are.
         beyond: What happens from there on.
         negative: What happens to negative positions.
@@ -131,7 +131,7 @@ class Identification:
         rope: The Rope that does the same to whole positions (shifted by ``position_offset``, its
             result times ``attention_factor`` inside the slice), None if no Rope does.
         error: The largest difference seen between that and the function, for unit vectors.
-        why_no_rope: The reason, where ``rope`` is None.
+        why_no_rope: The reason why ``rope`` is None.
     """
 
     head_dim: int
@@ -164,11 +164,11 @@ class Identification:
 
     def names(self) -> set[str]:
         """The names of the findings."""
-        return {one.name for one in self.findings}
+        return {finding.name for finding in self.findings}
 
     def __repr__(self) -> str:
         rope = f"no Rope: {self.why_no_rope}" if self.rope is None else summarize(self.rope)
-        names = ", ".join(one.name for one in self.findings)
+        names = ", ".join(finding.name for finding in self.findings)
         return f"Identification({rope}; findings: {names or 'none'})"
 
     def __str__(self) -> str:
@@ -182,7 +182,7 @@ class Identification:
             lines.append(f"Its result is multiplied by {self.attention_factor:.9g}.")
         if self.position_offset:
             lines.append(f"Position p is turned as p {self.position_offset:+g}.")
-        lines += [one.says for one in self.findings]
+        lines += [finding.says for finding in self.findings]
         if self.negative is not None and not any("negative" in name for name in self.names()):
             lines.append(f"A negative position {self.negative}.")
         if self.precision:
@@ -217,7 +217,7 @@ class Identification:
         """Everything as JSON values; an error that is no finite number is None."""
         plain = {name: getattr(self, name) for name in self.__dataclass_fields__}
         plain["pairs"] = [asdict(pair) for pair in self.pairs]
-        plain["findings"] = [asdict(one) for one in self.findings]
+        plain["findings"] = [asdict(finding) for finding in self.findings]
         plain["precision"] = [[p, finite_or_none(error)] for p, error in self.precision]
         plain["error"] = None if self.error is None else finite_or_none(self.error)
         plain["alternatives"] = list(self.alternatives)

@@ -123,7 +123,7 @@ def find_spectrum(
     gaps = places - places[0]
     totals = np.zeros(z.shape)
     estimate = np.zeros(z.shape[1])
-    used = 1
+    num_used = 1
     for i in range(1, len(places)):
         predicted = estimate * gaps[i]
         deviation = np.angle(units[i] * np.conj(units[0]) * np.exp(-1j * predicted))
@@ -131,19 +131,19 @@ def find_spectrum(
             break
         totals[i] = predicted + deviation
         estimate = totals[i] / gaps[i]
-        used = i + 1
-    gaps, totals = gaps[1:used, None], totals[1:used]
+        num_used = i + 1
+    gaps, totals = gaps[1:num_used, None], totals[1:num_used]
     weights = gaps / (gaps**2).sum(axis=0)
     inv_freq = (weights * totals).sum(axis=0)
-    noise = angle_errors[1:used] + angle_errors[0] + relative_angle_error * np.abs(totals)
+    noise = angle_errors[1:num_used] + angle_errors[0] + relative_angle_error * np.abs(totals)
     residues = np.abs(totals - gaps * inv_freq)
     uncertainty = (weights * (noise + residues)).sum(axis=0)
     return Spectrum(
         inv_freq=inv_freq,
         uncertainty=uncertainty,
         phase=np.angle(units[0] * np.exp(-1j * places[0] * inv_freq)),
-        phase_uncertainty=angle_errors[:used].max(axis=0) + places[0] * uncertainty,
-        last_position=int(places[used - 1]),
+        phase_uncertainty=angle_errors[:num_used].max(axis=0) + places[0] * uncertainty,
+        last_position=int(places[num_used - 1]),
     )
 
 
@@ -278,12 +278,12 @@ class Frequencies:
 
         The run begins at the first pair, or at the last and slowest one.
         """
-        found = None
+        longest_run = None
         for count in range(2, self.num_pairs):
             bases = self.bases_of(slice(-count, None) if slow else slice(count))
             base = bases.simplest()
             if base is None:
                 break
             if bases.high / bases.low < 1.1:
-                found = base, count
-        return found
+                longest_run = base, count
+        return longest_run

@@ -109,7 +109,7 @@ def cosine(
         distances: Integers or floats ``[...]``; ``[..., n_axes]`` for several axes.
         kind: ``"aligned"``: ``q = k = (1, 1, ...)``; ``"opposite"``: ``q = (1, 1, ...) = -k``;
             ``"random"``: ``q = k``, Gaussian; ``"independent"``: ``q`` and ``k`` Gaussian.
-        seed: What the Gaussian vectors are drawn from, ``q`` first; for those kinds only.
+        seed: Seed of the Gaussian vectors, ``q`` first; for those kinds only.
 
     Returns:
         float64 ``[...]``.

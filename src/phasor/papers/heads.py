@@ -1,4 +1,4 @@
-"""Attention heads that look at a position, whatever the tokens say; and what they guarantee.
+"""Attention heads that look at a position whatever the tokens are, and the weight they give it.
 
 Let every token carry a 1 in one coordinate of its input, as a projection with a bias has it (that
 of `phasor.torch.papers.PositionalHead`). With ``W_k x = e``, where ``e`` has a 1
@@ -16,8 +16,8 @@ two back and scores the same, ``alpha C(1)``.
 
 The construction is Wendler's ("Notes on rotary positional embeddings", 2025), the theorems are
 Barbero et al.'s ("Round and Round We Go", 2410.06205): proposition 3.1 for any offset, theorem 5.3
-for the weight that grows with the norm. That weight is for a bounded context: ``C`` comes as near
-to ``C(0)`` as one likes, and over every context no ``alpha`` is enough (theorem 6.1).
+for the weight that grows with the norm. That weight is for a bounded context: ``C`` comes
+arbitrarily near to ``C(0)``, so no ``alpha`` is enough for every context (theorem 6.1).
 
 Scores here are those of the rotation alone. A model that multiplies them by
 ``rope.logit_factor`` gets what ``alpha * rope.logit_factor`` gets here.
@@ -229,7 +229,7 @@ def _compute_gaps(rope: Rope, farthest: int) -> NDArray[np.float64]:
     for begin in range(0, len(small), _CHUNK):
         chunk = small[begin : begin + _CHUNK]
         turned = phasors(rope, chunk + 1)
-        # 1 - cos keeps its digits in this form; where the sum is small, every angle is
+        # 1 - cos keeps its digits in this form; if the sum is small, every angle is
         gaps[chunk] = (turned.imag**2 / (1 + turned.real)).sum(-1)
     period = _find_period(rope, farthest)
     if period is not None:

@@ -9,7 +9,7 @@ from phasor.scaling import Rule
 
 
 def construction(rope: Rope) -> str:
-    """The expression that makes ``rope`` after ``import phasor``, without what is default.
+    """The expression that makes ``rope`` after ``import phasor``, without default values.
 
     >>> print(construction(Rope(head_dim=64, pairing="half")))
     phasor.Rope(
