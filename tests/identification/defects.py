@@ -16,80 +16,80 @@ def bfloat16(values):
     return np.ldexp(np.rint(mantissa * 256) / 256, exponent)
 
 
-def by_rows(x, cos, sin):
+def rotate_by_rows(x, cos, sin):
     """Halves turned by full-width rows, as most models write it."""
     first, second = np.split(x, 2, axis=-1)
     return (x * cos + np.concatenate([-second, first], -1) * sin).astype(x.dtype)
 
 
-def halves(x, angles, gain=1.0):
+def rotate_halves(x, angles, gain=1.0):
     """The rotation of halves by angles ``[b, s, pairs]``."""
     both = np.concatenate([angles, angles], -1)[:, :, None]
-    return by_rows(x, gain * np.cos(both), gain * np.sin(both))
+    return rotate_by_rows(x, gain * np.cos(both), gain * np.sin(both))
 
 
-def plain(x, positions, steps=STEPS, gain=1.0):
+def rotate(x, positions, steps=STEPS, gain=1.0):
     """The rotation without a defect."""
-    return halves(x, positions[..., None] * steps, gain)
+    return rotate_halves(x, positions[..., None] * steps, gain)
 
 
-def partly(x, positions, steps):
+def rotate_some_pairs(x, positions, steps):
     """The first half of a head turned."""
     width = 2 * len(steps)
-    return np.concatenate([plain(x[..., :width], positions, steps), x[..., width:]], -1)
+    return np.concatenate([rotate(x[..., :width], positions, steps), x[..., width:]], -1)
 
 
 def from_table(rows, missing):
     """Positions looked up in a table; ``missing`` says what replaces a position beyond."""
 
     def turned(x, positions):
-        return plain(x, missing(positions, rows))
+        return rotate(x, missing(positions, rows))
 
     return turned
 
 
 def identity_beyond(x, positions):
     """Cos 1 and sin 0 beyond the table, as a masked load gives."""
-    return np.where((positions < 1000)[..., None, None], plain(x, positions), x)
+    return np.where((positions < 1000)[..., None, None], rotate(x, positions), x)
 
 
 def zeros_beyond(x, positions):
     """Nothing is written beyond the table."""
-    return np.where((positions < 1000)[..., None, None], plain(x, positions), 0 * x)
+    return np.where((positions < 1000)[..., None, None], rotate(x, positions), 0 * x)
 
 
 def nan_beyond(x, positions):
     """NaN beyond the table."""
-    return np.where((positions < 1000)[..., None, None], plain(x, positions), np.nan * x)
+    return np.where((positions < 1000)[..., None, None], rotate(x, positions), np.nan * x)
 
 
 def raising(x, positions):
     """A table indexed as Python indexes."""
     table = np.arange(1000)[..., None] * STEPS
-    return halves(x, table[positions])
+    return rotate_halves(x, table[positions])
 
 
 def garbage(x, positions):
     """Rows of something else beyond the table."""
-    return plain(x, np.where(positions < 1000, positions, (positions * 7919 + 3) % 977))
+    return rotate(x, np.where(positions < 1000, positions, (positions * 7919 + 3) % 977))
 
 
 def overwriting(x, positions):
     """In place, and returned."""
-    x[...] = plain(x, positions)
+    x[...] = rotate(x, positions)
     return x
 
 
 def float32_angles(x, positions):
     """Positions times frequencies in float32."""
     angles = positions[..., None].astype(np.float32) * STEPS.astype(np.float32)
-    return halves(x, angles)
+    return rotate_halves(x, angles)
 
 
 def rows_in_wrong_order(x, positions):
     """Each angle twice in a row, on halves."""
     both = np.repeat(positions[..., None] * STEPS, 2, axis=-1)[:, :, None]
-    return by_rows(x, np.cos(both), np.sin(both))
+    return rotate_by_rows(x, np.cos(both), np.sin(both))
 
 
 def half_rows_on_interleaved(x, positions):
@@ -110,13 +110,13 @@ def reflecting(x, positions):
 
 def growing(x, positions):
     """The length depends on the position."""
-    return plain(x, positions) * (1.001 ** positions[..., None, None])
+    return rotate(x, positions) * (1.001 ** positions[..., None, None])
 
 
 def inverted_ramp(x, positions):
     """Fast pairs divided, slow ones kept."""
     keep = 1 - np.clip((np.arange(PAIRS) - 3) / 8, 0, 1)
-    return plain(x, positions, keep * STEPS / 8 + (1 - keep) * STEPS)
+    return rotate(x, positions, keep * STEPS / 8 + (1 - keep) * STEPS)
 
 
 class Remembering:
@@ -130,52 +130,52 @@ class Remembering:
         self.longest = max(self.longest, positions.max() + 1)
         factor = max(self.longest / 512, 1.0)
         base = BASE * factor ** (PAIRS / (PAIRS - 1))
-        return plain(x, positions, base ** (-np.arange(PAIRS) / PAIRS))
+        return rotate(x, positions, base ** (-np.arange(PAIRS) / PAIRS))
 
 
 def dynamic(x, positions):
     """Dynamic NTK by the length of this call alone."""
     factor = 4.0 * max(positions.max() + 1, 512) / 512 - 3.0
     base = BASE * factor ** (PAIRS / (PAIRS - 1))
-    return plain(x, positions, base ** (-np.arange(PAIRS) / PAIRS))
+    return rotate(x, positions, base ** (-np.arange(PAIRS) / PAIRS))
 
 
 def on_queries(q, k, positions):
     """The softmax factor of a law folded into the queries."""
-    return plain(q, positions, gain=1.87), plain(k, positions)
+    return rotate(q, positions, gain=1.87), rotate(k, positions)
 
 
 def keys_backwards(q, k, positions):
     """Keys turned the other way."""
-    return plain(q, positions), plain(k, -positions)
+    return rotate(q, positions), rotate(k, -positions)
 
 
 def keys_of_another_base(q, k, positions):
     """Keys with frequencies of their own."""
-    return plain(q, positions), plain(k, positions, STEPS**1.1)
+    return rotate(q, positions), rotate(k, positions, STEPS**1.1)
 
 
-def bent(x, positions):
+def rotate_nonlinearly(x, positions):
     """A soft clip, as attention logits have; vectors do not."""
-    return np.tanh(plain(x, positions))
+    return np.tanh(rotate(x, positions))
 
 
 DEFECTS = {
-    "positions-in-bfloat16": lambda x, p: plain(x, bfloat16(p)),
-    "positions-in-float16": lambda x, p: plain(x, p.astype(np.float16).astype(float)),
-    "table-in-bfloat16": lambda x, p: by_rows(
+    "positions-in-bfloat16": lambda x, p: rotate(x, bfloat16(p)),
+    "positions-in-float16": lambda x, p: rotate(x, p.astype(np.float16).astype(float)),
+    "table-in-bfloat16": lambda x, p: rotate_by_rows(
         x, *(bfloat16(f(np.tile(p[..., None] * STEPS, 2)[:, :, None])) for f in (np.cos, np.sin))
     ),
-    "table-in-float16": lambda x, p: by_rows(
+    "table-in-float16": lambda x, p: rotate_by_rows(
         x,
         *(
             f(np.tile(p[..., None] * STEPS, 2)[:, :, None]).astype(np.float16)
             for f in (np.cos, np.sin)
         ),
     ),
-    "frequencies-in-bfloat16": lambda x, p: plain(x, p, bfloat16(STEPS)),
-    "frequencies-in-float16": lambda x, p: plain(x, p, STEPS.astype(np.float16).astype(float)),
-    "frequencies-in-float32": lambda x, p: plain(x, p, STEPS.astype(np.float32).astype(float)),
+    "frequencies-in-bfloat16": lambda x, p: rotate(x, p, bfloat16(STEPS)),
+    "frequencies-in-float16": lambda x, p: rotate(x, p, STEPS.astype(np.float16).astype(float)),
+    "frequencies-in-float32": lambda x, p: rotate(x, p, STEPS.astype(np.float32).astype(float)),
     "angles-in-float32": float32_angles,
     "table-end-identity": identity_beyond,
     "table-end-zeros": zeros_beyond,
@@ -185,20 +185,20 @@ DEFECTS = {
     "positions-clamped": from_table(1000, lambda p, rows: np.minimum(p, rows - 1)),
     "positions-wrapped": from_table(1000, lambda p, rows: p % rows),
     "negative-wraps": raising,
-    "negative-unsigned": lambda x, p: plain(x, np.abs(p)),
-    "negative-clamped": lambda x, p: plain(x, np.maximum(p, 0)),
+    "negative-unsigned": lambda x, p: rotate(x, np.abs(p)),
+    "negative-clamped": lambda x, p: rotate(x, np.maximum(p, 0)),
     "ramp-inverted": inverted_ramp,
-    "sign-reversed": lambda x, p: plain(x, -p),
+    "sign-reversed": lambda x, p: rotate(x, -p),
     "interleaved-rows-on-halves": rows_in_wrong_order,
     "half-rows-on-interleaved": half_rows_on_interleaved,
     "reflection": reflecting,
-    "position-offset": lambda x, p: plain(x, p + 1),
+    "position-offset": lambda x, p: rotate(x, p + 1),
     "depends-on-length": dynamic,
     "remembers": Remembering(),
     "inputs-written": overwriting,
-    "index-from-one": lambda x, p: plain(x, p, BASE ** (-(np.arange(PAIRS) + 1) / PAIRS)),
-    "exponent-width": lambda x, p: partly(x, p, 5e5 ** (-np.arange(PAIRS // 2) / PAIRS)),
-    "stretch-on-frequencies": lambda x, p: plain(x, p, STEPS / 8 ** (PAIRS / (PAIRS - 1))),
+    "index-from-one": lambda x, p: rotate(x, p, BASE ** (-(np.arange(PAIRS) + 1) / PAIRS)),
+    "exponent-width": lambda x, p: rotate_some_pairs(x, p, 5e5 ** (-np.arange(PAIRS // 2) / PAIRS)),
+    "stretch-on-frequencies": lambda x, p: rotate(x, p, STEPS / 8 ** (PAIRS / (PAIRS - 1))),
     "factor-on-one-side": on_queries,
     "keys-turn-backwards": keys_backwards,
     "queries-and-keys-differ": keys_of_another_base,

@@ -16,12 +16,12 @@ from .defects import (
     PAIRS,
     STEPS,
     WIDTH,
-    bent,
-    by_rows,
     dynamic,
     from_table,
     on_queries,
-    plain,
+    rotate,
+    rotate_by_rows,
+    rotate_nonlinearly,
 )
 
 
@@ -34,7 +34,7 @@ def test_a_planted_defect_is_named(name):
 
 def test_the_rotation_without_a_defect_has_none():
     """Nothing is found where nothing is wrong."""
-    found = identify(plain, WIDTH)
+    found = identify(rotate, WIDTH)
     assert found.names() == set()
     assert (found.base, found.law, found.known_law) == (BASE, None, True)
 
@@ -47,7 +47,7 @@ def test_a_reflection_is_given_no_factor_and_no_angle(reflected, says):
     """It keeps the length of vectors, so nothing is multiplied, and nothing turns either."""
 
     def mirrored(x, positions):
-        y = plain(x, positions)
+        y = rotate(x, positions)
         y[..., :reflected] *= -1
         return y
 
@@ -62,12 +62,12 @@ def test_a_reflection_is_given_no_factor_and_no_angle(reflected, says):
 def test_what_gives_no_numbers_is_refused_with_that_reason(value, name):
     """One error and no warning, which here would be an error too."""
     with pytest.raises(TensorError, match=f"it gives {name}"):
-        identify(lambda x, p: plain(x, p) + value, WIDTH)
+        identify(lambda x, p: rotate(x, p) + value, WIDTH)
 
 
 def test_what_is_not_linear_is_not_taken_for_a_rotation():
     """And gets no Rope."""
-    found = identify(bent, WIDTH)
+    found = identify(rotate_nonlinearly, WIDTH)
     assert (found.linear, found.rope) == (False, None)
     assert "not linear" in str(found)
 
@@ -104,7 +104,7 @@ def test_the_rule_behind_growing_lengths_is_read():
 @pytest.mark.parametrize("offset", [-2, -1, 1, 0.5, 3])
 def test_an_offset_is_measured(offset):
     """Half positions too, as centres of image patches have."""
-    found = identify(lambda x, p: plain(x, p + offset), WIDTH)
+    found = identify(lambda x, p: rotate(x, p + offset), WIDTH)
     assert found.position_offset == offset
     assert found.rope is not None
     assert found.error < 1e-6
@@ -120,7 +120,7 @@ def test_a_ramp_without_its_rounding_is_told_from_one_with():
         steps = bare * (1 - divided) + bare / 32 * divided
 
         def turned(x, p, steps=steps):
-            return plain(x, p, steps, gain=1.3465735902799727)
+            return rotate(x, p, steps, gain=1.3465735902799727)
 
         laws[truncate] = identify(turned, 2 * pairs).law
     assert laws == {
@@ -133,7 +133,7 @@ def test_the_length_that_switches_frequencies_is_exact():
     """Two lists of divisors, the long one from 601 tokens on: an off-by-one is seen."""
 
     def switching(x, positions):
-        return plain(x, positions, STEPS / (3.0 if positions.max() + 1 > 600 else 1.0))
+        return rotate(x, positions, STEPS / (3.0 if positions.max() + 1 > 600 else 1.0))
 
     assert "one reaches 600." in str(identify(switching, WIDTH))
 
@@ -145,7 +145,7 @@ def test_dropped_frequencies_padded_with_the_wrong_number():
         angles = (positions[..., None] * STEPS)[:, :, None]
         cos, sin = np.cos(angles), np.sin(angles)
         cos[..., 12:], sin[..., 12:] = 1, 1
-        return by_rows(x, np.tile(cos, 2), np.tile(sin, 2))
+        return rotate_by_rows(x, np.tile(cos, 2), np.tile(sin, 2))
 
     found = identify(padded, WIDTH)
     assert found.names() == {"norm-varies"}
@@ -162,7 +162,7 @@ def test_a_function_that_only_writes_is_read():
     """Kernels in place return nothing."""
 
     def kernel(x, positions):
-        x[...] = plain(x, positions)
+        x[...] = rotate(x, positions)
 
     found = identify(kernel, WIDTH)
     assert (found.base, found.names()) == (BASE, {"inputs-written"})
@@ -176,7 +176,7 @@ def test_members_on_different_axes_are_named():
         both = np.concatenate([STEPS, STEPS])
         axis = np.arange(WIDTH) * 3 // WIDTH
         angles = (positions[..., axis] * both)[:, :, None]
-        return by_rows(x, np.cos(angles), np.sin(angles))
+        return rotate_by_rows(x, np.cos(angles), np.sin(angles))
 
     found = identify(turned, WIDTH, n_axes=3)
     assert found.names() == {"members-on-different-axes"}
@@ -190,7 +190,7 @@ def test_a_cache_without_the_base_in_its_key_shows_the_first_base():
     def made(base):
         def turned(x, positions):
             rows = cache.setdefault(WIDTH, base ** (-np.arange(PAIRS) / PAIRS))
-            return plain(x, positions, rows)
+            return rotate(x, positions, rows)
 
         return turned
 

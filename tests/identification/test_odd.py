@@ -13,7 +13,7 @@ from phasor import TensorError
 from phasor.cli.identify import identify as command
 from phasor.identification import identify
 
-from .defects import WIDTH, plain
+from .defects import WIDTH, rotate
 
 
 class LastCall:
@@ -26,7 +26,7 @@ class LastCall:
         """Turn."""
         before = self.before.get(positions.shape, positions)
         self.before[positions.shape] = positions
-        return plain(x, before)
+        return rotate(x, before)
 
 
 class FirstCall:
@@ -37,7 +37,7 @@ class FirstCall:
 
     def __call__(self, x, positions):
         """Turn."""
-        return plain(x, self.kept.setdefault(positions.shape, positions))
+        return rotate(x, self.kept.setdefault(positions.shape, positions))
 
 
 class Tiring:
@@ -51,24 +51,24 @@ class Tiring:
         self.calls += 1
         if self.calls > 9:
             raise RuntimeError("no more")
-        return plain(x, positions)
+        return rotate(x, positions)
 
 
 def noisy(x, positions):
     """Dropout, of a kind."""
-    return plain(x, positions) + 1e-3 * np.random.default_rng().standard_normal(x.shape)
+    return rotate(x, positions) + 1e-3 * np.random.default_rng().standard_normal(x.shape)
 
 
 def complex_numbers(x, positions):
     """Pairs as complex numbers, and left so."""
-    return plain(x, positions).astype(np.complex128)
+    return rotate(x, positions).astype(np.complex128)
 
 
 def eight_bits(x, positions):
     """As fast inference keeps keys."""
     import torch
 
-    turned = torch.from_numpy(plain(x.double().numpy(), positions.numpy()))
+    turned = torch.from_numpy(rotate(x.double().numpy(), positions.numpy()))
     return turned.to(torch.float8_e4m3fn)
 
 
@@ -80,9 +80,9 @@ def exiting(x, positions):
 @pytest.mark.parametrize(
     ("function", "says"),
     [
-        (lambda x, p: plain(x, p).astype(int), "it returns int64, and not float64"),
-        (lambda x, p: plain(x, p) > 0, "it returns bool, and not float64"),
-        (lambda x, p: plain(x, p).astype(object), "it returns object, and not float64"),
+        (lambda x, p: rotate(x, p).astype(int), "it returns int64, and not float64"),
+        (lambda x, p: rotate(x, p) > 0, "it returns bool, and not float64"),
+        (lambda x, p: rotate(x, p).astype(object), "it returns object, and not float64"),
         (complex_numbers, "it returns complex128, and not float64"),
         (eight_bits, "it returns float8_e4m3fn, and not float64"),
         (exiting, "SystemExit: 3"),
@@ -91,7 +91,7 @@ def exiting(x, positions):
         (FirstCall(), "those of an earlier call are remembered"),
         (Tiring(), "whenever it is asked to, and says of some of them: RuntimeError: no more"),
         (
-            lambda x, p: np.where((p > 5)[..., None, None], np.nan, plain(x, p)),
+            lambda x, p: np.where((p > 5)[..., None, None], np.nan, rotate(x, p)),
             "numbers that are not finite",
         ),
     ],
@@ -114,7 +114,7 @@ def test_a_program_that_ends_at_a_tables_end_has_a_table_that_ends():
     def exiting_far(x, positions):
         if positions.max() >= 1000:
             sys.exit("too far")
-        return plain(x, positions)
+        return rotate(x, positions)
 
     found = identify(exiting_far, WIDTH)
     assert (found.table_end, found.names()) == (1000, {"table-end-raises"})
@@ -125,7 +125,7 @@ def test_what_changes_now_and_then_is_said_to():
     calls = iter(range(1, 10_000))
 
     def erratic(x, positions):
-        return plain(x, positions) * (1.01 if next(calls) % 17 == 0 else 1)
+        return rotate(x, positions) * (1.01 if next(calls) % 17 == 0 else 1)
 
     found = identify(erratic, WIDTH)
     assert "remembers" in found.names()
@@ -134,7 +134,7 @@ def test_what_changes_now_and_then_is_said_to():
 
 def test_results_of_more_digits_than_float64_are_read():
     """As float64."""
-    found = identify(lambda x, p: plain(x.astype(np.longdouble), p), WIDTH, dtype="float64")
+    found = identify(lambda x, p: rotate(x.astype(np.longdouble), p), WIDTH, dtype="float64")
     assert (found.base, found.names()) == (10_000, set())
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 
 from phasor import Rope
 from phasor.papers import cosine, feasible_bases
-from phasor.papers.distances import first_negative
+from phasor.papers.distances import find_first_negative
 from phasor.scaling import Linear
 
 from .. import strategies
@@ -52,7 +52,7 @@ def grid(low: float, high: float, step: float) -> np.ndarray:
 def test_the_first_negative_distance_is_the_known_one(width: int, base: float, first: int) -> None:
     """C(r) < 0 there, and not one before, by real numbers."""
     rope = head(width, base)
-    assert (first_negative(rope, first), first_negative(rope, first + 1)) == (None, first)
+    assert (find_first_negative(rope, first), find_first_negative(rope, first + 1)) == (None, first)
     assert cosines(rope, first) < 0 <= cosines(rope, first - 1)
 
 
@@ -75,7 +75,7 @@ def test_table_4_counts_negative_cosines(rope: Rope, context: int, count: int) -
 def test_the_first_negative_distance_is_that_of_a_negative_trace(rope: Rope) -> None:
     """By real numbers, coordinates that stay counted; nearly zero may go either way."""
     still = (rope.head_dim - rope.rotary_dim) / 2
-    found = first_negative(rope, 26, still)
+    found = find_first_negative(rope, 26, still)
     for r in range(26 if found is None else found):
         assert cosines(rope, r) + still > -1e-12
     if found is not None:
@@ -86,8 +86,8 @@ def test_the_first_negative_distance_is_that_of_a_negative_trace(rope: Rope) -> 
 def test_a_first_negative_distance_may_stand_anywhere_in_a_scan(first: int) -> None:
     """A quarter turn by half a token before it: also where a block of the scan begins."""
     rope = head(2, None, explicit_inv_freq=(math.pi / 2 / (first - 0.5),))
-    assert first_negative(rope, 1 << 20) == first
-    assert first_negative(rope, first) is None
+    assert find_first_negative(rope, 1 << 20) == first
+    assert find_first_negative(rope, first) is None
 
 
 def test_the_last_distance_of_a_context_is_the_context_itself() -> None:
@@ -170,7 +170,7 @@ def test_a_coarse_grid_calls_bases_safe_that_are_not(
 ) -> None:
     """Steps of 1 % end at 1.26e6 and 1.98e6; real numbers say that these larger bases fail."""
     assert negative_distances(head(base=base), tokens * 1024).tolist() == [distance]
-    assert first_negative(head(base=base), tokens * 1024 + 1) == distance
+    assert find_first_negative(head(base=base), tokens * 1024 + 1) == distance
     assert cosines(head(base=base), distance) < -0.3
 
 

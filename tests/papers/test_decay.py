@@ -16,7 +16,7 @@ from phasor.angles import COS_SIN_ERROR
 from phasor.axes import Axial
 from phasor.numpy import score
 from phasor.papers import abel_bound, cosine, decay
-from phasor.papers.distances import _AT_ONCE, _CHUNK
+from phasor.papers.distances import _BATCH, _CHUNK
 from phasor.scaling import DynamicNTK
 
 from .. import oracle, strategies
@@ -111,9 +111,9 @@ def test_decay_is_the_mean_of_partial_sums_for_any_rope(placed: tuple[Rope, Any]
 
 def test_a_long_scan_is_its_distances_one_by_one() -> None:
     """Also where chunks and tables of it meet, and in any order."""
-    rope, count = head(16), 2 * _AT_ONCE + _CHUNK + 3
+    rope, count = head(16), 2 * _BATCH + _CHUNK + 3
     curve = decay(rope, np.arange(count))
-    meets = [0, _CHUNK - 1, _AT_ONCE, _CHUNK - 1, _AT_ONCE, 2 * _AT_ONCE, count - 1]
+    meets = [0, _CHUNK - 1, _BATCH, _CHUNK - 1, _BATCH, 2 * _BATCH, count - 1]
     np.testing.assert_allclose(curve[meets], [decay(rope, r) for r in meets], rtol=0, atol=8 * PAIR)
     order = np.random.default_rng(0).permutation(count)
     np.testing.assert_array_equal(decay(rope, order.reshape(1, -1)), curve[None, order])

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from phasor import LayerRopes, Rope, SpecError, preset
 from phasor.numpy import rotate, score
 from phasor.papers.heads import (
-    _gaps,
+    _compute_gaps,
     attention_map,
     attention_weight,
     positional_head,
@@ -154,7 +154,7 @@ def test_pairs_that_stand_still_reach_nothing(rope: Rope) -> None:
     """Each of 49 tokens gets a 49th, exactly; and the error says why."""
     assert attention_weight(rope, 1e6, 49) == 1 / 49
     assert required_alpha(rope, 49, 1 / 49) == 0
-    assert not _gaps(rope, 48).any()
+    assert not _compute_gaps(rope, 48).any()
     with pytest.raises(SpecError, match=r"within reach.*0\.5: no pair turns.*49 tokens.*NoPE"):
         required_alpha(rope, 49, 0.5)
 
@@ -162,7 +162,7 @@ def test_pairs_that_stand_still_reach_nothing(rope: Rope) -> None:
 def test_a_common_period_is_the_end_of_a_head() -> None:
     """Wavelengths of 6 and 63 tokens (base 100) meet again after 126, and not before."""
     rope = plain(4, 100.0, scaling=Resonance())
-    gaps = _gaps(rope, 126)
+    gaps = _compute_gaps(rope, 126)
     assert gaps[125] == 0
     assert gaps[:125].min() > 1e-3
     alpha = required_alpha(rope, 126, 0.99, offset=0)
@@ -185,7 +185,7 @@ def test_equals_leave_less_than_their_share_in_reach() -> None:
 def test_frequencies_rounded_to_float32_have_no_common_period() -> None:
     """They miss by their rounding, and the alpha that it takes is found."""
     rope = plain(2, scaling=Resonance(), inv_freq_dtype="float32")
-    gaps = _gaps(rope, 7)
+    gaps = _compute_gaps(rope, 7)
     assert gaps.argmin() + 1 == 6
     expected = float(exact_gap(rope, 6))
     assert abs(gaps[5] / expected - 1) <= 2e-15 / math.sqrt(2 * expected) + 1e-15

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phasor import Rope, preset
-from phasor.papers.heads import _gaps, attention_weight, positional_head, required_alpha
+from phasor.papers.heads import _compute_gaps, attention_weight, positional_head, required_alpha
 
 from .. import oracle, strategies
 from ..oracle import exact_gap
@@ -112,7 +112,7 @@ def test_attention_on_raw_products_is_the_tabled_one(case: Any, printed: list[fl
 @pytest.mark.parametrize(("case", "printed"), GAPS_AT_ONE.items(), ids=str)
 def test_the_gap_of_a_neighbour_is_the_tabled_one(case: Any, printed: float) -> None:
     """A context of two tokens has one rival."""
-    (gap,) = _gaps(plain(*case), 1)
+    (gap,) = _compute_gaps(plain(*case), 1)
     assert abs(gap - printed) <= PRINTED
 
 
@@ -120,7 +120,7 @@ def test_the_gap_of_a_neighbour_is_the_tabled_one(case: Any, printed: float) -> 
 def test_the_smallest_gap_is_where_the_table_has_it(case: Any, printed: Any) -> None:
     """Narrow heads come near to where they started within a context."""
     d, base, farthest = case
-    gaps = _gaps(plain(d, base), farthest)
+    gaps = _compute_gaps(plain(d, base), farthest)
     assert gaps.argmin() + 1 == printed[0]
     assert abs(gaps.min() - printed[1]) <= PRINTED
 
@@ -129,7 +129,7 @@ def test_the_smallest_gap_is_where_the_table_has_it(case: Any, printed: Any) -> 
 @pytest.mark.parametrize("d", [16, 32, 64, 128, 256])
 def test_wide_heads_have_their_neighbours_for_rivals(d: int, base: float) -> None:
     """Up to 131072 tokens nothing comes nearer than the tokens beside the wanted one."""
-    assert _gaps(plain(d, base), 131_072).argmin() == 0
+    assert _compute_gaps(plain(d, base), 131_072).argmin() == 0
 
 
 @pytest.mark.parametrize(("case", "printed"), SHARP.items(), ids=str)
@@ -160,7 +160,7 @@ def test_one_pair_returns_at_the_convergents_of_two_pi(farthest: int) -> None:
                 break
             rest = 1 / (rest - whole)
         expected = 1 - mpmath.cos(last[0])
-        gaps = _gaps(plain(2), farthest)
+        gaps = _compute_gaps(plain(2), farthest)
         assert gaps.argmin() + 1 == last[0]
         off = abs(gaps.min() - expected) / expected
     assert off <= 2e-15 / math.sqrt(2 * gaps.min()) + 1e-15

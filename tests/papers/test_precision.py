@@ -14,7 +14,7 @@ from phasor.angles import ROW_ERROR_20, ROW_ERROR_40, cos_sin
 from phasor.axes import Sectioned
 from phasor.numpy import score
 from phasor.papers import angle_errors, cosine, linear_weights
-from phasor.papers.precision import _nearest_bfloat16
+from phasor.papers.precision import _round_to_bfloat16
 from phasor.torch import rotate
 
 from .. import oracle, strategies
@@ -165,7 +165,7 @@ def test_a_bfloat16_table_is_the_nearest():
 )
 def test_rounding_to_bfloat16_goes_to_the_nearest(value, nearest):
     """And a tie to the even one, which is what torch does as well."""
-    found = _nearest_bfloat16(np.array([value], dtype=np.float32))
+    found = _round_to_bfloat16(np.array([value], dtype=np.float32))
     assert found.item() == nearest
     assert torch.tensor(value).bfloat16().item() == nearest
 

@@ -1,4 +1,4 @@
-"""What attention heads look at, which frequencies they use, and linear attention's weights."""
+"""Charts of attention maps, of the frequencies that heads use, and of linear attention."""
 
 from __future__ import annotations
 
@@ -11,22 +11,21 @@ from numpy.typing import ArrayLike
 
 from phasor._checks import whole
 from phasor.charts.style import (
+    chart_of,
     curves,
     darkness,
-    data,
+    horizontal_line,
     layer,
-    level,
-    on_paper,
     records,
-    token_axis,
-    trained_mark,
+    style_for_paper,
+    token_curves,
 )
 from phasor.errors import SpecError, TensorError
 from phasor.papers import cosine, linear_weights
 from phasor.papers.heads import attention_map, attention_weight, required_alpha
 from phasor.rope import Rope
 
-_CALLED = {0: "the token itself", 1: "the previous token"}
+_OFFSET_NAMES = {0: "the token itself", 1: "the previous token"}
 
 
 def attention_chart(
@@ -35,8 +34,8 @@ def attention_chart(
     """Causal attention of heads that look at a position, a map for each offset.
 
     The maps are `phasor.papers.heads.attention_map` (Barbero et al. 2410.06205, theorem 5.3, and
-    Wendler's previous-token head). The first ``offset`` tokens have no token so far back; they
-    look at what scores best in its place, the first token where ``C`` falls that far.
+    Wendler's previous-token head). The first ``offset`` tokens have no token so far back. They
+    look at the token with the best score instead, the first one if ``C`` falls that far.
 
     Args:
         rope: What rotates queries and keys.
@@ -45,7 +44,7 @@ def attention_chart(
         tokens: Length of the sequence.
 
     Returns:
-        A chart with one map for each offset; what a token cannot see is grey.
+        A chart with one map for each offset; masked keys are grey.
 
     Raises:
         SpecError: If a number is not in its range, or ``rope.scaling`` is a rule that has not
@@ -57,33 +56,33 @@ def attention_chart(
     'offset 1 (the previous token)'
     """
     whole("number of offsets", len(offsets), least=1)
-    size = whole("tokens", tokens, least=2)
-    backs = [whole("each offset", offset, least=0, most=size - 1) for offset in offsets]
-    query, key = np.indices((size, size))
-    ticks = list(range(0, size, max(1, size // 6)))
+    tokens = whole("tokens", tokens, least=2)
+    offsets = [whole("each offset", offset, least=0, most=tokens - 1) for offset in offsets]
+    query, key = np.indices((tokens, tokens))
+    ticks = list(range(0, tokens, max(1, tokens // 6)))
     panels: list[alt.LayerChart] = []
-    for back in backs:
-        weights = attention_map(rope, back, alpha=alpha, tokens=size)
+    for offset in offsets:
+        weights = attention_map(rope, offset, alpha=alpha, tokens=tokens)
         rows = records(query=query.ravel(), key=key.ravel(), weight=weights.ravel())
-        cells = data(rows).encode(
+        cells = chart_of(rows).encode(
             x=alt.X("key:O", title="key (token)", axis=alt.Axis(values=ticks, labelAngle=0)),
             y=alt.Y("query:O", title="query (token)", axis=alt.Axis(values=ticks)),
         )
-        later = cells.mark_rect(style="shade").transform_filter("datum.weight === null")
-        seen = cells.mark_rect().transform_filter("datum.weight !== null")
-        seen = seen.encode(
+        masked = cells.mark_rect(style="shade").transform_filter("datum.weight === null")
+        visible = cells.mark_rect().transform_filter("datum.weight !== null")
+        visible = visible.encode(
             opacity=darkness("weight", "attention weight", domain=[0, 1], range=[0, 1]),
             tooltip=["query:O", "key:O", alt.Tooltip("weight:Q", format=".3~g")],
         )
-        title = f"offset {back} ({_CALLED.get(back, f'{back} tokens back')})"
-        panels.append(layer(later, seen).properties(title=title, width=200, height=200))
-    return on_paper(
+        title = f"offset {offset} ({_OFFSET_NAMES.get(offset, f'{offset} tokens back')})"
+        panels.append(layer(masked, visible).properties(title=title, width=200, height=200))
+    return style_for_paper(
         alt.concat(*panels, columns=3), "Attention weights of each query and key, for each offset."
     )
 
 
 def usage_chart(norms: Mapping[str, ArrayLike]) -> alt.FacetChart:
-    """Frequency usage: how long the pairs of every head are, a row for each head.
+    """Frequency usage: the mean length of every pair, a row for each head.
 
     Barbero et al. (2410.06205, figure 3) draw the means over the heads of a layer; here every
     head has its row, so that one that uses other frequencies than its neighbours shows.
@@ -132,12 +131,12 @@ def usage_chart(norms: Mapping[str, ArrayLike]) -> alt.FacetChart:
         .properties(width=480, height=alt.Step(10))
     )
     header = alt.Header(title="layer, a row for each head", labelAngle=0, labelAlign="left")
-    drawn = cells.facet(
+    chart = cells.facet(
         row=alt.Row("layer:N", sort=list(layers), header=header),
         data=alt.Data(values=rows),
         spacing=4,
     ).resolve_scale(y="independent")
-    return on_paper(drawn, "Mean length of each pair, a row for each head of each layer.")
+    return style_for_paper(chart, "Mean length of each pair, a row for each head of each layer.")
 
 
 def required_alpha_chart(
@@ -167,10 +166,9 @@ def required_alpha_chart(
         for weight in weights
     }
     y = alt.Y("alpha:Q", title="sharpness needed (alpha)", scale=alt.Scale(zero=True))
-    lines = curves(contexts, series, token_axis("context", "context (tokens)"), y)
-    drawn = layer(trained_mark(context, "context"), lines).properties(width=380, height=260)
-    return on_paper(
-        drawn,
+    chart = token_curves("context", contexts, series, y, context=context)
+    return style_for_paper(
+        chart.properties(width=380, height=260),
         "Sharpness that a previous-token head needs to give its token a weight, against context.",
     )
 
@@ -183,7 +181,7 @@ def previous_token_chart(
     alpha: float,
     context: int | None = None,
 ) -> alt.LayerChart:
-    """The weight that a trained previous-token head keeps under each Rope, against context.
+    """The weight of a trained previous-token head on its token under each Rope, against context.
 
     `phasor.papers.heads.attention_weight`, at ``alpha`` times what the Rope's factor on the logits
     (YaRN's temperature) adds to that of the training.
@@ -212,9 +210,11 @@ def previous_token_chart(
     }
     scale = alt.Scale(domain=[0, 1])
     y = alt.Y("weight:Q", title="weight of the previous token", scale=scale)
-    lines = curves(contexts, series, token_axis("context", "context (tokens)"), y)
-    drawn = layer(trained_mark(context, "context"), lines).properties(width=380, height=260)
-    return on_paper(drawn, "Attention that a trained previous-token head keeps on its token.")
+    chart = token_curves("context", contexts, series, y, context=context)
+    return style_for_paper(
+        chart.properties(width=380, height=260),
+        "Attention that a trained previous-token head keeps on its token.",
+    )
 
 
 def linear_chart(rope: Rope, lengths: Sequence[int], *, draws: int) -> alt.ConcatChart:
@@ -242,26 +242,28 @@ def linear_chart(rope: Rope, lengths: Sequence[int], *, draws: int) -> alt.Conca
     if not lengths:
         raise SpecError("lengths must hold a number of keys at least, got none")
     whole("draws", draws, least=1)
-    weights = [[_drawn_weights(rope, n, seed) for seed in range(draws)] for n in lengths]
-    negative = np.array([[(drawn < 0).mean() for drawn in row] for row in weights])
-    total = np.array([[drawn.sum() for drawn in row] for row in weights])
+    weights = [[_random_weights(rope, n, seed) for seed in range(draws)] for n in lengths]
+    negative = np.array([[(of_draw < 0).mean() for of_draw in row] for row in weights])
+    total = np.array([[of_draw.sum() for of_draw in row] for row in weights])
     sums = [cosine(rope, np.arange(n), "aligned").mean() for n in lengths]
 
-    def panel(title: str, measured: Any, format_: str, low: Any, expected: Any) -> alt.LayerChart:
-        middle, spread = measured.mean(-1), measured.std(-1)
-        rows = records(keys=lengths, high=middle + spread, low=np.maximum(middle - spread, low))
+    def panel(
+        title: str, values: Any, number_format: str, least: float, expected: Any
+    ) -> alt.LayerChart:
+        mean, spread = values.mean(-1), values.std(-1)
+        rows = records(keys=lengths, high=mean + spread, low=np.maximum(mean - spread, least))
         ticks = alt.Axis(values=list(lengths), grid=False, format="d")
         x = alt.X("keys:Q", title="keys (tokens)", axis=ticks,
                   scale=alt.Scale(type="log", base=2, nice=False))  # fmt: skip
-        band = data(rows).mark_area(style="shade").encode(
+        band = chart_of(rows).mark_area(style="shade").encode(
             x=x, y=alt.Y("low:Q", title=title), y2="high:Q"
         )  # fmt: skip
-        y = alt.Y("value:Q", title=title, axis=alt.Axis(format=format_))
-        series = {f"mean of {draws} draws": middle, "expected sum": expected}
+        y = alt.Y("value:Q", title=title, axis=alt.Axis(format=number_format))
+        series = {f"mean of {draws} draws": mean, "expected sum": expected}
         lines = curves(lengths, series, x, y, clickable=False)
-        return layer(band, level(0), lines).properties(width=320, height=240)
+        return layer(band, horizontal_line(0), lines).properties(width=320, height=240)
 
-    return on_paper(
+    return style_for_paper(
         alt.concat(
             panel("share of weights below 0", negative, ".0%", 0.0, np.nan),
             panel("sum of weights", total, "~g", -np.inf, sums),
@@ -270,8 +272,8 @@ def linear_chart(rope: Rope, lengths: Sequence[int], *, draws: int) -> alt.Conca
     )
 
 
-def _drawn_weights(rope: Rope, length: int, seed: int) -> Any:
+def _random_weights(rope: Rope, length: int, seed: int) -> Any:
     """The weights ``[length]`` of a Gaussian query on Gaussian keys."""
-    draw = np.random.default_rng(seed)
-    query = draw.standard_normal(rope.head_dim)
-    return linear_weights(query, draw.standard_normal((length, rope.head_dim)), rope)
+    generator = np.random.default_rng(seed)
+    query = generator.standard_normal(rope.head_dim)
+    return linear_weights(query, generator.standard_normal((length, rope.head_dim)), rope)

@@ -1,4 +1,4 @@
-"""Which pairs came round in training, and which phases a longer context shows anew."""
+"""Charts of the turns of each pair in training, and of its new phases in a longer context."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import numpy as np
 
 from phasor.charts.curves import law_menu
 from phasor.charts.style import (
+    chart_of,
     colour,
     curves,
     darkness,
-    data,
+    horizontal_line,
     layer,
-    level,
-    on_paper,
     pair_axis,
     powers,
     records,
+    style_for_paper,
 )
 from phasor.errors import SpecError
 from phasor.papers import Coverage
@@ -30,13 +30,13 @@ _WITHIN, _NEW, _WHOLE = "only angles met in training", "new angles", "every angl
 def coverage_chart(ways: Mapping[str, Coverage]) -> alt.VConcatChart:
     """Turns of every pair in training and after, and the share of its phases that are new.
 
-    Above, a pair below one turn never came round in training (grey): beyond the critical
-    dimension of Liu et al. (2310.05209). Below, one row for each extension, strong where the longer
-    context shows angles that training never did.
+    In the upper panel, a pair below one turn (grey) never completed a turn in training: it is
+    beyond the critical dimension of Liu et al. (2310.05209). The lower panel has one row for each
+    extension, dark where the longer context shows angles that did not occur in training.
 
     Args:
         ways: Up to seven extensions of one training, by name: what `phasor.papers.coverage`
-            returned, or each way of `phasor.extending.plan` has.
+            returned, or ``coverage`` of each way of `phasor.extending.plan`.
 
     Raises:
         SpecError: If there is none or more than seven, or they differ in their training or in the
@@ -57,11 +57,12 @@ def coverage_chart(ways: Mapping[str, Coverage]) -> alt.VConcatChart:
     y = alt.Y("turns:Q", title=["turns", f"(training {first.context},", f"extended {first.to} "
               "tokens)"], scale=alt.Scale(type="log"),
               axis=alt.Axis(format="~g", tickCount=6))  # fmt: skip
-    never = pairs[first.never_turned]
-    shade = data(records(start=never - 0.5, end=never + 0.5) if len(never) else [])
-    marked = shade.mark_rect(style="shade").encode(x="start:Q", x2="end:Q")
+    never_turned = pairs[first.never_turned]
+    bands = records(start=never_turned - 0.5, end=never_turned + 0.5) if len(never_turned) else []
+    unturned = chart_of(bands).mark_rect(style="shade").encode(x="start:Q", x2="end:Q")
     edges = [-0.5, len(pairs) - 0.5]
-    above = layer(marked, level(1), curves(pairs, series, pair_axis(domain=edges), y))
+    lines = curves(pairs, series, pair_axis(domain=edges), y)
+    turns_panel = layer(unturned, horizontal_line(1), lines)
 
     cells = [
         row
@@ -70,8 +71,8 @@ def coverage_chart(ways: Mapping[str, Coverage]) -> alt.VConcatChart:
             name=name, pair=pairs, start=pairs - 0.5, end=pairs + 0.5, share=way.new_share
         )
     ]
-    below = (
-        data(cells)
+    share_panel = (
+        chart_of(cells)
         .mark_rect()
         .encode(
             x=pair_axis("start", domain=edges),
@@ -81,10 +82,10 @@ def coverage_chart(ways: Mapping[str, Coverage]) -> alt.VConcatChart:
             tooltip=["name:N", "pair:Q", alt.Tooltip("share:Q", format=".3~g")],
         )
     )  # fmt: skip
-    return on_paper(
+    return style_for_paper(
         alt.vconcat(
-            above.properties(width=480, height=280),
-            below.properties(width=480, height=alt.Step(20)),
+            turns_panel.properties(width=480, height=280),
+            share_panel.properties(width=480, height=alt.Step(20)),
         ),
         "Turns of each pair in training and extended, and its share of distances with new angles.",
     )
@@ -93,8 +94,8 @@ def coverage_chart(ways: Mapping[str, Coverage]) -> alt.VConcatChart:
 def turns_chart(ways: Mapping[str, Coverage]) -> alt.LayerChart:
     """Turns of every pair over a context that a slider sets, under a law that a menu picks.
 
-    A pair's mark says whether training met all the angles that it shows over that context. Saved as
-    a picture, it stands at the trained context under the first law.
+    A pair's mark tells whether all its angles over that context occurred in training. A saved
+    picture shows the trained context under the first law.
 
     Args:
         ways: Extensions of one training, by name, as `coverage_chart` takes them.
@@ -128,12 +129,12 @@ def turns_chart(ways: Mapping[str, Coverage]) -> alt.LayerChart:
             turned=way.trained_turns >= 1,
         )
     ]
-    speeds = np.concatenate(list(per_token.values()))
-    speeds = speeds[speeds > 0] if (speeds > 0).any() else np.ones(1)
-    low, high = float(speeds.min()) * step, float(speeds.max()) * to
-    shown = [_WITHIN, _NEW, _WHOLE]
-    chosen = (
-        data(rows)
+    rates = np.concatenate(list(per_token.values()))
+    rates = rates[rates > 0] if (rates > 0).any() else np.ones(1)
+    low, high = float(rates.min()) * step, float(rates.max()) * to
+    phases = [_WITHIN, _NEW, _WHOLE]
+    current_pairs = (
+        chart_of(rows)
         .transform_filter("datum.law == law && datum.turns_per_token > 0")
         .transform_calculate(
             turns="tokens * datum.turns_per_token",
@@ -141,19 +142,19 @@ def turns_chart(ways: Mapping[str, Coverage]) -> alt.LayerChart:
             f"datum.turned ? '{_WHOLE}' : '{_WITHIN}'",
         )
     )
-    shapes = alt.Scale(domain=shown, range=["square", "cross", "circle"])
-    points = chosen.mark_point(size=45, filled=True, opacity=1).encode(
+    shapes = alt.Scale(domain=phases, range=["square", "cross", "circle"])
+    points = current_pairs.mark_point(size=45, filled=True, opacity=1).encode(
         x=pair_axis(),
         y=alt.Y("turns:Q", title="turns over the context",
                 scale=alt.Scale(type="log", domain=[low, high], nice=False),
                 axis=alt.Axis(format="~g", values=powers(10, low, high))),
-        color=colour("phases", shown, {"symbolSize": 90, "columns": 1}),
-        shape=alt.Shape("phases:N", sort=shown, scale=shapes),
+        color=colour("phases", phases, {"symbolSize": 90, "columns": 1}),
+        shape=alt.Shape("phases:N", sort=phases, scale=shapes),
         tooltip=["pair:Q", alt.Tooltip("turns:Q", format=".4~g"), "phases:N",
                  alt.Tooltip("first_new:Q", title="first new distance", format=",")],
     )  # fmt: skip
     count = (
-        chosen.transform_aggregate(total="count()", groupby=["phases"])
+        current_pairs.transform_aggregate(total="count()", groupby=["phases"])
         .transform_filter(f"datum.phases == '{_NEW}'")
         .transform_calculate(
             words="datum.total + (datum.total == 1 ? ' pair shows' : ' pairs show') + ' new angles'"
@@ -161,25 +162,26 @@ def turns_chart(ways: Mapping[str, Coverage]) -> alt.LayerChart:
         .mark_text(align="right", baseline="top", fontWeight="bold")
         .encode(x=alt.value("width"), y=alt.value(4), text="words:N")
     )
-    layered = layer(level(1), points, count).add_params(tokens, law_menu(ways, next(iter(ways))))
-    return on_paper(
-        layered.properties(width=480, height=320),
+    menu = law_menu(ways, next(iter(ways)))
+    chart = layer(horizontal_line(1), points, count).add_params(tokens, menu)
+    return style_for_paper(
+        chart.properties(width=480, height=320),
         "Turns of each pair over the context, marked by whether training met all the angles "
         "that it shows.",
     )
 
 
 def _shared_training(ways: Mapping[str, Coverage]) -> Coverage:
-    """The first of the extensions, which all begin at one training and reach one length."""
+    """The first of the extensions, which must share their training and their length."""
     if not ways:
         raise SpecError("ways must hold a coverage at least, got none")
     first = next(iter(ways.values()))
-    for name, one in ways.items():
-        same = (one.context, one.to) == (first.context, first.to)
-        if not same or not np.array_equal(one.trained_turns, first.trained_turns):
+    for name, coverage in ways.items():
+        same_lengths = (coverage.context, coverage.to) == (first.context, first.to)
+        if not same_lengths or not np.array_equal(coverage.trained_turns, first.trained_turns):
             raise SpecError(
                 f"ways must extend one training to one length ({first.context} to {first.to} "
-                f"tokens), got {one.context} to {one.to} in {name!r} or other frequencies; draw "
-                "them by themselves"
+                f"tokens), got {coverage.context} to {coverage.to} in {name!r} or other "
+                "frequencies; draw them by themselves"
             )
     return first

@@ -1,4 +1,4 @@
-"""How pairs turn, what laws make of them, and how scores and errors change with distance."""
+"""Charts of turning pairs, of scaled frequencies, and of scores and errors against distance."""
 
 from __future__ import annotations
 
@@ -13,30 +13,32 @@ from numpy.typing import ArrayLike
 from phasor._checks import whole
 from phasor.angles import cos_sin
 from phasor.charts.style import (
+    chart_of,
     curves,
     darkness,
-    data,
+    horizontal_line,
     layer,
-    level,
-    on_paper,
     pair_axis,
     records,
+    style_for_paper,
     token_axis,
+    token_curves,
     trained_mark,
 )
 from phasor.errors import SpecError
 from phasor.frequencies import wavelengths
 from phasor.papers import KINDS, RECIPES, Kind, Recipe, angle_errors, cosine, decay
+from phasor.papers.distances import repeat_on_axes
 from phasor.positions import span
 from phasor.rope import Rope
 
-_KINDS: dict[Kind, str] = {
+_KIND_TITLES: dict[Kind, str] = {
     "aligned": "aligned: q = k = (1, 1, …)",
     "opposite": "opposite: q = (1, 1, …) = −k",
     "random": "random: q = k, one Gaussian draw",
     "independent": "independent: q and k, one Gaussian draw each",
 }
-_RECIPES: dict[Recipe, str] = {
+_RECIPE_NAMES: dict[Recipe, str] = {
     "float32 angle": "float32 angle",
     "float64 angle": "float64 angle",
     "float32 rows": "phasor, float32",
@@ -47,11 +49,11 @@ _RECIPES: dict[Recipe, str] = {
 
 
 def rotation_chart(rope: Rope, *, pairs: Sequence[int], tokens: int) -> alt.ConcatChart:
-    """Where the vector (1, 0) of a pair points after its rotation, token by token.
+    """The vector (1, 0) of a pair after its rotation, token by token.
 
     A pair is a plane, and position ``p`` turns its vector by ``p * inv_freq[k]`` (RoFormer
-    2104.09864, eq. 13-15): the first pairs go round every few tokens, the last hardly move. The
-    points are `phasor.angles.cos_sin`.
+    2104.09864, eq. 13-15): the first pairs complete a turn every few tokens, the last hardly move.
+    The points are `phasor.angles.cos_sin`.
 
     Args:
         rope: What rotates; with several axes, tokens stand at the same place on every one.
@@ -67,9 +69,9 @@ def rotation_chart(rope: Rope, *, pairs: Sequence[int], tokens: int) -> alt.Conc
     ['pair 16', '62.83 tokens per turn']
     """
     whole("number of pairs", len(pairs), least=1)
-    shown = [whole("each pair", pair, least=0, most=rope.num_pairs - 1) for pair in pairs]
+    indices = [whole("each pair", pair, least=0, most=rope.num_pairs - 1) for pair in pairs]
     positions = span(whole("tokens", tokens, least=2))
-    cos, sin = cos_sin(rope, _along(rope, positions))
+    cos, sin = cos_sin(rope, repeat_on_axes(rope, positions))
     lengths = wavelengths(rope)
 
     def axis(channel: Any, field: str, title: str) -> Any:
@@ -77,36 +79,36 @@ def rotation_chart(rope: Rope, *, pairs: Sequence[int], tokens: int) -> alt.Conc
         return channel(f"{field}:Q", title=title, axis=plane, scale=alt.Scale(domain=[-1.15, 1.15]))
 
     panels: list[alt.LayerChart] = []
-    for pair in shown:
+    for pair in indices:
         points = records(position=positions, start=0, first=cos[:, pair], second=sin[:, pair])
-        chart = data(points).encode(opacity=darkness("position", "position (tokens)",
+        chart = chart_of(points).encode(opacity=darkness("position", "position (tokens)",
                                                      symbol="circle", range=[0.25, 1]))  # fmt: skip
         x, y = "first coordinate", "second coordinate"
-        arms = chart.mark_rule(style="first-series").encode(
+        vectors = chart.mark_rule(style="first-series").encode(
             x=axis(alt.X, "start", x), y=axis(alt.Y, "start", y), x2="first:Q", y2="second:Q"
         )
         tips = chart.mark_point(filled=True, size=35).encode(
             x=axis(alt.X, "first", x), y=axis(alt.Y, "second", y), tooltip=["position:Q"]
         )
-        turn = lengths[pair]
-        speed = f"{turn:.4g} tokens per turn" if np.isfinite(turn) else "does not turn"
+        wavelength = lengths[pair]
+        speed = f"{wavelength:.4g} tokens per turn" if np.isfinite(wavelength) else "does not turn"
         title = [f"pair {pair}", speed]
-        panels.append(layer(arms, tips).properties(title=title, width=150, height=150))
-    return on_paper(
+        panels.append(layer(vectors, tips).properties(title=title, width=150, height=150))
+    return style_for_paper(
         alt.concat(*panels, columns=3),
         "The vector of a pair at successive positions, a panel for each pair.",
     )
 
 
 def scaling_chart(rope: Rope, scaled: Mapping[str, Rope]) -> alt.Chart:
-    """What each of several scalings leaves of every pair's frequency, 1 for all of it.
+    """Every pair's frequency under each of several scalings, divided by its plain frequency.
 
     Position interpolation is a level line at ``1 / factor`` (Chen et al. 2306.15595); the other
-    laws bend between 1 for fast pairs and their own end for slow ones. The numbers are
+    laws fall from 1 for fast pairs to a value of their own for slow ones. The numbers are
     ``scaled[name].inv_freq / rope.inv_freq``.
 
     Args:
-        rope: What the others are compared with; a pair that it does not turn has no point.
+        rope: The others are compared with it; a pair that it does not turn has no point.
         scaled: Up to eight Ropes, by the name their curve gets.
 
     Raises:
@@ -120,17 +122,17 @@ def scaling_chart(rope: Rope, scaled: Mapping[str, Rope]) -> alt.Chart:
     >>> [row["frequency"] for row in chart.data.values]
     [0.125, 0.125]
     """
-    before = np.where(rope.inv_freq > 0, rope.inv_freq, np.nan)
-    for name, one in scaled.items():
-        if one.num_pairs != rope.num_pairs:
+    plain_inv_freq = np.where(rope.inv_freq > 0, rope.inv_freq, np.nan)
+    for name, scaled_rope in scaled.items():
+        if scaled_rope.num_pairs != rope.num_pairs:
             raise SpecError(
                 f"scaled must hold Ropes of as many pairs as rope ({rope.num_pairs}), got "
-                f"{one.num_pairs} in {name!r}; draw it by itself"
+                f"{scaled_rope.num_pairs} in {name!r}; draw it by itself"
             )
-    ratios = {name: one.inv_freq / before for name, one in scaled.items()}
+    ratios = {name: scaled_rope.inv_freq / plain_inv_freq for name, scaled_rope in scaled.items()}
     y = alt.Y("frequency:Q", title="frequency / plain frequency", scale=alt.Scale(zero=True))
-    drawn = curves(range(rope.num_pairs), ratios, pair_axis(), y).properties(width=480, height=300)
-    return on_paper(drawn, "What each law leaves of the frequency of each pair.")
+    chart = curves(range(rope.num_pairs), ratios, pair_axis(), y).properties(width=480, height=300)
+    return style_for_paper(chart, "What each law leaves of the frequency of each pair.")
 
 
 def decay_chart(
@@ -141,7 +143,7 @@ def decay_chart(
     context: int | None = None,
     log: bool = False,
 ) -> alt.ConcatChart | alt.LayerChart:
-    """RoFormer's decay curve, whole, and once more cut as figures of it are printed.
+    """RoFormer's decay curve, whole, and in a second panel cut as its printed figures are.
 
     The mean length of the partial sums of ``exp(i r inv_freq[k])``, `phasor.papers.decay` (Su
     et al. 2104.09864, section 3.4.3). Their figure 2 is width 128, base 10000, distances 0 to
@@ -164,21 +166,22 @@ def decay_chart(
     >>> chart.concat[1].title
     'cut to 6 … 22'
     """
-    series = {name: decay(rope, _along(rope, distances)) for name, rope in ropes.items()}
+    series = {name: decay(rope, repeat_on_axes(rope, distances)) for name, rope in ropes.items()}
 
     def panel(**scale: Any) -> alt.LayerChart:
-        x = token_axis("distance", "distance (tokens)", log=log)
         y = alt.Y("decay:Q", title="mean length of partial sums", scale=alt.Scale(**scale))
-        lines = curves(distances, series, x, y, clickable=window is None)
-        return layer(trained_mark(context, "distance"), lines).properties(width=380, height=260)
+        chart = token_curves(
+            "distance", distances, series, y, context=context, log=log, clickable=window is None
+        )
+        return chart.properties(width=380, height=260)
 
     description = "RoFormer's decay curve, the mean length of partial sums, against distance."
     if window is None:
-        return on_paper(panel(zero=True), description)
+        return style_for_paper(panel(zero=True), description)
     low, high = window
-    full = panel(zero=True).properties(title="whole")
-    cut = panel(domain=[low, high]).properties(title=f"cut to {low:g} … {high:g}")
-    return on_paper(alt.concat(full, cut), description)
+    full_panel = panel(zero=True).properties(title="whole")
+    window_panel = panel(domain=[low, high]).properties(title=f"cut to {low:g} … {high:g}")
+    return style_for_paper(alt.concat(full_panel, window_panel), description)
 
 
 def cosine_chart(
@@ -192,19 +195,19 @@ def cosine_chart(
 ) -> alt.ConcatChart | alt.LayerChart:
     """Cosine of a rotated query and a rotated key against distance, a panel for each kind.
 
-    `phasor.papers.cosine`: aligned vectors lose their likeness, opposite ones gain, and
-    independent ones stay within a few ``head_dim ** -0.5`` of 0 at every distance, which is the
-    grey band (Barbero et al. 2410.06205, proposition 3.2 and figure 2).
+    `phasor.papers.cosine`: it falls for aligned vectors, rises for opposite ones, and stays within
+    a few ``head_dim ** -0.5`` of 0 for independent ones at every distance, which is the grey band
+    (Barbero et al. 2410.06205, proposition 3.2 and figure 2).
 
     Args:
         ropes: Up to eight Ropes, by the name their curve gets; of one ``head_dim`` they see the
             same vectors.
         distances: Integers or floats above 0, ascending; ``[n]``, along every axis of the Ropes.
         kinds: Which pairs of vectors, of `phasor.papers.KINDS`.
-        seed: What the Gaussian vectors of ``"random"`` and ``"independent"`` are drawn from.
+        seed: Seed of the Gaussian vectors of ``"random"`` and ``"independent"``.
         context: Length of the training, marked by a line.
-        menu: Show the first Rope and one other, which a menu picks, this one at first; all without
-            it. Of one kind only.
+        menu: The name of a Rope: show it beside the first one, with a menu to pick another
+            instead. For one kind only. Without it, all Ropes are shown.
 
     Raises:
         PositionError: If the distances are not numbers.
@@ -219,14 +222,13 @@ def cosine_chart(
         raise SpecError(f"kinds must be one or more, and one with a menu, got {len(kinds)}")
 
     def panel(kind: Kind) -> alt.LayerChart:
-        drawn = seed if kind in ("random", "independent") else None
+        kind_seed = seed if kind in ("random", "independent") else None
         series = {
-            name: cosine(rope, _along(rope, distances), kind, seed=drawn)
+            name: cosine(rope, repeat_on_axes(rope, distances), kind, seed=kind_seed)
             for name, rope in ropes.items()
         }
         y = alt.Y("cosine:Q", title="cosine", axis=alt.Axis(tickCount=5))
-        x = token_axis("distance", "distance (tokens)")
-        lines = curves(distances, series, x, y, clickable=len(kinds) == 1)
+        lines = curves(distances, series, token_axis("distance"), y, clickable=len(kinds) == 1)
         if menu is not None:
             first = json.dumps(next(iter(ropes)))
             lines = lines.transform_filter(f"datum.name == law || datum.name == {first}")
@@ -234,16 +236,16 @@ def cosine_chart(
         band = None
         if kind == "independent":
             spread = min(rope.head_dim for rope in ropes.values()) ** -0.5
-            band = data([{"low": -spread, "high": spread}]).mark_rect(style="shade")
+            band = chart_of([{"low": -spread, "high": spread}]).mark_rect(style="shade")
             band = band.encode(y=alt.Y("low:Q", title="cosine"), y2="high:Q")
-        marked = layer(band, level(0), trained_mark(context, "distance"), lines)
+        marked = layer(band, horizontal_line(0), trained_mark(context, "distance"), lines)
         return marked.properties(width=380, height=220)
 
     description = "Cosine between a rotated query and a rotated key against their distance."
     if len(kinds) == 1:
-        return on_paper(panel(kinds[0]), description)
-    panels = [panel(kind).properties(title=_KINDS[kind]) for kind in kinds]
-    return on_paper(alt.concat(*panels, columns=2).resolve_scale(y="shared"), description)
+        return style_for_paper(panel(kinds[0]), description)
+    panels = [panel(kind).properties(title=_KIND_TITLES[kind]) for kind in kinds]
+    return style_for_paper(alt.concat(*panels, columns=2).resolve_scale(y="shared"), description)
 
 
 def law_menu(laws: Mapping[str, Any], first: str) -> alt.Parameter:
@@ -267,27 +269,21 @@ def precision_chart(
     >>> len(chart.data.values)  # six recipes, twenty octaves
     120
     """
-    draw = np.random.default_rng(0)
-    octaves = [_along(rope, draw.integers(2**bit, 2 ** (bit + 1), draws)) for bit in range(bits)]
+    generator = np.random.default_rng(0)
+    octaves = [generator.integers(2**bit, 2 ** (bit + 1), draws) for bit in range(bits)]
     # an exact result has no logarithm
     errors = {
-        _RECIPES[recipe]: [
-            max(float(angle_errors(rope, octave, recipe).max()), 2.0**-54) for octave in octaves
+        _RECIPE_NAMES[recipe]: [
+            max(float(angle_errors(rope, repeat_on_axes(rope, octave), recipe).max()), 2.0**-54)
+            for octave in octaves
         ]
         for recipe in RECIPES
     }
     axis = alt.Axis(format=".0e", values=[10.0**power for power in range(-16, 1, 2)])
     y = alt.Y("error:Q", title="largest error of cos and sin", axis=axis,
               scale=alt.Scale(type="log"))  # fmt: skip
-    x = token_axis("position", "position (tokens)")
-    lines = curves([2**bit for bit in range(bits)], errors, x, y)
-    drawn = layer(trained_mark(context, "position"), lines).properties(width=480, height=300)
-    return on_paper(
-        drawn, "Largest error of cos and sin against position, for each way of making them."
+    chart = token_curves("position", [2**bit for bit in range(bits)], errors, y, context=context)
+    return style_for_paper(
+        chart.properties(width=480, height=300),
+        "Largest error of cos and sin against position, for each way of making them.",
     )
-
-
-def _along(rope: Rope, distances: ArrayLike) -> Any:
-    """Distances ``[n]`` as the rope takes them: along every axis, as in text."""
-    given, n_axes = np.asarray(distances), rope.axes.n_axes
-    return given if n_axes == 1 else np.repeat(given[:, None], n_axes, axis=1)

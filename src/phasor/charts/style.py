@@ -1,4 +1,4 @@
-"""What the charts share: colours for paper and for screens, records, curves and reference lines."""
+"""Parts of all charts: colours for paper and for screens, records, curves and reference lines."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def _config(
             "offset": 24,
         },
         "text": {"color": ink, "fontSize": 12},
-        # marks that say something about the others, by their `style`
+        # `style` of marks that are not curves
         "style": {
             "first-series": {"color": series[0]},
             "reference": {"color": rule, "strokeWidth": 1},
@@ -88,7 +88,7 @@ def _config(
     }
 
 
-#: Dark on white, for what is saved.
+#: Dark on white, for saved charts.
 PAPER = _config(**_LIGHT, background="white", font="sans-serif", columns=3)
 #: Colours that `stylesheet` defines, for pages and for pictures on pages.
 SCREEN = _config(
@@ -117,12 +117,12 @@ def stylesheet() -> str:
 
 def screen_spec(chart: AnyChart, **changes: Any) -> dict[str, Any]:
     """The Vega-Lite description of ``chart`` in the colours of `SCREEN`, with top-level changes."""
-    # a third of a page's time would go into holding it against the schema, as tests/charts does
+    # validation would take a third of a page's time; tests/charts validates every chart
     return chart.to_dict(validate=False) | {"config": SCREEN} | changes
 
 
-def on_paper(chart: AChart, description: str) -> AChart:
-    """The chart in the colours of `PAPER`, with what a screen reader says of it."""
+def style_for_paper(chart: AChart, description: str) -> AChart:
+    """The chart in the colours of `PAPER`, with a description for screen readers."""
     return chart.configure(**PAPER).properties(description=description)
 
 
@@ -143,7 +143,7 @@ def records(**columns: Any) -> list[Record]:
     ]
 
 
-def data(rows: Iterable[Record]) -> alt.Chart:
+def chart_of(rows: Iterable[Record]) -> alt.Chart:
     """A chart of these records, still without a mark."""
     return alt.Chart(alt.Data(values=list(rows)))
 
@@ -153,45 +153,60 @@ def curves(
 ) -> alt.Chart:
     """A line over ``xs`` for each of the ``series``, with a colour and a dash of its own.
 
-    Where it is ``clickable``, a click on a name in the legend fades the others; panels that share
-    a legend are not. A single curve has no legend.
+    If it is ``clickable``, a click on a name in the legend fades the others; panels that share a
+    legend are not clickable. A single curve has no legend.
 
     Raises:
-        SpecError: If there is none, or more than can be told apart.
+        SpecError: If there is no curve, or more than can be told apart.
     """
-    given = list(series)
-    if not 0 < len(given) <= len(_DASHES):
+    names = list(series)
+    if not 0 < len(names) <= len(_DASHES):
         raise SpecError(
             f"a chart must have 1 to {len(_DASHES)} curves, which can be told apart without "
-            f"colour, got {len(given)}; draw several charts"
+            f"colour, got {len(names)}; draw several charts"
         )
     rows = [
         row
         for name, ys in series.items()
         for row in records(**{"name": name, field_of(x): xs, field_of(y): ys})
     ]
-    legend = {"symbolSize": 600} if len(given) > 1 else None
-    dashes = alt.Scale(domain=given, range=_DASHES[: len(given)])
+    legend = {"symbolSize": 600} if len(names) > 1 else None
+    dashes = alt.Scale(domain=names, range=_DASHES[: len(names)])
     chart = (
-        data(rows)
+        chart_of(rows)
         .mark_line(clip=True)
         .encode(
             x=x,
             y=y,
-            color=colour("name", given, legend),
-            strokeDash=alt.StrokeDash("name:N", sort=given, scale=dashes),
+            color=colour("name", names, legend),
+            strokeDash=alt.StrokeDash("name:N", sort=names, scale=dashes),
             tooltip=[alt.Tooltip("name:N", title=" "), rounded_tooltip(x), rounded_tooltip(y)],
         )
     )
     if not clickable or legend is None:
         return chart
-    picked = alt.selection_point(fields=["name"], bind="legend")
-    faded = alt.condition(picked, alt.value(1), alt.value(0.15))
-    return chart.encode(opacity=faded).add_params(picked)
+    selection = alt.selection_point(fields=["name"], bind="legend")
+    opacity = alt.condition(selection, alt.value(1), alt.value(0.15))
+    return chart.encode(opacity=opacity).add_params(selection)
+
+
+def token_curves(
+    field: str,
+    xs: ArrayLike,
+    series: Mapping[str, ArrayLike],
+    y: alt.Y,
+    *,
+    context: int | None,
+    log: bool = True,
+    clickable: bool = True,
+) -> alt.LayerChart:
+    """`curves` over numbers of tokens, with a mark where the trained context ends."""
+    lines = curves(xs, series, token_axis(field, log=log), y, clickable=clickable)
+    return layer(trained_mark(context, field), lines)
 
 
 def colour(field: str, names: Sequence[str], legend: Mapping[str, Any] | None) -> alt.Color:
-    """Colours in the order of ``names``, with a legend without a title that has these options."""
+    """Colours in the order of ``names``, with an untitled legend of these options."""
     return alt.Color(
         f"{field}:N",
         title=None,
@@ -215,7 +230,7 @@ def field_of(channel: alt.X | alt.Y) -> str:
 
 
 def rounded_tooltip(channel: alt.X | alt.Y) -> alt.Tooltip:
-    """What a pointer over a mark is told of one of its coordinates."""
+    """A tooltip with one of a mark's coordinates."""
     return alt.Tooltip(f"{field_of(channel)}:Q", format=".4~g")
 
 
@@ -227,11 +242,11 @@ def pair_axis(field: str = "pair", **scale: Any) -> alt.X:
     )
 
 
-def token_axis(field: str, title: str, *, log: bool = True) -> alt.X:
+def token_axis(field: str, *, log: bool = True) -> alt.X:
     """Tokens from left to right."""
     scale = alt.Scale(type="log" if log else "linear", nice=False)
     axis = alt.Axis(format="~s", tickCount=6, grid=False)
-    return alt.X(f"{field}:Q", title=title, scale=scale, axis=axis)
+    return alt.X(f"{field}:Q", title=f"{field} (tokens)", scale=scale, axis=axis)
 
 
 def powers(base: int, low: float, high: float) -> list[float]:
@@ -240,22 +255,22 @@ def powers(base: int, low: float, high: float) -> list[float]:
     return [float(base) ** power for power in range(first, last + 1)]
 
 
-def level(value: float) -> alt.Chart:
+def horizontal_line(value: float) -> alt.Chart:
     """A thin line across the chart."""
-    return data([{"level": value}]).mark_rule(style="reference").encode(y="level:Q")
+    return chart_of([{"level": value}]).mark_rule(style="reference").encode(y="level:Q")
 
 
 def layer(*charts: alt.Chart | alt.LayerChart | None) -> alt.LayerChart:
-    """Charts above each other, the first at the bottom."""
+    """Charts drawn over each other, the first at the bottom."""
     return alt.LayerChart(layer=[chart for chart in charts if chart is not None])
 
 
 def trained_mark(context: int | None, field: str) -> alt.LayerChart | None:
-    """A dashed line where the trained context ends, which says so."""
+    """A dashed line with a label where the trained context ends."""
     if context is None:
         return None
-    base = data([{field: context}]).encode(x=f"{field}:Q")
-    words = base.mark_text(align="center", baseline="bottom").encode(
+    base = chart_of([{field: context}]).encode(x=f"{field}:Q")
+    label = base.mark_text(align="center", baseline="bottom").encode(
         y=alt.value(-4), text=alt.value("trained")
     )
-    return layer(base.mark_rule(style="reference", strokeDash=[4, 4]), words)
+    return layer(base.mark_rule(style="reference", strokeDash=[4, 4]), label)

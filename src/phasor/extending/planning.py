@@ -15,7 +15,7 @@ from phasor.describe import static_rope
 from phasor.errors import ConfigError, SpecError
 from phasor.extending.laws import EVIDENCE, UNCHANGED, extended_ropes, no_such_law, with_raised_base
 from phasor.layers import LayerRopes, one_layer
-from phasor.papers.distances import first_negative
+from phasor.papers.distances import find_first_negative
 from phasor.papers.phases import Coverage, coverage
 from phasor.presets import DocumentedExtension, documented_extension
 from phasor.rope import Rope
@@ -333,7 +333,7 @@ def plan(
             name=name,
             rope=static,
             coverage=coverage(trained, length, static, to),
-            sign_change=first_negative(static, to),
+            sign_change=find_first_negative(static, to),
             resolution=float(after / before) if before else 1.0,
             config_rope=config_rope,
             config=config,

@@ -1,4 +1,4 @@
-"""Which rotation is this, and where do two of them part?
+"""Which rotation a program does, and the positions where two rotations part.
 
 `identify` asks a function, `identify_samples` recorded vectors. `diff` compares two Ropes, two
 models layer by layer, or functions.

@@ -1,4 +1,4 @@
-"""A linear map read as blocks: which coordinates turn together, and where they are written."""
+"""The blocks of a linear map: which coordinates turn together, and where they are written."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Arrangement:
-    """Where pairs are: pair ``k`` is ``read[:, k]`` before and ``written[:, k]`` after.
+    """The coordinates of pairs: pair ``k`` is ``read[:, k]`` before and ``written[:, k]`` after.
 
     Attributes:
         head_dim: Width of the head.
         pairing: The pairing that is read, None if it is neither.
         pairing_out: The pairing that is written, None if it is neither.
-        rotary_start: Where the rotated slice begins.
+        rotary_start: First coordinate of the rotated slice.
         rotary_dim: How wide it is.
         read: Coordinates, ``[2, pairs]``.
         written: Coordinates, ``[2, pairs]``.
@@ -69,46 +69,49 @@ def arrangement_of(rope: Rope) -> Arrangement:
 
 
 def find_blocks(maps: NDArray[np.float64], rounding: float) -> list[Block]:
-    """The finest partition of coordinates that no map ``[P, out, in]`` crosses.
+    """The smallest blocks of coordinates that no map ``[P, out, in]`` mixes with each other.
 
-    A coordinate that is zeroed everywhere is read by a block that writes nothing.
+    A coordinate that every map sets to zero is read by a block that writes nothing.
     """
     mixed = np.abs(maps).max(axis=0)
     connected = mixed > 0
-    # products with zero are exact; only a method that mixes more than pairs leaves rounding errors
+    # products with zero are exact, so only a map that mixes more than pairs has rounding errors
     if connected.sum(axis=0).max() > 2:
         connected = mixed > 16 * rounding * mixed.max()
-    left = set(range(maps.shape[2]))
-    found: list[Block] = []
-    while left:
-        read, written = {min(left)}, set[int]()
+    unassigned = set(range(maps.shape[2]))
+    blocks: list[Block] = []
+    while unassigned:
+        read, written = {min(unassigned)}, set[int]()
         while True:
-            more = {int(i) for j in read for i in np.flatnonzero(connected[:, j])}
-            wider = {int(j) for i in more for j in np.flatnonzero(connected[i])} | read
-            if more == written and wider == read:
+            reached_outputs = {int(i) for j in read for i in np.flatnonzero(connected[:, j])}
+            reached_inputs = {
+                int(j) for i in reached_outputs for j in np.flatnonzero(connected[i])
+            } | read
+            if reached_outputs == written and reached_inputs == read:
                 break
-            read, written = wider, more
-        left -= read
-        found.append(Block(tuple(sorted(read)), tuple(sorted(written))))
-    return found
+            read, written = reached_inputs, reached_outputs
+        unassigned -= read
+        blocks.append(Block(tuple(sorted(read)), tuple(sorted(written))))
+    return blocks
 
 
-def arrange(blocks: list[Block], head_dim: int) -> Arrangement | None:
-    """The narrowest pairing and slice that put every block where it is; None if a block is wider.
+def arrange_blocks(blocks: list[Block], head_dim: int) -> Arrangement | None:
+    """The narrowest arrangement with exactly these blocks; None if a block is wider than a pair.
 
-    Where no pairing does, the pairs are those seen, in the order of their first coordinates.
+    If no pairing has these blocks, the pairs are the blocks in the order of their first
+    coordinates.
     """
     if any(len(block.read) > 2 or len(block.read) != len(block.written) for block in blocks):
         return None
     pairs = [block for block in blocks if len(block.read) == 2]
-    moved = [b for b in blocks if len(b.read) == 1 and b.read != b.written]
+    moves = [block for block in blocks if len(block.read) == 1 and block.read != block.written]
     if not pairs:
         return None
-    lowest = min(block.read[0] for block in pairs + moved)
-    highest = max(max(block.read + block.written) for block in pairs + moved)
-    for one in every_arrangement(lowest, highest, head_dim, pairs[0]):
-        if _fits(one, pairs, moved):
-            return one
+    lowest = min(block.read[0] for block in pairs + moves)
+    highest = max(max(block.read + block.written) for block in pairs + moves)
+    for candidate in candidate_arrangements(lowest, highest, head_dim, pairs[0]):
+        if _has_blocks(candidate, pairs, moves):
+            return candidate
     return Arrangement(
         head_dim=head_dim,
         pairing=None,
@@ -120,10 +123,10 @@ def arrange(blocks: list[Block], head_dim: int) -> Arrangement | None:
     )
 
 
-def every_arrangement(
+def candidate_arrangements(
     lowest: int, highest: int, head_dim: int, pair: Block | None = None
 ) -> Iterator[Arrangement]:
-    """The arrangements that reach from ``lowest`` to ``highest``, the narrowest first.
+    """The arrangements whose slice holds ``lowest`` to ``highest``, the narrowest first.
 
     Args:
         lowest: A coordinate that turns; the slice begins here or before.
@@ -131,14 +134,14 @@ def every_arrangement(
         head_dim: Width of the head.
         pair: If given, only arrangements whose pairs are as far apart as this one's coordinates.
     """
-    # the first pair is the fastest; where it does not turn, the slice most likely begins at 0
+    # the first pair is the fastest; if it does not turn, the slice most likely begins at 0
     for start in dict.fromkeys([lowest, 0, *range(lowest - 1, 0, -1)]):
         for width in range(2, head_dim - start + 1, 2):
             if start + width <= highest:
                 continue
             for pairing, out in itertools.product(PAIRINGS, PAIRINGS):
-                apart = [by_pairing(p, half=width // 2, interleaved=1) for p in (pairing, out)]
-                if pair is None or apart == [b - a for a, b in pair]:
+                gaps = [by_pairing(p, half=width // 2, interleaved=1) for p in (pairing, out)]
+                if pair is None or gaps == [b - a for a, b in pair]:
                     yield arrangement_of(
                         Rope(
                             head_dim=head_dim, pairing=pairing, pairing_out=out,
@@ -147,21 +150,21 @@ def every_arrangement(
                     )  # fmt: skip
 
 
-def _fits(one: Arrangement, pairs: list[Block], moved: list[Block]) -> bool:
-    """Whether the arrangement has these pairs, and moves the other coordinates like this."""
-    target, partner = np.arange(one.head_dim), np.arange(one.head_dim)
-    target[one.read] = one.written
-    partner[one.read] = one.read[::-1]
+def _has_blocks(arrangement: Arrangement, pairs: list[Block], moves: list[Block]) -> bool:
+    """Whether the arrangement has these pairs and these coordinates moved alone."""
+    target, partner = np.arange(arrangement.head_dim), np.arange(arrangement.head_dim)
+    target[arrangement.read] = arrangement.written
+    partner[arrangement.read] = arrangement.read[::-1]
     return all(
         partner[a] == b and sorted((target[a], target[b])) == list(written)
         for (a, b), written in pairs
-    ) and all(target[read[0]] == written[0] for read, written in moved)
+    ) and all(target[read[0]] == written[0] for read, written in moves)
 
 
-def read_rows(blocks: NDArray[np.float64]) -> NDArray[np.complex128]:
-    """``gain * exp(i angle)`` by the first and by the second row of blocks ``[P, pairs, 2, 2]``.
+def pair_factors(blocks: NDArray[np.float64]) -> NDArray[np.complex128]:
+    """``gain * exp(i angle)`` from the first and from the second row of ``[P, pairs, 2, 2]``.
 
-    ``[2, P, pairs]``; of a rotation both are the same, and else their mean is the nearest one.
+    ``[2, P, pairs]``; of a rotation both are the same, otherwise their mean is the nearest one.
     """
     return np.stack(
         (blocks[..., 0, 0] - 1j * blocks[..., 0, 1], blocks[..., 1, 1] + 1j * blocks[..., 1, 0])

@@ -1,6 +1,6 @@
-"""Calling a rotation that somebody else wrote: whose arrays, in which order, positions how.
+"""Calling a rotation that somebody else wrote, whatever arrays, layout and positions it takes.
 
-`find_caller` tries the ways there are. `Caller.turn` then hides which one it was: vectors and
+`find_caller` tries the possible ways. `Caller.turn` then hides which one works: vectors and
 positions in, float64 results out.
 """
 
@@ -38,7 +38,7 @@ class Arrays:
     """NumPy's arrays in one dtype; each subclass is another library's.
 
     Attributes:
-        name: The library.
+        name: The library's name.
         library: Its module.
         dtype: The dtype of vectors.
     """
@@ -70,7 +70,7 @@ class Arrays:
         dtype = np.asarray(value).dtype
         return "float64" if dtype == np.longdouble else str(dtype)
 
-    def quiet(self) -> AbstractContextManager[Any]:
+    def quiet_context(self) -> AbstractContextManager[Any]:
         """A context without warnings of overflow, and without recording for a backward pass."""
         return np.errstate(all="ignore")
 
@@ -79,20 +79,20 @@ class _TorchArrays(Arrays):
     name = "torch"
 
     def make(self, values: NDArray[Any], dtype: str | None = None) -> Any:
-        made = self.library.from_numpy(values.copy())
-        return made if dtype is None else made.to(getattr(self.library, dtype))
+        tensor = self.library.from_numpy(values.copy())
+        return tensor if dtype is None else tensor.to(getattr(self.library, dtype))
 
     def read(self, value: Any) -> Floats:
         if not isinstance(value, self.library.Tensor):
             return super().read(value)
-        found: Any = value.detach()
-        found = self.library.view_as_real(found) if found.is_complex() else found
-        return found.to("cpu", self.library.float64, copy=True).numpy()
+        values: Any = value.detach()
+        values = self.library.view_as_real(values) if values.is_complex() else values
+        return values.to("cpu", self.library.float64, copy=True).numpy()
 
     def dtype_of(self, value: Any) -> str:
         return str(value.dtype).rpartition(".")[2]
 
-    def quiet(self) -> AbstractContextManager[Any]:
+    def quiet_context(self) -> AbstractContextManager[Any]:
         return self.library.no_grad()
 
 
@@ -106,10 +106,10 @@ class _JaxArrays(Arrays):
 _LIBRARIES: dict[str, type[Arrays]] = {"numpy": Arrays, "torch": _TorchArrays, "jax": _JaxArrays}
 
 
-def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter] | None:
-    """What a function takes; None where Python cannot say."""
+def _find_parameters(function: Callable[..., Any]) -> list[inspect.Parameter] | None:
+    """A function's parameters; None if Python does not know them."""
     try:
-        # a module's __call__ says *args; what it takes is written at forward
+        # a module's __call__ takes *args; its parameters are those of forward
         return list(inspect.signature(getattr(function, "forward", function)).parameters.values())
     except (TypeError, ValueError):
         return None
@@ -121,21 +121,25 @@ def _count_required(parameters: list[inspect.Parameter]) -> int:
 
 
 def _guess_arguments(function: Callable[..., Any], table: Callable[..., Any] | None) -> list[str]:
-    """What the function may take, by how many arguments it must be given."""
-    known = (
+    """Possible ``takes`` of a function with this number of required arguments."""
+    guesses = (
         ["q k cos sin", "q k rows", "x cos sin", "x rows"]
         if table
         else ["q k positions", "x positions", "x"]
     )
-    parameters = _parameters(function)
+    parameters = _find_parameters(function)
     if parameters is None or any(p.kind is p.VAR_POSITIONAL for p in parameters):
-        return known
-    least = _count_required(parameters)
-    if table is None and least == 1:
+        return guesses
+    num_required = _count_required(parameters)
+    if table is None and num_required == 1:
         by_name = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
-        second = ["x positions"] if sum(p.kind in (0, 1) for p in parameters) > 1 else []
-        return [*(f"x {name}=positions" for name in by_name if len(by_name) == 1), *second, "x"]
-    return [guess for guess in known if len(guess.split()) == least]
+        by_position = ["x positions"] if sum(p.kind in (0, 1) for p in parameters) > 1 else []
+        return [
+            *(f"x {name}=positions" for name in by_name if len(by_name) == 1),
+            *by_position,
+            "x",
+        ]
+    return [guess for guess in guesses if len(guess.split()) == num_required]
 
 
 def _check_takes(takes: str, table: Callable[..., Any] | None) -> None:
@@ -153,7 +157,7 @@ def _check_takes(takes: str, table: Callable[..., Any] | None) -> None:
 
 
 class RefusedError(Exception):
-    """The function raised, which is the cause, or returned what can be no rotation."""
+    """The function raised, which is the cause, or its result cannot be a rotation."""
 
 
 @dataclass(kw_only=True)
@@ -162,9 +166,9 @@ class Caller:
 
     Attributes:
         function: The rotation.
-        table: What makes its cos and sin from positions, if it takes those.
-        arrays: Whose arrays it takes, and their dtype.
-        takes: The arguments that it is given, in order.
+        table: Makes its cos and sin from positions, if it takes those.
+        arrays: The library of its arrays, and their dtype.
+        takes: Its arguments in order, as `identify` takes them.
         layout: The order of the dimensions of its vectors.
         position_layout: The same of positions.
         head_dim: Width of one head.
@@ -185,23 +189,23 @@ class Caller:
     out_dtype: str = "float64"
 
     def __post_init__(self) -> None:
-        # pairs of a keyword (empty for a positional argument) and the word for what is passed
+        # pairs of a keyword (empty for a positional argument) and the word for its value
         self._arguments = [word.rpartition("=")[::2] for word in self.takes.split()]
         self._words = {word for _, word in self._arguments}
         self._takes_positions = not self._words <= set(_VECTORS)
 
     @property
     def rounding(self) -> float:
-        """Relative rounding error of the results: of the vectors', or their own if coarser."""
+        """Relative rounding error of the results: the vectors', or their own if that is coarser."""
         return max(ROUNDING[self.arrays.dtype], ROUNDING[self.out_dtype])
 
     @property
     def longest(self) -> int:
-        """The highest position worth a call: a function without positions makes all below it."""
+        """The highest position to call: a function without positions computes all below it."""
         return 1 << 62 if self._takes_positions else _LONGEST_WITHOUT_POSITIONS
 
     def map(self, position: int) -> Floats:
-        """The linear map at a position, ``[out, in]``, of queries where it makes both."""
+        """The linear map at a position, ``[out, in]``; the queries' if there is one for keys."""
         return self.turn(np.eye(self.head_dim), [position])[0, 0].T
 
     def turn(self, vectors: NDArray[Any], positions: Sequence[Any] | NDArray[Any]) -> Floats:
@@ -217,62 +221,67 @@ class Caller:
         Raises:
             RefusedError: If the function raises or returns something of another shape.
         """
-        at: NDArray[Any] = np.asarray(positions)
-        if self.n_axes > 1 and at.ndim == 1:
-            at = np.repeat(at[:, None], self.n_axes, axis=1)  # [P] to [P, n_axes]
+        positions = np.asarray(positions)
+        if self.n_axes > 1 and positions.ndim == 1:
+            positions = np.repeat(positions[:, None], self.n_axes, axis=1)  # [P] to [P, n_axes]
         if not self._takes_positions:
-            if at.min(initial=0) < 0 or at.max(initial=0) >= self.longest:
+            if positions.min(initial=0) < 0 or positions.max(initial=0) >= self.longest:
                 raise RefusedError("it takes no positions and counts tokens from 0")
-            return self._turn_tokens(vectors, np.arange(int(at.max()) + 1))[:, at]
+            return self._turn_tokens(vectors, np.arange(int(positions.max()) + 1))[:, positions]
         if "offset" in self._words:
-            return np.concatenate([self._turn_tokens(vectors, at[[i]]) for i in range(len(at))], 1)
-        return self._turn_tokens(vectors, at)
+            return np.concatenate(
+                [self._turn_tokens(vectors, positions[[i]]) for i in range(len(positions))], 1
+            )
+        return self._turn_tokens(vectors, positions)
 
-    def _turn_tokens(self, vectors: NDArray[Any], at: NDArray[Any]) -> Floats:
+    def _turn_tokens(self, vectors: NDArray[Any], positions: NDArray[Any]) -> Floats:
         if "h" in self.layout:  # every vector is a head of every token: [P, m, d]
-            return self._call(np.broadcast_to(vectors, (len(at), *vectors.shape)), at)
+            return self._call(np.broadcast_to(vectors, (len(positions), *vectors.shape)), positions)
         if self._takes_positions:  # every vector is a token: [P * m, 1, d] and back
-            tokens = np.tile(vectors, (len(at), 1))[:, None]
-            found = self._call(tokens, np.repeat(at, len(vectors), axis=0))
-            return found.reshape(len(found), len(at), len(vectors), -1)
-        one_by_one = [
-            self._call(np.broadcast_to(vector, (len(at), 1, len(vector))), at) for vector in vectors
+            tokens = np.tile(vectors, (len(positions), 1))[:, None]
+            outputs = self._call(tokens, np.repeat(positions, len(vectors), axis=0))
+            return outputs.reshape(len(outputs), len(positions), len(vectors), -1)
+        calls = [
+            self._call(np.broadcast_to(vector, (len(positions), 1, len(vector))), positions)
+            for vector in vectors
         ]
-        return np.concatenate(one_by_one, axis=2)
+        return np.concatenate(calls, axis=2)
 
-    def _call(self, tokens: NDArray[Any], at: NDArray[Any]) -> Floats:
+    def _call(self, tokens: NDArray[Any], positions: NDArray[Any]) -> Floats:
         """One call with ``tokens`` ``[s, h, d]`` at positions ``[s]`` or ``[s, n_axes]``."""
-        with warnings.catch_warnings(), self.arrays.quiet():
+        with warnings.catch_warnings(), self.arrays.quiet_context():
             warnings.simplefilter("ignore")
             try:
-                given = self._make_arguments(tokens, at)
-                before = {name: self.arrays.read(value) for name, value in given.items()}
-                plain = [given[word] for name, word in self._arguments if not name]
-                named = {name: given[word] for name, word in self._arguments if name}
-                result = self.function(*plain, **named)
-                vectors = [given[word] for word in _VECTORS if word in given]
-                if result is None:  # it wrote its inputs and returns nothing
+                arguments = self._make_arguments(tokens, positions)
+                values_before = {name: self.arrays.read(value) for name, value in arguments.items()}
+                positional = [arguments[word] for name, word in self._arguments if not name]
+                keywords = {name: arguments[word] for name, word in self._arguments if name}
+                result = self.function(*positional, **keywords)
+                vectors = [arguments[word] for word in _VECTORS if word in arguments]
+                if result is None:  # it wrote its results to its inputs
                     result = vectors
-                several = isinstance(result, (tuple, list))
-                results = cast(Sequence[Any], result if several else [result])
-                dtypes = [self.arrays.dtype_of(one) for one in results]
+                is_sequence = isinstance(result, (tuple, list))
+                results = cast(Sequence[Any], result if is_sequence else [result])
+                dtypes = [self.arrays.dtype_of(output) for output in results]
                 if not set(dtypes) <= set(ROUNDING):
                     raise RefusedError(f"it returns {dtypes[0]}, and not {', '.join(ROUNDING)}")
                 shape = tuple(vectors[0].shape)
-                found = np.stack([self._unpack(self.arrays.read(one), shape) for one in results])
+                outputs = np.stack(
+                    [self._unpack(self.arrays.read(output), shape) for output in results]
+                )
                 self.out_dtype = dtypes[0]
             except RefusedError:
                 raise
             # SystemExit too: a foreign sys.exit must not end this program
             except (Exception, SystemExit) as error:
                 raise RefusedError(f"{type(error).__name__}: {error}") from error
-        for name, value in before.items():
-            if not np.array_equal(value, self.arrays.read(given[name]), equal_nan=True):
+        for name, value in values_before.items():
+            if not np.array_equal(value, self.arrays.read(arguments[name]), equal_nan=True):
                 self.changed_inputs.add(name)
-        return found
+        return outputs
 
-    def _make_arguments(self, tokens: NDArray[Any], at: NDArray[Any]) -> dict[str, Any]:
-        """What is passed, by the words of ``takes``."""
+    def _make_arguments(self, tokens: NDArray[Any], positions: NDArray[Any]) -> dict[str, Any]:
+        """The values of the arguments, by the words of ``takes``."""
         if "h" in self.layout:
             order = ["shd".index(letter) for letter in self.layout if letter != "b"]
             vectors = np.transpose(tokens, order)
@@ -280,38 +289,40 @@ class Caller:
             vectors = tokens[:, 0]  # [s, 1, d] to [s, d]
         vectors = vectors[None] if "b" in self.layout else vectors
         # an array for each argument: a function may write one of them
-        given = {
+        arguments = {
             word: self.arrays.make(vectors, self.arrays.dtype)
             for word in _VECTORS
             if word in self._words
         }
-        ordered = at.T if self.position_layout in ("ns", "nbs") else at
+        ordered = positions.T if self.position_layout in ("ns", "nbs") else positions
         if "b" in self.position_layout:
             ordered = np.expand_dims(ordered, self.position_layout.index("b"))
-        positions = self.arrays.make(ordered)
+        library_positions = self.arrays.make(ordered)
         if "positions" in self._words:
-            given["positions"] = positions
+            arguments["positions"] = library_positions
         if "offset" in self._words:
-            given["offset"] = int(at[0])
+            arguments["offset"] = int(positions[0])
         if self.table is not None:
-            parameters = _parameters(self.table)
-            alone = parameters is not None and _count_required(parameters) == 1
-            rows = self.table(*([] if alone else [next(iter(given.values()))]), positions)
-            if "rows" in self._words:
-                given["rows"] = rows
+            parameters = _find_parameters(self.table)
+            if parameters is not None and _count_required(parameters) == 1:
+                rows = self.table(library_positions)
             else:
-                given["cos"], given["sin"] = rows
-        return given
+                rows = self.table(next(iter(arguments.values())), library_positions)
+            if "rows" in self._words:
+                arguments["rows"] = rows
+            else:
+                arguments["cos"], arguments["sin"] = rows
+        return arguments
 
     def _unpack(self, result: Floats, shape: tuple[int, ...]) -> Floats:
         """A result in the function's layout as ``[s, h, d]``."""
         if result.shape != shape:
             raise TensorError(f"of {list(shape)} it makes {list(result.shape)}")
-        inner = result[0] if "b" in self.layout else result
+        vectors = result[0] if "b" in self.layout else result
         if "h" not in self.layout:
-            return inner[:, None]
+            return vectors[:, None]
         letters = self.layout.replace("b", "")
-        return np.transpose(inner, [letters.index(letter) for letter in "shd"])
+        return np.transpose(vectors, [letters.index(letter) for letter in "shd"])
 
 
 def find_caller(
@@ -332,7 +343,7 @@ def find_caller(
     Raises:
         SpecError: For an argument that means nothing.
         BackendError: If the library named by ``arrays`` is not installed, or lacks the dtype.
-        TensorError: If no way works; what was tried and what it said are in the message.
+        TensorError: If no way works; the message lists what was tried and why it failed.
 
     >>> from phasor import Rope
     >>> from phasor.numpy import rotate
@@ -351,29 +362,31 @@ def find_caller(
     refusals: list[tuple[bool, str]] = []
     for name in libraries:
         try:
-            kind = _LIBRARIES[name](dtype)
+            library = _LIBRARIES[name](dtype)
         except BackendError:
             if arrays is not None:
                 raise
             continue
-        for guess, laid, positions in product(guesses, layouts, _POSITION_LAYOUTS[n_axes > 1]):
+        for guess, vector_layout, position_layout in product(
+            guesses, layouts, _POSITION_LAYOUTS[n_axes > 1]
+        ):
             caller = Caller(
-                function=function, table=table, arrays=kind, takes=guess, layout=laid,
-                position_layout=positions, head_dim=head_dim, n_axes=n_axes,
+                function=function, table=table, arrays=library, takes=guess, layout=vector_layout,
+                position_layout=position_layout, head_dim=head_dim, n_axes=n_axes,
             )  # fmt: skip
             try:
                 _check_caller(caller)
                 caller.changed_inputs.clear()
                 return caller
             except RefusedError as error:
-                raised = error.__cause__ is not None
-                refusals.append((raised, f"{name} {laid} ({guess}): {error}"))
-    # an answer that was refused says more than an exception, and comes first; and a few different
-    # refusals more than the same one many times
-    different: dict[str, str] = {}
-    for _, line in sorted(refusals, key=lambda one: one[0]):
-        different.setdefault(line.partition(": ")[2][:40], line)
-    tried = "; ".join(" ".join(line.split())[:160] for line in [*different.values()][:4])
+                has_cause = error.__cause__ is not None
+                refusals.append((has_cause, f"{name} {vector_layout} ({guess}): {error}"))
+    # a result that was refused tells more than an exception, and comes first; and a few distinct
+    # refusals tell more than the same one many times
+    distinct: dict[str, str] = {}
+    for _, line in sorted(refusals, key=lambda refusal: refusal[0]):
+        distinct.setdefault(line.partition(": ")[2][:40], line)
+    tried = "; ".join(" ".join(line.split())[:160] for line in [*distinct.values()][:4])
     raise TensorError(
         f"no way to call function was found for head_dim {head_dim}; wrap it in a lambda of "
         f"(x, positions) or state takes, layout and arrays. Of {len(refusals)} tried: {tried}"
@@ -381,26 +394,28 @@ def find_caller(
 
 
 def _check_caller(caller: Caller) -> None:
-    """Refuse a way in which heads differ, calls do, or tokens do not follow their positions."""
+    """Refuse a caller whose heads or equal calls differ, or whose positions do not matter."""
     vector = np.random.default_rng(0).standard_normal(caller.head_dim)
-    at = np.arange(_TOKENS)
+    positions = np.arange(_TOKENS)
     if caller.n_axes > 1:
-        # unequal on all axes, so that axes and tokens are not taken for each other
-        at = (at[:, None] + 2 * np.arange(caller.n_axes)) % _TOKENS
+        # unequal on all axes, so that exchanged axes and tokens are noticed
+        positions = (positions[:, None] + 2 * np.arange(caller.n_axes)) % _TOKENS
     vectors = np.tile(vector, (_HEADS, 1))
-    heads, backwards, again = (caller.turn(vectors, p) for p in (at, at[::-1], at))
-    if not np.isfinite(heads).all():
-        raise RefusedError(f"it gives {'NaN' if np.isnan(heads).any() else 'infinity'}")
-    room = 16 * caller.rounding * float(np.abs(heads).max())
+    results = caller.turn(vectors, positions)
+    reversed_results = caller.turn(vectors, positions[::-1])
+    repeated = caller.turn(vectors, positions)
+    if not np.isfinite(results).all():
+        raise RefusedError(f"it gives {'NaN' if np.isnan(results).any() else 'infinity'}")
+    room = 16 * caller.rounding * float(np.abs(results).max())
 
-    def alike(a: Floats, b: Floats) -> bool:
+    def are_close(a: Floats, b: Floats) -> bool:
         return np.allclose(a, b, rtol=0, atol=room)
 
-    if not alike(again, heads):
+    if not are_close(repeated, results):
         raise RefusedError("equal calls differ: it is random, or remembers earlier calls")
-    if not alike(heads, heads[:, :, :1]):
+    if not are_close(results, results[:, :, :1]):
         raise RefusedError("heads differ")
-    if not alike(backwards[:, ::-1], heads):
-        same = alike(backwards, heads)
+    if not are_close(reversed_results[:, ::-1], results):
+        ignores_positions = are_close(reversed_results, results)
         why = "positions are not looked at, or those of an earlier call are remembered"
-        raise RefusedError(why if same else "tokens do not follow their positions")
+        raise RefusedError(why if ignores_positions else "tokens do not follow their positions")

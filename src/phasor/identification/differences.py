@@ -1,4 +1,4 @@
-"""Where two rotations part: of two Ropes, of functions that rotate, of the layers of two models."""
+"""The positions where two rotations part: two Ropes, two functions, or the layers of two models."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ from phasor.describe import ranges, static_rope
 from phasor.errors import SpecError
 from phasor.identification.calling import Caller, RefusedError, find_caller
 from phasor.identification.report import finite_or_none
-from phasor.identification.spectrum import Floats, exact_turns, first_bad, on_every_axis
+from phasor.identification.spectrum import Floats, exact_phasors, find_first_bad
 from phasor.layers import LayerRopes
 from phasor.numpy import matrix, pair_indices
+from phasor.papers.distances import repeat_on_axes
 from phasor.rope import Rope, real_inv_freq
 
 Function = Callable[..., Any]
-_CONTEXT = 1 << 20  # positions compared where no model says how many it has
+_CONTEXT = 1 << 20  # positions compared if no model has a context
 
 
 @dataclass(frozen=True, kw_only=True)
 class Parting:
-    """Where the angles of one pair part.
+    """The position where the angles of one pair part.
 
     Attributes:
         pair: Index of the pair.
@@ -73,56 +74,56 @@ class Difference:
         return bool(self.fields or self.earliest or self.attention_factors or self.softmax_factors)
 
     def lines(self) -> list[str]:
-        """What differs, a line each."""
-        found = [f"{name}: {first} and {second}" for name, (first, second) in self.fields.items()]
+        """The differences, a line each."""
+        lines = [f"{name}: {first} and {second}" for name, (first, second) in self.fields.items()]
         for name, factors in (
             ("Attention factor", self.attention_factors),
             ("Softmax factor", self.softmax_factors),
             ("Logit factor", self.logit_factors),
         ):
             if factors:
-                found.append(f"{name}: {factors[0]:.9g} and {factors[1]:.9g}.")
+                lines.append(f"{name}: {factors[0]:.9g} and {factors[1]:.9g}.")
         if self.earliest is None or self.first_pair is None:
-            return found
+            return lines
         part = "1 pair parts" if self.pairs == 1 else f"{self.pairs} pairs part"
-        found += [f"{part} within the context.", f"Earliest pair: {self.earliest}"]
+        lines += [f"{part} within the context.", f"Earliest pair: {self.earliest}"]
         if self.first_pair != self.earliest:
-            found.append(f"First pair: {self.first_pair}")
-        return found
+            lines.append(f"First pair: {self.first_pair}")
+        return lines
 
     def __str__(self) -> str:
         return "\n".join(self.lines()) or "They agree at every position within the context."
 
 
 def _diff_ropes(a: Rope, b: Rope, context: int, tolerance: float) -> Difference:
-    """Where each pair parts is found from the frequencies' real difference, not by search."""
+    """The difference of two Ropes; each pair's position is computed from its frequencies."""
     names = ("head_dim", "pairing", "rotary_dim", "rotary_start", "direction", "axes")
     fields = {name: (getattr(a, name), getattr(b, name)) for name in names}
     fields["pairing_out"] = a.output_pairing, b.output_pairing
     if _axes_of_pairs(a) == _axes_of_pairs(b):
-        fields.pop("axes")  # sections may be said in several ways
+        fields.pop("axes")  # different sections may give every pair the same axis
     same_pairs = a.num_pairs == b.num_pairs
     positions = _parting_positions(a, b, tolerance) if same_pairs else np.array([])
-    apart = np.flatnonzero(positions < context)
+    parting_pairs = np.flatnonzero(positions < context)
 
     def find_parting(pair: int) -> Parting:
-        at = np.array([int(positions[pair])])
-        za, zb = (exact_turns(rope, at)[0, pair] for rope in (a, b))
+        place = np.array([int(positions[pair])])
+        za, zb = (exact_phasors(rope, place)[0, pair] for rope in (a, b))
         return Parting(
             pair=pair,
-            position=int(at[0]),
+            position=int(place[0]),
             error=float(abs(za - zb)),
             inv_freq=(float(a.inv_freq[pair]), float(b.inv_freq[pair])),
         )
 
     return Difference(
-        fields={name: both for name, both in fields.items() if both[0] != both[1]},
-        earliest=find_parting(int(np.argmin(positions))) if len(apart) else None,
-        first_pair=find_parting(int(apart[0])) if len(apart) else None,
-        pairs=len(apart),
-        attention_factors=_if_apart(a.attention_factor, b.attention_factor, tolerance),
-        softmax_factors=_if_apart(a.softmax_factor, b.softmax_factor, tolerance),
-        logit_factors=_if_apart(a.logit_factor, b.logit_factor, tolerance),
+        fields={name: values for name, values in fields.items() if values[0] != values[1]},
+        earliest=find_parting(int(np.argmin(positions))) if len(parting_pairs) else None,
+        first_pair=find_parting(int(parting_pairs[0])) if len(parting_pairs) else None,
+        pairs=len(parting_pairs),
+        attention_factors=_pair_if_different(a.attention_factor, b.attention_factor, tolerance),
+        softmax_factors=_pair_if_different(a.softmax_factor, b.softmax_factor, tolerance),
+        logit_factors=_pair_if_different(a.logit_factor, b.logit_factor, tolerance),
     )
 
 
@@ -131,14 +132,14 @@ def _axes_of_pairs(rope: Rope) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
     return rope.axes.n_axes, rope.axes.axis_of_pair(pairs), rope.axes.spectra(pairs)
 
 
-def _if_apart(a: float, b: float, tolerance: float) -> tuple[float, float] | None:
+def _pair_if_different(a: float, b: float, tolerance: float) -> tuple[float, float] | None:
     return (a, b) if abs(a - b) > tolerance * max(abs(a), abs(b)) else None
 
 
 def _parting_positions(a: Rope, b: Rope, tolerance: float) -> Floats:
-    """The position at which each pair parts, infinity where it never does, ``[num_pairs]``."""
+    """The position at which each pair parts, infinity if it never does, ``[num_pairs]``."""
     # |exp(ix) - exp(iy)| = 2 |sin((x - y) / 2)| passes the tolerance at this angle
-    apart = 2 * math.asin(tolerance / 2)
+    angle = 2 * math.asin(tolerance / 2)
     # whole positions cannot tell frequencies that differ by whole turns
     gaps = np.array(
         [
@@ -147,21 +148,21 @@ def _parting_positions(a: Rope, b: Rope, tolerance: float) -> Floats:
         ]
     )
     with np.errstate(divide="ignore"):
-        return np.floor(apart / gaps) + 1
+        return np.floor(angle / gaps) + 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredParting:
-    """Where two linear maps part.
+    """The position where two linear maps part.
 
     Attributes:
-        position: The first position found at which they do.
-        coordinates: The coordinate read and the one written where they are furthest apart there.
+        position: The first position found at which they differ.
+        coordinates: The coordinate read and the one written with the largest difference there.
         pair: The pair that reads it, in the first that is a Rope; None if neither is.
-        size: How far apart the images of a unit vector are there; None if that is no finite number.
-        score: The most that a score between unit vectors changes, query there and key at 0; None
-            if that is no finite number.
-        refused: What a function said if it refused the position; there are no maps to compare then.
+        size: How far apart the images of a unit vector are there; None if that is not finite.
+        score: The largest change of a score between unit vectors, the query there and the key at
+            0; None if that is not finite.
+        refused: The message of a function that refused the position; all else is None then.
     """
 
     position: int
@@ -172,14 +173,14 @@ class MeasuredParting:
     refused: str | None = None
 
     def __str__(self) -> str:
-        where = f"They part at position {self.position}"
+        text = f"They part at position {self.position}"
         if self.refused is not None:
-            return f"{where}, which one refuses: {self.refused}."
-        where += "" if self.pair is None else f" in pair {self.pair}"
+            return f"{text}, which one refuses: {self.refused}."
+        text += "" if self.pair is None else f" in pair {self.pair}"
         if self.size is None or self.score is None:
-            return f"{where}: one gives no finite numbers."
+            return f"{text}: one gives no finite numbers."
         return (
-            f"{where}: a unit vector comes out {self.size:.3g} apart, and a score of unit vectors "
+            f"{text}: a unit vector comes out {self.size:.3g} apart, and a score of unit vectors "
             f"changes by up to {self.score:.3g}."
         )
 
@@ -189,41 +190,45 @@ def _diff_measured(
 ) -> MeasuredParting | None:
     """Compare at positions 0 to 16 and around every power of two below the context.
 
-    Between the last that agrees and the first that does not, the place is found by halving.
+    The parting is then found by bisection between the last equal and the first unequal position.
     """
 
     def find_parting(position: int) -> MeasuredParting | None:
         try:
-            a, b = _map_at(first, position), _map_at(second, position)
-            origins = _map_at(first, 0), _map_at(second, 0)
+            first_map, second_map = _find_map(first, position), _find_map(second, position)
+            origins = _find_map(first, 0), _find_map(second, 0)
         except RefusedError as error:
             return MeasuredParting(position=position, refused=str(error))
-        apart = np.linalg.norm(a - b, axis=0)
-        if np.all(apart <= tolerance):
+        distances = np.linalg.norm(first_map - second_map, axis=0)
+        if np.all(distances <= tolerance):
             return None
-        read = int(np.argmax(np.where(np.isfinite(apart), apart, np.inf)))
-        scores = a.T @ origins[0] - b.T @ origins[1]
+        read = int(np.argmax(np.where(np.isfinite(distances), distances, np.inf)))
+        scores = first_map.T @ origins[0] - second_map.T @ origins[1]
         return MeasuredParting(
             position=position,
-            coordinates=(read, int(np.argmax(np.abs(a - b)[:, read]))),
-            pair=next((_pair_of(x, read) for x in (first, second) if isinstance(x, Rope)), None),
-            size=finite_or_none(float(apart[read])),
+            coordinates=(read, int(np.argmax(np.abs(first_map - second_map)[:, read]))),
+            pair=next(
+                (_pair_of(side, read) for side in (first, second) if isinstance(side, Rope)), None
+            ),
+            size=finite_or_none(float(distances[read])),
             score=float(np.linalg.norm(scores, 2)) if np.isfinite(scores).all() else None,
         )
 
     near_powers = {(1 << j) + step for j in range(4, context.bit_length()) for step in (-1, 0, 1)}
-    agreed = -1
+    last_equal = -1
     for position in sorted(p for p in near_powers | set(range(17)) if p < context):
         if find_parting(position) is not None:
-            return find_parting(first_bad(agreed, position, lambda p: find_parting(p) is None))
-        agreed = position
+            return find_parting(
+                find_first_bad(last_equal, position, lambda p: find_parting(p) is None)
+            )
+        last_equal = position
     return None
 
 
-def _map_at(one: Rope | Caller, position: int) -> Floats:
-    if isinstance(one, Caller):
-        return one.map(position)
-    return matrix(on_every_axis(position, one), one)
+def _find_map(side: Rope | Caller, position: int) -> Floats:
+    if isinstance(side, Caller):
+        return side.map(position)
+    return matrix(repeat_on_axes(side, position), side)
 
 
 def _pair_of(rope: Rope, coordinate: int) -> int | None:
@@ -236,10 +241,10 @@ class Meeting:
     """The layers of one kind in the first model and one in the second; false if they agree.
 
     Attributes:
-        layers: Their indices, written short.
+        layers: Their indices as ranges.
         kinds: The kind of these layers in the first and in the second model.
         has_rope: Whether each of them has a rope at all.
-        difference: How the two ropes differ; None if not both are there.
+        difference: How the two ropes differ; None unless both models have one.
     """
 
     layers: str
@@ -251,22 +256,22 @@ class Meeting:
         return self.has_rope[0] != self.has_rope[1] or bool(self.difference)
 
     def lines(self) -> list[str]:
-        """The layers, and what differs in them, a line each."""
+        """The layers and their differences, a line each."""
         kinds = " and ".join(dict.fromkeys(self.kinds))
         if self.difference is None:
             which = "first" if self.has_rope[0] else "second"
-            found = [f"Only the {which} has a position embedding here."] if self else []
+            lines = [f"Only the {which} has a position embedding here."] if self else []
         else:
-            found = self.difference.lines()
-        return [f"{kinds} (layers {self.layers})", *(f"  {line}" for line in found)]
+            lines = self.difference.lines()
+        return [f"{kinds} (layers {self.layers})", *(f"  {line}" for line in lines)]
 
     def as_plain(self) -> dict[str, Any]:
         """Everything as JSON values, with the verdict in ``differ``; axes as their repr."""
         plain: dict[str, Any] = asdict(self) | {"differ": bool(self)}
         if self.difference is not None:
             plain["difference"]["fields"] = {
-                name: [v if isinstance(v, (str, int, float)) else repr(v) for v in both]
-                for name, both in self.difference.fields.items()
+                name: [v if isinstance(v, (str, int, float)) else repr(v) for v in values]
+                for name, values in self.difference.fields.items()
             }
         return plain
 
@@ -276,9 +281,9 @@ class Comparison:
     """Two models side by side; false if no layer, frequency or factor differs.
 
     Attributes:
-        names: What they are called.
+        names: The names of both models.
         layer_counts: How many layers each has.
-        softmax_factors: What each multiplies its softmax scale by.
+        softmax_factors: The factor of each on its softmax scale.
         context: Positions compared.
         tolerance: How far apart two unit vectors may be.
         meetings: Every pair of ropes that share a layer.
@@ -294,23 +299,23 @@ class Comparison:
     def __bool__(self) -> bool:
         return (
             self.layer_counts[0] != self.layer_counts[1]
-            or _if_apart(*self.softmax_factors, self.tolerance) is not None
+            or _pair_if_different(*self.softmax_factors, self.tolerance) is not None
             or any(self.meetings)
         )
 
     def lines(self) -> list[str]:
-        """Both names, and what differs or that nothing does, a line each."""
-        found = [f"{' and '.join(self.names)}, positions 0 to {self.context - 1}"]
+        """Both names and the differences, if there are any, a line each."""
+        lines = [f"{' and '.join(self.names)}, positions 0 to {self.context - 1}"]
         if not self:
-            found.append(f"They agree within {self.tolerance:g} on every pair of every layer.")
+            lines.append(f"They agree within {self.tolerance:g} on every pair of every layer.")
         if self.layer_counts[0] != self.layer_counts[1]:
-            found.append("  Layers: {} and {}.".format(*self.layer_counts))
+            lines.append("  Layers: {} and {}.".format(*self.layer_counts))
         if self and self.softmax_factors[0] != self.softmax_factors[1]:
-            found.append("  Softmax scale: times {:.9g} and {:.9g}.".format(*self.softmax_factors))
+            lines.append("  Softmax scale: times {:.9g} and {:.9g}.".format(*self.softmax_factors))
         for meeting in self.meetings:
             if meeting:
-                found += ["", *meeting.lines()]
-        return found
+                lines += ["", *meeting.lines()]
+        return lines
 
     def __repr__(self) -> str:
         verdict = "they differ" if self else "they agree"
@@ -329,18 +334,18 @@ class Comparison:
 def _diff_models(
     a: LayerRopes, b: LayerRopes, seq_len: int, context: int, tolerance: float
 ) -> Comparison:
-    """One meeting for each pair of kinds that share a layer, as far as both have layers."""
+    """One meeting for each pair of kinds that share a layer, up to the shorter model's end."""
     layers_of: dict[tuple[str, str], list[int]] = {}
     for layer, kinds in enumerate(zip(a.layer_kinds, b.layer_kinds, strict=False)):
         layers_of.setdefault(kinds, []).append(layer)
     meetings: list[Meeting] = []
     for kinds, layers in layers_of.items():
-        one, other = a.kinds[kinds[0]], b.kinds[kinds[1]]
+        rope_a, rope_b = a.kinds[kinds[0]], b.kinds[kinds[1]]
         difference = None
-        if one is not None and other is not None:
-            static = static_rope(one, seq_len), static_rope(other, seq_len)
+        if rope_a is not None and rope_b is not None:
+            static = static_rope(rope_a, seq_len), static_rope(rope_b, seq_len)
             difference = _diff_ropes(*static, context, tolerance)
-        has_rope = one is not None, other is not None
+        has_rope = rope_a is not None, rope_b is not None
         meetings.append(
             Meeting(layers=ranges(layers), kinds=kinds, has_rope=has_rope, difference=difference)
         )
@@ -386,12 +391,12 @@ def diff(
     """How two Ropes, two models or two functions differ; false if they agree within the context.
 
     Two pairs of Ropes part at the first position where ``exp(i p f_a)`` and ``exp(i p f_b)`` are
-    more than ``tolerance`` apart, which is found from the frequencies' real difference, not by
-    search. Models are compared layer by layer, as far as both have layers.
+    more than ``tolerance`` apart. It is computed from the difference of the frequencies, not
+    searched for. Models are compared layer by layer, up to the end of the one with fewer layers.
 
-    A function is compared with a Rope or with another function: at positions 0 to 16 and around
-    every power of two below the context; between the last that agrees and the first that does not,
-    the place is found by halving.
+    A function is compared with a Rope or another function at positions 0 to 16 and around every
+    power of two below the context. The position where they part is then found by bisection
+    between the last that agrees and the first that does not.
 
     Args:
         a: A Rope with a static law, the ropes of a model, or a function as `identify` takes it.
@@ -406,9 +411,9 @@ def diff(
             and ``n_axes``, as for `identify`.
 
     Returns:
-        Of Ropes the fields, pairs and factors that differ; of models the same for each pair of
-        kinds that share a layer; of functions the first position at which they part, the pair, how
-        far, and what that does to a score, or None where they agree.
+        For Ropes, the fields, pairs and factors that differ; for models, the same for each pair of
+        kinds that share a layer; for functions, the first position at which they part, the pair,
+        how far, and the change of a score, or None if they agree.
 
     Raises:
         SpecError: If a scaling is an unresolved rule, the heads of functions differ in width, or an
@@ -433,16 +438,20 @@ def diff(
     (0, 0, 0.495)
     """
     measured = callable(a) or callable(b)
-    named = calling | ({} if head_dim is None else {"head_dim": head_dim})
-    if named and not measured:
-        raise SpecError(f"{next(iter(named))} says how a function is called, and neither is one")
+    call_options = calling | ({} if head_dim is None else {"head_dim": head_dim})
+    if call_options and not measured:
+        raise SpecError(
+            f"{next(iter(call_options))} says how a function is called, and neither is one"
+        )
     if seq_len is not None and not (isinstance(a, LayerRopes) and isinstance(b, LayerRopes)):
         raise SpecError("seq_len picks the laws of models: give the ropes as rope.at(seq_len)")
     whole("context", 1 if context is None else context, least=1)
     limit = None if measured else 2
     number("tolerance", 1 if tolerance is None else tolerance, above=0, most=limit)
     if isinstance(a, LayerRopes) and isinstance(b, LayerRopes):
-        context = context or max((one.context for one in (a, b) if one.context), default=_CONTEXT)
+        context = context or max(
+            (model.context for model in (a, b) if model.context), default=_CONTEXT
+        )
         return _diff_models(a, b, seq_len or context, context, tolerance or 1e-6)
     context = context or _CONTEXT
     if isinstance(a, Rope) and isinstance(b, Rope):
@@ -457,5 +466,7 @@ def diff(
         raise SpecError(
             f"head_dim (--head-dim) must be as wide as the model's, {width}, got {head_dim}"
         )
-    callers = [x if isinstance(x, Rope) else find_caller(x, width, **calling) for x in (a, b)]
+    callers = [
+        side if isinstance(side, Rope) else find_caller(side, width, **calling) for side in (a, b)
+    ]
     return _diff_measured(callers[0], callers[1], context, tolerance or 1e-3)

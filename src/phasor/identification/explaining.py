@@ -1,8 +1,8 @@
-"""From what was measured to a `Rope`: direction, offset, axes, dtype of frequencies, base, law."""
+"""The `Rope` behind the measurements: direction, offset, axes, dtype of frequencies, base, law."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Literal
 
@@ -12,23 +12,23 @@ from numpy.typing import NDArray
 from phasor.axes import Alternating, Axes, Axial, InterleavedSections, OneAxis, Sectioned
 from phasor.errors import SpecError
 from phasor.identification.blocks import Arrangement
-from phasor.identification.laws import Explanation, explanations, law_text
+from phasor.identification.laws import Explanation, find_explanations, law_text
 from phasor.identification.report import Finding, Identification, PairFound, make_finding
 from phasor.identification.spectrum import (
     DTYPES,
     ROUNDING,
     Floats,
     Spectrum,
-    around,
     log_base,
-    nearest,
+    round_to_dtype,
+    simplest_near,
 )
 from phasor.pairings import by_pairing
 from phasor.rope import Rope
 from phasor.scaling import Law
 
-#: How the layouts of `phasor.axes.AXES` are made from the number of pairs that each axis drives;
-#: the first that fits is reported.
+#: How each layout of `phasor.axes.AXES` is made from the number of pairs that each axis drives. If
+#: several fit, the first is reported.
 LAYOUTS: dict[str, Callable[[tuple[int, ...]], Axes]] = {
     "one": lambda sections: OneAxis(),
     "sectioned": Sectioned,
@@ -36,15 +36,15 @@ LAYOUTS: dict[str, Callable[[tuple[int, ...]], Axes]] = {
     "interleaved": InterleavedSections,
     "alternating": Alternating,
 }
-# a Rope but for base and scaling, and what explains its frequencies
+# a Rope without its base and scaling, and the explanations of its frequencies
 Fit = tuple[Rope, list[Explanation]]
 #: Whether an axis turns a pair, ``[n_axes, pairs]``.
 Drivers = NDArray[np.bool_]
-# how far float64 arithmetic may take a program's frequencies from the exact ones, relatively
-_EXACT = 1e-14
-# the same for float32: one rounding; a power with its roundings; a power by way of logarithms
-_FLOAT32 = (2.0**-24, 2e-7, 1e-6)
-# frequencies are said to be numbers of a dtype if chance makes them so once in 2 to this
+# relative error of frequencies that a program computed in float64
+_FLOAT64_SLACK = 1e-14
+# the same in float32: one rounding; a power with its roundings; a power by way of logarithms
+_FLOAT32_SLACKS = (2.0**-24, 2e-7, 1e-6)
+# frequencies are reported as numbers of a dtype if chance makes them so once in 2 to this power
 _CERTAIN_BITS = 24
 
 
@@ -60,24 +60,24 @@ def explain(
     """The report about the rotation: its pairs and factor, and the Rope that does the same.
 
     Args:
-        arrangement: Where pairs are.
+        arrangement: The coordinates of the pairs.
         spectrum: How fast they turn, with equal coordinates on all axes.
-        drivers: Which axes turn which pair; none where it was not seen to turn.
+        drivers: Which axes turn which pair; none for a pair that was not seen to turn.
         sizes: The lengths of turned unit vectors, ``[P, pairs]``.
-        rounding: Relative rounding error of what was measured.
+        rounding: Relative rounding error of the measurements.
         is_rotation: Whether both members of every pair turn alike.
     """
-    middle = float(np.median(sizes))
-    one_gain = is_rotation and float(np.ptp(sizes)) <= 16 * rounding * max(middle, 1)
-    gain = around(middle, 4 * rounding + 1e-12).simplest() or 0.0
-    axis = np.where(drivers.any(axis=0), drivers.argmax(axis=0), -1).tolist()
+    median = float(np.median(sizes))
+    has_one_gain = is_rotation and float(np.ptp(sizes)) <= 16 * rounding * max(median, 1)
+    gain = simplest_near(median, 4 * rounding + 1e-12) or 0.0
+    axes = np.where(drivers.any(axis=0), drivers.argmax(axis=0), -1).tolist()
     report = Identification(
         head_dim=arrangement.head_dim,
         called=None,
         linear=True,
-        is_rotation=one_gain,
-        keeps_norms=one_gain and gain == 1,
-        attention_factor=gain if one_gain else None,
+        is_rotation=has_one_gain,
+        keeps_norms=has_one_gain and gain == 1,
+        attention_factor=gain if has_one_gain else None,
         pairing=arrangement.pairing,
         pairing_out=arrangement.pairing_out,
         rotary_start=arrangement.rotary_start,
@@ -88,7 +88,7 @@ def explain(
                 written=(written[0], written[1]),
                 inv_freq=float(spectrum.inv_freq[k]),
                 uncertainty=float(spectrum.uncertainty[k]),
-                axis=None if axis[k] < 0 else axis[k],
+                axis=None if axes[k] < 0 else axes[k],
             )
             for k, (read, written) in enumerate(
                 zip(arrangement.read.T.tolist(), arrangement.written.T.tolist(), strict=True)
@@ -97,15 +97,15 @@ def explain(
     )
     if not is_rotation:
         return replace(report, why_no_rope="the two members of a pair do not turn together")
-    if one_gain:
+    if has_one_gain:
         return _explain_rotation(report, spectrum, drivers)
-    says = "The length of a vector changes with its position, as in xPos."
+    sentence = "The length of a vector changes with its position, as in xPos."
     if float(np.ptp(sizes, axis=0).max()) <= 16 * rounding:
         between = f"from {sizes.min():.6g} to {sizes.max():.6g}"
-        says = f"Pairs are multiplied by different factors, {between}."
+        sentence = f"Pairs are multiplied by different factors, {between}."
     return replace(
         report,
-        findings=(Finding("norm-varies", says),),
+        findings=(Finding("norm-varies", sentence),),
         why_no_rope="it does not keep the length of vectors, nor multiply it by one factor",
     )
 
@@ -113,16 +113,16 @@ def explain(
 def _explain_rotation(
     report: Identification, spectrum: Spectrum, drivers: Drivers
 ) -> Identification:
-    direction, f, turning = _direction(spectrum)
-    offset, shifts = _offset(spectrum)
-    findings = [*shifts, *turning]
+    direction, f, direction_findings = _find_direction(spectrum)
+    offset, offset_findings = _find_offset(spectrum)
+    findings = [*offset_findings, *direction_findings]
     slices = _possible_slices(report, direction, drivers)
     why = None
     if report.pairing is None:
         why = "its pairs are neither halves nor interleaved; their coordinates are in pairs"
     elif np.any(drivers.sum(axis=0) > 1):
         why = "a pair turns with more than one axis"
-    elif any(one.name == "constant-phase" for one in shifts):
+    elif any(finding.name == "constant-phase" for finding in offset_findings):
         why = "it turns by a constant angle at position 0, which no shift of positions explains"
     elif not slices:
         why = "the axes are dealt to the pairs in an order that has no name here"
@@ -130,45 +130,45 @@ def _explain_rotation(
     if why is not None:
         return replace(report, why_no_rope=why)
     uncertainty = spectrum.uncertainty
-    grid = _dtype_of_frequencies(f, uncertainty)
-    fit = _best_fit(slices, f, uncertainty, may_be_float64=grid is None)
+    dtype_match = _find_frequency_dtype(f, uncertainty)
+    fit = _find_best_fit(slices, f, uncertainty, may_be_float64=dtype_match is None)
     if fit is not None:
-        return _with_explanation(report, fit, f, uncertainty, grid)
-    if grid is not None:
-        findings.append(_dtype_finding(*grid))
-        f = grid[1]
-    return replace(report, rope=_with_frequencies(slices[0], f), findings=tuple(findings))
+        return _add_explanation(report, fit, f, uncertainty, dtype_match)
+    if dtype_match is not None:
+        findings.append(_make_dtype_finding(*dtype_match))
+        f = dtype_match[1]
+    return replace(report, rope=_set_frequencies(slices[0], f), findings=tuple(findings))
 
 
-def _direction(spectrum: Spectrum) -> tuple[Literal[1, -1], Floats, list[Finding]]:
-    """The sense that most pairs turn in, and frequencies from 0 to a full turn in that sense."""
-    unsure = np.abs(spectrum.inv_freq) <= spectrum.uncertainty
-    f = np.where(unsure, 0.0, spectrum.inv_freq)
+def _find_direction(spectrum: Spectrum) -> tuple[Literal[1, -1], Floats, list[Finding]]:
+    """The direction in which most pairs turn, and frequencies from 0 to a full turn in it."""
+    unmeasured = np.abs(spectrum.inv_freq) <= spectrum.uncertainty
+    f = np.where(unmeasured, 0.0, spectrum.inv_freq)
     direction = 1 if np.sign(f).sum() >= 0 else -1
     f = direction * f
-    against = np.flatnonzero(f < 0)
+    backwards = np.flatnonzero(f < 0)
     findings: list[Finding] = []
-    if len(against):
-        more = f" and {len(against) - 1} more turn" if len(against) > 1 else " turns"
-        findings.append(make_finding("beyond-half-a-turn", pairs=f"{against[0]}{more}"))
+    if len(backwards):
+        rest = f" and {len(backwards) - 1} more turn" if len(backwards) > 1 else " turns"
+        findings.append(make_finding("beyond-half-a-turn", pairs=f"{backwards[0]}{rest}"))
     if direction < 0:
         findings.append(make_finding("sign-reversed"))
     return direction, np.where(f < 0, f + 2 * np.pi, f), findings
 
 
-def _offset(spectrum: Spectrum) -> tuple[float, list[Finding]]:
-    """What is added to positions, from the angles at position 0."""
+def _find_offset(spectrum: Spectrum) -> tuple[float, list[Finding]]:
+    """The number that is added to positions, from the angles at position 0."""
     f, phase = spectrum.inv_freq, spectrum.phase
-    rooms = 16 * spectrum.phase_uncertainty
-    if np.all(np.abs(phase) <= rooms):
+    tolerances = 16 * spectrum.phase_uncertainty
+    if np.all(np.abs(phase) <= tolerances):
         return 0.0, []
-    room = float(rooms.max())
-    # the slowest pair that moved enough to be read has made less than a turn
-    sure = np.flatnonzero((np.abs(f) > 1e-12) & (np.abs(phase) > 64 * room * np.abs(f)))
-    for k in sure[np.argsort(np.abs(f[sure]))]:
+    tolerance = float(tolerances.max())
+    # the slowest pair whose angle is above its error has made less than a turn
+    candidates = np.flatnonzero((np.abs(f) > 1e-12) & (np.abs(phase) > 64 * tolerance * np.abs(f)))
+    for k in candidates[np.argsort(np.abs(f[candidates]))]:
         offset = round(float(phase[k] / f[k]) * 2) / 2
-        off = np.abs(np.exp(1j * offset * f) - np.exp(1j * phase))
-        if offset and off.max() <= room + 1e-5 * abs(offset):
+        errors = np.abs(np.exp(1j * offset * f) - np.exp(1j * phase))
+        if offset and errors.max() <= tolerance + 1e-5 * abs(offset):
             return offset, [make_finding("position-offset", offset=offset)]
     return 0.0, [make_finding("constant-phase")]
 
@@ -179,139 +179,154 @@ def _offset(spectrum: Spectrum) -> tuple[float, list[Finding]]:
 def _possible_slices(
     report: Identification, direction: Literal[1, -1], drivers: Drivers
 ) -> list[Rope]:
-    """Ropes, but for their frequencies, with every layout of axes that fits.
+    """Ropes without their frequencies, one for each slice and layout of axes that fits.
 
-    Interleaved pairs that do not turn are not seen, so that the slice may be as wide as the head;
-    where axes have a layout in the slice seen, that one is taken.
+    Interleaved pairs that do not turn are not seen, so the slice may be as wide as the head. With
+    several axes, the wider slice is tried only if no layout fits the slice that was seen.
     """
     pairing, pairing_out, start = report.pairing, report.pairing_out, report.rotary_start
     if pairing is None or pairing_out is None:
         return []
     n_axes, seen = drivers.shape
     widths = [report.rotary_dim]
-    if all(by_pairing(one, half=False, interleaved=True) for one in (pairing, pairing_out)):
+    if all(by_pairing(word, half=False, interleaved=True) for word in (pairing, pairing_out)):
         widths.append((report.head_dim - start) // 2 * 2)
-    found: list[Rope] = []
+    ropes: list[Rope] = []
     for width in dict.fromkeys(widths):
-        if not found or n_axes == 1:
-            found += [
+        if not ropes or n_axes == 1:
+            ropes += [
                 Rope(
                     head_dim=report.head_dim, pairing=pairing, pairing_out=pairing_out,
                     rotary_start=start, rotary_dim=width, direction=direction, axes=axes,
                 )
-                for axes in _layouts(np.pad(drivers, ((0, 0), (0, width // 2 - seen))))
+                for axes in _find_axis_layouts(np.pad(drivers, ((0, 0), (0, width // 2 - seen))))
             ]  # fmt: skip
-    return found
+    return ropes
 
 
-def _layouts(drivers: Drivers) -> list[Axes]:
-    """The layouts in which every pair that turns follows the axis it was seen to follow."""
+def _find_axis_layouts(drivers: Drivers) -> list[Axes]:
+    """The layouts in which every pair that turns is driven by the axis that was measured."""
     n_axes, pairs = drivers.shape
     counts, unseen = drivers.sum(axis=1).tolist(), ~drivers.any(axis=0)
-    found: list[Axes] = []
-    for make in LAYOUTS.values():
-        for more in _shares(int(unseen.sum()), n_axes):
-            sections = tuple(n + extra for n, extra in zip(counts, more, strict=True))
+    layouts: list[Axes] = []
+    for make_layout in LAYOUTS.values():
+        for extras in _distribute(int(unseen.sum()), n_axes):
+            sections = tuple(n + extra for n, extra in zip(counts, extras, strict=True))
             try:
-                layout = make(sections)
-                follows = layout.axis_of_pair(pairs)
+                layout = make_layout(sections)
+                axis_of_pair = layout.axis_of_pair(pairs)
             except SpecError:
                 continue
             # interleaved sections may name other counts than the pairs that they give each axis
-            exact = layout.n_axes == n_axes and sections == tuple(map(follows.count, range(n_axes)))
-            if exact and np.all(unseen | drivers[follows, range(pairs)]) and layout not in found:
-                found.append(layout)
-    return found
+            same_counts = layout.n_axes == n_axes and sections == tuple(
+                map(axis_of_pair.count, range(n_axes))
+            )
+            if (
+                same_counts
+                and np.all(unseen | drivers[axis_of_pair, range(pairs)])
+                and layout not in layouts
+            ):
+                layouts.append(layout)
+    return layouts
 
 
-def _shares(count: int, n_axes: int) -> list[tuple[int, ...]]:
-    """The ways to deal ``count`` pairs that do not turn, and so may belong to any axis."""
+def _distribute(count: int, n_axes: int) -> list[tuple[int, ...]]:
+    """All ways to distribute ``count`` pairs over the axes.
+
+    These are the pairs that do not turn, which may belong to any axis.
+    """
     if n_axes == 1:
         return [(count,)]
-    return [(n, *rest) for n in range(count + 1) for rest in _shares(count - n, n_axes - 1)]
+    return [(n, *rest) for n in range(count + 1) for rest in _distribute(count - n, n_axes - 1)]
 
 
 # Which base and law.
 
 
-def _best_fit(
+def _find_best_fit(
     slices: list[Rope], f: Floats, uncertainty: Floats, *, may_be_float64: bool
 ) -> Fit | None:
     """The slice, and the explanations of frequencies ``f`` in it, with the fewest digits.
 
-    An explanation is as exact as the measurement. Only frequencies that may be float32 numbers may
-    be off by what float32 loses, and where they certainly are, fewer digits are likelier.
+    An explanation is as exact as the measurement. Frequencies that may be float32 numbers may also
+    have float32's errors, and if they certainly are such numbers, fewer digits are likelier.
     """
 
-    def likeliest(fits: Iterable[Fit | None]) -> Fit | None:
-        return min((fit for fit in fits if fit), key=lambda fit: fit[1][0].digits, default=None)
+    def count_fit_digits(fit: Fit) -> int:
+        _, (likeliest, *_) = fit
+        return likeliest.digits
 
-    def best(slack: float) -> Fit | None:
-        fits = ((rope, _explanations(rope, f, uncertainty, slack)) for rope in slices)
-        return likeliest(fit for fit in fits if fit[1])
+    def find_fit(slack: float) -> Fit | None:
+        fits = ((rope, _explain_frequencies(rope, f, uncertainty, slack)) for rope in slices)
+        return min((fit for fit in fits if fit[1]), key=count_fit_digits, default=None)
 
-    exact = best(_EXACT)
-    if (exact and may_be_float64) or np.any(np.abs(nearest(f, "float32")[0] - f) > uncertainty):
+    exact = find_fit(_FLOAT64_SLACK)
+    if (exact and may_be_float64) or np.any(
+        np.abs(round_to_dtype(f, "float32")[0] - f) > uncertainty
+    ):
         return exact
-    return likeliest([exact, next(filter(None, map(best, _FLOAT32)), None)])
+    rounded = next(filter(None, map(find_fit, _FLOAT32_SLACKS)), None)
+    return min(filter(None, (exact, rounded)), key=count_fit_digits, default=None)
 
 
-def _pad(values: Floats, rope: Rope) -> Floats:
-    """Values of the pairs seen, and 0 for the others that the slice has."""
+def _pad_to_rope(values: Floats, rope: Rope) -> Floats:
+    """Values of the measured pairs, and 0 for the other pairs of the Rope."""
     return np.pad(values, (0, rope.num_pairs - len(values)))
 
 
-def _with_frequencies(rope: Rope, f: Floats) -> Rope:
-    return replace(rope, base=None, explicit_inv_freq=tuple(_pad(f, rope).tolist()))
+def _set_frequencies(rope: Rope, f: Floats) -> Rope:
+    return replace(rope, base=None, explicit_inv_freq=tuple(_pad_to_rope(f, rope).tolist()))
 
 
-def _explanations(rope: Rope, f: Floats, uncertainty: Floats, slack: float) -> list[Explanation]:
-    """What explains the frequencies in one slice with one layout of axes, the likeliest first."""
-    f, uncertainty = _pad(f, rope), _pad(uncertainty, rope)
-    room = uncertainty + slack * f
-    # the widest spectrum is explained alone, and all are checked
+def _explain_frequencies(
+    rope: Rope, f: Floats, uncertainty: Floats, slack: float
+) -> list[Explanation]:
+    """The explanations of the frequencies in one slice and layout of axes, the likeliest first."""
+    f, uncertainty = _pad_to_rope(f, rope), _pad_to_rope(uncertainty, rope)
+    tolerance = uncertainty + slack * f
+    # the widest spectrum is explained, and the explanation is checked against all
     spectra = rope.axes.spectra(len(f))
     widest = int(np.argmax(spectra))
-    part = slice(sum(spectra[:widest]), sum(spectra[: widest + 1]))
+    pairs = slice(sum(spectra[:widest]), sum(spectra[: widest + 1]))
 
     def check(base: float, law: Law | None) -> bool:
         lawful = replace(rope, base=base, scaling=law)
         # the base was found from rounded logarithms
-        return bool(np.all(np.abs(lawful.inv_freq - f) <= room + _EXACT * f))
+        return bool(np.all(np.abs(lawful.inv_freq - f) <= tolerance + _FLOAT64_SLACK * f))
 
-    return explanations(f[part], room[part], head_dim=rope.head_dim, check=check)
+    return find_explanations(f[pairs], tolerance[pairs], head_dim=rope.head_dim, check=check)
 
 
-def _with_explanation(
+def _add_explanation(
     report: Identification,
     fit: Fit,
     f: Floats,
     uncertainty: Floats,
-    grid: tuple[str, Floats] | None,
+    dtype_match: tuple[str, Floats] | None,
 ) -> Identification:
-    """The report with the base and law that explain the frequencies ``f`` of the pairs seen."""
+    """The report with the base and law that explain the frequencies ``f`` of measured pairs."""
     rope, (best, *others) = fit
     findings = report.findings
     if best.mistake is not None:
         findings = (*findings, best.mistake)
     if not best.gives_frequencies:
-        rope = _with_frequencies(rope, f)
+        rope = _set_frequencies(rope, f)
         return replace(report, base=best.base, rope=rope, findings=findings)
     law, gain = best.law, report.attention_factor or 1.0
-    settable = law is not None and "attention_factor" in {one.name for one in fields(law)}
+    settable = law is not None and "attention_factor" in {other.name for other in fields(law)}
     if law is not None and settable and abs(law.temperature().attention_factor - gain) > 1e-6:
         law = replace(law, attention_factor=gain)
     rope = replace(rope, base=best.base, scaling=law)
-    f, room = _pad(f, rope), _pad(uncertainty + _EXACT * f, rope)
-    if grid is not None and np.any(np.abs(rope.inv_freq - f) > room):
+    f, tolerance = _pad_to_rope(f, rope), _pad_to_rope(uncertainty + _FLOAT64_SLACK * f, rope)
+    if dtype_match is not None and np.any(np.abs(rope.inv_freq - f) > tolerance):
         rounded = replace(rope, inv_freq_dtype="float32")
-        if np.all(np.abs(rounded.inv_freq - f) <= room):
+        if np.all(np.abs(rounded.inv_freq - f) <= tolerance):
             rope = rounded
-        findings = (*findings, _dtype_finding(*grid))
+        findings = (*findings, _make_dtype_finding(*dtype_match))
     alternatives = [
-        f"base {one.base:.15g}" + ("" if one.law is None else f" with {law_text(one.law)}")
-        for one in others
-        if (one.base, one.law) != (best.base, best.law)
+        f"base {other.base:.15g}" + ("" if other.law is None else f" with {law_text(other.law)}")
+        for other in others
+        if (other.base, other.law) != (best.base, best.law)
     ]
     return replace(
         report, base=best.base, rope=rope, law=law, known_law=True,
@@ -322,23 +337,23 @@ def _with_explanation(
 # The dtype that frequencies are numbers of.
 
 
-def _dtype_of_frequencies(f: Floats, uncertainty: Floats) -> tuple[str, Floats] | None:
-    """A dtype of which all frequencies are numbers, by more than chance, and the numbers."""
+def _find_frequency_dtype(f: Floats, uncertainty: Floats) -> tuple[str, Floats] | None:
+    """A dtype of which all frequencies are numbers, by more than chance, and those numbers."""
     for dtype in ("bfloat16", "float16", "float32"):
-        near, unit = nearest(f, dtype)
-        # a number of few bits may be meant, as the powers of two are
-        long = np.ldexp(np.frexp(near)[0], DTYPES[dtype][0] // 3) % 1 != 0
-        evidence = -np.log2(np.clip(2 * uncertainty[long] / unit[long], 1e-300, 1)).sum()
-        if evidence >= _CERTAIN_BITS and np.all(np.abs(near - f) <= uncertainty):
-            return dtype, near
+        values, unit = round_to_dtype(f, dtype)
+        # a number of few bits, such as a power of two, is one in every dtype
+        telling = np.ldexp(np.frexp(values)[0], DTYPES[dtype][0] // 3) % 1 != 0
+        evidence = -np.log2(np.clip(2 * uncertainty[telling] / unit[telling], 1e-300, 1)).sum()
+        if evidence >= _CERTAIN_BITS and np.all(np.abs(values - f) <= uncertainty):
+            return dtype, values
     return None
 
 
-def _dtype_finding(dtype: str, f: Floats) -> Finding:
-    more = ""
+def _make_dtype_finding(dtype: str, f: Floats) -> Finding:
+    details = ""
     if dtype != "float32":
-        indices, loose = np.arange(len(f), dtype=np.float64), 2 * ROUNDING[dtype]
-        base = log_base(f, np.full(len(f), loose), len(f), indices).exp().simplest()
-        more = f", near the powers of base {base:.15g}" if base else ""
-        more += ". A buffer of frequencies followed the model's cast, most likely"
-    return make_finding("frequencies-in-{dtype}", dtype=dtype, more=more)
+        indices, relative_error = np.arange(len(f), dtype=np.float64), 2 * ROUNDING[dtype]
+        base = log_base(f, np.full(len(f), relative_error), len(f), indices).exp().simplest()
+        details = f", near the powers of base {base:.15g}" if base else ""
+        details += ". A buffer of frequencies followed the model's cast, most likely"
+    return make_finding("frequencies-in-{dtype}", dtype=dtype, details=details)

@@ -1,8 +1,8 @@
-"""Which base and law give these frequencies? Parameters are solved for, not searched.
+"""The base and law that give measured frequencies. Parameters are solved for, not searched.
 
 A *scan* proposes bases and laws for one form of spectrum. Every proposal is then checked against
-all pairs with the law itself, and the one with the fewest digits is the likeliest. `SCANS` says
-which scan recognises which law.
+all pairs with the law itself, and the one with the fewest digits is the likeliest. `SCANS` lists
+the scan of each law.
 """
 
 from __future__ import annotations
@@ -19,23 +19,31 @@ from numpy.typing import NDArray
 from phasor import scaling
 from phasor.errors import SpecError
 from phasor.identification.report import Finding, make_finding
-from phasor.identification.spectrum import Floats, Interval, around, count_digits, log_base
+from phasor.identification.spectrum import (
+    Floats,
+    Frequencies,
+    Interval,
+    count_digits,
+    interval_around,
+    log_base,
+    simplest_near,
+)
 from phasor.scaling import Law
 
-# bases that models are trained with; a stretched base is seen as a stretch of one of these
+# bases that models are trained with; any other base may be one of these, stretched
 _USUAL_BASES = (1e4, 5e5, 1e6, 1e5, 5e6, 1e7, 1.5e5, 1.6e5)
-# a measured frequency of 0 is evidence of a stopped pair only if it is not less certain than this
-_UNSEEN = 1e-9
-# a mistake is likelier than a law that takes this many digits more
+# a frequency measured as 0 is evidence of a stopped pair only if its uncertainty is below this
+_MAX_ZERO_UNCERTAINTY = 1e-9
+# a mistake is likelier than a law that needs this many digits more
 _MISTAKE_DIGITS = 6
-# the exponents of a mixed NTK law that are in use
+# exponents of mixed NTK laws in use
 _MIXED_EXPONENTS = (0.625, 0.75, 0.5, 1.5, 2.0)
 # turns at which the YaRN ramps of published models begin and end
 _BETAS = ((32.0, 1.0), (1.0, 1.0), (64.0, 1.0), (16.0, 1.0), (32.0, 2.0), (128.0, 1.0))
 _RAMP_FACTORS = (2.0, 4.0, 8.0, 16.0, 32.0, 40.0, 64.0, 128.0)
-# in pairs: a ramp's end that is this close to a whole index was rounded to it
+# a ramp's end was rounded to a whole index if it is this close to it, in pairs
 _END_ROUNDING = 1e-3
-# relative error of a share that a ramp keeps
+# error of the share of a frequency that a ramp keeps
 _SHARE_ROUNDING = 1e-4
 
 
@@ -46,8 +54,8 @@ class Explanation:
     Attributes:
         base: The base.
         law: The law, None for plain powers of the base.
-        mistake: The known mistake that gives them in far fewer digits than any law does.
-        digits: How many digits it takes; the least is the likeliest.
+        mistake: The known mistake that gives them with far fewer digits than any law.
+        digits: How many digits the parameters have; the fewest are the likeliest.
     """
 
     base: float
@@ -59,104 +67,76 @@ class Explanation:
     def gives_frequencies(self) -> bool:
         """Whether a Rope with this base and law has these frequencies.
 
-        Not after the one mistake that no law says, which is checked where it is proposed.
+        All have, but for one mistake that no law describes. It is checked when it is proposed.
         """
         return self.mistake is None or self.mistake.name != "ramp-inverted"
 
 
-class Frequencies:
-    """The frequencies of one whole spectrum as they were measured.
-
-    Attributes:
-        inv_freq: The frequencies, none negative and the first not 0, ``[num_pairs]``.
-        relative: How far off each may be, relatively.
-        head_dim: Width of the head, which a wrong exponent may run over.
-        num_turning: How many are not 0.
-        factor: What the first, which is 1 without a law, is divided by.
-    """
-
-    def __init__(self, inv_freq: Floats, relative: Floats, head_dim: int) -> None:
-        self.inv_freq, self.relative, self.head_dim = inv_freq, relative, head_dim
-        self.num_pairs, self.num_turning = len(inv_freq), int(np.count_nonzero(inv_freq))
-        self.indices = np.arange(len(inv_freq), dtype=np.float64)
-        self.factor = around(1 / float(inv_freq[0]), float(relative[0]))
-
-    def base_of(self, part: slice, times: Floats | float = 1.0, shift: int = 0) -> Interval:
-        """The bases of which part of the frequencies, times something, are powers."""
-        f, relative, indices = self.inv_freq * times, self.relative, self.indices + shift
-        logs = log_base(f[part], relative[part], self.num_pairs, indices[part])
-        return logs.exp() if logs else Interval(1.0, 0.0)
-
-    def base_of_most(self, *, slow: bool = False) -> tuple[float, int] | None:
-        """The base of as many pairs as have one, counted from the first or the last; how many."""
-        found = None
-        for count in range(2, self.num_pairs):
-            bases = self.base_of(slice(-count, None) if slow else slice(count))
-            base = bases.simplest()
-            if base is None:
-                break
-            if bases.high / bases.low < 1.1:
-                found = base, count
-        return found
-
-
 Form = Literal["powers", "stopped", "scaled"]
-# None where a scan finds no base
+# None if a scan finds no base
 Proposals = Iterator[Explanation | None]
 Scan = Callable[[Frequencies], Proposals]
+Check = Callable[[float, Law | None], bool]
 
 
-def explanations(
-    inv_freq: Floats, room: Floats, *, head_dim: int, check: Callable[[float, Law | None], bool]
+def find_explanations(
+    inv_freq: Floats, tolerance: Floats, *, head_dim: int, check: Check
 ) -> list[Explanation]:
     """All proposals that ``check`` confirms, the likeliest first.
 
     Args:
         inv_freq: The frequencies of one whole spectrum, none negative, ``[num_pairs]``.
-        room: How far from a law's each may be.
+        tolerance: The largest difference of each from a law's frequency.
         head_dim: Width of the head.
-        check: Whether a base and a law give all frequencies of the function.
+        check: Tells whether a base and a law give all frequencies of the function.
     """
-    found: list[Explanation] = []
-    for one in _proposals(inv_freq, room, head_dim):
-        if one is None or not 1 < one.base < 1e30 or one in found:
+    confirmed: list[Explanation] = []
+    for proposal in _make_proposals(inv_freq, tolerance, head_dim):
+        if proposal is None or not 1 < proposal.base < 1e30 or proposal in confirmed:
             continue
         try:
-            if not one.gives_frequencies or check(one.base, one.law):
-                found.append(one)
+            if not proposal.gives_frequencies or check(proposal.base, proposal.law):
+                confirmed.append(proposal)
         except SpecError:  # the law does not fit this spectrum
             continue
-    lawful = min((one.digits for one in found if one.mistake is None), default=1000)
-    likely = [one for one in found if one.mistake is None or one.digits + _MISTAKE_DIGITS <= lawful]
-    return sorted(likely, key=lambda one: one.digits)
+    lawful = min(
+        (proposal.digits for proposal in confirmed if proposal.mistake is None), default=1000
+    )
+    likely = [
+        proposal
+        for proposal in confirmed
+        if proposal.mistake is None or proposal.digits + _MISTAKE_DIGITS <= lawful
+    ]
+    return sorted(likely, key=lambda proposal: proposal.digits)
 
 
-def _proposals(f: Floats, room: Floats, head_dim: int) -> Proposals:
-    relative = room / np.maximum(f, 1e-300)
+def _make_proposals(f: Floats, tolerance: Floats, head_dim: int) -> Proposals:
+    relative_errors = tolerance / np.maximum(f, 1e-300)
     turning = int(np.count_nonzero(f))
-    # one frequency is a power of any base, and no law has gaps between pairs that turn
-    if turning == 0 or len(f) == 1 or relative[0] >= 0.5 or not f[:turning].all():
+    # one frequency is a power of any base, and no law stops a pair between pairs that turn
+    if turning == 0 or len(f) == 1 or relative_errors[0] >= 0.5 or not f[:turning].all():
         return
-    measured = Frequencies(f, relative, head_dim)
-    base = measured.base_of(slice(None)).simplest() if abs(f[0] - 1) <= relative[0] else None
+    measured = Frequencies(f, relative_errors, head_dim)
+    base = measured.bases_of().simplest() if measured.begin_with_one else None
     form: Form = "scaled" if base is None else "powers"
-    if np.any((f == 0) & (room > _UNSEEN)):  # too slow to be told from 0: no evidence of a law
+    # a pair too slow to be told from 0 is no evidence of a law
+    if np.any((f == 0) & (tolerance > _MAX_ZERO_UNCERTAINTY)):
         if base is None:
             return
     elif turning < len(f):
         form = "stopped"
     if form == "powers":
         yield _propose(base)
-    scans = dict.fromkeys(one for one in SCANS.values() if not isinstance(one, str))
-    for needs, scan in (*scans, *_MISTAKES):
-        if needs == form:
+    scans = dict.fromkeys(entry for entry in SCANS.values() if not isinstance(entry, str))
+    for scanned_form, scan in (*scans, *_MISTAKES):
+        if scanned_form == form:
             yield from scan(measured)
 
 
 def _propose(
     base: float | None, law: Law | None = None, mistake: Finding | None = None, *numbers: float
 ) -> Explanation | None:
-    """The explanation with its digits: of a base and a law, or of the numbers in a mistake."""
+    """The explanation, counting the digits of its base and law, or of a mistake's ``numbers``."""
     if base is None:
         return None
     digits = 1 + sum(map(count_digits, numbers))
@@ -169,8 +149,8 @@ def _propose(
 
 def changed_parameters(law: Law) -> dict[str, Any]:
     """A law's parameters that are not at their defaults."""
-    given = {field: getattr(law, field.name) for field in fields(law)}
-    return {field.name: value for field, value in given.items() if value != field.default}
+    values = {field: getattr(law, field.name) for field in fields(law)}
+    return {field.name: value for field, value in values.items() if value != field.default}
 
 
 def law_text(law: Law) -> str:
@@ -183,8 +163,8 @@ def law_text(law: Law) -> str:
 
 
 def _scan_stretched_base(measured: Frequencies) -> Proposals:
-    bases = measured.base_of(slice(None))
-    short, last = bases.simplest(), measured.num_pairs / (measured.num_pairs - 1)
+    bases = measured.bases_of()
+    short, exponent = bases.simplest(), measured.num_pairs / (measured.num_pairs - 1)
     if short is None or count_digits(short) <= 2:
         return
     spread = (bases.high - bases.low) / short + 1e-12
@@ -192,22 +172,24 @@ def _scan_stretched_base(measured: Frequencies) -> Proposals:
         if usual >= bases.low:
             continue
         for law, factor in (
-            (scaling.NTK, (short / usual) ** (1 / last)),
+            (scaling.NTK, (short / usual) ** (1 / exponent)),
             (scaling.NTKOld, short / usual),
         ):
-            stretch = around(factor, spread).simplest()
+            stretch = simplest_near(factor, spread)
             if stretch is not None and count_digits(stretch) <= 3:
                 yield _propose(usual, law(factor=stretch))
 
 
 def _find_exponent_width(measured: Frequencies) -> Proposals:
-    bases, pairs = measured.base_of(slice(None)), measured.num_pairs
+    bases, pairs = measured.bases_of(), measured.num_pairs
     short = bases.simplest()
     for width in {measured.head_dim, pairs, 4 * pairs} - {2 * pairs}:
-        meant = bases.power(width / (2 * pairs)).simplest()
-        if short and meant in _USUAL_BASES and short not in _USUAL_BASES:
-            mistake = make_finding("exponent-width", width=width, rotary_dim=2 * pairs, meant=meant)
-            yield _propose(short, None, mistake, meant)
+        intended = bases.power(width / (2 * pairs)).simplest()
+        if short and intended in _USUAL_BASES and short not in _USUAL_BASES:
+            mistake = make_finding(
+                "exponent-width", width=width, rotary_dim=2 * pairs, intended=intended
+            )
+            yield _propose(short, None, mistake, intended)
 
 
 # Laws that change every pair: the first frequency is not 1.
@@ -216,10 +198,13 @@ def _find_exponent_width(measured: Frequencies) -> Proposals:
 def _fit_divided(
     measured: Frequencies, exponent: float = 1.0, divisor: Callable[[float], Any] = float
 ) -> tuple[float | None, float]:
-    """The base and the factor of powers that are divided, the first by a root of the factor."""
+    """The base and the factor of divided powers.
+
+    The first power is divided by ``factor ** (1 / exponent)``, all of them by ``divisor(factor)``.
+    """
     turning = slice(measured.num_turning)
     for factor in measured.factor.power(exponent).decimals():
-        base = measured.base_of(turning, divisor(factor)).simplest()
+        base = measured.bases_of(turning, divisor(factor)).simplest()
         if base is not None:
             return base, factor
     return None, 1.0
@@ -232,15 +217,15 @@ def _scan_divided(measured: Frequencies) -> Proposals:
 
 def _find_stretched_frequencies(measured: Frequencies) -> Proposals:
     (base, factor), pairs = _fit_divided(measured), measured.num_pairs
-    meant = measured.factor.power((pairs - 1) / pairs).simplest()
-    if base is not None and meant is not None:
-        mistake = make_finding("stretch-on-frequencies", factor=meant)
-        yield _propose(base, scaling.Linear(factor=factor), mistake, base, meant)
+    stretch = measured.factor.power((pairs - 1) / pairs).simplest()
+    if base is not None and stretch is not None:
+        mistake = make_finding("stretch-on-frequencies", factor=stretch)
+        yield _propose(base, scaling.Linear(factor=factor), mistake, base, stretch)
 
 
 def _find_indices_from_one(measured: Frequencies) -> Proposals:
     pairs = measured.num_pairs
-    base = measured.base_of(slice(None), shift=1).simplest()
+    base = measured.bases_of(shift=1).simplest()
     if base is not None:
         mistake = make_finding("index-from-one", base=base, rotary_dim=2 * pairs)
         yield _propose(base, scaling.Linear(factor=base ** (1 / pairs)), mistake, base)
@@ -254,7 +239,7 @@ def _scan_ntk_fixed(measured: Frequencies) -> Proposals:
 
 def _scan_ntk_mixed(measured: Frequencies) -> Proposals:
     """The logarithm of a frequency is linear in the index and in a power of the index."""
-    pairs, indices, weights = measured.num_pairs, measured.indices, 1 / measured.relative
+    pairs, indices, weights = measured.num_pairs, measured.indices, 1 / measured.relative_errors
     if pairs < 4:
         return
     for exponent in _MIXED_EXPONENTS:
@@ -262,16 +247,16 @@ def _scan_ntk_mixed(measured: Frequencies) -> Proposals:
         logs = np.log(measured.inv_freq) * weights
         (log_b, a), *_ = np.linalg.lstsq(columns * weights[:, None], logs)
         if 0 < log_b < 60 and abs(a) * pairs**exponent < 60:
-            factor = around(math.exp(a * pairs**exponent), 1e-4).simplest()
+            factor = simplest_near(math.exp(a * pairs**exponent), 1e-4)
             if factor is not None and factor != 1:
                 law = scaling.NTKMixed(factor=factor, exponent=exponent)
-                yield _propose(around(math.exp(log_b), 1e-4).simplest(), law)
+                yield _propose(simplest_near(math.exp(log_b), 1e-4), law)
 
 
 def _scan_whole_wavelengths(measured: Frequencies) -> Proposals:
     lengths = 2 * np.pi / measured.inv_freq
-    if np.all(np.abs(lengths - np.rint(lengths)) <= 2 * measured.relative * lengths):
-        # rounding a wavelength hides half a position either way
+    if np.all(np.abs(lengths - np.rint(lengths)) <= 2 * measured.relative_errors * lengths):
+        # a rounded wavelength is off by up to half a position
         logs = log_base(measured.inv_freq, 0.51 / lengths, measured.num_pairs, measured.indices)
         yield _propose(logs.exp().simplest(), scaling.Resonance())
 
@@ -285,8 +270,8 @@ def _scan_stopped(measured: Frequencies) -> Proposals:
     if turning < 2 or base is None:  # one frequency is a power of any base
         return
     exact = turning / pairs
-    within = Interval(exact, (turning + 1) / pairs * (1 - 1e-12))
-    fraction = exact if count_digits(exact) <= 4 else within.simplest()
+    fractions = Interval(exact, (turning + 1) / pairs * (1 - 1e-12))
+    fraction = exact if count_digits(exact) <= 4 else fractions.simplest()
     if fraction is not None:
         yield _propose(base, scaling.Proportional(fraction=fraction, factor=factor))
     slowest = base ** (-np.array([turning - 1, turning]) / pairs)
@@ -296,85 +281,91 @@ def _scan_stopped(measured: Frequencies) -> Proposals:
 
 
 def _scan_faded(measured: Frequencies) -> Proposals:
-    most = measured.base_of_most()
-    if measured.num_turning == measured.num_pairs - 1 and most is not None:
-        base, kept = most
+    run = measured.base_of_longest_run()
+    if measured.num_turning == measured.num_pairs - 1 and run is not None:
+        base, run_length = run
         # the first of the faded pairs is multiplied by 1
-        yield _propose(base, scaling.Cope(num_pairs=measured.num_pairs - kept + 1))
+        yield _propose(base, scaling.Cope(num_pairs=measured.num_pairs - run_length + 1))
 
 
-# Laws that keep the fast pairs, divide the slow ones, and have a ramp between.
+# Laws that keep the fast pairs, divide the slow ones by a factor, and have a ramp between them.
 
 
-def _kept_shares(measured: Frequencies) -> Iterator[tuple[float, float, Floats]]:
-    """The base, factors, and how much of each pair is kept if that is the factor."""
-    f, relative = measured.inv_freq, measured.relative
-    most = measured.base_of_most() if abs(f[0] - 1) <= relative[0] else None
-    if most is None:
+def _find_kept_shares(measured: Frequencies) -> Iterator[tuple[float, float, Floats]]:
+    """The base, a possible factor, and the share of each frequency that is then kept.
+
+    A share is 1 for a pair that is kept and 0 for a pair that is divided by the whole factor.
+    """
+    run = measured.base_of_longest_run() if measured.begin_with_one else None
+    if run is None:
         return
-    base, _ = most
-    left = f * base ** (measured.indices / measured.num_pairs)
-    # where the last two are divided alike, they are divided by the whole factor
-    plateau = around(1 / left[-1], 2 * relative[-1] + 1e-12).simplest()
-    level = abs(left[-1] / left[-2] - 1) <= relative[-1] + relative[-2]
-    for factor in (plateau,) if level and plateau is not None else _RAMP_FACTORS:
+    base, _ = run
+    remaining = measured.inv_freq * base ** (measured.indices / measured.num_pairs)
+    *_, before_last, last = measured.relative_errors
+    # if the last two are divided by the same number, it is the whole factor
+    plateau = simplest_near(1 / remaining[-1], 2 * last + 1e-12)
+    is_level = abs(remaining[-1] / remaining[-2] - 1) <= last + before_last
+    for factor in (plateau,) if is_level and plateau is not None else _RAMP_FACTORS:
         if factor != 1:
-            yield base, factor, (left - 1 / factor) / (1 - 1 / factor)
+            yield base, factor, (remaining - 1 / factor) / (1 - 1 / factor)
 
 
-def _on_ramp(shares: Floats) -> NDArray[np.intp]:
+_Bounds = tuple[float, float]
+
+
+def _pairs_on_ramp(shares: Floats) -> NDArray[np.intp]:
     """The pairs that are neither kept nor divided by the whole factor."""
     return np.flatnonzero((shares > _SHARE_ROUNDING) & (shares < 1 - _SHARE_ROUNDING))
 
 
-def _last_kept(shares: Floats) -> int:
+def _last_kept_pair(shares: Floats) -> int:
     return int(np.flatnonzero(shares > 1 - _SHARE_ROUNDING)[-1])
 
 
-def _slope(shares: Floats, inside: NDArray[np.intp], along: Floats) -> float:
-    """How fast a ramp falls along something, between the first and the last pair on it."""
-    first, last = inside[0], inside[-1]
-    return float((shares[first] - shares[last]) / (along[last] - along[first]))
+def _ramp_slope(shares: Floats, on_ramp: NDArray[np.intp], coordinates: Floats) -> float:
+    """How fast a ramp falls over the coordinates, from the first to the last pair on it."""
+    first, last = on_ramp[0], on_ramp[-1]
+    return float((shares[first] - shares[last]) / (coordinates[last] - coordinates[first]))
 
 
-def _ramp_ends(shares: Floats) -> Iterator[tuple[bool, tuple[float, float], tuple[float, float]]]:
-    """Where a ramp linear in the index may begin and end: rounded to pairs or not, and bounds."""
-    inside = _on_ramp(shares)
-    if len(inside) < 2:
-        low = _last_kept(shares)
+def _find_ramp_ends(shares: Floats) -> Iterator[tuple[bool, _Bounds, _Bounds]]:
+    """Possible ends of a ramp linear in the index: whether rounded to pairs, and their bounds."""
+    on_ramp = _pairs_on_ramp(shares)
+    if len(on_ramp) < 2:
+        low = _last_kept_pair(shares)
         ends = [(float(a), float(low + b)) for a in (low, low - 1) for b in (1, 2) if a >= 0]
     else:
-        first, last = int(inside[0]), int(inside[-1])
-        slope = max(_slope(shares, inside, np.arange(float(len(shares)))), 1e-9)
+        first, last = int(on_ramp[0]), int(on_ramp[-1])
+        slope = max(_ramp_slope(shares, on_ramp, np.arange(float(len(shares)))), 1e-9)
         ends = [(first - (1 - shares[first]) / slope, last + shares[last] / slope)]
     for low, high in ends:
         if low > -1 and high < 4 * len(shares):
-            near = _END_ROUNDING
-            yield False, (low - near, low + near), (high - near, high + near)
-            if all(abs(end - round(end)) < near for end in (low, high)):
+            low_bounds, high_bounds = ((x - _END_ROUNDING, x + _END_ROUNDING) for x in (low, high))
+            yield False, low_bounds, high_bounds
+            if all(abs(end - round(end)) < _END_ROUNDING for end in (low, high)):
                 # the low end was rounded down, and not below 0, and the high end up
                 low, high = round(low), round(high)
                 yield True, (low or -math.inf, low + 1), (high - 1, high)
 
 
 def _scan_yarn(measured: Frequencies) -> Proposals:
-    """A ramp linear in the index; its ends tell the context divided by turns."""
-    for base, factor, shares in _kept_shares(measured):
-        for truncate, *bounds in _ramp_ends(shares):
+    """A ramp linear in the index; at its ends, pairs make known turns over the context."""
+    for base, factor, shares in _find_kept_shares(measured):
+        for truncate, *bounds in _find_ramp_ends(shares):
             # contexts over which pairs at these real-valued indices make one turn
             low, high = (
                 Interval(*(2 * math.pi * base ** (end / measured.num_pairs) for end in ends))
                 for ends in bounds
             )
-            found: list[tuple[float | None, float | None, float]] = []
+            candidates: list[tuple[float | None, float | None, float]] = []
             for fast, slow in _BETAS:
-                both = low.times(fast) & high.times(slow)
-                found.append((both.power_of_two() or both.simplest(), fast, slow))
+                contexts = low.times(fast) & high.times(slow)
+                candidates.append((contexts.power_of_two() or contexts.simplest(), fast, slow))
             length = high.power_of_two()
             if length is not None and low.low > 0:
                 turns = Interval(length / low.high, length / low.low).simplest()
-                found.append((length, turns, 1.0))
-            for context, fast, slow in found:
+                candidates.append((length, turns, 1.0))
+            for context, fast, slow in candidates:
                 if context and fast and context >= 1 and fast >= 1 and context == int(context):
                     law = scaling.Yarn(
                         factor=factor, original_max_positions=int(context), beta_fast=fast,
@@ -385,29 +376,29 @@ def _scan_yarn(measured: Frequencies) -> Proposals:
 
 def _scan_ramps_over_frequency(measured: Frequencies) -> Proposals:
     """A ramp linear in the frequency itself: Llama 3's, and the one that YaRN's paper prints."""
-    for base, factor, shares in _kept_shares(measured):
+    for base, factor, shares in _find_kept_shares(measured):
         plain = base ** (-measured.indices / measured.num_pairs)
-        inside = _on_ramp(shares)
-        if len(inside) == 0:  # a step, or a ramp between two pairs
-            wavelengths = 2 * np.pi / plain[_last_kept(shares) :]
-            one = Interval(*wavelengths[:2]).power_of_two() if len(wavelengths) > 1 else None
-            contexts, high_turns = [] if one is None else [one], (1.0, 4.0)
-        elif len(inside) == 1:  # one pair tells one number: the usual turns are assumed
-            slow = float(plain[inside[0]] / (1 + 3 * shares[inside[0]]))
-            contexts, high_turns = _round_contexts(2 * np.pi / slow), (4.0,)
+        on_ramp = _pairs_on_ramp(shares)
+        if len(on_ramp) == 0:  # a step, or a ramp between two pairs
+            wavelengths = 2 * np.pi / plain[_last_kept_pair(shares) :]
+            context = Interval(*wavelengths[:2]).power_of_two() if len(wavelengths) > 1 else None
+            contexts, high_turns = [] if context is None else [context], (1.0, 4.0)
+        elif len(on_ramp) == 1:  # one pair gives one number: the usual turns are assumed
+            slow = float(plain[on_ramp[0]] / (1 + 3 * shares[on_ramp[0]]))
+            contexts, high_turns = _find_round_contexts(2 * np.pi / slow), (4.0,)
         else:
-            slope, last = _slope(shares, inside, -plain), inside[-1]
+            slope, last = _ramp_slope(shares, on_ramp, -plain), on_ramp[-1]
             slow = float(plain[last] - shares[last] / slope) if slope > 0 else 0.0
             if slow <= 0:
                 continue
-            ratio = around(1 + 1 / slope / slow, 1e-3).simplest() or 1.0
-            contexts, high_turns = _round_contexts(2 * np.pi / slow), (ratio,)
-            paper = around(2 * np.pi / slow, 1e-3).power_of_two()
-            if paper is not None:
-                extends = scaling.YarnPaper(
-                    factor=factor, original_max_positions=paper, beta_fast=ratio
+            ratio = simplest_near(1 + 1 / slope / slow, 1e-3) or 1.0
+            contexts, high_turns = _find_round_contexts(2 * np.pi / slow), (ratio,)
+            original = interval_around(2 * np.pi / slow, 1e-3).power_of_two()
+            if original is not None:
+                law = scaling.YarnPaper(
+                    factor=factor, original_max_positions=original, beta_fast=ratio
                 )
-                yield _propose(base, extends)
+                yield _propose(base, law)
         for length, high in product(contexts, high_turns):
             law = scaling.Llama3(
                 factor=factor, original_max_positions=length, low_freq_factor=1.0,
@@ -416,18 +407,20 @@ def _scan_ramps_over_frequency(measured: Frequencies) -> Proposals:
             yield _propose(base, law)
 
 
-def _round_contexts(length: float) -> list[int]:
-    """Round lengths near one that was measured."""
-    near = around(length, 1e-3)
-    found = dict.fromkeys([near.power_of_two(), round(near.simplest() or 0), round(length)])
-    return [one for one in found if one is not None and one >= 1]
+def _find_round_contexts(length: float) -> list[int]:
+    """Lengths near a measured one: a power of two, the one with fewest digits, the nearest."""
+    interval = interval_around(length, 1e-3)
+    lengths = dict.fromkeys(
+        [interval.power_of_two(), round(interval.simplest() or 0), round(length)]
+    )
+    return [length for length in lengths if length is not None and length >= 1]
 
 
 def _scan_part_ntk(measured: Frequencies) -> Proposals:
-    for base, factor, shares in _kept_shares(measured):
+    for base, factor, shares in _find_kept_shares(measured):
         changed = np.flatnonzero(shares < 1 - _SHARE_ROUNDING)
         for length in (1 << power for power in range(9, 18)):
-            # its ramp begins where a pair turns 16 times over the context
+            # its ramp begins at the pair that turns 16 times over the context
             index = measured.num_pairs * math.log(length / (32 * math.pi)) / math.log(base)
             if len(changed) > 0 and abs(int(changed[0]) - index) <= 2:
                 law = scaling.PartNTK(factor=factor, original_max_positions=length)
@@ -437,26 +430,26 @@ def _scan_part_ntk(measured: Frequencies) -> Proposals:
 def _find_inverted_ramp(measured: Frequencies) -> Proposals:
     """A YaRN ramp that divides the fast pairs and keeps the slow ones."""
     f, pairs, indices = measured.inv_freq, measured.num_pairs, measured.indices
-    factor = around(1 / f[0], 2 * measured.relative[0] + 1e-12).simplest()
-    most = measured.base_of_most(slow=True)
-    # a base, a factor and two ends are four numbers that a few pairs would always have
-    if factor is None or factor <= 1 or most is None or pairs < 8:
+    factor = simplest_near(1 / f[0], 2 * measured.relative_errors[0] + 1e-12)
+    run = measured.base_of_longest_run(slow=True)
+    # a base, a factor and two ends are four numbers, which fit any few pairs
+    if factor is None or factor <= 1 or run is None or pairs < 8:
         return
-    base, _ = most
+    base, _ = run
     shares = (f * base ** (indices / pairs) - 1 / factor) / (1 - 1 / factor)
-    inside = _on_ramp(shares)
-    if len(inside) < 2:
+    on_ramp = _pairs_on_ramp(shares)
+    if len(on_ramp) < 2:
         return
-    slope = -_slope(shares, inside, indices)
-    ramp = np.clip(shares[inside[0]] + slope * (indices - inside[0]), 0, 1)
+    slope = -_ramp_slope(shares, on_ramp, indices)
+    ramp = np.clip(shares[on_ramp[0]] + slope * (indices - on_ramp[0]), 0, 1)
     exact = base ** (-indices / pairs) * (ramp + (1 - ramp) / factor)
-    fits = np.all(np.abs(exact - f) <= (2 * measured.relative + 1e-9) * f)
+    fits = np.all(np.abs(exact - f) <= (2 * measured.relative_errors + 1e-9) * f)
     if slope > 0 and ramp[-1] == 1 and fits:
         yield _propose(base, None, make_finding("ramp-inverted", factor=factor), base, factor)
 
 
-#: How the laws of `phasor.scaling.LAWS` are recognised: in spectra of which form, and by which
-#: scan; or why by none.
+#: The form of spectrum and the scan that recognise each law of `phasor.scaling.LAWS`, or the reason
+#: why there is none.
 SCANS: dict[str, tuple[Form, Scan] | str] = {
     "linear": ("scaled", _scan_divided),
     "ntk": ("powers", _scan_stretched_base),
@@ -472,8 +465,8 @@ SCANS: dict[str, tuple[Form, Scan] | str] = {
     "hope": ("stopped", _scan_stopped),
     "cope": ("stopped", _scan_faded),
     "per_pair": "a divisor for each pair gives any frequencies: they are listed one by one",
-    "dynamic_ntk": "a rule: mistakes.with_rule finds it from calls of several lengths",
-    "longrope": "a rule: mistakes.with_rule finds it from calls of several lengths",
+    "dynamic_ntk": "a rule: mistakes.add_rule finds it from calls of several lengths",
+    "longrope": "a rule: mistakes.add_rule finds it from calls of several lengths",
     "stepped_ntk": "a rule that is not looked for: its length is reported, and the law below it",
 }
 _MISTAKES: tuple[tuple[Form, Scan], ...] = (

@@ -1,6 +1,6 @@
-"""`identify`, `identify_samples`, `identify_rows`: which rotation is behind what can be measured.
+"""`identify`, `identify_samples`, `identify_rows`: which rotation somebody else's program does.
 
-Of a function, of recorded vectors, and of tables of cos and sin.
+It is measured on a function, on recorded vectors, or on a table of cos and sin.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from phasor._checks import choice, whole
 from phasor.errors import PositionError, TensorError
 from phasor.identification.blocks import (
     Arrangement,
-    arrange,
+    arrange_blocks,
     arrangement_of,
-    every_arrangement,
+    candidate_arrangements,
     find_blocks,
-    read_rows,
+    pair_factors,
 )
 from phasor.identification.calling import Caller, RefusedError, find_caller
 from phasor.identification.explaining import Drivers, explain
 from phasor.identification.mistakes import (
     PRECISION_POSITIONS,
     Probe,
+    add_limits,
+    add_precision,
+    add_rule,
     call_with_growing_lengths,
-    coarse_table,
     compare_members,
     compare_queries_and_keys,
-    with_limits,
-    with_precision,
-    with_rule,
+    find_table_dtype,
 )
 from phasor.identification.report import Finding, Identification, make_finding
 from phasor.identification.spectrum import (
@@ -41,20 +41,23 @@ from phasor.identification.spectrum import (
     Complex,
     Floats,
     Spectrum,
-    exact_turns,
+    bound_angle_errors,
+    exact_phasors,
     find_spectrum,
-    on_every_axis,
     powers_of_two,
-    rounded_angles,
 )
 from phasor.numpy import matrix
+from phasor.papers.distances import repeat_on_axes
 from phasor.rope import Rope
 
-_SMALL = (0, 1, 2, 3, 5, 8)
-Group = tuple[Floats, Floats]
-_SAMPLES_USED = 8  # of one position: enough to tell pairings apart
-_POSITIONS_USED = 24  # to tell pairings apart
-_FLOAT32_ANGLES = 2.0**-21  # a power by way of logarithms, a division, and the product
+#: Vectors of one position before and after the rotation, ``[N, head_dim]`` each.
+Samples = tuple[Floats, Floats]
+_SMALL_POSITIONS = (0, 1, 2, 3, 5, 8)
+# enough samples of one position, and enough positions, to tell pairings apart
+_SAMPLES_PER_POSITION = 8
+_ARRANGEMENT_POSITIONS = 24
+# relative, of a power by way of logarithms, a division, and the product
+_FLOAT32_ANGLE_ERROR = 2.0**-21
 
 
 def identify(
@@ -80,7 +83,7 @@ def identify(
         head_dim: Width of one head.
         table: Makes ``cos, sin`` (or whatever rows ``function`` takes) from positions, or from
             ``(x, positions)``.
-        takes: The arguments in order, where they cannot be guessed: words of ``x``, ``q``, ``k``,
+        takes: The arguments in order, if they cannot be guessed: words of ``x``, ``q``, ``k``,
             ``positions``, ``offset`` (one whole number per call), ``cos``, ``sin``, ``rows``; one
             is passed by keyword as ``name=word``.
         layout: The order of the vectors' dimensions, such as ``"bhsd"``; tried in turn unless
@@ -118,51 +121,52 @@ def identify(
         return replace(report, called=called)
     except RefusedError as error:
         raise TensorError(
-            f"function must turn positions 0 to {max(_SMALL)}, whenever it is asked to, and says "
-            f"of some of them: {error}"
+            f"function must turn positions 0 to {max(_SMALL_POSITIONS)}, whenever it is asked to, "
+            f"and says of some of them: {error}"
         ) from error
 
 
 def _measure(caller: Caller, longest: int) -> Identification:
-    """The map at small positions, read as pairs, and then the pairs at growing ones."""
-    maps = _maps(caller)
-    rounding, findings = coarse_table(maps, caller.rounding, caller.out_dtype)
+    """Measure the map at small positions, find its pairs, and measure those at growing ones."""
+    maps = _measure_maps(caller)
+    rounding, findings = find_table_dtype(maps, caller.rounding, caller.out_dtype)
     linear = _is_linear(caller, maps[0], rounding)
     if caller.changed_inputs:
         findings.append(make_finding("inputs-written"))
-    nothing = Identification(
+    report = Identification(
         head_dim=caller.head_dim, called=None, linear=linear, findings=tuple(findings)
     )
     if not linear:
-        return replace(nothing, why_no_rope="it is not linear in its vectors")
+        return replace(report, why_no_rope="it is not linear in its vectors")
     blocks = find_blocks(np.concatenate(list(maps)), rounding)
-    arrangement = arrange(blocks, caller.head_dim)
+    arrangement = arrange_blocks(blocks, caller.head_dim)
     if arrangement is not None:
         return _measure_pairs(Probe(caller, arrangement, rounding), longest, maps, findings)
-    wide = next((list(block.read) for block in blocks if len(block.read) > 2), None)
-    if wide is None:
-        return replace(nothing, why_no_rope="nothing turns at the positions tried")
-    why = f"it mixes {len(wide)} coordinates with each other: {wide[:8]}"
-    return replace(nothing, why_no_rope=why)
+    mixed = next((list(block.read) for block in blocks if len(block.read) > 2), None)
+    if mixed is None:
+        return replace(report, why_no_rope="nothing turns at the positions tried")
+    why = f"it mixes {len(mixed)} coordinates with each other: {mixed[:8]}"
+    return replace(report, why_no_rope=why)
 
 
-def _maps(caller: Caller) -> Floats:
+def _measure_maps(caller: Caller) -> Floats:
     """The linear maps ``[outputs, P, out, in]`` at small positions.
 
-    The first are at `_SMALL`, equal on all axes; with several axes, others follow that are not.
+    The first are at `_SMALL_POSITIONS`, equal on all axes. With several axes, the same positions
+    on one axis at a time follow.
     """
     n = caller.n_axes
-    positions = np.array(_SMALL)
+    positions = np.array(_SMALL_POSITIONS)
     if n > 1:
-        alone = [_on_axis(axis, n, _SMALL[1:]) for axis in range(n)]
-        positions = np.concatenate([np.repeat(positions[:, None], n, axis=1), *alone])
-    turned = caller.turn(np.eye(caller.head_dim), positions)
-    if not np.isfinite(turned).all():
+        single_axis = [_positions_on_axis(axis, n, _SMALL_POSITIONS[1:]) for axis in range(n)]
+        positions = np.concatenate([np.repeat(positions[:, None], n, axis=1), *single_axis])
+    results = caller.turn(np.eye(caller.head_dim), positions)
+    if not np.isfinite(results).all():
         raise RefusedError("it gives numbers that are not finite")
-    return np.swapaxes(turned, 2, 3)  # vectors in are columns
+    return np.swapaxes(results, 2, 3)  # vectors in are columns
 
 
-def _on_axis(axis: int, n_axes: int, coordinates: Sequence[int]) -> NDArray[np.int64]:
+def _positions_on_axis(axis: int, n_axes: int, coordinates: Sequence[int]) -> NDArray[np.int64]:
     """Positions ``[P, n_axes]`` with a coordinate on one axis and 0 on the others."""
     return np.outer(coordinates, np.arange(n_axes) == axis)
 
@@ -172,9 +176,9 @@ def _is_linear(caller: Caller, maps: Floats, rounding: float) -> bool:
     # whole numbers, which every dtype holds exactly
     vectors = rng.integers(-7, 8, (3, caller.head_dim)).astype(np.float64)
     vectors[2] = 0
-    expected = vectors @ maps[_SMALL.index(5)].T
-    room = 64 * rounding * np.abs(vectors).max() * max(np.abs(maps).max(), 1)
-    return bool(np.abs(caller.turn(vectors, [5])[0, 0] - expected).max() <= room)
+    expected = vectors @ maps[_SMALL_POSITIONS.index(5)].T
+    tolerance = 64 * rounding * np.abs(vectors).max() * max(np.abs(maps).max(), 1)
+    return bool(np.abs(caller.turn(vectors, [5])[0, 0] - expected).max() <= tolerance)
 
 
 def _measure_pairs(
@@ -182,48 +186,50 @@ def _measure_pairs(
 ) -> Identification:
     arrangement, rounding = probe.arrangement, probe.rounding
     lengths = call_with_growing_lengths(probe, longest)
-    z = lengths.answers[lengths.agreed]
-    spectrum = find_spectrum(powers_of_two(lengths.agreed), z, rounded_angles(z, rounding))
-    rows = read_rows(arrangement.blocks(maps[0]))
-    members = compare_members(probe, rows)
+    z = lengths.answers[lengths.longest_consistent]
+    spectrum = find_spectrum(
+        powers_of_two(lengths.longest_consistent), z, bound_angle_errors(z, rounding)
+    )
+    factors = pair_factors(arrangement.blocks(maps[0]))
+    members = compare_members(probe, factors)
     key_factor, keys = compare_queries_and_keys(probe, maps)
     findings = [*findings, *members, *keys]
-    if lengths.remembers is not None:
-        findings.append(make_finding("remembers", top=lengths.remembers))
-    sizes, drivers = np.abs(rows.mean(axis=0)), _drivers_by_axis(probe, spectrum)
+    if lengths.irreproducible_at is not None:
+        findings.append(make_finding("remembers", top=lengths.irreproducible_at))
+    sizes, drivers = np.abs(factors.mean(axis=0)), _find_drivers(probe, spectrum)
     report = explain(
         arrangement, spectrum, drivers, sizes, rounding=rounding, is_rotation=not members
     )
     report = replace(report, findings=(*findings, *report.findings), key_factor=key_factor)
     if lengths.changes_at is not None:
-        report = with_rule(report, lengths, rounding)
+        report = add_rule(report, lengths, rounding)
     elif report.is_rotation:
-        report = with_limits(report, probe, spectrum, longest)
-    report = _with_error(maps[0], report)
+        report = add_limits(report, probe, spectrum, longest)
+    report = _add_error(report, maps[0])
     end = min(longest, lengths.changes_at or longest, report.table_end or longest)
-    return with_precision(report, spectrum, probe, end)
+    return add_precision(report, spectrum, probe, end)
 
 
-def _drivers_by_axis(probe: Probe, spectrum: Spectrum) -> Drivers:
-    """The axes that turn each pair, tried one axis at a time as far as the spectrum reached."""
+def _find_drivers(probe: Probe, spectrum: Spectrum) -> Drivers:
+    """The axes that turn each pair, tried one axis at a time up to the spectrum's last position."""
     n_axes = probe.caller.n_axes
     if n_axes == 1:
         return spectrum.inv_freq[None] != 0
-    places = powers_of_two(max(spectrum.reach, 1))
-    z = np.array([probe(_on_axis(axis, n_axes, places)) for axis in range(n_axes)])
+    positions = powers_of_two(max(spectrum.last_position, 1))
+    z = np.array([probe(_positions_on_axis(axis, n_axes, positions)) for axis in range(n_axes)])
     return np.abs(z - z[:, :1]).max(axis=1) > 8 * probe.rounding  # the first is at position 0
 
 
-def _with_error(maps: Floats, report: Identification) -> Identification:
-    """The report with how far its Rope is from the maps ``[P, out, in]``."""
+def _add_error(report: Identification, maps: Floats) -> Identification:
+    """The report with the error of its Rope against the maps ``[P, out, in]``."""
     rope = report.rope
     if rope is None:
         return report
     factors = np.ones(report.head_dim)
     factors[rope.rotary_start :][: rope.rotary_dim] = report.attention_factor or 1.0
-    at = np.array(_SMALL) + report.position_offset
-    exact = np.array([factors * matrix(on_every_axis(p, rope), rope) for p in at])
-    return replace(report, error=float(np.abs(maps[: len(at)] - exact).max()))
+    positions = np.array(_SMALL_POSITIONS) + report.position_offset
+    exact = np.array([factors * matrix(repeat_on_axes(rope, p), rope) for p in positions])
+    return replace(report, error=float(np.abs(maps[: len(positions)] - exact).max()))
 
 
 def identify_rows(z: Complex, dtype: str, layout: Rope) -> Identification:
@@ -231,41 +237,45 @@ def identify_rows(z: Complex, dtype: str, layout: Rope) -> Identification:
 
     Args:
         z: ``cos + i sin`` of each pair, finite, ``[positions, num_pairs]``, two rows or more.
-        dtype: What they are numbers of.
-        layout: Where the pairs are; its frequencies are not looked at.
+        dtype: Their dtype.
+        layout: Has the coordinates of the pairs; its frequencies are not used.
 
     Returns:
         The report; ``error`` is the largest difference between an entry and the Rope's, as a
         complex number. Where no Rope has these rows, ``why_no_rope`` says why.
     """
-    rounding, findings = coarse_table(np.stack((z.real, z.imag)), ROUNDING[dtype], dtype)
-    places = powers_of_two(len(z) - 1)
-    spectrum = find_spectrum(places, z[places], rounded_angles(z[places], rounding))
+    rounding, findings = find_table_dtype(np.stack((z.real, z.imag)), ROUNDING[dtype], dtype)
+    read_rows = powers_of_two(len(z) - 1)
+    spectrum = find_spectrum(read_rows, z[read_rows], bound_angle_errors(z[read_rows], rounding))
     drivers = np.ones((1, z.shape[1]), dtype=bool)
     report = explain(arrangement_of(layout), spectrum, drivers, np.abs(z), rounding=rounding)
     report = replace(report, findings=(*findings, *report.findings), table_end=len(z))
-    beyond = next((p for p in places if p > spectrum.reach), None)
-    if beyond is not None:
-        why = f"rows 0 to {spectrum.reach} do, row {beyond} does not"
-        why = f"rows must turn at fixed frequencies, and {why}"
+    unused = next((p for p in read_rows if p > spectrum.last_position), None)
+    if unused is not None:
+        why = (
+            "rows must turn at fixed frequencies, and rows 0 to "
+            f"{spectrum.last_position} do, row {unused} does not"
+        )
         return replace(report, rope=None, why_no_rope=why)
     if report.rope is None:
         return report
     gain, offset = report.attention_factor or 1.0, report.position_offset
     rows = np.arange(len(z))
-    error = np.abs(z - gain * exact_turns(report.rope, rows, offset)[:, : z.shape[1]]).max(axis=1)
+    error = np.abs(z - gain * exact_phasors(report.rope, rows, offset)[:, : z.shape[1]]).max(axis=1)
     # angles may be float32 products of float32 frequencies, each a few roundings off
     fastest = max(abs(pair.inv_freq) for pair in report.pairs)
-    room = gain * (16 * rounding + (rows + abs(offset)) * fastest * 2.0**-20)
-    wrong = np.flatnonzero(error > room)
+    tolerance = gain * (16 * rounding + (rows + abs(offset)) * fastest * 2.0**-20)
+    wrong = np.flatnonzero(error > tolerance)
     if len(wrong):
         why = (
             f"row {wrong[0]} is {error[wrong[0]]:.2g} off what the others say, more than rounding "
             "explains"
         )
         return replace(report, rope=None, why_no_rope=why)
-    near = [(p, float(error[p - 12 : p].max() / gain)) for p in PRECISION_POSITIONS if p <= len(z)]
-    return replace(report, error=float(error.max()), precision=tuple(near))
+    precision = [
+        (p, float(error[p - 12 : p].max() / gain)) for p in PRECISION_POSITIONS if p <= len(z)
+    ]
+    return replace(report, error=float(error.max()), precision=tuple(precision))
 
 
 def identify_samples(
@@ -283,7 +293,7 @@ def identify_samples(
             more than a factor of two to be of use; each position wants two vectors or more.
             ``[N, n_axes]`` for several axes: the above holds for those with equal coordinates, and
             those with unequal ones tell which axis drives which pair.
-        dtype: What the vectors were computed in.
+        dtype: The dtype in which the vectors were computed.
 
     Returns:
         The report, without what only calls can tell (written inputs, table end, other lengths).
@@ -306,114 +316,120 @@ def identify_samples(
     rounding = 8 * ROUNDING[choice("dtype", dtype, ROUNDING)]
     equal, unequal, n_axes = _group_samples(before, after, positions)
     head_dim = next(iter(equal.values()))[0].shape[1]
-    arrangement = _find_arrangement(list(equal.values())[:_POSITIONS_USED], head_dim, rounding)
+    arrangement = _find_arrangement(
+        list(equal.values())[:_ARRANGEMENT_POSITIONS], head_dim, rounding
+    )
     if arrangement is None:
         why = "no pairing of coordinates explains the samples as turns, up to a factor, of pairs"
         return Identification(head_dim=head_dim, called=None, linear=True, why_no_rope=why)
-    places = [*_doubling_positions(list(equal))]
-    z = np.array([_turn(equal[p], arrangement)[0] for p in places])
+    read_positions = [*_doubling_positions(list(equal))]
+    z = np.array([_fit_factors(equal[p], arrangement)[0] for p in read_positions])
     # few programs make angles of more digits than float32's, and at these positions that shows
-    angle_rounding = 2.0**-52 if dtype == "float64" else _FLOAT32_ANGLES
-    spectrum = find_spectrum(places, z, np.full(z.shape, rounding), angle_rounding)
-    drivers = _drivers_of_samples(unequal, n_axes, arrangement, spectrum, rounding)
+    angle_rounding = 2.0**-52 if dtype == "float64" else _FLOAT32_ANGLE_ERROR
+    spectrum = find_spectrum(read_positions, z, np.full(z.shape, rounding), angle_rounding)
+    drivers = _find_drivers_of_samples(unequal, n_axes, arrangement, spectrum, rounding)
     report = explain(arrangement, spectrum, drivers, np.abs(z), rounding=rounding)
-    beyond = next((p for p in places if p > spectrum.reach), None)
-    if beyond is None:
+    unused = next((p for p in read_positions if p > spectrum.last_position), None)
+    if unused is None:
         return report
-    part = make_finding("samples-part", reach=spectrum.reach, beyond=beyond)
-    return replace(report, findings=(*report.findings, part))
+    finding = make_finding("samples-part", last_position=spectrum.last_position, unused=unused)
+    return replace(report, findings=(*report.findings, finding))
 
 
 def _group_samples(
     before: ArrayLike, after: ArrayLike, positions: ArrayLike
-) -> tuple[dict[int, Group], dict[tuple[int, ...], Group], int]:
-    """Samples by position, where its coordinates are equal and where they are not; and the axes."""
-    x, y = (np.asarray(one, dtype=np.float64) for one in (before, after))
-    at = np.asarray(positions)
+) -> tuple[dict[int, Samples], dict[tuple[int, ...], Samples], int]:
+    """Samples by position with equal coordinates, and with unequal ones; and the number of axes."""
+    x, y = (np.asarray(vectors, dtype=np.float64) for vectors in (before, after))
+    places = np.asarray(positions)
     if x.ndim != 2 or x.shape != y.shape:
         raise TensorError(
             "before and after must both be [samples, head_dim], got "
             f"{list(x.shape)} and {list(y.shape)}"
         )
-    if at.ndim not in (1, 2) or at.shape[:1] != x.shape[:1] or at.dtype.kind not in "iu":
+    if (
+        places.ndim not in (1, 2)
+        or places.shape[:1] != x.shape[:1]
+        or places.dtype.kind not in "iu"
+    ):
         raise PositionError(
             f"positions must be whole numbers [{len(x)}], one per sample, or one per axis of each, "
-            f"got {at.dtype} {list(at.shape)}"
+            f"got {places.dtype} {list(places.shape)}"
         )
-    at = at.reshape(len(x), -1)
-    equal: dict[int, Group] = {}
-    unequal: dict[tuple[int, ...], Group] = {}
-    for p in np.unique(at, axis=0):
-        here = np.flatnonzero((at == p).all(axis=1))[:_SAMPLES_USED]
-        if len(here) > 1 and np.ptp(p) == 0:
-            equal[int(p[0])] = x[here], y[here]
-        elif len(here) > 1:
-            unequal[tuple(p.tolist())] = x[here], y[here]
+    places = places.reshape(len(x), -1)
+    equal: dict[int, Samples] = {}
+    unequal: dict[tuple[int, ...], Samples] = {}
+    for p in np.unique(places, axis=0):
+        indices = np.flatnonzero((places == p).all(axis=1))[:_SAMPLES_PER_POSITION]
+        if len(indices) > 1 and np.ptp(p) == 0:
+            equal[int(p[0])] = x[indices], y[indices]
+        elif len(indices) > 1:
+            unequal[tuple(p.tolist())] = x[indices], y[indices]
     if len(equal) < 2 or 1 not in np.diff(list(equal)):
         raise PositionError(
             "positions must hold two that are one apart, with two samples or more at each (of "
             f"different heads, or batches); got {len(equal)} with two samples"
         )
-    if at.shape[1] > 1 and not unequal:
+    if places.shape[1] > 1 and not unequal:
         raise PositionError(
-            f"positions have {at.shape[1]} axes and equal coordinates everywhere, which does not "
-            "tell the axes apart; give one column, or some with unequal coordinates"
+            f"positions have {places.shape[1]} axes and equal coordinates everywhere, which does "
+            "not tell the axes apart; give one column, or some with unequal coordinates"
         )
-    return equal, unequal, at.shape[1]
+    return equal, unequal, places.shape[1]
 
 
-def _turn(group: Group, arrangement: Arrangement) -> tuple[Complex, float]:
-    """The complex factor of each pair that fits best, and the relative residue."""
+def _fit_factors(samples: Samples, arrangement: Arrangement) -> tuple[Complex, float]:
+    """The complex factor of each pair that fits the samples best, and the relative residue."""
     (first, second), (to_first, to_second) = arrangement.read, arrangement.written
-    u = group[0][:, first] + 1j * group[0][:, second]
-    v = group[1][:, to_first] + 1j * group[1][:, to_second]
+    u = samples[0][:, first] + 1j * samples[0][:, second]
+    v = samples[1][:, to_first] + 1j * samples[1][:, to_second]
     z = (np.conj(u) * v).sum(axis=0) / np.maximum((np.abs(u) ** 2).sum(axis=0), 1e-300)
     residue = np.abs(v - z * u).max() / max(float(np.abs(v).max()), 1e-300)
     return z, float(residue)
 
 
 def _find_arrangement(
-    groups: Sequence[Group], head_dim: int, rounding: float
+    groups: Sequence[Samples], head_dim: int, rounding: float
 ) -> Arrangement | None:
-    """The narrowest arrangement that leaves no residue, and lets the others pass."""
-    moved = np.zeros(head_dim, dtype=bool)
+    """The narrowest arrangement that leaves no residue and holds every changed coordinate."""
+    changed = np.zeros(head_dim, dtype=bool)
     for x, y in groups:
-        moved |= (np.abs(x - y) > rounding * np.abs(x)).any(axis=0)
-    turning = np.flatnonzero(moved)
+        changed |= (np.abs(x - y) > rounding * np.abs(x)).any(axis=0)
+    turning = np.flatnonzero(changed)
     if len(turning) == 0:
         return None
-    for one in every_arrangement(int(turning[0]), int(turning[-1]), head_dim):
-        if all(_turn(group, one)[1] <= 8 * rounding for group in groups):
-            return one
+    for candidate in candidate_arrangements(int(turning[0]), int(turning[-1]), head_dim):
+        if all(_fit_factors(samples, candidate)[1] <= 8 * rounding for samples in groups):
+            return candidate
     return None
 
 
 def _doubling_positions(positions: list[int]) -> Iterator[int]:
-    """Positions from the first two neighbours on, with gaps that at most double."""
+    """The first two neighbours, and positions beyond them whose distances at most double."""
     start = next(p for p in positions if p + 1 in positions)
     gap = 1
     yield from (start, start + 1)
-    while wider := [p for p in positions if start + gap < p <= start + 2 * gap]:
-        gap = wider[-1] - start
+    while reachable := [p for p in positions if start + gap < p <= start + 2 * gap]:
+        gap = reachable[-1] - start
         yield start + gap
 
 
-def _drivers_of_samples(
-    groups: Mapping[tuple[int, ...], Group],
+def _find_drivers_of_samples(
+    samples_by_position: Mapping[tuple[int, ...], Samples],
     n_axes: int,
     arrangement: Arrangement,
     spectrum: Spectrum,
     rounding: float,
 ) -> Drivers:
-    """The axis that explains each pair's turns at unequal coordinates; none where all would do."""
-    fits = np.ones((n_axes, arrangement.num_pairs), dtype=bool)
-    for coordinates, group in groups.items():
-        z = _turn(group, arrangement)[0]
-        turned = z / np.maximum(np.abs(z), 1e-300)
-        at = np.array(coordinates, dtype=np.float64)
+    """The axis that explains each pair's turns at unequal coordinates; none if all of them do."""
+    axis_explains = np.ones((n_axes, arrangement.num_pairs), dtype=bool)
+    for coordinates, samples in samples_by_position.items():
+        z = _fit_factors(samples, arrangement)[0]
+        units = z / np.maximum(np.abs(z), 1e-300)
+        places = np.array(coordinates, dtype=np.float64)
         # an angle may have been rounded in the dtype of the vectors
-        room = rounding * (8 + np.abs(at[:, None] * spectrum.inv_freq))
-        room += at[:, None] * spectrum.uncertainty + spectrum.phase_uncertainty
-        fits &= np.abs(spectrum.at(at) - turned) <= room
-    # where no axis explains a pair's turns, several turn it
-    return np.where(fits.sum(axis=0) == 1, fits, ~fits.any(axis=0))
+        tolerance = rounding * (8 + np.abs(places[:, None] * spectrum.inv_freq))
+        tolerance += places[:, None] * spectrum.uncertainty + spectrum.phase_uncertainty
+        axis_explains &= np.abs(spectrum.predict(places) - units) <= tolerance
+    # if no axis alone explains a pair's turns, several turn it
+    return np.where(axis_explains.sum(axis=0) == 1, axis_explains, ~axis_explains.any(axis=0))

@@ -1,4 +1,4 @@
-"""What was found out about a rotation: fields for programs, sentences for people, JSON values."""
+"""The report about a rotation: fields for programs, sentences for people, JSON values."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from phasor.pairings import Pairing
 from phasor.rope import Rope
 from phasor.scaling import Law, Rule
 
-#: What is said of each finding; `finding` puts what was measured in place of the braces. What
-#: happens at a table's end, at negative positions and to norms has sentences where it is measured.
+#: The sentence of each finding; `make_finding` replaces the braces by measured values. Findings
+#: about a table's end, negative positions and norms have sentences where they are measured.
 SENTENCES = {
     "inputs-written": "It writes its inputs: keep a copy of what goes in.",
     "remembers": "The result depends on earlier calls, or on chance: positions up to {top} are "
     "turned otherwise when they are asked for again.",
     "depends-on-length": "The result depends on the length of the call: it changes when one "
     "reaches {length}.{rule}",
-    "table-in-{dtype}": "Cos and sin are held in {dtype}: every value of the {of} result is a "
-    "{dtype} number, so they are off by up to {off:.1e}.",
-    "frequencies-in-{dtype}": "Frequencies are held in {dtype}: each is a {dtype} number{more}.",
+    "table-in-{dtype}": "Cos and sin are held in {dtype}: every value of the {result_dtype} result "
+    "is a {dtype} number, so they are off by up to {error:.1e}.",
+    "frequencies-in-{dtype}": "Frequencies are held in {dtype}: each is a {dtype} number{details}.",
     "angles-in-float32": "Angles are computed in float32: the error grows with the position, and "
-    "is {error:.1e} near {near}{about}.",
+    "is {error:.1e} near {near}{threshold_text}.",
     "positions-in-{dtype}": "Positions are held in {dtype}: {position} is turned as if it were "
-    "{same}.",
+    "{rounded}.",
     "beyond-half-a-turn": "Pair {pairs} by more than half a turn per position, or against the "
     "others: whole positions cannot tell which.",
     "sign-reversed": "It turns clockwise: y0 = x0 cos + x1 sin. Scores against keys turned the "
@@ -34,25 +34,25 @@ SENTENCES = {
     "position-offset": "Positions are off by {offset:+g}: position 0 is turned as {offset:g}. "
     "Scores of distances are right, keys turned elsewhere are not.",
     "constant-phase": "Position 0 is turned by a constant angle.",
-    "samples-part": "Up to position {reach} the samples turn alike; {beyond} does not.",
+    "samples-part": "Up to position {last_position} the samples turn alike; {unused} does not.",
     "interleaved-rows-on-halves": "Rows of cos and sin for interleaved pairs (each angle twice in "
     "a row) are used on halves: the two members of a pair turn by different angles.",
     "half-rows-on-interleaved": "Rows of cos and sin for halves (all angles, then all again) are "
     "used on interleaved pairs: the two members of a pair turn by different angles.",
     "reflection": "{which} reflected, not turned: one sign is wrong.",
     "members-on-different-axes": "The two members of {count} pairs turn by different angles, such "
-    "as coordinates {at}: they follow different axes. Equal coordinates hide it, so text is right "
-    "and images are not.",
+    "as coordinates {coordinates}: they follow different axes. Equal coordinates hide it, so text "
+    "is right and images are not.",
     "members-differ": "The two members of {count} pairs turn by different angles, such as "
-    "coordinates {at}.",
+    "coordinates {coordinates}.",
     "factor-on-one-side": "Queries are multiplied by {queries:.7g} and keys by {keys:.7g}: a "
     "softmax factor is folded into one of them.",
     "keys-turn-backwards": "Keys turn against queries: scores depend on the sum of positions.",
     "queries-and-keys-differ": "Queries and keys are turned differently, pair {pair} the most: "
     "scores do not depend on distance alone.",
     "exponent-width": "The exponents run over {width}, not over the {rotary_dim} coordinates that "
-    "turn: frequencies are {meant:.15g}^(-2k/{width}). Where pairs were meant not to turn (p-RoPE) "
-    "that is right, in a partial rotation it is not.",
+    "turn: frequencies are {intended:.15g}^(-2k/{width}). Where pairs were meant not to turn "
+    "(p-RoPE) that is right, in a partial rotation it is not.",
     "stretch-on-frequencies": "Every frequency is divided by {factor:.15g}^(d/(d-2)), the number "
     "by which NTK-aware scaling multiplies the base.",
     "index-from-one": "Pairs are counted from 1: frequencies are {base:.15g}^(-2(k+1)/"
@@ -64,10 +64,10 @@ SENTENCES = {
 
 @dataclass(frozen=True)
 class Finding:
-    """Something worth knowing.
+    """A property or mistake of the rotation that a user should know.
 
     Attributes:
-        name: What it is called, for programs.
+        name: Its name, for programs.
         says: One sentence, for people.
     """
 
@@ -76,13 +76,13 @@ class Finding:
 
 
 def make_finding(name: str, /, **measured: Any) -> Finding:
-    """The finding of that name in `SENTENCES`, with what was measured."""
+    """The finding of that name in `SENTENCES`, with the measured values."""
     return Finding(name.format_map(measured), SENTENCES[name].format_map(measured))
 
 
 @dataclass(frozen=True, kw_only=True)
 class PairFound:
-    """What one pair does.
+    """The coordinates and the frequency of one pair.
 
     Attributes:
         read: Its two coordinates before.
@@ -101,7 +101,7 @@ class PairFound:
 
 @dataclass(frozen=True, kw_only=True)
 class Identification:
-    """What `identify` and `identify_samples` found out.
+    """The report of `identify` and `identify_samples`.
 
     Attributes:
         head_dim: Width of the head.
@@ -110,28 +110,28 @@ class Identification:
         is_rotation: Whether that map turns pairs of coordinates, up to one factor.
         keeps_norms: Whether the factor is 1.
         attention_factor: The factor; None if there is no single one.
-        key_factor: The factor on keys, where it differs.
+        key_factor: The factor on keys, if it differs.
         pairing: The pairing it reads, None if it is neither.
         pairing_out: The pairing it writes, None if it is neither.
-        rotary_start: Where the rotated slice begins.
+        rotary_start: First coordinate of the rotated slice.
         rotary_dim: How wide it is.
         direction: 1 counter-clockwise, -1 clockwise.
         pairs: Every pair.
         base: The base that explains the frequencies best, if one does.
-        law: The law beside it; None for plain powers, and where nothing explains them.
+        law: The law beside it; None for plain powers, and if nothing explains them.
         known_law: Whether a base and a law explain the frequencies.
         alternatives: Other laws that give the same frequencies within the uncertainty.
-        rule: The rule that picks other laws at other lengths, if that is what it does.
-        position_offset: What is added to a position before it is turned.
+        rule: The rule that picks other laws at other lengths, if there is one.
+        position_offset: The number added to a position before it is turned.
         table_end: The first position that is not turned as the lower ones are.
-        beyond: What happens there.
+        beyond: What happens from there on.
         negative: What happens to negative positions.
         precision: Positions, and the largest error of a turned unit vector near them.
-        findings: What is worth knowing, worst first.
+        findings: The findings, worst first.
         rope: The Rope that does the same to whole positions (shifted by ``position_offset``, its
             result times ``attention_factor`` inside the slice), None if no Rope does.
         error: The largest difference seen between that and the function, for unit vectors.
-        why_no_rope: The reason, where ``rope`` is None.
+        why_no_rope: The reason why ``rope`` is None.
     """
 
     head_dim: int
@@ -164,11 +164,11 @@ class Identification:
 
     def names(self) -> set[str]:
         """The names of the findings."""
-        return {one.name for one in self.findings}
+        return {finding.name for finding in self.findings}
 
     def __repr__(self) -> str:
         rope = f"no Rope: {self.why_no_rope}" if self.rope is None else summarize(self.rope)
-        names = ", ".join(one.name for one in self.findings)
+        names = ", ".join(finding.name for finding in self.findings)
         return f"Identification({rope}; findings: {names or 'none'})"
 
     def __str__(self) -> str:
@@ -182,7 +182,7 @@ class Identification:
             lines.append(f"Its result is multiplied by {self.attention_factor:.9g}.")
         if self.position_offset:
             lines.append(f"Position p is turned as p {self.position_offset:+g}.")
-        lines += [one.says for one in self.findings]
+        lines += [finding.says for finding in self.findings]
         if self.negative is not None and not any("negative" in name for name in self.names()):
             lines.append(f"A negative position {self.negative}.")
         if self.precision:
@@ -217,7 +217,7 @@ class Identification:
         """Everything as JSON values; an error that is no finite number is None."""
         plain = {name: getattr(self, name) for name in self.__dataclass_fields__}
         plain["pairs"] = [asdict(pair) for pair in self.pairs]
-        plain["findings"] = [asdict(one) for one in self.findings]
+        plain["findings"] = [asdict(finding) for finding in self.findings]
         plain["precision"] = [[p, finite_or_none(error)] for p, error in self.precision]
         plain["error"] = None if self.error is None else finite_or_none(self.error)
         plain["alternatives"] = list(self.alternatives)

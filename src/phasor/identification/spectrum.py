@@ -1,16 +1,15 @@
-"""Frequencies from turned vectors, how far off they may be, and numbers known within bounds."""
+"""Frequencies measured from turned vectors with their uncertainty, and intervals of numbers."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from phasor.angles import cos_sin
+from phasor.papers.distances import phasors
 from phasor.rope import Rope
 
 Floats = NDArray[np.float64]
@@ -24,37 +23,40 @@ DTYPES = {
 }
 #: Largest relative error of rounding to a dtype.
 ROUNDING = {dtype: 2.0**-bits for dtype, (bits, _) in DTYPES.items()}
-# an angle this far from its prediction is of no use: the table has ended, or the precision
-_SURPRISE = 0.5
-# float16's smallest number, which is also its step size near 0
-_LEAST = 2.0**-24
+# an angle further from its prediction is not used: the table has ended, or the precision has
+_MAX_PREDICTION_ERROR = 0.5
+# the smallest number of float16, which is also the distance of its numbers near 0
+_FLOAT16_STEP = 2.0**-24
 
 
 @dataclass(frozen=True, kw_only=True)
 class Spectrum:
-    """How fast each pair turns, counter-clockwise, as far as whole positions can say.
+    """How fast each pair turns counter-clockwise, measured at whole positions.
 
     Attributes:
-        inv_freq: Radians per position, from ``-pi`` to ``pi``: whole positions see no more.
+        inv_freq: Radians per position, from ``-pi`` to ``pi``: whole positions cannot tell more.
         uncertainty: How far off each may be.
         phase: The angle at position 0.
         phase_uncertainty: How far off that may be.
-        reach: The highest position that was of use.
+        last_position: The highest position whose angles were used.
     """
 
     inv_freq: Floats
     uncertainty: Floats
     phase: Floats
     phase_uncertainty: Floats
-    reach: int
+    last_position: int
 
-    def at(self, positions: Floats) -> Complex:
-        """``exp(i (phase + p inv_freq))``, ``[P, pairs]``."""
+    def predict(self, positions: Floats) -> Complex:
+        """The unit vectors that the frequencies predict.
+
+        ``exp(i (phase + p inv_freq))``, ``[P, pairs]``.
+        """
         return np.exp(1j * (self.phase + positions[:, None] * self.inv_freq))
 
 
-def nearest(values: Floats, dtype: str) -> tuple[Floats, Floats]:
-    """The nearest numbers of a dtype, ties to even, and how far apart its numbers are there."""
+def round_to_dtype(values: Floats, dtype: str) -> tuple[Floats, Floats]:
+    """The nearest numbers of a dtype, ties to even, and the distance of its numbers there."""
     bits, least = DTYPES[dtype]
     unit = np.ldexp(1.0, np.maximum(np.frexp(values)[1] - bits, least))
     return np.rint(values / unit) * unit, unit
@@ -65,94 +67,89 @@ def powers_of_two(highest: int) -> list[int]:
     return [0, *(1 << j for j in range(highest.bit_length()))]
 
 
-def first_bad(good: int, bad: int, is_good: Callable[[int], bool]) -> int:
-    """The position where good ones end, by halving between one that is good and one that is not."""
+def find_first_bad(good: int, bad: int, is_good: Callable[[int], bool]) -> int:
+    """The first bad position after the good ones, by bisection between a good and a bad one."""
     while bad - good > 1:
         middle = (good + bad) // 2
         good, bad = (middle, bad) if is_good(middle) else (good, middle)
     return bad
 
 
-def on_every_axis(positions: Any, rope: Rope) -> Any:
-    """A position, or an array of them, as the coordinates on each of the Rope's axes."""
-    n = rope.axes.n_axes
-    return positions if n == 1 else np.stack([positions] * n, axis=-1)
-
-
-def exact_turns(rope: Rope, positions: NDArray[np.int64], offset: float = 0.0) -> Complex:
+def exact_phasors(rope: Rope, positions: NDArray[np.int64], offset: float = 0.0) -> Complex:
     """``exp(i angle)`` at positions plus an offset, on every axis: ``[P, pairs]``.
 
     A Rope that is wider than what was measured has more pairs there, which do not turn.
     """
-    at = positions + int(offset) if offset.is_integer() else positions + offset
-    cos, sin = cos_sin(rope, on_every_axis(at, rope))
-    return cos + 1j * sin
+    return phasors(rope, positions + (int(offset) if offset.is_integer() else offset))
 
 
-def rounded_angles(z: Complex, rounding: float) -> Floats:
-    """How far the angles of ``z`` may be off where its cosines and sines are off by an ulp each.
+def bound_angle_errors(z: Complex, rounding: float) -> Floats:
+    """How far the angles of ``z`` may be off if its cosines and sines are off by an ulp each.
 
     Args:
         z: ``[P, pairs]``.
         rounding: The largest relative error of rounding to their dtype.
     """
-    off = 2 * rounding * np.abs(np.sin(2 * np.angle(z)))
-    return off + (_LEAST if rounding > 2.0**-12 else 0)
+    errors = 2 * rounding * np.abs(np.sin(2 * np.angle(z)))
+    return errors + (_FLOAT16_STEP if rounding > 2.0**-12 else 0)
 
 
 def find_spectrum(
-    positions: Sequence[int], z: Complex, moved: Floats, angle_rounding: float = 2.0**-52
+    positions: Sequence[int],
+    z: Complex,
+    angle_errors: Floats,
+    relative_angle_error: float = 2.0**-52,
 ) -> Spectrum:
-    """The frequencies behind turned unit vectors.
+    """The frequencies with which vectors turn from position to position.
 
-    The angle between the first two positions gives each frequency modulo a full turn; every
-    later angle is known modulo a full turn too, and the estimate so far says which. So the
-    uncertainty falls as the positions grow, if they grow by no more than a factor of about two.
+    The angle between the first two positions gives each frequency modulo a full turn. Every later
+    angle is known modulo a full turn too, and the estimate so far says how many turns to add. So
+    the uncertainty falls as positions grow, if they grow by a factor of about two at most.
 
-    The frequency is the slope that fits the angles best. It is off by no more than the weighted sum
-    of what rounding moves each angle by; what the angles are off by beyond that is added, for a
-    function whose arithmetic is coarser than its results.
+    The frequency is the slope that fits the angles best. Its error is at most the weighted sum of
+    the rounding errors of all angles. The residues of the fit are added, for a function whose
+    arithmetic is coarser than its results.
 
     Args:
         positions: ``P`` ascending positions; the first two one apart.
         z: ``[P, pairs]``, of any size.
-        moved: ``[P, pairs]``: how far rounded cosines and sines may move each angle.
-        angle_rounding: How far, relatively, the angle itself may have been off.
+        angle_errors: ``[P, pairs]``: how far rounded cosines and sines may move each angle.
+        relative_angle_error: Relative error of an angle before its cosine and sine were taken.
     """
     finite = np.isfinite(z).all(axis=1)
     usable = len(z) if finite.all() else int(np.argmin(finite))
-    at, z = np.asarray(positions, dtype=np.float64)[:usable], z[:usable]
-    turned = z / np.maximum(np.abs(z), 1e-300)
-    gaps = at - at[0]
+    places, z = np.asarray(positions, dtype=np.float64)[:usable], z[:usable]
+    units = z / np.maximum(np.abs(z), 1e-300)
+    gaps = places - places[0]
     totals = np.zeros(z.shape)
     estimate = np.zeros(z.shape[1])
-    used = 1
-    for i in range(1, len(at)):
+    num_used = 1
+    for i in range(1, len(places)):
         predicted = estimate * gaps[i]
-        off = np.angle(turned[i] * np.conj(turned[0]) * np.exp(-1j * predicted))
-        if i > 1 and np.abs(off).max() > _SURPRISE:
+        deviation = np.angle(units[i] * np.conj(units[0]) * np.exp(-1j * predicted))
+        if i > 1 and np.abs(deviation).max() > _MAX_PREDICTION_ERROR:
             break
-        totals[i] = predicted + off
+        totals[i] = predicted + deviation
         estimate = totals[i] / gaps[i]
-        used = i + 1
-    gaps, totals = gaps[1:used, None], totals[1:used]
+        num_used = i + 1
+    gaps, totals = gaps[1:num_used, None], totals[1:num_used]
     weights = gaps / (gaps**2).sum(axis=0)
     inv_freq = (weights * totals).sum(axis=0)
-    noise = moved[1:used] + moved[0] + angle_rounding * np.abs(totals)
+    noise = angle_errors[1:num_used] + angle_errors[0] + relative_angle_error * np.abs(totals)
     residues = np.abs(totals - gaps * inv_freq)
     uncertainty = (weights * (noise + residues)).sum(axis=0)
     return Spectrum(
         inv_freq=inv_freq,
         uncertainty=uncertainty,
-        phase=np.angle(turned[0] * np.exp(-1j * at[0] * inv_freq)),
-        phase_uncertainty=moved[:used].max(axis=0) + at[0] * uncertainty,
-        reach=int(at[used - 1]),
+        phase=np.angle(units[0] * np.exp(-1j * places[0] * inv_freq)),
+        phase_uncertainty=angle_errors[:num_used].max(axis=0) + places[0] * uncertainty,
+        last_position=int(places[num_used - 1]),
     )
 
 
 @dataclass(frozen=True)
 class Interval:
-    """All numbers from ``low`` to ``high``; none, and false, if ``low`` is above ``high``."""
+    """All numbers from ``low`` to ``high``; empty, and false, if ``low`` is above ``high``."""
 
     low: float
     high: float
@@ -164,46 +161,51 @@ class Interval:
         return Interval(max(self.low, other.low), min(self.high, other.high))
 
     def times(self, factor: float) -> Interval:
-        """All of them times a positive number."""
+        """The interval of all numbers times a positive factor."""
         return Interval(self.low * factor, self.high * factor)
 
     def exp(self) -> Interval:
-        """The exponentials of all of them."""
+        """The interval of the exponentials of all numbers."""
         return Interval(*(math.exp(min(max(x, -600.0), 600.0)) for x in (self.low, self.high)))
 
     def power(self, exponent: float) -> Interval:
-        """Every positive number among them to a positive power."""
+        """The interval of every positive number to a positive power."""
         bounds = (math.log(max(x, 1e-300)) * exponent for x in (self.low, self.high))
         return Interval(*bounds).exp()
 
     def power_of_two(self) -> int | None:
-        """The smallest power of two that is among them."""
+        """The smallest power of two in the interval."""
         if not self or self.high < 1:
             return None
         candidate = 1 << max(0, math.ceil(math.log2(max(self.low, 1.0)) - 1e-12))
         return candidate if self.low <= candidate <= self.high else None
 
     def decimals(self) -> Iterator[float]:
-        """Numbers among them with ever more decimal digits, and at last the middle."""
+        """Numbers in the interval with ever more decimal digits, and at last its middle."""
         middle = (self.low + self.high) / 2
         if not self or not math.isfinite(middle):
             return
-        last = None
+        previous = None
         for count in range(1, 17):
             short = float(f"{middle:.{count - 1}e}")
-            if self.low <= short <= self.high and short != last:
-                yield (last := short)
-        if middle != last:
+            if self.low <= short <= self.high and short != previous:
+                yield (previous := short)
+        if middle != previous:
             yield middle
 
     def simplest(self) -> float | None:
-        """The number among them with the fewest decimal digits."""
+        """The number in the interval with the fewest decimal digits."""
         return next(self.decimals(), None)
 
 
-def around(value: float, relative: float) -> Interval:
-    """``value`` within a relative error either way."""
-    return Interval(float(value * (1 - relative)), float(value * (1 + relative)))
+def interval_around(value: float, relative_error: float) -> Interval:
+    """All numbers within a relative error of ``value``."""
+    return Interval(float(value * (1 - relative_error)), float(value * (1 + relative_error)))
+
+
+def simplest_near(value: float, relative_error: float) -> float | None:
+    """The number with the fewest decimal digits within a relative error of ``value``."""
+    return interval_around(value, relative_error).simplest()
 
 
 def count_digits(value: float) -> int:
@@ -217,19 +219,71 @@ def count_digits(value: float) -> int:
     return min(counted, 2) if value >= 1 and math.log2(value).is_integer() else counted
 
 
-def log_base(inv_freq: Floats, relative: Floats, num_pairs: int, indices: Floats) -> Interval:
+def log_base(
+    inv_freq: Floats, relative_errors: Floats, num_pairs: int, indices: Floats
+) -> Interval:
     """Logarithms of the bases for which ``base ** (-index / num_pairs)`` fits all frequencies.
 
     Args:
-        inv_freq: Frequencies, ``[n]``; those that are 0 say nothing.
-        relative: How far off each may be, relatively, ``[n]``.
+        inv_freq: Frequencies, ``[n]``; those that are 0 are not used.
+        relative_errors: Relative error of each at most, ``[n]``.
         num_pairs: Pairs of the whole spectrum.
-        indices: The index of each among them, ``[n]``.
+        indices: The index of each pair in the whole spectrum, ``[n]``.
     """
-    known = (indices > 0) & (inv_freq > 0) & (relative < 0.5)
+    known = (indices > 0) & (inv_freq > 0) & (relative_errors < 0.5)
     if not known.any():
         return Interval(1e-9, 600.0)
-    slopes, logs, off = num_pairs / indices[known], np.log(inv_freq[known]), relative[known]
-    low = (-slopes * (logs + np.log1p(off))).max()
-    high = (-slopes * (logs + np.log1p(-off))).min()
+    slopes, logs, errors = (
+        num_pairs / indices[known],
+        np.log(inv_freq[known]),
+        relative_errors[known],
+    )
+    low = (-slopes * (logs + np.log1p(errors))).max()
+    high = (-slopes * (logs + np.log1p(-errors))).min()
     return Interval(max(float(low), 1e-9), float(high))
+
+
+class Frequencies:
+    """The frequencies of one whole spectrum as they were measured.
+
+    Attributes:
+        inv_freq: The frequencies, none negative and the first not 0, ``[num_pairs]``.
+        relative_errors: The largest relative error of each.
+        head_dim: Width of the head, which may stand in a wrong exponent.
+        num_turning: How many are not 0.
+        factor: The divisor of the first frequency, which is 1 without a law.
+    """
+
+    def __init__(self, inv_freq: Floats, relative_errors: Floats, head_dim: int) -> None:
+        self.inv_freq, self.relative_errors, self.head_dim = inv_freq, relative_errors, head_dim
+        self.num_pairs, self.num_turning = len(inv_freq), int(np.count_nonzero(inv_freq))
+        self.indices = np.arange(len(inv_freq), dtype=np.float64)
+        self.factor = interval_around(1 / float(inv_freq[0]), float(relative_errors[0]))
+
+    @property
+    def begin_with_one(self) -> bool:
+        """Whether the first may be 1, as it is without a law."""
+        return bool(abs(self.inv_freq[0] - 1) <= self.relative_errors[0])
+
+    def bases_of(
+        self, part: slice = slice(None), multiplier: Floats | float = 1.0, shift: int = 0
+    ) -> Interval:
+        """The bases whose powers are a part of the frequencies, times a multiplier."""
+        f, indices = self.inv_freq * multiplier, self.indices + shift
+        logs = log_base(f[part], self.relative_errors[part], self.num_pairs, indices[part])
+        return logs.exp() if logs else Interval(1.0, 0.0)
+
+    def base_of_longest_run(self, *, slow: bool = False) -> tuple[float, int] | None:
+        """The base of the longest run of pairs that have one, and the length of the run.
+
+        The run begins at the first pair, or at the last and slowest one.
+        """
+        longest_run = None
+        for count in range(2, self.num_pairs):
+            bases = self.bases_of(slice(-count, None) if slow else slice(count))
+            base = bases.simplest()
+            if base is None:
+                break
+            if bases.high / bases.low < 1.1:
+                longest_run = base, count
+        return longest_run

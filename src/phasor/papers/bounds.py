@@ -14,10 +14,10 @@ from phasor._checks import number, numbers, whole
 from phasor.angles import checked_positions
 from phasor.errors import SpecError
 from phasor.frequencies import turns
-from phasor.papers.distances import first_negative, pair_products
+from phasor.papers.distances import find_first_negative, pair_products
 from phasor.rope import Rope
 
-_EDGE = 1 + 1e-6  # ratio within which the edge of a feasible interval is found
+_EDGE_RATIO = 1 + 1e-6  # of two bases between which the edge of a feasible interval is found
 
 
 def critical_dimension(rope: Rope, context: float) -> int:
@@ -77,18 +77,18 @@ def feasible_bases(rope: Rope, context: int, bases: Iterable[float]) -> NDArray[
     That is, no distance from 0 to ``context`` has ``cosine(rope, r, "aligned") < 0``; a head of
     which at most half is rotated has none under any base. Men et al. (2405.14591) call the least
     such base the lower bound of the context. The feasible bases are no interval: at 65536 tokens
-    and width 128, 2.1e6 is feasible, and 2 % and 5 % above it are not. Their table 2 is not made of
+    and width 128, 2.1e6 is feasible, and 2 % and 5 % above it are not. Their table 2 does not list
     infima either (1.6e4 at 2048 tokens, where 11590 is feasible, and 3.1e5 at 16384, where 2.341e5
-    is), and several of its entries fail as printed: two digits are too few. What every larger base
-    in ``bases`` satisfies too is the start of the last interval: twice the first at 2048 tokens,
-    nearly five times at 8192.
+    is), and several of its entries fail as printed: two digits are too few. From the start of the
+    last interval on, every base in ``bases`` is feasible: it is twice the start of the first at
+    2048 tokens, nearly five times at 8192.
 
-    Edges between neighbours in ``bases`` are found to a millionth; what begins and ends
-    between two neighbours goes unseen: the first interval at 4096 tokens is 0.08 % wide. One base
-    takes a few milliseconds up to 65536 tokens.
+    Edges between neighbours in ``bases`` are found to a millionth. An interval between two
+    neighbours is missed: the first interval at 4096 tokens is 0.08 % wide. One base takes a few
+    milliseconds up to 65536 tokens.
 
     Args:
-        rope: What rotates, but for its base; a law stays.
+        rope: What rotates; its base is replaced, its law is kept.
         context: The last distance.
         bases: Ascending.
 
@@ -108,32 +108,37 @@ def feasible_bases(rope: Rope, context: int, bases: Iterable[float]) -> NDArray[
     whole("context", context, least=0)
     if rope.explicit_inv_freq is not None:
         raise SpecError("rope must have a base to be swept, got explicit inv_freq")
-    tried = numbers("bases", bases, above=1)
-    if any(left >= right for left, right in itertools.pairwise(tried)):
+    candidates = numbers("bases", bases, above=1)
+    if any(left >= right for left, right in itertools.pairwise(candidates)):
         raise SpecError("bases must ascend, got a base that is not above the one before it")
 
-    unrotated = (rope.head_dim - rope.rotary_dim) / 2
+    unrotated_pairs = (rope.head_dim - rope.rotary_dim) / 2
 
-    def feasible(base: float) -> bool:
-        return first_negative(replace(rope, base=base), context + 1, unrotated) is None
+    def is_feasible(base: float) -> bool:
+        return find_first_negative(replace(rope, base=base), context + 1, unrotated_pairs) is None
 
     edges: list[float] = []
-    inside = False
-    for index, base in enumerate(tried):
-        if feasible(base) != inside:
-            inside = not inside
-            edges.append(base if index == 0 else _edge(feasible, tried[index - 1], base))
-    if inside:
-        edges.append(tried[-1])
+    in_interval = False
+    for index, base in enumerate(candidates):
+        if is_feasible(base) != in_interval:
+            in_interval = not in_interval
+            edges.append(
+                base if index == 0 else _find_edge(is_feasible, candidates[index - 1], base)
+            )
+    if in_interval:
+        edges.append(candidates[-1])
     return np.array(edges).reshape(-1, 2)
 
 
-def _edge(feasible: Callable[[float], bool], left: float, right: float) -> float:
-    """The feasible side of the edge between a feasible and an infeasible base."""
-    good, bad = (left, right) if feasible(left) else (right, left)
-    while max(good, bad) > _EDGE * min(good, bad):
+def _find_edge(is_feasible: Callable[[float], bool], left: float, right: float) -> float:
+    """The last feasible base before an infeasible one, by bisection between ``left`` and ``right``.
+
+    One of the two is feasible and the other is not.
+    """
+    good, bad = (left, right) if is_feasible(left) else (right, left)
+    while max(good, bad) > _EDGE_RATIO * min(good, bad):
         middle = math.sqrt(good * bad)
-        good, bad = (middle, bad) if feasible(middle) else (good, middle)
+        good, bad = (middle, bad) if is_feasible(middle) else (good, middle)
     return good
 
 
@@ -183,5 +188,5 @@ def interpolation_bound(
             "ask for one axis at a time"
         )
     largest = np.abs(pair_products(q, k, rope)[0]).max(-1)
-    rest = checked_positions(distance).astype(np.float64) % 1
-    return largest * (rope.inv_freq**2).sum() * rest * (1 - rest) / 2
+    fraction = checked_positions(distance).astype(np.float64) % 1
+    return largest * (rope.inv_freq**2).sum() * fraction * (1 - fraction) / 2

@@ -13,17 +13,16 @@ from phasor._checks import choice, whole
 from phasor.angles import checked_positions, cos_sin
 from phasor.errors import SpecError, TensorError
 from phasor.numpy import pair_indices
-from phasor.positions import every_axis
 from phasor.rope import Rope
 
 Kind = Literal["aligned", "opposite", "random", "independent"]
 KINDS: tuple[Kind, ...] = ("aligned", "opposite", "random", "independent")
 
-_SHARED = 10  # bits of a distance whose cosines are shared by all that agree in the others
-_AT_ONCE = 1 << 16  # distances computed together; their factors are 128 MB where none agree
-_CHUNK = 1 << 11  # distances turned at once: two megabytes
-_BLOCK = 1 << 10  # distances in a row that share one exactly computed start
-_STARTS = 64  # blocks multiplied at once: a megabyte of answers
+_LOW_BITS = 10  # of a distance: their phasors are shared by all distances that differ in the others
+_BATCH = 1 << 16  # distances that share factors, which take 128 MB if no two are equal
+_CHUNK = 1 << 11  # distances multiplied at once: two megabytes
+_BLOCK = 1 << 10  # distances in a row that share the exact phasors of the first
+_BLOCKS_AT_ONCE = 64  # blocks multiplied at once: a megabyte of results
 
 
 def decay(rope: Rope, distances: ArrayLike) -> NDArray[np.float64]:
@@ -52,9 +51,7 @@ def decay(rope: Rope, distances: ArrayLike) -> NDArray[np.float64]:
     >>> decay(Rope(head_dim=128, pairing="half"), [0, 1, 8, 256]).round(4)
     array([32.5   , 31.5382, 19.8174,  6.5431])
     """
-    return _at_each_distance(
-        rope, distances, lambda turned: np.abs(np.cumsum(turned, axis=-1)).mean(-1)
-    )
+    return _map_phasors(rope, distances, lambda units: np.abs(np.cumsum(units, axis=-1)).mean(-1))
 
 
 def abel_bound(q: ArrayLike, k: ArrayLike, distance: ArrayLike, rope: Rope) -> NDArray[np.float64]:
@@ -86,9 +83,9 @@ def abel_bound(q: ArrayLike, k: ArrayLike, distance: ArrayLike, rope: Rope) -> N
     >>> print(abel_bound(ones, ones, 5, Rope(head_dim=128, pairing="half")).round())
     2668.0
     """
-    products, passed = pair_products(q, k, rope)
+    products, unrotated_score = pair_products(q, k, rope)
     steps = np.abs(np.diff(products, axis=-1, append=0)).max(-1)
-    return steps * rope.num_pairs * decay(rope, distance) + np.abs(passed)
+    return steps * rope.num_pairs * decay(rope, distance) + np.abs(unrotated_score)
 
 
 def cosine(
@@ -112,7 +109,7 @@ def cosine(
         distances: Integers or floats ``[...]``; ``[..., n_axes]`` for several axes.
         kind: ``"aligned"``: ``q = k = (1, 1, ...)``; ``"opposite"``: ``q = (1, 1, ...) = -k``;
             ``"random"``: ``q = k``, Gaussian; ``"independent"``: ``q`` and ``k`` Gaussian.
-        seed: What the Gaussian vectors are drawn from, ``q`` first; for those kinds only.
+        seed: Seed of the Gaussian vectors, ``q`` first; for those kinds only.
 
     Returns:
         float64 ``[...]``.
@@ -129,88 +126,88 @@ def cosine(
     array([-0.1302, -0.1417, -0.0839])
     """
     choice("kind", kind, KINDS)
-    drawn = kind in ("random", "independent")
-    if drawn != (seed is not None):
-        what = "must be a whole number" if drawn else "must be left out"
+    is_random = kind in ("random", "independent")
+    if is_random != (seed is not None):
+        what = "must be a whole number" if is_random else "must be left out"
         raise SpecError(f"seed {what} for {kind} vectors, got {seed!r}")
-    if drawn:
-        draw = np.random.default_rng(whole("seed", seed, least=0))
-        q = draw.standard_normal(rope.head_dim)
-        k = q if kind == "random" else draw.standard_normal(rope.head_dim)
+    if is_random:
+        generator = np.random.default_rng(whole("seed", seed, least=0))
+        q = generator.standard_normal(rope.head_dim)
+        k = q if kind == "random" else generator.standard_normal(rope.head_dim)
     else:
         q = np.ones(rope.head_dim)
         k = q if kind == "aligned" else -q
-    products, passed = pair_products(k, q, rope)
-    scores = _at_each_distance(rope, distances, lambda turned: (turned @ products).real + passed)
+    products, unrotated_score = pair_products(k, q, rope)
+    scores = _map_phasors(rope, distances, lambda units: (units @ products).real + unrotated_score)
     return scores / (np.linalg.norm(q) * np.linalg.norm(k))
 
 
 def pair_products(
     q: ArrayLike, k: ArrayLike, rope: Rope
 ) -> tuple[NDArray[np.complex128], NDArray[np.float64]]:
-    """``q_k conj(k_k)`` of every pair as complex numbers, and ``q . k`` of all that stays."""
-    query, key = _heads("q", q, rope), _heads("k", k, rope)
+    """``q_k conj(k_k)`` of every pair as complex numbers, and ``q . k`` of what is not rotated."""
+    query, key = _check_vectors("q", q, rope), _check_vectors("k", k, rope)
     first, second = pair_indices(rope, rope.pairing)
     turning = (query[..., first] + 1j * query[..., second]) * (
         key[..., first] - 1j * key[..., second]
     )
-    still = np.ones(rope.head_dim, dtype=bool)
-    still[first] = still[second] = False
-    return turning, cast(NDArray[np.float64], (query * key)[..., still].sum(-1))
+    unrotated = np.ones(rope.head_dim, dtype=bool)
+    unrotated[first] = unrotated[second] = False
+    return turning, cast(NDArray[np.float64], (query * key)[..., unrotated].sum(-1))
 
 
-def _heads(name: str, x: ArrayLike, rope: Rope) -> NDArray[np.float64]:
-    given = np.asarray(x)
-    if given.dtype.kind not in "iuf" or given.shape[-1:] != (rope.head_dim,):
+def _check_vectors(name: str, x: ArrayLike, rope: Rope) -> NDArray[np.float64]:
+    vectors = np.asarray(x)
+    if vectors.dtype.kind not in "iuf" or vectors.shape[-1:] != (rope.head_dim,):
         raise TensorError(
             f"{name} must be real and end in head_dim ({rope.head_dim}), "
-            f"got {given.dtype} {list(given.shape)}"
+            f"got {vectors.dtype} {list(vectors.shape)}"
         )
-    return given.astype(np.float64)
+    return vectors.astype(np.float64)
 
 
-def _at_each_distance(
+def _map_phasors(
     rope: Rope,
     distances: ArrayLike,
-    number_at_each: Callable[[NDArray[np.complex128]], NDArray[np.float64]],
+    function: Callable[[NDArray[np.complex128]], NDArray[np.float64]],
 ) -> NDArray[np.float64]:
-    """A number for each distance, made of its ``exp(i r inv_freq)``, ``[some, num_pairs]``."""
-    given = checked_positions(distances)
-    lead = given.shape if rope.axes.n_axes == 1 else given.shape[:-1]
+    """A number for each distance, by a function of ``exp(i r inv_freq)``, ``[n, num_pairs]``."""
+    positions = checked_positions(distances)
+    lead = positions.shape if rope.axes.n_axes == 1 else positions.shape[:-1]
     # [..., n_axes] -> [distances, n_axes], or [...] -> [distances]
-    given = given.reshape(math.prod(lead), *given.shape[len(lead) :])
-    found = np.empty(len(given))
-    for rows, turned in _phasors_in_chunks(rope, given):
-        found[rows] = number_at_each(turned)
-    return found.reshape(lead)
+    positions = positions.reshape(math.prod(lead), *positions.shape[len(lead) :])
+    values = np.empty(len(positions))
+    for rows, chunk in _iterate_phasors(rope, positions):
+        values[rows] = function(chunk)
+    return values.reshape(lead)
 
 
-def _phasors_in_chunks(
-    rope: Rope, given: NDArray[Any]
+def _iterate_phasors(
+    rope: Rope, positions: NDArray[Any]
 ) -> Iterator[tuple[slice, NDArray[np.complex128]]]:
-    """``exp(i r inv_freq)`` of every pair, ``[distances, num_pairs]``, some distances at a time."""
-    if rope.axes.n_axes > 1 or given.dtype != np.int64:
-        for at in range(0, max(len(given), 1), _CHUNK):
-            rows = slice(at, at + _CHUNK)
-            yield rows, _unit_phasors(rope, given[rows])
+    """Slices of the distances, and ``exp(i r inv_freq)`` of each slice, ``[n, num_pairs]``."""
+    if rope.axes.n_axes > 1 or positions.dtype != np.int64:
+        for begin in range(0, max(len(positions), 1), _CHUNK):
+            rows = slice(begin, begin + _CHUNK)
+            yield rows, _phasors_at(rope, positions[rows])
         return
-    for start in range(0, len(given), _AT_ONCE):
-        some = given[start : start + _AT_ONCE]
-        # R(a + b) = R(a) R(b), and distances that differ little have one a
-        tops, top = np.unique(some >> _SHARED << _SHARED, return_inverse=True)
-        rests, rest = np.unique(some & ((1 << _SHARED) - 1), return_inverse=True)
-        by_top, by_rest = _unit_phasors(rope, tops), _unit_phasors(rope, rests)
-        for at in range(0, len(some), _CHUNK):
-            rows = slice(at, at + _CHUNK)
-            turned = by_top[top[rows]] * by_rest[rest[rows]]
-            yield slice(start + at, start + at + len(turned)), turned
+    for start in range(0, len(positions), _BATCH):
+        batch = positions[start : start + _BATCH]
+        # R(a + b) = R(a) R(b), and distances that differ in the low bits alone share a
+        high_parts, high_index = np.unique(batch >> _LOW_BITS << _LOW_BITS, return_inverse=True)
+        low_parts, low_index = np.unique(batch & ((1 << _LOW_BITS) - 1), return_inverse=True)
+        high_phasors, low_phasors = _phasors_at(rope, high_parts), _phasors_at(rope, low_parts)
+        for begin in range(0, len(batch), _CHUNK):
+            rows = slice(begin, begin + _CHUNK)
+            chunk = high_phasors[high_index[rows]] * low_phasors[low_index[rows]]
+            yield slice(start + begin, start + begin + len(chunk)), chunk
 
 
 def cosine_sums(rope: Rope, count: int, start: int = 0) -> NDArray[np.float64]:
     """``C(r) = sum_k cos(r * inv_freq[k])`` for distances ``r`` in a row.
 
-    A distance is the start of its block plus a rest, and ``R(a + b) = R(a) R(b)``: only the starts
-    and the rests of one block need cosines, and a matrix product does the others.
+    A distance is the start of its block plus a rest, and ``R(a + b) = R(a) R(b)``: cosines are
+    computed for all starts and for the rests of one block, and a matrix product gives the others.
 
     Each of the two factors is within ``sqrt(2) * COS_SIN_ERROR``, at any int64 distance, and a
     complex sum of n products within ``sqrt(2) * (n + 2)`` roundings (Higham 2002, section 3.6),
@@ -231,22 +228,22 @@ def cosine_sums(rope: Rope, count: int, start: int = 0) -> NDArray[np.float64]:
     >>> print(cosine_sums(Rope(head_dim=4, pairing="half", base=100.0), 3).round(4))
     [2.     1.5353 0.5639]
     """
-    inside = phasors(rope, np.arange(min(count, _BLOCK))).T.copy()
+    in_block = phasors(rope, np.arange(min(count, _BLOCK))).T.copy()
     blocks = [start + offset for offset in range(0, count, _BLOCK)]
-    found = np.empty((len(blocks), inside.shape[1]), dtype=np.complex128)
-    for first in range(0, len(blocks), _STARTS):
-        rows = slice(first, first + _STARTS)
-        np.matmul(phasors(rope, np.array(blocks[rows])), inside, out=found[rows])
-    return found.real.reshape(-1)[:count]
+    products = np.empty((len(blocks), in_block.shape[1]), dtype=np.complex128)
+    for first in range(0, len(blocks), _BLOCKS_AT_ONCE):
+        rows = slice(first, first + _BLOCKS_AT_ONCE)
+        np.matmul(phasors(rope, np.array(blocks[rows])), in_block, out=products[rows])
+    return products.real.reshape(-1)[:count]
 
 
-def first_negative(rope: Rope, count: int, unrotated: float = 0.0) -> int | None:
-    """The first distance below ``count`` where ``C(r) + unrotated`` is negative, if there is one.
+def find_first_negative(rope: Rope, count: int, unrotated_pairs: float = 0.0) -> int | None:
+    """The first distance below ``count`` where ``C(r) + unrotated_pairs`` is negative, if any.
 
-    ``unrotated`` is half the number of coordinates that stay as they are and are counted.
+    ``unrotated_pairs`` is half the number of coordinates that are not rotated.
     """
-    for start in range(0, count, _AT_ONCE):
-        negative = cosine_sums(rope, min(_AT_ONCE, count - start), start) + unrotated < 0
+    for start in range(0, count, _BATCH):
+        negative = cosine_sums(rope, min(_BATCH, count - start), start) + unrotated_pairs < 0
         if negative.any():
             return start + int(negative.argmax())
     return None
@@ -261,10 +258,18 @@ def phasors(rope: Rope, distances: NDArray[Any]) -> NDArray[np.complex128]:
     >>> print(phasors(Rope(head_dim=2, pairing="half"), np.array([1])).round(4))
     [[0.5403+0.8415j]]
     """
-    n_axes = rope.axes.n_axes
-    return _unit_phasors(rope, distances if n_axes == 1 else every_axis(distances, n_axes))
+    return _phasors_at(rope, repeat_on_axes(rope, distances))
 
 
-def _unit_phasors(rope: Rope, positions: NDArray[Any]) -> NDArray[np.complex128]:
+def repeat_on_axes(rope: Rope, positions: ArrayLike) -> NDArray[Any]:
+    """Positions ``[...]`` as the rope takes them: ``[..., n_axes]``, the same on every axis.
+
+    With one axis they stay ``[...]``.
+    """
+    array, n_axes = np.asarray(positions), rope.axes.n_axes
+    return array if n_axes == 1 else np.repeat(array[..., None], n_axes, axis=-1)
+
+
+def _phasors_at(rope: Rope, positions: NDArray[Any]) -> NDArray[np.complex128]:
     cos, sin = cos_sin(rope, positions)
     return cos + 1j * sin

@@ -4,16 +4,17 @@ Between tokens ``r`` apart a pair turns by ``r * inv_freq``, and scores depend o
 a turn, the phase. Over a context of ``L`` tokens a pair that completes a turn has every phase; any
 other pair has those from 0 to ``L * inv_freq``. All other phases are out of distribution.
 
-Counts are exact. The distances below ``n`` whose angle has passed ``a`` turns are
+Counts are exact. The number of distances below ``n`` whose phase is ``a`` turns or more is
 
     sum over r < n of floor(r t + 1 - a) - floor(r t)
 
-(``t`` turns per position), and a sum of such floors takes as many steps as Euclid's algorithm,
-so ten million positions cost what ten do and no rounded angle decides a boundary.
+with ``t`` turns per position. A sum of such floors takes as many steps as Euclid's algorithm, so
+ten million positions cost what ten do and no rounded angle decides a boundary.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
 from decimal import Decimal
 
@@ -28,8 +29,8 @@ from phasor.rope import Rope
 
 _LONGEST = 1 << 48  # positions
 _UNIT = 10**40  # a turn in fixed point
-# rounding down loses less than one unit a step, so less than 2**48 units in a phase: phases nearer
-# to a boundary than this count as on it
+# rounding down loses less than one unit per position, so less than 2**48 units in a phase: a phase
+# this close to a boundary counts as on it
 _SLACK = 10**15
 
 
@@ -71,7 +72,7 @@ class Coverage:
 
 @in_reals
 def coverage(rope: Rope, context: int, extended: Rope, to: int) -> Coverage:
-    """Which phases of ``extended`` over ``to`` positions ``rope`` never showed over ``context``.
+    """The phases of ``extended`` over ``to`` positions that ``rope`` did not have over ``context``.
 
     With ``f`` and ``g`` the frequencies of a pair before and after, the phase at distance ``r`` is
     new if ``context * f < 2 pi`` and ``r * g mod 2 pi >= context * f``. Distances are 0 to
@@ -83,7 +84,7 @@ def coverage(rope: Rope, context: int, extended: Rope, to: int) -> Coverage:
     Args:
         rope: The Rope of the training.
         context: Tokens of the training.
-        extended: The Rope of the wanted context; ``rope`` itself to see what no change does.
+        extended: The Rope of the wanted context; ``rope`` itself for no change.
         to: Tokens of the wanted context. With several axes, distances run along every one.
 
     Raises:
@@ -115,35 +116,28 @@ def coverage(rope: Rope, context: int, extended: Rope, to: int) -> Coverage:
         trained_turns=turns(rope, context),
         extended_turns=turns(extended, to),
         first_new=np.array([arc.first_new(to) for arc in arcs]),
-        new_share=np.array([arc.new_below(to) / to for arc in arcs]),
+        new_share=np.array([arc.count_new_below(to) / to for arc in arcs]),
     )
 
 
 class _Arc:
     """The phases of one pair in training, and its angle per position in the longer context."""
 
-    def __init__(self, seen: Decimal, step: Decimal) -> None:
-        # a pair of frequency 0 has had the angle 0; no pair has had more than one turn
-        self._passed = min(max(int(seen * _UNIT), 2 * _SLACK), _UNIT)
-        self._step = int(step * _UNIT)
+    def __init__(self, trained_turns: Decimal, turns_per_position: Decimal) -> None:
+        # a pair of frequency 0 has the phase 0; a pair that completes a turn has every phase
+        self._trained_phase = min(max(int(trained_turns * _UNIT), 2 * _SLACK), _UNIT)
+        self._step = int(turns_per_position * _UNIT)
 
-    def new_below(self, count: int) -> int:
+    def count_new_below(self, count: int) -> int:
         """How many distances below ``count`` have a phase that training did not have."""
-        reached = _floor_sum(count, _UNIT, self._step, _UNIT + _SLACK - self._passed)
+        reached = _floor_sum(count, _UNIT, self._step, _UNIT + _SLACK - self._trained_phase)
         return reached - _floor_sum(count, _UNIT, self._step, _SLACK)
 
     def first_new(self, count: int) -> float:
         """The first such distance below ``count``; infinite if there is none."""
-        if self.new_below(count) == 0:
+        if self.count_new_below(count) == 0:
             return np.inf
-        low, high = 0, count  # bisection: none is below `low`, the first is below `high`
-        while high - low > 1:
-            middle = (low + high) // 2
-            if self.new_below(middle):
-                high = middle
-            else:
-                low = middle
-        return float(high - 1)
+        return float(bisect_left(range(1, count), 1, key=self.count_new_below))
 
 
 def _floor_sum(count: int, unit: int, step: int, start: int) -> int:

@@ -52,13 +52,13 @@ def angle_errors(rope: Rope, positions: ArrayLike, recipe: Recipe) -> NDArray[np
     True
     """
     choice("recipe", recipe, RECIPES)
-    checked = checked_positions(positions)
-    exact_cos, exact_sin = cos_sin(rope, checked)
-    cos, sin = _cos_sin_by(recipe, rope, checked)
+    integers = checked_positions(positions)
+    exact_cos, exact_sin = cos_sin(rope, integers)
+    cos, sin = _compute_cos_sin(recipe, rope, integers)
     return np.hypot(cos - exact_cos, sin - exact_sin).max(-1)
 
 
-def _cos_sin_by(
+def _compute_cos_sin(
     recipe: Recipe, rope: Rope, positions: NDArray[Any]
 ) -> tuple[NDArray[np.floating[Any]], NDArray[np.floating[Any]]]:
     """Cos and sin by the recipe, ``[..., num_pairs]`` each."""
@@ -68,23 +68,23 @@ def _cos_sin_by(
     dtype: Any = np.float64 if recipe == "float64 angle" else np.float32
     coordinates = positions[..., None] if rope.axes.n_axes == 1 else positions
     # [..., n_axes] -> [..., num_pairs]
-    places = coordinates[..., list(rope.axes.axis_of_pair(rope.num_pairs))]
-    angle = places.astype(dtype) * (rope.direction * rope.inv_freq).astype(dtype)
+    coordinate_of_pair = coordinates[..., list(rope.axes.axis_of_pair(rope.num_pairs))]
+    angle = coordinate_of_pair.astype(dtype) * (rope.direction * rope.inv_freq).astype(dtype)
     if recipe == "complex64":
         unit: NDArray[np.complex64] = np.exp(np.complex64(1j) * angle)
         return unit.real, unit.imag
     cos, sin = np.cos(angle), np.sin(angle)
     if recipe == "bfloat16 table":
-        return _nearest_bfloat16(cos), _nearest_bfloat16(sin)
+        return _round_to_bfloat16(cos), _round_to_bfloat16(sin)
     return cos, sin
 
 
-def _nearest_bfloat16(x: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Finite float32 rounded to the nearest bfloat16, its upper half; a tie goes to the even one.
+def _round_to_bfloat16(x: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Finite float32 rounded to bfloat16, its upper half; ties go to the even number.
 
-    Adding just under half of a unit, and one more where the unit is odd, carries exactly when
-    rounding goes up.
+    Adding just under half a unit, and one more if the upper half is odd, carries into the upper
+    half exactly when rounding goes up.
     """
     bits = x.view(np.uint32)
-    carried = bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
-    return (carried & np.uint32(0xFFFF0000)).view(np.float32)
+    rounded = bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
+    return (rounded & np.uint32(0xFFFF0000)).view(np.float32)

@@ -36,7 +36,7 @@ def pair_norms(x: ArrayLike, rope: Rope) -> NDArray[np.float64]:
     >>> pair_norms([[[3.0, 4.0, 0.0, 0.0]], [[0.0, 1.0, 2.0, 0.0]]], rope)
     array([[3., 1.]])
     """
-    vectors = _real("x", x)
+    vectors = _check_real("x", x)
     if vectors.ndim < 3 or vectors.shape[-1] != rope.head_dim or 0 in vectors.shape:
         raise TensorError(
             f"x must be [..., seq, heads, head_dim] with a token at least and head_dim "
@@ -48,7 +48,7 @@ def pair_norms(x: ArrayLike, rope: Rope) -> NDArray[np.float64]:
 
 
 def positional_score(attention: ArrayLike, offset: int) -> NDArray[np.float64]:
-    """The weight a head puts on the key ``offset`` places from the query, on average.
+    """The mean weight that a head gives the key ``offset`` places from the query.
 
     The mean of ``attention[..., i, i + offset]`` over the queries that have that key: 1 for the
     ideal diagonal head at offset 0 and the ideal previous-token head at -1 (Round and Round We
@@ -68,15 +68,15 @@ def positional_score(attention: ArrayLike, offset: int) -> NDArray[np.float64]:
     >>> positional_score([[[1.0, 0.0], [0.75, 0.25]]], -1)
     array([0.75])
     """
-    weights = _attention(attention)
+    weights = _check_attention(attention)
     seq = weights.shape[-1]
     offset = whole("offset", offset, least=1 - seq, most=seq - 1)
     diagonals = np.diagonal(weights, offset, -2, -1)  # [..., heads, seq - abs(offset)]
     return diagonals.mean(-1).reshape(-1, weights.shape[-3]).mean(0)
 
 
-def _attention(attention: ArrayLike) -> NDArray[np.float64]:
-    weights = _real("attention", attention)
+def _check_attention(attention: ArrayLike) -> NDArray[np.float64]:
+    weights = _check_real("attention", attention)
     if weights.ndim < 3 or weights.shape[-1] != weights.shape[-2] or 0 in weights.shape:
         raise TensorError(
             "attention must be [..., heads, seq, seq] with one token at least, "
@@ -86,7 +86,7 @@ def _attention(attention: ArrayLike) -> NDArray[np.float64]:
     return weights
 
 
-def _real(name: str, value: Any) -> NDArray[np.float64]:
+def _check_real(name: str, value: Any) -> NDArray[np.float64]:
     array = np.asarray(value)
     if array.dtype.kind not in "iuf":
         raise TensorError(f"{name} must hold real numbers, got {array.dtype}")

@@ -1,4 +1,4 @@
-"""Everything about a model's rope as one HTML page, which asks the network for nothing."""
+"""Everything about a model's rope as one HTML page, which loads nothing from the network."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from phasor.papers.heads import required_alpha
 from phasor.report.snippet import usage
 from phasor.rope import Rope
 
-_POINTS = 240  # of a curve over distances
-_LONGEST_HEAD = 1 << 20  # a head's weight looks at every distance
-_TIMES = 8  # the longest context that a report looks at, of the trained one, unless told
+_CURVE_POINTS = 240  # distances on a curve
+_LONGEST_HEAD_CONTEXT = 1 << 20  # the weight of a head takes a sum over all distances
+_DEFAULT_EXTENSION = 8  # the longest context of a report, in trained contexts
 
 
 def report(
@@ -39,8 +39,8 @@ def report(
     Args:
         ropes: The model.
         context: Tokens of the training; the model's own context unless given.
-        to: The longest context to look at; eight times ``context`` unless given.
-        progress: Called after each step with how many are done, and of how many.
+        to: The longest context to report on; eight times ``context`` unless given.
+        progress: Called after each step with the number of finished steps and of all steps.
 
     Returns:
         HTML with its scripts and styles inside, about a megabyte.
@@ -56,31 +56,29 @@ def report(
     """
     if not ropes.ropes:
         raise SpecError(f"no layer of {ropes.name} has a rotary embedding to report on")
-    length = ropes.context if context is None else context
-    if length is None:
+    context = ropes.context if context is None else context
+    if context is None:
         raise SpecError(
             f"context must be given, since the description of {ropes.name} has none: how many "
             "tokens was it trained on?"
         )
-    longest = _TIMES * length if to is None else to
+    to = _DEFAULT_EXTENSION * context if to is None else to
     steps = len(ropes.ropes) + 1
     sections: list[dict[str, Any]] = []
     for rope in ropes.ropes:
-        sections.append(_section(ropes, rope, length, longest, len(sections)))
+        sections.append(_describe_section(ropes, rope, context, to, len(sections)))
         if progress is not None:
             progress(len(sections), steps)
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    template = environment.from_string(
-        resources.files("phasor.report").joinpath("page.html").read_text("utf-8")
-    )
-    page = template.render(
+    source = resources.files("phasor.report").joinpath("page.html").read_text("utf-8")
+    page = environment.from_string(source).render(
         ropes=ropes,
-        context=length,
-        to=longest,
+        context=context,
+        to=to,
         colours=stylesheet(),
-        kinds=[_kind(ropes, kind) for kind in ropes.kinds],
+        kinds=[_describe_kind(ropes, kind) for kind in ropes.kinds],
         sections=sections,
-        bundle=_bundle(),
+        bundle=_load_chart_program(),
     )
     if progress is not None:
         progress(steps, steps)
@@ -88,15 +86,15 @@ def report(
 
 
 @cache
-def _bundle() -> str:
-    """The program of the charts, which is the same for every page and takes most of a second."""
+def _load_chart_program() -> str:
+    """The program that draws charts, the same for every page. Making it takes most of a second."""
     program = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
-    # nothing in a script may end it
+    # this text would end the script
     return program.replace("</script", "<\\/script")
 
 
-def _kind(ropes: LayerRopes, kind: str) -> dict[str, Any]:
-    layers = [index for index, named in enumerate(ropes.layer_kinds) if named == kind]
+def _describe_kind(ropes: LayerRopes, kind: str) -> dict[str, Any]:
+    layers = [index for index, layer_kind in enumerate(ropes.layer_kinds) if layer_kind == kind]
     return {
         "name": kind,
         "layers": ranges(layers),
@@ -105,19 +103,19 @@ def _kind(ropes: LayerRopes, kind: str) -> dict[str, Any]:
     }
 
 
-def _section(ropes: LayerRopes, rope: Rope, context: int, to: int, index: int) -> dict[str, Any]:
-    """What the template says about the layers that rotate by ``rope``."""
-    kinds = [kind for kind, its in ropes.kinds.items() if its == rope]
+def _describe_section(
+    ropes: LayerRopes, rope: Rope, context: int, to: int, index: int
+) -> dict[str, Any]:
+    """The template's values for the layers that rotate by ``rope``."""
+    kinds = [kind for kind, kind_rope in ropes.kinds.items() if kind_rope == rope]
     planned = plan(ropes, to, kind=kinds, context=context)
     trained = planned.ways["unchanged"].rope
-    drawn = _curves(planned)
-    alpha: float | None = None
-    no_head = ""
+    drawings, alpha, reason = _draw_charts(planned), None, ""
     try:
-        alpha = required_alpha(trained, min(context, _LONGEST_HEAD), 0.99)
-        drawn |= _head_charts(planned, alpha)
-    except SpecError as error:  # no pair turns, or all come back within the context
-        alpha, no_head = None, str(error)
+        alpha = required_alpha(trained, min(context, _LONGEST_HEAD_CONTEXT), 0.99)
+        drawings |= _draw_head_charts(planned, alpha)
+    except SpecError as error:  # no pair turns, or all pairs return within the context
+        alpha, reason = None, str(error)
     return {
         "id": f"rope-{index}",
         "title": ", ".join(kinds),
@@ -125,10 +123,10 @@ def _section(ropes: LayerRopes, rope: Rope, context: int, to: int, index: int) -
         "planned": planned,
         "configs": {name: json.dumps(way.config, indent=2) for name, way in planned.ways.items()},
         "alpha": alpha,
-        "no_head": no_head,
+        "no_head": reason,
         "charts": {
-            name: {"id": f"rope-{index}-{name}", "spec": _responsive(chart)}
-            for name, chart in drawn.items()
+            name: {"id": f"rope-{index}-{name}", "spec": _make_spec(chart)}
+            for name, chart in drawings.items()
         },
         "pairs": pair_rows(trained, context),
         "several_axes": rope.axes.n_axes > 1,
@@ -136,17 +134,17 @@ def _section(ropes: LayerRopes, rope: Rope, context: int, to: int, index: int) -
     }
 
 
-def _curves(planned: ExtensionPlan) -> dict[str, AnyChart]:
+def _draw_charts(planned: ExtensionPlan) -> dict[str, AnyChart]:
     """The charts that every rope has."""
     context, to = planned.context, planned.to
     laws = {name: way.rope for name, way in planned.ways.items()}
     trained = laws["unchanged"]
-    # whole distances, evenly in their logarithm
-    distances = np.unique(np.geomspace(1, to - 1, _POINTS).astype(np.int64))
+    # whole distances with evenly spaced logarithms
+    distances = np.unique(np.geomspace(1, to - 1, _CURVE_POINTS).astype(np.int64))
     return {
         "coverage": charts.turns_chart({name: way.coverage for name, way in planned.ways.items()}),
         "scaling": charts.scaling_chart(trained, laws),
-        # beside the unchanged rope, the documented one at first, or any
+        # the menu shows the first other law, the documented one if there is one
         "cosine": charts.cosine_chart(
             laws, distances, kinds=["aligned"], context=context, menu=list(laws)[1]
         ),
@@ -155,10 +153,10 @@ def _curves(planned: ExtensionPlan) -> dict[str, AnyChart]:
     }
 
 
-def _head_charts(planned: ExtensionPlan, alpha: float) -> dict[str, AnyChart]:
-    """What a previous-token head needs, and what one of sharpness ``alpha`` keeps."""
+def _draw_head_charts(planned: ExtensionPlan, alpha: float) -> dict[str, AnyChart]:
+    """The sharpness that a previous-token head needs, and the weight that ``alpha`` keeps."""
     context = planned.context
-    contexts = [1 << bit for bit in range(2, min(planned.to, _LONGEST_HEAD).bit_length())]
+    contexts = [1 << bit for bit in range(2, min(planned.to, _LONGEST_HEAD_CONTEXT).bit_length())]
     laws = {name: way.rope for name, way in planned.ways.items()}
     trained = laws["unchanged"]
     return {
@@ -169,8 +167,8 @@ def _head_charts(planned: ExtensionPlan, alpha: float) -> dict[str, AnyChart]:
     }
 
 
-def _responsive(chart: AnyChart) -> dict[str, Any]:
-    """The chart in the page's colours, as wide as its place."""
+def _make_spec(chart: AnyChart) -> dict[str, Any]:
+    """The chart in the page's colours, as wide as its column."""
     fit = {"type": "fit-x", "contains": "padding"}
     return screen_spec(chart, width="container", autosize=fit)
 

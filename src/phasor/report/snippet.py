@@ -9,7 +9,7 @@ from phasor.scaling import Rule
 
 
 def construction(rope: Rope) -> str:
-    """The expression that makes ``rope`` after ``import phasor``, without what is default.
+    """The expression that makes ``rope`` after ``import phasor``, without default values.
 
     >>> print(construction(Rope(head_dim=64, pairing="half")))
     phasor.Rope(
@@ -24,8 +24,8 @@ def construction(rope: Rope) -> str:
         value = getattr(rope, field.name)
         if value is None and field.name == "base":
             continue  # explicit frequencies stand in its place
-        always = field.name in ("head_dim", "pairing", "base")
-        if not always and value == getattr(plain, field.name):
+        is_required = field.name in ("head_dim", "pairing", "base")
+        if not is_required and value == getattr(plain, field.name):
             continue
         if isinstance(value, str):
             text = f'"{value}"'
