@@ -320,8 +320,7 @@ def printed(program: str, **environment: str) -> str:
 def test_the_environment_forces_a_path(name: str) -> None:
     """PHASOR_CPU names the instruction set to run."""
     program = (
-        "from phasor.torch.backends import cpu\n"
-        "print(list(cpu._native.paths())[cpu._path_index])"
+        "from phasor.torch.backends import cpu\nprint(list(cpu._native.paths())[cpu._path_index])"
     )
     assert printed(program, PHASOR_CPU=name) == name
 
