@@ -307,8 +307,8 @@ def plan(
         )
     if rope.num_pairs > _MOST_PAIRS:
         raise SpecError(
-            f"laws are compared for at most {_MOST_PAIRS} pairs, got {rope.num_pairs}; is the width "
-            "of a head that of the model?"
+            f"laws are compared for at most {_MOST_PAIRS} pairs, got {rope.num_pairs}; is the "
+            "width of a head that of the model?"
         )
     whole("to", to, least=2, most=_MOST_COSINES // rope.num_pairs)
     names = _with_shared_blocks(ropes, names, rope)
