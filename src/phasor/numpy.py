@@ -230,8 +230,8 @@ def change_pairing(
         )
     order = np.arange(width)
     order[np.concatenate(pair_indices(rope, target))] = np.concatenate(pair_indices(rope, source))
-    indices: NDArray[np.intp] = np.arange(length).reshape(-1, width)[:, order]
-    return np.take(array, indices.ravel(), axis=axis)
+    indices = [head + i for head in range(0, length, width) for i in order.tolist()]
+    return np.take(array, indices, axis=axis)
 
 
 def _checked_vectors(name: str, x: ArrayLike, rope: Rope) -> NDArray[np.float64]:
