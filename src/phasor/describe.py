@@ -144,10 +144,10 @@ def _law_sentences(rope: Rope) -> list[str]:
 def _pairs_by_effect(rope: Rope) -> Iterable[tuple[str, list[int]]]:
     """The effects of the law, each with its pairs, in the order of their first pairs."""
     divisors = [row.divided_by for row in pair_rows(rope, None)]
-    changed = [d for d in divisors if d is not None and d != 1.0]
-    largest = max(changed, default=1.0)
-    has_plateau = changed.count(largest) > 1  # several pairs have one divisor, as in YaRN
-    span = f"{min(changed, default=1.0):.6g} to {largest:.6g}"
+    true_divisors = [d for d in divisors if d is not None and d != 1.0]
+    largest = max(true_divisors, default=1.0)
+    has_plateau = true_divisors.count(largest) > 1  # several pairs have one divisor, as in YaRN
+    span = f"{min(true_divisors, default=1.0):.6g} to {largest:.6g}"
     groups: dict[str, list[int]] = {}
     for pair, divisor in enumerate(divisors):
         if divisor is None:

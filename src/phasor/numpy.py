@@ -176,8 +176,8 @@ def score(q: ArrayLike, k: ArrayLike, distance: ArrayLike, rope: Rope) -> NDArra
     rotated = (q0 * k0 + q1 * k1) * cos + (q1 * k0 - q0 * k1) * sin
     unrotated = np.ones(rope.head_dim, dtype=bool)
     unrotated[first] = unrotated[second] = False
-    passed = query[..., unrotated] * key[..., unrotated]
-    return np.asarray(rotated.sum(-1) + passed.sum(-1))
+    unrotated_terms = query[..., unrotated] * key[..., unrotated]
+    return np.asarray(rotated.sum(-1) + unrotated_terms.sum(-1))
 
 
 def change_pairing(

@@ -402,15 +402,15 @@ def _from_tagged(name: str, value: Any, registry: Mapping[str, type], tag: str) 
             f'{name} must be an object with the key "{tag}", '
             f"got {short_repr(plain or cast(object, value))}"
         )
-    registered = choice(f"{name}.{tag}", plain.pop(tag), registry)
+    registered_name = choice(f"{name}.{tag}", plain.pop(tag), registry)
     values = {k: tuple(cast(list[Any], v)) if type(v) is list else v for k, v in plain.items()}
-    known = fields(registry[registered])
-    _refuse_unknown_fields(f"{name} {registered!r}", values, {field.name for field in known})
+    known = fields(registry[registered_name])
+    _refuse_unknown_fields(f"{name} {registered_name!r}", values, {field.name for field in known})
     needed = {field.name for field in known if field.default is dataclasses.MISSING}
     if needed - set(values):
         missing = ", ".join(sorted(needed - set(values)))
-        raise SpecError(f"{name} {registered!r} lacks {missing}")
-    return registry[registered](**values)
+        raise SpecError(f"{name} {registered_name!r} lacks {missing}")
+    return registry[registered_name](**values)
 
 
 def _refuse_unknown_fields(owner: str, plain: Mapping[str, Any], known: set[str]) -> None:

@@ -32,21 +32,21 @@ def layer_kinds(config: Block, facts: Architecture) -> tuple[str, ...]:
     if "blocks_key" in facts.layers:
         return _layers_by_attention(config, facts.layers["blocks_key"], count)
     key = "layers_block_type" if config.has("layers_block_type") else "layer_types"
-    named = config.texts(key)
-    if named is None:
+    kinds = config.texts(key)
+    if kinds is None:
         return layers_by_pattern(config, facts, count)
-    if len(named) != count:
+    if len(kinds) != count:
         raise ConfigError(
-            f"{config.name(key)} must name the kind of each of the {count} layers, got {len(named)}"
+            f"{config.name(key)} must name the kind of each of the {count} layers, got {len(kinds)}"
         )
     known = _known_kinds(facts)
-    for i, word in enumerate(named):
+    for i, word in enumerate(kinds):
         if word not in known:
             raise ConfigError(
                 f"{config.name(key)}.{i} must be one of {', '.join(sorted(known))}, "
                 f"got {short_repr(word)}"
             )
-    return named
+    return kinds
 
 
 def _known_kinds(facts: Architecture) -> frozenset[str]:

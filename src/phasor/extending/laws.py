@@ -126,8 +126,8 @@ def _stretch(rope: Rope, context: int, to: int) -> dict[str, Rope]:
     if law is not None and changed_fields:
         name = next(name for name, kind in LAWS.items() if kind is type(law))
         return {name: replace(rope, scaling=replace(law, **changed_fields))}
-    divided = tuple(float(f / ratio) for f in rope.inv_freq)
-    return {"linear": replace(rope, base=None, scaling=None, explicit_inv_freq=divided)}
+    inv_freq = tuple(float(f / ratio) for f in rope.inv_freq)
+    return {"linear": replace(rope, base=None, scaling=None, explicit_inv_freq=inv_freq)}
 
 
 def with_raised_base(rope: Rope, factor: float) -> Rope:

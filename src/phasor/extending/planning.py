@@ -313,27 +313,27 @@ def plan(
     whole("to", to, least=2, most=_MOST_COSINES // rope.num_pairs)
     names = _with_shared_blocks(ropes, names, rope)
     labels = map(ropes.in_config.label, names) if ropes.has_blocks_by_kind else ()
-    trained = static_rope(rope, length)
-    by_law = extended_ropes(trained, length, to, factors=factors, parameters=parameters)
+    trained_rope = static_rope(rope, length)
+    by_law = extended_ropes(trained_rope, length, to, factors=factors, parameters=parameters)
     documented = documented_extension(ropes)
     if documented is not None and to <= documented.reach:
-        scaled = replace(rope, scaling=documented.law)
+        scaled_rope = replace(rope, scaling=documented.law)
         # after the unchanged rope, before the other laws
-        by_law = {UNCHANGED: trained, DOCUMENTED: scaled} | by_law
+        by_law = {UNCHANGED: trained_rope, DOCUMENTED: scaled_rope} | by_law
 
-    def make_way(name: str, scaled: Rope) -> Way:
-        static = scaled.at(to)
-        config_rope = rope if name == UNCHANGED else scaled
+    def make_way(name: str, scaled_rope: Rope) -> Way:
+        static = scaled_rope.at(to)
+        config_rope = rope if name == UNCHANGED else scaled_rope
         # configs have a larger base in place of NTK-aware scaling
         if isinstance(config_rope.scaling, NTK) and not isinstance(config_rope.axes, Axial):
             config_rope = with_raised_base(config_rope, config_rope.scaling.factor)
         config, refused = _config_keys(ropes, names, config_rope, length, to)
-        fastest = trained.inv_freq.argmax()
-        before, after = trained.inv_freq[fastest], static.inv_freq[fastest]
+        fastest = trained_rope.inv_freq.argmax()
+        before, after = trained_rope.inv_freq[fastest], static.inv_freq[fastest]
         return Way(
             name=name,
             rope=static,
-            coverage=coverage(trained, length, static, to),
+            coverage=coverage(trained_rope, length, static, to),
             sign_change=first_negative(static, to),
             resolution=float(after / before) if before else 1.0,
             config_rope=config_rope,
@@ -352,7 +352,7 @@ def plan(
         replaced=tuple(key for key in replaceable if key in in_file) if in_file else None,
         context=length,
         to=to,
-        ways={name: make_way(name, scaled) for name, scaled in by_law.items()},
+        ways={name: make_way(name, scaled_rope) for name, scaled_rope in by_law.items()},
         documented=documented,
     )
 

@@ -11,7 +11,14 @@ from typing import Any
 from phasor.axes import Alternating, Axial, InterleavedSections, OneAxis, Sectioned
 from phasor.rope import Rope
 from phasor.scaling import Linear, Llama3
-from phasor.translation.target import POSITIONS_UNCHECKED, Part, Target, per_rope, table_settings
+from phasor.translation.target import (
+    POSITIONS_UNCHECKED,
+    Part,
+    Target,
+    keyword_lines,
+    per_rope,
+    table_settings,
+)
 
 # flash-attention: cos and sin of its ``apply_rotary_emb``.
 
@@ -77,9 +84,9 @@ def _write_flashinfer(rope: Rope, context: int) -> Part:
 
 
 def _write_call(function: str, arguments: dict[str, Any]) -> Part:
-    named = "".join(f"    {name}={name},\n" for name in arguments)
+    lines = keyword_lines(arguments)
     code = (
-        f"from flashinfer import {function}\n\n{_SHAPES}{function}(\n    q, k, positions,\n{named})"
+        f"from flashinfer import {function}\n\n{_SHAPES}{function}(\n    q, k, positions,\n{lines})"
     )
     return Part(arguments, code, (_PRECISION_NOTE,))
 
@@ -189,9 +196,8 @@ def _write_transformer_engine(rope: Rope, context: int) -> Part:
     settings: dict[str, Any]
     imports = ["from transformer_engine.pytorch.attention.rope import apply_rotary_pos_emb"]
     if embedding is not None:
-        named = "".join(f"    {name}={name},\n" for name in embedding)
         imports = [f"{imports[0]}, RotaryPositionEmbedding"]
-        angles = f"RotaryPositionEmbedding(\n{named})(max_seq_len)"
+        angles = f"RotaryPositionEmbedding(\n{keyword_lines(embedding)})(max_seq_len)"
         settings = {**embedding, "max_seq_len": context}
     else:
         settings = {

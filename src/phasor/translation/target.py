@@ -219,6 +219,11 @@ def table_settings(layout: str, rope: Rope, context: int) -> dict[str, Any]:
     return {"rope": rope, "layout": layout, "max_positions": context, "gain": gain}
 
 
+def keyword_lines(names: Iterable[str]) -> str:
+    """The lines of a call whose keyword arguments are variables of the same names."""
+    return "".join(f"    {name}={name},\n" for name in names)
+
+
 #: A note for kernels that read beyond the end of a table.
 POSITIONS_UNCHECKED = "No position may be max_positions or more: the kernel does not check that."
 

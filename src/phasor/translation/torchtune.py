@@ -7,7 +7,14 @@ from typing import Any, NamedTuple
 from phasor.pairings import Pairing
 from phasor.rope import Rope
 from phasor.scaling import Law, Linear, Llama3, Rule
-from phasor.translation.target import Part, Target, ntk_as_base, per_rope, plain_candidates
+from phasor.translation.target import (
+    Part,
+    Target,
+    keyword_lines,
+    ntk_as_base,
+    per_rope,
+    plain_candidates,
+)
 
 
 class _Class(NamedTuple):
@@ -61,11 +68,10 @@ def _write(rope: Rope, context: int) -> Part:
     else:
         chosen = _LLAMA3
         settings |= scaling
-    arguments = "".join(f"    {name}={name},\n" for name in settings)
     return Part(
         settings,
         f"from {chosen.module} import {chosen.name}\n\n"
-        f"rotary = {chosen.name}(\n{arguments})\n"
+        f"rotary = {chosen.name}(\n{keyword_lines(settings)})\n"
         "# x [batch, seq, heads, head_dim]; positions [batch, seq]\n"
         "rotary(x, input_pos=positions)",
     )
