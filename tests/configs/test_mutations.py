@@ -109,14 +109,14 @@ def mutants(config: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
             yield f"{key} added", changed
 
 
-def turning(ropes: LayerRopes) -> list[tuple[np.ndarray, float]]:
+def frequencies_of_ropes(ropes: LayerRopes) -> list[tuple[np.ndarray, float]]:
     """Frequencies and factor of every rope, at the shortest length."""
     found = []
     for rope in ropes.ropes:
-        one = rope.at(1)
+        static = rope.at(1)
         axes = rope.axes.n_axes
-        cos, sin = cos_sin(one, np.ones((1, axes), int) if axes > 1 else np.array([1]))
-        found.append((rope.direction * np.arctan2(sin[0], cos[0]), one.attention_factor))
+        cos, sin = cos_sin(static, np.ones((1, axes), int) if axes > 1 else np.array([1]))
+        found.append((rope.direction * np.arctan2(sin[0], cos[0]), static.attention_factor))
     return found
 
 
@@ -131,7 +131,7 @@ def same_frequencies(of_rope: tuple[np.ndarray, float], of_class: tuple[np.ndarr
 
 
 def silently_wrong(config: dict[str, Any]) -> str | None:
-    """What is read without a word and is not what transformers turns by."""
+    """The rope that `load` reads without a note though transformers has another; in words."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PhasorWarning)
         try:
@@ -143,7 +143,7 @@ def silently_wrong(config: dict[str, Any]) -> str | None:
         return None
     strange = [
         of_rope
-        for of_rope in turning(ropes)
+        for of_rope in frequencies_of_ropes(ropes)
         if not any(same_frequencies(of_rope, one) for one in of_class)
     ]
     if not strange or any("class default" not in note for note in ropes.notes):

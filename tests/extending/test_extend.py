@@ -390,9 +390,9 @@ def test_json_holds_the_rope_that_the_block_reads_back_as():
 
 def test_a_model_of_several_kinds_asks_for_one():
     """And says where its block stands."""
-    asked = extend("gemma-3-4b", "--to", 262144)
-    assert asked.returncode == 2
-    assert "kind must be given" in asked.stderr
+    process = extend("gemma-3-4b", "--to", 262144)
+    assert process.returncode == 2
+    assert "kind must be given" in process.stderr
     process = extend("gemma-3-4b", "--to", 262144, "--kind", "full", "--law", "linear")
     assert process.returncode == 0, process.stderr
     assert "'full_attention' is the block of these layers" in process.stdout
