@@ -33,8 +33,8 @@ from phasor.scaling import (
 )
 
 _OLD_NAMES = {"su": "longrope", "mrope": "default", "xdrope": "dynamic"}
-_CONTEXT_KEY = "max_position_embeddings"
-_ORIGINAL_KEY = "original_max_position_embeddings"
+_CONTEXT = "max_position_embeddings"
+_ORIGINAL = "original_max_position_embeddings"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,19 +137,19 @@ def _read_dynamic(block: Block, model: Model) -> NTK | DynamicNTK:
         block.ignore("factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
         return NTK(factor=require(block, "alpha", block.number("alpha", above=0)))
     length = single_value(
-        [(block.name(_ORIGINAL_KEY), block.whole(_ORIGINAL_KEY)), (_CONTEXT_KEY, model.context)]
+        [(block.name(_ORIGINAL), block.whole(_ORIGINAL)), (_CONTEXT, model.context)]
     )
     factor = block.number("factor", above=0) or model.architecture.factor
     with renamed_keys(block, {"factor": "factor"}):
         return DynamicNTK(
             factor=require(block, "factor", factor),
-            original_max_positions=require(block, _ORIGINAL_KEY, length),
+            original_max_positions=require(block, _ORIGINAL, length),
         )
 
 
 def _read_stepped_ntk(block: Block, model: Model) -> SteppedNTK:
     """The rule of Qwen 1, whose original length is the file's context."""
-    return SteppedNTK(original_max_positions=require(block, _CONTEXT_KEY, model.context))
+    return SteppedNTK(original_max_positions=require(block, _CONTEXT, model.context))
 
 
 def _read_llama3(block: Block, model: Model) -> Llama3:
@@ -183,7 +183,7 @@ def _read_longrope(block: Block, model: Model) -> LongRope:
         for key in ("short_mscale", "long_mscale")
     )
     original = _original_length(block, model, or_context=False)
-    with renamed_keys(block, {"original_max_positions": _ORIGINAL_KEY}):
+    with renamed_keys(block, {"original_max_positions": _ORIGINAL}):
         return LongRope(
             short_factors=short_factors,
             long_factors=long_factors,
@@ -204,9 +204,7 @@ def _read_yarn(block: Block, model: Model) -> Yarn:
         if (value := block.number(key, above=0)) is not None
     }
     # Ministral repeats the context inside the block: refuse two values
-    single_value(
-        [(block.name(_CONTEXT_KEY), block.whole(_CONTEXT_KEY)), (_CONTEXT_KEY, model.context)]
-    )
+    single_value([(block.name(_CONTEXT), block.whole(_CONTEXT)), (_CONTEXT, model.context)])
     truncate = block.flag("truncate")
     with renamed_keys(block, {name: name for name in ("beta_fast", "beta_slow")}):
         return Yarn(
@@ -250,11 +248,11 @@ def _read_temperature(block: Block, model: Model, factor: float) -> dict[str, fl
 def _original_length(block: Block, model: Model, *, or_context: bool) -> int:
     """The context before the extension, from the block or from the config that it is in."""
     length = single_value(
-        (place.name(_ORIGINAL_KEY), place.whole(_ORIGINAL_KEY)) for place in (block, model.config)
+        (place.name(_ORIGINAL), place.whole(_ORIGINAL)) for place in (block, model.config)
     )
     if length is None and or_context:
         length = model.context
-    return require(block, _ORIGINAL_KEY, length)
+    return require(block, _ORIGINAL, length)
 
 
 def _extension_factor(block: Block, model: Model, original: int) -> float:
@@ -262,7 +260,7 @@ def _extension_factor(block: Block, model: Model, original: int) -> float:
     factor = block.number("factor", above=0)
     if factor is not None:
         return factor
-    has_original = block.has(_ORIGINAL_KEY) or model.config.has(_ORIGINAL_KEY)
+    has_original = block.has(_ORIGINAL) or model.config.has(_ORIGINAL)
     if not has_original or model.context is None:
         raise ConfigError(
             f"{block.name('factor')} is absent and cannot be derived; add it, or both "
