@@ -45,7 +45,7 @@ def light_modules() -> list[str]:
 def imported_alone(names: Iterable[str], *path: Path) -> str:
     """What a fresh interpreter says when it imports ``names`` in turn; "" when all are light."""
     there = os.pathsep.join(str(place) for place in (*path, SRC.parent))
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", PROBE, " ".join(HEAVY), *names],
         env={**os.environ, "PYTHONPATH": there},
         capture_output=True,
@@ -53,7 +53,7 @@ def imported_alone(names: Iterable[str], *path: Path) -> str:
         check=False,
         timeout=60,
     )
-    return done.stderr.strip()
+    return process.stderr.strip()
 
 
 @pytest.mark.processes

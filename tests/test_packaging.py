@@ -61,27 +61,27 @@ def quick_compiler(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def build(tree: Path, *options: str, **environment: str) -> None:
     """Run ``python -m build`` on ``tree``, with this environment's setuptools."""
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "build", "--no-isolation", *options, str(tree)],
         capture_output=True,
         text=True,
         check=False,
         env={**os.environ, **environment},
     )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    assert process.returncode == 0, process.stdout[-2000:] + process.stderr[-2000:]
 
 
 def demonstrated(site: Path) -> str:
     """What ``phasor demo`` prints, run from ``site``."""
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(site), "demo"],
         capture_output=True,
         text=True,
         check=False,
         cwd=site,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout + done.stderr
+    assert process.returncode == 0, process.stdout + process.stderr
+    return process.stdout + process.stderr
 
 
 @pytest.mark.slow

@@ -103,14 +103,14 @@ def test_the_type_checker_names_every_place_that_has_to_say_something(tmp_path: 
 def complaints(package: Path, files: list[str]) -> set[str]:
     """Those of the files in which pyright finds errors."""
     pyright = [sys.executable, "-m", "pyright", "--outputjson", "--pythonpath", sys.executable]
-    done = subprocess.run(
+    process = subprocess.run(
         [*pyright, *(f"src/phasor/{file}" for file in files)],
         cwd=package.parents[1],
         capture_output=True,
         text=True,
         check=False,
     )
-    found = json.loads(done.stdout)["generalDiagnostics"]
+    found = json.loads(process.stdout)["generalDiagnostics"]
     return {
         Path(one["file"]).relative_to(package).as_posix()
         for one in found

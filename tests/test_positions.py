@@ -109,11 +109,11 @@ def test_new_tokens_follow_each_row_of_the_cache(lengths: list[int], new: int) -
 @given(pads=st.integers(0, 9), steps=st.lists(st.integers(1, 4), min_size=1, max_size=5))
 def test_a_row_padded_on_the_left_goes_on_from_less_than_none(pads: int, steps: list[int]) -> None:
     """Column by column, its first real token stands at 0, however the columns are fed."""
-    columns, held = [], 0
+    columns, length = [], 0
     for new in steps:
-        columns += cached([held - pads], new)[0].tolist()
-        held += new
-    assert columns == list(range(-pads, held - pads))
+        columns += cached([length - pads], new)[0].tolist()
+        length += new
+    assert columns == list(range(-pads, length - pads))
 
 
 @given(old=st.integers(0, 30), new=st.integers(0, 10))

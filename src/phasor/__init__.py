@@ -36,7 +36,7 @@ __all__ = [
     "translate",
 ]
 
-# imported when they are first used: together they would take longer than NumPy
+# imported at their first use: together they would take longer than NumPy
 if TYPE_CHECKING:
     from phasor.configs import load
     from phasor.identification import diff, identify
@@ -54,8 +54,8 @@ else:
         "translate": "phasor.translation",
     }
 
-    # what is looked for here and stands elsewhere
-    _ELSEWHERE = {
+    # where names are that users may look for here
+    _HINTS = {
         "rotate": "PyTorch's is phasor.torch.rotate, NumPy's phasor.numpy.rotate",
         **{
             name: f"it is phasor.torch.{name}"
@@ -67,7 +67,7 @@ else:
 
     def __getattr__(name: str) -> object:
         if name not in _MODULES:
-            hint = f"; {_ELSEWHERE[name]}" if name in _ELSEWHERE else ""
+            hint = f"; {_HINTS[name]}" if name in _HINTS else ""
             raise AttributeError(f"module 'phasor' has no attribute {name!r}{hint}")
         globals()[name] = value = getattr(import_module(_MODULES[name]), name)
         return value

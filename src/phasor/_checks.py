@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from phasor.errors import PhasorError, SpecError
 
-Kind = Callable[[str], PhasorError]
+ErrorType = Callable[[str], PhasorError]
 
 
 def short_repr(value: object) -> str:
@@ -29,12 +29,12 @@ LAYOUTS = {False: "[..., seq, heads, head_dim]", True: "[..., heads, seq, head_d
 
 def other_layout(who: str, heads_first: bool) -> str:
     """The hint at the end of an error about a tensor whose shape fits the other layout."""
-    way_out = "leave heads_first out" if heads_first else "pass heads_first=True"
-    return f"; if {who} {LAYOUTS[not heads_first]}, {way_out}"
+    advice = "leave heads_first out" if heads_first else "pass heads_first=True"
+    return f"; if {who} {LAYOUTS[not heads_first]}, {advice}"
 
 
 def axes_hint(shape: Sequence[int], n_axes: int) -> str:
-    """The way out for positions whose last dimension is not that of the axes."""
+    """The advice for positions whose last dimension is not one coordinate per axis."""
     if len(shape) > 1 and shape[0] == n_axes:
         return (
             "if the axes come first, as in transformers, move them to the end: movedim(0, -1) of a "
@@ -43,13 +43,13 @@ def axes_hint(shape: Sequence[int], n_axes: int) -> str:
     return "phasor.positions.every_axis repeats text positions"
 
 
-def broadcasts(tokens: Sequence[int], lead: Sequence[int]) -> bool:
-    """Whether the shape ``tokens`` broadcasts to ``lead`` without changing ``lead``."""
-    if len(tokens) > len(lead):
+def broadcasts(shape: Sequence[int], target: Sequence[int]) -> bool:
+    """Whether ``shape`` broadcasts to ``target`` without changing ``target``."""
+    if len(shape) > len(target):
         return False
-    pairs = zip(reversed(tokens), reversed(lead), strict=False)
-    # t == n first: under torch.compile, comparing a dynamic length with 1 would add a guard
-    return all(t == n or t == 1 for t, n in pairs)
+    lengths = zip(reversed(shape), reversed(target), strict=False)
+    # n == m first: under torch.compile, comparing a dynamic length with 1 would add a guard
+    return all(n == m or n == 1 for n, m in lengths)
 
 
 def first_repeated(pairs: Iterable[tuple[str, object]]) -> str | None:
@@ -59,7 +59,7 @@ def first_repeated(pairs: Iterable[tuple[str, object]]) -> str | None:
 
 
 def whole(
-    name: str, value: Any, *, least: int, most: int | None = None, error: Kind = SpecError
+    name: str, value: Any, *, least: int, most: int | None = None, error: ErrorType = SpecError
 ) -> int:
     """``value`` as an int within the bounds; bools and fractions are refused."""
     result = None
@@ -78,7 +78,7 @@ def number(
     above: float | None = None,
     least: float | None = None,
     most: float | None = None,
-    error: Kind = SpecError,
+    error: ErrorType = SpecError,
 ) -> float:
     """``value`` as a finite float within the bounds; bools and strings are refused."""
     expected = "a finite number"

@@ -31,7 +31,7 @@ from phasor.rope import Rope
 DIGIT_BITS = 10
 DIGITS = 4
 ROWS = 1 << DIGIT_BITS
-#: Positions from here on (either way) have no digit row.
+#: Positions of this size or larger have no digit rows.
 POSITION_LIMIT = 1 << (DIGIT_BITS * DIGITS)
 #: Largest absolute error of `cos_sin` at an integer position. Derived: the angle left after
 #: taking out quarter turns is at most pi/4 with a relative error of 3.5 * 2**-53, and NumPy's
@@ -44,8 +44,10 @@ COS_SIN_ERROR = 1e-15
 ROW_ERROR_20 = (2**0.5 + 5**0.5) * 2**-24 * (1 + 2**-20)
 ROW_ERROR_40 = (2 * 2**0.5 + 3 * 5**0.5) * 2**-24 * (1 + 2**-20)
 
-_CHUNK = 1 << 16  # elements computed at a time, so that the twenty temporaries stay in cache
-_LOW = np.uint64(0xFFFFFFFF)
+_CHUNK_ELEMENTS = (
+    1 << 16
+)  # elements computed at a time, so that the twenty temporaries stay in cache
+_LOW_WORD = np.uint64(0xFFFFFFFF)
 _32, _62 = np.uint64(32), np.uint64(62)
 _EIGHTH = np.uint64(1 << 61)  # of a turn, in units of 2**-64
 
@@ -130,7 +132,7 @@ def checked_positions(positions: ArrayLike) -> NDArray[Any]:
 
 
 def _chunks(length: int, width: int) -> Iterator[slice]:
-    step = max(1, _CHUNK // width)
+    step = max(1, _CHUNK_ELEMENTS // width)
     return (slice(start, start + step) for start in range(0, length, step))
 
 
@@ -153,12 +155,12 @@ def _cos_sin(rope: Rope, positions: NDArray[Any]) -> tuple[NDArray[Any], NDArray
         nearest = np.rint(positions)
         integer, fraction = nearest.astype(np.int64), positions - nearest
     # abs(-2**63) overflows to itself in int64, which read as uint64 is 2**63
-    size = np.abs(integer).astype(np.uint64)
-    quarters, turn = _reduce_angles(size, *turn_words(rope))
+    distance = np.abs(integer).astype(np.uint64)
+    quarters, turns = _reduce_angles(distance, *turn_words(rope))
     negative = integer < 0
     if fraction is not None:
-        turn += np.where(negative, -fraction, fraction) * (rope.inv_freq / (2 * np.pi))
-    angle = turn * (2 * np.pi)
+        turns += np.where(negative, -fraction, fraction) * (rope.inv_freq / (2 * np.pi))
+    angle = turns * (2 * np.pi)
     even_cos, even_sin = np.cos(angle), np.sin(angle)
     odd = (quarters & np.uint64(1)).astype(bool)
     cos = np.where(odd, even_sin, even_cos)
@@ -169,20 +171,21 @@ def _cos_sin(rope: Rope, positions: NDArray[Any]) -> tuple[NDArray[Any], NDArray
 
 
 def _reduce_angles(
-    size: NDArray[np.uint64], high: NDArray[np.uint64], low: NDArray[np.uint64]
+    distance: NDArray[np.uint64], high: NDArray[np.uint64], low: NDArray[np.uint64]
 ) -> tuple[NDArray[np.uint64], NDArray[np.float64]]:
-    """``size * fraction`` modulo one turn: quarter turns, and a rest of at most an eighth.
+    """``distance * fraction`` modulo one turn: quarter turns, and a rest of at most an eighth.
 
     ``high`` and ``low`` are the two words of the 128-bit fraction.
     """
-    a1, a0, b1, b0 = size >> _32, size & _LOW, low >> _32, low & _LOW
+    # the upper word of distance * low, from products of 32 bits
+    a1, a0, b1, b0 = distance >> _32, distance & _LOW_WORD, low >> _32, low & _LOW_WORD
     cross, crossed = a1 * b0, a0 * b1
-    carry = ((a0 * b0) >> _32) + (cross & _LOW) + (crossed & _LOW)
-    top = size * high + a1 * b1 + (cross >> _32) + (crossed >> _32) + (carry >> _32)
+    carry = ((a0 * b0) >> _32) + (cross & _LOW_WORD) + (crossed & _LOW_WORD)
+    top = distance * high + a1 * b1 + (cross >> _32) + (crossed >> _32) + (carry >> _32)
     shifted = top + _EIGHTH
     quarters = shifted >> _62
     rest = (shifted - (quarters << _62)).astype(np.int64) - np.int64(1 << 61)
-    return quarters, rest * 2.0**-64 + (size * low) * 2.0**-128
+    return quarters, rest * 2.0**-64 + (distance * low) * 2.0**-128
 
 
 @lru_cache(maxsize=32)
@@ -237,7 +240,7 @@ def _round_to_float32(
     """``exact`` in float32, each entry the nearest to the real number.
 
     An entry whose float64 error could change its rounding is computed again with 60 digits (Ziv's
-    strategy); a typical rope has none.
+    strategy); a typical rope has no such entry.
     """
     inexact = (places != 0) & np.array([turn != 0 for turn in real_turns(rope)])
     error = np.where(inexact[..., None], np.abs(exact) * 2.0**-49 + 2.0**-85, 0.0)
@@ -272,15 +275,17 @@ def rows(
     if rope.axes.n_axes == 1:
         coordinates = coordinates[..., None]
     places = coordinates[..., np.array(rope.axes.axis_of_pair(rope.num_pairs))]
-    size = np.abs(places)
+    distances = np.abs(places)
     tables = digit_tables(rope, dtype)
     pairs = np.arange(rope.num_pairs)
-    cos, sin = np.moveaxis(tables[0, size & (ROWS - 1), pairs], -1, 0)
+    cos, sin = np.moveaxis(tables[0, distances & (ROWS - 1), pairs], -1, 0)
     for digit in range(1, DIGITS):
-        c, s = np.moveaxis(tables[digit, (size >> (DIGIT_BITS * digit)) & (ROWS - 1), pairs], -1, 0)
+        row = (distances >> (DIGIT_BITS * digit)) & (ROWS - 1)
+        c, s = np.moveaxis(tables[digit, row, pairs], -1, 0)
         cos, sin = cos * c - sin * s, cos * s + sin * c
     np.negative(sin, where=places < 0, out=sin)
     product = np.stack((cos, sin), axis=-1)
-    within = (size < POSITION_LIMIT) & (size >= 0)
-    product[~within] = exact[~within]
+    # abs(-2**63) is negative
+    has_rows = (distances < POSITION_LIMIT) & (distances >= 0)
+    product[~has_rows] = exact[~has_rows]
     return product

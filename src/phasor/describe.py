@@ -40,18 +40,18 @@ def pair_rows(rope: Rope, context: float | None) -> list[PairRow]:
     """One row for each pair of a Rope with a static law."""
     axes = rope.axes.axis_of_pair(rope.num_pairs)
     lengths = wavelengths(rope).tolist()
-    made = None if context is None else turns(rope, context).tolist()
-    both = zip(real_inv_freq(without_law(rope)), real_inv_freq(rope), strict=True)
+    turns_of_pair = None if context is None else turns(rope, context).tolist()
+    frequencies = zip(real_inv_freq(without_law(rope)), real_inv_freq(rope), strict=True)
     return [
         PairRow(
             pair=pair,
             axis=axes[pair],
             inv_freq=float(rope.inv_freq[pair]),
             wavelength=None if math.isinf(lengths[pair]) else lengths[pair],
-            turns=None if made is None else made[pair],
+            turns=None if turns_of_pair is None else turns_of_pair[pair],
             divided_by=float(plain / scaled) if scaled else None if plain else 1.0,
         )
-        for pair, (plain, scaled) in enumerate(both)
+        for pair, (plain, scaled) in enumerate(frequencies)
     ]
 
 
@@ -99,21 +99,23 @@ def sentences(rope: Rope, context: int | None) -> list[str]:
 
 
 def rule_sentences(rope: Rope, seq_len: int | None) -> list[str]:
-    """At which length a rule has picked the law that `sentences` describe; none for a law."""
+    """The length at which a rule picked the law that `sentences` describe; empty for a law."""
     if not isinstance(rope.scaling, Rule):
         return []
-    at = seq_len or original_context(rope)
+    length = seq_len or original_context(rope)
     rule = type(rope.scaling).__name__
-    return [f"The rule {rule} picks the law from the length; here at {at} tokens."]
+    return [f"The rule {rule} picks the law from the length; here at {length} tokens."]
 
 
 def _slice_sentence(rope: Rope) -> str:
     if rope.rotary_dim == rope.head_dim:
-        what = f"All {rope.head_dim} coordinates of a head turn"
+        clause = f"All {rope.head_dim} coordinates of a head turn"
     else:
         end = rope.rotary_start + rope.rotary_dim - 1
-        what = f"Coordinates {rope.rotary_start} to {end} of {rope.head_dim} turn, the others pass"
-    text = f"{what}, in {rope.num_pairs} pairs {_formula(rope.pairing, rope.num_pairs)}"
+        clause = (
+            f"Coordinates {rope.rotary_start} to {end} of {rope.head_dim} turn, the others pass"
+        )
+    text = f"{clause}, in {rope.num_pairs} pairs {_formula(rope.pairing, rope.num_pairs)}"
     if rope.pairing_out is not None:
         text += f", and are written back as {_formula(rope.pairing_out, rope.num_pairs)}"
     return text + "."
@@ -140,12 +142,12 @@ def _law_sentences(rope: Rope) -> list[str]:
 
 
 def _pairs_by_effect(rope: Rope) -> Iterable[tuple[str, list[int]]]:
-    """What the law does to pairs, with the pairs it does that to; in the order of the first."""
+    """The effects of the law, each with its pairs, in the order of their first pairs."""
     divisors = [row.divided_by for row in pair_rows(rope, None)]
-    changed = [d for d in divisors if d is not None and d != 1.0]
-    largest = max(changed, default=1.0)
-    has_plateau = changed.count(largest) > 1  # several pairs divided by the same, as in YaRN
-    span = f"{min(changed, default=1.0):.6g} to {largest:.6g}"
+    true_divisors = [d for d in divisors if d is not None and d != 1.0]
+    largest = max(true_divisors, default=1.0)
+    has_plateau = true_divisors.count(largest) > 1  # several pairs have one divisor, as in YaRN
+    span = f"{min(true_divisors, default=1.0):.6g} to {largest:.6g}"
     groups: dict[str, list[int]] = {}
     for pair, divisor in enumerate(divisors):
         if divisor is None:

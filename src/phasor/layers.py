@@ -185,9 +185,9 @@ class LayerRopes(Sequence[Rope | None]):
         blocks: dict[str, Rope | None] = {}
         for kind, rope in self.kinds.items():
             if blocks.setdefault(label(kind), rope) != rope:
-                sharing = [other for other in self.kinds if label(other) == label(kind)]
+                kinds = [other for other in self.kinds if label(other) == label(kind)]
                 raise ConfigError(
-                    f"layers of the kinds {' and '.join(sharing)} read one block of a config, "
+                    f"layers of the kinds {' and '.join(kinds)} read one block of a config, "
                     "which cannot say one of them alone; keep the rope as JSON instead "
                     "(Rope.to_json)"
                 )
@@ -225,10 +225,10 @@ def _freeze(value: Any, *mappings: str) -> None:
 
 
 def _rebuild(value: Any, *mappings: str) -> partial[Any]:
-    """A call that makes ``value`` again, for pickle and copy, which refuse mapping proxies."""
+    """A call that returns an equal value, for pickle and copy, which refuse mapping proxies."""
     values = {field.name: getattr(value, field.name) for field in fields(value)}
-    plain = {name: dict(values[name]) for name in mappings}
-    return partial(type(value), **(values | plain))
+    copies = {name: dict(values[name]) for name in mappings}
+    return partial(type(value), **(values | copies))
 
 
 def one_layer(rope: Rope) -> LayerRopes:

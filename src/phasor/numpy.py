@@ -65,29 +65,18 @@ def rotate(
     >>> rotate([1.0, 0.0, 1.0, 0.0], 1, rope).round(4)
     array([0.5403, 0.8415, 0.995 , 0.0998])
     """
-    vectors = _vectors("x", x, rope)
+    vectors = _checked_vectors("x", x, rope)
     cos, sin = _cos_sin_of_tokens(positions, rope, vectors.shape, heads_first)
     source, target = rope.pairing, rope.output_pairing
     if inverse:
         sin, source, target = -sin, target, source
-    return _rotate_pairs(vectors, cos, sin, pair_indices(rope, source), pair_indices(rope, target))
-
-
-_PairIndices = tuple[NDArray[np.intp], NDArray[np.intp]]
-
-
-def _rotate_pairs(
-    vectors: NDArray[np.float64],
-    cos: NDArray[np.float64],
-    sin: NDArray[np.float64],
-    source: _PairIndices,
-    target: _PairIndices,
-) -> NDArray[np.float64]:
+    first, second = pair_indices(rope, source)
+    to_first, to_second = pair_indices(rope, target)
     # [..., head_dim] -> twice [..., num_pairs]
-    x0, x1 = vectors[..., source[0]], vectors[..., source[1]]
+    x0, x1 = vectors[..., first], vectors[..., second]
     y = vectors.copy()
-    y[..., target[0]] = x0 * cos - x1 * sin
-    y[..., target[1]] = x0 * sin + x1 * cos
+    y[..., to_first] = x0 * cos - x1 * sin
+    y[..., to_second] = x0 * sin + x1 * cos
     return y
 
 
@@ -103,7 +92,7 @@ def rotate_complex(
     >>> bool(np.allclose(rotate_complex(x, 7, rope), rotate(x, 7, rope), rtol=0, atol=1e-15))
     True
     """
-    vectors = _vectors("x", x, rope)
+    vectors = _checked_vectors("x", x, rope)
     cos, sin = _cos_sin_of_tokens(positions, rope, vectors.shape, heads_first)
     first, second = pair_indices(rope, rope.pairing)
     to_first, to_second = pair_indices(rope, rope.output_pairing)
@@ -180,15 +169,15 @@ def score(q: ArrayLike, k: ArrayLike, distance: ArrayLike, rope: Rope) -> NDArra
     >>> print(score([1.0, 0.0], [0.0, 1.0], -1, rope).round(4))
     0.8415
     """
-    query, key = _vectors("q", q, rope), _vectors("k", k, rope)
+    query, key = _checked_vectors("q", q, rope), _checked_vectors("k", k, rope)
     cos, sin = cos_sin(rope, distance)
     first, second = pair_indices(rope, rope.pairing)
     q0, q1, k0, k1 = query[..., first], query[..., second], key[..., first], key[..., second]
     rotated = (q0 * k0 + q1 * k1) * cos + (q1 * k0 - q0 * k1) * sin
     unrotated = np.ones(rope.head_dim, dtype=bool)
     unrotated[first] = unrotated[second] = False
-    passed = query[..., unrotated] * key[..., unrotated]
-    return np.asarray(rotated.sum(-1) + passed.sum(-1))
+    unrotated_terms = query[..., unrotated] * key[..., unrotated]
+    return np.asarray(rotated.sum(-1) + unrotated_terms.sum(-1))
 
 
 def change_pairing(
@@ -240,13 +229,12 @@ def change_pairing(
             f"axis {axis} of x must hold whole heads of head_dim {width}, got length {length}"
         )
     order = np.arange(width)
-    for to, origin in zip(pair_indices(rope, target), pair_indices(rope, source), strict=True):
-        order[to] = origin
-    indices = [head + place for head in range(0, length, width) for place in order.tolist()]
+    order[np.concatenate(pair_indices(rope, target))] = np.concatenate(pair_indices(rope, source))
+    indices = [head + i for head in range(0, length, width) for i in order.tolist()]
     return np.take(array, indices, axis=axis)
 
 
-def _vectors(name: str, x: ArrayLike, rope: Rope) -> NDArray[np.float64]:
+def _checked_vectors(name: str, x: ArrayLike, rope: Rope) -> NDArray[np.float64]:
     vectors = np.asarray(x)
     if vectors.dtype.kind not in "iuf":
         raise TensorError(f"{name} must hold real numbers, got {vectors.dtype}")

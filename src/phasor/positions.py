@@ -25,7 +25,7 @@ from phasor.errors import PositionError
 Positions = NDArray[np.int64]
 
 _FIRST, _LAST = -(2**63), 2**63 - 1
-_MOST = _LAST // 8  # bytes are counted in int64 too
+_MOST_POSITIONS = _LAST // 8  # bytes are counted in int64 too
 
 
 def span(length: int, start: int = 0) -> Positions:
@@ -78,10 +78,10 @@ def packed(cu_seqlens: ArrayLike) -> Positions:
         raise PositionError(f"cu_seqlens must start with 0, got {bounds[0]}")
     falls = np.flatnonzero(bounds[1:] < bounds[:-1])
     if falls.size:
-        at = int(falls[0])
+        i = int(falls[0])
         raise PositionError(
-            f"cu_seqlens must never decrease, got {bounds[at]} and then {bounds[at + 1]} "
-            f"at index {at + 1}; lengths become boundaries by a cumulative sum"
+            f"cu_seqlens must never decrease, got {bounds[i]} and then {bounds[i + 1]} "
+            f"at index {i + 1}; lengths become boundaries by a cumulative sum"
         )
     return _consecutive("cu_seqlens[-1]", int(bounds[-1])) - np.repeat(bounds[:-1], np.diff(bounds))
 
@@ -109,9 +109,9 @@ def padded(mask: ArrayLike) -> Positions:
     tokens = _integers("mask", mask, kinds="biu")
     if tokens.ndim == 0:
         raise PositionError("mask must have the shape [..., seq], got a single value")
-    strangers = tokens[(tokens != 0) & (tokens != 1)]
-    if strangers.size:
-        raise PositionError(f"mask must hold only 0 (padding) and 1 (token), got {strangers[0]}")
+    invalid = tokens[(tokens != 0) & (tokens != 1)]
+    if invalid.size:
+        raise PositionError(f"mask must hold only 0 (padding) and 1 (token), got {invalid[0]}")
     return (np.cumsum(tokens, axis=-1) - 1) * tokens
 
 
@@ -138,15 +138,15 @@ def cached(lengths: ArrayLike, new_tokens: int) -> Positions:
     >>> cached([-2], new_tokens=4)  # the first four columns of a row that two pads begin
     array([[-2, -1,  0,  1]])
     """
-    held = _integers("lengths", lengths)
+    starts = _integers("lengths", lengths)
     new_tokens = whole("new_tokens", new_tokens, least=0, error=PositionError)
-    if held.ndim != 1:
-        raise PositionError(f"lengths must have the shape [batch], got {list(held.shape)}")
-    longest = int(held.max(initial=0))
+    if starts.ndim != 1:
+        raise PositionError(f"lengths must have the shape [batch], got {list(starts.shape)}")
+    longest = int(starts.max(initial=0))
     if longest + new_tokens - 1 > _LAST:
         what = "lengths + new_tokens - 1 must be at most 2**63 - 1"
         raise PositionError(f"{what}, got {longest} + {new_tokens} - 1")
-    return held[:, None] + _consecutive("new_tokens", new_tokens)
+    return starts[:, None] + _consecutive("new_tokens", new_tokens)
 
 
 def grid(*sizes: int) -> Positions:
@@ -190,12 +190,11 @@ def every_axis(positions: ArrayLike, n_axes: int) -> Positions:
            [1, 1],
            [5, 5]])
     """
-    along = _integers("positions", positions)
-    if along.ndim == 0:
+    coordinates = _integers("positions", positions)
+    if coordinates.ndim == 0:
         raise PositionError("positions must have the shape [..., seq], got a single value")
-    return np.repeat(
-        along[..., None], whole("n_axes", n_axes, least=1, error=PositionError), axis=-1
-    )
+    n_axes = whole("n_axes", n_axes, least=1, error=PositionError)
+    return np.repeat(coordinates[..., None], n_axes, axis=-1)
 
 
 def context_parallel(
@@ -241,18 +240,18 @@ def chunks_of_rank(length: int, rank: int, world_size: int, layout: str) -> list
     if rank >= world_size:
         raise PositionError(f"rank must be below world_size ({world_size}), got {rank}")
     if layout == "contiguous":
-        n_chunks, held = world_size, [rank]
+        n_chunks, chunks = world_size, [rank]
     elif layout == "zigzag":
-        n_chunks, held = 2 * world_size, [rank, 2 * world_size - 1 - rank]
+        n_chunks, chunks = 2 * world_size, [rank, 2 * world_size - 1 - rank]
     else:
         raise PositionError(f"layout must be 'contiguous' or 'zigzag', got {short_repr(layout)}")
-    size, over = divmod(length, n_chunks)
-    if over:
+    size, rest = divmod(length, n_chunks)
+    if rest:
         raise PositionError(
             f"length must be a multiple of {n_chunks}, the chunks of the {layout} layout on "
-            f"{world_size} ranks, got {length}; pad the sequence to {length - over + n_chunks}"
+            f"{world_size} ranks, got {length}; pad the sequence to {length - rest + n_chunks}"
         )
-    return [range(chunk * size, (chunk + 1) * size) for chunk in held]
+    return [range(chunk * size, (chunk + 1) * size) for chunk in chunks]
 
 
 @dataclass(frozen=True)
@@ -475,9 +474,10 @@ def _cells(segment: Image | Video) -> Positions:
 
 def _consecutive(name: str, count: int) -> Positions:
     """0, 1, ..., count - 1."""
-    if count > _MOST:
+    if count > _MOST_POSITIONS:
         raise PositionError(
-            f"{name} must be at most {_MOST}, as many positions as an array holds, got {count}"
+            f"{name} must be at most {_MOST_POSITIONS}, as many positions as an array holds, "
+            f"got {count}"
         )
     return np.arange(count, dtype=np.int64)
 
@@ -492,7 +492,7 @@ def _integers(name: str, values: Any, kinds: str = "iu") -> Positions:
         array = np.asarray(values)
     except ValueError:
         raise PositionError(f"{name} must be rectangular, got {short_repr(values)}") from None
-    # an empty list has no dtype of its own: NumPy makes it float64
+    # NumPy makes an empty list float64
     if array.size and (array.dtype.kind not in kinds or int(array.max()) > _LAST):
         raise PositionError(
             f"{name} must hold whole numbers that fit in int64, got dtype {array.dtype}"

@@ -56,7 +56,7 @@ def preset(name: str) -> LayerRopes:
             f"name must be one of the {len(preset_names())} presets, got {short_repr(name)}; "
             f"{hint}phasor.preset_names() lists them all"
         )
-    return _layer_ropes(name, _description(name))
+    return _layer_ropes(name, _merged_table(name))
 
 
 @lru_cache(maxsize=1)
@@ -75,7 +75,7 @@ def preset_of_hub_id(repository: str) -> str | None:
     >>> preset_of_hub_id("meta-llama/llama-3.1-8b")
     'llama-3.1-8b'
     """
-    return _by_hub_id().get(str(repository).lower())
+    return _presets_by_hub_id().get(str(repository).lower())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,8 +111,8 @@ def documented_extension(ropes: LayerRopes) -> DocumentedExtension | None:
         if "extends" not in table or (ropes.name != name and ropes.name in preset_names()):
             continue
         known = preset(name)
-        sizes = [(len(one), one.num_heads, one.num_kv_heads, one.context) for one in (known, ropes)]
-        if sizes[0] == sizes[1] and list(known) == list(ropes):
+        sizes, own_sizes = ((m.num_heads, m.num_kv_heads, m.context) for m in (known, ropes))
+        if sizes == own_sizes and list(known) == list(ropes):
             law = dict(table["extends"])
             source = law.pop("source")
             return DocumentedExtension(model=name, law=Yarn(**law), source=source)
@@ -120,7 +120,7 @@ def documented_extension(ropes: LayerRopes) -> DocumentedExtension | None:
 
 
 @lru_cache(maxsize=1)
-def _by_hub_id() -> Mapping[str, str]:
+def _presets_by_hub_id() -> Mapping[str, str]:
     return {id_.lower(): name for name, table in _tables().items() for id_ in table.get("hub", ())}
 
 
@@ -130,12 +130,12 @@ def _tables() -> Mapping[str, Mapping[str, Any]]:
     return tomllib.loads(Path(__file__).with_name("presets.toml").read_text("utf-8"))
 
 
-def _description(name: str) -> dict[str, Any]:
+def _merged_table(name: str) -> dict[str, Any]:
     """The table of ``name``, merged with the one it is ``like``."""
     table = dict(_tables()[name])
     if "like" not in table:
         return table
-    inherited = _description(table.pop("like"))
+    inherited = _merged_table(table.pop("like"))
     merged = {key: value for key, value in inherited.items() if key not in _NOT_INHERITED}
     for key, value in table.items():
         merged[key] = merged.get(key, {}) | value if key in _MERGED else value

@@ -26,13 +26,13 @@ WIDEST = 1 << 16  # the largest head_dim: far above any model's, so more is a mi
 # default of fields whose None __post_init__ replaces; Any, so that their types need no None
 _DEFAULT: Any = None
 # of 60 digits, enough must follow the point for 128 bits of a fraction of a turn
-_FASTEST = Decimal(10) ** 15
-_REQUIRED = {
+_LARGEST_INV_FREQ = Decimal(10) ** 15
+_REQUIRED_FIELDS = {
     "head_dim": "the width of one attention head",
     "pairing": '"half" (GPT-NeoX, Llama in transformers) or "interleaved" (GPT-J, Meta\'s Llama); '
     "phasor.identify says which one a function has",
 }
-_RENAMED = (
+_INV_FREQ_HINT = (
     "inv_freq is the result, the frequencies of a Rope; give frequencies of your own as "
     "explicit_inv_freq"
 )
@@ -103,9 +103,9 @@ class Rope:
                     f'Rope(head_dim=128, pairing="half"), got {short_repr(unnamed[0])} without one'
                 )
             if "inv_freq" in fields:
-                raise SpecError(_RENAMED)
+                raise SpecError(_INV_FREQ_HINT)
             # copy and pickle call this without fields
-            for name, hint in _REQUIRED.items():
+            for name, hint in _REQUIRED_FIELDS.items():
                 if fields and name not in fields:
                     raise SpecError(f"{name} must be given: {hint}")
             return super().__new__(cls)
@@ -156,10 +156,10 @@ class Rope:
                 )
             return
         if self.base is not None or self.scaling is not None:
-            other = "base" if self.base is not None else "scaling"
+            field = "base" if self.base is not None else "scaling"
             raise SpecError(
                 "explicit_inv_freq stands in place of base and scaling; "
-                f"drop {other} or explicit_inv_freq"
+                f"drop {field} or explicit_inv_freq"
             )
         inv_freq = numbers("explicit_inv_freq", self.explicit_inv_freq, least=0)
         if len(inv_freq) != self.num_pairs:
@@ -264,8 +264,8 @@ class Rope:
     def to_dict(self) -> dict[str, Any]:
         """Every field as JSON values; `from_dict` is the inverse."""
         plain = {field.name: getattr(self, field.name) for field in fields(self)}
-        plain["scaling"] = _to_named(self.scaling, LAWS, "law")
-        plain["axes"] = _to_named(self.axes, AXES, "layout")
+        plain["scaling"] = _to_tagged(self.scaling, LAWS, "law")
+        plain["axes"] = _to_tagged(self.axes, AXES, "layout")
         if self.explicit_inv_freq is not None:
             plain["explicit_inv_freq"] = list(self.explicit_inv_freq)
         return plain
@@ -282,16 +282,15 @@ class Rope:
             SpecError: For a key that is not a field, or a value that a field refuses.
         """
         if "inv_freq" in plain:
-            raise SpecError(_RENAMED)
-        known = {field.name for field in fields(cls)}
-        _refuse_unknown("Rope", plain, known)
+            raise SpecError(_INV_FREQ_HINT)
+        _refuse_unknown_fields("Rope", plain, {field.name for field in fields(cls)})
         for name in ("head_dim", "pairing"):
             if name not in plain:
                 raise SpecError(f"{name} is missing from the description of a Rope")
         values = dict(plain)
         for name, registry, tag in (("scaling", LAWS, "law"), ("axes", AXES, "layout")):
             if values.get(name) is not None:
-                values[name] = _from_named(name, values[name], registry, tag)
+                values[name] = _from_tagged(name, values[name], registry, tag)
         return cls(**values)
 
     @classmethod
@@ -336,9 +335,9 @@ def real_inv_freq(rope: Rope) -> tuple[Decimal, ...]:
         for pairs in rope.axes.spectra(rope.num_pairs):
             plain = _plain_inv_freq(base, pairs)
             scaled += plain if law is None else law.apply(plain, Decimal(base))
-    if max(scaled) > _FASTEST:
+    if max(scaled) > _LARGEST_INV_FREQ:
         raise SpecError(
-            f"frequencies must be at most {_FASTEST:.0e} radians per position, got "
+            f"frequencies must be at most {_LARGEST_INV_FREQ:.0e} radians per position, got "
             f"{max(scaled):.3e}; check explicit_inv_freq, or the factors of the scaling law"
         )
     if rope.inv_freq_dtype == "float32":
@@ -379,8 +378,8 @@ def _canonical_json(plain: dict[str, Any]) -> str:
 _canonical_json._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
 
 
-def _to_named(value: Any, registry: Mapping[str, type], tag: str) -> dict[str, Any] | None:
-    """A registered dataclass as a dict whose first key holds its registered name."""
+def _to_tagged(value: Any, registry: Mapping[str, type], tag: str) -> dict[str, Any] | None:
+    """A registered dataclass as a dict whose first key is ``tag``, with the registered name."""
     if value is None:
         return None
     names = [name for name, kind in registry.items() if kind is type(value)]
@@ -395,27 +394,27 @@ def _to_named(value: Any, registry: Mapping[str, type], tag: str) -> dict[str, A
     }
 
 
-def _from_named(name: str, value: Any, registry: Mapping[str, type], tag: str) -> Any:
-    """The inverse of `_to_named`."""
+def _from_tagged(name: str, value: Any, registry: Mapping[str, type], tag: str) -> Any:
+    """The inverse of `_to_tagged`."""
     plain = dict(cast(Mapping[str, Any], value)) if isinstance(value, Mapping) else {}
     if tag not in plain:
         raise SpecError(
             f'{name} must be an object with the key "{tag}", '
             f"got {short_repr(plain or cast(object, value))}"
         )
-    registered = choice(f"{name}.{tag}", plain.pop(tag), registry)
+    registered_name = choice(f"{name}.{tag}", plain.pop(tag), registry)
     values = {k: tuple(cast(list[Any], v)) if type(v) is list else v for k, v in plain.items()}
-    known = fields(registry[registered])
-    _refuse_unknown(f"{name} {registered!r}", values, {field.name for field in known})
+    known = fields(registry[registered_name])
+    _refuse_unknown_fields(f"{name} {registered_name!r}", values, {field.name for field in known})
     needed = {field.name for field in known if field.default is dataclasses.MISSING}
     if needed - set(values):
         missing = ", ".join(sorted(needed - set(values)))
-        raise SpecError(f"{name} {registered!r} lacks {missing}")
-    return registry[registered](**values)
+        raise SpecError(f"{name} {registered_name!r} lacks {missing}")
+    return registry[registered_name](**values)
 
 
-def _refuse_unknown(what: str, plain: Mapping[str, Any], known: set[str]) -> None:
+def _refuse_unknown_fields(owner: str, plain: Mapping[str, Any], known: set[str]) -> None:
     unknown = sorted(str(key) for key in set(plain) - known)
     if unknown:
         listed = ", ".join(sorted(known))
-        raise SpecError(f"{what} has no field {', '.join(map(repr, unknown))}; known: {listed}")
+        raise SpecError(f"{owner} has no field {', '.join(map(repr, unknown))}; known: {listed}")

@@ -49,16 +49,16 @@ def differences(ropes: LayerRopes, reading: dict[str, Any]) -> list[str]:
     for kind, rope in ropes.kinds.items():
         if rope is not None:
             label = ropes.in_config.labels.get(kind, kind)
-            said = reading["ropes"]
-            wanted = said.get("*") or said.get(kind) or said.get(label)
+            readings = reading["ropes"]
+            wanted = readings.get("*") or readings.get(kind) or readings.get(label)
             found += [f"{kind}: no reading"] if wanted is None else _rope(kind, rope, wanted)
     return found
 
 
 def _rope(kind: str, rope: Rope, wanted: dict[str, Any]) -> list[str]:
     found = [
-        f"{kind}: {name} {mine} for {wanted[name]}"
-        for name, mine in (
+        f"{kind}: {name} {value} for {wanted[name]}"
+        for name, value in (
             ("pairing", rope.pairing),
             ("pairing_out", rope.output_pairing),
             ("head_dim", rope.head_dim),
@@ -66,7 +66,7 @@ def _rope(kind: str, rope: Rope, wanted: dict[str, Any]) -> list[str]:
             ("rotary_start", rope.rotary_start),
             ("direction", rope.direction),
         )
-        if wanted.get(name) not in (None, mine)
+        if wanted.get(name) not in (None, value)
     ]
     angles, gain = turning_at_one(rope)
     for pair, frequency in wanted["inv_freq"].items():

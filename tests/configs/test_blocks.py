@@ -60,11 +60,11 @@ def transformers_heeds(model_type: str) -> bool:
 
 def phasor_heeds(model_type: str) -> bool:
     """Whether `load` takes one block for all layers."""
-    said = {"layer_types": KINDS, "max_position_embeddings": 64, "qk_rope_head_dim": 64}
+    keys = {"layer_types": KINDS, "max_position_embeddings": 64, "qk_rope_head_dim": 64}
     if model_type == "deepseek_v4":
-        said |= {"layer_types": COMPRESSED, "head_dim": 512}
+        keys |= {"layer_types": COMPRESSED, "head_dim": 512}
     try:
-        ropes = load(sized(model_type, rope_parameters=one_block(4.0), **said)).ropes
+        ropes = load(sized(model_type, rope_parameters=one_block(4.0), **keys)).ropes
     except ConfigError as error:
         if "rope_parameters must hold a block for each kind" in str(error):
             return False
@@ -88,21 +88,21 @@ def test_a_plain_type_beside_the_blocks_of_single_kinds_says_nothing(key):
         kind: {"rope_type": "default", "rope_theta": base, "partial_rotary_factor": 0.5}
         for kind, base in (("hybrid", 5e6), ("hybrid_sliding", 1e4))
     }
-    said = sized("zaya", layer_types=[*blocks] * 2, sliding_window=64)
-    ropes = load(said | {"rope_parameters": {key: "default"} | blocks})
+    keys = sized("zaya", layer_types=[*blocks] * 2, sliding_window=64)
+    ropes = load(keys | {"rope_parameters": {key: "default"} | blocks})
     assert [rope.base for rope in ropes] == [5e6, 1e4] * 2
     with pytest.raises(ConfigError, match=f"{key} stands beside the blocks"):
-        load(said | {"rope_parameters": {key: "yarn"} | blocks})
+        load(keys | {"rope_parameters": {key: "yarn"} | blocks})
 
 
 @pytest.mark.transformers
 def test_the_base_of_deepseeks_plain_layers_stands_beside_a_block_for_all():
     """As its class reads it: the block's own is for none."""
-    said = sized("deepseek_v4", layer_types=COMPRESSED, qk_rope_head_dim=64, rope_theta=2e4)
-    ropes = load(said | {"head_dim": 512, "rope_parameters": one_block(4.0)})
-    made = transformers_frequencies("deepseek_v4", one_block(4.0))
+    keys = sized("deepseek_v4", layer_types=COMPRESSED, qk_rope_head_dim=64, rope_theta=2e4)
+    ropes = load(keys | {"head_dim": 512, "rope_parameters": one_block(4.0)})
+    frequencies = transformers_frequencies("deepseek_v4", one_block(4.0))
     assert [rope.base for rope in ropes.ropes] == [2e4, 1.6e5]
-    assert made == pytest.approx([1e4 ** (-31 / 32), 1.6e5 ** (-31 / 32) / 4])
+    assert frequencies == pytest.approx([1e4 ** (-31 / 32), 1.6e5 ** (-31 / 32) / 4])
 
 
 @pytest.mark.parametrize("absent", ["main", "compress"])
@@ -111,20 +111,20 @@ def test_one_of_deepseeks_two_blocks_alone_is_refused(absent, null):
     """Its class ignores it, even where no layer reads the other."""
     blocks = {label: {"rope_type": "default", "rope_theta": 2e4} for label in ("main", "compress")}
     code = 128 if absent == "main" else 0
-    said = sized("deepseek_v4", head_dim=512, qk_rope_head_dim=64, compress_ratios=[code] * 4)
-    assert load(said | {"rope_parameters": blocks})[0].base == 2e4
+    keys = sized("deepseek_v4", head_dim=512, qk_rope_head_dim=64, compress_ratios=[code] * 4)
+    assert load(keys | {"rope_parameters": blocks})[0].base == 2e4
     alone = {label: block for label, block in blocks.items() if label != absent}
-    given = alone | ({absent: None} if null else {})
+    rope_parameters = alone | ({absent: None} if null else {})
     with pytest.raises(ConfigError, match=rf"{absent} must be an object, as transformers ignores"):
-        load(said | {"rope_parameters": given})
-    theirs = CONFIG_MAPPING["deepseek_v4"](rope_parameters=copy.deepcopy(given))
-    assert theirs.rope_parameters[next(iter(alone))]["rope_theta"] != 2e4
+        load(keys | {"rope_parameters": rope_parameters})
+    of_transformers = CONFIG_MAPPING["deepseek_v4"](rope_parameters=copy.deepcopy(rope_parameters))
+    assert of_transformers.rope_parameters[next(iter(alone))]["rope_theta"] != 2e4
 
 
 def test_the_base_of_a_kind_that_no_layer_is_of_may_stand_in_the_file():
     """DeepSeek V4 without plain sliding layers says their base all the same."""
-    said = sized("deepseek_v4", head_dim=512, qk_rope_head_dim=64, compress_ratios=[128, 4] * 2)
-    ropes = load(said | {"rope_theta": 2e4, "compress_rope_theta": 1.6e5})
+    keys = sized("deepseek_v4", head_dim=512, qk_rope_head_dim=64, compress_ratios=[128, 4] * 2)
+    ropes = load(keys | {"rope_theta": 2e4, "compress_rope_theta": 1.6e5})
     assert [rope.base for rope in ropes] == [1.6e5] * 4
     assert ropes.in_config.unread["main"].base == 2e4
 
@@ -136,12 +136,12 @@ def test_only_one_block_for_all_layers_lacks_deepseeks_yarn_factor():
 
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
     plain = {"rope_type": "default", "rope_theta": 1e4}
-    said = sized("deepseek_v4", layer_types=COMPRESSED, qk_rope_head_dim=64, head_dim=512)
+    keys = sized("deepseek_v4", layer_types=COMPRESSED, qk_rope_head_dim=64, head_dim=512)
     for block, factor in ((yarn, 1.0), ({"main": plain, "compress": yarn}, 0.1 * math.log(4) + 1)):
         config = CONFIG_MAPPING["deepseek_v4"](rope_parameters=copy.deepcopy(block))
-        theirs = DeepseekV4RotaryEmbedding(config).compress_attention_scaling
-        ropes = load(said | {"rope_parameters": block, "rope_theta": 1e4})
-        assert ropes[1].attention_factor == pytest.approx(factor) == theirs
+        of_transformers = DeepseekV4RotaryEmbedding(config).compress_attention_scaling
+        ropes = load(keys | {"rope_parameters": block, "rope_theta": 1e4})
+        assert ropes[1].attention_factor == pytest.approx(factor) == of_transformers
 
 
 # clvp's encoder is no model of its own that could be built
@@ -183,7 +183,7 @@ def test_a_class_without_laws_makes_the_same_table_whatever_its_config_says(mode
 )
 def test_a_law_that_the_class_ignores_is_refused(model_type, more, says):
     """What says no more than the class does is none."""
-    said = sized(model_type, max_position_embeddings=64)
-    assert load(said | {"rope_parameters": PLAIN}).in_config.fixed
+    keys = sized(model_type, max_position_embeddings=64)
+    assert load(keys | {"rope_parameters": PLAIN}).in_config.fixed
     with pytest.raises(ConfigError, match=f"{says}.* whatever its config says"):
-        load(said | more)
+        load(keys | more)

@@ -243,8 +243,8 @@ def test_a_larger_model_need_not_be_known_itself() -> None:
 def test_harmless_keys_are_passed_over() -> None:
     """What changes nothing is no error: finetuned, an attn_factor of 1, a null."""
     block = {"type": "linear", "factor": 2.0}
-    said = block | {"finetuned": True, "attn_factor": 1, "mscale": None}
-    assert load(small(rope_scaling=said))[0] == load(small(rope_scaling=block))[0]
+    with_neutral_keys = block | {"finetuned": True, "attn_factor": 1, "mscale": None}
+    assert load(small(rope_scaling=with_neutral_keys))[0] == load(small(rope_scaling=block))[0]
 
 
 def test_every_listed_model_type_has_its_facts() -> None:

@@ -86,8 +86,8 @@ def test_metas_scaling_is_that_of_the_release(name: str) -> None:
 
 def test_metas_scaling_is_what_the_file_says() -> None:
     """With the key that newer code of Meta reads, for a model of any size."""
-    said = {"dim": 512, "rope_scaling_factor": 32, "rope_high_freq_factor": 2}
-    ropes = load(LLAMA | said)
+    meta_keys = {"dim": 512, "rope_scaling_factor": 32, "rope_high_freq_factor": 2}
+    ropes = load(LLAMA | meta_keys)
     assert ropes[0] is not None
     assert ropes[0].scaling == Llama3(
         factor=32.0, original_max_positions=8192, high_freq_factor=2.0

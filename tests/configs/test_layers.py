@@ -31,8 +31,8 @@ GEMMA = {
 
 def gemma4(apart: Any, **more: Any) -> dict[str, Any]:
     """A Gemma 4 that transformers 5.23 saved: head widths stand at single layers."""
-    said = {"layer_types": KINDS, "rope_parameters": GEMMA, "head_dim": 256}
-    return sized("gemma4_text", **said, per_layer_config=apart, **more)
+    keys = {"layer_types": KINDS, "rope_parameters": GEMMA, "head_dim": 256}
+    return sized("gemma4_text", **keys, per_layer_config=apart, **more)
 
 
 @pytest.mark.parametrize(
@@ -132,9 +132,9 @@ def test_a_list_of_layers_says_which_are_scaled(listed, kinds):
 def test_an_unknown_word_for_a_kind_of_layer_is_refused(model_type, word):
     """A misspelt kind would lose what sets it apart: its base, or that it does not turn."""
     kinds = ["sliding_attention", "full_attention", "sliding_attention", word]
-    said = sized(model_type, layer_types=kinds, sliding_window=128, head_dim=128)
+    keys = sized(model_type, layer_types=kinds, sliding_window=128, head_dim=128)
     with pytest.raises(ConfigError, match=rf"layer_types\.3 must be one of .*, got '{word}'"):
-        load(said)
+        load(keys)
 
 
 def test_the_words_of_transformers_are_known():
@@ -155,12 +155,12 @@ def test_a_latent_slice_may_be_stated_as_a_fraction_of_head_dim():
     """64 of 256, as dots3 writes it; of neither width it is a contradiction."""
     latent = {"qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "head_dim": 256}
     block = {"rope_type": "default", "rope_theta": 1e4}
-    said = sized("dots3_note_text", layer_types=["sliding_attention"] * 4, **latent)
+    keys = sized("dots3_note_text", layer_types=["sliding_attention"] * 4, **latent)
     quarter = {"sliding_attention": block | {"partial_rotary_factor": 0.25}}
-    assert load(said | {"rope_parameters": quarter})[0].head_dim == 64
+    assert load(keys | {"rope_parameters": quarter})[0].head_dim == 64
     half = {"sliding_attention": block | {"partial_rotary_factor": 0.5}}
     with pytest.raises(ConfigError, match="qk_rope_head_dim"):
-        load(said | {"rope_parameters": half})
+        load(keys | {"rope_parameters": half})
 
 
 @pytest.mark.parametrize("key", table().key_lists["language_models"])

@@ -109,42 +109,46 @@ def mutants(config: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
             yield f"{key} added", changed
 
 
-def turning(ropes: LayerRopes) -> list[tuple[np.ndarray, float]]:
+def frequencies_of_ropes(ropes: LayerRopes) -> list[tuple[np.ndarray, float]]:
     """Frequencies and factor of every rope, at the shortest length."""
     found = []
     for rope in ropes.ropes:
-        one = rope.at(1)
+        static = rope.at(1)
         axes = rope.axes.n_axes
-        cos, sin = cos_sin(one, np.ones((1, axes), int) if axes > 1 else np.array([1]))
-        found.append((rope.direction * np.arctan2(sin[0], cos[0]), one.attention_factor))
+        cos, sin = cos_sin(static, np.ones((1, axes), int) if axes > 1 else np.array([1]))
+        found.append((rope.direction * np.arctan2(sin[0], cos[0]), static.attention_factor))
     return found
 
 
-def alike(mine: tuple[np.ndarray, float], theirs: tuple[np.ndarray, float]) -> bool:
+def same_frequencies(of_rope: tuple[np.ndarray, float], of_class: tuple[np.ndarray, float]) -> bool:
     """Whether two frequencies are the same but for float32."""
-    if len(mine[0]) > len(theirs[0]):
+    if len(of_rope[0]) > len(of_class[0]):
         return False
     # a class may pad with pairs that stand still
-    rest = theirs[0][len(mine[0]) :]
-    close = np.allclose(mine[0], theirs[0][: len(mine[0])], rtol=2e-5, atol=1e-12)
-    return bool(close) and not rest.any() and bool(np.isclose(mine[1], theirs[1], rtol=1e-6))
+    rest = of_class[0][len(of_rope[0]) :]
+    close = np.allclose(of_rope[0], of_class[0][: len(of_rope[0])], rtol=2e-5, atol=1e-12)
+    return bool(close) and not rest.any() and bool(np.isclose(of_rope[1], of_class[1], rtol=1e-6))
 
 
 def silently_wrong(config: dict[str, Any]) -> str | None:
-    """What is read without a word and is not what transformers turns by."""
+    """The rope that `load` reads without a note though transformers has another; in words."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PhasorWarning)
         try:
             ropes = load(copy.deepcopy(config))
         except ConfigError:
             return None
-    theirs = frequencies(config)
-    if theirs is None or any(isinstance(rope.scaling, LongRope) for rope in ropes.ropes):
+    of_class = frequencies(config)
+    if of_class is None or any(isinstance(rope.scaling, LongRope) for rope in ropes.ropes):
         return None
-    strange = [mine for mine in turning(ropes) if not any(alike(mine, one) for one in theirs)]
+    strange = [
+        of_rope
+        for of_rope in frequencies_of_ropes(ropes)
+        if not any(same_frequencies(of_rope, one) for one in of_class)
+    ]
     if not strange or any("class default" not in note for note in ropes.notes):
         return None
-    return f"{ropes} turns by {strange[0][0][:3]}, transformers by {theirs[0][0][:3]}"
+    return f"{ropes} turns by {strange[0][0][:3]}, transformers by {of_class[0][0][:3]}"
 
 
 #: Files of code of their own, whose inner configs transformers' class does not look at.
@@ -184,8 +188,8 @@ def test_the_oracle_sees_another_base() -> None:
     config = config or next(
         c["config"] for c in cases().values() if c["config"].get("model_type") == "llama"
     )
-    theirs = frequencies(config)
-    assert theirs is not None
+    of_class = frequencies(config)
+    assert of_class is not None
     other = frequencies(config | {"rope_theta": 77_777.0, "rope_scaling": None})
     assert other is not None
-    assert not alike(theirs[0], other[0])
+    assert not same_frequencies(of_class[0], other[0])

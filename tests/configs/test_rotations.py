@@ -265,7 +265,7 @@ def _rotary_class(name: str, config_class: Any) -> Any:
         folder, _, wanted = ROTARY[name].partition(".")
         module = importlib.import_module(f"transformers.models.{folder}.modeling_{folder}")
         return getattr(module, wanted)
-    mine = {
+    config_of_class = {
         one: inspect.signature(one.__init__).parameters["config"].annotation
         for code in _code(config_class)
         for word, one in vars(code).items()
@@ -273,8 +273,9 @@ def _rotary_class(name: str, config_class: Any) -> Any:
         and ("Rotary" in word or "RopePosition" in word)
         and one.__module__ == code.__name__
     }
-    wanted = [one for one, takes in mine.items() if takes in (config_class, config_class.__name__)]
-    (found,) = wanted or mine
+    names = (config_class, config_class.__name__)
+    wanted = [one for one, annotation in config_of_class.items() if annotation in names]
+    (found,) = wanted or config_of_class
     return found
 
 

@@ -104,8 +104,8 @@ _TOWER = {"model_type": "sam3_vit_model", "hidden_size": 64, "num_attention_head
 def test_axial_is_how_transformers_5_says_that_a_tower_has_no_law() -> None:
     """And no law of text that a tower could have; a model of text has no such word."""
     block = {"rope_type": "axial", "rope_theta": 500.0}
-    for said in ({"rope_parameters": block}, {"rope_parameters": block, "rope_scaling": block}):
-        assert load(_TOWER | said) == load(_TOWER | {"rope_theta": 500.0})
+    for keys in ({"rope_parameters": block}, {"rope_parameters": block, "rope_scaling": block}):
+        assert load(_TOWER | keys) == load(_TOWER | {"rope_theta": 500.0})
     with pytest.raises(ConfigError, match=r"rope_type must be one of .* got 'axial'"):
         load(small(rope_parameters=block))
     with pytest.raises(ConfigError, match="no rope of patches takes the law"):

@@ -88,13 +88,13 @@ def slips(file: str, text: str) -> Iterator[str]:
     plain = tomllib.loads(text)
     entries = plain if inside is None else plain[inside]
     for name, entry in entries.items():
-        said = [*slips_of_entry(entry, entries, cls)]
-        said += [
+        findings = [*slips_of_entry(entry, entries, cls)]
+        findings += [
             ("", f"says none of {', '.join(sorted(facts))}")
             for facts in NEEDED[cls]
             if "like" not in entry and not facts & entry.keys()
         ]
-        for fact, what in said:
+        for fact, what in findings:
             yield f"{file}:{line_of(text, name, fact)}: {name} {what}"
 
 
@@ -144,5 +144,5 @@ def test_a_slip_is_told_with_its_line(name: str) -> None:
     assert right in text[start:]
     damaged = text[:start] + text[start:].replace(right, wrong, 1)
     line = next(i for i, one in enumerate(damaged.splitlines(), 1) if wrong in one)
-    said = [*slips(file, damaged)]
-    assert any(re.match(rf"{file}:{line}: {entry} .*{says}", one) for one in said), said
+    findings = [*slips(file, damaged)]
+    assert any(re.match(rf"{file}:{line}: {entry} .*{says}", one) for one in findings), findings

@@ -39,37 +39,39 @@ def frequencies(config: dict[str, Any]) -> list[tuple[np.ndarray, float]] | None
     with quiet():
         try:
             whole = CONFIG_MAPPING[name].from_dict(copy.deepcopy(config))
-            made = whole.get_text_config()
-            if made is not whole and not any(isinstance(part, dict) for part in config.values()):
-                # a flat file of code of its own: the class does not look at what stands at its top
+            text_config = whole.get_text_config()
+            if text_config is not whole and not any(
+                isinstance(part, dict) for part in config.values()
+            ):
+                # a flat file for code of its own: the class does not read the keys at its top
                 return None
             module = importlib.import_module(
-                type(made).__module__.replace("configuration_", "modeling_")
+                type(text_config).__module__.replace("configuration_", "modeling_")
             )
-            turning = _rotary_class(module, made)
-            return None if turning is None else _found(turning(made))
-        except Exception:  # whatever a config that makes no sense ends in, it is no oracle
+            rotary_class = _rotary_class(module, text_config)
+            return None if rotary_class is None else _read_buffers(rotary_class(text_config))
+        except Exception:  # a config without a meaning may end in any error, and is no oracle
             return None
 
 
 def _rotary_class(module: Any, config: Any) -> Any:
     """The one class of the module whose instances are made of this config alone."""
-    mine = [
+    classes = [
         one
         for name, one in vars(module).items()
         if name.endswith("RotaryEmbedding") and getattr(one, "__module__", "") == module.__name__
     ]
-    taking = [
+    classes_of_config = [
         one
-        for one in mine
+        for one in classes
         if inspect.signature(one.__init__).parameters.get("config") is not None
         and inspect.signature(one.__init__).parameters["config"].annotation
         in (type(config), type(config).__name__, inspect.Parameter.empty)
     ]
-    return taking[0] if len(taking) == 1 else None
+    return classes_of_config[0] if len(classes_of_config) == 1 else None
 
 
-def _found(module: Any) -> list[tuple[np.ndarray, float]]:
+def _read_buffers(module: Any) -> list[tuple[np.ndarray, float]]:
     found = []
     for name, buffer in module.named_buffers():
         if name.endswith("inv_freq") and "original" not in name:

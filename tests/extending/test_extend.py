@@ -212,15 +212,15 @@ def test_the_table_counts_what_a_loop_counts():
 @pytest.mark.parametrize("law", [None, "documented", "yarn", "llama3"])
 def test_the_documented_block_is_printed_and_any_other_on_request(law):
     """The JSON at the end of the text is the config's, of the law asked for."""
-    done = extend("qwen3-8b", "--to", "128k", *([] if law is None else ["--law", law]))
-    assert done.returncode == 0, done.stderr
-    keys = json.loads(done.stdout[done.stdout.index("\n{") :])
+    process = extend("qwen3-8b", "--to", "128k", *([] if law is None else ["--law", law]))
+    assert process.returncode == 0, process.stderr
+    keys = json.loads(process.stdout[process.stdout.index("\n{") :])
     assert keys["max_position_embeddings"] == 131072
     assert keys["rope_parameters"]["rope_type"] == ("llama3" if law == "llama3" else "yarn")
     said = (4.0, 32768) if law in (None, "documented") else (3.2, 40960)
     block = keys["rope_parameters"]
     assert (block["factor"], block["original_max_position_embeddings"]) == said
-    before, _, table = done.stdout.partition("new phases")
+    before, _, table = process.stdout.partition("new phases")
     assert "The release of qwen3-8b documents YaRN with factor 4 from 32768 tokens" in before
     assert "Source: Qwen3's model cards" in before
     assert "Recommended: that" in before
@@ -232,12 +232,12 @@ def test_the_documented_block_is_printed_and_any_other_on_request(law):
 )
 def test_without_evidence_nothing_is_recommended(model, to):
     """What to measure is said in its place, and no block is printed until a law is named."""
-    done = extend(model, "--to", to)
-    assert done.returncode == 0, done.stderr
-    assert "Recommended" not in done.stdout
-    assert "{" not in done.stdout
-    assert "no law is recommended" in done.stdout
-    assert "perplexity at the full length" in done.stdout
+    process = extend(model, "--to", to)
+    assert process.returncode == 0, process.stderr
+    assert "Recommended" not in process.stdout
+    assert "{" not in process.stdout
+    assert "no law is recommended" in process.stdout
+    assert "perplexity at the full length" in process.stdout
     plain = json.loads(extend(model, "--to", to, "--json").stdout)
     assert plain["recommended"] is plain["law"] is plain["config"] is None
     with pytest.raises(SpecError, match="law must be given, since none is recommended"):
@@ -287,9 +287,9 @@ def test_write_makes_a_config_that_reads_back(tmp_path):
     config = QWEN3 | {"rope_scaling": None, "vocab_size": 151936, "title": "größer"}
     source.write_text(json.dumps(config), "utf-8")
     before = source.read_bytes()
-    done = extend(source, "--to", "128k", "--write", tmp_path / "longer")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.endswith("for 131072 tokens by documented.\n")
+    process = extend(source, "--to", "128k", "--write", tmp_path / "longer")
+    assert process.returncode == 0, process.stderr
+    assert process.stdout.endswith("for 131072 tokens by documented.\n")
     written = json.loads((tmp_path / "longer" / "config.json").read_text("utf-8"))
     assert source.read_bytes() == before
     assert set(config) - set(written) == {"rope_theta", "rope_scaling"}
@@ -323,13 +323,13 @@ def test_write_refuses_what_it_cannot_change(tmp_path, model, arguments, said):
     }
     for name, config in files.items():
         (tmp_path / name).write_text(json.dumps(config), "utf-8")
-    done = run_phasor(
+    process = run_phasor(
         *("extend", tmp_path / model if model in files else model, "--to", "128k"),
         *("--context", 8192, "--write", tmp_path / "out", *arguments),
         stdin=json.dumps(QWEN3).encode(),
     )
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
-    assert said in done.stderr
+    assert (process.returncode, process.stderr.count("\n")) == (2, 1), process.stderr
+    assert said in process.stderr
     assert not (tmp_path / "out").exists()
 
 
@@ -339,9 +339,9 @@ def test_a_file_that_cannot_be_written_leaves_nothing(tmp_path):
     source.write_text(json.dumps(QWEN3), "utf-8")
     failing = mock.patch.object(Path, "replace", side_effect=OSError(28, "No space left"))
     with failing:
-        done = extend(source, "--to", "128k", "--write", tmp_path / "out")
-    assert done.returncode == 2
-    assert "No space left" in done.stderr
+        process = extend(source, "--to", "128k", "--write", tmp_path / "out")
+    assert process.returncode == 2
+    assert "No space left" in process.stderr
     assert not (tmp_path / "out").exists()
 
 
@@ -390,13 +390,13 @@ def test_json_holds_the_rope_that_the_block_reads_back_as():
 
 def test_a_model_of_several_kinds_asks_for_one():
     """And says where its block stands."""
-    asked = extend("gemma-3-4b", "--to", 262144)
-    assert asked.returncode == 2
-    assert "kind must be given" in asked.stderr
-    done = extend("gemma-3-4b", "--to", 262144, "--kind", "full", "--law", "linear")
-    assert done.returncode == 0, done.stderr
-    assert "'full_attention' is the block of these layers" in done.stdout
-    keys = json.loads(done.stdout[done.stdout.index("\n{") :])
+    process = extend("gemma-3-4b", "--to", 262144)
+    assert process.returncode == 2
+    assert "kind must be given" in process.stderr
+    process = extend("gemma-3-4b", "--to", 262144, "--kind", "full", "--law", "linear")
+    assert process.returncode == 0, process.stderr
+    assert "'full_attention' is the block of these layers" in process.stdout
+    keys = json.loads(process.stdout[process.stdout.index("\n{") :])
     assert list(keys["rope_parameters"]) == ["sliding_attention", "full_attention"]
 
 
@@ -421,9 +421,9 @@ def test_a_model_of_several_kinds_asks_for_one():
 )
 def test_bad_input_is_one_line_and_exit_code_2(arguments, said):
     """Nothing on stdout, no traceback."""
-    done = extend(*arguments)
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-    assert said in done.stderr
+    process = extend(*arguments)
+    assert (process.returncode, process.stdout, process.stderr.count("\n")) == (2, "", 1)
+    assert said in process.stderr
 
 
 def test_a_model_without_rope_has_nothing_to_extend():

@@ -66,13 +66,13 @@ SEVERAL = {
 
 def minimal(name):
     """The least that the file of a preset says, and its labels in the order of its layers."""
-    said = {"layer_types": ALTERNATING, "num_hidden_layers": 2}
-    said |= {"hidden_size": 1024, "num_attention_heads": 8} | SEVERAL[name]
-    return said, ["main", "compress"] if said["layer_types"] is COMPRESSED else ALTERNATING
+    keys = {"layer_types": ALTERNATING, "num_hidden_layers": 2}
+    keys |= {"hidden_size": 1024, "num_attention_heads": 8} | SEVERAL[name]
+    return keys, ["main", "compress"] if keys["layer_types"] is COMPRESSED else ALTERNATING
 
 
 # one preset of each model type, whose sizes change nothing in a block
-_TYPES = {said["model_type"]: name for name, said in SEVERAL.items()}
+_TYPES = {keys["model_type"]: name for name, keys in SEVERAL.items()}
 KINDS_OF_SEVERAL = [(name, kind) for name in _TYPES.values() for kind in preset(name).kinds]
 
 
@@ -95,10 +95,10 @@ def test_every_preset_of_several_kinds_has_the_labels_of_its_blocks():
 @pytest.mark.parametrize(("name", "kind"), KINDS_OF_SEVERAL)
 def test_the_blocks_of_several_kinds_read_back_as_theirs(name, kind):
     """By phasor: the kind asked for as planned, the others as they were, for every law."""
-    (said, labels), ropes, planned = minimal(name), preset(name), longer(name, kind)
+    (keys, labels), ropes, planned = minimal(name), preset(name), longer(name, kind)
     for way in planned.ways.values():
         assert way.config is not None, way.refused
-        again = dict(zip(labels, load(said | json.loads(json.dumps(way.config))), strict=True))
+        again = dict(zip(labels, load(keys | json.loads(json.dumps(way.config))), strict=True))
         for one, rope in ropes.kinds.items():
             assert again[ropes.in_config.labels[one]] == (way.config_rope if one == kind else rope)
 
@@ -107,9 +107,9 @@ def test_the_blocks_of_several_kinds_read_back_as_theirs(name, kind):
 @pytest.mark.parametrize(("name", "kind"), KINDS_OF_SEVERAL)
 def test_the_blocks_of_several_kinds_are_transformers_too(name, kind):
     """Its own class turns each kind of layer by them, at the context of the training."""
-    (said, _), ropes, planned = minimal(name), preset(name), longer(name, kind)
+    (keys, _), ropes, planned = minimal(name), preset(name), longer(name, kind)
     for way in planned.ways.values():
-        config = CONFIG_MAPPING[said["model_type"]](**copy.deepcopy(said | way.config))
+        config = CONFIG_MAPPING[keys["model_type"]](**copy.deepcopy(keys | way.config))
         module = importlib.import_module(
             type(config).__module__.replace("configuration_", "modeling_")
         )
@@ -124,8 +124,8 @@ def test_the_blocks_of_several_kinds_are_transformers_too(name, kind):
         for one, rope in ropes.kinds.items():
             wanted = (way.config_rope if one == kind else rope).at(planned.context)
             label = ropes.in_config.labels[one]
-            theirs = getattr(found, f"{label}_inv_freq").double().numpy()
-            assert np.allclose(wanted.inv_freq, theirs, rtol=1e-5, atol=0)
+            of_transformers = getattr(found, f"{label}_inv_freq").double().numpy()
+            assert np.allclose(wanted.inv_freq, of_transformers, rtol=1e-5, atol=0)
             factor = getattr(found, f"{label}_attention_scaling")
             assert factor == pytest.approx(wanted.attention_factor, rel=1e-12)
 
@@ -133,16 +133,16 @@ def test_the_blocks_of_several_kinds_are_transformers_too(name, kind):
 def test_kinds_that_read_one_block_are_extended_together_or_not_at_all():
     """DeepSeek V4's two sorts of compressed layers; Molmo 2's block has no room for one kind."""
     kinds = ["sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"]
-    said = small("deepseek_v4", layer_types=kinds, num_hidden_layers=3, head_dim=512)
-    planned = plan(load(said), 16384, kind=kinds[2])
+    keys = small("deepseek_v4", layer_types=kinds, num_hidden_layers=3, head_dim=512)
+    planned = plan(load(keys), 16384, kind=kinds[2])
     assert planned.kinds == tuple(kinds[1:])
     assert planned.labels == ("compress",)
-    again = load(said | planned.way("yarn").config)
+    again = load(keys | planned.way("yarn").config)
     assert again[1] == again[2] == planned.way("yarn").config_rope
-    assert again[0] == load(said)[0]
+    assert again[0] == load(keys)[0]
     law = {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e4}
-    said = small("molmo2_text", rope_parameters=law, rope_scaling_layers=[0, 2])
-    way = plan(load(said), 16384, kind="scaled").way("linear")
+    keys = small("molmo2_text", rope_parameters=law, rope_scaling_layers=[0, 2])
+    way = plan(load(keys), 16384, kind="scaled").way("linear")
     assert way.config is None
     assert "kinds scaled and unscaled read one block" in way.refused
 
@@ -154,47 +154,49 @@ CODES = {"main": 0, "compress": 128}
 def test_a_block_that_no_layer_reads_is_written_where_transformers_insists_on_it(label):
     """DeepSeek V4's class drops one of its two blocks if the other is absent."""
     more = {"rope_theta": 1e4, "compress_rope_theta": 1.6e5, "qk_rope_head_dim": 64}
-    said = small("deepseek_v4", head_dim=512, compress_ratios=[CODES[label]] * 4, **more)
-    planned = plan(load(said), 32768, kind=load(said).layer_kinds[0])
+    keys = small("deepseek_v4", head_dim=512, compress_ratios=[CODES[label]] * 4, **more)
+    planned = plan(load(keys), 32768, kind=load(keys).layer_kinds[0])
     for way in planned.ways.values():
         assert way.config["rope_parameters"].keys() == {"main", "compress"}
-        kept = {key: value for key, value in said.items() if key not in planned.replaced}
-        assert load(kept | way.config)[0] == way.config_rope
-        theirs = CONFIG_MAPPING["deepseek_v4"](**copy.deepcopy(kept | way.config))
+        unchanged_keys = {key: value for key, value in keys.items() if key not in planned.replaced}
+        assert load(unchanged_keys | way.config)[0] == way.config_rope
+        of_transformers = CONFIG_MAPPING["deepseek_v4"](
+            **copy.deepcopy(unchanged_keys | way.config)
+        )
         assert (
-            theirs.rope_parameters[label]["rope_type"]
+            of_transformers.rope_parameters[label]["rope_type"]
             == (way.config["rope_parameters"][label]["rope_type"])
         )
         other = next(one for one in CODES if one != label)
-        wanted = load(said).in_config.unread[other]
+        wanted = load(keys).in_config.unread[other]
         assert wanted.base == (1e4 if other == "main" else 1.6e5)
-        assert theirs.rope_parameters[other]["rope_theta"] == wanted.base
+        assert of_transformers.rope_parameters[other]["rope_theta"] == wanted.base
 
 
 def test_kinds_that_turn_alike_get_their_own_blocks_all_the_same():
     """OLMo 3 reads no other; without a kind all of them are extended, with one that one."""
-    said = small("olmo3", rope_parameters=dict.fromkeys(ALTERNATING, BLOCK))
-    said["layer_types"] = ALTERNATING * 2
+    keys = small("olmo3", rope_parameters=dict.fromkeys(ALTERNATING, BLOCK))
+    keys["layer_types"] = ALTERNATING * 2
     for kind, changed in ((None, ALTERNATING), ("full_attention", ["full_attention"])):
-        planned = plan(load(said), 32768, kind=kind)
+        planned = plan(load(keys), 32768, kind=kind)
         assert planned.kinds == planned.labels == tuple(changed)
         way = planned.way("linear")
-        again = load(said | way.config)
+        again = load(keys | way.config)
         assert {one for one, rope in again.kinds.items() if rope == way.config_rope} == set(changed)
 
 
 def test_kinds_without_blocks_of_their_own_are_extended_together():
     """One block is for all of them, whichever is asked for, and all are named."""
-    said = small("qwen2", layer_types=ALTERNATING * 2, rope_theta=1e6)
-    planned = plan(load(said), 32768, kind="full_attention")
+    keys = small("qwen2", layer_types=ALTERNATING * 2, rope_theta=1e6)
+    planned = plan(load(keys), 32768, kind="full_attention")
     assert (planned.kinds, planned.labels) == (tuple(ALTERNATING), ())
-    del said["rope_theta"]
-    again = load(said | planned.way("yarn").config)
+    del keys["rope_theta"]
+    again = load(keys | planned.way("yarn").config)
     assert set(again) == {planned.way("yarn").config_rope}
 
 
 @pytest.mark.parametrize(
-    ("said", "kinds", "blocks"),
+    ("keys", "kinds", "blocks"),
     [
         (
             small("deepseek_v4", layer_types=COMPRESSED[1:] * 2 + HEAVY * 2, head_dim=512),
@@ -210,17 +212,17 @@ def test_kinds_without_blocks_of_their_own_are_extended_together():
     ids=["one block", "two blocks"],
 )
 @pytest.mark.report
-def test_all_kinds_that_a_new_block_changes_are_named(said, kinds, blocks, capsys, monkeypatch):
+def test_all_kinds_that_a_new_block_changes_are_named(keys, kinds, blocks, capsys, monkeypatch):
     """On a terminal, in the JSON and on the page."""
     monkeypatch.setenv("COLUMNS", "200")
-    planned = plan(load(said), 32768)
+    planned = plan(load(keys), 32768)
     print_plan(planned, "linear")
     printed = capsys.readouterr().out
     assert kinds in printed
     assert f"  {blocks}; any other says what it said.\n" in printed
     plain = planned.as_plain("linear")
     assert ", ".join(plain["kinds"]) == kinds.removesuffix(" layers")
-    page = report(load(said), to=32768)
+    page = report(load(keys), to=32768)
     named = ", ".join(f"<code>{label}</code>" for label in plain["labels"])
     assert f"of whose blocks {named} {'are' if len(plain['labels']) > 1 else 'is'} new" in page
 

@@ -296,9 +296,9 @@ def vllm_get_rope(
     base, kind = block["rope_theta"], block["rope_type"]
     rotary_dim = int(head_size * block.get("partial_rotary_factor", 1.0))
     gain, rows = 1.0, float(max_position)
-    alike = _static(block, rotary_dim, base, head_size)
-    if alike is not None:
-        freqs, longer = alike
+    shared = _static(block, rotary_dim, base, head_size)
+    if shared is not None:
+        freqs, longer = shared
         rows *= longer
     elif kind == "ntk" and "mixed_b" in block:
         n, b = rotary_dim // 2, block["mixed_b"]
@@ -336,9 +336,9 @@ def sglang_get_rope(
     """The factory of sglang; its tables for YaRN grow with the positions."""
     block = rope_scaling
     gain, rows = 1.0, float(max_position)
-    alike = _static(block, rotary_dim, base, head_size)
-    if alike is not None:
-        freqs, longer = alike
+    shared = _static(block, rotary_dim, base, head_size)
+    if shared is not None:
+        freqs, longer = shared
         rows *= longer
     elif block["rope_type"] == "yarn":
         freqs, rows = _ramp(block, rotary_dim, base), math.inf

@@ -1,6 +1,6 @@
-"""Config files of other programs in, the rope of every layer out; and a rope's block back.
+"""Reads the rope of every layer from config files of other programs, and writes a rope's block.
 
-Read are Hugging Face ``config.json`` (transformers 4 and 5), ``transformer/config.json`` of
+The formats are Hugging Face ``config.json`` (transformers 4 and 5), ``transformer/config.json`` of
 diffusers, ``params.json`` of Mistral and Meta, DeepSeek's inference configs and GGUF. This package
 is the only place that knows foreign key names. Nothing is guessed: a key that contradicts what the
 model's class does, two keys that disagree or a value out of range is a `ConfigError` that names

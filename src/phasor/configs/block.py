@@ -18,8 +18,8 @@ from phasor.rope import WIDEST
 
 Names = Mapping[str, tuple[str, ...]]
 
-_NONE: Mapping[str, Any] = MappingProxyType({})
-_WHOLE_LIMIT = 2**63 - 1
+_EMPTY: Mapping[str, Any] = MappingProxyType({})
+_LARGEST = 2**63 - 1
 _T = TypeVar("_T")
 
 
@@ -40,52 +40,52 @@ class Block:
         values: Mapping[str, Any],
         path: str = "",
         *,
-        names: Names = _NONE,
-        nulls: Mapping[str, Any] = _NONE,
+        names: Names = _EMPTY,
+        nulls: Mapping[str, Any] = _EMPTY,
     ) -> None:
         self.values = values
         self.path = path
         self._names = names
         self._nulls = nulls
-        self._read: set[str] = set()
+        self._keys_read: set[str] = set()
 
     def name(self, key: str) -> str:
-        """The path of ``key`` under the name it has in this file."""
+        """The path of ``key`` under the name that it has in this file."""
         names = self._aliases(key)
-        return self.place(next((name for name in names if self._at(name) is not None), names[0]))
+        return self.path_of(next((n for n in names if self._find(n) is not None), names[0]))
 
-    def place(self, key: str) -> str:
-        """The path of the key that is literally called ``key``."""
-        return f"{self.path}.{key}" if self.path else key
+    def path_of(self, name: str) -> str:
+        """The path of the key with this name in the file."""
+        return f"{self.path}.{name}" if self.path else name
 
     def has(self, key: str) -> bool:
-        """Whether ``key`` is there and not null."""
-        return any(self._at(name) is not None for name in self._aliases(key))
+        """Whether the file has ``key`` with a value other than null."""
+        return any(self._find(name) is not None for name in self._aliases(key))
 
-    def states(self, key: str) -> bool:
-        """Whether ``key`` is there, null or not."""
+    def contains(self, key: str) -> bool:
+        """Whether the file has ``key``, even with null."""
         return any(name in self.values for name in self._aliases(key))
 
-    def assume(self, values: Mapping[str, Any]) -> None:
-        """Add ``values`` where the file has none."""
+    def add_defaults(self, values: Mapping[str, Any]) -> None:
+        """Add ``values`` for keys that the file does not have."""
         self.values = {
             **{self._aliases(key)[0]: value for key, value in values.items()},
             **self.values,
         }
 
     def ignore(self, *keys: str) -> None:
-        """Count ``keys`` as read, although their values do not matter."""
-        self._read.update(keys)
+        """Count ``keys`` as read, because their values do not matter."""
+        self._keys_read.update(keys)
 
     def unread(self) -> dict[str, Any]:
         """The keys that were not read, with their values; nulls are left out."""
-        return {k: v for k, v in self.values.items() if v is not None and k not in self._read}
+        return {k: v for k, v in self.values.items() if v is not None and k not in self._keys_read}
 
     def refuse(self, key: str, expected: str) -> NoReturn:
         """Raise the error about the value of ``key``."""
-        raise ConfigError(f"{self.name(key)} must be {expected}, got {short_repr(self._get(key))}")
+        raise ConfigError(f"{self.name(key)} must be {expected}, got {short_repr(self._read(key))}")
 
-    def _at(self, path: str) -> Any:
+    def _find(self, path: str) -> Any:
         """The value at ``path``, a key or keys joined by dots; None if there is none."""
         if path in self.values:
             return self.values[path]
@@ -93,18 +93,18 @@ class Block:
         inner = self.values.get(head)
         if not dot or not isinstance(inner, Mapping):
             return None
-        return Block(cast(Mapping[str, Any], inner))._at(rest)
+        return Block(cast(Mapping[str, Any], inner))._find(rest)
 
     def _aliases(self, key: str) -> tuple[str, ...]:
         """The names that this file may have for ``key``."""
         return self._names.get(key, (key,))
 
-    def _get(self, key: str) -> Any:
-        """The value of ``key`` under any of its names, which counts them as read."""
+    def _read(self, key: str) -> Any:
+        """The value of ``key`` under any of its names, which then count as read."""
         names = self._aliases(key)
-        self._read.update(names, (name.partition(".")[0] for name in names))
-        value = single_value((self.place(name), self._at(name)) for name in names)
-        if value is None and key in self._nulls and self.states(key):
+        self._keys_read.update(names, (name.partition(".")[0] for name in names))
+        value = single_value((self.path_of(name), self._find(name)) for name in names)
+        if value is None and key in self._nulls and self.contains(key):
             return self._nulls[key]
         return value
 
@@ -112,14 +112,14 @@ class Block:
         self, key: str, *, above: float | None = None, least: float | None = None
     ) -> float | None:
         """The finite number at ``key``."""
-        value = self._get(key)
+        value = self._read(key)
         if value is None:
             return None
         return number(self.name(key), value, above=above, least=least, error=ConfigError)
 
-    def whole(self, key: str, *, least: int = 1, most: int = _WHOLE_LIMIT) -> int | None:
+    def whole(self, key: str, *, least: int = 1, most: int = _LARGEST) -> int | None:
         """The whole number at ``key``; ``64.0`` is one too, as some programs write it."""
-        value = self._get(key)
+        value = self._read(key)
         if value is None:
             return None
         if isinstance(value, float) and value.is_integer():
@@ -128,13 +128,13 @@ class Block:
 
     def largest(self, key: str) -> int | None:
         """The whole number at ``key``, or the largest of a list with one for each layer."""
-        if isinstance(self._get(key), (list, tuple)):
+        if isinstance(self._read(key), (list, tuple)):
             return max(self.wholes(key) or (0,)) or None
         return self.whole(key)
 
     def _of_type(self, key: str, types: Any, expected: str) -> Any:
-        """The value at ``key``, refused unless it is of one of the types."""
-        value = self._get(key)
+        """The value at ``key``; refused if it has none of the types."""
+        value = self._read(key)
         if value is not None and not isinstance(value, types):
             self.refuse(key, expected)
         return value
@@ -159,17 +159,28 @@ class Block:
 
     def texts(self, key: str) -> tuple[str, ...] | None:
         """The list of strings at ``key``."""
-        return self._each(key, Block.text)
+        return self._read_items(key, Block.text)
 
     def wholes(self, key: str, *, least: int = 0) -> tuple[int, ...] | None:
         """The list of whole numbers at ``key``."""
-        return self._each(key, lambda item, i: item.whole(i, least=least))
+        return self._read_items(key, lambda item, i: item.whole(i, least=least))
 
     def numbers(self, key: str, *, above: float) -> tuple[float, ...] | None:
         """The list of finite numbers at ``key``."""
-        return self._each(key, lambda item, i: item.number(i, above=above))
+        return self._read_items(key, lambda item, i: item.number(i, above=above))
 
-    def _each(self, key: str, read: Callable[[Block, str], _T | None]) -> tuple[_T, ...] | None:
+    def numbers_per_pair(self, key: str, pairs: int) -> tuple[float, ...] | None:
+        """The list of positive numbers at ``key``, one for each pair."""
+        numbers = self.numbers(key, above=0)
+        if numbers is not None and len(numbers) != pairs:
+            raise ConfigError(
+                f"{self.name(key)} must hold one number per pair ({pairs}), got {len(numbers)}"
+            )
+        return numbers
+
+    def _read_items(
+        self, key: str, read: Callable[[Block, str], _T | None]
+    ) -> tuple[_T, ...] | None:
         items = self.items(key)
         if items is None:
             return None
@@ -182,7 +193,7 @@ class Block:
 
 
 def single_value(named_values: Iterable[tuple[str, _T | None]]) -> _T | None:
-    """The value that all keys agree on; those without a value (None) do not count.
+    """The one value of several keys; keys without a value (None) are left out.
 
     Args:
         named_values: The name of each key, for the error, and its value.
@@ -204,10 +215,10 @@ def single_value(named_values: Iterable[tuple[str, _T | None]]) -> _T | None:
 
 
 def head_width(block: Block, key: str, quotient: str, width: int, heads: int) -> int:
-    """The width of one of so many heads, for a file without ``key``, which would say it.
+    """The width of a head, ``width / heads``, for a file without ``key``.
 
     Raises:
-        ConfigError: If ``quotient``, which says what is divided, is no width that a Rope can have.
+        ConfigError: If no Rope can have that width; ``quotient`` names the two keys.
     """
     if width % heads or not 2 <= width // heads <= WIDEST:
         raise ConfigError(
@@ -226,7 +237,7 @@ def require(block: Block, key: str, value: _T | None) -> _T:
 
 @contextmanager
 def renamed_keys(block: Block, names: Mapping[str, str]) -> Generator[None]:
-    """Turn a SpecError about a field into a ConfigError about the file's key for it."""
+    """Turn a SpecError about a field of a Rope or law into a ConfigError about the file's key."""
     try:
         yield
     except SpecError as error:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Any, cast
+from typing import Any
 
 from phasor._checks import short_repr
 from phasor.axes import Axes, Axial, OneAxis
@@ -85,16 +85,15 @@ def load_diffusers(config: Block, *, strict: bool) -> LayerRopes:
 
 def _rope(config: Block, facts: Transformer) -> Rope:
     head_dim = _head_dim(config, facts)
-    sizes = _dims(config, facts, head_dim)
+    sizes = _axis_sizes(config, facts, head_dim)
     base = None if facts.base_key is None else config.number(facts.base_key, above=1)
-    rotated = sum(sizes) if sizes else int(head_dim * (facts.fraction or 1))
     with renamed_keys(config, {"sections": facts.axes_key or facts.head_dim_key}):
         axes: Axes = Axial(tuple(size // 2 for size in sizes)) if sizes else OneAxis()
         return Rope(
             head_dim=head_dim,
             pairing=facts.pairing,
             base=facts.base if base is None else base,
-            rotary_dim=rotated,
+            rotary_dim=sum(sizes) if sizes else int(head_dim * (facts.fraction or 1)),
             axes=axes,
         )
 
@@ -110,13 +109,13 @@ def _head_dim(config: Block, facts: Transformer) -> int:
         )
     if facts.head_dim_from:
         return sum(config.wholes(facts.head_dim_from[0]) or facts.dims)
-    given = config.whole(facts.head_dim_key, least=2, most=WIDEST)
-    if given is None and facts.head_dim is None:
+    width = config.whole(facts.head_dim_key, least=2, most=WIDEST) or facts.head_dim
+    if width is None:
         raise ConfigError(f"{config.name(facts.head_dim_key)} is absent; add the width of a head")
-    return given or cast(int, facts.head_dim)
+    return width
 
 
-def _dims(config: Block, facts: Transformer, head_dim: int) -> tuple[int, ...]:
+def _axis_sizes(config: Block, facts: Transformer, head_dim: int) -> tuple[int, ...]:
     """Rotated coordinates of each axis."""
     if facts.split is not None:
         return _SPLITS[facts.split](head_dim)

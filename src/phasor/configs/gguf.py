@@ -16,9 +16,8 @@ from phasor.scaling import Law, Linear, LongRope, PerPair, Rule, Yarn, yarn_mult
 
 _FREQS = "rope_freqs.weight"
 _SHORT, _LONG = "rope_factors_short.weight", "rope_factors_long.weight"
-_LATENT = "rope.dimension_count"
-# llama.cpp's default
-_BASE = 10_000.0
+_WIDTH_KEY = "rope.dimension_count"
+_BASE = 10_000.0  # llama.cpp's default
 
 
 def load_gguf(top: Block, *, strict: bool) -> LayerRopes:
@@ -35,7 +34,7 @@ def load_gguf(top: Block, *, strict: bool) -> LayerRopes:
         {k.removeprefix(prefix): v for k, v in top.values.items() if k.startswith(prefix)}, name
     )
     count = require(config, "block_count", config.whole("block_count", most=MOST_LAYERS))
-    kinds_in_order = _kinds(config, facts, count)
+    kinds_in_order = _kinds_in_order(config, facts, count)
     notes = [facts.note] if facts.note else []
     kinds = {
         kind: _rope(top, config, facts, facts.kind(kind), notes)
@@ -67,7 +66,7 @@ def load_gguf(top: Block, *, strict: bool) -> LayerRopes:
     )
 
 
-def _kinds(config: Block, facts: Architecture, count: int) -> tuple[str, ...]:
+def _kinds_in_order(config: Block, facts: Architecture, count: int) -> tuple[str, ...]:
     """The kind of each layer; a layer without key heads has no attention and no rope."""
     kinds = layers_by_pattern(config, facts, count)
     key = "attention.head_count_kv"
@@ -85,18 +84,18 @@ def _kinds(config: Block, facts: Architecture, count: int) -> tuple[str, ...]:
 def _rope(top: Block, config: Block, facts: Architecture, kind: Kind, notes: list[str]) -> Rope:
     width = config.whole("rope.dimension_count", least=2, most=WIDEST)
     head_dim = width if facts.latent else _head_dim(config)
-    head_dim = require(config, _LATENT, head_dim)
+    head_dim = require(config, _WIDTH_KEY, head_dim)
     width = head_dim if width is None else width
     if width % 2 or width > head_dim:
-        config.refuse(_LATENT, f"an even number of coordinates, at most {head_dim}")
+        config.refuse(_WIDTH_KEY, f"an even number of coordinates, at most {head_dim}")
     key = kind.base_key or "rope.freq_base"
     base = config.number(key, above=1)
     if base is None:
         base = _BASE if kind.base is None else kind.base
         notes.append(f"The file has no {config.name(key)}; {base:g} is llama.cpp's default.")
     # some kinds of layer ignore the scaling keys
-    law = _scaling(top, config, facts, width // 2, notes) if kind.scaled else None
-    names = {"base": key, "rotary_dim": _LATENT, "sections": "rope.dimension_sections"}
+    law = _read_scaling(top, config, facts, width // 2, notes) if kind.scaled else None
+    names = {"base": key, "rotary_dim": _WIDTH_KEY, "sections": "rope.dimension_sections"}
     with renamed_keys(config, names):
         return Rope(
             head_dim=head_dim,
@@ -123,7 +122,7 @@ def _axes(config: Block, facts: Architecture, num_pairs: int) -> Axes:
     key = "rope.dimension_sections"
     sections = require(config, key, config.wholes(key))
     while sections and not sections[-1]:
-        # a fourth entry is for an axis that no text model has
+        # the fourth entry counts pairs of an axis that no text model has
         sections = sections[:-1]
     if facts.axes == "sectioned":
         return Sectioned(sections)
@@ -134,30 +133,30 @@ def _axes(config: Block, facts: Architecture, num_pairs: int) -> Axes:
     return InterleavedSections(sections)
 
 
-def _scaling(
+def _read_scaling(
     top: Block, config: Block, facts: Architecture, pairs: int, notes: list[str]
 ) -> Law | Rule | None:
     # converters also write the original context where no law uses it
     config.ignore("rope.scaling.finetuned", "rope.scaling.original_context_length")
     key = "rope.scaling.type"
-    named = config.text(key)
-    if named not in (None, "none", "linear", "yarn", "longrope"):
+    law_name = config.text(key)
+    if law_name not in (None, "none", "linear", "yarn", "longrope"):
         config.refuse(key, "one of none, linear, yarn, longrope")
     keys = ("rope.scaling.factor", "rope.scale_linear")
     factor = single_value((config.name(k), config.number(k, least=0)) for k in keys) or 1.0
     divisors = [tensor for tensor in (_FREQS, _SHORT, _LONG) if top.has(tensor)]
     # llama.cpp divides by these tensors in addition to the law that the metadata name
-    if divisors and (named == "yarn" or factor != 1):
-        other = config.name(key if named == "yarn" else "rope.scaling.factor")
+    if divisors and (law_name == "yarn" or factor != 1):
+        other = config.name(key if law_name == "yarn" else "rope.scaling.factor")
         raise ConfigError(f"{divisors[0]} and {other} both scale; keep one")
-    if _FREQS in divisors and (len(divisors) > 1 or named == "longrope"):
+    if _FREQS in divisors and (len(divisors) > 1 or law_name == "longrope"):
         other = divisors[1] if len(divisors) > 1 else config.name(key)
         raise ConfigError(f"{_FREQS} and {other} both scale; keep one")
-    if named == "yarn":
-        return _yarn(config, facts, factor)
-    if named == "longrope" or _SHORT in divisors or _LONG in divisors:
-        return _longrope(top, config, pairs)
-    if (factors := _divisors(top, _FREQS, pairs)) is not None:
+    if law_name == "yarn":
+        return _read_yarn(config, facts, factor)
+    if law_name == "longrope" or _SHORT in divisors or _LONG in divisors:
+        return _read_longrope(top, config, pairs)
+    if (factors := top.numbers_per_pair(_FREQS, pairs)) is not None:
         return PerPair(factors=factors)
     notes.append(
         f"Divisors of the frequencies are tensors of a GGUF file and not in its metadata "
@@ -168,45 +167,38 @@ def _scaling(
             "rope.scaling.attn_factor",
             f"1 unless the scaling type is yarn, or {_SHORT} and {_LONG} are given",
         )
-    if named == "none" and factor != 1:
+    if law_name == "none" and factor != 1:
         config.refuse("rope.scaling.type", "linear, as there is a factor other than 1")
     return None if factor == 1 else Linear(factor=factor)
 
 
-def _divisors(top: Block, key: str, pairs: int) -> tuple[float, ...] | None:
-    divisors = top.numbers(key, above=0)
-    if divisors is not None and len(divisors) != pairs:
-        raise ConfigError(f"{key} must hold one number per pair ({pairs}), got {len(divisors)}")
-    return divisors
-
-
-def _original(config: Block) -> int:
+def _original_length(config: Block) -> int:
     key = "rope.scaling.original_context_length"
     return require(config, key, config.whole(key) or config.whole("context_length"))
 
 
-def _longrope(top: Block, config: Block, pairs: int) -> LongRope:
-    lists = [_divisors(top, key, pairs) for key in (_SHORT, _LONG)]
-    if lists[0] is None or lists[1] is None:
+def _read_longrope(top: Block, config: Block, pairs: int) -> LongRope:
+    short_factors, long_factors = (top.numbers_per_pair(key, pairs) for key in (_SHORT, _LONG))
+    if short_factors is None or long_factors is None:
         raise ConfigError(
             f"{_SHORT} and {_LONG} are tensors of the GGUF file, and longrope needs both: add "
             "them to the dictionary as lists, or load the model's config.json"
         )
-    original = _original(config)
-    attention = config.number("rope.scaling.attn_factor", above=0) or 1.0
+    original = _original_length(config)
+    gain = config.number("rope.scaling.attn_factor", above=0) or 1.0
     context = config.whole("context_length") or original
     with renamed_keys(config, {"original_max_positions": "rope.scaling.original_context_length"}):
         return LongRope(
-            short_factors=lists[0],
-            long_factors=lists[1],
+            short_factors=short_factors,
+            long_factors=long_factors,
             original_max_positions=original,
             factor=context / original,
-            short_attention_factor=attention,
-            long_attention_factor=attention,
+            short_attention_factor=gain,
+            long_attention_factor=gain,
         )
 
 
-def _yarn(config: Block, facts: Architecture, factor: float) -> Yarn:
+def _read_yarn(config: Block, facts: Architecture, factor: float) -> Yarn:
     """YaRN as llama.cpp computes it; its log multiplier is ``mscale_all_dim``."""
     betas: dict[str, float] = {}
     for name in ("beta_fast", "beta_slow"):
@@ -215,16 +207,16 @@ def _yarn(config: Block, facts: Architecture, factor: float) -> Yarn:
     multiplier = config.number("rope.scaling.yarn_log_multiplier", least=0) or 0.0
     all_dim = multiplier / facts.log_multiplier_unit
     mscale = all_dim if facts.softmax and all_dim else 1.0
-    m = partial(yarn_multiplier, factor)
-    extra = config.number("rope.scaling.attn_factor", above=0) or 1.0
-    neutral = extra == 1 and (facts.softmax or not all_dim)
+    multiplier = partial(yarn_multiplier, factor)
+    gain = config.number("rope.scaling.attn_factor", above=0) or 1.0
+    derived = gain == 1 and (facts.softmax or not all_dim)
     with renamed_keys(config, {name: f"rope.scaling.yarn_{name}" for name in betas}):
         return Yarn(
             factor=factor,
-            original_max_positions=_original(config),
+            original_max_positions=_original_length(config),
             **betas,
             truncate=True,  # llama.cpp rounds the ends of the ramp
             mscale=mscale,
             mscale_all_dim=all_dim if facts.softmax else 0.0,
-            attention_factor=None if neutral else extra * m(mscale) / m(all_dim),
+            attention_factor=None if derived else gain * multiplier(mscale) / multiplier(all_dim),
         )

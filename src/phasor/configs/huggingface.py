@@ -27,11 +27,11 @@ from phasor.rope import WIDEST, Rope
 def load_huggingface(top: Block, *, part: str | None, like: str | None, strict: bool) -> LayerRopes:
     """The rope of each layer of a Hugging Face config; the arguments are those of `load`."""
     levels, model_type = select_config(top, part, like)
-    config, facts = _config(levels[-1], table().huggingface[model_type])
+    config, facts = _select_facts(levels[-1], table().huggingface[model_type])
     notes = [facts.note] if facts.note else []
     if like is not None:
-        stated = levels[-1].text("model_type")
-        notes.append(f"Read as model type {like}; the file says {stated or 'none'}.")
+        file_type = levels[-1].text("model_type")
+        notes.append(f"Read as model type {like}; the file says {file_type or 'none'}.")
     if facts.refused is not None:
         raise ConfigError(f"{config.name('model_type')} {model_type!r} here {facts.refused}")
     _assume_sizes(config, facts, model_type, notes)
@@ -86,17 +86,14 @@ def load_huggingface(top: Block, *, part: str | None, like: str | None, strict: 
     )
 
 
-def _config(block: Block, facts: Architecture) -> tuple[Block, Architecture]:
+def _select_facts(block: Block, facts: Architecture) -> tuple[Block, Architecture]:
     """The config with the key names of its model type, and the facts for its switches."""
-    switches = Block(block.values, block.path)
-    switches_read = [variant.key for variant in facts.variants]
-    for variant in facts.variants:
-        if _variant_applies(variant, switches):
-            facts = replace(facts, **variant.facts)
-            break
-    config = Block(block.values, block.path, names=facts.names, nulls=facts.nulls)
-    config.ignore(*switches_read)
-    return config, facts
+    plain = Block(block.values, block.path)
+    variant = next((v for v in facts.variants if _variant_applies(v, plain)), None)
+    selected = facts if variant is None else replace(facts, **variant.facts)
+    config = Block(block.values, block.path, names=selected.names, nulls=selected.nulls)
+    config.ignore(*(variant.key for variant in facts.variants))
+    return config, selected
 
 
 def _variant_applies(variant: Variant, config: Block) -> bool:
@@ -111,22 +108,22 @@ def _assume_sizes(config: Block, facts: Architecture, model_type: str, notes: li
     """Add the class's default sizes where the file has none, with a note and a warning."""
     needed = ["num_hidden_layers"]
     width = _width_key(facts)
-    if not config.has(width) and (facts.head_dim is None or config.states(width)):
+    if not config.has(width) and (facts.head_dim is None or config.contains(width)):
         needed += ["hidden_size", "num_attention_heads"]
     assumed = {
-        key: facts.sizes[key] for key in needed if key in facts.sizes and not config.states(key)
+        key: facts.sizes[key] for key in needed if key in facts.sizes and not config.contains(key)
     }
     if assumed and facts.uses is None:
         sizes = " and ".join(f"{key} {size}" for key, size in assumed.items())
         notes.append(f"The file does not say its size; {sizes} is what {model_type} assumes.")
         warnings.warn(notes[-1], PhasorWarning, stacklevel=4)
-    config.assume(assumed)
+    config.add_defaults(assumed)
 
 
 def _context(config: Block, notes: list[str]) -> int | None:
     """The first context of the file; `laws.Model.context` refuses several that disagree."""
-    stated = [key for key in table().key_lists["contexts"] if config.has(key)]
-    contexts = {config.name(key): config.whole(key) for key in stated}
+    keys = [key for key in table().key_lists["contexts"] if config.has(key)]
+    contexts = {config.name(key): config.whole(key) for key in keys}
     if len(set(contexts.values())) > 1:
         listed = ", ".join(f"{name} {length}" for name, length in contexts.items())
         notes.append(f"The file gives several contexts ({listed}); the first is taken.")
@@ -142,12 +139,12 @@ def _rope(
     widths: Mapping[str, int],
     notes: list[str],
 ) -> Rope | None:
-    block = blocks.of(kind)
+    block = blocks.block_of(kind)
     if block is None:
         return None
     kind_facts = facts.kind(kind)
-    flat = not blocks.by_kind
-    scaling_block = block if kind_facts.scaled or not flat else Block({}, block.path)
+    one_block = not blocks.by_kind
+    scaling_block = block if kind_facts.scaled or not one_block else Block({}, block.path)
     name = laws.rope_type(scaling_block, facts)
     head_dim = widths[kind] if kind in widths else _head_width(config, facts, kind_facts)
     proportional = name == "proportional"
@@ -158,13 +155,13 @@ def _rope(
         width = head_dim if proportional else rotated_width(config, block, facts, head_dim)
     model = laws.Model(
         # the class adds its attention factor to one block for all layers, not to blocks by kind
-        architecture=facts if flat else replace(facts, yarn_attention_factor=None),
+        architecture=facts if one_block else replace(facts, yarn_attention_factor=None),
         rotary_dim=width,
         config=config,
     )
     config.whole("original_max_position_embeddings")  # whether the law uses it or not
     law = laws.scaling(scaling_block, model)
-    base = _base(config, facts, kind_facts, block, flat=flat, notes=notes)
+    base = _base(config, facts, kind_facts, block, one_block=one_block, notes=notes)
     if facts.fixed and (law is not None or base != facts.base):
         raise ConfigError(
             f"{block.path or 'the config'} asks for the {'base' if law is None else 'law'} "
@@ -188,43 +185,50 @@ def _rope(
 
 
 def _patch_grid_rope(rope: Rope, facts: Architecture, notes: list[str]) -> Rope:
-    """The rope of a vision tower: its pairs shared among the axes of an image patch."""
-    axes, each = len(facts.positions), rope.num_pairs // len(facts.positions)
+    """The rope of a vision tower, whose axes are the coordinates of an image patch."""
+    axes = len(facts.positions)
+    sections = (rope.num_pairs // axes,) * axes
     where = f", counted from {facts.origin}" if facts.origin else ""
     notes.append(f"Positions are ({', '.join(facts.positions)}) of a patch{where}.")
     if rope.scaling is not None:
         raise ConfigError(f"no rope of patches takes the law {short_repr(rope.scaling)}; remove it")
     if facts.axes == "axial":
-        return replace(rope, axes=Axial((each,) * axes))
+        return replace(rope, axes=Axial(sections))
     base, pairs = rope.base or 1.0, range(rope.num_pairs)
     if facts.axes == "dealt":
-        inv_freq = tuple(base ** -(pair // axes / each) for pair in pairs)
-        layout: Axes = InterleavedSections((each,) * axes)
+        inv_freq = tuple(base ** -(pair // axes / sections[0]) for pair in pairs)
+        layout: Axes = InterleavedSections(sections)
     else:
-        # axis after axis, each with every other frequency of one spectrum
+        # axis after axis; an axis has every second or third frequency of one spectrum
         order = [pair for axis in range(axes) for pair in pairs[axis::axes]]
         inv_freq = tuple(base ** -(pair / rope.num_pairs) for pair in order)
-        layout = Sectioned((each,) * axes)
+        layout = Sectioned(sections)
     return replace(rope, base=None, explicit_inv_freq=inv_freq, axes=layout)
 
 
 def _base(
-    config: Block, facts: Architecture, kind: Kind, block: Block, *, flat: bool, notes: list[str]
+    config: Block,
+    facts: Architecture,
+    kind: Kind,
+    block: Block,
+    *,
+    one_block: bool,
+    notes: list[str],
 ) -> float:
-    inside = (block.name("rope_theta"), block.number("rope_theta", above=1))
+    block_base = block.number("rope_theta", above=1)
     key = kind.base_key or "rope_theta"
-    outside = [(config.name(key), config.number(key, above=1))]
+    named_bases = [(config.name(key), config.number(key, above=1))]
     if facts.base_unit is not None:
         ratio = config.number(facts.base_unit, above=0)
-        outside.append(
+        named_bases.append(
             (config.name(facts.base_unit), None if ratio is None else ratio * (facts.base or 0))
         )
-    if flat and kind.base_key is not None:
-        inside = (inside[0], None)
-    if not flat and kind.base_key is None and inside[1] is not None:
-        # one base outside several blocks belongs to some of them only: the block's own counts
-        outside = []
-    base = single_value([inside, *outside])
+    if not one_block and kind.base_key is None and block_base is not None:
+        # one base outside several blocks is that of some of them only, so the block's own counts
+        named_bases = []
+    if not one_block or kind.base_key is None:
+        named_bases.insert(0, (block.name("rope_theta"), block_base))
+    base = single_value(named_bases)
     if base is not None:
         return base
     default = facts.base if kind.base is None else kind.base
@@ -251,7 +255,7 @@ def _head_width(config: Block, facts: Architecture, kind: Kind) -> int:
     if width is not None:
         return width
     # the class default is for an absent key; with a null the class divides the hidden size
-    if default is not None and not config.states(key):
+    if default is not None and not config.contains(key):
         return default
     hidden, heads = config.whole("hidden_size"), config.whole("num_attention_heads")
     if hidden is None or heads is None:
@@ -271,62 +275,63 @@ def widths_of_single_layers(
         ConfigError: If layers of one kind have heads of several widths.
     """
     name = "per_layer_config"
-    single = config.block(name)
-    if single is None or not single.values:
+    layers = config.block(name)
+    if layers is None or not layers.values:
         return {}
-    # "05" is layer 5; in a dictionary that was not read from JSON the key may be an int
-    if any(not str(key).isdecimal() or int(key) >= len(kinds) for key in single.values):
+    # "05" is layer 5; in a dictionary that was not read from JSON the index may be an int
+    if any(not str(index).isdecimal() or int(index) >= len(kinds) for index in layers.values):
         config.refuse(name, f"an object from numbers below {len(kinds)} to what those layers say")
-    single = Block({str(key): value for key, value in single.values.items()}, single.path)
+    layers = Block({str(index): value for index, value in layers.values.items()}, layers.path)
     width_key = _width_key(facts)
-    stated: dict[int, int | None] = {}
-    for key in single.values:
-        layer = single.block(key) or Block({}, single.name(key))
-        for other in layer.values:
-            if ("rope" in other and other != width_key) or "rotary" in other:
-                layer.refuse(other, "in the block of a kind of layer, not of a single one")
-        stated[int(key)] = layer.whole(width_key, least=2, most=WIDEST)
-    # such a file writes the width of special kinds at their layers, so Kind() has the default
+    width_of_layer: dict[int, int | None] = {}
+    for index in layers.values:
+        layer = layers.block(index) or Block({}, layers.name(index))
+        for key in layer.values:
+            if ("rope" in key and key != width_key) or "rotary" in key:
+                layer.refuse(key, "in the block of a kind of layer, not of a single one")
+        width_of_layer[int(index)] = layer.whole(width_key, least=2, most=WIDEST)
+    # such a file gives the widths of special kinds at their layers: the default is for no kind
     default = _head_width(config, facts, Kind())
     width_of_kind: dict[str, int] = {}
     for kind in dict.fromkeys(kinds):
-        widths = {stated.get(i) or default for i, other in enumerate(kinds) if other == kind}
+        widths = {width_of_layer.get(i) or default for i, k in enumerate(kinds) if k == kind}
         if len(widths) > 1:
             raise ConfigError(
                 f"{config.name(name)} gives layers of the kind {kind!r} heads of different widths "
                 f"({', '.join(map(str, sorted(widths)))}); give those layers a kind of their own "
                 "in layer_types"
             )
+        width_of_kind[kind] = widths.pop()
         kind_key = facts.kind(kind).head_dim_key
-        kind_width = None if kind_key is None else config.whole(kind_key, least=2, most=WIDEST)
-        place = f"{config.name(name)} at layers of the kind {kind!r}"
-        single_value([(place, width := widths.pop()), (str(kind_key), kind_width)])
-        width_of_kind[kind] = width
+        if kind_key is not None:
+            layers_of_kind = f"{config.name(name)} at layers of the kind {kind!r}"
+            kind_width = config.whole(kind_key, least=2, most=WIDEST)
+            single_value([(layers_of_kind, width_of_kind[kind]), (kind_key, kind_width)])
     return width_of_kind
 
 
 def rotated_width(config: Block, block: Block, facts: Architecture, head_dim: int) -> int:
     """Number of rotated coordinates; all keys that state it must agree."""
     key = "partial_rotary_factor"
-    stated_null = config.states(key) and not config.has(key) and not facts.nested
-    if facts.fraction is not None and stated_null:
+    is_null = config.contains(key) and not config.has(key) and not facts.nested
+    if facts.fraction is not None and is_null:
         # transformers reads a null as "no fraction", not as the class default
         facts = replace(facts, fraction=None)
-    # no class reads the keys outside blocks by kind
+    # with a block for each kind, no class reads the keys outside the blocks
     places = (block,) if facts.nested else (block, config)
     fractions = [(place.name(key), _fraction(place, key)) for place in places]
     if facts.latent:
-        _agree_with_latent(config, fractions, head_dim)
+        _check_latent_fractions(config, fractions, head_dim)
         return head_dim
-    stated = [(name, None if f is None else int(head_dim * f)) for name, f in fractions]
+    widths = [(name, None if f is None else int(head_dim * f)) for name, f in fractions]
     if "rotary_dim" in facts.names:
-        stated.append((config.name("rotary_dim"), config.whole("rotary_dim")))
-    width = single_value(stated)
+        widths.append((config.name("rotary_dim"), config.whole("rotary_dim")))
+    width = single_value(widths)
     if width is None:
         width = facts.rotary_dim
     if width is None:
         width = head_dim if facts.fraction is None else int(head_dim * facts.fraction)
-    source = next((name for name, value in stated if value is not None), "partial_rotary_factor")
+    source = next((name for name, value in widths if value is not None), "partial_rotary_factor")
     if width % 2 or not 2 <= width <= head_dim:
         raise ConfigError(
             f"{source} must leave an even number of rotated coordinates from 2 to {head_dim}, "
@@ -347,7 +352,7 @@ def _fraction(block: Block, key: str) -> float | None:
     return value
 
 
-def _agree_with_latent(
+def _check_latent_fractions(
     config: Block, fractions: list[tuple[str, float | None]], rotated: int
 ) -> None:
     """Check that fractions of the whole head agree with the width of the rotated slice."""

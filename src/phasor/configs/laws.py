@@ -1,4 +1,4 @@
-"""The scaling law and the axes that the rope block of a Hugging Face config names.
+"""Reads the scaling law and the axes from the rope block of a Hugging Face config.
 
 Formulas of the ``rope_type`` names are those of transformers' ``modeling_rope_utils``; YaRN is
 2309.00071, LongRoPE 2402.13753, Llama 3 2407.21783.
@@ -33,13 +33,13 @@ from phasor.scaling import (
 )
 
 _OLD_NAMES = {"su": "longrope", "mrope": "default", "xdrope": "dynamic"}
-_MAX = "max_position_embeddings"
+_CONTEXT = "max_position_embeddings"
 _ORIGINAL = "original_max_position_embeddings"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """What reading a law needs from outside its block.
+    """Values from outside a block that its law depends on.
 
     Attributes:
         architecture: The facts of the model class.
@@ -59,14 +59,18 @@ class Model:
 
 
 def rope_type(block: Block, facts: Architecture | None = None) -> str:
-    """The block's ``rope_type`` in today's spelling; a model class may have other names for it."""
+    """The block's ``rope_type`` in the spelling of transformers 5.
+
+    A model class may have other names for a type: ``facts.laws``.
+    """
     synonyms = {**_OLD_NAMES, **({} if facts is None else facts.laws)}
     if facts is None or facts.positions:
         # transformers 5 writes "axial" for vision towers, which have no scaling law
         synonyms["axial"] = "default"
-    stated = [(block.name(key), block.text(key)) for key in ("rope_type", "type")]
-    names = ((key, synonyms.get(name, name)) for key, name in stated if name is not None)
-    name = single_value(names) or "default"
+    names = [(block.name(key), block.text(key)) for key in ("rope_type", "type")]
+    name = (
+        single_value((key, name and synonyms.get(name, name)) for key, name in names) or "default"
+    )
     if name not in {*_LAWS, *synonyms.values()}:
         key = "rope_type" if block.has("rope_type") else "type"
         known = ", ".join(sorted({*_LAWS, *synonyms}))
@@ -74,8 +78,8 @@ def rope_type(block: Block, facts: Architecture | None = None) -> str:
     return name
 
 
-def comparable(value: Any) -> Any:
-    """A rope block in the spelling of transformers 5, for comparison."""
+def normalize(value: Any) -> Any:
+    """A rope block in the spelling of transformers 5, for comparison; other values unchanged."""
     if not isinstance(value, Mapping):
         return value
     block = Block(cast(Mapping[str, Any], value))
@@ -87,7 +91,7 @@ def comparable(value: Any) -> Any:
 
 def scaling(block: Block, model: Model) -> Law | Rule | None:
     """The law or rule that ``block`` names."""
-    return {**_LAWS, **_INTERNAL}[rope_type(block, model.architecture)](block, model)
+    return {**_LAWS, **_INTERNAL_LAWS}[rope_type(block, model.architecture)](block, model)
 
 
 def axes(block: Block, model: Model) -> Axes | None:
@@ -96,8 +100,8 @@ def axes(block: Block, model: Model) -> Axes | None:
     if facts.axes is None:
         return None
     key = "mrope_section" if not block.has("xdrope_section") else "xdrope_section"
-    stated = block.wholes(key)
-    sections = stated or facts.sections
+    file_sections = block.wholes(key)
+    sections = file_sections or facts.sections
     if not sections:
         require(block, key, None)
     if facts.sections and len(sections) != len(facts.sections):
@@ -106,24 +110,24 @@ def axes(block: Block, model: Model) -> Axes | None:
     if facts.axes != "interleaved" and sum(sections) != model.rotary_dim // 2:
         raise ConfigError(
             f"{block.name(key)} must add up to the number of pairs ({model.rotary_dim // 2}), "
-            f"got {list(sections)}" + ("" if stated else ", which is the class default")
+            f"got {list(sections)}" + ("" if file_sections else ", which is the class default")
         )
     ordered = tuple(sections[i] for i in facts.axis_order) if facts.axis_order else sections
     with renamed_keys(block, {"sections": key}):
         layout: Axes = cast(Any, AXES[facts.axes])(ordered)
-        layout.axis_of_pair(model.rotary_dim // 2)  # checks, while the error can name the key
+        layout.axis_of_pair(model.rotary_dim // 2)  # checked here, where an error names the key
         return layout
 
 
-def _default(_block: Block, _model: Model) -> None:
+def _no_law(_block: Block, _model: Model) -> None:
     return None
 
 
-def _of_factor(law: Callable[..., Law], block: Block, _model: Model) -> Law:
+def _read_factor_law(law: Callable[..., Law], block: Block, _model: Model) -> Law:
     return law(factor=require(block, "factor", block.number("factor", above=0)))
 
 
-def _dynamic(block: Block, model: Model) -> NTK | DynamicNTK:
+def _read_dynamic(block: Block, model: Model) -> NTK | DynamicNTK:
     if model.rotary_dim < 4:
         raise ConfigError(
             f"{block.name('rope_type')} needs at least 4 rotated coordinates, the head has "
@@ -132,7 +136,9 @@ def _dynamic(block: Block, model: Model) -> NTK | DynamicNTK:
     if model.architecture.ntk_alpha and block.has("alpha"):
         block.ignore("factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
         return NTK(factor=require(block, "alpha", block.number("alpha", above=0)))
-    length = single_value([(block.name(_ORIGINAL), block.whole(_ORIGINAL)), (_MAX, model.context)])
+    length = single_value(
+        [(block.name(_ORIGINAL), block.whole(_ORIGINAL)), (_CONTEXT, model.context)]
+    )
     factor = block.number("factor", above=0) or model.architecture.factor
     with renamed_keys(block, {"factor": "factor"}):
         return DynamicNTK(
@@ -141,12 +147,12 @@ def _dynamic(block: Block, model: Model) -> NTK | DynamicNTK:
         )
 
 
-def _stepped_ntk(block: Block, model: Model) -> SteppedNTK:
+def _read_stepped_ntk(block: Block, model: Model) -> SteppedNTK:
     """The rule of Qwen 1, whose original length is the file's context."""
-    return SteppedNTK(original_max_positions=require(block, _MAX, model.context))
+    return SteppedNTK(original_max_positions=require(block, _CONTEXT, model.context))
 
 
-def _llama3(block: Block, model: Model) -> Llama3:
+def _read_llama3(block: Block, model: Model) -> Llama3:
     names = ("factor", "low_freq_factor", "high_freq_factor")
     numbers = {key: require(block, key, block.number(key, above=0)) for key in names}
     original = _original_length(block, model, or_context=False)
@@ -154,43 +160,41 @@ def _llama3(block: Block, model: Model) -> Llama3:
         return Llama3(original_max_positions=original, **numbers)
 
 
-def _proportional(block: Block, model: Model) -> Proportional:
+def _read_proportional(block: Block, model: Model) -> Proportional:
     key = "partial_rotary_factor"
-    stated = [(place.name(key), place.number(key, least=0)) for place in (block, model.config)]
-    fraction, factor = single_value(stated), block.number("factor", above=0)
+    fraction = single_value(
+        (place.name(key), place.number(key, least=0)) for place in (block, model.config)
+    )
+    factor = block.number("factor", above=0)
     with renamed_keys(block if block.has(key) else model.config, {"fraction": key}):
         return Proportional(
             fraction=1.0 if fraction is None else fraction, factor=1.0 if factor is None else factor
         )
 
 
-def _longrope(block: Block, model: Model) -> LongRope:
+def _read_longrope(block: Block, model: Model) -> LongRope:
     pairs = model.rotary_dim // 2
-    lists: list[tuple[float, ...]] = []
-    for key in ("short_factor", "long_factor"):
-        factors = require(block, key, block.numbers(key, above=0))
-        if len(factors) != pairs:
-            raise ConfigError(
-                f"{block.name(key)} must hold one number per pair ({pairs}), got {len(factors)}"
-            )
-        lists.append(factors)
-    short, long = (
+    short_factors, long_factors = (
+        require(block, key, block.numbers_per_pair(key, pairs))
+        for key in ("short_factor", "long_factor")
+    )
+    short_gain, long_gain = (
         single_value((block.name(k), block.number(k, above=0)) for k in ("attention_factor", key))
         for key in ("short_mscale", "long_mscale")
     )
     original = _original_length(block, model, or_context=False)
     with renamed_keys(block, {"original_max_positions": _ORIGINAL}):
         return LongRope(
-            short_factors=lists[0],
-            long_factors=lists[1],
+            short_factors=short_factors,
+            long_factors=long_factors,
             original_max_positions=original,
             factor=_extension_factor(block, model, original),
-            short_attention_factor=short,
-            long_attention_factor=long,
+            short_attention_factor=short_gain,
+            long_attention_factor=long_gain,
         )
 
 
-def _yarn(block: Block, model: Model) -> Yarn:
+def _read_yarn(block: Block, model: Model) -> Yarn:
     """The law of a ``yarn`` block, with transformers' defaults for absent keys."""
     original = _original_length(block, model, or_context=True)
     factor = _extension_factor(block, model, original)
@@ -199,36 +203,35 @@ def _yarn(block: Block, model: Model) -> Yarn:
         for key in ("beta_fast", "beta_slow")
         if (value := block.number(key, above=0)) is not None
     }
-    # Ministral repeats the context inside the block; both must agree
-    single_value([(block.name(_MAX), block.whole(_MAX)), (_MAX, model.context)])
+    # Ministral repeats the context inside the block: refuse two values
+    single_value([(block.name(_CONTEXT), block.whole(_CONTEXT)), (_CONTEXT, model.context)])
     truncate = block.flag("truncate")
-    names = {"beta_fast": "beta_fast", "beta_slow": "beta_slow"}
-    with renamed_keys(block, names):
+    with renamed_keys(block, {name: name for name in ("beta_fast", "beta_slow")}):
         return Yarn(
             factor=factor,
             original_max_positions=original,
             truncate=True if truncate is None else truncate,
             **betas,
-            **_temperature(block, model, factor),
+            **_read_temperature(block, model, factor),
         )
 
 
-def _temperature(block: Block, model: Model, factor: float) -> dict[str, float]:
+def _read_temperature(block: Block, model: Model, factor: float) -> dict[str, float]:
     """YaRN's temperature as the model applies it, on cos and sin or on the softmax scale."""
-    m = partial(yarn_multiplier, factor)
+    multiplier = partial(yarn_multiplier, factor)
     mscale = block.number("mscale", least=0)
     all_dim = block.number("mscale_all_dim", least=0)
     attention_factor = block.number("attention_factor", above=0)
     if attention_factor is None:
         attention_factor = model.architecture.yarn_attention_factor
     if attention_factor is None and mscale and all_dim:
-        attention_factor = m(mscale) / m(all_dim)
+        attention_factor = multiplier(mscale) / multiplier(all_dim)
         if model.architecture.softmax:
             # Yarn derives both factors from these two
             return {"mscale": mscale, "mscale_all_dim": all_dim}
     elif attention_factor is None:
-        by_transformers = m(1)
-        by_deepseek = m(1 if mscale is None else mscale) / m(all_dim or 0)
+        by_transformers = multiplier(1)
+        by_deepseek = multiplier(1 if mscale is None else mscale) / multiplier(all_dim or 0)
         if not math.isclose(by_transformers, by_deepseek, rel_tol=1e-12):
             raise ConfigError(
                 f"{block.name('mscale')} and {block.name('mscale_all_dim')} must both be given and "
@@ -243,7 +246,7 @@ def _temperature(block: Block, model: Model, factor: float) -> dict[str, float]:
 
 
 def _original_length(block: Block, model: Model, *, or_context: bool) -> int:
-    """The context before the extension, from the block or from beside it."""
+    """The context before the extension, from the block or from the config that it is in."""
     length = single_value(
         (place.name(_ORIGINAL), place.whole(_ORIGINAL)) for place in (block, model.config)
     )
@@ -253,7 +256,7 @@ def _original_length(block: Block, model: Model, *, or_context: bool) -> int:
 
 
 def _extension_factor(block: Block, model: Model, original: int) -> float:
-    """The block's factor, or the ratio of the two contexts where it gives none."""
+    """The block's factor, or the ratio of the two contexts if it has none."""
     factor = block.number("factor", above=0)
     if factor is not None:
         return factor
@@ -267,17 +270,21 @@ def _extension_factor(block: Block, model: Model, original: int) -> float:
 
 
 _LAWS: Mapping[str, Callable[[Block, Model], Law | Rule | None]] = {
-    "default": _default,
-    "linear": partial(_of_factor, Linear),
-    "dynamic": _dynamic,
-    "llama3": _llama3,
-    "proportional": _proportional,
-    "longrope": _longrope,
-    "yarn": _yarn,
+    "default": _no_law,
+    "linear": partial(_read_factor_law, Linear),
+    "dynamic": _read_dynamic,
+    "llama3": _read_llama3,
+    "proportional": _read_proportional,
+    "longrope": _read_longrope,
+    "yarn": _read_yarn,
 }
-# targets of `Architecture.laws`; files do not use these names
-_INTERNAL: Mapping[str, Callable[[Block, Model], Law | Rule | None]] = {
-    "ntk_fixed": partial(_of_factor, NTKFixed),  # Su's scaling, which some model types call "ntk"
-    "ntk_old": partial(_of_factor, NTKOld),  # the base times the factor, which Skywork calls "ntk"
-    "stepped_ntk": _stepped_ntk,
+# values of `Architecture.laws`; files do not use these names
+_INTERNAL_LAWS: Mapping[str, Callable[[Block, Model], Law | Rule | None]] = {
+    "ntk_fixed": partial(
+        _read_factor_law, NTKFixed
+    ),  # Su's scaling, which some model types call "ntk"
+    "ntk_old": partial(
+        _read_factor_law, NTKOld
+    ),  # the base times the factor, which Skywork calls "ntk"
+    "stepped_ntk": _read_stepped_ntk,
 }

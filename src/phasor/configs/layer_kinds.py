@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from phasor._checks import short_repr
 from phasor.configs.block import Block, single_value
 from phasor.configs.facts import Architecture, table
-from phasor.configs.laws import comparable
+from phasor.configs.laws import normalize
 from phasor.errors import ConfigError
 
 # far above any model's, so that a damaged count cannot fill the memory
 MOST_LAYERS = 100_000
-# transformers reads "truncate" as block.get("truncate", True), and a null is falsy there
+# transformers reads block.get("truncate", True), so a null counts as false
 _NULLS = {"truncate": False}
 
 
@@ -32,21 +32,21 @@ def layer_kinds(config: Block, facts: Architecture) -> tuple[str, ...]:
     if "blocks_key" in facts.layers:
         return _layers_by_attention(config, facts.layers["blocks_key"], count)
     key = "layers_block_type" if config.has("layers_block_type") else "layer_types"
-    named = config.texts(key)
-    if named is None:
+    kinds = config.texts(key)
+    if kinds is None:
         return layers_by_pattern(config, facts, count)
-    if len(named) != count:
+    if len(kinds) != count:
         raise ConfigError(
-            f"{config.name(key)} must name the kind of each of the {count} layers, got {len(named)}"
+            f"{config.name(key)} must name the kind of each of the {count} layers, got {len(kinds)}"
         )
     known = _known_kinds(facts)
-    for i, word in enumerate(named):
+    for i, word in enumerate(kinds):
         if word not in known:
             raise ConfigError(
                 f"{config.name(key)}.{i} must be one of {', '.join(sorted(known))}, "
                 f"got {short_repr(word)}"
             )
-    return named
+    return kinds
 
 
 def _known_kinds(facts: Architecture) -> frozenset[str]:
@@ -55,7 +55,7 @@ def _known_kinds(facts: Architecture) -> frozenset[str]:
     names = {rule[word] for word in ("hit", "miss", "absent") if word in rule}
     names |= facts.labels.keys() | set(rule.get("codes", {}).values())
     if facts.without_rope or facts.kinds:
-        # a general word for one of its special kinds would lose that kind's facts
+        # the file must name a special kind by its own name, which has the kind's facts
         return frozenset(names) | table().without_rope
     return frozenset(names) | table().without_rope | table().layer_words
 
@@ -78,8 +78,8 @@ def _layers_by_switch(config: Block, facts: Architecture, count: int) -> tuple[s
         if len(switches) != count or not set(switches) <= {0, 1}:
             config.refuse("no_rope_layers", f"a list of {count} ones (rope) and zeros (none)")
         return tuple("rope" if switch else "nope" for switch in switches)
-    every = interval or facts.layers["no_rope_interval"]
-    return tuple("rope" if (i + 1) % every else "nope" for i in range(count))
+    interval = interval or facts.layers["no_rope_interval"]
+    return tuple("rope" if (i + 1) % interval else "nope" for i in range(count))
 
 
 def _layers_by_base(config: Block, key: str, count: int) -> tuple[str, ...]:
@@ -89,11 +89,11 @@ def _layers_by_base(config: Block, key: str, count: int) -> tuple[str, ...]:
     bases = config.items(key)
     if bases is None:
         raise ConfigError(f"{config.name(key)} is absent; add it, with 0 for layers without rope")
-    used = {base for base in bases if base}
-    if len(bases) != count or len(used) > 1:
+    nonzero = {base for base in bases if base}
+    if len(bases) != count or len(nonzero) > 1:
         config.refuse(key, f"one base, or 0 for no rope, for each of {count} layers")
-    stated = (config.block("rope_parameters") or config).number("rope_theta", above=1)
-    single_value([(config.name(key), next(iter(used), None)), (config.name("rope_theta"), stated)])
+    base = (config.block("rope_parameters") or config).number("rope_theta", above=1)
+    single_value([(config.name(key), next(iter(nonzero), None)), (config.name("rope_theta"), base)])
     return tuple("rope" if base else "nope" for base in bases)
 
 
@@ -136,13 +136,13 @@ def layers_by_pattern(config: Block, facts: Architecture, count: int) -> tuple[s
     if "needs" in rule and not config.has(rule["needs"]):
         config.ignore(*rule.get("keys", ()))
         return (hit,) * count
-    every: int | str = rule["every"]
+    interval: int | str = rule["every"]
     for key in rule.get("keys", ()):
         if isinstance(config.values.get(key), str):
             return _layers_by_letter(config, key, hit, miss, count)
-        every = single_value([(config.name(key), config.whole(key))]) or every
+        interval = single_value([(config.name(key), config.whole(key))]) or interval
     shift = rule.get("shift", 1)
-    kinds = [hit if (i + shift) % int(every) == 0 else miss for i in range(count)]
+    kinds = [hit if (i + shift) % int(interval) == 0 else miss for i in range(count)]
     for i in rule.get("also", ()):
         kinds[i] = hit
     return tuple(kinds)
@@ -170,7 +170,7 @@ class Blocks:
     def __init__(self, config: Block, facts: Architecture) -> None:
         new, old = (_block(config, facts, key) for key in ("rope_parameters", "rope_scaling"))
         if new is not None and old is not None:
-            _check_agreement(new, old)
+            _check_same_values(new, old)
             old.ignore(*old.values)
         if facts.nested and new is not None and new.values and not _keys_of_blocks(new):
             raise ConfigError(
@@ -184,52 +184,55 @@ class Blocks:
         self.assumed = bool(facts.block) and not (block is not None and block.values)
         if self.assumed:
             block = Block(facts.block, "rope_parameters")
-        self.flat = block or Block({}, "rope_parameters")
+        self.top = block or Block({}, "rope_parameters")
         self.by_kind: dict[str, Block | None] = {}
         self.used: list[Block] = []
         self._labels = facts.labels
-        nested = _keys_of_blocks(self.flat)
+        nested = _keys_of_blocks(self.top)
         if nested:
             # ZAYA's files have a "default" type beside the blocks, which its class removes
-            ignored = {"rope_type", "type"} if facts.nested else set[str]()
-            ignored = {key for key in ignored if self.flat.values.get(key) == "default"}
-            rest = [key for key in self.flat.values if key not in ignored]
-            others = [key for key in rest if self.flat.has(key) and key not in nested]
-            if others:
+            type_keys = {"rope_type", "type"} if facts.nested else set[str]()
+            keys = [
+                key
+                for key, value in self.top.values.items()
+                if not (key in type_keys and value == "default")
+            ]
+            plain_keys = [key for key in keys if self.top.has(key) and key not in nested]
+            if plain_keys:
                 raise ConfigError(
-                    f"{self.flat.name(others[0])} stands beside the blocks of single layer types "
-                    f"({', '.join(nested)}); move it into the ones it is meant for"
+                    f"{self.top.name(plain_keys[0])} stands beside the blocks of single layer "
+                    f"types ({', '.join(nested)}); move it into the ones it is meant for"
                 )
             absent = [label for label in facts.labels.values() if label not in nested]
             if absent:
                 raise ConfigError(
-                    f"{self.flat.name(absent[0])} must be an object, as transformers ignores "
+                    f"{self.top.name(absent[0])} must be an object, as transformers ignores "
                     f"{', '.join(nested)} without it, "
-                    f"got {short_repr(self.flat.values.get(absent[0]))}; add it, "
+                    f"got {short_repr(self.top.values.get(absent[0]))}; add it, "
                     "even if no layer reads it"
                 )
-            self.by_kind = {key: self.flat.block(key) for key in rest}
-            self._agree_on_base(config)
+            self.by_kind = {key: self.top.block(key) for key in keys}
+            self._check_base(config)
 
-    def _agree_on_base(self, config: Block) -> None:
+    def _check_base(self, config: Block) -> None:
         """Check that a base outside the blocks is that of at least one of them."""
-        stated = config.number("rope_theta", above=1)
-        inside = [b.number("rope_theta", above=1) for b in self.by_kind.values() if b is not None]
-        if stated is not None and None not in inside and stated not in inside:
+        base = config.number("rope_theta", above=1)
+        bases = [b.number("rope_theta", above=1) for b in self.by_kind.values() if b is not None]
+        if base is not None and None not in bases and base not in bases:
             raise ConfigError(
-                f"{config.name('rope_theta')} is {stated:g}, which none of the blocks of "
-                f"{self.flat.name('')[:-1]} says; remove it"
+                f"{config.name('rope_theta')} is {base:g}, which none of the blocks of "
+                f"{self.top.path} says; remove it"
             )
 
-    def of(self, kind: str) -> Block | None:
+    def block_of(self, kind: str) -> Block | None:
         """The block for layers of this kind; None where the file says they have no rope."""
         if not self.by_kind:
-            self.used = [self.flat]
-            return self.flat
+            self.used = [self.top]
+            return self.top
         label = self._labels.get(kind, kind)
         if label not in self.by_kind:
             raise ConfigError(
-                f"{self.flat.name(label)} is absent, but layers of the kind {kind!r} exist "
+                f"{self.top.name(label)} is absent, but layers of the kind {kind!r} exist "
                 f"(blocks: {', '.join(self.by_kind)}); add it, null if they have no rope, or "
                 "layer_types if the file has none"
             )
@@ -244,7 +247,7 @@ def _keys_of_blocks(block: Block) -> list[str]:
 
 
 def _block(config: Block, facts: Architecture, key: str) -> Block | None:
-    # some programs wrote a factor here, where False and 1 scale nothing
+    # some programs wrote a factor in place of a block; False and 1 scale nothing
     if config.values.get(key) in (False, 1):
         config.ignore(key)
         return None
@@ -252,14 +255,15 @@ def _block(config: Block, facts: Architecture, key: str) -> Block | None:
     return block and Block(block.values, block.path, names=facts.block_names, nulls=_NULLS)
 
 
-def _check_agreement(new: Block, old: Block) -> None:
+def _check_same_values(new: Block, old: Block) -> None:
     """Check that ``rope_parameters`` and ``rope_scaling`` say the same."""
-    mine, theirs = (comparable(block.values) for block in (new, old))
-    # keys that used to be outside the old block are inside the new one
+    new_values, old_values = (normalize(block.values) for block in (new, old))
+    # keys that transformers 4 has outside its block, and transformers 5 inside
     moved = {"rope_theta", "partial_rotary_factor", "original_max_position_embeddings"}
-    for key in sorted(set(mine) | set(theirs), key=str):
-        if mine.get(key) != theirs.get(key) and not (key in moved and key not in theirs):
+    for key in sorted(set(new_values) | set(old_values), key=str):
+        value, old_value = new_values.get(key), old_values.get(key)
+        if value != old_value and not (key in moved and key not in old_values):
             raise ConfigError(
                 f"{new.name(key)} and {old.name(key)} differ "
-                f"({short_repr(mine.get(key))}, {short_repr(theirs.get(key))}); remove one block"
+                f"({short_repr(value)}, {short_repr(old_value)}); remove one block"
             )

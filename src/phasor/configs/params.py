@@ -33,18 +33,13 @@ def load_params(config: Block, *, strict: bool) -> LayerRopes:
         )
     yarn = config.block("yarn")
     notes: list[str] = []
-    scaling = _scaled_rope(config, layers, notes) if config.flag("use_scaled_rope") else None
+    scaling = _read_llama3(config, layers, notes) if config.flag("use_scaled_rope") else None
     if yarn is not None:
         if scaling is not None:
             config.refuse("use_scaled_rope", "false beside yarn, which scales as well")
-        scaling = _yarn(yarn, latent=config.has("qk_rope_head_dim"))
+        scaling = _read_yarn(yarn, latent=config.has("qk_rope_head_dim"))
     with renamed_keys(config, {"rotary_dim": "head_dim", "head_dim": "head_dim"}):
-        rope = Rope(
-            head_dim=head_dim,
-            pairing="interleaved",
-            base=base,
-            scaling=scaling,
-        )
+        rope = Rope(head_dim=head_dim, pairing="interleaved", base=base, scaling=scaling)
     blocks = () if yarn is None else (yarn,)
     interval = config.whole("nope_layer_interval")
     kinds = ["nope" if interval and i % interval == 0 else "rope" for i in range(1, layers + 1)]
@@ -121,13 +116,14 @@ def _head_dim(config: Block, heads: int) -> int:
     return head_width(config, "head_dim", "dim / n_heads", width, heads)
 
 
-def _scaled_rope(config: Block, layers: int, notes: list[str]) -> Llama3:
+def _read_llama3(config: Block, layers: int, notes: list[str]) -> Llama3:
     """Llama 3's law with the numbers of the file, of Llama 4's code, or of the release."""
     factor = config.number("rope_scaling_factor", above=0)
     high = config.number("rope_high_freq_factor", above=0)
-    # what Meta's code for Llama 4 fills in, and the constant in that for Llama 3
     is_llama4 = config.has("moe_args") or config.has("nope_layer_interval")
-    high = (1.0 if is_llama4 else 4.0) if high is None else high
+    if high is None:
+        # the default in Meta's code for Llama 4, and the constant in its code for Llama 3
+        high = 1.0 if is_llama4 else 4.0
     if factor is None and is_llama4:
         factor = 16.0
         notes.append("The file has no rope_scaling_factor; 16 is the default of Llama 4's code.")
@@ -155,10 +151,10 @@ def _scaled_rope(config: Block, layers: int, notes: list[str]) -> Llama3:
         return Llama3(factor=factor, original_max_positions=8192, high_freq_factor=high)
 
 
-def _yarn(block: Block, *, latent: bool) -> Yarn:
+def _read_yarn(block: Block, *, latent: bool) -> Yarn:
     """Mistral's yarn block: ``beta`` is YaRN's fast end, ``alpha`` its slow one."""
-    applied = require(block, "apply_scale", block.flag("apply_scale"))
-    if applied and latent:
+    apply_scale = require(block, "apply_scale", block.flag("apply_scale"))
+    if apply_scale and latent:
         block.refuse("apply_scale", "false, as Mistral's own latent-attention models have it")
     original = block.whole("original_max_position_embeddings")
     fast = require(block, "beta", block.number("beta", above=0))
@@ -170,5 +166,5 @@ def _yarn(block: Block, *, latent: bool) -> Yarn:
             original_max_positions=require(block, "original_max_position_embeddings", original),
             beta_fast=fast,
             beta_slow=slow,
-            attention_factor=None if applied else 1.0,
+            attention_factor=None if apply_scale else 1.0,
         )

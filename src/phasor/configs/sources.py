@@ -19,12 +19,12 @@ from typing import Any, TypeGuard, cast
 from phasor._checks import first_repeated, short_repr
 from phasor.configs.block import Block
 from phasor.configs.facts import table
-from phasor.configs.laws import comparable
+from phasor.configs.laws import normalize
 from phasor.errors import ConfigError, install_hint
 
 SIZE_LIMIT = 16 * 2**20
-_NAMES = ("config.json", "params.json")
-_UNKNOWN = (
+_FILE_NAMES = ("config.json", "params.json")
+_UNKNOWN_TYPE_HINT = (
     "if its code rotates as a known type's does, read it as that one: load(..., like='llama'), "
     "on the command line --like llama; else describe its embedding with phasor.Rope(...)"
 )
@@ -76,13 +76,13 @@ def read_source(source: object) -> Block:
 
 
 def cached_config(repository: str) -> Path | None:
-    """The config of a repository of the Hub in the local cache; the network is never asked."""
+    """The config of a repository of the Hub in the local cache; nothing is downloaded."""
     try:
         from huggingface_hub import try_to_load_from_cache
         from huggingface_hub.errors import HFValidationError
     except ImportError:
         return None
-    for name in _NAMES:
+    for name in _FILE_NAMES:
         try:
             path = try_to_load_from_cache(repository, name)
         except HFValidationError:
@@ -112,7 +112,7 @@ def _download_hint(source: str) -> str:
 
 
 def _config_file_in(folder: Path) -> Path:
-    files = [folder / name for name in _NAMES if (folder / name).is_file()]
+    files = [folder / name for name in _FILE_NAMES if (folder / name).is_file()]
     if len(files) == 1:
         return files[0]
     if files:
@@ -137,7 +137,7 @@ def _gguf_header(path: Path) -> dict[str, Any]:
             f"{install_hint('gguf')}"
         ) from None
     try:
-        # the reader maps the file into memory, so weights are not read from disk
+        # the reader maps the file into memory, so it reads no weights from the disk
         file = GGUFReader(path)
         header = {
             name: field.contents()
@@ -157,10 +157,7 @@ def _parse_json(data: bytes, origin: str) -> dict[str, Any]:
             "give the config.json that lies beside the weights"
         )
     try:
-        value = json.loads(
-            data.decode("utf-8-sig"),
-            object_pairs_hook=_refuse_repeated_keys,
-        )
+        value = json.loads(data.decode("utf-8-sig"), object_pairs_hook=_refuse_repeated_keys)
     except UnicodeDecodeError as error:
         raise ConfigError(f"{origin} must be UTF-8 text, got {error}") from None
     except RecursionError:
@@ -209,10 +206,12 @@ def select_config(top: Block, part: str | None, like: str | None) -> tuple[list[
     Raises:
         ConfigError: If there is no such part, or its type is absent or unknown.
     """
-    levels = language_models(top) if part is None else [*_path_to_part(top, part)]
-    for outer, inner in pairwise(levels):
-        if part is None:
-            _agree_with_outer(outer, inner)
+    if part is None:
+        levels = language_models(top)
+        for outer, inner in pairwise(levels):
+            _check_same_ropes(outer, inner)
+    else:
+        levels = _path_to_part(top, part)
     known = table().huggingface
     name = _model_type(levels)
     if like is not None:
@@ -222,16 +221,16 @@ def select_config(top: Block, part: str | None, like: str | None) -> tuple[list[
                 f"them), got {short_repr(like)}"
             )
         return levels, like
-    where = levels[-1].name("model_type")
+    key = levels[-1].name("model_type")
     if name is None:
         raise ConfigError(
-            f"{where} is absent, and without it the pairing of coordinates is unknown; add it; "
-            f"{_UNKNOWN}"
+            f"{key} is absent, and without it the pairing of coordinates is unknown; add it; "
+            f"{_UNKNOWN_TYPE_HINT}"
         )
     if name not in known:
         raise ConfigError(
-            f"{where} must be one that phasor knows (phasor.configs.model_types() lists them), "
-            f"got {short_repr(name)}; {_UNKNOWN}"
+            f"{key} must be one that phasor knows (phasor.configs.model_types() lists them), "
+            f"got {short_repr(name)}; {_UNKNOWN_TYPE_HINT}"
         )
     return levels, name
 
@@ -256,21 +255,19 @@ def _model_type(levels: list[Block]) -> str | None:
     for i, level in enumerate(levels):
         key = level.path.rpartition(".")[2]
         outer = None if model_type is None or i == 0 else known.get(model_type)
-        implied = None if outer is None else outer.parts.get(key)
-        stated = level.text("model_type")
+        implied_type = None if outer is None else outer.parts.get(key)
+        file_type = level.text("model_type")
         # transformers also saves the type of the whole model in the configs of its parts
-        if implied is not None and stated in (None, model_type):
-            model_type = implied
+        if implied_type is not None and file_type in (None, model_type):
+            model_type = implied_type
         else:
-            model_type = stated or model_type
+            model_type = file_type or model_type
     return model_type
 
 
-def _agree_with_outer(outer: Block, inner: Block) -> None:
+def _check_same_ropes(outer: Block, inner: Block) -> None:
     for key in ("rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor"):
-        if not outer.has(key):
-            continue
-        if comparable(outer.values.get(key)) != comparable(inner.values.get(key)):
+        if outer.has(key) and normalize(outer.values.get(key)) != normalize(inner.values.get(key)):
             raise ConfigError(
                 f"{outer.name(key)} and {inner.name(key)} differ; the inner one counts, so "
                 "remove the outer one or make them agree"

@@ -101,24 +101,24 @@ def check_unread_keys(
     notes: list[str] = []
     refused: list[str] = []
     unused: dict[str, None] = {}
-    for place in (*blocks, config):
-        in_block = place is not config
-        for key, value in place.unread().items():
+    for block in (*blocks, config):
+        in_block = block is not config
+        for key, value in block.unread().items():
             meaning = meanings().get(key)
             if meaning is None:
                 has_no_effect = value is False or (value == 1.0 and isinstance(value, float))
-                counts = in_block or bool(ropes and _ABOUT_POSITIONS.search(key))
+                is_relevant = in_block or bool(ropes and _ABOUT_POSITIONS.search(key))
             else:
                 has_no_effect = meaning.is_neutral(value, ropes)
-                counts = in_block or bool(ropes) or meaning.means == "rotates"
-            if has_no_effect or not counts:
+                is_relevant = in_block or bool(ropes) or meaning.means == "rotates"
+            if has_no_effect or not is_relevant:
                 continue
-            name = place.place(key)
+            name = block.path_of(key)
             if meaning is None and in_block:
                 unused[name] = None
                 continue
-            says = "is not a key that phasor knows" if meaning is None else meaning.says
-            sentence = f"{name} (got {short_repr(value)}) {says}"
+            explanation = "is not a key that phasor knows" if meaning is None else meaning.says
+            sentence = f"{name} (got {short_repr(value)}) {explanation}"
             if meaning is not None and meaning.means == "note":
                 notes.append(f"Not part of the rotation: {sentence}.")
             else:

@@ -17,7 +17,7 @@ from phasor.errors import ConfigError
 from phasor.rope import Rope
 from phasor.scaling import DynamicNTK, Linear, Llama3, LongRope, PerPair, Proportional, Yarn
 
-_ORIGINAL = "original_max_position_embeddings"
+_ORIGINAL_KEY = "original_max_position_embeddings"
 
 
 def rope_parameters(rope: Rope, context: int) -> dict[str, Any]:
@@ -62,8 +62,8 @@ def rope_parameters(rope: Rope, context: int) -> dict[str, Any]:
     block["rope_theta"] = rope.base
     if rope.rotary_dim != rope.head_dim:
         block["partial_rotary_factor"] = rotated_fraction(rope.rotary_dim, rope.head_dim)
-    block |= _sections(rope.axes)
-    _read_back(rope, block, context)
+    block |= _section_keys(rope.axes)
+    _check_block(rope, block, context)
     return block
 
 
@@ -110,13 +110,13 @@ def config_keys(rope: Rope | Mapping[str, Rope | None], context: int, to: int) -
     return {"max_position_embeddings": min(starts, default=length), "rope_parameters": block}
 
 
-def _read_back(rope: Rope, block: dict[str, Any], context: int) -> None:
-    """Refuse a block that reads back as another law or other axes than the Rope's."""
+def _check_block(rope: Rope, block: dict[str, Any], context: int) -> None:
+    """Refuse a block whose law or axes, when read back, are not the Rope's."""
     law = rope.scaling
     facts = Architecture(
         pairing=rope.pairing,
         axes=None if rope.axes == OneAxis() else rope.to_dict()["axes"]["layout"],
-        axis_order=_alternating().axis_order if isinstance(rope.axes, Alternating) else (),
+        axis_order=_alternating_facts().axis_order if isinstance(rope.axes, Alternating) else (),
         softmax=isinstance(law, Yarn) and law.mscale_all_dim > 0,
     )
     config: dict[str, Any] = {}
@@ -136,12 +136,12 @@ def _read_back(rope: Rope, block: dict[str, Any], context: int) -> None:
 
 
 def rotated_fraction(rotary_dim: int, head_dim: int) -> float:
-    """The fraction with which readers that compute ``int(head_dim * fraction)`` lose nothing."""
+    """The fraction for which readers compute ``int(head_dim * fraction) == rotary_dim``."""
     exact = rotary_dim / head_dim
     return exact if int(head_dim * exact) == rotary_dim else (rotary_dim + 0.5) / head_dim
 
 
-def _sections(axes: Axes) -> dict[str, Any]:
+def _section_keys(axes: Axes) -> dict[str, Any]:
     if isinstance(axes, OneAxis):
         return {}
     if isinstance(axes, Sectioned):
@@ -149,7 +149,7 @@ def _sections(axes: Axes) -> dict[str, Any]:
     if isinstance(axes, InterleavedSections):
         return {"mrope_section": list(axes.sections), "mrope_interleaved": True}
     if isinstance(axes, Alternating):
-        by_axis = dict(zip(_alternating().axis_order, axes.sections, strict=True))
+        by_axis = dict(zip(_alternating_facts().axis_order, axes.sections, strict=True))
         return {"mrope_section": [by_axis[axis] for axis in sorted(by_axis)]}
     raise ConfigError(
         f"no config key says {type(axes).__name__} axes; keep the rope as JSON instead "
@@ -157,27 +157,27 @@ def _sections(axes: Axes) -> dict[str, Any]:
     )
 
 
-def _alternating() -> Architecture:
+def _alternating_facts() -> Architecture:
     """The facts of a class with alternating axes; all of them have one order of sections."""
     return next(f for f in table().huggingface.values() if f.axes == "alternating")
 
 
-def _fields(rope_type: str, *names: str) -> Callable[[Any], dict[str, Any]]:
+def _field_writer(rope_type: str, *names: str) -> Callable[[Any], dict[str, Any]]:
     """A writer for laws whose block has their own fields."""
-    keys = {"original_max_positions": _ORIGINAL}
+    keys = {"original_max_positions": _ORIGINAL_KEY}
     return lambda law: {
         "rope_type": rope_type,
         **{keys.get(name, name): getattr(law, name) for name in names},
     }
 
 
-def _proportional(law: Proportional) -> dict[str, Any]:
+def _write_proportional(law: Proportional) -> dict[str, Any]:
     block: dict[str, Any] = {"rope_type": "proportional", "partial_rotary_factor": law.fraction}
     return block if law.factor == 1 else block | {"factor": law.factor}
 
 
-def _yarn(law: Yarn) -> dict[str, Any]:
-    block = _fields("yarn", "factor", "beta_fast", "beta_slow", "original_max_positions")(law)
+def _write_yarn(law: Yarn) -> dict[str, Any]:
+    block = _field_writer("yarn", "factor", "beta_fast", "beta_slow", "original_max_positions")(law)
     if not law.truncate:
         block["truncate"] = False
     if law.attention_factor is not None:
@@ -189,23 +189,23 @@ def _yarn(law: Yarn) -> dict[str, Any]:
     return block
 
 
-def _longrope(law: LongRope) -> dict[str, Any]:
+def _write_longrope(law: LongRope) -> dict[str, Any]:
     block: dict[str, Any] = {
         "rope_type": "longrope",
         "factor": law.factor,
         "short_factor": list(law.short_factors),
         "long_factor": list(law.long_factors),
-        _ORIGINAL: law.original_max_positions,
+        _ORIGINAL_KEY: law.original_max_positions,
     }
-    short, long = law.short_attention_factor, law.long_attention_factor
-    if short == long and short is not None:
-        return block | {"attention_factor": short}
-    factors = {"short_mscale": short, "long_mscale": long}
-    return block | {key: value for key, value in factors.items() if value is not None}
+    short_gain, long_gain = law.short_attention_factor, law.long_attention_factor
+    if short_gain == long_gain and short_gain is not None:
+        return block | {"attention_factor": short_gain}
+    gains = {"short_mscale": short_gain, "long_mscale": long_gain}
+    return block | {key: gain for key, gain in gains.items() if gain is not None}
 
 
 def _as_rule(law: PerPair, context: int) -> LongRope:
-    """A rule that picks the law at every length, for the format has no name for it."""
+    """A rule that picks the law at every length; the format has no name for the law itself."""
     return LongRope(
         short_factors=law.factors,
         long_factors=law.factors,
@@ -216,17 +216,17 @@ def _as_rule(law: PerPair, context: int) -> LongRope:
     )
 
 
-#: By law or rule, the function that writes its block; `PerPair` comes as the rule that picks it.
+#: By law or rule, the function that writes its block; for `PerPair` it is given `_as_rule`.
 WRITERS: Mapping[type, Callable[[Any], dict[str, Any]]] = {
-    type(None): _fields("default"),
-    Linear: _fields("linear", "factor"),
-    # its original context is max_position_embeddings, outside the block
-    DynamicNTK: _fields("dynamic", "factor"),
-    Llama3: _fields(
+    type(None): _field_writer("default"),
+    Linear: _field_writer("linear", "factor"),
+    # the original context is max_position_embeddings, outside the block
+    DynamicNTK: _field_writer("dynamic", "factor"),
+    Llama3: _field_writer(
         "llama3", "factor", "low_freq_factor", "high_freq_factor", "original_max_positions"
     ),
-    Proportional: _proportional,
-    Yarn: _yarn,
-    LongRope: _longrope,
-    PerPair: _longrope,
+    Proportional: _write_proportional,
+    Yarn: _write_yarn,
+    LongRope: _write_longrope,
+    PerPair: _write_longrope,
 }

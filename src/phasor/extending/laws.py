@@ -42,7 +42,7 @@ def extended_ropes(
     factors: Sequence[float] | None = None,
     parameters: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> dict[str, Rope]:
-    """By name of the law, ``rope`` extended from ``context`` to ``to`` tokens; itself first.
+    """By name of the law, ``rope`` extended from ``context`` to ``to`` tokens; first unchanged.
 
     With ``s = to / context``: no change, linear interpolation by ``s``, NTK-aware by ``s``, dynamic
     NTK with the usual parameters (factor ``s``, at ``to`` tokens), YaRN and Llama 3 with their
@@ -108,26 +108,26 @@ def _with_parameters(name: str, rope: Rope, values: Mapping[str, Any]) -> Rope:
 
 def _stretch(rope: Rope, context: int, to: int) -> dict[str, Rope]:
     """By name of the law, ``rope`` extended by it; a rule has not picked its law yet."""
-    s = to / context
-    trained_law = rope.law()
-    if rope.explicit_inv_freq is None and trained_law is None:
-        laws: dict[str, Law | Rule] = {"linear": Linear(factor=s)}
+    ratio = to / context
+    law = rope.law()
+    if rope.explicit_inv_freq is None and law is None:
+        laws: dict[str, Law | Rule] = {"linear": Linear(factor=ratio)}
         if min(rope.axes.spectra(rope.num_pairs)) > 1:
-            laws["ntk"] = NTK(factor=s)
-            laws["dynamic_ntk"] = DynamicNTK(factor=s, original_max_positions=context)
-        laws["yarn"] = Yarn(factor=s, original_max_positions=context)
-        laws["llama3"] = Llama3(factor=s, original_max_positions=context)
-        return {name: replace(rope, scaling=law) for name, law in laws.items()}
-    larger: dict[str, Any] = {}
-    if isinstance(trained_law, PerPair):
-        larger = {"factors": tuple(s * factor for factor in trained_law.factors)}
-    elif hasattr(trained_law, "factor"):
-        larger = {"factor": s * cast(Any, trained_law).factor}
-    if trained_law is not None and larger:
-        name = next(name for name, law in LAWS.items() if law is type(trained_law))
-        return {name: replace(rope, scaling=replace(trained_law, **larger))}
-    divided = tuple(float(f / s) for f in rope.inv_freq)
-    return {"linear": replace(rope, base=None, scaling=None, explicit_inv_freq=divided)}
+            laws["ntk"] = NTK(factor=ratio)
+            laws["dynamic_ntk"] = DynamicNTK(factor=ratio, original_max_positions=context)
+        laws["yarn"] = Yarn(factor=ratio, original_max_positions=context)
+        laws["llama3"] = Llama3(factor=ratio, original_max_positions=context)
+        return {name: replace(rope, scaling=chosen) for name, chosen in laws.items()}
+    changed_fields: dict[str, Any] = {}
+    if isinstance(law, PerPair):
+        changed_fields = {"factors": tuple(ratio * factor for factor in law.factors)}
+    elif hasattr(law, "factor"):
+        changed_fields = {"factor": ratio * cast(Any, law).factor}
+    if law is not None and changed_fields:
+        name = next(name for name, kind in LAWS.items() if kind is type(law))
+        return {name: replace(rope, scaling=replace(law, **changed_fields))}
+    inv_freq = tuple(float(f / ratio) for f in rope.inv_freq)
+    return {"linear": replace(rope, base=None, scaling=None, explicit_inv_freq=inv_freq)}
 
 
 def with_raised_base(rope: Rope, factor: float) -> Rope:

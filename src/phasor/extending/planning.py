@@ -22,14 +22,14 @@ from phasor.rope import Rope
 from phasor.scaling import NTK
 
 DOCUMENTED = "documented"
-_MEASURE = (
+_MEASURING_ADVICE = (
     "Measure the laws on your own weights and texts: perplexity at the full length, whether a fact "
     "is found at every depth of it, and both again at the trained length, which a law can make "
     "worse. Fine-tuning improves any law."
 )
 # limits on pairs and on pairs times distances, so that a comparison takes seconds
-_PAIRS, _COSINES = 1 << 11, 1 << 31
-_FIXED = (
+_MOST_PAIRS, _MOST_COSINES = 1 << 11, 1 << 31
+_FIXED_CLASS_REASON = (
     "the class of this model takes no law and no base from its config; rotate with the rope itself "
     "(Rope.to_json keeps it)"
 )
@@ -132,25 +132,26 @@ class ExtensionPlan:
 
     @property
     def judgement(self) -> tuple[str, ...]:
-        """What to take, or that nothing is known and has to be measured; in sentences."""
-        known = self.documented
-        if known is None:
+        """Sentences: the documented law, or that none is known and laws have to be measured."""
+        release = self.documented
+        if release is None:
             return (
                 "No release of this model is known to document a longer context, so no law is "
                 "recommended.",
-                _MEASURE,
+                _MEASURING_ADVICE,
             )
-        whose = (
-            "The release of {}" if known.model == self.model else "Its layers are as in {}, which"
-        )
-        says = (
-            f"{whose.format(known.model)} documents YaRN with factor {known.law.factor:g} from "
-            f"{known.law.original_max_positions} tokens, for up to {known.reach}. "
-            f"Source: {known.source}."
+        if release.model == self.model:
+            subject = f"The release of {release.model}"
+        else:
+            subject = f"Its layers are as in {release.model}, which"
+        finding = (
+            f"{subject} documents YaRN with factor {release.law.factor:g} from "
+            f"{release.law.original_max_positions} tokens, for up to {release.reach}. "
+            f"Source: {release.source}."
         )
         if self.recommended is not None:
-            return says, f"Recommended: that, called {DOCUMENTED!r} here."
-        return says, f"For {self.to} tokens no law is recommended.", _MEASURE
+            return finding, f"Recommended: that, called {DOCUMENTED!r} here."
+        return finding, f"For {self.to} tokens no law is recommended.", _MEASURING_ADVICE
 
     def way(self, law: str | None) -> Way:
         """The way with this law; with None the recommended one.
@@ -206,7 +207,7 @@ class ExtensionPlan:
         """Everything as JSON values, with the config of ``law`` or of the recommended one."""
         name = self.recommended if law is None else law
         chosen = None if name is None else self.way(name)
-        known = self.documented
+        release = self.documented
         return {
             "model": self.model,
             "kinds": list(self.kinds),
@@ -215,8 +216,8 @@ class ExtensionPlan:
             "context": self.context,
             "to": self.to,
             "documented": None
-            if known is None
-            else {"model": known.model, "reach": known.reach, "source": known.source},
+            if release is None
+            else {"model": release.model, "reach": release.reach, "source": release.source},
             "recommended": self.recommended,
             "judgement": list(self.judgement),
             "law": name,
@@ -296,7 +297,7 @@ def plan(
         )
     rotating = [name for name, kind_rope in ropes.kinds.items() if kind_rope is not None]
     if kind is None:
-        names = _only_rope(ropes, rotating)
+        names = _kinds_of_one_rope(ropes, rotating)
     else:
         names = [kind] if isinstance(kind, str) else list(kind)
     rope = ropes.kinds.get(names[0])
@@ -304,35 +305,35 @@ def plan(
         raise SpecError(
             f"kind must be one of {', '.join(rotating) or '(none rotates)'}, got {kind!r}"
         )
-    if rope.num_pairs > _PAIRS:
+    if rope.num_pairs > _MOST_PAIRS:
         raise SpecError(
-            f"laws are compared for at most {_PAIRS} pairs, got {rope.num_pairs}; is the width of "
-            "a head that of the model?"
+            f"laws are compared for at most {_MOST_PAIRS} pairs, got {rope.num_pairs}; is the "
+            "width of a head that of the model?"
         )
-    whole("to", to, least=2, most=_COSINES // rope.num_pairs)
+    whole("to", to, least=2, most=_MOST_COSINES // rope.num_pairs)
     names = _with_shared_blocks(ropes, names, rope)
     labels = map(ropes.in_config.label, names) if ropes.has_blocks_by_kind else ()
-    trained = static_rope(rope, length)
-    by_law = extended_ropes(trained, length, to, factors=factors, parameters=parameters)
+    trained_rope = static_rope(rope, length)
+    by_law = extended_ropes(trained_rope, length, to, factors=factors, parameters=parameters)
     documented = documented_extension(ropes)
     if documented is not None and to <= documented.reach:
-        scaled = replace(rope, scaling=documented.law)
+        scaled_rope = replace(rope, scaling=documented.law)
         # after the unchanged rope, before the other laws
-        by_law = {UNCHANGED: trained, DOCUMENTED: scaled} | by_law
+        by_law = {UNCHANGED: trained_rope, DOCUMENTED: scaled_rope} | by_law
 
-    def way(name: str, scaled: Rope) -> Way:
-        static = scaled.at(to)
-        # NTK-aware scaling is a larger base in a config
-        config_rope = rope if name == UNCHANGED else scaled
+    def make_way(name: str, scaled_rope: Rope) -> Way:
+        static = scaled_rope.at(to)
+        config_rope = rope if name == UNCHANGED else scaled_rope
+        # configs have a larger base in place of NTK-aware scaling
         if isinstance(config_rope.scaling, NTK) and not isinstance(config_rope.axes, Axial):
             config_rope = with_raised_base(config_rope, config_rope.scaling.factor)
         config, refused = _config_keys(ropes, names, config_rope, length, to)
-        fastest = trained.inv_freq.argmax()
-        before, after = trained.inv_freq[fastest], static.inv_freq[fastest]
+        fastest = trained_rope.inv_freq.argmax()
+        before, after = trained_rope.inv_freq[fastest], static.inv_freq[fastest]
         return Way(
             name=name,
             rope=static,
-            coverage=coverage(trained, length, static, to),
+            coverage=coverage(trained_rope, length, static, to),
             sign_change=find_first_negative(static, to),
             resolution=float(after / before) if before else 1.0,
             config_rope=config_rope,
@@ -351,12 +352,12 @@ def plan(
         replaced=tuple(key for key in replaceable if key in in_file) if in_file else None,
         context=length,
         to=to,
-        ways={name: way(name, scaled) for name, scaled in by_law.items()},
+        ways={name: make_way(name, scaled_rope) for name, scaled_rope in by_law.items()},
         documented=documented,
     )
 
 
-def _only_rope(ropes: LayerRopes, rotating: list[str]) -> list[str]:
+def _kinds_of_one_rope(ropes: LayerRopes, rotating: list[str]) -> list[str]:
     """All kinds that rotate, if they have one rope."""
     if len(ropes.ropes) == 1:
         return rotating
@@ -368,7 +369,7 @@ def _only_rope(ropes: LayerRopes, rotating: list[str]) -> list[str]:
 
 
 def _with_shared_blocks(ropes: LayerRopes, names: list[str], rope: Rope) -> list[str]:
-    """The kinds ``names``, and the kinds with the same rope that read the same config block."""
+    """The kinds ``names`` and those with the same rope that read the same config block."""
     same_rope = [kind for kind, kind_rope in ropes.kinds.items() if kind_rope == rope]
     if not ropes.has_blocks_by_kind:
         return same_rope
@@ -380,9 +381,9 @@ def _with_shared_blocks(ropes: LayerRopes, names: list[str], rope: Rope) -> list
 def _config_keys(
     ropes: LayerRopes, names: list[str], rope: Rope, context: int, to: int
 ) -> tuple[Mapping[str, Any] | None, str | None]:
-    """The keys that give the layers ``names`` this rope in a config; or the reason for none."""
+    """The config keys that give the kinds ``names`` this rope; or the reason for none."""
     if ropes.in_config.fixed:
-        return None, _FIXED
+        return None, _FIXED_CLASS_REASON
     try:
         changed = replace(ropes, kinds=dict(ropes.kinds) | dict.fromkeys(names, rope))
         return config_keys(changed.config_blocks(), context, to), None

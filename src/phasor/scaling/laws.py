@@ -22,14 +22,11 @@ Frequencies = tuple[Decimal, ...]
 
 _ONE, _ZERO = Decimal(1), Decimal(0)
 
-
-#: What a field must be, by its name, which means the same in every law and rule.
+#: By name of a field, its check: the name means the same in every law and rule.
 _CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
-    **dict.fromkeys(("factor", "beta_fast", "beta_slow"), partial(number, above=0)),
-    **dict.fromkeys(("low_freq_factor", "high_freq_factor"), partial(number, above=0)),
-    "attention_factor": partial(number, above=0),
-    "short_attention_factor": partial(number, above=0),
-    "long_attention_factor": partial(number, above=0),
+    **dict.fromkeys(("factor", "low_freq_factor", "high_freq_factor"), partial(number, above=0)),
+    **dict.fromkeys(("beta_fast", "beta_slow", "attention_factor"), partial(number, above=0)),
+    **dict.fromkeys(("short_attention_factor", "long_attention_factor"), partial(number, above=0)),
     **dict.fromkeys(("exponent", "mscale", "mscale_all_dim"), partial(number, least=0)),
     **dict.fromkeys(("factors", "short_factors", "long_factors"), partial(numbers, above=0)),
     "fraction": partial(number, least=0, most=1),
@@ -92,12 +89,16 @@ class Law(ABC):
         return Temperature()
 
 
-# Every pair stretched by one formula: interpolation and the NTK family.
+# Laws that stretch every pair by one formula: interpolation and the NTK family.
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Stretch(Law):
     factor: float
+
+
+def _divide(plain: Frequencies, factor: float) -> Frequencies:
+    return tuple(f / Decimal(factor) for f in plain)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,14 +114,14 @@ class Linear(_Stretch):
     """
 
     def apply(self, plain: Frequencies, base: Decimal) -> Frequencies:
-        return tuple(f / Decimal(self.factor) for f in plain)
+        return _divide(plain, self.factor)
 
 
-def _divided_by_powers(plain: Frequencies, factor: float, last: int, first: int = 0) -> Frequencies:
+def _divide_by_powers(plain: Frequencies, factor: float, last: int, first: int = 0) -> Frequencies:
     """Pair ``k`` divided by ``factor ** ((k + first) / last)``."""
-    # one multiplication a pair: a power of its own takes 0.1 ms, seconds for a wide head
+    # `powers` multiplies once per pair: a Decimal power takes 0.1 ms, seconds for a wide head
     multipliers = powers(Decimal(factor), -1 / Decimal(last), len(plain) + first)[first:]
-    return tuple(f * by for f, by in zip(plain, multipliers, strict=True))
+    return tuple(f * multiplier for f, multiplier in zip(plain, multipliers, strict=True))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +136,7 @@ class NTK(_Stretch):
         last = len(plain) - 1
         if last == 0:
             raise SpecError("NTK scaling needs at least two pairs (rotary_dim >= 4), got one")
-        return _divided_by_powers(plain, self.factor, last)
+        return _divide_by_powers(plain, self.factor, last)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +144,7 @@ class NTKOld(_Stretch):
     """The base multiplied by ``factor``: ``(base * factor) ** (-2k/d)`` (Su, kexue.fm/9675)."""
 
     def apply(self, plain: Frequencies, base: Decimal) -> Frequencies:
-        return _divided_by_powers(plain, self.factor, len(plain))
+        return _divide_by_powers(plain, self.factor, len(plain))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,7 +156,7 @@ class NTKFixed(_Stretch):
     """
 
     def apply(self, plain: Frequencies, base: Decimal) -> Frequencies:
-        return _divided_by_powers(plain, self.factor, len(plain), first=1)
+        return _divide_by_powers(plain, self.factor, len(plain), first=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,20 +175,16 @@ class NTKMixed(_Stretch):
         return tuple(f * (-a * Decimal(k + 1) ** power).exp() for k, f in enumerate(plain))
 
 
-# Fast pairs kept, slow ones interpolated, those between blended.
+# Laws that keep fast pairs, interpolate slow ones, and blend the pairs between.
 
 
 def _clip(value: Decimal) -> Decimal:
     return min(max(value, _ZERO), _ONE)
 
 
-def _blend(fast: Frequencies, slow: Frequencies, keep: Frequencies) -> Frequencies:
-    """``keep * fast + (1 - keep) * slow``, pair by pair."""
-    return tuple(f * w + s * (1 - w) for f, s, w in zip(fast, slow, keep, strict=True))
-
-
-def _divide(plain: Frequencies, factor: float) -> Frequencies:
-    return tuple(f / Decimal(factor) for f in plain)
+def _blend(fast: Frequencies, slow: Frequencies, weights: Frequencies) -> Frequencies:
+    """``weight * fast + (1 - weight) * slow``, pair by pair."""
+    return tuple(f * w + s * (1 - w) for f, s, w in zip(fast, slow, weights, strict=True))
 
 
 def _turns(inv_freq: Decimal, context: int) -> Decimal:
@@ -288,14 +285,9 @@ class Yarn(_YarnTemperature):
     truncate: bool = True
 
     def apply(self, plain: Frequencies, base: Decimal) -> Frequencies:
-        keep = _index_ramp(
-            len(plain),
-            base,
-            self.original_max_positions,
-            (self.beta_fast, self.beta_slow),
-            self.truncate,
-        )
-        return _blend(plain, _divide(plain, self.factor), keep)
+        betas = (self.beta_fast, self.beta_slow)
+        weights = _index_ramp(len(plain), base, self.original_max_positions, betas, self.truncate)
+        return _blend(plain, _divide(plain, self.factor), weights)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -311,10 +303,10 @@ class YarnPaper(_YarnTemperature):
             raise SpecError(
                 f"beta_fast must be above beta_slow for a ramp in turns, both are {fast:g}"
             )
-        keep = tuple(
+        weights = tuple(
             _clip((_turns(f, self.original_max_positions) - slow) / (fast - slow)) for f in plain
         )
-        return _blend(plain, _divide(plain, self.factor), keep)
+        return _blend(plain, _divide(plain, self.factor), weights)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -339,13 +331,13 @@ class Llama3(_Extension):
     def apply(self, plain: Frequencies, base: Decimal) -> Frequencies:
         low, high = Decimal(self.low_freq_factor), Decimal(self.high_freq_factor)
 
-        def keep(f: Decimal) -> Decimal:
+        def weight(f: Decimal) -> Decimal:
             turns = _turns(f, self.original_max_positions)
             if low == high:
                 return _ONE if turns >= high else _ZERO
             return _clip((turns - low) / (high - low))
 
-        return _blend(plain, _divide(plain, self.factor), tuple(keep(f) for f in plain))
+        return _blend(plain, _divide(plain, self.factor), tuple(weight(f) for f in plain))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -366,7 +358,7 @@ class PartNTK(_Extension):
         return _blend(plain, slow, ramp(16.0, 2.0))
 
 
-# Single pairs stopped, faded, rounded, or divided by a list.
+# Laws that stop, fade, round or divide each pair on its own.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -410,8 +402,8 @@ class Cope(Law):
     clip: Literal["soft", "hard"] = "soft"
 
     def apply(self, plain: Frequencies, base: Decimal) -> Frequencies:
-        kept = len(plain) - self.num_pairs
-        if kept < 0:
+        num_fast = len(plain) - self.num_pairs
+        if num_fast < 0:
             raise SpecError(
                 f"num_pairs must be at most the number of pairs ({len(plain)}), "
                 f"got {self.num_pairs}"
@@ -423,7 +415,8 @@ class Cope(Law):
             cos, _ = cos_sin_of_turns(Decimal(j) / (2 * (self.num_pairs - 1)))
             return (1 + cos) / 2
 
-        return plain[:kept] + tuple(f * weight(j) for j, f in enumerate(plain[kept:]))
+        slow = plain[num_fast:]
+        return plain[:num_fast] + tuple(f * weight(j) for j, f in enumerate(slow))
 
 
 @dataclass(frozen=True, kw_only=True)

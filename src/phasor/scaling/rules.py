@@ -74,15 +74,15 @@ class DynamicNTK(Rule):
         """
         length = max(whole("seq_len", seq_len, least=1), self.original_max_positions)
         factor = Fraction(self.factor)
-        return _ntk(factor * length / self.original_max_positions - (factor - 1), seq_len)
+        return _ntk_law(factor * length / self.original_max_positions - (factor - 1), seq_len)
 
     def at_lengths(self, lengths: Any, plain: Any, xp: Any) -> tuple[Any, Any]:
         """`at` for an array of lengths: pair ``k`` of ``n`` times ``factor ** (-k / (n - 1))``."""
         start = self.original_max_positions
-        grown = self.factor * xp.where(lengths > start, lengths, start) / start - (self.factor - 1)
+        factor = self.factor * xp.where(lengths > start, lengths, start) / start - (self.factor - 1)
         last = len(plain) - 1
-        powers = _like(plain, [-k / last for k in range(last + 1)], xp)
-        return plain * grown[..., None] ** powers, 1.0
+        exponents = _array_like(plain, [-k / last for k in range(last + 1)], xp)
+        return plain * factor[..., None] ** exponents, 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +103,7 @@ class SteppedNTK(Rule):
         """
         ratio = -(-whole("seq_len", seq_len, least=1) // self.original_max_positions)  # ceil
         doublings = (ratio - 1).bit_length()
-        return _ntk(2 ** (doublings + 1) - 1, seq_len)
+        return _ntk_law(2 ** (doublings + 1) - 1, seq_len)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,22 +152,22 @@ class LongRope(Rule):
 
     def at(self, seq_len: int) -> PerPair:
         """The list of divisors for sequences of ``seq_len`` tokens, with its factor."""
-        beyond = whole("seq_len", seq_len, least=1) > self.original_max_positions
-        factors, attention_factor = self._beyond() if beyond else self._within()
+        is_long = whole("seq_len", seq_len, least=1) > self.original_max_positions
+        factors, attention_factor = self._long_list() if is_long else self._short_list()
         return PerPair(factors=factors, attention_factor=attention_factor)
 
     def at_lengths(self, lengths: Any, plain: Any, xp: Any) -> tuple[Any, Any]:
-        """`at` for an array of lengths: one list or the other."""
-        beyond = lengths > self.original_max_positions
-        both = self._beyond(), self._within()
-        lists = [_like(plain, factors, xp) for factors, _ in both]
-        gains = [_like(plain, attention_factor, xp) for _, attention_factor in both]
-        return plain / xp.where(beyond[..., None], *lists), xp.where(beyond, *gains)
+        """`at` for an array of lengths: the long or the short list for each."""
+        is_long = lengths > self.original_max_positions
+        lists = self._long_list(), self._short_list()
+        divisors = [_array_like(plain, factors, xp) for factors, _ in lists]
+        gains = [_array_like(plain, attention_factor, xp) for _, attention_factor in lists]
+        return plain / xp.where(is_long[..., None], *divisors), xp.where(is_long, *gains)
 
-    def _within(self) -> tuple[tuple[float, ...], float]:
+    def _short_list(self) -> tuple[tuple[float, ...], float]:
         return self.short_factors, self._attention_factor(self.short_attention_factor)
 
-    def _beyond(self) -> tuple[tuple[float, ...], float]:
+    def _long_list(self) -> tuple[tuple[float, ...], float]:
         return self.long_factors, self._attention_factor(self.long_attention_factor)
 
     def _attention_factor(self, explicit: float | None) -> float:
@@ -178,8 +178,8 @@ class LongRope(Rule):
         return math.sqrt(1 + math.log(self.factor) / math.log(self.original_max_positions))
 
 
-def _ntk(factor: Fraction | int, seq_len: int) -> NTK:
-    """The law with the factor that a rule computes exactly for this length."""
+def _ntk_law(factor: Fraction | int, seq_len: int) -> NTK:
+    """The NTK-aware law with the exact factor that a rule has at this length."""
     try:
         return NTK(factor=float(factor))
     except OverflowError:
@@ -188,6 +188,6 @@ def _ntk(factor: Fraction | int, seq_len: int) -> NTK:
         ) from None
 
 
-def _like(plain: Any, values: Any, xp: Any) -> Any:
+def _array_like(plain: Any, values: Any, xp: Any) -> Any:
     """``values`` as an array with the dtype and on the device of ``plain``."""
     return xp.asarray(values, dtype=plain.dtype, device=plain.device)

@@ -1,4 +1,4 @@
-"""What other programs have to be given so that they rotate like a rope, or a reason why not.
+"""Settings and code with which other programs rotate like a rope, or the reason for none.
 
 A file for each target, or for a few that share code; `TARGETS` lists them.
 """
@@ -70,8 +70,8 @@ class Translation:
     Attributes:
         model: The model's name.
         target: The program.
-        context: Tokens that the settings are for, where they contain a length.
-        parts: What to give: for each rope, or once for the model.
+        context: Tokens, if the settings contain a length.
+        parts: The settings, for each rope or once for the model.
     """
 
     model: str
@@ -165,54 +165,53 @@ def translate(
     if not ropes.ropes:
         raise TranslationError(f"{ropes.name} has no rotation in any layer: give {target} none")
     if at is not None:
-        ropes = _with_kinds(ropes, lambda rope: rope.at(at))
+        ropes = _change_ropes(ropes, lambda rope: rope.at(at))
     try:
-        parts = _express(chosen, ropes, length)
+        parts = _write_parts(chosen, ropes, length)
     except RefusalError as refusal:
-        raise refusal.with_nearest(_expressible(chosen, refusal)) from None
+        raise refusal.with_nearest(_expressible_ropes(chosen, refusal)) from None
     return Translation(model=ropes.name, target=chosen, context=length, parts=parts)
 
 
-def _express(target: Target, ropes: LayerRopes, context: int) -> tuple[Part, ...]:
-    """What the target is given, with its notes.
+def _write_parts(target: Target, ropes: LayerRopes, context: int) -> tuple[Part, ...]:
+    """The parts that the target is given, with all notes.
 
     Raises:
-        RefusalError: If it cannot express a rope, and others may be near.
-        TranslationError: If it cannot, and none is.
+        RefusalError: If it cannot express a rope; it may express one of the error's candidates.
+        TranslationError: If it cannot, and there are no candidates.
     """
     for rope in ropes.ropes:
         target.check(rope, context)
-    read = {rope: _as_read(target, rope) for rope in ropes.ropes}
-    readable = _with_kinds(ropes, lambda rope: read[rope][0])
-    notes = {kind: read[rope][1] for kind, rope in ropes.kinds.items() if rope is not None}
+    adapted = {rope: _adapt(target, rope) for rope in ropes.ropes}
+    notes = {kind: adapted[rope][1] for kind, rope in ropes.kinds.items() if rope is not None}
     parts: list[Part] = []
-    for part in target.write(readable, context):
-        more = dict.fromkeys(note for kind in part.ropes for note in notes[kind])
-        parts.append(replace(part, notes=(*part.notes, *more)))
+    for part in target.write(_change_ropes(ropes, lambda rope: adapted[rope][0]), context):
+        rope_notes = dict.fromkeys(note for kind in part.ropes for note in notes[kind])
+        parts.append(replace(part, notes=(*part.notes, *rope_notes)))
     return tuple(parts)
 
 
-def _expressible(target: Target, refusal: RefusalError, deeper: int = 2) -> Iterator[Rope]:
-    """Candidates that the target can express; of those that it cannot, their own."""
+def _expressible_ropes(target: Target, refusal: RefusalError, depth: int = 2) -> Iterator[Rope]:
+    """The candidates that the target can express, and those of its refusals of the others."""
     for rope in refusal.candidates:
         try:
-            _express(target, one_layer(rope), refusal.context)
-        except RefusalError as again:
-            if deeper:
-                yield from _expressible(target, again, deeper - 1)
+            _write_parts(target, one_layer(rope), refusal.context)
+        except RefusalError as inner_refusal:
+            if depth:
+                yield from _expressible_ropes(target, inner_refusal, depth - 1)
         except TranslationError:
             pass
         else:
             yield rope
 
 
-def _with_kinds(ropes: LayerRopes, change: Callable[[Rope], Rope]) -> LayerRopes:
+def _change_ropes(ropes: LayerRopes, change: Callable[[Rope], Rope]) -> LayerRopes:
     kinds = {kind: None if rope is None else change(rope) for kind, rope in ropes.kinds.items()}
     return replace(ropes, kinds=kinds)
 
 
-def _as_read(target: Target, rope: Rope) -> tuple[Rope, tuple[str, ...]]:
-    """The rope as the target reads it, in a pairing that it rotates, and notes for the user."""
+def _adapt(target: Target, rope: Rope) -> tuple[Rope, tuple[str, ...]]:
+    """The rope in the law and the pairing that the target reads, and notes for the user."""
     notes: list[str] = []
     rope = with_simplest_law(rope)
     pairings = target.pairings(rope) if callable(target.pairings) else target.pairings

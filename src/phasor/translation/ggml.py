@@ -24,23 +24,24 @@ from phasor.translation.target import (
     softmax_note,
 )
 
-_BASE = 10_000.0
-_GAIN = "rope.scaling.attn_factor"
-_TENSORS = (
+_BASE = 10_000.0  # llama.cpp's default
+_GAIN_KEY = "rope.scaling.attn_factor"
+_TENSOR_NOTE = (
     "These tensors are float32. The architecture has to read them: llama does; the loader of one "
     "that does not refuses the file."
 )
-#: What converters divide by so that a pair stands still: infinity is not safe on every device.
-_STILL = 1e30
-_BETAS = {"beta_fast": 32.0, "beta_slow": 1.0}  # llama.cpp's own, for most architectures
+#: The divisor that converters write for a frequency of 0, as not every device handles infinity.
+_LARGEST_DIVISOR = 1e30
+# of most architectures of llama.cpp
+_DEFAULT_BETAS = {"yarn_beta_fast": 32.0, "yarn_beta_slow": 1.0}
 
 
 class _GgmlForm(NamedTuple):
-    """A rope as ggml turns it.
+    """A rope in the form that ggml can express.
 
     Attributes:
         rope: With NTK-aware scaling as a raised base; in half pairs if it has several axes.
-        sections: Pairs of four axes; none for a rope with one.
+        sections: Numbers of pairs of four axes; empty for a rope with one axis.
         notes: What the architecture has to do.
     """
 
@@ -50,7 +51,7 @@ class _GgmlForm(NamedTuple):
 
 
 class _TwoRopes(NamedTuple):
-    """The base keys of two kinds of layers; scaling keys are for the first of them."""
+    """The base keys of two kinds of layers; scaling keys apply to the first of them."""
 
     scaled: str
     plain: str
@@ -76,47 +77,47 @@ def _write_gguf(ropes: LayerRopes, context: int) -> tuple[Part, ...]:
     kinds = {kind: form.rope for kind, form in forms.items()}
     notes = ["{arch} is the file's general.architecture."]
     notes += [note for form in forms.values() for note in form.notes]
-    two = _two_ropes(kinds)
+    two = _find_two_ropes(kinds)
     keys: dict[str, Any]
-    scale = ""
+    scaled_layers = ""
     if two is None:
         scaled = GGUF.only_rope(replace(ropes, kinds={**ropes.kinds, **kinds}), context)
         keys = {"rope.freq_base": scaled.base or _BASE, "rope.dimension_count": scaled.rotary_dim}
-        if any(_short(kind) == "sliding" for kind in kinds):
+        if any(_kind_name(kind) == "sliding" for kind in kinds):
             keys["rope.freq_base_swa"] = keys["rope.freq_base"]
-            scale = "sliding layers too, as exaone4 does"
+            scaled_layers = "sliding layers too, as exaone4 does"
     else:
         scaled, plain = _rope_named(kinds, two.scaled), _rope_named(kinds, two.plain)
         keys = {two.scaled_base: scaled.base, two.plain_base: plain.base}
         keys["rope.dimension_count"] = scaled.rotary_dim
         if plain.rotary_dim != scaled.rotary_dim:
             keys["rope.dimension_count_swa"] = plain.rotary_dim
-        scale = f"{two.scaled} layers alone, as {two.architectures}"
-    if scale and scaled.scaling is not None:
-        notes.append(f"The architecture has to scale {scale}.")
+        scaled_layers = f"{two.scaled} layers alone, as {two.architectures}"
+    if scaled_layers and scaled.scaling is not None:
+        notes.append(f"The architecture has to scale {scaled_layers}.")
     sections = next(form.sections for form in forms.values() if form.rope == scaled)
     if sections:
         keys["rope.dimension_sections"] = sections
-    still = [kind for kind, rope in ropes.kinds.items() if rope is None]
-    if still:
-        notes.append(f"The architecture has to leave {' and '.join(still)} layers as they are.")
-    law, tensors, law_notes = _law(scaled)
-    settings = {f"{{arch}}.{key}": value for key, value in (keys | law).items()} | tensors
+    unrotated = [kind for kind, rope in ropes.kinds.items() if rope is None]
+    if unrotated:
+        notes.append(f"The architecture has to leave {' and '.join(unrotated)} layers as they are.")
+    law_keys, tensors, law_notes = _law_settings(scaled)
+    settings = {f"{{arch}}.{key}": value for key, value in (keys | law_keys).items()} | tensors
     return (
         Part(
             ropes=kinds,
             settings=settings,
-            code="\n".join(f"{key} = {_text(value)}" for key, value in settings.items()),
+            code="\n".join(f"{key} = {_as_text(value)}" for key, value in settings.items()),
             notes=tuple(dict.fromkeys((*notes, *law_notes))),
         ),
     )
 
 
 def _ggml_form(target: Target, rope: Rope, context: int) -> _GgmlForm:
-    """The rope as ggml turns it.
+    """The rope in the form that ggml can express.
 
     Raises:
-        TranslationError: If ggml would turn pairs by a fourth coordinate.
+        TranslationError: If ggml would rotate pairs by a fourth coordinate.
     """
     rope = ntk_as_base(rope)
     notes: tuple[str, ...] = ()
@@ -125,16 +126,16 @@ def _ggml_form(target: Target, rope: Rope, context: int) -> _GgmlForm:
     if isinstance(rope.axes, (Sectioned, InterleavedSections)):
         rope_type = "IMROPE" if isinstance(rope.axes, InterleavedSections) else "MROPE"
         sections = [*rope.axes.sections, 0, 0][:4]
-        # IMROPE deals pairs out to three axes in turn; those of a section that is full are left
-        fourth = [
+        # IMROPE deals pairs out to three axes in turn, until the section of an axis is full
+        extra_pairs = [
             k
             for k, axis in enumerate(rope.axes.axis_of_pair(rope.num_pairs))
             if axis > 2 or (rope_type == "IMROPE" and k >= 3 * sections[k % 3])
         ]
-        if fourth:
+        if extra_pairs:
             target.refuse(
                 f"{type(rope.axes).__name__} axes of {rope.axes.sections} pairs: it turns pairs "
-                f"{fourth[0]} to {fourth[-1]} by a fourth coordinate, which is 0 in text",
+                f"{extra_pairs[0]} to {extra_pairs[-1]} by a fourth coordinate, which is 0 in text",
                 rope, context, [replace(rope, axes=OneAxis())],
             )  # fmt: skip
         if rope.pairing == "interleaved":
@@ -144,107 +145,107 @@ def _ggml_form(target: Target, rope: Rope, context: int) -> _GgmlForm:
             )
             rope = replace(rope, pairing="half")
     start = f" from coordinate {rope.rotary_start} on" if rope.rotary_start else ""
-    turns = f"The architecture has to rotate {rope.pairing} pairs{start} (rope type {rope_type})."
+    note = f"The architecture has to rotate {rope.pairing} pairs{start} (rope type {rope_type})."
     if not sections:
-        turns += (
+        note += (
             " If it rotates the other pairs, the weights have to be reordered: llama.cpp's "
             "converter does that for the architectures that it knows."
         )
-    return _GgmlForm(rope, sections, (*notes, turns))
+    return _GgmlForm(rope, sections, (*notes, note))
 
 
-def _two_ropes(kinds: Mapping[str, Rope]) -> _TwoRopes | None:
-    """The base keys for ropes that differ, if there are: one of them is plain."""
+def _find_two_ropes(kinds: Mapping[str, Rope]) -> _TwoRopes | None:
+    """The base keys for two different ropes, of which the second has no law; None for others."""
     if len(set(kinds.values())) == 1:
         return None
     for two in _TWO_ROPES:
-        if {_short(kind) for kind in kinds} == {two.scaled, two.plain}:
+        if {_kind_name(kind) for kind in kinds} == {two.scaled, two.plain}:
             scaled, plain = _rope_named(kinds, two.scaled), _rope_named(kinds, two.plain)
-            alike = scaled.axes == plain.axes and scaled.direction == plain.direction == 1
-            if alike and scaled.base and plain.base and plain.scaling is None:
+            same_axes = scaled.axes == plain.axes and scaled.direction == plain.direction == 1
+            if same_axes and scaled.base and plain.base and plain.scaling is None:
                 return two
     return None
 
 
 def _rope_named(kinds: Mapping[str, Rope], name: str) -> Rope:
-    return next(rope for kind, rope in kinds.items() if _short(kind) == name)
+    return next(rope for kind, rope in kinds.items() if _kind_name(kind) == name)
 
 
-def _short(kind: str) -> str:
+def _kind_name(kind: str) -> str:
     return kind.removesuffix("_attention")
 
 
-class _Law(NamedTuple):
+class _LawSettings(NamedTuple):
     keys: dict[str, Any]
     tensors: dict[str, Any]
     notes: tuple[str, ...]
 
 
-def _law(rope: Rope) -> _Law:
+def _law_settings(rope: Rope) -> _LawSettings:
     law = rope.scaling
     if isinstance(law, LongRope):
-        return _longrope(law)
+        return _longrope_settings(law)
     if rope.direction == 1 and rope.base is not None:
         if law is None:
-            return _Law({}, {}, ())
+            return _LawSettings({}, {}, ())
         if isinstance(law, Linear):
             keys = {"rope.scaling.type": "linear", "rope.scaling.factor": law.factor}
-            return _Law(keys, {}, ())
+            return _LawSettings(keys, {}, ())
         if _is_ggml_yarn(rope):
-            return _yarn(cast(Yarn, law))
+            return _yarn_settings(cast(Yarn, law))
     plain = replace(rope, base=rope.base or _BASE, scaling=None, explicit_inv_freq=None)
     with np.errstate(divide="ignore", over="ignore"):
         divisors = rope.direction * plain.inv_freq / rope.inv_freq
-    divisors = np.clip(divisors, -_STILL, _STILL)  # tensors are float32
-    keys = {} if rope.attention_factor == 1 else {_GAIN: rope.attention_factor}
-    notes = (_TENSORS,)
+    divisors = np.clip(divisors, -_LARGEST_DIVISOR, _LARGEST_DIVISOR)  # tensors are float32
+    keys = {} if rope.attention_factor == 1 else {_GAIN_KEY: rope.attention_factor}
+    notes = (_TENSOR_NOTE,)
     if rope.softmax_factor != 1:
         notes += (softmax_note(rope.softmax_factor),)
-    return _Law(keys, {"rope_freqs.weight": divisors}, notes)
+    return _LawSettings(keys, {"rope_freqs.weight": divisors}, notes)
 
 
 def _is_ggml_yarn(rope: Rope) -> bool:
-    """Whether the law is YaRN with a ramp between whole pairs that ggml computes too.
+    """Whether the law is YaRN with a ramp between whole pairs, as ggml computes it.
 
-    Where heads are so narrow that the ramp would end before it begins, programs differ.
+    In heads so narrow that the ramp would end before it begins, ggml computes another one.
     """
     law, base = rope.scaling, rope.base
     if not isinstance(law, Yarn) or not law.truncate or base is None:
         return False
 
     def index(turns: float) -> float:
-        turns_of_first = law.original_max_positions / (2 * math.pi * turns)
-        return rope.num_pairs * math.log(turns_of_first) / math.log(base)
+        inverse_frequency = law.original_max_positions / (2 * math.pi * turns)
+        return rope.num_pairs * math.log(inverse_frequency) / math.log(base)
 
     begin, end = math.floor(index(law.beta_fast)), math.ceil(index(law.beta_slow))
     return max(begin, 0) <= min(end, rope.rotary_dim - 1)
 
 
-def _longrope(law: LongRope) -> _Law:
+def _longrope_settings(law: LongRope) -> _LawSettings:
     original = law.original_max_positions
-    gain, beyond = (law.at(length).attention_factor for length in (original, original + 1))
-    if gain != beyond:
+    gain, long_gain = (law.at(length).attention_factor for length in (original, original + 1))
+    if gain != long_gain:
         raise TranslationError(
             f"gguf keeps one attention factor for both lists of LongRope, and these have {gain:g} "
-            f"and {beyond:g}; translate rope.at(seq_len), or give --at TOKENS"
+            f"and {long_gain:g}; translate rope.at(seq_len), or give --at TOKENS"
         )
     keys = {
         "rope.scaling.type": "longrope",
         "rope.scaling.original_context_length": original,
-        _GAIN: gain,
+        _GAIN_KEY: gain,
     }
     tensors = {
         "rope_factors_short.weight": np.array(law.short_factors),
         "rope_factors_long.weight": np.array(law.long_factors),
     }
-    picks = (
+    list_note = (
         f"llama.cpp takes the long list if it is started with a context (-c) of more than "
         f"{original} tokens, whatever the length of the sequence is."
     )
-    return _Law(keys, tensors, (_TENSORS, picks))
+    return _LawSettings(keys, tensors, (_TENSOR_NOTE, list_note))
 
 
-def _yarn(law: Yarn) -> _Law:
+def _yarn_settings(law: Yarn) -> _LawSettings:
     """YaRN by name; llama.cpp multiplies cos and sin by ``m(1)``, and by the key as well."""
     keys: dict[str, Any] = {
         "rope.scaling.type": "yarn",
@@ -252,8 +253,8 @@ def _yarn(law: Yarn) -> _Law:
         "rope.scaling.original_context_length": law.original_max_positions,
     }
     notes: tuple[str, ...] = ()
-    betas = {f"yarn_{name}": getattr(law, name) for name in _BETAS}
-    if betas != {f"yarn_{name}": value for name, value in _BETAS.items()}:
+    betas = {"yarn_beta_fast": law.beta_fast, "yarn_beta_slow": law.beta_slow}
+    if betas != _DEFAULT_BETAS:
         keys |= {f"rope.scaling.{name}": value for name, value in betas.items()}
         flags = " ".join(f"--{name.replace('_', '-')} {value:g}" for name, value in betas.items())
         notes += (
@@ -262,23 +263,23 @@ def _yarn(law: Yarn) -> _Law:
         )
     gain, softmax = law.temperature()
     if softmax != 1 and gain == 1:
-        # deepseek2 divides by its unit of 0.1, keeps cos and sin, and scales the softmax
+        # deepseek2 divides the key by 0.1, leaves cos and sin alone, and scales the softmax
         keys["rope.scaling.yarn_log_multiplier"] = 0.1 * law.mscale_all_dim
         notes += (
             "The architecture has to be deepseek2, or one like it, which multiplies its softmax "
             f"scale by {softmax:.6g} for yarn_log_multiplier.",
         )
-        return _Law(keys, {}, notes)
-    extra = gain / yarn_multiplier(law.factor, 1.0)
-    if extra != 1:
-        keys[_GAIN] = extra
+        return _LawSettings(keys, {}, notes)
+    key_gain = gain / yarn_multiplier(law.factor, 1.0)
+    if key_gain != 1:
+        keys[_GAIN_KEY] = key_gain
     if softmax != 1:
         notes += (softmax_note(softmax),)
-    return _Law(keys, {}, notes)
+    return _LawSettings(keys, {}, notes)
 
 
-def _text(value: Any) -> str:
-    """A value as it is shown; tensors are float32."""
+def _as_text(value: Any) -> str:
+    """A value in the printed form of the file; tensors are float32."""
     if isinstance(value, np.ndarray):
         return f"[{', '.join(str(np.float32(x)) for x in value.tolist())}]"
     return json.dumps(value)
@@ -297,12 +298,12 @@ GGUF = Target(
 )
 
 
-# llama.cpp: the flags that replace what a GGUF file says about scaling.
+# llama.cpp: the flags that replace the scaling keys of a GGUF file.
 
 
 def _write_llama_cpp(ropes: LayerRopes, context: int) -> tuple[Part, ...]:
     rope, sections, notes = _ggml_form(LLAMA_CPP, LLAMA_CPP.only_rope(ropes, context), context)
-    settings = {"--rope-freq-base": rope.base, **_flags(rope, context)}
+    settings = {"--rope-freq-base": rope.base, **_scaling_flags(rope, context)}
     flags = " ".join(f"{name} {value}" for name, value in settings.items())
     file = f"The file has to have rope.dimension_count = {rope.rotary_dim}"
     if sections:
@@ -331,37 +332,36 @@ def _write_llama_cpp(ropes: LayerRopes, context: int) -> tuple[Part, ...]:
     )
 
 
-def _flags(rope: Rope, context: int) -> dict[str, Any]:
+def _scaling_flags(rope: Rope, context: int) -> dict[str, Any]:
     law = rope.scaling
     if rope.base is not None and law is None:
         return {"--rope-scaling": "none"}
     if isinstance(law, Linear):
         return {"--rope-scaling": "linear", "--rope-scale": law.factor}
-    if not _is_ggml_yarn(rope) and rope.attention_factor != 1:
-        LLAMA_CPP.refuse(
-            f"cos and sin multiplied by {rope.attention_factor:g} (a GGUF file can: gguf)",
-            rope, context, plain_candidates(rope),
-        )  # fmt: skip
-    if not isinstance(law, Yarn) or not _is_ggml_yarn(rope):
-        LLAMA_CPP.refuse(
-            "frequencies other than base ** (-2k / d), or these divided by one factor or by YaRN's "
-            "ramp between whole pairs (a GGUF file can: gguf)",
-            rope, context, plain_candidates(rope),
-        )  # fmt: skip
-    usual = yarn_multiplier(law.factor, 1.0)
-    if rope.attention_factor != usual:
-        # --yarn-attn-factor is overwritten where YaRN is on
-        LLAMA_CPP.refuse(
-            f"YaRN with cos and sin multiplied by {rope.attention_factor:g}: its flags always give "
-            f"{usual:g} (a GGUF file can: gguf)",
-            rope, context, plain_candidates(rope),
-        )  # fmt: skip
+    gain = rope.attention_factor
+    yarn = law if isinstance(law, Yarn) and _is_ggml_yarn(rope) else None
+    flag_gain = 1.0 if yarn is None else yarn_multiplier(yarn.factor, 1.0)
+    if yarn is None or gain != flag_gain:
+        if gain == flag_gain:
+            feature = (
+                "frequencies other than base ** (-2k / d), or these divided by one factor or by "
+                "YaRN's ramp between whole pairs"
+            )
+        elif yarn is None:
+            feature = f"cos and sin multiplied by {gain:g}"
+        else:
+            # llama.cpp overwrites --yarn-attn-factor if YaRN is on
+            feature = (
+                f"YaRN with cos and sin multiplied by {gain:g}: its flags always give {flag_gain:g}"
+            )
+        feature += " (a GGUF file can: gguf)"
+        LLAMA_CPP.refuse(feature, rope, context, plain_candidates(rope))
     return {
         "--rope-scaling": "yarn",
-        "--rope-scale": law.factor,
-        "--yarn-orig-ctx": law.original_max_positions,
-        "--yarn-beta-fast": law.beta_fast,
-        "--yarn-beta-slow": law.beta_slow,
+        "--rope-scale": yarn.factor,
+        "--yarn-orig-ctx": yarn.original_max_positions,
+        "--yarn-beta-fast": yarn.beta_fast,
+        "--yarn-beta-slow": yarn.beta_slow,
     }
 
 

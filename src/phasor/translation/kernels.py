@@ -1,4 +1,4 @@
-"""Kernels that are given cos and sin, or the numbers that they make them of.
+"""Kernels whose arguments are cos and sin, or the numbers from which they compute them.
 
 flash-attention, flashinfer, Liger and TransformerEngine.
 """
@@ -11,7 +11,14 @@ from typing import Any
 from phasor.axes import Alternating, Axial, InterleavedSections, OneAxis, Sectioned
 from phasor.rope import Rope
 from phasor.scaling import Linear, Llama3
-from phasor.translation.target import POSITIONS_UNCHECKED, Part, Target, per_rope, table_settings
+from phasor.translation.target import (
+    POSITIONS_UNCHECKED,
+    Part,
+    Target,
+    keyword_lines,
+    per_rope,
+    table_settings,
+)
 
 # flash-attention: cos and sin of its ``apply_rotary_emb``.
 
@@ -45,9 +52,9 @@ FLASH_ATTN = Target(
 # flashinfer: the arguments of its ``apply_rope…`` functions, or a table.
 
 _SHAPES = "# q, k [tokens, heads, head_dim]; positions, whole numbers [tokens]\n"
-# widths of a head for which the kernels that compute cos and sin are compiled
-_WIDTHS = (64, 128, 256, 512)
-_NOTE = (
+# head widths for which the kernels that compute cos and sin are compiled
+_COMPILED_WIDTHS = (64, 128, 256, 512)
+_PRECISION_NOTE = (
     "This kernel approximates powers, sines and cosines: where that is too coarse, as at the end "
     "of a long context, give apply_rope_with_cos_sin_cache a table "
     '(phasor.torch.cos_sin_cache, layout "vllm").'
@@ -56,34 +63,35 @@ _NOTE = (
 
 def _write_flashinfer(rope: Rope, context: int) -> Part:
     _check_alignment(rope, context)
-    law, computed = rope.scaling, rope.direction == 1 and _width(rope) in _WIDTHS
+    law = rope.scaling
+    can_compute = rope.direction == 1 and _width(rope) in _COMPILED_WIDTHS
     arguments: dict[str, Any] = {
         "rotary_dim": rope.rotary_dim,
         "interleave": rope.pairing == "interleaved",
         "rope_scale": law.factor if isinstance(law, (Linear, Llama3)) else 1.0,
         "rope_theta": rope.base,
     }
-    if computed and rope.base is not None and (law is None or isinstance(law, Linear)):
-        return _call("apply_rope_pos_ids", arguments)
-    if computed and isinstance(law, Llama3) and law.low_freq_factor < law.high_freq_factor:
+    if can_compute and rope.base is not None and (law is None or isinstance(law, Linear)):
+        return _write_call("apply_rope_pos_ids", arguments)
+    if can_compute and isinstance(law, Llama3) and law.low_freq_factor < law.high_freq_factor:
         arguments |= {
             "low_freq_factor": law.low_freq_factor,
             "high_freq_factor": law.high_freq_factor,
             "old_context_len": law.original_max_positions,
         }
-        return _call("apply_llama31_rope_pos_ids", arguments)
-    return _table(rope, context)
+        return _write_call("apply_llama31_rope_pos_ids", arguments)
+    return _write_table(rope, context)
 
 
-def _call(function: str, arguments: dict[str, Any]) -> Part:
-    named = "".join(f"    {name}={name},\n" for name in arguments)
+def _write_call(function: str, arguments: dict[str, Any]) -> Part:
+    lines = keyword_lines(arguments)
     code = (
-        f"from flashinfer import {function}\n\n{_SHAPES}{function}(\n    q, k, positions,\n{named})"
+        f"from flashinfer import {function}\n\n{_SHAPES}{function}(\n    q, k, positions,\n{lines})"
     )
-    return Part(arguments, code, (_NOTE,))
+    return Part(arguments, code, (_PRECISION_NOTE,))
 
 
-def _table(rope: Rope, context: int) -> Part:
+def _write_table(rope: Rope, context: int) -> Part:
     return Part(
         table_settings("vllm", rope, context)
         | {"head_size": _width(rope), "is_neox": rope.pairing == "half"},
@@ -100,14 +108,17 @@ def _table(rope: Rope, context: int) -> Part:
 
 
 def _check_alignment(rope: Rope, context: int) -> None:
-    """A thread turns so many neighbours at once, of 16 bits each, all in one half of the pairs."""
+    """Refuse a rope whose coordinates the threads of the kernels cannot share.
+
+    A thread rotates several neighbours of 16 bits each, which must lie in one half of half pairs.
+    """
     width = _width(rope)
-    at_once = max(8, width // 32) if width in _WIDTHS else 16
-    together = rope.num_pairs if rope.pairing == "half" else rope.rotary_dim
-    if together % at_once or width % 8:
+    per_thread = max(8, width // 32) if width in _COMPILED_WIDTHS else 16
+    neighbours = rope.num_pairs if rope.pairing == "half" else rope.rotary_dim
+    if neighbours % per_thread or width % 8:
         FLASHINFER.refuse(
             f"{rope.num_pairs} {rope.pairing} pairs of {width} coordinates: its kernels turn "
-            f"{at_once} neighbours at once", rope, context,
+            f"{per_thread} neighbours at once", rope, context,
         )  # fmt: skip
 
 
@@ -177,17 +188,16 @@ LIGER = Target(
 )
 
 
-# TransformerEngine: its ``RotaryPositionEmbedding``, or the angles that this would return.
+# TransformerEngine: its ``RotaryPositionEmbedding``, or the angles in place of its result.
 
 
 def _write_transformer_engine(rope: Rope, context: int) -> Part:
-    embedding = _embedding(rope, context)
+    embedding = _embedding_arguments(rope, context)
     settings: dict[str, Any]
     imports = ["from transformer_engine.pytorch.attention.rope import apply_rotary_pos_emb"]
     if embedding is not None:
-        named = "".join(f"    {name}={name},\n" for name in embedding)
         imports = [f"{imports[0]}, RotaryPositionEmbedding"]
-        angles = f"RotaryPositionEmbedding(\n{named})(max_seq_len)"
+        angles = f"RotaryPositionEmbedding(\n{keyword_lines(embedding)})(max_seq_len)"
         settings = {**embedding, "max_seq_len": context}
     else:
         settings = {
@@ -202,7 +212,7 @@ def _write_transformer_engine(rope: Rope, context: int) -> Part:
         )
     t = "t"
     if rope.attention_factor != 1:
-        # angles carry no factor; it may come before the rotation as well
+        # angles cannot contain the factor, so it is applied before the rotation
         settings["gain"] = rope.attention_factor
         t = "gain * t"
         if rope.rotary_start + rope.rotary_dim < rope.head_dim:
@@ -223,8 +233,8 @@ def _write_transformer_engine(rope: Rope, context: int) -> Part:
     )
 
 
-def _embedding(rope: Rope, context: int) -> dict[str, Any] | None:
-    """The arguments of ``RotaryPositionEmbedding``; None where they do not suffice."""
+def _embedding_arguments(rope: Rope, context: int) -> dict[str, Any] | None:
+    """The arguments of ``RotaryPositionEmbedding``; None if it cannot express the rope."""
     law = rope.scaling
     if rope.base is None or rope.direction < 0:
         return None
@@ -234,7 +244,8 @@ def _embedding(rope: Rope, context: int) -> dict[str, Any] | None:
         "interleaved": rope.pairing == "interleaved",
     }
     if isinstance(law, Linear) and law.factor.is_integer():
-        # both or none; a sequence longer than their product is squeezed further
+        # it needs both or none, and divides the positions further in sequences longer than their
+        # product
         return arguments | {
             "seq_len_interpolation_factor": int(law.factor),
             "pretrained_max_position_embeddings": math.ceil(context / law.factor),

@@ -23,7 +23,8 @@ def _write(rope: Rope, context: int) -> Part:
     if isinstance(rope.scaling, Linear) and rope.direction == 1:
         settings["scale"] = 1 / rope.scaling.factor
     elif rope.scaling is not None or rope.base is None or rope.direction < 0:
-        # positions are divided by these: what stands still has infinity, a negative one turns back
+        # mlx divides positions by these: infinity for pairs that stand still, negative numbers
+        # for pairs that turn clockwise
         with np.errstate(divide="ignore", over="ignore"):
             settings |= {"base": None, "freqs": rope.direction / rope.inv_freq}
         freqs = ", freqs=mx.array(freqs)"

@@ -1,4 +1,4 @@
-"""ONNX: what its operator RotaryEmbedding is given; its caches read back.
+"""ONNX: the caches and attributes of its operator RotaryEmbedding; its caches read back.
 
 `phasor.torch.export` exports models that use it.
 """
@@ -58,7 +58,7 @@ def from_cache(
     >>> found == rope, report.error < 2**-24
     (True, True)
     """
-    z, dtype = _turns(cos, sin)
+    z, dtype = _complex_rows(cos, sin)
     rotary_dim = 2 * z.shape[1]
     width = rotary_start + rotary_dim if head_dim is None else head_dim
     layout = Rope(head_dim=width, pairing=pairing, rotary_dim=rotary_dim, rotary_start=rotary_start)
@@ -71,7 +71,7 @@ def from_cache(
     return report.rope, report
 
 
-def _turns(cos: ArrayLike, sin: ArrayLike) -> tuple[NDArray[np.complex128], str]:
+def _complex_rows(cos: ArrayLike, sin: ArrayLike) -> tuple[NDArray[np.complex128], str]:
     """``cos + i sin`` of each pair, ``[rows, num_pairs]``, and the dtype of the tables."""
     tables = np.asarray(cos), np.asarray(sin)
     dtypes = {str(table.dtype) for table in tables}
@@ -89,9 +89,9 @@ def _turns(cos: ArrayLike, sin: ArrayLike) -> tuple[NDArray[np.complex128], str]
         raise ConfigError("cos and sin must be finite, got infinities or NaN; check the file")
     half = shape[1] // 2
     if shape[1] % 2 == 0:
-        for one, other in ((z[:, :half], z[:, half:]), (z[:, ::2], z[:, 1::2])):
-            if np.array_equal(one, other):
-                z = one
+        for first, second in ((z[:, :half], z[:, half:]), (z[:, ::2], z[:, 1::2])):
+            if np.array_equal(first, second):
+                z = first
                 break
     return z, max(dtypes, key=ROUNDING.__getitem__)
 

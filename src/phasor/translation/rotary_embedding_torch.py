@@ -14,7 +14,7 @@ def _write(rope: Rope, context: int) -> Part:
     del context
     gain = {} if rope.attention_factor == 1 else {"gain": rope.attention_factor}
     scale = ", scale=gain" if gain else ""
-    # its class divides by dim - 2, and counts along one axis
+    # the class divides by dim - 2 and has positions of one axis only
     if rope.axes.n_axes > 1 or rope.rotary_dim == 2:
         axis_of_pair = list(rope.axes.axis_of_pair(rope.num_pairs))
         return Part(

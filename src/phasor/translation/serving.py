@@ -1,6 +1,7 @@
-"""vLLM and sglang: a command that overrides a config, and the arguments of a factory ``get_rope``.
+"""vLLM and sglang: a command that overrides a config, and the arguments of their ``get_rope``.
 
-sglang's factory began as a copy of vLLM's; both read a block like transformers' rope_parameters.
+sglang's factory ``get_rope`` began as a copy of vLLM's. Both read a block like the
+``rope_parameters`` of transformers.
 """
 
 from __future__ import annotations
@@ -34,59 +35,59 @@ Block = dict[str, Any]
 
 
 def _engine_block(
-    target: Target, rope: Rope, context: int, *, with_axes: tuple[type, ...] = (type(None),)
+    target: Target, rope: Rope, context: int, *, laws_with_axes: tuple[type, ...] = (type(None),)
 ) -> Block:
     """``rope_parameters`` of the slice of a head from ``rope.rotary_start`` on.
 
-    What `in_config_form` makes of it, with the names that the factories read. ``with_axes`` are
+    The block of `in_config_form`, with the names that the factories read. ``laws_with_axes`` are
     the laws that the factory combines with sections.
 
     Raises:
-        TranslationError: If no block of the factories says it.
+        TranslationError: If the factories have no block for the rope.
     """
     rope = replace(rope, head_dim=rope.head_dim - rope.rotary_start, rotary_start=0)
-    in_text = replace(rope, axes=OneAxis())
+    with_one_axis = replace(rope, axes=OneAxis())
     if rope.axes.n_axes not in (1, 3):
-        target.refuse(f"positions of {rope.axes.n_axes} axes", rope, context, [in_text])
+        target.refuse(f"positions of {rope.axes.n_axes} axes", rope, context, [with_one_axis])
     form = in_config_form(target, rope, context)
     if isinstance(form.scaling, Linear) and form.scaling.factor < 1:
         # the factories' tables of a linear law end at the factor times the context
         form = with_divisors(target, form, context)
-    law, name = form.scaling, _name(rope.scaling)
-    missing, nearby = "", plain_candidates(in_text)
+    law, name = form.scaling, _law_name(rope.scaling)
+    unsupported, candidates = "", plain_candidates(with_one_axis)
     if isinstance(law, Proportional) and law.factor != 1:
-        missing = f"pairs that stand still beside pairs divided by {law.factor:g}"
+        unsupported = f"pairs that stand still beside pairs divided by {law.factor:g}"
     elif isinstance(law, PerPair) and rope.pairing == "interleaved":
-        missing = f"the law {name} for interleaved pairs"
-    elif rope.axes.n_axes > 1 and not isinstance(law, with_axes):
-        missing = f"the law {name} with positions of three axes"
-        nearby.append(in_text)
-    if missing:
-        target.refuse(missing, rope, context, nearby)
+        unsupported = f"the law {name} for interleaved pairs"
+    elif rope.axes.n_axes > 1 and not isinstance(law, laws_with_axes):
+        unsupported = f"the law {name} with positions of three axes"
+        candidates.append(with_one_axis)
+    if unsupported:
+        target.refuse(unsupported, rope, context, candidates)
     try:
         keys = rope_parameters(form, context)
     except ConfigError as error:
         raise TranslationError(f"{target.name} cannot express it: {error}") from None
     if isinstance(law, PerPair):
-        # the length picks neither list nor factor: both are the same
+        # both lists are the same, so the factor must not depend on the length either
         del keys["attention_factor"]
         keys |= dict.fromkeys(("short_mscale", "long_mscale"), law.attention_factor)
     if "mrope_section" in keys:
-        # interleaved sections may count pairs that there are not; the factories check the sum
+        # interleaved sections may count more pairs than there are; the factories check the sum
         axes = rope.axes.axis_of_pair(rope.num_pairs)
         keys["mrope_section"] = [axes.count(axis) for axis in range(3)]
     return keys
 
 
-def _name(law: Law | Rule | None) -> str:
+def _law_name(law: Law | Rule | None) -> str:
     if law is None:
         return "of explicit frequencies"
-    # a config says other laws by a linear one too, such as the resonance of a single pair
-    speeds_up = isinstance(law, Linear) and law.factor < 1
-    return f"{type(law).__name__} with a factor below 1" if speeds_up else type(law).__name__
+    name = type(law).__name__
+    # `with_simplest_law` also gives a linear law for others, such as the resonance of a single pair
+    return f"{name} with a factor below 1" if isinstance(law, Linear) and law.factor < 1 else name
 
 
-def _parts(
+def _write_engine(
     target: Target,
     ropes: LayerRopes,
     context: int,
@@ -102,16 +103,16 @@ def _parts(
         target: The engine.
         ropes: The model's, as the engine reads them.
         context: Tokens.
-        block: The block of a rope.
-        get_rope: The arguments of the factory for a rope and its block.
-        module: Where the factory is.
-        command: Where the override follows; ``{}`` stands for the context.
+        block: Returns the block of a rope.
+        get_rope: Returns the arguments of the factory for a rope and its block.
+        module: The module of the factory.
+        command: The command before its override; ``{}`` stands for the context.
     """
     kinds = {kind: rope for kind, rope in ropes.kinds.items() if rope is not None}
     calls = {kind: get_rope(rope, context, block(rope, context)) for kind, rope in kinds.items()}
     settings: dict[str, Any] = {"get_rope": calls}
     if ropes.in_config.fixed:
-        # the class reads no law from a config, and its authors call the factory
+        # the class reads no law from a config: the code of the model calls the factory
         lines = [f"get_rope(**{arguments})  # {kind} layers" for kind, arguments in calls.items()]
         code = "\n".join([f"from {module} import get_rope", "", *lines])
     else:
@@ -143,7 +144,7 @@ def _override(
 # vLLM
 
 
-def _block_vllm(rope: Rope, context: int) -> Block:
+def _vllm_block(rope: Rope, context: int) -> Block:
     law = rope.scaling
     if isinstance(law, NTKMixed) and isinstance(rope.axes, OneAxis):
         keys = _engine_block(VLLM, replace(rope, scaling=None), context)
@@ -156,8 +157,8 @@ def _block_vllm(rope: Rope, context: int) -> Block:
         return _engine_block(VLLM, with_divisors(VLLM, rope, context), context)
     keys = _engine_block(VLLM, rope, context)
     if isinstance(law, Yarn):
-        # DeepSeek's classes read these two, and take an attention_factor of 1 for a wish to leave
-        # the softmax scale alone; all others prefer the attention_factor
+        # DeepSeek's classes read these two, and leave the softmax scale alone if there is an
+        # attention_factor of 1; all other classes prefer the attention_factor
         keys |= {"mscale": yarn_mscale(law), "mscale_all_dim": law.mscale_all_dim}
         if keys["mscale"] and keys["mscale_all_dim"]:
             keys.pop("attention_factor", None)
@@ -166,7 +167,7 @@ def _block_vllm(rope: Rope, context: int) -> Block:
     return keys
 
 
-def _get_rope_vllm(rope: Rope, context: int, block: Block) -> dict[str, Any]:
+def _vllm_arguments(rope: Rope, context: int, block: Block) -> dict[str, Any]:
     return {
         "head_size": rope.head_dim - rope.rotary_start,
         "max_position": context,
@@ -176,12 +177,12 @@ def _get_rope_vllm(rope: Rope, context: int, block: Block) -> dict[str, Any]:
 
 
 def _write_vllm(ropes: LayerRopes, context: int) -> tuple[Part, ...]:
-    return _parts(
+    return _write_engine(
         VLLM,
         ropes,
         context,
-        block=_block_vllm,
-        get_rope=_get_rope_vllm,
+        block=_vllm_block,
+        get_rope=_vllm_arguments,
         module="vllm.model_executor.layers.rotary_embedding",
         command="vllm serve MODEL --max-model-len {} --hf-overrides",
     )
@@ -201,7 +202,7 @@ VLLM = Target(
 # sglang
 
 
-def _block_sglang(rope: Rope, context: int) -> Block:
+def _sglang_block(rope: Rope, context: int) -> Block:
     law = rope.scaling
     if isinstance(law, LongRope):
         raise TranslationError(
@@ -209,26 +210,25 @@ def _block_sglang(rope: Rope, context: int) -> Block:
             "picks one by the length of the sequence; translate rope.at(seq_len), or give "
             "--at TOKENS"
         )
-    keys = _engine_block(SGLANG, rope, context, with_axes=(type(None), Yarn))
+    keys = _engine_block(SGLANG, rope, context, laws_with_axes=(type(None), Yarn))
     if isinstance(law, Yarn):
         keys.pop("attention_factor", None)  # not read
         if isinstance(rope.axes, OneAxis):
             keys |= {"mscale": yarn_mscale(law), "mscale_all_dim": law.mscale_all_dim}
         else:
-            for name in ("mscale", "mscale_all_dim"):  # not taken
+            for name in ("mscale", "mscale_all_dim"):  # the factory takes neither
                 keys.pop(name, None)
             keys["attn_factor"] = rope.attention_factor / yarn_multiplier(law.factor, 1.0)
     return keys
 
 
-def _get_rope_sglang(rope: Rope, context: int, block: Block) -> dict[str, Any]:
-    law = rope.scaling
-    turning = rope.rotary_dim
+def _sglang_arguments(rope: Rope, context: int, block: Block) -> dict[str, Any]:
+    law, rotary_dim = rope.scaling, rope.rotary_dim
     if isinstance(law, Proportional):
-        turning = 2 * int(law.fraction * rope.rotary_dim // 2)
+        rotary_dim = 2 * int(law.fraction * rotary_dim // 2)
     return {
         "head_size": rope.head_dim - rope.rotary_start,
-        "rotary_dim": turning,
+        "rotary_dim": rotary_dim,
         "max_position": context,
         "base": block["rope_theta"],
         "is_neox_style": rope.pairing == "half",
@@ -242,12 +242,12 @@ def _write_sglang(ropes: LayerRopes, context: int) -> tuple[Part, ...]:
             f"sglang overrides keys one level deep, and {ropes.name} has them in "
             f"{ropes.in_config.inside}: change the file"
         )
-    return _parts(
+    return _write_engine(
         SGLANG,
         ropes,
         context,
-        block=_block_sglang,
-        get_rope=_get_rope_sglang,
+        block=_sglang_block,
+        get_rope=_sglang_arguments,
         module="sglang.srt.layers.rotary_embedding",
         command="python -m sglang.launch_server --model-path MODEL --context-length {} "
         "--json-model-override-args",

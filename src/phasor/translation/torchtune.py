@@ -1,4 +1,4 @@
-"""torchtune: the class of rotary embeddings that says the law, and its arguments."""
+"""torchtune: the class of rotary embeddings that has the law, and its arguments."""
 
 from __future__ import annotations
 
@@ -7,11 +7,18 @@ from typing import Any, NamedTuple
 from phasor.pairings import Pairing
 from phasor.rope import Rope
 from phasor.scaling import Law, Linear, Llama3, Rule
-from phasor.translation.target import Part, Target, ntk_as_base, per_rope, plain_candidates
+from phasor.translation.target import (
+    Part,
+    Target,
+    keyword_lines,
+    ntk_as_base,
+    per_rope,
+    plain_candidates,
+)
 
 
 class _Class(NamedTuple):
-    """A class of torchtune: where it is, its name, and the only pairing that it turns."""
+    """A class of torchtune: its module, its name, and the only pairing that it rotates."""
 
     module: str
     name: str
@@ -23,8 +30,8 @@ _PLAIN_HALF = _Class("torchtune.models.phi3", "Phi3RotaryPositionalEmbeddings", 
 _LLAMA3 = _Class("torchtune.models.llama3_1", "Llama3ScaledRoPE", "interleaved")
 
 
-def _scaling(law: Law | Rule | None) -> dict[str, float] | None:
-    """The arguments of ``Llama3ScaledRoPE`` that say a law; None if they cannot."""
+def _llama3_arguments(law: Law | Rule | None) -> dict[str, float] | None:
+    """The arguments of ``Llama3ScaledRoPE`` for a law; None if it cannot express it."""
     if isinstance(law, Llama3):
         return {
             "scale_factor": law.factor,
@@ -33,35 +40,38 @@ def _scaling(law: Law | Rule | None) -> dict[str, float] | None:
             "old_context_len": law.original_max_positions,
         }
     if isinstance(law, Linear):
-        # it divides pairs with wavelengths above old_context_len / low_freq_factor: all, since
-        # none is below 2π
-        ends = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "old_context_len": 1}
-        return {"scale_factor": law.factor, **ends}
+        # it divides the pairs with wavelengths above old_context_len / low_freq_factor: with 1
+        # these are all, as no wavelength is below 2π
+        bounds = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "old_context_len": 1}
+        return {"scale_factor": law.factor, **bounds}
     return None
 
 
 def _pairings(rope: Rope) -> tuple[Pairing, ...]:
-    return ("interleaved",) if _scaling(ntk_as_base(rope).scaling) else ("half", "interleaved")
+    return (
+        ("interleaved",)
+        if _llama3_arguments(ntk_as_base(rope).scaling)
+        else ("half", "interleaved")
+    )
 
 
 def _write(rope: Rope, context: int) -> Part:
     rope = ntk_as_base(rope)
-    scaling = _scaling(rope.scaling)
+    scaling = _llama3_arguments(rope.scaling)
     if rope.base is None or (rope.scaling is not None and scaling is None):
-        given = type(rope.scaling).__name__
-        what = "explicit frequencies" if rope.base is None else f"the law {given}"
-        TARGET.refuse(what, rope, context, plain_candidates(rope))
+        law = f"the law {type(rope.scaling).__name__}"
+        feature = "explicit frequencies" if rope.base is None else law
+        TARGET.refuse(feature, rope, context, plain_candidates(rope))
     settings: dict[str, Any] = {"dim": rope.rotary_dim, "max_seq_len": context, "base": rope.base}
     if scaling is None:
         chosen = _PLAIN if rope.pairing == _PLAIN.pairing else _PLAIN_HALF
     else:
         chosen = _LLAMA3
         settings |= scaling
-    arguments = "".join(f"    {name}={name},\n" for name in settings)
     return Part(
         settings,
         f"from {chosen.module} import {chosen.name}\n\n"
-        f"rotary = {chosen.name}(\n{arguments})\n"
+        f"rotary = {chosen.name}(\n{keyword_lines(settings)})\n"
         "# x [batch, seq, heads, head_dim]; positions [batch, seq]\n"
         "rotary(x, input_pos=positions)",
     )

@@ -21,18 +21,18 @@ def in_config_form(target: Target, rope: Rope, context: int) -> Rope:
     """The rope with a law that has a ``rope_type``: a raised base, or a divisor for each pair.
 
     Raises:
-        TranslationError: If a pair stands still, which no divisor says; ``target`` refuses it.
+        TranslationError: If a pair stands still, for which there is no divisor.
     """
-    # its classes round each frequency to float32
-    given = ntk_as_base(replace(rope, inv_freq_dtype="exact"))
-    law = given.scaling
+    # the classes of transformers round each frequency to float32
+    form = ntk_as_base(replace(rope, inv_freq_dtype="exact"))
+    law = form.scaling
     if isinstance(law, Yarn) and law.mscale != 1 and not (law.mscale and law.mscale_all_dim):
-        # a block's mscale is read beside a mscale_all_dim, and both must not be 0
+        # a block's mscale is only read beside a mscale_all_dim, and neither may be 0
         law = replace(law, mscale=1.0, attention_factor=rope.attention_factor)
-        return replace(given, scaling=law)
-    if given.explicit_inv_freq is None and type(law) in WRITERS:
-        return given
-    return with_divisors(target, replace(given, inv_freq_dtype=rope.inv_freq_dtype), context)
+        return replace(form, scaling=law)
+    if form.explicit_inv_freq is None and type(law) in WRITERS:
+        return form
+    return with_divisors(target, replace(form, inv_freq_dtype=rope.inv_freq_dtype), context)
 
 
 def with_divisors(target: Target, rope: Rope, context: int) -> Rope:
@@ -41,15 +41,14 @@ def with_divisors(target: Target, rope: Rope, context: int) -> Rope:
     Raises:
         TranslationError: As `in_config_form`.
     """
-    exact = replace(
-        rope, inv_freq_dtype="exact", base=rope.base or 10_000.0, explicit_inv_freq=None
-    )
-    plain = replace(exact, scaling=None)
+    base = rope.base or 10_000.0
+    plain = replace(rope, inv_freq_dtype="exact", base=base, explicit_inv_freq=None, scaling=None)
     with np.errstate(divide="ignore", over="ignore"):
         factors = plain.inv_freq / rope.inv_freq
     if not np.isfinite(factors).all():
-        target.refuse("pairs that stand still, but for those of p-RoPE", rope, context,
-                      plain_candidates(rope))  # fmt: skip
+        target.refuse(
+            "pairs that stand still, but for those of p-RoPE", rope, context, plain_candidates(rope)
+        )
     law = PerPair(factors=tuple(factors.tolist()), attention_factor=rope.attention_factor)
     return replace(plain, scaling=law)
 
@@ -64,25 +63,24 @@ def _write(ropes: LayerRopes, context: int) -> tuple[Part, ...]:
         kind: None if rope is None else in_config_form(TARGET, rope, context)
         for kind, rope in ropes.kinds.items()
     }
-    readable = replace(ropes, kinds=kinds)
     try:
-        keys = config_keys(readable.config_blocks(), context, context)
+        keys = config_keys(replace(ropes, kinds=kinds).config_blocks(), context, context)
     except ConfigError as error:
         raise TranslationError(f"transformers cannot express it: {error}") from None
     path = ropes.in_config.inside
-    inside = (f"These keys belong inside {path} of the config.",) if path else ()
+    place = (f"These keys belong inside {path} of the config.",) if path else ()
     return (
         Part(
             ropes={kind: rope for kind, rope in kinds.items() if rope is not None},
             settings=keys,
             code=json.dumps(keys, indent=2),
-            notes=inside + class_notes(TARGET, ropes.ropes),
+            notes=place + class_notes(TARGET, ropes.ropes),
         ),
     )
 
 
 def class_notes(target: Target, ropes: Iterable[Rope]) -> tuple[str, ...]:
-    """What no config says: it is in the code of the class that runs the model."""
+    """Notes about properties that no config states: the code of the model's class has them."""
     notes: list[str] = []
     its_class = f"The class for the model in {target.name}"
     for rope in ropes:
