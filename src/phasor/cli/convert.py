@@ -81,7 +81,7 @@ def convert(
     patterns = Patterns(**regexes)
     if program is not None:
         others = (target, origin, config, head_dim, rotary_dim, rotary_start, like)
-        if patterns.each() or lenient or any(value is not None for value in others):
+        if patterns.list_patterns() or lenient or any(value is not None for value in others):
             raise click.UsageError("--for goes only with --dry-run and --verify.")
         planned = plan(source, program)
     elif target is None:
@@ -108,7 +108,7 @@ def convert(
                 target,
                 source=origin,
                 model=config if rope is None else rope,
-                patterns=patterns if patterns.each() else None,
+                patterns=patterns if patterns.list_patterns() else None,
                 like=like,
                 strict=not lenient,
             )
