@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from phasor.checkpoint import PROGRAMS, ConversionPlan, Patterns, Program, plan, write
-from phasor.cli.common import Screen, lenient_option, like_option, say
+from phasor.cli.common import Screen, lenient_option, like_option, print_line
 from phasor.errors import PhasorWarning
 from phasor.pairings import PAIRINGS, Pairing, opposite
 from phasor.rope import Rope
@@ -115,13 +115,13 @@ def convert(
     if out is not None and not dry_run:
         _write(planned, out, verified=verified)
     for line in planned.lines():
-        say(line)
+        print_line(line)
     files = f"Written to {out}. Files beside the weights were not copied."
     if program is not None:
         files = f"Written to {out}: {' and '.join((*planned.other_files, *planned.files))}."
     if verified:
-        say("Verified: both sides agree, byte for byte and in their scores.")
-    say("Nothing was written." if out is None or dry_run else files)
+        print_line("Verified: both sides agree, byte for byte and in their scores.")
+    print_line("Nothing was written." if out is None or dry_run else files)
 
 
 def _write(planned: ConversionPlan, out: Path, *, verified: bool) -> None:

@@ -15,12 +15,12 @@ from phasor.cli.common import (
     MODEL,
     Screen,
     TokenCount,
+    add_load_options,
+    context_option,
     make_table,
-    read,
-    reading_options,
-    say,
-    say_json,
-    trained_option,
+    print_json,
+    print_line,
+    read_model,
     write_file,
 )
 from phasor.configs import load
@@ -62,8 +62,8 @@ from phasor.layers import LayerRopes
     help="Write MODEL's config.json, changed, to this folder.",
 )
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
-@trained_option
-@reading_options
+@context_option
+@add_load_options
 def extend(
     model: str,
     to: int,
@@ -74,7 +74,7 @@ def extend(
     folder: Path | None,
     as_json: bool,
     context: int | None,
-    reading: Mapping[str, Any],
+    load_options: Mapping[str, Any],
 ) -> None:
     """Compare the laws for a longer context, and write the config.
 
@@ -82,32 +82,36 @@ def extend(
     """
     if settings and law is None:
         raise click.UsageError("--set changes a parameter of a law: name it with --law.")
-    ropes = read(model, reading)
-    parameters = {law: dict(map(_parameter, settings))} if law is not None and settings else None
-    divisors = None if factors is None else _divisors(factors)
+    ropes = read_model(model, load_options)
+    parameters = (
+        {law: dict(map(_parse_parameter, settings))} if law is not None and settings else None
+    )
+    divisors = None if factors is None else _read_divisors(factors)
     with Screen(stderr=True).status("comparing the laws"):
         planned = plan(
             ropes, to, kind=kind, context=context, factors=divisors, parameters=parameters
         )
-    # first, so that nothing is printed where it fails
-    written = write_config(planned, law, model, reading, ropes, folder) if folder else None
+    # written first, so that nothing is printed if that fails
+    written_path = (
+        write_config(planned, law, model, load_options, ropes, folder) if folder else None
+    )
     if as_json:
-        say_json(planned.as_plain(law))
-    elif written is not None:
-        say(f"Written: {written}, for {to} tokens by {planned.way(law).name}.")
+        print_json(planned.as_plain(law))
+    elif written_path is not None:
+        print_line(f"Written: {written_path}, for {to} tokens by {planned.way(law).name}.")
     else:
         print_plan(planned, law)
 
 
-def _divisors(path: Path) -> list[float]:
+def _read_divisors(path: Path) -> list[float]:
     """LongRoPE's divisors in a JSON file."""
-    found = read_source(path).values.get("long_factor")
-    if not isinstance(found, list):
+    divisors = read_source(path).values.get("long_factor")
+    if not isinstance(divisors, list):
         raise SpecError(f"{path} must hold an object with a list called long_factor")
-    return cast(list[float], found)
+    return cast(list[float], divisors)
 
 
-def _parameter(setting: str) -> tuple[str, Any]:
+def _parse_parameter(setting: str) -> tuple[str, Any]:
     name, _, text = setting.partition("=")
     try:
         value = json.loads(text)
@@ -122,7 +126,7 @@ def write_config(
     planned: ExtensionPlan,
     law: str | None,
     model: str,
-    reading: Mapping[str, Any],
+    load_options: Mapping[str, Any],
     ropes: LayerRopes,
     folder: Path,
 ) -> Path:
@@ -140,8 +144,8 @@ def write_config(
     config, way = planned.config_with(read_source(model).values, law), planned.way(law)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PhasorWarning)
-        again = load(config, **reading)
-    if any(again.kinds[kind] != way.config_rope for kind in planned.kinds):
+        reloaded = load(config, **load_options)
+    if any(reloaded.kinds[kind] != way.config_rope for kind in planned.kinds):
         raise ConfigError(
             f"{model} with the new keys would describe another rope than planned; write them by "
             "hand, without --write"
@@ -164,30 +168,32 @@ def print_plan(planned: ExtensionPlan, law: str | None) -> None:
     """What is documented, the laws side by side with their evidence, and what a config says."""
     screen = Screen()
     chosen = None if law is None and planned.recommended is None else planned.way(law)
-    screen.say((planned.model, "bold"), f", {planned.title}")
+    screen.print_line((planned.model, "bold"), f", {planned.title}")
     for sentence in planned.judgement:
-        screen.say(f"  {sentence}")
+        screen.print_line(f"  {sentence}")
     screen.print(_plan_table(planned))
-    screen.say("  new phases: pairs that show an angle never met in training")
-    screen.say("  slowest: turns of the slowest pair over the context")
-    screen.say("  C(r) < 0: distance from where a like key may score below a random one")
-    screen.say("  neighbours: how much of the angle between neighbours the fastest pair keeps")
-    screen.say()
-    screen.say("Measured on trained models", style="bold")
+    screen.print_line("  new phases: pairs that show an angle never met in training")
+    screen.print_line("  slowest: turns of the slowest pair over the context")
+    screen.print_line("  C(r) < 0: distance from where a like key may score below a random one")
+    screen.print_line(
+        "  neighbours: how much of the angle between neighbours the fastest pair keeps"
+    )
+    screen.print_line()
+    screen.print_line("Measured on trained models", style="bold")
     for name, way in planned.ways.items():
         if way.evidence:
-            screen.say(f"  {name}: {way.evidence}")
-    screen.say()
+            screen.print_line(f"  {name}: {way.evidence}")
+    screen.print_line()
     if chosen is None:
-        screen.say("--law NAME prints the block of a law for a Hugging Face config.json.")
+        screen.print_line("--law NAME prints the block of a law for a Hugging Face config.json.")
         return
-    screen.say((chosen.name, "bold"), " in a Hugging Face config.json")
+    screen.print_line((chosen.name, "bold"), " in a Hugging Face config.json")
     if chosen.config is None:
-        screen.say(f"  {chosen.refused}")
+        screen.print_line(f"  {chosen.refused}")
         return
     if planned.labels:
         verb = "is the block" if len(planned.labels) == 1 else "are the blocks"
-        screen.say(
+        screen.print_line(
             f"  {', '.join(map(repr, planned.labels))} {verb} of these layers; "
             "any other says what it said."
         )
@@ -195,7 +201,7 @@ def print_plan(planned: ExtensionPlan, law: str | None) -> None:
     remove = f", and remove {', '.join(planned.replaced)}" if planned.replaced else ""
     if planned.replaced is None:
         remove = ", and remove older names of them (from the path of a config.json this says which)"
-    screen.say(f"  {set_these} these keys{remove}:")
+    screen.print_line(f"  {set_these} these keys{remove}:")
     screen.print(json.dumps(chosen.config, indent=2), soft_wrap=True)
 
 
