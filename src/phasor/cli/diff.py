@@ -73,17 +73,17 @@ def diff(
                 else _find_rope(side, kind, seq_len, load_options)
                 for side in (first, second)
             ]
-            difference = diff_rotations(
+            parting = diff_rotations(
                 *rotations, head_dim=head_dim, context=context or 4096, tolerance=tolerance
             )
         if as_json:
-            plain = None if difference is None else asdict(difference)
-            print_json({"differ": difference is not None, "parting": plain})
+            plain = None if parting is None else asdict(parting)
+            print_json({"differ": parting is not None, "parting": plain})
         else:
             print_line(
-                "They agree wherever they were compared." if difference is None else str(difference)
+                "They agree wherever they were compared." if parting is None else str(parting)
             )
-        sys.exit(0 if difference is None else 1)
+        sys.exit(0 if parting is None else 1)
     for option, value in (("--head-dim", head_dim), ("--kind", kind)):
         if value is not None:
             raise click.UsageError(f"{option} is for functions; two models say it themselves.")

@@ -37,12 +37,12 @@ _Table = Callable[Concatenate[str, torch.device, _P], Tensor]
 
 #: What `count_digits` answers when four digits are too few.
 TOO_FAR = 0
-_FEW_POSITIONS = 256  # up to so many, only the rows that they need are made
-_MANY_TIMES = 16  # rows were missing so often: a Rope is in steady use and its tables are filled
-_DIGIT = np.arange(DIGITS)
+_MOST_SINGLE_POSITIONS = 256  # up to so many, only the rows that they need are made
+_MOST_GROWTHS = 16  # rows were missing so often: a Rope is in steady use and its tables are filled
+_DIGIT_INDICES = np.arange(DIGITS)
 
 # Tables that a CUDA graph was captured with. It holds their addresses but not their memory.
-_CAPTURED: dict[int, Tensor] = {}
+_CAPTURED_TABLES: dict[int, Tensor] = {}
 
 
 # The text
@@ -109,7 +109,7 @@ def keep_for_graph(*tables: Tensor | None) -> None:
     """Hold these tables for good if a CUDA graph is being captured."""
     on_gpu = [t for t in tables if t is not None and t.is_cuda]
     if on_gpu and torch.cuda.is_current_stream_capturing():
-        _CAPTURED.update({t.data_ptr(): t for t in on_gpu})
+        _CAPTURED_TABLES.update({t.data_ptr(): t for t in on_gpu})
 
 
 def _cached_table(function: _Table[_P]) -> _Table[_P]:
@@ -144,7 +144,7 @@ def digit_tables(text: str, device: torch.device, dtype: torch.dtype) -> Tensor:
     2 MB for a Rope of 64 pairs in float32, 4 MB in float64.
     """
     if device.type == "cpu":
-        return growing_tables(text, dtype).fill()
+        return growing_tables(text, dtype).make_all_rows()
     # [4, 1024, num_pairs, 2] -> [4, 1024, 2, num_pairs]
     table = numpy_angles.digit_tables(read_rope(text), _numpy_dtype(dtype)).swapaxes(-1, -2)
     return _make_tensor(np.ascontiguousarray(table), device)
@@ -164,38 +164,38 @@ class GrowingTables:
     def __init__(self, rope: Rope, dtype: torch.dtype) -> None:
         self._rope = rope
         self._times_grown = 0
-        self.made = np.zeros(1 + DIGITS * ROWS, dtype=bool)
-        self._is_made = self.made[1:].reshape(DIGITS, ROWS)
+        self.made_rows = np.zeros(1 + DIGITS * ROWS, dtype=bool)
+        self._is_made = self.made_rows[1:].reshape(DIGITS, ROWS)
         # a row that is not made is never read, so it need not be cleared; torch aligns its memory
         # to cache lines, which NumPy does not
         with torch.inference_mode(mode=False), outside_transforms(), outside_modes():
             self.tables = torch.empty(DIGITS, ROWS, 2, rope.num_pairs, dtype=dtype, device="cpu")
             self._values = self.tables.numpy()
         if dtype == torch.float64:
-            self.fill()
+            self.make_all_rows()
 
-    def fill(self) -> Tensor:
+    def make_all_rows(self) -> Tensor:
         """The tables with every row."""
-        if not self.made[0]:
+        if not self.made_rows[0]:
             self._make_rows(~self._is_made)
-            self.made[0] = True
+            self.made_rows[0] = True
         return self.tables
 
-    def cover(self, positions: Tensor) -> Tensor:
+    def make_needed_rows(self, positions: Tensor) -> Tensor:
         """The tables with at least the rows that ``positions`` need.
 
         Only int32 and int64 positions in memory are read, the ones that the CPU kernel takes.
         """
         readable = positions.dtype in (torch.int64, torch.int32) and positions.is_cpu
-        if self.made[0] or not readable or positions.layout != torch.strided:
+        if self.made_rows[0] or not readable or positions.layout != torch.strided:
             return self.tables
-        if positions.numel() > _FEW_POSITIONS or self._times_grown == _MANY_TIMES:
-            return self.fill()
+        if positions.numel() > _MOST_SINGLE_POSITIONS or self._times_grown == _MOST_GROWTHS:
+            return self.make_all_rows()
         numbers = positions.numpy().astype(np.int64).reshape(-1, 1)
         # [n, 1] >> [4] -> [n, 4]: the four digits of every position
-        digits = (np.abs(numbers) >> (DIGIT_BITS * _DIGIT)) & (ROWS - 1)
+        digits = (np.abs(numbers) >> (DIGIT_BITS * _DIGIT_INDICES)) & (ROWS - 1)
         needed = np.zeros_like(self._is_made)
-        needed[_DIGIT, digits] = True
+        needed[_DIGIT_INDICES, digits] = True
         missing = needed & ~self._is_made
         if missing.any():
             self._make_rows(missing)
@@ -302,7 +302,7 @@ def _digit_product(
         digits: How many digits are multiplied.
     """
     if positions.is_cpu and dispatch_is_plain([positions]):
-        tables = growing_tables(text, dtype).cover(positions)
+        tables = growing_tables(text, dtype).make_needed_rows(positions)
     else:
         tables = digit_tables(text, positions.device, dtype)
     size = positions.abs()

@@ -158,8 +158,8 @@ def translation_table(longest: int | None = None) -> dict[Callable[..., Any], Ca
                     "export the model in float32"
                 )
         op, layout = import_module("onnxscript").opset23, layout_of(rope, inverse)
-        values = _find_cos_sin(op, angles, rope, inverse, gain, longest)
-        return [_rotate_one(op, x, values, layout) for x in xs]
+        values = _make_cos_sin(op, angles, rope, inverse, gain, longest)
+        return [_rotate_tensor(op, x, values, layout) for x in xs]
 
     return {ops.rotate: translate}
 
@@ -176,9 +176,9 @@ def _refuse_writes(program: torch.export.ExportedProgram) -> None:
 
 def _share_tables(graph: Any) -> None:
     """One initializer for each array, however many nodes brought it."""
-    first: dict[int, Any] = {}
+    shared_values: dict[int, Any] = {}
     for name, value in list(graph.initializers.items()):
-        shared = first.setdefault(id(value.const_value.raw), value)
+        shared = shared_values.setdefault(id(value.const_value.raw), value)
         if shared is not value and not value.is_graph_output():
             value.replace_all_uses_with(shared)
             del graph.initializers[name]
@@ -196,24 +196,27 @@ class _CosSin(NamedTuple):
     num_pairs: int
 
 
-def _rotate_one(op: Any, x: Any, values: _CosSin, layout: Layout) -> Any:
+def _rotate_tensor(op: Any, x: Any, values: _CosSin, layout: Layout) -> Any:
     heads, head_dim = cast(tuple[int, int], tuple(x.shape[-2:]))
     before, after = _permutations(head_dim, values.num_pairs, layout)
     shape, seq = op.Shape(x), op.Shape(x, start=-3, end=-2)
-    lead, rest = op.Shape(x, end=-2), _constant(op, [-1])
+    tokens, inferred = op.Shape(x, end=-2), _constant(op, [-1])
     y = x if before is None else op.Gather(x, _constant(op, before), axis=-1)
     # cos, sin and arithmetic are float32, as in every other backend; the result is rounded once
     y = y if x.dtype.name == "FLOAT" else op.Cast(y, to=_FLOAT)
     # [..., seq, heads, head_dim] -> [batch, seq, heads * head_dim]
-    y = op.Reshape(y, op.Concat(rest, seq, _constant(op, [heads * head_dim]), axis=0))
+    y = op.Reshape(y, op.Concat(inferred, seq, _constant(op, [heads * head_dim]), axis=0))
     if values.position_ids is None:
         # [..., seq, num_pairs], broadcast -> [batch, seq, num_pairs]
         pairs = _constant(op, [values.num_pairs])
-        full, flat = op.Concat(lead, pairs, axis=0), op.Concat(rest, seq, pairs, axis=0)
+        full, flat = (
+            op.Concat(tokens, pairs, axis=0),
+            op.Concat(inferred, seq, pairs, axis=0),
+        )
         inputs = [op.Reshape(op.Expand(each, full), flat) for each in (values.cos, values.sin)]
     else:
         # [..., seq], broadcast -> [batch, seq]
-        ids = op.Reshape(op.Expand(values.position_ids, lead), op.Concat(rest, seq, axis=0))
+        ids = op.Reshape(op.Expand(values.position_ids, tokens), op.Concat(inferred, seq, axis=0))
         inputs = [values.cos, values.sin, ids]
     y = op.RotaryEmbedding(
         y,
@@ -247,7 +250,7 @@ def _permutations(
     return (None if before == in_order else before), (None if after == in_order else after)
 
 
-def _find_cos_sin(
+def _make_cos_sin(
     op: Any,
     angles: Sequence[Any],
     rope: str,
@@ -258,20 +261,20 @@ def _find_cos_sin(
     if len(angles) == 2:
         cos, sin = (op.Cast(each, to=_FLOAT) for each in angles)
         return _CosSin(*_apply_options(op, cos, sin, inverse, gain), None, angles[0].shape[-1])
-    value, positions = read_rope(rope), angles[0]
+    parsed_rope, positions = read_rope(rope), angles[0]
     fractional = positions.dtype.name in ("FLOAT", "DOUBLE")
     if longest is None:
-        cos, sin = _from_digits(op, positions, value, fractional)
-        return _CosSin(*_apply_options(op, cos, sin, inverse, gain), None, value.num_pairs)
-    if fractional or value.axes.n_axes > 1:
-        what = "fractions" if fractional else f"on {value.axes.n_axes} axes"
+        cos, sin = _cos_sin_from_digits(op, positions, parsed_rope, fractional)
+        return _CosSin(*_apply_options(op, cos, sin, inverse, gain), None, parsed_rope.num_pairs)
+    if fractional or parsed_rope.axes.n_axes > 1:
+        problem = "fractions" if fractional else f"on {parsed_rope.axes.n_axes} axes"
         raise SpecError(
             f"longest makes tables that whole positions on one axis are rows of, got positions "
-            f"{what}; leave longest out"
+            f"{problem}; leave longest out"
         )
-    tables = _long_tables(value, longest, gain, -gain if inverse else gain)
+    tables = _position_tables(parsed_rope, longest, gain, -gain if inverse else gain)
     cos, sin = (_constant(op, table, np.float32) for table in tables)
-    return _CosSin(cos, sin, op.Cast(positions, to=_INT64), value.num_pairs)
+    return _CosSin(cos, sin, op.Cast(positions, to=_INT64), parsed_rope.num_pairs)
 
 
 def _apply_options(op: Any, cos: Any, sin: Any, inverse: bool, gain: float) -> tuple[Any, Any]:
@@ -281,7 +284,7 @@ def _apply_options(op: Any, cos: Any, sin: Any, inverse: bool, gain: float) -> t
     return cos, op.Neg(sin) if inverse else sin
 
 
-def _from_digits(op: Any, positions: Any, rope: Rope, fractional: bool) -> tuple[Any, Any]:
+def _cos_sin_from_digits(op: Any, positions: Any, rope: Rope, fractional: bool) -> tuple[Any, Any]:
     """Cos and sin ``[..., seq, num_pairs]`` float32, computed as in `phasor.torch._tables`."""
     if rope.axes.n_axes == 1:
         # [..., seq] -> [..., seq, 1]
@@ -296,7 +299,10 @@ def _from_digits(op: Any, positions: Any, rope: Rope, fractional: bool) -> tuple
     nearest = op.Round(exact)
     radians = _constant(op, rope.direction * rope.inv_freq, np.float64)
     rest = op.Mul(op.Sub(exact, nearest), radians)
-    cos_sin_of_rest = op.Cast(op.Cos(rest), to=_FLOAT), op.Cast(op.Sin(rest), to=_FLOAT)
+    cos_sin_of_rest = (
+        op.Cast(op.Cos(rest), to=_FLOAT),
+        op.Cast(op.Sin(rest), to=_FLOAT),
+    )
     whole_part = _digit_product(op, op.Cast(nearest, to=_INT64), rope)
     return _multiply(op, whole_part, cos_sin_of_rest)
 
@@ -323,9 +329,9 @@ def _digit_product(op: Any, positions: Any, rope: Rope) -> tuple[Any, Any]:
     return op.Where(outside, nan, cos), op.Where(outside, nan, sin)
 
 
-def _multiply(op: Any, one: tuple[Any, Any], other: tuple[Any, Any]) -> tuple[Any, Any]:
+def _multiply(op: Any, first: tuple[Any, Any], second: tuple[Any, Any]) -> tuple[Any, Any]:
     """The product of two rotations, each given by cos and sin."""
-    (a, b), (c, d) = one, other
+    (a, b), (c, d) = first, second
     return op.Sub(op.Mul(a, c), op.Mul(b, d)), op.Add(op.Mul(a, d), op.Mul(b, c))
 
 
@@ -340,7 +346,7 @@ def _digit_tables(rope: Rope) -> tuple[tuple[_Table, _Table], ...]:
 
 
 @lru_cache(maxsize=4)
-def _long_tables(
+def _position_tables(
     rope: Rope, longest: int, cos_factor: float, sin_factor: float
 ) -> tuple[_Table, _Table]:
     cos, sin = numpy_angles.cos_sin(rope, range(longest))

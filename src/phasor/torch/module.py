@@ -191,15 +191,15 @@ def _check_one_for_each(what: str, offset: Tensor, shape: Sequence[int]) -> None
 def checked_bounds(cu_seqlens: Sequence[int] | Tensor, seq: int) -> list[int]:
     """The boundaries as a list, or an error if they do not divide ``seq`` tokens."""
     if isinstance(cu_seqlens, Tensor):
-        given = cast(list[Any], cu_seqlens.flatten().tolist())
+        values = cast(list[Any], cu_seqlens.flatten().tolist())
     elif isinstance(cast(object, cu_seqlens), Sequence):
-        given = list(cu_seqlens)
+        values = list(cu_seqlens)
     else:
-        came = type(cu_seqlens).__name__
-        raise PositionError(f"cu_seqlens must be whole numbers [0, ..., {seq}], got {came}")
-    bounds = [whole("cu_seqlens", bound, least=0, error=PositionError) for bound in given]
-    rising = all(a <= b for a, b in pairwise(bounds))
-    if not bounds or bounds[0] != 0 or bounds[-1] != seq or not rising:
+        kind = type(cu_seqlens).__name__
+        raise PositionError(f"cu_seqlens must be whole numbers [0, ..., {seq}], got {kind}")
+    bounds = [whole("cu_seqlens", bound, least=0, error=PositionError) for bound in values]
+    is_rising = all(a <= b for a, b in pairwise(bounds))
+    if not bounds or bounds[0] != 0 or bounds[-1] != seq or not is_rising:
         raise PositionError(
             f"cu_seqlens must rise from 0 to the number of tokens ({seq}), got {bounds}; "
             "lengths become boundaries by a cumulative sum"

@@ -286,7 +286,7 @@ def test_the_extension_refuses_positions_that_no_digits_reach() -> None:
     rope = Rope(head_dim=16, pairing="half")
     x = normal(2, 3, 1, 16)
     kept = x.clone()
-    plan, *kept_alive = cpu._prepare(rope.to_json(), torch.float32)
+    plan, *kept_alive = cpu._prepare_plan(rope.to_json(), torch.float32)
     places = torch.tensor([[0, 1, 2], [3, 2**40, 5]])
     with pytest.raises(PositionError, match="got 1099511627776 at index 4"):
         cpu._native.rotate(plan, places, None, False, 1.0, 0, True, x, x)
@@ -320,8 +320,7 @@ def printed(program: str, **environment: str) -> str:
 def test_the_environment_forces_a_path(name: str) -> None:
     """PHASOR_CPU names the instruction set to run."""
     program = (
-        "from phasor.torch.backends import cpu\n"
-        "print(list(cpu._native.paths())[cpu._path_index])"
+        "from phasor.torch.backends import cpu\nprint(list(cpu._native.paths())[cpu._path_index])"
     )
     assert printed(program, PHASOR_CPU=name) == name
 
