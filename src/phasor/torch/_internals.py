@@ -1,4 +1,4 @@
-"""Parts of torch without a public name, and who watches a call: compiler, tracer, autograd."""
+"""Parts of torch without a public name, and checks for compilers, tracers and autograd."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def autograd_may_refuse_write(x: Tensor) -> bool:
 
 
 def refuse_torchscript() -> NoReturn:
-    """Raise the error for TorchScript, which would compile half a rotation or freeze one call's.
+    """Raise the error for TorchScript, which would compile only a part or record one call's values.
 
     Raises:
         BackendError: Always.
@@ -119,7 +119,7 @@ def refuse_torchscript() -> NoReturn:
 
 
 def refuse_tracing() -> None:
-    """An error while ``torch.jit.trace`` records, nothing otherwise."""
+    """Raise the error for TorchScript if ``torch.jit.trace`` is recording."""
     if not torch.compiler.is_compiling() and is_tracing():
         refuse_torchscript()
 

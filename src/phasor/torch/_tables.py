@@ -1,11 +1,11 @@
 """What the operator's ``rope`` argument says, and the cosines and sines that follow from it.
 
 The operator carries a Rope as its canonical JSON text: a string is a constant to a compiler, it
-survives export, and it is a safe cache key. Where cos and sin are given, only the layout of the
-pairs is left to say, and the text holds just that.
+survives export, and it is a safe cache key. If cos and sin are given, the text holds only the
+layout of the pairs.
 
 Cosines and sines come from digit tables (`phasor.angles`), made once for a Rope and a device. The
-caches forget Ropes in time, for a rule makes one for every length.
+caches keep the latest Ropes only, because a rule makes one for every length.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ _Table = Callable[Concatenate[str, torch.device, _P], Tensor]
 
 #: What `count_digits` answers when four digits are too few.
 TOO_FAR = 0
-_MOST_SINGLE_POSITIONS = 256  # up to so many, only the rows that they need are made
-_MOST_GROWTHS = 16  # rows were missing so often: a Rope is in steady use and its tables are filled
+_FEW_POSITIONS = 256  # up to so many, only the rows that they need are made
+_MOST_GROWTHS = 16  # after so many a Rope is in steady use, and all its rows are made
 _DIGIT_INDICES = np.arange(DIGITS)
 
-# Tables that a CUDA graph was captured with. It holds their addresses but not their memory.
+# Tables that CUDA graphs were captured with. A graph holds their addresses but not their memory.
 _CAPTURED_TABLES: dict[int, Tensor] = {}
 
 
@@ -106,7 +106,7 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def keep_for_graph(*tables: Tensor | None) -> None:
-    """Hold these tables for good if a CUDA graph is being captured."""
+    """Keep these tables alive forever if a CUDA graph is being captured."""
     on_gpu = [t for t in tables if t is not None and t.is_cuda]
     if on_gpu and torch.cuda.is_current_stream_capturing():
         _CAPTURED_TABLES.update({t.data_ptr(): t for t in on_gpu})
@@ -154,11 +154,11 @@ class GrowingTables:
     """`digit_tables` in the CPU's memory, of which rows are made when positions first need them.
 
     A rule picks a law for every length, and a step of decoding needs four rows of its tables, not
-    4,096. A row of float32 is rounded once from 60 digits, so it is the same whenever it is made;
-    tables of float64, whose last bit may depend on how many are made at once, are filled at once.
+    4,096. A row of float32 is rounded once from 60 decimals, so it is the same whenever it is made.
+    The last bit of a float64 row may depend on how many are made at once, so all are made at once.
 
     Attributes:
-        made: bool ``[1 + 4 * 1024]``: whether every row is there, then of each whether it is.
+        made_rows: bool ``[1 + 4 * 1024]``: whether all rows are made, then whether each is.
     """
 
     def __init__(self, rope: Rope, dtype: torch.dtype) -> None:
@@ -166,8 +166,8 @@ class GrowingTables:
         self._times_grown = 0
         self.made_rows = np.zeros(1 + DIGITS * ROWS, dtype=bool)
         self._is_made = self.made_rows[1:].reshape(DIGITS, ROWS)
-        # a row that is not made is never read, so it need not be cleared; torch aligns its memory
-        # to cache lines, which NumPy does not
+        # empty, because a row is not read before it is made; by torch, because it aligns memory to
+        # cache lines and NumPy does not
         with torch.inference_mode(mode=False), outside_transforms(), outside_modes():
             self.tables = torch.empty(DIGITS, ROWS, 2, rope.num_pairs, dtype=dtype, device="cpu")
             self._values = self.tables.numpy()
@@ -189,7 +189,7 @@ class GrowingTables:
         readable = positions.dtype in (torch.int64, torch.int32) and positions.is_cpu
         if self.made_rows[0] or not readable or positions.layout != torch.strided:
             return self.tables
-        if positions.numel() > _MOST_SINGLE_POSITIONS or self._times_grown == _MOST_GROWTHS:
+        if positions.numel() > _FEW_POSITIONS or self._times_grown == _MOST_GROWTHS:
             return self.make_all_rows()
         numbers = positions.numpy().astype(np.int64).reshape(-1, 1)
         # [n, 1] >> [4] -> [n, 4]: the four digits of every position

@@ -326,10 +326,8 @@ class RotaryAttention(nn.Module):
             ]
             return torch.cat(outputs, dim=1) if outputs else q
         if cache is not None:
-            is_first, index = (
-                cache.used == 0,
-                cache.next_positions(q.shape[1], attention_mask),
-            )
+            is_first = cache.used == 0
+            index = cache.next_positions(q.shape[1], attention_mask)
             cache.append(k, v, attention_mask)
             if not is_first:
                 return attend(q, cache.keys, cache.values, factor, index=index, **options)

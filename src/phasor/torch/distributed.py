@@ -1,4 +1,4 @@
-"""Many machines: the operator on sharded tensors, and attention with the sequence sharded.
+"""The operator on sharded tensors, and attention with the sequence sharded.
 
 Importing this module registers the operator's rule for ``torch.distributed.tensor.DTensor``. It is
 imported by name because DTensor takes longer to load than all of phasor.
@@ -231,11 +231,9 @@ class _GatheringAttention(RotaryAttention):
             torch.cat((k, v), dim=-1), self.mesh, [Shard(1)], run_check=False
         )
         # the gradient of a key is a sum over the queries of every rank
-        gathered = local.redistribute(placements=[Replicate()]).to_local(
-            grad_placements=[Partial()]
-        )
+        full = local.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
         # [batch, ranks * seq, heads, 2 * head_dim], rank after rank -> in the order of the tokens
-        keys, values = gathered[:, indices.flatten().argsort()].chunk(2, dim=-1)
+        keys, values = full[:, indices.flatten().argsort()].chunk(2, dim=-1)
         options: dict[str, Any] = {"dropout": self._current_dropout()}
         if self.causal:
             own_indices = indices[self.mesh.get_local_rank()].unsqueeze(0)

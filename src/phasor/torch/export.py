@@ -1,7 +1,7 @@
 """Models as ONNX files in which every rotation is the standard operator RotaryEmbedding.
 
-The file computes what `phasor.torch.rotate` does, with the same cos and sin. How a standard
-operator is read, and caches of cos and sin become a Rope again, is in `phasor.translation.onnx`.
+The file computes what `phasor.torch.rotate` does, with the same cos and sin. The module
+`phasor.translation.onnx` reads standard operators and turns caches of cos and sin into a Rope.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def export(
 ) -> Any:
     """``model`` as an ONNX program, by way of ``torch.export`` and ``torch.onnx.export``.
 
-    Every `phasor.torch.rotate` and its kin, but for those that write in place, becomes one
+    Every call of `phasor.torch.rotate`, and of its variants that do not write in place, becomes one
     RotaryEmbedding per tensor, in the pairing it reads. Nodes around it do what the operator
     cannot: a slice that begins inside the head, and a pairing of the result that differs, are one
     permutation of coordinates each; direction and inverse are the sign of sin; a gain is
@@ -175,7 +175,7 @@ def _refuse_writes(program: torch.export.ExportedProgram) -> None:
 
 
 def _share_tables(graph: Any) -> None:
-    """One initializer for each array, however many nodes brought it."""
+    """Make all nodes with the same array use one initializer."""
     shared_values: dict[int, Any] = {}
     for name, value in list(graph.initializers.items()):
         shared = shared_values.setdefault(id(value.const_value.raw), value)

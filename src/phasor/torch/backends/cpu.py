@@ -170,8 +170,8 @@ def _rotate_all(
         if rotate_directly(xs, outs, positions, rope, inverse, gain):
             return
     # given cos and sin, fractions of positions, or positions beyond the digit tables
-    values = cos_sin(angles, rope, compute_dtype(xs[0].dtype), count_digits(angles))
-    cos, sin = (values.contiguous() for values in values)
+    rows = cos_sin(angles, rope, compute_dtype(xs[0].dtype), count_digits(angles))
+    cos, sin = (each.contiguous() for each in rows)
     plan = _pack_plan(rope, xs[0].shape[-1], cos.shape[-1])
     _native.rotate(plan, cos, sin, inverse, gain, _path_index, True, *operands)
 

@@ -82,7 +82,7 @@ def rotate_directly(
     inverse: bool,
     gain: float,
 ) -> bool:
-    """Repeat the launch for tensors like these, which were checked then; false if there is none.
+    """Repeat an earlier launch for tensors like these, checked at that time; false without one.
 
     It writes from ``xs`` to ``outs``, which are ``xs`` in place.
     """

@@ -112,13 +112,9 @@ def rotate_and_cache(
     """
     dtype: tl.constexpr = tl.float64 if q.dtype.element_ty == tl.float64 else tl.float32
     q_blocks, k_blocks = tl.cdiv(q_heads, head_block), tl.cdiv(k_heads, head_block)
+    blocks = q_blocks + 2 * k_blocks
     block, outer, token = tile_index(
-        tl.program_id(0),
-        q_blocks + 2 * k_blocks,
-        blocks_reciprocal,
-        inner,
-        tiles_reciprocal,
-        token_block,
+        tl.program_id(0), blocks, blocks_reciprocal, inner, tiles_reciprocal, token_block
     )
     token_exists = token < inner
     lane = tl.arange(0, head_block)

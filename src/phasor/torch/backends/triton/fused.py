@@ -33,7 +33,7 @@ from phasor.torch.backends.triton.launching import (
     reciprocal,
 )
 
-#: Smaller tiles: a norm holds its tile until the sum over a head is there, its gradient two tiles.
+#: Divisors of a tile: a norm holds its tile until a head's sum is complete, its gradient holds two.
 FORWARD_PARTS, BACKWARD_PARTS = 2, 4
 _MOST_PROGRAMS = 1024  # of a backward pass: each writes a row of the weights' gradient
 _PLANS: Plans = {}
@@ -260,11 +260,9 @@ def _find_plan(
 ) -> LaunchPlan | None:
     """The plan for this work on tensors like these."""
     # with the alignment of every pointer, on some of which Triton specializes
-    tensor_keys = [
-        (t.shape, t.stride(), t.dtype, t.data_ptr() % VECTOR_BYTES == 0)
-        for t in (*tensors, *angles)
-    ]
-    return find_plan(_PLANS, (*work_key, tensors[0].device, *tensor_keys), plan_launch)
+    all_tensors = *tensors, *angles
+    keys = [(t.shape, t.stride(), t.dtype, t.data_ptr() % VECTOR_BYTES == 0) for t in all_tensors]
+    return find_plan(_PLANS, (*work_key, tensors[0].device, *keys), plan_launch)
 
 
 def _copy_angles(angles: Sequence[Tensor], rope: str, x: Tensor) -> list[Tensor]:

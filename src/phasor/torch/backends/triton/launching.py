@@ -60,7 +60,7 @@ def load_kernels(name: str) -> Any:
 
 @dataclass(slots=True)
 class LaunchPlan:
-    """A launch, but for the pointers of a call's tensors. Those of tables are its own."""
+    """A launch without the pointers to a call's tensors; it holds the tables itself."""
 
     kernel: tuple[str, str]  # its module, and its name there
     programs: int
@@ -169,12 +169,9 @@ def find_tokens(
     for angle, steps in zip(angles, token_strides[num_tensors:], strict=True):
         angle_strides += (*steps, angle.stride(-1) if own_dims else 0)
     angle_strides += [0] * (6 - len(angle_strides))
+    del token_strides[num_tensors:]
     return Tokens(
-        inner,
-        outer,
-        token_strides[:num_tensors],
-        tuple(angle_strides),
-        *_find_source(angles, rope, xs),
+        inner, outer, token_strides, tuple(angle_strides), *_find_source(angles, rope, xs)
     )
 
 
@@ -251,7 +248,7 @@ def choose_tile(tokens: Tokens, x: Tensor, packed: bool, parts: int = 1, rest: i
         x: One of the tensors.
         packed: Whether heads are moved in pieces of 16 bytes. If not, every number has an address
             of its own in registers, and a large tile is a quarter.
-        parts: What a large tile is divided by, for kernels that hold more than it in registers.
+        parts: Divisor of a large tile, for kernels that hold more than one tile in registers.
         rest: Columns that are held beside the pairs; 0, or a power of two.
     """
     pairs = 1 << (max(tokens.num_pairs, 1) - 1).bit_length()
@@ -287,7 +284,7 @@ def on_device_of(x: Tensor) -> AbstractContextManager[Any]:
 
 
 def reciprocal(n: int) -> int:
-    """What kernels multiply by where they would divide counts by ``n``.
+    """The number by which kernels multiply counts, instead of dividing them by ``n``.
 
     ``count * multiplier >> shift`` is the quotient of every count below 2**31: rounding up makes
     ``n * multiplier`` larger than ``2**shift`` by less than ``n``, and so by at most

@@ -43,7 +43,7 @@ def _sqrt(x):
 def _sum_in_threads(x, groups: tl.constexpr):
     """``[heads, tokens, columns]`` -> ``[groups, tokens, columns]``: every fourth head summed.
 
-    A thread of 4 warps holds those, so that no thread waits for another.
+    With 4 warps these heads are in one thread, so that no thread waits for another.
     """
     return tl.sum(x.reshape(x.shape[0] // groups, groups, x.shape[1], x.shape[2]), axis=0)
 
@@ -176,8 +176,8 @@ def backward(
     no_mask = tl.full((1, 1, 1), 1, tl.int1)
     w0, w1 = load_pairs(weight + start, 1, no_mask, num_pairs, pair_block)
     w0, w1 = w0.to(dtype), w1.to(dtype)
-    # the weight's gradient is summed within threads, and among them once at the end: that takes
-    # barriers
+    # the weight's gradient is summed within threads, and across threads only at the end, because
+    # that takes barriers
     groups: tl.constexpr = 4 if head_block > 4 else head_block
     w0_grad = tl.zeros((groups, token_block, pair_block), dtype)
     w1_grad = tl.zeros((groups, token_block, pair_block), dtype)
