@@ -168,9 +168,9 @@ def _read_entries(path: Path, header: dict[str, Any], begin: int, size: int) -> 
     ):
         raise CheckpointError(f"{path}: __metadata__ must map strings to strings")
     entries = {name: _read_entry(path, name, values, begin) for name, values in header.items()}
-    ordered = sorted(entries.items(), key=lambda item: (item[1].begin, item[1].end))
+    sorted_entries = sorted(entries.items(), key=lambda item: (item[1].begin, item[1].end))
     end = begin
-    for name, entry in ordered:
+    for name, entry in sorted_entries:
         if entry.begin != end:
             kind = (
                 "overlaps the tensor before it" if entry.begin < end else "leaves bytes before it"
@@ -183,7 +183,7 @@ def _read_entries(path: Path, header: dict[str, Any], begin: int, size: int) -> 
     if end != size:
         reason = "it is truncated" if size < end else "bytes at its end belong to no tensor"
         raise CheckpointError(f"{path} must be {end} bytes long, got {size}; {reason}")
-    return MappingProxyType(dict(ordered))
+    return MappingProxyType(dict(sorted_entries))
 
 
 def _read_entry(path: Path, name: str, values: object, begin: int) -> Entry:

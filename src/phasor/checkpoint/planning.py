@@ -85,11 +85,11 @@ def plan(
         checked_pairing("source", source)
     checkpoint = open_checkpoint(Path(path))
     config = _config_folder(checkpoint) if model is None else model
-    described_model = describe(config, like=like, strict=strict)
-    source_pairing = _source_pairing(described_model, source, target)
+    source_model = describe(config, like=like, strict=strict)
+    source_pairing = _source_pairing(source_model, source, target)
     headers = checkpoint.files.values()
     entries = {name: entry for header in headers for name, entry in header.tensors.items()}
-    context = Context(described_model, source_pairing, target, entries)
+    context = Context(source_model, source_pairing, target, entries)
     changes: dict[str, Change] = {}
     similar_names: list[str] = []
     for name in context.entries:
@@ -97,12 +97,12 @@ def plan(
         if part is None:
             similar_names += [name] if looks_alike(name) else []
             continue
-        rope = described_model.rope_of(name, part)
+        rope = source_model.rope_of(name, part)
         order = None if rope is None else reorder(context, name, part, rope)
         if rope is not None and order is not None:
             changes[name] = Change(part, rope, order)
     _check_changes(checkpoint, context, changes, patterns)
-    index = checkpoint.index
+    index, is_complete = checkpoint.index, patterns is None or not similar_names
     return ConversionPlan(
         path=checkpoint.path,
         source=source_pairing,
@@ -120,11 +120,7 @@ def plan(
         other_files={} if index is None else {index: (checkpoint.path / index).read_bytes()},
         changes=MappingProxyType(changes),
         alike=MappingProxyType(count_kinds(similar_names)),
-        notes=tuple(
-            _describe_result(
-                described_model, target, is_complete=patterns is None or not similar_names
-            )
-        ),
+        notes=tuple(_describe_result(source_model, target, is_complete=is_complete)),
     )
 
 
@@ -186,14 +182,12 @@ def _check_changes(
             f"{checkpoint.path} holds nothing to convert; its tensors are {list_kinds(names)}. "
             "Say which are queries and keys (--query, --key)"
         )
-    # a LoRA may have queries only
+    # a LoRA may have queries only; its keys are in the base model
     if patterns is None and not any("lora_" in name for name in names):
-        _check_queries_and_keys(checkpoint, context, changes)
+        _check_roles(checkpoint, context, changes)
 
 
-def _check_queries_and_keys(
-    checkpoint: Checkpoint, context: Context, changes: Mapping[str, Change]
-) -> None:
+def _check_roles(checkpoint: Checkpoint, context: Context, changes: Mapping[str, Change]) -> None:
     """Refuse attention of which only the queries or only the keys would change."""
     roles_by_place: dict[str, set[str]] = {}
     borrowing_places: set[str] = set()

@@ -77,9 +77,7 @@ _WEIGHTS_AFTER_LAYERS = (
     _Weight("output.weight", "lm_head.weight", ("vocab", "dim"), 0),
 )
 # tables of frequencies that old files store beside the weights
-_FREQUENCY_TABLE_NAME = re.compile(
-    r"rope\.freqs|model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq"
-)
+_FREQUENCIES = re.compile(r"rope\.freqs|model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
 _META_WEIGHTS = "consolidated.safetensors"
 _DTYPES = {f"torch.{theirs}": ours for ours, theirs in FLOATS.items()}
 
@@ -172,12 +170,11 @@ def _open_pth(path: Path) -> dict[str, Rows]:
         kind = "an empty one" if isinstance(state, dict) else f"a {type(state).__name__}"
         raise CheckpointError(f"{path} must hold a dictionary of tensors, got {kind}")
     return {
-        str(name): _open_pth_tensor(path, str(name), t)
-        for name, t in cast(dict[Any, Any], state).items()
+        str(name): _map_rows(path, str(name), t) for name, t in cast(dict[Any, Any], state).items()
     }
 
 
-def _open_pth_tensor(path: Path, name: str, tensor: object) -> Rows:
+def _map_rows(path: Path, name: str, tensor: object) -> Rows:
     import torch
 
     if not isinstance(tensor, torch.Tensor):
@@ -273,9 +270,7 @@ def _check_names(model: Llama, rank: Mapping[str, Rows], source_names: Mapping[s
             f"{list_kinds(missing)}; there are {list_kinds(rank)}"
         )
     expected = {*source_names.values(), *(("lm_head.weight",) if model.tied_embeddings else ())}
-    unknown = [
-        name for name in rank if name not in expected and not _FREQUENCY_TABLE_NAME.fullmatch(name)
-    ]
+    unknown = [name for name in rank if name not in expected and not _FREQUENCIES.fullmatch(name)]
     if unknown:
         raise CheckpointError(
             f"only the tensors of a plain Llama of {model.num_layers} layers have a name in both "
@@ -304,13 +299,13 @@ def _join_ranks(
         pieces, axis = pieces[:1], 0
     elif weight in _WEIGHTS_BEFORE_LAYERS and first.shape[1:] != tuple(shape[1:]):
         axis = 1
-    joined = list(first.shape)
-    if len(joined) == len(shape):
-        joined[axis] *= len(pieces)
-    if joined != shape:
+    joined_shape = list(first.shape)
+    if len(joined_shape) == len(shape):
+        joined_shape[axis] *= len(pieces)
+    if joined_shape != shape:
         of_ranks = "" if len(pieces) == 1 else f" of {len(pieces)} ranks together"
         raise CheckpointError(
-            f"{short_repr(name)} must have the shape {shape} by the config, got {joined}"
+            f"{short_repr(name)} must have the shape {shape} by the config, got {joined_shape}"
             f"{of_ranks}; is the config of another model, or a rank missing?"
         )
     return pieces, axis

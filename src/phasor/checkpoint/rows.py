@@ -160,8 +160,8 @@ def _find_latent_layout(context: Context, name: str, part: Part, width: int, row
 
 def _find_layout(context: Context, name: str, part: Part, width: int, rows: int) -> Layout:
     model, entry = context.model, context.entries[name]
-    count, rest = divmod(rows, width)
-    if rest:
+    count, leftover_rows = divmod(rows, width)
+    if leftover_rows:
         _refuse(name, entry, f"its rows must be whole heads of head_dim {width}")
     if part.role == "latent key":
         _refuse(name, entry, "the config describes no latent attention")

@@ -74,12 +74,12 @@ def verify(
 
 def _compare_other_file(plan: ConversionPlan, path: Path, data: bytes) -> None:
     """Compare an index or a config."""
-    found = path.read_bytes()
+    written_data = path.read_bytes()
     if plan.program is None:
-        if found != data:
+        if written_data != data:
             raise VerificationError(f"{path} must be that of the source, and is not")
         return
-    config = parse_json(found, str(path))
+    config = parse_json(written_data, str(path))
     for key, value in json.loads(data).items():
         # keys may be added, and the ids of tokens, which are None, filled in
         if value is not None and config.get(key) != value:
@@ -116,8 +116,9 @@ def _is_in_place(path: Path, entry: Entry, tensor: ResultTensor) -> bool:
                     indices = np.arange(offset, offset + len(result_rows))
                     period = len(piece.order)
                     origins = indices - indices % period + piece.order[indices % period]
-                columns = result_rows[:, column : column + width]
-                if not np.array_equal(columns, source_rows[origins]):
+                if not np.array_equal(
+                    result_rows[:, column : column + width], source_rows[origins]
+                ):
                     return False
         if tensor.axis == 1:
             column += width
@@ -132,12 +133,12 @@ def compare_scores(plan: ConversionPlan) -> None:
     Raises:
         VerificationError: Naming a tensor whose order does not.
     """
-    seen: set[bytes] = set()
+    checked_orders: set[bytes] = set()
     for name, change in plan.changes.items():
         key = repr(change.reorder.layout).encode() + change.reorder.order.tobytes()
-        if key not in seen and not _scores_agree(plan, change):
+        if key not in checked_orders and not _scores_agree(plan, change):
             raise VerificationError(f"the new order of {name!r} changes its scores")
-        seen.add(key)
+        checked_orders.add(key)
 
 
 def _scores_agree(plan: ConversionPlan, change: Change) -> bool:
@@ -152,23 +153,26 @@ def _scores_agree(plan: ConversionPlan, change: Change) -> bool:
         for pairing in (plan.source, plan.target)
     ]
     layout, width = change.reorder.layout, change.rope.head_dim
-    old = np.random.default_rng(0).standard_normal((2, layout.width))
-    new = old[:, change.reorder.order]
+    source_items = np.random.default_rng(0).standard_normal((2, layout.width))
+    result_items = source_items[:, change.reorder.order]
     rotated = np.zeros(layout.width, dtype=bool)
     for start in layout.heads:
         head = slice(start, start + width)
         rotated[head] = True
         before, after = (
             score(x[0, head], x[1, head], _DISTANCES, rope)
-            for x, rope in zip((old, new), ropes, strict=True)
+            for x, rope in zip((source_items, result_items), ropes, strict=True)
         )
         # both sum the same products, in different orders
         bound = (
-            width * np.finfo(float).eps * np.abs(old[:, head]).max(0) @ np.abs(old[:, head]).max(0)
+            width
+            * np.finfo(float).eps
+            * np.abs(source_items[:, head]).max(0)
+            @ np.abs(source_items[:, head]).max(0)
         )
         if np.abs(before - after).max() > bound:
             return False
-    return bool(np.array_equal(old[:, ~rotated], new[:, ~rotated]))
+    return bool(np.array_equal(source_items[:, ~rotated], result_items[:, ~rotated]))
 
 
 def write(
@@ -202,10 +206,7 @@ def write(
     _refuse_existing(final)
     if not final.parent.is_dir():
         raise CheckpointError(f"{final.parent} is not a folder; make it first")
-    with (
-        _explain_disk_errors(final),
-        _make_partial_path(final, is_folder=plan.path.is_dir()) as partial,
-    ):
+    with _explain_os_errors(final), _partial_path(final, is_folder=plan.path.is_dir()) as partial:
         for name, file in plan.files.items():
             _write_file(file, plan.location(name, partial), advance)
         for name, data in plan.other_files.items():
@@ -231,7 +232,7 @@ def _write_file(file: ResultFile, path: Path, advance: Advance) -> None:
 
 
 @contextmanager
-def _make_partial_path(final: Path, *, is_folder: bool) -> Generator[Path]:
+def _partial_path(final: Path, *, is_folder: bool) -> Generator[Path]:
     """A temporary path beside ``final``, deleted afterwards unless it was renamed."""
     folder = Path(tempfile.mkdtemp(prefix=f".{final.name}.", suffix=".partial", dir=final.parent))
     try:
@@ -245,7 +246,7 @@ def _make_partial_path(final: Path, *, is_folder: bool) -> Generator[Path]:
 
 
 @contextmanager
-def _explain_disk_errors(final: Path) -> Generator[None]:
+def _explain_os_errors(final: Path) -> Generator[None]:
     """Turn an OSError into a CheckpointError that says that nothing was written."""
     try:
         yield

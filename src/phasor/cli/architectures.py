@@ -41,12 +41,12 @@ def judge_architecture(text: str, config: str | None, *, as_json: bool) -> None:
             f"{config} describes a {given_config['model_type']!r}, not {name!r}; give "
             f"{_PREFIX}{given_config['model_type']}"
         )
-    found = verdict(name, given_config)
+    result = verdict(name, given_config)
     if as_json:
-        print_json(found.as_plain())
+        print_json(result.as_plain())
     else:
-        print_verdict(found)
-    sys.exit(0 if found.right else 1)
+        print_verdict(result)
+    sys.exit(0 if result.right else 1)
 
 
 def judge_all_architectures(*, as_json: bool) -> None:
@@ -58,8 +58,8 @@ def judge_all_architectures(*, as_json: bool) -> None:
     verdicts: list[Verdict] = []
     with progress_bar("Recording transformers") as progress:
         names = installed_model_types()
-        for done, name in enumerate(names):
-            progress(done, len(names))
+        for index, name in enumerate(names):
+            progress(index, len(names))
             try:
                 verdicts.append(verdict(name))
             except ConfigError as error:

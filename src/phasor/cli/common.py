@@ -118,20 +118,20 @@ def print_json(plain: Any) -> None:
     click.echo(json.dumps(plain, indent=2))
 
 
-def require_torch(what: str) -> None:
+def require_torch(feature: str) -> None:
     """Raise an error that says what to install if there is no PyTorch."""
     if find_spec("torch") is None:
         raise BackendError(
-            f"{what} rotates with PyTorch, which is not installed: {install_hint('torch')}"
+            f"{feature} rotates with PyTorch, which is not installed: {install_hint('torch')}"
         )
 
 
-def require_modules(what: str, extra: str, *modules: str) -> None:
+def require_modules(feature: str, extra: str, *modules: str) -> None:
     """Raise an error that names the extra to install if one of its ``modules`` is missing."""
     missing = [name for name in modules if find_spec(name) is None]
     if missing:
         raise BackendError(
-            f"{what} is made with {', '.join(missing)}, not installed: {install_hint(extra)}"
+            f"{feature} is made with {', '.join(missing)}, not installed: {install_hint(extra)}"
         )
 
 
@@ -227,11 +227,11 @@ def make_table(*columns: str, words: Collection[str] = ()) -> Table:
 
 
 @contextmanager
-def progress_bar(what: str) -> Generator[Callable[[int, int], None]]:
+def progress_bar(title: str) -> Generator[Callable[[int, int], None]]:
     """A progress bar on a terminal's stderr; yields ``update(done, total)``."""
     from rich.progress import Progress
 
     screen = Screen(stderr=True)
     with Progress(console=screen, transient=True, disable=not screen.is_terminal) as progress:
-        task = progress.add_task(what, total=None)
-        yield lambda done, total: progress.update(task, completed=done, total=total)
+        task = progress.add_task(title, total=None)
+        yield lambda completed, total: progress.update(task, completed=completed, total=total)

@@ -60,8 +60,8 @@ def _geometric(base: float, pairs: int) -> NDArray[np.float64]:
 def _llama_3_1() -> NDArray[np.float64]:
     """Divide by 8 below one turn in 8192 positions, keep above four, blend between."""
     plain = _geometric(500_000.0, 64)
-    kept = np.clip((8192 * plain / (2 * np.pi) - 1) / 3, 0, 1)
-    return kept * plain + (1 - kept) * plain / 8
+    kept_share = np.clip((8192 * plain / (2 * np.pi) - 1) / 3, 0, 1)
+    return kept_share * plain + (1 - kept_share) * plain / 8
 
 
 def _deepseek_v3() -> NDArray[np.float64]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
 from dataclasses import asdict
 from typing import Any
@@ -67,12 +67,8 @@ def diff(
         raise click.UsageError("standard input is read once; give one of the two as a file.")
     if is_function(first) or is_function(second):
         with redirect_stdout(sys.stderr):  # output of the functions' own code
-            rotations = [
-                find_function(side)
-                if is_function(side)
-                else _find_rope(side, kind, seq_len, load_options)
-                for side in (first, second)
-            ]
+            sides = first, second
+            rotations = [_find_rotation(side, kind, seq_len, load_options) for side in sides]
             parting = diff_rotations(
                 *rotations, head_dim=head_dim, context=context or 4096, tolerance=tolerance
             )
@@ -88,22 +84,24 @@ def diff(
         if value is not None:
             raise click.UsageError(f"{option} is for functions; two models say it themselves.")
     a, b = read_model(first, load_options), read_model(second, load_options)
-    compared = diff_rotations(a, b, seq_len=seq_len, context=context, tolerance=tolerance)
+    difference = diff_rotations(a, b, seq_len=seq_len, context=context, tolerance=tolerance)
     if as_json:
-        print_json(compared.as_plain())
+        print_json(difference.as_plain())
     else:
-        screen, (title, *rest) = Screen(), compared.lines()
+        screen, (title, *rest) = Screen(), difference.lines()
         screen.print_line((title, "bold"))
         for line in rest:
             screen.print_line(line)
-    sys.exit(1 if compared else 0)
+    sys.exit(1 if difference else 0)
 
 
-def _find_rope(
-    model: str, kind: str | None, seq_len: int | None, load_options: Mapping[str, Any]
-) -> Rope:
-    """The rope of a model that a function is compared with."""
-    ropes = read_model(model, load_options)
+def _find_rotation(
+    text: str, kind: str | None, seq_len: int | None, load_options: Mapping[str, Any]
+) -> Rope | Callable[..., Any]:
+    """The function that ``text`` names, or the rope of a model to compare a function with."""
+    if is_function(text):
+        return find_function(text)
+    ropes = read_model(text, load_options)
     rotating = {name: rope for name, rope in ropes.kinds.items() if rope is not None}
     name = next(iter(rotating)) if kind is None and len(rotating) == 1 else kind
     if name is None or name not in rotating:

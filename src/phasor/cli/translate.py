@@ -78,9 +78,8 @@ def print_targets() -> None:
 def print_translation(translation: Translation) -> None:
     """Print what the program has to be given, part by part."""
     screen, target = Screen(), translation.target
-    screen.print_line(
-        (translation.model, "bold"), " for ", (target.name, "bold"), f": {target.program}"
-    )
+    title = (translation.model, "bold"), " for ", (target.name, "bold"), f": {target.program}"
+    screen.print_line(*title)
     screen.print_line(f"{target.source}; {_PROOF[target.checked]}", style="dim")
     for part in translation.parts:
         screen.print_line()

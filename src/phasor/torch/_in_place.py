@@ -116,8 +116,8 @@ def check_cos_sin(xs: Sequence[Tensor], cos_sin: Sequence[Tensor]) -> None:
     """Refuse cos and sin that lie between the first and the last byte of a written tensor."""
     for x in xs:
         for values in cos_sin:
-            distance = values.data_ptr() - x.data_ptr()
-            if -_tensor_span_bytes(values) < distance < _tensor_span_bytes(x):
+            layout, distance = pair_layout(x, values), values.data_ptr() - x.data_ptr()
+            if -layout.k_bytes < distance < layout.q_bytes:
                 raise TensorError(
                     "cos and sin must not share memory with x to be written in place; pass clones"
                 )
@@ -138,10 +138,6 @@ def _self_overlap_error(name: str, x: Tensor) -> TensorError:
         f"{list(x.stride())} for shape {list(x.shape)}; use {name}.contiguous() or the verb "
         "without the underscore"
     )
-
-
-def _tensor_span_bytes(x: Tensor) -> int:
-    return _span_bytes(x.shape, x.stride(), x.element_size())
 
 
 def _span_bytes(shape: Sequence[int], stride: Sequence[int], size: int) -> int:
@@ -179,18 +175,18 @@ def _have_common_byte(q: ByteLayout, k: ByteLayout, distance: int) -> bool:
 
     steps = 0
 
-    def can_reach(rest: int, depth: int) -> bool:
+    def can_reach(distance_left: int, depth: int) -> bool:
         nonlocal steps
         steps += 1
         if depth == len(strides) or steps > _MOST_SEARCH_STEPS:
-            return rest == 0 or steps > _MOST_SEARCH_STEPS
+            return distance_left == 0 or steps > _MOST_SEARCH_STEPS
         stride, (low, high) = strides[depth], ranges[strides[depth]]
         if stride == 0:
-            return can_reach(rest, depth + 1)
+            return can_reach(distance_left, depth + 1)
         smaller = [(s * ranges[s][0], s * ranges[s][1]) for s in strides[depth + 1 :]]
-        least, most = (sum(ends) for ends in zip((0, 0), *smaller, strict=True))
-        first = max(low, -((most - rest) // stride))
-        last = min(high, (rest - least) // stride)
-        return any(can_reach(rest - c * stride, depth + 1) for c in range(first, last + 1))
+        lowest, highest = (sum(ends) for ends in zip((0, 0), *smaller, strict=True))
+        first = max(low, -((highest - distance_left) // stride))
+        last = min(high, (distance_left - lowest) // stride)
+        return any(can_reach(distance_left - c * stride, depth + 1) for c in range(first, last + 1))
 
     return can_reach(distance, 0)

@@ -265,8 +265,8 @@ class RotaryAttention(nn.Module):
     ) -> None:
         self._check_tokens("x", x)
         if cu_seqlens is not None and (attention_mask is not None or cache is not None):
-            other = "attention_mask" if attention_mask is not None else "cache"
-            raise SpecError(f"cu_seqlens and {other} exclude each other; give one of them")
+            excluded = "attention_mask" if attention_mask is not None else "cache"
+            raise SpecError(f"cu_seqlens and {excluded} exclude each other; give one of them")
         if cache is None:
             return
         if not isinstance(cast(object, cache), KVCache):

@@ -134,9 +134,7 @@ def cos_sin_cache(
         known = ", ".join(map(str, dtypes))
         raise SpecError(f"dtype must be {known} for layout={layout!r}, got {short_repr(dtype)}")
     stored_dtype = dtypes[dtype]
-    is_nearest = (
-        stored_dtype in (torch.float32, torch.complex64) and gain == 1 and layout != "megatron"
-    )
+    exact = stored_dtype in (torch.float32, torch.complex64) and gain == 1 and layout != "megatron"
     # arrays without rows, for the names and the widths
     no_rows = np.empty((0, rope.num_pairs))
     empty_arrays = _arrange(layout, no_rows, no_rows, rope.pairing)
@@ -147,7 +145,7 @@ def cos_sin_cache(
     chunk = max(1, _CHUNK_SIZE // rope.num_pairs)
     for start in range(0, rows, chunk):
         positions = np.arange(start, min(start + chunk, rows))
-        if is_nearest:
+        if exact:
             # each position is its own lowest digit: these rows are rounded from 60 decimals where
             # float64 does not decide
             exact_rows = digit_rows(rope, np.zeros_like(positions), positions, np.float32)
@@ -176,17 +174,17 @@ def _allocate(
     shapes: dict[str, list[int]], dtype: torch.dtype, device: torch.device | str | None
 ) -> dict[str, Tensor]:
     """Empty tensors, or an error with their bytes where they are larger than the memory."""
-    where = torch.empty(0, device=device).device
+    device = torch.empty(0, device=device).device
     size = sum(map(math.prod, shapes.values())) * dtype.itemsize
     too_large = TensorError(
-        f"max_positions must be few enough for the memory of {where}, got a table of {size} "
+        f"max_positions must be few enough for the memory of {device}, got a table of {size} "
         "bytes; phasor.torch.rotate needs none"
     )
-    if where.type == "cpu" and size > _memory_bytes():
+    if device.type == "cpu" and size > _memory_bytes():
         raise too_large
     try:
         return {
-            name: torch.empty(shape, dtype=dtype, device=where) for name, shape in shapes.items()
+            name: torch.empty(shape, dtype=dtype, device=device) for name, shape in shapes.items()
         }
     except RuntimeError:  # an allocator's "not enough memory", or sizes beyond int64
         raise too_large from None

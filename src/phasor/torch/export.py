@@ -200,23 +200,20 @@ def _rotate_tensor(op: Any, x: Any, values: _CosSin, layout: Layout) -> Any:
     heads, head_dim = cast(tuple[int, int], tuple(x.shape[-2:]))
     before, after = _permutations(head_dim, values.num_pairs, layout)
     shape, seq = op.Shape(x), op.Shape(x, start=-3, end=-2)
-    tokens, inferred = op.Shape(x, end=-2), _constant(op, [-1])
+    tokens, batch = op.Shape(x, end=-2), _constant(op, [-1])
     y = x if before is None else op.Gather(x, _constant(op, before), axis=-1)
     # cos, sin and arithmetic are float32, as in every other backend; the result is rounded once
     y = y if x.dtype.name == "FLOAT" else op.Cast(y, to=_FLOAT)
     # [..., seq, heads, head_dim] -> [batch, seq, heads * head_dim]
-    y = op.Reshape(y, op.Concat(inferred, seq, _constant(op, [heads * head_dim]), axis=0))
+    y = op.Reshape(y, op.Concat(batch, seq, _constant(op, [heads * head_dim]), axis=0))
     if values.position_ids is None:
         # [..., seq, num_pairs], broadcast -> [batch, seq, num_pairs]
         pairs = _constant(op, [values.num_pairs])
-        full, flat = (
-            op.Concat(tokens, pairs, axis=0),
-            op.Concat(inferred, seq, pairs, axis=0),
-        )
+        full, flat = op.Concat(tokens, pairs, axis=0), op.Concat(batch, seq, pairs, axis=0)
         inputs = [op.Reshape(op.Expand(each, full), flat) for each in (values.cos, values.sin)]
     else:
         # [..., seq], broadcast -> [batch, seq]
-        ids = op.Reshape(op.Expand(values.position_ids, tokens), op.Concat(inferred, seq, axis=0))
+        ids = op.Reshape(op.Expand(values.position_ids, tokens), op.Concat(batch, seq, axis=0))
         inputs = [values.cos, values.sin, ids]
     y = op.RotaryEmbedding(
         y,
@@ -243,9 +240,9 @@ def _permutations(
     before = [*in_order[start : start + width], *in_order[:start], *in_order[start + width :]]
     after = [before.index(coordinate) for coordinate in in_order]
     in_front = Layout(layout.pairing, layout.pairing_out, 0)
-    written = layout.slices(layout.pairing_out, num_pairs)
-    computed = in_front.slices(layout.pairing, num_pairs)
-    for target, source in zip(written, computed, strict=True):
+    written_slices = layout.slices(layout.pairing_out, num_pairs)
+    computed_slices = in_front.slices(layout.pairing, num_pairs)
+    for target, source in zip(written_slices, computed_slices, strict=True):
         after[target] = in_order[source]
     return (None if before == in_order else before), (None if after == in_order else after)
 
@@ -299,10 +296,7 @@ def _cos_sin_from_digits(op: Any, positions: Any, rope: Rope, fractional: bool) 
     nearest = op.Round(exact)
     radians = _constant(op, rope.direction * rope.inv_freq, np.float64)
     rest = op.Mul(op.Sub(exact, nearest), radians)
-    cos_sin_of_rest = (
-        op.Cast(op.Cos(rest), to=_FLOAT),
-        op.Cast(op.Sin(rest), to=_FLOAT),
-    )
+    cos_sin_of_rest = op.Cast(op.Cos(rest), to=_FLOAT), op.Cast(op.Sin(rest), to=_FLOAT)
     whole_part = _digit_product(op, op.Cast(nearest, to=_INT64), rope)
     return _multiply(op, whole_part, cos_sin_of_rest)
 

@@ -355,9 +355,8 @@ def _run_norm(*arguments: Any) -> list[Tensor]:
 
 def _run_norm_backward(*arguments: Any) -> list[Tensor]:
     *rest, backend = arguments
-    if backend == "eager":
-        return _eager_norm_rotate_backward(*rest)
-    return triton_fused.norm_rotate_backward(*rest)
+    eager_run, triton_run = _eager_norm_rotate_backward, triton_fused.norm_rotate_backward
+    return (eager_run if backend == "eager" else triton_run)(*rest)
 
 
 class _NormRotation(torch.autograd.Function):
@@ -378,8 +377,8 @@ class _NormRotation(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         n, tensors = ctx.count, ctx.saved_tensors
         parts = tensors[:n], tensors[n : 2 * n], tensors[2 * n :]
-        back = _norm_rotate_backward(list(grads), *map(list, parts), *ctx.options)
-        return (None, None, *back, *[None] * len(parts[2]))
+        gradients = _norm_rotate_backward(list(grads), *map(list, parts), *ctx.options)
+        return (None, None, *gradients, *[None] * len(parts[2]))
 
 
 def _autograd_norm(

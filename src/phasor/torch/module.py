@@ -109,9 +109,9 @@ class RotaryEmbedding(nn.Module):
             check_counts_tokens(self.rope)
             positions = count_positions(rows.shape[:-2], q.device, offset, cu_seqlens)
         elif cu_seqlens is not None or not (type(offset) is int and offset == 0):
-            other = "cu_seqlens" if cu_seqlens is not None else "offset"
+            excluded = "cu_seqlens" if cu_seqlens is not None else "offset"
             raise PositionError(
-                f"positions and {other} exclude each other; give one of them: positions already "
+                f"positions and {excluded} exclude each other; give one of them: positions already "
                 "say where each token stands"
             )
         options: dict[str, Any] = {"gain": self.gain, "heads_first": self.heads_first}
@@ -180,10 +180,10 @@ def _check_device(name: str, values: Tensor, device: torch.device) -> None:
         )
 
 
-def _check_one_for_each(what: str, offset: Tensor, shape: Sequence[int]) -> None:
+def _check_one_for_each(counted: str, offset: Tensor, shape: Sequence[int]) -> None:
     if offset.dim() and list(offset.shape) != list(shape):
         raise PositionError(
-            f"offset must be a single value, or one for each {what} {list(shape)}, got shape "
+            f"offset must be a single value, or one for each {counted} {list(shape)}, got shape "
             f"{list(offset.shape)}; give positions where it differs from token to token"
         )
 

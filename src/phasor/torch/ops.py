@@ -185,27 +185,29 @@ class _Rotation(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        options: tuple[Any, ...], active: tuple[bool, ...], *tensors: Tensor
+        options: tuple[Any, ...], wants_grad: tuple[bool, ...], *tensors: Tensor
     ) -> tuple[Tensor, ...]:
-        xs, angles = tensors[: len(active)], tensors[len(active) :]
+        xs, angles = tensors[: len(wants_grad)], tensors[len(wants_grad) :]
         with below_autograd():
             return tuple(rotate(list(xs), list(angles), *options))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        ctx.options, active, *tensors = inputs
-        ctx.n_xs = len(active)
-        ctx.save_for_backward(*tensors[len(active) :])
-        ctx.save_for_forward(*tensors[len(active) :])
+        ctx.options, wants_grad, *tensors = inputs
+        ctx.n_xs = len(wants_grad)
+        ctx.save_for_backward(*tensors[len(wants_grad) :])
+        ctx.save_for_forward(*tensors[len(wants_grad) :])
         ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(*(y for y, on in zip(output, active, strict=True) if not on))
+        ctx.mark_non_differentiable(
+            *(y for y, wanted in zip(output, wants_grad, strict=True) if not wanted)
+        )
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         rope, inverse, gain, backend = ctx.options
-        angles = ctx.saved_tensors  # read only once, as checkpointing requires
-        back = _rotate_present(grads, angles, rope, not inverse, gain, backend)
-        return (None, None, *back, *[None] * len(angles))
+        angles = ctx.saved_tensors  # read once: checkpointing refuses a second read
+        x_grads = _rotate_present(grads, angles, rope, not inverse, gain, backend)
+        return (None, None, *x_grads, *[None] * len(angles))
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -237,9 +239,9 @@ def _have_addresses(xs: Sequence[Tensor]) -> bool:
 
 
 def _autograd(xs: list[Tensor], angles: list[Tensor], *options: Any) -> list[Tensor]:
-    active = tuple(map(_wants_gradient, xs))
-    if any(active):
-        return list(cast(tuple[Tensor, ...], _Rotation.apply(options, active, *xs, *angles)))
+    wants_grad = tuple(map(_wants_gradient, xs))
+    if any(wants_grad):
+        return list(cast(tuple[Tensor, ...], _Rotation.apply(options, wants_grad, *xs, *angles)))
     with below_autograd():
         return rotate(xs, angles, *options)
 

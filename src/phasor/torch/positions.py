@@ -248,9 +248,8 @@ def context_parallel(
 
 def check_whole(name: str, value: Any, *, least: int) -> None:
     """Refuse what is no whole number. A compiler's symbol passes, without a guard on its value."""
-    if type(value) is not torch.SymInt and not (
-        type(value) is int and least <= value <= _INT64_MAX
-    ):
+    in_range = type(value) is int and least <= value <= _INT64_MAX
+    if type(value) is not torch.SymInt and not in_range:
         whole(name, value, least=least, most=_INT64_MAX, error=PositionError)
 
 

@@ -164,15 +164,13 @@ def find_tokens(
     dimensions += [(1, (0,) * len(strides))] * (2 - len(dimensions))
     (inner, inner_strides), (outer, outer_strides) = dimensions
     token_strides = list(zip(outer_strides, inner_strides, strict=True))
-    num_tensors = len(xs) + len(others)
+    count = len(xs) + len(others)
     angle_strides: list[int] = []
-    for angle, steps in zip(angles, token_strides[num_tensors:], strict=True):
+    for angle, steps in zip(angles, token_strides[count:], strict=True):
         angle_strides += (*steps, angle.stride(-1) if own_dims else 0)
     angle_strides += [0] * (6 - len(angle_strides))
-    del token_strides[num_tensors:]
-    return Tokens(
-        inner, outer, token_strides, tuple(angle_strides), *_find_source(angles, rope, xs)
-    )
+    source = _find_source(angles, rope, xs)
+    return Tokens(inner, outer, token_strides[:count], tuple(angle_strides), *source)
 
 
 def _find_source(
