@@ -1,4 +1,4 @@
-"""What a conversion makes: the files of the result, and what each of their tensors is made of."""
+"""The plan of a conversion: the files of the result, and the pieces of each of their tensors."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ class ConversionPlan:
         return sum(file.size for file in self.files.values())
 
     def location(self, name: str, result: Path) -> Path:
-        """Where the file ``name`` of the result at ``result`` is."""
+        """The path of the file ``name`` of the result at ``result``."""
         return result / name if self.path.is_dir() else result
 
     def lines(self) -> list[str]:

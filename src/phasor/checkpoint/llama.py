@@ -26,7 +26,7 @@ _SCALED_CONTEXT = 131_072  # of every release with use_scaled_rope: Llama 3.1, 3
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Llama:
-    """What both programs' configs say of a Llama."""
+    """The facts about a Llama that both programs' configs have."""
 
     rope: Rope
     num_layers: int
@@ -40,7 +40,7 @@ class Llama:
 
 
 def read_params(path: Path) -> Llama:
-    """What Meta's ``params.json`` says."""
+    """Read Meta's ``params.json``."""
     config = _read_config_file(path)
     if unknown := sorted(k for k, v in config.values.items() if k not in _KNOWN_PARAMS and v):
         raise ConfigError(
@@ -94,7 +94,7 @@ def config_json(model: Llama, sizes: Mapping[str, int]) -> tuple[dict[str, Any],
 
 
 def read_config(path: Path) -> Llama:
-    """What the ``config.json`` of a Llama says, if Meta's code can say it too."""
+    """Read the ``config.json`` of a Llama; refuse what ``params.json`` cannot say."""
     config = _read_config_file(path)
     if config.text("model_type") != "llama":
         config.refuse("model_type", "llama, the one that Meta's code computes")

@@ -1,4 +1,4 @@
-"""What a conversion needs to know of a model: the roles of its tensors, its ropes, its heads."""
+"""The facts about a model that a conversion needs: roles of tensors, ropes and heads."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def looks_alike(name: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Projections:
-    """What ``projections.toml`` says of a model type.
+    """The facts that ``projections.toml`` has about a model type.
 
     Attributes:
         fused: How queries, keys and values lie in a fused projection.

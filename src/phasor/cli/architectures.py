@@ -181,7 +181,7 @@ def _stated_rope(kind: KindVerdict) -> Rope | None:
 
 
 def _rope_sentences(rope: Rope, tokens: int) -> list[str]:
-    """What the rope is; for a rule, within the original context and at ``tokens``."""
+    """Sentences on the rope; on a rule's, within the original context and at ``tokens``."""
     short = sentences(static_rope(rope, None), None)
     if not isinstance(rope.scaling, Rule):
         return short

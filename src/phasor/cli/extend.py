@@ -170,7 +170,7 @@ def write_config(
 
 
 def print_plan(extension: ExtensionPlan, law: str | None) -> None:
-    """What is documented, the laws side by side with their evidence, and what a config says."""
+    """Print the documented law, a table of all laws with their evidence, and a config's block."""
     screen = Screen()
     chosen = None if law is None and extension.recommended is None else extension.way(law)
     screen.print_line((extension.model, "bold"), f", {extension.title}")

@@ -180,7 +180,7 @@ def check_heads(name: str, x: Any, rope: Rope, heads_first: bool = False) -> Non
 
 
 def names_of(xs: Sequence[Tensor]) -> tuple[str, ...]:
-    """What the public functions call their tensors."""
+    """The names that the public functions give their tensors."""
     return ("x",) if len(xs) == 1 else ("q", "k")
 
 
@@ -210,7 +210,7 @@ def _describe_tokens(x: Tensor, heads_first: bool) -> str:
 
 
 def _layout_hint(tokens: Sequence[int], x: Tensor, heads_first: bool) -> str:
-    """How to name the other layout of ``x``, if ``tokens`` would fit it; else ""."""
+    """A hint at the other layout of ``x`` if ``tokens`` would fit that; else ""."""
     swapped = (*x.shape[:-3], x.shape[-2])
     return other_layout("x is", heads_first) if broadcasts(tokens, swapped) else ""
 

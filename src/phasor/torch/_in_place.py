@@ -26,7 +26,7 @@ _MOST_SEARCH_STEPS = 1000  # after so many the answer is that two tensors could 
 
 
 class PairLayout(NamedTuple):
-    """How a query and a key lie in memory, apart from where they begin."""
+    """The memory layout of a query and a key, without their addresses."""
 
     q: ByteLayout
     k: ByteLayout
@@ -49,7 +49,7 @@ class PairLayout(NamedTuple):
 
 
 def pair_layout(q: Tensor, k: Tensor) -> PairLayout:
-    """How two tensors lie in memory, computed once for tensors of the same shapes and strides."""
+    """The memory layout of two tensors, computed once for the same shapes and strides."""
     return _pair_layout(*((x.shape, x.stride(), x.element_size()) for x in (q, k)))
 
 
@@ -161,9 +161,9 @@ def _byte_layout(shape: Sequence[int], stride: Sequence[int], size: int) -> Byte
 def _have_common_byte(q: ByteLayout, k: ByteLayout, distance: int) -> bool:
     """Whether ``sum(i * stride) of q == distance + sum(j * stride) of k`` for some indices.
 
-    Dimensions of equal strides are one unknown, the difference ``i - j``. The unknowns are tried
-    from the largest stride down, each only over the values from which the smaller ones, all at
-    their ends, can still reach the sum.
+    Dimensions of equal strides are one unknown, the difference ``i - j``. The search tries the
+    unknowns from the largest stride down. Of each it tries only the values from which the extreme
+    values of the remaining unknowns can still reach the sum.
     """
     ranges: dict[int, tuple[int, int]] = {}  # of i - j, for every stride
     for sign, layout in ((1, q), (-1, k)):

@@ -1,4 +1,4 @@
-"""What ``torch.compile`` makes of the operator: the operator itself, or operations to fuse.
+"""The rule by which ``torch.compile`` keeps the operator or replaces it by operations to fuse.
 
 Inductor fuses neighbouring plain operations into one loop, but not an operator. So the operator is
 replaced by plain operations where those were measured to be faster. That happens while Inductor
@@ -89,7 +89,7 @@ def register(operator: Any, resolve: Callable[[str, Tensor], str]) -> None:
     # the second is a copy of the first, made once
     for table in (decomposition.decompositions, decomposition.fast_random_decomps()):
         table[operator] = decompose
-    # an operator with a decomposition has to be told how it is called where it is kept
+    # where Inductor keeps an operator with a decomposition, it has to know how to call it
     lowering = cast(Any, import_module("torch._inductor.lowering"))
     lowering.make_fallback(
         operator,

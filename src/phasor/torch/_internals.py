@@ -58,7 +58,7 @@ def cached_constant(function: Callable[_P, _R]) -> Callable[_P, _R]:
     """``function`` of hashable constants: computed once, and a constant to ``torch.compile``."""
     cached = lru_cache(maxsize=64)(function)
 
-    # dynamo unwraps an lru_cache, so the mark has to be on a function of its own
+    # dynamo unwraps an lru_cache, so the mark has to be on another function
     @mark_constant
     @wraps(function)
     def look_up(*args: _P.args, **kwargs: _P.kwargs) -> _R:

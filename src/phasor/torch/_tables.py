@@ -1,4 +1,4 @@
-"""What the operator's ``rope`` argument says, and the cosines and sines that follow from it.
+"""The operator's ``rope`` argument, and the cosines and sines that follow from it.
 
 The operator carries a Rope as its canonical JSON text: a string is a constant to a compiler, it
 survives export, and it is a safe cache key. If cos and sin are given, the text holds only the
@@ -35,7 +35,7 @@ from phasor.torch._internals import (
 _P = ParamSpec("_P")
 _Table = Callable[Concatenate[str, torch.device, _P], Tensor]
 
-#: What `count_digits` answers when four digits are too few.
+#: The answer of `count_digits` if four digits are too few.
 TOO_FAR = 0
 _FEW_POSITIONS = 256  # up to so many, only the rows that they need are made
 _MOST_GROWTHS = 16  # after so many a Rope is in steady use, and all its rows are made
@@ -85,12 +85,12 @@ def read_rope(text: str) -> Rope:
 
 @cached_constant
 def count_axes(text: str) -> int:
-    """How many coordinates a position has for that Rope."""
+    """The number of coordinates of a position for that Rope."""
     return read_rope(text).axes.n_axes
 
 
 def count_own_dimensions(angles: Sequence[Tensor], text: str) -> int:
-    """How many trailing dimensions ``angles`` have besides those of the tokens: 1 or 0.
+    """The number of trailing dimensions of ``angles`` besides those of the tokens: 1 or 0.
 
     Cos and sin have the pairs, positions on several axes have the axes.
     """
@@ -98,7 +98,7 @@ def count_own_dimensions(angles: Sequence[Tensor], text: str) -> int:
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
-    """What tensors of ``dtype`` are computed in: float64 for float64, else float32."""
+    """The dtype in which tensors of ``dtype`` are computed: float64 for float64, else float32."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
@@ -154,8 +154,9 @@ class GrowingTables:
     """`digit_tables` in the CPU's memory, of which rows are made when positions first need them.
 
     A rule picks a law for every length, and a step of decoding needs four rows of its tables, not
-    4,096. A row of float32 is rounded once from 60 decimals, so it is the same whenever it is made.
-    The last bit of a float64 row may depend on how many are made at once, so all are made at once.
+    4,096. A row of float32 is rounded once from 60 decimal digits, so it is the same whenever it is
+    made. The last bit of a float64 row may depend on which others are made with it, so float64
+    tables are filled at once.
 
     Attributes:
         made_rows: bool ``[1 + 4 * 1024]``: whether all rows are made, then whether each is.
@@ -238,10 +239,10 @@ def _numpy_dtype(dtype: torch.dtype) -> type[np.float32] | type[np.float64]:
 
 
 def count_digits(angles: Sequence[Tensor]) -> int:
-    """How many digits the positions need, or `TOO_FAR`.
+    """The number of digits that the positions need, or `TOO_FAR`.
 
-    Only positions in the CPU's memory are read. Elsewhere that would make the host wait for the
-    device: there all four digits are used, and positions beyond them become NaN.
+    Only positions in the CPU's memory are read, because the host would wait for another device.
+    There all four digits are used, and positions beyond them become NaN.
     """
     positions = angles[0]
     if len(angles) == 2 or positions.device.type != "cpu" or positions.numel() == 0:

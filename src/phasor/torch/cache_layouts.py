@@ -146,8 +146,8 @@ def cos_sin_cache(
     for start in range(0, rows, chunk):
         positions = np.arange(start, min(start + chunk, rows))
         if exact:
-            # each position is its own lowest digit: these rows are rounded from 60 decimals where
-            # float64 does not decide
+            # each position is its own lowest digit: these rows are rounded from 60 decimal digits
+            # where float64 does not decide
             exact_rows = digit_rows(rope, np.zeros_like(positions), positions, np.float32)
             cos, sin = exact_rows[..., 0], exact_rows[..., 1]
         else:

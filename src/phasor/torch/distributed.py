@@ -8,8 +8,8 @@ rank rotates its own shard, forward and backward, without communication. Only ``
 be: both coordinates of a pair are needed at once.
 
 The rule is registered for ``torch_dispatch`` instead of as a sharding strategy of DTensor, for two
-reasons. ``register_sharding`` takes no operator that returns a list. And where no strategy fits,
-DTensor redistributes the tensors until one does, which may gather them; here that is an error.
+reasons. ``register_sharding`` takes no operator that returns a list. And if no strategy fits,
+DTensor redistributes the tensors until one does, which may gather them; here it is an error.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ def _load_extension() -> tuple[Any, str]:
             return native, ""
         reason = f"torch {torch.__version__} lacks the DLPack exchange interface; update it"
     except ImportError as error:
-        # pip would take a wheel that it built before there was a compiler from its cache
+        # pip's cache may hold a wheel that it built without a compiler
         reason = (
             f"its kernel cannot be loaded ({error}); with GCC or Clang installed, this builds it: "
             "pip install --force-reinstall --no-deps --no-cache-dir "
@@ -180,7 +180,7 @@ def _rotate_all(
 def _pack_plan(
     rope: str, head_dim: int, pairs: int, addresses: tuple[int, int, int] = (0, 0, 0)
 ) -> bytes:
-    """What the extension needs to know of a Rope, packed into bytes once."""
+    """The facts about a Rope that the extension needs, packed into bytes once."""
     layout = read_layout(rope)
     axes = count_axes(rope) if '"head_dim"' in rope else 1  # the text of given cos and sin has none
     halves = (

@@ -27,11 +27,11 @@ def refusal(x: Tensor) -> str:
 def needs_plain_ops(backend: str, tensors: Sequence[Tensor]) -> bool:
     """True under ``torch.func``, or when compiling with ``backend="eager"``.
 
-    There an opaque operator would hide the operations that are transformed or fused. Sharded
-    tensors are an exception for compilers: only the operator has a rule for them.
+    An operator would hide the operations that these transform or fuse. Sharded tensors are an
+    exception for compilers: only the operator has a rule for them.
     """
     compiled = backend == "eager" and torch.compiler.is_compiling()
-    # a DTensor is told by an attribute, for its class is slow to import
+    # a DTensor is recognised by an attribute, because its class is slow to import
     return in_transform() or (compiled and not any(hasattr(t, "device_mesh") for t in tensors))
 
 

@@ -1,4 +1,4 @@
-"""How a launch is made: tokens in two dimensions, a tile, strides, and all of it kept as a plan.
+"""Plans of launches: tokens in two dimensions, a tile, strides and the kernel's other arguments.
 
 A kernel is compiled for each combination of
 
@@ -145,7 +145,7 @@ def expand_angles(angles: Sequence[Tensor], rope: str, token_shape: Sequence[int
 def find_tokens(
     xs: Sequence[Tensor], angles: Sequence[Tensor], rope: str, *others: Tensor
 ) -> Tokens | None:
-    """How one launch reaches the tokens of all these; None if no two dimensions suffice.
+    """The tokens of these tensors in two dimensions; None if they need more.
 
     Args:
         xs: Tensors ``[..., seq, heads, head_dim]``.
@@ -176,7 +176,7 @@ def find_tokens(
 def _find_source(
     angles: Sequence[Tensor], rope: str, xs: Sequence[Tensor]
 ) -> tuple[str, Tensor | None, Tensor | None, int]:
-    """Where cos and sin come from: source, tables, axes, and how many pairs there are."""
+    """The source of cos and sin, its tables and axes, and the number of pairs."""
     if len(angles) == 2:
         return "cos_sin", None, None, angles[0].shape[-1]
     device = angles[0].device
@@ -223,18 +223,18 @@ def _merge_dimensions(
 
 
 class Tile(NamedTuple):
-    """How many pairs, tokens and heads a program takes."""
+    """The pairs, tokens and heads of a program."""
 
     pairs: int
     tokens: int
     heads: int
 
     def count_heads(self, *heads: int) -> int:
-        """How many blocks those heads of each tensor are."""
+        """The number of blocks of heads of all tensors together."""
         return sum(-(-n // self.heads) for n in heads)
 
     def count_tokens(self, tokens: Tokens) -> int:
-        """How many tiles the inner tokens are."""
+        """The number of tiles of the inner tokens."""
         return -(-tokens.inner // self.tokens)
 
 
