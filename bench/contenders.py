@@ -86,7 +86,7 @@ def _compiled_ours() -> list[Contender]:
 
     def traced(pairing: Pairing, case: Case, positions: Tensor) -> Rotation:
         text = case.rope(pairing).to_json()
-        return lambda q, k: eager.composite([q, k], [positions], text, False, 1.0)
+        return lambda q, k: eager.rotate_without_writes([q, k], [positions], text, False, 1.0)
 
     name = "phasor, plain torch, compiled"
     return [Contender(name=name, pairing=p, build=_compiled(partial(traced, p))) for p in PAIRINGS]

@@ -16,7 +16,7 @@ import pytest
 import phasor
 import phasor.cli
 from phasor.cli import COMMANDS, run
-from phasor.cli.common import say
+from phasor.cli.common import print_line
 from phasor.cli.show import print_model
 
 from .running import run_phasor
@@ -199,7 +199,7 @@ def test_a_kind_of_layer_is_only_ever_text(kind, capsys):
     )
     print_model(first, None, None, every_pair=False)
     for line in phasor.diff(first, second, context=16).lines():
-        say(line)
+        print_line(line)
     assert capsys.readouterr().out.count(f"\n{kind} (layers 0)") == 2
 
 
@@ -265,7 +265,7 @@ def test_ctrl_c_ends_it_with_130(monkeypatch, capsys):
     def interrupted(model, reading):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("phasor.cli.show.read", interrupted)
+    monkeypatch.setattr("phasor.cli.show.read_model", interrupted)
     monkeypatch.setattr(sys, "argv", ["phasor", "show", "llama-3-8b"])
     with pytest.raises(SystemExit) as leaving:
         run()

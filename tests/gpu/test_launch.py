@@ -191,7 +191,7 @@ def test_tables_of_a_captured_graph_outlive_every_other_rope(
 ) -> None:
     """It has only their addresses; a rule's Rope for every length is forgotten in time."""
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
-    monkeypatch.setattr(_tables, "_CAPTURED", {})
+    monkeypatch.setattr(_tables, "_CAPTURED_TABLES", {})
     plain, device = _tables._make_tensor, torch.device("cuda")
 
     def constant(values: Any, device: torch.device) -> Tensor:

@@ -62,7 +62,7 @@ def here(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tens
 
 def ask_for_many(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Make so many tokens many, which have a tile of their own."""
-    monkeypatch.setattr(triton_launching, "MANY", tokens)
+    monkeypatch.setattr(triton_launching, "MANY_TOKENS", tokens)
     forget_plans(monkeypatch)
 
 

@@ -39,7 +39,7 @@ def _as_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(params=[1, 2**20], ids=["many tokens", "few tokens"])
 def tile(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both tiles."""
-    monkeypatch.setattr(triton_launching, "MANY", request.param)
+    monkeypatch.setattr(triton_launching, "MANY_TOKENS", request.param)
 
 
 def here(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:

@@ -170,7 +170,7 @@ def test_16_bits_are_not_rounded_by_way_of_32() -> None:
     for dtype, bits in ((torch.bfloat16, 8), (torch.float16, 11)):
         step = 2.0 ** (1 - bits)
         above = np.array([1 + step / 2 + 2.0**-40, 1 + 3 * step / 2 - 2.0**-40])
-        made = cache_layouts._rounded_once(np.concatenate((above, -above)), dtype)
+        made = cache_layouts._round_once(np.concatenate((above, -above)), dtype)
         assert made.tolist() == [1 + step, 1 + step, -1 - step, -1 - step]
 
 
@@ -178,7 +178,7 @@ def test_16_bits_are_not_rounded_by_way_of_32() -> None:
 def test_float64_is_as_good_as_it_gets(layout: Any) -> None:
     """Within 1e-15 of 60 digits, also where the chunks meet."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cache_layouts, "_CHUNK", 7 * HALF.num_pairs)
+        patch.setattr(cache_layouts, "_CHUNK_SIZE", 7 * HALF.num_pairs)
         (made,) = cos_sin_cache(HALF, 100, layout=layout, dtype=torch.float64, gain=2.0).values()
     right = 2 * turns(HALF, range(100))
     if layout == "vllm":

@@ -1,4 +1,4 @@
-"""What a conversion makes: the files of the result, and what each of their tensors is made of."""
+"""The plan of a conversion: the files of the result, and the pieces of each of their tensors."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from phasor.rope import Rope
 
 Program = Literal["transformers", "meta"]
 PROGRAMS: tuple[Program, ...] = ("transformers", "meta")
-_SHOWN = 12  # kinds of names in a message
+_MAX_LISTED_KINDS = 12  # of names in a message
 
 
 class Piece(NamedTuple):
     """Consecutive rows of a tensor of the source.
 
     Attributes:
-        rows: The tensor.
-        first: The first of the rows.
-        num_rows: How many they are.
+        rows: All rows of the tensor.
+        first: Index of the first row.
+        num_rows: Number of rows.
         order: Row ``i`` of each ``len(order)`` rows of the result comes from row ``order[i]`` of
-            these rows; None where rows stay.
+            these rows; None if rows stay in place.
     """
 
     rows: Rows
@@ -57,10 +57,10 @@ class ResultTensor:
         """Bytes of the tensor."""
         return sum(piece.num_rows * piece.rows.row_bytes for piece in self.pieces)
 
-    def steps(self, piece: Piece) -> Iterator[tuple[int, int]]:
-        """First row and number of rows of each chunk of a piece, periods of the order never cut."""
+    def chunk_ranges(self, piece: Piece) -> Iterator[tuple[int, int]]:
+        """First row and number of rows of each chunk of a piece; no chunk cuts a period."""
         period = 1 if piece.order is None else len(piece.order)
-        # the rows of all pieces may be in memory at once
+        # the chunks of all pieces may be in memory at once
         step = period * max(1, CHUNK // (len(self.pieces) * piece.rows.row_bytes * period))
         for first in range(0, piece.num_rows, step):
             yield piece.first + first, min(step, piece.num_rows - first)
@@ -68,12 +68,12 @@ class ResultTensor:
     def chunks(self) -> Iterator[NDArray[np.uint8]]:
         """The bytes of the result in order, a few megabytes at a time."""
         if self.axis == 1:
-            for step in self.steps(self.pieces[0]):
+            for step in self.chunk_ranges(self.pieces[0]):
                 # a row of the result is the pieces' rows side by side
                 yield np.concatenate([piece.rows.read(*step) for piece in self.pieces], axis=1)
             return
         for piece in self.pieces:
-            for step in self.steps(piece):
+            for step in self.chunk_ranges(piece):
                 rows = piece.rows.read(*step)
                 if piece.order is None:
                     yield rows
@@ -82,7 +82,7 @@ class ResultTensor:
 
 
 def _reorder_rows(rows: NDArray[np.uint8], order: NDArray[np.intp]) -> Iterator[NDArray[np.uint8]]:
-    """Rows in their new order; a period may be a whole tensor, of which no copy is made at once."""
+    """Rows in their new order, in parts, because a period may be a whole tensor."""
     row_bytes = rows.shape[1]
     # [rows, row_bytes] -> [periods, period], whose items are rows
     items = rows.view(np.dtype((np.void, row_bytes))).reshape(-1, len(order))
@@ -96,7 +96,7 @@ class ResultFile:
     """One safetensors file of the result.
 
     Attributes:
-        header: The bytes of its header, with the length before it.
+        header: The bytes of its header, after those of its length.
         tensors: Its tensors by name, in the order of their bytes.
     """
 
@@ -130,16 +130,16 @@ class ConversionPlan:
 
     Attributes:
         path: The source, a folder or a file; the result is the same.
-        program: Whose files the result has; None where only the pairing changes.
+        program: The program that reads the result; None if only the pairing changes.
         ranks: How many files of ranks are joined.
         source: The pairing of the source's rows.
         target: The pairing of the result's rows.
         files: The safetensors files of the result, by name.
         other_files: The other files of the result, by name: an index or a config.
         changes: The tensors that change, by name.
-        alike: Names that look like queries or keys of tensors that do not change, with counts;
-            numbers in names are written as ``*``.
-        notes: What to know when using the result, a sentence each.
+        alike: Tensors that do not change and whose names look like queries or keys: kinds of
+            names, with ``*`` for numbers, and their counts.
+        notes: Sentences on using the result.
     """
 
     path: Path
@@ -159,26 +159,26 @@ class ConversionPlan:
         return sum(file.size for file in self.files.values())
 
     def location(self, name: str, result: Path) -> Path:
-        """Where the file ``name`` of the result at ``result`` is."""
+        """The path of the file ``name`` of the result at ``result``."""
         return result / name if self.path.is_dir() else result
 
     def lines(self) -> list[str]:
-        """What changes and what stays, by kinds of names, and what to know of it, a line each."""
-        every = sum(len(file.tensors) for file in self.files.values())
+        """What changes and what stays, by kinds of names, and the notes, a line each."""
+        num_tensors = sum(len(file.tensors) for file in self.files.values())
         pairings = f"{self.source} to {self.target}"
         if self.program is not None:
             ranks = "" if self.ranks == 1 else f" of {self.ranks} ranks"
-            what = f"{every} tensors{ranks} for {self.program}, {len(self.changes)} from {pairings}"
-            return [f"{self.path}: {what}", *self.notes]
-        found = [f"{self.path}: {pairings}, {len(self.changes)} of {every} tensors change"]
+            summary = f"{num_tensors} tensors{ranks} for {self.program}"
+            return [f"{self.path}: {summary}, {len(self.changes)} from {pairings}", *self.notes]
+        lines = [f"{self.path}: {pairings}, {len(self.changes)} of {num_tensors} tensors change"]
         roles = {name: change.part.role for name, change in self.changes.items()}
         for role in dict.fromkeys(roles.values()):
             kinds = count_kinds(name for name in roles if roles[name] == role)
-            found += [f"  {kind}  {count} x {role}" for kind, count in kinds.items()]
+            lines += [f"  {kind}  {count} x {role}" for kind, count in kinds.items()]
         if self.alike:
-            found.append("Named alike and left as they are:")
-            found += [f"  {kind}  {count}" for kind, count in self.alike.items()]
-        return [*found, *self.notes]
+            lines.append("Named alike and left as they are:")
+            lines += [f"  {kind}  {count}" for kind, count in self.alike.items()]
+        return [*lines, *self.notes]
 
     def __repr__(self) -> str:
         return f"ConversionPlan({self.lines()[0]!r})"
@@ -195,6 +195,6 @@ def count_kinds(names: Iterable[str]) -> dict[str, int]:
 def list_kinds(names: Iterable[str]) -> str:
     """Kinds of names with their counts, for messages."""
     kinds = count_kinds(names)
-    some = [f"{kind} ({count})" for kind, count in list(kinds.items())[:_SHOWN]]
-    more = len(kinds) - len(some)
-    return ", ".join(some) + (f" and {more} more" if more else "")
+    listed = [f"{kind} ({count})" for kind, count in list(kinds.items())[:_MAX_LISTED_KINDS]]
+    num_unlisted = len(kinds) - len(listed)
+    return ", ".join(listed) + (f" and {num_unlisted} more" if num_unlisted else "")

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from phasor._checks import first_repeated, short_repr
 from phasor.errors import CheckpointError
 
-_HEADER_LIMIT = 100_000_000  # that of the format
-_LARGEST = 2**63 - 1
+_HEADER_LIMIT = 100_000_000  # bytes, set by the format
+_LARGEST_SIZE = 2**63 - 1
 _BITS = {
     "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6,
     "BOOL": 8, "U8": 8, "I8": 8,
@@ -32,7 +32,7 @@ _BITS = {
 }  # fmt: skip
 #: The dtypes of plain weights: safetensors' name, torch's.
 FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-_FOREIGN = {
+_FOREIGN_FORMATS = {
     b"PK\x03\x04": "a PyTorch pickle in a zip",
     b"\x80\x02": "a pickle",
     b"\x80\x04": "a pickle",
@@ -73,7 +73,7 @@ class Header:
 
     Attributes:
         path: The file.
-        data: Its bytes, with the length before it; the first tensor's bytes follow.
+        data: Its bytes, after those of its length; the first tensor's bytes follow.
         tensors: The tensors by name, in the order of their bytes.
     """
 
@@ -86,9 +86,9 @@ def read_header(path: Path) -> Header:
     """The header of a safetensors file.
 
     Raises:
-        CheckpointError: If it is no such file, or the header is wrong: its length, a name that
-            occurs twice, a dtype or shape that does not fit its bytes, bytes that belong to no
-            tensor or to two, or a truncated file.
+        CheckpointError: If it is no safetensors file, is truncated, or its header is wrong: its
+            length, a name that occurs twice, a dtype or shape that does not fit its bytes, or
+            bytes that belong to no tensor or to two.
     """
     try:
         with open_file(path) as stream:
@@ -108,8 +108,8 @@ def read_header(path: Path) -> Header:
         raise CheckpointError(
             f"{path}: the header must begin with '{{', got {short_repr(text[:8])}"
         )
-    described = parse_json(text, str(path))
-    return Header(path, prefix + text, _tensors(path, described, 8 + length, size))
+    header = parse_json(text, str(path))
+    return Header(path, prefix + text, _read_entries(path, header, 8 + length, size))
 
 
 def open_file(path: Path) -> BufferedReader:
@@ -131,7 +131,7 @@ def parse_json(data: bytes, where: str) -> dict[str, Any]:
         CheckpointError: If it is anything else.
     """
 
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    def make_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if (name := first_repeated(pairs)) is not None:
             raise CheckpointError(f"{where}: the name {short_repr(name)} stands twice; keep one")
         return dict(pairs)
@@ -140,7 +140,7 @@ def parse_json(data: bytes, where: str) -> dict[str, Any]:
         raise CheckpointError(f"{where}: {literal} is no JSON")
 
     try:
-        value = json.loads(data.decode("utf-8"), object_pairs_hook=unique, parse_constant=refuse)
+        value = json.loads(data.decode("utf-8"), object_pairs_hook=make_dict, parse_constant=refuse)
     except CheckpointError:
         raise
     except (ValueError, RecursionError) as error:
@@ -152,39 +152,41 @@ def parse_json(data: bytes, where: str) -> dict[str, Any]:
 
 def _refuse_foreign(path: Path, start: bytes) -> None:
     """Name the format of a file that is no safetensors file."""
-    for magic, what in _FOREIGN.items():
+    for magic, format_name in _FOREIGN_FORMATS.items():
         # read as a length, these letters may be a valid header size: then a brace follows
         if start.startswith(magic) and start[8:] != b"{":
             raise CheckpointError(
-                f"{path} must be a safetensors file, got {what}; write its tensors with the "
+                f"{path} must be a safetensors file, got {format_name}; write its tensors with the "
                 "safetensors library first"
             )
 
 
-def _tensors(path: Path, described: dict[str, Any], begin: int, size: int) -> Mapping[str, Entry]:
-    metadata = described.pop("__metadata__", {})
+def _read_entries(path: Path, header: dict[str, Any], begin: int, size: int) -> Mapping[str, Entry]:
+    metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(
         isinstance(value, str) for value in cast(dict[str, Any], metadata).values()
     ):
         raise CheckpointError(f"{path}: __metadata__ must map strings to strings")
-    entries = {name: _entry(path, name, values, begin) for name, values in described.items()}
-    ordered = sorted(entries.items(), key=lambda item: (item[1].begin, item[1].end))
-    at = begin
-    for name, entry in ordered:
-        if entry.begin != at:
-            kind = "overlaps the tensor before it" if entry.begin < at else "leaves bytes before it"
-            raise CheckpointError(
-                f"{path}: {short_repr(name)} must begin at byte {at - begin} of the data, got "
-                f"{entry.begin - begin}, which {kind}"
+    entries = {name: _read_entry(path, name, values, begin) for name, values in header.items()}
+    sorted_entries = sorted(entries.items(), key=lambda item: (item[1].begin, item[1].end))
+    end = begin
+    for name, entry in sorted_entries:
+        if entry.begin != end:
+            kind = (
+                "overlaps the tensor before it" if entry.begin < end else "leaves bytes before it"
             )
-        at = entry.end
-    if at != size:
-        what = "it is truncated" if size < at else "bytes at its end belong to no tensor"
-        raise CheckpointError(f"{path} must be {at} bytes long, got {size}; {what}")
-    return MappingProxyType(dict(ordered))
+            raise CheckpointError(
+                f"{path}: {short_repr(name)} must begin at byte {end - begin} of the data, "
+                f"got {entry.begin - begin}, which {kind}"
+            )
+        end = entry.end
+    if end != size:
+        reason = "it is truncated" if size < end else "bytes at its end belong to no tensor"
+        raise CheckpointError(f"{path} must be {end} bytes long, got {size}; {reason}")
+    return MappingProxyType(dict(sorted_entries))
 
 
-def _entry(path: Path, name: str, values: object, begin: int) -> Entry:
+def _read_entry(path: Path, name: str, values: object, begin: int) -> Entry:
     def refuse(problem: str) -> NoReturn:
         raise CheckpointError(f"{path}: {short_repr(name)} {problem}, got {short_repr(values)}")
 
@@ -199,7 +201,7 @@ def _entry(path: Path, name: str, values: object, begin: int) -> Entry:
     if not _are_sizes(shape) or not _are_sizes(offsets) or len(offsets) != 2:
         refuse("must have whole numbers from 0 to 2**63 - 1 as shape and as two data_offsets")
     # multiplied one by one: the product of a long hostile list could take minutes
-    if any(count > _LARGEST for count in accumulate(shape, mul)):
+    if any(count > _LARGEST_SIZE for count in accumulate(shape, mul)):
         refuse("must have at most 2**63 - 1 elements")
     bits = math.prod(shape) * _BITS[dtype]
     if bits % 8 or offsets[1] - offsets[0] != bits // 8:
@@ -210,7 +212,7 @@ def _entry(path: Path, name: str, values: object, begin: int) -> Entry:
 def _are_sizes(values: object) -> bool:
     # `type`, because a bool is an int in Python and not in JSON
     return isinstance(values, list) and all(
-        type(value) is int and 0 <= value <= _LARGEST for value in cast(list[object], values)
+        type(value) is int and 0 <= value <= _LARGEST_SIZE for value in cast(list[object], values)
     )
 
 
@@ -292,20 +294,20 @@ def open_checkpoint(source: Path) -> Checkpoint:
             f"{source} holds {len(names)} safetensors files and no index that ties them together "
             f"({short_repr(', '.join(names))}); give one file, or add the index"
         )
-    others = sorted(
+    other_files = sorted(
         path.name for ending in ("bin", "pt", "pth") for path in source.glob(f"*.{ending}")
     )
-    instead = f", only {short_repr(', '.join(others))}" if others else ""
-    way_out = (
+    alternatives = f", only {short_repr(', '.join(other_files))}" if other_files else ""
+    hint = (
         "convert Meta's files: --for transformers, in Python plan(folder, 'transformers')"
-        if others and others[0].startswith("consolidated.")
+        if other_files and other_files[0].startswith("consolidated.")
         else "write the tensors with the safetensors library first"
     )
-    raise CheckpointError(f"{source} holds no safetensors file{instead}; {way_out}")
+    raise CheckpointError(f"{source} holds no safetensors file{alternatives}; {hint}")
 
 
 def _open_sharded(folder: Path, index: str) -> Checkpoint:
-    shard_of = _weight_map(folder / index)
+    shard_of = _read_weight_map(folder / index)
     headers: dict[str, Header] = {}
     for shard in sorted(set(shard_of.values())):
         if not (folder / shard).is_file():
@@ -328,7 +330,7 @@ def _open_sharded(folder: Path, index: str) -> Checkpoint:
     return Checkpoint(folder, MappingProxyType(headers), index)
 
 
-def _weight_map(path: Path) -> dict[str, str]:
+def _read_weight_map(path: Path) -> dict[str, str]:
     try:
         with open_file(path) as stream:
             data = stream.read(_INDEX_LIMIT + 1)
@@ -358,7 +360,7 @@ def read_exactly(stream: BinaryIO, count: int) -> bytes:
     """The next ``count`` bytes.
 
     Raises:
-        CheckpointError: If the file ends before, against its header.
+        CheckpointError: If the file is shorter than its header says.
     """
     data = stream.read(count)
     if len(data) != count:

@@ -16,7 +16,7 @@ from phasor.errors import CheckpointError, ConfigError
 from phasor.rope import Rope
 from phasor.scaling import Llama3
 
-_PARAMS = {
+_KNOWN_PARAMS = {
     "dim", "n_layers", "n_heads", "n_kv_heads", "head_dim", "hidden_dim", "vocab_size",
     "multiple_of", "ffn_dim_multiplier", "norm_eps", "rope_theta", "use_scaled_rope",
     "rope_scaling_factor", "rope_high_freq_factor", "max_seq_len", "max_batch_size",
@@ -26,37 +26,37 @@ _SCALED_CONTEXT = 131_072  # of every release with use_scaled_rope: Llama 3.1, 3
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Llama:
-    """What both programs' configs say of a Llama."""
+    """The facts about a Llama that both programs' configs have."""
 
     rope: Rope
-    layers: int
-    dim: int
-    heads: int
+    num_layers: int
+    embed_dim: int
+    num_heads: int
     num_kv_heads: int
     norm_eps: float
     context: int | None
-    tied: bool = False
+    tied_embeddings: bool = False
     notes: tuple[str, ...] = ()
 
 
 def read_params(path: Path) -> Llama:
-    """What Meta's ``params.json`` says."""
-    config = _read_file(path)
-    if unknown := sorted(k for k, v in config.values.items() if k not in _PARAMS and v):
+    """Read Meta's ``params.json``."""
+    config = _read_config_file(path)
+    if unknown := sorted(k for k, v in config.values.items() if k not in _KNOWN_PARAMS and v):
         raise ConfigError(
             f"{path} must be of a plain Llama 2 or 3, and {', '.join(unknown)} says otherwise; "
             "experts, images, adapters and quantised weights are not converted"
         )
     ropes = load(path)
     rope = replace(ropes.ropes[0], pairing="half")
-    heads = require(config, "n_heads", ropes.num_heads)
+    num_heads = require(config, "n_heads", ropes.num_heads)
     scaled = isinstance(rope.scaling, Llama3)
     return Llama(
         rope=rope,
-        layers=len(ropes),
-        dim=require(config, "dim", config.whole("dim")),
-        heads=heads,
-        num_kv_heads=ropes.num_kv_heads or heads,
+        num_layers=len(ropes),
+        embed_dim=require(config, "dim", config.whole("dim")),
+        num_heads=num_heads,
+        num_kv_heads=ropes.num_kv_heads or num_heads,
         norm_eps=config.number("norm_eps", above=0) or 1e-5,  # the default of Meta's code
         context=ropes.context or (_SCALED_CONTEXT if scaled else None),
         notes=ropes.notes,
@@ -69,10 +69,10 @@ def config_json(model: Llama, sizes: Mapping[str, int]) -> tuple[dict[str, Any],
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
         "vocab_size": sizes["vocab"],
-        "hidden_size": model.dim,
+        "hidden_size": model.embed_dim,
         "intermediate_size": sizes["hidden"],
-        "num_hidden_layers": model.layers,
-        "num_attention_heads": model.heads,
+        "num_hidden_layers": model.num_layers,
+        "num_attention_heads": model.num_heads,
         "num_key_value_heads": model.num_kv_heads,
         "head_dim": model.rope.head_dim,
         "hidden_act": "silu",
@@ -94,20 +94,20 @@ def config_json(model: Llama, sizes: Mapping[str, int]) -> tuple[dict[str, Any],
 
 
 def read_config(path: Path) -> Llama:
-    """What the ``config.json`` of a Llama says, if Meta's code can say it too."""
-    config = _read_file(path)
+    """Read the ``config.json`` of a Llama; refuse what ``params.json`` cannot say."""
+    config = _read_config_file(path)
     if config.text("model_type") != "llama":
         config.refuse("model_type", "llama, the one that Meta's code computes")
     if config.text("hidden_act") not in (None, "silu"):
         config.refuse("hidden_act", "silu, the one that Meta's code computes")
     ropes = load(path)
     rope = ropes.ropes[0]
-    heads = require(config, "num_attention_heads", ropes.num_heads)
-    dim = require(config, "hidden_size", config.whole("hidden_size"))
-    if rope.head_dim * heads != dim:
+    num_heads = require(config, "num_attention_heads", ropes.num_heads)
+    embed_dim = require(config, "hidden_size", config.whole("hidden_size"))
+    if rope.head_dim * num_heads != embed_dim:
         raise ConfigError(
-            f"hidden_size must be num_attention_heads times head_dim, as in Meta's code, got {dim} "
-            f"and {heads} times {rope.head_dim}"
+            "hidden_size must be num_attention_heads times head_dim, as in Meta's code, got "
+            f"{embed_dim} and {num_heads} times {rope.head_dim}"
         )
     law = rope.scaling
     if rope.rotary_dim != rope.head_dim or not (
@@ -124,13 +124,13 @@ def read_config(path: Path) -> Llama:
         )
     return Llama(
         rope=rope,
-        layers=len(ropes),
-        dim=dim,
-        heads=heads,
-        num_kv_heads=ropes.num_kv_heads or heads,
+        num_layers=len(ropes),
+        embed_dim=embed_dim,
+        num_heads=num_heads,
+        num_kv_heads=ropes.num_kv_heads or num_heads,
         norm_eps=config.number("rms_norm_eps", above=0) or 1e-6,  # the default of transformers
         context=ropes.context,
-        tied=config.flag("tie_word_embeddings") or False,
+        tied_embeddings=config.flag("tie_word_embeddings") or False,
         notes=ropes.notes,
     )
 
@@ -139,12 +139,12 @@ def params_json(model: Llama, sizes: Mapping[str, int]) -> tuple[dict[str, Any],
     """Meta's ``params.json``."""
     # Meta's code: hidden = int(ffn_dim_multiplier * int(8 dim / 3)), rounded up to multiple_of.
     # Half a unit more than the quotient, so that no rounding reaches the next integer.
-    multiplier = (sizes["hidden"] + 0.5) / int(2 * (4 * model.dim) / 3)
+    multiplier = (sizes["hidden"] + 0.5) / int(2 * (4 * model.embed_dim) / 3)
     law = model.rope.scaling
     params: dict[str, Any] = {
-        "dim": model.dim,
-        "n_layers": model.layers,
-        "n_heads": model.heads,
+        "dim": model.embed_dim,
+        "n_layers": model.num_layers,
+        "n_heads": model.num_heads,
         "n_kv_heads": model.num_kv_heads,
         "vocab_size": sizes["vocab"],
         "ffn_dim_multiplier": multiplier,
@@ -154,7 +154,7 @@ def params_json(model: Llama, sizes: Mapping[str, int]) -> tuple[dict[str, Any],
         "use_scaled_rope": law is not None,
     }
     notes: list[str] = []
-    if model.tied:
+    if model.tied_embeddings:
         notes.append("output.weight is a copy of tok_embeddings.weight: the source ties them.")
     if isinstance(law, Llama3):
         params["rope_scaling_factor"] = law.factor
@@ -168,7 +168,7 @@ def params_json(model: Llama, sizes: Mapping[str, int]) -> tuple[dict[str, Any],
     return params, notes
 
 
-def _read_file(path: Path) -> Block:
+def _read_config_file(path: Path) -> Block:
     if not path.is_file():
         raise CheckpointError(f"{path} is missing; without it the sizes of the model are unknown")
     return read_source(path)

@@ -1,4 +1,4 @@
-"""What a conversion needs to know of a model: the roles of its tensors, its ropes, its heads."""
+"""The facts about a model that a conversion needs: roles of tensors, ropes and heads."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ from phasor.rope import Rope
 
 Role = Literal["query", "key", "latent key", "blocks", "groups", "fused", "vectors"]
 
-_MODULES: dict[Role, str] = {
+_MODULE_PATTERNS: dict[Role, str] = {
     "query": "q_proj|wq|query|q_b_proj|wq_b",
     "key": "k_proj|wk|key",
     "latent key": "kv_a_proj_with_mqa|wkv_a_with_mqa|wkv_a",
     "fused": "qkv_proj|query_key_value|[Ww]qkv|qkv|c_attn",
     "vectors": r"(?:q|k|query|key)_(?:norm|layernorm)(?:\.norms\.\d+)?",
 }
-_ALL_MODULES = "|".join(_MODULES.values())
-# only these words may precede the layers: vision and audio towers have ropes of their own
+_ALL_MODULES = "|".join(_MODULE_PATTERNS.values())
+# only these words may precede the layers, because vision and audio towers have their own ropes
 _PREFIXES = (
     "model|base_model|language_model|text_model|transformer|backbone_model|encoder|decoder|mtp|"
     "bert|new|esm|roformer|gpt_neox|gpt_neox_japanese"
 )
-_PROJECTION = re.compile(
+_PROJECTION_NAME = re.compile(
     rf"(?P<prefix>(?:(?:{_PREFIXES})\.)*)(?:layers|layer|h|blocks)\.(?P<layer>[0-9]{{1,9}})\."
     r"(?:self_attn|self_attention|attention|attn)(?:\.(?:self|attention|\d+))?\."
     rf"(?P<module>{_ALL_MODULES})\.(?P<suffix>.+)"
 )
-_SIMILAR = re.compile(rf"(?:.*\.)?(?:{_ALL_MODULES})\..+")
-_LAYER = re.compile(r"(?:.*\.)?(?:layers|layer|h|blocks)\.(?P<layer>[0-9]{1,9})\..*")
+_SIMILAR_NAME = re.compile(rf"(?:.*\.)?(?:{_ALL_MODULES})\..+")
+_LAYER_NAME = re.compile(r"(?:.*\.)?(?:layers|layer|h|blocks)\.(?P<layer>[0-9]{1,9})\..*")
 # the value projection beside a key projection
 VALUE_OF = {"k_proj": "v_proj", "wk": "wv", "key": "value"}
 
@@ -55,15 +55,15 @@ class Part:
         layer: Index of the layer, if the name has one.
         module: Name of the projection, such as ``q_proj``; empty if a pattern matched.
         suffix: The rest of the name after the module.
-        extra: Whether the layer belongs to a multi-token prediction module, whose layers are
-            counted from 0 again.
+        is_extra_layer: Whether the layer belongs to a multi-token prediction module, whose layers
+            are counted from 0 again.
     """
 
     role: Role
     layer: int | None
     module: str = ""
     suffix: str = ""
-    extra: bool = False
+    is_extra_layer: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,7 +85,7 @@ class Patterns:
     vectors: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for role, pattern in self.each():
+        for role, pattern in self.list_patterns():
             try:
                 re.compile(pattern)
             except (re.error, OverflowError, RecursionError) as error:
@@ -93,15 +93,15 @@ class Patterns:
                     f"{role} must be a regular expression, got {short_repr(pattern)}: {error}"
                 ) from None
 
-    def each(self) -> list[tuple[Any, str]]:
-        """Every pattern with its role."""
+    def list_patterns(self) -> list[tuple[Any, str]]:
+        """The patterns, each with its role."""
         return [
             (field.name, pattern) for field in fields(self) for pattern in getattr(self, field.name)
         ]
 
     def part(self, name: str) -> Part | None:
         """What the tensor ``name`` is by these patterns; None if none matches."""
-        roles = {role for role, pattern in self.each() if re.fullmatch(pattern, name)}
+        roles = {role for role, pattern in self.list_patterns() if re.fullmatch(pattern, name)}
         if not roles:
             return None
         if len(roles) > 1:
@@ -109,15 +109,15 @@ class Patterns:
                 f"{short_repr(name)} must match patterns of one kind, "
                 f"got {', '.join(sorted(roles))}"
             )
-        layered = _LAYER.fullmatch(name)
-        return Part(roles.pop(), int(layered["layer"]) if layered else None)
+        layer_name = _LAYER_NAME.fullmatch(name)
+        return Part(roles.pop(), int(layer_name["layer"]) if layer_name else None)
 
     def unused_patterns(self, names: Iterable[str]) -> list[str]:
         """Patterns that match no tensor."""
         all_names = list(names)
         return [
             pattern
-            for _, pattern in self.each()
+            for _, pattern in self.list_patterns()
             if not any(re.fullmatch(pattern, name) for name in all_names)
         ]
 
@@ -130,55 +130,55 @@ def known_part(name: str) -> Part | None:
     >>> known_part("vision_tower.layers.3.self_attn.q_proj.weight") is None
     True
     """
-    match = _PROJECTION.fullmatch(name)
+    match = _PROJECTION_NAME.fullmatch(name)
     if match is None:
         return None
     module = match["module"]
-    roles: list[Role] = [r for r, words in _MODULES.items() if re.fullmatch(words, module)]
+    roles: list[Role] = [r for r, words in _MODULE_PATTERNS.items() if re.fullmatch(words, module)]
     return Part(roles[0], int(match["layer"]), module, match["suffix"], "mtp." in match["prefix"])
 
 
 def looks_alike(name: str) -> bool:
-    """Whether any part of a name is that of a query or key projection."""
-    return _SIMILAR.fullmatch(name) is not None
+    """Whether any part of a name is the name of a query or key projection."""
+    return _SIMILAR_NAME.fullmatch(name) is not None
 
 
 @dataclass(frozen=True, slots=True)
 class Projections:
-    """``projections.toml``, for one model type."""
+    """The facts that ``projections.toml`` has about a model type.
+
+    Attributes:
+        fused: How queries, keys and values lie in a fused projection.
+        gated: Whether rows of a gate follow those of each query head.
+        varied: Whether layers differ in their number of heads.
+    """
 
     fused: Literal["blocks", "groups"] | None = None
     gated: bool = False
     varied: bool = False
 
 
-PLAIN = Projections()
-
-
-def projections(model_type: str | None) -> Projections:
+def read_projections(model_type: str | None) -> Projections:
     """The entry of a model type in ``projections.toml``.
 
     Raises:
         CheckpointError: If its queries and keys cannot be re-ordered on their own.
     """
-    plain = _table()
-    if model_type in plain["refused"]:
+    table = _read_table()
+    if model_type in table["refused"]:
         raise CheckpointError(
             f"checkpoints of the model type {model_type} cannot be converted: "
-            f"{plain['refused'][model_type]}"
+            f"{table['refused'][model_type]}"
         )
-    types = plain["types"]
+    types = table["types"]
     return Projections(
-        plain["fused"].get(model_type), model_type in types["gated"], model_type in types["varied"]
+        table["fused"].get(model_type), model_type in types["gated"], model_type in types["varied"]
     )
 
 
 @lru_cache(maxsize=1)
-def _table() -> dict[str, Any]:
+def _read_table() -> dict[str, Any]:
     return tomllib.loads(resources.files("phasor").joinpath("projections.toml").read_text("utf-8"))
-
-
-_LATENT = "qk_rope_head_dim"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -192,20 +192,20 @@ class Model:
         latent: Whether heads are ``[without position | with position]`` and the key that is rotated
             comes after the latent vector in its projection (DeepSeek's multi-head latent
             attention).
-        table: The result of `projections`.
+        projections: From `read_projections`.
         block_rows: Rows that share a scale in a quantised weight, if the config says so.
-        switch: Key of the config that selects the pairing: ``"half"`` if it is false.
-        shared: How many of the last layers use the keys of an earlier layer.
+        pairing_key: Key of the config that selects the pairing: ``"half"`` if it is false.
+        num_shared_layers: How many of the last layers use the keys of an earlier layer.
     """
 
     ropes: LayerRopes
     model_type: str | None = None
     num_heads: int | None = None
     latent: bool = False
-    table: Projections = PLAIN
+    projections: Projections = Projections()
     block_rows: int | None = None
-    switch: str | None = None
-    shared: int = 0
+    pairing_key: str | None = None
+    num_shared_layers: int = 0
 
     @property
     def pairing(self) -> Pairing | None:
@@ -215,9 +215,9 @@ class Model:
 
     def borrows_keys(self, part: Part) -> bool:
         """Whether the layer of a tensor uses the keys of an earlier layer."""
-        if not self.shared or part.layer is None or part.extra:
+        if not self.num_shared_layers or part.layer is None or part.is_extra_layer:
             return False
-        return part.layer >= len(self.ropes) - self.shared
+        return part.layer >= len(self.ropes) - self.num_shared_layers
 
     def rope_of(self, name: str, part: Part) -> Rope | None:
         """The rope of a tensor's layer; None for a layer without one.
@@ -225,9 +225,9 @@ class Model:
         Raises:
             CheckpointError: If there are several ropes and the name does not tell which applies.
         """
-        if part.layer is not None and part.layer < len(self.ropes) and not part.extra:
+        if part.layer is not None and part.layer < len(self.ropes) and not part.is_extra_layer:
             return self.ropes[part.layer]
-        # a multi-token prediction layer, which the config's layers do not include
+        # the config's layers do not include a multi-token prediction layer
         if len(self.ropes.ropes) == 1:
             return self.ropes.ropes[0]
         raise CheckpointError(
@@ -269,11 +269,11 @@ def describe(
         ropes=ropes,
         model_type=model_type,
         num_heads=ropes.num_heads,
-        latent=is_latent or (architecture is None and config.get(_LATENT) is not None),
-        table=projections(model_type),
+        latent=is_latent or (architecture is None and config.get("qk_rope_head_dim") is not None),
+        projections=read_projections(model_type),
         block_rows=_block_rows(top) or _block_rows(config),
-        switch=None if architecture is None else architecture.pairing_key,
-        shared=_positive(config.get("num_kv_shared_layers")) or 0,
+        pairing_key=None if architecture is None else architecture.pairing_key,
+        num_shared_layers=_positive_int(config.get("num_kv_shared_layers")) or 0,
     )
 
 
@@ -285,8 +285,8 @@ def _block_rows(config: Mapping[str, Any]) -> int | None:
     size = cast(Mapping[str, Any], quantization).get("weight_block_size")
     if not isinstance(size, list) or not size:
         return None
-    return _positive(cast(list[object], size)[0])
+    return _positive_int(cast(list[object], size)[0])
 
 
-def _positive(value: object) -> int | None:
+def _positive_int(value: object) -> int | None:
     return value if isinstance(value, int) and value > 0 else None

@@ -85,27 +85,27 @@ def plan(
         checked_pairing("source", source)
     checkpoint = open_checkpoint(Path(path))
     config = _config_folder(checkpoint) if model is None else model
-    described = describe(config, like=like, strict=strict)
-    origin = _source_pairing(described, source, target)
+    source_model = describe(config, like=like, strict=strict)
+    source_pairing = _source_pairing(source_model, source, target)
     headers = checkpoint.files.values()
     entries = {name: entry for header in headers for name, entry in header.tensors.items()}
-    context = Context(described, origin, target, entries)
+    context = Context(source_model, source_pairing, target, entries)
     changes: dict[str, Change] = {}
-    alike: list[str] = []
+    similar_names: list[str] = []
     for name in context.entries:
         part = known_part(name) if patterns is None else patterns.part(name)
         if part is None:
-            alike += [name] if looks_alike(name) else []
+            similar_names += [name] if looks_alike(name) else []
             continue
-        rope = described.rope_of(name, part)
+        rope = source_model.rope_of(name, part)
         order = None if rope is None else reorder(context, name, part, rope)
         if rope is not None and order is not None:
             changes[name] = Change(part, rope, order)
-    _check(checkpoint, context, changes, patterns)
-    index = checkpoint.index
+    _check_changes(checkpoint, context, changes, patterns)
+    index, is_complete = checkpoint.index, patterns is None or not similar_names
     return ConversionPlan(
         path=checkpoint.path,
-        source=origin,
+        source=source_pairing,
         target=target,
         files={
             name: ResultFile(
@@ -119,8 +119,8 @@ def plan(
         },
         other_files={} if index is None else {index: (checkpoint.path / index).read_bytes()},
         changes=MappingProxyType(changes),
-        alike=MappingProxyType(count_kinds(alike)),
-        notes=tuple(_notes(described, target, whole=patterns is None or not alike)),
+        alike=MappingProxyType(count_kinds(similar_names)),
+        notes=tuple(_describe_result(source_model, target, is_complete=is_complete)),
     )
 
 
@@ -129,9 +129,9 @@ def _result_tensor(path: Path, entry: Entry, change: Change | None) -> ResultTen
     if change is None:
         return ResultTensor((Piece(rows_of(path, entry, 1), 0, size),))
     layout, row_bytes = change.reorder.layout, change.reorder.item_bytes
-    rows, moved = rows_of(path, entry, row_bytes), layout.periods * layout.width
-    rest = Piece(rows, moved, size // row_bytes - moved)
-    return ResultTensor((Piece(rows, 0, moved, change.reorder.order), rest))
+    rows, num_moved = rows_of(path, entry, row_bytes), layout.periods * layout.width
+    unmoved = Piece(rows, num_moved, size // row_bytes - num_moved)
+    return ResultTensor((Piece(rows, 0, num_moved, change.reorder.order), unmoved))
 
 
 def _config_folder(checkpoint: Checkpoint) -> Path:
@@ -145,21 +145,21 @@ def _config_folder(checkpoint: Checkpoint) -> Path:
 
 
 def _source_pairing(model: Model, source: Pairing | None, target: Pairing) -> Pairing:
-    origin = model.pairing if source is None else source
-    if origin is None:
+    source_pairing = model.pairing if source is None else source
+    if source_pairing is None:
         raise CheckpointError("no layer of this model rotates, or they differ in pairing")
-    if origin == target:
-        way_out = (
+    if source_pairing == target:
+        hint = (
             ""
             if source is not None
             else "; if they have the other order, as Meta's do under transformers' names, say that "
             f"the source is {opposite(target)} (--from)"
         )
-        raise CheckpointError(f"the weights are in {target} pairing already{way_out}")
-    return origin
+        raise CheckpointError(f"the weights are in {target} pairing already{hint}")
+    return source_pairing
 
 
-def _check(
+def _check_changes(
     checkpoint: Checkpoint,
     context: Context,
     changes: Mapping[str, Change],
@@ -184,24 +184,24 @@ def _check(
         )
     # a LoRA may have queries only; its keys are in the base model
     if patterns is None and not any("lora_" in name for name in names):
-        _check_sides(checkpoint, context, changes)
+        _check_roles(checkpoint, context, changes)
 
 
-def _check_sides(checkpoint: Checkpoint, context: Context, changes: Mapping[str, Change]) -> None:
+def _check_roles(checkpoint: Checkpoint, context: Context, changes: Mapping[str, Change]) -> None:
     """Refuse attention of which only the queries or only the keys would change."""
-    roles_at: dict[str, set[str]] = {}
-    borrowed: set[str] = set()
+    roles_by_place: dict[str, set[str]] = {}
+    borrowing_places: set[str] = set()
     for name, change in changes.items():
         part = change.part
         place = name.removesuffix(f".{part.module}.{part.suffix}")
-        roles = roles_at.setdefault(place, set())
+        roles = roles_by_place.setdefault(place, set())
         # only queries, or only keys, may have a bias or a norm
         if part.role != "vectors" and not part.suffix.endswith("bias"):
             roles.add(part.role)
         if context.model.borrows_keys(part):
-            borrowed.add(place)
-    for place, roles in roles_at.items():
-        if roles == {"query"} and place in borrowed:
+            borrowing_places.add(place)
+    for place, roles in roles_by_place.items():
+        if roles == {"query"} and place in borrowing_places:
             continue
         if roles <= {"query"} or roles <= {"key", "latent key"}:
             siblings = [name for name in context.entries if name.startswith(f"{place}.")]
@@ -212,8 +212,8 @@ def _check_sides(checkpoint: Checkpoint, context: Context, changes: Mapping[str,
             )
 
 
-def _notes(model: Model, target: Pairing, *, whole: bool) -> list[str]:
-    if not whole:
+def _describe_result(model: Model, target: Pairing, *, is_complete: bool) -> list[str]:
+    if not is_complete:
         return [
             f"What the patterns matched is in {target} pairing now, and nothing else: scores are "
             "what they were only where queries and keys were both matched."
@@ -223,9 +223,9 @@ def _notes(model: Model, target: Pairing, *, whole: bool) -> list[str]:
         return notes
     if model.pairing == target:
         return [*notes, "That is what the config describes."]
-    if model.switch is not None:
+    if model.pairing_key is not None:
         value = by_pairing(target, half="false", interleaved="true")
-        return [*notes, f"Its config must say {model.switch}: {value}."]
+        return [*notes, f"Its config must say {model.pairing_key}: {value}."]
     return [
         *notes,
         f"A config.json with model_type {model.model_type} means {model.pairing} pairing and has "

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 class _Weight:
     """A weight of a Llama: its two names, its shape, and the axis on which ranks divide it.
 
-    The axis is None where every rank has all of it; ``role`` is that of weights with pairs.
+    The axis is None if every rank has the whole weight. Only weights with pairs have a ``role``.
     """
 
     meta: str
@@ -57,11 +57,11 @@ class _Weight:
         return self.meta if program == "meta" else self.transformers
 
 
-_BEFORE_LAYERS = (
+_WEIGHTS_BEFORE_LAYERS = (
     # Llama 2 divides it on axis 1, which the shape tells
     _Weight("tok_embeddings.weight", "model.embed_tokens.weight", ("vocab", "dim"), 0),
 )
-_OF_LAYER = (
+_LAYER_WEIGHTS = (
     _Weight("attention_norm", "input_layernorm", ("dim",), None),
     _Weight("attention.wq", "self_attn.q_proj", ("queries", "dim"), 0, "query"),
     _Weight("attention.wk", "self_attn.k_proj", ("keys", "dim"), 0, "key"),
@@ -72,7 +72,7 @@ _OF_LAYER = (
     _Weight("feed_forward.w2", "mlp.down_proj", ("dim", "hidden"), 1),
     _Weight("feed_forward.w3", "mlp.up_proj", ("hidden", "dim"), 0),
 )
-_AFTER_LAYERS = (
+_WEIGHTS_AFTER_LAYERS = (
     _Weight("norm.weight", "model.norm.weight", ("dim",), None),
     _Weight("output.weight", "lm_head.weight", ("vocab", "dim"), 0),
 )
@@ -91,10 +91,10 @@ def plan_program(folder: Path, program: Program) -> ConversionPlan:
         weights_file, config_file, write_config = "model.safetensors", "config.json", config_json
         target: Pairing = "half"
     else:
-        model, ranks = read_config(folder / "config.json"), [_rows_by_name(folder)]
+        model, ranks = read_config(folder / "config.json"), [_open_safetensors(folder)]
         weights_file, config_file, write_config = _META_WEIGHTS, "params.json", params_json
         target = "interleaved"
-    sizes, file, changes = _join(model, program, ranks, target)
+    sizes, file, changes = _build_result(model, program, ranks, target)
     config, notes = write_config(model, sizes)
     if program == "transformers":
         config["dtype"] = FLOATS[next(iter(file.tensors.values())).pieces[0].rows.dtype]
@@ -125,7 +125,7 @@ def _open_consolidated(folder: Path) -> list[Mapping[str, Rows]]:
             f"{'both' if by_rank else 'neither'}"
         )
     if not by_rank:
-        return [_rows_by_name(single)]
+        return [_open_safetensors(single)]
     missing = sorted(set(range(max(by_rank) + 1)) - set(by_rank))
     if missing:
         raise CheckpointError(
@@ -143,14 +143,14 @@ def _open_consolidated(folder: Path) -> list[Mapping[str, Rows]]:
 
 
 def _open_pth(path: Path) -> dict[str, Rows]:
-    """The tensors of a file of torch.save, by name. It is mapped into memory, not read.
+    """The tensors of a file of torch.save, by name. The file is mapped into memory, not read.
 
-    torch's loader runs with ``weights_only=True``: only tensors and plain containers are made of
-    the pickle, and nothing in it is executed.
+    torch's loader runs with ``weights_only=True``: it makes only tensors and plain containers, and
+    executes nothing that the pickle holds.
 
     Raises:
-        CheckpointError: If torch is not installed, the file is damaged, holds anything else than
-            named tensors of one or more axes, or a dtype that is no plain floating-point one.
+        CheckpointError: If torch is not installed, the file is damaged, or it holds anything but
+            named tensors of one or more axes and of a plain floating-point dtype.
     """
     try:
         import torch
@@ -170,11 +170,11 @@ def _open_pth(path: Path) -> dict[str, Rows]:
         kind = "an empty one" if isinstance(state, dict) else f"a {type(state).__name__}"
         raise CheckpointError(f"{path} must hold a dictionary of tensors, got {kind}")
     return {
-        str(name): _pth_rows(path, str(name), t) for name, t in cast(dict[Any, Any], state).items()
+        str(name): _map_rows(path, str(name), t) for name, t in cast(dict[Any, Any], state).items()
     }
 
 
-def _pth_rows(path: Path, name: str, tensor: object) -> Rows:
+def _map_rows(path: Path, name: str, tensor: object) -> Rows:
     import torch
 
     if not isinstance(tensor, torch.Tensor):
@@ -195,9 +195,9 @@ def _pth_rows(path: Path, name: str, tensor: object) -> Rows:
     return Rows(dtype, tuple(tensor.shape), row_bytes, read)
 
 
-def _rows_by_name(path: Path) -> Mapping[str, Rows]:
+def _open_safetensors(path: Path) -> Mapping[str, Rows]:
     """The tensors of a safetensors file, or of a folder with one or with an index."""
-    found: dict[str, Rows] = {}
+    tensors: dict[str, Rows] = {}
     for header in open_checkpoint(path).files.values():
         for name, entry in header.tensors.items():
             if entry.dtype not in FLOATS or not entry.shape or not entry.count:
@@ -206,74 +206,74 @@ def _rows_by_name(path: Path) -> Mapping[str, Rows]:
                     f"{entry.dtype} {list(entry.shape)}; convert before quantising"
                 )
             row_bytes = (entry.end - entry.begin) // entry.shape[0]
-            found[name] = rows_of(header.path, entry, row_bytes)
-    return found
+            tensors[name] = rows_of(header.path, entry, row_bytes)
+    return tensors
 
 
-def _weights(layers: int) -> Iterator[_Weight]:
+def _list_weights(num_layers: int) -> Iterator[_Weight]:
     """Every weight of a Llama, in the order of Meta's files."""
-    yield from _BEFORE_LAYERS
-    for layer in range(layers):
-        for weight in _OF_LAYER:
+    yield from _WEIGHTS_BEFORE_LAYERS
+    for layer in range(num_layers):
+        for weight in _LAYER_WEIGHTS:
             meta = f"layers.{layer}.{weight.meta}.weight"
             transformers = f"model.layers.{layer}.{weight.transformers}.weight"
             yield replace(weight, meta=meta, transformers=transformers)
-    yield from _AFTER_LAYERS
+    yield from _WEIGHTS_AFTER_LAYERS
 
 
-def _join(
+def _build_result(
     model: Llama, program: Program, ranks: list[Mapping[str, Rows]], target: Pairing
 ) -> tuple[dict[str, int], ResultFile, dict[str, Change]]:
-    """The sizes of the shapes; the weights of the result, and those that change, by name."""
-    origin: Program = "meta" if program == "transformers" else "transformers"
-    weights = list(_weights(model.layers))
-    source = {weight.meta: weight.name(origin) for weight in weights}
+    """The sizes that `_Weight.shape` names, the file of the result, and its changes by name."""
+    source_program: Program = "meta" if program == "transformers" else "transformers"
+    weights = list(_list_weights(model.num_layers))
+    source_names = {weight.meta: weight.name(source_program) for weight in weights}
     # with tied embeddings the head has no tensor, or one that transformers does not use
-    if model.tied:
-        source["output.weight"] = source["tok_embeddings.weight"]
-    _check_names(model, ranks[0], source)
+    if model.tied_embeddings:
+        source_names["output.weight"] = source_names["tok_embeddings.weight"]
+    _check_names(model, ranks[0], source_names)
     sizes = {
-        "dim": model.dim,
-        "queries": model.heads * model.rope.head_dim,
+        "dim": model.embed_dim,
+        "queries": model.num_heads * model.rope.head_dim,
         "keys": model.num_kv_heads * model.rope.head_dim,
-        "hidden": len(ranks) * ranks[0][source["layers.0.feed_forward.w1.weight"]].shape[0],
-        "vocab": len(ranks) * ranks[0][source["output.weight"]].shape[0],
+        "hidden": len(ranks) * ranks[0][source_names["layers.0.feed_forward.w1.weight"]].shape[0],
+        "vocab": len(ranks) * ranks[0][source_names["output.weight"]].shape[0],
     }
     tensors: dict[str, ResultTensor] = {}
     changes: dict[str, Change] = {}
-    described: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    at = 0
+    header_entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
     for weight in weights:
-        name, new_name = source[weight.meta], weight.name(program)
+        name, new_name = source_names[weight.meta], weight.name(program)
         rows = [rank[name] for rank in ranks]
         shape = [sizes[word] for word in weight.shape]
         rows, axis = _join_ranks(name, rows, shape, weight)
         order = None
         if weight.role is not None:
-            reorder = _reorder(name, rows[0], shape[0], model.rope, target)
-            changes[new_name] = Change(Part(weight.role, None), model.rope, reorder)
-            order = reorder.order
-        tensor = ResultTensor(tuple(Piece(one, 0, one.shape[0], order) for one in rows), axis)
+            reordering = _reorder_rank(name, rows[0], shape[0], model.rope, target)
+            changes[new_name] = Change(Part(weight.role, None), model.rope, reordering)
+            order = reordering.order
+        tensor = ResultTensor(tuple(Piece(part, 0, part.shape[0], order) for part in rows), axis)
         tensors[new_name] = tensor
-        offsets = [at, at + tensor.size]
-        described[new_name] = {"dtype": rows[0].dtype, "shape": shape, "data_offsets": offsets}
-        at = offsets[1]
-    text = json.dumps(described).encode()
-    text += b" " * (-len(text) % 8)  # readers map the data, which begins at a multiple of 8
-    return sizes, ResultFile(len(text).to_bytes(8, "little") + text, tensors), changes
+        offsets = [end, end + tensor.size]
+        header_entries[new_name] = {"dtype": rows[0].dtype, "shape": shape, "data_offsets": offsets}
+        end = offsets[1]
+    header = json.dumps(header_entries).encode()
+    header += b" " * (-len(header) % 8)  # readers map the data, which begins at a multiple of 8
+    return sizes, ResultFile(len(header).to_bytes(8, "little") + header, tensors), changes
 
 
-def _check_names(model: Llama, rank: Mapping[str, Rows], source: Mapping[str, str]) -> None:
-    if missing := [name for name in source.values() if name not in rank]:
+def _check_names(model: Llama, rank: Mapping[str, Rows], source_names: Mapping[str, str]) -> None:
+    if missing := [name for name in source_names.values() if name not in rank]:
         raise CheckpointError(
-            f"the config describes {model.layers} layers, and these tensors are missing: "
+            f"the config describes {model.num_layers} layers, and these tensors are missing: "
             f"{list_kinds(missing)}; there are {list_kinds(rank)}"
         )
-    expected = {*source.values(), *(("lm_head.weight",) if model.tied else ())}
+    expected = {*source_names.values(), *(("lm_head.weight",) if model.tied_embeddings else ())}
     unknown = [name for name in rank if name not in expected and not _FREQUENCIES.fullmatch(name)]
     if unknown:
         raise CheckpointError(
-            f"only the tensors of a plain Llama of {model.layers} layers have a name in both "
+            f"only the tensors of a plain Llama of {model.num_layers} layers have a name in both "
             f"programs, got {list_kinds(unknown)} as well"
         )
 
@@ -297,22 +297,22 @@ def _join_ranks(
                     "from rank 0; they are of different models"
                 )
         pieces, axis = pieces[:1], 0
-    elif weight in _BEFORE_LAYERS and first.shape[1:] != tuple(shape[1:]):
+    elif weight in _WEIGHTS_BEFORE_LAYERS and first.shape[1:] != tuple(shape[1:]):
         axis = 1
-    joined = list(first.shape)
-    if len(joined) == len(shape):
-        joined[axis] *= len(pieces)
-    if joined != shape:
+    joined_shape = list(first.shape)
+    if len(joined_shape) == len(shape):
+        joined_shape[axis] *= len(pieces)
+    if joined_shape != shape:
         of_ranks = "" if len(pieces) == 1 else f" of {len(pieces)} ranks together"
         raise CheckpointError(
-            f"{short_repr(name)} must have the shape {shape} by the config, got {joined}"
+            f"{short_repr(name)} must have the shape {shape} by the config, got {joined_shape}"
             f"{of_ranks}; is the config of another model, or a rank missing?"
         )
     return pieces, axis
 
 
-def _reorder(name: str, rank: Rows, rows: int, rope: Rope, target: Pairing) -> Reorder:
-    """The new order of the rows of each head, of so many rows of all ranks together."""
+def _reorder_rank(name: str, rank: Rows, rows: int, rope: Rope, target: Pairing) -> Reorder:
+    """The new order of the rows of each head of a tensor with ``rows`` rows over all ranks."""
     width = rope.head_dim
     if rank.shape[0] % width:
         raise CheckpointError(

@@ -21,7 +21,7 @@ from phasor.rope import Rope
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where the heads are in a tensor: it consists of equal periods, and a rest that stays.
+    """Where the heads are in a tensor, which is equal periods and then items that stay.
 
     Attributes:
         width: Items in a period; an item is a row, or a number of a vector.
@@ -40,7 +40,7 @@ class Reorder:
 
     Attributes:
         layout: Where the heads are.
-        order: Item ``i`` of a period comes from item ``order[i]`` of the source's.
+        order: Item ``i`` of a period comes from item ``order[i]`` of the source's period.
         item_bytes: Bytes of an item.
     """
 
@@ -48,7 +48,7 @@ class Reorder:
     order: NDArray[np.intp]
     item_bytes: int
 
-    def moves_only_inside(self, block: int) -> bool:
+    def stays_in_blocks(self, block: int) -> bool:
         """Whether each item stays in its block of ``block`` items, counted from the start."""
         width = self.layout.width
         return all(
@@ -80,13 +80,13 @@ def reorder_heads(
     return Reorder(layout, order, item_bytes)
 
 
-# what follows the module's name where the first axis is the projection's output
-_ROWS = re.compile(
+# suffixes of tensors whose first axis is the projection's output
+_ROW_SUFFIX = re.compile(
     r"(?:(?:linear|base_layer)\.)?(?:weight|bias)|lora_(?:B|up)(?:\.\w+)*|"
     r"lora_magnitude_vector(?:\.\w+)*"
 )
-_INNER = re.compile(r"lora_(?:A|down)(?:\.\w+)*")
-_QUANTISED = re.compile(r"(?:weight_)?scale(?:_inv)?")
+_INNER_SUFFIX = re.compile(r"lora_(?:A|down)(?:\.\w+)*")
+_SCALE_SUFFIX = re.compile(r"(?:weight_)?scale(?:_inv)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,30 +100,29 @@ class Context:
 
 
 def reorder(context: Context, name: str, part: Part, rope: Rope) -> Reorder | None:
-    """The new order of a tensor; None where it does not change, as LoRA's inner matrices.
+    """The new order of a tensor; None if it does not change, such as LoRA's inner matrices.
 
     Raises:
         CheckpointError: If its shape does not consist of whole heads, or its content is unknown.
     """
-    entry = context.entries[name]
-    role = part.role
     if part.module:
         _refuse_shared_values(context, name, part)
-        if _INNER.fullmatch(part.suffix):
+        if _INNER_SUFFIX.fullmatch(part.suffix):
             return None
-        if not _ROWS.fullmatch(part.suffix):
-            return _of_quantisation(context, name, part, rope)
+        if not _ROW_SUFFIX.fullmatch(part.suffix):
+            return _reorder_scales(context, name, part, rope)
     elif re.search(r"\blora_(A|down)\b", name):
         raise CheckpointError(
             f"{short_repr(name)} is the inner matrix of a LoRA, whose rows are no heads: match "
             "lora_B alone"
         )
-    if role == "vectors":
-        return _of_numbers(context, name, entry, rope)
-    return _of_rows(context, name, part, rope)
+    if part.role == "vectors":
+        return _reorder_vectors(context, name, rope)
+    return _reorder_rows(context, name, part, rope)
 
 
-def _of_numbers(context: Context, name: str, entry: Entry, rope: Rope) -> Reorder:
+def _reorder_vectors(context: Context, name: str, rope: Rope) -> Reorder:
+    entry = context.entries[name]
     if context.model.latent:
         _refuse(name, entry, "a QK-norm in a model with latent attention is not known")
     width = rope.head_dim
@@ -133,18 +132,18 @@ def _of_numbers(context: Context, name: str, entry: Entry, rope: Rope) -> Reorde
     return reorder_heads(rope, context.source, context.target, layout, entry.bits // 8)
 
 
-def _of_rows(context: Context, name: str, part: Part, rope: Rope) -> Reorder:
+def _reorder_rows(context: Context, name: str, part: Part, rope: Rope) -> Reorder:
     entry = context.entries[name]
     rows = entry.shape[0] if entry.shape else 0
     if rows * entry.count == 0 or (entry.count // rows * entry.bits) % 8:
         _refuse(name, entry, "it must have rows of whole bytes")
-    find = _latent_layout if context.model.latent else _layout
-    layout = find(context, name, part, rope.head_dim, rows)
+    find_layout = _find_latent_layout if context.model.latent else _find_layout
+    layout = find_layout(context, name, part, rope.head_dim, rows)
     row_bytes = (entry.end - entry.begin) // rows
     return reorder_heads(rope, context.source, context.target, layout, row_bytes)
 
 
-def _latent_layout(context: Context, name: str, part: Part, width: int, rows: int) -> Layout:
+def _find_latent_layout(context: Context, name: str, part: Part, width: int, rows: int) -> Layout:
     """Heads are ``[not rotated | rotated]``; the one rotated key comes after the latent vector."""
     entry = context.entries[name]
     if part.role == "latent key":
@@ -153,47 +152,47 @@ def _latent_layout(context: Context, name: str, part: Part, width: int, rows: in
         return Layout(rows, (rows - width,), 1)
     if part.role != "query":
         _refuse(name, entry, "it is not known from models with latent attention")
-    heads = _query_heads(context.model, name)
+    heads = _known_query_heads(context.model, name)
     if rows % heads or rows // heads < width:
         _refuse(name, entry, f"it must hold {heads} heads of {width} rows or more")
     return Layout(rows // heads, (rows // heads - width,), heads)
 
 
-def _layout(context: Context, name: str, part: Part, width: int, rows: int) -> Layout:
+def _find_layout(context: Context, name: str, part: Part, width: int, rows: int) -> Layout:
     model, entry = context.model, context.entries[name]
-    count, rest = divmod(rows, width)
-    if rest:
+    count, leftover_rows = divmod(rows, width)
+    if leftover_rows:
         _refuse(name, entry, f"its rows must be whole heads of head_dim {width}")
     if part.role == "latent key":
         _refuse(name, entry, "the config describes no latent attention")
-    heads = model.num_heads if part.module and not model.table.varied else None
+    heads = model.num_heads if part.module and not model.projections.varied else None
     if part.role == "query" and heads is not None and count != heads:
-        if model.table.gated and count == 2 * heads:
+        if model.projections.gated and count == 2 * heads:
             return Layout(2 * width, (0,), heads)
         _refuse(name, entry, f"it must hold {heads} heads of head_dim {width}")
     if part.role == "key" and heads is not None and (count == 0 or heads % count):
         _refuse(name, entry, f"its heads must divide the {heads} query heads")
     if part.role in ("query", "key"):
         return Layout(width, (0,), count)
-    order = model.table.fused if part.role == "fused" else part.role
-    if order is None:
+    arrangement = model.projections.fused if part.role == "fused" else part.role
+    if arrangement is None:
         _refuse(
             name,
             entry,
             "whether queries, keys and values lie in blocks or in groups is not known for this "
             "model type, so a pattern must say it (--qkv-blocks or --qkv-groups)",
         )
-    queries = _query_heads(model, name)
-    keys, odd = divmod(count - queries, 2)
-    if keys < 1 or odd or queries % keys:
+    queries = _known_query_heads(model, name)
+    keys, remainder = divmod(count - queries, 2)
+    if keys < 1 or remainder or queries % keys:
         _refuse(name, entry, f"beside {queries} query heads it must hold as many keys as values")
-    if order == "blocks":
+    if arrangement == "blocks":
         return Layout(width, (0,), queries + keys)
     rotated = queries // keys + 1  # the queries of a group and their key; its value follows
     return Layout((rotated + 1) * width, tuple(i * width for i in range(rotated)), keys)
 
 
-def _query_heads(model: Model, name: str) -> int:
+def _known_query_heads(model: Model, name: str) -> int:
     if model.num_heads is None:
         raise CheckpointError(
             f"{short_repr(name)} cannot be taken apart without the number of query heads; "
@@ -202,19 +201,23 @@ def _query_heads(model: Model, name: str) -> int:
     return model.num_heads
 
 
-def _of_quantisation(context: Context, name: str, part: Part, rope: Rope) -> Reorder | None:
+def _reorder_scales(context: Context, name: str, part: Part, rope: Rope) -> Reorder | None:
     """The new order of a scale or zero point beside a quantised weight."""
     entry = context.entries[name]
     if entry.count == 1:
         return None
     weight = name.removesuffix(part.suffix) + "weight"
     problem = "what it holds is not known, so its rows might be left behind"
-    if _QUANTISED.fullmatch(part.suffix) and weight in context.entries and part.role != "vectors":
+    if (
+        _SCALE_SUFFIX.fullmatch(part.suffix)
+        and weight in context.entries
+        and part.role != "vectors"
+    ):
         rows, block = context.entries[weight].shape[0], context.model.block_rows
         if entry.shape[0] == rows:
-            return _of_rows(context, name, part, rope)
+            return _reorder_rows(context, name, part, rope)
         if block and entry.shape[0] == -(-rows // block):
-            if _of_rows(context, weight, part, rope).moves_only_inside(block):
+            if _reorder_rows(context, weight, part, rope).stays_in_blocks(block):
                 return None
             problem = f"rows would leave its blocks of {block}, which have one scale each"
     return _refuse(name, entry, f"{problem}; convert the checkpoint before it is quantised")

@@ -63,7 +63,7 @@ def verify(
         open_checkpoint(result)
     try:
         for name, data in plan.other_files.items():
-            _compare_beside(plan, result / name, data)
+            _compare_other_file(plan, result / name, data)
         for name, file in plan.files.items():
             source = plan.location(name, plan.path) if plan.program is None else "the plan"
             _compare_file(file, plan.location(name, result), source, advance)
@@ -72,14 +72,14 @@ def verify(
     compare_scores(plan)
 
 
-def _compare_beside(plan: ConversionPlan, path: Path, data: bytes) -> None:
+def _compare_other_file(plan: ConversionPlan, path: Path, data: bytes) -> None:
     """Compare an index or a config."""
-    found = path.read_bytes()
+    written_data = path.read_bytes()
     if plan.program is None:
-        if found != data:
+        if written_data != data:
             raise VerificationError(f"{path} must be that of the source, and is not")
         return
-    config = parse_json(found, str(path))
+    config = parse_json(written_data, str(path))
     for key, value in json.loads(data).items():
         # keys may be added, and the ids of tokens, which are None, filled in
         if value is not None and config.get(key) != value:
@@ -101,22 +101,24 @@ def _compare_file(file: ResultFile, path: Path, source: Path | str, advance: Adv
 
 def _is_in_place(path: Path, entry: Entry, tensor: ResultTensor) -> bool:
     """Whether every row of every piece is where the plan puts it."""
-    widths = [piece.rows.row_bytes for piece in tensor.pieces]
-    result = rows_of(path, entry, sum(widths) if tensor.axis == 1 else widths[0])
+    row_widths = [piece.rows.row_bytes for piece in tensor.pieces]
+    result = rows_of(path, entry, sum(row_widths) if tensor.axis == 1 else row_widths[0])
     row = column = 0
-    for piece, width in zip(tensor.pieces, widths, strict=True):
-        for first, count in tensor.steps(piece):
-            before, start = piece.rows.read(first, count), row + first - piece.first
-            # a few rows at a time: `before` may be a whole tensor, and with it the limit of memory
+    for piece, width in zip(tensor.pieces, row_widths, strict=True):
+        for first, count in tensor.chunk_ranges(piece):
+            source_rows, start = piece.rows.read(first, count), row + first - piece.first
+            # a few rows at a time: `source_rows` may be a whole tensor, as large as memory allows
             step = max(1, CHUNK // max(result.row_bytes, 64))
-            for at in range(0, count, step):
-                after = result.read(start + at, min(step, count - at))[:, column : column + width]
-                origins: slice | NDArray[np.intp] = slice(at, at + len(after))
+            for offset in range(0, count, step):
+                result_rows = result.read(start + offset, min(step, count - offset))
+                origins: slice | NDArray[np.intp] = slice(offset, offset + len(result_rows))
                 if piece.order is not None:
-                    places = np.arange(at, at + len(after))
+                    indices = np.arange(offset, offset + len(result_rows))
                     period = len(piece.order)
-                    origins = places - places % period + piece.order[places % period]
-                if not np.array_equal(after, before[origins]):
+                    origins = indices - indices % period + piece.order[indices % period]
+                if not np.array_equal(
+                    result_rows[:, column : column + width], source_rows[origins]
+                ):
                     return False
         if tensor.axis == 1:
             column += width
@@ -131,12 +133,12 @@ def compare_scores(plan: ConversionPlan) -> None:
     Raises:
         VerificationError: Naming a tensor whose order does not.
     """
-    seen: set[bytes] = set()
+    checked_orders: set[bytes] = set()
     for name, change in plan.changes.items():
         key = repr(change.reorder.layout).encode() + change.reorder.order.tobytes()
-        if key not in seen and not _scores_agree(plan, change):
+        if key not in checked_orders and not _scores_agree(plan, change):
             raise VerificationError(f"the new order of {name!r} changes its scores")
-        seen.add(key)
+        checked_orders.add(key)
 
 
 def _scores_agree(plan: ConversionPlan, change: Change) -> bool:
@@ -151,23 +153,26 @@ def _scores_agree(plan: ConversionPlan, change: Change) -> bool:
         for pairing in (plan.source, plan.target)
     ]
     layout, width = change.reorder.layout, change.rope.head_dim
-    old = np.random.default_rng(0).standard_normal((2, layout.width))
-    new = old[:, change.reorder.order]
+    source_items = np.random.default_rng(0).standard_normal((2, layout.width))
+    result_items = source_items[:, change.reorder.order]
     rotated = np.zeros(layout.width, dtype=bool)
     for start in layout.heads:
         head = slice(start, start + width)
         rotated[head] = True
         before, after = (
             score(x[0, head], x[1, head], _DISTANCES, rope)
-            for x, rope in zip((old, new), ropes, strict=True)
+            for x, rope in zip((source_items, result_items), ropes, strict=True)
         )
         # both sum the same products, in different orders
         bound = (
-            width * np.finfo(float).eps * np.abs(old[:, head]).max(0) @ np.abs(old[:, head]).max(0)
+            width
+            * np.finfo(float).eps
+            * np.abs(source_items[:, head]).max(0)
+            @ np.abs(source_items[:, head]).max(0)
         )
         if np.abs(before - after).max() > bound:
             return False
-    return bool(np.array_equal(old[:, ~rotated], new[:, ~rotated]))
+    return bool(np.array_equal(source_items[:, ~rotated], result_items[:, ~rotated]))
 
 
 def write(
@@ -201,17 +206,17 @@ def write(
     _refuse_existing(final)
     if not final.parent.is_dir():
         raise CheckpointError(f"{final.parent} is not a folder; make it first")
-    with _disk_errors(final), _partial(final, is_folder=plan.path.is_dir()) as partial:
+    with _explain_os_errors(final), _partial_path(final, is_folder=plan.path.is_dir()) as partial:
         for name, file in plan.files.items():
             _write_file(file, plan.location(name, partial), advance)
         for name, data in plan.other_files.items():
             (partial / name).write_bytes(data)
-            _sync(partial / name)
+            _flush_to_disk(partial / name)
         if verified:
             verify(plan, partial, advance=advance)
         _refuse_existing(final)
         partial.rename(final)
-        _sync(final.parent)
+        _flush_to_disk(final.parent)
 
 
 def _write_file(file: ResultFile, path: Path, advance: Advance) -> None:
@@ -227,7 +232,7 @@ def _write_file(file: ResultFile, path: Path, advance: Advance) -> None:
 
 
 @contextmanager
-def _partial(final: Path, *, is_folder: bool) -> Generator[Path]:
+def _partial_path(final: Path, *, is_folder: bool) -> Generator[Path]:
     """A temporary path beside ``final``, deleted afterwards unless it was renamed."""
     folder = Path(tempfile.mkdtemp(prefix=f".{final.name}.", suffix=".partial", dir=final.parent))
     try:
@@ -241,15 +246,15 @@ def _partial(final: Path, *, is_folder: bool) -> Generator[Path]:
 
 
 @contextmanager
-def _disk_errors(final: Path) -> Generator[None]:
+def _explain_os_errors(final: Path) -> Generator[None]:
     """Turn an OSError into a CheckpointError that says that nothing was written."""
     try:
         yield
     except OSError as error:
         reason = error.strerror or str(error)
-        way_out = "; free some space" if error.errno == errno.ENOSPC else ""
+        hint = "; free some space" if error.errno == errno.ENOSPC else ""
         raise CheckpointError(
-            f"{final} was not written: {reason}{way_out}. The source is as it was"
+            f"{final} was not written: {reason}{hint}. The source is as it was"
         ) from None
 
 
@@ -258,7 +263,7 @@ def _refuse_existing(final: Path) -> None:
         raise CheckpointError(f"{final} exists and is not overwritten; give another name")
 
 
-def _sync(path: Path) -> None:
+def _flush_to_disk(path: Path) -> None:
     """Flush a file or folder to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:

@@ -12,10 +12,10 @@ from typing import Any
 
 import click
 
-from phasor.cli.common import say
+from phasor.cli.common import print_line
 from phasor.errors import DISTRIBUTION, PhasorError, VerificationError
 
-_NO, _WRONG, _INTERRUPTED, _PIPE_CLOSED = 1, 2, 130, 141
+_EXIT_DIFFERENCE, _EXIT_ERROR, _EXIT_INTERRUPTED, _EXIT_PIPE_CLOSED = 1, 2, 130, 141
 
 
 def run() -> None:
@@ -30,7 +30,7 @@ def run() -> None:
     status, message = _run_command()
     if message is not None:
         with contextlib.suppress(OSError):
-            say(f"phasor: {message}", err=True)
+            print_line(f"phasor: {message}", err=True)
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -45,16 +45,16 @@ def _run_command() -> tuple[int, str | None]:
     try:
         return main.main(prog_name="phasor", standalone_mode=False) or 0, None
     except (click.exceptions.Abort, KeyboardInterrupt):
-        return _INTERRUPTED, None
+        return _EXIT_INTERRUPTED, None
     except click.ClickException as error:
-        return _WRONG, error.format_message()
+        return _EXIT_ERROR, error.format_message()
     except PhasorError as error:
-        return _NO if isinstance(error, VerificationError) else _WRONG, str(error)
+        return _EXIT_DIFFERENCE if isinstance(error, VerificationError) else _EXIT_ERROR, str(error)
     except MemoryError:
-        return _WRONG, "this takes more memory than there is"
+        return _EXIT_ERROR, "this takes more memory than there is"
     except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
-        return _WRONG, where + (error.strerror or str(error))
+        location = f"{error.filename}: " if error.filename else ""
+        return _EXIT_ERROR, location + (error.strerror or str(error))
 
 
 # one file per command, imported only when it runs: this halves the time of `show`
@@ -89,7 +89,7 @@ def _exit_on_closed_pipe() -> Generator[None]:
     try:
         yield
     except BrokenPipeError:
-        raise click.exceptions.Exit(_PIPE_CLOSED) from None
+        raise click.exceptions.Exit(_EXIT_PIPE_CLOSED) from None
 
 
 @click.group(

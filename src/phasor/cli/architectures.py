@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from phasor.cli.common import Screen, need_torch, progress_bar, say_json
+from phasor.cli.common import Screen, print_json, progress_bar, require_torch
 from phasor.configs.sources import language_models, read_source
 from phasor.describe import original_context, ranges, sentences, static_rope
 from phasor.errors import ConfigError
@@ -27,49 +27,49 @@ def is_architecture(text: str) -> bool:
     return text.startswith(_PREFIX)
 
 
-def judge(text: str, config: str | None, *, as_json: bool) -> None:
-    """Print what phasor says of one architecture; exit status 1 if its class does otherwise."""
-    need_torch("a recorded model")
+def judge_architecture(text: str, config: str | None, *, as_json: bool) -> None:
+    """Print whether phasor is right about an architecture; exit with status 1 if it is not."""
+    require_torch("a recorded model")
     from phasor.torch.hf.architectures import model_class
     from phasor.torch.hf.verdicts import verdict
 
     name = text.removeprefix(_PREFIX)
-    stated = None if config is None else text_config(config)
+    given_config = None if config is None else text_config(config)
     model_type = model_class(name).config_class.model_type
-    if stated is not None and stated.get("model_type") not in (None, model_type):
+    if given_config is not None and given_config.get("model_type") not in (None, model_type):
         raise ConfigError(
-            f"{config} describes a {stated['model_type']!r}, not {name!r}; give "
-            f"{_PREFIX}{stated['model_type']}"
+            f"{config} describes a {given_config['model_type']!r}, not {name!r}; give "
+            f"{_PREFIX}{given_config['model_type']}"
         )
-    found = verdict(name, stated)
+    result = verdict(name, given_config)
     if as_json:
-        say_json(found.as_plain())
+        print_json(result.as_plain())
     else:
-        print_verdict(found)
-    sys.exit(0 if found.right else 1)
+        print_verdict(result)
+    sys.exit(0 if result.right else 1)
 
 
-def judge_all(*, as_json: bool) -> None:
-    """Print the table of all architectures; exit status 1 if any is wrong."""
-    need_torch("the table of architectures")
+def judge_all_architectures(*, as_json: bool) -> None:
+    """Print the table of all architectures; exit with status 1 if phasor is wrong about one."""
+    require_torch("the table of architectures")
     from phasor.torch.hf.architectures import installed_model_types, not_built
     from phasor.torch.hf.verdicts import Verdict, verdict
 
-    found: list[Verdict] = []
+    verdicts: list[Verdict] = []
     with progress_bar("Recording transformers") as progress:
         names = installed_model_types()
-        for done, name in enumerate(names):
-            progress(done, len(names))
+        for index, name in enumerate(names):
+            progress(index, len(names))
             try:
-                found.append(verdict(name))
+                verdicts.append(verdict(name))
             except ConfigError as error:
-                found.append(Verdict(model_type=name, not_built=str(error)))
-    found += [Verdict(model_type=name, not_built=why) for name, why in not_built().items()]
+                verdicts.append(Verdict(model_type=name, not_built=str(error)))
+    verdicts += [Verdict(model_type=name, not_built=why) for name, why in not_built().items()]
     if as_json:
-        say_json([one.as_plain() for one in found])
+        print_json([each.as_plain() for each in verdicts])
     else:
-        print_verdicts(found)
-    sys.exit(0 if all(one.right or one.not_built for one in found) else 1)
+        print_verdicts(verdicts)
+    sys.exit(0 if all(each.right or each.not_built for each in verdicts) else 1)
 
 
 def text_config(path: str) -> Mapping[str, Any]:
@@ -78,81 +78,81 @@ def text_config(path: str) -> Mapping[str, Any]:
 
 
 def print_verdict(verdict: Verdict) -> None:
-    """One architecture in words: its ropes, and how what it does bears them out."""
+    """Print the ropes of one architecture, and how well they reproduce what its class does."""
     screen = Screen()
-    screen.say((str(verdict.class_name), "bold"), f" ({verdict.model_type})")
-    screen.say(
+    screen.print_line((str(verdict.class_name), "bold"), f" ({verdict.model_type})")
+    screen.print_line(
         f"A tiny random model turned {verdict.tokens} tokens, up to position {verdict.farthest}, "
         "with its own code."
     )
     for kind in verdict.kinds:
-        screen.say()
-        screen.say((kind.kind, "bold cyan"), f" (layers {ranges(list(kind.layers))})")
-        rope = _rope(kind)
+        screen.print_line()
+        screen.print_line((kind.kind, "bold cyan"), f" (layers {ranges(list(kind.layers))})")
+        rope = _stated_rope(kind)
         if rope is None:
-            screen.say("  Nothing is turned.")
+            screen.print_line("  Nothing is turned.")
         else:
             for sentence in _rope_sentences(rope, verdict.farthest + 1):
-                screen.say(f"  {sentence}")
+                screen.print_line(f"  {sentence}")
         if kind.place is not None:
             start, width = kind.place
-            screen.say(
+            screen.print_line(
                 f"  The model cuts them out of heads of {width}, from coordinate {start} on."
             )
         if kind.error is not None and kind.error <= 1:
-            screen.say(
+            screen.print_line(
                 "  phasor.load reproduces every query and key as exactly as float32 angles allow."
             )
         for wrong in kind.wrong:
-            screen.say(f"  Wrong: {wrong}.", style="bold red")
+            screen.print_line(f"  Wrong: {wrong}.", style="bold red")
         if kind.wrong and kind.found is not None:
-            screen.say("  What the class does instead:")
+            screen.print_line("  What the class does instead:")
             for line in str(kind.found).split("\n"):
-                screen.say(f"  {line}")
+                screen.print_line(f"  {line}")
     if verdict.beside:
-        screen.say()
-        screen.say("Turned beside attention's own queries and keys:")
+        screen.print_line()
+        screen.print_line("Turned beside attention's own queries and keys:")
         for beside in verdict.beside:
-            screen.say(f"  {beside}")
+            screen.print_line(f"  {beside}")
     remarks = [(f"Note: {note}", "") for note in verdict.notes]
     remarks += [(f"Wrong: {wrong}", "bold red") for wrong in verdict.wrong]
     remarks.append(("right", "bold green") if verdict.right else ("wrong", "bold red"))
     for text, style in remarks:
-        screen.say()
-        screen.say(text, style=style)
+        screen.print_line()
+        screen.print_line(text, style=style)
 
 
 def print_verdicts(verdicts: Sequence[Verdict]) -> None:
-    """A line for each kind of layer of each architecture, and what could not be built."""
+    """Print a line for each kind of layer of each architecture, and what could not be built."""
     screen = Screen()
-    for one in verdicts:
-        for kind in one.kinds:
-            rope = _rope(kind)
+    for verdict in verdicts:
+        for kind in verdict.kinds:
+            rope = _stated_rope(kind)
             facts = ["nothing turned"] if rope is None else _facts(rope, kind.place)
             facts += [] if kind.error is None else [f"error {kind.error:.2g}"]
-            screen.say(
-                (one.model_type, "bold"),
-                f" ({one.class_name}), {len(kind.layers)} {kind.kind}: {', '.join(facts)}",
-                style="bold red" if one.wrong or kind.wrong else "",
+            screen.print_line(
+                (verdict.model_type, "bold"),
+                f" ({verdict.class_name}), {len(kind.layers)} {kind.kind}: {', '.join(facts)}",
+                style="bold red" if verdict.wrong or kind.wrong else "",
             )
-    for one in verdicts:
-        for wrong in (*one.wrong, *(f"{k.kind}: {w}" for k in one.kinds for w in k.wrong)):
-            screen.say(f"{one.model_type}: {wrong}", style="red")
-        for note in one.notes:
-            screen.say(f"{one.model_type}: {note}")
-    absent = [one for one in verdicts if one.not_built is not None]
-    if absent:
-        screen.say()
-        screen.say("Not built:")
-        for one in absent:
-            screen.say(f"  {one.model_type}: {one.not_built}")
-    ran = Counter(one.right for one in verdicts if one.not_built is None)
-    screen.say()
-    screen.say(
-        f"{ran.total()} architectures: {ran[True]} right, {ran[False]} wrong; "
-        f"{len(absent)} not built."
+    for verdict in verdicts:
+        for wrong in (*verdict.wrong, *(f"{k.kind}: {w}" for k in verdict.kinds for w in k.wrong)):
+            screen.print_line(f"{verdict.model_type}: {wrong}", style="red")
+        for note in verdict.notes:
+            screen.print_line(f"{verdict.model_type}: {note}")
+    not_built = [verdict for verdict in verdicts if verdict.not_built is not None]
+    if not_built:
+        screen.print_line()
+        screen.print_line("Not built:")
+        for verdict in not_built:
+            screen.print_line(f"  {verdict.model_type}: {verdict.not_built}")
+    counts = Counter(verdict.right for verdict in verdicts if verdict.not_built is None)
+    screen.print_line()
+    screen.print_line(
+        f"{counts.total()} architectures: {counts[True]} right, {counts[False]} wrong; "
+        f"{len(not_built)} not built."
     )
-    screen.say(
+    screen.print_line(
         "error: of the rope that phasor.load reads, on recorded cosines and sines, as a share of "
         "what float32 angles allow; right is at most 1."
     )
@@ -173,21 +173,21 @@ def _facts(rope: Rope, place: tuple[int, int] | None) -> list[str]:
     ]
 
 
-def _rope(kind: KindVerdict) -> Rope | None:
-    """What phasor says: from the config where it can, else from the class."""
+def _stated_rope(kind: KindVerdict) -> Rope | None:
+    """The rope that phasor states: the config's, or the class's where no config has one."""
     if kind.loaded is not None or kind.found is None:
         return kind.loaded
     return kind.found.rope
 
 
 def _rope_sentences(rope: Rope, tokens: int) -> list[str]:
-    """What the rope is; a rule's, within the original context and at a length beyond."""
-    within = sentences(static_rope(rope, None), None)
+    """Sentences on the rope; on a rule's, within the original context and at ``tokens``."""
+    short = sentences(static_rope(rope, None), None)
     if not isinstance(rope.scaling, Rule):
-        return within
-    beyond = [one for one in sentences(rope.at(tokens), None) if one not in within]
+        return short
+    context, long = original_context(rope), sentences(rope.at(tokens), None)
     return [
         f"The rule {type(rope.scaling).__name__} picks the law from the length.",
-        *within,
-        *(f"Beyond {original_context(rope)} tokens: {one}" for one in beyond),
+        *short,
+        *(f"Beyond {context} tokens: {sentence}" for sentence in long if sentence not in short),
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from phasor.cli.common import need_torch
+from phasor.cli.common import require_torch
 
 
 @click.command()
@@ -13,7 +13,7 @@ def bench() -> None:
 
     phasor is timed against a copy of the same bytes and against plain torch.
     """
-    need_torch("the benchmark")
+    require_torch("the benchmark")
     from phasor.cli.benchmark import run
 
     run()

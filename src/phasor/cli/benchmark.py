@@ -1,10 +1,10 @@
 """``phasor bench``: what the rotation costs on this machine, next to moving its bytes.
 
 A small version of the repository's benchmark, which also measures other packages. Each form of the
-rotation is timed only after it came near enough to the float64 truth; all take turns in random
-order, round by round; and what is reported is the median, over the rounds, of a form's time divided
-by the time that a `copy_` of the same tensors took in the same round, which a busy machine disturbs
-least.
+rotation is timed only if it is close enough to the float64 result. In every round each form has one
+turn, in random order. What is reported is the median over the rounds of a form's time, divided by
+the time that a `copy_` of the same tensors took in the same round: a busy machine disturbs this
+ratio least.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from phasor.rope import Rope
 from phasor.torch import rotate_qk, rotate_qk_
 
 COPY, MULTIPLY = "copy_", "multiply in place"
-#: Largest error of a form that is timed, as a part of the pair's length. A float32 row is within
-#: 2**-22 of the truth and its product adds as much; bfloat16 adds three roundings, of rows,
+#: Largest error of a form that is timed, relative to the pair's length. A float32 row is within
+#: 2**-22 of the exact one and its product adds as much; bfloat16 adds three roundings, of rows,
 #: products and sums in plain torch, to each of two coordinates.
 TOLERANCE = {torch.float32: 2.0**-20, torch.bfloat16: 2.0**-8 + 3 * 2**0.5 * 2.0**-9}
-_CACHED = 2**24  # bytes of query and key that a model's last operation leaves in some cache
-_ROUNDS = 5, 200
+_CACHE_BYTES = 2**24  # up to so many, a model's last operation leaves query and key in some cache
+_LEAST_ROUNDS, _MOST_ROUNDS = 5, 200
 _Call = Callable[[], object]
 
 
@@ -59,9 +59,9 @@ class Case:
 
     def tensors(self) -> tuple[Tensor, Tensor]:
         """Query and key ``[batch, seq, heads, 128]`` of normal numbers, the same every time."""
-        draw = torch.Generator().manual_seed(0)
+        generator = torch.Generator().manual_seed(0)
         q, k = (
-            torch.randn(self.batch, self.seq, heads, 128, generator=draw).to(self.dtype)
+            torch.randn(self.batch, self.seq, heads, 128, generator=generator).to(self.dtype)
             for heads in (32, 8)
         )
         return q, k
@@ -110,11 +110,11 @@ def run(cases: Sequence[Case] = CASES, *, seconds: float = 6.0) -> None:
         for label, pairing in zip(labels, PAIRINGS, strict=True):
             keys = (MULTIPLY, *(f"{form}, {pairing}" for form in ROTATIONS))
             table.add_row(label, pairing, *(_ratio(samples[key], copies) for key in keys))
-    screen.say(
+    screen.print_line(
         f"Time / time of copy_ of the same query and key, {torch.get_num_threads()} threads: "
         "median and half"
     )
-    screen.say(
+    screen.print_line(
         "the interquartile range. In place moves fewer bytes than a copy and may be below 1."
     )
     screen.print(table)
@@ -143,14 +143,15 @@ def measure(case: Case, *, seconds: float) -> dict[str, list[float]]:
             x, y = scratch if form == "in place" else (q, k)
             x.copy_(q)
             y.copy_(k)
-            off = error((q.clone(), k.clone()), rotate(x, y, positions, rope), positions, rope)
-            if not off <= TOLERANCE[case.dtype]:
+            inputs = q.clone(), k.clone()
+            largest_error = error(inputs, rotate(x, y, positions, rope), positions, rope)
+            if not largest_error <= TOLERANCE[case.dtype]:
                 raise VerificationError(
                     f"{form}, {pairing} in {case.name} must be within {TOLERANCE[case.dtype]:.1e} "
-                    f"of the float64 truth, got {off:.1e}; please report it"
+                    f"of the float64 truth, got {largest_error:.1e}; please report it"
                 )
             calls[f"{form}, {pairing}"] = partial(rotate, x, y, positions, rope)
-    return time_in_turn(calls, seconds=seconds, warm=q.nbytes + k.nbytes <= _CACHED)
+    return time_in_turn(calls, seconds=seconds, warm=q.nbytes + k.nbytes <= _CACHE_BYTES)
 
 
 def error(
@@ -180,21 +181,23 @@ def _complex(x: Tensor, pairing: Pairing) -> NDArray[np.complex128]:
 def time_in_turn(
     calls: Mapping[str, _Call], *, seconds: float, warm: bool
 ) -> dict[str, list[float]]:
-    """Seconds of one call of each, in each of 5 to 200 rounds of about ``seconds`` together.
+    """Seconds of one call of each, in each of 5 to 200 rounds that take ``seconds`` in total.
 
-    A call shorter than 0.1 ms is repeated within its turn. Where the tensors fit a cache (``warm``)
-    each call is made once more before its turn, untimed, so that it finds its own there.
+    A call shorter than 0.1 ms is repeated within its turn. If the tensors fit a cache (``warm``),
+    each call is made once before its turn without being timed, so that it finds its own tensors
+    there.
     """
-    once: dict[str, float] = {}
+    durations: dict[str, float] = {}
     for name, call in calls.items():
         call()
-        once[name] = min(timeit(call, number=1) for _ in range(3))
-    repeats = {name: max(1, min(1000, int(1e-4 / max(t, 1e-9)))) for name, t in once.items()}
-    spent = sum(t * (repeats[name] + warm) for name, t in once.items())
+        durations[name] = min(timeit(call, number=1) for _ in range(3))
+    repeats = {name: max(1, min(1000, int(1e-4 / max(t, 1e-9)))) for name, t in durations.items()}
+    round_seconds = sum(t * (repeats[name] + warm) for name, t in durations.items())
+    rounds = max(_LEAST_ROUNDS, min(_MOST_ROUNDS, int(seconds / max(round_seconds, 1e-9))))
     samples: dict[str, list[float]] = {name: [] for name in calls}
-    draw = random.Random(0)
-    for _ in range(max(_ROUNDS[0], min(_ROUNDS[1], int(seconds / max(spent, 1e-9))))):
-        for name in draw.sample(list(calls), len(calls)):
+    generator = random.Random(0)
+    for _ in range(rounds):
+        for name in generator.sample(list(calls), len(calls)):
             if warm:
                 calls[name]()
             samples[name].append(timeit(calls[name], number=repeats[name]) / repeats[name])
@@ -203,6 +206,6 @@ def time_in_turn(
 
 def _ratio(times: Sequence[float], copies: Sequence[float]) -> str:
     """The median of the ratios round by round, and half their interquartile range in per cent."""
-    found = [a / b for a, b in zip(times, copies, strict=True)]
-    low, median, high = statistics.quantiles(found, n=4, method="inclusive")
+    ratios = [a / b for a, b in zip(times, copies, strict=True)]
+    low, median, high = statistics.quantiles(ratios, n=4, method="inclusive")
     return f"{median:.{2 if median < 10 else 0}f} ±{50 * (high - low) / median:.0f}%"

@@ -42,22 +42,22 @@ class _Model(click.ParamType[str]):
 
 
 class TokenCount(click.ParamType[int]):
-    """A number of tokens, at least ``least``: whole, or with k (1024) or M (1024 * 1024)."""
+    """A number of tokens from ``minimum`` on: whole, or with k (1024) or M (1024 * 1024)."""
 
     name = "tokens"
-    _UNITS: ClassVar = {"": 1, "k": 1 << 10, "m": 1 << 20}
+    _UNIT_SIZES: ClassVar = {"": 1, "k": 1 << 10, "m": 1 << 20}
 
-    def __init__(self, least: int = 1) -> None:
-        self._least = least
+    def __init__(self, minimum: int = 1) -> None:
+        self._minimum = minimum
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         # no more digits than any count has
-        parts = re.fullmatch(r"([0-9][0-9_]{,30})([km]?)", str(value).lower())
-        count = 0 if parts is None else int(parts[1].replace("_", "")) * self._UNITS[parts[2]]
-        if not self._least <= count < 1 << 63:
+        match = re.fullmatch(r"([0-9][0-9_]{,30})([km]?)", str(value).lower())
+        count = 0 if match is None else int(match[1].replace("_", "")) * self._UNIT_SIZES[match[2]]
+        if not self._minimum <= count < 1 << 63:
             self.fail(
-                f"{value!r} is no number of tokens from {self._least} to 2**63 - 1, such as 4096, "
-                "128k (131072) or 1M (1048576).",
+                f"{value!r} is no number of tokens from {self._minimum} to 2**63 - 1, such as "
+                "4096, 128k (131072) or 1M (1048576).",
                 param,
                 ctx,
             )
@@ -66,7 +66,7 @@ class TokenCount(click.ParamType[int]):
 
 MODEL = _Model()
 token_counts = TokenCount()
-# functions are called with a matrix of this width at many positions, which takes gigabytes
+# functions are called with a matrix of this width at many positions: wider ones take gigabytes
 function_widths = click.IntRange(2, 4096)
 at_option = click.option(
     "--at",
@@ -75,15 +75,12 @@ at_option = click.option(
     metavar="TOKENS",
     help="Sequence length at which a rule (dynamic NTK, LongRoPE) picks its law.",
 )
-
-
-trained_option = click.option(
+context_option = click.option(
     "--context",
     type=TokenCount(2),
     metavar="TOKENS",
     help="Tokens of the training; the model's own context unless given.",
 )
-
 part_option = click.option(
     "--part", metavar="KEY", help="Config inside the file that is meant, as vision_config."
 )
@@ -95,48 +92,50 @@ lenient_option = click.option(
 )
 
 
-def reading_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options for reading a config file, passed on as one argument ``reading``."""
+def add_load_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options of `phasor.load`, which a command gets as one argument ``load_options``."""
 
     @part_option
     @like_option
     @lenient_option
     @wraps(command)
-    def take(*args: Any, part: str | None, like: str | None, lenient: bool, **rest: Any) -> None:
-        reading = {"part": part, "like": like, "strict": not lenient}
-        command(*args, reading=reading, **rest)
+    def run_command(
+        *args: Any, part: str | None, like: str | None, lenient: bool, **rest: Any
+    ) -> None:
+        load_options = {"part": part, "like": like, "strict": not lenient}
+        command(*args, load_options=load_options, **rest)
 
-    return take
-
-
-def say(text: str = "", *, err: bool = False) -> None:
-    """Print one line, as `Screen.say` does."""
-    Screen(stderr=err).say(text)
+    return run_command
 
 
-def say_json(plain: Any) -> None:
+def print_line(text: str = "", *, err: bool = False) -> None:
+    """Print one line, as `Screen.print_line` does."""
+    Screen(stderr=err).print_line(text)
+
+
+def print_json(plain: Any) -> None:
     """Print JSON values, with non-ASCII characters escaped."""
     click.echo(json.dumps(plain, indent=2))
 
 
-def need_torch(what: str) -> None:
+def require_torch(feature: str) -> None:
     """Raise an error that says what to install if there is no PyTorch."""
     if find_spec("torch") is None:
         raise BackendError(
-            f"{what} rotates with PyTorch, which is not installed: {install_hint('torch')}"
+            f"{feature} rotates with PyTorch, which is not installed: {install_hint('torch')}"
         )
 
 
-def need(what: str, extra: str, *modules: str) -> None:
+def require_modules(feature: str, extra: str, *modules: str) -> None:
     """Raise an error that names the extra to install if one of its ``modules`` is missing."""
     missing = [name for name in modules if find_spec(name) is None]
     if missing:
         raise BackendError(
-            f"{what} is made with {', '.join(missing)}, not installed: {install_hint(extra)}"
+            f"{feature} is made with {', '.join(missing)}, not installed: {install_hint(extra)}"
         )
 
 
-def output_file(path: Path) -> Path:
+def resolve_output(path: Path) -> Path:
     """``path`` with symlinks resolved, after a check that it can be written or replaced."""
     try:
         file = path.resolve()
@@ -152,7 +151,7 @@ def output_file(path: Path) -> Path:
 
 
 def write_file(path: Path, text: str) -> None:
-    """Write a file whole or not at all; one that is there is replaced."""
+    """Write a whole file or nothing; an existing file is replaced."""
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with part.open("x", encoding="utf-8", errors="xmlcharrefreplace") as stream:
@@ -164,18 +163,18 @@ def write_file(path: Path, text: str) -> None:
         part.unlink(missing_ok=True)
 
 
-def read(model: str, reading: Mapping[str, Any]) -> LayerRopes:
-    """Load a preset by name, or a file by path or dash; ``reading`` has the options for files."""
+def read_model(model: str, load_options: Mapping[str, Any]) -> LayerRopes:
+    """Load a preset by name, or a file by path or dash; ``load_options`` are for files."""
     is_path = model == STDIN or Path(model).exists() or "/" in model or model.endswith(".json")
     if is_path and model not in preset_names():
         with warnings.catch_warnings():
             # commands print the notes, which say the same
             warnings.simplefilter("ignore", PhasorWarning)
-            return phasor.load(model, **reading)  # imports the readers of files only now
+            return phasor.load(model, **load_options)  # imports the readers of files only now
     try:
         return preset(model)
     except SpecError as error:
-        # in place of the Python function, name the command
+        # name the command instead of the Python function
         message = str(error).replace("phasor.preset_names()", "`phasor presets`")
         raise SpecError(
             f"no file or folder is called {model!r}, and as a preset: {message}"
@@ -188,14 +187,14 @@ class Screen(Console):
     def __init__(self, *, stderr: bool = False, width: int | None = None) -> None:
         super().__init__(stderr=stderr, width=width, markup=False, emoji=False, highlight=False)
 
-    def render_str(self, text: str, **how: Any) -> Text:
+    def render_str(self, text: str, **options: Any) -> Text:
         # rich renders every str here; cells of tables may have several lines
-        return super().render_str("\n".join(map(visible, text.split("\n"))), **how)
+        return super().render_str("\n".join(map(visible, text.split("\n"))), **options)
 
-    def say(self, *parts: str | tuple[str, str], style: str = "") -> None:
+    def print_line(self, *parts: str | tuple[str, str], style: str = "") -> None:
         """Print one line; a part is text, or text with its style.
 
-        A terminal gets it broken between words and indented as it begins; a file, in one piece.
+        On a terminal it is broken between words, with the indent of its first row.
         """
         line = Text(style=style)
         for part in parts:
@@ -228,11 +227,11 @@ def make_table(*columns: str, words: Collection[str] = ()) -> Table:
 
 
 @contextmanager
-def progress_bar(what: str) -> Generator[Callable[[int, int], None]]:
+def progress_bar(title: str) -> Generator[Callable[[int, int], None]]:
     """A progress bar on a terminal's stderr; yields ``update(done, total)``."""
     from rich.progress import Progress
 
     screen = Screen(stderr=True)
     with Progress(console=screen, transient=True, disable=not screen.is_terminal) as progress:
-        task = progress.add_task(what, total=None)
-        yield lambda done, of: progress.update(task, completed=done, total=of)
+        task = progress.add_task(title, total=None)
+        yield lambda completed, total: progress.update(task, completed=completed, total=total)

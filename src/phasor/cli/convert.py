@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from phasor.checkpoint import PROGRAMS, ConversionPlan, Patterns, Program, plan, write
-from phasor.cli.common import Screen, lenient_option, like_option, say
+from phasor.cli.common import Screen, lenient_option, like_option, print_line
 from phasor.errors import PhasorWarning
 from phasor.pairings import PAIRINGS, Pairing, opposite
 from phasor.rope import Rope
@@ -81,9 +81,9 @@ def convert(
     patterns = Patterns(**regexes)
     if program is not None:
         others = (target, origin, config, head_dim, rotary_dim, rotary_start, like)
-        if patterns.each() or lenient or any(value is not None for value in others):
+        if patterns.list_patterns() or lenient or any(value is not None for value in others):
             raise click.UsageError("--for goes only with --dry-run and --verify.")
-        planned = plan(source, program)
+        conversion = plan(source, program)
     elif target is None:
         raise click.UsageError("Missing option '--to' or '--for'.")
     else:
@@ -103,32 +103,34 @@ def convert(
         with warnings.catch_warnings():
             # what is assumed of sizes has no part in which rows are paired
             warnings.simplefilter("ignore", PhasorWarning)
-            planned = plan(
+            conversion = plan(
                 source,
                 target,
                 source=origin,
                 model=config if rope is None else rope,
-                patterns=patterns if patterns.each() else None,
+                patterns=patterns if patterns.list_patterns() else None,
                 like=like,
                 strict=not lenient,
             )
     if out is not None and not dry_run:
-        _write(planned, out, verified=verified)
-    for line in planned.lines():
-        say(line)
+        _write(conversion, out, verified=verified)
+    for line in conversion.lines():
+        print_line(line)
     files = f"Written to {out}. Files beside the weights were not copied."
     if program is not None:
-        files = f"Written to {out}: {' and '.join((*planned.other_files, *planned.files))}."
+        files = f"Written to {out}: {' and '.join((*conversion.other_files, *conversion.files))}."
     if verified:
-        say("Verified: both sides agree, byte for byte and in their scores.")
-    say("Nothing was written." if out is None or dry_run else files)
+        print_line("Verified: both sides agree, byte for byte and in their scores.")
+    print_line("Nothing was written." if out is None or dry_run else files)
 
 
-def _write(planned: ConversionPlan, out: Path, *, verified: bool) -> None:
+def _write(conversion: ConversionPlan, out: Path, *, verified: bool) -> None:
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
 
     screen = Screen(stderr=True)
     columns = BarColumn(), DownloadColumn(), TimeRemainingColumn()
     with Progress(*columns, console=screen, disable=not screen.is_terminal) as progress:
-        task = progress.add_task("", total=planned.size * (2 if verified else 1))
-        write(planned, out, verified=verified, advance=lambda count: progress.advance(task, count))
+        task = progress.add_task("", total=conversion.size * (2 if verified else 1))
+        write(
+            conversion, out, verified=verified, advance=lambda count: progress.advance(task, count)
+        )

@@ -1,7 +1,7 @@
 """``phasor demo``: from a model's configuration to a proved rotation, in a few seconds.
 
-The oracle here shares nothing with the library but NumPy: it writes each model's frequencies out
-again, takes float64 angles (right to 1e-10 at these positions) and multiplies complex numbers.
+The oracle shares only NumPy with the library: it has its own formula for each model's frequencies,
+takes float64 angles (within 1e-10 at these positions) and multiplies complex numbers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phasor.angles import ROW_ERROR_20
-from phasor.cli.common import Screen, make_table, need_torch
+from phasor.cli.common import Screen, make_table, require_torch
 from phasor.configs import load
 from phasor.describe import sentences
 from phasor.layers import LayerRopes
@@ -35,11 +35,11 @@ _TOKENS = 256
 
 @dataclass(frozen=True)
 class _Case:
-    """A model, and its rotation written out again.
+    """A model, and its rotation by the oracle.
 
     Attributes:
         ropes: What phasor read.
-        inv_freq: The frequencies by hand.
+        inv_freq: The frequencies by the oracle's formula.
         start: The first position of the test, near the end of the model's context.
     """
 
@@ -60,15 +60,15 @@ def _geometric(base: float, pairs: int) -> NDArray[np.float64]:
 def _llama_3_1() -> NDArray[np.float64]:
     """Divide by 8 below one turn in 8192 positions, keep above four, blend between."""
     plain = _geometric(500_000.0, 64)
-    kept = np.clip((8192 * plain / (2 * np.pi) - 1) / 3, 0, 1)
-    return kept * plain + (1 - kept) * plain / 8
+    kept_share = np.clip((8192 * plain / (2 * np.pi) - 1) / 3, 0, 1)
+    return kept_share * plain + (1 - kept_share) * plain / 8
 
 
 def _deepseek_v3() -> NDArray[np.float64]:
     """Divide by 40, with a ramp over the pairs 10 to 23: those of 32 turns and of one in 4096."""
     plain = _geometric(10_000.0, 32)
-    slow = np.clip((np.arange(32) - 10) / 13, 0, 1)
-    return plain * (1 - slow) + plain / 40 * slow
+    divided = np.clip((np.arange(32) - 10) / 13, 0, 1)
+    return plain * (1 - divided) + plain / 40 * divided
 
 
 def _cases() -> list[_Case]:
@@ -86,7 +86,7 @@ def _cases() -> list[_Case]:
 @click.command()
 def demo() -> None:
     """Rotate with the configs of real models, and prove the result."""
-    need_torch("the demo")
+    require_torch("the demo")
     sys.exit(0 if run() else 1)
 
 
@@ -98,38 +98,42 @@ def run() -> bool:
     screen = Screen()
     cases = _cases()
     llama = cases[0].ropes
-    screen.say(("1. Read a configuration", "bold"), " (llama-3.1-8b.json)")
+    screen.print_line(("1. Read a configuration", "bold"), " (llama-3.1-8b.json)")
     for sentence in sentences(cases[0].rope, llama.context):
-        screen.say(f"   {sentence}")
-    screen.say()
-    screen.say(
+        screen.print_line(f"   {sentence}")
+    screen.print_line()
+    screen.print_line(
         ("2. Rotate queries and keys", "bold"),
         f" of real shapes, {_TOKENS} tokens at the context's end,",
     )
-    screen.say("   forward and backward, and compare with complex128 multiplication")
-    work = [(case, dtype) for case in cases for dtype in (torch.float32, torch.bfloat16)]
+    screen.print_line("   forward and backward, and compare with complex128 multiplication")
+    combinations = [(case, dtype) for case in cases for dtype in (torch.float32, torch.bfloat16)]
     words = "model", "q and k", "dtype"
     table = make_table(*words, "forward", "backward", words=words)
-    worst = 0.0
-    for case, dtype in track(work, "   rotating", console=screen, transient=True):
+    largest_error = 0.0
+    for case, dtype in track(combinations, "   rotating", console=screen, transient=True):
         forward, backward = _errors(case, dtype)
-        worst = max(worst, forward, backward)
+        largest_error = max(largest_error, forward, backward)
         shapes = f"{case.ropes.num_heads} + {case.ropes.num_kv_heads} heads of {case.rope.head_dim}"
         cells = (case.ropes.name, shapes, str(dtype).removeprefix("torch."))
         table.add_row(*cells, f"{forward:.3f}", f"{backward:.3f}")
     screen.print(table)
-    held = worst <= 1.0
-    verdict = ("within the bound", "green") if held else ("BEYOND THE BOUND", "red")
-    screen.say(f"   Largest error, in units of the derived bound: {worst:.3f}, ", verdict, ".")
-    screen.say()
-    screen.say(
+    is_within_bound = largest_error <= 1.0
+    verdict = ("within the bound", "green") if is_within_bound else ("BEYOND THE BOUND", "red")
+    text = f"   Largest error, in units of the derived bound: {largest_error:.3f}, "
+    screen.print_line(text, verdict, ".")
+    screen.print_line()
+    screen.print_line(
         ("3. For comparison", "bold"),
         f": near position {cases[0].start} the usual float32 angles are off by",
     )
     positions = np.arange(cases[0].start, cases[0].start + _TOKENS)
-    usual = angle_errors(cases[0].rope, positions, "float32 angle").max()
-    screen.say(f"   up to {usual:.1e} in cos and sin; phasor's rows are within {ROW_ERROR_20:.1e}.")
-    return held
+    usual_error = angle_errors(cases[0].rope, positions, "float32 angle").max()
+    text = (
+        f"   up to {usual_error:.1e} in cos and sin; phasor's rows are within {ROW_ERROR_20:.1e}."
+    )
+    screen.print_line(text)
+    return is_within_bound
 
 
 def _errors(case: _Case, dtype: torch.dtype) -> tuple[float, float]:
@@ -139,39 +143,39 @@ def _errors(case: _Case, dtype: torch.dtype) -> tuple[float, float]:
     from phasor.torch import rotate_qk
 
     rope = case.rope
-    draw = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
 
-    def tensor(heads: int | None) -> Tensor:
-        return torch.randn(1, _TOKENS, heads or 1, rope.head_dim, generator=draw).to(dtype)
+    def draw(heads: int | None) -> Tensor:
+        return torch.randn(1, _TOKENS, heads or 1, rope.head_dim, generator=generator).to(dtype)
 
-    q, k = tensor(case.ropes.num_heads), tensor(case.ropes.num_kv_heads)
-    grads = tensor(case.ropes.num_heads), tensor(case.ropes.num_kv_heads)
+    q, k = draw(case.ropes.num_heads), draw(case.ropes.num_kv_heads)
+    grads = draw(case.ropes.num_heads), draw(case.ropes.num_kv_heads)
     positions = torch.arange(case.start, case.start + _TOKENS)
     inputs = q.requires_grad_(), k.requires_grad_()
-    turned = rotate_qk(*inputs, positions, rope)
-    back = torch.autograd.grad(turned, inputs, grads)
+    rotated = rotate_qk(*inputs, positions, rope)
+    gradients = torch.autograd.grad(rotated, inputs, grads)
     turns = np.exp(1j * positions.numpy()[:, None] * case.inv_freq)[:, None, :]
-    layouts = rope.pairing, rope.output_pairing
+    pairings = rope.pairing, rope.output_pairing
     # the heads of queries and of keys side by side
     return (
-        _error(torch.cat(inputs, 2), torch.cat(turned, 2), turns, layouts, rope),
-        _error(torch.cat(grads, 2), torch.cat(back, 2), turns.conj(), layouts[::-1], rope),
+        _error(torch.cat(inputs, 2), torch.cat(rotated, 2), turns, pairings, rope),
+        _error(torch.cat(grads, 2), torch.cat(gradients, 2), turns.conj(), pairings[::-1], rope),
     )
 
 
 def _error(
-    x: Tensor, y: Tensor, turns: NDArray[np.complex128], layouts: tuple[Pairing, ...], rope: Rope
+    x: Tensor, y: Tensor, turns: NDArray[np.complex128], pairings: tuple[Pairing, ...], rope: Rope
 ) -> float:
-    """How far ``y`` is from ``x`` turned by complex multiplication, in units of the bound."""
-    span = slice(rope.rotary_start, rope.rotary_start + rope.rotary_dim)
-    given = _pairs(x.detach().double().numpy()[..., span], layouts[0])
-    expected = given * turns
-    error = _pairs(y.detach().double().numpy()[..., span], layouts[1]) - expected
-    size = np.abs(given.real) + np.abs(given.imag)
-    products = np.abs(given.real * turns.real) + np.abs(given.imag * turns.imag)
-    crossed = np.abs(given.real * turns.imag) + np.abs(given.imag * turns.real)
+    """The error of ``y`` as the rotation of ``x``, in units of the bound."""
+    rotary_slice = slice(rope.rotary_start, rope.rotary_start + rope.rotary_dim)
+    inputs = _pairs(x.detach().double().numpy()[..., rotary_slice], pairings[0])
+    expected = inputs * turns
+    error = _pairs(y.detach().double().numpy()[..., rotary_slice], pairings[1]) - expected
+    sizes = np.abs(inputs.real) + np.abs(inputs.imag)
+    products = np.abs(inputs.real * turns.real) + np.abs(inputs.imag * turns.imag)
+    crossed = np.abs(inputs.real * turns.imag) + np.abs(inputs.imag * turns.real)
     parts = ((error.real, products, expected.real), (error.imag, crossed, expected.imag))
-    return max(float(np.max(np.abs(e) / _bound(y.dtype, m, size, r))) for e, m, r in parts)
+    return max(float(np.max(np.abs(e) / _bound(y.dtype, m, sizes, r))) for e, m, r in parts)
 
 
 def _pairs(x: NDArray[np.float64], pairing: Pairing) -> NDArray[np.complex128]:
@@ -191,7 +195,7 @@ def _bound(
     size: NDArray[np.float64],
     ref: NDArray[np.float64],
 ) -> NDArray[np.float64]:
-    """What float32 arithmetic, the tables and one rounding may do: see the precision page."""
+    """The error that float32 arithmetic, the tables and one rounding may make: see precision.md."""
     import torch
 
     wide = 2 * 2.0**-23 * products + ROW_ERROR_20 * size

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
 from dataclasses import asdict
 from typing import Any
@@ -14,12 +14,12 @@ from phasor.cli.common import (
     MODEL,
     STDIN,
     Screen,
+    add_load_options,
     at_option,
     function_widths,
-    read,
-    reading_options,
-    say,
-    say_json,
+    print_json,
+    print_line,
+    read_model,
     token_counts,
 )
 from phasor.cli.identify import find_function, is_function
@@ -47,7 +47,7 @@ from phasor.rope import Rope
 @click.option("--head-dim", type=function_widths, help="Width of a head, for two functions.")
 @click.option("--kind", metavar="NAME", help="Layers to compare a function with.")
 @at_option
-@reading_options
+@add_load_options
 def diff(
     first: str,
     second: str,
@@ -57,7 +57,7 @@ def diff(
     head_dim: int | None,
     kind: str | None,
     seq_len: int | None,
-    reading: Mapping[str, Any],
+    load_options: Mapping[str, Any],
 ) -> None:
     """Show where two rotations part: first pair, first position. Exit status 1 if they do.
 
@@ -67,37 +67,41 @@ def diff(
         raise click.UsageError("standard input is read once; give one of the two as a file.")
     if is_function(first) or is_function(second):
         with redirect_stdout(sys.stderr):  # output of the functions' own code
-            one, other = (
-                find_function(side) if is_function(side) else _rope(side, kind, seq_len, reading)
-                for side in (first, second)
-            )
+            sides = first, second
+            rotations = [_find_rotation(side, kind, seq_len, load_options) for side in sides]
             parting = diff_rotations(
-                one, other, head_dim=head_dim, context=context or 4096, tolerance=tolerance
+                *rotations, head_dim=head_dim, context=context or 4096, tolerance=tolerance
             )
         if as_json:
             plain = None if parting is None else asdict(parting)
-            say_json({"differ": parting is not None, "parting": plain})
+            print_json({"differ": parting is not None, "parting": plain})
         else:
-            say("They agree wherever they were compared." if parting is None else str(parting))
+            print_line(
+                "They agree wherever they were compared." if parting is None else str(parting)
+            )
         sys.exit(0 if parting is None else 1)
     for option, value in (("--head-dim", head_dim), ("--kind", kind)):
         if value is not None:
             raise click.UsageError(f"{option} is for functions; two models say it themselves.")
-    a, b = read(first, reading), read(second, reading)
-    compared = diff_rotations(a, b, seq_len=seq_len, context=context, tolerance=tolerance)
+    a, b = read_model(first, load_options), read_model(second, load_options)
+    difference = diff_rotations(a, b, seq_len=seq_len, context=context, tolerance=tolerance)
     if as_json:
-        say_json(compared.as_plain())
+        print_json(difference.as_plain())
     else:
-        screen, (title, *rest) = Screen(), compared.lines()
-        screen.say((title, "bold"))
+        screen, (title, *rest) = Screen(), difference.lines()
+        screen.print_line((title, "bold"))
         for line in rest:
-            screen.say(line)
-    sys.exit(1 if compared else 0)
+            screen.print_line(line)
+    sys.exit(1 if difference else 0)
 
 
-def _rope(model: str, kind: str | None, seq_len: int | None, reading: Mapping[str, Any]) -> Rope:
-    """The one rope of a model that a function is compared with."""
-    ropes = read(model, reading)
+def _find_rotation(
+    text: str, kind: str | None, seq_len: int | None, load_options: Mapping[str, Any]
+) -> Rope | Callable[..., Any]:
+    """The function that ``text`` names, or the rope of a model to compare a function with."""
+    if is_function(text):
+        return find_function(text)
+    ropes = read_model(text, load_options)
     rotating = {name: rope for name, rope in ropes.kinds.items() if rope is not None}
     name = next(iter(rotating)) if kind is None and len(rotating) == 1 else kind
     if name is None or name not in rotating:

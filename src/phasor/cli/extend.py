@@ -15,12 +15,12 @@ from phasor.cli.common import (
     MODEL,
     Screen,
     TokenCount,
+    add_load_options,
+    context_option,
     make_table,
-    read,
-    reading_options,
-    say,
-    say_json,
-    trained_option,
+    print_json,
+    print_line,
+    read_model,
     write_file,
 )
 from phasor.configs import load
@@ -28,6 +28,14 @@ from phasor.configs.sources import read_source
 from phasor.errors import ConfigError, PhasorWarning, SpecError
 from phasor.extending import ExtensionPlan, plan
 from phasor.layers import LayerRopes
+
+# columns of the table of laws that need an explanation
+_COLUMNS = {
+    "new phases": "pairs that show an angle never met in training",
+    "slowest": "turns of the slowest pair over the context",
+    "C(r) < 0": "distance from where a like key may score below a random one",
+    "neighbours": "how much of the angle between neighbours the fastest pair keeps",
+}
 
 
 @click.command()
@@ -62,8 +70,8 @@ from phasor.layers import LayerRopes
     help="Write MODEL's config.json, changed, to this folder.",
 )
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
-@trained_option
-@reading_options
+@context_option
+@add_load_options
 def extend(
     model: str,
     to: int,
@@ -74,7 +82,7 @@ def extend(
     folder: Path | None,
     as_json: bool,
     context: int | None,
-    reading: Mapping[str, Any],
+    load_options: Mapping[str, Any],
 ) -> None:
     """Compare the laws for a longer context, and write the config.
 
@@ -82,32 +90,33 @@ def extend(
     """
     if settings and law is None:
         raise click.UsageError("--set changes a parameter of a law: name it with --law.")
-    ropes = read(model, reading)
-    parameters = {law: dict(map(_parameter, settings))} if law is not None and settings else None
-    divisors = None if factors is None else _divisors(factors)
+    ropes = read_model(model, load_options)
+    parameters_of_law = dict(map(_parse_setting, settings))
+    parameters = {law: parameters_of_law} if law is not None and parameters_of_law else None
+    divisors = None if factors is None else _read_divisors(factors)
     with Screen(stderr=True).status("comparing the laws"):
-        planned = plan(
+        extension = plan(
             ropes, to, kind=kind, context=context, factors=divisors, parameters=parameters
         )
-    # first, so that nothing is printed where it fails
-    written = write_config(planned, law, model, reading, ropes, folder) if folder else None
+    # written first, so that nothing is printed if that fails
+    path = write_config(extension, law, model, load_options, ropes, folder) if folder else None
     if as_json:
-        say_json(planned.as_plain(law))
-    elif written is not None:
-        say(f"Written: {written}, for {to} tokens by {planned.way(law).name}.")
+        print_json(extension.as_plain(law))
+    elif path is not None:
+        print_line(f"Written: {path}, for {to} tokens by {extension.way(law).name}.")
     else:
-        print_plan(planned, law)
+        print_plan(extension, law)
 
 
-def _divisors(path: Path) -> list[float]:
+def _read_divisors(path: Path) -> list[float]:
     """LongRoPE's divisors in a JSON file."""
-    found = read_source(path).values.get("long_factor")
-    if not isinstance(found, list):
+    divisors = read_source(path).values.get("long_factor")
+    if not isinstance(divisors, list):
         raise SpecError(f"{path} must hold an object with a list called long_factor")
-    return cast(list[float], found)
+    return cast(list[float], divisors)
 
 
-def _parameter(setting: str) -> tuple[str, Any]:
+def _parse_setting(setting: str) -> tuple[str, Any]:
     name, _, text = setting.partition("=")
     try:
         value = json.loads(text)
@@ -119,10 +128,10 @@ def _parameter(setting: str) -> tuple[str, Any]:
 
 
 def write_config(
-    planned: ExtensionPlan,
+    extension: ExtensionPlan,
     law: str | None,
     model: str,
-    reading: Mapping[str, Any],
+    load_options: Mapping[str, Any],
     ropes: LayerRopes,
     folder: Path,
 ) -> Path:
@@ -137,11 +146,11 @@ def write_config(
             "--write changes a copy of a Hugging Face config.json: give its path, or that of its "
             f"folder, as MODEL, got {model!r}"
         )
-    config, way = planned.config_with(read_source(model).values, law), planned.way(law)
+    config, way = extension.config_with(read_source(model).values, law), extension.way(law)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PhasorWarning)
-        again = load(config, **reading)
-    if any(again.kinds[kind] != way.config_rope for kind in planned.kinds):
+        reloaded = load(config, **load_options)
+    if any(reloaded.kinds[kind] != way.config_rope for kind in extension.kinds):
         raise ConfigError(
             f"{model} with the new keys would describe another rope than planned; write them by "
             "hand, without --write"
@@ -160,49 +169,46 @@ def write_config(
     return path
 
 
-def print_plan(planned: ExtensionPlan, law: str | None) -> None:
-    """What is documented, the laws side by side with their evidence, and what a config says."""
+def print_plan(extension: ExtensionPlan, law: str | None) -> None:
+    """Print the documented law, a table of all laws with their evidence, and a config's block."""
     screen = Screen()
-    chosen = None if law is None and planned.recommended is None else planned.way(law)
-    screen.say((planned.model, "bold"), f", {planned.title}")
-    for sentence in planned.judgement:
-        screen.say(f"  {sentence}")
-    screen.print(_plan_table(planned))
-    screen.say("  new phases: pairs that show an angle never met in training")
-    screen.say("  slowest: turns of the slowest pair over the context")
-    screen.say("  C(r) < 0: distance from where a like key may score below a random one")
-    screen.say("  neighbours: how much of the angle between neighbours the fastest pair keeps")
-    screen.say()
-    screen.say("Measured on trained models", style="bold")
-    for name, way in planned.ways.items():
+    chosen = None if law is None and extension.recommended is None else extension.way(law)
+    screen.print_line((extension.model, "bold"), f", {extension.title}")
+    for sentence in extension.judgement:
+        screen.print_line(f"  {sentence}")
+    screen.print(_plan_table(extension))
+    for title, meaning in _COLUMNS.items():
+        screen.print_line(f"  {title}: {meaning}")
+    screen.print_line()
+    screen.print_line("Measured on trained models", style="bold")
+    for name, way in extension.ways.items():
         if way.evidence:
-            screen.say(f"  {name}: {way.evidence}")
-    screen.say()
+            screen.print_line(f"  {name}: {way.evidence}")
+    screen.print_line()
     if chosen is None:
-        screen.say("--law NAME prints the block of a law for a Hugging Face config.json.")
+        screen.print_line("--law NAME prints the block of a law for a Hugging Face config.json.")
         return
-    screen.say((chosen.name, "bold"), " in a Hugging Face config.json")
+    screen.print_line((chosen.name, "bold"), " in a Hugging Face config.json")
     if chosen.config is None:
-        screen.say(f"  {chosen.refused}")
+        screen.print_line(f"  {chosen.refused}")
         return
-    if planned.labels:
-        verb = "is the block" if len(planned.labels) == 1 else "are the blocks"
-        screen.say(
-            f"  {', '.join(map(repr, planned.labels))} {verb} of these layers; "
+    if extension.labels:
+        verb = "is the block" if len(extension.labels) == 1 else "are the blocks"
+        screen.print_line(
+            f"  {', '.join(map(repr, extension.labels))} {verb} of these layers; "
             "any other says what it said."
         )
-    set_these = f"In {planned.inside} set" if planned.inside else "Set"
-    remove = f", and remove {', '.join(planned.replaced)}" if planned.replaced else ""
-    if planned.replaced is None:
+    set_these = f"In {extension.inside} set" if extension.inside else "Set"
+    remove = f", and remove {', '.join(extension.replaced)}" if extension.replaced else ""
+    if extension.replaced is None:
         remove = ", and remove older names of them (from the path of a config.json this says which)"
-    screen.say(f"  {set_these} these keys{remove}:")
+    screen.print_line(f"  {set_these} these keys{remove}:")
     screen.print(json.dumps(chosen.config, indent=2), soft_wrap=True)
 
 
-def _plan_table(planned: ExtensionPlan) -> Table:
-    numbers = "new phases", "slowest", "C(r) < 0", "neighbours", "attention factor"
-    table = make_table("law", *numbers, words=["law"])
-    for name, way in planned.ways.items():
+def _plan_table(extension: ExtensionPlan) -> Table:
+    table = make_table("law", *_COLUMNS, "attention factor", words=["law"])
+    for name, way in extension.ways.items():
         table.add_row(
             name,
             f"{way.pairs_affected} of {way.rope.num_pairs}",
@@ -210,6 +216,6 @@ def _plan_table(planned: ExtensionPlan) -> Table:
             "none" if way.sign_change is None else str(way.sign_change),
             f"{way.resolution:.3g}",
             f"{way.rope.attention_factor:.6g}",
-            style="green" if name == planned.recommended else None,
+            style="green" if name == extension.recommended else None,
         )
     return table

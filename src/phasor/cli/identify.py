@@ -11,8 +11,8 @@ from typing import Any, cast
 
 import click
 
-from phasor.cli.architectures import is_architecture, judge, judge_all
-from phasor.cli.common import function_widths, say, say_json
+from phasor.cli.architectures import is_architecture, judge_all_architectures, judge_architecture
+from phasor.cli.common import function_widths, print_json, print_line
 from phasor.errors import SpecError
 from phasor.identification import identify as identify_function
 
@@ -33,29 +33,29 @@ def find_function(text: str) -> Callable[..., Any]:
     module, _, names = text.partition(":")
     if not is_function(text):
         raise SpecError(f"a function is named as package.module:function, got {text!r}")
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
+    current_folder = str(Path.cwd())
+    if current_folder not in sys.path:
+        sys.path.insert(0, current_folder)
     try:
         target: Any = import_module(module)
     except ImportError as error:
         raise SpecError(f"{module!r} cannot be imported: {error}") from None
     except (Exception, SystemExit) as error:  # importing runs its code
-        what = f"{type(error).__name__}: {error}"
-        raise SpecError(f"{module!r} cannot be imported, it raises {what}") from None
+        description = f"{type(error).__name__}: {error}"
+        raise SpecError(f"{module!r} cannot be imported, it raises {description}") from None
     for name in names.split("."):
         if not hasattr(target, name):
             raise SpecError(f"{text!r}: there is no {name!r} in {target!r}")
         target = getattr(target, name)
     if isinstance(target, type) or not callable(target):
-        what = cast(object, target)
-        raise SpecError(f"{text!r} must be a function or a made module, got {what!r}")
+        description = cast(object, target)
+        raise SpecError(f"{text!r} must be a function or a made module, got {description!r}")
     return target
 
 
 @click.command()
 @click.argument("function", required=False)
-@click.option("--list", "every", is_flag=True, help="Every architecture of transformers.")
+@click.option("--list", "list_all", is_flag=True, help="Every architecture of transformers.")
 @click.option(
     "--config",
     type=click.Path(allow_dash=True),
@@ -72,10 +72,10 @@ def find_function(text: str) -> Callable[..., Any]:
 @click.option("--json", "as_json", is_flag=True, help="Everything, as JSON.")
 def identify(
     function: str | None,
-    every: bool,
+    list_all: bool,
     config: str | None,
     as_json: bool,
-    **about: Any,
+    **options: Any,
 ) -> None:
     """Say which rotation FUNCTION does, and what is wrong with it.
 
@@ -84,27 +84,27 @@ def identify(
     recorded before and after, and what phasor says about the architecture is compared with them.
     --list does that for all there are, in a minute or two, and exits with 1 if any is wrong.
     """
-    given = {name: value for name, value in about.items() if value is not None}
-    by_name = every or (function is not None and is_architecture(function))
-    if every == (function is not None):
+    given_options = {name: value for name, value in options.items() if value is not None}
+    for_architecture = list_all or (function is not None and is_architecture(function))
+    if list_all == (function is not None):
         raise click.UsageError("Give a FUNCTION, or --list.")
-    if by_name and given:
-        option = next(iter(given)).removeprefix("n_").replace("_", "-")
+    if for_architecture and given_options:
+        option = next(iter(given_options)).removeprefix("n_").replace("_", "-")
         raise click.UsageError(f"--{option} is for functions, not for architectures.")
-    if config is not None and (every or not by_name):
+    if config is not None and (list_all or not for_architecture):
         raise click.UsageError("--config goes with transformers:NAME.")
-    if every:
-        judge_all(as_json=as_json)
-    if by_name:
-        judge(cast(str, function), config, as_json=as_json)
-    if "head_dim" not in given:
+    if list_all:
+        judge_all_architectures(as_json=as_json)
+    if for_architecture:
+        judge_architecture(cast(str, function), config, as_json=as_json)
+    if "head_dim" not in given_options:
         raise click.UsageError("Missing option '--head-dim', which a function needs.")
     with redirect_stdout(sys.stderr):  # output of the function's own code
-        if "table" in given:
-            given["table"] = find_function(given["table"])
-        found = identify_function(find_function(cast(str, function)), **given)
+        if "table" in given_options:
+            given_options["table"] = find_function(given_options["table"])
+        identified = identify_function(find_function(cast(str, function)), **given_options)
     if as_json:
-        say_json(found.as_plain())
+        print_json(identified.as_plain())
         return
-    for line in str(found).split("\n"):
-        say(line)
+    for line in str(identified).split("\n"):
+        print_line(line)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from phasor.cli.common import Screen, say_json
+from phasor.cli.common import Screen, print_json
 from phasor.errors import SpecError
 from phasor.layers import summarize
 from phasor.presets import preset, preset_names
@@ -20,7 +20,7 @@ def presets(words: tuple[str, ...], as_json: bool) -> None:
     """
     names = [name for name in preset_names() if all(word.lower() in name for word in words)]
     if as_json:
-        say_json(names)
+        print_json(names)
         return
     if not names:
         raise SpecError(
@@ -30,6 +30,6 @@ def presets(words: tuple[str, ...], as_json: bool) -> None:
     for name in names:
         ropes = preset(name)
         context = f", {ropes.context} tokens" if ropes.context else ""
-        screen.say(
+        screen.print_line(
             (f"{name:{width}}", "bold"), f"  {'; '.join(map(summarize, ropes.ropes))}{context}"
         )

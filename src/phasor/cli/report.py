@@ -11,13 +11,13 @@ import click
 from phasor.cli.common import (
     MODEL,
     TokenCount,
-    need,
-    output_file,
+    add_load_options,
+    context_option,
+    print_line,
     progress_bar,
-    read,
-    reading_options,
-    say,
-    trained_option,
+    read_model,
+    require_modules,
+    resolve_output,
     write_file,
 )
 
@@ -38,19 +38,19 @@ from phasor.cli.common import (
     metavar="TOKENS",
     help="Longest context to look at; eight times the context unless given.",
 )
-@trained_option
-@reading_options
+@context_option
+@add_load_options
 def report(
-    model: str, output: Path, to: int | None, context: int | None, reading: Mapping[str, Any]
+    model: str, output: Path, to: int | None, context: int | None, load_options: Mapping[str, Any]
 ) -> None:
     """Write all of this about MODEL as one HTML page.
 
     The page needs no network.
     """
-    need("the report", "charts", "altair", "jinja2", "vl_convert")
-    from phasor.report import report as written
+    require_modules("the report", "charts", "altair", "jinja2", "vl_convert")
+    from phasor.report import report as write_report
 
-    file, ropes = output_file(output), read(model, reading)
+    file, ropes = resolve_output(output), read_model(model, load_options)
     with progress_bar("writing the report") as progress:
-        write_file(file, written(ropes, context=context, to=to, progress=progress))
-    say(f"{output}: {file.stat().st_size / 1e6:.1f} MB")
+        write_file(file, write_report(ropes, context=context, to=to, progress=progress))
+    print_line(f"{output}: {file.stat().st_size / 1e6:.1f} MB")

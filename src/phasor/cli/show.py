@@ -11,11 +11,11 @@ from rich.table import Table
 from phasor.cli.common import (
     MODEL,
     Screen,
+    add_load_options,
     at_option,
     make_table,
-    read,
-    reading_options,
-    say_json,
+    print_json,
+    read_model,
     token_counts,
 )
 from phasor.describe import (
@@ -29,7 +29,7 @@ from phasor.describe import (
 )
 from phasor.layers import LayerRopes
 
-_FEW = 20  # tables of at most this many rows are printed in full
+_MOST_ROWS = 20  # tables of at most this many rows are printed in full
 
 
 @click.command()
@@ -40,20 +40,20 @@ _FEW = 20  # tables of at most this many rows are printed in full
     "--context", type=token_counts, metavar="TOKENS", help="Count turns over this length."
 )
 @at_option
-@reading_options
+@add_load_options
 def show(
     model: str,
     as_json: bool,
     pairs: bool,
     context: int | None,
     seq_len: int | None,
-    reading: Mapping[str, Any],
+    load_options: Mapping[str, Any],
 ) -> None:
     """Say which rotation MODEL means, in words and pair by pair."""
-    ropes = read(model, reading)
+    ropes = read_model(model, load_options)
     length = context or ropes.context
     if as_json:
-        say_json(as_plain(ropes, seq_len or length, length))
+        print_json(as_plain(ropes, seq_len or length, length))
         return
     print_model(ropes, seq_len or length, length, every_pair=pairs)
 
@@ -66,30 +66,30 @@ def print_model(
     heads = f", {ropes.num_heads} query heads" if ropes.num_heads else ""
     heads += f" and {ropes.num_kv_heads} key heads" if ropes.num_kv_heads else ""
     length = f", context {ropes.context}" if ropes.context else ""
-    screen.say((ropes.name, "bold"), f": {len(ropes)} layers{heads}{length}")
+    screen.print_line((ropes.name, "bold"), f": {len(ropes)} layers{heads}{length}")
     for kind, rope in ropes.kinds.items():
         layers = [i for i, name in enumerate(ropes.layer_kinds) if name == kind]
-        screen.say()
-        screen.say((kind, "bold cyan"), f" (layers {ranges(layers)})")
+        screen.print_line()
+        screen.print_line((kind, "bold cyan"), f" (layers {ranges(layers)})")
         if rope is None:
-            screen.say("  No position embedding.")
+            screen.print_line("  No position embedding.")
             continue
         static = static_rope(rope, seq_len)
         for sentence in (*rule_sentences(rope, seq_len), *sentences(static, context)):
-            screen.say(f"  {sentence}")
+            screen.print_line(f"  {sentence}")
         rows = pair_rows(static, context)
         screen.print(_pair_table(rows if every_pair else _select_rows(rows), context))
-        if not every_pair and len(rows) > _FEW:
-            screen.say(f"  A selection of {len(rows)} pairs; --pairs shows all.")
-    screen.say()
-    screen.say(f"Softmax scale: multiplied by {ropes.softmax_factor:.6g}")
+        if not every_pair and len(rows) > _MOST_ROWS:
+            screen.print_line(f"  A selection of {len(rows)} pairs; --pairs shows all.")
+    screen.print_line()
+    screen.print_line(f"Softmax scale: multiplied by {ropes.softmax_factor:.6g}")
     for note in ropes.notes:
-        screen.say(f"Note: {note}")
+        screen.print_line(f"Note: {note}")
 
 
 def _select_rows(rows: Sequence[PairRow]) -> list[PairRow]:
     """A selection of many rows: the ends, where the law's effect changes, and eight between."""
-    if len(rows) <= _FEW:
+    if len(rows) <= _MOST_ROWS:
         return list(rows)
     last = len(rows) - 1
     selected = {0, 1, last - 1, last}
@@ -105,22 +105,22 @@ def _select_rows(rows: Sequence[PairRow]) -> list[PairRow]:
 
 
 def _pair_table(rows: Sequence[PairRow], context: int | None) -> Table:
-    several = len({row.axis for row in rows}) > 1
-    titles = ["pair", *(["axis"] if several else []), "inv_freq", "wavelength"]
+    has_axes = len({row.axis for row in rows}) > 1
+    titles = ["pair", *(["axis"] if has_axes else []), "inv_freq", "wavelength"]
     titles += [] if context is None else [f"turns in {context}"]
     table = make_table(*titles, "law", words=["law"])
     for row in rows:
-        never = row.turns is not None and row.turns < 1
+        is_partial = row.turns is not None and row.turns < 1  # less than one turn in the context
         cells = [str(row.pair)]
-        cells += [str(row.axis)] if several else []
+        cells += [str(row.axis)] if has_axes else []
         cells += [
             f"{row.inv_freq:.6g}",
             "-" if row.wavelength is None else f"{row.wavelength:.6g}",
         ]
         if context is not None:
-            cells.append(f"{row.turns:.4g}" + (" never" if never else ""))
+            cells.append(f"{row.turns:.4g}" + (" never" if is_partial else ""))
         cells.append(_law_cell(row.divided_by))
-        table.add_row(*cells, style="yellow" if never else None)
+        table.add_row(*cells, style="yellow" if is_partial else None)
     return table
 
 

@@ -10,14 +10,14 @@ import click
 from phasor.cli.common import (
     MODEL,
     Screen,
+    add_load_options,
     at_option,
-    read,
-    reading_options,
-    say_json,
+    print_json,
+    read_model,
     token_counts,
 )
 from phasor.translation import TARGETS, Translation
-from phasor.translation import translate as to_target
+from phasor.translation import translate as translate_ropes
 
 _PROOF = {
     "run": "its own code is run in phasor's tests",
@@ -39,14 +39,14 @@ _PROOF = {
     "--context", type=token_counts, metavar="TOKENS", help="Tokens that its tables are for."
 )
 @at_option
-@reading_options
+@add_load_options
 def translate(
     model: str | None,
     target: str | None,
     as_json: bool,
     context: int | None,
     seq_len: int | None,
-    reading: Mapping[str, Any],
+    load_options: Mapping[str, Any],
 ) -> None:
     """Print what makes another program rotate like MODEL.
 
@@ -57,32 +57,35 @@ def translate(
         return
     if model is None:
         raise click.UsageError("--to needs a MODEL.")
-    translated = to_target(read(model, reading), target, context=context, at=seq_len)
+    translation = translate_ropes(
+        read_model(model, load_options), target, context=context, at=seq_len
+    )
     if as_json:
-        say_json(translated.as_plain())
+        print_json(translation.as_plain())
     else:
-        print_translation(translated)
+        print_translation(translation)
 
 
 def print_targets() -> None:
-    """The programs that there are, for a command without ``--to``."""
+    """Print the known programs, for a command without ``--to``."""
     screen = Screen()
     for name in sorted(TARGETS):
         target = TARGETS[name]
-        screen.say((f"--to {name}", "bold"))
-        screen.say(f"  {target.program}; {_PROOF[target.checked]}")
+        screen.print_line((f"--to {name}", "bold"))
+        screen.print_line(f"  {target.program}; {_PROOF[target.checked]}")
 
 
-def print_translation(translated: Translation) -> None:
-    """What to give, part by part."""
-    screen, target = Screen(), translated.target
-    screen.say((translated.model, "bold"), " for ", (target.name, "bold"), f": {target.program}")
-    screen.say(f"{target.source}; {_PROOF[target.checked]}", style="dim")
-    for part in translated.parts:
-        screen.say()
-        screen.say((", ".join(part.ropes), "bold cyan"), " layers")
-        for line in translated.variables(part):
+def print_translation(translation: Translation) -> None:
+    """Print what the program has to be given, part by part."""
+    screen, target = Screen(), translation.target
+    title = (translation.model, "bold"), " for ", (target.name, "bold"), f": {target.program}"
+    screen.print_line(*title)
+    screen.print_line(f"{target.source}; {_PROOF[target.checked]}", style="dim")
+    for part in translation.parts:
+        screen.print_line()
+        screen.print_line((", ".join(part.ropes), "bold cyan"), " layers")
+        for line in translation.variables(part):
             screen.print(line, soft_wrap=True)
         screen.print(part.code, soft_wrap=True)
         for note in part.notes:
-            screen.say(f"! {note}", style="yellow")
+            screen.print_line(f"! {note}", style="yellow")

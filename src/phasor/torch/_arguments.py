@@ -1,4 +1,4 @@
-"""Checks of what the public functions take, before anything is read or written."""
+"""Checks of the public functions' arguments, before anything is read or written."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _POSITION_DTYPES = {
     *(torch.int64, torch.int32, torch.int16, torch.int8),
     *(torch.uint8, torch.uint16, torch.uint32, torch.float64, torch.float32),
 }
-_DTYPES_REFUSED = {
+_REFUSED_DTYPES = {
     torch.uint64: "those from 2**63 on are not int64; cast with .long()",
     torch.bool: "a bool is a mask; phasor.positions.padded makes positions of one",
     torch.bfloat16: "bfloat16 cannot tell 256 from 257",
@@ -70,7 +70,7 @@ def checked_positions(
     for name, x in zip(names_of(xs), xs, strict=True):
         check_heads(name, x, rope, heads_first)
     _check_shared_tokens(xs, heads_first)
-    positions = _as_tensor(positions, xs[0].device)
+    positions = _check_position_tensor(positions, xs[0].device)
     n_axes = rope.axes.n_axes
     if n_axes > 1 and (positions.dim() == 0 or positions.shape[-1] != n_axes):
         raise PositionError(
@@ -82,7 +82,7 @@ def checked_positions(
     if not broadcasts(tokens, xs[0].shape[:-2]):
         raise PositionError(
             f"positions must be a scalar or broadcast to the leading dimensions "
-            f"{_tokens_text(xs[0], heads_first)}, got {list(tokens)}"
+            f"{_describe_tokens(xs[0], heads_first)}, got {list(tokens)}"
             f"{_layout_hint(tokens, xs[0], heads_first)}"
         )
     return positions
@@ -100,7 +100,7 @@ def checked_cos_sin(
     """The operator's text for cos and sin that fit ``x``, or an error that says why not."""
     refuse_tracing()
     _check_floating("x", x, heads_first)
-    out = pairing if pairing_out is None else pairing_out
+    output_pairing = pairing if pairing_out is None else pairing_out
     for name, values in (("cos", cos), ("sin", sin)):
         check_is_tensor(name, values)
         if values.dtype not in DTYPES or values.dim() == 0:
@@ -112,7 +112,7 @@ def checked_cos_sin(
             raise TensorError(
                 f"{name} must be on the device of x ({x.device}), got {values.device}"
             )
-    for name, value in (("pairing", pairing), ("pairing_out", out)):
+    for name, value in (("pairing", pairing), ("pairing_out", output_pairing)):
         checked_pairing(name, value)
     if cos.shape != sin.shape:
         raise TensorError(
@@ -129,10 +129,11 @@ def checked_cos_sin(
     tokens = cos.shape[:-1]
     if not broadcasts(tokens, x.shape[:-2]):
         raise TensorError(
-            f"cos and sin must broadcast to the leading dimensions {_tokens_text(x, heads_first)}, "
-            f"got {list(tokens)}{_layout_hint(tokens, x, heads_first)}"
+            "cos and sin must broadcast to the leading dimensions "
+            f"{_describe_tokens(x, heads_first)}, got {list(tokens)}"
+            f"{_layout_hint(tokens, x, heads_first)}"
         )
-    return layout_text(pairing, out, rotary_start)
+    return layout_text(pairing, output_pairing, rotary_start)
 
 
 def checked_options(inverse: Any, gain: Any) -> tuple[bool, float]:
@@ -161,8 +162,8 @@ def check_counts_tokens(rope: Rope) -> None:
 def check_is_tensor(name: str, x: Any) -> None:
     """Refuse anything but a dense, strided tensor."""
     if not isinstance(x, Tensor):
-        alone = "; rotate takes one tensor alone" if x is None and name in ("q", "k") else ""
-        raise TensorError(f"{name} must be a torch.Tensor, got {type(x).__name__}{alone}")
+        hint = "; rotate takes one tensor alone" if x is None and name in ("q", "k") else ""
+        raise TensorError(f"{name} must be a torch.Tensor, got {type(x).__name__}{hint}")
     if x.is_nested or x.layout != torch.strided:
         kind = "a nested tensor" if x.is_nested else str(x.layout)
         raise TensorError(f"{name} must be a dense tensor, got {kind}; pad it, or .to_dense() it")
@@ -172,14 +173,14 @@ def check_heads(name: str, x: Any, rope: Rope, heads_first: bool = False) -> Non
     """Refuse a tensor that ``rope`` does not rotate."""
     _check_floating(name, x, heads_first)
     if x.shape[-1] != rope.head_dim:
-        given = x.transpose(-3, -2) if heads_first else x
+        callers_x = x.transpose(-3, -2) if heads_first else x
         raise TensorError(
-            f"{name} must end in head_dim ({rope.head_dim}), got shape {list(given.shape)}"
+            f"{name} must end in head_dim ({rope.head_dim}), got shape {list(callers_x.shape)}"
         )
 
 
 def names_of(xs: Sequence[Tensor]) -> tuple[str, ...]:
-    """What the public functions call their tensors."""
+    """The names that the public functions give their tensors."""
     return ("x",) if len(xs) == 1 else ("q", "k")
 
 
@@ -204,27 +205,27 @@ def _check_shared_tokens(xs: Sequence[Tensor], heads_first: bool) -> None:
         raise TensorError(f"q and k must be on one device, got {q.device} and {k.device}")
 
 
-def _tokens_text(x: Tensor, heads_first: bool) -> str:
+def _describe_tokens(x: Tensor, heads_first: bool) -> str:
     return f"{list(x.shape[:-2])} of x {LAYOUTS[heads_first]}"
 
 
 def _layout_hint(tokens: Sequence[int], x: Tensor, heads_first: bool) -> str:
-    """Where ``tokens`` would fit the other layout of ``x``: how to say that it is that one."""
+    """A hint at the other layout of ``x`` if ``tokens`` would fit that; else ""."""
     swapped = (*x.shape[:-3], x.shape[-2])
     return other_layout("x is", heads_first) if broadcasts(tokens, swapped) else ""
 
 
-def _as_tensor(positions: Any, device: torch.device) -> Tensor:
+def _check_position_tensor(positions: Any, device: torch.device) -> Tensor:
     if not isinstance(positions, Tensor):
-        positions = _from_python(positions, device)
+        positions = _make_tensor(positions, device)
     if positions.is_nested or positions.layout != torch.strided:
         raise PositionError("positions must be a dense tensor, got one that is not strided")
     if positions.dtype not in _POSITION_DTYPES:
-        why = _DTYPES_REFUSED.get(
+        reason = _REFUSED_DTYPES.get(
             positions.dtype, "a position is a real number that int64 or float64 holds"
         )
         raise PositionError(
-            f"positions must be integers, float32 or float64, got {positions.dtype}: {why}"
+            f"positions must be integers, float32 or float64, got {positions.dtype}: {reason}"
         )
     if positions.device != device:
         raise PositionError(
@@ -239,7 +240,7 @@ def _as_tensor(positions: Any, device: torch.device) -> Tensor:
     return positions.long() if positions.dtype in (torch.uint16, torch.uint32) else positions
 
 
-def _from_python(positions: Any, device: torch.device) -> Tensor:
+def _make_tensor(positions: Any, device: torch.device) -> Tensor:
     """Numbers, lists and arrays as a tensor of their own precision: a float is a float64."""
     if type(positions) is int or type(positions) is float:
         dtype = torch.int64 if type(positions) is int else torch.float64

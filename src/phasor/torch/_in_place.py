@@ -1,7 +1,7 @@
 """Checks before tensors are written in place: no element may be written twice.
 
-Errors come before the first write. Where strides do not settle the question quickly, a tensor is
-refused, although its elements might turn out to be distinct.
+Errors come before the first write. If the strides do not give an answer quickly, a tensor is
+refused, although its elements may be distinct.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ ByteLayout = tuple[tuple[int, int], ...]
 #: Shape and strides of a tensor, and the bytes of an element.
 Strided = tuple[Sequence[int], Sequence[int], int]
 
-_MOST_STEPS = 1000  # of the search, after which it answers that two tensors could overlap
+_MOST_SEARCH_STEPS = 1000  # after so many the answer is that two tensors could overlap
 
 
 class PairLayout(NamedTuple):
-    """How a query and a key lie in memory, apart from where they begin."""
+    """The memory layout of a query and a key, without their addresses."""
 
     q: ByteLayout
     k: ByteLayout
     q_bytes: int
     k_bytes: int
 
-    def overlap(self, q: int, k: int) -> bool:
+    def overlaps(self, q: int, k: int) -> bool:
         """Whether a query and a key at these addresses have a byte in common, or could."""
         if q + self.q_bytes <= k or k + self.k_bytes <= q:
             return False
         return _have_common_byte(self.q, self.k, k - q)
 
-    def check(self, q: int, k: int) -> None:
+    def check_apart(self, q: int, k: int) -> None:
         """Refuse a query and a key that overlap."""
-        if self.overlap(q, k):
+        if self.overlaps(q, k):
             raise TensorError(
                 "q and k must not share memory to be written in place; rotate copies, or use the "
                 "verb without the underscore"
@@ -49,7 +49,7 @@ class PairLayout(NamedTuple):
 
 
 def pair_layout(q: Tensor, k: Tensor) -> PairLayout:
-    """How two tensors lie in memory, computed once for tensors of the same shapes and strides."""
+    """The memory layout of two tensors, computed once for the same shapes and strides."""
     return _pair_layout(*((x.shape, x.stride(), x.element_size()) for x in (q, k)))
 
 
@@ -65,8 +65,8 @@ def check_mutable(xs: Sequence[Tensor]) -> None:
 def check_copies(xs: Sequence[Tensor], values: Sequence[Tensor]) -> None:
     """Let torch refuse any copy of ``values`` to ``xs`` before the first one is made.
 
-    Torch checks when it writes, so nothing is written to each. Tensors that it never refuses are
-    left out, because autograd would record the write.
+    Torch checks when it writes, so an empty slice of each is written. Tensors that torch never
+    refuses are left out, because autograd would record the write.
     """
     if torch.compiler.is_compiling():
         return  # a compiler traces every copy before it makes the first
@@ -78,12 +78,12 @@ def check_copies(xs: Sequence[Tensor], values: Sequence[Tensor]) -> None:
 def check_no_overlap(written: Mapping[str, Tensor], read: Mapping[str, Tensor]) -> None:
     """Refuse a written tensor that shares memory with itself or with any other of these."""
     for name, x in written.items():
-        _check_overlaps_itself(name, x)
-    others = {**written, **read}
+        _check_self_overlap(name, x)
+    remaining = {**written, **read}
     for name, x in written.items():
-        del others[name]
-        for other, y in others.items():
-            if pair_layout(x, y).overlap(x.data_ptr(), y.data_ptr()):
+        del remaining[name]
+        for other, y in remaining.items():
+            if pair_layout(x, y).overlaps(x.data_ptr(), y.data_ptr()):
                 raise TensorError(
                     f"{name} is written and must not share memory with {other}; pass a clone of "
                     f"{other}"
@@ -91,48 +91,48 @@ def check_no_overlap(written: Mapping[str, Tensor], read: Mapping[str, Tensor]) 
 
 
 def check_not_expanded(xs: Sequence[Tensor]) -> None:
-    """Refuse expanded tensors: all that can be told without addresses, as in a compiler."""
+    """Refuse expanded tensors, the only check that needs no addresses, which compilers lack."""
     for name, x in zip(names_of(xs), xs, strict=True):
         # strides first: comparing a length that a compiler does not know would be a guard
-        shared = any(step == 0 and n > 1 for n, step in zip(x.shape, x.stride(), strict=True))
-        if shared and x.numel():
-            raise _overlaps_itself(name, x)
+        is_expanded = any(step == 0 and n > 1 for n, step in zip(x.shape, x.stride(), strict=True))
+        if is_expanded and x.numel():
+            raise _self_overlap_error(name, x)
 
 
 def check_no_self_overlap(xs: Sequence[Tensor]) -> None:
     """Refuse tensors of which two elements share memory."""
     for name, x in zip(names_of(xs), xs, strict=True):
-        _check_overlaps_itself(name, x)
+        _check_self_overlap(name, x)
 
 
 def check_writable(xs: Sequence[Tensor]) -> None:
     """Refuse a tensor, or a query and a key, of which an element would be written twice."""
     check_no_self_overlap(xs)
     if len(xs) == 2:
-        pair_layout(*xs).check(*[x.data_ptr() for x in xs])
+        pair_layout(*xs).check_apart(*[x.data_ptr() for x in xs])
 
 
 def check_cos_sin(xs: Sequence[Tensor], cos_sin: Sequence[Tensor]) -> None:
     """Refuse cos and sin that lie between the first and the last byte of a written tensor."""
     for x in xs:
         for values in cos_sin:
-            distance = values.data_ptr() - x.data_ptr()
-            if -_bytes(values) < distance < _bytes(x):
+            layout, distance = pair_layout(x, values), values.data_ptr() - x.data_ptr()
+            if -layout.k_bytes < distance < layout.q_bytes:
                 raise TensorError(
                     "cos and sin must not share memory with x to be written in place; pass clones"
                 )
 
 
-def _check_overlaps_itself(name: str, x: Tensor) -> None:
-    # dimensions from the smallest stride on; each has to step over all that lies within it
-    extent = 1
+def _check_self_overlap(name: str, x: Tensor) -> None:
+    # dimensions from the smallest stride on: each has to step over all elements of the ones before
+    reach = 1
     for stride, n in sorted(zip(x.stride(), x.shape, strict=True)):
-        if n > 1 and stride < extent and x.numel():
-            raise _overlaps_itself(name, x)
-        extent += stride * (n - 1)
+        if n > 1 and stride < reach and x.numel():
+            raise _self_overlap_error(name, x)
+        reach += stride * (n - 1)
 
 
-def _overlaps_itself(name: str, x: Tensor) -> TensorError:
+def _self_overlap_error(name: str, x: Tensor) -> TensorError:
     return TensorError(
         f"{name} must not share memory with itself to be written in place, got strides "
         f"{list(x.stride())} for shape {list(x.shape)}; use {name}.contiguous() or the verb "
@@ -140,11 +140,7 @@ def _overlaps_itself(name: str, x: Tensor) -> TensorError:
     )
 
 
-def _bytes(x: Tensor) -> int:
-    return _extent(x.shape, x.stride(), x.element_size())
-
-
-def _extent(shape: Sequence[int], stride: Sequence[int], size: int) -> int:
+def _span_bytes(shape: Sequence[int], stride: Sequence[int], size: int) -> int:
     """Bytes from the first element to the end of the last."""
     if 0 in shape:
         return 0
@@ -153,7 +149,7 @@ def _extent(shape: Sequence[int], stride: Sequence[int], size: int) -> int:
 
 @lru_cache(maxsize=256)
 def _pair_layout(q: Strided, k: Strided) -> PairLayout:
-    return PairLayout(_byte_layout(*q), _byte_layout(*k), _extent(*q), _extent(*k))
+    return PairLayout(_byte_layout(*q), _byte_layout(*k), _span_bytes(*q), _span_bytes(*k))
 
 
 def _byte_layout(shape: Sequence[int], stride: Sequence[int], size: int) -> ByteLayout:
@@ -165,9 +161,9 @@ def _byte_layout(shape: Sequence[int], stride: Sequence[int], size: int) -> Byte
 def _have_common_byte(q: ByteLayout, k: ByteLayout, distance: int) -> bool:
     """Whether ``sum(i * stride) of q == distance + sum(j * stride) of k`` for some indices.
 
-    Dimensions of equal strides are one unknown, the difference ``i - j``. The unknowns are tried
-    from the largest stride down, each only over the values from which the smaller ones, all at
-    their ends, can still reach the sum.
+    Dimensions of equal strides are one unknown, the difference ``i - j``. The search tries the
+    unknowns from the largest stride down. Of each it tries only the values from which the extreme
+    values of the remaining unknowns can still reach the sum.
     """
     ranges: dict[int, tuple[int, int]] = {}  # of i - j, for every stride
     for sign, layout in ((1, q), (-1, k)):
@@ -179,18 +175,18 @@ def _have_common_byte(q: ByteLayout, k: ByteLayout, distance: int) -> bool:
 
     steps = 0
 
-    def can_reach(rest: int, depth: int) -> bool:
+    def can_reach(distance_left: int, depth: int) -> bool:
         nonlocal steps
         steps += 1
-        if depth == len(strides) or steps > _MOST_STEPS:
-            return rest == 0 or steps > _MOST_STEPS
+        if depth == len(strides) or steps > _MOST_SEARCH_STEPS:
+            return distance_left == 0 or steps > _MOST_SEARCH_STEPS
         stride, (low, high) = strides[depth], ranges[strides[depth]]
         if stride == 0:
-            return can_reach(rest, depth + 1)
+            return can_reach(distance_left, depth + 1)
         smaller = [(s * ranges[s][0], s * ranges[s][1]) for s in strides[depth + 1 :]]
-        least, most = (sum(ends) for ends in zip((0, 0), *smaller, strict=True))
-        first = max(low, -((most - rest) // stride))
-        last = min(high, (rest - least) // stride)
-        return any(can_reach(rest - c * stride, depth + 1) for c in range(first, last + 1))
+        lowest, highest = (sum(ends) for ends in zip((0, 0), *smaller, strict=True))
+        first = max(low, -((highest - distance_left) // stride))
+        last = min(high, (distance_left - lowest) // stride)
+        return any(can_reach(distance_left - c * stride, depth + 1) for c in range(first, last + 1))
 
     return can_reach(distance, 0)

@@ -1,13 +1,13 @@
-"""What ``torch.compile`` makes of the operator: the operator itself, or operations to fuse.
+"""The rule by which ``torch.compile`` keeps the operator or replaces it by operations to fuse.
 
-An operator is opaque to Inductor, which otherwise makes one loop of neighbouring operations. So it
-is replaced by plain operations where those were measured to be faster, while Inductor traces and
-after the operator's derivative was taken. Other compilers and exporters keep the operator, and so
-does a backend that was named.
+Inductor fuses neighbouring plain operations into one loop, but not an operator. So the operator is
+replaced by plain operations where those were measured to be faster. That happens while Inductor
+traces, after the operator's derivative was taken. Other compilers and exporters keep the operator,
+and so does a named backend.
 
-Cos and sin are computed from turns, of which whole ones are left out first, as in `phasor.angles`.
-That is arithmetic on a few numbers for each pair, which Inductor vectorizes, unlike a look-up in
-digit tables, and it holds at every int64 position.
+Cos and sin are computed from turns without the whole ones, as in `phasor.angles`. That takes
+arithmetic on a few numbers for each pair, which Inductor vectorizes, unlike a look-up in digit
+tables, and it is right at every int64 position.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from phasor.torch.backends import eager
 from phasor.torch.backends.eager import layout_of, rotate_by
 
 ALWAYS, NEVER = 0, sys.maxsize
-_AUTO = "auto, rule "
-_BITS = 21  # of a digit: its product with 32 bits has the 53 of a float64
-_MASK = (1 << _BITS) - 1
-_SOURCES = sys.modules[__name__], eager, numpy_angles
+_AUTO_PREFIX = "auto, rule "
+_DIGIT_BITS = 21  # of a digit: its product with 32 bits has the 53 of a float64
+_DIGIT_MASK = (1 << _DIGIT_BITS) - 1
+_SOURCE_MODULES = sys.modules[__name__], eager, numpy_angles
 
-#: From how many elements of all tensors together the operator is kept, by the backend that it
-#: would run, the pairing and the dtype. Measured by ``bench/compiled.py``; what is not listed, as
-#: Triton and float64, keeps the operator.
+#: The number of elements of all tensors together from which the operator is kept, by the backend
+#: that it would run, the pairing and the dtype. Measured by ``bench/compiled.py``. Combinations
+#: that are not listed, such as Triton and float64, keep the operator.
 OPERATOR_FROM: dict[tuple[str, str, torch.dtype], int] = {
     ("cpu", "half", torch.float32): NEVER,
     ("cpu", "half", torch.bfloat16): NEVER,
@@ -60,17 +60,16 @@ OPERATOR_FROM: dict[tuple[str, str, torch.dtype], int] = {
 def describe_rule() -> str:
     """A text that names the code and the rule that graphs are compiled with.
 
-    Inside ``torch.compile`` it is the operator's argument for ``backend="auto"``. For torch keeps
-    compiled graphs on disk, and finds them by the arguments of operators without asking for
-    decompositions.
+    Inside ``torch.compile`` it is the operator's argument for ``backend="auto"``, because torch
+    finds compiled graphs on disk by the arguments of operators and ignores decompositions.
     """
-    sources = b"".join(Path(str(module.__file__)).read_bytes() for module in _SOURCES)
-    return _AUTO + hashlib.sha256(sources + repr(OPERATOR_FROM).encode()).hexdigest()[:16]
+    sources = b"".join(Path(str(module.__file__)).read_bytes() for module in _SOURCE_MODULES)
+    return _AUTO_PREFIX + hashlib.sha256(sources + repr(OPERATOR_FROM).encode()).hexdigest()[:16]
 
 
 def is_compiled_auto(backend: str) -> bool:
     """Whether the operator's argument is from `describe_rule`."""
-    return backend.startswith(_AUTO)
+    return backend.startswith(_AUTO_PREFIX)
 
 
 def register(operator: Any, resolve: Callable[[str, Tensor], str]) -> None:
@@ -82,15 +81,15 @@ def register(operator: Any, resolve: Callable[[str, Tensor], str]) -> None:
     def decompose(
         xs: list[Tensor], angles: list[Tensor], rope: str, inverse: bool, gain: float, backend: str
     ) -> Any:
-        named = not is_compiled_auto(backend)
-        if named or keeps_operator(resolve("auto", xs[0]), xs, angles, rope):
+        is_named = not is_compiled_auto(backend)
+        if is_named or keeps_operator(resolve("auto", xs[0]), xs, angles, rope):
             return NotImplemented
         return _rotate(xs, angles, rope, inverse, gain)
 
     # the second is a copy of the first, made once
     for table in (decomposition.decompositions, decomposition.fast_random_decomps()):
         table[operator] = decompose
-    # an operator with a decomposition has to be told how it is called where it is kept
+    # where Inductor keeps an operator with a decomposition, it has to know how to call it
     lowering = cast(Any, import_module("torch._inductor.lowering"))
     lowering.make_fallback(
         operator,
@@ -103,20 +102,20 @@ def register(operator: Any, resolve: Callable[[str, Tensor], str]) -> None:
 def keeps_operator(backend: str, xs: Sequence[Tensor], angles: Sequence[Tensor], rope: str) -> bool:
     """Whether Inductor is given the operator for these tensors, and not its decomposition.
 
-    Of a size that changes, the one that is compiled for first decides, and no guard is added.
+    For a size that changes, the first one that is compiled for decides, and no guard is added.
     """
-    fractions = len(angles) == 1 and angles[0].is_floating_point()
-    if fractions or not all(x.is_cpu for x in xs):
+    are_fractions = len(angles) == 1 and angles[0].is_floating_point()
+    if are_fractions or not all(x.is_cpu for x in xs):
         return True
     layout = layout_of(rope, False)
     # two halves are two loops over memory, pairs side by side are a loop over every other element
     pairing = by_pairing(layout.pairing_out, half=layout.pairing, interleaved="interleaved")
     limit = min(OPERATOR_FROM.get((backend, pairing, x.dtype), ALWAYS) for x in xs)
-    return sum(_hint(x.numel()) for x in xs) >= limit
+    return sum(_size_hint(x.numel()) for x in xs) >= limit
 
 
-def _hint(size: int | torch.SymInt) -> int:
-    """A length that a compiler may leave open, as it is in the call that is compiled for."""
+def _size_hint(size: int | torch.SymInt) -> int:
+    """A length; for one that a compiler leaves open, its value in the call that is compiled for."""
     if type(size) is int:
         return size
     from torch.fx.experimental.symbolic_shapes import optimization_hint
@@ -135,21 +134,21 @@ def _rotate(
     # [..., seq, num_pairs] -> [..., seq, 1, num_pairs], to broadcast over heads
     cos, sin = (cos * gain).unsqueeze(-2), (sin * (-gain if inverse else gain)).unsqueeze(-2)
     layout = layout_of(rope, inverse)
-    halves = layout.pairing == layout.pairing_out == "half"
-    if halves:
+    rotate, own_dims = rotate_by, 1
+    if layout.pairing == layout.pairing_out == "half":
+        rotate, own_dims = _rotate_halves, 2
         # twice [..., seq, 1, num_pairs] -> [..., seq, 1, 2, num_pairs]
         cos, sin = torch.stack((cos, cos), -2), torch.stack((-sin, sin), -2)
     # Inductor would compute them again for every head
-    cos, sin = _store(cos), _store(sin)
+    cos, sin = _materialize(cos), _materialize(sin)
     outs: list[Tensor] = []
     for x in xs:
         order = _memory_order(x)
-        own = 2 if halves else 1
-        there = _permute(x, order, 1), _permute(cos, order, own), _permute(sin, order, own)
-        y = _rotate_halves(*there, layout) if halves else rotate_by(*there, layout)
+        c, s = (_permute(each, order, own_dims) for each in (cos, sin))
+        y = rotate(_permute(x, order, 1), c, s, layout)
         if inverse:
-            # a gradient goes into the sums of a norm's, which would read wider numbers otherwise
-            y = _store(y)
+            # a norm's gradient sums this one, and would otherwise read wider numbers
+            y = _materialize(y)
         outs.append(_permute(y, [order.index(dim) for dim in range(len(order))], 1))
     return outs
 
@@ -171,8 +170,8 @@ def _cos_sin(positions: Tensor, text: str) -> tuple[Tensor, Tensor]:
         axes = torch.tensor(rope.axes.axis_of_pair(rope.num_pairs), device=device)
         positions = positions[..., axes]
     positions = positions.long()
-    last = positions >> (2 * _BITS)  # with the sign
-    digits = positions & _MASK, (positions >> _BITS) & _MASK, last
+    last_digit = positions >> (2 * _DIGIT_BITS)  # with the sign
+    digits = positions & _DIGIT_MASK, (positions >> _DIGIT_BITS) & _DIGIT_MASK, last_digit
     turns: list[Tensor] = []
     rests: list[Tensor] = []
     for digit, (leading, trailing) in zip(digits, _turns_of_digits(rope), strict=True):
@@ -187,21 +186,21 @@ def _cos_sin(positions: Tensor, text: str) -> tuple[Tensor, Tensor]:
 
 
 def _turns_of_digits(rope: Rope) -> list[tuple[list[float], list[float]]]:
-    """For each digit, the first 32 bits and the rest of every pair's turns, whole turns left out.
+    """For each digit, the first 32 bits and the rest of every pair's turns without whole turns.
 
-    They are those of the positions 1, 2**21 and 2**42.
+    They are the turns of the positions 1, 2**21 and 2**42.
     """
     high, low = (words.tolist() for words in turn_words(rope))
-    made: list[tuple[list[float], list[float]]] = []
+    parts: list[tuple[list[float], list[float]]] = []
     for digit in range(3):
         # in units of 2**-128
         turns = [
-            (((a << 64) | b) << (_BITS * digit)) % (1 << 128)
+            (((a << 64) | b) << (_DIGIT_BITS * digit)) % (1 << 128)
             for a, b in zip(high, low, strict=True)
         ]
         leading = [(turn >> 96) * 2.0**-32 for turn in turns]
-        made.append((leading, [(turn % (1 << 96)) * 2.0**-128 for turn in turns]))
-    return made
+        parts.append((leading, [(turn % (1 << 96)) * 2.0**-128 for turn in turns]))
+    return parts
 
 
 def _rotate_halves(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
@@ -223,19 +222,19 @@ def _rotate_halves(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tenso
     return torch.cat((x[..., :start], rotated, x[..., end:]), -1)
 
 
-def _store(x: Tensor) -> Tensor:
-    """``x``, which Inductor writes to memory, for no view of it is computed on the way."""
+def _materialize(x: Tensor) -> Tensor:
+    """``x``, which Inductor writes to memory, because it does not fuse through this view."""
     x = x.clone(memory_format=torch.contiguous_format)
     return x.as_strided(x.shape, x.stride())
 
 
 def _memory_order(x: Tensor) -> list[int]:
     """The dimensions ``[..., seq, heads]`` of ``x`` from the largest stride down."""
-    strides = [_hint(stride) for stride in x.stride()[:-1]]
+    strides = [_size_hint(stride) for stride in x.stride()[:-1]]
     return sorted(range(len(strides)), key=lambda dim: -strides[dim])
 
 
-def _permute(x: Tensor, order: Sequence[int], own: int) -> Tensor:
-    """``x`` with its dimensions in that order, but for the last ``own``, and ones in front."""
-    x = x[(None,) * (len(order) + own - x.dim())]
+def _permute(x: Tensor, order: Sequence[int], own_dims: int) -> Tensor:
+    """``x`` with its dimensions in ``order`` but for the last ``own_dims``, and ones in front."""
+    x = x[(None,) * (len(order) + own_dims - x.dim())]
     return x.permute(*order, *range(len(order), x.dim()))

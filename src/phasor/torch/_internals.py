@@ -1,4 +1,4 @@
-"""Parts of torch without a public name, and who watches a call: compiler, tracer, autograd."""
+"""Parts of torch without a public name, and checks for compilers, tracers and autograd."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def cached_constant(function: Callable[_P, _R]) -> Callable[_P, _R]:
     """``function`` of hashable constants: computed once, and a constant to ``torch.compile``."""
     cached = lru_cache(maxsize=64)(function)
 
-    # dynamo unwraps an lru_cache, so the mark has to be on a function of its own
+    # dynamo unwraps an lru_cache, so the mark has to be on another function
     @mark_constant
     @wraps(function)
     def look_up(*args: _P.args, **kwargs: _P.kwargs) -> _R:
@@ -106,7 +106,7 @@ def autograd_may_refuse_write(x: Tensor) -> bool:
 
 
 def refuse_torchscript() -> NoReturn:
-    """Raise the error for TorchScript, which would compile half a rotation or freeze one call's.
+    """Raise the error for TorchScript, which would compile only a part or record one call's values.
 
     Raises:
         BackendError: Always.
@@ -119,7 +119,7 @@ def refuse_torchscript() -> NoReturn:
 
 
 def refuse_tracing() -> None:
-    """An error while ``torch.jit.trace`` records, nothing otherwise."""
+    """Raise the error for TorchScript if ``torch.jit.trace`` is recording."""
     if not torch.compiler.is_compiling() and is_tracing():
         refuse_torchscript()
 

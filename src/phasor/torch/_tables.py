@@ -1,11 +1,11 @@
-"""What the operator's ``rope`` argument says, and the cosines and sines that follow from it.
+"""The operator's ``rope`` argument, and the cosines and sines that follow from it.
 
 The operator carries a Rope as its canonical JSON text: a string is a constant to a compiler, it
-survives export, and it is a safe cache key. Where cos and sin are given, only the layout of the
-pairs is left to say, and the text holds just that.
+survives export, and it is a safe cache key. If cos and sin are given, the text holds only the
+layout of the pairs.
 
 Cosines and sines come from digit tables (`phasor.angles`), made once for a Rope and a device. The
-caches forget Ropes in time, for a rule makes one for every length.
+caches keep the latest Ropes only, because a rule makes one for every length.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from phasor.torch._internals import (
 _P = ParamSpec("_P")
 _Table = Callable[Concatenate[str, torch.device, _P], Tensor]
 
-#: What `count_digits` answers when four digits are too few.
+#: The answer of `count_digits` if four digits are too few.
 TOO_FAR = 0
 _FEW_POSITIONS = 256  # up to so many, only the rows that they need are made
-_MANY_TIMES = 16  # rows were missing so often: a Rope is in steady use and its tables are filled
-_DIGIT = np.arange(DIGITS)
+_MOST_GROWTHS = 16  # after so many a Rope is in steady use, and all its rows are made
+_DIGIT_INDICES = np.arange(DIGITS)
 
-# Tables that a CUDA graph was captured with. It holds their addresses but not their memory.
-_CAPTURED: dict[int, Tensor] = {}
+# Tables that CUDA graphs were captured with. A graph holds their addresses but not their memory.
+_CAPTURED_TABLES: dict[int, Tensor] = {}
 
 
 # The text
@@ -85,12 +85,12 @@ def read_rope(text: str) -> Rope:
 
 @cached_constant
 def count_axes(text: str) -> int:
-    """How many coordinates a position has for that Rope."""
+    """The number of coordinates of a position for that Rope."""
     return read_rope(text).axes.n_axes
 
 
 def count_own_dimensions(angles: Sequence[Tensor], text: str) -> int:
-    """How many trailing dimensions ``angles`` have besides those of the tokens: 1 or 0.
+    """The number of trailing dimensions of ``angles`` besides those of the tokens: 1 or 0.
 
     Cos and sin have the pairs, positions on several axes have the axes.
     """
@@ -98,7 +98,7 @@ def count_own_dimensions(angles: Sequence[Tensor], text: str) -> int:
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
-    """What tensors of ``dtype`` are computed in: float64 for float64, else float32."""
+    """The dtype in which tensors of ``dtype`` are computed: float64 for float64, else float32."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
@@ -106,10 +106,10 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def keep_for_graph(*tables: Tensor | None) -> None:
-    """Hold these tables for good if a CUDA graph is being captured."""
+    """Keep these tables alive forever if a CUDA graph is being captured."""
     on_gpu = [t for t in tables if t is not None and t.is_cuda]
     if on_gpu and torch.cuda.is_current_stream_capturing():
-        _CAPTURED.update({t.data_ptr(): t for t in on_gpu})
+        _CAPTURED_TABLES.update({t.data_ptr(): t for t in on_gpu})
 
 
 def _cached_table(function: _Table[_P]) -> _Table[_P]:
@@ -144,7 +144,7 @@ def digit_tables(text: str, device: torch.device, dtype: torch.dtype) -> Tensor:
     2 MB for a Rope of 64 pairs in float32, 4 MB in float64.
     """
     if device.type == "cpu":
-        return growing_tables(text, dtype).fill()
+        return growing_tables(text, dtype).make_all_rows()
     # [4, 1024, num_pairs, 2] -> [4, 1024, 2, num_pairs]
     table = numpy_angles.digit_tables(read_rope(text), _numpy_dtype(dtype)).swapaxes(-1, -2)
     return _make_tensor(np.ascontiguousarray(table), device)
@@ -154,48 +154,49 @@ class GrowingTables:
     """`digit_tables` in the CPU's memory, of which rows are made when positions first need them.
 
     A rule picks a law for every length, and a step of decoding needs four rows of its tables, not
-    4,096. A row of float32 is rounded once from 60 digits, so it is the same whenever it is made;
-    tables of float64, whose last bit may depend on how many are made at once, are filled at once.
+    4,096. A row of float32 is rounded once from 60 decimal digits, so it is the same whenever it is
+    made. The last bit of a float64 row may depend on which others are made with it, so float64
+    tables are filled at once.
 
     Attributes:
-        made: bool ``[1 + 4 * 1024]``: whether every row is there, then of each whether it is.
+        made_rows: bool ``[1 + 4 * 1024]``: whether all rows are made, then whether each is.
     """
 
     def __init__(self, rope: Rope, dtype: torch.dtype) -> None:
         self._rope = rope
         self._times_grown = 0
-        self.made = np.zeros(1 + DIGITS * ROWS, dtype=bool)
-        self._is_made = self.made[1:].reshape(DIGITS, ROWS)
-        # a row that is not made is never read, so it need not be cleared; torch aligns its memory
-        # to cache lines, which NumPy does not
+        self.made_rows = np.zeros(1 + DIGITS * ROWS, dtype=bool)
+        self._is_made = self.made_rows[1:].reshape(DIGITS, ROWS)
+        # empty, because a row is not read before it is made; by torch, because it aligns memory to
+        # cache lines and NumPy does not
         with torch.inference_mode(mode=False), outside_transforms(), outside_modes():
             self.tables = torch.empty(DIGITS, ROWS, 2, rope.num_pairs, dtype=dtype, device="cpu")
             self._values = self.tables.numpy()
         if dtype == torch.float64:
-            self.fill()
+            self.make_all_rows()
 
-    def fill(self) -> Tensor:
+    def make_all_rows(self) -> Tensor:
         """The tables with every row."""
-        if not self.made[0]:
+        if not self.made_rows[0]:
             self._make_rows(~self._is_made)
-            self.made[0] = True
+            self.made_rows[0] = True
         return self.tables
 
-    def cover(self, positions: Tensor) -> Tensor:
+    def make_needed_rows(self, positions: Tensor) -> Tensor:
         """The tables with at least the rows that ``positions`` need.
 
         Only int32 and int64 positions in memory are read, the ones that the CPU kernel takes.
         """
         readable = positions.dtype in (torch.int64, torch.int32) and positions.is_cpu
-        if self.made[0] or not readable or positions.layout != torch.strided:
+        if self.made_rows[0] or not readable or positions.layout != torch.strided:
             return self.tables
-        if positions.numel() > _FEW_POSITIONS or self._times_grown == _MANY_TIMES:
-            return self.fill()
+        if positions.numel() > _FEW_POSITIONS or self._times_grown == _MOST_GROWTHS:
+            return self.make_all_rows()
         numbers = positions.numpy().astype(np.int64).reshape(-1, 1)
         # [n, 1] >> [4] -> [n, 4]: the four digits of every position
-        digits = (np.abs(numbers) >> (DIGIT_BITS * _DIGIT)) & (ROWS - 1)
+        digits = (np.abs(numbers) >> (DIGIT_BITS * _DIGIT_INDICES)) & (ROWS - 1)
         needed = np.zeros_like(self._is_made)
-        needed[_DIGIT, digits] = True
+        needed[_DIGIT_INDICES, digits] = True
         missing = needed & ~self._is_made
         if missing.any():
             self._make_rows(missing)
@@ -238,10 +239,10 @@ def _numpy_dtype(dtype: torch.dtype) -> type[np.float32] | type[np.float64]:
 
 
 def count_digits(angles: Sequence[Tensor]) -> int:
-    """How many digits the positions need, or `TOO_FAR`.
+    """The number of digits that the positions need, or `TOO_FAR`.
 
-    Only positions in the CPU's memory are read. Elsewhere that would make the host wait for the
-    device: there all four digits are used, and positions beyond them become NaN.
+    Only positions in the CPU's memory are read, because the host would wait for another device.
+    There all four digits are used, and positions beyond them become NaN.
     """
     positions = angles[0]
     if len(angles) == 2 or positions.device.type != "cpu" or positions.numel() == 0:
@@ -302,7 +303,7 @@ def _digit_product(
         digits: How many digits are multiplied.
     """
     if positions.is_cpu and dispatch_is_plain([positions]):
-        tables = growing_tables(text, dtype).cover(positions)
+        tables = growing_tables(text, dtype).make_needed_rows(positions)
     else:
         tables = digit_tables(text, positions.device, dtype)
     size = positions.abs()

@@ -101,13 +101,13 @@ class RotaryAttention(nn.Module):
         super().__init__()
         embed_dim = whole("embed_dim", embed_dim, least=1)
         self.num_heads = whole("num_heads", num_heads, least=1)
-        given = self.num_heads if num_kv_heads is None else num_kv_heads
-        self.num_kv_heads = whole("num_kv_heads", given, least=1)
+        kv_heads = self.num_heads if num_kv_heads is None else num_kv_heads
+        self.num_kv_heads = whole("num_kv_heads", kv_heads, least=1)
         if self.num_heads % self.num_kv_heads:
             raise SpecError(
                 f"num_kv_heads must divide num_heads ({self.num_heads}), got {self.num_kv_heads}"
             )
-        self.head_dim = _head_dim(rope, head_dim)
+        self.head_dim = _find_head_dim(rope, head_dim)
         self.causal = causal
         self.window = None if window is None else whole("window", window, least=1)
         if window is not None and not causal:
@@ -137,7 +137,7 @@ class RotaryAttention(nn.Module):
 
     @rope.setter
     def rope(self, rope: Rope | None) -> None:
-        if rope is not None and _head_dim(rope, None) != self.head_dim:
+        if rope is not None and _find_head_dim(rope, None) != self.head_dim:
             raise SpecError(
                 f"rope must have the head_dim of this layer ({self.head_dim}), got {rope.head_dim}"
             )
@@ -189,20 +189,20 @@ class RotaryAttention(nn.Module):
                 sequences, or are missing where their positions are given.
         """
         refuse_tracing()  # lengths would be tensors
-        self._check_inputs(x, attention_mask, cu_seqlens, cache)
+        self._check_call(x, attention_mask, cu_seqlens, cache)
         if key_value_states is not None or key_value_positions is not None:
-            self._check_cross(x, cu_seqlens, key_value_states)
-        keys_of = x if key_value_states is None else key_value_states
+            self._check_cross_attention(x, cu_seqlens, key_value_states)
+        key_inputs = x if key_value_states is None else key_value_states
         if attention_mask is not None:
-            check_attention_mask(attention_mask, keys_of.shape[:2])
+            check_attention_mask(attention_mask, key_inputs.shape[:2])
         batch, seq, _ = x.shape
         bounds = None if cu_seqlens is None else checked_bounds(cu_seqlens, seq)
         # [batch, seq, embed_dim] -> [batch, seq, num_heads, head_dim]
         q = self.q_proj(x).view(batch, seq, self.num_heads, self.head_dim)
         # [batch, key_seq, embed_dim] -> [batch, key_seq, num_kv_heads, head_dim]
-        key_shape = (batch, keys_of.shape[1], self.num_kv_heads, self.head_dim)
-        k = self.k_proj(keys_of).view(key_shape)
-        v = self.v_proj(keys_of).view(key_shape)
+        key_shape = (batch, key_inputs.shape[1], self.num_kv_heads, self.head_dim)
+        k = self.k_proj(key_inputs).view(key_shape)
+        v = self.v_proj(key_inputs).view(key_shape)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         if key_value_states is not None:
@@ -210,12 +210,12 @@ class RotaryAttention(nn.Module):
                 if positions is None:
                     positions = _default_positions(x, self.rope)
                 if key_value_positions is None:
-                    key_value_positions = _default_positions(keys_of, self.rope, attention_mask)
+                    key_value_positions = _default_positions(key_inputs, self.rope, attention_mask)
                 q = rotate(q, positions, self.rope, gain=self._gain)
                 k = rotate(k, key_value_positions, self.rope, gain=self._gain)
             # [batch, key_seq] -> [batch, heads, seq, key_seq], of size 1 where all are alike
             visible = None if attention_mask is None else attention_mask[:, None, None]
-            y = _sdpa(q, k, v, self._factor, visible, dropout=self._dropout_now())
+            y = _sdpa(q, k, v, self._factor, visible, dropout=self._current_dropout())
         else:
             if self.rope is not None:
                 if positions is None:
@@ -257,16 +257,16 @@ class RotaryAttention(nn.Module):
             f"causal={self.causal}{window}{dropout}, rope={self.rope}"
         )
 
-    def _dropout_now(self) -> float:
+    def _current_dropout(self) -> float:
         return self.dropout if self.training else 0.0
 
-    def _check_inputs(
+    def _check_call(
         self, x: Tensor, attention_mask: Tensor | None, cu_seqlens: object, cache: KVCache | None
     ) -> None:
         self._check_tokens("x", x)
         if cu_seqlens is not None and (attention_mask is not None or cache is not None):
-            other = "attention_mask" if attention_mask is not None else "cache"
-            raise SpecError(f"cu_seqlens and {other} exclude each other; give one of them")
+            excluded = "attention_mask" if attention_mask is not None else "cache"
+            raise SpecError(f"cu_seqlens and {excluded} exclude each other; give one of them")
         if cache is None:
             return
         if not isinstance(cast(object, cache), KVCache):
@@ -278,7 +278,7 @@ class RotaryAttention(nn.Module):
                 f"cache must have the batch of x ({x.shape[0]}), got {cache.lengths.shape[0]}"
             )
 
-    def _check_cross(self, x: Tensor, cu_seqlens: object, key_value_states: Any) -> None:
+    def _check_cross_attention(self, x: Tensor, cu_seqlens: object, key_value_states: Any) -> None:
         if key_value_states is None:
             raise SpecError("key_value_positions are those of key_value_states, got None for them")
         self._check_tokens("key_value_states", key_value_states)
@@ -318,15 +318,16 @@ class RotaryAttention(nn.Module):
         """``[batch, seq, num_heads, head_dim]`` of rotated queries and keys."""
         factor = self._factor
         options: dict[str, Any] = {"causal": self.causal, "window": self.window}
-        options["dropout"] = self._dropout_now()
+        options["dropout"] = self._current_dropout()
         if bounds is not None:
-            parts = [
+            outputs = [
                 attend(q[:, a:b], k[:, a:b], v[:, a:b], factor, **options)
                 for a, b in pairwise(bounds)
             ]
-            return torch.cat(parts, dim=1) if parts else q
+            return torch.cat(outputs, dim=1) if outputs else q
         if cache is not None:
-            is_first, index = cache.used == 0, cache.next_positions(q.shape[1], attention_mask)
+            is_first = cache.used == 0
+            index = cache.next_positions(q.shape[1], attention_mask)
             cache.append(k, v, attention_mask)
             if not is_first:
                 return attend(q, cache.keys, cache.values, factor, index=index, **options)
@@ -366,28 +367,28 @@ def attend(
     length = q.shape[1]
     if index is None and attention_mask is None and (window is None or length <= window):
         return _sdpa(q, k, v, factor, causal=causal, dropout=dropout)
-    keys = torch.arange(k.shape[1], device=q.device)
-    parts: list[Tensor] = []
+    all_keys = torch.arange(k.shape[1], device=q.device)  # their indices in ``k``
+    outputs: list[Tensor] = []
     # counted in chunks: a compiler that does not know the length then makes one graph for each
     # number of chunks, and not one for each length
     for chunk in range(-(-length // CHUNK)):
         start, stop = chunk * CHUNK, min((chunk + 1) * CHUNK, length)
-        queries = keys[start:stop, None] if index is None else index[:, start:stop, None]
+        queries = all_keys[start:stop, None] if index is None else index[:, start:stop, None]
         # keys [first, last) are all that these queries may see
         first, last = 0, k.shape[1]
         if index is None and causal:
             first, last = 0 if window is None else max(0, start - window + 1), stop
-        others = keys[first:last]
+        keys = all_keys[first:last]
         # [queries, keys], or [batch, queries, keys] with an index or an attention mask
-        visible = others <= queries if causal else torch.ones_like(others <= queries)
+        visible = keys <= queries if causal else torch.ones_like(keys <= queries)
         if window is not None:
-            visible = visible & (others > queries - window)
+            visible = visible & (keys > queries - window)
         if attention_mask is not None:
-            visible = (visible & attention_mask[:, None, first:last]) | (others == queries)
+            visible = (visible & attention_mask[:, None, first:last]) | (keys == queries)
         visible = visible.unsqueeze(-3)  # the same for all heads
-        now = q[:, start:stop], k[:, first:last], v[:, first:last]
-        parts.append(_sdpa(*now, factor, visible, dropout=dropout))
-    return torch.cat(parts, dim=1) if parts else q
+        chunk = q[:, start:stop], k[:, first:last], v[:, first:last]
+        outputs.append(_sdpa(*chunk, factor, visible, dropout=dropout))
+    return torch.cat(outputs, dim=1) if outputs else q
 
 
 def _sdpa(
@@ -428,7 +429,7 @@ def logit_factors(rope: Rope | None, head_dim: int) -> tuple[float, float]:
     return rope.attention_factor, head_dim**-0.5 * rope.softmax_factor
 
 
-def _head_dim(rope: Rope | None, head_dim: int | None) -> int:
+def _find_head_dim(rope: Rope | None, head_dim: int | None) -> int:
     if rope is None:
         if head_dim is None:
             raise SpecError("head_dim must be given where rope is None")

@@ -17,15 +17,15 @@ from phasor.angles import cos_sin, digit_rows
 from phasor.errors import SpecError, TensorError
 from phasor.pairings import Pairing, by_pairing
 from phasor.rope import Rope
-from phasor.torch._arguments import check_rope
+from phasor.torch._arguments import DTYPES, check_rope
 
 CacheLayout = Literal["vllm", "flash-attn", "transformers", "meta", "megatron"]
 _Array = NDArray[Any]
 
-# numbers computed at a time, so that the temporaries are small whatever the table is
-_CHUNK = 1 << 20
-_REAL = {dtype: dtype for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16)}
-#: What may be asked for, and what is stored, where that is not `_REAL`.
+# numbers computed at a time, so that temporaries are small for every table
+_CHUNK_SIZE = 1 << 20
+_REAL_DTYPES = {dtype: dtype for dtype in DTYPES}
+#: The dtypes that can be requested, with the dtypes that are stored; else `_REAL_DTYPES`.
 _DTYPES: Mapping[CacheLayout, Mapping[torch.dtype, torch.dtype]] = {
     "meta": {
         torch.float32: torch.complex64,
@@ -124,7 +124,7 @@ def cos_sin_cache(
         )
     rows = whole("max_positions", max_positions, least=1)
     layout = choice("layout", layout, get_args(CacheLayout))
-    dtypes, gain = _DTYPES.get(layout, _REAL), number("gain", gain)
+    dtypes, gain = _DTYPES.get(layout, _REAL_DTYPES), number("gain", gain)
     if layout == "megatron" and gain != 1:
         raise SpecError(
             f"gain must be 1 for layout={layout!r}, whose angles cannot carry one, got {gain}; "
@@ -133,33 +133,33 @@ def cos_sin_cache(
     if dtype not in dtypes:
         known = ", ".join(map(str, dtypes))
         raise SpecError(f"dtype must be {known} for layout={layout!r}, got {short_repr(dtype)}")
-    stored = dtypes[dtype]
-    nearest = stored in (torch.float32, torch.complex64) and gain == 1 and layout != "megatron"
-    # arrays of no rows have the names and the widths
-    none = np.empty((0, rope.num_pairs))
-    named = _arrange(layout, none, none, rope.pairing)
-    shapes = {name: [rows, *array.shape[1:]] for name, array in named.items()}
-    tables = _allocate(shapes, stored, device)
+    stored_dtype = dtypes[dtype]
+    exact = stored_dtype in (torch.float32, torch.complex64) and gain == 1 and layout != "megatron"
+    # arrays without rows, for the names and the widths
+    no_rows = np.empty((0, rope.num_pairs))
+    empty_arrays = _arrange(layout, no_rows, no_rows, rope.pairing)
+    shapes = {name: [rows, *array.shape[1:]] for name, array in empty_arrays.items()}
+    tables = _allocate(shapes, stored_dtype, device)
     if next(iter(tables.values())).is_meta:
         return tables
-    chunk = max(1, _CHUNK // rope.num_pairs)
+    chunk = max(1, _CHUNK_SIZE // rope.num_pairs)
     for start in range(0, rows, chunk):
         positions = np.arange(start, min(start + chunk, rows))
-        if nearest:
-            # each position as the lowest digit of itself: rows that are rounded from 60 digits
-            # where float64 leaves a doubt
-            both = digit_rows(rope, np.zeros_like(positions), positions, np.float32)
-            cos, sin = both[..., 0], both[..., 1]
+        if exact:
+            # each position is its own lowest digit: these rows are rounded from 60 decimal digits
+            # where float64 does not decide
+            exact_rows = digit_rows(rope, np.zeros_like(positions), positions, np.float32)
+            cos, sin = exact_rows[..., 0], exact_rows[..., 1]
         else:
             cos, sin = (gain * part for part in cos_sin(rope, positions))
         for name, array in _arrange(layout, cos, sin, rope.pairing).items():
-            tables[name][start : start + chunk] = _rounded_once(array, stored)
+            tables[name][start : start + chunk] = _round_once(array, stored_dtype)
     return tables
 
 
-def _rounded_once(values: _Array, stored: torch.dtype) -> Tensor:
-    """``values`` as a tensor of ``stored``; torch itself takes float64 to 16 bits by way of 32."""
-    if stored in (torch.bfloat16, torch.float16):
+def _round_once(values: _Array, dtype: torch.dtype) -> Tensor:
+    """``values`` as a tensor of ``dtype``; torch itself rounds float64 to 16 bits by way of 32."""
+    if dtype in (torch.bfloat16, torch.float16):
         # rounded to odd: towards zero, with the last bit set where that was inexact. Rounded to
         # the nearest from there, 16 bits are what they would be from float64
         single = values.astype(np.float32)
@@ -167,24 +167,24 @@ def _rounded_once(values: _Array, stored: torch.dtype) -> Tensor:
         bits -= np.abs(single.astype(np.float64)) > np.abs(values)
         bits |= single.astype(np.float64) != values
         values = single
-    return torch.from_numpy(np.ascontiguousarray(values)).to(stored)
+    return torch.from_numpy(np.ascontiguousarray(values)).to(dtype)
 
 
 def _allocate(
     shapes: dict[str, list[int]], dtype: torch.dtype, device: torch.device | str | None
 ) -> dict[str, Tensor]:
     """Empty tensors, or an error with their bytes where they are larger than the memory."""
-    where = torch.empty(0, device=device).device
+    device = torch.empty(0, device=device).device
     size = sum(map(math.prod, shapes.values())) * dtype.itemsize
     too_large = TensorError(
-        f"max_positions must be few enough for the memory of {where}, got a table of {size} "
+        f"max_positions must be few enough for the memory of {device}, got a table of {size} "
         "bytes; phasor.torch.rotate needs none"
     )
-    if where.type == "cpu" and size > _memory_bytes():
+    if device.type == "cpu" and size > _memory_bytes():
         raise too_large
     try:
         return {
-            name: torch.empty(shape, dtype=dtype, device=where) for name, shape in shapes.items()
+            name: torch.empty(shape, dtype=dtype, device=device) for name, shape in shapes.items()
         }
     except RuntimeError:  # an allocator's "not enough memory", or sizes beyond int64
         raise too_large from None

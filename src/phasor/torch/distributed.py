@@ -1,4 +1,4 @@
-"""Many machines: the operator on sharded tensors, and attention with the sequence sharded.
+"""The operator on sharded tensors, and attention with the sequence sharded.
 
 Importing this module registers the operator's rule for ``torch.distributed.tensor.DTensor``. It is
 imported by name because DTensor takes longer to load than all of phasor.
@@ -8,8 +8,8 @@ rank rotates its own shard, forward and backward, without communication. Only ``
 be: both coordinates of a pair are needed at once.
 
 The rule is registered for ``torch_dispatch`` instead of as a sharding strategy of DTensor, for two
-reasons. ``register_sharding`` takes no operator that returns a list. And where no strategy fits,
-DTensor redistributes the tensors until one does, which may gather them; here that is an error.
+reasons. ``register_sharding`` takes no operator that returns a list. And if no strategy fits,
+DTensor redistributes the tensors until one does, which may gather them; here it is an error.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ def _rotate_sharded(
     xs, angles, rope, *options = cast(tuple[Any, ...], args)
     with torch.no_grad():  # autograd is done before a DTensor gets here
         mesh, token_dims = _check_sharding(xs)
-        own = count_own_dimensions(angles, rope)
+        own_dims = count_own_dimensions(angles, rope)
         names = ("positions",) if len(angles) == 1 else ("cos", "sin")
         local_angles = [
-            _local_angles(name, a, own, mesh, token_dims, xs[0].shape[:-2])
-            for name, a in zip(names, angles, strict=True)
+            _local_angles(name, angle, own_dims, mesh, token_dims, xs[0].shape[:-2])
+            for name, angle in zip(names, angles, strict=True)
         ]
         outs = op([x.to_local() for x in xs], local_angles, rope, *options)
         if outs is None:
@@ -88,8 +88,8 @@ def _sharded_token_dim(name: str, x: Tensor, placement: Placement) -> int | None
             f"redistribute it to heads, Shard({x.dim() - 2})"
         )
     # partial sums may be rotated before they are added up: a rotation is linear
-    linear = type(placement) is Partial and placement.reduce_op in ("sum", "avg")
-    if not linear and not placement.is_replicate():
+    is_partial_sum = type(placement) is Partial and placement.reduce_op in ("sum", "avg")
+    if not is_partial_sum and not placement.is_replicate():
         raise TensorError(
             f"{name} must be replicated, a partial sum, or sharded in batch, sequence or heads, "
             f"got {placement}; redistribute it first"
@@ -100,7 +100,7 @@ def _sharded_token_dim(name: str, x: Tensor, placement: Placement) -> int | None
 def _local_angles(
     name: str,
     angles: Tensor,
-    own: int,
+    own_dims: int,
     mesh: DeviceMesh,
     token_dims: Sequence[int | None],
     tokens: Sequence[int],
@@ -110,20 +110,20 @@ def _local_angles(
     Args:
         name: For errors.
         angles: A DTensor, or a plain tensor that is the same on every rank.
-        own: How many of its dimensions are not those of tokens.
-        mesh: That of the tensors to be rotated.
+        own_dims: How many of its dimensions are not those of tokens.
+        mesh: The mesh of the tensors to be rotated.
         token_dims: From `_check_sharding`.
         tokens: Leading dimensions of the tensors to be rotated.
     """
     if not isinstance(angles, DTensor):
         angles = DTensor.from_local(angles, mesh, [Replicate()] * mesh.ndim, run_check=False)
-    missing = len(tokens) - (angles.dim() - own)  # leading dimensions left to broadcasting
+    num_missing = len(tokens) - (angles.dim() - own_dims)  # leading dimensions left to broadcasting
     placements: list[Placement] = []
     for dim in token_dims:
-        if dim is None or dim < missing or angles.shape[dim - missing] != tokens[dim]:
+        if dim is None or dim < num_missing or angles.shape[dim - num_missing] != tokens[dim]:
             placements.append(Replicate())
         else:
-            placements.append(Shard(dim - missing))
+            placements.append(Shard(dim - num_missing))
     communicates = any(
         old != new and not old.is_replicate()
         for old, new in zip(angles.placements, placements, strict=False)
@@ -139,8 +139,8 @@ def _local_angles(
 
 def _from_local(y: Tensor, x: DTensor) -> DTensor:
     """This rank's ``y`` as part of a DTensor like ``x``."""
-    like = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
-    stride = torch.empty_like(like).stride()
+    meta = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
+    stride = torch.empty_like(meta).stride()
     mesh, placements = x.device_mesh, x.placements
     return DTensor.from_local(y, mesh, placements, run_check=False, shape=x.shape, stride=stride)
 
@@ -231,21 +231,21 @@ class _GatheringAttention(RotaryAttention):
             torch.cat((k, v), dim=-1), self.mesh, [Shard(1)], run_check=False
         )
         # the gradient of a key is a sum over the queries of every rank
-        whole = local.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
+        full = local.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
         # [batch, ranks * seq, heads, 2 * head_dim], rank after rank -> in the order of the tokens
-        keys, values = whole[:, indices.flatten().argsort()].chunk(2, dim=-1)
-        options: dict[str, Any] = {"dropout": self._dropout_now()}
+        keys, values = full[:, indices.flatten().argsort()].chunk(2, dim=-1)
+        options: dict[str, Any] = {"dropout": self._current_dropout()}
         if self.causal:
-            own = indices[self.mesh.get_local_rank()].unsqueeze(0)
-            options |= {"window": self.window, "index": own}
+            own_indices = indices[self.mesh.get_local_rank()].unsqueeze(0)
+            options |= {"window": self.window, "index": own_indices}
         return attend(q, keys, values, self._factor, causal=self.causal, **options)
 
     def _token_indices(self, x: Tensor) -> Tensor:
         """Which tokens each rank holds, ``[ranks, seq]``, where ``x`` is ``[batch, seq, ...]``."""
         ranks = self.mesh.size()
         length = x.shape[1] * ranks
-        of_ranks = [
+        indices_by_rank = [
             phasor_positions.context_parallel(length, rank, ranks, self.layout)
             for rank in range(ranks)
         ]
-        return torch.from_numpy(np.stack(of_ranks)).to(x.device)
+        return torch.from_numpy(np.stack(indices_by_rank)).to(x.device)

@@ -1,7 +1,7 @@
 """Models as ONNX files in which every rotation is the standard operator RotaryEmbedding.
 
-The file computes what `phasor.torch.rotate` does, with the same cos and sin. How a standard
-operator is read, and caches of cos and sin become a Rope again, is in `phasor.translation.onnx`.
+The file computes what `phasor.torch.rotate` does, with the same cos and sin. The module
+`phasor.translation.onnx` reads standard operators and turns caches of cos and sin into a Rope.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def export(
 ) -> Any:
     """``model`` as an ONNX program, by way of ``torch.export`` and ``torch.onnx.export``.
 
-    Every `phasor.torch.rotate` and its kin, but for those that write in place, becomes one
+    Every call of `phasor.torch.rotate`, and of its variants that do not write in place, becomes one
     RotaryEmbedding per tensor, in the pairing it reads. Nodes around it do what the operator
     cannot: a slice that begins inside the head, and a pairing of the result that differs, are one
     permutation of coordinates each; direction and inverse are the sign of sin; a gain is
@@ -158,8 +158,8 @@ def translation_table(longest: int | None = None) -> dict[Callable[..., Any], Ca
                     "export the model in float32"
                 )
         op, layout = import_module("onnxscript").opset23, layout_of(rope, inverse)
-        values = _find_cos_sin(op, angles, rope, inverse, gain, longest)
-        return [_rotate_one(op, x, values, layout) for x in xs]
+        values = _make_cos_sin(op, angles, rope, inverse, gain, longest)
+        return [_rotate_tensor(op, x, values, layout) for x in xs]
 
     return {ops.rotate: translate}
 
@@ -175,10 +175,10 @@ def _refuse_writes(program: torch.export.ExportedProgram) -> None:
 
 
 def _share_tables(graph: Any) -> None:
-    """One initializer for each array, however many nodes brought it."""
-    first: dict[int, Any] = {}
+    """Make all nodes with the same array use one initializer."""
+    shared_values: dict[int, Any] = {}
     for name, value in list(graph.initializers.items()):
-        shared = first.setdefault(id(value.const_value.raw), value)
+        shared = shared_values.setdefault(id(value.const_value.raw), value)
         if shared is not value and not value.is_graph_output():
             value.replace_all_uses_with(shared)
             del graph.initializers[name]
@@ -196,24 +196,24 @@ class _CosSin(NamedTuple):
     num_pairs: int
 
 
-def _rotate_one(op: Any, x: Any, values: _CosSin, layout: Layout) -> Any:
+def _rotate_tensor(op: Any, x: Any, values: _CosSin, layout: Layout) -> Any:
     heads, head_dim = cast(tuple[int, int], tuple(x.shape[-2:]))
     before, after = _permutations(head_dim, values.num_pairs, layout)
     shape, seq = op.Shape(x), op.Shape(x, start=-3, end=-2)
-    lead, rest = op.Shape(x, end=-2), _constant(op, [-1])
+    tokens, batch = op.Shape(x, end=-2), _constant(op, [-1])
     y = x if before is None else op.Gather(x, _constant(op, before), axis=-1)
     # cos, sin and arithmetic are float32, as in every other backend; the result is rounded once
     y = y if x.dtype.name == "FLOAT" else op.Cast(y, to=_FLOAT)
     # [..., seq, heads, head_dim] -> [batch, seq, heads * head_dim]
-    y = op.Reshape(y, op.Concat(rest, seq, _constant(op, [heads * head_dim]), axis=0))
+    y = op.Reshape(y, op.Concat(batch, seq, _constant(op, [heads * head_dim]), axis=0))
     if values.position_ids is None:
         # [..., seq, num_pairs], broadcast -> [batch, seq, num_pairs]
         pairs = _constant(op, [values.num_pairs])
-        full, flat = op.Concat(lead, pairs, axis=0), op.Concat(rest, seq, pairs, axis=0)
+        full, flat = op.Concat(tokens, pairs, axis=0), op.Concat(batch, seq, pairs, axis=0)
         inputs = [op.Reshape(op.Expand(each, full), flat) for each in (values.cos, values.sin)]
     else:
         # [..., seq], broadcast -> [batch, seq]
-        ids = op.Reshape(op.Expand(values.position_ids, lead), op.Concat(rest, seq, axis=0))
+        ids = op.Reshape(op.Expand(values.position_ids, tokens), op.Concat(batch, seq, axis=0))
         inputs = [values.cos, values.sin, ids]
     y = op.RotaryEmbedding(
         y,
@@ -240,14 +240,14 @@ def _permutations(
     before = [*in_order[start : start + width], *in_order[:start], *in_order[start + width :]]
     after = [before.index(coordinate) for coordinate in in_order]
     in_front = Layout(layout.pairing, layout.pairing_out, 0)
-    written = layout.slices(layout.pairing_out, num_pairs)
-    computed = in_front.slices(layout.pairing, num_pairs)
-    for target, source in zip(written, computed, strict=True):
+    written_slices = layout.slices(layout.pairing_out, num_pairs)
+    computed_slices = in_front.slices(layout.pairing, num_pairs)
+    for target, source in zip(written_slices, computed_slices, strict=True):
         after[target] = in_order[source]
     return (None if before == in_order else before), (None if after == in_order else after)
 
 
-def _find_cos_sin(
+def _make_cos_sin(
     op: Any,
     angles: Sequence[Any],
     rope: str,
@@ -258,20 +258,20 @@ def _find_cos_sin(
     if len(angles) == 2:
         cos, sin = (op.Cast(each, to=_FLOAT) for each in angles)
         return _CosSin(*_apply_options(op, cos, sin, inverse, gain), None, angles[0].shape[-1])
-    value, positions = read_rope(rope), angles[0]
+    parsed_rope, positions = read_rope(rope), angles[0]
     fractional = positions.dtype.name in ("FLOAT", "DOUBLE")
     if longest is None:
-        cos, sin = _from_digits(op, positions, value, fractional)
-        return _CosSin(*_apply_options(op, cos, sin, inverse, gain), None, value.num_pairs)
-    if fractional or value.axes.n_axes > 1:
-        what = "fractions" if fractional else f"on {value.axes.n_axes} axes"
+        cos, sin = _cos_sin_from_digits(op, positions, parsed_rope, fractional)
+        return _CosSin(*_apply_options(op, cos, sin, inverse, gain), None, parsed_rope.num_pairs)
+    if fractional or parsed_rope.axes.n_axes > 1:
+        problem = "fractions" if fractional else f"on {parsed_rope.axes.n_axes} axes"
         raise SpecError(
             f"longest makes tables that whole positions on one axis are rows of, got positions "
-            f"{what}; leave longest out"
+            f"{problem}; leave longest out"
         )
-    tables = _long_tables(value, longest, gain, -gain if inverse else gain)
+    tables = _position_tables(parsed_rope, longest, gain, -gain if inverse else gain)
     cos, sin = (_constant(op, table, np.float32) for table in tables)
-    return _CosSin(cos, sin, op.Cast(positions, to=_INT64), value.num_pairs)
+    return _CosSin(cos, sin, op.Cast(positions, to=_INT64), parsed_rope.num_pairs)
 
 
 def _apply_options(op: Any, cos: Any, sin: Any, inverse: bool, gain: float) -> tuple[Any, Any]:
@@ -281,7 +281,7 @@ def _apply_options(op: Any, cos: Any, sin: Any, inverse: bool, gain: float) -> t
     return cos, op.Neg(sin) if inverse else sin
 
 
-def _from_digits(op: Any, positions: Any, rope: Rope, fractional: bool) -> tuple[Any, Any]:
+def _cos_sin_from_digits(op: Any, positions: Any, rope: Rope, fractional: bool) -> tuple[Any, Any]:
     """Cos and sin ``[..., seq, num_pairs]`` float32, computed as in `phasor.torch._tables`."""
     if rope.axes.n_axes == 1:
         # [..., seq] -> [..., seq, 1]
@@ -323,9 +323,9 @@ def _digit_product(op: Any, positions: Any, rope: Rope) -> tuple[Any, Any]:
     return op.Where(outside, nan, cos), op.Where(outside, nan, sin)
 
 
-def _multiply(op: Any, one: tuple[Any, Any], other: tuple[Any, Any]) -> tuple[Any, Any]:
+def _multiply(op: Any, first: tuple[Any, Any], second: tuple[Any, Any]) -> tuple[Any, Any]:
     """The product of two rotations, each given by cos and sin."""
-    (a, b), (c, d) = one, other
+    (a, b), (c, d) = first, second
     return op.Sub(op.Mul(a, c), op.Mul(b, d)), op.Add(op.Mul(a, d), op.Mul(b, c))
 
 
@@ -340,7 +340,7 @@ def _digit_tables(rope: Rope) -> tuple[tuple[_Table, _Table], ...]:
 
 
 @lru_cache(maxsize=4)
-def _long_tables(
+def _position_tables(
     rope: Rope, longest: int, cos_factor: float, sin_factor: float
 ) -> tuple[_Table, _Table]:
     cos, sin = numpy_angles.cos_sin(rope, range(longest))

@@ -376,8 +376,8 @@ def chosen_backend(x: Tensor, *more: Tensor, compiled_for: Rope | None = None) -
     if compiled_for is None:
         return backend
     check_rope(compiled_for, "compiled_for")
-    kept = keeps_operator(backend, [x, *more], [], compiled_for.to_json())
-    return backend if kept else "inductor"
+    is_operator_kept = keeps_operator(backend, [x, *more], [], compiled_for.to_json())
+    return backend if is_operator_kept else "inductor"
 
 
 def _rotate(

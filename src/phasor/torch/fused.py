@@ -1,9 +1,10 @@
-"""What models do next to the rotation, in the same pass over memory.
+"""The rotation and what models do next to it, in one pass over memory.
 
 `norm_rotate_qk` is the RMS norm of query and key that Qwen3, Gemma 3 and others put before the
 rotation. `rotate_and_cache_` rotates a query and a key and writes the key and the value into a
 cache, paged or contiguous, of 8-bit floats too. On a GPU each is one launch in Triton; elsewhere
-each is its definition in plain torch operations, which the kernels are held to. The operators:
+each runs its definition in plain torch operations, against which tests check the kernels. The
+operators:
 
     phasor::norm_rotate         (xs, weights, angles, rope, norm_eps, gain, backend) -> ys
     phasor::norm_rotate_backward(grads, xs, weights, angles, rope, norm_eps, gain, backend)
@@ -109,12 +110,13 @@ def norm_rotate_qk(
                 f"{name} must be [head_dim] ({x.shape[-1]}), got shape {list(weight.shape)}"
             )
     norm_eps, gain = number("norm_eps", norm_eps, least=0.0), number("gain", gain)
-    name = _resolve(backend, q)
+    name = _resolve_backend(backend, q)
     xs, weights, text = [q, k], [q_weight, k_weight], rope.to_json()
     has_tangent = any(forward_ad.unpack_dual(x).tangent is not None for x in xs + weights)
     if has_tangent or eager.needs_plain_ops(backend, xs + weights + angles):
         # differentiated forwards, transformed, or compiled with the eager backend
-        rotated = eager.composite(_normalize_all(xs, weights, norm_eps), angles, text, False, gain)
+        normed = _normalize_all(xs, weights, norm_eps)
+        rotated = eager.rotate_without_writes(normed, angles, text, False, gain)
         ys = [y.to(x.dtype) for x, y in zip(xs, rotated, strict=True)]
     else:
         ys = _norm_rotate(xs, weights, angles, text, norm_eps, gain, name)
@@ -211,7 +213,7 @@ def rotate_and_cache_(
             f"value_cache must have the [blocks, block] of key_cache {list(key_cache.shape[:2])}, "
             f"because a slot is one row in both, got {list(value_cache.shape[:2])}"
         )
-    name = _resolve(backend, q, refusal=_refusal(q, k, v, key_cache, value_cache))
+    name = _resolve_backend(backend, q, refusal=_triton_refusal(q, k, v, key_cache, value_cache))
     _rotate_and_cache_(
         *(q, k, v, positions, slots, key_cache, value_cache),
         *(rope.to_json(), number("gain", gain), *units, name),
@@ -245,15 +247,15 @@ def _check_tensor(
 ) -> None:
     """Refuse anything but a tensor of one of ``dtypes`` on the device of ``x``."""
     if not isinstance(value, Tensor) or value.dtype not in dtypes:
-        came = value.dtype if isinstance(value, Tensor) else type(value).__name__
-        raise TensorError(f"{name} must be a tensor of {kind}, got {came}")
+        got = value.dtype if isinstance(value, Tensor) else type(value).__name__
+        raise TensorError(f"{name} must be a tensor of {kind}, got {got}")
     if value.device != x.device:
         raise TensorError(
             f"{name} must be on the device of q and k ({x.device}), got {value.device}"
         )
 
 
-def _refusal(q: Tensor, k: Tensor, v: Tensor, *caches: Tensor) -> str:
+def _triton_refusal(q: Tensor, k: Tensor, v: Tensor, *caches: Tensor) -> str:
     """Why the Triton kernel cannot do it; "" if it can."""
     if not q.dtype == k.dtype == v.dtype:
         return f"q, k and v must be of one dtype, got {q.dtype}, {k.dtype} and {v.dtype}"
@@ -263,16 +265,16 @@ def _refusal(q: Tensor, k: Tensor, v: Tensor, *caches: Tensor) -> str:
     return ""
 
 
-def _resolve(backend: str, x: Tensor, *, refusal: str = "") -> str:
+def _resolve_backend(backend: str, x: Tensor, *, refusal: str = "") -> str:
     """The name of the implementation for ``x``.
 
     Args:
         backend: ``"auto"``, or a name, which is never replaced by another.
-        x: What it is for.
-        refusal: Why Triton cannot do it, apart from where ``x`` is; "" if it can.
+        x: The tensor.
+        refusal: Why Triton cannot do it for another reason than the device; "" if it can.
 
     Raises:
-        BackendError: If the named one does not exist or cannot.
+        BackendError: If the named backend does not exist or cannot run.
     """
     if backend not in ("auto", "triton", "eager"):
         raise BackendError(
@@ -353,9 +355,8 @@ def _run_norm(*arguments: Any) -> list[Tensor]:
 
 def _run_norm_backward(*arguments: Any) -> list[Tensor]:
     *rest, backend = arguments
-    if backend == "eager":
-        return _eager_norm_rotate_backward(*rest)
-    return triton_fused.norm_rotate_backward(*rest)
+    eager_run, triton_run = _eager_norm_rotate_backward, triton_fused.norm_rotate_backward
+    return (eager_run if backend == "eager" else triton_run)(*rest)
 
 
 class _NormRotation(torch.autograd.Function):
@@ -376,8 +377,8 @@ class _NormRotation(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         n, tensors = ctx.count, ctx.saved_tensors
         parts = tensors[:n], tensors[n : 2 * n], tensors[2 * n :]
-        back = _norm_rotate_backward(list(grads), *map(list, parts), *ctx.options)
-        return (None, None, *back, *[None] * len(parts[2]))
+        gradients = _norm_rotate_backward(list(grads), *map(list, parts), *ctx.options)
+        return (None, None, *gradients, *[None] * len(parts[2]))
 
 
 def _autograd_norm(
@@ -394,7 +395,7 @@ def _autograd_norm_backward(grads: list[Tensor], xs: list[Tensor], *rest: Any) -
     if torch.is_grad_enabled() and any(x.requires_grad for x in grads + xs):
         raise RuntimeError(
             "phasor.torch.fused.norm_rotate_qk is differentiable once; torch.func differentiates "
-            "it as often as asked"
+            "it any number of times"
         )
     with below_autograd():
         return _norm_rotate_backward(grads, xs, *rest)
@@ -434,7 +435,7 @@ def _eager_rotate_and_cache_(
     key_unit: float,
     value_unit: float,
 ) -> None:
-    """The definition. It reads the slots on the host, for which a GPU has to be waited for."""
+    """The definition. It reads the slots on the host, which waits for a GPU."""
     slots = slots.reshape(-1).long()  # [tokens]
     num_blocks, block_size = key_cache.shape[:2]
     num_slots = num_blocks * block_size
@@ -443,31 +444,29 @@ def _eager_rotate_and_cache_(
             f"slots must be below {num_slots}, the rows of the cache {list(key_cache.shape[:2])}, "
             f"got {int(slots.max())}; a negative slot keeps a token out of the cache"
         )
-    stored = (slots >= 0) & (slots < num_slots)
-    slots = slots[stored]
+    has_slot = (slots >= 0) & (slots < num_slots)
+    slots = slots[has_slot]
     wide_k, wide_v = (x if x.dtype == torch.float64 else x.float() for x in (k, v))
     (rotated,) = eager.rotate([wide_k], [positions], rope, False, gain)
+    writes = (rotated, key_cache, key_unit), (wide_v, value_cache, value_unit)
     entries = [
         # [..., seq, heads, head_dim] -> [tokens, heads, head_dim] -> those with a slot
-        _convert(x.flatten(0, -3)[stored], cache.dtype, unit)
-        for x, cache, unit in (
-            (rotated, key_cache, key_unit),
-            (wide_v, value_cache, value_unit),
-        )
+        _convert_to_cache(x.flatten(0, -3)[has_slot], cache.dtype, unit)
+        for x, cache, unit in writes
     ]
     # nothing is written before everything is computed
     eager.rotate_into([q], [q], [positions], rope, False, gain)
-    for cache, values in zip((key_cache, value_cache), entries, strict=True):
+    for (_, cache, _), values in zip(writes, entries, strict=True):
         # torch does not index 8-bit floats, but their bytes
         target = cache.view(torch.uint8) if cache.dtype == FLOAT8 else cache
         target[slots // block_size, slots % block_size] = values.view(target.dtype)
 
 
-def _convert(x: Tensor, dtype: torch.dtype, unit: float) -> Tensor:
+def _convert_to_cache(x: Tensor, dtype: torch.dtype, unit: float) -> Tensor:
     """``x`` as a cache of ``dtype`` holds it: ``x / unit`` in 8 bits."""
     if dtype != FLOAT8:
         return x.to(dtype)
-    # some versions of torch make NaN of what is too large
+    # some versions of torch turn too large numbers into NaN
     return (x.float() * inverse_unit(unit)).clamp(-LARGEST_FLOAT8, LARGEST_FLOAT8).to(dtype)
 
 

@@ -109,9 +109,9 @@ class RotaryEmbedding(nn.Module):
             check_counts_tokens(self.rope)
             positions = count_positions(rows.shape[:-2], q.device, offset, cu_seqlens)
         elif cu_seqlens is not None or not (type(offset) is int and offset == 0):
-            other = "cu_seqlens" if cu_seqlens is not None else "offset"
+            excluded = "cu_seqlens" if cu_seqlens is not None else "offset"
             raise PositionError(
-                f"positions and {other} exclude each other; give one of them: positions already "
+                f"positions and {excluded} exclude each other; give one of them: positions already "
                 "say where each token stands"
             )
         options: dict[str, Any] = {"gain": self.gain, "heads_first": self.heads_first}
@@ -180,10 +180,10 @@ def _check_device(name: str, values: Tensor, device: torch.device) -> None:
         )
 
 
-def _check_one_for_each(what: str, offset: Tensor, shape: Sequence[int]) -> None:
+def _check_one_for_each(counted: str, offset: Tensor, shape: Sequence[int]) -> None:
     if offset.dim() and list(offset.shape) != list(shape):
         raise PositionError(
-            f"offset must be a single value, or one for each {what} {list(shape)}, got shape "
+            f"offset must be a single value, or one for each {counted} {list(shape)}, got shape "
             f"{list(offset.shape)}; give positions where it differs from token to token"
         )
 
@@ -191,15 +191,15 @@ def _check_one_for_each(what: str, offset: Tensor, shape: Sequence[int]) -> None
 def checked_bounds(cu_seqlens: Sequence[int] | Tensor, seq: int) -> list[int]:
     """The boundaries as a list, or an error if they do not divide ``seq`` tokens."""
     if isinstance(cu_seqlens, Tensor):
-        given = cast(list[Any], cu_seqlens.flatten().tolist())
+        values = cast(list[Any], cu_seqlens.flatten().tolist())
     elif isinstance(cast(object, cu_seqlens), Sequence):
-        given = list(cu_seqlens)
+        values = list(cu_seqlens)
     else:
-        came = type(cu_seqlens).__name__
-        raise PositionError(f"cu_seqlens must be whole numbers [0, ..., {seq}], got {came}")
-    bounds = [whole("cu_seqlens", bound, least=0, error=PositionError) for bound in given]
-    rising = all(a <= b for a, b in pairwise(bounds))
-    if not bounds or bounds[0] != 0 or bounds[-1] != seq or not rising:
+        kind = type(cu_seqlens).__name__
+        raise PositionError(f"cu_seqlens must be whole numbers [0, ..., {seq}], got {kind}")
+    bounds = [whole("cu_seqlens", bound, least=0, error=PositionError) for bound in values]
+    is_rising = all(a <= b for a, b in pairwise(bounds))
+    if not bounds or bounds[0] != 0 or bounds[-1] != seq or not is_rising:
         raise PositionError(
             f"cu_seqlens must rise from 0 to the number of tokens ({seq}), got {bounds}; "
             "lengths become boundaries by a cumulative sum"

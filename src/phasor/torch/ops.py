@@ -75,10 +75,10 @@ def rotate_directly(
     *,
     in_place: bool,
 ) -> list[Tensor] | None:
-    """The rotated tensors by a kernel called past checks and dispatcher; None where that cannot be.
+    """The tensors, rotated by a kernel without checks and dispatcher; None if that is not possible.
 
-    For one token the dispatcher costs ten times the rotation. A kernel refuses whatever it is not
-    sure of, and then the ordinary way rotates, or says what is wrong.
+    For one token the dispatcher costs ten times the rotation. A kernel refuses arguments that it
+    is not sure of; then the caller goes through the checks and the dispatcher.
     """
     if type(rope) is not Rope or type(positions) is not Tensor:
         return None
@@ -105,17 +105,17 @@ def apply(
 ) -> list[Tensor]:
     """The operator on checked arguments, or plain torch operations where those are needed.
 
-    They are where the operator has no rule: for gradients of cos and sin, under ``torch.func``,
-    and for compilers that are given ``backend="eager"``.
+    Plain operations are needed where the operator has no rule: for gradients of cos and sin, under
+    ``torch.func``, and for compilers that are given ``backend="eager"``.
     """
-    operators_backend = _operators_backend(backend, xs[0])
-    learned = _wants_cos_sin_gradient(angles)
-    if learned or eager.needs_plain_ops(backend, [*xs, *angles]):
+    backend_argument = _backend_argument(backend, xs[0])
+    angles_want_grad = _wants_cos_sin_gradient(angles)
+    if angles_want_grad or eager.needs_plain_ops(backend, [*xs, *angles]):
         if backend not in ("auto", "eager"):
-            what = "torch.func transformations" if not learned else "gradients for cos and sin"
+            what = "gradients for cos and sin" if angles_want_grad else "torch.func transformations"
             raise BackendError(f"backend={backend!r} has no {what}; use 'auto' or 'eager'")
-        return eager.composite(xs, angles, rope, inverse, gain)
-    return rotate(xs, angles, rope, inverse, gain, operators_backend)
+        return eager.rotate_without_writes(xs, angles, rope, inverse, gain)
+    return rotate(xs, angles, rope, inverse, gain, backend_argument)
 
 
 def apply_(
@@ -123,61 +123,61 @@ def apply_(
 ) -> None:
     """The in-place operator, or `apply` and a copy where a derivative has to be recorded."""
     check_not_expanded(xs)
-    learned = _wants_cos_sin_gradient(angles)
-    recorded = learned or any(map(_wants_gradient, xs))
-    if recorded or eager.needs_plain_ops(backend, [*xs, *angles]):
+    angles_want_grad = _wants_cos_sin_gradient(angles)
+    is_recorded = angles_want_grad or any(map(_wants_gradient, xs))
+    if is_recorded or eager.needs_plain_ops(backend, [*xs, *angles]):
         if _have_addresses(xs):
             check_mutable(xs)
             check_writable(xs)
         # the gradient of cos and sin needs the values that are about to be overwritten
-        sources = [x.clone() for x in xs] if learned else xs
+        sources = [x.clone() for x in xs] if angles_want_grad else xs
         rotated = apply(sources, angles, rope, inverse, gain, backend)
         check_copies(xs, rotated)
         for x, y in zip(xs, rotated, strict=True):
             x.copy_(y)
     else:
-        rotate_(xs, angles, rope, inverse, gain, _operators_backend(backend, xs[0]))
+        rotate_(xs, angles, rope, inverse, gain, _backend_argument(backend, xs[0]))
 
 
-def _operators_backend(backend: str, x: Tensor) -> str:
-    """The operator's argument. "auto" is resolved where it runs: a program may be exported."""
+def _backend_argument(backend: str, x: Tensor) -> str:
+    """The operator's argument. "auto" is resolved where it runs, as a program may be exported."""
     if backend != "auto":
         return resolve(backend, x)
     compiling = torch.compiler.is_compiling() and not torch.compiler.is_exporting()
-    return _compiled_auto() if compiling else backend
+    return _describe_compiled_auto() if compiling else backend
 
 
 @mark_constant
-def _compiled_auto() -> str:
+def _describe_compiled_auto() -> str:
     """The argument for "auto" inside ``torch.compile``, where Inductor may decompose it."""
     _inductor.register(rotate, resolve)
     return _inductor.describe_rule()
 
 
-def _kernel(backend: str, x: Tensor) -> Any:
+def _find_backend(backend: str, x: Tensor) -> Any:
     """The implementation that the operator runs, given its argument."""
     return BACKENDS[resolve("auto" if _inductor.is_compiled_auto(backend) else backend, x)]
 
 
-def _run(
+def _run_backend(
     xs: list[Tensor], angles: list[Tensor], rope: str, inverse: bool, gain: float, backend: str
 ) -> list[Tensor]:
     outs = [torch.empty_like(x) for x in xs]
-    _kernel(backend, xs[0]).rotate_into(xs, outs, angles, rope, inverse, gain)
+    _find_backend(backend, xs[0]).rotate_into(xs, outs, angles, rope, inverse, gain)
     return outs
 
 
-def _run_composite(
+def _run_plain_ops(
     xs: list[Tensor], angles: list[Tensor], rope: str, inverse: bool, gain: float, _backend: str
 ) -> list[Tensor]:
-    return eager.composite(xs, angles, rope, inverse, gain)
+    return eager.rotate_without_writes(xs, angles, rope, inverse, gain)
 
 
-def _run_(
+def _run_backend_(
     xs: list[Tensor], angles: list[Tensor], rope: str, inverse: bool, gain: float, backend: str
 ) -> None:
     check_mutable(xs)
-    _kernel(backend, xs[0]).rotate_into(xs, xs, angles, rope, inverse, gain)
+    _find_backend(backend, xs[0]).rotate_into(xs, xs, angles, rope, inverse, gain)
 
 
 class _Rotation(torch.autograd.Function):
@@ -185,29 +185,29 @@ class _Rotation(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        options: tuple[Any, ...], active: tuple[bool, ...], *tensors: Tensor
+        options: tuple[Any, ...], wants_grad: tuple[bool, ...], *tensors: Tensor
     ) -> tuple[Tensor, ...]:
-        xs, angles = tensors[: len(active)], tensors[len(active) :]
+        xs, angles = tensors[: len(wants_grad)], tensors[len(wants_grad) :]
         with below_autograd():
             return tuple(rotate(list(xs), list(angles), *options))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        ctx.options, active, *tensors = inputs
-        ctx.n_xs = len(active)
-        ctx.save_for_backward(*tensors[len(active) :])
-        ctx.save_for_forward(*tensors[len(active) :])
+        ctx.options, wants_grad, *tensors = inputs
+        ctx.n_xs = len(wants_grad)
+        ctx.save_for_backward(*tensors[len(wants_grad) :])
+        ctx.save_for_forward(*tensors[len(wants_grad) :])
         ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(*(y for y, on in zip(output, active, strict=True) if not on))
+        ctx.mark_non_differentiable(
+            *(y for y, wanted in zip(output, wants_grad, strict=True) if not wanted)
+        )
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         rope, inverse, gain, backend = ctx.options
-        angles = (
-            ctx.saved_tensors
-        )  # read once: checkpointing recomputes them and refuses a second read
-        back = _rotate_present(grads, angles, rope, not inverse, gain, backend)
-        return (None, None, *back, *[None] * len(angles))
+        angles = ctx.saved_tensors  # read once: checkpointing refuses a second read
+        x_grads = _rotate_present(grads, angles, rope, not inverse, gain, backend)
+        return (None, None, *x_grads, *[None] * len(angles))
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -217,15 +217,15 @@ class _Rotation(torch.autograd.Function):
 def _rotate_present(
     tensors: Sequence[Tensor | None], angles: Sequence[Tensor], *options: Any
 ) -> tuple[Tensor | None, ...]:
-    """The operator on the tensors that are there; None stays None."""
+    """The operator on the tensors that are not None; None stays None."""
     present = [t for t in tensors if t is not None]
     rotated = iter(rotate(present, list(angles), *options) if present else ())
     return tuple(None if t is None else next(rotated) for t in tensors)
 
 
 def _wants_gradient(x: Tensor) -> bool:
-    recorded = x.requires_grad and torch.is_grad_enabled()
-    return recorded or forward_ad.unpack_dual(x).tangent is not None
+    is_recorded = x.requires_grad and torch.is_grad_enabled()
+    return is_recorded or forward_ad.unpack_dual(x).tangent is not None
 
 
 def _wants_cos_sin_gradient(angles: Sequence[Tensor]) -> bool:
@@ -233,15 +233,15 @@ def _wants_cos_sin_gradient(angles: Sequence[Tensor]) -> bool:
 
 
 def _have_addresses(xs: Sequence[Tensor]) -> bool:
-    """Whether these have memory whose addresses can be compared: no wrappers, no tracing."""
-    hidden = torch.compiler.is_compiling() or in_transform()
-    return not hidden and all(type(x) is Tensor and x.device.type != "meta" for x in xs)
+    """Whether the tensors have addresses to compare: wrappers and traced tensors have none."""
+    is_traced = torch.compiler.is_compiling() or in_transform()
+    return not is_traced and all(type(x) is Tensor and x.device.type != "meta" for x in xs)
 
 
 def _autograd(xs: list[Tensor], angles: list[Tensor], *options: Any) -> list[Tensor]:
-    active = tuple(map(_wants_gradient, xs))
-    if any(active):
-        return list(cast(tuple[Tensor, ...], _Rotation.apply(options, active, *xs, *angles)))
+    wants_grad = tuple(map(_wants_gradient, xs))
+    if any(wants_grad):
+        return list(cast(tuple[Tensor, ...], _Rotation.apply(options, wants_grad, *xs, *angles)))
     with below_autograd():
         return rotate(xs, angles, *options)
 
@@ -266,7 +266,7 @@ def _fake_(*_: Any) -> None:
 def _vmap(
     info: Any, in_dims: Any, xs: list[Tensor], angles: list[Tensor], rope: str, *options: Any
 ) -> tuple[list[Tensor], list[int]]:
-    batched = [_batch_first(x, at, info.batch_size) for x, at in zip(xs, in_dims[0], strict=True)]
+    batched = [_batch_first(x, dim, info.batch_size) for x, dim in zip(xs, in_dims[0], strict=True)]
     angles = _batch_angles(batched[0].dim(), angles, in_dims[1], rope)
     return rotate(batched, angles, rope, *options), [0] * len(batched)
 
@@ -274,24 +274,24 @@ def _vmap(
 def _vmap_(
     info: Any, in_dims: Any, xs: list[Tensor], angles: list[Tensor], rope: str, *options: Any
 ) -> tuple[None, None]:
-    if any(at is None for at in in_dims[0]):
+    if any(dim is None for dim in in_dims[0]):
         raise TensorError(
             "x must be batched to be rotated in place under vmap when anything else is: "
             "each batch entry would write the same memory; use rotate"
         )
-    batched = [_batch_first(x, at, info.batch_size) for x, at in zip(xs, in_dims[0], strict=True)]
+    batched = [_batch_first(x, dim, info.batch_size) for x, dim in zip(xs, in_dims[0], strict=True)]
     rotate_(batched, _batch_angles(batched[0].dim(), angles, in_dims[1], rope), rope, *options)
     return None, None
 
 
-def _batch_first(x: Tensor, at: int | None, size: int) -> Tensor:
-    return x.expand(size, *x.shape) if at is None else x.movedim(at, 0)
+def _batch_first(x: Tensor, dim: int | None, size: int) -> Tensor:
+    return x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0)
 
 
 def _batch_angles(
     rank: int, angles: list[Tensor], in_dims: Sequence[int | None], rope: str
 ) -> list[Tensor]:
-    """Batched angles with ones behind the batch, so that they broadcast against the tensors.
+    """Batched angles with ones after the batch dimension, to broadcast against the tensors.
 
     Args:
         rank: Dimensions of the tensors, ``[batch, ..., seq, heads, head_dim]``.
@@ -301,9 +301,9 @@ def _batch_angles(
     """
     full_rank = rank - 2 + count_own_dimensions(angles, rope)
     batched: list[Tensor] = []
-    for values, at in zip(angles, in_dims, strict=True):
-        if at is not None:
-            values = values.movedim(at, 0)
+    for values, dim in zip(angles, in_dims, strict=True):
+        if dim is not None:
+            values = values.movedim(dim, 0)
             # [batch, ...] -> [batch, 1, ..., 1, ...]
             ones = [1] * (full_rank - values.dim())
             values = values.reshape(values.shape[0], *ones, *values.shape[1:])
@@ -311,10 +311,10 @@ def _batch_angles(
     return batched
 
 
-_LIBRARY.impl("rotate", _run, "CompositeExplicitAutograd")
-_LIBRARY.impl("rotate_", _run_, "CompositeExplicitAutograd")
+_LIBRARY.impl("rotate", _run_backend, "CompositeExplicitAutograd")
+_LIBRARY.impl("rotate_", _run_backend_, "CompositeExplicitAutograd")
 # autograd's is_grads_batched uses batching older than torch.func, which needs plain operations
-_LIBRARY.impl("rotate", _run_composite, "Batched")
+_LIBRARY.impl("rotate", _run_plain_ops, "Batched")
 _LIBRARY.impl("rotate", _autograd, "Autograd")
 _LIBRARY.impl("rotate_", _autograd_, "Autograd")
 torch.library.register_fake("phasor::rotate", _fake, lib=_LIBRARY)

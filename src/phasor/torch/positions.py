@@ -20,7 +20,7 @@ from phasor._checks import whole
 from phasor.errors import PositionError
 from phasor.torch._internals import dispatch_is_plain
 
-_LAST = 2**63 - 1
+_INT64_MAX = 2**63 - 1
 _Device = torch.device | str | None
 
 
@@ -42,8 +42,8 @@ def span(length: int, start: int = 0, *, device: _Device = None) -> Tensor:
     tensor([10, 11, 12, 13])
     """
     check_whole("length", length, least=0)
-    check_whole("start", start, least=-_LAST - 1)
-    if start + length - 1 > _LAST:
+    check_whole("start", start, least=-_INT64_MAX - 1)
+    if start + length - 1 > _INT64_MAX:
         raise PositionError(
             f"start + length - 1 must be at most 2**63 - 1, got {start} + {length} - 1"
         )
@@ -75,9 +75,9 @@ def packed(cu_seqlens: Tensor, total_tokens: int | None = None) -> Tensor:
         raise PositionError(
             f"cu_seqlens must have the shape [n_sequences + 1], got {list(bounds.shape)}"
         )
-    in_memory = _checked_values(numpy_positions.packed, cu_seqlens)
-    if in_memory is not None:
-        last = in_memory.shape[0]
+    known_positions = _check_values(numpy_positions.packed, cu_seqlens)
+    if known_positions is not None:
+        last = known_positions.shape[0]
         if total_tokens is not None and total_tokens < last:
             raise PositionError(
                 f"total_tokens must be at least cu_seqlens[-1] ({last}), got {total_tokens}"
@@ -135,7 +135,7 @@ def padded(mask: Tensor) -> Tensor:
     tokens = as_int64("mask", mask, bools=True)
     if tokens.dim() == 0:
         raise PositionError("mask must have the shape [..., seq], got a single value")
-    _checked_values(numpy_positions.padded, mask)
+    _check_values(numpy_positions.padded, mask)
     return (tokens.cumsum(-1) - 1) * tokens
 
 
@@ -161,7 +161,7 @@ def cached(lengths: Tensor, new_tokens: int) -> Tensor:
     check_whole("new_tokens", new_tokens, least=0)
     if starts.dim() != 1:
         raise PositionError(f"lengths must have the shape [batch], got {list(starts.shape)}")
-    _checked_values(numpy_positions.cached, lengths, new_tokens)
+    _check_values(numpy_positions.cached, lengths, new_tokens)
     # [batch, 1] + [new_tokens] -> [batch, new_tokens]
     return starts[:, None] + torch.arange(new_tokens, device=starts.device)
 
@@ -248,8 +248,9 @@ def context_parallel(
 
 def check_whole(name: str, value: Any, *, least: int) -> None:
     """Refuse what is no whole number. A compiler's symbol passes, without a guard on its value."""
-    if type(value) is not torch.SymInt and not (type(value) is int and least <= value <= _LAST):
-        whole(name, value, least=least, most=_LAST, error=PositionError)
+    in_range = type(value) is int and least <= value <= _INT64_MAX
+    if type(value) is not torch.SymInt and not in_range:
+        whole(name, value, least=least, most=_INT64_MAX, error=PositionError)
 
 
 def as_int64(name: str, values: Any, *, bools: bool = False) -> Tensor:
@@ -265,7 +266,7 @@ def as_int64(name: str, values: Any, *, bools: bool = False) -> Tensor:
     return values.long()
 
 
-def _checked_values(function: Callable[..., Any], values: Tensor, *rest: Any) -> Any:
+def _check_values(function: Callable[..., Any], values: Tensor, *rest: Any) -> Any:
     """``function`` of them, with its errors; None where values cannot be read without waiting."""
     if dispatch_is_plain([values]) and values.is_cpu:
         return function(values.numpy(), *rest)

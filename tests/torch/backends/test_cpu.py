@@ -289,7 +289,7 @@ def test_the_extension_refuses_positions_that_no_digits_reach() -> None:
     rope = Rope(head_dim=16, pairing="half")
     x = normal(2, 3, 1, 16)
     kept = x.clone()
-    plan, *kept_alive = cpu._prepare(rope.to_json(), torch.float32)
+    plan, *kept_alive = cpu._prepare_plan(rope.to_json(), torch.float32)
     places = torch.tensor([[0, 1, 2], [3, 2**40, 5]])
     with pytest.raises(PositionError, match="got 1099511627776 at index 4"):
         cpu._native.rotate(plan, places, None, False, 1.0, 0, True, x, x)

@@ -28,10 +28,10 @@ CPU = torch.device("cpu")
 @pytest.fixture(autouse=True)
 def _forget() -> Iterator[None]:
     """No table from another test, and none for another one."""
-    for cache in (_tables.growing_tables, cpu._prepare):
+    for cache in (_tables.growing_tables, cpu._prepare_plan):
         cache.cache_clear()
     yield
-    for cache in (_tables.growing_tables, cpu._prepare):
+    for cache in (_tables.growing_tables, cpu._prepare_plan):
         cache.cache_clear()
 
 
@@ -68,7 +68,7 @@ def test_tables_are_kept_for_the_latest_ropes_only() -> None:
     x = normal(1, 1, 1, 16, dtype=torch.float32)
     for length in range(1, 301):
         rotate(x, torch.tensor([length - 1]), GROWING.at(length))
-    for cache in (_tables.growing_tables, cpu._prepare):
+    for cache in (_tables.growing_tables, cpu._prepare_plan):
         assert cache.cache_info().currsize <= 64
 
 

@@ -61,7 +61,7 @@ def test_two_views_meet_where_a_byte_is_in_both(q: Tensor, k: Tensor, start: int
         if sum((n - 1) * s for n, s in zip(q.shape, q.stride(), strict=True)) < room:
             pairs.append((q, q.as_strided(q.shape, q.stride(), start)))
     for one, other in pairs:
-        meet = pair_layout(one, other).overlap(one.data_ptr(), other.data_ptr())
+        meet = pair_layout(one, other).overlaps(one.data_ptr(), other.data_ptr())
         assert meet == bool(addresses(one) & addresses(other))
 
 
@@ -117,4 +117,4 @@ def test_the_search_ends() -> None:
     memory = torch.zeros(1 << 19)
     q = memory.as_strided([8] * 4, [8192, 8196, 8200, 8204])
     k = memory.as_strided([8] * 4, [8194, 8198, 8202, 8206], 1)
-    assert pair_layout(q, k).overlap(q.data_ptr(), k.data_ptr())
+    assert pair_layout(q, k).overlaps(q.data_ptr(), k.data_ptr())

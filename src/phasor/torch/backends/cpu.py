@@ -33,53 +33,53 @@ from phasor.torch._tables import (
     read_rope,
 )
 
-_MOST_HEAD_DIM = 4096  # the cos and sin of a token are on the stack of the thread that needs them
+_MAX_HEAD_DIM = 4096  # the cos and sin of a token are on the stack of the thread that needs them
 
 
-def _load() -> tuple[Any, str]:
-    """The extension and "", or None and why it cannot be used."""
+def _load_extension() -> tuple[Any, str]:
+    """The extension and "", or None and the reason why it cannot be used."""
     exchange = getattr(Tensor, "__dlpack_c_exchange_api__", None)
     try:
         native: Any = import_module("phasor._native")
         if exchange is not None:
             native.connect(exchange, TensorError, PositionError, torch.get_num_threads)
             return native, ""
-        missing = f"torch {torch.__version__} lacks the DLPack exchange interface; update it"
+        reason = f"torch {torch.__version__} lacks the DLPack exchange interface; update it"
     except ImportError as error:
-        # pip would take a wheel that it built before there was a compiler from its cache
-        missing = (
+        # pip's cache may hold a wheel that it built without a compiler
+        reason = (
             f"its kernel cannot be loaded ({error}); with GCC or Clang installed, this builds it: "
             "pip install --force-reinstall --no-deps --no-cache-dir "
             f"--no-binary {DISTRIBUTION} {DISTRIBUTION}"
         )
-    return None, missing
+    return None, reason
 
 
 @cached_constant
-def _why_missing() -> str:
-    """Why the extension cannot be used, given once as a warning too; "" where it can."""
-    if _missing:
+def _report_absence() -> str:
+    """Why the extension cannot be used, with a warning the first time; "" if it can."""
+    if _absence_reason:
         warnings.warn(
-            f"phasor rotates with plain torch operations on this CPU: {_missing}",
+            f"phasor rotates with plain torch operations on this CPU: {_absence_reason}",
             RuntimeWarning,
             stacklevel=2,
         )
-    return _missing
+    return _absence_reason
 
 
 def _choose_path(native: Any) -> int:
     """Index of the instruction set to run: the best this machine has, or ``PHASOR_CPU``'s."""
-    known = native.paths()
+    available = native.paths()  # a bool for each name
     name = os.environ.get("PHASOR_CPU")
     if name is None:
-        return list(known.values()).index(True)
-    if not known.get(name):
-        here = ", ".join(path for path, available in known.items() if available)
-        raise BackendError(f"PHASOR_CPU must be one of {here} on this machine, got {name!r}")
-    return list(known).index(name)
+        return list(available.values()).index(True)
+    if not available.get(name):
+        names = ", ".join(path for path, is_here in available.items() if is_here)
+        raise BackendError(f"PHASOR_CPU must be one of {names} on this machine, got {name!r}")
+    return list(available).index(name)
 
 
-_native, _missing = _load()
+_native, _absence_reason = _load_extension()
 _path_index = 0 if _native is None else _choose_path(_native)
 
 
@@ -87,16 +87,16 @@ def paths() -> tuple[str, ...]:
     """Instruction sets that this machine has, best first; none without the extension."""
     if _native is None:
         return ()
-    return tuple(name for name, available in _native.paths().items() if available)
+    return tuple(name for name, is_available in _native.paths().items() if is_available)
 
 
 def refusal(x: Tensor) -> str:
     """Why this backend cannot rotate ``x``; nothing if it can."""
     if x.device.type != "cpu":
         return f"it needs a tensor in the CPU's memory, got one on {x.device}"
-    if x.shape[-1] > _MOST_HEAD_DIM:
-        return f"its heads are at most {_MOST_HEAD_DIM} wide, got {x.shape[-1]}"
-    return _why_missing()
+    if x.shape[-1] > _MAX_HEAD_DIM:
+        return f"its heads are at most {_MAX_HEAD_DIM} wide, got {x.shape[-1]}"
+    return _report_absence()
 
 
 def rotate_directly(
@@ -110,23 +110,23 @@ def rotate_directly(
     """One pass from ``xs`` to ``outs``; false, with nothing written, where the kernel refuses."""
     if _native is None:
         return False
-    plan, tables, _ = _prepare(rope, xs[0].dtype)
+    plan, tables, _ = _prepare_plan(rope, xs[0].dtype)
     operands = (xs[0], outs[0]) if len(xs) == 1 else (xs[0], outs[0], xs[1], outs[1])
     arguments = plan, positions, None, inverse, gain, _path_index, False, *operands
     is_done = _native.rotate(*arguments)
     if is_done is None:
-        tables.cover(positions)
+        tables.make_needed_rows(positions)
         is_done = _native.rotate(*arguments)
     return is_done
 
 
 @lru_cache(maxsize=64)
-def _prepare(rope: str, dtype: torch.dtype) -> tuple[bytes, GrowingTables, Tensor]:
+def _prepare_plan(rope: str, dtype: torch.dtype) -> tuple[bytes, GrowingTables, Tensor]:
     """A Rope's plan for tensors of ``dtype``, and the tables and axes whose addresses it holds."""
     value = read_rope(rope)
     tables = growing_tables(rope, compute_dtype(dtype))
     axes = axis_of_pair(rope, torch.device("cpu"))
-    addresses = tables.tables.data_ptr(), tables.made.ctypes.data, axes.data_ptr()
+    addresses = tables.tables.data_ptr(), tables.made_rows.ctypes.data, axes.data_ptr()
     return _pack_plan(rope, value.head_dim, value.num_pairs, addresses), tables, axes
 
 
@@ -139,12 +139,12 @@ def rotate_into(
     gain: float,
 ) -> None:
     """The operator's kernel: from ``xs`` to ``outs``, which are ``xs`` in place."""
-    _sweep(xs, outs, angles, rope, inverse, gain)
+    _rotate_all(xs, outs, angles, rope, inverse, gain)
     if outs is xs:
         count_writes(xs)
 
 
-def _sweep(
+def _rotate_all(
     xs: Sequence[Tensor],
     outs: Sequence[Tensor],
     angles: Sequence[Tensor],
@@ -154,14 +154,14 @@ def _sweep(
 ) -> None:
     """One call for tensors of one dtype, which share their cos and sin; else one for each.
 
-    One for each, too, where memory is so interleaved that the extension cannot tell it apart.
+    There is also one for each if the extension cannot tell whether the two overlap in memory.
     """
-    both_written = outs is xs and len(xs) == 2
-    if xs[0].dtype != xs[-1].dtype or (both_written and not _native.apart(*xs)):
-        if both_written:
+    are_both_written = outs is xs and len(xs) == 2
+    if xs[0].dtype != xs[-1].dtype or (are_both_written and not _native.apart(*xs)):
+        if are_both_written:
             check_writable(xs)  # every error comes before the first write
         for x, out in zip(xs, outs, strict=True):
-            _sweep([x], [out], angles, rope, inverse, gain)
+            _rotate_all([x], [out], angles, rope, inverse, gain)
         return
     operands = tuple(tensor for pair in zip(xs, outs, strict=True) for tensor in pair)
     if len(angles) == 1 and not angles[0].is_floating_point():
@@ -170,8 +170,8 @@ def _sweep(
         if rotate_directly(xs, outs, positions, rope, inverse, gain):
             return
     # given cos and sin, fractions of positions, or positions beyond the digit tables
-    values = cos_sin(angles, rope, compute_dtype(xs[0].dtype), count_digits(angles))
-    cos, sin = (each.contiguous() for each in values)
+    rows = cos_sin(angles, rope, compute_dtype(xs[0].dtype), count_digits(angles))
+    cos, sin = (each.contiguous() for each in rows)
     plan = _pack_plan(rope, xs[0].shape[-1], cos.shape[-1])
     _native.rotate(plan, cos, sin, inverse, gain, _path_index, True, *operands)
 
@@ -180,7 +180,7 @@ def _sweep(
 def _pack_plan(
     rope: str, head_dim: int, pairs: int, addresses: tuple[int, int, int] = (0, 0, 0)
 ) -> bytes:
-    """What the extension needs to know of a Rope, packed into bytes once."""
+    """The facts about a Rope that the extension needs, packed into bytes once."""
     layout = read_layout(rope)
     axes = count_axes(rope) if '"head_dim"' in rope else 1  # the text of given cos and sin has none
     halves = (

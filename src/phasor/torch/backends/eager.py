@@ -27,11 +27,11 @@ def refusal(x: Tensor) -> str:
 def needs_plain_ops(backend: str, tensors: Sequence[Tensor]) -> bool:
     """True under ``torch.func``, or when compiling with ``backend="eager"``.
 
-    There an opaque operator would hide the operations that are transformed or fused. Sharded
-    tensors are an exception for compilers: only the operator has a rule for them.
+    An operator would hide the operations that these transform or fuse. Sharded tensors are an
+    exception for compilers: only the operator has a rule for them.
     """
     compiled = backend == "eager" and torch.compiler.is_compiling()
-    # a DTensor is told by an attribute, for its class is slow to import
+    # a DTensor is recognised by an attribute, because its class is slow to import
     return in_transform() or (compiled and not any(hasattr(t, "device_mesh") for t in tensors))
 
 
@@ -47,7 +47,7 @@ def rotate_into(
     if outs is xs:
         check_writable(xs)
     layout = layout_of(rope, inverse)
-    rotations = _with_cos_sin(xs, angles, rope, inverse, gain, count_digits(angles))
+    rotations = _iterate_with_cos_sin(xs, angles, rope, inverse, gain, count_digits(angles))
     for (x, cos, sin), out in zip(rotations, outs, strict=True):
         first, second = _rotate_pairs(x, cos, sin, layout)
         if out is not x:
@@ -68,14 +68,14 @@ def rotate(
     return outs
 
 
-def composite(
+def rotate_without_writes(
     xs: Sequence[Tensor], angles: Sequence[Tensor], rope: str, inverse: bool, gain: float
 ) -> list[Tensor]:
     """`rotate` without writing to a tensor or reading a value, as transformations require."""
     layout = layout_of(rope, inverse)
     return [
         rotate_by(x, cos, sin, layout)
-        for x, cos, sin in _with_cos_sin(xs, angles, rope, inverse, gain, DIGITS)
+        for x, cos, sin in _iterate_with_cos_sin(xs, angles, rope, inverse, gain, DIGITS)
     ]
 
 
@@ -107,7 +107,7 @@ def _rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> tuple[
     return torch.addcmul(x0 * cos, x1, sin, value=-1), torch.addcmul(x0 * sin, x1, cos)
 
 
-def _with_cos_sin(
+def _iterate_with_cos_sin(
     xs: Sequence[Tensor],
     angles: Sequence[Tensor],
     rope: str,

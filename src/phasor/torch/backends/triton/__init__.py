@@ -19,7 +19,7 @@ from phasor.torch._in_place import check_cos_sin, check_no_self_overlap, check_w
 from phasor.torch._internals import cached_constant, count_writes
 from phasor.torch._tables import read_layout
 from phasor.torch.backends.triton.launching import (
-    VECTOR,
+    VECTOR_BYTES,
     LaunchPlan,
     Plans,
     choose_tile,
@@ -41,7 +41,7 @@ def refusal(x: Tensor) -> str:
     """Why this backend cannot rotate ``x``; nothing if it can."""
     device = x.device.type
     if device == "cuda" or (device == "cpu" and os.environ.get("TRITON_INTERPRET") == "1"):
-        return _what_is_missing()
+        return _report_absence()
     return f"it needs a tensor on a GPU, got one on {x.device}"
 
 
@@ -64,8 +64,8 @@ def rotate_into(
         if in_place:
             check_writable(xs)  # every error comes before the first write
         for x, out in zip(xs, outs, strict=True):
-            alone = [x]
-            rotate_into(alone, alone if in_place else [out], angles, rope, inverse, gain)
+            single = [x]
+            rotate_into(single, single if in_place else [out], angles, rope, inverse, gain)
         return
     angles = normalize_angles(angles, rope, xs[0].dtype)
     with on_device_of(xs[0]):
@@ -82,15 +82,15 @@ def rotate_directly(
     inverse: bool,
     gain: float,
 ) -> bool:
-    """Repeat the launch for tensors like these, which were checked then; false if there is none.
+    """Repeat an earlier launch for tensors like these, checked at that time; false without one.
 
     It writes from ``xs`` to ``outs``, which are ``xs`` in place.
     """
     if type(inverse) is not bool or (type(gain) is not float and type(gain) is not int):
         return False
     tensors, angles = (xs[0], xs[-1], outs[0], outs[-1]), (positions,)
-    new = outs is not xs
-    plan = _PLANS.get(plan_key(tensors, angles, rope, inverse, gain, len(xs) == 2, new))
+    is_new = outs is not xs
+    plan = _PLANS.get(plan_key(tensors, angles, rope, inverse, gain, len(xs) == 2, is_new))
     if plan is None or (xs[0].is_cuda and xs[0].device.index != torch.cuda.current_device()):
         return False
     plan.launch(tensors, angles)
@@ -98,18 +98,18 @@ def rotate_directly(
 
 
 @cached_constant
-def _what_is_missing() -> str:
+def _report_absence() -> str:
     """Why Triton cannot be used, with a warning the first time; "" if it can."""
     try:
         import_module("triton")
     except ImportError as error:
-        missing = f"triton cannot be imported ({error}); install it beside torch"
+        reason = f"triton cannot be imported ({error}); install it beside torch"
         warnings.warn(
-            f"phasor rotates with plain torch operations on this GPU: {missing}",
+            f"phasor rotates with plain torch operations on this GPU: {reason}",
             RuntimeWarning,
             stacklevel=2,
         )
-        return missing
+        return reason
     return ""
 
 
@@ -124,24 +124,24 @@ def _launch(
     tensors = (xs[0], xs[-1], outs[0], outs[-1])
     options = rope, inverse, gain, len(xs) == 2, outs is not xs
 
-    def make() -> LaunchPlan | None:
+    def plan_launch() -> LaunchPlan | None:
         if outs is xs:
             check_no_self_overlap(xs)
         return make_plan(tensors, angles, *options)
 
-    plan = find_plan(_PLANS, plan_key(tensors, angles, *options), make)
+    plan = find_plan(_PLANS, plan_key(tensors, angles, *options), plan_launch)
     if plan is not None:
         plan.launch(tensors, angles)
         return
     if outs is xs:
         check_writable(xs)
     # strides too irregular for one launch: one for every index of the first dimension
-    lead = xs[0].shape[:-2]
-    angles = expand_angles(angles, rope, lead)
-    for i in range(lead[0]):
-        sources = [x[i] for x in xs]
-        targets = sources if outs is xs else [out[i] for out in outs]
-        _launch(sources, targets, [a[i] for a in angles], rope, inverse, gain)
+    token_shape = xs[0].shape[:-2]
+    angles = expand_angles(angles, rope, token_shape)
+    for i in range(token_shape[0]):
+        inputs = [x[i] for x in xs]
+        outputs = inputs if outs is xs else [out[i] for out in outs]
+        _launch(inputs, outputs, [a[i] for a in angles], rope, inverse, gain)
 
 
 def plan_key(
@@ -150,8 +150,8 @@ def plan_key(
     rope: str,
     inverse: bool,
     gain: float,
-    two: bool,
-    new: bool,
+    has_key: bool,
+    is_new: bool,
 ) -> tuple[Any, ...]:
     """All that a plan depends on, and all that was checked before it was made.
 
@@ -161,16 +161,16 @@ def plan_key(
         rope: The operator's text.
         inverse: As for `phasor.torch.rotate`.
         gain: As for `phasor.torch.rotate`.
-        two: Whether there is a key besides the query.
-        new: Whether the outputs are new tensors.
+        has_key: Whether there is a key besides the query.
+        is_new: Whether the outputs are new tensors.
     """
     addresses = 0
     for t in tensors:
         addresses |= t.data_ptr()
     return (
-        *(rope, inverse, gain, two, new, addresses % VECTOR == 0),
+        *(rope, inverse, gain, has_key, is_new, addresses % VECTOR_BYTES == 0),
         # Triton specializes on the alignment of the pointer to sin
-        angles[-1].data_ptr() % VECTOR == 0,
+        angles[-1].data_ptr() % VECTOR_BYTES == 0,
         *[(t.shape, t.stride(), t.dtype, t.device) for t in (*tensors, *angles)],
     )
 
@@ -181,8 +181,8 @@ def make_plan(
     rope: str,
     inverse: bool,
     gain: float,
-    two: bool,
-    new: bool,
+    has_key: bool,
+    is_new: bool,
 ) -> LaunchPlan | None:
     """The launch for tensors like these, or None where their strides are too irregular for one.
 
@@ -193,7 +193,7 @@ def make_plan(
     tokens = find_tokens(tensors, angles, rope)
     if tokens is None:
         return None
-    q_heads, k_heads = q.shape[-2], k.shape[-2] if two else 0
+    q_heads, k_heads = q.shape[-2], k.shape[-2] if has_key else 0
     strides, packed = head_strides(tensors, tokens)
     tile = choose_tile(tokens, q, packed)
     blocks, tiles = tile.count_heads(q_heads, k_heads), tile.count_tokens(tokens)
@@ -210,8 +210,8 @@ def make_plan(
             kernels.store_function(layout.pairing_out),
             *(layout.pairing != layout.pairing_out or tokens.are_few, inverse),
             *(tokens.num_pairs, layout.rotary_start),
-            q.shape[-1] if new and q.shape[-1] > 2 * tokens.num_pairs else 0,
+            q.shape[-1] if is_new and q.shape[-1] > 2 * tokens.num_pairs else 0,
             *(packed, *tile),
         ),
-        pair_layout(q, k) if two and not new else None,
+        pair_layout(q, k) if has_key and not is_new else None,
     )

@@ -77,7 +77,7 @@ def _copy_value(
 @triton.jit(
     do_not_specialize_on_alignment=["q", "k", "v", "key_cache", "value_cache", "slots", "angles"],
     do_not_specialize=[
-        *("inner", "q_heads", "k_heads", "per_blocks", "per_tiles", "gain"),
+        *("inner", "q_heads", "k_heads", "blocks_reciprocal", "tiles_reciprocal", "gain"),
         *("key_multiplier", "value_multiplier", "pages", "page_rows", "slot_outer", "slot_inner"),
         *stride_names("q", "k", "v"),
         *_CACHE_STRIDES,
@@ -87,7 +87,7 @@ def _copy_value(
 def rotate_and_cache(
     q, k, v, key_cache, value_cache, slots, angles, tables, axis_of_pair,
     inner: tl.int64, q_heads: tl.int64, k_heads: tl.int64,
-    per_blocks: tl.int64, per_tiles: tl.int64, gain: tl.int64,
+    blocks_reciprocal: tl.int64, tiles_reciprocal: tl.int64, gain: tl.int64,
     key_multiplier: tl.int64, value_multiplier: tl.int64, pages: tl.int64, page_rows: tl.int64,
     q_outer: tl.int64, q_inner: tl.int64, q_head: tl.int64, q_step: tl.int64,
     k_outer: tl.int64, k_inner: tl.int64, k_head: tl.int64, k_step: tl.int64,
@@ -112,8 +112,9 @@ def rotate_and_cache(
     """
     dtype: tl.constexpr = tl.float64 if q.dtype.element_ty == tl.float64 else tl.float32
     q_blocks, k_blocks = tl.cdiv(q_heads, head_block), tl.cdiv(k_heads, head_block)
+    blocks = q_blocks + 2 * k_blocks
     block, outer, token = tile_index(
-        tl.program_id(0), q_blocks + 2 * k_blocks, per_blocks, inner, per_tiles, token_block
+        tl.program_id(0), blocks, blocks_reciprocal, inner, tiles_reciprocal, token_block
     )
     token_exists = token < inner
     lane = tl.arange(0, head_block)

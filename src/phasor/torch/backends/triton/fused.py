@@ -16,7 +16,7 @@ from phasor.torch._internals import count_writes
 from phasor.torch._tables import compute_dtype, read_layout
 from phasor.torch.backends.triton.launching import (
     FLOAT8,
-    VECTOR,
+    VECTOR_BYTES,
     LaunchPlan,
     Plans,
     choose_tile,
@@ -33,7 +33,7 @@ from phasor.torch.backends.triton.launching import (
     reciprocal,
 )
 
-#: Smaller tiles: a norm holds its tile until the sum over a head is there, its gradient two tiles.
+#: Divisors of a tile: a norm holds its tile until a head's sum is complete, its gradient holds two.
 FORWARD_PARTS, BACKWARD_PARTS = 2, 4
 _MOST_PROGRAMS = 1024  # of a backward pass: each writes a row of the weights' gradient
 _PLANS: Plans = {}
@@ -50,11 +50,11 @@ def norm_rotate(
     """New tensors with the strides of ``xs``."""
     outs = [torch.empty_like(x) for x in xs]
     weights = [weight.contiguous() for weight in weights]
-    together = xs[0].dtype == xs[-1].dtype
-    for part in [slice(None)] if together else [slice(i, i + 1) for i in range(len(xs))]:
+    share_dtype = xs[0].dtype == xs[-1].dtype
+    for part in [slice(None)] if share_dtype else [slice(i, i + 1) for i in range(len(xs))]:
         own_angles = normalize_angles(angles, rope, xs[part][0].dtype)
         with on_device_of(xs[0]):
-            _norm(xs[part], weights[part], outs[part], own_angles, rope, norm_eps, gain)
+            _launch_norm(xs[part], weights[part], outs[part], own_angles, rope, norm_eps, gain)
     return outs
 
 
@@ -75,7 +75,7 @@ def norm_rotate_backward(
         own_angles = normalize_angles(angles, rope, x.dtype)
         with on_device_of(x):
             weight_grads.append(
-                _norm_gradient(tensors, own_angles, rope, norm_eps, gain).to(w.dtype)
+                _launch_norm_gradient(tensors, own_angles, rope, norm_eps, gain).to(w.dtype)
             )
     return x_grads + weight_grads
 
@@ -98,11 +98,11 @@ def rotate_and_cache_(
     tensors = q, k, v, *caches, slots
     angles = normalize_angles([positions], rope, q.dtype)
     with on_device_of(q):
-        _store(tensors, angles, rope, gain, (key_unit, value_unit))
+        _launch_cache_write(tensors, angles, rope, gain, (key_unit, value_unit))
     count_writes((q, key_cache, value_cache))
 
 
-def _norm(
+def _launch_norm(
     xs: Sequence[Tensor],
     weights: Sequence[Tensor],
     outs: Sequence[Tensor],
@@ -111,25 +111,25 @@ def _norm(
     norm_eps: float,
     gain: float,
 ) -> None:
-    q, k, two = xs[0], xs[-1], len(xs) == 2
+    q, k, has_key = xs[0], xs[-1], len(xs) == 2
     tensors = q, k, outs[0], outs[-1], weights[0], weights[-1]
-    heads = q.shape[-2], k.shape[-2] if two else 0
+    heads = q.shape[-2], k.shape[-2] if has_key else 0
 
-    def make() -> LaunchPlan | None:
+    def plan_launch() -> LaunchPlan | None:
         return _plan_norm("forward", tensors[:4], heads, angles, rope, norm_eps, gain)
 
-    plan = _find(("norm", two, rope, norm_eps, gain), tensors, angles, make)
+    plan = _find_plan(("norm", has_key, rope, norm_eps, gain), tensors, angles, plan_launch)
     if plan is not None:
         plan.launch(tensors, angles)
         return
     copies = [x.contiguous() for x in xs]
     results = [torch.empty_like(x) for x in copies]
-    _norm(copies, weights, results, _copy_angles(angles, rope, q), rope, norm_eps, gain)
+    _launch_norm(copies, weights, results, _copy_angles(angles, rope, q), rope, norm_eps, gain)
     for out, y in zip(outs, results, strict=True):
         out.copy_(y)
 
 
-def _norm_gradient(
+def _launch_norm_gradient(
     tensors: Sequence[Tensor], angles: Sequence[Tensor], rope: str, norm_eps: float, gain: float
 ) -> Tensor:
     """Write the gradient of ``x``, and return that of the weight in the dtype it is computed in.
@@ -138,10 +138,10 @@ def _norm_gradient(
     """
     x, grad, x_grad, weight = tensors
 
-    def make() -> LaunchPlan | None:
+    def plan_launch() -> LaunchPlan | None:
         return _plan_norm("backward", tensors[:3], x.shape[-2:-1], angles, rope, norm_eps, gain)
 
-    plan = _find(("gradient", rope, norm_eps, gain), tensors, angles, make)
+    plan = _find_plan(("gradient", rope, norm_eps, gain), tensors, angles, plan_launch)
     if plan is not None:
         # [programs, head_dim], of which each program writes its whole row
         shape = plan.programs, x.shape[-1]
@@ -150,7 +150,7 @@ def _norm_gradient(
         return parts.sum(0)
     result = torch.empty_like(x, memory_format=torch.contiguous_format)
     copies = x.contiguous(), grad.contiguous(), result, weight
-    weight_grad = _norm_gradient(copies, _copy_angles(angles, rope, x), rope, norm_eps, gain)
+    weight_grad = _launch_norm_gradient(copies, _copy_angles(angles, rope, x), rope, norm_eps, gain)
     x_grad.copy_(result)
     return weight_grad
 
@@ -200,7 +200,7 @@ def _plan_norm(
     )
 
 
-def _store(
+def _launch_cache_write(
     tensors: Sequence[Tensor],
     angles: Sequence[Tensor],
     rope: str,
@@ -210,7 +210,7 @@ def _store(
     """``tensors`` are query, key, value, their two caches, and slots."""
     q, k, v, key_cache, value_cache, slots = tensors
 
-    def make() -> LaunchPlan | None:
+    def plan_launch() -> LaunchPlan | None:
         tokens = find_tokens([q, k, v], angles, rope, slots)
         if tokens is None:
             return None
@@ -242,28 +242,27 @@ def _store(
             ),
         )
 
-    plan = _find(("cache", rope, gain, *units), tensors, angles, make)
+    plan = _find_plan(("cache", rope, gain, *units), tensors, angles, plan_launch)
     if plan is not None:
         plan.launch(tensors, angles)
         return
     rotated = q.contiguous()
     copies = rotated, k.contiguous(), v.contiguous(), key_cache, value_cache, slots.contiguous()
-    _store(copies, _copy_angles(angles, rope, q), rope, gain, units)
+    _launch_cache_write(copies, _copy_angles(angles, rope, q), rope, gain, units)
     q.copy_(rotated)
 
 
-def _find(
-    work: tuple[Any, ...],
+def _find_plan(
+    work_key: tuple[Any, ...],
     tensors: Sequence[Tensor],
     angles: Sequence[Tensor],
-    make: Callable[[], LaunchPlan | None],
+    plan_launch: Callable[[], LaunchPlan | None],
 ) -> LaunchPlan | None:
     """The plan for this work on tensors like these."""
     # with the alignment of every pointer, on some of which Triton specializes
-    described = [
-        (t.shape, t.stride(), t.dtype, t.data_ptr() % VECTOR == 0) for t in (*tensors, *angles)
-    ]
-    return find_plan(_PLANS, (*work, tensors[0].device, *described), make)
+    all_tensors = *tensors, *angles
+    keys = [(t.shape, t.stride(), t.dtype, t.data_ptr() % VECTOR_BYTES == 0) for t in all_tensors]
+    return find_plan(_PLANS, (*work_key, tensors[0].device, *keys), plan_launch)
 
 
 def _copy_angles(angles: Sequence[Tensor], rope: str, x: Tensor) -> list[Tensor]:

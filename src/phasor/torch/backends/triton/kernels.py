@@ -216,23 +216,23 @@ def _divide(count, reciprocal):
 
 
 @triton.jit
-def tile_index(item, blocks, per_blocks, inner, per_tiles, token_block: tl.constexpr):
+def tile_index(item, blocks, blocks_reciprocal, inner, tiles_reciprocal, token_block: tl.constexpr):
     """Which heads and tokens a program rotates.
 
     Args:
         item: Counts blocks of heads fastest, then tiles of tokens, then the outer dimension.
         blocks: How many blocks of heads there are.
-        per_blocks: `launching.reciprocal` of that.
+        blocks_reciprocal: `launching.reciprocal` of that.
         inner: Tokens of the inner dimension.
-        per_tiles: `launching.reciprocal` of how many tiles those are.
+        tiles_reciprocal: `launching.reciprocal` of how many tiles those are.
         token_block: Tokens of a tile.
 
     Returns:
         The block of heads, the outer index, and ``[tokens]`` inner ones, which may run past
         ``inner``.
     """
-    tile = _divide(item, per_blocks)
-    outer = _divide(tile, per_tiles)
+    tile = _divide(item, blocks_reciprocal)
+    outer = _divide(tile, tiles_reciprocal)
     first = (tile - outer * tl.cdiv(inner, token_block)) * token_block
     return item - tile * blocks, outer, first + tl.arange(0, token_block)
 
@@ -240,7 +240,7 @@ def tile_index(item, blocks, per_blocks, inner, per_tiles, token_block: tl.const
 @triton.jit(
     do_not_specialize_on_alignment=["q", "k", "q_out", "k_out", "angles"],
     do_not_specialize=[
-        *("inner", "q_heads", "k_heads", "per_blocks", "per_tiles", "gain"),
+        *("inner", "q_heads", "k_heads", "blocks_reciprocal", "tiles_reciprocal", "gain"),
         *stride_names("q", "k", "q_out", "k_out"),
         *ANGLE_STRIDES,
     ],
@@ -248,7 +248,7 @@ def tile_index(item, blocks, per_blocks, inner, per_tiles, token_block: tl.const
 def rotation(
     q, k, q_out, k_out, angles, tables, axis_of_pair,
     inner: tl.int64, q_heads: tl.int64, k_heads: tl.int64,
-    per_blocks: tl.int64, per_tiles: tl.int64, gain: tl.int64,
+    blocks_reciprocal: tl.int64, tiles_reciprocal: tl.int64, gain: tl.int64,
     q_outer: tl.int64, q_inner: tl.int64, q_head: tl.int64, q_step: tl.int64,
     k_outer: tl.int64, k_inner: tl.int64, k_head: tl.int64, k_step: tl.int64,
     q_out_outer: tl.int64, q_out_inner: tl.int64, q_out_head: tl.int64, q_out_step: tl.int64,
@@ -270,8 +270,8 @@ def rotation(
         axis_of_pair          pointer to the axis of every pair, for several axes
         inner                 tokens of the inner dimension
         q_heads, k_heads      how many there are; 0 where there is no key
-        per_blocks            `launching.reciprocal` of the blocks of heads of both
-        per_tiles             the same of the tiles of ``inner``
+        blocks_reciprocal     `launching.reciprocal` of the blocks of heads of both
+        tiles_reciprocal      the same of the tiles of ``inner``
         gain                  the bits of a float64, which no argument can be
         q_outer ... sin_step  strides, in elements
 
@@ -296,7 +296,7 @@ def rotation(
     q_blocks = tl.cdiv(q_heads, head_block)
     blocks = q_blocks + tl.cdiv(k_heads, head_block)
     block, outer, token = tile_index(
-        tl.program_id(0), blocks, per_blocks, inner, per_tiles, token_block
+        tl.program_id(0), blocks, blocks_reciprocal, inner, tiles_reciprocal, token_block
     )
 
     x, y, n_heads, first = q, q_out, q_heads, block

@@ -1,4 +1,4 @@
-"""How a launch is made: tokens in two dimensions, a tile, strides, and all of it kept as a plan.
+"""Plans of launches: tokens in two dimensions, a tile, strides and the kernel's other arguments.
 
 A kernel is compiled for each combination of
 
@@ -37,8 +37,8 @@ from phasor.torch._tables import (
 )
 
 #: From this many tokens on, a program shares cos and sin among heads; below, more programs run.
-MANY = 2048
-VECTOR = 16  # bytes that memory is moved by at a time
+MANY_TOKENS = 2048
+VECTOR_BYTES = 16  # bytes that memory is moved by at a time
 SHIFT_OFFSET = 40  # where the shift of a `reciprocal` begins, above its multiplier
 _LARGE_TILE, _SMALL_TILE = 32768, 4096  # bytes of a tile, of many tokens and of few
 _MOST_PLANS = 256
@@ -60,7 +60,7 @@ def load_kernels(name: str) -> Any:
 
 @dataclass(slots=True)
 class LaunchPlan:
-    """A launch, but for the pointers of a call's tensors. Those of tables are its own."""
+    """A launch without the pointers to a call's tensors; it holds the tables itself."""
 
     kernel: tuple[str, str]  # its module, and its name there
     programs: int
@@ -77,7 +77,7 @@ class LaunchPlan:
             TensorError: If both are written, and share memory.
         """
         if self.layout is not None:
-            self.layout.check(tensors[0].data_ptr(), tensors[1].data_ptr())
+            self.layout.check_apart(tensors[0].data_ptr(), tensors[1].data_ptr())
         if self.programs == 0:
             return
         keep_for_graph(self.tables, self.axes)
@@ -121,7 +121,7 @@ class Tokens(NamedTuple):
     @property
     def are_few(self) -> bool:
         """Whether they get the small tile."""
-        return self.inner * self.outer < MANY
+        return self.inner * self.outer < MANY_TOKENS
 
 
 def normalize_angles(angles: Sequence[Tensor], rope: str, dtype: torch.dtype) -> Sequence[Tensor]:
@@ -136,16 +136,16 @@ def normalize_angles(angles: Sequence[Tensor], rope: str, dtype: torch.dtype) ->
     return [angles[0].long()]
 
 
-def expand_angles(angles: Sequence[Tensor], rope: str, lead: Sequence[int]) -> list[Tensor]:
-    """Views of normalized angles with one entry for every token of the dimensions ``lead``."""
-    own = count_own_dimensions(angles, rope)
-    return [a.expand(*lead, *a.shape[a.dim() - own :]) for a in angles]
+def expand_angles(angles: Sequence[Tensor], rope: str, token_shape: Sequence[int]) -> list[Tensor]:
+    """Views of normalized angles with one entry for every token of ``token_shape``."""
+    own_dims = count_own_dimensions(angles, rope)
+    return [angle.expand(*token_shape, *angle.shape[angle.dim() - own_dims :]) for angle in angles]
 
 
 def find_tokens(
     xs: Sequence[Tensor], angles: Sequence[Tensor], rope: str, *others: Tensor
 ) -> Tokens | None:
-    """How one launch reaches the tokens of all these; None if no two dimensions suffice.
+    """The tokens of these tensors in two dimensions; None if they need more.
 
     Args:
         xs: Tensors ``[..., seq, heads, head_dim]``.
@@ -153,29 +153,30 @@ def find_tokens(
         rope: The operator's text.
         others: Tensors ``[..., seq]``.
     """
-    lead, own = xs[0].shape[:-2], count_own_dimensions(angles, rope)
+    token_shape, own_dims = xs[0].shape[:-2], count_own_dimensions(angles, rope)
     # an empty tensor is never read, so its strides do not matter
-    strides = [x.stride()[:-2] if x.numel() else (0,) * len(lead) for x in xs]
+    strides = [x.stride()[:-2] if x.numel() else (0,) * len(token_shape) for x in xs]
     strides += [x.stride() for x in others]
-    strides += [_broadcast_strides(a, own, lead) for a in angles]
-    dimensions = _merge_dimensions(lead, strides)
+    strides += [_broadcast_strides(angle, own_dims, token_shape) for angle in angles]
+    dimensions = _merge_dimensions(token_shape, strides)
     if len(dimensions) > 2:
         return None
     dimensions += [(1, (0,) * len(strides))] * (2 - len(dimensions))
     (inner, inner_strides), (outer, outer_strides) = dimensions
-    both = list(zip(outer_strides, inner_strides, strict=True))
+    token_strides = list(zip(outer_strides, inner_strides, strict=True))
     count = len(xs) + len(others)
     angle_strides: list[int] = []
-    for a, steps in zip(angles, both[count:], strict=True):
-        angle_strides += (*steps, a.stride(-1) if own else 0)
+    for angle, steps in zip(angles, token_strides[count:], strict=True):
+        angle_strides += (*steps, angle.stride(-1) if own_dims else 0)
     angle_strides += [0] * (6 - len(angle_strides))
-    return Tokens(inner, outer, both[:count], tuple(angle_strides), *_find_source(angles, rope, xs))
+    source = _find_source(angles, rope, xs)
+    return Tokens(inner, outer, token_strides[:count], tuple(angle_strides), *source)
 
 
 def _find_source(
     angles: Sequence[Tensor], rope: str, xs: Sequence[Tensor]
 ) -> tuple[str, Tensor | None, Tensor | None, int]:
-    """Where cos and sin come from: source, tables, axes, and how many pairs there are."""
+    """The source of cos and sin, its tables and axes, and the number of pairs."""
     if len(angles) == 2:
         return "cos_sin", None, None, angles[0].shape[-1]
     device = angles[0].device
@@ -185,15 +186,15 @@ def _find_source(
     return "several axes", tables, axis_of_pair(rope, device), tables.shape[-1]
 
 
-def _broadcast_strides(x: Tensor, own: int, lead: Sequence[int]) -> tuple[int, ...]:
-    """Strides of ``x`` over the dimensions ``lead``, which all but its ``own`` last ones match."""
-    matching = x.dim() - own
+def _broadcast_strides(x: Tensor, own_dims: int, token_shape: Sequence[int]) -> tuple[int, ...]:
+    """Strides of ``x`` over ``token_shape``, to which all but its last ``own_dims`` broadcast."""
+    matching = x.dim() - own_dims
     strides = (0 if x.shape[i] == 1 else x.stride(i) for i in range(matching))
-    return (0,) * (len(lead) - matching) + tuple(strides)
+    return (0,) * (len(token_shape) - matching) + tuple(strides)
 
 
 def _merge_dimensions(
-    lead: Sequence[int], strides: Sequence[tuple[int, ...]]
+    token_shape: Sequence[int], strides: Sequence[tuple[int, ...]]
 ) -> list[tuple[int, tuple[int, ...]]]:
     """Lengths and strides of as few dimensions as possible, innermost first.
 
@@ -201,14 +202,14 @@ def _merge_dimensions(
     length. All are one where one is empty.
 
     Args:
-        lead: Lengths of the dimensions.
+        token_shape: Lengths of the dimensions.
         strides: Of each tensor over them.
     """
-    if 0 in lead:
+    if 0 in token_shape:
         return [(0, (0,) * len(strides))]
     merged: list[tuple[int, tuple[int, ...]]] = []
-    for dim in reversed(range(len(lead))):
-        length, steps = lead[dim], tuple(each[dim] for each in strides)
+    for dim in reversed(range(len(token_shape))):
+        length, steps = token_shape[dim], tuple(each[dim] for each in strides)
         if length == 1:
             continue
         if merged and steps == tuple(merged[-1][0] * step for step in merged[-1][1]):
@@ -222,18 +223,18 @@ def _merge_dimensions(
 
 
 class Tile(NamedTuple):
-    """How many pairs, tokens and heads a program takes."""
+    """The pairs, tokens and heads of a program."""
 
     pairs: int
     tokens: int
     heads: int
 
     def count_heads(self, *heads: int) -> int:
-        """How many blocks those heads of each tensor are."""
+        """The number of blocks of heads of all tensors together."""
         return sum(-(-n // self.heads) for n in heads)
 
     def count_tokens(self, tokens: Tokens) -> int:
-        """How many tiles the inner tokens are."""
+        """The number of tiles of the inner tokens."""
         return -(-tokens.inner // self.tokens)
 
 
@@ -245,7 +246,7 @@ def choose_tile(tokens: Tokens, x: Tensor, packed: bool, parts: int = 1, rest: i
         x: One of the tensors.
         packed: Whether heads are moved in pieces of 16 bytes. If not, every number has an address
             of its own in registers, and a large tile is a quarter.
-        parts: What a large tile is divided by, for kernels that hold more than it in registers.
+        parts: Divisor of a large tile, for kernels that hold more than one tile in registers.
         rest: Columns that are held beside the pairs; 0, or a power of two.
     """
     pairs = 1 << (max(tokens.num_pairs, 1) - 1).bit_length()
@@ -269,8 +270,8 @@ def head_strides(xs: Sequence[Tensor], tokens: Tokens) -> tuple[list[int], bool]
 
 def is_packed(x: Tensor, strides: Sequence[int]) -> bool:
     """Whether every head of ``x``, reached by ``strides``, is one piece on 16-byte boundaries."""
-    aligned = all(step * x.element_size() % VECTOR == 0 for step in strides)
-    return aligned and x.data_ptr() % VECTOR == 0 and x.stride(-1) == 1
+    aligned = all(step * x.element_size() % VECTOR_BYTES == 0 for step in strides)
+    return aligned and x.data_ptr() % VECTOR_BYTES == 0 and x.stride(-1) == 1
 
 
 def on_device_of(x: Tensor) -> AbstractContextManager[Any]:
@@ -281,7 +282,7 @@ def on_device_of(x: Tensor) -> AbstractContextManager[Any]:
 
 
 def reciprocal(n: int) -> int:
-    """What kernels multiply by where they would divide counts by ``n``.
+    """The number by which kernels multiply counts, instead of dividing them by ``n``.
 
     ``count * multiplier >> shift`` is the quotient of every count below 2**31: rounding up makes
     ``n * multiplier`` larger than ``2**shift`` by less than ``n``, and so by at most

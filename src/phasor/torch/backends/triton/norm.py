@@ -23,7 +23,7 @@ from phasor.torch.backends.triton.kernels import (
     tile_index,
 )
 
-_COUNTS = ["inner", "per_blocks", "per_tiles", "gain", "norm_eps"]
+_COUNTS = ["inner", "blocks_reciprocal", "tiles_reciprocal", "gain", "norm_eps"]
 
 
 @triton.jit
@@ -43,7 +43,7 @@ def _sqrt(x):
 def _sum_in_threads(x, groups: tl.constexpr):
     """``[heads, tokens, columns]`` -> ``[groups, tokens, columns]``: every fourth head summed.
 
-    A thread of 4 warps holds those, so that no thread waits for another.
+    With 4 warps these heads are in one thread, so that no thread waits for another.
     """
     return tl.sum(x.reshape(x.shape[0] // groups, groups, x.shape[1], x.shape[2]), axis=0)
 
@@ -65,7 +65,7 @@ def _sum_columns(x):
 def forward(
     q, k, q_out, k_out, q_weight, k_weight, angles, tables, axis_of_pair,
     inner: tl.int64, q_heads: tl.int64, k_heads: tl.int64,
-    per_blocks: tl.int64, per_tiles: tl.int64, gain: tl.int64, norm_eps: tl.int64,
+    blocks_reciprocal: tl.int64, tiles_reciprocal: tl.int64, gain: tl.int64, norm_eps: tl.int64,
     q_outer: tl.int64, q_inner: tl.int64, q_head: tl.int64, q_step: tl.int64,
     k_outer: tl.int64, k_inner: tl.int64, k_head: tl.int64, k_step: tl.int64,
     q_out_outer: tl.int64, q_out_inner: tl.int64, q_out_head: tl.int64, q_out_step: tl.int64,
@@ -87,7 +87,7 @@ def forward(
     q_blocks = tl.cdiv(q_heads, head_block)
     blocks = q_blocks + tl.cdiv(k_heads, head_block)
     block, outer, token = tile_index(
-        tl.program_id(0), blocks, per_blocks, inner, per_tiles, token_block
+        tl.program_id(0), blocks, blocks_reciprocal, inner, tiles_reciprocal, token_block
     )
 
     x, y, weight, n_heads, first = q, q_out, q_weight, q_heads, block
@@ -127,8 +127,8 @@ def forward(
         squares += tl.sum(unrotated * unrotated, axis=2)
     mean = squares / width + from_float64_bits(norm_eps, dtype)
     inverse_rms = (1.0 / _sqrt(mean))[:, :, None]
-    always = tl.full((1, 1, 1), 1, tl.int1)
-    w0, w1 = load_pairs(weight + start, 1, always, num_pairs, pair_block)
+    no_mask = tl.full((1, 1, 1), 1, tl.int1)
+    w0, w1 = load_pairs(weight + start, 1, no_mask, num_pairs, pair_block)
     n0, n1 = x0 * inverse_rms * w0.to(dtype), x1 * inverse_rms * w1.to(dtype)
     y0, y1 = tl.fma(n0, cos, -(n1 * sin)), tl.fma(n1, cos, n0 * sin)
     out_dtype = y.dtype.element_ty
@@ -151,7 +151,7 @@ def forward(
 def backward(
     x, y_grad, x_grad, weight, parts, angles, tables, axis_of_pair,
     items: tl.int64, inner: tl.int64, n_heads: tl.int64,
-    per_blocks: tl.int64, per_tiles: tl.int64, gain: tl.int64, norm_eps: tl.int64,
+    blocks_reciprocal: tl.int64, tiles_reciprocal: tl.int64, gain: tl.int64, norm_eps: tl.int64,
     x_outer: tl.int64, x_inner: tl.int64, x_head: tl.int64, x_step: tl.int64,
     y_grad_outer: tl.int64, y_grad_inner: tl.int64, y_grad_head: tl.int64, y_grad_step: tl.int64,
     x_grad_outer: tl.int64, x_grad_inner: tl.int64, x_grad_head: tl.int64, x_grad_step: tl.int64,
@@ -173,11 +173,11 @@ def backward(
     dtype: tl.constexpr = tl.float64 if x.dtype.element_ty == tl.float64 else tl.float32
     blocks = tl.cdiv(n_heads, head_block)
     pair = tl.arange(0, pair_block)[None, :]
-    always = tl.full((1, 1, 1), 1, tl.int1)
-    w0, w1 = load_pairs(weight + start, 1, always, num_pairs, pair_block)
+    no_mask = tl.full((1, 1, 1), 1, tl.int1)
+    w0, w1 = load_pairs(weight + start, 1, no_mask, num_pairs, pair_block)
     w0, w1 = w0.to(dtype), w1.to(dtype)
-    # the weight's gradient is summed within threads, and among them once at the end: that takes
-    # barriers
+    # the weight's gradient is summed within threads, and across threads only at the end, because
+    # that takes barriers
     groups: tl.constexpr = 4 if head_block > 4 else head_block
     w0_grad = tl.zeros((groups, token_block, pair_block), dtype)
     w1_grad = tl.zeros((groups, token_block, pair_block), dtype)
@@ -188,7 +188,9 @@ def backward(
         w = tl.load(weight + column, mask=column < width, other=0.0).to(dtype)
         w_grad = tl.zeros((groups, token_block, rest), dtype)
     for item in range(tl.program_id(0), items.to(tl.int32), tl.num_programs(0)):
-        block, outer, token = tile_index(item, blocks, per_blocks, inner, per_tiles, token_block)
+        block, outer, token = tile_index(
+            item, blocks, blocks_reciprocal, inner, tiles_reciprocal, token_block
+        )
         # [heads, 1, 1], then [heads, tokens, 1]
         head = (block * head_block + tl.arange(0, head_block))[:, None, None]
         exists = (head < n_heads) & (token < inner)[None, :, None]
@@ -250,6 +252,6 @@ def backward(
             tl.store(target_tile + column * x_grad_step, value, mask=in_head)
     parts += tl.program_id(0).to(tl.int64) * width
     total0, total1 = _sum_columns(w0_grad), _sum_columns(w1_grad)
-    store_pairs(parts + start, 1, always, total0, total1, num_pairs, pair_block)
+    store_pairs(parts + start, 1, no_mask, total0, total1, num_pairs, pair_block)
     if rest > 0:
         tl.store(parts + column, _sum_columns(w_grad), mask=column < width)
