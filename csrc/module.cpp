@@ -22,7 +22,7 @@ namespace {
 struct Plan {
   int64_t head_dim, start, pairs, axes;
   int64_t half_in, half_out;
-  int64_t tables, made, axis_of_pair;
+  int64_t tables, made_rows, axis_of_pair;
 };
 
 const DLPackExchangeAPI *dlpack = nullptr;
@@ -42,7 +42,7 @@ struct Call {
   bool from_positions;
   int inner; // trailing dimensions of the angles that are not those of tokens
   Job job;
-  const char *made; // which rows of the tables are: see `check_positions`
+  const char *made_rows; // which rows of the tables are: see `check_positions`
   DLTensor x[2], y[2], first, second;
   int64_t elements;
   PyObject *answer;
@@ -83,7 +83,7 @@ bool read_options(Call &call, Py_ssize_t count) {
   job.axes = int(plan.axes);
   job.tables = reinterpret_cast<const void *>(plan.tables);
   job.axis_of_pair = reinterpret_cast<const int64_t *>(plan.axis_of_pair);
-  call.made = reinterpret_cast<const char *>(plan.made);
+  call.made_rows = reinterpret_cast<const char *>(plan.made_rows);
   call.raises = PyObject_IsTrue(call.args[6]);
   if (!PyBool_Check(call.args[3]) || !(PyFloat_CheckExact(call.args[4]) || PyLong_CheckExact(call.args[4])))
     return call.refuse(PyExc_TypeError, "inverse must be a bool and gain a number");
@@ -152,7 +152,7 @@ bool read_angles(Call &call) {
     return call.refuse(position_error, "positions must be int32 or int64 on the CPU and broadcast "
                                        "to the tokens of x");
   int64_t found, index;
-  switch (check_positions(first, call.made, &found, &index)) {
+  switch (check_positions(first, call.made_rows, &found, &index)) {
   case Positions::fine: return true;
   case Positions::without_rows: call.answer = Py_NewRef(Py_None); return false;
   case Positions::too_far: break;
@@ -267,15 +267,15 @@ PyObject *rotate(PyObject *, PyObject *const *args, Py_ssize_t count) {
 
 PyObject *plan(PyObject *, PyObject *args) {
   Plan p;
-  long long head_dim, start, pairs, axes, tables, made, axis_of_pair;
+  long long head_dim, start, pairs, axes, tables, made_rows, axis_of_pair;
   int half_in, half_out;
   if (!PyArg_ParseTuple(args, "LLLLppLLL", &head_dim, &start, &pairs, &axes, &half_in, &half_out, &tables,
-                        &made, &axis_of_pair))
+                        &made_rows, &axis_of_pair))
     return nullptr;
   if (start < 0 || pairs < 0 || pairs > (head_dim - start) / 2)
     return PyErr_Format(tensor_error, "%lld pairs from coordinate %lld on do not fit a head of %lld",
                         pairs, start, head_dim);
-  p = {head_dim, start, pairs, axes, half_in, half_out, tables, made, axis_of_pair};
+  p = {head_dim, start, pairs, axes, half_in, half_out, tables, made_rows, axis_of_pair};
   return PyBytes_FromStringAndSize(reinterpret_cast<const char *>(&p), sizeof p);
 }
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 import numpy as np
+import pytest
 from tools.translation_map import fill
 
 from phasor import Rope
@@ -46,6 +47,7 @@ def test_the_readme_is_as_precise_as_it_says() -> None:
     assert f"{worst:.0e}".replace("e-0", "e-") + " at 131 072 tokens" in page("README.md")
 
 
+@pytest.mark.slow
 def test_the_table_of_translations_is_what_its_tool_writes() -> None:
     """``python tools/translation_map.py --write`` makes it; date and versions may be older."""
     assert fill(page("docs/translate.md"), "targets", "map") == page("docs/translate.md")
