@@ -91,6 +91,7 @@ def test_who_is_absent_or_has_changed_is_left_out_with_the_reason() -> None:
 
 
 @pytest.mark.parametrize("case", [TINY, SHAPES["decode"]], ids=["prefill", "decode"])
+@pytest.mark.slow
 def test_the_other_packages_that_are_installed_rotate_alike(case: Any) -> None:
     """Through the interfaces they publish; nobody fails in a way that is not told."""
     everyone = [c for c in BENCH.contenders.everyone(case, "cpu") if "compiled" not in c.name]

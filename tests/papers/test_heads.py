@@ -28,6 +28,7 @@ from ..ropes import head as plain
 OFFSETS = [-5, -1, 0, 1, 7, 100, 4000]
 
 
+@pytest.mark.slow
 def test_every_one_of_8192_tokens_is_picked_exactly() -> None:
     """Random content, causal attention: each row's largest share is the wanted token's, 0.99."""
     rope, tokens, offset = plain(64), 8192, 1

@@ -71,6 +71,7 @@ SCANS: dict[str, Callable[[], object]] = {
 
 
 @pytest.mark.parametrize("scan", SCANS.values(), ids=SCANS)
+@pytest.mark.slow
 def test_a_million_distances_are_products_of_few_cosines(
     scan: Callable[[], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:

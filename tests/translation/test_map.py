@@ -28,6 +28,7 @@ def test_a_cell(name: str, target: str, symbols: str, reason: str) -> None:
     assert (found.symbols, found.reason) == (symbols, reason)
 
 
+@pytest.mark.slow
 def test_every_preset_is_in_one_row_and_every_target_has_a_column() -> None:
     """Rows are numbered as the lists of their presets below."""
     lines = list(map_table())

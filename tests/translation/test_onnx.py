@@ -115,6 +115,7 @@ def test_an_attention_factor_in_a_cache_is_told() -> None:
     assert report.error <= 1e-6
 
 
+@pytest.mark.slow
 def test_angles_in_float32_are_an_error_that_grows_and_their_frequencies_are_told() -> None:
     """What models keep: frequencies and angles rounded to float32; many rows show the former."""
     steps = (500_000.0 ** (-np.arange(0, 64, 2) / 64)).astype(np.float32)

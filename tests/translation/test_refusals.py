@@ -51,6 +51,7 @@ def assert_nearest_is_true(rope: Rope, error: TranslationError, target: str, con
 
 
 @pytest.mark.parametrize("target", sorted(TARGETS))
+@pytest.mark.slow
 def test_the_nearest_to_a_preset_is_what_the_target_can_and_as_far_off_as_said(target: str) -> None:
     """For every preset with one kind of rope that it refuses."""
     for name in phasor.preset_names():
