@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # a worker for every core, a file to each, in conftest's order: the blocks of a page share their names
 PYTEST := $(BIN)/python -m pytest -q -n auto --dist loadfile --no-loadscope-reorder
 BUILD_DOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
-# without bytecode, which Python writes for what it imports: half the time
+# pip would compile every module of every package; Python compiles those that it imports
 PIP := $(BIN)/python -m pip install --no-compile --quiet --disable-pip-version-check --constraint constraints.txt
 # what the kernel is built into by `make demo` stays, so that no other target builds it again
 ADD := PHASOR_NO_KERNEL=1 $(PIP)

@@ -30,8 +30,8 @@ if find_spec("triton") is None:
 # a shared machine is slow now and then; that is not a failure
 # failures are remembered beside the tests, where that can be written
 MEMORY = {} if os.access(Path(__file__).parent, os.W_OK) else {"database": None}
-settings.register_profile("everything", max_examples=75, deadline=None, print_blob=True, **MEMORY)
-settings.register_profile("everyday", settings.get_profile("everything"), max_examples=15)
+settings.register_profile("everything", deadline=None, print_blob=True, **MEMORY)
+settings.register_profile("everyday", settings.get_profile("everything"), max_examples=25)
 
 
 KINDS = (
@@ -92,7 +92,7 @@ def is_everyday(config: pytest.Config) -> bool:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Try a fifth of the examples of each property every day."""
+    """Try a quarter of the examples of each property every day."""
     settings.load_profile("everyday" if is_everyday(config) else "everything")
     missing = [place for place in (*ROOMS, *LONGEST) if not (ROOT / place).exists()]
     assert not missing, f"conftest.py names what is not there: {missing}"

@@ -20,6 +20,7 @@ from measure import Contender, Rotation, UnableError
 from timing import Call
 from torch import Tensor
 
+from phasor.errors import DISTRIBUTION
 from phasor.pairings import PAIRINGS, Pairing
 from phasor.torch import rotate_qk, rotate_qk_
 from phasor.torch._tables import layout_text
@@ -45,7 +46,7 @@ Build = Callable[[Case, Tensor], Rotation]
 def versions() -> dict[str, str]:
     """What is installed of all that takes part."""
     found: dict[str, str] = {}
-    for name in ("phasor", *_PACKAGES):
+    for name in (DISTRIBUTION, *_PACKAGES):
         try:
             found[name] = version(name)
         except PackageNotFoundError:

@@ -27,6 +27,7 @@ from report import table
 from torch import Tensor
 
 from phasor import Rope
+from phasor.errors import DISTRIBUTION
 from phasor.torch import rotate_qk
 from phasor.torch.papers.linear import BLOCK, CHUNK, linear_attention
 
@@ -154,7 +155,7 @@ def about() -> str:
     return (
         f"Measured {datetime.now(UTC):%Y-%m-%d %H:%M UTC} on {THREADS} threads of "
         f"{processor()}, Python {platform.python_version()}, torch {torch.__version__}, phasor "
-        f"{version('phasor')}, load average before {os.getloadavg()[0]:.1f}. "
+        f"{version(DISTRIBUTION)}, load average before {os.getloadavg()[0]:.1f}. "
         f"One sequence of {HEADS} heads of {WIDTH}, float32, causal, rotation included; medians "
         f"of {ROUNDS} rounds in which all are called in turn (of fewer, {FEWEST} at least, where a "
         f"call of more than {SHORT} tokens is slow); chunks of {CHUNK} tokens, blocks of "

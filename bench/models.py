@@ -31,6 +31,7 @@ from report import table
 from timing import Spread, interleave, spread
 from torch import nn
 
+from phasor.errors import DISTRIBUTION
 from phasor.torch.hf import patch
 from phasor.torch.hf.carriers import substitute
 from phasor.torch.hf.methods import original_class, rotations_of, subclass_calling
@@ -106,7 +107,7 @@ def circumstances() -> str:
     return (
         f"Measured {datetime.now(UTC):%Y-%m-%d %H:%M} UTC on {torch.get_num_threads()} threads of "
         f"{processor()}, torch {torch.__version__}, transformers {transformers.__version__}, "
-        f"phasor {version('phasor')}"
+        f"phasor {version(DISTRIBUTION)}"
     )
 
 

@@ -8,7 +8,7 @@ struct Path {
   const char *name;
   Run run;
   bool here;
-  int64_t fewest_pairs; // with fewer, the next is faster and rotates to the same bits
+  int64_t fewest_pairs; // with fewer, the next fills its registers better, and rotates to the same bits
 };
 
 #if defined(__x86_64__)

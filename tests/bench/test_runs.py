@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from phasor.errors import DISTRIBUTION
 from phasor.torch.backends import cpu
 
 from .bench_files import (
@@ -35,6 +37,13 @@ every_shape = pytest.mark.parametrize("case", SHAPES.values(), ids=SHAPES)
 
 
 # contenders
+
+
+def test_results_name_the_phasor_that_was_measured() -> None:
+    """Under the name of the distribution, which is not that of the import."""
+    installed = version(DISTRIBUTION)
+    assert BENCH.contenders.versions()[DISTRIBUTION] == installed
+    assert f"phasor {installed}," in BENCH.linear_attention.about()
 
 
 @every_shape
