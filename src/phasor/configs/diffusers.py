@@ -11,7 +11,7 @@ from typing import Any
 from phasor._checks import short_repr
 from phasor.axes import Axes, Axial, OneAxis
 from phasor.configs.block import Block, renamed_keys
-from phasor.configs.facts import inherit, read_table, tuples_for_lists
+from phasor.configs.facts import Architecture, inherit, read_table, tuples_for_lists
 from phasor.configs.layer_kinds import MOST_LAYERS
 from phasor.configs.unread_keys import check_unread_keys
 from phasor.errors import ConfigError
@@ -47,11 +47,20 @@ def load_diffusers(config: Block, *, strict: bool) -> LayerRopes:
     rotating, without, refused = _classes()
     if name in without:
         count = config.whole("num_layers", least=0, most=MOST_LAYERS) or 1
+        blocks = [config.block(key) for key in ("rope_scaling", "rope_parameters")]
+        notes = check_unread_keys(
+            config,
+            [block for block in blocks if block is not None],
+            (),
+            f"a file of diffusers' {name}",
+            strict=strict,
+            facts=Architecture(uses=without[name]),
+        )
         return LayerRopes(
             name=name,
             layer_kinds=("nope",) * count,
             kinds={"nope": None},
-            notes=(f"{name} has no rotary embedding; in its place: {without[name]}.",),
+            notes=(f"{name} has no rotary embedding; in its place: {without[name]}.", *notes),
         )
     if name in refused:
         raise ConfigError(f"{config.name('_class_name')} {name} cannot be read: {refused[name]}")
