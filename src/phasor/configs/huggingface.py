@@ -113,7 +113,9 @@ def _select_facts(block: Block, facts: Architecture) -> tuple[Block, Architectur
     if is_mlc:
         own_names = table().mlc_names
         # there 0 and -1 stand for an absent number
-        values = {k: v for k, v in values.items() if k not in own_names.values() or v not in (0, -1)}
+        values = {
+            k: v for k, v in values.items() if k not in own_names.values() or v not in (0, -1)
+        }
         names |= {key: (*names.get(key, (key,)), name) for key, name in own_names.items()}
         selected = replace(selected, laws={**selected.laws, "gptj": "default"})
     config = Block(values, block.path, names=names, nulls=selected.nulls)

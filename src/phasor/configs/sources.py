@@ -12,6 +12,7 @@ import re
 import stat
 import sys
 from collections.abc import Mapping
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeGuard, cast
@@ -28,7 +29,10 @@ _WEIGHTS = "holds weights and no config; give the config.json that lies beside i
 # by suffix, what files are that people take for a config
 _OTHER_FILES = {
     **dict.fromkeys((".safetensors", ".bin", ".pt", ".pth", ".npz"), _WEIGHTS),
-    **dict.fromkeys((".yaml", ".yml"), "is YAML, and phasor reads JSON; give it the model's config.json, or load() the dictionary that the file holds"),
+    **dict.fromkeys(
+        (".yaml", ".yml"),
+        "is YAML, and phasor reads JSON; give it the model's config.json, or load() the dictionary that the file holds",
+    ),
 }
 
 
@@ -129,7 +133,11 @@ def _config_file_in(folder: Path) -> Path:
     if inner.is_file():
         return inner
     others = sorted(path.name for path in folder.iterdir() if path.suffix in (".json", ".gguf"))
-    found = f"; it holds {', '.join(others[:8])}: give the path of one that is a config" if others else ""
+    found = (
+        f"; it holds {', '.join(others[:8])}: give the path of one that is a config"
+        if others
+        else ""
+    )
     if "adapter_config.json" in others:
         found = (
             "; it holds an adapter, and adapter_config.json names the model that it is for "
@@ -264,12 +272,19 @@ def _type_of_architectures(config: Block) -> str | None:
     """The known type whose classes the file names, if the file has the sizes that the type reads."""
     named = config.values.get("architectures")
     names = cast("list[object]", named) if isinstance(named, (list, tuple)) else []
-    known = {re.sub("[_-]", "", name).lower(): name for name in table().huggingface}
+    known = _types_by_stem()
     for name in names:
         stem = re.sub(r"(For[A-Z]\w*|LMHeadModel|Model)$", "", str(name)).lower()
         if stem in known and _states_sizes(config, table().huggingface[known[stem]]):
             return known[stem]
     return None
+
+
+@lru_cache(maxsize=1)
+def _types_by_stem() -> Mapping[str, str]:
+    """The known types by the stem of their classes' names, in small letters: ``gptneox``."""
+    # sorted, so that of "Emu3" and "emu3" the latter is taken
+    return {re.sub("[_-]", "", name).lower(): name for name in sorted(table().huggingface)}
 
 
 def _known_inner_config(top: Block) -> str | None:
@@ -289,7 +304,8 @@ def _states_sizes(config: Block, facts: Architecture) -> bool:
     widths = [("qk_rope_head_dim" if facts.latent else "head_dim",)]
     widths += [] if facts.latent else [("hidden_size", "num_attention_heads")]
     has_width = any(all(map(block.has, keys)) for keys in widths)
-    return facts.uses is None and block.has("num_hidden_layers") and has_width
+    rotates = facts.uses is None and facts.refused is None
+    return rotates and block.has("num_hidden_layers") and has_width
 
 
 def _path_to_part(top: Block, part: str) -> list[Block]:

@@ -131,7 +131,8 @@ def check_unread_keys(
             meaning = meanings().get("rope_type" if in_block and key == "type" else key)
             name = block.path_of(key)
             said = f"{name} (got {short_repr(value)})"
-            if facts.uses is not None and key in facts.carried:
+            inside = key if in_block else name.removeprefix(f"{config.path}.")
+            if facts.uses is not None and inside in facts.carried:
                 unused.append(name)
             elif in_block and (laws := laws_of_untyped(block, key)):
                 refused.append(f"{said} is of a law, and no rope_type says which: {laws}")
