@@ -22,11 +22,22 @@ from phasor.configs.block import Block
 from phasor.configs.facts import read_table, tuples_for_lists
 from phasor.errors import ConfigError
 from phasor.rope import Rope
+from phasor.scaling import Linear
 
 # not the "rope" in "properties"
 _ABOUT_POSITIONS = re.compile(r"(?<!p)rope|rotary|alibi", re.IGNORECASE)
 Topic = Literal[
-    "pairing", "rotates", "axes", "base", "fraction", "width", "factor", "switch", "note"
+    "pairing",
+    "rotates",
+    "axes",
+    "n_axes",
+    "base",
+    "fraction",
+    "width",
+    "factor",
+    "divides",
+    "switch",
+    "note",
 ]
 
 
@@ -60,6 +71,8 @@ class Meaning:
                 return all(rope.pairing == value for rope in ropes)
             case "axes":
                 return all(type(rope.axes) is AXES.get(str(value)) for rope in ropes)
+            case "n_axes":
+                return all(rope.axes.n_axes == value for rope in ropes)
             case "base":
                 return all(rope.base == value for rope in ropes)
             case "fraction":
@@ -70,6 +83,11 @@ class Meaning:
                 return all(rope.rotary_dim == value for rope in ropes)
             case "factor":
                 return value == 1
+            case "divides":
+                laws = [rope.scaling for rope in ropes]
+                return value == 1 or all(
+                    isinstance(law, Linear) and law.factor == value for law in laws
+                )
             case "switch":
                 return value is False
             case "note":
