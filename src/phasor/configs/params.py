@@ -85,11 +85,10 @@ def load_deepseek(config: Block, *, strict: bool) -> LayerRopes:
 
     def number_or_default(key: str, above: float) -> float:
         value = config.number(key, above=above)
-        if value is not None:
-            return value
-        default = require(config, key, defaults.get(key))
-        notes.append(f"The file has no {key}; {default:g} is the default of DeepSeek's own code.")
-        return default
+        if value is None:
+            value = float(require(config, key, defaults.get(key)))
+            notes.append(f"The file has no {key}; {value:g} is the default of DeepSeek's own code.")
+        return value
 
     layers = require(config, "n_layers", config.whole("n_layers", most=MOST_LAYERS))
     key = "rope_head_dim" if is_v4 else "qk_rope_head_dim"

@@ -27,17 +27,7 @@ from phasor.scaling import Linear
 # not the "rope" in "properties"
 _ABOUT_POSITIONS = re.compile(r"(?<!p)rope|rotary|alibi", re.IGNORECASE)
 Topic = Literal[
-    "pairing",
-    "rotates",
-    "axes",
-    "n_axes",
-    "base",
-    "fraction",
-    "width",
-    "factor",
-    "divides",
-    "switch",
-    "note",
+    "pairing", "rotates", "axes", "base", "fraction", "width", "factor", "divides", "switch", "note"
 ]
 
 
@@ -70,9 +60,11 @@ class Meaning:
             case "pairing":
                 return all(rope.pairing == value for rope in ropes)
             case "axes":
-                return all(type(rope.axes) is AXES.get(str(value)) for rope in ropes)
-            case "n_axes":
-                return all(rope.axes.n_axes == value for rope in ropes)
+                # a layout's name, or how many there are
+                return all(
+                    value == rope.axes.n_axes or type(rope.axes) is AXES.get(str(value))
+                    for rope in ropes
+                )
             case "base":
                 return all(rope.base == value for rope in ropes)
             case "fraction":
@@ -84,10 +76,8 @@ class Meaning:
             case "factor":
                 return value == 1
             case "divides":
-                laws = [rope.scaling for rope in ropes]
-                return value == 1 or all(
-                    isinstance(law, Linear) and law.factor == value for law in laws
-                )
+                laws = (rope.scaling for rope in ropes)
+                return value == 1 or all(isinstance(x, Linear) and x.factor == value for x in laws)
             case "switch":
                 return value is False
             case "note":
