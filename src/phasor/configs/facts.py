@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib import resources
 from types import MappingProxyType
@@ -192,8 +192,7 @@ def _architectures(
         facts = inherit(entry, plain)
         if "like" in entry:
             # the other type's facts replace all of this one's, so these return to their defaults
-            defaults = {field.name: field.default for field in fields(Architecture)}
-            facts = {k: v for k, v in defaults.items() if k in inherit(plain[name], plain)} | facts
+            facts = {k: getattr(Architecture(), k) for k in inherit(plain[name], plain)} | facts
         return Variant(**condition, facts=_freeze_names(facts, names))
 
     def build(name: str) -> Architecture:
