@@ -64,6 +64,8 @@ KEYS: dict[str, tuple[str, list[Any], list[Any]]] = {
     "attn_rotary_emb": ("bamba", [64], [128]),
     "attn_factor": ("llama", [1.0], [2.0]),
     "extrapolation_factor": ("llama", [1.0], [2.0]),
+    "rope_condense_ratio": ("llama", [1, 1.0, None], [8]),
+    "rope_local_theta": ("llama", [500000.0], [10000]),
     "rope_position_scale": ("phi3small", [1.0], [2.0]),
     "rope_scale": ("llama", [1.0], [4.0]),
     "rope_scaling_factor": ("llama", [1.0], [4.0]),

@@ -319,7 +319,7 @@ def test_write_refuses_what_it_cannot_change(tmp_path, model, arguments, said):
     files = {
         "config.json": small(),
         "gptj.json": small(model_type="gptj", rope_theta=1e4),
-        "params.json": {"dim": 64, "n_layers": 1, "n_heads": 1, "rope_theta": 1e4},
+        "params.json": {"dim": 64, "n_layers": 1, "n_heads": 1, "multiple_of": 256},
     }
     for name, config in files.items():
         (tmp_path / name).write_text(json.dumps(config), "utf-8")

@@ -66,6 +66,7 @@ class Architecture:
     direction: int = 1
     base: float | None = None
     base_unit: str | None = None
+    factor_key: str | None = None
     fixed: bool = False
     block: Mapping[str, Any] = field(default_factory=dict[str, Any])
     partial: bool = False
@@ -208,8 +209,7 @@ def _architectures(
         facts = inherit(entry, plain)
         if "like" in entry:
             # the other type's facts replace all of this one's, so these return to their defaults
-            defaults = vars(Architecture())
-            facts = {k: v for k, v in defaults.items() if k in plain[name]} | facts
+            facts = {k: getattr(Architecture(), k) for k in inherit(plain[name], plain)} | facts
         return Variant(**condition, facts=_freeze_names(facts, names))
 
     def build(name: str) -> Architecture:

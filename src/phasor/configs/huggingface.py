@@ -23,6 +23,7 @@ from phasor.configs.unread_keys import check_unread_keys, objects_inside
 from phasor.errors import ConfigError, PhasorWarning
 from phasor.layers import InConfig, LayerRopes
 from phasor.rope import WIDEST, Rope
+from phasor.scaling import Linear
 
 
 def load_huggingface(top: Block, *, part: str | None, like: str | None, strict: bool) -> LayerRopes:
@@ -220,6 +221,8 @@ def _rope(
     )
     config.whole("original_max_position_embeddings")  # whether the law uses it or not
     law = laws.scaling(scaling_block, model)
+    if facts.factor_key is not None:
+        law = Linear(factor=config.number(facts.factor_key, above=0) or 1.0)
     base = _base(config, facts, kind_facts, block, one_block=one_block, notes=notes)
     if facts.fixed and (law is not None or base != facts.base):
         raise ConfigError(

@@ -24,11 +24,13 @@ from phasor.configs.facts import Architecture, read_table, table, tuples_for_lis
 from phasor.configs.laws import laws_of_untyped
 from phasor.errors import ConfigError
 from phasor.rope import Rope
+from phasor.scaling import Linear
 
 # not the "rope" in "properties"
 _ABOUT_POSITIONS = re.compile(r"(?<!p)rope|rotary|alibi", re.IGNORECASE)
 Topic = Literal[
-    "pairing", "rotates", "axes", "base", "fraction", "width", "factor", "law", "switch", "note"
+    "pairing", "rotates", "axes", "base", "fraction", "width", "factor", "divides", "law", "switch",
+    "note",
 ]
 
 
@@ -63,7 +65,11 @@ class Meaning:
             case "pairing":
                 return all(rope.pairing == value for rope in ropes)
             case "axes":
-                return all(type(rope.axes) is AXES.get(str(value)) for rope in ropes)
+                # a layout's name, or how many there are
+                return all(
+                    value == rope.axes.n_axes or type(rope.axes) is AXES.get(str(value))
+                    for rope in ropes
+                )
             case "base":
                 return all(rope.base == value for rope in ropes)
             case "fraction":
@@ -74,6 +80,10 @@ class Meaning:
                 return all(rope.rotary_dim == value for rope in ropes)
             case "factor":
                 return value == 1
+            case "divides":
+                laws = [rope.scaling for rope in ropes]
+                divided = [isinstance(law, Linear) and law.factor == value for law in laws]
+                return value == 1 or (bool(laws) and all(divided))
             case "switch":
                 return value is False
             case "law" | "note":
