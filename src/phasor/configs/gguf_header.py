@@ -2,16 +2,16 @@
 
 A file is the magic ``GGUF``, a version, the numbers of tensors and of keys; each key with a type
 and a value; each tensor's name, shape, type and offset; and, aligned, their data (ggml's
-``docs/gguf.md``). Every length is checked against the file before anything is read or kept.
+``docs/gguf.md``).
 """
 
 from __future__ import annotations
 
-import mmap
+import os
 import struct
 from math import prod
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, BinaryIO
 
 from phasor.configs.layer_kinds import MOST_LAYERS
 from phasor.errors import ConfigError
@@ -24,112 +24,81 @@ _LONGEST = 64 * 2**20  # several times the longest vocabularies, which are most 
 
 
 def read_gguf_header(path: Path) -> dict[str, Any]:
-    """The metadata by key, None for lists that are no config's, and ``rope_`` tensors as lists.
+    """The metadata by key, and the tensors whose names begin with ``rope_``, as tuples.
+
+    Lists of strings, and of more numbers than models have layers, are None.
 
     Raises:
-        ConfigError: If the file is damaged, or its version or a tensor is none that llama.cpp
-            reads.
+        ConfigError: If the file is damaged, or of a version that llama.cpp does not read.
     """
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        return _Header(path, data).read()
+    try:
+        with path.open("rb") as file:
+            return _read(file)
+    except struct.error:
+        what = "its header announces more than there is"
+    except ValueError as error:
+        what = str(error)
+    raise ConfigError(f"{path} is a damaged GGUF file: {what}; download or convert it again")
+
+
+def _read(file: BinaryIO) -> dict[str, Any]:
+    header = _Header(file.read(_LONGEST))
+    _, version, num_tensors, num_keys = header.take("IIQQ")
+    if version not in (2, 3):
+        raise ValueError(f"its version is {version}, and llama.cpp reads 2 and 3")
+    values = {header.text(): header.value() for _ in range(num_keys)}
+    tensors: dict[str, tuple[int, int]] = {}
+    for _ in range(num_tensors):
+        name = header.text()
+        *shape, kind, offset = header.take(f"{header.take('I')[0]}QIQ")
+        tensors[name] = offset, prod(shape) if name.startswith("rope_") else 0
+        if tensors[name][1] > (WIDEST if kind == _FLOAT32 else 0):
+            raise ValueError(f"{name} must be at most {WIDEST} numbers in float32")
+    alignment = values.get("general.alignment", 32)
+    if len(values) != num_keys or not isinstance(alignment, int) or alignment < 1:
+        raise ValueError("a key stands twice, or general.alignment is no whole number above 0")
+    start, size = -(-header.at // alignment) * alignment, file.seek(0, os.SEEK_END)
+    for name, (offset, count) in tensors.items():
+        if start + offset + 4 * count > size:
+            raise ValueError(f"it is cut off at byte {size}, before the end of {name}")
+        if count:
+            file.seek(start + offset)
+            values[name] = struct.unpack(f"<{count}f", file.read(4 * count))
+    return values
 
 
 class _Header:
-    """A place in a file's header, from which the next value is read."""
+    """A place in a header, from which the next values are read; beyond its end, struct.error."""
 
-    def __init__(self, path: Path, data: mmap.mmap) -> None:
-        self._path = path
+    def __init__(self, data: bytes) -> None:
         self._data = data
-        self._end = min(len(data), _LONGEST)
-        self._at = len("GGUF")
-        self._order = "<"
+        self.at = 0
 
-    def read(self) -> dict[str, Any]:
-        version = self._number("I")
-        if version % 2**16 == 0:
-            # a file in the other byte order
-            self._order = ">"
-            version = int.from_bytes(version.to_bytes(4, "little"), "big")
-        if version not in (2, 3):
-            raise ConfigError(
-                f"{self._path} is a GGUF file of version {version}, and llama.cpp reads 2 and 3; "
-                "convert the model again with a current llama.cpp"
-            )
-        num_tensors, num_keys = self._number("Q"), self._number("Q")
-        header: dict[str, Any] = {}
-        for _ in range(num_keys):
-            key = self._text()
-            if key in header:
-                self._refuse(f"the key {key!r} stands twice")
-            header[key] = self._value(self._number("I"))
-        about_rope: dict[str, tuple[int, int]] = {}
-        last = 0
-        for _ in range(num_tensors):
-            name = self._text()
-            count = prod(self._numbers("Q", self._number("I")))
-            kind, offset = self._number("I"), self._number("Q")
-            last = max(last, offset)
-            if name.startswith("rope_"):
-                if kind != _FLOAT32 or count > WIDEST:
-                    self._refuse(f"{name} must be at most {WIDEST} numbers in float32")
-                about_rope[name] = count, offset
-                last = max(last, offset + 4 * count)
-        alignment = header.get("general.alignment", 32)
-        if not isinstance(alignment, int) or alignment < 1:
-            self._refuse(f"general.alignment must be a whole number above 0, got {alignment!r}")
-        start = -(-self._at // alignment) * alignment
-        if start + last > len(self._data):
-            self._refuse(f"it is cut off at byte {len(self._data)}, before the last of its tensors")
-        for name, (count, offset) in about_rope.items():
-            floats = struct.unpack_from(f"{self._order}{count}f", self._data, start + offset)
-            header[name] = list(floats)
-        return header
+    def take(self, codes: str) -> tuple[Any, ...]:
+        values = struct.unpack_from(f"<{codes}", self._data, self.at)
+        self.at += struct.calcsize(f"<{codes}")
+        return values
 
-    def _value(self, kind: int) -> Any:
-        """The value of a key; None for a list of strings, or of more numbers than layers."""
-        if kind == _STRING:
-            return self._text()
+    def text(self) -> str:
+        return self.take(f"{self.take('Q')[0]}s")[0].decode("utf-8", "replace")
+
+    def value(self) -> Any:
+        """A key's type and value."""
+        (kind,) = self.take("I")
         if kind != _ARRAY:
-            return self._number(self._code(kind))
-        kind, count = self._number("I"), self._number("Q")
+            return self.text() if kind == _STRING else self.take(_code(kind))[0]
+        kind, count = self.take("IQ")
         if kind == _STRING:
             for _ in range(count):
-                self._skip(self._number("Q"))
+                self.text()
             return None
-        code = self._code(kind)
         if count > MOST_LAYERS:
-            self._skip(count * struct.calcsize(f"={code}"))
+            self.take(f"{count * struct.calcsize(f'<{_code(kind)}')}s")
             return None
-        return list(self._numbers(code, count))
+        return self.take(f"{count}{_code(kind)}")
 
-    def _code(self, kind: int) -> str:
-        """The letter of `struct` for a type of value."""
-        if kind not in _SCALARS:
-            self._refuse(f"byte {self._at - 4} of its header names a type that there is not, {kind}")
-        return _SCALARS[kind]
 
-    def _text(self) -> str:
-        start = self._skip(self._number("Q"))
-        return self._data[start : self._at].decode("utf-8", "replace")
-
-    def _number(self, code: str) -> Any:
-        return self._numbers(code, 1)[0]
-
-    def _numbers(self, code: str, count: int) -> tuple[Any, ...]:
-        # "=" has the sizes that the file has
-        start = self._skip(count * struct.calcsize(f"={code}"))
-        return struct.unpack_from(f"{self._order}{count}{code}", self._data, start)
-
-    def _skip(self, size: int) -> int:
-        """Go behind the next ``size`` bytes, and return where they begin."""
-        start, self._at = self._at, self._at + size
-        if self._at > self._end:
-            self._refuse(
-                f"byte {start} announces {size} bytes, and its header cannot go beyond {self._end}"
-            )
-        return start
-
-    def _refuse(self, what: str) -> NoReturn:
-        raise ConfigError(
-            f"{self._path} is a damaged GGUF file: {what}; download or convert it again"
-        )
+def _code(kind: int) -> str:
+    if kind not in _SCALARS:
+        raise ValueError(f"it names the type {kind} for a value, which there is not")
+    return _SCALARS[kind]
