@@ -15,16 +15,7 @@ from phasor.axes import InterleavedSections, Sectioned
 from phasor.configs import load
 from phasor.scaling import Linear, Llama3, LongRope, PerPair, Yarn
 
-from .config_files import CONFIGS, plain
-
-
-def gguf(architecture: str = "llama", **more: Any) -> dict[str, Any]:
-    """Metadata of a small model, keys given without their prefix and with _ for the dots."""
-    keys = {"block_count": 4, "context_length": 8192, "embedding_length": 512}
-    keys |= {"attention.head_count": 4, "rope.freq_base": 500000.0}
-    keys |= {key.replace("__", "."): value for key, value in more.items()}
-    prefixed = {f"{architecture}.{k}": v for k, v in keys.items() if v is not None}
-    return {"general.architecture": architecture} | prefixed
+from .config_files import CONFIGS, gguf, plain
 
 
 def test_mistral_files_are_interleaved() -> None:
@@ -267,7 +258,9 @@ def test_gguf_layers_without_rope(name: str) -> None:
 
 def test_gguf_gemma_3_has_two_bases() -> None:
     """Local layers: base 10000, unscaled; global ones as the metadata say."""
-    ropes = load(gguf("gemma3", block_count=6, rope__scaling__factor=8.0))
+    ropes = load(
+        gguf("gemma3", block_count=6, attention__sliding_window=512, rope__scaling__factor=8.0)
+    )
     assert [(rope.base, rope.scaling) for rope in ropes.ropes] == [
         (10000.0, None),
         (500000.0, Linear(factor=8.0)),
@@ -275,7 +268,7 @@ def test_gguf_gemma_3_has_two_bases() -> None:
 
 
 WRONG = {
-    "an unknown architecture": (gguf("mamba"), r"general\.architecture"),
+    "an unknown architecture": (gguf("mamba3"), r"general\.architecture must be one of afmoe, "),
     "an unknown rope key": (gguf(rope__scaling__shape="round"), r"llama\.rope\.scaling\.shape"),
     "an unknown scaling type": (gguf(rope__scaling__type="wide"), r"llama\.rope\.scaling\.type"),
     "two factors": (

@@ -10,13 +10,12 @@ import re
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 
 from phasor._checks import short_repr
 from phasor.axes import Axes, Axial, InterleavedSections, OneAxis, Sectioned
 from phasor.configs import laws
 from phasor.configs.block import Block, head_width, renamed_keys, single_value
-from phasor.configs.facts import Architecture, Kind, Variant, table
+from phasor.configs.facts import Architecture, Kind, table
 from phasor.configs.layer_kinds import MOST_LAYERS, Blocks, has_rope, layer_kinds
 from phasor.configs.sources import select_config, type_in_file
 from phasor.configs.unread_keys import check_unread_keys, objects_inside
@@ -107,7 +106,7 @@ def load_huggingface(top: Block, *, part: str | None, like: str | None, strict: 
 def _select_facts(block: Block, facts: Architecture) -> tuple[Block, Architecture]:
     """The config with the key names of its model type, and the facts for its switches."""
     plain = Block(block.values, block.path)
-    variant = next((v for v in facts.variants if _variant_applies(v, plain)), None)
+    variant = next((v for v in facts.variants if v.applies(plain)), None)
     selected = facts if variant is None else replace(facts, **variant.facts)
     names, values = dict(selected.names), block.values
     is_mlc = block.path.partition(".")[0] == "model_config"
@@ -130,17 +129,6 @@ def _select_facts(block: Block, facts: Architecture) -> tuple[Block, Architectur
         note = f"{selected.note} {note}" if selected.note else note
         selected = replace(selected, pairing="interleaved", note=note)
     return config, selected
-
-
-def _variant_applies(variant: Variant, config: Block) -> bool:
-    if variant.value is None:
-        return config.has(variant.key)
-    listed = config.values.get(variant.key)
-    if isinstance(listed, (list, tuple)):  # of architectures
-        return variant.value in listed
-    readers = {bool: config.flag, str: config.text, int: partial(config.whole, least=0)}
-    value = readers[type(variant.value)](variant.key)
-    return ((variant.default if value is None else value) == variant.value) != variant.unless
 
 
 def _assume_sizes(config: Block, facts: Architecture) -> dict[str, int]:

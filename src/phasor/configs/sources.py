@@ -20,8 +20,9 @@ from typing import Any, TypeGuard, cast
 from phasor._checks import first_repeated, short_repr
 from phasor.configs.block import Block
 from phasor.configs.facts import Architecture, table
+from phasor.configs.gguf_header import read_gguf_header
 from phasor.configs.laws import normalize
-from phasor.errors import ConfigError, install_hint
+from phasor.errors import ConfigError
 
 SIZE_LIMIT = 16 * 2**20
 _FILE_NAMES = ("config.json", "params.json")
@@ -77,7 +78,7 @@ def read_source(source: object) -> Block:
             raise
         raise ConfigError(f"{short_repr(cast(object, source))} cannot be read: {error}") from None
     if data.startswith(b"GGUF"):
-        return Block(_gguf_header(path))
+        return Block(read_gguf_header(path))
     if path.suffix in _OTHER_FILES:
         raise ConfigError(f"{path} {_OTHER_FILES[path.suffix]}")
     return Block(_parse_json(data, str(path)))
@@ -144,29 +145,6 @@ def _config_file_in(folder: Path) -> Path:
             "(base_model_name_or_path): give the config.json of that model"
         )
     raise ConfigError(f"{folder} holds neither config.json nor params.json{found}")
-
-
-def _gguf_header(path: Path) -> dict[str, Any]:
-    """Metadata of a GGUF file by key, and its tensors about the rope as lists; no weights."""
-    try:
-        from gguf import GGUFReader
-    except ImportError:
-        raise ConfigError(
-            f"{path} is a binary GGUF file, which is read with the gguf package: "
-            f"{install_hint('gguf')}"
-        ) from None
-    try:
-        # the reader maps the file into memory, so it reads no weights from the disk
-        file = GGUFReader(path)
-        header = {
-            name: field.contents()
-            for name, field in file.fields.items()
-            if not name.startswith("tokenizer.")  # a vocabulary takes longer than all other fields
-        }
-        tensors = [tensor for tensor in file.tensors if tensor.name.startswith("rope_")]
-        return header | {tensor.name: tensor.data.astype(float).tolist() for tensor in tensors}
-    except Exception as error:  # the reader's errors on damaged bytes have no common base class
-        raise ConfigError(f"{path} is a damaged GGUF file: {error}") from None
 
 
 def _parse_json(data: bytes, origin: str) -> dict[str, Any]:

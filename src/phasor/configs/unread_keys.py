@@ -29,7 +29,16 @@ from phasor.scaling import Linear
 # not the "rope" in "properties"
 _ABOUT_POSITIONS = re.compile(r"(?<!p)rope|rotary|alibi", re.IGNORECASE)
 Topic = Literal[
-    "pairing", "rotates", "axes", "base", "fraction", "width", "factor", "divides", "law", "switch",
+    "pairing",
+    "rotates",
+    "axes",
+    "base",
+    "fraction",
+    "width",
+    "factor",
+    "divides",
+    "law",
+    "switch",
     "note",
 ]
 
