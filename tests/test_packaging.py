@@ -228,7 +228,7 @@ def test_every_hint_to_install_names_this_distribution() -> None:
     by_hand = [str(path) for path, text in code.items() if re.search(r"phasor(-rope)?\[\w", text)]
     assert by_hand == [str(ROOT / "src/phasor/errors.py")]
     called = set(re.findall(r"install_hint\(['\"](\w+)['\"]\)", "".join(code.values())))
-    assert {"torch", "gguf"} <= called <= extras
+    assert {"torch"} <= called <= extras
     pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     for path in pages:
         text = path.read_text("utf-8")

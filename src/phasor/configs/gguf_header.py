@@ -7,13 +7,11 @@ and a value; each tensor's name, shape, type and offset; and, aligned, their dat
 
 from __future__ import annotations
 
-import os
 import struct
 from math import prod
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-from phasor.configs.layer_kinds import MOST_LAYERS
 from phasor.errors import ConfigError
 from phasor.rope import WIDEST
 
@@ -24,46 +22,39 @@ _LONGEST = 64 * 2**20  # several times the longest vocabularies, which are most 
 
 
 def read_gguf_header(path: Path) -> dict[str, Any]:
-    """The metadata by key, and the tensors whose names begin with ``rope_``, as tuples.
-
-    Lists of strings, and of more numbers than models have layers, are None.
+    """The metadata by key, without lists of strings, and the tensors that begin with ``rope_``.
 
     Raises:
         ConfigError: If the file is damaged, or of a version that llama.cpp does not read.
     """
     try:
-        with path.open("rb") as file:
-            return _read(file)
-    except struct.error:
-        what = "its header announces more than there is"
+        return _read(path)
+    except (struct.error, KeyError):
+        what = "its header asks for more bytes than it has, or for a type that there is not"
     except ValueError as error:
         what = str(error)
     raise ConfigError(f"{path} is a damaged GGUF file: {what}; download or convert it again")
 
 
-def _read(file: BinaryIO) -> dict[str, Any]:
-    header = _Header(file.read(_LONGEST))
-    _, version, num_tensors, num_keys = header.take("IIQQ")
-    if version not in (2, 3):
-        raise ValueError(f"its version is {version}, and llama.cpp reads 2 and 3")
-    values = {header.text(): header.value() for _ in range(num_keys)}
-    tensors: dict[str, tuple[int, int]] = {}
-    for _ in range(num_tensors):
-        name = header.text()
-        *shape, kind, offset = header.take(f"{header.take('I')[0]}QIQ")
-        tensors[name] = offset, prod(shape) if name.startswith("rope_") else 0
-        if tensors[name][1] > (WIDEST if kind == _FLOAT32 else 0):
-            raise ValueError(f"{name} must be at most {WIDEST} numbers in float32")
-    alignment = values.get("general.alignment", 32)
-    if len(values) != num_keys or not isinstance(alignment, int) or alignment < 1:
-        raise ValueError("a key stands twice, or general.alignment is no whole number above 0")
-    start, size = -(-header.at // alignment) * alignment, file.seek(0, os.SEEK_END)
-    for name, (offset, count) in tensors.items():
-        if start + offset + 4 * count > size:
-            raise ValueError(f"it is cut off at byte {size}, before the end of {name}")
-        if count:
-            file.seek(start + offset)
-            values[name] = struct.unpack(f"<{count}f", file.read(4 * count))
+def _read(path: Path) -> dict[str, Any]:
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        header = _Header(file.read(min(size, _LONGEST)))
+        _, version, num_tensors, num_keys = header.take("IIQQ")
+        if version not in (2, 3):
+            raise ValueError(f"its version is {version}, and llama.cpp reads 2 and 3")
+        values = {header.text(): header.value() for _ in range(num_keys)}
+        tensors = [header.tensor() for _ in range(num_tensors)]
+        alignment = values.get("general.alignment", 32)
+        if len(values) != num_keys or not isinstance(alignment, int) or alignment < 1:
+            raise ValueError("a key stands twice, or general.alignment is no whole number above 0")
+        start = -(-header.at // alignment) * alignment
+        for name, count, offset in tensors:
+            if start + offset + 4 * count > size:
+                raise ValueError(f"it is cut off at byte {size}, before the end of {name}")
+            if count:
+                file.seek(start + offset)
+                values[name] = struct.unpack(f"<{count}f", file.read(4 * count))
     return values
 
 
@@ -83,22 +74,24 @@ class _Header:
         return self.take(f"{self.take('Q')[0]}s")[0].decode("utf-8", "replace")
 
     def value(self) -> Any:
-        """A key's type and value."""
+        """A type and a value of it."""
         (kind,) = self.take("I")
         if kind != _ARRAY:
-            return self.text() if kind == _STRING else self.take(_code(kind))[0]
+            return self.text() if kind == _STRING else self.take(_SCALARS[kind])[0]
         kind, count = self.take("IQ")
-        if kind == _STRING:
-            for _ in range(count):
-                self.text()
-            return None
-        if count > MOST_LAYERS:
-            self.take(f"{count * struct.calcsize(f'<{_code(kind)}')}s")
-            return None
-        return self.take(f"{count}{_code(kind)}")
+        if kind != _STRING:
+            return self.take(f"{count}{_SCALARS[kind]}")
+        if 8 * count > len(self._data):
+            raise struct.error
+        for _ in range(count):
+            self.text()
+        return None
 
-
-def _code(kind: int) -> str:
-    if kind not in _SCALARS:
-        raise ValueError(f"it names the type {kind} for a value, which there is not")
-    return _SCALARS[kind]
+    def tensor(self) -> tuple[str, int, int]:
+        """A name, how many numbers a tensor about the rope has, and the offset of its data."""
+        name = self.text()
+        *shape, kind, offset = self.take(f"{self.take('I')[0]}QIQ")
+        count = prod(shape) if name.startswith("rope_") else 0
+        if count > (WIDEST if kind == _FLOAT32 else 0):
+            raise ValueError(f"{name} must be at most {WIDEST} numbers in float32")
+        return name, count, offset
