@@ -108,7 +108,7 @@ class Architecture:
     parts: Mapping[str, str] = field(default_factory=dict[str, str])
     sizes: Mapping[str, int] = field(default_factory=dict[str, int])
     uses: str | None = None
-    unused_keys: tuple[str, ...] = ()
+    carried: tuple[str, ...] = ()
     divisors: bool = False
     refused: str | None = None
     note: str | None = None

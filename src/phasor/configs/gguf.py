@@ -33,7 +33,8 @@ def load_gguf(top: Block, *, strict: bool) -> LayerRopes:
     if name not in known:
         top.refuse(
             "general.architecture",
-            f"one of {', '.join(sorted(known))} (or describe the embedding with phasor.Rope(...))",
+            "one that phasor knows, such as gguf.MODEL_ARCH_NAMES lists (else load the model's "
+            "config.json, or describe its embedding with phasor.Rope(...))",
         )
     config, facts = _select_facts(top, name, known[name])
     count = require(config, "block_count", config.whole("block_count", most=MOST_LAYERS))
@@ -95,7 +96,7 @@ def _check_unread_keys(config: Block, facts: Architecture, *, strict: bool) -> l
         reason = f"{config.path} has no rotary embedding, so it or general.architecture is wrong"
         replacement = facts.uses.removeprefix("none: ")
         notes.append(f"{config.path} has no rotary embedding; in its place: {replacement}.")
-    if known := [unread.pop(key) for key in facts.unused_keys if key in unread]:
+    if known := [unread.pop(key) for key in facts.carried if key in unread]:
         notes.append(f"Nothing depends on {', '.join(known)}.")
     listed = ", ".join(unread.values())
     if listed and strict:
