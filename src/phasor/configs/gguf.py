@@ -19,8 +19,9 @@ _FREQS = "rope_freqs.weight"
 _SHORT, _LONG = "rope_factors_short.weight", "rope_factors_long.weight"
 _BASE_KEY, _WIDTH_KEY = "rope.freq_base", "rope.dimension_count"
 _SECTIONS_KEY = "rope.dimension_sections"
-_WINDOW_KEY, _PATTERN_KEY = "attention.sliding_window", "attention.sliding_window_pattern"
-_HEADS_KEYS = ("attention.head_count", "attention.head_count_kv")
+_PATTERN_KEY = "attention.sliding_window_pattern"
+# 0 is none; architectures without attention count no heads
+_ZERO_IS_NONE = ("attention.sliding_window", "attention.head_count", "attention.head_count_kv")
 _WINDOWED = ("sliding_attention", "chunked_attention")
 _BASE = 10_000.0  # llama.cpp's default
 
@@ -32,7 +33,8 @@ def load_gguf(top: Block, *, strict: bool) -> LayerRopes:
     if name not in known:
         top.refuse(
             "general.architecture",
-            f"one of {', '.join(sorted(known))} (or describe the embedding with phasor.Rope(...))",
+            "one that phasor knows, such as gguf.MODEL_ARCH_NAMES lists (else load the model's "
+            "config.json, or describe its embedding with phasor.Rope(...))",
         )
     config, facts = _select_facts(top, name, known[name])
     count = require(config, "block_count", config.whole("block_count", most=MOST_LAYERS))
@@ -66,8 +68,7 @@ def _select_facts(top: Block, name: str, facts: Architecture) -> tuple[Block, Ar
     facts = facts if variant is None else replace(facts, **variant.facts)
     if facts.refused is not None:
         raise ConfigError(f"general.architecture {name!r} {facts.refused}")
-    zero_is_none = (_WINDOW_KEY, *(_HEADS_KEYS if facts.uses else ()))
-    values = {k: v for k, v in values.items() if v != 0 or k not in zero_is_none}
+    values = {k: v for k, v in values.items() if v != 0 or k not in _ZERO_IS_NONE}
     if isinstance(values.get(_PATTERN_KEY), (list, tuple)) and "listed" not in facts.layers:
         del values[_PATTERN_KEY]  # llama.cpp takes a number here, and passes over lists
     config = Block(values, name)
@@ -77,11 +78,10 @@ def _select_facts(top: Block, name: str, facts: Architecture) -> tuple[Block, Ar
 
 
 def _check_unread_keys(config: Block, facts: Architecture, *, strict: bool) -> list[str]:
-    """Notes about the keys of a rope that no layer reads, and about what there is instead of one.
+    """Notes about what there is in place of a rope, and about its keys that no layer reads.
 
     Raises:
-        ConfigError: If there are such keys, ``strict`` is set, and they are not known to be in
-            files of this architecture.
+        ConfigError: If ``strict`` and files of the architecture are not known to have such keys.
     """
     unread = {
         key: f"{config.name(key)} = {short_repr(value)}"
@@ -145,7 +145,7 @@ def _rope(top: Block, config: Block, facts: Architecture, kind: str, notes: list
     head_dim = width if facts.latent else _head_dim(config, kind)
     head_dim = require(config, width_key, head_dim)
     width = head_dim if width is None else width
-    num_divisors = width // 2
+    pairs = width // 2
     if facts.fraction is not None and kind not in _WINDOWED:
         width = int(width * facts.fraction)
     if width % 2 or width > head_dim:
@@ -156,14 +156,13 @@ def _rope(top: Block, config: Block, facts: Architecture, kind: str, notes: list
         base = _BASE
         notes.append(f"The file has no {config.name(key)}; {base:g} is llama.cpp's default.")
     # some kinds of layer ignore the scaling keys
-    law = _read_scaling(top, config, facts, num_divisors, notes) if special.scaled else None
+    law = _read_scaling(top, config, facts, pairs, notes) if special.scaled else None
     if isinstance(law, PerPair):
         law = PerPair(factors=law.factors[: width // 2])
     if facts.fixed and (law is not None or base != _BASE):
         raise ConfigError(
-            f"{config.path} has {config.name(key)} {base:g} and the law {short_repr(law)}, and "
-            f"llama.cpp turns it by the plain powers of {_BASE:g} whatever its file says; "
-            "describe the embedding with phasor.Rope(...)"
+            f"llama.cpp turns {config.path} by the powers of {_BASE:g} whatever its file says, and "
+            f"this one has {config.name(key)} = {base:g} and the law {short_repr(law)}"
         )
     with renamed_keys(config, {"base": key, "rotary_dim": width_key, "sections": _SECTIONS_KEY}):
         return Rope(
