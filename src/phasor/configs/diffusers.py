@@ -50,10 +50,21 @@ def load_diffusers(config: Block, *, strict: bool) -> LayerRopes:
     what = f"a diffusers {name}"
     if name in without:
         count = config.whole("num_layers", least=0, most=MOST_LAYERS) or 1
-        notes = [f"{name} has no rotary embedding; in its place: {without[name]}."]
-        notes += check_unread_keys(config, (), (), what, strict=strict)
-        kinds = {"nope": None}
-        return LayerRopes(name=name, layer_kinds=("nope",) * count, kinds=kinds, notes=tuple(notes))
+        blocks = [config.block(key) for key in ("rope_scaling", "rope_parameters")]
+        notes = check_unread_keys(
+            config,
+            [block for block in blocks if block is not None],
+            (),
+            what,
+            strict=strict,
+            facts=Architecture(uses=without[name]),
+        )
+        return LayerRopes(
+            name=name,
+            layer_kinds=("nope",) * count,
+            kinds={"nope": None},
+            notes=(f"{name} has no rotary embedding; in its place: {without[name]}.", *notes),
+        )
     if name in refused:
         raise ConfigError(f"{config.name('_class_name')} {name} cannot be read: {refused[name]}")
     if name not in rotating:

@@ -7,7 +7,7 @@ the default sizes of transformers' classes. What a table may say is checked by i
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib import resources
@@ -100,6 +100,7 @@ class Architecture:
     parts: Mapping[str, str] = field(default_factory=dict[str, str])
     sizes: Mapping[str, int] = field(default_factory=dict[str, int])
     uses: str | None = None
+    carried: tuple[str, ...] = ()
     refused: str | None = None
     note: str | None = None
 
@@ -124,7 +125,12 @@ class Table:
         without_rope: Kinds of layers that rotate in no model.
         layer_words: Kinds of layers that a file may name.
         key_lists: Lists of keys that any file may have, by what they are: ``contexts``,
-            ``language_models``, ``replaced`` and ``replaced_by_kind``.
+            ``language_models``, ``replaced``, ``replaced_by_kind`` and ``other_objects``.
+        other_models: A pattern of the keys of objects that describe another model.
+        sizes: A pattern of the keys that may hold a size of the model.
+        mlc_names: By key, the name that MLC's files may have for it besides.
+        foreign_files: Of files that hold no config of a model: the keys that tell one, and what it is.
+        instead: By ``position_embedding_type``, what a model has in place of a rotation.
     """
 
     huggingface: Mapping[str, Architecture]
@@ -133,6 +139,11 @@ class Table:
     without_rope: frozenset[str]
     layer_words: frozenset[str]
     key_lists: Mapping[str, list[str]]
+    other_models: str
+    sizes: str
+    mlc_names: Mapping[str, str]
+    foreign_files: Sequence[Mapping[str, Any]]
+    instead: Mapping[str, str]
 
 
 @lru_cache(maxsize=1)
@@ -142,6 +153,8 @@ def table() -> Table:
     types: dict[str, dict[str, Any]] = huggingface["model_types"]
     for uses, names in huggingface["without_rotation"].items():
         types |= {name: {"uses": uses} for name in names}
+    for name, keys in huggingface["carried"].items():
+        types[name] = types[name] | {"carried": keys}
     for name, parts in huggingface["parts"].items():
         uses = [types.get(part, {}).get("uses") for part in parts.values()]
         default = {"uses": uses[0]} if all(uses) else {"refused": _NO_PART}
@@ -158,6 +171,10 @@ def table() -> Table:
         without_rope=frozenset(huggingface["layers"]["without_rope"]),
         layer_words=frozenset(huggingface["layers"]["known"]),
         key_lists=MappingProxyType(huggingface["keys"]),
+        **huggingface["patterns"],
+        mlc_names=MappingProxyType(huggingface["mlc_names"]),
+        foreign_files=tuple(huggingface["foreign_files"]),
+        instead=MappingProxyType(huggingface["instead"]),
     )
 
 
