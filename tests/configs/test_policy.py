@@ -173,6 +173,24 @@ def test_the_rule_holds_for_diffusers_too() -> None:
     assert load(cogview | {"rope_axes_dim": [256, 256]}).ropes == load(cogview).ropes
 
 
+@pytest.mark.parametrize("key", ["rope_condense_ratio", "rope_scaling_factor"])
+def test_a_key_that_divides_positions_may_say_what_the_law_says(key: str) -> None:
+    """LongChat's 8 beside a linear law of 8 is one fact; beside 4, or alone, it is refused."""
+    linear = {"rope_scaling": {"type": "linear", "factor": 8.0}}
+    assert load(small(**linear, **{key: 8})) == load(small(**linear))
+    for other in ({}, {"rope_scaling": {"type": "linear", "factor": 4.0}}):
+        with pytest.raises(ConfigError, match=rf"{key} \(got 8\) divides positions"):
+            load(small(**other, **{key: 8}))
+
+
+def test_three_axes_may_be_asked_for_where_there_are_three() -> None:
+    """ERNIE 4.5 VL's files say it twice; two axes it has not."""
+    ernie = small("ernie4_5_moe_vl", rope_scaling={"mrope_section": [22, 22, 20]})
+    assert load(ernie | {"rope_3d": True, "use_3d_rope": True}) == load(ernie)
+    with pytest.raises(ConfigError, match=r"use_2d_rope \(got True\) asks for a rotation of two"):
+        load(ernie | {"use_2d_rope": True})
+
+
 def test_all_strays_of_a_file_are_in_one_error() -> None:
     """At its top, in its block, and each with what is known about it."""
     block = {"type": "linear", "factor": 2.0, "mrope_section": [16, 24, 24]}

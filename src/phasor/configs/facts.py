@@ -133,6 +133,7 @@ class Table:
 
     Attributes:
         huggingface: Facts by ``model_type``.
+        marks: By type, the keys that tell files of it which name none.
         gguf: Facts by ``general.architecture``.
         without_rope: Kinds of layers that rotate in no model.
         layer_words: Kinds of layers that a file may name.
@@ -146,6 +147,7 @@ class Table:
     """
 
     huggingface: Mapping[str, Architecture]
+    marks: Mapping[str, list[str]]
     gguf: Mapping[str, Architecture]
     without_rope: frozenset[str]
     layer_words: frozenset[str]
@@ -177,6 +179,7 @@ def table() -> Table:
         types[name] = {"sizes": known} | types[name]
     return Table(
         huggingface=_architectures(types, huggingface["names"]),
+        marks=MappingProxyType(huggingface["marks"]),
         gguf=_architectures(gguf, {}),
         without_rope=frozenset(huggingface["layers"]["without_rope"]),
         layer_words=frozenset(huggingface["layers"]["known"]),

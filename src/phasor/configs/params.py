@@ -96,16 +96,16 @@ def load_deepseek(config: Block, *, strict: bool) -> LayerRopes:
     longest = config.whole("max_seq_len") or int(number_or_default("max_seq_len", 0))
     original = config.whole("original_seq_len") or int(number_or_default("original_seq_len", 0))
     # cos and sin stay as they are; V3's softmax scale takes m(mscale) squared
-    mscale = 0.0 if is_v4 else number_or_default("mscale", 0)
-    names = {"rotary_dim": key, "rotary_start": "head_dim", "head_dim": "head_dim"}
+    keys = ("attention_factor",) if is_v4 else ("mscale", "mscale_all_dim")
+    temperature = dict.fromkeys(keys, 1.0 if is_v4 else number_or_default("mscale", 0))
+    names = {"rotary_dim": key, "head_dim": "head_dim"}
     with renamed_keys(config, names | {name: name for name in ("beta_fast", "beta_slow")}):
         law = Yarn(
             factor=number_or_default("rope_factor", 0),
             original_max_positions=original,
             beta_fast=number_or_default("beta_fast", 0),
             beta_slow=number_or_default("beta_slow", 0),
-            mscale=mscale,
-            mscale_all_dim=mscale,
+            **temperature,
         )
         rope = Rope(head_dim=width, pairing="interleaved", base=number_or_default("rope_theta", 1))
         # their code leaves frequencies and softmax alone up to the original length
@@ -114,7 +114,9 @@ def load_deepseek(config: Block, *, strict: bool) -> LayerRopes:
         if is_v4:
             facts = table().huggingface["deepseek_v4"]
             kinds_in_order = layers_by_pattern(config, facts, layers)
-            head_dim = require(config, "head_dim", config.whole("head_dim", most=WIDEST))
+            head_dim = require(
+                config, "head_dim", config.whole("head_dim", least=width, most=WIDEST)
+            )
             main = replace(rope, head_dim=head_dim, rotary_dim=width, rotary_start=head_dim - width)
             base = number_or_default("compress_rope_theta", 1)
             ropes = {"main": main, "compress": replace(main, base=base, scaling=law)}

@@ -307,13 +307,19 @@ def type_in_file(levels: list[Block]) -> str | None:
         key = level.path.rpartition(".")[2]
         outer = None if model_type is None or i == 0 else known.get(model_type)
         implied_type = None if outer is None else outer.parts.get(key)
-        file_type = level.text("model_type")
+        file_type = level.text("model_type") or _type_by_keys(level)
         # transformers also saves the type of the whole model in the configs of its parts
         if implied_type is not None and file_type in (None, model_type):
             model_type = implied_type
         else:
             model_type = file_type or model_type
     return model_type
+
+
+def _type_by_keys(config: Block) -> str | None:
+    """The type of a file that names none, by keys that one program alone writes."""
+    marks = table().marks.items()
+    return next((name for name, keys in marks if all(map(config.has, keys))), None)
 
 
 def _check_same_ropes(outer: Block, inner: Block) -> None:
