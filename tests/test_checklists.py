@@ -44,6 +44,7 @@ UNCHECKED_TYPES = {
     "aquila",
     "arctic",
     "aria",
+    "chronos2",  # what some files of "t5" are
     "dots3_note_text",
     "emu3",
     "ernie4_5_vl_moe",

@@ -425,9 +425,6 @@ HOSTILE = {
     "a key twice": header(0, 2, key("a", UINT8, b"\0") * 2),
     "an alignment of 0": header(0, 1, key("general.alignment", UINT32, b"\0\0\0\0")),
     "a tensor beyond the end": header(1, 0, struct.pack("<Q1sIQIQ", 1, b"a", 1, 1, 0, 2**40)),
-    "divisors that are no float32": header(
-        1, 0, struct.pack("<Q6sIQIQ", 6, b"rope_a", 1, 4, 1, 0) + b"\0" * 64
-    ),
     **{
         f"{what} of {n}": data
         for n in LARGE
