@@ -40,7 +40,6 @@ from .translation.programs import PROGRAMS
 # older entries that neither a published file nor the sizes of a class vouch for; bring a file
 UNCHECKED_TYPES = {
     "Emu3",
-    "Klear",
     "aquila",
     "arctic",
     "aria",

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from phasor._checks import short_repr
 from phasor.axes import Axial
-from phasor.configs import load
+from phasor.configs import load, model_types
 from phasor.configs.facts import table
 from phasor.errors import ConfigError, PhasorError, PhasorWarning
 from phasor.layers import LayerRopes
@@ -215,8 +215,7 @@ def _ropes_of_config(makers: Sequence[Member]) -> LayerRopes | None:
         if member.config is None:
             raise _refusal(member, "it has no config")
     config = makers[0].config.to_dict()
-    facts = table().huggingface.get(str(config.get("model_type")))
-    if facts is None:
+    if config.get("model_type") not in model_types():
         return None
     for member in makers:
         if member.config is not makers[0].config and member.config.to_dict() != config:
@@ -225,7 +224,7 @@ def _ropes_of_config(makers: Sequence[Member]) -> LayerRopes | None:
         # a key that the class does not read may stay: the rotation is verified on the modules
         ropes = load(config, strict=False)
     except ConfigError as error:
-        if facts.layers:
+        if table().huggingface[config["model_type"]].layers:
             raise _refusal(makers[0], f"its config cannot be read ({error})") from None
         # where all layers are alike the modules tell all
         text = f"The config of {makers[0].path} cannot be read ({error}); its modules are followed"
