@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import pytest
 
 from phasor import ConfigError, LayerRopes, PhasorWarning
@@ -14,6 +15,7 @@ from phasor.configs import load
 from phasor.configs.facts import table
 
 from .config_files import small
+from .transformers_frequencies import frequencies
 
 KNOWN = table().huggingface
 #: What a file that rotates says of it, in the words of many programs; none of these is neutral.
@@ -119,6 +121,7 @@ def hints(error: str) -> list[dict[str, Any]]:
     return calls + [{"strict": False}] * ("--lenient" in error)
 
 
+@pytest.mark.transformers
 def test_a_class_of_transformers_is_proposed_for_its_own_type_alone() -> None:
     """Or for one that rotates alike: every class that transformers' own tables name."""
     from transformers.models.auto import modeling_auto
@@ -186,3 +189,24 @@ def test_the_sizes_of_a_class_are_not_those_of_a_file_read_like_it() -> None:
         found = read({"model_type": "of-a-stranger", "rope_theta": 1e6}, like=model_type)
         assert isinstance(found, str)
         assert "absent; add it" in found
+
+
+@pytest.mark.transformers
+def test_where_lenient_is_recommended_the_class_rotates_as_without_the_key() -> None:
+    """Every type of transformers with an unknown key, and with a factor of a law without a name."""
+    compared: set[str] = set()
+    for name in ROTATING:
+        config = small(name) | {"hidden_size": 512, "num_attention_heads": 8}
+        plain = frequencies(config)
+        for stray in ({"rope_zoom": 2.0}, {"rope_scaling": {"factor": 2.0}}):
+            error = read(config | stray)
+            if plain is None or not isinstance(error, str) or "--lenient" not in error:
+                continue
+            found = frequencies(config | stray)
+            assert found is not None, name
+            for (here, factor), (there, other) in zip(plain, found, strict=True):
+                assert np.array_equal(here, there), (name, stray)
+                assert factor == other
+            compared.add(name)
+            assert read(config | stray, strict=False) == read(config), (name, stray)
+    assert len(compared) > 40

@@ -89,7 +89,8 @@ def rope_type(block: Block, facts: Architecture | None = None) -> str:
 
 def laws_of_untyped(block: Block, key: str) -> str:
     """The laws that a block without a type may mean, if ``key`` is a number of a law."""
-    if block.has("rope_type") or block.has("type") or key not in {*chain(*_NUMBERS.values())}:
+    has_type = block.values.get("rope_type") or block.values.get("type")
+    if has_type or key not in {*chain(*_NUMBERS.values())}:
         return ""
     given = {*chain(*_NUMBERS.values())} & {k for k in block.values if block.has(k)}
     return " or ".join(name for name, keys in _NUMBERS.items() if given <= keys) or "any"

@@ -134,16 +134,9 @@ def _config_file_in(folder: Path) -> Path:
     if inner.is_file():
         return inner
     others = sorted(path.name for path in folder.iterdir() if path.suffix in (".json", ".gguf"))
-    found = (
-        f"; it holds {', '.join(others[:8])}: give the path of one that is a config"
-        if others
-        else ""
-    )
     if "adapter_config.json" in others:
-        found = (
-            "; it holds an adapter, and adapter_config.json names the model that it is for "
-            "(base_model_name_or_path): give the config.json of that model"
-        )
+        return folder / "adapter_config.json"  # it names the model that the adapter is for
+    found = f"; it holds {', '.join(others[:8])}: give the path of a config" if others else ""
     raise ConfigError(f"{folder} holds neither config.json nor params.json{found}")
 
 

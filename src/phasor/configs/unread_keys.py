@@ -142,7 +142,8 @@ def check_unread_keys(
     refused: list[str] = []
     unused: list[str] = []
     # what a class of transformers is known to ignore, as it has no code for it
-    is_ignored = bool(facts.sizes) and facts.uses is None and not config.has("auto_map")
+    is_plain = facts.uses is None and facts.axes is None and not facts.block
+    is_ignored = is_plain and bool(facts.sizes) and not config.has("auto_map")
     rope_blocks = list(blocks)
     for block in (*rope_blocks, config, *objects_inside(config)):
         in_block = block in rope_blocks
