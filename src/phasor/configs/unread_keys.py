@@ -142,7 +142,7 @@ def check_unread_keys(
     refused: list[str] = []
     unused: list[str] = []
     # what a class of transformers is known to ignore, as it has no code for it
-    is_plain = facts.uses is None and facts.axes is None and not facts.block
+    is_plain = not (facts.uses or facts.axes or facts.block or facts.nested)
     is_ignored = is_plain and bool(facts.sizes) and not config.has("auto_map")
     rope_blocks = list(blocks)
     for block in (*rope_blocks, config, *objects_inside(config)):
