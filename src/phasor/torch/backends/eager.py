@@ -11,11 +11,11 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from phasor.angles import DIGITS
 from phasor.pairings import by_pairing
 from phasor.torch._in_place import check_writable
 from phasor.torch._internals import in_transform
-from phasor.torch._tables import Layout, compute_dtype, cos_sin, count_digits, read_layout
+from phasor.torch._angles import check_has_angles, cos_sin
+from phasor.torch._text import Layout, compute_dtype, read_layout
 
 
 def refusal(x: Tensor) -> str:
@@ -47,7 +47,8 @@ def rotate_into(
     if outs is xs:
         check_writable(xs)
     layout = layout_of(rope, inverse)
-    rotations = _iterate_with_cos_sin(xs, angles, rope, inverse, gain, count_digits(angles))
+    check_has_angles(angles[0])
+    rotations = _iterate_with_cos_sin(xs, angles, rope, inverse, gain)
     for (x, cos, sin), out in zip(rotations, outs, strict=True):
         first, second = _rotate_pairs(x, cos, sin, layout)
         if out is not x:
@@ -75,7 +76,7 @@ def rotate_without_writes(
     layout = layout_of(rope, inverse)
     return [
         rotate_by(x, cos, sin, layout)
-        for x, cos, sin in _iterate_with_cos_sin(xs, angles, rope, inverse, gain, DIGITS)
+        for x, cos, sin in _iterate_with_cos_sin(xs, angles, rope, inverse, gain)
     ]
 
 
@@ -113,7 +114,6 @@ def _iterate_with_cos_sin(
     rope: str,
     inverse: bool,
     gain: float,
-    digits: int,
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Each tensor with its cos and sin ``[..., seq, 1, num_pairs]`` in the dtype it is computed in.
 
@@ -123,7 +123,7 @@ def _iterate_with_cos_sin(
     for x in xs:
         dtype = compute_dtype(x.dtype)
         if dtype not in by_dtype:
-            cos, sin = cos_sin(angles, rope, dtype, digits)
+            cos, sin = _rows(angles, rope, dtype)
             if gain != 1.0:
                 cos, sin = cos * gain, sin * gain
             # [..., seq, num_pairs] -> [..., seq, 1, num_pairs], to broadcast over heads
