@@ -264,14 +264,14 @@ def _cos_sin_of_turns(turns: NDArray[np.int64], dtype: Any) -> tuple[NDArray[Any
     """Cosine and sine of angles in units of 2**-64 turns."""
     shifted = turns + _EIGHTH
     # without quarter turns, in eighths of a turn, from -1 to 1
-    x = (turns << 2).astype(dtype) * dtype(2.0**-63)
+    x: NDArray[Any] = (turns << 2).astype(dtype) * dtype(2.0**-63)
     y = x * x
     of_cos, of_sin = FLOAT64 if dtype is np.float64 else FLOAT32
     even_cos = 1 + y * _evaluate(of_cos, y)
     even_sin = x * _evaluate(of_sin, y)
     # a quarter turn takes (cos, sin) to (-sin, cos), and half a turn negates both
     is_odd = (shifted << 1) < 0
-    sign = np.where(shifted < 0, dtype(-1), dtype(1))
+    sign = np.copysign(dtype(1), shifted.astype(dtype))
     cos: NDArray[Any] = np.where(is_odd, -even_sin, even_cos)
     sin: NDArray[Any] = np.where(is_odd, even_cos, even_sin)
     return cos * sign, sin * sign

@@ -19,6 +19,7 @@ from phasor.angles import FLOAT32, FLOAT64, turn_words
 from phasor.errors import PositionError
 from phasor.torch._internals import (
     count_modes,
+    dispatch_is_plain,
     mark_constant,
     outside_transforms,
 )
@@ -82,67 +83,45 @@ def cos_sin(positions: Tensor, text: str, dtype: torch.dtype) -> tuple[Tensor, T
     """Cos and sin ``[..., seq, num_pairs]`` of every token, without gain.
 
     Args:
-        positions: Integers or floats ``[..., seq]``, or ``[..., seq, n_axes]``. A float that is
-            NaN, or from 2**63 on, becomes NaN.
+        positions: Integers or floats ``[..., seq]``, or ``[..., seq, n_axes]``. Floats that are NaN
+            or beyond int64 become NaN.
         text: The operator's text, of a Rope.
         dtype: float32, or float64 for float64 tensors.
     """
-    device = positions.device
+    positions = positions_of_pairs(positions, text)
+    return cos_sin_of_turns(turns(positions, text, dtype), positions, dtype)
+
+
+def positions_of_pairs(positions: Tensor, text: str) -> Tensor:
+    """``[..., seq, 1]``, or ``[..., seq, num_pairs]`` where pairs differ in their axis."""
     if count_axes(text) == 1:
-        # [..., seq] -> [..., seq, 1]
-        positions = positions.unsqueeze(-1)
-    else:
-        # [..., seq, n_axes] -> [..., seq, num_pairs]
-        positions = positions[..., axis_of_pair(device, text)]
-    words = _words(device, text, 0)
-    if not positions.is_floating_point():
-        return _cos_sin_of_turns(_multiply(positions.long(), words, dtype), dtype)
-    bits = 64 if dtype == torch.float64 else 32
-    nearest = positions.round()
-    if bits == 64:
-        # from -1/2 to below 1/2, because 2**63 units are no int64
-        nearest = nearest + (positions - nearest == 0.5)
-    rest = ((positions - nearest) * 2.0**bits).round().long()
-    turns = _multiply(nearest.long(), words, dtype)
-    turns = turns + _multiply(rest, _words(device, text, bits), dtype)
-    has_no_angle = ~(positions.abs() < 2.0**63)  # true of NaN
-    cos, sin = _cos_sin_of_turns(turns, dtype)
-    return cos.masked_fill(has_no_angle, torch.nan), sin.masked_fill(has_no_angle, torch.nan)
+        return positions.unsqueeze(-1)
+    return positions[..., axis_of_pair(positions.device, text)]
 
 
-def check_has_angles(positions: Tensor) -> None:
-    """Refuse float positions that have no angle, if the host can read them without waiting.
-
-    Raises:
-        PositionError: For NaN, infinities, and what int64 does not hold.
-    """
-    if positions.is_floating_point() and positions.is_cpu:
-        has_angle = positions.abs() < 2.0**63
-        if not has_angle.all():
-            first = positions[~has_angle][0].item()
-            raise PositionError(f"positions must be finite and below 2**63, got {first}")
-
-
-def _multiply(numbers: Tensor, words: Tensor, dtype: torch.dtype) -> Tensor:
-    """Turns, without the whole ones, in units of 2**-64: int64, which wraps around.
+def turns(positions: Tensor, text: str, dtype: torch.dtype) -> Tensor:
+    """Angles ``[..., seq, num_pairs]`` in units of 2**-64 turns: int64, which wraps around.
 
     Args:
-        numbers: int64 ``[..., seq, 1 or num_pairs]``.
-        words: `phasor.angles.turn_words`.
-        dtype: What is computed.
+        positions: From `positions_of_pairs`.
+        text: The operator's text, of a Rope.
+        dtype: float32 or float64, for which the angles are exact enough.
     """
-    first, second, third = words.unbind(0)
-    upper = numbers >> 32
-    turns = torch.addcmul(numbers * first, upper, second)
-    if dtype != torch.float64:
-        return turns
-    # without its last bit the second word's product with 32 bits is an int64
-    carried = ((numbers & _LOW_BITS) * (second >> 1)) >> 31
-    return turns + carried + ((upper * third) >> 32)
+    words = _words(positions.device, text, 0)
+    if not positions.is_floating_point():
+        return _multiply(positions.long(), words, dtype)
+    nearest = positions.round()
+    if dtype == torch.float64:
+        # from -1/2 to below 1/2, because 2**63 units are no int64
+        nearest = nearest + (positions - nearest == 0.5)
+    bits = 64 if dtype == torch.float64 else 32
+    rest = ((positions - nearest) * 2.0**bits).round().long()
+    rest_words = _words(positions.device, text, bits)
+    return _multiply(nearest.long(), words, dtype) + _multiply(rest, rest_words, dtype)
 
 
-def _cos_sin_of_turns(turns: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Cos and sin of angles in units of 2**-64 turns."""
+def cos_sin_of_turns(turns: Tensor, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Cos and sin of angles in units of 2**-64 turns; NaN where ``positions`` have no angle."""
     shifted = turns + _EIGHTH
     # without quarter turns, in eighths of a turn, from -1 to 1
     x = (turns << 2).to(dtype) * 2.0**-63
@@ -154,8 +133,45 @@ def _cos_sin_of_turns(turns: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor
     # a quarter turn takes (cos, sin) to (-sin, cos), and half a turn negates both
     is_odd = (shifted << 1) < 0
     sign = torch.copysign(one, shifted.to(dtype))
+    if positions.is_floating_point():
+        sign = sign.masked_fill(~_has_angle(positions), torch.nan)
     cos = torch.where(is_odd, -even_sin, even_cos) * sign
     return cos, torch.where(is_odd, even_cos, even_sin) * sign
+
+
+def check_has_angles(positions: Tensor) -> None:
+    """Refuse float positions that have no angle, where the host can read them without waiting.
+
+    Raises:
+        PositionError: For NaN, infinities, and what int64 does not hold.
+    """
+    if positions.is_floating_point() and positions.is_cpu and dispatch_is_plain([positions]):
+        has_angle = _has_angle(positions)
+        if not has_angle.all():
+            first = positions[~has_angle][0].item()
+            raise PositionError(f"positions must be finite and below 2**63, got {first}")
+
+
+def _has_angle(positions: Tensor) -> Tensor:
+    return positions.abs() < 2.0**63  # false of NaN
+
+
+def _multiply(numbers: Tensor, words: Tensor, dtype: torch.dtype) -> Tensor:
+    """The upper 64 bits of the products without whole turns, as in `phasor.angles`.
+
+    Args:
+        numbers: int64 ``[..., seq, 1 or num_pairs]``.
+        words: `phasor.angles.turn_words`.
+        dtype: What is computed.
+    """
+    first, second, third = words.unbind(0)
+    upper = numbers >> 32
+    product = torch.addcmul(numbers * first, upper, second)
+    if dtype != torch.float64:
+        return product
+    # without its last bit the second word's product with 32 bits is an int64
+    carried = ((numbers & _LOW_BITS) * (second >> 1)) >> 31
+    return product + carried + ((upper * third) >> 32)
 
 
 def _evaluate(coefficients: list[Tensor], y: Tensor) -> Tensor:

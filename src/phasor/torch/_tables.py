@@ -10,10 +10,9 @@ caches keep the latest Ropes only, because a rule makes one for every length.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from functools import lru_cache, wraps
-from typing import Any, Concatenate, NamedTuple, ParamSpec
+from typing import Any, Concatenate, ParamSpec
 
 import numpy as np
 import torch
@@ -22,14 +21,21 @@ from torch import Tensor
 
 from phasor import angles as numpy_angles
 from phasor.angles import DIGIT_BITS, DIGITS, POSITION_LIMIT, ROWS
-from phasor.pairings import Pairing, slices
 from phasor.rope import Rope
 from phasor.torch._internals import (
-    cached_constant,
     dispatch_is_plain,
     mark_constant,
     outside_modes,
     outside_transforms,
+)
+from phasor.torch._text import (  # noqa: F401
+    Layout,
+    compute_dtype,
+    count_axes,
+    count_own_dimensions,
+    layout_text,
+    read_layout,
+    read_rope,
 )
 
 _P = ParamSpec("_P")
@@ -44,9 +50,6 @@ _DIGIT_INDICES = np.arange(DIGITS)
 # Tables that CUDA graphs were captured with. A graph holds their addresses but not their memory.
 _CAPTURED_TABLES: dict[int, Tensor] = {}
 
-
-from phasor.torch._text import *
-from phasor.torch._text import count_axes, read_rope
 
 # The tables
 
