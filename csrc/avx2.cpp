@@ -2,6 +2,7 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 
+#include "angles.h"
 #include "numbers.h"
 #include "rotate.h"
 
@@ -15,7 +16,7 @@ constexpr int64_t kAligned = 32;
 constexpr bool kFused = true;
 inline void fence() { _mm_sfence(); }
 
-inline __m256i load(const char *p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)); }
+inline __m256i load(const void *p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)); }
 inline __m128i load_short(const char *p) {
   return _mm_loadu_si128(reinterpret_cast<const __m128i *>(p));
 }
@@ -32,6 +33,19 @@ inline __m128i lower_halves(__m256i v) {
   const __m256i clean = _mm256_and_si256(v, _mm256_set1_epi32(0xffff));
   return _mm256_castsi256_si128(_mm256_permute4x64_epi64(_mm256_packus_epi32(clean, clean), 0x08));
 }
+
+struct Register {
+  static constexpr int width = 8;
+  using F = __m256;
+  using U [[gnu::vector_size(32)]] = uint32_t;
+  using I [[gnu::vector_size(32)]] = int32_t;
+  static U multiply_high(uint32_t a, const uint32_t *b) {
+    const __m256i all = _mm256_set1_epi32(int(a));
+    const __m256i even = _mm256_mul_epu32(all, load(b)), odd = _mm256_mul_epu32(all, load(b + 1));
+    return (U)_mm256_blend_epi32(_mm256_srli_epi64(even, 32), odd, 0xaa);
+  }
+  static F fuse(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
+};
 
 struct Floats {
   using V = __m256;

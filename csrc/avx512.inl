@@ -7,6 +7,20 @@ constexpr int64_t kAligned = 64;
 constexpr bool kFused = true;
 inline void fence() { _mm_sfence(); }
 
+struct Register {
+  static constexpr int width = 16;
+  using F = __m512;
+  using U [[gnu::vector_size(64)]] = uint32_t;
+  using I [[gnu::vector_size(64)]] = int32_t;
+  static U multiply_high(uint32_t a, const uint32_t *b) {
+    const __m512i all = _mm512_set1_epi32(int(a));
+    const __m512i even = _mm512_mul_epu32(all, _mm512_loadu_si512(b));
+    const __m512i odd = _mm512_mul_epu32(all, _mm512_loadu_si512(b + 1));
+    return (U)_mm512_mask_shuffle_epi32(odd, 0x5555, even, _MM_PERM_CDAB);
+  }
+  static F fuse(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
+};
+
 struct Floats {
   using V = __m512;
   static constexpr int width = 16;

@@ -2,6 +2,7 @@
 #if defined(__aarch64__)
 #include <arm_neon.h>
 
+#include "angles.h"
 #include "numbers.h"
 #include "rotate.h"
 
@@ -18,6 +19,19 @@ inline const float *floats(const char *p) { return reinterpret_cast<const float 
 inline float *floats(char *p) { return reinterpret_cast<float *>(p); }
 inline const double *doubles(const char *p) { return reinterpret_cast<const double *>(p); }
 inline double *doubles(char *p) { return reinterpret_cast<double *>(p); }
+
+struct Register {
+  static constexpr int width = 4;
+  using F = float32x4_t;
+  using U = uint32x4_t;
+  using I = int32x4_t;
+  static U multiply_high(uint32_t a, const uint32_t *b) {
+    const U factors = vld1q_u32(b);
+    const uint64x2_t low = vmull_n_u32(vget_low_u32(factors), a), high = vmull_high_n_u32(factors, a);
+    return vuzp2q_u32(vreinterpretq_u32_u64(low), vreinterpretq_u32_u64(high));
+  }
+  static F fuse(F a, F b, F c) { return vfmaq_f32(c, a, b); }
+};
 
 struct Floats {
   using V = float32x4_t;

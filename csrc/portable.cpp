@@ -1,5 +1,6 @@
 // Any processor: plain C++, one pair at a time where the compiler finds nothing better.
 
+#include "angles.h"
 #include "numbers.h"
 #include "rotate.h"
 
@@ -9,6 +10,19 @@ namespace {
 constexpr int64_t kAligned = 1;
 constexpr bool kFused = false;
 inline void fence() {}
+
+struct Register {
+  static constexpr int width = 4;
+  using F [[gnu::vector_size(16)]] = float;
+  using U [[gnu::vector_size(16)]] = uint32_t;
+  using I [[gnu::vector_size(16)]] = int32_t;
+  static U multiply_high(uint32_t a, const uint32_t *b) {
+    U upper;
+    for (int i = 0; i < width; ++i) upper[i] = uint32_t(uint64_t{a} * b[i] >> 32);
+    return upper;
+  }
+  static F fuse(F a, F b, F c) { return a * b + c; }
+};
 
 template <class T> struct Lane {
   static constexpr int width = 1, cached_registers = 0;
