@@ -13,7 +13,6 @@ import pytest
 from .triton_runs import run_interpreted, run_on_machine, starts_another
 
 HEADS_FIRST = "tests/torch/test_heads_first.py"
-FUSED = ["tests/torch/test_fused.py", "tests/torch/test_cache_write.py"]
 ROTATED = ["tests/gpu/test_triton.py", "tests/gpu/test_launch.py", HEADS_FIRST]
 MOVED = "tests/gpu/test_machine.py"
 FEW, REST = "not every_kernel", "every_kernel"
@@ -22,10 +21,9 @@ EVERY = f"{FEW} or {REST}"
 pytestmark = starts_another
 
 
-@pytest.mark.parametrize("files", [ROTATED, FUSED], ids=["rotation", "fused"])
-def test_kernels_are_right_in_the_interpreter(files: list[str]) -> None:
+def test_the_kernel_is_right_in_the_interpreter() -> None:
     """In the shapes that every change is tried on."""
-    run_interpreted(files, FEW)
+    run_interpreted(ROTATED, FEW)
 
 
 @pytest.mark.every_kernel
@@ -43,8 +41,8 @@ def test_kernels_are_right_and_frugal_as_compiled(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("capability", "file"),
     [
-        *((90, file) for file in (*ROTATED, *FUSED, MOVED)),
-        *((capability, file) for capability in (80, 100) for file in FUSED),
+        *((90, file) for file in (*ROTATED, MOVED)),
+        *((capability, "tests/gpu/test_triton.py") for capability in (80, 100)),
     ],
 )
 def test_every_kernel_is_right_as_compiled(capability: int, file: str, tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ come to in another order, fails the test that it happens in.
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -14,9 +13,7 @@ from torch import Tensor
 from phasor import Rope
 from phasor.axes import Sectioned
 from phasor.torch import rotate_qk, rotate_qk_
-from phasor.torch.fused import norm_rotate_qk, rotate_and_cache_
 
-from ..torch.fused_cases import assert_normed
 from ..torch.torch_oracle import assert_rotated, normal
 from .triton_runs import TRITON, ask_for_many, on_machine
 
@@ -64,11 +61,11 @@ def a_batch(model: str, dtype: torch.dtype) -> tuple[Rope, Tensor, Tensor]:
     return rope, q, k
 
 
-def moved(*tensors: Tensor, launch: int = -1) -> dict[str, list[int]]:
-    """Bytes of each tensor that the last launch moved, or one before: see `ptx.memory`."""
+def moved(*tensors: Tensor) -> dict[str, list[int]]:
+    """Bytes of each tensor that the last launch moved: see `ptx.memory`."""
     from .ptx.device import LAUNCHES
 
-    last = LAUNCHES[launch]
+    last = LAUNCHES[-1]
     starts = [x.untyped_storage().data_ptr() for x in tensors]
     return {how: [last[how, at] for at in starts] for how in ("read", "fetched", "written", "sent")}
 
@@ -96,47 +93,3 @@ def test_a_rotation_moves_every_byte_once(model: str, dtype: torch.dtype) -> Non
     assert moved(q, k) == once(turned, turned)
     assert torch.equal(q, new[0])
     assert torch.equal(k, new[1])
-
-
-@on_machine
-@pytest.mark.usefixtures("tile")
-@each_dtype
-@each_model
-def test_norm_and_rotation_move_every_byte_once(model: str, dtype: torch.dtype) -> None:
-    """Forwards; and backwards, one launch for each, what came in, its gradient and the new one."""
-    rope, q, k = a_batch(model, dtype)
-    q.requires_grad_()
-    k.requires_grad_()
-    weights = [normal(rope.head_dim, dtype=dtype, seed=n).requires_grad_() for n in (3, 4)]
-    new = norm_rotate_qk(q, k, *weights, places(rope), rope, norm_eps=1e-6, **TRITON)
-    assert moved(q, k) == once([q.nbytes, k.nbytes], [0, 0])
-    assert moved(*new) == once([0, 0], [q.nbytes, k.nbytes])
-    came = [normal(*y.shape, dtype=dtype, seed=5) for y in new]
-    gradients = torch.autograd.grad(new, (q, k), came)
-    for launch, x, g, found in zip((-2, -1), (q, k), came, gradients, strict=True):
-        assert moved(x, g, found, launch=launch) == once([x.nbytes, x.nbytes, 0], [0, 0, x.nbytes])
-    for x, y, weight in zip((q, k), new, weights, strict=True):
-        assert_normed(y, x, weight, places(rope).numpy(), rope)
-
-
-@on_machine
-@pytest.mark.usefixtures("tile")
-@pytest.mark.parametrize("stored", [torch.bfloat16, torch.float8_e4m3fn])
-@each_model
-def test_a_cache_write_moves_every_byte_once(model: str, stored: torch.dtype) -> None:
-    """The query's slice is read and written; key and value are read, and written in the cache."""
-    rope, q, k = a_batch(model, torch.bfloat16)
-    v = normal(*k.shape, dtype=torch.bfloat16, seed=7)
-    caches = [torch.zeros(2, 16, *k.shape[1:]).to(stored) for _ in range(2)]
-    slots = torch.from_numpy(np.random.default_rng(0).permutation(32)[:TOKENS])
-    rotate_and_cache_(q, k, v, places(rope), rope, slots, *caches, **TRITON)
-    turned = q.nbytes * rope.rotary_dim // rope.head_dim
-    kept = k.numel() * stored.itemsize
-    came = moved(q, k, v)
-    if stored.itemsize == 1:
-        # a thread that writes 16 bytes reads 32 for them, in two steps: the second finds the other
-        # half of its sectors in the cache of its multiprocessor
-        assert all(b <= 2 * a for a, b in zip(came["read"], came["fetched"], strict=True))
-        came["fetched"] = came["read"]
-    assert came == once([turned, k.nbytes, k.nbytes], [turned, 0, 0])
-    assert moved(*caches) == once([0, 0], [kept, kept])

@@ -21,7 +21,6 @@ from torch import Tensor
 
 from phasor import Rope
 from phasor.torch.backends import triton as triton_backend
-from phasor.torch.backends.triton import fused as triton_fused
 from phasor.torch.backends.triton import launching as triton_launching
 
 from ..torch.torch_oracle import normal
@@ -68,8 +67,7 @@ def ask_for_many(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def forget_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make every launch the first of its kind: a plan keeps the tile that it was made with."""
-    for launches in (triton_backend, triton_fused):
-        monkeypatch.setattr(launches, "_PLANS", {})
+    monkeypatch.setattr(triton_backend, "_PLANS", {})
 
 
 def run_interpreted(files: list[str], marked: str) -> None:

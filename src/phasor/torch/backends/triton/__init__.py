@@ -197,9 +197,8 @@ def make_plan(
     strides, packed = head_strides(tensors, tokens)
     tile = choose_tile(tokens, q, packed)
     blocks, tiles = tile.count_heads(q_heads, k_heads), tile.count_tokens(tokens)
-    kernels = load_kernels("kernels")
+    kernels = load_kernels()
     return LaunchPlan(
-        ("kernels", "rotation"),
         tokens.outer * tiles * blocks,
         tokens.tables,
         tokens.axes,

@@ -43,16 +43,12 @@ SHIFT_OFFSET = 40  # where the shift of a `reciprocal` begins, above its multipl
 _LARGE_TILE, _SMALL_TILE = 32768, 4096  # bytes of a tile, of many tokens and of few
 _MOST_PLANS = 256
 
-#: The one dtype of 8 bits that a cache may have, and its largest finite number.
-FLOAT8 = torch.float8_e4m3fn
-LARGEST_FLOAT8 = 448.0
-
 Plans = dict[tuple[Any, ...], "LaunchPlan | None"]
 
 
-def load_kernels(name: str) -> Any:
-    """A module of kernels, imported late: Triton is optional, and slow to import."""
-    return import_module(f"phasor.torch.backends.triton.{name}")
+def load_kernels() -> Any:
+    """The module of kernels, imported late: Triton is optional, and slow to import."""
+    return import_module("phasor.torch.backends.triton.kernels")
 
 
 # Plans
@@ -62,7 +58,6 @@ def load_kernels(name: str) -> Any:
 class LaunchPlan:
     """A launch without the pointers to a call's tensors; it holds the tables itself."""
 
-    kernel: tuple[str, str]  # its module, and its name there
     programs: int
     tables: Tensor | None
     axes: Tensor | None
@@ -85,7 +80,7 @@ class LaunchPlan:
         pointers = (*tensors, angles[0], tables_or_sin, self.axes)
         # Triton's search for the compiled kernel takes as long as a small rotation; from the second
         # launch on the kernel is called directly
-        kernel = self.compiled or getattr(load_kernels(self.kernel[0]), self.kernel[1])
+        kernel = self.compiled or load_kernels().rotation
         launched = kernel[(self.programs, 1, 1)](*pointers, *self.arguments)
         self.compiled = launched or self.compiled
 
@@ -142,21 +137,17 @@ def expand_angles(angles: Sequence[Tensor], rope: str, token_shape: Sequence[int
     return [angle.expand(*token_shape, *angle.shape[angle.dim() - own_dims :]) for angle in angles]
 
 
-def find_tokens(
-    xs: Sequence[Tensor], angles: Sequence[Tensor], rope: str, *others: Tensor
-) -> Tokens | None:
+def find_tokens(xs: Sequence[Tensor], angles: Sequence[Tensor], rope: str) -> Tokens | None:
     """The tokens of these tensors in two dimensions; None if they need more.
 
     Args:
         xs: Tensors ``[..., seq, heads, head_dim]``.
         angles: Normalized.
         rope: The operator's text.
-        others: Tensors ``[..., seq]``.
     """
     token_shape, own_dims = xs[0].shape[:-2], count_own_dimensions(angles, rope)
     # an empty tensor is never read, so its strides do not matter
     strides = [x.stride()[:-2] if x.numel() else (0,) * len(token_shape) for x in xs]
-    strides += [x.stride() for x in others]
     strides += [_broadcast_strides(angle, own_dims, token_shape) for angle in angles]
     dimensions = _merge_dimensions(token_shape, strides)
     if len(dimensions) > 2:
@@ -164,13 +155,12 @@ def find_tokens(
     dimensions += [(1, (0,) * len(strides))] * (2 - len(dimensions))
     (inner, inner_strides), (outer, outer_strides) = dimensions
     token_strides = list(zip(outer_strides, inner_strides, strict=True))
-    count = len(xs) + len(others)
     angle_strides: list[int] = []
-    for angle, steps in zip(angles, token_strides[count:], strict=True):
+    for angle, steps in zip(angles, token_strides[len(xs) :], strict=True):
         angle_strides += (*steps, angle.stride(-1) if own_dims else 0)
     angle_strides += [0] * (6 - len(angle_strides))
     source = _find_source(angles, rope, xs)
-    return Tokens(inner, outer, token_strides[:count], tuple(angle_strides), *source)
+    return Tokens(inner, outer, token_strides[: len(xs)], tuple(angle_strides), *source)
 
 
 def _find_source(
@@ -238,7 +228,7 @@ class Tile(NamedTuple):
         return -(-tokens.inner // self.tokens)
 
 
-def choose_tile(tokens: Tokens, x: Tensor, packed: bool, parts: int = 1, rest: int = 0) -> Tile:
+def choose_tile(tokens: Tokens, x: Tensor, packed: bool) -> Tile:
     """The tile of a program for heads of ``x``.
 
     Args:
@@ -246,12 +236,10 @@ def choose_tile(tokens: Tokens, x: Tensor, packed: bool, parts: int = 1, rest: i
         x: One of the tensors.
         packed: Whether heads are moved in pieces of 16 bytes. If not, every number has an address
             of its own in registers, and a large tile is a quarter.
-        parts: Divisor of a large tile, for kernels that hold more than one tile in registers.
-        rest: Columns that are held beside the pairs; 0, or a power of two.
     """
     pairs = 1 << (max(tokens.num_pairs, 1) - 1).bit_length()
-    size = _SMALL_TILE if tokens.are_few else _LARGE_TILE // (parts if packed else 4 * parts)
-    budget = max(1, size // (2 * x.element_size() * max(pairs, rest)))
+    size = _SMALL_TILE if tokens.are_few else _LARGE_TILE // (1 if packed else 4)
+    budget = max(1, size // (2 * x.element_size() * pairs))
     heads = min(budget, 32 if tokens.are_few else 8)
     return Tile(pairs, budget // heads, heads)
 
@@ -260,7 +248,7 @@ def head_strides(xs: Sequence[Tensor], tokens: Tokens) -> tuple[list[int], bool]
     """Strides of every tensor as kernels take them, and whether all heads are packed."""
     strides: list[int] = []
     packed = True
-    for x, token_strides in zip(xs, tokens.strides, strict=False):
+    for x, token_strides in zip(xs, tokens.strides, strict=True):
         # the stride of a single head is never used, and may be anything
         steps = (*token_strides, x.stride(-2) if x.shape[-2] > 1 else 0)
         strides += (*steps, x.stride(-1))
@@ -296,8 +284,3 @@ def reciprocal(n: int) -> int:
 def float64_bits(value: float) -> int:
     """The bits of a float64, which Triton cannot pass to a kernel."""
     return struct.unpack("q", struct.pack("d", value))[0]
-
-
-def inverse_unit(unit: float) -> float:
-    """The float32 that numbers are multiplied by on their way into a cache of 8 bits."""
-    return float(torch.tensor(1.0 / unit, dtype=torch.float32))
