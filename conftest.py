@@ -50,12 +50,9 @@ ROOMS = {
     "tests/cli/test_architectures.py": "transformers",
     "tests/configs/test_rotations.py": "transformers",
     "tests/examples": "training",
-    "tests/gpu/ptx": "kernels",
     "tests/gpu/test_code.py": "kernels",
     "tests/gpu/test_compiled.py": "kernels",
     "tests/gpu/test_kernels.py": "kernels",
-    "tests/gpu/test_machine.py": "kernels",
-    "tests/gpu/test_ptx.py": "kernels",
     "tests/identification/test_foreign.py": "transformers",
     "tests/report": "report",
     "tests/torch/compile": "compile",
@@ -66,6 +63,7 @@ ROOMS = {
     "tests/torch/export/test_plain_graph.py": "compile",
     "tests/torch/hf": "transformers",
     "tests/torch/test_linear_attention_training.py": "slow",
+    "tools/ptx": "every_kernel",
 }
 # those that take a minute or more
 LONGEST = (

@@ -1,4 +1,4 @@
-"""The kernels as compiled for a GPU, run on the CPU (`tests.gpu.ptx`): right, and frugal.
+"""The kernel as compiled for a GPU, run on the CPU: right, and frugal.
 
 Whatever they do there, an access outside a tensor, or off its boundary, or one that threads could
 come to in another order, fails the test that it happens in.
@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.gpu.triton_runs import RUN_BY, TRITON, ask_for_many
+from tests.torch.torch_oracle import assert_rotated, normal
 from torch import Tensor
 
 from phasor import Rope
 from phasor.axes import Sectioned
 from phasor.torch import rotate_qk, rotate_qk_
-
-from ..torch.torch_oracle import assert_rotated, normal
-from .triton_runs import TRITON, ask_for_many, on_machine
 
 MODELS: dict[str, tuple[Rope, int, int]] = {
     "Llama-3": (Rope(head_dim=128, pairing="half", base=500_000.0), 32, 8),
@@ -26,18 +25,7 @@ MODELS: dict[str, tuple[Rope, int, int]] = {
     "Qwen3-VL": (Rope(head_dim=128, pairing="half", axes=Sectioned((24, 20, 20))), 32, 8),
     "GLM-4.5": (Rope(head_dim=128, rotary_dim=64, pairing="half"), 96, 8),
 }
-FEW = ("Llama-3", "DeepSeek", "Qwen3-VL")  # which every change is tried on
 TOKENS = 21  # not a multiple of a tile's
-each_model = pytest.mark.parametrize(
-    "model",
-    [
-        model if model in FEW else pytest.param(model, marks=pytest.mark.every_kernel)
-        for model in MODELS
-    ],
-)
-each_dtype = pytest.mark.parametrize(
-    "dtype", [torch.bfloat16, pytest.param(torch.float32, marks=pytest.mark.every_kernel)]
-)
 
 
 @pytest.fixture(params=[1, 2**20], ids=["many tokens", "few tokens"])
@@ -62,8 +50,8 @@ def a_batch(model: str, dtype: torch.dtype) -> tuple[Rope, Tensor, Tensor]:
 
 
 def moved(*tensors: Tensor) -> dict[str, list[int]]:
-    """Bytes of each tensor that the last launch moved: see `ptx.memory`."""
-    from .ptx.device import LAUNCHES
+    """Bytes of each tensor that the last launch moved: see `memory`."""
+    from .device import LAUNCHES
 
     last = LAUNCHES[-1]
     starts = [x.untyped_storage().data_ptr() for x in tensors]
@@ -75,10 +63,10 @@ def once(read: list[int], written: list[int]) -> dict[str, list[int]]:
     return {"read": read, "fetched": read, "written": written, "sent": written}
 
 
-@on_machine
+@pytest.mark.skipif(RUN_BY != "machine", reason="it takes a process with tools.ptx.device")
 @pytest.mark.usefixtures("tile")
-@each_dtype
-@each_model
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("model", MODELS)
 def test_a_rotation_moves_every_byte_once(model: str, dtype: torch.dtype) -> None:
     """In place what turns, else all; in whole sectors, and with nothing twice."""
     rope, q, k = a_batch(model, dtype)

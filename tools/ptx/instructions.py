@@ -249,7 +249,7 @@ PERFORM: dict[str, Callable[[Threads, Instruction, NDArray], None]] = {
     "selp": select,
     **dict.fromkeys((f"setp.{how}{u}" for how in COMPARED for u in ("", "u")), compare),
     "setp.nan": compare,
-    **dict.fromkeys(("cvt", "cvt.rn", "cvt.rn.satfinite"), change),
+    **dict.fromkeys(("cvt", "cvt.rn"), change),
     **dict.fromkeys(("shfl.sync.bfly", "shfl.sync.idx"), shuffle),
     **dict.fromkeys((f"ldmatrix.{_MATRICES}{t}.shared" for t in ("", ".trans")), load_matrices),
     **dict.fromkeys((f"stmatrix.{_MATRICES}{t}.shared" for t in ("", ".trans")), store_matrices),
