@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from phasor import angles as numpy_angles
-from phasor.angles import turn_words
+from phasor.angles import old_turn_words
 from phasor.pairings import by_pairing
 from phasor.rope import Rope
 from phasor.torch._tables import Layout, count_axes, read_rope
@@ -190,7 +190,7 @@ def _turns_of_digits(rope: Rope) -> list[tuple[list[float], list[float]]]:
 
     They are the turns of the positions 1, 2**21 and 2**42.
     """
-    high, low = (words.tolist() for words in turn_words(rope))
+    high, low = (words.tolist() for words in old_turn_words(rope))
     parts: list[tuple[list[float], list[float]]] = []
     for digit in range(3):
         # in units of 2**-128
