@@ -120,6 +120,8 @@ def test_shifts_go_as_far_as_they_are_told(dtype: type) -> None:
 
 COMPUTED = {
     "mul.wide.s32 %rd5, %r3, -5; cvt.u32.u64 %r4, %rd5;": lambda x: -5 * x,
+    "mul.hi.u32 %r4, %r3, 0xfffffff5U;": lambda x: x * 0xFFFFFFF5 >> 32,
+    "mul.hi.s32 %r4, %r3, -5;": lambda x: signed(x) * -5 >> 32,
     "mad.lo.s32 %r4, %r3, 7, -9;": lambda x: 7 * x - 9,
     "bfe.u32 %r4, %r3, 28, 3;": lambda x: x >> 28 & 7,
     "bfe.s32 %r4, %r3, 29, 3;": lambda x: (x >> 29 & 7) - 8 * (x >> 31 & 1),
@@ -222,7 +224,7 @@ def test_what_a_gpu_would_not_forgive_is_refused(fault: str) -> None:
 @pytest.mark.parametrize(
     "code",
     [
-        "mul.hi.u32 %r3, %r1, 5;",
+        "mad.hi.u32 %r3, %r1, 5, %r2;",
         "shfl.sync.up.b32 %r3, %r1, 1, 31, -1;",
         "min.NaN.f32 %r3, %r1, %r2;",
         "add.rz.f32 %r3, %r1, %r2;",
@@ -307,3 +309,16 @@ def test_blocks_beyond_those_that_run_at_once_see_the_same_memory() -> None:
         st.global.b32 [%rd5], %r5;"""
     y, _ = ran(body, words(), y=np.zeros(600 * 64, np.uint32), programs=600, number=2**32 - 600)
     assert np.array_equal(y, np.arange(600 * 64))
+
+
+def test_float64_is_rounded_down_or_towards_zero() -> None:
+    """To a whole float64, and to an int64."""
+    x = np.array([2.5, -2.5, -0.25, 2.0**52 + 1, -7.0, 0.0, 1e18, -1e-30] * 8)
+    addresses = "shl.b64 %rd9, %rd9, 1; add.s64 %rd3, %rd1, %rd9; add.s64 %rd4, %rd2, %rd9;"
+    for code, expected in (
+        ("cvt.rmi.f64.f64 %rd6, %rd5;", np.floor(x)),
+        ("cvt.rzi.s64.f64 %rd6, %rd5;", np.trunc(x).astype(np.int64)),
+    ):
+        body = f"{addresses} ld.global.b64 %rd5, [%rd3]; {code} st.global.b64 [%rd4], %rd6;"
+        y, _ = ran(body, x, y=np.zeros_like(expected))
+        assert y.tolist() == expected.tolist()

@@ -4,8 +4,8 @@ A kernel is compiled for each combination of
 
     the Rope's layout   number of pairs, first coordinate, pairing in and out
     the direction       forward, or inverse (which is the backward pass)
-    the source          one axis, several axes (int32 or int64 positions), or cos and sin
-    the dtype           of the tensors, and of given cos and sin
+    the source          one axis, several axes, or cos and sin
+    the dtype           of the tensors, and of positions or given cos and sin
     memory              every head one piece on 16-byte boundaries, or anything else
     what is written     the rotated slice (in place, or all of the head), or the rest as well
     the tile            for many tokens, or for few
@@ -19,22 +19,17 @@ import struct
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib import import_module
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from phasor.angles import turn_limbs
 from phasor.torch._in_place import PairLayout
-from phasor.torch._tables import (
-    axis_of_pair,
-    compute_dtype,
-    cos_sin,
-    count_axes,
-    count_own_dimensions,
-    digit_tables,
-    keep_for_graph,
-)
+from phasor.torch._tables import count_axes, count_own_dimensions, read_rope
 
 #: From this many tokens on, a program shares cos and sin among heads; below, more programs run.
 MANY_TOKENS = 2048
@@ -44,6 +39,9 @@ _LARGE_TILE, _SMALL_TILE = 32768, 4096  # bytes of a tile, of many tokens and of
 _MOST_PLANS = 256
 
 Plans = dict[tuple[Any, ...], "LaunchPlan | None"]
+
+# Constants that CUDA graphs were captured with. A graph holds their addresses but not their memory.
+_CAPTURED: set[Tensor] = set()
 
 
 def load_kernels() -> Any:
@@ -56,11 +54,10 @@ def load_kernels() -> Any:
 
 @dataclass(slots=True)
 class LaunchPlan:
-    """A launch without the pointers to a call's tensors; it holds the tables itself."""
+    """A launch without the pointers to a call's tensors."""
 
     programs: int
-    tables: Tensor | None
-    axes: Tensor | None
+    constants: Tensor | None  # None for given cos and sin
     arguments: tuple[Any, ...]
     layout: PairLayout | None = None  # of a query and a key that are both written
     compiled: Any = None
@@ -75,9 +72,10 @@ class LaunchPlan:
             self.layout.check_apart(tensors[0].data_ptr(), tensors[1].data_ptr())
         if self.programs == 0:
             return
-        keep_for_graph(self.tables, self.axes)
-        tables_or_sin = angles[1] if self.tables is None else self.tables
-        pointers = (*tensors, angles[0], tables_or_sin, self.axes)
+        second = angles[1] if self.constants is None else self.constants
+        if second.is_cuda and torch.cuda.is_current_stream_capturing():
+            _CAPTURED.add(second)
+        pointers = *tensors, angles[0], second
         # Triton's search for the compiled kernel takes as long as a small rotation; from the second
         # launch on the kernel is called directly
         kernel = self.compiled or load_kernels().rotation
@@ -101,6 +99,19 @@ def find_plan(
 # Tokens
 
 
+@lru_cache(maxsize=64)
+def rope_constants(rope: str, device: torch.device) -> Tensor:
+    """int32 ``[7, num_pairs]``: the bits of `phasor.angles.turn_limbs`, then each pair's axis.
+
+    28 bytes a pair, on the device once for each of the latest Ropes.
+    """
+    spec = read_rope(rope)
+    rows = np.empty((7, spec.num_pairs), np.int32)
+    rows[:6] = turn_limbs(spec).view(np.int32).T
+    rows[6] = spec.axes.axis_of_pair(spec.num_pairs)
+    return torch.from_numpy(rows).to(device)
+
+
 class Tokens(NamedTuple):
     """Tokens in two dimensions, and where a kernel finds their cos and sin."""
 
@@ -109,8 +120,7 @@ class Tokens(NamedTuple):
     strides: list[tuple[int, int]]  # of every tensor over the tokens: outer, inner
     angle_strides: tuple[int, ...]  # `kernels.ANGLE_STRIDES`
     source: str  # as in `kernels`
-    tables: Tensor | None  # None for given cos and sin
-    axes: Tensor | None
+    constants: Tensor | None  # None for given cos and sin
     num_pairs: int
 
     @property
@@ -119,16 +129,12 @@ class Tokens(NamedTuple):
         return self.inner * self.outer < MANY_TOKENS
 
 
-def normalize_angles(angles: Sequence[Tensor], rope: str, dtype: torch.dtype) -> Sequence[Tensor]:
-    """``angles`` as kernels take them: int32 or int64 positions, or cos and sin.
-
-    Fractions of positions become cos and sin, for tensors of ``dtype``.
-    """
-    if len(angles) == 2 or angles[0].dtype in (torch.int64, torch.int32):
+def normalize_angles(angles: Sequence[Tensor]) -> Sequence[Tensor]:
+    """``angles`` as kernels take them: int32, int64 or float positions, or cos and sin."""
+    positions = angles[0]
+    if positions.is_floating_point() or positions.dtype in (torch.int64, torch.int32):
         return angles
-    if angles[0].is_floating_point():
-        return cos_sin(angles, rope, compute_dtype(dtype))
-    return [angles[0].long()]
+    return [positions.long()]
 
 
 def expand_angles(angles: Sequence[Tensor], rope: str, token_shape: Sequence[int]) -> list[Tensor]:
@@ -159,21 +165,14 @@ def find_tokens(xs: Sequence[Tensor], angles: Sequence[Tensor], rope: str) -> To
     for angle, steps in zip(angles, token_strides[len(xs) :], strict=True):
         angle_strides += (*steps, angle.stride(-1) if own_dims else 0)
     angle_strides += [0] * (6 - len(angle_strides))
-    source = _find_source(angles, rope, xs)
-    return Tokens(inner, outer, token_strides[: len(xs)], tuple(angle_strides), *source)
-
-
-def _find_source(
-    angles: Sequence[Tensor], rope: str, xs: Sequence[Tensor]
-) -> tuple[str, Tensor | None, Tensor | None, int]:
-    """The source of cos and sin, its tables and axes, and the number of pairs."""
     if len(angles) == 2:
-        return "cos_sin", None, None, angles[0].shape[-1]
-    device = angles[0].device
-    tables = digit_tables(rope, device, compute_dtype(xs[0].dtype))
-    if count_axes(rope) == 1:
-        return "one axis", tables, None, tables.shape[-1]
-    return "several axes", tables, axis_of_pair(rope, device), tables.shape[-1]
+        found = "cos_sin", None, angles[0].shape[-1]
+    else:
+        constants = rope_constants(rope, angles[0].device)
+        found = (
+            "one axis" if count_axes(rope) == 1 else "several axes", constants, constants.shape[-1]
+        )  # fmt: skip
+    return Tokens(inner, outer, token_strides[: len(xs)], tuple(angle_strides), *found)
 
 
 def _broadcast_strides(x: Tensor, own_dims: int, token_shape: Sequence[int]) -> tuple[int, ...]:
