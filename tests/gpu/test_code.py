@@ -22,19 +22,17 @@ from .triton_compiler import (
     DEEPSEEK,
     HALF,
     JOINED,
-    KERNELS,
     PREFILL,
     Compiler,
     Hopper,
     a_hopper,
     as_it_is,
-    call,
-    compiler_of,
     compiles,
     heads_first,
     inside,
     launch,
     misaligned,
+    the_compiler,
 )
 
 pytestmark = compiles
@@ -49,7 +47,7 @@ def hopper(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Hopper:
 @pytest.fixture
 def compiler(hopper: Hopper, monkeypatch: pytest.MonkeyPatch) -> Compiler:
     """The rotation, compiled and not launched."""
-    return compiler_of("rotation", monkeypatch)
+    return the_compiler(monkeypatch)
 
 
 def traffic(assembly: str) -> Counter[str]:
@@ -102,25 +100,21 @@ def test_every_access_is_16_bytes_wide(
 )
 @pytest.mark.parametrize("tokens", [8192, 64], ids=["many tokens", "few tokens"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("name", KERNELS)
-@pytest.mark.usefixtures("hopper")
 def test_registers_hold_what_a_tile_needs(
-    name: str,
     dtype: torch.dtype,
     tokens: int,
     head_dim: int,
     rotary_dim: int,
     pairing: Any,
     laid: Callable[[Tensor], Tensor],
-    monkeypatch: pytest.MonkeyPatch,
+    compiler: Compiler,
     tmp_path: Path,
 ) -> None:
     """Nothing spills, where heads turn in part and where memory is read number by number too."""
     import triton
 
-    compiler = compiler_of(name, monkeypatch)
     rope = Rope(head_dim=head_dim, rotary_dim=rotary_dim, pairing=pairing)
-    call(name, rope, tokens, laid, dtype=dtype)
+    launch(rope, (1, tokens), dtype=dtype, laid=laid, in_place=True)
     code = tmp_path / "kernel.ptx"
     code.write_text(compiler.assembly())
     assembler = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
@@ -153,7 +147,7 @@ def test_memory_off_16_byte_boundaries_is_not_read_in_pieces_of_16(
     rope = Rope(head_dim=64, pairing="half").to_json()
     plan = make_plan(tensors, [torch.zeros(2, 3).long()], rope, False, 1.0, True, True)
     assert plan is not None
-    names = load_kernels("kernels").rotation.arg_names[-len(plan.arguments) :]
+    names = load_kernels().rotation.arg_names[-len(plan.arguments) :]
     assert dict(zip(names, plan.arguments, strict=True))["packed"] == packed
     key = plan_key(tensors, [torch.zeros(2, 3).long()], rope, False, 1.0, True, True)
     tensors[which] = memory.as_strided(shape, (4096, 512, 128, 1))

@@ -23,7 +23,6 @@ from phasor.torch import (
 )
 from phasor.torch.backends import triton as triton_backend
 from phasor.torch.backends.triton import launching as triton_launching
-from phasor.torch.fused import rotate_and_cache_
 
 from ..torch.torch_oracle import assert_rotated
 from .triton_runs import (
@@ -77,17 +76,6 @@ def test_nothing_is_rotated_to_nothing(shape: tuple[int, ...]) -> None:
     q, k = here(3, 2, 16), here(3, 0, 16)
     assert torch.equal(rotate_qk(q, k, 7, HALF, **TRITON)[0], rotate(q, 7, HALF, **TRITON))
     assert torch.equal(rotate_qk(k, q, 7, HALF, **TRITON)[1], rotate(q, 7, HALF, **TRITON))
-
-
-@runs_kernels
-@pytest.mark.parametrize("cache", [(2, 4, 0, 16), (0, 4, 2, 16), (2, 0, 2, 16)])
-def test_a_query_is_rotated_beside_a_cache_of_nothing(cache: tuple[int, ...]) -> None:
-    """Without heads of the key, or without rows, of which no slot is one."""
-    q, kv = here(3, 2, 16), here(3, cache[2], 16)
-    slots, none = torch.full((3,), -1, device=DEVICE), here(*cache)
-    expected = rotate(q, 7, HALF, **TRITON)
-    rotate_and_cache_(q, kv, kv.clone(), 7, HALF, slots, none, none.clone(), **TRITON)
-    assert torch.equal(q, expected)
 
 
 @runs_kernels

@@ -16,7 +16,6 @@ from torch.fx import GraphModule
 from phasor import Rope
 from phasor.angles import ROW_ERROR_20
 from phasor.torch import rotate, rotate_, rotate_by, rotate_by_, rotate_qk, rotate_qk_
-from phasor.torch.fused import norm_rotate_qk
 
 from ..torch_cases import HALF, MIXED, PLACES, THREE
 from ..torch_oracle import assert_rotated, normal
@@ -62,9 +61,6 @@ VERBS: dict[str, Callable[..., Any]] = {
     "in place, both": lambda x, p, b: rotate_qk_(x * 2, x[:, :, :1] * 3, p, HALF, backend=b),
     "rows": lambda x, p, b: rotate_by(x, *rows(p), pairing="half", backend=b),
     "rows in place": lambda x, p, b: rotate_by_(x * 2, *rows(p), pairing="half", backend=b),
-    "norm": lambda x, p, b: norm_rotate_qk(
-        x, x[:, :, :1], x[0, 0, 0], x[0, 0, 1], p, HALF, norm_eps=1e-6, backend=b
-    ),
 }
 
 

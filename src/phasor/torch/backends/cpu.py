@@ -22,7 +22,7 @@ from phasor.errors import DISTRIBUTION, BackendError, PositionError, TensorError
 from phasor.pairings import by_pairing
 from phasor.torch._in_place import check_writable
 from phasor.torch._internals import cached_constant, count_writes
-from phasor.torch._tables import compute_dtype, cos_sin, count_digits, read_layout, read_rope
+from phasor.torch._tables import compute_dtype, cos_sin, read_layout, read_rope
 
 _MAX_HEAD_DIM = 4096  # the cos and sin of a token are on the stack of the thread that needs them
 
@@ -147,7 +147,10 @@ def _rotate_all(
         _native.rotate(_prepare_plan(rope), positions, None, *options)
         return
     # given cos and sin, or positions between the integers
-    rows = cos_sin(angles, rope, compute_dtype(xs[0].dtype), count_digits(angles))
+    rows = angles
+    if len(angles) == 1:
+        check_has_angles(angles[0])
+        rows = cos_sin(angles[0], rope, compute_dtype(xs[0].dtype))
     cos, sin = (each.contiguous() for each in rows)
     _native.rotate(_prepare_plan_of_rows(rope, xs[0].shape[-1], cos.shape[-1]), cos, sin, *options)
 

@@ -28,7 +28,7 @@ from phasor.torch._arguments import (
     checked_positions,
     tokens_first,
 )
-from phasor.torch._in_place import check_copies, check_mutable, check_no_overlap
+from phasor.torch._in_place import check_copies, check_mutable, check_self_overlap
 from phasor.torch._text import compute_dtype
 from phasor.torch.functional import rotate, rotate_, rotate_by_
 from phasor.torch.kv_cache.cache import check_fits_cache
@@ -252,7 +252,7 @@ def check_in_place(keys: Tensor, positions: Any, rope: Rope) -> Tensor:
     position_tensor = checked_positions(positions, [keys], rope)
     if not torch.compiler.is_compiling():
         check_mutable([keys])
-        check_no_overlap({"keys": keys}, {})
+        check_self_overlap("keys", keys)
         check_copies([keys], [keys])
     return position_tensor
 
