@@ -20,9 +20,10 @@ from torch import Tensor
 from phasor.angles import turn_limbs
 from phasor.errors import DISTRIBUTION, BackendError, PositionError, TensorError
 from phasor.pairings import by_pairing
+from phasor.torch._angles import check_has_angles, cos_sin
 from phasor.torch._in_place import check_writable
 from phasor.torch._internals import cached_constant, count_writes
-from phasor.torch._tables import compute_dtype, cos_sin, read_layout, read_rope
+from phasor.torch._text import compute_dtype, read_layout, read_rope
 
 _MAX_HEAD_DIM = 4096  # the cos and sin of a token are on the stack of the thread that needs them
 
@@ -171,7 +172,7 @@ def _prepare_plan_of_rows(layout: str, head_dim: int, pairs: int) -> bytes:
 
 
 def _pair_layout(text: str, pairs: int) -> tuple[int, int, bool, bool]:
-    """Where a head's pairs begin, how many they are, and whether they are halves, read and written."""
+    """Where a head's pairs begin, their number, and whether they are halves, read and written."""
     layout = read_layout(text)
     is_half = [
         by_pairing(pairing, half=True, interleaved=False)
