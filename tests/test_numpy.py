@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phasor import PositionError, Rope, SpecError, TensorError
+from phasor.angles import COS_SIN_ERROR
 from phasor.axes import Axial, InterleavedSections
 from phasor.numpy import (
     blocks,

@@ -148,11 +148,11 @@ def _rotate_all(
         _native.rotate(_prepare_plan(rope), positions, None, *options)
         return
     # given cos and sin, or positions between the integers
-    rows = angles
+    rows, dtype = angles, compute_dtype(xs[0].dtype)
     if len(angles) == 1:
         check_has_angles(angles[0])
-        rows = cos_sin(angles[0], rope, compute_dtype(xs[0].dtype))
-    cos, sin = (each.contiguous() for each in rows)
+        rows = cos_sin(angles[0], rope, dtype)
+    cos, sin = (each.to(dtype).contiguous() for each in rows)
     _native.rotate(_prepare_plan_of_rows(rope, xs[0].shape[-1], cos.shape[-1]), cos, sin, *options)
 
 
