@@ -16,7 +16,7 @@ constexpr int64_t kAligned = 32;
 constexpr bool kFused = true;
 inline void fence() { _mm_sfence(); }
 
-inline __m256i load(const void *p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)); }
+inline __m256i load(const char *p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)); }
 inline __m128i load_short(const char *p) {
   return _mm_loadu_si128(reinterpret_cast<const __m128i *>(p));
 }
@@ -39,12 +39,12 @@ struct Register {
   using F = __m256;
   using U [[gnu::vector_size(32)]] = uint32_t;
   using I [[gnu::vector_size(32)]] = int32_t;
-  static U multiply_high(uint32_t a, const uint32_t *b) {
-    const __m256i all = _mm256_set1_epi32(int(a));
-    const __m256i even = _mm256_mul_epu32(all, load(b)), odd = _mm256_mul_epu32(all, load(b + 1));
-    return (U)_mm256_blend_epi32(_mm256_srli_epi64(even, 32), odd, 0xaa);
-  }
+  using W [[gnu::vector_size(32)]] = uint64_t;
   static F fuse(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
+  static U upper_halves(U even, U odd) {
+    return (U)_mm256_blend_epi32(_mm256_srli_epi64((__m256i)even, 32), (__m256i)odd, 0xaa);
+  }
+  static F choose(U quarter, F odd, F even) { return _mm256_blendv_ps(even, odd, (F)(quarter << 1)); }
 };
 
 struct Floats {

@@ -12,13 +12,14 @@ struct Register {
   using F = __m512;
   using U [[gnu::vector_size(64)]] = uint32_t;
   using I [[gnu::vector_size(64)]] = int32_t;
-  static U multiply_high(uint32_t a, const uint32_t *b) {
-    const __m512i all = _mm512_set1_epi32(int(a));
-    const __m512i even = _mm512_mul_epu32(all, _mm512_loadu_si512(b));
-    const __m512i odd = _mm512_mul_epu32(all, _mm512_loadu_si512(b + 1));
-    return (U)_mm512_mask_shuffle_epi32(odd, 0x5555, even, _MM_PERM_CDAB);
-  }
+  using W [[gnu::vector_size(64)]] = uint64_t;
   static F fuse(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
+  static U upper_halves(U even, U odd) {
+    return (U)_mm512_mask_shuffle_epi32((__m512i)odd, 0x5555, (__m512i)even, _MM_PERM_CDAB);
+  }
+  static F choose(U quarter, F odd, F even) {
+    return _mm512_mask_blend_ps(_mm512_test_epi32_mask((__m512i)quarter, _mm512_set1_epi32(1 << 30)), even, odd);
+  }
 };
 
 struct Floats {

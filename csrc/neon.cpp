@@ -25,12 +25,10 @@ struct Register {
   using F = float32x4_t;
   using U = uint32x4_t;
   using I = int32x4_t;
-  static U multiply_high(uint32_t a, const uint32_t *b) {
-    const U factors = vld1q_u32(b);
-    const uint64x2_t low = vmull_n_u32(vget_low_u32(factors), a), high = vmull_high_n_u32(factors, a);
-    return vuzp2q_u32(vreinterpretq_u32_u64(low), vreinterpretq_u32_u64(high));
-  }
+  using W = uint64x2_t;
   static F fuse(F a, F b, F c) { return vfmaq_f32(c, a, b); }
+  static U upper_halves(U even, U odd) { return vtrn2q_u32(even, odd); }
+  static F choose(U quarter, F odd, F even) { return vbslq_f32(vtstq_u32(quarter, vdupq_n_u32(1 << 30)), odd, even); }
 };
 
 struct Floats {

@@ -16,12 +16,10 @@ struct Register {
   using F [[gnu::vector_size(16)]] = float;
   using U [[gnu::vector_size(16)]] = uint32_t;
   using I [[gnu::vector_size(16)]] = int32_t;
-  static U multiply_high(uint32_t a, const uint32_t *b) {
-    U upper;
-    for (int i = 0; i < width; ++i) upper[i] = uint32_t(uint64_t{a} * b[i] >> 32);
-    return upper;
-  }
+  using W [[gnu::vector_size(16)]] = uint64_t;
   static F fuse(F a, F b, F c) { return a * b + c; }
+  static U upper_halves(U even, U odd) { return (U)((W)even >> 32 | ((W)odd & ~uint64_t{0xffffffff})); }
+  static F choose(U quarter, F odd, F even) { return (I)(quarter << 1) < 0 ? odd : even; }
 };
 
 template <class T> struct Lane {

@@ -6,9 +6,10 @@
 // and sine of the rest, at most an eighth, are polynomials, which the quarter exchanges and negates.
 //
 // `Register` is what an instruction set computes `width` float32 cosines with, in vectors of the compiler's:
-//   F, U, I                  floats, unsigned and signed integers of 32 bits
-//   multiply_high(a, b)      upper halves of the products of a and the integers at b; may read one more
-//   fuse(a, b, c)            a * b + c, rounded once where `kFused`
+//   F, U, I, W                  floats, unsigned and signed integers of 32 bits, unsigned ones of 64
+//   fuse(a, b, c)               a * b + c, rounded once where `kFused`
+//   upper_halves(even, odd)     of the integers of 64 bits, in turn
+//   choose(quarter, odd, even)  `odd` where bit 30 is set
 
 namespace {
 
@@ -20,6 +21,12 @@ template <class C> struct Rows {
   C *cos(int64_t t) { return storage + t * step; }
   C *sin(int64_t t) { return cos(t) + pairs; }
 };
+
+template <class V> inline V load_vector(const void *p) {
+  V v;
+  std::memcpy(&v, p, sizeof v);
+  return v;
+}
 
 inline Register::F fuse(Register::F a, Register::F b, Register::F c) { return Register::fuse(a, b, c); }
 inline double fuse(double a, double b, double c) {
@@ -42,91 +49,116 @@ template <class C, class V> inline void cos_sin_of_rest(V x, V &cos, V &sin) {
   sin = polynomial(y, Polynomials<C>::sin) * x;
 }
 
-// Of whole units of 2**-32 turns, and of 2**-64.
-inline void cos_sin(Register::U turns, Register::F &cos, Register::F &sin) {
+// Of an angle in whole units of 2**-32 turns, and of 2**-64. The nearest quarter turn is in the upper two
+// bits of the angle plus `eighth`, which is half a turn more for the inverse.
+inline void cos_sin(Register::U angle, uint32_t eighth, Register::F &cos, Register::F &sin) {
+  using F = Register::F;
+  using U = Register::U;
+  // the upper two bits shifted out: what is left is the signed rest
+  const F rest = __builtin_convertvector((Register::I)(angle << 2), F) * 0x1p-31f;
+  F even, odd;
+  cos_sin_of_rest<float>(rest, even, odd);
+  const U quarter = angle + eighth, next = angle + 0x60000000u;
+  cos = (F)((U)Register::choose(quarter, odd, even) ^ (next & 0x80000000u));
+  sin = (F)((U)Register::choose(quarter, even, odd) ^ (quarter & 0x80000000u));
+}
+inline void cos_sin(uint64_t angle, uint64_t eighth, double &cos, double &sin) {
+  double even, odd;
+  cos_sin_of_rest<double>(double(int64_t(angle << 2)) * 0x1p-63, even, odd);
+  const uint64_t quarter = angle + eighth, next = angle + (uint64_t{3} << 61);
+  cos = quarter >> 62 & 1 ? odd : even;
+  sin = quarter >> 62 & 1 ? even : odd;
+  cos = next >> 63 ? -cos : cos;
+  sin = quarter >> 63 ? -sin : sin;
+}
+
+// Whether a position does without the third limb, which would add less than half a unit of 2**-32.
+inline bool is_short(int64_t position) { return position == int32_t(position); }
+
+// Equally distant positions, all short, or one position: `first`, `first + by`, ...
+struct Run {
+  int64_t first, by, count;
+};
+
+// The longest run from token `t` on.
+template <class PositionOf> inline Run run_from(int64_t t, int64_t tokens, PositionOf position_of) {
+  Run run{position_of(t), 0, 1};
+  if (t + 1 == tokens || !is_short(run.first)) return run;
+  int64_t last = run.first, next = position_of(t + 1);
+  run.by = int64_t(uint64_t(next) - uint64_t(last));
+  while (is_short(next) && next == last + run.by) {
+    last = next;
+    if (t + ++run.count == tokens) break;
+    next = position_of(t + run.count);
+  }
+  return run;
+}
+
+// The rows of a run from token `t` on, of the pairs that follow that axis.
+template <bool kPlain> // one axis, and gain 1
+inline void fill_run(const Job &job, const Run &run, int axis, Rows<float> &rows, int64_t t) {
   using F = Register::F;
   using U = Register::U;
   using I = Register::I;
-  // the upper two bits shifted out: what is left is the signed rest
-  const F rest = __builtin_convertvector((I)(turns << 2), F) * 0x1p-31f;
-  F even, odd;
-  cos_sin_of_rest<float>(rest, even, odd);
-  const U quarter = turns + 0x20000000u, next = turns + 0x60000000u; // the nearest, in the upper two bits
-  const I exchanged = (I)(quarter << 1) < 0;
-  cos = (F)((U)(exchanged ? odd : even) ^ (next & 0x80000000u));
-  sin = (F)((U)(exchanged ? even : odd) ^ (quarter & 0x80000000u));
-}
-inline void cos_sin(uint64_t turns, double &cos, double &sin) {
-  double even, odd;
-  cos_sin_of_rest<double>(double(int64_t(turns << 2)) * 0x1p-63, even, odd);
-  const uint64_t quarter = (turns + (uint64_t{1} << 61)) >> 62;
-  cos = quarter & 1 ? odd : even;
-  sin = quarter & 1 ? even : odd;
-  cos = (quarter + 1) & 2 ? -cos : cos;
-  sin = quarter & 2 ? -sin : sin;
-}
-
-// Cosines and sines of the pairs at a position of that size.
-inline void fill_row(const Job &job, uint64_t size, float gain, float sin_gain, float *cos, float *sin) {
-  using U = Register::U;
-  constexpr int width = Register::width;
-  const int64_t apart = padded(job.pairs);
-  const bool scaled = gain != 1.0f || sin_gain != 1.0f;
-  for (int64_t k = 0; k < job.pairs; k += width) {
-    const uint32_t *f = job.turns + k;
-    U turns;
-    if (size >> 31 == 0) { // what the third limb adds is less than a unit
-      std::memcpy(&turns, f, sizeof turns);
-      turns = turns * uint32_t(size) + Register::multiply_high(uint32_t(size), f + apart);
-    } else {
-      alignas(64) uint32_t upper[width];
-      for (int i = 0; i < width; ++i) {
-        const uint64_t word = uint64_t{f[i]} << 32 | f[apart + i], third = f[2 * apart + i];
-        const uint64_t carried = (size & 0xffffffffu) * third >> 32;
-        upper[i] = uint32_t((size * word + (size >> 32) * third + carried) >> 32);
+  using W = Register::W;
+  constexpr uint64_t kLow = 0xffffffffu, kHalf = uint64_t{1} << 31;
+  const float gain = float(job.gain);
+  const uint32_t eighth = job.inverse ? 0xa0000000u : 0x20000000u;
+  const uint64_t first = uint64_t(run.first), upper = uint64_t(run.first >> 32), lower = first & kLow;
+  for (int64_t k = 0; k < job.pairs; k += Register::width) {
+    // two pairs share 64 bits: of the even ones, and of the odd ones
+    const uint32_t *limbs = job.turns + k;
+    const W f1 = load_vector<W>(limbs), f2 = load_vector<W>(limbs + rows.pairs);
+    const W even = f1 << 32 | (f2 & kLow), odd = (f1 & ~kLow) | f2 >> 32;
+    W even_angle = even * first + kHalf, odd_angle = odd * first + kHalf;
+    if (!is_short(run.first)) {
+      const W f3 = load_vector<W>(limbs + 2 * rows.pairs);
+      even_angle += (f3 & kLow) * upper + ((f3 & kLow) * lower >> 32);
+      odd_angle += (f3 >> 32) * upper + ((f3 >> 32) * lower >> 32);
+    }
+    const W even_by = even * uint64_t(run.by), odd_by = odd * uint64_t(run.by);
+    float *cos = rows.cos(t) + k, *sin = rows.sin(t) + k;
+    for (int64_t left = run.count, step = rows.step; left > 0; --left, cos += step, sin += step) {
+      F c, s;
+      cos_sin(Register::upper_halves((U)even_angle, (U)odd_angle), eighth, c, s);
+      if constexpr (!kPlain) {
+        const I follows = load_vector<I>(job.axis_of_pair + k) == axis;
+        c = follows ? c * gain : load_vector<F>(cos);
+        s = follows ? s * gain : load_vector<F>(sin);
       }
-      std::memcpy(&turns, upper, sizeof turns);
+      std::memcpy(cos, &c, sizeof c);
+      std::memcpy(sin, &s, sizeof s);
+      even_angle += even_by;
+      odd_angle += odd_by;
     }
-    Register::F c, s;
-    cos_sin(turns, c, s);
-    if (scaled) {
-      c *= gain;
-      s *= sin_gain;
-    }
-    std::memcpy(cos + k, &c, sizeof c);
-    std::memcpy(sin + k, &s, sizeof s);
-  }
-}
-inline void fill_row(const Job &job, uint64_t size, double gain, double sin_gain, double *cos, double *sin) {
-  __extension__ using Wide = unsigned __int128;
-  const int64_t apart = padded(job.pairs);
-  for (int64_t k = 0; k < job.pairs; ++k) {
-    const uint32_t *f = job.turns + k;
-    const uint64_t upper = uint64_t{f[0]} << 32 | f[apart];
-    const uint64_t lower = uint64_t{f[2 * apart]} << 32 | f[3 * apart];
-    cos_sin(size * upper + uint64_t(Wide{size} * lower >> 64), cos[k], sin[k]);
-    cos[k] *= gain;
-    sin[k] *= sin_gain;
   }
 }
 
-// The row of a token whose positions, one for each axis, are at `p`.
-template <class C> inline void fill_row_at(const Job &job, const char *p, C *cos, C *sin) {
+// The rows of so many tokens, whose positions are `token_step` bytes apart.
+inline void fill_rows_at(const Job &job, const char *p, int64_t token_step, int64_t tokens, Rows<float> &rows) {
   for (int axis = 0; axis < job.axes; ++axis, p += job.axis_stride) {
-    const int64_t position = position_at(p, job.position_bytes);
-    // R(-p) is the inverse of R(p). The size of -2**63 is no int64
-    const uint64_t size = position < 0 ? -uint64_t(position) : uint64_t(position);
-    const C gain = C(job.gain), sin_gain = (position < 0) != job.inverse ? -gain : gain;
-    if (axis == 0) {
-      fill_row(job, size, gain, sin_gain, cos, sin);
-      continue;
+    const auto position_of = [&](int64_t t) { return position_at(p + t * token_step, job.position_bytes); };
+    for (int64_t t = 0; t < tokens;) {
+      const Run run = run_from(t, tokens, position_of);
+      if (job.axes == 1 && job.gain == 1) fill_run<true>(job, run, axis, rows, t);
+      else fill_run<false>(job, run, axis, rows, t);
+      t += run.count;
     }
-    alignas(64) C other_cos[kMaxPairs], other_sin[kMaxPairs];
-    fill_row(job, size, gain, sin_gain, other_cos, other_sin);
+  }
+}
+inline void fill_rows_at(const Job &job, const char *p, int64_t token_step, int64_t tokens, Rows<double> &rows) {
+  __extension__ using Wide = __int128;
+  const uint64_t eighth = uint64_t{job.inverse ? 5u : 1u} << 61;
+  for (int64_t t = 0; t < tokens; ++t, p += token_step) {
+    double *cos = rows.cos(t), *sin = rows.sin(t);
     for (int64_t k = 0; k < job.pairs; ++k) {
-      const bool follows = job.axis_of_pair[k] == axis;
-      cos[k] = follows ? other_cos[k] : cos[k];
-      sin[k] = follows ? other_sin[k] : sin[k];
+      const int64_t position = position_at(p + job.axis_of_pair[k] * job.axis_stride, job.position_bytes);
+      const uint32_t *limb = job.turns + k;
+      const uint64_t upper = uint64_t{limb[0]} << 32 | limb[rows.pairs];
+      const uint64_t lower = uint64_t{limb[2 * rows.pairs]} << 32 | limb[3 * rows.pairs];
+      cos_sin(uint64_t(position) * upper + uint64_t(Wide{position} * Wide{lower} >> 64), eighth, cos[k], sin[k]);
+      cos[k] *= job.gain;
+      sin[k] *= job.gain;
     }
   }
 }
@@ -158,13 +190,9 @@ template <class C> inline void fill_rows(const Job &job, const int64_t *at, int6
   }
   rows.pairs = padded(job.pairs);
   rows.step = same ? 0 : 2 * rows.pairs;
-  for (int64_t t = 0; t < (same ? 1 : tokens); ++t) {
-    if (given) copy_row(job, cos, sin, rows.cos(t), rows.sin(t));
-    else fill_row_at(job, position, rows.cos(t), rows.sin(t));
-    position += job.position_stride[inner];
-    cos += job.cos_stride[inner];
-    sin += job.sin_stride[inner];
-  }
+  if (!given) return fill_rows_at(job, position, job.position_stride[inner], same ? 1 : tokens, rows);
+  for (int64_t t = 0; t < tokens; ++t)
+    copy_row(job, cos + t * job.cos_stride[inner], sin + t * job.sin_stride[inner], rows.cos(t), rows.sin(t));
 }
 
 } // namespace
