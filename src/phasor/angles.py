@@ -37,9 +37,10 @@ from phasor.rope import Rope
 #: sum ``S`` (5.6), the last product or sum (5.6) and smaller terms (4): 23 in all.
 COS_SIN_ERROR = 1e-15
 #: The same of a float32 cosine or sine. Derived, in units of 1e-8, for the sine, which is worse:
-#: 96 bits of the frequency move the angle by 2**-33 turns (0.07), ``x`` in float32 by
-#: pi/4 * 2**-25 (2.3), the polynomial is off by 2.4, mostly its first coefficient, and its
-#: evaluation rounds ``S`` (3.0), the product with ``x`` (3.0) and smaller terms (1.0): 11.8.
+#: 96 bits of the frequency move the angle by 2**-33 turns, two products by 2**-32 (together 0.3),
+#: ``x`` in float32 by pi/4 * 2**-25 (2.3), the polynomial is off by 2.4, mostly its first
+#: coefficient, and its evaluation rounds ``S`` (3.0), the product with ``x`` (3.0) and smaller
+#: terms (1.0): 12.0.
 COS_SIN_ERROR_FLOAT32 = 1.25e-7
 #: At a float position, what these bounds grow by for every radian per position: half a unit of the
 #: rest.
@@ -245,35 +246,35 @@ def _turns(rope: Rope, positions: NDArray[Any], dtype: Any) -> NDArray[np.int64]
 
 
 def _multiply(numbers: NDArray[np.int64], words: NDArray[np.int64], bits: int) -> NDArray[np.int64]:
-    """The upper 64 bits of the products without whole turns; int64 wraps around at each.
+    """The upper 64 bits of the products without whole turns; int64 wraps around.
 
-    Off by less than a unit with 32 ``bits``, and four with 64, which multiply by one word more.
+    Two products, for float32, are less than 2**32 units too small. Four, for float64, are less than
+    four units too small.
     """
-    upper, lower = numbers >> 32, numbers & _LOW_BITS
-    # the product of two numbers of 32 bits is unsigned
-    carried = (lower * words[1]).view(np.uint64) >> np.uint64(32)
-    turns = numbers * words[0] + upper * words[1] + carried.view(np.int64)
-    return turns if bits == 32 else turns + ((upper * words[2]) >> 32)
+    upper = numbers >> 32
+    turns = numbers * words[0] + upper * words[1]
+    if bits == 32:
+        return turns
+    # without its last bit the second word's product with 32 bits is an int64
+    carried = ((numbers & _LOW_BITS) * (words[1] >> 1)) >> 31
+    return turns + carried + ((upper * words[2]) >> 32)
 
 
 def _cos_sin_of_turns(turns: NDArray[np.int64], dtype: Any) -> tuple[NDArray[Any], NDArray[Any]]:
     """Cosine and sine of angles in units of 2**-64 turns."""
     shifted = turns + _EIGHTH
-    quarter = shifted >> 62  # from -2 to 1
-    # in eighths of a turn, from -1 to 1
-    x = (shifted - (quarter << 62) - _EIGHTH).astype(dtype) * dtype(2.0**-61)
+    # without quarter turns, in eighths of a turn, from -1 to 1
+    x: NDArray[Any] = (turns << 2).astype(dtype) * dtype(2.0**-63)
     y = x * x
     of_cos, of_sin = FLOAT64 if dtype is np.float64 else FLOAT32
     even_cos = 1 + y * _evaluate(of_cos, y)
     even_sin = x * _evaluate(of_sin, y)
-    is_odd = (quarter & 1).astype(bool)
     # a quarter turn takes (cos, sin) to (-sin, cos), and half a turn negates both
+    is_odd = (shifted << 1) < 0
+    sign = np.copysign(dtype(1), shifted.astype(dtype))
     cos: NDArray[Any] = np.where(is_odd, -even_sin, even_cos)
     sin: NDArray[Any] = np.where(is_odd, even_cos, even_sin)
-    is_negated = quarter < 0
-    np.negative(cos, where=is_negated, out=cos)
-    np.negative(sin, where=is_negated, out=sin)
-    return cos, sin
+    return cos * sign, sin * sign
 
 
 def _evaluate(coefficients: tuple[float, ...], y: NDArray[Any]) -> NDArray[Any]:

@@ -17,7 +17,7 @@ from phasor.pairings import checked_pairing
 from phasor.rope import Rope
 from phasor.scaling import Rule
 from phasor.torch._internals import refuse_tracing
-from phasor.torch._tables import layout_text
+from phasor.torch._text import layout_text
 
 #: The dtypes that are rotated.
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)

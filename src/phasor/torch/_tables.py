@@ -10,10 +10,9 @@ caches keep the latest Ropes only, because a rule makes one for every length.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from functools import lru_cache, wraps
-from typing import Any, Concatenate, NamedTuple, ParamSpec
+from typing import Any, Concatenate, ParamSpec
 
 import numpy as np
 import torch
@@ -22,14 +21,21 @@ from torch import Tensor
 
 from phasor import angles as numpy_angles
 from phasor.angles import DIGIT_BITS, DIGITS, POSITION_LIMIT, ROWS
-from phasor.pairings import Pairing, slices
 from phasor.rope import Rope
 from phasor.torch._internals import (
-    cached_constant,
     dispatch_is_plain,
     mark_constant,
     outside_modes,
     outside_transforms,
+)
+from phasor.torch._text import (  # noqa: F401
+    Layout,
+    compute_dtype,
+    count_axes,
+    count_own_dimensions,
+    layout_text,
+    read_layout,
+    read_rope,
 )
 
 _P = ParamSpec("_P")
@@ -43,63 +49,6 @@ _DIGIT_INDICES = np.arange(DIGITS)
 
 # Tables that CUDA graphs were captured with. A graph holds their addresses but not their memory.
 _CAPTURED_TABLES: dict[int, Tensor] = {}
-
-
-# The text
-
-
-class Layout(NamedTuple):
-    """Which coordinates are the pairs, on the way in and on the way out."""
-
-    pairing: Pairing
-    pairing_out: Pairing
-    rotary_start: int
-
-    def inverse(self) -> Layout:
-        """The layout of the inverse rotation, which reads what the rotation wrote."""
-        return Layout(self.pairing_out, self.pairing, self.rotary_start)
-
-    def slices(self, pairing: Pairing, num_pairs: int) -> tuple[slice, slice]:
-        """Coordinates of a head that are the first and the second of each pair."""
-        return slices(pairing, num_pairs, self.rotary_start)
-
-
-def layout_text(pairing: str, pairing_out: str, rotary_start: int) -> str:
-    """The operator's text for given cos and sin. Plain formatting, so that it can be traced."""
-    return f'{{"pairing":"{pairing}","pairing_out":"{pairing_out}","rotary_start":{rotary_start}}}'
-
-
-@cached_constant
-def read_layout(text: str) -> Layout:
-    """The layout that a Rope's JSON or `layout_text` describes."""
-    fields = json.loads(text)
-    pairing = fields["pairing"]
-    return Layout(pairing, fields["pairing_out"] or pairing, fields["rotary_start"])
-
-
-@cached_constant
-def read_rope(text: str) -> Rope:
-    """The Rope that a text from `Rope.to_json` describes."""
-    return Rope.from_json(text)
-
-
-@cached_constant
-def count_axes(text: str) -> int:
-    """The number of coordinates of a position for that Rope."""
-    return read_rope(text).axes.n_axes
-
-
-def count_own_dimensions(angles: Sequence[Tensor], text: str) -> int:
-    """The number of trailing dimensions of ``angles`` besides those of the tokens: 1 or 0.
-
-    Cos and sin have the pairs, positions on several axes have the axes.
-    """
-    return 1 if len(angles) == 2 or count_axes(text) > 1 else 0
-
-
-def compute_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which tensors of ``dtype`` are computed: float64 for float64, else float32."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 # The tables

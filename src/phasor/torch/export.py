@@ -27,7 +27,7 @@ from phasor.errors import BackendError, PhasorError, SpecError, TensorError, ins
 from phasor.pairings import by_pairing
 from phasor.rope import Rope
 from phasor.torch import ops
-from phasor.torch._tables import Layout, read_rope
+from phasor.torch._text import Layout, read_rope
 from phasor.torch.backends.eager import layout_of
 
 _OPSET = 23  # the first one that has the operator

@@ -376,7 +376,7 @@ def chosen_backend(x: Tensor, *more: Tensor, compiled_for: Rope | None = None) -
     if compiled_for is None:
         return backend
     check_rope(compiled_for, "compiled_for")
-    is_operator_kept = keeps_operator(backend, [x, *more], [], compiled_for.to_json())
+    is_operator_kept = keeps_operator(backend, [x, *more], compiled_for.to_json())
     return backend if is_operator_kept else "inductor"
 
 

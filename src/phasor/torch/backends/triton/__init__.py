@@ -17,7 +17,7 @@ from torch import Tensor
 
 from phasor.torch._in_place import check_cos_sin, check_no_self_overlap, check_writable, pair_layout
 from phasor.torch._internals import cached_constant, count_writes
-from phasor.torch._tables import read_layout
+from phasor.torch._text import read_layout
 from phasor.torch.backends.triton.launching import (
     VECTOR_BYTES,
     LaunchPlan,

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from phasor.angles import turn_limbs
 from phasor.torch._in_place import PairLayout
-from phasor.torch._tables import count_axes, count_own_dimensions, read_rope
+from phasor.torch._text import count_axes, count_own_dimensions, read_rope
 
 #: From this many tokens on, a program shares cos and sin among heads; below, more programs run.
 MANY_TOKENS = 2048
