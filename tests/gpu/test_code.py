@@ -160,8 +160,8 @@ def test_a_pair_that_moves_in_place_waits_for_every_read(compiler: Compiler) -> 
     launch(DEEPSEEK, in_place=True)
     program = compiler.made[-1].asm["ttir"]
     before, _, after = program.partition("barrier")
-    # a position and heads, and then rows of four digits
-    assert (before.count("tt.load"), after.count("tt.load")) == (2, 8)
+    # heads, and then a position and three limbs
+    assert (before.count("tt.load"), after.count("tt.load")) == (1, 4)
     assert "tt.store" not in before
     assert "bar.sync" in compiler.assembly()
     launch(HALF, in_place=True)
@@ -169,10 +169,10 @@ def test_a_pair_that_moves_in_place_waits_for_every_read(compiler: Compiler) -> 
 
 
 @pytest.mark.parametrize("rope", [HALF, JOINED], ids=["half", "interleaved"])
-def test_few_heads_are_on_their_way_before_rows_are_asked_for(
+def test_few_heads_are_on_their_way_before_angles_are_computed(
     rope: Rope, compiler: Compiler, tmp_path: Path
 ) -> None:
-    """In the machine code too: left alone, the assembler asks for heads when all rows are there."""
+    """In the machine code too: left alone, the assembler multiplies before it asks for heads."""
     import triton
 
     launch(rope, DECODE)
@@ -181,21 +181,22 @@ def test_few_heads_are_on_their_way_before_rows_are_asked_for(
     disassembler = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
     command = [disassembler, "-sass", binary]
     code = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    order = re.findall(r"\b(LDG\.E\.64|LDG\.E\.128|BAR|STG)\b", code)
-    barrier = order.index("BAR")
-    assert order[:barrier] == ["LDG.E.64", "LDG.E.128", "LDG.E.128"]
+    order = re.findall(r"\b(LDG\.E\.64|LDG\.E\.128|BAR|I2FP|STG)\b", code)
+    # heads; a position and limbs of pairs, and angles; heads
+    assert order[:4] == ["LDG.E.128", "LDG.E.128", "BAR", "LDG.E.64"]
     assert order[-2:] == ["STG", "STG"]
 
 
 def test_products_are_fused_where_the_source_says_so(compiler: Compiler) -> None:
-    """One rounded product and one fused each: the compiler neither fuses nor parts any other."""
+    """The compiler neither fuses nor parts any other, so that bits do not depend on it."""
     launch(tokens=DECODE, heads=(8,))
-    # both coordinates of three products of digit rows, and of the turn
-    assert compiler.made[-1].asm["ttir"].count("math.fma") == 2 * (3 + 1)
+    # two polynomials of four coefficients, the 1 of the cosine, and both coordinates
+    fused = 2 * 3 + 1 + 2
+    assert compiler.made[-1].asm["ttir"].count("math.fma") == fused
     count = Counter(re.findall(r"\b(fma|mul|add|sub)(?:\.rn)?\.f32", compiler.assembly()))
-    # each of 8 pairs: the same, and a gain for cos and for sin;
-    # a negated product may be written as one that is added to zero, which rounds alike
-    assert count["fma"] + count["mul"] == 8 * (4 * 4 + 2)
-    assert count["fma"] >= 8 * 4 * 2
-    # a position below zero turns sin round
-    assert (count["add"], count["sub"]) == (0, 8)
+    # each of 8 pairs: the same; x and its square, the sine and its negative, the gain of both, and
+    # two for the coordinates. A negated product may be written as one that is added to zero
+    assert count["fma"] + count["mul"] == 8 * (fused + 8)
+    assert count["fma"] >= 8 * fused
+    # the gain of angles beyond a half turn
+    assert (count["add"], count["sub"]) == (0, 1)

@@ -10,6 +10,7 @@ import pytest
 from .triton_runs import run_pytest, starts_another
 
 FILES = [
+    "tests/gpu/test_angles.py",
     "tests/gpu/test_triton.py",
     "tests/gpu/test_launch.py",
     "tests/torch/test_heads_first.py",

@@ -40,23 +40,21 @@ def stride_names(*tensors: str) -> list[str]:
 
 
 @triton.jit
-def _multiply(number, word, upper_limb, lower_limb, dtype: tl.constexpr):
-    """``number`` times a fixed-point number of 128 bits, in units of 2**-64, modulo 2**64.
-
-    All 128 bits are needed in float64; 96 are enough in float32.
+def _multiply(number, first, second, third, dtype: tl.constexpr):
+    """The upper 64 bits of the product without whole turns, as exact as ``dtype`` needs.
 
     Args:
         number: int64, signed.
-        word: The upper 64 bits, as they are in an int64.
-        upper_limb: The 32 bits that follow, in an int64.
-        lower_limb: The last 32.
-        dtype: Of the result that is made of the product.
+        first: The upper 64 bits of a frequency, as they are in an int64.
+        second: The 32 bits that follow, in an int64.
+        third: The 32 bits after those.
+        dtype: float32, for which two products are enough, or float64, which takes four.
     """
     upper, lower = number >> 32, number & 0xFFFFFFFF
-    carried = (lower.to(tl.uint64) * upper_limb.to(tl.uint64)) >> 32
-    product = number * word + upper * upper_limb + carried.to(tl.int64)
+    product = number * first + upper * second
     if dtype == tl.float64:
-        product += (upper * lower_limb) >> 32
+        carried = (lower.to(tl.uint64) * second.to(tl.uint64)) >> 32
+        product += carried.to(tl.int64) + ((upper * third) >> 32)
     return product
 
 
@@ -74,17 +72,17 @@ def _turns(position, limbs, dtype: tl.constexpr):
     Args:
         position: Integers, or floats below 2**63.
         limbs: Six of every pair, as in `phasor.angles.turn_limbs`, each in an int64.
-        dtype: As for `_multiply`. With float32 the rest of a float position is a number of units
-            of 2**-32, with float64 of 2**-64.
+        dtype: As for `_multiply`. The rest of a float position is a number of units of 2**-32 for
+            float32, and of 2**-64 for float64.
     """
-    word = (limbs[2] << 32) | limbs[3]
+    first = (limbs[2] << 32) | limbs[3]
     if position.dtype.is_int():
-        turns = _multiply(position.to(tl.int64), word, limbs[4], limbs[5], dtype)
+        turns = _multiply(position.to(tl.int64), first, limbs[4], limbs[5], dtype)
     else:
         nearest = _nearest_integer(position.to(tl.float64))
-        turns = _multiply(nearest.to(tl.int64), word, limbs[4], limbs[5], dtype)
         rest = position.to(tl.float64) - nearest
-        # the same frequency in other units: moved by one limb, or by two
+        turns = _multiply(nearest.to(tl.int64), first, limbs[4], limbs[5], dtype)
+        # the same frequency in other units: moved by two limbs, or by one
         if dtype == tl.float64:
             rest = _nearest_integer(rest * 2.0**64).to(tl.int64)
             turns += _multiply(rest, (limbs[0] << 32) | limbs[1], limbs[2], limbs[3], dtype)
@@ -109,40 +107,28 @@ def _polynomial(y, coefficients: tl.constexpr):
 
 
 @triton.jit
-def _cos_sin_of_turns(turns, dtype: tl.constexpr):
-    """Cos and sin of int64 angles in units of 2**-64 turns, as `phasor.angles` describes."""
-    # an eighth of a turn is added, so that the nearest quarter is the one below
+def _cos_sin_of_turns(turns, factor, dtype: tl.constexpr):
+    """Cos and sin of int64 angles in units of 2**-64 turns, times ``factor``."""
+    # an eighth of a turn is added, so that the nearest quarter turn is the one below
     if dtype == tl.float64:
         shifted = turns + (1 << 61)
-        quarter = (shifted >> 62).to(tl.int32)
+        is_odd, is_negated = (shifted & (1 << 62)) != 0, shifted < 0
         x = ((shifted & ((1 << 62) - 1)) - (1 << 61)).to(dtype) * 2.0**-61
         y = x * x
         of_cos, of_sin = _polynomial(y, _COS_FLOAT64), _polynomial(y, _SIN_FLOAT64)
     else:
-        # the upper half, rounded
+        # the upper half, rounded, which is another 2**-33 turns: 0.07 of the 12.5 that
+        # `COS_SIN_ERROR_FLOAT32` allows, of which 12.0 are taken
         shifted = ((turns + ((1 << 61) + (1 << 31))) >> 32).to(tl.int32)
-        quarter = shifted >> 30
+        is_odd, is_negated = (shifted & (1 << 30)) != 0, shifted < 0
         x = ((shifted & ((1 << 30) - 1)) - (1 << 29)).to(dtype) * 2.0**-29
         y = x * x
         of_cos, of_sin = _polynomial(y, _COS_FLOAT32), _polynomial(y, _SIN_FLOAT32)
     even_cos, even_sin = tl.fma(y, of_cos, tl.full(y.shape, 1, dtype)), x * of_sin
-    is_odd = (quarter & 1) != 0
     # a quarter turn takes (cos, sin) to (-sin, cos), and half a turn negates both
+    factor = tl.where(is_negated, -factor, factor)
     cos, sin = tl.where(is_odd, -even_sin, even_cos), tl.where(is_odd, even_cos, even_sin)
-    return tl.where(quarter < 0, -cos, cos), tl.where(quarter < 0, -sin, sin)
-
-
-@triton.jit
-def _cos_sin_of_positions(position, limbs, dtype: tl.constexpr):
-    """Cos and sin ``[tokens, pairs]`` of positions; NaN of floats from 2**63 on, and of NaN."""
-    if position.dtype.is_int():
-        cos, sin = _cos_sin_of_turns(_turns(position, limbs, dtype), dtype)
-    else:
-        exists = tl.abs(position) < 2.0**63
-        near = tl.where(exists, position, 0.0)
-        cos, sin = _cos_sin_of_turns(_turns(near, limbs, dtype), dtype)
-        cos, sin = tl.where(exists, cos, float("nan")), tl.where(exists, sin, float("nan"))
-    return cos, sin
+    return cos * factor, sin * factor
 
 
 @triton.jit
@@ -159,6 +145,8 @@ def _cos_sin(
     pair, gain, num_pairs: tl.constexpr, source: tl.constexpr, dtype: tl.constexpr,
 ):  # fmt: skip
     """Cos and sin ``[1, tokens, pairs]`` times the gain, given or of positions.
+
+    NaN where a position is NaN, or a float beyond int64.
 
     Args:
         angles: Pointer to positions, or to cos.
@@ -181,10 +169,12 @@ def _cos_sin(
     # [tokens, 1]
     angles += outer * angle_outer + (token * angle_inner)[:, None]
     exists = token_exists[:, None] & (pair < num_pairs)
+    factor = gain.to(tl.float64, bitcast=True).to(dtype)
     if source == "cos_sin":
         sin_or_constants += outer * sin_outer + (token * sin_inner)[:, None]
         cos = tl.load(angles + pair * angle_step, mask=exists, other=1.0)
         sin = tl.load(sin_or_constants + pair * sin_step, mask=exists, other=0.0)
+        cos, sin = cos.to(dtype) * factor, sin.to(dtype) * factor
     else:
         if source == "several axes":
             axis = _load_limb(sin_or_constants, 6, pair, num_pairs)
@@ -199,10 +189,13 @@ def _cos_sin(
             _load_limb(sin_or_constants, 4, pair, num_pairs),
             _load_limb(sin_or_constants, 5, pair, num_pairs),
         )
-        cos, sin = _cos_sin_of_positions(position, limbs, dtype)
-    factor = gain.to(tl.float64, bitcast=True).to(dtype)
+        if not position.dtype.is_int():
+            has_angle = tl.abs(position) < 2.0**63  # false of NaN
+            factor = tl.where(has_angle, factor, float("nan"))
+            position = tl.where(has_angle, position, 0.0)
+        cos, sin = _cos_sin_of_turns(_turns(position, limbs, dtype), factor, dtype)
     # [tokens, pairs] -> [1, tokens, pairs], to broadcast over heads
-    return (cos.to(dtype) * factor)[None, :, :], (sin.to(dtype) * factor)[None, :, :]
+    return cos[None, :, :], sin[None, :, :]
 
 
 # Pairs of a tile
