@@ -10,12 +10,12 @@ from contenders import IN_PLACE, NEW
 from device import EMPTY
 from measure import COPY, MULTIPLY, Measured
 
-from phasor.angles import ROW_ERROR_40
+from phasor.angles import COS_SIN_ERROR_FLOAT32
 from phasor.pairings import PAIRINGS
 
 _FAR, _TABLE = "phasor, positions near 2^40, half", "phasor, rows of a table, half"
-#: Of a float32 row of four digits, and one more complex product in float32.
-FAR_BOUND = ROW_ERROR_40 + 5**0.5 * 2**-24
+#: Of cos and of sin in float32, and one complex product in float32.
+FAR_BOUND = 2**0.5 * COS_SIN_ERROR_FLOAT32 + 5**0.5 * 2**-24
 #: Measured values by what they are of; each has to be at most the limit.
 Values = dict[str, float]
 Pick = Callable[[Sequence[Measured]], Values]
