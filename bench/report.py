@@ -26,7 +26,7 @@ slower than one."""
 _GPU_NOTE = """\
 The second number of a cell is the bytes a second that it moved, in GB. What is counted is the least
 that has to be moved: query and key read and written once, in place only the slice that turns, and
-twice that where gradients are asked, with the input read once more for the gradient of a norm.
+twice that where gradients are asked.
 
 Calls: between two events on the device, each call by itself. What fits twice into the cache is
 warm, called in a row and can wait for the host; anything larger starts with an empty cache and

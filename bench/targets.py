@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from cases import Case
-from contenders import IN_PLACE, NEW, NORM, NORMED, QWEN3
+from contenders import IN_PLACE, NEW
 from device import EMPTY
 from measure import COPY, MULTIPLY, Measured
 
@@ -33,13 +33,11 @@ def moved(case: Case, key: str) -> int:
     """Bytes of query and key that one call has to read and write.
 
     What is in place touches the slice that turns, what makes new tensors touches whole heads, and
-    a backward pass does it again; that of a norm reads its input beside the gradient. Positions,
-    rows and tables are not counted.
+    a backward pass does it again. Positions, rows and tables are not counted.
     """
     in_place = key == MULTIPLY or ", in place" in key
     width = case.rotary_dim if in_place and case.rotary_dim else case.head_dim
-    backward = 3 if key.startswith(NORMED) else 2
-    passes = 2 + backward if case.backward else 2
+    passes = 4 if case.backward else 2
     return passes * case.size * width // case.head_dim
 
 
@@ -106,7 +104,7 @@ def _over_fastest(form: str) -> Pick:
         others = [
             other
             for other in m.seconds
-            if other.endswith(key.removeprefix(form)) and not other.startswith(("phasor", QWEN3))
+            if other.endswith(key.removeprefix(form)) and not other.startswith("phasor")
             and (m.case.backward or (", in place" in other) == (form == IN_PLACE))
         ]  # fmt: skip
         return max((m.ratio(key, other).median for other in others), default=None)
@@ -217,10 +215,6 @@ _GPU_TARGETS = [
     Target("prefill and training, in place / the fastest contender", 1.0,
            _over_fastest(IN_PLACE)),
     Target("prefill and training, new output / the fastest contender", 1.0, _over_fastest(NEW)),
-    Target("norm and rotation in one / rotation alone", 1.05,
-           _over(lambda c: _long(c) and not c.backward, NORM, NEW)),
-    Target("training, norm and rotation in one / rotation alone (five passes to four)",
-           1.05 * 5 / 4, _over(lambda c: c.backward, NORM, NEW)),
 ]  # fmt: skip
 _REPLAY = Target("decode as a graph, in place / an empty kernel", 1.15,
                  _over(lambda c: not _long(c), IN_PLACE, EMPTY))  # fmt: skip

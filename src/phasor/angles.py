@@ -17,8 +17,6 @@ or `COS_SIN_ERROR_FLOAT32` of the real numbers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from decimal import Decimal
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -26,7 +24,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from phasor._checks import axes_hint
-from phasor._reals import cos_sin_of_turns, in_reals, nearest_float32
+from phasor._reals import in_reals
 from phasor.errors import PositionError
 from phasor.frequencies import real_turns
 from phasor.rope import Rope
@@ -37,9 +35,10 @@ from phasor.rope import Rope
 #: sum ``S`` (5.6), the last product or sum (5.6) and smaller terms (4): 23 in all.
 COS_SIN_ERROR = 1e-15
 #: The same of a float32 cosine or sine. Derived, in units of 1e-8, for the sine, which is worse:
-#: 96 bits of the frequency move the angle by 2**-33 turns (0.07), ``x`` in float32 by
-#: pi/4 * 2**-25 (2.3), the polynomial is off by 2.4, mostly its first coefficient, and its
-#: evaluation rounds ``S`` (3.0), the product with ``x`` (3.0) and smaller terms (1.0): 11.8.
+#: 96 bits of the frequency move the angle by 2**-33 turns, two products by 2**-32 (together 0.3),
+#: ``x`` in float32 by pi/4 * 2**-25 (2.3), the polynomial is off by 2.4, mostly its first
+#: coefficient, and its evaluation rounds ``S`` (3.0), the product with ``x`` (3.0) and smaller
+#: terms (1.0): 12.0.
 COS_SIN_ERROR_FLOAT32 = 1.25e-7
 #: At a float position, what these bounds grow by for every radian per position: half a unit of the
 #: rest.
@@ -245,35 +244,35 @@ def _turns(rope: Rope, positions: NDArray[Any], dtype: Any) -> NDArray[np.int64]
 
 
 def _multiply(numbers: NDArray[np.int64], words: NDArray[np.int64], bits: int) -> NDArray[np.int64]:
-    """The upper 64 bits of the products without whole turns; int64 wraps around at each.
+    """The upper 64 bits of the products without whole turns; int64 wraps around.
 
-    Off by less than a unit with 32 ``bits``, and four with 64, which multiply by one word more.
+    Two products, for float32, are less than 2**32 units too small. Four, for float64, are less than
+    four units too small.
     """
-    upper, lower = numbers >> 32, numbers & _LOW_BITS
-    # the product of two numbers of 32 bits is unsigned
-    carried = (lower * words[1]).view(np.uint64) >> np.uint64(32)
-    turns = numbers * words[0] + upper * words[1] + carried.view(np.int64)
-    return turns if bits == 32 else turns + ((upper * words[2]) >> 32)
+    upper = numbers >> 32
+    turns = numbers * words[0] + upper * words[1]
+    if bits == 32:
+        return turns
+    # without its last bit the second word's product with 32 bits is an int64
+    carried = ((numbers & _LOW_BITS) * (words[1] >> 1)) >> 31
+    return turns + carried + ((upper * words[2]) >> 32)
 
 
 def _cos_sin_of_turns(turns: NDArray[np.int64], dtype: Any) -> tuple[NDArray[Any], NDArray[Any]]:
     """Cosine and sine of angles in units of 2**-64 turns."""
     shifted = turns + _EIGHTH
-    quarter = shifted >> 62  # from -2 to 1
-    # in eighths of a turn, from -1 to 1
-    x = (shifted - (quarter << 62) - _EIGHTH).astype(dtype) * dtype(2.0**-61)
+    # without quarter turns, in eighths of a turn, from -1 to 1
+    x: NDArray[Any] = (turns << 2).astype(dtype) * dtype(2.0**-63)
     y = x * x
     of_cos, of_sin = FLOAT64 if dtype is np.float64 else FLOAT32
     even_cos = 1 + y * _evaluate(of_cos, y)
     even_sin = x * _evaluate(of_sin, y)
-    is_odd = (quarter & 1).astype(bool)
     # a quarter turn takes (cos, sin) to (-sin, cos), and half a turn negates both
+    is_odd = (shifted << 1) < 0
+    sign = np.copysign(dtype(1), shifted.astype(dtype))
     cos: NDArray[Any] = np.where(is_odd, -even_sin, even_cos)
     sin: NDArray[Any] = np.where(is_odd, even_cos, even_sin)
-    is_negated = quarter < 0
-    np.negative(cos, where=is_negated, out=cos)
-    np.negative(sin, where=is_negated, out=sin)
-    return cos, sin
+    return cos * sign, sin * sign
 
 
 def _evaluate(coefficients: tuple[float, ...], y: NDArray[Any]) -> NDArray[Any]:
@@ -281,182 +280,3 @@ def _evaluate(coefficients: tuple[float, ...], y: NDArray[Any]) -> NDArray[Any]:
     for coefficient in coefficients[-2::-1]:
         value = value * y + y.dtype.type(coefficient)
     return value
-
-
-# Digit tables, which go when no kernel reads them
-
-DIGIT_BITS = 10
-DIGITS = 4
-ROWS = 1 << DIGIT_BITS
-#: Positions of this size or larger have no digit rows.
-POSITION_LIMIT = 1 << (DIGIT_BITS * DIGITS)
-#: Largest error (as a complex number) of a float32 row composed of two digits, |p| < 2**20, and of
-#: four, |p| < 2**40. Derived: an entry is off by sqrt(2) * 2**-25 at most, and a complex product
-#: in float32 adds sqrt(5) * 2**-24 (Brent, Percival & Zimmermann 2007); the last factor covers
-#: errors of errors.
-ROW_ERROR_20 = (2**0.5 + 5**0.5) * 2**-24 * (1 + 2**-20)
-ROW_ERROR_40 = (2 * 2**0.5 + 3 * 5**0.5) * 2**-24 * (1 + 2**-20)
-
-_LOW_WORD = np.uint64(0xFFFFFFFF)
-_32, _62 = np.uint64(32), np.uint64(62)
-_OLD_EIGHTH = np.uint64(1 << 61)
-
-
-def _chunks(length: int, width: int) -> Iterator[slice]:
-    step = max(1, _CHUNK_ELEMENTS // width)
-    return (slice(start, start + step) for start in range(0, length, step))
-
-
-@lru_cache(maxsize=256)
-@in_reals
-def old_turn_words(rope: Rope) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-    """Turns per position of every pair, modulo whole turns: 128 bits as two words."""
-    # the product with |p| < 2**63 still has 66 correct bits after the point
-    fixed = [int((turn % 1 * 2**128).to_integral_value()) % 2**128 for turn in real_turns(rope)]
-    high = np.array([value >> 64 for value in fixed], dtype=np.uint64)
-    low = np.array([value & (2**64 - 1) for value in fixed], dtype=np.uint64)
-    return high, low
-
-
-def _old_cos_sin(rope: Rope, positions: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Cosine and sine at checked ``positions`` ``[P, 1]`` or ``[P, num_pairs]``."""
-    if positions.dtype == np.int64:
-        integer, fraction = positions, None
-    else:
-        nearest = np.rint(positions)
-        integer, fraction = nearest.astype(np.int64), positions - nearest
-    # abs(-2**63) overflows to itself in int64, which read as uint64 is 2**63
-    distance = np.abs(integer).astype(np.uint64)
-    quarters, turns = _reduce_angles(distance, *old_turn_words(rope))
-    negative = integer < 0
-    if fraction is not None:
-        turns += np.where(negative, -fraction, fraction) * (rope.inv_freq / (2 * np.pi))
-    angle = turns * (2 * np.pi)
-    even_cos, even_sin = np.cos(angle), np.sin(angle)
-    odd = (quarters & np.uint64(1)).astype(bool)
-    cos = np.where(odd, even_sin, even_cos)
-    sin = np.where(odd, even_cos, even_sin)
-    np.negative(cos, where=(quarters == 1) | (quarters == 2), out=cos)
-    np.negative(sin, where=(quarters >= 2) ^ negative ^ (rope.direction < 0), out=sin)
-    return cos, sin
-
-
-def _reduce_angles(
-    distance: NDArray[np.uint64], high: NDArray[np.uint64], low: NDArray[np.uint64]
-) -> tuple[NDArray[np.uint64], NDArray[np.float64]]:
-    """``distance * fraction`` modulo one turn: quarter turns, and a rest of at most an eighth.
-
-    ``high`` and ``low`` are the two words of the 128-bit fraction.
-    """
-    # the upper word of distance * low, from products of 32 bits
-    a1, a0, b1, b0 = distance >> _32, distance & _LOW_WORD, low >> _32, low & _LOW_WORD
-    cross, crossed = a1 * b0, a0 * b1
-    carry = ((a0 * b0) >> _32) + (cross & _LOW_WORD) + (crossed & _LOW_WORD)
-    top = distance * high + a1 * b1 + (cross >> _32) + (crossed >> _32) + (carry >> _32)
-    shifted = top + _OLD_EIGHTH
-    quarters = shifted >> _62
-    rest = (shifted - (quarters << _62)).astype(np.int64) - np.int64(1 << 61)
-    return quarters, rest * 2.0**-64 + (distance * low) * 2.0**-128
-
-
-@lru_cache(maxsize=32)
-def digit_tables(rope: Rope, dtype: type[np.float32] | type[np.float64]) -> NDArray[Any]:
-    """``(cos, sin)`` of every digit of a position: the factors of ``R(p)``.
-
-    Row ``v`` of table ``j`` is the rotation of position ``v * 1024**j``. The rotation of ``p`` is
-    the product of the rows of its four base-1024 digits, for ``|p| < 2**40``; a negative position
-    is the conjugate.
-
-    Args:
-        rope: The Rope.
-        dtype: ``np.float32`` for correctly rounded entries, whose products in float32 are within
-            `ROW_ERROR_20` below 2**20 and `ROW_ERROR_40` below 2**40; or ``np.float64``.
-
-    Returns:
-        Read-only array ``[4, 1024, num_pairs, 2]`` of ``dtype``.
-
-    >>> digit_tables(Rope(head_dim=128, pairing="half"), np.float32).nbytes
-    2097152
-    """
-    digits, values = np.divmod(np.arange(DIGITS * ROWS), ROWS)
-    table = digit_rows(rope, digits, values, dtype).reshape(DIGITS, ROWS, rope.num_pairs, 2)
-    table.flags.writeable = False
-    return table
-
-
-def digit_rows(
-    rope: Rope,
-    digits: NDArray[np.int64],
-    values: NDArray[np.int64],
-    dtype: type[np.float32] | type[np.float64],
-) -> NDArray[Any]:
-    """Row ``values[i]`` of table ``digits[i]`` of `digit_tables`: ``[count, num_pairs, 2]``.
-
-    >>> rope = Rope(head_dim=4, pairing="half", base=100.0)
-    >>> row = digit_rows(rope, np.array([0]), np.array([3]), np.float32)
-    >>> bool((row[0] == digit_tables(rope, np.float32)[0, 3]).all())
-    True
-    """
-    places = (values << (DIGIT_BITS * digits)).reshape(-1, 1)
-    exact = np.empty((len(places), rope.num_pairs, 2))
-    for rows in _chunks(len(places), rope.num_pairs):
-        exact[rows, :, 0], exact[rows, :, 1] = _old_cos_sin(rope, places[rows])
-    return exact if dtype is np.float64 else _round_to_float32(rope, places, exact)
-
-
-@in_reals
-def _round_to_float32(
-    rope: Rope, places: NDArray[np.int64], exact: NDArray[np.float64]
-) -> NDArray[np.float32]:
-    """``exact`` in float32, each entry the nearest to the real number.
-
-    An entry whose float64 error could change its rounding is computed again with 60 digits (Ziv's
-    strategy); a typical rope has no such entry.
-    """
-    inexact = (places != 0) & np.array([turn != 0 for turn in real_turns(rope)])
-    error = np.where(inexact[..., None], np.abs(exact) * 2.0**-49 + 2.0**-85, 0.0)
-    rounded = exact.astype(np.float32)
-    unsure = (exact - error).astype(np.float32) != (exact + error).astype(np.float32)
-    for row, pair in {(int(row), int(pair)) for row, pair, _ in np.argwhere(unsure)}:
-        cos, sin = cos_sin_of_turns(Decimal(int(places[row, 0])) * real_turns(rope)[pair])
-        rounded[row, pair] = nearest_float32(cos), nearest_float32(rope.direction * sin)
-    return rounded
-
-
-def rows(
-    rope: Rope, positions: ArrayLike, dtype: type[np.float32] | type[np.float64]
-) -> NDArray[Any]:
-    """``(cos, sin)`` as a kernel computes them: products of digit rows, for ``|p| < 2**40``.
-
-    At larger and at float positions they are `cos_sin` rounded to ``dtype``.
-
-    Returns:
-        ``[..., num_pairs, 2]`` of ``dtype``.
-
-    Raises:
-        PositionError: As `cos_sin`.
-
-    >>> rows(Rope(head_dim=2, pairing="half"), 1, np.float32)
-    array([[0.5403023 , 0.84147096]], dtype=float32)
-    """
-    coordinates = checked_positions(positions)
-    exact = np.stack(cos_sin(rope, coordinates), axis=-1).astype(dtype)
-    if coordinates.dtype != np.int64:
-        return exact
-    if rope.axes.n_axes == 1:
-        coordinates = coordinates[..., None]
-    places = coordinates[..., np.array(rope.axes.axis_of_pair(rope.num_pairs))]
-    distances = np.abs(places)
-    tables = digit_tables(rope, dtype)
-    pairs = np.arange(rope.num_pairs)
-    cos, sin = np.moveaxis(tables[0, distances & (ROWS - 1), pairs], -1, 0)
-    for digit in range(1, DIGITS):
-        row = (distances >> (DIGIT_BITS * digit)) & (ROWS - 1)
-        c, s = np.moveaxis(tables[digit, row, pairs], -1, 0)
-        cos, sin = cos * c - sin * s, cos * s + sin * c
-    np.negative(sin, where=places < 0, out=sin)
-    product = np.stack((cos, sin), axis=-1)
-    # abs(-2**63) is negative
-    has_rows = (distances < POSITION_LIMIT) & (distances >= 0)
-    product[~has_rows] = exact[~has_rows]
-    return product

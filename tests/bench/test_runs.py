@@ -65,7 +65,7 @@ def test_phasor_passes_the_gate(case: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_phasor_passes_the_gate_on_few_tokens_of_every_case(device: str) -> None:
-    """Whatever the model and its work; norms and probes as well."""
+    """Whatever the model and its work; probes as well."""
     for case in CASES[device]:
         small = BENCH.cases.small(case)
         everyone = BENCH.contenders.everyone(small, device) + BENCH.contenders.probes(small)
@@ -300,7 +300,7 @@ def test_a_run_on_a_gpu_has_all_its_tables(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setitem(sys.modules, "liger_kernel", None)  # as where it is not installed
     monkeypatch.setattr(run, "LAUNCH", replace(TINY, seq=1))
     monkeypatch.setattr(BENCH.run, "host_timer", lambda call, repeats: 1.0)
-    cases = [replace(TINY, name=f"A, {name}", group="A", seq=n, norm=True)
+    cases = [replace(TINY, name=f"A, {name}", group="A", seq=n)
              for name, n in (("prefill 5", 5), ("decode 1", 1))]  # fmt: skip
     found = run.measure_all(Player(), cases, seconds=0.0, facts=True)
     assert found["failed"] == {}
@@ -309,11 +309,10 @@ def test_a_run_on_a_gpu_has_all_its_tables(monkeypatch: pytest.MonkeyPatch) -> N
     page = BENCH.report.markdown(json.loads(json.dumps(about | found)))
     for line in (
         "|  | prefill 5 | decode 1 |",
-        "| phasor, fused norm, half | 1.00 ±0%, 0 | 1.00 ±0%, 0 |",
+        "| phasor, new output, half | 1.00 ±0%, 0 | 1.00 ±0%, 0 |",
         "| empty kernel | – | 1.00 ±0% |",
         "Graphs:",
-        "| phasor, norm and rotation | 1000000.0 |",
-        "| phasor, rotation and cache write | 1000000.0 |",
+        "| phasor, in place, half | 1000000.0 |",
         "* Liger, in place, half: not installed",
         "| tables of phasor / 2 MB | ≤ 1 | 1.00 | held |",
     ):

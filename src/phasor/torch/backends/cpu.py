@@ -21,9 +21,10 @@ from torch import Tensor
 from phasor.angles import turn_limbs
 from phasor.errors import DISTRIBUTION, BackendError, PositionError, TensorError
 from phasor.pairings import by_pairing
+from phasor.torch._angles import check_has_angles, cos_sin
 from phasor.torch._in_place import check_writable
 from phasor.torch._internals import cached_constant, count_writes
-from phasor.torch._tables import compute_dtype, cos_sin, count_digits, read_layout, read_rope
+from phasor.torch._text import compute_dtype, read_layout, read_rope
 
 _MAX_HEAD_DIM = 4096  # the cos and sin of a token are on the stack of the thread that needs them
 
@@ -148,8 +149,11 @@ def _rotate_all(
         _native.rotate(_prepare_plan(rope), positions, None, *options)
         return
     # given cos and sin, or positions between the integers
-    rows = cos_sin(angles, rope, compute_dtype(xs[0].dtype), count_digits(angles))
-    cos, sin = (each.contiguous() for each in rows)
+    rows, dtype = angles, compute_dtype(xs[0].dtype)
+    if len(angles) == 1:
+        check_has_angles(angles[0])
+        rows = cos_sin(angles[0], rope, dtype)
+    cos, sin = (each.to(dtype).contiguous() for each in rows)
     _native.rotate(_prepare_plan_of_rows(rope, xs[0].shape[-1], cos.shape[-1]), cos, sin, *options)
 
 
@@ -169,7 +173,7 @@ def _prepare_plan_of_rows(layout: str, head_dim: int, pairs: int) -> bytes:
 
 
 def _pair_layout(text: str, pairs: int) -> tuple[int, int, bool, bool]:
-    """Where a head's pairs begin, how many they are, and whether they are halves, read and written."""
+    """Where a head's pairs begin, their number, and whether they are halves, read and written."""
     layout = read_layout(text)
     is_half = [
         by_pairing(pairing, half=True, interleaved=False)

@@ -24,8 +24,9 @@ from phasor.pairings import PAIRINGS, Pairing
 from phasor.rope import Rope
 from phasor.scaling import Rule
 from phasor.torch import ops
+from phasor.torch._angles import axis_of_pair
 from phasor.torch._internals import cached_constant
-from phasor.torch._tables import axis_of_pair, compute_dtype, count_axes, layout_text, read_rope
+from phasor.torch._text import compute_dtype, count_axes, layout_text, read_rope
 from phasor.torch.functional import rotate, rotate_by, rotate_qk
 from phasor.torch.hf.methods import COMPLEX_ROWS, ROWS, parameters
 
@@ -316,7 +317,7 @@ def _rule_rows(
     coordinates = positions.unsqueeze(-1).double()
     if count_axes(text) > 1:
         # the coordinate of each pair: [..., seq, axes] -> [..., seq, num_pairs]
-        coordinates = positions.double()[..., axis_of_pair(text, positions.device)]
+        coordinates = positions.double()[..., axis_of_pair(positions.device, text)]
     angles = coordinates * inv_freq
     row_dtype = compute_dtype(dtype)
     return (angles.cos() * gain).to(row_dtype), (angles.sin() * gain).to(row_dtype)
