@@ -22,7 +22,7 @@ from torch import Tensor
 from phasor.errors import DISTRIBUTION
 from phasor.pairings import PAIRINGS, Pairing
 from phasor.torch import rotate_qk, rotate_qk_
-from phasor.torch._tables import layout_text
+from phasor.torch._text import layout_text
 from phasor.torch.backends import cpu, eager
 
 _PACKAGES = (

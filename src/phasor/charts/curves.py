@@ -42,7 +42,6 @@ _RECIPE_NAMES: dict[Recipe, str] = {
     "float32 angle": "float32 angle",
     "float64 angle": "float64 angle",
     "float32 rows": "phasor, float32",
-    "float64 rows": "phasor, float64",
     "complex64": "complex64",
     "bfloat16 table": "bfloat16 table",
 }

@@ -71,8 +71,11 @@ def _rotate_tensor_into(x: Tensor, out: Tensor, cos: Tensor, sin: Tensor, layout
         torch.addcmul(r0, x1, sin, value=-1, out=y0)
         torch.addcmul(r1, x1, cos, out=y1)
     else:
-        y0.copy_(r0.addcmul_(x1, sin, value=-1))
-        y1.copy_(r1.addcmul_(x1, cos))
+        # both before the first write: in place, that may be to what the second reads
+        r0.addcmul_(x1, sin, value=-1)
+        r1.addcmul_(x1, cos)
+        y0.copy_(r0)
+        y1.copy_(r1)
 
 
 def rotate(
