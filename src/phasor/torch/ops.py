@@ -124,10 +124,10 @@ def apply_(
     xs: Sequence[Tensor], angles: list[Tensor], rope: str, inverse: bool, gain: float, backend: str
 ) -> None:
     """The in-place operator, or `apply` and a copy where a derivative has to be recorded."""
+    check_not_expanded(xs)
     if _needs_no_dispatcher(xs, angles):
         _run_backend_(xs, angles, rope, inverse, gain, backend)
         return
-    check_not_expanded(xs)
     angles_want_grad = _wants_cos_sin_gradient(angles)
     is_recorded = angles_want_grad or any(map(_wants_gradient, xs))
     if is_recorded or eager.needs_plain_ops(backend, [*xs, *angles]):
