@@ -163,12 +163,12 @@ FAR = {
         for n in places
     ]
     for device, dtypes, places in (
-        ("cpu", _DTYPES[1:], (10**5, 10**6)),
+        ("cpu", _DTYPES[1:], (10**5, 10**6, 10**7)),
         ("cuda", _DTYPES, (10**6, 10**7)),
     )
 }
 #: Lengths of position tables.
-TABLE_LENGTHS = [131_072, 1_048_576]
+TABLE_LENGTHS = [131_072, 1_048_576, 10_485_760]
 
 
 def small(case: Case) -> Case:

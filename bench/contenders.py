@@ -29,7 +29,7 @@ _PACKAGES = (
     *("torch", "triton", "numpy", "transformers", "torchtune", "rotary-embedding-torch", "onnx"),
     *("onnxruntime", "liger-kernel", "flash-attn", "flashinfer-python", "transformer-engine"),
 )
-_FAR = 2**40 - 2**16
+_FAR = 2**62
 #: Forms that the report and the targets speak of.
 IN_PLACE, NEW = "phasor, in place", "phasor, new output"
 #: How the keys of phasor's other ways begin, which have a table of their own.
@@ -154,7 +154,7 @@ def probes(case: Case) -> list[Contender]:
     verb = next(one.build for one in ours() if one.key == f"{IN_PLACE}, half")
     return [
         probe("phasor, bare operator", _operator),
-        probe("phasor, positions near 2^40", verb, shift=_FAR),
+        probe("phasor, positions near 2^62", verb, shift=_FAR),
         probe("phasor, rows of a table", _rows_of_table),
         *(
             probe(f"phasor, {path}", partial(_on_path, path, verb))

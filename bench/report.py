@@ -42,8 +42,7 @@ Rise of the peak of resident memory during one call on 8192 tokens in bfloat16, 
 own, divided by the size of query and key. New outputs alone are 1."""
 _TABLES = """\
 What is kept for positions up to a length, for heads of 128 in bfloat16, and the time to build it:
-of rows, those of 1024 positions multiplied. phasor keeps the frequencies in fixed point, 24 bytes a
-pair, which serve every int64 position."""
+of rows, those of 1024 positions multiplied. phasor's constants serve every position."""
 _EXACT = """\
 Largest distance from the float64 truth for pairs of length 1, base 500 000, over the last 256
 positions before one. The derived bound of phasor in float32 is {bound:.1e}."""

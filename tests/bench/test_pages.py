@@ -126,11 +126,11 @@ def test_the_other_promises_have_their_rows() -> None:
         [],
         launches=[launch.as_plain()],
         far={"phasor, in place, half": {"1e+06, float32": bound / 2, "1e+06, bfloat16": 1.0}},
-        tables=[{"recipe": "phasor", "length": 10**6, "bytes": 2**21},
+        tables=[{"recipe": "phasor", "length": 10**6, "bytes": 24 * 64},
                 {"recipe": "other", "length": 10**6, "bytes": 2**30}],
     )  # fmt: skip
     assert rows["one call of the host, query and key, µs"][1] == "13.00"
-    assert rows["tables of phasor / 2 MB"][1:] == ("1.00", "held")
+    assert rows["constants of phasor, bytes a pair"][1:] == ("24.00", "held")
     assert rows["error far out / its bound, float32"][1:] == ("0.50", "held")
     assert len(rows) == 8
 

@@ -314,7 +314,7 @@ def test_a_run_on_a_gpu_has_all_its_tables(monkeypatch: pytest.MonkeyPatch) -> N
         "Graphs:",
         "| phasor, in place, half | 1000000.0 |",
         "* Liger, in place, half: not installed",
-        "| tables of phasor / 2 MB | ≤ 1 | 1.00 | held |",
+        "| constants of phasor, bytes a pair | ≤ 64 | 24.00 | held |",
     ):
         assert line in page
     assert found["far"]["phasor, in place, half"]["1e+07, float32"] < BENCH.targets.FAR_BOUND
@@ -337,7 +337,7 @@ def test_facts_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tables of phasor are 2 MB whatever the length; far out its error is within its bound."""
     rows = BENCH.facts.tables(torch.device("cpu"))
     sizes = {(row["recipe"], row["length"]): row["bytes"] for row in rows}
-    assert {sizes["phasor", n] for n in (131_072, 1_048_576)} == {2**21}
+    assert {sizes["phasor", n] for n in (131_072, 10_485_760)} == {24 * 64}
     assert sizes["flash-attention", 1_048_576] == 2 * 64 * 2 * 2**20
     some = [ours()[1], BENCH.contenders.adapted("Meta", "interleaved", BENCH.others.meta)]
     monkeypatch.setattr(BENCH.facts, "everyone", lambda case, device: some)

@@ -86,7 +86,7 @@ def test_floats_are_the_numbers_that_they_hold(given: torch.dtype) -> None:
     edge = 2.0**63
     largest = torch.nextafter(torch.tensor(edge, dtype=given), torch.tensor(0.0)).item()
     places = torch.tensor([*BETWEEN, 2.0**52 + 1, 2.0**51 + 0.5, largest, -largest], dtype=given)
-    for fastest in (1.0, 100.0, 1e4):
+    for fastest in (1.0, 1e4, 1e15):
         steps = tuple(fastest / 10**k for k in range(6))
         rope = Rope(head_dim=12, pairing="interleaved", explicit_inv_freq=steps)
         assert_exact(rope, places, fastest)
