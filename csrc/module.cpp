@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <cstring>
 
 #include "dlpack.h"
@@ -114,9 +115,12 @@ bool read_tensors(Call &call) {
                        x.ndim >= 3 && x.ndim <= kMaxRank && dtype_of(x, &dtype) &&
                        has_memory(x) && x.shape[x.ndim - 1] == job.head_dim &&
                        x.ndim == y.ndim && std::equal(x.shape, x.shape + x.ndim, y.shape);
-    if (!sound || (i == 1 && (dtype != job.dtype || !same_tokens(call.x[0], x))))
-      return call.refuse(tensor_error, "x must be floating tensors [..., seq, heads, head_dim] of "
-                                       "one dtype on the CPU");
+    if (!sound || (i == 1 && (dtype != job.dtype || !same_tokens(call.x[0], x)))) {
+      char message[128];
+      std::snprintf(message, sizeof message, "x must be floating tensors [..., seq, heads, %lld] of one dtype on the CPU",
+                    static_cast<long long>(job.head_dim));
+      return call.refuse(tensor_error, message);
+    }
     job.dtype = dtype;
     if (job.in_place && overlaps_itself(x))
       return call.refuse(tensor_error,

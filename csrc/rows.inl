@@ -63,13 +63,15 @@ inline void cos_sin(Register::U angle, uint32_t eighth, Register::F &cos, Regist
   sin = (F)((U)Register::choose(quarter, even, odd) ^ (quarter & 0x80000000u));
 }
 inline void cos_sin(uint64_t angle, uint64_t eighth, double &cos, double &sin) {
+  // in two halves, because not every set converts 64 bits at once
+  const uint64_t rest = angle << 2;
+  const double upper = int32_t(rest >> 32), lower = int32_t(uint32_t(rest) >> 1);
   double even, odd;
-  cos_sin_of_rest<double>(double(int64_t(angle << 2)) * 0x1p-63, even, odd);
+  cos_sin_of_rest<double>(upper * 0x1p-31 + lower * 0x1p-62, even, odd);
   const uint64_t quarter = angle + eighth, next = angle + (uint64_t{3} << 61);
-  cos = quarter >> 62 & 1 ? odd : even;
-  sin = quarter >> 62 & 1 ? even : odd;
-  cos = next >> 63 ? -cos : cos;
-  sin = quarter >> 63 ? -sin : sin;
+  const bool exchanged = quarter >> 62 & 1;
+  cos = (exchanged ? odd : even) * (next >> 63 ? -1 : 1);
+  sin = (exchanged ? even : odd) * (quarter >> 63 ? -1 : 1);
 }
 
 // Whether a position does without the third limb, which would add less than half a unit of 2**-32.
@@ -116,7 +118,11 @@ inline void fill_run(const Job &job, const Run &run, int axis, Rows<float> &rows
       even_angle += (f3 & kLow) * upper + ((f3 & kLow) * lower >> 32);
       odd_angle += (f3 >> 32) * upper + ((f3 >> 32) * lower >> 32);
     }
-    const W even_by = even * uint64_t(run.by), odd_by = odd * uint64_t(run.by);
+    W even_by{}, odd_by{};
+    if (run.count > 1) {
+      even_by = even * uint64_t(run.by);
+      odd_by = odd * uint64_t(run.by);
+    }
     float *cos = rows.cos(t) + k, *sin = rows.sin(t) + k;
     for (int64_t left = run.count, step = rows.step; left > 0; --left, cos += step, sin += step) {
       F c, s;
@@ -151,12 +157,16 @@ inline void fill_rows_at(const Job &job, const char *p, int64_t token_step, int6
   const uint64_t eighth = uint64_t{job.inverse ? 5u : 1u} << 61;
   for (int64_t t = 0; t < tokens; ++t, p += token_step) {
     double *cos = rows.cos(t), *sin = rows.sin(t);
+    uint64_t angles[kMaxPairs];
     for (int64_t k = 0; k < job.pairs; ++k) {
       const int64_t position = position_at(p + job.axis_of_pair[k] * job.axis_stride, job.position_bytes);
       const uint32_t *limb = job.turns + k;
       const uint64_t upper = uint64_t{limb[0]} << 32 | limb[rows.pairs];
       const uint64_t lower = uint64_t{limb[2 * rows.pairs]} << 32 | limb[3 * rows.pairs];
-      cos_sin(uint64_t(position) * upper + uint64_t(Wide{position} * Wide{lower} >> 64), eighth, cos[k], sin[k]);
+      angles[k] = uint64_t(position) * upper + uint64_t(Wide{position} * Wide{lower} >> 64);
+    }
+    for (int64_t k = 0; k < job.pairs; ++k) {
+      cos_sin(angles[k], eighth, cos[k], sin[k]);
       cos[k] *= job.gain;
       sin[k] *= job.gain;
     }

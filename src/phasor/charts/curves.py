@@ -265,8 +265,8 @@ def precision_chart(
         context: Length of the training, marked by a line.
 
     >>> chart = precision_chart(Rope(head_dim=128, pairing="half"), bits=20, draws=4)
-    >>> len(chart.data.values)  # six recipes, twenty octaves
-    120
+    >>> len(chart.data.values)  # five recipes, twenty octaves
+    100
     """
     generator = np.random.default_rng(0)
     octaves = [generator.integers(2**bit, 2 ** (bit + 1), draws) for bit in range(bits)]

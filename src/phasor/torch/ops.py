@@ -4,7 +4,7 @@
     phasor::rotate_(xs, angles, rope, inverse, gain, backend) -> ()
 
 ``xs`` are tensors ``[..., seq, heads, head_dim]`` that share their tokens; ``angles`` is
-``[positions]``, or ``[cos, sin]``; ``rope`` is the text of `_tables`. The derivative of a rotation
+``[positions]``, or ``[cos, sin]``; ``rope`` is the text of `_text`. The derivative of a rotation
 is the inverse rotation, so backward and forward mode call the operator again, and only ``angles``
 is saved.
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Sequence
+from functools import lru_cache
 from importlib import import_module
 from typing import Any
 
@@ -156,7 +157,7 @@ def _rotate_all(
     _native.rotate(_prepare_plan_of_rows(rope, xs[0].shape[-1], cos.shape[-1]), cos, sin, *options)
 
 
-@cached_constant
+@lru_cache(maxsize=64)
 def _prepare_plan(rope: str) -> bytes:
     """What the extension needs of a Rope, packed into bytes once."""
     value = read_rope(rope)
