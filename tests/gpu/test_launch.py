@@ -12,6 +12,7 @@ from torch import Tensor
 
 from phasor import BackendError, Rope, TensorError
 from phasor.torch import (
+    _internals,
     ops,
     rotate,
     rotate_,
@@ -178,7 +179,7 @@ def test_constants_that_a_graph_was_captured_with_are_kept(
 ) -> None:
     """It has their address alone. Given cosines and sines are the caller's to keep."""
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
-    monkeypatch.setattr(triton_launching, "_CAPTURED", set())
+    monkeypatch.setattr(_internals, "_captured", set())
     constants, sin = (torch.zeros(7, 8, dtype=torch.int32).as_subclass(OnDevice) for _ in range(2))
     kept, forgotten = weakref.ref(constants), weakref.ref(sin)
     x, kernel = here(3, 2, 16), {(1, 1, 1): lambda *_: None}

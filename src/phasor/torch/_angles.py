@@ -7,7 +7,7 @@ and can be compiled, exported, transformed and faked.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Any, Concatenate, ParamSpec
 
 import torch
@@ -19,6 +19,7 @@ from phasor.torch._internals import (
     cached_constant,
     count_modes,
     dispatch_is_plain,
+    hold_for_graph,
     outside_transforms,
 )
 from phasor.torch._text import count_axes, read_rope
@@ -34,8 +35,7 @@ def _constant_tensor(
 ) -> Callable[Concatenate[torch.device, torch.dtype, _P], Tensor]:
     """A function of constants that returns numbers, as a tensor on a device.
 
-    On the CPU those of the latest Ropes are kept, because a rule makes one for every length. On
-    other devices all are, a few kilobytes each, because a CUDA graph may hold their addresses.
+    Those of the latest Ropes are kept, because a rule makes one for every length.
     """
     look_up = cached_constant(numbers)
 
@@ -46,7 +46,7 @@ def _constant_tensor(
         with torch.inference_mode(mode=False), outside_transforms():
             return torch.tensor(numbers(*constants, **named), dtype=dtype, device=device)
 
-    recent, every = lru_cache(maxsize=64)(make), cache(make)
+    recent = lru_cache(maxsize=64)(make)
 
     def tensor(
         device: torch.device, dtype: torch.dtype, *constants: _P.args, **named: _P.kwargs
@@ -54,8 +54,9 @@ def _constant_tensor(
         if torch.compiler.is_compiling() or count_modes():
             # a constant of the graph, or a fake tensor of the mode, which no other call may see
             return torch.tensor(look_up(*constants, **named), dtype=dtype, device=device)
-        kept = recent if device.type == "cpu" else every
-        return kept(device, dtype, *constants, **named)
+        kept = recent(device, dtype, *constants, **named)
+        hold_for_graph(kept)
+        return kept
 
     return tensor
 

@@ -78,19 +78,10 @@ def _rotate_tensor_into(x: Tensor, out: Tensor, cos: Tensor, sin: Tensor, layout
         y1.copy_(r1)
 
 
-def rotate(
-    xs: Sequence[Tensor], angles: Sequence[Tensor], rope: str, inverse: bool, gain: float
-) -> list[Tensor]:
-    """New tensors with the strides of ``xs``."""
-    outs = [torch.empty_like(x) for x in xs]
-    rotate_into(xs, outs, angles, rope, inverse, gain)
-    return outs
-
-
 def rotate_without_writes(
     xs: Sequence[Tensor], angles: Sequence[Tensor], rope: str, inverse: bool, gain: float
 ) -> list[Tensor]:
-    """`rotate` without writing to a tensor or reading a value, as transformations require."""
+    """New tensors without writing to one or reading a value, as transformations require."""
     layout = layout_of(rope, inverse)
     return [
         rotate_by(x, cos, sin, layout)

@@ -29,6 +29,7 @@ from torch import Tensor
 
 from phasor.angles import turn_limbs
 from phasor.torch._in_place import PairLayout
+from phasor.torch._internals import hold_for_graph
 from phasor.torch._text import count_axes, count_own_dimensions, read_rope
 
 #: From this many tokens on, a program shares cos and sin among heads; below, more programs run.
@@ -39,10 +40,6 @@ _LARGE_TILE, _SMALL_TILE = 32768, 4096  # bytes of a tile, of many tokens and of
 _MOST_PLANS = 256
 
 Plans = dict[tuple[Any, ...], "LaunchPlan | None"]
-
-# Constants that CUDA graphs were captured with. A graph holds their address but not their memory,
-# and may be replayed when their Rope and their plan are forgotten.
-_CAPTURED: set[Tensor] = set()
 
 
 def load_kernels() -> Any:
@@ -74,8 +71,8 @@ class LaunchPlan:
         if self.programs == 0:
             return
         constants = self.constants
-        if constants is not None and constants.is_cuda and torch.cuda.is_current_stream_capturing():
-            _CAPTURED.add(constants)
+        if constants is not None:
+            hold_for_graph(constants)
         pointers = *tensors, angles[0], angles[1] if constants is None else constants
         # Triton's search for the compiled kernel takes as long as a small rotation; from the second
         # launch on the kernel is called directly
