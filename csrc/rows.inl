@@ -72,7 +72,7 @@ inline void cos_sin(uint64_t angle, uint64_t eighth, double &cos, double &sin) {
   sin = (odd ? c : s) * (quarter >> 63 ? -1 : 1);
 }
 
-// Of a position that is short the third limb would add less than half a unit of 2**-32 turns.
+// Of a short position the third limb would add less than half a unit of 2**-32 turns.
 inline bool is_short(int64_t position) { return position == int32_t(position); }
 
 // Equally distant positions `first`, `first + by`, ..., all short, or one.
@@ -102,9 +102,8 @@ inline void fill_run(const Job &job, const Run &run, int axis, Rows<float> &rows
   const float gain = float(job.gain);
   const uint32_t eighth = job.inverse ? 0xa0000000u : 0x20000000u;
   const uint64_t first = uint64_t(run.first), by = uint64_t(run.by), upper = uint64_t(run.first >> 32);
-  const auto multiply = [&](W word, W third) {
-    const W angle = word * first + kHalf;
-    return is_short(run.first) ? angle : angle + third * upper + (third * (first & kLow) >> 32);
+  const auto multiply = [&](W word, W third) { // with its lower half, the third limb adds less than a unit
+    return word * first + kHalf + (is_short(run.first) ? W{} : third * upper);
   };
   for (int64_t k = 0; k < job.pairs; k += Register::width) {
     const uint32_t *limbs = job.turns + k;
