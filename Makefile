@@ -25,8 +25,8 @@ test: $(VENV)/test.done  ## the everyday tests
 test-slow: $(VENV)/test.done  ## the tests too long for every day
 	$(PYTEST) -m "slow and not every_kernel"
 
-test-gpu-kernels: $(VENV)/test.done  ## GPU kernels on the CPU, in every shape and for every device; an hour
-	$(PYTEST) -m every_kernel tests/gpu
+test-gpu-kernels: $(VENV)/test.done  ## the GPU kernel on the CPU, in every shape, and as PTX for three devices
+	$(PYTEST) -m every_kernel tests/gpu tools/ptx
 
 test-machines: $(VENV)/test.done  ## the everyday tests as on other machines, one by one; half an hour
 	$(BIN)/python tools/machines.py $(ARGS)

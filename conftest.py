@@ -22,10 +22,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 # scripts that need what only `make docs` installs
 collect_ignore_glob = ["docs/*.py"]
 if find_spec("triton") is None:
-    collect_ignore_glob += [
-        f"src/phasor/torch/backends/triton/{name}.py"
-        for name in ("angles", "kernels", "norm", "cache")
-    ]
+    collect_ignore_glob.append("src/phasor/torch/backends/triton/kernels.py")
 
 # a shared machine is slow now and then; that is not a failure
 # failures are remembered beside the tests, where that can be written
@@ -53,12 +50,9 @@ ROOMS = {
     "tests/cli/test_architectures.py": "transformers",
     "tests/configs/test_rotations.py": "transformers",
     "tests/examples": "training",
-    "tests/gpu/ptx": "kernels",
     "tests/gpu/test_code.py": "kernels",
     "tests/gpu/test_compiled.py": "kernels",
     "tests/gpu/test_kernels.py": "kernels",
-    "tests/gpu/test_machine.py": "kernels",
-    "tests/gpu/test_ptx.py": "kernels",
     "tests/identification/test_foreign.py": "transformers",
     "tests/report": "report",
     "tests/torch/compile": "compile",
@@ -69,6 +63,7 @@ ROOMS = {
     "tests/torch/export/test_plain_graph.py": "compile",
     "tests/torch/hf": "transformers",
     "tests/torch/test_linear_attention_training.py": "slow",
+    "tools/ptx": "every_kernel",
 }
 # those that take a minute or more
 LONGEST = (

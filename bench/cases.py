@@ -12,9 +12,6 @@ from phasor.axes import InterleavedSections, OneAxis
 from phasor.pairings import Pairing
 from phasor.rope import Rope
 
-#: Added to the mean of the squares in every RMS norm.
-EPSILON = 1e-6
-
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
@@ -40,7 +37,6 @@ class Case:
     backward: bool = False  # also the gradients of both
     first: int = 0  # position of the first token
     documents: tuple[int, ...] = ()  # lengths of packed texts, each from the first position on
-    norm: bool = False  # an RMS norm of every head stands before the rotation
 
     @property
     def label(self) -> str:
@@ -90,12 +86,6 @@ class Case:
         x.normal_(generator=draw)
         return (x.transpose(1, 2) if self.heads_first else x)[..., row - self.head_dim :]
 
-    def weights(self, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
-        """Of the norms of query and key: ``[head_dim]`` each, between 1/2 and 3/2."""
-        ramp = torch.linspace(0.5, 1.5, self.head_dim, device=device)
-        kind = getattr(torch, self.dtype)
-        return ramp.to(kind), ramp.flip(0).to(kind)
-
 
 _DTYPES: tuple[Literal["bfloat16"], Literal["float32"]] = ("bfloat16", "float32")
 _CPU: dict[str, dict[str, dict[str, Any]]] = {
@@ -122,7 +112,7 @@ _CPU: dict[str, dict[str, dict[str, Any]]] = {
 _GPU: dict[str, dict[str, Any]] = {
     "Llama-3-8B": {},
     "Llama-3-70B": {"q_heads": 64},
-    "Qwen3-30B": {"k_heads": 4, "base": 1_000_000.0, "norm": True},
+    "Qwen3-30B": {"k_heads": 4, "base": 1_000_000.0},
     "GPT-J": {"q_heads": 16, "k_heads": 16, "head_dim": 256, "rotary_dim": 64, "base": 10_000.0},
     "DeepSeek MLA": {"q_heads": 128, "k_heads": 1, "head_dim": 64, "rows": (192, 576),
                      "base": 10_000.0},
@@ -173,12 +163,12 @@ FAR = {
         for n in places
     ]
     for device, dtypes, places in (
-        ("cpu", _DTYPES[1:], (10**5, 10**6)),
+        ("cpu", _DTYPES[1:], (10**5, 10**6, 10**7)),
         ("cuda", _DTYPES, (10**6, 10**7)),
     )
 }
 #: Lengths of position tables.
-TABLE_LENGTHS = [131_072, 1_048_576]
+TABLE_LENGTHS = [131_072, 1_048_576, 10_485_760]
 
 
 def small(case: Case) -> Case:

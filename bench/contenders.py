@@ -7,7 +7,7 @@ and makes its rows from the positions within the time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
@@ -15,29 +15,23 @@ from typing import Any
 
 import others
 import torch
-from cases import EPSILON, Case
+from cases import Case
 from measure import Contender, Rotation, UnableError
-from timing import Call
 from torch import Tensor
 
 from phasor.errors import DISTRIBUTION
 from phasor.pairings import PAIRINGS, Pairing
 from phasor.torch import rotate_qk, rotate_qk_
-from phasor.torch._tables import layout_text
+from phasor.torch._text import layout_text
 from phasor.torch.backends import cpu, eager
-from phasor.torch.fused import norm_rotate_qk, rotate_and_cache_
 
 _PACKAGES = (
     *("torch", "triton", "numpy", "transformers", "torchtune", "rotary-embedding-torch", "onnx"),
     *("onnxruntime", "liger-kernel", "flash-attn", "flashinfer-python", "transformer-engine"),
 )
-_FAR = 2**40 - 2**16
+_FAR = 2**62
 #: Forms that the report and the targets speak of.
 IN_PLACE, NEW = "phasor, in place", "phasor, new output"
-NORM, NORM_APART = "phasor, fused norm", "phasor, norm then rotate"
-QWEN3 = "transformers Qwen3"
-#: How the keys of contenders begin that do the norm as well.
-NORMED = (NORM, NORM_APART, QWEN3)
 #: How the keys of phasor's other ways begin, which have a table of their own.
 PROBES = ("phasor, bare", "phasor, positions", "phasor, rows", "phasor, avx")
 Build = Callable[[Case, Tensor], Rotation]
@@ -57,7 +51,7 @@ def versions() -> dict[str, str]:
 def everyone(case: Case, device: str) -> list[Contender]:
     """Who is asked for this case on a ``"cpu"`` or ``"cuda"``, in the order of the tables."""
     own = [*ours(), *_compiled_ours()] if device == "cuda" else ours()
-    return [*own, *(_normed() if case.norm else ()), *_others(case, device)]
+    return [*own, *_others(case, device)]
 
 
 def ours() -> list[Contender]:
@@ -93,31 +87,6 @@ def _compiled_ours() -> list[Contender]:
     return [Contender(name=name, pairing=p, build=_compiled(partial(traced, p))) for p in PAIRINGS]
 
 
-def _normed() -> list[Contender]:
-    """The norm and the rotation as one function, and one after the other."""
-
-    def fused(pairing: Pairing, case: Case, positions: Tensor) -> Rotation:
-        rope = case.rope(pairing)
-        return lambda q, k, qw, kw: norm_rotate_qk(q, k, qw, kw, positions, rope, norm_eps=EPSILON)
-
-    def apart(pairing: Pairing, case: Case, positions: Tensor) -> Rotation:
-        rope, norm = case.rope(pairing), torch.nn.functional.rms_norm
-
-        def rotation(q: Tensor, k: Tensor, qw: Tensor, kw: Tensor) -> tuple[Tensor, Tensor]:
-            normed = (
-                norm(x, (case.head_dim,), weight, EPSILON) for x, weight in ((q, qw), (k, kw))
-            )
-            return rotate_qk(*normed, positions, rope)
-
-        return rotation
-
-    return [
-        Contender(name=name, pairing=p, build=partial(build, p), norm=True)
-        for p in PAIRINGS
-        for name, build in ((NORM, fused), (NORM_APART, apart))
-    ]
-
-
 def _others(case: Case, device: str) -> list[Contender]:
     """Everybody but phasor."""
     found = _with_compiled("transformers", "half", others.transformers_half, heads_first=True)
@@ -127,9 +96,6 @@ def _others(case: Case, device: str) -> list[Contender]:
         found += _with_compiled("transformers DeepSeek", "interleaved",
                                 others.transformers_deepseek, heads_first=True,
                                 pairing_out="half")  # fmt: skip
-    if case.norm:
-        qwen3 = others.transformers_qwen3
-        found += _with_compiled(QWEN3, "half", qwen3, heads_first=True, norm=True)
     if device == "cpu":
         return [
             *found,
@@ -188,7 +154,7 @@ def probes(case: Case) -> list[Contender]:
     verb = next(one.build for one in ours() if one.key == f"{IN_PLACE}, half")
     return [
         probe("phasor, bare operator", _operator),
-        probe("phasor, positions near 2^40", verb, shift=_FAR),
+        probe("phasor, positions near 2^62", verb, shift=_FAR),
         probe("phasor, rows of a table", _rows_of_table),
         *(
             probe(f"phasor, {path}", partial(_on_path, path, verb))
@@ -237,19 +203,3 @@ def _on_path(path: str, verb: Build, case: Case, positions: Tensor) -> Rotation:
             cpu._path_index = usual
 
     return rotation
-
-
-def fused_calls(case: Case, positions: Tensor) -> Mapping[str, Call]:
-    """What phasor does beside the rotation in one call, on the tensors of ``case``."""
-    q, k = case.tensors(device=positions.device)
-    rope, weight = case.rope("half"), q.new_ones(case.head_dim)
-    slots = torch.arange(k.shape[:-2].numel(), device=k.device).view(k.shape[:-2])
-    keys, values = (k.new_zeros(1, slots.numel(), *k.shape[-2:]) for _ in range(2))
-    return {
-        "phasor, norm and rotation": lambda: norm_rotate_qk(
-            q, k, weight, weight, positions, rope, norm_eps=EPSILON
-        ),
-        "phasor, rotation and cache write": lambda: rotate_and_cache_(
-            q, k, k, positions, rope, slots, keys, values
-        ),
-    }

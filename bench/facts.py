@@ -11,7 +11,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import numpy as np
 import others
 import torch
 from cases import FAR, LARGE, TABLE_LENGTHS, Case
@@ -20,7 +19,7 @@ from device import Device, peak_rise, usual_environment
 from measure import UnableError, admit
 from torch import Tensor
 
-from phasor import angles
+from phasor.angles import turn_limbs
 
 _SAMPLE = Case(name="table", dtype="bfloat16", seq=1024)
 
@@ -97,9 +96,9 @@ def _recipes(device: torch.device) -> dict[str, Callable[[], Sequence[Tensor]]]:
         made = positions.float()[:, None] * others.usual_inv_freq(_SAMPLE, device)
         return made.cos().to(dtype), made.sin().to(dtype)
 
-    def digits() -> Sequence[Tensor]:
-        """The same 2 MB for every length below 2**40."""
-        made = angles.digit_tables.__wrapped__(_SAMPLE.rope("half"), np.float32)
+    def constants() -> Sequence[Tensor]:
+        """The same for every position."""
+        made = turn_limbs.__wrapped__(_SAMPLE.rope("half"))
         return [torch.from_numpy(made.copy()).to(device)]
 
     return {
@@ -109,5 +108,5 @@ def _recipes(device: torch.device) -> dict[str, Callable[[], Sequence[Tensor]]]:
         "flash-attention": lambda: cos_and_sin(kind),
         "flashinfer, in place": lambda: cos_and_sin(torch.float32),
         "Transformer Engine": lambda: [torch.cat(tuple(cos_and_sin(torch.float32)), -1)],
-        "phasor": digits,
+        "phasor": constants,
     }

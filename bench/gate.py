@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from cases import EPSILON, Case
+from cases import Case
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -23,15 +23,10 @@ TOLERANCE = {"float32": 2.0**-8, "bfloat16": 2.0**-8 + 3 * 2**0.5 * _ROUNDING}
 _CHECKED = 256  # tokens of a sequence that the gate looks at, first and last among them
 
 
-def tolerance(case: Case, *, norm: bool) -> float:
-    """`TOLERANCE`, with the float32 angles of positions farther out, and a norm's roundings."""
+def tolerance(case: Case) -> float:
+    """`TOLERANCE`, with the float32 angles of positions farther out."""
     furthest = int(case.positions().max())
-    allowed = TOLERANCE[case.dtype] + max(0, furthest - _NEAR) * 2.0**-23
-    if not norm or case.dtype != "bfloat16":
-        return allowed
-    # the normalised numbers and their products with the weights are rounded as well; a gradient is
-    # compared with the root mean square of its head, of which a coordinate may be four times
-    return allowed + (16 if case.backward else 4 * 2**0.5) * _ROUNDING
+    return TOLERANCE[case.dtype] + max(0, furthest - _NEAR) * 2.0**-23
 
 
 def worst_error(
@@ -40,8 +35,6 @@ def worst_error(
     positions: Tensor,
     inputs: Sequence[Tensor],
     results: Sequence[Tensor],
-    *,
-    norm: bool,
 ) -> float:
     """Largest error of new query and key, then of their gradients, at tokens spread evenly.
 
@@ -52,7 +45,6 @@ def worst_error(
         inputs: Query and key, and the gradients of the results if there are any.
         results: New query and key, and their gradients if there are any; what follows is not
             looked at.
-        norm: The results are normalised, too.
     """
     tokens = torch.linspace(0, case.seq - 1, min(case.seq, _CHECKED)).long()
     checked = positions if case.seq == 1 else positions[tokens.to(positions.device)]
@@ -62,15 +54,7 @@ def worst_error(
             return float("inf")
         here = tokens.to(x.device)
         x, y = x[:, here], y[:, here]
-        weight = case.weights()[i % 2]
-        if not norm:
-            one = rotation_error(x, y, checked, rope, inverse=i >= 2)
-        elif i < 2:
-            normed = torch.from_numpy(_float64(x) / _rms(_float64(x)) * _float64(weight))
-            one = rotation_error(normed, y, checked, rope, inverse=False)
-        else:
-            one = _norm_gradient_error(inputs[i % 2][:, here], weight, x, y, checked, rope)
-        found = max(found, one)
+        found = max(found, rotation_error(x, y, checked, rope, inverse=i >= 2))
     return found
 
 
@@ -89,29 +73,6 @@ def rotation_error(x: Tensor, y: Tensor, positions: Tensor, rope: Rope, *, inver
     w = _complex(_float64(y[..., : rope.rotary_dim]), after)
     off = np.abs(w - z * turns) / np.maximum(np.abs(z), np.finfo(np.float32).tiny)
     return float(off.max()) if np.isfinite(off).all() else float("inf")
-
-
-def _norm_gradient_error(
-    x: Tensor, weight: Tensor, grad: Tensor, result: Tensor, positions: Tensor, rope: Rope
-) -> float:
-    """Distance from the gradient of a norm and a rotation, in root mean squares of it.
-
-    Of ``y = R(w n)`` with ``n = x / rms(x)`` the gradient is ``(v - n mean(v n)) / rms(x)``, where
-    ``v = w R^-1 grad`` (Zhang & Sennrich 1910.07467, section 4).
-    """
-    turned = _complex(_float64(grad), rope.output_pairing) * _turns(positions, rope, inverse=True)
-    back = np.empty((*turned.shape[:-1], 2 * turned.shape[-1]))
-    first, second = slices(rope.pairing, turned.shape[-1])
-    back[..., first], back[..., second] = turned.real, turned.imag
-    v, size = back * _float64(weight), _rms(_float64(x))
-    n = _float64(x) / size
-    right = (v - n * (v * n).mean(-1, keepdims=True)) / size
-    off = np.abs(_float64(result) - right) / np.sqrt((right**2).mean(-1, keepdims=True))
-    return float(off.max()) if np.isfinite(off).all() else float("inf")
-
-
-def _rms(x: NDArray[np.float64]) -> NDArray[np.float64]:
-    return np.sqrt((x**2).mean(-1, keepdims=True) + EPSILON)
 
 
 def _turns(positions: Tensor, rope: Rope, *, inverse: bool) -> NDArray[np.complex128]:

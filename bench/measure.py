@@ -18,7 +18,7 @@ from phasor.pairings import Pairing
 #: What contenders are compared with: both move the case's bytes and compute next to nothing.
 COPY, MULTIPLY = "copy_", "in-place multiply"
 _REPLAYED = 20  # calls in a graph, where one is shorter than the launch of its graph
-#: From a query and a key, and the weights of their norms for those that normalise, to both turned.
+#: From a query and a key to both turned.
 Rotation = Callable[..., Sequence[Tensor]]
 
 
@@ -36,7 +36,6 @@ class Contender:
     # `UnableError` for a case it cannot do
     build: Callable[[Case, Tensor], Rotation]
     in_place: bool = False  # it writes its arguments
-    norm: bool = False  # it applies the case's RMS norm before it turns
     trains_in_place: bool = False  # it differentiates although it writes its arguments
     # what it is left out for when it raises it; another package's interface may have changed
     may_raise: tuple[type[Exception], ...] = (UnableError, torch.OutOfMemoryError)
@@ -155,11 +154,9 @@ def admit(
         if contender.heads_first:
             results = [x.transpose(1, 2) if x.dim() == 4 else x for x in results]
         rope = case.rope(contender.pairing, contender.pairing_out)
-        found.errors[key] = worst_error(
-            case, rope, shifted, (*inputs, *grads), results, norm=contender.norm
-        )
+        found.errors[key] = worst_error(case, rope, shifted, (*inputs, *grads), results)
         del results
-        if not found.errors[key] <= tolerance(case, norm=contender.norm):
+        if not found.errors[key] <= tolerance(case):
             found.refused.append(key)
             continue
         calls[key] = call
@@ -202,16 +199,13 @@ def _prepare(
     contender: Contender, case: Case, positions: Tensor, operands: Sequence[Tensor]
 ) -> tuple[Callable[[], Sequence[Tensor]], Callable[[], int]]:
     """What is timed, and a function that says how many bytes its backward pass keeps."""
-    if contender.norm and not case.norm:
-        raise UnableError("the case has no norm")
     if case.backward and contender.in_place and not contender.trains_in_place:
         raise UnableError("a gradient needs a new output")
     rotation = contender.build(case, positions)
     q, k, *grads = (x.transpose(1, 2) if contender.heads_first else x for x in operands)
-    weights = case.weights(positions.device) if contender.norm else ()
     if not case.backward:
-        return (lambda: rotation(q, k, *weights)), lambda: 0
-    leaves = [x.detach().requires_grad_() for x in (q, k, *weights)]
+        return (lambda: rotation(q, k)), lambda: 0
+    leaves = [x.detach().requires_grad_() for x in (q, k)]
 
     def step() -> Sequence[Tensor]:
         ys = tuple(rotation(*leaves))

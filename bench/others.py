@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from cases import EPSILON, Case
+from cases import Case
 from measure import Rotation, UnableError
 from numpy.typing import NDArray
 from torch import Tensor
@@ -334,18 +334,3 @@ def transformer_engine(pairing: Pairing, case: Case, positions: Tensor) -> Rotat
         )
 
     return lambda q, k: (turned(q), turned(k))
-
-
-def transformers_qwen3(case: Case, positions: Tensor) -> Rotation:
-    """Qwen3's norm of query and key, and the rotation that follows it there."""
-    from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm, apply_rotary_pos_emb
-
-    cos, sin = transformers_rows(case, positions)
-    norm = Qwen3RMSNorm(case.head_dim, EPSILON)
-
-    def normed(x: Tensor, weight: Tensor) -> Tensor:
-        return torch.func.functional_call(norm, {"weight": weight}, (x,))
-
-    return lambda q, k, q_weight, k_weight: apply_rotary_pos_emb(
-        normed(q, q_weight), normed(k, k_weight), cos, sin
-    )

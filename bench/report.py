@@ -26,7 +26,7 @@ slower than one."""
 _GPU_NOTE = """\
 The second number of a cell is the bytes a second that it moved, in GB. What is counted is the least
 that has to be moved: query and key read and written once, in place only the slice that turns, and
-twice that where gradients are asked, with the input read once more for the gradient of a norm.
+twice that where gradients are asked.
 
 Calls: between two events on the device, each call by itself. What fits twice into the cache is
 warm, called in a row and can wait for the host; anything larger starts with an empty cache and
@@ -42,8 +42,7 @@ Rise of the peak of resident memory during one call on 8192 tokens in bfloat16, 
 own, divided by the size of query and key. New outputs alone are 1."""
 _TABLES = """\
 What is kept for positions up to a length, for heads of 128 in bfloat16, and the time to build it:
-of rows, those of 1024 positions multiplied. phasor's digit tables serve every position below
-2^40."""
+of rows, those of 1024 positions multiplied. phasor's constants serve every position."""
 _EXACT = """\
 Largest distance from the float64 truth for pairs of length 1, base 500 000, over the last 256
 positions before one. The derived bound of phasor in float32 is {bound:.1e}."""

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 from cases import CASES, LARGE, LAUNCH, QUICK, Case
-from contenders import everyone, fused_calls, probes, versions
+from contenders import everyone, probes, versions
 from device import Cpu, Cuda, Device, host_timer, restart_with_kept_memory
 from facts import far_errors, fresh, peak, tables
 from measure import admit, first_line, measure
@@ -118,7 +118,6 @@ def measure_all(
 
     def time_launches() -> None:
         done, calls = admit(LAUNCH, everyone(LAUNCH, kind), device.where)
-        calls |= fused_calls(LAUNCH, LAUNCH.positions(device.where))
         done.seconds.update(interleave(calls, seconds=seconds, warm=True, timed=host_timer))
         found["launches"] = [done.as_plain()]
 

@@ -6,16 +6,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from cases import Case
-from contenders import IN_PLACE, NEW, NORM, NORMED, QWEN3
+from contenders import IN_PLACE, NEW
 from device import EMPTY
 from measure import COPY, MULTIPLY, Measured
 
-from phasor.angles import ROW_ERROR_40
+from phasor.angles import COS_SIN_ERROR_FLOAT32
 from phasor.pairings import PAIRINGS
 
-_FAR, _TABLE = "phasor, positions near 2^40, half", "phasor, rows of a table, half"
-#: Of a float32 row of four digits, and one more complex product in float32.
-FAR_BOUND = ROW_ERROR_40 + 5**0.5 * 2**-24
+_FAR, _TABLE = "phasor, positions near 2^62, half", "phasor, rows of a table, half"
+#: Of a cosine and a sine in float32, and a complex product in float32.
+FAR_BOUND = 2**0.5 * COS_SIN_ERROR_FLOAT32 + 5**0.5 * 2**-24
 #: Measured values by what they are of; each has to be at most the limit.
 Values = dict[str, float]
 Pick = Callable[[Sequence[Measured]], Values]
@@ -33,13 +33,11 @@ def moved(case: Case, key: str) -> int:
     """Bytes of query and key that one call has to read and write.
 
     What is in place touches the slice that turns, what makes new tensors touches whole heads, and
-    a backward pass does it again; that of a norm reads its input beside the gradient. Positions,
-    rows and tables are not counted.
+    a backward pass does it again. Positions, rows and tables are not counted.
     """
     in_place = key == MULTIPLY or ", in place" in key
     width = case.rotary_dim if in_place and case.rotary_dim else case.head_dim
-    backward = 3 if key.startswith(NORMED) else 2
-    passes = 2 + backward if case.backward else 2
+    passes = 4 if case.backward else 2
     return passes * case.size * width // case.head_dim
 
 
@@ -106,7 +104,7 @@ def _over_fastest(form: str) -> Pick:
         others = [
             other
             for other in m.seconds
-            if other.endswith(key.removeprefix(form)) and not other.startswith(("phasor", QWEN3))
+            if other.endswith(key.removeprefix(form)) and not other.startswith("phasor")
             and (m.case.backward or (", in place" in other) == (form == IN_PLACE))
         ]  # fmt: skip
         return max((m.ratio(key, other).median for other in others), default=None)
@@ -198,9 +196,9 @@ _CPU_TARGETS = [
            _half_over(lambda c: _prefill(c, 4096), [("phasor, avx2, half", _HALF)])),
     Target("AVX2 / best instruction set, prefill up to 512 tokens", 3.0,
            _half_over(lambda c: _prefill(c, 0, 512), [("phasor, avx2, half", _HALF)])),
-    Target("positions near 2^40 / rows of a table", 1.05,
+    Target("positions near 2^62 / rows of a table", 1.05,
            _half_over(lambda _: True, [(_FAR, _TABLE)])),
-    Target("error near position 2^40 / its bound, float32", 1.0, _far_probe),
+    Target("error near position 2^62 / its bound, float32", 1.0, _far_probe),
     Target("new output / each contender, every case", 1.03, _over_all(NEW)),
     Target("in place / each contender, every case", 1.03, _over_all(IN_PLACE)),
 ]  # fmt: skip
@@ -217,10 +215,6 @@ _GPU_TARGETS = [
     Target("prefill and training, in place / the fastest contender", 1.0,
            _over_fastest(IN_PLACE)),
     Target("prefill and training, new output / the fastest contender", 1.0, _over_fastest(NEW)),
-    Target("norm and rotation in one / rotation alone", 1.05,
-           _over(lambda c: _long(c) and not c.backward, NORM, NEW)),
-    Target("training, norm and rotation in one / rotation alone (five passes to four)",
-           1.05 * 5 / 4, _over(lambda c: c.backward, NORM, NEW)),
 ]  # fmt: skip
 _REPLAY = Target("decode as a graph, in place / an empty kernel", 1.15,
                  _over(lambda c: not _long(c), IN_PLACE, EMPTY))  # fmt: skip
@@ -243,7 +237,7 @@ def target_rows(results: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
         return [*rows, _row(_SYSTEM, _SYSTEM.pick(system))]
     launches = [Measured.from_plain(plain) for plain in results["launches"]]
     sizes = {
-        f"{row['length']} positions": row["bytes"] / 2**21
+        f"{row['length']} positions": row["bytes"] / 64
         for row in results["tables"]
         if row["recipe"] == "phasor"
     }
@@ -258,7 +252,7 @@ def target_rows(results: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
         *(_row(target, target.pick(measured)) for target in _GPU_TARGETS),
         _row(_REPLAY, _REPLAY.pick([m.replayed() for m in measured])),
         _row(Target("one call of the host, query and key, µs", 12.0, _host), _host(launches)),
-        _row(Target("tables of phasor / 2 MB", 1.0, lambda _: sizes), sizes),
+        _row(Target("constants of phasor, bytes a pair", 64.0, lambda _: sizes), sizes),
         _row(Target("error far out / its bound, float32", 1.0, lambda _: far), far),
     ]
 

@@ -2,6 +2,7 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 
+#include "angles.h"
 #include "numbers.h"
 #include "rotate.h"
 
@@ -32,6 +33,19 @@ inline __m128i lower_halves(__m256i v) {
   const __m256i clean = _mm256_and_si256(v, _mm256_set1_epi32(0xffff));
   return _mm256_castsi256_si128(_mm256_permute4x64_epi64(_mm256_packus_epi32(clean, clean), 0x08));
 }
+
+struct Register {
+  static constexpr int width = 8;
+  using F = __m256;
+  using U [[gnu::vector_size(32)]] = uint32_t;
+  using I [[gnu::vector_size(32)]] = int32_t;
+  using W [[gnu::vector_size(32)]] = uint64_t;
+  static F fuse(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
+  static U upper_halves(U even, U odd) {
+    return (U)_mm256_blend_epi32(_mm256_srli_epi64((__m256i)even, 32), (__m256i)odd, 0xaa);
+  }
+  static F choose(U quarter, F odd, F even) { return _mm256_blendv_ps(even, odd, (F)(quarter << 1)); }
+};
 
 struct Floats {
   using V = __m256;

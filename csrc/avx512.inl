@@ -7,6 +7,21 @@ constexpr int64_t kAligned = 64;
 constexpr bool kFused = true;
 inline void fence() { _mm_sfence(); }
 
+struct Register {
+  static constexpr int width = 16;
+  using F = __m512;
+  using U [[gnu::vector_size(64)]] = uint32_t;
+  using I [[gnu::vector_size(64)]] = int32_t;
+  using W [[gnu::vector_size(64)]] = uint64_t;
+  static F fuse(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
+  static U upper_halves(U even, U odd) {
+    return (U)_mm512_mask_shuffle_epi32((__m512i)odd, 0x5555, (__m512i)even, _MM_PERM_CDAB);
+  }
+  static F choose(U quarter, F odd, F even) {
+    return _mm512_mask_blend_ps(_mm512_test_epi32_mask((__m512i)quarter, _mm512_set1_epi32(1 << 30)), even, odd);
+  }
+};
+
 struct Floats {
   using V = __m512;
   static constexpr int width = 16;

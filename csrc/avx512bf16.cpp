@@ -2,6 +2,7 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 
+#include "angles.h"
 #include "numbers.h"
 #include "rotate.h"
 

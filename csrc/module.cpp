@@ -2,10 +2,12 @@
 //
 // No torch header is used and only Python's stable ABI is: one build serves every Python from 3.11
 // and every torch that offers the DLPack exchange interface.
+#define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <cstring>
 
 #include "dlpack.h"
@@ -17,12 +19,11 @@
 namespace phasor {
 namespace {
 
-// What is the same in every call for a Rope, packed by `plan` into a bytes object. The addresses are 0
-// where cosines and sines are given; else the caller keeps alive what they point to.
+// What is the same in every call for a Rope, packed by `plan` into a bytes object, which goes on with the
+// turns of the pairs and their axes where cosines and sines are not given.
 struct Plan {
   int64_t head_dim, start, pairs, axes;
   int64_t half_in, half_out;
-  int64_t tables, made_rows, axis_of_pair;
 };
 
 const DLPackExchangeAPI *dlpack = nullptr;
@@ -35,14 +36,13 @@ bool view(PyObject *object, DLTensor *out) {
 
 // A call of `rotate` while its arguments are read. Each step below returns false where it ends the
 // call, before anything is written: `answer` is then null with an error set, or Python's False where
-// the caller wants to try something else instead of an error, or None where rows have to be made.
+// the caller wants to try something else instead of an error.
 struct Call {
   PyObject *const *args;
   bool raises;
   bool from_positions;
   int inner; // trailing dimensions of the angles that are not those of tokens
   Job job;
-  const char *made_rows; // which rows of the tables are: see `check_positions`
   DLTensor x[2], y[2], first, second;
   int64_t elements;
   PyObject *answer;
@@ -71,7 +71,7 @@ bool read_options(Call &call, Py_ssize_t count) {
   Py_ssize_t length;
   if (PyBytes_AsStringAndSize(call.args[0], &packed, &length) < 0) return false;
   Plan plan;
-  if (length != sizeof plan) {
+  if (length < Py_ssize_t{sizeof plan}) {
     PyErr_SetString(PyExc_ValueError, "plan must come from phasor._native.plan");
     return false;
   }
@@ -81,9 +81,8 @@ bool read_options(Call &call, Py_ssize_t count) {
   job.start = plan.start;
   job.pairs = plan.pairs;
   job.axes = int(plan.axes);
-  job.tables = reinterpret_cast<const void *>(plan.tables);
-  job.axis_of_pair = reinterpret_cast<const int64_t *>(plan.axis_of_pair);
-  call.made_rows = reinterpret_cast<const char *>(plan.made_rows);
+  job.turns = reinterpret_cast<const uint32_t *>(packed + sizeof plan);
+  job.axis_of_pair = reinterpret_cast<const int32_t *>(job.turns + kLimbs * padded(job.pairs));
   call.raises = PyObject_IsTrue(call.args[6]);
   if (!PyBool_Check(call.args[3]) || !(PyFloat_CheckExact(call.args[4]) || PyLong_CheckExact(call.args[4])))
     return call.refuse(PyExc_TypeError, "inverse must be a bool and gain a number");
@@ -113,9 +112,12 @@ bool read_tensors(Call &call) {
                        x.ndim >= 3 && x.ndim <= kMaxRank && dtype_of(x, &dtype) &&
                        has_memory(x) && x.shape[x.ndim - 1] == job.head_dim &&
                        x.ndim == y.ndim && std::equal(x.shape, x.shape + x.ndim, y.shape);
-    if (!sound || (i == 1 && (dtype != job.dtype || !same_tokens(call.x[0], x))))
-      return call.refuse(tensor_error, "x must be floating tensors [..., seq, heads, head_dim] of "
-                                       "one dtype on the CPU");
+    if (!sound || (i == 1 && (dtype != job.dtype || !same_tokens(call.x[0], x)))) {
+      char message[128];
+      std::snprintf(message, sizeof message, "x must be floating tensors [..., seq, heads, %lld] of one dtype on the CPU",
+                    static_cast<long long>(job.head_dim));
+      return call.refuse(tensor_error, message);
+    }
     job.dtype = dtype;
     if (job.in_place && overlaps_itself(x))
       return call.refuse(tensor_error,
@@ -151,18 +153,7 @@ bool read_angles(Call &call) {
   if (!sound)
     return call.refuse(position_error, "positions must be int32 or int64 on the CPU and broadcast "
                                        "to the tokens of x");
-  int64_t found, index;
-  switch (check_positions(first, call.made_rows, &found, &index)) {
-  case Positions::fine: return true;
-  case Positions::without_rows: call.answer = Py_NewRef(Py_None); return false;
-  case Positions::too_far: break;
-  }
-  if (!call.raises) return call.refuse(position_error, "");
-  PyErr_Format(position_error,
-               "positions must lie within 2**40 either way, got %lld at index %lld; rotate_by "
-               "takes exact rows of cos and sin",
-               static_cast<long long>(found), static_cast<long long>(index));
-  return false;
+  return true;
 }
 
 // Fill in addresses and strides, with as few token dimensions as the strides allow.
@@ -235,7 +226,7 @@ long threads_of_torch() {
 
 // rotate(plan, angles0, angles1, inverse, gain, path, raises, x0, y0[, x1, y1])
 //
-// Angles are positions and None, for a plan with tables; or cosines and sines. An output that is its
+// Angles are positions and None, for a plan with turns; or cosines and sines. An output that is its
 // input is written in place. Returns True, or the answer of `Call` to arguments that do not fit.
 PyObject *rotate(PyObject *, PyObject *const *args, Py_ssize_t count) {
   Call call{};
@@ -265,18 +256,35 @@ PyObject *rotate(PyObject *, PyObject *const *args, Py_ssize_t count) {
   Py_RETURN_TRUE;
 }
 
+// plan(head_dim, start, pairs, half_in, half_out[, axes, turn_limbs, axis_of_pair])
+//
+// With uint32 [pairs, 6] limbs, of which the last four are the fraction, and int32 [pairs] axes.
 PyObject *plan(PyObject *, PyObject *args) {
-  Plan p;
-  long long head_dim, start, pairs, axes, tables, made_rows, axis_of_pair;
+  long long head_dim, start, pairs, axes = 1;
   int half_in, half_out;
-  if (!PyArg_ParseTuple(args, "LLLLppLLL", &head_dim, &start, &pairs, &axes, &half_in, &half_out, &tables,
-                        &made_rows, &axis_of_pair))
+  const char *turn_limbs = nullptr, *axis_of_pair = nullptr;
+  Py_ssize_t limb_bytes = 0, axis_bytes = 0;
+  if (!PyArg_ParseTuple(args, "LLLpp|Ly#y#", &head_dim, &start, &pairs, &half_in, &half_out, &axes, &turn_limbs,
+                        &limb_bytes, &axis_of_pair, &axis_bytes))
     return nullptr;
   if (start < 0 || pairs < 0 || pairs > (head_dim - start) / 2)
     return PyErr_Format(tensor_error, "%lld pairs from coordinate %lld on do not fit a head of %lld",
                         pairs, start, head_dim);
-  p = {head_dim, start, pairs, axes, half_in, half_out, tables, made_rows, axis_of_pair};
-  return PyBytes_FromStringAndSize(reinterpret_cast<const char *>(&p), sizeof p);
+  const Plan p{head_dim, start, pairs, axes, half_in, half_out};
+  if (turn_limbs != nullptr && (limb_bytes != 24 * pairs || axis_bytes != 4 * pairs))
+    return PyErr_Format(PyExc_ValueError, "turn_limbs must be uint32 [%lld, 6], axis_of_pair int32 [%lld]", pairs,
+                        pairs);
+  const int64_t apart = turn_limbs == nullptr ? 0 : padded(pairs);
+  PyObject *packed = PyBytes_FromStringAndSize(nullptr, sizeof p + 4 * (kLimbs + 1) * apart);
+  if (packed == nullptr) return nullptr;
+  char *bytes = PyBytes_AsString(packed);
+  std::memset(bytes, 0, size_t(PyBytes_Size(packed)));
+  std::memcpy(bytes, &p, sizeof p);
+  bytes += sizeof p;
+  for (int64_t i = 0; i < kLimbs * apart; ++i)
+    if (i % apart < pairs) std::memcpy(bytes + 4 * i, turn_limbs + 24 * (i % apart) + 4 * (i / apart + 2), 4);
+  if (apart > 0) std::memcpy(bytes + 4 * kLimbs * apart, axis_of_pair, size_t(axis_bytes));
+  return packed;
 }
 
 // paths() -> for each name, best first, whether this machine has it; its index is what `rotate` takes

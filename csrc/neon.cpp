@@ -2,6 +2,7 @@
 #if defined(__aarch64__)
 #include <arm_neon.h>
 
+#include "angles.h"
 #include "numbers.h"
 #include "rotate.h"
 
@@ -18,6 +19,17 @@ inline const float *floats(const char *p) { return reinterpret_cast<const float 
 inline float *floats(char *p) { return reinterpret_cast<float *>(p); }
 inline const double *doubles(const char *p) { return reinterpret_cast<const double *>(p); }
 inline double *doubles(char *p) { return reinterpret_cast<double *>(p); }
+
+struct Register {
+  static constexpr int width = 4;
+  using F = float32x4_t;
+  using U = uint32x4_t;
+  using I = int32x4_t;
+  using W = uint64x2_t;
+  static F fuse(F a, F b, F c) { return vfmaq_f32(c, a, b); }
+  static U upper_halves(U even, U odd) { return vtrn2q_u32(even, odd); }
+  static F choose(U quarter, F odd, F even) { return vbslq_f32(vtstq_u32(quarter, vdupq_n_u32(1 << 30)), odd, even); }
+};
 
 struct Floats {
   using V = float32x4_t;

@@ -1,5 +1,6 @@
 // Any processor: plain C++, one pair at a time where the compiler finds nothing better.
 
+#include "angles.h"
 #include "numbers.h"
 #include "rotate.h"
 
@@ -9,6 +10,17 @@ namespace {
 constexpr int64_t kAligned = 1;
 constexpr bool kFused = false;
 inline void fence() {}
+
+struct Register {
+  static constexpr int width = 4;
+  using F [[gnu::vector_size(16)]] = float;
+  using U [[gnu::vector_size(16)]] = uint32_t;
+  using I [[gnu::vector_size(16)]] = int32_t;
+  using W [[gnu::vector_size(16)]] = uint64_t;
+  static F fuse(F a, F b, F c) { return a * b + c; }
+  static U upper_halves(U even, U odd) { return (U)((W)even >> 32 | ((W)odd & ~uint64_t{0xffffffff})); }
+  static F choose(U quarter, F odd, F even) { return (I)(quarter << 1) < 0 ? odd : even; }
+};
 
 template <class T> struct Lane {
   static constexpr int width = 1, cached_registers = 0;

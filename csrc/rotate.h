@@ -8,10 +8,11 @@ namespace phasor {
 
 constexpr int kMaxDims = 6;    // token dimensions, after `merge`
 constexpr int kMaxPairs = 2048; // cosines and sines are on the stack of the thread that needs them
-constexpr int kMaxTile = 128;  // tokens whose cosines and sines are built before heads are rotated
-constexpr int kDigitBits = 10;
-constexpr int64_t kRows = int64_t{1} << kDigitBits;
-constexpr int kDigits = 4;
+constexpr int64_t kMaxTile = 128; // tokens whose cosines and sines are made before heads are rotated
+constexpr int kLimbs = 4; // of 32 bits, in a fraction of a turn
+
+// So many pairs in whole registers of any instruction set: what a limb of all pairs, or a row, takes.
+inline int64_t padded(int64_t pairs) { return (pairs + 15) / 16 * 16; }
 
 enum class Dtype { f32, f64, bf16, f16 };
 
@@ -39,14 +40,14 @@ struct Job {
   bool stream;   // new output larger than the last-level cache: do not read it in first
   bool inverse;
   double gain;
-  // angles: either positions and the digit tables [4][1024][2][pairs] ...
+  // angles: either positions and the turns per position ...
   const char *positions;
   int position_bytes; // 4 or 8
   int64_t position_stride[kMaxDims];
   int axes;
   int64_t axis_stride;
-  const int64_t *axis_of_pair;
-  const void *tables;
+  const int32_t *axis_of_pair;
+  const uint32_t *turns; // [kLimbs][padded(pairs)], the most significant limb first
   // ... or cosines and sines
   const char *cos, *sin;
   int64_t cos_stride[kMaxDims], sin_stride[kMaxDims];

@@ -11,7 +11,8 @@
 //   has_rotate_whole<in, out>      whether it has `rotate_whole` for these pairings and heads of that many
 //                                  registers, with `arrange_rows`, once for a token, and `Constants`
 //
-// `kFused` says whether `rotate` fuses a product and a sum, with one rounding. `kAligned` is the
+// `Register` makes the rows: see rows.inl. `kFused` says whether a product and a sum are fused, with one
+// rounding. `kAligned` is the
 // alignment that its streaming stores need, and `fence` ends them.
 
 #include "rows.inl"
@@ -126,13 +127,13 @@ __attribute__((always_inline)) inline void rotate_group(Vectors &w, const C *cos
 }
 
 template <class T, class C, bool kHalfIn, bool kHalfOut, bool kStream>
-inline void rotate_any_width(const Vectors &w, const Rows<C> &rows, int64_t pairs) {
+inline void rotate_any_width(const Vectors &w, Rows<C> &rows, int64_t pairs) {
   for (int64_t t = 0; t < w.tokens; ++t) {
     Vectors heads = w;
     heads.in += t * w.token_in;
     heads.out += t * w.token_out;
-    rotate_group<T, C, kHalfIn, kHalfOut, kStream, 4>(heads, rows.cos[t], rows.sin[t], pairs);
-    rotate_group<T, C, kHalfIn, kHalfOut, kStream, 1>(heads, rows.cos[t], rows.sin[t], pairs);
+    rotate_group<T, C, kHalfIn, kHalfOut, kStream, 4>(heads, rows.cos(t), rows.sin(t), pairs);
+    rotate_group<T, C, kHalfIn, kHalfOut, kStream, 1>(heads, rows.cos(t), rows.sin(t), pairs);
   }
 }
 
@@ -140,15 +141,15 @@ inline void rotate_any_width(const Vectors &w, const Rows<C> &rows, int64_t pair
 // a token, so that each head costs only its own loads and stores. `kUnrolled` heads have instructions of
 // their own: a processor foresees the next address of an instruction whose addresses are evenly apart.
 template <class T, class C, bool kHalfIn, bool kHalfOut, bool kStream, int kUnrolled, int kBlocks>
-__attribute__((always_inline)) inline void rotate_from_registers(const Vectors &w, const Rows<C> &rows) {
+__attribute__((always_inline)) inline void rotate_from_registers(const Vectors &w, Rows<C> &rows) {
   using L = Lane<T>;
   constexpr int64_t bytes = int64_t{kBlocks} * L::width * int64_t{sizeof(T)};
   const auto each_head = [&](auto arrange, auto rotate_head) __attribute__((always_inline)) {
     for (int64_t t = 0; t < w.tokens; ++t) {
       typename L::V c[2 * kBlocks], s[2 * kBlocks]; // `arrange_rows` may need twice as many
       for (int b = 0; b < kBlocks; ++b) {
-        c[b] = L::load_row(rows.cos[t] + b * L::width);
-        s[b] = L::load_row(rows.sin[t] + b * L::width);
+        c[b] = L::load_row(rows.cos(t) + b * L::width);
+        s[b] = L::load_row(rows.sin(t) + b * L::width);
       }
       arrange(c);
       arrange(s);
@@ -167,8 +168,8 @@ __attribute__((always_inline)) inline void rotate_from_registers(const Vectors &
     const typename L::Constants constants;
     each_head([](auto *row) { L::template arrange_rows<kHalfIn, kHalfOut, kBlocks>(row); },
               [&](const char *in, char *out, const auto *c, const auto *s, int64_t t) {
-                L::template rotate_whole<kHalfIn, kHalfOut, kStream, kBlocks>(in, out, c, s, rows.cos[t],
-                                                                              rows.sin[t], constants);
+                L::template rotate_whole<kHalfIn, kHalfOut, kStream, kBlocks>(in, out, c, s, rows.cos(t),
+                                                                              rows.sin(t), constants);
               });
   } else {
     each_head([](auto *) {},
@@ -181,7 +182,7 @@ __attribute__((always_inline)) inline void rotate_from_registers(const Vectors &
 }
 
 template <class T, class C, bool kHalfIn, bool kHalfOut, bool kStream, int kUnrolled>
-inline void rotate_vectors(const Vectors &w, const Rows<C> &rows, int64_t pairs) {
+inline void rotate_vectors(const Vectors &w, Rows<C> &rows, int64_t pairs) {
   using L = Lane<T>;
   [[maybe_unused]] const bool pays = w.heads > 1 || L::template has_rotate_whole<kHalfIn, kHalfOut>;
   if constexpr (L::cached_registers >= 8)
@@ -219,7 +220,7 @@ inline int64_t ahead_of(const Job &job, int64_t step, int64_t bytes) {
 
 template <class T, class C, bool kHalfIn, bool kHalfOut, bool kStream>
 inline void sweep_tile(const Job &job, const Operand &x, const char *in, char *out, int64_t tokens,
-                       int64_t token_in, int64_t token_out, const Rows<C> &rows) {
+                       int64_t token_in, int64_t token_out, Rows<C> &rows) {
   const int64_t size = sizeof(T), first_in = job.start * x.item_in, first_out = job.start * x.item_out;
   const bool packed = x.item_in == size && x.item_out == size;
   // in place with another pairing of the result, a store would overwrite what is still to be read:
@@ -245,10 +246,10 @@ inline void sweep_tile(const Job &job, const Operand &x, const char *in, char *o
         }
         Vectors head{from, to, 1, 0, 0, 1, 0, 0, 0};
         if (packed)
-          rotate_group<T, C, kHalfIn, kHalfOut, false, 1>(head, rows.cos[t], rows.sin[t], job.pairs);
+          rotate_group<T, C, kHalfIn, kHalfOut, false, 1>(head, rows.cos(t), rows.sin(t), job.pairs);
         else
           rotate_scalar<T, C>(from, to, staged ? size : x.item_in, x.item_out, kHalfIn, kHalfOut,
-                              rows.cos[t], rows.sin[t], 0, job.pairs);
+                              rows.cos(t), rows.sin(t), 0, job.pairs);
       }
     return;
   }
@@ -279,7 +280,7 @@ template <class Run> inline void with_constant(bool value, Run run) {
 template <class T, class C>
 inline void dispatch_tile(const Job &job, const Operand &x, const char *in, char *out,
                           int64_t tokens, int64_t token_in, int64_t token_out,
-                          const Rows<C> &rows, bool stream) {
+                          Rows<C> &rows, bool stream) {
   with_constant(stream, [&](auto streaming) {
     with_constant(job.half_in, [&](auto half_in) {
       with_constant(job.half_out, [&](auto half_out) {
@@ -303,9 +304,8 @@ inline bool streams(const Job &job, const Operand &x, int64_t size) {
 
 template <class T, class C> void sweep(const Job &job, int64_t first, int64_t last) {
   Rows<C> rows;
-  const int64_t row = 2 * job.pairs;
-  const int64_t fits = Rows<C>::kBytes / int64_t{sizeof(C)} / std::max<int64_t>(1, row);
-  const int64_t most = std::min<int64_t>(kMaxTile, std::max<int64_t>(1, fits));
+  const int64_t fits = Rows<C>::kBytes / int64_t{sizeof(C)} / std::max<int64_t>(1, 2 * padded(job.pairs));
+  const int64_t most = std::min(kMaxTile, fits);
   const int inner = job.dims - 1;
   bool stream[2] = {};
   for (int i = 0; i < job.operands; ++i) stream[i] = streams(job, job.x[i], sizeof(T));
@@ -317,18 +317,8 @@ template <class T, class C> void sweep(const Job &job, int64_t first, int64_t la
   }
   while (first < last) {
     const int64_t tokens = std::min({most, last - first, job.shape[inner] - at[inner]});
-    // cosines and sines of a tile of tokens are built once for the heads of query and key
-    const bool same_position = job.positions != nullptr && job.position_stride[inner] == 0;
-    int64_t token[kMaxDims];
-    std::copy(at, at + job.dims, token);
-    for (int64_t t = 0; t < tokens; ++t, ++token[inner]) {
-      if (same_position && t > 0) {
-        rows.cos[t] = rows.cos[0];
-        rows.sin[t] = rows.sin[0];
-      } else {
-        fill_row<C>(job, token, rows, t, rows.storage + t * row);
-      }
-    }
+    // once for the heads of query and key
+    fill_rows(job, at, tokens, rows);
     for (int i = 0; i < job.operands; ++i) {
       const Operand &x = job.x[i];
       if (x.heads == 0) continue; // it may have no memory

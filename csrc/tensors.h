@@ -149,35 +149,4 @@ inline int merge(int dims, int64_t *shape, int64_t *const *strides, int operands
   return 1;
 }
 
-enum class Positions { fine, too_far, without_rows };
-
-// Whether the tables have the rows of every position; `found` and `index` are of the first one beyond
-// them. `made_rows` says of every row, digit after digit, whether it is there, and first whether all are.
-inline Positions check_positions(const DLTensor &t, const char *made_rows, int64_t *found, int64_t *index) {
-  constexpr int64_t kLimit = int64_t{1} << (kDigitBits * kDigits);
-  const bool every_row = made_rows[0] != 0;
-  bool missing = false;
-  int64_t at[kMaxRank] = {}, count = 1;
-  for (int d = 0; d < t.ndim; ++d) count *= t.shape[d];
-  const char *p = start_of(t);
-  for (int64_t i = 0; i < count; ++i) {
-    const int64_t position = position_at(p, int(size_of(t)));
-    if (position <= -kLimit || position >= kLimit) {
-      *found = position;
-      *index = i;
-      return Positions::too_far;
-    }
-    const int64_t size = std::abs(position);
-    for (int digit = 0; digit < kDigits && !every_row; ++digit)
-      missing |= !made_rows[1 + digit * kRows + ((size >> (kDigitBits * digit)) & (kRows - 1))];
-    for (int d = t.ndim - 1; d >= 0; --d) {
-      p += stride_of(t, d);
-      if (++at[d] < t.shape[d]) break;
-      p -= at[d] * stride_of(t, d);
-      at[d] = 0;
-    }
-  }
-  return missing ? Positions::without_rows : Positions::fine;
-}
-
 } // namespace phasor

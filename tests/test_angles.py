@@ -1,4 +1,4 @@
-"""Cosine and sine of any position against 90 digits; digit tables against their bounds."""
+"""Cosine and sine of any position against 90 digits, within the bounds that are promised."""
 
 from __future__ import annotations
 
@@ -12,17 +12,15 @@ from hypothesis import given
 from phasor import PositionError, Rope, SpecError
 from phasor.angles import (
     COS_SIN_ERROR,
-    DIGIT_BITS,
-    DIGITS,
-    POSITION_LIMIT,
-    ROW_ERROR_20,
-    ROW_ERROR_40,
-    ROWS,
+    COS_SIN_ERROR_FLOAT32,
+    FLOAT32,
+    FLOAT64,
+    REST_ERROR,
+    REST_ERROR_FLOAT32,
     cos_sin,
-    digit_tables,
-    rows,
+    turn_limbs,
+    turn_words,
 )
-from phasor.axes import InterleavedSections
 from phasor.scaling import LAWS, DynamicNTK
 
 from . import oracle, strategies
@@ -41,12 +39,18 @@ def positions_of_all_sizes(seed: int, each: int = 1) -> list[int]:
     return [0, 1, -1, *drawn, *(-p for p in drawn), *ENDS]
 
 
-def assert_exact(rope: Rope, positions: list[Any], atol: float = COS_SIN_ERROR) -> None:
-    """`cos_sin` is within its promised error of the truth."""
-    expected_cos, expected_sin = oracle.rows(rope, positions)
-    cos, sin = cos_sin(rope, positions)
-    np.testing.assert_allclose(cos, expected_cos, rtol=0, atol=atol)
-    np.testing.assert_allclose(sin, expected_sin, rtol=0, atol=atol)
+def assert_exact(rope: Rope, positions: list[Any]) -> None:
+    """`cos_sin` is within its promised error of the truth, in float64 and in float32."""
+    expected = oracle.rows(rope, positions)
+    fastest = float(max(oracle.frequencies(rope)))
+    has_rest = any(isinstance(p, float) for p in positions)
+    for dtype, error, rest_error in (
+        (np.float64, COS_SIN_ERROR, REST_ERROR),
+        (np.float32, COS_SIN_ERROR_FLOAT32, REST_ERROR_FLOAT32),
+    ):
+        for made, true in zip(cos_sin(rope, positions, dtype), expected, strict=True):
+            assert made.dtype == dtype
+            assert np.abs(made - true).max() <= error + has_rest * fastest * rest_error
 
 
 @pytest.mark.parametrize("dtype", ["exact", "float32"])
@@ -77,11 +81,112 @@ def test_any_rope_is_exact_at_any_int64(placed: tuple[Rope, Any]) -> None:
 
 
 @given(strategies.placed_ropes(strategies.FLOAT_POSITIONS))
-def test_any_rope_is_good_to_float64_at_any_float(placed: tuple[Rope, Any]) -> None:
-    """A rest of at most half a position adds at most 4 roundings of its angle, |8/2|."""
+def test_any_rope_is_as_good_at_any_float(placed: tuple[Rope, Any]) -> None:
+    """But for half a unit of the rest, times the frequency."""
     rope, position = placed
-    fastest = float(max(oracle.frequencies(rope)))
-    assert_exact(rope, [position], atol=COS_SIN_ERROR + 4 * 2**-53 * max(1.0, fastest / 2))
+    assert_exact(rope, [position])
+
+
+@pytest.mark.parametrize("direction", [1, -1])
+def test_pairs_may_make_many_turns_a_position(direction: Any) -> None:
+    """Up to 1e15 radians, at integers, and at floats whose rest is a whole number of units."""
+    fast = (1e15, 123_456_789.125, 2 * np.pi, 7.0, 1e-20)
+    rope = Rope(head_dim=10, pairing="half", explicit_inv_freq=fast, direction=direction)
+    assert_exact(rope, positions_of_all_sizes(13))
+    floats = [0.5, -0.5, 1.5, -2.25, 2.0**40 + 0.125, 1000.0 + 2.0**-31, 2.0**62, -(2.0**62)]
+    for dtype, error in ((np.float64, COS_SIN_ERROR), (np.float32, COS_SIN_ERROR_FLOAT32)):
+        for made, true in zip(cos_sin(rope, floats, dtype), oracle.rows(rope, floats), strict=True):
+            assert np.abs(made - true).max() <= error
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+def test_floats_of_every_size_have_an_angle(kind: Any) -> None:
+    """Below any unit, beside a tie, and next to the end of int64."""
+    ends = [np.nextafter(kind(2.0**63), kind(0)), np.nextafter(kind(0.5), kind(0)), kind(1e-30)]
+    floats = [float(end) for end in ends] + [0.5, 1.5, 2.5, 8_388_607.5]
+    assert_exact(LLAMA, floats + [-p for p in floats])
+
+
+def test_the_edges_between_quarters_are_no_exception() -> None:
+    """Odd eighths of a turn, from just below and just above, all the way round."""
+    eighth = np.pi / 4
+    rope = Rope(
+        head_dim=6,
+        pairing="half",
+        explicit_inv_freq=(np.nextafter(eighth, 0.0), eighth, np.nextafter(eighth, 1.0)),
+    )
+    assert_exact(rope, [*range(-17, 18), 2**40 + 1, -(2**40) - 3, *ENDS])
+
+
+def test_a_bit_depends_on_the_position_alone() -> None:
+    """Whoever its neighbours are, and however many."""
+    places = positions_of_all_sizes(21, each=3)
+    for dtype in (np.float64, np.float32):
+        together = np.stack(cos_sin(LLAMA, places, dtype), -1)
+        for place, row in zip(places, together, strict=True):
+            np.testing.assert_array_equal(np.stack(cos_sin(LLAMA, place, dtype), -1), row)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_the_origin_is_exactly_the_identity(dtype: Any) -> None:
+    """Of every pair, and pairs that do not turn are so everywhere."""
+    still = Rope(head_dim=4, pairing="half", explicit_inv_freq=(1.0, 0.0))
+    assert np.stack(cos_sin(LLAMA, 0, dtype)).tolist() == [[1.0] * 64, [0.0] * 64]
+    assert np.stack(cos_sin(still, 2**62, dtype))[:, 1].tolist() == [1.0, 0.0]
+
+
+def test_limbs_are_the_turns_in_fixed_point() -> None:
+    """192 bits, 128 of them after the point; two's complement for the other direction."""
+    fast = (1e15, 3.0, 1e-30)
+    for direction in (1, -1):
+        rope = Rope(head_dim=6, pairing="half", explicit_inv_freq=fast, direction=direction)
+        for limbs, frequency in zip(turn_limbs(rope), oracle.frequencies(rope), strict=True):
+            number = sum(int(limb) << (32 * place) for place, limb in enumerate(limbs[::-1]))
+            with mpmath.workdps(oracle.DIGITS):
+                turns = direction * frequency / (2 * mpmath.pi)
+                assert number == int(mpmath.nint(turns * 2**128)) % 2**192
+
+
+def test_a_ropes_constants_are_shared_small_and_read_only() -> None:
+    """At most 64 bytes a pair, so that a Rope for every length costs what a Rope costs."""
+    for constants in (turn_limbs(LLAMA), turn_words(LLAMA)):
+        assert constants.nbytes <= 64 * LLAMA.num_pairs
+        with pytest.raises(ValueError, match="read-only"):
+            constants[0, 0] = 0
+    assert turn_limbs(Rope(head_dim=128, pairing="half", base=5e5)) is turn_limbs(LLAMA)
+
+
+@pytest.mark.parametrize(
+    ("made", "count", "dtype", "cos_error", "sin_error"),
+    [(FLOAT32, 4, np.float32, 9.2e-9, 2.4e-8), (FLOAT64, 7, np.float64, 1.9e-17, 2.7e-17)],
+    ids=["float32", "float64"],
+)
+def test_the_coefficients_are_those_of_the_interpolation(
+    made: Any, count: int, dtype: Any, cos_error: float, sin_error: float
+) -> None:
+    """At Chebyshev nodes, solved in 60 digits and rounded; off by what their comment says."""
+    with mpmath.workdps(60):
+        quarter = mpmath.pi / 4
+
+        def of_cos(y: Any) -> Any:
+            return (mpmath.cos(quarter * mpmath.sqrt(y)) - 1) / y
+
+        def of_sin(y: Any) -> Any:
+            return mpmath.sin(quarter * mpmath.sqrt(y)) / mpmath.sqrt(y)
+
+        angles = [mpmath.pi * (2 * i + 1) / (2 * count) for i in range(count)]
+        nodes = [(1 + mpmath.cos(angle)) / 2 for angle in angles]
+        powers = mpmath.matrix([[y**k for k in range(count)] for y in nodes])
+        samples = [mpmath.mpf(i) / 200 for i in range(1, 201)]
+        for coefficients, function, scale, error in (
+            (made.cos, of_cos, lambda y: y, cos_error),
+            (made.sin, of_sin, mpmath.sqrt, sin_error),
+        ):
+            solved = mpmath.lu_solve(powers, mpmath.matrix([function(y) for y in nodes]))
+            assert coefficients == tuple(float(dtype(float(value))) for value in solved)
+            polynomial = [mpmath.mpf(value) for value in coefficients[::-1]]
+            off = [abs(mpmath.polyval(polynomial, y) - function(y)) * scale(y) for y in samples]
+            assert max(off) <= error
 
 
 @pytest.mark.parametrize("base", [10_000, 500_000])
@@ -185,159 +290,8 @@ def test_ragged_positions_are_refused() -> None:
         cos_sin(LLAMA, [[1], [1, 2]])
 
 
-@pytest.mark.parametrize("ask", [cos_sin, lambda r, p: rows(r, p, np.float32)])
-def test_a_rule_has_no_angles(ask: Any) -> None:
+def test_a_rule_has_no_angles() -> None:
     """Its frequencies depend on a length that nobody said."""
     rule = DynamicNTK(factor=2.0, original_max_positions=64)
     with pytest.raises(SpecError, match=r"use rope\.at\(seq_len\)$"):
-        ask(Rope(head_dim=8, pairing="half", scaling=rule), 1)
-
-
-def truth32(rope: Rope, position: int) -> np.ndarray:
-    """The correctly rounded float32 row, rounded with integers from 90 digits."""
-    both = oracle.cos_sin(rope, position)
-    return np.array([[oracle.float32(c), oracle.float32(s)] for c, s in zip(*both, strict=True)])
-
-
-def test_every_entry_of_a_small_table_is_correctly_rounded() -> None:
-    """All 4096 digit rotations of two pairs."""
-    rope = Rope(head_dim=4, pairing="half", base=500_000.0, direction=-1)
-    tables = digit_tables(rope, np.float32)
-    assert tables.dtype == np.float32
-    for digit in range(4):
-        for value in range(1024):
-            expected = truth32(rope, value * 1024**digit)
-            np.testing.assert_array_equal(tables[digit, value], expected)
-
-
-@pytest.mark.parametrize("name", ["plain", "yarn", "llama3", "proportional", "resonance"])
-def test_sampled_entries_of_large_tables_are_correctly_rounded(name: str) -> None:
-    """Forty digit rotations of 32 pairs each."""
-    rope = Rope(head_dim=64, pairing="half", scaling=strategies.EVERY_LAW[name])
-    tables = digit_tables(rope, np.float32)
-    rng = np.random.default_rng(3)
-    for digit, value in zip(rng.integers(0, 4, 40), rng.integers(0, 1024, 40), strict=True):
-        expected = truth32(rope, int(value) * 1024 ** int(digit))
-        np.testing.assert_array_equal(tables[digit, value], expected)
-
-
-@pytest.mark.parametrize(("digit", "direction"), [(0, 1), (0, -1), (2, 1)])
-def test_entries_beside_a_rounding_boundary_are_rounded_right(digit: int, direction: Any) -> None:
-    """Frequencies whose sine or cosine lies within 1e-16 of the middle of two float32.
-
-    Rounding the float64 value, which is often the tie itself, gets many of them wrong.
-    """
-    rng = np.random.default_rng(11)
-    middles = rng.uniform(0.3, 0.9, 32).astype(np.float32).astype(np.float64)
-    middles += np.spacing(middles.astype(np.float32)) / 2.0
-    place = 1024**digit
-    with mpmath.workdps(40):
-        angles = [mpmath.asin(m) for m in middles[:16]] + [mpmath.acos(m) for m in middles[16:]]
-    rope = Rope(
-        head_dim=64,
-        pairing="half",
-        direction=direction,
-        explicit_inv_freq=tuple(float(angle) / place for angle in angles),
-    )
-    expected = truth32(rope, place)
-    twice_rounded = np.stack(oracle.rows(rope, [place]), axis=-1)[0].astype(np.float32)
-    assert (twice_rounded != expected).sum() >= 5
-    np.testing.assert_array_equal(digit_tables(rope, np.float32)[digit, 1], expected)
-
-
-def test_entries_of_pairs_that_hardly_turn_are_correctly_rounded() -> None:
-    """Their sines are tiny and still have all 24 bits."""
-    slow = tuple(3.0 * 10.0**-exponent for exponent in (9, 15, 24))
-    rope = Rope(head_dim=6, pairing="half", explicit_inv_freq=slow)
-    for digit, value in ((0, 1), (0, 3), (1, 5), (2, 77), (3, 7), (3, 511), (3, 1023)):
-        expected = truth32(rope, value * 1024**digit)
-        np.testing.assert_array_equal(digit_tables(rope, np.float32)[digit, value], expected)
-
-
-def test_float64_tables_are_the_exact_rotations() -> None:
-    """Within the error of `cos_sin`, for kernels that work in float64."""
-    tables = digit_tables(LLAMA, np.float64)
-    assert tables.dtype == np.float64
-    for digit, value in ((0, 1), (0, 1023), (1, 700), (2, 31), (3, 1), (3, 1023)):
-        cos, sin = oracle.rows(LLAMA, [value * 1024**digit])
-        np.testing.assert_allclose(tables[digit, value, :, 0], cos[0], rtol=0, atol=COS_SIN_ERROR)
-        np.testing.assert_allclose(tables[digit, value, :, 1], sin[0], rtol=0, atol=COS_SIN_ERROR)
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_a_digit_of_zero_is_exactly_the_identity(dtype: Any) -> None:
-    """So that small positions are as good as their own digits."""
-    for digit in range(DIGITS):
-        np.testing.assert_array_equal(digit_tables(LLAMA, dtype)[digit, 0], [[1, 0]] * 64)
-
-
-def test_tables_are_shared_and_hence_read_only() -> None:
-    """No caller can spoil the next caller's rotation."""
-    tables = digit_tables(LLAMA, np.float32)
-    with pytest.raises(ValueError, match="read-only"):
-        tables[0, 0, 0, 0] = 2
-    assert digit_tables(Rope(head_dim=128, pairing="half", base=5e5), np.float32) is tables
-    assert tables.shape == (DIGITS, ROWS, 64, 2)
-    assert (DIGIT_BITS, DIGITS, ROWS, POSITION_LIMIT) == (10, 4, 1024, 2**40)
-
-
-@pytest.mark.parametrize(
-    ("limit", "bound"), [(2**20, ROW_ERROR_20), (POSITION_LIMIT, ROW_ERROR_40)], ids=["20", "40"]
-)
-def test_float32_rows_are_within_their_bound(limit: int, bound: float) -> None:
-    """As complex numbers, and the bound is not a generous one."""
-    rng = np.random.default_rng(5)
-    places = np.concatenate((rng.integers(-limit + 1, limit, 20_000), [limit - 1, 1 - limit]))
-    made = rows(LLAMA, places, np.float32).astype(np.float64)
-    cos, sin = cos_sin(LLAMA, places)
-    error = np.hypot(made[..., 0] - cos, made[..., 1] - sin)
-    assert error.max() <= bound
-    assert error.max() > bound / 3
-
-
-def test_the_bounds_of_rows_are_their_derivation() -> None:
-    """Entries off by half an ulp in both parts, products by sqrt(5) units (Brent et al. 2007)."""
-    unit = 2.0**-24
-    entry, product = 2**0.5 * unit / 2, 5**0.5 * unit
-    assert pytest.approx(2 * entry + 1 * product, rel=1e-14) == ROW_ERROR_20
-    assert pytest.approx(4 * entry + 3 * product, rel=1e-14) == ROW_ERROR_40
-
-
-def test_float64_rows_are_as_good_as_their_products() -> None:
-    """Four entries within sqrt(2) of `cos_sin`'s error, three products of float64."""
-    places = np.random.default_rng(6).integers(1 - POSITION_LIMIT, POSITION_LIMIT, 200)
-    made = rows(LLAMA, places, np.float64)
-    bound = 4 * 2**0.5 * COS_SIN_ERROR + 3 * 5**0.5 * 2**-53
-    cos, sin = oracle.rows(LLAMA, places.tolist())
-    assert np.hypot(made[..., 0] - cos, made[..., 1] - sin).max() <= bound
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_a_negative_position_is_the_conjugate(dtype: Any) -> None:
-    """Bit for bit, on both sides of the limit."""
-    places = np.array([1, 1023, 2**20 + 5, POSITION_LIMIT - 1, POSITION_LIMIT, 2**62])
-    there, back = rows(LLAMA, places, dtype), rows(LLAMA, -places, dtype)
-    np.testing.assert_array_equal(back, there * np.array([1, -1], dtype))
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_rows_without_digits_are_the_exact_ones_rounded(dtype: Any) -> None:
-    """Beyond 2**40, and at floats."""
-    for places in ([POSITION_LIMIT, -POSITION_LIMIT, 2**62, *ENDS], [0.5, -3.25, 1e9 + 0.5]):
-        exact = np.stack(cos_sin(LLAMA, places), axis=-1).astype(dtype)
-        np.testing.assert_array_equal(rows(LLAMA, places, dtype), exact)
-
-
-def test_positions_of_one_digit_have_correctly_rounded_rows() -> None:
-    """Nothing is multiplied but ones."""
-    for place in (1, 77, 1023, 77 * 1024, 1023 * 1024**3):
-        np.testing.assert_array_equal(rows(LLAMA, place, np.float32), truth32(LLAMA, place))
-
-
-def test_rows_of_several_axes_follow_each_pairs_axis() -> None:
-    """Time, height and width within and beyond the digits at once."""
-    rope = Rope(head_dim=16, pairing="half", axes=InterleavedSections((3, 3, 2)))
-    places = [[5, -(2**21), 2**41], [0, 1, -(2**63)]]
-    expected = np.stack(oracle.rows(rope, places), axis=-1)
-    error = rows(rope, places, np.float32) - expected
-    assert np.hypot(error[..., 0], error[..., 1]).max() <= ROW_ERROR_40
+        cos_sin(Rope(head_dim=8, pairing="half", scaling=rule), 1)

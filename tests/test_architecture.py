@@ -41,12 +41,10 @@ PIPELINE = """
     translation.rotary_embedding_torch translation.torchtune translation.onnx translation phasor
     charts.style charts.curves charts.coverage charts.attention charts
     report.snippet report
-    torch._internals torch.positions torch._tables torch._arguments torch._in_place
-    torch.backends.triton.launching torch.backends.triton.kernels torch.backends.triton.norm
-    torch.backends.triton.cache torch.backends.triton.fused torch.backends.triton
+    torch._internals torch.positions torch._text torch._angles torch._arguments torch._in_place
+    torch.backends.triton.launching torch.backends.triton.kernels torch.backends.triton
     torch.backends.eager torch.backends.cpu torch.backends torch._inductor torch.ops
     torch.functional
-    torch.fused
     torch.kv_cache.cache torch.kv_cache.verbs torch.kv_cache.cached_keys
     torch.kv_cache torch.module torch.cache_layouts torch.attention
     torch.papers.feature_maps

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phasor import PositionError, Rope, SpecError, TensorError
+from phasor.angles import COS_SIN_ERROR
 from phasor.axes import Axial, InterleavedSections
 from phasor.numpy import (
     blocks,
@@ -113,12 +114,13 @@ def test_blocks_take_positions_of_any_shape() -> None:
 
 @pytest.mark.parametrize("pairing", PAIRINGS)
 def test_the_other_direction_is_the_inverse(pairing: Any) -> None:
-    """Direction -1 at p is direction 1 at -p, bit for bit."""
+    """Direction -1 at p is direction 1 at -p, to the errors of their cosines and sines."""
     there = Rope(head_dim=16, pairing=pairing)
     back = Rope(head_dim=16, pairing=pairing, direction=-1)
     x = draws(1, 16)
     for place in (1, 5, 2**40, 0.25):
-        np.testing.assert_array_equal(rotate(x, place, back), rotate(x, -place, there))
+        off = np.abs(rotate(x, place, back) - rotate(x, -place, there))
+        assert off.max() <= 4 * COS_SIN_ERROR * np.abs(x).max()
 
 
 @pytest.mark.parametrize(("pairing", "out"), [PAIRINGS, PAIRINGS[::-1]])

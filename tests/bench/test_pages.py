@@ -69,10 +69,6 @@ def test_targets_against_others_compare_one_pairing() -> None:
         ({"rotary_dim": 4}, "in-place multiply", 2 * 5 * 4 * 4 * 4),
         ({"rotary_dim": 4}, "phasor, new output, half", 2 * 5 * 4 * 8 * 4),
         ({"backward": True}, "phasor, new output, half", 4 * 5 * 4 * 8 * 4),
-        ({"norm": True}, "phasor, fused norm, half", 2 * 5 * 4 * 8 * 4),
-        ({"norm": True, "backward": True}, "phasor, fused norm, half", 5 * 5 * 4 * 8 * 4),
-        ({"norm": True, "backward": True}, "transformers Qwen3, half", 5 * 5 * 4 * 8 * 4),
-        ({"norm": True, "backward": True}, "phasor, new output, half", 4 * 5 * 4 * 8 * 4),
         ({"batch": 3}, "copy_", 2 * 3 * 5 * 4 * 8 * 4),
     ],
 )
@@ -97,12 +93,11 @@ def test_bandwidth_targets_compare_with_a_copy_of_the_same_bytes() -> None:
 
 
 def test_rivals_do_the_same_work_in_the_same_pairing() -> None:
-    """In place against in place; a norm is no rival; in training all are."""
+    """In place against in place; in training all are."""
     found = [
         result("a, prefill 5", {
             "phasor, in place, half": 2.0, "phasor, new output, half": 3.0, "phasor, x, half": 0.1,
             "Liger, in place, half": 1.0, "transformers, half": 4.0, "x, interleaved": 0.1,
-            "transformers Qwen3, half": 0.1,
         }),
         result("a, training 5", {"phasor, new output, half": 3.0, "Liger, in place, half": 2.0},
                backward=True),
@@ -124,27 +119,20 @@ def test_decode_is_judged_by_its_replays() -> None:
 
 
 def test_the_other_promises_have_their_rows() -> None:
-    """Norm, launch, tables and exactness."""
-    fused, alone = "phasor, fused norm, half", "phasor, new output, half"
+    """Launch, tables and exactness."""
     bound = BENCH.targets.FAR_BOUND
     launch = BENCH.measure.Measured(case=TINY, seconds={"phasor, in place, half": [13e-6] * 5})
     rows = verdicts(
-        [
-            result("a, prefill 5", {fused: 1.04, alone: 1.0}, norm=True),
-            result("a, training 5", {fused: 1.30, alone: 1.0}, norm=True, backward=True),
-        ],
+        [],
         launches=[launch.as_plain()],
         far={"phasor, in place, half": {"1e+06, float32": bound / 2, "1e+06, bfloat16": 1.0}},
-        tables=[{"recipe": "phasor", "length": 10**6, "bytes": 2**21},
+        tables=[{"recipe": "phasor", "length": 10**6, "bytes": 24 * 64},
                 {"recipe": "other", "length": 10**6, "bytes": 2**30}],
     )  # fmt: skip
-    assert rows["norm and rotation in one / rotation alone"][1:] == ("1.04", "held")
-    training = "training, norm and rotation in one / rotation alone (five passes to four)"
-    assert rows[training][1:] == ("1.30", "held")
     assert rows["one call of the host, query and key, µs"][1] == "13.00"
-    assert rows["tables of phasor / 2 MB"][1:] == ("1.00", "held")
+    assert rows["constants of phasor, bytes a pair"][1:] == ("24.00", "held")
     assert rows["error far out / its bound, float32"][1:] == ("0.50", "held")
-    assert len(rows) == 10
+    assert len(rows) == 8
 
 
 def test_the_page_says_what_was_measured() -> None:

@@ -65,7 +65,7 @@ def test_phasor_passes_the_gate(case: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_phasor_passes_the_gate_on_few_tokens_of_every_case(device: str) -> None:
-    """Whatever the model and its work; norms and probes as well."""
+    """Whatever the model and its work; probes as well."""
     for case in CASES[device]:
         small = BENCH.cases.small(case)
         everyone = BENCH.contenders.everyone(small, device) + BENCH.contenders.probes(small)
@@ -300,7 +300,7 @@ def test_a_run_on_a_gpu_has_all_its_tables(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setitem(sys.modules, "liger_kernel", None)  # as where it is not installed
     monkeypatch.setattr(run, "LAUNCH", replace(TINY, seq=1))
     monkeypatch.setattr(BENCH.run, "host_timer", lambda call, repeats: 1.0)
-    cases = [replace(TINY, name=f"A, {name}", group="A", seq=n, norm=True)
+    cases = [replace(TINY, name=f"A, {name}", group="A", seq=n)
              for name, n in (("prefill 5", 5), ("decode 1", 1))]  # fmt: skip
     found = run.measure_all(Player(), cases, seconds=0.0, facts=True)
     assert found["failed"] == {}
@@ -309,13 +309,12 @@ def test_a_run_on_a_gpu_has_all_its_tables(monkeypatch: pytest.MonkeyPatch) -> N
     page = BENCH.report.markdown(json.loads(json.dumps(about | found)))
     for line in (
         "|  | prefill 5 | decode 1 |",
-        "| phasor, fused norm, half | 1.00 ±0%, 0 | 1.00 ±0%, 0 |",
+        "| phasor, new output, half | 1.00 ±0%, 0 | 1.00 ±0%, 0 |",
         "| empty kernel | – | 1.00 ±0% |",
         "Graphs:",
-        "| phasor, norm and rotation | 1000000.0 |",
-        "| phasor, rotation and cache write | 1000000.0 |",
+        "| phasor, in place, half | 1000000.0 |",
         "* Liger, in place, half: not installed",
-        "| tables of phasor / 2 MB | ≤ 1 | 1.00 | held |",
+        "| constants of phasor, bytes a pair | ≤ 64 | 24.00 | held |",
     ):
         assert line in page
     assert found["far"]["phasor, in place, half"]["1e+07, float32"] < BENCH.targets.FAR_BOUND
@@ -338,7 +337,7 @@ def test_facts_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tables of phasor are 2 MB whatever the length; far out its error is within its bound."""
     rows = BENCH.facts.tables(torch.device("cpu"))
     sizes = {(row["recipe"], row["length"]): row["bytes"] for row in rows}
-    assert {sizes["phasor", n] for n in (131_072, 1_048_576)} == {2**21}
+    assert {sizes["phasor", n] for n in (131_072, 10_485_760)} == {24 * 64}
     assert sizes["flash-attention", 1_048_576] == 2 * 64 * 2 * 2**20
     some = [ours()[1], BENCH.contenders.adapted("Meta", "interleaved", BENCH.others.meta)]
     monkeypatch.setattr(BENCH.facts, "everyone", lambda case, device: some)

@@ -22,19 +22,17 @@ from .triton_compiler import (
     DEEPSEEK,
     HALF,
     JOINED,
-    KERNELS,
     PREFILL,
     Compiler,
     Hopper,
     a_hopper,
     as_it_is,
-    call,
-    compiler_of,
     compiles,
     heads_first,
     inside,
     launch,
     misaligned,
+    the_compiler,
 )
 
 pytestmark = compiles
@@ -49,7 +47,7 @@ def hopper(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Hopper:
 @pytest.fixture
 def compiler(hopper: Hopper, monkeypatch: pytest.MonkeyPatch) -> Compiler:
     """The rotation, compiled and not launched."""
-    return compiler_of("rotation", monkeypatch)
+    return the_compiler(monkeypatch)
 
 
 def traffic(assembly: str) -> Counter[str]:
@@ -102,25 +100,21 @@ def test_every_access_is_16_bytes_wide(
 )
 @pytest.mark.parametrize("tokens", [8192, 64], ids=["many tokens", "few tokens"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("name", KERNELS)
-@pytest.mark.usefixtures("hopper")
 def test_registers_hold_what_a_tile_needs(
-    name: str,
     dtype: torch.dtype,
     tokens: int,
     head_dim: int,
     rotary_dim: int,
     pairing: Any,
     laid: Callable[[Tensor], Tensor],
-    monkeypatch: pytest.MonkeyPatch,
+    compiler: Compiler,
     tmp_path: Path,
 ) -> None:
     """Nothing spills, where heads turn in part and where memory is read number by number too."""
     import triton
 
-    compiler = compiler_of(name, monkeypatch)
     rope = Rope(head_dim=head_dim, rotary_dim=rotary_dim, pairing=pairing)
-    call(name, rope, tokens, laid, dtype=dtype)
+    launch(rope, (1, tokens), dtype=dtype, laid=laid, in_place=True)
     code = tmp_path / "kernel.ptx"
     code.write_text(compiler.assembly())
     assembler = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
@@ -153,7 +147,7 @@ def test_memory_off_16_byte_boundaries_is_not_read_in_pieces_of_16(
     rope = Rope(head_dim=64, pairing="half").to_json()
     plan = make_plan(tensors, [torch.zeros(2, 3).long()], rope, False, 1.0, True, True)
     assert plan is not None
-    names = load_kernels("kernels").rotation.arg_names[-len(plan.arguments) :]
+    names = load_kernels().rotation.arg_names[-len(plan.arguments) :]
     assert dict(zip(names, plan.arguments, strict=True))["packed"] == packed
     key = plan_key(tensors, [torch.zeros(2, 3).long()], rope, False, 1.0, True, True)
     tensors[which] = memory.as_strided(shape, (4096, 512, 128, 1))
@@ -166,8 +160,8 @@ def test_a_pair_that_moves_in_place_waits_for_every_read(compiler: Compiler) -> 
     launch(DEEPSEEK, in_place=True)
     program = compiler.made[-1].asm["ttir"]
     before, _, after = program.partition("barrier")
-    # a position and heads, and then rows of four digits
-    assert (before.count("tt.load"), after.count("tt.load")) == (2, 8)
+    # heads, and then a position and three limbs
+    assert (before.count("tt.load"), after.count("tt.load")) == (1, 4)
     assert "tt.store" not in before
     assert "bar.sync" in compiler.assembly()
     launch(HALF, in_place=True)
@@ -175,10 +169,10 @@ def test_a_pair_that_moves_in_place_waits_for_every_read(compiler: Compiler) -> 
 
 
 @pytest.mark.parametrize("rope", [HALF, JOINED], ids=["half", "interleaved"])
-def test_few_heads_are_on_their_way_before_rows_are_asked_for(
+def test_few_heads_are_on_their_way_before_angles_are_computed(
     rope: Rope, compiler: Compiler, tmp_path: Path
 ) -> None:
-    """In the machine code too: left alone, the assembler asks for heads when all rows are there."""
+    """In the machine code too: left alone, the assembler multiplies before it asks for heads."""
     import triton
 
     launch(rope, DECODE)
@@ -187,21 +181,22 @@ def test_few_heads_are_on_their_way_before_rows_are_asked_for(
     disassembler = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
     command = [disassembler, "-sass", binary]
     code = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    order = re.findall(r"\b(LDG\.E\.64|LDG\.E\.128|BAR|STG)\b", code)
-    barrier = order.index("BAR")
-    assert order[:barrier] == ["LDG.E.64", "LDG.E.128", "LDG.E.128"]
+    order = re.findall(r"\b(LDG\.E\.64|LDG\.E\.128|BAR|I2FP|STG)\b", code)
+    # heads; a position and limbs of pairs, and angles; heads
+    assert order[:4] == ["LDG.E.128", "LDG.E.128", "BAR", "LDG.E.64"]
     assert order[-2:] == ["STG", "STG"]
 
 
 def test_products_are_fused_where_the_source_says_so(compiler: Compiler) -> None:
-    """One rounded product and one fused each: the compiler neither fuses nor parts any other."""
+    """The compiler neither fuses nor parts any other, so that bits do not depend on it."""
     launch(tokens=DECODE, heads=(8,))
-    # both coordinates of three products of digit rows, and of the turn
-    assert compiler.made[-1].asm["ttir"].count("math.fma") == 2 * (3 + 1)
+    # two polynomials of four coefficients, the 1 of the cosine, and both coordinates
+    fused = 2 * 3 + 1 + 2
+    assert compiler.made[-1].asm["ttir"].count("math.fma") == fused
     count = Counter(re.findall(r"\b(fma|mul|add|sub)(?:\.rn)?\.f32", compiler.assembly()))
-    # each of 8 pairs: the same, and a gain for cos and for sin;
-    # a negated product may be written as one that is added to zero, which rounds alike
-    assert count["fma"] + count["mul"] == 8 * (4 * 4 + 2)
-    assert count["fma"] >= 8 * 4 * 2
-    # a position below zero turns sin round
-    assert (count["add"], count["sub"]) == (0, 8)
+    # each of 8 pairs: the same; x and its square, the sine and its negative, the gain of both, and
+    # two for the coordinates. A negated product may be written as one that is added to zero
+    assert count["fma"] + count["mul"] == 8 * (fused + 8)
+    assert count["fma"] >= 8 * fused
+    # the gain of angles beyond a half turn
+    assert (count["add"], count["sub"]) == (0, 1)

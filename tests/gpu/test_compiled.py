@@ -21,20 +21,18 @@ from phasor.torch.backends.triton.launching import SHIFT_OFFSET, load_kernels, r
 from .triton_compiler import (
     HALF,
     JOINED,
-    KERNELS,
     PARTIAL,
     THREE,
     Compiler,
     Hopper,
     a_hopper,
     as_it_is,
-    call,
-    compiler_of,
     compiles,
     heads_first,
     inside,
     launch,
     misaligned,
+    the_compiler,
 )
 
 pytestmark = compiles
@@ -49,7 +47,7 @@ def hopper(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Hopper:
 @pytest.fixture
 def compiler(hopper: Hopper, monkeypatch: pytest.MonkeyPatch) -> Compiler:
     """The rotation, compiled and not launched."""
-    return compiler_of("rotation", monkeypatch)
+    return the_compiler(monkeypatch)
 
 
 def test_forty_shapes_compile_two_kernels(compiler: Compiler) -> None:
@@ -105,7 +103,7 @@ def test_the_stride_of_a_single_head_means_nothing() -> None:
         [x] * 4, [torch.zeros(3).long()], rope, False, 1.0, False, False
     )
     assert plan is not None
-    names = load_kernels("kernels").rotation.arg_names[-len(plan.arguments) :]
+    names = load_kernels().rotation.arg_names[-len(plan.arguments) :]
     assert dict(zip(names, plan.arguments, strict=True))["packed"]
 
 
@@ -138,29 +136,6 @@ def test_what_is_compiled_is_launched_again_as_triton_launches_it(hopper: Hopper
         assert first[7:9] == second[7:9]
         for one, other in zip(first[9:], second[9:], strict=True):
             assert torch.equal(one, other) if isinstance(one, Tensor) else one == other
-
-
-@pytest.mark.parametrize("name", [name for name in KERNELS if name != "rotation"])
-def test_fused_kernels_are_found_again_without_a_search(
-    name: str, hopper: Hopper, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The second launch is the first one's; a weight off its boundary is looked for anew."""
-    kernel = getattr(load_kernels(KERNELS[name]), name)
-    searched: list[int] = []
-    search = kernel.run
-    monkeypatch.setattr(kernel, "run", lambda *a, **k: searched.append(1) or search(*a, **k))
-    tensors = 1 + (name == "backward")  # of which each has a launch of its own
-    for _ in range(2):
-        call(name, PARTIAL, 3, as_it_is)
-        assert len(searched) == tensors
-    first, second = hopper.launched[0], hopper.launched[tensors]
-    assert first[:6] == second[:6]
-    assert len(first) == len(second)
-    for one, other in zip(first[9:], second[9:], strict=True):
-        assert one.shape == other.shape if isinstance(one, Tensor) else one == other
-    if name != "rotate_and_cache":
-        call(name, PARTIAL, 3, as_it_is, misaligned(torch.ones(128, dtype=torch.bfloat16)))
-        assert len(searched) == 2 * tensors
 
 
 def test_nothing_to_rotate_compiles_nothing(compiler: Compiler) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from phasor import BackendError, Rope, TensorError
 from phasor.torch import (
-    _tables,
+    _internals,
     ops,
     rotate,
     rotate_,
@@ -23,7 +23,6 @@ from phasor.torch import (
 )
 from phasor.torch.backends import triton as triton_backend
 from phasor.torch.backends.triton import launching as triton_launching
-from phasor.torch.fused import rotate_and_cache_
 
 from ..torch.torch_oracle import assert_rotated
 from .triton_runs import (
@@ -77,17 +76,6 @@ def test_nothing_is_rotated_to_nothing(shape: tuple[int, ...]) -> None:
     q, k = here(3, 2, 16), here(3, 0, 16)
     assert torch.equal(rotate_qk(q, k, 7, HALF, **TRITON)[0], rotate(q, 7, HALF, **TRITON))
     assert torch.equal(rotate_qk(k, q, 7, HALF, **TRITON)[1], rotate(q, 7, HALF, **TRITON))
-
-
-@runs_kernels
-@pytest.mark.parametrize("cache", [(2, 4, 0, 16), (0, 4, 2, 16), (2, 0, 2, 16)])
-def test_a_query_is_rotated_beside_a_cache_of_nothing(cache: tuple[int, ...]) -> None:
-    """Without heads of the key, or without rows, of which no slot is one."""
-    q, kv = here(3, 2, 16), here(3, cache[2], 16)
-    slots, none = torch.full((3,), -1, device=DEVICE), here(*cache)
-    expected = rotate(q, 7, HALF, **TRITON)
-    rotate_and_cache_(q, kv, kv.clone(), 7, HALF, slots, none, none.clone(), **TRITON)
-    assert torch.equal(q, expected)
 
 
 @runs_kernels
@@ -186,31 +174,33 @@ class OnDevice(Tensor):
 
 
 @pytest.mark.parametrize("capturing", [False, True])
-def test_tables_of_a_captured_graph_outlive_every_other_rope(
+def test_constants_that_a_graph_was_captured_with_are_kept(
     capturing: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has only their addresses; a rule's Rope for every length is forgotten in time."""
+    """It has their address alone. Given cosines and sines are the caller's to keep."""
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
-    monkeypatch.setattr(_tables, "_CAPTURED_TABLES", {})
-    plain, device = _tables._make_tensor, torch.device("cuda")
-
-    def constant(values: Any, device: torch.device) -> Tensor:
-        return plain(values, torch.device("cpu")).as_subclass(OnDevice)
-
-    monkeypatch.setattr(_tables, "_make_tensor", constant)
-    ropes = [Rope(head_dim=2, pairing="half", base=100.0 + i).to_json() for i in range(66)]
-    makers = (
-        lambda *place: _tables.digit_tables(*place, torch.float32),
-        _tables.axis_of_pair,
-        _tables.radians_per_position,
-    )
-    first = [weakref.ref(make(ropes[0], device)) for make in makers]
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    for rope in ropes[1:]:
-        for make in makers:
-            make(rope, device)
+    monkeypatch.setattr(_internals, "_captured", set())
+    constants, sin = (torch.zeros(7, 8, dtype=torch.int32).as_subclass(OnDevice) for _ in range(2))
+    kept, forgotten = weakref.ref(constants), weakref.ref(sin)
+    x, kernel = here(3, 2, 16), {(1, 1, 1): lambda *_: None}
+    triton_launching.LaunchPlan(1, constants, (), compiled=kernel).launch([x] * 4, [x])
+    triton_launching.LaunchPlan(1, None, (), compiled=kernel).launch([x] * 4, [x, sin])
+    del constants, sin
     gc.collect()
-    assert [table() is not None for table in first] == [capturing] * len(makers)
+    assert (kept() is not None) == capturing
+    assert forgotten() is None
+
+
+def test_constants_are_28_bytes_a_pair() -> None:
+    """On the device once, and those of the latest Ropes alone."""
+    ropes = [Rope(head_dim=128, pairing="half", base=100.0 + i).to_json() for i in range(65)]
+    cpu = torch.device("cpu")
+    first = triton_launching.rope_constants(ropes[0], cpu)
+    assert first.nbytes == 64 * 28
+    assert triton_launching.rope_constants(ropes[0], cpu) is first
+    for rope in ropes[1:]:
+        triton_launching.rope_constants(rope, cpu)
+    assert triton_launching.rope_constants(ropes[0], cpu) is not first
 
 
 @runs_kernels

@@ -15,7 +15,6 @@ from torch import Tensor
 from phasor import Rope
 from phasor.axes import Alternating, InterleavedSections, Sectioned
 from phasor.torch import rotate, rotate_, rotate_by, rotate_by_, rotate_qk
-from phasor.torch.backends import cpu
 
 from ..torch.torch_oracle import DTYPES, assert_rotated, excess_by, float64, normal
 from .triton_runs import (
@@ -26,7 +25,6 @@ from .triton_runs import (
     ask_for_many,
     convert_as_devices_do,
     here,
-    on_gpu,
     runs_kernels,
 )
 
@@ -38,7 +36,7 @@ PAIRED = [
     pytest.param("half", "half", marks=pytest.mark.every_kernel),
     pytest.param("interleaved", "interleaved", marks=pytest.mark.every_kernel),
 ]
-PLACES = [0, 1023, 1024, 2**20 + 7, 2**39 + 12_345, -1, -(2**35)]
+PLACES = [0, 1023, 2**31, 2**62 + 12_345, -1, -(2**35) - 7, -(2**63)]
 SLICES = {"whole": {}, "slice": {"rotary_dim": 8, "rotary_start": 6}}
 KINDS = [
     (torch.float64, "whole"),
@@ -258,32 +256,6 @@ def test_integers_of_every_width_are_read(dtype: torch.dtype) -> None:
 
 
 @runs_kernels
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_a_position_without_a_digit_row_is_nan(dtype: torch.dtype) -> None:
-    """Never a plausible rotation; its neighbours do not suffer."""
-    far = [2**40, -(2**40), 2**40 + 12_345, 2**53 + 1, 2**63 - 1, -(2**63)]
-    near = [2**40 - 1, 1 - 2**40]
-    x = here(8, 2, 16, dtype=dtype)
-    y = rotate(x, far + near, HALF, **TRITON)
-    assert y[:6].isnan().all()
-    assert_right(y[6:], x[6:], near, HALF)
-    assert rotate(x[:2], [2.0**40 + 0.5, -(2.0**41)], HALF, **TRITON).isnan().all()
-
-
-@runs_kernels
-def test_a_far_coordinate_spoils_its_own_pairs_alone() -> None:
-    """On several axes the rest of the token is still right."""
-    rope = Rope(head_dim=16, pairing="half", axes=AXES["sectioned"])
-    x = here(1, 2, 16)
-    y = rotate(x, torch.tensor([[5, 2**40, 7]], device=DEVICE), rope, **TRITON)
-    right = rotate(x, torch.tensor([[5, 0, 7]], device=DEVICE), rope, **TRITON)
-    spoilt = [*range(3, 6), *range(11, 14)]
-    kept = [i for i in range(16) if i not in spoilt]
-    assert y[..., spoilt].isnan().all()
-    assert torch.equal(y[..., kept], right[..., kept])
-
-
-@runs_kernels
 @pytest.mark.parametrize("inverse", [False, True])
 @pytest.mark.parametrize("pairing_out", PAIRINGS)
 @pytest.mark.parametrize("pairing", PAIRINGS)
@@ -354,15 +326,3 @@ def test_every_16_bit_number_survives_the_identity() -> None:
         given, came = x[..., ::2], y[..., ::2]
         assert torch.equal(came[~given.isnan()], given[~given.isnan()])
         assert came[given.isnan()].isnan().all()
-
-
-@on_gpu
-@pytest.mark.skipif(cpu.paths()[:1] in ((), ("portable",)), reason="this CPU fuses no product")
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_one_digit_gives_the_bits_of_the_cpu_kernel(dtype: torch.dtype) -> None:
-    """Below 1024 a row is a table's own, and both kernels fuse the same product."""
-    x, places = here(7, 3, 16, dtype=dtype), torch.tensor([0, 1, 2, 512, 1000, 1023, -5])
-    for pairing in ("half", "interleaved"):
-        rope = Rope(head_dim=16, pairing=pairing)
-        here_too = rotate(x, places.to(DEVICE), rope, **TRITON).cpu()
-        assert torch.equal(here_too, rotate(x.cpu(), places, rope))

@@ -15,7 +15,6 @@ from torch import Tensor
 from phasor import Rope
 from phasor.axes import Sectioned
 from phasor.torch.backends import triton as triton_backend
-from phasor.torch.backends.triton import fused as triton_fused
 from phasor.torch.backends.triton.launching import load_kernels
 
 from .triton_runs import APART, forget_plans, needs_triton
@@ -30,10 +29,6 @@ DEEPSEEK = Rope(
 PARTIAL = Rope(head_dim=128, rotary_dim=64, pairing="half")
 THREE = Rope(head_dim=128, pairing="half", axes=Sectioned((16, 24, 24)))
 PREFILL, DECODE = (1, 4096), (64, 1)
-#: Every kernel, and the module it is in.
-KERNELS = {
-    "rotation": "kernels", "forward": "norm", "backward": "norm", "rotate_and_cache": "cache"
-}  # fmt: skip
 
 
 class Hopper:
@@ -91,17 +86,16 @@ def a_hopper(monkeypatch: pytest.MonkeyPatch, cache: Path) -> Hopper:
     driver = Hopper()
     monkeypatch.setenv("TRITON_CACHE_DIR", str(cache))
     monkeypatch.setattr(triton.runtime.driver, "_active", driver)
-    for name, file in KERNELS.items():
-        kernel = getattr(load_kernels(file), name)
-        monkeypatch.setattr(kernel, "device_caches", defaultdict(kernel.create_binder))
+    kernel = load_kernels().rotation
+    monkeypatch.setattr(kernel, "device_caches", defaultdict(kernel.create_binder))
     forget_plans(monkeypatch)
     return driver
 
 
-def compiler_of(name: str, monkeypatch: pytest.MonkeyPatch) -> Compiler:
-    """A kernel that is compiled and not launched."""
-    compiler = Compiler(getattr(load_kernels(KERNELS[name]), name))
-    monkeypatch.setattr(load_kernels(KERNELS[name]), name, compiler)
+def the_compiler(monkeypatch: pytest.MonkeyPatch) -> Compiler:
+    """The kernel, compiled and not launched."""
+    compiler = Compiler(load_kernels().rotation)
+    monkeypatch.setattr(load_kernels(), "rotation", compiler)
     return compiler
 
 
@@ -123,31 +117,6 @@ def launch(
     outs = xs if in_place else [torch.empty_like(x) for x in xs]
     angles = [torch.zeros(tokens[-1], dtype=torch.int64) if places is None else places]
     triton_backend.rotate_into(xs, outs, angles, rope.to_json(), inverse, gain)
-
-
-def call(
-    name: str,
-    rope: Rope,
-    tokens: int,
-    laid: Callable[[Tensor], Tensor],
-    weight: Tensor | None = None,
-    dtype: torch.dtype = torch.bfloat16,
-) -> None:
-    """What launches that kernel: in place, if it has the choice; keys of 8 bits, in float32."""
-    q, k = (laid(torch.empty(tokens, n, rope.head_dim, dtype=dtype)) for n in (8, 2))
-    places, text = torch.zeros(tokens, dtype=torch.int64), rope.to_json()
-    weight = torch.ones(rope.head_dim, dtype=dtype) if weight is None else weight
-    normed = [weight, weight], [places], text, 1e-6, 1.0
-    if name == "rotation":
-        triton_backend.rotate_into([q, k], [q, k], [places], text, False, 1.0)
-    elif name == "forward":
-        triton_fused.norm_rotate([q, k], *normed)
-    elif name == "backward":
-        triton_fused.norm_rotate_backward([q, k], [q, k], *normed)
-    else:
-        stored = [dtype if dtype.itemsize == 2 else torch.float8_e4m3fn, dtype]
-        caches = [laid(torch.zeros(4, 16, 2, rope.head_dim).to(each)) for each in stored]
-        triton_fused.rotate_and_cache_(q, k, k, places, places, *caches, text, 1.0, 1.0, 1.0)
 
 
 def as_it_is(x: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
 """Where Triton's kernels run in tests.
 
-On a GPU if there is one. Elsewhere a test file of kernels runs in processes of its own: interpreted
-by Triton, and as PTX on the CPU (`tests.gpu.ptx`), which stands for a GPU. For Triton decides when
-it is imported whether it interprets, and interpreted it cannot compile. `test_kernels` starts them.
+On a GPU if there is one. Elsewhere a test file of kernels runs in a process of its own, interpreted
+by Triton, which decides when it is imported whether it interprets, and interpreted cannot compile:
+`test_kernels` starts it. By hand it runs as PTX on the CPU (`tools/ptx`), which stands for a GPU.
 """
 
 from __future__ import annotations
@@ -21,16 +21,15 @@ from torch import Tensor
 
 from phasor import Rope
 from phasor.torch.backends import triton as triton_backend
-from phasor.torch.backends.triton import fused as triton_fused
 from phasor.torch.backends.triton import launching as triton_launching
 
 from ..torch.torch_oracle import normal
 
 ROOT = Path(__file__).parents[2]
 _INSTALLED = find_spec("triton") is not None
-#: What runs kernels in this process: "machine" (`tests.gpu.ptx`), "interpreter", "gpu", or "".
+#: What runs kernels in this process: "machine" (`tools/ptx`), "interpreter", "gpu", or "".
 RUN_BY = (
-    "machine" if "tests.gpu.ptx.device" in sys.modules
+    "machine" if "tools.ptx.device" in sys.modules
     else "interpreter" if os.environ.get("TRITON_INTERPRET") == "1"
     else "gpu" if torch.cuda.is_available() and _INSTALLED
     else ""
@@ -44,7 +43,6 @@ runs_kernels = pytest.mark.skipif(
     not RUN_BY, reason="no GPU: these run in processes of their own, which other tests start"
 )
 on_gpu = pytest.mark.skipif(RUN_BY != "gpu", reason="it takes a GPU")
-on_machine = pytest.mark.skipif(RUN_BY != "machine", reason="it takes a process with tests.gpu.ptx")
 starts_another = pytest.mark.skipif(
     not _INSTALLED or bool(RUN_BY),
     reason="Triton is not installed, or the kernels run in this process",
@@ -68,22 +66,11 @@ def ask_for_many(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def forget_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make every launch the first of its kind: a plan keeps the tile that it was made with."""
-    for launches in (triton_backend, triton_fused):
-        monkeypatch.setattr(launches, "_PLANS", {})
+    monkeypatch.setattr(triton_backend, "_PLANS", {})
 
 
-def run_interpreted(files: list[str], marked: str) -> None:
-    """Run the tests of ``files`` that are ``marked`` in a process where Triton interprets."""
-    _run(["-m", marked, *files], TRITON_INTERPRET="1")
-
-
-def run_on_machine(files: list[str], marked: str, capability: int, cache: Path) -> None:
-    """Run the tests of ``files`` in a process that compiles for GPUs of ``capability``."""
-    given = {"PTX_CAPABILITY": str(capability), "TRITON_CACHE_DIR": str(cache)}
-    _run(["-p", "tests.gpu.ptx.device", "-m", marked, *files], **given)
-
-
-def _run(arguments: list[str], **environment: str) -> None:
+def run_pytest(*arguments: str, **environment: str) -> None:
+    """Run tests in a process of their own."""
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-x", *arguments],
         cwd=ROOT,

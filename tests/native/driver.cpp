@@ -2,7 +2,7 @@
 //
 // Every tensor lies in a heap block that ends with its last byte, so that a tool sees what is read
 // or written beyond; what lies between its elements must come back as it was. Results are compared
-// with plain loops in double precision over angles that are whole fractions of a turn.
+// with plain loops in double precision over angles from products of 128 bits.
 //
 //   driver TIMES    TIMES layouts of every kind, on each instruction set of the processor
 #include "blocks.h"
@@ -12,34 +12,52 @@ namespace {
 constexpr double kPi = 3.14159265358979323846;
 const char *const kDtypes[] = {"float32", "float64", "bfloat16", "float16"};
 
-// Turns per position are whole multiples of 2**-48, so that a position's angle is a whole number
-// modulo 2**48 whatever its size.
+__extension__ using Wide = unsigned __int128;
+
+// Turns per position, in units of 2**-128, and the axis of every pair.
 struct Angles {
-  std::vector<uint64_t> turns;
+  std::vector<Wide> turns;
   double of(int64_t position, int64_t pair) const {
-    const uint64_t part = (uint64_t(position) * turns[size_t(pair)]) << 16;
-    return double(int64_t(part)) * 0x1p-64 * 2 * kPi;
+    const Wide product = Wide(position) * turns[size_t(pair)]; // without whole turns
+    return double(int64_t(product >> 64)) * 0x1p-64 * 2 * kPi;
   }
 };
 
-template <class C> std::unique_ptr<C[]> tables_of(const Angles &angles) {
-  const int64_t pairs = int64_t(angles.turns.size());
-  std::unique_ptr<C[]> tables(new C[size_t(kDigits * kRows * 2 * pairs)]);
-  for (int64_t digit = 0; digit < kDigits; ++digit)
-    for (int64_t v = 0; v < kRows; ++v)
+// The same as the sweeps read them.
+struct Limbs {
+  std::unique_ptr<char, Free> memory;
+  explicit Limbs(const Angles &angles) {
+    const int64_t pairs = int64_t(angles.turns.size()), apart = padded(pairs);
+    memory.reset(static_cast<char *>(::operator new(size_t(4 * kLimbs * apart), kLine)));
+    std::memset(memory.get(), 0, size_t(4 * kLimbs * apart));
+    for (int limb = 0; limb < kLimbs; ++limb)
       for (int64_t k = 0; k < pairs; ++k) {
-        C *row = tables.get() + (digit * kRows + v) * 2 * pairs;
-        const double angle = angles.of(v << (kDigitBits * digit), k);
-        row[k] = C(std::cos(angle));
-        row[pairs + k] = C(std::sin(angle));
+        const uint32_t value = uint32_t(angles.turns[size_t(k)] >> (96 - 32 * limb));
+        std::memcpy(memory.get() + 4 * (limb * apart + k), &value, 4);
       }
-  return tables;
+  }
+  const uint32_t *start() const { return reinterpret_cast<const uint32_t *>(memory.get()); }
+};
+
+// Any position, often where limbs end.
+int64_t a_position() {
+  const int64_t least = std::numeric_limits<int64_t>::min();
+  const int64_t edges[] = {0, 1, -1, least, least + 1, -(least + 1), int64_t{1} << 31, -(int64_t{1} << 31),
+                           (int64_t{1} << 31) - 1, int64_t{1} << 32, -(int64_t{5} << 32)};
+  if (below(4) == 0) return edges[below(sizeof edges / sizeof *edges)];
+  return int64_t(draw()) >> below(63);
 }
 
-int64_t a_position() {
-  const int64_t limit = int64_t{1} << (10 * (1 + below(4)));
-  const int64_t p = below(6) == 0 ? limit - 1 : below(limit);
-  return coin() ? p : -p;
+// Positions of so many tokens: any, or equally distant for a while, as those of sequences are.
+std::vector<int64_t> positions_of(int64_t tokens) {
+  std::vector<int64_t> places;
+  while (int64_t(places.size()) < tokens) {
+    const int64_t by = coin() ? 1 : below(2000) - 1000;
+    uint64_t p = uint64_t(a_position());
+    for (int64_t left = coin() ? 1 : below(90); left >= 0 && int64_t(places.size()) < tokens; --left, p += uint64_t(by))
+      places.push_back(int64_t(p));
+  }
+  return places;
 }
 
 struct Path {
@@ -75,23 +93,10 @@ double bound(Dtype t, double value, double terms, double sizes, double row) {
   return limit;
 }
 
-struct Tables {
-  Angles angles;
-  std::unique_ptr<float[]> single;
-  std::unique_ptr<double[]> twice;
-};
-
-Tables tables_for(int64_t pairs) {
-  Tables t;
-  for (int64_t k = 0; k < pairs; ++k) t.angles.turns.push_back(draw() >> 16);
-  t.single = tables_of<float>(t.angles);
-  t.twice = tables_of<double>(t.angles);
-  return t;
-}
-
 // One job of random layout; returns how many tensors were compared.
-int compare(const Path &path, Dtype dtype, bool half_in, bool half_out, const Tables &tables) {
-  const int64_t size = size_of(dtype), pairs = int64_t(tables.angles.turns.size());
+int compare(const Path &path, Dtype dtype, bool half_in, bool half_out, const Angles &angles,
+            const Limbs &limbs) {
+  const int64_t size = size_of(dtype), pairs = int64_t(angles.turns.size());
   Job job{};
   job.dtype = dtype;
   job.operands = coin() ? 2 : 1;
@@ -162,13 +167,16 @@ int compare(const Path &path, Dtype dtype, bool half_in, bool half_out, const Ta
   const bool rows = below(3) == 0;
   const bool wide = coin(), still = below(5) == 0;
   job.position_bytes = wide ? 8 : 4;
-  std::vector<int64_t> axis_of_pair;
-  for (int64_t k = 0; k < pairs; ++k) axis_of_pair.push_back(below(job.axes));
+  const bool sections = coin(); // of the pairs, or axes in turn
+  std::vector<int32_t> axis_of_pair(size_t(padded(pairs)));
+  for (int64_t k = 0; k < pairs; ++k)
+    axis_of_pair[size_t(k)] = int32_t(sections ? job.axes * k / pairs : below(job.axes));
   const int64_t apart = wide ? 8 : 4, placed = still ? 1 : job.tokens;
-  std::vector<int64_t> places;
-  for (int64_t i = 0; i < placed * job.axes; ++i) {
-    const int64_t p = a_position();
-    places.push_back(wide ? p : p % (int64_t{1} << 31));
+  std::vector<int64_t> places(size_t(placed * job.axes));
+  for (int64_t axis = 0; axis < job.axes; ++axis) {
+    const std::vector<int64_t> of_axis = positions_of(placed);
+    for (int64_t t = 0; t < placed; ++t)
+      places[size_t(t * job.axes + axis)] = wide ? of_axis[size_t(t)] : int32_t(of_axis[size_t(t)]);
   }
   std::unique_ptr<char[]> positions(new char[size_t(placed * job.axes * apart)]);
   for (int64_t i = 0; i < placed * job.axes; ++i) {
@@ -181,7 +189,7 @@ int compare(const Path &path, Dtype dtype, bool half_in, bool half_out, const Ta
     token_step[size_t(d)] = token_step[size_t(d) + 1] * job.shape[d + 1];
   auto angle_of = [&](int64_t token, int64_t k) {
     const int64_t at = still ? 0 : token;
-    return tables.angles.of(places[size_t(at * job.axes + axis_of_pair[size_t(k)])], k);
+    return angles.of(places[size_t(at * job.axes + axis_of_pair[size_t(k)])], k);
   };
   const int64_t real = dtype == Dtype::f64 ? 8 : 4;
   std::unique_ptr<char[]> cos(new char[size_t(placed * pairs * real)]);
@@ -199,14 +207,13 @@ int compare(const Path &path, Dtype dtype, bool half_in, bool half_out, const Ta
     job.sin = sin.get();
   } else {
     job.positions = positions.get();
-    job.tables = dtype == Dtype::f64 ? static_cast<const void *>(tables.twice.get())
-                                     : tables.single.get();
+    job.turns = limbs.start();
     job.axis_of_pair = axis_of_pair.data();
     job.axis_stride = apart;
   }
   for (int d = 0; d < job.dims; ++d) {
-    job.position_stride[d] = token_step[size_t(d)] * job.axes * apart;
-    job.cos_stride[d] = job.sin_stride[d] = token_step[size_t(d)] * pairs * real;
+    if (rows) job.cos_stride[d] = job.sin_stride[d] = token_step[size_t(d)] * pairs * real;
+    else job.position_stride[d] = token_step[size_t(d)] * job.axes * apart;
   }
 
   // as threads would share the work
@@ -214,7 +221,7 @@ int compare(const Path &path, Dtype dtype, bool half_in, bool half_out, const Ta
   for (int64_t t = 0; t < parts; ++t)
     path.run(job, job.tokens * t / parts, job.tokens * (t + 1) / parts);
 
-  const double row_error = dtype == Dtype::f64 ? 0x1p-47 : (2 * 1.41422 + 3 * 2.23607) * 0x1p-24;
+  const double row_error = dtype == Dtype::f64 ? 1e-15 + 4 * 0x1p-53 : 1.25e-7; // and the angle in double
   for (int i = 0; i < job.operands; ++i) {
     const Block &in = ins[size_t(i)], &out = job.in_place ? in : outs[size_t(i)];
     const Shape &si = in_shapes[size_t(i)], &so = out_shapes[size_t(i)];
@@ -267,11 +274,13 @@ int main(int argc, char **argv) {
   if (times < 1) fail("usage", "driver TIMES");
   int64_t compared[sizeof kPaths / sizeof *kPaths] = {};
   for (int64_t pairs : widths) {
-    const Tables tables = tables_for(pairs);
+    Angles angles;
+    for (int64_t k = 0; k < pairs; ++k) angles.turns.push_back(Wide{draw()} << 64 | draw());
+    const Limbs limbs(angles);
     for (const Path &path : kPaths)
       for (int kind = 0; path.here && kind < 16 * times; ++kind)
         compared[&path - kPaths] +=
-            compare(path, Dtype(kind & 3), kind & 4, kind & 8, tables);
+            compare(path, Dtype(kind & 3), kind & 4, kind & 8, angles, limbs);
   }
   for (const Path &path : kPaths)
     std::printf("%s: %lld tensors compared\n", path.name,

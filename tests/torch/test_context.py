@@ -13,7 +13,7 @@ from torch.func import grad, vmap
 from phasor import Rope
 from phasor.axes import Sectioned
 from phasor.scaling import Linear
-from phasor.torch import _tables, rotate, rotate_, rotate_by
+from phasor.torch import _angles, rotate, rotate_, rotate_by
 
 from .torch_cases import HALF, PART, PLACES
 from .torch_oracle import DTYPES, assert_rotated, normal
@@ -94,11 +94,11 @@ PLACES_BY_KIND = {
 
 @pytest.mark.parametrize("kind", PLACES_BY_KIND)
 @pytest.mark.parametrize("use", FIRST_USES)
-def test_tables_serve_whoever_comes_after_their_first_use(use: str, kind: str) -> None:
-    """Made in passing by anyone, they train, and give what untouched tables give."""
+def test_constants_serve_whoever_comes_after_their_first_use(use: str, kind: str) -> None:
+    """Made in passing by anyone, they train, and give what untouched ones give."""
     axes = Sectioned((2, 1, 1)) if kind == "axes" else None
     places = PLACES_BY_KIND[kind]
-    # tables of its own for every test
+    # constants of its own for every test
     rope = own(
         200.0 + 10 * list(FIRST_USES).index(use) + list(PLACES_BY_KIND).index(kind), axes=axes
     )
@@ -110,21 +110,21 @@ def test_tables_serve_whoever_comes_after_their_first_use(use: str, kind: str) -
     assert_rotated(y, x, places, rope)
     (came,) = torch.autograd.grad(y, leaf, x)
     assert_rotated(came, x, places, rope, inverse=True)
-    through_tables = grad(lambda t: (rotate(t, places, rope) * x).sum())(x)
-    assert_rotated(through_tables, x, places, rope, inverse=True)
+    transformed = grad(lambda t: (rotate(t, places, rope) * x).sum())(x)
+    assert_rotated(transformed, x, places, rope, inverse=True)
 
 
 @pytest.mark.parametrize("use", FIRST_USES)
-def test_tables_are_plain_tensors_whoever_made_them(use: str) -> None:
+def test_constants_are_plain_tensors_whoever_made_them(use: str) -> None:
     """Not an inference tensor, and not part of a transformation that is over."""
     rope = own(300.0 + list(FIRST_USES).index(use), axes=Sectioned((2, 1, 1)))
     FIRST_USES[use](normal(4, 2, 8), (PLACES + 0.5)[:, None].expand(4, 3), rope)
-    where = rope.to_json(), torch.device("cpu")
-    tables = _tables.digit_tables(*where, torch.float32), _tables.radians_per_position(*where)
-    for table in (*tables, _tables.axis_of_pair(*where)):
-        assert type(table) is Tensor
-        assert not table.is_inference()
-        assert not torch._C._functorch.is_functorch_wrapped_tensor(table)
+    where = torch.device("cpu"), torch.int64, rope.to_json()
+    words = (_angles._words(*where, bits) for bits in (0, 32, 64))
+    for constants in (*words, _angles._axis_of_pair(*where)):
+        assert type(constants) is Tensor
+        assert not constants.is_inference()
+        assert not torch._C._functorch.is_functorch_wrapped_tensor(constants)
 
 
 @pytest.fixture

@@ -17,13 +17,12 @@ from phasor import numpy as numpy_forms
 from phasor.axes import Sectioned
 from phasor.errors import PositionError, SpecError, TensorError
 from phasor.torch import rotate, rotate_, rotate_by, rotate_by_, rotate_qk, rotate_qk_
-from phasor.torch.fused import norm_rotate_qk, rotate_and_cache_
 
-from ..gpu.triton_runs import RUN_BY
+from ..gpu.triton_runs import APART
 from .torch_oracle import normal
 
 # Triton in a process of its own, which tests/gpu/test_kernels.py starts
-BACKENDS = ["triton"] if RUN_BY == "interpreter" else ["auto", "eager"]
+BACKENDS = ["triton"] if APART else ["auto", "eager"]
 HALF = Rope(head_dim=16, pairing="half")
 ROPES = {
     "half": HALF,
@@ -159,43 +158,6 @@ def test_memory_with_heads_first_is_rotated_where_it_is() -> None:
     expected[:, 1:4, 2:7] = swapped(rotate(swapped(whole[:, 1:4, 2:7]), PLACES, HALF))
     rotate_(whole[:, 1:4, 2:7], PLACES, HALF, heads_first=True)
     assert torch.equal(whole, expected)
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_norm_and_rotation_is_the_transposed_call(backend: str) -> None:
-    """Of query and key, with the gradients of their weights."""
-    weights = normal(16, dtype=torch.float32), normal(16, dtype=torch.float32, seed=1)
-    results: list[list[Tensor]] = []
-    for heads_first in (True, False):
-        q, k = (heads_before_tokens(heads=n).requires_grad_() for n in (4, 2))
-        w = [weight.clone().requires_grad_() for weight in weights]
-        views = (q, k) if heads_first else (swapped(q), swapped(k))
-        ys = norm_rotate_qk(
-            *views, *w, PLACES, HALF, norm_eps=1e-6, heads_first=heads_first, backend=backend
-        )
-        ys = ys if heads_first else (swapped(ys[0]), swapped(ys[1]))
-        sum(y.square().sum() for y in ys).backward()
-        grads = [x.grad for x in (q, k, *w) if x.grad is not None]
-        assert len(grads) == 4
-        results.append([*ys, *grads])
-    assert all(map(torch.equal, *results))
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_rotation_and_cache_write_is_the_transposed_call(backend: str) -> None:
-    """Query, key and value have heads first; caches and slots keep their shapes."""
-    results: list[list[Tensor]] = []
-    for heads_first in (True, False):
-        q, k, v = (heads_before_tokens(heads=n) for n in (4, 2, 2))
-        keys, values = torch.zeros(3, 4, 2, 16), torch.zeros(3, 4, 2, 16)
-        slots = torch.tensor([[0, 5, 11, -1, 2], [3, 4, 6, 7, 8]])
-        views = [x if heads_first else swapped(x) for x in (q, k, v)]
-        written = rotate_and_cache_(
-            *views, PLACES, HALF, slots, keys, values, heads_first=heads_first, backend=backend
-        )
-        assert written is views[0]
-        results.append([q, keys, values])
-    assert all(map(torch.equal, *results))
 
 
 def test_numpy_takes_heads_first_too() -> None:

@@ -18,7 +18,7 @@ from phasor.scaling import DynamicNTK, Yarn
 from phasor.torch import rotate_qk
 from phasor.torch.papers import ReRope, SelfExtend, relative, relative_attention
 
-from .torch_oracle import ROW_ERROR_64, float64, frequencies, normal, pair_places, turn
+from .torch_oracle import COS_SIN_ERROR, float64, frequencies, normal, pair_places, turn
 
 HALF = Rope(head_dim=8, pairing="half", base=100.0)
 MIXED = Rope(head_dim=8, rotary_dim=4, rotary_start=2, pairing="interleaved", direction=-1)
@@ -109,7 +109,7 @@ def test_attention_is_its_definition_on_all_pairs(name: str, rope: Rope, chunk: 
     distance, bent = BENT[name]
     q, k, v = tokens()
     out = relative_attention(q, k, v, rope, distance)
-    limit = bound(q, k, v, 2**-53, ROW_ERROR_64)
+    limit = bound(q, k, v, 2**-53, COS_SIN_ERROR)
     assert limit < 1e-11
     for row in range(2):
         expected = dense(q[row], k[row], v[row], rope, bent, 8**-0.5)
@@ -147,7 +147,7 @@ def test_the_last_queries_alone_see_the_same(name: str, chunk: int) -> None:
     distance, _ = BENT[name]
     q, k, v = tokens()
     whole = relative_attention(q, k, v, HALF, distance)
-    limit = bound(q, k, v, 2**-53, ROW_ERROR_64)
+    limit = bound(q, k, v, 2**-53, COS_SIN_ERROR)
     for new in (0, 1, 5):
         alone = relative_attention(q[:, 13 - new :], k, v, HALF, distance)
         assert alone.shape == (2, new, 4, 8)
@@ -191,7 +191,7 @@ def test_unbent_distances_are_plain_attention(distance: Any) -> None:
         *(x.transpose(1, 2) for x in (*turned, v)), is_causal=True, enable_gqa=True
     ).transpose(1, 2)
     out = relative_attention(q, k, v, HALF, distance)
-    assert (out - plain).abs().max() < 2 * bound(q, k, v, 2**-53, ROW_ERROR_64)
+    assert (out - plain).abs().max() < 2 * bound(q, k, v, 2**-53, COS_SIN_ERROR)
 
 
 TEMPERATURES = {

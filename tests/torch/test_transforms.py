@@ -15,7 +15,7 @@ from phasor.axes import Sectioned
 from phasor.torch import rotate, rotate_, rotate_qk
 
 from .torch_cases import HALF, MIXED, PLACES
-from .torch_oracle import DTYPES, assert_rotated, excess, normal
+from .torch_oracle import DTYPES, assert_rotated, normal
 
 THREE = Rope(head_dim=8, pairing="half", axes=Sectioned((2, 1, 1)))
 
@@ -189,10 +189,15 @@ def test_a_transformed_write_has_the_gradient_of_its_copy() -> None:
     assert torch.equal(grad(number)(x), grad(copied)(x))
 
 
-def test_a_transform_never_invents_a_rotation() -> None:
-    """Positions without a digit row are NaN where the data cannot be looked at."""
-    far = torch.tensor([2**40 - 1, 2**40, -(2**40), -(2**63)])
-    x = normal(4, 2, 8, dtype=torch.float64)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_transform_reaches_every_position(dtype: torch.dtype) -> None:
+    """To the ends of int64; what has no angle is NaN, for its value cannot be looked at."""
+    far = torch.tensor([2**63 - 1, 2**40, -1, -(2**63)])
+    x = normal(4, 2, 8, dtype=dtype)
     y = vmap(lambda t: rotate(t, far, HALF), in_dims=1, out_dims=1)(x[:, :, None])[:, :, 0]
-    assert excess(y[:1], x[:1], far[:1], HALF) <= 1
-    assert bool(y[1:].isnan().all())
+    assert_rotated(y, x, far, HALF)
+    pulled = grad(lambda t: (rotate(t, far, HALF) * x).sum())(x)
+    assert_rotated(pulled, x, far, HALF, inverse=True)
+    none = torch.tensor([torch.nan, torch.inf, 2.0**63, 7.5], dtype=torch.float64)
+    y = vmap(lambda t: rotate(t, none, HALF), in_dims=1, out_dims=1)(x[:, :, None])[:, :, 0]
+    assert y.isnan().all((1, 2)).tolist() == [True, True, True, False]

@@ -13,8 +13,8 @@ from phasor.torch import rotate, rotate_, rotate_by, rotate_by_, rotate_qk, rota
 
 from .torch_cases import HALF_16 as HALF
 from .torch_oracle import (
+    COS_SIN_ERROR,
     DTYPES,
-    ROW_ERROR_64,
     assert_rotated,
     excess_by,
     float64,
@@ -29,7 +29,7 @@ POSITIONS = [0, *PLACES, *(-p for p in PLACES)]
 PAIRINGS = ["half", "interleaved"]
 # a float64 pair after a turn, relative to its length before: `bound` with |x0| + |x1| <= 2 |x|.
 # Two turns, the second of coordinates larger by sqrt(2), are within three of it.
-TURN_ERROR_64 = 2 * ROW_ERROR_64 + 8 * 2**-53
+TURN_ERROR_64 = 2 * COS_SIN_ERROR + 8 * 2**-53
 SLICES = {"whole": {}, "slice": {"rotary_dim": 8, "rotary_start": 6}}
 LLAMA3 = Llama3(factor=8.0, original_max_positions=64, low_freq_factor=1.0, high_freq_factor=4.0)
 
@@ -95,11 +95,10 @@ def test_query_and_key_together_are_each_alone(dtype: torch.dtype) -> None:
     assert all(map(torch.equal, alone, together))
 
 
-@pytest.mark.parametrize("far", [2**39 + 3, 2**40 + 3], ids=["digits", "exact rows"])
-def test_query_and_key_may_differ_in_dtype(far: int) -> None:
+def test_query_and_key_may_differ_in_dtype() -> None:
     """Each is computed and returned in its own precision, as if it were alone."""
     q, k = normal(4, 6, 16, dtype=torch.float64), normal(4, 2, 16)
-    places = [0, 1025, -70_001, far]
+    places = [0, 1025, -70_001, 2**40 + 3]
     for x, y in zip((q, k), rotate_qk(q, k, places, HALF), strict=True):
         assert torch.equal(y, rotate(x, places, HALF))
         assert_rotated(y, x, places, HALF)

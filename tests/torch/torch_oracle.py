@@ -17,15 +17,17 @@ from mpmath import mp, mpf
 from torch import Tensor
 
 from phasor import Rope
-from phasor.angles import ROW_ERROR_20, ROW_ERROR_40
+from phasor.angles import (
+    COS_SIN_ERROR,
+    COS_SIN_ERROR_FLOAT32,
+    REST_ERROR,
+    REST_ERROR_FLOAT32,
+)
 from phasor.scaling import Linear, Llama3
 from phasor.torch import ops
 from phasor.torch.backends import cpu
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
-# one digit more is one more correctly rounded entry and one more complex product
-DIGIT_ERROR = (2**0.5 / 2 + 5**0.5) * 2**-24
-ROW_ERROR_64 = 4e-15
 
 
 def implementations() -> list[str]:
@@ -170,21 +172,19 @@ def agree(found: Tensor, expected: Tensor, rotations: int = 1, size: float | Non
     """
     assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
     size = float(expected.abs().max()) if size is None else size
-    limit = 2 * (2 * torch.finfo(torch.float32).eps + ROW_ERROR_40)
+    limit = 2 * (2 * torch.finfo(torch.float32).eps + COS_SIN_ERROR_FLOAT32)
     if found.dtype in (torch.bfloat16, torch.float16):
         limit += torch.finfo(found.dtype).eps
     return bool((found - expected).abs().max() <= 2 * rotations * limit * size)
 
 
-def row_error(dtype: torch.dtype, positions: Any) -> float:
-    """Largest error of a row of cos and sin at those positions."""
-    if dtype == torch.float64:
-        return ROW_ERROR_64
+def row_error(dtype: torch.dtype, positions: Any, fastest: float = 1.0) -> float:
+    """Largest error of cos and sin at those positions, for a fastest frequency."""
     exact = positions.tolist() if hasattr(positions, "tolist") else positions
-    flat = np.array(exact, dtype=object).reshape(-1)
-    near = all(abs(p) < 2**20 for p in flat)
-    fraction = any(isinstance(p, float) for p in flat)
-    return (ROW_ERROR_20 if near else ROW_ERROR_40) + DIGIT_ERROR * fraction
+    fraction = any(isinstance(p, float) for p in np.array(exact, dtype=object).reshape(-1))
+    if dtype == torch.float64:
+        return COS_SIN_ERROR + fraction * fastest * REST_ERROR
+    return COS_SIN_ERROR_FLOAT32 + fraction * fastest * REST_ERROR_FLOAT32
 
 
 def excess_by(
@@ -248,7 +248,7 @@ def excess(
         pairing[::-1] if inverse else pairing,
         rope.rotary_start,
         gain=gain,
-        error=row_error(x.dtype, positions),
+        error=row_error(x.dtype, positions, float(max(frequencies(rope)))),
     )
 
 

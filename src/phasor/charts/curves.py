@@ -42,7 +42,6 @@ _RECIPE_NAMES: dict[Recipe, str] = {
     "float32 angle": "float32 angle",
     "float64 angle": "float64 angle",
     "float32 rows": "phasor, float32",
-    "float64 rows": "phasor, float64",
     "complex64": "complex64",
     "bfloat16 table": "bfloat16 table",
 }
@@ -266,8 +265,8 @@ def precision_chart(
         context: Length of the training, marked by a line.
 
     >>> chart = precision_chart(Rope(head_dim=128, pairing="half"), bits=20, draws=4)
-    >>> len(chart.data.values)  # six recipes, twenty octaves
-    120
+    >>> len(chart.data.values)  # five recipes, twenty octaves
+    100
     """
     generator = np.random.default_rng(0)
     octaves = [generator.integers(2**bit, 2 ** (bit + 1), draws) for bit in range(bits)]

@@ -15,7 +15,7 @@ import click
 import numpy as np
 from numpy.typing import NDArray
 
-from phasor.angles import ROW_ERROR_20
+from phasor.angles import COS_SIN_ERROR_FLOAT32
 from phasor.cli.common import Screen, make_table, require_torch
 from phasor.configs import load
 from phasor.describe import sentences
@@ -130,7 +130,7 @@ def run() -> bool:
     positions = np.arange(cases[0].start, cases[0].start + _TOKENS)
     usual_error = angle_errors(cases[0].rope, positions, "float32 angle").max()
     text = (
-        f"   up to {usual_error:.1e} in cos and sin; phasor's rows are within {ROW_ERROR_20:.1e}."
+        f"   up to {usual_error:.1e} in cos and sin; phasor's within {COS_SIN_ERROR_FLOAT32:.2e}."
     )
     screen.print_line(text)
     return is_within_bound
@@ -195,10 +195,10 @@ def _bound(
     size: NDArray[np.float64],
     ref: NDArray[np.float64],
 ) -> NDArray[np.float64]:
-    """The error that float32 arithmetic, the tables and one rounding may make: see precision.md."""
+    """The error of float32 arithmetic, cos and sin, and one rounding: see precision.md."""
     import torch
 
-    wide = 2 * 2.0**-23 * products + ROW_ERROR_20 * size
+    wide = 2 * 2.0**-23 * products + 2**0.5 * COS_SIN_ERROR_FLOAT32 * size
     if dtype == torch.float32:
         return wide
     return wide + torch.finfo(dtype).eps / 2 * (np.abs(ref) + wide)

@@ -8,14 +8,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from phasor._checks import choice
-from phasor.angles import checked_positions, cos_sin, rows
+from phasor.angles import checked_positions, cos_sin
 from phasor.rope import Rope
 
 Recipe = Literal[
     "float32 angle",
     "float64 angle",
     "float32 rows",
-    "float64 rows",
     "complex64",
     "bfloat16 table",
 ]
@@ -35,8 +34,7 @@ def angle_errors(rope: Rope, positions: ArrayLike, recipe: Recipe) -> NDArray[np
             and keeps it; ``"complex64"`` takes the float32 angle into a complex exponential, as
             Meta's Llama does, and is no better; ``"bfloat16 table"`` stores the commonest recipe
             in bfloat16, whose eight bits cost ``2**-9`` in cos and in sin from the first
-            positions on; ``"float32 rows"`` and ``"float64 rows"`` are products of phasor's
-            digit tables.
+            positions on; ``"float32 rows"`` are what phasor's kernels compute.
 
     Returns:
         float64 ``[...]``: the largest distance of ``(cos, sin)`` from the true unit vector.
@@ -48,7 +46,7 @@ def angle_errors(rope: Rope, positions: ArrayLike, recipe: Recipe) -> NDArray[np
     >>> rope = Rope(head_dim=128, pairing="half")
     >>> bool(angle_errors(rope, 131071, "float32 angle") > 1e-3)
     True
-    >>> bool(angle_errors(rope, 131071, "float32 rows") < 2.2e-7)
+    >>> bool(angle_errors(rope, 131071, "float32 rows") < 1.8e-7)
     True
     """
     choice("recipe", recipe, RECIPES)
@@ -62,9 +60,8 @@ def _compute_cos_sin(
     recipe: Recipe, rope: Rope, positions: NDArray[Any]
 ) -> tuple[NDArray[np.floating[Any]], NDArray[np.floating[Any]]]:
     """Cos and sin by the recipe, ``[..., num_pairs]`` each."""
-    if recipe == "float32 rows" or recipe == "float64 rows":
-        table = rows(rope, positions, np.float32 if recipe == "float32 rows" else np.float64)
-        return table[..., 0], table[..., 1]
+    if recipe == "float32 rows":
+        return cos_sin(rope, positions, np.float32)
     dtype: Any = np.float64 if recipe == "float64 angle" else np.float32
     coordinates = positions[..., None] if rope.axes.n_axes == 1 else positions
     # [..., n_axes] -> [..., num_pairs]

@@ -9,6 +9,7 @@ from phasor.torch.attention import RotaryAttention
 from phasor.torch.cache_layouts import cos_sin_cache
 from phasor.torch.functional import (
     chosen_backend,
+    cos_sin,
     rotate,
     rotate_,
     rotate_by,
@@ -24,6 +25,7 @@ __all__ = [
     "RotaryEmbedding",
     "RotaryLinearAttention",
     "chosen_backend",
+    "cos_sin",
     "cos_sin_cache",
     "rotate",
     "rotate_",

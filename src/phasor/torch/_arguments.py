@@ -17,7 +17,7 @@ from phasor.pairings import checked_pairing
 from phasor.rope import Rope
 from phasor.scaling import Rule
 from phasor.torch._internals import refuse_tracing
-from phasor.torch._tables import layout_text
+from phasor.torch._text import layout_text
 
 #: The dtypes that are rotated.
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -70,20 +70,26 @@ def checked_positions(
     for name, x in zip(names_of(xs), xs, strict=True):
         check_heads(name, x, rope, heads_first)
     _check_shared_tokens(xs, heads_first)
-    positions = _check_position_tensor(positions, xs[0].device)
+    positions = checked_coordinates(positions, xs[0].device, rope)
+    tokens = positions.shape[:-1] if rope.axes.n_axes > 1 else positions.shape
+    if not broadcasts(tokens, xs[0].shape[:-2]):
+        raise PositionError(
+            f"positions must be a scalar or broadcast to the leading dimensions "
+            f"{_describe_tokens(xs[0], heads_first)}, got {list(tokens)}"
+            f"{_layout_hint(tokens, xs[0], heads_first)}"
+        )
+    return positions
+
+
+def checked_coordinates(positions: Any, device: torch.device, rope: Rope) -> Tensor:
+    """``positions`` as a tensor on ``device`` with a coordinate for each axis of ``rope``."""
+    positions = _check_position_tensor(positions, device)
     n_axes = rope.axes.n_axes
     if n_axes > 1 and (positions.dim() == 0 or positions.shape[-1] != n_axes):
         raise PositionError(
             f"positions must end in one coordinate per axis ({n_axes}) for "
             f"{type(rope.axes).__name__} axes, got shape {list(positions.shape)}; "
             f"{axes_hint(positions.shape, n_axes)}"
-        )
-    tokens = positions.shape[:-1] if n_axes > 1 else positions.shape
-    if not broadcasts(tokens, xs[0].shape[:-2]):
-        raise PositionError(
-            f"positions must be a scalar or broadcast to the leading dimensions "
-            f"{_describe_tokens(xs[0], heads_first)}, got {list(tokens)}"
-            f"{_layout_hint(tokens, xs[0], heads_first)}"
         )
     return positions
 

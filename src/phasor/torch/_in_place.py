@@ -6,7 +6,7 @@ refused, although its elements may be distinct.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -75,21 +75,6 @@ def check_copies(xs: Sequence[Tensor], values: Sequence[Tensor]) -> None:
             x[..., :0].copy_(y[..., :0])
 
 
-def check_no_overlap(written: Mapping[str, Tensor], read: Mapping[str, Tensor]) -> None:
-    """Refuse a written tensor that shares memory with itself or with any other of these."""
-    for name, x in written.items():
-        _check_self_overlap(name, x)
-    remaining = {**written, **read}
-    for name, x in written.items():
-        del remaining[name]
-        for other, y in remaining.items():
-            if pair_layout(x, y).overlaps(x.data_ptr(), y.data_ptr()):
-                raise TensorError(
-                    f"{name} is written and must not share memory with {other}; pass a clone of "
-                    f"{other}"
-                )
-
-
 def check_not_expanded(xs: Sequence[Tensor]) -> None:
     """Refuse expanded tensors, the only check that needs no addresses, which compilers lack."""
     for name, x in zip(names_of(xs), xs, strict=True):
@@ -102,7 +87,7 @@ def check_not_expanded(xs: Sequence[Tensor]) -> None:
 def check_no_self_overlap(xs: Sequence[Tensor]) -> None:
     """Refuse tensors of which two elements share memory."""
     for name, x in zip(names_of(xs), xs, strict=True):
-        _check_self_overlap(name, x)
+        check_self_overlap(name, x)
 
 
 def check_writable(xs: Sequence[Tensor]) -> None:
@@ -123,7 +108,8 @@ def check_cos_sin(xs: Sequence[Tensor], cos_sin: Sequence[Tensor]) -> None:
                 )
 
 
-def _check_self_overlap(name: str, x: Tensor) -> None:
+def check_self_overlap(name: str, x: Tensor) -> None:
+    """Refuse a tensor of which two elements share memory."""
     # dimensions from the smallest stride on: each has to step over all elements of the ones before
     reach = 1
     for stride, n in sorted(zip(x.stride(), x.shape, strict=True)):

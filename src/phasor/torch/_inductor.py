@@ -5,15 +5,14 @@ replaced by plain operations where those were measured to be faster. That happen
 traces, after the operator's derivative was taken. Other compilers and exporters keep the operator,
 and so does a named backend.
 
-Cos and sin are computed from turns without the whole ones, as in `phasor.angles`. That takes
-arithmetic on a few numbers for each pair, which Inductor vectorizes, unlike a look-up in digit
-tables, and it is right at every int64 position.
+Cos and sin are computed by the same formula as in every backend. Its products overflow, which C++
+leaves undefined for int64; what they are multiplied by is read from memory, so that no compiler can
+tell which of them do, and all machines wrap around.
 """
 
 from __future__ import annotations
 
 import hashlib
-import math
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -24,18 +23,16 @@ import torch
 from torch import Tensor
 
 from phasor import angles as numpy_angles
-from phasor.angles import turn_words
 from phasor.pairings import by_pairing
-from phasor.rope import Rope
-from phasor.torch._tables import Layout, count_axes, read_rope
+from phasor.torch import _angles
+from phasor.torch._angles import cos_sin
+from phasor.torch._text import Layout
 from phasor.torch.backends import eager
 from phasor.torch.backends.eager import layout_of, rotate_by
 
 ALWAYS, NEVER = 0, sys.maxsize
 _AUTO_PREFIX = "auto, rule "
-_DIGIT_BITS = 21  # of a digit: its product with 32 bits has the 53 of a float64
-_DIGIT_MASK = (1 << _DIGIT_BITS) - 1
-_SOURCE_MODULES = sys.modules[__name__], eager, numpy_angles
+_SOURCE_MODULES = sys.modules[__name__], eager, _angles, numpy_angles
 
 #: The number of elements of all tensors together from which the operator is kept, by the backend
 #: that it would run, the pairing and the dtype. Measured by ``bench/compiled.py``. Combinations
@@ -82,7 +79,7 @@ def register(operator: Any, resolve: Callable[[str, Tensor], str]) -> None:
         xs: list[Tensor], angles: list[Tensor], rope: str, inverse: bool, gain: float, backend: str
     ) -> Any:
         is_named = not is_compiled_auto(backend)
-        if is_named or keeps_operator(resolve("auto", xs[0]), xs, angles, rope):
+        if is_named or keeps_operator(resolve("auto", xs[0]), xs, rope):
             return NotImplemented
         return _rotate(xs, angles, rope, inverse, gain)
 
@@ -99,13 +96,12 @@ def register(operator: Any, resolve: Callable[[str, Tensor], str]) -> None:
     )
 
 
-def keeps_operator(backend: str, xs: Sequence[Tensor], angles: Sequence[Tensor], rope: str) -> bool:
+def keeps_operator(backend: str, xs: Sequence[Tensor], rope: str) -> bool:
     """Whether Inductor is given the operator for these tensors, and not its decomposition.
 
     For a size that changes, the first one that is compiled for decides, and no guard is added.
     """
-    are_fractions = len(angles) == 1 and angles[0].is_floating_point()
-    if are_fractions or not all(x.is_cpu for x in xs):
+    if not all(x.is_cpu for x in xs):
         return True
     layout = layout_of(rope, False)
     # two halves are two loops over memory, pairs side by side are a loop over every other element
@@ -130,7 +126,7 @@ def _rotate(
     if len(angles) == 2:
         cos, sin = (each.float() for each in angles)
     else:
-        cos, sin = _cos_sin(angles[0], rope)
+        cos, sin = cos_sin(angles[0], rope, torch.float32)
     # [..., seq, num_pairs] -> [..., seq, 1, num_pairs], to broadcast over heads
     cos, sin = (cos * gain).unsqueeze(-2), (sin * (-gain if inverse else gain)).unsqueeze(-2)
     layout = layout_of(rope, inverse)
@@ -151,56 +147,6 @@ def _rotate(
             y = _materialize(y)
         outs.append(_permute(y, [order.index(dim) for dim in range(len(order))], 1))
     return outs
-
-
-def _cos_sin(positions: Tensor, text: str) -> tuple[Tensor, Tensor]:
-    """Cos and sin ``[..., seq, num_pairs]`` in float32 of positions that are integers.
-
-    A position is three digits in base 2**21. The product of a digit and the first 32 bits of a
-    frequency in turns is exact in float64, and so is what remains without whole turns; integers
-    would overflow, which C++ leaves undefined. Each sum of three moves the angle by 2**-50 at most,
-    so cos and sin are within 2**-25 and 5e-15.
-    """
-    rope, device = read_rope(text), positions.device
-    if count_axes(text) == 1:
-        # [..., seq] -> [..., seq, 1]
-        positions = positions.unsqueeze(-1)
-    else:
-        # [..., seq, n_axes] -> [..., seq, num_pairs]
-        axes = torch.tensor(rope.axes.axis_of_pair(rope.num_pairs), device=device)
-        positions = positions[..., axes]
-    positions = positions.long()
-    last_digit = positions >> (2 * _DIGIT_BITS)  # with the sign
-    digits = positions & _DIGIT_MASK, (positions >> _DIGIT_BITS) & _DIGIT_MASK, last_digit
-    turns: list[Tensor] = []
-    rests: list[Tensor] = []
-    for digit, (leading, trailing) in zip(digits, _turns_of_digits(rope), strict=True):
-        value = digit.double()
-        product = value * torch.tensor(leading, dtype=torch.float64, device=device)
-        turns.append(product - product.round())
-        rests.append(value * torch.tensor(trailing, dtype=torch.float64, device=device))
-    # the small numbers first
-    total = (rests[0] + rests[1] + rests[2]) + (turns[0] + turns[1] + turns[2])
-    angles = total * (2 * math.pi)
-    return angles.cos().float(), angles.sin().float() * rope.direction
-
-
-def _turns_of_digits(rope: Rope) -> list[tuple[list[float], list[float]]]:
-    """For each digit, the first 32 bits and the rest of every pair's turns without whole turns.
-
-    They are the turns of the positions 1, 2**21 and 2**42.
-    """
-    high, low = (words.tolist() for words in turn_words(rope))
-    parts: list[tuple[list[float], list[float]]] = []
-    for digit in range(3):
-        # in units of 2**-128
-        turns = [
-            (((a << 64) | b) << (_DIGIT_BITS * digit)) % (1 << 128)
-            for a, b in zip(high, low, strict=True)
-        ]
-        leading = [(turn >> 96) * 2.0**-32 for turn in turns]
-        parts.append((leading, [(turn % (1 << 96)) * 2.0**-128 for turn in turns]))
-    return parts
 
 
 def _rotate_halves(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:

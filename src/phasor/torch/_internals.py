@@ -37,6 +37,16 @@ count_modes: Callable[[], int] = _C._len_torch_dispatch_stack
 #: Raise the version counters by which autograd notices writes; inference tensors have none.
 count_writes: Callable[[Sequence[Tensor]], None] = _C._increment_version
 
+# Constants that CUDA graphs were captured with. A graph holds their addresses but not their memory,
+# and may be replayed when their Rope is forgotten.
+_captured: set[Tensor] = set()
+
+
+def hold_for_graph(constants: Tensor) -> None:
+    """Keep ``constants`` for good if a CUDA graph is being captured, a few bytes a pair."""
+    if constants.is_cuda and torch.cuda.is_current_stream_capturing():
+        _captured.add(constants)
+
 
 def outside_autocast(device: torch.device) -> AbstractContextManager[Any]:
     """Inside, autocast is off: what is documented as float32 is computed in float32."""

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from phasor._checks import choice, number, short_repr, whole
-from phasor.angles import cos_sin, digit_rows
+from phasor.angles import cos_sin
 from phasor.errors import SpecError, TensorError
 from phasor.pairings import Pairing, by_pairing
 from phasor.rope import Rope
@@ -84,11 +84,10 @@ def cos_sin_cache(
     Widened: the ``n`` values are doubled, end to end, for the pairing ``"half"``, and each is
     repeated for ``"interleaved"``. Angles are in radians. TE is TransformerEngine.
 
-    Every number is computed in float64 and rounded once; float32 without a gain is the nearest to
-    the real number. Angles are reduced to ``[-π, π]`` before they are rounded, so they are as good
-    at the last position as at the first. The sign of the sines and of the angles is that of
-    ``rope.direction``; no table says where the rotated part of the head begins, or
-    the pairing of what comes out.
+    Every number is computed within 1e-15 and rounded once. Angles are reduced to ``[-π, π]`` before
+    they are rounded, so they are as good at the last position as at the first. The sign of the
+    sines and of the angles is that of ``rope.direction``; no table says where the rotated part of
+    the head begins, or the pairing of what comes out.
 
     Args:
         rope: One axis; its scaling must be a law.
@@ -134,7 +133,6 @@ def cos_sin_cache(
         known = ", ".join(map(str, dtypes))
         raise SpecError(f"dtype must be {known} for layout={layout!r}, got {short_repr(dtype)}")
     stored_dtype = dtypes[dtype]
-    exact = stored_dtype in (torch.float32, torch.complex64) and gain == 1 and layout != "megatron"
     # arrays without rows, for the names and the widths
     no_rows = np.empty((0, rope.num_pairs))
     empty_arrays = _arrange(layout, no_rows, no_rows, rope.pairing)
@@ -145,13 +143,7 @@ def cos_sin_cache(
     chunk = max(1, _CHUNK_SIZE // rope.num_pairs)
     for start in range(0, rows, chunk):
         positions = np.arange(start, min(start + chunk, rows))
-        if exact:
-            # each position is its own lowest digit: these rows are rounded from 60 decimal digits
-            # where float64 does not decide
-            exact_rows = digit_rows(rope, np.zeros_like(positions), positions, np.float32)
-            cos, sin = exact_rows[..., 0], exact_rows[..., 1]
-        else:
-            cos, sin = (gain * part for part in cos_sin(rope, positions))
+        cos, sin = (gain * part for part in cos_sin(rope, positions))
         for name, array in _arrange(layout, cos, sin, rope.pairing).items():
             tables[name][start : start + chunk] = _round_once(array, stored_dtype)
     return tables

@@ -29,7 +29,7 @@ from phasor import positions as phasor_positions
 from phasor._checks import choice
 from phasor.errors import PositionError, SpecError, TensorError
 from phasor.torch._arguments import names_of
-from phasor.torch._tables import count_own_dimensions
+from phasor.torch._text import count_own_dimensions
 from phasor.torch.attention import RotaryAttention, attend
 from phasor.torch.kv_cache import KVCache
 

@@ -20,19 +20,18 @@ import torch.onnx
 from numpy.typing import ArrayLike, NDArray
 from torch import nn
 
-from phasor import angles as numpy_angles
 from phasor._checks import whole
-from phasor.angles import DIGITS, ROWS
+from phasor.angles import FLOAT32, cos_sin, turn_words
 from phasor.errors import BackendError, PhasorError, SpecError, TensorError, install_hint
 from phasor.pairings import by_pairing
 from phasor.rope import Rope
 from phasor.torch import ops
-from phasor.torch._tables import Layout, read_rope
+from phasor.torch._text import Layout, read_rope
 from phasor.torch.backends.eager import layout_of
 
 _OPSET = 23  # the first one that has the operator
 _FLOATS = ("FLOAT", "FLOAT16", "BFLOAT16")
-_FLOAT, _INT64, _DOUBLE = 1, 7, 11  # numbers of ONNX's dtypes
+_FLOAT, _INT64, _BOOL, _UINT64 = 1, 7, 9, 13  # numbers of ONNX's dtypes
 _Table = NDArray[np.float32]
 
 
@@ -55,9 +54,8 @@ def export(
 
     Cos and sin come from one of two places.
 
-    * Unless ``longest`` is given, from the digit tables of `phasor.angles`, as on every other
-      backend: correct to `phasor.angles.ROW_ERROR_40` at every whole position below 2**40 either
-      way, NaN beyond; fractions and several axes included. 2 MB for 64 pairs.
+    * Unless ``longest`` is given, from the formula of `phasor.angles`, as in every backend: within
+      its bounds at every int64 position, fractions and several axes included.
     * With ``longest``, from two tables of that many rows, which are the operator's caches, indexed
       by its position_ids. Every entry is rounded once from within 1e-15. Positions are whole, on
       one axis and from 0 to ``longest - 1``; what happens at others depends on the engine.
@@ -67,7 +65,7 @@ def export(
         args: Its example arguments, as for ``torch.export.export``.
         kwargs: Its example keyword arguments.
         dynamic_shapes: As for ``torch.export.export``.
-        longest: Rows of a table of cos and sin; None for digit tables.
+        longest: Rows of a table of cos and sin; None for no table.
         options: The rest goes to ``torch.onnx.export``.
 
     Returns:
@@ -261,7 +259,7 @@ def _make_cos_sin(
     parsed_rope, positions = read_rope(rope), angles[0]
     fractional = positions.dtype.name in ("FLOAT", "DOUBLE")
     if longest is None:
-        cos, sin = _cos_sin_from_digits(op, positions, parsed_rope, fractional)
+        cos, sin = _make_rows(op, positions, parsed_rope, fractional)
         return _CosSin(*_apply_options(op, cos, sin, inverse, gain), None, parsed_rope.num_pairs)
     if fractional or parsed_rope.axes.n_axes > 1:
         problem = "fractions" if fractional else f"on {parsed_rope.axes.n_axes} axes"
@@ -281,8 +279,11 @@ def _apply_options(op: Any, cos: Any, sin: Any, inverse: bool, gain: float) -> t
     return cos, op.Neg(sin) if inverse else sin
 
 
-def _cos_sin_from_digits(op: Any, positions: Any, rope: Rope, fractional: bool) -> tuple[Any, Any]:
-    """Cos and sin ``[..., seq, num_pairs]`` float32, computed as in `phasor.torch._tables`."""
+def _make_rows(op: Any, positions: Any, rope: Rope, fractional: bool) -> tuple[Any, Any]:
+    """Cos and sin ``[..., seq, num_pairs]`` float32: the formula of `phasor.angles`.
+
+    Angles are uint64, on which ONNX's operators wrap around and shift.
+    """
     if rope.axes.n_axes == 1:
         # [..., seq] -> [..., seq, 1]
         positions = op.Unsqueeze(positions, _constant(op, [-1]))
@@ -291,59 +292,65 @@ def _cos_sin_from_digits(op: Any, positions: Any, rope: Rope, fractional: bool) 
         axis_of_pair = list(rope.axes.axis_of_pair(rope.num_pairs))
         positions = op.Gather(positions, _constant(op, axis_of_pair), axis=-1)
     if not fractional:
-        return _digit_product(op, op.Cast(positions, to=_INT64), rope)
-    exact = op.Cast(positions, to=_DOUBLE)
-    nearest = op.Round(exact)
-    radians = _constant(op, rope.direction * rope.inv_freq, np.float64)
-    rest = op.Mul(op.Sub(exact, nearest), radians)
-    cos_sin_of_rest = op.Cast(op.Cos(rest), to=_FLOAT), op.Cast(op.Sin(rest), to=_FLOAT)
-    whole_part = _digit_product(op, op.Cast(nearest, to=_INT64), rope)
-    return _multiply(op, whole_part, cos_sin_of_rest)
-
-
-def _digit_product(op: Any, positions: Any, rope: Rope) -> tuple[Any, Any]:
-    """The product of the digits' rotations, of int64 ``[..., seq, 1]`` or ``[..., num_pairs]``."""
-    pairs = _constant(op, range(rope.num_pairs))
-    base, width = _constant(op, ROWS), _constant(op, rope.num_pairs)
-    higher_digits = op.Abs(positions)
-    product: tuple[Any, Any] | None = None
-    for digit in range(DIGITS):
-        # tables are flat, and each pair gathers its own entry: on several axes, pairs differ in row
-        entry = op.Add(op.Mul(op.Mod(higher_digits, base), width), pairs)
-        cos, sin = (_constant(op, table, np.float32) for table in _digit_tables(rope)[digit])
-        factor = op.Gather(cos, entry), op.Gather(sin, entry)
-        product = factor if product is None else _multiply(op, product, factor)
-        if digit < DIGITS - 1:
-            higher_digits = op.Div(higher_digits, base)
-    assert product is not None, "there are digits"
-    zero, nan = _constant(op, 0), _constant(op, np.nan, np.float32)
-    cos, sin = product[0], op.Where(op.Less(positions, zero), op.Neg(product[1]), product[1])
-    # beyond the tables: NaN, so that it is never taken for a rotation. |-2**63| is negative
-    outside = op.Or(op.GreaterOrEqual(higher_digits, base), op.Less(higher_digits, zero))
-    return op.Where(outside, nan, cos), op.Where(outside, nan, sin)
-
-
-def _multiply(op: Any, first: tuple[Any, Any], second: tuple[Any, Any]) -> tuple[Any, Any]:
-    """The product of two rotations, each given by cos and sin."""
-    (a, b), (c, d) = first, second
-    return op.Sub(op.Mul(a, c), op.Mul(b, d)), op.Add(op.Mul(a, d), op.Mul(b, c))
-
-
-@lru_cache(maxsize=16)
-def _digit_tables(rope: Rope) -> tuple[tuple[_Table, _Table], ...]:
-    """Cosines and sines of every digit; the same arrays each time, so that they can be shared."""
-    # [4, 1024, num_pairs, 2] -> [4, 1024 * num_pairs, 2]
-    flat = numpy_angles.digit_tables(rope, np.float32).reshape(DIGITS, -1, 2)
-    return tuple(
-        (np.ascontiguousarray(table[:, 0]), np.ascontiguousarray(table[:, 1])) for table in flat
+        return _cos_sin(op, _turns(op, positions, turn_words(rope)))
+    nearest = op.Round(positions)
+    unit = op.CastLike(_constant(op, 2.0**32, np.float32), positions)
+    rest = op.Round(op.Mul(op.Sub(positions, nearest), unit))
+    turns = op.Add(
+        _turns(op, nearest, turn_words(rope)), _turns(op, rest, turn_words(rope, rest_bits=32))
     )
+    limit = op.CastLike(_constant(op, 2.0**63, np.float32), positions)
+    has_angle = op.Less(op.Abs(positions), limit)
+    nan = _constant(op, np.nan, np.float32)
+    cos, sin = _cos_sin(op, turns)
+    return op.Where(has_angle, cos, nan), op.Where(has_angle, sin, nan)
+
+
+def _turns(op: Any, numbers: Any, words: NDArray[np.int64]) -> Any:
+    """The products of whole numbers and the words in units of 2**-64 turns."""
+    first, second = (_constant(op, word.view(np.uint64), np.uint64) for word in words[:2])
+    # by way of int64: what becomes of a negative float as uint64 is undefined
+    unsigned = op.Cast(op.Cast(numbers, to=_INT64), to=_UINT64)
+    sign = op.BitShift(_shift(op, unsigned, 63), _constant(op, 32, np.uint64), direction="LEFT")
+    upper = op.Sub(_shift(op, unsigned, 32), sign)
+    return op.Add(op.Mul(unsigned, first), op.Mul(upper, second))
+
+
+def _shift(op: Any, unsigned: Any, bits: int) -> Any:
+    return op.BitShift(unsigned, _constant(op, bits, np.uint64), direction="RIGHT")
+
+
+def _cos_sin(op: Any, turns: Any) -> tuple[Any, Any]:
+    """Cos and sin of angles in units of 2**-64 turns."""
+    shifted = op.Add(turns, _constant(op, 1 << 61, np.uint64))
+    # without quarter turns, in eighths of a turn, from -1 to 1
+    rest = op.BitShift(turns, _constant(op, 2, np.uint64), direction="LEFT")
+    x = op.Mul(op.Cast(op.Cast(rest, to=_INT64), to=_FLOAT), _constant(op, 2.0**-63, np.float32))
+    y = op.Mul(x, x)
+    even_cos, even_sin = (
+        _evaluate(op, (1.0, *FLOAT32.cos), y),
+        op.Mul(_evaluate(op, FLOAT32.sin, y), x),
+    )
+    # a quarter turn takes (cos, sin) to (-sin, cos), and half a turn negates both
+    one = _constant(op, 1, np.uint64)
+    is_odd = op.Cast(op.BitwiseAnd(_shift(op, shifted, 62), one), to=_BOOL)
+    is_negated = op.Cast(_shift(op, shifted, 63), to=_BOOL)
+    cos, sin = op.Where(is_odd, op.Neg(even_sin), even_cos), op.Where(is_odd, even_cos, even_sin)
+    return op.Where(is_negated, op.Neg(cos), cos), op.Where(is_negated, op.Neg(sin), sin)
+
+
+def _evaluate(op: Any, coefficients: Sequence[float], y: Any) -> Any:
+    value = _constant(op, coefficients[-1], np.float32)
+    for coefficient in coefficients[-2::-1]:
+        value = op.Add(op.Mul(value, y), _constant(op, coefficient, np.float32))
+    return value
 
 
 @lru_cache(maxsize=4)
 def _position_tables(
     rope: Rope, longest: int, cos_factor: float, sin_factor: float
 ) -> tuple[_Table, _Table]:
-    cos, sin = numpy_angles.cos_sin(rope, range(longest))
+    cos, sin = cos_sin(rope, range(longest))
     return (cos_factor * cos).astype(np.float32), (sin_factor * sin).astype(np.float32)
 
 

@@ -10,20 +10,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from phasor.errors import TensorError
+from phasor._checks import short_repr
+from phasor.errors import SpecError, TensorError
 from phasor.rope import Rope
-from phasor.torch import ops
+from phasor.torch import _angles, ops
+from phasor.torch._angles import check_has_angles
 from phasor.torch._arguments import (
     check_rope,
+    checked_coordinates,
     checked_cos_sin,
     checked_options,
     checked_positions,
     tokens_first,
 )
 from phasor.torch._inductor import keeps_operator
-from phasor.torch._internals import unscriptable
+from phasor.torch._internals import refuse_tracing, unscriptable
 
 
 @unscriptable
@@ -39,12 +43,11 @@ def rotate(
 ) -> Tensor:
     """``R(p) x`` for every token (RoFormer 2104.09864, eq. 34), as a new tensor.
 
-    Cos and sin are within `phasor.angles.ROW_ERROR_40` at every position below 2**40 either way.
-    Beyond, they are exact for tensors in the CPU's memory, compiled or not, and NaN where positions
-    cannot be read without waiting or tracing: on other devices, inside ``torch.func``
-    transformations, and where a compiler is given ``backend="eager"``. Arithmetic is float32
-    (float64 for float64 tensors) with one rounding at the end. Differentiable in ``x`` any number
-    of times; only ``positions`` is saved for the backward pass.
+    Cos and sin are within `phasor.angles.COS_SIN_ERROR_FLOAT32` at every int64 position, on every
+    device, compiled or not. Arithmetic is float32 (float64 for float64 tensors) with one rounding
+    at the end. Differentiable in ``x`` any number of times; only ``positions`` is saved for the
+    backward pass. Who rotates many layers at the same positions calls `cos_sin` once, and
+    `rotate_by` in each.
 
     Args:
         x: ``[..., seq, heads, head_dim]``: float64, float32, bfloat16 or float16, any strides.
@@ -70,7 +73,8 @@ def rotate(
     Raises:
         TensorError: If ``x`` does not fit the Rope, or has a dtype that cannot be rotated.
         PositionError: If the positions are bools, 16-bit floats, want a gradient, or do not fit
-            ``x``.
+            ``x``; if a float is NaN or beyond int64, where it can be read without waiting or
+            tracing. Elsewhere its token becomes NaN.
         SpecError: If ``rope.scaling`` is a rule: use ``rope.at(seq_len)``; if ``inverse`` or
             ``heads_first`` is no bool or ``gain`` no number.
         BackendError: If the named backend does not exist, or cannot rotate ``x``.
@@ -242,6 +246,53 @@ def rotate_qk_(
 
 
 @unscriptable
+def cos_sin(
+    positions: Any, rope: Rope, *, dtype: torch.dtype = torch.float32
+) -> tuple[Tensor, Tensor]:
+    """Cos and sin of every token and pair: rows for `rotate_by`, made once for many layers.
+
+    They are the rows that `rotate` makes itself, within `phasor.angles.COS_SIN_ERROR_FLOAT32` (or
+    `COS_SIN_ERROR`) of the real numbers at every int64 position, on every device. A row depends on
+    its token's position alone. Nothing is kept between calls.
+
+    Args:
+        positions: As for `rotate`: ``[..., seq]``, or ``[..., seq, n_axes]`` for a Rope of several
+            axes. A tensor's device is where the rows are; numbers and arrays go to torch's default.
+        rope: What rotates; its scaling must be a law, not a rule.
+        dtype: float32, or float64 for tensors that are float64.
+
+    Returns:
+        Two tensors ``[..., seq, num_pairs]`` of ``dtype``. The sines have the sign of
+        ``rope.direction``, and nothing is multiplied by ``rope.attention_factor``.
+
+    Raises:
+        PositionError: If the positions are bools, 16-bit floats, want a gradient or lack axes; if
+            one is NaN or beyond int64, where that can be read; it becomes NaN elsewhere.
+        SpecError: If ``rope.scaling`` is a rule: use ``rope.at(seq_len)``; or for another dtype.
+
+    >>> import torch
+    >>> from phasor import Rope
+    >>> rope = Rope(head_dim=64, pairing="half", base=500_000.0)
+    >>> positions = torch.arange(16)
+    >>> cos, sin = cos_sin(positions, rope)
+    >>> cos.shape
+    torch.Size([16, 32])
+    >>> q = torch.randn(2, 16, 8, 64)
+    >>> y = rotate_by(q, cos, sin, pairing=rope.pairing)
+    >>> bool(torch.allclose(y, rotate(q, positions, rope), atol=1e-5))
+    True
+    """
+    check_rope(rope)
+    if dtype not in (torch.float32, torch.float64):
+        raise SpecError(f"dtype must be torch.float32 or torch.float64, got {short_repr(dtype)}")
+    refuse_tracing()
+    device = positions.device if isinstance(positions, Tensor) else torch.empty(0).device
+    coordinates = checked_coordinates(positions, device, rope)
+    check_has_angles(coordinates)
+    return _angles.cos_sin(coordinates, rope.to_json(), dtype)
+
+
+@unscriptable
 def rotate_by(
     x: Tensor,
     cos: Tensor,
@@ -254,7 +305,7 @@ def rotate_by(
     heads_first: bool = False,
     backend: str = "auto",
 ) -> Tensor:
-    """``x`` rotated by given cos and sin, one entry per pair: for bridges and learned rotations.
+    """``x`` rotated by given cos and sin, one entry per pair: those of `cos_sin`, or learned ones.
 
     Args:
         x: ``[..., seq, heads, head_dim]``: float64, float32, bfloat16 or float16, any strides.
@@ -282,15 +333,9 @@ def rotate_by(
         BackendError: If the named backend does not exist, or cannot rotate ``x``.
 
     >>> import torch
-    >>> from phasor import Rope
-    >>> from phasor.angles import cos_sin
-    >>> from phasor.torch import rotate
-    >>> rope = Rope(head_dim=8, pairing="interleaved")
-    >>> cos, sin = map(torch.from_numpy, cos_sin(rope, range(5)))
-    >>> x = torch.randn(5, 2, 8, dtype=torch.float64)
-    >>> y = rotate_by(x, cos, sin, pairing="interleaved")
-    >>> bool(torch.allclose(y, rotate(x, range(5), rope), atol=1e-14))
-    True
+    >>> x = torch.tensor([1.0, 0.0]).reshape(1, 1, 2)
+    >>> rotate_by(x, torch.tensor([[0.6]]), torch.tensor([[0.8]]), pairing="half").flatten()
+    tensor([0.6000, 0.8000])
     """
     (view,) = tokens_first([x], heads_first)
     text = checked_cos_sin(view, cos, sin, pairing, pairing_out, rotary_start, heads_first)
@@ -376,7 +421,7 @@ def chosen_backend(x: Tensor, *more: Tensor, compiled_for: Rope | None = None) -
     if compiled_for is None:
         return backend
     check_rope(compiled_for, "compiled_for")
-    is_operator_kept = keeps_operator(backend, [x, *more], [], compiled_for.to_json())
+    is_operator_kept = keeps_operator(backend, [x, *more], compiled_for.to_json())
     return backend if is_operator_kept else "inductor"
 
 

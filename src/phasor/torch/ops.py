@@ -4,7 +4,7 @@
     phasor::rotate_(xs, angles, rope, inverse, gain, backend) -> ()
 
 ``xs`` are tensors ``[..., seq, heads, head_dim]`` that share their tokens; ``angles`` is
-``[positions]``, or ``[cos, sin]``; ``rope`` is the text of `_tables`. The derivative of a rotation
+``[positions]``, or ``[cos, sin]``; ``rope`` is the text of `_text`. The derivative of a rotation
 is the inverse rotation, so backward and forward mode call the operator again, and only ``angles``
 is saved.
 
@@ -33,7 +33,7 @@ from phasor.torch._internals import (
     mark_constant,
     may_write,
 )
-from phasor.torch._tables import count_own_dimensions
+from phasor.torch._text import count_own_dimensions
 from phasor.torch.backends import cpu, eager
 from phasor.torch.backends import triton as triton_backend
 
@@ -108,6 +108,8 @@ def apply(
     Plain operations are needed where the operator has no rule: for gradients of cos and sin, under
     ``torch.func``, and for compilers that are given ``backend="eager"``.
     """
+    if _needs_no_dispatcher(xs, angles):
+        return _run_backend(xs, angles, rope, inverse, gain, backend)
     backend_argument = _backend_argument(backend, xs[0])
     angles_want_grad = _wants_cos_sin_gradient(angles)
     if angles_want_grad or eager.needs_plain_ops(backend, [*xs, *angles]):
@@ -123,6 +125,9 @@ def apply_(
 ) -> None:
     """The in-place operator, or `apply` and a copy where a derivative has to be recorded."""
     check_not_expanded(xs)
+    if _needs_no_dispatcher(xs, angles):
+        _run_backend_(xs, angles, rope, inverse, gain, backend)
+        return
     angles_want_grad = _wants_cos_sin_gradient(angles)
     is_recorded = angles_want_grad or any(map(_wants_gradient, xs))
     if is_recorded or eager.needs_plain_ops(backend, [*xs, *angles]):
@@ -137,6 +142,11 @@ def apply_(
             x.copy_(y)
     else:
         rotate_(xs, angles, rope, inverse, gain, _backend_argument(backend, xs[0]))
+
+
+def _needs_no_dispatcher(xs: Sequence[Tensor], angles: Sequence[Tensor]) -> bool:
+    """Whether the backend may run at once, because nothing records, transforms or fakes these."""
+    return dispatch_is_plain(xs) and dispatch_is_plain(angles) and not xs[0].is_meta
 
 
 def _backend_argument(backend: str, x: Tensor) -> str:
@@ -160,7 +170,12 @@ def _find_backend(backend: str, x: Tensor) -> Any:
 
 
 def _run_backend(
-    xs: list[Tensor], angles: list[Tensor], rope: str, inverse: bool, gain: float, backend: str
+    xs: Sequence[Tensor],
+    angles: Sequence[Tensor],
+    rope: str,
+    inverse: bool,
+    gain: float,
+    backend: str,
 ) -> list[Tensor]:
     outs = [torch.empty_like(x) for x in xs]
     _find_backend(backend, xs[0]).rotate_into(xs, outs, angles, rope, inverse, gain)
@@ -174,7 +189,12 @@ def _run_plain_ops(
 
 
 def _run_backend_(
-    xs: list[Tensor], angles: list[Tensor], rope: str, inverse: bool, gain: float, backend: str
+    xs: Sequence[Tensor],
+    angles: Sequence[Tensor],
+    rope: str,
+    inverse: bool,
+    gain: float,
+    backend: str,
 ) -> None:
     check_mutable(xs)
     _find_backend(backend, xs[0]).rotate_into(xs, xs, angles, rope, inverse, gain)

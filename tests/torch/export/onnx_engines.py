@@ -13,14 +13,14 @@ from onnx.reference import ReferenceEvaluator
 from torch import Tensor, nn
 
 from phasor import Rope
-from phasor.angles import ROW_ERROR_40
+from phasor.angles import COS_SIN_ERROR_FLOAT32
 from phasor.torch import export as bridge
 
 from ..torch_oracle import turns
 
 CHANGING = torch.export.Dim.DYNAMIC
 PLAIN = Rope(head_dim=8, pairing="half", base=500_000.0)
-WAYS = {"digits": None, "table": 4096}
+WAYS = {"formula": None, "table": 4096}
 PLACES = np.array([[0, 1, 5, 900, 1023], [1024, 2047, 3000, 4094, 4095]])
 
 
@@ -86,4 +86,4 @@ def truth(x: np.ndarray, places: np.ndarray, rope: Rope, *, inverse: bool = Fals
 
 def room(x: np.ndarray) -> float:
     """A row's error and three roundings on the largest pair."""
-    return float(2**0.5 * np.abs(x).max() * (ROW_ERROR_40 + 3 * 2**-24))
+    return float(2**0.5 * np.abs(x).max() * (2**0.5 * COS_SIN_ERROR_FLOAT32 + 3 * 2**-24))

@@ -46,7 +46,7 @@ ROPES = {
 
 @pytest.mark.parametrize(
     ("name", "way"),
-    [*((name, "table") for name in ROPES), ("half", "digits"), ("all at once", "digits")],
+    [*((name, "table") for name in ROPES), ("half", "formula"), ("all at once", "formula")],
 )
 def test_every_layout_becomes_the_standards_operator(name: str, way: str) -> None:
     """Named once for each tensor; both engines within a row's error of the truth."""
@@ -103,17 +103,20 @@ def test_inverse_and_gain_are_in_the_rows(way: str) -> None:
         assert np.abs(found - expected).max() <= 1.25 * room(x.numpy()) * 2
 
 
-def test_digits_reach_where_no_table_does() -> None:
-    """Far, negative and fractional positions; beyond 2**40 it is NaN, as on other backends."""
-    far = np.array([[2**40 - 1, -(2**40) + 1, 123_456_789_012, -1, 0], [2, 3, 4, -1025, -1024]])
+def test_the_formula_reaches_where_no_table_does() -> None:
+    """Every int64 position; a float without an angle is NaN."""
+    far = np.array(
+        [[2**63 - 1, -(2**63), 123_456_789_012, -1, 0], [2**31, 2**32, -(2**31), -1025, 4]]
+    )
     x = normal(2, 5, 2, 8)
     program = exported(lambda x, p: rotate(x, p, PLAIN), x, torch.from_numpy(far))
     for engine in (by_reference, by_onnxruntime):
         found = engine(program)(x.numpy(), far)[0]
         assert np.abs(found - truth(x.numpy(), far, PLAIN)).max() <= room(x.numpy())
-        beyond = np.array([[2**40, -(2**40), 2**63 - 1, -(2**63), 7]])
-        found = np.isnan(engine(program)(x.numpy()[:1], beyond)[0])
-        assert found.all((-1, -2)).tolist() == [[True, True, True, True, False]]
+    none = torch.tensor([[torch.nan, 2.0**63, -torch.inf, 0.5, 7.0]])
+    program = exported(lambda x, p: rotate(x, p, PLAIN), x[:1], none)
+    found = np.isnan(by_onnxruntime(program)(x.numpy()[:1], none.numpy())[0])
+    assert found.all((-1, -2)).tolist() == [[True, True, True, False, False]]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -68,7 +68,7 @@ class Layers(nn.Module):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_attention_runs_in_onnxruntime_at_every_length(way: str) -> None:
-    """To a rounding; layers that share a Rope share tables, and rows of digits."""
+    """To a rounding; layers that share a Rope share its tables, or its formula."""
     model = Layers().eval()
     program = bridge.export(
         model,
@@ -78,9 +78,10 @@ def test_attention_runs_in_onnxruntime_at_every_length(way: str) -> None:
     )
     named = operators(program)
     assert named["RotaryEmbedding"] == 4
-    assert named["Gather"] == (8 if way == "digits" else 0)
+    assert named["Gather"] == 0
+    assert named["BitwiseAnd"] == (1 if way == "formula" else 0)
     wide = [one for one in program.model_proto.graph.initializer if np.prod(one.dims) >= 4096]
-    assert len(wide) == (8 if way == "digits" else 2)
+    assert len(wide) == (0 if way == "formula" else 2)
     for engine in (by_reference, by_onnxruntime):
         run = engine(program)
         for length in (1, 2, 5, 300):

@@ -126,7 +126,7 @@ def rows(inverse: bool) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("inverse", [False, True], ids=["there", "back"])
 @pytest.mark.parametrize("function", FORMS, ids=lambda f: f.__name__)
 def test_the_stand_in_does_the_same(function: Any, inverse: bool) -> None:
-    """To float64, given positions in the place of the rows; a negative sine goes back."""
+    """To float64, given rows of half the width; a negative sine goes back."""
     form = FORMS[function]
     spare = 0 if form.slice == "exact" else SPARE
     shape = (1, 2, 5, 2 * PAIRS + spare) if form.heads_first else (1, 5, 2, 2 * PAIRS + spare)
@@ -158,11 +158,13 @@ def test_a_carrier_is_no_tensor() -> None:
     """Whoever treats it as one is told what it is; it follows a device and keeps its dtype."""
     rope = Rope(head_dim=8, pairing="half")
     carrier = carry_positions(CarriedRope(rope.to_json(), 1.0), PLACES, torch.float32)
-    with pytest.raises(AttributeError, match=r"carries positions here.*asked for \.unsqueeze"):
+    with pytest.raises(
+        AttributeError, match=r"carries rows of half width here.*asked for \.unsqueeze"
+    ):
         carrier.unsqueeze(1)
     with pytest.raises(TensorError, match="cannot be cut"):
         carrier[:, -1:]
     assert carrier[..., :8] is carrier
     assert carrier.to(torch.bfloat16) is carrier
     moved: Carrier = carrier.to("meta")
-    assert moved.angles[0].device.type == "meta"
+    assert moved.cos.device.type == "meta"

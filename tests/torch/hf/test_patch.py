@@ -121,8 +121,8 @@ def test_the_rope_of_a_live_model_is_that_of_its_config(small: dict[str, Any]) -
     )
 
 
-def test_no_cosines_reach_a_layer(small: dict[str, Any]) -> None:
-    """What attention is handed holds the positions alone, one number a token."""
+def test_rows_of_half_width_reach_every_layer(small: dict[str, Any]) -> None:
+    """Attention is handed one row of cos and of sin a token, made once for all layers."""
     model = copy.deepcopy(small["llama"])
     patch(model)
     seen: list[Any] = []
@@ -133,7 +133,9 @@ def test_no_cosines_reach_a_layer(small: dict[str, Any]) -> None:
     prefill(model)
     cos, sin = seen[0]
     assert cos is sin
-    assert [(a.dtype, a.shape[-1]) for a in cos.angles] == [(torch.int64, 24)]
+    width = model.config.hidden_size // model.config.num_attention_heads // 2
+    assert [row.shape for row in (cos.cos, cos.sin)] == [(1, 24, width)] * 2
+    assert {row.dtype for row in (cos.cos, cos.sin)} == {torch.float32}
 
 
 @pytest.mark.parametrize("name", EVERYDAY)

@@ -18,8 +18,8 @@ from phasor.torch.kv_cache import evict, insert, retune_, shift_
 
 from ...strategies import EVERY_LAW
 from ..torch_oracle import (
+    COS_SIN_ERROR,
     DTYPES,
-    ROW_ERROR_64,
     excess_by,
     float64,
     implementations,
@@ -55,7 +55,7 @@ def test_shifted_keys_are_fresh_keys(name: str) -> None:
     moved = shift_(rotate(raw, at, rope), delta, rope)
     size = (raw[..., :32].abs() + raw[..., 32:].abs()).repeat(1, 1, 2)
     # three rotations; a rotated pair is sqrt(2) wider along an axis than the one before, at most
-    assert bool(((moved - fresh).abs() <= 4 * (ROW_ERROR_64 + 4 * 2**-52) * size).all())
+    assert bool(((moved - fresh).abs() <= 4 * (COS_SIN_ERROR + 4 * 2**-52) * size).all())
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -72,7 +72,7 @@ def test_keys_move_across_zero_and_by_more_than_digits_hold() -> None:
     rope, stored = LAYOUTS["half"], normal(3, 2, 8, dtype=torch.float64)
     delta = torch.tensor([2**62 + 1, -(2**63), 2**40])
     keys = shift_(stored.clone(), delta, rope)
-    assert_turned(keys, stored, turns(rope, delta), rope, error=ROW_ERROR_64)
+    assert_turned(keys, stored, turns(rope, delta), rope, error=COS_SIN_ERROR)
 
 
 def test_a_view_is_shifted_where_it_lies() -> None:
@@ -89,7 +89,7 @@ def test_a_view_is_shifted_where_it_lies() -> None:
 def step_error(dtype: torch.dtype) -> float:
     """Error of one shift by less than 2**20, in units of a pair's length: the page's ``s``."""
     if dtype == torch.float64:
-        return ROW_ERROR_64 + 5**0.5 * 2**-53
+        return COS_SIN_ERROR + 5**0.5 * 2**-53
     inner = row_error(torch.float32, 5) + 5**0.5 * 2**-24
     rounding = {torch.float32: 0.0, torch.bfloat16: 2**-8, torch.float16: 2**-11}[dtype]
     return rounding + inner * (1 + rounding)
@@ -186,7 +186,7 @@ def test_gradients_flow_through_a_shift() -> None:
 def assert_fresh(keys: Tensor, raw: Tensor, at: Any, rope: Rope) -> None:
     """Float64 keys are ``raw`` rotated to ``at``, up to two rotations."""
     at = torch.as_tensor(at).expand(*raw.shape[:-2], *([] if rope.axes.n_axes == 1 else [-1]))
-    error = 8 * (ROW_ERROR_64 + 4 * 2**-52)
+    error = 8 * (COS_SIN_ERROR + 4 * 2**-52)
     pairing = (rope.pairing, rope.output_pairing)
     worst = excess_by(keys, raw, turns(rope, at), pairing, rope.rotary_start, error=error)
     assert worst <= 1

@@ -14,24 +14,17 @@ from functools import lru_cache
 from importlib import import_module
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from phasor.angles import turn_limbs
 from phasor.errors import DISTRIBUTION, BackendError, PositionError, TensorError
 from phasor.pairings import by_pairing
+from phasor.torch._angles import check_has_angles, cos_sin
 from phasor.torch._in_place import check_writable
 from phasor.torch._internals import cached_constant, count_writes
-from phasor.torch._tables import (
-    GrowingTables,
-    axis_of_pair,
-    compute_dtype,
-    cos_sin,
-    count_axes,
-    count_digits,
-    growing_tables,
-    read_layout,
-    read_rope,
-)
+from phasor.torch._text import compute_dtype, read_layout, read_rope
 
 _MAX_HEAD_DIM = 4096  # the cos and sin of a token are on the stack of the thread that needs them
 
@@ -110,24 +103,9 @@ def rotate_directly(
     """One pass from ``xs`` to ``outs``; false, with nothing written, where the kernel refuses."""
     if _native is None:
         return False
-    plan, tables, _ = _prepare_plan(rope, xs[0].dtype)
     operands = (xs[0], outs[0]) if len(xs) == 1 else (xs[0], outs[0], xs[1], outs[1])
-    arguments = plan, positions, None, inverse, gain, _path_index, False, *operands
-    is_done = _native.rotate(*arguments)
-    if is_done is None:
-        tables.make_needed_rows(positions)
-        is_done = _native.rotate(*arguments)
-    return is_done
-
-
-@lru_cache(maxsize=64)
-def _prepare_plan(rope: str, dtype: torch.dtype) -> tuple[bytes, GrowingTables, Tensor]:
-    """A Rope's plan for tensors of ``dtype``, and the tables and axes whose addresses it holds."""
-    value = read_rope(rope)
-    tables = growing_tables(rope, compute_dtype(dtype))
-    axes = axis_of_pair(rope, torch.device("cpu"))
-    addresses = tables.tables.data_ptr(), tables.made_rows.ctypes.data, axes.data_ptr()
-    return _pack_plan(rope, value.head_dim, value.num_pairs, addresses), tables, axes
+    plan = _prepare_plan(rope)
+    return _native.rotate(plan, positions, None, inverse, gain, _path_index, False, *operands)
 
 
 def rotate_into(
@@ -164,27 +142,41 @@ def _rotate_all(
             _rotate_all([x], [out], angles, rope, inverse, gain)
         return
     operands = tuple(tensor for pair in zip(xs, outs, strict=True) for tensor in pair)
+    options = inverse, gain, _path_index, True, *operands
     if len(angles) == 1 and not angles[0].is_floating_point():
-        has_kernel = angles[0].dtype in (torch.int64, torch.int32)
-        positions = angles[0] if has_kernel else angles[0].long()
-        if rotate_directly(xs, outs, positions, rope, inverse, gain):
-            return
-    # given cos and sin, fractions of positions, or positions beyond the digit tables
-    rows = cos_sin(angles, rope, compute_dtype(xs[0].dtype), count_digits(angles))
-    cos, sin = (each.contiguous() for each in rows)
-    plan = _pack_plan(rope, xs[0].shape[-1], cos.shape[-1])
-    _native.rotate(plan, cos, sin, inverse, gain, _path_index, True, *operands)
+        is_read = angles[0].dtype in (torch.int64, torch.int32)
+        positions = angles[0] if is_read else angles[0].long()
+        _native.rotate(_prepare_plan(rope), positions, None, *options)
+        return
+    # given cos and sin, or positions between the integers
+    rows, dtype = angles, compute_dtype(xs[0].dtype)
+    if len(angles) == 1:
+        check_has_angles(angles[0])
+        rows = cos_sin(angles[0], rope, dtype)
+    cos, sin = (each.to(dtype).contiguous() for each in rows)
+    _native.rotate(_prepare_plan_of_rows(rope, xs[0].shape[-1], cos.shape[-1]), cos, sin, *options)
+
+
+@lru_cache(maxsize=64)
+def _prepare_plan(rope: str) -> bytes:
+    """What the extension needs of a Rope, packed into bytes once."""
+    value = read_rope(rope)
+    axis_of_pair = np.array(value.axes.axis_of_pair(value.num_pairs), dtype=np.int32)
+    turns = value.axes.n_axes, turn_limbs(value).tobytes(), axis_of_pair.tobytes()
+    return _native.plan(value.head_dim, *_pair_layout(rope, value.num_pairs), *turns)
 
 
 @cached_constant
-def _pack_plan(
-    rope: str, head_dim: int, pairs: int, addresses: tuple[int, int, int] = (0, 0, 0)
-) -> bytes:
-    """The facts about a Rope that the extension needs, packed into bytes once."""
-    layout = read_layout(rope)
-    axes = count_axes(rope) if '"head_dim"' in rope else 1  # the text of given cos and sin has none
-    halves = (
+def _prepare_plan_of_rows(layout: str, head_dim: int, pairs: int) -> bytes:
+    """The same where cos and sin of so many pairs are given."""
+    return _native.plan(head_dim, *_pair_layout(layout, pairs))
+
+
+def _pair_layout(text: str, pairs: int) -> tuple[int, int, bool, bool]:
+    """Where a head's pairs begin, their number, and whether they are halves, read and written."""
+    layout = read_layout(text)
+    is_half = [
         by_pairing(pairing, half=True, interleaved=False)
         for pairing in (layout.pairing, layout.pairing_out)
-    )
-    return _native.plan(head_dim, layout.rotary_start, pairs, axes, *halves, *addresses)
+    ]
+    return layout.rotary_start, pairs, is_half[0], is_half[1]

@@ -11,11 +11,11 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from phasor.angles import DIGITS
 from phasor.pairings import by_pairing
+from phasor.torch._angles import check_has_angles, cos_sin
 from phasor.torch._in_place import check_writable
 from phasor.torch._internals import in_transform
-from phasor.torch._tables import Layout, compute_dtype, cos_sin, count_digits, read_layout
+from phasor.torch._text import Layout, compute_dtype, read_layout
 
 
 def refusal(x: Tensor) -> str:
@@ -46,36 +46,46 @@ def rotate_into(
     """The operator's kernel: from ``xs`` to ``outs``, which are ``xs`` in place."""
     if outs is xs:
         check_writable(xs)
+    if len(angles) == 1:
+        check_has_angles(angles[0])
     layout = layout_of(rope, inverse)
-    rotations = _iterate_with_cos_sin(xs, angles, rope, inverse, gain, count_digits(angles))
+    rotations = _iterate_with_cos_sin(xs, angles, rope, inverse, gain)
     for (x, cos, sin), out in zip(rotations, outs, strict=True):
-        first, second = _rotate_pairs(x, cos, sin, layout)
-        if out is not x:
-            start, end = layout.rotary_start, layout.rotary_start + 2 * cos.shape[-1]
-            out[..., :start] = x[..., :start]
-            out[..., end:] = x[..., end:]
-        firsts, seconds = layout.slices(layout.pairing_out, cos.shape[-1])
-        out[..., firsts] = first
-        out[..., seconds] = second
+        _rotate_tensor_into(x, out, cos, sin, layout)
 
 
-def rotate(
-    xs: Sequence[Tensor], angles: Sequence[Tensor], rope: str, inverse: bool, gain: float
-) -> list[Tensor]:
-    """New tensors with the strides of ``xs``."""
-    outs = [torch.empty_like(x) for x in xs]
-    rotate_into(xs, outs, angles, rope, inverse, gain)
-    return outs
+def _rotate_tensor_into(x: Tensor, out: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> None:
+    num_pairs, start = cos.shape[-1], layout.rotary_start
+    first, second = layout.slices(layout.pairing, num_pairs)
+    y0, y1 = (out[..., each] for each in layout.slices(layout.pairing_out, num_pairs))
+    if out is not x and 2 * num_pairs < x.shape[-1]:
+        out[..., :start] = x[..., :start]
+        out[..., start + 2 * num_pairs :] = x[..., start + 2 * num_pairs :]
+    # a cast of the whole head is cheaper than operations on two dtypes
+    x = x.to(cos.dtype)
+    # [..., seq, heads, head_dim] -> twice [..., seq, heads, num_pairs]
+    x0, x1 = x[..., first], x[..., second]
+    r0, r1 = x0 * cos, x0 * sin
+    # addcmul rounds one product and fuses the other, as the kernels do
+    if x.dtype == out.dtype and (out is not x or layout.pairing == layout.pairing_out):
+        torch.addcmul(r0, x1, sin, value=-1, out=y0)
+        torch.addcmul(r1, x1, cos, out=y1)
+    else:
+        # both before the first write: in place, that may be to what the second reads
+        r0.addcmul_(x1, sin, value=-1)
+        r1.addcmul_(x1, cos)
+        y0.copy_(r0)
+        y1.copy_(r1)
 
 
 def rotate_without_writes(
     xs: Sequence[Tensor], angles: Sequence[Tensor], rope: str, inverse: bool, gain: float
 ) -> list[Tensor]:
-    """`rotate` without writing to a tensor or reading a value, as transformations require."""
+    """New tensors without writing to one or reading a value, as transformations require."""
     layout = layout_of(rope, inverse)
     return [
         rotate_by(x, cos, sin, layout)
-        for x, cos, sin in _iterate_with_cos_sin(xs, angles, rope, inverse, gain, DIGITS)
+        for x, cos, sin in _iterate_with_cos_sin(xs, angles, rope, inverse, gain)
     ]
 
 
@@ -113,7 +123,6 @@ def _iterate_with_cos_sin(
     rope: str,
     inverse: bool,
     gain: float,
-    digits: int,
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Each tensor with its cos and sin ``[..., seq, 1, num_pairs]`` in the dtype it is computed in.
 
@@ -123,7 +132,10 @@ def _iterate_with_cos_sin(
     for x in xs:
         dtype = compute_dtype(x.dtype)
         if dtype not in by_dtype:
-            cos, sin = cos_sin(angles, rope, dtype, digits)
+            if len(angles) == 2:
+                cos, sin = angles[0].to(dtype), angles[1].to(dtype)
+            else:
+                cos, sin = cos_sin(angles[0], rope, dtype)
             if gain != 1.0:
                 cos, sin = cos * gain, sin * gain
             # [..., seq, num_pairs] -> [..., seq, 1, num_pairs], to broadcast over heads

@@ -1,10 +1,8 @@
 """Foreign rotation functions: their geometry, and what replaces them in a patched model.
 
 A rotation function is measured by calling it. Its replacement in a patched model takes a carrier:
-the positions of the tokens and the Rope that rotates by them, a few integers, instead of
-``[batch, seq, head_dim]`` of cosines and as many sines. Only a Rope whose rule picks its law from
-the length of the sequence is carried as rows of cos and sin, half as wide and made once a forward
-pass, because the law then depends on the data.
+rows of cos and sin, half as wide as the model's own and made once a forward pass for all layers,
+and the Rope that rotates by them.
 """
 
 from __future__ import annotations
@@ -24,9 +22,10 @@ from phasor.pairings import PAIRINGS, Pairing
 from phasor.rope import Rope
 from phasor.scaling import Rule
 from phasor.torch import ops
+from phasor.torch._angles import cos_sin, positions_of_pairs
 from phasor.torch._internals import cached_constant
-from phasor.torch._tables import axis_of_pair, compute_dtype, count_axes, layout_text, read_rope
-from phasor.torch.functional import rotate, rotate_by, rotate_qk
+from phasor.torch._text import compute_dtype, count_axes, layout_text, read_rope
+from phasor.torch.functional import rotate_by
 from phasor.torch.hf.methods import COMPLEX_ROWS, ROWS, parameters
 
 #: The parameter for sines and cosines in RoFormer, where they are one tensor.
@@ -109,29 +108,22 @@ class Carrier:
     """Stands where a model expects cosines, sines, or both as complex numbers.
 
     Attributes:
-        angles: ``(positions,)``, or ``(cos, sin)`` rows of half width, multiplied by the gain.
+        cos: Rows ``[..., seq, num_pairs]``, multiplied by the gain.
+        sin: The same.
         rope: The Rope that rotates by them.
         inverse: Whether to undo the rotation, as the negative of a sine does.
     """
 
-    angles: tuple[Tensor, ...]
+    cos: Tensor
+    sin: Tensor
     rope: CarriedRope
     inverse: bool = False
 
     def __neg__(self) -> Carrier:
-        return Carrier(self.angles, self.rope, not self.inverse)
+        return Carrier(self.cos, self.sin, self.rope, not self.inverse)
 
-    @property
-    def rank(self) -> int:
-        """Dimensions of the cosines that it stands for: those of the tokens, and the width."""
-        return self.angles[0].dim() + self._is_scalar_position
-
-    @property
-    def _is_scalar_position(self) -> bool:
-        return len(self.angles) == 1 and count_axes(self.rope.text) == 1
-
-    def _change_angles(self, change: Callable[[Tensor], Tensor]) -> Carrier:
-        return Carrier(tuple(map(change, self.angles)), self.rope, self.inverse)
+    def _change_rows(self, change: Callable[[Tensor], Tensor]) -> Carrier:
+        return Carrier(change(self.cos), change(self.sin), self.rope, self.inverse)
 
     def __getitem__(self, key: Any) -> Carrier:
         """``cos[..., :n]`` where ``n`` is at least the whole width, or ``cos[tokens, :]``."""
@@ -139,33 +131,32 @@ class Carrier:
             case (e, slice(start=None, stop=int(stop), step=None)) if e is Ellipsis:
                 if stop >= read_rope(self.rope.text).rotary_dim:
                     return self
-            case (*tokens, slice(start=None, stop=None, step=None)) if len(key) == self.rank:
-                return self._change_angles(lambda a: a[tuple(tokens)])
+            case (*tokens, slice(start=None, stop=None, step=None)) if len(key) == self.cos.dim():
+                return self._change_rows(lambda row: row[tuple(tokens)])
             case _:
                 pass
-        raise TensorError(f"cosines of a patched model are positions and cannot be cut, got {key}")
+        raise TensorError(
+            f"cosines of a patched model are of half width and cannot be cut, got {key}"
+        )
 
     def reshape(self, *shape: int) -> Carrier:
         """The tokens in other dimensions, ``cos.reshape(groups, -1, width)``."""
         if shape[-1] not in (-1, read_rope(self.rope.text).rotary_dim):
             raise TensorError(
-                f"cosines of a patched model are positions and keep their width, got {shape}"
+                f"cosines of a patched model are of half width and keep it, got {shape}"
             )
-        scalar = self._is_scalar_position
-        return self._change_angles(
-            lambda a: a.reshape(shape[:-1] + (() if scalar else a.shape[-1:]))
-        )
+        return self._change_rows(lambda row: row.reshape(*shape[:-1], row.shape[-1]))
 
     def to(self, *args: Any, **kwargs: Any) -> Carrier:
-        """Move to another device; a change of dtype is ignored, for positions keep theirs."""
+        """Move to another device; a change of dtype is ignored, for rows keep their own."""
         device = kwargs.get("device", args[0] if args else None)
         if isinstance(device, (str, int, torch.device)):
-            return self._change_angles(lambda a: a.to(device))
+            return self._change_rows(lambda row: row.to(device))
         return self
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
-            f"a model patched by phasor.torch.hf carries positions here, not cosines and sines, "
+            f"a model patched by phasor.torch.hf carries rows of half width here, "
             f"and its code asked for .{name}; unpatch it and report its architecture"
         )
 
@@ -189,12 +180,12 @@ class CarrierTable:
         return self
 
     def to(self, *args: Any) -> CarrierTable:
-        """Positions are not cast."""
+        """Rows are not cast."""
         del args
         return self
 
     def __getitem__(self, position_ids: Tensor) -> CarrierTable:
-        carrier = carry_positions(self.rope, position_ids, torch.float32)
+        carrier = carry_positions(self.rope, position_ids, torch.float64)
         return CarrierTable(self.rope, self.device, carrier)
 
     @classmethod
@@ -205,14 +196,14 @@ class CarrierTable:
             return args[0][args[2][..., 0]]
         if func is torch.split and args[0].carrier is not None:
             return args[0].carrier, args[0].carrier
-        raise TensorError(f"a table of a patched model holds positions, not sines, for {func}")
+        raise TensorError(f"a table of a patched model holds no sines for {func}")
 
 
 def carry_positions(rope: CarriedRope, position_ids: Tensor, dtype: torch.dtype) -> Carrier:
     """The carrier for a model's ``position_ids``.
 
     They are ``[batch, seq]``, or as ``rope.layout`` says where positions have axes; a single
-    coordinate stands for all of them. Under a rule the rows are for hidden states of ``dtype``.
+    coordinate stands for all of them. The rows are for hidden states of ``dtype``.
     """
     positions, layout = position_ids, rope.layout
     n_axes = count_axes(rope.text)
@@ -223,10 +214,12 @@ def carry_positions(rope: CarriedRope, position_ids: Tensor, dtype: torch.dtype)
             positions = positions.expand(*positions.shape[:-1], n_axes)
     if layout.axis_order:
         positions = positions[..., list(layout.axis_order)]
-    if rope.rule is None:
-        return Carrier((positions,), rope)
+    dtype = compute_dtype(dtype)
     with torch.no_grad():
-        return Carrier(_rule_rows(rope.rule, rope.text, positions, dtype), rope)
+        if rope.rule is not None:
+            return Carrier(*_rule_rows(rope.rule, rope.text, positions, dtype), rope)
+        cos, sin = cos_sin(positions, rope.text, dtype)
+        return Carrier(cos * rope.gain, sin * rope.gain, rope)
 
 
 def rotate_by_carrier(
@@ -249,20 +242,9 @@ def rotate_by_carrier(
         )
     # the operator takes [..., seq, heads, head_dim]
     xs = [x.transpose(-3, -2) if heads_first else x for x in xs]
-    text, head_dim, gain = carrier.rope.text, xs[0].shape[-1], carrier.rope.gain
-    if len(carrier.angles) == 2:
-        layout = rows_text(text, head_dim, form)
-        ys = ops.apply(xs, list(carrier.angles), layout, inverse, 1.0, "auto")
-    elif torch.compiler.is_compiling():
-        # a text is a constant to the compiler, a Rope from a cache is not
-        text = rope_of_heads(text, head_dim, form)
-        ys = ops.apply(xs, list(carrier.angles), text, inverse, gain, "auto")
-    else:
-        (positions,), rope = carrier.angles, read_rope(rope_of_heads(text, head_dim, form))
-        if len(xs) == 1:
-            ys = [rotate(xs[0], positions, rope, inverse=inverse, gain=gain)]
-        else:
-            ys = rotate_qk(xs[0], xs[1], positions, rope, inverse=inverse, gain=gain)
+    head_dim = xs[0].shape[-1]
+    text = rows_text(carrier.rope.text, head_dim, form)
+    ys = ops.apply(xs, [carrier.cos, carrier.sin], text, inverse, 1.0, "auto")
     return [y.transpose(-3, -2) if heads_first else y for y in ys]
 
 
@@ -313,13 +295,8 @@ def _rule_rows(
         inv_freq, gain = torch.cat([first for first, _ in cast(Any, scaled)], -1), scaled[0][1]
         if _rounds_to_float32(text):
             inv_freq = inv_freq.float().double()
-    coordinates = positions.unsqueeze(-1).double()
-    if count_axes(text) > 1:
-        # the coordinate of each pair: [..., seq, axes] -> [..., seq, num_pairs]
-        coordinates = positions.double()[..., axis_of_pair(text, positions.device)]
-    angles = coordinates * inv_freq
-    row_dtype = compute_dtype(dtype)
-    return (angles.cos() * gain).to(row_dtype), (angles.sin() * gain).to(row_dtype)
+    angles = positions_of_pairs(positions, text).double() * inv_freq
+    return (angles.cos() * gain).to(dtype), (angles.sin() * gain).to(dtype)
 
 
 def _law_at_length(text: str, length: Tensor) -> tuple[Tensor, float]:

@@ -13,9 +13,14 @@ import torch
 from torch import Tensor
 
 from phasor._checks import number, whole
-from phasor.angles import checked_positions as checked_numpy_positions
 from phasor.errors import PositionError, SpecError, TensorError
 from phasor.rope import Rope
+from phasor.torch._angles import (
+    check_has_angles,
+    cos_sin_of_turns,
+    positions_of_pairs,
+    turns,
+)
 from phasor.torch._arguments import (
     check_heads,
     check_is_tensor,
@@ -23,8 +28,8 @@ from phasor.torch._arguments import (
     checked_positions,
     tokens_first,
 )
-from phasor.torch._in_place import check_copies, check_mutable, check_no_overlap
-from phasor.torch._tables import TOO_FAR, cos_sin, count_digits
+from phasor.torch._in_place import check_copies, check_mutable, check_self_overlap
+from phasor.torch._text import compute_dtype
 from phasor.torch.functional import rotate, rotate_, rotate_by_
 from phasor.torch.kv_cache.cache import check_fits_cache
 
@@ -86,8 +91,8 @@ def retune_(
     """``gain R_new(p) R_old(-p) k`` for every cached key, in place: keys for other frequencies.
 
     For a rule that picks another law as the sequence grows, such as LongRoPE with its short and
-    long list, or dynamic NTK. The two rotations are one, by ``p (f_new - f_old)``. Its cos and sin
-    are computed in float64, so the keys are rounded once.
+    long list, or dynamic NTK. The two rotations are one, by ``p (f_new - f_old)``, whose turns are
+    subtracted as integers, so the keys are rounded once.
 
     Args:
         keys: ``[..., seq, heads, head_dim]``, rotated by ``old``.
@@ -120,15 +125,13 @@ def retune_(
     gain = number("gain", gain, above=0)
     (view,) = tokens_first([keys], heads_first, ("keys",))
     position_tensor = check_retune(view, positions, old, new)
-    digits = count_digits([position_tensor])
+    text, dtype = old.to_json(), compute_dtype(view.dtype)
     layout: dict[str, Any] = {"pairing": old.output_pairing, "rotary_start": old.rotary_start}
     for chunk, chunk_positions in _split_tokens(view, position_tensor, old):
-        # angle addition: cos(a - b) and sin(a - b) of the new angle a and the old angle b
-        cos_new, sin_new = cos_sin([chunk_positions], new.to_json(), torch.float64, digits)
-        cos_old, sin_old = cos_sin([chunk_positions], old.to_json(), torch.float64, digits)
-        cos = gain * (cos_new * cos_old + sin_new * sin_old)
-        sin = gain * (sin_new * cos_old - cos_new * sin_old)
-        rotate_by_(chunk, cos, sin, **layout)
+        places = positions_of_pairs(chunk_positions, text)
+        difference = turns(places, new.to_json(), dtype) - turns(places, text, dtype)
+        cos, sin = cos_sin_of_turns(difference, places, dtype)
+        rotate_by_(chunk, gain * cos, gain * sin, **layout)
     return keys
 
 
@@ -249,7 +252,7 @@ def check_in_place(keys: Tensor, positions: Any, rope: Rope) -> Tensor:
     position_tensor = checked_positions(positions, [keys], rope)
     if not torch.compiler.is_compiling():
         check_mutable([keys])
-        check_no_overlap({"keys": keys}, {})
+        check_self_overlap("keys", keys)
         check_copies([keys], [keys])
     return position_tensor
 
@@ -267,8 +270,7 @@ def check_retune(keys: Tensor, positions: Any, old: Rope, new: Rope) -> Tensor:
                 "by old with inverse=True, then rotate_ them by new"
             )
     position_tensor = check_in_place(keys, positions, old)
-    if count_digits([position_tensor]) == TOO_FAR:
-        checked_numpy_positions(position_tensor.numpy())  # raises if a position is not finite
+    check_has_angles(position_tensor)
     return position_tensor
 
 

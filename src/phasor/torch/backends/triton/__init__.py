@@ -1,7 +1,7 @@
 """The operator on a GPU: one launch for a query and a key, in Triton.
 
-Nothing waits for the device, and after a first call, which compiles and fills the tables, a call
-can be captured in a graph. `backends.triton.launching` says how few kernels are compiled.
+Nothing waits for the device, and after a first call, which compiles, a call can be captured in a
+graph. `backends.triton.launching` says how few kernels are compiled.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from phasor.torch._in_place import check_cos_sin, check_no_self_overlap, check_writable, pair_layout
 from phasor.torch._internals import cached_constant, count_writes
-from phasor.torch._tables import read_layout
+from phasor.torch._text import read_layout
 from phasor.torch.backends.triton.launching import (
     VECTOR_BYTES,
     LaunchPlan,
@@ -67,7 +67,7 @@ def rotate_into(
             single = [x]
             rotate_into(single, single if in_place else [out], angles, rope, inverse, gain)
         return
-    angles = normalize_angles(angles, rope, xs[0].dtype)
+    angles = normalize_angles(angles)
     with on_device_of(xs[0]):
         _launch(xs, outs, angles, rope, inverse, gain)
     if in_place:
@@ -197,12 +197,10 @@ def make_plan(
     strides, packed = head_strides(tensors, tokens)
     tile = choose_tile(tokens, q, packed)
     blocks, tiles = tile.count_heads(q_heads, k_heads), tile.count_tokens(tokens)
-    kernels = load_kernels("kernels")
+    kernels = load_kernels()
     return LaunchPlan(
-        ("kernels", "rotation"),
         tokens.outer * tiles * blocks,
-        tokens.tables,
-        tokens.axes,
+        tokens.constants,
         (
             *(tokens.inner, q_heads, k_heads, reciprocal(blocks), reciprocal(tiles)),
             *(float64_bits(gain), *strides, *tokens.angle_strides, tokens.source),

@@ -5,9 +5,9 @@ are the outermost dimension of its tile, ``[heads, tokens, pairs]``: threads are
 and tokens, and each keeps its cos and sin in registers for all heads. Offsets are 64-bit from the
 first product on.
 
-Cos and sin come from one of three sources: integer positions on ``"one axis"`` or on ``"several
-axes"``, through the digit tables, or ``"cos_sin"``, which are read as given. Nothing branches on
-data: what must not be read is masked, and masked pairs are rotated by the identity.
+Cos and sin are those of `phasor.angles`, at integer or float positions on ``"one axis"`` or on
+``"several axes"``; or of the third source, ``"cos_sin"``, which are read as given. Nothing branches
+on data: what must not be read is masked, and masked pairs are rotated by the identity.
 """
 
 # pyright: basic, reportMissingImports=false, reportInvalidTypeForm=false
@@ -18,14 +18,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from phasor.angles import DIGIT_BITS, DIGITS, POSITION_LIMIT, ROWS
+from phasor.angles import FLOAT32, FLOAT64
 from phasor.pairings import by_pairing
 from phasor.torch.backends.triton.launching import SHIFT_OFFSET
 
-_BITS = tl.constexpr(DIGIT_BITS)
-_DIGITS = tl.constexpr(DIGITS)
-_ROWS = tl.constexpr(ROWS)
-_LIMIT = tl.constexpr(POSITION_LIMIT)
+_COS_FLOAT32, _SIN_FLOAT32 = tl.constexpr(FLOAT32.cos), tl.constexpr(FLOAT32.sin)
+_COS_FLOAT64, _SIN_FLOAT64 = tl.constexpr(FLOAT64.cos), tl.constexpr(FLOAT64.sin)
 _SHIFT_OFFSET = tl.constexpr(SHIFT_OFFSET)
 _MULTIPLIER_MASK = tl.constexpr((1 << SHIFT_OFFSET) - 1)
 
@@ -42,109 +40,162 @@ def stride_names(*tensors: str) -> list[str]:
 
 
 @triton.jit
-def digit_cos_sin(position, pair, tables, num_pairs: tl.constexpr):
-    """Cos and sin of integer positions: ``R(p) = R(d3) R(d2) R(d1) R(d0)``, over their digits.
-
-    The conjugate below zero, NaN from 2**40 on. A fused complex product is within 2 units of
-    2**-24 (Jeannerod et al. 2017), less than the sqrt(5) that `phasor.angles.ROW_ERROR_40` allows.
+def _multiply(number, first, second, third, dtype: tl.constexpr):
+    """The upper 64 bits of the product without whole turns, as exact as ``dtype`` needs.
 
     Args:
-        position: int32 or int64 of any shape that broadcasts against ``pair``.
-        pair: int32 indices of pairs; from ``num_pairs`` on they get the identity.
-        tables: Pointer to ``[4, 1024, 2, num_pairs]``, float32 or float64: `_tables.digit_tables`.
-        num_pairs: How many pairs the Rope has.
-
-    Returns:
-        Two blocks of the common shape, in the dtype of the tables.
+        number: int64, signed.
+        first: The upper 64 bits of a frequency, as they are in an int64.
+        second: The 32 bits that follow, in an int64.
+        third: The 32 bits after those.
+        dtype: float32, for which two products are enough, or float64, which takes four.
     """
-    size = tl.abs(position.to(tl.int64))
-    row = tables + (size & (_ROWS - 1)).to(tl.int32) * (2 * num_pairs) + pair
-    cos = tl.load(row, mask=pair < num_pairs, other=1.0)
-    sin = tl.load(row + num_pairs, mask=pair < num_pairs, other=0.0)
-    for digit in tl.static_range(1, _DIGITS):
-        value = ((size >> (_BITS * digit)) & (_ROWS - 1)).to(tl.int32)
-        # row 0 is the identity. Not reading it saves memory traffic: most positions have two digits
-        needed = (pair < num_pairs) & (value > 0)
-        row = tables + (digit * _ROWS + value) * (2 * num_pairs) + pair
-        c = tl.load(row, mask=needed, other=1.0)
-        s = tl.load(row + num_pairs, mask=needed, other=0.0)
-        cos, sin = tl.fma(cos, c, -(sin * s)), tl.fma(cos, s, sin * c)
-    sin = tl.where(position < 0, -sin, sin)
-    # beyond the tables: NaN, so that it is never taken for a rotation. |-2**63| is negative
-    outside = (size >= _LIMIT) | (size < 0)
-    return tl.where(outside, float("nan"), cos), tl.where(outside, float("nan"), sin)
+    upper, lower = number >> 32, number & 0xFFFFFFFF
+    product = number * first + upper * second
+    if dtype == tl.float64:
+        carried = (lower.to(tl.uint64) * second.to(tl.uint64)) >> 32
+        product += carried.to(tl.int64) + ((upper * third) >> 32)
+    return product
 
 
 @triton.jit
-def load_angles(
-    angles, sin, axis_of_pair, outer, token, token_exists,
-    angle_outer, angle_inner, angle_step, sin_outer, sin_inner, sin_step,
-    pair, num_pairs: tl.constexpr, source: tl.constexpr,
-):  # fmt: skip
-    """The first of two steps to cos and sin: read positions, or the given values.
+def _nearest_integer(x):
+    """In the dtype of ``x``; a half is rounded up."""
+    below = tl.floor(x)
+    return tl.where(x - below >= 0.5, below + 1, below)
 
-    The addresses in the tables depend on the positions. Between this step and `cos_sin` a kernel
-    reads its heads, so that both are on their way from memory at the same time.
+
+@triton.jit
+def _turns(position, limbs, dtype: tl.constexpr):
+    """Angles in units of 2**-64 turns.
+
+    Args:
+        position: Integers, or floats below 2**63.
+        limbs: Six of every pair, as in `phasor.angles.turn_limbs`, each in an int64.
+        dtype: As for `_multiply`. The rest of a float position is a number of units of 2**-32 for
+            float32, and of 2**-64 for float64.
+    """
+    first = (limbs[2] << 32) | limbs[3]
+    if position.dtype.is_int():
+        turns = _multiply(position.to(tl.int64), first, limbs[4], limbs[5], dtype)
+    else:
+        nearest = _nearest_integer(position.to(tl.float64))
+        rest = position.to(tl.float64) - nearest
+        turns = _multiply(nearest.to(tl.int64), first, limbs[4], limbs[5], dtype)
+        # the same frequency in other units: moved by two limbs, or by one
+        if dtype == tl.float64:
+            rest = _nearest_integer(rest * 2.0**64).to(tl.int64)
+            turns += _multiply(rest, (limbs[0] << 32) | limbs[1], limbs[2], limbs[3], dtype)
+        else:
+            rest = _nearest_integer(rest * 2.0**32).to(tl.int64)
+            turns += _multiply(rest, (limbs[1] << 32) | limbs[2], limbs[3], limbs[4], dtype)
+    return turns
+
+
+@triton.constexpr_function
+def _count(coefficients):
+    return len(coefficients)
+
+
+@triton.jit
+def _polynomial(y, coefficients: tl.constexpr):
+    """Of `phasor.angles.Polynomials`, in the dtype of ``y``."""
+    value = tl.full(y.shape, coefficients[-1], y.dtype)
+    for i in tl.static_range(2, _count(coefficients) + 1):
+        value = tl.fma(value, y, tl.full(y.shape, coefficients[-i], y.dtype))
+    return value
+
+
+@triton.jit
+def _cos_sin_of_turns(turns, factor, dtype: tl.constexpr):
+    """Cos and sin of int64 angles in units of 2**-64 turns, times ``factor``."""
+    # an eighth of a turn is added, so that the nearest quarter turn is the one below
+    if dtype == tl.float64:
+        shifted = turns + (1 << 61)
+        is_odd, is_negated = (shifted & (1 << 62)) != 0, shifted < 0
+        x = ((shifted & ((1 << 62) - 1)) - (1 << 61)).to(dtype) * 2.0**-61
+        y = x * x
+        of_cos, of_sin = _polynomial(y, _COS_FLOAT64), _polynomial(y, _SIN_FLOAT64)
+    else:
+        # the upper half, rounded to another 2**-33 turns: in the units of `COS_SIN_ERROR_FLOAT32`
+        # 0.07, where 12.5 are allowed and 12.0 derived
+        shifted = ((turns + ((1 << 61) + (1 << 31))) >> 32).to(tl.int32)
+        is_odd, is_negated = (shifted & (1 << 30)) != 0, shifted < 0
+        x = ((shifted & ((1 << 30) - 1)) - (1 << 29)).to(dtype) * 2.0**-29
+        y = x * x
+        of_cos, of_sin = _polynomial(y, _COS_FLOAT32), _polynomial(y, _SIN_FLOAT32)
+    even_cos, even_sin = tl.fma(y, of_cos, tl.full(y.shape, 1, dtype)), x * of_sin
+    # a quarter turn takes (cos, sin) to (-sin, cos), and half a turn negates both
+    factor = tl.where(is_negated, -factor, factor)
+    cos, sin = tl.where(is_odd, -even_sin, even_cos), tl.where(is_odd, even_cos, even_sin)
+    return cos * factor, sin * factor
+
+
+@triton.jit
+def _load_constant(constants, row: tl.constexpr, pair, num_pairs: tl.constexpr):
+    """A row of `launching.rope_constants`, int64 ``[1, pairs]``; 0 from ``num_pairs`` on."""
+    bits = tl.load(constants + row * num_pairs + pair, mask=pair < num_pairs, other=0)
+    return bits.to(tl.uint32, bitcast=True).to(tl.int64)
+
+
+@triton.jit
+def _cos_sin(
+    angles, sin_or_constants, outer, token, token_exists,
+    angle_outer, angle_inner, angle_step, sin_outer, sin_inner, sin_step,
+    pair, gain, num_pairs: tl.constexpr, source: tl.constexpr, dtype: tl.constexpr,
+):  # fmt: skip
+    """Cos and sin ``[1, tokens, pairs]`` times the gain, given or of positions.
+
+    NaN where a position is NaN, or a float beyond int64.
 
     Args:
         angles: Pointer to positions, or to cos.
-        sin: Pointer to sin, read for given values.
-        axis_of_pair: Pointer to the axis of every pair, read for several axes.
+        sin_or_constants: Pointer to sin, or to `launching.rope_constants`.
         outer: Index of the tokens in the outer dimension.
         token: ``[tokens]`` indices in the inner one.
         token_exists: ``[tokens]``, false past the end.
         angle_outer: Stride of ``angles`` over the outer dimension.
         angle_inner: Stride over the inner dimension.
         angle_step: Stride over axes or pairs.
-        sin_outer: Stride of ``sin`` over the outer dimension.
+        sin_outer: Stride of sin over the outer dimension.
         sin_inner: Stride over the inner dimension.
         sin_step: Stride over pairs.
         pair: ``[1, pairs]`` indices, which may run past ``num_pairs``.
+        gain: The bits of a float64, which no argument can be.
         num_pairs: How many pairs the Rope has.
         source: One of the three.
-
-    Returns:
-        Positions ``[tokens, 1]`` or ``[tokens, pairs]``, twice; or cos and sin ``[tokens, pairs]``.
+        dtype: What is computed in.
     """
     # [tokens, 1]
     angles += outer * angle_outer + (token * angle_inner)[:, None]
     exists = token_exists[:, None] & (pair < num_pairs)
+    factor = gain.to(tl.float64, bitcast=True).to(dtype)
     if source == "cos_sin":
-        sin += outer * sin_outer + (token * sin_inner)[:, None]
-        first = tl.load(angles + pair * angle_step, mask=exists, other=1.0)
-        second = tl.load(sin + pair * sin_step, mask=exists, other=0.0)
-    elif source == "several axes":
-        axis = tl.load(axis_of_pair + pair, mask=pair < num_pairs, other=0)
-        first = tl.load(angles + axis * angle_step, mask=exists, other=0)
-        second = first
+        sin_or_constants += outer * sin_outer + (token * sin_inner)[:, None]
+        cos = tl.load(angles + pair * angle_step, mask=exists, other=1.0)
+        sin = tl.load(sin_or_constants + pair * sin_step, mask=exists, other=0.0)
+        cos, sin = cos.to(dtype) * factor, sin.to(dtype) * factor
     else:
-        first = tl.load(angles, mask=token_exists[:, None], other=0)
-        second = first
-    return first, second
-
-
-@triton.jit
-def from_float64_bits(bits, dtype: tl.constexpr):
-    """A float64 that was passed as its bits (no argument can be one), converted to ``dtype``."""
-    return bits.to(tl.float64, bitcast=True).to(dtype)
-
-
-@triton.jit
-def cos_sin(
-    first, second, tables, pair, gain,
-    num_pairs: tl.constexpr, source: tl.constexpr, dtype: tl.constexpr,
-):  # fmt: skip
-    """The second step: cos and sin ``[1, tokens, pairs]`` times the gain, from `load_angles`.
-
-    ``tables`` are those of `digit_cos_sin`, and ``gain`` is the bits of a float64.
-    """
-    if source == "cos_sin":
-        cos, sin = first, second
-    else:
-        cos, sin = digit_cos_sin(first, pair, tables, num_pairs)
-    factor = from_float64_bits(gain, dtype)
+        if source == "several axes":
+            axis = _load_constant(sin_or_constants, 6, pair, num_pairs)
+            position = tl.load(angles + axis * angle_step, mask=exists, other=0)
+        else:
+            position = tl.load(angles, mask=token_exists[:, None], other=0)
+        limbs = (
+            _load_constant(sin_or_constants, 0, pair, num_pairs),
+            _load_constant(sin_or_constants, 1, pair, num_pairs),
+            _load_constant(sin_or_constants, 2, pair, num_pairs),
+            _load_constant(sin_or_constants, 3, pair, num_pairs),
+            _load_constant(sin_or_constants, 4, pair, num_pairs),
+            _load_constant(sin_or_constants, 5, pair, num_pairs),
+        )
+        if not position.dtype.is_int():
+            has_angle = tl.abs(position) < 2.0**63  # false of NaN
+            factor = tl.where(has_angle, factor, float("nan"))
+            position = tl.where(has_angle, position, 0.0)
+        cos, sin = _cos_sin_of_turns(_turns(position, limbs, dtype), factor, dtype)
     # [tokens, pairs] -> [1, tokens, pairs], to broadcast over heads
-    return (cos.to(dtype) * factor)[None, :, :], (sin.to(dtype) * factor)[None, :, :]
+    return cos[None, :, :], sin[None, :, :]
 
 
 # Pairs of a tile
@@ -246,7 +297,7 @@ def tile_index(item, blocks, blocks_reciprocal, inner, tiles_reciprocal, token_b
     ],
 )
 def rotation(
-    q, k, q_out, k_out, angles, tables, axis_of_pair,
+    q, k, q_out, k_out, angles, sin_or_constants,
     inner: tl.int64, q_heads: tl.int64, k_heads: tl.int64,
     blocks_reciprocal: tl.int64, tiles_reciprocal: tl.int64, gain: tl.int64,
     q_outer: tl.int64, q_inner: tl.int64, q_head: tl.int64, q_step: tl.int64,
@@ -266,13 +317,12 @@ def rotation(
 
         q, k, q_out, k_out    pointers of one dtype; in place, the outputs are the inputs
         angles                pointer to positions, or to cos
-        tables                pointer to the digit tables, or to sin
-        axis_of_pair          pointer to the axis of every pair, for several axes
+        sin_or_constants      pointer to sin, or to `launching.rope_constants`
         inner                 tokens of the inner dimension
         q_heads, k_heads      how many there are; 0 where there is no key
         blocks_reciprocal     `launching.reciprocal` of the blocks of heads of both
         tiles_reciprocal      the same of the tiles of ``inner``
-        gain                  the bits of a float64, which no argument can be
+        gain                  the bits of a float64
         q_outer ... sin_step  strides, in elements
 
     and these may not:
@@ -280,10 +330,10 @@ def rotation(
         source                where cos and sin come from
         load_pairs            function of this module for the pairing that is read
         store_pairs           the same for the pairing that is written
-        barrier               whether everything is read before anything is computed. With few
-                              tokens nothing else hides the latency of memory, and the compiler
-                              would order the loads to save registers. Where the pairings differ,
-                              in place, one thread writes where another reads
+        barrier               whether heads are read before anything else. With few tokens nothing
+                              else hides the latency of memory, and the compiler would compute
+                              angles before it asks for heads. Where the pairings differ, in place,
+                              one thread writes where another reads
         inverse               whether to rotate the other way
         num_pairs, start      pairs of a head, and the first column of the rotated slice
         width                 columns of a head where the rest is copied, else 0
@@ -314,18 +364,14 @@ def rotation(
         # the promise that lets the compiler move 16 bytes at a time
         x, x_step = tl.multiple_of(x, (16, 16, 16)), 1
 
-    # positions, then heads, then the table rows that wait for the positions: in this order the
-    # heads arrive while the positions do
-    pair = tl.arange(0, pair_block)[None, :]
-    angle0, angle1 = load_angles(
-        angles, tables, axis_of_pair, outer, token, token < inner,
-        angle_outer, angle_inner, angle_step, sin_outer, sin_inner, sin_step,
-        pair, num_pairs, source,
-    )  # fmt: skip
     x0, x1 = load_pairs(x + start * x_step, x_step, exists, num_pairs, pair_block)
     if barrier:
         tl.debug_barrier()
-    cos, sin = cos_sin(angle0, angle1, tables, pair, gain, num_pairs, source, dtype)
+    cos, sin = _cos_sin(
+        angles, sin_or_constants, outer, token, token < inner,
+        angle_outer, angle_inner, angle_step, sin_outer, sin_inner, sin_step,
+        tl.arange(0, pair_block)[None, :], gain, num_pairs, source, dtype,
+    )  # fmt: skip
     if inverse:
         sin = -sin
     x0, x1 = x0.to(dtype), x1.to(dtype)

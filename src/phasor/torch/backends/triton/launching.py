@@ -4,8 +4,8 @@ A kernel is compiled for each combination of
 
     the Rope's layout   number of pairs, first coordinate, pairing in and out
     the direction       forward, or inverse (which is the backward pass)
-    the source          one axis, several axes (int32 or int64 positions), or cos and sin
-    the dtype           of the tensors, and of given cos and sin
+    the source          one axis, several axes, or cos and sin
+    the dtype           of the tensors, and of positions or given cos and sin
     memory              every head one piece on 16-byte boundaries, or anything else
     what is written     the rotated slice (in place, or all of the head), or the rest as well
     the tile            for many tokens, or for few
@@ -19,22 +19,18 @@ import struct
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib import import_module
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from phasor.angles import turn_limbs
 from phasor.torch._in_place import PairLayout
-from phasor.torch._tables import (
-    axis_of_pair,
-    compute_dtype,
-    cos_sin,
-    count_axes,
-    count_own_dimensions,
-    digit_tables,
-    keep_for_graph,
-)
+from phasor.torch._internals import hold_for_graph
+from phasor.torch._text import count_axes, count_own_dimensions, read_rope
 
 #: From this many tokens on, a program shares cos and sin among heads; below, more programs run.
 MANY_TOKENS = 2048
@@ -43,16 +39,12 @@ SHIFT_OFFSET = 40  # where the shift of a `reciprocal` begins, above its multipl
 _LARGE_TILE, _SMALL_TILE = 32768, 4096  # bytes of a tile, of many tokens and of few
 _MOST_PLANS = 256
 
-#: The one dtype of 8 bits that a cache may have, and its largest finite number.
-FLOAT8 = torch.float8_e4m3fn
-LARGEST_FLOAT8 = 448.0
-
 Plans = dict[tuple[Any, ...], "LaunchPlan | None"]
 
 
-def load_kernels(name: str) -> Any:
-    """A module of kernels, imported late: Triton is optional, and slow to import."""
-    return import_module(f"phasor.torch.backends.triton.{name}")
+def load_kernels() -> Any:
+    """The module of kernels, imported late: Triton is optional, and slow to import."""
+    return import_module("phasor.torch.backends.triton.kernels")
 
 
 # Plans
@@ -60,12 +52,10 @@ def load_kernels(name: str) -> Any:
 
 @dataclass(slots=True)
 class LaunchPlan:
-    """A launch without the pointers to a call's tensors; it holds the tables itself."""
+    """A launch without the pointers to a call's tensors."""
 
-    kernel: tuple[str, str]  # its module, and its name there
     programs: int
-    tables: Tensor | None
-    axes: Tensor | None
+    constants: Tensor | None  # None for given cos and sin
     arguments: tuple[Any, ...]
     layout: PairLayout | None = None  # of a query and a key that are both written
     compiled: Any = None
@@ -80,12 +70,13 @@ class LaunchPlan:
             self.layout.check_apart(tensors[0].data_ptr(), tensors[1].data_ptr())
         if self.programs == 0:
             return
-        keep_for_graph(self.tables, self.axes)
-        tables_or_sin = angles[1] if self.tables is None else self.tables
-        pointers = (*tensors, angles[0], tables_or_sin, self.axes)
+        constants = self.constants
+        if constants is not None:
+            hold_for_graph(constants)
+        pointers = *tensors, angles[0], angles[1] if constants is None else constants
         # Triton's search for the compiled kernel takes as long as a small rotation; from the second
         # launch on the kernel is called directly
-        kernel = self.compiled or getattr(load_kernels(self.kernel[0]), self.kernel[1])
+        kernel = self.compiled or load_kernels().rotation
         launched = kernel[(self.programs, 1, 1)](*pointers, *self.arguments)
         self.compiled = launched or self.compiled
 
@@ -106,6 +97,19 @@ def find_plan(
 # Tokens
 
 
+@lru_cache(maxsize=64)
+def rope_constants(rope: str, device: torch.device) -> Tensor:
+    """int32 ``[7, num_pairs]``: the bits of `phasor.angles.turn_limbs`, then each pair's axis.
+
+    28 bytes a pair, on the device once for each of the latest Ropes.
+    """
+    spec = read_rope(rope)
+    rows = np.empty((7, spec.num_pairs), np.int32)
+    rows[:6] = turn_limbs(spec).view(np.int32).T
+    rows[6] = spec.axes.axis_of_pair(spec.num_pairs)
+    return torch.from_numpy(rows).to(device)
+
+
 class Tokens(NamedTuple):
     """Tokens in two dimensions, and where a kernel finds their cos and sin."""
 
@@ -114,8 +118,7 @@ class Tokens(NamedTuple):
     strides: list[tuple[int, int]]  # of every tensor over the tokens: outer, inner
     angle_strides: tuple[int, ...]  # `kernels.ANGLE_STRIDES`
     source: str  # as in `kernels`
-    tables: Tensor | None  # None for given cos and sin
-    axes: Tensor | None
+    constants: Tensor | None  # None for given cos and sin
     num_pairs: int
 
     @property
@@ -124,16 +127,12 @@ class Tokens(NamedTuple):
         return self.inner * self.outer < MANY_TOKENS
 
 
-def normalize_angles(angles: Sequence[Tensor], rope: str, dtype: torch.dtype) -> Sequence[Tensor]:
-    """``angles`` as kernels take them: int32 or int64 positions, or cos and sin.
-
-    Fractions of positions become cos and sin, for tensors of ``dtype``.
-    """
-    if len(angles) == 2 or angles[0].dtype in (torch.int64, torch.int32):
+def normalize_angles(angles: Sequence[Tensor]) -> Sequence[Tensor]:
+    """``angles`` as kernels take them: int32, int64 or float positions, or cos and sin."""
+    positions = angles[0]
+    if positions.is_floating_point() or positions.dtype in (torch.int64, torch.int32):
         return angles
-    if angles[0].is_floating_point():
-        return cos_sin(angles, rope, compute_dtype(dtype))
-    return [angles[0].long()]
+    return [positions.long()]
 
 
 def expand_angles(angles: Sequence[Tensor], rope: str, token_shape: Sequence[int]) -> list[Tensor]:
@@ -142,21 +141,17 @@ def expand_angles(angles: Sequence[Tensor], rope: str, token_shape: Sequence[int
     return [angle.expand(*token_shape, *angle.shape[angle.dim() - own_dims :]) for angle in angles]
 
 
-def find_tokens(
-    xs: Sequence[Tensor], angles: Sequence[Tensor], rope: str, *others: Tensor
-) -> Tokens | None:
+def find_tokens(xs: Sequence[Tensor], angles: Sequence[Tensor], rope: str) -> Tokens | None:
     """The tokens of these tensors in two dimensions; None if they need more.
 
     Args:
         xs: Tensors ``[..., seq, heads, head_dim]``.
         angles: Normalized.
         rope: The operator's text.
-        others: Tensors ``[..., seq]``.
     """
     token_shape, own_dims = xs[0].shape[:-2], count_own_dimensions(angles, rope)
     # an empty tensor is never read, so its strides do not matter
     strides = [x.stride()[:-2] if x.numel() else (0,) * len(token_shape) for x in xs]
-    strides += [x.stride() for x in others]
     strides += [_broadcast_strides(angle, own_dims, token_shape) for angle in angles]
     dimensions = _merge_dimensions(token_shape, strides)
     if len(dimensions) > 2:
@@ -164,26 +159,17 @@ def find_tokens(
     dimensions += [(1, (0,) * len(strides))] * (2 - len(dimensions))
     (inner, inner_strides), (outer, outer_strides) = dimensions
     token_strides = list(zip(outer_strides, inner_strides, strict=True))
-    count = len(xs) + len(others)
     angle_strides: list[int] = []
-    for angle, steps in zip(angles, token_strides[count:], strict=True):
+    for angle, steps in zip(angles, token_strides[len(xs) :], strict=True):
         angle_strides += (*steps, angle.stride(-1) if own_dims else 0)
     angle_strides += [0] * (6 - len(angle_strides))
-    source = _find_source(angles, rope, xs)
-    return Tokens(inner, outer, token_strides[:count], tuple(angle_strides), *source)
-
-
-def _find_source(
-    angles: Sequence[Tensor], rope: str, xs: Sequence[Tensor]
-) -> tuple[str, Tensor | None, Tensor | None, int]:
-    """The source of cos and sin, its tables and axes, and the number of pairs."""
     if len(angles) == 2:
-        return "cos_sin", None, None, angles[0].shape[-1]
-    device = angles[0].device
-    tables = digit_tables(rope, device, compute_dtype(xs[0].dtype))
-    if count_axes(rope) == 1:
-        return "one axis", tables, None, tables.shape[-1]
-    return "several axes", tables, axis_of_pair(rope, device), tables.shape[-1]
+        found = "cos_sin", None, angles[0].shape[-1]
+    else:
+        constants = rope_constants(rope, angles[0].device)
+        source = "one axis" if count_axes(rope) == 1 else "several axes"
+        found = source, constants, constants.shape[-1]
+    return Tokens(inner, outer, token_strides[: len(xs)], tuple(angle_strides), *found)
 
 
 def _broadcast_strides(x: Tensor, own_dims: int, token_shape: Sequence[int]) -> tuple[int, ...]:
@@ -238,7 +224,7 @@ class Tile(NamedTuple):
         return -(-tokens.inner // self.tokens)
 
 
-def choose_tile(tokens: Tokens, x: Tensor, packed: bool, parts: int = 1, rest: int = 0) -> Tile:
+def choose_tile(tokens: Tokens, x: Tensor, packed: bool) -> Tile:
     """The tile of a program for heads of ``x``.
 
     Args:
@@ -246,12 +232,10 @@ def choose_tile(tokens: Tokens, x: Tensor, packed: bool, parts: int = 1, rest: i
         x: One of the tensors.
         packed: Whether heads are moved in pieces of 16 bytes. If not, every number has an address
             of its own in registers, and a large tile is a quarter.
-        parts: Divisor of a large tile, for kernels that hold more than one tile in registers.
-        rest: Columns that are held beside the pairs; 0, or a power of two.
     """
     pairs = 1 << (max(tokens.num_pairs, 1) - 1).bit_length()
-    size = _SMALL_TILE if tokens.are_few else _LARGE_TILE // (parts if packed else 4 * parts)
-    budget = max(1, size // (2 * x.element_size() * max(pairs, rest)))
+    size = _SMALL_TILE if tokens.are_few else _LARGE_TILE // (1 if packed else 4)
+    budget = max(1, size // (2 * x.element_size() * pairs))
     heads = min(budget, 32 if tokens.are_few else 8)
     return Tile(pairs, budget // heads, heads)
 
@@ -260,7 +244,7 @@ def head_strides(xs: Sequence[Tensor], tokens: Tokens) -> tuple[list[int], bool]
     """Strides of every tensor as kernels take them, and whether all heads are packed."""
     strides: list[int] = []
     packed = True
-    for x, token_strides in zip(xs, tokens.strides, strict=False):
+    for x, token_strides in zip(xs, tokens.strides, strict=True):
         # the stride of a single head is never used, and may be anything
         steps = (*token_strides, x.stride(-2) if x.shape[-2] > 1 else 0)
         strides += (*steps, x.stride(-1))
@@ -296,8 +280,3 @@ def reciprocal(n: int) -> int:
 def float64_bits(value: float) -> int:
     """The bits of a float64, which Triton cannot pass to a kernel."""
     return struct.unpack("q", struct.pack("d", value))[0]
-
-
-def inverse_unit(unit: float) -> float:
-    """The float32 that numbers are multiplied by on their way into a cache of 8 bits."""
-    return float(torch.tensor(1.0 / unit, dtype=torch.float32))

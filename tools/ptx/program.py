@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 _SIZES = {"b8": 1, "b16": 2, "b32": 4, "b64": 8, "u8": 1, "u16": 2, "u32": 4, "u64": 8}
 _MANY = {"v2", "v4", "x1", "x2", "x4"}
 _KINDS = {
-    *_MANY, "pred", "f32x2", "bf16x2", "f16x2", "e4m3x2", "bf16",
+    *_MANY, "pred", "f32x2", "bf16x2", "f16x2", "bf16",
     *(f"{letter}{size}" for letter in "bus" for size in (8, 16, 32, 64)),
     *(f"f{size}" for size in (16, 32, 64)),
 }  # fmt: skip

@@ -36,13 +36,19 @@ def _part(kind: str, parts: tuple[str, ...]) -> str:
 
 
 def multiply(t: Threads, given: Instruction, active: NDArray) -> None:
-    """The lower half of a product of integers, or, ``wide``, all of it; ``mad`` adds to that."""
-    kind = given.name[-1]
+    """The lower half of a product of integers, the upper of 32 bits, or, ``wide``, all of it.
+
+    ``mad`` adds to that.
+    """
+    kind, half = given.name[-1], given.name[1]
     a, b = (t.value(each, kind) for each in given.operands[1:3])
-    if given.name[1] == "wide":
-        kind = f"{kind[0]}{2 * int(kind[1:])}"
-        a, b = a.astype(TYPES[kind]), b.astype(TYPES[kind])
+    if half != "lo":
+        wide = f"{kind[0]}{2 * int(kind[1:])}"
+        a, b = a.astype(TYPES[wide]), b.astype(TYPES[wide])
+        kind = wide if half == "wide" else kind
     value = a * b
+    if half == "hi":
+        value = (value >> value.dtype.type(32)).astype(TYPES[kind])
     if given.name[0] == "mad":
         value = value + t.value(given.operands[3], kind)
     t.keep(given.operands[0], value, active)
@@ -87,9 +93,11 @@ def compare(t: Threads, given: Instruction, active: NDArray) -> None:
 
 
 def change(t: Threads, given: Instruction, active: NDArray) -> None:
-    """Of one number, or two that share a register."""
+    """Of one number, which may be rounded down or towards zero, or two that share a register."""
     target, source = given.kinds
     values = [t.value(each, source) for each in given.operands[1:]]
+    if given.form in _TO_INTEGERS:
+        values = [_TO_INTEGERS[given.form](each) for each in values]
     value = convert(target, source, *values) if len(values) == 1 else pack(target, *values)
     t.keep(given.operands[0], value, active)
 
@@ -239,17 +247,18 @@ def _shared(t: Threads, lanes: NDArray, address: NDArray, size: int) -> tuple[ND
     return t.block[lanes][:, None], at
 
 
+_TO_INTEGERS = {"cvt.rmi": np.floor, "cvt.rzi": np.trunc}
 _MATRICES = "sync.aligned.m8n8"
 #: By form: what is neither here nor in `OPERATIONS` is not known, and a KeyError.
 PERFORM: dict[str, Callable[[Threads, Instruction, NDArray], None]] = {
     "mov": move,
-    **dict.fromkeys(("mul.lo", "mul.wide", "mad.lo", "mad.wide"), multiply),
+    **dict.fromkeys(("mul.lo", "mul.hi", "mul.wide", "mad.lo", "mad.wide"), multiply),
     **dict.fromkeys(("shl", "shr"), shift),
     "bfe": extract,
     "selp": select,
     **dict.fromkeys((f"setp.{how}{u}" for how in COMPARED for u in ("", "u")), compare),
     "setp.nan": compare,
-    **dict.fromkeys(("cvt", "cvt.rn", "cvt.rn.satfinite"), change),
+    **dict.fromkeys(("cvt", "cvt.rn", *_TO_INTEGERS), change),
     **dict.fromkeys(("shfl.sync.bfly", "shfl.sync.idx"), shuffle),
     **dict.fromkeys((f"ldmatrix.{_MATRICES}{t}.shared" for t in ("", ".trans")), load_matrices),
     **dict.fromkeys((f"stmatrix.{_MATRICES}{t}.shared" for t in ("", ".trans")), store_matrices),

@@ -112,16 +112,6 @@ def bfloat16(x: NDArray) -> NDArray:
     return np.where(np.isnan(x), 0x7FFF, rounded).astype(np.uint16)
 
 
-def float8(x: NDArray) -> NDArray:
-    """Bits of e4m3, rounded to nearest even; what is larger than 448, infinity too, is 448."""
-    size = np.minimum(np.abs(x.astype(np.float64)), 448.0)
-    # exponents end at -6, below which numbers are as far apart as there
-    exponent = np.maximum(np.floor(np.log2(np.maximum(size, 2.0**-20))), -6)
-    steps = np.round(size / 2.0 ** (exponent - 3))
-    code = (exponent + 6) * 8 + steps
-    return np.where(np.isnan(x), 0x7F, code + 128 * np.signbit(x)).astype(np.uint8)
-
-
 def widened(bits: NDArray) -> NDArray:
     """bfloat16 as float32."""
     return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
@@ -150,8 +140,6 @@ def canonical(x: NDArray) -> NDArray:
 
 def pack(target: str, high: NDArray, low: NDArray) -> NDArray:
     """``cvt`` of two float32 into one register."""
-    if target == "e4m3x2":
-        return float8(high).astype(np.uint16) << np.uint16(8) | float8(low)
     half = bfloat16 if target == "bf16x2" else lambda x: x.astype(np.float16).view(np.uint16)
     return half(high).astype(np.uint32) << np.uint32(16) | half(low)
 

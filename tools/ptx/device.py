@@ -1,4 +1,4 @@
-"""A GPU for pytest, without one: ``python -m pytest -p tests.gpu.ptx.device FILES``.
+"""A GPU for pytest, without one: ``python -m pytest -p tools.ptx.device tests/gpu/test_triton.py``.
 
 Triton compiles as it would for a GPU of compute capability `CAPABILITY`, and launches with its own
 launcher, through a libcuda that hands everything to `machine`. Tensors stay on the CPU.
@@ -26,7 +26,6 @@ from .program import Program, read
 CAPABILITY = int(os.environ.get("PTX_CAPABILITY", "90"))
 #: What every launch moved: `machine.launch`. The latest is the last.
 LAUNCHES: list[Counter[tuple[str, int]]] = []
-_KERNELS = ("kernels", "norm", "cache")
 
 
 class Driver(nvidia.CudaDriver):
@@ -102,7 +101,6 @@ def pytest_configure(config: pytest.Config) -> None:
     driver = Driver(ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL))
     triton.runtime.driver.set_active(driver)
     triton.knobs.runtime.kernel_load_end_hook.add(driver.loaded)
-    for name in _KERNELS:
-        import_module(f"phasor.torch.backends.triton.{name}")
+    import_module("phasor.torch.backends.triton.kernels")
     # it is too late for Triton to interpret, but phasor now takes tensors on the CPU for its own
     os.environ["TRITON_INTERPRET"] = "1"
