@@ -33,7 +33,7 @@ PIPELINE = """
     describe
     identification.spectrum identification.report identification.calling identification.blocks
     identification.laws identification.explaining identification.mistakes
-    identification.measuring identification.differences identification
+    identification.measuring identification.tables identification.differences identification
     extending.laws extending.planning extending
     translation.target translation.transformers translation.mlx translation.kernels
     translation.megatron translation.serving translation.ggml translation.meta

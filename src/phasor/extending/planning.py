@@ -13,7 +13,7 @@ from phasor.configs.facts import table
 from phasor.configs.writing import config_keys
 from phasor.describe import static_rope
 from phasor.errors import ConfigError, SpecError
-from phasor.extending.laws import EVIDENCE, UNCHANGED, extended_ropes, no_such_law, with_raised_base
+from phasor.extending.laws import EVIDENCE, UNCHANGED, extended_ropes, no_such_law
 from phasor.layers import LayerRopes, one_layer
 from phasor.papers.distances import find_first_negative
 from phasor.papers.phases import Coverage, coverage
@@ -326,7 +326,9 @@ def plan(
         config_rope = rope if name == UNCHANGED else scaled_rope
         # configs have a larger base in place of NTK-aware scaling
         if isinstance(config_rope.scaling, NTK) and not isinstance(config_rope.axes, Axial):
-            config_rope = with_raised_base(config_rope, config_rope.scaling.factor)
+            assert config_rope.base is not None, "a law scales the powers of a base"
+            raised = config_rope.scaling.raised_base(config_rope.base, config_rope.num_pairs)
+            config_rope = replace(config_rope, base=raised, scaling=None)
         config, refused = _config_keys(ropes, names, config_rope, length, to)
         fastest = trained_rope.inv_freq.argmax()
         before, after = trained_rope.inv_freq[fastest], static.inv_freq[fastest]

@@ -16,8 +16,7 @@ from phasor.identification.calling import Caller, RefusedError, find_caller
 from phasor.identification.report import finite_or_none
 from phasor.identification.spectrum import Floats, exact_phasors, find_first_bad
 from phasor.layers import LayerRopes
-from phasor.numpy import matrix, pair_indices
-from phasor.papers.distances import repeat_on_axes
+from phasor.numpy import matrix, pair_indices, repeat_on_axes
 from phasor.rope import Rope, real_inv_freq
 
 Function = Callable[..., Any]
