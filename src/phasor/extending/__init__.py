@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from phasor.extending.planning import ExtensionPlan, Way, plan
+from phasor.extending.planning import ExtensionOption, ExtensionPlan, plan_extension
 
-__all__ = ["ExtensionPlan", "Way", "plan"]
+__all__ = ["ExtensionOption", "ExtensionPlan", "plan_extension"]
