@@ -8,6 +8,7 @@ and makes its rows from the positions within the time.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
@@ -41,10 +42,8 @@ def versions() -> dict[str, str]:
     """What is installed of all that takes part."""
     found: dict[str, str] = {}
     for name in (DISTRIBUTION, *_PACKAGES):
-        try:
+        with suppress(PackageNotFoundError):
             found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = "not installed"
     return found
 
 

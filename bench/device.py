@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import platform
 import re
+import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -46,9 +49,25 @@ def restart_with_kept_memory() -> None:
     torch.set_num_threads(THREADS)
 
 
-def usual_environment() -> dict[str, str]:
-    """The environment of this process, with malloc as it comes."""
-    return {name: v for name, v in os.environ.items() if not name.startswith("MALLOC_")}
+def alone(module: str, function: str, *arguments: Any) -> Any:
+    """What a function of this folder returns in a new process, with malloc as it comes.
+
+    Arguments and results are JSON values. The system's malloc gives large tensors back.
+    """
+    program = [sys.executable, str(Path(__file__).with_name("run.py"))]
+    program += ["--alone", module, function, json.dumps(arguments)]
+    environment = {name: v for name, v in os.environ.items() if not name.startswith("MALLOC_")}
+    # what it says of its progress goes on to stderr
+    done = subprocess.run(program, stdout=subprocess.PIPE, text=True, check=False, env=environment)
+    if done.returncode:
+        raise RuntimeError(f"{module}.{function}{arguments} failed, as said above")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def progress(what: str) -> str:
+    """Say on stderr what is measured next; the same words."""
+    print(f"{datetime.now(UTC):%H:%M:%S} {what}", file=sys.stderr)
+    return what
 
 
 def peak_rise(call: Call) -> int:

@@ -2,41 +2,22 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import others
 import torch
-from cases import FAR, LARGE, TABLE_LENGTHS, Case
+from cases import CASES, FAR, LARGE, TABLE_LENGTHS, Case
 from contenders import everyone
-from device import Device, peak_rise, usual_environment
-from measure import UnableError, admit
+from device import Device, alone, peak_rise
+from measure import UnableError, admit, measure
 from torch import Tensor
 
 from phasor.angles import turn_limbs
 
 _SAMPLE = Case(name="table", dtype="bfloat16", seq=1024)
-
-
-def fresh(script: str, *arguments: str) -> Any:
-    """The JSON that a script of this folder prints last, in a new process with malloc as it comes.
-
-    The system's malloc gives large tensors back.
-    """
-    program = [sys.executable, str(Path(__file__).with_name(script)), *arguments]
-    # what it says of its progress goes on to stderr
-    done = subprocess.run(
-        program, stdout=subprocess.PIPE, text=True, check=False, env=usual_environment()
-    )
-    if done.returncode:
-        raise RuntimeError(f"{script} {' '.join(arguments)} failed, as said above")
-    return json.loads(done.stdout.splitlines()[-1])
 
 
 def peak(key: str) -> int | None:
@@ -49,6 +30,18 @@ def peak(key: str) -> int | None:
     q, k = (x.transpose(1, 2) if contender.heads_first else x for x in LARGE.tensors())
     rotation(q, k)
     return peak_rise(lambda: rotation(q, k))
+
+
+def peaks() -> dict[str, int | None]:
+    """`peak` of every contender, each in a process of its own."""
+    keys = [contender.key for contender in everyone(LARGE, "cpu")]
+    return {key: alone("facts", "peak", key) for key in keys}
+
+
+def system_memory(seconds: float) -> list[dict[str, Any]]:
+    """The large prefill again, for a process with malloc as it comes."""
+    some = [case for case in CASES["cpu"] if case.name == "prefill 4096"]
+    return [measure(case, everyone(case, "cpu"), seconds=seconds).as_plain() for case in some]
 
 
 def far_errors(device: Device) -> dict[str, dict[str, float | str]]:

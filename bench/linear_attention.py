@@ -1,46 +1,43 @@
-"""Linear against softmax attention: ``python bench/linear_attention.py``, in three minutes.
+"""Linear against softmax attention.
 
-Writes ``bench/results/linear-attention.md``: how time grows with the length, with memory that
-malloc keeps and with malloc as it comes, where linear attention becomes cheaper than
-``scaled_dot_product_attention``, and what memory training takes.
+How time grows with the length, with memory that malloc keeps and with malloc as it comes, where
+linear attention becomes cheaper than ``scaled_dot_product_attention``, and what memory training
+takes.
 """
 
 from __future__ import annotations
 
-import json
 import math
-import os
-import platform
-import sys
-import time
-from collections.abc import Callable, Iterable, Mapping
-from datetime import UTC, datetime
-from importlib.metadata import version
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from statistics import linear_regression, median
-from typing import Any
 
 import torch
-from device import THREADS, peak_rise, processor, restart_with_kept_memory
-from facts import fresh
+from device import alone, peak_rise, progress
 from report import table
+from timing import interleave
 from torch import Tensor
 
 from phasor import Rope
-from phasor.errors import DISTRIBUTION
 from phasor.torch import rotate_qk
 from phasor.torch.papers.linear import BLOCK, CHUNK, linear_attention
 
 HEADS, WIDTH = 8, 64
 LENGTHS = (256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
-LONGEST_SOFTMAX = {"forward": 8192, "training": 4096}
+LONGEST_SOFTMAX = {"Forward": 8192, "Forward and backward": 4096}
 # a longer length stops after enough seconds, a short one does not: one odd call would show in few
 ROUNDS, FEWEST, SHORT, ENOUGH_SECONDS = 15, 3, 1024, 2.0
 # time grows as tokens to this power at most, from the first to the last of the lengths
 EXPONENT, GROWN = 1.05, (4096, 8192, 16384, 32768, 65536)
 ROPE = Rope(head_dim=WIDTH, pairing="half", base=500_000.0)
-RESULT = Path(__file__).with_name("results") / "linear-attention.md"
-Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
+Times = dict[str, dict[int, float]]
+_NOTE = f"""\
+One sequence of {HEADS} heads of {WIDTH}, float32, causal, rotation included; medians of {ROUNDS}
+rounds in which all are called in turn (of fewer, {FEWEST} at least, where a call of more than
+{SHORT} tokens is slow); chunks of {CHUNK} tokens, blocks of {CHUNK * BLOCK}. The column of malloc
+as it comes is from a process of its own."""
+_MEMORY = f"""\
+Rise of the peak of resident memory during one forward and backward pass, gradients included. A
+matrix of 65536 × 65536 scores in float32 for {HEADS} heads is {HEADS * 2**34 / 2**20:.0f} MB."""
 
 
 def linear(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -56,54 +53,48 @@ def softmax(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return attend(*heads_first, is_causal=True).transpose(-3, -2)
 
 
-def least(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """An output and gradients of the same sizes, and as little work as there can be."""
-    return torch.addcmul(q, k, v)
+#: The last has an output and gradients of the same sizes, and as little work as there can be.
+ATTENTIONS: dict[str, Callable[..., Tensor]] = {
+    "linear": linear, "softmax": softmax, "least": torch.addcmul,
+}  # fmt: skip
 
 
-ATTENTIONS: dict[str, Attention] = {"linear": linear, "softmax": softmax, "least": least}
-
-
-def random_inputs(seq: int, *, training: bool) -> tuple[Tensor, ...]:
-    """A query, a key and a value of one sequence."""
+def call_of(name: str, seq: int, kind: str) -> Callable[[], object]:
+    """One pass over a sequence, or one each way."""
     torch.manual_seed(seq)
-    return tuple(torch.randn(1, seq, HEADS, WIDTH, requires_grad=training) for _ in range(3))
-
-
-def call(attention: Attention, inputs: tuple[Tensor, ...], *, training: bool) -> None:
-    """One pass, or one each way."""
+    training = kind != "Forward"
+    inputs = [torch.randn(1, seq, HEADS, WIDTH, requires_grad=training) for _ in range(3)]
+    attention = ATTENTIONS[name]
     if training:
-        attention(*inputs).sum().backward()
-    else:
-        with torch.no_grad():
-            attention(*inputs)
+        return lambda: torch.autograd.grad(attention(*inputs).sum(), inputs)
+    return torch.no_grad()(lambda: attention(*inputs))
 
 
-def seconds(*, training: bool, names: Iterable[str] | None = None) -> dict[str, dict[int, float]]:
-    """Median time of a call by attention (of all, or of ``names``) and length, taken in turn."""
-    names = ATTENTIONS if names is None else names
-    longest = LONGEST_SOFTMAX["training" if training else "forward"]
-    cases = [
-        (name, seq) for name in names for seq in LENGTHS if name != "softmax" or seq <= longest
-    ]
-    inputs = {seq: random_inputs(seq, training=training) for seq in LENGTHS}
-    samples: dict[tuple[str, int], list[float]] = {case: [] for case in cases}
-    for attempt in range(ROUNDS + 1):
-        print(f"{'training' if training else 'forward'}, {attempt}/{ROUNDS}", file=sys.stderr)
-        for name, seq in cases:
-            taken = samples[name, seq]
-            if seq > SHORT and len(taken) >= FEWEST and sum(taken) > ENOUGH_SECONDS:
-                continue
-            for x in inputs[seq]:
-                x.grad = None
-            start = time.perf_counter()
-            call(ATTENTIONS[name], inputs[seq], training=training)
-            if attempt:
-                taken.append(time.perf_counter() - start)
-    return {
-        name: {seq: median(taken) for (one, seq), taken in samples.items() if one == name}
-        for name in names
-    }
+def seconds(kind: str, names: list[str]) -> Times:
+    """Median time of a call by attention and length; all of one length take turns."""
+    found: Times = {name: {} for name in names}
+    for seq in LENGTHS:
+        progress(f"{kind}, {seq}")
+        here = [name for name in names if name != "softmax" or seq <= LONGEST_SOFTMAX[kind]]
+        samples = interleave(
+            {name: call_of(name, seq, kind) for name in here},
+            seconds=ENOUGH_SECONDS * len(here), warm=False,
+            rounds=(FEWEST if seq > SHORT else ROUNDS, ROUNDS),
+        )  # fmt: skip
+        for name, times in samples.items():
+            found[name][seq] = median(times)
+    return found
+
+
+def system_seconds(kind: str) -> list[list[float]]:
+    """Of linear attention and of the least there can be, for each length."""
+    return [list(times.values()) for times in seconds(kind, ["linear", "least"]).values()]
+
+
+def training_rise(seq: int) -> int:
+    """Bytes by which the peak of resident memory rises."""
+    call_of("linear", 256, "Forward and backward")()  # for what is loaded once
+    return peak_rise(call_of("linear", seq, "Forward and backward"))
 
 
 def exponents(times: Mapping[int, float]) -> tuple[float, float]:
@@ -113,7 +104,7 @@ def exponents(times: Mapping[int, float]) -> tuple[float, float]:
     return (y1 - y0) / (x1 - x0), linear_regression(*zip(*logs, strict=True)).slope
 
 
-def crossing(times: dict[str, dict[int, float]]) -> str:
+def crossing(times: Times) -> str:
     """The first length from which linear attention stays the faster one."""
     both = sorted(times["softmax"])
     slower = [seq for seq in both if times["linear"][seq] >= times["softmax"][seq]]
@@ -123,25 +114,27 @@ def crossing(times: dict[str, dict[int, float]]) -> str:
     return f"between {max(slower)} and {after[0]} tokens" if slower else f"below {both[0]} tokens"
 
 
-def section(title: str, times: dict[str, dict[int, float]], usual: dict[str, Any]) -> str:
+def section(kind: str) -> str:
     """Times, both ratios by length, and the verdicts of one kind of call."""
-    rows: list[tuple[str, ...]] = []
+    system = alone("linear_attention", "system_seconds", kind)
+    usual, least = (dict(zip(LENGTHS, times, strict=True)) for times in system)
+    times = seconds(kind, list(ATTENTIONS))
+    rows: list[list[str]] = []
     for seq in LENGTHS:
         mine, other = times["linear"][seq], times["softmax"].get(seq)
         softmaxes = ("–", "–") if other is None else (f"{1e3 * other:.3g}", f"{other / mine:.2f}")
-        ours = (mine, usual["linear"][seq], usual["least"][seq])
-        each = (f"{1e3 * some:.3g} ({1e6 * some / seq:.2f})" for some in ours)
-        rows.append((f"{seq}", *each, *softmaxes))
+        each = (f"{1e3 * t:.3g} ({1e6 * t / seq:.2f})" for t in (mine, usual[seq], least[seq]))
+        rows.append([f"{seq}", *each, *softmaxes])
     titles = ("tokens", "linear, ms (µs per token)", "with malloc as it comes", "`q + k * v` there",
               "softmax, ms", "softmax / linear")  # fmt: skip
     grown: list[str] = []
-    for memory, found in (("", times), (" with malloc as it comes", usual)):
-        ends, fitted = exponents(found["linear"])
+    for memory, found in (("", times["linear"]), (" with malloc as it comes", usual)):
+        ends, fitted = exponents(found)
         held = "held" if ends <= EXPONENT else "**short**"
         grown.append(f"{ends:.2f}{memory} (fitted {fitted:.2f}; {held})")
-    rest = {seq: max(1e-9, usual["linear"][seq] - usual["least"][seq]) for seq in GROWN}
+    rest = {seq: max(1e-9, usual[seq] - least[seq]) for seq in GROWN}
     return (
-        f"### {title}\n\n{table(titles, rows)}\n\n"
+        f"### {kind}\n\n{table(titles, rows)}\n\n"
         f"From {GROWN[0]} to {GROWN[-1]} tokens time grows as tokens to the power "
         f"{' and '.join(grown)}; the target is at most {EXPONENT}. There, outputs of 32 MB "
         "or more are new pages at every call, which `q + k * v` pays for as well; without its time "
@@ -150,66 +143,12 @@ def section(title: str, times: dict[str, dict[int, float]], usual: dict[str, Any
     )
 
 
-def about() -> str:
-    """When, where and with what."""
-    return (
-        f"Measured {datetime.now(UTC):%Y-%m-%d %H:%M UTC} on {THREADS} threads of "
-        f"{processor()}, Python {platform.python_version()}, torch {torch.__version__}, phasor "
-        f"{version(DISTRIBUTION)}, load average before {os.getloadavg()[0]:.1f}. "
-        f"One sequence of {HEADS} heads of {WIDTH}, float32, causal, rotation included; medians "
-        f"of {ROUNDS} rounds in which all are called in turn (of fewer, {FEWEST} at least, where a "
-        f"call of more than {SHORT} tokens is slow); chunks of {CHUNK} tokens, blocks of "
-        f"{CHUNK * BLOCK}. malloc keeps the memory it was given back, but for the column that says "
-        "otherwise, which is from a process of its own."
-    )
-
-
-def memory() -> str:
-    """How far the peak rises in training, by length, each in a process of its own."""
-    rows: list[tuple[str, ...]] = []
+def page() -> str:
+    """Both kinds of calls, and memory in training."""
+    rows: list[list[str]] = []
     for seq in (4096, 16384, 65536):
-        rise, inputs = fresh("linear_attention.py", "--rise", str(seq)), 3 * 4 * seq * HEADS * WIDTH
-        rows.append((f"{seq}", f"{rise / 2**20:.0f}", f"{rise / inputs:.1f}"))
-    note = (
-        "Rise of the peak of resident memory during one forward and backward pass, gradients "
-        f"included. A matrix of 65536 × 65536 scores in float32 for {HEADS} heads is "
-        f"{HEADS * 2**34 / 2**20:.0f} MB."
-    )
+        rise, inputs = alone("linear_attention", "training_rise", seq), 3 * 4 * seq * HEADS * WIDTH
+        rows.append([f"{seq}", f"{rise / 2**20:.0f}", f"{rise / inputs:.1f}"])
     found = table(("tokens", "rise, MB", "of query, key and value"), rows)
-    return f"### Memory in training\n\n{found}\n\n{note}"
-
-
-def main() -> None:
-    """Measure, print and write; or measure one peak of memory."""
-    torch.set_num_threads(THREADS)
-    if sys.argv[1:2] == ["--rise"]:
-        call(linear, random_inputs(256, training=True), training=True)
-        inputs = random_inputs(int(sys.argv[2]), training=True)
-        print(peak_rise(lambda: call(linear, inputs, training=True)))
-        return
-    if sys.argv[1:] == ["--system-memory"]:
-        found = [
-            seconds(training=training, names=["linear", "least"]) for training in (False, True)
-        ]
-        plain = [{name: list(one.items()) for name, one in times.items()} for times in found]
-        print(json.dumps(plain))
-        return
-    told = about()
-    forward, training = (
-        {name: dict(pairs) for name, pairs in times.items()}
-        for times in fresh("linear_attention.py", "--system-memory")
-    )
-    parts = [
-        told,
-        section("Forward", seconds(training=False), forward),
-        section("Forward and backward", seconds(training=True), training),
-        memory(),
-    ]
-    text = "\n\n".join(parts) + "\n"
-    print(text)
-    RESULT.write_text(text, "utf-8")
-
-
-if __name__ == "__main__":
-    restart_with_kept_memory()
-    main()
+    sections = [section(kind) for kind in LONGEST_SOFTMAX]
+    return "\n\n".join([_NOTE, *sections, "### Memory in training", found, _MEMORY])

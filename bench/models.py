@@ -1,23 +1,16 @@
-"""What a user feels: whole models, patched against unpatched: ``python bench/models.py``.
+"""What a user feels: whole models, patched against unpatched.
 
-Takes a quarter of an hour and writes ``bench/results/models.md``: prefill, decode and a training
-step of a small Llama with random weights, eager and compiled, and how much of that is rotation.
-``--memory`` takes as long (Linux) and writes ``model-memory.md``: how far the peak of resident
-memory rises at 32k tokens in models of three published shapes, in the rotation of one layer and in
-the whole model around it.
+Prefill, decode and a training step of a small Llama with random weights, eager and compiled, and
+how much of that is rotation; and how far the peak of resident memory rises at 32k tokens in models
+of three published shapes (Linux), in the rotation of one layer and in the whole model around it.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import io
 import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
-from datetime import UTC, datetime
-from importlib.metadata import version
-from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -25,13 +18,11 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 import torch
 import transformers
-from device import THREADS, peak_rise, processor, restart_with_kept_memory
-from facts import fresh
+from device import THREADS, alone, peak_rise, progress
 from report import table
 from timing import Spread, interleave, spread
 from torch import nn
 
-from phasor.errors import DISTRIBUTION
 from phasor.torch.hf import patch
 from phasor.torch.hf.carriers import substitute
 from phasor.torch.hf.methods import original_class, rotations_of, subclass_calling
@@ -41,7 +32,6 @@ LAYERS, PROMPT, STEPS, LONG = 2, 512, 8, 32_768
 ROUNDS, SECONDS = (5, 25), 8.0
 # labels in the profile of an eager call, and how many calls are profiled
 ROTATION, STEP, PROFILED = "the rotation", "the whole call", 4
-RESULTS = Path(__file__).with_name("results")
 _LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 500_000.0, "factor": 32.0, "low_freq_factor": 1.0,
     "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
@@ -100,15 +90,6 @@ def llama(which: str, dtype: str) -> Any:
         model.model.rotary_emb.forward = lambda x, position_ids: (x, x)
         replace_rotation(model, lambda function: lambda q, k, *_, **__: (q, k))
     return model
-
-
-def circumstances() -> str:
-    """When, where and with what."""
-    return (
-        f"Measured {datetime.now(UTC):%Y-%m-%d %H:%M} UTC on {torch.get_num_threads()} threads of "
-        f"{processor()}, torch {torch.__version__}, transformers {transformers.__version__}, "
-        f"phasor {version(DISTRIBUTION)}"
-    )
 
 
 def run_of(model: Any, run: str, *, compiled: bool) -> Callable[[], object]:
@@ -214,8 +195,7 @@ class Row(NamedTuple):
 
 def measure(run: str, dtype: str, *, compiled: bool) -> Row:
     """Unpatched and patched in turn; compiled also without rotation, for nothing else tells."""
-    name = f"{run}, {dtype}, {'compiled' if compiled else 'eager'}"
-    print(f"{datetime.now(UTC):%H:%M:%S} {name}", file=sys.stderr)
+    name = progress(f"{run}, {dtype}, {'compiled' if compiled else 'eager'}")
     torch.compiler.reset()
     models = ("plain", "ours", "without") if compiled else ("plain", "ours")
     calls = {which: run_of(llama(which, dtype), run, compiled=compiled) for which in models}
@@ -251,9 +231,8 @@ def verdict(rows: Sequence[Row]) -> str:
     )
 
 
-def times_page() -> str:
+def page() -> str:
     """Every run, eager and compiled."""
-    told = f"{circumstances()}; load average before {os.getloadavg()[0]:.1f}"
     rows = [
         measure(run, dtype, compiled=compiled)
         for run in ("prefill", "decode", "training")
@@ -269,7 +248,7 @@ def times_page() -> str:
 
 {table(titles, [row.cells() for row in rows])}
 
-{told}. `LlamaForCausalLM` with random weights, {LLAMA["num_hidden_layers"]} layers of width
+`LlamaForCausalLM` with random weights, {LLAMA["num_hidden_layers"]} layers of width
 {LLAMA["hidden_size"]}: prefill of {PROMPT} tokens, decode of one token after them with a cache (the
 mean of {STEPS}; a `StaticCache` where compiled), and forward, loss, backward and AdamW on 1 ×
 {PROMPT} tokens. Both are called in turn, in {ROUNDS[0]} to {ROUNDS[1]} rounds; the ratio is the
@@ -282,7 +261,7 @@ out, called in the same rounds, and – where a quartile is below nothing.
 
 
 @torch.no_grad()
-def memory_rise(what: str, name: str, *, patched: bool) -> int:
+def memory_rise(what: str, name: str, patched: bool) -> int:
     """Bytes by which a prompt of 32k tokens raises the peak, in one rotation or a whole model."""
     model = built(name, patched=patched)
     shape = SHAPES[name][1]
@@ -315,14 +294,14 @@ def memory_page() -> str:
     for what in ("rotation", "model"):
         rows: list[list[str]] = []
         for name in SHAPES:
-            print(f"{what} of {name}", file=sys.stderr)
+            progress(f"{what} of {name}")
             rises = [
-                fresh("models.py", "--rise", what, name, *extra) for extra in ([], ["--patched"])
+                alone("models", "memory_rise", what, name, patched) for patched in (False, True)
             ]
             rows.append([name, *(f"{rise / 2**20:.0f}" for rise in rises)])
         tables[what] = table(("shape", "transformers, MiB", "phasor, MiB"), rows)
     return f"""\
-{circumstances()}. Shapes of the published models with random bfloat16 weights, {LAYERS} layers of
+Shapes of the published models with random bfloat16 weights, {LAYERS} layers of
 each and no output layer. How far the peak of resident memory rises at {LONG} tokens, in a process
 of its own for every number.
 
@@ -335,24 +314,3 @@ The whole model, without a cache:
 
 {tables["model"]}
 """
-
-
-def main() -> None:
-    """Write one of the pages, or measure one peak for it."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--memory", action="store_true")
-    parser.add_argument("--rise", nargs=2, metavar=("WHAT", "SHAPE"), help=argparse.SUPPRESS)
-    parser.add_argument("--patched", action="store_true", help=argparse.SUPPRESS)
-    wanted = parser.parse_args()
-    torch.set_num_threads(THREADS)
-    if wanted.rise:
-        print(memory_rise(*wanted.rise, patched=wanted.patched))
-        return
-    page = memory_page() if wanted.memory else times_page()
-    (RESULTS / ("model-memory.md" if wanted.memory else "models.md")).write_text(page, "utf-8")
-    print(page)
-
-
-if __name__ == "__main__":
-    restart_with_kept_memory()
-    main()

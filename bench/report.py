@@ -54,13 +54,30 @@ def table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in (titles, marks, *rows))
 
 
+def circumstances(about: Mapping[str, Any]) -> str:
+    """When, where and with what: the head of every page."""
+    named = ", ".join(f"{name} {number}" for name, number in about["versions"].items())
+    return (
+        f"Measured {about['date']} at commit {about['commit']}, on {about['machine']}, "
+        f"Python {about['python']}; {named}."
+    )
+
+
 def markdown(results: Mapping[str, Any]) -> str:
     """Every table."""
     on_gpu = results["device"] != "cpu"
     measured = [Measured.from_plain(plain) for plain in results["cases"]]
     held = table(("target", "limit", "measured", "held"), target_rows(results))
     note = _GPU_NOTE if on_gpu else _CPU_NOTE
-    parts = [_about(results), _RATIOS, note, "### Targets", held]
+    gate = ", ".join(f"{value:.1e} in {dtype}" for dtype, value in TOLERANCE.items())
+    some = "" if results["whole"] else " This was a run of some of the cases."
+    parts = [
+        f"{circumstances(results)} Tolerance of the gate: {gate}.{some}",
+        _RATIOS,
+        note,
+        "### Targets",
+        held,
+    ]
     for group, dtype in dict.fromkeys((m.case.group, m.case.dtype) for m in measured):
         some = [m for m in measured if (m.case.group, m.case.dtype) == (group, dtype)]
         parts += [f"### {group}, {dtype}", *(["Calls:"] if on_gpu else []), ratios(some)]
@@ -100,16 +117,6 @@ def markdown(results: Mapping[str, Any]) -> str:
         parts.append(f"Cases that the device has no memory for: {'; '.join(results['too_large'])}.")
     parts += [f"{what} failed: {reason}" for what, reason in results["failed"].items()]
     return "\n\n".join(parts) + "\n"
-
-
-def _about(results: Mapping[str, Any]) -> str:
-    named = ", ".join(f"{name} {number}" for name, number in results["versions"].items())
-    tolerance = ", ".join(f"{value:.1e} in {dtype}" for dtype, value in TOLERANCE.items())
-    kind = "" if results["whole"] else " This was a run of some of the cases."
-    return (
-        f"Measured {results['date']} at commit {results['commit']}, on {results['machine']}, "
-        f"Python {results['python']}; {named}. Tolerance of the gate: {tolerance}.{kind}"
-    )
 
 
 def ratios(group: Sequence[Measured]) -> str:

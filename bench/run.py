@@ -1,9 +1,10 @@
-"""The benchmark: ``make bench`` and ``make bench-gpu``, or ``python bench/run.py --quick``.
+"""The benchmark: ``python bench/run.py``, for a page of `PAGES` with its name.
 
-Needs phasor and torch; whoever else is installed takes part. Writes ``bench/results/<device>.json``
-with every sample, and a page of tables beside it, after every step. The results of other cases are
-kept if they are of the same commit, machine and versions, so that a machine that is at hand for
-minutes can be used again and again.
+Without a name it measures the rotation itself: ``make bench``, ``make bench-gpu``, or ``--quick``
+for a few cases. That needs phasor and torch; whoever else is installed takes part. Every sample is
+written to ``bench/results/<device>.json`` after every step, and a page of tables beside it. The
+results of other cases are kept if they are of the same commit, machine and versions, so that a
+machine that is at hand for minutes can be used again and again.
 """
 
 from __future__ import annotations
@@ -14,22 +15,31 @@ import json
 import platform
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
 from cases import CASES, LARGE, LAUNCH, QUICK, Case
 from contenders import everyone, probes, versions
-from device import Cpu, Cuda, Device, host_timer, restart_with_kept_memory
-from facts import far_errors, fresh, peak, tables
+from device import Cpu, Cuda, Device, alone, host_timer, progress, restart_with_kept_memory
+from facts import far_errors, peaks, tables
 from measure import admit, first_line, measure
-from report import markdown
+from report import circumstances, markdown
 from timing import interleave
 
+#: Every other page: the module and the function that measure and write it.
+PAGES = {
+    "models": ("models", "page"),
+    "model-memory": ("models", "memory_page"),
+    "linear-attention": ("linear_attention", "page"),
+    "compiled": ("compiled", "page"),
+    "small-calls": ("small_calls", "page"),
+    "startup": ("startup", "page"),
+}
 #: The commit where there is no history, or nothing that reads it.
 UNKNOWN = "unknown"
 RESULTS = Path(__file__).parent / "results"
@@ -56,6 +66,15 @@ def commit() -> str:
 
     changed = git("status", "--porcelain", "--", "src", "csrc", "bench/*.py")
     return (git("rev-parse", "--short", "HEAD") or UNKNOWN) + (" (changed)" if changed else "")
+
+
+def about(device: Device) -> dict[str, Any]:
+    """When, where and with what."""
+    return {
+        "device": device.name, "machine": device.about(), "python": platform.python_version(),
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"), "commit": commit(),
+        "versions": versions(),
+    }  # fmt: skip
 
 
 def selected(known: Sequence[Case], pattern: str) -> list[Case]:
@@ -121,28 +140,25 @@ def measure_all(
         done.seconds.update(interleave(calls, seconds=seconds, warm=True, timed=host_timer))
         found["launches"] = [done.as_plain()]
 
-    def find_peaks() -> None:
-        keys = [contender.key for contender in everyone(LARGE, kind)]
-        found["peaks"] = {key: fresh("run.py", "--peak", key) for key in keys}
-        found["inputs"] = sum(x.numel() * x.element_size() for x in LARGE.tensors())
+    def find(**facts: Callable[[], Any]) -> None:
+        found.update({name: fact() for name, fact in facts.items()})
 
     steps: list[tuple[str, Callable[[], Any]]] = [
         (case.label, partial(time_case, case)) for case in cases
     ]
     if facts:
         steps += [
-            ("tables", lambda: found.update(tables=tables(device.where))),
-            ("exactness", lambda: found.update(far=far_errors(device))),
+            ("tables", partial(find, tables=lambda: tables(device.where))),
+            ("exactness", partial(find, far=lambda: far_errors(device))),
         ]
         if kind == "cpu":
-            system = partial(fresh, "run.py", "--system-memory")
-            steps += [("the system's allocator", lambda: found.update(system_memory=system())),
-                      ("memory", find_peaks)]  # fmt: skip
+            system = partial(alone, "facts", "system_memory", seconds)
+            steps.append(("the system's allocator", partial(find, system_memory=system)))
+            steps.append(("memory", partial(find, peaks=peaks, inputs=lambda: LARGE.size)))
         else:
             steps.append(("the host's part", time_launches))
-    begun = time.perf_counter()
     for done, (what, step) in enumerate(steps, 1):
-        print(f"{time.perf_counter() - begun:5.0f} s {done}/{len(steps)} {what}", file=sys.stderr)
+        progress(f"{done}/{len(steps)} {what}")
         torch.compiler.reset()  # a shape compiled afresh is a shape compiled for itself
         device.forget()
         try:
@@ -159,37 +175,36 @@ def measure_all(
 def main(arguments: Sequence[str] | None = None) -> None:
     """Check and measure phasor and the others on a processor or a GPU."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("page", nargs="?", choices=tuple(PAGES))
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--quick", action="store_true", help="a few cases: about a minute")
     parser.add_argument("--cases", default="*", metavar="PATTERN", help='as in "prefill*, bf*"')
     parser.add_argument("--seconds", type=float, metavar="S", help="for each case")
     parser.add_argument("--results", type=Path, default=RESULTS, metavar="FOLDER")
-    parser.add_argument("--peak", help=argparse.SUPPRESS)
-    parser.add_argument("--system-memory", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--alone", nargs=3, help=argparse.SUPPRESS)
     wanted = parser.parse_args(arguments)
+    if wanted.alone:
+        module, function, given = wanted.alone
+        print(json.dumps(getattr(import_module(module), function)(*json.loads(given))))
+        return
+    if wanted.page:
+        module, function = PAGES[wanted.page]
+        head = circumstances(about(Cpu()))
+        text = f"{head}\n\n{getattr(import_module(module), function)()}\n"
+        (wanted.results / f"{wanted.page}.md").write_text(text, "utf-8")
+        print(text)
+        return
     if wanted.device == "cuda" and not torch.cuda.is_available():
         print(_NO_GPU.format(version=torch.__version__), file=sys.stderr)
         sys.exit(2)
     seconds = wanted.seconds or (1.5 if wanted.quick else 4.0 if wanted.device == "cpu" else 1.0)
-    if wanted.peak is not None:
-        print(json.dumps(peak(wanted.peak)))
-        return
-    if wanted.system_memory:
-        some = [case for case in CASES["cpu"] if case.name == "prefill 4096"]
-        found = [measure(case, everyone(case, "cpu"), seconds=seconds) for case in some]
-        print(json.dumps([m.as_plain() for m in found]))
-        return
     cases = selected((QUICK if wanted.quick else CASES)[wanted.device], wanted.cases)
     device = Cuda() if wanted.device == "cuda" else Cpu()
-    about = {
-        "device": device.name, "machine": device.about(), "python": platform.python_version(),
-        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"), "commit": commit(),
-        "versions": versions(), "whole": cases == CASES[wanted.device],
-    }  # fmt: skip
+    told = about(device) | {"whole": cases == CASES[wanted.device]}
     path = wanted.results / f"{device.name}.json"
     found = measure_all(
         device, cases, seconds=seconds, facts=wanted.cases == "*" and not wanted.quick,
-        kept=kept_cases(path, about), keep=lambda found: write(path, about | found),
+        kept=kept_cases(path, told), keep=lambda found: write(path, told | found),
     )  # fmt: skip
     print(f"Written: {path} and {path.with_suffix('.md').name}")
     if found["failed"]:

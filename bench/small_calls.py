@@ -1,38 +1,39 @@
-"""Where the time of a small call goes: ``python bench/small_calls.py``, in half a minute.
+"""Where the time of a small call goes.
 
 Takes `phasor.torch.rotate_qk_` apart, in place and in bfloat16: the loop in C++ on one thread and
 on all, reading and checking the arguments there, each check in Python, and what is left for the
-calls from one Python function to the next. Writes ``bench/results/small-calls.md``.
+calls from one Python function to the next.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
-from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import torch
 from cases import CASES, Case
-from contenders import versions
-from device import Cpu, restart_with_kept_memory
+from device import progress
 from measure import COPY, MULTIPLY
 from report import table
-from run import commit
 from timing import Call, interleave, spread
 
 from phasor.torch import rotate_qk_
 from phasor.torch._internals import count_writes, dispatch_is_plain, may_write
 from phasor.torch.backends import cpu
 
-RESULT = Path(__file__).with_name("results") / "small-calls.md"
 NAMES = ("decode 1", "decode 32", "prefill 64", "prefill 512")
 SECONDS = 4.0
 WHOLE, EXTENSION, ALONE, ARGUMENTS = "call", "extension", "one thread", "no tokens"
+_TITLES = (
+    "", "call / `copy_`", "call / multiply", "the loop", "on one thread", "arguments",
+    "plain dispatch?", "may write?", "count writes", "find the plan", "Python's calls",
+)  # fmt: skip
+_NOTE = """\
+In place, half pairing, bfloat16; shares are of the median call. The loop rotates on all threads,
+beside it the same on one; arguments are the call of the extension on tensors without tokens."""
 
 
-def layers(case: Case) -> Mapping[str, Call]:
+def parts(case: Case) -> Mapping[str, Call]:
     """The whole call and its parts, each on tensors of that case."""
     q, k = case.tensors()
     positions, rope = case.positions(), case.rope("half")
@@ -41,9 +42,6 @@ def layers(case: Case) -> Mapping[str, Call]:
     rotate_qk_(q, k, positions, rope)
     text, native = rope.to_json(), cpu._native
     plan = cpu._prepare_plan(text)
-    # the same tensors without tokens: everything is read and checked, and there is nothing to do
-    none = [x[:, :0] for x in (q, k)]
-    no_positions = positions[..., :0]
 
     def extension(q: Any, k: Any, positions: Any) -> Call:
         rest = positions, None, False, 1.0, cpu._path_index, False, q, q, k, k
@@ -54,7 +52,8 @@ def layers(case: Case) -> Mapping[str, Call]:
         MULTIPLY: lambda: [x.mul_(-1.0) for x in words],
         WHOLE: lambda: rotate_qk_(q, k, positions, rope),
         EXTENSION: extension(q, k, positions),
-        ARGUMENTS: extension(*none, no_positions),
+        # the same tensors without tokens: everything is read and checked, and there is no work
+        ARGUMENTS: extension(q[:, :0], k[:, :0], positions[..., :0]),
         "is the dispatch plain": lambda: dispatch_is_plain((q, k)),
         "may they be written": lambda: may_write((q, k)),
         "counting the writes": lambda: count_writes((q, k)),
@@ -64,7 +63,8 @@ def layers(case: Case) -> Mapping[str, Call]:
 
 def row(case: Case) -> list[str]:
     """The median of every part, as a share of the whole call's median."""
-    calls, threads = layers(case), torch.get_num_threads()
+    progress(case.name)
+    calls, threads = parts(case), torch.get_num_threads()
     samples = interleave(calls, seconds=SECONDS, warm=True)
     # by itself, because a change of their number starts threads anew
     torch.set_num_threads(1)
@@ -73,39 +73,13 @@ def row(case: Case) -> list[str]:
     took = {name: spread(some).median for name, some in samples.items()}
     whole, copy, multiply = took.pop(WHOLE), took.pop(COPY), took.pop(MULTIPLY)
     loop, single, arguments = took.pop(EXTENSION), took.pop(ALONE), took.pop(ARGUMENTS)
-    shares = {
-        "the loop": loop - arguments,
-        "the loop on one thread": single - arguments,
-        "reading the arguments": arguments,
-        **took,
-        "Python's calls": whole - loop - sum(took.values()),
-    }
+    shares = [loop - arguments, single - arguments, arguments, *took.values(),
+              whole - loop - sum(took.values())]  # fmt: skip
     ratios = [f"{whole / to:.2f}" for to in (copy, multiply)]
-    return [case.name, *ratios, *(f"{part / whole:.0%}" for part in shares.values())]
+    return [case.name, *ratios, *(f"{part / whole:.0%}" for part in shares)]
 
 
-def main() -> None:
-    """Measure, print and write."""
+def page() -> str:
+    """The four cases."""
     cases = {case.name: case for case in CASES["cpu"] if case.dtype == "bfloat16"}
-    rows: list[list[str]] = []
-    for name in NAMES:
-        print(name, file=sys.stderr)
-        rows.append(row(cases[name]))
-    titles = (
-        "", "call / `copy_`", "call / multiply", "the loop", "on one thread", "arguments",
-        "plain dispatch?", "may write?", "count writes", "find the plan", "Python's calls",
-    )  # fmt: skip
-    when = f"{datetime.now(UTC):%Y-%m-%d %H:%M UTC} at commit {commit()}"
-    text = (
-        f"Measured {when}, torch {versions()['torch']}, on {Cpu().about()}. In place, half "
-        "pairing, bfloat16; shares are of the median call. The loop rotates on all threads, beside "
-        "it the same on one; arguments are the call of the extension on tensors without tokens.\n\n"
-        f"{table(titles, rows)}\n"
-    )
-    print(text)
-    RESULT.write_text(text, "utf-8")
-
-
-if __name__ == "__main__":
-    restart_with_kept_memory()
-    main()
+    return f"{_NOTE}\n\n{table(_TITLES, [row(cases[name]) for name in NAMES])}"

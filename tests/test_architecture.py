@@ -34,7 +34,7 @@ PIPELINE = """
     describe
     identification.spectrum identification.report identification.calling identification.blocks
     identification.laws identification.explaining identification.mistakes
-    identification.measuring identification.differences identification
+    identification.measuring identification.tables identification.differences identification
     extending.laws extending.planning extending
     translation.target translation.transformers translation.mlx translation.kernels
     translation.megatron translation.serving translation.ggml translation.meta
@@ -55,12 +55,11 @@ PIPELINE = """
     torch.hf.architectures torch.hf.verdicts
     cli.common
     cli.show cli.architectures cli.identify cli.diff cli.convert cli.translate cli.extend
-    cli.report cli.presets cli.demo cli.benchmark cli.bench cli __main__
+    cli.report cli.presets cli.demo cli __main__
 """
 ORDER = PIPELINE.split()
-# the benchmark and the demonstration drive phasor.torch; only their commands import them.
-# checkpoint.programs imports it when a file of torch.save is read
-USE_TORCH = ("torch", "checkpoint.programs", "cli.benchmark", "cli.demo")
+# the demonstration drives phasor.torch; checkpoint.programs reads files of torch.save with it
+USE_TORCH = ("torch", "checkpoint.programs", "cli.demo")
 MOST_LINES = 500
 
 

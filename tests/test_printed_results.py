@@ -9,8 +9,8 @@ import pytest
 
 import phasor
 from phasor import Rope, preset
-from phasor.checkpoint import plan as conversion_plan
-from phasor.extending import plan as extension_plan
+from phasor.checkpoint import plan_conversion
+from phasor.extending import plan_extension
 from phasor.numpy import rotate
 from phasor.scaling import Linear
 
@@ -24,7 +24,7 @@ def conversion(folder: Any) -> Any:
     zeros = np.zeros((128, 4), np.float32)
     path = folder / "meta.safetensors"
     save(path, {f"layers.0.attention.w{c}.weight": tensor(zeros) for c in "qkv"})
-    return conversion_plan(path, "interleaved", model=ROPE)
+    return plan_conversion(path, "interleaved", model=ROPE)
 
 
 def patched(_: Any) -> Any:
@@ -57,11 +57,11 @@ RESULTS = {
         "They part at position 0",
     ),
     "extension plan": (
-        lambda _: extension_plan(preset("qwen3-8b"), 131072),
+        lambda _: plan_extension(preset("qwen3-8b"), 131072),
         "The release of qwen3-8b documents YaRN",
     ),
     "coverage": (
-        lambda _: extension_plan(preset("qwen3-8b"), 131072).ways["linear"].coverage,
+        lambda _: plan_extension(preset("qwen3-8b"), 131072).options["linear"].coverage,
         "0 of 64 pairs show new phases",
     ),
     "translation": (lambda _: phasor.translate(preset("llama-3-8b"), "mlx"), "mx.fast.rope"),

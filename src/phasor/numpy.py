@@ -102,6 +102,32 @@ def rotate_complex(
     return y
 
 
+def repeat_on_axes(rope: Rope, positions: ArrayLike) -> NDArray[Any]:
+    """Positions ``[...]`` of text as ``rope`` takes them: of any numbers, the same on every axis.
+
+    Returns:
+        ``[..., n_axes]``; ``[...]`` where the rope has one axis.
+
+    >>> repeat_on_axes(Rope(head_dim=4, pairing="half"), [0, 1, 5])
+    array([0, 1, 5])
+    """
+    array, n_axes = np.asarray(positions), rope.axes.n_axes
+    return array if n_axes == 1 else np.repeat(array[..., None], n_axes, axis=-1)
+
+
+def phasors(rope: Rope, positions: ArrayLike) -> NDArray[np.complex128]:
+    """``exp(1j * direction * p * inv_freq[k])`` at positions ``[P]`` of text, along every axis.
+
+    Returns:
+        complex128 ``[P, num_pairs]``, both parts within `phasor.angles.COS_SIN_ERROR`.
+
+    >>> print(phasors(Rope(head_dim=2, pairing="half"), [1]).round(4))
+    [[0.5403+0.8415j]]
+    """
+    cos, sin = cos_sin(rope, repeat_on_axes(rope, positions))
+    return cos + 1j * sin
+
+
 def blocks(position: ArrayLike, rope: Rope) -> NDArray[np.float64]:
     """The 2x2 rotation of every pair (Round and Round We Go 2410.06205, eq. 2).
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -41,9 +42,9 @@ every_shape = pytest.mark.parametrize("case", SHAPES.values(), ids=SHAPES)
 
 def test_results_name_the_phasor_that_was_measured() -> None:
     """Under the name of the distribution, which is not that of the import."""
-    installed = version(DISTRIBUTION)
-    assert BENCH.contenders.versions()[DISTRIBUTION] == installed
-    assert f"phasor {installed}," in BENCH.linear_attention.about()
+    told = BENCH.run.about(BENCH.device.Cpu())
+    assert told["versions"][DISTRIBUTION] == version(DISTRIBUTION)
+    assert f"{DISTRIBUTION} {version(DISTRIBUTION)}," in BENCH.report.circumstances(told)
 
 
 @every_shape
@@ -357,6 +358,33 @@ def test_without_a_gpu_the_command_says_what_it_needs(
     assert "needs a CUDA device" in capsys.readouterr().err
 
 
+def test_every_page_is_written_under_the_one_head(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Its file has its name; what the pages need is imported when they are asked for."""
+    import_module, asked = BENCH.run.import_module, []
+
+    def imported(name: str) -> Any:
+        asked.append(name)
+        page = SimpleNamespace(page=lambda: "the tables", memory_page=lambda: "the tables")
+        return page if (ROOT / "bench" / f"{name}.py").exists() else import_module(name)
+
+    monkeypatch.setattr(BENCH.run, "import_module", imported)
+    for name in BENCH.run.PAGES:
+        BENCH.run.main([name, "--results", str(tmp_path)])
+        text = (tmp_path / f"{name}.md").read_text("utf-8")
+        assert text.startswith("Measured 20")
+        assert text.endswith("\n\nthe tables\n")
+    assert set(asked) == {module for module, _ in BENCH.run.PAGES.values()}
+
+
+def test_a_function_runs_alone_in_a_process_whose_malloc_gives_memory_back() -> None:
+    """Its arguments and its result are JSON."""
+    assert BENCH.device.alone("timing", "spread", [1, 2, 3]) == [1.5, 2.0, 2.5]
+    with pytest.raises(RuntimeError, match=r"timing.spread.* failed"):
+        BENCH.device.alone("timing", "spread")
+
+
 def test_the_harness_needs_phasor_and_torch_alone() -> None:
     """A machine with a GPU may have no more; packages that are compared are imported when asked."""
     allowed = {"phasor", "torch", "numpy", *sys.stdlib_module_names}
@@ -398,23 +426,18 @@ def test_a_gpu_times_calls_and_replays(warm: bool) -> None:
 
 
 def test_an_odd_call_of_a_short_length_does_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However slow calls of linear attention are, short lengths have 15; of long ones a few do."""
+    """However slow calls of linear attention are, short lengths have 15 rounds, long ones a few."""
     timed = BENCH.linear_attention
-    calls: dict[int, list[float]] = {seq: [] for seq in (256, 1024, 2048)}
+    fewest: dict[int, int] = {}
 
-    def called(attention: Any, inputs: tuple[Tensor, ...], *, training: bool) -> None:
-        (seq,) = inputs[0].shape
-        odd = len(calls[seq]) in range(1, 8)
-        calls[seq].append(100.0 if odd else 1.0)
+    def interleave(calls: Mapping[str, Any], rounds: tuple[int, int], **_: Any) -> Any:
+        fewest[lengths[len(fewest)]] = rounds[0]
+        return {name: [1.0] * rounds[0] for name in calls}
 
-    monkeypatch.setattr(timed, "LENGTHS", tuple(calls))
-    monkeypatch.setattr(timed, "ATTENTIONS", {"linear": None})
-    monkeypatch.setattr(timed, "random_inputs", lambda seq, *, training: (torch.empty(seq),))
-    monkeypatch.setattr(timed, "call", called)
-    monkeypatch.setattr(timed.time, "perf_counter", lambda: sum(map(sum, calls.values())))
-    medians = timed.seconds(training=False)["linear"]
-    assert {seq: len(taken) - 1 for seq, taken in calls.items()} == {256: 15, 1024: 15, 2048: 3}
-    assert medians[256] == medians[1024] == 1.0
+    monkeypatch.setattr(timed, "LENGTHS", lengths := (256, 1024, 2048))
+    monkeypatch.setattr(timed, "interleave", interleave)
+    assert timed.seconds("Forward", ["linear"]) == {"linear": dict.fromkeys(lengths, 1.0)}
+    assert fewest == {256: 15, 1024: 15, 2048: 3}
 
 
 def test_the_parts_of_a_small_call_are_shares_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:

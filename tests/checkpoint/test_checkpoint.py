@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from phasor import VerificationError
-from phasor.checkpoint import CheckpointError, plan, verify, write, writing
+from phasor.checkpoint import CheckpointError, plan_conversion, verify, write, writing
 from phasor.checkpoint import conversion as conversions
 from phasor.checkpoint.files import read_header
 from phasor.checkpoint.writing import compare_scores
@@ -43,7 +43,7 @@ def test_every_dtype_moves_as_bytes(tmp_path: Path, dtype: str, bits: int) -> No
             for c in "qkv"
         },
     )
-    write(plan(folder, "interleaved"), tmp_path / "b", verified=True)
+    write(plan_conversion(folder, "interleaved"), tmp_path / "b", verified=True)
     data = (tmp_path / "b/model.safetensors").read_bytes()
     order = [0, 4, 1, 5, 2, 6, 3, 7]
     wanted = rows["q"][order].tobytes() + rows["k"][order].tobytes() + rows["v"].tobytes()
@@ -57,10 +57,10 @@ def test_the_size_of_what_is_read_at_a_time_changes_nothing(
 ) -> None:
     """Not even where it is smaller than a row."""
     folder = save_folder(tmp_path / "a", llama(), llama_tensors())
-    write(plan(folder, "interleaved"), tmp_path / "whole")
+    write(plan_conversion(folder, "interleaved"), tmp_path / "whole")
     monkeypatch.setattr(writing, "CHUNK", chunk)
     monkeypatch.setattr(conversions, "CHUNK", chunk)
-    write(plan(folder, "interleaved"), tmp_path / "b", verified=True)
+    write(plan_conversion(folder, "interleaved"), tmp_path / "b", verified=True)
     whole, b = (tmp_path / side / "model.safetensors" for side in ("whole", "b"))
     assert whole.read_bytes() == b.read_bytes()
 
@@ -71,7 +71,7 @@ def test_shards_and_their_index_become_shards_and_their_index(tmp_path: Path) ->
     names = list(tensors)
     shards = [{n: tensors[n] for n in names[:4]}, {n: tensors[n] for n in names[4:]}]
     folder = save_folder(tmp_path / "a", llama(), *shards)
-    write(plan(folder, "interleaved"), tmp_path / "b", verified=True)
+    write(plan_conversion(folder, "interleaved"), tmp_path / "b", verified=True)
     assert {path.name for path in (tmp_path / "b").iterdir()} == {
         "model-1-of-2.safetensors",
         "model-2-of-2.safetensors",
@@ -81,7 +81,7 @@ def test_shards_and_their_index_become_shards_and_their_index(tmp_path: Path) ->
     assert (tmp_path / "b" / index).read_bytes() == (folder / index).read_bytes()
 
     whole = save_folder(tmp_path / "whole", llama(), tensors)
-    write(plan(whole, "interleaved"), tmp_path / "c")
+    write(plan_conversion(whole, "interleaved"), tmp_path / "c")
     together = load(tmp_path / "c/model.safetensors")
     for shard in ("model-1-of-2.safetensors", "model-2-of-2.safetensors"):
         for name, array in load(tmp_path / "b" / shard).items():
@@ -96,7 +96,8 @@ def test_the_header_stays_with_its_padding_and_order(tmp_path: Path) -> None:
     text = json.dumps(dict(reversed(said.items())), indent=1, ensure_ascii=False) + " " * 7
     (tmp_path / "a.safetensors").write_bytes(in_file(text, data))
     write(
-        plan(tmp_path / "a.safetensors", "interleaved", model=llama()), tmp_path / "b.safetensors"
+        plan_conversion(tmp_path / "a.safetensors", "interleaved", model=llama()),
+        tmp_path / "b.safetensors",
     )
     begin = 8 + len(text.encode())
     old, new = ((tmp_path / f"{c}.safetensors").read_bytes() for c in "ab")
@@ -109,7 +110,7 @@ def test_the_library_of_the_format_reads_the_result(tmp_path: Path) -> None:
     import safetensors.numpy as library
 
     folder = save_folder(tmp_path / "a", llama(), llama_tensors(dtype=np.float32))
-    write(plan(folder, "interleaved"), tmp_path / "b")
+    write(plan_conversion(folder, "interleaved"), tmp_path / "b")
     before = library.load_file(folder / "model.safetensors")
     after = library.load_file(tmp_path / "b/model.safetensors")
     assert before.keys() == after.keys()
@@ -138,14 +139,14 @@ def test_scales_of_blocks_stay_only_where_rows_stay_in_them(
     )
     folder = save_folder(tmp_path / "a", config, tensors)
     if fits:
-        assert {name.split(".")[4] for name in plan(folder, "interleaved").changes} == {
+        assert {name.split(".")[4] for name in plan_conversion(folder, "interleaved").changes} == {
             "q_proj",
             "k_proj",
         }
-        assert not any("scale" in name for name in plan(folder, "interleaved").changes)
+        assert not any("scale" in name for name in plan_conversion(folder, "interleaved").changes)
     else:
         with pytest.raises(CheckpointError, match=f"blocks of {block}"):
-            plan(folder, "interleaved")
+            plan_conversion(folder, "interleaved")
 
 
 def test_scales_of_rows_move_with_their_rows(tmp_path: Path) -> None:
@@ -157,7 +158,7 @@ def test_scales_of_rows_move_with_their_rows(tmp_path: Path) -> None:
         tensors[f"{name}weight_scale"] = tensor(numbers[:count])
         tensors[f"{name}input_scale"] = tensor(np.float32(3))
     folder = save_folder(tmp_path / "a", llama(), tensors)
-    write(plan(folder, "interleaved"), tmp_path / "b", verified=True)
+    write(plan_conversion(folder, "interleaved"), tmp_path / "b", verified=True)
     found = load(tmp_path / "b/model.safetensors")
     scale = found["model.layers.0.self_attn.q_proj.weight_scale"][:, 0]
     assert scale[:10].tolist() == [0, 4, 1, 5, 2, 6, 3, 7, 8, 12]
@@ -168,7 +169,7 @@ def test_scales_of_rows_move_with_their_rows(tmp_path: Path) -> None:
 def test_verify_finds_one_wrong_byte(tmp_path: Path, spoil: str) -> None:
     """Wherever it is."""
     folder = save_folder(tmp_path / "a", llama(), llama_tensors())
-    conversion = plan(folder, "interleaved")
+    conversion = plan_conversion(folder, "interleaved")
     write(conversion, tmp_path / "b")
     verify(conversion, tmp_path / "b")
     path = tmp_path / "b/model.safetensors"
@@ -192,17 +193,19 @@ def test_progress_is_every_byte_written_and_compared(tmp_path: Path) -> None:
     folder = save_folder(tmp_path / "a", llama(), llama_tensors())
     size = (folder / "model.safetensors").stat().st_size
     counts: list[int] = []
-    write(plan(folder, "interleaved"), tmp_path / "b", advance=counts.append)
+    write(plan_conversion(folder, "interleaved"), tmp_path / "b", advance=counts.append)
     assert sum(counts) == size
     counts.clear()
-    write(plan(folder, "interleaved"), tmp_path / "c", verified=True, advance=counts.append)
+    write(
+        plan_conversion(folder, "interleaved"), tmp_path / "c", verified=True, advance=counts.append
+    )
     assert sum(counts) == 2 * size
 
 
 def test_verify_finds_an_order_that_changes_scores(tmp_path: Path) -> None:
     """The certificate looks at the order itself as well as at the bytes."""
     folder = save_folder(tmp_path / "a", llama(), llama_tensors())
-    conversion = plan(folder, "interleaved")
+    conversion = plan_conversion(folder, "interleaved")
     write(conversion, tmp_path / "b")
     for change in conversion.changes.values():
         change.reorder.order[[0, 1]] = change.reorder.order[[1, 0]]

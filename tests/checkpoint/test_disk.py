@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from phasor.checkpoint import CheckpointError, plan, write
+from phasor.checkpoint import CheckpointError, plan_conversion, write
 
 from .checkpoints import contents, in_file, llama, llama_tensors, save_folder, two_shards
 
@@ -32,9 +32,9 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
 
     for name in ("file", "folder", "link", "a"):
         with pytest.raises(CheckpointError, match="exists and is not overwritten"):
-            write(plan(folder, "interleaved"), tmp_path / name, advance=never)
+            write(plan_conversion(folder, "interleaved"), tmp_path / name, advance=never)
     with pytest.raises(CheckpointError, match="is not a folder; make it first"):
-        write(plan(folder, "interleaved"), tmp_path / "none/b")
+        write(plan_conversion(folder, "interleaved"), tmp_path / "none/b")
     assert contents(tmp_path) == before
 
 
@@ -46,7 +46,7 @@ def test_a_full_disk_leaves_nothing_behind(
     """The error says so, the source is whole, and no file is left."""
     folder = two_shards(tmp_path)
     before = contents(tmp_path)
-    conversion = plan(folder, "interleaved")
+    conversion = plan_conversion(folder, "interleaved")
     calls = 0
 
     def full(count: int) -> None:
@@ -70,8 +70,8 @@ def test_a_real_limit_of_the_disk_is_an_error(tmp_path: Path) -> None:
         "import resource, signal, sys\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000))\n"
-        "from phasor.checkpoint import plan, write, CheckpointError\n"
-        "try: write(plan(sys.argv[1], 'interleaved'), sys.argv[2])\n"
+        "from phasor.checkpoint import plan_conversion, write, CheckpointError\n"
+        "try: write(plan_conversion(sys.argv[1], 'interleaved'), sys.argv[2])\n"
         "except CheckpointError as error: sys.exit(str(error))\n"
     )
     done = subprocess.run(
@@ -88,7 +88,7 @@ def test_a_real_limit_of_the_disk_is_an_error(tmp_path: Path) -> None:
 def test_a_source_that_shrinks_meanwhile_is_an_error(tmp_path: Path) -> None:
     """What the header promised is not there any more."""
     folder = save_folder(tmp_path / "a", llama(), llama_tensors())
-    conversion = plan(folder, "interleaved")
+    conversion = plan_conversion(folder, "interleaved")
     file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
     with pytest.raises(CheckpointError, match="became shorter"):
@@ -104,17 +104,17 @@ def test_an_interrupted_run_cleans_up(tmp_path: Path) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        write(plan(folder, "interleaved"), tmp_path / "b", advance=interrupt)
+        write(plan_conversion(folder, "interleaved"), tmp_path / "b", advance=interrupt)
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
 KILLED = """
 import sys, time
-from phasor.checkpoint import plan, write
+from phasor.checkpoint import plan_conversion, write
 print("ready", flush=True)
 def slowly(count):
     time.sleep(0.002)
-write(plan(sys.argv[1], "interleaved"), sys.argv[2], advance=slowly)
+write(plan_conversion(sys.argv[1], "interleaved"), sys.argv[2], advance=slowly)
 """
 
 
@@ -123,7 +123,7 @@ def test_a_killed_run_never_leaves_half_a_result(tmp_path: Path) -> None:
     """Killed at random moments: the target is absent or whole, and the source untouched."""
     folder = two_shards(tmp_path)
     source = contents(folder)
-    write(plan(folder, "interleaved"), tmp_path / "whole")
+    write(plan_conversion(folder, "interleaved"), tmp_path / "whole")
     wanted = contents(tmp_path / "whole")
     rng = random.Random(0)
     ends = []
@@ -150,7 +150,7 @@ def test_a_killed_run_never_leaves_half_a_result(tmp_path: Path) -> None:
 MEMORY = """
 import sys
 from phasor import Rope
-from phasor.checkpoint import Patterns, plan, write
+from phasor.checkpoint import Patterns, plan_conversion, write
 import numpy
 def most():
     lines = open("/proc/self/status").read().splitlines()
@@ -158,7 +158,8 @@ def most():
 start = most()
 rope = Rope(head_dim=int(sys.argv[3]), pairing="half")
 names = Patterns(query=("Q",))
-write(plan(sys.argv[1], "interleaved", model=rope, patterns=names), sys.argv[2], verified=True)
+conversion = plan_conversion(sys.argv[1], "interleaved", model=rope, patterns=names)
+write(conversion, sys.argv[2], verified=True)
 print(most() - start)
 """
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phasor import PhasorError
-from phasor.checkpoint import CheckpointError, plan
+from phasor.checkpoint import CheckpointError, plan_conversion
 from phasor.checkpoint.files import read_header
 
 from .checkpoints import contents, in_file, llama, two_shards
@@ -68,7 +68,7 @@ def test_a_damaged_file_is_refused_with_its_name(tmp_path: Path, kind: str) -> N
     file = tmp_path / "a.safetensors"
     file.write_bytes(data)
     with pytest.raises(CheckpointError, match=said) as caught:
-        plan(file, "interleaved", model=llama())
+        plan_conversion(file, "interleaved", model=llama())
     assert str(file) in str(caught.value)
     assert contents(tmp_path) == {"a.safetensors": data}
 
@@ -184,7 +184,7 @@ def test_a_folder_that_does_not_hang_together_is_refused(
     spoil(folder)
     before = contents(tmp_path)
     with pytest.raises(CheckpointError, match=FOLDERS[spoil]):
-        plan(folder, "interleaved")
+        plan_conversion(folder, "interleaved")
     assert contents(tmp_path) == before
 
 

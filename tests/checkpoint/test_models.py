@@ -14,7 +14,7 @@ import torch
 import transformers
 
 from phasor import load as load_ropes
-from phasor.checkpoint import plan, write
+from phasor.checkpoint import plan_conversion, write
 from phasor.scaling import Llama3
 
 from .checkpoints import load
@@ -123,7 +123,9 @@ def test_metas_weights_give_transformers_logits(tmp_path: Path, shape: str) -> N
     model = saved_model(tmp_path / "a", "llama", **({"head_dim": 16} | SHAPES[shape]))
     config = json.loads((tmp_path / "a/config.json").read_text())
     meta = metas_llama(load(tmp_path / "a/model.safetensors"), config)
-    write(plan(tmp_path / "a", "half", source="interleaved"), tmp_path / "b", verified=True)
+    write(
+        plan_conversion(tmp_path / "a", "half", source="interleaved"), tmp_path / "b", verified=True
+    )
     found = outputs(loaded(model, tmp_path / "b"))
     np.testing.assert_allclose(found, meta, rtol=0, atol=CLOSE * np.abs(meta).max())
     assert np.abs(outputs(model) - meta).max() > 0.01 * np.abs(meta).max()
@@ -134,7 +136,7 @@ def test_transformers_weights_give_metas_logits(tmp_path: Path, shape: str) -> N
     """And the other way round."""
     model = saved_model(tmp_path / "a", "llama", **({"head_dim": 16} | SHAPES[shape]))
     config = json.loads((tmp_path / "a/config.json").read_text())
-    write(plan(tmp_path / "a", "interleaved"), tmp_path / "b", verified=True)
+    write(plan_conversion(tmp_path / "a", "interleaved"), tmp_path / "b", verified=True)
     meta = metas_llama(load(tmp_path / "b/model.safetensors"), config)
     np.testing.assert_allclose(meta, outputs(model), rtol=0, atol=CLOSE * np.abs(meta).max())
 
@@ -188,7 +190,7 @@ def test_metas_files_give_metas_logits_in_transformers(
     """Grouped queries, Llama 3's scaling, one rank and two; without the scaling it is far off."""
     weights = random_weights(PARAMS)
     folder = save_meta(tmp_path / "a", PARAMS, weights, ranks, tok_embeddings=embeddings_on)
-    write(plan(folder, "transformers"), tmp_path / "b", verified=True)
+    write(plan_conversion(folder, "transformers"), tmp_path / "b", verified=True)
     found, allowed = logits_far_apart(tmp_path / "b"), room(numbers(weights), PARAMS)
     wanted = forward(numbers(weights), PARAMS, TOKENS, turns(PARAMS, POSITIONS))
     np.testing.assert_allclose(found, wanted, rtol=0, atol=allowed)
@@ -220,7 +222,7 @@ def test_transformers_files_give_its_logits_in_metas_code(tmp_path: Path, tied: 
     )
     transformers.LlamaForCausalLM(config).save_pretrained(tmp_path / "a", max_shard_size="20KB")
     assert (tmp_path / "a/model.safetensors.index.json").exists()
-    planned = plan(tmp_path / "a", "meta")
+    planned = plan_conversion(tmp_path / "a", "meta")
     assert any("scales by 8" in note for note in planned.notes)
     write(planned, tmp_path / "b", verified=True)
     weights = load(tmp_path / "b/consolidated.safetensors")
@@ -288,7 +290,7 @@ def test_a_model_with_the_other_rotation_gives_the_same_logits(
     target: Any = "half" if model_type in INTERLEAVED else "interleaved"
     model = saved_model(tmp_path / "a", model_type, **MODELS[model_type])
     wanted = outputs(model)
-    write(plan(tmp_path / "a", target), tmp_path / "b", verified=True)
+    write(plan_conversion(tmp_path / "a", target), tmp_path / "b", verified=True)
     converted = loaded(model, tmp_path / "b")
     wrong = outputs(converted)
     module = importlib.import_module(type(model).__module__)
@@ -312,7 +314,7 @@ def test_latent_attention_reads_halves_when_its_config_says_so(
         "num_experts_per_tok": 1,
     }
     model = saved_model(tmp_path / "a", "deepseek_v3", **(LATENT | experts | ranks))
-    conversion = plan(tmp_path / "a", "half")
+    conversion = plan_conversion(tmp_path / "a", "half")
     assert conversion.notes[-1] == "Its config must say rope_interleave: false."
     write(conversion, tmp_path / "b", verified=True)
     converted = loaded(model, tmp_path / "b")

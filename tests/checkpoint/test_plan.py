@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from phasor.checkpoint import CheckpointError, Patterns, plan
+from phasor.checkpoint import CheckpointError, Patterns, plan_conversion
 from phasor.checkpoint.model import known_part
 
 from .checkpoints import Tensors, llama, llama_tensors, save, save_folder, tensor
@@ -29,7 +29,7 @@ def test_layers_without_rotation_keep_every_byte(tmp_path: Path) -> None:
     """There is nothing to re-pair where nothing turns."""
     config = llama(model_type="smollm3", no_rope_layers=[1, 0])
     folder = save_folder(tmp_path / "a", config, llama_tensors())
-    assert {name.split(".")[2] for name in plan(folder, "interleaved").changes} == {"0"}
+    assert {name.split(".")[2] for name in plan_conversion(folder, "interleaved").changes} == {"0"}
 
 
 def test_towers_for_pictures_are_left_alone_and_named(tmp_path: Path) -> None:
@@ -37,16 +37,18 @@ def test_towers_for_pictures_are_left_alone_and_named(tmp_path: Path) -> None:
     tower = "vision_tower.encoder.layers.0.self_attn.q_proj.weight"
     tensors = llama_tensors() | {tower: tensor(np.zeros((6, 6)))}
     config = {"model_type": "llava", "text_config": llama()}
-    found = plan(save_folder(tmp_path / "a", config, tensors), "interleaved")
+    found = plan_conversion(save_folder(tmp_path / "a", config, tensors), "interleaved")
     assert tower not in found.changes
-    assert dict(found.alike) == {"vision_tower.encoder.layers.*.self_attn.q_proj.weight": 1}
+    assert dict(found.unchanged_lookalikes) == {
+        "vision_tower.encoder.layers.*.self_attn.q_proj.weight": 1
+    }
 
 
 def test_layers_for_several_tokens_take_the_one_rope(tmp_path: Path) -> None:
     """DeepSeek's stand after the layers that the config counts."""
     tensors = latent_layer(0) | latent_layer(1)
     config = llama(num_hidden_layers=1) | LATENT
-    found = plan(save_folder(tmp_path / "a", config, tensors), "half")
+    found = plan_conversion(save_folder(tmp_path / "a", config, tensors), "half")
     assert sorted(name.split(".")[2] for name in found.changes) == ["0", "0", "1", "1"]
 
 
@@ -76,7 +78,7 @@ def test_files_of_a_models_authors_are_interleaved(tmp_path: Path, author: str) 
     """Their configs say so by their form, and their tensors have other names."""
     config, shapes, changed = OWN_FILES[author]
     tensors = {f"layers.0.{name}.weight": tensor(np.zeros(s)) for name, s in shapes.items()}
-    found = plan(save(tmp_path / "a.safetensors", tensors), "half", model=config)
+    found = plan_conversion(save(tmp_path / "a.safetensors", tensors), "half", model=config)
     assert found.source == "interleaved"
     assert [name.split(".")[3] for name in found.changes] == changed
 
@@ -87,7 +89,7 @@ def test_a_module_for_several_tokens_counts_its_layers_anew(tmp_path: Path) -> N
     config |= {"head_dim": 8, "partial_rotary_factor": 0.5}
     kept = {n: t for n, t in llama_tensors().items() if ".1.self_attn" in n}
     extra = {n.replace("model.layers.1", "mtp.layers.0"): t for n, t in kept.items()}
-    found = plan(save_folder(tmp_path / "a", config, kept | extra), "interleaved")
+    found = plan_conversion(save_folder(tmp_path / "a", config, kept | extra), "interleaved")
     assert {name.split(".self_attn")[0] for name in found.changes} == {
         "model.layers.1",
         "mtp.layers.0",
@@ -99,10 +101,10 @@ def test_a_layer_beyond_the_config_is_refused_where_ropes_differ(tmp_path: Path)
     config = llama(model_type="gemma3_text", head_dim=8, rope_local_base_freq=10.0)
     config |= {"layer_types": ["full_attention", "sliding_attention"]}
     tensors = llama_tensors()
-    assert plan(save_folder(tmp_path / "a", config, tensors), "interleaved").changes
+    assert plan_conversion(save_folder(tmp_path / "a", config, tensors), "interleaved").changes
     beyond = {n.replace("layers.1", "layers.2"): t for n, t in tensors.items()}
     with pytest.raises(CheckpointError, match=r"'model.layers.2\S*' is in none of the 2 layers"):
-        plan(save_folder(tmp_path / "b", config, beyond), "interleaved")
+        plan_conversion(save_folder(tmp_path / "b", config, beyond), "interleaved")
 
 
 NAMES = {
@@ -157,7 +159,7 @@ def test_the_plan_says_what_the_config_would_get_wrong(
     """The result's pairing is stated, and what a config can or cannot say about it."""
     tensors = latent_layer(0) if "qk_rope_head_dim" in config else llama_tensors()
     folder = save_folder(tmp_path / "a", config, tensors)
-    notes = plan(folder, target).notes
+    notes = plan_conversion(folder, target).notes
     assert notes[0] == f"The result is in {target} pairing."
     assert last in notes[-1]
 
@@ -169,9 +171,9 @@ def test_patterns_that_leave_queries_or_keys_do_not_make_a_whole(
     """The result has a pairing where both were matched, and is not said to have one otherwise."""
     folder = save_folder(tmp_path / "a", llama(), llama_tensors())
     patterns = Patterns(query=(rf".*{matched}_proj\.(weight|bias)",))
-    found = plan(folder, "interleaved", patterns=patterns)
+    found = plan_conversion(folder, "interleaved", patterns=patterns)
     half_done = matched == "q"
-    assert bool(found.alike) is half_done
+    assert bool(found.unchanged_lookalikes) is half_done
     assert ("The result is in interleaved pairing." in found.notes) is not half_done
     assert ("and nothing else" in found.notes[0]) is half_done
 
@@ -192,19 +194,19 @@ def test_a_layer_may_use_the_keys_of_an_earlier_one(tmp_path: Path, shared: int)
     }
     folder = save_folder(tmp_path / "a", config, tensors)
     if shared:
-        changes = plan(folder, "interleaved").changes
+        changes = plan_conversion(folder, "interleaved").changes
         assert [name for name in changes if "layers.1" in name and "q_proj" not in name] == []
         assert "model.layers.1.self_attn.q_proj.weight" in changes
     else:
         with pytest.raises(CheckpointError, match="got only query"):
-            plan(folder, "interleaved")
+            plan_conversion(folder, "interleaved")
 
 
 def test_the_source_may_differ_from_its_config(tmp_path: Path) -> None:
     """Meta's rows under transformers' names: the result is what the config describes."""
     folder = save_folder(tmp_path / "a", llama(), llama_tensors())
-    found = plan(folder, "half", source="interleaved")
+    found = plan_conversion(folder, "half", source="interleaved")
     assert found.source == "interleaved"
     assert found.notes[-1] == "That is what the config describes."
     with pytest.raises(CheckpointError, match="half pairing already; if they have"):
-        plan(folder, "half")
+        plan_conversion(folder, "half")

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from phasor import CheckpointError, ConfigError, SpecError, VerificationError, load
-from phasor.checkpoint import conversion, plan, verify, write, writing
+from phasor.checkpoint import conversion, plan_conversion, verify, write, writing
 
 from .checkpoints import contents
 from .metas_llama import PARAMS, random_weights, save_meta
@@ -34,7 +34,7 @@ def test_there_and_back_is_the_same_bit_for_bit(
     save_meta(tmp_path / "a", PARAMS, weights, ranks)
     steps = [("a", "b", "transformers"), ("b", "c", "meta"), ("c", "d", "transformers")]
     for source, result, program in steps:
-        planned, counts = plan(tmp_path / source, program), list[int]()
+        planned, counts = plan_conversion(tmp_path / source, program), list[int]()
         write(planned, tmp_path / result, verified=True, advance=counts.append)
         assert sum(counts) == 2 * planned.size
     back = load_file(tmp_path / "c/consolidated.safetensors")
@@ -48,7 +48,9 @@ def test_there_and_back_is_the_same_bit_for_bit(
 
 def test_the_config_says_what_params_said(tmp_path: Path) -> None:
     """And Llama 2's, which say neither scaling nor key heads nor a context."""
-    config = json.loads(plan(meta(tmp_path / "a"), "transformers").other_files["config.json"])
+    config = json.loads(
+        plan_conversion(meta(tmp_path / "a"), "transformers").other_files["config.json"]
+    )
     assert config.pop("rope_parameters") == {
         "rope_type": "llama3",
         "factor": 8.0,
@@ -81,7 +83,7 @@ def test_the_config_says_what_params_said(tmp_path: Path) -> None:
     del params["use_scaled_rope"], params["rope_scaling_factor"]
     weights = random_weights(params)
     del params["n_kv_heads"]
-    planned = plan(save_meta(tmp_path / "b", params, weights, 2), "transformers")
+    planned = plan_conversion(save_meta(tmp_path / "b", params, weights, 2), "transformers")
     config = json.loads(planned.other_files["config.json"])
     assert config["num_key_value_heads"] == 4
     assert config["rope_parameters"] == {"rope_type": "default", "rope_theta": 10000.0}
@@ -208,7 +210,7 @@ def test_what_is_wrong_is_said_before_anything_is_written(
     spoil, message = WRONG[kind]
     spoil(meta(tmp_path / "a", 2))
     with pytest.raises((CheckpointError, ConfigError), match=message):
-        plan(tmp_path / "a", "transformers")
+        plan_conversion(tmp_path / "a", "transformers")
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
@@ -221,9 +223,9 @@ def test_tensors_as_torch_can_store_them(tmp_path: Path, kind: str) -> None:
     edit(folder, output__weight=wanted.t().contiguous().t() if kind == "transposed" else wanted[:0])
     if kind == "empty":
         with pytest.raises(CheckpointError, match=r"with rows, got torch.float32 .0, 32."):
-            plan(folder, "transformers")
+            plan_conversion(folder, "transformers")
         return
-    write(plan(folder, "transformers"), tmp_path / "b", verified=True)
+    write(plan_conversion(folder, "transformers"), tmp_path / "b", verified=True)
     assert torch.equal(load_file(tmp_path / "b/model.safetensors")["lm_head.weight"], wanted)
 
 
@@ -235,12 +237,12 @@ def test_mistrals_file_is_read_as_metas(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     save_file(weights, tmp_path / "a/consolidated.safetensors")
     (tmp_path / "a/params.json").write_text(json.dumps(params))
-    planned = plan(tmp_path / "a", "transformers")
+    planned = plan_conversion(tmp_path / "a", "transformers")
     config = json.loads(planned.other_files["config.json"])
     assert (config["head_dim"], config["intermediate_size"]) == (8, 112)
     set_param(tmp_path / "a", "sliding_window", 4096)
     with pytest.raises(ConfigError, match="sliding_window says otherwise"):
-        plan(tmp_path / "a", "transformers")
+        plan_conversion(tmp_path / "a", "transformers")
 
 
 def test_without_torch_the_way_to_it_is_said(
@@ -250,7 +252,7 @@ def test_without_torch_the_way_to_it_is_said(
     meta(tmp_path / "a")
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(CheckpointError, match=r"needs torch to read: pip install .*\[torch\]"):
-        plan(tmp_path / "a", "transformers")
+        plan_conversion(tmp_path / "a", "transformers")
 
 
 HF: dict[str, tuple[dict[str, Any], str]] = {
@@ -268,29 +270,29 @@ HF: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("kind", HF)
 def test_what_metas_code_cannot_compute_is_refused(tmp_path: Path, kind: str) -> None:
     """A config says it; nothing is written in its place."""
-    write(plan(meta(tmp_path / "a"), "transformers"), tmp_path / "b")
+    write(plan_conversion(meta(tmp_path / "a"), "transformers"), tmp_path / "b")
     changes, message = HF[kind]
     path = tmp_path / "b/config.json"
     config = json.loads(path.read_text()) | changes
     path.write_text(json.dumps(config)) if changes else path.unlink()
     with pytest.raises((CheckpointError, ConfigError), match=message):
-        plan(tmp_path / "b", "meta")
+        plan_conversion(tmp_path / "b", "meta")
 
 
 def test_there_are_two_programs(tmp_path: Path) -> None:
     """Whose config says all, and a source is a folder."""
     with pytest.raises(SpecError, match=r"'transformers' or 'meta', must be .*, got 'vllm'"):
-        plan(meta(tmp_path / "a"), "vllm")  # pyright: ignore
+        plan_conversion(meta(tmp_path / "a"), "vllm")  # pyright: ignore
     with pytest.raises(SpecError, match="no other argument goes with the program meta"):
-        plan(tmp_path / "a", "meta", source="half")
+        plan_conversion(tmp_path / "a", "meta", source="half")
     with pytest.raises(CheckpointError, match="must be a folder"):
-        plan(tmp_path / "a/params.json", "transformers")
+        plan_conversion(tmp_path / "a/params.json", "transformers")
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_every_wrong_byte_is_found(tmp_path: Path, ranks: int) -> None:
     """One bit of the config, of the header and of each tensor in turn."""
-    planned = plan(meta(tmp_path / "a", ranks), "transformers")
+    planned = plan_conversion(meta(tmp_path / "a", ranks), "transformers")
     write(planned, tmp_path / "b")
     verify(planned, tmp_path / "b")
     path = tmp_path / "b/model.safetensors"
@@ -326,7 +328,7 @@ def test_one_chunk_is_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     save_meta(tmp_path / "a", params, random_weights(params), 2)
     monkeypatch.setattr(conversion, "CHUNK", 2**16)
     monkeypatch.setattr(writing, "CHUNK", 2**16)
-    planned = plan(tmp_path / "a", "transformers")
+    planned = plan_conversion(tmp_path / "a", "transformers")
     tracemalloc.start()
     write(planned, tmp_path / "b", verified=True)
     peak = tracemalloc.get_traced_memory()[1]

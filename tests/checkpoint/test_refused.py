@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from phasor import PhasorError, Rope
-from phasor.checkpoint import CheckpointError, Patterns, plan
+from phasor.checkpoint import CheckpointError, Patterns, plan_conversion
 
 from .checkpoints import llama, llama_tensors, save, save_folder, tensor
 
@@ -116,7 +116,7 @@ def test_what_cannot_be_converted_is_refused_and_named(tmp_path: Path, kind: str
     tensors = {n: t for n, t in (llama_tensors() | changes).items() if t is not None}
     folder = save_folder(tmp_path / "a", llama() | config, tensors)
     with pytest.raises(PhasorError, match=said):
-        plan(folder, "interleaved", source="half")
+        plan_conversion(folder, "interleaved", source="half")
 
 
 def test_patterns_that_match_nothing_or_twice_are_refused(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_patterns_that_match_nothing_or_twice_are_refused(tmp_path: Path) -> Non
     rope = Rope(head_dim=8, pairing="half")
 
     def planned(**patterns: tuple[str, ...]) -> None:
-        plan(file, "interleaved", model=rope, patterns=Patterns(**patterns))
+        plan_conversion(file, "interleaved", model=rope, patterns=Patterns(**patterns))
 
     with pytest.raises(CheckpointError, match=r"'Q' must match a whole name, and matches none of"):
         planned(query=("Q",))

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phasor import Rope
-from phasor.checkpoint import Patterns, plan, write
+from phasor.checkpoint import Patterns, plan_conversion, write
 
 from .. import oracle
 from .checkpoints import (
@@ -233,7 +233,7 @@ def test_scores_stay_and_the_way_back_restores_every_byte(tmp_path: Path, case: 
     config = llama(num_hidden_layers=1) | config
     folder = save_folder(tmp_path / "a", config, random_layer(shapes))
     target: Any = OTHER[rope.pairing]
-    there = plan(folder, target)
+    there = plan_conversion(folder, target)
     write(there, tmp_path / "b", verified=True)
     before, after = (short(load(tmp_path / side / "model.safetensors")) for side in "ab")
 
@@ -249,7 +249,7 @@ def test_scores_stay_and_the_way_back_restores_every_byte(tmp_path: Path, case: 
         same = np.array_equal(before[f"L.{name}"], after[f"L.{name}"])
         assert same == (name.startswith(UNTOUCHED) or "lora_A" in name), name
 
-    back = plan(tmp_path / "b", rope.pairing, source=target, model=config)
+    back = plan_conversion(tmp_path / "b", rope.pairing, source=target, model=config)
     write(back, tmp_path / "c", verified=True)
     assert (tmp_path / "c/model.safetensors").read_bytes() == (
         tmp_path / "a/model.safetensors"
@@ -273,7 +273,7 @@ def test_what_shares_a_tensor_with_queries_and_keys_stays(tmp_path: Path, case: 
     _, config, shapes, rope = CASES[case]
     folder = save_folder(tmp_path / "a", llama(num_hidden_layers=1) | config, random_layer(shapes))
     target: Any = OTHER[rope.pairing]
-    write(plan(folder, target), tmp_path / "b")
+    write(plan_conversion(folder, target), tmp_path / "b")
     before, after = (short(load(tmp_path / side / "model.safetensors")) for side in "ab")
     name, rows = STILL[case]
     assert np.array_equal(before[f"L.{name}"][rows], after[f"L.{name}"][rows])
@@ -313,7 +313,7 @@ def test_any_slice_of_a_head_keeps_its_scores(
     )
     target: Any = OTHER[pairing]
     write(
-        plan(file, target, model=rope, patterns=Patterns(query=("Q",), key=("K",))),
+        plan_conversion(file, target, model=rope, patterns=Patterns(query=("Q",), key=("K",))),
         folder / "b.safetensors",
         verified=True,
     )
@@ -341,6 +341,6 @@ def test_cached_keys_are_converted_on_their_last_axis(tmp_path: Path) -> None:
         wanted[place] = oracle.turned(keys[place][pairs], place[1], half)
     file = save(tmp_path / "a.safetensors", {"cache.0.keys": tensor(turned)})
     patterns = Patterns(vectors=(r"cache\.\d+\.keys",))
-    write(plan(file, "half", model=rope, patterns=patterns), tmp_path / "b.safetensors")
+    write(plan_conversion(file, "half", model=rope, patterns=patterns), tmp_path / "b.safetensors")
     found = load(tmp_path / "b.safetensors")["cache.0.keys"]
     np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-14)

@@ -125,7 +125,7 @@ def test_diff_as_json_carries_the_verdict():
     plain = json.loads(done.stdout)
     assert done.returncode == 1
     assert plain["differ"] is True
-    assert plain["meetings"][0]["difference"]["fields"]["pairing"] == ["half", "interleaved"]
+    assert plain["layers"][0]["difference"]["fields"]["pairing"] == ["half", "interleaved"]
 
 
 def test_diff_tolerance_decides():

@@ -162,10 +162,10 @@ def test_diff_as_json_of_a_refused_position_has_the_reason_and_no_infinity():
         raise ValueError(constant)
 
     plain = json.loads(done.output, parse_constant=refuse)
-    assert (plain["differ"], plain["parting"]["size"], plain["parting"]["score"]) == (
+    assert (plain["differ"], plain["difference"]["size"], plain["difference"]["score"]) == (
         True, None, None,
     )  # fmt: skip
-    assert "IndexError" in plain["parting"]["refused"]
+    assert "IndexError" in plain["difference"]["refused"]
 
 
 def test_diff_refuses_a_width_that_is_not_the_models(config):

@@ -15,7 +15,7 @@ from phasor.cli.extend import print_plan
 from phasor.configs.facts import table
 from phasor.configs.writing import config_keys
 from phasor.errors import SpecError
-from phasor.extending import plan
+from phasor.extending import plan_extension
 from phasor.presets import documented_extension
 from phasor.report import report
 from phasor.scaling import DynamicNTK, LongRope, PerPair, Yarn
@@ -89,9 +89,9 @@ def with_keys(config, keys):
 def test_every_block_reads_back_as_its_rope(name):
     """The file with the block of any law offered is exactly the rope that was compared."""
     ropes = load(FILES[name])
-    planned = plan(ropes, 4 * ropes.context)
-    assert len(planned.ways) > 1
-    for way in planned.ways.values():
+    planned = plan_extension(ropes, 4 * ropes.context)
+    assert len(planned.options) > 1
+    for way in planned.options.values():
         assert way.config is not None, way.refused
         keys = json.loads(json.dumps(way.config))
         again = load(with_keys(FILES[name], keys))[0]
@@ -107,7 +107,7 @@ def test_the_stated_rope_turns_as_the_compared_one(name):
     """A raised base and a dynamic rule give the frequencies that the table is about."""
     ropes = load(FILES[name])
     to = 4 * ropes.context
-    for way in plan(ropes, to).ways.values():
+    for way in plan_extension(ropes, to).options.values():
         if way.name == "unchanged":
             continue
         stated = way.config_rope.at(to)
@@ -140,10 +140,10 @@ def test_a_block_with_another_base_replaces_the_bases_other_names(said):
     """NTK-aware scaling is another base, and the file had one under its own name."""
     config = small(**said)
     del config["rope_theta"]
-    planned = plan(load(config), 32768)
+    planned = plan_extension(load(config), 32768)
     for key in planned.replaced:
         config.pop(key, None)
-    way = planned.way("ntk")
+    way = planned.option("ntk")
     assert load(config | way.config)[0] == way.config_rope
 
 
@@ -152,10 +152,10 @@ def test_the_context_may_have_had_another_name(key):
     """The file with the printed keys says one context, the new one."""
     config = small()
     config[key] = config.pop("max_position_embeddings")
-    planned = plan(load(config), 32768)
+    planned = plan_extension(load(config), 32768)
     for old in planned.replaced:
         config.pop(old, None)
-    assert load(config | planned.way("yarn").config).context == 32768
+    assert load(config | planned.option("yarn").config).context == 32768
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_the_keys_go_where_the_language_model_is_described(levels, said, capsys)
     config = functools.reduce(
         lambda one, key: {"model_type": "llava", key: one}, levels[::-1], dict(QWEN3)
     )
-    planned = plan(load(config), 131072)
+    planned = plan_extension(load(config), 131072)
     print_plan(planned, None)
     assert f"\n{said}, and remove rope_theta:\n" in capsys.readouterr().out
     assert planned.as_plain(None)["inside"] == ".".join(levels)
@@ -182,7 +182,7 @@ def test_the_keys_go_where_the_language_model_is_described(levels, said, capsys)
     says = f"In {place}a Hugging Face <code>config.json</code> set the keys of one law"
     assert f"{says}, and remove <code>rope_theta</code>:" in page
     changed = planned.config_with(config, None)
-    assert load(changed)[0] == planned.way(None).config_rope
+    assert load(changed)[0] == planned.option(None).config_rope
     assert "rope_theta" in str(config), "the file that was given stays"
 
 
@@ -197,11 +197,14 @@ def test_dynamic_scaling_keeps_the_context_of_training_beside_it():
 def test_the_table_counts_what_a_loop_counts():
     """Pairs of new phases, slowest turns and the change of sign, from 8192 to 131072 tokens."""
     plain = json.loads(extend("llama-3-8b", "--to", 131072, "--json").stdout)
-    assert [way["law"] for way in plain["ways"]] == list(LAWS)
-    found = {way["law"]: way for way in plain["ways"]}
+    assert [way["law"] for way in plain["options"]] == list(LAWS)
+    found = {way["law"]: way for way in plain["options"]}
     steps = [500_000.0 ** (-k / 64) for k in range(64)]
     never = sum(8192 * step < 2 * np.pi for step in steps)
-    assert (found["unchanged"]["pairs_affected"], found["linear"]["pairs_affected"]) == (never, 0)
+    assert (
+        found["unchanged"]["pairs_with_new_phases"],
+        found["linear"]["pairs_with_new_phases"],
+    ) == (never, 0)
     assert found["unchanged"]["slowest_turns"] == pytest.approx(131072 * steps[-1] / (2 * np.pi))
     assert found["yarn"]["attention_factor"] == pytest.approx(0.1 * np.log(16) + 1, rel=1e-15)
     sign = found["unchanged"]["sign_change"]
@@ -241,7 +244,7 @@ def test_without_evidence_nothing_is_recommended(model, to):
     plain = json.loads(extend(model, "--to", to, "--json").stdout)
     assert plain["recommended"] is plain["law"] is plain["config"] is None
     with pytest.raises(SpecError, match="law must be given, since none is recommended"):
-        plan(preset(model), plain["to"]).way(None)
+        plan_extension(preset(model), plain["to"]).option(None)
 
 
 @pytest.mark.parametrize(
@@ -266,7 +269,7 @@ def test_a_preset_has_what_its_own_release_documents():
 def test_a_config_file_of_a_release_is_known_by_its_layers():
     """And one with another base or context is not."""
     assert documented_extension(load(QWEN3)).model == "qwen3-8b"
-    judged = plan(load(QWEN3), 131072).judgement
+    judged = plan_extension(load(QWEN3), 131072).judgement
     assert judged[0].startswith("Its layers are as in qwen3-8b, which documents YaRN with factor 4")
     assert documented_extension(load(QWEN3 | {"rope_theta": 1e4})) is None
     assert documented_extension(load(QWEN3 | {"max_position_embeddings": 32768})) is None
@@ -274,11 +277,11 @@ def test_a_config_file_of_a_release_is_known_by_its_layers():
 
 def test_only_keys_that_the_file_has_are_to_be_removed():
     """Of a preset no file was read."""
-    assert plan(load(small()), 16384).replaced == ("rope_theta",)
-    assert plan(preset("llama-3-8b"), 16384).replaced is None
+    assert plan_extension(load(small()), 16384).replaced == ("rope_theta",)
+    assert plan_extension(preset("llama-3-8b"), 16384).replaced is None
     modern = {key: value for key, value in small().items() if key != "rope_theta"}
     modern["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e4}
-    assert plan(load(modern), 16384).replaced == ()
+    assert plan_extension(load(modern), 16384).replaced == ()
 
 
 def test_write_makes_a_config_that_reads_back(tmp_path):
@@ -376,7 +379,7 @@ def test_set_changes_the_parameters_of_the_law():
     assert plain["config"]["rope_parameters"]["beta_fast"] == 16.0
     assert plain["config"]["rope_parameters"]["truncate"] is False
     factor = json.loads(extend(*arguments, "--set", "factor=32").stdout)
-    ways = {way["law"]: way["attention_factor"] for way in factor["ways"]}
+    ways = {way["law"]: way["attention_factor"] for way in factor["options"]}
     assert ways["yarn"] == pytest.approx(0.1 * np.log(32) + 1, rel=1e-15)
 
 
@@ -430,14 +433,14 @@ def test_a_model_without_rope_has_nothing_to_extend():
     """A sentence, and no search for a kind."""
     bloom = small(model_type="esm", position_embedding_type="absolute")
     with pytest.raises(SpecError, match="no layer of esm has a rotary embedding"):
-        plan(load(bloom), 2048, context=1024)
+        plan_extension(load(bloom), 2048, context=1024)
 
 
 @pytest.mark.parametrize("name", ["gpt-j-6b", "codegen-350m", "roformer-chinese-base", None])
 def test_a_class_without_laws_is_shown_them_and_given_no_block(name):
     """One would change nothing, whatever law is asked for."""
     ropes = load(small(model_type="gptj", rope_theta=1e4)) if name is None else preset(name)
-    for way in plan(ropes, 4 * ropes.context).ways.values():
+    for way in plan_extension(ropes, 4 * ropes.context).options.values():
         assert way.config is None
         assert "takes no law and no base from its config" in way.refused
 
@@ -449,4 +452,4 @@ def test_a_config_is_extended_from_its_own_context(tmp_path):
     plain = json.loads(extend(path, "--to", 16384, "--json").stdout)
     assert (plain["context"], plain["to"]) == (8192, 16384)
     told = json.loads(extend(path, "--to", 16384, "--context", 4096, "--json").stdout)
-    assert told["ways"][1]["resolution"] == pytest.approx(0.25)
+    assert told["options"][1]["resolution"] == pytest.approx(0.25)

@@ -15,7 +15,7 @@ from phasor import Rope, load, preset, preset_names
 from phasor.cli.extend import print_plan
 from phasor.configs.writing import config_keys
 from phasor.errors import ConfigError
-from phasor.extending import plan
+from phasor.extending import plan_extension
 from phasor.report import report
 from phasor.scaling import DynamicNTK
 
@@ -34,9 +34,9 @@ def test_one_kind_of_several_is_extended_in_its_own_block():
     kinds = {"sliding_attention": 10_000.0, "full_attention": 1_000_000.0}
     blocks = {kind: {"rope_type": "default", "rope_theta": base} for kind, base in kinds.items()}
     config = small("gemma3_text", head_dim=128, rope_parameters=blocks, layer_types=[*kinds] * 2)
-    planned = plan(load(config), 32768, kind="full_attention")
+    planned = plan_extension(load(config), 32768, kind="full_attention")
     assert (planned.kinds, planned.labels) == (("full_attention",), ("full_attention",))
-    for way in planned.ways.values():
+    for way in planned.options.values():
         again = load(config | way.config)
         assert again.kinds["full_attention"] == way.config_rope
         assert again.kinds["sliding_attention"] == load(config).kinds["sliding_attention"]
@@ -81,7 +81,7 @@ def longer(name, kind):
     """The ways of one kind of layer of a preset to four times its context."""
     ropes = preset(name)
     context = ropes.context or 8192
-    return plan(ropes, 4 * context, kind=kind, context=context)
+    return plan_extension(ropes, 4 * context, kind=kind, context=context)
 
 
 def test_every_preset_of_several_kinds_has_the_labels_of_its_blocks():
@@ -96,7 +96,7 @@ def test_every_preset_of_several_kinds_has_the_labels_of_its_blocks():
 def test_the_blocks_of_several_kinds_read_back_as_theirs(name, kind):
     """By phasor: the kind asked for as planned, the others as they were, for every law."""
     (keys, labels), ropes, planned = minimal(name), preset(name), longer(name, kind)
-    for way in planned.ways.values():
+    for way in planned.options.values():
         assert way.config is not None, way.refused
         again = dict(zip(labels, load(keys | json.loads(json.dumps(way.config))), strict=True))
         for one, rope in ropes.kinds.items():
@@ -108,7 +108,7 @@ def test_the_blocks_of_several_kinds_read_back_as_theirs(name, kind):
 def test_the_blocks_of_several_kinds_are_transformers_too(name, kind):
     """Its own class turns each kind of layer by them, at the context of the training."""
     (keys, _), ropes, planned = minimal(name), preset(name), longer(name, kind)
-    for way in planned.ways.values():
+    for way in planned.options.values():
         config = CONFIG_MAPPING[keys["model_type"]](**copy.deepcopy(keys | way.config))
         module = importlib.import_module(
             type(config).__module__.replace("configuration_", "modeling_")
@@ -134,15 +134,15 @@ def test_kinds_that_read_one_block_are_extended_together_or_not_at_all():
     """DeepSeek V4's two sorts of compressed layers; Molmo 2's block has no room for one kind."""
     kinds = ["sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"]
     keys = small("deepseek_v4", layer_types=kinds, num_hidden_layers=3, head_dim=512)
-    planned = plan(load(keys), 16384, kind=kinds[2])
+    planned = plan_extension(load(keys), 16384, kind=kinds[2])
     assert planned.kinds == tuple(kinds[1:])
     assert planned.labels == ("compress",)
-    again = load(keys | planned.way("yarn").config)
-    assert again[1] == again[2] == planned.way("yarn").config_rope
+    again = load(keys | planned.option("yarn").config)
+    assert again[1] == again[2] == planned.option("yarn").config_rope
     assert again[0] == load(keys)[0]
     law = {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e4}
     keys = small("molmo2_text", rope_parameters=law, rope_scaling_layers=[0, 2])
-    way = plan(load(keys), 16384, kind="scaled").way("linear")
+    way = plan_extension(load(keys), 16384, kind="scaled").option("linear")
     assert way.config is None
     assert "kinds scaled and unscaled read one block" in way.refused
 
@@ -155,8 +155,8 @@ def test_a_block_that_no_layer_reads_is_written_where_transformers_insists_on_it
     """DeepSeek V4's class drops one of its two blocks if the other is absent."""
     more = {"rope_theta": 1e4, "compress_rope_theta": 1.6e5, "qk_rope_head_dim": 64}
     keys = small("deepseek_v4", head_dim=512, compress_ratios=[CODES[label]] * 4, **more)
-    planned = plan(load(keys), 32768, kind=load(keys).layer_kinds[0])
-    for way in planned.ways.values():
+    planned = plan_extension(load(keys), 32768, kind=load(keys).layer_kinds[0])
+    for way in planned.options.values():
         assert way.config["rope_parameters"].keys() == {"main", "compress"}
         unchanged_keys = {key: value for key, value in keys.items() if key not in planned.replaced}
         assert load(unchanged_keys | way.config)[0] == way.config_rope
@@ -178,9 +178,9 @@ def test_kinds_that_turn_alike_get_their_own_blocks_all_the_same():
     keys = small("olmo3", rope_parameters=dict.fromkeys(ALTERNATING, BLOCK))
     keys["layer_types"] = ALTERNATING * 2
     for kind, changed in ((None, ALTERNATING), ("full_attention", ["full_attention"])):
-        planned = plan(load(keys), 32768, kind=kind)
+        planned = plan_extension(load(keys), 32768, kind=kind)
         assert planned.kinds == planned.labels == tuple(changed)
-        way = planned.way("linear")
+        way = planned.option("linear")
         again = load(keys | way.config)
         assert {one for one, rope in again.kinds.items() if rope == way.config_rope} == set(changed)
 
@@ -188,11 +188,11 @@ def test_kinds_that_turn_alike_get_their_own_blocks_all_the_same():
 def test_kinds_without_blocks_of_their_own_are_extended_together():
     """One block is for all of them, whichever is asked for, and all are named."""
     keys = small("qwen2", layer_types=ALTERNATING * 2, rope_theta=1e6)
-    planned = plan(load(keys), 32768, kind="full_attention")
+    planned = plan_extension(load(keys), 32768, kind="full_attention")
     assert (planned.kinds, planned.labels) == (tuple(ALTERNATING), ())
     del keys["rope_theta"]
-    again = load(keys | planned.way("yarn").config)
-    assert set(again) == {planned.way("yarn").config_rope}
+    again = load(keys | planned.option("yarn").config)
+    assert set(again) == {planned.option("yarn").config_rope}
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def test_kinds_without_blocks_of_their_own_are_extended_together():
 def test_all_kinds_that_a_new_block_changes_are_named(keys, kinds, blocks, capsys, monkeypatch):
     """On a terminal, in the JSON and on the page."""
     monkeypatch.setenv("COLUMNS", "200")
-    planned = plan(load(keys), 32768)
+    planned = plan_extension(load(keys), 32768)
     print_plan(planned, "linear")
     printed = capsys.readouterr().out
     assert kinds in printed

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from phasor import Rope, SpecError
-from phasor.extending import Way, plan
+from phasor.extending import ExtensionOption, plan_extension
 from phasor.scaling import (
     NTK,
     Law,
@@ -28,9 +28,9 @@ from ..ropes import LLAMA_2
 LLAMA_3 = Rope(head_dim=128, pairing="half", base=500_000.0)
 
 
-def extensions(rope: Rope, context: int, to: int, **options: Any) -> Mapping[str, Way]:
+def extensions(rope: Rope, context: int, to: int, **options: Any) -> Mapping[str, ExtensionOption]:
     """By name the laws for one rope."""
-    return plan(rope, to, context=context, **options).ways
+    return plan_extension(rope, to, context=context, **options).options
 
 
 def first_negative(rope: Rope, to: int) -> int | None:
@@ -86,7 +86,7 @@ def test_each_law_of_a_plain_rope_is_compared():
 )
 def test_pairs_out_of_distribution_of_llama_2_by_8(name, pairs):
     """From 4096 to 32768 tokens; laws that divide every slow pair by 8 show nothing new."""
-    assert extensions(LLAMA_2, 4096, 32768)[name].pairs_affected == pairs
+    assert extensions(LLAMA_2, 4096, 32768)[name].pairs_with_new_phases == pairs
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_a_rope_without_a_pair_that_turns_has_no_angle_to_lose(rope: Rope):
     """It keeps the whole of nothing, and meets no new phase."""
     ways = extensions(rope, 64, 128)
     assert {way.resolution for way in ways.values()} == {1.0}
-    assert {way.pairs_affected for way in ways.values()} == {0}
+    assert {way.pairs_with_new_phases for way in ways.values()} == {0}
 
 
 def test_attention_factors_are_the_laws_own():
@@ -148,7 +148,7 @@ def test_a_rope_with_a_law_is_stretched_by_the_same_law(law: Law, expected: Law)
     ways = extensions(rope, 131072, 4 * 131072)
     unchanged, longer = ways.values()
     assert (unchanged.rope.scaling, longer.rope.scaling) == (law, expected)
-    assert longer.pairs_affected == 0
+    assert longer.pairs_with_new_phases == 0
 
 
 def test_llama_3_1_can_be_stretched_beyond_its_context():
@@ -156,8 +156,8 @@ def test_llama_3_1_can_be_stretched_beyond_its_context():
     rope = dataclasses.replace(LLAMA_3, scaling=Llama3(factor=8.0, original_max_positions=8192))
     ways = extensions(rope, 131072, 262144)
     # divided by 8, pairs turn once in 131072 if 16384 * 500000**(-k/64) >= 2 pi: up to 38
-    assert ways["unchanged"].pairs_affected == 25
-    assert ways["llama3"].pairs_affected == 0
+    assert ways["unchanged"].pairs_with_new_phases == 25
+    assert ways["llama3"].pairs_with_new_phases == 0
 
 
 @pytest.mark.parametrize(

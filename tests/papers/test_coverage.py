@@ -108,7 +108,7 @@ def test_pairs_that_never_turned_begin_at_the_critical_dimension(head_dim, base,
     rope = Rope(head_dim=head_dim, pairing="half", base=base)
     found = coverage(rope, context, rope, 2 * context)
     assert found.never_turned.tolist() == [k >= pair for k in range(head_dim // 2)]
-    assert found.affected.tolist() == found.never_turned.tolist()
+    assert found.has_new_phases.tolist() == found.never_turned.tolist()
 
 
 @pytest.mark.parametrize(("base", "part"), [(2608, 0.25), (1304, 0.5), (652, 1.0)])
@@ -162,7 +162,7 @@ def test_interpolation_shows_nothing_new_up_to_its_context(context):
     """One distance later every slow pair does, and at that distance only."""
     rope = Rope(head_dim=64, pairing="half", base=1e20)
     stretched = dataclasses.replace(rope, scaling=Linear(factor=4.0))
-    assert not coverage(rope, context, stretched, 4 * context).affected.any()
+    assert not coverage(rope, context, stretched, 4 * context).has_new_phases.any()
     beyond = coverage(rope, context, stretched, 4 * context + 1)
     slow = beyond.never_turned
     np.testing.assert_array_equal(beyond.first_new, np.where(slow, 4 * context, np.inf))
@@ -182,8 +182,8 @@ def test_a_pair_that_stood_still_has_met_the_angle_zero_only():
         Rope(head_dim=4, pairing="half", explicit_inv_freq=f) for f in [(1.0, 0.0), (1.0, 0.5)]
     )
     assert coverage(still, 8, turning, 64).first_new.tolist() == [np.inf, 1.0]
-    assert not coverage(still, 8, still, 64).affected.any()
-    assert not coverage(turning, 8, still, 64).affected.any()
+    assert not coverage(still, 8, still, 64).has_new_phases.any()
+    assert not coverage(turning, 8, still, 64).has_new_phases.any()
 
 
 @pytest.mark.parametrize(

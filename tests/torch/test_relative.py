@@ -178,7 +178,7 @@ DISTANCES = {
 def test_published_settings_bend_as_published(case: str) -> None:
     """A query that far from the first key."""
     distance, away, expected = DISTANCES[case]
-    query, key = distance.far(torch.arange(away + 1))
+    query, key = distance.far_positions(torch.arange(away + 1))
     assert (query[away] - key[0]).item() == expected
 
 

@@ -36,15 +36,15 @@ def coverage_chart(ways: Mapping[str, Coverage]) -> alt.VConcatChart:
 
     Args:
         ways: Up to seven extensions of one training, by name: what `phasor.papers.coverage`
-            returned, or ``coverage`` of each way of `phasor.extending.plan`.
+            returned, or ``coverage`` of each way of `phasor.extending.plan_extension`.
 
     Raises:
         SpecError: If there is none or more than seven, or they differ in their training or in the
             length that they reach.
 
     >>> from phasor import preset
-    >>> from phasor.extending import plan
-    >>> ways = plan(preset("llama-2-7b"), 32_768).ways
+    >>> from phasor.extending import plan_extension
+    >>> ways = plan_extension(preset("llama-2-7b"), 32_768).options
     >>> chart = coverage_chart({name: way.coverage for name, way in ways.items()})
     >>> len(chart.vconcat[1].data.values)  # six ways, 64 pairs
     384

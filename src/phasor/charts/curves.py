@@ -27,8 +27,8 @@ from phasor.charts.style import (
 )
 from phasor.errors import SpecError
 from phasor.frequencies import wavelengths
+from phasor.numpy import repeat_on_axes
 from phasor.papers import KINDS, RECIPES, Kind, Recipe, angle_errors, cosine, decay
-from phasor.papers.distances import repeat_on_axes
 from phasor.positions import span
 from phasor.rope import Rope
 

@@ -1,8 +1,8 @@
 """Converts a checkpoint to another pairing, or a Llama between Meta's files and transformers'.
 
-`plan` reads headers and decides which rows of queries and keys move, and for another program which
-names and config the result has. `write` streams the result, `verify`
-compares it with the source. The result is safetensors, written without that library; Meta's
+`plan_conversion` reads headers and decides which rows of queries and keys move, and for another
+program which names and config the result has. `write` streams the result, `verify` compares it with
+the source. The result is safetensors, written without that library; Meta's
 ``.pth`` files are read with torch.
 
 >>> import json, struct, tempfile
@@ -15,7 +15,7 @@ compares it with the source. The result is safetensors, written without that lib
 >>> data = struct.pack("<Q", len(header)) + header + bytes([0, 1, 2, 3] * 3)
 >>> count = (folder / "meta.safetensors").write_bytes(data)
 >>> rope = Rope(head_dim=4, pairing="interleaved")
->>> conversion = plan(folder / "meta.safetensors", "half", model=rope)
+>>> conversion = plan_conversion(folder / "meta.safetensors", "half", model=rope)
 >>> write(conversion, folder / "half.safetensors")
 >>> list((folder / "half.safetensors").read_bytes()[-12:])
 [0, 2, 1, 3, 0, 2, 1, 3, 0, 1, 2, 3]
@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from phasor.checkpoint.conversion import PROGRAMS, ConversionPlan, Program
 from phasor.checkpoint.model import Patterns
-from phasor.checkpoint.planning import plan
+from phasor.checkpoint.planning import plan_conversion
 from phasor.checkpoint.writing import verify, write
 from phasor.errors import CheckpointError
 
@@ -35,7 +35,7 @@ __all__ = [
     "ConversionPlan",
     "Patterns",
     "Program",
-    "plan",
+    "plan_conversion",
     "verify",
     "write",
 ]

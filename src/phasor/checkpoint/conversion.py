@@ -137,8 +137,8 @@ class ConversionPlan:
         files: The safetensors files of the result, by name.
         other_files: The other files of the result, by name: an index or a config.
         changes: The tensors that change, by name.
-        alike: Tensors that do not change and whose names look like queries or keys: kinds of
-            names, with ``*`` for numbers, and their counts.
+        unchanged_lookalikes: Tensors that do not change and whose names look like queries or keys:
+            kinds of names, with ``*`` for numbers, and their counts.
         notes: Sentences on using the result.
     """
 
@@ -150,7 +150,7 @@ class ConversionPlan:
     files: Mapping[str, ResultFile]
     other_files: Mapping[str, bytes]
     changes: Mapping[str, Change]
-    alike: Mapping[str, int] = field(default_factory=dict[str, int])
+    unchanged_lookalikes: Mapping[str, int] = field(default_factory=dict[str, int])
     notes: tuple[str, ...]
 
     @property
@@ -175,9 +175,9 @@ class ConversionPlan:
         for role in dict.fromkeys(roles.values()):
             kinds = count_kinds(name for name in roles if roles[name] == role)
             lines += [f"  {kind}  {count} x {role}" for kind, count in kinds.items()]
-        if self.alike:
+        if self.unchanged_lookalikes:
             lines.append("Named alike and left as they are:")
-            lines += [f"  {kind}  {count}" for kind, count in self.alike.items()]
+            lines += [f"  {kind}  {count}" for kind, count in self.unchanged_lookalikes.items()]
         return [*lines, *self.notes]
 
     def __repr__(self) -> str:

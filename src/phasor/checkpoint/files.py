@@ -299,7 +299,8 @@ def open_checkpoint(source: Path) -> Checkpoint:
     )
     alternatives = f", only {short_repr(', '.join(other_files))}" if other_files else ""
     hint = (
-        "convert Meta's files: --for transformers, in Python plan(folder, 'transformers')"
+        "convert Meta's files: --for transformers, in Python "
+        "plan_conversion(folder, 'transformers')"
         if other_files and other_files[0].startswith("consolidated.")
         else "write the tensors with the safetensors library first"
     )

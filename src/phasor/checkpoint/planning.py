@@ -1,4 +1,4 @@
-"""`plan`: decides which tensors of a checkpoint change and how, before a byte is written."""
+"""Decides which tensors of a checkpoint change and how, before a byte is written."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from phasor.pairings import Pairing, by_pairing, checked_pairing, opposite
 from phasor.rope import Rope
 
 
-def plan(
+def plan_conversion(
     path: str | os.PathLike[str],
     target: Pairing | Program,
     *,
@@ -119,7 +119,7 @@ def plan(
         },
         other_files={} if index is None else {index: (checkpoint.path / index).read_bytes()},
         changes=MappingProxyType(changes),
-        alike=MappingProxyType(count_kinds(similar_names)),
+        unchanged_lookalikes=MappingProxyType(count_kinds(similar_names)),
         notes=tuple(_describe_result(source_model, target, is_complete=is_complete)),
     )
 

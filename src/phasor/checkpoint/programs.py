@@ -83,7 +83,7 @@ _DTYPES = {f"torch.{theirs}": ours for ours, theirs in FLOATS.items()}
 
 
 def plan_program(folder: Path, program: Program) -> ConversionPlan:
-    """`plan` of a folder for another program."""
+    """`plan_conversion` of a folder for another program."""
     if not folder.is_dir():
         raise CheckpointError(f"{folder} must be a folder with a config and weights, and is not")
     if program == "transformers":

@@ -36,7 +36,7 @@ _DISTANCES = np.array([0, 1, -7, 1000])
 def verify(
     plan: ConversionPlan, target: str | os.PathLike[str], *, advance: Advance = no_progress
 ) -> None:
-    """Check that ``target`` is the conversion that ``plan`` describes; return if it is.
+    """Check that ``target`` is the conversion that ``plan_conversion`` describes; return if it is.
 
     Both sides are read from disk. Headers must be the plan's and unchanged tensors the source's,
     byte for byte; every other tensor must hold the source's rows in the planned order. For every
@@ -46,7 +46,7 @@ def verify(
     part of every tensor must be in its place.
 
     Args:
-        plan: From `plan`.
+        plan: From `plan_conversion`.
         target: What `write` made of it.
         advance: Called with the number of bytes compared since the last call.
 
@@ -192,7 +192,7 @@ def write(
     most a hidden ``.partial`` folder beside it.
 
     Args:
-        plan: From `plan`.
+        plan: From `plan_conversion`.
         target: A path that does not exist yet.
         verified: Run `verify` before the result is renamed to ``target``.
         advance: Called with the number of bytes written, and then compared, since the last call.

@@ -59,8 +59,8 @@ def _run_command() -> tuple[int, str | None]:
 
 # one file per command, imported only when it runs: this halves the time of `show`
 COMMANDS = (
-    *("show", "diff", "identify", "convert", "translate", "extend", "report", "presets"),
-    *("demo", "bench"),
+    *("show", "diff", "identify", "convert", "translate"),
+    *("extend", "report", "presets", "demo"),
 )
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from phasor.checkpoint import PROGRAMS, ConversionPlan, Patterns, Program, plan, write
+from phasor.checkpoint import PROGRAMS, ConversionPlan, Patterns, Program, plan_conversion, write
 from phasor.cli.common import Screen, lenient_option, like_option, print_line
 from phasor.errors import PhasorWarning
 from phasor.pairings import PAIRINGS, Pairing, opposite
@@ -83,7 +83,7 @@ def convert(
         others = (target, origin, config, head_dim, rotary_dim, rotary_start, like)
         if patterns.list_patterns() or lenient or any(value is not None for value in others):
             raise click.UsageError("--for goes only with --dry-run and --verify.")
-        conversion = plan(source, program)
+        conversion = plan_conversion(source, program)
     elif target is None:
         raise click.UsageError("Missing option '--to' or '--for'.")
     else:
@@ -103,7 +103,7 @@ def convert(
         with warnings.catch_warnings():
             # what is assumed of sizes has no part in which rows are paired
             warnings.simplefilter("ignore", PhasorWarning)
-            conversion = plan(
+            conversion = plan_conversion(
                 source,
                 target,
                 source=origin,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
-from dataclasses import asdict
 from typing import Any
 
 import click
@@ -69,17 +68,15 @@ def diff(
         with redirect_stdout(sys.stderr):  # output of the functions' own code
             sides = first, second
             rotations = [_find_rotation(side, kind, seq_len, load_options) for side in sides]
-            parting = diff_rotations(
+            found = diff_rotations(
                 *rotations, head_dim=head_dim, context=context or 4096, tolerance=tolerance
             )
         if as_json:
-            plain = None if parting is None else asdict(parting)
-            print_json({"differ": parting is not None, "parting": plain})
+            plain = None if found is None else found.as_plain()
+            print_json({"differ": found is not None, "difference": plain})
         else:
-            print_line(
-                "They agree wherever they were compared." if parting is None else str(parting)
-            )
-        sys.exit(0 if parting is None else 1)
+            print_line("They agree wherever they were compared." if found is None else str(found))
+        sys.exit(0 if found is None else 1)
     for option, value in (("--head-dim", head_dim), ("--kind", kind)):
         if value is not None:
             raise click.UsageError(f"{option} is for functions; two models say it themselves.")

@@ -26,7 +26,7 @@ from phasor.cli.common import (
 from phasor.configs import load
 from phasor.configs.sources import read_source
 from phasor.errors import ConfigError, PhasorWarning, SpecError
-from phasor.extending import ExtensionPlan, plan
+from phasor.extending import ExtensionPlan, plan_extension
 from phasor.layers import LayerRopes
 
 # columns of the table of laws that need an explanation
@@ -95,7 +95,7 @@ def extend(
     parameters = {law: parameters_of_law} if law is not None and parameters_of_law else None
     divisors = None if factors is None else _read_divisors(factors)
     with Screen(stderr=True).status("comparing the laws"):
-        extension = plan(
+        extension = plan_extension(
             ropes, to, kind=kind, context=context, factors=divisors, parameters=parameters
         )
     # written first, so that nothing is printed if that fails
@@ -103,7 +103,7 @@ def extend(
     if as_json:
         print_json(extension.as_plain(law))
     elif path is not None:
-        print_line(f"Written: {path}, for {to} tokens by {extension.way(law).name}.")
+        print_line(f"Written: {path}, for {to} tokens by {extension.option(law).name}.")
     else:
         print_plan(extension, law)
 
@@ -146,7 +146,7 @@ def write_config(
             "--write changes a copy of a Hugging Face config.json: give its path, or that of its "
             f"folder, as MODEL, got {model!r}"
         )
-    config, way = extension.config_with(read_source(model).values, law), extension.way(law)
+    config, way = extension.config_with(read_source(model).values, law), extension.option(law)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PhasorWarning)
         reloaded = load(config, **load_options)
@@ -172,7 +172,7 @@ def write_config(
 def print_plan(extension: ExtensionPlan, law: str | None) -> None:
     """Print the documented law, a table of all laws with their evidence, and a config's block."""
     screen = Screen()
-    chosen = None if law is None and extension.recommended is None else extension.way(law)
+    chosen = None if law is None and extension.recommended is None else extension.option(law)
     screen.print_line((extension.model, "bold"), f", {extension.title}")
     for sentence in extension.judgement:
         screen.print_line(f"  {sentence}")
@@ -181,7 +181,7 @@ def print_plan(extension: ExtensionPlan, law: str | None) -> None:
         screen.print_line(f"  {title}: {meaning}")
     screen.print_line()
     screen.print_line("Measured on trained models", style="bold")
-    for name, way in extension.ways.items():
+    for name, way in extension.options.items():
         if way.evidence:
             screen.print_line(f"  {name}: {way.evidence}")
     screen.print_line()
@@ -208,10 +208,10 @@ def print_plan(extension: ExtensionPlan, law: str | None) -> None:
 
 def _plan_table(extension: ExtensionPlan) -> Table:
     table = make_table("law", *_COLUMNS, "attention factor", words=["law"])
-    for name, way in extension.ways.items():
+    for name, way in extension.options.items():
         table.add_row(
             name,
-            f"{way.pairs_affected} of {way.rope.num_pairs}",
+            f"{way.pairs_with_new_phases} of {way.rope.num_pairs}",
             f"{way.slowest_turns:.3g}",
             "none" if way.sign_change is None else str(way.sign_change),
             f"{way.resolution:.3g}",

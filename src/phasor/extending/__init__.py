@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from phasor.extending.laws import with_raised_base
-from phasor.extending.planning import ExtensionPlan, Way, plan
+from phasor.extending.planning import ExtensionOption, ExtensionPlan, plan_extension
 
-__all__ = ["ExtensionPlan", "Way", "plan", "with_raised_base"]
+__all__ = ["ExtensionOption", "ExtensionPlan", "plan_extension"]

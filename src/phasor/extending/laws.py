@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
-from decimal import Decimal
 from typing import Any, cast
 
 from phasor._checks import choice, whole
@@ -128,10 +127,3 @@ def _stretch(rope: Rope, context: int, to: int) -> dict[str, Rope]:
         return {name: replace(rope, scaling=replace(law, **changed_fields))}
     inv_freq = tuple(float(f / ratio) for f in rope.inv_freq)
     return {"linear": replace(rope, base=None, scaling=None, explicit_inv_freq=inv_freq)}
-
-
-def with_raised_base(rope: Rope, factor: float) -> Rope:
-    """NTK-aware scaling as a larger base: ``base * factor ** (n / (n - 1))`` for ``n`` pairs."""
-    assert rope.base is not None, "a law scales the powers of a base"
-    power = Decimal(rope.num_pairs) / (rope.num_pairs - 1)
-    return replace(rope, base=float(Decimal(rope.base) * Decimal(factor) ** power), scaling=None)

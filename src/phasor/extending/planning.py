@@ -13,7 +13,7 @@ from phasor.configs.facts import table
 from phasor.configs.writing import config_keys
 from phasor.describe import static_rope
 from phasor.errors import ConfigError, SpecError
-from phasor.extending.laws import EVIDENCE, UNCHANGED, extended_ropes, no_such_law, with_raised_base
+from phasor.extending.laws import EVIDENCE, UNCHANGED, extended_ropes, no_such_law
 from phasor.layers import LayerRopes, one_layer
 from phasor.papers.distances import find_first_negative
 from phasor.papers.phases import Coverage, coverage
@@ -36,7 +36,7 @@ _FIXED_CLASS_REASON = (
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Way:
+class ExtensionOption:
     """One law for the longer context, and its effects.
 
     Attributes:
@@ -65,9 +65,9 @@ class Way:
     refused: str | None
 
     @property
-    def pairs_affected(self) -> int:
+    def pairs_with_new_phases(self) -> int:
         """Number of pairs with a phase that did not occur in training."""
-        return int(self.coverage.affected.sum())
+        return int(self.coverage.has_new_phases.sum())
 
     @property
     def slowest_turns(self) -> float:
@@ -83,13 +83,13 @@ class Way:
         return EVIDENCE.get(self.name, "")
 
     def __repr__(self) -> str:
-        return f"Way({self})"
+        return f"ExtensionOption({self})"
 
     def __str__(self) -> str:
         sign = "never" if self.sign_change is None else f"from {self.sign_change}"
         return (
-            f"{self.name}: {self.pairs_affected} of {self.rope.num_pairs} pairs show new phases, "
-            f"C(r) < 0 {sign}, {self.resolution:.3g} of the angle between neighbours kept"
+            f"{self.name}: {self.pairs_with_new_phases} of {self.rope.num_pairs} pairs show new "
+            f"phases, C(r) < 0 {sign}, {self.resolution:.3g} of the angle between neighbours kept"
         )
 
 
@@ -102,11 +102,11 @@ class ExtensionPlan:
         kinds: The kinds of layers to extend.
         labels: Names of their blocks in ``rope_parameters``; empty if one block is for all.
         inside: Path in the config file where the keys go, joined by dots; empty for the top.
-        replaced: Keys of the file to remove, because a way's ``config`` replaces them; None if no
-            Hugging Face config was read.
+        replaced: Keys of the file to remove, because an option's ``config`` replaces them; None
+            if no Hugging Face config was read.
         context: Tokens of the training.
         to: Tokens of the wanted context.
-        ways: By name, the unchanged Rope first, then ``"documented"`` if that reaches ``to``.
+        options: By name, the unchanged Rope first, then ``"documented"`` if that reaches ``to``.
         documented: The longer context that the model's release documents, if phasor knows one.
     """
 
@@ -117,13 +117,13 @@ class ExtensionPlan:
     replaced: tuple[str, ...] | None
     context: int
     to: int
-    ways: Mapping[str, Way]
+    options: Mapping[str, ExtensionOption]
     documented: DocumentedExtension | None
 
     @property
     def recommended(self) -> str | None:
-        """The way for which there is evidence: what the release documents. None if it does not."""
-        return DOCUMENTED if DOCUMENTED in self.ways else None
+        """The option with evidence: what the release documents. None if it does not."""
+        return DOCUMENTED if DOCUMENTED in self.options else None
 
     @property
     def title(self) -> str:
@@ -153,38 +153,38 @@ class ExtensionPlan:
             return finding, f"Recommended: that, called {DOCUMENTED!r} here."
         return finding, f"For {self.to} tokens no law is recommended.", _MEASURING_ADVICE
 
-    def way(self, law: str | None) -> Way:
-        """The way with this law; with None the recommended one.
+    def option(self, law: str | None) -> ExtensionOption:
+        """The option with this law; with None the recommended one.
 
         Raises:
-            SpecError: If no such law is among the ways, or none is recommended.
+            SpecError: If no such law is among the options, or none is recommended.
         """
         name = self.recommended if law is None else law
         if name is None:
             raise SpecError(
-                f"law must be given, since none is recommended: one of {', '.join(self.ways)}"
+                f"law must be given, since none is recommended: one of {', '.join(self.options)}"
             )
-        if name not in self.ways:
-            raise no_such_law(name, self.ways)
-        return self.ways[name]
+        if name not in self.options:
+            raise no_such_law(name, self.options)
+        return self.options[name]
 
     def config_with(self, config: Mapping[str, Any], law: str | None) -> dict[str, Any]:
         """The Hugging Face config that the plan is about, changed for the longer context.
 
         Args:
             config: The whole file, which stays as it is.
-            law: As for `way`.
+            law: As for `option`.
 
         Returns:
-            A copy with the keys of the way set, and those that they replace removed.
+            A copy with the keys of the option set, and those that they replace removed.
 
         Raises:
             ConfigError: If a config cannot express the law, or has no config at ``inside``.
-            SpecError: As for `way`.
+            SpecError: As for `option`.
         """
-        way = self.way(law)
-        if way.config is None:
-            raise ConfigError(str(way.refused))
+        option = self.option(law)
+        if option.config is None:
+            raise ConfigError(str(option.refused))
         changed = copy.deepcopy(dict(config))
         inner = changed
         for key in filter(None, self.inside.split(".")):
@@ -193,20 +193,20 @@ class ExtensionPlan:
             inner = cast(dict[str, Any], inner[key])
         for key in self.replaced or ():
             inner.pop(key, None)
-        inner.update(copy.deepcopy(dict(way.config)))
+        inner.update(copy.deepcopy(dict(option.config)))
         return changed
 
     def __repr__(self) -> str:
-        return f"ExtensionPlan({self.model!r}, {self.title}, ways {', '.join(self.ways)})"
+        return f"ExtensionPlan({self.model!r}, {self.title}, options {', '.join(self.options)})"
 
     def __str__(self) -> str:
-        ways = (f"  {way}" for way in self.ways.values())
-        return "\n".join([f"{self.model}, {self.title}", *self.judgement, *ways])
+        options = (f"  {option}" for option in self.options.values())
+        return "\n".join([f"{self.model}, {self.title}", *self.judgement, *options])
 
     def as_plain(self, law: str | None) -> dict[str, Any]:
         """Everything as JSON values, with the config of ``law`` or of the recommended one."""
         name = self.recommended if law is None else law
-        chosen = None if name is None else self.way(name)
+        chosen = None if name is None else self.option(name)
         release = self.documented
         return {
             "model": self.model,
@@ -225,22 +225,22 @@ class ExtensionPlan:
             "config": None if chosen is None else chosen.config,
             "replaced": None if self.replaced is None else list(self.replaced),
             "refused": None if chosen is None else chosen.refused,
-            "ways": [
+            "options": [
                 {
                     "law": name,
-                    "pairs_affected": way.pairs_affected,
-                    "slowest_turns": way.slowest_turns,
-                    "sign_change": way.sign_change,
-                    "resolution": way.resolution,
-                    "attention_factor": way.rope.attention_factor,
-                    "evidence": way.evidence,
+                    "pairs_with_new_phases": option.pairs_with_new_phases,
+                    "slowest_turns": option.slowest_turns,
+                    "sign_change": option.sign_change,
+                    "resolution": option.resolution,
+                    "attention_factor": option.rope.attention_factor,
+                    "evidence": option.evidence,
                 }
-                for name, way in self.ways.items()
+                for name, option in self.options.items()
             ],
         }
 
 
-def plan(
+def plan_extension(
     ropes: LayerRopes | Rope,
     to: int,
     *,
@@ -275,11 +275,11 @@ def plan(
             distances that it would take minutes.
 
     >>> from phasor import preset
-    >>> planned = plan(preset("qwen3-8b"), 131072)
+    >>> planned = plan_extension(preset("qwen3-8b"), 131072)
     >>> planned.recommended, planned.documented.law.factor
     ('documented', 4.0)
-    >>> for name, way in plan(preset("llama-2-7b"), 32768).ways.items():
-    ...     print(name, way.pairs_affected, way.sign_change, round(way.resolution, 3))
+    >>> for name, one in plan_extension(preset("llama-2-7b"), 32768).options.items():
+    ...     print(name, one.pairs_with_new_phases, one.sign_change, round(one.resolution, 3))
     unchanged 18 1707 1.0
     linear 0 13649 0.125
     ntk 17 5732 1.0
@@ -321,16 +321,18 @@ def plan(
         # after the unchanged rope, before the other laws
         by_law = {UNCHANGED: trained_rope, DOCUMENTED: scaled_rope} | by_law
 
-    def make_way(name: str, scaled_rope: Rope) -> Way:
+    def make_option(name: str, scaled_rope: Rope) -> ExtensionOption:
         static = scaled_rope.at(to)
         config_rope = rope if name == UNCHANGED else scaled_rope
         # configs have a larger base in place of NTK-aware scaling
         if isinstance(config_rope.scaling, NTK) and not isinstance(config_rope.axes, Axial):
-            config_rope = with_raised_base(config_rope, config_rope.scaling.factor)
+            assert config_rope.base is not None, "a law scales the powers of a base"
+            raised = config_rope.scaling.raised_base(config_rope.base, config_rope.num_pairs)
+            config_rope = replace(config_rope, base=raised, scaling=None)
         config, refused = _config_keys(ropes, names, config_rope, length, to)
         fastest = trained_rope.inv_freq.argmax()
         before, after = trained_rope.inv_freq[fastest], static.inv_freq[fastest]
-        return Way(
+        return ExtensionOption(
             name=name,
             rope=static,
             coverage=coverage(trained_rope, length, static, to),
@@ -352,7 +354,7 @@ def plan(
         replaced=tuple(key for key in replaceable if key in in_file) if in_file else None,
         context=length,
         to=to,
-        ways={name: make_way(name, scaled_rope) for name, scaled_rope in by_law.items()},
+        options={name: make_option(name, scaled_rope) for name, scaled_rope in by_law.items()},
         documented=documented,
     )
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from typing import Any, overload
+from dataclasses import dataclass
+from typing import Any, cast, overload
 
 import numpy as np
 
@@ -16,16 +16,44 @@ from phasor.identification.calling import Caller, RefusedError, find_caller
 from phasor.identification.report import finite_or_none
 from phasor.identification.spectrum import Floats, exact_phasors, find_first_bad
 from phasor.layers import LayerRopes
-from phasor.numpy import matrix, pair_indices
-from phasor.papers.distances import repeat_on_axes
+from phasor.numpy import matrix, pair_indices, repeat_on_axes
 from phasor.rope import Rope, real_inv_freq
 
 Function = Callable[..., Any]
 _CONTEXT = 1 << 20  # positions compared if no model has a context
 
 
+class Difference:
+    """How two sides differ: false if they agree within what was compared; printed as its `lines`.
+
+    The difference of two models holds one for each kind of layers, that of a kind of layers one of
+    two Ropes, and that of two Ropes one for each pair that it names.
+    """
+
+    def lines(self) -> list[str]:
+        """The differences, a line each."""
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
+
+    def as_plain(self) -> dict[str, Any]:
+        """Everything as JSON values, with the verdict in ``differ``; axes as their repr."""
+        return {"differ": bool(self)} | {name: _plain(value) for name, value in vars(self).items()}
+
+
+def _plain(value: object) -> Any:
+    if isinstance(value, Difference):
+        return value.as_plain()
+    if isinstance(value, tuple):
+        return [_plain(one) for one in cast(tuple[object, ...], value)]
+    if isinstance(value, dict):
+        return {key: _plain(one) for key, one in cast(dict[str, object], value).items()}
+    return value if value is None or isinstance(value, (str, int, float)) else repr(value)
+
+
 @dataclass(frozen=True, kw_only=True)
-class Parting:
+class PairDifference(Difference):
     """The position where the angles of one pair part.
 
     Attributes:
@@ -40,16 +68,17 @@ class Parting:
     error: float
     inv_freq: tuple[float, float]
 
-    def __str__(self) -> str:
+    def lines(self) -> list[str]:
+        """The pair, the position, and by how much."""
         first, second = self.inv_freq
-        return (
+        return [
             f"{self.pair} at position {self.position}, {self.error:.3g} apart "
             f"(inv_freq {first:.9g} and {second:.9g})"
-        )
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Difference:
+class RopeDifference(Difference):
     """How two Ropes differ within a context; false if they do not.
 
     Attributes:
@@ -63,8 +92,8 @@ class Difference:
     """
 
     fields: dict[str, tuple[object, object]]
-    earliest: Parting | None = None
-    first_pair: Parting | None = None
+    earliest: PairDifference | None = None
+    first_pair: PairDifference | None = None
     pairs: int = 0
     attention_factors: tuple[float, float] | None = None
     softmax_factors: tuple[float, float] | None = None
@@ -92,10 +121,10 @@ class Difference:
         return lines
 
     def __str__(self) -> str:
-        return "\n".join(self.lines()) or "They agree at every position within the context."
+        return super().__str__() or "They agree at every position within the context."
 
 
-def _diff_ropes(a: Rope, b: Rope, context: int, tolerance: float) -> Difference:
+def _diff_ropes(a: Rope, b: Rope, context: int, tolerance: float) -> RopeDifference:
     """The difference of two Ropes; each pair's position is computed from its frequencies."""
     names = ("head_dim", "pairing", "rotary_dim", "rotary_start", "direction", "axes")
     fields = {name: (getattr(a, name), getattr(b, name)) for name in names}
@@ -106,17 +135,17 @@ def _diff_ropes(a: Rope, b: Rope, context: int, tolerance: float) -> Difference:
     positions = _parting_positions(a, b, tolerance) if same_pairs else np.array([])
     parting_pairs = np.flatnonzero(positions < context)
 
-    def find_parting(pair: int) -> Parting:
+    def find_parting(pair: int) -> PairDifference:
         place = np.array([int(positions[pair])])
         za, zb = (exact_phasors(rope, place)[0, pair] for rope in (a, b))
-        return Parting(
+        return PairDifference(
             pair=pair,
             position=int(place[0]),
             error=float(abs(za - zb)),
             inv_freq=(float(a.inv_freq[pair]), float(b.inv_freq[pair])),
         )
 
-    return Difference(
+    return RopeDifference(
         fields={name: values for name, values in fields.items() if values[0] != values[1]},
         earliest=find_parting(int(np.argmin(positions))) if len(parting_pairs) else None,
         first_pair=find_parting(int(parting_pairs[0])) if len(parting_pairs) else None,
@@ -152,8 +181,8 @@ def _parting_positions(a: Rope, b: Rope, tolerance: float) -> Floats:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MeasuredParting:
-    """The position where two linear maps part.
+class MapDifference(Difference):
+    """The position where two linear maps part, as functions make them.
 
     Attributes:
         position: The first position found at which they differ.
@@ -172,39 +201,40 @@ class MeasuredParting:
     score: float | None = None
     refused: str | None = None
 
-    def __str__(self) -> str:
+    def lines(self) -> list[str]:
+        """The position and the sizes, in a sentence."""
         text = f"They part at position {self.position}"
         if self.refused is not None:
-            return f"{text}, which one refuses: {self.refused}."
+            return [f"{text}, which one refuses: {self.refused}."]
         text += "" if self.pair is None else f" in pair {self.pair}"
         if self.size is None or self.score is None:
-            return f"{text}: one gives no finite numbers."
-        return (
+            return [f"{text}: one gives no finite numbers."]
+        return [
             f"{text}: a unit vector comes out {self.size:.3g} apart, and a score of unit vectors "
             f"changes by up to {self.score:.3g}."
-        )
+        ]
 
 
 def _diff_measured(
     first: Rope | Caller, second: Rope | Caller, context: int, tolerance: float
-) -> MeasuredParting | None:
+) -> MapDifference | None:
     """Compare at positions 0 to 16 and around every power of two below the context.
 
     The parting is then found by bisection between the last equal and the first unequal position.
     """
 
-    def find_parting(position: int) -> MeasuredParting | None:
+    def find_parting(position: int) -> MapDifference | None:
         try:
             first_map, second_map = _find_map(first, position), _find_map(second, position)
             origins = _find_map(first, 0), _find_map(second, 0)
         except RefusedError as error:
-            return MeasuredParting(position=position, refused=str(error))
+            return MapDifference(position=position, refused=str(error))
         distances = np.linalg.norm(first_map - second_map, axis=0)
         if np.all(distances <= tolerance):
             return None
         read = int(np.argmax(np.where(np.isfinite(distances), distances, np.inf)))
         scores = first_map.T @ origins[0] - second_map.T @ origins[1]
-        return MeasuredParting(
+        return MapDifference(
             position=position,
             coordinates=(read, int(np.argmax(np.abs(first_map - second_map)[:, read]))),
             pair=next(
@@ -237,7 +267,7 @@ def _pair_of(rope: Rope, coordinate: int) -> int | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Meeting:
+class LayerDifference(Difference):
     """The layers of one kind in the first model and one in the second; false if they agree.
 
     Attributes:
@@ -250,7 +280,7 @@ class Meeting:
     layers: str
     kinds: tuple[str, str]
     has_rope: tuple[bool, bool]
-    difference: Difference | None
+    difference: RopeDifference | None
 
     def __bool__(self) -> bool:
         return self.has_rope[0] != self.has_rope[1] or bool(self.difference)
@@ -265,19 +295,9 @@ class Meeting:
             lines = self.difference.lines()
         return [f"{kinds} (layers {self.layers})", *(f"  {line}" for line in lines)]
 
-    def as_plain(self) -> dict[str, Any]:
-        """Everything as JSON values, with the verdict in ``differ``; axes as their repr."""
-        plain: dict[str, Any] = asdict(self) | {"differ": bool(self)}
-        if self.difference is not None:
-            plain["difference"]["fields"] = {
-                name: [v if isinstance(v, (str, int, float)) else repr(v) for v in values]
-                for name, values in self.difference.fields.items()
-            }
-        return plain
-
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
+class ModelDifference(Difference):
     """Two models side by side; false if no layer, frequency or factor differs.
 
     Attributes:
@@ -286,7 +306,7 @@ class Comparison:
         softmax_factors: The factor of each on its softmax scale.
         context: Positions compared.
         tolerance: How far apart two unit vectors may be.
-        meetings: Every pair of ropes that share a layer.
+        layers: For every two kinds of layers that meet at one index.
     """
 
     names: tuple[str, str]
@@ -294,13 +314,13 @@ class Comparison:
     softmax_factors: tuple[float, float]
     context: int
     tolerance: float
-    meetings: tuple[Meeting, ...]
+    layers: tuple[LayerDifference, ...]
 
     def __bool__(self) -> bool:
         return (
             self.layer_counts[0] != self.layer_counts[1]
             or _pair_if_different(*self.softmax_factors, self.tolerance) is not None
-            or any(self.meetings)
+            or any(self.layers)
         )
 
     def lines(self) -> list[str]:
@@ -312,33 +332,24 @@ class Comparison:
             lines.append("  Layers: {} and {}.".format(*self.layer_counts))
         if self and self.softmax_factors[0] != self.softmax_factors[1]:
             lines.append("  Softmax scale: times {:.9g} and {:.9g}.".format(*self.softmax_factors))
-        for meeting in self.meetings:
-            if meeting:
-                lines += ["", *meeting.lines()]
+        for difference in self.layers:
+            if difference:
+                lines += ["", *difference.lines()]
         return lines
 
     def __repr__(self) -> str:
         verdict = "they differ" if self else "they agree"
-        return f"Comparison({self.names[0]!r}, {self.names[1]!r}: {verdict})"
-
-    def __str__(self) -> str:
-        return "\n".join(self.lines())
-
-    def as_plain(self) -> dict[str, Any]:
-        """Everything as JSON values, with the verdict in ``differ`` here and at each meeting."""
-        plain: dict[str, Any] = asdict(self) | {"differ": bool(self)}
-        plain["meetings"] = [meeting.as_plain() for meeting in self.meetings]
-        return plain
+        return f"ModelDifference({self.names[0]!r}, {self.names[1]!r}: {verdict})"
 
 
 def _diff_models(
     a: LayerRopes, b: LayerRopes, seq_len: int, context: int, tolerance: float
-) -> Comparison:
-    """One meeting for each pair of kinds that share a layer, up to the shorter model's end."""
+) -> ModelDifference:
+    """A difference for each two kinds that share a layer, up to the shorter model's end."""
     layers_of: dict[tuple[str, str], list[int]] = {}
     for layer, kinds in enumerate(zip(a.layer_kinds, b.layer_kinds, strict=False)):
         layers_of.setdefault(kinds, []).append(layer)
-    meetings: list[Meeting] = []
+    differences: list[LayerDifference] = []
     for kinds, layers in layers_of.items():
         rope_a, rope_b = a.kinds[kinds[0]], b.kinds[kinds[1]]
         difference = None
@@ -346,48 +357,50 @@ def _diff_models(
             static = static_rope(rope_a, seq_len), static_rope(rope_b, seq_len)
             difference = _diff_ropes(*static, context, tolerance)
         has_rope = rope_a is not None, rope_b is not None
-        meetings.append(
-            Meeting(layers=ranges(layers), kinds=kinds, has_rope=has_rope, difference=difference)
+        differences.append(
+            LayerDifference(
+                layers=ranges(layers), kinds=kinds, has_rope=has_rope, difference=difference
+            )
         )
-    return Comparison(
+    return ModelDifference(
         names=(a.name, b.name),
         layer_counts=(len(a), len(b)),
         softmax_factors=(a.softmax_factor, b.softmax_factor),
         context=context,
         tolerance=tolerance,
-        meetings=tuple(meetings),
+        layers=tuple(differences),
     )
 
 
 @overload
 def diff(
     a: Rope, b: Rope, *, context: int | None = None, tolerance: float | None = None
-) -> Difference: ...
+) -> RopeDifference: ...
 @overload
 def diff(
     a: LayerRopes, b: LayerRopes, *, context: int | None = None, tolerance: float | None = None,
     seq_len: int | None = None,
-) -> Comparison: ...  # fmt: skip
+) -> ModelDifference: ...  # fmt: skip
 @overload
 def diff(
     a: Function, b: Rope | Function, *, context: int | None = None, tolerance: float | None = None,
     head_dim: int | None = None, **calling: Any,
-) -> MeasuredParting | None: ...  # fmt: skip
+) -> MapDifference | None: ...  # fmt: skip
 @overload
 def diff(
     a: Rope, b: Function, *, context: int | None = None, tolerance: float | None = None,
     head_dim: int | None = None, **calling: Any,
-) -> MeasuredParting | None: ...  # fmt: skip
+) -> MapDifference | None: ...  # fmt: skip
 @overload
 def diff(
     a: Rope | Function, b: Rope | Function, *, context: int | None = None,
     tolerance: float | None = None, head_dim: int | None = None, **calling: Any,
-) -> Difference | MeasuredParting | None: ...  # fmt: skip
+) -> RopeDifference | MapDifference | None: ...  # fmt: skip
 def diff(
     a: Rope | LayerRopes | Function, b: Rope | LayerRopes | Function, *, context: int | None = None,
     tolerance: float | None = None, seq_len: int | None = None, head_dim: int | None = None,
     **calling: Any,
-) -> Difference | Comparison | MeasuredParting | None:  # fmt: skip
+) -> RopeDifference | ModelDifference | MapDifference | None:  # fmt: skip
     """How two Ropes, two models or two functions differ; false if they agree within the context.
 
     Two pairs of Ropes part at the first position where ``exp(i p f_a)`` and ``exp(i p f_b)`` are
@@ -429,7 +442,7 @@ def diff(
 
     >>> from phasor import preset
     >>> compared = diff(preset("llama-3-8b"), preset("llama-3.1-8b"), context=8192)
-    >>> [(one.layers, one.difference.pairs) for one in compared.meetings]
+    >>> [(one.layers, one.difference.pairs) for one in compared.layers]
     [('0-31', 35)]
 
     >>> from phasor.numpy import rotate

@@ -46,8 +46,7 @@ from phasor.identification.spectrum import (
     find_spectrum,
     powers_of_two,
 )
-from phasor.numpy import matrix
-from phasor.papers.distances import repeat_on_axes
+from phasor.numpy import matrix, repeat_on_axes
 from phasor.rope import Rope
 
 #: Vectors of one position before and after the rotation, ``[N, head_dim]`` each.

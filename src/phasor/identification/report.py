@@ -68,11 +68,11 @@ class Finding:
 
     Attributes:
         name: Its name, for programs.
-        says: One sentence, for people.
+        sentence: One sentence, for people.
     """
 
     name: str
-    says: str
+    sentence: str
 
 
 def make_finding(name: str, /, **measured: Any) -> Finding:
@@ -182,7 +182,7 @@ class Identification:
             lines.append(f"Its result is multiplied by {self.attention_factor:.9g}.")
         if self.position_offset:
             lines.append(f"Position p is turned as p {self.position_offset:+g}.")
-        lines += [finding.says for finding in self.findings]
+        lines += [finding.sentence for finding in self.findings]
         if self.negative is not None and not any("negative" in name for name in self.names()):
             lines.append(f"A negative position {self.negative}.")
         if self.precision:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from phasor.papers.distances import phasors
+from phasor.numpy import phasors
 from phasor.rope import Rope
 
 Floats = NDArray[np.float64]

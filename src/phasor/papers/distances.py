@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from phasor._checks import choice, whole
 from phasor.angles import checked_positions, cos_sin
 from phasor.errors import SpecError, TensorError
-from phasor.numpy import pair_indices
+from phasor.numpy import pair_indices, phasors
 from phasor.rope import Rope
 
 Kind = Literal["aligned", "opposite", "random", "independent"]
@@ -247,27 +247,6 @@ def find_first_negative(rope: Rope, count: int, unrotated_pairs: float = 0.0) ->
         if negative.any():
             return start + int(negative.argmax())
     return None
-
-
-def phasors(rope: Rope, distances: NDArray[Any]) -> NDArray[np.complex128]:
-    """``exp(1j * direction * r * inv_freq[k])`` at any ``distances`` ``[P]``, along every axis.
-
-    Returns:
-        complex128 ``[P, num_pairs]``, both parts within `phasor.angles.COS_SIN_ERROR`.
-
-    >>> print(phasors(Rope(head_dim=2, pairing="half"), np.array([1])).round(4))
-    [[0.5403+0.8415j]]
-    """
-    return _phasors_at(rope, repeat_on_axes(rope, distances))
-
-
-def repeat_on_axes(rope: Rope, positions: ArrayLike) -> NDArray[Any]:
-    """Positions ``[...]`` as the rope takes them: ``[..., n_axes]``, the same on every axis.
-
-    With one axis they stay ``[...]``.
-    """
-    array, n_axes = np.asarray(positions), rope.axes.n_axes
-    return array if n_axes == 1 else np.repeat(array[..., None], n_axes, axis=-1)
 
 
 def _phasors_at(rope: Rope, positions: NDArray[Any]) -> NDArray[np.complex128]:

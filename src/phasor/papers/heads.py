@@ -36,9 +36,9 @@ from numpy.typing import NDArray
 from phasor._checks import number, short_repr, whole
 from phasor.errors import SpecError
 from phasor.frequencies import real_turns
-from phasor.numpy import rotate
+from phasor.numpy import phasors, repeat_on_axes, rotate
 from phasor.pairings import slices
-from phasor.papers.distances import cosine_sums, phasors, repeat_on_axes
+from phasor.papers.distances import cosine_sums
 from phasor.rope import Rope
 
 _WIDEST = 1 << 20

@@ -61,12 +61,12 @@ class Coverage:
         return self.trained_turns < 1
 
     @property
-    def affected(self) -> NDArray[np.bool_]:
+    def has_new_phases(self) -> NDArray[np.bool_]:
         """Bool ``[num_pairs]``: pairs with a new phase."""
         return self.new_share > 0
 
     def __repr__(self) -> str:
-        count = f"{self.affected.sum()} of {len(self.affected)}"
+        count = f"{self.has_new_phases.sum()} of {len(self.has_new_phases)}"
         return f"Coverage({self.context} to {self.to} tokens: {count} pairs show new phases)"
 
 
@@ -95,10 +95,10 @@ def coverage(rope: Rope, context: int, extended: Rope, to: int) -> Coverage:
     >>> from phasor.scaling import Linear
     >>> llama2 = Rope(head_dim=128, pairing="half", base=10_000.0)
     >>> unchanged = coverage(llama2, 4096, llama2, 16384)
-    >>> print(unchanged.affected.sum(), unchanged.first_new[63], unchanged.new_share[63])
+    >>> print(unchanged.has_new_phases.sum(), unchanged.first_new[63], unchanged.new_share[63])
     18 4096.0 0.75
     >>> stretched = dataclasses.replace(llama2, scaling=Linear(factor=4.0))
-    >>> print(coverage(llama2, 4096, stretched, 16384).affected.sum())
+    >>> print(coverage(llama2, 4096, stretched, 16384).has_new_phases.sum())
     0
     """
     whole("context", context, least=1, most=_LONGEST)

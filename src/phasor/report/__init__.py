@@ -16,7 +16,7 @@ from phasor import charts
 from phasor.charts.style import AnyChart, screen_spec, stylesheet
 from phasor.describe import pair_rows, ranges, rule_sentences, sentences
 from phasor.errors import SpecError
-from phasor.extending import ExtensionPlan, plan
+from phasor.extending import ExtensionPlan, plan_extension
 from phasor.layers import LayerRopes
 from phasor.papers.heads import required_alpha
 from phasor.report.snippet import usage
@@ -108,8 +108,8 @@ def _describe_section(
 ) -> dict[str, Any]:
     """The template's values for the layers that rotate by ``rope``."""
     kinds = [kind for kind, kind_rope in ropes.kinds.items() if kind_rope == rope]
-    planned = plan(ropes, to, kind=kinds, context=context)
-    trained = planned.ways["unchanged"].rope
+    planned = plan_extension(ropes, to, kind=kinds, context=context)
+    trained = planned.options["unchanged"].rope
     drawings, alpha, reason = _draw_charts(planned), None, ""
     try:
         alpha = required_alpha(trained, min(context, _LONGEST_HEAD_CONTEXT), 0.99)
@@ -121,7 +121,9 @@ def _describe_section(
         "title": ", ".join(kinds),
         "sentences": [*rule_sentences(rope, context), *sentences(trained, context)],
         "planned": planned,
-        "configs": {name: json.dumps(way.config, indent=2) for name, way in planned.ways.items()},
+        "configs": {
+            name: json.dumps(way.config, indent=2) for name, way in planned.options.items()
+        },
         "alpha": alpha,
         "no_head": reason,
         "charts": {
@@ -137,12 +139,14 @@ def _describe_section(
 def _draw_charts(planned: ExtensionPlan) -> dict[str, AnyChart]:
     """The charts that every rope has."""
     context, to = planned.context, planned.to
-    laws = {name: way.rope for name, way in planned.ways.items()}
+    laws = {name: way.rope for name, way in planned.options.items()}
     trained = laws["unchanged"]
     # whole distances with evenly spaced logarithms
     distances = np.unique(np.geomspace(1, to - 1, _CURVE_POINTS).astype(np.int64))
     return {
-        "coverage": charts.turns_chart({name: way.coverage for name, way in planned.ways.items()}),
+        "coverage": charts.turns_chart(
+            {name: way.coverage for name, way in planned.options.items()}
+        ),
         "scaling": charts.scaling_chart(trained, laws),
         # the menu shows the first other law, the documented one if there is one
         "cosine": charts.cosine_chart(
@@ -157,7 +161,7 @@ def _draw_head_charts(planned: ExtensionPlan, alpha: float) -> dict[str, AnyChar
     """The sharpness that a previous-token head needs, and the weight that ``alpha`` keeps."""
     context = planned.context
     contexts = [1 << bit for bit in range(2, min(planned.to, _LONGEST_HEAD_CONTEXT).bit_length())]
-    laws = {name: way.rope for name, way in planned.ways.items()}
+    laws = {name: way.rope for name, way in planned.options.items()}
     trained = laws["unchanged"]
     return {
         "needed": charts.required_alpha_chart(trained, contexts, context=context),

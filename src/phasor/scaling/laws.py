@@ -138,6 +138,11 @@ class NTK(_Stretch):
             raise SpecError("NTK scaling needs at least two pairs (rotary_dim >= 4), got one")
         return _divide_by_powers(plain, self.factor, last)
 
+    def raised_base(self, base: float, num_pairs: int) -> float:
+        """The base that does the same by itself: ``base * factor ** (n / (n - 1))``."""
+        power = Decimal(num_pairs) / (num_pairs - 1)
+        return float(Decimal(base) * Decimal(self.factor) ** power)
+
 
 @dataclass(frozen=True, kw_only=True)
 class NTKOld(_Stretch):

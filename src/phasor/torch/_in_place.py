@@ -1,15 +1,16 @@
 """Checks before tensors are written in place: no element may be written twice.
 
-Errors come before the first write. If the strides do not give an answer quickly, a tensor is
-refused, although its elements may be distinct.
+Errors come before the first write. Where the strides do not give an answer quickly, tensors are
+refused, although their elements may be distinct.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,19 +18,19 @@ from phasor.errors import TensorError
 from phasor.torch._arguments import names_of
 from phasor.torch._internals import autograd_may_refuse_write, in_transform, may_write
 
-#: ``(length, stride)`` in bytes of every dimension, the bytes of an element among them.
-ByteLayout = tuple[tuple[int, int], ...]
 #: Shape and strides of a tensor, and the bytes of an element.
 Strided = tuple[Sequence[int], Sequence[int], int]
 
-_MOST_SEARCH_STEPS = 1000  # after so many the answer is that two tensors could overlap
+# of candidates, after which two tensors count as overlapping; NumPy's types list two numbers
+_MOST_WORK: Any = 1000
+_ANY_ADDRESS = 1 << 48  # only distances matter
 
 
-class PairLayout(NamedTuple):
-    """The memory layout of a query and a key, without their addresses."""
+class QKMemory(NamedTuple):
+    """What memory a query and a key take, without their addresses."""
 
-    q: ByteLayout
-    k: ByteLayout
+    q: Strided
+    k: Strided
     q_bytes: int
     k_bytes: int
 
@@ -37,7 +38,7 @@ class PairLayout(NamedTuple):
         """Whether a query and a key at these addresses have a byte in common, or could."""
         if q + self.q_bytes <= k or k + self.k_bytes <= q:
             return False
-        return _have_common_byte(self.q, self.k, k - q)
+        return _share_memory(self.q, self.k, k - q)
 
     def check_apart(self, q: int, k: int) -> None:
         """Refuse a query and a key that overlap."""
@@ -48,9 +49,10 @@ class PairLayout(NamedTuple):
             )
 
 
-def pair_layout(q: Tensor, k: Tensor) -> PairLayout:
-    """The memory layout of two tensors, computed once for the same shapes and strides."""
-    return _pair_layout(*((x.shape, x.stride(), x.element_size()) for x in (q, k)))
+def qk_memory(q: Tensor, k: Tensor) -> QKMemory:
+    """What memory these two tensors take."""
+    one, other = ((x.shape, x.stride(), x.element_size()) for x in (q, k))
+    return QKMemory(one, other, _span_bytes(*one), _span_bytes(*other))
 
 
 def check_mutable(xs: Sequence[Tensor]) -> None:
@@ -94,15 +96,15 @@ def check_writable(xs: Sequence[Tensor]) -> None:
     """Refuse a tensor, or a query and a key, of which an element would be written twice."""
     check_no_self_overlap(xs)
     if len(xs) == 2:
-        pair_layout(*xs).check_apart(*[x.data_ptr() for x in xs])
+        qk_memory(*xs).check_apart(*[x.data_ptr() for x in xs])
 
 
 def check_cos_sin(xs: Sequence[Tensor], cos_sin: Sequence[Tensor]) -> None:
     """Refuse cos and sin that lie between the first and the last byte of a written tensor."""
     for x in xs:
         for values in cos_sin:
-            layout, distance = pair_layout(x, values), values.data_ptr() - x.data_ptr()
-            if -layout.k_bytes < distance < layout.q_bytes:
+            memory, distance = qk_memory(x, values), values.data_ptr() - x.data_ptr()
+            if -memory.k_bytes < distance < memory.q_bytes:
                 raise TensorError(
                     "cos and sin must not share memory with x to be written in place; pass clones"
                 )
@@ -134,45 +136,27 @@ def _span_bytes(shape: Sequence[int], stride: Sequence[int], size: int) -> int:
 
 
 @lru_cache(maxsize=256)
-def _pair_layout(q: Strided, k: Strided) -> PairLayout:
-    return PairLayout(_byte_layout(*q), _byte_layout(*k), _span_bytes(*q), _span_bytes(*k))
+def _share_memory(q: Strided, k: Strided, distance: int) -> bool:
+    """Whether elements of two tensors meet, whose first ones are ``distance`` bytes apart."""
+    try:
+        return np.shares_memory(
+            np.asarray(_Elements(q, _ANY_ADDRESS)),
+            np.asarray(_Elements(k, _ANY_ADDRESS + distance)),
+            max_work=_MOST_WORK,
+        )
+    except np.exceptions.TooHardError:
+        return True
 
 
-def _byte_layout(shape: Sequence[int], stride: Sequence[int], size: int) -> ByteLayout:
-    dims = [(n, step * size) for n, step in zip(shape, stride, strict=True)]
-    return ((size, 1), *(dim for dim in dims if dim[0] > 1))
+class _Elements:
+    """Elements at an address as NumPy knows them, for what it answers without reading any."""
 
-
-@lru_cache(maxsize=256)
-def _have_common_byte(q: ByteLayout, k: ByteLayout, distance: int) -> bool:
-    """Whether ``sum(i * stride) of q == distance + sum(j * stride) of k`` for some indices.
-
-    Dimensions of equal strides are one unknown, the difference ``i - j``. The search tries the
-    unknowns from the largest stride down. Of each it tries only the values from which the extreme
-    values of the remaining unknowns can still reach the sum.
-    """
-    ranges: dict[int, tuple[int, int]] = {}  # of i - j, for every stride
-    for sign, layout in ((1, q), (-1, k)):
-        for n, stride in layout:
-            low, high = ranges.get(stride, (0, 0))
-            end = sign * (n - 1)
-            ranges[stride] = low + min(end, 0), high + max(end, 0)
-    strides = sorted(ranges, reverse=True)
-
-    steps = 0
-
-    def can_reach(distance_left: int, depth: int) -> bool:
-        nonlocal steps
-        steps += 1
-        if depth == len(strides) or steps > _MOST_SEARCH_STEPS:
-            return distance_left == 0 or steps > _MOST_SEARCH_STEPS
-        stride, (low, high) = strides[depth], ranges[strides[depth]]
-        if stride == 0:
-            return can_reach(distance_left, depth + 1)
-        smaller = [(s * ranges[s][0], s * ranges[s][1]) for s in strides[depth + 1 :]]
-        lowest, highest = (sum(ends) for ends in zip((0, 0), *smaller, strict=True))
-        first = max(low, -((highest - distance_left) // stride))
-        last = min(high, (distance_left - lowest) // stride)
-        return any(can_reach(distance_left - c * stride, depth + 1) for c in range(first, last + 1))
-
-    return can_reach(distance, 0)
+    def __init__(self, layout: Strided, address: int) -> None:
+        shape, strides, size = layout
+        self.__array_interface__ = {
+            "version": 3,
+            "typestr": f"|V{size}",
+            "shape": tuple(shape),
+            "strides": tuple(size * step for step in strides),
+            "data": (address, False),
+        }

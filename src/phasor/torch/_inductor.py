@@ -35,7 +35,7 @@ _AUTO_PREFIX = "auto, rule "
 _SOURCE_MODULES = sys.modules[__name__], eager, _angles, numpy_angles
 
 #: The number of elements of all tensors together from which the operator is kept, by the backend
-#: that it would run, the pairing and the dtype. Measured by ``bench/compiled.py``. Combinations
+#: that it would run, the pairing and the dtype. Measured by ``bench/run.py compiled``. Combinations
 #: that are not listed, such as Triton and float64, keep the operator.
 OPERATOR_FROM: dict[tuple[str, str, torch.dtype], int] = {
     ("cpu", "half", torch.float32): NEVER,

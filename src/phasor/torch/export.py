@@ -1,7 +1,7 @@
 """Models as ONNX files in which every rotation is the standard operator RotaryEmbedding.
 
 The file computes what `phasor.torch.rotate` does, with the same cos and sin. The module
-`phasor.translation.onnx` reads standard operators and turns caches of cos and sin into a Rope.
+`phasor.identification.from_cache` turns caches of cos and sin into a Rope.
 """
 
 from __future__ import annotations

@@ -21,7 +21,6 @@ from phasor._checks import short_repr
 from phasor._reals import in_reals
 from phasor.axes import Axes, OneAxis
 from phasor.errors import ConfigError, SpecError
-from phasor.extending import with_raised_base
 from phasor.layers import LayerRopes
 from phasor.pairings import PAIRINGS, Pairing
 from phasor.rope import Rope, real_inv_freq
@@ -263,10 +262,10 @@ def ntk_as_base(rope: Rope) -> Rope:
     """The rope with a raised base in place of an NTK law, if that base is above 1."""
     law = rope.scaling
     with suppress(SpecError):
-        if isinstance(law, NTK):
-            return with_raised_base(rope, law.factor)
-        if isinstance(law, (NTKOld, NTKFixed)):
+        if isinstance(law, (NTK, NTKOld, NTKFixed)):
             assert rope.base is not None, "a law scales the powers of a base"
+            if isinstance(law, NTK):
+                return replace(rope, base=law.raised_base(rope.base, rope.num_pairs), scaling=None)
             # NTKFixed divides all pairs once more by the divisor of its fastest pair
             rest = Linear(factor=law.factor ** (1 / rope.num_pairs))
             scaling = rest if isinstance(law, NTKFixed) else None

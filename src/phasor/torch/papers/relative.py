@@ -29,10 +29,10 @@ class ReRope:
     With a ``factor`` it is Leaky ReRoPE: ``r`` becomes ``width + (r - width) / factor``.
 
     >>> import torch
-    >>> query, key = ReRope(width=4).far(torch.arange(10))
+    >>> query, key = ReRope(width=4).far_positions(torch.arange(10))
     >>> (query[9] - key[:6]).tolist()  # for the distances 9 to 4
     [4, 4, 4, 4, 4, 4]
-    >>> query, key = ReRope(width=4, factor=2.0).far(torch.arange(10))
+    >>> query, key = ReRope(width=4, factor=2.0).far_positions(torch.arange(10))
     >>> (query[9] - key[:6]).tolist()
     [6.5, 6.0, 5.5, 5.0, 4.5, 4.0]
     """
@@ -45,7 +45,7 @@ class ReRope:
         if self.factor is not None:
             object.__setattr__(self, "factor", number("factor", self.factor, above=0))
 
-    def far(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def far_positions(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Positions of queries and of keys whose difference is the changed distance."""
         if self.factor is None:
             zeros = torch.zeros_like(positions)
@@ -63,7 +63,7 @@ class SelfExtend:
     the result differs from one query to the next, by at most one.
 
     >>> import torch
-    >>> query, key = SelfExtend(width=4, group=2).far(torch.arange(10))
+    >>> query, key = SelfExtend(width=4, group=2).far_positions(torch.arange(10))
     >>> (query[9] - key[:6]).tolist()
     [6, 6, 5, 5, 4, 4]
     """
@@ -75,7 +75,7 @@ class SelfExtend:
         whole("width", self.width, least=1)
         whole("group", self.group, least=1)
 
-    def far(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def far_positions(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Positions of queries and of keys whose difference is the changed distance."""
         grouped = positions // self.group
         return grouped + (self.width - self.width // self.group), grouped
@@ -140,7 +140,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, rope: Rope, distance: Distance) -> 
     gain, factor = logit_factors(rope, q.shape[-1])
     new, seq, width = q.shape[1], k.shape[1], distance.width
     positions = torch.arange(seq, device=q.device)
-    far_positions_q, far_positions_k = distance.far(positions)
+    far_positions_q, far_positions_k = distance.far_positions(positions)
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     # [batch, num_kv_heads, group, seq, head_dim], with a group of 1 for keys and values
     near_q, far_q = (

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from phasor.torch._in_place import check_cos_sin, check_no_self_overlap, check_writable, pair_layout
+from phasor.torch._in_place import check_cos_sin, check_no_self_overlap, check_writable, qk_memory
 from phasor.torch._internals import cached_constant, count_writes
 from phasor.torch._text import read_layout
 from phasor.torch.backends.triton.launching import (
@@ -211,5 +211,5 @@ def make_plan(
             q.shape[-1] if is_new and q.shape[-1] > 2 * tokens.num_pairs else 0,
             *(packed, *tile),
         ),
-        pair_layout(q, k) if has_key and not is_new else None,
+        qk_memory(q, k) if has_key and not is_new else None,
     )

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from phasor.angles import turn_limbs
-from phasor.torch._in_place import PairLayout
+from phasor.torch._in_place import QKMemory
 from phasor.torch._internals import hold_for_graph
 from phasor.torch._text import count_axes, count_own_dimensions, read_rope
 
@@ -57,7 +57,7 @@ class LaunchPlan:
     programs: int
     constants: Tensor | None  # None for given cos and sin
     arguments: tuple[Any, ...]
-    layout: PairLayout | None = None  # of a query and a key that are both written
+    memory: QKMemory | None = None  # of a query and a key that are both written
     compiled: Any = None
 
     def launch(self, tensors: Sequence[Tensor], angles: Sequence[Tensor]) -> None:
@@ -66,8 +66,8 @@ class LaunchPlan:
         Raises:
             TensorError: If both are written, and share memory.
         """
-        if self.layout is not None:
-            self.layout.check_apart(tensors[0].data_ptr(), tensors[1].data_ptr())
+        if self.memory is not None:
+            self.memory.check_apart(tensors[0].data_ptr(), tensors[1].data_ptr())
         if self.programs == 0:
             return
         constants = self.constants

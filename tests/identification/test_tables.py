@@ -10,8 +10,8 @@ import pytest
 
 from phasor import Rope
 from phasor.errors import ConfigError, SpecError, TensorError
+from phasor.identification import from_cache
 from phasor.scaling import Cope, Linear, Llama3, NTKFixed, Proportional, Yarn
-from phasor.translation.onnx import from_cache
 
 from ..oracle import frequencies
 
