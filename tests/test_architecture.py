@@ -22,7 +22,8 @@ PIPELINE = """
     errors _checks _reals
     scaling.laws scaling.rules scaling
     axes pairings rope layers presets
-    configs.block configs.facts configs.laws configs.sources configs.layer_kinds configs.unread_keys
+    configs.block configs.facts configs.laws configs.layer_kinds configs.gguf_header configs.sources
+    configs.unread_keys
     configs.huggingface configs.diffusers configs.gguf configs.params configs.writing configs
     frequencies angles positions numpy
     checkpoint.files checkpoint.model checkpoint.rows

@@ -40,10 +40,10 @@ from .translation.programs import PROGRAMS
 # older entries that neither a published file nor the sizes of a class vouch for; bring a file
 UNCHECKED_TYPES = {
     "Emu3",
-    "Klear",
     "aquila",
     "arctic",
     "aria",
+    "chronos2",  # what some files of "t5" are
     "dots3_note_text",
     "emu3",
     "ernie4_5_vl_moe",
@@ -119,10 +119,13 @@ def test_a_law_is_in_every_place(name: str) -> None:
 
 
 def model_types(value: Any) -> Iterator[str]:
-    """The model types that a config states, its own and those of configs inside it."""
+    """The model types that a config states or is known by, its own and those of configs inside."""
     if isinstance(value, dict):
         if isinstance(value.get("model_type"), str):
             yield value["model_type"]
+        for name, keys in table().marks.items():
+            if {key.partition(".")[0] for key in keys} <= value.keys():
+                yield name
         for inner in value.values():
             yield from model_types(inner)
 

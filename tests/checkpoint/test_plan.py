@@ -52,7 +52,14 @@ def test_layers_for_several_tokens_take_the_one_rope(tmp_path: Path) -> None:
 
 OWN_FILES: dict[str, tuple[dict[str, Any], dict[str, tuple[int, int]], list[str]]] = {
     "Meta's": (
-        {"dim": 32, "n_layers": 1, "n_heads": 4, "n_kv_heads": 2, "rope_theta": 100.0},
+        {
+            "dim": 32,
+            "n_layers": 1,
+            "n_heads": 4,
+            "n_kv_heads": 2,
+            "hidden_dim": 88,
+            "rope_theta": 100.0,
+        },
         {"attention.wq": (32, 32), "attention.wk": (16, 32), "attention.wv": (16, 32)},
         ["wq", "wk"],
     ),

@@ -47,7 +47,7 @@ def test_a_stray_is_left_aside_when_asked(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", COMMANDS)
 def test_an_unknown_type_is_read_as_a_known_one(name: str, tmp_path: Path) -> None:
     """The error names the option."""
-    path = saved(tmp_path, small("mymodel"))
+    path = saved(tmp_path, small("mymodel", architectures=["LlamaForCausalLM"]))
     words = [path if word == "FILE" else word for word in COMMANDS[name]]
     status, said = ran(*words)
     assert status != 0

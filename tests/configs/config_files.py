@@ -27,3 +27,12 @@ def sized(model_type: str, **more: Any) -> dict[str, Any]:
 def small(model_type: str = "llama", **more: Any) -> dict[str, Any]:
     """A config with the least that a llama-like model needs: a size, a context and a base."""
     return sized(model_type, max_position_embeddings=8192, rope_theta=500000.0) | more
+
+
+def gguf(architecture: str = "llama", **more: Any) -> dict[str, Any]:
+    """Metadata of a small model, keys given without their prefix and with _ for the dots."""
+    keys = {"block_count": 4, "context_length": 8192, "embedding_length": 512}
+    keys |= {"attention.head_count": 4, "rope.freq_base": 500000.0}
+    keys |= {key.replace("__", "."): value for key, value in more.items()}
+    prefixed = {f"{architecture}.{k}": v for k, v in keys.items() if v is not None}
+    return {"general.architecture": architecture} | prefixed

@@ -15,16 +15,7 @@ from phasor.axes import InterleavedSections, Sectioned
 from phasor.configs import load
 from phasor.scaling import Linear, Llama3, LongRope, PerPair, Yarn
 
-from .config_files import CONFIGS, plain
-
-
-def gguf(architecture: str = "llama", **more: Any) -> dict[str, Any]:
-    """Metadata of a small model, keys given without their prefix and with _ for the dots."""
-    keys = {"block_count": 4, "context_length": 8192, "embedding_length": 512}
-    keys |= {"attention.head_count": 4, "rope.freq_base": 500000.0}
-    keys |= {key.replace("__", "."): value for key, value in more.items()}
-    prefixed = {f"{architecture}.{k}": v for k, v in keys.items() if v is not None}
-    return {"general.architecture": architecture} | prefixed
+from .config_files import CONFIGS, gguf, plain
 
 
 def test_mistral_files_are_interleaved() -> None:
@@ -121,6 +112,73 @@ def test_deepseek_scales_only_beyond_its_original_length() -> None:
     """Their code leaves everything alone up to original_seq_len."""
     (rope,) = load(plain("deepseek_inference") | {"max_seq_len": 4096}).ropes
     assert rope.scaling is None
+
+
+# DeepSeek-V4-Flash's inference/config.json, four layers of it
+DEEPSEEK_V4 = {
+    "dim": 4096,
+    "moe_inter_dim": 2048,
+    "n_layers": 4,
+    "n_heads": 64,
+    "head_dim": 512,
+    "rope_head_dim": 64,
+    "compress_ratios": [0, 0, 4, 128, 0],
+    "compress_rope_theta": 160000,
+    "original_seq_len": 65536,
+    "rope_factor": 16,
+    "max_seq_len": 1048576,
+}
+
+
+def test_deepseek_v4_turns_compressed_layers_by_a_base_and_a_law_of_their_own() -> None:
+    """The end of each head; its other layers turn plainly, as the preset of transformers' file."""
+    ropes, published = load(DEEPSEEK_V4), preset("deepseek-v4-flash")
+    sliding, compressed = published[0], published[2]
+    assert list(ropes) == [sliding, sliding, compressed, compressed]
+    assert (ropes.context, ropes.num_heads, ropes.num_kv_heads) == (1048576, 64, 1)
+    assert set(ropes.in_config.labels.values()) == {"main", "compress"}
+    assert any("rope_theta" in note and "10000" in note for note in ropes.notes)
+
+
+def test_metas_first_files_have_the_base_that_is_fixed_in_its_code() -> None:
+    """Llama 1 and 2; multiple_of tells them from Mistral's."""
+    (rope,) = load({k: v for k, v in LLAMA.items() if "rope" not in k}).ropes
+    assert (rope.pairing, rope.base, rope.head_dim) == ("interleaved", 10000.0, 128)
+
+
+# Meta's three sizes beside what tells another program's file
+SIZES = {"dim": 1024, "n_layers": 28, "n_heads": 16}
+FOREIGN: dict[str, dict[str, Any]] = {
+    "nothing else": {"rope_theta": 1e4, "norm_eps": 1e-5},
+    "falcon-perception": {"ffn_dim": 3072, "norm_eps": 1e-5, "perception_heads": True},
+    "falcon-perception, with a hidden_dim": {"hidden_dim": 3072, "coord_dec_dim": 8192},
+    "Lumina-Next": {"multiple_of": 256, "in_channels": 4, "patch_size": 2},
+    "transformers' names": {"hidden_dim": 3072, "num_hidden_layers": 28},
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_three_sizes_are_no_params_json(name: str) -> None:
+    """Without a key of Meta's or Mistral's own, or beside those of another program."""
+    with pytest.raises(ConfigError, match="model_type is absent"):
+        load(SIZES | FOREIGN[name])
+
+
+MLX = {"model_type": "llama", "norm_eps": 1e-5} | SIZES
+
+
+def test_a_hidden_size_beside_dim_must_be_the_same() -> None:
+    """Where it is, transformers' keys count, and so do its halves."""
+    with pytest.raises(ConfigError, match="dim says 1024 and hidden_size says 4096"):
+        load(MLX | {"hidden_size": 4096})
+    assert load(MLX).ropes[0].pairing == "interleaved"
+    assert load(MLX | {"hidden_size": 1024}).ropes[0].pairing == "half"
+
+
+def test_other_types_read_the_same_three_keys_as_their_own() -> None:
+    """MiniMind's first files and DistilBERT's have them."""
+    assert load(MLX | {"model_type": "minimind"}).ropes[0].base == 1e6
+    assert load(MLX | {"model_type": "distilbert", "hidden_dim": 3072}).ropes == ()
 
 
 GGUF_PAIRINGS = {
@@ -267,7 +325,9 @@ def test_gguf_layers_without_rope(name: str) -> None:
 
 def test_gguf_gemma_3_has_two_bases() -> None:
     """Local layers: base 10000, unscaled; global ones as the metadata say."""
-    ropes = load(gguf("gemma3", block_count=6, rope__scaling__factor=8.0))
+    ropes = load(
+        gguf("gemma3", block_count=6, attention__sliding_window=512, rope__scaling__factor=8.0)
+    )
     assert [(rope.base, rope.scaling) for rope in ropes.ropes] == [
         (10000.0, None),
         (500000.0, Linear(factor=8.0)),
@@ -275,7 +335,10 @@ def test_gguf_gemma_3_has_two_bases() -> None:
 
 
 WRONG = {
-    "an unknown architecture": (gguf("mamba"), r"general\.architecture"),
+    "an unknown architecture": (
+        gguf("mamba3"),
+        r"general\.architecture must be one that phasor knows.*mamba3",
+    ),
     "an unknown rope key": (gguf(rope__scaling__shape="round"), r"llama\.rope\.scaling\.shape"),
     "an unknown scaling type": (gguf(rope__scaling__type="wide"), r"llama\.rope\.scaling\.type"),
     "two factors": (
@@ -345,6 +408,18 @@ WRONG = {
     ),
     "params with an unknown key": (plain("mistral_params") | {"rope_zoom": 2}, "rope_zoom"),
     "DeepSeek with an unknown key": (plain("deepseek_inference") | {"rope_zoom": 2}, "rope_zoom"),
+    "DeepSeek V4 without its second base": (
+        {k: v for k, v in DEEPSEEK_V4.items() if k != "compress_rope_theta"},
+        "compress_rope_theta is absent",
+    ),
+    "DeepSeek V4 with a rotated part wider than the head": (
+        DEEPSEEK_V4 | {"head_dim": 32},
+        "head_dim must be a whole number from 64 to .*, got 32",
+    ),
+    "DeepSeek V4 with an unknown ratio": (
+        DEEPSEEK_V4 | {"compress_ratios": [0, 0, 4, 5]},
+        "compress_ratios must be a list of one of 0, 4, 128 for each of 4 layers",
+    ),
     "DeepSeek with crossed betas": (
         plain("deepseek_inference") | {"beta_fast": 1, "beta_slow": 2},
         "beta_fast",

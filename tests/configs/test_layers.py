@@ -43,7 +43,7 @@ def gemma4(apart: Any, **more: Any) -> dict[str, Any]:
         ({1: {"head_dim": 384}, 3: {"head_dim": 384}}, (256, 384)),
         ({"01": {"num_key_value_heads": 1}}, (256, 256)),
         ({"00": {"head_dim": 128}, "02": {"head_dim": 128}}, (128, 256)),
-        ({}, (256, 512)),
+        ({}, (256, 256)),
         (None, (256, 512)),
     ],
     ids=["full", "plain numbers", "integers", "other keys", "sliding", "empty", "null"],

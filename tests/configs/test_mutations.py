@@ -151,8 +151,16 @@ def silently_wrong(config: dict[str, Any]) -> str | None:
     return f"{ropes} turns by {strange[0][0][:3]}, transformers by {of_class[0][0][:3]}"
 
 
-#: Files of code of their own, whose inner configs transformers' class does not look at.
-OTHER_CODE = ("tpu-qwen3_asr",)
+#: Files of code of their own, whose inner configs or sizes transformers' class does not look at.
+OTHER_CODE = (
+    "tpu-qwen3_asr",
+    "mlx-llama-first",
+    "mlx-mistral-first",
+    "mlx-mixtral-first",
+    "mlx-tinyllama-first",
+    "type-fla-bitnet",
+    "type-kyutai-moshi",
+)
 
 
 def found(names: list[str]) -> list[str]:

@@ -12,7 +12,7 @@ from typing import Any, get_args
 import pytest
 
 from phasor.configs.diffusers import _SPLITS, Transformer
-from phasor.configs.facts import Architecture, Kind
+from phasor.configs.facts import Architecture, Kind, table
 from phasor.configs.unread_keys import Meaning, Topic
 from phasor.pairings import PAIRINGS
 
@@ -146,3 +146,10 @@ def test_a_slip_is_told_with_its_line(name: str) -> None:
     line = next(i for i, one in enumerate(damaged.splitlines(), 1) if wrong in one)
     findings = [*slips(file, damaged)]
     assert any(re.match(rf"{file}:{line}: {entry} .*{says}", one) for one in findings), findings
+
+
+def test_keys_that_tell_a_program_tell_one_of_the_table() -> None:
+    """And no file that names its type has need of them."""
+    known = table()
+    assert known.marks.keys() <= known.huggingface.keys()
+    assert all(len(keys) > 1 for keys in known.marks.values())

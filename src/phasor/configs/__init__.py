@@ -23,16 +23,13 @@ from phasor.configs.diffusers import load_diffusers
 from phasor.configs.facts import table
 from phasor.configs.gguf import load_gguf
 from phasor.configs.huggingface import load_huggingface
-from phasor.configs.params import load_deepseek, load_params
+from phasor.configs.params import is_deepseek, is_params, load_deepseek, load_params
 from phasor.configs.sources import cached_config, is_hub_id, read_source
 from phasor.errors import ConfigError, SpecError
 from phasor.layers import LayerRopes
 from phasor.presets import preset, preset_of_hub_id
 
 __all__ = ["load", "model_types"]
-
-_PARAMS = ("dim", "n_layers", "n_heads")
-_DEEPSEEK = ("qk_rope_head_dim", "inter_dim")
 
 
 def load(
@@ -93,11 +90,10 @@ def load(
                 return load_diffusers(config, strict=strict)
             if config.has("general.architecture"):
                 return load_gguf(config, strict=strict)
-            if not config.has("model_type"):
-                if all(config.has(key) for key in _DEEPSEEK):
-                    return load_deepseek(config, strict=strict)
-                if all(config.has(key) for key in _PARAMS):
-                    return load_params(config, strict=strict)
+            if is_deepseek(config):
+                return load_deepseek(config, strict=strict)
+            if is_params(config):
+                return load_params(config, strict=strict)
         return load_huggingface(config, part=part, like=like, strict=strict)
     except SpecError as error:
         raise ConfigError(f"the config describes no usable embedding: {error}") from None

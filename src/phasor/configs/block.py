@@ -81,6 +81,17 @@ class Block:
         """The keys that were not read, with their values; nulls are left out."""
         return {k: v for k, v in self.values.items() if v is not None and k not in self._keys_read}
 
+    def unread_objects(self) -> list[Block]:
+        """The objects at keys that were not read, or of which only single keys were."""
+        objects: list[Block] = []
+        for key, value in self.values.items():
+            read = [n[len(key) + 1 :] for n in self._keys_read if n.startswith(f"{key}.")]
+            if isinstance(value, Mapping) and (read or key not in self._keys_read):
+                values = {str(inner): v for inner, v in cast(Mapping[Any, Any], value).items()}
+                objects.append(Block(values, self.path_of(key)))
+                objects[-1].ignore(*read)
+        return objects
+
     def refuse(self, key: str, expected: str) -> NoReturn:
         """Raise the error about the value of ``key``."""
         raise ConfigError(f"{self.name(key)} must be {expected}, got {short_repr(self._read(key))}")

@@ -10,8 +10,9 @@ from typing import Any
 
 from phasor._checks import short_repr
 from phasor.axes import Axes, Axial, OneAxis
+from phasor.configs import laws
 from phasor.configs.block import Block, renamed_keys
-from phasor.configs.facts import inherit, read_table, tuples_for_lists
+from phasor.configs.facts import Architecture, inherit, read_table, tuples_for_lists
 from phasor.configs.layer_kinds import MOST_LAYERS
 from phasor.configs.unread_keys import check_unread_keys
 from phasor.errors import ConfigError
@@ -34,6 +35,7 @@ class Transformer:
     head_dim_key: str = "attention_head_dim"
     head_dim_from: tuple[str, ...] = ()
     heads: str = "num_attention_heads"
+    scaling_key: str | None = None
     fraction: float | None = None
     layers: tuple[str, ...] = ("num_layers",)
     order: tuple[str, ...] = ()
@@ -45,13 +47,23 @@ def load_diffusers(config: Block, *, strict: bool) -> LayerRopes:
     """The rope of each layer of a transformer of diffusers, the same for all."""
     name = config.text("_class_name") or ""
     rotating, without, refused = _classes()
+    what = f"a diffusers {name}"
     if name in without:
         count = config.whole("num_layers", least=0, most=MOST_LAYERS) or 1
+        blocks = [config.block(key) for key in ("rope_scaling", "rope_parameters")]
+        notes = check_unread_keys(
+            config,
+            [block for block in blocks if block is not None],
+            (),
+            what,
+            strict=strict,
+            facts=Architecture(uses=without[name]),
+        )
         return LayerRopes(
             name=name,
             layer_kinds=("nope",) * count,
             kinds={"nope": None},
-            notes=(f"{name} has no rotary embedding; in its place: {without[name]}.",),
+            notes=(f"{name} has no rotary embedding; in its place: {without[name]}.", *notes),
         )
     if name in refused:
         raise ConfigError(f"{config.name('_class_name')} {name} cannot be read: {refused[name]}")
@@ -73,7 +85,7 @@ def load_diffusers(config: Block, *, strict: bool) -> LayerRopes:
         rope = None
         notes.append(f"{config.name(facts.only_if)} is off: positions are sinusoidal.")
     kind = "nope" if rope is None else "rope"
-    notes += check_unread_keys(config, (), () if rope is None else (rope,), name, strict=strict)
+    notes += check_unread_keys(config, (), () if rope is None else (rope,), what, strict=strict)
     return LayerRopes(
         name=name,
         layer_kinds=(kind,) * layers,
@@ -87,6 +99,8 @@ def _rope(config: Block, facts: Transformer) -> Rope:
     head_dim = _head_dim(config, facts)
     sizes = _axis_sizes(config, facts, head_dim)
     base = None if facts.base_key is None else config.number(facts.base_key, above=1)
+    block = None if facts.scaling_key is None else config.block(facts.scaling_key)
+    model = laws.Model(architecture=Architecture(), rotary_dim=head_dim, config=config)
     with renamed_keys(config, {"sections": facts.axes_key or facts.head_dim_key}):
         axes: Axes = Axial(tuple(size // 2 for size in sizes)) if sizes else OneAxis()
         return Rope(
@@ -94,6 +108,7 @@ def _rope(config: Block, facts: Transformer) -> Rope:
             pairing=facts.pairing,
             base=facts.base if base is None else base,
             rotary_dim=sum(sizes) if sizes else int(head_dim * (facts.fraction or 1)),
+            scaling=None if block is None else laws.scaling(block, model),
             axes=axes,
         )
 

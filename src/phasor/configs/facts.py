@@ -7,13 +7,14 @@ the default sizes of transformers' classes. What a table may say is checked by i
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from functools import lru_cache
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
 from importlib import resources
 from types import MappingProxyType
 from typing import Any, cast
 
+from phasor.configs.block import Block
 from phasor.pairings import Pairing
 
 _NO_PART = "holds the configs of its parts, and this file has none that phasor looks for"
@@ -56,6 +57,17 @@ class Variant:
     default: bool | str | int | None = None
     facts: Mapping[str, Any]
 
+    def applies(self, config: Block) -> bool:
+        """Whether the switch in the file has the value that the facts are for."""
+        if self.value is None:
+            return config.has(self.key)
+        listed = config.values.get(self.key)
+        if isinstance(listed, (list, tuple)):  # of architectures
+            return self.value in listed
+        readers = {bool: config.flag, str: config.text, int: partial(config.whole, least=0)}
+        value = readers[type(self.value)](self.key)
+        return ((self.default if value is None else value) == self.value) != self.unless
+
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
@@ -66,6 +78,7 @@ class Architecture:
     direction: int = 1
     base: float | None = None
     base_unit: str | None = None
+    factor_key: str | None = None
     fixed: bool = False
     block: Mapping[str, Any] = field(default_factory=dict[str, Any])
     partial: bool = False
@@ -99,6 +112,8 @@ class Architecture:
     parts: Mapping[str, str] = field(default_factory=dict[str, str])
     sizes: Mapping[str, int] = field(default_factory=dict[str, int])
     uses: str | None = None
+    carried: tuple[str, ...] = ()
+    divisors: bool = False
     refused: str | None = None
     note: str | None = None
 
@@ -118,18 +133,30 @@ class Table:
 
     Attributes:
         huggingface: Facts by ``model_type``.
+        marks: By type, the keys that tell files of it which name none.
         gguf: Facts by ``general.architecture``.
         without_rope: Kinds of layers that rotate in no model.
         layer_words: Kinds of layers that a file may name.
         key_lists: Lists of keys that any file may have, by what they are: ``contexts``,
-            ``language_models``, ``replaced`` and ``replaced_by_kind``.
+            ``language_models``, ``replaced``, ``replaced_by_kind`` and ``other_objects``.
+        other_models: A pattern of the keys of objects that describe another model.
+        sizes: A pattern of the keys that may hold a size of the model.
+        mlc_names: By key, the name that MLC's files may have for it besides.
+        foreign_files: Of files that hold no config of a model: the keys that tell one, and what it is.
+        instead: By ``position_embedding_type``, what a model has in place of a rotation.
     """
 
     huggingface: Mapping[str, Architecture]
+    marks: Mapping[str, list[str]]
     gguf: Mapping[str, Architecture]
     without_rope: frozenset[str]
     layer_words: frozenset[str]
     key_lists: Mapping[str, list[str]]
+    other_models: str
+    sizes: str
+    mlc_names: Mapping[str, str]
+    foreign_files: Sequence[Mapping[str, Any]]
+    instead: Mapping[str, str]
 
 
 @lru_cache(maxsize=1)
@@ -139,6 +166,8 @@ def table() -> Table:
     types: dict[str, dict[str, Any]] = huggingface["model_types"]
     for uses, names in huggingface["without_rotation"].items():
         types |= {name: {"uses": uses} for name in names}
+    for name, keys in huggingface["carried"].items():
+        types[name] = types[name] | {"carried": keys}
     for name, parts in huggingface["parts"].items():
         uses = [types.get(part, {}).get("uses") for part in parts.values()]
         default = {"uses": uses[0]} if all(uses) else {"refused": _NO_PART}
@@ -150,10 +179,15 @@ def table() -> Table:
         types[name] = {"sizes": known} | types[name]
     return Table(
         huggingface=_architectures(types, huggingface["names"]),
+        marks=MappingProxyType(huggingface["marks"]),
         gguf=_architectures(gguf, {}),
         without_rope=frozenset(huggingface["layers"]["without_rope"]),
         layer_words=frozenset(huggingface["layers"]["known"]),
         key_lists=MappingProxyType(huggingface["keys"]),
+        **huggingface["patterns"],
+        mlc_names=MappingProxyType(huggingface["mlc_names"]),
+        foreign_files=tuple(huggingface["foreign_files"]),
+        instead=MappingProxyType(huggingface["instead"]),
     )
 
 
@@ -191,8 +225,7 @@ def _architectures(
         facts = inherit(entry, plain)
         if "like" in entry:
             # the other type's facts replace all of this one's, so these return to their defaults
-            defaults = {field.name: field.default for field in fields(Architecture)}
-            facts = {k: v for k, v in defaults.items() if k in plain[name]} | facts
+            facts = {k: getattr(Architecture(), k) for k in inherit(plain[name], plain)} | facts
         return Variant(**condition, facts=_freeze_names(facts, names))
 
     def build(name: str) -> Architecture:

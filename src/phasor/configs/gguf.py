@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 from phasor._checks import short_repr
 from phasor.axes import Axes, InterleavedSections, OneAxis, Sectioned
 from phasor.configs.block import Block, head_width, renamed_keys, require, single_value
-from phasor.configs.facts import Architecture, Kind, table
+from phasor.configs.facts import Architecture, table
 from phasor.configs.layer_kinds import MOST_LAYERS, has_rope, layers_by_pattern
 from phasor.errors import ConfigError
 from phasor.layers import LayerRopes
 from phasor.rope import WIDEST, Rope
-from phasor.scaling import Law, Linear, LongRope, PerPair, Rule, Yarn, yarn_multiplier
+from phasor.scaling import NTK, Law, Linear, LongRope, PerPair, Rule, Yarn, yarn_multiplier
 
 _FREQS = "rope_freqs.weight"
 _SHORT, _LONG = "rope_factors_short.weight", "rope_factors_long.weight"
-_WIDTH_KEY = "rope.dimension_count"
+_BASE_KEY, _WIDTH_KEY = "rope.freq_base", "rope.dimension_count"
+_SECTIONS_KEY = "rope.dimension_sections"
+_PATTERN_KEY = "attention.sliding_window_pattern"
+# 0 is none; architectures without attention count no heads
+_ZERO_IS_NONE = ("attention.sliding_window", "attention.head_count", "attention.head_count_kv")
+_WINDOWED = ("sliding_attention", "chunked_attention")
 _BASE = 10_000.0  # llama.cpp's default
 
 
@@ -27,33 +33,18 @@ def load_gguf(top: Block, *, strict: bool) -> LayerRopes:
     if name not in known:
         top.refuse(
             "general.architecture",
-            f"one of {', '.join(sorted(known))} (or describe the embedding with phasor.Rope(...))",
+            "one that phasor knows, such as gguf.MODEL_ARCH_NAMES lists (else load the model's "
+            "config.json, or describe its embedding with phasor.Rope(...))",
         )
-    facts, prefix = known[name], f"{name}."
-    config = Block(
-        {k.removeprefix(prefix): v for k, v in top.values.items() if k.startswith(prefix)}, name
-    )
+    config, facts = _select_facts(top, name, known[name])
     count = require(config, "block_count", config.whole("block_count", most=MOST_LAYERS))
     kinds_in_order = _kinds_in_order(config, facts, count)
     notes = [facts.note] if facts.note else []
     kinds = {
-        kind: _rope(top, config, facts, facts.kind(kind), notes)
-        if has_rope(kind, config, facts)
-        else None
+        kind: _rope(top, config, facts, kind, notes) if has_rope(kind, config, facts) else None
         for kind in dict.fromkeys(kinds_in_order)
     }
-    unread = [key for key in config.unread() if key.startswith("rope.")]
-    if unread:
-        listed = ", ".join(
-            f"{config.name(key)} = {short_repr(config.values[key])}" for key in unread
-        )
-        if strict:
-            raise ConfigError(
-                f"{listed}: not understood for this architecture and scaling type; remove what "
-                "nothing depends on, or leave it aside with load(..., strict=False), on the "
-                "command line --lenient"
-            )
-        notes.append(f"Left aside: {listed}.")
+    notes += _check_unread_keys(config, facts, strict=strict)
     return LayerRopes(
         name=top.text("general.name") or name,
         layer_kinds=kinds_in_order,
@@ -66,9 +57,67 @@ def load_gguf(top: Block, *, strict: bool) -> LayerRopes:
     )
 
 
+def _select_facts(top: Block, name: str, facts: Architecture) -> tuple[Block, Architecture]:
+    """The keys of the architecture, and its facts for their switches."""
+    values = {
+        key.removeprefix(f"{name}."): value
+        for key, value in top.values.items()
+        if key.startswith(f"{name}.")
+    }
+    variant = next((v for v in facts.variants if v.applies(Block(values, name))), None)
+    facts = facts if variant is None else replace(facts, **variant.facts)
+    if facts.refused is not None:
+        raise ConfigError(f"general.architecture {name!r} {facts.refused}")
+    values = {k: v for k, v in values.items() if v != 0 or k not in _ZERO_IS_NONE}
+    if isinstance(values.get(_PATTERN_KEY), (list, tuple)) and "listed" not in facts.layers:
+        del values[_PATTERN_KEY]  # llama.cpp takes a number here, and passes over lists
+    config = Block(values, name)
+    # converters also write these where no law uses them
+    config.ignore("rope.scaling.finetuned", "rope.scaling.original_context_length")
+    return config, facts
+
+
+def _check_unread_keys(config: Block, facts: Architecture, *, strict: bool) -> list[str]:
+    """Notes about what there is in place of a rope, and about its keys that no layer reads.
+
+    Raises:
+        ConfigError: If ``strict`` and files of the architecture are not known to have such keys.
+    """
+    unread = {
+        key: f"{config.name(key)} = {short_repr(value)}"
+        for key, value in config.unread().items()
+        if (key.startswith("rope.") or key == "attention.key_length_swa")
+        # a key for layers with a sliding window may say what that for all layers says
+        and not (key.endswith("_swa") and value == config.values.get(key.removesuffix("_swa")))
+        and not (facts.uses and value in (0, 1, "none"))
+    }
+    reason, notes = "not understood for this architecture and scaling type", list[str]()
+    if facts.uses is not None:
+        reason = f"{config.path} has no rotary embedding, so it or general.architecture is wrong"
+        replacement = facts.uses.removeprefix("none: ")
+        notes.append(f"{config.path} has no rotary embedding; in its place: {replacement}.")
+    if known := [unread.pop(key) for key in facts.carried if key in unread]:
+        notes.append(f"Nothing depends on {', '.join(known)}.")
+    listed = ", ".join(unread.values())
+    if listed and strict:
+        raise ConfigError(
+            f"{listed}: {reason}; to leave it aside, as llama.cpp does: load(..., strict=False), "
+            "on the command line --lenient"
+        )
+    return [*notes, f"Left aside: {listed}."] if listed else notes
+
+
 def _kinds_in_order(config: Block, facts: Architecture, count: int) -> tuple[str, ...]:
     """The kind of each layer; a layer without key heads has no attention and no rope."""
-    kinds = layers_by_pattern(config, facts, count)
+    if facts.uses is not None:
+        return ("nope",) * count
+    if "listed" in facts.layers:
+        windowed = require(config, _PATTERN_KEY, config.items(_PATTERN_KEY))
+        if len(windowed) != count or any(flag not in (0, 1) for flag in windowed):
+            config.refuse(_PATTERN_KEY, f"a list of true or false for each of the {count} layers")
+        kinds = tuple(facts.layers["miss" if flag else "hit"] for flag in windowed)
+    else:
+        kinds = layers_by_pattern(config, facts, count)
     key = "attention.head_count_kv"
     if not isinstance(config.values.get(key), (list, tuple)):
         config.whole(key)
@@ -81,22 +130,41 @@ def _kinds_in_order(config: Block, facts: Architecture, count: int) -> tuple[str
     return tuple(kind if n else "nope" for kind, n in zip(kinds, heads, strict=True))
 
 
-def _rope(top: Block, config: Block, facts: Architecture, kind: Kind, notes: list[str]) -> Rope:
-    width = config.whole("rope.dimension_count", least=2, most=WIDEST)
-    head_dim = width if facts.latent else _head_dim(config)
-    head_dim = require(config, _WIDTH_KEY, head_dim)
+def _key(config: Block, kind: str, key: str) -> str:
+    """``key`` for layers of this kind: those with a sliding window may have one of their own."""
+    own = f"{key}_swa"
+    return own if kind in _WINDOWED and config.has(own) else key
+
+
+def _rope(top: Block, config: Block, facts: Architecture, kind: str, notes: list[str]) -> Rope:
+    special = facts.kind(kind)
+    width_key = _key(config, kind, _WIDTH_KEY)
+    # all layers may have keys of their own, and a fixed architecture turns whole heads
+    config.ignore(_BASE_KEY, _WIDTH_KEY)
+    width = None if facts.fixed else config.whole(width_key, least=2, most=WIDEST)
+    head_dim = width if facts.latent else _head_dim(config, kind)
+    head_dim = require(config, width_key, head_dim)
     width = head_dim if width is None else width
+    pairs = width // 2
+    if facts.fraction is not None and kind not in _WINDOWED:
+        width = int(width * facts.fraction)
     if width % 2 or width > head_dim:
-        config.refuse(_WIDTH_KEY, f"an even number of coordinates, at most {head_dim}")
-    key = kind.base_key or "rope.freq_base"
+        config.refuse(width_key, f"an even number of coordinates, at most {head_dim}")
+    key = special.base_key or _key(config, kind, _BASE_KEY)
     base = config.number(key, above=1)
     if base is None:
-        base = _BASE if kind.base is None else kind.base
+        base = _BASE
         notes.append(f"The file has no {config.name(key)}; {base:g} is llama.cpp's default.")
     # some kinds of layer ignore the scaling keys
-    law = _read_scaling(top, config, facts, width // 2, notes) if kind.scaled else None
-    names = {"base": key, "rotary_dim": _WIDTH_KEY, "sections": "rope.dimension_sections"}
-    with renamed_keys(config, names):
+    law = _read_scaling(top, config, facts, pairs, notes) if special.scaled else None
+    if isinstance(law, PerPair):
+        law = PerPair(factors=law.factors[: width // 2])
+    if facts.fixed and (law is not None or base != _BASE):
+        raise ConfigError(
+            f"llama.cpp turns {config.path} by the powers of {_BASE:g} whatever its file says, and "
+            f"this one has {config.name(key)} = {base:g} and the law {short_repr(law)}"
+        )
+    with renamed_keys(config, {"base": key, "rotary_dim": width_key, "sections": _SECTIONS_KEY}):
         return Rope(
             head_dim=head_dim,
             pairing=facts.pairing,
@@ -107,22 +175,23 @@ def _rope(top: Block, config: Block, facts: Architecture, kind: Kind, notes: lis
         )
 
 
-def _head_dim(config: Block) -> int:
-    head_dim = config.whole("attention.key_length", least=2, most=WIDEST)
+def _head_dim(config: Block, kind: str) -> int:
+    key = _key(config, kind, "attention.key_length")
+    head_dim = config.whole(key, least=2, most=WIDEST)
     if head_dim is not None:
         return head_dim
     width = require(config, "embedding_length", config.whole("embedding_length"))
     heads = require(config, "attention.head_count", config.largest("attention.head_count"))
-    return head_width(config, "attention.key_length", "embedding_length / head_count", width, heads)
+    return head_width(config, key, "embedding_length / head_count", width, heads)
 
 
 def _axes(config: Block, facts: Architecture, num_pairs: int) -> Axes:
     if facts.axes is None:
         return OneAxis()
-    key = "rope.dimension_sections"
+    key = _SECTIONS_KEY
     sections = require(config, key, config.wholes(key))
     while sections and not sections[-1]:
-        # the fourth entry counts pairs of an axis that no text model has
+        # the fourth entry counts pairs of an axis that few models have
         sections = sections[:-1]
     if facts.axes == "sectioned":
         return Sectioned(sections)
@@ -136,8 +205,6 @@ def _axes(config: Block, facts: Architecture, num_pairs: int) -> Axes:
 def _read_scaling(
     top: Block, config: Block, facts: Architecture, pairs: int, notes: list[str]
 ) -> Law | Rule | None:
-    # converters also write the original context where no law uses it
-    config.ignore("rope.scaling.finetuned", "rope.scaling.original_context_length")
     key = "rope.scaling.type"
     law_name = config.text(key)
     if law_name not in (None, "none", "linear", "yarn", "longrope"):
@@ -158,6 +225,11 @@ def _read_scaling(
         return _read_longrope(top, config, pairs)
     if (factors := top.numbers_per_pair(_FREQS, pairs)) is not None:
         return PerPair(factors=factors)
+    if facts.divisors:
+        raise ConfigError(
+            f"{_FREQS} is a tensor of the GGUF file, and {config.path} needs it: add it to the "
+            "dictionary as a list, or load the model's config.json"
+        )
     notes.append(
         f"Divisors of the frequencies are tensors of a GGUF file and not in its metadata "
         f"({_FREQS} of Llama 3; {_SHORT} and {_LONG} of LongRoPE); none were given."
@@ -169,6 +241,10 @@ def _read_scaling(
         )
     if law_name == "none" and factor != 1:
         config.refuse("rope.scaling.type", "linear, as there is a factor other than 1")
+    if facts.ntk_alpha and (alpha := config.number("rope.scaling.alpha", least=0)):
+        if factor != 1:
+            config.refuse("rope.scaling.alpha", "0 beside a factor other than 1")
+        return NTK(factor=alpha)
     return None if factor == 1 else Linear(factor=factor)
 
 
@@ -200,6 +276,10 @@ def _read_longrope(top: Block, config: Block, pairs: int) -> LongRope:
 
 def _read_yarn(config: Block, facts: Architecture, factor: float) -> Yarn:
     """YaRN as llama.cpp computes it; its log multiplier is ``mscale_all_dim``."""
+    config.add_defaults(facts.block)
+    for key in ("rope.scaling.yarn_ext_factor", "rope.scaling.yarn_attn_factor"):
+        if config.number(key) not in (None, 1.0):
+            config.refuse(key, "1, as with another value llama.cpp runs no law that phasor knows")
     betas: dict[str, float] = {}
     for name in ("beta_fast", "beta_slow"):
         if (beta := config.number(f"rope.scaling.yarn_{name}", above=0)) is not None:

@@ -6,22 +6,23 @@ that neither has is an error. Keys that nothing read are passed to `unread_keys`
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 
 from phasor._checks import short_repr
 from phasor.axes import Axes, Axial, InterleavedSections, OneAxis, Sectioned
 from phasor.configs import laws
 from phasor.configs.block import Block, head_width, renamed_keys, single_value
-from phasor.configs.facts import Architecture, Kind, Variant, table
+from phasor.configs.facts import Architecture, Kind, table
 from phasor.configs.layer_kinds import MOST_LAYERS, Blocks, has_rope, layer_kinds
-from phasor.configs.sources import select_config
-from phasor.configs.unread_keys import check_unread_keys
+from phasor.configs.sources import select_config, type_in_file
+from phasor.configs.unread_keys import check_unread_keys, objects_inside
 from phasor.errors import ConfigError, PhasorWarning
 from phasor.layers import InConfig, LayerRopes
 from phasor.rope import WIDEST, Rope
+from phasor.scaling import Linear
 
 
 def load_huggingface(top: Block, *, part: str | None, like: str | None, strict: bool) -> LayerRopes:
@@ -29,12 +30,14 @@ def load_huggingface(top: Block, *, part: str | None, like: str | None, strict: 
     levels, model_type = select_config(top, part, like)
     config, facts = _select_facts(levels[-1], table().huggingface[model_type])
     notes = [facts.note] if facts.note else []
+    file_type = type_in_file(levels)
     if like is not None:
-        file_type = levels[-1].text("model_type")
         notes.append(f"Read as model type {like}; the file says {file_type or 'none'}.")
+    elif file_type is None:
+        notes.append(f"The file has no model_type; its architectures are those of {model_type}.")
     if facts.refused is not None:
         raise ConfigError(f"{config.name('model_type')} {model_type!r} here {facts.refused}")
-    _assume_sizes(config, facts, model_type, notes)
+    assumed = _assume_sizes(config, facts)
     blocks = Blocks(config, facts)
     if blocks.assumed:
         notes.append(
@@ -48,7 +51,10 @@ def load_huggingface(top: Block, *, part: str | None, like: str | None, strict: 
         count = config.whole("num_hidden_layers", most=MOST_LAYERS) or 1
         kinds_in_order: tuple[str, ...] = ("nope",) * count
         kinds["nope"] = None
-        replacement = facts.uses.removeprefix("none: ")
+        replacement = table().instead.get(
+            config.text("position_embedding_type") or "", facts.uses.removeprefix("none: ")
+        )
+        blocks.used = [b for b in (blocks.by_kind or {"": blocks.top}).values() if b is not None]
         notes.append(f"{model_type} has no rotary embedding; in its place: {replacement}.")
     else:
         kinds_in_order = layer_kinds(config, facts)
@@ -65,8 +71,19 @@ def load_huggingface(top: Block, *, part: str | None, like: str | None, strict: 
             labels = {kind: facts.labels.get(kind, kind) for kind in kinds}
         elif len({rope for rope in kinds.values() if rope is not None}) > 1:
             labels = dict.fromkeys(kinds, "rope_parameters")
+    if assumed and facts.uses is None:
+        if like is not None or file_type is None:
+            raise ConfigError(
+                f"{config.name(next(iter(assumed)))} is absent; add it, as the sizes that "
+                f"{model_type} assumes are those of another model"
+            )
+        _check_no_size_is_left(levels, config, facts, model_type)
+        sizes = " and ".join(f"{key} {size}" for key, size in assumed.items())
+        notes.append(f"The file does not say its size; {sizes} is what {model_type} assumes.")
+        warnings.warn(notes[-1], PhasorWarning, stacklevel=3)
     ropes = tuple(rope for rope in kinds.values() if rope is not None)
-    notes += check_unread_keys(config, blocks.used, ropes, model_type, strict=strict)
+    what = f"a file of model type {model_type!r}"
+    notes += check_unread_keys(config, blocks.used, ropes, what, strict=strict, facts=facts)
     return LayerRopes(
         name=top.text("_name_or_path") or config.text("_name_or_path") or model_type,
         layer_kinds=kinds_in_order,
@@ -89,23 +106,33 @@ def load_huggingface(top: Block, *, part: str | None, like: str | None, strict: 
 def _select_facts(block: Block, facts: Architecture) -> tuple[Block, Architecture]:
     """The config with the key names of its model type, and the facts for its switches."""
     plain = Block(block.values, block.path)
-    variant = next((v for v in facts.variants if _variant_applies(v, plain)), None)
+    variant = next((v for v in facts.variants if v.applies(plain)), None)
     selected = facts if variant is None else replace(facts, **variant.facts)
-    config = Block(block.values, block.path, names=selected.names, nulls=selected.nulls)
+    names, values = dict(selected.names), block.values
+    is_mlc = block.path.partition(".")[0] == "model_config"
+    if is_mlc:
+        own_names = table().mlc_names
+        # there 0 and -1 stand for an absent number
+        values = {
+            k: v for k, v in values.items() if k not in own_names.values() or v not in (0, -1)
+        }
+        names |= {key: (*names.get(key, (key,)), name) for key, name in own_names.items()}
+        selected = replace(selected, laws={**selected.laws, "gptj": "default"})
+    config = Block(values, block.path, names=names, nulls=selected.nulls)
     config.ignore(*(variant.key for variant in facts.variants))
+    scaling = values.get("rope_scaling")
+    is_gptj = is_mlc and isinstance(scaling, Mapping) and scaling.get("rope_type") == "gptj"
+    if selected.pairing == "half" and (is_gptj or values.get("rope_traditional") is True):
+        config.ignore("rope_traditional")
+        key = "rope_type gptj of MLC" if is_gptj else "rope_traditional of MLX"
+        note = f"Pairs are interleaved, as {key} says; transformers rotates halves without a word."
+        note = f"{selected.note} {note}" if selected.note else note
+        selected = replace(selected, pairing="interleaved", note=note)
     return config, selected
 
 
-def _variant_applies(variant: Variant, config: Block) -> bool:
-    if variant.value is None:
-        return config.has(variant.key)
-    readers = {bool: config.flag, str: config.text, int: partial(config.whole, least=0)}
-    value = readers[type(variant.value)](variant.key)
-    return ((variant.default if value is None else value) == variant.value) != variant.unless
-
-
-def _assume_sizes(config: Block, facts: Architecture, model_type: str, notes: list[str]) -> None:
-    """Add the class's default sizes where the file has none, with a note and a warning."""
+def _assume_sizes(config: Block, facts: Architecture) -> dict[str, int]:
+    """Add the class's default sizes where the file has none, and return them."""
     needed = ["num_hidden_layers"]
     width = _width_key(facts)
     if not config.has(width) and (facts.head_dim is None or config.contains(width)):
@@ -113,11 +140,32 @@ def _assume_sizes(config: Block, facts: Architecture, model_type: str, notes: li
     assumed = {
         key: facts.sizes[key] for key in needed if key in facts.sizes and not config.contains(key)
     }
-    if assumed and facts.uses is None:
-        sizes = " and ".join(f"{key} {size}" for key, size in assumed.items())
-        notes.append(f"The file does not say its size; {sizes} is what {model_type} assumes.")
-        warnings.warn(notes[-1], PhasorWarning, stacklevel=4)
     config.add_defaults(assumed)
+    return assumed
+
+
+def _check_no_size_is_left(
+    levels: Sequence[Block], config: Block, facts: Architecture, model_type: str
+) -> None:
+    """Check that the file has no size, and nothing that may hold one, where nothing reads it."""
+    known = {*facts.parts, *table().key_lists["other_objects"]}
+    for inner in config.unread_objects():
+        if inner.path.rpartition(".")[2] not in known and not inner.has("model_type"):
+            raise ConfigError(
+                f"{inner.path} is an object that nothing reads in a file of model type "
+                f"{model_type!r}, and no size stands beside it; if it is the model's config, load "
+                f"it alone: load(..., part={inner.path!r}), with its model_type in it"
+            )
+    for level in (*levels[:-1], config):
+        for block in (level, *objects_inside(level)):
+            for key, value in block.unread().items():
+                is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+                if is_number and re.fullmatch(table().sizes, key):
+                    raise ConfigError(
+                        f"{block.path_of(key)} looks like a size of the model, and nothing reads "
+                        f"it in a file of model type {model_type!r}; add num_hidden_layers, "
+                        "hidden_size and num_attention_heads where its other keys are"
+                    )
 
 
 def _context(config: Block, notes: list[str]) -> int | None:
@@ -161,6 +209,8 @@ def _rope(
     )
     config.whole("original_max_position_embeddings")  # whether the law uses it or not
     law = laws.scaling(scaling_block, model)
+    if facts.factor_key is not None:
+        law = Linear(factor=config.number(facts.factor_key, above=0) or 1.0)
     base = _base(config, facts, kind_facts, block, one_block=one_block, notes=notes)
     if facts.fixed and (law is not None or base != facts.base):
         raise ConfigError(
@@ -276,7 +326,7 @@ def widths_of_single_layers(
     """
     name = "per_layer_config"
     layers = config.block(name)
-    if layers is None or not layers.values:
+    if layers is None:
         return {}
     # "05" is layer 5; in a dictionary that was not read from JSON the index may be an int
     if any(not str(index).isdecimal() or int(index) >= len(kinds) for index in layers.values):

@@ -247,9 +247,10 @@ def _keys_of_blocks(block: Block) -> list[str]:
 
 
 def _block(config: Block, facts: Architecture, key: str) -> Block | None:
-    # some programs wrote a factor in place of a block; False and 1 scale nothing
-    if config.values.get(key) in (False, 1):
-        config.ignore(key)
+    # some programs wrote false in place of a null, or a factor, of which 1 is noted as unread
+    value = config.values.get(key)
+    if value is False or (key == "rope_scaling" and value is not True and value == 1):
+        config.ignore(*(key,) * (value is False))
         return None
     block = config.block(key)
     return block and Block(block.values, block.path, names=facts.block_names, nulls=_NULLS)

@@ -1,18 +1,39 @@
-"""Configs for the code of Mistral, Meta (``params.json``) and DeepSeek (its inference code).
+"""Configs for the code of Mistral and Meta (``params.json``), of the first MLX, and of DeepSeek.
 
-All three store weights in interleaved pairs and rotate them in place.
+All store weights in interleaved pairs and rotate them in place; the first MLX programs say it where
+the weights are transformers' (``rope_traditional: false``).
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from phasor.configs.block import Block, head_width, renamed_keys, require, single_value
-from phasor.configs.facts import read_table
-from phasor.configs.layer_kinds import MOST_LAYERS
+from phasor.configs.facts import Architecture, read_table, table
+from phasor.configs.layer_kinds import MOST_LAYERS, layers_by_pattern
 from phasor.configs.unread_keys import check_unread_keys
 from phasor.errors import ConfigError
-from phasor.layers import LayerRopes
+from phasor.layers import InConfig, LayerRopes
 from phasor.rope import WIDEST, Rope
 from phasor.scaling import Llama3, Yarn
+
+
+def is_params(config: Block) -> bool:
+    """Whether a file has the keys of Mistral's and Meta's code, as those of the first MLX do."""
+    marks = read_table("params.toml")["params"]
+    sizes = all(map(config.has, marks["sizes"])) and not any(map(config.has, marks["foreign"]))
+    if not sizes or config.values.get("hidden_size") == config.values["dim"]:
+        # beside an equal hidden_size, transformers' keys count
+        return False
+    if config.has("model_type"):
+        return config.text("model_type") in marks["mlx"]
+    return any(map(config.has, marks["own"]))
+
+
+def is_deepseek(config: Block) -> bool:
+    """Whether a file has the keys of DeepSeek's inference code."""
+    marks = read_table("params.toml")["deepseek"]["marks"]
+    return not config.has("model_type") and any(all(map(config.has, keys)) for keys in marks)
 
 
 def load_params(config: Block, *, strict: bool) -> LayerRopes:
@@ -25,29 +46,27 @@ def load_params(config: Block, *, strict: bool) -> LayerRopes:
     heads = require(config, "n_heads", config.whole("n_heads"))
     layers = require(config, "n_layers", config.whole("n_layers", most=MOST_LAYERS))
     head_dim = _head_dim(config, heads)
-    base = config.number("rope_theta", above=1)
-    if base is None:
-        raise ConfigError(
-            f"{config.name('rope_theta')} is absent, and programs that read params.json fill it in "
-            "differently (10000 and 1000000); add it"
-        )
-    yarn = config.block("yarn")
     notes: list[str] = []
+    base = config.number("rope_theta", above=1) or _base(config, notes)
+    yarn = config.block("yarn")
     scaling = _read_llama3(config, layers, notes) if config.flag("use_scaled_rope") else None
     if yarn is not None:
         if scaling is not None:
             config.refuse("use_scaled_rope", "false beside yarn, which scales as well")
         scaling = _read_yarn(yarn, latent=config.has("qk_rope_head_dim"))
     with renamed_keys(config, {"rotary_dim": "head_dim", "head_dim": "head_dim"}):
-        rope = Rope(head_dim=head_dim, pairing="interleaved", base=base, scaling=scaling)
+        pairing = "half" if config.flag("rope_traditional") is False else "interleaved"
+        rope = Rope(head_dim=head_dim, pairing=pairing, base=base, scaling=scaling)
     blocks = () if yarn is None else (yarn,)
     interval = config.whole("nope_layer_interval")
     kinds = ["nope" if interval and i % interval == 0 else "rope" for i in range(1, layers + 1)]
-    notes += check_unread_keys(config, blocks, (rope,), "of a params.json", strict=strict)
+    notes += check_unread_keys(
+        config, blocks, (rope,), "Mistral's or Meta's params.json", strict=strict
+    )
     lengths = ("max_position_embeddings", "max_seq_len", "model_max_length")
     context = single_value((config.name(key), config.whole(key)) for key in lengths)
     return LayerRopes(
-        name="params.json",
+        name=config.text("model_type") or "params.json",
         layer_kinds=tuple(kinds),
         kinds={"rope": rope, "nope": None} if "nope" in kinds else {"rope": rope},
         context=context,
@@ -59,51 +78,79 @@ def load_params(config: Block, *, strict: bool) -> LayerRopes:
 
 
 def load_deepseek(config: Block, *, strict: bool) -> LayerRopes:
-    """The rope of each layer, the same for all; of the ``qk_rope_head_dim`` slice of a head."""
+    """The rope of each layer: in V4 of a head, else of its ``qk_rope_head_dim`` slice alone."""
     notes: list[str] = []
-    defaults = read_table("params.toml")["deepseek"]
+    is_v4 = config.has("rope_head_dim")
+    defaults = read_table("params.toml")["deepseek_v4" if is_v4 else "deepseek"]
 
     def number_or_default(key: str, above: float) -> float:
         value = config.number(key, above=above)
-        if value is not None:
-            return value
-        default = defaults[key]
-        notes.append(f"The file has no {key}; {default:g} is the default of DeepSeek's own code.")
-        return default
+        if value is None:
+            value = float(require(config, key, defaults.get(key)))
+            notes.append(f"The file has no {key}; {value:g} is the default of DeepSeek's own code.")
+        return value
 
     layers = require(config, "n_layers", config.whole("n_layers", most=MOST_LAYERS))
-    key = "qk_rope_head_dim"
-    head_dim = require(config, key, config.whole(key, least=2, most=WIDEST))
+    key = "rope_head_dim" if is_v4 else "qk_rope_head_dim"
+    width = require(config, key, config.whole(key, least=2, most=WIDEST))
     longest = config.whole("max_seq_len") or int(number_or_default("max_seq_len", 0))
     original = config.whole("original_seq_len") or int(number_or_default("original_seq_len", 0))
-    mscale = number_or_default("mscale", 0)
-    names = {"rotary_dim": key, "beta_fast": "beta_fast", "beta_slow": "beta_slow"}
-    with renamed_keys(config, names):
+    # cos and sin stay as they are; V3's softmax scale takes m(mscale) squared
+    keys = ("attention_factor",) if is_v4 else ("mscale", "mscale_all_dim")
+    temperature = dict.fromkeys(keys, 1.0 if is_v4 else number_or_default("mscale", 0))
+    names = {"rotary_dim": key, "head_dim": "head_dim"}
+    with renamed_keys(config, names | {name: name for name in ("beta_fast", "beta_slow")}):
         law = Yarn(
             factor=number_or_default("rope_factor", 0),
             original_max_positions=original,
             beta_fast=number_or_default("beta_fast", 0),
             beta_slow=number_or_default("beta_slow", 0),
-            # cos and sin stay as they are; the softmax scale takes m(mscale) squared
-            mscale=mscale,
-            mscale_all_dim=mscale,
+            **temperature,
         )
-        rope = Rope(
-            head_dim=head_dim,
-            pairing="interleaved",
-            base=number_or_default("rope_theta", 1),
-            # their code leaves frequencies and softmax alone up to the original length
-            scaling=law if longest > original else None,
-        )
-    notes += check_unread_keys(config, (), (rope,), "of DeepSeek's inference", strict=strict)
+        rope = Rope(head_dim=width, pairing="interleaved", base=number_or_default("rope_theta", 1))
+        # their code leaves frequencies and softmax alone up to the original length
+        kinds = {"rope": replace(rope, scaling=law if longest > original else None)}
+        kinds_in_order, facts = ("rope",) * layers, Architecture()
+        if is_v4:
+            facts = table().huggingface["deepseek_v4"]
+            kinds_in_order = layers_by_pattern(config, facts, layers)
+            head_dim = require(
+                config, "head_dim", config.whole("head_dim", least=width, most=WIDEST)
+            )
+            main = replace(rope, head_dim=head_dim, rotary_dim=width, rotary_start=head_dim - width)
+            base = number_or_default("compress_rope_theta", 1)
+            ropes = {"main": main, "compress": replace(main, base=base, scaling=law)}
+            kinds = {kind: ropes[facts.labels[kind]] for kind in dict.fromkeys(kinds_in_order)}
+            notes.append(str(facts.note))
+    what = "DeepSeek's inference config"
+    notes += check_unread_keys(config, (), tuple(kinds.values()), what, strict=strict)
     return LayerRopes(
         name="deepseek",
-        layer_kinds=("rope",) * layers,
-        kinds={"rope": rope},
+        layer_kinds=kinds_in_order,
+        kinds=kinds,
         context=longest,
         num_heads=config.whole("n_heads"),
         num_kv_heads=1,  # latent attention rotates one key for all heads
         notes=tuple(notes),
+        in_config=InConfig(labels=facts.labels),
+    )
+
+
+def _base(config: Block, notes: list[str]) -> float:
+    """The base of a file that does not state it, where the program that reads it has one."""
+    model_type = config.text("model_type")
+    if model_type is not None:
+        base = table().huggingface[model_type].base or 0.0
+        notes.append(f"The file has no rope_theta; {base:g} is what MLX assumes for {model_type}.")
+        return base
+    if config.has("multiple_of") and not config.contains("use_scaled_rope"):
+        notes.append(
+            "The file has no rope_theta; 10000 is a constant in Meta's code for Llama 1 and 2."
+        )
+        return 10000.0
+    raise ConfigError(
+        f"{config.name('rope_theta')} is absent, and programs that read params.json fill it in "
+        "differently (10000 and 1000000); add it"
     )
 
 
@@ -112,7 +159,8 @@ def _head_dim(config: Block, heads: int) -> int:
         head_dim = config.whole(key, least=2, most=WIDEST)
         if head_dim is not None:
             return head_dim
-    width = require(config, "dim", config.whole("dim"))
+    width = single_value((config.name(key), config.whole(key)) for key in ("dim", "hidden_size"))
+    width = require(config, "dim", width)
     return head_width(config, "head_dim", "dim / n_heads", width, heads)
 
 

@@ -12,22 +12,29 @@ import re
 import stat
 import sys
 from collections.abc import Mapping
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeGuard, cast
 
 from phasor._checks import first_repeated, short_repr
 from phasor.configs.block import Block
-from phasor.configs.facts import table
+from phasor.configs.facts import Architecture, table
+from phasor.configs.gguf_header import read_gguf_header
 from phasor.configs.laws import normalize
-from phasor.errors import ConfigError, install_hint
+from phasor.errors import ConfigError
 
 SIZE_LIMIT = 16 * 2**20
 _FILE_NAMES = ("config.json", "params.json")
-_UNKNOWN_TYPE_HINT = (
-    "if its code rotates as a known type's does, read it as that one: load(..., like='llama'), "
-    "on the command line --like llama; else describe its embedding with phasor.Rope(...)"
-)
+_WEIGHTS = "holds weights and no config; give the config.json that lies beside it"
+# by suffix, what files are that people take for a config
+_OTHER_FILES = {
+    **dict.fromkeys((".safetensors", ".bin", ".pt", ".pth", ".npz"), _WEIGHTS),
+    **dict.fromkeys(
+        (".yaml", ".yml"),
+        "is YAML, and phasor reads JSON; give it the model's config.json, or load() the dictionary that the file holds",
+    ),
+}
 
 
 def read_source(source: object) -> Block:
@@ -71,7 +78,9 @@ def read_source(source: object) -> Block:
             raise
         raise ConfigError(f"{short_repr(cast(object, source))} cannot be read: {error}") from None
     if data.startswith(b"GGUF"):
-        return Block(_gguf_header(path))
+        return Block(read_gguf_header(path))
+    if path.suffix in _OTHER_FILES:
+        raise ConfigError(f"{path} {_OTHER_FILES[path.suffix]}")
     return Block(_parse_json(data, str(path)))
 
 
@@ -124,30 +133,11 @@ def _config_file_in(folder: Path) -> Path:
     inner = folder / "transformer" / "config.json"
     if inner.is_file():
         return inner
-    raise ConfigError(f"{folder} holds neither config.json nor params.json; name the file")
-
-
-def _gguf_header(path: Path) -> dict[str, Any]:
-    """Metadata of a GGUF file by key, and its tensors about the rope as lists; no weights."""
-    try:
-        from gguf import GGUFReader
-    except ImportError:
-        raise ConfigError(
-            f"{path} is a binary GGUF file, which is read with the gguf package: "
-            f"{install_hint('gguf')}"
-        ) from None
-    try:
-        # the reader maps the file into memory, so it reads no weights from the disk
-        file = GGUFReader(path)
-        header = {
-            name: field.contents()
-            for name, field in file.fields.items()
-            if not name.startswith("tokenizer.")  # a vocabulary takes longer than all other fields
-        }
-        tensors = [tensor for tensor in file.tensors if tensor.name.startswith("rope_")]
-        return header | {tensor.name: tensor.data.astype(float).tolist() for tensor in tensors}
-    except Exception as error:  # the reader's errors on damaged bytes have no common base class
-        raise ConfigError(f"{path} is a damaged GGUF file: {error}") from None
+    others = sorted(path.name for path in folder.iterdir() if path.suffix in (".json", ".gguf"))
+    if "adapter_config.json" in others:
+        return folder / "adapter_config.json"  # it names the model that the adapter is for
+    found = f"; it holds {', '.join(others[:8])}: give the path of a config" if others else ""
+    raise ConfigError(f"{folder} holds neither config.json nor params.json{found}")
 
 
 def _parse_json(data: bytes, origin: str) -> dict[str, Any]:
@@ -213,7 +203,7 @@ def select_config(top: Block, part: str | None, like: str | None) -> tuple[list[
     else:
         levels = _path_to_part(top, part)
     known = table().huggingface
-    name = _model_type(levels)
+    name = type_in_file(levels)
     if like is not None:
         if like not in known:
             raise ConfigError(
@@ -221,18 +211,72 @@ def select_config(top: Block, part: str | None, like: str | None) -> tuple[list[
                 f"them), got {short_repr(like)}"
             )
         return levels, like
-    key = levels[-1].name("model_type")
+    if name in known:
+        return levels, name
+    key, config = levels[-1].name("model_type"), levels[-1]
+    proposed = _type_of_architectures(config)
+    if name is None and proposed is not None:
+        return levels, proposed
+    ways_out = "describe its embedding with phasor.Rope(...)"
+    if part is None and (inner := _known_inner_config(top)) is not None:
+        ways_out = f"read the {inner} inside: load(..., part={inner!r}), on the command line --part"
+    elif proposed is not None and not config.has("auto_map"):
+        ways_out = (
+            f"its architectures are those of {proposed}, as which load(..., like={proposed!r}), on "
+            f"the command line --like {proposed}, reads it; or {ways_out}"
+        )
+    for file in table().foreign_files:
+        if name is None and all(map(config.has, file["keys"])):
+            raise ConfigError(file["says"].format_map(config.values))
     if name is None:
         raise ConfigError(
-            f"{key} is absent, and without it the pairing of coordinates is unknown; add it; "
-            f"{_UNKNOWN_TYPE_HINT}"
+            f"{key} is absent, and without it the pairing of coordinates is unknown; add it, or "
+            f"{ways_out}"
         )
-    if name not in known:
-        raise ConfigError(
-            f"{key} must be one that phasor knows (phasor.configs.model_types() lists them), "
-            f"got {short_repr(name)}; {_UNKNOWN_TYPE_HINT}"
-        )
-    return levels, name
+    raise ConfigError(
+        f"{key} must be one that phasor knows (phasor.configs.model_types() lists them), "
+        f"got {short_repr(name)}; {ways_out}"
+    )
+
+
+def _type_of_architectures(config: Block) -> str | None:
+    """The known type whose classes the file names, if the file has the sizes that the type reads."""
+    named = config.values.get("architectures")
+    names = cast("list[object]", named) if isinstance(named, (list, tuple)) else []
+    known = _types_by_stem()
+    for name in names:
+        stem = re.sub(r"(For[A-Z]\w*|LMHeadModel|Model)$", "", str(name)).lower()
+        if stem in known and _states_sizes(config, table().huggingface[known[stem]]):
+            return known[stem]
+    return None
+
+
+@lru_cache(maxsize=1)
+def _types_by_stem() -> Mapping[str, str]:
+    """The known types by the stem of their classes' names, in small letters: ``gptneox``."""
+    # sorted, so that of "Emu3" and "emu3" the latter is taken
+    return {re.sub("[_-]", "", name).lower(): name for name in sorted(table().huggingface)}
+
+
+def _known_inner_config(top: Block) -> str | None:
+    """The key of the one config inside the file that has a known type and sizes."""
+    found: list[str] = []
+    for inner in top.unread_objects():
+        facts = table().huggingface.get(str(inner.values.get("model_type")))
+        is_other = re.search(table().other_models, inner.path)
+        if facts is not None and not is_other and _states_sizes(inner, facts):
+            found.append(inner.path)
+    return found[0] if len(found) == 1 else None
+
+
+def _states_sizes(config: Block, facts: Architecture) -> bool:
+    """Whether a file says what the ropes of a type need: layers, and the width of a head."""
+    block = Block(config.values, names=facts.names)
+    widths = [("qk_rope_head_dim" if facts.latent else "head_dim",)]
+    widths += [] if facts.latent else [("hidden_size", "num_attention_heads")]
+    has_width = any(all(map(block.has, keys)) for keys in widths)
+    rotates = facts.uses is None and facts.refused is None
+    return rotates and block.has("num_hidden_layers") and has_width
 
 
 def _path_to_part(top: Block, part: str) -> list[Block]:
@@ -248,7 +292,7 @@ def _path_to_part(top: Block, part: str) -> list[Block]:
     return levels
 
 
-def _model_type(levels: list[Block]) -> str | None:
+def type_in_file(levels: list[Block]) -> str | None:
     """The innermost config's type: its own, the one its outer class implies, or the outer one."""
     model_type: str | None = None
     known = table().huggingface
@@ -256,13 +300,19 @@ def _model_type(levels: list[Block]) -> str | None:
         key = level.path.rpartition(".")[2]
         outer = None if model_type is None or i == 0 else known.get(model_type)
         implied_type = None if outer is None else outer.parts.get(key)
-        file_type = level.text("model_type")
+        file_type = level.text("model_type") or _type_by_keys(level)
         # transformers also saves the type of the whole model in the configs of its parts
         if implied_type is not None and file_type in (None, model_type):
             model_type = implied_type
         else:
             model_type = file_type or model_type
     return model_type
+
+
+def _type_by_keys(config: Block) -> str | None:
+    """The type of a file that names none, by keys that one program alone writes."""
+    marks = table().marks.items()
+    return next((name for name, keys in marks if all(map(config.has, keys))), None)
 
 
 def _check_same_ropes(outer: Block, inner: Block) -> None:

@@ -10,13 +10,45 @@ from torch import nn
 
 from phasor import Rope, load
 from phasor.axes import Sectioned
-from phasor.errors import ConfigError
+from phasor.errors import ConfigError, PhasorWarning
 from phasor.torch.hf import from_model, patch, reading
 from phasor.torch.hf.architectures import tiny_model
 
 from ...rounding import rounding
 from .live_models import difference, prefill, tokens
 from .pictured_models import pictured
+
+
+def test_a_model_whose_config_has_two_bases_is_followed_by_its_module() -> None:
+    """DBRX: the class reads one of its file's two, and the warning says both."""
+    from transformers import DbrxConfig, DbrxForCausalLM
+
+    config = DbrxConfig(
+        d_model=64, n_heads=4, n_layers=2, max_seq_len=128, vocab_size=64,
+        attn_config={"kv_n_heads": 2, "rope_theta": 500000.0, "clip_qkv": 8},
+        ffn_config={"ffn_hidden_size": 64, "moe_num_experts": 2, "moe_top_k": 1, "hidden_size": 64},
+    )  # fmt: skip
+    model = DbrxForCausalLM(config).eval()
+    says = r"rope_theta says 10000\.0 and attn_config\.rope_theta says 500000\.0"
+    with pytest.warns(PhasorWarning, match=says):
+        ropes = from_model(model)
+    assert [rope and rope.base for rope in ropes] == [10000.0] * 2
+    before = prefill(model)
+    with pytest.warns(PhasorWarning, match=says):
+        patch(model)
+    assert difference(before, prefill(model)) <= rounding(model, prefill)
+
+
+def test_gemma_4_with_heads_of_one_width_is_read_so() -> None:
+    """transformers then writes an empty object in place of the width of the global layers."""
+    from transformers import Gemma4TextConfig
+
+    config = Gemma4TextConfig(
+        num_hidden_layers=2, layer_types=["sliding_attention", "full_attention"], hidden_size=64,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=16, global_head_dim=16,
+    )  # fmt: skip
+    for source in (config, config.to_dict()):
+        assert [rope and rope.head_dim for rope in load(source)] == [16, 16]
 
 
 def test_positions_of_three_axes_reach_the_layers() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -14,7 +15,7 @@ from phasor._checks import short_repr
 from phasor.axes import Axial
 from phasor.configs import load, model_types
 from phasor.configs.facts import table
-from phasor.errors import ConfigError, PhasorError
+from phasor.errors import ConfigError, PhasorError, PhasorWarning
 from phasor.layers import LayerRopes
 from phasor.rope import Rope
 from phasor.scaling import Rule
@@ -223,7 +224,12 @@ def _ropes_of_config(makers: Sequence[Member]) -> LayerRopes | None:
         # a key that the class does not read may stay: the rotation is verified on the modules
         ropes = load(config, strict=False)
     except ConfigError as error:
-        raise _refusal(makers[0], f"its config cannot be read ({error})") from None
+        if table().huggingface[config["model_type"]].layers:
+            raise _refusal(makers[0], f"its config cannot be read ({error})") from None
+        # where all layers are alike the modules tell all
+        text = f"The config of {makers[0].path} cannot be read ({error}); its modules are followed"
+        warnings.warn(text, PhasorWarning, stacklevel=5)
+        return None
     # no config says in which order a picture's coordinates come: that is measured on the modules
     has_pictures = any(isinstance(rope.axes, Axial) or rope.base is None for rope in ropes.ropes)
     return None if has_pictures else ropes
@@ -314,8 +320,8 @@ def _layers_by_code(embeddings: Sequence[Embedding]) -> LayerRopes | str:
     if not order or not set(order) <= set(kinds):
         return f"phasor does not know which layer of a {config.model_type} has which rope"
     notes = [
-        f"The model type {config.model_type} is not one whose configs phasor reads: its ropes were "
-        "identified from its code, and layers without position embedding are not told apart."
+        f"The ropes of this {config.model_type} were identified from its code, not read from its "
+        "config, and layers without position embedding are not told apart."
     ]
     axis_orders = [it.reference.layout.axis_order for it in embeddings]
     if axis_order := next(filter(None, axis_orders), ()):
