@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from phasor.cli import COMMANDS, benchmark
-from phasor.torch.hf import architectures
 
 from ..checkpoint.checkpoints import save, tensor
 from ..configs.config_files import small
@@ -40,11 +39,7 @@ GIVEN = {
         ["qwen3-8b", "qwen3-8b"],
         ["somebodys:turned", "somebodys:late", "--head-dim", "64"],
     ],
-    "identify": [
-        ["--list"],
-        ["transformers:llama"],
-        ["somebodys:late", "--head-dim", "64"],
-    ],
+    "identify": [["somebodys:late", "--head-dim", "64"]],
     "convert": [["meta.safetensors", "--to", "half", "--head-dim", "64", "--dry-run"]],
     "translate": [[], ["llama-3-8b", "--to", "transformers"]],
     "extend": [
@@ -68,7 +63,7 @@ WITH_BARS = ("demo", "bench")
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
-    """A function, a config and a checkpoint in the folder; few architectures, short runs."""
+    """A function, a config and a checkpoint in the folder; short runs."""
     refuse_connections(monkeypatch)
     (tmp_path / "somebodys.py").write_text(FUNCTIONS, "utf-8")
     (tmp_path / "config.json").write_text(json.dumps(small()), "utf-8")
@@ -76,7 +71,6 @@ def folder(tmp_path, monkeypatch):
     tensors = {f"layers.0.attention.w{c}.weight": tensor(zeros) for c in "qkv"}
     save(tmp_path / "meta.safetensors", tensors)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(architectures, "installed_model_types", lambda: ("cohere2", "llama"))
     tiny = benchmark.Case("prefill 4096", torch.bfloat16, 2)
     monkeypatch.setattr(benchmark.run, "__defaults__", ([tiny],))
     monkeypatch.setattr(benchmark.run, "__kwdefaults__", {"seconds": 0.0})
