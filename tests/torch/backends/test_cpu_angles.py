@@ -65,9 +65,7 @@ def test_coefficients_are_those_of_the_definition(dtype: str) -> None:
     """The header has the numbers of ``phasor.angles``, to the last bit."""
     source = HEADER.read_text("utf-8").split(f"struct Polynomials<{dtype}>")[1].split("\n};")[0]
     lists = re.findall(r"(cos|sin)\[\] = \{(.*?)\}", source, re.S)
-    found = {
-        name: [float.fromhex(n.strip(" \nf")) for n in text.split(",")] for name, text in lists
-    }
+    found = {name: [float.fromhex(n.strip(" \nf")) for n in text.split(",")] for name, text in lists}
     number = np.float32 if dtype == "float" else np.float64
     expected = FLOAT32 if dtype == "float" else FLOAT64
     assert found == {
