@@ -40,7 +40,7 @@ def layers(case: Case) -> Mapping[str, Call]:
     words = [x.view(torch.float32) for x in (q_out, k_out)]
     rotate_qk_(q, k, positions, rope)
     text, native = rope.to_json(), cpu._native
-    plan = cpu._prepare_plan(text, q.dtype)[0]
+    plan = cpu._prepare_plan(text)
     # the same tensors without tokens: everything is read and checked, and there is nothing to do
     none = [x[:, :0] for x in (q, k)]
     no_positions = positions[..., :0]
@@ -58,7 +58,7 @@ def layers(case: Case) -> Mapping[str, Call]:
         "is the dispatch plain": lambda: dispatch_is_plain((q, k)),
         "may they be written": lambda: may_write((q, k)),
         "counting the writes": lambda: count_writes((q, k)),
-        "finding the plan": lambda: cpu._prepare_plan(rope.to_json(), q.dtype),
+        "finding the plan": lambda: cpu._prepare_plan(rope.to_json()),
     }
 
 

@@ -19,15 +19,12 @@
 namespace phasor {
 namespace {
 
-// What is the same in every call for a Rope, packed by `plan` into a bytes object. Where cosines and sines
-// are not given, it goes on from the next cache line with the turns of every pair and their axes.
+// What is the same in every call for a Rope, packed by `plan` into a bytes object, which goes on with the
+// turns of the pairs and their axes where cosines and sines are not given.
 struct Plan {
   int64_t head_dim, start, pairs, axes;
   int64_t half_in, half_out;
 };
-constexpr int64_t kLine = 64;
-
-char *next_line(char *p) { return p + (-reinterpret_cast<intptr_t>(p) & (kLine - 1)); }
 
 const DLPackExchangeAPI *dlpack = nullptr;
 PyObject *tensor_error = nullptr, *position_error = nullptr;
@@ -84,7 +81,7 @@ bool read_options(Call &call, Py_ssize_t count) {
   job.start = plan.start;
   job.pairs = plan.pairs;
   job.axes = int(plan.axes);
-  job.turns = reinterpret_cast<const uint32_t *>(next_line(packed + sizeof plan));
+  job.turns = reinterpret_cast<const uint32_t *>(packed + sizeof plan);
   job.axis_of_pair = reinterpret_cast<const int32_t *>(job.turns + kLimbs * padded(job.pairs));
   call.raises = PyObject_IsTrue(call.args[6]);
   if (!PyBool_Check(call.args[3]) || !(PyFloat_CheckExact(call.args[4]) || PyLong_CheckExact(call.args[4])))
@@ -274,21 +271,19 @@ PyObject *plan(PyObject *, PyObject *args) {
     return PyErr_Format(tensor_error, "%lld pairs from coordinate %lld on do not fit a head of %lld",
                         pairs, start, head_dim);
   const Plan p{head_dim, start, pairs, axes, half_in, half_out};
-  if (turn_limbs == nullptr) return PyBytes_FromStringAndSize(reinterpret_cast<const char *>(&p), sizeof p);
-  if (limb_bytes != 24 * pairs || axis_bytes != 4 * pairs)
+  if (turn_limbs != nullptr && (limb_bytes != 24 * pairs || axis_bytes != 4 * pairs))
     return PyErr_Format(PyExc_ValueError, "turn_limbs must be uint32 [%lld, 6], axis_of_pair int32 [%lld]", pairs,
                         pairs);
-  const int64_t apart = padded(pairs);
-  PyObject *packed = PyBytes_FromStringAndSize(nullptr, sizeof p + kLine + 4 * (kLimbs + 1) * apart);
+  const int64_t apart = turn_limbs == nullptr ? 0 : padded(pairs);
+  PyObject *packed = PyBytes_FromStringAndSize(nullptr, sizeof p + 4 * (kLimbs + 1) * apart);
   if (packed == nullptr) return nullptr;
   char *bytes = PyBytes_AsString(packed);
   std::memset(bytes, 0, size_t(PyBytes_Size(packed)));
   std::memcpy(bytes, &p, sizeof p);
-  bytes = next_line(bytes + sizeof p);
-  for (int64_t limb = 0; limb < kLimbs; ++limb)
-    for (int64_t k = 0; k < pairs; ++k)
-      std::memcpy(bytes + 4 * (limb * apart + k), turn_limbs + 24 * k + 4 * (limb + 2), 4);
-  std::memcpy(bytes + 4 * kLimbs * apart, axis_of_pair, size_t(axis_bytes));
+  bytes += sizeof p;
+  for (int64_t i = 0; i < kLimbs * apart; ++i)
+    if (i % apart < pairs) std::memcpy(bytes + 4 * i, turn_limbs + 24 * (i % apart) + 4 * (i / apart + 2), 4);
+  if (apart > 0) std::memcpy(bytes + 4 * kLimbs * apart, axis_of_pair, size_t(axis_bytes));
   return packed;
 }
 

@@ -112,10 +112,7 @@ def test_any_rope_is_exact_at_any_float(placed: tuple[Rope, Any]) -> None:
 @pytest.mark.parametrize("dtype", ERRORS)
 @pytest.mark.parametrize("given", [torch.float32, torch.float64])
 def test_floats_without_an_angle_are_nan(given: torch.dtype, dtype: torch.dtype) -> None:
-    """Never a plausible rotation; neighbours, and pairs of other axes, do not suffer.
-
-    On a device, which is not read: on the CPU the verbs refuse them.
-    """
+    """Never a plausible rotation; neighbours, and pairs of other axes, do not suffer."""
     rows = [[5.5, bad, -7.25] for bad in (math.nan, math.inf, -math.inf, 2.0**63, -(2.0**63))]
     places = torch.tensor([*rows, [5.5, 2.0**62, -7.25]], dtype=given, device=DEVICE)
     x = torch.ones(len(places), 2, 16, dtype=dtype, device=DEVICE)

@@ -176,16 +176,18 @@ class OnDevice(Tensor):
 def test_constants_that_a_graph_was_captured_with_are_kept(
     capturing: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has their address alone; of other launches they are forgotten with the Rope."""
+    """It has their address alone. Given cosines and sines are the caller's to keep."""
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
     monkeypatch.setattr(triton_launching, "_CAPTURED", set())
-    constants = torch.zeros(7, 8, dtype=torch.int32).as_subclass(OnDevice)
-    kept, x = weakref.ref(constants), here(3, 2, 16)
-    plan = triton_launching.LaunchPlan(1, constants, (), compiled={(1, 1, 1): lambda *_: None})
-    plan.launch([x] * 4, [x])
-    del plan, constants
+    constants, sin = (torch.zeros(7, 8, dtype=torch.int32).as_subclass(OnDevice) for _ in range(2))
+    kept, forgotten = weakref.ref(constants), weakref.ref(sin)
+    x, kernel = here(3, 2, 16), {(1, 1, 1): lambda *_: None}
+    triton_launching.LaunchPlan(1, constants, (), compiled=kernel).launch([x] * 4, [x])
+    triton_launching.LaunchPlan(1, None, (), compiled=kernel).launch([x] * 4, [x, sin])
+    del constants, sin
     gc.collect()
     assert (kept() is not None) == capturing
+    assert forgotten() is None
 
 
 def test_constants_are_28_bytes_a_pair() -> None:

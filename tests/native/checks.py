@@ -22,7 +22,9 @@ DRIVER = Path(__file__).with_name("driver.cpp")
 QUIET = ["-Wno-maybe-uninitialized", "-Wno-uninitialized"]
 FLAGS = ["-std=c++17", "-ffp-contract=off", "-Wall", "-Wextra", *QUIET]
 SANITIZED = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
-TESTS = [f"tests/torch/backends/test_{name}.py" for name in ("cpu", "cpu_angles", "cpu_fuzz", "written")]
+TESTS = [
+    f"tests/torch/backends/test_{name}.py" for name in ("cpu", "cpu_angles", "cpu_fuzz", "written")
+]
 
 
 def main(names: list[str]) -> None:

@@ -18,11 +18,11 @@ from phasor.axes import Sectioned
 from phasor.errors import PositionError, SpecError, TensorError
 from phasor.torch import rotate, rotate_, rotate_by, rotate_by_, rotate_qk, rotate_qk_
 
-from ..gpu.triton_runs import RUN_BY
+from ..gpu.triton_runs import APART
 from .torch_oracle import normal
 
 # Triton in a process of its own, which tests/gpu/test_kernels.py starts
-BACKENDS = ["triton"] if RUN_BY == "interpreter" else ["auto", "eager"]
+BACKENDS = ["triton"] if APART else ["auto", "eager"]
 HALF = Rope(head_dim=16, pairing="half")
 ROPES = {
     "half": HALF,

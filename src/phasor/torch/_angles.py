@@ -7,20 +7,18 @@ and can be compiled, exported, transformed and faked.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache, lru_cache, wraps
+from functools import cache, lru_cache
 from typing import Any, Concatenate, ParamSpec
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from phasor.angles import FLOAT32, FLOAT64, turn_words
 from phasor.errors import PositionError
 from phasor.torch._internals import (
+    cached_constant,
     count_modes,
     dispatch_is_plain,
-    mark_constant,
     outside_transforms,
 )
 from phasor.torch._text import count_axes, read_rope
@@ -32,51 +30,54 @@ _EIGHTH = 1 << 61  # of a turn, in units of 2**-64
 
 
 def _constant_tensor(
-    values_of: Callable[_P, NDArray[Any]],
-) -> Callable[Concatenate[torch.device, _P], Tensor]:
-    """A function of constants, whose numbers become a tensor on a device; constant to a compiler.
+    numbers: Callable[_P, Any],
+) -> Callable[Concatenate[torch.device, torch.dtype, _P], Tensor]:
+    """A function of constants that returns numbers, as a tensor on a device.
 
     On the CPU those of the latest Ropes are kept, because a rule makes one for every length. On
     other devices all are, a few kilobytes each, because a CUDA graph may hold their addresses.
     """
+    look_up = cached_constant(numbers)
 
-    def make(device: torch.device, *constants: _P.args, **named: _P.kwargs) -> Tensor:
+    def make(
+        device: torch.device, dtype: torch.dtype, *constants: _P.args, **named: _P.kwargs
+    ) -> Tensor:
         # valid in every later call: not an inference tensor, not one of a transformation
         with torch.inference_mode(mode=False), outside_transforms():
-            return torch.tensor(values_of(*constants, **named), device=device)
+            return torch.tensor(numbers(*constants, **named), dtype=dtype, device=device)
 
-    recent, all_of_them = lru_cache(maxsize=64)(make), cache(make)
+    recent, every = lru_cache(maxsize=64)(make), cache(make)
 
-    @mark_constant
-    @wraps(values_of)
-    def look_up(device: torch.device, *constants: _P.args, **named: _P.kwargs) -> Tensor:
-        if count_modes():
-            # a tensor of the mode, such as a fake one, which no other call may see
-            return make(device, *constants, **named)
-        return (recent if device.type == "cpu" else all_of_them)(device, *constants, **named)
+    def tensor(
+        device: torch.device, dtype: torch.dtype, *constants: _P.args, **named: _P.kwargs
+    ) -> Tensor:
+        if torch.compiler.is_compiling() or count_modes():
+            # a constant of the graph, or a fake tensor of the mode, which no other call may see
+            return torch.tensor(look_up(*constants, **named), dtype=dtype, device=device)
+        kept = recent if device.type == "cpu" else every
+        return kept(device, dtype, *constants, **named)
 
-    return look_up
+    return tensor
 
 
 @_constant_tensor
-def axis_of_pair(text: str) -> NDArray[Any]:
+def _axis_of_pair(text: str) -> tuple[int, ...]:
     """``[num_pairs]`` index of the position axis that drives each pair."""
     rope = read_rope(text)
-    return np.array(rope.axes.axis_of_pair(rope.num_pairs))
+    return tuple(rope.axes.axis_of_pair(rope.num_pairs))
 
 
 @_constant_tensor
-def _words(text: str, rest_bits: int) -> NDArray[Any]:
+def _words(text: str, rest_bits: int) -> tuple[tuple[int, ...], ...]:
     """``[3, num_pairs]`` of `phasor.angles.turn_words`."""
-    return turn_words(read_rope(text), rest_bits)
+    return tuple(map(tuple, turn_words(read_rope(text), rest_bits).tolist()))
 
 
 @_constant_tensor
-def _coefficients(dtype: torch.dtype) -> NDArray[Any]:
+def _coefficients(itemsize: int) -> tuple[float, ...]:
     """1, the coefficients of the cosine, and as many of the sine."""
-    if dtype == torch.float64:
-        return np.array((1.0, *FLOAT64.cos, *FLOAT64.sin))
-    return np.array((1.0, *FLOAT32.cos, *FLOAT32.sin), np.float32)
+    cos, sin = FLOAT64 if itemsize == 8 else FLOAT32
+    return (1.0, *cos, *sin)
 
 
 def cos_sin(positions: Tensor, text: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -96,7 +97,7 @@ def positions_of_pairs(positions: Tensor, text: str) -> Tensor:
     """``[..., seq, 1]``, or ``[..., seq, num_pairs]`` where pairs differ in their axis."""
     if count_axes(text) == 1:
         return positions.unsqueeze(-1)
-    return positions[..., axis_of_pair(positions.device, text)]
+    return positions[..., _axis_of_pair(positions.device, torch.int64, text)]
 
 
 def turns(positions: Tensor, text: str, dtype: torch.dtype) -> Tensor:
@@ -107,7 +108,7 @@ def turns(positions: Tensor, text: str, dtype: torch.dtype) -> Tensor:
         text: The operator's text, of a Rope.
         dtype: float32 or float64, for which the angles are exact enough.
     """
-    words = _words(positions.device, text, 0)
+    words = _words(positions.device, torch.int64, text, 0)
     if not positions.is_floating_point():
         return _multiply(positions.long(), words, dtype)
     nearest = positions.round()
@@ -116,7 +117,7 @@ def turns(positions: Tensor, text: str, dtype: torch.dtype) -> Tensor:
         nearest = nearest + (positions - nearest == 0.5)
     bits = 64 if dtype == torch.float64 else 32
     rest = ((positions - nearest) * 2.0**bits).round().long()
-    rest_words = _words(positions.device, text, bits)
+    rest_words = _words(positions.device, torch.int64, text, bits)
     return _multiply(nearest.long(), words, dtype) + _multiply(rest, rest_words, dtype)
 
 
@@ -126,7 +127,7 @@ def cos_sin_of_turns(turns: Tensor, positions: Tensor, dtype: torch.dtype) -> tu
     # without quarter turns, in eighths of a turn, from -1 to 1
     x = (turns << 2).to(dtype) * 2.0**-63
     y = x * x
-    one, *coefficients = _coefficients(turns.device, dtype).unbind(0)
+    one, *coefficients = _coefficients(turns.device, dtype, dtype.itemsize).unbind(0)
     half = len(coefficients) // 2
     of_cos, of_sin = (_evaluate(part, y) for part in (coefficients[:half], coefficients[half:]))
     even_cos, even_sin = torch.addcmul(one, of_cos, y), of_sin * x

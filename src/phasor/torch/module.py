@@ -23,8 +23,8 @@ class RotaryEmbedding(nn.Module):
 
     It has no parameters and no buffers: nothing is cast by ``.half()``, lost on the meta device,
     sharded, or saved in a ``state_dict``. No call depends on the calls before it, and the host
-    never waits for a device. Cos and sin are computed in each call; a model of many layers makes them
-    once with `cos_sin` and gives them to `rotate_by` in each layer.
+    never waits for a device. Cos and sin are computed in each call; a model of many layers makes
+    them once with `cos_sin` and gives them to `rotate_by` in each.
 
     Args:
         rope: What rotates; its scaling must be a law. Of a rule ``rope.at(n)`` picks one.

@@ -1,4 +1,4 @@
-"""The CPU kernel's cos and sin: within the bound at every int64 position, on every instruction set."""
+"""The CPU kernel's cos and sin: within the bound at every int64 position, and the same bits."""
 
 from __future__ import annotations
 
@@ -65,7 +65,9 @@ def test_coefficients_are_those_of_the_definition(dtype: str) -> None:
     """The header has the numbers of ``phasor.angles``, to the last bit."""
     source = HEADER.read_text("utf-8").split(f"struct Polynomials<{dtype}>")[1].split("\n};")[0]
     lists = re.findall(r"(cos|sin)\[\] = \{(.*?)\}", source, re.S)
-    found = {name: [float.fromhex(n.strip(" \nf")) for n in text.split(",")] for name, text in lists}
+    found = {
+        name: [float.fromhex(n.strip(" \nf")) for n in text.split(",")] for name, text in lists
+    }
     number = np.float32 if dtype == "float" else np.float64
     expected = FLOAT32 if dtype == "float" else FLOAT64
     assert found == {
@@ -93,8 +95,8 @@ def test_every_int64_position_is_within_the_bound(name: str, dtype: torch.dtype)
 def test_bits_depend_on_the_position_alone(dtype: torch.dtype) -> None:
     """Equally distant positions share products, and have the bits that each has by itself."""
     rope = ROPES["half"]
-    runs = [(0, 1, 200), (-3, 1, 7), (9, -1, 20), (7, 0, 4), (2**31 - 9, 1, 20), (-(2**31) + 9, -3, 7),
-            (123, 65_537, 40), (2**31 - 1, -(2**32) + 1, 2), (2**33, 1, 5)]  # fmt: skip
+    runs = [(0, 1, 200), (-3, 1, 7), (9, -1, 20), (7, 0, 4), (2**31 - 9, 1, 20), (123, 65_537, 40),
+            (-(2**31) + 9, -3, 7), (2**31 - 1, -(2**32) + 1, 2), (2**33, 1, 5)]  # fmt: skip
     places = [start + step * i for start, step, count in runs for i in range(count)]
     together = cos_sin(places, rope, dtype)
     for i, position in enumerate(places):

@@ -117,8 +117,8 @@ def _cos_sin_of_turns(turns, factor, dtype: tl.constexpr):
         y = x * x
         of_cos, of_sin = _polynomial(y, _COS_FLOAT64), _polynomial(y, _SIN_FLOAT64)
     else:
-        # the upper half, rounded, which is another 2**-33 turns: 0.07 of the 12.5 that
-        # `COS_SIN_ERROR_FLOAT32` allows, of which 12.0 are taken
+        # the upper half, rounded to another 2**-33 turns: in the units of `COS_SIN_ERROR_FLOAT32`
+        # 0.07, where 12.5 are allowed and 12.0 derived
         shifted = ((turns + ((1 << 61) + (1 << 31))) >> 32).to(tl.int32)
         is_odd, is_negated = (shifted & (1 << 30)) != 0, shifted < 0
         x = ((shifted & ((1 << 30) - 1)) - (1 << 29)).to(dtype) * 2.0**-29
@@ -132,10 +132,10 @@ def _cos_sin_of_turns(turns, factor, dtype: tl.constexpr):
 
 
 @triton.jit
-def _load_limb(constants, row: tl.constexpr, pair, num_pairs: tl.constexpr):
-    """One of `phasor.angles.turn_limbs`, ``[1, pairs]`` in int64; 0 from ``num_pairs`` on."""
-    limb = tl.load(constants + row * num_pairs + pair, mask=pair < num_pairs, other=0)
-    return limb.to(tl.uint32, bitcast=True).to(tl.int64)
+def _load_constant(constants, row: tl.constexpr, pair, num_pairs: tl.constexpr):
+    """A row of `launching.rope_constants`, int64 ``[1, pairs]``; 0 from ``num_pairs`` on."""
+    bits = tl.load(constants + row * num_pairs + pair, mask=pair < num_pairs, other=0)
+    return bits.to(tl.uint32, bitcast=True).to(tl.int64)
 
 
 @triton.jit
@@ -177,17 +177,17 @@ def _cos_sin(
         cos, sin = cos.to(dtype) * factor, sin.to(dtype) * factor
     else:
         if source == "several axes":
-            axis = _load_limb(sin_or_constants, 6, pair, num_pairs)
+            axis = _load_constant(sin_or_constants, 6, pair, num_pairs)
             position = tl.load(angles + axis * angle_step, mask=exists, other=0)
         else:
             position = tl.load(angles, mask=token_exists[:, None], other=0)
         limbs = (
-            _load_limb(sin_or_constants, 0, pair, num_pairs),
-            _load_limb(sin_or_constants, 1, pair, num_pairs),
-            _load_limb(sin_or_constants, 2, pair, num_pairs),
-            _load_limb(sin_or_constants, 3, pair, num_pairs),
-            _load_limb(sin_or_constants, 4, pair, num_pairs),
-            _load_limb(sin_or_constants, 5, pair, num_pairs),
+            _load_constant(sin_or_constants, 0, pair, num_pairs),
+            _load_constant(sin_or_constants, 1, pair, num_pairs),
+            _load_constant(sin_or_constants, 2, pair, num_pairs),
+            _load_constant(sin_or_constants, 3, pair, num_pairs),
+            _load_constant(sin_or_constants, 4, pair, num_pairs),
+            _load_constant(sin_or_constants, 5, pair, num_pairs),
         )
         if not position.dtype.is_int():
             has_angle = tl.abs(position) < 2.0**63  # false of NaN

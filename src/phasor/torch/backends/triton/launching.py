@@ -40,7 +40,8 @@ _MOST_PLANS = 256
 
 Plans = dict[tuple[Any, ...], "LaunchPlan | None"]
 
-# Constants that CUDA graphs were captured with. A graph holds their addresses but not their memory.
+# Constants that CUDA graphs were captured with. A graph holds their address but not their memory,
+# and may be replayed when their Rope and their plan are forgotten.
 _CAPTURED: set[Tensor] = set()
 
 
@@ -72,10 +73,10 @@ class LaunchPlan:
             self.layout.check_apart(tensors[0].data_ptr(), tensors[1].data_ptr())
         if self.programs == 0:
             return
-        second = angles[1] if self.constants is None else self.constants
-        if second.is_cuda and torch.cuda.is_current_stream_capturing():
-            _CAPTURED.add(second)
-        pointers = *tensors, angles[0], second
+        constants = self.constants
+        if constants is not None and constants.is_cuda and torch.cuda.is_current_stream_capturing():
+            _CAPTURED.add(constants)
+        pointers = *tensors, angles[0], angles[1] if constants is None else constants
         # Triton's search for the compiled kernel takes as long as a small rotation; from the second
         # launch on the kernel is called directly
         kernel = self.compiled or load_kernels().rotation
@@ -169,9 +170,8 @@ def find_tokens(xs: Sequence[Tensor], angles: Sequence[Tensor], rope: str) -> To
         found = "cos_sin", None, angles[0].shape[-1]
     else:
         constants = rope_constants(rope, angles[0].device)
-        found = (
-            "one axis" if count_axes(rope) == 1 else "several axes", constants, constants.shape[-1]
-        )  # fmt: skip
+        source = "one axis" if count_axes(rope) == 1 else "several axes"
+        found = source, constants, constants.shape[-1]
     return Tokens(inner, outer, token_strides[: len(xs)], tuple(angle_strides), *found)
 
 
