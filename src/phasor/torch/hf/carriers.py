@@ -103,9 +103,11 @@ class CarriedRope:
         object.__setattr__(self, "rule", scaling if isinstance(scaling, Rule) else None)
 
 
-@dataclass(frozen=True, eq=False)
 class Carrier:
     """Stands where a model expects cosines, sines, or both as complex numbers.
+
+    It is no dataclass, tuple or tensor: FSDP rounds the tensors that it finds in those to the
+    parameters' dtype.
 
     Attributes:
         cos: Rows ``[..., seq, num_pairs]``, multiplied by the gain.
@@ -114,10 +116,8 @@ class Carrier:
         inverse: Whether to undo the rotation, as the negative of a sine does.
     """
 
-    cos: Tensor
-    sin: Tensor
-    rope: CarriedRope
-    inverse: bool = False
+    def __init__(self, cos: Tensor, sin: Tensor, rope: CarriedRope, inverse: bool = False) -> None:
+        self.cos, self.sin, self.rope, self.inverse = cos, sin, rope, inverse
 
     def __neg__(self) -> Carrier:
         return Carrier(self.cos, self.sin, self.rope, not self.inverse)
@@ -348,7 +348,7 @@ def substitute(function: Any, batched: bool = True) -> Callable[..., Any]:
         carrier, unsqueeze_dim = values[row], values.get("unsqueeze_dim")
         heads_first = form.heads_first
         if unsqueeze_dim is not None:
-            rank = carrier.rank if isinstance(carrier, Carrier) else 3
+            rank = carrier.cos.dim() if isinstance(carrier, Carrier) else 3
             heads_first = heads_come_first(unsqueeze_dim, rank)
         xs = [values[name] for name in tensors]
         # a key may be None, where only queries are rotated
