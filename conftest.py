@@ -47,7 +47,6 @@ ROOMS = {
     "src/phasor/torch/hf": "transformers",
     "tests/charts": "report",
     "tests/checkpoint/test_models.py": "transformers",
-    "tests/cli/test_architectures.py": "transformers",
     "tests/configs/test_rotations.py": "transformers",
     "tests/examples": "training",
     "tests/gpu/test_code.py": "kernels",
@@ -62,6 +61,7 @@ ROOMS = {
     "tests/torch/export/test_onnx_models.py": "onnx",
     "tests/torch/export/test_plain_graph.py": "compile",
     "tests/torch/hf": "transformers",
+    "tests/tools": "transformers",
     "tests/torch/test_linear_attention_training.py": "slow",
     "tools/ptx": "every_kernel",
 }

@@ -52,9 +52,8 @@ PIPELINE = """
     torch.export torch.distributed
     torch.hf.methods torch.hf.carriers torch.hf.modules torch.hf.embeddings
     torch.hf.reading torch.hf torch
-    torch.hf.architectures torch.hf.verdicts
     cli.common
-    cli.show cli.architectures cli.identify cli.diff cli.convert cli.translate cli.extend
+    cli.show cli.identify cli.diff cli.convert cli.translate cli.extend
     cli.report cli.presets cli.demo cli __main__
 """
 ORDER = PIPELINE.split()

@@ -30,8 +30,9 @@ def conversion(folder: Any) -> Any:
 def patched(_: Any) -> Any:
     """What `patch` says of a small model."""
     pytest.importorskip("transformers")
+    from tools.tiny_models import tiny_model
+
     from phasor.torch.hf import patch
-    from phasor.torch.hf.architectures import tiny_model
 
     return patch(tiny_model("llama"))
 

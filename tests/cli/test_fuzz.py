@@ -155,14 +155,6 @@ def test_no_config_does_harm_in_a_report(kind: str) -> None:
     check(run_phasor("report", "config.json", "-o", "page.html"))
 
 
-@pytest.mark.parametrize("kind", ["a name", "a model type", "a wide head", "depth"])
-@pytest.mark.transformers
-def test_no_config_does_harm_to_an_architecture(kind: str) -> None:
-    """Where its class is run."""
-    Path("config.json").write_bytes(CONFIGS[kind])
-    check(run_phasor("identify", "transformers:llama", "--config", "config.json"))
-
-
 @pytest.mark.parametrize("more", [["--head-dim", "8"], ["--head-dim", "8", "--query", ".*"], []])
 @pytest.mark.parametrize("kind", CHECKPOINTS)
 def test_no_checkpoint_does_harm(kind: str, more: list[str]) -> None:
@@ -230,7 +222,6 @@ ARGUMENTS = [
     ["identify", "numpy:sin", "--head-dim", "8", "--dtype", TYPED],
     ["identify", "numpy:sin", "--head-dim", "8", "--table", TYPED],
     ["identify", "json:dumps", "--head-dim", "8"],
-    ["identify", f"transformers:{TYPED}"],
     ["convert", TYPED, "out", "--to", "half"],
     ["convert", ".", TYPED, "--to", TYPED],
     ["convert", ".", "out", "--to", "half", "--head-dim", DIGITS],

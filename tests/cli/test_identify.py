@@ -10,10 +10,8 @@ from click.testing import CliRunner
 
 from phasor import Rope, SpecError
 from phasor import diff as diff_rotations
-from phasor.cli.architectures import text_config
 from phasor.cli.diff import diff
 from phasor.cli.identify import find_function, identify, is_function
-from phasor.errors import ConfigError
 from phasor.numpy import rotate
 
 ROPE = Rope(head_dim=16, pairing="half", base=500.0)
@@ -89,14 +87,6 @@ def test_a_module_that_cannot_be_imported_is_refused(tmp_path, text, says):
     (tmp_path / f"{name}.py").write_text(text, "utf-8")
     with pytest.raises(SpecError, match=f"'{name}' cannot be imported.*{says}"):
         find_function(f"{name}:turned")
-
-
-def test_a_config_inside_a_config_must_be_one(tmp_path):
-    """As `show` says it."""
-    path = tmp_path / "config.json"
-    path.write_text('{"model_type": "llama", "text_config": "x"}', "utf-8")
-    with pytest.raises(ConfigError, match="text_config must be an object, got 'x'"):
-        text_config(path)
 
 
 @pytest.mark.parametrize(

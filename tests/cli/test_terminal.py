@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from phasor.cli import COMMANDS
-from phasor.torch.hf import architectures
 
 from ..checkpoint.checkpoints import save, tensor
 from ..configs.config_files import small
@@ -39,11 +38,7 @@ GIVEN = {
         ["qwen3-8b", "qwen3-8b"],
         ["somebodys:turned", "somebodys:late", "--head-dim", "64"],
     ],
-    "identify": [
-        ["--list"],
-        ["transformers:llama"],
-        ["somebodys:late", "--head-dim", "64"],
-    ],
+    "identify": [["somebodys:late", "--head-dim", "64"]],
     "convert": [["meta.safetensors", "--to", "half", "--head-dim", "64", "--dry-run"]],
     "translate": [[], ["llama-3-8b", "--to", "transformers"]],
     "extend": [
@@ -66,7 +61,7 @@ WITH_BAR = "demo"
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
-    """A function, a config and a checkpoint in the folder; few architectures."""
+    """A function, a config and a checkpoint in the folder."""
     refuse_connections(monkeypatch)
     (tmp_path / "somebodys.py").write_text(FUNCTIONS, "utf-8")
     (tmp_path / "config.json").write_text(json.dumps(small()), "utf-8")
@@ -74,7 +69,6 @@ def folder(tmp_path, monkeypatch):
     tensors = {f"layers.0.attention.w{c}.weight": tensor(zeros) for c in "qkv"}
     save(tmp_path / "meta.safetensors", tensors)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(architectures, "installed_model_types", lambda: ("cohere2", "llama"))
 
 
 def shown(columns, *arguments):

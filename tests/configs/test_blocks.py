@@ -152,7 +152,7 @@ PLAIN = {"rope_type": "default", "rope_theta": 1e4}
 
 def position_tables(model_type: str, block: Any) -> list[Any]:
     """The tables of sines and cosines of a small model of transformers."""
-    from phasor.torch.hf.architectures import tiny_model
+    from tools.tiny_models import tiny_model
 
     model = tiny_model(model_type, {"rope_parameters": block, "rope_theta": block["rope_theta"]})
     tensors = [*model.named_buffers(), *model.named_parameters()]

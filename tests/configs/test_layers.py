@@ -9,7 +9,6 @@ from transformers import configuration_utils
 
 from phasor import ConfigError
 from phasor.checkpoint.model import describe
-from phasor.cli.architectures import text_config
 from phasor.configs import load
 from phasor.configs.block import Block
 from phasor.configs.facts import table
@@ -177,6 +176,6 @@ def test_a_language_model_that_is_no_object_is_refused_by_name(tmp_path):
     """Wherever one is looked for."""
     path = tmp_path / "config.json"
     path.write_text('{"model_type": "llama", "text_config": "x"}', "utf-8")
-    for read in (load, describe, text_config):
+    for read in (load, describe):
         with pytest.raises(ConfigError, match="text_config must be an object, got 'x'"):
             read(path)

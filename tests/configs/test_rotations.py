@@ -1,6 +1,6 @@
 """What the table says of a model type is what its class in transformers does to queries.
 
-`test_architectures.py` runs the models that take tokens. Here are the others: parts of larger
+`tools/verdicts.py` is about the models that take tokens. Here are the others: parts of larger
 models, towers of images, codecs. Each class's own rotary module and function turn random queries,
 and complex products by the frequencies, pairs and axes of the loaded rope say what is due.
 """
@@ -22,11 +22,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tools.tiny_models import installed_model_types
 from torch import Tensor
 
 from phasor import Rope, load
 from phasor.configs.facts import table
-from phasor.torch.hf.architectures import installed_model_types
 
 from ..offline import refuse_connections
 from .transformers_frequencies import quiet

@@ -11,7 +11,6 @@ from typing import Any, cast
 
 import click
 
-from phasor.cli.architectures import is_architecture, judge_all_architectures, judge_architecture
 from phasor.cli.common import function_widths, print_json, print_line
 from phasor.errors import SpecError
 from phasor.identification import identify as identify_function
@@ -54,15 +53,8 @@ def find_function(text: str) -> Callable[..., Any]:
 
 
 @click.command()
-@click.argument("function", required=False)
-@click.option("--list", "list_all", is_flag=True, help="Every architecture of transformers.")
-@click.option(
-    "--config",
-    type=click.Path(allow_dash=True),
-    metavar="PATH",
-    help="With transformers:NAME, a config.json in place of the class's defaults.",
-)
-@click.option("--head-dim", type=function_widths, help="Width of a head.")
+@click.argument("function")
+@click.option("--head-dim", type=function_widths, required=True, help="Width of a head.")
 @click.option("--table", metavar="FUNCTION", help="Makes cos and sin from positions.")
 @click.option("--takes", metavar="WORDS", help='The arguments, such as "q k positions".')
 @click.option("--layout", metavar="LETTERS", help="Order of dimensions, such as bhsd.")
@@ -70,39 +62,16 @@ def find_function(text: str) -> Callable[..., Any]:
 @click.option("--dtype", help="Of the vectors; float32 unless given.")
 @click.option("--axes", "n_axes", type=click.IntRange(1), help="Position axes; 1 unless given.")
 @click.option("--json", "as_json", is_flag=True, help="Everything, as JSON.")
-def identify(
-    function: str | None,
-    list_all: bool,
-    config: str | None,
-    as_json: bool,
-    **options: Any,
-) -> None:
+def identify(function: str, as_json: bool, **options: Any) -> None:
     """Say which rotation FUNCTION does, and what is wrong with it.
 
-    FUNCTION is package.module:function, and --head-dim is needed. Or it is transformers:NAME, a
-    model class or a model type: then a tiny random model of it runs, its own queries and keys are
-    recorded before and after, and what phasor says about the architecture is compared with them.
-    --list does that for all there are, in a minute or two, and exits with 1 if any is wrong.
+    FUNCTION is package.module:function.
     """
     given_options = {name: value for name, value in options.items() if value is not None}
-    for_architecture = list_all or (function is not None and is_architecture(function))
-    if list_all == (function is not None):
-        raise click.UsageError("Give a FUNCTION, or --list.")
-    if for_architecture and given_options:
-        option = next(iter(given_options)).removeprefix("n_").replace("_", "-")
-        raise click.UsageError(f"--{option} is for functions, not for architectures.")
-    if config is not None and (list_all or not for_architecture):
-        raise click.UsageError("--config goes with transformers:NAME.")
-    if list_all:
-        judge_all_architectures(as_json=as_json)
-    if for_architecture:
-        judge_architecture(cast(str, function), config, as_json=as_json)
-    if "head_dim" not in given_options:
-        raise click.UsageError("Missing option '--head-dim', which a function needs.")
     with redirect_stdout(sys.stderr):  # output of the function's own code
         if "table" in given_options:
             given_options["table"] = find_function(given_options["table"])
-        identified = identify_function(find_function(cast(str, function)), **given_options)
+        identified = identify_function(find_function(function), **given_options)
     if as_json:
         print_json(identified.as_plain())
         return

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from tools.tiny_models import tiny_model
 from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaAttention, apply_rotary_pos_emb
 
 from phasor.errors import ConfigError
 from phasor.torch.hf import from_model, patch, unpatch
-from phasor.torch.hf.architectures import tiny_model
 
 from ...rounding import rounding
 from .live_models import difference, prefill

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from tools.tiny_models import tiny_model
 from torch import Tensor
 
 from phasor import LayerRopes, Rope
 from phasor.scaling import LAWS, NTK, DynamicNTK, Law, LongRope, PerPair, Rule
 from phasor.torch.hf import patch, reading
-from phasor.torch.hf.architectures import tiny_model
 from phasor.torch.hf.carriers import CarriedRope, carry_positions
 
 from ...rounding import rounding

@@ -154,6 +154,19 @@ def test_the_stand_in_does_the_same(function: Any, inverse: bool) -> None:
         torch.testing.assert_close(got, expected, rtol=0, atol=1e-13)
 
 
+@pytest.mark.parametrize("unsqueeze_dim", [1, 2, -2])
+def test_a_call_may_say_where_heads_stand(unsqueeze_dim: int) -> None:
+    """Whatever the function's default is."""
+    x, y = torch.randn(2, 1, 5, 5, 2 * PAIRS, dtype=torch.float64)
+    rope = Rope(head_dim=2 * PAIRS, pairing="half", base=BASE)
+    carrier = carry_positions(CarriedRope(rope.to_json(), 1.0), PLACES, torch.float64)
+    wide = [torch.cat((row, row), -1) for row in rows(inverse=False)]
+    expected = halves(x, y, *wide, unsqueeze_dim=unsqueeze_dim)
+    got = substitute(halves)(x, y, carrier, carrier, unsqueeze_dim=unsqueeze_dim)
+    for one, other in zip(expected, got, strict=True):
+        torch.testing.assert_close(other, one, rtol=0, atol=1e-13)
+
+
 def test_a_carrier_is_no_tensor() -> None:
     """Whoever treats it as one is told what it is; it follows a device and keeps its dtype."""
     rope = Rope(head_dim=8, pairing="half")

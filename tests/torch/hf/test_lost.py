@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 import torch
+from tools.tiny_models import tiny_model
 from torch import Tensor
 
 from phasor.errors import ConfigError
 from phasor.torch.hf import CheckedModule, carriers, check, patch, unpatch
-from phasor.torch.hf.architectures import tiny_model
 from phasor.torch.hf.carriers import measure_form, rotate_by_carrier
 
 from ...rounding import rounding

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from tools.tiny_models import installed_model_types, tiny_model
 
 from phasor import Rope, SpecError
 from phasor.errors import ConfigError, TensorError
 from phasor.torch.hf import from_model, patch, unpatch
-from phasor.torch.hf.architectures import installed_model_types, tiny_model
 
 from ...rounding import GATHERED, UNIT, moved, rounding
 from .live_models import (

@@ -6,13 +6,13 @@ import copy
 
 import pytest
 import torch
+from tools.tiny_models import tiny_model
 from torch import nn
 
 from phasor import Rope, load
 from phasor.axes import Sectioned
 from phasor.errors import ConfigError, PhasorWarning
 from phasor.torch.hf import from_model, patch, reading
-from phasor.torch.hf.architectures import tiny_model
 
 from ...rounding import rounding
 from .live_models import difference, prefill, tokens
@@ -40,7 +40,7 @@ def test_a_model_whose_config_has_two_bases_is_followed_by_its_module() -> None:
 
 
 def test_gemma_4_with_heads_of_one_width_is_read_so() -> None:
-    """transformers then writes an empty object in place of the width of the global layers."""
+    """Transformers then writes an empty object in place of the width of the global layers."""
     from transformers import Gemma4TextConfig
 
     config = Gemma4TextConfig(

@@ -46,6 +46,7 @@ from phasor.torch.hf.modules import (
     carrying_class,
     holds_table,
     layer_number,
+    reordering_class,
     rotating_class,
     set_class,
 )
@@ -264,6 +265,11 @@ def patch(
             if original_class(member.module) is None:
                 cls = rotating_class(member.cls, batched, holds_table(member.module))
                 new_classes.append((member.module, cls))
+        new_classes += [
+            (member.module, reordering_class(member.cls))
+            for member in rotation.reordering
+            if original_class(member.module) is None
+        ]
     for module, carried in new_ropes:
         module.__dict__[CARRIED_ROPES] = carried
     for module, cls in new_classes:

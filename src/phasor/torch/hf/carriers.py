@@ -103,9 +103,11 @@ class CarriedRope:
         object.__setattr__(self, "rule", scaling if isinstance(scaling, Rule) else None)
 
 
-@dataclass(frozen=True, eq=False)
 class Carrier:
     """Stands where a model expects cosines, sines, or both as complex numbers.
+
+    It is no dataclass, tuple or tensor: FSDP rounds the tensors that it finds in those to the
+    parameters' dtype.
 
     Attributes:
         cos: Rows ``[..., seq, num_pairs]``, multiplied by the gain.
@@ -114,44 +116,33 @@ class Carrier:
         inverse: Whether to undo the rotation, as the negative of a sine does.
     """
 
-    cos: Tensor
-    sin: Tensor
-    rope: CarriedRope
-    inverse: bool = False
+    def __init__(self, cos: Tensor, sin: Tensor, rope: CarriedRope, inverse: bool = False) -> None:
+        self.cos, self.sin, self.rope, self.inverse = cos, sin, rope, inverse
 
     def __neg__(self) -> Carrier:
         return Carrier(self.cos, self.sin, self.rope, not self.inverse)
 
-    def _change_rows(self, change: Callable[[Tensor], Tensor]) -> Carrier:
+    def with_rows(self, change: Callable[[Tensor], Tensor]) -> Carrier:
+        """The same rotation by changed rows, such as those of tokens in another order."""
         return Carrier(change(self.cos), change(self.sin), self.rope, self.inverse)
 
     def __getitem__(self, key: Any) -> Carrier:
-        """``cos[..., :n]`` where ``n`` is at least the whole width, or ``cos[tokens, :]``."""
+        """``cos[..., :n]`` where ``n`` is at least the whole width, as an indexer takes it."""
         match key:
             case (e, slice(start=None, stop=int(stop), step=None)) if e is Ellipsis:
                 if stop >= read_rope(self.rope.text).rotary_dim:
                     return self
-            case (*tokens, slice(start=None, stop=None, step=None)) if len(key) == self.cos.dim():
-                return self._change_rows(lambda row: row[tuple(tokens)])
             case _:
                 pass
         raise TensorError(
             f"cosines of a patched model are of half width and cannot be cut, got {key}"
         )
 
-    def reshape(self, *shape: int) -> Carrier:
-        """The tokens in other dimensions, ``cos.reshape(groups, -1, width)``."""
-        if shape[-1] not in (-1, read_rope(self.rope.text).rotary_dim):
-            raise TensorError(
-                f"cosines of a patched model are of half width and keep it, got {shape}"
-            )
-        return self._change_rows(lambda row: row.reshape(*shape[:-1], row.shape[-1]))
-
     def to(self, *args: Any, **kwargs: Any) -> Carrier:
         """Move to another device; a change of dtype is ignored, for rows keep their own."""
         device = kwargs.get("device", args[0] if args else None)
         if isinstance(device, (str, int, torch.device)):
-            return self._change_rows(lambda row: row.to(device))
+            return self.with_rows(lambda row: row.to(device))
         return self
 
     def __getattr__(self, name: str) -> Any:
@@ -348,7 +339,7 @@ def substitute(function: Any, batched: bool = True) -> Callable[..., Any]:
         carrier, unsqueeze_dim = values[row], values.get("unsqueeze_dim")
         heads_first = form.heads_first
         if unsqueeze_dim is not None:
-            rank = carrier.rank if isinstance(carrier, Carrier) else 3
+            rank = carrier.cos.dim() if isinstance(carrier, Carrier) else 3
             heads_first = heads_come_first(unsqueeze_dim, rank)
         xs = [values[name] for name in tensors]
         # a key may be None, where only queries are rotated

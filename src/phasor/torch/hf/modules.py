@@ -34,6 +34,8 @@ TABLE = "embed_positions"
 TABLE_MAKER = "create_sinusoidal_positions"
 #: The attribute in which a patched module that makes cosines keeps the rope of each kind of layer.
 CARRIED_ROPES = "_phasor_ropes"
+#: The method by which a tower with windows puts its tokens, and their cosines, in another order.
+REORDERING = "permute_input_for_window_attn"
 #: A number between the dots of a path.
 NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 #: Parts of the names of rotary embeddings.
@@ -252,3 +254,16 @@ def carrying_class(cls: type, fixed: bool, single: bool) -> type:
 
     rebuild = partial(carrying_class, fixed=fixed, single=single)
     return subclass_of(cls, {"forward": forward}, rebuild)
+
+
+@lru_cache(maxsize=64)
+def reordering_class(cls: type) -> type:
+    """The class for a tower that puts its tokens in another order: those of rows follow."""
+    reorder = methods_of(cls)[REORDERING]
+
+    def method(self: Any, input_tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(input_tensor, Carrier):
+            return input_tensor.with_rows(lambda row: reorder(self, row, *args, **kwargs))
+        return reorder(self, input_tensor, *args, **kwargs)
+
+    return subclass_of(cls, {REORDERING: method}, reordering_class)

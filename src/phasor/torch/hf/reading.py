@@ -39,6 +39,7 @@ from phasor.torch.hf.methods import (
 )
 from phasor.torch.hf.modules import (
     NUMBER,
+    REORDERING,
     TABLE,
     Member,
     has_foreign_forward,
@@ -84,11 +85,13 @@ class PartRotation:
         layers: The rope of every layer, or the reason why that is not known.
         embeddings: Modules that make cosines and sines of positions.
         rotating: Modules that rotate queries and keys.
+        reordering: Modules that put tokens, and their cosines, in another order.
     """
 
     layers: LayerRopes | str
     embeddings: tuple[Embedding, ...]
     rotating: tuple[Member, ...]
+    reordering: tuple[Member, ...]
 
 
 # ---- the parts of a model ----
@@ -166,7 +169,12 @@ def _read_part(members: Sequence[Member]) -> PartRotation:
         reason = "only some modules of its part make cosines with a batch dimension"
         raise _refusal(embeddings[-1].member, reason)
     layers = _layers_by_code(embeddings) if described is None else described
-    return PartRotation(layers=layers, embeddings=tuple(embeddings), rotating=tuple(rotating))
+    return PartRotation(
+        layers=layers,
+        embeddings=tuple(embeddings),
+        rotating=tuple(rotating),
+        reordering=tuple(member for member in members if REORDERING in methods_of(member.cls)),
+    )
 
 
 def _refusal(member: Member, reason: str) -> ConfigError:

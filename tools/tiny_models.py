@@ -9,15 +9,15 @@ import warnings
 from collections.abc import Generator, Iterable, Mapping, Sized
 from contextlib import contextmanager
 from functools import cache
-from importlib import import_module, resources
-from importlib.util import find_spec
+from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
 import torch
+import transformers
 
 from phasor._checks import short_repr
-from phasor.errors import BackendError, ConfigError, PhasorError, install_hint
+from phasor.errors import ConfigError, PhasorError
 
 _ROTARY = re.compile(r"^def \w*(rotary|rotate)|Rotary|rotary_emb|sinusoidal_pos", re.MULTILINE)
 # parameters and buffers of a tiny model
@@ -47,22 +47,11 @@ _SPECIAL_TOKENS: Mapping[str, int] = {"pad_token_id": 0, "bos_token_id": 1, "eos
 
 @cache
 def special_cases() -> Mapping[str, Any]:
-    """The content of ``architectures.toml``: exceptions for single model types."""
-    file = resources.files("phasor").joinpath("torch/hf/architectures.toml")
-    return tomllib.loads(file.read_text("utf-8"))
+    """The content of ``tiny_models.toml``: exceptions for single model types."""
+    return tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
 
 
 # ---- the installed architectures ----
-
-
-def transformers() -> Any:
-    """The installed transformers, or a BackendError if there is none."""
-    if find_spec("transformers") is None:
-        raise BackendError(
-            "the architectures of transformers are asked for, and transformers is not installed: "
-            f"{install_hint('transformers')}"
-        )
-    return import_module("transformers")
 
 
 def installed_model_types() -> tuple[str, ...]:
@@ -81,15 +70,14 @@ def model_class(name: str) -> Any:
     """The class of a model type or any of its classes, its causal model where there is one.
 
     Raises:
-        BackendError: If transformers is not installed.
-        ConfigError: If it has no such architecture that takes tokens and rotates them.
+        ConfigError: If transformers has no such architecture that takes tokens and rotates them.
 
     >>> model_class("llama").__name__, model_class("LlamaModel") is model_class("llama")
     ('LlamaForCausalLM', True)
     """
     named: Any = None
     if name not in _rotating_modules() and name.isidentifier():
-        named = getattr(transformers(), name, None)
+        named = getattr(transformers, name, None)
     config = getattr(named, "config_class", None)
     model_type = str(getattr(config, "model_type", name))
     if model_type in not_built():
@@ -100,7 +88,7 @@ def model_class(name: str) -> Any:
         raise ConfigError(
             f"{short_repr(name)} must be a model type or a model class of the installed "
             f"transformers that takes tokens and rotates them{known}; "
-            "`phasor identify --list` shows them all"
+            "`python -m tools.verdicts` shows them all"
         )
     return found
 
@@ -108,9 +96,8 @@ def model_class(name: str) -> Any:
 @cache
 def _rotating_modules() -> Mapping[str, str]:
     """Names of the modules whose code names a rotation, by model type; none is imported."""
-    library = transformers()
     auto = import_module("transformers.models.auto.configuration_auto")
-    folder = Path(library.__file__).parent / "models"
+    folder = Path(transformers.__file__).parent / "models"
     rotating: dict[str, str] = {}
     for model_type in auto.CONFIG_MAPPING_NAMES:
         name = auto.model_type_to_module_name(model_type)
@@ -142,7 +129,7 @@ def _find_class(model_type: str) -> Any:
 
 def _takes_tokens(cls: Any, model_type: str) -> bool:
     """Whether a class is a whole model of this type that takes tokens and contains no other."""
-    if not issubclass(cls, transformers().PreTrainedModel):
+    if not issubclass(cls, transformers.PreTrainedModel):
         return False
     config = cls.config_class
     # some audio models are annotated with a union of configs
@@ -159,7 +146,7 @@ def foreign_errors(failure: str) -> Generator[None]:
 
     Its warnings and log messages, which are about defaults, are hidden.
     """
-    logging = transformers().logging
+    logging = transformers.logging
     usual = logging.get_verbosity()
     logging.set_verbosity_error()
     try:
@@ -187,7 +174,6 @@ def tiny_config(name: str, config: Mapping[str, Any] | None = None) -> Any:
     functions are called from Python.
 
     Raises:
-        BackendError: If transformers is not installed.
         ConfigError: If there is no such architecture, or its class refuses the config.
     """
     cls = model_class(name)
@@ -211,7 +197,6 @@ def tiny_model(name: str, config: Mapping[str, Any] | None = None, *, seed: int 
     The state of torch's random generator does not change.
 
     Raises:
-        BackendError: If transformers is not installed.
         ConfigError: If no tiny model can be built.
     """
     cls, small = model_class(name), tiny_config(name, config)

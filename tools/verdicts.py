@@ -1,5 +1,8 @@
 """Whether the ropes that `phasor.load` reads for an architecture are those of its code.
 
+    python -m tools.verdicts             every architecture of the installed transformers
+    python -m tools.verdicts NAME ...    those of these model types or classes
+
 A tiny random model of it runs with recorders in the places where `phasor.torch.hf.patch` would put
 phasor's operator. They record which layers rotate, with which function and which cosines and sines.
 The function is then measured as by `patch`, and compared with the ropes that `phasor.load` reads
@@ -11,12 +14,22 @@ from __future__ import annotations
 import functools
 import inspect
 import json
+import sys
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
+from tools.tiny_models import (
+    foreign_errors,
+    installed_model_types,
+    model_class,
+    not_built,
+    special_cases,
+    tiny_model,
+)
 from torch import Tensor
 
 from phasor.configs import load
@@ -26,7 +39,6 @@ from phasor.identification import Identification
 from phasor.layers import LayerRopes
 from phasor.rope import Rope
 from phasor.scaling import Rule
-from phasor.torch.hf.architectures import foreign_errors, model_class, special_cases, tiny_model
 from phasor.torch.hf.carriers import TABLE_ROWS, Form, measure_form, tensor_parameters
 from phasor.torch.hf.embeddings import (
     FARTHEST,
@@ -80,7 +92,7 @@ class Verdict:
         model_type: As in its configs.
         class_name: The class that ran; None where none did.
         kinds: The kinds of its layers.
-        beside: Rotations of other vectors than attention's, such as those of an indexer.
+        other_rotations: Those of other vectors than attention's, such as those of an indexer.
         notes: Limits of the comparison.
         wrong: A sentence for each difference that concerns no single kind.
         not_built: Why nothing ran; None where it did.
@@ -91,7 +103,7 @@ class Verdict:
     model_type: str
     class_name: str | None = None
     kinds: tuple[KindVerdict, ...] = ()
-    beside: tuple[str, ...] = ()
+    other_rotations: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     wrong: tuple[str, ...] = ()
     not_built: str | None = None
@@ -103,19 +115,6 @@ class Verdict:
         """Whether a model ran, and nothing about it is wrong."""
         wrong = self.wrong or any(kind.wrong for kind in self.kinds)
         return self.not_built is None and not wrong
-
-    def as_plain(self) -> dict[str, Any]:
-        """Everything as JSON values."""
-        kinds = [
-            vars(kind)
-            | {
-                "loaded": None if kind.loaded is None else kind.loaded.to_dict(),
-                "found": None if kind.found is None else kind.found.as_plain(),
-                "beyond": None if kind.beyond is None else kind.beyond.as_plain(),
-            }
-            for kind in self.kinds
-        ]
-        return vars(self) | {"kinds": kinds, "right": self.right}
 
 
 @dataclass(kw_only=True, eq=False)
@@ -187,7 +186,6 @@ def verdict(name: str, config: Mapping[str, Any] | None = None) -> Verdict:
         config: The content of a ``config.json`` of that type; the class's defaults if None.
 
     Raises:
-        BackendError: If transformers is not installed.
         ConfigError: If it has no such architecture, the config is damaged, or no tiny model of it
             can be built and run.
 
@@ -215,7 +213,7 @@ def verdict(name: str, config: Mapping[str, Any] | None = None) -> Verdict:
         runs = [_run_model(model, grid) for grid in _choose_grids(model, ropes)]
     if not runs[0].attention_calls:
         wrong.append("its rotation was not called, or not by a name that is watched")
-    beside = [
+    other_rotations = [
         sentence
         for run in runs
         for call in run.other_calls
@@ -225,7 +223,7 @@ def verdict(name: str, config: Mapping[str, Any] | None = None) -> Verdict:
     return replace(
         unchecked,
         kinds=tuple(_judge_kind(kind, ropes, runs) for kind in dict.fromkeys(ropes.layer_kinds)),
-        beside=tuple(dict.fromkeys(beside)),
+        other_rotations=tuple(dict.fromkeys(other_rotations)),
         notes=() if note is None else (note,),
         wrong=tuple(wrong),
         tokens=sum(run.grid.shape[1] for run in runs),
@@ -461,3 +459,64 @@ def _describe_vectors(call: Call, grid: Grid) -> list[str]:
         rotation = f": {rope.pairing} pairs{direction}, {rope.rotary_dim} turned, {base}"
     name = call.function.__name__
     return [f"{name}({it}) of {call.width} coordinates{rotation}" for it in call.arguments]
+
+
+# ---- the table of architectures ----
+
+
+def table_row(verdict: Verdict, kind: KindVerdict) -> str:
+    """What phasor states of one kind of layer: pairs, slice, base, law, axes and the error."""
+    rope = kind.loaded or (kind.found.rope if kind.found else None)
+    facts = ["nothing turned"]
+    if rope is not None:
+        changed = "" if rope.output_pairing == rope.pairing else f" to {rope.output_pairing}"
+        start, width = rope.rotary_start, rope.head_dim
+        if kind.place is not None and rope.rotary_dim == width:
+            start, width = kind.place
+        facts = [
+            rope.pairing + changed + (" backwards" if rope.direction < 0 else ""),
+            f"{start}:{start + rope.rotary_dim} of {width}",
+            "explicit" if rope.base is None else f"base {rope.base:.15g}",
+            *([] if rope.scaling is None else [type(rope.scaling).__name__]),
+            *([] if rope.axes.n_axes == 1 else [f"{type(rope.axes).__name__} {rope.axes.n_axes}"]),
+        ]
+    facts += [] if kind.error is None else [f"error {kind.error:.2g}"]
+    name = f"{verdict.model_type} ({verdict.class_name})"
+    return f"{name}, {len(kind.layers)} {kind.kind}: {', '.join(facts)}"
+
+
+def main(names: Sequence[str]) -> int:
+    """Print the verdict on each architecture of these names; 1 if phasor is wrong about one.
+
+    The error is a share of what float32 angles allow, so that at most 1 is right.
+    """
+    verdicts: list[Verdict] = []
+    for name in names or installed_model_types():
+        try:
+            verdicts.append(verdict(name))
+        except ConfigError as error:
+            verdicts.append(Verdict(model_type=name, not_built=str(error)))
+        last = verdicts[-1]
+        for kind in last.kinds:
+            print(table_row(last, kind))
+            for sentence in kind.wrong:
+                print(f"  wrong: {sentence}")
+        for sentence in last.wrong:
+            print(f"  wrong: {sentence}")
+        for sentence in (*last.other_rotations, *last.notes):
+            print(f"  {sentence}")
+    if not names:
+        verdicts += [Verdict(model_type=name, not_built=why) for name, why in not_built().items()]
+    for last in verdicts:
+        if last.not_built is not None:
+            print(f"{last.model_type}, not built: {last.not_built}")
+    counts = Counter(last.right for last in verdicts if last.not_built is None)
+    print(
+        f"{counts.total()} architectures: {counts[True]} right, {counts[False]} wrong; "
+        f"{len(verdicts) - counts.total()} not built."
+    )
+    return 1 if counts[False] or (names and counts.total() < len(names)) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -7,11 +7,7 @@ import cmath
 import numpy as np
 import pytest
 import torch
-
-from phasor import BackendError, ConfigError
-from phasor.scaling import Llama3
-from phasor.torch.hf import architectures
-from phasor.torch.hf.architectures import (
+from tools.tiny_models import (
     choose_layers,
     model_class,
     not_built,
@@ -20,10 +16,13 @@ from phasor.torch.hf.architectures import (
     tiny_config,
     tiny_model,
 )
-from phasor.torch.hf.embeddings import half_rows
-from phasor.torch.hf.verdicts import record_calls, verdict
+from tools.verdicts import record_calls, verdict
 
-from ...offline import refuse_connections
+from phasor import ConfigError
+from phasor.scaling import Llama3
+from phasor.torch.hf.embeddings import half_rows
+
+from ..offline import refuse_connections
 
 
 @pytest.fixture(autouse=True)
@@ -157,10 +156,3 @@ def test_a_config_that_makes_no_model_is_refused():
     """In the words of its class."""
     with pytest.raises(ConfigError, match="LlamaForCausalLM can be built"):
         tiny_model("llama", {"rope_parameters": {"rope_type": "spiral", "rope_theta": 1e4}})
-
-
-def test_without_transformers_the_way_out_is_named(monkeypatch):
-    """The command that installs it."""
-    monkeypatch.setattr(architectures, "find_spec", lambda name: None)
-    with pytest.raises(BackendError, match=r"pip install 'phasor-rope\[transformers\]'"):
-        architectures.transformers()

@@ -10,17 +10,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from tools import verdicts
+from tools.tiny_models import installed_model_types, model_class, tiny_config
+from tools.verdicts import main, verdict
 
 from phasor import ConfigError, Rope
 from phasor.configs import load
 from phasor.scaling import Linear, Llama3, LongRope, Proportional, Yarn
-from phasor.torch.hf import verdicts
-from phasor.torch.hf.architectures import installed_model_types, model_class, tiny_config
 from phasor.torch.hf.carriers import Form
 from phasor.torch.hf.embeddings import rope_error
-from phasor.torch.hf.verdicts import verdict
 
-from ...offline import refuse_connections
+from ..offline import refuse_connections
 
 # by hand from the class's code: pairing read, pairing written, slice, head width, base, axes
 EVERYDAY = {
@@ -100,7 +100,7 @@ def test_what_turns_beside_attention_is_told_apart():
     """DeepSeek V3.2's indexer turns halves, its attention interleaved pairs."""
     found = verdict("deepseek_v32")
     assert found.right
-    assert any("half pairs, 64 turned" in one for one in found.beside)
+    assert any("half pairs, 64 turned" in one for one in found.other_rotations)
 
 
 def identification_differs(found, rope):
@@ -335,7 +335,7 @@ def test_a_class_without_rotation_is_told_from_no_class():
     """Both are refused; one of them is there."""
     with pytest.raises(ConfigError, match="BertModel is there, and its code has none"):
         verdict("BertModel")
-    with pytest.raises(ConfigError, match="rotates them; `phasor identify --list`"):
+    with pytest.raises(ConfigError, match=r"rotates them; `python -m tools\.verdicts`"):
         verdict("NoSuchModel")
 
 
@@ -345,3 +345,35 @@ def test_any_order_of_questions_has_the_same_answers():
     random.Random(0).shuffle(names)
     said = [(name, verdict(name).kinds[0].error) for name in names]
     assert len(set(said)) == 3
+
+
+def test_the_table_has_every_architecture_and_fails_for_one(monkeypatch, capsys):
+    """A line for each kind of layer, the reasons, the count; status 1 if one is wrong."""
+    monkeypatch.setattr(verdicts, "installed_model_types", lambda: ("cohere2", "llama"))
+    assert main([]) == 0
+    said = capsys.readouterr().out
+    assert "cohere2 (Cohere2ForCausalLM), 1 sliding_attention: interleaved, 0:128 of 128" in said
+    assert "llama (LlamaForCausalLM), 2 rope: half, 0:128 of 128, base 10000, error 0." in said
+    assert "cohere2 (Cohere2ForCausalLM), 1 full_attention: nothing turned" in said
+    assert "jamba, not built: its tokens are not rotated" in said
+    assert "2 architectures: 2 right, 0 wrong; " in said
+    load = verdicts.load
+
+    def misread(config):
+        ropes = load(config)
+        wrong = replace(ropes["rope" == "nope"], base=7.0)
+        return replace(ropes, kinds=dict.fromkeys(ropes.kinds, wrong))
+
+    monkeypatch.setattr(verdicts, "load", misread)
+    assert main([]) == 1
+    said = capsys.readouterr().out
+    assert "0 right, 2 wrong" in said
+    assert "wrong: phasor.load states a rope, and nothing was turned" in said
+
+
+def test_an_architecture_that_cannot_be_built_is_listed_with_its_reason(capsys):
+    """It is no proof, so that a name which was asked for fails."""
+    assert main(["NoSuchModel"]) == 1
+    said = capsys.readouterr().out
+    assert "NoSuchModel, not built: 'NoSuchModel' must be a model type" in said
+    assert "0 architectures: 0 right, 0 wrong; 1 not built." in said
