@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phasor import LayerRopes, PositionError, Rope, SpecError, angles
-from phasor.extending import plan
+from phasor.extending import plan_extension
 from phasor.numpy import phasors
 from phasor.papers import cosine, decay, feasible_bases
 from phasor.papers.distances import cosine_sums
@@ -66,7 +66,7 @@ SCANS: dict[str, Callable[[], object]] = {
     "decay": lambda: decay(HEAD, np.arange(FAR)),
     "cosine": lambda: cosine(HEAD, np.arange(FAR), "aligned"),
     "feasible base": lambda: feasible_bases(replace(HEAD, rotary_dim=4), FAR, [1e12]),
-    "six laws' change of sign": lambda: plan(SLOW, FAR // 6),
+    "six laws' change of sign": lambda: plan_extension(SLOW, FAR // 6),
     "required alpha": lambda: required_alpha(HEAD, FAR, 0.9),
 }
 

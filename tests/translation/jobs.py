@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from phasor import LayerRopes
-from phasor.translation import Part
+from phasor.translation import ProgramSettings
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Job:
     """
 
     ropes: LayerRopes
-    part: Part
+    part: ProgramSettings
     kind: str
     x: np.ndarray
     offset: int
@@ -43,7 +43,7 @@ class Job:
         return line if n_axes == 1 else np.tile(line, (n_axes, 1))
 
 
-def run_code(part: Part, **names: Any) -> Any:
+def run_code(part: ProgramSettings, **names: Any) -> Any:
     """The value of the last line of ``part.code``, with its settings and ``names`` as variables.
 
     The code imports what else it needs.

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phasor.checkpoint.files import CHUNK, Rows
-from phasor.checkpoint.model import Part
+from phasor.checkpoint.model import Projection
 from phasor.checkpoint.rows import Reorder
 from phasor.pairings import Pairing
 from phasor.rope import Rope
@@ -119,7 +119,7 @@ class Change:
         reorder: The new order of its bytes.
     """
 
-    part: Part
+    part: Projection
     rope: Rope
     reorder: Reorder
 

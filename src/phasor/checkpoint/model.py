@@ -47,7 +47,7 @@ VALUE_OF = {"k_proj": "v_proj", "wk": "wv", "key": "value"}
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class Projection:
     """What a tensor is, by its name.
 
     Attributes:
@@ -99,7 +99,7 @@ class Patterns:
             (field.name, pattern) for field in fields(self) for pattern in getattr(self, field.name)
         ]
 
-    def part(self, name: str) -> Part | None:
+    def part(self, name: str) -> Projection | None:
         """What the tensor ``name`` is by these patterns; None if none matches."""
         roles = {role for role, pattern in self.list_patterns() if re.fullmatch(pattern, name)}
         if not roles:
@@ -110,7 +110,7 @@ class Patterns:
                 f"got {', '.join(sorted(roles))}"
             )
         layer_name = _LAYER_NAME.fullmatch(name)
-        return Part(roles.pop(), int(layer_name["layer"]) if layer_name else None)
+        return Projection(roles.pop(), int(layer_name["layer"]) if layer_name else None)
 
     def unused_patterns(self, names: Iterable[str]) -> list[str]:
         """Patterns that match no tensor."""
@@ -122,7 +122,7 @@ class Patterns:
         ]
 
 
-def known_part(name: str) -> Part | None:
+def known_part(name: str) -> Projection | None:
     """What a tensor is by the names that model classes use; None if it is no query or key.
 
     >>> known_part("model.layers.3.self_attn.q_proj.weight").role
@@ -135,7 +135,9 @@ def known_part(name: str) -> Part | None:
         return None
     module = match["module"]
     roles: list[Role] = [r for r, words in _MODULE_PATTERNS.items() if re.fullmatch(words, module)]
-    return Part(roles[0], int(match["layer"]), module, match["suffix"], "mtp." in match["prefix"])
+    return Projection(
+        roles[0], int(match["layer"]), module, match["suffix"], "mtp." in match["prefix"]
+    )
 
 
 def looks_alike(name: str) -> bool:
@@ -182,7 +184,7 @@ def _read_table() -> dict[str, Any]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Model:
+class CheckpointModel:
     """A model for a conversion.
 
     Attributes:
@@ -213,13 +215,13 @@ class Model:
         pairings: list[Pairing] = [rope.pairing for rope in self.ropes.ropes]
         return pairings[0] if len(set(pairings)) == 1 else None
 
-    def borrows_keys(self, part: Part) -> bool:
+    def borrows_keys(self, part: Projection) -> bool:
         """Whether the layer of a tensor uses the keys of an earlier layer."""
         if not self.num_shared_layers or part.layer is None or part.is_extra_layer:
             return False
         return part.layer >= len(self.ropes) - self.num_shared_layers
 
-    def rope_of(self, name: str, part: Part) -> Rope | None:
+    def rope_of(self, name: str, part: Projection) -> Rope | None:
         """The rope of a tensor's layer; None for a layer without one.
 
         Raises:
@@ -241,7 +243,7 @@ def describe(
     *,
     like: str | None = None,
     strict: bool = True,
-) -> Model:
+) -> CheckpointModel:
     """The model that a config file, its dictionary or a rope describes.
 
     Args:
@@ -254,7 +256,7 @@ def describe(
         CheckpointError: If the order of such a model's tensors cannot be changed.
     """
     if isinstance(model, Rope):
-        return Model(ropes=one_layer(model))
+        return CheckpointModel(ropes=one_layer(model))
     levels = [block.values for block in language_models(read_source(model))]
     top, config = levels[0], levels[-1]
     ropes = load(top, like=like, strict=strict)
@@ -265,7 +267,7 @@ def describe(
         raise CheckpointError("rotary_value is true, so values are rotated too: not converted")
     architecture = table().huggingface.get(model_type) if model_type is not None else None
     is_latent = architecture is not None and architecture.latent
-    return Model(
+    return CheckpointModel(
         ropes=ropes,
         model_type=model_type,
         num_heads=ropes.num_heads,

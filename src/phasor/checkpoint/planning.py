@@ -21,7 +21,7 @@ from phasor.checkpoint.conversion import (
     list_kinds,
 )
 from phasor.checkpoint.files import Checkpoint, Entry, open_checkpoint, rows_of
-from phasor.checkpoint.model import Model, Patterns, describe, known_part, looks_alike
+from phasor.checkpoint.model import CheckpointModel, Patterns, describe, known_part, looks_alike
 from phasor.checkpoint.programs import plan_program
 from phasor.checkpoint.rows import Context, reorder
 from phasor.errors import CheckpointError, SpecError
@@ -144,7 +144,7 @@ def _config_folder(checkpoint: Checkpoint) -> Path:
     )
 
 
-def _source_pairing(model: Model, source: Pairing | None, target: Pairing) -> Pairing:
+def _source_pairing(model: CheckpointModel, source: Pairing | None, target: Pairing) -> Pairing:
     source_pairing = model.pairing if source is None else source
     if source_pairing is None:
         raise CheckpointError("no layer of this model rotates, or they differ in pairing")
@@ -212,7 +212,7 @@ def _check_roles(checkpoint: Checkpoint, context: Context, changes: Mapping[str,
             )
 
 
-def _describe_result(model: Model, target: Pairing, *, is_complete: bool) -> list[str]:
+def _describe_result(model: CheckpointModel, target: Pairing, *, is_complete: bool) -> list[str]:
     if not is_complete:
         return [
             f"What the patterns matched is in {target} pairing now, and nothing else: scores are "

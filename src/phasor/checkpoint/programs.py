@@ -29,8 +29,8 @@ from phasor.checkpoint.conversion import (
 )
 from phasor.checkpoint.files import FLOATS, Rows, open_checkpoint, rows_of
 from phasor.checkpoint.llama import Llama, config_json, params_json, read_config, read_params
-from phasor.checkpoint.model import Part
-from phasor.checkpoint.rows import Layout, Reorder, reorder_heads
+from phasor.checkpoint.model import Projection
+from phasor.checkpoint.rows import HeadRows, Reorder, reorder_heads
 from phasor.errors import CheckpointError, install_hint
 from phasor.pairings import Pairing, opposite
 from phasor.rope import Rope
@@ -251,7 +251,7 @@ def _build_result(
         order = None
         if weight.role is not None:
             reordering = _reorder_rank(name, rows[0], shape[0], model.rope, target)
-            changes[new_name] = Change(Part(weight.role, None), model.rope, reordering)
+            changes[new_name] = Change(Projection(weight.role, None), model.rope, reordering)
             order = reordering.order
         tensor = ResultTensor(tuple(Piece(part, 0, part.shape[0], order) for part in rows), axis)
         tensors[new_name] = tensor
@@ -319,5 +319,5 @@ def _reorder_rank(name: str, rank: Rows, rows: int, rope: Rope, target: Pairing)
             f"{short_repr(name)} must hold whole heads of {width} rows on each rank, got "
             f"{rank.shape[0]}"
         )
-    layout = Layout(width, (0,), rows // width)
+    layout = HeadRows(width, (0,), rows // width)
     return reorder_heads(rope, opposite(target), target, layout, rank.row_bytes)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from phasor._checks import short_repr
 from phasor.checkpoint.files import Entry
-from phasor.checkpoint.model import VALUE_OF, Model, Part
+from phasor.checkpoint.model import VALUE_OF, CheckpointModel, Projection
 from phasor.errors import CheckpointError
 from phasor.numpy import change_pairing
 from phasor.pairings import Pairing
@@ -20,7 +20,7 @@ from phasor.rope import Rope
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class HeadRows:
     """Where the heads are in a tensor, which is equal periods and then items that stay.
 
     Attributes:
@@ -44,7 +44,7 @@ class Reorder:
         item_bytes: Bytes of an item.
     """
 
-    layout: Layout
+    layout: HeadRows
     order: NDArray[np.intp]
     item_bytes: int
 
@@ -58,12 +58,12 @@ class Reorder:
 
 
 def reorder_heads(
-    rope: Rope, source: Pairing, target: Pairing, layout: Layout, item_bytes: int
+    rope: Rope, source: Pairing, target: Pairing, layout: HeadRows, item_bytes: int
 ) -> Reorder:
     """The permutation of a period that changes the pairing of each head.
 
     >>> rope = Rope(head_dim=4, pairing="half")
-    >>> layout = Layout(width=6, heads=(2,), periods=1)
+    >>> layout = HeadRows(width=6, heads=(2,), periods=1)
     >>> reorder_heads(rope, "interleaved", "half", layout, item_bytes=2).order
     array([0, 1, 2, 4, 3, 5])
     """
@@ -93,13 +93,13 @@ _SCALE_SUFFIX = re.compile(r"(?:weight_)?scale(?:_inv)?")
 class Context:
     """The arguments that are the same for all tensors of a conversion."""
 
-    model: Model
+    model: CheckpointModel
     source: Pairing
     target: Pairing
     entries: Mapping[str, Entry]
 
 
-def reorder(context: Context, name: str, part: Part, rope: Rope) -> Reorder | None:
+def reorder(context: Context, name: str, part: Projection, rope: Rope) -> Reorder | None:
     """The new order of a tensor; None if it does not change, such as LoRA's inner matrices.
 
     Raises:
@@ -128,11 +128,11 @@ def _reorder_vectors(context: Context, name: str, rope: Rope) -> Reorder:
     width = rope.head_dim
     if not entry.shape or entry.shape[-1] % width or entry.bits % 8:
         _refuse(name, entry, f"its last axis must hold whole heads of head_dim {width}")
-    layout = Layout(width, (0,), entry.count // width)
+    layout = HeadRows(width, (0,), entry.count // width)
     return reorder_heads(rope, context.source, context.target, layout, entry.bits // 8)
 
 
-def _reorder_rows(context: Context, name: str, part: Part, rope: Rope) -> Reorder:
+def _reorder_rows(context: Context, name: str, part: Projection, rope: Rope) -> Reorder:
     entry = context.entries[name]
     rows = entry.shape[0] if entry.shape else 0
     if rows * entry.count == 0 or (entry.count // rows * entry.bits) % 8:
@@ -143,22 +143,24 @@ def _reorder_rows(context: Context, name: str, part: Part, rope: Rope) -> Reorde
     return reorder_heads(rope, context.source, context.target, layout, row_bytes)
 
 
-def _find_latent_layout(context: Context, name: str, part: Part, width: int, rows: int) -> Layout:
+def _find_latent_layout(
+    context: Context, name: str, part: Projection, width: int, rows: int
+) -> HeadRows:
     """Heads are ``[not rotated | rotated]``; the one rotated key comes after the latent vector."""
     entry = context.entries[name]
     if part.role == "latent key":
         if rows <= width:
             _refuse(name, entry, f"it must have more rows than the {width} of the key")
-        return Layout(rows, (rows - width,), 1)
+        return HeadRows(rows, (rows - width,), 1)
     if part.role != "query":
         _refuse(name, entry, "it is not known from models with latent attention")
     heads = _known_query_heads(context.model, name)
     if rows % heads or rows // heads < width:
         _refuse(name, entry, f"it must hold {heads} heads of {width} rows or more")
-    return Layout(rows // heads, (rows // heads - width,), heads)
+    return HeadRows(rows // heads, (rows // heads - width,), heads)
 
 
-def _find_layout(context: Context, name: str, part: Part, width: int, rows: int) -> Layout:
+def _find_layout(context: Context, name: str, part: Projection, width: int, rows: int) -> HeadRows:
     model, entry = context.model, context.entries[name]
     count, leftover_rows = divmod(rows, width)
     if leftover_rows:
@@ -168,12 +170,12 @@ def _find_layout(context: Context, name: str, part: Part, width: int, rows: int)
     heads = model.num_heads if part.module and not model.projections.varied else None
     if part.role == "query" and heads is not None and count != heads:
         if model.projections.gated and count == 2 * heads:
-            return Layout(2 * width, (0,), heads)
+            return HeadRows(2 * width, (0,), heads)
         _refuse(name, entry, f"it must hold {heads} heads of head_dim {width}")
     if part.role == "key" and heads is not None and (count == 0 or heads % count):
         _refuse(name, entry, f"its heads must divide the {heads} query heads")
     if part.role in ("query", "key"):
-        return Layout(width, (0,), count)
+        return HeadRows(width, (0,), count)
     arrangement = model.projections.fused if part.role == "fused" else part.role
     if arrangement is None:
         _refuse(
@@ -187,12 +189,12 @@ def _find_layout(context: Context, name: str, part: Part, width: int, rows: int)
     if keys < 1 or remainder or queries % keys:
         _refuse(name, entry, f"beside {queries} query heads it must hold as many keys as values")
     if arrangement == "blocks":
-        return Layout(width, (0,), queries + keys)
+        return HeadRows(width, (0,), queries + keys)
     rotated = queries // keys + 1  # the queries of a group and their key; its value follows
-    return Layout((rotated + 1) * width, tuple(i * width for i in range(rotated)), keys)
+    return HeadRows((rotated + 1) * width, tuple(i * width for i in range(rotated)), keys)
 
 
-def _known_query_heads(model: Model, name: str) -> int:
+def _known_query_heads(model: CheckpointModel, name: str) -> int:
     if model.num_heads is None:
         raise CheckpointError(
             f"{short_repr(name)} cannot be taken apart without the number of query heads; "
@@ -201,7 +203,7 @@ def _known_query_heads(model: Model, name: str) -> int:
     return model.num_heads
 
 
-def _reorder_scales(context: Context, name: str, part: Part, rope: Rope) -> Reorder | None:
+def _reorder_scales(context: Context, name: str, part: Projection, rope: Rope) -> Reorder | None:
     """The new order of a scale or zero point beside a quantised weight."""
     entry = context.entries[name]
     if entry.count == 1:
@@ -223,7 +225,7 @@ def _reorder_scales(context: Context, name: str, part: Part, rope: Rope) -> Reor
     return _refuse(name, entry, f"{problem}; convert the checkpoint before it is quantised")
 
 
-def _refuse_shared_values(context: Context, name: str, part: Part) -> None:
+def _refuse_shared_values(context: Context, name: str, part: Projection) -> None:
     value = VALUE_OF.get(part.module)
     if value is None or part.suffix != "weight":
         return

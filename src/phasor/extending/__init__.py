@@ -1,4 +1,4 @@
-"""Longer contexts: the `plan` for a model, with each law's effects and its config."""
+"""Longer contexts: `plan_extension` for a model, with each law's effects and its config."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from phasor.pairings import PAIRINGS, Pairing, by_pairing
 from phasor.rope import Rope
 
 
-class Block(NamedTuple):
+class MixedCoordinates(NamedTuple):
     """Coordinates that are mixed with each other and with no other: those read, those written."""
 
     read: tuple[int, ...]
@@ -68,7 +68,7 @@ def arrangement_of(rope: Rope) -> Arrangement:
     )
 
 
-def find_blocks(maps: NDArray[np.float64], rounding: float) -> list[Block]:
+def find_blocks(maps: NDArray[np.float64], rounding: float) -> list[MixedCoordinates]:
     """The smallest blocks of coordinates that no map ``[P, out, in]`` mixes with each other.
 
     A coordinate that every map sets to zero is read by a block that writes nothing.
@@ -79,7 +79,7 @@ def find_blocks(maps: NDArray[np.float64], rounding: float) -> list[Block]:
     if connected.sum(axis=0).max() > 2:
         connected = mixed > 16 * rounding * mixed.max()
     unassigned = set(range(maps.shape[2]))
-    blocks: list[Block] = []
+    blocks: list[MixedCoordinates] = []
     while unassigned:
         read, written = {min(unassigned)}, set[int]()
         while True:
@@ -91,11 +91,11 @@ def find_blocks(maps: NDArray[np.float64], rounding: float) -> list[Block]:
                 break
             read, written = reached_inputs, reached_outputs
         unassigned -= read
-        blocks.append(Block(tuple(sorted(read)), tuple(sorted(written))))
+        blocks.append(MixedCoordinates(tuple(sorted(read)), tuple(sorted(written))))
     return blocks
 
 
-def arrange_blocks(blocks: list[Block], head_dim: int) -> Arrangement | None:
+def arrange_blocks(blocks: list[MixedCoordinates], head_dim: int) -> Arrangement | None:
     """The narrowest arrangement with exactly these blocks; None if a block is wider than a pair.
 
     If no pairing has these blocks, the pairs are the blocks in the order of their first
@@ -124,7 +124,7 @@ def arrange_blocks(blocks: list[Block], head_dim: int) -> Arrangement | None:
 
 
 def candidate_arrangements(
-    lowest: int, highest: int, head_dim: int, pair: Block | None = None
+    lowest: int, highest: int, head_dim: int, pair: MixedCoordinates | None = None
 ) -> Iterator[Arrangement]:
     """The arrangements whose slice holds ``lowest`` to ``highest``, the narrowest first.
 
@@ -150,7 +150,9 @@ def candidate_arrangements(
                     )  # fmt: skip
 
 
-def _has_blocks(arrangement: Arrangement, pairs: list[Block], moves: list[Block]) -> bool:
+def _has_blocks(
+    arrangement: Arrangement, pairs: list[MixedCoordinates], moves: list[MixedCoordinates]
+) -> bool:
     """Whether the arrangement has these pairs and these coordinates moved alone."""
     target, partner = np.arange(arrangement.head_dim), np.arange(arrangement.head_dim)
     target[arrangement.read] = arrangement.written

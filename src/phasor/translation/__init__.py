@@ -31,7 +31,7 @@ from phasor.translation import (
     transformers,
 )
 from phasor.translation.target import (
-    Part,
+    ProgramSettings,
     RefusalError,
     Target,
     TranslationError,
@@ -39,7 +39,7 @@ from phasor.translation.target import (
     with_simplest_law,
 )
 
-__all__ = ["TARGETS", "Part", "Target", "Translation", "TranslationError", "translate"]
+__all__ = ["TARGETS", "ProgramSettings", "Target", "Translation", "TranslationError", "translate"]
 
 TARGETS: Mapping[str, Target] = {
     target.name: target
@@ -77,7 +77,7 @@ class Translation:
     model: str
     target: Target
     context: int
-    parts: tuple[Part, ...]
+    parts: tuple[ProgramSettings, ...]
 
     def as_plain(self) -> dict[str, Any]:
         """Everything as JSON values."""
@@ -90,7 +90,7 @@ class Translation:
             "parts": [part.as_plain() for part in self.parts],
         }
 
-    def variables(self, part: Part) -> list[str]:
+    def variables(self, part: ProgramSettings) -> list[str]:
         """Python code that sets each variable that the part's code reads."""
         if not part.as_variables:
             return []
@@ -173,7 +173,7 @@ def translate(
     return Translation(model=ropes.name, target=chosen, context=length, parts=parts)
 
 
-def _write_parts(target: Target, ropes: LayerRopes, context: int) -> tuple[Part, ...]:
+def _write_parts(target: Target, ropes: LayerRopes, context: int) -> tuple[ProgramSettings, ...]:
     """The parts that the target is given, with all notes.
 
     Raises:
@@ -184,7 +184,7 @@ def _write_parts(target: Target, ropes: LayerRopes, context: int) -> tuple[Part,
         target.check(rope, context)
     adapted = {rope: _adapt(target, rope) for rope in ropes.ropes}
     notes = {kind: adapted[rope][1] for kind, rope in ropes.kinds.items() if rope is not None}
-    parts: list[Part] = []
+    parts: list[ProgramSettings] = []
     for part in target.write(_change_ropes(ropes, lambda rope: adapted[rope][0]), context):
         rope_notes = dict.fromkeys(note for kind in part.ropes for note in notes[kind])
         parts.append(replace(part, notes=(*part.notes, *rope_notes)))

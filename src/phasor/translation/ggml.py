@@ -16,7 +16,7 @@ from phasor.pairings import by_pairing
 from phasor.rope import Rope
 from phasor.scaling import Linear, LongRope, Yarn, yarn_multiplier
 from phasor.translation.target import (
-    Part,
+    ProgramSettings,
     Target,
     TranslationError,
     ntk_as_base,
@@ -72,7 +72,7 @@ _TWO_ROPES = (
 )
 
 
-def _write_gguf(ropes: LayerRopes, context: int) -> tuple[Part, ...]:
+def _write_gguf(ropes: LayerRopes, context: int) -> tuple[ProgramSettings, ...]:
     forms = {kind: _ggml_form(GGUF, rope, context) for kind, rope in ropes.kinds.items() if rope}
     kinds = {kind: form.rope for kind, form in forms.items()}
     notes = ["{arch} is the file's general.architecture."]
@@ -104,7 +104,7 @@ def _write_gguf(ropes: LayerRopes, context: int) -> tuple[Part, ...]:
     law_keys, tensors, law_notes = _law_settings(scaled)
     settings = {f"{{arch}}.{key}": value for key, value in (keys | law_keys).items()} | tensors
     return (
-        Part(
+        ProgramSettings(
             ropes=kinds,
             settings=settings,
             code="\n".join(f"{key} = {_as_text(value)}" for key, value in settings.items()),
@@ -301,7 +301,7 @@ GGUF = Target(
 # llama.cpp: the flags that replace the scaling keys of a GGUF file.
 
 
-def _write_llama_cpp(ropes: LayerRopes, context: int) -> tuple[Part, ...]:
+def _write_llama_cpp(ropes: LayerRopes, context: int) -> tuple[ProgramSettings, ...]:
     rope, sections, notes = _ggml_form(LLAMA_CPP, LLAMA_CPP.only_rope(ropes, context), context)
     settings = {"--rope-freq-base": rope.base, **_scaling_flags(rope, context)}
     flags = " ".join(f"{name} {value}" for name, value in settings.items())
@@ -315,7 +315,7 @@ def _write_llama_cpp(ropes: LayerRopes, context: int) -> tuple[Part, ...]:
             "file's general.architecture for ARCH.",
         )
     return (
-        Part(
+        ProgramSettings(
             ropes={kind: rope for kind, other in ropes.kinds.items() if other is not None},
             settings=settings,
             code=f"llama-server -m FILE {flags}",

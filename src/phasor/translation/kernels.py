@@ -13,7 +13,7 @@ from phasor.rope import Rope
 from phasor.scaling import Linear, Llama3
 from phasor.translation.target import (
     POSITIONS_UNCHECKED,
-    Part,
+    ProgramSettings,
     Target,
     keyword_lines,
     per_rope,
@@ -23,8 +23,8 @@ from phasor.translation.target import (
 # flash-attention: cos and sin of its ``apply_rotary_emb``.
 
 
-def _write_flash_attn(rope: Rope, context: int) -> Part:
-    return Part(
+def _write_flash_attn(rope: Rope, context: int) -> ProgramSettings:
+    return ProgramSettings(
         table_settings("flash-attn", rope, context)
         | {"interleaved": rope.pairing == "interleaved"},
         "from flash_attn.layers.rotary import apply_rotary_emb\n"
@@ -61,7 +61,7 @@ _PRECISION_NOTE = (
 )
 
 
-def _write_flashinfer(rope: Rope, context: int) -> Part:
+def _write_flashinfer(rope: Rope, context: int) -> ProgramSettings:
     _check_alignment(rope, context)
     law = rope.scaling
     can_compute = rope.direction == 1 and _width(rope) in _COMPILED_WIDTHS
@@ -83,16 +83,16 @@ def _write_flashinfer(rope: Rope, context: int) -> Part:
     return _write_table(rope, context)
 
 
-def _write_call(function: str, arguments: dict[str, Any]) -> Part:
+def _write_call(function: str, arguments: dict[str, Any]) -> ProgramSettings:
     lines = keyword_lines(arguments)
     code = (
         f"from flashinfer import {function}\n\n{_SHAPES}{function}(\n    q, k, positions,\n{lines})"
     )
-    return Part(arguments, code, (_PRECISION_NOTE,))
+    return ProgramSettings(arguments, code, (_PRECISION_NOTE,))
 
 
-def _write_table(rope: Rope, context: int) -> Part:
-    return Part(
+def _write_table(rope: Rope, context: int) -> ProgramSettings:
+    return ProgramSettings(
         table_settings("vllm", rope, context)
         | {"head_size": _width(rope), "is_neox": rope.pairing == "half"},
         "from flashinfer import apply_rope_with_cos_sin_cache\n"
@@ -140,7 +140,7 @@ FLASHINFER = Target(
 # Liger: cos and sin of its ``liger_rotary_pos_emb``.
 
 
-def _write_liger(rope: Rope, context: int) -> Part:
+def _write_liger(rope: Rope, context: int) -> ProgramSettings:
     notes: tuple[str, ...] = ("It may overwrite q and k.",)
     settings: dict[str, Any] = {"rope": rope, "gain": rope.attention_factor}
     if rope.axes.n_axes == 1:
@@ -167,7 +167,7 @@ def _write_liger(rope: Rope, context: int) -> Part:
         )
     if rope.rotary_dim < rope.head_dim - rope.rotary_start:
         notes += ("This rotates a part of a head, which needs liger-kernel 0.8.5 or newer.",)
-    return Part(
+    return ProgramSettings(
         settings,
         f"{imports}\nfrom liger_kernel.transformers.rope import liger_rotary_pos_emb\n\n"
         f"{rows}liger_rotary_pos_emb(q, k, cos, sin)",
@@ -191,7 +191,7 @@ LIGER = Target(
 # TransformerEngine: its ``RotaryPositionEmbedding``, or the angles in place of its result.
 
 
-def _write_transformer_engine(rope: Rope, context: int) -> Part:
+def _write_transformer_engine(rope: Rope, context: int) -> ProgramSettings:
     embedding = _embedding_arguments(rope, context)
     settings: dict[str, Any]
     imports = ["from transformer_engine.pytorch.attention.rope import apply_rotary_pos_emb"]
@@ -219,7 +219,7 @@ def _write_transformer_engine(rope: Rope, context: int) -> Part:
             imports.insert(0, "import torch")
             settings["rotary_dim"] = rope.rotary_dim
             t = "torch.cat((gain * t[..., :rotary_dim], t[..., rotary_dim:]), -1)"
-    return Part(
+    return ProgramSettings(
         settings,
         "\n".join(imports) + "\n\n"
         '# t [seq, batch, heads, head_dim] for tensor_format="sbhd", or\n'

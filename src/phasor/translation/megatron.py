@@ -12,7 +12,7 @@ from phasor.layers import LayerRopes
 from phasor.rope import Rope
 from phasor.scaling import Law, Linear, Llama3, Rule, Yarn
 from phasor.translation.target import (
-    Part,
+    ProgramSettings,
     Target,
     TranslationError,
     ntk_as_base,
@@ -34,7 +34,7 @@ _LATENT_YARN: Flags = {
 }
 
 
-def _write(ropes: LayerRopes, context: int) -> tuple[Part, ...]:
+def _write(ropes: LayerRopes, context: int) -> tuple[ProgramSettings, ...]:
     rope, *others = ropes.ropes
     if others:
         raise TranslationError(
@@ -64,7 +64,7 @@ def _write(ropes: LayerRopes, context: int) -> tuple[Part, ...]:
     if rope.softmax_factor != 1 and not latent:
         notes.append(softmax_note(rope.softmax_factor))
     return (
-        Part(
+        ProgramSettings(
             ropes={kind: target_rope for kind, other in ropes.kinds.items() if other is not None},
             settings=flags,
             code=" ".join(

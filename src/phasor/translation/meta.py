@@ -8,7 +8,13 @@ from typing import Any
 from phasor.layers import LayerRopes
 from phasor.rope import Rope
 from phasor.scaling import Llama3
-from phasor.translation.target import Part, Target, TranslationError, ntk_as_base, plain_candidates
+from phasor.translation.target import (
+    ProgramSettings,
+    Target,
+    TranslationError,
+    ntk_as_base,
+    plain_candidates,
+)
 
 #: Constants in the code of ``apply_scaling``.
 _LOW_FREQ_FACTOR, _ORIGINAL_LENGTH = 1.0, 8192
@@ -16,7 +22,7 @@ _LOW_FREQ_FACTOR, _ORIGINAL_LENGTH = 1.0, 8192
 _LLAMA3_CONSTANTS = {"rope_scaling_factor": 8.0, "rope_high_freq_factor": 4.0}
 
 
-def _write(ropes: LayerRopes, context: int) -> tuple[Part, ...]:
+def _write(ropes: LayerRopes, context: int) -> tuple[ProgramSettings, ...]:
     rope = ntk_as_base(TARGET.only_rope(ropes, context))
     settings: dict[str, Any] = {"rope_theta": rope.base, "use_scaled_rope": False}
     if rope.scaling is not None or rope.base is None:
@@ -30,7 +36,7 @@ def _write(ropes: LayerRopes, context: int) -> tuple[Part, ...]:
     if needs_llama4 or "nope_layer_interval" in settings:
         notes.append("llama_models.llama4 reads all these keys, llama_models.llama3 does not.")
     return (
-        Part(
+        ProgramSettings(
             ropes={kind: rope for kind, other in ropes.kinds.items() if other is not None},
             settings=settings,
             code=json.dumps(settings, indent=2),

@@ -8,10 +8,10 @@ import numpy as np
 
 from phasor.rope import Rope
 from phasor.scaling import Linear
-from phasor.translation.target import Part, Target, per_rope
+from phasor.translation.target import ProgramSettings, Target, per_rope
 
 
-def _write(rope: Rope, context: int) -> Part:
+def _write(rope: Rope, context: int) -> ProgramSettings:
     del context
     settings: dict[str, Any] = {
         "dims": rope.rotary_dim,
@@ -33,7 +33,7 @@ def _write(rope: Rope, context: int) -> Part:
         x = "gain * x"
         if rope.rotary_start + rope.rotary_dim < rope.head_dim:
             x = "mx.concatenate([gain * x[..., :dims], x[..., dims:]], axis=-1)"
-    return Part(
+    return ProgramSettings(
         settings,
         "import mlx.core as mx\n\n"
         "# x [batch, heads, seq, head_dim]; offset is the position of the first token\n"

@@ -6,11 +6,11 @@
 from __future__ import annotations
 
 from phasor.rope import Rope
-from phasor.translation.target import Part, Target, per_rope, table_settings
+from phasor.translation.target import ProgramSettings, Target, per_rope, table_settings
 
 
-def _write(rope: Rope, context: int) -> Part:
-    return Part(
+def _write(rope: Rope, context: int) -> ProgramSettings:
+    return ProgramSettings(
         table_settings("flash-attn", rope, context)
         | {
             "interleaved": int(rope.pairing == "interleaved"),

@@ -7,17 +7,17 @@ from typing import Any
 from phasor.axes import Alternating, Axial, InterleavedSections, OneAxis, Sectioned
 from phasor.rope import Rope
 from phasor.scaling import Linear
-from phasor.translation.target import Part, Target, per_rope
+from phasor.translation.target import ProgramSettings, Target, per_rope
 
 
-def _write(rope: Rope, context: int) -> Part:
+def _write(rope: Rope, context: int) -> ProgramSettings:
     del context
     gain = {} if rope.attention_factor == 1 else {"gain": rope.attention_factor}
     scale = ", scale=gain" if gain else ""
     # the class divides by dim - 2 and has positions of one axis only
     if rope.axes.n_axes > 1 or rope.rotary_dim == 2:
         axis_of_pair = list(rope.axes.axis_of_pair(rope.num_pairs))
-        return Part(
+        return ProgramSettings(
             {"freqs": rope.direction * rope.inv_freq, "axis_of_pair": axis_of_pair, **gain},
             "import torch\nfrom rotary_embedding_torch import apply_rotary_emb\n\n"
             "# x [..., seq, head_dim]; positions, a tensor [seq, axes]\n"
@@ -38,7 +38,7 @@ def _write(rope: Rope, context: int) -> Part:
         if isinstance(rope.scaling, Linear):
             settings["interpolate_factor"] = rope.scaling.factor
             law += ", interpolate_factor=interpolate_factor"
-    return Part(
+    return ProgramSettings(
         settings | gain,
         f"{imports}from rotary_embedding_torch import RotaryEmbedding\n\n"
         "# x [batch, heads, seq, head_dim]; offset is the position of the first token\n"

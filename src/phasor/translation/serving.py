@@ -28,7 +28,13 @@ from phasor.scaling import (
     Yarn,
     yarn_multiplier,
 )
-from phasor.translation.target import Part, Target, TranslationError, plain_candidates, yarn_mscale
+from phasor.translation.target import (
+    ProgramSettings,
+    Target,
+    TranslationError,
+    plain_candidates,
+    yarn_mscale,
+)
 from phasor.translation.transformers import class_notes, in_config_form, with_divisors
 
 Block = dict[str, Any]
@@ -96,8 +102,8 @@ def _write_engine(
     get_rope: Callable[[Rope, int, Block], Block],
     module: str,
     command: str,
-) -> tuple[Part, ...]:
-    """The one `Part` of a model: ``command`` with its override, or calls of ``get_rope``.
+) -> tuple[ProgramSettings, ...]:
+    """The settings of a whole model: ``command`` with its override, or calls of ``get_rope``.
 
     Args:
         target: The engine.
@@ -119,7 +125,7 @@ def _write_engine(
         override = settings["override"] = _override(target, ropes, context, block)
         code = f"{command.format(context)} {shlex.quote(json.dumps(override))}"
     notes = class_notes(target, kinds.values())
-    return (Part(ropes=kinds, settings=settings, code=code, notes=notes),)
+    return (ProgramSettings(ropes=kinds, settings=settings, code=code, notes=notes),)
 
 
 def _override(
@@ -176,7 +182,7 @@ def _vllm_arguments(rope: Rope, context: int, block: Block) -> dict[str, Any]:
     }
 
 
-def _write_vllm(ropes: LayerRopes, context: int) -> tuple[Part, ...]:
+def _write_vllm(ropes: LayerRopes, context: int) -> tuple[ProgramSettings, ...]:
     return _write_engine(
         VLLM,
         ropes,
@@ -236,7 +242,7 @@ def _sglang_arguments(rope: Rope, context: int, block: Block) -> dict[str, Any]:
     }
 
 
-def _write_sglang(ropes: LayerRopes, context: int) -> tuple[Part, ...]:
+def _write_sglang(ropes: LayerRopes, context: int) -> tuple[ProgramSettings, ...]:
     if "." in ropes.in_config.inside:
         raise TranslationError(
             f"sglang overrides keys one level deep, and {ropes.name} has them in "

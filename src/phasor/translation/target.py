@@ -29,7 +29,7 @@ from phasor.scaling.laws import yarn_multiplier
 
 
 @dataclass(frozen=True, eq=False)  # settings may be arrays
-class Part:
+class ProgramSettings:
     """The settings of a target for the layers of one rope, or for the whole model.
 
     Attributes:
@@ -109,7 +109,7 @@ class Target:
         checked: ``"run"`` if the tests run the program itself with the settings;
             ``"description"`` if they run a function written from its documentation.
         package: The package that the tests install; ``name`` unless given.
-        write: Writes one `Part` for each rope, or for the model; the ropes have passed `check`.
+        write: Writes settings for each rope, or for the model; the ropes have passed `check`.
         pairings: Pairings that it rotates, or a function of the rope if they depend on its law.
             Weights in the other pairing are reordered first.
         partial: Whether it can rotate a part of the head only.
@@ -125,7 +125,7 @@ class Target:
     program: str
     source: str
     checked: Literal["run", "description"]
-    write: Callable[[LayerRopes, int], tuple[Part, ...]]
+    write: Callable[[LayerRopes, int], tuple[ProgramSettings, ...]]
     package: str = ""
     pairings: tuple[Pairing, ...] | Callable[[Rope], tuple[Pairing, ...]] = PAIRINGS
     partial: bool = True
@@ -190,15 +190,15 @@ class Target:
 
 
 def per_rope(
-    write: Callable[[Rope, int], Part],
-) -> Callable[[LayerRopes, int], tuple[Part, ...]]:
-    """A `Target.write` that calls ``write`` for each different rope, and adds `Part.ropes`.
+    write: Callable[[Rope, int], ProgramSettings],
+) -> Callable[[LayerRopes, int], tuple[ProgramSettings, ...]]:
+    """A `Target.write` that calls ``write`` for each different rope, and adds their ``ropes``.
 
     The code of such a part rotates an array from its first coordinate on. If the rotation begins
     later in the head, a note says which slice of the head the array has to be.
     """
 
-    def write_part(rope: Rope, ropes: LayerRopes, context: int) -> Part:
+    def write_part(rope: Rope, ropes: LayerRopes, context: int) -> ProgramSettings:
         written = write(rope, context)
         notes = written.notes
         if rope.rotary_start:

@@ -8,7 +8,7 @@ from phasor.pairings import Pairing
 from phasor.rope import Rope
 from phasor.scaling import Law, Linear, Llama3, Rule
 from phasor.translation.target import (
-    Part,
+    ProgramSettings,
     Target,
     keyword_lines,
     ntk_as_base,
@@ -55,7 +55,7 @@ def _pairings(rope: Rope) -> tuple[Pairing, ...]:
     )
 
 
-def _write(rope: Rope, context: int) -> Part:
+def _write(rope: Rope, context: int) -> ProgramSettings:
     rope = ntk_as_base(rope)
     scaling = _llama3_arguments(rope.scaling)
     if rope.base is None or (rope.scaling is not None and scaling is None):
@@ -68,7 +68,7 @@ def _write(rope: Rope, context: int) -> Part:
     else:
         chosen = _LLAMA3
         settings |= scaling
-    return Part(
+    return ProgramSettings(
         settings,
         f"from {chosen.module} import {chosen.name}\n\n"
         f"rotary = {chosen.name}(\n{keyword_lines(settings)})\n"

@@ -14,7 +14,13 @@ from phasor.errors import ConfigError
 from phasor.layers import LayerRopes
 from phasor.rope import Rope
 from phasor.scaling import DynamicNTK, LongRope, PerPair, Rule, Yarn
-from phasor.translation.target import Part, Target, TranslationError, ntk_as_base, plain_candidates
+from phasor.translation.target import (
+    ProgramSettings,
+    Target,
+    TranslationError,
+    ntk_as_base,
+    plain_candidates,
+)
 
 
 def in_config_form(target: Target, rope: Rope, context: int) -> Rope:
@@ -53,7 +59,7 @@ def with_divisors(target: Target, rope: Rope, context: int) -> Rope:
     return replace(plain, scaling=law)
 
 
-def _write(ropes: LayerRopes, context: int) -> tuple[Part, ...]:
+def _write(ropes: LayerRopes, context: int) -> tuple[ProgramSettings, ...]:
     if ropes.in_config.fixed:
         raise TranslationError(
             f"the class of {ropes.name} in transformers has this rotation in its code and reads "
@@ -70,7 +76,7 @@ def _write(ropes: LayerRopes, context: int) -> tuple[Part, ...]:
     path = ropes.in_config.inside
     place = (f"These keys belong inside {path} of the config.",) if path else ()
     return (
-        Part(
+        ProgramSettings(
             ropes={kind: rope for kind, rope in kinds.items() if rope is not None},
             settings=keys,
             code=json.dumps(keys, indent=2),
