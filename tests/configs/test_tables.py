@@ -151,5 +151,5 @@ def test_a_slip_is_told_with_its_line(name: str) -> None:
 def test_keys_that_tell_a_program_tell_one_of_the_table() -> None:
     """And no file that names its type has need of them."""
     known = table()
-    assert known.marks.keys() <= known.huggingface.keys()
-    assert all(len(keys) > 1 for keys in known.marks.values())
+    assert known.files["marks"].keys() <= known.huggingface.keys()
+    assert all(len(keys) > 1 for keys in known.files["marks"].values())

@@ -51,8 +51,10 @@ def load_huggingface(top: Block, *, part: str | None, like: str | None, strict: 
         count = config.whole("num_hidden_layers", most=MOST_LAYERS) or 1
         kinds_in_order: tuple[str, ...] = ("nope",) * count
         kinds["nope"] = None
-        replacement = table().instead.get(
-            config.text("position_embedding_type") or "", facts.uses.removeprefix("none: ")
+        replacement = (
+            table()
+            .files["instead"]
+            .get(config.text("position_embedding_type") or "", facts.uses.removeprefix("none: "))
         )
         blocks.used = [b for b in (blocks.by_kind or {"": blocks.top}).values() if b is not None]
         notes.append(f"{model_type} has no rotary embedding; in its place: {replacement}.")
@@ -111,7 +113,7 @@ def _select_facts(block: Block, facts: Architecture) -> tuple[Block, Architectur
     names, values = dict(selected.names), block.values
     is_mlc = block.path.partition(".")[0] == "model_config"
     if is_mlc:
-        own_names = table().mlc_names
+        own_names = table().files["mlc_names"]
         # there 0 and -1 stand for an absent number
         values = {
             k: v for k, v in values.items() if k not in own_names.values() or v not in (0, -1)
@@ -148,7 +150,7 @@ def _check_no_size_is_left(
     levels: Sequence[Block], config: Block, facts: Architecture, model_type: str
 ) -> None:
     """Check that the file has no size, and nothing that may hold one, where nothing reads it."""
-    known = {*facts.parts, *table().key_lists["other_objects"]}
+    known = {*facts.parts, *table().files["other_objects"]}
     for inner in config.unread_objects():
         if inner.path.rpartition(".")[2] not in known and not inner.has("model_type"):
             raise ConfigError(
@@ -160,7 +162,7 @@ def _check_no_size_is_left(
         for block in (level, *objects_inside(level)):
             for key, value in block.unread().items():
                 is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-                if is_number and re.fullmatch(table().sizes, key):
+                if is_number and re.fullmatch(table().files["sizes"], key):
                     raise ConfigError(
                         f"{block.path_of(key)} looks like a size of the model, and nothing reads "
                         f"it in a file of model type {model_type!r}; add num_hidden_layers, "
@@ -170,7 +172,7 @@ def _check_no_size_is_left(
 
 def _context(config: Block, notes: list[str]) -> int | None:
     """The first context of the file; `laws.Model.context` refuses several that disagree."""
-    keys = [key for key in table().key_lists["contexts"] if config.has(key)]
+    keys = [key for key in table().files["contexts"] if config.has(key)]
     contexts = {config.name(key): config.whole(key) for key in keys}
     if len(set(contexts.values())) > 1:
         listed = ", ".join(f"{name} {length}" for name, length in contexts.items())

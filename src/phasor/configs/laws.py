@@ -63,7 +63,7 @@ class Model:
     @property
     def context(self) -> int | None:
         """The context, for laws that depend on it: all keys for it must agree."""
-        keys = table().key_lists["contexts"]
+        keys = table().files["contexts"]
         return single_value((self.config.name(key), self.config.whole(key)) for key in keys)
 
 

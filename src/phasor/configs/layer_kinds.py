@@ -49,20 +49,18 @@ def layer_kinds(config: Block, facts: Architecture) -> tuple[str, ...]:
     return kinds
 
 
-def _known_kinds(facts: Architecture) -> frozenset[str]:
+def _known_kinds(facts: Architecture) -> set[str]:
     """The kinds of layers that a file of this class may name."""
-    rule = facts.layers
+    rule, files = facts.layers, table().files
     names = {rule[word] for word in ("hit", "miss", "absent") if word in rule}
-    names |= facts.labels.keys() | set(rule.get("codes", {}).values())
-    if facts.without_rope or facts.kinds:
-        # the file must name a special kind by its own name, which has the kind's facts
-        return frozenset(names) | table().without_rope
-    return frozenset(names) | table().without_rope | table().layer_words
+    names |= {*facts.labels, *rule.get("codes", {}).values(), *files["without_rope"]}
+    # a special kind must be named by its own name, which has the kind's facts
+    return names if facts.without_rope or facts.kinds else names | {*files["layer_words"]}
 
 
 def has_rope(kind: str, config: Block, facts: Architecture) -> bool:
     """Whether layers of this kind rotate at all."""
-    if kind in table().without_rope:
+    if kind in table().files["without_rope"]:
         return False
     needs = facts.without_rope_needs
     return kind not in facts.without_rope or not (needs is None or config.has(needs))

@@ -180,7 +180,7 @@ def language_models(top: Block) -> list[Block]:
     Raises:
         ConfigError: If two of one level do, or one is no object.
     """
-    levels, keys = [top], table().key_lists["language_models"]
+    levels, keys = [top], table().files["language_models"]
     while inner := [key for key in keys if levels[-1].has(key)]:
         outer = levels[-1]
         if len(inner) > 1:
@@ -232,7 +232,7 @@ def select_config(top: Block, part: str | None, like: str | None) -> tuple[list[
             f"its architectures are those of {proposed}, as which load(..., like={proposed!r}), on "
             f"the command line --like {proposed}, reads it; or {ways_out}"
         )
-    for file in table().foreign_files:
+    for file in table().files["foreign_files"]:
         if name is None and all(map(config.has, file["keys"])):
             raise ConfigError(file["says"].format_map(config.values))
     if name is None:
@@ -270,7 +270,7 @@ def _known_inner_config(top: Block) -> str | None:
     found: list[str] = []
     for inner in top.unread_objects():
         facts = table().huggingface.get(str(inner.values.get("model_type")))
-        is_other = re.search(table().other_models, inner.path)
+        is_other = re.search(table().files["other_models"], inner.path)
         if facts is not None and not is_other and _states_sizes(inner, facts):
             found.append(inner.path)
     return found[0] if len(found) == 1 else None
@@ -318,7 +318,7 @@ def type_in_file(levels: list[Block]) -> str | None:
 
 def _type_by_keys(config: Block) -> str | None:
     """The type of a file that names none, by keys that one program alone writes."""
-    marks = table().marks.items()
+    marks = table().files["marks"].items()
     return next((name for name, keys in marks if all(map(config.has, keys))), None)
 
 

@@ -110,7 +110,7 @@ def objects_inside(block: Block, depth: int = 8) -> Iterator[Block]:
     """The objects inside ``block`` that nothing read, but for configs of other models."""
     for inner in block.unread_objects() if depth else ():
         name = inner.path.rpartition(".")[2]
-        if not inner.has("model_type") and not re.search(table().other_models, name):
+        if not inner.has("model_type") and not re.search(table().files["other_models"], name):
             yield inner
             yield from objects_inside(inner, depth - 1)
 
