@@ -7,13 +7,13 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from importlib import resources
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
 from phasor.configs.diffusers import _SPLITS, Transformer
 from phasor.configs.facts import Architecture, Kind, table
-from phasor.configs.unread_keys import Meaning, Topic
+from phasor.configs.unread_keys import MEANINGS, Meaning
 from phasor.pairings import PAIRINGS
 
 #: The class of a file's entries, and the table that they are in; without one, the file itself.
@@ -33,7 +33,7 @@ WORDS = {
     "pairing": PAIRINGS,
     "pairing_out": PAIRINGS,
     "split": tuple(_SPLITS),
-    "means": get_args(Topic),
+    "means": MEANINGS,
 }
 CONDITIONS = {"is", "unless", "present"}
 

@@ -109,6 +109,11 @@ class Architecture:
         """The key of the file that selects the pairing, if the class has one."""
         return next((v.key for v in self.variants if "pairing" in v.facts), None)
 
+    @property
+    def width_key(self) -> str:
+        """The key of the width of a head, or of its rotated slice in latent attention."""
+        return "qk_rope_head_dim" if self.latent else "head_dim"
+
     def kind(self, kind: str) -> Kind:
         """What is different in layers of that kind."""
         return self.kinds.get(self.labels.get(kind, kind), Kind())

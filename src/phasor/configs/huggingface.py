@@ -52,9 +52,7 @@ def load_huggingface(top: Block, *, part: str | None, like: str | None, strict: 
         kinds_in_order: tuple[str, ...] = ("nope",) * count
         kinds["nope"] = None
         replacement = (
-            table()
-            .files["instead"]
-            .get(config.text("position_embedding_type") or "", facts.uses.removeprefix("none: "))
+            table().files["instead"].get(config.text("position_embedding_type") or "", facts.uses)
         )
         blocks.used = [b for b in (blocks.by_kind or {"": blocks.top}).values() if b is not None]
         notes.append(f"{model_type} has no rotary embedding; in its place: {replacement}.")
@@ -83,9 +81,13 @@ def load_huggingface(top: Block, *, part: str | None, like: str | None, strict: 
         sizes = " and ".join(f"{key} {size}" for key, size in assumed.items())
         notes.append(f"The file does not say its size; {sizes} is what {model_type} assumes.")
         warnings.warn(notes[-1], PhasorWarning, stacklevel=3)
-    ropes = tuple(rope for rope in kinds.values() if rope is not None)
     what = f"a file of model type {model_type!r}"
-    notes += check_unread_keys(config, blocks.used, ropes, what, strict=strict, facts=facts)
+    # a class of transformers that rotates is known to have no code for other keys
+    is_class = facts.sizes and facts.uses is None and not config.has("auto_map")
+    ignored_by = "transformers' class" if is_class else None
+    notes += check_unread_keys(
+        config, blocks.used, kinds.values(), what, strict=strict, facts=facts, ignored_by=ignored_by
+    )
     return LayerRopes(
         name=top.text("_name_or_path") or config.text("_name_or_path") or model_type,
         layer_kinds=kinds_in_order,
@@ -136,7 +138,7 @@ def _select_facts(block: Block, facts: Architecture) -> tuple[Block, Architectur
 def _assume_sizes(config: Block, facts: Architecture) -> dict[str, int]:
     """Add the class's default sizes where the file has none, and return them."""
     needed = ["num_hidden_layers"]
-    width = _width_key(facts)
+    width = facts.width_key
     if not config.has(width) and (facts.head_dim is None or config.contains(width)):
         needed += ["hidden_size", "num_attention_heads"]
     assumed = {
@@ -294,13 +296,9 @@ def _base(
     return default
 
 
-def _width_key(facts: Architecture) -> str:
-    return "qk_rope_head_dim" if facts.latent else "head_dim"
-
-
 def _head_width(config: Block, facts: Architecture, kind: Kind) -> int:
     """Width of a head, or of its rotated slice in latent attention."""
-    key, default = _width_key(facts), facts.head_dim
+    key, default = facts.width_key, facts.head_dim
     if kind.head_dim_key is not None:
         key, default = kind.head_dim_key, kind.head_dim
     width = config.whole(key, least=2, most=WIDEST)
@@ -334,7 +332,7 @@ def widths_of_single_layers(
     if any(not str(index).isdecimal() or int(index) >= len(kinds) for index in layers.values):
         config.refuse(name, f"an object from numbers below {len(kinds)} to what those layers say")
     layers = Block({str(index): value for index, value in layers.values.items()}, layers.path)
-    width_key = _width_key(facts)
+    width_key = facts.width_key
     width_of_layer: dict[int, int | None] = {}
     for index in layers.values:
         layer = layers.block(index) or Block({}, layers.name(index))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from phasor._checks import short_repr
-from phasor.configs.block import Block, single_value
+from phasor.configs.block import Block, require, single_value
 from phasor.configs.facts import Architecture, table
 from phasor.configs.laws import normalize
 from phasor.errors import ConfigError
@@ -23,8 +23,7 @@ _NULLS = {"truncate": False}
 def layer_kinds(config: Block, facts: Architecture) -> tuple[str, ...]:
     """One kind per layer: the file's names for them, else ``rope`` and ``nope``."""
     count = config.whole("num_hidden_layers", most=MOST_LAYERS)
-    if count is None:
-        raise ConfigError(f"{config.name('num_hidden_layers')} is absent; add the number of layers")
+    count = require(config, "num_hidden_layers", count)
     if "no_rope_interval" in facts.layers:
         return _layers_by_switch(config, facts, count)
     if "bases_key" in facts.layers:
@@ -84,9 +83,7 @@ def _layers_by_base(config: Block, key: str, count: int) -> tuple[str, ...]:
     """Kinds from a list of bases, 0 for no rope; all others must be the same base."""
     # in these models layer_types is about the mask, not the rope
     config.ignore("layer_types")
-    bases = config.items(key)
-    if bases is None:
-        raise ConfigError(f"{config.name(key)} is absent; add it, with 0 for layers without rope")
+    bases = require(config, key, config.items(key))
     nonzero = {base for base in bases if base}
     if len(bases) != count or len(nonzero) > 1:
         config.refuse(key, f"one base, or 0 for no rope, for each of {count} layers")
@@ -115,16 +112,13 @@ def layers_by_pattern(config: Block, facts: Architecture, count: int) -> tuple[s
     if not rule:
         return ("rope",) * count
     if "listed" in rule:
-        raise ConfigError(f"{config.name('layer_types')} is absent; add the kind of every layer")
+        require(config, "layer_types", None)
     hit, miss = rule.get("hit", ""), rule.get("miss", "")
     if "indices_key" in rule:
         indices = config.wholes(rule["indices_key"])
         if indices is None and "absent" in rule:
             return (rule["absent"],) * count
-        if indices is None:
-            raise ConfigError(
-                f"{config.name(rule['indices_key'])} is absent; add it, or layer_types"
-            )
+        indices = require(config, rule["indices_key"], indices)
         return tuple(hit if i in indices else miss for i in range(count))
     if "codes_key" in rule:
         return _layers_by_code(config, rule["codes_key"], rule["codes"], count)
@@ -138,7 +132,7 @@ def layers_by_pattern(config: Block, facts: Architecture, count: int) -> tuple[s
     for key in rule.get("keys", ()):
         if isinstance(config.values.get(key), str):
             return _layers_by_letter(config, key, hit, miss, count)
-        interval = single_value([(config.name(key), config.whole(key))]) or interval
+        interval = config.whole(key) or interval
     shift = rule.get("shift", 1)
     kinds = [hit if (i + shift) % int(interval) == 0 else miss for i in range(count)]
     for i in rule.get("also", ()):

@@ -123,7 +123,7 @@ def load_deepseek(config: Block, *, strict: bool) -> LayerRopes:
             kinds = {kind: ropes[facts.labels[kind]] for kind in dict.fromkeys(kinds_in_order)}
             notes.append(str(facts.note))
     what = "DeepSeek's inference config"
-    notes += check_unread_keys(config, (), tuple(kinds.values()), what, strict=strict)
+    notes += check_unread_keys(config, (), kinds.values(), what, strict=strict)
     return LayerRopes(
         name="deepseek",
         layer_kinds=kinds_in_order,
