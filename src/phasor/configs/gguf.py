@@ -7,7 +7,7 @@ from functools import partial
 
 from phasor._checks import short_repr
 from phasor.axes import Axes, InterleavedSections, OneAxis, Sectioned
-from phasor.configs.block import Block, head_width, renamed_keys, require, single_value
+from phasor.configs.block import Block, head_width, or_default, renamed_keys, require, single_value
 from phasor.configs.facts import Architecture, table
 from phasor.configs.layer_kinds import MOST_LAYERS, has_rope, layers_by_pattern
 from phasor.configs.unread_keys import check_unread_keys
@@ -139,10 +139,7 @@ def _rope(top: Block, config: Block, facts: Architecture, kind: str, notes: list
     if width % 2 or width > head_dim:
         config.refuse(width_key, f"an even number of coordinates, at most {head_dim}")
     key = special.base_key or _key(config, kind, _BASE_KEY)
-    base = config.number(key, above=1)
-    if base is None:
-        base = _BASE
-        notes.append(f"The file has no {config.name(key)}; {base:g} is llama.cpp's default.")
+    base = or_default(config, key, config.number(key, above=1), _BASE, "llama.cpp's default", notes)
     # some kinds of layer ignore the scaling keys
     law = _read_scaling(top, config, facts, pairs, notes) if special.scaled else None
     if isinstance(law, PerPair):
@@ -268,10 +265,11 @@ def _read_yarn(config: Block, facts: Architecture, factor: float) -> Yarn:
     for key in ("rope.scaling.yarn_ext_factor", "rope.scaling.yarn_attn_factor"):
         if config.number(key) not in (None, 1.0):
             config.refuse(key, "1, as with another value llama.cpp runs no law that phasor knows")
-    betas: dict[str, float] = {}
-    for name in ("beta_fast", "beta_slow"):
-        if (beta := config.number(f"rope.scaling.yarn_{name}", above=0)) is not None:
-            betas[name] = beta
+    betas = {
+        name: beta
+        for name in ("beta_fast", "beta_slow")
+        if (beta := config.number(f"rope.scaling.yarn_{name}", above=0)) is not None
+    }
     multiplier = config.number("rope.scaling.yarn_log_multiplier", least=0) or 0.0
     all_dim = multiplier / facts.log_multiplier_unit
     mscale = all_dim if facts.softmax and all_dim else 1.0

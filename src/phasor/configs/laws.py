@@ -118,9 +118,7 @@ def axes(block: Block, model: Model) -> Axes | None:
         return None
     key = "mrope_section" if not block.has("xdrope_section") else "xdrope_section"
     file_sections = block.wholes(key)
-    sections = file_sections or facts.sections
-    if not sections:
-        require(block, key, None)
+    sections = require(block, key, file_sections or facts.sections or None)
     if facts.sections and len(sections) != len(facts.sections):
         block.refuse(key, f"a list of {len(facts.sections)} pair counts, one per axis")
     # interleaved sections need not add up: the first axis gets the remaining pairs
@@ -134,10 +132,6 @@ def axes(block: Block, model: Model) -> Axes | None:
         layout: Axes = cast(Any, AXES[facts.axes])(ordered)
         layout.axis_of_pair(model.rotary_dim // 2)  # checked here, where an error names the key
         return layout
-
-
-def _no_law(_block: Block, _model: Model) -> None:
-    return None
 
 
 def _read_factor_law(law: Callable[..., Law], block: Block, _model: Model) -> Law:
@@ -287,7 +281,7 @@ def _extension_factor(block: Block, model: Model, original: int) -> float:
 
 
 _LAWS: Mapping[str, Callable[[Block, Model], Law | Rule | None]] = {
-    "default": _no_law,
+    "default": lambda _block, _model: None,
     "linear": partial(_read_factor_law, Linear),
     "dynamic": _read_dynamic,
     "llama3": _read_llama3,
@@ -297,11 +291,9 @@ _LAWS: Mapping[str, Callable[[Block, Model], Law | Rule | None]] = {
 }
 # values of `Architecture.laws`; files do not use these names
 _INTERNAL_LAWS: Mapping[str, Callable[[Block, Model], Law | Rule | None]] = {
-    "ntk_fixed": partial(
-        _read_factor_law, NTKFixed
-    ),  # Su's scaling, which some model types call "ntk"
-    "ntk_old": partial(
-        _read_factor_law, NTKOld
-    ),  # the base times the factor, which Skywork calls "ntk"
+    # Su's scaling, which some model types call "ntk"
+    "ntk_fixed": partial(_read_factor_law, NTKFixed),
+    # the base times the factor, which Skywork calls "ntk"
+    "ntk_old": partial(_read_factor_law, NTKOld),
     "stepped_ntk": _read_stepped_ntk,
 }

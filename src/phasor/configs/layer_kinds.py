@@ -160,6 +160,7 @@ class Blocks:
     """The rope blocks of a file: one for all layers, or one per kind of layer."""
 
     def __init__(self, config: Block, facts: Architecture) -> None:
+        self.config, self.facts = config, facts
         new, old = (_block(config, facts, key) for key in ("rope_parameters", "rope_scaling"))
         if new is not None and old is not None:
             _check_same_values(new, old)
@@ -179,7 +180,6 @@ class Blocks:
         self.top = block or Block({}, "rope_parameters")
         self.by_kind: dict[str, Block | None] = {}
         self.used: list[Block] = []
-        self._labels = facts.labels
         nested = _keys_of_blocks(self.top)
         if nested:
             # ZAYA's files have a "default" type beside the blocks, which its class removes
@@ -204,15 +204,15 @@ class Blocks:
                     "even if no layer reads it"
                 )
             self.by_kind = {key: self.top.block(key) for key in keys}
-            self._check_base(config)
+            self._check_base()
 
-    def _check_base(self, config: Block) -> None:
+    def _check_base(self) -> None:
         """Check that a base outside the blocks is that of at least one of them."""
-        base = config.number("rope_theta", above=1)
+        base = self.config.number("rope_theta", above=1)
         bases = [b.number("rope_theta", above=1) for b in self.by_kind.values() if b is not None]
         if base is not None and None not in bases and base not in bases:
             raise ConfigError(
-                f"{config.name('rope_theta')} is {base:g}, which none of the blocks of "
+                f"{self.config.name('rope_theta')} is {base:g}, which none of the blocks of "
                 f"{self.top.path} says; remove it"
             )
 
@@ -221,7 +221,7 @@ class Blocks:
         if not self.by_kind:
             self.used = [self.top]
             return self.top
-        label = self._labels.get(kind, kind)
+        label = self.facts.labels.get(kind, kind)
         if label not in self.by_kind:
             raise ConfigError(
                 f"{self.top.name(label)} is absent, but layers of the kind {kind!r} exist "

@@ -48,10 +48,11 @@ def read_source(source: object) -> Block:
             "source must be the path of a config file or folder, '-', the dictionary it holds or a "
             f"config of transformers, got {short_repr(source)}"
         )
+    source = cast("str | os.PathLike[str]", source)
     if source == "-":
         return Block(_parse_json(sys.stdin.buffer.read(SIZE_LIMIT + 1), "standard input"))
     try:
-        path = Path(cast("str | os.PathLike[str]", source))
+        path = Path(source)
         if path.is_dir():
             path = _config_file_in(path)
         # opening a pipe that has no writer would block for ever
@@ -70,7 +71,7 @@ def read_source(source: object) -> Block:
     except (OSError, ValueError, TypeError) as error:
         if isinstance(error, ConfigError):
             raise
-        raise ConfigError(f"{short_repr(cast(object, source))} cannot be read: {error}") from None
+        raise ConfigError(f"{short_repr(source)} cannot be read: {error}") from None
     if data.startswith(b"GGUF"):
         return Block(read_gguf_header(path))
     if (what := table().files["other_files"].get(path.suffix)) is not None:
