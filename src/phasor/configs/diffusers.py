@@ -71,14 +71,8 @@ def load_diffusers(config: Block, *, strict: bool) -> LayerRopes:
     if facts.only_if is not None and config.flag(facts.only_if) is not True:
         rope = None
         notes.append(f"{config.name(facts.only_if)} is off: positions are sinusoidal.")
-    notes += check_unread_keys(
-        config,
-        blocks,
-        (rope,),
-        f"a diffusers {name}",
-        strict=strict,
-        facts=Architecture(uses=facts.uses),
-    )
+    what, classless = f"a diffusers {name}", Architecture(uses=facts.uses)
+    notes += check_unread_keys(config, blocks, (rope,), what, strict=strict, facts=classless)
     kind = "nope" if rope is None else "rope"
     return LayerRopes(
         name=name,

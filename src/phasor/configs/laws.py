@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from typing import Any, cast
 
 from phasor.axes import AXES, Axes
@@ -33,14 +32,6 @@ from phasor.scaling import (
     yarn_multiplier,
 )
 
-# the numbers that tell one law from another in a block that does not name its law
-_NUMBERS = {
-    "linear": {"factor"},
-    "dynamic": {"factor", "alpha"},
-    "yarn": {"factor", "beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim"},
-    "llama3": {"factor", "low_freq_factor", "high_freq_factor"},
-    "longrope": {"factor", "short_factor", "long_factor", "attention_factor"},
-}
 _OLD_NAMES = {"su": "longrope", "mrope": "default", "xdrope": "dynamic"}
 _CONTEXT = "max_position_embeddings"
 _ORIGINAL = "original_max_position_embeddings"
@@ -89,10 +80,12 @@ def rope_type(block: Block, facts: Architecture | None = None) -> str:
 
 def laws_of_untyped(block: Block, key: str) -> str:
     """The laws that a block without a type may mean, if ``key`` is a number of a law."""
-    if block.has("rope_type") or block.has("type") or key not in {*chain(*_NUMBERS.values())}:
+    numbers = {law: set[str](keys) for law, keys in table().files["law_numbers"].items()}
+    known = set[str]().union(*numbers.values())
+    if block.has("rope_type") or block.has("type") or key not in known:
         return ""
-    given = {*chain(*_NUMBERS.values())} & {k for k in block.values if block.has(k)}
-    return " or ".join(name for name, keys in _NUMBERS.items() if given <= keys) or "any"
+    given = known & {k for k in block.values if block.has(k)}
+    return " or ".join(law for law, keys in numbers.items() if given <= keys) or "any"
 
 
 def normalize(value: Any) -> Any:

@@ -83,17 +83,11 @@ def cached_config(repository: str) -> Path | None:
     """The config of a repository of the Hub in the local cache; nothing is downloaded."""
     try:
         from huggingface_hub import try_to_load_from_cache
-        from huggingface_hub.errors import HFValidationError
-    except ImportError:
+
+        found = [try_to_load_from_cache(repository, name) for name in _FILE_NAMES]
+    except (ImportError, ValueError):  # or a name that no repository of the Hub can have
         return None
-    for name in _FILE_NAMES:
-        try:
-            path = try_to_load_from_cache(repository, name)
-        except HFValidationError:
-            return None
-        if isinstance(path, str):
-            return Path(path)
-    return None
+    return next((Path(path) for path in found if isinstance(path, str)), None)
 
 
 def is_hub_id(source: object) -> TypeGuard[str]:
