@@ -84,9 +84,14 @@ def load_huggingface(top: Block, *, part: str | None, like: str | None, strict: 
     what = f"a file of model type {model_type!r}"
     # a class of transformers that rotates is known to have no code for other keys
     is_class = facts.sizes and facts.uses is None and not config.has("auto_map")
-    ignored_by = "transformers' class" if is_class else None
     notes += check_unread_keys(
-        config, blocks.used, kinds.values(), what, strict=strict, facts=facts, ignored_by=ignored_by
+        config,
+        blocks.used,
+        kinds.values(),
+        what,
+        strict=strict,
+        facts=facts,
+        ignored_by="transformers' class" if is_class else None,
     )
     return LayerRopes(
         name=top.text("_name_or_path") or config.text("_name_or_path") or model_type,
@@ -154,7 +159,7 @@ def _check_no_size_is_left(
     """Check that the file has no size, and nothing that may hold one, where nothing reads it."""
     known = {*facts.parts, *table().files["other_objects"]}
     objects = [
-        inner
+        inner.path
         for inner in config.unread_objects()
         if inner.path.rpartition(".")[2] not in known and not inner.has("model_type")
     ]
@@ -165,12 +170,12 @@ def _check_no_size_is_left(
         for key, value in block.unread().items()
         if type(value) in (int, float) and re.fullmatch(table().files["sizes"], key)
     ]
-    for name in (*(inner.path for inner in objects), *numbers):
-        load_it = f", or load it alone, with its model_type: load(..., part={name!r})"
+    if found := objects + numbers:
+        alone = f", or load it alone, with its model_type in it: load(..., part={found[0]!r})"
         raise ConfigError(
-            f"{name} may say the model's size, and nothing reads it in a file of model type "
+            f"{found[0]} may say the model's size, and nothing reads it in a file of model type "
             f"{model_type!r}; add num_hidden_layers, hidden_size and num_attention_heads where its "
-            f"other keys are{load_it if objects else ''}"
+            f"other keys are{alone if objects else ''}"
         )
 
 

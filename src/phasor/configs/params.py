@@ -152,8 +152,9 @@ def _base(config: Block, notes: list[str]) -> float:
 
 def _head_dim(config: Block, heads: int) -> int:
     keys = ("qk_rope_head_dim", "head_dim")
-    for key in filter(config.has, keys):
-        return require(config, key, config.whole(key, least=2, most=WIDEST))
+    stated = (config.whole(key, least=2, most=WIDEST) for key in keys)
+    if (head_dim := next(filter(None, stated), None)) is not None:
+        return head_dim
     width = single_value((config.name(key), config.whole(key)) for key in ("dim", "hidden_size"))
     return head_width(config, "head_dim", "dim / n_heads", require(config, "dim", width), heads)
 
