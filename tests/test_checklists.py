@@ -123,7 +123,7 @@ def model_types(value: Any) -> Iterator[str]:
     if isinstance(value, dict):
         if isinstance(value.get("model_type"), str):
             yield value["model_type"]
-        for name, keys in table().marks.items():
+        for name, keys in table().files["marks"].items():
             if {key.partition(".")[0] for key in keys} <= value.keys():
                 yield name
         for inner in value.values():

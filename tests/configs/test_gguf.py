@@ -121,9 +121,9 @@ def test_a_rope_key_of_an_architecture_that_does_not_rotate(architecture: str, k
     metadata = gguf(architecture, **{"rope__freq_base": None, key: LIVE_KEYS[key]})
     name = f"{architecture}.{key.replace('__', '.')}"
     if key in UNUSED.get(architecture, ()):
-        assert f"Nothing depends on {name} = {LIVE_KEYS[key]}." in load(metadata).notes
+        assert f"Nothing depends on {name}: nothing rotates." in load(metadata).notes
         return
-    with pytest.raises(ConfigError, match=rf"{name} = .*has no rotary embedding.*strict=False"):
+    with pytest.raises(ConfigError, match=rf"{name} is .*has no rotary embedding.*strict=False"):
         load(metadata)
     lenient = load(metadata, strict=False)
     assert [*lenient] == [None] * 4
@@ -217,7 +217,7 @@ def test_scaling_that_layers_with_a_sliding_window_ignore(architecture: str) -> 
 
 def test_a_base_that_no_layer_has_is_refused() -> None:
     """Qwen 2 has no layers with a sliding window; the number of all layers says nothing new."""
-    with pytest.raises(ConfigError, match=r"qwen2\.rope\.freq_base_swa = 77777"):
+    with pytest.raises(ConfigError, match=r"qwen2\.rope\.freq_base_swa \(got 77777"):
         load(gguf("qwen2", **OWN_BASE))
     assert load(gguf("qwen2", rope__freq_base_swa=500000.0)).ropes[0].base == 500000.0
 

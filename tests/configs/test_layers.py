@@ -140,7 +140,7 @@ def test_the_words_of_transformers_are_known():
     """All that it allows, and the old ones that it renames."""
     renamed = configuration_utils._LEGACY_LAYER_TYPE_REMAP
     allowed = {*configuration_utils.ALLOWED_ATTN_LAYER_TYPES, *renamed}
-    assert allowed <= table().layer_words
+    assert allowed <= set(table().files["layer_words"])
 
 
 def test_a_type_whose_pattern_is_in_its_files_wants_the_list():
@@ -162,7 +162,7 @@ def test_a_latent_slice_may_be_stated_as_a_fraction_of_head_dim():
         load(keys | {"rope_parameters": half})
 
 
-@pytest.mark.parametrize("key", table().key_lists["language_models"])
+@pytest.mark.parametrize("key", table().files["language_models"])
 def test_a_language_model_is_found_inside_a_larger_one(key):
     """Under each of the names it is given."""
     inner = sized("llama", rope_theta=5e5)

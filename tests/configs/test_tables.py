@@ -7,13 +7,13 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from importlib import resources
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
 from phasor.configs.diffusers import _SPLITS, Transformer
 from phasor.configs.facts import Architecture, Kind, table
-from phasor.configs.unread_keys import Meaning, Topic
+from phasor.configs.unread_keys import MEANINGS, Meaning
 from phasor.pairings import PAIRINGS
 
 #: The class of a file's entries, and the table that they are in; without one, the file itself.
@@ -33,7 +33,7 @@ WORDS = {
     "pairing": PAIRINGS,
     "pairing_out": PAIRINGS,
     "split": tuple(_SPLITS),
-    "means": get_args(Topic),
+    "means": MEANINGS,
 }
 CONDITIONS = {"is", "unless", "present"}
 
@@ -151,5 +151,5 @@ def test_a_slip_is_told_with_its_line(name: str) -> None:
 def test_keys_that_tell_a_program_tell_one_of_the_table() -> None:
     """And no file that names its type has need of them."""
     known = table()
-    assert known.marks.keys() <= known.huggingface.keys()
-    assert all(len(keys) > 1 for keys in known.marks.values())
+    assert known.files["marks"].keys() <= known.huggingface.keys()
+    assert all(len(keys) > 1 for keys in known.files["marks"].values())

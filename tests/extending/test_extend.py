@@ -57,7 +57,7 @@ FILES = {
 }  # fmt: skip
 
 
-KEYS = table().key_lists
+KEYS = table().files
 # what Qwen3-8B's own file says, of which the release documents YaRN 4 from 32768
 QWEN3 = small(
     model_type="qwen3",

@@ -9,8 +9,8 @@ the key.
 A Hugging Face config is read in this order: `sources` reads the file and selects the config of the
 part to load; `facts` looks up its model type in ``huggingface.toml``; `layer_kinds` decides which
 layers read which block; `huggingface` computes the widths and `laws` the scaling law; `unread_keys`
-notes or refuses the keys that nothing read. `diffusers`, `gguf` and `params` read the other
-formats; `writing` writes a rope back as a config block.
+notes or refuses the keys that nothing read, of every format. `diffusers`, `gguf` and `params` read
+the other formats; `writing` writes a rope back as a config block.
 """
 
 from __future__ import annotations

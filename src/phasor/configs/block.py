@@ -176,13 +176,9 @@ class Block:
         """The list of whole numbers at ``key``."""
         return self._read_items(key, lambda item, i: item.whole(i, least=least))
 
-    def numbers(self, key: str, *, above: float) -> tuple[float, ...] | None:
-        """The list of finite numbers at ``key``."""
-        return self._read_items(key, lambda item, i: item.number(i, above=above))
-
     def numbers_per_pair(self, key: str, pairs: int) -> tuple[float, ...] | None:
         """The list of positive numbers at ``key``, one for each pair."""
-        numbers = self.numbers(key, above=0)
+        numbers = self._read_items(key, lambda item, i: item.number(i, above=0))
         if numbers is not None and len(numbers) != pairs:
             raise ConfigError(
                 f"{self.name(key)} must hold one number per pair ({pairs}), got {len(numbers)}"
@@ -244,6 +240,17 @@ def require(block: Block, key: str, value: _T | None) -> _T:
     if value is None:
         raise ConfigError(f"{block.name(key)} is absent; add it, as the model's authors give it")
     return value
+
+
+def or_default(
+    block: Block, key: str, value: float | None, default: float | None, whose: str, notes: list[str]
+) -> float:
+    """``value``; if it is None, the default, with a note that says ``whose`` it is."""
+    if value is not None:
+        return value
+    default = require(block, key, default)
+    notes.append(f"The file has no {block.name(key)}; {default:g} is {whose}.")
+    return default
 
 
 @contextmanager

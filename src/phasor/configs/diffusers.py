@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from types import MappingProxyType
 from typing import Any
 
 from phasor._checks import short_repr
 from phasor.axes import Axes, Axial, OneAxis
 from phasor.configs import laws
-from phasor.configs.block import Block, renamed_keys
+from phasor.configs.block import Block, renamed_keys, require
 from phasor.configs.facts import Architecture, inherit, read_table, tuples_for_lists
 from phasor.configs.layer_kinds import MOST_LAYERS
 from phasor.configs.unread_keys import check_unread_keys
@@ -25,8 +24,8 @@ from phasor.rope import WIDEST, Rope
 class Transformer:
     """Facts of a class of diffusers; ``diffusers.toml`` explains each where it lists them."""
 
-    pairing: Pairing
-    base: float
+    pairing: Pairing = "half"
+    base: float = 10_000.0
     base_key: str | None = None
     axes_key: str | None = None
     dims: tuple[int, ...] = ()
@@ -40,57 +39,46 @@ class Transformer:
     layers: tuple[str, ...] = ("num_layers",)
     order: tuple[str, ...] = ()
     only_if: str | None = None
+    uses: str | None = None
+    refused: str | None = None
     note: str | None = None
 
 
 def load_diffusers(config: Block, *, strict: bool) -> LayerRopes:
     """The rope of each layer of a transformer of diffusers, the same for all."""
     name = config.text("_class_name") or ""
-    rotating, without, refused = _classes()
-    what = f"a diffusers {name}"
-    if name in without:
-        count = config.whole("num_layers", least=0, most=MOST_LAYERS) or 1
-        blocks = [config.block(key) for key in ("rope_scaling", "rope_parameters")]
-        notes = check_unread_keys(
-            config,
-            [block for block in blocks if block is not None],
-            (),
-            what,
-            strict=strict,
-            facts=Architecture(uses=without[name]),
+    facts = _classes().get(name)
+    if facts is None:
+        config.refuse(
+            "_class_name",
+            "a transformer that phasor knows (of a pipeline give its transformer/config.json, else "
+            "describe the embedding with phasor.Rope(...))",
         )
-        return LayerRopes(
-            name=name,
-            layer_kinds=("nope",) * count,
-            kinds={"nope": None},
-            notes=(f"{name} has no rotary embedding; in its place: {without[name]}.", *notes),
-        )
-    if name in refused:
-        raise ConfigError(f"{config.name('_class_name')} {name} cannot be read: {refused[name]}")
-    if name not in rotating:
-        raise ConfigError(
-            f"{config.name('_class_name')} must be a transformer that phasor knows, got "
-            f"{short_repr(name)}; of a pipeline give its transformer/config.json, else describe "
-            "the embedding with phasor.Rope(...)"
-        )
-    facts = rotating[name]
+    if facts.refused is not None:
+        raise ConfigError(f"{config.name('_class_name')} {name} cannot be read: {facts.refused}")
     notes = [facts.note] if facts.note else []
-    if facts.order:
-        notes.append(f"Axes are ({', '.join(facts.order)}).")
     layers = sum(config.whole(key, least=0, most=MOST_LAYERS) or 0 for key in facts.layers)
-    if not layers:
-        raise ConfigError(f"{config.name(facts.layers[0])} is absent; add the number of layers")
-    rope: Rope | None = _rope(config, facts)
+    rope, blocks = None, list[Block]()
+    if facts.uses is not None:
+        notes.append(f"{name} has no rotary embedding; in its place: {facts.uses}.")
+        found = map(config.block, ("rope_scaling", "rope_parameters"))
+        blocks = [block for block in found if block is not None]
+    else:
+        require(config, facts.layers[0], layers or None)
+        rope = _rope(config, facts)
+        if facts.order:
+            notes.append(f"Axes are ({', '.join(facts.order)}).")
     if facts.only_if is not None and config.flag(facts.only_if) is not True:
         rope = None
         notes.append(f"{config.name(facts.only_if)} is off: positions are sinusoidal.")
+    what, classless = f"a diffusers {name}", Architecture(uses=facts.uses)
+    notes += check_unread_keys(config, blocks, (rope,), what, strict=strict, facts=classless)
     kind = "nope" if rope is None else "rope"
-    notes += check_unread_keys(config, (), () if rope is None else (rope,), what, strict=strict)
     return LayerRopes(
         name=name,
-        layer_kinds=(kind,) * layers,
+        layer_kinds=(kind,) * (layers or 1),
         kinds={kind: rope},
-        num_heads=config.whole(facts.heads),
+        num_heads=None if facts.uses is not None else config.whole(facts.heads),
         notes=tuple(notes),
     )
 
@@ -125,9 +113,7 @@ def _head_dim(config: Block, facts: Transformer) -> int:
     if facts.head_dim_from:
         return sum(config.wholes(facts.head_dim_from[0]) or facts.dims)
     width = config.whole(facts.head_dim_key, least=2, most=WIDEST) or facts.head_dim
-    if width is None:
-        raise ConfigError(f"{config.name(facts.head_dim_key)} is absent; add the width of a head")
-    return width
+    return require(config, facts.head_dim_key, width)
 
 
 def _axis_sizes(config: Block, facts: Transformer, head_dim: int) -> tuple[int, ...]:
@@ -150,12 +136,13 @@ _SPLITS: Mapping[str, Callable[[int], tuple[int, ...]]] = {
 
 
 @lru_cache(maxsize=1)
-def _classes() -> tuple[Mapping[str, Transformer], Mapping[str, str], Mapping[str, str]]:
-    """``diffusers.toml``: classes that rotate, classes without a rope, and refused ones."""
+def _classes() -> Mapping[str, Transformer]:
+    """``diffusers.toml``, read once."""
     plain = read_table("diffusers.toml")
-    entries: Mapping[str, Mapping[str, Any]] = plain["rotating"]
-    rotating = {
+    entries: dict[str, Mapping[str, Any]] = plain["rotating"]
+    entries |= {name: {"uses": uses} for name, uses in plain["without_rotation"].items()}
+    entries |= {name: {"refused": why} for name, why in plain["refused"].items()}
+    return {
         name: Transformer(**tuples_for_lists(inherit(entry, entries)))
         for name, entry in entries.items()
     }
-    return MappingProxyType(rotating), plain["without_rotation"], plain["refused"]

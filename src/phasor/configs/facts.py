@@ -7,7 +7,7 @@ the default sizes of transformers' classes. What a table may say is checked by i
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from importlib import resources
@@ -22,15 +22,7 @@ _NO_PART = "holds the configs of its parts, and this file has none that phasor l
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """What is different in one kind of layer, where the file has no block for each kind.
-
-    Attributes:
-        base: Class default of the base.
-        base_key: Top-level key that holds this kind's base.
-        scaled: Whether the one rope block of an old file applies to this kind.
-        head_dim: Class default of the head width.
-        head_dim_key: Top-level key that holds this kind's head width.
-    """
+    """What sets one kind of layer apart; ``huggingface.toml`` explains each fact."""
 
     base: float | None = None
     base_key: str | None = None
@@ -41,14 +33,9 @@ class Kind:
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """Facts that replace those of the model type, depending on a switch in the file.
+    """Facts that replace those of the model type where the switch ``key`` has ``value``.
 
-    Attributes:
-        key: The switch.
-        value: The value for which the facts apply; None for any value.
-        unless: Whether the facts apply for every value except ``value`` instead.
-        default: The class's default for an absent switch.
-        facts: The facts that replace those of the model type.
+    Or where it has another, with ``unless``; or any, if ``value`` is None.
     """
 
     key: str
@@ -122,6 +109,11 @@ class Architecture:
         """The key of the file that selects the pairing, if the class has one."""
         return next((v.key for v in self.variants if "pairing" in v.facts), None)
 
+    @property
+    def width_key(self) -> str:
+        """The key of the width of a head, or of its rotated slice in latent attention."""
+        return "qk_rope_head_dim" if self.latent else "head_dim"
+
     def kind(self, kind: str) -> Kind:
         """What is different in layers of that kind."""
         return self.kinds.get(self.labels.get(kind, kind), Kind())
@@ -129,40 +121,23 @@ class Architecture:
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """Both tables of model types.
+    """What the tables of this package say.
 
     Attributes:
         huggingface: Facts by ``model_type``.
-        marks: By type, the keys that tell files of it which name none.
         gguf: Facts by ``general.architecture``.
-        without_rope: Kinds of layers that rotate in no model.
-        layer_words: Kinds of layers that a file may name.
-        key_lists: Lists of keys that any file may have, by what they are: ``contexts``,
-            ``language_models``, ``replaced``, ``replaced_by_kind`` and ``other_objects``.
-        other_models: A pattern of the keys of objects that describe another model.
-        sizes: A pattern of the keys that may hold a size of the model.
-        mlc_names: By key, the name that MLC's files may have for it besides.
-        foreign_files: Of files that hold no config of a model: the keys that tell one, and what it is.
-        instead: By ``position_embedding_type``, what a model has in place of a rotation.
+        files: What holds for files of any type; ``files.toml`` explains each entry.
     """
 
     huggingface: Mapping[str, Architecture]
-    marks: Mapping[str, list[str]]
     gguf: Mapping[str, Architecture]
-    without_rope: frozenset[str]
-    layer_words: frozenset[str]
-    key_lists: Mapping[str, list[str]]
-    other_models: str
-    sizes: str
-    mlc_names: Mapping[str, str]
-    foreign_files: Sequence[Mapping[str, Any]]
-    instead: Mapping[str, str]
+    files: Mapping[str, Any]
 
 
 @lru_cache(maxsize=1)
 def table() -> Table:
     """The tables of model types, read once."""
-    huggingface, gguf = read_table("huggingface.toml"), read_table("gguf.toml")
+    huggingface, files = read_table("huggingface.toml"), read_table("files.toml")
     types: dict[str, dict[str, Any]] = huggingface["model_types"]
     for uses, names in huggingface["without_rotation"].items():
         types |= {name: {"uses": uses} for name in names}
@@ -172,22 +147,15 @@ def table() -> Table:
         uses = [types.get(part, {}).get("uses") for part in parts.values()]
         default = {"uses": uses[0]} if all(uses) else {"refused": _NO_PART}
         types[name] = types.get(name, default) | {"parts": parts}
-    sizes: dict[str, list[int]] = read_table("class_sizes.toml")
-    for name in sizes.keys() & types.keys():
-        keys = ("num_hidden_layers", "hidden_size", "num_attention_heads")
-        known = {key: n for key, n in zip(keys, sizes[name], strict=True) if n}
-        types[name] = {"sizes": known} | types[name]
+    keys = ("num_hidden_layers", "hidden_size", "num_attention_heads")
+    for name, sizes in read_table("class_sizes.toml").items():
+        if name in types:
+            known = {key: size for key, size in zip(keys, sizes, strict=True) if size}
+            types[name] = {"sizes": known} | types[name]
     return Table(
-        huggingface=_architectures(types, huggingface["names"]),
-        marks=MappingProxyType(huggingface["marks"]),
-        gguf=_architectures(gguf, {}),
-        without_rope=frozenset(huggingface["layers"]["without_rope"]),
-        layer_words=frozenset(huggingface["layers"]["known"]),
-        key_lists=MappingProxyType(huggingface["keys"]),
-        **huggingface["patterns"],
-        mlc_names=MappingProxyType(huggingface["mlc_names"]),
-        foreign_files=tuple(huggingface["foreign_files"]),
-        instead=MappingProxyType(huggingface["instead"]),
+        huggingface=_architectures(types, files["names"]),
+        gguf=_architectures(read_table("gguf.toml"), {}),
+        files=MappingProxyType(files),
     )
 
 
@@ -216,35 +184,36 @@ def _architectures(
 ) -> Mapping[str, Architecture]:
     """The entries of a table, which all have these names of keys besides their own."""
 
+    def freeze(entry: dict[str, Any]) -> dict[str, Any]:
+        entry = tuples_for_lists(entry)
+        if "names" in entry:
+            entry["names"] = {**names, **entry["names"]}
+        for fact in entry.keys() & {"names", "block_names"}:
+            entry[fact] = {
+                key: (name,) if isinstance(name, str) else tuple(name)
+                for key, name in entry[fact].items()
+            }
+        return entry
+
     def build_variant(name: str, entry: dict[str, Any]) -> Variant:
-        entry = dict(entry)
-        condition = {"key": entry.pop("key"), "default": entry.pop("default", None)}
-        condition["unless"] = "unless" in entry
-        condition["value"] = entry.pop("is", entry.pop("unless", None))
-        entry.pop("present", None)
         facts = inherit(entry, plain)
         if "like" in entry:
             # the other type's facts replace all of this one's, so these return to their defaults
             facts = {k: getattr(Architecture(), k) for k in inherit(plain[name], plain)} | facts
-        return Variant(**condition, facts=_freeze_names(facts, names))
+        conditions = {word: facts.pop(word, None) for word in ("key", "default", "is", "unless")}
+        facts.pop("present", None)
+        return Variant(
+            key=conditions["key"],
+            value=conditions["unless"] if conditions["is"] is None else conditions["is"],
+            unless=conditions["unless"] is not None,
+            default=conditions["default"],
+            facts=freeze(facts),
+        )
 
     def build(name: str) -> Architecture:
         entry = inherit(plain[name], plain)
         entry["kinds"] = {kind: Kind(**facts) for kind, facts in entry.get("kinds", {}).items()}
         entry["variants"] = tuple(build_variant(name, v) for v in entry.get("variants", ()))
-        return Architecture(**_freeze_names({"names": dict[str, Any](), **entry}, names))
+        return Architecture(**freeze({"names": dict[str, Any](), **entry}))
 
     return MappingProxyType({name: build(name) for name in plain})
-
-
-def _freeze_names(entry: dict[str, Any], names: Mapping[str, list[str]]) -> dict[str, Any]:
-    """``entry`` with tuples for TOML's lists; a single name of a key becomes a tuple of one."""
-    entry = tuples_for_lists(entry)
-    if "names" in entry:
-        entry["names"] = {**names, **entry["names"]}
-    for fact in entry.keys() & {"names", "block_names"}:
-        entry[fact] = {
-            key: (name,) if isinstance(name, str) else tuple(name)
-            for key, name in entry[fact].items()
-        }
-    return entry

@@ -7,9 +7,10 @@ from functools import partial
 
 from phasor._checks import short_repr
 from phasor.axes import Axes, InterleavedSections, OneAxis, Sectioned
-from phasor.configs.block import Block, head_width, renamed_keys, require, single_value
+from phasor.configs.block import Block, head_width, or_default, renamed_keys, require, single_value
 from phasor.configs.facts import Architecture, table
 from phasor.configs.layer_kinds import MOST_LAYERS, has_rope, layers_by_pattern
+from phasor.configs.unread_keys import check_unread_keys
 from phasor.errors import ConfigError
 from phasor.layers import LayerRopes
 from phasor.rope import WIDEST, Rope
@@ -44,7 +45,13 @@ def load_gguf(top: Block, *, strict: bool) -> LayerRopes:
         kind: _rope(top, config, facts, kind, notes) if has_rope(kind, config, facts) else None
         for kind in dict.fromkeys(kinds_in_order)
     }
-    notes += _check_unread_keys(config, facts, strict=strict)
+    if facts.uses is not None:
+        notes.append(f"{name} has no rotary embedding; in its place: {facts.uses}.")
+    config.ignore(*_keys_that_say_nothing(config, facts))
+    what = f"a GGUF file of architecture {name!r}"
+    notes += check_unread_keys(
+        config, (), kinds.values(), what, strict=strict, facts=facts, ignored_by="llama.cpp"
+    )
     return LayerRopes(
         name=top.text("general.name") or name,
         layer_kinds=kinds_in_order,
@@ -72,39 +79,20 @@ def _select_facts(top: Block, name: str, facts: Architecture) -> tuple[Block, Ar
     if isinstance(values.get(_PATTERN_KEY), (list, tuple)) and "listed" not in facts.layers:
         del values[_PATTERN_KEY]  # llama.cpp takes a number here, and passes over lists
     config = Block(values, name)
-    # converters also write these where no law uses them
-    config.ignore("rope.scaling.finetuned", "rope.scaling.original_context_length")
+    # converters also write these where nothing uses them
+    unused = ("scaling.finetuned", "scaling.original_context_length")
+    config.ignore("attention.max_alibi_bias", *(f"rope.{key}" for key in unused))
     return config, facts
 
 
-def _check_unread_keys(config: Block, facts: Architecture, *, strict: bool) -> list[str]:
-    """Notes about what there is in place of a rope, and about its keys that no layer reads.
-
-    Raises:
-        ConfigError: If ``strict`` and files of the architecture are not known to have such keys.
-    """
-    unread = {
-        key: f"{config.name(key)} = {short_repr(value)}"
-        for key, value in config.unread().items()
-        if (key.startswith("rope.") or key == "attention.key_length_swa")
-        # a key for layers with a sliding window may say what that for all layers says
-        and not (key.endswith("_swa") and value == config.values.get(key.removesuffix("_swa")))
-        and not (facts.uses and value in (0, 1, "none"))
-    }
-    reason, notes = "not understood for this architecture and scaling type", list[str]()
-    if facts.uses is not None:
-        reason = f"{config.path} has no rotary embedding, so it or general.architecture is wrong"
-        replacement = facts.uses.removeprefix("none: ")
-        notes.append(f"{config.path} has no rotary embedding; in its place: {replacement}.")
-    if known := [unread.pop(key) for key in facts.carried if key in unread]:
-        notes.append(f"Nothing depends on {', '.join(known)}.")
-    listed = ", ".join(unread.values())
-    if listed and strict:
-        raise ConfigError(
-            f"{listed}: {reason}; to leave it aside, as llama.cpp does: load(..., strict=False), "
-            "on the command line --lenient"
-        )
-    return [*notes, f"Left aside: {listed}."] if listed else notes
+def _keys_that_say_nothing(config: Block, facts: Architecture) -> list[str]:
+    """Keys for layers with a window that say what those for all say, and zeros where none turns."""
+    return [
+        key
+        for key, value in config.values.items()
+        if (key.endswith("_swa") and value == config.values.get(key.removesuffix("_swa")))
+        or (facts.uses is not None and value in (0, 1, "none"))
+    ]
 
 
 def _kinds_in_order(config: Block, facts: Architecture, count: int) -> tuple[str, ...]:
@@ -151,10 +139,7 @@ def _rope(top: Block, config: Block, facts: Architecture, kind: str, notes: list
     if width % 2 or width > head_dim:
         config.refuse(width_key, f"an even number of coordinates, at most {head_dim}")
     key = special.base_key or _key(config, kind, _BASE_KEY)
-    base = config.number(key, above=1)
-    if base is None:
-        base = _BASE
-        notes.append(f"The file has no {config.name(key)}; {base:g} is llama.cpp's default.")
+    base = or_default(config, key, config.number(key, above=1), _BASE, "llama.cpp's default", notes)
     # some kinds of layer ignore the scaling keys
     law = _read_scaling(top, config, facts, pairs, notes) if special.scaled else None
     if isinstance(law, PerPair):
@@ -280,10 +265,11 @@ def _read_yarn(config: Block, facts: Architecture, factor: float) -> Yarn:
     for key in ("rope.scaling.yarn_ext_factor", "rope.scaling.yarn_attn_factor"):
         if config.number(key) not in (None, 1.0):
             config.refuse(key, "1, as with another value llama.cpp runs no law that phasor knows")
-    betas: dict[str, float] = {}
-    for name in ("beta_fast", "beta_slow"):
-        if (beta := config.number(f"rope.scaling.yarn_{name}", above=0)) is not None:
-            betas[name] = beta
+    betas = {
+        name: beta
+        for name in ("beta_fast", "beta_slow")
+        if (beta := config.number(f"rope.scaling.yarn_{name}", above=0)) is not None
+    }
     multiplier = config.number("rope.scaling.yarn_log_multiplier", least=0) or 0.0
     all_dim = multiplier / facts.log_multiplier_unit
     mscale = all_dim if facts.softmax and all_dim else 1.0

@@ -67,25 +67,24 @@ def _check_lengths(file: BinaryIO, size: int) -> None:
             raise struct.error
         file.seek(length, 1)
 
-    def skip_value(kind: int) -> None:
-        if kind not in _SIZES and kind != _STRING:
-            raise ValueError(f"it names the type {kind} for a value, which there is not")
-        skip(_SIZES[kind] if kind in _SIZES else take("Q")[0])
+    def skip_values(kind: int, count: int = 1) -> None:
+        if kind in _SIZES:
+            skip(_SIZES[kind] * count)
+            return
+        for _ in range(count):
+            if kind == _STRING:
+                skip(*take("Q"))
+            elif kind == _ARRAY:
+                skip_values(*take("IQ"))
+            else:
+                raise ValueError(f"it names the type {kind} for a value, which there is not")
 
     _, version, num_tensors, num_keys = take("IIQQ")
     if version not in (2, 3):
         raise ValueError(f"its version is {version}, and llama.cpp reads 2 and 3")
     for _ in range(num_keys):
-        skip_value(_STRING)
-        (kind,) = take("I")
-        count = 1
-        if kind == _ARRAY:
-            kind, count = take("IQ")
-        if kind in _SIZES:
-            skip(_SIZES[kind] * count)
-            continue
-        for _ in range(count):
-            skip_value(kind)
+        skip_values(_STRING)
+        skip_values(*take("I"))
     for _ in range(num_tensors):
-        skip_value(_STRING)
+        skip_values(_STRING)
         skip(8 * take("I")[0] + 12)

@@ -14,7 +14,7 @@ from dataclasses import replace
 from phasor._checks import short_repr
 from phasor.axes import Axes, Axial, InterleavedSections, OneAxis, Sectioned
 from phasor.configs import laws
-from phasor.configs.block import Block, head_width, renamed_keys, single_value
+from phasor.configs.block import Block, head_width, or_default, renamed_keys, single_value
 from phasor.configs.facts import Architecture, Kind, table
 from phasor.configs.layer_kinds import MOST_LAYERS, Blocks, has_rope, layer_kinds
 from phasor.configs.sources import select_config, type_in_file
@@ -51,8 +51,8 @@ def load_huggingface(top: Block, *, part: str | None, like: str | None, strict: 
         count = config.whole("num_hidden_layers", most=MOST_LAYERS) or 1
         kinds_in_order: tuple[str, ...] = ("nope",) * count
         kinds["nope"] = None
-        replacement = table().instead.get(
-            config.text("position_embedding_type") or "", facts.uses.removeprefix("none: ")
+        replacement = (
+            table().files["instead"].get(config.text("position_embedding_type") or "", facts.uses)
         )
         blocks.used = [b for b in (blocks.by_kind or {"": blocks.top}).values() if b is not None]
         notes.append(f"{model_type} has no rotary embedding; in its place: {replacement}.")
@@ -61,10 +61,10 @@ def load_huggingface(top: Block, *, part: str | None, like: str | None, strict: 
         widths = widths_of_single_layers(config, facts, kinds_in_order)
         for kind in dict.fromkeys(kinds_in_order):
             rotates = has_rope(kind, config, facts)
-            kinds[kind] = _rope(config, facts, blocks, kind, widths, notes) if rotates else None
+            kinds[kind] = _rope(blocks, kind, widths, notes) if rotates else None
         for kind, label in facts.labels.items():
             if label not in {*unread, *map(facts.labels.get, kinds)}:
-                rope = _rope(config, facts, blocks, kind, widths, [])
+                rope = _rope(blocks, kind, widths, [])
                 assert rope is not None, "a class with labels has a block for each"
                 unread[label] = rope
         if facts.nested or facts.labels or blocks.by_kind:
@@ -81,9 +81,19 @@ def load_huggingface(top: Block, *, part: str | None, like: str | None, strict: 
         sizes = " and ".join(f"{key} {size}" for key, size in assumed.items())
         notes.append(f"The file does not say its size; {sizes} is what {model_type} assumes.")
         warnings.warn(notes[-1], PhasorWarning, stacklevel=3)
-    ropes = tuple(rope for rope in kinds.values() if rope is not None)
     what = f"a file of model type {model_type!r}"
-    notes += check_unread_keys(config, blocks.used, ropes, what, strict=strict, facts=facts)
+    # a plain class of transformers is known to have no code for other keys
+    is_plain = not (facts.uses or facts.axes or facts.block or facts.nested)
+    is_class = is_plain and facts.sizes and not config.has("auto_map")
+    notes += check_unread_keys(
+        config,
+        blocks.used,
+        kinds.values(),
+        what,
+        strict=strict,
+        facts=facts,
+        ignored_by="transformers' class" if is_class else None,
+    )
     return LayerRopes(
         name=top.text("_name_or_path") or config.text("_name_or_path") or model_type,
         layer_kinds=kinds_in_order,
@@ -105,36 +115,36 @@ def load_huggingface(top: Block, *, part: str | None, like: str | None, strict: 
 
 def _select_facts(block: Block, facts: Architecture) -> tuple[Block, Architecture]:
     """The config with the key names of its model type, and the facts for its switches."""
-    plain = Block(block.values, block.path)
-    variant = next((v for v in facts.variants if v.applies(plain)), None)
-    selected = facts if variant is None else replace(facts, **variant.facts)
-    names, values = dict(selected.names), block.values
-    is_mlc = block.path.partition(".")[0] == "model_config"
-    if is_mlc:
-        own_names = table().mlc_names
+    plain, values, switches = Block(block.values, block.path), block.values, facts.variants
+    variant = next((v for v in switches if v.applies(plain)), None)
+    facts = facts if variant is None else replace(facts, **variant.facts)
+    names, swapped_by = dict(facts.names), None
+    if values.get("rope_traditional") is True:
+        swapped_by = "rope_traditional of MLX"
+    if block.path.partition(".")[0] == "model_config":  # of MLC
+        own_names = table().files["mlc_names"]
         # there 0 and -1 stand for an absent number
         values = {
             k: v for k, v in values.items() if k not in own_names.values() or v not in (0, -1)
         }
         names |= {key: (*names.get(key, (key,)), name) for key, name in own_names.items()}
-        selected = replace(selected, laws={**selected.laws, "gptj": "default"})
-    config = Block(values, block.path, names=names, nulls=selected.nulls)
-    config.ignore(*(variant.key for variant in facts.variants))
-    scaling = values.get("rope_scaling")
-    is_gptj = is_mlc and isinstance(scaling, Mapping) and scaling.get("rope_type") == "gptj"
-    if selected.pairing == "half" and (is_gptj or values.get("rope_traditional") is True):
+        facts = replace(facts, laws={**facts.laws, "gptj": "default"})
+        if plain.has("rope_scaling") and plain.text("rope_scaling.rope_type") == "gptj":
+            swapped_by = "rope_type gptj of MLC"
+    config = Block(values, block.path, names=names, nulls=facts.nulls)
+    config.ignore(*(switch.key for switch in switches))
+    if facts.pairing == "half" and swapped_by is not None:
         config.ignore("rope_traditional")
-        key = "rope_type gptj of MLC" if is_gptj else "rope_traditional of MLX"
-        note = f"Pairs are interleaved, as {key} says; transformers rotates halves without a word."
-        note = f"{selected.note} {note}" if selected.note else note
-        selected = replace(selected, pairing="interleaved", note=note)
-    return config, selected
+        why = f"as {swapped_by} says; transformers rotates halves without a word."
+        note = " ".join(filter(None, (facts.note, f"Pairs are interleaved, {why}")))
+        facts = replace(facts, pairing="interleaved", note=note)
+    return config, facts
 
 
 def _assume_sizes(config: Block, facts: Architecture) -> dict[str, int]:
     """Add the class's default sizes where the file has none, and return them."""
     needed = ["num_hidden_layers"]
-    width = _width_key(facts)
+    width = facts.width_key
     if not config.has(width) and (facts.head_dim is None or config.contains(width)):
         needed += ["hidden_size", "num_attention_heads"]
     assumed = {
@@ -148,29 +158,31 @@ def _check_no_size_is_left(
     levels: Sequence[Block], config: Block, facts: Architecture, model_type: str
 ) -> None:
     """Check that the file has no size, and nothing that may hold one, where nothing reads it."""
-    known = {*facts.parts, *table().key_lists["other_objects"]}
-    for inner in config.unread_objects():
-        if inner.path.rpartition(".")[2] not in known and not inner.has("model_type"):
-            raise ConfigError(
-                f"{inner.path} is an object that nothing reads in a file of model type "
-                f"{model_type!r}, and no size stands beside it; if it is the model's config, load "
-                f"it alone: load(..., part={inner.path!r}), with its model_type in it"
-            )
-    for level in (*levels[:-1], config):
-        for block in (level, *objects_inside(level)):
-            for key, value in block.unread().items():
-                is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-                if is_number and re.fullmatch(table().sizes, key):
-                    raise ConfigError(
-                        f"{block.path_of(key)} looks like a size of the model, and nothing reads "
-                        f"it in a file of model type {model_type!r}; add num_hidden_layers, "
-                        "hidden_size and num_attention_heads where its other keys are"
-                    )
+    known = {*facts.parts, *table().files["other_objects"]}
+    objects = [
+        inner.path
+        for inner in config.unread_objects()
+        if inner.path.rpartition(".")[2] not in known and not inner.has("model_type")
+    ]
+    numbers = [
+        block.path_of(key)
+        for level in (*levels[:-1], config)
+        for block in (level, *objects_inside(level))
+        for key, value in block.unread().items()
+        if type(value) in (int, float) and re.fullmatch(table().files["sizes"], key)
+    ]
+    if found := objects + numbers:
+        alone = f", or load it alone, with its model_type in it: load(..., part={found[0]!r})"
+        raise ConfigError(
+            f"{found[0]} may say the model's size, and nothing reads it in a file of model type "
+            f"{model_type!r}; add num_hidden_layers, hidden_size and num_attention_heads where its "
+            f"other keys are{alone if objects else ''}"
+        )
 
 
 def _context(config: Block, notes: list[str]) -> int | None:
     """The first context of the file; `laws.Model.context` refuses several that disagree."""
-    keys = [key for key in table().key_lists["contexts"] if config.has(key)]
+    keys = [key for key in table().files["contexts"] if config.has(key)]
     contexts = {config.name(key): config.whole(key) for key in keys}
     if len(set(contexts.values())) > 1:
         listed = ", ".join(f"{name} {length}" for name, length in contexts.items())
@@ -179,15 +191,8 @@ def _context(config: Block, notes: list[str]) -> int | None:
     return next(iter(contexts.values()), None)
 
 
-def _rope(
-    config: Block,
-    facts: Architecture,
-    blocks: Blocks,
-    kind: str,
-    widths: Mapping[str, int],
-    notes: list[str],
-) -> Rope | None:
-    block = blocks.block_of(kind)
+def _rope(blocks: Blocks, kind: str, widths: Mapping[str, int], notes: list[str]) -> Rope | None:
+    config, facts, block = blocks.config, blocks.facts, blocks.block_of(kind)
     if block is None:
         return None
     kind_facts = facts.kind(kind)
@@ -211,7 +216,7 @@ def _rope(
     law = laws.scaling(scaling_block, model)
     if facts.factor_key is not None:
         law = Linear(factor=config.number(facts.factor_key, above=0) or 1.0)
-    base = _base(config, facts, kind_facts, block, one_block=one_block, notes=notes)
+    base = _base(blocks, kind_facts, block, notes)
     if facts.fixed and (law is not None or base != facts.base):
         raise ConfigError(
             f"{block.path or 'the config'} asks for the {'base' if law is None else 'law'} "
@@ -256,15 +261,8 @@ def _patch_grid_rope(rope: Rope, facts: Architecture, notes: list[str]) -> Rope:
     return replace(rope, base=None, explicit_inv_freq=inv_freq, axes=layout)
 
 
-def _base(
-    config: Block,
-    facts: Architecture,
-    kind: Kind,
-    block: Block,
-    *,
-    one_block: bool,
-    notes: list[str],
-) -> float:
+def _base(blocks: Blocks, kind: Kind, block: Block, notes: list[str]) -> float:
+    config, facts, one_block = blocks.config, blocks.facts, not blocks.by_kind
     block_base = block.number("rope_theta", above=1)
     key = kind.base_key or "rope_theta"
     named_bases = [(config.name(key), config.number(key, above=1))]
@@ -278,27 +276,14 @@ def _base(
         named_bases = []
     if not one_block or kind.base_key is None:
         named_bases.insert(0, (block.name("rope_theta"), block_base))
-    base = single_value(named_bases)
-    if base is not None:
-        return base
     default = facts.base if kind.base is None else kind.base
-    if default is None:
-        raise ConfigError(
-            f"{block.name('rope_theta')} is absent and this model type has no default; add it"
-        )
-    notes.append(
-        f"The file has no {config.name(key)}; {default:g} is the class default of this model type."
-    )
-    return default
-
-
-def _width_key(facts: Architecture) -> str:
-    return "qk_rope_head_dim" if facts.latent else "head_dim"
+    whose = "the class default of this model type"
+    return or_default(config, key, single_value(named_bases), default, whose, notes)
 
 
 def _head_width(config: Block, facts: Architecture, kind: Kind) -> int:
     """Width of a head, or of its rotated slice in latent attention."""
-    key, default = _width_key(facts), facts.head_dim
+    key, default = facts.width_key, facts.head_dim
     if kind.head_dim_key is not None:
         key, default = kind.head_dim_key, kind.head_dim
     width = config.whole(key, least=2, most=WIDEST)
@@ -332,7 +317,7 @@ def widths_of_single_layers(
     if any(not str(index).isdecimal() or int(index) >= len(kinds) for index in layers.values):
         config.refuse(name, f"an object from numbers below {len(kinds)} to what those layers say")
     layers = Block({str(index): value for index, value in layers.values.items()}, layers.path)
-    width_key = _width_key(facts)
+    width_key = facts.width_key
     width_of_layer: dict[int, int | None] = {}
     for index in layers.values:
         layer = layers.block(index) or Block({}, layers.name(index))

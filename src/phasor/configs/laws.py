@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from typing import Any, cast
 
 from phasor.axes import AXES, Axes
@@ -33,14 +32,6 @@ from phasor.scaling import (
     yarn_multiplier,
 )
 
-# the numbers that tell one law from another in a block that does not name its law
-_NUMBERS = {
-    "linear": {"factor"},
-    "dynamic": {"factor", "alpha"},
-    "yarn": {"factor", "beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim"},
-    "llama3": {"factor", "low_freq_factor", "high_freq_factor"},
-    "longrope": {"factor", "short_factor", "long_factor", "attention_factor"},
-}
 _OLD_NAMES = {"su": "longrope", "mrope": "default", "xdrope": "dynamic"}
 _CONTEXT = "max_position_embeddings"
 _ORIGINAL = "original_max_position_embeddings"
@@ -63,7 +54,7 @@ class Model:
     @property
     def context(self) -> int | None:
         """The context, for laws that depend on it: all keys for it must agree."""
-        keys = table().key_lists["contexts"]
+        keys = table().files["contexts"]
         return single_value((self.config.name(key), self.config.whole(key)) for key in keys)
 
 
@@ -89,11 +80,12 @@ def rope_type(block: Block, facts: Architecture | None = None) -> str:
 
 def laws_of_untyped(block: Block, key: str) -> str:
     """The laws that a block without a type may mean, if ``key`` is a number of a law."""
-    has_type = block.values.get("rope_type") or block.values.get("type")
-    if has_type or key not in {*chain(*_NUMBERS.values())}:
+    numbers = {law: set[str](keys) for law, keys in table().files["law_numbers"].items()}
+    known = set[str]().union(*numbers.values())
+    if block.values.get("rope_type") or block.values.get("type") or key not in known:
         return ""
-    given = {*chain(*_NUMBERS.values())} & {k for k in block.values if block.has(k)}
-    return " or ".join(name for name, keys in _NUMBERS.items() if given <= keys) or "any"
+    given = known & {k for k in block.values if block.has(k)}
+    return " or ".join(law for law, keys in numbers.items() if given <= keys) or "any"
 
 
 def normalize(value: Any) -> Any:
@@ -119,9 +111,7 @@ def axes(block: Block, model: Model) -> Axes | None:
         return None
     key = "mrope_section" if not block.has("xdrope_section") else "xdrope_section"
     file_sections = block.wholes(key)
-    sections = file_sections or facts.sections
-    if not sections:
-        require(block, key, None)
+    sections = require(block, key, file_sections or facts.sections or None)
     if facts.sections and len(sections) != len(facts.sections):
         block.refuse(key, f"a list of {len(facts.sections)} pair counts, one per axis")
     # interleaved sections need not add up: the first axis gets the remaining pairs
@@ -135,10 +125,6 @@ def axes(block: Block, model: Model) -> Axes | None:
         layout: Axes = cast(Any, AXES[facts.axes])(ordered)
         layout.axis_of_pair(model.rotary_dim // 2)  # checked here, where an error names the key
         return layout
-
-
-def _no_law(_block: Block, _model: Model) -> None:
-    return None
 
 
 def _read_factor_law(law: Callable[..., Law], block: Block, _model: Model) -> Law:
@@ -288,7 +274,7 @@ def _extension_factor(block: Block, model: Model, original: int) -> float:
 
 
 _LAWS: Mapping[str, Callable[[Block, Model], Law | Rule | None]] = {
-    "default": _no_law,
+    "default": lambda _block, _model: None,
     "linear": partial(_read_factor_law, Linear),
     "dynamic": _read_dynamic,
     "llama3": _read_llama3,
@@ -298,11 +284,9 @@ _LAWS: Mapping[str, Callable[[Block, Model], Law | Rule | None]] = {
 }
 # values of `Architecture.laws`; files do not use these names
 _INTERNAL_LAWS: Mapping[str, Callable[[Block, Model], Law | Rule | None]] = {
-    "ntk_fixed": partial(
-        _read_factor_law, NTKFixed
-    ),  # Su's scaling, which some model types call "ntk"
-    "ntk_old": partial(
-        _read_factor_law, NTKOld
-    ),  # the base times the factor, which Skywork calls "ntk"
+    # Su's scaling, which some model types call "ntk"
+    "ntk_fixed": partial(_read_factor_law, NTKFixed),
+    # the base times the factor, which Skywork calls "ntk"
+    "ntk_old": partial(_read_factor_law, NTKOld),
     "stepped_ntk": _read_stepped_ntk,
 }

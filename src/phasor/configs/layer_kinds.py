@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from phasor._checks import short_repr
-from phasor.configs.block import Block, single_value
+from phasor.configs.block import Block, require, single_value
 from phasor.configs.facts import Architecture, table
 from phasor.configs.laws import normalize
 from phasor.errors import ConfigError
@@ -23,8 +23,7 @@ _NULLS = {"truncate": False}
 def layer_kinds(config: Block, facts: Architecture) -> tuple[str, ...]:
     """One kind per layer: the file's names for them, else ``rope`` and ``nope``."""
     count = config.whole("num_hidden_layers", most=MOST_LAYERS)
-    if count is None:
-        raise ConfigError(f"{config.name('num_hidden_layers')} is absent; add the number of layers")
+    count = require(config, "num_hidden_layers", count)
     if "no_rope_interval" in facts.layers:
         return _layers_by_switch(config, facts, count)
     if "bases_key" in facts.layers:
@@ -49,20 +48,18 @@ def layer_kinds(config: Block, facts: Architecture) -> tuple[str, ...]:
     return kinds
 
 
-def _known_kinds(facts: Architecture) -> frozenset[str]:
+def _known_kinds(facts: Architecture) -> set[str]:
     """The kinds of layers that a file of this class may name."""
-    rule = facts.layers
+    rule, files = facts.layers, table().files
     names = {rule[word] for word in ("hit", "miss", "absent") if word in rule}
-    names |= facts.labels.keys() | set(rule.get("codes", {}).values())
-    if facts.without_rope or facts.kinds:
-        # the file must name a special kind by its own name, which has the kind's facts
-        return frozenset(names) | table().without_rope
-    return frozenset(names) | table().without_rope | table().layer_words
+    names |= {*facts.labels, *rule.get("codes", {}).values(), *files["without_rope"]}
+    # a special kind must be named by its own name, which has the kind's facts
+    return names if facts.without_rope or facts.kinds else names | {*files["layer_words"]}
 
 
 def has_rope(kind: str, config: Block, facts: Architecture) -> bool:
     """Whether layers of this kind rotate at all."""
-    if kind in table().without_rope:
+    if kind in table().files["without_rope"]:
         return False
     needs = facts.without_rope_needs
     return kind not in facts.without_rope or not (needs is None or config.has(needs))
@@ -86,9 +83,7 @@ def _layers_by_base(config: Block, key: str, count: int) -> tuple[str, ...]:
     """Kinds from a list of bases, 0 for no rope; all others must be the same base."""
     # in these models layer_types is about the mask, not the rope
     config.ignore("layer_types")
-    bases = config.items(key)
-    if bases is None:
-        raise ConfigError(f"{config.name(key)} is absent; add it, with 0 for layers without rope")
+    bases = require(config, key, config.items(key))
     nonzero = {base for base in bases if base}
     if len(bases) != count or len(nonzero) > 1:
         config.refuse(key, f"one base, or 0 for no rope, for each of {count} layers")
@@ -117,16 +112,13 @@ def layers_by_pattern(config: Block, facts: Architecture, count: int) -> tuple[s
     if not rule:
         return ("rope",) * count
     if "listed" in rule:
-        raise ConfigError(f"{config.name('layer_types')} is absent; add the kind of every layer")
+        require(config, "layer_types", None)
     hit, miss = rule.get("hit", ""), rule.get("miss", "")
     if "indices_key" in rule:
         indices = config.wholes(rule["indices_key"])
         if indices is None and "absent" in rule:
             return (rule["absent"],) * count
-        if indices is None:
-            raise ConfigError(
-                f"{config.name(rule['indices_key'])} is absent; add it, or layer_types"
-            )
+        indices = require(config, rule["indices_key"], indices)
         return tuple(hit if i in indices else miss for i in range(count))
     if "codes_key" in rule:
         return _layers_by_code(config, rule["codes_key"], rule["codes"], count)
@@ -140,7 +132,7 @@ def layers_by_pattern(config: Block, facts: Architecture, count: int) -> tuple[s
     for key in rule.get("keys", ()):
         if isinstance(config.values.get(key), str):
             return _layers_by_letter(config, key, hit, miss, count)
-        interval = single_value([(config.name(key), config.whole(key))]) or interval
+        interval = config.whole(key) or interval
     shift = rule.get("shift", 1)
     kinds = [hit if (i + shift) % int(interval) == 0 else miss for i in range(count)]
     for i in rule.get("also", ()):
@@ -168,6 +160,7 @@ class Blocks:
     """The rope blocks of a file: one for all layers, or one per kind of layer."""
 
     def __init__(self, config: Block, facts: Architecture) -> None:
+        self.config, self.facts = config, facts
         new, old = (_block(config, facts, key) for key in ("rope_parameters", "rope_scaling"))
         if new is not None and old is not None:
             _check_same_values(new, old)
@@ -187,7 +180,6 @@ class Blocks:
         self.top = block or Block({}, "rope_parameters")
         self.by_kind: dict[str, Block | None] = {}
         self.used: list[Block] = []
-        self._labels = facts.labels
         nested = _keys_of_blocks(self.top)
         if nested:
             # ZAYA's files have a "default" type beside the blocks, which its class removes
@@ -212,15 +204,15 @@ class Blocks:
                     "even if no layer reads it"
                 )
             self.by_kind = {key: self.top.block(key) for key in keys}
-            self._check_base(config)
+            self._check_base()
 
-    def _check_base(self, config: Block) -> None:
+    def _check_base(self) -> None:
         """Check that a base outside the blocks is that of at least one of them."""
-        base = config.number("rope_theta", above=1)
+        base = self.config.number("rope_theta", above=1)
         bases = [b.number("rope_theta", above=1) for b in self.by_kind.values() if b is not None]
         if base is not None and None not in bases and base not in bases:
             raise ConfigError(
-                f"{config.name('rope_theta')} is {base:g}, which none of the blocks of "
+                f"{self.config.name('rope_theta')} is {base:g}, which none of the blocks of "
                 f"{self.top.path} says; remove it"
             )
 
@@ -229,7 +221,7 @@ class Blocks:
         if not self.by_kind:
             self.used = [self.top]
             return self.top
-        label = self._labels.get(kind, kind)
+        label = self.facts.labels.get(kind, kind)
         if label not in self.by_kind:
             raise ConfigError(
                 f"{self.top.name(label)} is absent, but layers of the kind {kind!r} exist "

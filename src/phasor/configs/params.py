@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from phasor.configs.block import Block, head_width, renamed_keys, require, single_value
+from phasor.configs.block import Block, head_width, or_default, renamed_keys, require, single_value
 from phasor.configs.facts import Architecture, read_table, table
 from phasor.configs.layer_kinds import MOST_LAYERS, layers_by_pattern
 from phasor.configs.unread_keys import check_unread_keys
@@ -47,7 +47,7 @@ def load_params(config: Block, *, strict: bool) -> LayerRopes:
     layers = require(config, "n_layers", config.whole("n_layers", most=MOST_LAYERS))
     head_dim = _head_dim(config, heads)
     notes: list[str] = []
-    base = config.number("rope_theta", above=1) or _base(config, notes)
+    base = _base(config, notes)
     yarn = config.block("yarn")
     scaling = _read_llama3(config, layers, notes) if config.flag("use_scaled_rope") else None
     if yarn is not None:
@@ -83,28 +83,25 @@ def load_deepseek(config: Block, *, strict: bool) -> LayerRopes:
     is_v4 = config.has("rope_head_dim")
     defaults = read_table("params.toml")["deepseek_v4" if is_v4 else "deepseek"]
 
-    def number_or_default(key: str, above: float) -> float:
-        value = config.number(key, above=above)
-        if value is None:
-            value = float(require(config, key, defaults.get(key)))
-            notes.append(f"The file has no {key}; {value:g} is the default of DeepSeek's own code.")
-        return value
+    def number_or_default(key: str, above: float = 0) -> float:
+        value, whose = config.number(key, above=above), "the default of DeepSeek's own code"
+        return or_default(config, key, value, defaults.get(key), whose, notes)
 
     layers = require(config, "n_layers", config.whole("n_layers", most=MOST_LAYERS))
     key = "rope_head_dim" if is_v4 else "qk_rope_head_dim"
     width = require(config, key, config.whole(key, least=2, most=WIDEST))
-    longest = config.whole("max_seq_len") or int(number_or_default("max_seq_len", 0))
-    original = config.whole("original_seq_len") or int(number_or_default("original_seq_len", 0))
+    longest = config.whole("max_seq_len") or int(number_or_default("max_seq_len"))
+    original = config.whole("original_seq_len") or int(number_or_default("original_seq_len"))
     # cos and sin stay as they are; V3's softmax scale takes m(mscale) squared
     keys = ("attention_factor",) if is_v4 else ("mscale", "mscale_all_dim")
-    temperature = dict.fromkeys(keys, 1.0 if is_v4 else number_or_default("mscale", 0))
+    temperature = dict.fromkeys(keys, 1.0 if is_v4 else number_or_default("mscale"))
     names = {"rotary_dim": key, "head_dim": "head_dim"}
     with renamed_keys(config, names | {name: name for name in ("beta_fast", "beta_slow")}):
         law = Yarn(
-            factor=number_or_default("rope_factor", 0),
+            factor=number_or_default("rope_factor"),
             original_max_positions=original,
-            beta_fast=number_or_default("beta_fast", 0),
-            beta_slow=number_or_default("beta_slow", 0),
+            beta_fast=number_or_default("beta_fast"),
+            beta_slow=number_or_default("beta_slow"),
             **temperature,
         )
         rope = Rope(head_dim=width, pairing="interleaved", base=number_or_default("rope_theta", 1))
@@ -123,7 +120,7 @@ def load_deepseek(config: Block, *, strict: bool) -> LayerRopes:
             kinds = {kind: ropes[facts.labels[kind]] for kind in dict.fromkeys(kinds_in_order)}
             notes.append(str(facts.note))
     what = "DeepSeek's inference config"
-    notes += check_unread_keys(config, (), tuple(kinds.values()), what, strict=strict)
+    notes += check_unread_keys(config, (), kinds.values(), what, strict=strict)
     return LayerRopes(
         name="deepseek",
         layer_kinds=kinds_in_order,
@@ -137,31 +134,29 @@ def load_deepseek(config: Block, *, strict: bool) -> LayerRopes:
 
 
 def _base(config: Block, notes: list[str]) -> float:
-    """The base of a file that does not state it, where the program that reads it has one."""
-    model_type = config.text("model_type")
+    """The base of a file; where it does not state it, that of the program that reads it."""
+    base, model_type = config.number("rope_theta", above=1), config.text("model_type")
+    default, whose = None, ""
     if model_type is not None:
-        base = table().huggingface[model_type].base or 0.0
-        notes.append(f"The file has no rope_theta; {base:g} is what MLX assumes for {model_type}.")
-        return base
-    if config.has("multiple_of") and not config.contains("use_scaled_rope"):
-        notes.append(
-            "The file has no rope_theta; 10000 is a constant in Meta's code for Llama 1 and 2."
+        default = table().huggingface[model_type].base
+        whose = f"what MLX assumes for {model_type}"
+    elif config.has("multiple_of") and not config.contains("use_scaled_rope"):
+        default, whose = 10_000.0, "a constant in Meta's code for Llama 1 and 2"
+    elif base is None:
+        raise ConfigError(
+            f"{config.name('rope_theta')} is absent, and programs that read params.json fill it in "
+            "differently (10000 and 1000000); add it"
         )
-        return 10000.0
-    raise ConfigError(
-        f"{config.name('rope_theta')} is absent, and programs that read params.json fill it in "
-        "differently (10000 and 1000000); add it"
-    )
+    return or_default(config, "rope_theta", base, default, whose, notes)
 
 
 def _head_dim(config: Block, heads: int) -> int:
-    for key in ("qk_rope_head_dim", "head_dim"):
-        head_dim = config.whole(key, least=2, most=WIDEST)
-        if head_dim is not None:
-            return head_dim
+    keys = ("qk_rope_head_dim", "head_dim")
+    stated = (config.whole(key, least=2, most=WIDEST) for key in keys)
+    if (head_dim := next(filter(None, stated), None)) is not None:
+        return head_dim
     width = single_value((config.name(key), config.whole(key)) for key in ("dim", "hidden_size"))
-    width = require(config, "dim", width)
-    return head_width(config, "head_dim", "dim / n_heads", width, heads)
+    return head_width(config, "head_dim", "dim / n_heads", require(config, "dim", width), heads)
 
 
 def _read_llama3(config: Block, layers: int, notes: list[str]) -> Llama3:
@@ -172,9 +167,9 @@ def _read_llama3(config: Block, layers: int, notes: list[str]) -> Llama3:
     if high is None:
         # the default in Meta's code for Llama 4, and the constant in its code for Llama 3
         high = 1.0 if is_llama4 else 4.0
-    if factor is None and is_llama4:
-        factor = 16.0
-        notes.append("The file has no rope_scaling_factor; 16 is the default of Llama 4's code.")
+    if is_llama4:
+        whose = "the default of Llama 4's code"
+        factor = or_default(config, "rope_scaling_factor", factor, 16.0, whose, notes)
     if factor is None:
         releases = read_table("params.toml")["releases"]
         release = releases.get(f"{config.whole('dim')} x {layers}")
@@ -205,9 +200,8 @@ def _read_yarn(block: Block, *, latent: bool) -> Yarn:
     if apply_scale and latent:
         block.refuse("apply_scale", "false, as Mistral's own latent-attention models have it")
     original = block.whole("original_max_position_embeddings")
-    fast = require(block, "beta", block.number("beta", above=0))
-    slow = require(block, "alpha", block.number("alpha", above=0))
-    factor = require(block, "factor", block.number("factor", above=0))
+    names = ("beta", "alpha", "factor")
+    fast, slow, factor = (require(block, k, block.number(k, above=0)) for k in names)
     with renamed_keys(block, {"beta_fast": "beta", "beta_slow": "alpha"}):
         return Yarn(
             factor=factor,

@@ -26,15 +26,6 @@ from phasor.errors import ConfigError
 
 SIZE_LIMIT = 16 * 2**20
 _FILE_NAMES = ("config.json", "params.json")
-_WEIGHTS = "holds weights and no config; give the config.json that lies beside it"
-# by suffix, what files are that people take for a config
-_OTHER_FILES = {
-    **dict.fromkeys((".safetensors", ".bin", ".pt", ".pth", ".npz"), _WEIGHTS),
-    **dict.fromkeys(
-        (".yaml", ".yml"),
-        "is YAML, and phasor reads JSON; give it the model's config.json, or load() the dictionary that the file holds",
-    ),
-}
 
 
 def read_source(source: object) -> Block:
@@ -57,10 +48,11 @@ def read_source(source: object) -> Block:
             "source must be the path of a config file or folder, '-', the dictionary it holds or a "
             f"config of transformers, got {short_repr(source)}"
         )
+    source = cast("str | os.PathLike[str]", source)
     if source == "-":
         return Block(_parse_json(sys.stdin.buffer.read(SIZE_LIMIT + 1), "standard input"))
     try:
-        path = Path(cast("str | os.PathLike[str]", source))
+        path = Path(source)
         if path.is_dir():
             path = _config_file_in(path)
         # opening a pipe that has no writer would block for ever
@@ -69,18 +61,21 @@ def read_source(source: object) -> Block:
         with path.open("rb") as stream:
             data = stream.read(SIZE_LIMIT + 1)
     except FileNotFoundError:
-        download = _download_hint(str(cast(object, source)))
-        raise ConfigError(
-            f"{source} is not a file; {download or 'give the path of a config.json'}"
-        ) from None
+        way_out = "give the path of a config.json"
+        if is_hub_id(str(source)) and not str(source).endswith((".json", ".gguf")):
+            way_out = (
+                "if it is a repository of the Hugging Face Hub, its config is not in the local "
+                f"cache: `hf download {source} config.json` (of huggingface_hub) fetches it"
+            )
+        raise ConfigError(f"{source} is not a file; {way_out}") from None
     except (OSError, ValueError, TypeError) as error:
         if isinstance(error, ConfigError):
             raise
-        raise ConfigError(f"{short_repr(cast(object, source))} cannot be read: {error}") from None
+        raise ConfigError(f"{short_repr(source)} cannot be read: {error}") from None
     if data.startswith(b"GGUF"):
         return Block(read_gguf_header(path))
-    if path.suffix in _OTHER_FILES:
-        raise ConfigError(f"{path} {_OTHER_FILES[path.suffix]}")
+    if (what := table().files["other_files"].get(path.suffix)) is not None:
+        raise ConfigError(f"{path} {what}")
     return Block(_parse_json(data, str(path)))
 
 
@@ -88,17 +83,11 @@ def cached_config(repository: str) -> Path | None:
     """The config of a repository of the Hub in the local cache; nothing is downloaded."""
     try:
         from huggingface_hub import try_to_load_from_cache
-        from huggingface_hub.errors import HFValidationError
-    except ImportError:
+
+        found = [try_to_load_from_cache(repository, name) for name in _FILE_NAMES]
+    except (ImportError, ValueError):  # or a name that no repository of the Hub can have
         return None
-    for name in _FILE_NAMES:
-        try:
-            path = try_to_load_from_cache(repository, name)
-        except HFValidationError:
-            return None
-        if isinstance(path, str):
-            return Path(path)
-    return None
+    return next((Path(path) for path in found if isinstance(path, str)), None)
 
 
 def is_hub_id(source: object) -> TypeGuard[str]:
@@ -111,15 +100,6 @@ def is_hub_id(source: object) -> TypeGuard[str]:
     )
 
 
-def _download_hint(source: str) -> str:
-    if not is_hub_id(source) or source.endswith((".json", ".gguf")):
-        return ""
-    return (
-        "if it is a repository of the Hugging Face Hub, its config is not in the local cache: "
-        f"`hf download {source} config.json` (of huggingface_hub) fetches it"
-    )
-
-
 def _config_file_in(folder: Path) -> Path:
     files = [folder / name for name in _FILE_NAMES if (folder / name).is_file()]
     if len(files) == 1:
@@ -129,13 +109,11 @@ def _config_file_in(folder: Path) -> Path:
             f"{folder} holds both config.json and params.json, which describe differently "
             "paired weights; give the path of the one that belongs to your weights"
         )
-    # a pipeline of diffusers: its transformer has the rope
-    inner = folder / "transformer" / "config.json"
-    if inner.is_file():
-        return inner
+    # a pipeline of diffusers has the rope in its transformer, and an adapter names its model
+    for inner in (folder / "transformer" / "config.json", folder / "adapter_config.json"):
+        if inner.is_file():
+            return inner
     others = sorted(path.name for path in folder.iterdir() if path.suffix in (".json", ".gguf"))
-    if "adapter_config.json" in others:
-        return folder / "adapter_config.json"  # it names the model that the adapter is for
     found = f"; it holds {', '.join(others[:8])}: give the path of a config" if others else ""
     raise ConfigError(f"{folder} holds neither config.json nor params.json{found}")
 
@@ -173,7 +151,7 @@ def language_models(top: Block) -> list[Block]:
     Raises:
         ConfigError: If two of one level do, or one is no object.
     """
-    levels, keys = [top], table().key_lists["language_models"]
+    levels, keys = [top], table().files["language_models"]
     while inner := [key for key in keys if levels[-1].has(key)]:
         outer = levels[-1]
         if len(inner) > 1:
@@ -196,27 +174,22 @@ def select_config(top: Block, part: str | None, like: str | None) -> tuple[list[
     Raises:
         ConfigError: If there is no such part, or its type is absent or unknown.
     """
-    if part is None:
-        levels = language_models(top)
-        for outer, inner in pairwise(levels):
-            _check_same_ropes(outer, inner)
-    else:
-        levels = _path_to_part(top, part)
-    known = table().huggingface
-    name = type_in_file(levels)
-    if like is not None:
-        if like not in known:
-            raise ConfigError(
-                f"like must be a model type that phasor knows (phasor.configs.model_types() lists "
-                f"them), got {short_repr(like)}"
-            )
-        return levels, like
-    if name in known:
-        return levels, name
-    key, config = levels[-1].name("model_type"), levels[-1]
+    levels = language_models(top) if part is None else _path_to_part(top, part)
+    for outer, inner in pairwise(levels) if part is None else ():
+        _check_same_ropes(outer, inner)
+    known, name, config = table().huggingface, type_in_file(levels), levels[-1]
+    if like is not None and like not in known:
+        raise ConfigError(
+            f"like must be a model type that phasor knows (phasor.configs.model_types() lists "
+            f"them), got {short_repr(like)}"
+        )
     proposed = _type_of_architectures(config)
-    if name is None and proposed is not None:
-        return levels, proposed
+    model_type = like or name or proposed
+    if model_type is not None and model_type in known:
+        return levels, model_type
+    for file in table().files["foreign_files"]:
+        if name is None and all(map(config.has, file["keys"])):
+            raise ConfigError(file["says"].format_map(config.values))
     ways_out = "describe its embedding with phasor.Rope(...)"
     if part is None and (inner := _known_inner_config(top)) is not None:
         ways_out = f"read the {inner} inside: load(..., part={inner!r}), on the command line --part"
@@ -225,22 +198,19 @@ def select_config(top: Block, part: str | None, like: str | None) -> tuple[list[
             f"its architectures are those of {proposed}, as which load(..., like={proposed!r}), on "
             f"the command line --like {proposed}, reads it; or {ways_out}"
         )
-    for file in table().foreign_files:
-        if name is None and all(map(config.has, file["keys"])):
-            raise ConfigError(file["says"].format_map(config.values))
     if name is None:
         raise ConfigError(
-            f"{key} is absent, and without it the pairing of coordinates is unknown; add it, or "
-            f"{ways_out}"
+            f"{config.name('model_type')} is absent, and without it the pairing of coordinates is "
+            f"unknown; add it, or {ways_out}"
         )
     raise ConfigError(
-        f"{key} must be one that phasor knows (phasor.configs.model_types() lists them), "
-        f"got {short_repr(name)}; {ways_out}"
+        f"{config.name('model_type')} must be one that phasor knows (phasor.configs.model_types() "
+        f"lists them), got {short_repr(name)}; {ways_out}"
     )
 
 
 def _type_of_architectures(config: Block) -> str | None:
-    """The known type whose classes the file names, if the file has the sizes that the type reads."""
+    """The known type whose classes the file names, if the file has the sizes that it reads."""
     named = config.values.get("architectures")
     names = cast("list[object]", named) if isinstance(named, (list, tuple)) else []
     known = _types_by_stem()
@@ -263,7 +233,7 @@ def _known_inner_config(top: Block) -> str | None:
     found: list[str] = []
     for inner in top.unread_objects():
         facts = table().huggingface.get(str(inner.values.get("model_type")))
-        is_other = re.search(table().other_models, inner.path)
+        is_other = re.search(table().files["other_models"], inner.path)
         if facts is not None and not is_other and _states_sizes(inner, facts):
             found.append(inner.path)
     return found[0] if len(found) == 1 else None
@@ -271,12 +241,11 @@ def _known_inner_config(top: Block) -> str | None:
 
 def _states_sizes(config: Block, facts: Architecture) -> bool:
     """Whether a file says what the ropes of a type need: layers, and the width of a head."""
-    block = Block(config.values, names=facts.names)
-    widths = [("qk_rope_head_dim" if facts.latent else "head_dim",)]
-    widths += [] if facts.latent else [("hidden_size", "num_attention_heads")]
-    has_width = any(all(map(block.has, keys)) for keys in widths)
-    rotates = facts.uses is None and facts.refused is None
-    return rotates and block.has("num_hidden_layers") and has_width
+    has = Block(config.values, names=facts.names).has
+    has_width = has(facts.width_key) or (
+        not facts.latent and has("hidden_size") and has("num_attention_heads")
+    )
+    return facts.uses is None and facts.refused is None and has("num_hidden_layers") and has_width
 
 
 def _path_to_part(top: Block, part: str) -> list[Block]:
@@ -295,24 +264,20 @@ def _path_to_part(top: Block, part: str) -> list[Block]:
 def type_in_file(levels: list[Block]) -> str | None:
     """The innermost config's type: its own, the one its outer class implies, or the outer one."""
     model_type: str | None = None
-    known = table().huggingface
+    known, marks = table().huggingface, table().files["marks"]
     for i, level in enumerate(levels):
         key = level.path.rpartition(".")[2]
         outer = None if model_type is None or i == 0 else known.get(model_type)
         implied_type = None if outer is None else outer.parts.get(key)
-        file_type = level.text("model_type") or _type_by_keys(level)
+        # keys that one program alone writes
+        marked = (name for name, keys in marks.items() if all(map(level.has, keys)))
+        file_type = level.text("model_type") or next(marked, None)
         # transformers also saves the type of the whole model in the configs of its parts
         if implied_type is not None and file_type in (None, model_type):
             model_type = implied_type
         else:
             model_type = file_type or model_type
     return model_type
-
-
-def _type_by_keys(config: Block) -> str | None:
-    """The type of a file that names none, by keys that one program alone writes."""
-    marks = table().marks.items()
-    return next((name for name, keys in marks if all(map(config.has, keys))), None)
 
 
 def _check_same_ropes(outer: Block, inner: Block) -> None:

@@ -343,8 +343,8 @@ def plan_extension(
             refused=refused,
         )
 
-    by_kind = table().key_lists["replaced_by_kind"] if ropes.has_blocks_by_kind else []
-    replaceable = [*table().key_lists["replaced"], *by_kind]
+    by_kind = table().files["replaced_by_kind"] if ropes.has_blocks_by_kind else []
+    replaceable = [*table().files["replaced"], *by_kind]
     in_file = ropes.in_config.keys
     return ExtensionPlan(
         model=ropes.name,

@@ -131,7 +131,7 @@ def language_part(model: nn.Module) -> str:
         ConfigError: If there are several parts and none is known as a language model.
     """
     names = list(parts_of(model))
-    keys = {*table().key_lists["language_models"], ""}
+    keys = {*table().files["language_models"], ""}
     if languages := [name for name in names if keys.issuperset(name.split("."))]:
         return max(languages, key=len)
     if len(names) == 1:
