@@ -343,8 +343,10 @@ def plan_extension(
             refused=refused,
         )
 
-    by_kind = table().files["replaced_by_kind"] if ropes.has_blocks_by_kind else []
-    replaceable = [*table().files["replaced"], *by_kind]
+    lists: tuple[str, ...] = ("replaced",)
+    if ropes.has_blocks_by_kind:
+        lists = ("replaced", "replaced_by_kind")
+    replaceable: list[str] = [key for name in lists for key in table().files[name]]
     in_file = ropes.in_config.keys
     return ExtensionPlan(
         model=ropes.name,
