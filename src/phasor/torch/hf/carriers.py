@@ -348,7 +348,7 @@ def substitute(function: Any, batched: bool = True) -> Callable[..., Any]:
         carrier, unsqueeze_dim = values[row], values.get("unsqueeze_dim")
         heads_first = form.heads_first
         if unsqueeze_dim is not None:
-            rank = carrier.rank if isinstance(carrier, Carrier) else 3
+            rank = carrier.cos.dim() if isinstance(carrier, Carrier) else 3
             heads_first = heads_come_first(unsqueeze_dim, rank)
         xs = [values[name] for name in tensors]
         # a key may be None, where only queries are rotated
