@@ -200,13 +200,13 @@ def _architectures(
         if "like" in entry:
             # the other type's facts replace all of this one's, so these return to their defaults
             facts = {k: getattr(Architecture(), k) for k in inherit(plain[name], plain)} | facts
-        conditions = {word: facts.pop(word, None) for word in ("key", "default", "is", "unless")}
         facts.pop("present", None)
+        unless = facts.pop("unless", None)
         return Variant(
-            key=conditions["key"],
-            value=conditions["unless"] if conditions["is"] is None else conditions["is"],
-            unless=conditions["unless"] is not None,
-            default=conditions["default"],
+            key=facts.pop("key"),
+            value=facts.pop("is", unless),
+            unless=unless is not None,
+            default=facts.pop("default", None),
             facts=freeze(facts),
         )
 

@@ -90,23 +90,17 @@ def config_keys(rope: Rope | Mapping[str, Rope | None], context: int, to: int) -
     >>> keys["max_position_embeddings"]
     2048
     """
-    if isinstance(rope, Rope):
-        ropes: tuple[Rope | None, ...] = (rope,)
-        block = rope_parameters(rope, context)
-    else:
-        ropes = tuple(rope.values())
-        block = {
-            label: None if kind_rope is None else rope_parameters(kind_rope, context)
-            for label, kind_rope in rope.items()
-        }
+    ropes = {"": rope} if isinstance(rope, Rope) else rope
+    blocks = {k: None if r is None else rope_parameters(r, context) for k, r in ropes.items()}
     length = whole("to", to, least=1)
-    scalings = [r.scaling for r in ropes if r is not None]
-    starts = {law.original_max_positions for law in scalings if isinstance(law, DynamicNTK)}
+    laws_of_kinds = [r.scaling for r in ropes.values() if r is not None]
+    starts = {law.original_max_positions for law in laws_of_kinds if isinstance(law, DynamicNTK)}
     if len(starts) > 1:
         raise ConfigError(
             "dynamic ropes of one config start from max_position_embeddings, and these start from "
             f"{' and '.join(map(str, sorted(starts)))}; keep them as JSON instead (Rope.to_json)"
         )
+    block = blocks[""] if isinstance(rope, Rope) else blocks
     return {"max_position_embeddings": min(starts, default=length), "rope_parameters": block}
 
 
