@@ -195,10 +195,7 @@ class Block:
 
 
 def single_value(named_values: Iterable[tuple[str, _T | None]]) -> _T | None:
-    """The one value of several keys; keys without a value (None) are left out.
-
-    Args:
-        named_values: The name of each key, for the error, and its value.
+    """The one value of several keys, given with their names; None is no value.
 
     Raises:
         ConfigError: If two values differ.

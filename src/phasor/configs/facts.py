@@ -121,13 +121,7 @@ class Architecture:
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """What the tables of this package say.
-
-    Attributes:
-        huggingface: Facts by ``model_type``.
-        gguf: Facts by ``general.architecture``.
-        files: What holds for files of any type; ``files.toml`` explains each entry.
-    """
+    """Facts by ``model_type`` and ``general.architecture``, and what ``files.toml`` explains."""
 
     huggingface: Mapping[str, Architecture]
     gguf: Mapping[str, Architecture]

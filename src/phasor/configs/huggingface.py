@@ -192,10 +192,10 @@ def _rope(blocks: Blocks, kind: str, widths: Mapping[str, int], notes: list[str]
     if facts.positions:
         # the same number of pairs for each axis; coordinates left over are not rotated
         width = head_dim // (2 * len(facts.positions)) * 2 * len(facts.positions)
+    elif name == "proportional":
+        width = head_dim
     else:
-        width = (
-            head_dim if name == "proportional" else rotated_width(config, block, facts, head_dim)
-        )
+        width = rotated_width(config, block, facts, head_dim)
     # the class adds its attention factor to one block for all layers, not to blocks by kind
     law_facts = facts if one_block else replace(facts, yarn_attention_factor=None)
     model = laws.Model(architecture=law_facts, rotary_dim=width, config=config)

@@ -39,13 +39,7 @@ _ORIGINAL = "original_max_position_embeddings"
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """Values from outside a block that its law depends on.
-
-    Attributes:
-        architecture: The facts of the model class.
-        rotary_dim: Rotated coordinates.
-        config: The config that the block is in.
-    """
+    """What a law depends on outside its block; ``config`` is the one that the block is in."""
 
     architecture: Architecture
     rotary_dim: int
@@ -212,9 +206,8 @@ def _read_temperature(block: Block, model: Model, factor: float) -> dict[str, fl
     multiplier = partial(yarn_multiplier, factor)
     mscale = block.number("mscale", least=0)
     all_dim = block.number("mscale_all_dim", least=0)
-    attention_factor = block.number("attention_factor", above=0)
-    if attention_factor is None:
-        attention_factor = model.architecture.yarn_attention_factor
+    class_factor = model.architecture.yarn_attention_factor
+    attention_factor = block.number("attention_factor", above=0) or class_factor
     if attention_factor is None and mscale and all_dim:
         attention_factor = multiplier(mscale) / multiplier(all_dim)
         if model.architecture.softmax:

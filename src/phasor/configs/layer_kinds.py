@@ -26,10 +26,11 @@ def layer_kinds(config: Block, facts: Architecture) -> tuple[str, ...]:
     count = config.whole("num_hidden_layers", most=MOST_LAYERS)
     count = require(config, "num_hidden_layers", count)
     rule, files = facts.layers, table().files
-    if "no_rope_interval" in rule:
-        return _layers_by_switch(config, rule["no_rope_interval"], count)
-    if "bases_key" in rule:
-        return _layers_by_base(config, rule["bases_key"], count)
+    if "no_rope_interval" in rule or "bases_key" in rule:
+        # in these models layer_types is about the mask, not the rope
+        config.ignore("layer_types")
+        read = _layers_by_base if "bases_key" in rule else _layers_by_switch
+        return read(config, rule, count)
     if "blocks_key" in rule:
         return _layers_by_attention(config, rule["blocks_key"], count)
     key = "layers_block_type" if config.has("layers_block_type") else "layer_types"
@@ -62,12 +63,10 @@ def has_rope(kind: str, config: Block, facts: Architecture) -> bool:
     return kind not in facts.without_rope or not (needs is None or config.has(needs))
 
 
-def _layers_by_switch(config: Block, interval: int, count: int) -> tuple[str, ...]:
+def _layers_by_switch(config: Block, rule: Mapping[str, Any], count: int) -> tuple[str, ...]:
     """Kinds from a list of ones (rope) and zeros (none), or from an interval without rope."""
-    # in these models layer_types is about the mask, not the rope
-    config.ignore("layer_types")
     switches = config.wholes("no_rope_layers")
-    interval = config.whole("no_rope_layer_interval") or interval
+    interval = config.whole("no_rope_layer_interval") or rule["no_rope_interval"]
     if switches:
         if len(switches) != count or not set(switches) <= {0, 1}:
             config.refuse("no_rope_layers", f"a list of {count} ones (rope) and zeros (none)")
@@ -75,10 +74,9 @@ def _layers_by_switch(config: Block, interval: int, count: int) -> tuple[str, ..
     return tuple("rope" if (i + 1) % interval else "nope" for i in range(count))
 
 
-def _layers_by_base(config: Block, key: str, count: int) -> tuple[str, ...]:
+def _layers_by_base(config: Block, rule: Mapping[str, Any], count: int) -> tuple[str, ...]:
     """Kinds from a list of bases, 0 for no rope; all others must be the same base."""
-    # in these models layer_types is about the mask, not the rope
-    config.ignore("layer_types")
+    key = rule["bases_key"]
     bases = require(config, key, config.items(key))
     nonzero = {base for base in bases if base}
     if len(bases) != count or len(nonzero) > 1:

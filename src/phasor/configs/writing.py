@@ -172,30 +172,27 @@ def _write_proportional(law: Proportional) -> dict[str, Any]:
 
 def _write_yarn(law: Yarn) -> dict[str, Any]:
     block = _field_writer("yarn", "factor", "beta_fast", "beta_slow", "original_max_positions")(law)
+    scales = {"mscale": law.mscale, "mscale_all_dim": law.mscale_all_dim}
     if not law.truncate:
         block["truncate"] = False
     if law.attention_factor is not None:
         block["attention_factor"] = law.attention_factor
-    elif law.mscale_all_dim:
-        block["mscale"] = law.mscale
-    if law.mscale_all_dim:
-        block["mscale_all_dim"] = law.mscale_all_dim
-    return block
+        del scales["mscale"]
+    return block | scales if law.mscale_all_dim else block
 
 
 def _write_longrope(law: LongRope) -> dict[str, Any]:
-    block: dict[str, Any] = {
+    gains = {"short_mscale": law.short_attention_factor, "long_mscale": law.long_attention_factor}
+    if law.short_attention_factor == law.long_attention_factor:
+        gains = {"attention_factor": law.short_attention_factor}
+    return {
         "rope_type": "longrope",
         "factor": law.factor,
         "short_factor": list(law.short_factors),
         "long_factor": list(law.long_factors),
         _ORIGINAL_KEY: law.original_max_positions,
+        **{key: gain for key, gain in gains.items() if gain is not None},
     }
-    short_gain, long_gain = law.short_attention_factor, law.long_attention_factor
-    if short_gain == long_gain and short_gain is not None:
-        return block | {"attention_factor": short_gain}
-    gains = {"short_mscale": short_gain, "long_mscale": long_gain}
-    return block | {key: gain for key, gain in gains.items() if gain is not None}
 
 
 def _as_rule(law: PerPair, context: int) -> LongRope:
