@@ -261,9 +261,8 @@ def _base(blocks: Blocks, kind: Kind, block: Block, notes: list[str]) -> float:
         named_bases = []
     if not one_block or kind.base_key is None:
         named_bases.insert(0, (block.name("rope_theta"), block_base))
-    default = facts.base if kind.base is None else kind.base
-    whose = "the class default of this model type"
-    return or_default(config, key, single_value(named_bases), default, whose, notes)
+    base, default = single_value(named_bases), facts.base if kind.base is None else kind.base
+    return or_default(config, key, base, default, "the class default of this model type", notes)
 
 
 def _head_width(config: Block, facts: Architecture, kind: Kind) -> int:

@@ -137,11 +137,9 @@ def _read_dynamic(block: Block, model: Model) -> NTK | DynamicNTK:
         [(block.name(_ORIGINAL), block.whole(_ORIGINAL)), (_CONTEXT, model.context)]
     )
     factor = block.number("factor", above=0) or model.architecture.factor
+    factor, length = require(block, "factor", factor), require(block, _ORIGINAL, length)
     with renamed_keys(block, {"factor": "factor"}):
-        return DynamicNTK(
-            factor=require(block, "factor", factor),
-            original_max_positions=require(block, _ORIGINAL, length),
-        )
+        return DynamicNTK(factor=factor, original_max_positions=length)
 
 
 def _read_llama3(block: Block, model: Model) -> Llama3:

@@ -94,10 +94,9 @@ def _layers_by_attention(config: Block, key: str, count: int) -> tuple[str, ...]
     kinds: list[str] = []
     for i, block in enumerate(blocks):
         attention = Block(block, f"{config.name(key)}.{i}").block("attention")
-        switches = (
-            () if attention is None else map(attention.flag, ("no_op", "replace_with_linear"))
-        )
-        kinds.append("nope" if any(switches) else "rope")
+        switches = ("no_op", "replace_with_linear")
+        no_attention = attention is not None and any(map(attention.flag, switches))
+        kinds.append("nope" if no_attention else "rope")
     return tuple(kinds)
 
 
