@@ -43,10 +43,8 @@ class Block:
         names: Names = _EMPTY,
         nulls: Mapping[str, Any] = _EMPTY,
     ) -> None:
-        self.values = values
-        self.path = path
-        self._names = names
-        self._nulls = nulls
+        self.values, self.path = values, path
+        self._names, self._nulls = names, nulls
         self._keys_read: set[str] = set()
 
     def name(self, key: str) -> str:
@@ -68,10 +66,7 @@ class Block:
 
     def add_defaults(self, values: Mapping[str, Any]) -> None:
         """Add ``values`` for keys that the file does not have."""
-        self.values = {
-            **{self._aliases(key)[0]: value for key, value in values.items()},
-            **self.values,
-        }
+        self.values = {self._aliases(key)[0]: v for key, v in values.items()} | {**self.values}
 
     def ignore(self, *keys: str) -> None:
         """Count ``keys`` as read, because their values do not matter."""
@@ -200,25 +195,20 @@ class Block:
 
 
 def single_value(named_values: Iterable[tuple[str, _T | None]]) -> _T | None:
-    """The one value of several keys; keys without a value (None) are left out.
-
-    Args:
-        named_values: The name of each key, for the error, and its value.
+    """The one value of several keys, given with their names; None is no value.
 
     Raises:
         ConfigError: If two values differ.
     """
     present = [(name, value) for name, value in named_values if value is not None]
-    if not present:
-        return None
-    first_name, first = present[0]
     for name, value in present[1:]:
+        first_name, first = present[0]
         if value != first:
             raise ConfigError(
                 f"{first_name} says {short_repr(first)} and {name} says {short_repr(value)}: "
                 "they must agree; remove the wrong one"
             )
-    return first
+    return present[0][1] if present else None
 
 
 def head_width(block: Block, key: str, quotient: str, width: int, heads: int) -> int:

@@ -121,13 +121,7 @@ class Architecture:
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """What the tables of this package say.
-
-    Attributes:
-        huggingface: Facts by ``model_type``.
-        gguf: Facts by ``general.architecture``.
-        files: What holds for files of any type; ``files.toml`` explains each entry.
-    """
+    """Facts by ``model_type`` and ``general.architecture``, and what ``files.toml`` explains."""
 
     huggingface: Mapping[str, Architecture]
     gguf: Mapping[str, Architecture]
@@ -200,13 +194,13 @@ def _architectures(
         if "like" in entry:
             # the other type's facts replace all of this one's, so these return to their defaults
             facts = {k: getattr(Architecture(), k) for k in inherit(plain[name], plain)} | facts
-        conditions = {word: facts.pop(word, None) for word in ("key", "default", "is", "unless")}
         facts.pop("present", None)
+        unless = facts.pop("unless", None)
         return Variant(
-            key=conditions["key"],
-            value=conditions["unless"] if conditions["is"] is None else conditions["is"],
-            unless=conditions["unless"] is not None,
-            default=conditions["default"],
+            key=facts.pop("key"),
+            value=facts.pop("is", unless),
+            unless=unless is not None,
+            default=facts.pop("default", None),
             facts=freeze(facts),
         )
 

@@ -51,9 +51,8 @@ def load_huggingface(top: Block, *, part: str | None, like: str | None, strict: 
         count = config.whole("num_hidden_layers", most=MOST_LAYERS) or 1
         kinds_in_order: tuple[str, ...] = ("nope",) * count
         kinds["nope"] = None
-        replacement = (
-            table().files["instead"].get(config.text("position_embedding_type") or "", facts.uses)
-        )
+        instead = table().files["instead"]
+        replacement = instead.get(config.text("position_embedding_type") or "", facts.uses)
         blocks.used = [b for b in (blocks.by_kind or {"": blocks.top}).values() if b is not None]
         notes.append(f"{model_type} has no rotary embedding; in its place: {replacement}.")
     else:
@@ -83,16 +82,10 @@ def load_huggingface(top: Block, *, part: str | None, like: str | None, strict: 
         warnings.warn(notes[-1], PhasorWarning, stacklevel=3)
     what = f"a file of model type {model_type!r}"
     # a plain class of transformers is known to have no code for other keys
-    is_plain = not (facts.uses or facts.axes or facts.block or facts.nested)
-    is_class = is_plain and facts.sizes and not config.has("auto_map")
+    is_plain = facts.sizes and not (facts.uses or facts.axes or facts.block or facts.nested)
+    program = "transformers' class" if is_plain and not config.has("auto_map") else None
     notes += check_unread_keys(
-        config,
-        blocks.used,
-        kinds.values(),
-        what,
-        strict=strict,
-        facts=facts,
-        ignored_by="transformers' class" if is_class else None,
+        config, blocks.used, kinds.values(), what, strict=strict, facts=facts, ignored_by=program
     )
     return LayerRopes(
         name=top.text("_name_or_path") or config.text("_name_or_path") or model_type,
@@ -118,16 +111,13 @@ def _select_facts(block: Block, facts: Architecture) -> tuple[Block, Architectur
     plain, values, switches = Block(block.values, block.path), block.values, facts.variants
     variant = next((v for v in switches if v.applies(plain)), None)
     facts = facts if variant is None else replace(facts, **variant.facts)
-    names, swapped_by = dict(facts.names), None
-    if values.get("rope_traditional") is True:
-        swapped_by = "rope_traditional of MLX"
+    names = dict(facts.names)
+    swapped_by = "rope_traditional of MLX" if values.get("rope_traditional") is True else None
     if block.path.partition(".")[0] == "model_config":  # of MLC
-        own_names = table().files["mlc_names"]
+        own = table().files["mlc_names"]
         # there 0 and -1 stand for an absent number
-        values = {
-            k: v for k, v in values.items() if k not in own_names.values() or v not in (0, -1)
-        }
-        names |= {key: (*names.get(key, (key,)), name) for key, name in own_names.items()}
+        values = {k: v for k, v in values.items() if k not in own.values() or v not in (0, -1)}
+        names |= {key: (*names.get(key, (key,)), name) for key, name in own.items()}
         facts = replace(facts, laws={**facts.laws, "gptj": "default"})
         if plain.has("rope_scaling") and plain.text("rope_scaling.rope_type") == "gptj":
             swapped_by = "rope_type gptj of MLC"
@@ -147,9 +137,8 @@ def _assume_sizes(config: Block, facts: Architecture) -> dict[str, int]:
     width = facts.width_key
     if not config.has(width) and (facts.head_dim is None or config.contains(width)):
         needed += ["hidden_size", "num_attention_heads"]
-    assumed = {
-        key: facts.sizes[key] for key in needed if key in facts.sizes and not config.contains(key)
-    }
+    absent = [key for key in needed if key in facts.sizes and not config.contains(key)]
+    assumed = {key: facts.sizes[key] for key in absent}
     config.add_defaults(assumed)
     return assumed
 
@@ -200,18 +189,16 @@ def _rope(blocks: Blocks, kind: str, widths: Mapping[str, int], notes: list[str]
     scaling_block = block if kind_facts.scaled or not one_block else Block({}, block.path)
     name = laws.rope_type(scaling_block, facts)
     head_dim = widths[kind] if kind in widths else _head_width(config, facts, kind_facts)
-    proportional = name == "proportional"
     if facts.positions:
         # the same number of pairs for each axis; coordinates left over are not rotated
         width = head_dim // (2 * len(facts.positions)) * 2 * len(facts.positions)
+    elif name == "proportional":
+        width = head_dim
     else:
-        width = head_dim if proportional else rotated_width(config, block, facts, head_dim)
-    model = laws.Model(
-        # the class adds its attention factor to one block for all layers, not to blocks by kind
-        architecture=facts if one_block else replace(facts, yarn_attention_factor=None),
-        rotary_dim=width,
-        config=config,
-    )
+        width = rotated_width(config, block, facts, head_dim)
+    # the class adds its attention factor to one block for all layers, not to blocks by kind
+    law_facts = facts if one_block else replace(facts, yarn_attention_factor=None)
+    model = laws.Model(architecture=law_facts, rotary_dim=width, config=config)
     config.whole("original_max_position_embeddings")  # whether the law uses it or not
     law = laws.scaling(scaling_block, model)
     if facts.factor_key is not None:
@@ -268,17 +255,14 @@ def _base(blocks: Blocks, kind: Kind, block: Block, notes: list[str]) -> float:
     named_bases = [(config.name(key), config.number(key, above=1))]
     if facts.base_unit is not None:
         ratio = config.number(facts.base_unit, above=0)
-        named_bases.append(
-            (config.name(facts.base_unit), None if ratio is None else ratio * (facts.base or 0))
-        )
+        named_bases.append((config.name(facts.base_unit), ratio and ratio * (facts.base or 0)))
     if not one_block and kind.base_key is None and block_base is not None:
         # one base outside several blocks is that of some of them only, so the block's own counts
         named_bases = []
     if not one_block or kind.base_key is None:
         named_bases.insert(0, (block.name("rope_theta"), block_base))
-    default = facts.base if kind.base is None else kind.base
-    whose = "the class default of this model type"
-    return or_default(config, key, single_value(named_bases), default, whose, notes)
+    base, default = single_value(named_bases), facts.base if kind.base is None else kind.base
+    return or_default(config, key, base, default, "the class default of this model type", notes)
 
 
 def _head_width(config: Block, facts: Architecture, kind: Kind) -> int:
@@ -337,8 +321,7 @@ def widths_of_single_layers(
                 "in layer_types"
             )
         width_of_kind[kind] = widths.pop()
-        kind_key = facts.kind(kind).head_dim_key
-        if kind_key is not None:
+        if (kind_key := facts.kind(kind).head_dim_key) is not None:
             layers_of_kind = f"{config.name(name)} at layers of the kind {kind!r}"
             kind_width = config.whole(kind_key, least=2, most=WIDEST)
             single_value([(layers_of_kind, width_of_kind[kind]), (kind_key, kind_width)])
@@ -348,10 +331,8 @@ def widths_of_single_layers(
 def rotated_width(config: Block, block: Block, facts: Architecture, head_dim: int) -> int:
     """Number of rotated coordinates; all keys that state it must agree."""
     key = "partial_rotary_factor"
+    # transformers reads a null as "no fraction", not as the class default
     is_null = config.contains(key) and not config.has(key) and not facts.nested
-    if facts.fraction is not None and is_null:
-        # transformers reads a null as "no fraction", not as the class default
-        facts = replace(facts, fraction=None)
     # with a block for each kind, no class reads the keys outside the blocks
     places = (block,) if facts.nested else (block, config)
     fractions = [(place.name(key), _fraction(place, key)) for place in places]
@@ -363,10 +344,8 @@ def rotated_width(config: Block, block: Block, facts: Architecture, head_dim: in
         widths.append((config.name("rotary_dim"), config.whole("rotary_dim")))
     width = single_value(widths)
     if width is None:
-        width = facts.rotary_dim
-    if width is None:
-        width = head_dim if facts.fraction is None else int(head_dim * facts.fraction)
-    source = next((name for name, value in widths if value is not None), "partial_rotary_factor")
+        width = facts.rotary_dim or int(head_dim * (1 if is_null else facts.fraction or 1))
+    source = next((name for name, value in widths if value is not None), key)
     if width % 2 or not 2 <= width <= head_dim:
         raise ConfigError(
             f"{source} must leave an even number of rotated coordinates from 2 to {head_dim}, "

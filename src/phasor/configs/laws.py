@@ -39,13 +39,7 @@ _ORIGINAL = "original_max_position_embeddings"
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """Values from outside a block that its law depends on.
-
-    Attributes:
-        architecture: The facts of the model class.
-        rotary_dim: Rotated coordinates.
-        config: The config that the block is in.
-    """
+    """What a law depends on outside its block; ``config`` is the one that the block is in."""
 
     architecture: Architecture
     rotary_dim: int
@@ -68,9 +62,8 @@ def rope_type(block: Block, facts: Architecture | None = None) -> str:
         # transformers 5 writes "axial" for vision towers, which have no scaling law
         synonyms["axial"] = "default"
     names = [(block.name(key), block.text(key)) for key in ("rope_type", "type")]
-    name = (
-        single_value((key, name and synonyms.get(name, name)) for key, name in names) or "default"
-    )
+    name = single_value((key, word and synonyms.get(word, word)) for key, word in names)
+    name = name or "default"
     if name not in {*_LAWS, *synonyms.values()}:
         key = "rope_type" if block.has("rope_type") else "type"
         known = ", ".join(sorted({*_LAWS, *synonyms}))
@@ -144,16 +137,9 @@ def _read_dynamic(block: Block, model: Model) -> NTK | DynamicNTK:
         [(block.name(_ORIGINAL), block.whole(_ORIGINAL)), (_CONTEXT, model.context)]
     )
     factor = block.number("factor", above=0) or model.architecture.factor
+    factor, length = require(block, "factor", factor), require(block, _ORIGINAL, length)
     with renamed_keys(block, {"factor": "factor"}):
-        return DynamicNTK(
-            factor=require(block, "factor", factor),
-            original_max_positions=require(block, _ORIGINAL, length),
-        )
-
-
-def _read_stepped_ntk(block: Block, model: Model) -> SteppedNTK:
-    """The rule of Qwen 1, whose original length is the file's context."""
-    return SteppedNTK(original_max_positions=require(block, _CONTEXT, model.context))
+        return DynamicNTK(factor=factor, original_max_positions=length)
 
 
 def _read_llama3(block: Block, model: Model) -> Llama3:
@@ -169,11 +155,9 @@ def _read_proportional(block: Block, model: Model) -> Proportional:
     fraction = single_value(
         (place.name(key), place.number(key, least=0)) for place in (block, model.config)
     )
-    factor = block.number("factor", above=0)
+    factor = block.number("factor", above=0) or 1.0
     with renamed_keys(block if block.has(key) else model.config, {"fraction": key}):
-        return Proportional(
-            fraction=1.0 if fraction is None else fraction, factor=1.0 if factor is None else factor
-        )
+        return Proportional(fraction=1.0 if fraction is None else fraction, factor=factor)
 
 
 def _read_longrope(block: Block, model: Model) -> LongRope:
@@ -202,20 +186,15 @@ def _read_yarn(block: Block, model: Model) -> Yarn:
     """The law of a ``yarn`` block, with transformers' defaults for absent keys."""
     original = _original_length(block, model, or_context=True)
     factor = _extension_factor(block, model, original)
-    betas = {
-        key: value
-        for key in ("beta_fast", "beta_slow")
-        if (value := block.number(key, above=0)) is not None
-    }
+    betas = {key: block.number(key, above=0) for key in ("beta_fast", "beta_slow")}
     # Ministral repeats the context inside the block: refuse two values
     single_value([(block.name(_CONTEXT), block.whole(_CONTEXT)), (_CONTEXT, model.context)])
-    truncate = block.flag("truncate")
-    with renamed_keys(block, {name: name for name in ("beta_fast", "beta_slow")}):
+    with renamed_keys(block, {name: name for name in betas}):
         return Yarn(
             factor=factor,
             original_max_positions=original,
-            truncate=True if truncate is None else truncate,
-            **betas,
+            truncate=block.flag("truncate") is not False,
+            **{key: beta for key, beta in betas.items() if beta is not None},
             **_read_temperature(block, model, factor),
         )
 
@@ -225,9 +204,8 @@ def _read_temperature(block: Block, model: Model, factor: float) -> dict[str, fl
     multiplier = partial(yarn_multiplier, factor)
     mscale = block.number("mscale", least=0)
     all_dim = block.number("mscale_all_dim", least=0)
-    attention_factor = block.number("attention_factor", above=0)
-    if attention_factor is None:
-        attention_factor = model.architecture.yarn_attention_factor
+    class_factor = model.architecture.yarn_attention_factor
+    attention_factor = block.number("attention_factor", above=0) or class_factor
     if attention_factor is None and mscale and all_dim:
         attention_factor = multiplier(mscale) / multiplier(all_dim)
         if model.architecture.softmax:
@@ -254,15 +232,12 @@ def _original_length(block: Block, model: Model, *, or_context: bool) -> int:
     length = single_value(
         (place.name(_ORIGINAL), place.whole(_ORIGINAL)) for place in (block, model.config)
     )
-    if length is None and or_context:
-        length = model.context
-    return require(block, _ORIGINAL, length)
+    return require(block, _ORIGINAL, length or (model.context if or_context else None))
 
 
 def _extension_factor(block: Block, model: Model, original: int) -> float:
     """The block's factor, or the ratio of the two contexts if it has none."""
-    factor = block.number("factor", above=0)
-    if factor is not None:
+    if (factor := block.number("factor", above=0)) is not None:
         return factor
     has_original = block.has(_ORIGINAL) or model.config.has(_ORIGINAL)
     if not has_original or model.context is None:
@@ -288,5 +263,8 @@ _INTERNAL_LAWS: Mapping[str, Callable[[Block, Model], Law | Rule | None]] = {
     "ntk_fixed": partial(_read_factor_law, NTKFixed),
     # the base times the factor, which Skywork calls "ntk"
     "ntk_old": partial(_read_factor_law, NTKOld),
-    "stepped_ntk": _read_stepped_ntk,
+    # the rule of Qwen 1, whose original length is the file's context
+    "stepped_ntk": lambda block, model: SteppedNTK(
+        original_max_positions=require(block, _CONTEXT, model.context)
+    ),
 }

@@ -7,6 +7,7 @@ all layers, or one for each kind.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from phasor._checks import short_repr
 from phasor.configs.block import Block, require, single_value
@@ -24,12 +25,14 @@ def layer_kinds(config: Block, facts: Architecture) -> tuple[str, ...]:
     """One kind per layer: the file's names for them, else ``rope`` and ``nope``."""
     count = config.whole("num_hidden_layers", most=MOST_LAYERS)
     count = require(config, "num_hidden_layers", count)
-    if "no_rope_interval" in facts.layers:
-        return _layers_by_switch(config, facts, count)
-    if "bases_key" in facts.layers:
-        return _layers_by_base(config, facts.layers["bases_key"], count)
-    if "blocks_key" in facts.layers:
-        return _layers_by_attention(config, facts.layers["blocks_key"], count)
+    rule, files = facts.layers, table().files
+    if "no_rope_interval" in rule or "bases_key" in rule:
+        # in these models layer_types is about the mask, not the rope
+        config.ignore("layer_types")
+        read = _layers_by_base if "bases_key" in rule else _layers_by_switch
+        return read(config, rule, count)
+    if "blocks_key" in rule:
+        return _layers_by_attention(config, rule["blocks_key"], count)
     key = "layers_block_type" if config.has("layers_block_type") else "layer_types"
     kinds = config.texts(key)
     if kinds is None:
@@ -38,7 +41,11 @@ def layer_kinds(config: Block, facts: Architecture) -> tuple[str, ...]:
         raise ConfigError(
             f"{config.name(key)} must name the kind of each of the {count} layers, got {len(kinds)}"
         )
-    known = _known_kinds(facts)
+    known = {rule[word] for word in ("hit", "miss", "absent") if word in rule}
+    known |= {*facts.labels, *rule.get("codes", {}).values(), *files["without_rope"]}
+    # a special kind must be named by its own name, which has the kind's facts
+    if not (facts.without_rope or facts.kinds):
+        known |= {*files["layer_words"]}
     for i, word in enumerate(kinds):
         if word not in known:
             raise ConfigError(
@@ -46,15 +53,6 @@ def layer_kinds(config: Block, facts: Architecture) -> tuple[str, ...]:
                 f"got {short_repr(word)}"
             )
     return kinds
-
-
-def _known_kinds(facts: Architecture) -> set[str]:
-    """The kinds of layers that a file of this class may name."""
-    rule, files = facts.layers, table().files
-    names = {rule[word] for word in ("hit", "miss", "absent") if word in rule}
-    names |= {*facts.labels, *rule.get("codes", {}).values(), *files["without_rope"]}
-    # a special kind must be named by its own name, which has the kind's facts
-    return names if facts.without_rope or facts.kinds else names | {*files["layer_words"]}
 
 
 def has_rope(kind: str, config: Block, facts: Architecture) -> bool:
@@ -65,24 +63,20 @@ def has_rope(kind: str, config: Block, facts: Architecture) -> bool:
     return kind not in facts.without_rope or not (needs is None or config.has(needs))
 
 
-def _layers_by_switch(config: Block, facts: Architecture, count: int) -> tuple[str, ...]:
+def _layers_by_switch(config: Block, rule: Mapping[str, Any], count: int) -> tuple[str, ...]:
     """Kinds from a list of ones (rope) and zeros (none), or from an interval without rope."""
-    # in these models layer_types is about the mask, not the rope
-    config.ignore("layer_types")
     switches = config.wholes("no_rope_layers")
-    interval = config.whole("no_rope_layer_interval")
+    interval = config.whole("no_rope_layer_interval") or rule["no_rope_interval"]
     if switches:
         if len(switches) != count or not set(switches) <= {0, 1}:
             config.refuse("no_rope_layers", f"a list of {count} ones (rope) and zeros (none)")
         return tuple("rope" if switch else "nope" for switch in switches)
-    interval = interval or facts.layers["no_rope_interval"]
     return tuple("rope" if (i + 1) % interval else "nope" for i in range(count))
 
 
-def _layers_by_base(config: Block, key: str, count: int) -> tuple[str, ...]:
+def _layers_by_base(config: Block, rule: Mapping[str, Any], count: int) -> tuple[str, ...]:
     """Kinds from a list of bases, 0 for no rope; all others must be the same base."""
-    # in these models layer_types is about the mask, not the rope
-    config.ignore("layer_types")
+    key = rule["bases_key"]
     bases = require(config, key, config.items(key))
     nonzero = {base for base in bases if base}
     if len(bases) != count or len(nonzero) > 1:
@@ -101,8 +95,8 @@ def _layers_by_attention(config: Block, key: str, count: int) -> tuple[str, ...]
     for i, block in enumerate(blocks):
         attention = Block(block, f"{config.name(key)}.{i}").block("attention")
         switches = ("no_op", "replace_with_linear")
-        has_attention = attention is None or not any(attention.flag(s) for s in switches)
-        kinds.append("rope" if has_attention else "nope")
+        no_attention = attention is not None and any(map(attention.flag, switches))
+        kinds.append("nope" if no_attention else "rope")
     return tuple(kinds)
 
 
@@ -113,47 +107,41 @@ def layers_by_pattern(config: Block, facts: Architecture, count: int) -> tuple[s
         return ("rope",) * count
     if "listed" in rule:
         require(config, "layer_types", None)
-    hit, miss = rule.get("hit", ""), rule.get("miss", "")
+    if "codes_key" in rule:
+        key, codes = rule["codes_key"], rule["codes"]
+        numbers = config.wholes(key)
+        if numbers is None or len(numbers) < count or not {*map(str, numbers)} <= codes.keys():
+            config.refuse(key, f"a list of one of {', '.join(codes)} for each of {count} layers")
+        # further entries are for the drafter of DeepSeek V4
+        return tuple(codes[str(code)] for code in numbers[:count])
     if "indices_key" in rule:
         indices = config.wholes(rule["indices_key"])
         if indices is None and "absent" in rule:
             return (rule["absent"],) * count
-        indices = require(config, rule["indices_key"], indices)
-        return tuple(hit if i in indices else miss for i in range(count))
-    if "codes_key" in rule:
-        return _layers_by_code(config, rule["codes_key"], rule["codes"], count)
-    if "cycle_key" in rule:
+        hits = {*require(config, rule["indices_key"], indices)}
+    elif "cycle_key" in rule:
         cycle = config.texts(rule["cycle_key"]) or rule["cycle"]
-        return tuple(hit if cycle[i % len(cycle)] == rule["word"] else miss for i in range(count))
-    if "needs" in rule and not config.has(rule["needs"]):
+        hits = {i for i in range(count) if cycle[i % len(cycle)] == rule["word"]}
+    elif "needs" in rule and not config.has(rule["needs"]):
         config.ignore(*rule.get("keys", ()))
-        return (hit,) * count
-    interval: int | str = rule["every"]
+        hits = range(count)
+    else:
+        hits = _hits_by_interval(config, rule, count)
+    return tuple(rule["hit"] if i in hits else rule["miss"] for i in range(count))
+
+
+def _hits_by_interval(config: Block, rule: Mapping[str, Any], count: int) -> set[int]:
+    """Every so many layers, or those of a pattern in letters (EXAONE 4): L is local, G global."""
+    interval: int = rule["every"]
     for key in rule.get("keys", ()):
         if isinstance(config.values.get(key), str):
-            return _layers_by_letter(config, key, hit, miss, count)
+            word = config.text(key) or ""
+            if not word or set(word) - {"L", "G"}:
+                config.refuse(key, 'a number of layers or a word of "L" and "G" such as "LLLG"')
+            return {i for i in range(count) if word[i % len(word)] == "G"}
         interval = config.whole(key) or interval
-    shift = rule.get("shift", 1)
-    kinds = [hit if (i + shift) % int(interval) == 0 else miss for i in range(count)]
-    for i in rule.get("also", ()):
-        kinds[i] = hit
-    return tuple(kinds)
-
-
-def _layers_by_code(config: Block, key: str, codes: dict[str, str], count: int) -> tuple[str, ...]:
-    """Kinds from a number for each layer (DeepSeek V4); further entries are for its drafter."""
-    numbers = config.wholes(key)
-    if numbers is None or len(numbers) < count or not {*map(str, numbers)} <= codes.keys():
-        config.refuse(key, f"a list of one of {', '.join(codes)} for each of {count} layers")
-    return tuple(codes[str(code)] for code in numbers[:count])
-
-
-def _layers_by_letter(config: Block, key: str, hit: str, miss: str, count: int) -> tuple[str, ...]:
-    """Kinds from a pattern in letters (EXAONE 4): L for a local layer, G for a global one."""
-    word = config.text(key) or ""
-    if not word or set(word) - {"L", "G"}:
-        config.refuse(key, 'a number of layers or a word of "L" and "G" such as "LLLG"')
-    return tuple(hit if word[i % len(word)] == "G" else miss for i in range(count))
+    also = {i % count for i in rule.get("also", ())}
+    return also | {i for i in range(count) if (i + rule.get("shift", 1)) % interval == 0}
 
 
 class Blocks:
@@ -180,15 +168,10 @@ class Blocks:
         self.top = block or Block({}, "rope_parameters")
         self.by_kind: dict[str, Block | None] = {}
         self.used: list[Block] = []
-        nested = _keys_of_blocks(self.top)
-        if nested:
+        if nested := _keys_of_blocks(self.top):
             # ZAYA's files have a "default" type beside the blocks, which its class removes
-            type_keys = {"rope_type", "type"} if facts.nested else set[str]()
-            keys = [
-                key
-                for key, value in self.top.values.items()
-                if not (key in type_keys and value == "default")
-            ]
+            types = ("rope_type", "type") if facts.nested else ()
+            keys = [k for k, v in self.top.values.items() if k not in types or v != "default"]
             plain_keys = [key for key in keys if self.top.has(key) and key not in nested]
             if plain_keys:
                 raise ConfigError(
@@ -204,17 +187,13 @@ class Blocks:
                     "even if no layer reads it"
                 )
             self.by_kind = {key: self.top.block(key) for key in keys}
-            self._check_base()
-
-    def _check_base(self) -> None:
-        """Check that a base outside the blocks is that of at least one of them."""
-        base = self.config.number("rope_theta", above=1)
-        bases = [b.number("rope_theta", above=1) for b in self.by_kind.values() if b is not None]
-        if base is not None and None not in bases and base not in bases:
-            raise ConfigError(
-                f"{self.config.name('rope_theta')} is {base:g}, which none of the blocks of "
-                f"{self.top.path} says; remove it"
-            )
+            base = config.number("rope_theta", above=1)
+            bases = [b.number("rope_theta", above=1) for b in self.by_kind.values() if b]
+            if base is not None and None not in bases and base not in bases:
+                raise ConfigError(
+                    f"{config.name('rope_theta')} is {base:g}, which none of the blocks of "
+                    f"{self.top.path} says; remove it"
+                )
 
     def block_of(self, kind: str) -> Block | None:
         """The block for layers of this kind; None where the file says they have no rope."""

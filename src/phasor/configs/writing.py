@@ -90,23 +90,17 @@ def config_keys(rope: Rope | Mapping[str, Rope | None], context: int, to: int) -
     >>> keys["max_position_embeddings"]
     2048
     """
-    if isinstance(rope, Rope):
-        ropes: tuple[Rope | None, ...] = (rope,)
-        block = rope_parameters(rope, context)
-    else:
-        ropes = tuple(rope.values())
-        block = {
-            label: None if kind_rope is None else rope_parameters(kind_rope, context)
-            for label, kind_rope in rope.items()
-        }
+    ropes = {"": rope} if isinstance(rope, Rope) else rope
+    blocks = {k: None if r is None else rope_parameters(r, context) for k, r in ropes.items()}
     length = whole("to", to, least=1)
-    scalings = [r.scaling for r in ropes if r is not None]
-    starts = {law.original_max_positions for law in scalings if isinstance(law, DynamicNTK)}
+    laws_of_kinds = [r.scaling for r in ropes.values() if r is not None]
+    starts = {law.original_max_positions for law in laws_of_kinds if isinstance(law, DynamicNTK)}
     if len(starts) > 1:
         raise ConfigError(
             "dynamic ropes of one config start from max_position_embeddings, and these start from "
             f"{' and '.join(map(str, sorted(starts)))}; keep them as JSON instead (Rope.to_json)"
         )
+    block = blocks[""] if isinstance(rope, Rope) else blocks
     return {"max_position_embeddings": min(starts, default=length), "rope_parameters": block}
 
 
@@ -178,30 +172,27 @@ def _write_proportional(law: Proportional) -> dict[str, Any]:
 
 def _write_yarn(law: Yarn) -> dict[str, Any]:
     block = _field_writer("yarn", "factor", "beta_fast", "beta_slow", "original_max_positions")(law)
+    scales = {"mscale": law.mscale, "mscale_all_dim": law.mscale_all_dim}
     if not law.truncate:
         block["truncate"] = False
     if law.attention_factor is not None:
         block["attention_factor"] = law.attention_factor
-    elif law.mscale_all_dim:
-        block["mscale"] = law.mscale
-    if law.mscale_all_dim:
-        block["mscale_all_dim"] = law.mscale_all_dim
-    return block
+        del scales["mscale"]
+    return block | scales if law.mscale_all_dim else block
 
 
 def _write_longrope(law: LongRope) -> dict[str, Any]:
-    block: dict[str, Any] = {
+    gains = {"short_mscale": law.short_attention_factor, "long_mscale": law.long_attention_factor}
+    if law.short_attention_factor == law.long_attention_factor:
+        gains = {"attention_factor": law.short_attention_factor}
+    return {
         "rope_type": "longrope",
         "factor": law.factor,
         "short_factor": list(law.short_factors),
         "long_factor": list(law.long_factors),
         _ORIGINAL_KEY: law.original_max_positions,
+        **{key: gain for key, gain in gains.items() if gain is not None},
     }
-    short_gain, long_gain = law.short_attention_factor, law.long_attention_factor
-    if short_gain == long_gain and short_gain is not None:
-        return block | {"attention_factor": short_gain}
-    gains = {"short_mscale": short_gain, "long_mscale": long_gain}
-    return block | {key: gain for key, gain in gains.items() if gain is not None}
 
 
 def _as_rule(law: PerPair, context: int) -> LongRope:
