@@ -37,32 +37,25 @@ def is_deepseek(config: Block) -> bool:
 
 
 def load_params(config: Block, *, strict: bool) -> LayerRopes:
-    """The rope of each layer, the same for all but Llama 4's layers without one.
-
-    Where ``use_scaled_rope`` is true the law is Llama 3's. Its factor is ``rope_scaling_factor``,
-    which Meta's code for Llama 4 reads; without that key, the one of the release with this
-    ``dim`` and ``n_layers``.
-    """
+    """The rope of each layer, the same for all but Llama 4's layers without one."""
     heads = require(config, "n_heads", config.whole("n_heads"))
     layers = require(config, "n_layers", config.whole("n_layers", most=MOST_LAYERS))
     head_dim = _head_dim(config, heads)
     notes: list[str] = []
-    base = _base(config, notes)
     yarn = config.block("yarn")
     scaling = _read_llama3(config, layers, notes) if config.flag("use_scaled_rope") else None
     if yarn is not None:
         if scaling is not None:
             config.refuse("use_scaled_rope", "false beside yarn, which scales as well")
         scaling = _read_yarn(yarn, latent=config.has("qk_rope_head_dim"))
+    pairing = "half" if config.flag("rope_traditional") is False else "interleaved"
     with renamed_keys(config, {"rotary_dim": "head_dim", "head_dim": "head_dim"}):
-        pairing = "half" if config.flag("rope_traditional") is False else "interleaved"
-        rope = Rope(head_dim=head_dim, pairing=pairing, base=base, scaling=scaling)
+        rope = Rope(head_dim=head_dim, pairing=pairing, base=_base(config, notes), scaling=scaling)
     blocks = () if yarn is None else (yarn,)
     interval = config.whole("nope_layer_interval")
     kinds = ["nope" if interval and i % interval == 0 else "rope" for i in range(1, layers + 1)]
-    notes += check_unread_keys(
-        config, blocks, (rope,), "Mistral's or Meta's params.json", strict=strict
-    )
+    what = "Mistral's or Meta's params.json"
+    notes += check_unread_keys(config, blocks, (rope,), what, strict=strict)
     lengths = ("max_position_embeddings", "max_seq_len", "model_max_length")
     context = single_value((config.name(key), config.whole(key)) for key in lengths)
     return LayerRopes(
@@ -162,33 +155,19 @@ def _head_dim(config: Block, heads: int) -> int:
 def _read_llama3(config: Block, layers: int, notes: list[str]) -> Llama3:
     """Llama 3's law with the numbers of the file, of Llama 4's code, or of the release."""
     factor = config.number("rope_scaling_factor", above=0)
-    high = config.number("rope_high_freq_factor", above=0)
     is_llama4 = config.has("moe_args") or config.has("nope_layer_interval")
-    if high is None:
-        # the default in Meta's code for Llama 4, and the constant in its code for Llama 3
-        high = 1.0 if is_llama4 else 4.0
+    marks = read_table("params.toml")["llama4" if is_llama4 else "llama3"]
+    high = config.number("rope_high_freq_factor", above=0) or marks["high_freq_factor"]
     if is_llama4:
         whose = "the default of Llama 4's code"
-        factor = or_default(config, "rope_scaling_factor", factor, 16.0, whose, notes)
+        factor = or_default(config, "rope_scaling_factor", factor, marks["factor"], whose, notes)
     if factor is None:
-        releases = read_table("params.toml")["releases"]
-        release = releases.get(f"{config.whole('dim')} x {layers}")
+        release = marks["releases"].get(f"{config.whole('dim')} x {layers}")
         if release is None:
-            raise ConfigError(
-                f"{config.name('use_scaled_rope')} is true, the factor is not in the file, and "
-                f'dim and n_layers are those of no release; add "rope_scaling_factor": 8 (as '
-                "Llama 3.1 and 3.3 have) or 32 (as Llama 3.2 1B and 3B have)"
-            )
-        factor, name = float(release["factor"]), release["name"]
-        notes.append(
-            f"The file has no rope_scaling_factor; dim and n_layers are those of {name}, whose "
-            f"config.json on the Hub has {factor:g}."
-        )
-        if factor != 8:
-            notes.append(
-                "Meta's code for Llama 3 (llama-models 0.3) has 8 as a constant for every model, "
-                "so there the slow pairs turn faster than in transformers."
-            )
+            raise ConfigError(f"{config.name('use_scaled_rope')} {marks['unknown']}")
+        factor = float(release["factor"])
+        notes.append(marks["release"].format(**release))
+        notes += [marks["not_8"]] * (factor != 8)
     names = {"factor": "rope_scaling_factor", "high_freq_factor": "rope_high_freq_factor"}
     with renamed_keys(config, names):
         return Llama3(factor=factor, original_max_positions=8192, high_freq_factor=high)
