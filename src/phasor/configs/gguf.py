@@ -31,14 +31,13 @@ _BASE = 10_000.0  # llama.cpp's default
 def load_gguf(top: Block, *, strict: bool) -> LayerRopes:
     """The rope of each layer of a model in GGUF."""
     name = require(top, "general.architecture", top.text("general.architecture"))
-    known = table().gguf
-    if name not in known:
+    if (facts := table().gguf.get(name)) is None:
         top.refuse(
             "general.architecture",
             "one that phasor knows, such as gguf.MODEL_ARCH_NAMES lists (else load the model's "
             "config.json, or describe its embedding with phasor.Rope(...))",
         )
-    config, facts = _select_facts(top, name, known[name])
+    config, facts = _select_facts(top, name, facts)
     count = require(config, "block_count", config.whole("block_count", most=MOST_LAYERS))
     kinds_in_order = _kinds_in_order(config, facts, count)
     notes = [facts.note] if facts.note else []
@@ -163,8 +162,7 @@ def _axes(config: Block, facts: Architecture, num_pairs: int) -> Axes:
         return OneAxis()
     sections = require(config, _SECTIONS_KEY, config.wholes(_SECTIONS_KEY))
     while sections and not sections[-1]:
-        # the fourth entry counts pairs of an axis that few models have
-        sections = sections[:-1]
+        sections = sections[:-1]  # the fourth counts pairs of an axis that few models have
     if facts.axes == "sectioned":
         return Sectioned(sections)
     axis_of_pair = InterleavedSections(sections).axis_of_pair(num_pairs)
@@ -233,13 +231,12 @@ def _read_longrope(top: Block, config: Block, pairs: int) -> LongRope:
         )
     original = _original_length(config)
     gain = config.number(_GAIN_KEY, above=0) or 1.0
-    context = config.whole("context_length") or original
     with renamed_keys(config, {"original_max_positions": _ORIGINAL_KEY}):
         return LongRope(
             short_factors=short_factors,
             long_factors=long_factors,
             original_max_positions=original,
-            factor=context / original,
+            factor=(config.whole("context_length") or original) / original,
             short_attention_factor=gain,
             long_attention_factor=gain,
         )

@@ -31,14 +31,13 @@ def read_gguf_header(path: Path) -> dict[str, Any]:
         # a vocabulary takes longer than all other fields
         fields = {k: v for k, v in reader.fields.items() if not k.startswith("tokenizer.")}
         tensors = [tensor for tensor in reader.tensors if tensor.name.startswith("rope_")]
-        return {name: field.contents() for name, field in fields.items()} | {
-            tensor.name: tensor.data.astype(float).tolist() for tensor in tensors
-        }
+        lists = {tensor.name: tensor.data.astype(float).tolist() for tensor in tensors}
+        return {key: field.contents() for key, field in fields.items()} | lists
     except Exception as error:  # the reader's errors on damaged bytes have no common base class
         is_short = isinstance(error, struct.error)
         what = "its header announces more than there is" if is_short else str(error)
-        fault = f"is a damaged GGUF file: {what}; download or convert it again"
-        raise ConfigError(f"{path} {fault}") from None
+        what = f"is a damaged GGUF file: {what}; download or convert it again"
+        raise ConfigError(f"{path} {what}") from None
 
 
 def _check_lengths(file: BinaryIO, size: int) -> None:

@@ -1,7 +1,6 @@
 """Configs for the code of Mistral and Meta (``params.json``), of the first MLX, and of DeepSeek.
 
-All store weights in interleaved pairs and rotate them in place; the first MLX programs say it where
-the weights are transformers' (``rope_traditional: false``).
+All rotate interleaved pairs in place, but for MLX programs with ``rope_traditional: false``.
 """
 
 from __future__ import annotations
@@ -42,6 +41,7 @@ def load_params(config: Block, *, strict: bool) -> LayerRopes:
     layers = require(config, "n_layers", config.whole("n_layers", most=MOST_LAYERS))
     head_dim = _head_dim(config, heads)
     notes: list[str] = []
+    base = _base(config, notes)
     yarn = config.block("yarn")
     scaling = _read_llama3(config, layers, notes) if config.flag("use_scaled_rope") else None
     if yarn is not None:
@@ -50,11 +50,11 @@ def load_params(config: Block, *, strict: bool) -> LayerRopes:
         scaling = _read_yarn(yarn, latent=config.has("qk_rope_head_dim"))
     pairing = "half" if config.flag("rope_traditional") is False else "interleaved"
     with renamed_keys(config, {"rotary_dim": "head_dim", "head_dim": "head_dim"}):
-        rope = Rope(head_dim=head_dim, pairing=pairing, base=_base(config, notes), scaling=scaling)
-    blocks = () if yarn is None else (yarn,)
+        rope = Rope(head_dim=head_dim, pairing=pairing, base=base, scaling=scaling)
     interval = config.whole("nope_layer_interval")
     kinds = ["nope" if interval and i % interval == 0 else "rope" for i in range(1, layers + 1)]
     what = "Mistral's or Meta's params.json"
+    blocks = () if yarn is None else (yarn,)
     notes += check_unread_keys(config, blocks, (rope,), what, strict=strict)
     lengths = ("max_position_embeddings", "max_seq_len", "model_max_length")
     context = single_value((config.name(key), config.whole(key)) for key in lengths)
@@ -104,9 +104,8 @@ def load_deepseek(config: Block, *, strict: bool) -> LayerRopes:
         if is_v4:
             facts = table().huggingface["deepseek_v4"]
             kinds_in_order = layers_by_pattern(config, facts, layers)
-            head_dim = require(
-                config, "head_dim", config.whole("head_dim", least=width, most=WIDEST)
-            )
+            head_dim = config.whole("head_dim", least=width, most=WIDEST)
+            head_dim = require(config, "head_dim", head_dim)
             main = replace(rope, head_dim=head_dim, rotary_dim=width, rotary_start=head_dim - width)
             base = number_or_default("compress_rope_theta", 1)
             ropes = {"main": main, "compress": replace(main, base=base, scaling=law)}
@@ -129,17 +128,15 @@ def load_deepseek(config: Block, *, strict: bool) -> LayerRopes:
 def _base(config: Block, notes: list[str]) -> float:
     """The base of a file; where it does not state it, that of the program that reads it."""
     base, model_type = config.number("rope_theta", above=1), config.text("model_type")
-    default, whose = None, ""
+    if base is not None:
+        return base
     if model_type is not None:
-        default = table().huggingface[model_type].base
-        whose = f"what MLX assumes for {model_type}"
+        default, whose = table().huggingface[model_type].base, f"what MLX assumes for {model_type}"
     elif config.has("multiple_of") and not config.contains("use_scaled_rope"):
         default, whose = 10_000.0, "a constant in Meta's code for Llama 1 and 2"
-    elif base is None:
-        raise ConfigError(
-            f"{config.name('rope_theta')} is absent, and programs that read params.json fill it in "
-            "differently (10000 and 1000000); add it"
-        )
+    else:
+        others = "programs that read params.json fill it in differently (10000 and 1000000)"
+        raise ConfigError(f"{config.name('rope_theta')} is absent, and {others}; add it")
     return or_default(config, "rope_theta", base, default, whose, notes)
 
 
