@@ -65,8 +65,7 @@ def load_diffusers(config: Block, *, strict: bool) -> LayerRopes:
     else:
         require(config, facts.layers[0], layers or None)
         rope = _rope(config, facts)
-        if facts.order:
-            notes.append(f"Axes are ({', '.join(facts.order)}).")
+        notes += [f"Axes are ({', '.join(facts.order)})."] * bool(facts.order)
     if facts.only_if is not None and config.flag(facts.only_if) is not True:
         rope = None
         notes.append(f"{config.name(facts.only_if)} is off: positions are sinusoidal.")

@@ -79,9 +79,8 @@ def _select_facts(top: Block, name: str, facts: Architecture) -> tuple[Block, Ar
     config.ignore("attention.max_alibi_bias", "rope.scaling.finetuned", _ORIGINAL_KEY)
     for key, value in values.items():
         # a key for layers with a window that says what all layers have, or that nothing turns
-        if (key.endswith("_swa") and value == values.get(key.removesuffix("_swa"))) or (
-            facts.uses is not None and value in (0, 1, "none")
-        ):
+        is_same = key.endswith("_swa") and value == values.get(key.removesuffix("_swa"))
+        if is_same or (facts.uses is not None and value in (0, 1, "none")):
             config.ignore(key)
     return config, facts
 
@@ -248,18 +247,15 @@ def _read_yarn(config: Block, facts: Architecture, factor: float) -> Yarn:
     for key in ("rope.scaling.yarn_ext_factor", "rope.scaling.yarn_attn_factor"):
         if config.number(key) not in (None, 1.0):
             config.refuse(key, "1, as with another value llama.cpp runs no law that phasor knows")
-    betas = {
-        name: beta
-        for name in ("beta_fast", "beta_slow")
-        if (beta := config.number(f"rope.scaling.yarn_{name}", above=0)) is not None
-    }
+    keys = {name: f"rope.scaling.yarn_{name}" for name in ("beta_fast", "beta_slow")}
+    betas = {name: beta for name, key in keys.items() if (beta := config.number(key, above=0))}
     multiplier = config.number("rope.scaling.yarn_log_multiplier", least=0) or 0.0
     all_dim = multiplier / facts.log_multiplier_unit
     mscale = all_dim if facts.softmax and all_dim else 1.0
     multiplier = partial(yarn_multiplier, factor)
     gain = config.number(_GAIN_KEY, above=0) or 1.0
     derived = gain == 1 and (facts.softmax or not all_dim)
-    with renamed_keys(config, {name: f"rope.scaling.yarn_{name}" for name in betas}):
+    with renamed_keys(config, keys):
         return Yarn(
             factor=factor,
             original_max_positions=_original_length(config),

@@ -1,7 +1,4 @@
-"""The header of a GGUF file, read with the gguf package after its lengths were checked.
-
-The package fills the memory with whatever lengths a damaged file announces.
-"""
+"""The header of a GGUF file, read with the gguf package after its lengths were checked."""
 
 from __future__ import annotations
 
@@ -41,7 +38,7 @@ def read_gguf_header(path: Path) -> dict[str, Any]:
 
 
 def _check_lengths(file: BinaryIO, size: int) -> None:
-    """Raise an error if a string, list or count of the header ends beyond ``size``."""
+    """Raise an error if a part of the header ends beyond ``size``; gguf would fill the memory."""
 
     def take(codes: str) -> tuple[int, ...]:
         return struct.unpack(f"<{codes}", file.read(struct.calcsize(f"<{codes}")))

@@ -88,8 +88,8 @@ def load_deepseek(config: Block, *, strict: bool) -> LayerRopes:
     # cos and sin stay as they are; V3's softmax scale takes m(mscale) squared
     keys = ("attention_factor",) if is_v4 else ("mscale", "mscale_all_dim")
     temperature = dict.fromkeys(keys, 1.0 if is_v4 else number_or_default("mscale"))
-    names = {"rotary_dim": key, "head_dim": "head_dim"}
-    with renamed_keys(config, names | {name: name for name in ("beta_fast", "beta_slow")}):
+    names = {name: name for name in ("head_dim", "beta_fast", "beta_slow")}
+    with renamed_keys(config, names | {"rotary_dim": key}):
         law = Yarn(
             factor=number_or_default("rope_factor"),
             original_max_positions=original,
