@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 from phasor._checks import short_repr
-from phasor.axes import Axes, Axial, OneAxis
+from phasor.axes import Axial, OneAxis
 from phasor.configs import laws
 from phasor.configs.block import Block, renamed_keys, require
 from phasor.configs.facts import Architecture, inherit, read_table, tuples_for_lists
@@ -58,16 +58,14 @@ def load_diffusers(config: Block, *, strict: bool) -> LayerRopes:
         raise ConfigError(f"{config.name('_class_name')} {name} cannot be read: {facts.refused}")
     notes = [facts.note] if facts.note else []
     layers = sum(config.whole(key, least=0, most=MOST_LAYERS) or 0 for key in facts.layers)
-    rope, blocks = None, list[Block]()
+    rope, blocks = None, ()
     if facts.uses is not None:
         notes.append(f"{name} has no rotary embedding; in its place: {facts.uses}.")
-        found = map(config.block, ("rope_scaling", "rope_parameters"))
-        blocks = [block for block in found if block is not None]
+        blocks = filter(None, map(config.block, ("rope_scaling", "rope_parameters")))
     else:
         require(config, facts.layers[0], layers or None)
         rope = _rope(config, facts)
-        if facts.order:
-            notes.append(f"Axes are ({', '.join(facts.order)}).")
+        notes += [f"Axes are ({', '.join(facts.order)})."] * bool(facts.order)
     if facts.only_if is not None and config.flag(facts.only_if) is not True:
         rope = None
         notes.append(f"{config.name(facts.only_if)} is off: positions are sinusoidal.")
@@ -90,14 +88,13 @@ def _rope(config: Block, facts: Transformer) -> Rope:
     block = None if facts.scaling_key is None else config.block(facts.scaling_key)
     model = laws.Model(architecture=Architecture(), rotary_dim=head_dim, config=config)
     with renamed_keys(config, {"sections": facts.axes_key or facts.head_dim_key}):
-        axes: Axes = Axial(tuple(size // 2 for size in sizes)) if sizes else OneAxis()
         return Rope(
             head_dim=head_dim,
             pairing=facts.pairing,
             base=facts.base if base is None else base,
             rotary_dim=sum(sizes) if sizes else int(head_dim * (facts.fraction or 1)),
             scaling=None if block is None else laws.scaling(block, model),
-            axes=axes,
+            axes=Axial(tuple(size // 2 for size in sizes)) if sizes else OneAxis(),
         )
 
 
@@ -106,10 +103,11 @@ def _head_dim(config: Block, facts: Transformer) -> int:
         width, heads = (config.whole(key, least=1) for key in facts.head_dim_from)
         if width is not None and heads is not None and 2 <= width // heads <= WIDEST:
             return width // heads
-        raise ConfigError(
-            f"{config.name(facts.head_dim_from[0])} and {facts.head_dim_from[1]} must give the "
-            f"width of a head, got {short_repr(width)} and {short_repr(heads)}"
+        both, got = (
+            " and ".join(facts.head_dim_from),
+            f"{short_repr(width)} and {short_repr(heads)}",
         )
+        raise ConfigError(f"{config.path_of(both)} must give the width of a head, got {got}")
     if facts.head_dim_from:
         return sum(config.wholes(facts.head_dim_from[0]) or facts.dims)
     width = config.whole(facts.head_dim_key, least=2, most=WIDEST) or facts.head_dim
@@ -142,7 +140,4 @@ def _classes() -> Mapping[str, Transformer]:
     entries: dict[str, Mapping[str, Any]] = plain["rotating"]
     entries |= {name: {"uses": uses} for name, uses in plain["without_rotation"].items()}
     entries |= {name: {"refused": why} for name, why in plain["refused"].items()}
-    return {
-        name: Transformer(**tuples_for_lists(inherit(entry, entries)))
-        for name, entry in entries.items()
-    }
+    return {k: Transformer(**tuples_for_lists(inherit(v, entries))) for k, v in entries.items()}

@@ -20,6 +20,7 @@ _FREQS = "rope_freqs.weight"
 _SHORT, _LONG = "rope_factors_short.weight", "rope_factors_long.weight"
 _BASE_KEY, _WIDTH_KEY = "rope.freq_base", "rope.dimension_count"
 _SECTIONS_KEY = "rope.dimension_sections"
+_ORIGINAL_KEY, _GAIN_KEY = "rope.scaling.original_context_length", "rope.scaling.attn_factor"
 _PATTERN_KEY = "attention.sliding_window_pattern"
 # 0 is none; architectures without attention count no heads
 _ZERO_IS_NONE = ("attention.sliding_window", "attention.head_count", "attention.head_count_kv")
@@ -30,14 +31,13 @@ _BASE = 10_000.0  # llama.cpp's default
 def load_gguf(top: Block, *, strict: bool) -> LayerRopes:
     """The rope of each layer of a model in GGUF."""
     name = require(top, "general.architecture", top.text("general.architecture"))
-    known = table().gguf
-    if name not in known:
+    if (facts := table().gguf.get(name)) is None:
         top.refuse(
             "general.architecture",
             "one that phasor knows, such as gguf.MODEL_ARCH_NAMES lists (else load the model's "
             "config.json, or describe its embedding with phasor.Rope(...))",
         )
-    config, facts = _select_facts(top, name, known[name])
+    config, facts = _select_facts(top, name, facts)
     count = require(config, "block_count", config.whole("block_count", most=MOST_LAYERS))
     kinds_in_order = _kinds_in_order(config, facts, count)
     notes = [facts.note] if facts.note else []
@@ -47,10 +47,9 @@ def load_gguf(top: Block, *, strict: bool) -> LayerRopes:
     }
     if facts.uses is not None:
         notes.append(f"{name} has no rotary embedding; in its place: {facts.uses}.")
-    config.ignore(*_keys_that_say_nothing(config, facts))
-    what = f"a GGUF file of architecture {name!r}"
+    what, by = f"a GGUF file of architecture {name!r}", "llama.cpp"
     notes += check_unread_keys(
-        config, (), kinds.values(), what, strict=strict, facts=facts, ignored_by="llama.cpp"
+        config, (), kinds.values(), what, strict=strict, facts=facts, ignored_by=by
     )
     return LayerRopes(
         name=top.text("general.name") or name,
@@ -66,11 +65,8 @@ def load_gguf(top: Block, *, strict: bool) -> LayerRopes:
 
 def _select_facts(top: Block, name: str, facts: Architecture) -> tuple[Block, Architecture]:
     """The keys of the architecture, and its facts for their switches."""
-    values = {
-        key.removeprefix(f"{name}."): value
-        for key, value in top.values.items()
-        if key.startswith(f"{name}.")
-    }
+    start = f"{name}."
+    values = {k.removeprefix(start): v for k, v in top.values.items() if k.startswith(start)}
     variant = next((v for v in facts.variants if v.applies(Block(values, name))), None)
     facts = facts if variant is None else replace(facts, **variant.facts)
     if facts.refused is not None:
@@ -80,19 +76,13 @@ def _select_facts(top: Block, name: str, facts: Architecture) -> tuple[Block, Ar
         del values[_PATTERN_KEY]  # llama.cpp takes a number here, and passes over lists
     config = Block(values, name)
     # converters also write these where nothing uses them
-    unused = ("scaling.finetuned", "scaling.original_context_length")
-    config.ignore("attention.max_alibi_bias", *(f"rope.{key}" for key in unused))
+    config.ignore("attention.max_alibi_bias", "rope.scaling.finetuned", _ORIGINAL_KEY)
+    for key, value in values.items():
+        # a key for layers with a window that says what all layers have, or that nothing turns
+        is_same = key.endswith("_swa") and value == values.get(key.removesuffix("_swa"))
+        if is_same or (facts.uses is not None and value in (0, 1, "none")):
+            config.ignore(key)
     return config, facts
-
-
-def _keys_that_say_nothing(config: Block, facts: Architecture) -> list[str]:
-    """Keys for layers with a window that say what those for all say, and zeros where none turns."""
-    return [
-        key
-        for key, value in config.values.items()
-        if (key.endswith("_swa") and value == config.values.get(key.removesuffix("_swa")))
-        or (facts.uses is not None and value in (0, 1, "none"))
-    ]
 
 
 def _kinds_in_order(config: Block, facts: Architecture, count: int) -> tuple[str, ...]:
@@ -107,10 +97,8 @@ def _kinds_in_order(config: Block, facts: Architecture, count: int) -> tuple[str
     else:
         kinds = layers_by_pattern(config, facts, count)
     key = "attention.head_count_kv"
-    if not isinstance(config.values.get(key), (list, tuple)):
-        config.whole(key)
-        return kinds
-    heads = config.wholes(key) or ()
+    listed = isinstance(config.values.get(key), (list, tuple))
+    heads = config.wholes(key) or () if listed else (config.whole(key),)
     if len(heads) == 1:
         return kinds
     if len(heads) != count:
@@ -130,9 +118,8 @@ def _rope(top: Block, config: Block, facts: Architecture, kind: str, notes: list
     # all layers may have keys of their own, and a fixed architecture turns whole heads
     config.ignore(_BASE_KEY, _WIDTH_KEY)
     width = None if facts.fixed else config.whole(width_key, least=2, most=WIDEST)
-    head_dim = width if facts.latent else _head_dim(config, kind)
-    head_dim = require(config, width_key, head_dim)
-    width = head_dim if width is None else width
+    head_dim = require(config, width_key, width if facts.latent else _head_dim(config, kind))
+    width = width or head_dim
     pairs = width // 2
     if facts.fraction is not None and kind not in _WINDOWED:
         width = int(width * facts.fraction)
@@ -162,8 +149,7 @@ def _rope(top: Block, config: Block, facts: Architecture, kind: str, notes: list
 
 def _head_dim(config: Block, kind: str) -> int:
     key = _key(config, kind, "attention.key_length")
-    head_dim = config.whole(key, least=2, most=WIDEST)
-    if head_dim is not None:
+    if (head_dim := config.whole(key, least=2, most=WIDEST)) is not None:
         return head_dim
     width = require(config, "embedding_length", config.whole("embedding_length"))
     heads = require(config, "attention.head_count", config.largest("attention.head_count"))
@@ -173,17 +159,16 @@ def _head_dim(config: Block, kind: str) -> int:
 def _axes(config: Block, facts: Architecture, num_pairs: int) -> Axes:
     if facts.axes is None:
         return OneAxis()
-    key = _SECTIONS_KEY
-    sections = require(config, key, config.wholes(key))
+    sections = require(config, _SECTIONS_KEY, config.wholes(_SECTIONS_KEY))
     while sections and not sections[-1]:
-        # the fourth entry counts pairs of an axis that few models have
-        sections = sections[:-1]
+        sections = sections[:-1]  # the fourth counts pairs of an axis that few models have
     if facts.axes == "sectioned":
         return Sectioned(sections)
     axis_of_pair = InterleavedSections(sections).axis_of_pair(num_pairs)
     if any(axis_of_pair.count(axis) != n for axis, n in enumerate(sections)):
         # llama.cpp rotates the remaining pairs by a fourth coordinate, the models by the first
-        config.refuse(key, f"pair counts that can be dealt out in turn over {num_pairs} pairs")
+        counts = f"pair counts that can be dealt out in turn over {num_pairs} pairs"
+        config.refuse(_SECTIONS_KEY, counts)
     return InterleavedSections(sections)
 
 
@@ -198,12 +183,11 @@ def _read_scaling(
     factor = single_value((config.name(k), config.number(k, least=0)) for k in keys) or 1.0
     divisors = [tensor for tensor in (_FREQS, _SHORT, _LONG) if top.has(tensor)]
     # llama.cpp divides by these tensors in addition to the law that the metadata name
-    if divisors and (law_name == "yarn" or factor != 1):
-        other = config.name(key if law_name == "yarn" else "rope.scaling.factor")
-        raise ConfigError(f"{divisors[0]} and {other} both scale; keep one")
-    if _FREQS in divisors and (len(divisors) > 1 or law_name == "longrope"):
-        other = divisors[1] if len(divisors) > 1 else config.name(key)
-        raise ConfigError(f"{_FREQS} and {other} both scale; keep one")
+    others = [config.name(key)] * (law_name == "yarn") + [config.name(keys[0])] * (factor != 1)
+    if _FREQS in divisors:
+        others += divisors[1:] + [config.name(key)] * (law_name == "longrope")
+    if divisors and others:
+        raise ConfigError(f"{divisors[0]} and {others[0]} both scale; keep one")
     if law_name == "yarn":
         return _read_yarn(config, facts, factor)
     if law_name == "longrope" or _SHORT in divisors or _LONG in divisors:
@@ -219,13 +203,12 @@ def _read_scaling(
         f"Divisors of the frequencies are tensors of a GGUF file and not in its metadata "
         f"({_FREQS} of Llama 3; {_SHORT} and {_LONG} of LongRoPE); none were given."
     )
-    if config.number("rope.scaling.attn_factor") not in (None, 1.0):
+    if config.number(_GAIN_KEY) not in (None, 1.0):
         config.refuse(
-            "rope.scaling.attn_factor",
-            f"1 unless the scaling type is yarn, or {_SHORT} and {_LONG} are given",
+            _GAIN_KEY, f"1 unless the scaling type is yarn, or {_SHORT} and {_LONG} are given"
         )
     if law_name == "none" and factor != 1:
-        config.refuse("rope.scaling.type", "linear, as there is a factor other than 1")
+        config.refuse(key, "linear, as there is a factor other than 1")
     if facts.ntk_alpha and (alpha := config.number("rope.scaling.alpha", least=0)):
         if factor != 1:
             config.refuse("rope.scaling.alpha", "0 beside a factor other than 1")
@@ -234,8 +217,8 @@ def _read_scaling(
 
 
 def _original_length(config: Block) -> int:
-    key = "rope.scaling.original_context_length"
-    return require(config, key, config.whole(key) or config.whole("context_length"))
+    length = config.whole(_ORIGINAL_KEY) or config.whole("context_length")
+    return require(config, _ORIGINAL_KEY, length)
 
 
 def _read_longrope(top: Block, config: Block, pairs: int) -> LongRope:
@@ -246,14 +229,13 @@ def _read_longrope(top: Block, config: Block, pairs: int) -> LongRope:
             "them to the dictionary as lists, or load the model's config.json"
         )
     original = _original_length(config)
-    gain = config.number("rope.scaling.attn_factor", above=0) or 1.0
-    context = config.whole("context_length") or original
-    with renamed_keys(config, {"original_max_positions": "rope.scaling.original_context_length"}):
+    gain = config.number(_GAIN_KEY, above=0) or 1.0
+    with renamed_keys(config, {"original_max_positions": _ORIGINAL_KEY}):
         return LongRope(
             short_factors=short_factors,
             long_factors=long_factors,
             original_max_positions=original,
-            factor=context / original,
+            factor=(config.whole("context_length") or original) / original,
             short_attention_factor=gain,
             long_attention_factor=gain,
         )
@@ -265,18 +247,15 @@ def _read_yarn(config: Block, facts: Architecture, factor: float) -> Yarn:
     for key in ("rope.scaling.yarn_ext_factor", "rope.scaling.yarn_attn_factor"):
         if config.number(key) not in (None, 1.0):
             config.refuse(key, "1, as with another value llama.cpp runs no law that phasor knows")
-    betas = {
-        name: beta
-        for name in ("beta_fast", "beta_slow")
-        if (beta := config.number(f"rope.scaling.yarn_{name}", above=0)) is not None
-    }
+    keys = {name: f"rope.scaling.yarn_{name}" for name in ("beta_fast", "beta_slow")}
+    betas = {name: beta for name, key in keys.items() if (beta := config.number(key, above=0))}
     multiplier = config.number("rope.scaling.yarn_log_multiplier", least=0) or 0.0
     all_dim = multiplier / facts.log_multiplier_unit
     mscale = all_dim if facts.softmax and all_dim else 1.0
     multiplier = partial(yarn_multiplier, factor)
-    gain = config.number("rope.scaling.attn_factor", above=0) or 1.0
+    gain = config.number(_GAIN_KEY, above=0) or 1.0
     derived = gain == 1 and (facts.softmax or not all_dim)
-    with renamed_keys(config, {name: f"rope.scaling.yarn_{name}" for name in betas}):
+    with renamed_keys(config, keys):
         return Yarn(
             factor=factor,
             original_max_positions=_original_length(config),

@@ -1,9 +1,4 @@
-"""The header of a GGUF file, read with the gguf package after its lengths were checked.
-
-A file is the magic ``GGUF``, a version, the numbers of tensors and of keys; each key with a type
-and a value; each tensor's name, shape, type and offset; and their data (ggml's ``docs/gguf.md``).
-The package believes each number, and fills the memory with what a damaged one announces.
-"""
+"""The header of a GGUF file, read with the gguf package after its lengths were checked."""
 
 from __future__ import annotations
 
@@ -13,51 +8,37 @@ from typing import Any, BinaryIO
 
 from phasor.errors import ConfigError, install_hint
 
-# bytes of a value by its type
+# bytes of a value by its type (ggml's docs/gguf.md); strings and arrays have lengths of their own
 _SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 _STRING, _ARRAY = 8, 9
 _LONGEST = 64 * 2**20  # several times the longest vocabularies, which are most of a header
 
 
 def read_gguf_header(path: Path) -> dict[str, Any]:
-    """Metadata of a GGUF file by key, and its tensors about the rope as lists; no weights.
-
-    Raises:
-        ConfigError: If the file is damaged, or the gguf package is absent.
-    """
+    """Metadata of a GGUF file by key, and its tensors about the rope as lists; no weights."""
     try:
         from gguf import GGUFReader
     except ImportError:
-        raise ConfigError(
-            f"{path} is a binary GGUF file, which is read with the gguf package: "
-            f"{install_hint('gguf')}"
-        ) from None
+        what = "is a binary GGUF file, which is read with the gguf package"
+        raise ConfigError(f"{path} {what}: {install_hint('gguf')}") from None
     try:
         with path.open("rb") as file:
             _check_lengths(file, min(path.stat().st_size, _LONGEST))
-        # the reader maps the file into memory, so it reads no weights from the disk
-        reader = GGUFReader(path)
-        header = {
-            name: field.contents()
-            for name, field in reader.fields.items()
-            if not name.startswith("tokenizer.")  # a vocabulary takes longer than all other fields
-        }
+        reader = GGUFReader(path)  # maps the file into memory, so it reads no weights from the disk
+        # a vocabulary takes longer than all other fields
+        fields = {k: v for k, v in reader.fields.items() if not k.startswith("tokenizer.")}
         tensors = [tensor for tensor in reader.tensors if tensor.name.startswith("rope_")]
-        return header | {tensor.name: tensor.data.astype(float).tolist() for tensor in tensors}
-    except struct.error:
-        what = "its header announces more than there is"
+        lists = {tensor.name: tensor.data.astype(float).tolist() for tensor in tensors}
+        return {key: field.contents() for key, field in fields.items()} | lists
     except Exception as error:  # the reader's errors on damaged bytes have no common base class
-        what = str(error)
-    raise ConfigError(f"{path} is a damaged GGUF file: {what}; download or convert it again")
+        is_short = isinstance(error, struct.error)
+        what = "its header announces more than there is" if is_short else str(error)
+        what = f"is a damaged GGUF file: {what}; download or convert it again"
+        raise ConfigError(f"{path} {what}") from None
 
 
 def _check_lengths(file: BinaryIO, size: int) -> None:
-    """Check that no string, list or count of the header ends beyond ``size``.
-
-    Raises:
-        struct.error: If one is.
-        ValueError: If a value has a type that there is not, or the version is unknown.
-    """
+    """Raise an error if a part of the header ends beyond ``size``; gguf would fill the memory."""
 
     def take(codes: str) -> tuple[int, ...]:
         return struct.unpack(f"<{codes}", file.read(struct.calcsize(f"<{codes}")))

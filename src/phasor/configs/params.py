@@ -1,7 +1,6 @@
 """Configs for the code of Mistral and Meta (``params.json``), of the first MLX, and of DeepSeek.
 
-All store weights in interleaved pairs and rotate them in place; the first MLX programs say it where
-the weights are transformers' (``rope_traditional: false``).
+All rotate interleaved pairs in place, but for MLX programs with ``rope_traditional: false``.
 """
 
 from __future__ import annotations
@@ -37,12 +36,7 @@ def is_deepseek(config: Block) -> bool:
 
 
 def load_params(config: Block, *, strict: bool) -> LayerRopes:
-    """The rope of each layer, the same for all but Llama 4's layers without one.
-
-    Where ``use_scaled_rope`` is true the law is Llama 3's. Its factor is ``rope_scaling_factor``,
-    which Meta's code for Llama 4 reads; without that key, the one of the release with this
-    ``dim`` and ``n_layers``.
-    """
+    """The rope of each layer, the same for all but Llama 4's layers without one."""
     heads = require(config, "n_heads", config.whole("n_heads"))
     layers = require(config, "n_layers", config.whole("n_layers", most=MOST_LAYERS))
     head_dim = _head_dim(config, heads)
@@ -54,15 +48,14 @@ def load_params(config: Block, *, strict: bool) -> LayerRopes:
         if scaling is not None:
             config.refuse("use_scaled_rope", "false beside yarn, which scales as well")
         scaling = _read_yarn(yarn, latent=config.has("qk_rope_head_dim"))
+    pairing = "half" if config.flag("rope_traditional") is False else "interleaved"
     with renamed_keys(config, {"rotary_dim": "head_dim", "head_dim": "head_dim"}):
-        pairing = "half" if config.flag("rope_traditional") is False else "interleaved"
         rope = Rope(head_dim=head_dim, pairing=pairing, base=base, scaling=scaling)
-    blocks = () if yarn is None else (yarn,)
     interval = config.whole("nope_layer_interval")
     kinds = ["nope" if interval and i % interval == 0 else "rope" for i in range(1, layers + 1)]
-    notes += check_unread_keys(
-        config, blocks, (rope,), "Mistral's or Meta's params.json", strict=strict
-    )
+    what = "Mistral's or Meta's params.json"
+    blocks = () if yarn is None else (yarn,)
+    notes += check_unread_keys(config, blocks, (rope,), what, strict=strict)
     lengths = ("max_position_embeddings", "max_seq_len", "model_max_length")
     context = single_value((config.name(key), config.whole(key)) for key in lengths)
     return LayerRopes(
@@ -95,8 +88,8 @@ def load_deepseek(config: Block, *, strict: bool) -> LayerRopes:
     # cos and sin stay as they are; V3's softmax scale takes m(mscale) squared
     keys = ("attention_factor",) if is_v4 else ("mscale", "mscale_all_dim")
     temperature = dict.fromkeys(keys, 1.0 if is_v4 else number_or_default("mscale"))
-    names = {"rotary_dim": key, "head_dim": "head_dim"}
-    with renamed_keys(config, names | {name: name for name in ("beta_fast", "beta_slow")}):
+    names = {name: name for name in ("head_dim", "beta_fast", "beta_slow")}
+    with renamed_keys(config, names | {"rotary_dim": key}):
         law = Yarn(
             factor=number_or_default("rope_factor"),
             original_max_positions=original,
@@ -111,9 +104,8 @@ def load_deepseek(config: Block, *, strict: bool) -> LayerRopes:
         if is_v4:
             facts = table().huggingface["deepseek_v4"]
             kinds_in_order = layers_by_pattern(config, facts, layers)
-            head_dim = require(
-                config, "head_dim", config.whole("head_dim", least=width, most=WIDEST)
-            )
+            head_dim = config.whole("head_dim", least=width, most=WIDEST)
+            head_dim = require(config, "head_dim", head_dim)
             main = replace(rope, head_dim=head_dim, rotary_dim=width, rotary_start=head_dim - width)
             base = number_or_default("compress_rope_theta", 1)
             ropes = {"main": main, "compress": replace(main, base=base, scaling=law)}
@@ -136,17 +128,15 @@ def load_deepseek(config: Block, *, strict: bool) -> LayerRopes:
 def _base(config: Block, notes: list[str]) -> float:
     """The base of a file; where it does not state it, that of the program that reads it."""
     base, model_type = config.number("rope_theta", above=1), config.text("model_type")
-    default, whose = None, ""
+    if base is not None:
+        return base
     if model_type is not None:
-        default = table().huggingface[model_type].base
-        whose = f"what MLX assumes for {model_type}"
+        default, whose = table().huggingface[model_type].base, f"what MLX assumes for {model_type}"
     elif config.has("multiple_of") and not config.contains("use_scaled_rope"):
         default, whose = 10_000.0, "a constant in Meta's code for Llama 1 and 2"
-    elif base is None:
-        raise ConfigError(
-            f"{config.name('rope_theta')} is absent, and programs that read params.json fill it in "
-            "differently (10000 and 1000000); add it"
-        )
+    else:
+        others = "programs that read params.json fill it in differently (10000 and 1000000)"
+        raise ConfigError(f"{config.name('rope_theta')} is absent, and {others}; add it")
     return or_default(config, "rope_theta", base, default, whose, notes)
 
 
@@ -162,33 +152,19 @@ def _head_dim(config: Block, heads: int) -> int:
 def _read_llama3(config: Block, layers: int, notes: list[str]) -> Llama3:
     """Llama 3's law with the numbers of the file, of Llama 4's code, or of the release."""
     factor = config.number("rope_scaling_factor", above=0)
-    high = config.number("rope_high_freq_factor", above=0)
     is_llama4 = config.has("moe_args") or config.has("nope_layer_interval")
-    if high is None:
-        # the default in Meta's code for Llama 4, and the constant in its code for Llama 3
-        high = 1.0 if is_llama4 else 4.0
+    marks = read_table("params.toml")["llama4" if is_llama4 else "llama3"]
+    high = config.number("rope_high_freq_factor", above=0) or marks["high_freq_factor"]
     if is_llama4:
         whose = "the default of Llama 4's code"
-        factor = or_default(config, "rope_scaling_factor", factor, 16.0, whose, notes)
+        factor = or_default(config, "rope_scaling_factor", factor, marks["factor"], whose, notes)
     if factor is None:
-        releases = read_table("params.toml")["releases"]
-        release = releases.get(f"{config.whole('dim')} x {layers}")
+        release = marks["releases"].get(f"{config.whole('dim')} x {layers}")
         if release is None:
-            raise ConfigError(
-                f"{config.name('use_scaled_rope')} is true, the factor is not in the file, and "
-                f'dim and n_layers are those of no release; add "rope_scaling_factor": 8 (as '
-                "Llama 3.1 and 3.3 have) or 32 (as Llama 3.2 1B and 3B have)"
-            )
-        factor, name = float(release["factor"]), release["name"]
-        notes.append(
-            f"The file has no rope_scaling_factor; dim and n_layers are those of {name}, whose "
-            f"config.json on the Hub has {factor:g}."
-        )
-        if factor != 8:
-            notes.append(
-                "Meta's code for Llama 3 (llama-models 0.3) has 8 as a constant for every model, "
-                "so there the slow pairs turn faster than in transformers."
-            )
+            raise ConfigError(f"{config.name('use_scaled_rope')} {marks['unknown']}")
+        factor = float(release["factor"])
+        notes.append(marks["release"].format(**release))
+        notes += [marks["not_8"]] * (factor != 8)
     names = {"factor": "rope_scaling_factor", "high_freq_factor": "rope_high_freq_factor"}
     with renamed_keys(config, names):
         return Llama3(factor=factor, original_max_positions=8192, high_freq_factor=high)
