@@ -34,7 +34,7 @@ def frequencies(config: dict[str, Any]) -> list[tuple[np.ndarray, float]] | None
     None where transformers has no such class, no module for its frequencies, or cannot build it.
     """
     name = config.get("model_type")
-    if name not in CONFIG_MAPPING:
+    if name not in CONFIG_MAPPING or "model_config" in config:  # MLC's, which no class opens
         return None
     with quiet():
         try:

@@ -232,7 +232,8 @@ def _ropes_of_config(makers: Sequence[Member]) -> LayerRopes | None:
         # a key that the class does not read may stay: the rotation is verified on the modules
         ropes = load(config, strict=False)
     except ConfigError as error:
-        if table().huggingface[config["model_type"]].layers:
+        facts = table().huggingface[config["model_type"]]
+        if facts.layers or facts.axes:
             raise _refusal(makers[0], f"its config cannot be read ({error})") from None
         # where all layers are alike the modules tell all
         text = f"The config of {makers[0].path} cannot be read ({error}); its modules are followed"
