@@ -14,7 +14,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from phasor import ConfigError
 from phasor.configs import load
-from phasor.configs.facts import table
+from phasor.configs.facts import read_table, table
 from phasor.scaling import Linear
 
 from .config_files import sized
@@ -145,9 +145,8 @@ def test_only_one_block_for_all_layers_lacks_deepseeks_yarn_factor():
 
 
 # clvp's encoder is no model of its own that could be built
-FIXED = sorted(
-    n for n, one in table().huggingface.items() if one.fixed and one.sizes and n != "clvp_encoder"
-)
+OF_TRANSFORMERS = read_table("class_sizes.toml").keys() - {"clvp_encoder"}
+FIXED = sorted(n for n, one in table().huggingface.items() if one.fixed and n in OF_TRANSFORMERS)
 LAW = {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}
 PLAIN = {"rope_type": "default", "rope_theta": 1e4}
 
