@@ -233,7 +233,7 @@ def _ropes_of_config(makers: Sequence[Member]) -> LayerRopes | None:
         ropes = load(config, strict=False)
     except ConfigError as error:
         facts = table().huggingface[config["model_type"]]
-        if facts.layers or facts.axes:
+        if facts.layers or facts.axes or facts.refused:
             raise _refusal(makers[0], f"its config cannot be read ({error})") from None
         # where all layers are alike the modules tell all
         text = f"The config of {makers[0].path} cannot be read ({error}); its modules are followed"
