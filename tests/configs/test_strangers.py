@@ -85,6 +85,16 @@ def test_mlx_says_in_its_file_that_pairs_are_interleaved(model_type: str) -> Non
     assert load(small(model_type, rope_traditional=False)) == load(small(model_type))
 
 
+@pytest.mark.parametrize("more", [{}, {"num_hidden_layers": 2, "num_attention_heads": 4}])
+def test_two_widths_of_one_model_are_refused(more: dict[str, int]) -> None:
+    """Meta's key and transformers' in one file: neither is known to be the right one."""
+    metas = {"model_type": "llama", "dim": 1024, "n_layers": 2, "n_heads": 4}
+    with pytest.raises(ConfigError, match="dim says 1024 and hidden_size says 512"):
+        load(metas | more | {"hidden_size": 512})
+    ropes = load(metas | more | {"hidden_size": 1024})
+    assert [rope.pairing for rope in ropes.ropes] == ["half"]
+
+
 def test_a_text_config_that_names_its_type_may_leave_out_the_sizes_of_its_class() -> None:
     """As LLaVA 1.5's does; objects beside it describe other models or no model."""
     config = {

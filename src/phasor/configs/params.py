@@ -18,10 +18,16 @@ from phasor.scaling import Llama3, Yarn
 
 
 def is_params(config: Block) -> bool:
-    """Whether a file has the keys of Mistral's and Meta's code, as those of the first MLX do."""
+    """Whether a file has the keys of Mistral's and Meta's code, as those of the first MLX do.
+
+    Raises:
+        ConfigError: If it has another width under transformers' key.
+    """
     marks = read_table("params.toml")["params"]
-    sizes = all(map(config.has, marks["sizes"])) and not any(map(config.has, marks["foreign"]))
-    if not sizes or config.values.get("hidden_size") == config.values["dim"]:
+    if not all(map(config.has, marks["sizes"])):
+        return False
+    single_value((config.name(key), config.values.get(key)) for key in ("dim", "hidden_size"))
+    if any(map(config.has, ["hidden_size", *marks["foreign"]])):
         # beside an equal hidden_size, transformers' keys count
         return False
     if config.has("model_type"):
@@ -145,8 +151,8 @@ def _head_dim(config: Block, heads: int) -> int:
     stated = (config.whole(key, least=2, most=WIDEST) for key in keys)
     if (head_dim := next(filter(None, stated), None)) is not None:
         return head_dim
-    width = single_value((config.name(key), config.whole(key)) for key in ("dim", "hidden_size"))
-    return head_width(config, "head_dim", "dim / n_heads", require(config, "dim", width), heads)
+    width = require(config, "dim", config.whole("dim"))
+    return head_width(config, "head_dim", "dim / n_heads", width, heads)
 
 
 def _read_llama3(config: Block, layers: int, notes: list[str]) -> Llama3:
