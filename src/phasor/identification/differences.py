@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast, overload
@@ -23,16 +24,16 @@ Function = Callable[..., Any]
 _CONTEXT = 1 << 20  # positions compared if no model has a context
 
 
-class Difference:
+class Difference(ABC):
     """How two sides differ: false if they agree within what was compared; printed as its `lines`.
 
     The difference of two models holds one for each kind of layers, that of a kind of layers one of
     two Ropes, and that of two Ropes one for each pair that it names.
     """
 
+    @abstractmethod
     def lines(self) -> list[str]:
         """The differences, a line each."""
-        raise NotImplementedError
 
     def __str__(self) -> str:
         return "\n".join(self.lines())
