@@ -13,7 +13,7 @@ from hypothesis import given
 
 from phasor import Rope
 from phasor.errors import SpecError
-from phasor.frequencies import turns, wavelengths
+from phasor.angles import turns, wavelengths
 from phasor.rope import real_inv_freq
 from phasor.scaling import (
     NTK,

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from phasor import LayerRopes, Rope, SpecError, diff, preset
-from phasor.frequencies import wavelengths
+from phasor.angles import wavelengths
 from phasor.numpy import rotate
 from phasor.scaling import DynamicNTK, Linear, Yarn
 from phasor.torch import rotate_qk

@@ -1,4 +1,4 @@
-"""The angle of any position: constants, bounds, and cos and sin in NumPy.
+"""The angle of any position: constants, bounds, cos and sin in NumPy; wavelengths and turns.
 
 A frequency in turns per position is kept as a fixed-point number. Its product with a position, in
 integers that overflow at a whole turn, leaves the fraction of a turn, exact at every int64
@@ -17,17 +17,17 @@ or `COS_SIN_ERROR_FLOAT32` of the real numbers.
 
 from __future__ import annotations
 
+from decimal import Decimal
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from phasor._checks import axes_hint
-from phasor._reals import in_reals
+from phasor._checks import axes_hint, number
+from phasor._reals import PI, in_reals
 from phasor.errors import PositionError
-from phasor.frequencies import real_turns
-from phasor.rope import Rope
+from phasor.rope import Rope, real_inv_freq
 
 #: Largest absolute error of a float64 cosine or sine at an integer position. Derived, in units of
 #: 1e-17: the 64 bits of the angle are off by 4 units of the last (0.2), ``x`` in float64 moves the
@@ -99,6 +99,37 @@ _REST_BITS = {4: 32, 8: 64}
 _CHUNK_ELEMENTS = 1 << 16
 _LOW_BITS = np.int64(2**32 - 1)
 _EIGHTH = np.int64(1 << 61)  # of a turn, in units of 2**-64
+
+
+@lru_cache(maxsize=256)
+@in_reals
+def real_turns(rope: Rope) -> tuple[Decimal, ...]:
+    """Turns per position of each pair, with 60 digits."""
+    return tuple(f / (2 * PI) for f in real_inv_freq(rope))
+
+
+def wavelengths(rope: Rope) -> NDArray[np.float64]:
+    """Positions per full turn of every pair, ``2 pi / inv_freq``; infinite where a frequency is 0.
+
+    >>> wavelengths(Rope(head_dim=4, pairing="half", base=100.0)).round(3)
+    array([ 6.283, 62.832])
+    """
+    return np.array([float(1 / t) if t else np.inf for t in real_turns(rope)])
+
+
+def turns(rope: Rope, context: float) -> NDArray[np.float64]:
+    """Full turns of every pair over ``context`` positions, ``context * inv_freq / 2 pi``.
+
+    Below 1 a pair completes no turn, so a longer context shows the model new angles.
+
+    Raises:
+        SpecError: If ``context`` is not a positive number.
+
+    >>> turns(Rope(head_dim=4, pairing="half", base=100.0), 128).round(3)
+    array([20.372,  2.037])
+    """
+    length = Decimal(number("context", context, above=0))
+    return np.array([float(length * t) for t in real_turns(rope)])
 
 
 def cos_sin(

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from phasor.axes import OneAxis
-from phasor.frequencies import turns, wavelengths
+from phasor.angles import turns, wavelengths
 from phasor.layers import LayerRopes
 from phasor.pairings import Pairing, by_pairing
 from phasor.rope import Rope, real_inv_freq

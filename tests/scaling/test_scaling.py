@@ -12,7 +12,7 @@ import pytest
 from phasor import Rope
 from phasor.axes import Sectioned
 from phasor.errors import SpecError
-from phasor.frequencies import wavelengths
+from phasor.angles import wavelengths
 from phasor.rope import real_inv_freq
 from phasor.scaling import (
     LAWS,

@@ -1,4 +1,4 @@
-"""Charts of what `phasor.papers`, `phasor.frequencies` and `phasor.extending` return as arrays.
+"""Charts of what `phasor.papers`, `phasor.angles` and `phasor.extending` return as arrays.
 
 One function each, all returning an Altair chart: ``chart.save("decay.pdf")`` writes it for a paper,
 ``.svg`` and ``.png`` (with ``ppi=300``) as well, and a notebook shows it. A chart that has a slider

@@ -26,7 +26,7 @@ from phasor.charts.style import (
     trained_mark,
 )
 from phasor.errors import SpecError
-from phasor.frequencies import wavelengths
+from phasor.angles import wavelengths
 from phasor.numpy import repeat_on_axes
 from phasor.papers import KINDS, RECIPES, Kind, Recipe, angle_errors, cosine, decay
 from phasor.positions import span

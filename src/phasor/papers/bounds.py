@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from phasor._checks import number, numbers, whole
 from phasor.angles import checked_positions
 from phasor.errors import SpecError
-from phasor.frequencies import turns
+from phasor.angles import turns
 from phasor.papers.distances import find_first_negative, pair_products
 from phasor.rope import Rope
 

@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 
 from phasor._checks import number, short_repr, whole
 from phasor.errors import SpecError
-from phasor.frequencies import real_turns
+from phasor.angles import real_turns
 from phasor.numpy import phasors, repeat_on_axes, rotate
 from phasor.pairings import slices
 from phasor.papers.distances import cosine_sums

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from phasor._checks import whole
 from phasor._reals import in_reals
 from phasor.errors import SpecError
-from phasor.frequencies import real_turns, turns
+from phasor.angles import real_turns, turns
 from phasor.rope import Rope
 
 _LONGEST = 1 << 48  # positions
