@@ -22,7 +22,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 # scripts that need what only `make docs` installs
 collect_ignore_glob = ["docs/*.py"]
 if find_spec("triton") is None:
-    collect_ignore_glob.append("src/phasor/torch/backends/triton/kernels.py")
+    collect_ignore_glob.append("src/phasor/torch/_operator/triton/kernels.py")
 
 # a shared machine is slow now and then; that is not a failure
 # failures are remembered beside the tests, where that can be written
@@ -42,18 +42,16 @@ ROOMS = {
     "docs/figures.md": "report",
     "docs/linear-attention.md": "slow",
     "src/phasor/charts": "report",
-    "src/phasor/report": "report",
     "src/phasor/torch/export.py": "onnx",
     "src/phasor/torch/hf": "transformers",
     "tests/charts": "report",
-    "tests/checkpoint/test_models.py": "transformers",
-    "tests/configs/test_rotations.py": "transformers",
+    "tests/files/checkpoint/test_models.py": "transformers",
+    "tests/files/configs/test_rotations.py": "transformers",
     "tests/examples": "training",
     "tests/gpu/test_code.py": "kernels",
     "tests/gpu/test_compiled.py": "kernels",
     "tests/gpu/test_kernels.py": "kernels",
     "tests/identification/test_foreign.py": "transformers",
-    "tests/report": "report",
     "tests/torch/compile": "compile",
     "tests/torch/distributed/test_processes.py": "processes",
     "tests/torch/export/test_export.py": "compile",

@@ -2,7 +2,8 @@
 
 Both are measured in the same run: in a layer's work between projections and attention (QK norm,
 rotation, and the key's place in a cache), forward alone and with backward, and in a whole layer of
-attention. The rule in `phasor.torch._inductor` should choose the faster of the two each time.
+attention. The rule in `phasor.torch._operator.inductor` should choose the faster of the two each
+time.
 ``definition`` is ``backend="eager"``, plain operations as dynamo sees them. A GPU is used where
 there is one.
 """
@@ -21,7 +22,8 @@ from timing import Call, interleave, spread
 from torch import Tensor
 
 from phasor import Rope
-from phasor.torch import RotaryAttention, _inductor, chosen_backend, rotate_qk
+from phasor.torch import RotaryAttention, chosen_backend, rotate_qk
+from phasor.torch._operator import inductor as _inductor
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 HEADS, LAYER_HEADS = (32, 8), (8, 2)

@@ -23,8 +23,8 @@ from torch import Tensor
 from phasor.errors import DISTRIBUTION
 from phasor.pairings import PAIRINGS, Pairing
 from phasor.torch import rotate_qk, rotate_qk_
-from phasor.torch._text import layout_text
-from phasor.torch.backends import cpu, eager
+from phasor.torch._operator import cpu, eager
+from phasor.torch._operator.text import layout_text
 
 _PACKAGES = (
     *("torch", "triton", "numpy", "transformers", "torchtune", "rotary-embedding-torch", "onnx"),

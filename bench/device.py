@@ -107,7 +107,7 @@ class Cpu:
 
     def about(self) -> str:
         """The machine, for the head of a page."""
-        from phasor.torch.backends import cpu
+        from phasor.torch._operator import cpu
 
         paths = cpu.paths()
         return (
@@ -189,7 +189,7 @@ class Cuda:
         from empty_kernel import nothing
 
         from phasor.torch import rotate_qk_
-        from phasor.torch.backends.triton import kernels
+        from phasor.torch._operator.triton import kernels
 
         q, k = case.tensors(device=positions.device)
         recorder = _GridRecorder()

@@ -18,8 +18,8 @@ from report import table
 from timing import Call, interleave, spread
 
 from phasor.torch import rotate_qk_
-from phasor.torch._internals import count_writes, dispatch_is_plain, may_write
-from phasor.torch.backends import cpu
+from phasor.torch._operator import cpu
+from phasor.torch._operator.internals import count_writes, dispatch_is_plain, may_write
 
 NAMES = ("decode 1", "decode 32", "prefill 64", "prefill 512")
 SECONDS = 4.0

@@ -19,23 +19,24 @@ from typing import Any
 
 import pytest
 
-from phasor import Rope, axes, scaling, translation
+from phasor import Rope, axes, scaling
 from phasor.axes import AXES, OneAxis
-from phasor.configs.facts import table
-from phasor.configs.writing import WRITERS
+from phasor.files import translation
+from phasor.files.configs.facts import table
+from phasor.files.configs.writing import WRITERS
+from phasor.files.translation import TARGETS, Target
 from phasor.identification.explaining import LAYOUTS
 from phasor.identification.laws import SCANS
 from phasor.pairings import PAIRINGS
 from phasor.scaling import LAWS, Law, Rule
-from phasor.torch import RotaryAttention, backends, rotate
-from phasor.torch.backends import eager
-from phasor.torch.ops import BACKENDS
-from phasor.translation import TARGETS, Target
+from phasor.torch import RotaryAttention, _operator, rotate
+from phasor.torch._operator import eager
+from phasor.torch._operator.ops import BACKENDS
 
 from . import oracle, strategies
-from .configs import published_configs
+from .files.configs import published_configs
+from .files.translation.programs import PROGRAMS
 from .torch import attention_oracle, torch_oracle
-from .translation.programs import PROGRAMS
 
 # older entries that neither a published file nor the sizes of a class vouch for; bring a file
 UNCHECKED_TYPES = {
@@ -133,13 +134,13 @@ def model_types(value: Any) -> Iterator[str]:
 def test_a_model_type_is_checked_by_its_class_or_by_a_published_file() -> None:
     """Or it rotates as one that is; the slow tests run the classes of transformers."""
     types = {n: f for n, f in table().huggingface.items() if not f.uses and not f.refused}
-    sizes = resources.files("phasor.configs").joinpath("class_sizes.toml").read_text("utf-8")
+    sizes = resources.files("phasor.files.configs").joinpath("class_sizes.toml").read_text("utf-8")
     checked = {*tomllib.loads(sizes)}
     for case in published_configs.cases().values():
         checked |= {*model_types(case["config"])}
     facts = [types[name] for name in checked & types.keys()]
     unchecked = {name for name in types.keys() - checked if types[name] not in facts}
-    assert unchecked - UNCHECKED_TYPES == set(), "tests/configs/published"
+    assert unchecked - UNCHECKED_TYPES == set(), "tests/files/configs/published"
     assert unchecked >= UNCHECKED_TYPES, "these are checked now"
 
 
@@ -166,11 +167,12 @@ def test_both_oracles_know_a_layout_of_axes(name: str) -> None:
 
 
 def test_every_backend_is_in_the_registry() -> None:
-    """A module in ``torch/backends`` without a line there is never asked."""
-    folder = Path(str(backends.__file__)).parent
-    files = {path.stem for path in folder.iterdir()} - {"__init__", "__pycache__"}
-    registered = {module.__name__.rpartition(".")[2] for module in BACKENDS.values()}
-    assert files - registered == set(), "torch/ops.py BACKENDS"
+    """A module that rotates and has no line there is never asked."""
+    folder = Path(str(_operator.__file__)).parent
+    names = {path.stem for path in folder.iterdir()} - {"__init__", "__pycache__"}
+    modules = [import_module(f"{_operator.__name__}.{name}") for name in names]
+    able = {module.__name__ for module in modules if "rotate_into" in vars(module)}
+    assert able == {module.__name__ for module in BACKENDS.values()}, "torch/_operator/ops.py"
 
 
 @pytest.mark.parametrize("pairing", PAIRINGS)
@@ -210,7 +212,9 @@ def test_every_option_of_attention_is_in_every_place() -> None:
 def test_every_target_is_in_the_registry() -> None:
     """A file with a target that is not in ``TARGETS`` is never asked."""
     folder = Path(str(translation.__file__)).parent
-    modules = [import_module(f"phasor.translation.{path.stem}") for path in folder.glob("*.py")]
+    modules = [
+        import_module(f"phasor.files.translation.{path.stem}") for path in folder.glob("*.py")
+    ]
     found = {one.name for module in modules for one in vars(module).values()
              if isinstance(one, Target)}  # fmt: skip
     assert found - {*TARGETS} == set(), "translation/__init__.py TARGETS"
@@ -224,7 +228,7 @@ def test_a_target_is_in_every_place(name: str) -> None:
     required = {re.split(r"[^\w.-]", one)[0] for one in [*groups["peers"], *groups["test"]]
                 if isinstance(one, str)}  # fmt: skip
     places = {
-        "tests/translation/programs.py PROGRAMS": name in PROGRAMS,
+        "tests/files/translation/programs.py PROGRAMS": name in PROGRAMS,
         "pyproject.toml test, or Target.package": target.checked == "description"
         or (target.package or name) in required,
         "docs/translate.md, by tools/translation_map.py": f"| `{name}` |" in page("translate.md"),

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 
 from phasor import Rope
-from phasor.errors import SpecError
 from phasor.angles import turns, wavelengths
+from phasor.errors import SpecError
 from phasor.rope import real_inv_freq
 from phasor.scaling import (
     NTK,

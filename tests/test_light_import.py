@@ -16,7 +16,7 @@ import phasor
 SRC = Path(phasor.__file__).parent
 HEAVY = ("torch", "rich", "altair", "vl_convert", "jinja2")
 # the modules whose job one of them is; nothing light imports these
-HEAVY_MODULES = {"torch", "charts", "cli", "report"}
+HEAVY_MODULES = {"torch", "charts", "cli"}
 # importing `phasor.__main__` runs the command line
 NEVER_IMPORTED = {"__main__"}
 

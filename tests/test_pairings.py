@@ -21,7 +21,7 @@ from phasor.pairings import PAIRINGS, opposite, slices
 from phasor.papers.heads import positional_head
 from phasor.torch import rotate as rotate_tensor
 from phasor.torch import rotate_, rotate_by
-from phasor.torch.backends import cpu
+from phasor.torch._operator import cpu
 
 SRC = Path(phasor.__file__).parent
 PLACES = {  # written out: what the words mean

@@ -9,12 +9,12 @@ import pytest
 
 import phasor
 from phasor import Rope, preset
-from phasor.checkpoint import plan_conversion
-from phasor.extending import plan_extension
+from phasor.files.checkpoint import plan_conversion
+from phasor.identification import plan_extension
 from phasor.numpy import rotate
 from phasor.scaling import Linear
 
-from .checkpoint.checkpoints import save, tensor
+from .files.checkpoint.checkpoints import save, tensor
 
 ROPE = Rope(head_dim=64, pairing="half")
 

@@ -1,6 +1,6 @@
 """Write ``configs/class_sizes.toml``: the sizes that configs of transformers assume.
 
-Usage: python tools/class_sizes.py > src/phasor/configs/class_sizes.toml
+Usage: python tools/class_sizes.py > src/phasor/files/configs/class_sizes.toml
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import transformers
 import transformers.models
 from transformers import PreTrainedConfig
 
-from phasor.configs.facts import table
+from phasor.files.configs.facts import table
 
 _SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads")
 

@@ -94,7 +94,7 @@ def machines(pytest_arguments: list[str], folder: Path) -> dict[str, Run]:
 
 def paths() -> list[str]:
     """The instruction sets that this machine has a kernel for."""
-    program = "from phasor.torch.backends import cpu; print(*cpu.paths())"
+    program = "from phasor.torch._operator import cpu; print(*cpu.paths())"
     return subprocess.run(
         [sys.executable, "-c", program], check=True, capture_output=True, text=True
     ).stdout.split()

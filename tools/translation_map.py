@@ -3,7 +3,7 @@
 Usage: python tools/translation_map.py [--write]
 
 Without ``--write`` it prints them. Every preset is translated for every target; whether a target
-then rotates so is what ``tests/translation`` proves.
+then rotates so is what ``tests/files/translation`` proves.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 import phasor
 from phasor import LayerRopes
+from phasor.files.translation import TARGETS, Translation, TranslationError, translate
 from phasor.scaling import Rule
-from phasor.translation import TARGETS, Translation, TranslationError, translate
 
 PAGE = Path(__file__).parent.parent / "docs" / "translate.md"
 CONTEXT = 4096  # where a model has none

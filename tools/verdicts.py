@@ -32,9 +32,9 @@ from tools.tiny_models import (
 )
 from torch import Tensor
 
-from phasor.configs import load
 from phasor.describe import original_context
 from phasor.errors import ConfigError, PhasorError
+from phasor.files.configs import load
 from phasor.identification import Identification
 from phasor.layers import LayerRopes
 from phasor.rope import Rope

@@ -38,20 +38,20 @@ __all__ = [
 
 # imported at their first use: together they would take longer than NumPy
 if TYPE_CHECKING:
-    from phasor.configs import load
+    from phasor.files.configs import load
+    from phasor.files.presets import preset, preset_names
+    from phasor.files.translation import translate
     from phasor.identification import diff, identify
     from phasor.layers import LayerRopes
-    from phasor.presets import preset, preset_names
-    from phasor.translation import translate
 else:
     _MODULES = {
         "LayerRopes": "phasor.layers",
         "diff": "phasor.identification",
         "identify": "phasor.identification",
-        "load": "phasor.configs",
-        "preset": "phasor.presets",
-        "preset_names": "phasor.presets",
-        "translate": "phasor.translation",
+        "load": "phasor.files.configs",
+        "preset": "phasor.files.presets",
+        "preset_names": "phasor.files.presets",
+        "translate": "phasor.files.translation",
     }
 
     # where names are that users may look for here

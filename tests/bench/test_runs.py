@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from phasor.errors import DISTRIBUTION
-from phasor.torch.backends import cpu
+from phasor.torch._operator import cpu
 
 from .bench_files import (
     BENCH,

@@ -19,7 +19,8 @@ from phasor import Rope, charts
 from phasor.axes import Sectioned
 from phasor.charts import style
 from phasor.errors import SpecError, TensorError
-from phasor.papers import RECIPES, angle_errors, coverage
+from phasor.identification import coverage
+from phasor.papers import RECIPES, angle_errors
 from phasor.papers.heads import attention_map
 from phasor.scaling import NTK, Hope, Linear
 

@@ -21,7 +21,7 @@ from phasor.cli.show import print_model
 
 from .running import run_phasor
 
-EXAMPLE = Path(phasor.__file__).parent / "examples" / "llama-3.1-8b.json"
+EXAMPLE = Path(phasor.__file__).parent / "cli" / "llama-3.1-8b.json"
 
 
 def test_show_says_what_a_config_means():
@@ -347,7 +347,13 @@ def test_colours_are_the_only_thing_that_a_terminal_obeys(tmp_path):
         )
 
 
-HEAVY = ("torch", "altair", "phasor.configs", "phasor.identification", "phasor.checkpoint")
+HEAVY = (
+    "torch",
+    "altair",
+    "phasor.files.configs",
+    "phasor.identification",
+    "phasor.files.checkpoint",
+)
 
 
 @pytest.mark.processes

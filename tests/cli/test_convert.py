@@ -14,8 +14,16 @@ import pytest
 
 from phasor.cli import run
 
-from ..checkpoint.checkpoints import Tensors, llama, llama_tensors, load, save, save_folder, tensor
-from ..checkpoint.metas_llama import PARAMS, random_weights, save_meta
+from ..files.checkpoint.checkpoints import (
+    Tensors,
+    llama,
+    llama_tensors,
+    load,
+    save,
+    save_folder,
+    tensor,
+)
+from ..files.checkpoint.metas_llama import PARAMS, random_weights, save_meta
 from .running import run_phasor
 
 ORDER = [0, 4, 1, 5, 2, 6, 3, 7]  # interleaved rows from halves, of a head of 8
@@ -217,7 +225,7 @@ def test_a_conversion_that_fails_its_check_is_a_failed_check(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Status 1, and no result; input that cannot be read is 2."""
-    monkeypatch.setattr("phasor.checkpoint.writing._scores_agree", lambda *_: False)
+    monkeypatch.setattr("phasor.files.checkpoint.writing._scores_agree", lambda *_: False)
     words = ["convert", str(folder), str(tmp_path / "b"), "--to", "interleaved", "--verify"]
     monkeypatch.setattr(sys, "argv", ["phasor", *words])
     with pytest.raises(SystemExit) as leaving:

@@ -12,7 +12,14 @@ from typing import Any
 
 import pytest
 
-from ..checkpoint.checkpoints import header_of, in_file, llama, llama_tensors, save, save_folder
+from ..files.checkpoint.checkpoints import (
+    header_of,
+    in_file,
+    llama,
+    llama_tensors,
+    save,
+    save_folder,
+)
 from .running import run_phasor
 
 # every control character, what turns the direction of writing, half a surrogate pair, rich's markup

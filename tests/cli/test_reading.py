@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from phasor.cli import main
 
-from ..configs.config_files import small
+from ..files.configs.config_files import small
 
 
 def ran(*arguments: object) -> tuple[int, str]:

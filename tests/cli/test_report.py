@@ -96,7 +96,7 @@ def test_a_report_replaces_nothing_but_files(tmp_path, monkeypatch, what):
     """What stood there stands there still, and the reason is said before the work."""
     path = leading(tmp_path, what)
     before = {one: one.lstat().st_mode for one in tmp_path.iterdir()}
-    monkeypatch.setattr("phasor.report.report", None)
+    monkeypatch.setattr("phasor.charts.report", None)
     done = command("gpt-j-6b", "-o", path)
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1

@@ -10,8 +10,8 @@ import pytest
 
 from phasor.cli import COMMANDS
 
-from ..checkpoint.checkpoints import save, tensor
-from ..configs.config_files import small
+from ..files.checkpoint.checkpoints import save, tensor
+from ..files.configs.config_files import small
 from ..offline import refuse_connections
 from .running import run_phasor
 

@@ -9,7 +9,7 @@ import pytest
 
 import phasor
 from phasor import Rope
-from phasor.translation import TARGETS, translate
+from phasor.files.translation import TARGETS, translate
 
 from .running import run_phasor
 

@@ -15,7 +15,7 @@ from phasor import Rope
 from phasor.angles import COS_SIN_ERROR, COS_SIN_ERROR_FLOAT32, REST_ERROR, REST_ERROR_FLOAT32
 from phasor.axes import Sectioned
 from phasor.torch import rotate
-from phasor.torch.backends import triton as triton_backend
+from phasor.torch._operator import triton as triton_backend
 
 from .. import oracle, strategies
 from ..torch.torch_oracle import float64, pair_places

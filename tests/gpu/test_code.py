@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from phasor import Rope
-from phasor.torch.backends.triton import make_plan, plan_key
-from phasor.torch.backends.triton.launching import load_kernels
+from phasor.torch._operator.triton import make_plan, plan_key
+from phasor.torch._operator.triton.launching import load_kernels
 
 from .triton_compiler import (
     DECODE,

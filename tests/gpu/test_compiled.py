@@ -15,8 +15,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from phasor import Rope
 from phasor.torch import chosen_backend
-from phasor.torch.backends import triton as triton_backend
-from phasor.torch.backends.triton.launching import SHIFT_OFFSET, load_kernels, reciprocal
+from phasor.torch._operator import triton as triton_backend
+from phasor.torch._operator.triton.launching import SHIFT_OFFSET, load_kernels, reciprocal
 
 from .triton_compiler import (
     HALF,

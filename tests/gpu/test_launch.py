@@ -11,18 +11,11 @@ import torch
 from torch import Tensor
 
 from phasor import BackendError, Rope, TensorError
-from phasor.torch import (
-    _internals,
-    ops,
-    rotate,
-    rotate_,
-    rotate_by,
-    rotate_by_,
-    rotate_qk,
-    rotate_qk_,
-)
-from phasor.torch.backends import triton as triton_backend
-from phasor.torch.backends.triton import launching as triton_launching
+from phasor.torch import rotate, rotate_, rotate_by, rotate_by_, rotate_qk, rotate_qk_
+from phasor.torch._operator import internals as _internals
+from phasor.torch._operator import ops
+from phasor.torch._operator import triton as triton_backend
+from phasor.torch._operator.triton import launching as triton_launching
 
 from ..torch.torch_oracle import assert_rotated
 from .triton_runs import (

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from phasor import Rope
 from phasor.axes import Sectioned
-from phasor.torch.backends import triton as triton_backend
-from phasor.torch.backends.triton.launching import load_kernels
+from phasor.torch._operator import triton as triton_backend
+from phasor.torch._operator.triton.launching import load_kernels
 
 from .triton_runs import APART, forget_plans, needs_triton
 

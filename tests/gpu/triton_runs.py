@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from phasor import Rope
-from phasor.torch.backends import triton as triton_backend
-from phasor.torch.backends.triton import launching as triton_launching
+from phasor.torch._operator import triton as triton_backend
+from phasor.torch._operator.triton import launching as triton_launching
 
 from ..torch.torch_oracle import normal
 

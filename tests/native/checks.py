@@ -23,7 +23,7 @@ QUIET = ["-Wno-maybe-uninitialized", "-Wno-uninitialized"]
 FLAGS = ["-std=c++17", "-ffp-contract=off", "-Wall", "-Wextra", *QUIET]
 SANITIZED = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 TESTS = [
-    f"tests/torch/backends/test_{name}.py" for name in ("cpu", "cpu_angles", "cpu_fuzz", "written")
+    f"tests/torch/operator/test_{name}.py" for name in ("cpu", "cpu_angles", "cpu_fuzz", "written")
 ]
 
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 
 from phasor import Rope
+from phasor.identification.extending.cosines import find_first_negative
 from phasor.papers import cosine, feasible_bases
-from phasor.papers.distances import find_first_negative
 from phasor.scaling import Linear
 
 from .. import strategies

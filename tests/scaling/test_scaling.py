@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from phasor import Rope
+from phasor.angles import wavelengths
 from phasor.axes import Sectioned
 from phasor.errors import SpecError
-from phasor.angles import wavelengths
 from phasor.rope import real_inv_freq
 from phasor.scaling import (
     LAWS,

@@ -15,7 +15,7 @@ from tools.tiny_models import installed_model_types, model_class, tiny_config
 from tools.verdicts import main, verdict
 
 from phasor import ConfigError, Rope
-from phasor.configs import load
+from phasor.files.configs import load
 from phasor.scaling import Linear, Llama3, LongRope, Proportional, Yarn
 from phasor.torch.hf.carriers import Form
 from phasor.torch.hf.embeddings import rope_error

@@ -13,7 +13,8 @@ from torch.func import grad, vmap
 from phasor import Rope
 from phasor.axes import Sectioned
 from phasor.scaling import Linear
-from phasor.torch import _angles, rotate, rotate_, rotate_by
+from phasor.torch import rotate, rotate_, rotate_by
+from phasor.torch._operator import angles as _angles
 
 from .torch_cases import HALF, PART, PLACES
 from .torch_oracle import DTYPES, assert_rotated, normal

@@ -16,8 +16,8 @@ from phasor.angles import cos_sin
 from phasor.axes import Sectioned
 from phasor.errors import BackendError, PhasorError, PositionError, SpecError, TensorError
 from phasor.scaling import DynamicNTK
-from phasor.torch import ops, rotate, rotate_, rotate_by, rotate_by_, rotate_qk, rotate_qk_
-from phasor.torch.backends import eager
+from phasor.torch import rotate, rotate_, rotate_by, rotate_by_, rotate_qk, rotate_qk_
+from phasor.torch._operator import eager, ops
 
 from .torch_cases import HALF, THREE
 from .torch_oracle import assert_rotated, normal

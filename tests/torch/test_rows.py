@@ -16,8 +16,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from phasor import PositionError, Rope, SpecError
 from phasor.axes import Sectioned
 from phasor.scaling import DynamicNTK
-from phasor.torch import _angles, cos_sin, rotate_by
-from phasor.torch.backends import cpu
+from phasor.torch import cos_sin, rotate_by
+from phasor.torch._operator import angles as _angles
+from phasor.torch._operator import cpu
 from phasor.torch.kv_cache import retune_
 
 from .. import oracle, strategies

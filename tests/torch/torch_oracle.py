@@ -24,8 +24,7 @@ from phasor.angles import (
     REST_ERROR_FLOAT32,
 )
 from phasor.scaling import Linear, Llama3
-from phasor.torch import ops
-from phasor.torch.backends import cpu
+from phasor.torch._operator import cpu, ops
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 

@@ -101,6 +101,6 @@ def pytest_configure(config: pytest.Config) -> None:
     driver = Driver(ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL))
     triton.runtime.driver.set_active(driver)
     triton.knobs.runtime.kernel_load_end_hook.add(driver.loaded)
-    import_module("phasor.torch.backends.triton.kernels")
+    import_module("phasor.torch._operator.triton.kernels")
     # it is too late for Triton to interpret, but phasor now takes tensors on the CPU for its own
     os.environ["TRITON_INTERPRET"] = "1"

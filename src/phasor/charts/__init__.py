@@ -1,4 +1,4 @@
-"""Charts of what `phasor.papers`, `phasor.angles` and `phasor.extending` return as arrays.
+"""Charts of the arrays that phasor returns, and a report about a model.
 
 One function each, all returning an Altair chart: ``chart.save("decay.pdf")`` writes it for a paper,
 ``.svg`` and ``.png`` (with ``ppi=300``) as well, and a notebook shows it. A chart that has a slider
@@ -23,6 +23,7 @@ from phasor.charts.curves import (
     rotation_chart,
     scaling_chart,
 )
+from phasor.charts.page import report
 
 __all__ = [
     "attention_chart",
@@ -32,6 +33,7 @@ __all__ = [
     "linear_chart",
     "precision_chart",
     "previous_token_chart",
+    "report",
     "required_alpha_chart",
     "rotation_chart",
     "scaling_chart",

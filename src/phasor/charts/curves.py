@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from phasor._checks import whole
-from phasor.angles import cos_sin
+from phasor.angles import cos_sin, wavelengths
 from phasor.charts.style import (
     chart_of,
     curves,
@@ -26,7 +26,6 @@ from phasor.charts.style import (
     trained_mark,
 )
 from phasor.errors import SpecError
-from phasor.angles import wavelengths
 from phasor.numpy import repeat_on_axes
 from phasor.papers import KINDS, RECIPES, Kind, Recipe, angle_errors, cosine, decay
 from phasor.positions import span

@@ -23,8 +23,8 @@ from rich.text import Text
 
 import phasor
 from phasor.errors import BackendError, PhasorWarning, SpecError, install_hint, visible
+from phasor.files.presets import preset, preset_names
 from phasor.layers import LayerRopes
-from phasor.presets import preset, preset_names
 
 STDIN = "-"
 

@@ -7,9 +7,16 @@ from pathlib import Path
 
 import click
 
-from phasor.checkpoint import PROGRAMS, ConversionPlan, Patterns, Program, plan_conversion, write
 from phasor.cli.common import Screen, lenient_option, like_option, print_line
 from phasor.errors import PhasorWarning
+from phasor.files.checkpoint import (
+    PROGRAMS,
+    ConversionPlan,
+    Patterns,
+    Program,
+    plan_conversion,
+    write,
+)
 from phasor.pairings import PAIRINGS, Pairing, opposite
 from phasor.rope import Rope
 

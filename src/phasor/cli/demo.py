@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 
 from phasor.angles import COS_SIN_ERROR_FLOAT32
 from phasor.cli.common import Screen, make_table, require_torch
-from phasor.configs import load
 from phasor.describe import sentences
+from phasor.files.configs import load
+from phasor.files.presets import preset
 from phasor.layers import LayerRopes
 from phasor.pairings import Pairing
 from phasor.papers import angle_errors
-from phasor.presets import preset
 from phasor.rope import Rope
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def _deepseek_v3() -> NDArray[np.float64]:
 
 
 def _cases() -> list[_Case]:
-    config = resources.files("phasor") / "examples" / "llama-3.1-8b.json"
+    config = resources.files("phasor.cli") / "llama-3.1-8b.json"
     with resources.as_file(config) as path:
         llama = load(path)
     return [

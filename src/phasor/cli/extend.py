@@ -23,10 +23,10 @@ from phasor.cli.common import (
     read_model,
     write_file,
 )
-from phasor.configs import load
-from phasor.configs.sources import read_source
 from phasor.errors import ConfigError, PhasorWarning, SpecError
-from phasor.extending import ExtensionPlan, plan_extension
+from phasor.files.configs import load
+from phasor.files.configs.sources import read_source
+from phasor.identification import ExtensionPlan, plan_extension
 from phasor.layers import LayerRopes
 
 # columns of the table of laws that need an explanation

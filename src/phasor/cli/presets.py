@@ -6,8 +6,8 @@ import click
 
 from phasor.cli.common import Screen, print_json
 from phasor.errors import SpecError
+from phasor.files.presets import preset, preset_names
 from phasor.layers import summarize
-from phasor.presets import preset, preset_names
 
 
 @click.command()

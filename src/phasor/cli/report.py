@@ -48,7 +48,7 @@ def report(
     The page needs no network.
     """
     require_modules("the report", "charts", "altair", "jinja2", "vl_convert")
-    from phasor.report import report as write_report
+    from phasor.charts import report as write_report
 
     file, ropes = resolve_output(output), read_model(model, load_options)
     with progress_bar("writing the report") as progress:

@@ -16,8 +16,8 @@ from phasor.cli.common import (
     read_model,
     token_counts,
 )
-from phasor.translation import TARGETS, Translation
-from phasor.translation import translate as translate_ropes
+from phasor.files.translation import TARGETS, Translation
+from phasor.files.translation import translate as translate_ropes
 
 _PROOF = {
     "run": "its own code is run in phasor's tests",

@@ -12,21 +12,18 @@ from phasor.papers.bounds import (
 from phasor.papers.distances import KINDS, Kind, abel_bound, cosine, decay
 from phasor.papers.heads import attention_weight, positional_head, required_alpha
 from phasor.papers.linear import linear_weights
-from phasor.papers.phases import Coverage, coverage
 from phasor.papers.precision import RECIPES, Recipe, angle_errors
 from phasor.papers.usage import pair_norms, positional_score
 
 __all__ = [
     "KINDS",
     "RECIPES",
-    "Coverage",
     "Kind",
     "Recipe",
     "abel_bound",
     "angle_errors",
     "attention_weight",
     "cosine",
-    "coverage",
     "critical_base",
     "critical_dimension",
     "decay",

@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from phasor._checks import number, numbers, whole
-from phasor.angles import checked_positions
+from phasor.angles import checked_positions, turns
 from phasor.errors import SpecError
-from phasor.angles import turns
-from phasor.papers.distances import find_first_negative, pair_products
+from phasor.identification.extending.cosines import find_first_negative
+from phasor.papers.distances import pair_products
 from phasor.rope import Rope
 
 _EDGE_RATIO = 1 + 1e-6  # of two bases between which the edge of a feasible interval is found

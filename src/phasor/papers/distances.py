@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from phasor._checks import choice, whole
 from phasor.angles import checked_positions, cos_sin
 from phasor.errors import SpecError, TensorError
-from phasor.numpy import pair_indices, phasors
+from phasor.numpy import pair_indices
 from phasor.rope import Rope
 
 Kind = Literal["aligned", "opposite", "random", "independent"]
@@ -21,8 +21,6 @@ KINDS: tuple[Kind, ...] = ("aligned", "opposite", "random", "independent")
 _LOW_BITS = 10  # of a distance: their phasors are shared by all distances that differ in the others
 _BATCH = 1 << 16  # distances that share factors, which take 128 MB if no two are equal
 _CHUNK = 1 << 11  # distances multiplied at once: two megabytes
-_BLOCK = 1 << 10  # distances in a row that share the exact phasors of the first
-_BLOCKS_AT_ONCE = 64  # blocks multiplied at once: a megabyte of results
 
 
 def decay(rope: Rope, distances: ArrayLike) -> NDArray[np.float64]:
@@ -201,52 +199,6 @@ def _iterate_phasors(
             rows = slice(begin, begin + _CHUNK)
             chunk = high_phasors[high_index[rows]] * low_phasors[low_index[rows]]
             yield slice(start + begin, start + begin + len(chunk)), chunk
-
-
-def cosine_sums(rope: Rope, count: int, start: int = 0) -> NDArray[np.float64]:
-    """``C(r) = sum_k cos(r * inv_freq[k])`` for distances ``r`` in a row.
-
-    A distance is the start of its block plus a rest, and ``R(a + b) = R(a) R(b)``: cosines are
-    computed for all starts and for the rests of one block, and a matrix product gives the others.
-
-    Each of the two factors is within ``sqrt(2) * COS_SIN_ERROR``, at any int64 distance, and a
-    complex sum of n products within ``sqrt(2) * (n + 2)`` roundings (Higham 2002, section 3.6),
-    so the answer is within ``(4e-15 + num_pairs * 4 * 2**-53) * num_pairs``.
-
-    Args:
-        rope: What rotates. Where it has several axes, ``r`` is along every one, as in text.
-        count: How many distances.
-        start: The first distance; they are ``start, start + 1, ..., start + count - 1``.
-
-    Returns:
-        float64 ``[count]``.
-
-    Raises:
-        PositionError: If a distance does not fit int64.
-        SpecError: If ``rope.scaling`` is a rule that has not picked its law.
-
-    >>> print(cosine_sums(Rope(head_dim=4, pairing="half", base=100.0), 3).round(4))
-    [2.     1.5353 0.5639]
-    """
-    in_block = phasors(rope, np.arange(min(count, _BLOCK))).T.copy()
-    blocks = [start + offset for offset in range(0, count, _BLOCK)]
-    products = np.empty((len(blocks), in_block.shape[1]), dtype=np.complex128)
-    for first in range(0, len(blocks), _BLOCKS_AT_ONCE):
-        rows = slice(first, first + _BLOCKS_AT_ONCE)
-        np.matmul(phasors(rope, np.array(blocks[rows])), in_block, out=products[rows])
-    return products.real.reshape(-1)[:count]
-
-
-def find_first_negative(rope: Rope, count: int, unrotated_pairs: float = 0.0) -> int | None:
-    """The first distance below ``count`` where ``C(r) + unrotated_pairs`` is negative, if any.
-
-    ``unrotated_pairs`` is half the number of coordinates that are not rotated.
-    """
-    for start in range(0, count, _BATCH):
-        negative = cosine_sums(rope, min(_BATCH, count - start), start) + unrotated_pairs < 0
-        if negative.any():
-            return start + int(negative.argmax())
-    return None
 
 
 def _phasors_at(rope: Rope, positions: NDArray[Any]) -> NDArray[np.complex128]:

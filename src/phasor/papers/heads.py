@@ -34,11 +34,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phasor._checks import number, short_repr, whole
-from phasor.errors import SpecError
 from phasor.angles import real_turns
+from phasor.errors import SpecError
+from phasor.identification.extending.cosines import cosine_sums
 from phasor.numpy import phasors, repeat_on_axes, rotate
 from phasor.pairings import slices
-from phasor.papers.distances import cosine_sums
 from phasor.rope import Rope
 
 _WIDEST = 1 << 20

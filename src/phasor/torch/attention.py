@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from phasor._checks import number, short_repr, whole
 from phasor.errors import SpecError, TensorError
 from phasor.rope import Rope
-from phasor.torch._arguments import check_counts_tokens, check_is_tensor, check_rope
-from phasor.torch._internals import refuse_torchscript, refuse_tracing
+from phasor.torch._operator.arguments import check_counts_tokens, check_is_tensor, check_rope
+from phasor.torch._operator.internals import refuse_torchscript, refuse_tracing
 from phasor.torch.functional import rotate, rotate_qk
 from phasor.torch.kv_cache.cache import KVCache, check_attention_mask
 from phasor.torch.module import checked_bounds, count_positions

@@ -17,7 +17,7 @@ from phasor.angles import cos_sin
 from phasor.errors import SpecError, TensorError
 from phasor.pairings import Pairing, by_pairing
 from phasor.rope import Rope
-from phasor.torch._arguments import DTYPES, check_rope
+from phasor.torch._operator.arguments import DTYPES, check_rope
 
 CacheLayout = Literal["vllm", "flash-attn", "transformers", "meta", "megatron"]
 _Array = NDArray[Any]

@@ -28,8 +28,8 @@ from torch.distributed.tensor.parallel import ParallelStyle
 from phasor import positions as phasor_positions
 from phasor._checks import choice
 from phasor.errors import PositionError, SpecError, TensorError
-from phasor.torch._arguments import names_of
-from phasor.torch._text import count_own_dimensions
+from phasor.torch._operator.arguments import names_of
+from phasor.torch._operator.text import count_own_dimensions
 from phasor.torch.attention import RotaryAttention, attend
 from phasor.torch.kv_cache import KVCache
 

@@ -25,9 +25,9 @@ from phasor.angles import FLOAT32, cos_sin, turn_words
 from phasor.errors import BackendError, PhasorError, SpecError, TensorError, install_hint
 from phasor.pairings import by_pairing
 from phasor.rope import Rope
-from phasor.torch import ops
-from phasor.torch._text import Layout, read_rope
-from phasor.torch.backends.eager import layout_of
+from phasor.torch._operator import ops
+from phasor.torch._operator.eager import layout_of
+from phasor.torch._operator.text import Layout, read_rope
 
 _OPSET = 23  # the first one that has the operator
 _FLOATS = ("FLOAT", "FLOAT16", "BFLOAT16")

@@ -16,9 +16,10 @@ from torch import Tensor
 from phasor._checks import short_repr
 from phasor.errors import SpecError, TensorError
 from phasor.rope import Rope
-from phasor.torch import _angles, ops
-from phasor.torch._angles import check_has_angles
-from phasor.torch._arguments import (
+from phasor.torch._operator import angles as _angles
+from phasor.torch._operator import ops
+from phasor.torch._operator.angles import check_has_angles
+from phasor.torch._operator.arguments import (
     check_rope,
     checked_coordinates,
     checked_cos_sin,
@@ -26,8 +27,8 @@ from phasor.torch._arguments import (
     checked_positions,
     tokens_first,
 )
-from phasor.torch._inductor import keeps_operator
-from phasor.torch._internals import refuse_tracing, unscriptable
+from phasor.torch._operator.inductor import keeps_operator
+from phasor.torch._operator.internals import refuse_tracing, unscriptable
 
 
 @unscriptable

@@ -13,8 +13,13 @@ from phasor._checks import number, short_repr, whole
 from phasor.errors import PositionError, SpecError
 from phasor.rope import Rope
 from phasor.torch import positions as torch_positions
-from phasor.torch._arguments import check_counts_tokens, check_heads, check_rope, tokens_first
-from phasor.torch._internals import refuse_torchscript, refuse_tracing
+from phasor.torch._operator.arguments import (
+    check_counts_tokens,
+    check_heads,
+    check_rope,
+    tokens_first,
+)
+from phasor.torch._operator.internals import refuse_torchscript, refuse_tracing
 from phasor.torch.functional import rotate_qk
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from phasor import positions as numpy_positions
 from phasor._checks import whole
 from phasor.errors import PositionError
-from phasor.torch._internals import dispatch_is_plain
+from phasor.torch._operator.internals import dispatch_is_plain
 
 _INT64_MAX = 2**63 - 1
 _Device = torch.device | str | None

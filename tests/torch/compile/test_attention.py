@@ -20,7 +20,8 @@ from torch._inductor import config as graph_caches
 from torch.fx.experimental import _config as shapes
 
 from phasor import Rope
-from phasor.torch import RotaryAttention, _inductor, rotate_qk
+from phasor.torch import RotaryAttention, rotate_qk
+from phasor.torch._operator import inductor as _inductor
 from phasor.torch.kv_cache import KVCache
 
 from ..torch_oracle import agree, normal

@@ -21,16 +21,9 @@ from torch._inductor import config as graph_caches
 from torch._inductor.utils import run_and_get_code
 
 from phasor import Rope
-from phasor.torch import (
-    _inductor,
-    chosen_backend,
-    rotate,
-    rotate_,
-    rotate_by,
-    rotate_qk,
-    rotate_qk_,
-)
-from phasor.torch.backends import cpu
+from phasor.torch import chosen_backend, rotate, rotate_, rotate_by, rotate_qk, rotate_qk_
+from phasor.torch._operator import cpu
+from phasor.torch._operator import inductor as _inductor
 
 from ..torch_cases import HALF, MIXED, PART, THREE
 from ..torch_oracle import assert_rotated, normal, turns
@@ -240,7 +233,7 @@ import sys, torch
 from phasor import Rope
 from phasor.torch import rotate
 from torch._dynamo.utils import counters
-import phasor.torch._inductor as rule
+import phasor.torch._operator.inductor as rule
 for key in rule.OPERATOR_FROM:
     rule.OPERATOR_FROM[key] = int(sys.argv[1])
 rope = Rope(head_dim=8, pairing="half")

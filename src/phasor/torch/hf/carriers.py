@@ -21,10 +21,10 @@ from phasor.errors import TensorError
 from phasor.pairings import PAIRINGS, Pairing
 from phasor.rope import Rope
 from phasor.scaling import Rule
-from phasor.torch import ops
-from phasor.torch._angles import cos_sin, positions_of_pairs
-from phasor.torch._internals import cached_constant
-from phasor.torch._text import compute_dtype, count_axes, layout_text, read_rope
+from phasor.torch._operator import ops
+from phasor.torch._operator.angles import cos_sin, positions_of_pairs
+from phasor.torch._operator.internals import cached_constant
+from phasor.torch._operator.text import compute_dtype, count_axes, layout_text, read_rope
 from phasor.torch.functional import rotate_by
 from phasor.torch.hf.methods import COMPLEX_ROWS, ROWS, parameters
 

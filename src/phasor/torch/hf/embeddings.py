@@ -23,7 +23,7 @@ from phasor.errors import PhasorError, SpecError
 from phasor.identification import Identification, identify_samples
 from phasor.positions import every_axis
 from phasor.rope import Rope
-from phasor.torch._internals import outside_modes, outside_transforms
+from phasor.torch._operator.internals import outside_modes, outside_transforms
 from phasor.torch.hf.carriers import Form, PositionLayout, call_rotation, measure_form
 from phasor.torch.hf.modules import TABLE, TABLE_MAKER
 

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from phasor._checks import short_repr
 from phasor.axes import Axial
-from phasor.configs import load, model_types
-from phasor.configs.facts import table
 from phasor.errors import ConfigError, PhasorError, PhasorWarning
+from phasor.files.configs import load, model_types
+from phasor.files.configs.facts import table
 from phasor.layers import LayerRopes
 from phasor.rope import Rope
 from phasor.scaling import Rule

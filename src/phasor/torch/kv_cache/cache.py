@@ -9,7 +9,7 @@ from torch import Tensor
 
 from phasor._checks import whole
 from phasor.errors import TensorError
-from phasor.torch._arguments import check_is_tensor
+from phasor.torch._operator.arguments import check_is_tensor
 
 
 class KVCache:

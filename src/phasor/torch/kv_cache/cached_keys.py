@@ -14,8 +14,8 @@ from torch import Tensor
 
 from phasor.errors import SpecError, TensorError
 from phasor.rope import Rope
-from phasor.torch._arguments import check_heads, check_rope
-from phasor.torch._in_place import check_mutable
+from phasor.torch._operator.arguments import check_heads, check_rope
+from phasor.torch._operator.in_place import check_mutable
 from phasor.torch.kv_cache import verbs
 from phasor.torch.kv_cache.cache import KVCache
 from phasor.torch.kv_cache.verbs import Distance

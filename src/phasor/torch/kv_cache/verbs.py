@@ -15,21 +15,21 @@ from torch import Tensor
 from phasor._checks import number, whole
 from phasor.errors import PositionError, SpecError, TensorError
 from phasor.rope import Rope
-from phasor.torch._angles import (
+from phasor.torch._operator.angles import (
     check_has_angles,
     cos_sin_of_turns,
     positions_of_pairs,
     turns,
 )
-from phasor.torch._arguments import (
+from phasor.torch._operator.arguments import (
     check_heads,
     check_is_tensor,
     check_rope,
     checked_positions,
     tokens_first,
 )
-from phasor.torch._in_place import check_copies, check_mutable, check_self_overlap
-from phasor.torch._text import compute_dtype
+from phasor.torch._operator.in_place import check_copies, check_mutable, check_self_overlap
+from phasor.torch._operator.text import compute_dtype
 from phasor.torch.functional import rotate, rotate_, rotate_by_
 from phasor.torch.kv_cache.cache import check_fits_cache
 

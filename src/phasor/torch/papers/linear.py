@@ -16,8 +16,13 @@ from torch import Tensor, nn
 from phasor._checks import whole
 from phasor.errors import SpecError, TensorError
 from phasor.rope import Rope
-from phasor.torch._arguments import check_counts_tokens, check_rope, checked_positions, tokens_first
-from phasor.torch._internals import in_transform, outside_autocast
+from phasor.torch._operator.arguments import (
+    check_counts_tokens,
+    check_rope,
+    checked_positions,
+    tokens_first,
+)
+from phasor.torch._operator.internals import in_transform, outside_autocast
 from phasor.torch.functional import rotate_qk
 from phasor.torch.papers.feature_maps import (
     FeatureMap,

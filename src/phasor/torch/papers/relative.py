@@ -16,8 +16,8 @@ from torch import Tensor
 from phasor._checks import number, whole
 from phasor.errors import SpecError, TensorError
 from phasor.rope import Rope
-from phasor.torch._arguments import check_heads, check_is_tensor, tokens_first
-from phasor.torch._internals import outside_autocast
+from phasor.torch._operator.arguments import check_heads, check_is_tensor, tokens_first
+from phasor.torch._operator.internals import outside_autocast
 from phasor.torch.attention import CHUNK, logit_factors
 from phasor.torch.functional import rotate
 

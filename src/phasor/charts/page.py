@@ -1,0 +1,174 @@
+"""Everything about a model's rope as one HTML page, which loads nothing from the network."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import cache
+from importlib import resources
+from typing import Any
+
+import numpy as np
+import vl_convert
+from jinja2 import Environment, StrictUndefined
+
+from phasor.charts.attention import previous_token_chart, required_alpha_chart
+from phasor.charts.coverage import turns_chart
+from phasor.charts.curves import cosine_chart, decay_chart, precision_chart, scaling_chart
+from phasor.charts.style import AnyChart, screen_spec, stylesheet
+from phasor.describe import pair_rows, ranges, rule_sentences, sentences, usage_example
+from phasor.errors import SpecError
+from phasor.identification import ExtensionPlan, plan_extension
+from phasor.layers import LayerRopes
+from phasor.papers.heads import required_alpha
+from phasor.rope import Rope
+
+_CURVE_POINTS = 240  # distances on a curve
+_LONGEST_HEAD_CONTEXT = 1 << 20  # the weight of a head takes a sum over all distances
+_DEFAULT_EXTENSION = 8  # the longest context of a report, in trained contexts
+
+
+def report(
+    ropes: LayerRopes,
+    *,
+    context: int | None = None,
+    to: int | None = None,
+    progress: Callable[[int, int], object] | None = None,
+) -> str:
+    """The page: words, laws side by side, charts, precision, heads, pairs and code.
+
+    Args:
+        ropes: The model.
+        context: Tokens of the training; the model's own context unless given.
+        to: The longest context to report on; eight times ``context`` unless given.
+        progress: Called after each step with the number of finished steps and of all steps.
+
+    Returns:
+        HTML with its scripts and styles inside, about a megabyte.
+
+    Raises:
+        SpecError: If no layer rotates, no context is known, or ``to`` is not above it.
+
+    >>> from phasor import LayerRopes
+    >>> kinds = {"rope": Rope(head_dim=8, pairing="half")}
+    >>> toy = LayerRopes(name="toy", layer_kinds=("rope",), kinds=kinds, context=64)
+    >>> report(toy).startswith("<!doctype html>")
+    True
+    """
+    if not ropes.ropes:
+        raise SpecError(f"no layer of {ropes.name} has a rotary embedding to report on")
+    context = ropes.context if context is None else context
+    if context is None:
+        raise SpecError(
+            f"context must be given, since the description of {ropes.name} has none: how many "
+            "tokens was it trained on?"
+        )
+    to = _DEFAULT_EXTENSION * context if to is None else to
+    steps = len(ropes.ropes) + 1
+    sections: list[dict[str, Any]] = []
+    for rope in ropes.ropes:
+        sections.append(_describe_section(ropes, rope, context, to, len(sections)))
+        if progress is not None:
+            progress(len(sections), steps)
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    source = resources.files("phasor.charts").joinpath("page.html").read_text("utf-8")
+    page = environment.from_string(source).render(
+        ropes=ropes,
+        context=context,
+        to=to,
+        colours=stylesheet(),
+        kinds=[_describe_kind(ropes, kind) for kind in ropes.kinds],
+        sections=sections,
+        bundle=_load_chart_program(),
+    )
+    if progress is not None:
+        progress(steps, steps)
+    return page
+
+
+@cache
+def _load_chart_program() -> str:
+    """The program that draws charts, the same for every page. Making it takes most of a second."""
+    program = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
+    # this text would end the script
+    return program.replace("</script", "<\\/script")
+
+
+def _describe_kind(ropes: LayerRopes, kind: str) -> dict[str, Any]:
+    layers = [index for index, layer_kind in enumerate(ropes.layer_kinds) if layer_kind == kind]
+    return {
+        "name": kind,
+        "layers": ranges(layers),
+        "count": len(layers),
+        "rotates": ropes.kinds[kind] is not None,
+    }
+
+
+def _describe_section(
+    ropes: LayerRopes, rope: Rope, context: int, to: int, index: int
+) -> dict[str, Any]:
+    """The template's values for the layers that rotate by ``rope``."""
+    kinds = [kind for kind, kind_rope in ropes.kinds.items() if kind_rope == rope]
+    planned = plan_extension(ropes, to, kind=kinds, context=context)
+    trained = planned.options["unchanged"].rope
+    drawings, alpha, reason = _draw_charts(planned), None, ""
+    try:
+        alpha = required_alpha(trained, min(context, _LONGEST_HEAD_CONTEXT), 0.99)
+        drawings |= _draw_head_charts(planned, alpha)
+    except SpecError as error:  # no pair turns, or all pairs return within the context
+        alpha, reason = None, str(error)
+    return {
+        "id": f"rope-{index}",
+        "title": ", ".join(kinds),
+        "sentences": [*rule_sentences(rope, context), *sentences(trained, context)],
+        "planned": planned,
+        "configs": {
+            name: json.dumps(way.config, indent=2) for name, way in planned.options.items()
+        },
+        "alpha": alpha,
+        "no_head": reason,
+        "charts": {
+            name: {"id": f"rope-{index}-{name}", "spec": _make_spec(chart)}
+            for name, chart in drawings.items()
+        },
+        "pairs": pair_rows(trained, context),
+        "several_axes": rope.axes.n_axes > 1,
+        "usage": usage_example(rope, context),
+    }
+
+
+def _draw_charts(planned: ExtensionPlan) -> dict[str, AnyChart]:
+    """The charts that every rope has."""
+    context, to = planned.context, planned.to
+    laws = {name: way.rope for name, way in planned.options.items()}
+    trained = laws["unchanged"]
+    # whole distances with evenly spaced logarithms
+    distances = np.unique(np.geomspace(1, to - 1, _CURVE_POINTS).astype(np.int64))
+    return {
+        "coverage": turns_chart({name: way.coverage for name, way in planned.options.items()}),
+        "scaling": scaling_chart(trained, laws),
+        # the menu shows the first other law, the documented one if there is one
+        "cosine": cosine_chart(
+            laws, distances, kinds=["aligned"], context=context, menu=list(laws)[1]
+        ),
+        "decay": decay_chart({"trained": trained}, distances, context=context, log=True),
+        "precision": precision_chart(trained, bits=to.bit_length(), context=context),
+    }
+
+
+def _draw_head_charts(planned: ExtensionPlan, alpha: float) -> dict[str, AnyChart]:
+    """The sharpness that a previous-token head needs, and the weight that ``alpha`` keeps."""
+    context = planned.context
+    contexts = [1 << bit for bit in range(2, min(planned.to, _LONGEST_HEAD_CONTEXT).bit_length())]
+    laws = {name: way.rope for name, way in planned.options.items()}
+    trained = laws["unchanged"]
+    return {
+        "needed": required_alpha_chart(trained, contexts, context=context),
+        "kept": previous_token_chart(laws, contexts, trained=trained, alpha=alpha, context=context),
+    }
+
+
+def _make_spec(chart: AnyChart) -> dict[str, Any]:
+    """The chart in the page's colours, as wide as its column."""
+    fit = {"type": "fit-x", "contains": "padding"}
+    return screen_spec(chart, width="container", autosize=fit)

@@ -1,0 +1,1 @@
+"""What other programs wrote and read: presets, configs, checkpoints and translations."""

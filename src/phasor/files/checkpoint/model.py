@@ -1,0 +1,296 @@
+"""The facts about a model that a conversion needs: roles of tensors, ropes and heads."""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from importlib import resources
+from typing import Any, Literal, cast
+
+from phasor._checks import short_repr
+from phasor.errors import CheckpointError
+from phasor.files.configs import load
+from phasor.files.configs.facts import table
+from phasor.files.configs.sources import language_models, read_source
+from phasor.layers import LayerRopes, one_layer
+from phasor.pairings import Pairing
+from phasor.rope import Rope
+
+Role = Literal["query", "key", "latent key", "blocks", "groups", "fused", "vectors"]
+
+_MODULE_PATTERNS: dict[Role, str] = {
+    "query": "q_proj|wq|query|q_b_proj|wq_b",
+    "key": "k_proj|wk|key",
+    "latent key": "kv_a_proj_with_mqa|wkv_a_with_mqa|wkv_a",
+    "fused": "qkv_proj|query_key_value|[Ww]qkv|qkv|c_attn",
+    "vectors": r"(?:q|k|query|key)_(?:norm|layernorm)(?:\.norms\.\d+)?",
+}
+_ALL_MODULES = "|".join(_MODULE_PATTERNS.values())
+# only these words may precede the layers, because vision and audio towers have their own ropes
+_PREFIXES = (
+    "model|base_model|language_model|text_model|transformer|backbone_model|encoder|decoder|mtp|"
+    "bert|new|esm|roformer|gpt_neox|gpt_neox_japanese"
+)
+_PROJECTION_NAME = re.compile(
+    rf"(?P<prefix>(?:(?:{_PREFIXES})\.)*)(?:layers|layer|h|blocks)\.(?P<layer>[0-9]{{1,9}})\."
+    r"(?:self_attn|self_attention|attention|attn)(?:\.(?:self|attention|\d+))?\."
+    rf"(?P<module>{_ALL_MODULES})\.(?P<suffix>.+)"
+)
+_SIMILAR_NAME = re.compile(rf"(?:.*\.)?(?:{_ALL_MODULES})\..+")
+_LAYER_NAME = re.compile(r"(?:.*\.)?(?:layers|layer|h|blocks)\.(?P<layer>[0-9]{1,9})\..*")
+# the value projection beside a key projection
+VALUE_OF = {"k_proj": "v_proj", "wk": "wv", "key": "value"}
+
+
+@dataclass(frozen=True, slots=True)
+class Projection:
+    """What a tensor is, by its name.
+
+    Attributes:
+        role: What its rows are; ``vectors`` have heads on the last axis instead.
+        layer: Index of the layer, if the name has one.
+        module: Name of the projection, such as ``q_proj``; empty if a pattern matched.
+        suffix: The rest of the name after the module.
+        is_extra_layer: Whether the layer belongs to a multi-token prediction module, whose layers
+            are counted from 0 again.
+    """
+
+    role: Role
+    layer: int | None
+    module: str = ""
+    suffix: str = ""
+    is_extra_layer: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Patterns:
+    """Regular expressions that match whole names of tensors, in place of the known names.
+
+    Args:
+        query: Projections of queries, or their biases: heads on the first axis.
+        key: Projections of keys.
+        blocks: Fused projections, all queries before all keys before all values.
+        groups: Fused projections, for each key head its queries, the key, the value.
+        vectors: Heads on the last axis: scales of a QK-norm, cached keys.
+    """
+
+    query: tuple[str, ...] = ()
+    key: tuple[str, ...] = ()
+    blocks: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()
+    vectors: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for role, pattern in self.list_patterns():
+            try:
+                re.compile(pattern)
+            except (re.error, OverflowError, RecursionError) as error:
+                raise CheckpointError(
+                    f"{role} must be a regular expression, got {short_repr(pattern)}: {error}"
+                ) from None
+
+    def list_patterns(self) -> list[tuple[Any, str]]:
+        """The patterns, each with its role."""
+        return [
+            (field.name, pattern) for field in fields(self) for pattern in getattr(self, field.name)
+        ]
+
+    def part(self, name: str) -> Projection | None:
+        """What the tensor ``name`` is by these patterns; None if none matches."""
+        roles = {role for role, pattern in self.list_patterns() if re.fullmatch(pattern, name)}
+        if not roles:
+            return None
+        if len(roles) > 1:
+            raise CheckpointError(
+                f"{short_repr(name)} must match patterns of one kind, "
+                f"got {', '.join(sorted(roles))}"
+            )
+        layer_name = _LAYER_NAME.fullmatch(name)
+        return Projection(roles.pop(), int(layer_name["layer"]) if layer_name else None)
+
+    def unused_patterns(self, names: Iterable[str]) -> list[str]:
+        """Patterns that match no tensor."""
+        all_names = list(names)
+        return [
+            pattern
+            for _, pattern in self.list_patterns()
+            if not any(re.fullmatch(pattern, name) for name in all_names)
+        ]
+
+
+def known_part(name: str) -> Projection | None:
+    """What a tensor is by the names that model classes use; None if it is no query or key.
+
+    >>> known_part("model.layers.3.self_attn.q_proj.weight").role
+    'query'
+    >>> known_part("vision_tower.layers.3.self_attn.q_proj.weight") is None
+    True
+    """
+    match = _PROJECTION_NAME.fullmatch(name)
+    if match is None:
+        return None
+    module = match["module"]
+    roles: list[Role] = [r for r, words in _MODULE_PATTERNS.items() if re.fullmatch(words, module)]
+    return Projection(
+        roles[0], int(match["layer"]), module, match["suffix"], "mtp." in match["prefix"]
+    )
+
+
+def looks_alike(name: str) -> bool:
+    """Whether any part of a name is the name of a query or key projection."""
+    return _SIMILAR_NAME.fullmatch(name) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Projections:
+    """The facts that ``projections.toml`` has about a model type.
+
+    Attributes:
+        fused: How queries, keys and values lie in a fused projection.
+        gated: Whether rows of a gate follow those of each query head.
+        varied: Whether layers differ in their number of heads.
+    """
+
+    fused: Literal["blocks", "groups"] | None = None
+    gated: bool = False
+    varied: bool = False
+
+
+def read_projections(model_type: str | None) -> Projections:
+    """The entry of a model type in ``projections.toml``.
+
+    Raises:
+        CheckpointError: If its queries and keys cannot be re-ordered on their own.
+    """
+    table = _read_table()
+    if model_type in table["refused"]:
+        raise CheckpointError(
+            f"checkpoints of the model type {model_type} cannot be converted: "
+            f"{table['refused'][model_type]}"
+        )
+    types = table["types"]
+    return Projections(
+        table["fused"].get(model_type), model_type in types["gated"], model_type in types["varied"]
+    )
+
+
+@lru_cache(maxsize=1)
+def _read_table() -> dict[str, Any]:
+    return tomllib.loads(
+        resources.files("phasor.files.checkpoint").joinpath("projections.toml").read_text("utf-8")
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckpointModel:
+    """A model for a conversion.
+
+    Attributes:
+        ropes: The rope of each layer; one for all layers if there is only one.
+        model_type: Its type, if a config gave one.
+        num_heads: Query heads of a layer, if known.
+        latent: Whether heads are ``[without position | with position]`` and the key that is rotated
+            comes after the latent vector in its projection (DeepSeek's multi-head latent
+            attention).
+        projections: From `read_projections`.
+        block_rows: Rows that share a scale in a quantised weight, if the config says so.
+        pairing_key: Key of the config that selects the pairing: ``"half"`` if it is false.
+        num_shared_layers: How many of the last layers use the keys of an earlier layer.
+    """
+
+    ropes: LayerRopes
+    model_type: str | None = None
+    num_heads: int | None = None
+    latent: bool = False
+    projections: Projections = Projections()
+    block_rows: int | None = None
+    pairing_key: str | None = None
+    num_shared_layers: int = 0
+
+    @property
+    def pairing(self) -> Pairing | None:
+        """The pairing that the model's code reads; None where layers differ or none rotates."""
+        pairings: list[Pairing] = [rope.pairing for rope in self.ropes.ropes]
+        return pairings[0] if len(set(pairings)) == 1 else None
+
+    def borrows_keys(self, part: Projection) -> bool:
+        """Whether the layer of a tensor uses the keys of an earlier layer."""
+        if not self.num_shared_layers or part.layer is None or part.is_extra_layer:
+            return False
+        return part.layer >= len(self.ropes) - self.num_shared_layers
+
+    def rope_of(self, name: str, part: Projection) -> Rope | None:
+        """The rope of a tensor's layer; None for a layer without one.
+
+        Raises:
+            CheckpointError: If there are several ropes and the name does not tell which applies.
+        """
+        if part.layer is not None and part.layer < len(self.ropes) and not part.is_extra_layer:
+            return self.ropes[part.layer]
+        # the config's layers do not include a multi-token prediction layer
+        if len(self.ropes.ropes) == 1:
+            return self.ropes.ropes[0]
+        raise CheckpointError(
+            f"{name!r} is in none of the {len(self.ropes)} layers that the config describes, whose "
+            "ropes differ; convert it on its own, with a Rope and patterns"
+        )
+
+
+def describe(
+    model: str | os.PathLike[str] | Mapping[str, Any] | Rope,
+    *,
+    like: str | None = None,
+    strict: bool = True,
+) -> CheckpointModel:
+    """The model that a config file, its dictionary or a rope describes.
+
+    Args:
+        model: Path of a config or of its folder, its dictionary, or a Rope for all layers.
+        like: A known model type to read an unknown one as.
+        strict: Whether to refuse keys that contradict what the model's class does.
+
+    Raises:
+        ConfigError: If the config cannot be read.
+        CheckpointError: If the order of such a model's tensors cannot be changed.
+    """
+    if isinstance(model, Rope):
+        return CheckpointModel(ropes=one_layer(model))
+    levels = [block.values for block in language_models(read_source(model))]
+    top, config = levels[0], levels[-1]
+    ropes = load(top, like=like, strict=strict)
+    model_type = like or next(
+        (level["model_type"] for level in reversed(levels) if level.get("model_type")), None
+    )
+    if config.get("rotary_value"):
+        raise CheckpointError("rotary_value is true, so values are rotated too: not converted")
+    architecture = table().huggingface.get(model_type) if model_type is not None else None
+    is_latent = architecture is not None and architecture.latent
+    return CheckpointModel(
+        ropes=ropes,
+        model_type=model_type,
+        num_heads=ropes.num_heads,
+        latent=is_latent or (architecture is None and config.get("qk_rope_head_dim") is not None),
+        projections=read_projections(model_type),
+        block_rows=_block_rows(top) or _block_rows(config),
+        pairing_key=None if architecture is None else architecture.pairing_key,
+        num_shared_layers=_positive_int(config.get("num_kv_shared_layers")) or 0,
+    )
+
+
+def _block_rows(config: Mapping[str, Any]) -> int | None:
+    """Rows of a block of a weight quantised in blocks."""
+    quantization = config.get("quantization_config")
+    if not isinstance(quantization, Mapping):
+        return None
+    size = cast(Mapping[str, Any], quantization).get("weight_block_size")
+    if not isinstance(size, list) or not size:
+        return None
+    return _positive_int(cast(list[object], size)[0])
+
+
+def _positive_int(value: object) -> int | None:
+    return value if isinstance(value, int) and value > 0 else None

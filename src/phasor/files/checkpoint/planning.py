@@ -1,0 +1,239 @@
+"""Decides which tensors of a checkpoint change and how, before a byte is written."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from phasor.errors import CheckpointError, SpecError
+from phasor.files.checkpoint.conversion import (
+    PROGRAMS,
+    Change,
+    ConversionPlan,
+    Piece,
+    Program,
+    ResultFile,
+    ResultTensor,
+    count_kinds,
+    list_kinds,
+)
+from phasor.files.checkpoint.files import Checkpoint, Entry, open_checkpoint, rows_of
+from phasor.files.checkpoint.model import (
+    CheckpointModel,
+    Patterns,
+    describe,
+    known_part,
+    looks_alike,
+)
+from phasor.files.checkpoint.programs import plan_program
+from phasor.files.checkpoint.rows import Context, reorder
+from phasor.pairings import Pairing, by_pairing, checked_pairing, opposite
+from phasor.rope import Rope
+
+
+def plan_conversion(
+    path: str | os.PathLike[str],
+    target: Pairing | Program,
+    *,
+    source: Pairing | None = None,
+    model: str | os.PathLike[str] | Mapping[str, Any] | Rope | None = None,
+    patterns: Patterns | None = None,
+    like: str | None = None,
+    strict: bool = True,
+) -> ConversionPlan:
+    """The conversion of a checkpoint to another pairing, or of a Llama for another program.
+
+    Only headers are read, and the norms of several ranks. To another pairing, query and key
+    projections, their biases, QK-norms and LoRA's outer matrices get a new row order. It is the
+    same for queries and keys, so scores do not change.
+
+    For a program, names and config change as well. For ``"transformers"`` the source is a folder of
+    Meta's: ``params.json``, and one ``consolidated.NN.pth`` for each rank or
+    ``consolidated.safetensors``. The result is a folder with ``config.json`` and
+    ``model.safetensors``, queries and keys in half pairs. For ``"meta"`` it is the other way round,
+    and the result has interleaved pairs in a single ``consolidated.safetensors``. Tokenizers are
+    not converted. The config in the folder says all, so no other argument goes with a program.
+
+    Args:
+        path: A safetensors file, or a folder with one or with an index and its shards; for a
+            program, the folder of the source.
+        target: The pairing of the result, or the program whose files it has: ``"transformers"`` or
+            ``"meta"``.
+        source: The pairing of the rows; by default the config's. Give it where weights and config
+            disagree, such as Meta's rows under transformers' names.
+        model: The model's config (path, folder or dictionary), or a `Rope` for all layers; the
+            config beside the weights unless given.
+        patterns: Which tensors to convert, in place of the known names.
+        like: As for `phasor.load`: a known model type to read an unknown one as.
+        strict: As for `phasor.load`: whether to refuse keys that contradict the model's class.
+
+    Returns:
+        The plan, for `write` and `verify`.
+
+    Raises:
+        CheckpointError: If the files are damaged, nothing is to be converted, or a tensor that
+            looks as if it should cannot be. For a program, if ranks disagree, or a tensor is
+            missing, unknown or of another shape than the config says.
+        ConfigError: If the config cannot be read, or says what the program's cannot.
+        SpecError: If ``target`` does not exist, or other arguments are given with a program.
+    """
+    if target == "transformers" or target == "meta":
+        if (source, model, patterns, like, strict) != (None, None, None, None, True):
+            raise SpecError(f"no other argument goes with the program {target}: leave them out")
+        return plan_program(Path(path), target)
+    programs = " or ".join(map(repr, PROGRAMS))
+    checked_pairing(f"target, if it is not {programs},", target)
+    if source is not None:
+        checked_pairing("source", source)
+    checkpoint = open_checkpoint(Path(path))
+    config = _config_folder(checkpoint) if model is None else model
+    source_model = describe(config, like=like, strict=strict)
+    source_pairing = _source_pairing(source_model, source, target)
+    headers = checkpoint.files.values()
+    entries = {name: entry for header in headers for name, entry in header.tensors.items()}
+    context = Context(source_model, source_pairing, target, entries)
+    changes: dict[str, Change] = {}
+    similar_names: list[str] = []
+    for name in context.entries:
+        part = known_part(name) if patterns is None else patterns.part(name)
+        if part is None:
+            similar_names += [name] if looks_alike(name) else []
+            continue
+        rope = source_model.rope_of(name, part)
+        order = None if rope is None else reorder(context, name, part, rope)
+        if rope is not None and order is not None:
+            changes[name] = Change(part, rope, order)
+    _check_changes(checkpoint, context, changes, patterns)
+    index, is_complete = checkpoint.index, patterns is None or not similar_names
+    return ConversionPlan(
+        path=checkpoint.path,
+        source=source_pairing,
+        target=target,
+        files={
+            name: ResultFile(
+                header.data,
+                {
+                    tensor: _result_tensor(header.path, entry, changes.get(tensor))
+                    for tensor, entry in header.tensors.items()
+                },
+            )
+            for name, header in checkpoint.files.items()
+        },
+        other_files={} if index is None else {index: (checkpoint.path / index).read_bytes()},
+        changes=MappingProxyType(changes),
+        unchanged_lookalikes=MappingProxyType(count_kinds(similar_names)),
+        notes=tuple(_describe_result(source_model, target, is_complete=is_complete)),
+    )
+
+
+def _result_tensor(path: Path, entry: Entry, change: Change | None) -> ResultTensor:
+    size = entry.end - entry.begin
+    if change is None:
+        return ResultTensor((Piece(rows_of(path, entry, 1), 0, size),))
+    layout, row_bytes = change.reorder.layout, change.reorder.item_bytes
+    rows, num_moved = rows_of(path, entry, row_bytes), layout.periods * layout.width
+    unmoved = Piece(rows, num_moved, size // row_bytes - num_moved)
+    return ResultTensor((Piece(rows, 0, num_moved, change.reorder.order), unmoved))
+
+
+def _config_folder(checkpoint: Checkpoint) -> Path:
+    folder = checkpoint.path if checkpoint.path.is_dir() else checkpoint.path.parent
+    if any((folder / name).is_file() for name in ("config.json", "params.json")):
+        return folder
+    raise CheckpointError(
+        f"{folder} holds no config.json, so where heads begin is unknown; name the model's config, "
+        "or give a Rope (--head-dim on the command line)"
+    )
+
+
+def _source_pairing(model: CheckpointModel, source: Pairing | None, target: Pairing) -> Pairing:
+    source_pairing = model.pairing if source is None else source
+    if source_pairing is None:
+        raise CheckpointError("no layer of this model rotates, or they differ in pairing")
+    if source_pairing == target:
+        hint = (
+            ""
+            if source is not None
+            else "; if they have the other order, as Meta's do under transformers' names, say that "
+            f"the source is {opposite(target)} (--from)"
+        )
+        raise CheckpointError(f"the weights are in {target} pairing already{hint}")
+    return source_pairing
+
+
+def _check_changes(
+    checkpoint: Checkpoint,
+    context: Context,
+    changes: Mapping[str, Change],
+    patterns: Patterns | None,
+) -> None:
+    names = context.entries
+    if patterns is not None:
+        if unused := patterns.unused_patterns(names):
+            raise CheckpointError(
+                f"the pattern {unused[0]!r} must match a whole name, and matches none of "
+                f"{list_kinds(names)}"
+            )
+    elif indexer := next((n for n in names if re.search(r"\.(indexer|compressor)\.", n)), None):
+        raise CheckpointError(
+            f"{indexer!r} belongs to an index over keys with a rotation of its own, which phasor "
+            "does not know how to convert"
+        )
+    if not changes:
+        raise CheckpointError(
+            f"{checkpoint.path} holds nothing to convert; its tensors are {list_kinds(names)}. "
+            "Say which are queries and keys (--query, --key)"
+        )
+    # a LoRA may have queries only; its keys are in the base model
+    if patterns is None and not any("lora_" in name for name in names):
+        _check_roles(checkpoint, context, changes)
+
+
+def _check_roles(checkpoint: Checkpoint, context: Context, changes: Mapping[str, Change]) -> None:
+    """Refuse attention of which only the queries or only the keys would change."""
+    roles_by_place: dict[str, set[str]] = {}
+    borrowing_places: set[str] = set()
+    for name, change in changes.items():
+        part = change.part
+        place = name.removesuffix(f".{part.module}.{part.suffix}")
+        roles = roles_by_place.setdefault(place, set())
+        # only queries, or only keys, may have a bias or a norm
+        if part.role != "vectors" and not part.suffix.endswith("bias"):
+            roles.add(part.role)
+        if context.model.borrows_keys(part):
+            borrowing_places.add(place)
+    for place, roles in roles_by_place.items():
+        if roles == {"query"} and place in borrowing_places:
+            continue
+        if roles <= {"query"} or roles <= {"key", "latent key"}:
+            siblings = [name for name in context.entries if name.startswith(f"{place}.")]
+            raise CheckpointError(
+                f"{checkpoint.path} must hold queries and keys of {place}, got "
+                f"{f'only {roles.pop()}' if roles else 'neither'}; its tensors are "
+                f"{list_kinds(siblings)}"
+            )
+
+
+def _describe_result(model: CheckpointModel, target: Pairing, *, is_complete: bool) -> list[str]:
+    if not is_complete:
+        return [
+            f"What the patterns matched is in {target} pairing now, and nothing else: scores are "
+            "what they were only where queries and keys were both matched."
+        ]
+    notes = [f"The result is in {target} pairing."]
+    if model.model_type is None:
+        return notes
+    if model.pairing == target:
+        return [*notes, "That is what the config describes."]
+    if model.pairing_key is not None:
+        value = by_pairing(target, half="false", interleaved="true")
+        return [*notes, f"Its config must say {model.pairing_key}: {value}."]
+    return [
+        *notes,
+        f"A config.json with model_type {model.model_type} means {model.pairing} pairing and has "
+        f"no word for another: run the result with code that rotates {target} pairs.",
+    ]

@@ -1,0 +1,323 @@
+"""A Llama from Meta's files to transformers', or back: names, pairing, config, ranks.
+
+The facts are those of llama-models 0.3 (``llama3/model.py``, ``checkpoint.py``): which module is
+split over ranks on which axis, and how wide its layers are.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from phasor._checks import short_repr
+from phasor.errors import CheckpointError, install_hint
+from phasor.files.checkpoint.conversion import (
+    Change,
+    ConversionPlan,
+    Piece,
+    Program,
+    ResultFile,
+    ResultTensor,
+    list_kinds,
+)
+from phasor.files.checkpoint.files import FLOATS, Rows, open_checkpoint, rows_of
+from phasor.files.checkpoint.llama import Llama, config_json, params_json, read_config, read_params
+from phasor.files.checkpoint.model import Projection
+from phasor.files.checkpoint.rows import HeadRows, Reorder, reorder_heads
+from phasor.pairings import Pairing, opposite
+from phasor.rope import Rope
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, slots=True)
+class _Weight:
+    """A weight of a Llama: its two names, its shape, and the axis on which ranks divide it.
+
+    The axis is None if every rank has the whole weight. Only weights with pairs have a ``role``.
+    """
+
+    meta: str
+    transformers: str
+    shape: tuple[str, ...]
+    axis: int | None
+    role: Literal["query", "key"] | None = None
+
+    def name(self, program: Program) -> str:
+        """Its name in the files of a program."""
+        return self.meta if program == "meta" else self.transformers
+
+
+_WEIGHTS_BEFORE_LAYERS = (
+    # Llama 2 divides it on axis 1, which the shape tells
+    _Weight("tok_embeddings.weight", "model.embed_tokens.weight", ("vocab", "dim"), 0),
+)
+_LAYER_WEIGHTS = (
+    _Weight("attention_norm", "input_layernorm", ("dim",), None),
+    _Weight("attention.wq", "self_attn.q_proj", ("queries", "dim"), 0, "query"),
+    _Weight("attention.wk", "self_attn.k_proj", ("keys", "dim"), 0, "key"),
+    _Weight("attention.wv", "self_attn.v_proj", ("keys", "dim"), 0),
+    _Weight("attention.wo", "self_attn.o_proj", ("dim", "queries"), 1),
+    _Weight("ffn_norm", "post_attention_layernorm", ("dim",), None),
+    _Weight("feed_forward.w1", "mlp.gate_proj", ("hidden", "dim"), 0),
+    _Weight("feed_forward.w2", "mlp.down_proj", ("dim", "hidden"), 1),
+    _Weight("feed_forward.w3", "mlp.up_proj", ("hidden", "dim"), 0),
+)
+_WEIGHTS_AFTER_LAYERS = (
+    _Weight("norm.weight", "model.norm.weight", ("dim",), None),
+    _Weight("output.weight", "lm_head.weight", ("vocab", "dim"), 0),
+)
+# tables of frequencies that old files store beside the weights
+_FREQUENCIES = re.compile(r"rope\.freqs|model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
+_META_WEIGHTS = "consolidated.safetensors"
+_DTYPES = {f"torch.{theirs}": ours for ours, theirs in FLOATS.items()}
+
+
+def plan_program(folder: Path, program: Program) -> ConversionPlan:
+    """`plan_conversion` of a folder for another program."""
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder} must be a folder with a config and weights, and is not")
+    if program == "transformers":
+        model, ranks = read_params(folder / "params.json"), _open_consolidated(folder)
+        weights_file, config_file, write_config = "model.safetensors", "config.json", config_json
+        target: Pairing = "half"
+    else:
+        model, ranks = read_config(folder / "config.json"), [_open_safetensors(folder)]
+        weights_file, config_file, write_config = _META_WEIGHTS, "params.json", params_json
+        target = "interleaved"
+    sizes, file, changes = _build_result(model, program, ranks, target)
+    config, notes = write_config(model, sizes)
+    if program == "transformers":
+        config["dtype"] = FLOATS[next(iter(file.tensors.values())).pieces[0].rows.dtype]
+    return ConversionPlan(
+        path=folder,
+        program=program,
+        ranks=len(ranks),
+        source=opposite(target),
+        target=target,
+        files={weights_file: file},
+        other_files={config_file: (json.dumps(config, indent=2) + "\n").encode()},
+        changes=MappingProxyType(changes),
+        notes=(*model.notes, *notes, "The tokenizer is not converted."),
+    )
+
+
+def _open_consolidated(folder: Path) -> list[Mapping[str, Rows]]:
+    """The tensors of each rank in Meta's folder."""
+    by_rank = {
+        int(match[1]): path
+        for path in folder.iterdir()
+        if (match := re.fullmatch(r"consolidated\.(\d\d)\.pth", path.name))
+    }
+    single = folder / _META_WEIGHTS
+    if single.exists() == bool(by_rank):
+        raise CheckpointError(
+            f"{folder} must hold either consolidated.00.pth and so on or {_META_WEIGHTS}, got "
+            f"{'both' if by_rank else 'neither'}"
+        )
+    if not by_rank:
+        return [_open_safetensors(single)]
+    missing = sorted(set(range(max(by_rank) + 1)) - set(by_rank))
+    if missing:
+        raise CheckpointError(
+            f"{folder} holds {by_rank[max(by_rank)].name}, and consolidated.{missing[0]:02}.pth is "
+            "missing"
+        )
+    ranks = [_open_pth(by_rank[rank]) for rank in sorted(by_rank)]
+    for number, rank in enumerate(ranks):
+        if differing := sorted(set(rank) ^ set(ranks[0])):
+            raise CheckpointError(
+                f"the ranks in {folder} must hold tensors of the same names, and only one of "
+                f"{by_rank[0].name} and {by_rank[number].name} holds {list_kinds(differing)}"
+            )
+    return list(ranks)
+
+
+def _open_pth(path: Path) -> dict[str, Rows]:
+    """The tensors of a file of torch.save, by name. The file is mapped into memory, not read.
+
+    torch's loader runs with ``weights_only=True``: it makes only tensors and plain containers, and
+    executes nothing that the pickle holds.
+
+    Raises:
+        CheckpointError: If torch is not installed, the file is damaged, or it holds anything but
+            named tensors of one or more axes and of a plain floating-point dtype.
+    """
+    try:
+        import torch
+    except ImportError:
+        raise CheckpointError(
+            f"{path} is a file of torch.save and needs torch to read: {install_hint('torch')}"
+        ) from None
+    try:
+        state: object = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+    except Exception as error:  # torch raises what its unpickler and its zip reader happen to raise
+        first_line = str(error).strip().partition("\n")[0]
+        raise CheckpointError(
+            f"{path} cannot be read by torch.load(mmap=True, weights_only=True); it is damaged, "
+            f"was written by torch before 1.6, or holds more than tensors: {short_repr(first_line)}"
+        ) from None
+    if not isinstance(state, dict) or not state:
+        kind = "an empty one" if isinstance(state, dict) else f"a {type(state).__name__}"
+        raise CheckpointError(f"{path} must hold a dictionary of tensors, got {kind}")
+    return {
+        str(name): _map_rows(path, str(name), t) for name, t in cast(dict[Any, Any], state).items()
+    }
+
+
+def _map_rows(path: Path, name: str, tensor: object) -> Rows:
+    import torch
+
+    if not isinstance(tensor, torch.Tensor):
+        raise CheckpointError(f"{path}: {short_repr(name)} must be a tensor, got {type(tensor)}")
+    dtype = _DTYPES.get(str(tensor.dtype))
+    if dtype is None or not tensor.ndim or not tensor.numel() or tensor.layout != torch.strided:
+        raise CheckpointError(
+            f"{path}: {short_repr(name)} must be a dense tensor of {', '.join(FLOATS.values())} "
+            f"with rows, got {tensor.dtype} {list(tensor.shape)}; convert before quantising"
+        )
+    row_bytes = tensor.element_size() * tensor[:1].numel()
+
+    def read(first: int, count: int) -> NDArray[np.uint8]:
+        # contiguous before the view as bytes: a copy of these rows at most
+        rows: torch.Tensor = tensor[first : first + count].contiguous()
+        return rows.view(torch.uint8).reshape(count, row_bytes).numpy()
+
+    return Rows(dtype, tuple(tensor.shape), row_bytes, read)
+
+
+def _open_safetensors(path: Path) -> Mapping[str, Rows]:
+    """The tensors of a safetensors file, or of a folder with one or with an index."""
+    tensors: dict[str, Rows] = {}
+    for header in open_checkpoint(path).files.values():
+        for name, entry in header.tensors.items():
+            if entry.dtype not in FLOATS or not entry.shape or not entry.count:
+                raise CheckpointError(
+                    f"{short_repr(name)} must have a dtype of {', '.join(FLOATS)} and rows, got "
+                    f"{entry.dtype} {list(entry.shape)}; convert before quantising"
+                )
+            row_bytes = (entry.end - entry.begin) // entry.shape[0]
+            tensors[name] = rows_of(header.path, entry, row_bytes)
+    return tensors
+
+
+def _list_weights(num_layers: int) -> Iterator[_Weight]:
+    """Every weight of a Llama, in the order of Meta's files."""
+    yield from _WEIGHTS_BEFORE_LAYERS
+    for layer in range(num_layers):
+        for weight in _LAYER_WEIGHTS:
+            meta = f"layers.{layer}.{weight.meta}.weight"
+            transformers = f"model.layers.{layer}.{weight.transformers}.weight"
+            yield replace(weight, meta=meta, transformers=transformers)
+    yield from _WEIGHTS_AFTER_LAYERS
+
+
+def _build_result(
+    model: Llama, program: Program, ranks: list[Mapping[str, Rows]], target: Pairing
+) -> tuple[dict[str, int], ResultFile, dict[str, Change]]:
+    """The sizes that `_Weight.shape` names, the file of the result, and its changes by name."""
+    source_program: Program = "meta" if program == "transformers" else "transformers"
+    weights = list(_list_weights(model.num_layers))
+    source_names = {weight.meta: weight.name(source_program) for weight in weights}
+    # with tied embeddings the head has no tensor, or one that transformers does not use
+    if model.tied_embeddings:
+        source_names["output.weight"] = source_names["tok_embeddings.weight"]
+    _check_names(model, ranks[0], source_names)
+    sizes = {
+        "dim": model.embed_dim,
+        "queries": model.num_heads * model.rope.head_dim,
+        "keys": model.num_kv_heads * model.rope.head_dim,
+        "hidden": len(ranks) * ranks[0][source_names["layers.0.feed_forward.w1.weight"]].shape[0],
+        "vocab": len(ranks) * ranks[0][source_names["output.weight"]].shape[0],
+    }
+    tensors: dict[str, ResultTensor] = {}
+    changes: dict[str, Change] = {}
+    header_entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for weight in weights:
+        name, new_name = source_names[weight.meta], weight.name(program)
+        rows = [rank[name] for rank in ranks]
+        shape = [sizes[word] for word in weight.shape]
+        rows, axis = _join_ranks(name, rows, shape, weight)
+        order = None
+        if weight.role is not None:
+            reordering = _reorder_rank(name, rows[0], shape[0], model.rope, target)
+            changes[new_name] = Change(Projection(weight.role, None), model.rope, reordering)
+            order = reordering.order
+        tensor = ResultTensor(tuple(Piece(part, 0, part.shape[0], order) for part in rows), axis)
+        tensors[new_name] = tensor
+        offsets = [end, end + tensor.size]
+        header_entries[new_name] = {"dtype": rows[0].dtype, "shape": shape, "data_offsets": offsets}
+        end = offsets[1]
+    header = json.dumps(header_entries).encode()
+    header += b" " * (-len(header) % 8)  # readers map the data, which begins at a multiple of 8
+    return sizes, ResultFile(len(header).to_bytes(8, "little") + header, tensors), changes
+
+
+def _check_names(model: Llama, rank: Mapping[str, Rows], source_names: Mapping[str, str]) -> None:
+    if missing := [name for name in source_names.values() if name not in rank]:
+        raise CheckpointError(
+            f"the config describes {model.num_layers} layers, and these tensors are missing: "
+            f"{list_kinds(missing)}; there are {list_kinds(rank)}"
+        )
+    expected = {*source_names.values(), *(("lm_head.weight",) if model.tied_embeddings else ())}
+    unknown = [name for name in rank if name not in expected and not _FREQUENCIES.fullmatch(name)]
+    if unknown:
+        raise CheckpointError(
+            f"only the tensors of a plain Llama of {model.num_layers} layers have a name in both "
+            f"programs, got {list_kinds(unknown)} as well"
+        )
+
+
+def _join_ranks(
+    name: str, pieces: list[Rows], shape: list[int], weight: _Weight
+) -> tuple[list[Rows], int]:
+    """The pieces of the ranks that make a tensor of ``shape``, and the axis that joins them."""
+    first, axis = pieces[0], weight.axis
+    for number, piece in enumerate(pieces):
+        if (piece.dtype, piece.shape) != (first.dtype, first.shape):
+            raise CheckpointError(
+                f"{short_repr(name)} must have one dtype and shape on all ranks, got {first.dtype} "
+                f"{list(first.shape)} on rank 0 and {piece.dtype} {list(piece.shape)} on {number}"
+            )
+    if axis is None:
+        for number, piece in enumerate(pieces):
+            if not np.array_equal(piece.read(0, piece.shape[0]), first.read(0, first.shape[0])):
+                raise CheckpointError(
+                    f"{short_repr(name)} must be the same on all ranks, and rank {number} differs "
+                    "from rank 0; they are of different models"
+                )
+        pieces, axis = pieces[:1], 0
+    elif weight in _WEIGHTS_BEFORE_LAYERS and first.shape[1:] != tuple(shape[1:]):
+        axis = 1
+    joined_shape = list(first.shape)
+    if len(joined_shape) == len(shape):
+        joined_shape[axis] *= len(pieces)
+    if joined_shape != shape:
+        of_ranks = "" if len(pieces) == 1 else f" of {len(pieces)} ranks together"
+        raise CheckpointError(
+            f"{short_repr(name)} must have the shape {shape} by the config, got {joined_shape}"
+            f"{of_ranks}; is the config of another model, or a rank missing?"
+        )
+    return pieces, axis
+
+
+def _reorder_rank(name: str, rank: Rows, rows: int, rope: Rope, target: Pairing) -> Reorder:
+    """The new order of the rows of each head of a tensor with ``rows`` rows over all ranks."""
+    width = rope.head_dim
+    if rank.shape[0] % width:
+        raise CheckpointError(
+            f"{short_repr(name)} must hold whole heads of {width} rows on each rank, got "
+            f"{rank.shape[0]}"
+        )
+    layout = HeadRows(width, (0,), rows // width)
+    return reorder_heads(rope, opposite(target), target, layout, rank.row_bytes)

@@ -1,0 +1,242 @@
+"""The new row order of a tensor, from its role, its shape and its layer's rope."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from phasor._checks import short_repr
+from phasor.errors import CheckpointError
+from phasor.files.checkpoint.files import Entry
+from phasor.files.checkpoint.model import VALUE_OF, CheckpointModel, Projection
+from phasor.numpy import change_pairing
+from phasor.pairings import Pairing
+from phasor.rope import Rope
+
+
+@dataclass(frozen=True, slots=True)
+class HeadRows:
+    """Where the heads are in a tensor, which is equal periods and then items that stay.
+
+    Attributes:
+        width: Items in a period; an item is a row, or a number of a vector.
+        heads: Index in a period of the first item of each rotated head.
+        periods: Number of periods.
+    """
+
+    width: int
+    heads: tuple[int, ...]
+    periods: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reorder:
+    """A permutation that is applied to every period of a tensor.
+
+    Attributes:
+        layout: Where the heads are.
+        order: Item ``i`` of a period comes from item ``order[i]`` of the source's period.
+        item_bytes: Bytes of an item.
+    """
+
+    layout: HeadRows
+    order: NDArray[np.intp]
+    item_bytes: int
+
+    def stays_in_blocks(self, block: int) -> bool:
+        """Whether each item stays in its block of ``block`` items, counted from the start."""
+        width = self.layout.width
+        return all(
+            np.array_equal((first + self.order) // block, (first + np.arange(width)) // block)
+            for first in range(0, self.layout.periods * width, width)
+        )
+
+
+def reorder_heads(
+    rope: Rope, source: Pairing, target: Pairing, layout: HeadRows, item_bytes: int
+) -> Reorder:
+    """The permutation of a period that changes the pairing of each head.
+
+    >>> rope = Rope(head_dim=4, pairing="half")
+    >>> layout = HeadRows(width=6, heads=(2,), periods=1)
+    >>> reorder_heads(rope, "interleaved", "half", layout, item_bytes=2).order
+    array([0, 1, 2, 4, 3, 5])
+    """
+    head = change_pairing(
+        np.arange(rope.head_dim),
+        source,
+        target,
+        rotary_dim=rope.rotary_dim,
+        rotary_start=rope.rotary_start,
+    )
+    order = np.arange(layout.width)
+    for start in layout.heads:
+        order[start : start + rope.head_dim] = start + head
+    return Reorder(layout, order, item_bytes)
+
+
+# suffixes of tensors whose first axis is the projection's output
+_ROW_SUFFIX = re.compile(
+    r"(?:(?:linear|base_layer)\.)?(?:weight|bias)|lora_(?:B|up)(?:\.\w+)*|"
+    r"lora_magnitude_vector(?:\.\w+)*"
+)
+_INNER_SUFFIX = re.compile(r"lora_(?:A|down)(?:\.\w+)*")
+_SCALE_SUFFIX = re.compile(r"(?:weight_)?scale(?:_inv)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """The arguments that are the same for all tensors of a conversion."""
+
+    model: CheckpointModel
+    source: Pairing
+    target: Pairing
+    entries: Mapping[str, Entry]
+
+
+def reorder(context: Context, name: str, part: Projection, rope: Rope) -> Reorder | None:
+    """The new order of a tensor; None if it does not change, such as LoRA's inner matrices.
+
+    Raises:
+        CheckpointError: If its shape does not consist of whole heads, or its content is unknown.
+    """
+    if part.module:
+        _refuse_shared_values(context, name, part)
+        if _INNER_SUFFIX.fullmatch(part.suffix):
+            return None
+        if not _ROW_SUFFIX.fullmatch(part.suffix):
+            return _reorder_scales(context, name, part, rope)
+    elif re.search(r"\blora_(A|down)\b", name):
+        raise CheckpointError(
+            f"{short_repr(name)} is the inner matrix of a LoRA, whose rows are no heads: match "
+            "lora_B alone"
+        )
+    if part.role == "vectors":
+        return _reorder_vectors(context, name, rope)
+    return _reorder_rows(context, name, part, rope)
+
+
+def _reorder_vectors(context: Context, name: str, rope: Rope) -> Reorder:
+    entry = context.entries[name]
+    if context.model.latent:
+        _refuse(name, entry, "a QK-norm in a model with latent attention is not known")
+    width = rope.head_dim
+    if not entry.shape or entry.shape[-1] % width or entry.bits % 8:
+        _refuse(name, entry, f"its last axis must hold whole heads of head_dim {width}")
+    layout = HeadRows(width, (0,), entry.count // width)
+    return reorder_heads(rope, context.source, context.target, layout, entry.bits // 8)
+
+
+def _reorder_rows(context: Context, name: str, part: Projection, rope: Rope) -> Reorder:
+    entry = context.entries[name]
+    rows = entry.shape[0] if entry.shape else 0
+    if rows * entry.count == 0 or (entry.count // rows * entry.bits) % 8:
+        _refuse(name, entry, "it must have rows of whole bytes")
+    find_layout = _find_latent_layout if context.model.latent else _find_layout
+    layout = find_layout(context, name, part, rope.head_dim, rows)
+    row_bytes = (entry.end - entry.begin) // rows
+    return reorder_heads(rope, context.source, context.target, layout, row_bytes)
+
+
+def _find_latent_layout(
+    context: Context, name: str, part: Projection, width: int, rows: int
+) -> HeadRows:
+    """Heads are ``[not rotated | rotated]``; the one rotated key comes after the latent vector."""
+    entry = context.entries[name]
+    if part.role == "latent key":
+        if rows <= width:
+            _refuse(name, entry, f"it must have more rows than the {width} of the key")
+        return HeadRows(rows, (rows - width,), 1)
+    if part.role != "query":
+        _refuse(name, entry, "it is not known from models with latent attention")
+    heads = _known_query_heads(context.model, name)
+    if rows % heads or rows // heads < width:
+        _refuse(name, entry, f"it must hold {heads} heads of {width} rows or more")
+    return HeadRows(rows // heads, (rows // heads - width,), heads)
+
+
+def _find_layout(context: Context, name: str, part: Projection, width: int, rows: int) -> HeadRows:
+    model, entry = context.model, context.entries[name]
+    count, leftover_rows = divmod(rows, width)
+    if leftover_rows:
+        _refuse(name, entry, f"its rows must be whole heads of head_dim {width}")
+    if part.role == "latent key":
+        _refuse(name, entry, "the config describes no latent attention")
+    heads = model.num_heads if part.module and not model.projections.varied else None
+    if part.role == "query" and heads is not None and count != heads:
+        if model.projections.gated and count == 2 * heads:
+            return HeadRows(2 * width, (0,), heads)
+        _refuse(name, entry, f"it must hold {heads} heads of head_dim {width}")
+    if part.role == "key" and heads is not None and (count == 0 or heads % count):
+        _refuse(name, entry, f"its heads must divide the {heads} query heads")
+    if part.role in ("query", "key"):
+        return HeadRows(width, (0,), count)
+    arrangement = model.projections.fused if part.role == "fused" else part.role
+    if arrangement is None:
+        _refuse(
+            name,
+            entry,
+            "whether queries, keys and values lie in blocks or in groups is not known for this "
+            "model type, so a pattern must say it (--qkv-blocks or --qkv-groups)",
+        )
+    queries = _known_query_heads(model, name)
+    keys, remainder = divmod(count - queries, 2)
+    if keys < 1 or remainder or queries % keys:
+        _refuse(name, entry, f"beside {queries} query heads it must hold as many keys as values")
+    if arrangement == "blocks":
+        return HeadRows(width, (0,), queries + keys)
+    rotated = queries // keys + 1  # the queries of a group and their key; its value follows
+    return HeadRows((rotated + 1) * width, tuple(i * width for i in range(rotated)), keys)
+
+
+def _known_query_heads(model: CheckpointModel, name: str) -> int:
+    if model.num_heads is None:
+        raise CheckpointError(
+            f"{short_repr(name)} cannot be taken apart without the number of query heads; "
+            "give a config that has it"
+        )
+    return model.num_heads
+
+
+def _reorder_scales(context: Context, name: str, part: Projection, rope: Rope) -> Reorder | None:
+    """The new order of a scale or zero point beside a quantised weight."""
+    entry = context.entries[name]
+    if entry.count == 1:
+        return None
+    weight = name.removesuffix(part.suffix) + "weight"
+    problem = "what it holds is not known, so its rows might be left behind"
+    if (
+        _SCALE_SUFFIX.fullmatch(part.suffix)
+        and weight in context.entries
+        and part.role != "vectors"
+    ):
+        rows, block = context.entries[weight].shape[0], context.model.block_rows
+        if entry.shape[0] == rows:
+            return _reorder_rows(context, name, part, rope)
+        if block and entry.shape[0] == -(-rows // block):
+            if _reorder_rows(context, weight, part, rope).stays_in_blocks(block):
+                return None
+            problem = f"rows would leave its blocks of {block}, which have one scale each"
+    return _refuse(name, entry, f"{problem}; convert the checkpoint before it is quantised")
+
+
+def _refuse_shared_values(context: Context, name: str, part: Projection) -> None:
+    value = VALUE_OF.get(part.module)
+    if value is None or part.suffix != "weight":
+        return
+    if f"{name.removesuffix(f'{part.module}.weight')}{value}.weight" not in context.entries:
+        raise CheckpointError(
+            f"{short_repr(name)} must have a {value} beside it: where keys are the values as well, "
+            "a new order would reach the output"
+        )
+
+
+def _refuse(name: str, entry: Entry, problem: str) -> NoReturn:
+    raise CheckpointError(
+        f"{short_repr(name)} cannot be converted: {problem}, got {entry.dtype} {list(entry.shape)}"
+    )

@@ -1,0 +1,108 @@
+"""Reads the rope of every layer from config files of other programs, and writes a rope's block.
+
+The formats are Hugging Face ``config.json`` (transformers 4 and 5), ``transformer/config.json`` of
+diffusers, ``params.json`` of Mistral and Meta, DeepSeek's inference configs and GGUF. This package
+is the only place that knows foreign key names. Nothing is guessed: a key that contradicts what the
+model's class does, two keys that disagree or a value out of range is a `ConfigError` that names
+the key.
+
+A Hugging Face config is read in this order: `sources` reads the file and selects the config of the
+part to load; `facts` looks up its model type in ``huggingface.toml``; `layer_kinds` decides which
+layers read which block; `huggingface` computes the widths and `laws` the scaling law; `unread_keys`
+notes or refuses the keys that nothing read, of every format. `diffusers`, `gguf` and `params` read
+the other formats; `writing` writes a rope back as a config block.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from phasor.errors import ConfigError, SpecError
+from phasor.files.configs.diffusers import load_diffusers
+from phasor.files.configs.facts import table
+from phasor.files.configs.gguf import load_gguf
+from phasor.files.configs.huggingface import load_huggingface
+from phasor.files.configs.params import is_deepseek, is_params, load_deepseek, load_params
+from phasor.files.configs.sources import cached_config, is_hub_id, read_source
+from phasor.files.presets import preset, preset_of_hub_id
+from phasor.layers import LayerRopes
+
+__all__ = ["load", "model_types"]
+
+
+def load(
+    source: str | os.PathLike[str] | Mapping[str, Any] | object,
+    *,
+    part: str | None = None,
+    like: str | None = None,
+    strict: bool = True,
+) -> LayerRopes:
+    """The rope of each layer of the model that a config file describes.
+
+    Args:
+        source: Path of a file, of a folder that holds a ``config.json`` or a ``params.json``, ``-``
+            for standard input, the dictionary that such a file holds, or a config object of
+            transformers. Or the id of a repository on the Hugging Face Hub: its preset, or
+            where there is none, and with ``part`` or ``like``, the file in the local cache; nothing
+            is downloaded. Of a GGUF file the header is read, with
+            the ``gguf`` package. GGUF metadata may come as a dictionary too, with the tensors
+            ``rope_freqs.weight``, ``rope_factors_short.weight`` and ``rope_factors_long.weight``
+            among them as lists.
+        part: Key of the config inside the file to load, such as ``"vision_config"``; keys joined
+            by dots where it lies deeper. By default the language model's.
+        like: A known model type, for a file of a type that is unknown but rotates as that one.
+        strict: Whether to refuse keys that contradict what the model's class does. With False they
+            are ignored, with a note, as the class ignores them.
+
+    Returns:
+        The ropes, with the kinds of layers as the file names them, else ``rope`` and ``nope``; None
+        for every layer of a model that has no rotary embedding. ``notes`` says what was assumed,
+        ignored, or taken from the model class. In models with latent attention (DeepSeek) a
+        rope describes the ``qk_rope_head_dim`` slice on its own.
+
+    Raises:
+        ConfigError: If the file cannot be read, is damaged, contradicts itself, or says something
+            about its rope that phasor does not understand.
+
+    Warns:
+        PhasorWarning: If a size that the file does not say was taken from the model's class, or
+            the first of several contexts that disagree.
+
+    >>> ropes = load({
+    ...     "model_type": "llama", "num_hidden_layers": 2, "hidden_size": 4096,
+    ...     "num_attention_heads": 32, "rope_theta": 500000.0,
+    ... })
+    >>> ropes[0].pairing, ropes[0].base, ropes[0].head_dim
+    ('half', 500000.0, 128)
+    >>> load({"model_type": "gpt2", "n_layer": 12}).notes[-1]
+    'gpt2 has no rotary embedding; in its place: learned absolute position embeddings.'
+    """
+    if is_hub_id(source):
+        if part is None and like is None and (name := preset_of_hub_id(source)) is not None:
+            return preset(name)
+        source = cached_config(source) or source
+    config = read_source(source)
+    try:
+        if part is None and like is None:
+            if config.has("_class_name"):
+                return load_diffusers(config, strict=strict)
+            if config.has("general.architecture"):
+                return load_gguf(config, strict=strict)
+            if is_deepseek(config):
+                return load_deepseek(config, strict=strict)
+            if is_params(config):
+                return load_params(config, strict=strict)
+        return load_huggingface(config, part=part, like=like, strict=strict)
+    except SpecError as error:
+        raise ConfigError(f"the config describes no usable embedding: {error}") from None
+
+
+def model_types() -> tuple[str, ...]:
+    """The Hugging Face model types that `load` knows, sorted.
+
+    >>> "llama" in model_types()
+    True
+    """
+    return tuple(sorted(table().huggingface))

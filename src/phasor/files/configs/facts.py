@@ -1,0 +1,213 @@
+"""The TOML tables of this package as Python values: what a model's class implies.
+
+``huggingface.toml`` and ``gguf.toml`` have an entry for each model type; ``class_sizes.toml`` has
+the default sizes of transformers' classes. What a table may say is checked by its test.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from importlib import resources
+from types import MappingProxyType
+from typing import Any, cast
+
+from phasor.files.configs.block import Block
+from phasor.pairings import Pairing
+
+_NO_PART = "holds the configs of its parts, and this file has none that phasor looks for"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """What sets one kind of layer apart; ``huggingface.toml`` explains each fact."""
+
+    base: float | None = None
+    base_key: str | None = None
+    scaled: bool = True
+    head_dim: int | None = None
+    head_dim_key: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """Facts that replace those of the model type where the switch ``key`` has ``value``.
+
+    Or where it has another, with ``unless``; or any, if ``value`` is None.
+    """
+
+    key: str
+    value: bool | str | int | None = None
+    unless: bool = False
+    default: bool | str | int | None = None
+    facts: Mapping[str, Any]
+
+    def applies(self, config: Block) -> bool:
+        """Whether the switch in the file has the value that the facts are for."""
+        if self.value is None:
+            return config.has(self.key)
+        listed = config.values.get(self.key)
+        if isinstance(listed, (list, tuple)):  # of architectures
+            return self.value in listed
+        readers = {bool: config.flag, str: config.text, int: partial(config.whole, least=0)}
+        value = readers[type(self.value)](self.key)
+        return ((self.default if value is None else value) == self.value) != self.unless
+
+
+@dataclass(frozen=True, kw_only=True)
+class Architecture:
+    """Facts of one model class; ``huggingface.toml`` explains each where it lists them."""
+
+    pairing: Pairing = "half"
+    pairing_out: Pairing | None = None
+    direction: int = 1
+    base: float | None = None
+    base_unit: str | None = None
+    factor_key: str | None = None
+    fixed: bool = False
+    block: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    partial: bool = False
+    fraction: float | None = None
+    rotary_dim: int | None = None
+    trailing: bool = False
+    head_dim: int | None = None
+    latent: bool = False
+    axes: str | None = None
+    axis_order: tuple[int, ...] = ()
+    sections: tuple[int, ...] = ()
+    positions: tuple[str, ...] = ()
+    origin: int = 0
+    softmax: bool = False
+    ntk_alpha: bool = False
+    yarn_attention_factor: float | None = None
+    log_multiplier_unit: float = 1.0
+    laws: Mapping[str, str] = field(default_factory=dict[str, str])
+    layers: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    labels: Mapping[str, str] = field(default_factory=dict[str, str])
+    nested: bool = False
+    without_rope: tuple[str, ...] = ()
+    without_rope_needs: str | None = None
+    kinds: Mapping[str, Kind] = field(default_factory=dict[str, Kind])
+    block_key: str | None = None
+    factor: float | None = None
+    block_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    names: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    nulls: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    variants: tuple[Variant, ...] = ()
+    parts: Mapping[str, str] = field(default_factory=dict[str, str])
+    sizes: Mapping[str, int] = field(default_factory=dict[str, int])
+    uses: str | None = None
+    carried: tuple[str, ...] = ()
+    divisors: bool = False
+    refused: str | None = None
+    note: str | None = None
+
+    @property
+    def pairing_key(self) -> str | None:
+        """The key of the file that selects the pairing, if the class has one."""
+        return next((v.key for v in self.variants if "pairing" in v.facts), None)
+
+    @property
+    def width_key(self) -> str:
+        """The key of the width of a head, or of its rotated slice in latent attention."""
+        return "qk_rope_head_dim" if self.latent else "head_dim"
+
+    def kind(self, kind: str) -> Kind:
+        """What is different in layers of that kind."""
+        return self.kinds.get(self.labels.get(kind, kind), Kind())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """Facts by ``model_type`` and ``general.architecture``, and what ``files.toml`` explains."""
+
+    huggingface: Mapping[str, Architecture]
+    gguf: Mapping[str, Architecture]
+    files: Mapping[str, Any]
+
+
+@lru_cache(maxsize=1)
+def table() -> Table:
+    """The tables of model types, read once."""
+    huggingface, files = read_table("huggingface.toml"), read_table("files.toml")
+    types: dict[str, dict[str, Any]] = huggingface["model_types"]
+    for uses, names in huggingface["without_rotation"].items():
+        types |= {name: {"uses": uses} for name in names}
+    for name, keys in huggingface["carried"].items():
+        types[name] = types[name] | {"carried": keys}
+    for name, parts in huggingface["parts"].items():
+        uses = [types.get(part, {}).get("uses") for part in parts.values()]
+        default = {"uses": uses[0]} if all(uses) else {"refused": _NO_PART}
+        types[name] = types.get(name, default) | {"parts": parts}
+    keys = ("num_hidden_layers", "hidden_size", "num_attention_heads")
+    for name, sizes in read_table("class_sizes.toml").items():
+        if name in types:
+            known = {key: size for key, size in zip(keys, sizes, strict=True) if size}
+            types[name] = {"sizes": known} | types[name]
+    return Table(
+        huggingface=_architectures(types, files["names"]),
+        gguf=_architectures(read_table("gguf.toml"), {}),
+        files=MappingProxyType(files),
+    )
+
+
+def read_table(name: str) -> dict[str, Any]:
+    """A TOML file of this package."""
+    return tomllib.loads(resources.files("phasor.files.configs").joinpath(name).read_text("utf-8"))
+
+
+def tuples_for_lists(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """An entry whose values can be fields of a frozen dataclass."""
+    return {
+        key: tuple(cast("list[Any]", value)) if isinstance(value, list) else value
+        for key, value in entry.items()
+    }
+
+
+def inherit(entry: Mapping[str, Any], entries: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """The entry merged with the one of ``entries`` that it is ``like``."""
+    own = dict(entry)
+    like = own.pop("like", None)
+    return own if like is None else inherit(entries[like], entries) | own
+
+
+def _architectures(
+    plain: Mapping[str, dict[str, Any]], names: Mapping[str, list[str]]
+) -> Mapping[str, Architecture]:
+    """The entries of a table, which all have these names of keys besides their own."""
+
+    def freeze(entry: dict[str, Any]) -> dict[str, Any]:
+        entry = tuples_for_lists(entry)
+        if "names" in entry:
+            entry["names"] = {**names, **entry["names"]}
+        for fact in entry.keys() & {"names", "block_names"}:
+            entry[fact] = {
+                key: (name,) if isinstance(name, str) else tuple(name)
+                for key, name in entry[fact].items()
+            }
+        return entry
+
+    def build_variant(name: str, entry: dict[str, Any]) -> Variant:
+        facts = inherit(entry, plain)
+        if "like" in entry:
+            # the other type's facts replace all of this one's, so these return to their defaults
+            facts = {k: getattr(Architecture(), k) for k in inherit(plain[name], plain)} | facts
+        facts.pop("present", None)
+        unless = facts.pop("unless", None)
+        return Variant(
+            key=facts.pop("key"),
+            value=facts.pop("is", unless),
+            unless=unless is not None,
+            default=facts.pop("default", None),
+            facts=freeze(facts),
+        )
+
+    def build(name: str) -> Architecture:
+        entry = inherit(plain[name], plain)
+        entry["kinds"] = {kind: Kind(**facts) for kind, facts in entry.get("kinds", {}).items()}
+        entry["variants"] = tuple(build_variant(name, v) for v in entry.get("variants", ()))
+        return Architecture(**freeze({"names": dict[str, Any](), **entry}))
+
+    return MappingProxyType({name: build(name) for name in plain})

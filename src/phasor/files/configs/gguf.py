@@ -1,0 +1,274 @@
+"""GGUF metadata: the rope that llama.cpp runs, with the pairing of its architectures."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+from phasor._checks import short_repr
+from phasor.axes import Axes, InterleavedSections, OneAxis, Sectioned
+from phasor.errors import ConfigError
+from phasor.files.configs.block import (
+    Block,
+    head_width,
+    or_default,
+    renamed_keys,
+    require,
+    single_value,
+)
+from phasor.files.configs.facts import Architecture, table
+from phasor.files.configs.layer_kinds import MOST_LAYERS, has_rope, layers_by_pattern
+from phasor.files.configs.unread_keys import check_unread_keys
+from phasor.layers import LayerRopes
+from phasor.rope import WIDEST, Rope
+from phasor.scaling import NTK, Law, Linear, LongRope, PerPair, Rule, Yarn, yarn_multiplier
+
+_FREQS = "rope_freqs.weight"
+_SHORT, _LONG = "rope_factors_short.weight", "rope_factors_long.weight"
+_BASE_KEY, _WIDTH_KEY = "rope.freq_base", "rope.dimension_count"
+_SECTIONS_KEY = "rope.dimension_sections"
+_ORIGINAL_KEY, _GAIN_KEY = "rope.scaling.original_context_length", "rope.scaling.attn_factor"
+_PATTERN_KEY = "attention.sliding_window_pattern"
+# 0 is none; architectures without attention count no heads
+_ZERO_IS_NONE = ("attention.sliding_window", "attention.head_count", "attention.head_count_kv")
+_WINDOWED = ("sliding_attention", "chunked_attention")
+_BASE = 10_000.0  # llama.cpp's default
+
+
+def load_gguf(top: Block, *, strict: bool) -> LayerRopes:
+    """The rope of each layer of a model in GGUF."""
+    name = require(top, "general.architecture", top.text("general.architecture"))
+    if (facts := table().gguf.get(name)) is None:
+        top.refuse(
+            "general.architecture",
+            "one that phasor knows, such as gguf.MODEL_ARCH_NAMES lists (else load the model's "
+            "config.json, or describe its embedding with phasor.Rope(...))",
+        )
+    config, facts = _select_facts(top, name, facts)
+    count = require(config, "block_count", config.whole("block_count", most=MOST_LAYERS))
+    kinds_in_order = _kinds_in_order(config, facts, count)
+    notes = [facts.note] if facts.note else []
+    kinds = {
+        kind: _rope(top, config, facts, kind, notes) if has_rope(kind, config, facts) else None
+        for kind in dict.fromkeys(kinds_in_order)
+    }
+    if facts.uses is not None:
+        notes.append(f"{name} has no rotary embedding; in its place: {facts.uses}.")
+    what, by = f"a GGUF file of architecture {name!r}", "llama.cpp"
+    notes += check_unread_keys(
+        config, (), kinds.values(), what, strict=strict, facts=facts, ignored_by=by
+    )
+    return LayerRopes(
+        name=top.text("general.name") or name,
+        layer_kinds=kinds_in_order,
+        kinds=kinds,
+        context=config.whole("context_length"),
+        num_heads=config.largest("attention.head_count"),
+        # latent attention rotates one key for all heads
+        num_kv_heads=1 if facts.latent else config.largest("attention.head_count_kv"),
+        notes=tuple(dict.fromkeys(notes)),
+    )
+
+
+def _select_facts(top: Block, name: str, facts: Architecture) -> tuple[Block, Architecture]:
+    """The keys of the architecture, and its facts for their switches."""
+    start = f"{name}."
+    values = {k.removeprefix(start): v for k, v in top.values.items() if k.startswith(start)}
+    variant = next((v for v in facts.variants if v.applies(Block(values, name))), None)
+    facts = facts if variant is None else replace(facts, **variant.facts)
+    if facts.refused is not None:
+        raise ConfigError(f"general.architecture {name!r} {facts.refused}")
+    values = {k: v for k, v in values.items() if v != 0 or k not in _ZERO_IS_NONE}
+    if isinstance(values.get(_PATTERN_KEY), (list, tuple)) and "listed" not in facts.layers:
+        del values[_PATTERN_KEY]  # llama.cpp takes a number here, and passes over lists
+    config = Block(values, name)
+    # converters also write these where nothing uses them
+    config.ignore("attention.max_alibi_bias", "rope.scaling.finetuned", _ORIGINAL_KEY)
+    for key, value in values.items():
+        # a key for layers with a window that says what all layers have, or that nothing turns
+        is_same = key.endswith("_swa") and value == values.get(key.removesuffix("_swa"))
+        if is_same or (facts.uses is not None and value in (0, 1, "none")):
+            config.ignore(key)
+    return config, facts
+
+
+def _kinds_in_order(config: Block, facts: Architecture, count: int) -> tuple[str, ...]:
+    """The kind of each layer; a layer without key heads has no attention and no rope."""
+    if facts.uses is not None:
+        return ("nope",) * count
+    if "listed" in facts.layers:
+        windowed = require(config, _PATTERN_KEY, config.items(_PATTERN_KEY))
+        if len(windowed) != count or any(flag not in (0, 1) for flag in windowed):
+            config.refuse(_PATTERN_KEY, f"a list of true or false for each of the {count} layers")
+        kinds = tuple(facts.layers["miss" if flag else "hit"] for flag in windowed)
+    else:
+        kinds = layers_by_pattern(config, facts, count)
+    key = "attention.head_count_kv"
+    listed = isinstance(config.values.get(key), (list, tuple))
+    heads = config.wholes(key) or () if listed else (config.whole(key),)
+    if len(heads) == 1:
+        return kinds
+    if len(heads) != count:
+        config.refuse(key, f"one number, or one for each of the {count} layers")
+    return tuple(kind if n else "nope" for kind, n in zip(kinds, heads, strict=True))
+
+
+def _key(config: Block, kind: str, key: str) -> str:
+    """``key`` for layers of this kind: those with a sliding window may have one of their own."""
+    own = f"{key}_swa"
+    return own if kind in _WINDOWED and config.has(own) else key
+
+
+def _rope(top: Block, config: Block, facts: Architecture, kind: str, notes: list[str]) -> Rope:
+    special = facts.kind(kind)
+    width_key = _key(config, kind, _WIDTH_KEY)
+    # all layers may have keys of their own, and a fixed architecture turns whole heads
+    config.ignore(_BASE_KEY, _WIDTH_KEY)
+    width = None if facts.fixed else config.whole(width_key, least=2, most=WIDEST)
+    head_dim = require(config, width_key, width if facts.latent else _head_dim(config, kind))
+    width = width or head_dim
+    pairs = width // 2
+    if facts.fraction is not None and kind not in _WINDOWED:
+        width = int(width * facts.fraction)
+    if width % 2 or width > head_dim:
+        config.refuse(width_key, f"an even number of coordinates, at most {head_dim}")
+    key = special.base_key or _key(config, kind, _BASE_KEY)
+    base = or_default(config, key, config.number(key, above=1), _BASE, "llama.cpp's default", notes)
+    # some kinds of layer ignore the scaling keys
+    law = _read_scaling(top, config, facts, pairs, notes) if special.scaled else None
+    if isinstance(law, PerPair):
+        law = PerPair(factors=law.factors[: width // 2])
+    if facts.fixed and (law is not None or base != _BASE):
+        raise ConfigError(
+            f"llama.cpp turns {config.path} by the powers of {_BASE:g} whatever its file says, and "
+            f"this one has {config.name(key)} = {base:g} and the law {short_repr(law)}"
+        )
+    with renamed_keys(config, {"base": key, "rotary_dim": width_key, "sections": _SECTIONS_KEY}):
+        return Rope(
+            head_dim=head_dim,
+            pairing=facts.pairing,
+            base=base,
+            rotary_dim=width,
+            scaling=law,
+            axes=_axes(config, facts, width // 2),
+        )
+
+
+def _head_dim(config: Block, kind: str) -> int:
+    key = _key(config, kind, "attention.key_length")
+    if (head_dim := config.whole(key, least=2, most=WIDEST)) is not None:
+        return head_dim
+    width = require(config, "embedding_length", config.whole("embedding_length"))
+    heads = require(config, "attention.head_count", config.largest("attention.head_count"))
+    return head_width(config, key, "embedding_length / head_count", width, heads)
+
+
+def _axes(config: Block, facts: Architecture, num_pairs: int) -> Axes:
+    if facts.axes is None:
+        return OneAxis()
+    sections = require(config, _SECTIONS_KEY, config.wholes(_SECTIONS_KEY))
+    while sections and not sections[-1]:
+        sections = sections[:-1]  # the fourth counts pairs of an axis that few models have
+    if facts.axes == "sectioned":
+        return Sectioned(sections)
+    axis_of_pair = InterleavedSections(sections).axis_of_pair(num_pairs)
+    if any(axis_of_pair.count(axis) != n for axis, n in enumerate(sections)):
+        # llama.cpp rotates the remaining pairs by a fourth coordinate, the models by the first
+        counts = f"pair counts that can be dealt out in turn over {num_pairs} pairs"
+        config.refuse(_SECTIONS_KEY, counts)
+    return InterleavedSections(sections)
+
+
+def _read_scaling(
+    top: Block, config: Block, facts: Architecture, pairs: int, notes: list[str]
+) -> Law | Rule | None:
+    key = "rope.scaling.type"
+    law_name = config.text(key)
+    if law_name not in (None, "none", "linear", "yarn", "longrope"):
+        config.refuse(key, "one of none, linear, yarn, longrope")
+    keys = ("rope.scaling.factor", "rope.scale_linear")
+    factor = single_value((config.name(k), config.number(k, least=0)) for k in keys) or 1.0
+    divisors = [tensor for tensor in (_FREQS, _SHORT, _LONG) if top.has(tensor)]
+    # llama.cpp divides by these tensors in addition to the law that the metadata name
+    others = [config.name(key)] * (law_name == "yarn") + [config.name(keys[0])] * (factor != 1)
+    if _FREQS in divisors:
+        others += divisors[1:] + [config.name(key)] * (law_name == "longrope")
+    if divisors and others:
+        raise ConfigError(f"{divisors[0]} and {others[0]} both scale; keep one")
+    if law_name == "yarn":
+        return _read_yarn(config, facts, factor)
+    if law_name == "longrope" or _SHORT in divisors or _LONG in divisors:
+        return _read_longrope(top, config, pairs)
+    if (factors := top.numbers_per_pair(_FREQS, pairs)) is not None:
+        return PerPair(factors=factors)
+    if facts.divisors:
+        raise ConfigError(
+            f"{_FREQS} is a tensor of the GGUF file, and {config.path} needs it: add it to the "
+            "dictionary as a list, or load the model's config.json"
+        )
+    notes.append(
+        f"Divisors of the frequencies are tensors of a GGUF file and not in its metadata "
+        f"({_FREQS} of Llama 3; {_SHORT} and {_LONG} of LongRoPE); none were given."
+    )
+    if config.number(_GAIN_KEY) not in (None, 1.0):
+        config.refuse(
+            _GAIN_KEY, f"1 unless the scaling type is yarn, or {_SHORT} and {_LONG} are given"
+        )
+    if law_name == "none" and factor != 1:
+        config.refuse(key, "linear, as there is a factor other than 1")
+    if facts.ntk_alpha and (alpha := config.number("rope.scaling.alpha", least=0)):
+        if factor != 1:
+            config.refuse("rope.scaling.alpha", "0 beside a factor other than 1")
+        return NTK(factor=alpha)
+    return None if factor == 1 else Linear(factor=factor)
+
+
+def _original_length(config: Block) -> int:
+    length = config.whole(_ORIGINAL_KEY) or config.whole("context_length")
+    return require(config, _ORIGINAL_KEY, length)
+
+
+def _read_longrope(top: Block, config: Block, pairs: int) -> LongRope:
+    short_factors, long_factors = (top.numbers_per_pair(key, pairs) for key in (_SHORT, _LONG))
+    if short_factors is None or long_factors is None:
+        raise ConfigError(
+            f"{_SHORT} and {_LONG} are tensors of the GGUF file, and longrope needs both: add "
+            "them to the dictionary as lists, or load the model's config.json"
+        )
+    original = _original_length(config)
+    gain = config.number(_GAIN_KEY, above=0) or 1.0
+    with renamed_keys(config, {"original_max_positions": _ORIGINAL_KEY}):
+        return LongRope(
+            short_factors=short_factors,
+            long_factors=long_factors,
+            original_max_positions=original,
+            factor=(config.whole("context_length") or original) / original,
+            short_attention_factor=gain,
+            long_attention_factor=gain,
+        )
+
+
+def _read_yarn(config: Block, facts: Architecture, factor: float) -> Yarn:
+    """YaRN as llama.cpp computes it; its log multiplier is ``mscale_all_dim``."""
+    config.add_defaults(facts.block)
+    for key in ("rope.scaling.yarn_ext_factor", "rope.scaling.yarn_attn_factor"):
+        if config.number(key) not in (None, 1.0):
+            config.refuse(key, "1, as with another value llama.cpp runs no law that phasor knows")
+    keys = {name: f"rope.scaling.yarn_{name}" for name in ("beta_fast", "beta_slow")}
+    betas = {name: beta for name, key in keys.items() if (beta := config.number(key, above=0))}
+    multiplier = config.number("rope.scaling.yarn_log_multiplier", least=0) or 0.0
+    all_dim = multiplier / facts.log_multiplier_unit
+    mscale = all_dim if facts.softmax and all_dim else 1.0
+    multiplier = partial(yarn_multiplier, factor)
+    gain = config.number(_GAIN_KEY, above=0) or 1.0
+    derived = gain == 1 and (facts.softmax or not all_dim)
+    with renamed_keys(config, keys):
+        return Yarn(
+            factor=factor,
+            original_max_positions=_original_length(config),
+            **betas,
+            truncate=True,  # llama.cpp rounds the ends of the ramp
+            mscale=mscale,
+            mscale_all_dim=all_dim if facts.softmax else 0.0,
+            attention_factor=None if derived else gain * multiplier(mscale) / multiplier(all_dim),
+        )

@@ -1,0 +1,201 @@
+"""Configs for the code of Mistral and Meta (``params.json``), of the first MLX, and of DeepSeek.
+
+All rotate interleaved pairs in place, but for MLX programs with ``rope_traditional: false``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from phasor.errors import ConfigError
+from phasor.files.configs.block import (
+    Block,
+    head_width,
+    or_default,
+    renamed_keys,
+    require,
+    single_value,
+)
+from phasor.files.configs.facts import Architecture, read_table, table
+from phasor.files.configs.layer_kinds import MOST_LAYERS, layers_by_pattern
+from phasor.files.configs.unread_keys import check_unread_keys
+from phasor.layers import InConfig, LayerRopes
+from phasor.rope import WIDEST, Rope
+from phasor.scaling import Llama3, Yarn
+
+
+def is_params(config: Block) -> bool:
+    """Whether a file has the keys of Mistral's and Meta's code, as those of the first MLX do.
+
+    Raises:
+        ConfigError: If it has another width under transformers' key.
+    """
+    marks = read_table("params.toml")["params"]
+    if not all(map(config.has, marks["sizes"])):
+        return False
+    single_value((config.name(key), config.values.get(key)) for key in ("dim", "hidden_size"))
+    if any(map(config.has, ["hidden_size", *marks["foreign"]])):
+        # beside an equal hidden_size, transformers' keys count
+        return False
+    if config.has("model_type"):
+        return config.text("model_type") in marks["mlx"]
+    return any(map(config.has, marks["own"]))
+
+
+def is_deepseek(config: Block) -> bool:
+    """Whether a file has the keys of DeepSeek's inference code."""
+    marks = read_table("params.toml")["deepseek"]["marks"]
+    return not config.has("model_type") and any(all(map(config.has, keys)) for keys in marks)
+
+
+def load_params(config: Block, *, strict: bool) -> LayerRopes:
+    """The rope of each layer, the same for all but Llama 4's layers without one."""
+    heads = require(config, "n_heads", config.whole("n_heads"))
+    layers = require(config, "n_layers", config.whole("n_layers", most=MOST_LAYERS))
+    head_dim = _head_dim(config, heads)
+    notes: list[str] = []
+    base = _base(config, notes)
+    yarn = config.block("yarn")
+    scaling = _read_llama3(config, layers, notes) if config.flag("use_scaled_rope") else None
+    if yarn is not None:
+        if scaling is not None:
+            config.refuse("use_scaled_rope", "false beside yarn, which scales as well")
+        scaling = _read_yarn(yarn, latent=config.has("qk_rope_head_dim"))
+    pairing = "half" if config.flag("rope_traditional") is False else "interleaved"
+    with renamed_keys(config, {"rotary_dim": "head_dim", "head_dim": "head_dim"}):
+        rope = Rope(head_dim=head_dim, pairing=pairing, base=base, scaling=scaling)
+    interval = config.whole("nope_layer_interval")
+    kinds = ["nope" if interval and i % interval == 0 else "rope" for i in range(1, layers + 1)]
+    what = "Mistral's or Meta's params.json"
+    blocks = () if yarn is None else (yarn,)
+    notes += check_unread_keys(config, blocks, (rope,), what, strict=strict)
+    lengths = ("max_position_embeddings", "max_seq_len", "model_max_length")
+    context = single_value((config.name(key), config.whole(key)) for key in lengths)
+    return LayerRopes(
+        name=config.text("model_type") or "params.json",
+        layer_kinds=tuple(kinds),
+        kinds={"rope": rope, "nope": None} if "nope" in kinds else {"rope": rope},
+        context=context,
+        num_heads=heads,
+        # latent attention rotates one key for all heads
+        num_kv_heads=1 if config.has("qk_rope_head_dim") else config.whole("n_kv_heads"),
+        notes=tuple(notes),
+    )
+
+
+def load_deepseek(config: Block, *, strict: bool) -> LayerRopes:
+    """The rope of each layer: in V4 of a head, else of its ``qk_rope_head_dim`` slice alone."""
+    notes: list[str] = []
+    is_v4 = config.has("rope_head_dim")
+    defaults = read_table("params.toml")["deepseek_v4" if is_v4 else "deepseek"]
+
+    def number_or_default(key: str, above: float = 0) -> float:
+        value, whose = config.number(key, above=above), "the default of DeepSeek's own code"
+        return or_default(config, key, value, defaults.get(key), whose, notes)
+
+    layers = require(config, "n_layers", config.whole("n_layers", most=MOST_LAYERS))
+    key = "rope_head_dim" if is_v4 else "qk_rope_head_dim"
+    width = require(config, key, config.whole(key, least=2, most=WIDEST))
+    longest = config.whole("max_seq_len") or int(number_or_default("max_seq_len"))
+    original = config.whole("original_seq_len") or int(number_or_default("original_seq_len"))
+    # cos and sin stay as they are; V3's softmax scale takes m(mscale) squared
+    keys = ("attention_factor",) if is_v4 else ("mscale", "mscale_all_dim")
+    temperature = dict.fromkeys(keys, 1.0 if is_v4 else number_or_default("mscale"))
+    names = {name: name for name in ("head_dim", "beta_fast", "beta_slow")}
+    with renamed_keys(config, names | {"rotary_dim": key}):
+        law = Yarn(
+            factor=number_or_default("rope_factor"),
+            original_max_positions=original,
+            beta_fast=number_or_default("beta_fast"),
+            beta_slow=number_or_default("beta_slow"),
+            **temperature,
+        )
+        rope = Rope(head_dim=width, pairing="interleaved", base=number_or_default("rope_theta", 1))
+        # their code leaves frequencies and softmax alone up to the original length
+        kinds = {"rope": replace(rope, scaling=law if longest > original else None)}
+        kinds_in_order, facts = ("rope",) * layers, Architecture()
+        if is_v4:
+            facts = table().huggingface["deepseek_v4"]
+            kinds_in_order = layers_by_pattern(config, facts, layers)
+            head_dim = config.whole("head_dim", least=width, most=WIDEST)
+            head_dim = require(config, "head_dim", head_dim)
+            main = replace(rope, head_dim=head_dim, rotary_dim=width, rotary_start=head_dim - width)
+            base = number_or_default("compress_rope_theta", 1)
+            ropes = {"main": main, "compress": replace(main, base=base, scaling=law)}
+            kinds = {kind: ropes[facts.labels[kind]] for kind in dict.fromkeys(kinds_in_order)}
+            notes.append(str(facts.note))
+    what = "DeepSeek's inference config"
+    notes += check_unread_keys(config, (), kinds.values(), what, strict=strict)
+    return LayerRopes(
+        name="deepseek",
+        layer_kinds=kinds_in_order,
+        kinds=kinds,
+        context=longest,
+        num_heads=config.whole("n_heads"),
+        num_kv_heads=1,  # latent attention rotates one key for all heads
+        notes=tuple(notes),
+        in_config=InConfig(labels=facts.labels),
+    )
+
+
+def _base(config: Block, notes: list[str]) -> float:
+    """The base of a file; where it does not state it, that of the program that reads it."""
+    base, model_type = config.number("rope_theta", above=1), config.text("model_type")
+    if base is not None:
+        return base
+    if model_type is not None:
+        default, whose = table().huggingface[model_type].base, f"what MLX assumes for {model_type}"
+    elif config.has("multiple_of") and not config.contains("use_scaled_rope"):
+        default, whose = 10_000.0, "a constant in Meta's code for Llama 1 and 2"
+    else:
+        others = "programs that read params.json fill it in differently (10000 and 1000000)"
+        raise ConfigError(f"{config.name('rope_theta')} is absent, and {others}; add it")
+    return or_default(config, "rope_theta", base, default, whose, notes)
+
+
+def _head_dim(config: Block, heads: int) -> int:
+    keys = ("qk_rope_head_dim", "head_dim")
+    stated = (config.whole(key, least=2, most=WIDEST) for key in keys)
+    if (head_dim := next(filter(None, stated), None)) is not None:
+        return head_dim
+    width = require(config, "dim", config.whole("dim"))
+    return head_width(config, "head_dim", "dim / n_heads", width, heads)
+
+
+def _read_llama3(config: Block, layers: int, notes: list[str]) -> Llama3:
+    """Llama 3's law with the numbers of the file, of Llama 4's code, or of the release."""
+    factor = config.number("rope_scaling_factor", above=0)
+    is_llama4 = config.has("moe_args") or config.has("nope_layer_interval")
+    marks = read_table("params.toml")["llama4" if is_llama4 else "llama3"]
+    high = config.number("rope_high_freq_factor", above=0) or marks["high_freq_factor"]
+    if is_llama4:
+        whose = "the default of Llama 4's code"
+        factor = or_default(config, "rope_scaling_factor", factor, marks["factor"], whose, notes)
+    if factor is None:
+        release = marks["releases"].get(f"{config.whole('dim')} x {layers}")
+        if release is None:
+            raise ConfigError(f"{config.name('use_scaled_rope')} {marks['unknown']}")
+        factor = float(release["factor"])
+        notes.append(marks["release"].format(**release))
+        notes += [marks["not_8"]] * (factor != 8)
+    names = {"factor": "rope_scaling_factor", "high_freq_factor": "rope_high_freq_factor"}
+    with renamed_keys(config, names):
+        return Llama3(factor=factor, original_max_positions=8192, high_freq_factor=high)
+
+
+def _read_yarn(block: Block, *, latent: bool) -> Yarn:
+    """Mistral's yarn block: ``beta`` is YaRN's fast end, ``alpha`` its slow one."""
+    apply_scale = require(block, "apply_scale", block.flag("apply_scale"))
+    if apply_scale and latent:
+        block.refuse("apply_scale", "false, as Mistral's own latent-attention models have it")
+    original = block.whole("original_max_position_embeddings")
+    names = ("beta", "alpha", "factor")
+    fast, slow, factor = (require(block, k, block.number(k, above=0)) for k in names)
+    with renamed_keys(block, {"beta_fast": "beta", "beta_slow": "alpha"}):
+        return Yarn(
+            factor=factor,
+            original_max_positions=require(block, "original_max_position_embeddings", original),
+            beta_fast=fast,
+            beta_slow=slow,
+            attention_factor=None if apply_scale else 1.0,
+        )

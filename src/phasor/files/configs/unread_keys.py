@@ -1,0 +1,169 @@
+"""Checks the keys about positions that a model type's class does not read.
+
+A key whose value changes nothing, or asks for what the class does anyway, is *neutral* and ignored.
+A key about something other than the rotation is *noted*. A key that asks for another pairing,
+width, base, law or choice of layers, or for any rotation of a class that has none, is *refused*
+(all of a file in one error), because the file or its model type is then probably wrong; with
+``strict=False`` it is noted and ignored, as the class ignores it. Keys of an object that nothing
+reads count like those beside it. ``keys.toml`` says what each key means.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+from phasor._checks import short_repr
+from phasor.axes import AXES
+from phasor.errors import ConfigError
+from phasor.files.configs.block import Block
+from phasor.files.configs.facts import Architecture, read_table, table, tuples_for_lists
+from phasor.files.configs.laws import laws_of_untyped
+from phasor.rope import Rope
+from phasor.scaling import Linear
+
+# not the "rope" in "properties"
+_ABOUT_POSITIONS = re.compile(r"(?<!p)rope|rotary|alibi|key_length_swa", re.IGNORECASE)
+#: By what a key means, whether a rope has the property that a value asks for.
+_HAS: Mapping[str, Callable[[Rope, Any], bool]] = {
+    "pairing": lambda rope, asked: rope.pairing == asked,
+    # a layout's name, or how many there are
+    "axes": lambda rope, asked: (
+        asked == rope.axes.n_axes or type(rope.axes) is AXES.get(str(asked))
+    ),
+    "base": lambda rope, asked: rope.base == asked,
+    "fraction": lambda rope, asked: (
+        isinstance(asked, (int, float)) and int(rope.head_dim * asked) == rope.rotary_dim
+    ),
+    "width": lambda rope, asked: rope.rotary_dim == asked,
+    "divides": lambda rope, asked: (
+        isinstance(rope.scaling, Linear) and rope.scaling.factor == asked
+    ),
+}
+MEANINGS = (*_HAS, "rotates", "law", "switch", "note")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Meaning:
+    """The meaning of a key that its model type's class does not read; ``keys.toml`` explains it."""
+
+    means: str
+    says: str
+    values: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    neutral: tuple[Any, ...] = ()
+
+    def is_neutral(self, value: Any, ropes: Sequence[Rope]) -> bool:
+        """Whether the model's ropes already have the property that ``value`` asks for."""
+        if value in self.neutral:
+            return True
+        json_text = json.dumps(value, default=repr).strip('"')
+        asked = self.values.get(json_text) if self.values else value
+        match self.means:
+            case "rotates":
+                return asked == bool(ropes)
+            case "switch":
+                return value is False
+            case "unknown":
+                return value is False or json_text == "1.0"
+            case "law" | "note":
+                return False
+            case _:  # where nothing rotates, any value asks for a rotation
+                return all(_HAS[self.means](rope, asked) for rope in ropes) if ropes else not value
+
+
+_NO_FACTS = Architecture()
+_UNKNOWN = Meaning(means="unknown", says="is not a key that phasor knows here")
+
+
+@lru_cache(maxsize=1)
+def meanings() -> Mapping[str, Meaning]:
+    """``keys.toml``, read once."""
+    entries = read_table("keys.toml").items()
+    return {key: Meaning(**tuples_for_lists(entry)) for key, entry in entries}
+
+
+def objects_inside(block: Block, depth: int = 8) -> Iterator[Block]:
+    """The objects inside ``block`` that nothing read, but for configs of other models."""
+    for inner in block.unread_objects() if depth else ():
+        name = inner.path.rpartition(".")[2]
+        if not inner.has("model_type") and not re.search(table().files["other_models"], name):
+            yield inner
+            yield from objects_inside(inner, depth - 1)
+
+
+def check_unread_keys(
+    config: Block,
+    blocks: Iterable[Block],
+    layers: Iterable[Rope | None],
+    what: str,
+    *,
+    strict: bool,
+    facts: Architecture = _NO_FACTS,
+    ignored_by: str | None = None,
+) -> list[str]:
+    """Notes about the keys that were not read.
+
+    Args:
+        config: The file's config, after reading.
+        blocks: Its rope blocks that a layer uses, after reading.
+        layers: The rope of each kind of layer, None for one that does not rotate.
+        what: The kind of file, such as ``a file of model type 'llama'``.
+        strict: Whether to refuse keys that contradict the class.
+        facts: The facts of its class, if the file names one.
+        ignored_by: The program that is known to have no code for further keys.
+
+    Raises:
+        ConfigError: If keys contradict what the class does and ``strict`` is set.
+    """
+    notes: list[str] = []
+    refused: list[str] = []
+    unused: list[str] = []
+    rotates_nothing = facts.uses is not None
+    ropes, rope_blocks = [rope for rope in layers if rope is not None], [*blocks]
+    for block in (*rope_blocks, config, *objects_inside(config)):
+        in_block = block in rope_blocks
+        for key, value in block.unread().items():
+            meaning = meanings().get("rope_type" if in_block and key == "type" else key)
+            if meaning is None and not in_block and not _ABOUT_POSITIONS.search(key):
+                continue
+            meaning = meaning or _UNKNOWN
+            name = block.path_of(key)
+            said = f"{name} (got {short_repr(value)})"
+            inside = key if in_block else name.removeprefix(f"{config.path}.")
+            if rotates_nothing and inside in facts.carried:
+                unused.append(name)
+            elif in_block and (laws := laws_of_untyped(block, key)):
+                refused.append(f"{said} is of a law, and no rope_type says which: {laws}")
+            elif in_block and (meaning is _UNKNOWN or (ropes and meaning.means == "law")):
+                # its value makes no key neutral here, because it may be a misspelt one
+                unused.append(name)
+            elif meaning.is_neutral(value, ropes):
+                continue
+            elif meaning.means == "note":
+                if in_block or ropes:
+                    notes.append(f"Not part of the rotation: {said} {meaning.says}.")
+            elif in_block or ropes or rotates_nothing or meaning.means == "rotates":
+                refused.append(f"{said} {meaning.says}")
+                ignored_by = ignored_by if meaning is _UNKNOWN else None
+    if unused:
+        reason = "the law of that block does not use it" if ropes else "nothing rotates"
+        notes.insert(0, f"Nothing depends on {', '.join(dict.fromkeys(unused))}: {reason}.")
+    if refused and strict:
+        why = f"is not a key that phasor understands in {what}"
+        if rotates_nothing:
+            why = f"is a key of models that rotate, and {what} has no rotary embedding"
+        way_out = "Remove what nothing depends on"
+        if ignored_by is not None:
+            way_out += (
+                f", or read the file as {ignored_by} does, which ignores it: "
+                "load(..., strict=False), on the command line --lenient"
+            )
+        raise ConfigError(
+            f"{refused[0].split(' ')[0]} {why}. {'; '.join(refused)}. {way_out}; a model with code "
+            "of its own is described with phasor.Rope(...)"
+        )
+    return [*notes, *(f"Left aside: {sentence}." for sentence in refused)]

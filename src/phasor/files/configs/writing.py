@@ -1,0 +1,223 @@
+"""A Rope written as a Hugging Face config: its block, and the keys outside it.
+
+Each block is read back before it is returned, to check that it describes exactly its Rope.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from phasor._checks import short_repr, whole
+from phasor.axes import Alternating, Axes, InterleavedSections, OneAxis, Sectioned
+from phasor.errors import ConfigError
+from phasor.files.configs import laws
+from phasor.files.configs.block import Block
+from phasor.files.configs.facts import Architecture, table
+from phasor.rope import Rope
+from phasor.scaling import DynamicNTK, Linear, Llama3, LongRope, PerPair, Proportional, Yarn
+
+_ORIGINAL_KEY = "original_max_position_embeddings"
+
+
+def rope_parameters(rope: Rope, context: int) -> dict[str, Any]:
+    """The block of a Hugging Face ``config.json`` for ``rope``, as transformers 5 writes it.
+
+    It has the base, the rotated fraction of a head, the law or rule, and the sections of a
+    multimodal rope. Pairing, direction and the start of the slice depend on the model class.
+    The format has no name for `PerPair`: it becomes a ``longrope`` block with the same list
+    twice, which reads back as a rule that picks the `PerPair` law at every length. The original
+    context of dynamic NTK is outside its block: `config_keys` sets it.
+
+    Args:
+        rope: With a base.
+        context: Tokens of the training, which a ``longrope`` block contains.
+
+    Returns:
+        JSON values.
+
+    Raises:
+        ConfigError: If the format cannot say this Rope.
+        SpecError: If ``context`` is not a positive whole number.
+
+    >>> from phasor import Rope
+    >>> from phasor.scaling import Linear
+    >>> rope_parameters(Rope(head_dim=64, pairing="half", scaling=Linear(factor=4.0)), 2048)
+    {'rope_type': 'linear', 'factor': 4.0, 'rope_theta': 10000.0}
+    """
+    whole("context", context, least=1)
+    if rope.explicit_inv_freq is not None or rope.inv_freq_dtype != "exact":
+        raise ConfigError(
+            "a config states a base and a law, and this rope has explicit or rounded frequencies; "
+            "keep it as JSON instead (Rope.to_json)"
+        )
+    write = WRITERS.get(type(rope.scaling))
+    if write is None:
+        raise ConfigError(
+            f"no rope_type says the law {short_repr(rope.scaling)}; take one of "
+            f"{', '.join(sorted(law.__name__ for law in WRITERS if law is not type(None)))}"
+        )
+    law = _as_rule(rope.scaling, context) if isinstance(rope.scaling, PerPair) else rope.scaling
+    block = write(law)
+    block["rope_theta"] = rope.base
+    if rope.rotary_dim != rope.head_dim:
+        block["partial_rotary_factor"] = rotated_fraction(rope.rotary_dim, rope.head_dim)
+    block |= _section_keys(rope.axes)
+    _check_block(rope, block, context)
+    return block
+
+
+def config_keys(rope: Rope | Mapping[str, Rope | None], context: int, to: int) -> dict[str, Any]:
+    """The keys to set in a ``config.json`` for a context of ``to`` tokens.
+
+    The block of `rope_parameters`, and ``max_position_embeddings``: ``to``, except for dynamic NTK,
+    whose readers use that key for the context before the extension. If kinds of layers have
+    separate blocks, ``rope_parameters`` has all of them, null for a kind without a rope.
+
+    Args:
+        rope: The rope of all layers; or by label of a block, the rope of each.
+        context: Tokens of the training.
+        to: Tokens of the wanted context.
+
+    Raises:
+        ConfigError: As `rope_parameters`, or if dynamic ropes start from different contexts.
+        SpecError: If a length is not a positive whole number.
+
+    >>> from phasor import Rope
+    >>> from phasor.scaling import DynamicNTK
+    >>> law = DynamicNTK(factor=4.0, original_max_positions=2048)
+    >>> keys = config_keys(Rope(head_dim=64, pairing="half", scaling=law), 2048, 8192)
+    >>> keys["max_position_embeddings"]
+    2048
+    """
+    ropes = {"": rope} if isinstance(rope, Rope) else rope
+    blocks = {k: None if r is None else rope_parameters(r, context) for k, r in ropes.items()}
+    length = whole("to", to, least=1)
+    laws_of_kinds = [r.scaling for r in ropes.values() if r is not None]
+    starts = {law.original_max_positions for law in laws_of_kinds if isinstance(law, DynamicNTK)}
+    if len(starts) > 1:
+        raise ConfigError(
+            "dynamic ropes of one config start from max_position_embeddings, and these start from "
+            f"{' and '.join(map(str, sorted(starts)))}; keep them as JSON instead (Rope.to_json)"
+        )
+    block = blocks[""] if isinstance(rope, Rope) else blocks
+    return {"max_position_embeddings": min(starts, default=length), "rope_parameters": block}
+
+
+def _check_block(rope: Rope, block: dict[str, Any], context: int) -> None:
+    """Refuse a block whose law or axes, when read back, are not the Rope's."""
+    law = rope.scaling
+    facts = Architecture(
+        pairing=rope.pairing,
+        axes=None if rope.axes == OneAxis() else rope.to_dict()["axes"]["layout"],
+        axis_order=_alternating_facts().axis_order if isinstance(rope.axes, Alternating) else (),
+        softmax=isinstance(law, Yarn) and law.mscale_all_dim > 0,
+    )
+    config: dict[str, Any] = {}
+    if isinstance(law, DynamicNTK):
+        config["max_position_embeddings"] = law.original_max_positions
+    model = laws.Model(architecture=facts, rotary_dim=rope.rotary_dim, config=Block(config))
+    read = Block(block, "rope_parameters")
+    read_law, read_axes = laws.scaling(read, model), laws.axes(read, model) or OneAxis()
+    expected = _as_rule(law, context) if isinstance(law, PerPair) else law
+    # both would be written as partial_rotary_factor
+    ambiguous = isinstance(law, Proportional) and rope.rotary_dim != rope.head_dim
+    if ambiguous or (read_law, read_axes) != (expected, rope.axes):
+        raise ConfigError(
+            f"a {block['rope_type']!r} block cannot say {short_repr(law)} of {rope.rotary_dim} in "
+            f"{rope.head_dim} coordinates; keep the rope as JSON instead (Rope.to_json)"
+        )
+
+
+def rotated_fraction(rotary_dim: int, head_dim: int) -> float:
+    """The fraction for which readers compute ``int(head_dim * fraction) == rotary_dim``."""
+    exact = rotary_dim / head_dim
+    return exact if int(head_dim * exact) == rotary_dim else (rotary_dim + 0.5) / head_dim
+
+
+def _section_keys(axes: Axes) -> dict[str, Any]:
+    if isinstance(axes, OneAxis):
+        return {}
+    if isinstance(axes, Sectioned):
+        return {"mrope_section": list(axes.sections)}
+    if isinstance(axes, InterleavedSections):
+        return {"mrope_section": list(axes.sections), "mrope_interleaved": True}
+    if isinstance(axes, Alternating):
+        by_axis = dict(zip(_alternating_facts().axis_order, axes.sections, strict=True))
+        return {"mrope_section": [by_axis[axis] for axis in sorted(by_axis)]}
+    raise ConfigError(
+        f"no config key says {type(axes).__name__} axes; keep the rope as JSON instead "
+        "(Rope.to_json)"
+    )
+
+
+def _alternating_facts() -> Architecture:
+    """The facts of a class with alternating axes; all of them have one order of sections."""
+    return next(f for f in table().huggingface.values() if f.axes == "alternating")
+
+
+def _field_writer(rope_type: str, *names: str) -> Callable[[Any], dict[str, Any]]:
+    """A writer for laws whose block has their own fields."""
+    keys = {"original_max_positions": _ORIGINAL_KEY}
+    return lambda law: {
+        "rope_type": rope_type,
+        **{keys.get(name, name): getattr(law, name) for name in names},
+    }
+
+
+def _write_proportional(law: Proportional) -> dict[str, Any]:
+    block: dict[str, Any] = {"rope_type": "proportional", "partial_rotary_factor": law.fraction}
+    return block if law.factor == 1 else block | {"factor": law.factor}
+
+
+def _write_yarn(law: Yarn) -> dict[str, Any]:
+    block = _field_writer("yarn", "factor", "beta_fast", "beta_slow", "original_max_positions")(law)
+    scales = {"mscale": law.mscale, "mscale_all_dim": law.mscale_all_dim}
+    if not law.truncate:
+        block["truncate"] = False
+    if law.attention_factor is not None:
+        block["attention_factor"] = law.attention_factor
+        del scales["mscale"]
+    return block | scales if law.mscale_all_dim else block
+
+
+def _write_longrope(law: LongRope) -> dict[str, Any]:
+    gains = {"short_mscale": law.short_attention_factor, "long_mscale": law.long_attention_factor}
+    if law.short_attention_factor == law.long_attention_factor:
+        gains = {"attention_factor": law.short_attention_factor}
+    return {
+        "rope_type": "longrope",
+        "factor": law.factor,
+        "short_factor": list(law.short_factors),
+        "long_factor": list(law.long_factors),
+        _ORIGINAL_KEY: law.original_max_positions,
+        **{key: gain for key, gain in gains.items() if gain is not None},
+    }
+
+
+def _as_rule(law: PerPair, context: int) -> LongRope:
+    """A rule that picks the law at every length; the format has no name for the law itself."""
+    return LongRope(
+        short_factors=law.factors,
+        long_factors=law.factors,
+        original_max_positions=context,
+        factor=1.0,
+        short_attention_factor=law.attention_factor,
+        long_attention_factor=law.attention_factor,
+    )
+
+
+#: By law or rule, the function that writes its block; for `PerPair` it is given `_as_rule`.
+WRITERS: Mapping[type, Callable[[Any], dict[str, Any]]] = {
+    type(None): _field_writer("default"),
+    Linear: _field_writer("linear", "factor"),
+    # the original context is max_position_embeddings, outside the block
+    DynamicNTK: _field_writer("dynamic", "factor"),
+    Llama3: _field_writer(
+        "llama3", "factor", "low_freq_factor", "high_freq_factor", "original_max_positions"
+    ),
+    Proportional: _write_proportional,
+    Yarn: _write_yarn,
+    LongRope: _write_longrope,
+    PerPair: _write_longrope,
+}

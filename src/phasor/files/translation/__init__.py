@@ -1,0 +1,229 @@
+"""Settings and code with which other programs rotate like a rope, or the reason for none.
+
+A file for each target, or for a few that share code; `TARGETS` lists them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from phasor._checks import choice, whole
+from phasor.errors import SpecError
+from phasor.files.presets import preset, preset_names
+from phasor.files.translation import (
+    ggml,
+    kernels,
+    megatron,
+    meta,
+    mlx,
+    onnx,
+    rotary_embedding_torch,
+    serving,
+    torchtune,
+    transformers,
+)
+from phasor.files.translation.target import (
+    ProgramSettings,
+    RefusalError,
+    Target,
+    TranslationError,
+    softmax_note,
+    with_simplest_law,
+)
+from phasor.layers import LayerRopes, one_layer
+from phasor.rope import Rope
+from phasor.scaling import Rule
+
+__all__ = ["TARGETS", "ProgramSettings", "Target", "Translation", "TranslationError", "translate"]
+
+TARGETS: Mapping[str, Target] = {
+    target.name: target
+    for target in (
+        kernels.FLASH_ATTN,
+        kernels.FLASHINFER,
+        ggml.GGUF,
+        kernels.LIGER,
+        ggml.LLAMA_CPP,
+        megatron.TARGET,
+        meta.TARGET,
+        mlx.TARGET,
+        onnx.TARGET,
+        rotary_embedding_torch.TARGET,
+        serving.SGLANG,
+        torchtune.TARGET,
+        kernels.TRANSFORMER_ENGINE,
+        transformers.TARGET,
+        serving.VLLM,
+    )
+}
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Translation:
+    """A model's rotation in the words of another program.
+
+    Attributes:
+        model: The model's name.
+        target: The program.
+        context: Tokens, if the settings contain a length.
+        parts: The settings, for each rope or once for the model.
+    """
+
+    model: str
+    target: Target
+    context: int
+    parts: tuple[ProgramSettings, ...]
+
+    def as_plain(self) -> dict[str, Any]:
+        """Everything as JSON values."""
+        return {
+            "model": self.model,
+            "target": self.target.name,
+            "source": self.target.source,
+            "checked": self.target.checked,
+            "context": self.context,
+            "parts": [part.as_plain() for part in self.parts],
+        }
+
+    def variables(self, part: ProgramSettings) -> list[str]:
+        """Python code that sets each variable that the part's code reads."""
+        if not part.as_variables:
+            return []
+        imports = ["import phasor"] if "rope" in part.settings else []
+        lines = [f"{name} = {self._literal(value)}" for name, value in part.settings.items()]
+        return imports + lines
+
+    def _literal(self, value: Any) -> str:
+        if isinstance(value, Rope):
+            known = preset(self.model).kinds.items() if self.model in preset_names() else ()
+            for kind, rope in known:
+                if rope == value:
+                    return f"phasor.preset({self.model!r}).kinds[{kind!r}]"
+            return f"phasor.Rope.from_json({value.to_json()!r})"
+        if isinstance(value, np.ndarray):
+            numbers: list[float] = value.tolist()
+            shown = [repr(x) if math.isfinite(x) else f'float("{x}")' for x in numbers]
+            return f"[{', '.join(shown)}]"
+        return repr(value)
+
+    def __repr__(self) -> str:
+        return f"Translation({self.model!r} for {self.target.name!r}, {len(self.parts)} parts)"
+
+    def __str__(self) -> str:
+        lines = [f"{self.model} for {self.target.name}: {self.target.program}"]
+        for part in self.parts:
+            lines += ["", f"{', '.join(part.ropes)} layers:", *self.variables(part), part.code]
+            lines += [f"# {note}" for note in part.notes]
+        return "\n".join(lines)
+
+
+def translate(
+    ropes: Rope | LayerRopes, target: str, *, context: int | None = None, at: int | None = None
+) -> Translation:
+    """What ``target`` has to be given so that it performs this rotation.
+
+    Args:
+        ropes: A rope, or those of a model.
+        target: One of `TARGETS`.
+        context: Tokens, for targets that keep tables or state a length; the model's own unless
+            given.
+        at: Length of the sequences, where a rule has to pick its law.
+
+    Returns:
+        ``parts``, one for each different rope or one for the model: ``settings`` by the target's
+        own names, ``code`` that gives them, ``notes`` on what else has to be done, and ``ropes``,
+        what the target then performs, by kind of layer. A target whose pairing is the other one
+        needs reordered weights, which a note says; the part's rope is in the target's pairing.
+
+    Raises:
+        TranslationError: If the target cannot express it; with the nearest that it can, and how
+            far that is off.
+        SpecError: For an unknown target, or if no context is known.
+
+    >>> from phasor.scaling import Linear
+    >>> rope = Rope(head_dim=64, pairing="half", scaling=Linear(factor=4.0))
+    >>> (part,) = translate(rope, "mlx", context=8192).parts
+    >>> part.settings
+    {'dims': 64, 'traditional': False, 'base': 10000.0, 'scale': 0.25}
+    >>> print(part.code)
+    import mlx.core as mx
+    <BLANKLINE>
+    # x [batch, heads, seq, head_dim]; offset is the position of the first token
+    mx.fast.rope(x, dims, traditional=traditional, base=base, scale=scale, offset=offset)
+    """
+    chosen = TARGETS[choice("target", target, tuple(TARGETS))]
+    if isinstance(ropes, Rope):
+        ropes = one_layer(ropes)
+    if context is None and ropes.context is None:
+        raise SpecError(f"context must be given: {ropes.name} does not say how many tokens it has")
+    length = whole("context", ropes.context if context is None else context, least=2)
+    if not ropes.ropes:
+        raise TranslationError(f"{ropes.name} has no rotation in any layer: give {target} none")
+    if at is not None:
+        ropes = _change_ropes(ropes, lambda rope: rope.at(at))
+    try:
+        parts = _write_parts(chosen, ropes, length)
+    except RefusalError as refusal:
+        raise refusal.with_nearest(_expressible_ropes(chosen, refusal)) from None
+    return Translation(model=ropes.name, target=chosen, context=length, parts=parts)
+
+
+def _write_parts(target: Target, ropes: LayerRopes, context: int) -> tuple[ProgramSettings, ...]:
+    """The parts that the target is given, with all notes.
+
+    Raises:
+        RefusalError: If it cannot express a rope; it may express one of the error's candidates.
+        TranslationError: If it cannot, and there are no candidates.
+    """
+    for rope in ropes.ropes:
+        target.check(rope, context)
+    adapted = {rope: _adapt(target, rope) for rope in ropes.ropes}
+    notes = {kind: adapted[rope][1] for kind, rope in ropes.kinds.items() if rope is not None}
+    parts: list[ProgramSettings] = []
+    for part in target.write(_change_ropes(ropes, lambda rope: adapted[rope][0]), context):
+        rope_notes = dict.fromkeys(note for kind in part.ropes for note in notes[kind])
+        parts.append(replace(part, notes=(*part.notes, *rope_notes)))
+    return tuple(parts)
+
+
+def _expressible_ropes(target: Target, refusal: RefusalError, depth: int = 2) -> Iterator[Rope]:
+    """The candidates that the target can express, and those of its refusals of the others."""
+    for rope in refusal.candidates:
+        try:
+            _write_parts(target, one_layer(rope), refusal.context)
+        except RefusalError as inner_refusal:
+            if depth:
+                yield from _expressible_ropes(target, inner_refusal, depth - 1)
+        except TranslationError:
+            pass
+        else:
+            yield rope
+
+
+def _change_ropes(ropes: LayerRopes, change: Callable[[Rope], Rope]) -> LayerRopes:
+    kinds = {kind: None if rope is None else change(rope) for kind, rope in ropes.kinds.items()}
+    return replace(ropes, kinds=kinds)
+
+
+def _adapt(target: Target, rope: Rope) -> tuple[Rope, tuple[str, ...]]:
+    """The rope in the law and the pairing that the target reads, and notes for the user."""
+    notes: list[str] = []
+    rope = with_simplest_law(rope)
+    pairings = target.pairings(rope) if callable(target.pairings) else target.pairings
+    if rope.pairing not in pairings:
+        rope, note = target.reorder(rope, *pairings)
+        notes.append(note)
+    if rope.pairing_out is not None and not target.other_pairs_out:
+        notes.append(
+            f"The model writes {rope.pairing_out} pairs, {target.name} {rope.pairing} ones: "
+            "attention scores are the same, coordinates of cached keys are in another order."
+        )
+        rope = replace(rope, pairing_out=None)
+    if not target.softmax and not isinstance(rope.scaling, Rule) and rope.softmax_factor != 1:
+        notes.append(softmax_note(rope.softmax_factor))
+    return rope, tuple(notes)

@@ -1,0 +1,375 @@
+"""ggml: the metadata and tensors of a GGUF file, and the flags of llama.cpp that replace them."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+
+from phasor.axes import InterleavedSections, OneAxis, Sectioned
+from phasor.files.translation.target import (
+    ProgramSettings,
+    Target,
+    TranslationError,
+    ntk_as_base,
+    plain_candidates,
+    softmax_note,
+)
+from phasor.layers import LayerRopes
+from phasor.pairings import by_pairing
+from phasor.rope import Rope
+from phasor.scaling import Linear, LongRope, Yarn, yarn_multiplier
+
+_BASE = 10_000.0  # llama.cpp's default
+_GAIN_KEY = "rope.scaling.attn_factor"
+_TENSOR_NOTE = (
+    "These tensors are float32. The architecture has to read them: llama does; the loader of one "
+    "that does not refuses the file."
+)
+#: The divisor that converters write for a frequency of 0, as not every device handles infinity.
+_LARGEST_DIVISOR = 1e30
+# of most architectures of llama.cpp
+_DEFAULT_BETAS = {"yarn_beta_fast": 32.0, "yarn_beta_slow": 1.0}
+
+
+class _GgmlForm(NamedTuple):
+    """A rope in the form that ggml can express.
+
+    Attributes:
+        rope: With NTK-aware scaling as a raised base; in half pairs if it has several axes.
+        sections: Numbers of pairs of four axes; empty for a rope with one axis.
+        notes: What the architecture has to do.
+    """
+
+    rope: Rope
+    sections: list[int]
+    notes: tuple[str, ...]
+
+
+class _TwoRopes(NamedTuple):
+    """The base keys of two kinds of layers; scaling keys apply to the first of them."""
+
+    scaled: str
+    plain: str
+    scaled_base: str
+    plain_base: str
+    architectures: str
+
+
+_TWO_ROPES = (
+    _TwoRopes("full", "sliding", "rope.freq_base", "rope.freq_base_swa", "gemma4 and olmo2 do"),
+    _TwoRopes(
+        scaled="compressed",
+        plain="sliding",
+        scaled_base="attention.compress_rope_freq_base",
+        plain_base="rope.freq_base",
+        architectures="deepseek4 does",
+    ),
+)
+
+
+def _write_gguf(ropes: LayerRopes, context: int) -> tuple[ProgramSettings, ...]:
+    forms = {kind: _ggml_form(GGUF, rope, context) for kind, rope in ropes.kinds.items() if rope}
+    kinds = {kind: form.rope for kind, form in forms.items()}
+    notes = ["{arch} is the file's general.architecture."]
+    notes += [note for form in forms.values() for note in form.notes]
+    two = _find_two_ropes(kinds)
+    keys: dict[str, Any]
+    scaled_layers = ""
+    if two is None:
+        scaled = GGUF.only_rope(replace(ropes, kinds={**ropes.kinds, **kinds}), context)
+        keys = {"rope.freq_base": scaled.base or _BASE, "rope.dimension_count": scaled.rotary_dim}
+        if any(_kind_name(kind) == "sliding" for kind in kinds):
+            keys["rope.freq_base_swa"] = keys["rope.freq_base"]
+            scaled_layers = "sliding layers too, as exaone4 does"
+    else:
+        scaled, plain = _rope_named(kinds, two.scaled), _rope_named(kinds, two.plain)
+        keys = {two.scaled_base: scaled.base, two.plain_base: plain.base}
+        keys["rope.dimension_count"] = scaled.rotary_dim
+        if plain.rotary_dim != scaled.rotary_dim:
+            keys["rope.dimension_count_swa"] = plain.rotary_dim
+        scaled_layers = f"{two.scaled} layers alone, as {two.architectures}"
+    if scaled_layers and scaled.scaling is not None:
+        notes.append(f"The architecture has to scale {scaled_layers}.")
+    sections = next(form.sections for form in forms.values() if form.rope == scaled)
+    if sections:
+        keys["rope.dimension_sections"] = sections
+    unrotated = [kind for kind, rope in ropes.kinds.items() if rope is None]
+    if unrotated:
+        notes.append(f"The architecture has to leave {' and '.join(unrotated)} layers as they are.")
+    law_keys, tensors, law_notes = _law_settings(scaled)
+    settings = {f"{{arch}}.{key}": value for key, value in (keys | law_keys).items()} | tensors
+    return (
+        ProgramSettings(
+            ropes=kinds,
+            settings=settings,
+            code="\n".join(f"{key} = {_as_text(value)}" for key, value in settings.items()),
+            notes=tuple(dict.fromkeys((*notes, *law_notes))),
+        ),
+    )
+
+
+def _ggml_form(target: Target, rope: Rope, context: int) -> _GgmlForm:
+    """The rope in the form that ggml can express.
+
+    Raises:
+        TranslationError: If ggml would rotate pairs by a fourth coordinate.
+    """
+    rope = ntk_as_base(rope)
+    notes: tuple[str, ...] = ()
+    sections: list[int] = []
+    rope_type = by_pairing(rope.pairing, half="NEOX", interleaved="NORM")
+    if isinstance(rope.axes, (Sectioned, InterleavedSections)):
+        rope_type = "IMROPE" if isinstance(rope.axes, InterleavedSections) else "MROPE"
+        sections = [*rope.axes.sections, 0, 0][:4]
+        # IMROPE deals pairs out to three axes in turn, until the section of an axis is full
+        extra_pairs = [
+            k
+            for k, axis in enumerate(rope.axes.axis_of_pair(rope.num_pairs))
+            if axis > 2 or (rope_type == "IMROPE" and k >= 3 * sections[k % 3])
+        ]
+        if extra_pairs:
+            target.refuse(
+                f"{type(rope.axes).__name__} axes of {rope.axes.sections} pairs: it turns pairs "
+                f"{extra_pairs[0]} to {extra_pairs[-1]} by a fourth coordinate, which is 0 in text",
+                rope, context, [replace(rope, axes=OneAxis())],
+            )  # fmt: skip
+        if rope.pairing == "interleaved":
+            notes = (
+                f"{target.name} turns half pairs where positions have axes: reorder the weights "
+                "first (phasor convert FOLDER OUT --to half).",
+            )
+            rope = replace(rope, pairing="half")
+    start = f" from coordinate {rope.rotary_start} on" if rope.rotary_start else ""
+    note = f"The architecture has to rotate {rope.pairing} pairs{start} (rope type {rope_type})."
+    if not sections:
+        note += (
+            " If it rotates the other pairs, the weights have to be reordered: llama.cpp's "
+            "converter does that for the architectures that it knows."
+        )
+    return _GgmlForm(rope, sections, (*notes, note))
+
+
+def _find_two_ropes(kinds: Mapping[str, Rope]) -> _TwoRopes | None:
+    """The base keys for two different ropes, of which the second has no law; None for others."""
+    if len(set(kinds.values())) == 1:
+        return None
+    for two in _TWO_ROPES:
+        if {_kind_name(kind) for kind in kinds} == {two.scaled, two.plain}:
+            scaled, plain = _rope_named(kinds, two.scaled), _rope_named(kinds, two.plain)
+            same_axes = scaled.axes == plain.axes and scaled.direction == plain.direction == 1
+            if same_axes and scaled.base and plain.base and plain.scaling is None:
+                return two
+    return None
+
+
+def _rope_named(kinds: Mapping[str, Rope], name: str) -> Rope:
+    return next(rope for kind, rope in kinds.items() if _kind_name(kind) == name)
+
+
+def _kind_name(kind: str) -> str:
+    return kind.removesuffix("_attention")
+
+
+class _LawSettings(NamedTuple):
+    keys: dict[str, Any]
+    tensors: dict[str, Any]
+    notes: tuple[str, ...]
+
+
+def _law_settings(rope: Rope) -> _LawSettings:
+    law = rope.scaling
+    if isinstance(law, LongRope):
+        return _longrope_settings(law)
+    if rope.direction == 1 and rope.base is not None:
+        if law is None:
+            return _LawSettings({}, {}, ())
+        if isinstance(law, Linear):
+            keys = {"rope.scaling.type": "linear", "rope.scaling.factor": law.factor}
+            return _LawSettings(keys, {}, ())
+        if _is_ggml_yarn(rope):
+            return _yarn_settings(cast(Yarn, law))
+    plain = replace(rope, base=rope.base or _BASE, scaling=None, explicit_inv_freq=None)
+    with np.errstate(divide="ignore", over="ignore"):
+        divisors = rope.direction * plain.inv_freq / rope.inv_freq
+    divisors = np.clip(divisors, -_LARGEST_DIVISOR, _LARGEST_DIVISOR)  # tensors are float32
+    keys = {} if rope.attention_factor == 1 else {_GAIN_KEY: rope.attention_factor}
+    notes = (_TENSOR_NOTE,)
+    if rope.softmax_factor != 1:
+        notes += (softmax_note(rope.softmax_factor),)
+    return _LawSettings(keys, {"rope_freqs.weight": divisors}, notes)
+
+
+def _is_ggml_yarn(rope: Rope) -> bool:
+    """Whether the law is YaRN with a ramp between whole pairs, as ggml computes it.
+
+    In heads so narrow that the ramp would end before it begins, ggml computes another one.
+    """
+    law, base = rope.scaling, rope.base
+    if not isinstance(law, Yarn) or not law.truncate or base is None:
+        return False
+
+    def index(turns: float) -> float:
+        inverse_frequency = law.original_max_positions / (2 * math.pi * turns)
+        return rope.num_pairs * math.log(inverse_frequency) / math.log(base)
+
+    begin, end = math.floor(index(law.beta_fast)), math.ceil(index(law.beta_slow))
+    return max(begin, 0) <= min(end, rope.rotary_dim - 1)
+
+
+def _longrope_settings(law: LongRope) -> _LawSettings:
+    original = law.original_max_positions
+    gain, long_gain = (law.at(length).attention_factor for length in (original, original + 1))
+    if gain != long_gain:
+        raise TranslationError(
+            f"gguf keeps one attention factor for both lists of LongRope, and these have {gain:g} "
+            f"and {long_gain:g}; translate rope.at(seq_len), or give --at TOKENS"
+        )
+    keys = {
+        "rope.scaling.type": "longrope",
+        "rope.scaling.original_context_length": original,
+        _GAIN_KEY: gain,
+    }
+    tensors = {
+        "rope_factors_short.weight": np.array(law.short_factors),
+        "rope_factors_long.weight": np.array(law.long_factors),
+    }
+    list_note = (
+        f"llama.cpp takes the long list if it is started with a context (-c) of more than "
+        f"{original} tokens, whatever the length of the sequence is."
+    )
+    return _LawSettings(keys, tensors, (_TENSOR_NOTE, list_note))
+
+
+def _yarn_settings(law: Yarn) -> _LawSettings:
+    """YaRN by name; llama.cpp multiplies cos and sin by ``m(1)``, and by the key as well."""
+    keys: dict[str, Any] = {
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": law.factor,
+        "rope.scaling.original_context_length": law.original_max_positions,
+    }
+    notes: tuple[str, ...] = ()
+    betas = {"yarn_beta_fast": law.beta_fast, "yarn_beta_slow": law.beta_slow}
+    if betas != _DEFAULT_BETAS:
+        keys |= {f"rope.scaling.{name}": value for name, value in betas.items()}
+        flags = " ".join(f"--{name.replace('_', '-')} {value:g}" for name, value in betas.items())
+        notes += (
+            f"Most architectures do not read yarn_beta_fast and yarn_beta_slow (grok and mistral3 "
+            f"do): start llama.cpp with {flags} as well.",
+        )
+    gain, softmax = law.temperature()
+    if softmax != 1 and gain == 1:
+        # deepseek2 divides the key by 0.1, leaves cos and sin alone, and scales the softmax
+        keys["rope.scaling.yarn_log_multiplier"] = 0.1 * law.mscale_all_dim
+        notes += (
+            "The architecture has to be deepseek2, or one like it, which multiplies its softmax "
+            f"scale by {softmax:.6g} for yarn_log_multiplier.",
+        )
+        return _LawSettings(keys, {}, notes)
+    key_gain = gain / yarn_multiplier(law.factor, 1.0)
+    if key_gain != 1:
+        keys[_GAIN_KEY] = key_gain
+    if softmax != 1:
+        notes += (softmax_note(softmax),)
+    return _LawSettings(keys, {}, notes)
+
+
+def _as_text(value: Any) -> str:
+    """A value in the printed form of the file; tensors are float32."""
+    if isinstance(value, np.ndarray):
+        return f"[{', '.join(str(np.float32(x)) for x in value.tolist())}]"
+    return json.dumps(value)
+
+
+GGUF = Target(
+    name="gguf",
+    program="metadata and tensors of a file for llama.cpp",
+    source="https://github.com/ggml-org/ggml/blob/master/docs/gguf.md",
+    checked="description",
+    write=_write_gguf,
+    backwards=True,
+    axes=(OneAxis, Sectioned, InterleavedSections),
+    rules=(LongRope,),
+    softmax=True,
+)
+
+
+# llama.cpp: the flags that replace the scaling keys of a GGUF file.
+
+
+def _write_llama_cpp(ropes: LayerRopes, context: int) -> tuple[ProgramSettings, ...]:
+    rope, sections, notes = _ggml_form(LLAMA_CPP, LLAMA_CPP.only_rope(ropes, context), context)
+    settings = {"--rope-freq-base": rope.base, **_scaling_flags(rope, context)}
+    flags = " ".join(f"{name} {value}" for name, value in settings.items())
+    file = f"The file has to have rope.dimension_count = {rope.rotary_dim}"
+    if sections:
+        file += f" and rope.dimension_sections = {sections}"
+    if rope.scaling is not None:
+        notes += (
+            "llama-server gives no sequence more tokens than the file's context_length. If that "
+            f"is below {context}, add --override-kv ARCH.context_length=int:{context}, with the "
+            "file's general.architecture for ARCH.",
+        )
+    return (
+        ProgramSettings(
+            ropes={kind: rope for kind, other in ropes.kinds.items() if other is not None},
+            settings=settings,
+            code=f"llama-server -m FILE {flags}",
+            notes=(
+                *notes,
+                f"{file}.",
+                "The file must not have rope_freqs or rope_factors tensors, nor the keys "
+                "rope.scaling.attn_factor and rope.scaling.yarn_log_multiplier: they would scale "
+                "too.",
+                "Most architectures with sliding windows (gemma3 and gpt-oss) give those layers "
+                "the base and the scale of the file, whatever the flags are.",
+            ),
+        ),
+    )
+
+
+def _scaling_flags(rope: Rope, context: int) -> dict[str, Any]:
+    law = rope.scaling
+    if rope.base is not None and law is None:
+        return {"--rope-scaling": "none"}
+    if isinstance(law, Linear):
+        return {"--rope-scaling": "linear", "--rope-scale": law.factor}
+    gain = rope.attention_factor
+    yarn = law if isinstance(law, Yarn) and _is_ggml_yarn(rope) else None
+    flag_gain = 1.0 if yarn is None else yarn_multiplier(yarn.factor, 1.0)
+    if yarn is None or gain != flag_gain:
+        if gain == flag_gain:
+            feature = (
+                "frequencies other than base ** (-2k / d), or these divided by one factor or by "
+                "YaRN's ramp between whole pairs"
+            )
+        elif yarn is None:
+            feature = f"cos and sin multiplied by {gain:g}"
+        else:
+            # llama.cpp overwrites --yarn-attn-factor if YaRN is on
+            feature = (
+                f"YaRN with cos and sin multiplied by {gain:g}: its flags always give {flag_gain:g}"
+            )
+        feature += " (a GGUF file can: gguf)"
+        LLAMA_CPP.refuse(feature, rope, context, plain_candidates(rope))
+    return {
+        "--rope-scaling": "yarn",
+        "--rope-scale": yarn.factor,
+        "--yarn-orig-ctx": yarn.original_max_positions,
+        "--yarn-beta-fast": yarn.beta_fast,
+        "--yarn-beta-slow": yarn.beta_slow,
+    }
+
+
+LLAMA_CPP = Target(
+    name="llama.cpp",
+    program="flags for a GGUF file without scaling",
+    source="https://github.com/ggml-org/llama.cpp/blob/master/tools/server/README.md",
+    checked="description",
+    write=_write_llama_cpp,
+    axes=(OneAxis, Sectioned, InterleavedSections),
+)

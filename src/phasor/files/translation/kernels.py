@@ -1,0 +1,263 @@
+"""Kernels whose arguments are cos and sin, or the numbers from which they compute them.
+
+flash-attention, flashinfer, Liger and TransformerEngine.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from phasor.axes import Alternating, Axial, InterleavedSections, OneAxis, Sectioned
+from phasor.files.translation.target import (
+    POSITIONS_UNCHECKED,
+    ProgramSettings,
+    Target,
+    keyword_lines,
+    per_rope,
+    table_settings,
+)
+from phasor.rope import Rope
+from phasor.scaling import Linear, Llama3
+
+# flash-attention: cos and sin of its ``apply_rotary_emb``.
+
+
+def _write_flash_attn(rope: Rope, context: int) -> ProgramSettings:
+    return ProgramSettings(
+        table_settings("flash-attn", rope, context)
+        | {"interleaved": rope.pairing == "interleaved"},
+        "from flash_attn.layers.rotary import apply_rotary_emb\n"
+        "from phasor.torch import cos_sin_cache\n\n"
+        "# x [batch, seq, heads, head_dim]; offset is the position of the first token\n"
+        "tables = cos_sin_cache(\n"
+        "    rope, max_positions, layout=layout, gain=gain, dtype=x.dtype, device=x.device\n"
+        ")\n"
+        "apply_rotary_emb(\n"
+        '    x, tables["cos"], tables["sin"], interleaved=interleaved, seqlen_offsets=offset\n'
+        ")",
+    )
+
+
+FLASH_ATTN = Target(
+    name="flash-attn",
+    program="the tables and arguments of flash_attn.layers.rotary.apply_rotary_emb",
+    source="https://github.com/Dao-AILab/flash-attention/blob/main/flash_attn/layers/rotary.py",
+    checked="description",
+    write=per_rope(_write_flash_attn),
+    backwards=True,
+)
+
+
+# flashinfer: the arguments of its ``apply_rope…`` functions, or a table.
+
+_SHAPES = "# q, k [tokens, heads, head_dim]; positions, whole numbers [tokens]\n"
+# head widths for which the kernels that compute cos and sin are compiled
+_COMPILED_WIDTHS = (64, 128, 256, 512)
+_PRECISION_NOTE = (
+    "This kernel approximates powers, sines and cosines: where that is too coarse, as at the end "
+    "of a long context, give apply_rope_with_cos_sin_cache a table "
+    '(phasor.torch.cos_sin_cache, layout "vllm").'
+)
+
+
+def _write_flashinfer(rope: Rope, context: int) -> ProgramSettings:
+    _check_alignment(rope, context)
+    law = rope.scaling
+    can_compute = rope.direction == 1 and _width(rope) in _COMPILED_WIDTHS
+    arguments: dict[str, Any] = {
+        "rotary_dim": rope.rotary_dim,
+        "interleave": rope.pairing == "interleaved",
+        "rope_scale": law.factor if isinstance(law, (Linear, Llama3)) else 1.0,
+        "rope_theta": rope.base,
+    }
+    if can_compute and rope.base is not None and (law is None or isinstance(law, Linear)):
+        return _write_call("apply_rope_pos_ids", arguments)
+    if can_compute and isinstance(law, Llama3) and law.low_freq_factor < law.high_freq_factor:
+        arguments |= {
+            "low_freq_factor": law.low_freq_factor,
+            "high_freq_factor": law.high_freq_factor,
+            "old_context_len": law.original_max_positions,
+        }
+        return _write_call("apply_llama31_rope_pos_ids", arguments)
+    return _write_table(rope, context)
+
+
+def _write_call(function: str, arguments: dict[str, Any]) -> ProgramSettings:
+    lines = keyword_lines(arguments)
+    code = (
+        f"from flashinfer import {function}\n\n{_SHAPES}{function}(\n    q, k, positions,\n{lines})"
+    )
+    return ProgramSettings(arguments, code, (_PRECISION_NOTE,))
+
+
+def _write_table(rope: Rope, context: int) -> ProgramSettings:
+    return ProgramSettings(
+        table_settings("vllm", rope, context)
+        | {"head_size": _width(rope), "is_neox": rope.pairing == "half"},
+        "from flashinfer import apply_rope_with_cos_sin_cache\n"
+        "from phasor.torch import cos_sin_cache\n\n"
+        f"{_SHAPES}table = cos_sin_cache(\n"
+        "    rope, max_positions, layout=layout, gain=gain, device=q.device\n"
+        ')["cos_sin"]\n'
+        "apply_rope_with_cos_sin_cache(\n"
+        "    positions, q.flatten(1), k.flatten(1), head_size, table, is_neox=is_neox\n"
+        ")",
+        (POSITIONS_UNCHECKED,),
+    )
+
+
+def _check_alignment(rope: Rope, context: int) -> None:
+    """Refuse a rope whose coordinates the threads of the kernels cannot share.
+
+    A thread rotates several neighbours of 16 bits each, which must lie in one half of half pairs.
+    """
+    width = _width(rope)
+    per_thread = max(8, width // 32) if width in _COMPILED_WIDTHS else 16
+    neighbours = rope.num_pairs if rope.pairing == "half" else rope.rotary_dim
+    if neighbours % per_thread or width % 8:
+        FLASHINFER.refuse(
+            f"{rope.num_pairs} {rope.pairing} pairs of {width} coordinates: its kernels turn "
+            f"{per_thread} neighbours at once", rope, context,
+        )  # fmt: skip
+
+
+def _width(rope: Rope) -> int:
+    """Coordinates from the first rotated one to the end of the head."""
+    return rope.head_dim - rope.rotary_start
+
+
+FLASHINFER = Target(
+    name="flashinfer",
+    program="the arguments of flashinfer's apply_rope functions, or its table",
+    source="https://docs.flashinfer.ai/api/rope.html",
+    checked="description",
+    write=per_rope(_write_flashinfer),
+    backwards=True,
+)
+
+
+# Liger: cos and sin of its ``liger_rotary_pos_emb``.
+
+
+def _write_liger(rope: Rope, context: int) -> ProgramSettings:
+    notes: tuple[str, ...] = ("It may overwrite q and k.",)
+    settings: dict[str, Any] = {"rope": rope, "gain": rope.attention_factor}
+    if rope.axes.n_axes == 1:
+        settings |= {"layout": "transformers", "max_positions": context}
+        notes += (POSITIONS_UNCHECKED,)
+        imports, rows = (
+            "from phasor.torch import cos_sin_cache",
+            "# q, k [batch, heads, seq, head_dim]; offset is the position of the first token\n"
+            "tables = cos_sin_cache(\n"
+            "    rope, max_positions, layout=layout, gain=gain, device=q.device\n"
+            ")\n"
+            "rows = slice(offset, offset + q.shape[2])\n"
+            'cos, sin = tables["cos"][None, rows], tables["sin"][None, rows]\n',
+        )
+    else:
+        # [seq, pairs] -> [1, seq, rotary_dim]
+        imports, rows = (
+            "import torch\nfrom phasor.angles import cos_sin",
+            "# q, k [batch, heads, seq, head_dim]; positions, a NumPy array [seq, axes]\n"
+            "cos, sin = (\n"
+            "    gain * torch.tensor(part).float().to(q.device).repeat(1, 2)[None]\n"
+            "    for part in cos_sin(rope, positions)\n"
+            ")\n",
+        )
+    if rope.rotary_dim < rope.head_dim - rope.rotary_start:
+        notes += ("This rotates a part of a head, which needs liger-kernel 0.8.5 or newer.",)
+    return ProgramSettings(
+        settings,
+        f"{imports}\nfrom liger_kernel.transformers.rope import liger_rotary_pos_emb\n\n"
+        f"{rows}liger_rotary_pos_emb(q, k, cos, sin)",
+        notes,
+    )
+
+
+LIGER = Target(
+    name="liger",
+    program="the tables of liger_rotary_pos_emb",
+    source="https://github.com/linkedin/Liger-Kernel/blob/main/src/liger_kernel/transformers/rope.py",
+    checked="run",
+    package="liger-kernel",
+    write=per_rope(_write_liger),
+    pairings=("half",),
+    backwards=True,
+    axes=(OneAxis, Sectioned, Axial, InterleavedSections, Alternating),
+)
+
+
+# TransformerEngine: its ``RotaryPositionEmbedding``, or the angles in place of its result.
+
+
+def _write_transformer_engine(rope: Rope, context: int) -> ProgramSettings:
+    embedding = _embedding_arguments(rope, context)
+    settings: dict[str, Any]
+    imports = ["from transformer_engine.pytorch.attention.rope import apply_rotary_pos_emb"]
+    if embedding is not None:
+        imports = [f"{imports[0]}, RotaryPositionEmbedding"]
+        angles = f"RotaryPositionEmbedding(\n{keyword_lines(embedding)})(max_seq_len)"
+        settings = {**embedding, "max_seq_len": context}
+    else:
+        settings = {
+            "rope": rope,
+            "layout": "megatron",
+            "max_positions": context,
+            "interleaved": rope.pairing == "interleaved",
+        }
+        imports.insert(0, "from phasor.torch import cos_sin_cache")
+        angles = (
+            'cos_sin_cache(\n    rope, max_positions, layout=layout, device=t.device\n)["angles"]'
+        )
+    t = "t"
+    if rope.attention_factor != 1:
+        # angles cannot contain the factor, so it is applied before the rotation
+        settings["gain"] = rope.attention_factor
+        t = "gain * t"
+        if rope.rotary_start + rope.rotary_dim < rope.head_dim:
+            imports.insert(0, "import torch")
+            settings["rotary_dim"] = rope.rotary_dim
+            t = "torch.cat((gain * t[..., :rotary_dim], t[..., rotary_dim:]), -1)"
+    return ProgramSettings(
+        settings,
+        "\n".join(imports) + "\n\n"
+        '# t [seq, batch, heads, head_dim] for tensor_format="sbhd", or\n'
+        '# [batch, seq, heads, head_dim] for "bshd"; start_positions is the position of the first\n'
+        "# token of each row, a tensor [batch], or None for 0\n"
+        f"freqs = {angles}\n"
+        "apply_rotary_pos_emb(\n"
+        f"    {t}, freqs, tensor_format=tensor_format,\n"
+        "    start_positions=start_positions, interleaved=interleaved\n"
+        ")",
+    )
+
+
+def _embedding_arguments(rope: Rope, context: int) -> dict[str, Any] | None:
+    """The arguments of ``RotaryPositionEmbedding``; None if it cannot express the rope."""
+    law = rope.scaling
+    if rope.base is None or rope.direction < 0:
+        return None
+    arguments: dict[str, Any] = {
+        "dim": rope.rotary_dim,
+        "rotary_base": rope.base,
+        "interleaved": rope.pairing == "interleaved",
+    }
+    if isinstance(law, Linear) and law.factor.is_integer():
+        # it needs both or none, and divides the positions further in sequences longer than their
+        # product
+        return arguments | {
+            "seq_len_interpolation_factor": int(law.factor),
+            "pretrained_max_position_embeddings": math.ceil(context / law.factor),
+        }
+    return arguments if law is None else None
+
+
+TRANSFORMER_ENGINE = Target(
+    name="transformer-engine",
+    program="the arguments of RotaryPositionEmbedding, or the freqs of apply_rotary_pos_emb",
+    source="https://docs.nvidia.com/deeplearning/transformer-engine/user-guide/api/pytorch.html",
+    checked="description",
+    write=per_rope(_write_transformer_engine),
+    backwards=True,
+)

@@ -1,0 +1,1 @@
+"""Longer contexts: the laws that reach one, what each does to the phases and to the cosines."""

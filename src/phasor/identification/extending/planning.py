@@ -1,0 +1,395 @@
+"""The laws that extend a model's layers, what its release documents, and the config for each."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from phasor._checks import whole
+from phasor.axes import Axial
+from phasor.describe import static_rope
+from phasor.errors import ConfigError, SpecError
+from phasor.files.configs.facts import table
+from phasor.files.configs.writing import config_keys
+from phasor.files.presets import DocumentedExtension, documented_extension
+from phasor.identification.extending.cosines import find_first_negative
+from phasor.identification.extending.laws import EVIDENCE, UNCHANGED, extended_ropes, no_such_law
+from phasor.identification.extending.phases import Coverage, coverage
+from phasor.layers import LayerRopes, one_layer
+from phasor.rope import Rope
+from phasor.scaling import NTK
+
+DOCUMENTED = "documented"
+_MEASURING_ADVICE = (
+    "Measure the laws on your own weights and texts: perplexity at the full length, whether a fact "
+    "is found at every depth of it, and both again at the trained length, which a law can make "
+    "worse. Fine-tuning improves any law."
+)
+# limits on pairs and on pairs times distances, so that a comparison takes seconds
+_MOST_PAIRS, _MOST_COSINES = 1 << 11, 1 << 31
+_FIXED_CLASS_REASON = (
+    "the class of this model takes no law and no base from its config; rotate with the rope itself "
+    "(Rope.to_json keeps it)"
+)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ExtensionOption:
+    """One law for the longer context, and its effects.
+
+    Attributes:
+        name: The law as `phasor.scaling.LAWS` names it; ``"unchanged"`` for none, and
+            ``"documented"`` for what the model's release documents.
+        rope: The Rope for the longer context, with a static law.
+        coverage: Which of its phases did not occur in training.
+        sign_change: The first distance where ``C(r) = sum_k cos(r * inv_freq[k])`` is negative:
+            from there on a similar key may score below a random one (Men et al. 2405.14591,
+            Theorem 1). None if there is none below ``coverage.to``.
+        resolution: New over old frequency of the fastest pair, which tells neighbouring tokens
+            apart; 1 if all frequencies are 0.
+        config_rope: ``rope`` in the form that configs use: NTK-aware scaling as a raised base,
+            dynamic NTK and LongRoPE as their rules.
+        config: The keys to set in a Hugging Face config; None if the format cannot express it.
+        refused: The reason, if ``config`` is None.
+    """
+
+    name: str
+    rope: Rope
+    coverage: Coverage
+    sign_change: int | None
+    resolution: float
+    config_rope: Rope
+    config: Mapping[str, Any] | None
+    refused: str | None
+
+    @property
+    def pairs_with_new_phases(self) -> int:
+        """Number of pairs with a phase that did not occur in training."""
+        return int(self.coverage.has_new_phases.sum())
+
+    @property
+    def slowest_turns(self) -> float:
+        """Turns that the slowest pair makes over the longer context."""
+        return float(self.coverage.extended_turns.min())
+
+    @property
+    def evidence(self) -> str:
+        """What was measured of the law on trained models, with its source; "" if nothing is known.
+
+        Numbers of the papers, not of this model.
+        """
+        return EVIDENCE.get(self.name, "")
+
+    def __repr__(self) -> str:
+        return f"ExtensionOption({self})"
+
+    def __str__(self) -> str:
+        sign = "never" if self.sign_change is None else f"from {self.sign_change}"
+        return (
+            f"{self.name}: {self.pairs_with_new_phases} of {self.rope.num_pairs} pairs show new "
+            f"phases, C(r) < 0 {sign}, {self.resolution:.3g} of the angle between neighbours kept"
+        )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ExtensionPlan:
+    """The laws for the layers that share one rope, and what the model's release documents.
+
+    Attributes:
+        model: Name of the model.
+        kinds: The kinds of layers to extend.
+        labels: Names of their blocks in ``rope_parameters``; empty if one block is for all.
+        inside: Path in the config file where the keys go, joined by dots; empty for the top.
+        replaced: Keys of the file to remove, because an option's ``config`` replaces them; None
+            if no Hugging Face config was read.
+        context: Tokens of the training.
+        to: Tokens of the wanted context.
+        options: By name, the unchanged Rope first, then ``"documented"`` if that reaches ``to``.
+        documented: The longer context that the model's release documents, if phasor knows one.
+    """
+
+    model: str
+    kinds: tuple[str, ...]
+    labels: tuple[str, ...]
+    inside: str
+    replaced: tuple[str, ...] | None
+    context: int
+    to: int
+    options: Mapping[str, ExtensionOption]
+    documented: DocumentedExtension | None
+
+    @property
+    def recommended(self) -> str | None:
+        """The option with evidence: what the release documents. None if it does not."""
+        return DOCUMENTED if DOCUMENTED in self.options else None
+
+    @property
+    def title(self) -> str:
+        """Layers and lengths, in half a line."""
+        return f"{', '.join(self.kinds)} layers: from {self.context} to {self.to} tokens"
+
+    @property
+    def judgement(self) -> tuple[str, ...]:
+        """Sentences: the documented law, or that none is known and laws have to be measured."""
+        release = self.documented
+        if release is None:
+            return (
+                "No release of this model is known to document a longer context, so no law is "
+                "recommended.",
+                _MEASURING_ADVICE,
+            )
+        if release.model == self.model:
+            subject = f"The release of {release.model}"
+        else:
+            subject = f"Its layers are as in {release.model}, which"
+        finding = (
+            f"{subject} documents YaRN with factor {release.law.factor:g} from "
+            f"{release.law.original_max_positions} tokens, for up to {release.reach}. "
+            f"Source: {release.source}."
+        )
+        if self.recommended is not None:
+            return finding, f"Recommended: that, called {DOCUMENTED!r} here."
+        return finding, f"For {self.to} tokens no law is recommended.", _MEASURING_ADVICE
+
+    def option(self, law: str | None) -> ExtensionOption:
+        """The option with this law; with None the recommended one.
+
+        Raises:
+            SpecError: If no such law is among the options, or none is recommended.
+        """
+        name = self.recommended if law is None else law
+        if name is None:
+            raise SpecError(
+                f"law must be given, since none is recommended: one of {', '.join(self.options)}"
+            )
+        if name not in self.options:
+            raise no_such_law(name, self.options)
+        return self.options[name]
+
+    def config_with(self, config: Mapping[str, Any], law: str | None) -> dict[str, Any]:
+        """The Hugging Face config that the plan is about, changed for the longer context.
+
+        Args:
+            config: The whole file, which stays as it is.
+            law: As for `option`.
+
+        Returns:
+            A copy with the keys of the option set, and those that they replace removed.
+
+        Raises:
+            ConfigError: If a config cannot express the law, or has no config at ``inside``.
+            SpecError: As for `option`.
+        """
+        option = self.option(law)
+        if option.config is None:
+            raise ConfigError(str(option.refused))
+        changed = copy.deepcopy(dict(config))
+        inner = changed
+        for key in filter(None, self.inside.split(".")):
+            if not isinstance(inner.get(key), dict):
+                raise ConfigError(f"config must hold another one at {self.inside!r}, and does not")
+            inner = cast(dict[str, Any], inner[key])
+        for key in self.replaced or ():
+            inner.pop(key, None)
+        inner.update(copy.deepcopy(dict(option.config)))
+        return changed
+
+    def __repr__(self) -> str:
+        return f"ExtensionPlan({self.model!r}, {self.title}, options {', '.join(self.options)})"
+
+    def __str__(self) -> str:
+        options = (f"  {option}" for option in self.options.values())
+        return "\n".join([f"{self.model}, {self.title}", *self.judgement, *options])
+
+    def as_plain(self, law: str | None) -> dict[str, Any]:
+        """Everything as JSON values, with the config of ``law`` or of the recommended one."""
+        name = self.recommended if law is None else law
+        chosen = None if name is None else self.option(name)
+        release = self.documented
+        return {
+            "model": self.model,
+            "kinds": list(self.kinds),
+            "labels": list(self.labels),
+            "inside": self.inside,
+            "context": self.context,
+            "to": self.to,
+            "documented": None
+            if release is None
+            else {"model": release.model, "reach": release.reach, "source": release.source},
+            "recommended": self.recommended,
+            "judgement": list(self.judgement),
+            "law": name,
+            "rope": None if chosen is None else chosen.config_rope.to_dict(),
+            "config": None if chosen is None else chosen.config,
+            "replaced": None if self.replaced is None else list(self.replaced),
+            "refused": None if chosen is None else chosen.refused,
+            "options": [
+                {
+                    "law": name,
+                    "pairs_with_new_phases": option.pairs_with_new_phases,
+                    "slowest_turns": option.slowest_turns,
+                    "sign_change": option.sign_change,
+                    "resolution": option.resolution,
+                    "attention_factor": option.rope.attention_factor,
+                    "evidence": option.evidence,
+                }
+                for name, option in self.options.items()
+            ],
+        }
+
+
+def plan_extension(
+    ropes: LayerRopes | Rope,
+    to: int,
+    *,
+    kind: str | Sequence[str] | None = None,
+    context: int | None = None,
+    factors: Sequence[float] | None = None,
+    parameters: Mapping[str, Mapping[str, Any]] | None = None,
+) -> ExtensionPlan:
+    """The laws that extend a model's layers to ``to`` tokens, and what its release documents.
+
+    Recommended is only what the release documents. The numbers of the laws are computed from
+    angles, which no paper has shown to predict perplexity.
+
+    With ``s`` the ratio of the lengths, the laws are: none, linear interpolation by ``s``,
+    NTK-aware by ``s``, dynamic NTK, YaRN and Llama 3 with their published parameters, and LongRoPE
+    if its searched ``factors`` are given. Laws are not combined: layers that have one get the same
+    law with ``s`` times its factor.
+
+    Args:
+        ropes: The model, or one Rope for all its layers.
+        to: Tokens of the wanted context.
+        kind: The kind of layers to extend, or several kinds with equal ropes; kinds that share
+            their config block are included. None if all ropes of the model are equal.
+        context: Tokens of the training; None for the model's own ``context``.
+        factors: LongRoPE's divisor for every pair; only for layers without a law.
+        parameters: By name of a law, fields of its class that replace the usual ones, such as
+            ``{"yarn": {"beta_fast": 16.0}}``.
+
+    Raises:
+        SpecError: If the kind must be named or does not rotate, no context is known, ``to`` is not
+            above it, ``factors`` or ``parameters`` do not fit, or there are so many pairs or
+            distances that it would take minutes.
+
+    >>> from phasor import preset
+    >>> planned = plan_extension(preset("qwen3-8b"), 131072)
+    >>> planned.recommended, planned.documented.law.factor
+    ('documented', 4.0)
+    >>> for name, one in plan_extension(preset("llama-2-7b"), 32768).options.items():
+    ...     print(name, one.pairs_with_new_phases, one.sign_change, round(one.resolution, 3))
+    unchanged 18 1707 1.0
+    linear 0 13649 0.125
+    ntk 17 5732 1.0
+    dynamic_ntk 0 21472 1.0
+    yarn 0 8886 1.0
+    llama3 0 11089 1.0
+    """
+    if isinstance(ropes, Rope):
+        ropes = one_layer(ropes)
+    length = ropes.context if context is None else context
+    if length is None:
+        raise SpecError(
+            f"context must be given, since the description of {ropes.name} has none: how many "
+            "tokens was it trained on?"
+        )
+    rotating = [name for name, kind_rope in ropes.kinds.items() if kind_rope is not None]
+    if kind is None:
+        names = _kinds_of_one_rope(ropes, rotating)
+    else:
+        names = [kind] if isinstance(kind, str) else list(kind)
+    rope = ropes.kinds.get(names[0])
+    if rope is None or any(ropes.kinds.get(name) != rope for name in names):
+        raise SpecError(
+            f"kind must be one of {', '.join(rotating) or '(none rotates)'}, got {kind!r}"
+        )
+    if rope.num_pairs > _MOST_PAIRS:
+        raise SpecError(
+            f"laws are compared for at most {_MOST_PAIRS} pairs, got {rope.num_pairs}; is the "
+            "width of a head that of the model?"
+        )
+    whole("to", to, least=2, most=_MOST_COSINES // rope.num_pairs)
+    names = _with_shared_blocks(ropes, names, rope)
+    labels = map(ropes.in_config.label, names) if ropes.has_blocks_by_kind else ()
+    trained_rope = static_rope(rope, length)
+    by_law = extended_ropes(trained_rope, length, to, factors=factors, parameters=parameters)
+    documented = documented_extension(ropes)
+    if documented is not None and to <= documented.reach:
+        scaled_rope = replace(rope, scaling=documented.law)
+        # after the unchanged rope, before the other laws
+        by_law = {UNCHANGED: trained_rope, DOCUMENTED: scaled_rope} | by_law
+
+    def make_option(name: str, scaled_rope: Rope) -> ExtensionOption:
+        static = scaled_rope.at(to)
+        config_rope = rope if name == UNCHANGED else scaled_rope
+        # configs have a larger base in place of NTK-aware scaling
+        if isinstance(config_rope.scaling, NTK) and not isinstance(config_rope.axes, Axial):
+            assert config_rope.base is not None, "a law scales the powers of a base"
+            raised = config_rope.scaling.raised_base(config_rope.base, config_rope.num_pairs)
+            config_rope = replace(config_rope, base=raised, scaling=None)
+        config, refused = _config_keys(ropes, names, config_rope, length, to)
+        fastest = trained_rope.inv_freq.argmax()
+        before, after = trained_rope.inv_freq[fastest], static.inv_freq[fastest]
+        return ExtensionOption(
+            name=name,
+            rope=static,
+            coverage=coverage(trained_rope, length, static, to),
+            sign_change=find_first_negative(static, to),
+            resolution=float(after / before) if before else 1.0,
+            config_rope=config_rope,
+            config=config,
+            refused=refused,
+        )
+
+    lists: tuple[str, ...] = ("replaced",)
+    if ropes.has_blocks_by_kind:
+        lists = ("replaced", "replaced_by_kind")
+    replaceable: list[str] = [key for name in lists for key in table().files[name]]
+    in_file = ropes.in_config.keys
+    return ExtensionPlan(
+        model=ropes.name,
+        kinds=tuple(names),
+        labels=tuple(dict.fromkeys(labels)),
+        inside=ropes.in_config.inside,
+        replaced=tuple(key for key in replaceable if key in in_file) if in_file else None,
+        context=length,
+        to=to,
+        options={name: make_option(name, scaled_rope) for name, scaled_rope in by_law.items()},
+        documented=documented,
+    )
+
+
+def _kinds_of_one_rope(ropes: LayerRopes, rotating: list[str]) -> list[str]:
+    """All kinds that rotate, if they have one rope."""
+    if len(ropes.ropes) == 1:
+        return rotating
+    if not rotating:
+        raise SpecError(f"no layer of {ropes.name} has a rotary embedding to extend")
+    raise SpecError(
+        f"kind must be given, since the layers of {ropes.name} differ: one of {', '.join(rotating)}"
+    )
+
+
+def _with_shared_blocks(ropes: LayerRopes, names: list[str], rope: Rope) -> list[str]:
+    """The kinds ``names`` and those with the same rope that read the same config block."""
+    same_rope = [kind for kind, kind_rope in ropes.kinds.items() if kind_rope == rope]
+    if not ropes.has_blocks_by_kind:
+        return same_rope
+    label = ropes.in_config.label
+    labels = {label(name) for name in names}
+    return [kind for kind in same_rope if label(kind) in labels]
+
+
+def _config_keys(
+    ropes: LayerRopes, names: list[str], rope: Rope, context: int, to: int
+) -> tuple[Mapping[str, Any] | None, str | None]:
+    """The config keys that give the kinds ``names`` this rope; or the reason for none."""
+    if ropes.in_config.fixed:
+        return None, _FIXED_CLASS_REASON
+    try:
+        changed = replace(ropes, kinds=dict(ropes.kinds) | dict.fromkeys(names, rope))
+        return config_keys(changed.config_blocks(), context, to), None
+    except ConfigError as error:
+        return None, str(error)

@@ -1,0 +1,1 @@
+"""The one operator, its three implementations, and the checks before it."""

@@ -1,0 +1,183 @@
+"""Cos and sin of positions in plain torch operations: the formula of `phasor.angles`.
+
+Integers alone hold the angle, and no value is read on the host, so that it runs on every device
+and can be compiled, exported, transformed and faked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, Concatenate, ParamSpec
+
+import torch
+from torch import Tensor
+
+from phasor.angles import FLOAT32, FLOAT64, turn_words
+from phasor.errors import PositionError
+from phasor.torch._operator.internals import (
+    cached_constant,
+    count_modes,
+    dispatch_is_plain,
+    hold_for_graph,
+    outside_transforms,
+)
+from phasor.torch._operator.text import count_axes, read_rope
+
+_P = ParamSpec("_P")
+
+_LOW_BITS = 2**32 - 1
+_EIGHTH = 1 << 61  # of a turn, in units of 2**-64
+
+
+def _constant_tensor(
+    numbers: Callable[_P, Any],
+) -> Callable[Concatenate[torch.device, torch.dtype, _P], Tensor]:
+    """A function of constants that returns numbers, as a tensor on a device.
+
+    Those of the latest Ropes are kept, because a rule makes one for every length.
+    """
+    look_up = cached_constant(numbers)
+
+    def make(
+        device: torch.device, dtype: torch.dtype, *constants: _P.args, **named: _P.kwargs
+    ) -> Tensor:
+        # valid in every later call: not an inference tensor, not one of a transformation
+        with torch.inference_mode(mode=False), outside_transforms():
+            return torch.tensor(numbers(*constants, **named), dtype=dtype, device=device)
+
+    recent = lru_cache(maxsize=64)(make)
+
+    def tensor(
+        device: torch.device, dtype: torch.dtype, *constants: _P.args, **named: _P.kwargs
+    ) -> Tensor:
+        if torch.compiler.is_compiling() or count_modes():
+            # a constant of the graph, or a fake tensor of the mode, which no other call may see
+            return torch.tensor(look_up(*constants, **named), dtype=dtype, device=device)
+        kept = recent(device, dtype, *constants, **named)
+        hold_for_graph(kept)
+        return kept
+
+    return tensor
+
+
+@_constant_tensor
+def _axis_of_pair(text: str) -> tuple[int, ...]:
+    """``[num_pairs]`` index of the position axis that drives each pair."""
+    rope = read_rope(text)
+    return tuple(rope.axes.axis_of_pair(rope.num_pairs))
+
+
+@_constant_tensor
+def _words(text: str, rest_bits: int) -> tuple[tuple[int, ...], ...]:
+    """``[3, num_pairs]`` of `phasor.angles.turn_words`."""
+    return tuple(map(tuple, turn_words(read_rope(text), rest_bits).tolist()))
+
+
+@_constant_tensor
+def _coefficients(itemsize: int) -> tuple[float, ...]:
+    """1, the coefficients of the cosine, and as many of the sine."""
+    cos, sin = FLOAT64 if itemsize == 8 else FLOAT32
+    return (1.0, *cos, *sin)
+
+
+def cos_sin(positions: Tensor, text: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Cos and sin ``[..., seq, num_pairs]`` of every token, without gain.
+
+    Args:
+        positions: Integers or floats ``[..., seq]``, or ``[..., seq, n_axes]``. Floats that are NaN
+            or beyond int64 become NaN.
+        text: The operator's text, of a Rope.
+        dtype: float32, or float64 for float64 tensors.
+    """
+    positions = positions_of_pairs(positions, text)
+    return cos_sin_of_turns(turns(positions, text, dtype), positions, dtype)
+
+
+def positions_of_pairs(positions: Tensor, text: str) -> Tensor:
+    """``[..., seq, 1]``, or ``[..., seq, num_pairs]`` where pairs differ in their axis."""
+    if count_axes(text) == 1:
+        return positions.unsqueeze(-1)
+    return positions[..., _axis_of_pair(positions.device, torch.int64, text)]
+
+
+def turns(positions: Tensor, text: str, dtype: torch.dtype) -> Tensor:
+    """Angles ``[..., seq, num_pairs]`` in units of 2**-64 turns: int64, which wraps around.
+
+    Args:
+        positions: From `positions_of_pairs`.
+        text: The operator's text, of a Rope.
+        dtype: float32 or float64, for which the angles are exact enough.
+    """
+    words = _words(positions.device, torch.int64, text, 0)
+    if not positions.is_floating_point():
+        return _multiply(positions.long(), words, dtype)
+    nearest = positions.round()
+    if dtype == torch.float64:
+        # from -1/2 to below 1/2, because 2**63 units are no int64
+        nearest = nearest + (positions - nearest == 0.5)
+    bits = 64 if dtype == torch.float64 else 32
+    rest = ((positions - nearest) * 2.0**bits).round().long()
+    rest_words = _words(positions.device, torch.int64, text, bits)
+    return _multiply(nearest.long(), words, dtype) + _multiply(rest, rest_words, dtype)
+
+
+def cos_sin_of_turns(turns: Tensor, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Cos and sin of angles in units of 2**-64 turns; NaN where ``positions`` have no angle."""
+    shifted = turns + _EIGHTH
+    # without quarter turns, in eighths of a turn, from -1 to 1
+    x = (turns << 2).to(dtype) * 2.0**-63
+    y = x * x
+    one, *coefficients = _coefficients(turns.device, dtype, dtype.itemsize).unbind(0)
+    half = len(coefficients) // 2
+    of_cos, of_sin = (_evaluate(part, y) for part in (coefficients[:half], coefficients[half:]))
+    even_cos, even_sin = torch.addcmul(one, of_cos, y), of_sin * x
+    # a quarter turn takes (cos, sin) to (-sin, cos), and half a turn negates both
+    is_odd = (shifted << 1) < 0
+    sign = torch.copysign(one, shifted.to(dtype))
+    if positions.is_floating_point():
+        sign = sign.masked_fill(~_has_angle(positions), torch.nan)
+    cos = torch.where(is_odd, -even_sin, even_cos) * sign
+    return cos, torch.where(is_odd, even_cos, even_sin) * sign
+
+
+def check_has_angles(positions: Tensor) -> None:
+    """Refuse float positions that have no angle, where the host can read them without waiting.
+
+    Raises:
+        PositionError: For NaN, infinities, and what int64 does not hold.
+    """
+    if positions.is_floating_point() and positions.is_cpu and dispatch_is_plain([positions]):
+        has_angle = _has_angle(positions)
+        if not has_angle.all():
+            first = positions[~has_angle][0].item()
+            raise PositionError(f"positions must be finite and below 2**63, got {first}")
+
+
+def _has_angle(positions: Tensor) -> Tensor:
+    return positions.abs() < 2.0**63  # false of NaN
+
+
+def _multiply(numbers: Tensor, words: Tensor, dtype: torch.dtype) -> Tensor:
+    """The upper 64 bits of the products without whole turns, as in `phasor.angles`.
+
+    Args:
+        numbers: int64 ``[..., seq, 1 or num_pairs]``.
+        words: `phasor.angles.turn_words`.
+        dtype: What is computed.
+    """
+    first, second, third = words.unbind(0)
+    upper = numbers >> 32
+    product = torch.addcmul(numbers * first, upper, second)
+    if dtype != torch.float64:
+        return product
+    # without its last bit the second word's product with 32 bits is an int64
+    carried = ((numbers & _LOW_BITS) * (second >> 1)) >> 31
+    return product + carried + ((upper * third) >> 32)
+
+
+def _evaluate(coefficients: list[Tensor], y: Tensor) -> Tensor:
+    value = coefficients[-1]
+    for coefficient in coefficients[-2::-1]:
+        value = torch.addcmul(coefficient, value, y)
+    return value

@@ -1,0 +1,182 @@
+"""The operator on the CPU: one pass over memory, in C++ (see ``csrc``).
+
+The extension reads tensors through DLPack, so it is built without torch's headers and serves every
+torch that offers that interface. Where it is missing, as in the wheel for every system, this
+backend refuses every tensor, and a warning says so at the first rotation.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Sequence
+from functools import lru_cache
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from phasor.angles import turn_limbs
+from phasor.errors import DISTRIBUTION, BackendError, PositionError, TensorError
+from phasor.pairings import by_pairing
+from phasor.torch._operator.angles import check_has_angles, cos_sin
+from phasor.torch._operator.in_place import check_writable
+from phasor.torch._operator.internals import cached_constant, count_writes
+from phasor.torch._operator.text import compute_dtype, read_layout, read_rope
+
+_MAX_HEAD_DIM = 4096  # the cos and sin of a token are on the stack of the thread that needs them
+
+
+def _load_extension() -> tuple[Any, str]:
+    """The extension and "", or None and the reason why it cannot be used."""
+    exchange = getattr(Tensor, "__dlpack_c_exchange_api__", None)
+    try:
+        native: Any = import_module("phasor._native")
+        if exchange is not None:
+            native.connect(exchange, TensorError, PositionError, torch.get_num_threads)
+            return native, ""
+        reason = f"torch {torch.__version__} lacks the DLPack exchange interface; update it"
+    except ImportError as error:
+        # pip's cache may hold a wheel that it built without a compiler
+        reason = (
+            f"its kernel cannot be loaded ({error}); with GCC or Clang installed, this builds it: "
+            "pip install --force-reinstall --no-deps --no-cache-dir "
+            f"--no-binary {DISTRIBUTION} {DISTRIBUTION}"
+        )
+    return None, reason
+
+
+@cached_constant
+def _report_absence() -> str:
+    """Why the extension cannot be used, with a warning the first time; "" if it can."""
+    if _absence_reason:
+        warnings.warn(
+            f"phasor rotates with plain torch operations on this CPU: {_absence_reason}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    return _absence_reason
+
+
+def _choose_path(native: Any) -> int:
+    """Index of the instruction set to run: the best this machine has, or ``PHASOR_CPU``'s."""
+    available = native.paths()  # a bool for each name
+    name = os.environ.get("PHASOR_CPU")
+    if name is None:
+        return list(available.values()).index(True)
+    if not available.get(name):
+        names = ", ".join(path for path, is_here in available.items() if is_here)
+        raise BackendError(f"PHASOR_CPU must be one of {names} on this machine, got {name!r}")
+    return list(available).index(name)
+
+
+_native, _absence_reason = _load_extension()
+_path_index = 0 if _native is None else _choose_path(_native)
+
+
+def paths() -> tuple[str, ...]:
+    """Instruction sets that this machine has, best first; none without the extension."""
+    if _native is None:
+        return ()
+    return tuple(name for name, is_available in _native.paths().items() if is_available)
+
+
+def refusal(x: Tensor) -> str:
+    """Why this backend cannot rotate ``x``; nothing if it can."""
+    if x.device.type != "cpu":
+        return f"it needs a tensor in the CPU's memory, got one on {x.device}"
+    if x.shape[-1] > _MAX_HEAD_DIM:
+        return f"its heads are at most {_MAX_HEAD_DIM} wide, got {x.shape[-1]}"
+    return _report_absence()
+
+
+def rotate_directly(
+    xs: Sequence[Tensor],
+    outs: Sequence[Tensor],
+    positions: Tensor,
+    rope: str,
+    inverse: bool,
+    gain: float,
+) -> bool:
+    """One pass from ``xs`` to ``outs``; false, with nothing written, where the kernel refuses."""
+    if _native is None:
+        return False
+    operands = (xs[0], outs[0]) if len(xs) == 1 else (xs[0], outs[0], xs[1], outs[1])
+    plan = _prepare_plan(rope)
+    return _native.rotate(plan, positions, None, inverse, gain, _path_index, False, *operands)
+
+
+def rotate_into(
+    xs: Sequence[Tensor],
+    outs: Sequence[Tensor],
+    angles: Sequence[Tensor],
+    rope: str,
+    inverse: bool,
+    gain: float,
+) -> None:
+    """The operator's kernel: from ``xs`` to ``outs``, which are ``xs`` in place."""
+    _rotate_all(xs, outs, angles, rope, inverse, gain)
+    if outs is xs:
+        count_writes(xs)
+
+
+def _rotate_all(
+    xs: Sequence[Tensor],
+    outs: Sequence[Tensor],
+    angles: Sequence[Tensor],
+    rope: str,
+    inverse: bool,
+    gain: float,
+) -> None:
+    """One call for tensors of one dtype, which share their cos and sin; else one for each.
+
+    There is also one for each if the extension cannot tell whether the two overlap in memory.
+    """
+    are_both_written = outs is xs and len(xs) == 2
+    if xs[0].dtype != xs[-1].dtype or (are_both_written and not _native.apart(*xs)):
+        if are_both_written:
+            check_writable(xs)  # every error comes before the first write
+        for x, out in zip(xs, outs, strict=True):
+            _rotate_all([x], [out], angles, rope, inverse, gain)
+        return
+    operands = tuple(tensor for pair in zip(xs, outs, strict=True) for tensor in pair)
+    options = inverse, gain, _path_index, True, *operands
+    if len(angles) == 1 and not angles[0].is_floating_point():
+        is_read = angles[0].dtype in (torch.int64, torch.int32)
+        positions = angles[0] if is_read else angles[0].long()
+        _native.rotate(_prepare_plan(rope), positions, None, *options)
+        return
+    # given cos and sin, or positions between the integers
+    rows, dtype = angles, compute_dtype(xs[0].dtype)
+    if len(angles) == 1:
+        check_has_angles(angles[0])
+        rows = cos_sin(angles[0], rope, dtype)
+    cos, sin = (each.to(dtype).contiguous() for each in rows)
+    _native.rotate(_prepare_plan_of_rows(rope, xs[0].shape[-1], cos.shape[-1]), cos, sin, *options)
+
+
+@lru_cache(maxsize=64)
+def _prepare_plan(rope: str) -> bytes:
+    """What the extension needs of a Rope, packed into bytes once."""
+    value = read_rope(rope)
+    axis_of_pair = np.array(value.axes.axis_of_pair(value.num_pairs), dtype=np.int32)
+    turns = value.axes.n_axes, turn_limbs(value).tobytes(), axis_of_pair.tobytes()
+    return _native.plan(value.head_dim, *_pair_layout(rope, value.num_pairs), *turns)
+
+
+@cached_constant
+def _prepare_plan_of_rows(layout: str, head_dim: int, pairs: int) -> bytes:
+    """The same where cos and sin of so many pairs are given."""
+    return _native.plan(head_dim, *_pair_layout(layout, pairs))
+
+
+def _pair_layout(text: str, pairs: int) -> tuple[int, int, bool, bool]:
+    """Where a head's pairs begin, their number, and whether they are halves, read and written."""
+    layout = read_layout(text)
+    is_half = [
+        by_pairing(pairing, half=True, interleaved=False)
+        for pairing in (layout.pairing, layout.pairing_out)
+    ]
+    return layout.rotary_start, pairs, is_half[0], is_half[1]

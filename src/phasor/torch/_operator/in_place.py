@@ -1,0 +1,162 @@
+"""Checks before tensors are written in place: no element may be written twice.
+
+Errors come before the first write. Where the strides do not give an answer quickly, tensors are
+refused, although their elements may be distinct.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from phasor.errors import TensorError
+from phasor.torch._operator.arguments import names_of
+from phasor.torch._operator.internals import autograd_may_refuse_write, in_transform, may_write
+
+#: Shape and strides of a tensor, and the bytes of an element.
+Strided = tuple[Sequence[int], Sequence[int], int]
+
+# of candidates, after which two tensors count as overlapping; NumPy's types list two numbers
+_MOST_WORK: Any = 1000
+_ANY_ADDRESS = 1 << 48  # only distances matter
+
+
+class QKMemory(NamedTuple):
+    """What memory a query and a key take, without their addresses."""
+
+    q: Strided
+    k: Strided
+    q_bytes: int
+    k_bytes: int
+
+    def overlaps(self, q: int, k: int) -> bool:
+        """Whether a query and a key at these addresses have a byte in common, or could."""
+        if q + self.q_bytes <= k or k + self.k_bytes <= q:
+            return False
+        return _share_memory(self.q, self.k, k - q)
+
+    def check_apart(self, q: int, k: int) -> None:
+        """Refuse a query and a key that overlap."""
+        if self.overlaps(q, k):
+            raise TensorError(
+                "q and k must not share memory to be written in place; rotate copies, or use the "
+                "verb without the underscore"
+            )
+
+
+def qk_memory(q: Tensor, k: Tensor) -> QKMemory:
+    """What memory these two tensors take."""
+    one, other = ((x.shape, x.stride(), x.element_size()) for x in (q, k))
+    return QKMemory(one, other, _span_bytes(*one), _span_bytes(*other))
+
+
+def check_mutable(xs: Sequence[Tensor]) -> None:
+    """Refuse tensors that torch would not let be written here."""
+    if not may_write(xs):
+        raise TensorError(
+            "what is written in place must not be an inference tensor outside "
+            "torch.inference_mode(); write a clone"
+        )
+
+
+def check_copies(xs: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    """Let torch refuse any copy of ``values`` to ``xs`` before the first one is made.
+
+    Torch checks when it writes, so an empty slice of each is written. Tensors that torch never
+    refuses are left out, because autograd would record the write.
+    """
+    if torch.compiler.is_compiling():
+        return  # a compiler traces every copy before it makes the first
+    for x, y in zip(xs, values, strict=True):
+        if in_transform() or autograd_may_refuse_write(x):
+            x[..., :0].copy_(y[..., :0])
+
+
+def check_not_expanded(xs: Sequence[Tensor]) -> None:
+    """Refuse expanded tensors, the only check that needs no addresses, which compilers lack."""
+    for name, x in zip(names_of(xs), xs, strict=True):
+        # strides first: comparing a length that a compiler does not know would be a guard
+        is_expanded = any(step == 0 and n > 1 for n, step in zip(x.shape, x.stride(), strict=True))
+        if is_expanded and x.numel():
+            raise _self_overlap_error(name, x)
+
+
+def check_no_self_overlap(xs: Sequence[Tensor]) -> None:
+    """Refuse tensors of which two elements share memory."""
+    for name, x in zip(names_of(xs), xs, strict=True):
+        check_self_overlap(name, x)
+
+
+def check_writable(xs: Sequence[Tensor]) -> None:
+    """Refuse a tensor, or a query and a key, of which an element would be written twice."""
+    check_no_self_overlap(xs)
+    if len(xs) == 2:
+        qk_memory(*xs).check_apart(*[x.data_ptr() for x in xs])
+
+
+def check_cos_sin(xs: Sequence[Tensor], cos_sin: Sequence[Tensor]) -> None:
+    """Refuse cos and sin that lie between the first and the last byte of a written tensor."""
+    for x in xs:
+        for values in cos_sin:
+            memory, distance = qk_memory(x, values), values.data_ptr() - x.data_ptr()
+            if -memory.k_bytes < distance < memory.q_bytes:
+                raise TensorError(
+                    "cos and sin must not share memory with x to be written in place; pass clones"
+                )
+
+
+def check_self_overlap(name: str, x: Tensor) -> None:
+    """Refuse a tensor of which two elements share memory."""
+    # dimensions from the smallest stride on: each has to step over all elements of the ones before
+    reach = 1
+    for stride, n in sorted(zip(x.stride(), x.shape, strict=True)):
+        if n > 1 and stride < reach and x.numel():
+            raise _self_overlap_error(name, x)
+        reach += stride * (n - 1)
+
+
+def _self_overlap_error(name: str, x: Tensor) -> TensorError:
+    return TensorError(
+        f"{name} must not share memory with itself to be written in place, got strides "
+        f"{list(x.stride())} for shape {list(x.shape)}; use {name}.contiguous() or the verb "
+        "without the underscore"
+    )
+
+
+def _span_bytes(shape: Sequence[int], stride: Sequence[int], size: int) -> int:
+    """Bytes from the first element to the end of the last."""
+    if 0 in shape:
+        return 0
+    return size * (1 + sum(step * (n - 1) for step, n in zip(stride, shape, strict=True)))
+
+
+@lru_cache(maxsize=256)
+def _share_memory(q: Strided, k: Strided, distance: int) -> bool:
+    """Whether elements of two tensors meet, whose first ones are ``distance`` bytes apart."""
+    try:
+        return np.shares_memory(
+            np.asarray(_Elements(q, _ANY_ADDRESS)),
+            np.asarray(_Elements(k, _ANY_ADDRESS + distance)),
+            max_work=_MOST_WORK,
+        )
+    except np.exceptions.TooHardError:
+        return True
+
+
+class _Elements:
+    """Elements at an address as NumPy knows them, for what it answers without reading any."""
+
+    def __init__(self, layout: Strided, address: int) -> None:
+        shape, strides, size = layout
+        self.__array_interface__ = {
+            "version": 3,
+            "typestr": f"|V{size}",
+            "shape": tuple(shape),
+            "strides": tuple(size * step for step in strides),
+            "data": (address, False),
+        }

@@ -1,0 +1,186 @@
+"""The rule by which ``torch.compile`` keeps the operator or replaces it by operations to fuse.
+
+Inductor fuses neighbouring plain operations into one loop, but not an operator. So the operator is
+replaced by plain operations where those were measured to be faster. That happens while Inductor
+traces, after the operator's derivative was taken. Other compilers and exporters keep the operator,
+and so does a named backend.
+
+Cos and sin are computed by the same formula as in every backend. Its products overflow, which C++
+leaves undefined for int64; what they are multiplied by is read from memory, so that no compiler can
+tell which of them do, and all machines wrap around.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from phasor import angles as numpy_angles
+from phasor.pairings import by_pairing
+from phasor.torch._operator import angles as _angles
+from phasor.torch._operator import eager
+from phasor.torch._operator.angles import cos_sin
+from phasor.torch._operator.eager import layout_of, rotate_by
+from phasor.torch._operator.text import Layout
+
+ALWAYS, NEVER = 0, sys.maxsize
+_AUTO_PREFIX = "auto, rule "
+_SOURCE_MODULES = sys.modules[__name__], eager, _angles, numpy_angles
+
+#: The number of elements of all tensors together from which the operator is kept, by the backend
+#: that it would run, the pairing and the dtype. Measured by ``bench/run.py compiled``. Combinations
+#: that are not listed, such as Triton and float64, keep the operator.
+OPERATOR_FROM: dict[tuple[str, str, torch.dtype], int] = {
+    ("cpu", "half", torch.float32): NEVER,
+    ("cpu", "half", torch.bfloat16): NEVER,
+    ("cpu", "half", torch.float16): NEVER,
+    ("cpu", "interleaved", torch.float32): 240_000,
+    ("cpu", "interleaved", torch.bfloat16): 20_000,
+    ("cpu", "interleaved", torch.float16): 20_000,
+    # without the kernel the operator is the same operations, one by one
+    ("eager", "half", torch.float32): NEVER,
+    ("eager", "half", torch.bfloat16): NEVER,
+    ("eager", "half", torch.float16): NEVER,
+    ("eager", "interleaved", torch.float32): NEVER,
+    ("eager", "interleaved", torch.bfloat16): NEVER,
+    ("eager", "interleaved", torch.float16): NEVER,
+}
+
+
+def describe_rule() -> str:
+    """A text that names the code and the rule that graphs are compiled with.
+
+    Inside ``torch.compile`` it is the operator's argument for ``backend="auto"``, because torch
+    finds compiled graphs on disk by the arguments of operators and ignores decompositions.
+    """
+    sources = b"".join(Path(str(module.__file__)).read_bytes() for module in _SOURCE_MODULES)
+    return _AUTO_PREFIX + hashlib.sha256(sources + repr(OPERATOR_FROM).encode()).hexdigest()[:16]
+
+
+def is_compiled_auto(backend: str) -> bool:
+    """Whether the operator's argument is from `describe_rule`."""
+    return backend.startswith(_AUTO_PREFIX)
+
+
+def register(operator: Any, resolve: Callable[[str, Tensor], str]) -> None:
+    """Give Inductor the decomposition of ``operator``, which imports Inductor."""
+    decomposition = cast(Any, import_module("torch._inductor.decomposition"))
+    if operator in decomposition.decompositions:
+        return
+
+    def decompose(
+        xs: list[Tensor], angles: list[Tensor], rope: str, inverse: bool, gain: float, backend: str
+    ) -> Any:
+        is_named = not is_compiled_auto(backend)
+        if is_named or keeps_operator(resolve("auto", xs[0]), xs, rope):
+            return NotImplemented
+        return _rotate(xs, angles, rope, inverse, gain)
+
+    # the second is a copy of the first, made once
+    for table in (decomposition.decompositions, decomposition.fast_random_decomps()):
+        table[operator] = decompose
+    # where Inductor keeps an operator with a decomposition, it has to know how to call it
+    lowering = cast(Any, import_module("torch._inductor.lowering"))
+    lowering.make_fallback(
+        operator,
+        layout_constraint=lowering.constrain_to_fake_tensors,
+        warn=False,
+        override_decomp=True,
+    )
+
+
+def keeps_operator(backend: str, xs: Sequence[Tensor], rope: str) -> bool:
+    """Whether Inductor is given the operator for these tensors, and not its decomposition.
+
+    For a size that changes, the first one that is compiled for decides, and no guard is added.
+    """
+    if not all(x.is_cpu for x in xs):
+        return True
+    layout = layout_of(rope, False)
+    # two halves are two loops over memory, pairs side by side are a loop over every other element
+    pairing = by_pairing(layout.pairing_out, half=layout.pairing, interleaved="interleaved")
+    limit = min(OPERATOR_FROM.get((backend, pairing, x.dtype), ALWAYS) for x in xs)
+    return sum(_size_hint(x.numel()) for x in xs) >= limit
+
+
+def _size_hint(size: int | torch.SymInt) -> int:
+    """A length; for one that a compiler leaves open, its value in the call that is compiled for."""
+    if type(size) is int:
+        return size
+    from torch.fx.experimental.symbolic_shapes import optimization_hint
+
+    return optimization_hint(size, fallback=NEVER)
+
+
+def _rotate(
+    xs: Sequence[Tensor], angles: Sequence[Tensor], rope: str, inverse: bool, gain: float
+) -> list[Tensor]:
+    """The operator in operations that Inductor fuses well."""
+    if len(angles) == 2:
+        cos, sin = (each.float() for each in angles)
+    else:
+        cos, sin = cos_sin(angles[0], rope, torch.float32)
+    # [..., seq, num_pairs] -> [..., seq, 1, num_pairs], to broadcast over heads
+    cos, sin = (cos * gain).unsqueeze(-2), (sin * (-gain if inverse else gain)).unsqueeze(-2)
+    layout = layout_of(rope, inverse)
+    rotate, own_dims = rotate_by, 1
+    if layout.pairing == layout.pairing_out == "half":
+        rotate, own_dims = _rotate_halves, 2
+        # twice [..., seq, 1, num_pairs] -> [..., seq, 1, 2, num_pairs]
+        cos, sin = torch.stack((cos, cos), -2), torch.stack((-sin, sin), -2)
+    # Inductor would compute them again for every head
+    cos, sin = _materialize(cos), _materialize(sin)
+    outs: list[Tensor] = []
+    for x in xs:
+        order = _memory_order(x)
+        c, s = (_permute(each, order, own_dims) for each in (cos, sin))
+        y = rotate(_permute(x, order, 1), c, s, layout)
+        if inverse:
+            # a norm's gradient sums this one, and would otherwise read wider numbers
+            y = _materialize(y)
+        outs.append(_permute(y, [order.index(dim) for dim in range(len(order))], 1))
+    return outs
+
+
+def _rotate_halves(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
+    """``x`` rotated in the half pairing, whose result is fused with what follows.
+
+    Args:
+        x: ``[..., seq, heads, head_dim]``.
+        cos: ``[..., seq, 1, 2, num_pairs]``.
+        sin: The same shape, and negative for the first half.
+        layout: Where the rotated slice begins.
+    """
+    start, end = layout.rotary_start, layout.rotary_start + 2 * cos.shape[-1]
+    # [..., rotary_dim] -> [..., 2, num_pairs]
+    pairs = cast(Tensor, cast(Any, x[..., start:end].float()).unflatten(-1, (2, cos.shape[-1])))
+    # addcmul rounds one product and fuses the other, as the kernels do
+    rotated = torch.addcmul(pairs * cos, pairs.flip(-2), sin).flatten(-2).to(x.dtype)
+    if cos.shape[-1] * 2 == x.shape[-1]:
+        return rotated
+    return torch.cat((x[..., :start], rotated, x[..., end:]), -1)
+
+
+def _materialize(x: Tensor) -> Tensor:
+    """``x``, which Inductor writes to memory, because it does not fuse through this view."""
+    x = x.clone(memory_format=torch.contiguous_format)
+    return x.as_strided(x.shape, x.stride())
+
+
+def _memory_order(x: Tensor) -> list[int]:
+    """The dimensions ``[..., seq, heads]`` of ``x`` from the largest stride down."""
+    strides = [_size_hint(stride) for stride in x.stride()[:-1]]
+    return sorted(range(len(strides)), key=lambda dim: -strides[dim])
+
+
+def _permute(x: Tensor, order: Sequence[int], own_dims: int) -> Tensor:
+    """``x`` with its dimensions in ``order`` but for the last ``own_dims``, and ones in front."""
+    x = x[(None,) * (len(order) + own_dims - x.dim())]
+    return x.permute(*order, *range(len(order), x.dim()))

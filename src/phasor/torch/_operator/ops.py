@@ -1,0 +1,348 @@
+"""The one operator: its schema, its fake, its derivatives, its batching rule and its dispatch.
+
+    phasor::rotate (xs, angles, rope, inverse, gain, backend) -> ys
+    phasor::rotate_(xs, angles, rope, inverse, gain, backend) -> ()
+
+``xs`` are tensors ``[..., seq, heads, head_dim]`` that share their tokens; ``angles`` is
+``[positions]``, or ``[cos, sin]``; ``rope`` is the text of `_text`. The derivative of a rotation
+is the inverse rotation, so backward and forward mode call the operator again, and only ``angles``
+is saved.
+
+Registered through the low-level ``Library``: the ``custom_op`` decorator costs several
+microseconds a call, which is more than a decode step's rotation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import torch
+import torch.autograd.forward_ad as forward_ad
+from torch import Tensor
+
+from phasor.errors import BackendError, TensorError
+from phasor.rope import Rope
+from phasor.torch._operator import cpu, eager
+from phasor.torch._operator import inductor as _inductor
+from phasor.torch._operator import triton as triton_backend
+from phasor.torch._operator.in_place import (
+    check_copies,
+    check_mutable,
+    check_not_expanded,
+    check_writable,
+)
+from phasor.torch._operator.internals import (
+    below_autograd,
+    count_writes,
+    dispatch_is_plain,
+    in_transform,
+    mark_constant,
+    may_write,
+)
+from phasor.torch._operator.text import count_own_dimensions
+
+#: The implementations by name, best first: "auto" is the first that does not refuse the tensor.
+BACKENDS = {"cpu": cpu, "triton": triton_backend, "eager": eager}
+
+_LIBRARY = torch.library.Library("phasor", "DEF")
+_ARGUMENTS = "Tensor[] angles, str rope, bool inverse, float gain, str backend"
+_LIBRARY.define(f"rotate(Tensor[] xs, {_ARGUMENTS}) -> Tensor[]")
+_LIBRARY.define(f"rotate_(Tensor(a!)[] xs, {_ARGUMENTS}) -> ()")
+rotate: Callable[..., list[Tensor]] = torch.ops.phasor.rotate.default
+rotate_: Callable[..., None] = torch.ops.phasor.rotate_.default
+
+
+def resolve(backend: str, x: Tensor) -> str:
+    """The name of the backend that rotates ``x``.
+
+    Raises:
+        BackendError: If the named one does not exist or cannot; it is never replaced by another.
+    """
+    if backend == "auto":
+        return next(name for name, module in BACKENDS.items() if not module.refusal(x))
+    if backend not in BACKENDS:
+        known = ", ".join(repr(name) for name in BACKENDS)
+        raise BackendError(f"backend must be 'auto' or one of {known}, got {backend!r}")
+    refusal = BACKENDS[backend].refusal(x)
+    if refusal:
+        raise BackendError(f"backend={backend!r} cannot rotate x: {refusal}")
+    return backend
+
+
+def rotate_directly(
+    xs: Sequence[Tensor],
+    positions: Any,
+    rope: Rope,
+    inverse: bool,
+    gain: float,
+    backend: str,
+    *,
+    in_place: bool,
+) -> list[Tensor] | None:
+    """The tensors, rotated by a kernel without checks and dispatcher; None if that is not possible.
+
+    For one token the dispatcher costs ten times the rotation. A kernel refuses arguments that it
+    is not sure of; then the caller goes through the checks and the dispatcher.
+    """
+    if type(rope) is not Rope or type(positions) is not Tensor:
+        return None
+    if not dispatch_is_plain(xs) or positions.is_neg():
+        return None
+    if backend in ("auto", "cpu") and xs[0].is_cpu:
+        kernel = cpu
+    elif backend == "triton" or (backend == "auto" and xs[0].is_cuda):
+        kernel = triton_backend
+    else:
+        return None
+    if in_place and not may_write(xs):
+        return None
+    outs = xs if in_place else [torch.empty_like(x) for x in xs]
+    if not kernel.rotate_directly(xs, outs, positions, rope.to_json(), inverse, gain):
+        return None
+    if in_place:
+        count_writes(xs)
+    return list(outs)
+
+
+def apply(
+    xs: Sequence[Tensor], angles: list[Tensor], rope: str, inverse: bool, gain: float, backend: str
+) -> list[Tensor]:
+    """The operator on checked arguments, or plain torch operations where those are needed.
+
+    Plain operations are needed where the operator has no rule: for gradients of cos and sin, under
+    ``torch.func``, and for compilers that are given ``backend="eager"``.
+    """
+    if _needs_no_dispatcher(xs, angles):
+        return _run_backend(xs, angles, rope, inverse, gain, backend)
+    backend_argument = _backend_argument(backend, xs[0])
+    angles_want_grad = _wants_cos_sin_gradient(angles)
+    if angles_want_grad or eager.needs_plain_ops(backend, [*xs, *angles]):
+        if backend not in ("auto", "eager"):
+            what = "gradients for cos and sin" if angles_want_grad else "torch.func transformations"
+            raise BackendError(f"backend={backend!r} has no {what}; use 'auto' or 'eager'")
+        return eager.rotate_without_writes(xs, angles, rope, inverse, gain)
+    return rotate(xs, angles, rope, inverse, gain, backend_argument)
+
+
+def apply_(
+    xs: Sequence[Tensor], angles: list[Tensor], rope: str, inverse: bool, gain: float, backend: str
+) -> None:
+    """The in-place operator, or `apply` and a copy where a derivative has to be recorded."""
+    check_not_expanded(xs)
+    if _needs_no_dispatcher(xs, angles):
+        _run_backend_(xs, angles, rope, inverse, gain, backend)
+        return
+    angles_want_grad = _wants_cos_sin_gradient(angles)
+    is_recorded = angles_want_grad or any(map(_wants_gradient, xs))
+    if is_recorded or eager.needs_plain_ops(backend, [*xs, *angles]):
+        if _have_addresses(xs):
+            check_mutable(xs)
+            check_writable(xs)
+        # the gradient of cos and sin needs the values that are about to be overwritten
+        sources = [x.clone() for x in xs] if angles_want_grad else xs
+        rotated = apply(sources, angles, rope, inverse, gain, backend)
+        check_copies(xs, rotated)
+        for x, y in zip(xs, rotated, strict=True):
+            x.copy_(y)
+    else:
+        rotate_(xs, angles, rope, inverse, gain, _backend_argument(backend, xs[0]))
+
+
+def _needs_no_dispatcher(xs: Sequence[Tensor], angles: Sequence[Tensor]) -> bool:
+    """Whether the backend may run at once, because nothing records, transforms or fakes these."""
+    return dispatch_is_plain(xs) and dispatch_is_plain(angles) and not xs[0].is_meta
+
+
+def _backend_argument(backend: str, x: Tensor) -> str:
+    """The operator's argument. "auto" is resolved where it runs, as a program may be exported."""
+    if backend != "auto":
+        return resolve(backend, x)
+    compiling = torch.compiler.is_compiling() and not torch.compiler.is_exporting()
+    return _describe_compiled_auto() if compiling else backend
+
+
+@mark_constant
+def _describe_compiled_auto() -> str:
+    """The argument for "auto" inside ``torch.compile``, where Inductor may decompose it."""
+    _inductor.register(rotate, resolve)
+    return _inductor.describe_rule()
+
+
+def _find_backend(backend: str, x: Tensor) -> Any:
+    """The implementation that the operator runs, given its argument."""
+    return BACKENDS[resolve("auto" if _inductor.is_compiled_auto(backend) else backend, x)]
+
+
+def _run_backend(
+    xs: Sequence[Tensor],
+    angles: Sequence[Tensor],
+    rope: str,
+    inverse: bool,
+    gain: float,
+    backend: str,
+) -> list[Tensor]:
+    outs = [torch.empty_like(x) for x in xs]
+    _find_backend(backend, xs[0]).rotate_into(xs, outs, angles, rope, inverse, gain)
+    return outs
+
+
+def _run_plain_ops(
+    xs: list[Tensor], angles: list[Tensor], rope: str, inverse: bool, gain: float, _backend: str
+) -> list[Tensor]:
+    return eager.rotate_without_writes(xs, angles, rope, inverse, gain)
+
+
+def _run_backend_(
+    xs: Sequence[Tensor],
+    angles: Sequence[Tensor],
+    rope: str,
+    inverse: bool,
+    gain: float,
+    backend: str,
+) -> None:
+    check_mutable(xs)
+    _find_backend(backend, xs[0]).rotate_into(xs, xs, angles, rope, inverse, gain)
+
+
+class _Rotation(torch.autograd.Function):
+    """Linear in ``xs``; the adjoint is the inverse rotation with the same gain."""
+
+    @staticmethod
+    def forward(
+        options: tuple[Any, ...], wants_grad: tuple[bool, ...], *tensors: Tensor
+    ) -> tuple[Tensor, ...]:
+        xs, angles = tensors[: len(wants_grad)], tensors[len(wants_grad) :]
+        with below_autograd():
+            return tuple(rotate(list(xs), list(angles), *options))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.options, wants_grad, *tensors = inputs
+        ctx.n_xs = len(wants_grad)
+        ctx.save_for_backward(*tensors[len(wants_grad) :])
+        ctx.save_for_forward(*tensors[len(wants_grad) :])
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(
+            *(y for y, wanted in zip(output, wants_grad, strict=True) if not wanted)
+        )
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        rope, inverse, gain, backend = ctx.options
+        angles = ctx.saved_tensors  # read once: checkpointing refuses a second read
+        x_grads = _rotate_present(grads, angles, rope, not inverse, gain, backend)
+        return (None, None, *x_grads, *[None] * len(angles))
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
+        return _rotate_present(tangents[2 : 2 + ctx.n_xs], ctx.saved_tensors, *ctx.options)
+
+
+def _rotate_present(
+    tensors: Sequence[Tensor | None], angles: Sequence[Tensor], *options: Any
+) -> tuple[Tensor | None, ...]:
+    """The operator on the tensors that are not None; None stays None."""
+    present = [t for t in tensors if t is not None]
+    rotated = iter(rotate(present, list(angles), *options) if present else ())
+    return tuple(None if t is None else next(rotated) for t in tensors)
+
+
+def _wants_gradient(x: Tensor) -> bool:
+    is_recorded = x.requires_grad and torch.is_grad_enabled()
+    return is_recorded or forward_ad.unpack_dual(x).tangent is not None
+
+
+def _wants_cos_sin_gradient(angles: Sequence[Tensor]) -> bool:
+    return len(angles) == 2 and any(map(_wants_gradient, angles))
+
+
+def _have_addresses(xs: Sequence[Tensor]) -> bool:
+    """Whether the tensors have addresses to compare: wrappers and traced tensors have none."""
+    is_traced = torch.compiler.is_compiling() or in_transform()
+    return not is_traced and all(type(x) is Tensor and x.device.type != "meta" for x in xs)
+
+
+def _autograd(xs: list[Tensor], angles: list[Tensor], *options: Any) -> list[Tensor]:
+    wants_grad = tuple(map(_wants_gradient, xs))
+    if any(wants_grad):
+        return list(cast(tuple[Tensor, ...], _Rotation.apply(options, wants_grad, *xs, *angles)))
+    with below_autograd():
+        return rotate(xs, angles, *options)
+
+
+def _autograd_(xs: list[Tensor], angles: list[Tensor], *options: Any) -> None:
+    if any(map(_wants_gradient, xs)):
+        raise RuntimeError(
+            "phasor::rotate_ records no gradient; phasor.torch.rotate_ and rotate_qk_ do"
+        )
+    with below_autograd():
+        rotate_(xs, angles, *options)
+
+
+def _fake(xs: list[Tensor], *_: Any) -> list[Tensor]:
+    return [torch.empty_like(x) for x in xs]
+
+
+def _fake_(*_: Any) -> None:
+    return None
+
+
+def _vmap(
+    info: Any, in_dims: Any, xs: list[Tensor], angles: list[Tensor], rope: str, *options: Any
+) -> tuple[list[Tensor], list[int]]:
+    batched = [_batch_first(x, dim, info.batch_size) for x, dim in zip(xs, in_dims[0], strict=True)]
+    angles = _batch_angles(batched[0].dim(), angles, in_dims[1], rope)
+    return rotate(batched, angles, rope, *options), [0] * len(batched)
+
+
+def _vmap_(
+    info: Any, in_dims: Any, xs: list[Tensor], angles: list[Tensor], rope: str, *options: Any
+) -> tuple[None, None]:
+    if any(dim is None for dim in in_dims[0]):
+        raise TensorError(
+            "x must be batched to be rotated in place under vmap when anything else is: "
+            "each batch entry would write the same memory; use rotate"
+        )
+    batched = [_batch_first(x, dim, info.batch_size) for x, dim in zip(xs, in_dims[0], strict=True)]
+    rotate_(batched, _batch_angles(batched[0].dim(), angles, in_dims[1], rope), rope, *options)
+    return None, None
+
+
+def _batch_first(x: Tensor, dim: int | None, size: int) -> Tensor:
+    return x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0)
+
+
+def _batch_angles(
+    rank: int, angles: list[Tensor], in_dims: Sequence[int | None], rope: str
+) -> list[Tensor]:
+    """Batched angles with ones after the batch dimension, to broadcast against the tensors.
+
+    Args:
+        rank: Dimensions of the tensors, ``[batch, ..., seq, heads, head_dim]``.
+        angles: ``[positions]``, or ``[cos, sin]``.
+        in_dims: Where each one's batch dimension is, if any.
+        rope: The operator's text.
+    """
+    full_rank = rank - 2 + count_own_dimensions(angles, rope)
+    batched: list[Tensor] = []
+    for values, dim in zip(angles, in_dims, strict=True):
+        if dim is not None:
+            values = values.movedim(dim, 0)
+            # [batch, ...] -> [batch, 1, ..., 1, ...]
+            ones = [1] * (full_rank - values.dim())
+            values = values.reshape(values.shape[0], *ones, *values.shape[1:])
+        batched.append(values)
+    return batched
+
+
+_LIBRARY.impl("rotate", _run_backend, "CompositeExplicitAutograd")
+_LIBRARY.impl("rotate_", _run_backend_, "CompositeExplicitAutograd")
+# autograd's is_grads_batched uses batching older than torch.func, which needs plain operations
+_LIBRARY.impl("rotate", _run_plain_ops, "Batched")
+_LIBRARY.impl("rotate", _autograd, "Autograd")
+_LIBRARY.impl("rotate_", _autograd_, "Autograd")
+torch.library.register_fake("phasor::rotate", _fake, lib=_LIBRARY)
+torch.library.register_fake("phasor::rotate_", _fake_, lib=_LIBRARY)
+torch.library.register_vmap("phasor::rotate", _vmap, lib=_LIBRARY)
+torch.library.register_vmap("phasor::rotate_", _vmap_, lib=_LIBRARY)

@@ -1,0 +1,73 @@
+"""The operator's ``rope`` argument: a text, and what it says.
+
+The operator carries a Rope as its canonical JSON text: a string is a constant to a compiler, it
+survives export, and it is a safe cache key. If cos and sin are given, the text holds only the
+layout of the pairs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from phasor.pairings import Pairing, slices
+from phasor.rope import Rope
+from phasor.torch._operator.internals import cached_constant
+
+
+class Layout(NamedTuple):
+    """Which coordinates are the pairs, on the way in and on the way out."""
+
+    pairing: Pairing
+    pairing_out: Pairing
+    rotary_start: int
+
+    def inverse(self) -> Layout:
+        """The layout of the inverse rotation, which reads what the rotation wrote."""
+        return Layout(self.pairing_out, self.pairing, self.rotary_start)
+
+    def slices(self, pairing: Pairing, num_pairs: int) -> tuple[slice, slice]:
+        """Coordinates of a head that are the first and the second of each pair."""
+        return slices(pairing, num_pairs, self.rotary_start)
+
+
+def layout_text(pairing: str, pairing_out: str, rotary_start: int) -> str:
+    """The operator's text for given cos and sin. Plain formatting, so that it can be traced."""
+    return f'{{"pairing":"{pairing}","pairing_out":"{pairing_out}","rotary_start":{rotary_start}}}'
+
+
+@cached_constant
+def read_layout(text: str) -> Layout:
+    """The layout that a Rope's JSON or `layout_text` describes."""
+    fields = json.loads(text)
+    pairing = fields["pairing"]
+    return Layout(pairing, fields["pairing_out"] or pairing, fields["rotary_start"])
+
+
+@cached_constant
+def read_rope(text: str) -> Rope:
+    """The Rope that a text from `Rope.to_json` describes."""
+    return Rope.from_json(text)
+
+
+@cached_constant
+def count_axes(text: str) -> int:
+    """The number of coordinates of a position for that Rope."""
+    return read_rope(text).axes.n_axes
+
+
+def count_own_dimensions(angles: Sequence[Tensor], text: str) -> int:
+    """The number of trailing dimensions of ``angles`` besides those of the tokens: 1 or 0.
+
+    Cos and sin have the pairs, positions on several axes have the axes.
+    """
+    return 1 if len(angles) == 2 or count_axes(text) > 1 else 0
+
+
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which tensors of ``dtype`` are computed: float64 for float64, else float32."""
+    return torch.float64 if dtype == torch.float64 else torch.float32

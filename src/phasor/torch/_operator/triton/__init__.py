@@ -1,0 +1,220 @@
+"""The operator on a GPU: one launch for a query and a key, in Triton.
+
+Nothing waits for the device, and after a first call, which compiles, a call can be captured in a
+graph. `_operator.triton.launching` says how few kernels are compiled.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from phasor.torch._operator.in_place import (
+    check_cos_sin,
+    check_no_self_overlap,
+    check_writable,
+    qk_memory,
+)
+from phasor.torch._operator.internals import cached_constant, count_writes
+from phasor.torch._operator.text import read_layout
+from phasor.torch._operator.triton.launching import (
+    VECTOR_BYTES,
+    LaunchPlan,
+    Plans,
+    choose_tile,
+    expand_angles,
+    find_plan,
+    find_tokens,
+    float64_bits,
+    head_strides,
+    load_kernels,
+    normalize_angles,
+    on_device_of,
+    reciprocal,
+)
+
+_PLANS: Plans = {}
+
+
+def refusal(x: Tensor) -> str:
+    """Why this backend cannot rotate ``x``; nothing if it can."""
+    device = x.device.type
+    if device == "cuda" or (device == "cpu" and os.environ.get("TRITON_INTERPRET") == "1"):
+        return _report_absence()
+    return f"it needs a tensor on a GPU, got one on {x.device}"
+
+
+def rotate_into(
+    xs: Sequence[Tensor],
+    outs: Sequence[Tensor],
+    angles: Sequence[Tensor],
+    rope: str,
+    inverse: bool,
+    gain: float,
+) -> None:
+    """The operator's kernel: from ``xs`` to ``outs``, which are ``xs`` in place.
+
+    One launch for tensors of one dtype, which share cos and sin; else one for each.
+    """
+    in_place = outs is xs
+    if in_place and len(angles) == 2:
+        check_cos_sin(xs, angles)
+    if xs[0].dtype != xs[-1].dtype:
+        if in_place:
+            check_writable(xs)  # every error comes before the first write
+        for x, out in zip(xs, outs, strict=True):
+            single = [x]
+            rotate_into(single, single if in_place else [out], angles, rope, inverse, gain)
+        return
+    angles = normalize_angles(angles)
+    with on_device_of(xs[0]):
+        _launch(xs, outs, angles, rope, inverse, gain)
+    if in_place:
+        count_writes(xs)
+
+
+def rotate_directly(
+    xs: Sequence[Tensor],
+    outs: Sequence[Tensor],
+    positions: Tensor,
+    rope: str,
+    inverse: bool,
+    gain: float,
+) -> bool:
+    """Repeat an earlier launch for tensors like these, checked at that time; false without one.
+
+    It writes from ``xs`` to ``outs``, which are ``xs`` in place.
+    """
+    if type(inverse) is not bool or (type(gain) is not float and type(gain) is not int):
+        return False
+    tensors, angles = (xs[0], xs[-1], outs[0], outs[-1]), (positions,)
+    is_new = outs is not xs
+    plan = _PLANS.get(plan_key(tensors, angles, rope, inverse, gain, len(xs) == 2, is_new))
+    if plan is None or (xs[0].is_cuda and xs[0].device.index != torch.cuda.current_device()):
+        return False
+    plan.launch(tensors, angles)
+    return True
+
+
+@cached_constant
+def _report_absence() -> str:
+    """Why Triton cannot be used, with a warning the first time; "" if it can."""
+    try:
+        import_module("triton")
+    except ImportError as error:
+        reason = f"triton cannot be imported ({error}); install it beside torch"
+        warnings.warn(
+            f"phasor rotates with plain torch operations on this GPU: {reason}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return reason
+    return ""
+
+
+def _launch(
+    xs: Sequence[Tensor],
+    outs: Sequence[Tensor],
+    angles: Sequence[Tensor],
+    rope: str,
+    inverse: bool,
+    gain: float,
+) -> None:
+    tensors = (xs[0], xs[-1], outs[0], outs[-1])
+    options = rope, inverse, gain, len(xs) == 2, outs is not xs
+
+    def plan_launch() -> LaunchPlan | None:
+        if outs is xs:
+            check_no_self_overlap(xs)
+        return make_plan(tensors, angles, *options)
+
+    plan = find_plan(_PLANS, plan_key(tensors, angles, *options), plan_launch)
+    if plan is not None:
+        plan.launch(tensors, angles)
+        return
+    if outs is xs:
+        check_writable(xs)
+    # strides too irregular for one launch: one for every index of the first dimension
+    token_shape = xs[0].shape[:-2]
+    angles = expand_angles(angles, rope, token_shape)
+    for i in range(token_shape[0]):
+        inputs = [x[i] for x in xs]
+        outputs = inputs if outs is xs else [out[i] for out in outs]
+        _launch(inputs, outputs, [a[i] for a in angles], rope, inverse, gain)
+
+
+def plan_key(
+    tensors: Sequence[Tensor],
+    angles: Sequence[Tensor],
+    rope: str,
+    inverse: bool,
+    gain: float,
+    has_key: bool,
+    is_new: bool,
+) -> tuple[Any, ...]:
+    """All that a plan depends on, and all that was checked before it was made.
+
+    Args:
+        tensors: Query, key, and where each is written to.
+        angles: Normalized.
+        rope: The operator's text.
+        inverse: As for `phasor.torch.rotate`.
+        gain: As for `phasor.torch.rotate`.
+        has_key: Whether there is a key besides the query.
+        is_new: Whether the outputs are new tensors.
+    """
+    addresses = 0
+    for t in tensors:
+        addresses |= t.data_ptr()
+    return (
+        *(rope, inverse, gain, has_key, is_new, addresses % VECTOR_BYTES == 0),
+        # Triton specializes on the alignment of the pointer to sin
+        angles[-1].data_ptr() % VECTOR_BYTES == 0,
+        *[(t.shape, t.stride(), t.dtype, t.device) for t in (*tensors, *angles)],
+    )
+
+
+def make_plan(
+    tensors: Sequence[Tensor],
+    angles: Sequence[Tensor],
+    rope: str,
+    inverse: bool,
+    gain: float,
+    has_key: bool,
+    is_new: bool,
+) -> LaunchPlan | None:
+    """The launch for tensors like these, or None where their strides are too irregular for one.
+
+    The arguments are those of `plan_key`.
+    """
+    q, k = tensors[:2]
+    layout = read_layout(rope).inverse() if inverse else read_layout(rope)
+    tokens = find_tokens(tensors, angles, rope)
+    if tokens is None:
+        return None
+    q_heads, k_heads = q.shape[-2], k.shape[-2] if has_key else 0
+    strides, packed = head_strides(tensors, tokens)
+    tile = choose_tile(tokens, q, packed)
+    blocks, tiles = tile.count_heads(q_heads, k_heads), tile.count_tokens(tokens)
+    kernels = load_kernels()
+    return LaunchPlan(
+        tokens.outer * tiles * blocks,
+        tokens.constants,
+        (
+            *(tokens.inner, q_heads, k_heads, reciprocal(blocks), reciprocal(tiles)),
+            *(float64_bits(gain), *strides, *tokens.angle_strides, tokens.source),
+            kernels.load_function(layout.pairing),
+            kernels.store_function(layout.pairing_out),
+            *(layout.pairing != layout.pairing_out or tokens.are_few, inverse),
+            *(tokens.num_pairs, layout.rotary_start),
+            q.shape[-1] if is_new and q.shape[-1] > 2 * tokens.num_pairs else 0,
+            *(packed, *tile),
+        ),
+        qk_memory(q, k) if has_key and not is_new else None,
+    )

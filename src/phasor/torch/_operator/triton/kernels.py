@@ -1,0 +1,388 @@
+"""The rotation in Triton: cos and sin inside a kernel, and a tile of heads and tokens rotated.
+
+A program rotates ``head_block`` heads of ``token_block`` tokens of the query or of the key. Heads
+are the outermost dimension of its tile, ``[heads, tokens, pairs]``: threads are spread over pairs
+and tokens, and each keeps its cos and sin in registers for all heads. Offsets are 64-bit from the
+first product on.
+
+Cos and sin are those of `phasor.angles`, at integer or float positions on ``"one axis"`` or on
+``"several axes"``; or of the third source, ``"cos_sin"``, which are read as given. Nothing branches
+on data: what must not be read is masked, and masked pairs are rotated by the identity.
+"""
+
+# pyright: basic, reportMissingImports=false, reportInvalidTypeForm=false
+# pyright: reportAssignmentType=false, reportGeneralTypeIssues=false
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from phasor.angles import FLOAT32, FLOAT64
+from phasor.pairings import by_pairing
+from phasor.torch._operator.triton.launching import SHIFT_OFFSET
+
+_COS_FLOAT32, _SIN_FLOAT32 = tl.constexpr(FLOAT32.cos), tl.constexpr(FLOAT32.sin)
+_COS_FLOAT64, _SIN_FLOAT64 = tl.constexpr(FLOAT64.cos), tl.constexpr(FLOAT64.sin)
+_SHIFT_OFFSET = tl.constexpr(SHIFT_OFFSET)
+_MULTIPLIER_MASK = tl.constexpr((1 << SHIFT_OFFSET) - 1)
+
+#: Strides of positions (or cos) and of sin over the outer and inner tokens and the last dimension.
+ANGLE_STRIDES = ["angle_outer", "angle_inner", "angle_step", "sin_outer", "sin_inner", "sin_step"]
+
+
+def stride_names(*tensors: str) -> list[str]:
+    """The arguments that are strides of these tensors: outer and inner tokens, heads, columns."""
+    return [f"{x}_{step}" for x in tensors for step in ("outer", "inner", "head", "step")]
+
+
+# Cos and sin
+
+
+@triton.jit
+def _multiply(number, first, second, third, dtype: tl.constexpr):
+    """The upper 64 bits of the product without whole turns, as exact as ``dtype`` needs.
+
+    Args:
+        number: int64, signed.
+        first: The upper 64 bits of a frequency, as they are in an int64.
+        second: The 32 bits that follow, in an int64.
+        third: The 32 bits after those.
+        dtype: float32, for which two products are enough, or float64, which takes four.
+    """
+    upper, lower = number >> 32, number & 0xFFFFFFFF
+    product = number * first + upper * second
+    if dtype == tl.float64:
+        carried = (lower.to(tl.uint64) * second.to(tl.uint64)) >> 32
+        product += carried.to(tl.int64) + ((upper * third) >> 32)
+    return product
+
+
+@triton.jit
+def _nearest_integer(x):
+    """In the dtype of ``x``; a half is rounded up."""
+    below = tl.floor(x)
+    return tl.where(x - below >= 0.5, below + 1, below)
+
+
+@triton.jit
+def _turns(position, limbs, dtype: tl.constexpr):
+    """Angles in units of 2**-64 turns.
+
+    Args:
+        position: Integers, or floats below 2**63.
+        limbs: Six of every pair, as in `phasor.angles.turn_limbs`, each in an int64.
+        dtype: As for `_multiply`. The rest of a float position is a number of units of 2**-32 for
+            float32, and of 2**-64 for float64.
+    """
+    first = (limbs[2] << 32) | limbs[3]
+    if position.dtype.is_int():
+        turns = _multiply(position.to(tl.int64), first, limbs[4], limbs[5], dtype)
+    else:
+        nearest = _nearest_integer(position.to(tl.float64))
+        rest = position.to(tl.float64) - nearest
+        turns = _multiply(nearest.to(tl.int64), first, limbs[4], limbs[5], dtype)
+        # the same frequency in other units: moved by two limbs, or by one
+        if dtype == tl.float64:
+            rest = _nearest_integer(rest * 2.0**64).to(tl.int64)
+            turns += _multiply(rest, (limbs[0] << 32) | limbs[1], limbs[2], limbs[3], dtype)
+        else:
+            rest = _nearest_integer(rest * 2.0**32).to(tl.int64)
+            turns += _multiply(rest, (limbs[1] << 32) | limbs[2], limbs[3], limbs[4], dtype)
+    return turns
+
+
+@triton.constexpr_function
+def _count(coefficients):
+    return len(coefficients)
+
+
+@triton.jit
+def _polynomial(y, coefficients: tl.constexpr):
+    """Of `phasor.angles.Polynomials`, in the dtype of ``y``."""
+    value = tl.full(y.shape, coefficients[-1], y.dtype)
+    for i in tl.static_range(2, _count(coefficients) + 1):
+        value = tl.fma(value, y, tl.full(y.shape, coefficients[-i], y.dtype))
+    return value
+
+
+@triton.jit
+def _cos_sin_of_turns(turns, factor, dtype: tl.constexpr):
+    """Cos and sin of int64 angles in units of 2**-64 turns, times ``factor``."""
+    # an eighth of a turn is added, so that the nearest quarter turn is the one below
+    if dtype == tl.float64:
+        shifted = turns + (1 << 61)
+        is_odd, is_negated = (shifted & (1 << 62)) != 0, shifted < 0
+        x = ((shifted & ((1 << 62) - 1)) - (1 << 61)).to(dtype) * 2.0**-61
+        y = x * x
+        of_cos, of_sin = _polynomial(y, _COS_FLOAT64), _polynomial(y, _SIN_FLOAT64)
+    else:
+        # the upper half, rounded to another 2**-33 turns: in the units of `COS_SIN_ERROR_FLOAT32`
+        # 0.07, where 12.5 are allowed and 12.0 derived
+        shifted = ((turns + ((1 << 61) + (1 << 31))) >> 32).to(tl.int32)
+        is_odd, is_negated = (shifted & (1 << 30)) != 0, shifted < 0
+        x = ((shifted & ((1 << 30) - 1)) - (1 << 29)).to(dtype) * 2.0**-29
+        y = x * x
+        of_cos, of_sin = _polynomial(y, _COS_FLOAT32), _polynomial(y, _SIN_FLOAT32)
+    even_cos, even_sin = tl.fma(y, of_cos, tl.full(y.shape, 1, dtype)), x * of_sin
+    # a quarter turn takes (cos, sin) to (-sin, cos), and half a turn negates both
+    factor = tl.where(is_negated, -factor, factor)
+    cos, sin = tl.where(is_odd, -even_sin, even_cos), tl.where(is_odd, even_cos, even_sin)
+    return cos * factor, sin * factor
+
+
+@triton.jit
+def _load_constant(constants, row: tl.constexpr, pair, num_pairs: tl.constexpr):
+    """A row of `launching.rope_constants`, int64 ``[1, pairs]``; 0 from ``num_pairs`` on."""
+    bits = tl.load(constants + row * num_pairs + pair, mask=pair < num_pairs, other=0)
+    return bits.to(tl.uint32, bitcast=True).to(tl.int64)
+
+
+@triton.jit
+def _cos_sin(
+    angles, sin_or_constants, outer, token, token_exists,
+    angle_outer, angle_inner, angle_step, sin_outer, sin_inner, sin_step,
+    pair, gain, num_pairs: tl.constexpr, source: tl.constexpr, dtype: tl.constexpr,
+):  # fmt: skip
+    """Cos and sin ``[1, tokens, pairs]`` times the gain, given or of positions.
+
+    NaN where a position is NaN, or a float beyond int64.
+
+    Args:
+        angles: Pointer to positions, or to cos.
+        sin_or_constants: Pointer to sin, or to `launching.rope_constants`.
+        outer: Index of the tokens in the outer dimension.
+        token: ``[tokens]`` indices in the inner one.
+        token_exists: ``[tokens]``, false past the end.
+        angle_outer: Stride of ``angles`` over the outer dimension.
+        angle_inner: Stride over the inner dimension.
+        angle_step: Stride over axes or pairs.
+        sin_outer: Stride of sin over the outer dimension.
+        sin_inner: Stride over the inner dimension.
+        sin_step: Stride over pairs.
+        pair: ``[1, pairs]`` indices, which may run past ``num_pairs``.
+        gain: The bits of a float64, which no argument can be.
+        num_pairs: How many pairs the Rope has.
+        source: One of the three.
+        dtype: What is computed in.
+    """
+    # [tokens, 1]
+    angles += outer * angle_outer + (token * angle_inner)[:, None]
+    exists = token_exists[:, None] & (pair < num_pairs)
+    factor = gain.to(tl.float64, bitcast=True).to(dtype)
+    if source == "cos_sin":
+        sin_or_constants += outer * sin_outer + (token * sin_inner)[:, None]
+        cos = tl.load(angles + pair * angle_step, mask=exists, other=1.0)
+        sin = tl.load(sin_or_constants + pair * sin_step, mask=exists, other=0.0)
+        cos, sin = cos.to(dtype) * factor, sin.to(dtype) * factor
+    else:
+        if source == "several axes":
+            axis = _load_constant(sin_or_constants, 6, pair, num_pairs)
+            position = tl.load(angles + axis * angle_step, mask=exists, other=0)
+        else:
+            position = tl.load(angles, mask=token_exists[:, None], other=0)
+        limbs = (
+            _load_constant(sin_or_constants, 0, pair, num_pairs),
+            _load_constant(sin_or_constants, 1, pair, num_pairs),
+            _load_constant(sin_or_constants, 2, pair, num_pairs),
+            _load_constant(sin_or_constants, 3, pair, num_pairs),
+            _load_constant(sin_or_constants, 4, pair, num_pairs),
+            _load_constant(sin_or_constants, 5, pair, num_pairs),
+        )
+        if not position.dtype.is_int():
+            has_angle = tl.abs(position) < 2.0**63  # false of NaN
+            factor = tl.where(has_angle, factor, float("nan"))
+            position = tl.where(has_angle, position, 0.0)
+        cos, sin = _cos_sin_of_turns(_turns(position, limbs, dtype), factor, dtype)
+    # [tokens, pairs] -> [1, tokens, pairs], to broadcast over heads
+    return cos[None, :, :], sin[None, :, :]
+
+
+# Pairs of a tile
+
+
+@triton.jit
+def load_half(x, step, exists, num_pairs: tl.constexpr, pair_block: tl.constexpr):
+    """Both coordinates of every pair ``(i, i + num_pairs)``, ``[heads, tokens, pairs]``, or 0."""
+    pair = tl.arange(0, pair_block)[None, None, :]
+    mask = exists & (pair < num_pairs)
+    x0 = tl.load(x + pair * step, mask=mask, other=0.0)
+    return x0, tl.load(x + (num_pairs + pair) * step, mask=mask, other=0.0)
+
+
+@triton.jit
+def store_half(y, step, exists, y0, y1, num_pairs: tl.constexpr, pair_block: tl.constexpr):
+    """Write what `load_half` reads."""
+    pair = tl.arange(0, pair_block)[None, None, :]
+    mask = exists & (pair < num_pairs)
+    tl.store(y + pair * step, y0, mask=mask)
+    tl.store(y + (num_pairs + pair) * step, y1, mask=mask)
+
+
+@triton.jit
+def load_interleaved(x, step, exists, num_pairs: tl.constexpr, pair_block: tl.constexpr):
+    """Both coordinates of every pair ``(2i, 2i + 1)``, ``[heads, tokens, pairs]``, or 0."""
+    # one wide load, split in registers: two loads with stride 2 would each read half of the bytes
+    column = tl.arange(0, 2 * pair_block)[None, None, :]
+    both = tl.load(x + column * step, mask=exists & (column < 2 * num_pairs), other=0.0)
+    # [heads, tokens, 2 * pairs] -> [heads, tokens, pairs, 2]
+    return tl.split(tl.reshape(both, (both.shape[0], both.shape[1], pair_block, 2)))
+
+
+@triton.jit
+def store_interleaved(y, step, exists, y0, y1, num_pairs: tl.constexpr, pair_block: tl.constexpr):
+    """Write what `load_interleaved` reads."""
+    column = tl.arange(0, 2 * pair_block)[None, None, :]
+    # [heads, tokens, pairs, 2] -> [heads, tokens, 2 * pairs]
+    both = tl.reshape(tl.join(y0, y1), (y0.shape[0], y0.shape[1], 2 * pair_block))
+    tl.store(y + column * step, both, mask=exists & (column < 2 * num_pairs))
+
+
+def load_function(pairing):
+    """The kernel function that reads pairs."""
+    return by_pairing(pairing, half=load_half, interleaved=load_interleaved)
+
+
+def store_function(pairing):
+    """The kernel function that writes pairs."""
+    return by_pairing(pairing, half=store_half, interleaved=store_interleaved)
+
+
+@triton.jit
+def _copy_columns(x, x_step, y, y_step, exists, start, end, block: tl.constexpr):
+    """Copy columns ``start`` to ``end``, which are not rotated."""
+    for first in range(start, end, block):
+        column = first + tl.arange(0, block)[None, None, :]
+        mask = exists & (column < end)
+        tl.store(y + column * y_step, tl.load(x + column * x_step, mask=mask), mask=mask)
+
+
+# The tile of a program
+
+
+@triton.jit
+def _divide(count, reciprocal):
+    """``count // n`` without a division, by `launching.reciprocal` of ``n``."""
+    return (count * (reciprocal & _MULTIPLIER_MASK)) >> (reciprocal >> _SHIFT_OFFSET)
+
+
+@triton.jit
+def tile_index(item, blocks, blocks_reciprocal, inner, tiles_reciprocal, token_block: tl.constexpr):
+    """Which heads and tokens a program rotates.
+
+    Args:
+        item: Counts blocks of heads fastest, then tiles of tokens, then the outer dimension.
+        blocks: How many blocks of heads there are.
+        blocks_reciprocal: `launching.reciprocal` of that.
+        inner: Tokens of the inner dimension.
+        tiles_reciprocal: `launching.reciprocal` of how many tiles those are.
+        token_block: Tokens of a tile.
+
+    Returns:
+        The block of heads, the outer index, and ``[tokens]`` inner ones, which may run past
+        ``inner``.
+    """
+    tile = _divide(item, blocks_reciprocal)
+    outer = _divide(tile, tiles_reciprocal)
+    first = (tile - outer * tl.cdiv(inner, token_block)) * token_block
+    return item - tile * blocks, outer, first + tl.arange(0, token_block)
+
+
+@triton.jit(
+    do_not_specialize_on_alignment=["q", "k", "q_out", "k_out", "angles"],
+    do_not_specialize=[
+        *("inner", "q_heads", "k_heads", "blocks_reciprocal", "tiles_reciprocal", "gain"),
+        *stride_names("q", "k", "q_out", "k_out"),
+        *ANGLE_STRIDES,
+    ],
+)
+def rotation(
+    q, k, q_out, k_out, angles, sin_or_constants,
+    inner: tl.int64, q_heads: tl.int64, k_heads: tl.int64,
+    blocks_reciprocal: tl.int64, tiles_reciprocal: tl.int64, gain: tl.int64,
+    q_outer: tl.int64, q_inner: tl.int64, q_head: tl.int64, q_step: tl.int64,
+    k_outer: tl.int64, k_inner: tl.int64, k_head: tl.int64, k_step: tl.int64,
+    q_out_outer: tl.int64, q_out_inner: tl.int64, q_out_head: tl.int64, q_out_step: tl.int64,
+    k_out_outer: tl.int64, k_out_inner: tl.int64, k_out_head: tl.int64, k_out_step: tl.int64,
+    angle_outer: tl.int64, angle_inner: tl.int64, angle_step: tl.int64,
+    sin_outer: tl.int64, sin_inner: tl.int64, sin_step: tl.int64,
+    source: tl.constexpr, load_pairs: tl.constexpr, store_pairs: tl.constexpr,
+    barrier: tl.constexpr, inverse: tl.constexpr,
+    num_pairs: tl.constexpr, start: tl.constexpr, width: tl.constexpr, packed: tl.constexpr,
+    pair_block: tl.constexpr, token_block: tl.constexpr, head_block: tl.constexpr,
+):  # fmt: skip
+    """Rotate tokens ``[outer, inner]`` of a query and a key, a tile a program.
+
+    Everything that is not a ``constexpr`` may change without another compilation:
+
+        q, k, q_out, k_out    pointers of one dtype; in place, the outputs are the inputs
+        angles                pointer to positions, or to cos
+        sin_or_constants      pointer to sin, or to `launching.rope_constants`
+        inner                 tokens of the inner dimension
+        q_heads, k_heads      how many there are; 0 where there is no key
+        blocks_reciprocal     `launching.reciprocal` of the blocks of heads of both
+        tiles_reciprocal      the same of the tiles of ``inner``
+        gain                  the bits of a float64
+        q_outer ... sin_step  strides, in elements
+
+    and these may not:
+
+        source                where cos and sin come from
+        load_pairs            function of this module for the pairing that is read
+        store_pairs           the same for the pairing that is written
+        barrier               whether heads are read before anything else. With few tokens nothing
+                              else hides the latency of memory, and the compiler would compute
+                              angles before it asks for heads. Where the pairings differ, in place,
+                              one thread writes where another reads
+        inverse               whether to rotate the other way
+        num_pairs, start      pairs of a head, and the first column of the rotated slice
+        width                 columns of a head where the rest is copied, else 0
+        packed                whether every head is one piece on 16-byte boundaries
+        pair_block            pairs of a tile: ``num_pairs``, or the next power of two
+        token_block           tokens of a tile
+        head_block            heads of a tile
+    """
+    dtype: tl.constexpr = tl.float64 if q.dtype.element_ty == tl.float64 else tl.float32
+    q_blocks = tl.cdiv(q_heads, head_block)
+    blocks = q_blocks + tl.cdiv(k_heads, head_block)
+    block, outer, token = tile_index(
+        tl.program_id(0), blocks, blocks_reciprocal, inner, tiles_reciprocal, token_block
+    )
+
+    x, y, n_heads, first = q, q_out, q_heads, block
+    x_outer, x_inner, x_head, x_step = q_outer, q_inner, q_head, q_step
+    y_outer, y_inner, y_head, y_step = q_out_outer, q_out_inner, q_out_head, q_out_step
+    if block >= q_blocks:
+        x, y, n_heads, first = k, k_out, k_heads, block - q_blocks
+        x_outer, x_inner, x_head, x_step = k_outer, k_inner, k_head, k_step
+        y_outer, y_inner, y_head, y_step = k_out_outer, k_out_inner, k_out_head, k_out_step
+    # [heads, 1, 1], then [heads, tokens, 1]
+    head = (first * head_block + tl.arange(0, head_block))[:, None, None]
+    exists = (head < n_heads) & (token < inner)[None, :, None]
+    x += outer * x_outer + head * x_head + token[None, :, None] * x_inner
+    if packed:
+        # the promise that lets the compiler move 16 bytes at a time
+        x, x_step = tl.multiple_of(x, (16, 16, 16)), 1
+
+    x0, x1 = load_pairs(x + start * x_step, x_step, exists, num_pairs, pair_block)
+    if barrier:
+        tl.debug_barrier()
+    cos, sin = _cos_sin(
+        angles, sin_or_constants, outer, token, token < inner,
+        angle_outer, angle_inner, angle_step, sin_outer, sin_inner, sin_step,
+        tl.arange(0, pair_block)[None, :], gain, num_pairs, source, dtype,
+    )  # fmt: skip
+    if inverse:
+        sin = -sin
+    x0, x1 = x0.to(dtype), x1.to(dtype)
+    # one product is rounded and one fused, as on the CPU: no compiler can choose otherwise
+    y0, y1 = tl.fma(x0, cos, -(x1 * sin)), tl.fma(x1, cos, x0 * sin)
+    y += outer * y_outer + head * y_head + token[None, :, None] * y_inner
+    if packed:
+        y, y_step = tl.multiple_of(y, (16, 16, 16)), 1
+    out_dtype = y.dtype.element_ty
+    y0, y1 = y0.to(out_dtype), y1.to(out_dtype)
+    store_pairs(y + start * y_step, y_step, exists, y0, y1, num_pairs, pair_block)
+    if width > 0:
+        _copy_columns(x, x_step, y, y_step, exists, 0, start, pair_block)
+        _copy_columns(x, x_step, y, y_step, exists, start + 2 * num_pairs, width, pair_block)

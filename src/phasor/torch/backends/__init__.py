@@ -1,1 +1,0 @@
-"""The three implementations of the one operator; none of them imports another."""

@@ -1,0 +1,190 @@
+"""The blocks of a config: one for all layers or one for each kind, as transformers reads them."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import inspect
+import math
+from typing import Any
+
+import pytest
+from huggingface_hub.errors import StrictDataclassFieldValidationError
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from phasor import ConfigError
+from phasor.files.configs import load
+from phasor.files.configs.facts import read_table, table
+from phasor.scaling import Linear
+
+from .config_files import sized
+
+KINDS = ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]
+
+
+COMPRESSED = ["sliding_attention", "compressed_sparse_attention"] * 2
+NESTED_TYPES = sorted(name for name, facts in table().huggingface.items() if facts.nested)
+# frequencies by kind of layer too, but one block does for all
+FLAT_TYPES = ("deepseek_v4", "dots3_note_text")
+
+
+def one_block(factor: float) -> dict[str, Any]:
+    """A block for all layers."""
+    return {"rope_type": "linear", "factor": factor, "rope_theta": 12345.0}
+
+
+def transformers_frequencies(model_type: str, block: Any) -> list[float]:
+    """The slowest frequency of each kind of layer, of transformers' own class."""
+    config = CONFIG_MAPPING[model_type](rope_parameters=block).get_text_config()
+    name = type(config).__module__.replace("configuration_", "modeling_")
+    (turning,) = (
+        one
+        for one in vars(importlib.import_module(name)).values()
+        if getattr(one, "__module__", None) == name
+        and one.__name__.endswith("RotaryEmbedding")
+        and "layer_type" in inspect.signature(one.forward).parameters
+    )
+    buffers = dict(turning(config).named_buffers())
+    own = (found for name, found in buffers.items() if not name.endswith("original_inv_freq"))
+    return [found[-1].item() for found in own]
+
+
+def transformers_heeds(model_type: str) -> bool:
+    """Whether its class turns by one block for all layers."""
+    try:
+        two, four = (transformers_frequencies(model_type, one_block(by)) for by in (2.0, 4.0))
+    except (KeyError, StrictDataclassFieldValidationError):
+        return False
+    return two != four
+
+
+def phasor_heeds(model_type: str) -> bool:
+    """Whether `load` takes one block for all layers."""
+    keys = {"layer_types": KINDS, "max_position_embeddings": 64, "qk_rope_head_dim": 64}
+    if model_type == "deepseek_v4":
+        keys |= {"layer_types": COMPRESSED, "head_dim": 512}
+    try:
+        ropes = load(sized(model_type, rope_parameters=one_block(4.0), **keys)).ropes
+    except ConfigError as error:
+        if "rope_parameters must hold a block for each kind" in str(error):
+            return False
+        raise
+    return Linear(factor=4.0) in [rope.scaling for rope in ropes]
+
+
+@pytest.mark.transformers
+@pytest.mark.parametrize("model_type", [*NESTED_TYPES, *FLAT_TYPES])
+def test_one_block_for_all_layers_is_read_where_transformers_reads_it(model_type):
+    """Classes that keep a block for each kind of layer ignore it, or cannot be built of it."""
+    heeded = transformers_heeds(model_type)
+    assert heeded == (model_type in FLAT_TYPES)
+    assert phasor_heeds(model_type) == heeded
+
+
+@pytest.mark.parametrize("key", ["rope_type", "type"])
+def test_a_plain_type_beside_the_blocks_of_single_kinds_says_nothing(key):
+    """ZAYA's published file has one, which its class removes; any other would be lost."""
+    blocks = {
+        kind: {"rope_type": "default", "rope_theta": base, "partial_rotary_factor": 0.5}
+        for kind, base in (("hybrid", 5e6), ("hybrid_sliding", 1e4))
+    }
+    keys = sized("zaya", layer_types=[*blocks] * 2, sliding_window=64)
+    ropes = load(keys | {"rope_parameters": {key: "default"} | blocks})
+    assert [rope.base for rope in ropes] == [5e6, 1e4] * 2
+    with pytest.raises(ConfigError, match=f"{key} stands beside the blocks"):
+        load(keys | {"rope_parameters": {key: "yarn"} | blocks})
+
+
+@pytest.mark.transformers
+def test_the_base_of_deepseeks_plain_layers_stands_beside_a_block_for_all():
+    """As its class reads it: the block's own is for none."""
+    keys = sized("deepseek_v4", layer_types=COMPRESSED, qk_rope_head_dim=64, rope_theta=2e4)
+    ropes = load(keys | {"head_dim": 512, "rope_parameters": one_block(4.0)})
+    frequencies = transformers_frequencies("deepseek_v4", one_block(4.0))
+    assert [rope.base for rope in ropes.ropes] == [2e4, 1.6e5]
+    assert frequencies == pytest.approx([1e4 ** (-31 / 32), 1.6e5 ** (-31 / 32) / 4])
+
+
+@pytest.mark.parametrize("absent", ["main", "compress"])
+@pytest.mark.parametrize("null", [False, True], ids=["absent", "null"])
+def test_one_of_deepseeks_two_blocks_alone_is_refused(absent, null):
+    """Its class ignores it, even where no layer reads the other."""
+    blocks = {label: {"rope_type": "default", "rope_theta": 2e4} for label in ("main", "compress")}
+    code = 128 if absent == "main" else 0
+    keys = sized("deepseek_v4", head_dim=512, qk_rope_head_dim=64, compress_ratios=[code] * 4)
+    assert load(keys | {"rope_parameters": blocks})[0].base == 2e4
+    alone = {label: block for label, block in blocks.items() if label != absent}
+    rope_parameters = alone | ({absent: None} if null else {})
+    with pytest.raises(ConfigError, match=rf"{absent} must be an object, as transformers ignores"):
+        load(keys | {"rope_parameters": rope_parameters})
+    of_transformers = CONFIG_MAPPING["deepseek_v4"](rope_parameters=copy.deepcopy(rope_parameters))
+    assert of_transformers.rope_parameters[next(iter(alone))]["rope_theta"] != 2e4
+
+
+def test_the_base_of_a_kind_that_no_layer_is_of_may_stand_in_the_file():
+    """DeepSeek V4 without plain sliding layers says their base all the same."""
+    keys = sized("deepseek_v4", head_dim=512, qk_rope_head_dim=64, compress_ratios=[128, 4] * 2)
+    ropes = load(keys | {"rope_theta": 2e4, "compress_rope_theta": 1.6e5})
+    assert [rope.base for rope in ropes] == [1.6e5] * 4
+    assert ropes.in_config.unread["main"].base == 2e4
+
+
+@pytest.mark.transformers
+def test_only_one_block_for_all_layers_lacks_deepseeks_yarn_factor():
+    """Its class puts a factor of 1 into that one, and leaves blocks of single kinds alone."""
+    from transformers.models.deepseek_v4.modeling_deepseek_v4 import DeepseekV4RotaryEmbedding
+
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+    plain = {"rope_type": "default", "rope_theta": 1e4}
+    keys = sized("deepseek_v4", layer_types=COMPRESSED, qk_rope_head_dim=64, head_dim=512)
+    for block, factor in ((yarn, 1.0), ({"main": plain, "compress": yarn}, 0.1 * math.log(4) + 1)):
+        config = CONFIG_MAPPING["deepseek_v4"](rope_parameters=copy.deepcopy(block))
+        of_transformers = DeepseekV4RotaryEmbedding(config).compress_attention_scaling
+        ropes = load(keys | {"rope_parameters": block, "rope_theta": 1e4})
+        assert ropes[1].attention_factor == pytest.approx(factor) == of_transformers
+
+
+# clvp's encoder is no model of its own that could be built
+OF_TRANSFORMERS = read_table("class_sizes.toml").keys() - {"clvp_encoder"}
+FIXED = sorted(n for n, one in table().huggingface.items() if one.fixed and n in OF_TRANSFORMERS)
+LAW = {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}
+PLAIN = {"rope_type": "default", "rope_theta": 1e4}
+
+
+def position_tables(model_type: str, block: Any) -> list[Any]:
+    """The tables of sines and cosines of a small model of transformers."""
+    from tools.tiny_models import tiny_model
+
+    model = tiny_model(model_type, {"rope_parameters": block, "rope_theta": block["rope_theta"]})
+    tensors = [*model.named_buffers(), *model.named_parameters()]
+    return [found for name, found in tensors if "embed_positions" in name]
+
+
+@pytest.mark.parametrize("model_type", FIXED)
+@pytest.mark.transformers
+def test_a_class_without_laws_makes_the_same_table_whatever_its_config_says(model_type):
+    """GPT-J and its heirs never look."""
+    tables = position_tables(model_type, PLAIN)
+    assert tables
+    for block in (LAW, PLAIN | {"rope_theta": 1e6}):
+        for one, other in zip(tables, position_tables(model_type, block), strict=True):
+            assert one.equal(other)
+
+
+@pytest.mark.parametrize("model_type", ["codegen", "gptj", "roformer"])
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ({"rope_parameters": LAW}, "rope_parameters asks for the law 'linear'"),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "asks for the law 'linear'"),
+        ({"rope_parameters": PLAIN | {"rope_theta": 1e6}}, "asks for the base 1000000"),
+        ({"rope_theta": 1e6}, "asks for the base 1000000"),
+    ],
+    ids=["law", "old law", "base", "base beside"],
+)
+def test_a_law_that_the_class_ignores_is_refused(model_type, more, says):
+    """What says no more than the class does is none."""
+    keys = sized(model_type, max_position_embeddings=64)
+    assert load(keys | {"rope_parameters": PLAIN}).in_config.fixed
+    with pytest.raises(ConfigError, match=f"{says}.* whatever its config says"):
+        load(keys | more)

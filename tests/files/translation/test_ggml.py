@@ -1,0 +1,112 @@
+"""What GGUF files and llama.cpp's flags say besides angles, and what they refuse by name."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import phasor
+from phasor import LayerRopes, Rope
+from phasor.files.translation import TranslationError, translate
+from phasor.scaling import Linear, LongRope, Yarn
+
+from ... import oracle
+from .described_ggml import deepseek_softmax, ggml_rope, llama_rope
+
+PLAIN = Rope(head_dim=64, pairing="half")
+
+
+def without_arch(settings: object) -> dict[str, object]:
+    """Settings by their keys without the architecture's prefix."""
+    assert isinstance(settings, dict)
+    return {key.removeprefix("{arch}."): value for key, value in settings.items()}
+
+
+@pytest.mark.parametrize("name", ["deepseek-v2", "deepseek-r1", "kimi-k2", "mistral-small-4-119b"])
+def test_the_log_multiplier_scales_the_softmax_as_the_model_does(name: str) -> None:
+    """DeepSeek's architecture reads it; its own factor is told nowhere else."""
+    (part,) = translate(phasor.preset(name), "gguf").parts
+    (rope,) = part.ropes.values()
+    assert deepseek_softmax(without_arch(part.settings)) == pytest.approx(rope.softmax_factor)
+    assert any("deepseek2" in note for note in part.notes)
+
+
+def test_a_softmax_factor_that_no_key_says_is_a_note() -> None:
+    """Cos and sin have a factor too: the multiplier would change it."""
+    law = Yarn(factor=4.0, original_max_positions=4096, mscale=1.0, mscale_all_dim=0.5)
+    (part,) = translate(replace(PLAIN, scaling=law), "gguf", context=4096).parts
+    assert not any("multiplier" in key for key in part.settings)
+    assert any(note.startswith("Multiply the softmax scale") for note in part.notes)
+
+
+def test_betas_of_ones_own_are_flags_too() -> None:
+    """Most architectures do not read the keys."""
+    law = Yarn(factor=4.0, original_max_positions=4096, beta_fast=16.0, beta_slow=2.0)
+    rope = replace(PLAIN, scaling=law)
+    (part,) = translate(rope, "gguf", context=4096).parts
+    assert any("--yarn-beta-fast 16 --yarn-beta-slow 2" in note for note in part.notes)
+    (part,) = translate(rope, "llama.cpp", context=4096).parts
+    assert part.settings["--yarn-beta-fast"] == 16.0
+    assert part.settings["--yarn-beta-slow"] == 2.0
+
+
+def test_two_factors_of_longrope_are_refused() -> None:
+    """A file has one key for both lists."""
+    law = LongRope(
+        short_factors=(1.0,) * 32,
+        long_factors=(2.0,) * 32,
+        original_max_positions=4096,
+        factor=2.0,
+        short_attention_factor=1.0,
+        long_attention_factor=1.2,
+    )
+    with pytest.raises(TranslationError, match="one attention factor for both lists"):
+        translate(replace(PLAIN, scaling=law), "gguf", context=8192)
+
+
+@pytest.mark.parametrize(
+    "name", ["qwen2-vl-7b", "glm-4.1v-9b", "pixtral-vision", "qwen3.5-35b-a3b"]
+)
+def test_each_axis_turns_its_pairs(name: str) -> None:
+    """Coordinates of an image differ, and the type of rotation deals them out."""
+    (part,) = translate(phasor.preset(name), "gguf", context=4096).parts
+    (rope,) = part.ropes.values()
+    mode = next(mode for mode in ("IMROPE", "MROPE") if any(mode in note for note in part.notes))
+    to = llama_rope(without_arch(part.settings), {}, mode=mode, n_ctx=4096)
+    at = (3, 11, 29)
+    x = np.random.default_rng(0).standard_normal((1, rope.head_dim)).astype(np.float32)
+    turned = ggml_rope(x, [(*at, 1000)], to)[0]
+    cos, sin = oracle.cos_sin(rope, at[: rope.axes.n_axes])
+    for k in range(rope.num_pairs):
+        i, j = oracle.pair_of(rope, k, "half")
+        wanted = complex(x[0, i], x[0, j]) * complex(cos[k], sin[k])
+        # an angle of at most 29 radians by a divisor rounded to float32, of numbers below 4
+        assert abs(complex(turned[i], turned[j]) - wanted) <= 4 * 29 * 2**-24
+
+
+@pytest.mark.parametrize("kinds", [("full", "sliding"), ("full_attention", "sliding_attention")])
+def test_a_law_in_sliding_layers_alone_is_refused(kinds: tuple[str, str]) -> None:
+    """The scaling keys are for the full ones; base and width of sliding layers have keys."""
+    scaled = replace(PLAIN, scaling=Linear(factor=2.0))
+    full, sliding = kinds
+
+    def model(first: Rope, second: Rope) -> LayerRopes:
+        return LayerRopes(name="two", layer_kinds=kinds, kinds={full: first, sliding: second})
+
+    (part,) = translate(model(scaled, PLAIN), "gguf", context=4096).parts
+    assert part.settings["{arch}.rope.scaling.factor"] == 2.0
+    with pytest.raises(TranslationError, match="different ropes") as caught:
+        translate(model(PLAIN, scaled), "gguf", context=4096)
+    assert caught.value.nearest == PLAIN
+    assert caught.value.radians == 4095 / 2
+
+
+def test_the_code_has_every_key_and_number() -> None:
+    """As it is printed."""
+    (part,) = translate(phasor.preset("llama-3.1-8b"), "gguf").parts
+    lines = dict(line.split(" = ") for line in part.code.splitlines())
+    assert lines.keys() == part.settings.keys()
+    shown = np.array(lines["rope_freqs.weight"].strip("[]").split(", "), dtype=np.float32)
+    assert np.array_equal(shown, part.settings["rope_freqs.weight"].astype(np.float32))

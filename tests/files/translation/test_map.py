@@ -1,0 +1,54 @@
+"""The table of who can express what, for presets whose place in it is known."""
+
+from __future__ import annotations
+
+import pytest
+from tools.translation_map import PAGE, cell, map_table
+
+import phasor
+from phasor.files.translation import TARGETS
+
+
+@pytest.mark.parametrize(
+    ("name", "target", "symbols", "reason"),
+    [
+        ("llama-3.1-8b", "mlx", "✓", ""),
+        ("llama-3.1-8b", "flash-attn", "○", ""),
+        ("llama-3.1-8b", "rotary-embedding-torch", "✓ ↔", ""),
+        ("phi-4-mini", "mlx", "✓ =", ""),
+        ("phi-4-mini", "transformers", "✓", ""),
+        ("internlm2.5-7b", "rotary-embedding-torch", "✓ ↔ =", ""),
+        ("flux.1-dev", "mlx", "✗", "it cannot express positions of n axes (Axial)"),
+        ("gpt-oss-20b", "torchtune", "✗", "it cannot express the law Yarn"),
+    ],
+)
+def test_a_cell(name: str, target: str, symbols: str, reason: str) -> None:
+    """How it is proved, whether weights are reordered, whether a rule is one law; or why not."""
+    found = cell(phasor.preset(name), target)
+    assert (found.symbols, found.reason) == (symbols, reason)
+
+
+@pytest.mark.slow
+def test_every_preset_is_in_one_row_and_every_target_has_a_column() -> None:
+    """Rows are numbered as the lists of their presets below."""
+    lines = list(map_table())
+    header, _, *rest = lines
+    assert header.split("|")[2:-1] == [f" `{name}` " for name in sorted(TARGETS)]
+    rows = [line for line in rest if line.startswith("| ")]
+    listed = lines[lines.index("The presets of each row:") + 2 :]
+    names = [name for line in listed for name in line.partition(". ")[2].split(", ")]
+    assert sorted(name.strip("`") for name in names) == sorted(phasor.preset_names())
+    assert len(rows) == len(listed)
+    for row, line in zip(rows, listed, strict=True):
+        number, first = row.removeprefix("| ").split(" ")[:2]
+        assert line.startswith(f"{number} {first}")
+        assert row.count("|") == len(TARGETS) + 2
+
+
+def test_every_number_of_a_reason_is_explained() -> None:
+    """In the list below the table, in order."""
+    text = PAGE.read_text("utf-8").partition("<!-- map -->")[2]
+    table, _, reasons = text.partition("Reasons:")
+    reasons = reasons.partition("The presets")[0]
+    used = {cell.partition("<")[0] for cell in table.split("<sup>")[1:]}
+    assert used == {line.partition(".")[0] for line in reasons.splitlines() if line}

@@ -1,0 +1,203 @@
+"""What `phasor.translate` returns: parts by kind of layer, plain values, text."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import phasor
+from phasor import LayerRopes, Rope
+from phasor.errors import SpecError
+from phasor.files.translation import TARGETS, TranslationError, translate
+from phasor.scaling import Linear, Proportional, Yarn
+
+from ... import oracle
+from ...strategies import resolved_ropes
+
+ROPE = Rope(head_dim=64, pairing="half")
+KINDS = {"full": ROPE, "nope": None, "sliding": Rope(head_dim=64, pairing="half", base=1e6)}
+
+
+def layers(kinds: dict[str, Rope | None], **rest: Any) -> LayerRopes:
+    """A model with a layer of each kind."""
+    return LayerRopes(name="toy", layer_kinds=tuple(kinds), kinds=kinds, context=4096, **rest)
+
+
+def read_back(value: Any, like: Any) -> Any:
+    """A value from JSON, as it was in the settings."""
+    if isinstance(like, np.ndarray):
+        return np.array([float(x) for x in value], dtype=like.dtype)
+    return Rope.from_dict(value) if isinstance(like, Rope) else value
+
+
+def equal(a: Any, b: Any) -> bool:
+    """Whether two settings are the same, to the last bit."""
+    if isinstance(a, np.ndarray):
+        return a.tolist() == b.tolist()
+    return a == b
+
+
+@given(resolved_ropes(), st.sampled_from(sorted(TARGETS)), st.integers(2, 4096))
+@settings(max_examples=60)
+def test_a_translation_is_json_and_reads_back(rope: Rope, target: str, context: int) -> None:
+    """Into the same settings; and its rope turns as the one that was given."""
+    try:
+        translated = translate(rope, target, context=context)
+    except TranslationError:
+        return
+    plain = json.loads(json.dumps(translated.as_plain(), allow_nan=False))
+    assert (plain["target"], plain["context"]) == (target, context)
+    assert plain["source"].startswith("https://")
+    for part, described in zip(translated.parts, plain["parts"], strict=True):
+        assert list(described["ropes"]) == ["rope"]
+        performed = Rope.from_dict(described["ropes"]["rope"])
+        assert performed == part.ropes["rope"]
+        assert described["settings"].keys() == part.settings.keys()
+        for name, value in part.settings.items():
+            assert equal(read_back(described["settings"][name], value), value), name
+        pairs = zip(oracle.frequencies(performed), oracle.frequencies(rope), strict=True)
+        # a frequency of float32 is off by 2**-24, one made from a divisor by 2**-52
+        assert all(math.isclose(f, g, rel_tol=2.0**-23, abs_tol=1e-300) for f, g in pairs)
+
+
+@pytest.mark.parametrize("target", sorted(TARGETS))
+def test_every_kind_of_layer_that_rotates_is_in_one_part(target: str) -> None:
+    """A kind without rotation is in none."""
+    try:
+        parts = translate(layers(KINDS), target).parts
+    except TranslationError:
+        # a program with one rope for all layers
+        return
+    assert [kind for part in parts for kind in part.ropes] == ["full", "sliding"]
+
+
+def test_kinds_with_one_rope_share_a_part() -> None:
+    """A function that rotates is given it once."""
+    (part,) = translate(layers({"full": ROPE, "nope": None, "wide": ROPE}), "mlx").parts
+    assert part.ropes == {"full": ROPE, "wide": ROPE}
+
+
+def test_a_translation_in_words() -> None:
+    """The model, the program, then each part by its layers with its notes."""
+    scaled = Rope(head_dim=64, pairing="half", scaling=Linear(factor=4.0))
+    assert str(translate(layers({"full": scaled}), "torchtune")) == (
+        "toy for torchtune: the class and arguments of attention's pos_embeddings\n"
+        "\n"
+        "full layers:\n"
+        "dim = 64\n"
+        "max_seq_len = 4096\n"
+        "base = 10000.0\n"
+        "scale_factor = 4.0\n"
+        "low_freq_factor = 1.0\n"
+        "high_freq_factor = 4.0\n"
+        "old_context_len = 1\n"
+        "from torchtune.models.llama3_1 import Llama3ScaledRoPE\n"
+        "\n"
+        "rotary = Llama3ScaledRoPE(\n"
+        "    dim=dim,\n"
+        "    max_seq_len=max_seq_len,\n"
+        "    base=base,\n"
+        "    scale_factor=scale_factor,\n"
+        "    low_freq_factor=low_freq_factor,\n"
+        "    high_freq_factor=high_freq_factor,\n"
+        "    old_context_len=old_context_len,\n"
+        ")\n"
+        "# x [batch, seq, heads, head_dim]; positions [batch, seq]\n"
+        "rotary(x, input_pos=positions)\n"
+        "# torchtune turns interleaved pairs: reorder the weights first "
+        "(phasor convert FOLDER OUT --to interleaved)."
+    )
+
+
+STILL = Rope(head_dim=8, pairing="interleaved", scaling=Proportional(fraction=0.5))
+
+
+@pytest.mark.parametrize("target", sorted(TARGETS))
+def test_printed_variables_can_be_pasted(target: str) -> None:
+    """Each is set to its setting, whole arrays and infinities too."""
+    try:
+        translated = translate(STILL, target, context=64)
+    except TranslationError:
+        return
+    for part in translated.parts:
+        scope: dict[str, Any] = {}
+        exec("\n".join(translated.variables(part)), scope)
+        if part.as_variables:
+            for name, value in part.settings.items():
+                assert equal(np.asarray(scope[name]) if isinstance(value, np.ndarray) else
+                             scope[name], value)  # fmt: skip
+
+
+def test_a_shell_does_not_expand_the_list_of_layers() -> None:
+    """Brackets are a pattern of file names to it."""
+    (part,) = translate(layers({"full": ROPE, "nope": None}), "megatron").parts
+    assert "--no-rope-freq '[0,1]'" in part.code
+    assert part.settings["--no-rope-freq"] == "[0,1]"
+
+
+@pytest.mark.parametrize("target", ["flashinfer", "liger"])
+def test_kernels_that_read_behind_their_tables_have_a_note(target: str) -> None:
+    """An error would say it otherwise."""
+    (part,) = translate(phasor.preset("gpt-oss-20b"), target).parts
+    assert any("the kernel does not check" in note for note in part.notes)
+
+
+def test_llama_cpp_is_told_how_to_take_the_longer_context() -> None:
+    """Its server caps a scaled context at the one that the file says."""
+    scaled = Rope(head_dim=64, pairing="half", scaling=Linear(factor=4.0))
+    for rope, told in ((scaled, True), (ROPE, False)):
+        (part,) = translate(rope, "llama.cpp", context=8192).parts
+        assert any("ARCH.context_length=int:8192," in note for note in part.notes) == told
+
+
+@pytest.mark.parametrize("target", ["sglang", "transformers", "vllm"])
+def test_classes_that_scale_the_softmax_themselves_are_named(target: str) -> None:
+    """Who multiplied besides would do it twice."""
+    (part,) = translate(phasor.preset("deepseek-v3"), target).parts
+    (note,) = [note for note in part.notes if "softmax" in note]
+    assert "the classes of DeepSeek models do that themselves" in note
+
+
+@pytest.mark.parametrize("target", ["sglang", "vllm"])
+def test_a_call_of_a_factory_imports_it(target: str) -> None:
+    """Where the class of the model reads no config."""
+    (part,) = translate(phasor.preset("gpt-j-6b"), target).parts
+    assert ".rotary_embedding import get_rope\n\nget_rope(**{" in part.code
+
+
+def test_notes_say_what_is_besides_cos_and_sin() -> None:
+    """The softmax factor, another pairing of the result, and where the slice begins."""
+    rope = Rope(
+        head_dim=96,
+        rotary_dim=64,
+        rotary_start=32,
+        pairing="interleaved",
+        pairing_out="half",
+        scaling=Yarn(factor=4.0, original_max_positions=4096, mscale=1.0, mscale_all_dim=1.0),
+    )
+    (part,) = translate(rope, "mlx", context=64).parts
+    begins = ("x is the slice of a head", "The model writes half pairs", "Multiply the softmax")
+    assert all(map(str.startswith, part.notes, begins))
+    assert len(part.notes) == 3
+    assert repr(rope.softmax_factor) in part.notes[2]
+
+
+def test_the_context_is_the_models_unless_given() -> None:
+    """It is the length of tables."""
+    ropes = phasor.preset("llama-3.1-8b")
+    assert translate(ropes, "flash-attn").context == ropes.context == 131_072
+    translated = translate(ropes, "flash-attn", context=8192)
+    assert translated.context == translated.parts[0].settings["max_positions"] == 8192
+
+
+def test_a_rope_is_a_model_of_one_layer() -> None:
+    """It has no context of its own."""
+    with pytest.raises(SpecError, match="context must be given"):
+        translate(ROPE, "mlx")
+    assert translate(ROPE, "mlx", context=64).model == "rope"

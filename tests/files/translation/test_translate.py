@@ -1,0 +1,325 @@
+"""What `phasor.translate` writes, given to each program and compared with the exact rotation."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import phasor
+from phasor import LayerRopes, Rope
+from phasor.axes import InterleavedSections, Sectioned
+from phasor.files.translation import TARGETS, Translation, TranslationError, translate
+from phasor.scaling import (
+    NTK,
+    DynamicNTK,
+    Linear,
+    Llama3,
+    LongRope,
+    NTKFixed,
+    NTKMixed,
+    NTKOld,
+    PartNTK,
+    PerPair,
+    Proportional,
+    Resonance,
+    Yarn,
+    YarnPaper,
+)
+
+from ... import oracle
+from ...strategies import resolved_ropes
+from .jobs import Job
+from .programs import IMPORT_LARGE_LIBRARIES, PROGRAMS
+from .reasons import CONTEXT, LONGEST, reason_is_true, resolved
+
+UNIT = 2.0**-24  # half a unit in the last place of float32
+# a law in each pairing, a part of a head, several axes, clockwise, a rule
+EVERYDAY = ("llama-3.1-405b", "deepseek-r1", "phi-4-mini", "qwen2-vl-7b", "nanochat-d32")
+
+
+def ropes_of_presets() -> dict[str, str]:
+    """The first preset with each set of ropes, by its name."""
+    seen: dict[object, str] = {}
+    for name in phasor.preset_names():
+        seen.setdefault(frozenset(phasor.preset(name).kinds.items()), name)
+    return {name: name for name in seen.values()}
+
+
+def several_axes(name: str) -> bool:
+    """Whether a preset's tokens have several coordinates."""
+    return any(rope.axes.n_axes > 1 for rope in phasor.preset(name).ropes)
+
+
+def roundings(rope: Rope) -> float:
+    """By how many units an angle may be off relatively that a program computes in float32.
+
+    ``base ** -(k / n)``: the exponent is off by a unit, which its logarithm multiplies; the power
+    and the laws' blends by four more, the product with the position by one.
+    """
+    return 2 * math.log(rope.base or 1e9) + 5
+
+
+@functools.cache
+def exact(rope: Rope, position: int | tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """Cosine and sine of every pair; one coordinate is that of each axis."""
+    alone = isinstance(position, int) and rope.axes.n_axes > 1
+    at = [position] * rope.axes.n_axes if alone else position
+    cos, sin = oracle.cos_sin(rope, at)
+    return np.array(cos, dtype=float), np.array(sin, dtype=float)
+
+
+def assert_turns(ropes: LayerRopes, target: str) -> None:
+    """``target`` turns as the model does, at the start of its context and further on."""
+    context = min(ropes.context or CONTEXT, LONGEST)
+    reason, translated = refused(ropes, target, context)
+    if translated is None:
+        assert reason_is_true(ropes, reason), reason
+        if "picks one by the length" in reason:  # at one length it can, or says why not
+            assert_turns(resolved(ropes), target)
+        return
+    chance = np.random.default_rng(0)
+    described = [kind for kind, rope in ropes.kinds.items() if rope is not None]
+    assert [kind for part in translated.parts for kind in part.ropes] == described
+    for part in translated.parts:
+        for kind, performed in part.ropes.items():
+            model = ropes.kinds[kind]
+            assert model is not None
+            x = chance.standard_normal((4, model.head_dim)).astype(np.float32)
+            offsets = {0, context - len(x)}
+            if isinstance(model.scaling, (DynamicNTK, LongRope)):
+                offsets.add(model.scaling.original_max_positions)  # the rule picks another law
+            for offset in offsets:
+                job = Job(ropes, part, kind, reordered(x, model, performed), offset)
+                turned = PROGRAMS[target](job)
+                static = model.at(offset + len(x))  # a rule picks its law by the last token
+                for token, position in enumerate(range(offset, offset + len(x))):
+                    check_token(turned[token], x[token], position, static, performed)
+
+
+def refused(ropes: LayerRopes, target: str, context: int) -> tuple[str, Translation | None]:
+    """Why there is no translation; or none, and it."""
+    try:
+        return "", translate(ropes, target, context=context)
+    except TranslationError as error:
+        return str(error), None
+
+
+def reordered(x: np.ndarray, model: Rope, performed: Rope) -> np.ndarray:
+    """``x`` with its pairs where the program reads them."""
+    moved = x.copy()
+    for k in range(model.num_pairs):
+        for source, to in zip(
+            oracle.pair_of(model, k, model.pairing),
+            oracle.pair_of(model, k, performed.pairing),
+            strict=True,
+        ):
+            moved[:, to] = x[:, source]
+    return moved
+
+
+def check_token(
+    turned: np.ndarray,
+    x: np.ndarray,
+    position: int | tuple[int, ...],
+    model: Rope,
+    performed: Rope,
+) -> None:
+    """One token is where the model turns it to; what does not turn is as it was."""
+    cos, sin = exact(model, position)
+    gain = model.attention_factor
+    untouched = np.ones(model.head_dim, dtype=bool)
+    for k in range(model.num_pairs):
+        i, j = oracle.pair_of(model, k, model.pairing)
+        z = complex(x[i], x[j])
+        wanted = gain * z * complex(cos[k], sin[k])
+        i, j = oracle.pair_of(model, k, performed.output_pairing)
+        untouched[[i, j]] = False
+        angle = np.max(position) * float(oracle.frequencies(model)[k])
+        room = gain * abs(z) * UNIT * (angle * roundings(model) + 12)
+        assert abs(complex(turned[i], turned[j]) - wanted) <= room, (position, k)
+    if performed.pairing == model.pairing:
+        assert np.array_equal(turned[untouched], x[untouched].astype(np.float64))
+
+
+#: The targets that are run or described, for the everyday tests those that import fast.
+EVERY_PROGRAM = [
+    pytest.param(target, marks=[pytest.mark.programs] if target in IMPORT_LARGE_LIBRARIES else [])
+    for target in sorted({*TARGETS} & {*PROGRAMS})
+]
+
+
+def cases() -> Iterator[Any]:
+    """Each preset for each program; the everyday tests have a few for those that import fast."""
+    for target in sorted({*TARGETS} & {*PROGRAMS}):
+        for name in ropes_of_presets():
+            everyday = name in EVERYDAY and target not in IMPORT_LARGE_LIBRARIES
+            marks = [] if everyday else [pytest.mark.programs]
+            yield pytest.param(name, target, marks=marks, id=f"{target}-{name}")
+
+
+@pytest.mark.parametrize(("name", "target"), list(cases()))
+def test_a_program_given_this_turns_as_the_model_does(name: str, target: str) -> None:
+    """Or the reason why it cannot is true of the model."""
+    assert_turns(phasor.preset(name), target)
+
+
+@pytest.mark.parametrize("name", [name for name in ropes_of_presets() if several_axes(name)])
+@pytest.mark.parametrize(
+    "target", ["rotary-embedding-torch", pytest.param("liger", marks=pytest.mark.programs)]
+)
+def test_a_program_turns_each_pair_by_its_axis(name: str, target: str) -> None:
+    """Tokens of pictures and videos, whose coordinates differ."""
+    ropes = phasor.preset(name)
+    chance = np.random.default_rng(0)
+    for part in translate(ropes, target, context=CONTEXT).parts:
+        for kind, performed in part.ropes.items():
+            model = ropes.kinds[kind]
+            assert model is not None
+            x = chance.standard_normal((4, model.head_dim)).astype(np.float32)
+            coordinates = chance.integers(0, CONTEXT, (model.axes.n_axes, len(x)))
+            job = Job(ropes, part, kind, reordered(x, model, performed), 0, coordinates)
+            turned = PROGRAMS[target](job)
+            for token, position in enumerate(coordinates.T.tolist()):
+                check_token(turned[token], x[token], tuple(position), model, performed)
+
+
+PLAIN = Rope(head_dim=8, pairing="interleaved")
+LLAMA = Rope(head_dim=128, pairing="half", base=500_000.0)
+YARN = Yarn(factor=4.0, original_max_positions=1024)
+OTHERS = {
+    "a fraction of a position": replace(LLAMA, scaling=Linear(factor=2.5)),
+    "part of a head": replace(LLAMA, rotary_dim=48, scaling=Linear(factor=2.0)),
+    "ntk old": replace(LLAMA, scaling=NTKOld(factor=3.0)),
+    "ntk fixed": replace(LLAMA, scaling=NTKFixed(factor=4.0)),
+    "ntk fixed, interleaved": replace(LLAMA, pairing="interleaved", scaling=NTKFixed(factor=4.0)),
+    "ntk mixed": replace(LLAMA, scaling=NTKMixed(factor=4.0)),
+    "part ntk": replace(LLAMA, scaling=PartNTK(factor=4.0, original_max_positions=2048)),
+    "yarn of the paper": replace(LLAMA, scaling=YarnPaper(factor=4.0, original_max_positions=1024)),
+    "yarn, interleaved": replace(LLAMA, pairing="interleaved", scaling=YARN),
+    "yarn of a part": replace(LLAMA, rotary_dim=64, scaling=YARN),
+    "ntk old, interleaved": replace(LLAMA, pairing="interleaved", scaling=NTKOld(factor=3.0)),
+    "yarn with a factor": replace(LLAMA, scaling=replace(YARN, attention_factor=1.25)),
+    "yarn with two factors": replace(
+        LLAMA, scaling=replace(YARN, attention_factor=1.25, mscale_all_dim=0.5)
+    ),
+    "yarn with another factor": replace(LLAMA, scaling=replace(YARN, mscale=0.5)),
+    "yarn with a softmax factor": replace(
+        LLAMA, scaling=replace(YARN, mscale=0.0, mscale_all_dim=1.0)
+    ),
+    "yarn without a factor": replace(LLAMA, scaling=replace(YARN, mscale=0.0)),
+    "yarn of less": replace(LLAMA, scaling=replace(YARN, original_max_positions=512)),
+    "yarn of less, interleaved": replace(
+        LLAMA, pairing="interleaved", scaling=replace(YARN, original_max_positions=512)
+    ),
+    "a step": replace(
+        LLAMA,
+        scaling=Llama3(
+            factor=8.0, low_freq_factor=2.0, high_freq_factor=2.0, original_max_positions=8192
+        ),
+    ),
+    "divisors": replace(
+        LLAMA, scaling=PerPair(factors=tuple(np.linspace(1, 9, 64)), attention_factor=1.5)
+    ),
+    "divisors, interleaved": replace(
+        LLAMA, pairing="interleaved", scaling=PerPair(factors=tuple(np.linspace(1, 9, 64)))
+    ),
+    "some stand still": replace(LLAMA, scaling=Proportional(fraction=0.25, factor=2.0)),
+    "in the middle": replace(LLAMA, rotary_start=32, rotary_dim=64, scaling=YARN),
+    "explicit": Rope(head_dim=8, pairing="half", explicit_inv_freq=(1.0, 0.3, 0.2, 0.1)),
+    "positions multiplied": replace(PLAIN, scaling=Linear(factor=0.5)),
+    "one pair": Rope(head_dim=2, pairing="half"),
+    "backwards with a gain": replace(
+        PLAIN, direction=-1, scaling=Yarn(factor=4.0, original_max_positions=16)
+    ),
+    "another base": replace(PLAIN, scaling=NTK(factor=4.0)),
+    "a base below 1": replace(PLAIN, base=2.0, scaling=NTK(factor=0.25)),
+    "explicit, one still": Rope(head_dim=6, pairing="half", explicit_inv_freq=(0.5, 2.0, 0.0)),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("target", EVERY_PROGRAM)
+def test_a_program_turns_as_a_rope_of_no_preset_does(name: str, target: str) -> None:
+    """Or the reason why it cannot is true of it."""
+    assert_turns(model_of(OTHERS[name]), target)
+
+
+@given(resolved_ropes(), st.sampled_from(sorted({*TARGETS} & {*PROGRAMS} - IMPORT_LARGE_LIBRARIES)))
+@settings(max_examples=50)
+def test_a_program_turns_as_any_rope_does(rope: Rope, target: str) -> None:
+    """Of every law, layout and pairing; or the reason why it cannot is true of it."""
+    assert_turns(model_of(rope), target)
+
+
+@pytest.mark.programs
+@pytest.mark.parametrize("target", EVERY_PROGRAM)
+@given(resolved_ropes())
+@settings(max_examples=100)
+def test_every_program_turns_as_any_rope_does(target: str, rope: Rope) -> None:
+    """The same, with those that import large libraries."""
+    assert_turns(model_of(rope), target)
+
+
+@pytest.mark.parametrize("target", ["sglang", "vllm"])
+def test_a_law_that_a_config_says_by_another_name_is_refused_truly(target: str) -> None:
+    """The resonance of one fast pair is a linear law with a factor below 1 in a config."""
+    narrow = Rope(head_dim=2, pairing="interleaved", base=2.0, scaling=Resonance())
+    with pytest.raises(TranslationError, match="Linear with a factor below 1"):
+        translate(model_of(narrow), target)
+    assert_turns(model_of(narrow), target)
+
+
+def model_of(rope: Rope) -> LayerRopes:
+    """A model with one layer and a short context."""
+    return LayerRopes(name="any", layer_kinds=("any",), kinds={"any": rope}, context=64)
+
+
+@pytest.mark.parametrize("target", ["sglang", "transformers", "vllm"])
+def test_a_kind_of_layer_without_a_rope_has_an_empty_block(target: str) -> None:
+    """Where each kind has a block of its own."""
+    kinds = {"full": LLAMA, "sliding": replace(LLAMA, base=10_000.0), "none": None}
+    ropes = LayerRopes(name="toy", layer_kinds=tuple(kinds), kinds=kinds)
+    assert_turns(ropes, target)
+    settings = translate(ropes, target, context=CONTEXT).parts[0].settings
+    assert settings.get("override", settings)["rope_parameters"]["none"] is None
+
+
+WITH_AXES = {
+    "sections": replace(LLAMA, axes=Sectioned((16, 24, 24))),
+    "sections of interleaved pairs": replace(
+        LLAMA, pairing="interleaved", axes=Sectioned((16, 24, 24))
+    ),
+    "sections and yarn": replace(LLAMA, axes=Sectioned((16, 24, 24)), scaling=YARN),
+    "sections and linear": replace(LLAMA, axes=Sectioned((16, 24, 24)), scaling=Linear(factor=2.0)),
+    "dealt out": replace(LLAMA, axes=InterleavedSections((24, 20, 20))),
+    "dealt out of too many": replace(LLAMA, axes=InterleavedSections((40, 20, 20))),
+    "dealt out beyond the last": replace(LLAMA, axes=InterleavedSections((0, 30, 30))),
+    "dealt out to part": replace(LLAMA, rotary_dim=64, axes=InterleavedSections((11, 11, 10))),
+}
+
+
+@pytest.mark.parametrize("name", WITH_AXES)
+@pytest.mark.parametrize("target", ["megatron", "sglang", "vllm"])
+def test_each_axis_drives_its_pairs(name: str, target: str) -> None:
+    """Tokens of an image, whose coordinates differ."""
+    rope = WITH_AXES[name]
+    ropes = LayerRopes(name=name, layer_kinds=("rope",), kinds={"rope": rope})
+    reason, translated = refused(ropes, target, LONGEST)
+    if translated is None:
+        assert reason_is_true(ropes, reason), reason
+        return
+    x = np.random.default_rng(0).standard_normal((4, rope.head_dim)).astype(np.float32)
+    places = np.array([[0, 7, 7, 4000], [0, 1, 2, 300], [0, 5, 3, 20]])
+    part = translated.parts[0]
+    job = Job(ropes, part, "rope", reordered(x, rope, part.ropes["rope"]), 0, places)
+    turned = PROGRAMS[target](job)
+    for token, place in enumerate(places.T.tolist()):
+        check_token(turned[token], x[token], tuple(place), rope, part.ropes["rope"])
