@@ -55,6 +55,7 @@ ROOMS = {
     "tests/torch/compile": "compile",
     "tests/torch/distributed/test_processes.py": "processes",
     "tests/torch/export/test_export.py": "compile",
+    "tests/torch/export/test_lengths.py": "onnx",
     "tests/torch/export/test_onnx.py": "onnx",
     "tests/torch/export/test_onnx_models.py": "onnx",
     "tests/torch/export/test_plain_graph.py": "compile",

@@ -114,6 +114,13 @@ def numbers(
     )
 
 
+def boolean(name: str, value: Any, hint: str = "") -> bool:
+    """``value``, if it is True or False: a text or a number would be taken for one of them."""
+    if type(value) is not bool:
+        raise SpecError(f"{name} must be True or False, got {short_repr(value)}{hint}")
+    return value
+
+
 def choice(name: str, value: Any, allowed: Iterable[Any]) -> Any:
     """``value``, if it equals one of ``allowed`` and has its type."""
     options = tuple(allowed)

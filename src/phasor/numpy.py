@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from phasor._checks import LAYOUTS, broadcasts, other_layout, short_repr, whole
+from phasor._checks import LAYOUTS, boolean, broadcasts, other_layout, whole
 from phasor.angles import checked_positions, cos_sin
-from phasor.errors import PositionError, SpecError, TensorError
+from phasor.errors import PositionError, TensorError
 from phasor.pairings import Pairing, checked_pairing, slices
 from phasor.rope import Rope
 
@@ -294,8 +294,6 @@ def _cos_sin_of_tokens(
 
 def _token_shape(shape: Sequence[int], heads_first: Any) -> tuple[tuple[int, ...], int]:
     """The tokens ``[..., seq]`` of ``x``, and which of its dimensions are the heads."""
-    if not isinstance(heads_first, bool):
-        raise SpecError(f"heads_first must be True or False, got {short_repr(heads_first)}")
-    if heads_first:
+    if boolean("heads_first", heads_first):
         return (*shape[:-3], *shape[-2:-1]), -3
     return tuple(shape[:-2]), -2

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as nnf
 from torch import Tensor, nn
 
-from phasor._checks import number, short_repr, whole
+from phasor._checks import boolean, number, whole
 from phasor.errors import SpecError, TensorError
 from phasor.rope import Rope
 from phasor.torch._operator.arguments import check_counts_tokens, check_is_tensor, check_rope
@@ -108,14 +108,13 @@ class RotaryAttention(nn.Module):
                 f"num_kv_heads must divide num_heads ({self.num_heads}), got {self.num_kv_heads}"
             )
         self.head_dim = _find_head_dim(rope, head_dim)
-        self.causal = causal
+        self.causal = boolean("causal", causal)
         self.window = None if window is None else whole("window", window, least=1)
         if window is not None and not causal:
             raise SpecError(f"window is for causal attention, got causal=False and window={window}")
-        if type(qk_norm) is not bool:
-            raise SpecError(
-                f"qk_norm must be True or False, got {short_repr(qk_norm)}; norm_eps is the epsilon"
-            )
+        boolean("qk_norm", qk_norm, "; norm_eps is the epsilon")
+        boolean("qkv_bias", qkv_bias)
+        boolean("o_bias", o_bias)
         norm_eps = number("norm_eps", norm_eps, above=0)
         self.dropout = number("dropout", dropout, least=0, most=1)
         self.rope = rope
@@ -365,14 +364,18 @@ def attend(
         ``[batch, new, num_heads, head_dim]``.
     """
     length = q.shape[1]
-    if index is None and attention_mask is None and (window is None or length <= window):
+    # an exported program has one graph for all lengths, so none may decide what is in it
+    is_exported = torch.compiler.is_exporting()
+    unmasked = window is None or (not is_exported and length <= window)
+    if index is None and attention_mask is None and unmasked:
         return _sdpa(q, k, v, factor, causal=causal, dropout=dropout)
     all_keys = torch.arange(k.shape[1], device=q.device)  # their indices in ``k``
     outputs: list[Tensor] = []
     # counted in chunks: a compiler that does not know the length then makes one graph for each
     # number of chunks, and not one for each length
-    for chunk in range(-(-length // CHUNK)):
-        start, stop = chunk * CHUNK, min((chunk + 1) * CHUNK, length)
+    for chunk in range(1 if is_exported else -(-length // CHUNK)):
+        start = chunk * CHUNK
+        stop = length if is_exported else min(start + CHUNK, length)
         queries = all_keys[start:stop, None] if index is None else index[:, start:stop, None]
         # keys [first, last) are all that these queries may see
         first, last = 0, k.shape[1]

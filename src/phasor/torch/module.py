@@ -9,8 +9,8 @@ from typing import Any, NoReturn, cast
 import torch
 from torch import Tensor, nn
 
-from phasor._checks import number, short_repr, whole
-from phasor.errors import PositionError, SpecError
+from phasor._checks import boolean, number, whole
+from phasor.errors import PositionError
 from phasor.rope import Rope
 from phasor.torch import positions as torch_positions
 from phasor.torch._operator.arguments import (
@@ -19,7 +19,7 @@ from phasor.torch._operator.arguments import (
     check_rope,
     tokens_first,
 )
-from phasor.torch._operator.internals import refuse_torchscript, refuse_tracing
+from phasor.torch._operator.internals import dispatch_is_plain, refuse_torchscript, refuse_tracing
 from phasor.torch.functional import rotate_qk
 
 
@@ -57,9 +57,7 @@ class RotaryEmbedding(nn.Module):
 
     def __init__(self, rope: Rope, *, gain: float | None = None, heads_first: bool = False) -> None:
         super().__init__()
-        if type(heads_first) is not bool:
-            raise SpecError(f"heads_first must be True or False, got {short_repr(heads_first)}")
-        self.heads_first = heads_first
+        self.heads_first = boolean("heads_first", heads_first)
         self._chosen_gain = None if gain is None else number("gain", gain)
         self.rope = rope
 
@@ -168,15 +166,20 @@ def count_positions(
         on_host = torch.tensor(checked_bounds(cu_seqlens, seq), device="cpu")
         bounds = on_host.to(device, non_blocking=True)
     positions = torch_positions.packed(bounds, seq)
-    if starts is None:
-        return positions + cast(int, offset)
-    n_sequences = bounds.shape[0] - 1
-    _check_one_for_each("sequence of cu_seqlens", starts, [n_sequences])
-    if starts.dim() == 0:
-        return positions + starts
-    # padding has no offset of its own, so it gets 0
-    starts = torch.cat((starts, starts.new_zeros(1)))
-    return positions + starts[torch_positions.sequence_indices(bounds, seq)]
+    if starts is not None:
+        _check_one_for_each("sequence of cu_seqlens", starts, [bounds.shape[0] - 1])
+        if starts.dim() == 1:
+            # padding has no offset of its own, so it gets 0
+            starts = torch.cat((starts, starts.new_zeros(1)))
+            starts = starts[torch_positions.sequence_indices(bounds, seq)]
+        offset = starts
+    moved = positions + cast(Any, offset)
+    # they count up from the offset, so one that is smaller has left int64
+    if moved.is_cpu and dispatch_is_plain([moved]) and bool((moved < offset).any()):
+        raise PositionError(
+            "offset plus the positions of a sequence must be at most 2**63 - 1, got a sum above it"
+        )
+    return moved
 
 
 def _check_device(name: str, values: Tensor, device: torch.device) -> None:

@@ -10,7 +10,7 @@ import torch
 import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 
-from phasor._checks import LAYOUTS, axes_hint, broadcasts, number, other_layout, short_repr
+from phasor._checks import LAYOUTS, axes_hint, boolean, broadcasts, number, other_layout, short_repr
 from phasor.errors import PositionError, SpecError, TensorError
 from phasor.layers import rope_hint
 from phasor.pairings import checked_pairing
@@ -44,8 +44,7 @@ def tokens_first(
     """
     if heads_first is False:
         return xs
-    if heads_first is not True:
-        raise SpecError(f"heads_first must be True or False, got {short_repr(heads_first)}")
+    boolean("heads_first", heads_first)
     refuse_tracing()
     for name, x in zip(names or names_of(xs), xs, strict=True):
         _check_floating(name, x, heads_first)
@@ -144,9 +143,7 @@ def checked_cos_sin(
 
 def checked_options(inverse: Any, gain: Any) -> tuple[bool, float]:
     """``inverse`` and ``gain`` as the operator takes them; neither records a gradient."""
-    if type(inverse) is not bool:
-        raise SpecError(f"inverse must be True or False, got {short_repr(inverse)}")
-    return inverse, number("gain", gain)
+    return boolean("inverse", inverse), number("gain", gain)
 
 
 def check_rope(rope: Any, name: str = "rope") -> None:

@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from phasor._checks import short_repr, whole
+from phasor._checks import boolean, short_repr, whole
 from phasor.errors import SpecError
 
 FeatureMap = Callable[[Tensor], Tensor]
@@ -108,6 +108,7 @@ _FEATURE_MAPS: dict[str, tuple[FeatureMap, FeatureMap]] = {
 
 def checked_feature_maps(feature_map: object, causal: bool) -> tuple[FeatureMap, FeatureMap]:
     """The maps of queries and of keys, or an error if ``feature_map`` gives none."""
+    boolean("causal", causal)
     if isinstance(feature_map, str) and feature_map in _FEATURE_MAPS:
         if feature_map == "shen" and causal:
             raise SpecError(

@@ -13,7 +13,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from phasor._checks import whole
+from phasor._checks import boolean, whole
 from phasor.errors import SpecError, TensorError
 from phasor.rope import Rope
 from phasor.torch._operator.arguments import (
@@ -240,6 +240,8 @@ class RotaryLinearAttention(nn.Module):
         embed_dim = whole("embed_dim", embed_dim, least=1)
         self.num_heads = whole("num_heads", num_heads, least=1)
         self.head_dim = whole("head_dim", head_dim, least=1)
+        boolean("qkv_bias", qkv_bias)
+        boolean("o_bias", o_bias)
         checked_feature_maps(feature_map, causal)
         features = number_of_features(feature_map, self.head_dim)
         if rope is not None and features not in (None, rope.head_dim):
@@ -314,12 +316,32 @@ def causal_sum(q: Tensor, k: Tensor, v: Tensor, before: Tensor) -> tuple[Tensor,
     [1.0, 11.0, 111.0]
     """
     seq = q.shape[-2]
+    if torch.compiler.is_exporting():
+        return _causal_sum_of_any_length(q, k, v, before)
     chunks = (seq // CHUNK, CHUNK) if seq >= CHUNK else (1, seq)
     # [..., heads, seq, width] -> [..., heads, chunks, CHUNK or seq, width]
     q, k, v = (cast(Tensor, cast(Any, x).unflatten(-2, chunks)) for x in (q, k, v))
     *starts, after = accumulate((k.mT @ v).unbind(-3), initial=before)
     scores = (q @ k.mT).tril()  # [..., heads, chunks, CHUNK, CHUNK]
     return (scores @ v + q @ torch.stack(starts, -3)).flatten(-3, -2), after
+
+
+def _causal_sum_of_any_length(
+    q: Tensor, k: Tensor, v: Tensor, before: Tensor
+) -> tuple[Tensor, Tensor]:
+    """`causal_sum` in operations that are the same for every length, with zeros after the last."""
+    seq = q.shape[-2]
+    # at least two, because one chunk would be a size that torch.export makes a case of its own
+    chunks = torch.arange(seq // CHUNK + 2, device=q.device)
+    tokens = chunks[:, None] * CHUNK + torch.arange(CHUNK, device=q.device)
+    is_padding = (tokens >= seq)[..., None]
+    # [..., heads, seq, width] -> [..., heads, chunks, CHUNK, width]
+    q, k, v = (x[..., tokens.clamp(max=seq - 1), :].masked_fill(is_padding, 0) for x in (q, k, v))
+    sums = k.mT @ v
+    ends = before.unsqueeze(-3) + sums.cumsum(-3)  # the sum up to each chunk's end
+    y = (q @ k.mT).tril() @ v + q @ (ends - sums)
+    # a slice would be a case of its own where it is the whole
+    return y.flatten(-3, -2)[..., torch.arange(seq, device=q.device), :], ends[..., -1, :, :]
 
 
 @dataclass(frozen=True, slots=True)
@@ -489,7 +511,7 @@ def _initial_sums(
 
 def _block_sizes(sums: Tensor, seq: int, causal: bool) -> list[int]:
     """Tokens of each block: whole chunks, and at the end those that fill no chunk."""
-    if not causal or seq <= CHUNK:
+    if not causal or torch.compiler.is_exporting() or seq <= CHUNK:
         return [seq]
     # for each token, in the widest tensor of a block
     elements = sums[..., 0, 0].numel() * max(*sums.shape[-2:], CHUNK)

@@ -153,12 +153,16 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, rope: Rope, distance: Distance) -> 
     )
     values = _group_heads(v.to(dtype), k.shape[2])
     parts: list[Tensor] = []
-    for start in range(0, new, CHUNK):
-        stop = min(start + CHUNK, new)
+    # an exported program has one graph for all lengths, so none may decide what is in it
+    is_exported = torch.compiler.is_exporting()
+    for start in [0] if is_exported else range(0, new, CHUNK):
+        stop = new if is_exported else min(start + CHUNK, new)
         first, last = seq - new + start, seq - new + stop  # positions of these queries
         # keys before `near_start` are far from all of these queries, keys from `far_stop` on are
         # near to all, and only those between need both scores
-        near_start, far_stop = max(0, first - width + 1), max(0, last - width)
+        near_start, far_stop = 0, last
+        if not is_exported:
+            near_start, far_stop = max(0, first - width + 1), max(0, last - width)
         # [batch, num_kv_heads, group, queries, keys]
         near = near_q[..., start:stop, :] @ near_k[..., near_start:last, :].mT
         far = far_q[..., start:stop, :] @ far_k[..., :far_stop, :].mT
