@@ -45,8 +45,10 @@ def install_hint(extra: str) -> str:
 class PhasorError(ValueError):
     """Base class of all errors of phasor."""
 
-    def __init__(self, message: str) -> None:
-        super().__init__(visible(message))
+    # not in an ``__init__``: a compiler that stops at an error shows what it was made with, but
+    # traces no constructor of an exception
+    def __str__(self) -> str:
+        return visible(super().__str__())
 
 
 class SpecError(PhasorError):

@@ -42,6 +42,11 @@ BUILDS: dict[str, tuple[dict[str, Any], str]] = {
         {"qk_norm": 1e-6},
         "qk_norm must be True or False, got 1e-06; norm_eps is the epsilon",
     ),
+    **{
+        f"{name}: a word": ({name: "no"}, f"{name} must be True or False, got 'no'")
+        for name in ("causal", "qkv_bias", "o_bias")
+    },
+    "causal: a number": ({"causal": 1}, "causal must be True or False, got 1"),
     "a rule": (
         {
             "rope": Rope(
@@ -189,7 +194,8 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], type[Exception], str]] 
         {},
         PositionError,
         "positions must be given for a Rope of 3 axes, got None; "
-        "phasor.positions.every_axis makes them of text positions",
+        "phasor.positions.grid makes those of images and videos, multimodal those of text with "
+        "images in it, every_axis those of text",
     ),
 }
 

@@ -16,7 +16,15 @@ from phasor.angles import cos_sin
 from phasor.axes import Sectioned
 from phasor.errors import BackendError, PhasorError, PositionError, SpecError, TensorError
 from phasor.scaling import DynamicNTK
-from phasor.torch import rotate, rotate_, rotate_by, rotate_by_, rotate_qk, rotate_qk_
+from phasor.torch import (
+    RotaryEmbedding,
+    rotate,
+    rotate_,
+    rotate_by,
+    rotate_by_,
+    rotate_qk,
+    rotate_qk_,
+)
 from phasor.torch._operator import eager, ops
 
 from .torch_cases import HALF, THREE
@@ -362,6 +370,23 @@ def test_tensors_of_inference_mode_are_written_only_there(backend: str) -> None:
     with torch.inference_mode():
         turned = rotate_(x, torch.arange(4), HALF, backend=backend)
         assert_rotated(turned, before, range(4), HALF)
+
+
+@pytest.mark.parametrize("backend", ["auto", "eager"])
+def test_a_view_that_negates_is_not_written(backend: str) -> None:
+    """Torch writes none by an operator of two tensors; out of place it is like any other."""
+    view = normal(4, 2, 8, dtype=torch.complex64).conj().imag
+    before = view.clone()
+    with pytest.raises(TensorError, match=r"not be a view that negates.*resolve_neg"):
+        rotate_(view, torch.arange(4), HALF, backend=backend)
+    assert torch.equal(view, before)
+    assert_rotated(rotate(view, torch.arange(4), HALF, backend=backend), before, range(4), HALF)
+
+
+def test_several_axes_without_positions_are_told_what_makes_them() -> None:
+    """Of images first: that is what such ropes are for."""
+    with pytest.raises(PositionError, match=r"positions\.grid makes those of images"):
+        RotaryEmbedding(THREE)(normal(4, 2, 8), normal(4, 2, 8))
 
 
 def test_axes_that_come_first_are_told_where_they_go() -> None:

@@ -262,6 +262,10 @@ BUILDS: dict[str, tuple[str, dict[str, Any]]] = {
         "rope must have as many coordinates as the features that it rotates (6), got head_dim 8",
         {"head_dim": 4, "feature_map": PositiveRandomFeatures(4, 6)},
     ),
+    **{
+        f"{name}: a word": (f"{name} must be True or False, got 'no'", {name: "no"})
+        for name in ("causal", "qkv_bias", "o_bias")
+    },
     "features of wider heads": (
         "feature_map must be for heads of width 4, got 16",
         {"head_dim": 4, "feature_map": PositiveRandomFeatures(16, 8)},
@@ -394,6 +398,8 @@ REFUSED = {
     "two dtypes": (TensorError, "v must have the dtype", {"v": V.float()}),
     "fewer keys": (TensorError, "k must share", {"k": K[:3]}),
     "shared keys": (TensorError, "repeat_interleave", {"k": K[:, :1]}),
+    "sparse values": (TensorError, "v must be a dense tensor", {"v": V.to_sparse()}),
+    "causal: a word": (SpecError, "causal must be True or False, got 'no'", {"causal": "no"}),
     "positions": (PositionError, "positions must", {"positions": torch.arange(3)}),
     "other state": (
         TensorError,

@@ -309,6 +309,16 @@ REFUSED: dict[str, tuple[type[Exception], str, dict[str, Any]]] = {
         {"offset": torch.tensor([True, False])},
     ),
     "an offset beyond": (PositionError, "at most 2**63 - 1", {"offset": 2**63 - 2}),
+    "sequences that end beyond": (
+        PositionError,
+        "offset plus the positions of a sequence must be at most 2**63 - 1",
+        {"offset": 2**63 - 2, "cu_seqlens": [0, 3, SEQ]},
+    ),
+    "one sequence that ends beyond": (
+        PositionError,
+        "offset plus the positions of a sequence must be at most 2**63 - 1",
+        {"offset": torch.tensor([2**63 - 2, 0, 5]), "cu_seqlens": torch.tensor([0, 3, 5, SEQ])},
+    ),
     "an offset for each token": (
         PositionError,
         "offset must be a single value, or one for each row [2], got shape [7]",

@@ -200,6 +200,20 @@ def test_a_cache_of_no_size_is_refused() -> None:
         KVCache(batch_size=1, capacity=0, num_kv_heads=1, head_dim=2)
 
 
+def test_a_cache_of_inference_mode_is_appended_to_only_there() -> None:
+    """As torch has it, and nothing is written."""
+    k = torch.ones(1, 1, 1, 2)
+    with torch.inference_mode():
+        cache = KVCache(batch_size=1, capacity=3, num_kv_heads=1, head_dim=2)
+        cache.append(k, k)
+    with torch.no_grad(), pytest.raises(TensorError, match="an inference tensor outside"):
+        cache.append(k, k)
+    assert cache.used == 1
+    with torch.inference_mode():
+        cache.append(k, k)
+    assert cache.used == 2
+
+
 def test_training_through_a_cache_is_refused() -> None:
     """By the layer too, where weights want a gradient."""
     attention = layer(torch.float32)

@@ -165,6 +165,47 @@ def test_each_layer_has_its_own_rope():
         assert layers[index].name == f"layers.{index}"
 
 
+def test_ropes_that_are_not_given_are_the_models_own():
+    """Layers of phasor say what rotates them, one of several without a rope too."""
+    torch.manual_seed(0)
+    kinds = ROPE, None, Rope(head_dim=8, pairing="interleaved", rotary_dim=4)
+    model = nn.ModuleList(RotaryAttention(r, WIDTH, HEADS, head_dim=8) for r in kinds)
+    x = inputs(1, 5)
+    with watch_usage(model) as layers:
+        for layer in model:
+            layer(x)
+    assert [None if one is None else one.queries.mean.shape for one in layers] == [
+        (HEADS, 4),
+        None,
+        (HEADS, 2),
+    ]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        Rope(head_dim=8, pairing="interleaved"),
+        Rope(head_dim=8, pairing="half", rotary_dim=4),
+        Rope(head_dim=8, pairing="half", rotary_dim=4, rotary_start=4),
+    ],
+    ids=["pairing", "width", "slice"],
+)
+def test_ropes_of_other_pairs_than_the_models_are_refused(given):
+    """Their norms would be of coordinates that do not turn together."""
+    model = RotaryAttention(ROPE, WIDTH, HEADS)
+    with (
+        pytest.raises(SpecError, match="ropes must pair the coordinates that model pairs"),
+        watch_usage(model, given),
+    ):
+        pass
+
+
+def test_a_model_that_does_not_say_what_rotates_needs_ropes():
+    """Plain projections do not know."""
+    with pytest.raises(SpecError, match="ropes must be given"), watch_usage(Model("none")):
+        pass
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
 def test_norms_are_taken_in_a_wide_dtype(dtype):
     """Of bfloat16 projections as exactly as of float32 ones; of float64 ones in float64."""

@@ -158,7 +158,8 @@ def check_counts_tokens(rope: Rope) -> None:
     if rope.axes.n_axes > 1:
         raise PositionError(
             f"positions must be given for a Rope of {rope.axes.n_axes} axes, got None; "
-            "phasor.positions.every_axis makes them of text positions"
+            "phasor.positions.grid makes those of images and videos, multimodal those of text with "
+            "images in it, every_axis those of text"
         )
 
 

@@ -57,10 +57,17 @@ def qk_memory(q: Tensor, k: Tensor) -> QKMemory:
 
 def check_mutable(xs: Sequence[Tensor]) -> None:
     """Refuse tensors that torch would not let be written here."""
+    if torch.compiler.is_compiling():
+        return  # which has its own ways with both
     if not may_write(xs):
         raise TensorError(
             "what is written in place must not be an inference tensor outside "
             "torch.inference_mode(); write a clone"
+        )
+    if any(x.is_neg() for x in xs):
+        raise TensorError(
+            "what is written in place must not be a view that negates, as .imag of a conjugate is; "
+            "write .resolve_neg() of it"
         )
 
 

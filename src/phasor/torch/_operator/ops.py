@@ -130,6 +130,7 @@ def apply_(
 ) -> None:
     """The in-place operator, or `apply` and a copy where a derivative has to be recorded."""
     check_not_expanded(xs)
+    check_mutable(xs)
     if _needs_no_dispatcher(xs, angles):
         _run_backend_(xs, angles, rope, inverse, gain, backend)
         return
@@ -137,7 +138,6 @@ def apply_(
     is_recorded = angles_want_grad or any(map(_wants_gradient, xs))
     if is_recorded or eager.needs_plain_ops(backend, [*xs, *angles]):
         if _have_addresses(xs):
-            check_mutable(xs)
             check_writable(xs)
         # the gradient of cos and sin needs the values that are about to be overwritten
         sources = [x.clone() for x in xs] if angles_want_grad else xs

@@ -10,6 +10,7 @@ from torch import Tensor
 from phasor._checks import whole
 from phasor.errors import TensorError
 from phasor.torch._operator.arguments import check_is_tensor
+from phasor.torch._operator.in_place import check_mutable
 
 
 class KVCache:
@@ -106,10 +107,12 @@ class KVCache:
                 which is left out.
 
         Raises:
-            TensorError: If the capacity is exceeded, a shape, dtype or device does not fit, or a
-                gradient would have to be recorded.
+            TensorError: If the capacity is exceeded, a shape, dtype or device does not fit, a
+                gradient would have to be recorded, or the cache was filled in inference mode and
+                this is outside it.
         """
         batch_size, _, *head = self._keys.shape
+        check_mutable([self._keys, self._values, self.lengths])
         check_is_tensor("k", k)
         new = k.shape[1] if k.dim() > 1 else 0
         for name, x in (("k", k), ("v", v)):

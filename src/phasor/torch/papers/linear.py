@@ -18,6 +18,7 @@ from phasor.errors import SpecError, TensorError
 from phasor.rope import Rope
 from phasor.torch._operator.arguments import (
     check_counts_tokens,
+    check_is_tensor,
     check_rope,
     checked_positions,
     tokens_first,
@@ -472,10 +473,11 @@ def _check_features(features: Any, x: Tensor, rope: Rope | None, width: int | No
 
 def _check_tensors(q: Any, k: Any, v: Any) -> None:
     for name, x in (("q", q), ("k", k), ("v", v)):
-        if not isinstance(x, Tensor) or not x.is_floating_point() or x.dim() < 3:
-            actual = f"{x.dtype} {list(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
+        check_is_tensor(name, x)
+        if not x.is_floating_point() or x.dim() < 3:
             raise TensorError(
-                f"{name} must be a floating tensor [..., seq, heads, head_dim], got {actual}"
+                f"{name} must be a floating tensor [..., seq, heads, head_dim], "
+                f"got {x.dtype} {list(x.shape)}"
             )
         if (x.dtype, x.device) != (q.dtype, q.device):
             raise TensorError(

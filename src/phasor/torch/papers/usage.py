@@ -16,7 +16,8 @@ A rotation does not change the norm of a pair, so the norms are measured before 
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+import sys
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -26,10 +27,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from phasor.errors import SpecError, TensorError
-from phasor.layers import LayerRopes
+from phasor.errors import ConfigError, SpecError, TensorError
+from phasor.layers import LayerRopes, summarize
 from phasor.numpy import pair_indices
 from phasor.rope import Rope
+from phasor.torch.attention import RotaryAttention
 
 # names of the projections to queries and to keys
 _PROJECTIONS = (("q_proj", "k_proj"), ("query", "key"))
@@ -87,7 +89,7 @@ class LayerUsage:
 
 @contextmanager
 def watch_usage(
-    model: nn.Module, ropes: LayerRopes | Rope
+    model: nn.Module, ropes: LayerRopes | Rope | None = None
 ) -> Generator[tuple[LayerUsage | None, ...]]:
     """Frequency usage of every layer while the model runs (Round and Round We Go, section 4).
 
@@ -99,14 +101,17 @@ def watch_usage(
 
     Args:
         model: The model, or the part of it whose layers ``ropes`` describes.
-        ropes: One Rope per attention layer, in the order of the modules, or one Rope for all.
+        ropes: One Rope per attention layer, in the order of the modules, or one Rope for all. If
+            None, the model's own: those of its `phasor.torch.RotaryAttention` layers, or of a model
+            of transformers as `phasor.torch.hf.from_model` reads them.
 
     Yields:
         For every layer its usage, None where the layer has no Rope.
 
     Raises:
         SpecError: If the model has no such layer, or not as many as ``ropes``, or one has norms of
-            another name.
+            another name; if ``ropes`` pair other coordinates than the model's own do, or are not
+            given for a model that does not say what rotates.
         TensorError: While running, if a projection does not hold whole heads of ``head_dim``, or
             not as many as ``ropes`` says.
 
@@ -119,15 +124,29 @@ def watch_usage(
     ((2, 4), (1, 4), 5)
     """
     sources = dict(_find_attention(model))
-    per_layer = (ropes,) * len(sources) if isinstance(ropes, Rope) else tuple(ropes)
+    try:
+        own = _own_ropes(model, sources)
+    except ConfigError:  # a model that phasor cannot read is measured by ropes that are given
+        if ropes is None:
+            raise
+        own = None
+    given = own if ropes is None else ropes
+    if given is None:
+        raise SpecError(
+            "ropes must be given for a model that is neither of transformers nor made of "
+            f"phasor.torch.RotaryAttention, got None for a {type(model).__name__}"
+        )
+    per_layer = (given,) * len(sources) if isinstance(given, Rope) else tuple(given)
     if not sources or len(per_layer) != len(sources):
         raise SpecError(
             f"model must have {len(per_layer) or 'some'} modules with q_proj and k_proj (or query "
             f"and key), one for each layer of ropes, got {len(sources)}; give the part of the "
             "model that ropes describes, or use phasor.papers.pair_norms on queries and keys"
         )
+    if own is not None and len(own) == len(per_layer):
+        _check_pairs(sources, per_layer, tuple(own))
     num_heads, num_kv_heads = (
-        (None, None) if isinstance(ropes, Rope) else (ropes.num_heads, ropes.num_kv_heads)
+        (given.num_heads, given.num_kv_heads) if isinstance(given, LayerRopes) else (None, None)
     )
     usage = tuple(
         None if rope is None else LayerUsage(name)
@@ -144,6 +163,40 @@ def watch_usage(
     finally:
         for hook in hooks:
             hook.remove()
+
+
+def _own_ropes(
+    model: nn.Module, names: Iterable[str]
+) -> LayerRopes | tuple[Rope | None, ...] | None:
+    """The ropes that the model itself says its layers rotate with; None if it says none."""
+    layers = [model.get_submodule(name) for name in names]
+    if layers and all(isinstance(layer, RotaryAttention) for layer in layers):
+        return tuple(cast(RotaryAttention, layer).rope for layer in layers)
+    # whoever has a model of transformers has imported it
+    transformers = sys.modules.get("transformers")
+    if transformers is None or not isinstance(model, transformers.PreTrainedModel):
+        return None
+    from phasor.torch.hf import from_model
+
+    return from_model(model)
+
+
+def _check_pairs(
+    names: Iterable[str], given: Sequence[Rope | None], own: Sequence[Rope | None]
+) -> None:
+    """Refuse ropes of other pairs than the model rotates: their norms would be of no pair."""
+    for name, rope, model_rope in zip(names, given, own, strict=True):
+        found, expected = (
+            None if one is None else (one.pairing, one.rotary_start, one.rotary_dim, one.head_dim)
+            for one in (rope, model_rope)
+        )
+        if rope is not None and found != expected:
+            raise SpecError(
+                f"ropes must pair the coordinates that {name or 'model'} pairs "
+                f"({'none' if model_rope is None else summarize(model_rope)}), got "
+                f"{summarize(rope)}; leave ropes out to take the model's own: another file of it "
+                "may have reordered weights"
+            )
 
 
 def _find_attention(model: nn.Module) -> Iterator[tuple[str, tuple[_Source, _Source]]]:
