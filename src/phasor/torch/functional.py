@@ -310,10 +310,12 @@ def rotate_by(
 
     Args:
         x: ``[..., seq, heads, head_dim]``: float64, float32, bfloat16 or float16, any strides.
-        cos: ``[..., seq, num_pairs]``, broadcast against the leading dimensions of ``x``. Half
-            width: of a full-width table in the half pairing, take ``cos[..., :num_pairs]``. Of any
-            floating dtype; unless ``x`` is float64, the arithmetic is float32, and wider values are
-            rounded to it first.
+        cos: By token, ``[..., seq, num_pairs]``, of fewer dimensions than ``x`` and broadcast
+            against its leading ones; or by token and head, ``[..., seq, heads, num_pairs]`` or
+            ``[..., seq, 1, num_pairs]``, of as many dimensions as ``x``. Half width: of a
+            full-width table in the half pairing, take ``cos[..., :num_pairs]``. Of any floating
+            dtype; unless ``x`` is float64, the arithmetic is float32, and wider values are rounded
+            to it first.
         sin: The same shape.
         pairing: ``"half"`` or ``"interleaved"``.
         pairing_out: Pairing of the result where it differs.
@@ -338,10 +340,10 @@ def rotate_by(
     >>> rotate_by(x, torch.tensor([[0.6]]), torch.tensor([[0.8]]), pairing="half").flatten()
     tensor([0.6000, 0.8000])
     """
-    (view,) = tokens_first([x], heads_first)
-    text = checked_cos_sin(view, cos, sin, pairing, pairing_out, rotary_start, heads_first)
-    options = checked_options(inverse, 1.0)
-    (y,) = ops.apply([view], [cos, sin], text, *options, backend)
+    view, rows, text = _rows_for(x, cos, sin, pairing, pairing_out, rotary_start, heads_first)
+    (y,) = ops.apply([view], rows, text, *checked_options(inverse, 1.0), backend)
+    if y.dim() > x.dim():
+        y = y.squeeze(-2)
     return y.transpose(-3, -2) if heads_first else y
 
 
@@ -364,7 +366,7 @@ def rotate_by_(
 
     Args:
         x: ``[..., seq, heads, head_dim]``.
-        cos: ``[..., seq, num_pairs]``, broadcast against the leading dimensions of ``x``.
+        cos: By token or by token and head, as for `rotate_by`.
         sin: The same shape.
         pairing: ``"half"`` or ``"interleaved"``.
         pairing_out: Pairing of the result where it differs.
@@ -387,10 +389,29 @@ def rotate_by_(
     >>> rotate_by_(x, torch.tensor([[0.6]]), torch.tensor([[0.8]]), pairing="half").flatten()
     tensor([0.6000, 0.8000])
     """
+    view, rows, text = _rows_for(x, cos, sin, pairing, pairing_out, rotary_start, heads_first)
+    ops.apply_([view], rows, text, *checked_options(inverse, 1.0), backend)
+    return x
+
+
+def _rows_for(
+    x: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    pairing: str,
+    pairing_out: str | None,
+    rotary_start: int,
+    heads_first: bool,
+) -> tuple[Tensor, list[Tensor], str]:
+    """``x``, its rows and the operator's text; by head, a head is a token with one head."""
     (view,) = tokens_first([x], heads_first)
     text = checked_cos_sin(view, cos, sin, pairing, pairing_out, rotary_start, heads_first)
-    ops.apply_([view], [cos, sin], text, *checked_options(inverse, 1.0), backend)
-    return x
+    if cos.dim() < x.dim():
+        return view, [cos, sin], text
+    if cos.shape[-2] == 1:
+        return view, [cos.squeeze(-2), sin.squeeze(-2)], text
+    # [..., seq, heads, head_dim] -> [..., seq, heads, 1, head_dim]
+    return view.unsqueeze(-2), [cos, sin], text
 
 
 def chosen_backend(x: Tensor, *more: Tensor, compiled_for: Rope | None = None) -> str:

@@ -132,7 +132,13 @@ def checked_cos_sin(
             "of a full-width table take the first half"
         )
     tokens = cos.shape[:-1]
-    if not broadcasts(tokens, x.shape[:-2]):
+    if cos.dim() == x.dim():  # by head
+        if not broadcasts(tokens, x.shape[:-1]):
+            raise TensorError(
+                "cos and sin of as many dimensions as x must broadcast to its tokens and heads "
+                f"{list(x.shape[:-1])}, got {list(tokens)}"
+            )
+    elif not broadcasts(tokens, x.shape[:-2]):
         raise TensorError(
             "cos and sin must broadcast to the leading dimensions "
             f"{_describe_tokens(x, heads_first)}, got {list(tokens)}"
