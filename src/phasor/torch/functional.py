@@ -110,32 +110,11 @@ def rotate_qk(
     """Query and key rotated at their tokens' positions, as new tensors, in one launch.
 
     Both become ``R(p) x`` (RoFormer 2104.09864, eq. 34), so their scores depend on distances only.
-    Differentiable any number of times. `rotate` takes one tensor, and says how exact both are.
-
-    Args:
-        q: ``[..., seq, num_heads, head_dim]``: float64, float32, bfloat16 or float16, any strides.
-        k: ``[..., seq, num_kv_heads, head_dim]``, with the leading dimensions of ``q``.
-        positions: Integers or floats of shape ``[..., seq]``, broadcast against the leading
-            dimensions of both; ``[..., seq, n_axes]`` for a Rope of several axes. A scalar is the
-            position of every token.
-        rope: What rotates; its scaling must be a law, not a rule.
-        inverse: Undo the rotation instead.
-        gain: Multiplied into cos and sin, for models that want ``rope.attention_factor`` there.
-        heads_first: Whether both are ``[..., heads, seq, head_dim]``, and the results too; the
-            shape of ``positions`` stays ``[..., seq]``.
-        backend: ``"auto"``, or one implementation, which is then never replaced: ``"cpu"``,
-            ``"triton"`` or ``"eager"``.
-
-    Returns:
-        The new query and the new key, of the shapes, dtypes and strides of ``q`` and ``k``.
+    ``q`` is ``[..., seq, num_heads, head_dim]`` and ``k`` ``[..., seq, num_kv_heads, head_dim]``,
+    of the same tokens; all else is as in `rotate`.
 
     Raises:
-        TensorError: If a tensor does not fit the Rope or has a dtype that cannot be rotated, or
-            ``q`` and ``k`` differ in tokens or device.
-        PositionError: If the positions do not fit, are no numbers or want a gradient.
-        SpecError: If ``rope.scaling`` is a rule: use ``rope.at(seq_len)``; or for another option
-            of the wrong type.
-        BackendError: If the named backend does not exist, or cannot rotate them.
+        TensorError: Also if ``q`` and ``k`` differ in tokens or device.
 
     >>> import torch
     >>> from phasor import Rope
@@ -161,26 +140,11 @@ def rotate_(
 ) -> Tensor:
     """``x`` rotated at its tokens' positions, in place: `rotate` without a new tensor.
 
-    Nothing else of the storage of ``x`` is written. Where a gradient has to be recorded, the new
-    values are computed aside and copied in.
-
-    Args:
-        x: ``[..., seq, heads, head_dim]``, any strides without elements that share memory.
-        positions: Integers or floats ``[..., seq]``, or ``[..., seq, n_axes]``.
-        rope: What rotates; its scaling must be a law, not a rule.
-        inverse: Undo the rotation instead.
-        gain: Multiplied into cos and sin.
-        heads_first: Whether ``x`` is ``[..., heads, seq, head_dim]``.
-        backend: ``"auto"``, ``"cpu"``, ``"triton"`` or ``"eager"``.
-
-    Returns:
-        ``x`` itself.
+    Takes the arguments of `rotate`, and returns ``x``. Nothing else of its storage is written.
+    Where a gradient has to be recorded, the new values are computed aside and copied in.
 
     Raises:
-        TensorError: If ``x`` cannot be rotated, or elements of it share memory (an expanded view).
-        PositionError: If the positions do not fit, are no numbers or want a gradient.
-        SpecError: If ``rope.scaling`` is a rule, or an option has the wrong type.
-        BackendError: If the named backend does not exist, or cannot rotate ``x``.
+        TensorError: Also if elements of ``x`` share memory (an expanded view).
 
     >>> import torch
     >>> from phasor import Rope
@@ -208,28 +172,11 @@ def rotate_qk_(
 ) -> tuple[Tensor, Tensor]:
     """Query and key rotated in place, in one launch: `rotate_qk` without new tensors.
 
-    They may be slices of one projection; nothing else of its storage is written, and nothing at
-    all if one of the two is refused.
-
-    Args:
-        q: ``[..., seq, num_heads, head_dim]``.
-        k: ``[..., seq, num_kv_heads, head_dim]``, with the leading dimensions of ``q``.
-        positions: Integers or floats ``[..., seq]``, or ``[..., seq, n_axes]``.
-        rope: What rotates; its scaling must be a law, not a rule.
-        inverse: Undo the rotation instead.
-        gain: Multiplied into cos and sin.
-        heads_first: Whether both are ``[..., heads, seq, head_dim]``.
-        backend: ``"auto"``, ``"cpu"``, ``"triton"`` or ``"eager"``.
-
-    Returns:
-        ``q`` and ``k`` themselves.
+    Takes the arguments of `rotate_qk`, and returns ``q`` and ``k``. They may be slices of one
+    projection; nothing else of its storage is written, and nothing at all if one is refused.
 
     Raises:
-        TensorError: If a tensor cannot be rotated, the two differ in tokens or device, share an
-            element, or are one tensor.
-        PositionError: If the positions do not fit, are no numbers or want a gradient.
-        SpecError: If ``rope.scaling`` is a rule, or an option has the wrong type.
-        BackendError: If the named backend does not exist, or cannot rotate them.
+        TensorError: Also if the two share an element, or are one tensor.
 
     >>> import torch
     >>> from phasor import Rope
@@ -362,27 +309,11 @@ def rotate_by_(
 ) -> Tensor:
     """``x`` rotated in place by given cos and sin: `rotate_by` without a new tensor.
 
-    Nothing else of the storage of ``x`` is written.
-
-    Args:
-        x: ``[..., seq, heads, head_dim]``.
-        cos: By token or by token and head, as for `rotate_by`.
-        sin: The same shape.
-        pairing: ``"half"`` or ``"interleaved"``.
-        pairing_out: Pairing of the result where it differs.
-        rotary_start: Where the rotated slice begins inside the head.
-        inverse: Undo it instead.
-        heads_first: Whether ``x`` is ``[..., heads, seq, head_dim]``.
-        backend: ``"auto"``, ``"cpu"``, ``"triton"`` or ``"eager"``.
-
-    Returns:
-        ``x`` itself.
+    Takes the arguments of `rotate_by`, and returns ``x``. Nothing else of its storage is written.
 
     Raises:
-        TensorError: If a shape or dtype does not fit, or elements of ``x`` share memory, with each
-            other or with ``cos`` or ``sin``.
-        SpecError: For a pairing that does not exist, or an option of the wrong type.
-        BackendError: If the named backend does not exist, or cannot rotate ``x``.
+        TensorError: Also if elements of ``x`` share memory, with each other or with ``cos`` or
+            ``sin``.
 
     >>> import torch
     >>> x = torch.tensor([1.0, 0.0]).reshape(1, 1, 2)

@@ -1,6 +1,7 @@
 """`phasor.positions` for tensors: the same names, on their device, without waiting for it.
 
-`sequence_indices` is here alone: masks of packed sequences are made on a device.
+Each raises what its namesake raises. `sequence_indices` is here alone: masks of packed sequences
+are made on a device.
 
 Values are checked for tensors in the CPU's memory: for example, that boundaries never decrease. On
 another device, under a compiler and for fake tensors they are not read. Coordinates of images and
@@ -25,18 +26,9 @@ _Device = torch.device | str | None
 
 
 def span(length: int, start: int = 0, *, device: _Device = None) -> Tensor:
-    """`phasor.positions.span`: ``start, start + 1, ..., start + length - 1``.
+    """`phasor.positions.span` on ``device``: int64 ``[length]``.
 
-    Args:
-        length: How many tokens, at least 0; a compiler's symbol too.
-        start: Position of the first one; any int64.
-        device: Where they are made; torch's default if None.
-
-    Returns:
-        int64 ``[length]``.
-
-    Raises:
-        PositionError: If an argument is not a whole number or the last position leaves int64.
+    ``length`` may be a compiler's symbol.
 
     >>> span(4, start=10)
     tensor([10, 11, 12, 13])
@@ -62,10 +54,6 @@ def packed(cu_seqlens: Tensor, total_tokens: int | None = None) -> Tensor:
 
     Returns:
         int64 ``[total_tokens]``, on the device of ``cu_seqlens``.
-
-    Raises:
-        PositionError: If ``cu_seqlens`` is no such tensor, or ``total_tokens`` is missing or too
-            small.
 
     >>> packed(torch.tensor([0, 3, 5], dtype=torch.int32), total_tokens=6)
     tensor([0, 1, 2, 0, 1, 0])
@@ -96,16 +84,11 @@ def packed(cu_seqlens: Tensor, total_tokens: int | None = None) -> Tensor:
 def sequence_indices(cu_seqlens: Tensor, total_tokens: int) -> Tensor:
     """Which of the packed sequences each token is in: what a mask between sequences compares.
 
-    Args:
-        cu_seqlens: Boundaries ``[n_sequences + 1]``, as for `packed`, whose checks it leaves out.
-        total_tokens: The length of the packed tensor.
+    The arguments are those of `packed`, whose checks are left out.
 
     Returns:
         int64 ``[total_tokens]``, on the device of ``cu_seqlens``; ``n_sequences`` for padding after
         the last boundary.
-
-    Raises:
-        PositionError: If an argument does not hold whole numbers.
 
     >>> sequence_indices(torch.tensor([0, 3, 5], dtype=torch.int32), total_tokens=6)
     tensor([0, 0, 0, 1, 1, 2])
@@ -119,14 +102,7 @@ def sequence_indices(cu_seqlens: Tensor, total_tokens: int) -> Tensor:
 def padded(mask: Tensor) -> Tensor:
     """`phasor.positions.padded`: real tokens at 0, 1, 2, ... in each row, padding at 0.
 
-    Args:
-        mask: Attention mask ``[..., seq]``, bools or integers: 1 a token, 0 padding.
-
-    Returns:
-        int64, the shape of ``mask``.
-
-    Raises:
-        PositionError: If ``mask`` is no such tensor.
+    ``mask`` is ``[..., seq]``, bools or integers, and so are the positions, in int64.
 
     >>> padded(torch.tensor([[False, True, True], [True, False, False]]))
     tensor([[0, 0, 1],
@@ -142,16 +118,11 @@ def padded(mask: Tensor) -> Tensor:
 def cached(lengths: Tensor, new_tokens: int) -> Tensor:
     """`phasor.positions.cached`: the tokens that follow caches of different lengths.
 
-    Args:
-        lengths: Position of the next token of each row ``[batch]``; negative where a row is
-            padded on the left.
-        new_tokens: How many are added to every row; a compiler's symbol too.
+    ``lengths`` are the positions of the next tokens, ``[batch]``, negative where a row is padded on
+    the left; ``new_tokens`` may be a compiler's symbol.
 
     Returns:
         int64 ``[batch, new_tokens]``.
-
-    Raises:
-        PositionError: If ``lengths`` is no such tensor or ``new_tokens`` no whole number >= 0.
 
     >>> cached(torch.tensor([7, -2], dtype=torch.int32), new_tokens=3)
     tensor([[ 7,  8,  9],
@@ -167,17 +138,10 @@ def cached(lengths: Tensor, new_tokens: int) -> Tensor:
 
 
 def grid(*sizes: int, device: _Device = None) -> Tensor:
-    """`phasor.positions.grid`: every cell of a grid in row-major order, the last axis fastest.
-
-    Args:
-        sizes: Cells along each axis: ``grid(h, w)`` of an image, ``grid(t, h, w)`` of a video.
-        device: Where they are made; torch's default if None.
+    """`phasor.positions.grid` on ``device``: every cell in row-major order, the last axis fastest.
 
     Returns:
         int64 ``[prod(sizes), len(sizes)]``.
-
-    Raises:
-        PositionError: If no size is given, or one is not a whole number >= 0.
 
     >>> grid(2, 3).T
     tensor([[0, 0, 0, 1, 1, 1],
@@ -195,15 +159,8 @@ def grid(*sizes: int, device: _Device = None) -> Tensor:
 def every_axis(positions: Tensor, n_axes: int) -> Tensor:
     """`phasor.positions.every_axis`: the same position on every axis, as models place text.
 
-    Args:
-        positions: Whole numbers ``[..., seq]``.
-        n_axes: How many axes the rope has, at least 1.
-
     Returns:
-        int64 ``[..., seq, n_axes]``.
-
-    Raises:
-        PositionError: If the positions are not whole numbers, or have no axis of tokens.
+        int64 ``[..., seq, n_axes]`` of positions ``[..., seq]``.
 
     >>> every_axis(torch.tensor([0, 1, 5]), n_axes=2).T
     tensor([[0, 1, 5],
@@ -223,21 +180,10 @@ def context_parallel(
     *,
     device: _Device = None,
 ) -> Tensor:
-    """`phasor.positions.context_parallel`: the tokens that one rank holds of a sequence.
-
-    Args:
-        length: Tokens of the whole sequence, a multiple of the number of chunks.
-        rank: This rank, from 0.
-        world_size: How many ranks share the sequence.
-        layout: ``"contiguous"`` or ``"zigzag"``.
-        device: Where they are made; torch's default if None.
+    """`phasor.positions.context_parallel` on ``device``: the tokens that one rank holds.
 
     Returns:
         int64 ``[length // world_size]``, increasing.
-
-    Raises:
-        PositionError: If ``length`` is no multiple of the chunks, or there is no such rank or
-            layout.
 
     >>> context_parallel(8, rank=0, world_size=2, layout="zigzag")
     tensor([0, 1, 6, 7])
