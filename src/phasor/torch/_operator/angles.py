@@ -30,10 +30,10 @@ _LOW_BITS = 2**32 - 1
 _EIGHTH = 1 << 61  # of a turn, in units of 2**-64
 
 
-def _constant_tensor(
+def _constant_tensors(
     numbers: Callable[_P, Any],
-) -> Callable[Concatenate[torch.device, torch.dtype, _P], Tensor]:
-    """A function of constants that returns numbers, as a tensor on a device.
+) -> Callable[Concatenate[torch.device, torch.dtype, _P], tuple[Tensor, ...]]:
+    """A function of constants that returns rows of numbers, as tensors on a device.
 
     Those of the latest Ropes are kept, because a rule makes one for every length.
     """
@@ -41,44 +41,46 @@ def _constant_tensor(
 
     def make(
         device: torch.device, dtype: torch.dtype, *constants: _P.args, **named: _P.kwargs
-    ) -> Tensor:
+    ) -> tuple[Tensor, ...]:
         # valid in every later call: not an inference tensor, not one of a transformation
         with torch.inference_mode(mode=False), outside_transforms():
-            return torch.tensor(numbers(*constants, **named), dtype=dtype, device=device)
+            rows = numbers(*constants, **named)
+            return torch.tensor(rows, dtype=dtype, device=device).unbind(0)
 
     recent = lru_cache(maxsize=64)(make)
 
-    def tensor(
+    def tensors(
         device: torch.device, dtype: torch.dtype, *constants: _P.args, **named: _P.kwargs
-    ) -> Tensor:
+    ) -> tuple[Tensor, ...]:
         if torch.compiler.is_compiling() or count_modes():
-            # a constant of the graph, or a fake tensor of the mode, which no other call may see
-            return torch.tensor(look_up(*constants, **named), dtype=dtype, device=device)
+            # constants of the graph, or fake tensors of the mode, which no other call may see
+            rows = look_up(*constants, **named)
+            return torch.tensor(rows, dtype=dtype, device=device).unbind(0)
         kept = recent(device, dtype, *constants, **named)
-        hold_for_graph(kept)
+        hold_for_graph(kept[0])  # one of them holds the memory of all
         return kept
 
-    return tensor
+    return tensors
 
 
-@_constant_tensor
-def _axis_of_pair(text: str) -> tuple[int, ...]:
+@_constant_tensors
+def _axis_of_pair(text: str) -> tuple[tuple[int, ...]]:
     """``[num_pairs]`` index of the position axis that drives each pair."""
     rope = read_rope(text)
-    return tuple(rope.axes.axis_of_pair(rope.num_pairs))
+    return (tuple(rope.axes.axis_of_pair(rope.num_pairs)),)
 
 
-@_constant_tensor
+@_constant_tensors
 def _words(text: str, rest_bits: int) -> tuple[tuple[int, ...], ...]:
-    """``[3, num_pairs]`` of `phasor.angles.turn_words`."""
+    """Three rows ``[num_pairs]`` of `phasor.angles.turn_words`."""
     return tuple(map(tuple, turn_words(read_rope(text), rest_bits).tolist()))
 
 
-@_constant_tensor
+@_constant_tensors
 def _coefficients(itemsize: int) -> tuple[float, ...]:
-    """1, the coefficients of the cosine, and as many of the sine."""
+    """A unit of ``turns << 2`` in eighths of a turn, 1, and the coefficients, half for the sine."""
     cos, sin = FLOAT64 if itemsize == 8 else FLOAT32
-    return (1.0, *cos, *sin)
+    return (2.0**-63, 1.0, *cos, *sin)
 
 
 def cos_sin(positions: Tensor, text: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -98,7 +100,8 @@ def positions_of_pairs(positions: Tensor, text: str) -> Tensor:
     """``[..., seq, 1]``, or ``[..., seq, num_pairs]`` where pairs differ in their axis."""
     if count_axes(text) == 1:
         return positions.unsqueeze(-1)
-    return positions[..., _axis_of_pair(positions.device, torch.int64, text)]
+    (axis_of_pair,) = _axis_of_pair(positions.device, torch.int64, text)
+    return positions[..., axis_of_pair]
 
 
 def turns(positions: Tensor, text: str, dtype: torch.dtype) -> Tensor:
@@ -124,11 +127,11 @@ def turns(positions: Tensor, text: str, dtype: torch.dtype) -> Tensor:
 
 def cos_sin_of_turns(turns: Tensor, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Cos and sin of angles in units of 2**-64 turns; NaN where ``positions`` have no angle."""
+    unit, one, *coefficients = _coefficients(turns.device, dtype, dtype.itemsize)
     shifted = turns + _EIGHTH
     # without quarter turns, in eighths of a turn, from -1 to 1
-    x = (turns << 2).to(dtype) * 2.0**-63
+    x = (turns << 2).to(dtype) * unit
     y = x * x
-    one, *coefficients = _coefficients(turns.device, dtype, dtype.itemsize).unbind(0)
     half = len(coefficients) // 2
     of_cos, of_sin = (_evaluate(part, y) for part in (coefficients[:half], coefficients[half:]))
     even_cos, even_sin = torch.addcmul(one, of_cos, y), of_sin * x
@@ -158,7 +161,7 @@ def _has_angle(positions: Tensor) -> Tensor:
     return positions.abs() < 2.0**63  # false of NaN
 
 
-def _multiply(numbers: Tensor, words: Tensor, dtype: torch.dtype) -> Tensor:
+def _multiply(numbers: Tensor, words: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
     """The upper 64 bits of the products without whole turns, as in `phasor.angles`.
 
     Args:
@@ -166,7 +169,7 @@ def _multiply(numbers: Tensor, words: Tensor, dtype: torch.dtype) -> Tensor:
         words: `phasor.angles.turn_words`.
         dtype: What is computed.
     """
-    first, second, third = words.unbind(0)
+    first, second, third = words
     upper = numbers >> 32
     product = torch.addcmul(numbers * first, upper, second)
     if dtype != torch.float64:

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from phasor.pairings import by_pairing
+from phasor.pairings import Pairing, by_pairing
 from phasor.torch._operator.angles import check_has_angles, cos_sin
 from phasor.torch._operator.in_place import check_writable
-from phasor.torch._operator.internals import in_transform
+from phasor.torch._operator.internals import below_autograd, in_transform
 from phasor.torch._operator.text import Layout, compute_dtype, read_layout
 
 
@@ -49,33 +49,40 @@ def rotate_into(
     if len(angles) == 1:
         check_has_angles(angles[0])
     layout = layout_of(rope, inverse)
-    rotations = _iterate_with_cos_sin(xs, angles, rope, inverse, gain)
-    for (x, cos, sin), out in zip(rotations, outs, strict=True):
-        _rotate_tensor_into(x, out, cos, sin, layout)
+    with below_autograd():
+        rotations = _iterate_with_cos_sin(xs, angles, rope, inverse, gain)
+        for (x, cos, sin), out in zip(rotations, outs, strict=True):
+            _rotate_tensor_into(x, out, cos, sin, layout)
 
 
 def _rotate_tensor_into(x: Tensor, out: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> None:
-    num_pairs, start = cos.shape[-1], layout.rotary_start
-    first, second = layout.slices(layout.pairing, num_pairs)
-    y0, y1 = (out[..., each] for each in layout.slices(layout.pairing_out, num_pairs))
-    if out is not x and 2 * num_pairs < x.shape[-1]:
-        out[..., :start] = x[..., :start]
-        out[..., start + 2 * num_pairs :] = x[..., start + 2 * num_pairs :]
+    start, end = layout.rotary_start, layout.rotary_start + 2 * cos.shape[-1]
+    source, target = x, out
+    if end - start < x.shape[-1]:
+        if out is not x:
+            out[..., :start] = x[..., :start]
+            out[..., end:] = x[..., end:]
+        source, target = x[..., start:end], out[..., start:end]
     # a cast of the whole head is cheaper than operations on two dtypes
-    x = x.to(cos.dtype)
-    # [..., seq, heads, head_dim] -> twice [..., seq, heads, num_pairs]
-    x0, x1 = x[..., first], x[..., second]
-    r0, r1 = x0 * cos, x0 * sin
+    # [..., seq, heads, rotary_dim] -> [..., seq, heads, 2, num_pairs]
+    pairs = _split_pairs(source.to(cos.dtype), layout.pairing)
+    target = _split_pairs(target, layout.pairing_out)
+    # what is rotated in place is read until the last product
+    aside = out is x or x.dtype != cos.dtype
+    rotated = torch.mul(pairs, cos.unsqueeze(-2), out=None if aside else target)
+    (x0, x1), (y0, y1) = pairs.unbind(-2), rotated.unbind(-2)
     # addcmul rounds one product and fuses the other, as the kernels do
-    if x.dtype == out.dtype and (out is not x or layout.pairing == layout.pairing_out):
-        torch.addcmul(r0, x1, sin, value=-1, out=y0)
-        torch.addcmul(r1, x1, cos, out=y1)
-    else:
-        # both before the first write: in place, that may be to what the second reads
-        r0.addcmul_(x1, sin, value=-1)
-        r1.addcmul_(x1, cos)
-        y0.copy_(r0)
-        y1.copy_(r1)
+    y0.addcmul_(x1, sin, value=-1)
+    y1.addcmul_(x0, sin)
+    if aside:
+        target.copy_(rotated)
+
+
+def _split_pairs(x: Tensor, pairing: Pairing) -> Tensor:
+    """``[..., rotary_dim]`` as a view ``[..., 2, num_pairs]``."""
+    if by_pairing(pairing, half=True, interleaved=False):
+        return x.view(*x.shape[:-1], 2, x.shape[-1] // 2)
+    return x.view(*x.shape[:-1], x.shape[-1] // 2, 2).transpose(-1, -2)
 
 
 def rotate_without_writes(
@@ -114,7 +121,7 @@ def _rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> tuple[
     # [..., seq, heads, head_dim] -> twice [..., seq, heads, num_pairs]
     x0, x1 = x[..., first].to(cos.dtype), x[..., second].to(cos.dtype)
     # addcmul rounds one product and fuses the other, as the kernels do
-    return torch.addcmul(x0 * cos, x1, sin, value=-1), torch.addcmul(x0 * sin, x1, cos)
+    return torch.addcmul(x0 * cos, x1, sin, value=-1), torch.addcmul(x1 * cos, x0, sin)
 
 
 def _iterate_with_cos_sin(
