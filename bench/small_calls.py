@@ -2,7 +2,8 @@
 
 Takes `phasor.torch.rotate_qk_` apart, in place and in bfloat16: the loop in C++ on one thread and
 on all, reading and checking the arguments there, each check in Python, and what is left for the
-calls from one Python function to the next.
+calls from one Python function to the next. A second table compares plain torch operations, which
+run where there is no kernel, with transformers' function, whose cos and sin are made beforehand.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import others
 import torch
 from cases import CASES, Case
 from device import progress
@@ -17,7 +19,7 @@ from measure import COPY, MULTIPLY
 from report import table
 from timing import Call, interleave, spread
 
-from phasor.torch import rotate_qk_
+from phasor.torch import cos_sin, rotate_by, rotate_qk, rotate_qk_
 from phasor.torch._operator import cpu
 from phasor.torch._operator.internals import count_writes, dispatch_is_plain, may_write
 
@@ -28,6 +30,7 @@ _TITLES = (
     "", "call / `copy_`", "call / multiply", "the loop", "on one thread", "arguments",
     "plain dispatch?", "may write?", "count writes", "find the plan", "Python's calls",
 )  # fmt: skip
+_PLAIN_TITLES = "plain torch over transformers", "rows given", "positions"
 _NOTE = """\
 In place, half pairing, bfloat16; shares are of the median call. The loop rotates on all threads,
 beside it the same on one; arguments are the call of the extension on tensors without tokens."""
@@ -79,7 +82,27 @@ def row(case: Case) -> list[str]:
     return [case.name, *ratios, *(f"{part / whole:.0%}" for part in shares)]
 
 
+def plain(case: Case) -> list[str]:
+    """Plain torch operations, with rows given and with positions, over transformers' function."""
+    progress(f"{case.label}, plain torch")
+    q, k = case.tensors()
+    positions, rope = case.positions(), case.rope("half")
+    rows, theirs = cos_sin(positions, rope), others.transformers_half(case, positions)
+    heads_first = q.transpose(1, 2), k.transpose(1, 2)
+    calls: dict[str, Call] = {
+        "apply": lambda: theirs(*heads_first),
+        "rows": lambda: [rotate_by(x, *rows, pairing="half", backend="eager") for x in (q, k)],
+        "positions": lambda: rotate_qk(q, k, positions, rope, backend="eager"),
+    }
+    samples = interleave(calls, seconds=SECONDS, warm=True)
+    apply, *ours = (spread(some).median for some in samples.values())
+    return [case.label, *(f"{own / apply:.2f}" for own in ours)]
+
+
 def page() -> str:
-    """The four cases."""
-    cases = {case.name: case for case in CASES["cpu"] if case.dtype == "bfloat16"}
-    return f"{_NOTE}\n\n{table(_TITLES, [row(cases[name]) for name in NAMES])}"
+    """Where the time of four calls goes, and plain torch operations beside transformers."""
+    cases = {case.label: case for case in CASES["cpu"] if case.name in NAMES}
+    kernel = table(_TITLES, [row(cases[f"{name}, bfloat16"]) for name in NAMES])
+    return (
+        f"{_NOTE}\n\n{kernel}\n\n{table(_PLAIN_TITLES, [plain(case) for case in cases.values()])}"
+    )

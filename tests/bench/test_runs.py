@@ -456,3 +456,17 @@ def test_the_parts_of_a_small_call_are_shares_of_the_whole(monkeypatch: pytest.M
     shares = ["30%", "40%", "10%", "5%", "5%", "5%", "5%", "40%"]
     assert parts.row(TINY) == [TINY.name, "2.00", "0.50", *shares]
     assert torch.get_num_threads() == threads
+
+
+def test_plain_operations_are_compared_with_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With rows given and with positions, each is a multiple of transformers' own function."""
+    parts, took = BENCH.small_calls, {"apply": 4.0, "rows": 5.0, "positions": 6.0}
+
+    def interleave(calls: Mapping[str, Callable[[], object]], **_: Any) -> dict[str, list[float]]:
+        for call in calls.values():
+            call()
+        return {name: [took[name]] * 5 for name in calls}
+
+    monkeypatch.setattr(parts, "interleave", interleave)
+    monkeypatch.setattr(parts.others, "transformers_half", lambda *_: lambda q, k: (q, k))
+    assert parts.plain(TINY) == [TINY.label, "1.25", "1.50"]

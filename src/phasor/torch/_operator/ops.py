@@ -151,7 +151,7 @@ def apply_(
 
 def _needs_no_dispatcher(xs: Sequence[Tensor], angles: Sequence[Tensor]) -> bool:
     """Whether the backend may run at once, because nothing records, transforms or fakes these."""
-    return dispatch_is_plain(xs) and dispatch_is_plain(angles) and not xs[0].is_meta
+    return dispatch_is_plain([*xs, *angles]) and not xs[0].is_meta
 
 
 def _backend_argument(backend: str, x: Tensor) -> str:
