@@ -16,10 +16,10 @@ from torch import Tensor
 from phasor.angles import FLOAT32, FLOAT64, turn_words
 from phasor.errors import PositionError
 from phasor.torch._operator.internals import (
-    cached_constant,
     count_modes,
     dispatch_is_plain,
     hold_for_graph,
+    mark_constant,
     outside_transforms,
 )
 from phasor.torch._operator.text import count_axes, read_rope
@@ -37,7 +37,7 @@ def _constant_tensors(
 
     Those of the latest Ropes are kept, because a rule makes one for every length.
     """
-    look_up = cached_constant(numbers)
+    mark_constant(numbers)
 
     def make(
         device: torch.device, dtype: torch.dtype, *constants: _P.args, **named: _P.kwargs
@@ -54,7 +54,7 @@ def _constant_tensors(
     ) -> tuple[Tensor, ...]:
         if torch.compiler.is_compiling() or count_modes():
             # constants of the graph, or fake tensors of the mode, which no other call may see
-            rows = look_up(*constants, **named)
+            rows = numbers(*constants, **named)
             return torch.tensor(rows, dtype=dtype, device=device).unbind(0)
         kept = recent(device, dtype, *constants, **named)
         hold_for_graph(kept[0])  # one of them holds the memory of all
@@ -71,9 +71,16 @@ def _axis_of_pair(text: str) -> tuple[tuple[int, ...]]:
 
 
 @_constant_tensors
-def _words(text: str, rest_bits: int) -> tuple[tuple[int, ...], ...]:
-    """Three rows ``[num_pairs]`` of `phasor.angles.turn_words`."""
-    return tuple(map(tuple, turn_words(read_rope(text), rest_bits).tolist()))
+def _words(text: str) -> tuple[tuple[int, ...], ...]:
+    """Seven rows ``[num_pairs]``: every word of `phasor.angles.turn_words` once, 56 bytes a pair.
+
+    64 bits of the frequency for rests in units of 2**-64, of 2**-32, and for whole positions; then
+    32 bits each, of which the first two follow the first word, the next one the second, and so on.
+    """
+    rope = read_rope(text)
+    of_rests, of_halves, of_positions = (turn_words(rope, bits) for bits in (64, 32, 0))
+    rows = of_rests[0], of_halves[0], of_positions[0], *of_rests[1:], *of_positions[1:]
+    return tuple(tuple(row.tolist()) for row in rows)
 
 
 @_constant_tensors
@@ -112,17 +119,16 @@ def turns(positions: Tensor, text: str, dtype: torch.dtype) -> Tensor:
         text: The operator's text, of a Rope.
         dtype: float32 or float64, for which the angles are exact enough.
     """
-    words = _words(positions.device, torch.int64, text, 0)
+    words = _words(positions.device, torch.int64, text)
     if not positions.is_floating_point():
-        return _multiply(positions.long(), words, dtype)
+        return _multiply(positions.long(), words, 0, dtype)
     nearest = positions.round()
     if dtype == torch.float64:
         # from -1/2 to below 1/2, because 2**63 units are no int64
         nearest = nearest + (positions - nearest == 0.5)
     bits = 64 if dtype == torch.float64 else 32
     rest = ((positions - nearest) * 2.0**bits).round().long()
-    rest_words = _words(positions.device, torch.int64, text, bits)
-    return _multiply(nearest.long(), words, dtype) + _multiply(rest, rest_words, dtype)
+    return _multiply(nearest.long(), words, 0, dtype) + _multiply(rest, words, bits, dtype)
 
 
 def cos_sin_of_turns(turns: Tensor, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -161,22 +167,25 @@ def _has_angle(positions: Tensor) -> Tensor:
     return positions.abs() < 2.0**63  # false of NaN
 
 
-def _multiply(numbers: Tensor, words: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
+def _multiply(
+    numbers: Tensor, words: tuple[Tensor, ...], rest_bits: int, dtype: torch.dtype
+) -> Tensor:
     """The upper 64 bits of the products without whole turns, as in `phasor.angles`.
 
     Args:
         numbers: int64 ``[..., seq, 1 or num_pairs]``.
-        words: `phasor.angles.turn_words`.
+        words: From `_words`.
+        rest_bits: 0 for whole positions; 32 or 64 for rests in units of 2**-32 or 2**-64.
         dtype: What is computed.
     """
-    first, second, third = words
-    upper = numbers >> 32
-    product = torch.addcmul(numbers * first, upper, second)
+    first = 2 - rest_bits // 32
+    upper, second = numbers >> 32, words[first + 3]
+    product = torch.addcmul(numbers * words[first], upper, second)
     if dtype != torch.float64:
         return product
     # without its last bit the second word's product with 32 bits is an int64
     carried = ((numbers & _LOW_BITS) * (second >> 1)) >> 31
-    return product + carried + ((upper * third) >> 32)
+    return product + carried + ((upper * words[first + 4]) >> 32)
 
 
 def _evaluate(coefficients: list[Tensor], y: Tensor) -> Tensor:
