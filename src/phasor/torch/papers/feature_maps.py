@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from phasor._checks import boolean, short_repr, whole
-from phasor.errors import SpecError
+from phasor.errors import SpecError, TensorError
+from phasor.rope import Rope
+from phasor.torch._operator.arguments import check_rope
 
 FeatureMap = Callable[[Tensor], Tensor]
 FeatureMaps = str | FeatureMap | tuple[FeatureMap, FeatureMap]
@@ -152,3 +154,19 @@ def number_of_features(feature_map: object, head_dim: int) -> int | None:
             "head_dim is that of the layer, while the Rope's is the number of features"
         )
     return feature_map.num_features
+
+
+def check_features(features: Any, x: Tensor, rope: Rope | None, width: int | None) -> None:
+    """Refuse features that ``rope`` does not rotate, or not of ``width`` where that is given."""
+    if rope is not None:
+        check_rope(rope)
+        width = rope.head_dim
+    same_heads = isinstance(features, Tensor) and features.shape[:-1] == x.shape[:-1]
+    if not same_heads or width not in (None, features.shape[-1]):
+        last = "the number of features" if rope is None else "rope.head_dim"
+        actual = list(features.shape) if isinstance(features, Tensor) else type(features).__name__
+        expected = [*x.shape[:-1], "features" if width is None else width]
+        raise TensorError(
+            f"feature_map must make features {expected}, the last of them {last}, of a "
+            f"tensor {list(x.shape)}, got {actual}"
+        )

@@ -28,6 +28,7 @@ from phasor.torch.functional import rotate_qk
 from phasor.torch.papers.feature_maps import (
     FeatureMap,
     FeatureMaps,
+    check_features,
     checked_feature_maps,
     maps_each_token,
     number_of_features,
@@ -38,9 +39,8 @@ from phasor.torch.papers.feature_maps import (
 # on one and two threads of a processor, the first two take the same time within a tenth and 128 up
 # to a third more, forward and backward.
 CHUNK = 64
-# Chunks in a block, fewer where a tensor would have more elements than this. Temporaries of that
-# size stay in the cache, and malloc reuses their memory for the next block. Every operation would
-# map those of a long sequence anew, which takes longer than the arithmetic.
+# Chunks in a block, fewer where a tensor would have more elements than this: temporaries of that
+# size stay in the cache, and malloc reuses their memory.
 BLOCK, BLOCK_ELEMENTS = 8, 2**19
 
 
@@ -48,10 +48,9 @@ BLOCK, BLOCK_ELEMENTS = 8, 2**19
 class LinearState:
     """The sums over the tokens so far that causal linear attention continues from.
 
-    ``heads * (features * values + features)`` numbers per sequence, float32 or float64, however
-    many tokens there were. A new state is empty; `linear_attention` and `RotaryLinearAttention`
-    replace its tensors by sums that include the tokens they were given, and never write the old
-    ones. Outside ``torch.no_grad`` the tensors keep the graph that made them.
+    ``heads * (features * values + features)`` numbers per sequence, however many tokens there were.
+    A new state is empty; `linear_attention` and `RotaryLinearAttention` replace its tensors by sums
+    that include their tokens. Outside ``torch.no_grad`` they keep the graph that made them.
 
     Attributes:
         values: ``Σ R(n) ϕ(k_n) v_nᵀ``, ``[..., heads, features, values]``.
@@ -67,8 +66,6 @@ class LinearState:
     >>> whole = linear_attention(q, k, v, torch.arange(100), rope, causal=True)
     >>> torch.allclose(last, whole[-1:], atol=1e-13)
     True
-    >>> state.values.numel() + state.weights.numel()
-    40
     """
 
     values: Tensor | None = None
@@ -158,8 +155,8 @@ def linear_attention(
                 x.new_empty(()).expand(*x.shape[:-1], number_of_features(feature_map, x.shape[-1]))
                 for x in cast(list[Any], [q, k])
             )
-        _check_features(features_q, q, rope, None)
-        _check_features(features_k, k, rope, features_q.shape[-1])
+        check_features(features_q, q, rope, None)
+        check_features(features_k, k, rope, features_q.shape[-1])
         if rope is None:
             positions = q.new_zeros(())
         else:
@@ -182,8 +179,6 @@ def linear_attention(
 class RotaryLinearAttention(nn.Module):
     """A layer of `linear_attention` with its projections, as `RotaryAttention` is of softmax.
 
-    The module holds the Rope and its weights.
-
     Args:
         rope: What rotates the features of queries and keys, so its ``head_dim`` is their number;
             None for a layer without positions (eq. 18).
@@ -196,12 +191,10 @@ class RotaryLinearAttention(nn.Module):
         qkv_bias: Whether ``q_proj``, ``k_proj`` and ``v_proj`` have biases.
         o_bias: Whether ``o_proj`` has one.
         device: Where the weights are; torch's default if None.
-        dtype: Of the weights; torch's default if None.
+        dtype: Of the weights.
 
     Attributes:
-        q_proj: ``nn.Linear``, ``embed_dim`` to ``num_heads * head_dim``.
-        k_proj: The same shape.
-        v_proj: The same shape.
+        q_proj: ``nn.Linear``, ``embed_dim`` to ``num_heads * head_dim``; so are ``k_proj``, ``v_proj``.
         o_proj: ``nn.Linear``, ``num_heads * head_dim`` to ``embed_dim``.
 
     Raises:
@@ -453,22 +446,6 @@ class _AttendAndRecompute(torch.autograd.Function):
                     grad_part.copy_(grad)
                 grad_sums = [grad_values, grad_weights]
         return None, None, *grad_qkv, *grad_sums
-
-
-def _check_features(features: Any, x: Tensor, rope: Rope | None, width: int | None) -> None:
-    """Refuse features that ``rope`` does not rotate, or not of ``width`` where that is given."""
-    if rope is not None:
-        check_rope(rope)
-        width = rope.head_dim
-    same_heads = isinstance(features, Tensor) and features.shape[:-1] == x.shape[:-1]
-    if not same_heads or width not in (None, features.shape[-1]):
-        last = "the number of features" if rope is None else "rope.head_dim"
-        actual = list(features.shape) if isinstance(features, Tensor) else type(features).__name__
-        expected = [*x.shape[:-1], "features" if width is None else width]
-        raise TensorError(
-            f"feature_map must make features {expected}, the last of them {last}, of a "
-            f"tensor {list(x.shape)}, got {actual}"
-        )
 
 
 def _check_tensors(q: Any, k: Any, v: Any) -> None:
