@@ -30,11 +30,7 @@ def tolerance(case: Case) -> float:
 
 
 def worst_error(
-    case: Case,
-    rope: Rope,
-    positions: Tensor,
-    inputs: Sequence[Tensor],
-    results: Sequence[Tensor],
+    case: Case, rope: Rope, positions: Tensor, inputs: Sequence[Tensor], results: Sequence[Tensor]
 ) -> float:
     """Largest error of new query and key, then of their gradients, at tokens spread evenly.
 
@@ -46,15 +42,14 @@ def worst_error(
         results: New query and key, and their gradients if there are any; what follows is not
             looked at.
     """
-    tokens = torch.linspace(0, case.seq - 1, min(case.seq, _CHECKED)).long()
-    checked = positions if case.seq == 1 else positions[tokens.to(positions.device)]
+    tokens = torch.linspace(0, case.seq - 1, min(case.seq, _CHECKED)).long().to(positions.device)
+    checked = positions if case.seq == 1 else positions[tokens]
     found = 0.0
     for i, (x, y) in enumerate(zip(inputs, results, strict=False)):
         if y.shape != x.shape or y.dtype != x.dtype:
             return float("inf")
-        here = tokens.to(x.device)
-        x, y = x[:, here], y[:, here]
-        found = max(found, rotation_error(x, y, checked, rope, inverse=i >= 2))
+        error = rotation_error(x[:, tokens], y[:, tokens], checked, rope, inverse=i >= 2)
+        found = max(found, error)
     return found
 
 
@@ -65,25 +60,16 @@ def rotation_error(x: Tensor, y: Tensor, positions: Tensor, rope: Rope, *, inver
     """
     if not torch.equal(x[..., rope.rotary_dim :], y[..., rope.rotary_dim :]):
         return float("inf")
-    turns = _turns(positions, rope, inverse=inverse)
-    before, after = rope.pairing, rope.output_pairing
-    if inverse:
-        before, after = after, before
-    z = _complex(_float64(x[..., : rope.rotary_dim]), before)
-    w = _complex(_float64(y[..., : rope.rotary_dim]), after)
+    cos, sin = cos_sin(rope, positions.cpu().numpy())
+    turns = (cos + (-1j if inverse else 1j) * sin)[..., None, :]
+    pairings = rope.pairing, rope.output_pairing
+    before, after = pairings[::-1] if inverse else pairings
+    z, w = _complex(x[..., : rope.rotary_dim], before), _complex(y[..., : rope.rotary_dim], after)
     off = np.abs(w - z * turns) / np.maximum(np.abs(z), np.finfo(np.float32).tiny)
     return float(off.max()) if np.isfinite(off).all() else float("inf")
 
 
-def _turns(positions: Tensor, rope: Rope, *, inverse: bool) -> NDArray[np.complex128]:
-    cos, sin = cos_sin(rope, positions.cpu().numpy())
-    return (cos - 1j * sin if inverse else cos + 1j * sin)[..., None, :]
-
-
-def _complex(x: NDArray[np.float64], pairing: Pairing) -> NDArray[np.complex128]:
+def _complex(x: Tensor, pairing: Pairing) -> NDArray[np.complex128]:
     first, second = slices(pairing, x.shape[-1] // 2)
-    return x[..., first] + 1j * x[..., second]
-
-
-def _float64(x: Tensor) -> NDArray[np.float64]:
-    return x.detach().double().cpu().numpy()
+    numbers = x.detach().double().cpu().numpy()
+    return numbers[..., first] + 1j * numbers[..., second]

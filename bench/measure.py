@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from cases import Case
-from device import Cpu, Device
+from device import Cpu
 from gate import tolerance, worst_error
-from timing import Call, Spread, interleave, spread
+from timing import Call, Times, interleave
 from torch import Tensor
 
 from phasor.pairings import Pairing
@@ -54,50 +54,26 @@ class Measured:
     """The results of a case: lists and dicts by contender, the references among them."""
 
     case: Case
-    seconds: dict[str, list[float]] = field(default_factory=dict)  # of one call, for each round
-    replays: dict[str, list[float]] = field(default_factory=dict)  # the same from a CUDA graph
+    seconds: Times = field(default_factory=Times)
+    replays: Times = field(default_factory=Times)  # the same from a CUDA graph
     errors: dict[str, float] = field(default_factory=dict)  # as a part of the pair's length
     refused: list[str] = field(default_factory=list)  # too far from the truth, and not timed
     left_out: dict[str, str] = field(default_factory=dict)  # unable, and why
     saved: dict[str, int] = field(default_factory=dict)  # bytes kept for the backward pass
 
-    def ratio(self, contender: str, to: str = COPY) -> Spread:
-        """Quartiles, over the rounds, of one contender's time divided by another's."""
-        pairs = zip(self.seconds[contender], self.seconds[to], strict=True)
-        return spread([a / b for a, b in pairs])
-
-    def median(self, contender: str) -> float:
-        """Seconds of the median round."""
-        return spread(self.seconds[contender]).median
-
     def replayed(self) -> Measured:
         """The same with the times of the replays in place of those of the calls."""
-        return replace(self, seconds=self.replays, replays={})
-
-    def as_plain(self) -> dict[str, Any]:
-        """Everything as JSON values; times to a nanosecond, which is finer than the clock."""
-
-        def rounded(times: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
-            return {name: [round(t, 9) for t in each] for name, each in times.items()}
-
-        return asdict(self) | {"seconds": rounded(self.seconds), "replays": rounded(self.replays)}
+        return replace(self, seconds=self.replays, replays=Times())
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> Measured:
-        """What `as_plain` wrote."""
-        values = dict(plain)
-        shape = dict(values.pop("case"))
-        for name in ("sections", "rows", "documents"):
-            shape[name] = None if shape[name] is None else tuple(shape[name])
-        return cls(case=Case(**shape), **values)
+        """What ``asdict`` made JSON values of."""
+        case, times = Case.from_plain(plain["case"]), ("seconds", "replays")
+        return cls(**{**plain, "case": case, **{name: Times(plain[name]) for name in times}})
 
 
 def measure(
-    case: Case,
-    contenders: Sequence[Contender],
-    *,
-    seconds: float,
-    device: Device | None = None,
+    case: Case, contenders: Sequence[Contender], *, seconds: float, device: Cpu | None = None
 ) -> Measured:
     """Check every contender against the truth; time the calls, and the replays where there are any.
 
@@ -120,7 +96,7 @@ def measure(
         except Exception as reason:
             found.left_out[f"{name}, as a graph"] = first_line(reason)
     samples = interleave(replays, seconds=seconds, warm=warm, timed=timed)
-    found.replays.update({name: [t / times for t in ts] for name, ts in samples.items()})
+    found.replays.update({name: [round(t / times, 9) for t in ts] for name, ts in samples.items()})
     return found
 
 
@@ -133,16 +109,16 @@ def admit(
     """
     found = Measured(case=case)
     positions = case.positions(device)
-    inputs, scratch, target = (case.tensors(device=device) for _ in range(3))
-    grads = case.tensors(1, device) if case.backward else ()
-    scratch_grads = case.tensors(1, device) if case.backward else ()
-    calls = _references(case, inputs, scratch, target)
+    tensors = [case.tensors(device=device) for _ in range(3)]
+    calls = references(case, *tensors)
+    grads = [case.tensors(1, device) if case.backward else () for _ in range(2)]
+    given, scratch = ((*xs, *dxs) for xs, dxs in zip(tensors, grads, strict=False))
     for contender in contenders:
         key, shifted = contender.key, positions + contender.shift
-        operands = (*scratch, *scratch_grads) if contender.in_place else (*inputs, *grads)
-        for x, y in zip((*scratch, *scratch_grads), (*inputs, *grads), strict=True):
+        for x, y in zip(scratch, given, strict=True):
             x.copy_(y)
         try:
+            operands = scratch if contender.in_place else given
             call, saved = _prepare(contender, case, shifted, operands)
             results = call()
         except contender.may_raise as reason:
@@ -154,7 +130,7 @@ def admit(
         if contender.heads_first:
             results = [x.transpose(1, 2) if x.dim() == 4 else x for x in results]
         rope = case.rope(contender.pairing, contender.pairing_out)
-        found.errors[key] = worst_error(case, rope, shifted, (*inputs, *grads), results)
+        found.errors[key] = worst_error(case, rope, shifted, given, results)
         del results
         if not found.errors[key] <= tolerance(case):
             found.refused.append(key)
@@ -171,7 +147,7 @@ def first_line(reason: Exception) -> str:
     return lines[0][:160] if lines else "no message"
 
 
-def _references(
+def references(
     case: Case, inputs: Sequence[Tensor], scratch: Sequence[Tensor], target: Sequence[Tensor]
 ) -> dict[str, Call]:
     """`copy_`, and a multiplication of the slice that turns; twice each where gradients are asked.

@@ -7,79 +7,84 @@ calls from one Python function to the next.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from cases import CASES, Case
-from device import progress
-from measure import COPY, MULTIPLY
-from report import table
-from timing import Call, interleave, spread
+from measure import COPY, MULTIPLY, references
+from report import Section
+from timing import Call, Times, interleave
 
 from phasor.torch import rotate_qk_
 from phasor.torch._operator import cpu
 from phasor.torch._operator.internals import count_writes, dispatch_is_plain, may_write
 
 NAMES = ("decode 1", "decode 32", "prefill 64", "prefill 512")
-SECONDS = 4.0
+QUICK = ("decode *",)
 WHOLE, EXTENSION, ALONE, ARGUMENTS = "call", "extension", "one thread", "no tokens"
+# the checks in Python, each by itself
+CHECKS = ("plain dispatch?", "may write?", "count writes", "find the plan")
 _TITLES = (
-    "", "call / `copy_`", "call / multiply", "the loop", "on one thread", "arguments",
-    "plain dispatch?", "may write?", "count writes", "find the plan", "Python's calls",
-)  # fmt: skip
+    *("", "call / `copy_`", "call / multiply", "the loop", "on one thread", "arguments", *CHECKS),
+    "Python's calls",
+)
 _NOTE = """\
 In place, half pairing, bfloat16; shares are of the median call. The loop rotates on all threads,
 beside it the same on one; arguments are the call of the extension on tensors without tokens."""
 
 
-def parts(case: Case) -> Mapping[str, Call]:
+def parts(case: Case) -> dict[str, Call]:
     """The whole call and its parts, each on tensors of that case."""
-    q, k = case.tensors()
+    (q, k), out = case.tensors(), case.tensors()
     positions, rope = case.positions(), case.rope("half")
-    q_out, k_out = case.tensors()
-    words = [x.view(torch.float32) for x in (q_out, k_out)]
-    rotate_qk_(q, k, positions, rope)
-    text, native = rope.to_json(), cpu._native
-    plan = cpu._prepare_plan(text)
+    plan, native = cpu._prepare_plan(rope.to_json()), cpu._native
 
     def extension(q: Any, k: Any, positions: Any) -> Call:
         rest = positions, None, False, 1.0, cpu._path_index, False, q, q, k, k
         return lambda: native.rotate(plan, *rest)
 
+    checks = (
+        lambda: dispatch_is_plain((q, k)), lambda: may_write((q, k)), lambda: count_writes((q, k)),
+        lambda: cpu._prepare_plan(rope.to_json()),
+    )  # fmt: skip
     return {
-        COPY: lambda: (q_out.copy_(q), k_out.copy_(k)),
-        MULTIPLY: lambda: [x.mul_(-1.0) for x in words],
+        **references(case, (q, k), out, out),
         WHOLE: lambda: rotate_qk_(q, k, positions, rope),
         EXTENSION: extension(q, k, positions),
         # the same tensors without tokens: everything is read and checked, and there is no work
         ARGUMENTS: extension(q[:, :0], k[:, :0], positions[..., :0]),
-        "is the dispatch plain": lambda: dispatch_is_plain((q, k)),
-        "may they be written": lambda: may_write((q, k)),
-        "counting the writes": lambda: count_writes((q, k)),
-        "finding the plan": lambda: cpu._prepare_plan(rope.to_json()),
+        **dict(zip(CHECKS, checks, strict=True)),
     }
 
 
-def row(case: Case) -> list[str]:
-    """The median of every part, as a share of the whole call's median."""
-    progress(case.name)
+def time_parts(case: Case, seconds: float) -> Times:
+    """Every part in turn, and the loop on one thread."""
     calls, threads = parts(case), torch.get_num_threads()
-    samples = interleave(calls, seconds=SECONDS, warm=True)
+    found = interleave(calls, seconds=seconds, warm=True)
     # by itself, because a change of their number starts threads anew
     torch.set_num_threads(1)
-    samples |= interleave({ALONE: calls[EXTENSION]}, seconds=SECONDS / 10, warm=True)
+    found |= interleave({ALONE: calls[EXTENSION]}, seconds=seconds / 10, warm=True)
     torch.set_num_threads(threads)
-    took = {name: spread(some).median for name, some in samples.items()}
-    whole, copy, multiply = took.pop(WHOLE), took.pop(COPY), took.pop(MULTIPLY)
-    loop, single, arguments = took.pop(EXTENSION), took.pop(ALONE), took.pop(ARGUMENTS)
-    shares = [loop - arguments, single - arguments, arguments, *took.values(),
-              whole - loop - sum(took.values())]  # fmt: skip
-    ratios = [f"{whole / to:.2f}" for to in (copy, multiply)]
-    return [case.name, *ratios, *(f"{part / whole:.0%}" for part in shares)]
+    return found
 
 
-def page() -> str:
+def steps(device: Any, seconds: float) -> dict[str, Callable[[], Any]]:
     """The four cases."""
     cases = {case.name: case for case in CASES["cpu"] if case.dtype == "bfloat16"}
-    return f"{_NOTE}\n\n{table(_TITLES, [row(cases[name]) for name in NAMES])}"
+    return {name: partial(time_parts, cases[name], seconds) for name in NAMES}
+
+
+def sections(found: Mapping[str, Any], device: str) -> Iterator[Section]:
+    """The median of every part, as a share of the whole call's median."""
+    rows: list[list[str]] = []
+    for name, plain in found.items():
+        took = {part: Times(plain).median(part) for part in plain}
+        whole, loop, arguments = (took[part] for part in (WHOLE, EXTENSION, ARGUMENTS))
+        checks = [took[part] for part in CHECKS]
+        shares = [loop - arguments, took[ALONE] - arguments, arguments, *checks,
+                  whole - loop - sum(checks)]  # fmt: skip
+        ratios = [f"{whole / took[to]:.2f}" for to in (COPY, MULTIPLY)]
+        rows.append([name, *ratios, *(f"{share / whole:.0%}" for share in shares)])
+    yield Section("", _NOTE, _TITLES, rows)
