@@ -83,8 +83,8 @@ def peak_rise(call: Call) -> int:
 
 
 def _peak() -> int:
-    lines = Path("/proc/self/status").read_text("ascii").splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
+    status = Path("/proc/self/status").read_text("ascii")
+    return 1024 * int(status.partition("VmHWM:")[2].split()[0])
 
 
 class Cpu:
@@ -150,7 +150,22 @@ class Cuda(Cpu):
         )
 
     def timer(self, *, warm: bool) -> Timer:
-        return self._in_a_row if warm else self._one_by_one
+        def timed(call: Call, repeats: int) -> float:
+            events = [
+                [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+                for _ in range(1 if warm else repeats)
+            ]
+            for start, end in events:
+                if not warm:
+                    self._flushed.zero_()
+                start.record()
+                for _ in range(repeats if warm else 1):
+                    call()
+                end.record()
+            torch.cuda.synchronize()
+            return sum(start.elapsed_time(end) for start, end in events) / 1e3 / repeats
+
+        return timed
 
     def capturer(self) -> Callable[[Call, int], Call]:
         # nobody reads what a replay leaves, so all graphs may write to the same memory; a graph
@@ -170,8 +185,7 @@ class Cuda(Cpu):
             with torch.cuda.graph(graph, pool=pool):
                 for _ in range(times):
                     call()
-            graphs = first, graph
-            return lambda: graphs[1].replay()
+            return lambda graphs=(first, graph): graphs[1].replay()
 
         return capture
 
@@ -184,25 +198,6 @@ class Cuda(Cpu):
     def forget(self) -> None:
         gc.collect()
         torch.cuda.empty_cache()
-
-    def _in_a_row(self, call: Call, repeats: int) -> float:
-        start, end = _events()
-        start.record()
-        for _ in range(repeats):
-            call()
-        end.record()
-        torch.cuda.synchronize()
-        return start.elapsed_time(end) / 1e3 / repeats
-
-    def _one_by_one(self, call: Call, repeats: int) -> float:
-        pairs = [_events() for _ in range(repeats)]
-        for start, end in pairs:
-            self._flushed.zero_()
-            start.record()
-            call()
-            end.record()
-        torch.cuda.synchronize()
-        return sum(start.elapsed_time(end) for start, end in pairs) / 1e3 / repeats
 
 
 def empty_launch(case: Case, positions: Tensor) -> Callable[[Tensor], object]:
@@ -228,7 +223,3 @@ def host_timer(call: Call, repeats: int) -> float:
     if torch.cuda.is_available():
         torch.cuda.synchronize()  # a queue that is full would make the host wait
     return by_clock()(call, min(repeats, 200))
-
-
-def _events() -> tuple[Any, Any]:
-    return torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)

@@ -38,7 +38,5 @@ def markdown(results: Mapping[str, Any], sections: Iterable[Section]) -> str:
         "" if results["whole"] else "This was a run of some of the cases.",
         *(part for section in sections for part in section.parts()),
     ]
-    if results["too_large"]:
-        parts.append(f"Cases that the device has no memory for: {'; '.join(results['too_large'])}.")
     parts += [f"{what} failed: {reason}" for what, reason in results["failed"].items()]
     return "\n\n".join(filter(None, parts)) + "\n"

@@ -12,8 +12,7 @@ import facts
 from cases import CASES, LARGE, LAUNCH, Case
 from contenders import IN_PLACE, PROBES, everyone, probes
 from device import EMPTY, Cpu, alone, host_timer
-from gate import TOLERANCE
-from measure import COPY, MULTIPLY, Measured, admit, measure
+from measure import COPY, MULTIPLY, TOLERANCE, Measured, admit, measure
 from report import Section
 from targets import FAR_BOUND, cpu_rows, gpu_rows, moved
 from timing import interleave

@@ -85,7 +85,7 @@ def measure_all(
     keep: Callable[[Mapping[str, Any]], None],
 ) -> dict[str, Any]:
     """What the steps of these names return; ``keep`` is told after every step what there is."""
-    cases, too_large, failed = dict(kept), [], {}
+    cases, failed = dict(kept), {}
     found: dict[str, Any] = {}
     for done, name in enumerate(names, 1):
         print(f"{datetime.now(UTC):%H:%M:%S} {done}/{len(names)} {name}", file=sys.stderr)
@@ -93,14 +93,13 @@ def measure_all(
         device.forget()
         try:
             cases[name] = steps[name]()
-        except torch.OutOfMemoryError:
-            too_large.append(name)
         except Exception as reason:
-            # others' kernels can break anything, and what was measured before stays
+            # a case may be too large for the device, others' kernels can break anything, and what
+            # was measured before stays
             failed[name] = f"{type(reason).__name__}: {first_line(reason)}"
         found = {
             "cases": {name: cases[name] for name in steps if name in cases},
-            "whole": steps.keys() <= cases.keys(), "too_large": too_large, "failed": failed,
+            "whole": steps.keys() <= cases.keys(), "failed": failed,
         }  # fmt: skip
         keep(found)
     return found

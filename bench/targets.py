@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from fnmatch import fnmatch
 from typing import Any, NamedTuple
 
 from cases import Case
@@ -18,7 +19,6 @@ _FAR = "phasor, positions near 2^62"
 FAR_BOUND = 2**0.5 * COS_SIN_ERROR_FLOAT32 + 5**0.5 * 2**-24
 #: Values of a case, by the contender that they are of.
 Values = Callable[[Measured], Iterable[tuple[str, float]]]
-Keep = Callable[[Case], bool]
 
 
 class Target(NamedTuple):
@@ -27,14 +27,14 @@ class Target(NamedTuple):
     what: str
     limit: float
     values: Values
-    keep: Keep = lambda case: True
+    cases: tuple[str, ...] = ("*",)  # as in ``--cases``
 
     def row(self, measured: Iterable[Measured]) -> tuple[str, str, str, str]:
         """`verdict` of what was measured."""
         found = {
             f"{m.case.label}, {key.removeprefix('phasor, ')}": value
             for m in measured
-            if self.keep(m.case)
+            if any(fnmatch(m.case.label, pattern) for pattern in self.cases)
             for key, value in self.values(m)
         }
         return verdict(self.what, self.limit, found)
@@ -141,64 +141,51 @@ def _microseconds(m: Measured) -> Iterable[tuple[str, float]]:
     return [(key, 1e6 * m.seconds.median(key)) for key in own]
 
 
-def _prefill(least: int = 0, most: int = 2**20, dtype: str = "") -> Keep:
-    return lambda c: c.name.startswith("prefill") and least <= c.seq <= most and dtype in c.dtype
-
-
-def _one_or_32(case: Case) -> bool:
-    return case.name in ("decode 1", "decode 32")
-
-
-def _long(case: Case) -> bool:
-    return case.seq > 1
-
-
-def _float32(case: Case) -> bool:
-    return case.dtype == "float32"
-
-
+_TWO_DECODES = "decode 1, *", "decode 32, *"
+_FROM_4096 = "prefill 4096*", "prefill 32768*"
+_LONG = "*, prefill*", "*, training*"
 _CPU = [
     Target("prefill from 4096 tokens, in place / multiply", 1.05,
-           _over(IN_PLACE, MULTIPLY), _prefill(4096)),
+           _over(IN_PLACE, MULTIPLY), _FROM_4096),
     Target("prefill of 512 tokens, bfloat16, in place / copy", 0.75,
-           _over(IN_PLACE, COPY), _prefill(512, 512, "bfloat16")),
+           _over(IN_PLACE, COPY), ("prefill 512*bfloat16",)),
     Target("prefill of 64 tokens, bfloat16, in place / multiply", 1.0,
-           _over(IN_PLACE, MULTIPLY), _prefill(64, 64, "bfloat16")),
-    Target("prefill from 4096 tokens, new output / copy", 0.85, _over(NEW, COPY), _prefill(4096)),
-    Target("prefill of 512 tokens, new output / copy", 1.25, _over(NEW, COPY), _prefill(512, 512)),
+           _over(IN_PLACE, MULTIPLY), ("prefill 64*bfloat16",)),
+    Target("prefill from 4096 tokens, new output / copy", 0.85, _over(NEW, COPY), _FROM_4096),
+    Target("prefill of 512 tokens, new output / copy", 1.25, _over(NEW, COPY), ("prefill 512*",)),
     Target("forward and backward, new outputs / two copies", 0.90,
-           _over(NEW, COPY), lambda case: case.backward),
+           _over(NEW, COPY), ("training*",)),
     Target("bytes saved for backward / bytes of the positions", 1.0, _saved),
     Target("decode 1 and 32, in place / transformers' apply alone", 1 / 9,
-           _over(IN_PLACE, "transformers"), _one_or_32),
+           _over(IN_PLACE, "transformers"), _TWO_DECODES),
     Target("decode 1 and 32, in place / bare operator", 1.3,
-           _over(IN_PLACE, "phasor, bare operator"), _one_or_32),
+           _over(IN_PLACE, "phasor, bare operator"), _TWO_DECODES),
     Target("slower pairing / faster pairing, every case", 1.05, _pairings_apart),
     Target("MLA, in place / strided copy", 0.95,
-           _over(IN_PLACE, COPY), lambda case: case.rows is not None),
+           _over(IN_PLACE, COPY), ("DeepSeek MLA*",)),
     Target("AVX2 / best instruction set, prefill from 4096 tokens", 1.1,
-           _over("phasor, avx2", IN_PLACE), _prefill(4096)),
+           _over("phasor, avx2", IN_PLACE), _FROM_4096),
     Target("AVX2 / best instruction set, prefill up to 512 tokens", 3.0,
-           _over("phasor, avx2", IN_PLACE), _prefill(0, 512)),
+           _over("phasor, avx2", IN_PLACE), ("prefill 64*", "prefill 512*")),
     Target("positions near 2^62 / rows of a table", 1.05, _over(_FAR, "phasor, rows of a table")),
-    Target("error near position 2^62 / its bound, float32", 1.0, _far_error, _float32),
+    Target("error near position 2^62 / its bound, float32", 1.0, _far_error, ("*float32",)),
     Target("new output / each contender, every case", 1.03, _over_others(NEW)),
     Target("in place / each contender, every case", 1.03, _over_others(IN_PLACE)),
 ]  # fmt: skip
 _SYSTEM = Target("new output, float32, malloc as it comes / onnxruntime", 1.0,
-                 _over(NEW, "onnxruntime"), _float32)  # fmt: skip
+                 _over(NEW, "onnxruntime"), ("*float32",))  # fmt: skip
 _GPU = [
     Target("prefill and training, in place / a copy of its bytes (95 % of the bandwidth)",
-           1 / 0.95, _over_bytes(IN_PLACE), _long),
+           1 / 0.95, _over_bytes(IN_PLACE), _LONG),
     Target("prefill and training, new output / a copy of its bytes (92 %)",
-           1 / 0.92, _over_bytes(NEW), _long),
+           1 / 0.92, _over_bytes(NEW), _LONG),
     Target("prefill and training, in place / the fastest contender", 1.0,
-           _over_fastest(IN_PLACE), _long),
+           _over_fastest(IN_PLACE), _LONG),
     Target("prefill and training, new output / the fastest contender", 1.0,
-           _over_fastest(NEW), _long),
+           _over_fastest(NEW), _LONG),
 ]  # fmt: skip
 _REPLAY = Target("decode as a graph, in place / an empty kernel", 1.15,
-                 _over(IN_PLACE, EMPTY), lambda case: not _long(case))  # fmt: skip
+                 _over(IN_PLACE, EMPTY), ("*, decode*",))  # fmt: skip
 _HOST = Target("one call of the host, query and key, µs", 12.0, _microseconds)
 
 

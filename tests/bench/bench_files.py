@@ -16,7 +16,7 @@ from torch import Tensor
 
 ROOT = Path(__file__).parents[2]
 _NAMES = (
-    *("cases", "timing", "gate", "device", "measure", "others", "contenders", "facts", "targets"),
+    *("cases", "timing", "device", "measure", "others", "contenders", "facts", "targets"),
     *("report", "rotation", "run", "linear_attention", "small_calls"),
 )
 
@@ -103,7 +103,7 @@ def page(measured: Sequence[Any], device: str = "cpu", whole: bool = True, **fac
     """The page of results made up for a test."""
     about = {
         "machine": "M", "python": "3", "date": "today", "commit": "abc", "whole": whole,
-        "versions": {"torch": "2"}, "too_large": [], "failed": {},
+        "versions": {"torch": "2"}, "failed": {},
     }  # fmt: skip
     plain = {m.case.label: asdict(m) for m in measured}
     names = {name: getattr(BENCH.rotation, name) for name in facts}

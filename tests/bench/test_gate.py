@@ -22,7 +22,7 @@ from .bench_files import (
     spoilt,
 )
 
-CASES, TOLERANCE = BENCH.cases.CASES, BENCH.gate.TOLERANCE
+CASES, TOLERANCE = BENCH.cases.CASES, BENCH.measure.TOLERANCE
 ours = BENCH.contenders.ours
 every_shape = pytest.mark.parametrize("case", SHAPES.values(), ids=SHAPES)
 
@@ -119,7 +119,7 @@ def test_the_gate_sees_what_lies_outside_the_rotated_slice() -> None:
     case = SHAPES["partial"]
     x = case.tensors()[0]
     y, positions = x.clone(), torch.zeros(5, dtype=torch.int64)
-    error = BENCH.gate.rotation_error
+    error = BENCH.measure.rotation_error
     assert error(x, y, positions, case.rope("half"), inverse=False) == 0
     y[0, 0, 0, 7] += 1
     assert error(x, y, positions, case.rope("half"), inverse=False) == float("inf")
@@ -144,7 +144,7 @@ def test_the_gate_checks_gradients() -> None:
 
 def test_the_gate_forgives_float32_angles_that_stand_far_out() -> None:
     """At position 2**17 a right float32 angle is off by 2**-6, and that much more is allowed."""
-    near, far = (BENCH.gate.tolerance(replace(TINY, first=n)) for n in (0, 2**17 - 5))
+    near, far = (BENCH.measure.tolerance(replace(TINY, first=n)) for n in (0, 2**17 - 5))
     assert near == TOLERANCE["float32"]
     assert far - near == pytest.approx((2**17 - 1 - 2**15) * 2**-23)
 
