@@ -12,7 +12,7 @@ class Section(NamedTuple):
     title: str = ""
     note: str = ""
     titles: Sequence[str] = ()
-    rows: Iterable[Sequence[str]] = ()
+    rows: Sequence[Sequence[str]] = ()
     after: str = ""
 
     def parts(self) -> tuple[str, ...]:
@@ -21,9 +21,9 @@ class Section(NamedTuple):
         return title, self.note, table(self.titles, self.rows), self.after
 
 
-def table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table, all columns but the first of which stand right; nothing without titles."""
-    if not titles:
+def table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table, all columns but the first of which stand right; nothing without rows."""
+    if not rows:
         return ""
     marks = ["---", *["---:"] * (len(titles) - 1)]
     return "\n".join("| " + " | ".join(row) + " |" for row in (titles, marks, *rows))

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -49,6 +50,7 @@ SHAPES = {
     "backward": replace(TINY, backward=True),
     "far": replace(TINY, first=10**6),
 }
+every_shape = pytest.mark.parametrize("case", SHAPES.values(), ids=SHAPES)
 
 
 def by_hand(case: Any, positions: Tensor) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
@@ -106,6 +108,6 @@ def page(measured: Sequence[Any], device: str = "cpu", whole: bool = True, **fac
         "versions": {"torch": "2"}, "failed": {},
     }  # fmt: skip
     plain = {m.case.label: asdict(m) for m in measured}
-    names = {name: getattr(BENCH.rotation, name) for name in facts}
-    found = json.loads(json.dumps(plain | {names[name]: fact for name, fact in facts.items()}))
+    plain |= {getattr(BENCH.rotation, name): fact for name, fact in facts.items()}
+    found = json.loads(json.dumps(plain))
     return BENCH.report.markdown(about, BENCH.rotation.sections(found, device))

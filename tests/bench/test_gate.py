@@ -19,12 +19,12 @@ from .bench_files import (
     TINY,
     admitted,
     contender,
+    every_shape,
     spoilt,
 )
 
 CASES, TOLERANCE = BENCH.cases.CASES, BENCH.measure.TOLERANCE
 ours = BENCH.contenders.ours
-every_shape = pytest.mark.parametrize("case", SHAPES.values(), ids=SHAPES)
 
 
 # cases
@@ -47,12 +47,14 @@ def test_a_case_makes_what_it_says(case: Any) -> None:
 
 @pytest.mark.parametrize(("device", "count"), [("cpu", 2 * 15), ("cuda", 2 * 7 * 7)])
 def test_every_case_is_well_formed(device: str, count: int) -> None:
-    """Names tell them apart, in both dtypes; below 2**15 on a CPU; who takes part has a key."""
+    """Names tell them apart, and targets are about some; below 2**15 on a CPU; keys are apart."""
     cases = CASES[device]
     assert len({case.label for case in cases}) == len(cases) == count
     assert {case.dtype for case in cases} == {"bfloat16", "float32"}
-    few = BENCH.run.selected([case.label for case in cases], BENCH.rotation.QUICK)
-    assert len(few) == {"cpu": 5, "cuda": 6}[device]
+    labels, targets = [case.label for case in cases], BENCH.targets
+    few, promises = {"cpu": (5, targets._CPU), "cuda": (6, targets._GPU)}[device]
+    assert len(BENCH.run.selected(labels, BENCH.rotation.QUICK)) == few
+    assert all(BENCH.run.selected(labels, promise.cases) for promise in promises)
     for case in cases:
         keys = [one.key for one in BENCH.contenders.everyone(case, device)]
         assert len(set(keys)) == len(keys)

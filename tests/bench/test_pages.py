@@ -13,24 +13,25 @@ from .bench_files import BENCH, TINY, page, result
 targets = BENCH.targets
 
 
-def verdicts(rows: Sequence[Any]) -> dict[str, tuple[str, str, str]]:
+def on_a_cpu(*measured: Any) -> dict[str, tuple[str, str, str]]:
     """Rows of the targets, by what they say."""
-    return {row[0]: row[1:] for row in rows}
+    return {row[0]: row[1:] for row in targets.cpu_rows(measured, [])}
 
 
 def on_a_gpu(measured: Sequence[Any], **others: Any) -> dict[str, tuple[str, str, str]]:
     """Those of a GPU."""
-    return verdicts(targets.gpu_rows(measured, **{"host": [], "tables": [], "far": {}} | others))
+    facts = {"host": [], "tables": [], "far": {}} | others
+    return {row[0]: row[1:] for row in targets.gpu_rows(measured, **facts)}
 
 
 def test_a_target_that_is_missed_is_named() -> None:
     """With the case and the number; one that is held says so, one without numbers too."""
-    rows = verdicts(targets.cpu_rows([
+    rows = on_a_cpu(
         result("prefill 64", {"phasor, in place, half": 0.9, "phasor, in place, interleaved": 1.3,
                               "in-place multiply": 1.0},
                seq=64, dtype="bfloat16"),
         result("prefill 512", {"phasor, in place, half": 0.7}, seq=512, dtype="bfloat16"),
-    ], []))  # fmt: skip
+    )  # fmt: skip
     assert rows["prefill of 64 tokens, bfloat16, in place / multiply"] == (
         "≤ 1", "0.90 to 1.30",
         "**short** in 1 of 2: prefill 64, bfloat16, in place, interleaved: 1.30",
@@ -53,8 +54,7 @@ def test_targets_against_others_compare_one_pairing() -> None:
     """The fastest of the other pairing is no rival."""
     found = result("prefill 64", {"phasor, new output, half": 2.0, "x, half": 1.0,
                                   "y, interleaved": 0.1})  # fmt: skip
-    rows = verdicts(targets.cpu_rows([found], []))
-    assert rows["new output / each contender, every case"][1:] == (
+    assert on_a_cpu(found)["new output / each contender, every case"][1:] == (
         "2.00", "**short** in 1 of 1: prefill 64, float32, x, half: 2.00"
     )  # fmt: skip
 
@@ -121,9 +121,10 @@ def test_decode_is_judged_by_its_replays() -> None:
 def test_the_other_promises_have_their_rows() -> None:
     """Launch, tables and exactness."""
     bound = targets.FAR_BOUND
+    times = BENCH.timing.Times({"phasor, in place, half": [13e-6] * 5})
     rows = on_a_gpu(
         [],
-        host=[host_call()],
+        host=[BENCH.measure.Measured(case=TINY, seconds=times)],
         far={"phasor, in place, half": {"1e+06, float32": bound / 2, "1e+06, bfloat16": 1.0}},
         tables=[{"recipe": "phasor", "length": 10**6, "bytes": 24 * 64},
                 {"recipe": "other", "length": 10**6, "bytes": 2**30}],
@@ -132,12 +133,6 @@ def test_the_other_promises_have_their_rows() -> None:
     assert rows["constants of phasor, bytes a pair"][1:] == ("24.00", "held")
     assert rows["error far out / its bound, float32"][1:] == ("0.50", "held")
     assert len(rows) == 8
-
-
-def host_call() -> Any:
-    """Thirteen microseconds."""
-    times = BENCH.timing.Times({"phasor, in place, half": [13e-6] * 5})
-    return BENCH.measure.Measured(case=TINY, seconds=times)
 
 
 def test_the_page_says_what_was_measured() -> None:
@@ -172,10 +167,10 @@ def test_the_page_says_what_was_measured() -> None:
 def test_the_page_of_a_gpu_has_bandwidths_and_graphs() -> None:
     """GB a second beside each ratio, a second table of replays, and the host's microseconds."""
     one = result("A, prefill 5", {"phasor, in place, half": 0.5})
-    text = page([one], device="cuda", HOST=asdict(host_call()))
+    text = page([one], device="cuda", HOST=asdict(one))
     for line in ("### A, float32", "|  | prefill 5 |", "Calls:", "Graphs:",
                  "| phasor, in place, half | **0.50 ±0%, 0** |", "### The host's part",
-                 "| phasor, in place, half | 13.0 |"):  # fmt: skip
+                 "| phasor, in place, half | 500000.0 |"):  # fmt: skip
         assert line in text
 
 
