@@ -14,7 +14,7 @@ import json
 import platform
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from fnmatch import fnmatch
 from importlib import import_module
@@ -76,17 +76,20 @@ def kept_cases(path: Path, about: Mapping[str, Any]) -> dict[str, Any]:
     return before["cases"] if same else {}
 
 
+def write(path: Path, results: Mapping[str, Any], page: str) -> None:
+    """The samples, and the page; a run that is cut off leaves the results before."""
+    path.parent.mkdir(exist_ok=True)
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(results, separators=(",", ":")) + "\n", "utf-8")
+    part.replace(path)
+    path.with_suffix(".md").write_text(page, "utf-8")
+
+
 def measure_all(
-    steps: Mapping[str, Callable[[], Any]],
-    names: Sequence[str],
-    device: Cpu,
-    *,
-    kept: Mapping[str, Any],
-    keep: Callable[[Mapping[str, Any]], None],
-) -> dict[str, Any]:
-    """What the steps of these names return; ``keep`` is told after every step what there is."""
+    steps: Mapping[str, Callable[[], Any]], names: Sequence[str], device: Cpu, kept: dict[str, Any]
+) -> Iterator[dict[str, Any]]:
+    """After each step of these names, what there is by then of all steps."""
     cases, failed = dict(kept), {}
-    found: dict[str, Any] = {}
     for done, name in enumerate(names, 1):
         print(f"{datetime.now(UTC):%H:%M:%S} {done}/{len(names)} {name}", file=sys.stderr)
         torch.compiler.reset()  # a shape compiled afresh is a shape compiled for itself
@@ -97,12 +100,10 @@ def measure_all(
             # a case may be too large for the device, others' kernels can break anything, and what
             # was measured before stays
             failed[name] = f"{type(reason).__name__}: {first_line(reason)}"
-        found = {
+        yield {
             "cases": {name: cases[name] for name in steps if name in cases},
             "whole": steps.keys() <= cases.keys(), "failed": failed,
         }  # fmt: skip
-        keep(found)
-    return found
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -122,24 +123,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     names = selected([*steps], page.QUICK if wanted.quick else [wanted.cases])
     told = about(device)
     path = RESULTS / f"{device.name if wanted.page == PAGES[0] else wanted.page}.json"
-
-    def written(found: Mapping[str, Any]) -> str:
-        return markdown(told | found, page.sections(found["cases"], device.kind))
-
-    def keep(found: Mapping[str, Any]) -> None:
-        """A run that is cut off leaves the results before."""
-        path.parent.mkdir(exist_ok=True)
-        part = path.with_suffix(".part")
-        part.write_text(json.dumps(told | found, separators=(",", ":")) + "\n", "utf-8")
-        part.replace(path)
-        path.with_suffix(".md").write_text(written(found), "utf-8")
-
-    if wanted.quick:
-        found = measure_all(steps, names, device, kept={}, keep=lambda found: None)
-        print(written(found))
-    else:
-        found = measure_all(steps, names, device, kept=kept_cases(path, told), keep=keep)
-        print(f"Written: {path} and {path.with_suffix('.md').name}")
+    found, text = {}, ""
+    for found in measure_all(steps, names, device, {} if wanted.quick else kept_cases(path, told)):
+        text = markdown(told | found, page.sections(found["cases"], device.kind))
+        if not wanted.quick:
+            write(path, told | found, text)
+    print(text if wanted.quick else f"Written: {path} and {path.with_suffix('.md').name}")
     if found["failed"]:
         print(f"Failed, as told there: {'; '.join(found['failed'])}", file=sys.stderr)
         sys.exit(1)
