@@ -86,7 +86,7 @@ def replace_rotation(model: Any, make: Callable[[Callable[..., Any]], Callable[.
     """Let every layer rotate by what ``make`` makes of its rotation function."""
     for module, method in rotating_methods(model):
         scope = {**method.__globals__, APPLY: make(method.__globals__[APPLY])}
-        scope.pop("__name__")  # by which a compiler would look globals up in the module
+        scope.pop("__name__", None)  # by which a compiler would look globals up in the module
         cls, defaults = type(module), method.__defaults__
         replaced = FunctionType(method.__code__, scope, APPLY, defaults, method.__closure__)
         module.__class__ = type(cls.__name__, (cls,), {"forward": replaced})
