@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 import torch
@@ -37,6 +38,12 @@ class Case:
     backward: bool = False  # also the gradients of both
     first: int = 0  # position of the first token
     documents: tuple[int, ...] = ()  # lengths of packed texts, each from the first position on
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> Case:
+        """A case of JSON values; what else is among them is of an older benchmark."""
+        values = {field.name: plain[field.name] for field in fields(cls)}
+        return cls(**{name: tuple(v) if isinstance(v, list) else v for name, v in values.items()})
 
     @property
     def label(self) -> str:
@@ -140,16 +147,6 @@ CASES: dict[str, list[Case]] = {
         for work, amount in _GPU_WORK.items()
     ],
 }
-_QUICK = {
-    "cpu": ("prefill 512", "prefill 4096", "decode 1", "decode 32", "DeepSeek MLA"),
-    "cuda": tuple(f"{model}, {work}" for model in ("Llama-3-8B", "Qwen3-30B")
-                  for work in ("prefill 4096", "training 8192", "decode 64")),
-}  # fmt: skip
-#: What `--quick` takes of them.
-QUICK = {
-    device: [case for case in cases if case.name in _QUICK[device] and case.dtype == "bfloat16"]
-    for device, cases in CASES.items()
-}
 
 #: What one step of decoding costs the host.
 LAUNCH = Case(name="decode 1", dtype="bfloat16", seq=1)
@@ -169,15 +166,3 @@ FAR = {
 }
 #: Lengths of position tables.
 TABLE_LENGTHS = [131_072, 1_048_576, 10_485_760]
-
-
-def small(case: Case) -> Case:
-    """The same work on few tokens and heads, for a test."""
-    return replace(
-        case,
-        seq=min(case.seq, 6),
-        batch=min(case.batch, 2),
-        q_heads=2,
-        k_heads=1,
-        documents=(3, 1, 2) if case.documents else (),
-    )

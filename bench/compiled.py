@@ -3,29 +3,26 @@
 Both are measured in the same run: in a layer's work between projections and attention (QK norm,
 rotation, and the key's place in a cache), forward alone and with backward, and in a whole layer of
 attention. The rule in `phasor.torch._operator.inductor` should choose the faster of the two each
-time.
-``definition`` is ``backend="eager"``, plain operations as dynamo sees them. A GPU is used where
-there is one.
+time. ``definition`` is ``backend="eager"``, plain operations as dynamo sees them.
 """
 
 from __future__ import annotations
 
-import contextlib
-import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import torch
-from device import progress
-from report import table
-from timing import Call, interleave, spread
+from report import Section
+from timing import Times, interleave
 from torch import Tensor
 
 from phasor import Rope
+from phasor.pairings import PAIRINGS
 from phasor.torch import RotaryAttention, chosen_backend, rotate_qk
-from phasor.torch._operator import inductor as _inductor
+from phasor.torch._operator.inductor import ALWAYS, NEVER, OPERATOR_FROM
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 HEADS, LAYER_HEADS = (32, 8), (8, 2)
 LAYER = "train a layer"
 #: Each with the batch and the length; training is forward and backward.
@@ -35,28 +32,18 @@ STEPS = {
     "train": [(1, 512), (2, 2048)],
     LAYER: [(1, 512), (2, 2048)],
 }
-BACKENDS = {"operator": "auto", "decomposition": "auto", "definition": "eager"}
-WAYS = {"operator": _inductor.ALWAYS, "decomposition": _inductor.NEVER}
+QUICK = ("decode, 1 x 1, *", "train a layer, 1 x 512, half, f*")
+OPERATOR, DECOMPOSITION, DEFINITION = "operator", "decomposition", "definition"
+#: The backend, and the number of elements from which the operator is kept; None for the rule.
+WAYS = {OPERATOR: ("auto", ALWAYS), DECOMPOSITION: ("auto", NEVER), DEFINITION: ("eager", None)}
+_TITLES = (
+    *("step, batch x length", "pairing", "dtype", "chosen", "chosen / better of both"),
+    *("operator / decomposition", 'chosen / `backend="eager"`'),
+)
 _NOTE = """\
 The operator runs the {backend!r} implementation. Times divided by times of the same run: below 1,
 the first is faster. {heads[0]} query heads, {heads[1]} key heads, 128 wide, new outputs; the layer
 has {layer[0]} and {layer[1]} and is 1,024 wide."""
-
-
-@contextlib.contextmanager
-def rule(limit: int | None) -> Iterator[None]:
-    """Inside, the operator is kept from ``limit`` elements on, whatever was measured."""
-    measured = dict(_inductor.OPERATOR_FROM)
-    if limit is not None:
-        on_gpu = [
-            ("triton", pairing, dtype)
-            for pairing in ("half", "interleaved")
-            for dtype in (torch.bfloat16, torch.float32)
-        ]
-        _inductor.OPERATOR_FROM.update(dict.fromkeys([*measured, *on_gpu], limit))
-    yield
-    _inductor.OPERATOR_FROM.clear()
-    _inductor.OPERATOR_FROM.update(measured)
 
 
 def compiled(
@@ -64,21 +51,21 @@ def compiled(
 ) -> Callable[[], Any]:
     """A call of the step on tensors of its own: the same whatever the way."""
     torch.manual_seed(0)
-    trains, place = step.startswith("train"), {"dtype": dtype, "device": DEVICE}
+    trains = step.startswith("train")
     if step == LAYER:
         module = RotaryAttention(rope, 1024, num_heads=LAYER_HEADS[0], num_kv_heads=LAYER_HEADS[1])
-        inputs = [torch.randn(batch, seq, 1024, **place)]
-        leaves = list(module.to(**place).parameters())
+        inputs = [torch.randn(batch, seq, 1024, dtype=dtype)]
+        leaves = list(module.to(dtype).parameters())
     else:
-        inputs = [torch.randn(batch, seq, n, 128, **place, requires_grad=trains) for n in HEADS]
-        weight = torch.ones(128, **place, requires_grad=trains)
+        inputs = [torch.randn(batch, seq, n, 128, dtype=dtype, requires_grad=trains) for n in HEADS]
+        weight = torch.ones(128, dtype=dtype, requires_grad=trains)
         leaves = [*inputs, weight]
-    cache = torch.zeros(batch, seq + 8, HEADS[1], 128, **place)
-    positions = torch.arange(seq, device=DEVICE) + 1000
+    cache = torch.zeros(batch, seq + 8, HEADS[1], 128, dtype=dtype)
+    positions = torch.arange(seq) + 1000
 
     @torch.compile(fullgraph=True, dynamic=False)
     def run(*xs: Tensor) -> tuple[Tensor, ...]:
-        backend = BACKENDS[way]  # read here, so that each way has a graph of its own
+        backend = WAYS[way][0]  # read here, so that each way has a graph of its own
         if step == LAYER:
             return (module(*xs),)
         q, k = (torch.nn.functional.rms_norm(x, (128,), weight, 1e-6) for x in xs)
@@ -94,57 +81,54 @@ def compiled(
     return lambda: torch.autograd.grad(run(*inputs), leaves, grads)
 
 
-def make(way: str, *case: Any) -> tuple[Call, Any]:
-    """A call of the compiled step, and what it returns."""
-    with rule(WAYS.get(way)):
-        run = compiled(*case, way)
-        made = run()  # which compiles
-
-    def call() -> None:
-        run()
-        if DEVICE == "cuda":
-            torch.cuda.synchronize()
-
-    return call, made
-
-
-def row(step: str, rope: Rope, dtype: torch.dtype, batch: int, seq: int) -> list[str]:
-    """What the rule chooses, and the ratios."""
-    torch._dynamo.reset()
-    ways = [*WAYS] if step == LAYER else [*WAYS, "definition"]
-    made = {way: make(way, step, rope, dtype, batch, seq) for way in ways}
-    for way in ways[1:]:
+def time_ways(
+    step: str, rope: Rope, dtype: torch.dtype, batch: int, seq: int, seconds: float
+) -> dict[str, Any]:
+    """What the rule chooses, and the times of each way, whose results are alike."""
+    calls: dict[str, Callable[[], Any]] = {}
+    made: dict[str, Any] = {}
+    for way, (_, limit) in WAYS.items():
+        if step == LAYER and way == DEFINITION:
+            continue
+        limits = {} if limit is None else dict.fromkeys(OPERATOR_FROM, limit)
+        with patch.dict(OPERATOR_FROM, limits):
+            calls[way] = compiled(step, rope, dtype, batch, seq, way)
+            made[way] = calls[way]()  # which compiles
         # inductor may keep products in float32 that the norm's own tensor would have rounded
-        for one, other in zip(made["operator"][1], made[way][1], strict=True):
+        for one, other in zip(made[OPERATOR], made[way], strict=True):
             wrong = (one.float() - other.float()).abs().max() / one.float().abs().max()
             assert wrong < 3e-2, (step, way, wrong)
-    calls = {way: call for way, (call, _) in made.items()}
-    times = interleave(calls, seconds=2.5, warm=False, rounds=(9, 400))
-    heads = [torch.empty(batch, seq, n, 128, dtype=dtype, device=DEVICE)
+    heads = [torch.empty(batch, seq, n, 128, dtype=dtype)
              for n in (LAYER_HEADS if step == LAYER else HEADS)]  # fmt: skip
     kept = chosen_backend(*heads, compiled_for=rope) != "inductor"
-    chosen = "operator" if kept else "decomposition"
-    best = min(WAYS, key=lambda way: statistics.median(times[way]))
-    ratios = [(chosen, best), ("operator", "decomposition"), (chosen, "definition")][: len(ways)]
-    shown = [
-        str(spread([a / b for a, b in zip(times[x], times[y], strict=True)])) if x != y else "1"
-        for x, y in ratios
-    ]
-    return [f"{step}, {batch} x {seq}", rope.pairing, str(dtype).removeprefix("torch."), chosen,
-            *shown, *[""] * (3 - len(shown))]  # fmt: skip
+    times = interleave(calls, seconds=seconds, rounds=(9, 400))
+    return {"chosen": OPERATOR if kept else DECOMPOSITION, "seconds": times}
 
 
-def page() -> str:
+def steps(device: Any, seconds: float) -> dict[str, Callable[[], Any]]:
     """Every step in both pairings and dtypes."""
-    rows = [
-        row(progress(step), Rope(head_dim=128, pairing=pairing, base=500_000.0), dtype, *shape)
+    return {
+        f"{step}, {batch} x {seq}, {pairing}, {str(dtype).removeprefix('torch.')}": partial(
+            time_ways, step, Rope(head_dim=128, pairing=pairing, base=500_000.0), dtype, batch, seq,
+            seconds * 0.625,
+        )
         for step, shapes in STEPS.items()
-        for pairing in ("half", "interleaved")
+        for pairing in PAIRINGS
         for dtype in (torch.bfloat16, torch.float32)
-        for shape in shapes
-    ]
-    titles = ("step, batch x length", "pairing", "dtype", "chosen", "chosen / better of both",
-              "operator / decomposition", 'chosen / `backend="eager"`')  # fmt: skip
-    backend = chosen_backend(torch.empty(1, 1, 1, 128, device=DEVICE))
+        for batch, seq in shapes
+    }  # fmt: skip
+
+
+def sections(found: Mapping[str, Any], device: str) -> Iterator[Section]:
+    """What was chosen, and the ratios."""
+    rows: list[list[str]] = []
+    for name, plain in found.items():
+        times, chosen = Times(plain["seconds"]), plain["chosen"]
+        best = min((OPERATOR, DECOMPOSITION), key=times.median)
+        ratios = [(chosen, best), (OPERATOR, DECOMPOSITION), (chosen, DEFINITION)]
+        shown = ["" if y not in times else str(times.ratio(x, y)) if x != y else "1"
+                 for x, y in ratios]  # fmt: skip
+        rows.append([*name.rsplit(", ", 2), chosen, *shown])
+    backend = chosen_backend(torch.empty(1, 1, 1, 128))
     note = _NOTE.format(backend=backend, heads=HEADS, layer=LAYER_HEADS)
-    return f"{note}\n\n{table(titles, rows)}"
+    yield Section("", note, _TITLES, rows)

@@ -7,10 +7,9 @@ and makes its rows from the positions within the time.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -49,46 +48,11 @@ def versions() -> dict[str, str]:
 
 def everyone(case: Case, device: str) -> list[Contender]:
     """Who is asked for this case on a ``"cpu"`` or ``"cuda"``, in the order of the tables."""
-    own = [*ours(), *_compiled_ours()] if device == "cuda" else ours()
-    return [*own, *_others(case, device)]
-
-
-def ours() -> list[Contender]:
-    """Phasor's verbs: in place, with new outputs, and in plain torch operations."""
-
-    def in_place(pairing: Pairing, case: Case, positions: Tensor) -> Rotation:
-        rope = case.rope(pairing)
-        return lambda q, k: rotate_qk_(q, k, positions, rope)
-
-    def new(pairing: Pairing, backend: str, case: Case, positions: Tensor) -> Rotation:
-        rope = case.rope(pairing)
-        return lambda q, k: rotate_qk(q, k, positions, rope, backend=backend)
-
-    return [
-        contender
-        for p in PAIRINGS
-        for contender in (
-            Contender(name=IN_PLACE, pairing=p, build=partial(in_place, p), in_place=True),
-            Contender(name=NEW, pairing=p, build=partial(new, p, "auto")),
-            Contender(name="phasor, plain torch", pairing=p, build=partial(new, p, "eager")),
-        )
-    ]
-
-
-def _compiled_ours() -> list[Contender]:
-    """What inductor makes of the rotation where it sees its operations."""
-
-    def traced(pairing: Pairing, case: Case, positions: Tensor) -> Rotation:
-        text = case.rope(pairing).to_json()
-        return lambda q, k: eager.rotate_without_writes([q, k], [positions], text, False, 1.0)
-
-    name = "phasor, plain torch, compiled"
-    return [Contender(name=name, pairing=p, build=_compiled(partial(traced, p))) for p in PAIRINGS]
-
-
-def _others(case: Case, device: str) -> list[Contender]:
-    """Everybody but phasor."""
-    found = _with_compiled("transformers", "half", others.transformers_half, heads_first=True)
+    found = ours()
+    if device == "cuda":
+        name = "phasor, plain torch, compiled"
+        found += [Contender(name=name, pairing=p, build=_compiled(_traced(p))) for p in PAIRINGS]
+    found += _with_compiled("transformers", "half", others.transformers_half, heads_first=True)
     if case.rotary_dim is not None:
         found += _with_compiled("transformers", "interleaved", others.transformers_gptj)
     if case.rows is not None:
@@ -118,6 +82,44 @@ def _others(case: Case, device: str) -> list[Contender]:
     return found
 
 
+def ours() -> list[Contender]:
+    """Phasor's verbs: in place, with new outputs, and in plain torch operations."""
+
+    def new(pairing: Pairing, backend: str, case: Case, positions: Tensor) -> Rotation:
+        rope = case.rope(pairing)
+        return lambda q, k: rotate_qk(q, k, positions, rope, backend=backend)
+
+    return [
+        contender
+        for p in PAIRINGS
+        for contender in (
+            Contender(name=IN_PLACE, pairing=p, build=partial(_in_place, p), in_place=True),
+            Contender(name=NEW, pairing=p, build=partial(new, p, "auto")),
+            Contender(name="phasor, plain torch", pairing=p, build=partial(new, p, "eager")),
+        )
+    ]
+
+
+def _in_place(pairing: Pairing, case: Case, positions: Tensor) -> Rotation:
+    rope = case.rope(pairing)
+    return lambda q, k: rotate_qk_(q, k, positions, rope)
+
+
+def _traced(pairing: Pairing) -> Build:
+    """The operations that inductor sees, where it sees them."""
+
+    def build(case: Case, positions: Tensor) -> Rotation:
+        text = case.rope(pairing).to_json()
+        return lambda q, k: eager.rotate_without_writes([q, k], [positions], text, False, 1.0)
+
+    return build
+
+
+def _compiled(build: Build) -> Build:
+    """The same rotation, compiled for its shape when it is called first."""
+    return lambda case, positions: torch.compile(build(case, positions), dynamic=False)
+
+
 def _with_compiled(name: str, pairing: Pairing, build: Build, **options: Any) -> list[Contender]:
     return [
         adapted(name, pairing, build, **options),
@@ -137,11 +139,6 @@ def adapted(name: str, pairing: Pairing, build: Build, **options: Any) -> Conten
     return Contender(name=name, pairing=pairing, build=checked, may_raise=(Exception,), **options)
 
 
-def _compiled(build: Build) -> Build:
-    """The same rotation, compiled for its shape when it is called first."""
-    return lambda case, positions: torch.compile(build(case, positions), dynamic=False)
-
-
 def probes(case: Case) -> list[Contender]:
     """Phasor on a CPU again, in the ways that the targets ask about for this case."""
     if case.backward or case.sections or case.rotary_dim or case.rows:
@@ -150,49 +147,39 @@ def probes(case: Case) -> list[Contender]:
     def probe(name: str, build: Build, *, shift: int = 0) -> Contender:
         return Contender(name=name, pairing="half", build=build, in_place=True, shift=shift)
 
-    verb = next(one.build for one in ours() if one.key == f"{IN_PLACE}, half")
     return [
-        probe("phasor, bare operator", _operator),
-        probe("phasor, positions near 2^62", verb, shift=_FAR),
+        probe("phasor, bare operator", _bare_operator),
+        probe("phasor, positions near 2^62", partial(_in_place, "half"), shift=_FAR),
         probe("phasor, rows of a table", _rows_of_table),
-        *(
-            probe(f"phasor, {path}", partial(_on_path, path, verb))
-            for path in cpu.paths()
-            if path != "portable"
-        ),
+        *(probe(f"phasor, {p}", partial(_on_path, p)) for p in cpu.paths() if p != "portable"),
     ]
 
 
-def _operator(case: Case, positions: Tensor) -> Rotation:
+def _bare_operator(case: Case, positions: Tensor) -> Rotation:
     """The operator without the checks that stand before it."""
-    operator: Any = torch.ops.phasor.rotate_.default
-    text = case.rope("half").to_json()
-
-    def rotation(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        operator([q, k], [positions], text, False, 1.0, "cpu")
-        return q, k
-
-    return rotation
+    return _operator(case.rope("half").to_json(), lambda: [positions])
 
 
 def _rows_of_table(case: Case, positions: Tensor) -> Rotation:
     """The operator on rows read from tables of 2**15 positions."""
-    operator: Any = torch.ops.phasor.rotate_.default
     cos, sin = (torch.from_numpy(x).float() for x in others.rows(case, torch.arange(2**15)))
-    text = layout_text("half", "half", 0)
+    return _operator(layout_text("half", "half", 0), lambda: [cos[positions], sin[positions]])
+
+
+def _operator(text: str, angles: Callable[[], Sequence[Tensor]]) -> Rotation:
+    operator: Any = torch.ops.phasor.rotate_.default
 
     def rotation(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        operator([q, k], [cos[positions], sin[positions]], text, False, 1.0, "cpu")
+        operator([q, k], angles(), text, False, 1.0, "cpu")
         return q, k
 
     return rotation
 
 
-def _on_path(path: str, verb: Build, case: Case, positions: Tensor) -> Rotation:
+def _on_path(path: str, case: Case, positions: Tensor) -> Rotation:
     """One instruction set of the kernel, which only an environment variable picks for users."""
-    native: Any = import_module("phasor._native")
-    wanted = list(native.paths()).index(path)
-    usual_rotation = verb(case, positions)
+    native: Any = cpu._native
+    wanted, usual_rotation = [*native.paths()].index(path), _in_place("half", case, positions)
 
     def rotation(q: Tensor, k: Tensor) -> Any:
         usual, cpu._path_index = cpu._path_index, wanted

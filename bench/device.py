@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import gc
-import json
 import os
 import platform
 import re
-import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from unittest.mock import patch
 
 import torch
@@ -20,6 +19,9 @@ from cases import Case
 from timing import Call, Timer, by_clock
 from torch import Tensor
 
+from phasor.torch._operator import cpu
+
+T = TypeVar("T")
 THREADS = 2
 _ENVIRONMENT = {
     "MALLOC_MMAP_MAX_": "0",
@@ -36,6 +38,11 @@ EMPTY = "empty kernel"
 # bytes written to push everything out of a GPU's cache. That takes an H100 0.7 ms, in which the
 # host gets ahead, also by a training step, which takes it 0.1 ms
 _FLUSH = 2**31
+_NO_GPU = (
+    f"--device cuda needs a CUDA device, and torch {torch.__version__} sees none. On a machine "
+    "with one, install torch for CUDA and run PYTHONPATH=src python3 bench/run.py --device cuda; "
+    "make bench measures this machine's processor."
+)
 _WARMED = 3  # calls on another stream before a capture, as torch asks for
 
 
@@ -46,28 +53,19 @@ def restart_with_kept_memory() -> None:
     """
     if "PHASOR_BENCH" not in os.environ:
         os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | _ENVIRONMENT)
-    torch.set_num_threads(THREADS)
 
 
-def alone(module: str, function: str, *arguments: Any) -> Any:
-    """What a function of this folder returns in a new process, with malloc as it comes.
+def alone(function: Callable[..., T], *arguments: Any) -> T:
+    """What a function of a module returns in a new process, with malloc as it comes.
 
-    Arguments and results are JSON values. The system's malloc gives large tensors back.
+    The system's malloc gives large tensors back.
     """
-    program = [sys.executable, str(Path(__file__).with_name("run.py"))]
-    program += ["--alone", module, function, json.dumps(arguments)]
     environment = {name: v for name, v in os.environ.items() if not name.startswith("MALLOC_")}
-    # what it says of its progress goes on to stderr
-    done = subprocess.run(program, stdout=subprocess.PIPE, text=True, check=False, env=environment)
-    if done.returncode:
-        raise RuntimeError(f"{module}.{function}{arguments} failed, as said above")
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-def progress(what: str) -> str:
-    """Say on stderr what is measured next; the same words."""
-    print(f"{datetime.now(UTC):%H:%M:%S} {what}", file=sys.stderr)
-    return what
+    with (
+        patch.dict(os.environ, environment, clear=True),
+        ProcessPoolExecutor(1, get_context("spawn")) as pool,
+    ):
+        return pool.submit(function, *arguments).result()
 
 
 def peak_rise(call: Call) -> int:
@@ -85,58 +83,56 @@ def peak_rise(call: Call) -> int:
 
 
 def _peak() -> int:
-    lines = Path("/proc/self/status").read_text("ascii").splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
-
-
-def processor() -> str:
-    """The processor's name as the system gives it."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text("utf-8").splitlines() if info.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
+    status = Path("/proc/self/status").read_text("ascii")
+    return 1024 * int(status.partition("VmHWM:")[2].split()[0])
 
 
 class Cpu:
     """This machine's processor: calls have done their work when they return, and no replays."""
 
-    kind, where = "cpu", torch.device("cpu")
+    name = kind = "cpu"
+    where = torch.device("cpu")
     # query and key, of which one that a model's last operation leaves in some cache is timed warm
     warm_bytes = 2**24
-    name = "cpu"
+    seconds = 4.0  # for the calls of a case
 
     def about(self) -> str:
         """The machine, for the head of a page."""
-        from phasor.torch._operator import cpu
-
-        paths = cpu.paths()
+        info = Path("/proc/cpuinfo")
+        named = re.search("model name\t: (.*)", info.read_text("utf-8") if info.exists() else "")
         return (
-            f"{processor()} ({os.cpu_count()} processors, {torch.get_num_threads()} threads used, "
-            f"{paths[0] if paths else 'eager'} path), {platform.system()} {platform.release()} "
-            f"{platform.machine()}. {_ALLOCATOR} Load average before: {os.getloadavg()[0]:.1f}"
+            f"{named[1] if named else platform.machine()} ({os.cpu_count()} processors, "
+            f"{torch.get_num_threads()} threads used, {(*cpu.paths(), 'eager')[0]} path), "
+            f"{platform.system()} {platform.release()} {platform.machine()}. {_ALLOCATOR} "
+            f"Load average before: {os.getloadavg()[0]:.1f}"
         )
 
     def timer(self, *, warm: bool) -> Timer:
-        """A timer of calls in a row."""
+        """A timer of calls in a row; each starts with an empty cache unless ``warm``."""
         return by_clock()
 
-    def capturer(self) -> None:
-        """Nothing is captured."""
+    def capturer(self) -> Callable[[Call, int], Call] | None:
+        """A function that makes of a call a graph of so many, without the host's part in any."""
+        return None
 
     def references(self, case: Case, positions: Tensor) -> Mapping[str, Call]:
-        """More calls to compare with: none."""
+        """More calls to compare with."""
         return {}
 
     def forget(self) -> None:
-        """Nothing is kept."""
+        """Give back the memory of what was measured."""
 
 
-class Cuda:
+class Cuda(Cpu):
     """The current CUDA device: time by events on its own clock, call by call or replayed."""
 
     kind = "cuda"
+    seconds = 1.0
 
     def __init__(self) -> None:
+        if not torch.cuda.is_available():
+            print(_NO_GPU, file=sys.stderr)
+            sys.exit(2)
         self.where = torch.device("cuda", torch.cuda.current_device())
         self._properties = torch.cuda.get_device_properties(self.where)
         self.warm_bytes = self._properties.L2_cache_size // 2
@@ -144,7 +140,6 @@ class Cuda:
         self._flushed = torch.empty(_FLUSH, dtype=torch.uint8, device=self.where)
 
     def about(self) -> str:
-        """The machine, for the head of a page."""
         path = Path("/proc/driver/nvidia/version")
         driver = re.search(r"\d+\.\d+(\.\d+)?", path.read_text("ascii")) if path.exists() else None
         found = self._properties
@@ -155,11 +150,24 @@ class Cuda:
         )
 
     def timer(self, *, warm: bool) -> Timer:
-        """A timer of calls in a row; each starts with an empty cache unless ``warm``."""
-        return self._in_a_row if warm else self._one_by_one
+        def timed(call: Call, repeats: int) -> float:
+            events = [
+                [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+                for _ in range(1 if warm else repeats)
+            ]
+            for start, end in events:
+                if not warm:
+                    self._flushed.zero_()
+                start.record()
+                for _ in range(repeats if warm else 1):
+                    call()
+                end.record()
+            torch.cuda.synchronize()
+            return sum(start.elapsed_time(end) for start, end in events) / 1e3 / repeats
+
+        return timed
 
     def capturer(self) -> Callable[[Call, int], Call]:
-        """A function that makes of a call a graph of so many, without the host's part in any."""
         # nobody reads what a replay leaves, so all graphs may write to the same memory; a graph
         # that cannot fail comes first, for memory of which no graph is left is not to be had again
         pool, first = torch.cuda.graph_pool_handle(), torch.cuda.CUDAGraph()
@@ -177,54 +185,37 @@ class Cuda:
             with torch.cuda.graph(graph, pool=pool):
                 for _ in range(times):
                     call()
-            graphs = first, graph
-            return lambda: graphs[1].replay()
+            return lambda graphs=(first, graph): graphs[1].replay()
 
         return capture
 
     def references(self, case: Case, positions: Tensor) -> Mapping[str, Call]:
-        """The launch of a kernel that does nothing, on phasor's grid, for a step of decoding."""
         if case.seq > 1:
             return {}
-        from empty_kernel import nothing
-
-        from phasor.torch import rotate_qk_
-        from phasor.torch._operator.triton import kernels
-
-        q, k = case.tensors(device=positions.device)
-        recorder = _GridRecorder()
-        with patch.object(kernels, "rotation", recorder):
-            # with a gain that nobody else has, so that no plan made before is taken
-            rotate_qk_(q, k, positions, case.rope("half"), gain=1.5, backend="triton")
-        launch = nothing[recorder.grid]
+        q, launch = case.tensors(device=positions.device)[0], empty_launch(case, positions)
         return {EMPTY: lambda: launch(q)}
 
     def forget(self) -> None:
-        """Give back the memory of what was measured."""
         gc.collect()
         torch.cuda.empty_cache()
 
-    def _in_a_row(self, call: Call, repeats: int) -> float:
-        start, end = _events()
-        start.record()
-        for _ in range(repeats):
-            call()
-        end.record()
-        torch.cuda.synchronize()
-        return start.elapsed_time(end) / 1e3 / repeats
 
-    def _one_by_one(self, call: Call, repeats: int) -> float:
-        pairs = [_events() for _ in range(repeats)]
-        for start, end in pairs:
-            self._flushed.zero_()
-            start.record()
-            call()
-            end.record()
-        torch.cuda.synchronize()
-        return sum(start.elapsed_time(end) for start, end in pairs) / 1e3 / repeats
+def empty_launch(case: Case, positions: Tensor) -> Callable[[Tensor], object]:
+    """A kernel that does nothing, on as many programs as phasor's takes in place."""
+    import triton
 
+    from phasor.torch._operator.triton import make_plan
+    from phasor.torch._operator.triton.launching import normalize_angles
 
-Device = Cpu | Cuda
+    @triton.jit
+    def nothing(x):
+        """Return at once."""
+
+    tensors, text = case.tensors(device=positions.device), case.rope("half").to_json()
+    angles = normalize_angles([positions])
+    plan = make_plan([*tensors, *tensors], angles, text, False, 1.0, True, False)
+    assert plan is not None, "a step of decoding is one launch"
+    return nothing[(plan.programs, 1, 1)]
 
 
 def host_timer(call: Call, repeats: int) -> float:
@@ -232,17 +223,3 @@ def host_timer(call: Call, repeats: int) -> float:
     if torch.cuda.is_available():
         torch.cuda.synchronize()  # a queue that is full would make the host wait
     return by_clock()(call, min(repeats, 200))
-
-
-class _GridRecorder:
-    """Stands for a kernel, and keeps the grid it would be launched on."""
-
-    grid: tuple[int, ...] = ()
-
-    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
-        self.grid = grid
-        return lambda *_, **__: None
-
-
-def _events() -> tuple[Any, Any]:
-    return torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)

@@ -1,9 +1,10 @@
-"""What is not a ratio of times: peaks of memory, position tables, exactness far out."""
+"""What is measured of a rotation besides its time: memory, the size of tables, errors far out."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from statistics import median
 from typing import Any
 
@@ -11,7 +12,7 @@ import others
 import torch
 from cases import CASES, FAR, LARGE, TABLE_LENGTHS, Case
 from contenders import everyone
-from device import Device, alone, peak_rise
+from device import Cpu, alone, peak_rise
 from measure import UnableError, admit, measure
 from torch import Tensor
 
@@ -34,17 +35,16 @@ def peak(key: str) -> int | None:
 
 def peaks() -> dict[str, int | None]:
     """`peak` of every contender, each in a process of its own."""
-    keys = [contender.key for contender in everyone(LARGE, "cpu")]
-    return {key: alone("facts", "peak", key) for key in keys}
+    return {one.key: alone(peak, one.key) for one in everyone(LARGE, "cpu")}
 
 
 def system_memory(seconds: float) -> list[dict[str, Any]]:
     """The large prefill again, for a process with malloc as it comes."""
     some = [case for case in CASES["cpu"] if case.name == "prefill 4096"]
-    return [measure(case, everyone(case, "cpu"), seconds=seconds).as_plain() for case in some]
+    return [asdict(measure(case, everyone(case, "cpu"), seconds=seconds)) for case in some]
 
 
-def far_errors(device: Device) -> dict[str, dict[str, float | str]]:
+def far_errors(device: Cpu) -> dict[str, dict[str, float | str]]:
     """Each contender's error at far positions, by position and dtype, or why there is none.
 
     The gate's tolerance is for cases nearer by; here the error itself is the result.
@@ -83,7 +83,6 @@ def tables(device: torch.device) -> list[dict[str, Any]]:
 
 def _recipes(device: torch.device) -> dict[str, Callable[[], Sequence[Tensor]]]:
     positions = _SAMPLE.positions(device)
-    kind = getattr(torch, _SAMPLE.dtype)
 
     def cos_and_sin(dtype: torch.dtype) -> Sequence[Tensor]:
         made = positions.float()[:, None] * others.usual_inv_freq(_SAMPLE, device)
@@ -98,7 +97,7 @@ def _recipes(device: torch.device) -> dict[str, Callable[[], Sequence[Tensor]]]:
         "transformers, Liger": lambda: others.transformers_rows(_SAMPLE, positions),
         "Meta, complex": lambda: [others.meta_turns(_SAMPLE, positions)],
         "torchtune": lambda: [others.torchtune_module(_SAMPLE, _SAMPLE.seq).cache],
-        "flash-attention": lambda: cos_and_sin(kind),
+        "flash-attention": lambda: cos_and_sin(torch.bfloat16),
         "flashinfer, in place": lambda: cos_and_sin(torch.float32),
         "Transformer Engine": lambda: [torch.cat(tuple(cos_and_sin(torch.float32)), -1)],
         "phasor": constants,

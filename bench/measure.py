@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
 from cases import Case
-from device import Cpu, Device
-from gate import tolerance, worst_error
-from timing import Call, Spread, interleave, spread
+from device import Cpu
+from numpy.typing import NDArray
+from timing import Call, Times, interleave
 from torch import Tensor
 
-from phasor.pairings import Pairing
+from phasor.angles import cos_sin
+from phasor.pairings import Pairing, slices
+from phasor.rope import Rope
 
 #: What contenders are compared with: both move the case's bytes and compute next to nothing.
 COPY, MULTIPLY = "copy_", "in-place multiply"
 _REPLAYED = 20  # calls in a graph, where one is shorter than the launch of its graph
+_NEAR = 2**15
+_ROUNDING = 2.0**-9  # of a number to bfloat16
+#: Largest error of a contender that is timed, as a part of the pair's length. Float32 angles are
+#: off by 2**-23 of themselves, and most cases stand below position 2**15; rows and products rounded
+#: to bfloat16 add three roundings to each of two coordinates.
+TOLERANCE = {"float32": 2.0**-8, "bfloat16": 2.0**-8 + 3 * 2**0.5 * _ROUNDING}
+_CHECKED = 256  # tokens of a sequence that the gate looks at, first and last among them
 #: From a query and a key to both turned.
 Rotation = Callable[..., Sequence[Tensor]]
 
@@ -54,50 +64,26 @@ class Measured:
     """The results of a case: lists and dicts by contender, the references among them."""
 
     case: Case
-    seconds: dict[str, list[float]] = field(default_factory=dict)  # of one call, for each round
-    replays: dict[str, list[float]] = field(default_factory=dict)  # the same from a CUDA graph
+    seconds: Times = field(default_factory=Times)
+    replays: Times = field(default_factory=Times)  # the same from a CUDA graph
     errors: dict[str, float] = field(default_factory=dict)  # as a part of the pair's length
     refused: list[str] = field(default_factory=list)  # too far from the truth, and not timed
     left_out: dict[str, str] = field(default_factory=dict)  # unable, and why
     saved: dict[str, int] = field(default_factory=dict)  # bytes kept for the backward pass
 
-    def ratio(self, contender: str, to: str = COPY) -> Spread:
-        """Quartiles, over the rounds, of one contender's time divided by another's."""
-        pairs = zip(self.seconds[contender], self.seconds[to], strict=True)
-        return spread([a / b for a, b in pairs])
-
-    def median(self, contender: str) -> float:
-        """Seconds of the median round."""
-        return spread(self.seconds[contender]).median
-
     def replayed(self) -> Measured:
         """The same with the times of the replays in place of those of the calls."""
-        return replace(self, seconds=self.replays, replays={})
-
-    def as_plain(self) -> dict[str, Any]:
-        """Everything as JSON values; times to a nanosecond, which is finer than the clock."""
-
-        def rounded(times: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
-            return {name: [round(t, 9) for t in each] for name, each in times.items()}
-
-        return asdict(self) | {"seconds": rounded(self.seconds), "replays": rounded(self.replays)}
+        return replace(self, seconds=self.replays, replays=Times())
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> Measured:
-        """What `as_plain` wrote."""
-        values = dict(plain)
-        shape = dict(values.pop("case"))
-        for name in ("sections", "rows", "documents"):
-            shape[name] = None if shape[name] is None else tuple(shape[name])
-        return cls(case=Case(**shape), **values)
+        """What ``asdict`` made JSON values of."""
+        case, times = Case.from_plain(plain["case"]), ("seconds", "replays")
+        return cls(**{**plain, "case": case, **{name: Times(plain[name]) for name in times}})
 
 
 def measure(
-    case: Case,
-    contenders: Sequence[Contender],
-    *,
-    seconds: float,
-    device: Device | None = None,
+    case: Case, contenders: Sequence[Contender], *, seconds: float, device: Cpu | None = None
 ) -> Measured:
     """Check every contender against the truth; time the calls, and the replays where there are any.
 
@@ -120,7 +106,7 @@ def measure(
         except Exception as reason:
             found.left_out[f"{name}, as a graph"] = first_line(reason)
     samples = interleave(replays, seconds=seconds, warm=warm, timed=timed)
-    found.replays.update({name: [t / times for t in ts] for name, ts in samples.items()})
+    found.replays.update({name: [round(t / times, 9) for t in ts] for name, ts in samples.items()})
     return found
 
 
@@ -133,16 +119,16 @@ def admit(
     """
     found = Measured(case=case)
     positions = case.positions(device)
-    inputs, scratch, target = (case.tensors(device=device) for _ in range(3))
-    grads = case.tensors(1, device) if case.backward else ()
-    scratch_grads = case.tensors(1, device) if case.backward else ()
-    calls = _references(case, inputs, scratch, target)
+    tensors = [case.tensors(device=device) for _ in range(3)]
+    calls = references(case, *tensors)
+    grads = [case.tensors(1, device) if case.backward else () for _ in range(2)]
+    given, scratch = ((*xs, *dxs) for xs, dxs in zip(tensors, grads, strict=False))
     for contender in contenders:
         key, shifted = contender.key, positions + contender.shift
-        operands = (*scratch, *scratch_grads) if contender.in_place else (*inputs, *grads)
-        for x, y in zip((*scratch, *scratch_grads), (*inputs, *grads), strict=True):
+        for x, y in zip(scratch, given, strict=True):
             x.copy_(y)
         try:
+            operands = scratch if contender.in_place else given
             call, saved = _prepare(contender, case, shifted, operands)
             results = call()
         except contender.may_raise as reason:
@@ -154,7 +140,7 @@ def admit(
         if contender.heads_first:
             results = [x.transpose(1, 2) if x.dim() == 4 else x for x in results]
         rope = case.rope(contender.pairing, contender.pairing_out)
-        found.errors[key] = worst_error(case, rope, shifted, (*inputs, *grads), results)
+        found.errors[key] = worst_error(case, rope, shifted, given, results)
         del results
         if not found.errors[key] <= tolerance(case):
             found.refused.append(key)
@@ -171,7 +157,7 @@ def first_line(reason: Exception) -> str:
     return lines[0][:160] if lines else "no message"
 
 
-def _references(
+def references(
     case: Case, inputs: Sequence[Tensor], scratch: Sequence[Tensor], target: Sequence[Tensor]
 ) -> dict[str, Call]:
     """`copy_`, and a multiplication of the slice that turns; twice each where gradients are asked.
@@ -224,3 +210,58 @@ def _prepare(
         return sum(bytes_of.values())
 
     return step, saved
+
+
+# The gate: what a contender must come near to, in float64 and on the CPU
+
+
+def tolerance(case: Case) -> float:
+    """`TOLERANCE`, with the float32 angles of positions farther out."""
+    furthest = int(case.positions().max())
+    return TOLERANCE[case.dtype] + max(0, furthest - _NEAR) * 2.0**-23
+
+
+def worst_error(
+    case: Case, rope: Rope, positions: Tensor, inputs: Sequence[Tensor], results: Sequence[Tensor]
+) -> float:
+    """Largest error of new query and key, then of their gradients, at tokens spread evenly.
+
+    Args:
+        case: What was asked.
+        rope: What was to be applied.
+        positions: Of the tokens.
+        inputs: Query and key, and the gradients of the results if there are any.
+        results: New query and key, and their gradients if there are any; what follows is not
+            looked at.
+    """
+    tokens = torch.linspace(0, case.seq - 1, min(case.seq, _CHECKED)).long().to(positions.device)
+    checked = positions if case.seq == 1 else positions[tokens]
+    found = 0.0
+    for i, (x, y) in enumerate(zip(inputs, results, strict=False)):
+        if y.shape != x.shape or y.dtype != x.dtype:
+            return float("inf")
+        error = rotation_error(x[:, tokens], y[:, tokens], checked, rope, inverse=i >= 2)
+        found = max(found, error)
+    return found
+
+
+def rotation_error(x: Tensor, y: Tensor, positions: Tensor, rope: Rope, *, inverse: bool) -> float:
+    """Largest distance of ``y`` from ``x`` rotated in float64, in lengths of the pair.
+
+    Infinite where a coordinate outside the rotated slice changed, or a result is not finite.
+    """
+    if not torch.equal(x[..., rope.rotary_dim :], y[..., rope.rotary_dim :]):
+        return float("inf")
+    cos, sin = cos_sin(rope, positions.cpu().numpy())
+    turns = (cos + (-1j if inverse else 1j) * sin)[..., None, :]
+    pairings = rope.pairing, rope.output_pairing
+    before, after = pairings[::-1] if inverse else pairings
+    z, w = _complex(x[..., : rope.rotary_dim], before), _complex(y[..., : rope.rotary_dim], after)
+    off = np.abs(w - z * turns) / np.maximum(np.abs(z), np.finfo(np.float32).tiny)
+    return float(off.max()) if np.isfinite(off).all() else float("inf")
+
+
+def _complex(x: Tensor, pairing: Pairing) -> NDArray[np.complex128]:
+    first, second = slices(pairing, x.shape[-1] // 2)
+    numbers = x.detach().double().cpu().numpy()
+    return numbers[..., first] + 1j * numbers[..., second]

@@ -1,77 +1,72 @@
 """What a user feels: whole models, patched against unpatched.
 
 Prefill, decode and a training step of a small Llama with random weights, eager and compiled, and
-how much of that is rotation; and how far the peak of resident memory rises at 32k tokens in models
-of three published shapes (Linux), in the rotation of one layer and in the whole model around it.
+how much of that is rotation.
 """
 
 from __future__ import annotations
 
 import contextlib
+import inspect
 import io
 import os
-from collections.abc import Callable, Iterator, Sequence
-from statistics import median
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from types import FunctionType
+from typing import Any
 
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 import torch
 import transformers
-from device import THREADS, alone, peak_rise, progress
-from report import table
-from timing import Spread, interleave, spread
-from torch import nn
+from device import THREADS
+from report import Section
+from timing import Spread, Times, interleave, spread
 
 from phasor.torch.hf import patch
-from phasor.torch.hf.carriers import substitute
-from phasor.torch.hf.methods import original_class, rotations_of, subclass_calling
 
-LAYERS, PROMPT, STEPS, LONG = 2, 512, 8, 32_768
-#: Fewest and most rounds of a run, and roughly how long it goes on.
-ROUNDS, SECONDS = (5, 25), 8.0
+PROMPT, STEPS = 512, 8
+QUICK = ("decode, bfloat16, *",)
+#: Fewest and most rounds of a run.
+ROUNDS = 5, 25
 # labels in the profile of an eager call, and how many calls are profiled
 ROTATION, STEP, PROFILED = "the rotation", "the whole call", 4
-_LLAMA3 = {
+#: What the attention of every model here calls.
+APPLY = "apply_rotary_pos_emb"
+LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 500_000.0, "factor": 32.0, "low_freq_factor": 1.0,
     "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
 }  # fmt: skip
-#: The model of the times: 104 million parameters with its tied output layer.
+#: 104 million parameters with its tied output layer.
 LLAMA: dict[str, Any] = {
     "hidden_size": 1024, "num_hidden_layers": 8, "num_attention_heads": 16,
     "num_key_value_heads": 4, "head_dim": 64, "intermediate_size": 2048, "vocab_size": 32_000,
-    "tie_word_embeddings": True, "max_position_embeddings": 131_072, "rope_parameters": _LLAMA3,
+    "tie_word_embeddings": True, "max_position_embeddings": 131_072, "rope_parameters": LLAMA3,
 }  # fmt: skip
-#: The published shapes of the memory: class and config; the vocabulary is small.
-SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
-    "Llama-3.2-1B": ("Llama", {
-        "hidden_size": 2048, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64,
-        "intermediate_size": 8192, "max_position_embeddings": 131_072, "rope_parameters": _LLAMA3,
-    }),
-    "Qwen3-0.6B": ("Qwen3", {
-        "hidden_size": 1024, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128,
-        "intermediate_size": 3072, "max_position_embeddings": 40_960,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 1_000_000.0},
-    }),
-    "Gemma-3-1B": ("Gemma3Text", {
-        "hidden_size": 1152, "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 256,
-        "intermediate_size": 6912, "sliding_window": 512, "max_position_embeddings": 32_768,
-        "layer_types": ["sliding_attention", "full_attention"],
-    }),
-}  # fmt: skip
+_VERDICT = """\
+<!-- --8<-- [start:verdict] -->
+A Llama of 104 million parameters was run patched and unpatched on {threads} threads of a CPU, in
+prefill, decode and training, eager and compiled, in bfloat16 and float32. Patched it was faster in
+{faster} of {runs} runs and slower in {slower}; in the other {rest} the difference is within the
+quartiles of the rounds. Rotation takes {before} of an eager call of transformers, and {after} of a
+patched one.
+<!-- --8<-- [end:verdict] -->"""
+_NOTE = f"""\
+`LlamaForCausalLM` with random weights, {LLAMA["num_hidden_layers"]} layers of width
+{LLAMA["hidden_size"]}: prefill of {PROMPT} tokens, decode of one token after them with a cache (the
+mean of {STEPS}; a `StaticCache` where compiled), and forward, loss, backward and AdamW on 1 ×
+{PROMPT} tokens. Both are called in turn, in {ROUNDS[0]} to {ROUNDS[1]} rounds; the ratio is the
+median over rounds with its quartiles. Compiled is `torch.compile(model, dynamic=False)`. What part
+of an eager call is rotation, with the embedding and the backward pass, is that of a profile by
+`torch.profiler` of the fastest of {PROFILED} calls; a profile adds more to many small operations
+than to one. Of a compiled call it is the median of what is gone in a model that leaves rotation
+out, called in the same rounds, and – where a quartile is below nothing."""
+_TITLES = (
+    *("run", "transformers, ms", "phasor, ms", "phasor / transformers", "rotation before", "after"),
+)
 
 
-def built(name: str, *, patched: bool) -> Any:
-    """The first layers of a published model, with random bfloat16 weights."""
-    kind, shape = SHAPES[name]
-    config = getattr(transformers, f"{kind}Config")(
-        vocab_size=1024, num_hidden_layers=LAYERS, pad_token_id=0, **shape
-    )
-    torch.manual_seed(0)
-    return prepared(getattr(transformers, f"{kind}Model")(config), torch.bfloat16, patched)
-
-
-def prepared(model: nn.Module, dtype: torch.dtype, patched: bool) -> Any:
+def prepared(model: Any, dtype: torch.dtype, patched: bool) -> Any:
     """``model`` as from_pretrained leaves it: weights in ``dtype``, frequencies in float32."""
     for parameter in model.eval().parameters():
         parameter.data = parameter.data.to(dtype)
@@ -79,6 +74,22 @@ def prepared(model: nn.Module, dtype: torch.dtype, patched: bool) -> Any:
         with contextlib.redirect_stdout(io.StringIO()):
             patch(model)
     return model
+
+
+def rotating_methods(model: Any) -> list[tuple[Any, FunctionType]]:
+    """The layers that rotate, each with its method; what it calls is among the method's globals."""
+    found = [(module, inspect.unwrap(type(module).forward)) for module in model.modules()]
+    return [(module, method) for module, method in found if APPLY in method.__code__.co_names]
+
+
+def replace_rotation(model: Any, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Let every layer rotate by what ``make`` makes of its rotation function."""
+    for module, method in rotating_methods(model):
+        scope = {**method.__globals__, APPLY: make(method.__globals__[APPLY])}
+        scope.pop("__name__", None)  # by which a compiler would look globals up in the module
+        cls, defaults = type(module), method.__defaults__
+        replaced = FunctionType(method.__code__, scope, APPLY, defaults, method.__closure__)
+        module.__class__ = type(cls.__name__, (cls,), {"forward": replaced})
 
 
 def llama(which: str, dtype: str) -> Any:
@@ -128,19 +139,6 @@ def run_of(model: Any, run: str, *, compiled: bool) -> Callable[[], object]:
     return decode
 
 
-def replace_rotation(model: Any, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Let every layer rotate by what ``make`` makes of its rotation function."""
-    for module in list(model.modules()):
-        plain = original_class(module) or type(module)
-        if found := rotations_of(plain):
-            patched = original_class(module) is not None
-            stand_ins = {
-                name: make(substitute(function) if patched else function)
-                for name, function in found.items()
-            }
-            module.__class__ = subclass_calling(plain, stand_ins, None)
-
-
 def rotation_share(which: str, run: str, dtype: str) -> float:
     """The part of an eager call that rotation takes, forward and backward, by torch's profiler."""
 
@@ -179,138 +177,50 @@ def operations_in(event: Any) -> Iterator[Any]:
         yield from operations_in(child)
 
 
-class Row(NamedTuple):
-    """A run: its times, patched / unpatched, and the part of each that rotation takes, if known."""
-
-    name: str
-    milliseconds: list[float]
-    ratio: Spread
-    shares: list[float | None]
-
-    def cells(self) -> list[str]:
-        """As a row of the table."""
-        shares = ("–" if share is None else f"{share:.1%}" for share in self.shares)
-        return [self.name, *(f"{x:.4g}" for x in self.milliseconds), str(self.ratio), *shares]
-
-
-def measure(run: str, dtype: str, *, compiled: bool) -> Row:
+def time_run(run: str, dtype: str, compiled: bool, seconds: float) -> dict[str, Any]:
     """Unpatched and patched in turn; compiled also without rotation, for nothing else tells."""
-    name = progress(f"{run}, {dtype}, {'compiled' if compiled else 'eager'}")
-    torch.compiler.reset()
     models = ("plain", "ours", "without") if compiled else ("plain", "ours")
     calls = {which: run_of(llama(which, dtype), run, compiled=compiled) for which in models}
-    samples = interleave(calls, seconds=SECONDS, warm=False, rounds=ROUNDS)
-    plain, ours, *bare = samples.values()
-    if compiled:
+    times = interleave(calls, seconds=2 * seconds, rounds=ROUNDS)
+    if not compiled:
+        return {"seconds": times, "shares": [rotation_share(one, run, dtype) for one in models]}
+    shares: list[float | None] = []
+    for which in ("plain", "ours"):
         # in every round, what is gone without rotation; unknown where quartiles say it may be none
-        gone = [
-            spread([(a - b) / a for a, b in zip(some, bare[0], strict=True)])
-            for some in (plain, ours)
-        ]
-        shares = [part.median if part.low > 0 else None for part in gone]
-    else:
-        shares = [rotation_share(which, run, dtype) for which in models]
-    per_call = 1e3 / (STEPS if run == "decode" else 1)
-    times = [per_call * median(some) for some in (plain, ours)]
-    return Row(name, times, spread([b / a for a, b in zip(plain, ours, strict=True)]), shares)
+        rounds = zip(times[which], times["without"], strict=True)
+        gone = spread([(a - b) / a for a, b in rounds])
+        shares.append(gone.median if gone.low > 0 else None)
+    return {"seconds": times, "shares": shares}
 
 
-def verdict(rows: Sequence[Row]) -> str:
-    """What came out, in plain words."""
-    faster, slower = sum(row.ratio.high < 1 for row in rows), sum(row.ratio.low > 1 for row in rows)
-    before, after = (
-        sorted(row.shares[i] or 0 for row in rows if row.name.endswith("eager")) for i in (0, 1)
-    )
-    return (
-        f"A Llama of 104 million parameters was run patched and unpatched on {THREADS} threads of "
-        "a CPU, in prefill, decode and training, eager and compiled, in bfloat16 and float32. "
-        f"Patched it was faster in {faster} of {len(rows)} runs and slower in {slower}; in the "
-        f"other {len(rows) - faster - slower} the difference is within the quartiles of the "
-        f"rounds. Rotation takes {before[0]:.1%} to {before[-1]:.1%} of an eager call of "
-        f"transformers, and {after[0]:.1%} to {after[-1]:.1%} of a patched one."
-    )
-
-
-def page() -> str:
+def steps(device: Any, seconds: float) -> dict[str, Callable[[], Any]]:
     """Every run, eager and compiled."""
-    rows = [
-        measure(run, dtype, compiled=compiled)
+    return {
+        f"{run}, {dtype}, {'compiled' if compiled else 'eager'}": partial(
+            time_run, run, dtype, compiled, seconds
+        )
         for run in ("prefill", "decode", "training")
         for dtype in ("bfloat16", "float32")
         for compiled in (False, True)
-    ]
-    titles = ("run", "transformers, ms", "phasor, ms", "phasor / transformers", "rotation before",
-              "after")  # fmt: skip
-    return f"""\
-<!-- --8<-- [start:verdict] -->
-{verdict(rows)}
-<!-- --8<-- [end:verdict] -->
-
-{table(titles, [row.cells() for row in rows])}
-
-`LlamaForCausalLM` with random weights, {LLAMA["num_hidden_layers"]} layers of width
-{LLAMA["hidden_size"]}: prefill of {PROMPT} tokens, decode of one token after them with a cache (the
-mean of {STEPS}; a `StaticCache` where compiled), and forward, loss, backward and AdamW on 1 ×
-{PROMPT} tokens. Both are called in turn, in {ROUNDS[0]} to {ROUNDS[1]} rounds; the ratio is the
-median over rounds with its quartiles. Compiled is `torch.compile(model, dynamic=False)`. What part
-of an eager call is rotation, with the embedding and the backward pass, is that of a profile by
-`torch.profiler` of the fastest of {PROFILED} calls; a profile adds more to many small operations
-than to one. Of a compiled call it is the median of what is gone in a model that leaves rotation
-out, called in the same rounds, and – where a quartile is below nothing.
-"""
+    }
 
 
-@torch.no_grad()
-def memory_rise(what: str, name: str, patched: bool) -> int:
-    """Bytes by which a prompt of 32k tokens raises the peak, in one rotation or a whole model."""
-    model = built(name, patched=patched)
-    shape = SHAPES[name][1]
-    layer = next(m for _, m in model.named_modules() if rotations_of(original_class(m) or type(m)))
-    function = rotations_of(original_class(layer) or type(layer))["apply_rotary_pos_emb"]
-    rotate = substitute(function) if patched else function
-    kind = ["full_attention"] if name.startswith("Gemma") else []
-
-    def rise(length: int) -> int:
-        positions = torch.arange(length)[None]
-        if what == "model":
-            return peak_rise(lambda: model(positions % 1000, use_cache=False))
-        q, k = (
-            torch.ones(1, length, shape[heads], shape["head_dim"], dtype=torch.bfloat16)
-            for heads in ("num_attention_heads", "num_key_value_heads")
-        )
-        return peak_rise(
-            lambda: rotate(
-                q.transpose(1, 2), k.transpose(1, 2), *model.rotary_emb(q, positions, *kind)
-            )
-        )
-
-    rise(64)  # for what is loaded once
-    return rise(LONG)
-
-
-def memory_page() -> str:
-    """Peaks of memory, each in a process of its own."""
-    tables: dict[str, str] = {}
-    for what in ("rotation", "model"):
-        rows: list[list[str]] = []
-        for name in SHAPES:
-            progress(f"{what} of {name}")
-            rises = [
-                alone("models", "memory_rise", what, name, patched) for patched in (False, True)
-            ]
-            rows.append([name, *(f"{rise / 2**20:.0f}" for rise in rises)])
-        tables[what] = table(("shape", "transformers, MiB", "phasor, MiB"), rows)
-    return f"""\
-Shapes of the published models with random bfloat16 weights, {LAYERS} layers of
-each and no output layer. How far the peak of resident memory rises at {LONG} tokens, in a process
-of its own for every number.
-
-One layer's rotation, from query and key on: cosines and sines, temporaries, and the rotated query
-and key themselves.
-
-{tables["rotation"]}
-
-The whole model, without a cache:
-
-{tables["model"]}
-"""
+def sections(found: Mapping[str, Any], device: str) -> Iterator[Section]:
+    """What came out in plain words; times, their ratio, and the parts that rotation takes."""
+    rows: list[list[str]] = []
+    ratios: list[Spread] = []
+    for name, plain in found.items():
+        times, calls = Times(plain["seconds"]), STEPS if name.startswith("decode") else 1
+        ratios.append(times.ratio("ours", "plain"))
+        taken = [f"{1e3 / calls * times.median(which):.4g}" for which in ("plain", "ours")]
+        shares = ("–" if share is None else f"{share:.1%}" for share in plain["shares"])
+        rows.append([name, *taken, str(ratios[-1]), *shares])
+    eager = [plain["shares"] for name, plain in found.items() if name.endswith("eager")]
+    parts = [f"{min(some):.1%} to {max(some):.1%}" for some in zip(*eager, strict=True)]
+    before, after = parts or ("an unknown part", "an unknown part")
+    faster, slower = sum(r.high < 1 for r in ratios), sum(r.low > 1 for r in ratios)
+    verdict = _VERDICT.format(
+        threads=THREADS, faster=faster, slower=slower, runs=len(rows), before=before, after=after,
+        rest=len(rows) - faster - slower,
+    )  # fmt: skip
+    yield Section("", verdict, _TITLES, rows, _NOTE)

@@ -7,6 +7,7 @@ sequences and several axes reach them here.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -33,11 +34,14 @@ def usual_inv_freq(case: Case, device: torch.device) -> Tensor:
     return 1.0 / case.base ** (torch.arange(0, width, 2, device=device).float() / width)
 
 
+def _refuse(unable: object, why: str) -> None:
+    if unable:
+        raise UnableError(why)
+
+
 def _whole_heads_of_one_axis(case: Case) -> None:
-    if case.rotary_dim is not None:
-        raise UnableError("rotates whole heads only")
-    if case.sections:
-        raise UnableError("one position axis only")
+    _refuse(case.rotary_dim is not None, "rotates whole heads only")
+    _refuse(case.sections, "one position axis only")
 
 
 def _by_sequence(case: Case, positions: Tensor) -> Tensor:
@@ -54,25 +58,20 @@ def transformers_rows(case: Case, positions: Tensor) -> tuple[Tensor, Tensor]:
     from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextRotaryEmbedding
 
     settings: dict[str, Any] = {"rope_type": "default", "rope_theta": case.base}
+    kind, config = LlamaRotaryEmbedding, LlamaConfig
     if case.sections:
         settings |= {"mrope_section": list(case.sections), "mrope_interleaved": True}
-    kind, config = (
-        (Qwen3VLTextRotaryEmbedding, Qwen3VLTextConfig)
-        if case.sections
-        else (LlamaRotaryEmbedding, LlamaConfig)
-    )
+        kind, config = Qwen3VLTextRotaryEmbedding, Qwen3VLTextConfig
     like = torch.empty(0, dtype=getattr(torch, case.dtype), device=positions.device)
     embedding = kind(config(head_dim=case.head_dim, rope_parameters=settings))
-    embedding = embedding.to(positions.device)
-    return embedding(like, _by_sequence(case, positions))
+    return embedding.to(positions.device)(like, _by_sequence(case, positions))
 
 
 def transformers_half(case: Case, positions: Tensor) -> Rotation:
     """`apply_rotary_pos_emb` of Llama, and of nearly every other model there."""
     from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-    if case.rotary_dim is not None:
-        raise UnableError("this function rotates whole heads only")
+    _refuse(case.rotary_dim is not None, "this function rotates whole heads only")
     cos, sin = transformers_rows(case, positions)
     return lambda q, k: apply_rotary_pos_emb(q, k, cos, sin)
 
@@ -84,13 +83,11 @@ def transformers_gptj(case: Case, positions: Tensor) -> Rotation:
         create_sinusoidal_positions,
     )
 
-    if case.rotary_dim is None or case.sections or case.base != 10_000:
-        raise UnableError("GPT-J's function, for its own shape")
-    width = case.rotary_dim
-    longest = max(_LONGEST, int(positions.max()) + 1)
+    width, longest = case.rotary_dim, max(_LONGEST, int(positions.max()) + 1)
+    assert width is not None, "asked for cases of GPT-J alone"
     table = create_sinusoidal_positions(longest, width).to(positions.device)
-    table = table[_by_sequence(case, positions)]
-    sin, cos = table.to(getattr(torch, case.dtype)).split(width // 2, dim=-1)
+    rows_of = table[_by_sequence(case, positions)].to(getattr(torch, case.dtype))
+    sin, cos = rows_of.split(width // 2, dim=-1)
 
     def partly(x: Tensor) -> Tensor:
         turned = apply_rotary_pos_emb(x[..., :width], sin, cos)
@@ -105,8 +102,6 @@ def transformers_deepseek(case: Case, positions: Tensor) -> Rotation:
         apply_rotary_pos_emb_interleave,
     )
 
-    if case.rows is None:
-        raise UnableError("DeepSeek's function, for its own shape")
     cos, sin = transformers_rows(case, positions)
     return lambda q, k: apply_rotary_pos_emb_interleave(q, k, cos, sin)
 
@@ -149,8 +144,7 @@ def rotary_embedding_torch(case: Case, positions: Tensor) -> Rotation:
     """`RotaryEmbedding.rotate_queries_or_keys`; its `apply_rotary_emb` where sequences differ."""
     from rotary_embedding_torch import RotaryEmbedding, apply_rotary_emb
 
-    if case.sections:
-        raise UnableError("one position axis only, with a spectrum of its own")
+    _refuse(case.sections, "one position axis only, with a spectrum of its own")
     module = RotaryEmbedding(
         case.rotary_dim or case.head_dim, theta=case.base, cache_max_seq_len=_LONGEST
     )
@@ -163,66 +157,43 @@ def rotary_embedding_torch(case: Case, positions: Tensor) -> Rotation:
 
 def onnxruntime(pairing: Pairing, case: Case, positions: Tensor) -> Rotation:
     """Operator RotaryEmbedding of opset 23, q and k in one graph, on memory that is not copied."""
-    import onnx
+    import onnx.parser
     import onnxruntime as ort
 
-    if case.dtype != "float32":
-        raise UnableError("no bfloat16 on the CPU")
-    if case.backward:
-        raise UnableError("no backward pass")
-    if case.rows is not None:
-        raise UnableError("reads contiguous memory only")
-    rank = 4 if case.heads_first else 3
-    graph = _graph(onnx, case, rank, pairing == "interleaved")
+    _refuse(case.dtype != "float32", "no bfloat16 on the CPU")
+    _refuse(case.backward, "no backward pass")
+    _refuse(case.rows is not None, "reads contiguous memory only")
+    axes = "b, {0}_heads, s, d" if case.heads_first else "b, s, {0}_width"
+    q, k = (f"float[{axes.format(x)}]" for x in "qk")
+    nodes = " ".join(
+        f"{x}2 = RotaryEmbedding<interleaved = {int(pairing == 'interleaved')}, "
+        f"num_heads = {heads}, rotary_embedding_dim = {case.rotary_dim or 0}>({x}, cos, sin)"
+        for x, heads in (("q", case.q_heads), ("k", case.k_heads))
+    )
+    graph = onnx.parser.parse_model(
+        f'<ir_version: 10, opset_import: ["": 23]> rope ({q} q, {k} k, float[b, s, n] cos, '
+        f"float[b, s, n] sin) => ({q} q2, {k} k2) {{ {nodes} }}"
+    )
     options = ort.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     # threads that wait by spinning would take the next contender's processors
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    session = ort.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+    session = ort.InferenceSession(
+        graph.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
     cos, sin = (x.astype(np.float32) for x in rows(case, positions))
     if positions.dim() != 2 or case.sections:
         cos, sin = (np.broadcast_to(x, (case.batch, *x.shape)).copy() for x in (cos, sin))
-    feed = {"cos": cos, "sin": sin}
 
-    def rotation(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        if rank == 4:
-            given = q.transpose(1, 2).numpy(), k.transpose(1, 2).numpy()
-        else:
-            given = q.flatten(2).numpy(), k.flatten(2).numpy()
-        ys = session.run(None, feed | dict(zip("qk", given, strict=True)))
-        new_q, new_k = (torch.from_numpy(y) for y in ys)
-        if rank == 4:
-            return new_q.transpose(1, 2), new_k.transpose(1, 2)
-        return new_q.view_as(q), new_k.view_as(k)
+    def rotation(*xs: Tensor) -> Sequence[Tensor]:
+        given = [x.transpose(1, 2) if case.heads_first else x.flatten(2) for x in xs]
+        feed = {"q": given[0].numpy(), "k": given[1].numpy(), "cos": cos, "sin": sin}
+        ys = (torch.from_numpy(y) for y in session.run(None, feed))
+        if case.heads_first:
+            return [y.transpose(1, 2) for y in ys]
+        return [y.view_as(x) for x, y in zip(xs, ys, strict=True)]
 
     return rotation
-
-
-def _graph(onnx: Any, case: Case, rank: int, interleaved: bool) -> bytes:
-    helper, kind = onnx.helper, onnx.TensorProto.FLOAT
-
-    def value(name: str, axes: int) -> Any:
-        return helper.make_tensor_value_info(name, kind, [None] * axes)
-
-    nodes: list[Any] = []
-    for name, heads in (("q", case.q_heads), ("k", case.k_heads)):
-        options = {"interleaved": int(interleaved)}
-        if rank == 3:
-            options["num_heads"] = heads
-        if case.rotary_dim is not None:
-            options["rotary_embedding_dim"] = case.rotary_dim
-        nodes.append(
-            helper.make_node("RotaryEmbedding", [name, "cos", "sin"], [f"{name}2"], **options)
-        )
-    graph = helper.make_graph(
-        nodes,
-        "rope",
-        [value("q", rank), value("k", rank), value("cos", 3), value("sin", 3)],
-        [value("q2", rank), value("k2", rank)],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=10)
-    onnx.checker.check_model(model)
-    return model.SerializeToString()
 
 
 def _last(case: Case, positions: Tensor) -> Tensor:
@@ -251,8 +222,8 @@ def liger(case: Case, positions: Tensor) -> Rotation:
     """`liger_rotary_pos_emb`, which takes the place of transformers' function and its rows."""
     from liger_kernel.transformers.rope import liger_rotary_pos_emb
 
-    if case.rotary_dim is not None:
-        raise UnableError("rotates whole heads (parts since 0.8.5; earlier ones read beyond rows)")
+    partial = "rotates whole heads (parts since 0.8.5; earlier ones read beyond rows)"
+    _refuse(case.rotary_dim is not None, partial)
     cos, sin = transformers_rows(case, positions)
     return lambda q, k: liger_rotary_pos_emb(q, k, cos, sin)
 
@@ -275,10 +246,8 @@ def flashinfer_table(pairing: Pairing, case: Case, positions: Tensor) -> Rotatio
     """`apply_rope_with_cos_sin_cache_inplace`, with the float32 table of serving engines."""
     from flashinfer.rope import apply_rope_with_cos_sin_cache_inplace
 
-    if case.backward:
-        raise UnableError("no backward pass")
-    if case.rows is not None:
-        raise UnableError("reads whole rows only")
+    _refuse(case.backward, "no backward pass")
+    _refuse(case.rows is not None, "reads whole rows only")
     angles = _table(case, positions)
     table = torch.cat([angles.cos(), angles.sin()], dim=-1)
     # the rows of a prefill stand in the order of its tokens
@@ -302,10 +271,8 @@ def flashinfer_computed(pairing: Pairing, case: Case, positions: Tensor) -> Rota
     """`apply_rope_pos_ids`, which computes its angles in the kernel."""
     from flashinfer.rope import apply_rope_pos_ids
 
-    if case.backward:
-        raise UnableError("no backward pass")
-    if case.sections and case.seq > 1:
-        raise UnableError("one position axis only")
+    _refuse(case.backward, "no backward pass")
+    _refuse(case.sections and case.seq > 1, "one position axis only")
     last = _last(case, positions) if case.seq == 1 else positions
     last, width = last.int(), case.rotary_dim or case.head_dim
 

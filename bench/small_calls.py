@@ -8,101 +8,110 @@ run where there is no kernel, with transformers' function, whose cos and sin are
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import others
 import torch
 from cases import CASES, Case
-from device import progress
-from measure import COPY, MULTIPLY
-from report import table
-from timing import Call, interleave, spread
+from measure import COPY, MULTIPLY, references
+from report import Section
+from timing import Call, Times, interleave
 
 from phasor.torch import cos_sin, rotate_by, rotate_qk, rotate_qk_
 from phasor.torch._operator import cpu
 from phasor.torch._operator.internals import count_writes, dispatch_is_plain, may_write
 
 NAMES = ("decode 1", "decode 32", "prefill 64", "prefill 512")
-SECONDS = 4.0
+QUICK = ("decode *",)
 WHOLE, EXTENSION, ALONE, ARGUMENTS = "call", "extension", "one thread", "no tokens"
+APPLY, ROWS, POSITIONS = "apply", "rows", "positions"
+# the checks in Python, each by itself
+CHECKS = ("plain dispatch?", "may write?", "count writes", "find the plan")
 _TITLES = (
-    "", "call / `copy_`", "call / multiply", "the loop", "on one thread", "arguments",
-    "plain dispatch?", "may write?", "count writes", "find the plan", "Python's calls",
-)  # fmt: skip
+    *("", "call / `copy_`", "call / multiply", "the loop", "on one thread", "arguments", *CHECKS),
+    "Python's calls",
+)
 _PLAIN_TITLES = "plain torch over transformers", "rows given", "positions"
 _NOTE = """\
 In place, half pairing, bfloat16; shares are of the median call. The loop rotates on all threads,
 beside it the same on one; arguments are the call of the extension on tensors without tokens."""
 
 
-def parts(case: Case) -> Mapping[str, Call]:
+def parts(case: Case) -> dict[str, Call]:
     """The whole call and its parts, each on tensors of that case."""
-    q, k = case.tensors()
+    (q, k), out = case.tensors(), case.tensors()
     positions, rope = case.positions(), case.rope("half")
-    q_out, k_out = case.tensors()
-    words = [x.view(torch.float32) for x in (q_out, k_out)]
-    rotate_qk_(q, k, positions, rope)
-    text, native = rope.to_json(), cpu._native
-    plan = cpu._prepare_plan(text)
+    plan, native = cpu._prepare_plan(rope.to_json()), cpu._native
 
     def extension(q: Any, k: Any, positions: Any) -> Call:
         rest = positions, None, False, 1.0, cpu._path_index, False, q, q, k, k
         return lambda: native.rotate(plan, *rest)
 
+    checks = (
+        lambda: dispatch_is_plain((q, k)), lambda: may_write((q, k)), lambda: count_writes((q, k)),
+        lambda: cpu._prepare_plan(rope.to_json()),
+    )  # fmt: skip
     return {
-        COPY: lambda: (q_out.copy_(q), k_out.copy_(k)),
-        MULTIPLY: lambda: [x.mul_(-1.0) for x in words],
+        **references(case, (q, k), out, out),
         WHOLE: lambda: rotate_qk_(q, k, positions, rope),
         EXTENSION: extension(q, k, positions),
         # the same tensors without tokens: everything is read and checked, and there is no work
         ARGUMENTS: extension(q[:, :0], k[:, :0], positions[..., :0]),
-        "is the dispatch plain": lambda: dispatch_is_plain((q, k)),
-        "may they be written": lambda: may_write((q, k)),
-        "counting the writes": lambda: count_writes((q, k)),
-        "finding the plan": lambda: cpu._prepare_plan(rope.to_json()),
+        **dict(zip(CHECKS, checks, strict=True)),
     }
 
 
-def row(case: Case) -> list[str]:
-    """The median of every part, as a share of the whole call's median."""
-    progress(case.name)
+def time_parts(case: Case, seconds: float) -> Times:
+    """Every part in turn, and the loop on one thread."""
     calls, threads = parts(case), torch.get_num_threads()
-    samples = interleave(calls, seconds=SECONDS, warm=True)
+    found = interleave(calls, seconds=seconds, warm=True)
     # by itself, because a change of their number starts threads anew
     torch.set_num_threads(1)
-    samples |= interleave({ALONE: calls[EXTENSION]}, seconds=SECONDS / 10, warm=True)
+    found |= interleave({ALONE: calls[EXTENSION]}, seconds=seconds / 10, warm=True)
     torch.set_num_threads(threads)
-    took = {name: spread(some).median for name, some in samples.items()}
-    whole, copy, multiply = took.pop(WHOLE), took.pop(COPY), took.pop(MULTIPLY)
-    loop, single, arguments = took.pop(EXTENSION), took.pop(ALONE), took.pop(ARGUMENTS)
-    shares = [loop - arguments, single - arguments, arguments, *took.values(),
-              whole - loop - sum(took.values())]  # fmt: skip
-    ratios = [f"{whole / to:.2f}" for to in (copy, multiply)]
-    return [case.name, *ratios, *(f"{part / whole:.0%}" for part in shares)]
+    return found
 
 
-def plain(case: Case) -> list[str]:
-    """Plain torch operations, with rows given and with positions, over transformers' function."""
-    progress(f"{case.label}, plain torch")
+def plain(case: Case, seconds: float) -> Times:
+    """Plain torch operations, with rows given and with positions, beside transformers' function."""
     q, k = case.tensors()
     positions, rope = case.positions(), case.rope("half")
     rows, theirs = cos_sin(positions, rope), others.transformers_half(case, positions)
     heads_first = q.transpose(1, 2), k.transpose(1, 2)
     calls: dict[str, Call] = {
-        "apply": lambda: theirs(*heads_first),
-        "rows": lambda: [rotate_by(x, *rows, pairing="half", backend="eager") for x in (q, k)],
-        "positions": lambda: rotate_qk(q, k, positions, rope, backend="eager"),
+        APPLY: lambda: theirs(*heads_first),
+        ROWS: lambda: [rotate_by(x, *rows, pairing="half", backend="eager") for x in (q, k)],
+        POSITIONS: lambda: rotate_qk(q, k, positions, rope, backend="eager"),
     }
-    samples = interleave(calls, seconds=SECONDS, warm=True)
-    apply, *ours = (spread(some).median for some in samples.values())
-    return [case.label, *(f"{own / apply:.2f}" for own in ours)]
+    return interleave(calls, seconds=seconds, warm=True)
 
 
-def page() -> str:
-    """Where the time of four calls goes, and plain torch operations beside transformers."""
+def steps(device: Any, seconds: float) -> dict[str, Callable[[], Any]]:
+    """The four cases, and the same in plain torch operations."""
     cases = {case.label: case for case in CASES["cpu"] if case.name in NAMES}
-    kernel = table(_TITLES, [row(cases[f"{name}, bfloat16"]) for name in NAMES])
-    return (
-        f"{_NOTE}\n\n{kernel}\n\n{table(_PLAIN_TITLES, [plain(case) for case in cases.values()])}"
-    )
+    kernel = {name: partial(time_parts, cases[f"{name}, bfloat16"], seconds) for name in NAMES}
+    return kernel | {
+        f"{name}, plain": partial(plain, case, seconds) for name, case in cases.items()
+    }
+
+
+def sections(found: Mapping[str, Any], device: str) -> Iterator[Section]:
+    """Shares of the whole call's median, and ratios to transformers' function."""
+    rows: list[list[str]] = []
+    plain_rows: list[list[str]] = []
+    for name, samples in found.items():
+        took = {part: Times(samples).median(part) for part in samples}
+        if APPLY in took:
+            ratios = [f"{took[part] / took[APPLY]:.2f}" for part in (ROWS, POSITIONS)]
+            plain_rows.append([name.removesuffix(", plain"), *ratios])
+            continue
+        whole, loop, arguments = (took[part] for part in (WHOLE, EXTENSION, ARGUMENTS))
+        checks = [took[part] for part in CHECKS]
+        shares = [loop - arguments, took[ALONE] - arguments, arguments, *checks,
+                  whole - loop - sum(checks)]  # fmt: skip
+        ratios = [f"{whole / took[to]:.2f}" for to in (COPY, MULTIPLY)]
+        rows.append([name, *ratios, *(f"{share / whole:.0%}" for share in shares)])
+    yield Section("", _NOTE, _TITLES, rows)
+    yield Section("", "", _PLAIN_TITLES, plain_rows)

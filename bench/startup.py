@@ -1,20 +1,23 @@
 """How long phasor takes to start, beside NumPy: the import, and ``phasor show`` as a program.
 
-Every round starts each once, in turn, so that all meet the same machine. The import is timed within
-its process, the program from outside, beside ``python -c "import numpy"``.
+All meet the same machine, in turn. The import is timed within its process, the program from
+outside, beside ``python -c "import numpy"``.
 """
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from typing import Any
 
-from report import table
-from timing import interleave, spread
+from report import Section
+from timing import Times, interleave
 
-_TIMED = "import time; start = time.perf_counter(); import {}; print(time.perf_counter() - start)"
-IMPORT_LIMIT, SHOW_LIMIT = 1.5, 3.0
+QUICK = ("*",)
+_IMPORT = "import time; start = time.perf_counter(); import {}; print(time.perf_counter() - start)"
+LIMITS = {"import": 1.5, "show": 3.0}
 
 
 def run(*arguments: str) -> str:
@@ -23,23 +26,24 @@ def run(*arguments: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
-def page() -> str:
+def steps(device: Any, seconds: float) -> dict[str, Callable[[], Any]]:
+    """Both."""
+    imports = {name: partial(run, "-c", _IMPORT.format(name)) for name in ("numpy", "phasor")}
+    programs = {
+        "numpy": partial(run, "-c", "import numpy"),
+        "phasor": partial(run, "-m", "phasor", "show", "llama-3.1-8b"),
+    }
+    turns = partial(interleave, seconds=seconds, rounds=(20, 20))
+    inside = partial(turns, imports, timed=lambda call, repeats: float(str(call())))
+    return {"import": inside, "show": partial(turns, programs)}
+
+
+def sections(found: Mapping[str, Any], device: str) -> Iterator[Section]:
     """Both, with their limits."""
-    imports: dict[str, list[float]] = {"numpy": [], "phasor": []}
-    for _ in range(20):
-        for name, times in imports.items():
-            times.append(float(run("-c", _TIMED.format(name))))
-    programs = interleave(
-        {
-            "numpy": partial(run, "-c", "import numpy"),
-            "phasor": partial(run, "-m", "phasor", "show", "llama-3.1-8b"),
-        },
-        seconds=0.0, warm=False, rounds=(20, 20),
-    )  # fmt: skip
     rows: list[list[str]] = []
-    for what, times, limit in (("import", imports, IMPORT_LIMIT), ("show", programs, SHOW_LIMIT)):
-        numpy, phasor = (spread(some).median for some in times.values())
-        held = "held" if phasor <= limit * numpy else "**short**"
+    for what, plain in found.items():
+        numpy, phasor = (Times(plain).median(name) for name in ("numpy", "phasor"))
+        held = "held" if phasor <= LIMITS[what] * numpy else "**short**"
         rows.append([what, f"{1e3 * numpy:.1f}", f"{1e3 * phasor:.1f}", f"{phasor / numpy:.2f}",
-                     f"≤ {limit}", held])  # fmt: skip
-    return table(("", "NumPy, ms", "phasor, ms", "phasor / NumPy", "limit", ""), rows)
+                     f"≤ {LIMITS[what]}", held])  # fmt: skip
+    yield Section("", "", ("", "NumPy, ms", "phasor, ms", "phasor / NumPy", "limit", ""), rows)

@@ -32,6 +32,18 @@ def spread(values: Sequence[float]) -> Spread:
     return Spread(*statistics.quantiles(values, n=4, method="inclusive"))
 
 
+class Times(dict[str, list[float]]):
+    """Seconds of one call by its name, for each of a number of rounds."""
+
+    def median(self, name: str) -> float:
+        """Seconds of the median round."""
+        return spread(self[name]).median
+
+    def ratio(self, name: str, to: str) -> Spread:
+        """Quartiles, over the rounds, of one call's time divided by another's."""
+        return spread([a / b for a, b in zip(self[name], self[to], strict=True)])
+
+
 def by_clock(clock: Callable[[], float] = time.perf_counter) -> Timer:
     """A timer for calls that have done their work when they return."""
 
@@ -48,11 +60,11 @@ def interleave(
     calls: Mapping[str, Call],
     *,
     seconds: float,
-    warm: bool,
+    warm: bool = False,
     rounds: tuple[int, int] = (5, 200),
     timed: Timer | None = None,
-) -> dict[str, list[float]]:
-    """Seconds of one call, for each of ``calls``, in each of a number of rounds.
+) -> Times:
+    """Times of ``calls``, to a nanosecond, which is finer than the clock.
 
     Every call has its turn in every round, in an order drawn anew. A call shorter than 0.1 ms is
     repeated within its turn.
@@ -74,7 +86,7 @@ def interleave(
             once[name] = min(once[name], *(timed(call, 1) for _ in range(10)))
     repeats = {name: max(1, min(1000, int(1e-4 / max(t, 1e-9)))) for name, t in once.items()}
     spent = sum(t * (repeats[name] + warm) for name, t in once.items())
-    samples: dict[str, list[float]] = {name: [] for name in calls}
+    samples = Times({name: [] for name in calls})
     draw = random.Random(0)
     collecting = gc.isenabled()
     gc.collect()
@@ -84,7 +96,7 @@ def interleave(
             for name in draw.sample(list(calls), len(calls)):
                 if warm:
                     calls[name]()
-                samples[name].append(timed(calls[name], repeats[name]))
+                samples[name].append(round(timed(calls[name], repeats[name]), 9))
     finally:
         if collecting:
             gc.enable()

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import importlib
+import json
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
 ROOT = Path(__file__).parents[2]
 _NAMES = (
-    *("cases", "timing", "gate", "device", "measure", "others", "contenders", "facts", "targets"),
-    *("report", "run", "linear_attention", "small_calls"),
+    *("cases", "timing", "device", "measure", "others", "contenders", "facts", "targets"),
+    *("report", "rotation", "run", "linear_attention", "small_calls"),
 )
 
 
@@ -48,6 +50,7 @@ SHAPES = {
     "backward": replace(TINY, backward=True),
     "far": replace(TINY, first=10**6),
 }
+every_shape = pytest.mark.parametrize("case", SHAPES.values(), ids=SHAPES)
 
 
 def by_hand(case: Any, positions: Tensor) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
@@ -94,14 +97,17 @@ def result(name: str, ratios: dict[str, float], **of_case: Any) -> Any:
     seconds = {key: [ratio] * 5 for key, ratio in ({COPY: 1.0} | ratios).items()}
     replays = {key: [2 * t for t in times] for key, times in seconds.items()}
     case = replace(TINY, name=name, batch=1, group=name.partition(",")[0], **of_case)
-    return BENCH.measure.Measured(case=case, seconds=seconds, replays=replays)
+    times = BENCH.timing.Times
+    return BENCH.measure.Measured(case=case, seconds=times(seconds), replays=times(replays))
 
 
-def results(measured: Sequence[Any], **others: Any) -> dict[str, Any]:
-    """What a run writes, of results made up for a test."""
+def page(measured: Sequence[Any], device: str = "cpu", whole: bool = True, **facts: Any) -> str:
+    """The page of results made up for a test."""
     about = {
-        "device": "cpu", "machine": "M", "python": "3", "date": "today", "commit": "abc",
-        "versions": {"torch": "2"}, "whole": True,
+        "machine": "M", "python": "3", "date": "today", "commit": "abc", "whole": whole,
+        "versions": {"torch": "2"}, "failed": {},
     }  # fmt: skip
-    plain = {"cases": [m.as_plain() for m in measured]}
-    return BENCH.run._NOTHING | about | plain | others
+    plain = {m.case.label: asdict(m) for m in measured}
+    plain |= {getattr(BENCH.rotation, name): fact for name, fact in facts.items()}
+    found = json.loads(json.dumps(plain))
+    return BENCH.report.markdown(about, BENCH.rotation.sections(found, device))

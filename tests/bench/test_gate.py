@@ -19,12 +19,12 @@ from .bench_files import (
     TINY,
     admitted,
     contender,
+    every_shape,
     spoilt,
 )
 
-CASES, TOLERANCE = BENCH.cases.CASES, BENCH.gate.TOLERANCE
+CASES, TOLERANCE = BENCH.cases.CASES, BENCH.measure.TOLERANCE
 ours = BENCH.contenders.ours
-every_shape = pytest.mark.parametrize("case", SHAPES.values(), ids=SHAPES)
 
 
 # cases
@@ -47,11 +47,14 @@ def test_a_case_makes_what_it_says(case: Any) -> None:
 
 @pytest.mark.parametrize(("device", "count"), [("cpu", 2 * 15), ("cuda", 2 * 7 * 7)])
 def test_every_case_is_well_formed(device: str, count: int) -> None:
-    """Names tell them apart, in both dtypes; below 2**15 on a CPU; who takes part has a key."""
+    """Names tell them apart, and targets are about some; below 2**15 on a CPU; keys are apart."""
     cases = CASES[device]
     assert len({case.label for case in cases}) == len(cases) == count
     assert {case.dtype for case in cases} == {"bfloat16", "float32"}
-    assert {case.label for case in BENCH.cases.QUICK[device]} < {case.label for case in cases}
+    labels, targets = [case.label for case in cases], BENCH.targets
+    few, promises = {"cpu": (5, targets._CPU), "cuda": (6, targets._GPU)}[device]
+    assert len(BENCH.run.selected(labels, BENCH.rotation.QUICK)) == few
+    assert all(BENCH.run.selected(labels, promise.cases) for promise in promises)
     for case in cases:
         keys = [one.key for one in BENCH.contenders.everyone(case, device)]
         assert len(set(keys)) == len(keys)
@@ -118,7 +121,7 @@ def test_the_gate_sees_what_lies_outside_the_rotated_slice() -> None:
     case = SHAPES["partial"]
     x = case.tensors()[0]
     y, positions = x.clone(), torch.zeros(5, dtype=torch.int64)
-    error = BENCH.gate.rotation_error
+    error = BENCH.measure.rotation_error
     assert error(x, y, positions, case.rope("half"), inverse=False) == 0
     y[0, 0, 0, 7] += 1
     assert error(x, y, positions, case.rope("half"), inverse=False) == float("inf")
@@ -143,7 +146,7 @@ def test_the_gate_checks_gradients() -> None:
 
 def test_the_gate_forgives_float32_angles_that_stand_far_out() -> None:
     """At position 2**17 a right float32 angle is off by 2**-6, and that much more is allowed."""
-    near, far = (BENCH.gate.tolerance(replace(TINY, first=n)) for n in (0, 2**17 - 5))
+    near, far = (BENCH.measure.tolerance(replace(TINY, first=n)) for n in (0, 2**17 - 5))
     assert near == TOLERANCE["float32"]
     assert far - near == pytest.approx((2**17 - 1 - 2**15) * 2**-23)
 

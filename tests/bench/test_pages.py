@@ -2,32 +2,36 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
 
-from .bench_files import BENCH, TINY, result, results
+from .bench_files import BENCH, TINY, page, result
+
+targets = BENCH.targets
 
 
-def verdicts(measured: Sequence[Any], **others: Any) -> dict[str, tuple[str, str, str]]:
-    """Rows of the targets, by what they say; a GPU's if any other result is given."""
-    device = {"device": "gpu-d"} if others else {}
-    return {
-        row[0]: row[1:] for row in BENCH.targets.target_rows(results(measured, **device | others))
-    }
+def on_a_cpu(*measured: Any) -> dict[str, tuple[str, str, str]]:
+    """Rows of the targets, by what they say."""
+    return {row[0]: row[1:] for row in targets.cpu_rows(measured, [])}
+
+
+def on_a_gpu(measured: Sequence[Any], **others: Any) -> dict[str, tuple[str, str, str]]:
+    """Those of a GPU."""
+    facts = {"host": [], "tables": [], "far": {}} | others
+    return {row[0]: row[1:] for row in targets.gpu_rows(measured, **facts)}
 
 
 def test_a_target_that_is_missed_is_named() -> None:
     """With the case and the number; one that is held says so, one without numbers too."""
-    rows = verdicts([
+    rows = on_a_cpu(
         result("prefill 64", {"phasor, in place, half": 0.9, "phasor, in place, interleaved": 1.3,
                               "in-place multiply": 1.0},
                seq=64, dtype="bfloat16"),
         result("prefill 512", {"phasor, in place, half": 0.7}, seq=512, dtype="bfloat16"),
-    ])  # fmt: skip
+    )  # fmt: skip
     assert rows["prefill of 64 tokens, bfloat16, in place / multiply"] == (
         "≤ 1", "0.90 to 1.30",
         "**short** in 1 of 2: prefill 64, bfloat16, in place, interleaved: 1.30",
@@ -40,9 +44,7 @@ def test_a_target_that_is_missed_is_named() -> None:
 def test_the_systems_allocator_has_a_target_of_its_own() -> None:
     """New outputs in float32, against onnxruntime in the same pairing."""
     times = {"phasor, new output, half": 1.1, "onnxruntime, half": 1.0, "x, half": 0.1}
-    system = [result("prefill 4096", times).as_plain()]
-    rows = BENCH.targets.target_rows(results([], system_memory=system))
-    assert rows[-1] == (
+    assert targets.cpu_rows([], [result("prefill 4096", times)])[-1] == (
         "new output, float32, malloc as it comes / onnxruntime", "≤ 1", "1.10",
         "**short** in 1 of 1: prefill 4096, float32, new output, half: 1.10",
     )  # fmt: skip
@@ -50,11 +52,9 @@ def test_the_systems_allocator_has_a_target_of_its_own() -> None:
 
 def test_targets_against_others_compare_one_pairing() -> None:
     """The fastest of the other pairing is no rival."""
-    rows = verdicts([
-        result("prefill 64", {"phasor, new output, half": 2.0, "x, half": 1.0,
-                              "y, interleaved": 0.1}),
-    ])  # fmt: skip
-    assert rows["new output / each contender, every case"][1:] == (
+    found = result("prefill 64", {"phasor, new output, half": 2.0, "x, half": 1.0,
+                                  "y, interleaved": 0.1})  # fmt: skip
+    assert on_a_cpu(found)["new output / each contender, every case"][1:] == (
         "2.00", "**short** in 1 of 1: prefill 64, float32, x, half: 2.00"
     )  # fmt: skip
 
@@ -76,7 +76,7 @@ def test_bytes_are_counted_as_they_have_to_be_moved(
     of_case: dict[str, Any], key: str, bytes_moved: int
 ) -> None:
     """Read once and written once: five tokens of four heads of eight."""
-    assert BENCH.targets.moved(replace(TINY, **{"batch": 1} | of_case), key) == bytes_moved
+    assert targets.moved(replace(TINY, **{"batch": 1} | of_case), key) == bytes_moved
 
 
 def test_bandwidth_targets_compare_with_a_copy_of_the_same_bytes() -> None:
@@ -84,7 +84,7 @@ def test_bandwidth_targets_compare_with_a_copy_of_the_same_bytes() -> None:
     found = result("GPT-J, prefill 4096",
                    {"phasor, in place, half": 0.27, "phasor, new output, half": 1.08},
                    head_dim=16, rotary_dim=4)  # fmt: skip
-    rows = verdicts([found], launches=[])
+    rows = on_a_gpu([found])
     in_place = rows["prefill and training, in place / a copy of its bytes (95 % of the bandwidth)"]
     assert in_place[1:] == (
         "1.08", "**short** in 1 of 1: GPT-J, prefill 4096, float32, in place, half: 1.08"
@@ -102,7 +102,7 @@ def test_rivals_do_the_same_work_in_the_same_pairing() -> None:
         result("a, training 5", {"phasor, new output, half": 3.0, "Liger, in place, half": 2.0},
                backward=True),
     ]  # fmt: skip
-    rows = verdicts(found, launches=[])
+    rows = on_a_gpu(found)
     assert rows["prefill and training, in place / the fastest contender"][1:] == (
         "2.00", "**short** in 1 of 1: a, prefill 5, float32, in place, half: 2.00"
     )  # fmt: skip
@@ -113,18 +113,18 @@ def test_decode_is_judged_by_its_replays() -> None:
     """Against the empty kernel, one token a sequence."""
     found = result("a, decode 5", {"phasor, in place, half": 0.6, "empty kernel": 0.5}, seq=1)
     found.seconds["phasor, in place, half"] = [50.0] * 5  # a slow host does not count
-    assert verdicts([found], launches=[])["decode as a graph, in place / an empty kernel"][1:] == (
+    assert on_a_gpu([found])["decode as a graph, in place / an empty kernel"][1:] == (
         "1.20", "**short** in 1 of 1: a, decode 5, float32, in place, half: 1.20"
     )  # fmt: skip
 
 
 def test_the_other_promises_have_their_rows() -> None:
     """Launch, tables and exactness."""
-    bound = BENCH.targets.FAR_BOUND
-    launch = BENCH.measure.Measured(case=TINY, seconds={"phasor, in place, half": [13e-6] * 5})
-    rows = verdicts(
+    bound = targets.FAR_BOUND
+    times = BENCH.timing.Times({"phasor, in place, half": [13e-6] * 5})
+    rows = on_a_gpu(
         [],
-        launches=[launch.as_plain()],
+        host=[BENCH.measure.Measured(case=TINY, seconds=times)],
         far={"phasor, in place, half": {"1e+06, float32": bound / 2, "1e+06, bfloat16": 1.0}},
         tables=[{"recipe": "phasor", "length": 10**6, "bytes": 24 * 64},
                 {"recipe": "other", "length": 10**6, "bytes": 2**30}],
@@ -142,12 +142,12 @@ def test_the_page_says_what_was_measured() -> None:
     one.refused.append("y, half")
     one.errors["y, half"] = 0.25
     one.left_out["z, half"] = "it cannot"
-    text = BENCH.report.markdown(json.loads(json.dumps(results(
-        [one], whole=False, inputs=2**20, peaks={"x, half": 3 * 2**20, "y, half": None},
-        tables=[{"recipe": "r", "length": 9, "bytes": 2**21, "seconds": 0.5}],
-        far={"x, half": {"1e+05, float32": 8e-3}, "z, half": {"1e+05, float32": "it cannot"}},
-        system_memory=[one.as_plain()],
-    ))))  # fmt: skip
+    text = page(
+        [one], whole=False, PEAKS={"x, half": BENCH.cases.LARGE.size, "y, half": None},
+        TABLES=[{"recipe": "r", "length": 9, "bytes": 2**21, "seconds": 0.5}],
+        FAR={"x, half": {"1e+05, float32": 8e-3}, "z, half": {"1e+05, float32": "it cannot"}},
+        SYSTEM=[asdict(one)],
+    )  # fmt: skip
     for line in (
         "Measured today at commit abc, on M, Python 3; torch 2.",
         "### Prefill, float32",
@@ -156,7 +156,7 @@ def test_the_page_says_what_was_measured() -> None:
         "| y, half | *wrong:* 2e-01 |",
         "| `copy_`, µs | 1e+06 |",
         "* z, half: it cannot (2 of 2 cases)",
-        "| x, half | 3.00 | 3 MB |",
+        "| x, half | 1.00 | 80 MB |",
         "| r | 9 | 500 ms | 2 MB |",
         "| x, half | 8.0e-03 |",
         "This was a run of some of the cases",
@@ -167,11 +167,10 @@ def test_the_page_says_what_was_measured() -> None:
 def test_the_page_of_a_gpu_has_bandwidths_and_graphs() -> None:
     """GB a second beside each ratio, a second table of replays, and the host's microseconds."""
     one = result("A, prefill 5", {"phasor, in place, half": 0.5})
-    launch = BENCH.measure.Measured(case=TINY, seconds={"phasor, in place, half": [13e-6] * 5})
-    text = BENCH.report.markdown(results([one], device="gpu-d", launches=[launch.as_plain()]))
+    text = page([one], device="cuda", HOST=asdict(one))
     for line in ("### A, float32", "|  | prefill 5 |", "Calls:", "Graphs:",
                  "| phasor, in place, half | **0.50 ±0%, 0** |", "### The host's part",
-                 "| phasor, in place, half | 13.0 |"):  # fmt: skip
+                 "| phasor, in place, half | 500000.0 |"):  # fmt: skip
         assert line in text
 
 
@@ -179,5 +178,5 @@ def test_columns_of_both_dtypes_say_which_is_which() -> None:
     """The table of the system's allocator has one case in bfloat16 and in float32."""
     both = [result("prefill 5", {"x, half": 2.0}, dtype=t) for t in ("float32", "bfloat16")]
     both = [replace(one, case=replace(one.case, group="Prefill")) for one in both]
-    titles = [BENCH.report.ratios(group).splitlines()[0] for group in (both, both[:1])]
-    assert titles == ["|  | prefill 5, float32 | prefill 5, bfloat16 |", "|  | prefill 5 |"]
+    titles = [BENCH.rotation.ratios(group)[0] for group in (both, both[:1])]
+    assert titles == [["", "prefill 5, float32", "prefill 5, bfloat16"], ["", "prefill 5"]]

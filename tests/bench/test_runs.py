@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,33 +19,16 @@ from torch import Tensor
 
 from phasor.errors import DISTRIBUTION
 from phasor.torch._operator import cpu
+from phasor.torch._operator.triton.launching import load_kernels
 
-from .bench_files import (
-    BENCH,
-    COPY,
-    MULTIPLY,
-    ROOT,
-    SHAPES,
-    TINY,
-    admitted,
-    contender,
-    result,
-    spoilt,
-)
+from .bench_files import BENCH, ROOT, SHAPES, TINY, admitted, contender, every_shape, result, spoilt
 
 CASES = BENCH.cases.CASES
+COPY, MULTIPLY = BENCH.measure.COPY, BENCH.measure.MULTIPLY
 ours = BENCH.contenders.ours
-every_shape = pytest.mark.parametrize("case", SHAPES.values(), ids=SHAPES)
 
 
 # contenders
-
-
-def test_results_name_the_phasor_that_was_measured() -> None:
-    """Under the name of the distribution, which is not that of the import."""
-    told = BENCH.run.about(BENCH.device.Cpu())
-    assert told["versions"][DISTRIBUTION] == version(DISTRIBUTION)
-    assert f"{DISTRIBUTION} {version(DISTRIBUTION)}," in BENCH.report.circumstances(told)
 
 
 @every_shape
@@ -55,9 +39,9 @@ def test_phasor_passes_the_gate(case: Any) -> None:
     assert found.refused == []
     expected = {one.key for one in ours() if not (case.backward and one.in_place)}
     assert expected | {COPY, MULTIPLY} == set(found.seconds) - {"by hand, half"}
-    again = BENCH.measure.Measured.from_plain(json.loads(json.dumps(found.as_plain())))
-    assert again.case == case
-    assert again.as_plain() == found.as_plain()
+    plain = json.loads(json.dumps(asdict(found)))
+    plain["case"]["of an older benchmark"] = True
+    assert BENCH.measure.Measured.from_plain(plain) == found
     if case.backward:
         assert found.saved["phasor, new output, half"] == 5 * 8
         assert found.saved["by hand, half"] > 5 * 8
@@ -68,7 +52,8 @@ def test_phasor_passes_the_gate(case: Any) -> None:
 def test_phasor_passes_the_gate_on_few_tokens_of_every_case(device: str) -> None:
     """Whatever the model and its work; probes as well."""
     for case in CASES[device]:
-        small = BENCH.cases.small(case)
+        few = {"seq": min(case.seq, 6), "batch": min(case.batch, 2), "q_heads": 2, "k_heads": 1}
+        small = replace(case, **few, documents=(3, 1, 2) if case.documents else ())
         everyone = BENCH.contenders.everyone(small, device) + BENCH.contenders.probes(small)
         there = [one for one in everyone if one.name.startswith("phasor")]
         there = [one for one in there if "compiled" not in one.name]
@@ -177,35 +162,26 @@ def test_a_ratio_is_taken_round_by_round() -> None:
     """A machine that slows down for everybody does not move it."""
     copies = [1.0, 1.0, 10.0, 100.0, 1.0]
     times = [3 * t for t in copies]
-    found = BENCH.measure.Measured(case=TINY, seconds={"x": times, COPY: copies})
-    assert found.ratio("x") == (3, 3, 3)
+    found = BENCH.timing.Times({"x": times, COPY: copies})
+    assert found.ratio("x", COPY) == (3, 3, 3)
     times[0] = 30.0  # now the medians are 30 and 1, but four rounds of five still say 3
-    assert found.ratio("x").median == 3
+    assert found.ratio("x", COPY).median == 3
 
 
 # devices and runs
 
 
-class Player:
+class Player(BENCH.device.Cpu):
     """A GPU on the CPU, where every call takes a second and a replay takes one for each."""
 
     name, kind = "gpu-player", "cuda"
 
     def __init__(self, warm_bytes: int = 2**30) -> None:
-        self.where: Any = torch.device("cpu")
         self.warm_bytes = warm_bytes
-        self.now = 0.0
         self.captured: list[int] = []
 
     def timer(self, *, warm: bool) -> Any:
-        def timed(call: Any, repeats: int) -> float:
-            before = self.now
-            for _ in range(repeats):
-                call()
-                self.now += 1.0
-            return (self.now - before) / repeats
-
-        return timed
+        return lambda call, repeats: [call() for _ in range(repeats)] and 1.0
 
     def capturer(self) -> Any:
         return self.captures
@@ -216,9 +192,6 @@ class Player:
 
     def references(self, case: Any, positions: Tensor) -> Mapping[str, Any]:
         return {"empty kernel": lambda: None} if case.seq == 1 else {}
-
-    def forget(self) -> None:
-        pass
 
 
 def test_calls_and_replays_are_timed_and_told_apart() -> None:
@@ -250,64 +223,83 @@ def test_what_cannot_be_captured_is_named_and_still_timed() -> None:
     assert key not in found.replays
 
 
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Any]:
+    """The command line, which writes to another folder; what it wrote of a page."""
+    monkeypatch.setattr(BENCH.run, "RESULTS", tmp_path)
+    monkeypatch.setattr(BENCH.run, "Cuda", Player)
+    monkeypatch.setattr(BENCH.run, "commit", lambda: "abc")
+    modules = {"rotation": BENCH.rotation}
+    monkeypatch.setattr(BENCH.run, "import_module", lambda name: modules[name])
+
+    def run(*arguments: str) -> tuple[Any, str]:
+        BENCH.run.main(arguments)
+        (path,) = tmp_path.glob("*.json")
+        return json.loads(path.read_text("utf-8")), path.with_suffix(".md").read_text("utf-8")
+
+    run.modules = modules  # type: ignore[attr-defined]
+    return run
+
+
 def test_what_breaks_leaves_what_was_measured(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    command: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any
 ) -> None:
     """One case breaks, one is too large, one is cut off; the file has the first and the reasons."""
+    breaks = {6: RuntimeError("CUDA error: an illegal memory access\nwas encountered"),
+              7: torch.OutOfMemoryError("no"), 8: KeyboardInterrupt()}  # fmt: skip
 
     def time_case(case: Any, contenders: Any, **options: Any) -> Any:
-        if case.seq == 6:
-            raise RuntimeError("CUDA error: an illegal memory access\nwas encountered")
-        if case.seq == 7:
-            raise torch.OutOfMemoryError("no")
-        if case.seq == 8:
-            raise KeyboardInterrupt
+        if case.seq in breaks:
+            raise breaks[case.seq]
         return result(case.name, {"phasor, in place, half": 0.5}, seq=case.seq)
 
-    run = BENCH.run
-    monkeypatch.setattr(run, "measure", time_case)
-    monkeypatch.setattr(run, "everyone", lambda case, device: ours()[:1])
-    cases = [replace(TINY, name=f"A, prefill {n}", seq=n) for n in (5, 6, 7, 8)]
-    before = result("B, prefill 5", {"phasor, in place, half": 0.5}, dtype="bfloat16").as_plain()
-    about = {"device": "gpu-player", "machine": "D", "python": "3", "date": "today",
-             "commit": "abc", "versions": {}, "whole": False}  # fmt: skip
-    path = tmp_path / "results" / "gpu-player.json"
+    monkeypatch.setattr(BENCH.rotation, "measure", time_case)
+    monkeypatch.setattr(BENCH.rotation, "everyone", lambda case, device: ours()[:1])
+    cases = [replace(TINY, name=f"{name}, prefill {n}", seq=n)
+             for name, n in (("B", 5), ("A", 5), ("A", 6), ("A", 7), ("A", 8))]  # fmt: skip
+    monkeypatch.setitem(BENCH.cases.CASES, "cuda", cases)
+    command("--device", "cuda", "--cases", "B*")
     with pytest.raises(KeyboardInterrupt):
-        run.measure_all(Player(), cases, seconds=0.0, facts=False, kept=[before],
-                        keep=lambda found: run.write(path, about | found))  # fmt: skip
-    found = json.loads(path.read_text("utf-8"))
-    names = [plain["case"]["name"] for plain in found["cases"]]
-    assert sorted(names) == ["A, prefill 5", "B, prefill 5"]
-    assert found["too_large"] == ["A, prefill 7, float32"]
+        command("--device", "cuda", "--cases", "A*")
+    path = tmp_path / "gpu-player.json"
+    before = path.read_text("utf-8")
+    found = json.loads(before)
+    assert [*found["cases"]] == ["B, prefill 5, float32", "A, prefill 5, float32"]
     page = path.with_suffix(".md").read_text("utf-8")
     assert "A, prefill 6, float32 failed: RuntimeError: CUDA error: an illegal" in page
-    assert "no memory for: A, prefill 7, float32" in page
-    assert run.kept_cases(path, about) == found["cases"]
-    assert run.kept_cases(path, about | {"commit": "abd"}) == []
-    assert run.kept_cases(path, about | {"versions": {"torch": "3"}}) == []
-    assert run.kept_cases(path, about | {"commit": "unknown"}) == []
+    assert "A, prefill 7, float32 failed: OutOfMemoryError: no" in page
+    assert "This was a run of some of the cases" in page
+    assert BENCH.run.kept_cases(path, found) == found["cases"]
+    for other in ({"commit": "abd"}, {"versions": {"torch": "3"}}, {"commit": "unknown"}):
+        assert BENCH.run.kept_cases(path, found | other) == {}
+    # a few cases are printed, and what was written before stays
+    monkeypatch.setattr(BENCH.rotation, "QUICK", ("B*", "A, prefill 6*"))
+    with pytest.raises(SystemExit):
+        command("--device", "cuda", "--quick")
+    assert "| phasor, in place, half | **0.50 ±0%" in capsys.readouterr().out
+    assert path.read_text("utf-8") == before
+    with pytest.raises(SystemExit, match="no case matches 'nothing'"):
+        command("--cases", "nothing")
 
 
-def test_a_run_on_a_gpu_has_all_its_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_on_a_gpu_has_all_its_tables(command: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls and graphs, the host's part, tables, exactness, and who is absent."""
-    run, compiled = BENCH.run, "compiled"
 
     def everyone(case: Any, device: str) -> list[Any]:
         found = BENCH.contenders.everyone(case, device)
-        return [one for one in found if compiled not in one.name]
+        return [one for one in found if "compiled" not in one.name]
 
-    monkeypatch.setattr(run, "everyone", everyone)
+    monkeypatch.setattr(BENCH.rotation, "everyone", everyone)
     monkeypatch.setattr(BENCH.facts, "everyone", everyone)
     monkeypatch.setitem(sys.modules, "liger_kernel", None)  # as where it is not installed
-    monkeypatch.setattr(run, "LAUNCH", replace(TINY, seq=1))
-    monkeypatch.setattr(BENCH.run, "host_timer", lambda call, repeats: 1.0)
-    cases = [replace(TINY, name=f"A, {name}", group="A", seq=n)
-             for name, n in (("prefill 5", 5), ("decode 1", 1))]  # fmt: skip
-    found = run.measure_all(Player(), cases, seconds=0.0, facts=True)
-    assert found["failed"] == {}
-    about = {"device": "gpu-player", "machine": "D", "python": "3", "date": "today",
-             "commit": "abc", "versions": {}, "whole": True}  # fmt: skip
-    page = BENCH.report.markdown(json.loads(json.dumps(about | found)))
+    monkeypatch.setattr(BENCH.rotation, "LAUNCH", replace(TINY, seq=1))
+    monkeypatch.setattr(BENCH.rotation, "host_timer", lambda call, repeats: 1.0)
+    monkeypatch.setitem(BENCH.cases.CASES, "cuda", [
+        replace(TINY, name=f"A, {name}", group="A", seq=n)
+        for name, n in (("prefill 5", 5), ("decode 1", 1))
+    ])  # fmt: skip
+    found, page = command("--device", "cuda")
+    assert found["whole"]
     for line in (
         "|  | prefill 5 | decode 1 |",
         "| phasor, new output, half | 1.00 ±0%, 0 | 1.00 ±0%, 0 |",
@@ -318,24 +310,33 @@ def test_a_run_on_a_gpu_has_all_its_tables(monkeypatch: pytest.MonkeyPatch) -> N
         "| constants of phasor, bytes a pair | ≤ 64 | 24.00 | held |",
     ):
         assert line in page
-    assert found["far"]["phasor, in place, half"]["1e+07, float32"] < BENCH.targets.FAR_BOUND
+    far = found["cases"]["exactness"]
+    assert far["phasor, in place, half"]["1e+07, float32"] < BENCH.targets.FAR_BOUND
 
 
 @pytest.mark.skipif(not cpu.paths(), reason="what is measured is the kernel")
-def test_a_run_on_this_machine_writes_its_page(tmp_path: Path, monkeypatch: Any) -> None:
-    """One case with phasor's forms alone, from the command line to the files."""
-    monkeypatch.setattr(BENCH.run, "everyone", lambda case, device: ours())
-    monkeypatch.setitem(BENCH.run.CASES, "cpu", [TINY])
-    BENCH.run.main(["--cases", "tiny*", "--seconds", "0.001", "--results", str(tmp_path)])
-    page = (tmp_path / "cpu.md").read_text("utf-8")
-    assert "| phasor, plain torch, half |" in page
-    assert "### Targets" in page
-    with pytest.raises(SystemExit, match="no case matches 'nothing'"):
-        BENCH.run.main(["--cases", "nothing"])
+def test_a_run_on_this_machine_writes_its_page(command: Any, monkeypatch: Any) -> None:
+    """One case with phasor's forms alone, under the name of the distribution that was measured."""
+    monkeypatch.setattr(BENCH.rotation, "everyone", lambda case, device: ours())
+    monkeypatch.setitem(BENCH.cases.CASES, "cpu", [TINY])
+    page = command("--cases", "tiny*")[1]
+    assert f"{DISTRIBUTION} {version(DISTRIBUTION)}," in page
+    assert "| phasor, plain torch, half |" in page.partition("### Targets")[2]
+
+
+def test_a_kernel_without_work_has_phasors_grid(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One program for every few heads of a token."""
+    triton = pytest.importorskip("triton")
+    load_kernels()  # before their decorator is replaced
+    kernel = type("Kernel", (), {"__getitem__": lambda self, grid: grid})()
+    monkeypatch.setattr(triton, "jit", lambda function: kernel)
+    case = replace(TINY, seq=1, batch=64, q_heads=32, k_heads=8, head_dim=128)
+    programs = BENCH.device.empty_launch(case, case.positions())[0]
+    assert programs % 64 == 0 < programs <= 64 * 40
 
 
 def test_facts_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tables of phasor are 2 MB whatever the length; far out its error is within its bound."""
+    """Tables of phasor are as large whatever the length; far out its error is within its bound."""
     rows = BENCH.facts.tables(torch.device("cpu"))
     sizes = {(row["recipe"], row["length"]): row["bytes"] for row in rows}
     assert {sizes["phasor", n] for n in (131_072, 10_485_760)} == {24 * 64}
@@ -358,54 +359,53 @@ def test_without_a_gpu_the_command_says_what_it_needs(
     assert "needs a CUDA device" in capsys.readouterr().err
 
 
-def test_every_page_is_written_under_the_one_head(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """Its file has its name; what the pages need is imported when they are asked for."""
-    import_module, asked = BENCH.run.import_module, []
-
-    def imported(name: str) -> Any:
-        asked.append(name)
-        page = SimpleNamespace(page=lambda: "the tables", memory_page=lambda: "the tables")
-        return page if (ROOT / "bench" / f"{name}.py").exists() else import_module(name)
-
-    monkeypatch.setattr(BENCH.run, "import_module", imported)
-    for name in BENCH.run.PAGES:
-        BENCH.run.main([name, "--results", str(tmp_path)])
+def test_every_page_is_written_in_one_way(command: Any, tmp_path: Path) -> None:
+    """Its files have its name, and its module is imported when it is asked for."""
+    page = SimpleNamespace(
+        steps=lambda device, seconds: {"one": lambda: 1.0, "two": lambda: 2.0},
+        sections=lambda found, device: [BENCH.report.Section(name, "Note") for name in found],
+    )
+    for name in BENCH.run.PAGES[1:]:
+        module = ROOT / "bench" / f"{name.replace('-', '_')}.py"
+        assert module.exists()
+        command.modules[module.stem] = page
+        BENCH.run.main([name])
+        assert json.loads((tmp_path / f"{name}.json").read_text("utf-8"))["whole"]
         text = (tmp_path / f"{name}.md").read_text("utf-8")
         assert text.startswith("Measured 20")
-        assert text.endswith("\n\nthe tables\n")
-    assert set(asked) == {module for module, _ in BENCH.run.PAGES.values()}
+        assert text.endswith("\n\n### one\n\nNote\n\n### two\n\nNote\n")
+        with pytest.raises(SystemExit):
+            BENCH.run.main([name, "--device", "cuda"])
 
 
-def test_a_function_runs_alone_in_a_process_whose_malloc_gives_memory_back() -> None:
-    """Its arguments and its result are JSON."""
-    assert BENCH.device.alone("timing", "spread", [1, 2, 3]) == [1.5, 2.0, 2.5]
-    with pytest.raises(RuntimeError, match=r"timing.spread.* failed"):
-        BENCH.device.alone("timing", "spread")
+def test_a_function_runs_alone_in_a_process_whose_malloc_gives_memory_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its settings are gone there, the others and this process's are not."""
+    monkeypatch.setenv("MALLOC_MMAP_MAX_", "0")
+    assert BENCH.device.alone(os.getenv, "MALLOC_MMAP_MAX_") is None
+    assert BENCH.device.alone(os.getenv, "PATH") == os.environ["PATH"]
+    assert os.environ["MALLOC_MMAP_MAX_"] == "0"
+    with pytest.raises(TypeError):
+        BENCH.device.alone(os.getenv)
 
 
 def test_the_harness_needs_phasor_and_torch_alone() -> None:
     """A machine with a GPU may have no more; packages that are compared are imported when asked."""
     allowed = {"phasor", "torch", "numpy", *sys.stdlib_module_names}
     own = {path.stem for path in (ROOT / "bench").glob("*.py")}
-    seen = {"run"}
-    for name in (todo := ["run"]):
-        tree = ast.parse((ROOT / "bench" / f"{name}.py").read_text("utf-8"))
-        for node in tree.body:
-            found = (
-                [node.module]
-                if isinstance(node, ast.ImportFrom)
-                else [alias.name for alias in node.names]
-                if isinstance(node, ast.Import)
-                else []
-            )
+    seen = {"run", "rotation"}
+    for name in (todo := ["run", "rotation"]):
+        for node in ast.parse((ROOT / "bench" / f"{name}.py").read_text("utf-8")).body:
+            found = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom):
+                found = [node.module]
             for module in (str(one).partition(".")[0] for one in found):
                 assert module in allowed | own, (name, module)
                 if module in own - seen:
                     seen.add(module)
                     todo.append(module)
-    assert {"device", "contenders", "others", "report"} <= seen
+    assert {"device", "contenders", "measure", "report"} <= seen
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="it takes a GPU")
@@ -428,20 +428,13 @@ def test_a_gpu_times_calls_and_replays(warm: bool) -> None:
 def test_an_odd_call_of_a_short_length_does_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
     """However slow calls of linear attention are, short lengths have 15 rounds, long ones a few."""
     timed = BENCH.linear_attention
-    fewest: dict[int, int] = {}
-
-    def interleave(calls: Mapping[str, Any], rounds: tuple[int, int], **_: Any) -> Any:
-        fewest[lengths[len(fewest)]] = rounds[0]
-        return {name: [1.0] * rounds[0] for name in calls}
-
-    monkeypatch.setattr(timed, "LENGTHS", lengths := (256, 1024, 2048))
-    monkeypatch.setattr(timed, "interleave", interleave)
-    assert timed.seconds("Forward", ["linear"]) == {"linear": dict.fromkeys(lengths, 1.0)}
-    assert fewest == {256: 15, 1024: 15, 2048: 3}
+    monkeypatch.setattr(timed, "interleave", lambda calls, rounds, **_: rounds)
+    found = {seq: timed.times("Forward", seq, ["linear"], 0.0) for seq in (256, 1024, 2048)}
+    assert found == {256: (15, 15), 1024: (15, 15), 2048: (3, 15)}
 
 
 def test_the_parts_of_a_small_call_are_shares_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each part runs by itself, and what no part takes is left for Python's own calls."""
+    """What no part takes is left for Python's own calls; plain torch is beside transformers."""
     parts = BENCH.small_calls
     took = {"call": 10.0, COPY: 5.0, MULTIPLY: 20.0, "extension": 4.0, "one thread": 5.0,
             "no tokens": 1.0}  # fmt: skip
@@ -449,24 +442,16 @@ def test_the_parts_of_a_small_call_are_shares_of_the_whole(monkeypatch: pytest.M
     def interleave(calls: Mapping[str, Callable[[], object]], **_: Any) -> dict[str, list[float]]:
         for call in calls.values():
             call()
-        return {name: [took.get(name, 0.5)] * 5 for name in calls}
+        return BENCH.timing.Times({name: [took.get(name, 0.5)] * 5 for name in calls})
 
     monkeypatch.setattr(parts, "interleave", interleave)
     threads = torch.get_num_threads()
     shares = ["30%", "40%", "10%", "5%", "5%", "5%", "5%", "40%"]
-    assert parts.row(TINY) == [TINY.name, "2.00", "0.50", *shares]
+    parts_of_it = parts.time_parts(TINY, 1.0)
     assert torch.get_num_threads() == threads
-
-
-def test_plain_operations_are_compared_with_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With rows given and with positions, each is a multiple of transformers' own function."""
-    parts, took = BENCH.small_calls, {"apply": 4.0, "rows": 5.0, "positions": 6.0}
-
-    def interleave(calls: Mapping[str, Callable[[], object]], **_: Any) -> dict[str, list[float]]:
-        for call in calls.values():
-            call()
-        return {name: [took[name]] * 5 for name in calls}
-
-    monkeypatch.setattr(parts, "interleave", interleave)
+    took |= {"apply": 4.0, "rows": 5.0, "positions": 6.0}
     monkeypatch.setattr(parts.others, "transformers_half", lambda *_: lambda q, k: (q, k))
-    assert parts.plain(TINY) == [TINY.label, "1.25", "1.50"]
+    found = {TINY.name: parts_of_it, f"{TINY.label}, plain": parts.plain(TINY, 1.0)}
+    kernel, plain = parts.sections(found, "cpu")
+    assert kernel.rows == [[TINY.name, "2.00", "0.50", *shares]]
+    assert plain.rows == [[TINY.label, "1.25", "1.50"]]

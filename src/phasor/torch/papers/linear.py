@@ -194,7 +194,7 @@ class RotaryLinearAttention(nn.Module):
         dtype: Of the weights.
 
     Attributes:
-        q_proj: ``nn.Linear``, ``embed_dim`` to ``num_heads * head_dim``; so are ``k_proj``, ``v_proj``.
+        q_proj: ``nn.Linear``, ``embed_dim`` to ``num_heads * head_dim``, as k_proj and v_proj.
         o_proj: ``nn.Linear``, ``num_heads * head_dim`` to ``embed_dim``.
 
     Raises:
