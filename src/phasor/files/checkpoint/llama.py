@@ -10,8 +10,7 @@ from typing import Any
 from phasor._checks import short_repr
 from phasor.errors import CheckpointError, ConfigError
 from phasor.files.configs import load
-from phasor.files.configs.block import Block, require
-from phasor.files.configs.sources import read_source
+from phasor.files.configs.source import JsonObject, read_source, require
 from phasor.files.configs.writing import rope_parameters
 from phasor.rope import Rope
 from phasor.scaling import Llama3
@@ -168,7 +167,7 @@ def params_json(model: Llama, sizes: Mapping[str, int]) -> tuple[dict[str, Any],
     return params, notes
 
 
-def _read_config_file(path: Path) -> Block:
+def _read_config_file(path: Path) -> JsonObject:
     if not path.is_file():
         raise CheckpointError(f"{path} is missing; without it the sizes of the model are unknown")
     return read_source(path)

@@ -15,7 +15,8 @@ from phasor._checks import short_repr
 from phasor.errors import CheckpointError
 from phasor.files.configs import load
 from phasor.files.configs.facts import table
-from phasor.files.configs.sources import language_models, read_source
+from phasor.files.configs.model_class import language_models
+from phasor.files.configs.source import read_source
 from phasor.layers import LayerRopes, one_layer
 from phasor.pairings import Pairing
 from phasor.rope import Rope

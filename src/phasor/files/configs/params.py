@@ -8,23 +8,23 @@ from __future__ import annotations
 from dataclasses import replace
 
 from phasor.errors import ConfigError
-from phasor.files.configs.block import (
-    Block,
+from phasor.files.configs.facts import Architecture, read_table, table
+from phasor.files.configs.model_class import MOST_LAYERS, layers_by_pattern
+from phasor.files.configs.source import (
+    JsonObject,
     head_width,
     or_default,
     renamed_keys,
     require,
     single_value,
 )
-from phasor.files.configs.facts import Architecture, read_table, table
-from phasor.files.configs.layer_kinds import MOST_LAYERS, layers_by_pattern
 from phasor.files.configs.unread_keys import check_unread_keys
 from phasor.layers import InConfig, LayerRopes
 from phasor.rope import WIDEST, Rope
 from phasor.scaling import Llama3, Yarn
 
 
-def is_params(config: Block) -> bool:
+def is_params(config: JsonObject) -> bool:
     """Whether a file has the keys of Mistral's and Meta's code, as those of the first MLX do.
 
     Raises:
@@ -42,20 +42,20 @@ def is_params(config: Block) -> bool:
     return any(map(config.has, marks["own"]))
 
 
-def is_deepseek(config: Block) -> bool:
+def is_deepseek(config: JsonObject) -> bool:
     """Whether a file has the keys of DeepSeek's inference code."""
     marks = read_table("params.toml")["deepseek"]["marks"]
     return not config.has("model_type") and any(all(map(config.has, keys)) for keys in marks)
 
 
-def load_params(config: Block, *, strict: bool) -> LayerRopes:
+def load_params(config: JsonObject, *, strict: bool) -> LayerRopes:
     """The rope of each layer, the same for all but Llama 4's layers without one."""
     heads = require(config, "n_heads", config.whole("n_heads"))
     layers = require(config, "n_layers", config.whole("n_layers", most=MOST_LAYERS))
     head_dim = _head_dim(config, heads)
     notes: list[str] = []
     base = _base(config, notes)
-    yarn = config.block("yarn")
+    yarn = config.object("yarn")
     scaling = _read_llama3(config, layers, notes) if config.flag("use_scaled_rope") else None
     if yarn is not None:
         if scaling is not None:
@@ -83,7 +83,7 @@ def load_params(config: Block, *, strict: bool) -> LayerRopes:
     )
 
 
-def load_deepseek(config: Block, *, strict: bool) -> LayerRopes:
+def load_deepseek(config: JsonObject, *, strict: bool) -> LayerRopes:
     """The rope of each layer: in V4 of a head, else of its ``qk_rope_head_dim`` slice alone."""
     notes: list[str] = []
     is_v4 = config.has("rope_head_dim")
@@ -138,7 +138,7 @@ def load_deepseek(config: Block, *, strict: bool) -> LayerRopes:
     )
 
 
-def _base(config: Block, notes: list[str]) -> float:
+def _base(config: JsonObject, notes: list[str]) -> float:
     """The base of a file; where it does not state it, that of the program that reads it."""
     base, model_type = config.number("rope_theta", above=1), config.text("model_type")
     if base is not None:
@@ -153,7 +153,7 @@ def _base(config: Block, notes: list[str]) -> float:
     return or_default(config, "rope_theta", base, default, whose, notes)
 
 
-def _head_dim(config: Block, heads: int) -> int:
+def _head_dim(config: JsonObject, heads: int) -> int:
     keys = ("qk_rope_head_dim", "head_dim")
     stated = (config.whole(key, least=2, most=WIDEST) for key in keys)
     if (head_dim := next(filter(None, stated), None)) is not None:
@@ -162,7 +162,7 @@ def _head_dim(config: Block, heads: int) -> int:
     return head_width(config, "head_dim", "dim / n_heads", width, heads)
 
 
-def _read_llama3(config: Block, layers: int, notes: list[str]) -> Llama3:
+def _read_llama3(config: JsonObject, layers: int, notes: list[str]) -> Llama3:
     """Llama 3's law with the numbers of the file, of Llama 4's code, or of the release."""
     factor = config.number("rope_scaling_factor", above=0)
     is_llama4 = config.has("moe_args") or config.has("nope_layer_interval")
@@ -183,7 +183,7 @@ def _read_llama3(config: Block, layers: int, notes: list[str]) -> Llama3:
         return Llama3(factor=factor, original_max_positions=8192, high_freq_factor=high)
 
 
-def _read_yarn(block: Block, *, latent: bool) -> Yarn:
+def _read_yarn(block: JsonObject, *, latent: bool) -> Yarn:
     """Mistral's yarn block: ``beta`` is YaRN's fast end, ``alpha`` its slow one."""
     apply_scale = require(block, "apply_scale", block.flag("apply_scale"))
     if apply_scale and latent:

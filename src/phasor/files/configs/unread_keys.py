@@ -20,9 +20,8 @@ from typing import Any
 from phasor._checks import short_repr
 from phasor.axes import AXES
 from phasor.errors import ConfigError
-from phasor.files.configs.block import Block
 from phasor.files.configs.facts import Architecture, read_table, table, tuples_for_lists
-from phasor.files.configs.laws import laws_of_untyped
+from phasor.files.configs.source import JsonObject
 from phasor.rope import Rope
 from phasor.scaling import Linear
 
@@ -86,7 +85,7 @@ def meanings() -> Mapping[str, Meaning]:
     return {key: Meaning(**tuples_for_lists(entry)) for key, entry in entries}
 
 
-def objects_inside(block: Block, depth: int = 8) -> Iterator[Block]:
+def objects_inside(block: JsonObject, depth: int = 8) -> Iterator[JsonObject]:
     """The objects inside ``block`` that nothing read, but for configs of other models."""
     for inner in block.unread_objects() if depth else ():
         name = inner.path.rpartition(".")[2]
@@ -96,8 +95,8 @@ def objects_inside(block: Block, depth: int = 8) -> Iterator[Block]:
 
 
 def check_unread_keys(
-    config: Block,
-    blocks: Iterable[Block],
+    config: JsonObject,
+    blocks: Iterable[JsonObject],
     layers: Iterable[Rope | None],
     what: str,
     *,
@@ -136,7 +135,7 @@ def check_unread_keys(
             inside = key if in_block else name.removeprefix(f"{config.path}.")
             if rotates_nothing and inside in facts.carried:
                 unused.append(name)
-            elif in_block and (laws := laws_of_untyped(block, key)):
+            elif in_block and (laws := _laws_of_untyped(block, key)):
                 refused.append(f"{said} is of a law, and no rope_type says which: {laws}")
             elif in_block and (meaning is _UNKNOWN or (ropes and meaning.means == "law")):
                 # its value makes no key neutral here, because it may be a misspelt one
@@ -167,3 +166,13 @@ def check_unread_keys(
             "of its own is described with phasor.Rope(...)"
         )
     return [*notes, *(f"Left aside: {sentence}." for sentence in refused)]
+
+
+def _laws_of_untyped(block: JsonObject, key: str) -> str:
+    """The laws that a block without a type may mean, if ``key`` is a number of a law."""
+    numbers = {law: set[str](keys) for law, keys in table().files["law_numbers"].items()}
+    known = set[str]().union(*numbers.values())
+    if block.values.get("rope_type") or block.values.get("type") or key not in known:
+        return ""
+    given = known & {k for k in block.values if block.has(k)}
+    return " or ".join(law for law, keys in numbers.items() if given <= keys) or "any"

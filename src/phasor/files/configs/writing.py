@@ -11,9 +11,9 @@ from typing import Any
 from phasor._checks import short_repr, whole
 from phasor.axes import Alternating, Axes, InterleavedSections, OneAxis, Sectioned
 from phasor.errors import ConfigError
-from phasor.files.configs import laws
-from phasor.files.configs.block import Block
+from phasor.files.configs import rope_blocks
 from phasor.files.configs.facts import Architecture, table
+from phasor.files.configs.source import JsonObject
 from phasor.rope import Rope
 from phasor.scaling import DynamicNTK, Linear, Llama3, LongRope, PerPair, Proportional, Yarn
 
@@ -116,9 +116,12 @@ def _check_block(rope: Rope, block: dict[str, Any], context: int) -> None:
     config: dict[str, Any] = {}
     if isinstance(law, DynamicNTK):
         config["max_position_embeddings"] = law.original_max_positions
-    model = laws.Model(architecture=facts, rotary_dim=rope.rotary_dim, config=Block(config))
-    read = Block(block, "rope_parameters")
-    read_law, read_axes = laws.scaling(read, model), laws.axes(read, model) or OneAxis()
+    outside = rope_blocks.LawContext(
+        facts=facts, rotary_dim=rope.rotary_dim, config=JsonObject(config)
+    )
+    read = JsonObject(block, "rope_parameters")
+    read_law = rope_blocks.scaling(read, outside)
+    read_axes = rope_blocks.axes(read, outside) or OneAxis()
     expected = _as_rule(law, context) if isinstance(law, PerPair) else law
     # both would be written as partial_rotary_factor
     ambiguous = isinstance(law, Proportional) and rope.rotary_dim != rope.head_dim
