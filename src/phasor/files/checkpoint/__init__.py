@@ -2,8 +2,8 @@
 
 `plan_conversion` reads headers and decides which rows of queries and keys move, and for another
 program which names and config the result has. `write` streams the result, `verify` compares it with
-the source. The result is safetensors, written without that library; Meta's
-``.pth`` files are read with torch.
+the source. The result is safetensors, whose headers the safetensors package checks; Meta's ``.pth``
+files are read with torch.
 
 >>> import json, struct, tempfile
 >>> from pathlib import Path
