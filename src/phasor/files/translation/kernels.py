@@ -1,6 +1,6 @@
 """Kernels whose arguments are cos and sin, or the numbers from which they compute them.
 
-flash-attention, flashinfer, Liger and TransformerEngine.
+flash-attention, flashinfer, Liger, TransformerEngine and ONNX.
 """
 
 from __future__ import annotations
@@ -259,5 +259,39 @@ TRANSFORMER_ENGINE = Target(
     source="https://docs.nvidia.com/deeplearning/transformer-engine/user-guide/api/pytorch.html",
     checked="description",
     write=per_rope(_write_transformer_engine),
+    backwards=True,
+)
+
+
+# ONNX: the caches and attributes of its operator ``RotaryEmbedding``.
+
+
+def _write_onnx(rope: Rope, context: int) -> ProgramSettings:
+    return ProgramSettings(
+        table_settings("flash-attn", rope, context)
+        | {
+            "interleaved": int(rope.pairing == "interleaved"),
+            "rotary_embedding_dim": rope.rotary_dim,
+        },
+        "import onnx\nfrom phasor.torch import cos_sin_cache\n\n"
+        "# x [batch, heads, seq, head_dim]; position_ids, int64 [batch, seq]\n"
+        "tables = cos_sin_cache(\n"
+        "    rope, max_positions, layout=layout, gain=gain, dtype=dtype  # of x, as torch.float32\n"
+        ')  # "cos" and "sin" become the initializers cos_cache and sin_cache\n'
+        "onnx.helper.make_node(\n"
+        '    "RotaryEmbedding", ["x", "cos_cache", "sin_cache", "position_ids"], ["turned"],\n'
+        "    interleaved=interleaved, rotary_embedding_dim=rotary_embedding_dim,\n"
+        ")",
+        ("If x is [batch, seq, heads * head_dim], give num_heads=heads too.",),
+    )
+
+
+ONNX = Target(
+    name="onnx",
+    program="the caches and attributes of the operator RotaryEmbedding (opset 23)",
+    source="https://onnx.ai/onnx/operators/onnx__RotaryEmbedding.html",
+    checked="run",
+    package="onnxruntime",
+    write=per_rope(_write_onnx),
     backwards=True,
 )

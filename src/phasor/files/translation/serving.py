@@ -15,6 +15,7 @@ from typing import Any
 from phasor.axes import InterleavedSections, OneAxis, Sectioned
 from phasor.errors import ConfigError
 from phasor.files.configs.writing import rope_parameters
+from phasor.files.translation.config_files import class_notes, in_config_form, with_divisors
 from phasor.files.translation.target import (
     ProgramSettings,
     Target,
@@ -22,7 +23,6 @@ from phasor.files.translation.target import (
     plain_candidates,
     yarn_mscale,
 )
-from phasor.files.translation.transformers import class_notes, in_config_form, with_divisors
 from phasor.layers import LayerRopes
 from phasor.rope import Rope
 from phasor.scaling import (
