@@ -1,6 +1,6 @@
 """What is new is missed nowhere: each test names the places that it needs.
 
-Laws, model types, pairings, layouts of axes, backends, options of attention and targets.
+Laws, model types, pairings, axes, backends, options of attention and targets.
 
 The lists themselves, with what to write in each place, are in CONTRIBUTING.md.
 """
@@ -24,7 +24,7 @@ from phasor.axes import AXES, OneAxis
 from phasor.files import translation
 from phasor.files.configs.facts import table
 from phasor.files.translation import TARGETS, Target
-from phasor.identification.explaining import LAYOUTS
+from phasor.identification.explaining import AXES_OF_COUNTS
 from phasor.pairings import PAIRINGS
 from phasor.scaling import LAWS, Law, Rule
 from phasor.torch import RotaryAttention, _operator, rotate
@@ -89,14 +89,14 @@ def shown(name: str) -> bool:
     )
 
 
-def test_every_law_and_layout_is_in_its_registry() -> None:
+def test_every_law_and_class_of_axes_is_in_its_registry() -> None:
     """Without a name there it has no JSON form, and the tests below do not see it."""
     laws = concrete(scaling.laws, Law) | concrete(scaling.rules, Rule)
-    layouts = concrete(axes, axes.Axes)
+    classes = concrete(axes, axes.Axes)
     listed = {kind.__name__ for kind in (*LAWS.values(), *AXES.values())}
     places = {f"scaling/__init__.py REGISTRY: {law}": law in listed for law in laws}
     places |= {f"scaling/__init__.py __all__: {law}": law in scaling.__all__ for law in laws}
-    places |= {f"axes.py AXES: {layout}": layout in listed for layout in layouts}
+    places |= {f"axes.py AXES: {name}": name in listed for name in classes}
     assert_nothing_is_missing(places)
 
 
@@ -147,25 +147,25 @@ def test_a_model_type_is_checked_by_its_class_or_by_a_published_file() -> None:
 
 
 @pytest.mark.parametrize("name", AXES)
-def test_a_layout_of_axes_is_in_every_place(name: str) -> None:
+def test_a_class_of_axes_is_in_every_place(name: str) -> None:
     """What looks for it, how `phasor show` describes it, its draw and its rows."""
-    layout = AXES[name]
+    kind = AXES[name]
     places = {
-        "axes.py summary": bool(getattr(layout, "summary", "")),
-        "identification/explaining.py LAYOUTS": layout is OneAxis or name in LAYOUTS,
+        "axes.py summary": bool(getattr(kind, "summary", "")),
+        "identification/explaining.py AXES_OF_COUNTS": kind is OneAxis or name in AXES_OF_COUNTS,
         "tests/strategies.py EVERY_LAYOUT": name in strategies.EVERY_LAYOUT,
-        "docs/conventions.md": f"`{layout.__name__}`" in page("conventions.md"),
-        "docs/api/scaling.md members": shown(layout.__name__),
+        "docs/conventions.md": f"`{kind.__name__}`" in page("conventions.md"),
+        "docs/api/scaling.md members": shown(kind.__name__),
     }
     assert_nothing_is_missing(places)
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_both_oracles_know_a_layout_of_axes(name: str) -> None:
+@pytest.mark.parametrize("name", AXES_OF_COUNTS)
+def test_both_oracles_know_a_class_of_axes(name: str) -> None:
     """They say the same of nine pairs; one that does not know it names itself."""
-    layout = LAYOUTS[name]((3, 3, 3))
-    rope = Rope(head_dim=18, pairing="half", axes=layout)
-    assert oracle.axis_of_pair(layout, 9) == torch_oracle.axis_of_pair(rope)
+    kind = AXES_OF_COUNTS[name]((3, 3, 3))
+    rope = Rope(head_dim=18, pairing="half", axes=kind)
+    assert oracle.axis_of_pair(kind, 9) == torch_oracle.axis_of_pair(rope)
 
 
 def test_every_backend_is_in_the_registry() -> None:

@@ -23,7 +23,7 @@ from phasor.files.configs.source import (
     single_value,
 )
 from phasor.files.configs.unread_keys import check_unread_keys
-from phasor.layers import InConfig, LayerRopes
+from phasor.layers import ConfigLocation, LayerRopes
 from phasor.rope import WIDEST, Rope
 from phasor.scaling import Linear
 
@@ -32,7 +32,7 @@ def huggingface_ropes(model: ModelConfig, *, strict: bool) -> LayerRopes:
     """The rope of each layer."""
     config, facts, blocks, notes = model.config, model.facts, model.blocks, [*model.notes]
     labels: dict[str, str] = {}
-    unread: dict[str, Rope] = {}
+    unused: dict[str, Rope] = {}
     if facts.uses is not None:
         kinds: dict[str, Rope | None] = {"nope": None}
         position_type = config.text("position_embedding_type") or ""
@@ -46,10 +46,10 @@ def huggingface_ropes(model: ModelConfig, *, strict: bool) -> LayerRopes:
             for kind in dict.fromkeys(model.layer_kinds)
         }
         for kind, label in facts.labels.items():
-            if label not in {*unread, *map(facts.labels.get, kinds)}:
+            if label not in {*unused, *map(facts.labels.get, kinds)}:
                 rope = _rope(model, kind, widths, [])
                 assert rope is not None, "a class with labels has a block for each"
-                unread[label] = rope
+                unused[label] = rope
         if facts.nested or facts.labels or blocks.by_kind:
             labels = {kind: facts.labels.get(kind, kind) for kind in kinds}
         elif len({rope for rope in kinds.values() if rope is not None}) > 1:
@@ -73,11 +73,11 @@ def huggingface_ropes(model: ModelConfig, *, strict: bool) -> LayerRopes:
         # latent attention rotates one key for all heads
         num_kv_heads=1 if facts.latent else config.largest("num_key_value_heads"),
         notes=tuple(dict.fromkeys(notes)),
-        in_config=InConfig(
+        in_config=ConfigLocation(
             labels=labels,
-            unread=unread,
-            fixed=facts.fixed,
-            inside=config.path,
+            unused_blocks=unused,
+            ignores_scaling=facts.fixed,
+            path=config.path,
             keys=frozenset(model.levels[-1].values),
         ),
     )
@@ -101,7 +101,7 @@ def _rope(
         width = head_dim
     else:
         width = rotated_width(config, block, facts, head_dim)
-    # the class adds its attention factor to one block for all layers, not to blocks by kind
+    # transformers applies the attention factor of the class only where one block is for all layers
     law_facts = facts if one_block else replace(facts, yarn_attention_factor=None)
     outside = rope_blocks.LawContext(facts=law_facts, rotary_dim=width, config=config)
     config.whole("original_max_position_embeddings")  # whether the law uses it or not
@@ -144,13 +144,13 @@ def _patch_grid_rope(rope: Rope, facts: Architecture, notes: list[str]) -> Rope:
     base, pairs = rope.base or 1.0, range(rope.num_pairs)
     if facts.axes == "dealt":
         inv_freq = tuple(base ** -(pair // axes / sections[0]) for pair in pairs)
-        layout: Axes = InterleavedSections(sections)
+        several: Axes = InterleavedSections(sections)
     else:
         # axis after axis; an axis has every second or third frequency of one spectrum
         order = [pair for axis in range(axes) for pair in pairs[axis::axes]]
         inv_freq = tuple(base ** -(pair / rope.num_pairs) for pair in order)
-        layout = Sectioned(sections)
-    return replace(rope, base=None, explicit_inv_freq=inv_freq, axes=layout)
+        several = Sectioned(sections)
+    return replace(rope, base=None, explicit_inv_freq=inv_freq, axes=several)
 
 
 def _base(model: ModelConfig, kind: Kind, block: JsonObject, notes: list[str]) -> float:
@@ -214,7 +214,7 @@ def widths_of_single_layers(
             if ("rope" in key and key != width_key) or "rotary" in key:
                 layer.refuse(key, "in the block of a kind of layer, not of a single one")
         width_of_layer[int(index)] = layer.whole(width_key, least=2, most=WIDEST)
-    # such a file gives the widths of special kinds at their layers: the default is for no kind
+    # per_layer_config lists the exceptional layers only: a kind's own default is not used here
     default = _head_width(config, facts, Kind())
     width_of_kind: dict[str, int] = {}
     for kind in dict.fromkeys(kinds):

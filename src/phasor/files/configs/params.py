@@ -19,7 +19,7 @@ from phasor.files.configs.source import (
     single_value,
 )
 from phasor.files.configs.unread_keys import check_unread_keys
-from phasor.layers import InConfig, LayerRopes
+from phasor.layers import ConfigLocation, LayerRopes
 from phasor.rope import WIDEST, Rope
 from phasor.scaling import Llama3, Yarn
 
@@ -134,7 +134,7 @@ def load_deepseek(config: JsonObject, *, strict: bool) -> LayerRopes:
         num_heads=config.whole("n_heads"),
         num_kv_heads=1,  # latent attention rotates one key for all heads
         notes=tuple(notes),
-        in_config=InConfig(labels=facts.labels),
+        in_config=ConfigLocation(labels=facts.labels),
     )
 
 

@@ -196,7 +196,7 @@ def scaling(block: JsonObject, outside: LawContext) -> Law | Rule | None:
 
 
 def axes(block: JsonObject, outside: LawContext) -> Axes | None:
-    """The layout of a multimodal rope; None for the one axis of text."""
+    """The axes of a multimodal rope; None for the one axis of text."""
     facts = outside.facts
     if facts.axes is None:
         return None
@@ -213,9 +213,9 @@ def axes(block: JsonObject, outside: LawContext) -> Axes | None:
         )
     ordered = tuple(sections[i] for i in facts.axis_order) if facts.axis_order else sections
     with renamed_keys(block, {"sections": key}):
-        layout: Axes = cast(Any, AXES[facts.axes])(ordered)
-        layout.axis_of_pair(outside.rotary_dim // 2)  # checked here, where an error names the key
-        return layout
+        several: Axes = cast(Any, AXES[facts.axes])(ordered)
+        several.axis_of_pair(outside.rotary_dim // 2)  # checked here, where an error names the key
+        return several
 
 
 def _read_factor_law(law: Callable[..., Law], block: JsonObject, _outside: LawContext) -> Law:

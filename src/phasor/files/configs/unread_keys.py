@@ -30,7 +30,7 @@ _ABOUT_POSITIONS = re.compile(r"(?<!p)rope|rotary|alibi|key_length_swa", re.IGNO
 #: By what a key means, whether a rope has the property that a value asks for.
 _HAS: Mapping[str, Callable[[Rope, Any], bool]] = {
     "pairing": lambda rope, asked: rope.pairing == asked,
-    # a layout's name, or how many there are
+    # their name, or how many there are
     "axes": lambda rope, asked: (
         asked == rope.axes.n_axes or type(rope.axes) is AXES.get(str(asked))
     ),

@@ -61,7 +61,7 @@ def with_divisors(target: Target, rope: Rope, context: int) -> Rope:
 
 
 def _write_transformers(ropes: LayerRopes, context: int) -> tuple[ProgramSettings, ...]:
-    if ropes.in_config.fixed:
+    if ropes.in_config.ignores_scaling:
         raise TranslationError(
             f"the class of {ropes.name} in transformers has this rotation in its code and reads "
             "none from a config: there is nothing to give"
@@ -74,7 +74,7 @@ def _write_transformers(ropes: LayerRopes, context: int) -> tuple[ProgramSetting
         keys = config_keys(replace(ropes, kinds=kinds).config_blocks(), context, context)
     except ConfigError as error:
         raise TranslationError(f"transformers cannot express it: {error}") from None
-    path = ropes.in_config.inside
+    path = ropes.in_config.path
     place = (f"These keys belong inside {path} of the config.",) if path else ()
     return (
         ProgramSettings(

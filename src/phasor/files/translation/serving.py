@@ -117,7 +117,7 @@ def _write_engine(
     kinds = {kind: rope for kind, rope in ropes.kinds.items() if rope is not None}
     calls = {kind: get_rope(rope, context, block(rope, context)) for kind, rope in kinds.items()}
     settings: dict[str, Any] = {"get_rope": calls}
-    if ropes.in_config.fixed:
+    if ropes.in_config.ignores_scaling:
         # the class reads no law from a config: the code of the model calls the factory
         lines = [f"get_rope(**{arguments})  # {kind} layers" for kind, arguments in calls.items()]
         code = "\n".join([f"from {module} import get_rope", "", *lines])
@@ -142,7 +142,7 @@ def _override(
         if isinstance(blocks, Rope)
         else {label: rope and block(rope, context) for label, rope in blocks.items()},
     }
-    for name in reversed(ropes.in_config.inside.split(".") if ropes.in_config.inside else ()):
+    for name in reversed(ropes.in_config.path.split(".") if ropes.in_config.path else ()):
         keys = {name: keys}
     return keys
 
@@ -243,10 +243,10 @@ def _sglang_arguments(rope: Rope, context: int, block: Block) -> dict[str, Any]:
 
 
 def _write_sglang(ropes: LayerRopes, context: int) -> tuple[ProgramSettings, ...]:
-    if "." in ropes.in_config.inside:
+    if "." in ropes.in_config.path:
         raise TranslationError(
             f"sglang overrides keys one level deep, and {ropes.name} has them in "
-            f"{ropes.in_config.inside}: change the file"
+            f"{ropes.in_config.path}: change the file"
         )
     return _write_engine(
         SGLANG,

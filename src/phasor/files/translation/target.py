@@ -114,7 +114,7 @@ class Target:
             Weights in the other pairing are reordered first.
         partial: Whether it can rotate a part of the head only.
         backwards: Whether it can turn pairs clockwise.
-        axes: Layouts of position axes that it knows.
+        axes: The position axes that it knows.
         rules: Rules that it applies by itself; others must have picked their law.
         softmax: Whether ``write`` has a setting or a note for the softmax factor.
         other_pairs_out: Whether ``write`` reads the rope's ``pairing_out``; without it the target
@@ -212,10 +212,10 @@ def per_rope(
     return lambda ropes, context: tuple(write_part(rope, ropes, context) for rope in ropes.ropes)
 
 
-def table_settings(layout: str, rope: Rope, context: int) -> dict[str, Any]:
+def table_settings(program: str, rope: Rope, context: int) -> dict[str, Any]:
     """The variables of code that calls `phasor.torch.cos_sin_cache`."""
     gain = rope.attention_factor
-    return {"rope": rope, "layout": layout, "max_positions": context, "gain": gain}
+    return {"rope": rope, "program": program, "max_positions": context, "gain": gain}
 
 
 def keyword_lines(names: Iterable[str]) -> str:
