@@ -29,14 +29,7 @@ _FOREIGN_FORMATS = {
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One tensor of a file.
-
-    Attributes:
-        dtype: As the format spells it, such as ``BF16``.
-        shape: Its shape.
-        begin: Its first byte, counted from the start of the file.
-        end: The byte after its last.
-    """
+    """A tensor of a file: its bytes ``begin`` to ``end``, and its dtype as the format spells it."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -56,13 +49,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The header of a file.
-
-    Attributes:
-        path: The file.
-        data: Its bytes, those of its length included; the first tensor's bytes follow.
-        tensors: The tensors by name, in the order of their bytes.
-    """
+    """The header of a file: the bytes before its data, and the tensors in the order of theirs."""
 
     path: Path
     data: bytes
@@ -73,9 +60,7 @@ def read_header(path: Path) -> Header:
     """The header of a safetensors file, checked by the safetensors package.
 
     Raises:
-        CheckpointError: If the package is missing, or it is no safetensors file, is truncated, or
-            its header is wrong: its length, a name that occurs twice, a dtype or shape that does
-            not fit its bytes, or bytes that belong to no tensor or to two.
+        CheckpointError: If the package is missing, or the file is truncated, damaged or another.
     """
     try:
         from safetensors import SafetensorError, safe_open
@@ -113,23 +98,14 @@ def read_header(path: Path) -> Header:
 
 
 def open_file(path: Path) -> BufferedReader:
-    """``path`` opened for reading; pipes and devices are refused, as reading them may block.
-
-    Raises:
-        CheckpointError: If ``path`` is no file.
-        OSError: If it cannot be opened.
-    """
+    """``path`` opened for reading; pipes and devices are refused, as reading them may block."""
     if path.exists() and not path.is_file():
         raise CheckpointError(f"{path} must be a file, and is a folder, a pipe or a device")
     return path.open("rb")
 
 
 def parse_json(data: bytes, where: str) -> dict[str, Any]:
-    """A JSON object in which no name occurs twice.
-
-    Raises:
-        CheckpointError: If it is anything else.
-    """
+    """A JSON object in which no name occurs twice; anything else is refused."""
 
     def make_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if (name := first_repeated(pairs)) is not None:
@@ -163,14 +139,7 @@ def _refuse_foreign(path: Path, start: bytes) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """A tensor as rows of bytes, which are read a few at a time.
-
-    Attributes:
-        dtype: As safetensors spells it.
-        shape: Its shape.
-        row_bytes: Bytes of a row.
-        read: ``read(first, count)`` gives ``count`` rows as ``uint8[count, row_bytes]``.
-    """
+    """A tensor as rows: ``read(first, count)`` gives some as ``uint8[count, row_bytes]``."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -198,13 +167,7 @@ Advance = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Safetensors files that belong together.
-
-    Attributes:
-        path: The folder, or the one file.
-        files: The header of each file, by its path below the folder.
-        index: Name of the index, None where there is none.
-    """
+    """Safetensors files that belong together, by path in their folder; an index if there is one."""
 
     path: Path
     files: Mapping[str, Header]
@@ -212,9 +175,7 @@ class Checkpoint:
 
 
 def open_checkpoint(source: Path) -> Checkpoint:
-    """The checkpoint at ``source``: a safetensors file, or a folder that holds one.
-
-    A folder holds either one index and the shards that it names, or one safetensors file.
+    """The checkpoint at ``source``: a file, or a folder with one, or with an index and its shards.
 
     Raises:
         CheckpointError: If there is none, or more than one, or a file is missing or damaged.
@@ -303,11 +264,7 @@ def no_progress(count: int) -> None:
 
 
 def read_exactly(stream: BinaryIO, count: int) -> bytes:
-    """The next ``count`` bytes.
-
-    Raises:
-        CheckpointError: If the file is shorter than its header says.
-    """
+    """The next ``count`` bytes; a file that is shorter than its header says is refused."""
     data = stream.read(count)
     if len(data) != count:
         raise CheckpointError(f"{stream.name} became shorter while it was read")

@@ -49,15 +49,10 @@ VALUE_OF = {"k_proj": "v_proj", "wk": "wv", "key": "value"}
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """What a tensor is, by its name.
+    """What a tensor is, by its name: ``module`` and the ``suffix`` after it.
 
-    Attributes:
-        role: What its rows are; ``vectors`` have heads on the last axis instead.
-        layer: Index of the layer, if the name has one.
-        module: Name of the projection, such as ``q_proj``; empty if a pattern matched.
-        suffix: The rest of the name after the module.
-        is_extra_layer: Whether the layer belongs to a multi-token prediction module, whose layers
-            are counted from 0 again.
+    Heads are on the first axis, of ``vectors`` on the last; ``module`` is empty if a pattern matched.
+    An extra layer is one for multi-token prediction; these are counted from 0 again.
     """
 
     role: Role
@@ -148,12 +143,10 @@ def looks_alike(name: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Projections:
-    """The facts that ``projections.toml`` has about a model type.
+    """What ``projections.toml`` has about a model type.
 
-    Attributes:
-        fused: How queries, keys and values lie in a fused projection.
-        gated: Whether rows of a gate follow those of each query head.
-        varied: Whether layers differ in their number of heads.
+    How a fused projection lies, whether rows of a gate follow each query head, and whether layers
+    differ in their heads.
     """
 
     fused: Literal["blocks", "groups"] | None = None
@@ -162,11 +155,7 @@ class Projections:
 
 
 def read_projections(model_type: str | None) -> Projections:
-    """The entry of a model type in ``projections.toml``.
-
-    Raises:
-        CheckpointError: If its queries and keys cannot be re-ordered on their own.
-    """
+    """The entry of a model type in ``projections.toml``; refused if its rows cannot move alone."""
     table = _read_table()
     if model_type in table["refused"]:
         raise CheckpointError(
@@ -225,11 +214,7 @@ class CheckpointModel:
         return part.layer >= len(self.ropes) - self.num_shared_layers
 
     def rope_of(self, name: str, part: Projection) -> Rope | None:
-        """The rope of a tensor's layer; None for a layer without one.
-
-        Raises:
-            CheckpointError: If there are several ropes and the name does not tell which applies.
-        """
+        """The rope of a tensor's layer, None for a layer without one; refused if the layer is unclear."""
         if part.layer is not None and part.layer < len(self.ropes) and not part.is_extra_layer:
             return self.ropes[part.layer]
         # the config's layers do not include a multi-token prediction layer

@@ -147,10 +147,6 @@ def _open_pth(path: Path) -> dict[str, Rows]:
 
     torch's loader runs with ``weights_only=True``: it makes only tensors and plain containers, and
     executes nothing that the pickle holds.
-
-    Raises:
-        CheckpointError: If torch is not installed, the file is damaged, or it holds anything but
-            named tensors of one or more axes and of a plain floating-point dtype.
     """
     try:
         import torch

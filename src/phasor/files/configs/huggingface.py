@@ -193,11 +193,7 @@ def _head_width(config: JsonObject, facts: Architecture, kind: Kind) -> int:
 def widths_of_single_layers(
     config: JsonObject, facts: Architecture, kinds: Sequence[str]
 ) -> dict[str, int]:
-    """Head widths by kind of layer, in files whose ``per_layer_config`` is for single layers.
-
-    Raises:
-        ConfigError: If layers of one kind have heads of several widths.
-    """
+    """Head widths by kind, of a ``per_layer_config`` for single layers; refused if they differ."""
     name = "per_layer_config"
     layers = config.object(name)
     if layers is None:

@@ -32,15 +32,11 @@ class ModelConfig:
 
     Attributes:
         levels: The configs from the top of the file to the one of the part, the innermost last.
-        model_type: The type whose class reads it.
-        says_type: Whether the file itself says so.
-        config: The config of the part; its keys have the names that the class reads.
-        facts: The facts of the class for the switches of the file.
-        assumed_sizes: The sizes that the file does not say, and the class assumes.
-        blocks: The rope blocks.
+        model_type: The type whose class reads it, and whether the file says so itself.
+        config: That of the part; its keys have the names that the class reads.
+        facts: Those of the class for the switches of the file.
+        assumed_sizes: Sizes that the file does not say, and the class assumes.
         layer_kinds: The kind of each layer; ``nope`` for all in a class that never rotates.
-        context: Positions that the model is meant for, if the file says so.
-        notes: What was assumed or taken from the class; a sentence each.
     """
 
     levels: Sequence[JsonObject]
@@ -56,11 +52,7 @@ class ModelConfig:
 
 
 def read_model_config(top: JsonObject, *, part: str | None, like: str | None) -> ModelConfig:
-    """What the class makes of a file; the arguments are those of `load`.
-
-    Raises:
-        ConfigError: If there is no such part, its type is unknown, or the file contradicts itself.
-    """
+    """What the class makes of a file; the arguments are those of `load`."""
     levels, model_type = select_config(top, part, like)
     config, facts = _select_facts(levels[-1], table().huggingface[model_type])
     notes = [facts.note] if facts.note else []
@@ -100,11 +92,7 @@ def read_model_config(top: JsonObject, *, part: str | None, like: str | None) ->
 
 
 def language_models(top: JsonObject) -> list[JsonObject]:
-    """``top`` and each config inside it that describes its language model, the innermost last.
-
-    Raises:
-        ConfigError: If two of one level do, or one is no object.
-    """
+    """``top`` and each config inside it that describes its language model, the innermost last."""
     levels, keys = [top], table().files["language_models"]
     while inner := [key for key in keys if levels[-1].has(key)]:
         outer = levels[-1]
@@ -120,16 +108,7 @@ def language_models(top: JsonObject) -> list[JsonObject]:
 def select_config(
     top: JsonObject, part: str | None, like: str | None
 ) -> tuple[list[JsonObject], str]:
-    """The configs from the top to the selected part, the innermost last, and its model type.
-
-    Args:
-        top: The file.
-        part: Its key, dotted where it lies deeper; None for the language model.
-        like: A model type that replaces the file's own.
-
-    Raises:
-        ConfigError: If there is no such part, or its type is absent or unknown.
-    """
+    """The configs from the top to the part, the innermost last, and the type that reads it."""
     levels = language_models(top) if part is None else _path_to_part(top, part)
     for outer, inner in pairwise(levels) if part is None else ():
         _check_same_ropes(outer, inner)
@@ -298,14 +277,10 @@ def _assume_sizes(config: JsonObject, facts: Architecture) -> dict[str, int]:
 
 
 def note_assumed_sizes(model: ModelConfig) -> str:
-    """The note about the sizes that the class assumes, after all that is read of the file is.
+    """The note about sizes that the class assumes; to be called when all that is known was read.
 
-    Raises:
-        ConfigError: If the file has a size where nothing reads it, or an object that may hold one,
-            or does not say its type, whose class then assumes the sizes of another model.
-
-    Warns:
-        PhasorWarning: With the note.
+    Refused if the file has a size, or an object that may hold one, where nothing reads it; or does
+    not say its type, as these are then the sizes of another model.
     """
     config, facts, assumed = model.config, model.facts, model.assumed_sizes
     if not model.says_type:

@@ -25,11 +25,7 @@ from phasor.scaling import Llama3, Yarn
 
 
 def is_params(config: JsonObject) -> bool:
-    """Whether a file has the keys of Mistral's and Meta's code, as those of the first MLX do.
-
-    Raises:
-        ConfigError: If it has another width under transformers' key.
-    """
+    """Whether a file has the keys of Mistral's and Meta's code, as those of the first MLX do."""
     marks = read_table("params.toml")["params"]
     if not all(map(config.has, marks["sizes"])):
         return False

@@ -202,11 +202,7 @@ class JsonObject:
 
 
 def single_value(named_values: Iterable[tuple[str, _T | None]]) -> _T | None:
-    """The one value of several keys, given with their names; None is no value.
-
-    Raises:
-        ConfigError: If two values differ.
-    """
+    """The one value of several keys, given with their names; None is no value."""
     present = [(name, value) for name, value in named_values if value is not None]
     for name, value in present[1:]:
         first_name, first = present[0]
@@ -219,11 +215,7 @@ def single_value(named_values: Iterable[tuple[str, _T | None]]) -> _T | None:
 
 
 def head_width(block: JsonObject, key: str, quotient: str, width: int, heads: int) -> int:
-    """The width of a head, ``width / heads``, for a file without ``key``.
-
-    Raises:
-        ConfigError: If no Rope can have that width; ``quotient`` names the two keys.
-    """
+    """``width / heads``, for a file without the ``key`` of it; ``quotient`` names the two keys."""
     if width % heads or not 2 <= width // heads <= WIDEST:
         raise ConfigError(
             f"{block.name(key)} is absent, and {quotient} ({width} / {heads}) must be a whole "
@@ -273,11 +265,7 @@ _FILE_NAMES = ("config.json", "params.json")
 
 
 def read_source(source: object) -> JsonObject:
-    """The top-level object of a file, a folder that holds one, ``-``, a dictionary or a config.
-
-    Raises:
-        ConfigError: If there is nothing to read, too much of it, or no JSON object.
-    """
+    """What a file, a folder that holds one, ``-``, a dictionary or a config object says."""
     # a config object of transformers: the dictionary it would save
     as_dict = getattr(source, "to_dict", None)
     if not isinstance(source, (type, Mapping)) and callable(as_dict):

@@ -104,19 +104,16 @@ def check_unread_keys(
     facts: Architecture = _NO_FACTS,
     ignored_by: str | None = None,
 ) -> list[str]:
-    """Notes about the keys that were not read.
+    """Notes about the keys that were not read; those that contradict the class are refused.
 
     Args:
         config: The file's config, after reading.
         blocks: Its rope blocks that a layer uses, after reading.
         layers: The rope of each kind of layer, None for one that does not rotate.
         what: The kind of file, such as ``a file of model type 'llama'``.
-        strict: Whether to refuse keys that contradict the class.
+        strict: Whether to refuse any.
         facts: The facts of its class, if the file names one.
         ignored_by: The program that is known to have no code for further keys.
-
-    Raises:
-        ConfigError: If keys contradict what the class does and ``strict`` is set.
     """
     notes: list[str] = []
     refused: list[str] = []

@@ -163,12 +163,7 @@ def translate(
 
 
 def _write_parts(target: Target, ropes: LayerRopes, context: int) -> tuple[ProgramSettings, ...]:
-    """The parts that the target is given, with all notes.
-
-    Raises:
-        RefusalError: If it cannot express a rope; it may express one of the error's candidates.
-        TranslationError: If it cannot, and there are no candidates.
-    """
+    """The parts that the target is given, with all notes."""
     for rope in ropes.ropes:
         target.check(rope, context)
     adapted = {rope: _adapt(target, rope) for rope in ropes.ropes}

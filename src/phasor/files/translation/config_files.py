@@ -25,11 +25,7 @@ from phasor.scaling import DynamicNTK, Llama3, LongRope, PerPair, Rule, Yarn
 
 
 def in_config_form(target: Target, rope: Rope, context: int) -> Rope:
-    """The rope with a law that has a ``rope_type``: a raised base, or a divisor for each pair.
-
-    Raises:
-        TranslationError: If a pair stands still, for which there is no divisor.
-    """
+    """The rope with a law that has a ``rope_type``: a raised base, or a divisor for each pair."""
     # the classes of transformers round each frequency to float32
     form = ntk_as_base(replace(rope, inv_freq_dtype="exact"))
     law = form.scaling
@@ -43,11 +39,7 @@ def in_config_form(target: Target, rope: Rope, context: int) -> Rope:
 
 
 def with_divisors(target: Target, rope: Rope, context: int) -> Rope:
-    """The same rotation by a base and a divisor for each pair.
-
-    Raises:
-        TranslationError: As `in_config_form`.
-    """
+    """The same rotation by a base and a divisor for each pair; refused if a pair stands still."""
     base = rope.base or 10_000.0
     plain = replace(rope, inv_freq_dtype="exact", base=base, explicit_inv_freq=None, scaling=None)
     with np.errstate(divide="ignore", over="ignore"):

@@ -37,13 +37,7 @@ _DEFAULT_BETAS = {"yarn_beta_fast": 32.0, "yarn_beta_slow": 1.0}
 
 
 class _GgmlForm(NamedTuple):
-    """A rope in the form that ggml can express.
-
-    Attributes:
-        rope: With NTK-aware scaling as a raised base; in half pairs if it has several axes.
-        sections: Numbers of pairs of four axes; empty for a rope with one axis.
-        notes: What the architecture has to do.
-    """
+    """A rope with NTK laws as a raised base; in half pairs and ``sections`` if it has more axes."""
 
     rope: Rope
     sections: list[int]
@@ -114,11 +108,7 @@ def _write_gguf(ropes: LayerRopes, context: int) -> tuple[ProgramSettings, ...]:
 
 
 def _ggml_form(target: Target, rope: Rope, context: int) -> _GgmlForm:
-    """The rope in the form that ggml can express.
-
-    Raises:
-        TranslationError: If ggml would rotate pairs by a fourth coordinate.
-    """
+    """The rope as ggml can express it; refused where it would turn pairs by a fourth coordinate."""
     rope = ntk_as_base(rope)
     notes: tuple[str, ...] = ()
     sections: list[int] = []

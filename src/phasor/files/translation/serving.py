@@ -43,13 +43,9 @@ Block = dict[str, Any]
 def _engine_block(
     target: Target, rope: Rope, context: int, *, laws_with_axes: tuple[type, ...] = (type(None),)
 ) -> Block:
-    """``rope_parameters`` of the slice of a head from ``rope.rotary_start`` on.
+    """``rope_parameters`` of the slice of a head from ``rope.rotary_start`` on, for the factories.
 
-    The block of `in_config_form`, with the names that the factories read. ``laws_with_axes`` are
-    the laws that the factory combines with sections.
-
-    Raises:
-        TranslationError: If the factories have no block for the rope.
+    ``laws_with_axes`` are the laws that the factory combines with sections.
     """
     rope = replace(rope, head_dim=rope.head_dim - rope.rotary_start, rotary_start=0)
     with_one_axis = replace(rope, axes=OneAxis())
@@ -105,14 +101,8 @@ def _write_engine(
 ) -> tuple[ProgramSettings, ...]:
     """The settings of a whole model: ``command`` with its override, or calls of ``get_rope``.
 
-    Args:
-        target: The engine.
-        ropes: The model's, as the engine reads them.
-        context: Tokens.
-        block: Returns the block of a rope.
-        get_rope: Returns the arguments of the factory for a rope and its block.
-        module: The module of the factory.
-        command: The command before its override; ``{}`` stands for the context.
+    ``{}`` in the command stands for the context. ``get_rope`` returns the arguments of the factory
+    in ``module`` for a rope and its ``block``.
     """
     kinds = {kind: rope for kind, rope in ropes.kinds.items() if rope is not None}
     calls = {kind: get_rope(rope, context, block(rope, context)) for kind, rope in kinds.items()}

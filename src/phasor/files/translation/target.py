@@ -136,11 +136,7 @@ class Target:
     other_pairs_out: bool = False
 
     def check(self, rope: Rope, context: int) -> None:
-        """Refuse a rope that the program cannot express, whatever its frequencies are.
-
-        Raises:
-            TranslationError: If it cannot.
-        """
+        """Refuse a rope that the program cannot express, whatever its frequencies are."""
         law = rope.scaling
         if isinstance(law, Rule) and not isinstance(law, self.rules):
             raise TranslationError(
@@ -158,11 +154,7 @@ class Target:
             self.refuse(f"{rope.rotary_dim} rotated coordinates of {rope.head_dim}", rope, context)
 
     def only_rope(self, ropes: LayerRopes, context: int) -> Rope:
-        """The rope of all layers, for a program that keeps one.
-
-        Raises:
-            TranslationError: If layers have different ropes; the nearest is the first for all.
-        """
+        """The rope of all layers, for a program that keeps one; else the nearest is the first."""
         first, *others = ropes.ropes
         if others:
             kinds = " and ".join(kind for kind, rope in ropes.kinds.items() if rope is not None)
