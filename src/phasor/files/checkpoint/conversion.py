@@ -37,7 +37,7 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ResultTensor:
-    """One tensor of the result: pieces of the source, joined on ``axis``; on axis 1 unordered ones."""
+    """One tensor of the result: pieces of the source, which are joined on ``axis``."""
 
     pieces: tuple[Piece, ...]
     axis: int = 0

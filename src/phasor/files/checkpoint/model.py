@@ -51,8 +51,8 @@ VALUE_OF = {"k_proj": "v_proj", "wk": "wv", "key": "value"}
 class Projection:
     """What a tensor is, by its name: ``module`` and the ``suffix`` after it.
 
-    Heads are on the first axis, of ``vectors`` on the last; ``module`` is empty if a pattern matched.
-    An extra layer is one for multi-token prediction; these are counted from 0 again.
+    Heads are on the first axis, of ``vectors`` on the last; ``module`` is empty if a pattern
+    matched. An extra layer is one for multi-token prediction; these are counted from 0 again.
     """
 
     role: Role
@@ -214,7 +214,7 @@ class CheckpointModel:
         return part.layer >= len(self.ropes) - self.num_shared_layers
 
     def rope_of(self, name: str, part: Projection) -> Rope | None:
-        """The rope of a tensor's layer, None for a layer without one; refused if the layer is unclear."""
+        """The rope of a tensor's layer, None for one without; refused if the layer is unclear."""
         if part.layer is not None and part.layer < len(self.ropes) and not part.is_extra_layer:
             return self.ropes[part.layer]
         # the config's layers do not include a multi-token prediction layer
