@@ -80,13 +80,7 @@ def preset_of_hub_id(repository: str) -> str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class DocumentedExtension:
-    """The longer context that a model's release documents, beside the one it is set to.
-
-    Attributes:
-        model: The preset of the release.
-        law: The law that it says to use.
-        source: Where it says so.
-    """
+    """The longer context that the release of a preset, the ``model``, documents, and where."""
 
     model: str
     law: Yarn

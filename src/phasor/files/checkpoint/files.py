@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, BinaryIO, NoReturn, cast
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from phasor._checks import first_repeated, short_repr
+from phasor._checks import short_repr
 from phasor.errors import CheckpointError, install_hint
+from phasor.files.configs.source import parse_json
 
 #: The dtypes of plain weights: safetensors' name, torch's.
 FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -79,7 +79,7 @@ def read_header(path: Path) -> Header:
         raise CheckpointError(
             f"{path} is truncated, damaged or no safetensors file; get it again. {error}"
         ) from None
-    header = parse_json(text, str(path))
+    header = parse_json(text, str(path), CheckpointError)
     header.pop("__metadata__", None)
     data = 8 + len(text)
     entries: list[tuple[str, Entry]] = []
@@ -102,28 +102,6 @@ def open_file(path: Path) -> BufferedReader:
     if path.exists() and not path.is_file():
         raise CheckpointError(f"{path} must be a file, and is a folder, a pipe or a device")
     return path.open("rb")
-
-
-def parse_json(data: bytes, where: str) -> dict[str, Any]:
-    """A JSON object in which no name occurs twice; anything else is refused."""
-
-    def make_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        if (name := first_repeated(pairs)) is not None:
-            raise CheckpointError(f"{where}: the name {short_repr(name)} stands twice; keep one")
-        return dict(pairs)
-
-    def refuse(literal: str) -> NoReturn:
-        raise CheckpointError(f"{where}: {literal} is no JSON")
-
-    try:
-        value = json.loads(data.decode("utf-8"), object_pairs_hook=make_dict, parse_constant=refuse)
-    except CheckpointError:
-        raise
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{where}: must be JSON, and is not: {error}") from None
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{where} must hold a JSON object, got {short_repr(value)}")
-    return cast(dict[str, Any], value)
 
 
 def _refuse_foreign(path: Path, start: bytes) -> None:
@@ -245,7 +223,7 @@ def _read_weight_map(path: Path) -> dict[str, str]:
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
     if len(data) > _INDEX_LIMIT:
         raise CheckpointError(f"{path} is larger than any index")
-    weight_map = parse_json(data, str(path)).get("weight_map")
+    weight_map = parse_json(data, str(path), CheckpointError).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(
             f"{path} must hold a weight_map of tensors, got {short_repr(cast(object, weight_map))}"

@@ -177,19 +177,12 @@ def _read_table() -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointModel:
-    """A model for a conversion.
+    """A model for a conversion: what its config says, as far as a conversion asks.
 
-    Attributes:
-        ropes: The rope of each layer; one for all layers if there is only one.
-        model_type: Its type, if a config gave one.
-        num_heads: Query heads of a layer, if known.
-        latent: Whether heads are ``[without position | with position]`` and the key that is rotated
-            comes after the latent vector in its projection (DeepSeek's multi-head latent
-            attention).
-        projections: From `read_projections`.
-        block_rows: Rows that share a scale in a quantised weight, if the config says so.
-        pairing_key: Key of the config that selects the pairing: ``"half"`` if it is false.
-        num_shared_layers: How many of the last layers use the keys of an earlier layer.
+    ``latent`` attention has heads ``[without position | with position]``, and its rotated key after
+    the latent vector (DeepSeek). The last ``num_shared_layers`` use the keys of an earlier layer,
+    and ``block_rows`` rows of a quantised weight share a scale. Pairs are halves where the
+    ``pairing_key`` of the config is false.
     """
 
     ropes: LayerRopes
@@ -232,12 +225,7 @@ def describe(
     like: str | None = None,
     strict: bool = True,
 ) -> CheckpointModel:
-    """The model that a config file, its dictionary or a rope describes.
-
-    Args:
-        model: Path of a config or of its folder, its dictionary, or a Rope for all layers.
-        like: A known model type to read an unknown one as.
-        strict: Whether to refuse keys that contradict what the model's class does.
+    """The model that a config describes, its dictionary, or a rope for all layers.
 
     Raises:
         ConfigError: If the config cannot be read.

@@ -21,7 +21,7 @@ from types import MappingProxyType
 from typing import Any, BinaryIO, NoReturn, TypeGuard, TypeVar, cast
 
 from phasor._checks import first_repeated, number, short_repr, whole
-from phasor.errors import ConfigError, SpecError, install_hint
+from phasor.errors import ConfigError, PhasorError, SpecError, install_hint
 from phasor.files.configs.facts import table
 from phasor.rope import WIDEST
 
@@ -31,15 +31,11 @@ _T = TypeVar("_T")
 
 
 class JsonObject:
-    """A JSON object and its path inside the file.
+    """A JSON object at a dotted path of its file; the file itself has the empty one.
 
-    Args:
-        values: The object.
-        path: Dotted path of the object in its file; empty for the file itself.
-        names: By key, the names that the file may have for it; ``a.b`` is key ``b`` of the object
-            ``a``. A key that is not in here has only its own name.
-        nulls: By key, the value that an explicit null stands for. For other keys null counts as
-            absent.
+    ``names`` are those that the file may have for a key, where ``a.b`` is key ``b`` of the object
+    ``a``; other keys have their own name alone. ``nulls`` has what an explicit null stands for; in
+    other keys null counts as absent.
     """
 
     def __init__(
@@ -282,7 +278,7 @@ def read_source(source: object) -> JsonObject:
         )
     source = cast("str | os.PathLike[str]", source)
     if source == "-":
-        return JsonObject(_parse_json(sys.stdin.buffer.read(SIZE_LIMIT + 1), "standard input"))
+        return _parse_config(sys.stdin.buffer.read(SIZE_LIMIT + 1), "standard input")
     try:
         path = Path(source)
         if path.is_dir():
@@ -308,7 +304,7 @@ def read_source(source: object) -> JsonObject:
         return JsonObject(read_gguf_header(path))
     if (what := table().files["other_files"].get(path.suffix)) is not None:
         raise ConfigError(f"{path} {what}")
-    return JsonObject(_parse_json(data, str(path)))
+    return _parse_config(data, str(path))
 
 
 def cached_config(repository: str) -> Path | None:
@@ -350,31 +346,37 @@ def _config_file_in(folder: Path) -> Path:
     raise ConfigError(f"{folder} holds neither config.json nor params.json{found}")
 
 
-def _parse_json(data: bytes, origin: str) -> dict[str, Any]:
+def _parse_config(data: bytes, origin: str) -> JsonObject:
     if len(data) > SIZE_LIMIT:
         raise ConfigError(
             f"{origin} is larger than {SIZE_LIMIT // 2**20} MiB, which no config file is; "
             "give the config.json that lies beside the weights"
         )
+    return JsonObject(parse_json(data, origin, ConfigError))
+
+
+def parse_json(data: bytes, origin: str, error: type[PhasorError]) -> dict[str, Any]:
+    """The JSON object of a file; ``error`` if it holds anything else, or a key stands twice."""
+
+    def refuse_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if (key := first_repeated(pairs)) is not None:
+            what = f"the key {short_repr(key)} stands twice in one object; keep one"
+            raise error(f"{origin}: {what}")
+        return dict(pairs)
+
     try:
-        value = json.loads(data.decode("utf-8-sig"), object_pairs_hook=_refuse_repeated_keys)
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{origin} must be UTF-8 text, got {error}") from None
+        value = json.loads(data.decode("utf-8-sig"), object_pairs_hook=refuse_repeated_keys)
+    except UnicodeDecodeError as problem:
+        raise error(f"{origin} must be UTF-8 text, got {problem}") from None
     except RecursionError:
-        raise ConfigError(f"{origin} is nested too deeply for a config file") from None
-    except ConfigError as error:
-        raise ConfigError(f"{origin}: {error}") from None
-    except ValueError as error:
-        raise ConfigError(f"{origin} must be JSON: {error}") from None
+        raise error(f"{origin} is nested too deeply") from None
+    except PhasorError:
+        raise
+    except ValueError as problem:
+        raise error(f"{origin} must be JSON: {problem}") from None
     if not isinstance(value, dict):
-        raise ConfigError(f"{origin} must hold a JSON object, got {short_repr(value)}")
+        raise error(f"{origin} must hold a JSON object, got {short_repr(value)}")
     return cast(dict[str, Any], value)
-
-
-def _refuse_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    if (key := first_repeated(pairs)) is not None:
-        raise ConfigError(f"the key {short_repr(key)} stands twice in one object; keep one")
-    return dict(pairs)
 
 
 # The header of a GGUF file, read with the gguf package after its lengths were checked.

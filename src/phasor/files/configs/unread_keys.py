@@ -109,10 +109,10 @@ def check_unread_keys(
     Args:
         config: The file's config, after reading.
         blocks: Its rope blocks that a layer uses, after reading.
-        layers: The rope of each kind of layer, None for one that does not rotate.
+        layers: The rope of each kind of layer.
         what: The kind of file, such as ``a file of model type 'llama'``.
         strict: Whether to refuse any.
-        facts: The facts of its class, if the file names one.
+        facts: Those of its class, if the file names one.
         ignored_by: The program that is known to have no code for further keys.
     """
     notes: list[str] = []
