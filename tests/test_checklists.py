@@ -230,11 +230,12 @@ def test_every_target_is_in_the_registry() -> None:
 def test_a_target_is_in_every_place(name: str) -> None:
     """What runs or describes it, the requirement of the tests that is run, and its rows."""
     target = TARGETS[name]
+    module, runner = runner_of(target)
     groups = tomllib.loads((DOCS.parent / "pyproject.toml").read_text("utf-8"))["dependency-groups"]
     required = {re.split(r"[^\w.-]", one)[0] for one in [*groups["peers"], *groups["test"]]
                 if isinstance(one, str)}  # fmt: skip
     places = {
-        "tests/files/translation/{}.py {}".format(*runner_of(target)): name in PROGRAMS,
+        f"{module.__name__} {runner}": name in PROGRAMS,
         "pyproject.toml test, or Target.package": target.checked == "description"
         or (target.package or name) in required,
         "docs/translate.md, by python -m tools.doc_tables --write": f"| `{name}` |"

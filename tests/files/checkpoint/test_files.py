@@ -36,19 +36,13 @@ FILES: dict[str, tuple[bytes, str]] = {
     ),
     "truncated data": (in_file({"a": ONE}, b"123"), "truncated"),
     "data at the end": (in_file({"a": ONE}, b"12345"), "not fully covered"),
-    "a hole": (
-        in_file({"a": ONE | {"data_offsets": [1, 5]}}, b"12345"),
-        "invalid offset for tensor `a`",
-    ),
+    "a hole": (in_file({"a": ONE | {"data_offsets": [1, 5]}}, b"12345"), "tensor `a`"),
     "an overlap": (
         in_file({"a": ONE, "b": ONE | {"data_offsets": [2, 6]}}, b"123456"),
-        "invalid offset for tensor `b`",
+        "tensor `b`",
     ),
     "a wrong shape": (in_file({"a": ONE | {"shape": [5]}}, b"1234"), "invalid shape"),
-    "a negative shape": (
-        in_file({"a": ONE | {"shape": [-2, -2]}}, b"1234"),
-        "integer `-2`",
-    ),
+    "a negative shape": (in_file({"a": ONE | {"shape": [-2, -2]}}, b"1234"), "integer `-2`"),
     "a shape of bools": (in_file({"a": ONE | {"shape": [True, 4]}}, b"1234"), "boolean `true`"),
     "offsets in reverse": (
         in_file({"a": ONE | {"data_offsets": [4, 0]}}, b"1234"),
@@ -59,10 +53,7 @@ FILES: dict[str, tuple[bytes, str]] = {
         in_file({"a": {"dtype": "F4", "shape": [3], "data_offsets": [0, 1]}}, b"1"),
         "byte boundary",
     ),
-    "a missing key": (
-        in_file({"a": {"dtype": "U8", "shape": [4]}}, b"1234"),
-        "missing field `data_offsets`",
-    ),
+    "a missing key": (in_file({"a": {"dtype": "U8", "shape": [4]}}, b"1234"), "missing field"),
     "a tensor that is a list": (in_file({"a": [1]}, b""), "expected string or map"),
     "metadata of numbers": (in_file({"__metadata__": {"a": 1}}, b""), "expected a string"),
     "a pickle in a zip": (b"PK\x03\x04" + bytes(range(1, 60)), "a PyTorch pickle"),

@@ -132,10 +132,7 @@ def gguf(job: Job) -> np.ndarray:
 def llama_cpp(job: Job) -> np.ndarray:
     """What the flags are documented to do to a file without scaling."""
     rope = job.part.ropes[job.kind]
-    keys: dict[str, Any] = {
-        "rope.freq_base": 10_000.0,
-        "rope.dimension_count": rope.rotary_dim,
-    }
+    keys: dict[str, Any] = {"rope.freq_base": 10_000.0, "rope.dimension_count": rope.rotary_dim}
     if rope.axes.n_axes > 1:
         keys["rope.dimension_sections"] = rope.axes.sections
     return by_ggml(job, keys, job.part.settings)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from types import ModuleType
 
 import numpy as np
 
@@ -21,14 +22,13 @@ from .jobs import Job
 IMPORT_LARGE_LIBRARIES = {"liger", "megatron", "meta", "onnx", "torchtune", "transformers"}
 
 
-def runner_of(target: Target) -> tuple[str, str]:
+def runner_of(target: Target) -> tuple[ModuleType, str]:
     """The module that a target's runner is in, and its name."""
-    return "libraries" if target.checked == "run" else "engines", re.sub(r"\W", "_", target.name)
+    return libraries if target.checked == "run" else engines, re.sub(r"\W", "_", target.name)
 
 
-_MODULES = {"libraries": libraries, "engines": engines}
-PROGRAMS: dict[str, Callable[[Job], np.ndarray]] = {}
-for target in TARGETS.values():
-    module, function = runner_of(target)
-    if (runner := getattr(_MODULES[module], function, None)) is not None:
-        PROGRAMS[target.name] = runner
+PROGRAMS: dict[str, Callable[[Job], np.ndarray]] = {
+    name: getattr(*runner_of(target))
+    for name, target in TARGETS.items()
+    if hasattr(*runner_of(target))
+}

@@ -126,11 +126,7 @@ def reordered(x: np.ndarray, model: Rope, performed: Rope) -> np.ndarray:
 
 
 def check_token(
-    turned: np.ndarray,
-    x: np.ndarray,
-    position: int | tuple[int, ...],
-    model: Rope,
-    performed: Rope,
+    turned: np.ndarray, x: np.ndarray, position: int | tuple[int, ...], model: Rope, performed: Rope
 ) -> None:
     """One token is where the model turns it to; what does not turn is as it was."""
     cos, sin = exact(model, position)

@@ -82,19 +82,16 @@ def read_header(path: Path) -> Header:
     header = parse_json(text, str(path), CheckpointError)
     header.pop("__metadata__", None)
     data = 8 + len(text)
-    entries: list[tuple[str, Entry]] = []
-    for name, values in header.items():
+    tensors: dict[str, Entry] = {}
+    for name, values in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
         if values.keys() != {"dtype", "shape", "data_offsets"}:
             raise CheckpointError(
                 f"{path}: {short_repr(name)} must have dtype, shape and data_offsets and nothing "
                 f"else, got {short_repr(values)}"
             )
         begin, end = values["data_offsets"]
-        entries.append(
-            (name, Entry(values["dtype"], tuple(values["shape"]), data + begin, data + end))
-        )
-    entries.sort(key=lambda item: (item[1].begin, item[1].end))
-    return Header(path, prefix + text, MappingProxyType(dict(entries)))
+        tensors[name] = Entry(values["dtype"], tuple(values["shape"]), data + begin, data + end)
+    return Header(path, prefix + text, MappingProxyType(tensors))
 
 
 def open_file(path: Path) -> BufferedReader:

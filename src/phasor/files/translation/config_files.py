@@ -18,6 +18,7 @@ from phasor.files.translation.target import (
     TranslationError,
     ntk_as_base,
     plain_candidates,
+    whole_model,
 )
 from phasor.layers import LayerRopes
 from phasor.rope import Rope
@@ -132,14 +133,7 @@ def _write_meta(ropes: LayerRopes, context: int) -> tuple[ProgramSettings, ...]:
     )
     if needs_llama4 or "nope_layer_interval" in settings:
         notes.append("llama_models.llama4 reads all these keys, llama_models.llama3 does not.")
-    return (
-        ProgramSettings(
-            ropes={kind: rope for kind, other in ropes.kinds.items() if other is not None},
-            settings=settings,
-            code=json.dumps(settings, indent=2),
-            notes=tuple(notes),
-        ),
-    )
+    return whole_model(ropes, rope, settings, json.dumps(settings, indent=2), notes)
 
 
 def _scaling_keys(rope: Rope, context: int) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from phasor.files.translation.target import (
     ntk_as_base,
     plain_candidates,
     softmax_note,
+    whole_model,
 )
 from phasor.layers import LayerRopes
 from phasor.pairings import by_pairing
@@ -304,22 +305,14 @@ def _write_llama_cpp(ropes: LayerRopes, context: int) -> tuple[ProgramSettings, 
             f"is below {context}, add --override-kv ARCH.context_length=int:{context}, with the "
             "file's general.architecture for ARCH.",
         )
-    return (
-        ProgramSettings(
-            ropes={kind: rope for kind, other in ropes.kinds.items() if other is not None},
-            settings=settings,
-            code=f"llama-server -m FILE {flags}",
-            notes=(
-                *notes,
-                f"{file}.",
-                "The file must not have rope_freqs or rope_factors tensors, nor the keys "
-                "rope.scaling.attn_factor and rope.scaling.yarn_log_multiplier: they would scale "
-                "too.",
-                "Most architectures with sliding windows (gemma3 and gpt-oss) give those layers "
-                "the base and the scale of the file, whatever the flags are.",
-            ),
-        ),
+    notes += (
+        f"{file}.",
+        "The file must not have rope_freqs or rope_factors tensors, nor the keys "
+        "rope.scaling.attn_factor and rope.scaling.yarn_log_multiplier: they would scale too.",
+        "Most architectures with sliding windows (gemma3 and gpt-oss) give those layers the base "
+        "and the scale of the file, whatever the flags are.",
     )
+    return whole_model(ropes, rope, settings, f"llama-server -m FILE {flags}", notes)
 
 
 def _scaling_flags(rope: Rope, context: int) -> dict[str, Any]:

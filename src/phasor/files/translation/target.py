@@ -204,6 +204,14 @@ def per_rope(
     return lambda ropes, context: tuple(write_part(rope, ropes, context) for rope in ropes.ropes)
 
 
+def whole_model(
+    ropes: LayerRopes, rope: Rope, settings: Mapping[str, Any], code: str, notes: Iterable[str]
+) -> tuple[ProgramSettings, ...]:
+    """The one part for a program that performs ``rope`` in every layer that rotates."""
+    kinds = {kind: rope for kind, other in ropes.kinds.items() if other is not None}
+    return (ProgramSettings(settings, code, tuple(notes), kinds),)
+
+
 def table_settings(program: str, rope: Rope, context: int) -> dict[str, Any]:
     """The variables of code that calls `phasor.torch.cos_sin_cache`."""
     gain = rope.attention_factor
