@@ -32,7 +32,7 @@ from phasor.files.checkpoint.files import FLOATS, Rows, open_checkpoint, rows_of
 from phasor.files.checkpoint.model import Projection
 from phasor.files.checkpoint.rows import HeadRows, Reorder, reorder_heads
 from phasor.files.configs import load
-from phasor.files.configs.source import JsonObject, read_source, require
+from phasor.files.configs.source import JsonObject, read_source
 from phasor.files.configs.writing import rope_parameters
 from phasor.pairings import Pairing, opposite
 from phasor.rope import Rope
@@ -76,12 +76,12 @@ def read_params(path: Path) -> Llama:
         )
     ropes = load(path)
     rope = replace(ropes.ropes[0], pairing="half")
-    num_heads = require(config, "n_heads", ropes.num_heads)
+    num_heads = config.require("n_heads", ropes.num_heads)
     scaled = isinstance(rope.scaling, Llama3)
     return Llama(
         rope=rope,
         num_layers=len(ropes),
-        embed_dim=require(config, "dim", config.whole("dim")),
+        embed_dim=config.require("dim", config.whole("dim")),
         num_heads=num_heads,
         num_kv_heads=ropes.num_kv_heads or num_heads,
         norm_eps=config.number("norm_eps", above=0) or 1e-5,  # the default of Meta's code
@@ -129,8 +129,8 @@ def read_config(path: Path) -> Llama:
         config.refuse("hidden_act", "silu, the one that Meta's code computes")
     ropes = load(path)
     rope = ropes.ropes[0]
-    num_heads = require(config, "num_attention_heads", ropes.num_heads)
-    embed_dim = require(config, "hidden_size", config.whole("hidden_size"))
+    num_heads = config.require("num_attention_heads", ropes.num_heads)
+    embed_dim = config.require("hidden_size", config.whole("hidden_size"))
     if rope.head_dim * num_heads != embed_dim:
         raise ConfigError(
             "hidden_size must be num_attention_heads times head_dim, as in Meta's code, got "

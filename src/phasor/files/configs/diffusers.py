@@ -13,7 +13,7 @@ from phasor.errors import ConfigError
 from phasor.files.configs import rope_blocks
 from phasor.files.configs.facts import Architecture, inherit, read_table, tuples_for_lists
 from phasor.files.configs.model_class import MOST_LAYERS
-from phasor.files.configs.source import JsonObject, renamed_keys, require
+from phasor.files.configs.source import JsonObject, renamed_keys
 from phasor.files.configs.unread_keys import check_unread_keys
 from phasor.layers import LayerRopes
 from phasor.pairings import Pairing
@@ -63,7 +63,7 @@ def load_diffusers(config: JsonObject, *, strict: bool) -> LayerRopes:
         notes.append(f"{name} has no rotary embedding; in its place: {facts.uses}.")
         blocks = filter(None, map(config.object, ("rope_scaling", "rope_parameters")))
     else:
-        require(config, facts.layers[0], layers or None)
+        config.require(facts.layers[0], layers or None)
         rope = _rope(config, facts)
         notes += [f"Axes are ({', '.join(facts.order)})."] * bool(facts.order)
     if facts.only_if is not None and config.flag(facts.only_if) is not True:
@@ -111,7 +111,7 @@ def _head_dim(config: JsonObject, facts: Transformer) -> int:
     if facts.head_dim_from:
         return sum(config.wholes(facts.head_dim_from[0]) or facts.dims)
     width = config.whole(facts.head_dim_key, least=2, most=WIDEST) or facts.head_dim
-    return require(config, facts.head_dim_key, width)
+    return config.require(facts.head_dim_key, width)
 
 
 def _axis_sizes(config: JsonObject, facts: Transformer, head_dim: int) -> tuple[int, ...]:

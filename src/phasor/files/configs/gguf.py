@@ -10,14 +10,7 @@ from phasor.axes import Axes, InterleavedSections, OneAxis, Sectioned
 from phasor.errors import ConfigError
 from phasor.files.configs.facts import Architecture, table
 from phasor.files.configs.model_class import MOST_LAYERS, applies, has_rope, layers_by_pattern
-from phasor.files.configs.source import (
-    JsonObject,
-    head_width,
-    or_default,
-    renamed_keys,
-    require,
-    single_value,
-)
+from phasor.files.configs.source import JsonObject, renamed_keys, single_value
 from phasor.files.configs.unread_keys import check_unread_keys
 from phasor.layers import LayerRopes
 from phasor.rope import WIDEST, Rope
@@ -37,7 +30,7 @@ _BASE = 10_000.0  # llama.cpp's default
 
 def load_gguf(top: JsonObject, *, strict: bool) -> LayerRopes:
     """The rope of each layer of a model in GGUF."""
-    name = require(top, "general.architecture", top.text("general.architecture"))
+    name = top.require("general.architecture", top.text("general.architecture"))
     if (facts := table().gguf.get(name)) is None:
         top.refuse(
             "general.architecture",
@@ -45,7 +38,7 @@ def load_gguf(top: JsonObject, *, strict: bool) -> LayerRopes:
             "config.json, or describe its embedding with phasor.Rope(...))",
         )
     config, facts = _select_facts(top, name, facts)
-    count = require(config, "block_count", config.whole("block_count", most=MOST_LAYERS))
+    count = config.require("block_count", config.whole("block_count", most=MOST_LAYERS))
     kinds_in_order = _kinds_in_order(config, facts, count)
     notes = [facts.note] if facts.note else []
     kinds = {
@@ -99,7 +92,7 @@ def _kinds_in_order(config: JsonObject, facts: Architecture, count: int) -> tupl
     if facts.uses is not None:
         return ("nope",) * count
     if "listed" in facts.layers:
-        windowed = require(config, _PATTERN_KEY, config.items(_PATTERN_KEY))
+        windowed = config.require(_PATTERN_KEY, config.items(_PATTERN_KEY))
         if len(windowed) != count or any(flag not in (0, 1) for flag in windowed):
             config.refuse(_PATTERN_KEY, f"a list of true or false for each of the {count} layers")
         kinds = tuple(facts.layers["miss" if flag else "hit"] for flag in windowed)
@@ -129,7 +122,7 @@ def _rope(
     # all layers may have keys of their own, and a fixed architecture turns whole heads
     config.ignore(_BASE_KEY, _WIDTH_KEY)
     width = None if facts.fixed else config.whole(width_key, least=2, most=WIDEST)
-    head_dim = require(config, width_key, width if facts.latent else _head_dim(config, kind))
+    head_dim = config.require(width_key, width if facts.latent else _head_dim(config, kind))
     width = width or head_dim
     pairs = width // 2
     if facts.fraction is not None and kind not in _WINDOWED:
@@ -137,7 +130,7 @@ def _rope(
     if width % 2 or width > head_dim:
         config.refuse(width_key, f"an even number of coordinates, at most {head_dim}")
     key = special.base_key or _key(config, kind, _BASE_KEY)
-    base = or_default(config, key, config.number(key, above=1), _BASE, "llama.cpp's default", notes)
+    base = config.or_default(key, config.number(key, above=1), _BASE, "llama.cpp's default", notes)
     # some kinds of layer ignore the scaling keys
     law = _read_scaling(top, config, facts, pairs, notes) if special.scaled else None
     if isinstance(law, PerPair):
@@ -162,15 +155,15 @@ def _head_dim(config: JsonObject, kind: str) -> int:
     key = _key(config, kind, "attention.key_length")
     if (head_dim := config.whole(key, least=2, most=WIDEST)) is not None:
         return head_dim
-    width = require(config, "embedding_length", config.whole("embedding_length"))
-    heads = require(config, "attention.head_count", config.largest("attention.head_count"))
-    return head_width(config, key, "embedding_length / head_count", width, heads)
+    width = config.require("embedding_length", config.whole("embedding_length"))
+    heads = config.require("attention.head_count", config.largest("attention.head_count"))
+    return config.head_width(key, "embedding_length / head_count", width, heads)
 
 
 def _axes(config: JsonObject, facts: Architecture, num_pairs: int) -> Axes:
     if facts.axes is None:
         return OneAxis()
-    sections = require(config, _SECTIONS_KEY, config.wholes(_SECTIONS_KEY))
+    sections = config.require(_SECTIONS_KEY, config.wholes(_SECTIONS_KEY))
     while sections and not sections[-1]:
         sections = sections[:-1]  # the fourth counts pairs of an axis that few models have
     if facts.axes == "sectioned":
@@ -229,7 +222,7 @@ def _read_scaling(
 
 def _original_length(config: JsonObject) -> int:
     length = config.whole(_ORIGINAL_KEY) or config.whole("context_length")
-    return require(config, _ORIGINAL_KEY, length)
+    return config.require(_ORIGINAL_KEY, length)
 
 
 def _read_longrope(top: JsonObject, config: JsonObject, pairs: int) -> LongRope:

@@ -15,13 +15,7 @@ from phasor.errors import ConfigError
 from phasor.files.configs import rope_blocks
 from phasor.files.configs.facts import Architecture, Kind, table
 from phasor.files.configs.model_class import ModelConfig, has_rope, note_assumed_sizes
-from phasor.files.configs.source import (
-    JsonObject,
-    head_width,
-    or_default,
-    renamed_keys,
-    single_value,
-)
+from phasor.files.configs.source import JsonObject, renamed_keys, single_value
 from phasor.files.configs.unread_keys import check_unread_keys
 from phasor.layers import ConfigLocation, LayerRopes
 from phasor.rope import WIDEST, Rope
@@ -167,7 +161,7 @@ def _base(model: ModelConfig, kind: Kind, block: JsonObject, notes: list[str]) -
     if not one_block or kind.base_key is None:
         named_bases.insert(0, (block.name("rope_theta"), block_base))
     base, default = single_value(named_bases), facts.base if kind.base is None else kind.base
-    return or_default(config, key, base, default, "the class default of this model type", notes)
+    return config.or_default(key, base, default, "the class default of this model type", notes)
 
 
 def _head_width(config: JsonObject, facts: Architecture, kind: Kind) -> int:
@@ -187,7 +181,7 @@ def _head_width(config: JsonObject, facts: Architecture, kind: Kind) -> int:
             f"{config.name(key)} is absent and cannot be derived; add it, or both hidden_size and "
             "num_attention_heads"
         )
-    return head_width(config, key, "hidden_size / num_attention_heads", hidden, heads)
+    return config.head_width(key, "hidden_size / num_attention_heads", hidden, heads)
 
 
 def widths_of_single_layers(

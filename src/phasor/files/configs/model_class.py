@@ -19,7 +19,7 @@ from phasor._checks import short_repr
 from phasor.errors import ConfigError, PhasorWarning
 from phasor.files.configs.facts import Architecture, Variant, table
 from phasor.files.configs.rope_blocks import RopeBlocks, normalize
-from phasor.files.configs.source import JsonObject, require, single_value
+from phasor.files.configs.source import JsonObject, single_value
 from phasor.files.configs.unread_keys import objects_inside
 
 # far above any model's, so that a damaged count cannot fill the memory
@@ -331,7 +331,7 @@ def _context(config: JsonObject, notes: list[str]) -> int | None:
 def layer_kinds(config: JsonObject, facts: Architecture) -> tuple[str, ...]:
     """One kind per layer: the file's names for them, else ``rope`` and ``nope``."""
     count = config.whole("num_hidden_layers", most=MOST_LAYERS)
-    count = require(config, "num_hidden_layers", count)
+    count = config.require("num_hidden_layers", count)
     rule, files = facts.layers, table().files
     if "no_rope_interval" in rule or "bases_key" in rule:
         # in these models layer_types is about the mask, not the rope
@@ -384,7 +384,7 @@ def _layers_by_switch(config: JsonObject, rule: Mapping[str, Any], count: int) -
 def _layers_by_base(config: JsonObject, rule: Mapping[str, Any], count: int) -> tuple[str, ...]:
     """Kinds from a list of bases, 0 for no rope; all others must be the same base."""
     key = rule["bases_key"]
-    bases = require(config, key, config.items(key))
+    bases = config.require(key, config.items(key))
     nonzero = {base for base in bases if base}
     if len(bases) != count or len(nonzero) > 1:
         config.refuse(key, f"one base, or 0 for no rope, for each of {count} layers")
@@ -413,7 +413,7 @@ def layers_by_pattern(config: JsonObject, facts: Architecture, count: int) -> tu
     if not rule:
         return ("rope",) * count
     if "listed" in rule:
-        require(config, "layer_types", None)
+        config.require("layer_types", None)
     if "codes_key" in rule:
         key, codes = rule["codes_key"], rule["codes"]
         numbers = config.wholes(key)
@@ -425,7 +425,7 @@ def layers_by_pattern(config: JsonObject, facts: Architecture, count: int) -> tu
         indices = config.wholes(rule["indices_key"])
         if indices is None and "absent" in rule:
             return (rule["absent"],) * count
-        hits = {*require(config, rule["indices_key"], indices)}
+        hits = {*config.require(rule["indices_key"], indices)}
     elif "cycle_key" in rule:
         cycle = config.texts(rule["cycle_key"]) or rule["cycle"]
         hits = {i for i in range(count) if cycle[i % len(cycle)] == rule["word"]}

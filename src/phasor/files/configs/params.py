@@ -10,14 +10,7 @@ from dataclasses import replace
 from phasor.errors import ConfigError
 from phasor.files.configs.facts import Architecture, read_table, table
 from phasor.files.configs.model_class import MOST_LAYERS, layers_by_pattern
-from phasor.files.configs.source import (
-    JsonObject,
-    head_width,
-    or_default,
-    renamed_keys,
-    require,
-    single_value,
-)
+from phasor.files.configs.source import JsonObject, renamed_keys, single_value
 from phasor.files.configs.unread_keys import check_unread_keys
 from phasor.layers import ConfigLocation, LayerRopes
 from phasor.rope import WIDEST, Rope
@@ -46,8 +39,8 @@ def is_deepseek(config: JsonObject) -> bool:
 
 def load_params(config: JsonObject, *, strict: bool) -> LayerRopes:
     """The rope of each layer, the same for all but Llama 4's layers without one."""
-    heads = require(config, "n_heads", config.whole("n_heads"))
-    layers = require(config, "n_layers", config.whole("n_layers", most=MOST_LAYERS))
+    heads = config.require("n_heads", config.whole("n_heads"))
+    layers = config.require("n_layers", config.whole("n_layers", most=MOST_LAYERS))
     head_dim = _head_dim(config, heads)
     notes: list[str] = []
     base = _base(config, notes)
@@ -87,11 +80,11 @@ def load_deepseek(config: JsonObject, *, strict: bool) -> LayerRopes:
 
     def number_or_default(key: str, above: float = 0) -> float:
         value, whose = config.number(key, above=above), "the default of DeepSeek's own code"
-        return or_default(config, key, value, defaults.get(key), whose, notes)
+        return config.or_default(key, value, defaults.get(key), whose, notes)
 
-    layers = require(config, "n_layers", config.whole("n_layers", most=MOST_LAYERS))
+    layers = config.require("n_layers", config.whole("n_layers", most=MOST_LAYERS))
     key = "rope_head_dim" if is_v4 else "qk_rope_head_dim"
-    width = require(config, key, config.whole(key, least=2, most=WIDEST))
+    width = config.require(key, config.whole(key, least=2, most=WIDEST))
     longest = config.whole("max_seq_len") or int(number_or_default("max_seq_len"))
     original = config.whole("original_seq_len") or int(number_or_default("original_seq_len"))
     # cos and sin stay as they are; V3's softmax scale takes m(mscale) squared
@@ -114,7 +107,7 @@ def load_deepseek(config: JsonObject, *, strict: bool) -> LayerRopes:
             facts = table().huggingface["deepseek_v4"]
             kinds_in_order = layers_by_pattern(config, facts, layers)
             head_dim = config.whole("head_dim", least=width, most=WIDEST)
-            head_dim = require(config, "head_dim", head_dim)
+            head_dim = config.require("head_dim", head_dim)
             main = replace(rope, head_dim=head_dim, rotary_dim=width, rotary_start=head_dim - width)
             base = number_or_default("compress_rope_theta", 1)
             ropes = {"main": main, "compress": replace(main, base=base, scaling=law)}
@@ -146,7 +139,7 @@ def _base(config: JsonObject, notes: list[str]) -> float:
     else:
         others = "programs that read params.json fill it in differently (10000 and 1000000)"
         raise ConfigError(f"{config.name('rope_theta')} is absent, and {others}; add it")
-    return or_default(config, "rope_theta", base, default, whose, notes)
+    return config.or_default("rope_theta", base, default, whose, notes)
 
 
 def _head_dim(config: JsonObject, heads: int) -> int:
@@ -154,8 +147,8 @@ def _head_dim(config: JsonObject, heads: int) -> int:
     stated = (config.whole(key, least=2, most=WIDEST) for key in keys)
     if (head_dim := next(filter(None, stated), None)) is not None:
         return head_dim
-    width = require(config, "dim", config.whole("dim"))
-    return head_width(config, "head_dim", "dim / n_heads", width, heads)
+    width = config.require("dim", config.whole("dim"))
+    return config.head_width("head_dim", "dim / n_heads", width, heads)
 
 
 def _read_llama3(config: JsonObject, layers: int, notes: list[str]) -> Llama3:
@@ -166,7 +159,7 @@ def _read_llama3(config: JsonObject, layers: int, notes: list[str]) -> Llama3:
     high = config.number("rope_high_freq_factor", above=0) or marks["high_freq_factor"]
     if is_llama4:
         whose = "the default of Llama 4's code"
-        factor = or_default(config, "rope_scaling_factor", factor, marks["factor"], whose, notes)
+        factor = config.or_default("rope_scaling_factor", factor, marks["factor"], whose, notes)
     if factor is None:
         release = marks["releases"].get(f"{config.whole('dim')} x {layers}")
         if release is None:
@@ -181,16 +174,16 @@ def _read_llama3(config: JsonObject, layers: int, notes: list[str]) -> Llama3:
 
 def _read_yarn(block: JsonObject, *, latent: bool) -> Yarn:
     """Mistral's yarn block: ``beta`` is YaRN's fast end, ``alpha`` its slow one."""
-    apply_scale = require(block, "apply_scale", block.flag("apply_scale"))
+    apply_scale = block.require("apply_scale", block.flag("apply_scale"))
     if apply_scale and latent:
         block.refuse("apply_scale", "false, as Mistral's own latent-attention models have it")
     original = block.whole("original_max_position_embeddings")
     names = ("beta", "alpha", "factor")
-    fast, slow, factor = (require(block, k, block.number(k, above=0)) for k in names)
+    fast, slow, factor = (block.require(k, block.number(k, above=0)) for k in names)
     with renamed_keys(block, {"beta_fast": "beta", "beta_slow": "alpha"}):
         return Yarn(
             factor=factor,
-            original_max_positions=require(block, "original_max_position_embeddings", original),
+            original_max_positions=block.require("original_max_position_embeddings", original),
             beta_fast=fast,
             beta_slow=slow,
             attention_factor=None if apply_scale else 1.0,

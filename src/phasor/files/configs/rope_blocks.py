@@ -16,7 +16,7 @@ from phasor._checks import short_repr
 from phasor.axes import AXES, Axes
 from phasor.errors import ConfigError
 from phasor.files.configs.facts import Architecture, table
-from phasor.files.configs.source import JsonObject, renamed_keys, require, single_value
+from phasor.files.configs.source import JsonObject, renamed_keys, single_value
 from phasor.scaling import (
     NTK,
     DynamicNTK,
@@ -202,7 +202,7 @@ def axes(block: JsonObject, outside: LawContext) -> Axes | None:
         return None
     key = "mrope_section" if not block.has("xdrope_section") else "xdrope_section"
     file_sections = block.wholes(key)
-    sections = require(block, key, file_sections or facts.sections or None)
+    sections = block.require(key, file_sections or facts.sections or None)
     if facts.sections and len(sections) != len(facts.sections):
         block.refuse(key, f"a list of {len(facts.sections)} pair counts, one per axis")
     # interleaved sections need not add up: the first axis gets the remaining pairs
@@ -219,7 +219,7 @@ def axes(block: JsonObject, outside: LawContext) -> Axes | None:
 
 
 def _read_factor_law(law: Callable[..., Law], block: JsonObject, _outside: LawContext) -> Law:
-    return law(factor=require(block, "factor", block.number("factor", above=0)))
+    return law(factor=block.require("factor", block.number("factor", above=0)))
 
 
 def _read_dynamic(block: JsonObject, outside: LawContext) -> NTK | DynamicNTK:
@@ -230,19 +230,19 @@ def _read_dynamic(block: JsonObject, outside: LawContext) -> NTK | DynamicNTK:
         )
     if outside.facts.ntk_alpha and block.has("alpha"):
         block.ignore("factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
-        return NTK(factor=require(block, "alpha", block.number("alpha", above=0)))
+        return NTK(factor=block.require("alpha", block.number("alpha", above=0)))
     length = single_value(
         [(block.name(_ORIGINAL), block.whole(_ORIGINAL)), (_CONTEXT, outside.context)]
     )
     factor = block.number("factor", above=0) or outside.facts.factor
-    factor, length = require(block, "factor", factor), require(block, _ORIGINAL, length)
+    factor, length = block.require("factor", factor), block.require(_ORIGINAL, length)
     with renamed_keys(block, {"factor": "factor"}):
         return DynamicNTK(factor=factor, original_max_positions=length)
 
 
 def _read_llama3(block: JsonObject, outside: LawContext) -> Llama3:
     names = ("factor", "low_freq_factor", "high_freq_factor")
-    numbers = {key: require(block, key, block.number(key, above=0)) for key in names}
+    numbers = {key: block.require(key, block.number(key, above=0)) for key in names}
     original = _original_length(block, outside, or_context=False)
     with renamed_keys(block, {name: name for name in names}):
         return Llama3(original_max_positions=original, **numbers)
@@ -261,7 +261,7 @@ def _read_proportional(block: JsonObject, outside: LawContext) -> Proportional:
 def _read_longrope(block: JsonObject, outside: LawContext) -> LongRope:
     pairs = outside.rotary_dim // 2
     short_factors, long_factors = (
-        require(block, key, block.numbers_per_pair(key, pairs))
+        block.require(key, block.numbers_per_pair(key, pairs))
         for key in ("short_factor", "long_factor")
     )
     short_gain, long_gain = (
@@ -330,7 +330,7 @@ def _original_length(block: JsonObject, outside: LawContext, *, or_context: bool
     length = single_value(
         (place.name(_ORIGINAL), place.whole(_ORIGINAL)) for place in (block, outside.config)
     )
-    return require(block, _ORIGINAL, length or (outside.context if or_context else None))
+    return block.require(_ORIGINAL, length or (outside.context if or_context else None))
 
 
 def _extension_factor(block: JsonObject, outside: LawContext, original: int) -> float:
@@ -363,6 +363,6 @@ _INTERNAL_LAWS: Mapping[str, Callable[[JsonObject, LawContext], Law | Rule | Non
     "ntk_old": partial(_read_factor_law, NTKOld),
     # the rule of Qwen 1, whose original length is the file's context
     "stepped_ntk": lambda block, outside: SteppedNTK(
-        original_max_positions=require(block, _CONTEXT, outside.context)
+        original_max_positions=block.require(_CONTEXT, outside.context)
     ),
 }

@@ -196,6 +196,31 @@ class JsonObject:
             raise ConfigError(f"{by_index.name(str(values.index(None)))} must not be null")
         return cast(tuple[_T, ...], values)
 
+    def require(self, key: str, value: _T | None) -> _T:
+        """``value`` of ``key``; if it is None, raise the error that ``key`` is absent."""
+        if value is None:
+            raise ConfigError(f"{self.name(key)} is absent; add it, as the model's authors give it")
+        return value
+
+    def or_default(
+        self, key: str, value: float | None, default: float | None, whose: str, notes: list[str]
+    ) -> float:
+        """``value`` of ``key``; if it is None, the default, with a note that says whose it is."""
+        if value is not None:
+            return value
+        default = self.require(key, default)
+        notes.append(f"The file has no {self.name(key)}; {default:g} is {whose}.")
+        return default
+
+    def head_width(self, key: str, quotient: str, width: int, heads: int) -> int:
+        """``width / heads``, in place of the absent ``key``; ``quotient`` names the two keys."""
+        if width % heads or not 2 <= width // heads <= WIDEST:
+            raise ConfigError(
+                f"{self.name(key)} is absent, and {quotient} ({width} / {heads}) must be a whole "
+                f"number from 2 to {WIDEST}; add it"
+            )
+        return width // heads
+
 
 def single_value(named_values: Iterable[tuple[str, _T | None]]) -> _T | None:
     """The one value of several keys, given with their names; None is no value."""
@@ -208,39 +233,6 @@ def single_value(named_values: Iterable[tuple[str, _T | None]]) -> _T | None:
                 "they must agree; remove the wrong one"
             )
     return present[0][1] if present else None
-
-
-def head_width(block: JsonObject, key: str, quotient: str, width: int, heads: int) -> int:
-    """``width / heads``, for a file without the ``key`` of it; ``quotient`` names the two keys."""
-    if width % heads or not 2 <= width // heads <= WIDEST:
-        raise ConfigError(
-            f"{block.name(key)} is absent, and {quotient} ({width} / {heads}) must be a whole "
-            f"number from 2 to {WIDEST}; add it"
-        )
-    return width // heads
-
-
-def require(block: JsonObject, key: str, value: _T | None) -> _T:
-    """``value``; if it is None, raise the error that ``key`` is absent."""
-    if value is None:
-        raise ConfigError(f"{block.name(key)} is absent; add it, as the model's authors give it")
-    return value
-
-
-def or_default(
-    block: JsonObject,
-    key: str,
-    value: float | None,
-    default: float | None,
-    whose: str,
-    notes: list[str],
-) -> float:
-    """``value``; if it is None, the default, with a note that says ``whose`` it is."""
-    if value is not None:
-        return value
-    default = require(block, key, default)
-    notes.append(f"The file has no {block.name(key)}; {default:g} is {whose}.")
-    return default
 
 
 @contextmanager
