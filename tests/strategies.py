@@ -1,4 +1,4 @@
-"""Hypothesis strategies: positions, and ropes of every law, layout and pairing."""
+"""Hypothesis strategies: positions, and ropes of every law, axes and pairing."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ EVERY_LAW: dict[str, Law | None] = {"plain": None}
 for name, (example, _) in REGISTRY.items():
     EVERY_LAW[name] = example.at(65_536) if isinstance(example, Rule) else example
 
-EVERY_LAYOUT = ("one", "sectioned", "axial", "interleaved", "alternating")
+EVERY_AXES = ("one", "sectioned", "axial", "interleaved", "alternating")
 
 INT64 = st.integers(-(2**63), 2**63 - 1) | st.integers(-5000, 5000)
 FLOAT_POSITIONS = st.floats(-(2.0**62), 2.0**62) | st.floats(-5000, 5000)
@@ -47,8 +47,8 @@ LENGTHS = st.integers(2, 2**20)
 
 @st.composite
 def axes(draw: st.DrawFn, pairs: int) -> Axes:
-    """A layout that fits ``pairs`` pairs."""
-    kind = draw(st.sampled_from(EVERY_LAYOUT if pairs >= 3 else EVERY_LAYOUT[:1]))
+    """Axes that fit ``pairs`` pairs."""
+    kind = draw(st.sampled_from(EVERY_AXES if pairs >= 3 else EVERY_AXES[:1]))
     if kind == "one":
         return OneAxis()
     if kind == "alternating":

@@ -153,7 +153,7 @@ def test_a_class_of_axes_is_in_every_place(name: str) -> None:
     places = {
         "axes.py summary": bool(getattr(kind, "summary", "")),
         "identification/explaining.py AXES_OF_COUNTS": kind is OneAxis or name in AXES_OF_COUNTS,
-        "tests/strategies.py EVERY_LAYOUT": name in strategies.EVERY_LAYOUT,
+        "tests/strategies.py EVERY_AXES": name in strategies.EVERY_AXES,
         "docs/conventions.md": f"`{kind.__name__}`" in page("conventions.md"),
         "docs/api/scaling.md members": shown(kind.__name__),
     }

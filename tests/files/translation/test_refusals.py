@@ -68,7 +68,7 @@ def test_the_nearest_to_a_preset_is_what_the_target_can_and_as_far_off_as_said(t
 def test_the_nearest_to_any_rope_is_what_the_target_can_and_as_far_off_as_said(
     rope: Rope, target: str, context: int
 ) -> None:
-    """Of every law, layout and pairing."""
+    """Of every law, axes and pairing."""
     try:
         translate(rope, target, context=context)
     except TranslationError as error:

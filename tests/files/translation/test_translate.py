@@ -251,7 +251,7 @@ def test_a_program_turns_as_a_rope_of_no_preset_does(name: str, target: str) -> 
 @given(resolved_ropes(), st.sampled_from(sorted({*TARGETS} & {*PROGRAMS} - IMPORT_LARGE_LIBRARIES)))
 @settings(max_examples=50)
 def test_a_program_turns_as_any_rope_does(rope: Rope, target: str) -> None:
-    """Of every law, layout and pairing; or the reason why it cannot is true of it."""
+    """Of every law, axes and pairing; or the reason why it cannot is true of it."""
     assert_turns(model_of(rope), target)
 
 
