@@ -1,4 +1,4 @@
-"""Hypothesis strategies: positions, and ropes of every law, layout and pairing."""
+"""Hypothesis strategies: positions, and ropes of every law, axes and pairing."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from phasor import Rope, pairings
 from phasor.axes import Alternating, Axes, Axial, InterleavedSections, OneAxis, Sectioned
 from phasor.scaling import (
     NTK,
+    REGISTRY,
     Cope,
     DynamicNTK,
     Hope,
@@ -30,34 +31,12 @@ from phasor.scaling import (
     YarnPaper,
 )
 
-# of every law one, fit for a head of 64
-EVERY_LAW: dict[str, Law | None] = {
-    "plain": None,
-    "linear": Linear(factor=8.0),
-    "ntk": NTK(factor=8.0),
-    "ntk_old": NTKOld(factor=8.0),
-    "ntk_fixed": NTKFixed(factor=8.0),
-    "ntk_mixed": NTKMixed(factor=8.0),
-    "part_ntk": PartNTK(factor=8.0, original_max_positions=8192),
-    "yarn": Yarn(factor=32.0, original_max_positions=4096, truncate=False),
-    "yarn_paper": YarnPaper(factor=8.0, original_max_positions=8192),
-    "llama3": Llama3(factor=8.0, original_max_positions=8192),
-    "proportional": Proportional(fraction=0.75, factor=2.0),
-    "hope": Hope(original_max_positions=8192),
-    "cope": Cope(num_pairs=8),
-    "resonance": Resonance(),
-    "per_pair": PerPair(factors=tuple(1 + 0.1 * k for k in range(32))),
-    "dynamic_ntk": DynamicNTK(factor=8.0, original_max_positions=8192).at(65536),
-    "stepped_ntk": SteppedNTK(original_max_positions=2048).at(5000),
-    "longrope": LongRope(
-        short_factors=(1.0,) * 32,
-        long_factors=tuple(1.5 + k for k in range(32)),
-        original_max_positions=4096,
-        factor=32.0,
-    ).at(8192),
-}
+# of every law one, fit for a head of 64; of a rule, the law of a long sequence
+EVERY_LAW: dict[str, Law | None] = {"plain": None}
+for name, (example, _) in REGISTRY.items():
+    EVERY_LAW[name] = example.at(65_536) if isinstance(example, Rule) else example
 
-EVERY_LAYOUT = ("one", "sectioned", "axial", "interleaved", "alternating")
+EVERY_AXES = ("one", "sectioned", "axial", "interleaved", "alternating")
 
 INT64 = st.integers(-(2**63), 2**63 - 1) | st.integers(-5000, 5000)
 FLOAT_POSITIONS = st.floats(-(2.0**62), 2.0**62) | st.floats(-5000, 5000)
@@ -68,8 +47,8 @@ LENGTHS = st.integers(2, 2**20)
 
 @st.composite
 def axes(draw: st.DrawFn, pairs: int) -> Axes:
-    """A layout that fits ``pairs`` pairs."""
-    kind = draw(st.sampled_from(EVERY_LAYOUT if pairs >= 3 else EVERY_LAYOUT[:1]))
+    """Axes that fit ``pairs`` pairs."""
+    kind = draw(st.sampled_from(EVERY_AXES if pairs >= 3 else EVERY_AXES[:1]))
     if kind == "one":
         return OneAxis()
     if kind == "alternating":

@@ -1,6 +1,6 @@
 """What is new is missed nowhere: each test names the places that it needs.
 
-Laws, model types, pairings, layouts of axes, backends, options of attention and targets.
+Laws, model types, pairings, axes, backends, options of attention and targets.
 
 The lists themselves, with what to write in each place, are in CONTRIBUTING.md.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from importlib import import_module, resources
 from pathlib import Path
@@ -23,10 +23,8 @@ from phasor import Rope, axes, scaling
 from phasor.axes import AXES, OneAxis
 from phasor.files import translation
 from phasor.files.configs.facts import table
-from phasor.files.configs.writing import WRITERS
 from phasor.files.translation import TARGETS, Target
-from phasor.identification.explaining import LAYOUTS
-from phasor.identification.laws import SCANS
+from phasor.identification.explaining import AXES_OF_COUNTS
 from phasor.pairings import PAIRINGS
 from phasor.scaling import LAWS, Law, Rule
 from phasor.torch import RotaryAttention, _operator, rotate
@@ -35,7 +33,7 @@ from phasor.torch._operator.ops import BACKENDS
 
 from . import oracle, strategies
 from .files.configs import published_configs
-from .files.translation.programs import PROGRAMS
+from .files.translation.programs import PROGRAMS, runner_of
 from .torch import attention_oracle, torch_oracle
 
 # older entries that neither a published file nor the sizes of a class vouch for; bring a file
@@ -59,6 +57,12 @@ UNCHECKED_TYPES = {
     "step3p7",
 }
 DOCS = Path(__file__).parent.parent / "docs"
+
+
+def assert_nothing_is_missing(places: Mapping[str, object]) -> None:
+    """Fail with a line for each place where something is, or is not, as it has to be."""
+    if missing := [place for place, is_there in places.items() if not is_there]:
+        pytest.fail("missing:\n" + "\n".join(missing), pytrace=False)
 
 
 def page(name: str) -> str:
@@ -85,38 +89,33 @@ def shown(name: str) -> bool:
     )
 
 
-def test_every_law_and_layout_is_in_its_registry() -> None:
+def test_every_law_and_class_of_axes_is_in_its_registry() -> None:
     """Without a name there it has no JSON form, and the tests below do not see it."""
     laws = concrete(scaling.laws, Law) | concrete(scaling.rules, Rule)
-    missing = {
-        "scaling/__init__.py LAWS": laws - {law.__name__ for law in LAWS.values()},
-        "axes.py AXES": concrete(axes, axes.Axes) - {one.__name__ for one in AXES.values()},
-    }
-    assert {place: names for place, names in missing.items() if names} == {}
-
-
-#: Laws that no ``rope_type`` says; NTK is written as its raised base instead.
-WITHOUT_ROPE_TYPE = {
-    "Cope", "Hope", "NTK", "NTKFixed", "NTKMixed", "NTKOld", "PartNTK", "Resonance", "SteppedNTK",
-    "YarnPaper",
-}  # fmt: skip
+    classes = concrete(axes, axes.Axes)
+    listed = {kind.__name__ for kind in (*LAWS.values(), *AXES.values())}
+    places = {f"scaling/__init__.py REGISTRY: {law}": law in listed for law in laws}
+    places |= {f"scaling/__init__.py __all__: {law}": law in scaling.__all__ for law in laws}
+    places |= {f"axes.py AXES: {name}": name in listed for name in classes}
+    assert_nothing_is_missing(places)
 
 
 @pytest.mark.parametrize("name", LAWS)
 def test_a_law_is_in_every_place(name: str) -> None:
-    """Its checks, its formula, its writer, its search, its rows and its draw."""
+    """Its checks, its formula, and its rows, which a tool makes of the registry."""
     law = LAWS[name]
+    by_tool = "by python -m tools.doc_tables --write"
     places = {
-        "tests/oracle.py LAWS": not hasattr(law, "apply") or law.__name__ in oracle.LAWS,
-        "scaling/laws.py _CHECKS": {one.name for one in fields(law)} <= scaling.laws._CHECKS.keys(),
-        "tests/strategies.py EVERY_LAW": name in strategies.EVERY_LAW,
-        "configs/writing.py WRITERS, or WITHOUT_ROPE_TYPE here": (law in WRITERS)
-        != (law.__name__ in WITHOUT_ROPE_TYPE),
-        "identification/laws.py SCANS": name in SCANS,
-        "docs/laws.md": f"[`{law.__name__}`]" in page("laws.md") and f"`{name}`" in page("laws.md"),
-        "docs/api/scaling.md members": shown(law.__name__),
+        f"scaling/laws.py _CHECKS: {one.name}": one.name in scaling.laws._CHECKS
+        for one in fields(law)
     }
-    assert [place for place, there in places.items() if not there] == []
+    places |= {
+        "tests/oracle.py LAWS": not hasattr(law, "apply") or law.__name__ in oracle.LAWS,
+        f"docs/laws.md, {by_tool}": f"| `{name}` |" in page("laws.md"),
+        f"docs/api/index.md, {by_tool}": f"`scaling.{law.__name__}`" in page("api/index.md"),
+        f"docs/api/scaling.md, {by_tool}": shown(law.__name__),
+    }
+    assert_nothing_is_missing(places)
 
 
 def model_types(value: Any) -> Iterator[str]:
@@ -140,30 +139,33 @@ def test_a_model_type_is_checked_by_its_class_or_by_a_published_file() -> None:
         checked |= {*model_types(case["config"])}
     facts = [types[name] for name in checked & types.keys()]
     unchecked = {name for name in types.keys() - checked if types[name] not in facts}
-    assert unchecked - UNCHECKED_TYPES == set(), "tests/files/configs/published"
-    assert unchecked >= UNCHECKED_TYPES, "these are checked now"
+    places = {
+        f"tests/files/configs/published: {name}": False for name in unchecked - UNCHECKED_TYPES
+    }
+    places |= {f"UNCHECKED_TYPES here, less {n}": False for n in UNCHECKED_TYPES - unchecked}
+    assert_nothing_is_missing(places)
 
 
 @pytest.mark.parametrize("name", AXES)
-def test_a_layout_of_axes_is_in_every_place(name: str) -> None:
+def test_a_class_of_axes_is_in_every_place(name: str) -> None:
     """What looks for it, how `phasor show` describes it, its draw and its rows."""
-    layout = AXES[name]
+    kind = AXES[name]
     places = {
-        "axes.py summary": bool(getattr(layout, "summary", "")),
-        "identification/explaining.py LAYOUTS": layout is OneAxis or name in LAYOUTS,
-        "tests/strategies.py EVERY_LAYOUT": name in strategies.EVERY_LAYOUT,
-        "docs/conventions.md": f"`{layout.__name__}`" in page("conventions.md"),
-        "docs/api/scaling.md members": shown(layout.__name__),
+        "axes.py summary": bool(getattr(kind, "summary", "")),
+        "identification/explaining.py AXES_OF_COUNTS": kind is OneAxis or name in AXES_OF_COUNTS,
+        "tests/strategies.py EVERY_AXES": name in strategies.EVERY_AXES,
+        "docs/conventions.md": f"`{kind.__name__}`" in page("conventions.md"),
+        "docs/api/scaling.md members": shown(kind.__name__),
     }
-    assert [place for place, there in places.items() if not there] == []
+    assert_nothing_is_missing(places)
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_both_oracles_know_a_layout_of_axes(name: str) -> None:
+@pytest.mark.parametrize("name", AXES_OF_COUNTS)
+def test_both_oracles_know_a_class_of_axes(name: str) -> None:
     """They say the same of nine pairs; one that does not know it names itself."""
-    layout = LAYOUTS[name]((3, 3, 3))
-    rope = Rope(head_dim=18, pairing="half", axes=layout)
-    assert oracle.axis_of_pair(layout, 9) == torch_oracle.axis_of_pair(rope)
+    kind = AXES_OF_COUNTS[name]((3, 3, 3))
+    rope = Rope(head_dim=18, pairing="half", axes=kind)
+    assert oracle.axis_of_pair(kind, 9) == torch_oracle.axis_of_pair(rope)
 
 
 def test_every_backend_is_in_the_registry() -> None:
@@ -172,7 +174,8 @@ def test_every_backend_is_in_the_registry() -> None:
     names = {path.stem for path in folder.iterdir()} - {"__init__", "__pycache__"}
     modules = [import_module(f"{_operator.__name__}.{name}") for name in names]
     able = {module.__name__ for module in modules if "rotate_into" in vars(module)}
-    assert able == {module.__name__ for module in BACKENDS.values()}, "torch/_operator/ops.py"
+    listed = {module.__name__ for module in BACKENDS.values()}
+    assert_nothing_is_missing({f"ops.py BACKENDS: {one}": one in listed for one in able})
 
 
 @pytest.mark.parametrize("pairing", PAIRINGS)
@@ -193,7 +196,7 @@ def test_a_backend_is_in_every_place(name: str) -> None:
         for function in (eager.refusal, eager.rotate_into)
     }
     places["torch/functional.py rotate.__doc__"] = f'``"{name}"``' in str(rotate.__doc__)
-    assert [place for place, there in places.items() if not there] == []
+    assert_nothing_is_missing(places)
 
 
 def test_every_option_of_attention_is_in_every_place() -> None:
@@ -202,11 +205,12 @@ def test_every_option_of_attention_is_in_every_place() -> None:
     text = str(RotaryAttention.__doc__)
     tried = {name for given, _ in attention_oracle.LAYERS.values() for name in given}
     always = {"embed_dim", "num_heads", "device", "dtype"}  # sizes of every case; where it runs
-    missing = {
-        "torch/attention.py docstring": [n for n in options if f"\n        {n}: " not in text],
-        "tests/torch/attention_oracle.py LAYERS": sorted({*options} - always - tried),
+    places = {f"torch/attention.py docstring: {n}": f"\n        {n}: " in text for n in options}
+    places |= {
+        f"tests/torch/attention_oracle.py LAYERS: {name}": name in always | tried
+        for name in options
     }
-    assert {place: names for place, names in missing.items() if names} == {}
+    assert_nothing_is_missing(places)
 
 
 def test_every_target_is_in_the_registry() -> None:
@@ -217,20 +221,24 @@ def test_every_target_is_in_the_registry() -> None:
     ]
     found = {one.name for module in modules for one in vars(module).values()
              if isinstance(one, Target)}  # fmt: skip
-    assert found - {*TARGETS} == set(), "translation/__init__.py TARGETS"
+    assert_nothing_is_missing(
+        {f"translation/__init__.py TARGETS: {n}": n in TARGETS for n in found}
+    )
 
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_a_target_is_in_every_place(name: str) -> None:
-    """What runs it, the requirement of the tests that is run, and its row and column."""
+    """What runs or describes it, the requirement of the tests that is run, and its rows."""
     target = TARGETS[name]
+    module, runner = runner_of(target)
     groups = tomllib.loads((DOCS.parent / "pyproject.toml").read_text("utf-8"))["dependency-groups"]
     required = {re.split(r"[^\w.-]", one)[0] for one in [*groups["peers"], *groups["test"]]
                 if isinstance(one, str)}  # fmt: skip
     places = {
-        "tests/files/translation/programs.py PROGRAMS": name in PROGRAMS,
+        f"{module.__name__} {runner}": name in PROGRAMS,
         "pyproject.toml test, or Target.package": target.checked == "description"
         or (target.package or name) in required,
-        "docs/translate.md, by tools/translation_map.py": f"| `{name}` |" in page("translate.md"),
+        "docs/translate.md, by python -m tools.doc_tables --write": f"| `{name}` |"
+        in page("translate.md"),
     }
-    assert [place for place, there in places.items() if not there] == []
+    assert_nothing_is_missing(places)

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 import numpy as np
 import pytest
-from tools.translation_map import fill
+from tools.doc_tables import fill
 
 from phasor import Rope
 from phasor.cli import COMMANDS, main
@@ -47,10 +47,16 @@ def test_the_readme_is_as_precise_as_it_says() -> None:
     assert f"{worst:.0e}".replace("e-0", "e-") + " at 131 072 tokens" in page("README.md")
 
 
+@pytest.mark.parametrize("name", ["laws.md", "api/index.md", "api/scaling.md"])
+def test_the_tables_of_laws_are_what_their_tool_writes(name: str) -> None:
+    """``python -m tools.doc_tables --write`` makes them of the registry."""
+    assert fill(name) == page(f"docs/{name}")
+
+
 @pytest.mark.slow
 def test_the_table_of_translations_is_what_its_tool_writes() -> None:
-    """``python tools/translation_map.py --write`` makes it; date and versions may be older."""
-    assert fill(page("docs/translate.md"), "targets", "map") == page("docs/translate.md")
+    """``python -m tools.doc_tables --write`` makes it; date and versions may be older."""
+    assert fill("translate.md", "targets", "map") == page("docs/translate.md")
 
 
 def test_every_extra_is_on_the_first_page_and_in_the_reference() -> None:

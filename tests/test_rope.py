@@ -124,7 +124,7 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
         "scaling must be a law or a rule of phasor.scaling (such as Linear(factor=2.0)), "
         "got <class 'phasor.scaling.laws.Linear'>",
     ),
-    ({"axes": (2, 2)}, "axes must be a layout of phasor.axes, got (2, 2)"),
+    ({"axes": (2, 2)}, "axes must be one of phasor.axes, got (2, 2)"),
     (
         {"axes": Sectioned((2, 3))},
         "sections [2, 3] must add up to the number of pairs (rotary_dim / 2 = 4), got 5",

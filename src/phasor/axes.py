@@ -1,9 +1,9 @@
 """Which position axis drives which pair: text has one axis, images two, videos three.
 
 Sections count *pairs*, one entry per axis, in the order the positions list their axes
-(time, height, width). In `Axial` the frequencies start again at 1 in each section. In all other
-layouts they run over all pairs, so a position with equal coordinates on all axes is rotated
-exactly as in a rope with one axis.
+(time, height, width). In `Axial` the frequencies start again at 1 in each section. In all others
+they run over all pairs, so a position with equal coordinates on all axes is rotated exactly as in a
+rope with one axis.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class InterleavedSections(_Sections):
 class Alternating(_Sections):
     """Height and width alternate on the fast pairs, time drives the slow ones.
 
-    The layout of ERNIE-4.5-VL and VideoRoPE (2502.05173): ``sections`` is (time, height,
+    The axes of ERNIE-4.5-VL and VideoRoPE (2502.05173): ``sections`` is (time, height,
     width), height first, and height and width must be equal.
 
     >>> Alternating((1, 2, 2)).axis_of_pair(5)

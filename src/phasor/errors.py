@@ -2,7 +2,7 @@
 
     ValueError
     └── PhasorError            catch this one to catch them all
-        ├── SpecError          a field of a Rope, a scaling law or an axes layout
+        ├── SpecError          a field of a Rope, a scaling law or of axes
         ├── PositionError      positions of tokens
         ├── TensorError        shapes, dtypes and memory of the tensors to rotate
         ├── BackendError       an implementation that cannot run here
@@ -52,7 +52,7 @@ class PhasorError(ValueError):
 
 
 class SpecError(PhasorError):
-    """An invalid field of a Rope, a scaling law or an axes layout."""
+    """An invalid field of a Rope, a scaling law or of axes."""
 
 
 class PositionError(PhasorError):

@@ -17,34 +17,34 @@ _ROPE_FIELDS = frozenset(field.name for field in fields(Rope))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class InConfig:
+class ConfigLocation:
     """How a Hugging Face config of a model states its ropes.
 
     Attributes:
         labels: By kind of layer, the name of its block in ``rope_parameters``; empty where one
             block is for all layers.
-        unread: By label, the ropes of blocks that the config must have although no layer of this
-            model reads them.
-        fixed: Whether the model's class ignores laws and other bases in its config.
-        inside: Path of this language model's config inside the file of a larger model, keys
+        unused_blocks: By label, the ropes of blocks that the config must have although no layer of
+            this model reads them.
+        ignores_scaling: Whether the model's class ignores laws and other bases in its config.
+        path: Path of this language model's config inside the file of a larger model, keys
             joined by dots; empty where it is the file itself.
         keys: The keys of that config; empty where no Hugging Face config was read.
 
-    >>> InConfig(labels={"full": "full_attention"}).label("full")
+    >>> ConfigLocation(labels={"full": "full_attention"}).label("full")
     'full_attention'
     """
 
     labels: Mapping[str, str] = field(default_factory=dict[str, str])
-    unread: Mapping[str, Rope] = field(default_factory=dict[str, Rope])
-    fixed: bool = False
-    inside: str = ""
+    unused_blocks: Mapping[str, Rope] = field(default_factory=dict[str, Rope])
+    ignores_scaling: bool = False
+    path: str = ""
     keys: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
-        _freeze(self, "labels", "unread")
+        _freeze(self, "labels", "unused_blocks")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild(self, "labels", "unread"), ()
+        return _rebuild(self, "labels", "unused_blocks"), ()
 
     def label(self, kind: str) -> str:
         """Name of the block of one kind of layer."""
@@ -83,7 +83,7 @@ class LayerRopes(Sequence[Rope | None]):
     num_heads: int | None = None
     num_kv_heads: int | None = None
     notes: tuple[str, ...] = field(default=(), compare=False)
-    in_config: InConfig = field(default_factory=InConfig, compare=False)
+    in_config: ConfigLocation = field(default_factory=ConfigLocation, compare=False)
 
     def __post_init__(self) -> None:
         if not self.layer_kinds:
@@ -191,7 +191,7 @@ class LayerRopes(Sequence[Rope | None]):
                     "which cannot say one of them alone; keep the rope as JSON instead "
                     "(Rope.to_json)"
                 )
-        return {**self.in_config.unread, **blocks}
+        return {**self.in_config.unused_blocks, **blocks}
 
 
 class _NotARopeError(SpecError, AttributeError):

@@ -61,7 +61,7 @@ class Rope:
         rotary_dim: Rotated coordinates, even; ``head_dim`` unless given.
         rotary_start: Where the rotated slice begins inside the head.
         scaling: A law or a rule of `phasor.scaling`.
-        axes: A layout of `phasor.axes`; one axis unless given.
+        axes: One of `phasor.axes`; one axis unless given.
         direction: -1 for the few models that turn clockwise.
         pairing_out: Pairing of the result where it differs (DeepSeek reads interleaved pairs and
             writes halves); None where it is ``pairing``. `output_pairing` resolves the None.
@@ -126,7 +126,7 @@ class Rope:
         if cast(object, self.axes) is None:
             set_field("axes", OneAxis())
         if not isinstance(cast(object, self.axes), Axes):
-            raise SpecError(f"axes must be a layout of phasor.axes, got {short_repr(self.axes)}")
+            raise SpecError(f"axes must be one of phasor.axes, got {short_repr(self.axes)}")
         self.axes.axis_of_pair(self.num_pairs)
         self._check_frequencies(set_field)
         # the hash, and the operator's argument: computed once, as both are needed at every call

@@ -192,7 +192,7 @@ BAD: dict[str, tuple[list[str], str]] = {
     "a pickle": (["pickle.bin", "b", "--to", "half", "--head-dim", "8"], "PyTorch pickle"),
     "a truncated file": (
         ["cut.safetensors", "b", "--to", "half", "--head-dim", "8"],
-        "it is truncated",
+        "is truncated, damaged or no safetensors file",
     ),
     "another config": (["a", "b", "--to", "half", "--config", "none"], "none is not a file"),
 }
@@ -236,19 +236,19 @@ def test_a_conversion_that_fails_its_check_is_a_failed_check(
 
 
 @pytest.mark.processes
-def test_the_command_needs_neither_torch_nor_safetensors(tmp_path: Path, folder: Path) -> None:
-    """NumPy reads and writes the format."""
+def test_the_command_needs_no_torch(tmp_path: Path, folder: Path) -> None:
+    """Beside NumPy the package that checks headers is enough."""
     program = (
         "import sys, phasor.cli as cli\n"
         "try:\n    cli.run()\nexcept SystemExit:\n    pass\n"
-        "print(sorted({'torch', 'safetensors'} & set(sys.modules)))"
+        "print('torch' in sys.modules)"
     )
     arguments = ["convert", str(folder), str(tmp_path / "b"), "--to", "interleaved", "--verify"]
     done = subprocess.run(
         [sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=True
     )
     assert "Verified" in done.stdout
-    assert done.stdout.splitlines()[-1] == "[]"
+    assert done.stdout.splitlines()[-1] == "False"
 
 
 def test_no_progress_bar_goes_into_a_pipe(tmp_path: Path, folder: Path) -> None:

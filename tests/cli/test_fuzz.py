@@ -225,7 +225,7 @@ ARGUMENTS = [
     ["identify", "no_module:f", "--head-dim", "8"],
     ["identify", "numpy:sin", "--head-dim", "1000000000"],
     ["identify", "numpy:sin", "--head-dim", "8", "--takes", TYPED],
-    ["identify", "numpy:sin", "--head-dim", "8", "--layout", TYPED],
+    ["identify", "numpy:sin", "--head-dim", "8", "--dims", TYPED],
     ["identify", "numpy:sin", "--head-dim", "8", "--dtype", TYPED],
     ["identify", "numpy:sin", "--head-dim", "8", "--table", TYPED],
     ["identify", "json:dumps", "--head-dim", "8"],

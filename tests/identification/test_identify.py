@@ -91,20 +91,20 @@ def _rank(array, rank):
 @pytest.mark.parametrize("way", WAYS)
 def test_a_function_is_called_as_it_wants(way):
     """Whatever it takes and in whatever order, the rope is the same."""
-    function, options, layout = WAYS[way]
+    function, options, dims = WAYS[way]
     found = identify(function, 16, dtype="float64", **options)
     assert found.rope == ROPE
-    assert f" {layout} " in found.called
+    assert f" {dims} " in found.called
     assert found.names() <= {"table-end-raises"}
 
 
-@pytest.mark.parametrize("layout", ["bshd", "bhsd"])
-def test_a_layout_may_be_stated(layout):
+@pytest.mark.parametrize("dims", ["bshd", "bhsd"])
+def test_the_dims_may_be_stated(dims):
     """And a wrong one is refused, with what was tried."""
-    function = reference if layout == "bshd" else heads_first
-    assert identify(function, 16, layout=layout, dtype="float64").rope == ROPE
+    function = reference if dims == "bshd" else heads_first
+    assert identify(function, 16, dims=dims, dtype="float64").rope == ROPE
     with pytest.raises(TensorError, match="no way to call function"):
-        identify(function, 16, layout="bhsd" if layout == "bshd" else "bshd")
+        identify(function, 16, dims="bhsd" if dims == "bshd" else "bshd")
 
 
 def test_any_order_of_coordinates_is_mapped():
@@ -202,7 +202,7 @@ def test_the_report_is_json():
         ({"arrays": "cupy"}, SpecError, "arrays must be one of"),
         ({"dtype": "int8"}, SpecError, "dtype must be one of"),
         ({"dtype": "bfloat16", "arrays": "numpy"}, BackendError, "NumPy has no bfloat16"),
-        ({"layout": "dshb"}, SpecError, "layout must be one of"),
+        ({"dims": "dshb"}, SpecError, "dims must be one of"),
         ({"n_axes": 0}, SpecError, "n_axes"),
     ],
 )

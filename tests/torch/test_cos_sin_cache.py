@@ -18,7 +18,7 @@ from phasor import Rope
 from phasor.axes import Sectioned
 from phasor.errors import SpecError, TensorError
 from phasor.scaling import DynamicNTK, Llama3
-from phasor.torch import cache_layouts, cos_sin_cache
+from phasor.torch import cos_sin_cache, program_tables
 
 from .torch_oracle import assert_rotated, frequencies, normal, turns
 
@@ -96,21 +96,21 @@ ROTATIONS: dict[Any, Callable[[Tensor, dict[str, Tensor], str], Tensor]] = {
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("name", ROPES)
-@pytest.mark.parametrize("layout", ROTATIONS)
+@pytest.mark.parametrize("program", ROTATIONS)
 def test_the_programs_own_rotation_is_right_with_it(
-    layout: Any, name: str, dtype: torch.dtype
+    program: Any, name: str, dtype: torch.dtype
 ) -> None:
     """Within the bound of the operator, which has a larger error in its rows."""
     rope = ROPES[name]
     x = normal(ROWS, 2, 16, dtype=dtype)
-    cache = cos_sin_cache(rope, ROWS, layout=layout, dtype=dtype)
+    cache = cos_sin_cache(rope, ROWS, program=program, dtype=dtype)
     y = x.clone()
-    y[..., : rope.rotary_dim] = ROTATIONS[layout](x[..., : rope.rotary_dim], cache, rope.pairing)
-    if dtype == torch.float32 and layout == "megatron":
+    y[..., : rope.rotary_dim] = ROTATIONS[program](x[..., : rope.rotary_dim], cache, rope.pairing)
+    if dtype == torch.float32 and program == "megatron":
         # an angle of up to pi in float32, then cos and sin in float32, of coordinates below 5
-        exact = ROTATIONS[layout](
+        exact = ROTATIONS[program](
             x[..., : rope.rotary_dim].double(),
-            cos_sin_cache(rope, ROWS, layout=layout, dtype=torch.float64),
+            cos_sin_cache(rope, ROWS, program=program, dtype=torch.float64),
             rope.pairing,
         )
         room = 2 * x.abs().max() * (np.pi * 2**-24 + 4 * 2**-23)
@@ -129,11 +129,11 @@ SHAPES = {
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
-@pytest.mark.parametrize("layout", SHAPES)
-def test_names_and_shapes_are_those_of_the_program(layout: Any, device: str) -> None:
+@pytest.mark.parametrize("program", SHAPES)
+def test_names_and_shapes_are_those_of_the_program(program: Any, device: str) -> None:
     """With the rotated part of a head only; on a device without memory too."""
-    cache = cos_sin_cache(INTERLEAVED, ROWS, layout=layout, device=device)
-    assert {name: list(table.shape) for name, table in cache.items()} == SHAPES[layout]
+    cache = cos_sin_cache(INTERLEAVED, ROWS, program=program, device=device)
+    assert {name: list(table.shape) for name, table in cache.items()} == SHAPES[program]
     assert all(t.device.type == device and t.is_contiguous() for t in cache.values())
 
 
@@ -155,7 +155,7 @@ def nearest(value: mpf, bits: int) -> float:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_number_is_rounded_once(dtype: torch.dtype, gain: float) -> None:
     """From 60 digits; a rounding on the way to 16 bits would show in some of these."""
-    cache = cos_sin_cache(HALF, 2000, layout="flash-attn", dtype=dtype, gain=gain)
+    cache = cos_sin_cache(HALF, 2000, program="flash-attn", dtype=dtype, gain=gain)
     with mp.workdps(60):
         for pair, step in list(enumerate(frequencies(HALF)))[::3]:
             for position in range(0, 2000, 7):
@@ -170,25 +170,25 @@ def test_16_bits_are_not_rounded_by_way_of_32() -> None:
     for dtype, bits in ((torch.bfloat16, 8), (torch.float16, 11)):
         step = 2.0 ** (1 - bits)
         above = np.array([1 + step / 2 + 2.0**-40, 1 + 3 * step / 2 - 2.0**-40])
-        made = cache_layouts._round_once(np.concatenate((above, -above)), dtype)
+        made = program_tables._round_once(np.concatenate((above, -above)), dtype)
         assert made.tolist() == [1 + step, 1 + step, -1 - step, -1 - step]
 
 
-@pytest.mark.parametrize("layout", ["vllm", "meta"])
-def test_float64_is_as_good_as_it_gets(layout: Any) -> None:
+@pytest.mark.parametrize("program", ["vllm", "meta"])
+def test_float64_is_as_good_as_it_gets(program: Any) -> None:
     """Within 1e-15 of 60 digits, also where the chunks meet."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cache_layouts, "_CHUNK_SIZE", 7 * HALF.num_pairs)
-        (made,) = cos_sin_cache(HALF, 100, layout=layout, dtype=torch.float64, gain=2.0).values()
+        patch.setattr(program_tables, "_CHUNK_SIZE", 7 * HALF.num_pairs)
+        (made,) = cos_sin_cache(HALF, 100, program=program, dtype=torch.float64, gain=2.0).values()
     right = 2 * turns(HALF, range(100))
-    if layout == "vllm":
+    if program == "vllm":
         right = np.concatenate((right.real, right.imag), -1)
     assert np.abs(made.numpy() - right).max() <= 2e-15
 
 
 def test_angles_are_reduced_before_they_are_rounded() -> None:
     """A float32 angle of the last of 100,000 positions is as good as that of the first."""
-    made = cos_sin_cache(HALF, 100_000, layout="megatron")["angles"][:, 0, 0, :8]
+    made = cos_sin_cache(HALF, 100_000, program="megatron")["angles"][:, 0, 0, :8]
     with mp.workdps(60):
         for pair, step in enumerate(frequencies(HALF)):
             for position in (1, 17, 4_097, 99_999):
@@ -203,7 +203,7 @@ def test_complex_dtypes_may_be_named() -> None:
     """By themselves, or by the numbers in them."""
     for real, whole in ((torch.float32, torch.complex64), (torch.float64, torch.complex128)):
         one, other = (
-            cos_sin_cache(HALF, 9, layout="meta", dtype=dtype)["freqs_cis"]
+            cos_sin_cache(HALF, 9, program="meta", dtype=dtype)["freqs_cis"]
             for dtype in (real, whole)
         )
         assert one.dtype == other.dtype == whole
@@ -216,22 +216,22 @@ REFUSED: dict[str, tuple[type[Exception], str, dict[str, Any]]] = {
     "a rule": (SpecError, "use rope.at(seq_len)", {"rope": RULE}),
     "several axes": (SpecError, "rope must have one axis .* got 3 axes", {"rope": AXES}),
     "no rows": (SpecError, "max_positions must be a whole number >= 1", {"max_positions": 0}),
-    "no such layout": (SpecError, "layout must be one of 'vllm', 'flash-attn'", {"layout": "x"}),
+    "no such program": (SpecError, "program must be one of 'vllm', 'flash-attn'", {"program": "x"}),
     "half a gain": (SpecError, "gain must be a finite number", {"gain": "yarn"}),
     "a gain on angles": (
         SpecError,
-        "gain must be 1 for layout='megatron'",
-        {"gain": 1.2, "layout": "megatron"},
+        "gain must be 1 for program='megatron'",
+        {"gain": 1.2, "program": "megatron"},
     ),
     "angles in 16 bits": (
         SpecError,
-        "dtype must be torch.float64, torch.float32 for layout='megatron', got torch.bfloat16",
-        {"dtype": torch.bfloat16, "layout": "megatron"},
+        "dtype must be torch.float64, torch.float32 for program='megatron', got torch.bfloat16",
+        {"dtype": torch.bfloat16, "program": "megatron"},
     ),
     "complex halves": (
         SpecError,
-        "dtype must be torch.float32, .* for layout='meta', got torch.float16",
-        {"dtype": torch.float16, "layout": "meta"},
+        "dtype must be torch.float32, .* for program='meta', got torch.float16",
+        {"dtype": torch.float16, "program": "meta"},
     ),
     "whole numbers": (SpecError, "dtype must be .* got torch.int8", {"dtype": torch.int8}),
     "larger than memory": (
@@ -247,6 +247,6 @@ REFUSED: dict[str, tuple[type[Exception], str, dict[str, Any]]] = {
 def test_what_cannot_be_made_is_refused(case: str) -> None:
     """With the way out, before anything is made."""
     kind, text, given = REFUSED[case]
-    usual: dict[str, Any] = {"rope": HALF, "max_positions": 9, "layout": "vllm"}
+    usual: dict[str, Any] = {"rope": HALF, "max_positions": 9, "program": "vllm"}
     with pytest.raises(kind, match=text.replace("(", r"\(").replace(")", r"\)")):
         cos_sin_cache(**usual | given)

@@ -25,7 +25,7 @@ from phasor.cli.common import (
 )
 from phasor.errors import ConfigError, PhasorWarning, SpecError
 from phasor.files.configs import load
-from phasor.files.configs.sources import read_source
+from phasor.files.configs.source import read_source
 from phasor.identification import ExtensionPlan, plan_extension
 from phasor.layers import LayerRopes
 

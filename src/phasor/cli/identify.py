@@ -57,7 +57,7 @@ def find_function(text: str) -> Callable[..., Any]:
 @click.option("--head-dim", type=function_widths, required=True, help="Width of a head.")
 @click.option("--table", metavar="FUNCTION", help="Makes cos and sin from positions.")
 @click.option("--takes", metavar="WORDS", help='The arguments, such as "q k positions".')
-@click.option("--layout", metavar="LETTERS", help="Order of dimensions, such as bhsd.")
+@click.option("--dims", metavar="LETTERS", help="Order of dimensions, such as bhsd.")
 @click.option("--arrays", type=click.Choice(["numpy", "torch", "jax"]), help="Whose arrays.")
 @click.option("--dtype", help="Of the vectors; float32 unless given.")
 @click.option("--axes", "n_axes", type=click.IntRange(1), help="Position axes; 1 unless given.")

@@ -19,7 +19,7 @@ from typing import Any
 
 from phasor._checks import short_repr
 from phasor.errors import SpecError
-from phasor.layers import InConfig, LayerRopes
+from phasor.layers import ConfigLocation, LayerRopes
 from phasor.rope import Rope
 from phasor.scaling import Yarn
 
@@ -80,13 +80,7 @@ def preset_of_hub_id(repository: str) -> str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class DocumentedExtension:
-    """The longer context that a model's release documents, beside the one it is set to.
-
-    Attributes:
-        model: The preset of the release.
-        law: The law that it says to use.
-        source: Where it says so.
-    """
+    """The longer context that the release of a preset, the ``model``, documents, and where."""
 
     model: str
     law: Yarn
@@ -157,7 +151,9 @@ def _layer_ropes(name: str, table: Mapping[str, Any]) -> LayerRopes:
         context=size.get("context"),
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
-        in_config=InConfig(labels=table.get("labels", {}), fixed=table.get("fixed", False)),
+        in_config=ConfigLocation(
+            labels=table.get("labels", {}), ignores_scaling=table.get("fixed", False)
+        ),
         notes=(
             f"Source: {table['source']}.",
             *table.get("notes", ()),

@@ -1,4 +1,4 @@
-"""Calling a rotation that somebody else wrote, whatever arrays, layout and positions it takes.
+"""Calling a rotation that somebody else wrote, whatever arrays, dimensions and positions it takes.
 
 `find_caller` tries the possible ways. `Caller.turn` then hides which one works: vectors and
 positions in, float64 results out.
@@ -22,13 +22,13 @@ from phasor._checks import choice
 from phasor.errors import BackendError, SpecError, TensorError, install_hint
 from phasor.identification.spectrum import ROUNDING, Floats
 
-Layout = Literal["bhsd", "bshd", "bsd", "shd", "hsd", "sd"]
-_LAYOUTS: tuple[Layout, ...] = ("bhsd", "bshd", "shd", "hsd", "bsd", "sd")
+Dims = Literal["bhsd", "bshd", "bsd", "shd", "hsd", "sd"]
+_DIMS: tuple[Dims, ...] = ("bhsd", "bshd", "shd", "hsd", "bsd", "sd")
 # orders of the dimensions of positions (b batch, s sequence, n axes), for one axis and for several
-_POSITION_LAYOUTS = {False: ("bs", "s"), True: ("bsn", "nbs", "sn", "ns")}
+_POSITION_DIMS = {False: ("bs", "s"), True: ("bsn", "nbs", "sn", "ns")}
 _VECTORS = ("x", "q", "k")
 _WORDS = (*_VECTORS, "positions", "offset", "cos", "sin", "rows")
-# coprime, so that a layout with tokens and heads exchanged does not broadcast by accident
+# coprime, so that a tensor with tokens and heads exchanged does not broadcast by accident
 _HEADS, _TOKENS = 3, 5
 # the longest call of a function without positions, which makes every token from 0 on
 _LONGEST_WITHOUT_POSITIONS = 1 << 12
@@ -169,8 +169,8 @@ class Caller:
         table: Makes its cos and sin from positions, if it takes those.
         arrays: The library of its arrays, and their dtype.
         takes: Its arguments in order, as `identify` takes them.
-        layout: The order of the dimensions of its vectors.
-        position_layout: The same of positions.
+        dims: The order of the dimensions of its vectors.
+        position_dims: The same of positions.
         head_dim: Width of one head.
         n_axes: Coordinates of a position.
         changed_inputs: Names of arguments that were found changed after a call.
@@ -181,8 +181,8 @@ class Caller:
     table: Callable[..., Any] | None
     arrays: Arrays
     takes: str
-    layout: Layout
-    position_layout: str
+    dims: Dims
+    position_dims: str
     head_dim: int
     n_axes: int
     changed_inputs: set[str] = field(default_factory=set[str])
@@ -235,7 +235,7 @@ class Caller:
         return self._turn_tokens(vectors, positions)
 
     def _turn_tokens(self, vectors: NDArray[Any], positions: NDArray[Any]) -> Floats:
-        if "h" in self.layout:  # every vector is a head of every token: [P, m, d]
+        if "h" in self.dims:  # every vector is a head of every token: [P, m, d]
             return self._call(np.broadcast_to(vectors, (len(positions), *vectors.shape)), positions)
         if self._takes_positions:  # every vector is a token: [P * m, 1, d] and back
             tokens = np.tile(vectors, (len(positions), 1))[:, None]
@@ -282,21 +282,21 @@ class Caller:
 
     def _make_arguments(self, tokens: NDArray[Any], positions: NDArray[Any]) -> dict[str, Any]:
         """The values of the arguments, by the words of ``takes``."""
-        if "h" in self.layout:
-            order = ["shd".index(letter) for letter in self.layout if letter != "b"]
+        if "h" in self.dims:
+            order = ["shd".index(letter) for letter in self.dims if letter != "b"]
             vectors = np.transpose(tokens, order)
         else:
             vectors = tokens[:, 0]  # [s, 1, d] to [s, d]
-        vectors = vectors[None] if "b" in self.layout else vectors
+        vectors = vectors[None] if "b" in self.dims else vectors
         # an array for each argument: a function may write one of them
         arguments = {
             word: self.arrays.make(vectors, self.arrays.dtype)
             for word in _VECTORS
             if word in self._words
         }
-        ordered = positions.T if self.position_layout in ("ns", "nbs") else positions
-        if "b" in self.position_layout:
-            ordered = np.expand_dims(ordered, self.position_layout.index("b"))
+        ordered = positions.T if self.position_dims in ("ns", "nbs") else positions
+        if "b" in self.position_dims:
+            ordered = np.expand_dims(ordered, self.position_dims.index("b"))
         library_positions = self.arrays.make(ordered)
         if "positions" in self._words:
             arguments["positions"] = library_positions
@@ -315,13 +315,13 @@ class Caller:
         return arguments
 
     def _unpack(self, result: Floats, shape: tuple[int, ...]) -> Floats:
-        """A result in the function's layout as ``[s, h, d]``."""
+        """A result in the function's dims as ``[s, h, d]``."""
         if result.shape != shape:
             raise TensorError(f"of {list(shape)} it makes {list(result.shape)}")
-        vectors = result[0] if "b" in self.layout else result
-        if "h" not in self.layout:
+        vectors = result[0] if "b" in self.dims else result
+        if "h" not in self.dims:
             return vectors[:, None]
-        letters = self.layout.replace("b", "")
+        letters = self.dims.replace("b", "")
         return np.transpose(vectors, [letters.index(letter) for letter in "shd"])
 
 
@@ -331,7 +331,7 @@ def find_caller(
     *,
     table: Callable[..., Any] | None = None,
     takes: str | None = None,
-    layout: str | None = None,
+    dims: str | None = None,
     arrays: str | None = None,
     dtype: str = "float32",
     n_axes: int = 1,
@@ -355,7 +355,7 @@ def find_caller(
         raise SpecError(f"function must be callable, got {function!r}")
     choice("dtype", dtype, ROUNDING)
     libraries = ("numpy", "torch") if arrays is None else (choice("arrays", arrays, _LIBRARIES),)
-    layouts = _LAYOUTS if layout is None else (choice("layout", layout, _LAYOUTS),)
+    orders = _DIMS if dims is None else (choice("dims", dims, _DIMS),)
     if takes is not None:
         _check_takes(takes, table)
     guesses = _guess_arguments(function, table) if takes is None else [takes]
@@ -367,12 +367,12 @@ def find_caller(
             if arrays is not None:
                 raise
             continue
-        for guess, vector_layout, position_layout in product(
-            guesses, layouts, _POSITION_LAYOUTS[n_axes > 1]
+        for guess, vector_dims, position_dims in product(
+            guesses, orders, _POSITION_DIMS[n_axes > 1]
         ):
             caller = Caller(
-                function=function, table=table, arrays=library, takes=guess, layout=vector_layout,
-                position_layout=position_layout, head_dim=head_dim, n_axes=n_axes,
+                function=function, table=table, arrays=library, takes=guess, dims=vector_dims,
+                position_dims=position_dims, head_dim=head_dim, n_axes=n_axes,
             )  # fmt: skip
             try:
                 _check_caller(caller)
@@ -380,7 +380,7 @@ def find_caller(
                 return caller
             except RefusedError as error:
                 has_cause = error.__cause__ is not None
-                refusals.append((has_cause, f"{name} {vector_layout} ({guess}): {error}"))
+                refusals.append((has_cause, f"{name} {vector_dims} ({guess}): {error}"))
     # a result that was refused tells more than an exception, and comes first; and a few distinct
     # refusals tell more than the same one many times
     distinct: dict[str, str] = {}
@@ -389,7 +389,7 @@ def find_caller(
     tried = "; ".join(" ".join(line.split())[:160] for line in [*distinct.values()][:4])
     raise TensorError(
         f"no way to call function was found for head_dim {head_dim}; wrap it in a lambda of "
-        f"(x, positions) or state takes, layout and arrays. Of {len(refusals)} tried: {tried}"
+        f"(x, positions) or state takes, dims and arrays. Of {len(refusals)} tried: {tried}"
     )
 
 

@@ -421,7 +421,7 @@ def diff(
             for functions. 1e-6 unless given, or 1e-3 for functions.
         seq_len: The length at which rules of models pick their law; ``context`` unless given.
         head_dim: Width of a head, for two functions.
-        calling: How functions are called: ``table``, ``takes``, ``layout``, ``arrays``, ``dtype``
+        calling: How functions are called: ``table``, ``takes``, ``dims``, ``arrays``, ``dtype``
             and ``n_axes``, as for `identify`.
 
     Returns:

@@ -27,9 +27,9 @@ from phasor.pairings import by_pairing
 from phasor.rope import Rope
 from phasor.scaling import Law
 
-#: How each layout of `phasor.axes.AXES` is made from the number of pairs that each axis drives. If
+#: How each class of `phasor.axes.AXES` is made from the number of pairs that each axis drives. If
 #: several fit, the first is reported.
-LAYOUTS: dict[str, Callable[[tuple[int, ...]], Axes]] = {
+AXES_OF_COUNTS: dict[str, Callable[[tuple[int, ...]], Axes]] = {
     "one": lambda sections: OneAxis(),
     "sectioned": Sectioned,
     "axial": Axial,
@@ -173,16 +173,16 @@ def _find_offset(spectrum: Spectrum) -> tuple[float, list[Finding]]:
     return 0.0, [make_finding("constant-phase")]
 
 
-# Which slice and which layout of axes.
+# Which slice and which axes.
 
 
 def _possible_slices(
     report: Identification, direction: Literal[1, -1], drivers: Drivers
 ) -> list[Rope]:
-    """Ropes without their frequencies, one for each slice and layout of axes that fits.
+    """Ropes without their frequencies, one for each slice and axes that fit.
 
     Interleaved pairs that do not turn are not seen, so the slice may be as wide as the head. With
-    several axes, the wider slice is tried only if no layout fits the slice that was seen.
+    several axes, the wider slice is tried only if no axes fit the slice that was seen.
     """
     pairing, pairing_out, start = report.pairing, report.pairing_out, report.rotary_start
     if pairing is None or pairing_out is None:
@@ -199,35 +199,35 @@ def _possible_slices(
                     head_dim=report.head_dim, pairing=pairing, pairing_out=pairing_out,
                     rotary_start=start, rotary_dim=width, direction=direction, axes=axes,
                 )
-                for axes in _find_axis_layouts(np.pad(drivers, ((0, 0), (0, width // 2 - seen))))
+                for axes in _find_axes(np.pad(drivers, ((0, 0), (0, width // 2 - seen))))
             ]  # fmt: skip
     return ropes
 
 
-def _find_axis_layouts(drivers: Drivers) -> list[Axes]:
-    """The layouts in which every pair that turns is driven by the axis that was measured."""
+def _find_axes(drivers: Drivers) -> list[Axes]:
+    """The axes with which every pair that turns is driven by the axis that was measured."""
     n_axes, pairs = drivers.shape
     counts, unseen = drivers.sum(axis=1).tolist(), ~drivers.any(axis=0)
-    layouts: list[Axes] = []
-    for make_layout in LAYOUTS.values():
+    found: list[Axes] = []
+    for make_axes in AXES_OF_COUNTS.values():
         for extras in _distribute(int(unseen.sum()), n_axes):
             sections = tuple(n + extra for n, extra in zip(counts, extras, strict=True))
             try:
-                layout = make_layout(sections)
-                axis_of_pair = layout.axis_of_pair(pairs)
+                axes = make_axes(sections)
+                axis_of_pair = axes.axis_of_pair(pairs)
             except SpecError:
                 continue
             # interleaved sections may name other counts than the pairs that they give each axis
-            same_counts = layout.n_axes == n_axes and sections == tuple(
+            same_counts = axes.n_axes == n_axes and sections == tuple(
                 map(axis_of_pair.count, range(n_axes))
             )
             if (
                 same_counts
                 and np.all(unseen | drivers[axis_of_pair, range(pairs)])
-                and layout not in layouts
+                and axes not in found
             ):
-                layouts.append(layout)
-    return layouts
+                found.append(axes)
+    return found
 
 
 def _distribute(count: int, n_axes: int) -> list[tuple[int, ...]]:
@@ -281,7 +281,7 @@ def _set_frequencies(rope: Rope, f: Floats) -> Rope:
 def _explain_frequencies(
     rope: Rope, f: Floats, uncertainty: Floats, slack: float
 ) -> list[Explanation]:
-    """The explanations of the frequencies in one slice and layout of axes, the likeliest first."""
+    """The explanations of the frequencies in one slice and axes, the likeliest first."""
     f, uncertainty = _pad_to_rope(f, rope), _pad_to_rope(uncertainty, rope)
     tolerance = uncertainty + slack * f
     # the widest spectrum is explained, and the explanation is checked against all

@@ -127,8 +127,7 @@ def _make_proposals(f: Floats, tolerance: Floats, head_dim: int) -> Proposals:
         form = "stopped"
     if form == "powers":
         yield _propose(base)
-    scans = dict.fromkeys(entry for entry in SCANS.values() if not isinstance(entry, str))
-    for scanned_form, scan in (*scans, *_MISTAKES):
+    for scanned_form, scan in (*dict.fromkeys(SCANS.values()), *_MISTAKES):
         if scanned_form == form:
             yield from scan(measured)
 
@@ -448,9 +447,10 @@ def _find_inverted_ramp(measured: Frequencies) -> Proposals:
         yield _propose(base, None, make_finding("ramp-inverted", factor=factor), base, factor)
 
 
-#: The form of spectrum and the scan that recognise each law of `phasor.scaling.LAWS`, or the reason
-#: why there is none.
-SCANS: dict[str, tuple[Form, Scan] | str] = {
+#: By law, the form of spectrum and the scan that recognise it. Frequencies of a law without a scan
+#: are listed one by one, as those of `PerPair`, which gives any; rules show in calls of several
+#: lengths (`mistakes.add_rule`).
+SCANS: dict[str, tuple[Form, Scan]] = {
     "linear": ("scaled", _scan_divided),
     "ntk": ("powers", _scan_stretched_base),
     "ntk_old": ("powers", _scan_stretched_base),
@@ -464,10 +464,6 @@ SCANS: dict[str, tuple[Form, Scan] | str] = {
     "proportional": ("stopped", _scan_stopped),
     "hope": ("stopped", _scan_stopped),
     "cope": ("stopped", _scan_faded),
-    "per_pair": "a divisor for each pair gives any frequencies: they are listed one by one",
-    "dynamic_ntk": "a rule: mistakes.add_rule finds it from calls of several lengths",
-    "longrope": "a rule: mistakes.add_rule finds it from calls of several lengths",
-    "stepped_ntk": "a rule that is not looked for: its length is reported, and the law below it",
 }
 _MISTAKES: tuple[tuple[Form, Scan], ...] = (
     ("powers", _find_exponent_width),

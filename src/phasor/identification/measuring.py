@@ -1,4 +1,4 @@
-"""`identify`, `identify_samples`, `identify_rows`: which rotation somebody else's program does.
+"""`identify`, `identify_samples`, `identify_table`: which rotation somebody else's program does.
 
 It is measured on a function, on recorded vectors, or on a table of cos and sin.
 """
@@ -65,7 +65,7 @@ def identify(
     *,
     table: Callable[..., Any] | None = None,
     takes: str | None = None,
-    layout: str | None = None,
+    dims: str | None = None,
     arrays: str | None = None,
     dtype: str = "float32",
     n_axes: int = 1,
@@ -85,7 +85,7 @@ def identify(
         takes: The arguments in order, if they cannot be guessed: words of ``x``, ``q``, ``k``,
             ``positions``, ``offset`` (one whole number per call), ``cos``, ``sin``, ``rows``; one
             is passed by keyword as ``name=word``.
-        layout: The order of the vectors' dimensions, such as ``"bhsd"``; tried in turn unless
+        dims: The order of the vectors' dimensions, such as ``"bhsd"``; tried in turn unless
             given.
         arrays: ``"numpy"``, ``"torch"`` or ``"jax"``; NumPy's, then torch's, unless given.
         dtype: Of the vectors: ``"float64"``, ``"float32"``, ``"float16"`` or ``"bfloat16"``.
@@ -111,10 +111,10 @@ def identify(
     whole("n_axes", n_axes, least=1)
     whole("longest", longest, least=64)
     caller = find_caller(
-        function, head_dim, table=table, takes=takes, layout=layout, arrays=arrays, dtype=dtype,
+        function, head_dim, table=table, takes=takes, dims=dims, arrays=arrays, dtype=dtype,
         n_axes=n_axes,
     )  # fmt: skip
-    called = f"{caller.arrays.name} arrays {caller.layout} in {dtype} as ({caller.takes})"
+    called = f"{caller.arrays.name} arrays {caller.dims} in {dtype} as ({caller.takes})"
     try:
         report = _measure(caller, min(longest, caller.longest // 2))
         return replace(report, called=called)
@@ -231,13 +231,13 @@ def _add_error(report: Identification, maps: Floats) -> Identification:
     return replace(report, error=float(np.abs(maps[: len(positions)] - exact).max()))
 
 
-def identify_rows(z: Complex, dtype: str, layout: Rope) -> Identification:
+def identify_table(z: Complex, dtype: str, pairs: Rope) -> Identification:
     """Which rotation a table of cosines and sines is of: row ``p`` is position ``p``.
 
     Args:
         z: ``cos + i sin`` of each pair, finite, ``[positions, num_pairs]``, two rows or more.
         dtype: Their dtype.
-        layout: Has the coordinates of the pairs; its frequencies are not used.
+        pairs: Has the coordinates of the pairs; its frequencies are not used.
 
     Returns:
         The report; ``error`` is the largest difference between an entry and the Rope's, as a
@@ -247,7 +247,7 @@ def identify_rows(z: Complex, dtype: str, layout: Rope) -> Identification:
     read_rows = powers_of_two(len(z) - 1)
     spectrum = find_spectrum(read_rows, z[read_rows], bound_angle_errors(z[read_rows], rounding))
     drivers = np.ones((1, z.shape[1]), dtype=bool)
-    report = explain(arrangement_of(layout), spectrum, drivers, np.abs(z), rounding=rounding)
+    report = explain(arrangement_of(pairs), spectrum, drivers, np.abs(z), rounding=rounding)
     report = replace(report, findings=(*findings, *report.findings), table_end=len(z))
     unused = next((p for p in read_rows if p > spectrum.last_position), None)
     if unused is not None:

@@ -105,7 +105,7 @@ class Identification:
 
     Attributes:
         head_dim: Width of the head.
-        called: How it was called: arguments, layout, arrays; None for recorded samples.
+        called: How it was called: arguments, dimensions, arrays; None for recorded samples.
         linear: Whether it is a linear map at every position.
         is_rotation: Whether that map turns pairs of coordinates, up to one factor.
         keeps_norms: Whether the factor is 1.

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from phasor.errors import ConfigError, TensorError
-from phasor.identification.measuring import identify_rows
+from phasor.identification.measuring import identify_table
 from phasor.identification.report import Identification
 from phasor.identification.spectrum import ROUNDING
 from phasor.pairings import Pairing
@@ -57,8 +57,8 @@ def from_cache(
     z, dtype = _complex_rows(cos, sin)
     rotary_dim = 2 * z.shape[1]
     width = rotary_start + rotary_dim if head_dim is None else head_dim
-    layout = Rope(head_dim=width, pairing=pairing, rotary_dim=rotary_dim, rotary_start=rotary_start)
-    report = identify_rows(z, dtype, layout)
+    pairs = Rope(head_dim=width, pairing=pairing, rotary_dim=rotary_dim, rotary_start=rotary_start)
+    report = identify_table(z, dtype, pairs)
     if report.rope is None:
         raise ConfigError(
             f"cos and sin must be a Rope's, and no Rope gives them: {report.why_no_rope}; "

@@ -1,11 +1,14 @@
 """The scaling laws: how a longer context is reached by slowing some pairs down.
 
 A *law* (`Law`) is a pure function of frequencies; a *rule* (`Rule`) picks a law from the length of
-the sequence. Each is a small frozen class. ``LAWS`` is the only registry; its keys are the names
+the sequence. Each is a small frozen class. ``REGISTRY`` has a line for each; its keys are the names
 used in JSON and on the command line.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from phasor.scaling.laws import (
     NTK,
@@ -28,29 +31,54 @@ from phasor.scaling.laws import (
 )
 from phasor.scaling.rules import DynamicNTK, LongRope, Rule, SteppedNTK
 
+
+class Registered(NamedTuple):
+    """A law or rule in the registry.
+
+    Attributes:
+        example: One for a head of 64 coordinates.
+        formula: What it makes of the frequency ``f_k`` of pair ``k`` of a rotated width ``d``, with
+            ``s`` for its factor; or the law that a rule picks.
+    """
+
+    example: Law | Rule
+    formula: str
+
+
+_FAR: dict[str, Any] = {"factor": 8.0, "original_max_positions": 8192}
+_DIVISORS = tuple(1 + 0.1 * k for k in range(32))
+_LISTS = {"short_factors": (1.0,) * 32, "long_factors": _DIVISORS}
+
+#: By name, a line for each: tests take their examples from it, and the documentation its tables.
+REGISTRY: Mapping[str, Registered] = {
+    "linear": Registered(Linear(factor=8.0), "`f_k / s`"),
+    "ntk": Registered(NTK(factor=8.0), "`f_k · s^(−2k/(d−2))`"),
+    "ntk_old": Registered(NTKOld(factor=8.0), "`f_k · s^(−2k/d)`"),
+    "ntk_fixed": Registered(NTKFixed(factor=8.0), "`f_k · s^(−2(k+1)/d)`"),
+    "ntk_mixed": Registered(NTKMixed(factor=8.0), "`f_k · exp(−a (k+1)^0.625)`"),
+    "part_ntk": Registered(PartNTK(**_FAR), "two ramps over the index"),
+    "yarn": Registered(Yarn(**_FAR), "ramp over the index, from `f_k` to `f_k / s`"),
+    "yarn_paper": Registered(YarnPaper(**_FAR), "ramp over the turns, from `f_k` to `f_k / s`"),
+    "llama3": Registered(Llama3(**_FAR), "ramp over the turns, from `f_k` to `f_k / s`"),
+    "proportional": Registered(Proportional(fraction=0.75), "`f_k`, or 0 for the slowest pairs"),
+    "hope": Registered(Hope(original_max_positions=8192), "0 for pairs without a full turn"),
+    "cope": Registered(Cope(num_pairs=8), "the slowest pairs fade to 0"),
+    "resonance": Registered(Resonance(), "wavelengths rounded to whole numbers"),
+    "per_pair": Registered(PerPair(factors=_DIVISORS), "`f_k / factors[k]`"),
+    "dynamic_ntk": Registered(DynamicNTK(**_FAR), "`NTK` by a factor that grows with the length"),
+    "stepped_ntk": Registered(
+        SteppedNTK(original_max_positions=2048), "`NTK` by a factor that grows in steps"
+    ),
+    "longrope": Registered(LongRope(**_LISTS, **_FAR), "`PerPair` with one of two lists"),
+}
 LAWS: dict[str, type[Law] | type[Rule]] = {
-    "linear": Linear,
-    "ntk": NTK,
-    "ntk_old": NTKOld,
-    "ntk_fixed": NTKFixed,
-    "ntk_mixed": NTKMixed,
-    "part_ntk": PartNTK,
-    "yarn": Yarn,
-    "yarn_paper": YarnPaper,
-    "llama3": Llama3,
-    "proportional": Proportional,
-    "hope": Hope,
-    "cope": Cope,
-    "resonance": Resonance,
-    "per_pair": PerPair,
-    "dynamic_ntk": DynamicNTK,
-    "stepped_ntk": SteppedNTK,
-    "longrope": LongRope,
+    name: type(entry.example) for name, entry in REGISTRY.items()
 }
 
 __all__ = [
     "LAWS",
     "NTK",
+    "REGISTRY",
     "Cope",
     "DynamicNTK",
     "Hope",

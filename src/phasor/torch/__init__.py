@@ -6,7 +6,6 @@ Cached keys are in `phasor.torch.kv_cache`, what the papers build of rotations i
 
 from phasor.torch import positions as positions
 from phasor.torch.attention import RotaryAttention
-from phasor.torch.cache_layouts import cos_sin_cache
 from phasor.torch.functional import (
     chosen_backend,
     cos_sin,
@@ -19,6 +18,7 @@ from phasor.torch.functional import (
 )
 from phasor.torch.module import RotaryEmbedding
 from phasor.torch.papers.linear import RotaryLinearAttention
+from phasor.torch.program_tables import cos_sin_cache
 
 __all__ = [
     "RotaryAttention",

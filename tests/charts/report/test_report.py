@@ -12,7 +12,7 @@ from phasor.charts import report
 from phasor.describe import construction, usage_example
 from phasor.errors import SpecError
 from phasor.files.configs.writing import rope_parameters
-from phasor.layers import InConfig
+from phasor.layers import ConfigLocation
 from phasor.scaling import Linear, LongRope, Proportional, Yarn
 
 from .report_page import Page, llama_3, toy
@@ -151,7 +151,7 @@ def test_kinds_that_turn_alike_share_a_section_and_are_extended_together():
     """Each has its block in the config all the same."""
     rope = Rope(head_dim=64, pairing="half")
     kinds, labels = dict.fromkeys("ab", rope), {"a": "first", "b": "second"}
-    two = InConfig(labels=labels)
+    two = ConfigLocation(labels=labels)
     page = Page(report(toy(rope, layer_kinds=("a", "b"), kinds=kinds, in_config=two)))
     for block in [block for block in page.texts["code"] if block.startswith("{")]:
         blocks = json.loads(block)["rope_parameters"]

@@ -160,10 +160,7 @@ WRONG: dict[str, tuple[Any, str]] = {
         lambda a: [path.unlink() for path in a.glob("*.pth")],
         "either consolidated.00.pth .* got neither",
     ),
-    "weights in two forms": (
-        lambda a: (a / "consolidated.safetensors").touch(),
-        "got both",
-    ),
+    "weights in two forms": (lambda a: (a / "consolidated.safetensors").touch(), "got both"),
     "no params": (lambda a: (a / "params.json").unlink(), r"params\.json is missing"),
     "a tensor on one rank only": (
         lambda a: edit(a, 1, norm__weight=None),

@@ -15,14 +15,7 @@ from phasor import Rope
 from phasor.files.checkpoint import Patterns, plan_conversion, write
 
 from ... import oracle
-from .checkpoints import (
-    Tensors,
-    llama,
-    load,
-    save,
-    save_folder,
-    tensor,
-)
+from .checkpoints import Tensors, llama, load, save, save_folder, tensor
 
 Heads = tuple[list[np.ndarray], list[np.ndarray]]
 OTHER = {"half": "interleaved", "interleaved": "half"}
@@ -143,7 +136,7 @@ CASES: dict[str, tuple[Callable[..., Heads], dict[str, Any], dict[str, Any], Rop
                     "rope_type": "proportional",
                     "partial_rotary_factor": 0.5,
                     "rope_theta": 100.0,
-                },
+                }
             },
         },
         GROUPED | {"q_norm.weight": (8,), "k_norm.weight": (8,)},

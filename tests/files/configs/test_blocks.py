@@ -126,7 +126,7 @@ def test_the_base_of_a_kind_that_no_layer_is_of_may_stand_in_the_file():
     keys = sized("deepseek_v4", head_dim=512, qk_rope_head_dim=64, compress_ratios=[128, 4] * 2)
     ropes = load(keys | {"rope_theta": 2e4, "compress_rope_theta": 1.6e5})
     assert [rope.base for rope in ropes] == [1.6e5] * 4
-    assert ropes.in_config.unread["main"].base == 2e4
+    assert ropes.in_config.unused_blocks["main"].base == 2e4
 
 
 @pytest.mark.transformers
@@ -185,6 +185,6 @@ def test_a_class_without_laws_makes_the_same_table_whatever_its_config_says(mode
 def test_a_law_that_the_class_ignores_is_refused(model_type, more, says):
     """What says no more than the class does is none."""
     keys = sized(model_type, max_position_embeddings=64)
-    assert load(keys | {"rope_parameters": PLAIN}).in_config.fixed
+    assert load(keys | {"rope_parameters": PLAIN}).in_config.ignores_scaling
     with pytest.raises(ConfigError, match=f"{says}.* whatever its config says"):
         load(keys | more)

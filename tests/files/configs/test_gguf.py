@@ -467,9 +467,6 @@ except phasor.ConfigError as error:
     print(error)
 """
     done = subprocess.run(
-        [sys.executable, "-c", code, path],
-        capture_output=True,
-        text=True,
-        check=True,
+        [sys.executable, "-c", code, path], capture_output=True, text=True, check=True
     )
     assert "damaged GGUF file" in done.stdout

@@ -10,9 +10,9 @@ from transformers import configuration_utils
 from phasor import ConfigError
 from phasor.files.checkpoint.model import describe
 from phasor.files.configs import load
-from phasor.files.configs.block import Block
 from phasor.files.configs.facts import table
-from phasor.files.configs.sources import language_models
+from phasor.files.configs.model_class import language_models
+from phasor.files.configs.source import JsonObject
 from phasor.scaling import Linear
 
 from .config_files import sized
@@ -167,7 +167,7 @@ def test_a_language_model_is_found_inside_a_larger_one(key):
     """Under each of the names it is given."""
     inner = sized("llama", rope_theta=5e5)
     assert load({"model_type": "outer", key: inner})[0].base == 5e5
-    levels = language_models(Block({"model_type": "outer", key: inner}))
+    levels = language_models(JsonObject({"model_type": "outer", key: inner}))
     assert [level.path for level in levels] == ["", key]
     assert describe({"model_type": "outer", key: inner}).model_type == "llama"
 

@@ -233,7 +233,7 @@ def _pair(x: np.ndarray, rope: Rope, pairing: str, pair: int) -> np.ndarray:
 @cache
 def config_classes() -> Mapping[str, Any]:
     """Every config class of transformers by its model type."""
-    tool = Path(__file__).parents[2] / "tools" / "class_sizes.py"
+    tool = Path(__file__).parents[3] / "tools" / "class_sizes.py"
     return runpy.run_path(str(tool))["config_classes"]()
 
 

@@ -70,7 +70,7 @@ def test_a_part_is_read_by_its_key() -> None:
     tower = {"depth": 32, "embed_dim": 1280, "num_heads": 16, "hidden_size": 3584}
     config = small("qwen2_vl", vision_config=tower | {"model_type": "qwen2_vl"})
     ropes = load(config, part="vision_config")
-    assert (len(ropes), ropes.num_heads, ropes.in_config.inside) == (32, 16, "vision_config")
+    assert (len(ropes), ropes.num_heads, ropes.in_config.path) == (32, 16, "vision_config")
     rope = ropes[0]
     assert rope is not None
     assert (rope.head_dim, rope.pairing, rope.axes.axis_of_pair(40)) == (

@@ -29,12 +29,7 @@ NEEDED = {
     Transformer: ({"pairing"}, {"base"}),
     Meaning: ({"means"}, {"says"}),
 }
-WORDS = {
-    "pairing": PAIRINGS,
-    "pairing_out": PAIRINGS,
-    "split": tuple(_SPLITS),
-    "means": MEANINGS,
-}
+WORDS = {"pairing": PAIRINGS, "pairing_out": PAIRINGS, "split": tuple(_SPLITS), "means": MEANINGS}
 CONDITIONS = {"is", "unless", "present"}
 
 SLIPS = {

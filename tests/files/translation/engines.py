@@ -101,12 +101,12 @@ def sglang(job: Job) -> np.ndarray:
 
 def in_command(job: Job, option: str) -> Any:
     """The block of a kind of layer that the command overrides; None where it does not."""
-    if job.ropes.in_config.fixed:
+    if job.ropes.in_config.ignores_scaling:
         assert option not in job.part.code
         return None
     words = shlex.split(job.part.code)
     override = json.loads(words[words.index(option) + 1])
-    for name in filter(None, job.ropes.in_config.inside.split(".")):
+    for name in filter(None, job.ropes.in_config.path.split(".")):
         override = override[name]
     assert job.offset < override["max_position_embeddings"]
     blocks = override["rope_parameters"]
@@ -132,10 +132,7 @@ def gguf(job: Job) -> np.ndarray:
 def llama_cpp(job: Job) -> np.ndarray:
     """What the flags are documented to do to a file without scaling."""
     rope = job.part.ropes[job.kind]
-    keys: dict[str, Any] = {
-        "rope.freq_base": 10_000.0,
-        "rope.dimension_count": rope.rotary_dim,
-    }
+    keys: dict[str, Any] = {"rope.freq_base": 10_000.0, "rope.dimension_count": rope.rotary_dim}
     if rope.axes.n_axes > 1:
         keys["rope.dimension_sections"] = rope.axes.sections
     return by_ggml(job, keys, job.part.settings)

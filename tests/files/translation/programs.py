@@ -1,15 +1,19 @@
 """The programs that `phasor.translate` writes for.
 
 ``PROGRAMS[target](job)`` turns the tokens of a `Job` with what was written, and returns float64
-``[seq, head_dim]``. Those of ``libraries.py`` are the programs themselves, those of ``engines.py``
-functions written from their documentation.
+``[seq, head_dim]``: the function of the name of the target, in ``libraries.py`` for programs that
+are run themselves, in ``engines.py`` for those that are described.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from types import ModuleType
 
 import numpy as np
+
+from phasor.files.translation import TARGETS, Target
 
 from . import engines, libraries
 from .jobs import Job
@@ -17,20 +21,14 @@ from .jobs import Job
 #: Those that only the slow tests run.
 IMPORT_LARGE_LIBRARIES = {"liger", "megatron", "meta", "onnx", "torchtune", "transformers"}
 
+
+def runner_of(target: Target) -> tuple[ModuleType, str]:
+    """The module that a target's runner is in, and its name."""
+    return libraries if target.checked == "run" else engines, re.sub(r"\W", "_", target.name)
+
+
 PROGRAMS: dict[str, Callable[[Job], np.ndarray]] = {
-    "flash-attn": engines.flash_attn,
-    "flashinfer": engines.flashinfer,
-    "gguf": engines.gguf,
-    "liger": libraries.liger,
-    "llama.cpp": engines.llama_cpp,
-    "megatron": libraries.megatron,
-    "meta": libraries.meta,
-    "mlx": libraries.mlx,
-    "onnx": libraries.onnx,
-    "rotary-embedding-torch": libraries.rotary_embedding_torch,
-    "sglang": engines.sglang,
-    "torchtune": libraries.torchtune,
-    "transformer-engine": engines.transformer_engine,
-    "transformers": libraries.transformers,
-    "vllm": engines.vllm,
+    name: getattr(*runner_of(target))
+    for name, target in TARGETS.items()
+    if hasattr(*runner_of(target))
 }

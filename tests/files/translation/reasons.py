@@ -45,7 +45,7 @@ def reason_is_true(ropes: LayerRopes, said: str) -> bool:
     facts = {
         "axes": any(rope.axes.n_axes > 1 for rope in ropes.ropes),
         "clockwise": any(rope.direction < 0 for rope in ropes.ropes),
-        "in its code": ropes.in_config.fixed,
+        "in its code": ropes.in_config.ignores_scaling,
         "explicit frequencies": any(rope.explicit_inv_freq for rope in ropes.ropes),
         "stand still": min(frequencies) < 1e-300,
         "picks one by the length": any(hasattr(rope.scaling, "at") for rope in ropes.ropes),

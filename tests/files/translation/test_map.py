@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from importlib.metadata import PackageNotFoundError
+
 import pytest
-from tools.translation_map import PAGE, cell, map_table
+from tools.doc_tables import DOCS, cell, made, map_table
 
 import phasor
 from phasor.files.translation import TARGETS
+
+from .programs import PROGRAMS
 
 
 @pytest.mark.parametrize(
@@ -47,8 +52,18 @@ def test_every_preset_is_in_one_row_and_every_target_has_a_column() -> None:
 
 def test_every_number_of_a_reason_is_explained() -> None:
     """In the list below the table, in order."""
-    text = PAGE.read_text("utf-8").partition("<!-- map -->")[2]
+    text = (DOCS / "translate.md").read_text("utf-8").partition("<!-- map -->")[2]
     table, _, reasons = text.partition("Reasons:")
     reasons = reasons.partition("The presets")[0]
     used = {cell.partition("<")[0] for cell in table.split("<sup>")[1:]}
     assert used == {line.partition(".")[0] for line in reasons.splitlines() if line}
+
+
+def test_a_tick_comes_only_from_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tool stops at a program that is not installed, or turns otherwise."""
+    absent = replace(TARGETS["mlx"], package="no-such-package")
+    for target, error in ((absent, PackageNotFoundError), (TARGETS["mlx"], AssertionError)):
+        monkeypatch.setattr("tools.doc_tables.TARGETS", {"mlx": target})
+        monkeypatch.setitem(PROGRAMS, "mlx", lambda job: job.x)
+        with pytest.raises(error):
+            list(made())

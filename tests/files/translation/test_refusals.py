@@ -56,7 +56,7 @@ def test_the_nearest_to_a_preset_is_what_the_target_can_and_as_far_off_as_said(t
     """For every preset with one kind of rope that it refuses."""
     for name in phasor.preset_names():
         ropes = phasor.preset(name)
-        if len(ropes.ropes) == 1 and not ropes.in_config.fixed:
+        if len(ropes.ropes) == 1 and not ropes.in_config.ignores_scaling:
             try:
                 translate(ropes, target, context=4096, at=4096)
             except TranslationError as error:
@@ -68,7 +68,7 @@ def test_the_nearest_to_a_preset_is_what_the_target_can_and_as_far_off_as_said(t
 def test_the_nearest_to_any_rope_is_what_the_target_can_and_as_far_off_as_said(
     rope: Rope, target: str, context: int
 ) -> None:
-    """Of every law, layout and pairing."""
+    """Of every law, axes and pairing."""
     try:
         translate(rope, target, context=context)
     except TranslationError as error:

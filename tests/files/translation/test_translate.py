@@ -126,11 +126,7 @@ def reordered(x: np.ndarray, model: Rope, performed: Rope) -> np.ndarray:
 
 
 def check_token(
-    turned: np.ndarray,
-    x: np.ndarray,
-    position: int | tuple[int, ...],
-    model: Rope,
-    performed: Rope,
+    turned: np.ndarray, x: np.ndarray, position: int | tuple[int, ...], model: Rope, performed: Rope
 ) -> None:
     """One token is where the model turns it to; what does not turn is as it was."""
     cos, sin = exact(model, position)
@@ -255,7 +251,7 @@ def test_a_program_turns_as_a_rope_of_no_preset_does(name: str, target: str) -> 
 @given(resolved_ropes(), st.sampled_from(sorted({*TARGETS} & {*PROGRAMS} - IMPORT_LARGE_LIBRARIES)))
 @settings(max_examples=50)
 def test_a_program_turns_as_any_rope_does(rope: Rope, target: str) -> None:
-    """Of every law, layout and pairing; or the reason why it cannot is true of it."""
+    """Of every law, axes and pairing; or the reason why it cannot is true of it."""
     assert_turns(model_of(rope), target)
 
 

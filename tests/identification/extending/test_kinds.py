@@ -168,7 +168,7 @@ def test_a_block_that_no_layer_reads_is_written_where_transformers_insists_on_it
             == (way.config["rope_parameters"][label]["rope_type"])
         )
         other = next(one for one in CODES if one != label)
-        wanted = load(keys).in_config.unread[other]
+        wanted = load(keys).in_config.unused_blocks[other]
         assert wanted.base == (1e4 if other == "main" else 1.6e5)
         assert of_transformers.rope_parameters[other]["rope_theta"] == wanted.base
 

@@ -2,18 +2,18 @@
 
 `plan_conversion` reads headers and decides which rows of queries and keys move, and for another
 program which names and config the result has. `write` streams the result, `verify` compares it with
-the source. The result is safetensors, written without that library; Meta's
-``.pth`` files are read with torch.
+the source. The result is safetensors, whose headers the safetensors package checks; Meta's ``.pth``
+files are read with torch.
 
->>> import json, struct, tempfile
+>>> import tempfile
 >>> from pathlib import Path
+>>> import numpy as np
+>>> from safetensors.numpy import save_file
 >>> from phasor import Rope
 >>> folder = Path(tempfile.mkdtemp())
->>> tensors = {f"layers.0.attention.w{c}.weight": {"dtype": "U8", "shape": [4, 1],
-...         "data_offsets": [4 * i, 4 * i + 4]} for i, c in enumerate("qkv")}
->>> header = json.dumps(tensors).encode()
->>> data = struct.pack("<Q", len(header)) + header + bytes([0, 1, 2, 3] * 3)
->>> count = (folder / "meta.safetensors").write_bytes(data)
+>>> rows = np.array([[0], [1], [2], [3]], dtype=np.uint8)
+>>> weights = {f"layers.0.attention.w{c}.weight": rows for c in "qkv"}
+>>> save_file(weights, folder / "meta.safetensors")
 >>> rope = Rope(head_dim=4, pairing="interleaved")
 >>> conversion = plan_conversion(folder / "meta.safetensors", "half", model=rope)
 >>> write(conversion, folder / "half.safetensors")

@@ -24,14 +24,9 @@ _MAX_LISTED_KINDS = 12  # of names in a message
 
 
 class Piece(NamedTuple):
-    """Consecutive rows of a tensor of the source.
+    """``num_rows`` rows of a tensor of the source from row ``first`` on.
 
-    Attributes:
-        rows: All rows of the tensor.
-        first: Index of the first row.
-        num_rows: Number of rows.
-        order: Row ``i`` of each ``len(order)`` rows of the result comes from row ``order[i]`` of
-            these rows; None if rows stay in place.
+    With an ``order``, row ``i`` of each ``len(order)`` rows of the result is row ``order[i]`` here.
     """
 
     rows: Rows
@@ -42,12 +37,7 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ResultTensor:
-    """One tensor of the result, and the pieces of the source that it is made of.
-
-    Attributes:
-        pieces: The pieces, in the order of the result.
-        axis: The axis on which they are joined; on axis 1 their rows have no new order.
-    """
+    """One tensor of the result: pieces of the source, which are joined on ``axis``."""
 
     pieces: tuple[Piece, ...]
     axis: int = 0
@@ -93,12 +83,7 @@ def _reorder_rows(rows: NDArray[np.uint8], order: NDArray[np.intp]) -> Iterator[
 
 @dataclass(frozen=True, slots=True)
 class ResultFile:
-    """One safetensors file of the result.
-
-    Attributes:
-        header: The bytes of its header, after those of its length.
-        tensors: Its tensors by name, in the order of their bytes.
-    """
+    """One safetensors file of the result: the bytes before its data, and the tensors in order."""
 
     header: bytes
     tensors: Mapping[str, ResultTensor]
@@ -111,13 +96,7 @@ class ResultFile:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One tensor that changes.
-
-    Attributes:
-        part: What the tensor is.
-        rope: The rope of its layer.
-        reorder: The new order of its bytes.
-    """
+    """A tensor that changes: what it is, the rope of its layer, the new order of its bytes."""
 
     part: Projection
     rope: Rope

@@ -15,7 +15,8 @@ from phasor._checks import short_repr
 from phasor.errors import CheckpointError
 from phasor.files.configs import load
 from phasor.files.configs.facts import table
-from phasor.files.configs.sources import language_models, read_source
+from phasor.files.configs.model_class import language_models
+from phasor.files.configs.source import read_source
 from phasor.layers import LayerRopes, one_layer
 from phasor.pairings import Pairing
 from phasor.rope import Rope
@@ -48,15 +49,10 @@ VALUE_OF = {"k_proj": "v_proj", "wk": "wv", "key": "value"}
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """What a tensor is, by its name.
+    """What a tensor is, by its name: ``module`` and the ``suffix`` after it.
 
-    Attributes:
-        role: What its rows are; ``vectors`` have heads on the last axis instead.
-        layer: Index of the layer, if the name has one.
-        module: Name of the projection, such as ``q_proj``; empty if a pattern matched.
-        suffix: The rest of the name after the module.
-        is_extra_layer: Whether the layer belongs to a multi-token prediction module, whose layers
-            are counted from 0 again.
+    Heads are on the first axis, of ``vectors`` on the last; ``module`` is empty if a pattern
+    matched. An extra layer is one for multi-token prediction; these are counted from 0 again.
     """
 
     role: Role
@@ -147,12 +143,10 @@ def looks_alike(name: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Projections:
-    """The facts that ``projections.toml`` has about a model type.
+    """What ``projections.toml`` has about a model type.
 
-    Attributes:
-        fused: How queries, keys and values lie in a fused projection.
-        gated: Whether rows of a gate follow those of each query head.
-        varied: Whether layers differ in their number of heads.
+    How a fused projection lies, whether rows of a gate follow each query head, and whether layers
+    differ in their heads.
     """
 
     fused: Literal["blocks", "groups"] | None = None
@@ -161,11 +155,7 @@ class Projections:
 
 
 def read_projections(model_type: str | None) -> Projections:
-    """The entry of a model type in ``projections.toml``.
-
-    Raises:
-        CheckpointError: If its queries and keys cannot be re-ordered on their own.
-    """
+    """The entry of a model type in ``projections.toml``; refused if its rows cannot move alone."""
     table = _read_table()
     if model_type in table["refused"]:
         raise CheckpointError(
@@ -187,19 +177,12 @@ def _read_table() -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointModel:
-    """A model for a conversion.
+    """A model for a conversion: what its config says, as far as a conversion asks.
 
-    Attributes:
-        ropes: The rope of each layer; one for all layers if there is only one.
-        model_type: Its type, if a config gave one.
-        num_heads: Query heads of a layer, if known.
-        latent: Whether heads are ``[without position | with position]`` and the key that is rotated
-            comes after the latent vector in its projection (DeepSeek's multi-head latent
-            attention).
-        projections: From `read_projections`.
-        block_rows: Rows that share a scale in a quantised weight, if the config says so.
-        pairing_key: Key of the config that selects the pairing: ``"half"`` if it is false.
-        num_shared_layers: How many of the last layers use the keys of an earlier layer.
+    ``latent`` attention has heads ``[without position | with position]``, and its rotated key after
+    the latent vector (DeepSeek). The last ``num_shared_layers`` use the keys of an earlier layer,
+    and ``block_rows`` rows of a quantised weight share a scale. Pairs are halves where the
+    ``pairing_key`` of the config is false.
     """
 
     ropes: LayerRopes
@@ -224,11 +207,7 @@ class CheckpointModel:
         return part.layer >= len(self.ropes) - self.num_shared_layers
 
     def rope_of(self, name: str, part: Projection) -> Rope | None:
-        """The rope of a tensor's layer; None for a layer without one.
-
-        Raises:
-            CheckpointError: If there are several ropes and the name does not tell which applies.
-        """
+        """The rope of a tensor's layer, None for one without; refused if the layer is unclear."""
         if part.layer is not None and part.layer < len(self.ropes) and not part.is_extra_layer:
             return self.ropes[part.layer]
         # the config's layers do not include a multi-token prediction layer
@@ -246,12 +225,7 @@ def describe(
     like: str | None = None,
     strict: bool = True,
 ) -> CheckpointModel:
-    """The model that a config file, its dictionary or a rope describes.
-
-    Args:
-        model: Path of a config or of its folder, its dictionary, or a Rope for all layers.
-        like: A known model type to read an unknown one as.
-        strict: Whether to refuse keys that contradict what the model's class does.
+    """The model that a config describes, its dictionary, or a rope for all layers.
 
     Raises:
         ConfigError: If the config cannot be read.

@@ -21,13 +21,7 @@ from phasor.rope import Rope
 
 @dataclass(frozen=True, slots=True)
 class HeadRows:
-    """Where the heads are in a tensor, which is equal periods and then items that stay.
-
-    Attributes:
-        width: Items in a period; an item is a row, or a number of a vector.
-        heads: Index in a period of the first item of each rotated head.
-        periods: Number of periods.
-    """
+    """Where heads begin in a period of ``width`` rows, or numbers of a vector; the rest stays."""
 
     width: int
     heads: tuple[int, ...]
@@ -36,13 +30,7 @@ class HeadRows:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reorder:
-    """A permutation that is applied to every period of a tensor.
-
-    Attributes:
-        layout: Where the heads are.
-        order: Item ``i`` of a period comes from item ``order[i]`` of the source's period.
-        item_bytes: Bytes of an item.
-    """
+    """Item ``i`` of each period comes from item ``order[i]`` of it; items have ``item_bytes``."""
 
     layout: HeadRows
     order: NDArray[np.intp]
@@ -102,8 +90,7 @@ class Context:
 def reorder(context: Context, name: str, part: Projection, rope: Rope) -> Reorder | None:
     """The new order of a tensor; None if it does not change, such as LoRA's inner matrices.
 
-    Raises:
-        CheckpointError: If its shape does not consist of whole heads, or its content is unknown.
+    A shape that is not of whole heads, or content that is not known, is refused.
     """
     if part.module:
         _refuse_shared_values(context, name, part)

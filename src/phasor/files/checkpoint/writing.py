@@ -23,10 +23,10 @@ from phasor.files.checkpoint.files import (
     Entry,
     no_progress,
     open_checkpoint,
-    parse_json,
     read_header,
     rows_of,
 )
+from phasor.files.configs.source import parse_json
 from phasor.numpy import score
 from phasor.rope import Rope
 
@@ -79,7 +79,7 @@ def _compare_other_file(plan: ConversionPlan, path: Path, data: bytes) -> None:
         if written_data != data:
             raise VerificationError(f"{path} must be that of the source, and is not")
         return
-    config = parse_json(written_data, str(path))
+    config = parse_json(written_data, str(path), CheckpointError)
     for key, value in json.loads(data).items():
         # keys may be added, and the ids of tokens, which are None, filled in
         if value is not None and config.get(key) != value:
@@ -128,11 +128,7 @@ def _is_in_place(path: Path, entry: Entry, tensor: ResultTensor) -> bool:
 
 
 def compare_scores(plan: ConversionPlan) -> None:
-    """Check with random vectors that every row order in the plan keeps the scores of its heads.
-
-    Raises:
-        VerificationError: Naming a tensor whose order does not.
-    """
+    """Check with random vectors that every row order in the plan keeps the scores of its heads."""
     checked_orders: set[bytes] = set()
     for name, change in plan.changes.items():
         key = repr(change.reorder.layout).encode() + change.reorder.order.tobytes()

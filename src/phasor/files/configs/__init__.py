@@ -6,11 +6,12 @@ is the only place that knows foreign key names. Nothing is guessed: a key that c
 model's class does, two keys that disagree or a value out of range is a `ConfigError` that names
 the key.
 
-A Hugging Face config is read in this order: `sources` reads the file and selects the config of the
-part to load; `facts` looks up its model type in ``huggingface.toml``; `layer_kinds` decides which
-layers read which block; `huggingface` computes the widths and `laws` the scaling law; `unread_keys`
-notes or refuses the keys that nothing read, of every format. `diffusers`, `gguf` and `params` read
-the other formats; `writing` writes a rope back as a config block.
+A config is read in three stages. `source` gives what the file says, a `JsonObject`. `model_class`
+makes of it what the class of its model type would, a `ModelConfig`: which part of the file, under
+which keys, and for every layer its kind and its block. `huggingface` makes the ropes, whose laws
+`rope_blocks` reads; `unread_keys` notes or refuses the keys that nothing read, of every format.
+`diffusers`, `gguf` and `params` are the later stages of the other formats. `facts` has the tables
+as values, and `writing` writes a rope back as a config block.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ from phasor.errors import ConfigError, SpecError
 from phasor.files.configs.diffusers import load_diffusers
 from phasor.files.configs.facts import table
 from phasor.files.configs.gguf import load_gguf
-from phasor.files.configs.huggingface import load_huggingface
+from phasor.files.configs.huggingface import huggingface_ropes
+from phasor.files.configs.model_class import read_model_config
 from phasor.files.configs.params import is_deepseek, is_params, load_deepseek, load_params
-from phasor.files.configs.sources import cached_config, is_hub_id, read_source
+from phasor.files.configs.source import cached_config, is_hub_id, read_source
 from phasor.files.presets import preset, preset_of_hub_id
 from phasor.layers import LayerRopes
 
@@ -94,7 +96,7 @@ def load(
                 return load_deepseek(config, strict=strict)
             if is_params(config):
                 return load_params(config, strict=strict)
-        return load_huggingface(config, part=part, like=like, strict=strict)
+        return huggingface_ropes(read_model_config(config, part=part, like=like), strict=strict)
     except SpecError as error:
         raise ConfigError(f"the config describes no usable embedding: {error}") from None
 

@@ -10,10 +10,10 @@ from typing import Any
 from phasor._checks import short_repr
 from phasor.axes import Axial, OneAxis
 from phasor.errors import ConfigError
-from phasor.files.configs import laws
-from phasor.files.configs.block import Block, renamed_keys, require
+from phasor.files.configs import rope_blocks
 from phasor.files.configs.facts import Architecture, inherit, read_table, tuples_for_lists
-from phasor.files.configs.layer_kinds import MOST_LAYERS
+from phasor.files.configs.model_class import MOST_LAYERS
+from phasor.files.configs.source import JsonObject, renamed_keys
 from phasor.files.configs.unread_keys import check_unread_keys
 from phasor.layers import LayerRopes
 from phasor.pairings import Pairing
@@ -44,7 +44,7 @@ class Transformer:
     note: str | None = None
 
 
-def load_diffusers(config: Block, *, strict: bool) -> LayerRopes:
+def load_diffusers(config: JsonObject, *, strict: bool) -> LayerRopes:
     """The rope of each layer of a transformer of diffusers, the same for all."""
     name = config.text("_class_name") or ""
     facts = _classes().get(name)
@@ -61,9 +61,9 @@ def load_diffusers(config: Block, *, strict: bool) -> LayerRopes:
     rope, blocks = None, ()
     if facts.uses is not None:
         notes.append(f"{name} has no rotary embedding; in its place: {facts.uses}.")
-        blocks = filter(None, map(config.block, ("rope_scaling", "rope_parameters")))
+        blocks = filter(None, map(config.object, ("rope_scaling", "rope_parameters")))
     else:
-        require(config, facts.layers[0], layers or None)
+        config.require(facts.layers[0], layers or None)
         rope = _rope(config, facts)
         notes += [f"Axes are ({', '.join(facts.order)})."] * bool(facts.order)
     if facts.only_if is not None and config.flag(facts.only_if) is not True:
@@ -81,24 +81,24 @@ def load_diffusers(config: Block, *, strict: bool) -> LayerRopes:
     )
 
 
-def _rope(config: Block, facts: Transformer) -> Rope:
+def _rope(config: JsonObject, facts: Transformer) -> Rope:
     head_dim = _head_dim(config, facts)
     sizes = _axis_sizes(config, facts, head_dim)
     base = None if facts.base_key is None else config.number(facts.base_key, above=1)
-    block = None if facts.scaling_key is None else config.block(facts.scaling_key)
-    model = laws.Model(architecture=Architecture(), rotary_dim=head_dim, config=config)
+    block = None if facts.scaling_key is None else config.object(facts.scaling_key)
+    outside = rope_blocks.LawContext(facts=Architecture(), rotary_dim=head_dim, config=config)
     with renamed_keys(config, {"sections": facts.axes_key or facts.head_dim_key}):
         return Rope(
             head_dim=head_dim,
             pairing=facts.pairing,
             base=facts.base if base is None else base,
             rotary_dim=sum(sizes) if sizes else int(head_dim * (facts.fraction or 1)),
-            scaling=None if block is None else laws.scaling(block, model),
+            scaling=None if block is None else rope_blocks.scaling(block, outside),
             axes=Axial(tuple(size // 2 for size in sizes)) if sizes else OneAxis(),
         )
 
 
-def _head_dim(config: Block, facts: Transformer) -> int:
+def _head_dim(config: JsonObject, facts: Transformer) -> int:
     if len(facts.head_dim_from) == 2:
         width, heads = (config.whole(key, least=1) for key in facts.head_dim_from)
         if width is not None and heads is not None and 2 <= width // heads <= WIDEST:
@@ -111,10 +111,10 @@ def _head_dim(config: Block, facts: Transformer) -> int:
     if facts.head_dim_from:
         return sum(config.wholes(facts.head_dim_from[0]) or facts.dims)
     width = config.whole(facts.head_dim_key, least=2, most=WIDEST) or facts.head_dim
-    return require(config, facts.head_dim_key, width)
+    return config.require(facts.head_dim_key, width)
 
 
-def _axis_sizes(config: Block, facts: Transformer, head_dim: int) -> tuple[int, ...]:
+def _axis_sizes(config: JsonObject, facts: Transformer, head_dim: int) -> tuple[int, ...]:
     """Rotated coordinates of each axis."""
     if facts.split is not None:
         return _SPLITS[facts.split](head_dim)

@@ -9,12 +9,11 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import lru_cache
 from importlib import resources
 from types import MappingProxyType
 from typing import Any, cast
 
-from phasor.files.configs.block import Block
 from phasor.pairings import Pairing
 
 _NO_PART = "holds the configs of its parts, and this file has none that phasor looks for"
@@ -43,17 +42,6 @@ class Variant:
     unless: bool = False
     default: bool | str | int | None = None
     facts: Mapping[str, Any]
-
-    def applies(self, config: Block) -> bool:
-        """Whether the switch in the file has the value that the facts are for."""
-        if self.value is None:
-            return config.has(self.key)
-        listed = config.values.get(self.key)
-        if isinstance(listed, (list, tuple)):  # of architectures
-            return self.value in listed
-        readers = {bool: config.flag, str: config.text, int: partial(config.whole, least=0)}
-        value = readers[type(self.value)](self.key)
-        return ((self.default if value is None else value) == self.value) != self.unless
 
 
 @dataclass(frozen=True, kw_only=True)

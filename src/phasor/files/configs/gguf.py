@@ -8,16 +8,9 @@ from functools import partial
 from phasor._checks import short_repr
 from phasor.axes import Axes, InterleavedSections, OneAxis, Sectioned
 from phasor.errors import ConfigError
-from phasor.files.configs.block import (
-    Block,
-    head_width,
-    or_default,
-    renamed_keys,
-    require,
-    single_value,
-)
 from phasor.files.configs.facts import Architecture, table
-from phasor.files.configs.layer_kinds import MOST_LAYERS, has_rope, layers_by_pattern
+from phasor.files.configs.model_class import MOST_LAYERS, applies, has_rope, layers_by_pattern
+from phasor.files.configs.source import JsonObject, renamed_keys, single_value
 from phasor.files.configs.unread_keys import check_unread_keys
 from phasor.layers import LayerRopes
 from phasor.rope import WIDEST, Rope
@@ -35,9 +28,9 @@ _WINDOWED = ("sliding_attention", "chunked_attention")
 _BASE = 10_000.0  # llama.cpp's default
 
 
-def load_gguf(top: Block, *, strict: bool) -> LayerRopes:
+def load_gguf(top: JsonObject, *, strict: bool) -> LayerRopes:
     """The rope of each layer of a model in GGUF."""
-    name = require(top, "general.architecture", top.text("general.architecture"))
+    name = top.require("general.architecture", top.text("general.architecture"))
     if (facts := table().gguf.get(name)) is None:
         top.refuse(
             "general.architecture",
@@ -45,7 +38,7 @@ def load_gguf(top: Block, *, strict: bool) -> LayerRopes:
             "config.json, or describe its embedding with phasor.Rope(...))",
         )
     config, facts = _select_facts(top, name, facts)
-    count = require(config, "block_count", config.whole("block_count", most=MOST_LAYERS))
+    count = config.require("block_count", config.whole("block_count", most=MOST_LAYERS))
     kinds_in_order = _kinds_in_order(config, facts, count)
     notes = [facts.note] if facts.note else []
     kinds = {
@@ -70,18 +63,20 @@ def load_gguf(top: Block, *, strict: bool) -> LayerRopes:
     )
 
 
-def _select_facts(top: Block, name: str, facts: Architecture) -> tuple[Block, Architecture]:
+def _select_facts(
+    top: JsonObject, name: str, facts: Architecture
+) -> tuple[JsonObject, Architecture]:
     """The keys of the architecture, and its facts for their switches."""
     start = f"{name}."
     values = {k.removeprefix(start): v for k, v in top.values.items() if k.startswith(start)}
-    variant = next((v for v in facts.variants if v.applies(Block(values, name))), None)
+    variant = next((v for v in facts.variants if applies(v, JsonObject(values, name))), None)
     facts = facts if variant is None else replace(facts, **variant.facts)
     if facts.refused is not None:
         raise ConfigError(f"general.architecture {name!r} {facts.refused}")
     values = {k: v for k, v in values.items() if v != 0 or k not in _ZERO_IS_NONE}
     if isinstance(values.get(_PATTERN_KEY), (list, tuple)) and "listed" not in facts.layers:
         del values[_PATTERN_KEY]  # llama.cpp takes a number here, and passes over lists
-    config = Block(values, name)
+    config = JsonObject(values, name)
     # converters also write these where nothing uses them
     config.ignore("attention.max_alibi_bias", "rope.scaling.finetuned", _ORIGINAL_KEY)
     for key, value in values.items():
@@ -92,12 +87,12 @@ def _select_facts(top: Block, name: str, facts: Architecture) -> tuple[Block, Ar
     return config, facts
 
 
-def _kinds_in_order(config: Block, facts: Architecture, count: int) -> tuple[str, ...]:
+def _kinds_in_order(config: JsonObject, facts: Architecture, count: int) -> tuple[str, ...]:
     """The kind of each layer; a layer without key heads has no attention and no rope."""
     if facts.uses is not None:
         return ("nope",) * count
     if "listed" in facts.layers:
-        windowed = require(config, _PATTERN_KEY, config.items(_PATTERN_KEY))
+        windowed = config.require(_PATTERN_KEY, config.items(_PATTERN_KEY))
         if len(windowed) != count or any(flag not in (0, 1) for flag in windowed):
             config.refuse(_PATTERN_KEY, f"a list of true or false for each of the {count} layers")
         kinds = tuple(facts.layers["miss" if flag else "hit"] for flag in windowed)
@@ -113,19 +108,21 @@ def _kinds_in_order(config: Block, facts: Architecture, count: int) -> tuple[str
     return tuple(kind if n else "nope" for kind, n in zip(kinds, heads, strict=True))
 
 
-def _key(config: Block, kind: str, key: str) -> str:
+def _key(config: JsonObject, kind: str, key: str) -> str:
     """``key`` for layers of this kind: those with a sliding window may have one of their own."""
     own = f"{key}_swa"
     return own if kind in _WINDOWED and config.has(own) else key
 
 
-def _rope(top: Block, config: Block, facts: Architecture, kind: str, notes: list[str]) -> Rope:
+def _rope(
+    top: JsonObject, config: JsonObject, facts: Architecture, kind: str, notes: list[str]
+) -> Rope:
     special = facts.kind(kind)
     width_key = _key(config, kind, _WIDTH_KEY)
     # all layers may have keys of their own, and a fixed architecture turns whole heads
     config.ignore(_BASE_KEY, _WIDTH_KEY)
     width = None if facts.fixed else config.whole(width_key, least=2, most=WIDEST)
-    head_dim = require(config, width_key, width if facts.latent else _head_dim(config, kind))
+    head_dim = config.require(width_key, width if facts.latent else _head_dim(config, kind))
     width = width or head_dim
     pairs = width // 2
     if facts.fraction is not None and kind not in _WINDOWED:
@@ -133,7 +130,7 @@ def _rope(top: Block, config: Block, facts: Architecture, kind: str, notes: list
     if width % 2 or width > head_dim:
         config.refuse(width_key, f"an even number of coordinates, at most {head_dim}")
     key = special.base_key or _key(config, kind, _BASE_KEY)
-    base = or_default(config, key, config.number(key, above=1), _BASE, "llama.cpp's default", notes)
+    base = config.or_default(key, config.number(key, above=1), _BASE, "llama.cpp's default", notes)
     # some kinds of layer ignore the scaling keys
     law = _read_scaling(top, config, facts, pairs, notes) if special.scaled else None
     if isinstance(law, PerPair):
@@ -154,19 +151,19 @@ def _rope(top: Block, config: Block, facts: Architecture, kind: str, notes: list
         )
 
 
-def _head_dim(config: Block, kind: str) -> int:
+def _head_dim(config: JsonObject, kind: str) -> int:
     key = _key(config, kind, "attention.key_length")
     if (head_dim := config.whole(key, least=2, most=WIDEST)) is not None:
         return head_dim
-    width = require(config, "embedding_length", config.whole("embedding_length"))
-    heads = require(config, "attention.head_count", config.largest("attention.head_count"))
-    return head_width(config, key, "embedding_length / head_count", width, heads)
+    width = config.require("embedding_length", config.whole("embedding_length"))
+    heads = config.require("attention.head_count", config.largest("attention.head_count"))
+    return config.head_width(key, "embedding_length / head_count", width, heads)
 
 
-def _axes(config: Block, facts: Architecture, num_pairs: int) -> Axes:
+def _axes(config: JsonObject, facts: Architecture, num_pairs: int) -> Axes:
     if facts.axes is None:
         return OneAxis()
-    sections = require(config, _SECTIONS_KEY, config.wholes(_SECTIONS_KEY))
+    sections = config.require(_SECTIONS_KEY, config.wholes(_SECTIONS_KEY))
     while sections and not sections[-1]:
         sections = sections[:-1]  # the fourth counts pairs of an axis that few models have
     if facts.axes == "sectioned":
@@ -180,7 +177,7 @@ def _axes(config: Block, facts: Architecture, num_pairs: int) -> Axes:
 
 
 def _read_scaling(
-    top: Block, config: Block, facts: Architecture, pairs: int, notes: list[str]
+    top: JsonObject, config: JsonObject, facts: Architecture, pairs: int, notes: list[str]
 ) -> Law | Rule | None:
     key = "rope.scaling.type"
     law_name = config.text(key)
@@ -223,12 +220,12 @@ def _read_scaling(
     return None if factor == 1 else Linear(factor=factor)
 
 
-def _original_length(config: Block) -> int:
+def _original_length(config: JsonObject) -> int:
     length = config.whole(_ORIGINAL_KEY) or config.whole("context_length")
-    return require(config, _ORIGINAL_KEY, length)
+    return config.require(_ORIGINAL_KEY, length)
 
 
-def _read_longrope(top: Block, config: Block, pairs: int) -> LongRope:
+def _read_longrope(top: JsonObject, config: JsonObject, pairs: int) -> LongRope:
     short_factors, long_factors = (top.numbers_per_pair(key, pairs) for key in (_SHORT, _LONG))
     if short_factors is None or long_factors is None:
         raise ConfigError(
@@ -248,7 +245,7 @@ def _read_longrope(top: Block, config: Block, pairs: int) -> LongRope:
         )
 
 
-def _read_yarn(config: Block, facts: Architecture, factor: float) -> Yarn:
+def _read_yarn(config: JsonObject, facts: Architecture, factor: float) -> Yarn:
     """YaRN as llama.cpp computes it; its log multiplier is ``mscale_all_dim``."""
     config.add_defaults(facts.block)
     for key in ("rope.scaling.yarn_ext_factor", "rope.scaling.yarn_attn_factor"):

@@ -8,28 +8,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 from phasor.errors import ConfigError
-from phasor.files.configs.block import (
-    Block,
-    head_width,
-    or_default,
-    renamed_keys,
-    require,
-    single_value,
-)
 from phasor.files.configs.facts import Architecture, read_table, table
-from phasor.files.configs.layer_kinds import MOST_LAYERS, layers_by_pattern
+from phasor.files.configs.model_class import MOST_LAYERS, layers_by_pattern
+from phasor.files.configs.source import JsonObject, renamed_keys, single_value
 from phasor.files.configs.unread_keys import check_unread_keys
-from phasor.layers import InConfig, LayerRopes
+from phasor.layers import ConfigLocation, LayerRopes
 from phasor.rope import WIDEST, Rope
 from phasor.scaling import Llama3, Yarn
 
 
-def is_params(config: Block) -> bool:
-    """Whether a file has the keys of Mistral's and Meta's code, as those of the first MLX do.
-
-    Raises:
-        ConfigError: If it has another width under transformers' key.
-    """
+def is_params(config: JsonObject) -> bool:
+    """Whether a file has the keys of Mistral's and Meta's code, as those of the first MLX do."""
     marks = read_table("params.toml")["params"]
     if not all(map(config.has, marks["sizes"])):
         return False
@@ -42,20 +31,20 @@ def is_params(config: Block) -> bool:
     return any(map(config.has, marks["own"]))
 
 
-def is_deepseek(config: Block) -> bool:
+def is_deepseek(config: JsonObject) -> bool:
     """Whether a file has the keys of DeepSeek's inference code."""
     marks = read_table("params.toml")["deepseek"]["marks"]
     return not config.has("model_type") and any(all(map(config.has, keys)) for keys in marks)
 
 
-def load_params(config: Block, *, strict: bool) -> LayerRopes:
+def load_params(config: JsonObject, *, strict: bool) -> LayerRopes:
     """The rope of each layer, the same for all but Llama 4's layers without one."""
-    heads = require(config, "n_heads", config.whole("n_heads"))
-    layers = require(config, "n_layers", config.whole("n_layers", most=MOST_LAYERS))
+    heads = config.require("n_heads", config.whole("n_heads"))
+    layers = config.require("n_layers", config.whole("n_layers", most=MOST_LAYERS))
     head_dim = _head_dim(config, heads)
     notes: list[str] = []
     base = _base(config, notes)
-    yarn = config.block("yarn")
+    yarn = config.object("yarn")
     scaling = _read_llama3(config, layers, notes) if config.flag("use_scaled_rope") else None
     if yarn is not None:
         if scaling is not None:
@@ -83,7 +72,7 @@ def load_params(config: Block, *, strict: bool) -> LayerRopes:
     )
 
 
-def load_deepseek(config: Block, *, strict: bool) -> LayerRopes:
+def load_deepseek(config: JsonObject, *, strict: bool) -> LayerRopes:
     """The rope of each layer: in V4 of a head, else of its ``qk_rope_head_dim`` slice alone."""
     notes: list[str] = []
     is_v4 = config.has("rope_head_dim")
@@ -91,11 +80,11 @@ def load_deepseek(config: Block, *, strict: bool) -> LayerRopes:
 
     def number_or_default(key: str, above: float = 0) -> float:
         value, whose = config.number(key, above=above), "the default of DeepSeek's own code"
-        return or_default(config, key, value, defaults.get(key), whose, notes)
+        return config.or_default(key, value, defaults.get(key), whose, notes)
 
-    layers = require(config, "n_layers", config.whole("n_layers", most=MOST_LAYERS))
+    layers = config.require("n_layers", config.whole("n_layers", most=MOST_LAYERS))
     key = "rope_head_dim" if is_v4 else "qk_rope_head_dim"
-    width = require(config, key, config.whole(key, least=2, most=WIDEST))
+    width = config.require(key, config.whole(key, least=2, most=WIDEST))
     longest = config.whole("max_seq_len") or int(number_or_default("max_seq_len"))
     original = config.whole("original_seq_len") or int(number_or_default("original_seq_len"))
     # cos and sin stay as they are; V3's softmax scale takes m(mscale) squared
@@ -118,7 +107,7 @@ def load_deepseek(config: Block, *, strict: bool) -> LayerRopes:
             facts = table().huggingface["deepseek_v4"]
             kinds_in_order = layers_by_pattern(config, facts, layers)
             head_dim = config.whole("head_dim", least=width, most=WIDEST)
-            head_dim = require(config, "head_dim", head_dim)
+            head_dim = config.require("head_dim", head_dim)
             main = replace(rope, head_dim=head_dim, rotary_dim=width, rotary_start=head_dim - width)
             base = number_or_default("compress_rope_theta", 1)
             ropes = {"main": main, "compress": replace(main, base=base, scaling=law)}
@@ -134,11 +123,11 @@ def load_deepseek(config: Block, *, strict: bool) -> LayerRopes:
         num_heads=config.whole("n_heads"),
         num_kv_heads=1,  # latent attention rotates one key for all heads
         notes=tuple(notes),
-        in_config=InConfig(labels=facts.labels),
+        in_config=ConfigLocation(labels=facts.labels),
     )
 
 
-def _base(config: Block, notes: list[str]) -> float:
+def _base(config: JsonObject, notes: list[str]) -> float:
     """The base of a file; where it does not state it, that of the program that reads it."""
     base, model_type = config.number("rope_theta", above=1), config.text("model_type")
     if base is not None:
@@ -150,19 +139,19 @@ def _base(config: Block, notes: list[str]) -> float:
     else:
         others = "programs that read params.json fill it in differently (10000 and 1000000)"
         raise ConfigError(f"{config.name('rope_theta')} is absent, and {others}; add it")
-    return or_default(config, "rope_theta", base, default, whose, notes)
+    return config.or_default("rope_theta", base, default, whose, notes)
 
 
-def _head_dim(config: Block, heads: int) -> int:
+def _head_dim(config: JsonObject, heads: int) -> int:
     keys = ("qk_rope_head_dim", "head_dim")
     stated = (config.whole(key, least=2, most=WIDEST) for key in keys)
     if (head_dim := next(filter(None, stated), None)) is not None:
         return head_dim
-    width = require(config, "dim", config.whole("dim"))
-    return head_width(config, "head_dim", "dim / n_heads", width, heads)
+    width = config.require("dim", config.whole("dim"))
+    return config.head_width("head_dim", "dim / n_heads", width, heads)
 
 
-def _read_llama3(config: Block, layers: int, notes: list[str]) -> Llama3:
+def _read_llama3(config: JsonObject, layers: int, notes: list[str]) -> Llama3:
     """Llama 3's law with the numbers of the file, of Llama 4's code, or of the release."""
     factor = config.number("rope_scaling_factor", above=0)
     is_llama4 = config.has("moe_args") or config.has("nope_layer_interval")
@@ -170,7 +159,7 @@ def _read_llama3(config: Block, layers: int, notes: list[str]) -> Llama3:
     high = config.number("rope_high_freq_factor", above=0) or marks["high_freq_factor"]
     if is_llama4:
         whose = "the default of Llama 4's code"
-        factor = or_default(config, "rope_scaling_factor", factor, marks["factor"], whose, notes)
+        factor = config.or_default("rope_scaling_factor", factor, marks["factor"], whose, notes)
     if factor is None:
         release = marks["releases"].get(f"{config.whole('dim')} x {layers}")
         if release is None:
@@ -183,18 +172,18 @@ def _read_llama3(config: Block, layers: int, notes: list[str]) -> Llama3:
         return Llama3(factor=factor, original_max_positions=8192, high_freq_factor=high)
 
 
-def _read_yarn(block: Block, *, latent: bool) -> Yarn:
+def _read_yarn(block: JsonObject, *, latent: bool) -> Yarn:
     """Mistral's yarn block: ``beta`` is YaRN's fast end, ``alpha`` its slow one."""
-    apply_scale = require(block, "apply_scale", block.flag("apply_scale"))
+    apply_scale = block.require("apply_scale", block.flag("apply_scale"))
     if apply_scale and latent:
         block.refuse("apply_scale", "false, as Mistral's own latent-attention models have it")
     original = block.whole("original_max_position_embeddings")
     names = ("beta", "alpha", "factor")
-    fast, slow, factor = (require(block, k, block.number(k, above=0)) for k in names)
+    fast, slow, factor = (block.require(k, block.number(k, above=0)) for k in names)
     with renamed_keys(block, {"beta_fast": "beta", "beta_slow": "alpha"}):
         return Yarn(
             factor=factor,
-            original_max_positions=require(block, "original_max_position_embeddings", original),
+            original_max_positions=block.require("original_max_position_embeddings", original),
             beta_fast=fast,
             beta_slow=slow,
             attention_factor=None if apply_scale else 1.0,

@@ -20,9 +20,8 @@ from typing import Any
 from phasor._checks import short_repr
 from phasor.axes import AXES
 from phasor.errors import ConfigError
-from phasor.files.configs.block import Block
 from phasor.files.configs.facts import Architecture, read_table, table, tuples_for_lists
-from phasor.files.configs.laws import laws_of_untyped
+from phasor.files.configs.source import JsonObject
 from phasor.rope import Rope
 from phasor.scaling import Linear
 
@@ -31,7 +30,7 @@ _ABOUT_POSITIONS = re.compile(r"(?<!p)rope|rotary|alibi|key_length_swa", re.IGNO
 #: By what a key means, whether a rope has the property that a value asks for.
 _HAS: Mapping[str, Callable[[Rope, Any], bool]] = {
     "pairing": lambda rope, asked: rope.pairing == asked,
-    # a layout's name, or how many there are
+    # their name, or how many there are
     "axes": lambda rope, asked: (
         asked == rope.axes.n_axes or type(rope.axes) is AXES.get(str(asked))
     ),
@@ -86,7 +85,7 @@ def meanings() -> Mapping[str, Meaning]:
     return {key: Meaning(**tuples_for_lists(entry)) for key, entry in entries}
 
 
-def objects_inside(block: Block, depth: int = 8) -> Iterator[Block]:
+def objects_inside(block: JsonObject, depth: int = 8) -> Iterator[JsonObject]:
     """The objects inside ``block`` that nothing read, but for configs of other models."""
     for inner in block.unread_objects() if depth else ():
         name = inner.path.rpartition(".")[2]
@@ -96,8 +95,8 @@ def objects_inside(block: Block, depth: int = 8) -> Iterator[Block]:
 
 
 def check_unread_keys(
-    config: Block,
-    blocks: Iterable[Block],
+    config: JsonObject,
+    blocks: Iterable[JsonObject],
     layers: Iterable[Rope | None],
     what: str,
     *,
@@ -105,19 +104,16 @@ def check_unread_keys(
     facts: Architecture = _NO_FACTS,
     ignored_by: str | None = None,
 ) -> list[str]:
-    """Notes about the keys that were not read.
+    """Notes about the keys that were not read; those that contradict the class are refused.
 
     Args:
         config: The file's config, after reading.
         blocks: Its rope blocks that a layer uses, after reading.
-        layers: The rope of each kind of layer, None for one that does not rotate.
+        layers: The rope of each kind of layer.
         what: The kind of file, such as ``a file of model type 'llama'``.
-        strict: Whether to refuse keys that contradict the class.
-        facts: The facts of its class, if the file names one.
+        strict: Whether to refuse any.
+        facts: Those of its class, if the file names one.
         ignored_by: The program that is known to have no code for further keys.
-
-    Raises:
-        ConfigError: If keys contradict what the class does and ``strict`` is set.
     """
     notes: list[str] = []
     refused: list[str] = []
@@ -136,7 +132,7 @@ def check_unread_keys(
             inside = key if in_block else name.removeprefix(f"{config.path}.")
             if rotates_nothing and inside in facts.carried:
                 unused.append(name)
-            elif in_block and (laws := laws_of_untyped(block, key)):
+            elif in_block and (laws := _laws_of_untyped(block, key)):
                 refused.append(f"{said} is of a law, and no rope_type says which: {laws}")
             elif in_block and (meaning is _UNKNOWN or (ropes and meaning.means == "law")):
                 # its value makes no key neutral here, because it may be a misspelt one
@@ -167,3 +163,13 @@ def check_unread_keys(
             "of its own is described with phasor.Rope(...)"
         )
     return [*notes, *(f"Left aside: {sentence}." for sentence in refused)]
+
+
+def _laws_of_untyped(block: JsonObject, key: str) -> str:
+    """The laws that a block without a type may mean, if ``key`` is a number of a law."""
+    numbers = {law: set[str](keys) for law, keys in table().files["law_numbers"].items()}
+    known = set[str]().union(*numbers.values())
+    if block.values.get("rope_type") or block.values.get("type") or key not in known:
+        return ""
+    given = known & {k for k in block.values if block.has(k)}
+    return " or ".join(law for law, keys in numbers.items() if given <= keys) or "any"

@@ -11,9 +11,9 @@ from typing import Any
 from phasor._checks import short_repr, whole
 from phasor.axes import Alternating, Axes, InterleavedSections, OneAxis, Sectioned
 from phasor.errors import ConfigError
-from phasor.files.configs import laws
-from phasor.files.configs.block import Block
+from phasor.files.configs import rope_blocks
 from phasor.files.configs.facts import Architecture, table
+from phasor.files.configs.source import JsonObject
 from phasor.rope import Rope
 from phasor.scaling import DynamicNTK, Linear, Llama3, LongRope, PerPair, Proportional, Yarn
 
@@ -25,20 +25,12 @@ def rope_parameters(rope: Rope, context: int) -> dict[str, Any]:
 
     It has the base, the rotated fraction of a head, the law or rule, and the sections of a
     multimodal rope. Pairing, direction and the start of the slice depend on the model class.
-    The format has no name for `PerPair`: it becomes a ``longrope`` block with the same list
-    twice, which reads back as a rule that picks the `PerPair` law at every length. The original
-    context of dynamic NTK is outside its block: `config_keys` sets it.
-
-    Args:
-        rope: With a base.
-        context: Tokens of the training, which a ``longrope`` block contains.
-
-    Returns:
-        JSON values.
+    The format has no name for `PerPair`: it becomes a ``longrope`` block with the same list twice
+    and ``context``, the tokens of the training, and reads back as a rule that picks that law at
+    every length. The original context of dynamic NTK is outside its block: `config_keys` sets it.
 
     Raises:
         ConfigError: If the format cannot say this Rope.
-        SpecError: If ``context`` is not a positive whole number.
 
     >>> from phasor import Rope
     >>> from phasor.scaling import Linear
@@ -70,18 +62,12 @@ def rope_parameters(rope: Rope, context: int) -> dict[str, Any]:
 def config_keys(rope: Rope | Mapping[str, Rope | None], context: int, to: int) -> dict[str, Any]:
     """The keys to set in a ``config.json`` for a context of ``to`` tokens.
 
-    The block of `rope_parameters`, and ``max_position_embeddings``: ``to``, except for dynamic NTK,
-    whose readers use that key for the context before the extension. If kinds of layers have
-    separate blocks, ``rope_parameters`` has all of them, null for a kind without a rope.
-
-    Args:
-        rope: The rope of all layers; or by label of a block, the rope of each.
-        context: Tokens of the training.
-        to: Tokens of the wanted context.
+    The block of `rope_parameters`, of all layers or by label, null for a kind without a rope; and
+    ``max_position_embeddings``: ``to``, except for dynamic NTK, whose readers use that key for
+    the context before the extension.
 
     Raises:
         ConfigError: As `rope_parameters`, or if dynamic ropes start from different contexts.
-        SpecError: If a length is not a positive whole number.
 
     >>> from phasor import Rope
     >>> from phasor.scaling import DynamicNTK
@@ -116,9 +102,12 @@ def _check_block(rope: Rope, block: dict[str, Any], context: int) -> None:
     config: dict[str, Any] = {}
     if isinstance(law, DynamicNTK):
         config["max_position_embeddings"] = law.original_max_positions
-    model = laws.Model(architecture=facts, rotary_dim=rope.rotary_dim, config=Block(config))
-    read = Block(block, "rope_parameters")
-    read_law, read_axes = laws.scaling(read, model), laws.axes(read, model) or OneAxis()
+    outside = rope_blocks.LawContext(
+        facts=facts, rotary_dim=rope.rotary_dim, config=JsonObject(config)
+    )
+    read = JsonObject(block, "rope_parameters")
+    read_law = rope_blocks.scaling(read, outside)
+    read_axes = rope_blocks.axes(read, outside) or OneAxis()
     expected = _as_rule(law, context) if isinstance(law, PerPair) else law
     # both would be written as partial_rotary_factor
     ambiguous = isinstance(law, Proportional) and rope.rotary_dim != rope.head_dim

@@ -15,18 +15,7 @@ import numpy as np
 from phasor._checks import choice, whole
 from phasor.errors import SpecError
 from phasor.files.presets import preset, preset_names
-from phasor.files.translation import (
-    ggml,
-    kernels,
-    megatron,
-    meta,
-    mlx,
-    onnx,
-    rotary_embedding_torch,
-    serving,
-    torchtune,
-    transformers,
-)
+from phasor.files.translation import config_files, ggml, kernels, libraries, megatron, serving
 from phasor.files.translation.target import (
     ProgramSettings,
     RefusalError,
@@ -50,14 +39,14 @@ TARGETS: Mapping[str, Target] = {
         kernels.LIGER,
         ggml.LLAMA_CPP,
         megatron.TARGET,
-        meta.TARGET,
-        mlx.TARGET,
-        onnx.TARGET,
-        rotary_embedding_torch.TARGET,
+        config_files.META,
+        libraries.MLX,
+        kernels.ONNX,
+        libraries.ROTARY_EMBEDDING_TORCH,
         serving.SGLANG,
-        torchtune.TARGET,
+        libraries.TORCHTUNE,
         kernels.TRANSFORMER_ENGINE,
-        transformers.TARGET,
+        config_files.TRANSFORMERS,
         serving.VLLM,
     )
 }
@@ -174,12 +163,7 @@ def translate(
 
 
 def _write_parts(target: Target, ropes: LayerRopes, context: int) -> tuple[ProgramSettings, ...]:
-    """The parts that the target is given, with all notes.
-
-    Raises:
-        RefusalError: If it cannot express a rope; it may express one of the error's candidates.
-        TranslationError: If it cannot, and there are no candidates.
-    """
+    """The parts that the target is given, with all notes."""
     for rope in ropes.ropes:
         target.check(rope, context)
     adapted = {rope: _adapt(target, rope) for rope in ropes.ropes}

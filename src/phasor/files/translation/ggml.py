@@ -18,6 +18,7 @@ from phasor.files.translation.target import (
     ntk_as_base,
     plain_candidates,
     softmax_note,
+    whole_model,
 )
 from phasor.layers import LayerRopes
 from phasor.pairings import by_pairing
@@ -37,13 +38,7 @@ _DEFAULT_BETAS = {"yarn_beta_fast": 32.0, "yarn_beta_slow": 1.0}
 
 
 class _GgmlForm(NamedTuple):
-    """A rope in the form that ggml can express.
-
-    Attributes:
-        rope: With NTK-aware scaling as a raised base; in half pairs if it has several axes.
-        sections: Numbers of pairs of four axes; empty for a rope with one axis.
-        notes: What the architecture has to do.
-    """
+    """A rope with NTK laws as a raised base; in half pairs and ``sections`` if it has more axes."""
 
     rope: Rope
     sections: list[int]
@@ -114,11 +109,7 @@ def _write_gguf(ropes: LayerRopes, context: int) -> tuple[ProgramSettings, ...]:
 
 
 def _ggml_form(target: Target, rope: Rope, context: int) -> _GgmlForm:
-    """The rope in the form that ggml can express.
-
-    Raises:
-        TranslationError: If ggml would rotate pairs by a fourth coordinate.
-    """
+    """The rope as ggml can express it; refused where it would turn pairs by a fourth coordinate."""
     rope = ntk_as_base(rope)
     notes: tuple[str, ...] = ()
     sections: list[int] = []
@@ -314,22 +305,14 @@ def _write_llama_cpp(ropes: LayerRopes, context: int) -> tuple[ProgramSettings, 
             f"is below {context}, add --override-kv ARCH.context_length=int:{context}, with the "
             "file's general.architecture for ARCH.",
         )
-    return (
-        ProgramSettings(
-            ropes={kind: rope for kind, other in ropes.kinds.items() if other is not None},
-            settings=settings,
-            code=f"llama-server -m FILE {flags}",
-            notes=(
-                *notes,
-                f"{file}.",
-                "The file must not have rope_freqs or rope_factors tensors, nor the keys "
-                "rope.scaling.attn_factor and rope.scaling.yarn_log_multiplier: they would scale "
-                "too.",
-                "Most architectures with sliding windows (gemma3 and gpt-oss) give those layers "
-                "the base and the scale of the file, whatever the flags are.",
-            ),
-        ),
+    notes += (
+        f"{file}.",
+        "The file must not have rope_freqs or rope_factors tensors, nor the keys "
+        "rope.scaling.attn_factor and rope.scaling.yarn_log_multiplier: they would scale too.",
+        "Most architectures with sliding windows (gemma3 and gpt-oss) give those layers the base "
+        "and the scale of the file, whatever the flags are.",
     )
+    return whole_model(ropes, rope, settings, f"llama-server -m FILE {flags}", notes)
 
 
 def _scaling_flags(rope: Rope, context: int) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Kernels whose arguments are cos and sin, or the numbers from which they compute them.
 
-flash-attention, flashinfer, Liger and TransformerEngine.
+flash-attention, flashinfer, Liger, TransformerEngine and ONNX.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _write_flash_attn(rope: Rope, context: int) -> ProgramSettings:
         "from phasor.torch import cos_sin_cache\n\n"
         "# x [batch, seq, heads, head_dim]; offset is the position of the first token\n"
         "tables = cos_sin_cache(\n"
-        "    rope, max_positions, layout=layout, gain=gain, dtype=x.dtype, device=x.device\n"
+        "    rope, max_positions, program=program, gain=gain, dtype=x.dtype, device=x.device\n"
         ")\n"
         "apply_rotary_emb(\n"
         '    x, tables["cos"], tables["sin"], interleaved=interleaved, seqlen_offsets=offset\n'
@@ -57,7 +57,7 @@ _COMPILED_WIDTHS = (64, 128, 256, 512)
 _PRECISION_NOTE = (
     "This kernel approximates powers, sines and cosines: where that is too coarse, as at the end "
     "of a long context, give apply_rope_with_cos_sin_cache a table "
-    '(phasor.torch.cos_sin_cache, layout "vllm").'
+    '(phasor.torch.cos_sin_cache, program "vllm").'
 )
 
 
@@ -98,7 +98,7 @@ def _write_table(rope: Rope, context: int) -> ProgramSettings:
         "from flashinfer import apply_rope_with_cos_sin_cache\n"
         "from phasor.torch import cos_sin_cache\n\n"
         f"{_SHAPES}table = cos_sin_cache(\n"
-        "    rope, max_positions, layout=layout, gain=gain, device=q.device\n"
+        "    rope, max_positions, program=program, gain=gain, device=q.device\n"
         ')["cos_sin"]\n'
         "apply_rope_with_cos_sin_cache(\n"
         "    positions, q.flatten(1), k.flatten(1), head_size, table, is_neox=is_neox\n"
@@ -144,13 +144,13 @@ def _write_liger(rope: Rope, context: int) -> ProgramSettings:
     notes: tuple[str, ...] = ("It may overwrite q and k.",)
     settings: dict[str, Any] = {"rope": rope, "gain": rope.attention_factor}
     if rope.axes.n_axes == 1:
-        settings |= {"layout": "transformers", "max_positions": context}
+        settings |= {"program": "transformers", "max_positions": context}
         notes += (POSITIONS_UNCHECKED,)
         imports, rows = (
             "from phasor.torch import cos_sin_cache",
             "# q, k [batch, heads, seq, head_dim]; offset is the position of the first token\n"
             "tables = cos_sin_cache(\n"
-            "    rope, max_positions, layout=layout, gain=gain, device=q.device\n"
+            "    rope, max_positions, program=program, gain=gain, device=q.device\n"
             ")\n"
             "rows = slice(offset, offset + q.shape[2])\n"
             'cos, sin = tables["cos"][None, rows], tables["sin"][None, rows]\n',
@@ -202,13 +202,13 @@ def _write_transformer_engine(rope: Rope, context: int) -> ProgramSettings:
     else:
         settings = {
             "rope": rope,
-            "layout": "megatron",
+            "program": "megatron",
             "max_positions": context,
             "interleaved": rope.pairing == "interleaved",
         }
         imports.insert(0, "from phasor.torch import cos_sin_cache")
         angles = (
-            'cos_sin_cache(\n    rope, max_positions, layout=layout, device=t.device\n)["angles"]'
+            'cos_sin_cache(\n    rope, max_positions, program=program, device=t.device\n)["angles"]'
         )
     t = "t"
     if rope.attention_factor != 1:
@@ -259,5 +259,39 @@ TRANSFORMER_ENGINE = Target(
     source="https://docs.nvidia.com/deeplearning/transformer-engine/user-guide/api/pytorch.html",
     checked="description",
     write=per_rope(_write_transformer_engine),
+    backwards=True,
+)
+
+
+# ONNX: the caches and attributes of its operator ``RotaryEmbedding``.
+
+
+def _write_onnx(rope: Rope, context: int) -> ProgramSettings:
+    return ProgramSettings(
+        table_settings("flash-attn", rope, context)
+        | {
+            "interleaved": int(rope.pairing == "interleaved"),
+            "rotary_embedding_dim": rope.rotary_dim,
+        },
+        "import onnx\nfrom phasor.torch import cos_sin_cache\n\n"
+        "# x [batch, heads, seq, head_dim]; position_ids, int64 [batch, seq]\n"
+        "tables = cos_sin_cache(\n"
+        "    rope, max_positions, program=program, gain=gain, dtype=dtype  # of x: torch.float32\n"
+        ')  # "cos" and "sin" become the initializers cos_cache and sin_cache\n'
+        "onnx.helper.make_node(\n"
+        '    "RotaryEmbedding", ["x", "cos_cache", "sin_cache", "position_ids"], ["turned"],\n'
+        "    interleaved=interleaved, rotary_embedding_dim=rotary_embedding_dim,\n"
+        ")",
+        ("If x is [batch, seq, heads * head_dim], give num_heads=heads too.",),
+    )
+
+
+ONNX = Target(
+    name="onnx",
+    program="the caches and attributes of the operator RotaryEmbedding (opset 23)",
+    source="https://onnx.ai/onnx/operators/onnx__RotaryEmbedding.html",
+    checked="run",
+    package="onnxruntime",
+    write=per_rope(_write_onnx),
     backwards=True,
 )

@@ -15,6 +15,7 @@ from phasor.files.translation.target import (
     ntk_as_base,
     plain_candidates,
     softmax_note,
+    whole_model,
     yarn_mscale,
 )
 from phasor.layers import LayerRopes
@@ -63,17 +64,8 @@ def _write(ropes: LayerRopes, context: int) -> tuple[ProgramSettings, ...]:
         )
     if rope.softmax_factor != 1 and not latent:
         notes.append(softmax_note(rope.softmax_factor))
-    return (
-        ProgramSettings(
-            ropes={kind: target_rope for kind, other in ropes.kinds.items() if other is not None},
-            settings=flags,
-            code=" ".join(
-                name if value is True else f"{name} {_quote(value)}"
-                for name, value in flags.items()
-            ),
-            notes=tuple(notes),
-        ),
-    )
+    words = [name if value is True else f"{name} {_quote(value)}" for name, value in flags.items()]
+    return whole_model(ropes, target_rope, flags, " ".join(words), notes)
 
 
 def _quote(value: Any) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 from phasor.axes import InterleavedSections, OneAxis, Sectioned
 from phasor.errors import ConfigError
 from phasor.files.configs.writing import rope_parameters
+from phasor.files.translation.config_files import class_notes, in_config_form, with_divisors
 from phasor.files.translation.target import (
     ProgramSettings,
     Target,
@@ -22,7 +23,6 @@ from phasor.files.translation.target import (
     plain_candidates,
     yarn_mscale,
 )
-from phasor.files.translation.transformers import class_notes, in_config_form, with_divisors
 from phasor.layers import LayerRopes
 from phasor.rope import Rope
 from phasor.scaling import (
@@ -43,13 +43,9 @@ Block = dict[str, Any]
 def _engine_block(
     target: Target, rope: Rope, context: int, *, laws_with_axes: tuple[type, ...] = (type(None),)
 ) -> Block:
-    """``rope_parameters`` of the slice of a head from ``rope.rotary_start`` on.
+    """``rope_parameters`` of the slice of a head from ``rope.rotary_start`` on, for the factories.
 
-    The block of `in_config_form`, with the names that the factories read. ``laws_with_axes`` are
-    the laws that the factory combines with sections.
-
-    Raises:
-        TranslationError: If the factories have no block for the rope.
+    ``laws_with_axes`` are the laws that the factory combines with sections.
     """
     rope = replace(rope, head_dim=rope.head_dim - rope.rotary_start, rotary_start=0)
     with_one_axis = replace(rope, axes=OneAxis())
@@ -105,19 +101,13 @@ def _write_engine(
 ) -> tuple[ProgramSettings, ...]:
     """The settings of a whole model: ``command`` with its override, or calls of ``get_rope``.
 
-    Args:
-        target: The engine.
-        ropes: The model's, as the engine reads them.
-        context: Tokens.
-        block: Returns the block of a rope.
-        get_rope: Returns the arguments of the factory for a rope and its block.
-        module: The module of the factory.
-        command: The command before its override; ``{}`` stands for the context.
+    ``{}`` in the command stands for the context. ``get_rope`` returns the arguments of the factory
+    in ``module`` for a rope and its ``block``.
     """
     kinds = {kind: rope for kind, rope in ropes.kinds.items() if rope is not None}
     calls = {kind: get_rope(rope, context, block(rope, context)) for kind, rope in kinds.items()}
     settings: dict[str, Any] = {"get_rope": calls}
-    if ropes.in_config.fixed:
+    if ropes.in_config.ignores_scaling:
         # the class reads no law from a config: the code of the model calls the factory
         lines = [f"get_rope(**{arguments})  # {kind} layers" for kind, arguments in calls.items()]
         code = "\n".join([f"from {module} import get_rope", "", *lines])
@@ -142,7 +132,7 @@ def _override(
         if isinstance(blocks, Rope)
         else {label: rope and block(rope, context) for label, rope in blocks.items()},
     }
-    for name in reversed(ropes.in_config.inside.split(".") if ropes.in_config.inside else ()):
+    for name in reversed(ropes.in_config.path.split(".") if ropes.in_config.path else ()):
         keys = {name: keys}
     return keys
 
@@ -243,10 +233,10 @@ def _sglang_arguments(rope: Rope, context: int, block: Block) -> dict[str, Any]:
 
 
 def _write_sglang(ropes: LayerRopes, context: int) -> tuple[ProgramSettings, ...]:
-    if "." in ropes.in_config.inside:
+    if "." in ropes.in_config.path:
         raise TranslationError(
             f"sglang overrides keys one level deep, and {ropes.name} has them in "
-            f"{ropes.in_config.inside}: change the file"
+            f"{ropes.in_config.path}: change the file"
         )
     return _write_engine(
         SGLANG,

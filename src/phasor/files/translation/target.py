@@ -114,7 +114,7 @@ class Target:
             Weights in the other pairing are reordered first.
         partial: Whether it can rotate a part of the head only.
         backwards: Whether it can turn pairs clockwise.
-        axes: Layouts of position axes that it knows.
+        axes: The position axes that it knows.
         rules: Rules that it applies by itself; others must have picked their law.
         softmax: Whether ``write`` has a setting or a note for the softmax factor.
         other_pairs_out: Whether ``write`` reads the rope's ``pairing_out``; without it the target
@@ -136,11 +136,7 @@ class Target:
     other_pairs_out: bool = False
 
     def check(self, rope: Rope, context: int) -> None:
-        """Refuse a rope that the program cannot express, whatever its frequencies are.
-
-        Raises:
-            TranslationError: If it cannot.
-        """
+        """Refuse a rope that the program cannot express, whatever its frequencies are."""
         law = rope.scaling
         if isinstance(law, Rule) and not isinstance(law, self.rules):
             raise TranslationError(
@@ -158,11 +154,7 @@ class Target:
             self.refuse(f"{rope.rotary_dim} rotated coordinates of {rope.head_dim}", rope, context)
 
     def only_rope(self, ropes: LayerRopes, context: int) -> Rope:
-        """The rope of all layers, for a program that keeps one.
-
-        Raises:
-            TranslationError: If layers have different ropes; the nearest is the first for all.
-        """
+        """The rope of all layers, for a program that keeps one; else the nearest is the first."""
         first, *others = ropes.ropes
         if others:
             kinds = " and ".join(kind for kind, rope in ropes.kinds.items() if rope is not None)
@@ -212,10 +204,18 @@ def per_rope(
     return lambda ropes, context: tuple(write_part(rope, ropes, context) for rope in ropes.ropes)
 
 
-def table_settings(layout: str, rope: Rope, context: int) -> dict[str, Any]:
+def whole_model(
+    ropes: LayerRopes, rope: Rope, settings: Mapping[str, Any], code: str, notes: Iterable[str]
+) -> tuple[ProgramSettings, ...]:
+    """The one part for a program that performs ``rope`` in every layer that rotates."""
+    kinds = {kind: rope for kind, other in ropes.kinds.items() if other is not None}
+    return (ProgramSettings(settings, code, tuple(notes), kinds),)
+
+
+def table_settings(program: str, rope: Rope, context: int) -> dict[str, Any]:
     """The variables of code that calls `phasor.torch.cos_sin_cache`."""
     gain = rope.attention_factor
-    return {"rope": rope, "layout": layout, "max_positions": context, "gain": gain}
+    return {"rope": rope, "program": program, "max_positions": context, "gain": gain}
 
 
 def keyword_lines(names: Iterable[str]) -> str:

@@ -352,7 +352,7 @@ def plan_extension(
         model=ropes.name,
         kinds=tuple(names),
         labels=tuple(dict.fromkeys(labels)),
-        inside=ropes.in_config.inside,
+        inside=ropes.in_config.path,
         replaced=tuple(key for key in replaceable if key in in_file) if in_file else None,
         context=length,
         to=to,
@@ -386,7 +386,7 @@ def _config_keys(
     ropes: LayerRopes, names: list[str], rope: Rope, context: int, to: int
 ) -> tuple[Mapping[str, Any] | None, str | None]:
     """The config keys that give the kinds ``names`` this rope; or the reason for none."""
-    if ropes.in_config.fixed:
+    if ropes.in_config.ignores_scaling:
         return None, _FIXED_CLASS_REASON
     try:
         changed = replace(ropes, kinds=dict(ropes.kinds) | dict.fromkeys(names, rope))

@@ -1,4 +1,4 @@
-"""`cos_sin_cache`: the tables of cos and sin that other programs keep, in their layouts."""
+"""`cos_sin_cache`: the tables of cos and sin that other programs keep."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from phasor.pairings import Pairing, by_pairing
 from phasor.rope import Rope
 from phasor.torch._operator.arguments import DTYPES, check_rope
 
-CacheLayout = Literal["vllm", "flash-attn", "transformers", "meta", "megatron"]
+_Program = Literal["vllm", "flash-attn", "transformers", "meta", "megatron"]
 _Array = NDArray[Any]
 
 # numbers computed at a time, so that temporaries are small for every table
 _CHUNK_SIZE = 1 << 20
 _REAL_DTYPES = {dtype: dtype for dtype in DTYPES}
 #: The dtypes that can be requested, with the dtypes that are stored; else `_REAL_DTYPES`.
-_DTYPES: Mapping[CacheLayout, Mapping[torch.dtype, torch.dtype]] = {
+_DTYPES: Mapping[_Program, Mapping[torch.dtype, torch.dtype]] = {
     "meta": {
         torch.float32: torch.complex64,
         torch.complex64: torch.complex64,
@@ -46,9 +46,9 @@ def _full_width(values: _Array, pairing: Pairing) -> _Array:
     )
 
 
-def _arrange(layout: CacheLayout, cos: _Array, sin: _Array, pairing: Pairing) -> dict[str, _Array]:
-    """The arrays of a layout by their names, made of cos and sin ``[n, num_pairs]``."""
-    match layout:
+def _arrange(program: _Program, cos: _Array, sin: _Array, pairing: Pairing) -> dict[str, _Array]:
+    """The arrays of a program by its names, made of cos and sin ``[n, num_pairs]``."""
+    match program:
         case "vllm":
             return {"cos_sin": np.concatenate((cos, sin), -1)}
         case "flash-attn":
@@ -66,14 +66,14 @@ def cos_sin_cache(
     rope: Rope,
     max_positions: int,
     *,
-    layout: CacheLayout,
+    program: _Program,
     gain: float = 1.0,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str | None = None,
 ) -> dict[str, Tensor]:
     """The table of positions 0 to ``max_positions - 1`` as another program keeps it.
 
-    | ``layout`` | tensors, ``n`` is ``rope.num_pairs`` | for |
+    | ``program`` | tensors, ``n`` is ``rope.num_pairs`` | for |
     |---|---|---|
     | ``"vllm"`` | ``cos_sin`` ``[max_positions, 2 n]``, cosines first | vLLM, sglang, flashinfer |
     | ``"flash-attn"`` | ``cos``, ``sin`` ``[max_positions, n]`` | flash-attention, ONNX |
@@ -92,7 +92,7 @@ def cos_sin_cache(
     Args:
         rope: One axis; its scaling must be a law.
         max_positions: How many rows.
-        layout: One of the above.
+        program: One of the above.
         gain: Multiplied into cos and sin. It is not ``rope.attention_factor`` unless you say so:
             some programs multiply by that themselves.
         dtype: Of the numbers. ``"meta"`` takes float32 or complex64, float64 or complex128;
@@ -100,7 +100,7 @@ def cos_sin_cache(
         device: Where the table is; torch's default if None.
 
     Returns:
-        The tensors of the layout by their names.
+        The tensors by the names that the program has for them.
 
     Raises:
         SpecError: If the Rope has a rule (use ``rope.at(n)``) or several axes, or an argument is
@@ -109,10 +109,10 @@ def cos_sin_cache(
 
     >>> from phasor import Rope
     >>> rope = Rope(head_dim=4, pairing="interleaved", base=100.0)
-    >>> cos_sin_cache(rope, 2, layout="vllm")["cos_sin"]
+    >>> cos_sin_cache(rope, 2, program="vllm")["cos_sin"]
     tensor([[1.0000, 1.0000, 0.0000, 0.0000],
             [0.5403, 0.9950, 0.8415, 0.0998]])
-    >>> cos_sin_cache(rope, 2, layout="megatron")["angles"][1, 0, 0]
+    >>> cos_sin_cache(rope, 2, program="megatron")["angles"][1, 0, 0]
     tensor([1.0000, 1.0000, 0.1000, 0.1000])
     """
     check_rope(rope)
@@ -122,20 +122,20 @@ def cos_sin_cache(
             "phasor.angles.cos_sin makes rows for coordinates, phasor.torch.rotate takes them"
         )
     rows = whole("max_positions", max_positions, least=1)
-    layout = choice("layout", layout, get_args(CacheLayout))
-    dtypes, gain = _DTYPES.get(layout, _REAL_DTYPES), number("gain", gain)
-    if layout == "megatron" and gain != 1:
+    program = choice("program", program, get_args(_Program))
+    dtypes, gain = _DTYPES.get(program, _REAL_DTYPES), number("gain", gain)
+    if program == "megatron" and gain != 1:
         raise SpecError(
-            f"gain must be 1 for layout={layout!r}, whose angles cannot carry one, got {gain}; "
+            f"gain must be 1 for program={program!r}, whose angles cannot carry one, got {gain}; "
             "give it to the function that rotates, as Megatron's mscale"
         )
     if dtype not in dtypes:
         known = ", ".join(map(str, dtypes))
-        raise SpecError(f"dtype must be {known} for layout={layout!r}, got {short_repr(dtype)}")
+        raise SpecError(f"dtype must be {known} for program={program!r}, got {short_repr(dtype)}")
     stored_dtype = dtypes[dtype]
     # arrays without rows, for the names and the widths
     no_rows = np.empty((0, rope.num_pairs))
-    empty_arrays = _arrange(layout, no_rows, no_rows, rope.pairing)
+    empty_arrays = _arrange(program, no_rows, no_rows, rope.pairing)
     shapes = {name: [rows, *array.shape[1:]] for name, array in empty_arrays.items()}
     tables = _allocate(shapes, stored_dtype, device)
     if next(iter(tables.values())).is_meta:
@@ -144,7 +144,7 @@ def cos_sin_cache(
     for start in range(0, rows, chunk):
         positions = np.arange(start, min(start + chunk, rows))
         cos, sin = (gain * part for part in cos_sin(rope, positions))
-        for name, array in _arrange(layout, cos, sin, rope.pairing).items():
+        for name, array in _arrange(program, cos, sin, rope.pairing).items():
             tables[name][start : start + chunk] = _round_once(array, stored_dtype)
     return tables
 

@@ -1,9 +1,10 @@
-"""Write the tables of ``docs/translate.md``: the targets, and which of them can say each preset.
+"""Write the tables of the documentation that are made of a registry: laws, and translations.
 
-Usage: python tools/translation_map.py [--write]
+Usage: python -m tools.doc_tables [--write]
 
 Without ``--write`` it prints them. Every preset is translated for every target; whether a target
-then rotates so is what ``tests/files/translation`` proves.
+then rotates so is what ``tests/files/translation`` proves. Each program that the page says is run
+is run here too, on one preset: one that fails, or is not installed, stops the script.
 """
 
 from __future__ import annotations
@@ -11,18 +12,19 @@ from __future__ import annotations
 import datetime
 import re
 import sys
-from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, version
+from collections.abc import Callable, Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
 
 import phasor
 from phasor import LayerRopes
 from phasor.files.translation import TARGETS, Translation, TranslationError, translate
-from phasor.scaling import Rule
+from phasor.scaling import LAWS, REGISTRY, Rule
 
-PAGE = Path(__file__).parent.parent / "docs" / "translate.md"
+DOCS = Path(__file__).parent.parent / "docs"
 CONTEXT = 4096  # where a model has none
+RUN_ON = "llama-2-7b"  # which every program can express
 PROOFS = {"run": "✓", "description": "○"}
 REORDERED, ONE_LENGTH, REFUSED = "↔", "=", "✗"
 
@@ -132,40 +134,81 @@ def distance(radians: list[float]) -> str:
     return f"; the nearest is off by {' to '.join(ends)} radians at the end of the context"
 
 
-def made() -> str:
+def made() -> Iterator[str]:
     """When, and with which programs of those that are run; not held by the tests."""
+    from tests.files.translation.test_translate import assert_turns
+
     versions: list[str] = []
     for name, target in sorted(TARGETS.items()):
         if target.checked == "run":
-            try:
-                versions.append(f"{target.package or name} {version(target.package or name)}")
-            except PackageNotFoundError:
-                versions.append(name)
-    return f"Made on {datetime.date.today()} with {', '.join(versions)}."
+            versions.append(f"{target.package or name} {version(target.package or name)}")
+            assert_turns(phasor.preset(RUN_ON), name)
+    yield f"Made on {datetime.date.today()} with {', '.join(versions)}."
 
 
-#: By the word between the page's markers, what is there.
-SECTIONS = {"targets": targets_table, "map": map_table, "made": lambda: iter([made()])}
+def laws_table() -> Iterator[str]:
+    """A line for each law or rule: its formula, and presets that have it."""
+    yield "| In `phasor.scaling` | JSON | Frequency of pair `k` | Presets that use it |"
+    yield "|---|---|---|---|"
+    users: dict[type, list[str]] = {}
+    for preset in phasor.preset_names():
+        for law in {type(rope.scaling): None for rope in phasor.preset(preset).ropes}:
+            users.setdefault(law, []).append(f"`{preset}`")
+    for name, (example, formula) in REGISTRY.items():
+        presets = users.get(type(example), [])
+        more = f" and {len(presets) - 3} more" if len(presets) > 3 else ""
+        law = type(example).__name__
+        link = f"[`{law}`](api/scaling.md#phasor.scaling.{law})"
+        yield f"| {link} | `{name}` | {formula} | {', '.join(presets[:3])}{more} |"
 
 
-def fill(page: str, *names: str) -> str:
-    """The page with these sections made anew."""
-    for name in names:
-        start, end = f"<!-- {name} -->", f"<!-- /{name} -->"
+def laws_index() -> Iterator[str]:
+    """A line for each law or rule: the first of its docstring."""
+    yield "| Law or rule | What it does |"
+    yield "|---|---|"
+    for law in LAWS.values():
+        summary = str(law.__doc__).partition("\n")[0].rstrip(".").replace("``", "`")
+        name = f"phasor.scaling.{law.__name__}"
+        yield f"| [`scaling.{law.__name__}`][{name}] | {summary} |"
+
+
+def laws_shown() -> Iterator[str]:
+    """What shows the docstrings of laws and rules."""
+    yield "::: phasor.scaling"
+    yield "    options:"
+    yield f"      members: [{', '.join(law.__name__ for law in LAWS.values())}]"
+    yield '      filters: ["!."]'
+
+
+#: By page and the word between its markers, what is there.
+SECTIONS: dict[str, dict[str, Callable[[], Iterator[str]]]] = {
+    "laws.md": {"laws": laws_table},
+    "api/index.md": {"laws": laws_index},
+    "api/scaling.md": {"laws": laws_shown},
+    "translate.md": {"targets": targets_table, "map": map_table, "made": made},
+}
+
+
+def fill(name: str, *words: str) -> str:
+    """A page with these sections made anew; all unless named."""
+    page = (DOCS / name).read_text("utf-8")
+    for word in words or SECTIONS[name]:
+        start, end = f"<!-- {word} -->", f"<!-- /{word} -->"
         before, rest = page.split(start)
         _, after = rest.split(end)
-        page = "\n".join([f"{before}{start}\n", *SECTIONS[name](), f"\n{end}{after}"])
+        page = "\n".join([f"{before}{start}\n", *SECTIONS[name][word](), f"\n{end}{after}"])
     return page
 
 
 def main() -> None:
-    """Print the sections, or write them into the page."""
+    """Print the sections, or write them into their pages."""
     if sys.argv[1:] == ["--write"]:
-        page = fill(PAGE.read_text("utf-8"), *SECTIONS)
-        PAGE.write_text(page, encoding="utf-8")
+        for name, page in {name: fill(name) for name in SECTIONS}.items():
+            (DOCS / name).write_text(page, encoding="utf-8")
     else:
-        for lines in SECTIONS.values():
-            print("\n".join(lines()), end="\n\n")
+        for sections in SECTIONS.values():
+            for lines in sections.values():
+                print("\n".join(lines()), end="\n\n")
 
 
 if __name__ == "__main__":

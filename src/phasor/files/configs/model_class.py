@@ -1,0 +1,451 @@
+"""The second stage: what the class of a model makes of a Hugging Face config, as a `ModelConfig`.
+
+The config of the part to load is selected, and its model type looked up in ``huggingface.toml``.
+Then its keys have the names that the class reads, absent sizes are those that it assumes, and each
+layer has a kind, from a list in the file or from the pattern of the class.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from itertools import pairwise
+from typing import Any, cast
+
+from phasor._checks import short_repr
+from phasor.errors import ConfigError, PhasorWarning
+from phasor.files.configs.facts import Architecture, Variant, table
+from phasor.files.configs.rope_blocks import RopeBlocks, normalize
+from phasor.files.configs.source import JsonObject, single_value
+from phasor.files.configs.unread_keys import objects_inside
+
+# far above any model's, so that a damaged count cannot fill the memory
+MOST_LAYERS = 100_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """A config as the class of its model type reads it.
+
+    Attributes:
+        levels: The configs from the top of the file to the one of the part, the innermost last.
+        model_type: The type whose class reads it, and whether the file says so itself.
+        config: That of the part; its keys have the names that the class reads.
+        facts: Those of the class for the switches of the file.
+        assumed_sizes: Sizes that the file does not say, and the class assumes.
+        layer_kinds: The kind of each layer; ``nope`` for all in a class that never rotates.
+    """
+
+    levels: Sequence[JsonObject]
+    model_type: str
+    says_type: bool
+    config: JsonObject
+    facts: Architecture
+    assumed_sizes: Mapping[str, int]
+    blocks: RopeBlocks
+    layer_kinds: tuple[str, ...]
+    context: int | None
+    notes: tuple[str, ...]
+
+
+def read_model_config(top: JsonObject, *, part: str | None, like: str | None) -> ModelConfig:
+    """What the class makes of a file; the arguments are those of `load`."""
+    levels, model_type = select_config(top, part, like)
+    config, facts = _select_facts(levels[-1], table().huggingface[model_type])
+    notes = [facts.note] if facts.note else []
+    file_type = type_in_file(levels)
+    if like is not None:
+        notes.append(f"Read as model type {like}; the file says {file_type or 'none'}.")
+    elif file_type is None:
+        notes.append(f"The file has no model_type; its architectures are those of {model_type}.")
+    if facts.refused is not None:
+        raise ConfigError(f"{config.name('model_type')} {model_type!r} here {facts.refused}")
+    assumed_sizes = _assume_sizes(config, facts)
+    blocks = RopeBlocks(config, facts)
+    if blocks.assumed:
+        notes.append(
+            f"The file has no rope_parameters; {dict(facts.block)} is what {model_type} assumes."
+        )
+    context = _context(config, notes)
+    if facts.uses is None:
+        kinds = layer_kinds(config, facts)
+    else:
+        kinds = ("nope",) * (config.whole("num_hidden_layers", most=MOST_LAYERS) or 1)
+    return ModelConfig(
+        levels=levels,
+        model_type=model_type,
+        says_type=like is None and file_type is not None,
+        config=config,
+        facts=facts,
+        assumed_sizes=assumed_sizes,
+        blocks=blocks,
+        layer_kinds=kinds,
+        context=context,
+        notes=tuple(notes),
+    )
+
+
+# Which config of the file, and of which model type.
+
+
+def language_models(top: JsonObject) -> list[JsonObject]:
+    """``top`` and each config inside it that describes its language model, the innermost last."""
+    levels, keys = [top], table().files["language_models"]
+    while inner := [key for key in keys if levels[-1].has(key)]:
+        outer = levels[-1]
+        if len(inner) > 1:
+            raise ConfigError(
+                f"{outer.name(inner[0])} and {outer.name(inner[1])} both describe a language "
+                f"model; name the one you mean: load(..., part={inner[0]!r})"
+            )
+        levels.append(cast(JsonObject, outer.object(inner[0])))
+    return levels
+
+
+def select_config(
+    top: JsonObject, part: str | None, like: str | None
+) -> tuple[list[JsonObject], str]:
+    """The configs from the top to the part, the innermost last, and the type that reads it."""
+    levels = language_models(top) if part is None else _path_to_part(top, part)
+    for outer, inner in pairwise(levels) if part is None else ():
+        _check_same_ropes(outer, inner)
+    known, name, config = table().huggingface, type_in_file(levels), levels[-1]
+    if like is not None and like not in known:
+        raise ConfigError(
+            "like must be a model type that phasor knows (phasor.files.configs.model_types() "
+            f"lists them), got {short_repr(like)}"
+        )
+    proposed = _type_of_architectures(config)
+    model_type = like or name or proposed
+    if model_type is not None and model_type in known:
+        return levels, model_type
+    for file in table().files["foreign_files"]:
+        if name is None and all(map(config.has, file["keys"])):
+            raise ConfigError(file["says"].format_map(config.values))
+    ways_out = "describe its embedding with phasor.Rope(...)"
+    if part is None and (inner := _known_inner_config(top)) is not None:
+        ways_out = f"read the {inner} inside: load(..., part={inner!r}), on the command line --part"
+    elif proposed is not None and not config.has("auto_map"):
+        ways_out = (
+            f"its architectures are those of {proposed}, as which load(..., like={proposed!r}), on "
+            f"the command line --like {proposed}, reads it; or {ways_out}"
+        )
+    if name is None:
+        raise ConfigError(
+            f"{config.name('model_type')} is absent, and without it the pairing of coordinates is "
+            f"unknown; add it, or {ways_out}"
+        )
+    raise ConfigError(
+        f"{config.name('model_type')} must be one that phasor knows "
+        f"(phasor.files.configs.model_types() lists them), got {short_repr(name)}; {ways_out}"
+    )
+
+
+def _type_of_architectures(config: JsonObject) -> str | None:
+    """The known type whose classes the file names, if the file has the sizes that it reads."""
+    named = config.values.get("architectures")
+    names = cast("list[object]", named) if isinstance(named, (list, tuple)) else []
+    known = _types_by_stem()
+    for name in names:
+        stem = re.sub(r"(For[A-Z]\w*|LMHeadModel|Model)$", "", str(name)).lower()
+        if stem in known and _states_sizes(config, table().huggingface[known[stem]]):
+            return known[stem]
+    return None
+
+
+@lru_cache(maxsize=1)
+def _types_by_stem() -> Mapping[str, str]:
+    """The known types by the stem of their classes' names, in small letters: ``gptneox``."""
+    # sorted, so that of "Emu3" and "emu3" the latter is taken
+    return {re.sub("[_-]", "", name).lower(): name for name in sorted(table().huggingface)}
+
+
+def _known_inner_config(top: JsonObject) -> str | None:
+    """The key of the one config inside the file that has a known type and sizes."""
+    found: list[str] = []
+    for inner in top.unread_objects():
+        facts = table().huggingface.get(str(inner.values.get("model_type")))
+        is_other = re.search(table().files["other_models"], inner.path)
+        if facts is not None and not is_other and _states_sizes(inner, facts):
+            found.append(inner.path)
+    return found[0] if len(found) == 1 else None
+
+
+def _states_sizes(config: JsonObject, facts: Architecture) -> bool:
+    """Whether a file says what the ropes of a type need: layers, and the width of a head."""
+    has = JsonObject(config.values, names=facts.names).has
+    has_width = has(facts.width_key) or (
+        not facts.latent and has("hidden_size") and has("num_attention_heads")
+    )
+    return facts.uses is None and facts.refused is None and has("num_hidden_layers") and has_width
+
+
+def _path_to_part(top: JsonObject, part: str) -> list[JsonObject]:
+    levels = [top]
+    for key in part.split("."):
+        if not isinstance(levels[-1].values.get(key), Mapping):
+            inner = [k for k, v in levels[-1].values.items() if isinstance(v, Mapping)]
+            raise ConfigError(
+                f"part must be the key of a config inside the file "
+                f"({', '.join(inner) or 'it holds none'}), got {short_repr(part)}"
+            )
+        levels.append(cast(JsonObject, levels[-1].object(key)))
+    return levels
+
+
+def type_in_file(levels: list[JsonObject]) -> str | None:
+    """The innermost config's type: its own, the one its outer class implies, or the outer one."""
+    model_type: str | None = None
+    known, marks = table().huggingface, table().files["marks"]
+    for i, level in enumerate(levels):
+        key = level.path.rpartition(".")[2]
+        outer = None if model_type is None or i == 0 else known.get(model_type)
+        implied_type = None if outer is None else outer.parts.get(key)
+        # keys that one program alone writes
+        marked = (name for name, keys in marks.items() if all(map(level.has, keys)))
+        file_type = level.text("model_type") or next(marked, None)
+        # transformers also saves the type of the whole model in the configs of its parts
+        if implied_type is not None and file_type in (None, model_type):
+            model_type = implied_type
+        else:
+            model_type = file_type or model_type
+    return model_type
+
+
+def _check_same_ropes(outer: JsonObject, inner: JsonObject) -> None:
+    for key in ("rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor"):
+        if outer.has(key) and normalize(outer.values.get(key)) != normalize(inner.values.get(key)):
+            raise ConfigError(
+                f"{outer.name(key)} and {inner.name(key)} differ; the inner one counts, so "
+                "remove the outer one or make them agree"
+            )
+
+
+# The facts of the class.
+
+
+def applies(variant: Variant, config: JsonObject) -> bool:
+    """Whether the switch in the file has the value that the facts of a variant are for."""
+    if variant.value is None:
+        return config.has(variant.key)
+    listed = config.values.get(variant.key)
+    if isinstance(listed, (list, tuple)):  # of architectures
+        return variant.value in listed
+    readers = {bool: config.flag, str: config.text, int: partial(config.whole, least=0)}
+    value = readers[type(variant.value)](variant.key)
+    return ((variant.default if value is None else value) == variant.value) != variant.unless
+
+
+def _select_facts(block: JsonObject, facts: Architecture) -> tuple[JsonObject, Architecture]:
+    """The config with the key names of its model type, and the facts for its switches."""
+    plain, values, switches = JsonObject(block.values, block.path), block.values, facts.variants
+    variant = next((v for v in switches if applies(v, plain)), None)
+    facts = facts if variant is None else replace(facts, **variant.facts)
+    names = dict(facts.names)
+    swapped_by = "rope_traditional of MLX" if values.get("rope_traditional") is True else None
+    if block.path.partition(".")[0] == "model_config":  # of MLC
+        own = table().files["mlc_names"]
+        # there 0 and -1 stand for an absent number
+        values = {k: v for k, v in values.items() if k not in own.values() or v not in (0, -1)}
+        names |= {key: (*names.get(key, (key,)), name) for key, name in own.items()}
+        facts = replace(facts, laws={**facts.laws, "gptj": "default"})
+        if plain.has("rope_scaling") and plain.text("rope_scaling.rope_type") == "gptj":
+            swapped_by = "rope_type gptj of MLC"
+    config = JsonObject(values, block.path, names=names, nulls=facts.nulls)
+    config.ignore(*(switch.key for switch in switches))
+    if facts.pairing == "half" and swapped_by is not None:
+        config.ignore("rope_traditional")
+        why = f"as {swapped_by} says; transformers rotates halves without a word."
+        note = " ".join(filter(None, (facts.note, f"Pairs are interleaved, {why}")))
+        facts = replace(facts, pairing="interleaved", note=note)
+    return config, facts
+
+
+def _assume_sizes(config: JsonObject, facts: Architecture) -> dict[str, int]:
+    """Add the class's default sizes where the file has none, and return them."""
+    needed = ["num_hidden_layers"]
+    width = facts.width_key
+    if not config.has(width) and (facts.head_dim is None or config.contains(width)):
+        needed += ["hidden_size", "num_attention_heads"]
+    absent = [key for key in needed if key in facts.sizes and not config.contains(key)]
+    assumed = {key: facts.sizes[key] for key in absent}
+    config.add_defaults(assumed)
+    return assumed
+
+
+def note_assumed_sizes(model: ModelConfig) -> str:
+    """The note about sizes that the class assumes; to be called when all that is known was read.
+
+    Refused if the file has a size, or an object that may hold one, where nothing reads it; or does
+    not say its type, as these are then the sizes of another model.
+    """
+    config, facts, assumed = model.config, model.facts, model.assumed_sizes
+    if not model.says_type:
+        raise ConfigError(
+            f"{config.name(next(iter(assumed)))} is absent; add it, as the sizes that "
+            f"{model.model_type} assumes are those of another model"
+        )
+    known = {*facts.parts, *table().files["other_objects"]}
+    objects = [
+        inner.path
+        for inner in config.unread_objects()
+        if inner.path.rpartition(".")[2] not in known and not inner.has("model_type")
+    ]
+    numbers = [
+        block.path_of(key)
+        for level in (*model.levels[:-1], config)
+        for block in (level, *objects_inside(level))
+        for key, value in block.unread().items()
+        if type(value) in (int, float) and re.fullmatch(table().files["sizes"], key)
+    ]
+    if found := objects + numbers:
+        alone = f", or load it alone, with its model_type in it: load(..., part={found[0]!r})"
+        raise ConfigError(
+            f"{found[0]} may say the model's size, and nothing reads it in a file of model type "
+            f"{model.model_type!r}; add num_hidden_layers, hidden_size and num_attention_heads "
+            f"where its other keys are{alone if objects else ''}"
+        )
+    sizes = " and ".join(f"{key} {size}" for key, size in assumed.items())
+    note = f"The file does not say its size; {sizes} is what {model.model_type} assumes."
+    warnings.warn(note, PhasorWarning, stacklevel=4)
+    return note
+
+
+def _context(config: JsonObject, notes: list[str]) -> int | None:
+    """The first context of the file; `LawContext.context` refuses several that disagree."""
+    keys = [key for key in table().files["contexts"] if config.has(key)]
+    contexts = {config.name(key): config.whole(key) for key in keys}
+    if len(set(contexts.values())) > 1:
+        listed = ", ".join(f"{name} {length}" for name, length in contexts.items())
+        notes.append(f"The file gives several contexts ({listed}); the first is taken.")
+        warnings.warn(notes[-1], PhasorWarning, stacklevel=4)
+    return next(iter(contexts.values()), None)
+
+
+# The kind of every layer.
+
+
+def layer_kinds(config: JsonObject, facts: Architecture) -> tuple[str, ...]:
+    """One kind per layer: the file's names for them, else ``rope`` and ``nope``."""
+    count = config.whole("num_hidden_layers", most=MOST_LAYERS)
+    count = config.require("num_hidden_layers", count)
+    rule, files = facts.layers, table().files
+    if "no_rope_interval" in rule or "bases_key" in rule:
+        # in these models layer_types is about the mask, not the rope
+        config.ignore("layer_types")
+        read = _layers_by_base if "bases_key" in rule else _layers_by_switch
+        return read(config, rule, count)
+    if "blocks_key" in rule:
+        return _layers_by_attention(config, rule["blocks_key"], count)
+    key = "layers_block_type" if config.has("layers_block_type") else "layer_types"
+    kinds = config.texts(key)
+    if kinds is None:
+        return layers_by_pattern(config, facts, count)
+    if len(kinds) != count:
+        raise ConfigError(
+            f"{config.name(key)} must name the kind of each of the {count} layers, got {len(kinds)}"
+        )
+    known = {rule[word] for word in ("hit", "miss", "absent") if word in rule}
+    known |= {*facts.labels, *rule.get("codes", {}).values(), *files["without_rope"]}
+    # a special kind must be named by its own name, which has the kind's facts
+    if not (facts.without_rope or facts.kinds):
+        known |= {*files["layer_words"]}
+    for i, word in enumerate(kinds):
+        if word not in known:
+            raise ConfigError(
+                f"{config.name(key)}.{i} must be one of {', '.join(sorted(known))}, "
+                f"got {short_repr(word)}"
+            )
+    return kinds
+
+
+def has_rope(kind: str, config: JsonObject, facts: Architecture) -> bool:
+    """Whether layers of this kind rotate at all."""
+    if kind in table().files["without_rope"]:
+        return False
+    needs = facts.without_rope_needs
+    return kind not in facts.without_rope or not (needs is None or config.has(needs))
+
+
+def _layers_by_switch(config: JsonObject, rule: Mapping[str, Any], count: int) -> tuple[str, ...]:
+    """Kinds from a list of ones (rope) and zeros (none), or from an interval without rope."""
+    switches = config.wholes("no_rope_layers")
+    interval = config.whole("no_rope_layer_interval") or rule["no_rope_interval"]
+    if switches:
+        if len(switches) != count or not set(switches) <= {0, 1}:
+            config.refuse("no_rope_layers", f"a list of {count} ones (rope) and zeros (none)")
+        return tuple("rope" if switch else "nope" for switch in switches)
+    return tuple("rope" if (i + 1) % interval else "nope" for i in range(count))
+
+
+def _layers_by_base(config: JsonObject, rule: Mapping[str, Any], count: int) -> tuple[str, ...]:
+    """Kinds from a list of bases, 0 for no rope; all others must be the same base."""
+    key = rule["bases_key"]
+    bases = config.require(key, config.items(key))
+    nonzero = {base for base in bases if base}
+    if len(bases) != count or len(nonzero) > 1:
+        config.refuse(key, f"one base, or 0 for no rope, for each of {count} layers")
+    base = (config.object("rope_parameters") or config).number("rope_theta", above=1)
+    single_value([(config.name(key), next(iter(nonzero), None)), (config.name("rope_theta"), base)])
+    return tuple("rope" if base else "nope" for base in bases)
+
+
+def _layers_by_attention(config: JsonObject, key: str, count: int) -> tuple[str, ...]:
+    """Kinds from a list of blocks, some of which have no attention (Nemotron-NAS)."""
+    blocks = config.items(key)
+    if blocks is None or len(blocks) != count or not all(isinstance(b, Mapping) for b in blocks):
+        config.refuse(key, f"a list of one object for each of {count} layers")
+    kinds: list[str] = []
+    for i, block in enumerate(blocks):
+        attention = JsonObject(block, f"{config.name(key)}.{i}").object("attention")
+        switches = ("no_op", "replace_with_linear")
+        no_attention = attention is not None and any(map(attention.flag, switches))
+        kinds.append("nope" if no_attention else "rope")
+    return tuple(kinds)
+
+
+def layers_by_pattern(config: JsonObject, facts: Architecture, count: int) -> tuple[str, ...]:
+    """One kind per layer by the pattern of the model class, for files without a list of kinds."""
+    rule = facts.layers
+    if not rule:
+        return ("rope",) * count
+    if "listed" in rule:
+        config.require("layer_types", None)
+    if "codes_key" in rule:
+        key, codes = rule["codes_key"], rule["codes"]
+        numbers = config.wholes(key)
+        if numbers is None or len(numbers) < count or not {*map(str, numbers)} <= codes.keys():
+            config.refuse(key, f"a list of one of {', '.join(codes)} for each of {count} layers")
+        # further entries are for the drafter of DeepSeek V4
+        return tuple(codes[str(code)] for code in numbers[:count])
+    if "indices_key" in rule:
+        indices = config.wholes(rule["indices_key"])
+        if indices is None and "absent" in rule:
+            return (rule["absent"],) * count
+        hits = {*config.require(rule["indices_key"], indices)}
+    elif "cycle_key" in rule:
+        cycle = config.texts(rule["cycle_key"]) or rule["cycle"]
+        hits = {i for i in range(count) if cycle[i % len(cycle)] == rule["word"]}
+    elif "needs" in rule and not config.has(rule["needs"]):
+        config.ignore(*rule.get("keys", ()))
+        hits = range(count)
+    else:
+        hits = _hits_by_interval(config, rule, count)
+    return tuple(rule["hit"] if i in hits else rule["miss"] for i in range(count))
+
+
+def _hits_by_interval(config: JsonObject, rule: Mapping[str, Any], count: int) -> set[int]:
+    """Every so many layers, or those of a pattern in letters (EXAONE 4): L is local, G global."""
+    interval: int = rule["every"]
+    for key in rule.get("keys", ()):
+        if isinstance(config.values.get(key), str):
+            word = config.text(key) or ""
+            if not word or set(word) - {"L", "G"}:
+                config.refuse(key, 'a number of layers or a word of "L" and "G" such as "LLLG"')
+            return {i for i in range(count) if word[i % len(word)] == "G"}
+        interval = config.whole(key) or interval
+    also = {i % count for i in rule.get("also", ())}
+    return also | {i for i in range(count) if (i + rule.get("shift", 1)) % interval == 0}

@@ -1,0 +1,368 @@
+"""The rope blocks of a Hugging Face config, and the scaling law and the axes that one states.
+
+Formulas of the ``rope_type`` names are those of transformers' ``modeling_rope_utils``; YaRN is
+2309.00071, LongRoPE 2402.13753, Llama 3 2407.21783.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
+
+from phasor._checks import short_repr
+from phasor.axes import AXES, Axes
+from phasor.errors import ConfigError
+from phasor.files.configs.facts import Architecture, table
+from phasor.files.configs.source import JsonObject, renamed_keys, single_value
+from phasor.scaling import (
+    NTK,
+    DynamicNTK,
+    Law,
+    Linear,
+    Llama3,
+    LongRope,
+    NTKFixed,
+    NTKOld,
+    Proportional,
+    Rule,
+    SteppedNTK,
+    Yarn,
+    yarn_multiplier,
+)
+
+_OLD_NAMES = {"su": "longrope", "mrope": "default", "xdrope": "dynamic"}
+_CONTEXT = "max_position_embeddings"
+_ORIGINAL = "original_max_position_embeddings"
+# transformers reads block.get("truncate", True), so a null counts as false
+_NULLS = {"truncate": False}
+
+
+class RopeBlocks:
+    """The rope blocks of a file: one for all layers, or one per kind of layer."""
+
+    def __init__(self, config: JsonObject, facts: Architecture) -> None:
+        self.facts = facts
+        new, old = (_block(config, facts, key) for key in ("rope_parameters", "rope_scaling"))
+        if new is not None and old is not None:
+            _check_same_values(new, old)
+            old.ignore(*old.values)
+        if facts.nested and new is not None and new.values and not _keys_of_blocks(new):
+            raise ConfigError(
+                f"{new.path} must hold a block for each kind of layer, as transformers reads no "
+                f"other for this model type, got {', '.join(new.values)}; put the keys into the "
+                "blocks of the kinds they are meant for"
+            )
+        if facts.block_key is not None and new is None and old is None:
+            old = _block(config, facts, facts.block_key)
+        block = new if new is not None and (new.values or old is None) else old
+        self.assumed = bool(facts.block) and not (block is not None and block.values)
+        if self.assumed:
+            block = JsonObject(facts.block, "rope_parameters")
+        self.top = block or JsonObject({}, "rope_parameters")
+        self.by_kind: dict[str, JsonObject | None] = {}
+        self.used: list[JsonObject] = []
+        if nested := _keys_of_blocks(self.top):
+            # ZAYA's files have a "default" type beside the blocks, which its class removes
+            types = ("rope_type", "type") if facts.nested else ()
+            keys = [k for k, v in self.top.values.items() if k not in types or v != "default"]
+            plain_keys = [key for key in keys if self.top.has(key) and key not in nested]
+            if plain_keys:
+                raise ConfigError(
+                    f"{self.top.name(plain_keys[0])} stands beside the blocks of single layer "
+                    f"types ({', '.join(nested)}); move it into the ones it is meant for"
+                )
+            absent = [label for label in facts.labels.values() if label not in nested]
+            if absent:
+                raise ConfigError(
+                    f"{self.top.name(absent[0])} must be an object, as transformers ignores "
+                    f"{', '.join(nested)} without it, "
+                    f"got {short_repr(self.top.values.get(absent[0]))}; add it, "
+                    "even if no layer reads it"
+                )
+            self.by_kind = {key: self.top.object(key) for key in keys}
+            base = config.number("rope_theta", above=1)
+            bases = [b.number("rope_theta", above=1) for b in self.by_kind.values() if b]
+            if base is not None and None not in bases and base not in bases:
+                raise ConfigError(
+                    f"{config.name('rope_theta')} is {base:g}, which none of the blocks of "
+                    f"{self.top.path} says; remove it"
+                )
+
+    def use_all(self) -> None:
+        """Count every block as used, as in a class that reads none."""
+        blocks = self.by_kind.values() if self.by_kind else (self.top,)
+        self.used = [block for block in blocks if block is not None]
+
+    def block_of(self, kind: str) -> JsonObject | None:
+        """The block for layers of this kind; None where the file says they have no rope."""
+        if not self.by_kind:
+            self.used = [self.top]
+            return self.top
+        label = self.facts.labels.get(kind, kind)
+        if label not in self.by_kind:
+            raise ConfigError(
+                f"{self.top.name(label)} is absent, but layers of the kind {kind!r} exist "
+                f"(blocks: {', '.join(self.by_kind)}); add it, null if they have no rope, or "
+                "layer_types if the file has none"
+            )
+        block = self.by_kind[label]
+        if block is not None:
+            self.used.append(block)
+        return block
+
+
+def _keys_of_blocks(block: JsonObject) -> list[str]:
+    return [key for key, value in block.values.items() if isinstance(value, Mapping)]
+
+
+def _block(config: JsonObject, facts: Architecture, key: str) -> JsonObject | None:
+    # some programs wrote false in place of a null, or a factor, of which 1 is noted as unread
+    value = config.values.get(key)
+    if value is False or (key == "rope_scaling" and value is not True and value == 1):
+        config.ignore(*(key,) * (value is False))
+        return None
+    block = config.object(key)
+    return block and JsonObject(block.values, block.path, names=facts.block_names, nulls=_NULLS)
+
+
+def _check_same_values(new: JsonObject, old: JsonObject) -> None:
+    """Check that ``rope_parameters`` and ``rope_scaling`` say the same."""
+    new_values, old_values = (normalize(block.values) for block in (new, old))
+    # keys that transformers 4 has outside its block, and transformers 5 inside
+    moved = {"rope_theta", "partial_rotary_factor", "original_max_position_embeddings"}
+    for key in sorted(set(new_values) | set(old_values), key=str):
+        value, old_value = new_values.get(key), old_values.get(key)
+        if value != old_value and not (key in moved and key not in old_values):
+            raise ConfigError(
+                f"{new.name(key)} and {old.name(key)} differ "
+                f"({short_repr(value)}, {short_repr(old_value)}); remove one block"
+            )
+
+
+# The law and the axes of a block.
+
+
+@dataclass(frozen=True, kw_only=True)
+class LawContext:
+    """What a law depends on outside its block; ``config`` is the one that the block is in."""
+
+    facts: Architecture
+    rotary_dim: int
+    config: JsonObject
+
+    @property
+    def context(self) -> int | None:
+        """The context, for laws that depend on it: all keys for it must agree."""
+        keys = table().files["contexts"]
+        return single_value((self.config.name(key), self.config.whole(key)) for key in keys)
+
+
+def rope_type(block: JsonObject, facts: Architecture | None = None) -> str:
+    """The block's ``rope_type`` in the spelling of transformers 5.
+
+    A model class may have other names for a type: ``facts.laws``.
+    """
+    synonyms = {**_OLD_NAMES, **({} if facts is None else facts.laws)}
+    if facts is None or facts.positions:
+        # transformers 5 writes "axial" for vision towers, which have no scaling law
+        synonyms["axial"] = "default"
+    names = [(block.name(key), block.text(key)) for key in ("rope_type", "type")]
+    name = single_value((key, word and synonyms.get(word, word)) for key, word in names)
+    name = name or "default"
+    if name not in {*_LAWS, *synonyms.values()}:
+        key = "rope_type" if block.has("rope_type") else "type"
+        known = ", ".join(sorted({*_LAWS, *synonyms}))
+        block.refuse(key, f"one of {known} (or describe the embedding with Rope(...) directly)")
+    return name
+
+
+def normalize(value: Any) -> Any:
+    """A rope block in the spelling of transformers 5, for comparison; other values unchanged."""
+    if not isinstance(value, Mapping):
+        return value
+    block = JsonObject(cast(Mapping[str, Any], value))
+    plain = {k: v for k, v in block.values.items() if v is not None and k != "type"}
+    if plain and not any(isinstance(v, Mapping) for v in plain.values()):
+        plain["rope_type"] = rope_type(block)
+    return plain
+
+
+def scaling(block: JsonObject, outside: LawContext) -> Law | Rule | None:
+    """The law or rule that ``block`` names."""
+    return {**_LAWS, **_INTERNAL_LAWS}[rope_type(block, outside.facts)](block, outside)
+
+
+def axes(block: JsonObject, outside: LawContext) -> Axes | None:
+    """The axes of a multimodal rope; None for the one axis of text."""
+    facts = outside.facts
+    if facts.axes is None:
+        return None
+    key = "mrope_section" if not block.has("xdrope_section") else "xdrope_section"
+    file_sections = block.wholes(key)
+    sections = block.require(key, file_sections or facts.sections or None)
+    if facts.sections and len(sections) != len(facts.sections):
+        block.refuse(key, f"a list of {len(facts.sections)} pair counts, one per axis")
+    # interleaved sections need not add up: the first axis gets the remaining pairs
+    if facts.axes != "interleaved" and sum(sections) != outside.rotary_dim // 2:
+        raise ConfigError(
+            f"{block.name(key)} must add up to the number of pairs ({outside.rotary_dim // 2}), "
+            f"got {list(sections)}" + ("" if file_sections else ", which is the class default")
+        )
+    ordered = tuple(sections[i] for i in facts.axis_order) if facts.axis_order else sections
+    with renamed_keys(block, {"sections": key}):
+        several: Axes = cast(Any, AXES[facts.axes])(ordered)
+        several.axis_of_pair(outside.rotary_dim // 2)  # checked here, where an error names the key
+        return several
+
+
+def _read_factor_law(law: Callable[..., Law], block: JsonObject, _outside: LawContext) -> Law:
+    return law(factor=block.require("factor", block.number("factor", above=0)))
+
+
+def _read_dynamic(block: JsonObject, outside: LawContext) -> NTK | DynamicNTK:
+    if outside.rotary_dim < 4:
+        raise ConfigError(
+            f"{block.name('rope_type')} needs at least 4 rotated coordinates, the head has "
+            f"{outside.rotary_dim}"
+        )
+    if outside.facts.ntk_alpha and block.has("alpha"):
+        block.ignore("factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
+        return NTK(factor=block.require("alpha", block.number("alpha", above=0)))
+    length = single_value(
+        [(block.name(_ORIGINAL), block.whole(_ORIGINAL)), (_CONTEXT, outside.context)]
+    )
+    factor = block.number("factor", above=0) or outside.facts.factor
+    factor, length = block.require("factor", factor), block.require(_ORIGINAL, length)
+    with renamed_keys(block, {"factor": "factor"}):
+        return DynamicNTK(factor=factor, original_max_positions=length)
+
+
+def _read_llama3(block: JsonObject, outside: LawContext) -> Llama3:
+    names = ("factor", "low_freq_factor", "high_freq_factor")
+    numbers = {key: block.require(key, block.number(key, above=0)) for key in names}
+    original = _original_length(block, outside, or_context=False)
+    with renamed_keys(block, {name: name for name in names}):
+        return Llama3(original_max_positions=original, **numbers)
+
+
+def _read_proportional(block: JsonObject, outside: LawContext) -> Proportional:
+    key = "partial_rotary_factor"
+    fraction = single_value(
+        (place.name(key), place.number(key, least=0)) for place in (block, outside.config)
+    )
+    factor = block.number("factor", above=0) or 1.0
+    with renamed_keys(block if block.has(key) else outside.config, {"fraction": key}):
+        return Proportional(fraction=1.0 if fraction is None else fraction, factor=factor)
+
+
+def _read_longrope(block: JsonObject, outside: LawContext) -> LongRope:
+    pairs = outside.rotary_dim // 2
+    short_factors, long_factors = (
+        block.require(key, block.numbers_per_pair(key, pairs))
+        for key in ("short_factor", "long_factor")
+    )
+    short_gain, long_gain = (
+        single_value((block.name(k), block.number(k, above=0)) for k in ("attention_factor", key))
+        for key in ("short_mscale", "long_mscale")
+    )
+    original = _original_length(block, outside, or_context=False)
+    with renamed_keys(block, {"original_max_positions": _ORIGINAL}):
+        return LongRope(
+            short_factors=short_factors,
+            long_factors=long_factors,
+            original_max_positions=original,
+            factor=_extension_factor(block, outside, original),
+            short_attention_factor=short_gain,
+            long_attention_factor=long_gain,
+        )
+
+
+def _read_yarn(block: JsonObject, outside: LawContext) -> Yarn:
+    """The law of a ``yarn`` block, with transformers' defaults for absent keys."""
+    original = _original_length(block, outside, or_context=True)
+    factor = _extension_factor(block, outside, original)
+    betas = {key: block.number(key, above=0) for key in ("beta_fast", "beta_slow")}
+    # Ministral repeats the context inside the block: refuse two values
+    single_value([(block.name(_CONTEXT), block.whole(_CONTEXT)), (_CONTEXT, outside.context)])
+    with renamed_keys(block, {name: name for name in betas}):
+        return Yarn(
+            factor=factor,
+            original_max_positions=original,
+            truncate=block.flag("truncate") is not False,
+            **{key: beta for key, beta in betas.items() if beta is not None},
+            **_read_temperature(block, outside, factor),
+        )
+
+
+def _read_temperature(block: JsonObject, outside: LawContext, factor: float) -> dict[str, float]:
+    """YaRN's temperature as the model applies it, on cos and sin or on the softmax scale."""
+    multiplier = partial(yarn_multiplier, factor)
+    mscale = block.number("mscale", least=0)
+    all_dim = block.number("mscale_all_dim", least=0)
+    class_factor = outside.facts.yarn_attention_factor
+    attention_factor = block.number("attention_factor", above=0) or class_factor
+    if attention_factor is None and mscale and all_dim:
+        attention_factor = multiplier(mscale) / multiplier(all_dim)
+        if outside.facts.softmax:
+            # Yarn derives both factors from these two
+            return {"mscale": mscale, "mscale_all_dim": all_dim}
+    elif attention_factor is None:
+        by_transformers = multiplier(1)
+        by_deepseek = multiplier(1 if mscale is None else mscale) / multiplier(all_dim or 0)
+        if not math.isclose(by_transformers, by_deepseek, rel_tol=1e-12):
+            raise ConfigError(
+                f"{block.name('mscale')} and {block.name('mscale_all_dim')} must both be given and "
+                f"not zero: with one of them transformers multiplies cos and sin by "
+                f"{by_transformers:g}, DeepSeek's own code by {by_deepseek:g}; "
+                "give both, or attention_factor"
+            )
+    temperature = {} if attention_factor is None else {"attention_factor": attention_factor}
+    if outside.facts.softmax and all_dim:
+        temperature["mscale_all_dim"] = all_dim
+    return temperature
+
+
+def _original_length(block: JsonObject, outside: LawContext, *, or_context: bool) -> int:
+    """The context before the extension, from the block or from the config that it is in."""
+    length = single_value(
+        (place.name(_ORIGINAL), place.whole(_ORIGINAL)) for place in (block, outside.config)
+    )
+    return block.require(_ORIGINAL, length or (outside.context if or_context else None))
+
+
+def _extension_factor(block: JsonObject, outside: LawContext, original: int) -> float:
+    """The block's factor, or the ratio of the two contexts if it has none."""
+    if (factor := block.number("factor", above=0)) is not None:
+        return factor
+    has_original = block.has(_ORIGINAL) or outside.config.has(_ORIGINAL)
+    if not has_original or outside.context is None:
+        raise ConfigError(
+            f"{block.name('factor')} is absent and cannot be derived; add it, or both "
+            "original_max_position_embeddings and max_position_embeddings"
+        )
+    return outside.context / original
+
+
+_LAWS: Mapping[str, Callable[[JsonObject, LawContext], Law | Rule | None]] = {
+    "default": lambda _block, _outside: None,
+    "linear": partial(_read_factor_law, Linear),
+    "dynamic": _read_dynamic,
+    "llama3": _read_llama3,
+    "proportional": _read_proportional,
+    "longrope": _read_longrope,
+    "yarn": _read_yarn,
+}
+# values of `Architecture.laws`; files do not use these names
+_INTERNAL_LAWS: Mapping[str, Callable[[JsonObject, LawContext], Law | Rule | None]] = {
+    # Su's scaling, which some model types call "ntk"
+    "ntk_fixed": partial(_read_factor_law, NTKFixed),
+    # the base times the factor, which Skywork calls "ntk"
+    "ntk_old": partial(_read_factor_law, NTKOld),
+    # the rule of Qwen 1, whose original length is the file's context
+    "stepped_ntk": lambda block, outside: SteppedNTK(
+        original_max_positions=block.require(_CONTEXT, outside.context)
+    ),
+}

@@ -1,0 +1,436 @@
+"""The first stage: what a config file says, as a `JsonObject` that is read key by key.
+
+A source is a file, a folder, standard input, a dictionary or a config object of transformers; of a
+GGUF file it is the header. The object knows its path, so that errors name a key as it is written in
+the file; the other names that a model type has for a key; and which keys were read, so that the
+unread ones can be noted or refused.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+import struct
+import sys
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, BinaryIO, NoReturn, TypeGuard, TypeVar, cast
+
+from phasor._checks import first_repeated, number, short_repr, whole
+from phasor.errors import ConfigError, PhasorError, SpecError, install_hint
+from phasor.files.configs.facts import table
+from phasor.rope import WIDEST
+
+_EMPTY: Mapping[str, Any] = MappingProxyType({})
+_LARGEST = 2**63 - 1
+_T = TypeVar("_T")
+
+
+class JsonObject:
+    """A JSON object at a dotted path of its file; the file itself has the empty one.
+
+    ``names`` are those that the file may have for a key, where ``a.b`` is key ``b`` of the object
+    ``a``; other keys have their own name alone. ``nulls`` has what an explicit null stands for; in
+    other keys null counts as absent.
+    """
+
+    def __init__(
+        self,
+        values: Mapping[str, Any],
+        path: str = "",
+        *,
+        names: Mapping[str, tuple[str, ...]] = _EMPTY,
+        nulls: Mapping[str, Any] = _EMPTY,
+    ) -> None:
+        self.values, self.path = values, path
+        self._names, self._nulls = names, nulls
+        self._keys_read: set[str] = set()
+
+    def name(self, key: str) -> str:
+        """The path of ``key`` under the name that it has in this file."""
+        names = self._aliases(key)
+        return self.path_of(next((n for n in names if self._find(n) is not None), names[0]))
+
+    def path_of(self, name: str) -> str:
+        """The path of the key with this name in the file."""
+        return f"{self.path}.{name}" if self.path else name
+
+    def has(self, key: str) -> bool:
+        """Whether the file has ``key`` with a value other than null."""
+        return any(self._find(name) is not None for name in self._aliases(key))
+
+    def contains(self, key: str) -> bool:
+        """Whether the file has ``key``, even with null."""
+        return any(name in self.values for name in self._aliases(key))
+
+    def add_defaults(self, values: Mapping[str, Any]) -> None:
+        """Add ``values`` for keys that the file does not have."""
+        self.values = {self._aliases(key)[0]: v for key, v in values.items()} | {**self.values}
+
+    def ignore(self, *keys: str) -> None:
+        """Count ``keys`` as read, because their values do not matter."""
+        self._keys_read.update(keys)
+
+    def unread(self) -> dict[str, Any]:
+        """The keys that were not read, with their values; nulls are left out."""
+        return {k: v for k, v in self.values.items() if v is not None and k not in self._keys_read}
+
+    def unread_objects(self) -> list[JsonObject]:
+        """The objects at keys that were not read, or of which only single keys were."""
+        objects: list[JsonObject] = []
+        for key, value in self.values.items():
+            read = [n[len(key) + 1 :] for n in self._keys_read if n.startswith(f"{key}.")]
+            if isinstance(value, Mapping) and (read or key not in self._keys_read):
+                values = {str(inner): v for inner, v in cast(Mapping[Any, Any], value).items()}
+                objects.append(JsonObject(values, self.path_of(key)))
+                objects[-1].ignore(*read)
+        return objects
+
+    def refuse(self, key: str, expected: str) -> NoReturn:
+        """Raise the error about the value of ``key``."""
+        raise ConfigError(f"{self.name(key)} must be {expected}, got {short_repr(self._read(key))}")
+
+    def _find(self, path: str) -> Any:
+        """The value at ``path``, a key or keys joined by dots; None if there is none."""
+        if path in self.values:
+            return self.values[path]
+        head, dot, rest = path.partition(".")
+        inner = self.values.get(head)
+        if not dot or not isinstance(inner, Mapping):
+            return None
+        return JsonObject(cast(Mapping[str, Any], inner))._find(rest)
+
+    def _aliases(self, key: str) -> tuple[str, ...]:
+        """The names that this file may have for ``key``."""
+        return self._names.get(key, (key,))
+
+    def _read(self, key: str) -> Any:
+        """The value of ``key`` under any of its names, which then count as read."""
+        names = self._aliases(key)
+        self._keys_read.update(names, (name.partition(".")[0] for name in names))
+        value = single_value((self.path_of(name), self._find(name)) for name in names)
+        if value is None and key in self._nulls and self.contains(key):
+            return self._nulls[key]
+        return value
+
+    def number(
+        self, key: str, *, above: float | None = None, least: float | None = None
+    ) -> float | None:
+        """The finite number at ``key``."""
+        value = self._read(key)
+        if value is None:
+            return None
+        return number(self.name(key), value, above=above, least=least, error=ConfigError)
+
+    def whole(self, key: str, *, least: int = 1, most: int = _LARGEST) -> int | None:
+        """The whole number at ``key``; ``64.0`` is one too, as some programs write it."""
+        value = self._read(key)
+        if value is None:
+            return None
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        return whole(self.name(key), value, least=least, most=most, error=ConfigError)
+
+    def largest(self, key: str) -> int | None:
+        """The whole number at ``key``, or the largest of a list with one for each layer."""
+        if isinstance(self._read(key), (list, tuple)):
+            return max(self.wholes(key) or (0,)) or None
+        return self.whole(key)
+
+    def _of_type(self, key: str, types: Any, expected: str) -> Any:
+        """The value at ``key``; refused if it has none of the types."""
+        value = self._read(key)
+        if value is not None and not isinstance(value, types):
+            self.refuse(key, expected)
+        return value
+
+    def flag(self, key: str) -> bool | None:
+        """The true or false at ``key``."""
+        return self._of_type(key, bool, "true or false")
+
+    def text(self, key: str) -> str | None:
+        """The string at ``key``."""
+        return self._of_type(key, str, "a string")
+
+    def object(self, key: str) -> JsonObject | None:
+        """The object at ``key``."""
+        values = self._of_type(key, Mapping, "an object")
+        return None if values is None else JsonObject(values, self.name(key))
+
+    def items(self, key: str) -> tuple[Any, ...] | None:
+        """The list at ``key``, its items unchecked."""
+        items = self._of_type(key, (list, tuple), "a list")
+        return None if items is None else tuple(items)
+
+    def texts(self, key: str) -> tuple[str, ...] | None:
+        """The list of strings at ``key``."""
+        return self._read_items(key, JsonObject.text)
+
+    def wholes(self, key: str, *, least: int = 0) -> tuple[int, ...] | None:
+        """The list of whole numbers at ``key``."""
+        return self._read_items(key, lambda item, i: item.whole(i, least=least))
+
+    def numbers_per_pair(self, key: str, pairs: int) -> tuple[float, ...] | None:
+        """The list of positive numbers at ``key``, one for each pair."""
+        numbers = self._read_items(key, lambda item, i: item.number(i, above=0))
+        if numbers is not None and len(numbers) != pairs:
+            raise ConfigError(
+                f"{self.name(key)} must hold one number per pair ({pairs}), got {len(numbers)}"
+            )
+        return numbers
+
+    def _read_items(
+        self, key: str, read: Callable[[JsonObject, str], _T | None]
+    ) -> tuple[_T, ...] | None:
+        items = self.items(key)
+        if items is None:
+            return None
+        # a block whose keys are the indices, so that errors name the item
+        by_index = JsonObject({str(i): item for i, item in enumerate(items)}, self.name(key))
+        values = tuple(read(by_index, i) for i in by_index.values)
+        if None in values:
+            raise ConfigError(f"{by_index.name(str(values.index(None)))} must not be null")
+        return cast(tuple[_T, ...], values)
+
+    def require(self, key: str, value: _T | None) -> _T:
+        """``value`` of ``key``; if it is None, raise the error that ``key`` is absent."""
+        if value is None:
+            raise ConfigError(f"{self.name(key)} is absent; add it, as the model's authors give it")
+        return value
+
+    def or_default(
+        self, key: str, value: float | None, default: float | None, whose: str, notes: list[str]
+    ) -> float:
+        """``value`` of ``key``; if it is None, the default, with a note that says whose it is."""
+        if value is not None:
+            return value
+        default = self.require(key, default)
+        notes.append(f"The file has no {self.name(key)}; {default:g} is {whose}.")
+        return default
+
+    def head_width(self, key: str, quotient: str, width: int, heads: int) -> int:
+        """``width / heads``, in place of the absent ``key``; ``quotient`` names the two keys."""
+        if width % heads or not 2 <= width // heads <= WIDEST:
+            raise ConfigError(
+                f"{self.name(key)} is absent, and {quotient} ({width} / {heads}) must be a whole "
+                f"number from 2 to {WIDEST}; add it"
+            )
+        return width // heads
+
+
+def single_value(named_values: Iterable[tuple[str, _T | None]]) -> _T | None:
+    """The one value of several keys, given with their names; None is no value."""
+    present = [(name, value) for name, value in named_values if value is not None]
+    for name, value in present[1:]:
+        first_name, first = present[0]
+        if value != first:
+            raise ConfigError(
+                f"{first_name} says {short_repr(first)} and {name} says {short_repr(value)}: "
+                "they must agree; remove the wrong one"
+            )
+    return present[0][1] if present else None
+
+
+@contextmanager
+def renamed_keys(block: JsonObject, names: Mapping[str, str]) -> Generator[None]:
+    """Turn a SpecError about a field of a Rope or law into a ConfigError about the file's key."""
+    try:
+        yield
+    except SpecError as error:
+        first = str(error).split(" ", 1)[0].split("[", 1)[0]
+        where = block.name(names[first]) if first in names else block.path or "the config"
+        raise ConfigError(f"{where} cannot be used: {error}") from None
+
+
+# Files, folders and dictionaries.
+
+SIZE_LIMIT = 16 * 2**20
+_FILE_NAMES = ("config.json", "params.json")
+
+
+def read_source(source: object) -> JsonObject:
+    """What a file, a folder that holds one, ``-``, a dictionary or a config object says."""
+    # a config object of transformers: the dictionary it would save
+    as_dict = getattr(source, "to_dict", None)
+    if not isinstance(source, (type, Mapping)) and callable(as_dict):
+        source = as_dict()
+    if isinstance(source, Mapping):
+        not_text = [key for key in cast(Mapping[object, Any], source) if not isinstance(key, str)]
+        if not_text:
+            raise ConfigError(f"keys must be strings, got {short_repr(not_text[0])}")
+        return JsonObject(cast(Mapping[str, Any], source))
+    if not isinstance(source, (str, os.PathLike)):
+        raise ConfigError(
+            "source must be the path of a config file or folder, '-', the dictionary it holds or a "
+            f"config of transformers, got {short_repr(source)}"
+        )
+    source = cast("str | os.PathLike[str]", source)
+    if source == "-":
+        return _parse_config(sys.stdin.buffer.read(SIZE_LIMIT + 1), "standard input")
+    try:
+        path = Path(source)
+        if path.is_dir():
+            path = _config_file_in(path)
+        # opening a pipe that has no writer would block for ever
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise ConfigError(f"{path} is not a file; give the path of a config.json")
+        with path.open("rb") as stream:
+            data = stream.read(SIZE_LIMIT + 1)
+    except FileNotFoundError:
+        way_out = "give the path of a config.json"
+        if is_hub_id(str(source)) and not str(source).endswith((".json", ".gguf")):
+            way_out = (
+                "if it is a repository of the Hugging Face Hub, its config is not in the local "
+                f"cache: `hf download {source} config.json` (of huggingface_hub) fetches it"
+            )
+        raise ConfigError(f"{source} is not a file; {way_out}") from None
+    except (OSError, ValueError, TypeError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"{short_repr(source)} cannot be read: {error}") from None
+    if data.startswith(b"GGUF"):
+        return JsonObject(read_gguf_header(path))
+    if (what := table().files["other_files"].get(path.suffix)) is not None:
+        raise ConfigError(f"{path} {what}")
+    return _parse_config(data, str(path))
+
+
+def cached_config(repository: str) -> Path | None:
+    """The config of a repository of the Hub in the local cache; nothing is downloaded."""
+    try:
+        from huggingface_hub import try_to_load_from_cache
+
+        found = [try_to_load_from_cache(repository, name) for name in _FILE_NAMES]
+    except (ImportError, ValueError):  # or a name that no repository of the Hub can have
+        return None
+    return next((Path(path) for path in found if isinstance(path, str)), None)
+
+
+def is_hub_id(source: object) -> TypeGuard[str]:
+    """Whether ``source`` reads as ``owner/name`` and there is no such file."""
+    return (
+        isinstance(source, str)
+        and re.fullmatch(r"[\w.-]+/[\w.-]+", source) is not None
+        and not source.startswith(".")
+        and not Path(source).exists()
+    )
+
+
+def _config_file_in(folder: Path) -> Path:
+    files = [folder / name for name in _FILE_NAMES if (folder / name).is_file()]
+    if len(files) == 1:
+        return files[0]
+    if files:
+        raise ConfigError(
+            f"{folder} holds both config.json and params.json, which describe differently "
+            "paired weights; give the path of the one that belongs to your weights"
+        )
+    # a pipeline of diffusers has the rope in its transformer, and an adapter names its model
+    for inner in (folder / "transformer" / "config.json", folder / "adapter_config.json"):
+        if inner.is_file():
+            return inner
+    others = sorted(path.name for path in folder.iterdir() if path.suffix in (".json", ".gguf"))
+    found = f"; it holds {', '.join(others[:8])}: give the path of a config" if others else ""
+    raise ConfigError(f"{folder} holds neither config.json nor params.json{found}")
+
+
+def _parse_config(data: bytes, origin: str) -> JsonObject:
+    if len(data) > SIZE_LIMIT:
+        raise ConfigError(
+            f"{origin} is larger than {SIZE_LIMIT // 2**20} MiB, which no config file is; "
+            "give the config.json that lies beside the weights"
+        )
+    return JsonObject(parse_json(data, origin, ConfigError))
+
+
+def parse_json(data: bytes, origin: str, error: type[PhasorError]) -> dict[str, Any]:
+    """The JSON object of a file; ``error`` if it holds anything else, or a key stands twice."""
+
+    def refuse_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if (key := first_repeated(pairs)) is not None:
+            what = f"the key {short_repr(key)} stands twice in one object; keep one"
+            raise error(f"{origin}: {what}")
+        return dict(pairs)
+
+    try:
+        value = json.loads(data.decode("utf-8-sig"), object_pairs_hook=refuse_repeated_keys)
+    except UnicodeDecodeError as problem:
+        raise error(f"{origin} must be UTF-8 text, got {problem}") from None
+    except RecursionError:
+        raise error(f"{origin} is nested too deeply") from None
+    except PhasorError:
+        raise
+    except ValueError as problem:
+        raise error(f"{origin} must be JSON: {problem}") from None
+    if not isinstance(value, dict):
+        raise error(f"{origin} must hold a JSON object, got {short_repr(value)}")
+    return cast(dict[str, Any], value)
+
+
+# The header of a GGUF file, read with the gguf package after its lengths were checked.
+
+# bytes of a value by its type (ggml's docs/gguf.md); strings and arrays have lengths of their own
+_SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
+_STRING, _ARRAY = 8, 9
+_LONGEST = 64 * 2**20  # several times the longest vocabularies, which are most of a header
+
+
+def read_gguf_header(path: Path) -> dict[str, Any]:
+    """Metadata of a GGUF file by key, and its tensors about the rope as lists; no weights."""
+    try:
+        from gguf import GGUFReader
+    except ImportError:
+        what = "is a binary GGUF file, which is read with the gguf package"
+        raise ConfigError(f"{path} {what}: {install_hint('gguf')}") from None
+    try:
+        with path.open("rb") as file:
+            _check_lengths(file, min(path.stat().st_size, _LONGEST))
+        reader = GGUFReader(path)  # maps the file into memory, so it reads no weights from the disk
+        # a vocabulary takes longer than all other fields
+        fields = {k: v for k, v in reader.fields.items() if not k.startswith("tokenizer.")}
+        tensors = [tensor for tensor in reader.tensors if tensor.name.startswith("rope_")]
+        lists = {tensor.name: tensor.data.astype(float).tolist() for tensor in tensors}
+        return {key: field.contents() for key, field in fields.items()} | lists
+    except Exception as error:  # the reader's errors on damaged bytes have no common base class
+        is_short = isinstance(error, struct.error)
+        what = "its header announces more than there is" if is_short else str(error)
+        what = f"is a damaged GGUF file: {what}; download or convert it again"
+        raise ConfigError(f"{path} {what}") from None
+
+
+def _check_lengths(file: BinaryIO, size: int) -> None:
+    """Raise an error if a part of the header ends beyond ``size``; gguf would fill the memory."""
+
+    def take(codes: str) -> tuple[int, ...]:
+        return struct.unpack(f"<{codes}", file.read(struct.calcsize(f"<{codes}")))
+
+    def skip(length: int) -> None:
+        if length > size - file.tell():
+            raise struct.error
+        file.seek(length, 1)
+
+    def skip_values(kind: int, count: int = 1) -> None:
+        if kind in _SIZES:
+            skip(_SIZES[kind] * count)
+            return
+        for _ in range(count):
+            if kind == _STRING:
+                skip(*take("Q"))
+            elif kind == _ARRAY:
+                skip_values(*take("IQ"))
+            else:
+                raise ValueError(f"it names the type {kind} for a value, which there is not")
+
+    _, version, num_tensors, num_keys = take("IIQQ")
+    if version not in (2, 3):
+        raise ValueError(f"its version is {version}, and llama.cpp reads 2 and 3")
+    for _ in range(num_keys):
+        skip_values(_STRING)
+        skip_values(*take("I"))
+    for _ in range(num_tensors):
+        skip_values(_STRING)
+        skip(8 * take("I")[0] + 12)
