@@ -97,9 +97,7 @@ def laws(spectra: tuple[int, ...]) -> st.SearchStrategy[Law]:
             st.builds(NTK, factor=FACTORS),
             st.builds(PartNTK, **extend),
             st.builds(
-                Cope,
-                num_pairs=st.integers(2, min(spectra)),
-                clip=st.sampled_from(["soft", "hard"]),
+                Cope, num_pairs=st.integers(2, min(spectra)), clip=st.sampled_from(["soft", "hard"])
             ),
         ]
     if len(set(spectra)) == 1:

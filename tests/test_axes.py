@@ -53,22 +53,6 @@ def test_each_pair_follows_its_published_axis(axes: Axes, pairs: int, spelled: s
     assert oracle.axis_of_pair(axes, pairs) == ["THW".index(letter) for letter in spelled]
 
 
-@pytest.mark.parametrize(
-    ("axes", "counts"),
-    [
-        (InterleavedSections((24, 20, 20)), [24, 20, 20]),
-        (InterleavedSections((11, 11, 10)), [11, 11, 10]),
-        (Alternating((20, 22, 22)), [20, 22, 22]),
-        (Sectioned((16, 24, 24)), [16, 24, 24]),
-    ],
-    ids=repr,
-)
-def test_each_axis_drives_as_many_pairs_as_its_section_says(axes: Axes, counts: list[int]) -> None:
-    """24/20/20 and 11/11/10 among them, counted in the layout itself."""
-    drawn = axes.axis_of_pair(sum(counts))
-    assert [drawn.count(axis) for axis in range(3)] == counts
-
-
 @given(st.data())
 def test_any_layout_is_the_one_dealt_out_by_hand(data: st.DataObject) -> None:
     """Against an independent loop, and every section gets its count."""

@@ -12,27 +12,32 @@ from phasor.scaling import Cope, Linear, LongRope, Proportional, Resonance, Yarn
 PLAIN = Rope(head_dim=128, pairing="half", base=10_000.0)
 
 
-def test_words_count_the_pairs_that_never_turn():
-    """Pair k turns once in 8192 positions iff 8192 * 10000**(-k/64) >= 2 pi: k <= 49."""
-    assert "Pairs 50-63 never complete a turn within 8192 positions." in sentences(PLAIN, 8192)
-
-
-@pytest.mark.parametrize(
-    ("law", "said"),
-    [
-        (Linear(factor=8.0), "Pairs 0-63 divided by 8."),
-        (Proportional(fraction=0.25), "Pairs 0-15 kept; 16-63 stopped."),
-        (Cope(), "Pairs 0-44 kept; 45-62 divided by 1.00687 to 146.642; 63 stopped."),
-        (
-            Yarn(factor=8.0, original_max_positions=8192),
-            "Pairs 0-25 kept; 26-49 divided by less; 50-63 divided by 8.",
-        ),
-    ],
-    ids=["linear", "proportional", "cope", "yarn"],
+SLICE = Rope(
+    head_dim=192, pairing="interleaved", pairing_out="half", rotary_dim=64, rotary_start=128
 )
-def test_words_say_what_the_law_did(law, said):
-    """Pairs are grouped by what happened to them."""
-    assert said in sentences(replace(PLAIN, scaling=law), None)
+# pair k turns once in 8192 positions iff 8192 * 10000**(-k/64) >= 2 pi: k <= 49
+SAID: dict[str, Rope] = {
+    "Pairs 50-63 never complete a turn within 8192 positions.": PLAIN,
+    "Pairs 0-63 divided by 8.": replace(PLAIN, scaling=Linear(factor=8.0)),
+    "Pairs 0-15 kept; 16-63 stopped.": replace(PLAIN, scaling=Proportional(fraction=0.25)),
+    "Pairs 0-44 kept; 45-62 divided by 1.00687 to 146.642; 63 stopped.": (
+        replace(PLAIN, scaling=Cope())
+    ),
+    "Pairs 0-25 kept; 26-49 divided by less; 50-63 divided by 8.": (
+        replace(PLAIN, scaling=Yarn(factor=8.0, original_max_positions=8192))
+    ),
+    "Coordinates 128 to 191 of 192 turn, the others pass, in 32 pairs (2i, 2i + 1), "
+    "and are written back as (i, i + 32).": SLICE,
+    "3 position axes drive 16, 24, 24 pairs, in consecutive sections of one spectrum.": (
+        replace(PLAIN, axes=Sectioned((16, 24, 24)))
+    ),
+}
+
+
+@pytest.mark.parametrize("said", SAID)
+def test_words_say_what_the_rope_does(said):
+    """Pairs are grouped by what happened to them; slice, output and axes are named."""
+    assert said in sentences(SAID[said], 8192)
 
 
 def test_words_tell_resonance_in_both_directions():
@@ -47,29 +52,6 @@ def test_words_give_the_temperature():
     said = sentences(preset("gpt-oss-20b")[0], None)[-1]
     assert "1.34657 on cos and sin" in said
     assert "multiplied by 1.81326" in said
-
-
-def test_words_place_the_slice_and_the_output():
-    """A slice at the end of the head that is written back in another order."""
-    rope = Rope(
-        head_dim=192,
-        pairing="interleaved",
-        pairing_out="half",
-        rotary_dim=64,
-        rotary_start=128,
-    )
-    assert sentences(rope, None)[0] == (
-        "Coordinates 128 to 191 of 192 turn, the others pass, in 32 pairs (2i, 2i + 1), "
-        "and are written back as (i, i + 32)."
-    )
-
-
-def test_words_count_the_axes():
-    """Several axes are counted and their layout named."""
-    rope = replace(PLAIN, axes=Sectioned((16, 24, 24)))
-    assert "3 position axes drive 16, 24, 24 pairs, in consecutive sections of one spectrum." in (
-        sentences(rope, None)
-    )
 
 
 def test_rows_hold_what_the_pair_does():

@@ -214,14 +214,6 @@ def test_explicit_frequencies_are_taken_as_they_are() -> None:
     assert real_inv_freq(rope) == tuple(Decimal(f) for f in given_freq)
 
 
-def test_frequencies_count_from_zero() -> None:
-    """The literal 1-based reading of RoFormer's eq. 15 would begin at 0.866, one step late."""
-    got = Rope(head_dim=128, pairing="half").inv_freq
-    assert got[0] == 1
-    assert f"{got[1]:.10f}" == "0.8659643234"
-    assert f"{got[-1]:.9e}" == "1.154781985e-04"
-
-
 @pytest.mark.parametrize(
     ("head_dim", "base", "slowest", "per_token", "wavelength"),
     [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from phasor.torch import rotate_qk
 
 LOCAL = Rope(head_dim=8, pairing="half")
 GLOBAL = Rope(head_dim=8, pairing="half", base=1e6, scaling=Linear(factor=8.0))
+RULE = DynamicNTK(factor=2.0, original_max_positions=64)
 KINDS = {"local": LOCAL, "global": GLOBAL, "nope": None}
 ORDER = ("local", "local", "global", "nope")
 
@@ -104,17 +106,7 @@ def yarn(all_dim: float) -> Rope:
         pytest.param({"a": yarn(1.0), "b": None}, "1.87385420709", id="layers-without-rope"),
         pytest.param({"a": LOCAL, "b": GLOBAL}, "1.00000000000", id="gemma"),
         pytest.param({"a": None}, "1.00000000000", id="no-rope-at-all"),
-        pytest.param(
-            {
-                "a": Rope(
-                    head_dim=8,
-                    pairing="half",
-                    scaling=DynamicNTK(factor=2.0, original_max_positions=64),
-                )
-            },
-            "1.00000000000",
-            id="a-rule",
-        ),
+        pytest.param({"a": replace(LOCAL, scaling=RULE)}, "1.00000000000", id="a-rule"),
     ],
 )
 def test_the_softmax_factor_is_the_models(kinds: dict[str, Rope | None], factor: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -83,52 +84,67 @@ def videorope_oracle(segments: list[Segment], delta: Fraction) -> list[Cell]:
     return placed
 
 
-def transposed(t: list[float], h: list[float], w: list[float]) -> np.ndarray:
-    """Positions written one axis a line."""
-    return np.array([t, h, w]).T
+# a case: the rule, its segments, and where they stand on each axis
+WRITTEN: dict[str, tuple[Any, list[Segment], list[list[float]]]] = {
+    "an image holds its time still; text goes on after its longest side": (
+        multimodal,
+        [Text(2), Image(height=2, width=3), Text(2)],
+        [
+            [0, 1, 2, 2, 2, 2, 2, 2, 5, 6],
+            [0, 1, 2, 2, 2, 3, 3, 3, 5, 6],
+            [0, 1, 2, 3, 4, 2, 3, 4, 5, 6],
+        ],
+    ),
+    "Qwen2-VL's reference code puts frames one position apart": (
+        multimodal,
+        [Video(frames=3, height=2, width=2), Text(5)],
+        [
+            [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 4, 5, 6, 7],
+            [0, 0, 1, 1, 0, 0, 1, 1, 0, 0, 1, 1, 3, 4, 5, 6, 7],
+            [0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 3, 4, 5, 6, 7],
+        ],
+    ),
+    "Qwen2.5-VL's puts frames of 2 seconds 50 apart, 25 positions a second": (
+        multimodal,
+        [Video(frames=3, height=2, width=2, seconds_per_frame=2.0, tokens_per_second=25), Text(5)],
+        [
+            [0, 0, 0, 0, 50, 50, 50, 50, 100, 100, 100, 100, 101, 102, 103, 104, 105],
+            [0, 0, 1, 1, 0, 0, 1, 1, 0, 0, 1, 1, 101, 102, 103, 104, 105],
+            [0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 101, 102, 103, 104, 105],
+        ],
+    ),
+    "Qwen3-VL sees a video as images, each after a time stamp of two tokens": (
+        multimodal,
+        [*[Text(2), Image(height=1, width=2)] * 2, Text(1)],
+        [[0, 1, 2, 2, 4, 5, 6, 6, 8], [0, 1, 2, 2, 4, 5, 6, 6, 8], [0, 1, 2, 3, 4, 5, 6, 7, 8]],
+    ),
+    "VideoRoPE has times 1 and 3 after one token, centred on row 0 and column 1": (
+        videorope,
+        [Text(1), Video(frames=2, height=2, width=3), Text(2)],
+        [
+            [0, 1, 1, 1, 1, 1, 1, 3, 3, 3, 3, 3, 3, 4, 5],
+            [0, 1, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 4, 4, 5],
+            [0, 0, 1, 2, 0, 1, 2, 2, 3, 4, 2, 3, 4, 4, 5],
+        ],
+    ),
+    "VideoRoPE puts rows above the centre of a first image before time 0": (
+        videorope,
+        [Image(height=3, width=3), Text(1)],
+        [
+            [0, 0, 0, 0, 0, 0, 0, 0, 0, 1],
+            [-1, -1, -1, 0, 0, 0, 1, 1, 1, 1],
+            [-1, 0, 1, -1, 0, 1, -1, 0, 1, 1],
+        ],
+    ),
+}
 
 
-def test_text_image_text_stands_as_written() -> None:
-    """The image holds its time still; text goes on after its longest side."""
-    expected = transposed(
-        [0, 1, 2, 2, 2, 2, 2, 2, 5, 6],
-        [0, 1, 2, 2, 2, 3, 3, 3, 5, 6],
-        [0, 1, 2, 3, 4, 2, 3, 4, 5, 6],
-    )
-    actual = multimodal([Text(2), Image(height=2, width=3), Text(2)])
-    assert actual.dtype == np.int64
-    np.testing.assert_array_equal(actual, expected)
-
-
-def test_qwen2_vl_puts_frames_one_position_apart() -> None:
-    """The example of the reference code: three frames of 2 x 2, then text from 3."""
-    expected = transposed(
-        [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 4, 5, 6, 7],
-        [0, 0, 1, 1, 0, 0, 1, 1, 0, 0, 1, 1, 3, 4, 5, 6, 7],
-        [0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 3, 4, 5, 6, 7],
-    )
-    actual = multimodal([Video(frames=3, height=2, width=2), Text(5)])
-    np.testing.assert_array_equal(actual, expected)
-
-
-def test_qwen2_5_vl_puts_frames_as_far_apart_as_their_seconds() -> None:
-    """The example of the reference code: 2 seconds a frame, 25 positions a second."""
-    expected = transposed(
-        [0, 0, 0, 0, 50, 50, 50, 50, 100, 100, 100, 100, 101, 102, 103, 104, 105],
-        [0, 0, 1, 1, 0, 0, 1, 1, 0, 0, 1, 1, 101, 102, 103, 104, 105],
-        [0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 101, 102, 103, 104, 105],
-    )
-    video = Video(frames=3, height=2, width=2, seconds_per_frame=2.0, tokens_per_second=25)
-    np.testing.assert_array_equal(multimodal([video, Text(5)]), expected)
-
-
-def test_qwen3_vl_sees_a_video_as_images_between_time_stamps() -> None:
-    """Two frames of 1 x 2, each after a time stamp of two tokens."""
-    frame = [Text(2), Image(height=1, width=2)]
-    expected = transposed(
-        [0, 1, 2, 2, 4, 5, 6, 6, 8], [0, 1, 2, 2, 4, 5, 6, 6, 8], [0, 1, 2, 3, 4, 5, 6, 7, 8]
-    )
-    np.testing.assert_array_equal(multimodal([*frame, *frame, Text(1)]), expected)
+@pytest.mark.parametrize(("place", "segments", "axes"), WRITTEN.values(), ids=WRITTEN)
+def test_segments_stand_as_written(
+    place: Any, segments: list[Segment], axes: list[list[float]]
+) -> None:
+    """By the papers and the reference code, one axis a line."""
+    assert place(segments).T.tolist() == axes
 
 
 @pytest.mark.parametrize(
@@ -195,27 +211,6 @@ def test_an_image_is_a_video_of_one_frame(
     )
 
 
-def test_videorope_stands_as_written() -> None:
-    """Two frames of 2 x 3 after one token: times 1 and 3, centred on row 0 and column 1."""
-    expected = transposed(
-        [0, 1, 1, 1, 1, 1, 1, 3, 3, 3, 3, 3, 3, 4, 5],
-        [0, 1, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 4, 4, 5],
-        [0, 0, 1, 2, 0, 1, 2, 2, 3, 4, 2, 3, 4, 4, 5],
-    )
-    actual = videorope([Text(1), Video(frames=2, height=2, width=3), Text(2)])
-    np.testing.assert_array_equal(actual, expected)
-
-
-def test_videorope_may_place_the_first_image_below_zero() -> None:
-    """Rows above the centre and columns left of it come before time 0."""
-    expected = transposed(
-        [0, 0, 0, 0, 0, 0, 0, 0, 0, 1],
-        [-1, -1, -1, 0, 0, 0, 1, 1, 1, 1],
-        [-1, 0, 1, -1, 0, 1, -1, 0, 1, 1],
-    )
-    np.testing.assert_array_equal(videorope([Image(height=3, width=3), Text(1)]), expected)
-
-
 @given(segments=UNTIMED_SEQUENCES, delta=EIGHTHS)
 def test_every_videorope_token_stands_where_fractions_put_it(
     segments: list[Segment], delta: Fraction
@@ -262,40 +257,44 @@ def test_segments_keep_plain_numbers() -> None:
     assert hash(segment) == hash(Video(frames=2, height=3, width=4))
 
 
-TIMED_VIDEO = Video(frames=1, height=1, width=1, seconds_per_frame=1.0, tokens_per_second=2)
+def frame(**said: Any) -> Video:
+    """A video of one cell, but for what is said."""
+    return Video(**{"frames": 1, "height": 1, "width": 1} | said)
+
+
+TOGETHER = "give both, or neither for frames one position apart"
+SECONDS = "must be a finite number > 0 and <= 1e+09, got"
+SEGMENT = "must be a Text, an Image or a Video, got"
 ERRORS = {
     "length must be a whole number >= 0, got -3": lambda: Text(-3),
     "length must be a whole number >= 0, got True": lambda: Text(True),
     "height must be a whole number >= 1, got 0": lambda: Image(height=0, width=2),
     "width must be a whole number >= 1, got 1.5": lambda: Image(height=2, width=1.5),
-    "frames must be a whole number >= 1, got 0": lambda: Video(frames=0, height=1, width=1),
-    "seconds_per_frame and tokens_per_second go together, got 0.5 and None; "
-    "give both, or neither for frames one position apart": lambda: Video(
-        frames=1, height=1, width=1, seconds_per_frame=0.5
+    "frames must be a whole number >= 1, got 0": lambda: frame(frames=0),
+    f"seconds_per_frame and tokens_per_second go together, got 0.5 and None; {TOGETHER}": (
+        lambda: frame(seconds_per_frame=0.5)
     ),
-    "seconds_per_frame and tokens_per_second go together, got None and 4; "
-    "give both, or neither for frames one position apart": lambda: Video(
-        frames=1, height=1, width=1, tokens_per_second=4
+    f"seconds_per_frame and tokens_per_second go together, got None and 4; {TOGETHER}": (
+        lambda: frame(tokens_per_second=4)
     ),
-    "seconds_per_frame must be a finite number > 0 and <= 1e+09, got 0": lambda: Video(
-        frames=1, height=1, width=1, seconds_per_frame=0, tokens_per_second=4
-    ),
-    "tokens_per_second must be a finite number > 0 and <= 1e+09, got nan": lambda: Video(
-        frames=1, height=1, width=1, seconds_per_frame=1, tokens_per_second=float("nan")
+    f"seconds_per_frame {SECONDS} 0": lambda: frame(seconds_per_frame=0, tokens_per_second=4),
+    f"tokens_per_second {SECONDS} nan": (
+        lambda: frame(seconds_per_frame=1, tokens_per_second=float("nan"))
     ),
     "frames * seconds_per_frame * tokens_per_second must stay below 2**63, "
-    "got 10 * 1e+09 * 1e+09": lambda: Video(
-        frames=10, height=1, width=1, seconds_per_frame=1e9, tokens_per_second=1e9
+    "got 10 * 1e+09 * 1e+09": (
+        lambda: frame(frames=10, seconds_per_frame=1e9, tokens_per_second=1e9)
     ),
-    "segments must be a list of Text, Image and Video, got Text(length=5)": lambda: multimodal(
-        Text(5)
+    "segments must be a list of Text, Image and Video, got Text(length=5)": (
+        lambda: multimodal(Text(5))
     ),
-    "segments[1] must be a Text, an Image or a Video, got 3": lambda: multimodal([Text(5), 3]),
-    "segments[0] must be a Text, an Image or a Video, "
-    "got <class 'phasor.positions.Text'>": lambda: videorope([Text]),
+    f"segments[1] {SEGMENT} 3": lambda: multimodal([Text(5), 3]),
+    f"segments[0] {SEGMENT} <class 'phasor.positions.Text'>": lambda: videorope([Text]),
     "segments[1] must be a video without seconds_per_frame, "
     "got Video(frames=1, height=1, width=1, seconds_per_frame=1.0, tokens_per_second=2.0); "
-    "in videorope frames are delta apart": lambda: videorope([Text(1), TIMED_VIDEO]),
+    "in videorope frames are delta apart": (
+        lambda: videorope([Text(1), frame(seconds_per_frame=1.0, tokens_per_second=2)])
+    ),
     "delta must be a finite number > 0, got -2.0": lambda: videorope([], delta=-2.0),
     "delta must be a finite number > 0, got True": lambda: videorope([], delta=True),
 }

@@ -39,11 +39,6 @@ def test_a_span_counts_up_from_its_start(length: int, start: int) -> None:
     assert_positions(span(length, start), list(range(start, start + length)))
 
 
-def test_a_span_starts_at_zero_unless_told_otherwise() -> None:
-    """Text from its beginning needs no start."""
-    assert_positions(span(3), [0, 1, 2])
-
-
 def test_a_span_may_end_at_the_last_int64() -> None:
     """The edge of the range is inside it."""
     assert_positions(span(2, 2**63 - 2), [2**63 - 2, 2**63 - 1])
@@ -208,64 +203,51 @@ def test_what_is_passed_in_is_neither_written_nor_shared(
     assert argument.tolist() == given_values
 
 
+MOST = f"must be at most {2**60 - 1}, as many positions as an array holds, got"
+WHOLE = "must hold whole numbers that fit in int64, got dtype"
 ERRORS = {
     "length must be a whole number >= 0, got -3": lambda: span(-3),
     "length must be a whole number >= 0, got True": lambda: span(True),
     "length must be a whole number >= 0, got 2.5": lambda: span(2.5),
     "start must be a whole number >= -9223372036854775808, got '7'": lambda: span(2, "7"),
-    "start + length - 1 must be at most 2**63 - 1, got 9223372036854775806 + 3 - 1": lambda: span(
-        3, 2**63 - 2
+    "start + length - 1 must be at most 2**63 - 1, got 9223372036854775806 + 3 - 1": (
+        lambda: span(3, 2**63 - 2)
     ),
-    f"length must be at most {2**60 - 1}, as many positions as an array holds, got {2**62}": (
-        lambda: span(2**62)
-    ),
-    f"cu_seqlens[-1] must be at most {2**60 - 1}, as many positions as an array holds, "
-    f"got {2**60}": lambda: packed([0, 2**60]),
-    f"new_tokens must be at most {2**60 - 1}, as many positions as an array holds, "
-    f"got {2**62}": lambda: cached([1], 2**62),
-    f"the product of sizes must be at most {2**60 - 1}, as many positions as an array holds, "
-    f"got {2**80}": lambda: grid(2**40, 2**40),
-    "cu_seqlens must have the shape [n_sequences + 1], got [2, 2]": lambda: packed(
-        [[0, 1], [0, 2]]
+    f"length {MOST} {2**62}": lambda: span(2**62),
+    f"cu_seqlens[-1] {MOST} {2**60}": lambda: packed([0, 2**60]),
+    f"new_tokens {MOST} {2**62}": lambda: cached([1], 2**62),
+    f"the product of sizes {MOST} {2**80}": lambda: grid(2**40, 2**40),
+    "cu_seqlens must have the shape [n_sequences + 1], got [2, 2]": (
+        lambda: packed([[0, 1], [0, 2]])
     ),
     "cu_seqlens must have the shape [n_sequences + 1], got [0]": lambda: packed([]),
     "cu_seqlens must start with 0, got 2": lambda: packed([2, 5]),
     "cu_seqlens must never decrease, got 5 and then 3 at index 2; "
     "lengths become boundaries by a cumulative sum": lambda: packed([0, 5, 3]),
-    "cu_seqlens must hold whole numbers that fit in int64, got dtype float64": lambda: packed(
-        [0.0, 2.0]
-    ),
-    "cu_seqlens must hold whole numbers that fit in int64, got dtype bool": lambda: packed(
-        [False, True]
-    ),
-    "cu_seqlens must hold whole numbers that fit in int64, got dtype uint64": lambda: packed(
-        np.array([0, 2**63], dtype=np.uint64)
-    ),
+    f"cu_seqlens {WHOLE} float64": lambda: packed([0.0, 2.0]),
+    f"cu_seqlens {WHOLE} bool": lambda: packed([False, True]),
+    f"cu_seqlens {WHOLE} uint64": lambda: packed(np.array([0, 2**63], dtype=np.uint64)),
     "cu_seqlens must be rectangular, got [[0], [0, 1]]": lambda: packed([[0], [0, 1]]),
     "mask must hold only 0 (padding) and 1 (token), got 2": lambda: padded([1, 1, 2]),
     "mask must hold only 0 (padding) and 1 (token), got -1": lambda: padded([[0, 1], [-1, 1]]),
-    "mask must hold whole numbers that fit in int64, got dtype float64": lambda: padded(
-        [[0.0, float("-inf")]]
-    ),
+    f"mask {WHOLE} float64": lambda: padded([[0.0, float("-inf")]]),
     "mask must have the shape [..., seq], got a single value": lambda: padded(1),
     "lengths must have the shape [batch], got []": lambda: cached(4, 1),
     "new_tokens must be a whole number >= 0, got 0.5": lambda: cached([4], 0.5),
-    "lengths + new_tokens - 1 must be at most 2**63 - 1, got 9223372036854775807 + 2 - 1": lambda: (
-        cached([0, 2**63 - 1], 2)
+    "lengths + new_tokens - 1 must be at most 2**63 - 1, got 9223372036854775807 + 2 - 1": (
+        lambda: cached([0, 2**63 - 1], 2)
     ),
     "sizes must name at least one axis, got none": lambda: grid(),
     "sizes[0] must be a whole number >= 0, got (2, 3)": lambda: grid((2, 3)),
     "sizes[1] must be a whole number >= 0, got -1": lambda: grid(2, -1),
     "n_axes must be a whole number >= 1, got 0": lambda: every_axis([1], 0),
-    "positions must hold whole numbers that fit in int64, got dtype float64": lambda: every_axis(
-        [0.5], 3
-    ),
+    f"positions {WHOLE} float64": lambda: every_axis([0.5], 3),
     "positions must have the shape [..., seq], got a single value": lambda: every_axis(3, 3),
     "rank must be below world_size (2), got 2": lambda: context_parallel(8, 2, 2, "zigzag"),
     "rank must be a whole number >= 0, got -1": lambda: context_parallel(8, -1, 2, "zigzag"),
     "world_size must be a whole number >= 1, got 0": lambda: context_parallel(8, 0, 0, "zigzag"),
-    "layout must be 'contiguous' or 'zigzag', got 'striped'": lambda: context_parallel(
-        8, 0, 2, "striped"
+    "layout must be 'contiguous' or 'zigzag', got 'striped'": (
+        lambda: context_parallel(8, 0, 2, "striped")
     ),
     "length must be a multiple of 8, the chunks of the zigzag layout on 4 ranks, got 10; "
     "pad the sequence to 16": lambda: context_parallel(10, 0, 4, "zigzag"),

@@ -14,7 +14,7 @@ from hypothesis import given
 
 from phasor import Rope, SpecError
 from phasor.axes import AXES, Axes, OneAxis, Sectioned
-from phasor.scaling import LAWS, NTK, DynamicNTK, Law, Linear, LongRope, PerPair, Yarn
+from phasor.scaling import LAWS, NTK, DynamicNTK, Law, Linear, LongRope, PerPair
 
 from . import strategies
 
@@ -88,6 +88,10 @@ def test_every_field_tells_ropes_apart(change: dict[str, Any]) -> None:
 
 
 PAIRINGS = "must be 'half' or 'interleaved', got"
+SLICE = "rotary_start + rotary_dim must be at most head_dim (8), got"
+LAW = "scaling must be a law or a rule of phasor.scaling (such as Linear(factor=2.0)), got"
+FREE = {"explicit_inv_freq": (1,) * 4}
+INSTEAD = "explicit_inv_freq stands in place of base and scaling"
 REFUSALS: list[tuple[dict[str, Any], str]] = [
     ({"head_dim": 1}, "head_dim must be a whole number from 2 to 65536, got 1"),
     ({"head_dim": 8.0}, "head_dim must be a whole number from 2 to 65536, got 8.0"),
@@ -103,27 +107,11 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
     ({"base": "10000"}, "base must be a finite number > 1, got '10000'"),
     ({"rotary_dim": 0}, "rotary_dim must be a whole number >= 2, got 0"),
     ({"rotary_dim": 5}, "rotary_dim must be even, got 5"),
-    (
-        {"rotary_dim": 10},
-        "rotary_start + rotary_dim must be at most head_dim (8), got 0 + 10; "
-        "give a smaller rotary_dim",
-    ),
-    (
-        {"rotary_start": 2},
-        "rotary_start + rotary_dim must be at most head_dim (8), got 2 + 8; "
-        "give a smaller rotary_dim",
-    ),
+    ({"rotary_dim": 10}, f"{SLICE} 0 + 10; give a smaller rotary_dim"),
+    ({"rotary_start": 2}, f"{SLICE} 2 + 8; give a smaller rotary_dim"),
     ({"rotary_start": -1}, "rotary_start must be a whole number >= 0, got -1"),
-    (
-        {"scaling": "linear"},
-        "scaling must be a law or a rule of phasor.scaling (such as Linear(factor=2.0)), "
-        "got 'linear'",
-    ),
-    (
-        {"scaling": Linear},
-        "scaling must be a law or a rule of phasor.scaling (such as Linear(factor=2.0)), "
-        "got <class 'phasor.scaling.laws.Linear'>",
-    ),
+    ({"scaling": "linear"}, f"{LAW} 'linear'"),
+    ({"scaling": Linear}, f"{LAW} <class 'phasor.scaling.laws.Linear'>"),
     ({"axes": (2, 2)}, "axes must be one of phasor.axes, got (2, 2)"),
     (
         {"axes": Sectioned((2, 3))},
@@ -144,14 +132,8 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
         "explicit_inv_freq[3] must be a finite number >= 0, got -1",
     ),
     ({"explicit_inv_freq": 1.0}, "explicit_inv_freq must be a sequence of numbers, got 1.0"),
-    (
-        {"explicit_inv_freq": (1,) * 4, "base": 1e4},
-        "explicit_inv_freq stands in place of base and scaling; drop base or explicit_inv_freq",
-    ),
-    (
-        {"explicit_inv_freq": (1,) * 4, "scaling": RULE},
-        "explicit_inv_freq stands in place of base and scaling; drop scaling or explicit_inv_freq",
-    ),
+    (FREE | {"base": 1e4}, f"{INSTEAD}; drop base or explicit_inv_freq"),
+    (FREE | {"scaling": RULE}, f"{INSTEAD}; drop scaling or explicit_inv_freq"),
 ]
 
 
@@ -271,10 +253,7 @@ def test_a_description_must_say_width_and_pairing(missing: str) -> None:
         ("[" * 100_000, r"^text must be JSON as Rope\.to_json writes it: "),
         ("[1]", r"^text must be a JSON object, got '\[1\]'$"),
         ("null", r"^text must be a JSON object, got 'null'$"),
-        (
-            '{"format": 1, "head_dim": NaN, "pairing": "half"}',
-            "^head_dim must be .*, got nan",
-        ),
+        ('{"format": 1, "head_dim": NaN, "pairing": "half"}', "^head_dim must be .*, got nan"),
         (
             '{"head_dim": 8, "pairing": "half", "inv_freq": null}',
             "^text must be a Rope in format 1 of phasor's JSON, got none; write it anew ",
@@ -333,21 +312,6 @@ def test_at_leaves_a_law_alone_and_still_checks_the_length() -> None:
     assert rope.at(10**9) is rope
     with pytest.raises(SpecError, match=r"^seq_len must be a whole number >= 1, got 0$"):
         rope.at(0)
-
-
-def test_factors_come_from_the_law() -> None:
-    """YaRN at 40 with all of DeepSeek's temperature on the softmax; LongRoPE's on cos and sin."""
-    yarn = Yarn(factor=40.0, original_max_positions=4096, mscale_all_dim=1.0)
-    rope = Rope(**PLAIN, scaling=yarn)
-    assert rope.attention_factor == 1.0
-    assert f"{rope.softmax_factor:.10f}" == "1.8738542071"
-    assert f"{rope.logit_factor:.10f}" == "1.8738542071"
-    long = LongRope(
-        short_factors=(1,) * 4, long_factors=(2,) * 4, original_max_positions=4096, factor=32
-    )
-    assert f"{Rope(**PLAIN, scaling=long).at(1).attention_factor:.10f}" == "1.1902380714"
-    assert Rope(**PLAIN, scaling=long).at(1).softmax_factor == 1.0
-    assert f"{Rope(**PLAIN, scaling=long).at(1).logit_factor:.10f}" == "1.4166666667"
 
 
 def test_frequencies_of_ones_own_have_a_name_of_their_own() -> None:

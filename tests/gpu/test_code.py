@@ -24,30 +24,15 @@ from .triton_compiler import (
     JOINED,
     PREFILL,
     Compiler,
-    Hopper,
-    a_hopper,
     as_it_is,
     compiles,
     heads_first,
     inside,
     launch,
     misaligned,
-    the_compiler,
 )
 
 pytestmark = compiles
-
-
-@pytest.fixture
-def hopper(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Hopper:
-    """A device to compile for, for which nothing has been compiled yet."""
-    return a_hopper(monkeypatch, tmp_path)
-
-
-@pytest.fixture
-def compiler(hopper: Hopper, monkeypatch: pytest.MonkeyPatch) -> Compiler:
-    """The rotation, compiled and not launched."""
-    return the_compiler(monkeypatch)
 
 
 def traffic(assembly: str) -> Counter[str]:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -25,29 +23,15 @@ from .triton_compiler import (
     THREE,
     Compiler,
     Hopper,
-    a_hopper,
     as_it_is,
     compiles,
     heads_first,
     inside,
     launch,
     misaligned,
-    the_compiler,
 )
 
 pytestmark = compiles
-
-
-@pytest.fixture
-def hopper(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Hopper:
-    """A device to compile for, for which nothing has been compiled yet."""
-    return a_hopper(monkeypatch, tmp_path)
-
-
-@pytest.fixture
-def compiler(hopper: Hopper, monkeypatch: pytest.MonkeyPatch) -> Compiler:
-    """The rotation, compiled and not launched."""
-    return the_compiler(monkeypatch)
 
 
 def test_forty_shapes_compile_two_kernels(compiler: Compiler) -> None:

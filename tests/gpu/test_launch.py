@@ -22,19 +22,12 @@ from .triton_runs import (
     DEVICE,
     HALF,
     TRITON,
-    ask_for_many,
-    convert_as_devices_do,
     here,
     on_gpu,
     runs_kernels,
 )
 
-
-@pytest.fixture(autouse=True)
-def _small_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tensors here are small, and the tile that most tests use is the one for many tokens."""
-    convert_as_devices_do(monkeypatch)
-    ask_for_many(1, monkeypatch)
+pytestmark = pytest.mark.usefixtures("small_tensors")
 
 
 @runs_kernels

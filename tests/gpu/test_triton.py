@@ -23,10 +23,11 @@ from .triton_runs import (
     RUN_BY,
     TRITON,
     ask_for_many,
-    convert_as_devices_do,
     here,
     runs_kernels,
 )
+
+pytestmark = [runs_kernels, pytest.mark.usefixtures("small_tensors")]
 
 PAIRINGS = ["half", "interleaved"]
 # from a pairing to another; to itself is read and written as one of these is
@@ -57,13 +58,6 @@ AXES = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _small_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tensors here are small, and the tile that most tests use is the one for many tokens."""
-    convert_as_devices_do(monkeypatch)
-    ask_for_many(1, monkeypatch)
-
-
 @pytest.fixture(params=[1, 2**20], ids=["many tokens", "few tokens"])
 def tile(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both tiles."""
@@ -75,7 +69,6 @@ def assert_right(y: Tensor, x: Tensor, places: Any, rope: Rope, **options: Any) 
     assert_rotated(y.cpu(), x.cpu(), places, rope, **options)
 
 
-@runs_kernels
 @pytest.mark.parametrize("pairing_out", PAIRINGS)
 @pytest.mark.parametrize("pairing", PAIRINGS)
 @pytest.mark.parametrize(("dtype", "width"), KINDS)
@@ -93,7 +86,6 @@ def test_every_layout_turns_as_complex_numbers_do(
         assert torch.equal(written, y)
 
 
-@runs_kernels
 @pytest.mark.parametrize("width", WIDTHS.values(), ids=WIDTHS)
 @pytest.mark.parametrize("pairing", PAIRINGS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -106,7 +98,6 @@ def test_every_width_is_right(dtype: torch.dtype, pairing: Any, width: int) -> N
     assert_right(rotate(x, places, rope, **TRITON), x, places, rope)
 
 
-@runs_kernels
 @pytest.mark.parametrize(("pairing", "pairing_out"), PAIRED)
 def test_the_tile_makes_no_difference(
     pairing: Any, pairing_out: Any, monkeypatch: pytest.MonkeyPatch
@@ -139,7 +130,6 @@ def memory_layouts(x: Tensor) -> dict[str, Tensor]:
     }
 
 
-@runs_kernels
 @pytest.mark.parametrize(("pairing", "pairing_out"), PAIRED)
 @pytest.mark.parametrize(
     "dtype", [torch.bfloat16, pytest.param(torch.float32, marks=pytest.mark.every_kernel)]
@@ -161,7 +151,6 @@ def test_memory_makes_no_difference(dtype: torch.dtype, pairing: Any, pairing_ou
         assert torch.equal(laid, plain), name
 
 
-@runs_kernels
 @pytest.mark.parametrize("pairing", PAIRINGS)
 @pytest.mark.parametrize("far", ["tokens", "heads", "coordinates"])
 def test_offsets_take_64_bits(far: str, pairing: Any) -> None:
@@ -181,7 +170,6 @@ def test_offsets_take_64_bits(far: str, pairing: Any) -> None:
     assert_right(laid.contiguous(), x, [5, -70_001], rope)
 
 
-@runs_kernels
 def test_what_lies_between_strides_is_not_written() -> None:
     """In place, neither the gaps between heads nor the coordinates that do not turn."""
     rope = Rope(head_dim=16, pairing="half", rotary_dim=8, rotary_start=4)
@@ -194,7 +182,6 @@ def test_what_lies_between_strides_is_not_written() -> None:
     assert not changed.any()
 
 
-@runs_kernels
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_what_is_not_rotated_is_bit_identical(dtype: torch.dtype) -> None:
     """NaN, infinities and signed zeros outside the slice pass through, gain or not."""
@@ -207,7 +194,6 @@ def test_what_is_not_rotated_is_bit_identical(dtype: torch.dtype) -> None:
     assert torch.equal(y.view(bits)[..., rest], x.view(bits)[..., rest])
 
 
-@runs_kernels
 def test_query_and_key_may_differ_in_dtype() -> None:
     """Each is computed and returned in its own precision."""
     q, k = here(4, 6, 16, dtype=torch.float64), here(4, 2, 16)
@@ -216,7 +202,6 @@ def test_query_and_key_may_differ_in_dtype() -> None:
         assert_right(y, x, places, HALF)
 
 
-@runs_kernels
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("kind", ["integers", "floats"])
 @pytest.mark.parametrize("layout", AXES)
@@ -233,7 +218,6 @@ def test_every_pair_follows_its_own_axis(layout: str, kind: str, dtype: torch.dt
     assert torch.equal(rotate(x, axes_first, rope, **TRITON), y)
 
 
-@runs_kernels
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_fractions_of_a_position_turn_a_fraction(dtype: torch.dtype) -> None:
     """Float positions mean the real number that they hold."""
@@ -242,7 +226,6 @@ def test_fractions_of_a_position_turn_a_fraction(dtype: torch.dtype) -> None:
     assert_right(rotate(x, places, HALF, **TRITON), x, places, HALF)
 
 
-@runs_kernels
 @pytest.mark.parametrize(
     "dtype", [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.uint32]
 )
@@ -255,7 +238,6 @@ def test_integers_of_every_width_are_read(dtype: torch.dtype) -> None:
         assert torch.equal(rotate(x, given, HALF, **TRITON), expected)
 
 
-@runs_kernels
 @pytest.mark.parametrize("inverse", [False, True])
 @pytest.mark.parametrize("pairing_out", PAIRINGS)
 @pytest.mark.parametrize("pairing", PAIRINGS)
@@ -277,7 +259,6 @@ def test_explicit_rows_turn_as_they_say(
     assert torch.equal(written, y)
 
 
-@runs_kernels
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_rows_may_be_of_another_dtype(dtype: torch.dtype) -> None:
     """They are widened, or narrowed to float32, before anything is multiplied."""
@@ -289,7 +270,6 @@ def test_rows_may_be_of_another_dtype(dtype: torch.dtype) -> None:
     assert excess_by(y.cpu(), x.cpu(), rows, ("half", "half")) <= 1
 
 
-@runs_kernels
 def test_tokens_may_lie_in_any_number_of_dimensions() -> None:
     """More than a program can walk take several launches, and give the same."""
     x = here(2, 3, 2, 4, 2, 16)
@@ -302,7 +282,6 @@ def test_tokens_may_lie_in_any_number_of_dimensions() -> None:
     assert torch.equal(laid, y)
 
 
-@runs_kernels
 @pytest.mark.parametrize("pairing_out", PAIRINGS)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_the_gradient_is_the_inverse_rotation(dtype: torch.dtype, pairing_out: Any) -> None:
@@ -313,7 +292,6 @@ def test_the_gradient_is_the_inverse_rotation(dtype: torch.dtype, pairing_out: A
     assert_right(grad, out, PLACES, rope, inverse=True, gain=1.5)
 
 
-@runs_kernels
 def test_every_16_bit_number_survives_the_identity() -> None:
     """Subnormal numbers and infinities included."""
     bits = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16)

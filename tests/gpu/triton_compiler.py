@@ -79,12 +79,13 @@ class Compiler:
         return self.made[-1].asm["ptx"]
 
 
-def a_hopper(monkeypatch: pytest.MonkeyPatch, cache: Path) -> Hopper:
+@pytest.fixture
+def hopper(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Hopper:
     """A device to compile for, for which nothing has been compiled yet."""
     import triton.runtime
 
     driver = Hopper()
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(cache))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(triton.runtime.driver, "_active", driver)
     kernel = load_kernels().rotation
     monkeypatch.setattr(kernel, "device_caches", defaultdict(kernel.create_binder))
@@ -92,11 +93,12 @@ def a_hopper(monkeypatch: pytest.MonkeyPatch, cache: Path) -> Hopper:
     return driver
 
 
-def the_compiler(monkeypatch: pytest.MonkeyPatch) -> Compiler:
-    """The kernel, compiled and not launched."""
-    compiler = Compiler(load_kernels().rotation)
-    monkeypatch.setattr(load_kernels(), "rotation", compiler)
-    return compiler
+@pytest.fixture
+def compiler(hopper: Hopper, monkeypatch: pytest.MonkeyPatch) -> Compiler:
+    """The rotation, compiled and not launched."""
+    made = Compiler(load_kernels().rotation)
+    monkeypatch.setattr(load_kernels(), "rotation", made)
+    return made
 
 
 def launch(

@@ -107,3 +107,10 @@ def convert_as_devices_do(monkeypatch: pytest.MonkeyPatch) -> None:
         return theirs(self, source, target)
 
     monkeypatch.setattr(InterpreterBuilder, "cast_impl", cast)
+
+
+@pytest.fixture
+def small_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests of small tensors: the tile that most of them use is the one for many tokens."""
+    convert_as_devices_do(monkeypatch)
+    ask_for_many(1, monkeypatch)

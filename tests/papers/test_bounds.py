@@ -34,12 +34,7 @@ def interpolation_error(q: np.ndarray, k: np.ndarray, distance: float, rope: Rop
 # from Liu et al. 2310.05209 and LongRoPE2 2502.20082
 @pytest.mark.parametrize(
     ("width", "base", "context", "expected"),
-    [
-        (128, 1e4, 4096, 92),
-        (128, 1e4, 2048, 82),
-        (96, 1e4, 2048, 62),
-        (128, 5e5, 8192, 70),
-    ],
+    [(128, 1e4, 4096, 92), (128, 1e4, 2048, 82), (96, 1e4, 2048, 62), (128, 5e5, 8192, 70)],
     ids=["Llama 2", "half of it", "Phi 3 mini", "Llama 3"],
 )
 def test_critical_dimensions_are_the_published_ones(

@@ -30,7 +30,6 @@ from phasor.scaling import (
     PartNTK,
     PerPair,
     Proportional,
-    Resonance,
     Rule,
     SteppedNTK,
     Yarn,
@@ -123,27 +122,6 @@ def test_llama_3_is_the_papers_yarn_with_other_ends(base: float) -> None:
     assert scaled(Llama3(**S8), base) == scaled(paper, base)
 
 
-@pytest.mark.parametrize("law", [NTK(factor=8.0), NTKFixed(factor=8.0), NTKMixed(factor=8.0)])
-def test_the_ntk_family_meets_interpolation_at_the_slowest_pair(law: Law) -> None:
-    """The last frequency is divided by exactly the factor."""
-    assert_same((scaled(law)[-1],), (scaled(None)[-1] / 8,))
-
-
-@pytest.mark.parametrize(
-    ("exponent", "twin"), [(1.0, NTKFixed(factor=8.0)), (0.0, Linear(factor=8.0))]
-)
-def test_mixed_ntk_lies_between_fixed_and_linear(exponent: float, twin: Law) -> None:
-    """Its exponent 1 is the one, 0 is the other."""
-    assert_same(scaled(NTKMixed(factor=8.0, exponent=exponent)), scaled(twin))
-
-
-def test_resonance_wavelengths_are_whole() -> None:
-    """2 pi over the frequency is an integer, and the nearest one."""
-    plain = wavelengths(Rope(head_dim=128, pairing="half"))
-    whole = wavelengths(Rope(head_dim=128, pairing="half", scaling=Resonance()))
-    np.testing.assert_array_equal(whole, np.rint(plain))
-
-
 def test_hard_cope_stops_what_soft_cope_fades() -> None:
     """The first of the faded pairs keeps its frequency when soft; the last stops either way."""
     soft, hard, plain = scaled(Cope(num_pairs=20)), scaled(Cope(clip="hard")), scaled(None)
@@ -195,6 +173,7 @@ def test_dynamic_ntk_grows_with_the_sequence(factor: float, length: int, grown: 
 def refusals() -> list[Any]:
     """Every law's arguments out of bounds, and the message."""
     above = "must be a finite number > 0, got"
+    least = "original_max_positions must be a whole number >="
     ext = {"factor": 2.0, "original_max_positions": 64}
     long: dict[str, Any] = {**ext, "short_factors": (1.0,), "long_factors": (2.0,)}
     table: list[tuple[Any, dict[str, Any], str]] = [
@@ -202,9 +181,8 @@ def refusals() -> list[Any]:
         for law in (Linear, NTK, NTKOld, NTKFixed, NTKMixed)
     ]
     for law in (Yarn, YarnPaper, Llama3, PartNTK):
-        least_1 = "original_max_positions must be a whole number >= 1, got 0"
         table.append((law, {**ext, "factor": math.nan}, f"factor {above} nan"))
-        table.append((law, {**ext, "original_max_positions": 0}, least_1))
+        table.append((law, {**ext, "original_max_positions": 0}, f"{least} 1, got 0"))
     for law in (Yarn, YarnPaper):
         crossed = "beta_fast must be at least beta_slow (1), got 0.5"
         table.append((law, {**ext, "beta_fast": 0.5}, crossed))
@@ -223,11 +201,7 @@ def refusals() -> list[Any]:
             "fraction must be a finite number >= 0 and <= 1, got 1.5",
         ),
         (Proportional, {"fraction": 1, "factor": 0}, f"factor {above} 0"),
-        (
-            Hope,
-            {"original_max_positions": 1.5},
-            "original_max_positions must be a whole number >= 1, got 1.5",
-        ),
+        (Hope, {"original_max_positions": 1.5}, f"{least} 1, got 1.5"),
         (Cope, {"num_pairs": 1}, "num_pairs must be a whole number >= 2, got 1"),
         (Cope, {"clip": "firm"}, "clip must be one of 'soft', 'hard', got 'firm'"),
         (NTKMixed, {"factor": 2, "exponent": -1}, "exponent must be a finite number >= 0, got -1"),
@@ -238,11 +212,7 @@ def refusals() -> list[Any]:
         (LongRope, {**long, "long_factors": (1, 2)}, few),
         (LongRope, {**long, "short_factors": (0,)}, f"short_factors[0] {above} 0"),
         (LongRope, {**long, "long_attention_factor": 0}, f"long_attention_factor {above} 0"),
-        (
-            LongRope,
-            {**long, "original_max_positions": 1},
-            "original_max_positions must be a whole number >= 2, got 1",
-        ),
+        (LongRope, {**long, "original_max_positions": 1}, f"{least} 2, got 1"),
     ]
     return [pytest.param(*row, id=f"{row[0].__name__}-{row[2].split()[0]}") for row in table]
 

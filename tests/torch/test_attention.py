@@ -15,27 +15,11 @@ from phasor.torch import attention as attention_module
 from phasor.torch.attention import RotaryAttention
 
 from ..rounding import rounding
-from .attention_oracle import (
-    HEADS,
-    LAYERS,
-    WIDTH,
-    assert_attends,
-    causal,
-    everything,
-    last,
-    layer,
-)
+from .attention_oracle import HEADS, LAYERS, WIDTH, assert_attends, causal, everything, last, layer
 from .hf.live_models import difference
 from .torch_oracle import normal
 
 DTYPES = [torch.float64, torch.float32]
-
-
-@pytest.fixture(params=[3, 512], ids=["masks of 3 queries", "masks of 512"])
-def chunk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    """How many queries share a mask: few enough to need several, and as it is."""
-    monkeypatch.setattr(attention_module, "CHUNK", request.param)
-    return request.param
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -210,28 +194,13 @@ def test_a_rope_of_several_axes_takes_their_positions() -> None:
     assert_attends(y[0], layer(), x[0], causal)
 
 
-YARN = {
-    "rope_type": "yarn",
-    "rope_theta": 1e4,
-    "factor": 8.0,
-    "original_max_position_embeddings": 64,
-}
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 1e4,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
+PLAIN = {"rope_type": "default", "rope_theta": 1e4}
+EIGHTFOLD = {"rope_theta": 1e4, "factor": 8.0, "original_max_position_embeddings": 64}
+YARN = EIGHTFOLD | {"rope_type": "yarn"}
+LLAMA3 = EIGHTFOLD | {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 THEIRS: dict[str, tuple[str, dict[str, Any], Any, dict[str, Any]]] = {
-    "llama": ("llama", {"rope_type": "default", "rope_theta": 1e4}, None, {}),
-    "llama, biases": (
-        "llama",
-        {"rope_type": "default", "rope_theta": 1e4},
-        None,
-        {"qkv_bias": True, "o_bias": True},
-    ),
+    "llama": ("llama", PLAIN, None, {}),
+    "llama, biases": ("llama", PLAIN, None, {"qkv_bias": True, "o_bias": True}),
     "llama 3.1": (
         "llama",
         LLAMA3,
@@ -239,13 +208,8 @@ THEIRS: dict[str, tuple[str, dict[str, Any], Any, dict[str, Any]]] = {
         {},
     ),
     "llama, yarn": ("llama", YARN, Yarn(factor=8.0, original_max_positions=64), {}),
-    "qwen3": ("qwen3", {"rope_type": "default", "rope_theta": 1e4}, None, {"qk_norm": True}),
-    "qwen3, window": (
-        "qwen3",
-        {"rope_type": "default", "rope_theta": 1e4},
-        None,
-        {"qk_norm": True, "window": 6},
-    ),
+    "qwen3": ("qwen3", PLAIN, None, {"qk_norm": True}),
+    "qwen3, window": ("qwen3", PLAIN, None, {"qk_norm": True, "window": 6}),
 }
 
 

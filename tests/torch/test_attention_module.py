@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from phasor import Rope, SpecError
 from phasor.positions import cached, packed, padded, span
@@ -19,24 +17,10 @@ from phasor.torch import rotate_qk
 from phasor.torch.attention import RotaryAttention
 
 from .attention_oracle import HALF, HEADS, LAYERS, WIDTH, layer
+from .torch_cases import Largest
 from .torch_oracle import normal
 
 BACKEND = "aot_eager"
-
-
-@pytest.fixture(params=[3, 512], ids=["masks of 3 queries", "masks of 512"])
-def chunk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    """How many queries share a mask: few enough to need several, and as it is."""
-    monkeypatch.setattr(attention_module, "CHUNK", request.param)
-    return request.param
-
-
-@pytest.fixture
-def _forget() -> Iterator[None]:
-    """Compile from nothing."""
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 STANDING: dict[str, tuple[dict[str, Any], Any]] = {
@@ -123,7 +107,7 @@ def test_only_with_a_rope_it_learns_to_copy_the_token_before(rope: Rope | None) 
     assert loss < 0.1 if rope else loss > 0.5
 
 
-@pytest.mark.usefixtures("_forget")
+@pytest.mark.usefixtures("forget_graphs")
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("name", ["causal", "window"])
 @pytest.mark.compile
@@ -140,7 +124,7 @@ def test_every_mask_compiles_to_one_graph(name: str, call: str, chunk: int) -> N
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
-@pytest.mark.usefixtures("_forget")
+@pytest.mark.usefixtures("forget_graphs")
 @pytest.mark.compile
 def test_cross_attention_compiles_to_one_graph() -> None:
     """Forward and backward, to both inputs, with eager mode's bits."""
@@ -153,20 +137,6 @@ def test_cross_attention_compiles_to_one_graph() -> None:
         y.sum().backward()
         results.append((y, x.grad, memory.grad))
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
-
-
-class Largest(TorchDispatchMode):
-    """Remembers the largest tensor that any operation made."""
-
-    size = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run it and look."""
-        made = func(*args, **(kwargs or {}))
-        for one in made if isinstance(made, (tuple, list)) else [made]:
-            if isinstance(one, Tensor):
-                self.size = max(self.size, one.untyped_storage().size() // one.element_size())
-        return made
 
 
 @pytest.mark.parametrize("kind", ["causal", "window", "packed", "padded", "cached"])
@@ -184,7 +154,7 @@ def test_no_mask_is_as_large_as_the_scores(kind: str) -> None:
         if kind == "cached":
             attention(x[:, :8], cache=calls[kind]["cache"])
         attention(x, **calls.get(kind, {}))
-    assert seq * HEADS * 8 <= largest.size < seq * seq / 2
+    assert seq * HEADS * 8 <= largest.elements < seq * seq / 2
 
 
 def test_the_state_is_the_weights() -> None:

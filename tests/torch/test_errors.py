@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,11 +36,16 @@ META = torch.device("meta")
 
 
 class Refusal(NamedTuple):
-    """What is wrong with one argument, and what has to be said about it."""
+    """What has to be said, of what was given in place of something right."""
 
     error: type[PhasorError]
     text: str
     changed: dict[str, Any]
+
+
+def each(error: type[PhasorError], name: str, said: dict[str, Any], **more: Any) -> list[Refusal]:
+    """A refusal of every value that stands behind what is said of the argument."""
+    return [Refusal(error, f"{name} {text}", {name: bad, **more}) for text, bad in said.items()]
 
 
 def x(*shape: int, **options: Any) -> Tensor:
@@ -47,231 +53,143 @@ def x(*shape: int, **options: Any) -> Tensor:
     return torch.zeros(shape, **options)
 
 
+ROW = normal(4, 4)
+LEADING = "must be a scalar or broadcast to the leading dimensions [4] of x [..., seq, heads, "
+NUMBERS = "must be integers, float32 or float64, got"
+ARRAY = "must be an array of numbers:"
+REAL = "must be a real floating tensor [..., seq, num_pairs], got"
+WIDTH = {"must end in head_dim (8), got shape [4, 2, 6]": x(4, 2, 6)}
 TENSORS = {
-    "not a tensor": (np.zeros((4, 2, 8)), "{} must be a torch.Tensor, got ndarray"),
-    "nothing": (None, "{} must be a torch.Tensor, got NoneType"),
-    "integers": (
-        x(4, 2, 8, dtype=torch.int64),
-        "{} must be float64, float32, bfloat16 or float16, got torch.int64",
-    ),
-    "complex": (
-        x(4, 2, 8, dtype=torch.complex64),
-        "{} must be float64, float32, bfloat16 or float16, got torch.complex64",
-    ),
-    "eight bits": (
-        x(4, 2, 8, dtype=torch.float8_e4m3fn),
-        "{} must be float64, float32, bfloat16 or float16, got torch.float8_e4m3fn",
-    ),
-    "sparse": (
-        x(4, 2, 8).to_sparse(),
-        "{} must be a dense tensor, got torch.sparse_coo; pad it, or .to_dense() it",
-    ),
-    "no heads": (x(4, 8), "{} must be [..., seq, heads, head_dim], got shape [4, 8]"),
-    "another width": (x(4, 2, 6), "{} must end in head_dim (8), got shape [4, 2, 6]"),
-}
-POSITIONS: dict[str, tuple[Any, str]] = {
-    "words": ("ab", "positions must be an array of numbers: "),
-    "nothing": (None, "positions must be an array of numbers: "),
-    "ragged": ([[1], [1, 2]], "positions must be an array of numbers: "),
-    "beyond int64": ([2**64, 1, 2, 3], "positions must be an array of numbers: "),
-    "one beyond int64": (2**64, "positions must fit 64 bits, got 18446744073709551616: "),
-    "sparse": (torch.ones(4).to_sparse(), "positions must be a dense tensor"),
-    "uint64": (
-        torch.ones(4, dtype=torch.uint64),
-        "positions must be integers, float32 or float64, got torch.uint64: those from 2**63 on "
-        "are not int64; cast with .long()",
-    ),
-    "bools": (
-        torch.ones(4, dtype=torch.bool),
-        "positions must be integers, float32 or float64, got torch.bool: a bool is a mask; "
-        "phasor.positions.padded makes positions of one",
-    ),
-    "bfloat16": (
-        torch.ones(4, dtype=torch.bfloat16),
-        "positions must be integers, float32 or float64, got torch.bfloat16: "
-        "bfloat16 cannot tell 256 from 257",
-    ),
-    "float16": (
-        torch.ones(4, dtype=torch.float16),
-        "positions must be integers, float32 or float64, got torch.float16: "
-        "float16 cannot tell 2048 from 2049",
-    ),
-    "complex": (
-        torch.ones(4, dtype=torch.complex64),
-        "positions must be integers, float32 or float64, got torch.complex64: "
-        "a position is a real number",
-    ),
-    "eight bits": (
-        torch.ones(4).to(torch.float8_e4m3fn),
-        "positions must be integers, float32 or float64, got torch.float8_e4m3fn",
-    ),
-    "elsewhere": (
-        torch.arange(4, device=META),
-        "positions must be on the device of the tensors (cpu), got meta",
-    ),
-    "learned": (
-        torch.ones(4, requires_grad=True),
-        "positions must not require a gradient, for none is computed; "
-        "rotate_by differentiates with respect to cos and sin",
-    ),
-    "too many": (
-        torch.arange(5),
-        "positions must be a scalar or broadcast to the leading dimensions [4] of "
-        "x [..., seq, heads, head_dim], got [5]",
-    ),
-    "too deep": (
-        torch.zeros(1, 4, dtype=torch.int64),
-        "positions must be a scalar or broadcast to the leading dimensions [4] of "
-        "x [..., seq, heads, head_dim], got [1, 4]",
-    ),
-    "NaN": ([0.0, 1.0, float("nan"), 2.0], "positions must be finite and below 2**63, got nan"),
-    "infinite": ([0.0, 1.0, float("-inf"), 2.0], "positions must be finite and below 2**63"),
-    "off the scale": ([0.0, 1.0, 2.0**63, 2.0], "positions must be finite and below 2**63"),
-}
-AXES: dict[str, tuple[Any, str]] = {
-    "a scalar": (3, "positions must end in one coordinate per axis (3) for Sectioned axes, "),
-    "one axis": (
-        torch.arange(4),
-        "positions must end in one coordinate per axis (3) for Sectioned axes, got shape [4]; "
-        "phasor.positions.every_axis repeats text positions",
-    ),
-    "too many": (
-        torch.zeros(5, 3, dtype=torch.int64),
-        "positions must be a scalar or broadcast to the leading dimensions [4] of "
-        "x [..., seq, heads, head_dim], got [5]",
-    ),
-}
-BY_POSITIONS = {
-    **{f"x: {k}": Refusal(TensorError, t.format("x"), {"x": v}) for k, (v, t) in TENSORS.items()},
+    "must be a torch.Tensor, got ndarray": np.zeros((4, 2, 8)),
+    "must be a torch.Tensor, got NoneType": None,
     **{
-        f"positions: {k}": Refusal(PositionError, text, {"positions": value})
-        for k, (value, text) in POSITIONS.items()
+        f"must be float64, float32, bfloat16 or float16, got {dtype}": x(4, 2, 8, dtype=dtype)
+        for dtype in (torch.int64, torch.complex64, torch.float8_e4m3fn)
     },
-    **{
-        f"axes: {k}": Refusal(PositionError, text, {"positions": value, "rope": THREE})
-        for k, (value, text) in AXES.items()
-    },
-    "gain: words": Refusal(SpecError, "gain must be a finite number, got 'two'", {"gain": "two"}),
-    "gain: NaN": Refusal(
-        SpecError, "gain must be a finite number, got nan", {"gain": float("nan")}
+    "must be a dense tensor, got torch.sparse_coo; pad it, or .to_dense() it": (
+        x(4, 2, 8).to_sparse()
     ),
-    "gain: infinite": Refusal(
-        SpecError, "gain must be a finite number, got inf", {"gain": float("inf")}
+    "must be [..., seq, heads, head_dim], got shape [4, 8]": x(4, 8),
+}
+POSITIONS = {
+    f"{ARRAY} can't convert np.ndarray of type numpy.str_": "ab",
+    f"{ARRAY} can't convert np.ndarray of type numpy.object_. The": None,
+    f"{ARRAY} can't convert np.ndarray of type numpy.object_": [2**64, 1, 2, 3],
+    f"{ARRAY} setting an array element with a sequence": [[1], [1, 2]],
+    "must fit 64 bits, got 18446744073709551616: ": 2**64,
+    "must be a dense tensor": torch.ones(4).to_sparse(),
+    f"{NUMBERS} torch.uint64: those from 2**63 on are not int64; cast with .long()": (
+        torch.ones(4).to(torch.uint64)
     ),
-    "gain: learned": Refusal(
+    f"{NUMBERS} torch.bool: a bool is a mask; phasor.positions.padded makes positions of one": (
+        torch.ones(4).bool()
+    ),
+    f"{NUMBERS} torch.bfloat16: bfloat16 cannot tell 256 from 257": torch.ones(4).bfloat16(),
+    f"{NUMBERS} torch.float16: float16 cannot tell 2048 from 2049": torch.ones(4).half(),
+    f"{NUMBERS} torch.complex64: a position is a real number": torch.ones(4).to(torch.complex64),
+    f"{NUMBERS} torch.float8_e4m3fn": torch.ones(4).to(torch.float8_e4m3fn),
+    "must be on the device of the tensors (cpu), got meta": torch.arange(4, device=META),
+    "must not require a gradient, for none is computed; "
+    "rotate_by differentiates with respect to cos and sin": torch.ones(4, requires_grad=True),
+    f"{LEADING}head_dim], got [5]": torch.arange(5),
+    f"{LEADING}head_dim], got [1, 4]": torch.zeros(1, 4).long(),
+    "must be finite and below 2**63, got nan": [0.0, 1.0, float("nan"), 2.0],
+    "must be finite and below 2**63, got -inf": [0.0, 1.0, float("-inf"), 2.0],
+    "must be finite and below 2**63, got 9.22": [0.0, 1.0, 2.0**63, 2.0],
+}
+AXES = {
+    "must end in one coordinate per axis (3) for Sectioned axes, ": 3,
+    "must end in one coordinate per axis (3) for Sectioned axes, got shape [4]; "
+    "phasor.positions.every_axis repeats text positions": torch.arange(4),
+    f"{LEADING}head_dim], got [5]": torch.zeros(5, 3).long(),
+}
+INVERSE = {"must be True or False, got 'no'": "no"}
+BACKEND = {"must be 'auto' or one of 'cpu', 'triton', 'eager'": "nonesuch"}
+TEXT = attrgetter("text")
+BY_POSITIONS = [
+    *each(TensorError, "x", TENSORS | WIDTH),
+    *each(PositionError, "positions", POSITIONS),
+    *each(PositionError, "positions", AXES, rope=THREE),
+    *each(
         SpecError,
-        "gain must be a finite number, got tensor(2., requires_grad=True)",
-        {"gain": torch.tensor(2.0, requires_grad=True)},
+        "gain",
+        {
+            "must be a finite number, got 'two'": "two",
+            "must be a finite number, got nan": float("nan"),
+            "must be a finite number, got inf": float("inf"),
+            "must be a finite number, got tensor(2., requires_grad=True)": (
+                torch.tensor(2.0, requires_grad=True)
+            ),
+        },
     ),
-    "inverse: words": Refusal(
-        SpecError, "inverse must be True or False, got 'no'", {"inverse": "no"}
-    ),
-    "a rule": Refusal(
+    *each(SpecError, "inverse", INVERSE),
+    Refusal(
         SpecError,
         "scaling is the rule DynamicNTK, whose law depends on the length of the sequence; "
         "use rope.at(seq_len)",
         {"rope": RULE},
     ),
-    "backend": Refusal(
-        BackendError,
-        "backend must be 'auto' or one of 'cpu', 'triton', 'eager'",
-        {"backend": "nonesuch"},
-    ),
-}
-ROW = normal(4, 4)
-BY_ROWS = {
-    "cos is a list": Refusal(TensorError, "cos must be a torch.Tensor, got list", {"cos": [1.0]}),
-    "sin is nothing": Refusal(
-        TensorError, "sin must be a torch.Tensor, got NoneType", {"sin": None}
-    ),
-    "inverse: words": Refusal(
-        SpecError, "inverse must be True or False, got 'no'", {"inverse": "no"}
-    ),
-    **{
-        f"x: {k}": Refusal(TensorError, t.format("x"), {"x": v})
-        for k, (v, t) in TENSORS.items()
-        if k != "another width"
-    },
-    "pairing": Refusal(
-        SpecError, "pairing must be 'half' or 'interleaved', got 'neox'", {"pairing": "neox"}
-    ),
-    "pairing_out": Refusal(
-        SpecError, "pairing_out must be 'half' or 'interleaved', got ''", {"pairing_out": ""}
-    ),
-    "shapes differ": Refusal(
-        TensorError, "sin must have the shape of cos [4, 4], got [4]", {"sin": ROW[0]}
-    ),
-    "cos of integers": Refusal(
+    *each(BackendError, "backend", BACKEND),
+]
+BY_ROWS = [
+    *each(TensorError, "x", TENSORS),
+    *each(SpecError, "pairing", {"must be 'half' or 'interleaved', got 'neox'": "neox"}),
+    *each(SpecError, "pairing_out", {"must be 'half' or 'interleaved', got ''": ""}),
+    *each(
         TensorError,
-        "cos must be a real floating tensor [..., seq, num_pairs], got torch.int64 of shape [4, 4]",
-        {"cos": ROW.long()},
+        "cos",
+        {
+            "must be a torch.Tensor, got list": [1.0],
+            f"{REAL} torch.int64 of shape [4, 4]": ROW.long(),
+            "must be on the device of x (cpu), got meta": ROW.to(META),
+        },
     ),
-    "sin of complex numbers": Refusal(
+    *each(
         TensorError,
-        "sin must be a real floating tensor [..., seq, num_pairs], "
-        "got torch.complex64 of shape [4, 4]",
-        {"sin": ROW.to(torch.complex64)},
+        "sin",
+        {
+            "must be a torch.Tensor, got NoneType": None,
+            "must have the shape of cos [4, 4], got [4]": ROW[0],
+            f"{REAL} torch.complex64 of shape [4, 4]": ROW.to(torch.complex64),
+            "must be on the device of x (cpu), got meta": ROW.to(META),
+        },
     ),
-    "scalars": Refusal(
-        TensorError,
-        "cos must be a real floating tensor [..., seq, num_pairs], got torch.float32 of shape []",
-        {"cos": torch.tensor(1.0), "sin": torch.tensor(1.0)},
-    ),
-    "cos elsewhere": Refusal(
-        TensorError, "cos must be on the device of x (cpu), got meta", {"cos": ROW.to(META)}
-    ),
-    "sin elsewhere": Refusal(
-        TensorError, "sin must be on the device of x (cpu), got meta", {"sin": ROW.to(META)}
-    ),
-    "full width": Refusal(
+    *each(TensorError, "cos", {f"{REAL} torch.float32 of shape []": x()}, sin=x()),
+    Refusal(
         TensorError,
         "cos must hold one entry per pair: rotary_start + 2 * num_pairs is at most head_dim (8), "
         "got 0 + 2 * 8; of a full-width table take the first half",
         {"cos": normal(4, 8), "sin": normal(4, 8)},
     ),
-    "start too far": Refusal(
+    Refusal(
         TensorError,
         "rotary_start + 2 * num_pairs is at most head_dim (8), got 1 + 2 * 4",
         {"rotary_start": 1},
     ),
-    "start below 0": Refusal(TensorError, "got -1 + 2 * 4", {"rotary_start": -1}),
-    "too many rows": Refusal(
+    Refusal(TensorError, "got -1 + 2 * 4", {"rotary_start": -1}),
+    Refusal(
         TensorError,
         "cos and sin must broadcast to the leading dimensions [4] of x [..., seq, heads, head_dim]"
         ", got [5]",
         {"cos": normal(5, 4), "sin": normal(5, 4)},
     ),
-    "backend": Refusal(
-        BackendError,
-        "backend must be 'auto' or one of 'cpu', 'triton', 'eager'",
-        {"backend": "nonesuch"},
-    ),
-}
-OF_TWO = {
-    **{f"k: {k}": Refusal(TensorError, t.format("k"), {"k": v}) for k, (v, t) in TENSORS.items()},
-    **{f"q: {k}": Refusal(TensorError, t.format("q"), {"q": v}) for k, (v, t) in TENSORS.items()},
-    "tokens differ": Refusal(
-        TensorError,
-        "q and k must share their tokens [..., seq], got [4] and [5]; rotate them one by one",
-        {"k": x(5, 2, 8)},
-    ),
-    "batches differ": Refusal(
-        TensorError,
-        "q and k must share their tokens [..., seq], got [4] and [1, 4]",
-        {"k": x(1, 4, 2, 8)},
-    ),
-    "devices differ": Refusal(
+    *each(SpecError, "inverse", INVERSE),
+    *each(BackendError, "backend", BACKEND),
+]
+TOKENS = "q and k must share their tokens [..., seq], got [4] and"
+OF_TWO = [
+    *each(TensorError, "k", TENSORS | WIDTH),
+    *each(TensorError, "q", TENSORS | WIDTH),
+    Refusal(TensorError, f"{TOKENS} [5]; rotate them one by one", {"k": x(5, 2, 8)}),
+    Refusal(TensorError, f"{TOKENS} [1, 4]", {"k": x(1, 4, 2, 8)}),
+    Refusal(
         TensorError,
         "q and k must be on one device, got cpu and meta",
         {"k": x(4, 2, 8, device=META)},
     ),
-    "positions": Refusal(PositionError, "positions must be finite", {"positions": float("nan")}),
-    "backend": Refusal(
-        BackendError,
-        "backend must be 'auto' or one of 'cpu', 'triton', 'eager'",
-        {"backend": "nonesuch"},
-    ),
-}
+    *each(PositionError, "positions", {"must be finite": float("nan")}),
+    *each(BackendError, "backend", BACKEND),
+]
 
 
 def as_bytes(tensor: Tensor) -> Tensor:
@@ -294,32 +212,27 @@ def assert_refused(verb: Any, refusal: Refusal, usual: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("verb", [rotate, rotate_])
-@pytest.mark.parametrize("case", BY_POSITIONS)
-def test_rotating_says_what_it_cannot_use(case: str, verb: Any) -> None:
+@pytest.mark.parametrize("refusal", BY_POSITIONS, ids=TEXT)
+def test_rotating_says_what_it_cannot_use(refusal: Refusal, verb: Any) -> None:
     """One tensor and its positions."""
     usual = {"x": normal(4, 2, 8), "positions": torch.arange(4), "rope": HALF}
-    assert_refused(verb, BY_POSITIONS[case], usual)
+    assert_refused(verb, refusal, usual)
 
 
 @pytest.mark.parametrize("verb", [rotate_qk, rotate_qk_])
-@pytest.mark.parametrize("case", OF_TWO)
-def test_rotating_two_says_which_it_cannot_use(case: str, verb: Any) -> None:
+@pytest.mark.parametrize("refusal", OF_TWO, ids=TEXT)
+def test_rotating_two_says_which_it_cannot_use(refusal: Refusal, verb: Any) -> None:
     """Query and key: a fault of the second leaves the first unwritten."""
-    usual = {
-        "q": normal(4, 3, 8),
-        "k": normal(4, 2, 8),
-        "positions": torch.arange(4),
-        "rope": HALF,
-    }
-    assert_refused(verb, OF_TWO[case], usual)
+    usual = {"q": normal(4, 3, 8), "k": normal(4, 2, 8), "positions": torch.arange(4), "rope": HALF}
+    assert_refused(verb, refusal, usual)
 
 
 @pytest.mark.parametrize("verb", [rotate_by, rotate_by_])
-@pytest.mark.parametrize("case", BY_ROWS)
-def test_rotating_by_rows_says_what_it_cannot_use(case: str, verb: Any) -> None:
+@pytest.mark.parametrize("refusal", BY_ROWS, ids=TEXT)
+def test_rotating_by_rows_says_what_it_cannot_use(refusal: Refusal, verb: Any) -> None:
     """One tensor and its rows."""
     usual = {"x": normal(4, 2, 8), "cos": ROW.clone(), "sin": ROW.clone(), "pairing": "half"}
-    assert_refused(verb, BY_ROWS[case], usual)
+    assert_refused(verb, refusal, usual)
 
 
 def test_tokens_that_do_not_fit_are_named_in_full() -> None:

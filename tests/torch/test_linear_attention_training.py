@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from phasor.torch import RotaryLinearAttention
 from phasor.torch.papers import LinearState, PositiveRandomFeatures, linear, linear_attention
 
 from .linear_oracle import HALF, off, three
+from .torch_cases import Largest
 from .torch_oracle import float64, normal
 
 
@@ -120,21 +118,6 @@ def test_it_maps_over_a_batch_that_torch_func_hides() -> None:
     for row in range(3):
         alone = torch.func.grad(total)(q[row], k[row], v[row])
         assert off(mapped[row], float64(alone)) < 1e-12
-
-
-class Largest(TorchDispatchMode):
-    """Remembers how many elements the largest tensor had that any operation made."""
-
-    elements = 0
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        made = func(*args, **(kwargs or {}))
-        for x in made if isinstance(made, (tuple, list)) else [made]:
-            if isinstance(x, Tensor):
-                self.elements = max(self.elements, x.untyped_storage().nbytes() // x.itemsize)
-        return made
 
 
 def kept_and_largest(seq: int) -> tuple[int, int]:

@@ -13,15 +13,9 @@ from phasor.axes import Alternating, Axial, InterleavedSections, Sectioned
 from phasor.torch import rotate, rotate_
 
 from .torch_cases import HALF_16 as HALF
-from .torch_oracle import DTYPES, assert_rotated, implementations, normal, run_on
+from .torch_oracle import DTYPES, assert_rotated, normal
 
-
-@pytest.fixture(autouse=True, params=implementations())
-def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every test here runs on every implementation that this machine has."""
-    run_on(request.param, monkeypatch)
-
-
+pytestmark = pytest.mark.usefixtures("implementation")
 LAYOUTS = {
     "sectioned": Sectioned((3, 3, 2)),
     "interleaved": InterleavedSections((4, 2, 2)),
@@ -80,15 +74,8 @@ def test_python_floats_are_float64(default: torch.dtype) -> None:
     assert torch.equal(scalar, y)
 
 
-INTEGERS = [
-    torch.int64,
-    torch.int32,
-    torch.int16,
-    torch.int8,
-    torch.uint8,
-    torch.uint16,
-    torch.uint32,
-]
+INTEGERS = [torch.int64, torch.int32, torch.int16, torch.int8]
+INTEGERS += [torch.uint8, torch.uint16, torch.uint32]
 
 
 @pytest.mark.parametrize(

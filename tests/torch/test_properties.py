@@ -31,9 +31,7 @@ WHOLE = st.one_of(
     st.sampled_from([s * 2**e + d for e in (10, 20, 30, 40) for d in (-1, 0, 1) for s in (1, -1)]),
 )
 REAL = st.one_of(
-    st.floats(-100, 100),
-    st.floats(-(2.0**40), 2.0**40),
-    st.floats(-(2.0**62), 2.0**62),
+    st.floats(-100, 100), st.floats(-(2.0**40), 2.0**40), st.floats(-(2.0**62), 2.0**62)
 )
 
 
@@ -62,7 +60,7 @@ def ropes(draw: st.DrawFn) -> Rope:
     else:
         frequency = st.floats(1e-9, 6.25) | st.just(0.0)
         fields["explicit_inv_freq"] = tuple(
-            draw(st.lists(frequency, min_size=pairs, max_size=pairs)),
+            draw(st.lists(frequency, min_size=pairs, max_size=pairs))
         )
     return Rope(
         head_dim=start + 2 * pairs + tail,
@@ -88,10 +86,7 @@ def cases(draw: st.DrawFn, *, whole: Any = WHOLE, real: Any = REAL) -> Case:
         st.lists(real if kind.is_floating_point else whole, min_size=count, max_size=count)
     )
     places = torch.tensor(values, dtype=kind).reshape(full)
-    options = {
-        "inverse": draw(st.booleans()),
-        "gain": draw(st.just(1.0) | st.floats(0.125, 4.0)),
-    }
+    options = {"inverse": draw(st.booleans()), "gain": draw(st.just(1.0) | st.floats(0.125, 4.0))}
     return Case(rope, lead, places, options)
 
 

@@ -271,16 +271,7 @@ REFUSED: dict[str, tuple[tuple[Any, ...], type[Exception], str]] = {
         "positions must end in one coordinate per axis (3)",
     ),
     "a rule": (
-        (
-            Q,
-            K,
-            K,
-            Rope(
-                head_dim=8,
-                pairing="half",
-                scaling=DynamicNTK(factor=2.0, original_max_positions=64),
-            ),
-        ),
+        (Q, K, K, Rope(head_dim=8, pairing="half", scaling=RULE)),
         SpecError,
         "scaling is the rule DynamicNTK",
     ),
@@ -297,20 +288,22 @@ def test_what_does_not_fit_is_refused(case: str) -> None:
     assert str(refused.value).startswith(text)
 
 
-BUILDS = {
-    "width": (lambda: ReRope(0), "width must be a whole number >= 1, got 0"),
-    "factor": (lambda: ReRope(4, factor=0), "factor must be a finite number > 0, got 0"),
-    "group": (lambda: SelfExtend(4, 1.5), "group must be a whole number >= 1, got 1.5"),
+BUILDS: dict[str, Callable[[], object]] = {
+    "width must be a whole number >= 1, got 0": lambda: ReRope(0),
+    "factor must be a finite number > 0, got 0": lambda: ReRope(4, factor=0),
+    "group must be a whole number >= 1, got 1.5": lambda: SelfExtend(4, 1.5),
+    "distance must be a ReRope or SelfExtend": (
+        lambda: relative_attention(Q, K, K, HALF, 16)  # type: ignore[arg-type]
+    ),
 }
 
 
-@pytest.mark.parametrize("case", BUILDS)
-def test_distances_that_mean_nothing_are_refused(case: str) -> None:
+@pytest.mark.parametrize("text", BUILDS)
+def test_distances_that_mean_nothing_are_refused(text: str) -> None:
     """With the argument, what was expected and what came."""
-    build, text = BUILDS[case]
     with pytest.raises(SpecError) as refused:
-        build()
-    assert str(refused.value) == text
+        BUILDS[text]()
+    assert str(refused.value).startswith(text)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -320,11 +313,3 @@ def test_autocast_leaves_the_scores_alone(dtype: torch.dtype) -> None:
     plain = relative_attention(q, k, v, HALF, ReRope(4))
     with torch.autocast("cpu", dtype):
         assert torch.equal(relative_attention(q, k, v, HALF, ReRope(4)), plain)
-
-
-def test_a_distance_that_is_none_is_refused() -> None:
-    """A number is not a distance."""
-    q, k, v = normal(3, 1, 4, 2, 8)
-    wrong: Any = 16
-    with pytest.raises(SpecError, match="distance must be a ReRope or SelfExtend"):
-        relative_attention(q, k, v, HALF, wrong)

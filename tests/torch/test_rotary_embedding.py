@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -191,15 +191,7 @@ def test_a_gpu_is_not_waited_for(name: str) -> None:
     assert_rotated(y.cpu(), q.cpu(), expected, HALF)
 
 
-@pytest.fixture
-def _forget() -> Iterator[None]:
-    """Compile from nothing."""
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
-@pytest.mark.usefixtures("_forget")
+@pytest.mark.usefixtures("forget_graphs")
 @pytest.mark.compile
 @pytest.mark.parametrize("name", COUNTED)
 def test_a_compiler_sees_one_graph(name: str) -> None:
@@ -227,7 +219,7 @@ class Decoder(nn.Module):
         return self.rotary(q, k, offset=offset)
 
 
-@pytest.mark.usefixtures("_forget")
+@pytest.mark.usefixtures("forget_graphs")
 @pytest.mark.compile
 def test_one_graph_serves_every_length_and_offset() -> None:
     """Lengths that are symbols, offsets in a tensor or as a number."""
@@ -286,81 +278,59 @@ def test_modules_that_cannot_be_are_refused(case: str) -> None:
         assert text in str(refused.value)
 
 
-REFUSED: dict[str, tuple[type[Exception], str, dict[str, Any]]] = {
-    "positions and an offset": (
-        PositionError,
-        "positions and offset exclude each other",
-        {"positions": torch.arange(SEQ), "offset": 1},
-    ),
-    "positions and an offset of 0 in a tensor": (
-        PositionError,
-        "positions and offset exclude each other",
-        {"positions": torch.arange(SEQ), "offset": torch.tensor(0)},
-    ),
-    "positions and boundaries": (
-        PositionError,
-        "positions and cu_seqlens exclude each other",
-        {"positions": torch.arange(SEQ), "cu_seqlens": [0, SEQ]},
-    ),
-    "half an offset": (PositionError, "offset must be a whole number", {"offset": 0.5}),
-    "a mask for an offset": (
-        PositionError,
-        "offset must hold whole numbers",
-        {"offset": torch.tensor([True, False])},
-    ),
-    "an offset beyond": (PositionError, "at most 2**63 - 1", {"offset": 2**63 - 2}),
-    "sequences that end beyond": (
-        PositionError,
-        "offset plus the positions of a sequence must be at most 2**63 - 1",
-        {"offset": 2**63 - 2, "cu_seqlens": [0, 3, SEQ]},
-    ),
-    "one sequence that ends beyond": (
-        PositionError,
-        "offset plus the positions of a sequence must be at most 2**63 - 1",
-        {"offset": torch.tensor([2**63 - 2, 0, 5]), "cu_seqlens": torch.tensor([0, 3, 5, SEQ])},
-    ),
-    "an offset for each token": (
-        PositionError,
-        "offset must be a single value, or one for each row [2], got shape [7]",
-        {"offset": torch.arange(SEQ)},
-    ),
-    "an offset for each row of sequences": (
-        PositionError,
-        "one for each sequence of cu_seqlens [3], got shape [2]",
-        {"offset": torch.arange(2), "cu_seqlens": [0, 1, 2, SEQ]},
-    ),
-    "an offset elsewhere": (
-        PositionError,
-        "offset must be on the device of the tensors (cpu), got meta",
-        {"offset": torch.zeros(2, dtype=torch.int64, device="meta")},
-    ),
-    "boundaries elsewhere": (
-        PositionError,
-        "cu_seqlens must be on the device of the tensors (cpu), got meta",
-        {"cu_seqlens": torch.zeros(2, dtype=torch.int64, device="meta")},
-    ),
-    "boundaries that end early": (
-        PositionError,
-        "cu_seqlens must rise from 0 to the number of tokens (7)",
-        {"cu_seqlens": [0, 3]},
-    ),
-    "boundaries that end late": (
-        PositionError,
-        "total_tokens must be at least cu_seqlens[-1] (9), got 7",
-        {"cu_seqlens": torch.tensor([0, 9])},
-    ),
-    "one boundary": (PositionError, "cu_seqlens must be whole numbers", {"cu_seqlens": 7}),
-    "narrow heads": (TensorError, "q must end in head_dim (8)", {"q": normal(7, 2, 6)}),
-    "keys of other tokens": (TensorError, "q and k must share", {"k": normal(BATCH, 3, 2, 8)}),
-    "a list": (TensorError, "q must be a torch.Tensor, got list", {"q": [1.0]}),
-}  # fmt: skip
+THERE = torch.zeros(2, dtype=torch.int64, device="meta")
+ELSEWHERE = "must be on the device of the tensors (cpu), got meta"
+BEYOND = "offset plus the positions of a sequence must be at most 2**63 - 1"
+EVERY = torch.arange(SEQ)
+REFUSED: dict[type[Exception], list[tuple[str, dict[str, Any]]]] = {
+    PositionError: [
+        ("positions and offset exclude each other", {"positions": EVERY, "offset": 1}),
+        ("positions and offset exclude each other", {"positions": EVERY, "offset": EVERY[0]}),
+        ("positions and cu_seqlens exclude each other", {"positions": EVERY, "cu_seqlens": [0, 7]}),
+        ("offset must be a whole number", {"offset": 0.5}),
+        ("offset must hold whole numbers", {"offset": torch.tensor([True, False])}),
+        ("at most 2**63 - 1", {"offset": 2**63 - 2}),
+        (BEYOND, {"offset": 2**63 - 2, "cu_seqlens": [0, 3, SEQ]}),
+        (
+            BEYOND,
+            {"offset": torch.tensor([2**63 - 2, 0, 5]), "cu_seqlens": torch.tensor([0, 3, 5, SEQ])},
+        ),
+        (
+            "offset must be a single value, or one for each row [2], got shape [7]",
+            {"offset": EVERY},
+        ),
+        (
+            "one for each sequence of cu_seqlens [3], got shape [2]",
+            {"offset": torch.arange(2), "cu_seqlens": [0, 1, 2, SEQ]},
+        ),
+        (f"offset {ELSEWHERE}", {"offset": THERE}),
+        (f"cu_seqlens {ELSEWHERE}", {"cu_seqlens": THERE}),
+        ("cu_seqlens must rise from 0 to the number of tokens (7)", {"cu_seqlens": [0, 3]}),
+        (
+            "total_tokens must be at least cu_seqlens[-1] (9), got 7",
+            {"cu_seqlens": torch.tensor([0, 9])},
+        ),
+        ("cu_seqlens must be whole numbers", {"cu_seqlens": 7}),
+    ],
+    TensorError: [
+        ("q must end in head_dim (8)", {"q": normal(7, 2, 6)}),
+        ("q and k must share", {"k": normal(BATCH, 3, 2, 8)}),
+        ("q must be a torch.Tensor, got list", {"q": [1.0]}),
+    ],
+}
+CALLS = [
+    pytest.param(kind, text, call, id=text)
+    for kind, calls in REFUSED.items()
+    for text, call in calls
+]
 
 
 @pytest.mark.parametrize("heads_first", [False, True])
-@pytest.mark.parametrize("case", REFUSED)
-def test_calls_that_mean_nothing_are_refused(case: str, heads_first: bool) -> None:
+@pytest.mark.parametrize(("kind", "text", "call"), CALLS)
+def test_calls_that_mean_nothing_are_refused(
+    kind: type[Exception], text: str, call: dict[str, Any], heads_first: bool
+) -> None:
     """With the argument, what was expected and what came."""
-    kind, text, call = REFUSED[case]
     q, k = pair()
     given: dict[str, Any] = {"q": q, "k": k} | call
     if heads_first:

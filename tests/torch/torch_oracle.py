@@ -17,12 +17,7 @@ from mpmath import mp, mpf
 from torch import Tensor
 
 from phasor import Rope
-from phasor.angles import (
-    COS_SIN_ERROR,
-    COS_SIN_ERROR_FLOAT32,
-    REST_ERROR,
-    REST_ERROR_FLOAT32,
-)
+from phasor.angles import COS_SIN_ERROR, COS_SIN_ERROR_FLOAT32, REST_ERROR, REST_ERROR_FLOAT32
 from phasor.scaling import Linear, Llama3
 from phasor.torch._operator import cpu, ops
 
@@ -112,11 +107,14 @@ def turn(position: int | float, frequency: mpf, direction: int) -> complex:
         return complex(float(mp.cos(angle)), float(mp.sin(angle)))
 
 
-def turns(rope: Rope, positions: Any) -> np.ndarray:
-    """``exp(i angle)`` of every pair at every token, complex128 ``[..., S, num_pairs]``."""
+def turns(rope: Rope, positions: Any, steps: list[mpf] | None = None) -> np.ndarray:
+    """``exp(i angle)`` of every pair at every token, complex128 ``[..., S, num_pairs]``.
+
+    ``steps`` are the frequencies where they are data, else they are made here.
+    """
     exact = positions.tolist() if hasattr(positions, "tolist") else positions
     places = np.array(exact, dtype=object).reshape(np.shape(positions))
-    axes, steps = axis_of_pair(rope), frequencies(rope)
+    axes, steps = axis_of_pair(rope), frequencies(rope) if steps is None else steps
     if type(rope.axes).__name__ == "OneAxis":
         places = places[..., None]
     made = np.empty((*places.shape[:-1], len(steps)), dtype=complex)

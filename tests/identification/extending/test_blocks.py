@@ -8,6 +8,14 @@ from phasor.errors import ConfigError
 from phasor.files.configs.writing import rope_parameters
 from phasor.scaling import NTK, Cope, Linear, Llama3, LongRope, Proportional, Yarn
 
+#: What a block says of every YaRN here.
+YARN = {
+    "rope_type": "yarn",
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "original_max_position_embeddings": 4096,
+}
+
 
 @pytest.mark.parametrize(
     ("law", "block"),
@@ -24,32 +32,14 @@ from phasor.scaling import NTK, Cope, Linear, Llama3, LongRope, Proportional, Ya
                 "original_max_position_embeddings": 8192,
             },
         ),
-        (
-            Proportional(fraction=0.25),
-            {"rope_type": "proportional", "partial_rotary_factor": 0.25},
-        ),
+        (Proportional(fraction=0.25), {"rope_type": "proportional", "partial_rotary_factor": 0.25}),
         (
             Yarn(factor=32.0, original_max_positions=4096, truncate=False),
-            {
-                "rope_type": "yarn",
-                "factor": 32.0,
-                "beta_fast": 32.0,
-                "beta_slow": 1.0,
-                "original_max_position_embeddings": 4096,
-                "truncate": False,
-            },
+            YARN | {"factor": 32.0, "truncate": False},
         ),
         (
             Yarn(factor=40.0, original_max_positions=4096, mscale_all_dim=1.0),
-            {
-                "rope_type": "yarn",
-                "factor": 40.0,
-                "beta_fast": 32.0,
-                "beta_slow": 1.0,
-                "original_max_position_embeddings": 4096,
-                "mscale": 1.0,
-                "mscale_all_dim": 1.0,
-            },
+            YARN | {"factor": 40.0, "mscale": 1.0, "mscale_all_dim": 1.0},
         ),
         (
             LongRope(

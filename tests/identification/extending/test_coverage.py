@@ -29,6 +29,7 @@ from ... import oracle
 from ...ropes import LLAMA_2
 
 SMALL = Rope(head_dim=16, pairing="half", base=1000.0)
+RULE = DynamicNTK(factor=2.0, original_max_positions=8)
 
 
 @mpmath.workdps(oracle.DIGITS)
@@ -122,22 +123,6 @@ def test_critical_bases_give_the_slowest_pair_a_quarter_a_half_and_a_whole_turn(
     assert turned / base ** (2 / 128) == pytest.approx(part, rel=0.5 / base)
 
 
-@pytest.mark.parametrize(("head_dim", "slow"), [(64, 2), (128, 4)])
-def test_few_pairs_stay_below_a_turn_at_32000(head_dim, slow):
-    """DroPE's section 4.1 says five or more of 32; there are two, and four of 64."""
-    rope = Rope(head_dim=head_dim, pairing="half", base=10_000.0)
-    assert coverage(rope, 32_000, rope, 32_000).never_turned.sum() == slow
-
-
-@pytest.mark.parametrize(
-    ("head_dim", "to", "slowest"), [(256, 128_000, 2.189), (128, 131_072, 2.409)]
-)
-def test_turns_after_extension_are_the_published_ones(head_dim, to, slowest):
-    """The slowest pair of base 10000 over 128 thousand tokens, to the digits given."""
-    rope = Rope(head_dim=head_dim, pairing="half", base=10_000.0)
-    assert coverage(rope, 8192, rope, to).extended_turns[-1] == pytest.approx(slowest, abs=5e-4)
-
-
 def test_turns_in_training_are_counted_over_the_trained_context():
     """Context times frequency over 2 pi of the Rope before, not of the one after."""
     extended = dataclasses.replace(LLAMA_2, scaling=Linear(factor=8.0))
@@ -193,17 +178,7 @@ def test_a_pair_that_stood_still_has_met_the_angle_zero_only():
         ((LLAMA_2, 8, LLAMA_2, 8.5), "to must be a whole number from 1"),
         ((LLAMA_2, 8, LLAMA_2, 2**49), "to must be a whole number from 1"),
         ((LLAMA_2, 8, SMALL, 8), r"as many pairs as rope \(64\), got 8"),
-        (
-            (
-                LLAMA_2,
-                8,
-                dataclasses.replace(
-                    LLAMA_2, scaling=DynamicNTK(factor=2.0, original_max_positions=8)
-                ),
-                8,
-            ),
-            r"use rope.at\(seq_len\)",
-        ),
+        ((LLAMA_2, 8, dataclasses.replace(LLAMA_2, scaling=RULE), 8), r"use rope.at\(seq_len\)"),
     ],
     ids=["no context", "half a token", "too long", "other pairs", "rule"],
 )

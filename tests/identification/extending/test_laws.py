@@ -11,16 +11,7 @@ import pytest
 
 from phasor import Rope, SpecError
 from phasor.identification import ExtensionOption, plan_extension
-from phasor.scaling import (
-    NTK,
-    Law,
-    Linear,
-    Llama3,
-    PerPair,
-    Proportional,
-    Resonance,
-    Yarn,
-)
+from phasor.scaling import NTK, Law, Linear, Llama3, PerPair, Proportional, Resonance, Yarn
 
 from ... import oracle
 from ...ropes import LLAMA_2

@@ -59,11 +59,7 @@ def uneven() -> Any:
     return cache
 
 
-RULE = Rope(
-    head_dim=8,
-    pairing="half",
-    scaling=DynamicNTK(factor=2.0, original_max_positions=64),
-)
+RULE = Rope(head_dim=8, pairing="half", scaling=DynamicNTK(factor=2.0, original_max_positions=64))
 MANY_AXES = Rope(head_dim=8, pairing="half", axes=Sectioned((2, 1, 1)))
 REFUSED: dict[str, tuple[Callable[[], Any], type[PhasorError], str]] = {
     "a tensor": (

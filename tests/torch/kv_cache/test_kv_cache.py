@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from phasor import SpecError, TensorError
-from phasor.torch import attention as attention_module
 from phasor.torch import rotate, rotate_
 from phasor.torch.attention import RotaryAttention
 from phasor.torch.kv_cache import KVCache
@@ -30,13 +29,6 @@ LAYERS: dict[str, tuple[dict[str, Any], Any]] = {
 def frozen(dtype: torch.dtype = torch.float64, **options: Any) -> RotaryAttention:
     """A layer that wants no gradient."""
     return layer(dtype, **options).requires_grad_(False)
-
-
-@pytest.fixture(params=[3, 512], ids=["masks of 3 queries", "masks of 512"])
-def chunk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    """How many queries share a mask: few enough to need several, and as it is."""
-    monkeypatch.setattr(attention_module, "CHUNK", request.param)
-    return request.param
 
 
 FED = {
@@ -148,48 +140,26 @@ def ones(batch: int, new: int, **kind: Any) -> tuple[Tensor, Tensor]:
     return torch.ones(batch, new, 1, 2, **kind), torch.ones(batch, new, 1, 2, **kind)
 
 
-MASK = torch.ones(1, 1, dtype=torch.bool)
-REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
-    "another batch": (
-        ones(3, 1),
-        "k must be [2, 1, 1, 2] in torch.float32 on cpu like what is cached, got [3, 1, 1, 2] in "
-        "torch.float32 on cpu",
-    ),
-    "no heads": (
-        (torch.ones(2, 1, 2), torch.ones(2, 1, 2)),
-        "k must be [2, 1, 1, 2] in torch.float32 on cpu like what is cached, got [2, 1, 2] in "
-        "torch.float32 on cpu",
-    ),
-    "fewer values": (
-        (ones(2, 2)[0], ones(2, 1)[0]),
-        "v must be [2, 2, 1, 2] in torch.float32 on cpu like what is cached, got [2, 1, 1, 2] in "
-        "torch.float32 on cpu",
-    ),
-    "another dtype": (
-        ones(2, 1, dtype=torch.float64),
-        "k must be [2, 1, 1, 2] in torch.float32 on cpu like what is cached, got [2, 1, 1, 2] in "
-        "torch.float64 on cpu",
-    ),
-    "a gradient": (
-        ones(2, 1, requires_grad=True),
-        "k must not require a gradient: a cache is overwritten and records none; "
-        "decode inside torch.no_grad()",
-    ),
-    "a mask of another shape": (
-        (*ones(2, 1), MASK),
-        "attention_mask must be bools of shape [2, 1], True for tokens, got torch.bool of shape "
-        "[1, 1]; .bool() makes bools of 0 and 1",
-    ),
+HELD = "[2, 1, 1, 2] in torch.float32 on cpu like what is cached, got"
+REFUSED: dict[str, tuple[Any, ...]] = {
+    f"k must be {HELD} [3, 1, 1, 2] in torch.float32 on cpu": ones(3, 1),
+    f"k must be {HELD} [2, 1, 2] in torch.float32 on cpu": (torch.ones(2, 1, 2),) * 2,
+    "v must be [2, 2, 1, 2] in torch.float32 on cpu like what is cached, got [2, 1, 1, 2] in "
+    "torch.float32 on cpu": (ones(2, 2)[0], ones(2, 1)[0]),
+    f"k must be {HELD} [2, 1, 1, 2] in torch.float64 on cpu": ones(2, 1, dtype=torch.float64),
+    "k must not require a gradient: a cache is overwritten and records none; "
+    "decode inside torch.no_grad()": ones(2, 1, requires_grad=True),
+    "attention_mask must be bools of shape [2, 1], True for tokens, got torch.bool of shape "
+    "[1, 1]; .bool() makes bools of 0 and 1": (*ones(2, 1), torch.ones(1, 1).bool()),
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_does_not_fit_is_refused(case: str) -> None:
+@pytest.mark.parametrize("text", REFUSED)
+def test_what_does_not_fit_is_refused(text: str) -> None:
     """With the argument, what was expected and what came; nothing is written."""
-    given, text = REFUSED[case]
     cache = KVCache(batch_size=2, capacity=3, num_kv_heads=1, head_dim=2)
     with pytest.raises(TensorError) as refused:
-        cache.append(*given)
+        cache.append(*REFUSED[text])
     assert str(refused.value) == text
     assert cache.used == 0
 

@@ -14,7 +14,8 @@ from phasor.axes import Alternating, Axial, InterleavedSections, Sectioned
 from phasor.rope import real_inv_freq
 from phasor.scaling import LongRope
 
-from ..torch_oracle import axis_of_pair, excess_by, turn
+from .. import torch_oracle
+from ..torch_oracle import excess_by
 
 LONG = LongRope(
     short_factors=(1.0, 1.5, 1.0, 3.0),
@@ -41,26 +42,13 @@ HALF, SECTIONED = LAYOUTS["half"], LAYOUTS["sectioned"]
 
 def turns(rope: Rope, positions: Any) -> np.ndarray:
     """``exp(i angle)`` of every pair, complex128; frequencies are data here, of any law."""
-    places = np.array(torch.as_tensor(positions).tolist(), dtype=object)
-    if rope.axes.n_axes == 1:
-        places = places[..., None]
     with mp.workdps(60):
         steps = [mpf(str(f)) for f in real_inv_freq(rope)]
-    made = np.empty((*places.shape[:-1], len(steps)), dtype=complex)
-    for token in np.ndindex(*places.shape[:-1]):
-        for pair, axis in enumerate(axis_of_pair(rope)):
-            made[token][pair] = turn(places[token][axis], steps[pair], rope.direction)
-    return made
+    return torch_oracle.turns(rope, torch.as_tensor(positions), steps)
 
 
 def assert_turned(
-    actual: Tensor,
-    stored: Tensor,
-    rows: np.ndarray,
-    rope: Rope,
-    *,
-    error: float,
-    gain: float = 1.0,
+    actual: Tensor, stored: Tensor, rows: np.ndarray, rope: Rope, *, error: float, gain: float = 1.0
 ) -> None:
     """``actual`` is ``stored`` times ``rows``, rounded once, in the pairing that keys lie in."""
     pairing = (rope.output_pairing, rope.output_pairing)
