@@ -39,17 +39,22 @@ from phasor.identification import Identification
 from phasor.layers import LayerRopes
 from phasor.rope import Rope
 from phasor.scaling import Rule
-from phasor.torch.hf.carriers import TABLE_ROWS, Form, measure_form, tensor_parameters
 from phasor.torch.hf.embeddings import (
     FARTHEST,
     Grid,
     each_row,
-    identify_rows,
+    identify_module_rows,
     rope_error,
     spread_positions,
 )
 from phasor.torch.hf.methods import ROWS, parameters, rotations_of, subclass_calling
-from phasor.torch.hf.modules import layer_number, members_of, set_class
+from phasor.torch.hf.modules import layer_number, modules_of, set_class
+from phasor.torch.hf.signatures import (
+    TABLE_ROWS,
+    RotationSignature,
+    measure_signature,
+    tensor_parameters,
+)
 
 _ATTENTION = "eager_attention_forward"
 # tokens of a model that takes no positions
@@ -150,15 +155,15 @@ class Call:
         return each_row(self.rows)[0].shape[-2]
 
     @property
-    def form(self) -> Form | None:
+    def signature(self) -> RotationSignature | None:
         """The geometry of the function."""
-        return measure_form(self.function, each_row(self.rows)[0].dim() > 2)
+        return measure_signature(self.function, each_row(self.rows)[0].dim() > 2)
 
     def identify(self, grid: Grid) -> Identification | None:
         """The identified rotation; None where it is not understood or of other tokens."""
-        if self.form is None or self.tokens != grid.shape[1]:
+        if self.signature is None or self.tokens != grid.shape[1]:
             return None
-        return identify_rows(self.function, self.form, self.rows, grid, self.width)
+        return identify_module_rows(self.function, self.signature, self.rows, grid, self.width)
 
 
 class _Run(NamedTuple):
@@ -290,19 +295,19 @@ def record_calls(model: Any, inputs: Mapping[str, Tensor]) -> list[Call]:
     calls: list[Call] = []
     changed: list[tuple[Any, type]] = []
     try:
-        for member in members_of(model):
-            cls: Any = member.cls
+        for info in modules_of(model):
+            cls: Any = info.cls
             functions, static = rotations_of(cls), _static_rotations(cls)
             if not functions and not static:
                 continue
-            record = functools.partial(_record_rotation, calls, layer_number(member) or 0)
+            record = functools.partial(_record_rotation, calls, layer_number(info) or 0)
             recorders = {name: record(function) for name, function in functions.items()}
             attention = cls.forward.__globals__.get(_ATTENTION)
             if attention is not None:
                 recorders[_ATTENTION] = _record_attention(calls, attention)
             body = {name: staticmethod(record(function)) for name, function in static.items()}
-            changed.append((member.module, cls))
-            set_class(member.module, subclass_calling(cls, recorders, None, body))
+            changed.append((info.module, cls))
+            set_class(info.module, subclass_calling(cls, recorders, None, body))
         with torch.no_grad():
             model(**inputs)
     finally:
@@ -420,11 +425,13 @@ def compare(rope: Rope, calls: Sequence[Call], grid: Grid) -> tuple[float, list[
         return np.inf, [f"positions of {rope.axes.n_axes} axes, the model's have {len(grid)}"]
     worst, differences = 0.0, dict[str, None]()
     for call in calls:
-        form, width = call.form, call.width
+        signature, width = call.signature, call.width
         start, head_dim = call.place or (None, None)
         if width == rope.head_dim:
             head_dim = width
-            start = width - rope.rotary_dim if form is not None and form.slice == "end" else 0
+            start = (
+                width - rope.rotary_dim if signature is not None and signature.slice == "end" else 0
+            )
         elif width != rope.rotary_dim:
             differences[f"heads of {rope.head_dim}, and vectors of {width} were turned"] = None
             continue
@@ -434,8 +441,8 @@ def compare(rope: Rope, calls: Sequence[Call], grid: Grid) -> tuple[float, list[
         if head_dim not in (None, rope.head_dim):
             differences[f"heads of {rope.head_dim}, the model's are of {head_dim}"] = None
         error = np.inf
-        if form is not None and call.tokens == grid.shape[1]:
-            error = rope_error(rope, form, call.rows, grid)
+        if signature is not None and call.tokens == grid.shape[1]:
+            error = rope_error(rope, signature, call.rows, grid)
         worst = max(worst, error)
     if worst > 1:
         differences[f"off by {worst:.3g} times what float32 angles explain"] = None

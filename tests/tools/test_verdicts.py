@@ -17,8 +17,8 @@ from tools.verdicts import main, verdict
 from phasor import ConfigError, Rope
 from phasor.files.configs import load
 from phasor.scaling import Linear, Llama3, LongRope, Proportional, Yarn
-from phasor.torch.hf.carriers import Form
 from phasor.torch.hf.embeddings import rope_error
+from phasor.torch.hf.signatures import RotationSignature
 
 from ..offline import refuse_connections
 
@@ -202,7 +202,7 @@ def test_a_rotation_that_writes_its_arguments_is_recorded_as_it_began(monkeypatc
     assert verdict("llama").right
 
 
-PLAIN = Form("half", "half", 1, "start", "twice", heads_first=True)
+PLAIN = RotationSignature("half", "half", 1, "start", "twice", heads_first=True)
 
 
 @pytest.mark.parametrize(("relative", "right"), [(0.0, True), (2e-7, True), (3e-5, False)])

@@ -199,6 +199,47 @@ class Careful(nn.Module):
         return (q @ k.mT).tanh().squeeze(1) @ hidden_states, None
 
 
+class Doubting(Alone):
+    """Rotates by tensors only."""
+
+    def forward(self, hidden_states: Tensor, position_embeddings: Any = None, **_: Any) -> Any:
+        """Scores of the vectors themselves."""
+        cos, sin = position_embeddings
+        q = k = hidden_states[:, None, :, :128]
+        if isinstance(cos, Tensor):
+            q, k = apply_rotary_pos_emb(q, k, cos, sin)
+        return (q @ k.mT).tanh().squeeze(1) @ hidden_states, None
+
+
+class Counting(LlamaAttention):
+    """Takes prompts of one length only."""
+
+    def forward(self, hidden_states: Tensor, position_embeddings: Any = None, **_: Any) -> Any:
+        """Scores of the vectors themselves."""
+        assert hidden_states.shape[1] == 24, "not 24 tokens"
+        cos, sin = position_embeddings
+        x = hidden_states[:, None, :, :128]
+        q, k = apply_rotary_pos_emb(x, x, cos, sin)
+        return (q @ k.mT).tanh().squeeze(1) @ hidden_states, None
+
+
+class Rounded(nn.Module):
+    """A projection with weights of 8 bits, as quantized models have them."""
+
+    whole: Tensor
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        weight = linear.weight.detach()
+        self.scale = float(weight.abs().max()) / 127
+        self.register_buffer("whole", (weight / self.scale).round().to(torch.int8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """By the weights that the whole numbers stand for."""
+        return nn.functional.linear(x, self.whole.to(x.dtype) * self.scale)
+
+
 def given(cls: type, layers: tuple[int, ...]) -> Any:
     """A tiny Llama some of whose layers have attention of that class."""
     model = llama()
@@ -215,15 +256,24 @@ def given(cls: type, layers: tuple[int, ...]) -> Any:
 @pytest.mark.parametrize(
     ("cls", "says"),
     [
-        (Passing, r"layers\.1\.self_attn \(Passing\) .* forward overrides one that rotates"),
-        (Inline, r"layers\.1\.self_attn \(Inline\) .* forward overrides one that rotates"),
-        (Foreign, "makes use of position_embeddings and calls no rotation"),
-        (Reaching, "makes use of position_embeddings and calls no rotation"),
+        (Passing, "no unsqueeze"),
+        (Inline, "no shape"),
+        (Foreign, "no shape"),
+        (Reaching, "not subscriptable"),
+        (Doubting, "a small copy of it rotates otherwise"),
+        (Counting, r"a small copy of it cannot be run \(not 24 tokens"),
     ],
 )
 def test_attention_that_cannot_be_followed_is_refused(cls: type, says: str) -> None:
     """Before anything is changed, not by its first forward."""
-    assert_refused(given(cls, (1,)), says)
+    if says.startswith("no"):
+        says = rf"does more with cosines than rotate \(.*{says}\)"
+    assert_refused(given(cls, (1,)), rf"layers\.1\.self_attn \({cls.__name__}\) .*{says}")
+
+
+def test_attention_that_no_layer_rotates_with_is_no_rotation_of_transformers() -> None:
+    """A subclass in every layer that calls its class's rotation through super."""
+    assert_refused(given(Passing, (0, 1)), "there is nothing to replace|rotation of its own")
 
 
 def test_a_list_of_layers_is_looked_through_as_well() -> None:
@@ -231,7 +281,7 @@ def test_a_list_of_layers_is_looked_through_as_well() -> None:
     layers = given(Foreign, (1,)).model.layers
     layers.append(llama().model.rotary_emb)
     layers[-1].config = llama().config
-    assert_refused(layers, r"1\.self_attn \(Foreign\) .* calls no rotation")
+    assert_refused(layers, r"1\.self_attn \(Foreign\) .* more with cosines than rotate")
 
 
 @pytest.mark.parametrize("layers", [(1,), (0, 1)], ids=["one layer", "all layers"])
@@ -263,3 +313,13 @@ def test_what_is_no_module_is_refused(function: Callable[[Any], Any], model: obj
     """With what was given instead."""
     with pytest.raises(ConfigError, match=r"model must be a torch\.nn\.Module"):
         function(model)
+
+
+def test_quantized_projections_are_no_obstacle() -> None:
+    """A copy with random weights has others in their place."""
+    model = llama()
+    for layer in model.model.layers:
+        layer.self_attn.q_proj = Rounded(layer.self_attn.q_proj)
+    before = prefill(model)
+    assert len(patch(model).layers) == 2
+    assert difference(before, prefill(model)) <= rounding(model, prefill)

@@ -10,14 +10,13 @@ from torch import Tensor
 
 from phasor import Rope
 from phasor.errors import TensorError
-from phasor.torch.hf.carriers import (
-    CarriedRope,
-    Carrier,
-    Form,
-    carry_positions,
-    measure_form,
+from phasor.torch.hf.deferred import (
+    DeferredCosSin,
+    RopeOfKind,
+    defer_cos_sin,
     substitute,
 )
+from phasor.torch.hf.signatures import RotationSignature, measure_signature
 
 PAIRS, SPARE, BASE = 3, 4, 50.0
 PLACES = torch.tensor([[0, 1, 7, 30, 99]])
@@ -82,20 +81,26 @@ def shearing(q: Any, k: Any, cos: Any, sin: Any, unsqueeze_dim: int = 1) -> Any:
     return q2 + q, k2
 
 
-FORMS = {
-    halves: Form("half", "half", 1, "start", "twice", heads_first=True),
-    clockwise: Form("half", "half", -1, "start", "twice", heads_first=True),
-    deinterleaving: Form("interleaved", "half", 1, "exact", "twice", heads_first=True),
-    neighbours_last: Form("interleaved", "interleaved", 1, "end", "half", heads_first=True),
-    as_complex: Form("interleaved", "interleaved", 1, "exact", "complex", heads_first=False),
-    sine_first: Form("interleaved", "interleaved", 1, "end", "half", heads_first=False),
+SIGNATURES = {
+    halves: RotationSignature("half", "half", 1, "start", "twice", heads_first=True),
+    clockwise: RotationSignature("half", "half", -1, "start", "twice", heads_first=True),
+    deinterleaving: RotationSignature("interleaved", "half", 1, "exact", "twice", heads_first=True),
+    neighbours_last: RotationSignature(
+        "interleaved", "interleaved", 1, "end", "half", heads_first=True
+    ),
+    as_complex: RotationSignature(
+        "interleaved", "interleaved", 1, "exact", "complex", heads_first=False
+    ),
+    sine_first: RotationSignature(
+        "interleaved", "interleaved", 1, "end", "half", heads_first=False
+    ),
 }
 
 
-@pytest.mark.parametrize("function", FORMS, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("function", SIGNATURES, ids=lambda f: f.__name__)
 def test_the_geometry_is_measured(function: Any) -> None:
     """Pairing, direction, slice, rows and layout, from what it makes of known angles."""
-    assert measure_form(function) == FORMS[function]
+    assert measure_signature(function) == SIGNATURES[function]
 
 
 def test_a_function_that_was_made_a_module_is_still_one() -> None:
@@ -105,13 +110,13 @@ def test_a_function_that_was_made_a_module_is_still_one() -> None:
         def forward(self, q: Any, k: Any, cos: Any, sin: Any, unsqueeze_dim: int = 1) -> Any:
             return halves(q, k, cos, sin, unsqueeze_dim)
 
-    assert measure_form(Shared()) == FORMS[halves]
+    assert measure_signature(Shared()) == SIGNATURES[halves]
 
 
 def test_what_is_no_rotation_is_not_understood() -> None:
     """Nor is a function whose parameters say nothing."""
-    assert measure_form(shearing) is None
-    assert measure_form(lambda a, b: a) is None
+    assert measure_signature(shearing) is None
+    assert measure_signature(lambda a, b: a) is None
     with pytest.raises(TensorError, match="must be a rotation that phasor understands"):
         substitute(shearing)
 
@@ -124,32 +129,32 @@ def rows(inverse: bool) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("inverse", [False, True], ids=["there", "back"])
-@pytest.mark.parametrize("function", FORMS, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("function", SIGNATURES, ids=lambda f: f.__name__)
 def test_the_stand_in_does_the_same(function: Any, inverse: bool) -> None:
     """To float64, given rows of half the width; a negative sine goes back."""
-    form = FORMS[function]
-    spare = 0 if form.slice == "exact" else SPARE
-    shape = (1, 2, 5, 2 * PAIRS + spare) if form.heads_first else (1, 5, 2, 2 * PAIRS + spare)
+    signature = SIGNATURES[function]
+    spare = 0 if signature.slice == "exact" else SPARE
+    shape = (1, 2, 5, 2 * PAIRS + spare) if signature.heads_first else (1, 5, 2, 2 * PAIRS + spare)
     generator = torch.Generator().manual_seed(0)
     x, y = (torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(2))
     rope = Rope(head_dim=2 * PAIRS, pairing="half", base=BASE)
-    carrier = carry_positions(CarriedRope(rope.to_json(), 1.0), PLACES, torch.float64)
+    deferred = defer_cos_sin(RopeOfKind(rope.to_json(), 1.0), PLACES, torch.float64)
     ours = substitute(function)
     cos, sin = rows(inverse)
-    if inverse and form.pairing != form.pairing_out:
+    if inverse and signature.pairing != signature.pairing_out:
         with pytest.raises(TensorError, match="must go to a function that writes the pairs it"):
-            ours(x, y, carrier, -carrier)
+            ours(x, y, deferred, -deferred)
         return
-    there: Any = -carrier if inverse else carrier
-    if form.width == "complex":
+    there: Any = -deferred if inverse else deferred
+    if signature.width == "complex":
         pairs = zip(function(x, y, torch.complex(cos, sin)), ours(x, y, there), strict=True)
     elif function is sine_first:
-        pairs = [(function(x, sin, cos), ours(x, there, carrier))]
+        pairs = [(function(x, sin, cos), ours(x, there, deferred))]
     elif function is neighbours_last:
-        pairs = [(function(x, cos, sin), ours(x, carrier, there))]
+        pairs = [(function(x, cos, sin), ours(x, deferred, there))]
     else:
         wide = [torch.cat((row, row), -1) for row in (cos, sin)]
-        pairs = zip(function(x, y, *wide), ours(x, y, carrier, there), strict=True)
+        pairs = zip(function(x, y, *wide), ours(x, y, deferred, there), strict=True)
     for expected, got in pairs:
         torch.testing.assert_close(got, expected, rtol=0, atol=1e-13)
 
@@ -159,25 +164,31 @@ def test_a_call_may_say_where_heads_stand(unsqueeze_dim: int) -> None:
     """Whatever the function's default is."""
     x, y = torch.randn(2, 1, 5, 5, 2 * PAIRS, dtype=torch.float64)
     rope = Rope(head_dim=2 * PAIRS, pairing="half", base=BASE)
-    carrier = carry_positions(CarriedRope(rope.to_json(), 1.0), PLACES, torch.float64)
+    deferred = defer_cos_sin(RopeOfKind(rope.to_json(), 1.0), PLACES, torch.float64)
     wide = [torch.cat((row, row), -1) for row in rows(inverse=False)]
     expected = halves(x, y, *wide, unsqueeze_dim=unsqueeze_dim)
-    got = substitute(halves)(x, y, carrier, carrier, unsqueeze_dim=unsqueeze_dim)
+    got = substitute(halves)(x, y, deferred, deferred, unsqueeze_dim=unsqueeze_dim)
     for one, other in zip(expected, got, strict=True):
         torch.testing.assert_close(other, one, rtol=0, atol=1e-13)
 
 
-def test_a_carrier_is_no_tensor() -> None:
-    """Whoever treats it as one is told what it is; it follows a device and keeps its dtype."""
+def test_what_stands_for_cosines_is_no_tensor() -> None:
+    """Whoever treats it as one gets an error; it follows a device and keeps its dtype."""
     rope = Rope(head_dim=8, pairing="half")
-    carrier = carry_positions(CarriedRope(rope.to_json(), 1.0), PLACES, torch.float32)
-    with pytest.raises(
-        AttributeError, match=r"carries rows of half width here.*asked for \.unsqueeze"
-    ):
-        carrier.unsqueeze(1)
-    with pytest.raises(TensorError, match="cannot be cut"):
-        carrier[:, -1:]
-    assert carrier[..., :8] is carrier
-    assert carrier.to(torch.bfloat16) is carrier
-    moved: Carrier = carrier.to("meta")
+    deferred = defer_cos_sin(RopeOfKind(rope.to_json(), 1.0), PLACES, torch.float32)
+    with pytest.raises(AttributeError, match=r"patched model .* rotated by: no unsqueeze"):
+        deferred.unsqueeze(1)
+    uses: list[Any] = [
+        lambda rows: rows[..., :8],
+        lambda rows: rows * 2,
+        lambda rows: torch.ones(8) * rows,
+        lambda rows: torch.cat((rows, rows)),
+        len,
+        list,
+    ]
+    for use in uses:
+        with pytest.raises(TypeError):
+            use(deferred)
+    assert deferred.to(torch.bfloat16) is deferred
+    moved: DeferredCosSin = deferred.to("meta")
     assert moved.cos.device.type == "meta"

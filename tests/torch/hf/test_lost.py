@@ -16,8 +16,9 @@ from tools.tiny_models import tiny_model
 from torch import Tensor
 
 from phasor.errors import ConfigError
-from phasor.torch.hf import CheckedModule, carriers, check, patch, unpatch
-from phasor.torch.hf.carriers import measure_form, rotate_by_carrier
+from phasor.torch.hf import CheckedModule, check, deferred, patch, unpatch
+from phasor.torch.hf.deferred import rotate_deferred
+from phasor.torch.hf.signatures import measure_signature
 
 from ...rounding import rounding
 from .live_models import difference, generated, prefill, tokens
@@ -86,7 +87,7 @@ def test_a_model_is_patched_whatever_is_on_around_it(
 ) -> None:
     """And says the same once that is over; what was measured before is forgotten for the test."""
     model = copy.deepcopy(small[name])
-    measure_form.cache_clear()
+    measure_signature.cache_clear()
     with AROUND[around]():
         patch(model)
     assert torch.get_default_dtype() == torch.float32
@@ -175,9 +176,9 @@ def test_a_model_that_accelerate_spread_is_patched(
 
     def counted(*given: Any) -> Any:
         rotated.append(len(given))
-        return rotate_by_carrier(*given)
+        return rotate_deferred(*given)
 
-    monkeypatch.setattr(carriers, "rotate_by_carrier", counted)
+    monkeypatch.setattr(deferred, "rotate_deferred", counted)
     from accelerate import dispatch_model
 
     model = copy.deepcopy(small[name])
@@ -302,5 +303,7 @@ def test_a_wrapper_that_rotates_by_itself_is_refused(
     monkeypatch.setattr("peft.tuners.lora.torchao.is_torchao_available", lambda: False)
     how = peft.AdaptionPromptConfig(task_type="CAUSAL_LM", adapter_len=4, adapter_layers=2)
     model = peft.get_peft_model(copy.deepcopy(small["llama"]), how)
-    with pytest.raises(ConfigError, match=r"AdaptedAttention.* hands cosines to compute_query_s"):
+    with pytest.raises(
+        ConfigError, match=r"self_attn \(AdaptedAttention.* more with cosines than rotate"
+    ):
         patch(model)

@@ -42,8 +42,8 @@ def rows_in_attention(model: Any) -> tuple[list[Tensor], Tensor]:
     answer = prefill(model)
     hook.remove()
     assert answer is not None
-    carrier = seen[0] if not isinstance(seen[0], tuple) else seen[0][0]
-    return [carrier.cos, carrier.sin], answer
+    deferred = seen[0] if not isinstance(seen[0], tuple) else seen[0][0]
+    return [deferred.cos, deferred.sin], answer
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -40,16 +40,16 @@ from phasor.torch.hf.embeddings import (
 )
 from phasor.torch.hf.methods import ORIGINAL, named_modules, original_class, rotations_of
 from phasor.torch.hf.modules import (
-    CARRIED_ROPES,
     TABLE,
-    Member,
-    carrying_class,
+    ModuleInfo,
+    deferring_class,
     holds_table,
     layer_number,
     reordering_class,
     rotating_class,
     set_class,
 )
+from phasor.torch.hf.overrides import ROPES_OF_KINDS
 from phasor.torch.hf.reading import (
     Embedding,
     PartRotation,
@@ -87,7 +87,7 @@ class Replaced:
         functions: The functions of transformers that its methods no longer call.
         rope: The rope by which it rotates; None where its layer has no position embedding, or where
             it is not known which of the model's ropes its layer has.
-        doubt: Why that is not known; "" where it is.
+        unknown_because: Why that is not known; "" where it is.
     """
 
     path: str
@@ -95,7 +95,7 @@ class Replaced:
     layer: int | None
     functions: tuple[str, ...]
     rope: Rope | None
-    doubt: str = ""
+    unknown_because: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +131,11 @@ class Patched:
         for module in self.layers:
             number = "" if module.layer is None else str(module.layer)
             name = f"{module.path} ({module.class_name})"
-            rope = "its positions' rope" if module.doubt else "nothing"
+            rope = (
+                "unknown: the rope of the positions it is given"
+                if module.unknown_because
+                else "nothing"
+            )
             if module.rope is not None:
                 rope = summarize(module.rope)
             rows.append((number, name, ", ".join(module.functions), rope))
@@ -245,42 +249,42 @@ def patch(
     for rotation in rotations:
         check_buffers(rotation)
         for embedding in rotation.embeddings:
-            member, reference = embedding.member, embedding.reference
-            carried = embedding.carried_ropes(seq_len)
-            if original_class(member.module) is not None:
-                if member.module.__dict__[CARRIED_ROPES] != carried:
+            info, reference = embedding.info, embedding.reference
+            ropes_of_kinds = embedding.ropes_of_kinds(seq_len)
+            if original_class(info.module) is not None:
+                if info.module.__dict__[ROPES_OF_KINDS] != ropes_of_kinds:
                     raise ConfigError(
-                        f"seq_len must be as before, and {member.path} was patched for another; "
+                        f"seq_len must be as before, and {info.path} was patched for another; "
                         "call unpatch(model) first"
                     )
                 continue
-            new_ropes.append((member.module, carried))
-            cls = carrying_class(
-                member.cls, bool(reference.layout.fixed_positions), reference.single
+            new_ropes.append((info.module, ropes_of_kinds))
+            cls = deferring_class(
+                info.cls, bool(reference.layout.fixed_positions), reference.single
             )
-            new_classes.append((member.module, cls))
-        # a module that rotates by a table of its own is in both loops: the later class counts
+            new_classes.append((info.module, cls))
+        # GPT-J's attention is both embedding and rotation: rotating_class, set last, wins
         batched = rotation.embeddings[0].reference.layout.batched
-        for member in rotation.rotating:
-            if original_class(member.module) is None:
-                cls = rotating_class(member.cls, batched, holds_table(member.module))
-                new_classes.append((member.module, cls))
+        for info in rotation.rotating:
+            if original_class(info.module) is None:
+                cls = rotating_class(info.cls, batched)
+                new_classes.append((info.module, cls))
         new_classes += [
-            (member.module, reordering_class(member.cls))
-            for member in rotation.reordering
-            if original_class(member.module) is None
+            (info.module, reordering_class(info.cls))
+            for info in rotation.reordering
+            if original_class(info.module) is None
         ]
-    for module, carried in new_ropes:
-        module.__dict__[CARRIED_ROPES] = carried
+    for module, ropes_of_kinds in new_ropes:
+        module.__dict__[ROPES_OF_KINDS] = ropes_of_kinds
     for module, cls in new_classes:
         set_class(module, cls)
     report = Patched(
         model=type(model).__name__,
-        embeddings=tuple(it.member.path for rotation in rotations for it in rotation.embeddings),
+        embeddings=tuple(it.info.path for rotation in rotations for it in rotation.embeddings),
         layers=tuple(
-            _describe_replaced(member, rotation.layers, seq_len)
+            _describe_replaced(info, rotation.layers, seq_len)
             for rotation in rotations
-            for member in rotation.rotating
+            for info in rotation.rotating
         ),
         already=not new_classes,
     )
@@ -321,7 +325,7 @@ def unpatch(model: nn.Module) -> None:
         raise ConfigError(f"model must be patched, and no module of {type(model).__name__} is")
     for module, before in patched:
         set_class(module, before)
-        module.__dict__.pop(CARRIED_ROPES, None)
+        module.__dict__.pop(ROPES_OF_KINDS, None)
 
 
 def from_model(model: nn.Module, *, part: str | None = None) -> LayerRopes:
@@ -387,20 +391,20 @@ def check(model: nn.Module, *, part: str | None = None) -> Checked:
 # ---- what was replaced ----
 
 
-def _describe_replaced(member: Member, ropes: LayerRopes | str, seq_len: int | None) -> Replaced:
-    layer = layer_number(member)
-    doubt, rope = "", None
+def _describe_replaced(info: ModuleInfo, ropes: LayerRopes | str, seq_len: int | None) -> Replaced:
+    layer = layer_number(info)
+    unknown_because, rope = "", None
     if isinstance(ropes, str):
-        doubt = ropes
+        unknown_because = ropes
     elif layer is not None and layer < len(ropes):
         rope = ropes[layer]
     return Replaced(
-        path=member.path,
-        class_name=member.cls.__name__,
+        path=info.path,
+        class_name=info.cls.__name__,
         layer=layer,
-        functions=tuple(sorted(rotations_of(member.cls))),
+        functions=tuple(sorted(rotations_of(info.cls))),
         rope=rope if rope is None or seq_len is None else rope.at(seq_len),
-        doubt=doubt,
+        unknown_because=unknown_because,
     )
 
 
@@ -411,23 +415,23 @@ def _check_module(
     embedding: Embedding, kind: str | None, rotation: PartRotation, weight: Tensor
 ) -> CheckedModule:
     """Compare a module's cosines for hidden states in the dtype and on the device of ``weight``."""
-    member, reference = embedding.member, embedding.reference
+    info, reference = embedding.info, embedding.reference
     context = rotation.layers.context if isinstance(rotation.layers, LayerRopes) else None
     grid = _choose_grid(embedding, context or _DEFAULT_CONTEXT)
     law = replace(embedding.ropes[kind].at(int(grid.max()) + 1), direction=1)
-    live = buffers_and_factors(member.module)
+    live = buffers_and_factors(info.module)
     of_kind = [name for name in reference.buffers if name in live and name.startswith(kind or "")]
     lost = [name for name in of_kind if is_lost(live[name], reference.buffers[name])]
-    if original_class(member.module) is not None:
+    if original_class(info.module) is not None:
         rows, dtype, lost = _operator_rows(law, grid), torch.float32, []
     elif lost:
         unknown = np.full((grid.shape[1], law.num_pairs), np.nan)
         rows, dtype = (unknown, unknown), weight.dtype
     else:
         hidden = weight.new_zeros(1, grid.shape[1], 1)
-        answer = reference.rows_of(member.module, grid, kind, hidden)
-        assert reference.form is not None, "a rope was found for it"
-        rows, dtype = half_rows(answer, reference.form), each_row(answer)[0].real.dtype
+        answer = reference.rows_of(info.module, grid, kind, hidden)
+        assert reference.signature is not None, "a rope was found for it"
+        rows, dtype = half_rows(answer, reference.signature), each_row(answer)[0].real.dtype
     gain = law.attention_factor
     exact = cos_sin(law, positions_of_grid(grid))
     error = np.max([np.abs(a - gain * b).max(-1) for a, b in zip(rows, exact, strict=True)], 0)
@@ -435,8 +439,8 @@ def _check_module(
     # a NaN is not within the rounding either
     inexact = np.flatnonzero(~(error <= rounding))
     return CheckedModule(
-        path=member.path,
-        class_name=member.cls.__name__,
+        path=info.path,
+        class_name=info.cls.__name__,
         kind=kind,
         context=int(grid.max()) + 1,
         error=float(error.max()),
@@ -451,7 +455,7 @@ def _choose_grid(embedding: Embedding, context: int) -> Grid:
     """Positions ``[axes, seq]``: those that the module is fixed to, or equal ones on every axis."""
     if embedding.reference.layout.fixed_positions:
         return np.array(embedding.reference.layout.fixed_positions).T
-    if holds_table(embedding.member.module):
+    if holds_table(embedding.info.module):
         context = len(embedding.reference.buffers[TABLE])
     count = min(context, _MAX_POSITIONS)
     positions = np.unique(np.linspace(0, context - 1, count).round().astype(np.int64))

@@ -10,6 +10,7 @@ import copy
 import math
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from itertools import permutations
 from typing import Any, cast
 
@@ -23,9 +24,11 @@ from phasor.errors import PhasorError, SpecError
 from phasor.identification import Identification, identify_samples
 from phasor.positions import every_axis
 from phasor.rope import Rope
+from phasor.scaling import Rule
 from phasor.torch._operator.internals import outside_modes, outside_transforms
-from phasor.torch.hf.carriers import Form, PositionLayout, call_rotation, measure_form
-from phasor.torch.hf.modules import TABLE, TABLE_MAKER
+from phasor.torch.hf.deferred import PositionLayout, RopeOfKind
+from phasor.torch.hf.modules import TABLE, TABLE_MAKER, ModuleInfo
+from phasor.torch.hf.signatures import RotationSignature, call_rotation, measure_signature
 
 Grid = NDArray[np.int64]  # positions [axes, seq]
 #: What foreign code may raise when it is built or called in a way that it was not written for.
@@ -86,14 +89,16 @@ def each_row(answer: Any) -> tuple[Tensor, ...]:
     return (answer,) if isinstance(answer, Tensor) else tuple(answer)
 
 
-def half_rows(answer: Any, form: Form) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Cosines and sines ``[seq, num_pairs]``, of rows as a rotation of that form takes them.
+def half_rows(
+    answer: Any, signature: RotationSignature
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Cosines and sines ``[seq, num_pairs]``, of rows as a rotation of that signature takes them.
 
     ``answer`` is ``(cos, sin)`` or one tensor for both, of one sequence, with or without a batch.
     """
     # [1, seq, width] -> [seq, width]
     rows = [row.reshape(-1, row.shape[-1]) for row in each_row(answer)]
-    match form.width:
+    match signature.width:
         case "complex":
             rows = torch.view_as_real(rows[0]).unbind(-1)
         case "table":
@@ -108,18 +113,18 @@ def half_rows(answer: Any, form: Form) -> tuple[NDArray[np.float64], NDArray[np.
     return cos, sin
 
 
-def rope_error(rope: Rope, form: Form, answer: Any, grid: Grid) -> float:
+def rope_error(rope: Rope, signature: RotationSignature, answer: Any, grid: Grid) -> float:
     """The distance of the rows from those of ``rope``, as a share of what float32 explains.
 
     At most 1 is right. The logarithm of a frequency is the product of ln(base) and an exponent,
     and a rounding of that is a relative error of the frequency; the law, the angle, the cosine and
-    its gain add some roundings more. Infinity where the rope has another geometry than ``form``;
-    its head and slice are not compared.
+    its gain add some roundings more. Infinity where the rope and ``signature`` differ in
+    their pairs or direction; head and slice are not compared.
     """
     geometry = rope.pairing, rope.output_pairing, rope.direction
-    if (form.pairing, form.pairing_out, form.direction) != geometry:
+    if (signature.pairing, signature.pairing_out, signature.direction) != geometry:
         return math.inf
-    rows, pairs = half_rows(answer, form), rope.num_pairs
+    rows, pairs = half_rows(answer, signature), rope.num_pairs
     if rows[0].shape[-1] != pairs or len(grid) != rope.axes.n_axes:
         return math.inf
     angles = grid[list(rope.axes.axis_of_pair(pairs))].T * rope.inv_freq
@@ -152,18 +157,22 @@ def positions_of_grid(grid: Grid) -> NDArray[np.int64]:
     return grid[0] if len(grid) == 1 else grid.T
 
 
-def identify_rows(
-    function: Any, form: Form, answer: Any, grid: Grid, head_dim: int | None = None
+def identify_module_rows(
+    function: Any,
+    signature: RotationSignature,
+    answer: Any,
+    grid: Grid,
+    head_dim: int | None = None,
 ) -> Identification:
     """Identify the rope of ``function`` with these rows, made for ``grid``, by random vectors.
 
     The vectors have the width that the rows rotate unless ``head_dim`` is given.
     """
-    count, width = grid.shape[1], head_dim or 2 * half_rows(answer, form)[0].shape[-1]
+    count, width = grid.shape[1], head_dim or 2 * half_rows(answer, signature)[0].shape[-1]
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(1, count, _HEADS, width, generator=generator, dtype=torch.float64)
-    y = call_rotation(function, x.transpose(1, 2) if form.heads_first else x, answer)
-    y = y.transpose(1, 2) if form.heads_first else y
+    y = call_rotation(function, x.transpose(1, 2) if signature.heads_first else x, answer)
+    y = y.transpose(1, 2) if signature.heads_first else y
     # [1, seq, heads, width] -> [seq * heads, width]
     before, after = (tensor.double().reshape(-1, width).numpy() for tensor in (x, y))
     positions = positions_of_grid(grid).repeat(_HEADS, axis=0)
@@ -177,30 +186,35 @@ class ReferenceEmbedding:
     """A new instance of an embedding class, built from a config, for one kind of layer.
 
     Attributes:
+        instance: The new instance.
         buffers: The buffers and factors of the new instance.
         layout: How it takes positions.
         n_axes: How many coordinates a position has.
         farthest: The farthest position that it accepts.
         single: Whether it returns one complex tensor.
-        form: The geometry of the function that rotates by its rows, once a rope has been found.
+        signature: Of the function that rotates by its rows, once a rope has been found.
     """
 
-    form: Form | None = None
+    signature: RotationSignature | None = None
     layout = PositionLayout()
     n_axes = 1
     farthest = _FAR[-1]
 
     def __init__(self, cls: Any, config: Any, kind: str | None) -> None:
         # a copy, because the class may write into its config
-        self._instance: Any = cls(copy.deepcopy(config))
+        self.instance: Any = cls(copy.deepcopy(config))
         self._config, self._kind = config, kind
-        self.buffers = buffers_and_factors(self._instance)
+        self.buffers = buffers_and_factors(self.instance)
         self._find_layout()
         self.single = isinstance(self(np.zeros((self.n_axes, 1), int)), Tensor)
 
-    def __call__(self, grid: Grid) -> Any:
-        """Cosines and sines, or complex numbers, at positions ``[axes, seq]``."""
-        return self.rows_of(self._instance, grid, self._kind, torch.zeros(1, grid.shape[1], 1))
+    def __call__(self, grid: Grid, kind: str | None = None) -> Any:
+        """Cosines and sines, or complex numbers, at positions ``[axes, seq]``.
+
+        They are those of the instance's kind of layer unless another is given.
+        """
+        hidden = torch.zeros(1, grid.shape[1], 1)
+        return self.rows_of(self.instance, grid, kind or self._kind, hidden)
 
     def rows_of(self, module: Any, grid: Grid, kind: str | None, hidden: Tensor) -> Any:
         """The same from any module of the class, for hidden states ``[1, seq, 1]``."""
@@ -245,13 +259,15 @@ class ReferenceEmbedding:
             torch.equal(rows, rows_at_zero[-1]) for rows in rows_of_steps
         )
 
-    def _forms_of(self, functions: Sequence[Any]) -> list[tuple[Any, Form]]:
+    def _signatures_of(self, functions: Sequence[Any]) -> list[tuple[Any, RotationSignature]]:
         """The functions that take the rows of this instance, each with its geometry."""
-        forms = [(function, measure_form(function, self.layout.batched)) for function in functions]
+        signatures = [
+            (function, measure_signature(function, self.layout.batched)) for function in functions
+        ]
         return [
-            (function, form)
-            for function, form in forms
-            if form is not None and (form.width == "complex") is self.single
+            (function, signature)
+            for function, signature in signatures
+            if signature is not None and (signature.width == "complex") is self.single
         ]
 
     def matches(self, rope: Rope, functions: Sequence[Any]) -> bool:
@@ -260,29 +276,31 @@ class ReferenceEmbedding:
             return False
         for positions in (_NEAR, tuple(min(p, self.farthest) for p in _FAR)):
             grid = np.stack([np.roll(positions, axis) for axis in range(self.n_axes)])
-            if not self._find_form(rope.at(max(positions) + 1), functions, self(grid), grid):
+            if not self._find_signature(rope.at(max(positions) + 1), functions, self(grid), grid):
                 return False
         return True
 
-    def _find_form(self, rope: Rope, functions: Sequence[Any], answer: Any, grid: Grid) -> bool:
-        """Set `form` to that of a function that rotates as ``rope`` does; False if none does."""
-        for _, form in self._forms_of(functions):
-            if rope_error(rope, form, answer, grid) <= 1:
-                self.form = form
+    def _find_signature(
+        self, rope: Rope, functions: Sequence[Any], answer: Any, grid: Grid
+    ) -> bool:
+        """Set `signature` to that of a function that rotates as ``rope``; False if none does."""
+        for _, signature in self._signatures_of(functions):
+            if rope_error(rope, signature, answer, grid) <= 1:
+                self.signature = signature
                 return True
         return False
 
     def identify(self, functions: Sequence[Any]) -> Rope | None:
         """The Rope by which one of the functions rotates with these rows; None if none is found."""
-        for function, form in self._forms_of(functions):
+        for function, signature in self._signatures_of(functions):
             if self.layout.axes_last:
-                steps = half_rows(self(np.eye(self.n_axes, dtype=np.int64)), form)
-                rope, order = axial_rope(steps, form, base_of_config(self._config))
+                steps = half_rows(self(np.eye(self.n_axes, dtype=np.int64)), signature)
+                rope, order = axial_rope(steps, signature, base_of_config(self._config))
                 self.layout = self.layout._replace(axis_order=order)
             else:
                 grid = spread_positions(min(FARTHEST, self.farthest + 1), self.n_axes)
                 try:
-                    rope = identify_rows(function, form, self(grid), grid).rope
+                    rope = identify_module_rows(function, signature, self(grid), grid).rope
                 except PhasorError:
                     continue
             if rope is not None and self.matches(rope, functions):
@@ -293,14 +311,13 @@ class ReferenceEmbedding:
 class ReferenceTable(ReferenceEmbedding):
     """A new table of sines and cosines, such as GPT-J and CodeGen keep in attention."""
 
-    single = False
+    single, _kind = False, None
 
     def __init__(self, cls: Any, table: Tensor) -> None:
-        self._instance = nn.Module()
-        self._instance.register_buffer(TABLE, cls.forward.__globals__[TABLE_MAKER](*table.shape))
-        self.buffers = buffers_and_factors(self._instance)
+        self.instance = nn.Module()
+        self.instance.register_buffer(TABLE, cls.forward.__globals__[TABLE_MAKER](*table.shape))
+        self.buffers = buffers_and_factors(self.instance)
         self.farthest = min(len(table) - 1, _FAR[-1])
-        self._kind = None
 
     def rows_of(self, module: Any, grid: Grid, kind: str | None, hidden: Tensor) -> Any:
         """The rows of a module's table."""
@@ -316,14 +333,15 @@ class ReferenceGrid(ReferenceEmbedding):
     """
 
     single, n_axes, layout = True, 2, PositionLayout(axes_last=True)
+    _kind = None
 
     def __init__(self, cls: Any, config: Any) -> None:
-        self._instance, self._config = cls(copy.deepcopy(config)), config
-        answers = [self._instance(torch.zeros(shape)) for shape in ((1, 1, 1), (2, 7, 3))]
+        self.instance, self._config = cls(copy.deepcopy(config)), config
+        answers = [self.instance(torch.zeros(shape)) for shape in ((1, 1, 1), (2, 7, 3))]
         if not torch.equal(*answers) or not answers[0].is_complex():
             raise TypeError("its forward does not return a table of complex rows")
         self._table = answers[0]
-        self.buffers = buffers_and_factors(self._instance)
+        self.buffers = buffers_and_factors(self.instance)
 
     def rows_of(self, module: Any, grid: Grid, kind: str | None, hidden: Tensor) -> Any:
         """The module's table, whatever the positions."""
@@ -332,27 +350,52 @@ class ReferenceGrid(ReferenceEmbedding):
     def identify(self, functions: Sequence[Any]) -> Rope | None:
         """A Rope with a spectrum for height and one for width, if it gives rows of the table."""
         base, pairs = base_of_config(self._config), self._table.shape[-1]
-        for _, form in self._forms_of(functions):
+        for _, signature in self._signatures_of(functions):
             if base is None or pairs % 2:
                 continue
-            rope = _rope_of_form(form, pairs, Axial((pairs // 2, pairs // 2)), base, None)
-            cos, sin = half_rows(self._table, form)
+            rope = _rope_of_signature(signature, pairs, Axial((pairs // 2, pairs // 2)), base, None)
+            cos, sin = half_rows(self._table, signature)
             # positions from the slowest pair of each axis, which makes less than half a turn
             slowest = [pairs // 2 - 1, pairs - 1]
             steps = np.arctan2(sin, cos)[:, slowest] / rope.inv_freq[slowest]
             grid = steps.round().T.astype(np.int64)
-            if self._find_form(rope, functions, self._table, grid):
+            if self._find_signature(rope, functions, self._table, grid):
                 positions = tuple((int(y), int(x)) for y, x in grid.T)
                 self.layout = self.layout._replace(fixed_positions=positions)
                 return rope
         return None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Embedding:
+    """A module that makes cosines and sines of positions.
+
+    Attributes:
+        info: The module.
+        ropes: The rope of every kind of layer that it makes cosines for.
+        reference: A new instance of its class.
+    """
+
+    info: ModuleInfo
+    ropes: dict[str | None, Rope]
+    reference: ReferenceEmbedding
+
+    def ropes_of_kinds(self, seq_len: int | None) -> dict[str | None, RopeOfKind]:
+        """How every kind of layer rotates, under the law for ``seq_len`` tokens if one is given."""
+        ropes_of_kinds: dict[str | None, RopeOfKind] = {}
+        for kind, rope in self.ropes.items():
+            law = rope if seq_len is None else rope.at(seq_len)
+            gain = 1.0 if isinstance(law.scaling, Rule) else law.attention_factor
+            text = replace(law, direction=1).to_json()
+            ropes_of_kinds[kind] = RopeOfKind(text, gain, self.reference.layout)
+        return ropes_of_kinds
+
+
 # ---- embeddings of pictures ----
 
 
 def axial_rope(
-    rows: tuple[NDArray[np.float64], ...], form: Form, base: float | None
+    rows: tuple[NDArray[np.float64], ...], signature: RotationSignature, base: float | None
 ) -> tuple[Rope | None, tuple[int, ...]]:
     """Find the Rope of several axes by which an embedding of pictures makes cosines.
 
@@ -385,24 +428,28 @@ def axial_rope(
                     continue
             except SpecError:  # this layout cannot have these sections
                 continue
-            rope = _rope_of_form(form, pairs, layout, base, None)
+            rope = _rope_of_signature(signature, pairs, layout, base, None)
             exact = tuple(base ** (-power / pairs) for power in powers)
             if not np.allclose(rope.inv_freq, exact, rtol=_FLOAT64_TOLERANCE, atol=0):
                 if isinstance(layout, Axial):
                     continue
-                rope = _rope_of_form(form, pairs, layout, None, exact)
+                rope = _rope_of_signature(signature, pairs, layout, None, exact)
             return rope, () if order == tuple(range(axes)) else order
     return None, ()
 
 
-def _rope_of_form(
-    form: Form, pairs: int, axes: Axes, base: float | None, exact: tuple[float, ...] | None
+def _rope_of_signature(
+    signature: RotationSignature,
+    pairs: int,
+    axes: Axes,
+    base: float | None,
+    exact: tuple[float, ...] | None,
 ) -> Rope:
     return Rope(
         head_dim=2 * pairs,
-        pairing=form.pairing,
-        pairing_out=form.pairing_out,
-        direction=1 if form.direction > 0 else -1,
+        pairing=signature.pairing,
+        pairing_out=signature.pairing_out,
+        direction=1 if signature.direction > 0 else -1,
         base=base,
         axes=axes,
         explicit_inv_freq=exact,

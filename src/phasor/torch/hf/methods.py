@@ -7,11 +7,8 @@ given that subclass change: not the class, not its file, not another model.
 
 from __future__ import annotations
 
-import ast
-import builtins
 import inspect
 import re
-import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from types import CellType, CodeType, FunctionType
@@ -27,7 +24,6 @@ COMPLEX_ROWS = ("freqs_cis", "freqs_ci")
 ROWS = ("cos", "sin", *COMPLEX_ROWS)
 #: The attribute in which a class that was made here keeps its original.
 ORIGINAL = "_phasor_original"
-_ROW_PAIR = "position_embeddings"
 _ROTATION_NAME = re.compile(r"\w*apply_\w*(rotary|rope)\w*")
 
 
@@ -101,147 +97,13 @@ def _names_in(code: CodeType) -> Iterator[str]:
             yield from _names_in(constant)
 
 
-def rotating_methods(cls: type) -> list[FunctionType]:
-    """The methods of ``cls`` that call a rotation function, without their decorators."""
-    functions = (inner for method in methods_of(cls).values() for inner in _with_wrapped(method))
-    return [function for function in functions if _rotations_in(function)]
-
-
-def rotations_of(cls: type) -> dict[str, Any]:
+def rotations_of(cls: type) -> Mapping[str, Any]:
     """The rotation functions that methods of ``cls`` call, by their names there."""
     found: dict[str, Any] = {}
-    for method in rotating_methods(cls):
-        found.update(_rotations_in(method))
+    for method in methods_of(cls).values():
+        for function in _with_wrapped(method):
+            found.update(_rotations_in(function))
     return found
-
-
-@lru_cache(maxsize=1024)
-def override_of_rotation(cls: type) -> str:
-    """A method that overrides a rotating one and calls super or rotates nothing; "" if none."""
-    effective = methods_of(cls)
-    for base in cls.__mro__:
-        for name, value in vars(base).items():
-            function, override = _unwrap_static(value), effective.get(name)
-            if function is None or function is override or not _rotates(function):
-                continue
-            if override is None or not _rotates(override):
-                return name
-            if any("super" in _names_in(inner.__code__) for inner in _with_wrapped(override)):
-                return name
-    return ""
-
-
-# ---- how a method uses its cosines, found in its source ----
-#
-# A patched model passes positions on instead of cosines. A method may take them whole, negate the
-# sines, move them to a device and pass them to a rotation function. A method that slices tokens out
-# of them or computes with them has to be found before it runs: a model is changed entirely or not
-# at all.
-
-
-def misused_cosines(method: FunctionType, functions: Mapping[str, Any]) -> str:
-    """An expression in which ``method`` uses cosines for more than a rotation; "" if none."""
-    tree = _source_tree(method)
-    if tree is None:
-        return "code whose source cannot be found"
-    arguments = list(_cosine_arguments(tree, functions))
-    names: set[str] = set()
-    for node in arguments:
-        variable = _without_allowed_changes(node)
-        if not isinstance(variable, ast.Name):
-            return ast.unparse(node)
-        names.add(variable.id)
-    allowed = {id(inner) for node in arguments for inner in ast.walk(node)}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Assign) and not _assigns_whole_cosines(node, names):
-            return ast.unparse(node)
-    return next((n.id for n in _names_read(tree) if n.id in names and id(n) not in allowed), "")
-
-
-def used_cosine_parameter(method: FunctionType) -> str:
-    """The parameter for cosines whose value ``method`` uses; "" if none."""
-    cosines = set(parameters(method)) & {_ROW_PAIR, *ROWS}
-    tree = _source_tree(method) if cosines else None
-    if tree is None:
-        return min(cosines, default="")
-    return next((node.id for node in _names_read(tree) if node.id in cosines), "")
-
-
-def function_given_cosines(method: FunctionType) -> str:
-    """The function, neither a module nor a method, that ``method`` gives cosines; "" if none."""
-    tree = _source_tree(method)
-    cosines = {
-        name
-        for name, parameter in parameters(method).items()
-        if name in (_ROW_PAIR, *ROWS) or parameter.kind is inspect.Parameter.VAR_KEYWORD
-    }
-    for function, call in () if tree is None else _calls_by_name(tree):
-        keywords = [word.value for word in call.keywords if word.arg in (None, _ROW_PAIR, *ROWS)]
-        names = {n.id for n in (*call.args, *keywords) if isinstance(n, ast.Name)}
-        if names & cosines and not hasattr(builtins, function):
-            return function
-    return ""
-
-
-def _source_tree(method: FunctionType) -> ast.AST | None:
-    try:
-        return ast.parse(textwrap.dedent(inspect.getsource(method)))
-    except (OSError, SyntaxError):
-        return None
-
-
-def _names_read(tree: ast.AST) -> Iterator[ast.Name]:
-    """The names whose values are used, other than in a comparison with None."""
-    compared = {
-        id(node.left)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Compare)
-        and ast.unparse(node).endswith((" is None", " is not None"))
-    }
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.Name) or id(node) in compared:
-            continue
-        if isinstance(node.ctx, ast.Load):
-            yield node
-
-
-def _calls_by_name(tree: ast.AST) -> Iterator[tuple[str, ast.Call]]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-            yield node.func.id, node
-
-
-def _cosine_arguments(tree: ast.AST, functions: Mapping[str, Any]) -> Iterator[ast.expr]:
-    """The arguments that are cosines or sines of a rotation function."""
-    for function, call in _calls_by_name(tree):
-        if function in functions:
-            names = parameters(functions[function])
-            yield from (arg for name, arg in zip(names, call.args, strict=False) if name in ROWS)
-            yield from (word.value for word in call.keywords if word.arg in ROWS)
-
-
-def _without_allowed_changes(node: ast.expr) -> ast.expr:
-    """The expression without operations of a carrier: ``-x``, ``x.to(...)`` and ``x[..., :n]``."""
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        return _without_allowed_changes(node.operand)
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-        return _without_allowed_changes(node.func.value) if node.func.attr == "to" else node
-    if isinstance(node, ast.Subscript) and ast.unparse(node.slice).startswith("(..., :"):
-        return _without_allowed_changes(node.value)
-    return node
-
-
-def _assigns_whole_cosines(node: ast.Assign, names: set[str]) -> bool:
-    """Whether an assignment to one of the names takes all that an embedding module returned."""
-    targets = {n.id for target in node.targets for n in ast.walk(target) if isinstance(n, ast.Name)}
-    if not targets & names:
-        return True
-    if isinstance(node.value, ast.Subscript):
-        # an item of a mapping from kinds of layers, not a slice of tokens
-        return not any(isinstance(n, (ast.Slice, ast.Tuple)) for n in ast.walk(node.value.slice))
-    if isinstance(node.value, ast.Tuple):
-        return all(isinstance(element, ast.Constant) for element in node.value.elts)
-    return isinstance(node.value, (ast.Name, ast.Attribute, ast.Call))
 
 
 # ---- a subclass that calls other functions ----
@@ -261,7 +123,7 @@ def subclass_calling(
     that rotate. Unpickling calls ``rebuild(cls)`` for an instance's class.
     """
     methods: dict[str, Any] = {
-        name: _copy_function(method, replaced)
+        name: copy_function(method, replaced)
         for name, method in methods_of(cls).items()
         if _rotates(method)
     }
@@ -293,7 +155,7 @@ def _empty_instance(rebuild: Callable[[type], type], cls: type) -> Any:
     return object.__new__(subclass)
 
 
-def _copy_function(function: FunctionType, replaced: Mapping[str, Any]) -> FunctionType:
+def copy_function(function: FunctionType, replaced: Mapping[str, Any]) -> FunctionType:
     """A copy of the function over a copy of its globals, in which some are replaced."""
     scope = {**function.__globals__, **replaced}
     # a compiler looks a function's globals up in the module that they name, unless they name none
@@ -302,7 +164,7 @@ def _copy_function(function: FunctionType, replaced: Mapping[str, Any]) -> Funct
     cells = function.__closure__
     wrapped = attributes.get("__wrapped__")
     if isinstance(wrapped, FunctionType) and _rotates(wrapped):
-        inner = attributes["__wrapped__"] = _copy_function(wrapped, replaced)
+        inner = attributes["__wrapped__"] = copy_function(wrapped, replaced)
         cells = tuple(CellType(inner) if _contains(cell, wrapped) else cell for cell in cells or ())
     copied = FunctionType(function.__code__, scope, function.__name__, function.__defaults__, cells)
     copied.__kwdefaults__ = function.__kwdefaults__

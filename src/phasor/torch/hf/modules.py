@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from phasor.errors import ConfigError
-from phasor.torch.hf.carriers import Carrier, CarrierTable, carry_positions, substitute
+from phasor.torch.hf.deferred import DeferredCosSin, defer_cos_sin, substitute
 from phasor.torch.hf.methods import (
     methods_of,
     named_modules,
@@ -27,13 +27,12 @@ from phasor.torch.hf.methods import (
     subclass_calling,
     subclass_of,
 )
+from phasor.torch.hf.overrides import ROPES_OF_KINDS, overrides_of
 
 #: The buffer in which attention of GPT-J and CodeGen keeps its table of sines, and the function
 #: that makes the table.
 TABLE = "embed_positions"
 TABLE_MAKER = "create_sinusoidal_positions"
-#: The attribute in which a patched module that makes cosines keeps the rope of each kind of layer.
-CARRIED_ROPES = "_phasor_ropes"
 #: The method by which a tower with windows puts its tokens, and their cosines, in another order.
 REORDERING = "permute_input_for_window_attn"
 #: A number between the dots of a path.
@@ -43,7 +42,7 @@ _ROTARY = re.compile(r"(?i)rotary|rotate|(?<![a-z])rope(?![a-z])|inv_freq|freqs_
 
 
 @dataclass(frozen=True, kw_only=True)
-class Member:
+class ModuleInfo:
     """One module of a model.
 
     Attributes:
@@ -61,7 +60,7 @@ class Member:
     part: str
 
 
-def members_of(model: nn.Module) -> Iterator[Member]:
+def modules_of(model: nn.Module) -> Iterator[ModuleInfo]:
     """Every module of ``model``."""
     by_path: dict[str, tuple[Any, str]] = {"": (None, "")}
     outermost: list[tuple[Any, str]] = []
@@ -79,10 +78,12 @@ def members_of(model: nn.Module) -> Iterator[Member]:
             config = own
         by_path[path] = config, part
         cls = original_class(module) or type(module)
-        yield Member(path=path or cls.__name__, module=module, cls=cls, config=config, part=part)
+        yield ModuleInfo(
+            path=path or cls.__name__, module=module, cls=cls, config=config, part=part
+        )
 
 
-def parts_of(model: nn.Module) -> dict[str, list[Member]]:
+def parts_of(model: nn.Module) -> dict[str, list[ModuleInfo]]:
     """The modules of each part of ``model`` in which something rotates or makes cosines.
 
     A module with its own config that rotates by the cosines of an outer part belongs to that part.
@@ -90,30 +91,30 @@ def parts_of(model: nn.Module) -> dict[str, list[Member]]:
     Raises:
         ConfigError: If nothing rotates as models of transformers do.
     """
-    members = list(members_of(model))
-    rotating_parts = {member.part for member in members if rotations_of(member.cls)}
-    cosine_parts = {member.part for member in members if makes_cosines(member)}
+    infos = list(modules_of(model))
+    rotating_parts = {info.part for info in infos if rotations_of(info.cls)}
+    cosine_parts = {info.part for info in infos if is_rotary_embedding(info)}
     if not rotating_parts or not cosine_parts:
-        raise _no_known_rotation(model, members)
-    part_of_path = {member.path: member.part for member in members}
-    found: dict[str, list[Member]] = {}
-    for member in members:
-        outer = member.path
+        raise _no_known_rotation(model, infos)
+    part_of_path = {info.path: info.part for info in infos}
+    found: dict[str, list[ModuleInfo]] = {}
+    for info in infos:
+        outer = info.path
         while part_of_path.get(outer) in rotating_parts - cosine_parts and "." in outer:
             outer = outer.rpartition(".")[0]
-        part = part_of_path[outer] if part_of_path.get(outer) in cosine_parts else member.part
-        found.setdefault(part, []).append(replace(member, part=part))
+        part = part_of_path[outer] if part_of_path.get(outer) in cosine_parts else info.part
+        found.setdefault(part, []).append(replace(info, part=part))
     return {part: found[part] for part in found if part in rotating_parts | cosine_parts}
 
 
-def _no_known_rotation(model: nn.Module, members: Sequence[Member]) -> ConfigError:
+def _no_known_rotation(model: nn.Module, infos: Sequence[ModuleInfo]) -> ConfigError:
     """The error for a model with a rotation of its own, or for one without any."""
     name = type(model).__name__
-    for member in members:
-        if evidence := _own_rotation(member):
+    for info in infos:
+        if evidence := _own_rotation(info):
             return ConfigError(
-                f"model must rotate as those of transformers do, and {member.path} "
-                f"({member.cls.__name__}) of {name} has a rotation of its own ({evidence}): call "
+                f"model must rotate as those of transformers do, and {info.path} "
+                f"({info.cls.__name__}) of {name} has a rotation of its own ({evidence}): call "
                 "phasor.torch.rotate_qk(q, k, positions, rope) in its place; phasor.identify says "
                 "which rope that is"
             )
@@ -123,33 +124,33 @@ def _no_known_rotation(model: nn.Module, members: Sequence[Member]) -> ConfigErr
     )
 
 
-def _own_rotation(member: Member) -> str:
+def _own_rotation(info: ModuleInfo) -> str:
     """A name in a class, or of a buffer, that is typical of a rotation; "" if there is none."""
-    if type(member.module).__module__.startswith("torch.nn."):
+    if type(info.module).__module__.startswith("torch.nn."):
         return ""
-    names = [name for name, _ in member.module.named_buffers(recurse=False)]
-    for method in methods_of(member.cls).values():
+    names = [name for name, _ in info.module.named_buffers(recurse=False)]
+    for method in methods_of(info.cls).values():
         names += method.__code__.co_names
-    return next((name for name in [*names, member.cls.__name__] if _ROTARY.search(name)), "")
+    return next((name for name in [*names, info.cls.__name__] if _ROTARY.search(name)), "")
 
 
-def makes_cosines(member: Member) -> bool:
+def is_rotary_embedding(info: ModuleInfo) -> bool:
     """Whether a module turns positions into cosines and sines, or keeps a table of them."""
-    return "Rotary" in member.cls.__name__ or (
-        holds_table(member.module) and bool(rotations_of(member.cls))
+    return "Rotary" in info.cls.__name__ or (
+        holds_table(info.module) and bool(rotations_of(info.cls))
     )
 
 
-def layer_number(member: Member) -> int | None:
+def layer_number(info: ModuleInfo) -> int | None:
     """The number of the layer that a module belongs to, where it has one."""
     # from the path first: a module that several layers share has a single layer_idx
-    numbers = NUMBER.findall(member.path)
-    return int(numbers[-1]) if numbers else getattr(member.module, "layer_idx", None)
+    numbers = NUMBER.findall(info.path)
+    return int(numbers[-1]) if numbers else getattr(info.module, "layer_idx", None)
 
 
 def holds_table(module: Any) -> bool:
     """Whether an attention module keeps a table of sines."""
-    cls = cast(Any, type(module))
+    cls = cast(Any, original_class(module) or type(module))
     return TABLE in module._buffers and TABLE_MAKER in getattr(cls.forward, "__globals__", {})
 
 
@@ -207,9 +208,9 @@ def set_class(module: nn.Module, cls: type) -> None:
         module.__dict__[name] = MethodType(getattr(cls, method), module)
 
 
-def has_foreign_forward(member: Member) -> bool:
+def has_foreign_forward(info: ModuleInfo) -> bool:
     """Whether the module has a ``forward`` attribute that is not a method of its class."""
-    module = member.module
+    module = info.module
     return "forward" in module.__dict__ and "forward" not in bound_methods(module).values()
 
 
@@ -217,42 +218,36 @@ def has_foreign_forward(member: Member) -> bool:
 
 
 @lru_cache(maxsize=512)
-def rotating_class(cls: type, batched: bool, with_table: bool) -> type:
+def rotating_class(cls: type, batched: bool) -> type:
     """The class for a module that rotates: its methods call phasor's operator.
 
-    ``batched`` says whether its cosines have a batch, ``with_table`` whether it looks them up in a
-    table of its own.
+    ``batched`` says whether its cosines have a batch.
     """
-
-    def table(self: Any) -> CarrierTable:
-        return CarrierTable(self._phasor_ropes[None], self._buffers[TABLE].device)
-
     substitutes = {name: substitute(it, batched) for name, it in rotations_of(cls).items()}
-    rebuild = partial(rotating_class, batched=batched, with_table=with_table)
-    body = {TABLE: property(table)} if with_table else {}
-    return subclass_calling(cls, substitutes, rebuild, body)
+    rebuild = partial(rotating_class, batched=batched)
+    return subclass_calling(cls, substitutes, rebuild, overrides_of(cls, substitutes))
 
 
 @lru_cache(maxsize=512)
-def carrying_class(cls: type, fixed: bool, single: bool) -> type:
-    """The class for a module that makes cosines: it returns positions instead.
+def deferring_class(cls: type, fixed: bool, single: bool) -> type:
+    """The class for a module that makes cosines: it returns what stands for them.
 
     With ``fixed`` its layout has the positions of all tokens and its caller passes none; with
-    ``single`` it returns one carrier, as for complex numbers, and not one for cosines and one for
+    ``single`` it returns one object, as for complex numbers, and not one for cosines and one for
     sines.
     """
 
     def forward(
         self: Any, x: Tensor, position_ids: Tensor | None = None, layer_type: Any = None
-    ) -> Carrier | tuple[Carrier, Carrier]:
-        rope = self._phasor_ropes[layer_type]
+    ) -> DeferredCosSin | tuple[DeferredCosSin, DeferredCosSin]:
+        rope = getattr(self, ROPES_OF_KINDS)[layer_type]
         if fixed:
             position_ids = torch.tensor(rope.layout.fixed_positions, device=x.device)
         assert position_ids is not None
-        carrier = carry_positions(rope, position_ids, x.dtype)
-        return carrier if single else (carrier, carrier)
+        rows = defer_cos_sin(rope, position_ids, x.dtype)
+        return rows if single else (rows, rows)
 
-    rebuild = partial(carrying_class, fixed=fixed, single=single)
+    rebuild = partial(deferring_class, fixed=fixed, single=single)
     return subclass_of(cls, {"forward": forward}, rebuild)
 
 
@@ -261,9 +256,10 @@ def reordering_class(cls: type) -> type:
     """The class for a tower that puts its tokens in another order: those of rows follow."""
     reorder = methods_of(cls)[REORDERING]
 
-    def method(self: Any, input_tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(input_tensor, Carrier):
-            return input_tensor.with_rows(lambda row: reorder(self, row, *args, **kwargs))
-        return reorder(self, input_tensor, *args, **kwargs)
+    def method(self: Any, given: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(given, DeferredCosSin):
+            cos, sin = (reorder(self, row, *args, **kwargs) for row in (given.cos, given.sin))
+            return DeferredCosSin(cos, sin, given.inverse)
+        return reorder(self, given, *args, **kwargs)
 
     return subclass_of(cls, {REORDERING: method}, reordering_class)

@@ -19,62 +19,30 @@ from phasor.files.configs.facts import table
 from phasor.layers import LayerRopes
 from phasor.rope import Rope
 from phasor.scaling import Rule
-from phasor.torch.hf.carriers import CarriedRope, measure_form
 from phasor.torch.hf.embeddings import (
     FOREIGN_ERRORS,
+    Embedding,
     ReferenceEmbedding,
     ReferenceGrid,
     ReferenceTable,
     buffers_and_factors,
     isolated_torch_state,
 )
-from phasor.torch.hf.methods import (
-    function_given_cosines,
-    methods_of,
-    misused_cosines,
-    override_of_rotation,
-    rotating_methods,
-    rotations_of,
-    used_cosine_parameter,
-)
+from phasor.torch.hf.methods import methods_of, rotations_of
 from phasor.torch.hf.modules import (
-    NUMBER,
     REORDERING,
     TABLE,
-    Member,
+    ModuleInfo,
     has_foreign_forward,
     holds_table,
-    makes_cosines,
+    is_rotary_embedding,
     parts_of,
 )
+from phasor.torch.hf.signatures import measure_signature
+from phasor.torch.hf.trial import find_misuse, modules_to_run
 
 _FORWARD_PARAMETERS = (("self", "x", "position_ids"), ("self", "x", "position_ids", "layer_type"))
 _LAYER_COUNTS = ("num_hidden_layers", "n_layer", "num_layers", "depth")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Embedding:
-    """A module that makes cosines and sines of positions.
-
-    Attributes:
-        member: The module.
-        ropes: The rope of every kind of layer that it makes cosines for.
-        reference: A new instance of its class.
-    """
-
-    member: Member
-    ropes: dict[str | None, Rope]
-    reference: ReferenceEmbedding
-
-    def carried_ropes(self, seq_len: int | None) -> dict[str | None, CarriedRope]:
-        """How every kind of layer rotates, under the law for ``seq_len`` tokens if one is given."""
-        carried: dict[str | None, CarriedRope] = {}
-        for kind, rope in self.ropes.items():
-            law = rope if seq_len is None else rope.at(seq_len)
-            gain = 1.0 if isinstance(law.scaling, Rule) else law.attention_factor
-            text = replace(law, direction=1).to_json()
-            carried[kind] = CarriedRope(text, gain, self.reference.layout)
-        return carried
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,8 +58,8 @@ class PartRotation:
 
     layers: LayerRopes | str
     embeddings: tuple[Embedding, ...]
-    rotating: tuple[Member, ...]
-    reordering: tuple[Member, ...]
+    rotating: tuple[ModuleInfo, ...]
+    reordering: tuple[ModuleInfo, ...]
 
 
 # ---- the parts of a model ----
@@ -143,100 +111,74 @@ def language_part(model: nn.Module) -> str:
 
 
 @isolated_torch_state()
-def _read_part(members: Sequence[Member]) -> PartRotation:
+def _read_part(infos: Sequence[ModuleInfo]) -> PartRotation:
     """The rotation of one of `parts_of`; an error names a module that is not understood."""
-    rotating = [member for member in members if rotations_of(member.cls)]
-    makers = [member for member in members if makes_cosines(member)]
-    if not makers:
+    rotating = [info for info in infos if rotations_of(info.cls)]
+    rotary_embeddings = [info for info in infos if is_rotary_embedding(info)]
+    if not rotary_embeddings:
         raise _refusal(rotating[0], "no module of its part of the model makes cosines for it")
-    _check_classes(members, {member.path for member in rotating})
-    for member in rotating:
-        _check_functions(member)
-    for member in [*makers, *rotating]:
-        if has_foreign_forward(member):
+    for info in rotating:
+        _check_functions(info)
+    for info in [*rotary_embeddings, *rotating]:
+        if has_foreign_forward(info):
             reason = "a hook has taken its forward; patch the model before it is placed"
-            raise _refusal(member, reason)
-    described = _ropes_of_config(makers)
+            raise _refusal(info, reason)
+    described = _ropes_of_config(rotary_embeddings)
     embedding_of_class: dict[tuple[type, int], Embedding] = {}
     embeddings: list[Embedding] = []
-    for member in makers:
-        key = (member.cls, id(member.config))
+    for info in rotary_embeddings:
+        key = (info.cls, id(info.config))
         if key not in embedding_of_class:
-            functions = _functions_for(member, rotating)
-            embedding_of_class[key] = _read_embedding(member, described, functions)
-        embeddings.append(replace(embedding_of_class[key], member=member))
+            functions = _functions_for(info, rotating)
+            embedding_of_class[key] = _read_embedding(info, described, functions)
+        embeddings.append(replace(embedding_of_class[key], info=info))
     if len({it.reference.layout.batched for it in embeddings}) > 1:
         reason = "only some modules of its part make cosines with a batch dimension"
-        raise _refusal(embeddings[-1].member, reason)
+        raise _refusal(embeddings[-1].info, reason)
+    batched = embeddings[0].reference.layout.batched
+    for group in modules_to_run(infos, rotating):
+        if reason := find_misuse(group, list(embedding_of_class.values()), batched):
+            raise _refusal(group[0], reason)
     layers = _layers_by_code(embeddings) if described is None else described
     return PartRotation(
         layers=layers,
         embeddings=tuple(embeddings),
         rotating=tuple(rotating),
-        reordering=tuple(member for member in members if REORDERING in methods_of(member.cls)),
+        reordering=tuple(info for info in infos if REORDERING in methods_of(info.cls)),
     )
 
 
-def _refusal(member: Member, reason: str) -> ConfigError:
-    return ConfigError(f"{member.path} ({member.cls.__name__}) is not understood: {reason}")
+def _refusal(info: ModuleInfo, reason: str) -> ConfigError:
+    return ConfigError(f"{info.path} ({info.cls.__name__}) is not understood: {reason}")
 
 
-def _check_classes(members: Sequence[Member], rotating: set[str]) -> None:
-    """Refuse a module that would receive positions and rotates with code of its own."""
-    without_numbers = {NUMBER.sub("*", path) for path in rotating}
-    parents = {path.rpartition(".")[0] for path in rotating}
-    for member in members:
-        if name := override_of_rotation(member.cls):
-            reason = f"its {name} overrides one that rotates"
-            raise _refusal(member, f"{reason}; a rotation must be in the class itself")
-        if member.path in rotating:
-            continue
-        holds_rotating = any(path.startswith(f"{member.path}.") for path in rotating)
-        # the same place in another layer as a module that rotates
-        is_sibling = not holds_rotating and NUMBER.sub("*", member.path) in without_numbers
-        for method in methods_of(member.cls).values():
-            if member.path in parents and (function := function_given_cosines(method)):
-                reason = f"its {method.__name__} hands cosines to {function}, which is no rotation"
-                raise _refusal(member, reason)
-            if is_sibling and (parameter := used_cosine_parameter(method)):
-                reason = f"its {method.__name__} makes use of {parameter} and calls no rotation"
-                raise _refusal(member, reason)
+def _check_functions(info: ModuleInfo) -> None:
+    for name, function in rotations_of(info.cls).items():
+        if all(measure_signature(function, batched) is None for batched in (True, False)):
+            raise _refusal(info, f"it rotates with {name}, which turns no pairs that phasor knows")
 
 
-def _check_functions(member: Member) -> None:
-    functions = rotations_of(member.cls)
-    for name, function in functions.items():
-        if all(measure_form(function, batched) is None for batched in (True, False)):
-            raise _refusal(
-                member, f"it rotates with {name}, which turns no pairs that phasor knows"
-            )
-    for method in rotating_methods(member.cls):
-        if expression := misused_cosines(method, functions):
-            raise _refusal(
-                member, f"its {method.__name__} does more with cosines than rotate: {expression}"
-            )
-
-
-def _ropes_of_config(makers: Sequence[Member]) -> LayerRopes | None:
+def _ropes_of_config(rotary_embeddings: Sequence[ModuleInfo]) -> LayerRopes | None:
     """The ropes that the config of the embeddings describes; None if only the code tells them."""
-    for member in makers:
-        if member.config is None:
-            raise _refusal(member, "it has no config")
-    config = makers[0].config.to_dict()
+    for info in rotary_embeddings:
+        if info.config is None:
+            raise _refusal(info, "it has no config")
+    config = rotary_embeddings[0].config.to_dict()
     if config.get("model_type") not in model_types():
         return None
-    for member in makers:
-        if member.config is not makers[0].config and member.config.to_dict() != config:
-            raise _refusal(member, f"its config is not that of {makers[0].path}")
+    for info in rotary_embeddings:
+        if info.config is not rotary_embeddings[0].config and info.config.to_dict() != config:
+            raise _refusal(info, f"its config is not that of {rotary_embeddings[0].path}")
     try:
         # a key that the class does not read may stay: the rotation is verified on the modules
         ropes = load(config, strict=False)
     except ConfigError as error:
         facts = table().huggingface[config["model_type"]]
         if facts.layers or facts.axes or facts.refused:
-            raise _refusal(makers[0], f"its config cannot be read ({error})") from None
+            raise _refusal(rotary_embeddings[0], f"its config cannot be read ({error})") from None
         # where all layers are alike the modules tell all
-        text = f"The config of {makers[0].path} cannot be read ({error}); its modules are followed"
+        path = rotary_embeddings[0].path
+        text = f"The config of {path} cannot be read ({error}); its modules are followed"
         warnings.warn(text, PhasorWarning, stacklevel=5)
         return None
     # no config says in which order a picture's coordinates come: that is measured on the modules
@@ -244,16 +186,16 @@ def _ropes_of_config(makers: Sequence[Member]) -> LayerRopes | None:
     return None if has_pictures else ropes
 
 
-def _functions_for(maker: Member, rotating: Sequence[Member]) -> list[Any]:
-    """The rotation functions from the file of a maker of cosines, or called by modules from it."""
+def _functions_for(rotary_embedding: ModuleInfo, rotating: Sequence[ModuleInfo]) -> list[Any]:
+    """The rotation functions from the file of a rotary embedding, or called by modules from it."""
     found: dict[int, Any] = {}
-    for member in rotating:
-        functions = rotations_of(member.cls).values()
-        files = _files(member.cls) | {function.__module__ for function in functions}
-        if _files(maker.cls) & files:
+    for info in rotating:
+        functions = rotations_of(info.cls).values()
+        files = _files(info.cls) | {function.__module__ for function in functions}
+        if _files(rotary_embedding.cls) & files:
             found |= {id(function): function for function in functions}
     if not found:
-        raise _refusal(maker, "no module of the model rotates by what it returns")
+        raise _refusal(rotary_embedding, "no module of the model rotates by what it returns")
     return list(found.values())
 
 
@@ -263,40 +205,40 @@ def _files(cls: type) -> set[str]:
 
 
 def _read_embedding(
-    member: Member, described: LayerRopes | None, functions: Sequence[Any]
+    info: ModuleInfo, described: LayerRopes | None, functions: Sequence[Any]
 ) -> Embedding:
     """The Ropes of one embedding, verified against a new instance of its class."""
-    by_kind = getattr(member.module, "rope_type", None)
+    by_kind = getattr(info.module, "rope_type", None)
     kinds = list(cast("dict[str, Any]", by_kind)) if isinstance(by_kind, dict) else []
     references: list[ReferenceEmbedding] = []
     ropes: dict[str | None, Rope] = {}
     for kind in kinds or [None]:
         try:
-            references.append(_build_reference(member, kind))
+            references.append(_build_reference(info, kind))
             rope = _find_rope(references[-1], kind, described, functions)
         except PhasorError:
             raise
         except FOREIGN_ERRORS as error:
             text = " ".join(str(error).split()) or repr(error)
-            raise _refusal(member, f"a new one, asked for cosines, says {text}") from None
+            raise _refusal(info, f"a new one, asked for cosines, says {text}") from None
         if rope is None:
             of_kind = "" if kind is None else f" for {kind} layers"
             reason = f"its cosines{of_kind} are not those that its config describes"
-            raise _refusal(member, reason)
+            raise _refusal(info, reason)
         ropes[kind] = rope
-    return Embedding(member=member, ropes=ropes, reference=references[0])
+    return Embedding(info=info, ropes=ropes, reference=references[0])
 
 
-def _build_reference(member: Member, kind: str | None) -> ReferenceEmbedding:
-    cls = cast(Any, member.cls)
-    if holds_table(member.module):
-        return ReferenceTable(cls, dict(member.module.named_buffers())[TABLE])
+def _build_reference(info: ModuleInfo, kind: str | None) -> ReferenceEmbedding:
+    cls = cast(Any, info.cls)
+    if holds_table(info.module):
+        return ReferenceTable(cls, dict(info.module.named_buffers())[TABLE])
     names = tuple(inspect.signature(cls.forward).parameters)
     if names in _FORWARD_PARAMETERS:
-        return ReferenceEmbedding(cls, member.config, kind)
+        return ReferenceEmbedding(cls, info.config, kind)
     if len(names) == 2:
-        return ReferenceGrid(cls, member.config)
-    raise _refusal(member, f"its forward takes ({', '.join(names[1:])})")
+        return ReferenceGrid(cls, info.config)
+    raise _refusal(info, f"its forward takes ({', '.join(names[1:])})")
 
 
 def _find_rope(
@@ -313,13 +255,13 @@ def _find_rope(
     for rope in candidates:
         if rope and reference.matches(rope, functions):
             return rope
-    # the config describes no kind that none of its layers has
+    # a kind that no layer uses is absent from the config's ropes
     return None if kind is None or is_named else reference.identify(functions)
 
 
 def _layers_by_code(embeddings: Sequence[Embedding]) -> LayerRopes | str:
     """The rope of every layer, as found from the code; the reason if that is not known."""
-    config = embeddings[0].member.config
+    config = embeddings[0].info.config
     count = next((n for key in _LAYER_COUNTS if (n := getattr(config, key, None))), None)
     kinds = {kind or "rope": rope for it in embeddings for kind, rope in it.ropes.items()}
     ropes = {rope for it in embeddings for rope in it.ropes.values()}
@@ -356,7 +298,7 @@ def check_buffers(rotation: PartRotation) -> None:
             for kind, rope in embedding.ropes.items()
             if isinstance(rope.scaling, Rule)
         }
-        for name, live in buffers_and_factors(embedding.member.module).items():
+        for name, live in buffers_and_factors(embedding.info.module).items():
             expected = embedding.reference.buffers.get(name)
             if expected is None or name in rewritten or is_lost(live, expected):
                 continue
@@ -366,10 +308,10 @@ def check_buffers(rotation: PartRotation) -> None:
             if not torch.allclose(live.cpu().to(dtype), expected.to(dtype), rtol=rtol, atol=atol):
                 reason = f"its {name} is not what its config says"
                 if live.dim():
-                    path = embedding.member.path
+                    path = embedding.info.path
                     reason += f'; if it was lost and not changed, move {path} to "meta", for a '
                     reason += "patched module needs none"
-                raise _refusal(embedding.member, reason)
+                raise _refusal(embedding.info, reason)
 
 
 def is_lost(live: Tensor, expected: Tensor) -> bool:

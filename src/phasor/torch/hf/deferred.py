@@ -1,0 +1,247 @@
+"""What stands for cosines and sines in a patched model, and what rotates by it.
+
+Rows of cos and sin are made once a forward pass for all layers, half as wide as the model's own.
+They travel through the model's code in an opaque object, to the replacements of its rotation
+functions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from phasor.errors import TensorError
+from phasor.rope import Rope
+from phasor.scaling import Rule
+from phasor.torch._operator import ops
+from phasor.torch._operator.angles import cos_sin, positions_of_pairs
+from phasor.torch._operator.internals import cached_constant
+from phasor.torch._operator.text import compute_dtype, count_axes, layout_text, read_rope
+from phasor.torch.hf.methods import COMPLEX_ROWS, parameters
+from phasor.torch.hf.signatures import (
+    RotationSignature,
+    heads_come_first,
+    measure_signature,
+    tensor_parameters,
+)
+
+
+class PositionLayout(NamedTuple):
+    """How a foreign module takes the positions of tokens.
+
+    Attributes:
+        axes_last: Whether positions of several axes are ``[..., seq, axes]``, and not ``[axes,
+            batch, seq]``.
+        batched: Whether positions and cosines have a batch, ``[batch, seq]``.
+        axis_order: The coordinate of each axis of the Rope, where their order differs.
+        fixed_positions: Those of all tokens, where the module takes none.
+    """
+
+    axes_last: bool = False
+    batched: bool = True
+    axis_order: tuple[int, ...] = ()
+    fixed_positions: tuple[tuple[int, ...], ...] = ()
+
+
+_PLAIN_LAYOUT = PositionLayout()
+
+
+@dataclass(frozen=True)
+class RopeOfKind:
+    """How one kind of layer rotates.
+
+    Attributes:
+        text: The Rope, counter-clockwise, as JSON.
+        gain: Of its cosines and sines.
+        layout: How the model passes positions.
+        rule: The Rope's rule, if it has one. It is an attribute because a compiler can follow the
+            methods of an object that a module holds, but not those of one that a text describes.
+    """
+
+    text: str
+    gain: float
+    layout: PositionLayout = _PLAIN_LAYOUT
+    rule: Rule | None = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        scaling = read_rope(self.text).scaling
+        object.__setattr__(self, "rule", scaling if isinstance(scaling, Rule) else None)
+
+
+class DeferredCosSin:
+    """Stands where a model expects cosines, sines, or both as complex numbers.
+
+    It is moved and negated; every other use is an error. It is no dataclass, tuple or tensor,
+    because FSDP rounds the tensors that it finds in those to the parameters' dtype.
+
+    Attributes:
+        cos: Rows ``[..., seq, num_pairs]``, multiplied by the gain.
+        sin: The same.
+        inverse: Whether to undo the rotation, as the negative of a sine does.
+    """
+
+    def __init__(self, cos: Tensor, sin: Tensor, inverse: bool = False) -> None:
+        self.cos, self.sin, self.inverse = cos, sin, inverse
+
+    def __neg__(self) -> DeferredCosSin:
+        return DeferredCosSin(self.cos, self.sin, not self.inverse)
+
+    def to(self, *args: Any, **kwargs: Any) -> DeferredCosSin:
+        """Move to another device; a change of dtype is ignored, for rows keep their own."""
+        device = kwargs.get("device", args[0] if args else None)
+        if isinstance(device, (str, int, torch.device)):
+            return DeferredCosSin(self.cos.to(device), self.sin.to(device), self.inverse)
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"cos and sin of a patched model can only be moved, negated and rotated by: no {name}"
+        )
+
+
+def defer_cos_sin(rope: RopeOfKind, position_ids: Tensor, dtype: torch.dtype) -> DeferredCosSin:
+    """What stands for the cosines and sines of a model's ``position_ids``.
+
+    They are ``[batch, seq]``, or as ``rope.layout`` says where positions have axes; a single
+    coordinate stands for all of them. The rows are for hidden states of ``dtype``.
+    """
+    positions, layout = position_ids, rope.layout
+    n_axes = count_axes(rope.text)
+    if n_axes > 1 and not layout.axes_last:
+        # [axes, batch, seq] -> [batch, seq, axes]
+        positions = (positions[None] if positions.dim() == 2 else positions).movedim(0, -1)
+        if positions.shape[-1] == 1:
+            positions = positions.expand(*positions.shape[:-1], n_axes)
+    if layout.axis_order:
+        positions = positions[..., list(layout.axis_order)]
+    dtype = compute_dtype(dtype)
+    with torch.no_grad():
+        if rope.rule is not None:
+            return DeferredCosSin(*_rule_rows(rope.rule, rope.text, positions, dtype))
+        cos, sin = cos_sin(positions, rope.text, dtype)
+        return DeferredCosSin(cos * rope.gain, sin * rope.gain)
+
+
+# ---- rows under a rule ----
+
+
+def _rule_rows(
+    rule: Rule, text: str, positions: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Rows ``[..., seq, num_pairs]`` of cos and sin, with gain, under the law for these positions.
+
+    The law is that of ``rope.at(max(positions) + 1)``. Where the rule has `at_lengths`, the rows
+    are made by tensor operations alone, which a compiler can follow and no device waits for.
+    """
+    length = (positions.max() + 1).double()
+    # numbers, not tensors: a compiler takes only one tensor as a constant from one function
+    spectra = [length.new_tensor(spectrum) for spectrum in _plain_spectra(text)]
+    scaled = [rule.at_lengths(length, spectrum, torch) for spectrum in spectra]
+    if scaled[0] is None:
+        return _rows_outside_graph(text, length, positions, dtype)
+    inv_freq, gain = torch.cat([first for first, _ in cast(Any, scaled)], -1), scaled[0][1]
+    if _rounds_to_float32(text):
+        inv_freq = inv_freq.float().double()
+    # frequencies that only the device knows are float64, which holds no fixed-point fraction
+    angles = positions_of_pairs(positions, text).double() * inv_freq
+    return (angles.cos() * gain).to(dtype), (angles.sin() * gain).to(dtype)
+
+
+def _rows_at_length(
+    text: str, length: Tensor, positions: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    law = read_rope(text).at(max(1, math.ceil(length)))
+    cos, sin = cos_sin(positions, law.to_json(), dtype)
+    return cos * law.attention_factor, sin * law.attention_factor
+
+
+# a rule without at_lengths needs the length as a number, which no graph holds
+_rows_outside_graph = cast(
+    Callable[[str, Tensor, Tensor, torch.dtype], tuple[Tensor, Tensor]],
+    torch.compiler.disable(
+        _rows_at_length, reason="the rule has no at_lengths: its length is read"
+    ),
+)
+
+
+@cached_constant
+def _plain_spectra(text: str) -> tuple[tuple[float, ...], ...]:
+    """The frequencies of every spectrum before the rule."""
+    rope = read_rope(text)
+    widths = rope.axes.spectra(rope.num_pairs)
+    plain = [Rope(head_dim=2 * n, pairing="half", base=rope.base) for n in widths]
+    return tuple(tuple(spectrum.inv_freq.tolist()) for spectrum in plain)
+
+
+@cached_constant
+def _rounds_to_float32(text: str) -> bool:
+    return read_rope(text).inv_freq_dtype == "float32"
+
+
+# ---- the replacement of a rotation function ----
+
+
+def rotate_deferred(
+    xs: Sequence[Tensor], rows: Any, signature: RotationSignature, heads_first: bool
+) -> list[Tensor]:
+    """``xs``, ``[..., seq, heads, head_dim]``, rotated as a function of that signature does.
+
+    With ``heads_first`` they are ``[..., heads, seq, head_dim]``.
+    """
+    if not isinstance(rows, DeferredCosSin):
+        raise TensorError(
+            "cos and sin must come from a rotary embedding of the patched model, got "
+            f"{type(rows).__name__}; unpatch the model before handing it cosines of your own"
+        )
+    inverse = rows.inverse is (signature.direction > 0)
+    if inverse and signature.pairing != signature.pairing_out:
+        raise TensorError(
+            "a negative sine must go to a function that writes the pairs it reads, got one that "
+            f"reads {signature.pairing} and writes {signature.pairing_out} pairs"
+        )
+    # [..., heads, seq, head_dim] -> [..., seq, heads, head_dim], as the operator takes them
+    xs = [x.transpose(-3, -2) if heads_first else x for x in xs]
+    head_dim, rotary_dim = xs[0].shape[-1], 2 * rows.cos.shape[-1]
+    spare = head_dim - rotary_dim
+    if spare < 0 or (spare and signature.slice == "exact"):
+        raise TensorError(
+            f"the rotated tensors must end in {rotary_dim} coordinates, got {head_dim}"
+        )
+    start = spare if signature.slice == "end" else 0
+    text = layout_text(signature.pairing, signature.pairing_out, start)
+    ys = ops.apply(xs, [rows.cos, rows.sin], text, inverse, 1.0, "auto")
+    return [y.transpose(-3, -2) if heads_first else y for y in ys]
+
+
+def substitute(function: Any, batched: bool = True) -> Callable[..., Any]:
+    """The replacement of ``function``: it takes `DeferredCosSin` for its cosines and sines.
+
+    ``batched`` says whether these have a batch.
+    """
+    signature = measure_signature(function, batched)
+    if signature is None or signature.width == "table":
+        raise TensorError(f"{function} must be a rotation that phasor understands")
+    names, tensors = tuple(parameters(function)), tensor_parameters(function)
+    # one object stands for cosines and sines, but only a sine may be negative
+    row = next(name for name in ("sin", *COMPLEX_ROWS) if name in names)
+
+    def rotation(*args: Any, **kwargs: Any) -> Any:
+        values = {**dict(zip(names, args, strict=False)), **kwargs}
+        rows, unsqueeze_dim = values[row], values.get("unsqueeze_dim")
+        heads_first = signature.heads_first
+        if unsqueeze_dim is not None:
+            rank = rows.cos.dim() if isinstance(rows, DeferredCosSin) else 3
+            heads_first = heads_come_first(unsqueeze_dim, rank)
+        xs = [values[name] for name in tensors]
+        # a key may be None, where only queries are rotated
+        ys = rotate_deferred([x for x in xs if x is not None], rows, signature, heads_first)
+        if len(xs) == 1:
+            return ys[0]
+        return ys[0], (ys[1] if len(ys) > 1 else None)
+
+    return rotation

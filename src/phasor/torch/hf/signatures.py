@@ -1,0 +1,153 @@
+"""The geometry of foreign rotation functions, measured by calling them."""
+
+from __future__ import annotations
+
+import itertools
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from phasor.errors import TensorError
+from phasor.pairings import PAIRINGS, Pairing
+from phasor.torch.functional import rotate_by
+from phasor.torch.hf.methods import COMPLEX_ROWS, ROWS, parameters
+
+#: The parameter for sines and cosines in RoFormer, where they are one tensor.
+TABLE_ROWS = "sinusoidal_pos"
+_OPTIONS = ("position_ids", "unsqueeze_dim", "value_layer")
+# of the heads that measure a function: rotated pairs, and further coordinates
+_PAIRS, _SPARE = 4, 6
+_TOLERANCE = 1e-6
+RowWidth = Literal["twice", "repeated", "half", "complex", "table"]
+RotatedSlice = Literal["start", "end", "exact"]
+
+
+class RotationSignature(NamedTuple):
+    """The geometry of one foreign rotation function, as it was measured.
+
+    Attributes:
+        pairing: Of its input.
+        pairing_out: Of its output.
+        direction: -1 where positive angles turn clockwise.
+        slice: Which coordinates it rotates of a head that is wider than the rotation; ``"exact"``
+            where it takes no such head.
+        width: How it takes cosines and sines: ``"half"`` once per pair, ``"twice"`` with a copy
+            after them, ``"repeated"`` each twice in a row, ``"complex"`` as complex numbers,
+            ``"table"`` all sines and then all cosines in one tensor.
+        heads_first: Whether tensors are ``[..., heads, seq, head_dim]`` by default.
+    """
+
+    pairing: Pairing
+    pairing_out: Pairing
+    direction: int
+    slice: RotatedSlice
+    width: RowWidth
+    heads_first: bool
+
+
+def tensor_parameters(function: Any) -> tuple[str, ...]:
+    """The parameters of a rotation function that it rotates: all but its rows and options."""
+    not_rotated = (*ROWS, TABLE_ROWS, *_OPTIONS)
+    return tuple(name for name in parameters(function) if name not in not_rotated)
+
+
+def heads_come_first(unsqueeze_dim: int, rank: int) -> bool:
+    """Whether ``unsqueeze_dim`` puts heads before tokens in cosines ``[..., seq, width]``."""
+    axis = unsqueeze_dim % (rank + 1)
+    if axis not in (rank - 2, rank - 1):
+        raise TensorError(
+            f"unsqueeze_dim must be {rank - 2} or {rank - 1} in a patched model, "
+            f"got {unsqueeze_dim}"
+        )
+    return axis == rank - 2
+
+
+@lru_cache(maxsize=256)
+def measure_signature(function: Any, batched: bool = True) -> RotationSignature | None:
+    """The geometry of a rotation function; None where it is not understood.
+
+    The function is called with random tensors and angles on the CPU, and one signature must
+    explain what it returns. Its cosines are ``[batch, seq, width]``, or ``[seq, width]`` where they
+    are not ``batched``.
+    """
+    names = parameters(function)
+    rows = {*names} & {*ROWS, TABLE_ROWS}
+    takes_rows = rows == {"cos", "sin"} or len(rows) == 1
+    if not takes_rows or len(tensor_parameters(function)) not in (1, 2):
+        return None
+    widths: tuple[RowWidth, ...] = ("twice", "repeated", "half")
+    if len(rows) == 1:
+        widths = ("table",) if TABLE_ROWS in rows else ("complex",)
+    shape = (1, 3, _PAIRS) if batched else (3, _PAIRS)
+    orders = (True, False)
+    if "unsqueeze_dim" in names:
+        orders = (heads_come_first(names["unsqueeze_dim"].default, len(shape)),)
+    with torch.device("cpu"), torch.no_grad():
+        phases = torch.rand(shape, generator=torch.Generator().manual_seed(0)) * 6
+        for width, heads_first in itertools.product(widths, orders):
+            # a wider head shows which slice is rotated, if the function takes one
+            sample = _sample_rotation(function, phases, width, heads_first, _SPARE)
+            sample = sample or _sample_rotation(function, phases, width, heads_first, 0)
+            geometry = sample and _find_geometry(*sample, phases)
+            if geometry:
+                return RotationSignature(*geometry, width, heads_first)
+    return None
+
+
+def call_rotation(function: Any, x: Tensor, rows: Any) -> Tensor:
+    """``x`` rotated by ``function``, with rows ``(cos, sin)`` or one tensor for both."""
+    cos, sin = (rows, rows) if isinstance(rows, Tensor) else rows
+    by_name = {"cos": cos, "sin": sin} | dict.fromkeys((*COMPLEX_ROWS, TABLE_ROWS), cos)
+    # a copy for each parameter, because a function may write into its arguments
+    names = [name for name in parameters(function) if name not in _OPTIONS]
+    y = function(*(by_name[name] if name in by_name else x.clone() for name in names))
+    return cast(Tensor, y[0] if isinstance(y, tuple) else y)
+
+
+def _make_rows(phases: Tensor, width: RowWidth) -> Any:
+    cos, sin = phases.cos(), phases.sin()
+    match width:
+        case "twice":
+            return tuple(torch.cat((row, row), -1) for row in (cos, sin))
+        case "repeated":
+            return tuple(row.repeat_interleave(2, -1) for row in (cos, sin))
+        case "half":
+            return cos, sin
+        case "complex":
+            return torch.complex(cos, sin)
+        case "table":
+            return torch.cat((sin, cos), -1)
+
+
+def _sample_rotation(
+    function: Any, phases: Tensor, width: RowWidth, heads_first: bool, spare: int
+) -> tuple[Tensor, Tensor] | None:
+    """A random tensor and the rotated one, ``[..., seq, heads, head_dim]``; None if it fails."""
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(*phases.shape[:-1], 2, 2 * _PAIRS + spare, generator=generator)
+    try:
+        argument = x.transpose(-3, -2) if heads_first else x
+        y = call_rotation(function, argument, _make_rows(phases, width))
+    except (RuntimeError, ValueError, IndexError, TypeError):
+        return None  # the function does not take these shapes
+    y = y.transpose(-3, -2) if heads_first else y
+    return (x, y) if y.shape == x.shape else None
+
+
+def _find_geometry(
+    x: Tensor, y: Tensor, phases: Tensor
+) -> tuple[Pairing, Pairing, int, RotatedSlice] | None:
+    """The pairings, direction and slice of the rotation that makes ``y`` of ``x``, if one does."""
+    spare = x.shape[-1] - 2 * _PAIRS
+    starts: dict[RotatedSlice, int] = {"start": 0, "end": spare} if spare else {"exact": 0}
+    for rotated, source, target in itertools.product(starts, PAIRINGS, PAIRINGS):
+        for direction in (1, -1) if source == target else (1,):
+            expected = rotate_by(
+                x, phases.cos(), direction * phases.sin(),
+                pairing=source, pairing_out=target, rotary_start=starts[rotated], backend="eager",
+            )  # fmt: skip
+            if torch.allclose(expected, y, atol=_TOLERANCE, rtol=0):
+                return source, target, direction, rotated
+    return None

@@ -1,0 +1,337 @@
+"""Every class that rotates is run before a model is changed, on a copy with random weights.
+
+The copy has the classes and configs of a live module, and weights of the same shapes that share
+their memory. It runs at a few positions: once with tensors of cos and sin, and once with what
+stands for them in a patched model. Both have to rotate alike and to return the same.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import itertools
+import math
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from phasor.torch.hf.deferred import DeferredCosSin, substitute
+from phasor.torch.hf.embeddings import FOREIGN_ERRORS, Embedding, each_row, half_rows
+from phasor.torch.hf.methods import (
+    COMPLEX_ROWS,
+    ROWS,
+    named_modules,
+    original_class,
+    rotations_of,
+    subclass_calling,
+)
+from phasor.torch.hf.modules import NUMBER, TABLE, ModuleInfo, holds_table
+from phasor.torch.hf.overrides import ROPES_OF_KINDS, overrides_of
+
+_ROW_PAIR = "position_embeddings"
+# tokens of a short run, and of one that fills the windows of a compressor
+_LENGTHS = (4, 160)
+# a share of the largest number, for sums of thousands of products in float32
+_TOLERANCE = 1e-4
+
+
+# ---- the modules that run ----
+
+
+def modules_to_run(
+    infos: Sequence[ModuleInfo], rotating: Sequence[ModuleInfo]
+) -> list[list[ModuleInfo]]:
+    """The outermost modules that use cosines, in groups of one class.
+
+    A module that holds a single one which rotates is run with it, as an adapter's; and one that
+    stands where others rotate is run, though it calls no rotation.
+    """
+    by_path = {info.path: info for info in infos}
+    paths = {info.path for info in rotating}
+    groups: dict[Any, list[ModuleInfo]] = {}
+
+    def add(info: ModuleInfo) -> None:
+        inside = frozenset(it.cls for it in rotating if it.path.startswith(f"{info.path}."))
+        group = groups.setdefault((info.cls, inside), [])
+        if info not in group:
+            group.append(info)
+
+    for info in rotating:
+        names = info.path.split(".")
+        around = (".".join(names[:count]) for count in range(1, len(names)))
+        outer = by_path[next((path for path in around if path in paths), info.path)]
+        while (holder := by_path.get(outer.path.rpartition(".")[0])) and _holds_one(holder):
+            outer = holder
+        add(outer)
+    places = {NUMBER.sub("*", path) for path in paths}
+    for info in infos:
+        holds_rotating = any(f"{path}.".startswith(f"{info.path}.") for path in paths)
+        if NUMBER.sub("*", info.path) in places and not holds_rotating and _takes_cosines(info.cls):
+            add(info)
+    return list(groups.values())
+
+
+def _holds_one(info: ModuleInfo) -> bool:
+    is_foreign = not info.cls.__module__.startswith("torch.")
+    return is_foreign and len(list(info.module.children())) == 1
+
+
+def _takes_cosines(cls: Any) -> bool:
+    taken = inspect.signature(cls.forward).parameters
+    catches_all = any(it.kind is it.VAR_KEYWORD for it in taken.values())
+    return catches_all or not {*taken}.isdisjoint((_ROW_PAIR, *ROWS))
+
+
+# ---- a copy of a module ----
+
+
+class _EmbeddingCopy(nn.Module):
+    """Makes the cosines of a rotary embedding, or what stands for them."""
+
+    def __init__(self, embedding: Embedding) -> None:
+        super().__init__()
+        self.embedding, self.is_deferring = embedding, False
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        # a copy answers, because some keep what they were called with
+        answer = copy.deepcopy(self.embedding.reference.instance)(*args, **kwargs)
+        return _defer(self.embedding, answer) if self.is_deferring else answer
+
+
+class _QuickLinear(nn.Linear):
+    """Picks coordinates in place of a product, which would take seconds in a large model."""
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's name
+        # an error for hidden states of another width
+        x = input.expand(*input.shape[:-1], self.in_features)
+        return x[..., torch.arange(self.out_features) * 7 % self.in_features]
+
+
+def _defer(embedding: Embedding, answer: Any) -> Any:
+    """What stands for the answer of a rotary embedding."""
+    assert embedding.reference.signature is not None, "a rope was found for it"
+    halves = half_rows(answer, embedding.reference.signature)
+    cos, sin = (torch.tensor(row).float() for row in halves)
+    # [seq, num_pairs] -> [batch, seq, num_pairs]
+    is_batched = embedding.reference.layout.batched
+    rows = DeferredCosSin(cos[None], sin[None]) if is_batched else DeferredCosSin(cos, sin)
+    return rows if embedding.reference.single else (rows, rows)
+
+
+def _copy_module(
+    module: nn.Module, embeddings: Sequence[Embedding], configs: dict[int, Any]
+) -> nn.Module:
+    """A module of the original class with random weights and without hooks."""
+    cls = cast(Any, original_class(module) or type(module))
+    made = next((it for it in embeddings if it.info.cls is cls), None)
+    has_table = holds_table(module)
+    if made is not None and not has_table:
+        return _EmbeddingCopy(made)
+    sizes = getattr(module, "in_features", None), getattr(module, "out_features", None)
+    held = itertools.chain(module.parameters(recurse=False), module.buffers(recurse=False))
+    is_quantized = isinstance(sizes[0], int) and not all(map(torch.is_floating_point, held))
+    if cls is nn.Linear or is_quantized:
+        # quantized weights have neither the shape nor the dtype of those that they stand for
+        module, cls = nn.Linear(*cast("tuple[int, int]", sizes), device="meta"), _QuickLinear
+
+    def inside(child: nn.Module) -> nn.Module:
+        return _copy_module(child, embeddings, configs)
+
+    twin: Any = object.__new__(cls)
+    nn.Module.__init__(twin)
+    for name, value in vars(module).items():
+        # a hook may have put another forward into the module
+        if name not in vars(twin) and not name.endswith("forward"):
+            twin.__dict__[name] = _eager(value, configs) if hasattr(value, "to_dict") else value
+    state = vars(module)
+    for group, copied in (("_parameters", _random), ("_buffers", _random), ("_modules", inside)):
+        for name, it in state[group].items():
+            vars(twin)[group][name] = None if it is None else copied(it)
+    if made is not None:
+        twin._buffers[TABLE] = made.reference.buffers[TABLE]
+        twin.__dict__[ROPES_OF_KINDS] = made.ropes_of_kinds(None)
+    return twin.eval()
+
+
+def _eager(config: Any, configs: dict[int, Any]) -> Any:
+    """A copy of a config for attention in Python, which runs on every device."""
+    if id(config) not in configs:
+        configs[id(config)] = copy.deepcopy(config)
+        configs[id(config)]._attn_implementation = "eager"
+    return configs[id(config)]
+
+
+def _random(weight: Tensor) -> Tensor:
+    """Random numbers of that shape, every diagonal the same, so that they need no memory."""
+    if not weight.is_floating_point():
+        return torch.zeros(weight.shape, dtype=weight.dtype)
+    generator = torch.Generator().manual_seed(0)
+    numbers = torch.randn(sum(weight.shape) + 1, generator=generator)
+    scale = weight.shape[-1] ** -0.5 if weight.dim() > 1 else 1.0
+    return (numbers * scale).as_strided(weight.shape, (1,) * weight.dim())
+
+
+# ---- two runs of a copy ----
+
+
+@dataclass(kw_only=True)
+class _Copy:
+    """A copy of a module, and what its latest run showed.
+
+    Attributes:
+        module: The copy.
+        rotating: The modules in it that rotate, with their classes.
+        batched: Whether cosines have a batch.
+        rotated: What rotation functions returned, in order, with the class that called them.
+    """
+
+    module: nn.Module
+    rotating: list[tuple[nn.Module, type]]
+    batched: bool
+    rotated: list[tuple[type, Tensor]]
+
+    def run(self, arguments: Mapping[str, Any], deferring: bool) -> list[Tensor]:
+        """The tensors that the module returns, by its own functions or by phasor's operator."""
+        self.rotated = []
+        for module, cls in self.rotating:
+            functions = {
+                name: self._recorded(cls, substitute(it, self.batched) if deferring else it)
+                for name, it in rotations_of(cls).items()
+            }
+            body = overrides_of(cls, functions) if deferring else None
+            flash = {"_flash_attention_forward": _first}
+            module.__class__ = subclass_calling(cls, {**functions, **flash}, None, body)
+        for module in self.module.modules():
+            if isinstance(module, _EmbeddingCopy):
+                module.is_deferring = deferring
+        returned = tree_leaves(self.module(**arguments))
+        return [x for x in returned if isinstance(x, Tensor) and x.is_floating_point()]
+
+    def _recorded(self, cls: type, function: Callable[..., Any]) -> Callable[..., Any]:
+        def recorder(*args: Any, **kwargs: Any) -> Any:
+            returned = function(*args, **kwargs)
+            self.rotated += [(cls, x) for x in each_row(returned) if cast(Any, x) is not None]
+            return returned
+
+        return recorder
+
+
+def _first(x: Tensor, *_: Any, **__: Any) -> Tensor:
+    """In place of attention that only a GPU has."""
+    return x
+
+
+def find_misuse(group: Sequence[ModuleInfo], embeddings: Sequence[Embedding], batched: bool) -> str:
+    """Why modules of one class cannot be patched; "" if a copy of one of them rotates exactly.
+
+    They are given the cosines of each of ``embeddings``, which have a batch or not.
+    """
+    unable, misused = "", ""
+    by_structure = {_structure(info.module): info for info in reversed(group)}
+    for length, info in itertools.product(_LENGTHS, by_structure.values()):
+        module = _copy_module(info.module, embeddings, {})
+        rotating = [(it, cast(type, type(it))) for it in module.modules() if rotations_of(type(it))]
+        twin = _Copy(module=module, rotating=rotating, batched=batched, rotated=[])
+        for plain, deferred in _arguments(info, module, embeddings, length):
+            try:
+                returned = twin.run(plain, deferring=False)
+            except FOREIGN_ERRORS as error:
+                unable = unable or f"a small copy of it cannot be run ({_one_line(error)})"
+                continue
+            rotated = twin.rotated
+            if {cls for _, cls in rotating} != {cls for cls, _ in rotated}:
+                unable = "a small copy of it does not rotate"
+                break
+            try:
+                again = twin.run(deferred, deferring=True)
+            except FOREIGN_ERRORS as error:
+                misused = misused or f"it does more with cosines than rotate ({_one_line(error)})"
+                continue
+            before = [*(x for _, x in rotated), *returned]
+            after = [*(x for _, x in twin.rotated), *again]
+            if len(before) == len(after) and all(map(_is_close, before, after)):
+                return ""
+            misused = misused or "a small copy of it rotates otherwise than by its cosines"
+    return misused or unable
+
+
+def _structure(module: nn.Module) -> Hashable:
+    """The classes in a module and its settings, such as whether a layer rotates."""
+    classes = str([(path, type(it)) for path, it in named_modules(module)])
+    settings = {name: it for name, it in vars(module).items() if isinstance(it, (int, str))}
+    return classes, tuple(sorted((settings | {"layer_idx": 0}).items(), key=str))
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or repr(error)
+
+
+def _is_close(x: Tensor, y: Tensor) -> bool:
+    if x.shape != y.shape or not x.numel():
+        return x.shape == y.shape
+    largest = float(x.abs().nan_to_num(posinf=0.0).max())
+    return torch.allclose(x.float(), y.float(), 0, _TOLERANCE * largest, equal_nan=True)
+
+
+def _arguments(
+    info: ModuleInfo, module: nn.Module, embeddings: Sequence[Embedding], length: int
+) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Arguments by name with which a module may run: with tensors, and with what stands for them.
+
+    Hidden states have any width that its config or a weight has, with a batch or without.
+    """
+    widths = [getattr(info.config, "hidden_size", None) or 1]
+    widths += [weight.shape[-1] for weight in module.parameters() if weight.dim() == 2]
+    for embedding in embeddings:
+        n_axes = embedding.reference.n_axes
+        # positions [axes, seq], another coordinate on each axis
+        grid = np.stack([np.roll(np.arange(length), axis) for axis in range(n_axes)])
+        for kind in embedding.ropes:
+            rows = embedding.reference(grid, kind)
+            both = rows, _defer(embedding, rows)
+            packed = [both] if kind is None else [both, tuple({kind: it} for it in both)]
+            count = math.prod(each_row(rows)[0].shape[:-1])
+            for width, shape, has_mask, (plain, deferred) in itertools.product(
+                dict.fromkeys(widths), ((1, count), (count,)), (False, True), packed
+            ):
+                hidden = torch.randn(*shape, width, generator=torch.Generator().manual_seed(1))
+                mask = torch.zeros(1, 1, count, count) if has_mask else None
+                yield (
+                    _by_name(module, hidden, mask, plain),
+                    _by_name(module, hidden, mask, deferred),
+                )
+
+
+def _by_name(module: nn.Module, hidden: Tensor, mask: Tensor | None, rows: Any) -> dict[str, Any]:
+    """The arguments that the module's forward takes, or that it needs."""
+    count = hidden.shape[-2]
+    known: dict[str, Any] = {
+        _ROW_PAIR: rows,
+        "position_ids": torch.arange(count)[None],
+        "cu_seqlens": torch.tensor([0, count], dtype=torch.int32),
+        "attention_mask": mask,
+        "layer_idx": 0,
+        "shared_kv_states": {},
+        # attention to its own tokens and to those of an encoder
+        "encoder_hidden_states": hidden,
+        "merged_attention_mask": torch.zeros(1, 1, count, 2 * count),
+        **dict.fromkeys(COMPLEX_ROWS, rows),
+    }
+    if isinstance(rows, tuple):
+        known["cos"], known["sin"] = cast("tuple[Any, Any]", rows)
+    first, *others = list(inspect.signature(type(module).forward).parameters.values())[1:]
+    is_named = first.kind is first.POSITIONAL_OR_KEYWORD
+    given: dict[str, Any] = {first.name if is_named else "hidden_states": hidden}
+    if any(it.kind is it.VAR_KEYWORD for it in (first, *others)):
+        given |= {name: known[name] for name in (_ROW_PAIR, "position_ids")}
+    return given | {
+        it.name: known.get(it.name)
+        for it in others
+        if it.kind not in (it.VAR_POSITIONAL, it.VAR_KEYWORD)
+        and (it.name in known or it.default is it.empty)
+    }
