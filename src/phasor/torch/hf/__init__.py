@@ -21,7 +21,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from phasor._checks import whole
@@ -29,7 +28,7 @@ from phasor.angles import cos_sin
 from phasor.errors import ConfigError
 from phasor.layers import LayerRopes, summarize
 from phasor.rope import Rope
-from phasor.torch.functional import rotate
+from phasor.torch.functional import cos_sin as operator_cos_sin
 from phasor.torch.hf.embeddings import (
     Grid,
     buffers_and_factors,
@@ -423,7 +422,10 @@ def _check_module(
     of_kind = [name for name in reference.buffers if name in live and name.startswith(kind or "")]
     lost = [name for name in of_kind if is_lost(live[name], reference.buffers[name])]
     if original_class(info.module) is not None:
-        rows, dtype, lost = _operator_rows(law, grid), torch.float32, []
+        positions = torch.as_tensor(positions_of_grid(grid))
+        tensors = operator_cos_sin(positions, law)
+        rows = [row.double().numpy() * law.attention_factor for row in tensors]
+        dtype, lost = torch.float32, []
     elif lost:
         unknown = np.full((grid.shape[1], law.num_pairs), np.nan)
         rows, dtype = (unknown, unknown), weight.dtype
@@ -460,13 +462,3 @@ def _choose_grid(embedding: Embedding, context: int) -> Grid:
     count = min(context, _MAX_POSITIONS)
     positions = np.unique(np.linspace(0, context - 1, count).round().astype(np.int64))
     return np.tile(positions, (embedding.reference.n_axes, 1))
-
-
-def _operator_rows(law: Rope, grid: Grid) -> tuple[NDArray[np.float64], ...]:
-    """The cosines and sines that phasor's operator makes of the pairs (1, 0)."""
-    plain = replace(law, head_dim=law.rotary_dim, rotary_start=0, pairing="half", pairing_out=None)
-    ones = torch.tensor([1.0, 0.0]).repeat_interleave(law.num_pairs).repeat(grid.shape[1], 1, 1)
-    positions = torch.as_tensor(positions_of_grid(grid))
-    rotated = rotate(ones, positions, plain, gain=law.attention_factor)
-    cos, sin = rotated[:, 0].double().chunk(2, -1)
-    return cos.numpy(), sin.numpy()

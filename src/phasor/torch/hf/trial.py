@@ -12,7 +12,6 @@ import inspect
 import itertools
 import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
@@ -52,27 +51,19 @@ def modules_to_run(
     stands where others rotate is run, though it calls no rotation.
     """
     by_path = {info.path: info for info in infos}
-    paths = {info.path for info in rotating}
-    groups: dict[Any, list[ModuleInfo]] = {}
-
-    def add(info: ModuleInfo) -> None:
-        inside = frozenset(it.cls for it in rotating if it.path.startswith(f"{info.path}."))
-        group = groups.setdefault((info.cls, inside), [])
-        if info not in group:
-            group.append(info)
-
-    for info in rotating:
-        names = info.path.split(".")
-        around = (".".join(names[:count]) for count in range(1, len(names)))
-        outer = by_path[next((path for path in around if path in paths), info.path)]
-        while (holder := by_path.get(outer.path.rpartition(".")[0])) and _holds_one(holder):
-            outer = holder
-        add(outer)
+    paths = [info.path for info in rotating]
     places = {NUMBER.sub("*", path) for path in paths}
+    groups: dict[Hashable, list[ModuleInfo]] = {}
     for info in infos:
-        holds_rotating = any(f"{path}.".startswith(f"{info.path}.") for path in paths)
-        if NUMBER.sub("*", info.path) in places and not holds_rotating and _takes_cosines(info.cls):
-            add(info)
+        inside = frozenset(it.cls for it in rotating if it.path.startswith(f"{info.path}."))
+        if info.path in paths:
+            if any(info.path.startswith(f"{path}.") for path in paths):
+                continue  # it runs with the module around it
+            while (holder := by_path.get(info.path.rpartition(".")[0])) and _holds_one(holder):
+                inside, info = inside | {info.cls}, holder
+        elif inside or NUMBER.sub("*", info.path) not in places or not _takes_cosines(info.cls):
+            continue
+        groups.setdefault((info.cls, inside), []).append(info)
     return list(groups.values())
 
 
@@ -179,51 +170,47 @@ def _random(weight: Tensor) -> Tensor:
 # ---- two runs of a copy ----
 
 
-@dataclass(kw_only=True)
-class _Copy:
-    """A copy of a module, and what its latest run showed.
+def _run(
+    module: nn.Module,
+    rotating: Sequence[tuple[nn.Module, type]],
+    arguments: Mapping[str, Any],
+    batched: bool | None,
+) -> tuple[list[Tensor], set[type]]:
+    """What rotations in a copy and it itself return, in order; and the classes that rotated.
 
-    Attributes:
-        module: The copy.
-        rotating: The modules in it that rotate, with their classes.
-        batched: Whether cosines have a batch.
-        rotated: What rotation functions returned, in order, with the class that called them.
+    Phasor's operator rotates, by cosines with a batch or without; the classes' own functions do if
+    ``batched`` is None.
     """
+    tensors: list[Tensor] = []
+    classes: set[type] = set()
 
-    module: nn.Module
-    rotating: list[tuple[nn.Module, type]]
-    batched: bool
-    rotated: list[tuple[type, Tensor]]
+    def record(cls: type, function: Any) -> Callable[..., Any]:
+        rotation = function if batched is None else substitute(function, batched)
 
-    def run(self, arguments: Mapping[str, Any], deferring: bool) -> list[Tensor]:
-        """The tensors that the module returns, by its own functions or by phasor's operator."""
-        self.rotated = []
-        for module, cls in self.rotating:
-            functions = {
-                name: self._recorded(cls, substitute(it, self.batched) if deferring else it)
-                for name, it in rotations_of(cls).items()
-            }
-            body = overrides_of(cls, functions) if deferring else None
-            flash = {"_flash_attention_forward": _first}
-            module.__class__ = subclass_calling(cls, {**functions, **flash}, None, body)
-        for module in self.module.modules():
-            if isinstance(module, _EmbeddingCopy):
-                module.is_deferring = deferring
-        returned = tree_leaves(self.module(**arguments))
-        return [x for x in returned if isinstance(x, Tensor) and x.is_floating_point()]
-
-    def _recorded(self, cls: type, function: Callable[..., Any]) -> Callable[..., Any]:
         def recorder(*args: Any, **kwargs: Any) -> Any:
-            returned = function(*args, **kwargs)
-            self.rotated += [(cls, x) for x in each_row(returned) if cast(Any, x) is not None]
+            returned = rotation(*args, **kwargs)
+            classes.add(cls)
+            tensors.extend(x for x in tree_leaves(returned) if x is not None)
             return returned
 
         return recorder
 
+    for inner, cls in rotating:
+        functions = {name: record(cls, it) for name, it in rotations_of(cls).items()}
+        body = {} if batched is None else overrides_of(cls, functions)
+        replaced = {**functions, "_flash_attention_forward": _first}
+        inner.__class__ = subclass_calling(cls, replaced, None, body)
+    for inner in module.modules():
+        if isinstance(inner, _EmbeddingCopy):
+            inner.is_deferring = batched is not None
+    leaves = tree_leaves(module(**arguments))
+    tensors += [x for x in leaves if isinstance(x, Tensor) and x.is_floating_point()]
+    return tensors, classes
 
-def _first(x: Tensor, *_: Any, **__: Any) -> Tensor:
+
+def _first(query: Tensor, *_: Any, **__: Any) -> Tensor:
     """In place of attention that only a GPU has."""
-    return x
+    return query
 
 
 def find_misuse(group: Sequence[ModuleInfo], embeddings: Sequence[Embedding], batched: bool) -> str:
@@ -236,24 +223,20 @@ def find_misuse(group: Sequence[ModuleInfo], embeddings: Sequence[Embedding], ba
     for length, info in itertools.product(_LENGTHS, by_structure.values()):
         module = _copy_module(info.module, embeddings, {})
         rotating = [(it, cast(type, type(it))) for it in module.modules() if rotations_of(type(it))]
-        twin = _Copy(module=module, rotating=rotating, batched=batched, rotated=[])
         for plain, deferred in _arguments(info, module, embeddings, length):
             try:
-                returned = twin.run(plain, deferring=False)
+                before, classes = _run(module, rotating, plain, None)
             except FOREIGN_ERRORS as error:
                 unable = unable or f"a small copy of it cannot be run ({_one_line(error)})"
                 continue
-            rotated = twin.rotated
-            if {cls for _, cls in rotating} != {cls for cls, _ in rotated}:
+            if classes != {cls for _, cls in rotating}:
                 unable = "a small copy of it does not rotate"
                 break
             try:
-                again = twin.run(deferred, deferring=True)
+                after, _ = _run(module, rotating, deferred, batched)
             except FOREIGN_ERRORS as error:
                 misused = misused or f"it does more with cosines than rotate ({_one_line(error)})"
                 continue
-            before = [*(x for _, x in rotated), *returned]
-            after = [*(x for _, x in twin.rotated), *again]
             if len(before) == len(after) and all(map(_is_close, before, after)):
                 return ""
             misused = misused or "a small copy of it rotates otherwise than by its cosines"
@@ -280,7 +263,7 @@ def _is_close(x: Tensor, y: Tensor) -> bool:
 
 def _arguments(
     info: ModuleInfo, module: nn.Module, embeddings: Sequence[Embedding], length: int
-) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+) -> Iterator[tuple[dict[str, Any], ...]]:
     """Arguments by name with which a module may run: with tensors, and with what stands for them.
 
     Hidden states have any width that its config or a weight has, with a batch or without.
@@ -296,19 +279,16 @@ def _arguments(
             both = rows, _defer(embedding, rows)
             packed = [both] if kind is None else [both, tuple({kind: it} for it in both)]
             count = math.prod(each_row(rows)[0].shape[:-1])
-            for width, shape, has_mask, (plain, deferred) in itertools.product(
+            for width, shape, has_mask, packing in itertools.product(
                 dict.fromkeys(widths), ((1, count), (count,)), (False, True), packed
             ):
                 hidden = torch.randn(*shape, width, generator=torch.Generator().manual_seed(1))
                 mask = torch.zeros(1, 1, count, count) if has_mask else None
-                yield (
-                    _by_name(module, hidden, mask, plain),
-                    _by_name(module, hidden, mask, deferred),
-                )
+                yield tuple(_by_name(info.cls, hidden, mask, it) for it in packing)
 
 
-def _by_name(module: nn.Module, hidden: Tensor, mask: Tensor | None, rows: Any) -> dict[str, Any]:
-    """The arguments that the module's forward takes, or that it needs."""
+def _by_name(cls: Any, hidden: Tensor, mask: Tensor | None, rows: Any) -> dict[str, Any]:
+    """The arguments that the class's forward takes, or that it needs."""
     count = hidden.shape[-2]
     known: dict[str, Any] = {
         _ROW_PAIR: rows,
@@ -324,7 +304,7 @@ def _by_name(module: nn.Module, hidden: Tensor, mask: Tensor | None, rows: Any) 
     }
     if isinstance(rows, tuple):
         known["cos"], known["sin"] = cast("tuple[Any, Any]", rows)
-    first, *others = list(inspect.signature(type(module).forward).parameters.values())[1:]
+    first, *others = list(inspect.signature(cls.forward).parameters.values())[1:]
     is_named = first.kind is first.POSITIONAL_OR_KEYWORD
     given: dict[str, Any] = {first.name if is_named else "hidden_states": hidden}
     if any(it.kind is it.VAR_KEYWORD for it in (first, *others)):
