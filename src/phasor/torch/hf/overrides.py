@@ -18,7 +18,10 @@ _Split = Callable[[Any, Tensor], tuple[Tensor, ...]]
 
 
 def overrides_of(cls: type, rotations: _Functions) -> dict[str, Any]:
-    """The methods that a subclass of ``cls`` needs in order to call ``rotations``."""
+    """The methods that a subclass of ``cls`` needs in order to call ``rotations``.
+
+    Each has its name, by which `set_class` finds those that a hook has kept.
+    """
     forward: Any = getattr(cls, "forward", None)
     make = _FORWARDS.get(getattr(forward, "__qualname__", ""))
     return {} if make is None else {"forward": make(forward, rotations)}
@@ -27,11 +30,11 @@ def overrides_of(cls: type, rotations: _Functions) -> dict[str, Any]:
 def _attend_by_table(split: _Split) -> Callable[[Any, _Functions], Any]:
     """Attention that looks its sines up in a table, which positions have no end in."""
 
-    def make(forward: Any, rotations: _Functions) -> Any:
-        del forward
+    def make(original: Any, rotations: _Functions) -> Any:
+        del original
         (rotate,) = rotations.values()
 
-        def by_positions(
+        def forward(
             self: Any,
             hidden_states: Tensor,
             layer_past: Any = None,
@@ -55,7 +58,7 @@ def _attend_by_table(split: _Split) -> Callable[[Any, _Functions], Any]:
             mixed = self._merge_heads(mixed, self.num_attention_heads, self.head_dim)
             return self.resid_dropout(self.out_proj(mixed)), weights
 
-        return by_positions
+        return forward
 
     return make
 
@@ -75,7 +78,7 @@ def _split_codegen(self: Any, hidden_states: Tensor) -> tuple[Tensor, ...]:
     return q, k, v
 
 
-def _cut_tensors(forward: Any, rotations: _Functions) -> Any:
+def _cut_tensors(original: Any, rotations: _Functions) -> Any:
     """An indexer that cuts cosines to its heads' width: it is given tensors of full width."""
     (name, rotate), *_ = rotations.items()
 
@@ -84,14 +87,14 @@ def _cut_tensors(forward: Any, rotations: _Functions) -> Any:
         rows = DeferredCosSin(cos.chunk(2, -1)[0], sin.chunk(2, -1)[0])
         return rotate(q, k, rows, rows)
 
-    by_tensors = copy_function(forward, {name: rotate_by_tensors})
+    by_tensors = copy_function(original, {name: rotate_by_tensors})
 
-    def of_tensors(self: Any, hidden_states: Tensor, position_embeddings: Any, *args: Any) -> Any:
+    def forward(self: Any, hidden_states: Tensor, position_embeddings: Any, *args: Any) -> Any:
         rows = position_embeddings[0]
         wide = [torch.cat((row, row), -1) for row in (rows.cos, rows.sin)]
         return by_tensors(self, hidden_states, wide, *args)
 
-    return of_tensors
+    return forward
 
 
 _FORWARDS: Mapping[str, Callable[[Any, _Functions], Any]] = {
