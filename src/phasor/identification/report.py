@@ -22,17 +22,21 @@ SENTENCES = {
     "reaches {length}.{rule}",
     "table-in-{dtype}": "Cos and sin are held in {dtype}: every value of the {result_dtype} result "
     "is a {dtype} number, so they are off by up to {error:.1e}.",
+    "steps-in-{dtype}": "{steps} rounded to {dtype}, not the result alone: a number is off by "
+    "{error:.1e} that one rounding moves by {once:.1e} at most.",
+    "noise": "A number is off by {error:.1e} that rounding to {dtype} moves by {once:.1e} at most: "
+    "noise, or an approximation.",
     "frequencies-in-{dtype}": "Frequencies are held in {dtype}: each is a {dtype} number{details}.",
     "angles-in-float32": "Angles are computed in float32: the error grows with the position, and "
-    "is {error:.1e} near {near}{threshold_text}.",
+    "is {error:.1e} near {near}.",
     "positions-in-{dtype}": "Positions are held in {dtype}: {position} is turned as if it were "
     "{rounded}.",
     "beyond-half-a-turn": "Pair {pairs} by more than half a turn per position, or against the "
     "others: whole positions cannot tell which.",
     "sign-reversed": "It turns clockwise: y0 = x0 cos + x1 sin. Scores against keys turned the "
     "usual way are wrong.",
-    "position-offset": "Positions are off by {offset:+g}: position 0 is turned as {offset:g}. "
-    "Scores of distances are right, keys turned elsewhere are not.",
+    "position-offset": "Positions are off by {offset:+g}{others}: position 0 is turned as "
+    "{offset:g}. Scores of distances are right, keys turned elsewhere are not.",
     "constant-phase": "Position 0 is turned by a constant angle.",
     "samples-part": "Up to position {last_position} the samples turn alike; {unused} does not.",
     "interleaved-rows-on-halves": "Rows of cos and sin for interleaved pairs (each angle twice in "
@@ -201,6 +205,8 @@ class Identification:
             return "No other law known here gives the same frequencies."
         if sum(pair.inv_freq != 0 for pair in self.pairs) == 1:
             return "One frequency fits any base."
+        if any(pair.uncertainty > max(abs(pair.inv_freq), 1e-9) for pair in self.pairs):
+            return "No law is told: some pairs are not told from pairs that stand still."
         return "No known law gives these frequencies."
 
     def _pair_sentences(self) -> list[str]:
