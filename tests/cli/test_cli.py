@@ -301,7 +301,7 @@ def test_phasor_alone_prints_its_help():
     """A command a line, and exit status 0."""
     done = run_phasor()
     assert (done.returncode, done.stderr) == (0, "")
-    listed = done.stdout[done.stdout.index("Commands:") :].splitlines()[1:]
+    listed = done.stdout.split("Commands:\n")[1].split("\n\n")[0].splitlines()
     assert [line.split()[0] for line in listed] == list(COMMANDS)
     assert done.stdout == run_phasor("--help").stdout
 

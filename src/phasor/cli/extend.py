@@ -38,7 +38,7 @@ _COLUMNS = {
 }
 
 
-@click.command()
+@click.command(epilog="Example: phasor extend qwen3-8b --to 128k")
 @click.argument("model", type=MODEL)
 @click.option(
     "--to",

@@ -32,7 +32,7 @@ from phasor.layers import LayerRopes
 _MOST_ROWS = 20  # tables of at most this many rows are printed in full
 
 
-@click.command()
+@click.command(epilog="Example: phasor show llama-3.1-8b --context 8k")
 @click.argument("model", type=MODEL)
 @click.option("--json", "as_json", is_flag=True, help="Everything, as JSON.")
 @click.option("--pairs", is_flag=True, help="All pairs, not a selection.")

@@ -15,7 +15,7 @@ from phasor.files.configs.facts import table
 from phasor.files.configs.writing import config_keys
 from phasor.files.presets import DocumentedExtension, documented_extension
 from phasor.identification.extending.cosines import find_first_negative
-from phasor.identification.extending.laws import EVIDENCE, UNCHANGED, extended_ropes, no_such_law
+from phasor.identification.extending.laws import EVIDENCE, UNCHANGED, extended_ropes, find_law
 from phasor.identification.extending.phases import Coverage, coverage
 from phasor.layers import LayerRopes, one_layer
 from phasor.rope import Rope
@@ -164,9 +164,7 @@ class ExtensionPlan:
             raise SpecError(
                 f"law must be given, since none is recommended: one of {', '.join(self.options)}"
             )
-        if name not in self.options:
-            raise no_such_law(name, self.options)
-        return self.options[name]
+        return self.options[find_law(name, self.options)]
 
     def config_with(self, config: Mapping[str, Any], law: str | None) -> dict[str, Any]:
         """The Hugging Face config that the plan is about, changed for the longer context.
@@ -205,8 +203,7 @@ class ExtensionPlan:
 
     def as_plain(self, law: str | None) -> dict[str, Any]:
         """Everything as JSON values, with the config of ``law`` or of the recommended one."""
-        name = self.recommended if law is None else law
-        chosen = None if name is None else self.option(name)
+        chosen = None if law is None and self.recommended is None else self.option(law)
         release = self.documented
         return {
             "model": self.model,
@@ -220,7 +217,7 @@ class ExtensionPlan:
             else {"model": release.model, "reach": release.reach, "source": release.source},
             "recommended": self.recommended,
             "judgement": list(self.judgement),
-            "law": name,
+            "law": None if chosen is None else chosen.name,
             "rope": None if chosen is None else chosen.config_rope.to_dict(),
             "config": None if chosen is None else chosen.config,
             "replaced": None if self.replaced is None else list(self.replaced),
