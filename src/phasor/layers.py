@@ -85,6 +85,15 @@ class LayerRopes(Sequence[Rope | None]):
     notes: tuple[str, ...] = field(default=(), compare=False)
     in_config: ConfigLocation = field(default_factory=ConfigLocation, compare=False)
 
+    def __new__(cls, *values: object, **fields: object) -> LayerRopes:
+        if values:
+            raise SpecError(
+                f"LayerRopes takes its fields by name, got {short_repr(values[0])}; give the kind "
+                "of every layer and the rope of every kind: LayerRopes(name='mine', "
+                "layer_kinds=('rope', 'nope'), kinds={'rope': rope, 'nope': None})"
+            )
+        return super().__new__(cls)
+
     def __post_init__(self) -> None:
         if not self.layer_kinds:
             raise SpecError("layer_kinds must name the kind of at least one layer, got none")
@@ -205,17 +214,32 @@ def rope_hint(value: object) -> str:
     return f", the ropes of {len(value)} layers: take ropes[0], or ropes[layer]"
 
 
+def check_rope(name: str, value: object) -> None:
+    """Refuse what is no Rope.
+
+    Raises:
+        SpecError: If ``value`` is none, with the way to one if it is `LayerRopes`.
+    """
+    if not isinstance(value, Rope):
+        raise SpecError(f"{name} must be a phasor.Rope, got {short_repr(value)}{rope_hint(value)}")
+
+
 def summarize(rope: Rope) -> str:
-    """The rope in half a line: pairing, width, base, law."""
-    rotated = "" if rope.rotary_dim == rope.head_dim else f"{rope.rotary_dim} of "
+    """The rope in a line: pairing, width and base, and all else that is not plain."""
     pairs = rope.pairing if rope.pairing_out is None else f"{rope.pairing} to {rope.pairing_out}"
-    text = f"{pairs} pairs, {rotated}{rope.head_dim} coordinates, "
-    text += "explicit frequencies" if rope.base is None else f"base {rope.base:.12g}"
-    law = rope.scaling
-    if law is None:
-        return text
-    factor = getattr(law, "factor", None)
-    return f"{text}, {type(law).__name__}" + ("" if factor is None else f" (factor {factor:g})")
+    width = "" if rope.rotary_dim == rope.head_dim else f"{rope.rotary_dim} of "
+    start = f" from {rope.rotary_start} on" if rope.rotary_start else ""
+    parts = [f"{pairs} pairs", f"{width}{rope.head_dim} coordinates{start}"]
+    parts += ["explicit frequencies" if rope.base is None else f"base {rope.base:.12g}"]
+    parts += ["in float32"] if rope.inv_freq_dtype == "float32" else []
+    if (law := rope.scaling) is not None:
+        factor = getattr(law, "factor", None)
+        parts += [type(law).__name__ + ("" if factor is None else f" (factor {factor:g})")]
+    if rope.axes.n_axes > 1:
+        counts = map(rope.axes.axis_of_pair(rope.num_pairs).count, range(rope.axes.n_axes))
+        parts += [f"{type(rope.axes).__name__} axes of {', '.join(map(str, counts))} pairs"]
+    parts += ["clockwise"] if rope.direction < 0 else []
+    return ", ".join(parts)
 
 
 def _freeze(value: Any, *mappings: str) -> None:

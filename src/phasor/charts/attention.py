@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import altair as alt
 import numpy as np
 from numpy.typing import ArrayLike
 
-from phasor._checks import whole
+from phasor._checks import short_repr, whole
 from phasor.charts.style import (
     chart_of,
+    check_by_name,
+    check_list,
     curves,
     darkness,
     horizontal_line,
@@ -21,6 +23,7 @@ from phasor.charts.style import (
     token_curves,
 )
 from phasor.errors import SpecError, TensorError
+from phasor.layers import check_rope
 from phasor.papers import cosine, linear_weights
 from phasor.papers.heads import attention_map, attention_weight, required_alpha
 from phasor.rope import Rope
@@ -55,6 +58,8 @@ def attention_chart(
     >>> chart.concat[1].title
     'offset 1 (the previous token)'
     """
+    check_rope("rope", rope)
+    check_list("offsets", offsets)
     whole("number of offsets", len(offsets), least=1)
     tokens = whole("tokens", tokens, least=2)
     offsets = [whole("each offset", offset, least=0, most=tokens - 1) for offset in offsets]
@@ -102,12 +107,16 @@ def usage_chart(norms: Mapping[str, ArrayLike]) -> alt.FacetChart:
     >>> len(chart.data.values)
     768
     """
-    layers = {name: np.asarray(array, np.float64) for name, array in norms.items()}
-    if not layers:
-        raise TensorError("norms must hold a layer at least, got none")
+    if not (isinstance(cast(object, norms), Mapping) and norms):
+        raise TensorError(
+            "norms must hold [heads, num_pairs] for a layer at least, by its name, such as "
+            f"{{'layer 0': norms}}, got {short_repr(norms)}"
+        )
+    layers = {name: np.asarray(array) for name, array in norms.items()}
     width = next(iter(layers.values())).shape[-1:]
     for name, array in layers.items():
-        if array.ndim != 2 or array.shape[-1:] != width or 0 in array.shape:
+        known = array.dtype != object and array.ndim == 2 and 0 not in array.shape
+        if not known or array.shape[-1:] != width:
             raise TensorError(
                 f"norms must be [heads, num_pairs], of as many pairs in every layer, "
                 f"got {list(array.shape)} in {name!r}; draw layers of other widths by themselves"
@@ -161,6 +170,8 @@ def required_alpha_chart(
     >>> [row["context"] for row in chart.data.values]
     [4, 64]
     """
+    check_list("contexts", contexts)
+    check_list("weights", weights)
     series = {
         f"{weight:g}": [required_alpha(rope, tokens, weight) for tokens in contexts]
         for weight in weights
@@ -201,6 +212,9 @@ def previous_token_chart(
     >>> [row["weight"] > 0.5 for row in chart.data.values]
     [True, True]
     """
+    check_by_name("ropes", ropes, Rope)
+    check_rope("trained", trained)
+    check_list("contexts", contexts)
     series = {
         name: [
             attention_weight(rope, alpha * rope.logit_factor / trained.logit_factor, tokens)
@@ -239,6 +253,8 @@ def linear_chart(rope: Rope, lengths: Sequence[int], *, draws: int) -> alt.Conca
     >>> chart = linear_chart(Rope(head_dim=64, pairing="half"), [64, 256], draws=4)
     >>> chart.save("linear.svg")  # doctest: +SKIP
     """
+    check_rope("rope", rope)
+    check_list("lengths", lengths)
     if not lengths:
         raise SpecError("lengths must hold a number of keys at least, got none")
     whole("draws", draws, least=1)

@@ -10,6 +10,7 @@ import numpy as np
 from phasor.charts.curves import law_menu
 from phasor.charts.style import (
     chart_of,
+    check_by_name,
     colour,
     curves,
     darkness,
@@ -173,6 +174,7 @@ def turns_chart(ways: Mapping[str, Coverage]) -> alt.LayerChart:
 
 def _shared_training(ways: Mapping[str, Coverage]) -> Coverage:
     """The first of the extensions, which must share their training and their length."""
+    check_by_name("ways", ways, Coverage)
     if not ways:
         raise SpecError("ways must hold a coverage at least, got none")
     first = next(iter(ways.values()))

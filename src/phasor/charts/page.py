@@ -6,12 +6,13 @@ import json
 from collections.abc import Callable
 from functools import cache
 from importlib import resources
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import vl_convert
 from jinja2 import Environment, StrictUndefined
 
+from phasor._checks import short_repr
 from phasor.charts.attention import previous_token_chart, required_alpha_chart
 from phasor.charts.coverage import turns_chart
 from phasor.charts.curves import cosine_chart, decay_chart, precision_chart, scaling_chart
@@ -55,6 +56,11 @@ def report(
     >>> report(toy).startswith("<!doctype html>")
     True
     """
+    if not isinstance(cast(object, ropes), LayerRopes):
+        raise SpecError(
+            "ropes must be those of a model, as phasor.load or phasor.preset returns them, got "
+            f"{short_repr(ropes)}"
+        )
     if not ropes.ropes:
         raise SpecError(f"no layer of {ropes.name} has a rotary embedding to report on")
     context = ropes.context if context is None else context

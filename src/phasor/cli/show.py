@@ -82,7 +82,8 @@ def print_model(
         if not every_pair and len(rows) > _MOST_ROWS:
             screen.print_line(f"  A selection of {len(rows)} pairs; --pairs shows all.")
     screen.print_line()
-    screen.print_line(f"Softmax scale: multiplied by {ropes.softmax_factor:.6g}")
+    if ropes.softmax_factor != 1:
+        screen.print_line(f"Softmax scale: multiplied by {ropes.softmax_factor:.6g}")
     for note in ropes.notes:
         screen.print_line(f"Note: {note}")
 
