@@ -95,8 +95,8 @@ def coverage_chart(ways: Mapping[str, Coverage]) -> alt.VConcatChart:
 def turns_chart(ways: Mapping[str, Coverage]) -> alt.LayerChart:
     """Turns of every pair over a context that a slider sets, under a law that a menu picks.
 
-    A pair's mark tells whether all its angles over that context occurred in training. A saved
-    picture shows the trained context under the first law.
+    A pair's mark tells whether all its angles over that context occurred in training. It opens, and
+    a saved picture stays, at the longest context under the first law.
 
     Args:
         ways: Extensions of one training, by name, as `coverage_chart` takes them.
@@ -117,7 +117,7 @@ def turns_chart(ways: Mapping[str, Coverage]) -> alt.LayerChart:
     slider = alt.binding_range(
         min=context - (context - 1) // step * step, max=to, step=step, name="Context, tokens "
     )
-    tokens = alt.param(name="tokens", value=context, bind=slider)
+    tokens = alt.param(name="tokens", value=to, bind=slider)
     per_token = {name: way.extended_turns / to for name, way in ways.items()}
     rows = [
         row
