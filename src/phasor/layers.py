@@ -28,7 +28,7 @@ class ConfigLocation:
         ignores_scaling: Whether the model's class ignores laws and other bases in its config.
         path: Path of this language model's config inside the file of a larger model, keys
             joined by dots; empty where it is the file itself.
-        keys: The keys of that config; empty where no Hugging Face config was read.
+        values: That config; empty where no Hugging Face config was read.
 
     >>> ConfigLocation(labels={"full": "full_attention"}).label("full")
     'full_attention'
@@ -38,13 +38,13 @@ class ConfigLocation:
     unused_blocks: Mapping[str, Rope] = field(default_factory=dict[str, Rope])
     ignores_scaling: bool = False
     path: str = ""
-    keys: frozenset[str] = frozenset()
+    values: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def __post_init__(self) -> None:
-        _freeze(self, "labels", "unused_blocks")
+        _freeze(self, "labels", "unused_blocks", "values")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild(self, "labels", "unused_blocks"), ()
+        return _rebuild(self, "labels", "unused_blocks", "values"), ()
 
     def label(self, kind: str) -> str:
         """Name of the block of one kind of layer."""

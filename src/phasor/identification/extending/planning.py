@@ -11,6 +11,7 @@ from phasor._checks import whole
 from phasor.axes import Axial
 from phasor.describe import static_rope
 from phasor.errors import ConfigError, SpecError
+from phasor.files.configs.cache_size import CacheSize, cache_size
 from phasor.files.configs.facts import table
 from phasor.files.configs.writing import config_keys
 from phasor.files.presets import DocumentedExtension, documented_extension
@@ -108,6 +109,7 @@ class ExtensionPlan:
         to: Tokens of the wanted context.
         options: By name, the unchanged Rope first, then ``"documented"`` if that reaches ``to``.
         documented: The longer context that the model's release documents, if phasor knows one.
+        cache: The keys and values of one sequence of ``context`` tokens, and of one of ``to``.
     """
 
     model: str
@@ -119,6 +121,7 @@ class ExtensionPlan:
     to: int
     options: Mapping[str, ExtensionOption]
     documented: DocumentedExtension | None
+    cache: CacheSize
 
     @property
     def recommended(self) -> str | None:
@@ -152,6 +155,18 @@ class ExtensionPlan:
         if self.recommended is not None:
             return finding, f"Recommended: that, called {DOCUMENTED!r} here."
         return finding, f"For {self.to} tokens no law is recommended.", _MEASURING_ADVICE
+
+    @property
+    def costs(self) -> tuple[str, ...]:
+        """The memory that keys and values take before and after, and the formula of it."""
+        if self.cache.bytes is None:
+            return (f"Keys and values of a sequence: not counted, as {self.cache.formula}.",)
+        before, after = (f"{count / 2**30:.4g} GiB" for count in self.cache.bytes)
+        return (
+            f"Keys and values of a sequence: {before} at {self.context} tokens, "
+            f"{after} at {self.to}.",
+            f"  {self.cache.formula}",
+        )
 
     def option(self, law: str | None) -> ExtensionOption:
         """The option with this law; with None the recommended one.
@@ -212,6 +227,11 @@ class ExtensionPlan:
             "inside": self.inside,
             "context": self.context,
             "to": self.to,
+            "cache": {
+                "bytes": self.cache.bytes
+                and dict(zip(("before", "after"), self.cache.bytes, strict=True)),
+                "formula": self.cache.formula,
+            },
             "documented": None
             if release is None
             else {"model": release.model, "reach": release.reach, "source": release.source},
@@ -344,7 +364,7 @@ def plan_extension(
     if ropes.has_blocks_by_kind:
         lists = ("replaced", "replaced_by_kind")
     replaceable: list[str] = [key for name in lists for key in table().files[name]]
-    in_file = ropes.in_config.keys
+    in_file = ropes.in_config.values
     return ExtensionPlan(
         model=ropes.name,
         kinds=tuple(names),
@@ -355,6 +375,7 @@ def plan_extension(
         to=to,
         options={name: make_option(name, scaled_rope) for name, scaled_rope in by_law.items()},
         documented=documented,
+        cache=cache_size(ropes, length, to),
     )
 
 
