@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from phasor import PositionError, Rope, diff
 from phasor.angles import cos_sin
-from phasor.axes import Alternating, Axes, Axial, InterleavedSections, OneAxis, Sectioned
+from phasor.axes import AXES, Alternating, Axes, Axial, InterleavedSections, OneAxis, Sectioned
 from phasor.errors import SpecError
 
 from . import oracle, strategies
@@ -127,14 +128,28 @@ def test_an_axis_without_pairs_has_no_spectrum() -> None:
     assert Axial((0, 3, 5)).spectra(8) == (3, 5)
 
 
+EXAMPLE = (
+    "sections must be a pair count for each axis, such as {}((16, 24, 24)) where a head has 64 "
+    "pairs, got {}"
+)
 ALTERNATING = "sections must be (time, height, width) with height equal to width, got "
+
+
+@pytest.mark.parametrize("layout", [one for one in AXES.values() if one is not OneAxis])
+def test_the_example_in_the_error_of_a_layout_is_one(layout: Any) -> None:
+    """It can be copied: three axes for the 64 pairs of a head of 128."""
+    with pytest.raises(SpecError) as caught:
+        layout(2)
+    (example,) = re.findall(r"such as (.*) where", str(caught.value))
+    made = eval(example, {layout.__name__: layout})
+    assert Rope(head_dim=128, pairing="half", axes=made).axes.n_axes == 3
 
 
 @pytest.mark.parametrize(
     ("build", "text"),
     [
-        (lambda: Sectioned("16"), "sections must be a sequence of pair counts, got '16'"),
-        (lambda: Axial(64), "sections must be a sequence of pair counts, got 64"),
+        (lambda: Sectioned("16"), EXAMPLE.format("Sectioned", "'16'")),
+        (lambda: Axial(64), EXAMPLE.format("Axial", "64")),
         (
             lambda: InterleavedSections([64]),
             "sections must name at least two axes, got [64]; one axis is OneAxis(), the default",

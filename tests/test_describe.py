@@ -7,7 +7,7 @@ import pytest
 from phasor import Rope, preset
 from phasor.axes import Sectioned
 from phasor.describe import as_plain, pair_rows, ranges, sentences, static_rope
-from phasor.scaling import Cope, Linear, LongRope, Proportional, Resonance, Yarn
+from phasor.scaling import Cope, Linear, LongRope, PerPair, Proportional, Resonance, Yarn
 
 PLAIN = Rope(head_dim=128, pairing="half", base=10_000.0)
 
@@ -23,7 +23,10 @@ SAID: dict[str, Rope] = {
     "Pairs 0-44 kept; 45-62 divided by 1.00687 to 146.642; 63 stopped.": (
         replace(PLAIN, scaling=Cope())
     ),
-    "Pairs 0-25 kept; 26-49 divided by less; 50-63 divided by 8.": (
+    "Pairs 0 kept; 1 divided by 2; 2-63 divided by 8.": (
+        replace(PLAIN, scaling=PerPair(factors=(1.0, 2.0, *[8.0] * 62)))
+    ),
+    "Pairs 0-25 kept; 26-49 divided by 1.03627 to 6.25; 50-63 divided by 8.": (
         replace(PLAIN, scaling=Yarn(factor=8.0, original_max_positions=8192))
     ),
     "Coordinates 128 to 191 of 192 turn, the others pass, in 32 pairs (2i, 2i + 1), "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,8 @@ import torch
 
 from phasor import LayerRopes, Rope, SpecError, diff, preset
 from phasor.angles import wavelengths
+from phasor.axes import Axial, InterleavedSections, Sectioned
+from phasor.layers import summarize
 from phasor.numpy import rotate
 from phasor.scaling import DynamicNTK, Linear, Yarn
 from phasor.torch import rotate_qk
@@ -47,6 +49,61 @@ def test_a_layer_that_does_not_exist_is_an_index_error(index: int) -> None:
     """Which is also what ends iteration."""
     with pytest.raises(IndexError):
         gemma()[index]
+
+
+def test_a_list_of_ropes_is_answered_with_the_fields() -> None:
+    """Whose example makes a model of the ropes that came."""
+    with pytest.raises(SpecError, match="takes its fields by name, got \\[Rope") as caught:
+        LayerRopes([LOCAL, None])  # type: ignore[call-arg]
+    example = str(caught.value).split(": ", 1)[1]
+    made = eval(example, {"LayerRopes": LayerRopes, "rope": LOCAL})
+    assert list(made) == [LOCAL, None]
+
+
+PARTIAL = replace(GLOBAL, rotary_dim=4)
+#: By field, a rope that differs from it in that field alone; explicit frequencies have no base.
+OTHERS: dict[str, Rope] = {
+    name: replace(PARTIAL, **{name: value})
+    for name, value in {
+        "head_dim": 10,
+        "pairing": "interleaved",
+        "base": 1e5,
+        "rotary_dim": 6,
+        "rotary_start": 2,
+        "scaling": Yarn(factor=8.0, original_max_positions=64),
+        "axes": Sectioned((1, 1)),
+        "direction": -1,
+        "pairing_out": "interleaved",
+        "inv_freq_dtype": "float32",
+    }.items()
+} | {
+    "explicit_inv_freq": Rope(
+        head_dim=8, pairing="half", rotary_dim=4, explicit_inv_freq=(1.0, 0.5)
+    )
+}
+
+
+def test_ropes_that_differ_do_not_look_alike() -> None:
+    """Whichever field it is: all summaries are different, on one line, and say the kind of axes."""
+    assert set(OTHERS) == {field.name for field in fields(Rope)}
+    said = [summarize(rope) for rope in (LOCAL, GLOBAL, PARTIAL, *OTHERS.values())]
+    assert len(set(said)) == len(said)
+    assert not any("\n" in text for text in said)
+    layouts = [Sectioned((1, 3)), Axial((1, 3)), Axial((2, 2)), InterleavedSections((2, 2))]
+    texts = {summarize(replace(LOCAL, axes=layout)) for layout in layouts}
+    assert len(texts) == len(layouts)
+
+
+def test_a_model_prints_the_axes_the_sign_and_the_slice() -> None:
+    """In the line of their kind; what is plain is not said."""
+    odd = replace(LOCAL, rotary_dim=4, rotary_start=2, direction=-1, axes=Sectioned((1, 1)))
+    ropes = LayerRopes(name="toy", layer_kinds=("odd", "plain"), kinds={"odd": odd, "plain": LOCAL})
+    _, of_odd, of_plain = str(ropes).splitlines()
+    assert of_odd == (
+        "  odd (1 layers): half pairs, 4 of 8 coordinates from 2 on, base 10000, "
+        "Sectioned axes of 1, 1 pairs, clockwise"
+    )
+    assert of_plain == "  plain (1 layers): half pairs, 8 coordinates, base 10000"
 
 
 def test_the_different_ropes_come_once_each() -> None:

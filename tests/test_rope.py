@@ -112,7 +112,11 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
     ({"rotary_start": -1}, "rotary_start must be a whole number >= 0, got -1"),
     ({"scaling": "linear"}, f"{LAW} 'linear'"),
     ({"scaling": Linear}, f"{LAW} <class 'phasor.scaling.laws.Linear'>"),
-    ({"axes": (2, 2)}, "axes must be one of phasor.axes, got (2, 2)"),
+    (
+        {"axes": (2, 2)},
+        "axes must be one of phasor.axes, such as phasor.axes.Axial((16, 16)) where a head has 32 "
+        "pairs, got (2, 2)",
+    ),
     (
         {"axes": Sectioned((2, 3))},
         "sections [2, 3] must add up to the number of pairs (rotary_dim / 2 = 4), got 5",

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from difflib import get_close_matches
 from numbers import Integral, Real
 from operator import index
 from typing import Any, cast
@@ -119,6 +121,25 @@ def boolean(name: str, value: Any, hint: str = "") -> bool:
     if type(value) is not bool:
         raise SpecError(f"{name} must be True or False, got {short_repr(value)}{hint}")
     return value
+
+
+def find_name(word: object, known: Iterable[str]) -> str | None:
+    """The one of the ``known`` names that is ``word`` but for capitals and punctuation, or None.
+
+    Numbers stay apart: "Llama3.1-8B" is "llama-3.1-8b", and "Llama-3-18B" is not.
+    """
+    names = {_letters_and_numbers(name): name for name in known}
+    return names.get(_letters_and_numbers(word))
+
+
+def _letters_and_numbers(word: object) -> tuple[str, ...]:
+    return tuple(re.findall(r"[^\W\d_]+|\d+", str(word).lower()))
+
+
+def did_you_mean(word: object, known: Iterable[str]) -> str:
+    """The question at the end of an error about a name that is not known; "" if none is near."""
+    near = get_close_matches(str(word).lower(), tuple(known), n=3, cutoff=0.5)
+    return f"did you mean {', '.join(map(repr, near))}?" if near else ""
 
 
 def choice(name: str, value: Any, allowed: Iterable[Any]) -> Any:

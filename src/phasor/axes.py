@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
-from phasor._checks import whole
+from phasor._checks import short_repr, whole
 from phasor.errors import SpecError
 
 
@@ -60,7 +60,11 @@ class _Sections(Axes):
 
     def __post_init__(self) -> None:
         if isinstance(self.sections, (str, bytes)) or not hasattr(self.sections, "__iter__"):
-            raise SpecError(f"sections must be a sequence of pair counts, got {self.sections!r}")
+            raise SpecError(
+                "sections must be a pair count for each axis, such as "
+                f"{type(self).__name__}((16, 24, 24)) where a head has 64 pairs, "
+                f"got {short_repr(self.sections)}"
+            )
         counts = tuple(whole(f"sections[{i}]", n, least=0) for i, n in enumerate(self.sections))
         if len(counts) < 2:
             raise SpecError(

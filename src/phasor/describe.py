@@ -147,7 +147,8 @@ def _pairs_by_effect(rope: Rope) -> Iterable[tuple[str, list[int]]]:
     true_divisors = [d for d in divisors if d is not None and d != 1.0]
     largest = max(true_divisors, default=1.0)
     has_plateau = true_divisors.count(largest) > 1  # several pairs have one divisor, as in YaRN
-    span = f"{min(true_divisors, default=1.0):.6g} to {largest:.6g}"
+    others = [d for d in true_divisors if not (has_plateau and d == largest)]
+    ends = dict.fromkeys(f"{end(others):.6g}" for end in (min, max) if others)
     groups: dict[str, list[int]] = {}
     for pair, divisor in enumerate(divisors):
         if divisor is None:
@@ -157,7 +158,7 @@ def _pairs_by_effect(rope: Rope) -> Iterable[tuple[str, list[int]]]:
         elif has_plateau and divisor == largest:
             effect = f"divided by {largest:.6g}"
         else:
-            effect = "divided by " + ("less" if has_plateau else span)
+            effect = f"divided by {' to '.join(ends)}"
         groups.setdefault(effect, []).append(pair)
     return groups.items()
 

@@ -9,7 +9,6 @@ from types import MappingProxyType
 from typing import Any, cast, overload
 
 from phasor._checks import short_repr, whole
-from phasor.axes import OneAxis
 from phasor.errors import ConfigError, SpecError
 from phasor.rope import Rope
 from phasor.scaling import Rule
@@ -29,7 +28,7 @@ class ConfigLocation:
         ignores_scaling: Whether the model's class ignores laws and other bases in its config.
         path: Path of this language model's config inside the file of a larger model, keys
             joined by dots; empty where it is the file itself.
-        keys: The keys of that config; empty where no Hugging Face config was read.
+        values: That config; empty where no Hugging Face config was read.
 
     >>> ConfigLocation(labels={"full": "full_attention"}).label("full")
     'full_attention'
@@ -39,13 +38,13 @@ class ConfigLocation:
     unused_blocks: Mapping[str, Rope] = field(default_factory=dict[str, Rope])
     ignores_scaling: bool = False
     path: str = ""
-    keys: frozenset[str] = frozenset()
+    values: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def __post_init__(self) -> None:
-        _freeze(self, "labels", "unused_blocks")
+        _freeze(self, "labels", "unused_blocks", "values")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild(self, "labels", "unused_blocks"), ()
+        return _rebuild(self, "labels", "unused_blocks", "values"), ()
 
     def label(self, kind: str) -> str:
         """Name of the block of one kind of layer."""
@@ -85,6 +84,15 @@ class LayerRopes(Sequence[Rope | None]):
     num_kv_heads: int | None = None
     notes: tuple[str, ...] = field(default=(), compare=False)
     in_config: ConfigLocation = field(default_factory=ConfigLocation, compare=False)
+
+    def __new__(cls, *values: object, **fields: object) -> LayerRopes:
+        if values:
+            raise SpecError(
+                f"LayerRopes takes its fields by name, got {short_repr(values[0])}; give the kind "
+                "of every layer and the rope of every kind: LayerRopes(name='mine', "
+                "layer_kinds=('rope', 'nope'), kinds={'rope': rope, 'nope': None})"
+            )
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         if not self.layer_kinds:
@@ -206,26 +214,32 @@ def rope_hint(value: object) -> str:
     return f", the ropes of {len(value)} layers: take ropes[0], or ropes[layer]"
 
 
-def summarize(rope: Rope) -> str:
-    """The rope in half a line: pairing, slice, direction, axes, base, law.
+def check_rope(name: str, value: object) -> None:
+    """Refuse what is no Rope.
 
-    >>> summarize(Rope(head_dim=64, pairing="half", rotary_dim=32, direction=-1))
-    'half pairs, coordinates 0-31 of 64, clockwise, base 10000'
+    Raises:
+        SpecError: If ``value`` is none, with the way to one if it is `LayerRopes`.
     """
+    if not isinstance(value, Rope):
+        raise SpecError(f"{name} must be a phasor.Rope, got {short_repr(value)}{rope_hint(value)}")
+
+
+def summarize(rope: Rope) -> str:
+    """The rope in a line: pairing, width and base, and all else that is not plain."""
     pairs = rope.pairing if rope.pairing_out is None else f"{rope.pairing} to {rope.pairing_out}"
-    rotated = f"{rope.head_dim} coordinates"
-    if rope.rotary_dim < rope.head_dim:
-        end = rope.rotary_start + rope.rotary_dim - 1
-        rotated = f"coordinates {rope.rotary_start}-{end} of {rope.head_dim}"
-    clockwise = ", clockwise" if rope.direction < 0 else ""
-    axes = "" if isinstance(rope.axes, OneAxis) else f", {rope.axes!r}"
-    text = f"{pairs} pairs, {rotated}{clockwise}{axes}, "
-    text += "explicit frequencies" if rope.base is None else f"base {rope.base:.12g}"
-    law = rope.scaling
-    if law is None:
-        return text
-    factor = getattr(law, "factor", None)
-    return f"{text}, {type(law).__name__}" + ("" if factor is None else f" (factor {factor:g})")
+    width = "" if rope.rotary_dim == rope.head_dim else f"{rope.rotary_dim} of "
+    start = f" from {rope.rotary_start} on" if rope.rotary_start else ""
+    parts = [f"{pairs} pairs", f"{width}{rope.head_dim} coordinates{start}"]
+    parts += ["explicit frequencies" if rope.base is None else f"base {rope.base:.12g}"]
+    parts += ["in float32"] if rope.inv_freq_dtype == "float32" else []
+    if (law := rope.scaling) is not None:
+        factor = getattr(law, "factor", None)
+        parts += [type(law).__name__ + ("" if factor is None else f" (factor {factor:g})")]
+    if rope.axes.n_axes > 1:
+        counts = map(rope.axes.axis_of_pair(rope.num_pairs).count, range(rope.axes.n_axes))
+        parts += [f"{type(rope.axes).__name__} axes of {', '.join(map(str, counts))} pairs"]
+    parts += ["clockwise"] if rope.direction < 0 else []
+    return ", ".join(parts)
 
 
 def _freeze(value: Any, *mappings: str) -> None:

@@ -126,7 +126,10 @@ class Rope:
         if cast(object, self.axes) is None:
             set_field("axes", OneAxis())
         if not isinstance(cast(object, self.axes), Axes):
-            raise SpecError(f"axes must be one of phasor.axes, got {short_repr(self.axes)}")
+            raise SpecError(
+                "axes must be one of phasor.axes, such as phasor.axes.Axial((16, 16)) where "
+                f"a head has 32 pairs, got {short_repr(self.axes)}"
+            )
         self.axes.axis_of_pair(self.num_pairs)
         self._check_frequencies(set_field)
         # the hash, and the operator's argument: computed once, as both are needed at every call

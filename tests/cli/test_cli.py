@@ -1,6 +1,7 @@
 """The command line: what it prints, where it prints it, and how it ends."""
 
 import json
+import math
 import os
 import re
 import subprocess
@@ -29,9 +30,20 @@ def test_show_says_what_a_config_means():
     done = run_phasor("show", EXAMPLE)
     assert done.returncode == 0
     assert "All 128 coordinates of a head turn, in 64 pairs (i, i + 64)." in done.stdout
-    assert "Pairs 0-28 kept; 29-34 divided by less; 35-63 divided by 8." in done.stdout
+    # a hand's blend: 1 / (s + (1 - s) / 8) with s a third of the pair's turns in 8192, less one
+    groups = "Pairs 0-28 kept; 29-34 divided by 1.20748 to 5.25733; 35-63 divided by 8."
+    assert groups in done.stdout
     assert "Pairs 35-63 never complete a turn within 8192 positions before the extension." in (
         done.stdout
+    )
+
+
+def test_show_says_only_what_is_done_to_the_softmax():
+    """A factor of 1 is none; DeepSeek's is the square of 0.1 ln 40 + 1."""
+    assert "Softmax" not in run_phasor("show", "llama-3.1-8b").stdout
+    factor = (0.1 * math.log(40) + 1) ** 2
+    assert (
+        f"Softmax scale: multiplied by {factor:.6g}\n" in run_phasor("show", "deepseek-v3").stdout
     )
 
 
@@ -301,7 +313,7 @@ def test_phasor_alone_prints_its_help():
     """A command a line, and exit status 0."""
     done = run_phasor()
     assert (done.returncode, done.stderr) == (0, "")
-    listed = done.stdout[done.stdout.index("Commands:") :].splitlines()[1:]
+    listed = done.stdout.split("Commands:\n")[1].split("\n\n")[0].splitlines()
     assert [line.split()[0] for line in listed] == list(COMMANDS)
     assert done.stdout == run_phasor("--help").stdout
 

@@ -11,8 +11,6 @@ chart reads in grey. Needs ``altair`` and ``vl-convert-python``, the extra ``cha
 from phasor.charts.attention import (
     attention_chart,
     linear_chart,
-    previous_token_chart,
-    required_alpha_chart,
     usage_chart,
 )
 from phasor.charts.coverage import coverage_chart, turns_chart
@@ -32,9 +30,7 @@ __all__ = [
     "decay_chart",
     "linear_chart",
     "precision_chart",
-    "previous_token_chart",
     "report",
-    "required_alpha_chart",
     "rotation_chart",
     "scaling_chart",
     "turns_chart",

@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import altair as alt
 import numpy as np
 from numpy.typing import ArrayLike
 
-from phasor._checks import whole
+from phasor._checks import short_repr, whole
 from phasor.charts.style import (
     chart_of,
+    check_list,
     curves,
     darkness,
     horizontal_line,
     layer,
     records,
     style_for_paper,
-    token_curves,
 )
 from phasor.errors import SpecError, TensorError
+from phasor.layers import check_rope
 from phasor.papers import cosine, linear_weights
-from phasor.papers.heads import attention_map, attention_weight, required_alpha
+from phasor.papers.heads import attention_map
 from phasor.rope import Rope
 
 _OFFSET_NAMES = {0: "the token itself", 1: "the previous token"}
@@ -55,6 +56,8 @@ def attention_chart(
     >>> chart.concat[1].title
     'offset 1 (the previous token)'
     """
+    check_rope("rope", rope)
+    check_list("offsets", offsets)
     whole("number of offsets", len(offsets), least=1)
     tokens = whole("tokens", tokens, least=2)
     offsets = [whole("each offset", offset, least=0, most=tokens - 1) for offset in offsets]
@@ -102,12 +105,16 @@ def usage_chart(norms: Mapping[str, ArrayLike]) -> alt.FacetChart:
     >>> len(chart.data.values)
     768
     """
-    layers = {name: np.asarray(array, np.float64) for name, array in norms.items()}
-    if not layers:
-        raise TensorError("norms must hold a layer at least, got none")
+    if not (isinstance(cast(object, norms), Mapping) and norms):
+        raise TensorError(
+            "norms must hold [heads, num_pairs] for a layer at least, by its name, such as "
+            f"{{'layer 0': norms}}, got {short_repr(norms)}"
+        )
+    layers = {name: np.asarray(array) for name, array in norms.items()}
     width = next(iter(layers.values())).shape[-1:]
     for name, array in layers.items():
-        if array.ndim != 2 or array.shape[-1:] != width or 0 in array.shape:
+        known = array.dtype != object and array.ndim == 2 and 0 not in array.shape
+        if not known or array.shape[-1:] != width:
             raise TensorError(
                 f"norms must be [heads, num_pairs], of as many pairs in every layer, "
                 f"got {list(array.shape)} in {name!r}; draw layers of other widths by themselves"
@@ -139,84 +146,6 @@ def usage_chart(norms: Mapping[str, ArrayLike]) -> alt.FacetChart:
     return style_for_paper(chart, "Mean length of each pair, a row for each head of each layer.")
 
 
-def required_alpha_chart(
-    rope: Rope,
-    contexts: Sequence[int],
-    *,
-    weights: Sequence[float] = (0.5, 0.9, 0.99),
-    context: int | None = None,
-) -> alt.LayerChart:
-    """The least sharpness for a weight on the previous token, `phasor.papers.heads.required_alpha`.
-
-    Args:
-        rope: What rotates queries and keys.
-        contexts: Lengths of the sequence, ascending.
-        weights: Attention that the previous token gets, a curve for each.
-        context: Length of the training, marked by a line.
-
-    Raises:
-        SpecError: If no sharpness reaches a weight, or a number is not in its range.
-
-    >>> chart = required_alpha_chart(Rope(head_dim=64, pairing="half"), [4, 64], weights=[0.9])
-    >>> [row["context"] for row in chart.data.values]
-    [4, 64]
-    """
-    series = {
-        f"{weight:g}": [required_alpha(rope, tokens, weight) for tokens in contexts]
-        for weight in weights
-    }
-    y = alt.Y("alpha:Q", title="sharpness needed (alpha)", scale=alt.Scale(zero=True))
-    chart = token_curves("context", contexts, series, y, context=context)
-    return style_for_paper(
-        chart.properties(width=380, height=260),
-        "Sharpness that a previous-token head needs to give its token a weight, against context.",
-    )
-
-
-def previous_token_chart(
-    ropes: Mapping[str, Rope],
-    contexts: Sequence[int],
-    *,
-    trained: Rope,
-    alpha: float,
-    context: int | None = None,
-) -> alt.LayerChart:
-    """The weight of a trained previous-token head on its token under each Rope, against context.
-
-    `phasor.papers.heads.attention_weight`, at ``alpha`` times what the Rope's factor on the logits
-    (YaRN's temperature) adds to that of the training.
-
-    Args:
-        ropes: Up to eight Ropes, by the name their curve gets.
-        contexts: Lengths of the sequence, ascending.
-        trained: The Rope of the training.
-        alpha: The head's sharpness there.
-        context: Length of the training, marked by a line.
-
-    Raises:
-        SpecError: If there are more Ropes than styles of lines, or a number is not in its range.
-
-    >>> rope = Rope(head_dim=64, pairing="half")
-    >>> chart = previous_token_chart({"plain": rope}, [4, 64], trained=rope, alpha=30.0)
-    >>> [row["weight"] > 0.5 for row in chart.data.values]
-    [True, True]
-    """
-    series = {
-        name: [
-            attention_weight(rope, alpha * rope.logit_factor / trained.logit_factor, tokens)
-            for tokens in contexts
-        ]
-        for name, rope in ropes.items()
-    }
-    scale = alt.Scale(domain=[0, 1])
-    y = alt.Y("weight:Q", title="weight of the previous token", scale=scale)
-    chart = token_curves("context", contexts, series, y, context=context)
-    return style_for_paper(
-        chart.properties(width=380, height=260),
-        "Attention that a trained previous-token head keeps on its token.",
-    )
-
-
 def linear_chart(rope: Rope, lengths: Sequence[int], *, draws: int) -> alt.ConcatChart:
     """Share of negative weights of linear attention, and their sum, against the number of keys.
 
@@ -239,6 +168,8 @@ def linear_chart(rope: Rope, lengths: Sequence[int], *, draws: int) -> alt.Conca
     >>> chart = linear_chart(Rope(head_dim=64, pairing="half"), [64, 256], draws=4)
     >>> chart.save("linear.svg")  # doctest: +SKIP
     """
+    check_rope("rope", rope)
+    check_list("lengths", lengths)
     if not lengths:
         raise SpecError("lengths must hold a number of keys at least, got none")
     whole("draws", draws, least=1)

@@ -10,6 +10,7 @@ import numpy as np
 from phasor.charts.curves import law_menu
 from phasor.charts.style import (
     chart_of,
+    check_by_name,
     colour,
     curves,
     darkness,
@@ -94,8 +95,8 @@ def coverage_chart(ways: Mapping[str, Coverage]) -> alt.VConcatChart:
 def turns_chart(ways: Mapping[str, Coverage]) -> alt.LayerChart:
     """Turns of every pair over a context that a slider sets, under a law that a menu picks.
 
-    A pair's mark tells whether all its angles over that context occurred in training. A saved
-    picture shows the trained context under the first law.
+    A pair's mark tells whether all its angles over that context occurred in training. It opens, and
+    a saved picture stays, at the longest context under the first law.
 
     Args:
         ways: Extensions of one training, by name, as `coverage_chart` takes them.
@@ -116,7 +117,7 @@ def turns_chart(ways: Mapping[str, Coverage]) -> alt.LayerChart:
     slider = alt.binding_range(
         min=context - (context - 1) // step * step, max=to, step=step, name="Context, tokens "
     )
-    tokens = alt.param(name="tokens", value=context, bind=slider)
+    tokens = alt.param(name="tokens", value=to, bind=slider)
     per_token = {name: way.extended_turns / to for name, way in ways.items()}
     rows = [
         row
@@ -173,6 +174,7 @@ def turns_chart(ways: Mapping[str, Coverage]) -> alt.LayerChart:
 
 def _shared_training(ways: Mapping[str, Coverage]) -> Coverage:
     """The first of the extensions, which must share their training and their length."""
+    check_by_name("ways", ways, Coverage)
     if not ways:
         raise SpecError("ways must hold a coverage at least, got none")
     first = next(iter(ways.values()))

@@ -14,6 +14,8 @@ from phasor._checks import whole
 from phasor.angles import cos_sin, wavelengths
 from phasor.charts.style import (
     chart_of,
+    check_by_name,
+    check_list,
     curves,
     darkness,
     horizontal_line,
@@ -26,6 +28,7 @@ from phasor.charts.style import (
     trained_mark,
 )
 from phasor.errors import SpecError
+from phasor.layers import check_rope
 from phasor.numpy import repeat_on_axes
 from phasor.papers import KINDS, RECIPES, Kind, Recipe, angle_errors, cosine, decay
 from phasor.positions import span
@@ -66,6 +69,8 @@ def rotation_chart(rope: Rope, *, pairs: Sequence[int], tokens: int) -> alt.Conc
     >>> chart.concat[1].title
     ['pair 16', '62.83 tokens per turn']
     """
+    check_rope("rope", rope)
+    check_list("pairs", pairs)
     whole("number of pairs", len(pairs), least=1)
     indices = [whole("each pair", pair, least=0, most=rope.num_pairs - 1) for pair in pairs]
     positions = span(whole("tokens", tokens, least=2))
@@ -120,6 +125,8 @@ def scaling_chart(rope: Rope, scaled: Mapping[str, Rope]) -> alt.Chart:
     >>> [row["frequency"] for row in chart.data.values]
     [0.125, 0.125]
     """
+    check_rope("rope", rope)
+    check_by_name("scaled", scaled, Rope)
     plain_inv_freq = np.where(rope.inv_freq > 0, rope.inv_freq, np.nan)
     for name, scaled_rope in scaled.items():
         if scaled_rope.num_pairs != rope.num_pairs:
@@ -164,6 +171,8 @@ def decay_chart(
     >>> chart.concat[1].title
     'cut to 6 … 22'
     """
+    check_by_name("ropes", ropes, Rope)
+    check_list("distances", distances)
     series = {name: decay(rope, repeat_on_axes(rope, distances)) for name, rope in ropes.items()}
 
     def panel(**scale: Any) -> alt.LayerChart:
@@ -216,6 +225,9 @@ def cosine_chart(
     >>> chart.concat[0].title
     'aligned: q = k = (1, 1, …)'
     """
+    check_by_name("ropes", ropes, Rope)
+    check_list("distances", distances)
+    check_list("kinds", kinds)
     if not kinds or (menu is not None and len(kinds) > 1):
         raise SpecError(f"kinds must be one or more, and one with a menu, got {len(kinds)}")
 
@@ -267,6 +279,7 @@ def precision_chart(
     >>> len(chart.data.values)  # five recipes, twenty octaves
     100
     """
+    check_rope("rope", rope)
     generator = np.random.default_rng(0)
     octaves = [generator.integers(2**bit, 2 ** (bit + 1), draws) for bit in range(bits)]
     # an exact result has no logarithm

@@ -6,13 +6,13 @@ import json
 from collections.abc import Callable
 from functools import cache
 from importlib import resources
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import vl_convert
 from jinja2 import Environment, StrictUndefined
 
-from phasor.charts.attention import previous_token_chart, required_alpha_chart
+from phasor._checks import short_repr
 from phasor.charts.coverage import turns_chart
 from phasor.charts.curves import cosine_chart, decay_chart, precision_chart, scaling_chart
 from phasor.charts.style import AnyChart, screen_spec, stylesheet
@@ -20,7 +20,7 @@ from phasor.describe import pair_rows, ranges, rule_sentences, sentences, usage_
 from phasor.errors import SpecError
 from phasor.identification import ExtensionPlan, plan_extension
 from phasor.layers import LayerRopes
-from phasor.papers.heads import required_alpha
+from phasor.papers.heads import attention_weight, required_alpha
 from phasor.rope import Rope
 
 _CURVE_POINTS = 240  # distances on a curve
@@ -55,6 +55,11 @@ def report(
     >>> report(toy).startswith("<!doctype html>")
     True
     """
+    if not isinstance(cast(object, ropes), LayerRopes):
+        raise SpecError(
+            "ropes must be those of a model, as phasor.load or phasor.preset returns them, got "
+            f"{short_repr(ropes)}"
+        )
     if not ropes.ropes:
         raise SpecError(f"no layer of {ropes.name} has a rotary embedding to report on")
     context = ropes.context if context is None else context
@@ -111,10 +116,10 @@ def _describe_section(
     kinds = [kind for kind, kind_rope in ropes.kinds.items() if kind_rope == rope]
     planned = plan_extension(ropes, to, kind=kinds, context=context)
     trained = planned.options["unchanged"].rope
-    drawings, alpha, reason = _draw_charts(planned), None, ""
+    alpha, kept, reason = None, dict[str, float](), ""
     try:
         alpha = required_alpha(trained, min(context, _LONGEST_HEAD_CONTEXT), 0.99)
-        drawings |= _draw_head_charts(planned, alpha)
+        kept = _weights_kept(planned, alpha)
     except SpecError as error:  # no pair turns, or all pairs return within the context
         alpha, reason = None, str(error)
     return {
@@ -126,10 +131,11 @@ def _describe_section(
             name: json.dumps(way.config, indent=2) for name, way in planned.options.items()
         },
         "alpha": alpha,
+        "kept": kept,
         "no_head": reason,
         "charts": {
             name: {"id": f"rope-{index}-{name}", "spec": _make_spec(chart)}
-            for name, chart in drawings.items()
+            for name, chart in _draw_charts(planned).items()
         },
         "pairs": pair_rows(trained, context),
         "several_axes": rope.axes.n_axes > 1,
@@ -156,15 +162,17 @@ def _draw_charts(planned: ExtensionPlan) -> dict[str, AnyChart]:
     }
 
 
-def _draw_head_charts(planned: ExtensionPlan, alpha: float) -> dict[str, AnyChart]:
-    """The sharpness that a previous-token head needs, and the weight that ``alpha`` keeps."""
-    context = planned.context
-    contexts = [1 << bit for bit in range(2, min(planned.to, _LONGEST_HEAD_CONTEXT).bit_length())]
-    laws = {name: way.rope for name, way in planned.options.items()}
-    trained = laws["unchanged"]
+def _weights_kept(planned: ExtensionPlan, alpha: float) -> dict[str, float]:
+    """By law, what a trained previous-token head of this sharpness gives its token over ``to``.
+
+    A law's factor on the logits (YaRN's temperature) sharpens it too.
+    """
+    trained, tokens = planned.options["unchanged"].rope, min(planned.to, _LONGEST_HEAD_CONTEXT)
     return {
-        "needed": required_alpha_chart(trained, contexts, context=context),
-        "kept": previous_token_chart(laws, contexts, trained=trained, alpha=alpha, context=context),
+        name: attention_weight(
+            way.rope, alpha * way.rope.logit_factor / trained.logit_factor, tokens
+        )
+        for name, way in planned.options.items()
     }
 
 

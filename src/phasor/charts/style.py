@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import altair as alt
 import numpy as np
 from numpy.typing import ArrayLike
 
+from phasor._checks import short_repr
 from phasor.errors import SpecError
+from phasor.layers import rope_hint
 
 #: A row of a chart's data: JSON values by field.
 Record = Mapping[str, Any]
@@ -141,6 +143,28 @@ def records(**columns: Any) -> list[Record]:
         }
         for values in zip(*lists, strict=True)
     ]
+
+
+def check_by_name(argument: str, values: object, kind: type) -> None:
+    """Refuse what does not hold values of ``kind`` by the names of their curves."""
+    wrong = values
+    if isinstance(values, Mapping):
+        named = cast(Mapping[object, object], values).values()
+        wrong = next((value for value in named if not isinstance(value, kind)), None)
+        if wrong is None and None not in named:
+            return
+    raise SpecError(
+        f"{argument} must be a {kind.__name__} by the name of each curve, such as "
+        f"{{'mine': {kind.__name__.lower()}}}, got {short_repr(wrong)}{rope_hint(wrong)}"
+    )
+
+
+def check_list(argument: str, values: object) -> None:
+    """Refuse what is no list, range or array of one dimension."""
+    if np.ndim(cast(Any, values)) != 1:
+        raise SpecError(
+            f"{argument} must be a list of numbers, such as range(1, 257), got {short_repr(values)}"
+        )
 
 
 def chart_of(rows: Iterable[Record]) -> alt.Chart:

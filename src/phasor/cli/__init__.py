@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from phasor._checks import did_you_mean
 from phasor.cli.common import print_line
 from phasor.errors import DISTRIBUTION, PhasorError, VerificationError
 
@@ -47,7 +48,10 @@ def _run_command() -> tuple[int, str | None]:
     except (click.exceptions.Abort, KeyboardInterrupt):
         return _EXIT_INTERRUPTED, None
     except click.ClickException as error:
-        return _EXIT_ERROR, error.format_message()
+        message = error.format_message()
+        if isinstance(error, click.UsageError) and error.ctx is not None and error.ctx.parent:
+            message += f" `{error.ctx.command_path} --help` has an example."
+        return _EXIT_ERROR, message
     except PhasorError as error:
         return _EXIT_DIFFERENCE if isinstance(error, VerificationError) else _EXIT_ERROR, str(error)
     except MemoryError:
@@ -75,6 +79,16 @@ class _Commands(click.Group):
             return None
         return getattr(import_module(f"phasor.cli.{cmd_name}"), cmd_name)
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        # click suggests only commands that are imported already
+        word = args[0]
+        if not (word in COMMANDS or word.startswith("-") or ctx.resilient_parsing):
+            hint = did_you_mean(word, COMMANDS) or "`phasor --help` lists them all"
+            ctx.fail(f"No such command {word!r}; {hint}")
+        return super().resolve_command(ctx, args)
+
     def make_context(self, *args: Any, **options: Any) -> click.Context:
         with _exit_on_closed_pipe():
             return super().make_context(*args, **options)
@@ -94,6 +108,7 @@ def _exit_on_closed_pipe() -> Generator[None]:
 
 @click.group(
     cls=_Commands,
+    epilog="Example: phasor show llama-3.1-8b",
     context_settings={"help_option_names": ["-h", "--help"]},
     invoke_without_command=True,
 )

@@ -24,7 +24,7 @@ _PAIRING = click.Choice(PAIRINGS)
 _REGEX = "REGEX"
 
 
-@click.command()
+@click.command(epilog="Example: phasor convert llama llama-interleaved --to interleaved --verify")
 @click.argument("source", type=click.Path(path_type=Path))
 @click.argument("out", type=click.Path(path_type=Path), required=False)
 @click.option("--to", "target", type=_PAIRING, help="The pairing wanted.")

@@ -83,7 +83,7 @@ def _cases() -> list[_Case]:
     ]
 
 
-@click.command()
+@click.command(epilog="Example: phasor demo")
 def demo() -> None:
     """Rotate with the configs of real models, and prove the result."""
     require_torch("the demo")

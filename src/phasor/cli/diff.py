@@ -28,7 +28,7 @@ from phasor.identification import diff as diff_rotations
 from phasor.rope import Rope
 
 
-@click.command()
+@click.command(epilog="Example: phasor diff llama-3-8b llama-3.1-8b")
 @click.argument("first", type=MODEL)
 @click.argument("second", type=MODEL)
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")

@@ -38,7 +38,7 @@ _COLUMNS = {
 }
 
 
-@click.command()
+@click.command(epilog="Example: phasor extend qwen3-8b --to 128k")
 @click.argument("model", type=MODEL)
 @click.option(
     "--to",
@@ -141,7 +141,7 @@ def write_config(
         SpecError: If ``model`` is no Hugging Face config on disk, or the file is there already.
         ConfigError: If the config cannot express the law.
     """
-    if not Path(model).exists() or not ropes.in_config.keys:
+    if not Path(model).exists() or not ropes.in_config.values:
         raise SpecError(
             "--write changes a copy of a Hugging Face config.json: give its path, or that of its "
             f"folder, as MODEL, got {model!r}"
@@ -179,6 +179,9 @@ def print_plan(extension: ExtensionPlan, law: str | None) -> None:
     screen.print(_plan_table(extension))
     for title, meaning in _COLUMNS.items():
         screen.print_line(f"  {title}: {meaning}")
+    screen.print_line()
+    for sentence in extension.costs:
+        screen.print_line(sentence)
     screen.print_line()
     screen.print_line("Measured on trained models", style="bold")
     for name, way in extension.options.items():

@@ -52,7 +52,7 @@ def find_function(text: str) -> Callable[..., Any]:
     return target
 
 
-@click.command()
+@click.command(epilog="Example: phasor identify model:rotate --head-dim 128")
 @click.argument("function")
 @click.option("--head-dim", type=function_widths, required=True, help="Width of a head.")
 @click.option("--table", metavar="FUNCTION", help="Makes cos and sin from positions.")

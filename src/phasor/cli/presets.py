@@ -10,7 +10,7 @@ from phasor.files.presets import preset, preset_names
 from phasor.layers import summarize
 
 
-@click.command()
+@click.command(epilog="Example: phasor presets llama 8b")
 @click.argument("words", nargs=-1)
 @click.option("--json", "as_json", is_flag=True, help="The names alone, as JSON.")
 def presets(words: tuple[str, ...], as_json: bool) -> None:

@@ -22,7 +22,7 @@ from phasor.cli.common import (
 )
 
 
-@click.command()
+@click.command(epilog="Example: phasor report llama-3-8b -o llama.html --to 128k")
 @click.argument("model", type=MODEL)
 @click.option(
     "-o",

@@ -32,7 +32,7 @@ from phasor.layers import LayerRopes
 _MOST_ROWS = 20  # tables of at most this many rows are printed in full
 
 
-@click.command()
+@click.command(epilog="Example: phasor show llama-3.1-8b --context 8k")
 @click.argument("model", type=MODEL)
 @click.option("--json", "as_json", is_flag=True, help="Everything, as JSON.")
 @click.option("--pairs", is_flag=True, help="All pairs, not a selection.")
@@ -82,7 +82,8 @@ def print_model(
         if not every_pair and len(rows) > _MOST_ROWS:
             screen.print_line(f"  A selection of {len(rows)} pairs; --pairs shows all.")
     screen.print_line()
-    screen.print_line(f"Softmax scale: multiplied by {ropes.softmax_factor:.6g}")
+    if ropes.softmax_factor != 1:
+        screen.print_line(f"Softmax scale: multiplied by {ropes.softmax_factor:.6g}")
     for note in ropes.notes:
         screen.print_line(f"Note: {note}")
 

@@ -25,7 +25,7 @@ _PROOF = {
 }
 
 
-@click.command()
+@click.command(epilog="Example: phasor translate llama-3.1-8b --to gguf")
 @click.argument("model", type=MODEL, required=False)
 @click.option(
     "--to",

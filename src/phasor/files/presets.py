@@ -8,7 +8,6 @@ The data is ``presets.toml``, whose head says what its keys mean.
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from itertools import chain, cycle, islice
 from pathlib import Path
 from typing import Any
 
-from phasor._checks import short_repr
+from phasor._checks import did_you_mean, find_name, short_repr
 from phasor.errors import SpecError
 from phasor.layers import ConfigLocation, LayerRopes
 from phasor.rope import Rope
@@ -36,8 +35,8 @@ def preset(name: str) -> LayerRopes:
     and what no source confirms ("Uncertain: ...").
 
     Args:
-        name: One of `preset_names`, or the id of its repository on the Hugging Face Hub, such as
-            ``"meta-llama/Llama-3.1-8B"``.
+        name: One of `preset_names`, in any capitals and punctuation (``"Llama 3.1 8B"``), or the id
+            of its repository on the Hugging Face Hub, such as ``"meta-llama/Llama-3.1-8B"``.
 
     Raises:
         SpecError: If there is no such preset; the message suggests the nearest names.
@@ -48,15 +47,14 @@ def preset(name: str) -> LayerRopes:
     >>> [rope is None for rope in preset("smollm3-3b")[:4]]
     [False, False, False, True]
     """
-    name = preset_of_hub_id(name) or name
-    if name not in preset_names():
-        near = difflib.get_close_matches(str(name).lower(), preset_names(), n=3, cutoff=0.5)
-        hint = f"did you mean {', '.join(map(repr, near))}? " if near else ""
+    known = preset_of_hub_id(name) or find_name(name, preset_names())
+    if known is None:
+        hint = " ".join(filter(None, (did_you_mean(name, preset_names()), "phasor.preset_names()")))
         raise SpecError(
             f"name must be one of the {len(preset_names())} presets, got {short_repr(name)}; "
-            f"{hint}phasor.preset_names() lists them all"
+            f"{hint} lists them all"
         )
-    return _layer_ropes(name, _merged_table(name))
+    return _layer_ropes(known, _merged_table(known))
 
 
 @lru_cache(maxsize=1)

@@ -28,7 +28,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +37,7 @@ from phasor._checks import number, short_repr, whole
 from phasor.angles import real_turns
 from phasor.errors import SpecError
 from phasor.identification.extending.cosines import cosine_sums
+from phasor.layers import check_rope
 from phasor.numpy import phasors, repeat_on_axes, rotate
 from phasor.pairings import slices
 from phasor.rope import Rope
@@ -81,7 +82,7 @@ def positional_head(
     >>> head.key[:, 0], head.query[:2, 0].round(4)  # the query is 2 cos(-1), 2 sin(-1)
     (array([1., 0., 1., 0.]), array([ 1.0806, -1.6829]))
     """
-    _check_rope(rope)
+    check_rope("rope", rope)
     offset = whole("offset", offset, least=-(2**63) + 1, most=2**63 - 1)
     alpha = number("alpha", alpha, least=0)
     width = whole("width", width, least=1, most=_WIDEST)
@@ -143,7 +144,7 @@ def attention_map(rope: Rope, offset: int, *, alpha: float, tokens: int) -> NDAr
     >>> print(weights.shape, weights[16, 15].round(6))
     (17, 17) 0.654992
     """
-    _check_rope(rope)
+    check_rope("rope", rope)
     tokens = whole("tokens", tokens, least=1)
     offset = whole("offset", offset, least=0, most=tokens - 1)
     sharpness = number("alpha", alpha, least=0) / math.sqrt(rope.head_dim)
@@ -223,7 +224,7 @@ def _logit_gaps(rope: Rope, context: int, offset: int) -> NDArray[np.float64]:
 
 def _compute_gaps(rope: Rope, farthest: int) -> NDArray[np.float64]:
     """``C(0) - C(r)`` for ``r`` from 1 to ``farthest``, with a small relative error."""
-    _check_rope(rope)
+    check_rope("rope", rope)
     gaps = rope.num_pairs - cosine_sums(rope, farthest, start=1)
     small = np.flatnonzero(gaps < min(_SMALL_GAP * rope.num_pairs, 0.5))
     for begin in range(0, len(small), _CHUNK):
@@ -260,12 +261,3 @@ def _explain_unreachable(rope: Rope, weight: float, ties: int, rivals: int) -> s
         f"the wanted token gets less than 1/{1 + ties} beside its equals; give a shorter context, "
         "or a scaling whose wavelengths have no common period"
     )
-
-
-def _check_rope(rope: Any) -> None:
-    if not isinstance(rope, Rope):
-        way_out = {
-            "LayerRopes": "; pass the Rope of one layer, ropes[i]",
-            "NoneType": "; no weights tell positions apart in a layer without one",
-        }.get(type(rope).__name__, "")
-        raise SpecError(f"rope must be a phasor.Rope, got {short_repr(rope)}{way_out}")

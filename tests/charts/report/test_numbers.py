@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -49,10 +50,10 @@ def test_the_first_new_angle_of_a_law_is_what_a_loop_finds(page):
 
 
 def test_the_slider_compares_what_it_shows(page):
-    """Its expression counts distances below the context, in tokens, from one step to the end."""
+    """Its expression counts distances below the context, in tokens; it opens at the longest."""
     spec = page.scripts["rope-0-coverage"]
     (slider,) = [one for one in spec["params"] if one["name"] == "tokens"]
-    assert slider["value"] == CONTEXT
+    assert slider["value"] == TO
     assert (slider["bind"]["min"], slider["bind"]["max"], slider["bind"]["step"]) == (
         1024,
         TO,
@@ -87,32 +88,46 @@ def test_decay_is_the_mean_length_of_partial_sums(page):
         assert row["decay"] == pytest.approx(np.abs(sums).mean(), abs=1e-9)
 
 
-def test_a_head_keeps_what_a_softmax_gives_it(page):
-    """The previous token's weight, with the alpha the page names, by a softmax over all tokens."""
-    alpha = next(row["alpha"] for row in page.rows("needed")
-                 if (row["name"], row["context"]) == ("0.99", CONTEXT))  # fmt: skip
-    for row in page.rows("kept"):
-        if row["name"] != "linear" or row["context"] > 4096:
-            continue
-        back = np.arange(row["context"])
-        logits = alpha * np.cos(np.outer(back - 1, STEPS / 8)).sum(1) / math.sqrt(128)
-        weights = np.exp(logits - logits.max())
-        assert row["weight"] == pytest.approx(weights[1] / weights.sum(), rel=1e-9)
+def kept(text, law):
+    """The last column of a law's row."""
+    cells = re.search(rf'<th scope="row">{law}</th>((?:<td>[^<]*</td>)+)', text)[1]
+    return re.findall("<td>([^<]*)</td>", cells)[-1]
+
+
+def weight(alpha, steps, tokens):
+    """What a softmax over all tokens gives the previous one."""
+    scores = np.cos(np.outer(np.arange(tokens) - 1, steps)).sum(1)
+    weights = np.exp(alpha * (scores - scores.max()) / math.sqrt(128))
+    return weights[1] / weights.sum()
+
+
+def sharpness(steps, tokens):
+    """The alpha that gives the previous token 0.99, by halving."""
+    low, high = 0.0, 1000.0
+    while high - low > 1e-9 * high:
+        alpha = (low + high) / 2
+        low, high = (alpha, high) if weight(alpha, steps, tokens) < 0.99 else (low, alpha)
+    return high
+
+
+def test_a_head_keeps_what_a_softmax_gives_it():
+    """The previous token's weight over the longer context, of the head that had 0.99 before."""
+    alpha = sharpness(STEPS, CONTEXT)
+    assert f"from a sharpness of {alpha:.4g} on" in llama_3()
+    for law, steps in {
+        "unchanged": STEPS,
+        "linear": STEPS / 8,
+        "ntk": STEPS * 8 ** (-np.arange(64) / 63),
+    }.items():
+        assert kept(llama_3(), law) == f"{weight(alpha, steps, TO):.3g}"
 
 
 def test_a_temperature_sharpens_the_head():
     """YaRN's factor on the logits multiplies the trained head's alpha."""
-    page = Page(report(preset("llama-2-7b"), to=16384))
-    alpha = next(row["alpha"] for row in page.rows("needed")
-                 if (row["name"], row["context"]) == ("0.99", 4096))  # fmt: skip
-    kept = {row["name"]: row["weight"] for row in page.rows("kept") if row["context"] == 16}
     rope = replace(preset("llama-2-7b")[0], scaling=Yarn(factor=4.0, original_max_positions=4096))
-    steps = rope.inv_freq
-    logits = (
-        alpha * (0.1 * math.log(4) + 1) ** 2 * np.cos(np.outer(np.arange(16) - 1, steps)).sum(1)
-    )
-    weights = np.exp((logits - logits.max()) / math.sqrt(128))
-    assert kept["yarn"] == pytest.approx(weights[1] / weights.sum(), rel=1e-9)
+    alpha = sharpness(10_000.0 ** (-np.arange(64) / 64), 4096) * (0.1 * math.log(4) + 1) ** 2
+    found = kept(report(preset("llama-2-7b"), to=16384), "yarn")
+    assert found == f"{weight(alpha, rope.inv_freq, 16384):.3g}"
 
 
 def test_precision_grows_with_position_where_angles_are_rounded(page):

@@ -57,7 +57,7 @@ def test_tables_charts_and_links_can_be_found_without_eyes(page):
     ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
     assert len(ids) == len(set(ids))
     charts = [a for a in page.all("div") if a.get("class") == "chart"]
-    assert len(charts) == len(page.all("figure")) == len(page.all("figcaption")) == 7
+    assert len(charts) == len(page.all("figure")) == len(page.all("figcaption")) == 5
     assert {chart["aria-labelledby"] for chart in charts} <= set(ids)
     assert {chart["data-spec"] for chart in charts} == set(page.scripts)
     assert all(len(spec["description"]) > 20 for spec in page.scripts.values())
@@ -103,6 +103,28 @@ def test_the_words_are_those_of_show(text):
     assert "no law is recommended" in text
 
 
+def test_the_context_is_not_called_that_of_the_training(text):
+    """Llama 3.1 was trained on more than one; a config says the context alone."""
+    assert "a context of 8,192 tokens, looked at up to 65,536." in text
+    assert "trained on 8" not in text
+
+
+def test_a_picture_comes_before_the_words_and_tables(two_kinds, page):
+    """Nothing but titles and links stands before the first chart of a page."""
+    for one in (page, two_kinds):
+        tags = [tag for tag, _ in one.tags]
+        before = {*tags[tags.index("body") : tags.index("figure")]}
+        assert not before & {"table", "pre"}
+        assert one.texts["h2"][-1] == "All layers"
+
+
+def test_a_table_that_is_cut_says_that_it_scrolls(page):
+    """And how many pairs it has; a table that is whole does not."""
+    assert "Scroll inside the table for all 64 pairs." in page.texts["strong"]
+    small = Page(report(toy(Rope(head_dim=8, pairing="half"))))
+    assert not any("Scroll" in text for text in small.texts["strong"])
+
+
 def test_what_a_release_documents_comes_before_the_laws():
     """With its source and its block open; what was measured of the laws is beneath the table."""
     page = Page(report(preset("qwen3-8b"), to=131072))
@@ -127,7 +149,7 @@ def test_each_kind_of_layer_has_its_part(two_kinds):
         "The sliding layers",
         "The full layers",
     ]
-    assert len(two_kinds.scripts) == 14
+    assert len(two_kinds.scripts) == 10
     assert "none" in Page(report(preset("smollm3-3b"), context=1024, to=2048)).texts["td"]
 
 

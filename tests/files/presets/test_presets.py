@@ -234,10 +234,18 @@ def test_doubts_are_not_everywhere(name: str) -> None:
     assert not any(note.startswith("Uncertain: ") for note in preset(name).notes)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_capitals_and_punctuation_do_not_matter(name: str) -> None:
+    """Each name is found as a person may write it, and never another one."""
+    for spelling in (name.upper(), name.replace("-", "_"), f" {name.title()}", f"{name}!"):
+        assert preset(spelling).name == name
+    assert preset(name.replace("-", " ").replace(".", "-")).name == name
+
+
 def test_an_unknown_name_is_answered_with_the_nearest_ones() -> None:
     """The error says what came, suggests names in spite of capitals, and tells where all are."""
-    with pytest.raises(SpecError, match=r"got 'GEMMA_3_4B'; did you mean 'gemma-3-4b'") as e:
-        preset("GEMMA_3_4B")
+    with pytest.raises(SpecError, match=r"got 'GEMMA_3_4'; did you mean 'gemma-3-4b'") as e:
+        preset("GEMMA_3_4")
     assert isinstance(e.value, PhasorError)
     assert "preset_names()" in str(e.value)
 

@@ -72,7 +72,7 @@ def huggingface_ropes(model: ModelConfig, *, strict: bool) -> LayerRopes:
             unused_blocks=unused,
             ignores_scaling=facts.fixed,
             path=config.path,
-            keys=frozenset(model.levels[-1].values),
+            values=model.levels[-1].values,
         ),
     )
 

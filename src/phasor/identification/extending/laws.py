@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, cast
 
-from phasor._checks import choice, whole
+from phasor._checks import choice, did_you_mean, find_name, whole
 from phasor.errors import SpecError
 from phasor.rope import Rope
 from phasor.scaling import LAWS, NTK, DynamicNTK, Law, Linear, Llama3, LongRope, PerPair, Rule, Yarn
@@ -59,7 +59,11 @@ def extended_ropes(
     Linear(factor=8.0)
     """
     whole("context", context, least=2)
-    whole("to", to, least=context + 1)
+    if whole("to", to, least=2) <= context:
+        raise SpecError(
+            f"to must be above the context, which is {context} tokens already, got {to}: fewer "
+            "tokens need no other law"
+        )
     if factors is not None and (rope.scaling is not None or rope.explicit_inv_freq is not None):
         raise SpecError(
             "factors divide plain frequencies, and this rope has a law or explicit frequencies; "
@@ -75,23 +79,30 @@ def extended_ropes(
             factor=to / context,
         )
         ropes["longrope"] = replace(rope, scaling=rule)
-    for law, values in (parameters or {}).items():
-        if law not in ropes:
-            raise no_such_law(law, ropes)
+    for name, values in (parameters or {}).items():
+        law = find_law(name, ropes)
         ropes[law] = _with_parameters(law, ropes[law], values)
     return ropes
 
 
-def no_such_law(law: str, known: Mapping[str, Any]) -> SpecError:
-    """The error for a law that is not among the ``known`` ones, with what LongRoPE needs."""
+def find_law(name: str, known: Mapping[str, Any]) -> str:
+    """The law among the ``known`` ones that ``name`` says, in any capitals.
+
+    Raises:
+        SpecError: If there is none; LongRoPE's says what it needs.
+    """
+    law = find_name(name, known)
+    if law is not None:
+        return law
     names = ", ".join(known)
-    if law == "longrope":
-        return SpecError(
+    if find_name(name, ["longrope"]):
+        raise SpecError(
             "longrope needs factors, a divisor for each pair that a search over the model's loss "
             "finds (2402.13753), and phasor does not search; give them (--factors FILE on the "
             f"command line), or take one of {names}"
         )
-    return SpecError(f"law must be one of {names}, got {law!r}")
+    hint = did_you_mean(name, known)
+    raise SpecError(f"law must be one of {names}, got {name!r}" + (hint and f"; {hint}"))
 
 
 def _with_parameters(name: str, rope: Rope, values: Mapping[str, Any]) -> Rope:

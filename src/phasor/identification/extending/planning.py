@@ -11,11 +11,12 @@ from phasor._checks import whole
 from phasor.axes import Axial
 from phasor.describe import static_rope
 from phasor.errors import ConfigError, SpecError
+from phasor.files.configs.cache_size import CacheSize, cache_size
 from phasor.files.configs.facts import table
 from phasor.files.configs.writing import config_keys
 from phasor.files.presets import DocumentedExtension, documented_extension
 from phasor.identification.extending.cosines import find_first_negative
-from phasor.identification.extending.laws import EVIDENCE, UNCHANGED, extended_ropes, no_such_law
+from phasor.identification.extending.laws import EVIDENCE, UNCHANGED, extended_ropes, find_law
 from phasor.identification.extending.phases import Coverage, coverage
 from phasor.layers import LayerRopes, one_layer
 from phasor.rope import Rope
@@ -108,6 +109,7 @@ class ExtensionPlan:
         to: Tokens of the wanted context.
         options: By name, the unchanged Rope first, then ``"documented"`` if that reaches ``to``.
         documented: The longer context that the model's release documents, if phasor knows one.
+        cache: The keys and values of one sequence of ``context`` tokens, and of one of ``to``.
     """
 
     model: str
@@ -119,6 +121,7 @@ class ExtensionPlan:
     to: int
     options: Mapping[str, ExtensionOption]
     documented: DocumentedExtension | None
+    cache: CacheSize
 
     @property
     def recommended(self) -> str | None:
@@ -153,6 +156,18 @@ class ExtensionPlan:
             return finding, f"Recommended: that, called {DOCUMENTED!r} here."
         return finding, f"For {self.to} tokens no law is recommended.", _MEASURING_ADVICE
 
+    @property
+    def costs(self) -> tuple[str, ...]:
+        """The memory that keys and values take before and after, and the formula of it."""
+        if self.cache.bytes is None:
+            return (f"Keys and values of a sequence: not counted, as {self.cache.formula}.",)
+        before, after = (f"{count / 2**30:.4g} GiB" for count in self.cache.bytes)
+        return (
+            f"Keys and values of a sequence: {before} at {self.context} tokens, "
+            f"{after} at {self.to}.",
+            f"  {self.cache.formula}",
+        )
+
     def option(self, law: str | None) -> ExtensionOption:
         """The option with this law; with None the recommended one.
 
@@ -164,9 +179,7 @@ class ExtensionPlan:
             raise SpecError(
                 f"law must be given, since none is recommended: one of {', '.join(self.options)}"
             )
-        if name not in self.options:
-            raise no_such_law(name, self.options)
-        return self.options[name]
+        return self.options[find_law(name, self.options)]
 
     def config_with(self, config: Mapping[str, Any], law: str | None) -> dict[str, Any]:
         """The Hugging Face config that the plan is about, changed for the longer context.
@@ -205,8 +218,7 @@ class ExtensionPlan:
 
     def as_plain(self, law: str | None) -> dict[str, Any]:
         """Everything as JSON values, with the config of ``law`` or of the recommended one."""
-        name = self.recommended if law is None else law
-        chosen = None if name is None else self.option(name)
+        chosen = None if law is None and self.recommended is None else self.option(law)
         release = self.documented
         return {
             "model": self.model,
@@ -215,12 +227,17 @@ class ExtensionPlan:
             "inside": self.inside,
             "context": self.context,
             "to": self.to,
+            "cache": {
+                "bytes": self.cache.bytes
+                and dict(zip(("before", "after"), self.cache.bytes, strict=True)),
+                "formula": self.cache.formula,
+            },
             "documented": None
             if release is None
             else {"model": release.model, "reach": release.reach, "source": release.source},
             "recommended": self.recommended,
             "judgement": list(self.judgement),
-            "law": name,
+            "law": None if chosen is None else chosen.name,
             "rope": None if chosen is None else chosen.config_rope.to_dict(),
             "config": None if chosen is None else chosen.config,
             "replaced": None if self.replaced is None else list(self.replaced),
@@ -347,7 +364,7 @@ def plan_extension(
     if ropes.has_blocks_by_kind:
         lists = ("replaced", "replaced_by_kind")
     replaceable: list[str] = [key for name in lists for key in table().files[name]]
-    in_file = ropes.in_config.keys
+    in_file = ropes.in_config.values
     return ExtensionPlan(
         model=ropes.name,
         kinds=tuple(names),
@@ -358,6 +375,7 @@ def plan_extension(
         to=to,
         options={name: make_option(name, scaled_rope) for name, scaled_rope in by_law.items()},
         documented=documented,
+        cache=cache_size(ropes, length, to),
     )
 
 

@@ -1,0 +1,37 @@
+"""What a longer context costs, as `phasor extend` prints it."""
+
+import json
+
+import pytest
+
+from .running import run_phasor
+
+# keys and values of 36 layers with 8 key heads of 128, in bfloat16
+OF_A_TOKEN = 36 * 8 * (128 + 128) * 2
+
+
+def test_the_memory_is_printed_before_and_after():
+    """With the formula in words under it."""
+    shown = run_phasor("extend", "qwen3-8b", "--to", "128k").stdout
+    before, after = (OF_A_TOKEN * tokens / 2**30 for tokens in (40_960, 131_072))
+    sizes = f"{before:g} GiB at 40960 tokens, {after:g} GiB at 131072.\n"
+    assert (
+        f"sequence: {sizes}  2 bytes x 36 rope layers x tokens x 8 key heads x (128 + 128)" in shown
+    )
+
+
+def test_the_memory_is_in_the_json():
+    """In bytes, with the same formula."""
+    plain = json.loads(run_phasor("extend", "qwen3-8b", "--to", "128k", "--json").stdout)
+    assert plain["cache"]["bytes"] == {"before": OF_A_TOKEN * 40_960, "after": OF_A_TOKEN * 131_072}
+    assert plain["cache"]["formula"].startswith("2 bytes x 36 rope layers")
+
+
+@pytest.mark.parametrize("arguments", [["gemma-3-4b", "--kind", "full"], ["deepseek-v3"]], ids=str)
+def test_a_memory_that_is_not_known_is_said(arguments):
+    """With the way out, and null in JSON."""
+    model = ["extend", *arguments, "--to", "1M"]
+    shown = run_phasor(*model).stdout
+    assert "Keys and values of a sequence: not counted, as " in shown
+    assert "give the path of a config.json.\n" in shown
+    assert json.loads(run_phasor(*model, "--json").stdout)["cache"]["bytes"] is None
