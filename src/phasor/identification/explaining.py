@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Literal
@@ -46,6 +47,8 @@ _FLOAT64_SLACK = 1e-14
 _FLOAT32_SLACKS = (2.0**-24, 2e-7, 1e-6)
 # frequencies are reported as numbers of a dtype if chance makes them so once in 2 to this power
 _CERTAIN_BITS = 24
+# chance saves so many digits once in 10 to this power
+_CERTAIN_DIGITS = 4
 
 
 def explain(
@@ -159,17 +162,15 @@ def _find_direction(spectrum: Spectrum) -> tuple[Literal[1, -1], Floats, list[Fi
 def _find_offset(spectrum: Spectrum) -> tuple[float, list[Finding]]:
     """The number that is added to positions, from the angles at position 0."""
     f, phase = spectrum.inv_freq, spectrum.phase
-    tolerances = 16 * spectrum.phase_uncertainty
-    if np.all(np.abs(phase) <= tolerances):
-        return 0.0, []
-    tolerance = float(tolerances.max())
-    # the slowest pair whose angle is above its error has made less than a turn
-    candidates = np.flatnonzero((np.abs(f) > 1e-12) & (np.abs(phase) > 64 * tolerance * np.abs(f)))
-    for k in candidates[np.argsort(np.abs(f[candidates]))]:
-        offset = round(float(phase[k] / f[k]) * 2) / 2
+    turning = np.abs(f) > spectrum.uncertainty
+    # of a pair that has made less than a turn, the angle is the offset times the frequency
+    halves = np.rint(2 * phase[turning] / f[turning])
+    for offset in [0.0, *sorted(dict.fromkeys((halves / 2).tolist()), key=abs)]:
         errors = np.abs(np.exp(1j * offset * f) - np.exp(1j * phase))
-        if offset and errors.max() <= tolerance + 1e-5 * abs(offset):
-            return offset, [make_finding("position-offset", offset=offset)]
+        # cos, sin, their factor and the result are rounded, which is twice an ulp
+        tolerance = 2 * (spectrum.phase_uncertainty + abs(offset) * spectrum.uncertainty)
+        if np.all(errors <= tolerance):
+            return offset, [make_finding("position-offset", offset=offset)] if offset else []
     return 0.0, [make_finding("constant-phase")]
 
 
@@ -249,8 +250,11 @@ def _find_best_fit(
     """The slice, and the explanations of frequencies ``f`` in it, with the fewest digits.
 
     An explanation is as exact as the measurement. Frequencies that may be float32 numbers may also
-    have float32's errors, and if they certainly are such numbers, fewer digits are likelier.
+    have float32's errors. A fit that is ten times as loose saves a digit by itself: these are
+    counted, and `_CERTAIN_DIGITS` too unless the frequencies certainly are float32 numbers.
     """
+    telling = f > 0
+    exactness = float((uncertainty[telling] / f[telling]).min(initial=1.0)) + _FLOAT64_SLACK
 
     def count_fit_digits(fit: Fit) -> int:
         _, (likeliest, *_) = fit
@@ -261,12 +265,18 @@ def _find_best_fit(
         return min((fit for fit in fits if fit[1]), key=count_fit_digits, default=None)
 
     exact = find_fit(_FLOAT64_SLACK)
-    if (exact and may_be_float64) or np.any(
-        np.abs(round_to_dtype(f, "float32")[0] - f) > uncertainty
-    ):
+    # what is hardly better known than from float32 angles is no evidence against them
+    is_sharp = uncertainty < ROUNDING["float32"] / 32 * f
+    if np.any(is_sharp & (np.abs(round_to_dtype(f, "float32")[0] - f) > uncertainty)):
         return exact
-    rounded = next(filter(None, map(find_fit, _FLOAT32_SLACKS)), None)
-    return min(filter(None, (exact, rounded)), key=count_fit_digits, default=None)
+    for slack in _FLOAT32_SLACKS:
+        rounded = find_fit(slack)
+        if rounded is not None:
+            looseness = math.log10(1 + slack / exactness) + _CERTAIN_DIGITS * may_be_float64
+            if exact is None or count_fit_digits(rounded) + looseness < count_fit_digits(exact):
+                return rounded
+            break
+    return exact
 
 
 def _pad_to_rope(values: Floats, rope: Rope) -> Floats:

@@ -197,16 +197,17 @@ def _find_exponent_width(measured: Frequencies) -> Proposals:
 def _fit_divided(
     measured: Frequencies, exponent: float = 1.0, divisor: Callable[[float], Any] = float
 ) -> tuple[float | None, float]:
-    """The base and the factor of divided powers.
+    """The base and the factor of divided powers, those with the fewest digits.
 
     The first power is divided by ``factor ** (1 / exponent)``, all of them by ``divisor(factor)``.
     """
     turning = slice(measured.num_turning)
-    for factor in measured.factor.power(exponent).decimals():
-        base = measured.bases_of(turning, divisor(factor)).simplest()
-        if base is not None:
-            return base, factor
-    return None, 1.0
+    fits = [
+        (count_digits(base) + count_digits(factor), base, factor)
+        for factor in measured.factor.power(exponent).decimals()
+        if (base := measured.bases_of(turning, divisor(factor)).simplest()) is not None
+    ]
+    return min(fits)[1:] if fits else (None, 1.0)
 
 
 def _scan_divided(measured: Frequencies) -> Proposals:
@@ -306,7 +307,15 @@ def _find_kept_shares(measured: Frequencies) -> Iterator[tuple[float, float, Flo
     is_level = abs(remaining[-1] / remaining[-2] - 1) <= last + before_last
     for factor in (plateau,) if is_level and plateau is not None else _RAMP_FACTORS:
         if factor != 1:
-            yield base, factor, (remaining - 1 / factor) / (1 - 1 / factor)
+            yield base, factor, _shares_of(remaining, factor, measured)
+
+
+def _shares_of(remaining: Floats, factor: float, measured: Frequencies) -> Floats:
+    """How much of each frequency a ramp keeps, from what remains of it; 1 and 0 if they may be."""
+    shares = (remaining - 1 / factor) / (1 - 1 / factor)
+    errors = _SHARE_ROUNDING + measured.relative_errors * remaining / (1 - 1 / factor)
+    ends = np.clip(np.rint(shares), 0, 1)
+    return np.where(np.abs(shares - ends) <= errors, ends, shares)
 
 
 _Bounds = tuple[float, float]
@@ -314,11 +323,11 @@ _Bounds = tuple[float, float]
 
 def _pairs_on_ramp(shares: Floats) -> NDArray[np.intp]:
     """The pairs that are neither kept nor divided by the whole factor."""
-    return np.flatnonzero((shares > _SHARE_ROUNDING) & (shares < 1 - _SHARE_ROUNDING))
+    return np.flatnonzero((shares > 0) & (shares < 1))
 
 
 def _last_kept_pair(shares: Floats) -> int:
-    return int(np.flatnonzero(shares > 1 - _SHARE_ROUNDING)[-1])
+    return int(np.flatnonzero(shares >= 1)[-1])
 
 
 def _ramp_slope(shares: Floats, on_ramp: NDArray[np.intp], coordinates: Floats) -> float:
@@ -417,7 +426,7 @@ def _find_round_contexts(length: float) -> list[int]:
 
 def _scan_part_ntk(measured: Frequencies) -> Proposals:
     for base, factor, shares in _find_kept_shares(measured):
-        changed = np.flatnonzero(shares < 1 - _SHARE_ROUNDING)
+        changed = np.flatnonzero(shares < 1)
         for length in (1 << power for power in range(9, 18)):
             # its ramp begins at the pair that turns 16 times over the context
             index = measured.num_pairs * math.log(length / (32 * math.pi)) / math.log(base)
@@ -435,7 +444,7 @@ def _find_inverted_ramp(measured: Frequencies) -> Proposals:
     if factor is None or factor <= 1 or run is None or pairs < 8:
         return
     base, _ = run
-    shares = (f * base ** (indices / pairs) - 1 / factor) / (1 - 1 / factor)
+    shares = _shares_of(f * base ** (indices / pairs), factor, measured)
     on_ramp = _pairs_on_ramp(shares)
     if len(on_ramp) < 2:
         return

@@ -55,8 +55,6 @@ _SMALL_POSITIONS = (0, 1, 2, 3, 5, 8)
 # enough samples of one position, and enough positions, to tell pairings apart
 _SAMPLES_PER_POSITION = 8
 _ARRANGEMENT_POSITIONS = 24
-# relative, of a power by way of logarithms, a division, and the product
-_FLOAT32_ANGLE_ERROR = 2.0**-21
 
 
 def identify(
@@ -323,9 +321,7 @@ def identify_samples(
         return Identification(head_dim=head_dim, called=None, linear=True, why_no_rope=why)
     read_positions = [*_doubling_positions(list(equal))]
     z = np.array([_fit_factors(equal[p], arrangement)[0] for p in read_positions])
-    # few programs make angles of more digits than float32's, and at these positions that shows
-    angle_rounding = 2.0**-52 if dtype == "float64" else _FLOAT32_ANGLE_ERROR
-    spectrum = find_spectrum(read_positions, z, np.full(z.shape, rounding), angle_rounding)
+    spectrum = find_spectrum(read_positions, z, np.full(z.shape, rounding))
     drivers = _find_drivers_of_samples(unequal, n_axes, arrangement, spectrum, rounding)
     report = explain(arrangement, spectrum, drivers, np.abs(z), rounding=rounding)
     unused = next((p for p in read_positions if p > spectrum.last_position), None)

@@ -174,7 +174,7 @@ def add_precision(
     if report.rope is None or not report.attention_factor:
         return report
     errors: list[tuple[int, float]] = []
-    has_drift, within_float32 = False, True
+    has_drift, within_float32 = spectrum.has_float32_angles, True
     for near in PRECISION_POSITIONS:
         if near + 12 >= end:
             break

@@ -27,6 +27,8 @@ ROUNDING = {dtype: 2.0**-bits for dtype, (bits, _) in DTYPES.items()}
 _MAX_PREDICTION_ERROR = 0.5
 # the smallest number of float16, which is also the distance of its numbers near 0
 _FLOAT16_STEP = 2.0**-24
+# relative error of an angle, in the dtypes in which angles are computed: a quotient and a product
+_ANGLE_ERRORS = (2 * ROUNDING["float64"], 2 * ROUNDING["float32"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +41,7 @@ class Spectrum:
         phase: The angle at position 0.
         phase_uncertainty: How far off that may be.
         last_position: The highest position whose angles were used.
+        has_float32_angles: Whether angles are further off than float64 explains.
     """
 
     inv_freq: Floats
@@ -46,6 +49,7 @@ class Spectrum:
     phase: Floats
     phase_uncertainty: Floats
     last_position: int
+    has_float32_angles: bool
 
     def predict(self, positions: Floats) -> Complex:
         """The unit vectors that the frequencies predict.
@@ -94,12 +98,7 @@ def bound_angle_errors(z: Complex, rounding: float) -> Floats:
     return errors + (_FLOAT16_STEP if rounding > 2.0**-12 else 0)
 
 
-def find_spectrum(
-    positions: Sequence[int],
-    z: Complex,
-    angle_errors: Floats,
-    relative_angle_error: float = 2.0**-52,
-) -> Spectrum:
+def find_spectrum(positions: Sequence[int], z: Complex, angle_errors: Floats) -> Spectrum:
     """The frequencies with which vectors turn from position to position.
 
     The angle between the first two positions gives each frequency modulo a full turn. Every later
@@ -107,14 +106,14 @@ def find_spectrum(
     the uncertainty falls as positions grow, if they grow by a factor of about two at most.
 
     The frequency is the slope that fits the angles best. Its error is at most the weighted sum of
-    the rounding errors of all angles. The residues of the fit are added, for a function whose
-    arithmetic is coarser than its results.
+    the rounding errors of all angles: of float64 angles, and of float32 angles if the residues of
+    the fit are larger than those allow. The residues are added, for a function whose arithmetic is
+    coarser still.
 
     Args:
         positions: ``P`` ascending positions; the first two one apart.
         z: ``[P, pairs]``, of any size.
         angle_errors: ``[P, pairs]``: how far rounded cosines and sines may move each angle.
-        relative_angle_error: Relative error of an angle before its cosine and sine were taken.
     """
     finite = np.isfinite(z).all(axis=1)
     usable = len(z) if finite.all() else int(np.argmin(finite))
@@ -135,15 +134,22 @@ def find_spectrum(
     gaps, totals = gaps[1:num_used, None], totals[1:num_used]
     weights = gaps / (gaps**2).sum(axis=0)
     inv_freq = (weights * totals).sum(axis=0)
-    noise = angle_errors[1:num_used] + angle_errors[0] + relative_angle_error * np.abs(totals)
     residues = np.abs(totals - gaps * inv_freq)
+    noise, relative_error = np.zeros(residues.shape), 0.0
+    for relative_error in _ANGLE_ERRORS:
+        noise = angle_errors[1:num_used] + angle_errors[0] + relative_error * np.abs(totals)
+        # as much again, in radians: an angle may be a number of so many bits of a turn
+        bound = noise + relative_error
+        if np.all(residues <= bound + gaps * (weights * bound).sum(axis=0)):
+            break
     uncertainty = (weights * (noise + residues)).sum(axis=0)
     return Spectrum(
         inv_freq=inv_freq,
         uncertainty=uncertainty,
         phase=np.angle(units[0] * np.exp(-1j * places[0] * inv_freq)),
-        phase_uncertainty=angle_errors[:num_used].max(axis=0) + places[0] * uncertainty,
+        phase_uncertainty=angle_errors[0] + places[0] * uncertainty,
         last_position=int(places[num_used - 1]),
+        has_float32_angles=relative_error > _ANGLE_ERRORS[0],
     )
 
 
