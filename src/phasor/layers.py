@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any, cast, overload
 
 from phasor._checks import short_repr, whole
+from phasor.axes import OneAxis
 from phasor.errors import ConfigError, SpecError
 from phasor.rope import Rope
 from phasor.scaling import Rule
@@ -206,10 +207,19 @@ def rope_hint(value: object) -> str:
 
 
 def summarize(rope: Rope) -> str:
-    """The rope in half a line: pairing, width, base, law."""
-    rotated = "" if rope.rotary_dim == rope.head_dim else f"{rope.rotary_dim} of "
+    """The rope in half a line: pairing, slice, direction, axes, base, law.
+
+    >>> summarize(Rope(head_dim=64, pairing="half", rotary_dim=32, direction=-1))
+    'half pairs, coordinates 0-31 of 64, clockwise, base 10000'
+    """
     pairs = rope.pairing if rope.pairing_out is None else f"{rope.pairing} to {rope.pairing_out}"
-    text = f"{pairs} pairs, {rotated}{rope.head_dim} coordinates, "
+    rotated = f"{rope.head_dim} coordinates"
+    if rope.rotary_dim < rope.head_dim:
+        end = rope.rotary_start + rope.rotary_dim - 1
+        rotated = f"coordinates {rope.rotary_start}-{end} of {rope.head_dim}"
+    clockwise = ", clockwise" if rope.direction < 0 else ""
+    axes = "" if isinstance(rope.axes, OneAxis) else f", {rope.axes!r}"
+    text = f"{pairs} pairs, {rotated}{clockwise}{axes}, "
     text += "explicit frequencies" if rope.base is None else f"base {rope.base:.12g}"
     law = rope.scaling
     if law is None:

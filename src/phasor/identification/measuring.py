@@ -25,17 +25,21 @@ from phasor.identification.blocks import (
 from phasor.identification.calling import Caller, RefusedError, find_caller
 from phasor.identification.explaining import Drivers, explain
 from phasor.identification.mistakes import (
-    PRECISION_POSITIONS,
     Probe,
     add_limits,
-    add_precision,
     add_rule,
     call_with_growing_lengths,
     compare_members,
     compare_queries_and_keys,
-    find_table_dtype,
 )
 from phasor.identification.report import Finding, Identification, make_finding
+from phasor.identification.rounding import (
+    PRECISION_POSITIONS,
+    add_precision,
+    add_steps,
+    find_table_dtype,
+    measure_noise,
+)
 from phasor.identification.spectrum import (
     ROUNDING,
     Complex,
@@ -138,7 +142,13 @@ def _measure(caller: Caller, longest: int) -> Identification:
     blocks = find_blocks(np.concatenate(list(maps)), rounding)
     arrangement = arrange_blocks(blocks, caller.head_dim)
     if arrangement is not None:
-        return _measure_pairs(Probe(caller, arrangement, rounding), longest, maps, findings)
+        noise = measure_noise(arrangement, maps, rounding)
+        if noise > 2 * rounding * np.abs(maps).max():  # more than an ulp
+            once = rounding * float(np.abs(maps).max())
+            findings.append(make_finding("noise", dtype=caller.out_dtype, error=noise, once=once))
+            rounding = noise
+        probe = Probe(caller, arrangement, rounding, noise)
+        return _measure_pairs(probe, longest, maps, findings)
     mixed = next((list(block.read) for block in blocks if len(block.read) > 2), None)
     if mixed is None:
         return replace(report, why_no_rope="nothing turns at the positions tried")
@@ -184,9 +194,7 @@ def _measure_pairs(
     arrangement, rounding = probe.arrangement, probe.rounding
     lengths = call_with_growing_lengths(probe, longest)
     z = lengths.answers[lengths.longest_consistent]
-    spectrum = find_spectrum(
-        powers_of_two(lengths.longest_consistent), z, bound_angle_errors(z, rounding)
-    )
+    spectrum = find_spectrum(powers_of_two(lengths.longest_consistent), z, probe.angle_errors(z))
     factors = pair_factors(arrangement.blocks(maps[0]))
     members = compare_members(probe, factors)
     key_factor, keys = compare_queries_and_keys(probe, maps)
@@ -199,10 +207,10 @@ def _measure_pairs(
     )
     report = replace(report, findings=(*findings, *report.findings), key_factor=key_factor)
     if lengths.changes_at is not None:
-        report = add_rule(report, lengths, rounding)
+        report = add_rule(report, lengths, probe)
     elif report.is_rotation:
         report = add_limits(report, probe, spectrum, longest)
-    report = _add_error(report, maps[0])
+    report = add_steps(_add_error(report, maps[0]), spectrum, probe)
     end = min(longest, lengths.changes_at or longest, report.table_end or longest)
     return add_precision(report, spectrum, probe, end)
 

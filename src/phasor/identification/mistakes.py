@@ -1,8 +1,8 @@
 """Mistakes of a rotation, and the positions from which it is none.
 
-Mistakes in the map itself: members of a pair, queries and keys, lost digits. Then those at a
-table's end, at rounded or negative positions, and at another length of the call, with the rule
-that picks its frequencies there.
+Mistakes in the map itself: members of a pair, queries and keys. Then those at a table's end, at
+rounded or negative positions, and at another length of the call, with the rule that picks its
+frequencies there.
 """
 
 from __future__ import annotations
@@ -20,12 +20,10 @@ from phasor.identification.calling import Caller, RefusedError
 from phasor.identification.report import Finding, Identification, make_finding
 from phasor.identification.spectrum import (
     DTYPES,
-    ROUNDING,
     Complex,
     Floats,
     Spectrum,
     bound_angle_errors,
-    exact_phasors,
     find_first_bad,
     find_spectrum,
     interval_around,
@@ -37,8 +35,6 @@ from phasor.pairings import by_pairing
 from phasor.rope import Rope
 from phasor.scaling import DynamicNTK, LongRope, Rule
 
-#: Positions near which errors are measured.
-PRECISION_POSITIONS = (1 << 10, 1 << 12, 1 << 15, 1 << 17, 1 << 20)
 # LongRoPE divides the powers of a base; if no base was measured, there are divisors for any base
 _ANY_BASE = 10_000.0
 # relative error of float32 frequencies that were computed by way of logarithms
@@ -53,11 +49,13 @@ class Probe:
         caller: Calls the function.
         arrangement: The coordinates of the pairs.
         rounding: Relative rounding error of the results.
+        noise: How far they are off by no rounding.
     """
 
     caller: Caller
     arrangement: Arrangement
     rounding: float
+    noise: float = 0.0
 
     def __call__(self, positions: Sequence[Any] | NDArray[Any]) -> Complex:
         """At positions ``[P]``, equal on all axes, or ``[P, n_axes]``: ``[P, pairs]``."""
@@ -69,6 +67,10 @@ class Probe:
         z.real, z.imag = turned[:, first], turned[:, second]  # a product would warn of infinities
         return z
 
+    def angle_errors(self, z: Complex) -> Floats:
+        """How far angles of such results may be off."""
+        return bound_angle_errors(z, self.rounding, self.noise)
+
     def differ(self, a: Complex, b: Complex) -> bool:
         """Whether two results differ by more than rounding explains."""
         size = float(np.max(np.abs(b), where=np.isfinite(b), initial=1.0))
@@ -76,25 +78,6 @@ class Probe:
 
 
 # Mistakes in the map itself.
-
-
-def find_table_dtype(values: Floats, rounding: float, dtype: str) -> tuple[float, list[Finding]]:
-    """The rounding of cosines and sines, and a finding if they are numbers of a coarser dtype.
-
-    Args:
-        values: Cosines and sines, any shape.
-        rounding: The largest relative error of rounding to ``dtype``.
-        dtype: The dtype of the values that were measured.
-    """
-    distinct = np.unique(np.abs(values[(values != 0) & (np.abs(values) != 1)]))
-    coarser = [name for name in reversed(DTYPES) if ROUNDING[name] > rounding]
-    for name in coarser if len(distinct) >= 16 else ():
-        if np.array_equal(round_to_dtype(distinct, name)[0], distinct):
-            error = ROUNDING[name]
-            return error, [
-                make_finding("table-in-{dtype}", dtype=name, result_dtype=dtype, error=error / 2)
-            ]
-    return rounding, []
 
 
 def compare_members(probe: Probe, factors: Complex) -> list[Finding]:
@@ -165,43 +148,6 @@ def compare_queries_and_keys(probe: Probe, maps: Floats) -> tuple[float | None, 
         return None, [make_finding("keys-turn-backwards")]
     worst = int(np.argmax(np.abs(q - k).max(axis=0)))
     return None, [make_finding("queries-and-keys-differ", pair=worst)]
-
-
-def add_precision(
-    report: Identification, spectrum: Spectrum, probe: Probe, end: int
-) -> Identification:
-    """The report with errors at growing positions below ``end``, and whether angles are float32."""
-    if report.rope is None or not report.attention_factor:
-        return report
-    errors: list[tuple[int, float]] = []
-    has_drift, within_float32 = spectrum.has_float32_angles, True
-    for near in PRECISION_POSITIONS:
-        if near + 12 >= end:
-            break
-        # frequencies are measured at powers of two, where rounding an angle changes nothing
-        positions = near - np.array([1, 2, 5, 9, 11])
-        z = probe(positions) / report.attention_factor
-        exact = exact_phasors(report.rope, positions, report.position_offset)[:, : z.shape[1]]
-        errors.append((near, float(np.abs(z - exact).max())))
-        drift = np.abs(np.angle(z * np.conj(spectrum.predict(positions.astype(np.float64)))))
-        angles = positions[:, None] * np.abs(spectrum.inv_freq)
-        uncertainty = positions[:, None] * spectrum.uncertainty + spectrum.phase_uncertainty
-        tolerance = 2 * (uncertainty + bound_angle_errors(z, probe.rounding) + 2.0**-51 * angles)
-        has_drift |= bool(np.any(drift > tolerance))
-        within_float32 &= bool(np.all(drift <= tolerance + 2.0**-20 * angles))
-    report = replace(report, precision=tuple(errors))
-    rounded = any(name.startswith("positions-in") for name in report.names())
-    if not (has_drift and within_float32) or rounded:
-        return report
-    near, error = errors[-1]
-    threshold = next((p for p, e in errors if e > 1e-4), near)
-    threshold_text = f" (above 1e-4 from about {threshold})" if error > 1e-4 else ""
-    # the frequency of an angle that is a float32 number seems to be one
-    findings = [finding for finding in report.findings if finding.name != "frequencies-in-float32"]
-    float32 = make_finding(
-        "angles-in-float32", error=error, near=near, threshold_text=threshold_text
-    )
-    return replace(report, findings=(*findings, float32))
 
 
 # Mistakes at a table's end, at rounded and at negative positions.
@@ -387,12 +333,12 @@ class _LongerCall(NamedTuple):
     attention_factor: float
 
 
-def add_rule(report: Identification, lengths: Lengths, rounding: float) -> Identification:
+def add_rule(report: Identification, lengths: Lengths, probe: Probe) -> Identification:
     """The report of a function whose result depends on the length of the call."""
     longer_calls: list[_LongerCall] = []
     for top in (top for top in lengths.answers if top > lengths.longest_consistent):
         z = lengths.answers[top]
-        spectrum = find_spectrum(powers_of_two(top), z, bound_angle_errors(z, rounding))
+        spectrum = find_spectrum(powers_of_two(top), z, probe.angle_errors(z))
         if spectrum.last_position == top and np.all(spectrum.inv_freq):
             longer_calls.append(_LongerCall(top + 1, spectrum, float(np.median(np.abs(z)))))
     rule, sentence = None, ""
@@ -400,7 +346,7 @@ def add_rule(report: Identification, lengths: Lengths, rounding: float) -> Ident
         rule_and_sentence = _fit_dynamic_ntk(report, longer_calls)
         if rule_and_sentence is None and lengths.irreproducible_at is None:
             rule_and_sentence = _fit_longrope(
-                report, report.rope, lengths.changes_at or 0, longer_calls, rounding
+                report, report.rope, lengths.changes_at or 0, longer_calls, probe.rounding
             )
         rule, sentence = rule_and_sentence or (None, "")
     finding = make_finding("depends-on-length", length=lengths.changes_at, rule=sentence)

@@ -22,6 +22,10 @@ SENTENCES = {
     "reaches {length}.{rule}",
     "table-in-{dtype}": "Cos and sin are held in {dtype}: every value of the {result_dtype} result "
     "is a {dtype} number, so they are off by up to {error:.1e}.",
+    "steps-in-{dtype}": "{steps} rounded to {dtype}, not the result alone: a number is off by "
+    "{error:.1e} that one rounding moves by {once:.1e} at most.",
+    "noise": "A number is off by {error:.1e} that rounding to {dtype} moves by {once:.1e} at most: "
+    "noise, or an approximation.",
     "frequencies-in-{dtype}": "Frequencies are held in {dtype}: each is a {dtype} number{details}.",
     "angles-in-float32": "Angles are computed in float32: the error grows with the position, and "
     "is {error:.1e} near {near}{threshold_text}.",
@@ -60,6 +64,8 @@ SENTENCES = {
     "ramp-inverted": "YaRN's ramp runs the wrong way: fast pairs are divided by {factor:.15g} and "
     "slow ones kept, where it should be the other way round.",
 }
+# a frequency with a larger relative error may be a law's or not
+_TELLING_ERROR = 0.1
 
 
 @dataclass(frozen=True)
@@ -201,6 +207,9 @@ class Identification:
             return "No other law known here gives the same frequencies."
         if sum(pair.inv_freq != 0 for pair in self.pairs) == 1:
             return "One frequency fits any base."
+        worst = max(pair.uncertainty / max(abs(pair.inv_freq), 1e-300) for pair in self.pairs)
+        if worst > _TELLING_ERROR:
+            return "No law is told from these frequencies: some are within the rounding of results."
         return "No known law gives these frequencies."
 
     def _pair_sentences(self) -> list[str]:

@@ -66,6 +66,16 @@ def round_to_dtype(values: Floats, dtype: str) -> tuple[Floats, Floats]:
     return np.rint(values / unit) * unit, unit
 
 
+def half_unit(values: Floats, dtype: str) -> Floats:
+    """How far rounding to a dtype moves values at most."""
+    return round_to_dtype(values, dtype)[1] / 2
+
+
+def finest_dtype(rounding: float) -> str:
+    """The finest dtype with this relative rounding error."""
+    return next(dtype for dtype, error in ROUNDING.items() if error >= rounding)
+
+
 def powers_of_two(highest: int) -> list[int]:
     """0 and the powers of two up to ``highest``: positions from which frequencies can be read."""
     return [0, *(1 << j for j in range(highest.bit_length()))]
@@ -87,15 +97,16 @@ def exact_phasors(rope: Rope, positions: NDArray[np.int64], offset: float = 0.0)
     return phasors(rope, positions + (int(offset) if offset.is_integer() else offset))
 
 
-def bound_angle_errors(z: Complex, rounding: float) -> Floats:
+def bound_angle_errors(z: Complex, rounding: float, noise: float = 0.0) -> Floats:
     """How far the angles of ``z`` may be off if its cosines and sines are off by an ulp each.
 
     Args:
         z: ``[P, pairs]``.
         rounding: The largest relative error of rounding to their dtype.
+        noise: How far off they are besides, whatever their size.
     """
     errors = 2 * rounding * np.abs(np.sin(2 * np.angle(z)))
-    return errors + (_FLOAT16_STEP if rounding > 2.0**-12 else 0)
+    return errors + max(noise, _FLOAT16_STEP if rounding > 2.0**-12 else 0)
 
 
 def find_spectrum(positions: Sequence[int], z: Complex, angle_errors: Floats) -> Spectrum:

@@ -1,0 +1,152 @@
+"""The digits that a rotation loses: in cosines and sines, at every step, in angles, by noise."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from phasor.identification.blocks import Arrangement, pair_factors
+from phasor.identification.mistakes import Probe
+from phasor.identification.report import Finding, Identification, make_finding
+from phasor.identification.spectrum import (
+    DTYPES,
+    ROUNDING,
+    Complex,
+    Floats,
+    Spectrum,
+    exact_phasors,
+    finest_dtype,
+    half_unit,
+    round_to_dtype,
+)
+
+#: Positions near which errors are measured.
+PRECISION_POSITIONS = (1 << 10, 1 << 12, 1 << 15, 1 << 17, 1 << 20)
+# every function is asked to turn these
+_SMALL_POSITIONS = np.array([1, 2, 3, 5, 8])
+# relative error of a float32 frequency, its product with a position, and the cosine of that
+_FLOAT32_ROWS = 2.0**-20
+
+
+def find_table_dtype(values: Floats, rounding: float, dtype: str) -> tuple[float, list[Finding]]:
+    """The rounding of cosines and sines, and a finding if they are numbers of a coarser dtype.
+
+    Args:
+        values: Cosines and sines, any shape.
+        rounding: The largest relative error of rounding to ``dtype``.
+        dtype: The dtype of the values that were measured.
+    """
+    distinct = np.unique(np.abs(values[(values != 0) & (np.abs(values) != 1)]))
+    coarser = [name for name in reversed(DTYPES) if ROUNDING[name] > rounding]
+    for name in coarser if len(distinct) >= 16 else ():
+        if np.array_equal(round_to_dtype(distinct, name)[0], distinct):
+            error = ROUNDING[name]
+            return error, [
+                make_finding("table-in-{dtype}", dtype=name, result_dtype=dtype, error=error / 2)
+            ]
+    return rounding, []
+
+
+def measure_noise(arrangement: Arrangement, maps: Floats, rounding: float) -> float:
+    """How far maps ``[..., out, in]`` are from turning each pair as one and keeping the rest.
+
+    Rounding, once or at every step, leaves a 0 and the equality of two cosines as they are. What is
+    far larger than rounding is no noise.
+    """
+    first, second = pair_factors(arrangement.blocks(maps).reshape(-1, arrangement.num_pairs, 2, 2))
+    others = maps * (1 - np.eye(arrangement.head_dim))
+    others[..., arrangement.written.T[:, :, None], arrangement.read.T[:, None, :]] = 0
+    noise = float(max(np.abs(first - second).max(), np.abs(others).max()))
+    return noise if noise <= 32 * rounding * np.abs(maps).max() else 0.0
+
+
+def add_steps(report: Identification, spectrum: Spectrum, probe: Probe) -> Identification:
+    """The report with a finding unless one rounding, at the end, explains turned random vectors.
+
+    The bounds are half units of what is rounded: of the result; at every step, also of cos and sin,
+    of these times the factor, and of their products with the vector.
+    """
+    has_answers = report.attention_factor and not report.names() & {"noise", "remembers"}
+    if report.rope is None or not has_answers:
+        return report
+    dtype, row_dtype = (finest_dtype(r) for r in (probe.caller.rounding, probe.rounding))
+    x = np.random.default_rng(2).standard_normal((8, report.head_dim))
+    x = round_to_dtype(x, probe.caller.arrays.dtype)[0]
+    y = probe.caller.turn(x, _SMALL_POSITIONS)[0]  # [P, m, d]
+    turned = np.stack([y[..., member] for member in probe.arrangement.written])  # [2, P, m, pairs]
+    x0, x1 = (x[:, member] for member in probe.arrangement.read)
+    places = _SMALL_POSITIONS[:, None] + report.position_offset
+    rows = np.exp(1j * places * spectrum.inv_freq)[:, None]  # [P, 1, pairs]
+    exact = rows * (x0 + 1j * x1)
+    exact = np.stack((exact.real, exact.imag))
+    gain = float((turned * exact).sum() / (exact**2).sum())
+    # what each of the two members of a vector is multiplied by, for each that is written
+    factors = gain * np.abs([[rows.real, rows.imag], [rows.imag, rows.real]])
+    sizes = np.abs([x0, x1])[:, None]
+    in_rows = gain * half_unit(factors / gain, row_dtype)
+    if report.attention_factor != 1:
+        in_rows += half_unit(factors, row_dtype)
+    in_products = half_unit(sizes * (factors + in_rows), dtype).sum(axis=1)
+    in_rows = (sizes * in_rows).sum(axis=1)
+    angle_errors = np.abs(places) * (spectrum.uncertainty + _FLOAT32_ROWS * abs(spectrum.inv_freq))
+    once = gain * (angle_errors + _FLOAT32_ROWS)[:, None] * sizes.sum(axis=0) + probe.noise
+    once = once + half_unit(turned, dtype) + (in_rows if row_dtype != dtype else 0)
+
+    def explain(bounds: Floats) -> bool:
+        """Whether there is a factor with which all numbers are within their bounds."""
+        whole = np.where(exact == 0, 1e-300, exact)
+        ratios, widths = turned / whole, bounds / np.abs(whole)
+        return bool((ratios - widths).max() <= (ratios + widths).min())
+
+    stepwise = once + in_rows + in_products
+    is_coarse = ROUNDING[dtype] > ROUNDING["float32"]
+    if explain(once if is_coarse else stepwise):
+        return report
+    errors = np.abs(turned - gain * exact)
+    worst = np.unravel_index(np.argmax(errors - once), errors.shape)
+    name = "steps-in-{dtype}" if explain(stepwise) else "noise"
+    steps = (
+        "Cos and sin are, and perhaps every step is,"
+        if explain(once + in_rows)
+        else "Every step is"
+    )
+    finding = make_finding(name, dtype=dtype, steps=steps, error=errors[worst], once=once[worst])
+    return replace(report, findings=(*report.findings, finding))
+
+
+def add_precision(
+    report: Identification, spectrum: Spectrum, probe: Probe, end: int
+) -> Identification:
+    """The report with errors at growing positions below ``end``, and whether angles are float32."""
+    if report.rope is None or not report.attention_factor:
+        return report
+    errors: list[tuple[int, float]] = []
+    has_drift, within_float32 = spectrum.has_float32_angles, True
+    for near in PRECISION_POSITIONS:
+        if near + 12 >= end:
+            break
+        # frequencies are measured at powers of two, where rounding an angle changes nothing
+        positions = near - np.array([1, 2, 5, 9, 11])
+        z = probe(positions) / report.attention_factor
+        exact = exact_phasors(report.rope, positions, report.position_offset)[:, : z.shape[1]]
+        errors.append((near, float(np.abs(z - exact).max())))
+        drift = np.abs(np.angle(z * np.conj(spectrum.predict(positions.astype(np.float64)))))
+        angles = positions[:, None] * np.abs(spectrum.inv_freq)
+        uncertainty = positions[:, None] * spectrum.uncertainty + spectrum.phase_uncertainty
+        tolerance = 2 * (uncertainty + probe.angle_errors(z) + 2.0**-51 * angles)
+        has_drift |= bool(np.any(drift > tolerance))
+        within_float32 &= bool(np.all(drift <= tolerance + 2.0**-20 * angles))
+    report = replace(report, precision=tuple(errors))
+    rounded = any(name.startswith("positions-in") for name in report.names())
+    if not (has_drift and within_float32) or rounded:
+        return report
+    near, error = errors[-1]
+    threshold = next((p for p, e in errors if e > 1e-4), near)
+    threshold_text = f" (above 1e-4 from about {threshold})" if error > 1e-4 else ""
+    # the frequency of an angle that is a float32 number seems to be one
+    findings = [finding for finding in report.findings if finding.name != "frequencies-in-float32"]
+    float32 = make_finding(
+        "angles-in-float32", error=error, near=near, threshold_text=threshold_text
+    )
+    return replace(report, findings=(*findings, float32))
