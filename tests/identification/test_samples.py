@@ -60,6 +60,7 @@ def test_rounded_samples_still_tell_the_law(dtype):
     # in bfloat16 the slowest pairs are not told from pairs that stand still
     expected = (500_000, law) if dtype == "float32" else (None, None)
     assert (found.base, found.law) == expected
+    assert ("not told from pairs that stand still" in str(found)) == (dtype == "bfloat16")
 
 
 def test_positions_that_start_late_are_enough():

@@ -64,8 +64,6 @@ SENTENCES = {
     "ramp-inverted": "YaRN's ramp runs the wrong way: fast pairs are divided by {factor:.15g} and "
     "slow ones kept, where it should be the other way round.",
 }
-# a frequency with a larger relative error may be a law's or not
-_TELLING_ERROR = 0.1
 
 
 @dataclass(frozen=True)
@@ -207,9 +205,8 @@ class Identification:
             return "No other law known here gives the same frequencies."
         if sum(pair.inv_freq != 0 for pair in self.pairs) == 1:
             return "One frequency fits any base."
-        worst = max(pair.uncertainty / max(abs(pair.inv_freq), 1e-300) for pair in self.pairs)
-        if worst > _TELLING_ERROR:
-            return "No law is told from these frequencies: some are within the rounding of results."
+        if any(pair.uncertainty > max(abs(pair.inv_freq), 1e-9) for pair in self.pairs):
+            return "No law is told: some pairs are not told from pairs that stand still."
         return "No known law gives these frequencies."
 
     def _pair_sentences(self) -> list[str]:

@@ -77,9 +77,9 @@ def add_steps(report: Identification, spectrum: Spectrum, probe: Probe) -> Ident
     turned = np.stack([y[..., member] for member in probe.arrangement.written])  # [2, P, m, pairs]
     x0, x1 = (x[:, member] for member in probe.arrangement.read)
     places = _SMALL_POSITIONS[:, None] + report.position_offset
-    rows = np.exp(1j * places * spectrum.inv_freq)[:, None]  # [P, 1, pairs]
-    exact = rows * (x0 + 1j * x1)
-    exact = np.stack((exact.real, exact.imag))
+    rows: Complex = np.exp(1j * places * spectrum.inv_freq)[:, None]  # [P, 1, pairs]
+    products: Complex = rows * (x0 + 1j * x1)
+    exact = np.stack((products.real, products.imag))
     gain = float((turned * exact).sum() / (exact**2).sum())
     # what each of the two members of a vector is multiplied by, for each that is written
     factors = gain * np.abs([[rows.real, rows.imag], [rows.imag, rows.real]])
@@ -106,11 +106,7 @@ def add_steps(report: Identification, spectrum: Spectrum, probe: Probe) -> Ident
     errors = np.abs(turned - gain * exact)
     worst = np.unravel_index(np.argmax(errors - once), errors.shape)
     name = "steps-in-{dtype}" if explain(stepwise) else "noise"
-    steps = (
-        "Cos and sin are, and perhaps every step is,"
-        if explain(once + in_rows)
-        else "Every step is"
-    )
+    steps = "Cos and sin, perhaps all steps, are" if explain(once + in_rows) else "All steps are"
     finding = make_finding(name, dtype=dtype, steps=steps, error=errors[worst], once=once[worst])
     return replace(report, findings=(*report.findings, finding))
 
