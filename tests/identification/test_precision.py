@@ -126,6 +126,17 @@ def test_law_and_mistake_are_both_named(law: str, mistake: Mistake, precision: s
         assert (found.base, found.law) == (rope.base, rope.scaling)
 
 
+def test_offsets_that_rounding_does_not_tell_apart_are_all_said() -> None:
+    """The slow pairs of a function in bfloat16 show 100 positions to half a position."""
+    steps = 500.0 ** (-np.arange(WIDTH // 2) / (WIDTH // 2)) / 4096
+    turned = function_of(steps, Mistake(offset=100), PRECISIONS["float32 for bfloat16"])
+    found = identify(turned, WIDTH, dtype="bfloat16", arrays="torch")
+    assert found.position_offset == 100
+    assert "off by +100 (" in str(found)
+    assert "+99.5" in str(found)
+    assert "within rounding)" in str(found)
+
+
 def rows(positions: Any) -> tuple[Any, Any]:
     """Cos and sin in float32, of halves of base 500000."""
     steps = torch.tensor(500_000.0 ** (-np.arange(WIDTH // 2) / (WIDTH // 2))).float()

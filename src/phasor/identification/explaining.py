@@ -164,14 +164,18 @@ def _find_offset(spectrum: Spectrum) -> tuple[float, list[Finding]]:
     f, phase = spectrum.inv_freq, spectrum.phase
     turning = np.abs(f) > spectrum.uncertainty
     # of a pair that has made less than a turn, the angle is the offset times the frequency
-    halves = np.rint(2 * phase[turning] / f[turning])
-    for offset in [0.0, *sorted(dict.fromkeys((halves / 2).tolist()), key=abs)]:
-        errors = np.abs(np.exp(1j * offset * f) - np.exp(1j * phase))
-        # cos, sin, their factor and the result are rounded, which is twice an ulp
-        tolerance = 2 * (spectrum.phase_uncertainty + abs(offset) * spectrum.uncertainty)
-        if np.all(errors <= tolerance):
-            return offset, [make_finding("position-offset", offset=offset)] if offset else []
-    return 0.0, [make_finding("constant-phase")]
+    candidates = np.unique([0.0, *(np.rint(2 * phase[turning] / f[turning]) / 2)])
+    errors = np.abs(np.exp(1j * candidates[:, None] * f) - np.exp(1j * phase))
+    # cos, sin, their factor and the result are rounded, which is twice an ulp
+    tolerances = spectrum.phase_uncertainty + np.abs(candidates)[:, None] * spectrum.uncertainty
+    fits = np.all(errors <= 2 * tolerances, axis=1)
+    if not fits.any():
+        return 0.0, [make_finding("constant-phase")]
+    order = np.lexsort((errors.max(axis=1), candidates != 0))
+    offset, *others = candidates[order][fits[order]].tolist()
+    text = f" ({', '.join(f'{p:+g}' for p in others)} within rounding)" if others else ""
+    finding = make_finding("position-offset", offset=offset, others=text)
+    return offset, [finding] if offset else []
 
 
 # Which slice and which axes.

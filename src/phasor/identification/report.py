@@ -28,15 +28,15 @@ SENTENCES = {
     "noise, or an approximation.",
     "frequencies-in-{dtype}": "Frequencies are held in {dtype}: each is a {dtype} number{details}.",
     "angles-in-float32": "Angles are computed in float32: the error grows with the position, and "
-    "is {error:.1e} near {near}{threshold_text}.",
+    "is {error:.1e} near {near}.",
     "positions-in-{dtype}": "Positions are held in {dtype}: {position} is turned as if it were "
     "{rounded}.",
     "beyond-half-a-turn": "Pair {pairs} by more than half a turn per position, or against the "
     "others: whole positions cannot tell which.",
     "sign-reversed": "It turns clockwise: y0 = x0 cos + x1 sin. Scores against keys turned the "
     "usual way are wrong.",
-    "position-offset": "Positions are off by {offset:+g}: position 0 is turned as {offset:g}. "
-    "Scores of distances are right, keys turned elsewhere are not.",
+    "position-offset": "Positions are off by {offset:+g}{others}: position 0 is turned as "
+    "{offset:g}. Scores of distances are right, keys turned elsewhere are not.",
     "constant-phase": "Position 0 is turned by a constant angle.",
     "samples-part": "Up to position {last_position} the samples turn alike; {unused} does not.",
     "interleaved-rows-on-halves": "Rows of cos and sin for interleaved pairs (each angle twice in "

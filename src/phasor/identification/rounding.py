@@ -16,8 +16,6 @@ from phasor.identification.spectrum import (
     Floats,
     Spectrum,
     exact_phasors,
-    finest_dtype,
-    half_unit,
     round_to_dtype,
 )
 
@@ -67,10 +65,9 @@ def add_steps(report: Identification, spectrum: Spectrum, probe: Probe) -> Ident
     The bounds are half units of what is rounded: of the result; at every step, also of cos and sin,
     of these times the factor, and of their products with the vector.
     """
-    has_answers = report.attention_factor and not report.names() & {"noise", "remembers"}
-    if report.rope is None or not has_answers:
+    gain, names = report.attention_factor, report.names()
+    if report.rope is None or not gain or names & {"noise", "remembers"}:
         return report
-    dtype, row_dtype = (finest_dtype(r) for r in (probe.caller.rounding, probe.rounding))
     x = np.random.default_rng(2).standard_normal((8, report.head_dim))
     x = round_to_dtype(x, probe.caller.arrays.dtype)[0]
     y = probe.caller.turn(x, _SMALL_POSITIONS)[0]  # [P, m, d]
@@ -80,18 +77,23 @@ def add_steps(report: Identification, spectrum: Spectrum, probe: Probe) -> Ident
     rows: Complex = np.exp(1j * places * spectrum.inv_freq)[:, None]  # [P, 1, pairs]
     products: Complex = rows * (x0 + 1j * x1)
     exact = np.stack((products.real, products.imag))
-    gain = float((turned * exact).sum() / (exact**2).sum())
+    has_factor, gain = gain != 1, float((turned * exact).sum() / (exact**2).sum())
     # what each of the two members of a vector is multiplied by, for each that is written
-    factors = gain * np.abs([[rows.real, rows.imag], [rows.imag, rows.real]])
-    sizes = np.abs([x0, x1])[:, None]
-    in_rows = gain * half_unit(factors / gain, row_dtype)
-    if report.attention_factor != 1:
-        in_rows += half_unit(factors, row_dtype)
-    in_products = half_unit(sizes * (factors + in_rows), dtype).sum(axis=1)
-    in_rows = (sizes * in_rows).sum(axis=1)
+    factors, sizes = np.abs([[rows.real, rows.imag], [rows.imag, rows.real]]), np.abs([x0, x1])
+    dtype, row_dtype = (
+        next(name for name, error in ROUNDING.items() if error >= rounding)
+        for rounding in (probe.caller.rounding, probe.rounding)
+    )
+
+    def half_unit(values: Floats, dtype: str = dtype) -> Floats:
+        return round_to_dtype(values, dtype)[1] / 2
+
+    in_rows = gain * half_unit(factors, row_dtype) + has_factor * half_unit(gain * factors)
+    in_products = half_unit(sizes[:, None] * (gain * factors + in_rows)).sum(axis=1)
+    in_rows = (sizes[:, None] * in_rows).sum(axis=1)
     angle_errors = np.abs(places) * (spectrum.uncertainty + _FLOAT32_ROWS * abs(spectrum.inv_freq))
     once = gain * (angle_errors + _FLOAT32_ROWS)[:, None] * sizes.sum(axis=0) + probe.noise
-    once = once + half_unit(turned, dtype) + (in_rows if row_dtype != dtype else 0)
+    once = once + half_unit(turned) + (in_rows if row_dtype != dtype else 0)
 
     def explain(bounds: Floats) -> bool:
         """Whether there is a factor with which all numbers are within their bounds."""
@@ -138,11 +140,7 @@ def add_precision(
     if not (has_drift and within_float32) or rounded:
         return report
     near, error = errors[-1]
-    threshold = next((p for p, e in errors if e > 1e-4), near)
-    threshold_text = f" (above 1e-4 from about {threshold})" if error > 1e-4 else ""
     # the frequency of an angle that is a float32 number seems to be one
     findings = [finding for finding in report.findings if finding.name != "frequencies-in-float32"]
-    float32 = make_finding(
-        "angles-in-float32", error=error, near=near, threshold_text=threshold_text
-    )
-    return replace(report, findings=(*findings, float32))
+    findings.append(make_finding("angles-in-float32", error=error, near=near))
+    return replace(report, findings=tuple(findings))

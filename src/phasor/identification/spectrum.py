@@ -66,16 +66,6 @@ def round_to_dtype(values: Floats, dtype: str) -> tuple[Floats, Floats]:
     return np.rint(values / unit) * unit, unit
 
 
-def half_unit(values: Floats, dtype: str) -> Floats:
-    """How far rounding to a dtype moves values at most."""
-    return round_to_dtype(values, dtype)[1] / 2
-
-
-def finest_dtype(rounding: float) -> str:
-    """The finest dtype with this relative rounding error."""
-    return next(dtype for dtype, error in ROUNDING.items() if error >= rounding)
-
-
 def powers_of_two(highest: int) -> list[int]:
     """0 and the powers of two up to ``highest``: positions from which frequencies can be read."""
     return [0, *(1 << j for j in range(highest.bit_length()))]
