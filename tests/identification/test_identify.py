@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from phasor import BackendError, Rope, SpecError, TensorError
+from phasor.axes import Sectioned
 from phasor.identification import diff, identify
 from phasor.numpy import matrix, rotate
 from phasor.scaling import NTK
@@ -182,6 +183,17 @@ def test_a_report_prints_as_its_note():
     found = identify(lambda x, p: reference(x, p), 16, dtype="float64")
     assert "in 8 pairs (i, i + 8)" in str(found)
     assert len(str(found).splitlines()) < 10
+
+
+def test_the_short_form_shows_slice_direction_and_axes():
+    """Where they are not plain: different ropes look different in what is printed first."""
+    sections = Sectioned((2, 3, 3))
+    hidden = Rope(
+        head_dim=20, pairing="half", rotary_start=4, rotary_dim=16, direction=-1, axes=sections
+    )
+    found = identify(lambda x, p: rotate(x, p, hidden), 20, dtype="float64", n_axes=3)
+    shown = "half pairs, coordinates 4-19 of 20, clockwise, Sectioned(sections=(2, 3, 3)), base"
+    assert shown in repr(found)
 
 
 def test_the_report_is_json():
