@@ -14,7 +14,6 @@ from phasor.errors import (
     TensorError,
     VerificationError,
 )
-from phasor.rope import Rope
 
 __all__ = [
     "BackendError",
@@ -43,9 +42,11 @@ if TYPE_CHECKING:
     from phasor.files.translation import translate
     from phasor.identification import diff, identify
     from phasor.layers import LayerRopes
+    from phasor.rope import Rope
 else:
     _MODULES = {
         "LayerRopes": "phasor.layers",
+        "Rope": "phasor.rope",
         "diff": "phasor.identification",
         "identify": "phasor.identification",
         "load": "phasor.files.configs",

@@ -271,6 +271,26 @@ def test_a_closed_pipe_ends_it_without_a_word(arguments):
     assert (done.returncode, done.stderr) == (141, b"")
 
 
+@pytest.mark.parametrize("package", ["click", "numpy", "rich"])
+def test_an_interrupt_while_packages_are_imported_prints_nothing(
+    package: str, tmp_path: Path
+) -> None:
+    """The first half second of every command."""
+    (tmp_path / f"{package}.py").write_text("raise KeyboardInterrupt\n")
+    source = Path(phasor.__file__).parent.parent
+    done = subprocess.run(
+        [sys.executable, "-m", "phasor", "presets"],
+        env={
+            **os.environ,
+            "PYTHONPATH": f"{tmp_path}{os.pathsep}{Path(phasor.__file__).parent.parent}",
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
 def test_ctrl_c_ends_it_with_130(monkeypatch, capsys):
     """In the middle of work; nothing is printed but the end of the terminal's line."""
 
