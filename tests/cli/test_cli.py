@@ -280,10 +280,7 @@ def test_an_interrupt_while_packages_are_imported_prints_nothing(
     source = Path(phasor.__file__).parent.parent
     done = subprocess.run(
         [sys.executable, "-m", "phasor", "presets"],
-        env={
-            **os.environ,
-            "PYTHONPATH": f"{tmp_path}{os.pathsep}{Path(phasor.__file__).parent.parent}",
-        },
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (tmp_path, source)))},
         capture_output=True,
         text=True,
         check=False,
