@@ -25,9 +25,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 from torch.distributed.tensor.parallel import ParallelStyle
 
-from phasor import positions as phasor_positions
 from phasor._checks import choice
 from phasor.errors import PositionError, SpecError, TensorError
+from phasor.positions import context_parallel
 from phasor.torch._operator.arguments import names_of
 from phasor.torch._operator.text import count_own_dimensions
 from phasor.torch.attention import RotaryAttention, attend
@@ -57,8 +57,7 @@ def _rotate_sharded(
 def _check_sharding(xs: Sequence[Tensor]) -> tuple[DeviceMesh, list[int | None]]:
     """The mesh, and for each of its dimensions the dimension of tokens it shards, if any.
 
-    Raises:
-        TensorError: If a rank does not hold whole heads, or not the same tokens of each tensor.
+    Every rank must hold whole heads, and the same tokens of each tensor.
     """
     token_dims: list[list[int | None]] = []
     for name, x in zip(names_of(xs), xs, strict=True):
@@ -107,13 +106,9 @@ def _local_angles(
 ) -> Tensor:
     """The part of positions, cos or sin that belongs to this rank's tokens.
 
-    Args:
-        name: For errors.
-        angles: A DTensor, or a plain tensor that is the same on every rank.
-        own_dims: How many of its dimensions are not those of tokens.
-        mesh: The mesh of the tensors to be rotated.
-        token_dims: From `_check_sharding`.
-        tokens: Leading dimensions of the tensors to be rotated.
+    ``angles`` are a DTensor, or a plain tensor that is the same on every rank; their last
+    ``own_dims`` dimensions are not those of tokens. ``mesh`` and ``token_dims`` are from
+    `_check_sharding`; ``tokens`` are the leading dimensions of the tensors to be rotated.
     """
     if not isinstance(angles, DTensor):
         angles = DTensor.from_local(angles, mesh, [Replicate()] * mesh.ndim, run_check=False)
@@ -168,8 +163,8 @@ class GatheredKeys(ParallelStyle):
             ``"contiguous"``.
 
     Raises:
-        SpecError: If there is no such layout; when applied, if the module is no
-            `RotaryAttention` or the mesh has more than one dimension.
+        SpecError: When applied, if the module is no `RotaryAttention` or the mesh has several
+            dimensions.
 
     >>> GatheredKeys("zigzag").layout
     'zigzag'
@@ -227,9 +222,8 @@ class _GatheringAttention(RotaryAttention):
     ) -> Tensor:
         indices = self._token_indices(q)
         # [batch, seq, heads, 2 * head_dim]: one collective instead of two
-        local = DTensor.from_local(
-            torch.cat((k, v), dim=-1), self.mesh, [Shard(1)], run_check=False
-        )
+        both = torch.cat((k, v), dim=-1)
+        local = DTensor.from_local(both, self.mesh, [Shard(1)], run_check=False)
         # the gradient of a key is a sum over the queries of every rank
         full = local.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
         # [batch, ranks * seq, heads, 2 * head_dim], rank after rank -> in the order of the tokens
@@ -244,8 +238,5 @@ class _GatheringAttention(RotaryAttention):
         """Which tokens each rank holds, ``[ranks, seq]``, where ``x`` is ``[batch, seq, ...]``."""
         ranks = self.mesh.size()
         length = x.shape[1] * ranks
-        indices_by_rank = [
-            phasor_positions.context_parallel(length, rank, ranks, self.layout)
-            for rank in range(ranks)
-        ]
-        return torch.from_numpy(np.stack(indices_by_rank)).to(x.device)
+        by_rank = [context_parallel(length, rank, ranks, self.layout) for rank in range(ranks)]
+        return torch.from_numpy(np.stack(by_rank)).to(x.device)

@@ -73,8 +73,7 @@ def export(
 
     Raises:
         BackendError: If ONNX's packages are not installed, or the model rotates in place.
-        TensorError: If float64 is rotated, which the operator is not made for, or tensors with a
-            changing number of heads.
+        TensorError: If float64 is rotated, or tensors with a changing number of heads.
         SpecError: If ``longest`` is given and positions are fractions or on several axes.
 
     >>> import torch
@@ -126,12 +125,6 @@ def translation_table(longest: int | None = None) -> dict[Callable[..., Any], Ca
     """What `export` gives to ``torch.onnx.export`` as ``custom_translation_table``.
 
     For callers with a table of their own to merge it into. The opset must be 23 or later.
-
-    Args:
-        longest: As for `export`.
-
-    Raises:
-        SpecError: If ``longest`` is not a whole number >= 1.
 
     >>> list(translation_table())
     [<OpOverload(op='phasor.rotate', overload='default')>]
@@ -246,12 +239,7 @@ def _permutations(
 
 
 def _make_cos_sin(
-    op: Any,
-    angles: Sequence[Any],
-    rope: str,
-    inverse: bool,
-    gain: float,
-    longest: int | None,
+    op: Any, angles: Sequence[Any], rope: str, inverse: bool, gain: float, longest: int | None
 ) -> _CosSin:
     if len(angles) == 2:
         cos, sin = (op.Cast(each, to=_FLOAT) for each in angles)
@@ -296,9 +284,8 @@ def _make_rows(op: Any, positions: Any, rope: Rope, fractional: bool) -> tuple[A
     nearest = op.Round(positions)
     unit = op.CastLike(_constant(op, 2.0**32, np.float32), positions)
     rest = op.Round(op.Mul(op.Sub(positions, nearest), unit))
-    turns = op.Add(
-        _turns(op, nearest, turn_words(rope)), _turns(op, rest, turn_words(rope, rest_bits=32))
-    )
+    whole_turns = _turns(op, nearest, turn_words(rope))
+    turns = op.Add(whole_turns, _turns(op, rest, turn_words(rope, rest_bits=32)))
     limit = op.CastLike(_constant(op, 2.0**63, np.float32), positions)
     has_angle = op.Less(op.Abs(positions), limit)
     nan = _constant(op, np.nan, np.float32)
@@ -327,10 +314,8 @@ def _cos_sin(op: Any, turns: Any) -> tuple[Any, Any]:
     rest = op.BitShift(turns, _constant(op, 2, np.uint64), direction="LEFT")
     x = op.Mul(op.Cast(op.Cast(rest, to=_INT64), to=_FLOAT), _constant(op, 2.0**-63, np.float32))
     y = op.Mul(x, x)
-    even_cos, even_sin = (
-        _evaluate(op, (1.0, *FLOAT32.cos), y),
-        op.Mul(_evaluate(op, FLOAT32.sin, y), x),
-    )
+    even_cos = _evaluate(op, (1.0, *FLOAT32.cos), y)
+    even_sin = op.Mul(_evaluate(op, FLOAT32.sin, y), x)
     # a quarter turn takes (cos, sin) to (-sin, cos), and half a turn negates both
     one = _constant(op, 1, np.uint64)
     is_odd = op.Cast(op.BitwiseAnd(_shift(op, shifted, 62), one), to=_BOOL)

@@ -99,12 +99,8 @@ def cos_sin_cache(
             ``"megatron"`` takes float32 or float64, for a 16-bit angle is off by a hundredth.
         device: Where the table is; torch's default if None.
 
-    Returns:
-        The tensors by the names that the program has for them.
-
     Raises:
-        SpecError: If the Rope has a rule (use ``rope.at(n)``) or several axes, or an argument is
-            none of the above.
+        SpecError: If the Rope has a rule (use ``rope.at(n)``) or several axes.
         TensorError: If the table is larger than the memory, with the number of bytes.
 
     >>> from phasor import Rope

@@ -93,11 +93,8 @@ def _coefficients(itemsize: int) -> tuple[float, ...]:
 def cos_sin(positions: Tensor, text: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Cos and sin ``[..., seq, num_pairs]`` of every token, without gain.
 
-    Args:
-        positions: Integers or floats ``[..., seq]``, or ``[..., seq, n_axes]``. Floats that are NaN
-            or beyond int64 become NaN.
-        text: The operator's text, of a Rope.
-        dtype: float32, or float64 for float64 tensors.
+    Positions are integers or floats ``[..., seq]``, or ``[..., seq, n_axes]``. Floats that are NaN
+    or beyond int64 become NaN.
     """
     positions = positions_of_pairs(positions, text)
     return cos_sin_of_turns(turns(positions, text, dtype), positions, dtype)
@@ -114,10 +111,7 @@ def positions_of_pairs(positions: Tensor, text: str) -> Tensor:
 def turns(positions: Tensor, text: str, dtype: torch.dtype) -> Tensor:
     """Angles ``[..., seq, num_pairs]`` in units of 2**-64 turns: int64, which wraps around.
 
-    Args:
-        positions: From `positions_of_pairs`.
-        text: The operator's text, of a Rope.
-        dtype: float32 or float64, for which the angles are exact enough.
+    They are exact enough for cos and sin in ``dtype``. ``positions`` are `positions_of_pairs`.
     """
     words = _words(positions.device, torch.int64, text)
     if not positions.is_floating_point():
@@ -151,11 +145,7 @@ def cos_sin_of_turns(turns: Tensor, positions: Tensor, dtype: torch.dtype) -> tu
 
 
 def check_has_angles(positions: Tensor) -> None:
-    """Refuse float positions that have no angle, where the host can read them without waiting.
-
-    Raises:
-        PositionError: For NaN, infinities, and what int64 does not hold.
-    """
+    """Refuse NaN and what int64 does not hold, where the host can read it without waiting."""
     if positions.is_floating_point() and positions.is_cpu and dispatch_is_plain([positions]):
         has_angle = _has_angle(positions)
         if not has_angle.all():
@@ -172,11 +162,8 @@ def _multiply(
 ) -> Tensor:
     """The upper 64 bits of the products without whole turns, as in `phasor.angles`.
 
-    Args:
-        numbers: int64 ``[..., seq, 1 or num_pairs]``.
-        words: From `_words`.
-        rest_bits: 0 for whole positions; 32 or 64 for rests in units of 2**-32 or 2**-64.
-        dtype: What is computed.
+    ``numbers`` are int64 ``[..., seq, 1 or num_pairs]``: whole positions where ``rest_bits`` is 0,
+    rests in units of 2**-32 or 2**-64 where it is 32 or 64.
     """
     first = 2 - rest_bits // 32
     upper, second = numbers >> 32, words[first + 3]

@@ -36,12 +36,7 @@ _REFUSED_DTYPES = {
 def tokens_first(
     xs: Sequence[Tensor], heads_first: bool, names: Sequence[str] | None = None
 ) -> Sequence[Tensor]:
-    """Views ``[..., seq, heads, head_dim]`` of ``xs``, which are ``xs`` unless heads come first.
-
-    Raises:
-        SpecError: If ``heads_first`` is no bool.
-        TensorError: If heads come first, and one of ``xs`` cannot be rotated.
-    """
+    """Views ``[..., seq, heads, head_dim]`` of ``xs``, which are ``xs`` unless heads come first."""
     if heads_first is False:
         return xs
     boolean("heads_first", heads_first)
@@ -57,11 +52,7 @@ def checked_positions(
 ) -> Tensor:
     """``positions`` as a tensor that fits ``xs`` and ``rope``, or an error that says why not.
 
-    Args:
-        positions: What the caller gave.
-        xs: The tensors, as `tokens_first` returns them.
-        rope: What rotates.
-        heads_first: How the caller's tensors are laid out, for the messages.
+    ``xs`` are as `tokens_first` returns them; ``heads_first`` is the caller's layout, for messages.
     """
     refuse_tracing()
     if not isinstance(cast(object, rope), Rope) or isinstance(rope.scaling, Rule):

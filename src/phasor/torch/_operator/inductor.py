@@ -152,11 +152,7 @@ def _rotate(
 def _rotate_halves(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
     """``x`` rotated in the half pairing, whose result is fused with what follows.
 
-    Args:
-        x: ``[..., seq, heads, head_dim]``.
-        cos: ``[..., seq, 1, 2, num_pairs]``.
-        sin: The same shape, and negative for the first half.
-        layout: Where the rotated slice begins.
+    ``cos`` and ``sin`` are ``[..., seq, 1, 2, num_pairs]``; sin is negative for the first half.
     """
     start, end = layout.rotary_start, layout.rotary_start + 2 * cos.shape[-1]
     # [..., rotary_dim] -> [..., 2, num_pairs]

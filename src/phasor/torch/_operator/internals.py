@@ -116,11 +116,7 @@ def autograd_may_refuse_write(x: Tensor) -> bool:
 
 
 def refuse_torchscript() -> NoReturn:
-    """Raise the error for TorchScript, which would compile only a part or record one call's values.
-
-    Raises:
-        BackendError: Always.
-    """
+    """Raise the error for TorchScript, which would compile a part, or record one call's values."""
     raise BackendError(
         "phasor has no form in TorchScript (torch.jit.script, torch.jit.trace, torch.onnx.export "
         "with dynamo=False); use torch.export.export(model, args), torch.compile(model), or "

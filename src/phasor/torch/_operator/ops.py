@@ -54,11 +54,7 @@ rotate_: Callable[..., None] = torch.ops.phasor.rotate_.default
 
 
 def resolve(backend: str, x: Tensor) -> str:
-    """The name of the backend that rotates ``x``.
-
-    Raises:
-        BackendError: If the named one does not exist or cannot; it is never replaced by another.
-    """
+    """The name of the backend that rotates ``x``. A named one is never replaced by another."""
     if backend == "auto":
         return next(name for name, module in BACKENDS.items() if not module.refusal(x))
     if backend not in BACKENDS:
@@ -318,11 +314,7 @@ def _batch_angles(
 ) -> list[Tensor]:
     """Batched angles with ones after the batch dimension, to broadcast against the tensors.
 
-    Args:
-        rank: Dimensions of the tensors, ``[batch, ..., seq, heads, head_dim]``.
-        angles: ``[positions]``, or ``[cos, sin]``.
-        in_dims: Where each one's batch dimension is, if any.
-        rope: The operator's text.
+    The tensors ``[batch, ..., seq, heads, head_dim]`` have ``rank`` dimensions.
     """
     full_rank = rank - 2 + count_own_dimensions(angles, rope)
     batched: list[Tensor] = []

@@ -77,41 +77,24 @@ _MAX_POSITIONS = 1 << 16
 
 @dataclass(frozen=True, kw_only=True)
 class Replaced:
-    """One module that rotates with phasor now.
-
-    Attributes:
-        path: Its name in the model.
-        class_name: Its class.
-        layer: The layer it belongs to, where it has a number.
-        functions: The functions of transformers that its methods no longer call.
-        rope: The rope by which it rotates; None where its layer has no position embedding, or where
-            it is not known which of the model's ropes its layer has.
-        unknown_because: Why that is not known; "" where it is.
-    """
+    """One module that rotates with phasor now."""
 
     path: str
     class_name: str
-    layer: int | None
-    functions: tuple[str, ...]
-    rope: Rope | None
+    layer: int | None  # its number, where it has one
+    functions: tuple[str, ...]  # those of transformers that its methods no longer call
+    rope: Rope | None  # None where its layer has no position embedding, and where it is unknown
     unknown_because: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Patched:
-    """What `patch` replaced; as text, one line.
+    """What `patch` replaced; as text, one line."""
 
-    Attributes:
-        model: The name of the model's class.
-        embeddings: Paths of the modules that return positions instead of cosines.
-        layers: The modules that rotate, part by part, in the model's order.
-        already: Whether all of them were patched before, so that nothing has changed.
-    """
-
-    model: str
-    embeddings: tuple[str, ...]
-    layers: tuple[Replaced, ...]
-    already: bool = False
+    model: str  # the name of its class
+    embeddings: tuple[str, ...]  # paths of the modules that return positions instead of cosines
+    layers: tuple[Replaced, ...]  # the modules that rotate, part by part, in the model's order
+    already: bool = False  # whether all of them were patched before, so that nothing has changed
 
     def __repr__(self) -> str:
         return f"Patched({self})"
@@ -130,13 +113,9 @@ class Patched:
         for module in self.layers:
             number = "" if module.layer is None else str(module.layer)
             name = f"{module.path} ({module.class_name})"
-            rope = (
-                "unknown: the rope of the positions it is given"
-                if module.unknown_because
-                else "nothing"
-            )
-            if module.rope is not None:
-                rope = summarize(module.rope)
+            rope = "nothing" if module.rope is None else summarize(module.rope)
+            if module.unknown_because:
+                rope = "unknown: the rope of the positions it is given"
             rows.append((number, name, ", ".join(module.functions), rope))
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = (map(str.ljust, row, widths) for row in rows)
@@ -145,29 +124,17 @@ class Patched:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckedModule:
-    """The cosines and sines of one module, for one kind of layer; as text, a line.
-
-    Attributes:
-        path: The module's name in the model.
-        class_name: Its class.
-        kind: The kind of layer, where it makes cosines for several.
-        context: How far the checked positions reach from 0: at most 65,536, evenly spread.
-        error: The largest distance of a cosine or a sine from its exact value; NaN if it has none.
-        dtype: Of its cosines and sines.
-        rounding: The error of rounding to that dtype, half a unit in the last place of the gain.
-        beyond: The first checked position where the distance exceeds that, if any.
-        lost: A buffer that has lost its numbers, such as ``inv_freq``; "" if there is none.
-    """
+    """The cosines and sines of one module, for one kind of layer; as text, a line."""
 
     path: str
     class_name: str
-    kind: str | None
-    context: int
-    error: float
+    kind: str | None  # of layer, where the module makes cosines for several
+    context: int  # positions were checked from 0 to below this: at most 65,536, evenly spread
+    error: float  # the largest distance of a cosine or a sine from its exact value; NaN if lost
     dtype: torch.dtype
-    rounding: float
-    beyond: int | None
-    lost: str = ""
+    rounding: float  # to that dtype: half a unit in the last place of the gain
+    beyond: int | None  # the first checked position where the distance exceeds that, if any
+    lost: str = ""  # a buffer that has lost its numbers, such as ``inv_freq``
 
     def __str__(self) -> str:
         name = f"{self.path} ({self.class_name})" + (f", {self.kind}" if self.kind else "")
@@ -183,11 +150,7 @@ class CheckedModule:
 
 @dataclass(frozen=True, kw_only=True)
 class Checked:
-    """What `check` found; as text, a line for each module.
-
-    Attributes:
-        modules: The modules that make cosines, in the model's order.
-    """
+    """What `check` found; as text, a line for each module that makes cosines."""
 
     modules: tuple[CheckedModule, ...]
 
@@ -220,13 +183,9 @@ def patch(
             as in transformers.
         verbose: Print `Patched.table` too, a row for each module.
 
-    Returns:
-        What was replaced, layer by layer.
-
     Raises:
-        ConfigError: If the model has no rotary embedding, if the model or the chosen part rotates
-            in a way that is not understood, or if it is patched already for another ``seq_len``.
-            The error says which and what to do, and nothing has been changed.
+        ConfigError: If nothing rotates, something rotates in a way that is not understood, or the
+            model is patched already for another ``seq_len``. Nothing has been changed then.
 
     >>> from transformers import LlamaConfig, LlamaModel
     >>> small = LlamaConfig(num_hidden_layers=1, hidden_size=64, num_attention_heads=2,
@@ -258,21 +217,14 @@ def patch(
                     )
                 continue
             new_ropes.append((info.module, ropes_of_kinds))
-            cls = deferring_class(
-                info.cls, bool(reference.layout.fixed_positions), reference.single
-            )
-            new_classes.append((info.module, cls))
+            fixed = bool(reference.layout.fixed_positions)
+            new_classes.append((info.module, deferring_class(info.cls, fixed, reference.single)))
         # GPT-J's attention is both embedding and rotation: rotating_class, set last, wins
         batched = rotation.embeddings[0].reference.layout.batched
-        for info in rotation.rotating:
-            if original_class(info.module) is None:
-                cls = rotating_class(info.cls, batched)
-                new_classes.append((info.module, cls))
-        new_classes += [
-            (info.module, reordering_class(info.cls))
-            for info in rotation.reordering
-            if original_class(info.module) is None
-        ]
+        rotating = [it for it in rotation.rotating if original_class(it.module) is None]
+        new_classes += [(it.module, rotating_class(it.cls, batched)) for it in rotating]
+        reordering = [it for it in rotation.reordering if original_class(it.module) is None]
+        new_classes += [(it.module, reordering_class(it.cls)) for it in reordering]
     for module, ropes_of_kinds in new_ropes:
         module.__dict__[ROPES_OF_KINDS] = ropes_of_kinds
     for module, cls in new_classes:

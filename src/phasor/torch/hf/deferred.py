@@ -32,20 +32,12 @@ from phasor.torch.hf.signatures import (
 
 
 class PositionLayout(NamedTuple):
-    """How a foreign module takes the positions of tokens.
+    """How a foreign module takes the positions of tokens."""
 
-    Attributes:
-        axes_last: Whether positions of several axes are ``[..., seq, axes]``, and not ``[axes,
-            batch, seq]``.
-        batched: Whether positions and cosines have a batch, ``[batch, seq]``.
-        axis_order: The coordinate of each axis of the Rope, where their order differs.
-        fixed_positions: Those of all tokens, where the module takes none.
-    """
-
-    axes_last: bool = False
-    batched: bool = True
-    axis_order: tuple[int, ...] = ()
-    fixed_positions: tuple[tuple[int, ...], ...] = ()
+    axes_last: bool = False  # of several axes: [..., seq, axes], and not [axes, batch, seq]
+    batched: bool = True  # whether positions and cosines have a batch, [batch, seq]
+    axis_order: tuple[int, ...] = ()  # the coordinate of each axis of the Rope, if out of order
+    fixed_positions: tuple[tuple[int, ...], ...] = ()  # of all tokens, where it takes none
 
 
 _PLAIN_LAYOUT = PositionLayout()
@@ -53,19 +45,13 @@ _PLAIN_LAYOUT = PositionLayout()
 
 @dataclass(frozen=True)
 class RopeOfKind:
-    """How one kind of layer rotates.
+    """How one kind of layer rotates."""
 
-    Attributes:
-        text: The Rope, counter-clockwise, as JSON.
-        gain: Of its cosines and sines.
-        layout: How the model passes positions.
-        rule: The Rope's rule, if it has one. It is an attribute because a compiler can follow the
-            methods of an object that a module holds, but not those of one that a text describes.
-    """
-
-    text: str
-    gain: float
+    text: str  # the Rope, counter-clockwise, as JSON
+    gain: float  # of its cosines and sines
     layout: PositionLayout = _PLAIN_LAYOUT
+    # The Rope's, if it has one: a compiler can follow the methods of an object that a module holds,
+    # but not those of one that a text describes.
     rule: Rule | None = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -77,12 +63,9 @@ class DeferredCosSin:
     """Stands where a model expects cosines, sines, or both as complex numbers.
 
     It is moved and negated; every other use is an error. It is no dataclass, tuple or tensor,
-    because FSDP rounds the tensors that it finds in those to the parameters' dtype.
-
-    Attributes:
-        cos: Rows ``[..., seq, num_pairs]``, multiplied by the gain.
-        sin: The same.
-        inverse: Whether to undo the rotation, as the negative of a sine does.
+    because FSDP rounds the tensors that it finds in those to the parameters' dtype. ``cos`` and
+    ``sin`` are rows ``[..., seq, num_pairs]`` with the gain. ``inverse`` undoes the rotation, as
+    the negative of a sine does.
     """
 
     def __init__(self, cos: Tensor, sin: Tensor, inverse: bool = False) -> None:

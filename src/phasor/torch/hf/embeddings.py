@@ -183,22 +183,13 @@ def identify_module_rows(
 
 
 class ReferenceEmbedding:
-    """A new instance of an embedding class, built from a config, for one kind of layer.
+    """A new instance of an embedding class, built from a config, for one kind of layer."""
 
-    Attributes:
-        instance: The new instance.
-        buffers: The buffers and factors of the new instance.
-        layout: How it takes positions.
-        n_axes: How many coordinates a position has.
-        farthest: The farthest position that it accepts.
-        single: Whether it returns one complex tensor.
-        signature: Of the function that rotates by its rows, once a rope has been found.
-    """
-
+    # of the function that rotates by its rows, once a rope has been found
     signature: RotationSignature | None = None
     layout = PositionLayout()
     n_axes = 1
-    farthest = _FAR[-1]
+    farthest = _FAR[-1]  # the farthest position that it accepts
 
     def __init__(self, cls: Any, config: Any, kind: str | None) -> None:
         # a copy, because the class may write into its config
@@ -206,6 +197,7 @@ class ReferenceEmbedding:
         self._config, self._kind = config, kind
         self.buffers = buffers_and_factors(self.instance)
         self._find_layout()
+        # whether it returns one complex tensor
         self.single = isinstance(self(np.zeros((self.n_axes, 1), int)), Tensor)
 
     def __call__(self, grid: Grid, kind: str | None = None) -> Any:
@@ -249,26 +241,18 @@ class ReferenceEmbedding:
     def _uses_every_axis(self) -> bool:
         """Whether every coordinate changes the rows, and these are no wider than a head."""
         steps = np.eye(self.n_axes, dtype=int)
-        rows_of_steps = [each_row(self(steps[:, [axis]]))[-1] for axis in range(self.n_axes)]
-        rows_at_zero = each_row(self(np.zeros((self.n_axes, 1), int)))
-        hidden = next((n for key in _WIDTH_KEYS if (n := getattr(self._config, key, None))), 0)
-        width = getattr(self._config, "head_dim", None) or (
-            hidden // self._config.num_attention_heads
-        )
-        return rows_at_zero[0].shape[-1] <= width and not any(
-            torch.equal(rows, rows_at_zero[-1]) for rows in rows_of_steps
-        )
+        moved = [each_row(self(steps[:, [axis]]))[-1] for axis in range(self.n_axes)]
+        at_zero = each_row(self(np.zeros((self.n_axes, 1), int)))
+        config = self._config
+        hidden = next((n for key in _WIDTH_KEYS if (n := getattr(config, key, None))), 0)
+        width = getattr(config, "head_dim", None) or hidden // config.num_attention_heads
+        is_narrow = at_zero[0].shape[-1] <= width
+        return is_narrow and not any(torch.equal(rows, at_zero[-1]) for rows in moved)
 
     def _signatures_of(self, functions: Sequence[Any]) -> list[tuple[Any, RotationSignature]]:
         """The functions that take the rows of this instance, each with its geometry."""
-        signatures = [
-            (function, measure_signature(function, self.layout.batched)) for function in functions
-        ]
-        return [
-            (function, signature)
-            for function, signature in signatures
-            if signature is not None and (signature.width == "complex") is self.single
-        ]
+        found = ((it, measure_signature(it, self.layout.batched)) for it in functions)
+        return [(it, s) for it, s in found if s and (s.width == "complex") is self.single]
 
     def matches(self, rope: Rope, functions: Sequence[Any]) -> bool:
         """Whether one of the functions, with these rows, rotates as ``rope`` does, near and far."""
@@ -368,16 +352,10 @@ class ReferenceGrid(ReferenceEmbedding):
 
 @dataclass(frozen=True, kw_only=True)
 class Embedding:
-    """A module that makes cosines and sines of positions.
-
-    Attributes:
-        info: The module.
-        ropes: The rope of every kind of layer that it makes cosines for.
-        reference: A new instance of its class.
-    """
+    """A module that makes cosines and sines of positions."""
 
     info: ModuleInfo
-    ropes: dict[str | None, Rope]
+    ropes: dict[str | None, Rope]  # of every kind of layer that it makes cosines for
     reference: ReferenceEmbedding
 
     def ropes_of_kinds(self, seq_len: int | None) -> dict[str | None, RopeOfKind]:
@@ -397,15 +375,12 @@ class Embedding:
 def axial_rope(
     rows: tuple[NDArray[np.float64], ...], signature: RotationSignature, base: float | None
 ) -> tuple[Rope | None, tuple[int, ...]]:
-    """Find the Rope of several axes by which an embedding of pictures makes cosines.
+    """The Rope of several axes by which an embedding of pictures makes cosines; None without one.
 
     Each pair follows one coordinate. The frequencies are powers of one base, but the power and the
     axis of a pair differ from tower to tower. Both are found from ``rows``, cosines and sines
-    ``[axes, num_pairs]`` one step along each axis.
-
-    Returns:
-        The Rope, None if there is none; and the coordinate of each of its axes, empty where they
-        are in order.
+    ``[axes, num_pairs]`` one step along each axis. The second result is the coordinate of each of
+    the Rope's axes, empty where they are in order.
     """
     cos, sin = rows
     steps = np.arctan2(sin, cos)  # [axis, pair]: the pair's angle after one step along the axis

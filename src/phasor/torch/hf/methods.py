@@ -35,11 +35,7 @@ def parameters(function: Any) -> Mapping[str, inspect.Parameter]:
 
 
 def named_modules(model: object) -> Iterator[tuple[str, torch.nn.Module]]:
-    """Every module of ``model`` with its name.
-
-    Raises:
-        ConfigError: If it is no module.
-    """
+    """Every module of ``model`` with its name; an error if it is no module."""
     if not isinstance(model, torch.nn.Module):
         raise ConfigError(
             f"model must be a torch.nn.Module, such as a model of transformers or a part of one, "
@@ -59,18 +55,12 @@ def methods_of(cls: type) -> dict[str, FunctionType]:
         if base in (object, torch.nn.Module):
             continue
         for name, value in vars(base).items():
-            function = _unwrap_static(value)
-            if function is not None:
+            function = value.__func__ if isinstance(value, staticmethod) else value
+            if isinstance(function, FunctionType):
                 found[name] = function
             else:
                 found.pop(name, None)
     return found
-
-
-def _unwrap_static(value: object) -> FunctionType | None:
-    """The function of a method or static method; None for any other attribute of a class."""
-    function = value.__func__ if isinstance(value, staticmethod) else value
-    return function if isinstance(function, FunctionType) else None
 
 
 def _with_wrapped(function: FunctionType) -> list[FunctionType]:

@@ -43,21 +43,13 @@ _ROTARY = re.compile(r"(?i)rotary|rotate|(?<![a-z])rope(?![a-z])|inv_freq|freqs_
 
 @dataclass(frozen=True, kw_only=True)
 class ModuleInfo:
-    """One module of a model.
-
-    Attributes:
-        path: Its name in the model.
-        module: The module.
-        cls: The class that it had before it was patched.
-        config: Its config, or that of the nearest module around it that has one.
-        part: The key of that config in the model's; the module's path where it has none.
-    """
+    """One module of a model."""
 
     path: str
     module: nn.Module
-    cls: type
-    config: Any
-    part: str
+    cls: type  # the class that it had before it was patched
+    config: Any  # its own, or that of the nearest module around it that has one
+    part: str  # the key of that config in the model's; the module's path where it has none
 
 
 def modules_of(model: nn.Module) -> Iterator[ModuleInfo]:
@@ -87,9 +79,7 @@ def parts_of(model: nn.Module) -> dict[str, list[ModuleInfo]]:
     """The modules of each part of ``model`` in which something rotates or makes cosines.
 
     A module with its own config that rotates by the cosines of an outer part belongs to that part.
-
-    Raises:
-        ConfigError: If nothing rotates as models of transformers do.
+    It is an error if nothing rotates as models of transformers do.
     """
     infos = list(modules_of(model))
     rotating_parts = {info.part for info in infos if rotations_of(info.cls)}

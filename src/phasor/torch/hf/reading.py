@@ -47,19 +47,12 @@ _LAYER_COUNTS = ("num_hidden_layers", "n_layer", "num_layers", "depth")
 
 @dataclass(frozen=True, kw_only=True)
 class PartRotation:
-    """The rotation of one part of a model in its present state.
+    """The rotation of one part of a model in its present state."""
 
-    Attributes:
-        layers: The rope of every layer, or the reason why that is not known.
-        embeddings: Modules that make cosines and sines of positions.
-        rotating: Modules that rotate queries and keys.
-        reordering: Modules that put tokens, and their cosines, in another order.
-    """
-
-    layers: LayerRopes | str
+    layers: LayerRopes | str  # the rope of every layer, or the reason why that is not known
     embeddings: tuple[Embedding, ...]
-    rotating: tuple[ModuleInfo, ...]
-    reordering: tuple[ModuleInfo, ...]
+    rotating: tuple[ModuleInfo, ...]  # these rotate queries and keys
+    reordering: tuple[ModuleInfo, ...]  # these put tokens, and their cosines, in another order
 
 
 # ---- the parts of a model ----
@@ -69,9 +62,6 @@ def read_parts(model: nn.Module, part: str | None, verb: str) -> list[PartRotati
     """The rotation of the part of that name and of those inside it; of all parts if None.
 
     ``verb`` is the caller's name, for errors that suggest a call with another part.
-
-    Raises:
-        ConfigError: If there is no such part, or one of them is not understood.
     """
     parts = parts_of(model)
     chosen = [name for name in parts if part in (None, name) or name.startswith(f"{part}.")]
@@ -93,11 +83,7 @@ def read_parts(model: nn.Module, part: str | None, verb: str) -> list[PartRotati
 
 
 def language_part(model: nn.Module) -> str:
-    """The name of the part that is the language model, or of the only part.
-
-    Raises:
-        ConfigError: If there are several parts and none is known as a language model.
-    """
+    """The name of the part that is the language model, or of the only part; else an error."""
     names = list(parts_of(model))
     keys = {*table().files["language_models"], ""}
     if languages := [name for name in names if keys.issuperset(name.split("."))]:

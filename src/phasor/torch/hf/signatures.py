@@ -20,31 +20,22 @@ _OPTIONS = ("position_ids", "unsqueeze_dim", "value_layer")
 # of the heads that measure a function: rotated pairs, and further coordinates
 _PAIRS, _SPARE = 4, 6
 _TOLERANCE = 1e-6
+#: How it takes cosines and sines: once per pair ("half"), with a copy after them ("twice"), each
+#: twice in a row ("repeated"), as complex numbers, or all sines and then all cosines in one tensor
+#: ("table").
 RowWidth = Literal["twice", "repeated", "half", "complex", "table"]
 RotatedSlice = Literal["start", "end", "exact"]
 
 
 class RotationSignature(NamedTuple):
-    """The geometry of one foreign rotation function, as it was measured.
-
-    Attributes:
-        pairing: Of its input.
-        pairing_out: Of its output.
-        direction: -1 where positive angles turn clockwise.
-        slice: Which coordinates it rotates of a head that is wider than the rotation; ``"exact"``
-            where it takes no such head.
-        width: How it takes cosines and sines: ``"half"`` once per pair, ``"twice"`` with a copy
-            after them, ``"repeated"`` each twice in a row, ``"complex"`` as complex numbers,
-            ``"table"`` all sines and then all cosines in one tensor.
-        heads_first: Whether tensors are ``[..., heads, seq, head_dim]`` by default.
-    """
+    """The geometry of one foreign rotation function, as it was measured."""
 
     pairing: Pairing
     pairing_out: Pairing
-    direction: int
-    slice: RotatedSlice
+    direction: int  # -1 where positive angles turn clockwise
+    slice: RotatedSlice  # of a wider head; "exact" where it takes none
     width: RowWidth
-    heads_first: bool
+    heads_first: bool  # whether tensors are [..., heads, seq, head_dim] by default
 
 
 def tensor_parameters(function: Any) -> tuple[str, ...]:

@@ -32,9 +32,6 @@ class KVCache:
         lengths: int64 ``[batch_size]``, how many tokens each row holds.
         used: Columns appended so far, padding included.
 
-    Raises:
-        SpecError: If a size is not a whole number >= 1.
-
     >>> import torch
     >>> cache = KVCache(batch_size=2, capacity=8, num_kv_heads=1, head_dim=4)
     >>> k = v = torch.ones(2, 3, 1, 4)
@@ -83,13 +80,8 @@ class KVCache:
         """The index in its row that `append` would give each of ``new_tokens`` columns.
 
         That is the number of tokens before it in the row, and so its position. Padding gets the
-        index of the token before it, or 0.
-
-        Returns:
-            int64 ``[batch_size, new_tokens]``.
-
-        Raises:
-            TensorError: If ``attention_mask`` is not ``[batch_size, new_tokens]`` bools.
+        index of the token before it, or 0. The result is int64 ``[batch_size, new_tokens]``,
+        and ``attention_mask`` bools of that shape.
         """
         if attention_mask is None:
             # [batch_size, 1] + [new_tokens]

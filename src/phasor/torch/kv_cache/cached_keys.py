@@ -46,8 +46,7 @@ class CachedKeys:
 
     Raises:
         TensorError: For any other cache: empty, quantised, offloaded, sliding or recurrent.
-        SpecError: If there is not one Rope per layer, a scaling is a rule, or the Ropes differ in
-            their number of axes.
+        SpecError: If there is not one Rope per layer, or they differ in their number of axes.
 
     >>> import torch
     >>> from phasor.torch import rotate
@@ -73,17 +72,10 @@ class CachedKeys:
         return _check_lengths("cache", self._layers)
 
     def shift_(self, delta: Any) -> None:
-        """`phasor.torch.kv_cache.shift_` of the keys of every layer.
-
-        Raises:
-            PositionError: If ``delta`` does not fit the keys.
-        """
+        """`phasor.torch.kv_cache.shift_` of the keys of every layer."""
         _check_lengths("cache", self._layers)
-        rotated = [
-            (layer.keys, rope)
-            for layer, rope in zip(self._layers, self.ropes, strict=True)
-            if rope is not None
-        ]
+        layers = zip(self._layers, self.ropes, strict=True)
+        rotated = [(layer.keys, rope) for layer, rope in layers if rope is not None]
         for keys, rope in rotated:
             verbs.check_in_place(keys, delta, rope)
         for keys, rope in rotated:
@@ -95,10 +87,6 @@ class CachedKeys:
         Args:
             positions: Of the tokens, as for `phasor.torch.rotate`.
             ropes: The new Ropes, as for the class.
-
-        Raises:
-            SpecError: If they differ from the old ones in more than frequencies and direction.
-            PositionError: If the positions do not fit the keys.
         """
         _check_lengths("cache", self._layers)
         new_ropes = self._rope_per_layer(ropes)
@@ -122,10 +110,6 @@ class CachedKeys:
         """`phasor.torch.kv_cache.evict`, written into the cache, which is shorter then.
 
         The model's attention mask, if it has one, has to lose the same columns.
-
-        Raises:
-            PositionError: If the range is not within the tokens, or ``gap`` is missing or does not
-                fit.
         """
         _check_lengths("cache", self._layers)
         cuts: list[verbs.Cut] = []
@@ -142,9 +126,7 @@ class CachedKeys:
         ``insert_(len(cached), other)`` appends it.
 
         Raises:
-            TensorError: If ``other`` has other layers, or there is no room for its tokens.
-            PositionError: If ``at`` is not within the tokens, or ``offset`` or ``gap`` is missing
-                or does not fit.
+            TensorError: Also if ``other`` has other layers, or there is no room for its tokens.
         """
         length = _check_lengths("cache", self._layers)
         other_layers = _wrap_layers("other", other)

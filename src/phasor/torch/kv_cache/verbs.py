@@ -45,9 +45,9 @@ _KEYS_AND_VALUES = ("keys", "values")
 def shift_(keys: Tensor, delta: Any, rope: Rope, *, heads_first: bool = False) -> Tensor:
     """``R(delta) k`` for every cached key, in place: keys of ``p`` become keys of ``p + delta``.
 
-    A gain that the keys were made with stays in them. A key whose ``delta`` is 0 keeps its bits.
-    Shifting by ``a`` and then by ``b`` is shifting by ``a + b``, but rounds twice: see the page on
-    cached keys before shifting 16-bit keys again and again.
+    Returns ``keys``. A gain that they were made with stays in them. A key whose ``delta`` is 0
+    keeps its bits. Shifting by ``a`` and then by ``b`` is shifting by ``a + b``, but rounds twice:
+    see the page on cached keys before shifting 16-bit keys again and again.
 
     Args:
         keys: ``[..., seq, heads, head_dim]``, rotated by ``rope``.
@@ -57,14 +57,10 @@ def shift_(keys: Tensor, delta: Any, rope: Rope, *, heads_first: bool = False) -
         rope: What rotated the keys.
         heads_first: Whether ``keys`` is ``[..., heads, seq, head_dim]``; ``delta`` keeps its shape.
 
-    Returns:
-        ``keys``.
-
     Raises:
         PositionError: If ``delta`` does not fit the keys.
         TensorError: If the keys do not fit the Rope, or elements of them share memory.
-        SpecError: If ``rope.scaling`` is a rule: use ``rope.at(seq_len)``, with the length for
-            which the keys were rotated.
+        SpecError: If ``rope.scaling`` is a rule: use ``rope.at(seq_len)`` of the keys' length.
 
     >>> import torch
     >>> from phasor.torch import rotate
@@ -92,7 +88,7 @@ def retune_(
 
     For a rule that picks another law as the sequence grows, such as LongRoPE with its short and
     long list, or dynamic NTK. The two rotations are one, by ``p (f_new - f_old)``, whose turns are
-    subtracted as integers, so the keys are rounded once.
+    subtracted as integers, so the keys are rounded once. Returns ``keys``.
 
     Args:
         keys: ``[..., seq, heads, head_dim]``, rotated by ``old``.
@@ -103,12 +99,9 @@ def retune_(
             ``new.attention_factor / old.attention_factor`` for keys that carry the factor.
         heads_first: As for `shift_`.
 
-    Returns:
-        ``keys``.
-
     Raises:
-        SpecError: If the Ropes differ in which coordinates they rotate or along which axis, if the
-            scaling of either is a rule, or if ``gain`` is not a positive number.
+        SpecError: If the Ropes differ in which coordinates they rotate or along which axis, or the
+            scaling of either is a rule.
         PositionError: If the positions do not fit the keys.
         TensorError: If the keys do not fit the Ropes, or elements of them share memory.
 
@@ -164,10 +157,7 @@ def evict(
         New keys and values ``[..., seq - (stop - start), heads, ...]``.
 
     Raises:
-        PositionError: If the range is not within the tokens, or ``gap`` is missing or does not
-            fit.
-        TensorError: If a shape does not fit.
-        SpecError: If ``rope.scaling`` is a rule.
+        PositionError: If the range is not within the tokens, or ``gap`` is missing or does not fit.
 
     >>> import torch
     >>> from phasor.torch import rotate
@@ -220,7 +210,6 @@ def insert(
         PositionError: If ``at`` is not within the tokens, or ``offset`` or ``gap`` is missing or
             does not fit.
         TensorError: If a shape, dtype or device does not fit.
-        SpecError: If ``rope.scaling`` is a rule.
 
     >>> import torch
     >>> from phasor.torch import rotate
@@ -277,18 +266,13 @@ def check_retune(keys: Tensor, positions: Any, old: Rope, new: Rope) -> Tensor:
 class Cut(NamedTuple):
     """A checked change of a cache: tokens ``start`` to ``stop - 1`` give way to new ones.
 
-    Attributes:
-        start: Index of the first token to remove.
-        stop: Index after the last one.
-        later_distances: How far the tokens from ``stop`` on move: one number per axis, none without
-            a Rope.
-        new_tokens: Keys and values to put in, and how far they move.
+    Distances are one number per axis, none without a Rope.
     """
 
     start: int
     stop: int
-    later_distances: list[int]
-    new_tokens: tuple[Tensor, Tensor, list[int]] | None = None
+    later_distances: list[int]  # how far the tokens from ``stop`` on move
+    new_tokens: tuple[Tensor, Tensor, list[int]] | None = None  # keys, values, how far they move
 
 
 def check_evict(

@@ -41,9 +41,6 @@ class PositiveRandomFeatures(nn.Module):
     Attributes:
         projection: Buffer ``[num_features, head_dim]``, float32, in the ``state_dict``.
 
-    Raises:
-        SpecError: If a size is not a positive whole number.
-
     >>> features = PositiveRandomFeatures(head_dim=16, num_features=20_000)
     >>> q, k = torch.randn(2, 1, 1, 16, generator=torch.Generator().manual_seed(0)) / 2
     >>> estimate, exact = (features(q) * features(k)).sum(), ((q * k).sum() / 4).exp()
@@ -139,11 +136,7 @@ def maps_each_token(feature_map: object) -> bool:
 
 
 def number_of_features(feature_map: object, head_dim: int) -> int | None:
-    """How many features a head becomes; None where only a call of the map shows it.
-
-    Raises:
-        SpecError: If the map is for heads of another width.
-    """
+    """How many features a head becomes; None where only a call of the map shows it."""
     if isinstance(feature_map, str):
         return head_dim
     if not isinstance(feature_map, PositiveRandomFeatures):

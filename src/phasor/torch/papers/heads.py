@@ -41,7 +41,7 @@ class PositionalHead(nn.Module):
         dtype: Of the parameters; torch's default unless given.
 
     Raises:
-        SpecError: For an argument that is not what it must be, or an alpha beyond the dtype.
+        SpecError: Also for an alpha beyond the dtype.
 
     Attributes:
         q_proj: ``nn.Linear`` from ``embed_dim`` to ``head_dim``.
@@ -78,19 +78,12 @@ class PositionalHead(nn.Module):
         self.k_proj = _constant_projection(head.key[:, 0], embed_dim, device, dtype)
 
     def forward(self, x: Tensor, positions: Any) -> Tensor:
-        """The average of the tokens that each token attends to.
+        """The average ``[..., seq, embed_dim]`` of the tokens that each token attends to.
 
         Args:
             x: ``[..., seq, embed_dim]``, of the parameters' dtype.
             positions: As for `phasor.torch.rotate`: ``[..., seq]``, or ``[..., seq, n_axes]``.
                 Tokens are causal in the order they are given.
-
-        Returns:
-            ``[..., seq, embed_dim]``.
-
-        Raises:
-            TensorError: If ``x`` does not end in ``[seq, embed_dim]``.
-            PositionError: If the positions do not fit ``x``.
         """
         if x.dim() < 2 or x.shape[-1] != self.k_proj.in_features:
             raise TensorError(

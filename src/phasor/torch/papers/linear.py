@@ -52,11 +52,6 @@ class LinearState:
     A new state is empty; `linear_attention` and `RotaryLinearAttention` replace its tensors by sums
     that include their tokens. Outside ``torch.no_grad`` they keep the graph that made them.
 
-    Attributes:
-        values: ``Σ R(n) ϕ(k_n) v_nᵀ``, ``[..., heads, features, values]``.
-        weights: ``Σ ϕ(k_n)``, ``[..., heads, features]``.
-        tokens: How many tokens the sums include.
-
     >>> state = LinearState()
     >>> rope = Rope(head_dim=4, pairing="half")
     >>> q, k, v = torch.randn(3, 100, 2, 4, dtype=torch.float64)
@@ -68,9 +63,9 @@ class LinearState:
     True
     """
 
-    values: Tensor | None = None
-    weights: Tensor | None = None
-    tokens: int = 0
+    values: Tensor | None = None  # Σ R(n) ϕ(k_n) v_nᵀ, [..., heads, features, values]
+    weights: Tensor | None = None  # Σ ϕ(k_n), [..., heads, features]
+    tokens: int = 0  # in these sums
 
 
 def linear_attention(
@@ -129,8 +124,8 @@ def linear_attention(
     Raises:
         TensorError: If the tensors, the features or the state do not fit each other.
         PositionError: As for `phasor.torch.rotate`.
-        SpecError: If the feature map does not exist, or looks at later tokens with ``causal``; if
-            ``state`` is given without ``causal``.
+        SpecError: If the feature map looks at later tokens with ``causal``, or ``state`` is given
+            without it.
 
     >>> rope = Rope(head_dim=64, pairing="half")
     >>> q, k, v = torch.randn(3, 2, 500, 8, 64)
@@ -198,8 +193,7 @@ class RotaryLinearAttention(nn.Module):
         o_proj: ``nn.Linear``, ``num_heads * head_dim`` to ``embed_dim``.
 
     Raises:
-        SpecError: If a size is not a positive whole number, or the feature map does not fit: the
-            named ones make as many features as a head is wide.
+        SpecError: Also if the feature map does not fit: named ones keep the width of a head.
 
     >>> rope = Rope(head_dim=16, pairing="half")
     >>> attention = RotaryLinearAttention(rope, embed_dim=64, num_heads=4)
@@ -253,7 +247,7 @@ class RotaryLinearAttention(nn.Module):
     def forward(
         self, x: Tensor, positions: Any = None, *, state: LinearState | None = None
     ) -> Tensor:
-        """The attention output of every token.
+        """The attention output ``[..., seq, embed_dim]`` of every token.
 
         Args:
             x: ``[..., seq, embed_dim]``.
@@ -261,14 +255,6 @@ class RotaryLinearAttention(nn.Module):
                 tokens in the state. A Rope of several axes needs them; a layer without Rope ignores
                 them.
             state: As for `linear_attention`.
-
-        Returns:
-            ``[..., seq, embed_dim]``.
-
-        Raises:
-            PositionError: If the Rope has several axes and positions are missing, or do not fit.
-            TensorError: As for `linear_attention`.
-            SpecError: If a state is given to attention that is not causal.
         """
         if positions is None and self.rope is not None:
             check_counts_tokens(self.rope)
@@ -294,15 +280,10 @@ class RotaryLinearAttention(nn.Module):
 def causal_sum(q: Tensor, k: Tensor, v: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
     """``q_m · (S + Σ_{n ≤ m} k_n v_nᵀ)`` for every token ``m``, without an N×N matrix.
 
-    Args:
-        q: ``[..., heads, seq, features]``, of less than `CHUNK` tokens or a multiple of that.
-        k: The same shape.
-        v: ``[..., heads, seq, values]``.
-        before: ``S``, the sum of ``k_n v_nᵀ`` over earlier tokens, ``[..., heads, features,
-            values]``.
-
-    Returns:
-        ``[..., heads, seq, values]``, and the sum that includes these tokens.
+    ``q`` and ``k`` are ``[..., heads, seq, features]``, ``v`` and the result ``[..., heads, seq,
+    values]``, for less than `CHUNK` tokens or a multiple of that. ``before`` is ``S``, the sum of
+    ``k_n v_nᵀ`` over earlier tokens, ``[..., heads, features, values]``; the second result is the
+    sum that includes these tokens.
 
     >>> one = torch.ones(1, 3, 1)
     >>> y, _ = causal_sum(one, one, torch.tensor([[[1.0], [10.0], [100.0]]]), torch.zeros(1, 1, 1))
@@ -340,19 +321,12 @@ def _causal_sum_of_any_length(
 
 @dataclass(frozen=True, slots=True)
 class _Blocks:
-    """The blocks of tokens of a sum, and the options for each.
+    """The blocks of tokens of a sum, and the options for each."""
 
-    Attributes:
-        maps: The feature maps of queries and of keys; None where ``q`` and ``k`` are features.
-        rope: Rotates the features.
-        causal: Whether a token sees only itself and those before it.
-        sizes: The number of tokens of each block.
-    """
-
-    maps: tuple[FeatureMap, FeatureMap] | None
+    maps: tuple[FeatureMap, FeatureMap] | None  # None where queries and keys are features already
     rope: Rope | None
     causal: bool
-    sizes: list[int]
+    sizes: list[int]  # tokens of each block
 
     def split(self, positions: Tensor, *xs: Tensor) -> list[tuple[Tensor, ...]]:
         """For every block its positions and its parts of ``xs``, as views."""

@@ -114,9 +114,8 @@ def relative_attention(
         ``[batch, new, num_heads, head_dim]``.
 
     Raises:
-        TensorError: If a shape does not fit.
         PositionError: If the Rope has several axes, along which distances are not one number.
-        SpecError: If ``rope.scaling`` is a rule, or ``distance`` is neither of the two.
+        SpecError: If ``rope.scaling`` is a rule.
 
     >>> import torch
     >>> from phasor import Rope

@@ -41,22 +41,14 @@ _Source = tuple[nn.Module, nn.Module | None]
 
 @dataclass(eq=False)
 class PairNorms:
-    """Running means of the norms of every pair: one layer's queries or keys.
+    """Running means of the norms of every pair: one layer's queries or keys."""
 
-    Attributes:
-        tokens: How many tokens were seen, over all sequences.
-    """
-
-    tokens: int = 0
+    tokens: int = 0  # seen so far, over all sequences
     _total: Tensor | None = field(default=None, repr=False)
 
     @property
     def mean(self) -> NDArray[np.float64]:
-        """float64 ``[heads, num_pairs]``, as `phasor.papers.pair_norms` of all tokens at once.
-
-        Raises:
-            TensorError: If no token has been seen.
-        """
+        """float64 ``[heads, num_pairs]``, as `phasor.papers.pair_norms` of all tokens at once."""
         if self._total is None:
             raise TensorError("no token has passed this layer; run the model inside the context")
         return (self._total / self.tokens).numpy()
@@ -74,15 +66,9 @@ class PairNorms:
 
 @dataclass(frozen=True, eq=False)
 class LayerUsage:
-    """What one attention layer used.
+    """What one attention layer used: norms of the pairs of its query heads and key heads."""
 
-    Attributes:
-        name: The module, as the model names it.
-        queries: Norms of the pairs of its query heads.
-        keys: Norms of the pairs of its key heads.
-    """
-
-    name: str
+    name: str  # of the module in the model
     queries: PairNorms = field(default_factory=PairNorms)
     keys: PairNorms = field(default_factory=PairNorms)
 
@@ -109,11 +95,9 @@ def watch_usage(
         For every layer its usage, None where the layer has no Rope.
 
     Raises:
-        SpecError: If the model has no such layer, or not as many as ``ropes``, or one has norms of
-            another name; if ``ropes`` pair other coordinates than the model's own do, or are not
-            given for a model that does not say what rotates.
-        TensorError: While running, if a projection does not hold whole heads of ``head_dim``, or
-            not as many as ``ropes`` says.
+        SpecError: If the model cannot be measured, or ``ropes`` are not for its layers or pair
+            other coordinates than the model's own do.
+        TensorError: While running, if a projection holds other heads than ``ropes`` says.
 
     >>> from torch import nn
     >>> attention = nn.ModuleDict({"q_proj": nn.Linear(8, 16), "k_proj": nn.Linear(8, 8)})

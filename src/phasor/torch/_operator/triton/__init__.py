@@ -160,14 +160,8 @@ def plan_key(
 ) -> tuple[Any, ...]:
     """All that a plan depends on, and all that was checked before it was made.
 
-    Args:
-        tensors: Query, key, and where each is written to.
-        angles: Normalized.
-        rope: The operator's text.
-        inverse: As for `phasor.torch.rotate`.
-        gain: As for `phasor.torch.rotate`.
-        has_key: Whether there is a key besides the query.
-        is_new: Whether the outputs are new tensors.
+    ``tensors`` are a query, a key, and where each is written to. Without ``has_key`` the key is the
+    query again; with ``is_new`` the outputs are new tensors. ``angles`` are normalized.
     """
     addresses = 0
     for t in tensors:
@@ -189,10 +183,7 @@ def make_plan(
     has_key: bool,
     is_new: bool,
 ) -> LaunchPlan | None:
-    """The launch for tensors like these, or None where their strides are too irregular for one.
-
-    The arguments are those of `plan_key`.
-    """
+    """The launch for the arguments of `plan_key`; None where strides are too irregular for one."""
     q, k = tensors[:2]
     layout = read_layout(rope).inverse() if inverse else read_layout(rope)
     tokens = find_tokens(tensors, angles, rope)

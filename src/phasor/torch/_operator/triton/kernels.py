@@ -43,12 +43,8 @@ def stride_names(*tensors: str) -> list[str]:
 def _multiply(number, first, second, third, dtype: tl.constexpr):
     """The upper 64 bits of the product without whole turns, as exact as ``dtype`` needs.
 
-    Args:
-        number: int64, signed.
-        first: The upper 64 bits of a frequency, as they are in an int64.
-        second: The 32 bits that follow, in an int64.
-        third: The 32 bits after those.
-        dtype: float32, for which two products are enough, or float64, which takes four.
+    All are int64: ``first`` holds the upper 64 bits of a frequency, ``second`` the 32 that follow,
+    ``third`` the 32 after those. Two products are enough for float32; float64 takes four.
     """
     upper, lower = number >> 32, number & 0xFFFFFFFF
     product = number * first + upper * second
@@ -67,13 +63,10 @@ def _nearest_integer(x):
 
 @triton.jit
 def _turns(position, limbs, dtype: tl.constexpr):
-    """Angles in units of 2**-64 turns.
+    """Angles in units of 2**-64 turns, of integers or of floats below 2**63.
 
-    Args:
-        position: Integers, or floats below 2**63.
-        limbs: Six of every pair, as in `phasor.angles.turn_limbs`, each in an int64.
-        dtype: As for `_multiply`. The rest of a float position is a number of units of 2**-32 for
-            float32, and of 2**-64 for float64.
+    ``limbs`` are the six of every pair in `phasor.angles.turn_limbs`, each in an int64. The rest of
+    a float position is a number of units of 2**-32 for float32, and of 2**-64 for float64.
     """
     first = (limbs[2] << 32) | limbs[3]
     if position.dtype.is_int():
@@ -148,23 +141,9 @@ def _cos_sin(
 
     NaN where a position is NaN, or a float beyond int64.
 
-    Args:
-        angles: Pointer to positions, or to cos.
-        sin_or_constants: Pointer to sin, or to `launching.rope_constants`.
-        outer: Index of the tokens in the outer dimension.
-        token: ``[tokens]`` indices in the inner one.
-        token_exists: ``[tokens]``, false past the end.
-        angle_outer: Stride of ``angles`` over the outer dimension.
-        angle_inner: Stride over the inner dimension.
-        angle_step: Stride over axes or pairs.
-        sin_outer: Stride of sin over the outer dimension.
-        sin_inner: Stride over the inner dimension.
-        sin_step: Stride over pairs.
-        pair: ``[1, pairs]`` indices, which may run past ``num_pairs``.
-        gain: The bits of a float64, which no argument can be.
-        num_pairs: How many pairs the Rope has.
-        source: One of the three.
-        dtype: What is computed in.
+    The pointers, strides and ``gain`` are those of `rotation`; ``outer`` is the index of the tokens
+    in the outer dimension, ``token`` ``[tokens]`` those in the inner one, of which some may not
+    exist, and ``pair`` ``[1, pairs]`` those of pairs, which may run past ``num_pairs``.
     """
     # [tokens, 1]
     angles += outer * angle_outer + (token * angle_inner)[:, None]
@@ -268,19 +247,11 @@ def _divide(count, reciprocal):
 
 @triton.jit
 def tile_index(item, blocks, blocks_reciprocal, inner, tiles_reciprocal, token_block: tl.constexpr):
-    """Which heads and tokens a program rotates.
+    """The block of heads, the outer index, and the ``[tokens]`` inner ones that a program rotates.
 
-    Args:
-        item: Counts blocks of heads fastest, then tiles of tokens, then the outer dimension.
-        blocks: How many blocks of heads there are.
-        blocks_reciprocal: `launching.reciprocal` of that.
-        inner: Tokens of the inner dimension.
-        tiles_reciprocal: `launching.reciprocal` of how many tiles those are.
-        token_block: Tokens of a tile.
-
-    Returns:
-        The block of heads, the outer index, and ``[tokens]`` inner ones, which may run past
-        ``inner``.
+    ``item`` counts blocks of heads fastest, then tiles of ``token_block`` tokens, then the outer
+    dimension. Inner indices may run past ``inner``. The reciprocals are `launching.reciprocal` of
+    the number of blocks and of tiles.
     """
     tile = _divide(item, blocks_reciprocal)
     outer = _divide(tile, tiles_reciprocal)

@@ -61,11 +61,7 @@ class LaunchPlan:
     compiled: Any = None
 
     def launch(self, tensors: Sequence[Tensor], angles: Sequence[Tensor]) -> None:
-        """Run the kernel on ``tensors``, of which the first two are query and key, and angles.
-
-        Raises:
-            TensorError: If both are written, and share memory.
-        """
+        """Run the kernel on ``tensors``, of which the first two are query and key, and angles."""
         if self.memory is not None:
             self.memory.check_apart(tensors[0].data_ptr(), tensors[1].data_ptr())
         if self.programs == 0:
@@ -142,13 +138,7 @@ def expand_angles(angles: Sequence[Tensor], rope: str, token_shape: Sequence[int
 
 
 def find_tokens(xs: Sequence[Tensor], angles: Sequence[Tensor], rope: str) -> Tokens | None:
-    """The tokens of these tensors in two dimensions; None if they need more.
-
-    Args:
-        xs: Tensors ``[..., seq, heads, head_dim]``.
-        angles: Normalized.
-        rope: The operator's text.
-    """
+    """The tokens of ``xs`` in two dimensions; None if they need more. Angles are normalized."""
     token_shape, own_dims = xs[0].shape[:-2], count_own_dimensions(angles, rope)
     # an empty tensor is never read, so its strides do not matter
     strides = [x.stride()[:-2] if x.numel() else (0,) * len(token_shape) for x in xs]
@@ -186,10 +176,6 @@ def _merge_dimensions(
 
     Two dimensions are one where the outer stride of every tensor is the inner one times the inner
     length. All are one where one is empty.
-
-    Args:
-        token_shape: Lengths of the dimensions.
-        strides: Of each tensor over them.
     """
     if 0 in token_shape:
         return [(0, (0,) * len(strides))]
@@ -227,11 +213,8 @@ class Tile(NamedTuple):
 def choose_tile(tokens: Tokens, x: Tensor, packed: bool) -> Tile:
     """The tile of a program for heads of ``x``.
 
-    Args:
-        tokens: The tokens of ``x``.
-        x: One of the tensors.
-        packed: Whether heads are moved in pieces of 16 bytes. If not, every number has an address
-            of its own in registers, and a large tile is a quarter.
+    If these are not ``packed``, to be moved in pieces of 16 bytes, every number has an address of
+    its own in registers, and a large tile is a quarter.
     """
     pairs = 1 << (max(tokens.num_pairs, 1) - 1).bit_length()
     size = _SMALL_TILE if tokens.are_few else _LARGE_TILE // (1 if packed else 4)
