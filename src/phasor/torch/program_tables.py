@@ -40,9 +40,7 @@ _DTYPES: Mapping[_Program, Mapping[torch.dtype, torch.dtype]] = {
 def _full_width(values: _Array, pairing: Pairing) -> _Array:
     """``[n, num_pairs]`` to ``[n, rotary_dim]``: the value of a pair for both its coordinates."""
     return by_pairing(
-        pairing,
-        half=np.concatenate((values, values), -1),
-        interleaved=np.repeat(values, 2, -1),
+        pairing, half=np.concatenate((values, values), -1), interleaved=np.repeat(values, 2, -1)
     )
 
 

@@ -125,11 +125,7 @@ def _rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> tuple[
 
 
 def _iterate_with_cos_sin(
-    xs: Sequence[Tensor],
-    angles: Sequence[Tensor],
-    rope: str,
-    inverse: bool,
-    gain: float,
+    xs: Sequence[Tensor], angles: Sequence[Tensor], rope: str, inverse: bool, gain: float
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Each tensor with its cos and sin ``[..., seq, 1, num_pairs]`` in the dtype it is computed in.
 

@@ -159,11 +159,7 @@ class Checked:
 
 
 def patch(
-    model: nn.Module,
-    *,
-    part: str | None = None,
-    seq_len: int | None = None,
-    verbose: bool = False,
+    model: nn.Module, *, part: str | None = None, seq_len: int | None = None, verbose: bool = False
 ) -> Patched:
     """Let ``model`` rotate with phasor from now on; prints a line and returns what was replaced.
 

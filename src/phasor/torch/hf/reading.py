@@ -39,7 +39,7 @@ from phasor.torch.hf.modules import (
     parts_of,
 )
 from phasor.torch.hf.signatures import measure_signature
-from phasor.torch.hf.trial import find_misuse, modules_to_run
+from phasor.torch.hf.trial import find_misuse, modules_to_run, one_line
 
 _FORWARD_PARAMETERS = (("self", "x", "position_ids"), ("self", "x", "position_ids", "layer_type"))
 _LAYER_COUNTS = ("num_hidden_layers", "n_layer", "num_layers", "depth")
@@ -205,8 +205,8 @@ def _read_embedding(
         except PhasorError:
             raise
         except FOREIGN_ERRORS as error:
-            text = " ".join(str(error).split()) or repr(error)
-            raise _refusal(info, f"a new one, asked for cosines, says {text}") from None
+            reason = f"a new one, asked for cosines, says {one_line(error)}"
+            raise _refusal(info, reason) from None
         if rope is None:
             of_kind = "" if kind is None else f" for {kind} layers"
             reason = f"its cosines{of_kind} are not those that its config describes"

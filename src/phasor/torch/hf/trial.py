@@ -227,7 +227,7 @@ def find_misuse(group: Sequence[ModuleInfo], embeddings: Sequence[Embedding], ba
             try:
                 before, classes = _run(module, rotating, plain, None)
             except FOREIGN_ERRORS as error:
-                unable = unable or f"a small copy of it cannot be run ({_one_line(error)})"
+                unable = unable or f"a small copy of it cannot be run ({one_line(error)})"
                 continue
             if classes != {cls for _, cls in rotating}:
                 unable = "a small copy of it does not rotate"
@@ -235,7 +235,7 @@ def find_misuse(group: Sequence[ModuleInfo], embeddings: Sequence[Embedding], ba
             try:
                 after, _ = _run(module, rotating, deferred, batched)
             except FOREIGN_ERRORS as error:
-                misused = misused or f"it does more with cosines than rotate ({_one_line(error)})"
+                misused = misused or f"it does more with cosines than rotate ({one_line(error)})"
                 continue
             if len(before) == len(after) and all(map(_is_close, before, after)):
                 return ""
@@ -250,7 +250,8 @@ def _structure(module: nn.Module) -> Hashable:
     return classes, tuple(sorted((settings | {"layer_idx": 0}).items(), key=str))
 
 
-def _one_line(error: BaseException) -> str:
+def one_line(error: BaseException) -> str:
+    """What an error says, without line breaks."""
     return " ".join(str(error).split()) or repr(error)
 
 

@@ -85,13 +85,7 @@ Distance = ReRope | SelfExtend
 
 
 def relative_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    rope: Rope,
-    distance: Distance,
-    *,
-    heads_first: bool = False,
+    q: Tensor, k: Tensor, v: Tensor, rope: Rope, distance: Distance, *, heads_first: bool = False
 ) -> Tensor:
     """Causal attention with changed distances: scores ``qᵀ R(-f(m, n)) k``.
 
