@@ -83,8 +83,8 @@ class Replaced:
     class_name: str
     layer: int | None  # its number, where it has one
     functions: tuple[str, ...]  # those of transformers that its methods no longer call
-    rope: Rope | None  # None where its layer has no position embedding, and where it is unknown
-    unknown_because: str = ""
+    rope: Rope | None  # None where its layer has no position embedding, or its rope is not known
+    unknown_because: str = ""  # the reason, where it is not known
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +129,7 @@ class CheckedModule:
     path: str
     class_name: str
     kind: str | None  # of layer, where the module makes cosines for several
-    context: int  # positions were checked from 0 to below this: at most 65,536, evenly spread
+    context: int  # checked positions are below this, evenly spread, and at most 65,536
     error: float  # the largest distance of a cosine or a sine from its exact value; NaN if lost
     dtype: torch.dtype
     rounding: float  # to that dtype: half a unit in the last place of the gain

@@ -50,8 +50,8 @@ class RopeOfKind:
     text: str  # the Rope, counter-clockwise, as JSON
     gain: float  # of its cosines and sines
     layout: PositionLayout = _PLAIN_LAYOUT
-    # The Rope's, if it has one: a compiler can follow the methods of an object that a module holds,
-    # but not those of one that a text describes.
+    # the Rope's, if it has one: a compiler can follow the methods of an object that a module holds,
+    # but not those of one that a text describes
     rule: Rule | None = field(init=False, repr=False)
 
     def __post_init__(self) -> None:

@@ -20,9 +20,9 @@ _OPTIONS = ("position_ids", "unsqueeze_dim", "value_layer")
 # of the heads that measure a function: rotated pairs, and further coordinates
 _PAIRS, _SPARE = 4, 6
 _TOLERANCE = 1e-6
-#: How it takes cosines and sines: once per pair ("half"), with a copy after them ("twice"), each
-#: twice in a row ("repeated"), as complex numbers, or all sines and then all cosines in one tensor
-#: ("table").
+#: How a function takes cosines and sines: once per pair ("half"), with a copy after them ("twice"),
+#: each twice in a row ("repeated"), as complex numbers ("complex"), or all sines and then all
+#: cosines in one tensor ("table").
 RowWidth = Literal["twice", "repeated", "half", "complex", "table"]
 RotatedSlice = Literal["start", "end", "exact"]
 
@@ -33,7 +33,7 @@ class RotationSignature(NamedTuple):
     pairing: Pairing
     pairing_out: Pairing
     direction: int  # -1 where positive angles turn clockwise
-    slice: RotatedSlice  # of a wider head; "exact" where it takes none
+    slice: RotatedSlice  # of a head wider than the rotation; "exact" where it takes no such head
     width: RowWidth
     heads_first: bool  # whether tensors are [..., heads, seq, head_dim] by default
 

@@ -193,7 +193,8 @@ class RotaryLinearAttention(nn.Module):
         o_proj: ``nn.Linear``, ``num_heads * head_dim`` to ``embed_dim``.
 
     Raises:
-        SpecError: Also if the feature map does not fit: named ones keep the width of a head.
+        SpecError: Also if the feature map does not fit: the named ones make as many features as a
+            head is wide.
 
     >>> rope = Rope(head_dim=16, pairing="half")
     >>> attention = RotaryLinearAttention(rope, embed_dim=64, num_heads=4)

@@ -138,7 +138,7 @@ def expand_angles(angles: Sequence[Tensor], rope: str, token_shape: Sequence[int
 
 
 def find_tokens(xs: Sequence[Tensor], angles: Sequence[Tensor], rope: str) -> Tokens | None:
-    """The tokens of ``xs`` in two dimensions; None if they need more. Angles are normalized."""
+    """The tokens of ``xs`` in two dimensions; None if they need more. Takes normalized angles."""
     token_shape, own_dims = xs[0].shape[:-2], count_own_dimensions(angles, rope)
     # an empty tensor is never read, so its strides do not matter
     strides = [x.stride()[:-2] if x.numel() else (0,) * len(token_shape) for x in xs]
@@ -213,8 +213,8 @@ class Tile(NamedTuple):
 def choose_tile(tokens: Tokens, x: Tensor, packed: bool) -> Tile:
     """The tile of a program for heads of ``x``.
 
-    If these are not ``packed``, to be moved in pieces of 16 bytes, every number has an address of
-    its own in registers, and a large tile is a quarter.
+    Heads that are ``packed`` are moved in pieces of 16 bytes. If they are not, every number has an
+    address of its own in registers, and a large tile is a quarter.
     """
     pairs = 1 << (max(tokens.num_pairs, 1) - 1).bit_length()
     size = _SMALL_TILE if tokens.are_few else _LARGE_TILE // (1 if packed else 4)
