@@ -62,13 +62,8 @@ def explain(
 ) -> Identification:
     """The report about the rotation: its pairs and factor, and the Rope that does the same.
 
-    Args:
-        arrangement: The coordinates of the pairs.
-        spectrum: How fast they turn, with equal coordinates on all axes.
-        drivers: Which axes turn which pair; none for a pair that was not seen to turn.
-        sizes: The lengths of turned unit vectors, ``[P, pairs]``.
-        rounding: Relative rounding error of the measurements.
-        is_rotation: Whether both members of every pair turn alike.
+    ``sizes`` ``[P, pairs]`` are the lengths of turned unit vectors. ``drivers`` has no axis for a
+    pair that was not seen to turn. ``is_rotation``: whether both members of every pair turn alike.
     """
     median = float(np.median(sizes))
     has_one_gain = is_rotation and float(np.ptp(sizes)) <= 16 * rounding * max(median, 1)

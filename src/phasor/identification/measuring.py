@@ -99,8 +99,6 @@ def identify(
 
     Raises:
         TensorError: If no way of calling ``function`` works.
-        SpecError: For an argument out of bounds.
-        BackendError: If the library named by ``arrays`` is not installed, or lacks the dtype.
 
     >>> from phasor import Rope
     >>> from phasor.numpy import rotate
@@ -238,16 +236,10 @@ def _add_error(report: Identification, maps: Floats) -> Identification:
 
 
 def identify_table(z: Complex, dtype: str, pairs: Rope) -> Identification:
-    """Which rotation a table of cosines and sines is of: row ``p`` is position ``p``.
+    """Which rotation a table ``z = cos + i sin`` is of: row ``p`` is position ``p``.
 
-    Args:
-        z: ``cos + i sin`` of each pair, finite, ``[positions, num_pairs]``, two rows or more.
-        dtype: Their dtype.
-        pairs: Has the coordinates of the pairs; its frequencies are not used.
-
-    Returns:
-        The report; ``error`` is the largest difference between an entry and the Rope's, as a
-        complex number. Where no Rope has these rows, ``why_no_rope`` says why.
+    ``pairs`` has the coordinates of the pairs; its frequencies are not used. The report's ``error``
+    is the largest difference between an entry and the Rope's, as a complex number.
     """
     rounding, findings = find_table_dtype(np.stack((z.real, z.imag)), ROUNDING[dtype], dtype)
     read_rows = powers_of_two(len(z) - 1)
@@ -304,9 +296,7 @@ def identify_samples(
         The report, without what only calls can tell (written inputs, table end, other lengths).
 
     Raises:
-        TensorError: If the shapes do not fit.
         PositionError: If the positions are too few, too far apart or not whole.
-        SpecError: If the dtype is none of those that `identify` takes.
 
     >>> from phasor import Rope
     >>> from phasor.numpy import rotate

@@ -225,12 +225,7 @@ def describe(
     like: str | None = None,
     strict: bool = True,
 ) -> CheckpointModel:
-    """The model that a config describes, its dictionary, or a rope for all layers.
-
-    Raises:
-        ConfigError: If the config cannot be read.
-        CheckpointError: If the order of such a model's tensors cannot be changed.
-    """
+    """The model that a config describes, its dictionary, or a rope for all layers."""
     if isinstance(model, Rope):
         return CheckpointModel(ropes=one_layer(model))
     levels = [block.values for block in language_models(read_source(model))]
