@@ -152,12 +152,8 @@ def _parting_positions(a: Rope, b: Rope, tolerance: float) -> Floats:
     # |exp(ix) - exp(iy)| = 2 |sin((x - y) / 2)| passes the tolerance at this angle
     angle = 2 * math.asin(tolerance / 2)
     # whole positions cannot tell frequencies that differ by whole turns
-    gaps = np.array(
-        [
-            abs(math.remainder(float(fa - fb), 2 * math.pi))
-            for fa, fb in zip(real_inv_freq(a), real_inv_freq(b), strict=True)
-        ]
-    )
+    pairs = zip(real_inv_freq(a), real_inv_freq(b), strict=True)
+    gaps = np.array([abs(math.remainder(float(fa - fb), 2 * math.pi)) for fa, fb in pairs])
     with np.errstate(divide="ignore"):
         return np.floor(angle / gaps) + 1
 

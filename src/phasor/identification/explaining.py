@@ -218,14 +218,9 @@ def _find_axes(drivers: Drivers) -> list[Axes]:
             except SpecError:
                 continue
             # interleaved sections may name other counts than the pairs that they give each axis
-            same_counts = axes.n_axes == n_axes and sections == tuple(
-                map(axis_of_pair.count, range(n_axes))
-            )
-            if (
-                same_counts
-                and np.all(unseen | drivers[axis_of_pair, range(pairs)])
-                and axes not in found
-            ):
+            if axes.n_axes != n_axes or sections != tuple(map(axis_of_pair.count, range(n_axes))):
+                continue
+            if np.all(unseen | drivers[axis_of_pair, range(pairs)]) and axes not in found:
                 found.append(axes)
     return found
 

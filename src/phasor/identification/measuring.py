@@ -249,10 +249,8 @@ def identify_table(z: Complex, dtype: str, pairs: Rope) -> Identification:
     report = replace(report, findings=(*findings, *report.findings), table_end=len(z))
     unused = next((p for p in read_rows if p > spectrum.last_position), None)
     if unused is not None:
-        why = (
-            "rows must turn at fixed frequencies, and rows 0 to "
-            f"{spectrum.last_position} do, row {unused} does not"
-        )
+        found = f"rows 0 to {spectrum.last_position} do, row {unused} does not"
+        why = f"rows must turn at fixed frequencies, and {found}"
         return replace(report, rope=None, why_no_rope=why)
     if report.rope is None:
         return report
@@ -264,15 +262,12 @@ def identify_table(z: Complex, dtype: str, pairs: Rope) -> Identification:
     tolerance = gain * (16 * rounding + (rows + abs(offset)) * fastest * 2.0**-20)
     wrong = np.flatnonzero(error > tolerance)
     if len(wrong):
-        why = (
-            f"row {wrong[0]} is {error[wrong[0]]:.2g} off what the others say, more than rounding "
-            "explains"
-        )
+        size = f"{error[wrong[0]]:.2g} off what the others say"
+        why = f"row {wrong[0]} is {size}, more than rounding explains"
         return replace(report, rope=None, why_no_rope=why)
-    precision = [
-        (p, float(error[p - 12 : p].max() / gain)) for p in PRECISION_POSITIONS if p <= len(z)
-    ]
-    return replace(report, error=float(error.max()), precision=tuple(precision))
+    near = [p for p in PRECISION_POSITIONS if p <= len(z)]
+    precision = tuple((p, float(error[p - 12 : p].max() / gain)) for p in near)
+    return replace(report, error=float(error.max()), precision=precision)
 
 
 def identify_samples(

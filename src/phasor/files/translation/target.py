@@ -122,9 +122,11 @@ class Target:
                 "the length of the sequence; translate rope.at(seq_len), or give --at TOKENS"
             )
         if not isinstance(rope.axes, self.axes):
+            # then it rotates alike at positions with equal coordinates
+            one_spectrum = rope.axes.spectra(rope.num_pairs) == (rope.num_pairs,)
             self.refuse(
                 f"positions of {rope.axes.n_axes} axes ({type(rope.axes).__name__})",
-                rope, context, _one_axis_candidates(rope),
+                rope, context, [replace(rope, axes=OneAxis())] if one_spectrum else [],
             )  # fmt: skip
         if rope.direction < 0 and not self.backwards:
             self.refuse("pairs that turn clockwise", rope, context, [replace(rope, direction=1)])
@@ -258,12 +260,11 @@ def radians_apart(a: Rope, b: Rope, context: int) -> float:
     """
     if a.num_pairs != b.num_pairs:
         return math.inf
-    return float((context - 1) * np.abs(_signed_frequencies(a) - _signed_frequencies(b)).max())
-
-
-def _signed_frequencies(rope: Rope) -> NDArray[np.object_]:
     # exact: float64 frequencies times a million positions would show their rounding
-    return np.array([rope.direction * f for f in real_inv_freq(rope)], dtype=object)
+    frequencies = zip(real_inv_freq(a), real_inv_freq(b), strict=True)
+    return float(
+        (context - 1) * max(abs(a.direction * f - b.direction * g) for f, g in frequencies)
+    )
 
 
 def plain_candidates(rope: Rope) -> list[Rope]:
@@ -285,22 +286,12 @@ def plain_candidates(rope: Rope) -> list[Rope]:
 def _nearest_base(inv_freq: NDArray[np.float64]) -> float:
     """The base whose plain frequencies are nearest, by the largest difference of a pair."""
     exponents = -np.arange(len(inv_freq)) / len(inv_freq)
-
-    def largest_difference(log_base: float) -> float:
-        return float(np.abs(np.exp(log_base * exponents) - inv_freq).max())
-
     low, high = 0.01, 60.0
     for _ in range(6):  # each time a hundredth of the interval is left
         grid = np.linspace(low, high, 201)
-        best = int(np.argmin([largest_difference(x) for x in grid]))
+        best = int(np.argmin(np.abs(np.exp(grid[:, None] * exponents) - inv_freq).max(axis=1)))
         low, high = float(grid[max(best - 1, 0)]), float(grid[min(best + 1, 200)])
     return math.exp((low + high) / 2)
-
-
-def _one_axis_candidates(rope: Rope) -> list[Rope]:
-    """The rope with one axis, if it rotates alike at positions with equal coordinates."""
-    one_spectrum = rope.axes.spectra(rope.num_pairs) == (rope.num_pairs,)
-    return [replace(rope, axes=OneAxis())] if one_spectrum else []
 
 
 def _differing_fields(rope: Rope, other: Rope) -> str:
