@@ -405,9 +405,8 @@ def videorope(segments: Iterable[Segment], *, delta: float = 2.0) -> NDArray[np.
             frame, row, column = _cells(segment).T
             time = delta * frame
             middle_row, middle_column = (segment.height - 1) // 2, (segment.width - 1) // 2
-            block = np.stack(
-                [time, time + row - middle_row, time + column - middle_column], axis=-1
-            )
+            axes = time, time + row - middle_row, time + column - middle_column
+            block = np.stack(axes, axis=-1)
         blocks.append(start + block)
         start += float(block[:, 0].max(initial=-1.0)) + 1.0
     return np.concatenate(blocks)

@@ -150,6 +150,5 @@ def pair_factors(blocks: NDArray[np.float64]) -> NDArray[np.complex128]:
 
     ``[2, P, pairs]``; of a rotation both are the same, otherwise their mean is the nearest one.
     """
-    return np.stack(
-        (blocks[..., 0, 0] - 1j * blocks[..., 0, 1], blocks[..., 1, 1] + 1j * blocks[..., 1, 0])
-    )
+    first = blocks[..., 0, 0] - 1j * blocks[..., 0, 1]
+    return np.stack((first, blocks[..., 1, 1] + 1j * blocks[..., 1, 0]))

@@ -204,9 +204,8 @@ class Caller:
                 raise RefusedError("it takes no positions and counts tokens from 0")
             return self._turn_tokens(vectors, np.arange(int(positions.max()) + 1))[:, positions]
         if "offset" in self._words:
-            return np.concatenate(
-                [self._turn_tokens(vectors, positions[[i]]) for i in range(len(positions))], 1
-            )
+            each = range(len(positions))
+            return np.concatenate([self._turn_tokens(vectors, positions[[i]]) for i in each], 1)
         return self._turn_tokens(vectors, positions)
 
     def _turn_tokens(self, vectors: NDArray[Any], positions: NDArray[Any]) -> Floats:

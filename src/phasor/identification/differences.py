@@ -221,9 +221,8 @@ def _diff_measured(
     last_equal = -1
     for position in sorted(p for p in near_powers | set(range(17)) if p < context):
         if find_parting(position) is not None:
-            return find_parting(
-                find_first_bad(last_equal, position, lambda p: find_parting(p) is None)
-            )
+            first_bad = find_first_bad(last_equal, position, lambda p: find_parting(p) is None)
+            return find_parting(first_bad)
         last_equal = position
     return None
 
@@ -415,9 +414,7 @@ def diff(
     limit = None if measured else 2
     number("tolerance", 1 if tolerance is None else tolerance, above=0, most=limit)
     if isinstance(a, LayerRopes) and isinstance(b, LayerRopes):
-        context = context or max(
-            (model.context for model in (a, b) if model.context), default=_CONTEXT
-        )
+        context = context or max(a.context or 0, b.context or 0) or _CONTEXT
         return _diff_models(a, b, seq_len or context, context, tolerance or 1e-6)
     context = context or _CONTEXT
     if isinstance(a, Rope) and isinstance(b, Rope):

@@ -69,6 +69,7 @@ def explain(
     has_one_gain = is_rotation and float(np.ptp(sizes)) <= 16 * rounding * max(median, 1)
     gain = simplest_near(median, 4 * rounding + 1e-12) or 0.0
     axes = np.where(drivers.any(axis=0), drivers.argmax(axis=0), -1).tolist()
+    coordinates = arrangement.read.T.tolist(), arrangement.written.T.tolist()
     report = Identification(
         head_dim=arrangement.head_dim,
         called=None,
@@ -88,9 +89,7 @@ def explain(
                 uncertainty=float(spectrum.uncertainty[k]),
                 axis=None if axes[k] < 0 else axes[k],
             )
-            for k, (read, written) in enumerate(
-                zip(arrangement.read.T.tolist(), arrangement.written.T.tolist(), strict=True)
-            )
+            for k, (read, written) in enumerate(zip(*coordinates, strict=True))
         ),
     )
     if not is_rotation:

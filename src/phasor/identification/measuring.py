@@ -306,9 +306,8 @@ def identify_samples(
     rounding = 8 * ROUNDING[choice("dtype", dtype, ROUNDING)]
     equal, unequal, n_axes = _group_samples(before, after, positions)
     head_dim = next(iter(equal.values()))[0].shape[1]
-    arrangement = _find_arrangement(
-        list(equal.values())[:_ARRANGEMENT_POSITIONS], head_dim, rounding
-    )
+    groups = list(equal.values())[:_ARRANGEMENT_POSITIONS]
+    arrangement = _find_arrangement(groups, head_dim, rounding)
     if arrangement is None:
         why = "no pairing of coordinates explains the samples as turns, up to a factor, of pairs"
         return Identification(head_dim=head_dim, called=None, linear=True, why_no_rope=why)

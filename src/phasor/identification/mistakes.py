@@ -325,12 +325,11 @@ def add_rule(report: Identification, lengths: Lengths, probe: Probe) -> Identifi
             longer_calls.append(_LongerCall(top + 1, spectrum, float(np.median(np.abs(z)))))
     rule, sentence = None, ""
     if report.rope is not None and report.rope.num_pairs > 1 and len(longer_calls) > 1:
-        rule_and_sentence = _fit_dynamic_ntk(report, longer_calls)
-        if rule_and_sentence is None and lengths.irreproducible_at is None:
-            rule_and_sentence = _fit_longrope(
-                report, report.rope, lengths.changes_at or 0, longer_calls, probe.rounding
-            )
-        rule, sentence = rule_and_sentence or (None, "")
+        found = _fit_dynamic_ntk(report, longer_calls)
+        if found is None and lengths.irreproducible_at is None:
+            original = lengths.changes_at or 0
+            found = _fit_longrope(report, report.rope, original, longer_calls, probe.rounding)
+        rule, sentence = found or (None, "")
     finding = make_finding("depends-on-length", length=lengths.changes_at, rule=sentence)
     return replace(report, rule=rule, findings=(*report.findings, finding))
 
@@ -392,9 +391,8 @@ def _fit_longrope(
     short_gain = report.attention_factor or 1.0
     derived_gain = rule.at(original).temperature().attention_factor
     if not np.allclose((short_gain, gain), derived_gain, rtol=64 * rounding, atol=0):
-        rule = replace(
-            rule, factor=1.0, short_attention_factor=short_gain, long_attention_factor=gain
-        )
+        gains = {"short_attention_factor": short_gain, "long_attention_factor": gain}
+        rule = replace(rule, factor=1.0, **gains)
     lists = (rule.short_factors, rule.long_factors)
     spans = " and ".join(f"by {min(factors):g} to {max(factors):g}" for factors in lists)
     any_base = " (any would do)" if known_base is None else ""

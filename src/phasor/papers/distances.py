@@ -132,9 +132,8 @@ def pair_products(
     """``q_k conj(k_k)`` of every pair as complex numbers, and ``q . k`` of what is not rotated."""
     query, key = _check_vectors("q", q, rope), _check_vectors("k", k, rope)
     first, second = pair_indices(rope, rope.pairing)
-    turning = (query[..., first] + 1j * query[..., second]) * (
-        key[..., first] - 1j * key[..., second]
-    )
+    turning = query[..., first] + 1j * query[..., second]
+    turning = turning * (key[..., first] - 1j * key[..., second])
     unrotated = np.ones(rope.head_dim, dtype=bool)
     unrotated[first] = unrotated[second] = False
     return turning, cast(NDArray[np.float64], (query * key)[..., unrotated].sum(-1))

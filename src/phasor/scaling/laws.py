@@ -293,9 +293,8 @@ class YarnPaper(_YarnTemperature):
             raise SpecError(
                 f"beta_fast must be above beta_slow for a ramp in turns, both are {fast:g}"
             )
-        weights = tuple(
-            _clip((_turns(f, self.original_max_positions) - slow) / (fast - slow)) for f in plain
-        )
+        turns = [_turns(f, self.original_max_positions) for f in plain]
+        weights = tuple(_clip((t - slow) / (fast - slow)) for t in turns)
         return _blend(plain, _divide(plain, self.factor), weights)
 
 
@@ -365,9 +364,7 @@ class Proportional(Law):
 
     def apply(self, plain: Frequencies, base: Decimal) -> Frequencies:
         turning = int(self.fraction * (2 * len(plain)) // 2)
-        return tuple(
-            f / Decimal(self.factor) if k < turning else _ZERO for k, f in enumerate(plain)
-        )
+        return _divide(plain[:turning], self.factor) + (_ZERO,) * (len(plain) - turning)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -262,9 +262,8 @@ def radians_apart(a: Rope, b: Rope, context: int) -> float:
         return math.inf
     # exact: float64 frequencies times a million positions would show their rounding
     frequencies = zip(real_inv_freq(a), real_inv_freq(b), strict=True)
-    return float(
-        (context - 1) * max(abs(a.direction * f - b.direction * g) for f, g in frequencies)
-    )
+    largest = max(abs(a.direction * f - b.direction * g) for f, g in frequencies)
+    return float((context - 1) * largest)
 
 
 def plain_candidates(rope: Rope) -> list[Rope]:
