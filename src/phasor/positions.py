@@ -8,7 +8,7 @@ A sequence of text, images and videos is a list of `Text`, `Image` and `Video`, 
 count the tokens that the language model sees, so after the vision tower has merged patches;
 markers around an image are tokens of text.
 
-What is no whole number, out of range or of another shape raises `PositionError`.
+Arguments that are not whole numbers, out of range or of another shape raise `PositionError`.
 """
 
 from __future__ import annotations

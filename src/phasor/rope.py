@@ -205,8 +205,8 @@ class Rope:
     def attention_factor(self) -> float:
         """The law's factor on cos and sin (YaRN, LongRoPE); 1 for most laws.
 
-        No rotation of phasor applies it by itself: pass it as ``gain`` where a model uses it. Of a
-        rule it is known only once `at` has picked a law.
+        No rotation of phasor applies it by itself: pass it as ``gain`` where a model uses it. If
+        ``scaling`` is a rule, call `at` first: it picks the law.
         """
         return self._temperature().attention_factor
 
